@@ -1,0 +1,1 @@
+//! Files read past the page cache: aligned buffers, `O_DIRECT`, io_uring.
