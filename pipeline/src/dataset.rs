@@ -137,7 +137,11 @@ impl Dataset {
     /// Lists the files that `patterns` (paths and globs, relative to `base`) name, and reads what must be
     /// known of them to cut them into splits. Without `format` the files' names say it, or else their bytes.
     pub async fn open(patterns: &[String], base: &Path, format: Option<FormatName>) -> Result<Self, Error> {
-        let objects = storage::list(patterns, base).await?;
+        Self::of(storage::list(patterns, base).await?, format).await
+    }
+
+    /// Reads what must be known of listed files to cut them into splits.
+    pub async fn of(objects: Vec<Object>, format: Option<FormatName>) -> Result<Self, Error> {
         match common_format(&objects, format).await? {
             FormatName::TfRecord => Ok(Self::of_records(objects)),
             FormatName::Parquet => Self::of_parquet(objects).await,
@@ -214,7 +218,7 @@ impl Dataset {
                 let file = &files[split.object];
                 file.plan(projection).map_or(split.bytes, |plan| file.decoding_bytes(group as usize, &plan))
             }
-            _ => fetch::HELD_BYTES.min(split.bytes) + crate::records::HELD_BYTES,
+            _ => fetch::held_bytes(&self.objects[split.object], split.bytes) + crate::records::HELD_BYTES,
         }
     }
 

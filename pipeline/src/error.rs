@@ -7,6 +7,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use millstream_batch::RingError;
 
@@ -40,8 +41,8 @@ pub enum Error {
         /// What is wrong with it.
         message: String,
     },
-    /// An address in a kind of storage that is not built yet.
-    #[error("{address}: not built yet: {scheme}://")]
+    /// An address in an unknown kind of storage.
+    #[error("{address}: no kind of storage is called {scheme}://")]
     UnsupportedScheme {
         /// As the person wrote it.
         address: String,
@@ -150,7 +151,27 @@ pub enum Error {
         /// The file or pattern.
         path: String,
         /// What the service said.
-        source: Box<object_store::Error>,
+        source: Arc<object_store::Error>,
+    },
+    /// The storage service did not serve a read in time.
+    #[error("{path}: gave up after {tries} tries in {seconds} s: {message}")]
+    GaveUp {
+        /// The file.
+        path: String,
+        /// Requests made.
+        tries: u32,
+        /// How long they took in all.
+        seconds: u64,
+        /// What was wrong with the last one.
+        message: String,
+    },
+    /// The storage service lists objects, but not the same ones each time.
+    #[error("{pattern}: the listing is faulty: {message}")]
+    Listing {
+        /// As the person wrote it.
+        pattern: String,
+        /// What does not fit.
+        message: String,
     },
     /// A local file could not be read or written.
     #[error("{path}: {source}")]
@@ -198,6 +219,15 @@ impl Error {
             path: path.to_owned(),
             column: column.to_owned(),
             nearest: nearest(column, present),
+        }
+    }
+
+    /// What a storage service said about `path`.
+    pub(crate) fn storage(path: &str, source: object_store::Error) -> Self {
+        match source {
+            // The runtime has taken it down with itself.
+            object_store::Error::JoinError { source } if source.is_cancelled() => Self::Cancelled,
+            source => Self::Storage { path: path.to_owned(), source: Arc::new(source) },
         }
     }
 

@@ -1,0 +1,131 @@
+//! When a second request is sent after the first, and how often.
+//!
+//! A request that takes longer than nearly all others did is most likely stuck behind something that a
+//! second one is not (Dean and Barroso, "The Tail at Scale", 2013): it is sent once the first has taken half
+//! again as long as 95 of 100 took, and the answer that comes first is used. Each request earns a twentieth of
+//! a second one, so that they stay 5 % of all even where everything is slow at once; ten may be saved up.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// What a request earns of a second one.
+const SHARE: f64 = 0.05;
+const SAVED: f64 = 10.0;
+/// Times remembered, of each size of request.
+const REMEMBERED: usize = 128;
+/// Before so many are known, nothing is late but what takes [`UNKNOWN`].
+const ENOUGH: usize = 16;
+const UNKNOWN: Duration = Duration::from_secs(2);
+const SOONEST: Duration = Duration::from_millis(20);
+/// Requests of fewer bytes are counted apart from larger ones.
+const SMALL_BYTES: u64 = 256 << 10;
+
+/// What is known of how long requests take, and what is left for second ones.
+#[derive(Debug)]
+pub(crate) struct Hedging {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    small: Times,
+    large: Times,
+    saved: f64,
+}
+
+/// The last times, and what 95 % of them stay below.
+#[derive(Debug, Default)]
+struct Times {
+    last: Vec<Duration>,
+    next: usize,
+    since_sorted: usize,
+    most: Option<Duration>,
+}
+
+impl Hedging {
+    pub(crate) fn new() -> Self {
+        let state = State { small: Times::default(), large: Times::default(), saved: 1.0 };
+        Self { state: Mutex::new(state) }
+    }
+
+    /// Notes that a request for `bytes` took `time`.
+    pub(crate) fn note(&self, bytes: u64, time: Duration) {
+        self.lock().times(bytes).note(time);
+    }
+
+    /// Notes a request for `bytes`; says when it will be late.
+    pub(crate) fn begin(&self, bytes: u64) -> Duration {
+        let mut state = self.lock();
+        state.saved = (state.saved + SHARE).min(SAVED);
+        state.times(bytes).most.map_or(UNKNOWN, |most| most.mul_f64(1.5).max(SOONEST))
+    }
+
+    /// Whether a second request may be sent: if so, it is paid for.
+    pub(crate) fn pay(&self) -> bool {
+        let mut state = self.lock();
+        let pays = state.saved >= 1.0;
+        if pays {
+            state.saved -= 1.0;
+        }
+        pays
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn times(&mut self, bytes: u64) -> &mut Times {
+        if bytes < SMALL_BYTES { &mut self.small } else { &mut self.large }
+    }
+}
+
+impl Times {
+    fn note(&mut self, time: Duration) {
+        if self.last.len() < REMEMBERED {
+            self.last.push(time);
+        } else {
+            self.last[self.next] = time;
+            self.next = (self.next + 1) % REMEMBERED;
+        }
+        self.since_sorted += 1;
+        if self.last.len() >= ENOUGH && self.since_sorted >= ENOUGH {
+            self.since_sorted = 0;
+            let mut sorted = self.last.clone();
+            let at = sorted.len() * 95 / 100;
+            self.most = Some(*sorted.select_nth_unstable(at).1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_is_what_few_requests_are() {
+        let hedging = Hedging::new();
+        assert_eq!(hedging.begin(SMALL_BYTES), UNKNOWN);
+        for time in 0..200 {
+            hedging.note(SMALL_BYTES, Duration::from_millis(100 + time % 100));
+        }
+        let late = hedging.begin(SMALL_BYTES);
+        assert!((270..310).contains(&late.as_millis()), "{late:?}");
+        assert_eq!(hedging.begin(1), UNKNOWN);
+        (0..REMEMBERED).for_each(|_| hedging.note(1, Duration::from_micros(10)));
+        assert_eq!(hedging.begin(1), SOONEST);
+    }
+
+    #[test]
+    fn second_requests_are_a_small_share() {
+        let hedging = Hedging::new();
+        let sent = (0..10_000).filter(|_| {
+            hedging.begin(1);
+            hedging.pay()
+        });
+        assert!((490..=510).contains(&sent.count()));
+        (0..10_000).for_each(|_| drop(hedging.begin(1)));
+        assert_eq!((0..100).filter(|_| hedging.pay()).count(), SAVED as usize);
+    }
+}

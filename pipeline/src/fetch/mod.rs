@@ -1,0 +1,366 @@
+//! Fetching ahead of decoding: the only place where ingest waits for storage.
+//!
+//! The decoding thread takes an object's bytes as a [`BufRead`], or some ranges of it at once; pieces are
+//! read ahead of it on the runtime, so many that it seldom waits and no more than its memory budget knows of.
+//! Dropping the receiving end ends the reads; so does calling off the [`crate::storage::Stores`] that the
+//! object was listed by, which also wakes who waits.
+//!
+//! A piece of a local file is one `pread` on one of the runtime's blocking threads. A piece of a remote object
+//! goes through what all readers of the host share:
+//!
+//! ```text
+//! shared    pieces on their way or just come, so that each crosses the network once
+//!   -> streams   how many requests at once: a hill climb on what is measured
+//!   -> request   tries, back-off, deadline; hedge: a second request when the first is late
+//! ```
+
+pub(crate) mod buffers;
+pub(crate) mod cancel;
+mod hedge;
+mod request;
+pub(crate) mod shared;
+mod streams;
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, Read};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use futures::{FutureExt, StreamExt, TryStreamExt};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+pub(crate) use self::request::Traffic;
+
+use self::request::Failure;
+use self::shared::Piece;
+use crate::error::Error;
+use crate::storage::{Object, OpenFile};
+
+/// Remote objects are fetched in blocks that start at multiples of this. Splits that do too share no block.
+pub(crate) const BLOCK_BYTES: u64 = 2 << 20;
+/// Bytes of one read of a file.
+pub(crate) const FILE_BYTES: u64 = 1 << 20;
+/// Pieces that are read, or wait, beside the one being decoded.
+const BLOCKS_AHEAD: usize = 4;
+const FILE_PIECES_AHEAD: usize = 2;
+/// Ranges of one object fetched at once.
+const RANGES_AT_ONCE: usize = 4;
+/// Ranges of a remote object with no more than this between them are fetched as one.
+const GAP_BYTES: u64 = 128 << 10;
+
+/// What was fetched from remote storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FetchStats {
+    /// Requests sent, retries and second requests included.
+    pub requests: u64,
+    /// Tries after one that failed.
+    pub retries: u64,
+    /// Second requests beside one that was late.
+    pub hedges: u64,
+    /// Answers that asked for fewer requests.
+    pub throttled: u64,
+    /// Bytes that arrived.
+    pub bytes: u64,
+    /// Bytes that were not fetched, because another reader had.
+    pub shared_bytes: u64,
+    /// Requests that may be made at once, at this time.
+    pub streams: usize,
+}
+
+/// The most bytes that one [`FetchedBytes`] of `length` bytes of `object` holds.
+pub(crate) fn held_bytes(object: &Object, length: u64) -> u64 {
+    let (piece, ahead) = pieces_of(object);
+    length.min(piece * (ahead as u64 + 1))
+}
+
+fn pieces_of(object: &Object) -> (u64, usize) {
+    if object.is_local() { (FILE_BYTES, FILE_PIECES_AHEAD) } else { (BLOCK_BYTES, BLOCKS_AHEAD) }
+}
+
+/// Reads `range` of `object`: what [`Object::read`] does.
+pub(crate) async fn read(object: &Object, range: Range<u64>) -> Result<Bytes, Error> {
+    Source::new(object.clone()).read(range).await
+}
+
+/// An object being read.
+#[derive(Clone)]
+struct Source {
+    object: Object,
+    file: Arc<OpenFile>,
+}
+
+impl Source {
+    fn new(object: Object) -> Self {
+        Self { object, file: Arc::default() }
+    }
+
+    async fn read(&self, range: Range<u64>) -> Result<Bytes, Error> {
+        if range.is_empty() {
+            return Ok(Bytes::new());
+        }
+        let cancel = self.object.stores().calls_off().clone();
+        if self.object.is_local() {
+            cancel.or(self.pread(range)).await?
+        } else {
+            cancel.or(self.fetch(range)).await?
+        }
+    }
+
+    async fn pread(&self, range: Range<u64>) -> Result<Bytes, Error> {
+        let Self { object, file } = self.clone();
+        let read = move || file.read(&object, range, object.stores().buffers());
+        match tokio::task::spawn_blocking(read).await {
+            Ok(read) => read,
+            Err(error) if error.is_cancelled() => Err(Error::Cancelled),
+            Err(error) => Err(Error::Panicked(error.to_string())),
+        }
+    }
+
+    async fn fetch(&self, range: Range<u64>) -> Result<Bytes, Error> {
+        let mut pieces = pieces(range.clone(), BLOCK_BYTES);
+        match (pieces.next(), pieces.len()) {
+            (Some(piece), 0) => self.piece(piece).await,
+            (first, _) => {
+                let mut bytes = BytesMut::with_capacity((range.end - range.start) as usize);
+                let fetched = first.into_iter().chain(pieces).map(|piece| self.piece(piece));
+                let mut fetched = futures::stream::iter(fetched).buffered(BLOCKS_AHEAD);
+                while let Some(piece) = fetched.try_next().await? {
+                    bytes.extend_from_slice(&piece);
+                }
+                Ok(bytes.freeze())
+            }
+        }
+    }
+
+    /// Part of one block, fetched by us or by another reader.
+    async fn piece(&self, range: Range<u64>) -> Result<Bytes, Error> {
+        let object = &self.object;
+        let piece = Piece { object: object.identity(), range: range.clone() };
+        let flight = || {
+            // On a task of its own, so that bytes flow while those who wait for them do other things.
+            let fetching = Flying(tokio::spawn(request::fetch(object.clone(), range)));
+            async move { fetching.land().await }.boxed()
+        };
+        object.stores().shared().get(piece, flight).await.map_err(|failure| failure.of(object))
+    }
+}
+
+/// A fetch at work; ends when dropped.
+struct Flying(tokio::task::JoinHandle<Result<Bytes, Failure>>);
+
+impl Flying {
+    async fn land(mut self) -> Result<Bytes, Failure> {
+        let landed = (&mut self.0).await;
+        landed.unwrap_or_else(|error| {
+            let source = object_store::Error::JoinError { source: error };
+            Err(Failure::Storage(Arc::new(source)))
+        })
+    }
+}
+
+impl Drop for Flying {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// `range`, cut at the multiples of `size`.
+fn pieces(range: Range<u64>, size: u64) -> impl ExactSizeIterator<Item = Range<u64>> {
+    let Range { start, end } = range;
+    let count = if start < end { (end.div_ceil(size) - start / size) as usize } else { 0 };
+    let first = start / size;
+    (0..count).map(move |piece| {
+        let at = (first + piece as u64) * size;
+        at.max(start)..(at + size).min(end)
+    })
+}
+
+/// An object's bytes in order, fetched ahead. Reading blocks, so it must not be done in async code.
+pub(crate) struct FetchedBytes {
+    source: Source,
+    runtime: Handle,
+    /// What is read, or has been: the next bytes first.
+    ahead: VecDeque<Ahead>,
+    /// Where the next piece to be read starts.
+    next: u64,
+    end: u64,
+    current: Bytes,
+    remaining: u64,
+    waited: Duration,
+}
+
+/// A piece that is read ahead.
+type Ahead = Pending<Bytes>;
+
+/// What a task is going to send; the task is ended when this is dropped.
+struct Pending<T> {
+    result: oneshot::Receiver<Result<T, Error>>,
+    task: Aborting,
+}
+
+struct Aborting(AbortHandle);
+
+impl Drop for Aborting {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl<T: Send + 'static> Pending<T> {
+    fn start(runtime: &Handle, work: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
+        let (sender, result) = oneshot::channel();
+        // Where nobody takes it, the reader was dropped.
+        let task = runtime.spawn(async move { drop(sender.send(work.await)) });
+        Self { result, task: Aborting(task.abort_handle()) }
+    }
+
+    /// What has come already.
+    fn now(&mut self) -> Option<Result<T, Error>> {
+        self.result.try_recv().ok()
+    }
+
+    /// Waits, outside of async code.
+    fn wait(self) -> Result<T, Error> {
+        let Self { result, task } = self;
+        // A channel that closes early means that the runtime has shut down.
+        let result = result.blocking_recv().unwrap_or(Err(Error::Cancelled));
+        drop(task);
+        result
+    }
+}
+
+impl FetchedBytes {
+    /// Starts to fetch all of `object`.
+    pub(crate) fn start(object: Object, runtime: &Handle) -> Self {
+        let whole = 0..object.size();
+        Self::start_range(object, whole, runtime)
+    }
+
+    /// Starts to fetch `range` of `object`, as far as it reaches.
+    pub(crate) fn start_range(object: Object, range: Range<u64>, runtime: &Handle) -> Self {
+        let end = range.end.min(object.size());
+        let start = range.start.min(end);
+        let mut this = Self {
+            source: Source::new(object),
+            runtime: runtime.clone(),
+            ahead: VecDeque::new(),
+            next: start,
+            end,
+            current: Bytes::new(),
+            remaining: end - start,
+            waited: Duration::ZERO,
+        };
+        this.read_ahead();
+        this
+    }
+
+    /// Bytes not yet taken.
+    pub(crate) fn remaining(&self) -> u64 {
+        self.remaining
+    }
+
+    /// Time spent waiting for bytes.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    fn read_ahead(&mut self) {
+        let (size, ahead) = pieces_of(&self.source.object);
+        while self.ahead.len() < ahead && self.next < self.end {
+            let range = self.next..(self.next / size * size + size).min(self.end);
+            self.next = range.end;
+            let source = self.source.clone();
+            self.ahead.push_back(Pending::start(&self.runtime, async move { source.read(range).await }));
+        }
+    }
+}
+
+impl BufRead for FetchedBytes {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.current.is_empty() && self.remaining > 0 {
+            // Its memory goes back before the next piece needs some.
+            self.current = Bytes::new();
+            let Some(mut next) = self.ahead.pop_front() else {
+                return Err(io::Error::other(Error::Cancelled));
+            };
+            let bytes = match next.now() {
+                Some(bytes) => bytes,
+                None => {
+                    let start = Instant::now();
+                    let bytes = next.wait();
+                    self.waited += start.elapsed();
+                    bytes
+                }
+            };
+            let bytes = bytes.map_err(io::Error::other)?;
+            self.remaining -= bytes.len() as u64;
+            self.current = bytes;
+            self.read_ahead();
+        }
+        Ok(&self.current)
+    }
+
+    fn consume(&mut self, amount: usize) {
+        let _ = self.current.split_to(amount);
+    }
+}
+
+impl Read for FetchedBytes {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let amount = self.fill_buf()?.read(out)?;
+        self.consume(amount);
+        Ok(amount)
+    }
+}
+
+/// Some ranges of an object, fetched at once.
+pub(crate) struct FetchedRanges(Pending<Vec<(u64, Bytes)>>);
+
+impl FetchedRanges {
+    /// Starts to fetch `ranges`, which are sorted and do not overlap. Ones that are close to each other may
+    /// come as one.
+    pub(crate) fn start(object: Object, ranges: Vec<Range<u64>>, runtime: &Handle) -> Self {
+        let gap = if object.is_local() { 0 } else { GAP_BYTES };
+        let source = Source::new(object);
+        Self(Pending::start(runtime, async move {
+            futures::stream::iter(merged(ranges, gap))
+                .map(|range| {
+                    let start = range.start;
+                    let read = source.read(range);
+                    async move { read.await.map(|bytes| (start, bytes)) }
+                })
+                .buffered(RANGES_AT_ONCE)
+                .try_collect()
+                .await
+        }))
+    }
+
+    /// Waits for all of them: where each starts, and its bytes.
+    pub(crate) fn wait(self) -> Result<Vec<(u64, Bytes)>, Error> {
+        self.0.wait()
+    }
+}
+
+/// Ranges with at most `gap` bytes between them, as one.
+fn merged(ranges: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
+    let mut merged: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if range.start <= last.end + gap => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged
+}
+
+/// Our own error out of an [`io::Error`] that [`FetchedBytes`] made, or the error back.
+pub(crate) fn storage_error(error: io::Error) -> Result<Error, io::Error> {
+    error.downcast::<Error>()
+}
+
+#[cfg(test)]
+mod tests;

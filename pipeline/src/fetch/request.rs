@@ -1,0 +1,327 @@
+//! One piece of a remote object, come what may: tried, tried again, and tried twice at once.
+//!
+//! A try may fail in ways that pass: 408, 429 and all of 500 and above, a connection that is refused, reset or
+//! silent, a body that is cut, short or trickles (as curl's `--speed-limit` has it), an answer with other
+//! bytes than those asked for. What did arrive is kept, and the next try asks for the rest, still on the
+//! condition that the object is the one listed. Tries are apart by a random time up to a bound that doubles
+//! ("full jitter", Brooker, "Exponential Backoff And Jitter", AWS 2015), and end at a deadline. An
+//! answer of 401 or 403 gets new credentials, twice: a token that has expired by the service's clock only, or
+//! was withdrawn, is no reason to fail.
+//!
+//! Bytes that arrive whole and wrong are not seen here: services tell no checksum of a part. Formats see
+//! them, by the checksums of TFRecord frames and Parquet pages.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::ops::Range;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::future::{Either, select};
+use tokio::time::{sleep, timeout};
+
+use super::FetchStats;
+use super::buffers::Buffer;
+use super::hedge::Hedging;
+use super::streams::Streams;
+use crate::error::Error;
+use crate::storage::{Object, Refused};
+
+/// A try that brings nothing for so long has failed, or for a quarter of the deadline if that is less.
+const SILENCE: Duration = Duration::from_secs(10);
+/// A try that brings fewer bytes in a second, over the same time, has failed too.
+const TRICKLE: u64 = 16 << 10;
+const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+/// Times that new credentials are asked for.
+const RENEWALS: u32 = 2;
+
+/// What is known of one bucket's service, and what was asked of it.
+#[derive(Debug)]
+pub(crate) struct Traffic {
+    deadline: Duration,
+    silence: Duration,
+    streams: Streams,
+    hedging: Hedging,
+    requests: AtomicU64,
+    retries: AtomicU64,
+    hedges: AtomicU64,
+    throttled: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Traffic {
+    pub(crate) fn new(deadline: Duration) -> Self {
+        Self {
+            deadline,
+            silence: SILENCE.min(deadline / 4),
+            streams: Streams::new(),
+            hedging: Hedging::new(),
+            requests: AtomicU64::new(0),
+            retries: AtomicU64::new(0),
+            hedges: AtomicU64::new(0),
+            throttled: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn add_to(&self, stats: &mut FetchStats) {
+        let add = |to: &mut u64, counter: &AtomicU64| *to += counter.load(Ordering::Relaxed);
+        add(&mut stats.requests, &self.requests);
+        add(&mut stats.retries, &self.retries);
+        add(&mut stats.hedges, &self.hedges);
+        add(&mut stats.throttled, &self.throttled);
+        add(&mut stats.bytes, &self.bytes);
+        if self.requests.load(Ordering::Relaxed) > 0 {
+            stats.streams += self.streams.limit();
+        }
+    }
+}
+
+/// Why there are no bytes; shared by all who waited for them.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// The object is not the one listed.
+    Changed,
+    /// The service refuses, and will go on to.
+    Storage(Arc<object_store::Error>),
+    /// The deadline has passed.
+    GaveUp { tries: u32, seconds: u64, message: String },
+}
+
+impl Failure {
+    pub(crate) fn of(self, object: &Object) -> Error {
+        let path = object.path().to_string();
+        match self {
+            Self::Changed => object.changed(),
+            Self::Storage(source) => Error::Storage { path, source },
+            Self::GaveUp { tries, seconds, message } => Error::GaveUp { path, tries, seconds, message },
+        }
+    }
+}
+
+/// Why a try has failed.
+enum Trouble {
+    Final(Failure),
+    /// Another one may do better with other credentials.
+    Denied(object_store::Error),
+    /// Another one may do better.
+    Passing {
+        message: String,
+        throttled: bool,
+    },
+}
+
+impl Trouble {
+    fn passing(message: impl Into<String>) -> Self {
+        Self::Passing { message: message.into(), throttled: false }
+    }
+
+    fn of(error: object_store::Error) -> Self {
+        use object_store::Error as E;
+        match error {
+            E::Precondition { .. } | E::NotFound { .. } | E::NotModified { .. } => {
+                Self::Final(Failure::Changed)
+            }
+            E::Unauthenticated { .. } | E::PermissionDenied { .. } => Self::Denied(error),
+            E::NotSupported { .. } | E::NotImplemented { .. } | E::InvalidPath { .. } => {
+                Self::Final(Failure::Storage(Arc::new(error)))
+            }
+            error => match Refused::of(&error) {
+                // Another range than there is: the object is shorter now.
+                Some(Refused { status: 416, .. }) => Self::Final(Failure::Changed),
+                Some(refused) if !refused.is_passing() => Self::Final(Failure::Storage(Arc::new(error))),
+                Some(refused) => {
+                    Self::Passing { message: refused.to_string(), throttled: refused.is_throttling() }
+                }
+                None => Self::passing(root_cause(&error)),
+            },
+        }
+    }
+}
+
+/// The innermost reason, which is the one that says something.
+fn root_cause(error: &object_store::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
+
+/// A piece on its way.
+struct Part {
+    range: Range<u64>,
+    buffer: Buffer,
+    filled: usize,
+}
+
+impl Part {
+    fn new(object: &Object, range: Range<u64>) -> Self {
+        let buffer = object.stores().buffers().take((range.end - range.start) as usize);
+        Self { range, buffer, filled: 0 }
+    }
+
+    fn missing(&self) -> Range<u64> {
+        self.range.start + self.filled as u64..self.range.end
+    }
+
+    /// Appends what came; false if it is more than was asked for.
+    fn append(&mut self, bytes: &[u8]) -> bool {
+        let room = self.buffer.as_mut().get_mut(self.filled..self.filled + bytes.len());
+        let Some(room) = room else { return false };
+        room.copy_from_slice(bytes);
+        self.filled += bytes.len();
+        true
+    }
+}
+
+/// Fetches `range` of a remote object, which is not empty.
+pub(crate) async fn fetch(object: Object, range: Range<u64>) -> Result<Bytes, Failure> {
+    let store = Arc::clone(object.store());
+    let traffic = store.traffic();
+    let _turn = traffic.streams.turn().await;
+    let begun = Instant::now();
+    let mut part = Part::new(&object, range);
+    let (mut tries, mut renewals) = (0, 0);
+    loop {
+        tries += 1;
+        let left = traffic.deadline.saturating_sub(begun.elapsed());
+        let message = match timeout(left, hedged(&object, part)).await {
+            Ok((part, Ok(()))) => {
+                traffic.streams.ended(part.buffer.as_ref().len() as u64);
+                return Ok(part.buffer.into_bytes());
+            }
+            Ok((rest, Err(trouble))) => {
+                part = rest;
+                match trouble {
+                    Trouble::Final(failure) => return Err(failure),
+                    Trouble::Denied(error) if renewals == RENEWALS => {
+                        return Err(Failure::Storage(Arc::new(error)));
+                    }
+                    Trouble::Denied(error) => {
+                        renewals += 1;
+                        store.renew();
+                        root_cause(&error)
+                    }
+                    Trouble::Passing { message, throttled } => {
+                        if throttled {
+                            traffic.throttled.fetch_add(1, Ordering::Relaxed);
+                            traffic.streams.throttled();
+                        }
+                        message
+                    }
+                }
+            }
+            Err(_) => return Err(gave_up(tries, begun, "no answer in time".to_owned())),
+        };
+        let pause = pause(tries);
+        if begun.elapsed() + pause >= traffic.deadline {
+            return Err(gave_up(tries, begun, message));
+        }
+        tracing::debug!(path = %object.path(), tries, message, "a read is tried again");
+        traffic.retries.fetch_add(1, Ordering::Relaxed);
+        sleep(pause).await;
+    }
+}
+
+fn gave_up(tries: u32, begun: Instant, message: String) -> Failure {
+    Failure::GaveUp { tries, seconds: begun.elapsed().as_secs(), message }
+}
+
+/// A random time up to a bound that doubles with each try.
+fn pause(tries: u32) -> Duration {
+    let bound = SHORTEST_PAUSE.saturating_mul(1 << tries.min(16)).min(LONGEST_PAUSE);
+    // A fresh hasher is a fresh random number.
+    let random = RandomState::new().build_hasher().finish();
+    bound.mul_f64(random as f64 / u64::MAX as f64)
+}
+
+/// One try, and a second one beside it if the first is late.
+async fn hedged(object: &Object, part: Part) -> (Part, Result<(), Trouble>) {
+    let traffic = object.store().traffic();
+    let (whole, missing) = (part.range.clone(), part.missing());
+    let late = traffic.hedging.begin(missing.end - missing.start);
+    let mut first = pin!(attempt(object, part));
+    if let Ok(done) = timeout(late, &mut first).await {
+        return done;
+    }
+    if !traffic.hedging.pay() {
+        return first.await;
+    }
+    traffic.hedges.fetch_add(1, Ordering::Relaxed);
+    // The second asks for the whole piece, so that either makes the other one superfluous.
+    let second = pin!(attempt(object, Part::new(object, whole)));
+    match select(first, second).await {
+        Either::Left(((part, Err(Trouble::Passing { .. })), second)) => match second.await {
+            (whole, Ok(())) => (whole, Ok(())),
+            (_, failed) => (part, failed),
+        },
+        Either::Right(((_, Err(Trouble::Passing { .. })), first)) => first.await,
+        Either::Left((done, _)) | Either::Right((done, _)) => done,
+    }
+}
+
+/// One request, and its body.
+async fn attempt(object: &Object, mut part: Part) -> (Part, Result<(), Trouble>) {
+    let (begun, missing) = (Instant::now(), part.missing());
+    let done = receive(object, &mut part).await;
+    if done.is_ok() {
+        object.store().traffic().hedging.note(missing.end - missing.start, begun.elapsed());
+    }
+    (part, done)
+}
+
+async fn receive(object: &Object, part: &mut Part) -> Result<(), Trouble> {
+    let traffic = object.store().traffic();
+    let (clients, missing) = (object.store().clients(), part.missing());
+    traffic.requests.fetch_add(1, Ordering::Relaxed);
+    let request = clients.reads.get_opts(&object.meta().location, object.request(missing.clone()));
+    let silent = || Trouble::passing(format!("nothing came for {:?}", traffic.silence));
+    let answer = timeout(traffic.silence, request).await.map_err(|_| silent())?.map_err(Trouble::of)?;
+    if !object.is_same(&answer) {
+        return Err(Trouble::Final(Failure::Changed));
+    }
+    if answer.range != missing {
+        let message = format!("bytes {:?} were asked for, {:?} came", missing, answer.range);
+        return Err(Trouble::passing(message));
+    }
+    let mut body = answer.into_stream();
+    let (mut since, mut came) = (Instant::now(), 0);
+    while let Some(bytes) = timeout(traffic.silence, body.next()).await.map_err(|_| silent())? {
+        let bytes = bytes.map_err(Trouble::of)?;
+        traffic.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        if !part.append(&bytes) {
+            return Err(Trouble::passing("more bytes came than were asked for"));
+        }
+        came += bytes.len() as u64;
+        if since.elapsed() >= traffic.silence {
+            if came < TRICKLE * traffic.silence.as_secs().max(1) {
+                return Err(Trouble::passing(format!("only {came} bytes came in {:?}", traffic.silence)));
+            }
+            (since, came) = (Instant::now(), 0);
+        }
+    }
+    if part.missing().is_empty() {
+        return Ok(());
+    }
+    let (got, wanted) = (part.filled, part.buffer.as_ref().len());
+    Err(Trouble::passing(format!("{got} of {wanted} bytes came")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_random_and_bounded() {
+        let longest = (0..1000).map(|_| pause(40)).max();
+        assert!(longest <= Some(LONGEST_PAUSE) && longest > Some(LONGEST_PAUSE / 2));
+        assert!((0..100).all(|_| pause(1) <= SHORTEST_PAUSE * 2));
+        assert_ne!(pause(10), pause(10));
+    }
+}

@@ -1,0 +1,206 @@
+//! What one reader fetches, the others get too.
+//!
+//! Objects are cut into blocks at fixed places, so that readers ask for the same pieces. A piece that is on
+//! its way is waited for by all who want it; one that has come is kept until newer ones of `capacity` bytes
+//! in all have pushed it out, the least recently used first.
+//!
+//! **What holds.** Of two readers of an object, however they overlap, no piece is fetched twice while the
+//! second comes to it before `capacity` further bytes were fetched by anyone on the host; readers that start
+//! together and go at about the same speed therefore cost the network one pass. Beyond that window the bytes
+//! cross again, unless the local cache has them. (Hedges and retries cost what they cost; see
+//! [`super::request`].)
+//!
+//! A flight is carried by those who wait for it, and ends when the last of them is dropped.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::{BoxFuture, WeakShared};
+
+use super::request::Failure;
+use crate::storage::Identity;
+
+/// Bytes of an object.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Piece {
+    pub(crate) object: Identity,
+    pub(crate) range: Range<u64>,
+}
+
+type Flight = BoxFuture<'static, Result<Bytes, Failure>>;
+
+/// Pieces on their way, and pieces kept.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    capacity: u64,
+    state: Mutex<State>,
+    hit_bytes: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    flying: HashMap<Piece, (u64, WeakShared<Flight>)>,
+    kept: HashMap<Piece, (u64, Bytes)>,
+    /// Kept pieces by when they were last used.
+    by_use: BTreeMap<u64, Piece>,
+    bytes: u64,
+    clock: u64,
+}
+
+impl Shared {
+    pub(crate) fn new(capacity: u64) -> Self {
+        Self { capacity, state: Mutex::default(), hit_bytes: AtomicU64::new(0) }
+    }
+
+    /// Bytes that were not fetched, because another reader had.
+    pub(crate) fn hit_bytes(&self) -> u64 {
+        self.hit_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The bytes of `piece`: kept, on their way, or else what `fetch` brings.
+    pub(crate) async fn get(&self, piece: Piece, fetch: impl FnOnce() -> Flight) -> Result<Bytes, Failure> {
+        let (id, flight) = {
+            let mut state = self.lock();
+            if let Some(bytes) = state.touch(&piece) {
+                self.hit_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                return Ok(bytes);
+            }
+            let flying = state.flying.get(&piece);
+            match flying.and_then(|(id, flight)| Some((*id, flight.upgrade()?))) {
+                Some(flying) => {
+                    self.hit_bytes.fetch_add(piece.range.end - piece.range.start, Ordering::Relaxed);
+                    flying
+                }
+                None => {
+                    let flight = fetch().shared();
+                    let id = state.tick();
+                    if let Some(weak) = flight.downgrade() {
+                        state.flying.retain(|_, (_, flight)| flight.upgrade().is_some());
+                        state.flying.insert(piece.clone(), (id, weak));
+                    }
+                    (id, flight)
+                }
+            }
+        };
+        let landed = flight.await;
+        let mut state = self.lock();
+        if state.flying.get(&piece).is_some_and(|(flying, _)| *flying == id) {
+            state.flying.remove(&piece);
+            if let Ok(bytes) = &landed {
+                state.keep(piece, bytes.clone(), self.capacity);
+            }
+        }
+        landed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn touch(&mut self, piece: &Piece) -> Option<Bytes> {
+        let now = self.tick();
+        let (used, bytes) = self.kept.get_mut(piece)?;
+        let bytes = bytes.clone();
+        let piece = self.by_use.remove(used)?;
+        *used = now;
+        self.by_use.insert(now, piece);
+        Some(bytes)
+    }
+
+    fn keep(&mut self, piece: Piece, bytes: Bytes, capacity: u64) {
+        let length = bytes.len() as u64;
+        if length > capacity {
+            return;
+        }
+        let now = self.tick();
+        self.bytes += length;
+        self.by_use.insert(now, piece.clone());
+        self.kept.insert(piece, (now, bytes));
+        while self.bytes > capacity {
+            let Some((_, oldest)) = self.by_use.pop_first() else { return };
+            if let Some((_, bytes)) = self.kept.remove(&oldest) {
+                self.bytes -= bytes.len() as u64;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::Arc;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    fn piece(start: u64) -> Piece {
+        let object = Identity { store: 0, location: "a".into(), version: "1".into() };
+        Piece { object, range: start..start + 10 }
+    }
+
+    fn landed() -> Flight {
+        async { Ok(Bytes::from_static(&[1; 10])) }.boxed()
+    }
+
+    #[tokio::test]
+    async fn one_flight_serves_all_who_wait() {
+        let shared = Arc::new(Shared::new(0));
+        let (sender, receiver) = oneshot::channel::<()>();
+        let first = shared.get(piece(0), || {
+            async {
+                receiver.await.unwrap();
+                landed().await
+            }
+            .boxed()
+        });
+        let second = shared.get(piece(0), || panic!("it is on its way"));
+        let land = async { sender.send(()).unwrap() };
+        let (first, second, ()) = futures::join!(first, second, land);
+        assert_eq!((first.unwrap(), shared.hit_bytes()), (second.unwrap(), 10));
+    }
+
+    #[tokio::test]
+    async fn what_was_used_least_goes_first() {
+        let shared = Shared::new(20);
+        shared.get(piece(0), landed).await.unwrap();
+        shared.get(piece(10), landed).await.unwrap();
+        shared.get(piece(0), || panic!("kept")).await.unwrap();
+        shared.get(piece(20), landed).await.unwrap();
+        shared.get(piece(0), || panic!("kept")).await.unwrap();
+        assert_eq!(shared.lock().bytes, 20);
+        let mut fetched = false;
+        let again = || {
+            fetched = true;
+            landed()
+        };
+        shared.get(piece(10), again).await.unwrap();
+        assert!(fetched);
+    }
+
+    #[tokio::test]
+    async fn a_flight_that_fails_or_is_left_is_made_anew() {
+        let shared = Shared::new(100);
+        let failed = shared.get(piece(0), || async { Err(Failure::Changed) }.boxed()).await;
+        assert!(failed.is_err());
+        shared.get(piece(0), landed).await.unwrap();
+        {
+            let left = shared.get(piece(10), || futures::future::pending().boxed());
+            assert!(left.now_or_never().is_none());
+        }
+        shared.get(piece(10), landed).await.unwrap();
+        assert_eq!(shared.lock().flying.len(), 0);
+    }
+}

@@ -1,0 +1,189 @@
+//! Where data lies: addresses and globs turned into a frozen, sorted listing of objects.
+//!
+//! Everything is read through [`object_store::ObjectStore`], but for local files, whose bytes are taken
+//! straight from the file. A listing is frozen: each read is made on the condition that the object is still
+//! the one listed, and fails with [`Error::Changed`] otherwise, so that an epoch never mixes two versions
+//! of a file.
+//!
+//! [`Stores`] is put together once, by the daemon or a tool, and handed to who reads: it holds one set of
+//! clients for each bucket, so that all jobs share connections, tokens and what is known of the service's
+//! speed, and one buffer, so that they share what they fetch ([`crate::fetch`]).
+
+mod address;
+mod client;
+mod frozen;
+mod http;
+mod listing;
+mod local;
+mod object;
+mod spec;
+mod upload;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub use self::frozen::{Kept, Listing};
+pub use self::object::Object;
+pub use self::spec::{AzSpec, GsSpec, S3Spec, StorageSpec};
+pub use self::upload::Upload;
+
+pub(crate) use self::client::Store;
+pub(crate) use self::http::Refused;
+pub(crate) use self::local::OpenFile;
+pub(crate) use self::object::Identity;
+
+use self::address::Address;
+use crate::error::Error;
+use crate::fetch::buffers::Buffers;
+use crate::fetch::cancel::Cancel;
+use crate::fetch::shared::Shared;
+use crate::fetch::{FetchStats, Traffic};
+
+/// Buckets whose clients are kept at once.
+const MOST_STORES: usize = 256;
+
+/// Storage, as those who share a host share it.
+///
+/// Clones are the same value. [`Stores::for_job`] shares clients and what is fetched too, but is called off
+/// by itself.
+#[derive(Clone, Debug)]
+pub struct Stores {
+    host: Arc<Host>,
+    spec: Arc<StorageSpec>,
+    cancel: Cancel,
+}
+
+/// What all on this host share.
+#[derive(Debug)]
+struct Host {
+    next_store: AtomicU64,
+    stores: Mutex<Vec<(StorageSpec, Arc<Store>)>>,
+    buffers: Buffers,
+    shared: Shared,
+}
+
+impl Stores {
+    /// Bytes that were fetched and are kept for others who are about to read them, unless told otherwise.
+    pub const SHARED_BYTES: u64 = 128 << 20;
+
+    /// Storage reached as `spec` says. `shared_bytes` of what was fetched are kept for others.
+    pub fn new(spec: StorageSpec, shared_bytes: u64) -> Self {
+        let host = Host {
+            next_store: AtomicU64::new(0),
+            stores: Mutex::default(),
+            buffers: Buffers::default(),
+            shared: Shared::new(shared_bytes),
+        };
+        Self { host: Arc::new(host), spec: Arc::new(spec), cancel: Cancel::default() }
+    }
+
+    /// The same storage for one job: what `spec` says counts before what was said for the host, and
+    /// [`Stores::cancel`] calls off this job's reads alone.
+    #[must_use]
+    pub fn for_job(&self, spec: &StorageSpec) -> Self {
+        Self {
+            host: Arc::clone(&self.host),
+            spec: Arc::new(self.spec.overridden_by(spec)),
+            cancel: self.cancel.child(),
+        }
+    }
+
+    /// Lists what `patterns` name. Relative paths start from `base`.
+    ///
+    /// `*`, `?` and `[...]` stay within one directory, `**` crosses directories, `{a,b}` is either. Names
+    /// that start with a dot are matched only by a glob that says the dot. The listing is sorted by place,
+    /// and a file that two patterns match is in it once.
+    ///
+    /// # Errors
+    /// When a pattern names nothing, storage refuses, or a listing is faulty and stays so.
+    pub async fn list(&self, patterns: &[String], base: &Path) -> Result<Vec<Object>, Error> {
+        let base = std::path::absolute(base).map_err(|source| Error::io(base, source))?;
+        let mut objects = Vec::new();
+        for pattern in patterns {
+            objects.extend(self.cancel.or(listing::resolve(self, pattern, &base)).await??);
+        }
+        objects.sort_by(Object::compare);
+        objects.dedup_by(|a, b| a.is_place_of(b));
+        Ok(objects)
+    }
+
+    /// Begins to write an object; a relative path starts from `base`.
+    ///
+    /// # Errors
+    /// When the address means nothing, or its storage cannot be reached.
+    pub async fn create(&self, path: &str, base: &Path) -> Result<Upload, Error> {
+        let base = std::path::absolute(base).map_err(|source| Error::io(base, source))?;
+        Upload::create(self, path, &base).await
+    }
+
+    /// Calls off all reads of objects that were listed by this value or its clones, for good: those who wait
+    /// for bytes get [`Error::Cancelled`] at once, whatever storage does.
+    pub fn cancel(&self) {
+        self.cancel.cancel();
+    }
+
+    /// What was fetched so far, on the whole host.
+    pub fn stats(&self) -> FetchStats {
+        let stores = self.host.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stats = FetchStats { shared_bytes: self.host.shared.hit_bytes(), ..FetchStats::default() };
+        stores
+            .iter()
+            .map(|(_, store)| store.traffic())
+            .for_each(|traffic: &Traffic| traffic.add_to(&mut stats));
+        stats
+    }
+
+    /// The clients for `address`: those there are, or new ones.
+    async fn store(&self, address: &Address<'_>) -> object_store::Result<Arc<Store>> {
+        let known = |stores: &[(StorageSpec, Arc<Store>)]| {
+            let mut stores = stores.iter();
+            let same = stores.find(|(spec, store)| store.root == address.root && *spec == *self.spec);
+            same.map(|(_, store)| Arc::clone(store))
+        };
+        let lock = || self.host.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(store) = known(&lock()) {
+            return Ok(store);
+        }
+        let id = self.host.next_store.fetch_add(1, Ordering::Relaxed);
+        let made = Arc::new(Store::open(id, address, &self.spec).await?);
+        let mut stores = lock();
+        if let Some(store) = known(&stores) {
+            return Ok(store);
+        }
+        if stores.len() >= MOST_STORES {
+            stores.retain(|(_, store)| Arc::strong_count(store) > 1);
+        }
+        stores.push(((*self.spec).clone(), Arc::clone(&made)));
+        Ok(made)
+    }
+
+    pub(crate) fn buffers(&self) -> &Buffers {
+        &self.host.buffers
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.host.shared
+    }
+
+    pub(crate) fn calls_off(&self) -> &Cancel {
+        &self.cancel
+    }
+}
+
+impl Default for Stores {
+    fn default() -> Self {
+        Self::new(StorageSpec::default(), Self::SHARED_BYTES)
+    }
+}
+
+/// Lists what `patterns` name, with [`Stores`] of this listing's own: for one who reads nothing else.
+///
+/// # Errors
+/// As [`Stores::list`].
+pub async fn list(patterns: &[String], base: &Path) -> Result<Vec<Object>, Error> {
+    Stores::default().list(patterns, base).await
+}
+
+#[cfg(test)]
+mod tests;

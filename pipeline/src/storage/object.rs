@@ -1,0 +1,132 @@
+//! An object as it was listed, and reading it on the condition that it still is.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use object_store::{GetOptions, GetRange, GetResult, ObjectMeta};
+
+use super::Stores;
+use super::client::Store;
+use crate::error::Error;
+use crate::fetch;
+
+/// A file as it was listed.
+#[derive(Clone, Debug)]
+pub struct Object {
+    path: Arc<str>,
+    store: Arc<Store>,
+    meta: Arc<ObjectMeta>,
+    stores: Stores,
+}
+
+/// Which bytes these are. Stores reached in different ways (with other credentials, at another endpoint) are
+/// different stores.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Identity {
+    pub(crate) store: u64,
+    pub(crate) location: Arc<str>,
+    pub(crate) version: Arc<str>,
+}
+
+impl Object {
+    pub(super) fn new(path: Arc<str>, store: Arc<Store>, meta: ObjectMeta, stores: &Stores) -> Self {
+        Self { path, store, meta: Arc::new(meta), stores: stores.clone() }
+    }
+
+    /// As the person wrote it (with the wildcards resolved).
+    pub fn path(&self) -> &Arc<str> {
+        &self.path
+    }
+
+    /// Bytes in storage.
+    pub fn size(&self) -> u64 {
+        self.meta.size
+    }
+
+    /// What tells this version of the file from another one: its tag, or else its generation, or else when it
+    /// was last modified. The tag comes first because listings tell it and no generation.
+    pub fn version(&self) -> String {
+        let told = self.meta.e_tag.as_ref().or(self.meta.version.as_ref());
+        told.cloned().unwrap_or_else(|| self.meta.last_modified.to_rfc3339())
+    }
+
+    /// What names this object on any machine: its address, or its absolute path.
+    pub fn address(&self) -> String {
+        format!("{}/{}", self.store.root, self.meta.location)
+    }
+
+    /// Whether it is a file of this machine (or one that is mounted).
+    pub fn is_local(&self) -> bool {
+        self.store.is_local()
+    }
+
+    /// Reads some bytes, if the object is still the one listed.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when it is not; [`Error::Cancelled`] when its [`Stores`] were called off; what
+    /// storage said, when it went on saying so until the deadline.
+    pub async fn read(&self, range: Range<u64>) -> Result<Bytes, Error> {
+        fetch::read(self, range).await
+    }
+
+    pub(crate) fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    pub(crate) fn stores(&self) -> &Stores {
+        &self.stores
+    }
+
+    pub(crate) fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        Identity {
+            store: self.store.id,
+            location: self.meta.location.as_ref().into(),
+            version: self.version().into(),
+        }
+    }
+
+    /// The request for `range` of the version that was listed.
+    ///
+    /// A tag is the strongest condition, and every cloud has one. Without it (plain web servers) the time
+    /// of the last change has to do, where the server tells it.
+    pub(crate) fn request(&self, range: Range<u64>) -> GetOptions {
+        let mut options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
+        match &self.meta.e_tag {
+            Some(tag) => options.if_match = Some(tag.clone()),
+            None if self.meta.last_modified.timestamp() > 0 => {
+                options.if_unmodified_since = Some(self.meta.last_modified);
+            }
+            None => {}
+        }
+        options
+    }
+
+    /// Whether an answer is of the version that was listed. Not every server heeds conditions.
+    pub(crate) fn is_same(&self, answer: &GetResult) -> bool {
+        let differ = |listed: &Option<String>, got: &Option<String>| matches!((listed, got), (Some(listed), Some(got)) if listed != got);
+        answer.meta.size == self.meta.size
+            && !differ(&self.meta.e_tag, &answer.meta.e_tag)
+            && !differ(&self.meta.version, &answer.meta.version)
+    }
+
+    pub(crate) fn changed(&self) -> Error {
+        Error::Changed { path: self.path.to_string() }
+    }
+
+    /// The order of a listing, which is the same on every machine.
+    pub(super) fn compare(&self, other: &Self) -> Ordering {
+        (self.store.root.as_str(), &self.meta.location)
+            .cmp(&(other.store.root.as_str(), &other.meta.location))
+            .then_with(|| self.path.cmp(&other.path))
+    }
+
+    pub(super) fn is_place_of(&self, other: &Self) -> bool {
+        self.store.root == other.store.root && self.meta.location == other.meta.location
+    }
+}
