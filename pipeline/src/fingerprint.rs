@@ -42,6 +42,70 @@ pub fn reduce(fingerprint: u64, buckets: u32) -> u32 {
     (fingerprint % u64::from(buckets)) as u32
 }
 
+/// [`reduce`] by a multiplication instead of a division, so that many fingerprints can be reduced at a
+/// time in vector registers, which have no division. (Barrett, 1986.)
+///
+/// The reciprocal is `floor((2^64 - 1) / buckets)`, which is less than 1 below `2^64 / buckets`; so the
+/// quotient it gives is at most one too small, and one subtraction makes the remainder exact.
+#[derive(Clone, Copy, Debug)]
+pub struct Modulus {
+    buckets: u64,
+    reciprocal: u64,
+}
+
+impl Modulus {
+    /// # Panics
+    /// When `buckets` is 0.
+    pub fn new(buckets: u32) -> Self {
+        Self { buckets: buckets.into(), reciprocal: u64::MAX / u64::from(buckets) }
+    }
+
+    /// `fingerprint % buckets`.
+    #[inline(always)]
+    pub fn reduce(self, fingerprint: u64) -> u32 {
+        self.remainder(fingerprint, ((u128::from(fingerprint) * u128::from(self.reciprocal)) >> 64) as u64)
+    }
+
+    /// The same, in operations that vector registers have too: of 32 bits times 32 bits.
+    #[inline(always)]
+    pub fn reduce_in_halves(self, fingerprint: u64) -> u32 {
+        let halves = |value: u64| (value & 0xffff_ffff, value >> 32);
+        let ((low, high), (reciprocal_low, reciprocal_high)) = (halves(fingerprint), halves(self.reciprocal));
+        let (carried, upper) = halves(high * reciprocal_low + ((low * reciprocal_low) >> 32));
+        let quotient = high * reciprocal_high + upper + ((low * reciprocal_high + carried) >> 32);
+        self.remainder(fingerprint, quotient)
+    }
+
+    #[inline(always)]
+    fn remainder(self, fingerprint: u64, quotient: u64) -> u32 {
+        let remainder = fingerprint.wrapping_sub(quotient.wrapping_mul(self.buckets));
+        // Below the buckets, which are a u32: one of the two is, and the other is beyond.
+        remainder.min(remainder.wrapping_sub(self.buckets)) as u32
+    }
+}
+
+/// The fingerprint of 1 to 16 bytes that lie in registers: `first` has the first eight, least first, with
+/// zeros after the end; `last` the last eight where there are so many, else the same as `first`.
+///
+/// The function of [`fingerprint64`] without memory or branches, so that a loop over many becomes vector
+/// instructions. What is there only for fewer than eight bytes goes where `all_long` is known to hold.
+#[inline(always)]
+pub(crate) fn of_words(first: u64, last: u64, length: u64, all_long: bool) -> u64 {
+    let mul = length_mul(length as usize);
+    let long = of_eight_or_more(first, last, mul);
+    if all_long {
+        return long;
+    }
+    let from = |byte: u64| first.unbounded_shr((byte.wrapping_mul(8)) as u32);
+    let head = first & 0xffff_ffff;
+    let middle = hash_pair(length + (head << 3), from(length.wrapping_sub(4)) & 0xffff_ffff, mul);
+    let y = (first & 0xff) + ((from(length >> 1) & 0xff) << 8);
+    let z = length + ((from(length.wrapping_sub(1)) & 0xff) << 2);
+    let least = shift_mix(y.wrapping_mul(K2) ^ z.wrapping_mul(K0)).wrapping_mul(K2);
+    let shorter = if length >= 4 { middle } else { least };
+    if length >= 8 { long } else { shorter }
+}
+
 /// Joins two fingerprints, as TensorFlow's `FingerprintCat64`. The order counts.
 #[inline]
 pub fn cat64(first: u64, second: u64) -> u64 {
@@ -69,19 +133,19 @@ fn fetch32(bytes: &[u8], at: usize) -> u64 {
     u64::from(u32::from_le_bytes(bytes[at..at + 4].try_into().expect("a slice of 4 bytes")))
 }
 
-#[inline]
+#[inline(always)]
 fn shift_mix(value: u64) -> u64 {
     value ^ (value >> 47)
 }
 
-#[inline]
+#[inline(always)]
 fn hash_pair(u: u64, v: u64, mul: u64) -> u64 {
     let a = shift_mix((u ^ v).wrapping_mul(mul));
     shift_mix((v ^ a).wrapping_mul(mul)).wrapping_mul(mul)
 }
 
 /// The multiplier of inputs up to 64 bytes.
-#[inline]
+#[inline(always)]
 fn length_mul(length: usize) -> u64 {
     K2.wrapping_add(length as u64 * 2)
 }
@@ -91,12 +155,7 @@ fn length_mul(length: usize) -> u64 {
 fn short(s: &[u8]) -> u64 {
     let length = s.len();
     if length >= 8 {
-        let mul = length_mul(length);
-        let a = fetch64(s, 0).wrapping_add(K2);
-        let b = fetch64(s, length - 8);
-        let c = b.rotate_right(37).wrapping_mul(mul).wrapping_add(a);
-        let d = a.rotate_right(25).wrapping_add(b).wrapping_mul(mul);
-        hash_pair(c, d, mul)
+        of_eight_or_more(fetch64(s, 0), fetch64(s, length - 8), length_mul(length))
     } else if length >= 4 {
         let a = fetch32(s, 0);
         hash_pair(length as u64 + (a << 3), fetch32(s, length - 4), length_mul(length))
@@ -107,6 +166,15 @@ fn short(s: &[u8]) -> u64 {
     } else {
         K2
     }
+}
+
+/// 8 to 16 bytes, by the first eight and the last eight.
+#[inline(always)]
+fn of_eight_or_more(first: u64, last: u64, mul: u64) -> u64 {
+    let a = first.wrapping_add(K2);
+    let c = last.rotate_right(37).wrapping_mul(mul).wrapping_add(a);
+    let d = a.rotate_right(25).wrapping_add(last).wrapping_mul(mul);
+    hash_pair(c, d, mul)
 }
 
 /// 17 to 32 bytes.

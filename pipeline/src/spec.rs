@@ -113,12 +113,33 @@ pub enum FeatureKind {
         /// How many.
         buckets: u32,
     },
+    /// Whole numbers from 0 to below `buckets`, which are ids as they are; missing is `buckets`.
+    Identity {
+        /// How many.
+        buckets: u32,
+        /// What becomes of a whole number that is none of them.
+        out_of_range: OutOfRange,
+    },
     /// The hash of several columns' values together modulo `buckets`; missing, when any part is, is
     /// `buckets`.
     Crossed {
         /// How many.
         buckets: u32,
+        /// Of each column, the boundaries by which it is bucketized before it is crossed; empty, or not
+        /// there, where its values themselves are.
+        #[serde(default)]
+        boundaries: Vec<Vec<f64>>,
     },
+}
+
+/// What becomes of a number that is out of range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutOfRange {
+    /// The record cannot be used.
+    Error,
+    /// The value counts as missing.
+    Missing,
 }
 
 /// How a number is scaled. Statistics come from the analysis pass, over present values.

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use millstream_pipeline::spec::{FeatureKind, FeatureSpec, MissingNumber, Normalize, Terms};
+use millstream_pipeline::spec::{FeatureKind, FeatureSpec, MissingNumber, Normalize, OutOfRange, Terms};
 
 use super::document::{Node, Value};
 use super::error::At;
@@ -32,14 +32,16 @@ enum Kind {
     Bucketized,
     Vocabulary,
     Hashed,
+    Identity,
     Crossed,
 }
 
-const KINDS: [(&str, Kind); 5] = [
+const KINDS: [(&str, Kind); 6] = [
     ("numeric", Kind::Numeric),
     ("bucketized", Kind::Bucketized),
     ("vocabulary", Kind::Vocabulary),
     ("hashed", Kind::Hashed),
+    ("identity", Kind::Identity),
     ("crossed", Kind::Crossed),
 ];
 
@@ -50,6 +52,9 @@ const NORMALIZE: [(&str, Normalize); 5] = [
     ("log1p", Normalize::Log1p),
     ("log1p_zscore", Normalize::Log1pZscore),
 ];
+
+const OUT_OF_RANGE: [(&str, OutOfRange); 2] =
+    [("error", OutOfRange::Error), ("missing", OutOfRange::Missing)];
 
 /// Reads all features of `section`, in the file's order. Files of terms are found from `base`.
 pub(super) fn read(section: Section<'_>, base: &Path) -> Vec<Feature> {
@@ -65,7 +70,14 @@ pub(super) fn read(section: Section<'_>, base: &Path) -> Vec<Feature> {
     for (nth, parts) in crosses.iter().enumerate().filter(|(_, parts)| !parts.is_empty()) {
         let multi = features[nth].spec.maximum.is_some();
         let column = |part| crossed_column(&features, part, multi, &section);
-        features[nth].spec.columns = parts.iter().filter_map(column).collect();
+        let (columns, boundaries): (Vec<_>, Vec<_>) = parts.iter().filter_map(column).unzip();
+        let spec = &mut features[nth].spec;
+        spec.columns = columns;
+        if let FeatureKind::Crossed { boundaries: of_columns, .. } = &mut spec.kind {
+            if boundaries.iter().any(|boundaries| !boundaries.is_empty()) {
+                *of_columns = boundaries;
+            }
+        }
     }
     if section.is_empty() {
         section.error_at(section.at(), "[features] needs at least one feature");
@@ -91,8 +103,11 @@ fn read_feature<'a>(mut table: Section<'a>, name: &str, base: &Path) -> Option<(
         Kind::Numeric => read_numeric(&mut table),
         Kind::Bucketized => FeatureKind::Bucketized { boundaries: read_boundaries(&mut table) },
         Kind::Vocabulary => read_vocabulary(&mut table, base),
-        Kind::Hashed => FeatureKind::Hashed { buckets: read_buckets(&mut table) },
-        Kind::Crossed => FeatureKind::Crossed { buckets: read_buckets(&mut table) },
+        Kind::Hashed => FeatureKind::Hashed { buckets: read_buckets(&mut table, HASHED) },
+        Kind::Identity => read_identity(&mut table),
+        Kind::Crossed => {
+            FeatureKind::Crossed { buckets: read_buckets(&mut table, HASHED), boundaries: Vec::new() }
+        }
     };
     let maximum = if kind == Kind::Numeric { None } else { read_maximum(&mut table) };
     table.finish();
@@ -145,8 +160,17 @@ fn read_boundaries(table: &mut Section<'_>) -> Vec<f64> {
     boundaries
 }
 
-fn read_buckets(table: &mut Section<'_>) -> u32 {
-    match table.required("buckets", "how many ids values are hashed to") {
+fn read_identity(table: &mut Section<'_>) -> FeatureKind {
+    let buckets = read_buckets(table, "how many ids there are, from 0 on");
+    let out_of_range = table.choice("out_of_range", &OUT_OF_RANGE).unwrap_or(OutOfRange::Error);
+    FeatureKind::Identity { buckets, out_of_range }
+}
+
+/// What `buckets` are where values are hashed, for messages.
+const HASHED: &str = "how many ids values are hashed to";
+
+fn read_buckets(table: &mut Section<'_>, what: &str) -> u32 {
+    match table.required("buckets", what) {
         Some(_) => table.whole_u32("buckets", 1..=MOST_IDS).unwrap_or(1),
         None => 1,
     }
@@ -260,24 +284,31 @@ fn read_parts<'a>(table: &mut Section<'a>) -> Vec<Text<'a>> {
     parts
 }
 
-/// The column that a part of a cross stands for.
+/// The column that a part of a cross stands for, and the boundaries it is bucketized by, if any.
 fn crossed_column(
     features: &[Feature],
     part: &Text<'_>,
     multi: bool,
     section: &Section<'_>,
-) -> Option<String> {
+) -> Option<(String, Vec<f64>)> {
     let Some(feature) = features.iter().find(|feature| feature.spec.name == part.text) else {
-        return Some(part.text.to_owned());
+        return Some((part.text.to_owned(), Vec::new()));
     };
-    let refusal = match feature.spec.kind {
+    let refusal = match &feature.spec.kind {
         FeatureKind::Crossed { .. } => "is a cross itself; name its columns instead",
-        FeatureKind::Numeric { .. } => "is numeric; cross a vocabulary or hashed feature, or a column",
-        FeatureKind::Bucketized { .. } => "is bucketized, and crossing bucket ids is not supported",
+        FeatureKind::Numeric { .. } => {
+            "is numeric; cross a bucketized, vocabulary or hashed feature, or a column"
+        }
         _ if feature.spec.maximum.is_some() && !multi => {
             "is multi-valued, so the cross needs `multi = true` and `maximum`"
         }
-        _ => return feature.spec.columns.first().cloned(),
+        kind => {
+            let boundaries = match kind {
+                FeatureKind::Bucketized { boundaries } => boundaries.clone(),
+                _ => Vec::new(),
+            };
+            return feature.spec.columns.first().map(|column| (column.clone(), boundaries));
+        }
     };
     section.error_at(part.at, format!("`{}` {refusal}", part.text));
     None

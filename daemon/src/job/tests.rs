@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use millstream_pipeline::spec::{FeatureKind, MissingNumber, Normalize, OnBadRecord, Terms};
+use millstream_pipeline::spec::{
+    FeatureKind, FeatureSpec, MissingNumber, Normalize, OnBadRecord, OutOfRange, Terms,
+};
 use millstream_trainer::spec::{ModelSpec, OptimizerSpec, Pooling};
 
 use super::error::Known;
@@ -140,8 +142,8 @@ fn each_mistake_is_told_with_its_place_and_what_would_be_right() {
         (
             "\"vocabulary\"",
             "\"vocab\"",
-            "15:22: error: expected \"numeric\", \"bucketized\", \"vocabulary\", \"hashed\" or \"crossed\", \
-             found \"vocab\"; did you mean `vocabulary`?",
+            "15:22: error: expected \"numeric\", \"bucketized\", \"vocabulary\", \"hashed\", \"identity\" or \
+             \"crossed\", found \"vocab\"; did you mean `vocabulary`?",
         ),
         (
             "normalize = \"zscore\"",
@@ -212,9 +214,9 @@ fn each_mistake_is_told_with_its_place_and_what_would_be_right() {
         (
             "[\"education\", \"job\", \"sex\"]",
             "[\"age\", \"age\"]",
-            "17:39: error: `age` is numeric; cross a vocabulary or hashed feature, or a column\n\
+            "17:39: error: `age` is numeric; cross a bucketized, vocabulary or hashed feature, or a column\n\
              job.toml:17:46: error: `age` is crossed with itself\n\
-             job.toml:17:46: error: `age` is numeric; cross a vocabulary or hashed feature, or a column",
+             job.toml:17:46: error: `age` is numeric; cross a bucketized, vocabulary or hashed feature, or a column",
         ),
         (
             "[\"education\", \"job\", \"sex\"]",
@@ -430,6 +432,37 @@ fn a_numeric_feature_says_what_stands_for_a_missing_value() {
     assert_eq!(missing("error"), MissingNumber::Error);
     assert_eq!(missing("mean"), MissingNumber::Mean);
     assert_eq!(missing("-1"), MissingNumber::Value(-1.0));
+}
+
+#[test]
+fn a_cross_takes_the_intervals_of_a_bucketized_feature() {
+    let kind = |columns: &str| {
+        let job = job(&SOUND.replace("[\"education\", \"job\", \"sex\"]", columns), &[]);
+        let cross = job.features.into_iter().find(|spec| matches!(spec.kind, FeatureKind::Crossed { .. }));
+        let FeatureSpec { kind: FeatureKind::Crossed { boundaries, .. }, columns, .. } = cross.unwrap()
+        else {
+            unreachable!("it was looked for");
+        };
+        (columns, boundaries)
+    };
+    assert_eq!(kind("[\"education\", \"sex\"]"), (vec!["education".into(), "sex".into()], vec![]));
+    let intervals = vec![vec![], vec![18.0, 25.5]];
+    assert_eq!(kind("[\"sex\", \"age_bucket\"]"), (vec!["sex".into(), "age".into()], intervals));
+}
+
+#[test]
+fn an_identity_feature_says_what_becomes_of_other_numbers() {
+    let kind = |more: &str| {
+        let text = SOUND.replace("kind = \"vocabulary\"", &format!("kind = \"identity\", buckets = 9{more}"));
+        job(&text, &[])
+            .features
+            .into_iter()
+            .map(|spec| spec.kind)
+            .find(|kind| matches!(kind, FeatureKind::Identity { .. }))
+    };
+    let identity = |out_of_range| Some(FeatureKind::Identity { buckets: 9, out_of_range });
+    assert_eq!(kind(""), identity(OutOfRange::Error));
+    assert_eq!(kind(", out_of_range = \"missing\""), identity(OutOfRange::Missing));
 }
 
 #[test]

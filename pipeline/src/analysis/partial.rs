@@ -14,7 +14,7 @@ use crate::spec::{FeatureKind, FeatureSpec, LabelSpec, Terms};
 use crate::transform::column::{Elements, Missing, NUMBERS, Number, Single, TEXTS, numbers, texts};
 use crate::transform::fault::{Fault, Problem, settle, wrong_type};
 use crate::transform::label::{Positive, Target, probabilities};
-use crate::transform::numeric::signed_log1p;
+use crate::transform::logarithm::signed_log1p;
 
 /// Distinct label values kept to tell a person what the label holds, and how many are told.
 const MOST_SEEN: usize = 1000;
@@ -179,8 +179,8 @@ impl Plan {
         let mut read = Vec::with_capacity(self.numbers.len());
         for &column in &self.numbers {
             let elements = Elements::of(raw.columns().column(column));
-            let numbers =
-                numbers(&elements.leaf, &self.missing).ok_or_else(|| wrong_type(raw, column, NUMBERS))?;
+            let numbers = numbers(&elements.leaf, &self.missing, |number| number)
+                .ok_or_else(|| wrong_type(raw, column, NUMBERS))?;
             for row in 0..raw.rows() {
                 let problem = match elements.single(row) {
                     Single::One(element) if unusable(numbers[element]) => {

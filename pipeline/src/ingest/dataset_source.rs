@@ -11,7 +11,7 @@ use crate::chunk::Chunk;
 use crate::dataset::{BadRecords, Dataset, SplitReader};
 use crate::error::Error;
 use crate::spec::OnBadRecord;
-use crate::transform::Transform;
+use crate::transform::{Memory, Transform};
 
 /// Reads and transforms the splits of a dataset. Fetches run on a tokio runtime.
 pub struct DatasetSource {
@@ -24,6 +24,7 @@ pub struct DatasetSource {
 struct Reader {
     split: SplitReader,
     transform: Arc<Transform>,
+    memory: Memory,
     bad: BadRecords,
     counters: Arc<Counters>,
     /// Of the split's fetching, what is counted already.
@@ -68,6 +69,7 @@ impl ChunkSource for DatasetSource {
         let reader = Reader {
             split: reader,
             transform: Arc::clone(&self.transform),
+            memory: Memory::default(),
             bad,
             counters: Arc::clone(counters),
             waited: Duration::ZERO,
@@ -84,7 +86,8 @@ impl ChunkReader for Reader {
             let raw = self.split.next_chunk(max_rows);
             self.count_fetch(start.elapsed());
             let Some(raw) = raw? else { return Ok(None) };
-            let transformed = self.counters.transform.time(|| self.transform.apply(&raw, &self.bad))?;
+            let Self { transform, memory, bad, counters, .. } = self;
+            let transformed = counters.transform.time(|| transform.apply_with(memory, &raw, bad))?;
             self.counters.truncated_rows.add(transformed.truncated_rows);
             if transformed.chunk.rows() > 0 {
                 return Ok(Some(transformed.chunk));

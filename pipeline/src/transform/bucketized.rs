@@ -2,8 +2,11 @@
 
 use arrow_array::Array;
 
-use super::INVALID;
-use super::column::{Missing, Number, as_held, numbers};
+use super::column::{Missing, Number, as_held, floats, numbers, put_absent};
+use super::{INVALID, simd};
+
+/// Up to so many boundaries, comparing with each is faster than looking for the right one.
+const FEW: usize = 32;
 
 /// Boundaries, strictly increasing.
 #[derive(Clone, Debug)]
@@ -27,12 +30,34 @@ impl Bucketized {
             self.boundaries.iter().map(|&boundary| as_held(leaf.data_type(), boundary)).collect();
         // Ids are below the cardinality, which is a u32.
         let absent = self.boundaries.len() as u32 + 1;
-        let code = |number| match number {
+        if held.len() <= FEW
+            && let Some(values) = floats(leaf, missing)
+        {
+            let mut codes = simd::run(
+                #[inline(always)]
+                || count_below(&held, &values),
+            );
+            put_absent(leaf, absent, &mut codes);
+            return Some(codes);
+        }
+        numbers(leaf, missing, |number| match number {
             Number::Value(value) if value.is_nan() => INVALID,
             Number::Value(value) => held.partition_point(|&boundary| boundary <= value) as u32,
             Number::Absent => absent,
             Number::Unreadable => INVALID,
-        };
-        Some(numbers(leaf, missing)?.into_iter().map(code).collect())
+        })
     }
+}
+
+/// How many boundaries are not above each value.
+#[inline(always)]
+fn count_below(boundaries: &[f64], values: &[f64]) -> Vec<u32> {
+    let mut codes: Vec<u32> = values.iter().map(|value| if value.is_nan() { INVALID } else { 0 }).collect();
+    for &boundary in boundaries {
+        for (code, &value) in codes.iter_mut().zip(values) {
+            // Never true of NaN.
+            *code += u32::from(boundary <= value);
+        }
+    }
+    codes
 }

@@ -4,6 +4,7 @@
 //! of lists is its elements plus the range of them that each row holds, so features read elements and
 //! never care whether there were lists.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use arrow_array::cast::AsArray;
@@ -15,11 +16,12 @@ use arrow_array::{Array, ArrayAccessor, ArrayRef, GenericListArray, OffsetSizeTr
 use arrow_schema::DataType;
 
 use super::decimal::Decimal;
+use super::{simd, temporal};
 
 /// What columns read as numbers may hold, for messages.
-pub(crate) const NUMBERS: &str = "numbers, or text that is numbers";
+pub(crate) const NUMBERS: &str = "numbers, dates, times, or text that is numbers";
 /// What columns read as text may hold, for messages.
-pub(crate) const TEXTS: &str = "text, bytes or numbers";
+pub(crate) const TEXTS: &str = "text, bytes, numbers, dates or times";
 
 /// A value of a column read as numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -75,8 +77,18 @@ impl Missing {
         }
     }
 
+    /// Whether columns of numbers have values that stand for missing.
+    pub(crate) fn has_numbers(&self) -> bool {
+        !self.integers.is_empty() || !self.floats.is_empty()
+    }
+
+    /// Whether columns of text have.
+    pub(crate) fn has_texts(&self) -> bool {
+        !self.texts.is_empty()
+    }
+
     #[inline]
-    fn has_text(&self, text: &[u8]) -> bool {
+    pub(crate) fn has_text(&self, text: &[u8]) -> bool {
         !self.texts.is_empty() && self.texts.iter().any(|missing| missing == text.trim_ascii())
     }
 
@@ -114,10 +126,23 @@ impl Elements {
         Self { leaf: lists.values().slice(start, end - start), lists: Some(ranges.collect()) }
     }
 
+    /// Whether the column holds lists; else element `i` is row `i`'s.
+    pub(crate) fn are_lists(&self) -> bool {
+        self.lists.is_some()
+    }
+
     /// The elements that row `row` holds.
     #[inline]
     pub(crate) fn of_row(&self, row: usize) -> Range<usize> {
         self.lists.as_ref().map_or(row..row + 1, |lists| lists[row].clone())
+    }
+
+    /// The row that element `element` belongs to.
+    pub(crate) fn row_of(&self, element: usize) -> Option<usize> {
+        match &self.lists {
+            None => Some(element),
+            Some(lists) => lists.iter().position(|list| list.contains(&element)),
+        }
     }
 
     /// The element of row `row`, for a feature that wants exactly one.
@@ -138,28 +163,83 @@ pub(crate) fn as_held(data_type: &DataType, value: f64) -> f64 {
     if *data_type == DataType::Float32 { f64::from(value as f32) } else { value }
 }
 
-/// Reads every element as a number. `None` when the type holds neither numbers nor text.
-pub(crate) fn numbers(leaf: &dyn Array, missing: &Missing) -> Option<Vec<Number>> {
+/// Reads every element as a number and maps it by `read`. `None` when the type holds neither numbers nor
+/// text.
+pub(crate) fn numbers<T: Copy>(
+    leaf: &dyn Array,
+    missing: &Missing,
+    read: impl Fn(Number) -> T,
+) -> Option<Vec<T>> {
     Some(match leaf.data_type() {
-        DataType::Null => vec![Number::Absent; leaf.len()],
+        DataType::Null => vec![read(Number::Absent); leaf.len()],
         DataType::Boolean => {
             let flags = leaf.as_boolean();
-            present(flags)
-                .map(|at| at.map_or(Number::Absent, |at| Number::Value(f64::from(flags.value(at)))))
-                .collect()
+            let number =
+                |at: Option<usize>| at.map_or(Number::Absent, |at| Number::Value(flags.value(at).into()));
+            present(flags).map(|at| read(number(at))).collect()
         }
-        DataType::Int8 => integers(leaf.as_primitive::<Int8Type>(), missing, |v| v.into(), |v| v.into()),
-        DataType::Int16 => integers(leaf.as_primitive::<Int16Type>(), missing, |v| v.into(), |v| v.into()),
-        DataType::Int32 => integers(leaf.as_primitive::<Int32Type>(), missing, |v| v.into(), |v| v.into()),
-        DataType::Int64 => integers(leaf.as_primitive::<Int64Type>(), missing, |v| v.into(), |v| v as f64),
-        DataType::UInt8 => integers(leaf.as_primitive::<UInt8Type>(), missing, |v| v.into(), |v| v.into()),
-        DataType::UInt16 => integers(leaf.as_primitive::<UInt16Type>(), missing, |v| v.into(), |v| v.into()),
-        DataType::UInt32 => integers(leaf.as_primitive::<UInt32Type>(), missing, |v| v.into(), |v| v.into()),
-        DataType::UInt64 => integers(leaf.as_primitive::<UInt64Type>(), missing, |v| v.into(), |v| v as f64),
-        DataType::Float32 => floats(leaf.as_primitive::<Float32Type>(), missing, f64::from),
-        DataType::Float64 => floats(leaf.as_primitive::<Float64Type>(), missing, |v| v),
-        _ => return bytes(leaf, missing, Number::Absent, parse),
+        DataType::Int8 => whole::<Int8Type, T>(leaf, missing, read, f64::from),
+        DataType::Int16 => whole::<Int16Type, T>(leaf, missing, read, f64::from),
+        DataType::Int32 => whole::<Int32Type, T>(leaf, missing, read, f64::from),
+        DataType::Int64 => whole::<Int64Type, T>(leaf, missing, read, |value| value as f64),
+        DataType::UInt8 => whole::<UInt8Type, T>(leaf, missing, read, f64::from),
+        DataType::UInt16 => whole::<UInt16Type, T>(leaf, missing, read, f64::from),
+        DataType::UInt32 => whole::<UInt32Type, T>(leaf, missing, read, f64::from),
+        DataType::UInt64 => whole::<UInt64Type, T>(leaf, missing, read, |value| value as f64),
+        DataType::Float32 => real::<Float32Type, T>(leaf, missing, read),
+        DataType::Float64 => real::<Float64Type, T>(leaf, missing, read),
+        _ => match temporal::as_numbers(leaf) {
+            Some(converted) => return numbers(&converted, missing, read),
+            None => return bytes(leaf, missing, read(Number::Absent), |text| read(parse(text))),
+        },
     })
+}
+
+/// The elements of a column of integers. Those of null ones are anything.
+pub(crate) fn integers(leaf: &dyn Array) -> Option<Cow<'_, [i64]>> {
+    fn widened<P: ArrowPrimitiveType<Native: Into<i64>>>(leaf: &dyn Array) -> Option<Cow<'_, [i64]>> {
+        Some(leaf.as_primitive::<P>().values().iter().map(|&value| value.into()).collect())
+    }
+    match leaf.data_type() {
+        DataType::Int8 => widened::<Int8Type>(leaf),
+        DataType::Int16 => widened::<Int16Type>(leaf),
+        DataType::Int32 => widened::<Int32Type>(leaf),
+        DataType::Int64 => Some(Cow::Borrowed(leaf.as_primitive::<Int64Type>().values())),
+        DataType::UInt8 => widened::<UInt8Type>(leaf),
+        DataType::UInt16 => widened::<UInt16Type>(leaf),
+        DataType::UInt32 => widened::<UInt32Type>(leaf),
+        _ => None,
+    }
+}
+
+/// The elements of a column of numbers, where none of them stands for missing. Those of null ones are
+/// anything.
+pub(crate) fn floats<'a>(leaf: &'a dyn Array, missing: &Missing) -> Option<Cow<'a, [f64]>> {
+    if missing.has_numbers() {
+        return None;
+    }
+    match leaf.data_type() {
+        DataType::Float32 => {
+            Some(leaf.as_primitive::<Float32Type>().values().iter().copied().map(f64::from).collect())
+        }
+        DataType::Float64 => Some(Cow::Borrowed(leaf.as_primitive::<Float64Type>().values())),
+        _ => {
+            let integers = integers(leaf)?;
+            Some(simd::run(
+                #[inline(always)]
+                || integers.iter().map(|&value| value as f64).collect(),
+            ))
+        }
+    }
+}
+
+/// Gives the null elements this value.
+pub(crate) fn put_absent<T: Copy>(leaf: &dyn Array, absent: T, values: &mut [T]) {
+    if let Some(nulls) = leaf.nulls().filter(|nulls| nulls.null_count() > 0) {
+        for null in (!nulls.inner()).set_indices() {
+            values[null] = absent;
+        }
+    }
 }
 
 /// Reads every element as text and maps it by `read`; an absent one gives `absent`. `None` when the type
@@ -202,7 +282,10 @@ pub(crate) fn texts<T: Copy>(
             let text = |at| if flags.value(at) { &b"true"[..] } else { b"false" };
             present(flags).map(|at| at.map_or(absent, |at| read(text(at)))).collect()
         }
-        _ => return bytes(leaf, missing, absent, read),
+        _ => match temporal::as_texts(leaf) {
+            Some(converted) => return texts(&converted, missing, absent, read),
+            None => return bytes(leaf, missing, absent, read),
+        },
     })
 }
 
@@ -239,28 +322,26 @@ fn each<P: ArrowPrimitiveType, T: Copy>(
     }
 }
 
-fn integers<P: ArrowPrimitiveType>(
-    array: &PrimitiveArray<P>,
+fn whole<P: ArrowPrimitiveType<Native: Into<i128>>, T: Copy>(
+    leaf: &dyn Array,
     missing: &Missing,
-    whole: impl Fn(P::Native) -> i128,
+    read: impl Fn(Number) -> T,
     float: impl Fn(P::Native) -> f64,
-) -> Vec<Number> {
-    each(array, Number::Absent, |value| match missing.has_integer(whole(value)) {
-        true => Number::Absent,
-        false => Number::Value(float(value)),
+) -> Vec<T> {
+    each(leaf.as_primitive::<P>(), read(Number::Absent), |value| {
+        read(if missing.has_integer(value.into()) { Number::Absent } else { Number::Value(float(value)) })
     })
 }
 
-fn floats<P: ArrowPrimitiveType>(
-    array: &PrimitiveArray<P>,
+fn real<P: ArrowPrimitiveType<Native: Into<f64>>, T: Copy>(
+    leaf: &dyn Array,
     missing: &Missing,
-    float: impl Fn(P::Native) -> f64,
-) -> Vec<Number> {
-    each(array, Number::Absent, |value| {
-        match missing.has_float(float(value), |m| as_held(array.data_type(), m)) {
-            true => Number::Absent,
-            false => Number::Value(float(value)),
-        }
+    read: impl Fn(Number) -> T,
+) -> Vec<T> {
+    each(leaf.as_primitive::<P>(), read(Number::Absent), |value| {
+        let value = value.into();
+        let listed = missing.has_float(value, |listed| as_held(leaf.data_type(), listed));
+        read(if listed { Number::Absent } else { Number::Value(value) })
     })
 }
 

@@ -29,6 +29,13 @@ pub(crate) enum Problem {
     AbsentNumber,
     /// There are this many instead of one.
     Several(usize),
+    /// This element is no id of so many.
+    NoId {
+        /// Its number among the column's elements.
+        element: usize,
+        /// How many there are.
+        buckets: u32,
+    },
     /// This element is not what was expected.
     Unusable {
         /// Its number among the column's elements.
@@ -70,15 +77,19 @@ pub(crate) fn wrong_type(raw: &RawChunk, column: usize, expected: &str) -> Error
 }
 
 fn describe(raw: &RawChunk, fault: Fault) -> Error {
+    let found = |element| shown(&Elements::of(raw.columns().column(fault.column)).leaf, element);
     let message: Cow<'static, str> = match fault.problem {
         Problem::Absent => "a value is missing".into(),
         Problem::AbsentNumber => {
             "a value is missing; give the feature `missing = \"mean\"`, or a number to stand for it".into()
         }
         Problem::Several(count) => format!("expected one value, found {count}").into(),
+        Problem::NoId { element, buckets } => {
+            let most = buckets.saturating_sub(1);
+            format!("expected a whole number from 0 to {most}, found {}", found(element)).into()
+        }
         Problem::Unusable { element, expected } => {
-            let elements = Elements::of(raw.columns().column(fault.column));
-            format!("expected {expected}, found {}", shown(&elements.leaf, element)).into()
+            format!("expected {expected}, found {}", found(element)).into()
         }
     };
     Error::BadValue {

@@ -1,12 +1,73 @@
 //! Hashed features: a value's fingerprint modulo the buckets, as an id.
+//!
+//! As `tf.strings.to_hash_bucket_fast` of the text, or of `tf.as_string` of an integer; absent values have
+//! the id after those.
 
-use arrow_array::Array;
+use arrow_array::cast::AsArray;
+use arrow_array::types::ByteArrayType;
+use arrow_array::{Array, GenericByteArray};
+use arrow_buffer::ArrowNativeType;
+use arrow_schema::DataType;
 
-use super::column::{Missing, texts};
-use crate::fingerprint::bucket;
+use super::column::{Missing, integers, put_absent, texts};
+use super::{integer, text};
+use crate::fingerprint::{Modulus, fingerprint64};
 
-/// Each element's id, as `tf.strings.to_hash_bucket_fast` (of `tf.as_string` where they are integers);
-/// `buckets` for an absent one.
-pub(crate) fn codes(buckets: u32, leaf: &dyn Array, missing: &Missing) -> Option<Vec<u32>> {
-    texts(leaf, missing, buckets, |text| bucket(text, buckets))
+/// The buckets that values are hashed to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hashed {
+    buckets: u32,
+    modulus: Modulus,
+}
+
+impl Hashed {
+    /// # Panics
+    /// When there are no buckets.
+    pub(crate) fn new(buckets: u32) -> Self {
+        Self { buckets, modulus: Modulus::new(buckets) }
+    }
+
+    /// Buckets, and missing.
+    pub(crate) fn cardinality(self) -> usize {
+        self.buckets as usize + 1
+    }
+
+    /// Each element's id; `None` when the column's type is of no use.
+    pub(crate) fn codes(self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<u32>> {
+        let Some(mut codes) = self.codes_at_once(leaf, missing) else {
+            return texts(leaf, missing, self.buckets, |text| self.modulus.reduce(fingerprint64(text)));
+        };
+        put_absent(leaf, self.buckets, &mut codes);
+        Some(codes)
+    }
+
+    /// The ids by the loops that take many values at a time; those of null elements are anything. `None`
+    /// where each value must be looked at.
+    fn codes_at_once(self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<u32>> {
+        if !missing.has_numbers()
+            && let Some(values) = integers(leaf)
+        {
+            return Some(integer::ids(&values, self.modulus));
+        }
+        Some(match leaf.data_type() {
+            DataType::Utf8 => self.texts(leaf.as_string::<i32>(), missing),
+            DataType::LargeUtf8 => self.texts(leaf.as_string::<i64>(), missing),
+            DataType::Binary => self.texts(leaf.as_binary::<i32>(), missing),
+            DataType::LargeBinary => self.texts(leaf.as_binary::<i64>(), missing),
+            _ => return None,
+        })
+    }
+
+    fn texts<T: ByteArrayType>(self, texts: &GenericByteArray<T>, missing: &Missing) -> Vec<u32> {
+        let (offsets, bytes) = (texts.value_offsets(), texts.value_data());
+        let mut codes = text::ids(offsets, bytes, self.modulus);
+        if missing.has_texts() {
+            for (code, ends) in codes.iter_mut().zip(offsets.windows(2)) {
+                if missing.has_text(&bytes[ends[0].as_usize()..ends[1].as_usize()]) {
+                    *code = self.buckets;
+                }
+            }
+        }
+        codes
+    }
 }

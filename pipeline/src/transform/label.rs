@@ -43,7 +43,7 @@ impl Positive {
             Number::Absent => Target::Absent,
             Number::Unreadable => Target::Invalid,
         };
-        Some(numbers(leaf, missing)?.into_iter().map(label).collect())
+        numbers(leaf, missing, label)
     }
 }
 
@@ -63,7 +63,7 @@ fn targets(leaf: &dyn Array, missing: &Missing, usable: impl Fn(f64) -> bool) ->
         Number::Absent => Target::Absent,
         _ => Target::Invalid,
     };
-    Some(numbers(leaf, missing)?.into_iter().map(target).collect())
+    numbers(leaf, missing, target)
 }
 
 fn is_number(data_type: &DataType) -> bool {

@@ -1,15 +1,20 @@
 //! Raw columns into dense values and ids.
 //!
 //! A [`Transform`] is a job's features with all that was learned filled in: a pure function from a raw
-//! chunk to a [`Chunk`]. It works a column at a time, by loops made for the column's type, and writes
-//! into the chunk's row-major blocks; nothing is allocated for a value.
+//! chunk to a [`Chunk`]. It works a column at a time, by loops made for the column's type, most of which
+//! the compiler turns into vector instructions (`simd.rs`); nothing is allocated for a value. The columns
+//! are then laid into the chunk's row-major blocks (`rows.rs`).
+//!
+//! Results are the same bits on every machine: ids are whole numbers, and floats are worked out by
+//! operations that IEEE 754 fixes, the logarithm (`logarithm.rs`) included.
 //!
 //! | kind | file |
 //! |---|---|
 //! | numeric | `numeric.rs` |
 //! | bucketized | `bucketized.rs` |
 //! | vocabulary | `vocabulary.rs` |
-//! | hashed | `hashed.rs` |
+//! | hashed | `hashed.rs`; the hashing is in `integer.rs` and `text.rs` |
+//! | identity | `identity.rs` |
 //! | crossed | `crossed.rs` |
 //! | lists of any but numeric | `multivalued.rs` |
 //!
@@ -22,13 +27,24 @@ mod crossed;
 mod decimal;
 pub(crate) mod fault;
 mod hashed;
+mod identity;
+mod integer;
 pub(crate) mod label;
+pub(crate) mod logarithm;
+mod memo;
 mod multivalued;
-pub(crate) mod numeric;
+mod numeric;
 mod resolve;
+mod rows;
+mod simd;
+mod temporal;
 #[cfg(test)]
 mod tests;
+mod text;
 mod vocabulary;
+
+use arrow_array::Array;
+use arrow_array::cast::AsArray;
 
 use millstream_batch::{BatchSchema, IdFeature, RaggedFeature};
 
@@ -37,14 +53,17 @@ use crate::chunk::{Chunk, RaggedColumn};
 use crate::dataset::{BadRecords, Projection, RawChunk};
 
 use bucketized::Bucketized;
-use column::{Elements, Missing, NUMBERS, Single, TEXTS, numbers, texts};
-use crossed::{Part, SeveralValues};
+use column::{Elements, Missing, NUMBERS, Number, Single, TEXTS, numbers};
+use crossed::{Crossed, Part, SeveralValues, Unusable};
 use fault::{Fault, Problem, settle, wrong_type};
+use hashed::Hashed;
+use identity::Identity;
 use label::{Positive, Target};
+use memo::Memo;
 use numeric::{NotScaled, Numeric};
 use vocabulary::Vocabulary;
 
-/// An element that has no id: text where numbers are needed, or NaN.
+/// An element that has no id: text where numbers are needed, NaN, or a number out of range.
 const INVALID: u32 = u32::MAX;
 
 /// What numeric and bucketized features expect of a value, for messages.
@@ -96,22 +115,37 @@ enum Encoder {
     Numeric(Numeric),
     Bucketized(Bucketized),
     Vocabulary(Vocabulary),
-    Hashed { buckets: u32 },
-    Crossed { buckets: u32 },
+    Hashed(Hashed),
+    Identity(Identity),
+    Crossed(Crossed),
 }
 
 /// Where a feature goes in a chunk, by its position there.
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    Dense(usize),
+    Dense,
     Id(usize),
     Ragged(usize),
+}
+
+/// What a transform remembers from chunk to chunk of one stream of them, so as not to work it out again:
+/// the ids of dictionaries. What it makes of a chunk does not depend on it.
+#[derive(Debug, Default)]
+pub struct Memory {
+    /// By feature.
+    memos: Vec<Memo>,
 }
 
 /// A chunk in the making.
 struct Work<'a> {
     raw: &'a RawChunk,
-    chunk: Chunk,
+    labels: Vec<f32>,
+    weights: Option<Vec<f32>>,
+    /// `[D][rows]`
+    dense: Vec<Vec<f32>>,
+    /// `[F][rows]`
+    ids: Vec<Vec<u32>>,
+    ragged: Vec<RaggedColumn>,
     faults: Vec<Fault>,
     truncated_rows: u64,
 }
@@ -148,32 +182,44 @@ impl Transform {
     /// When a column's type is of no use to its features, and when `bad` does not put up with a row that
     /// has an unusable value.
     pub fn apply(&self, raw: &RawChunk, bad: &BadRecords) -> Result<Transformed, Error> {
+        self.apply_with(&mut Memory::default(), raw, bad)
+    }
+
+    /// The same, for one of many chunks. `memory` is of this transform alone.
+    ///
+    /// # Errors
+    /// As [`Transform::apply`].
+    pub fn apply_with(
+        &self,
+        memory: &mut Memory,
+        raw: &RawChunk,
+        bad: &BadRecords,
+    ) -> Result<Transformed, Error> {
         let rows = raw.rows();
         let mut work = Work {
             raw,
-            chunk: Chunk {
-                labels: vec![0.0; rows],
-                weights: self.weighted.then(|| vec![1.0; rows]),
-                dense: vec![0.0; rows * self.dense.len()],
-                ids: vec![0; rows * self.ids.len()],
-                ragged: Vec::with_capacity(self.ragged.len()),
-            },
+            labels: vec![0.0; rows],
+            weights: self.weighted.then(|| vec![1.0; rows]),
+            dense: Vec::with_capacity(self.dense.len()),
+            ids: Vec::with_capacity(self.ids.len()),
+            ragged: Vec::with_capacity(self.ragged.len()),
             faults: Vec::new(),
             truncated_rows: 0,
         };
         if let Some(label) = &self.label {
             self.labels(label, &mut work)?;
         }
-        for feature in &self.features {
-            match (&feature.encoder, feature.place) {
-                (Encoder::Numeric(numeric), Place::Dense(position)) => {
-                    self.dense(numeric, feature.columns[0], position, &mut work)?;
-                }
-                (Encoder::Crossed { buckets }, place) => self.cross(feature, *buckets, place, &mut work)?,
-                (encoder, place) => self.categorical(encoder, feature.columns[0], place, &mut work)?,
+        memory.memos.resize_with(self.features.len(), Memo::default);
+        for (feature, memo) in self.features.iter().zip(&mut memory.memos) {
+            match &feature.encoder {
+                Encoder::Numeric(numeric) => self.dense(numeric, feature.columns[0], &mut work)?,
+                Encoder::Crossed(crossed) => self.cross(feature, crossed, &mut work)?,
+                encoder => self.categorical(encoder, feature, memo, &mut work)?,
             }
         }
-        let Work { mut chunk, faults, truncated_rows, .. } = work;
+        let Work { labels, weights, dense, ids, ragged, faults, truncated_rows, .. } = work;
+        let (dense, ids) = (rows::interleaved(&dense, rows), rows::interleaved(&ids, rows));
+        let mut chunk = Chunk { labels, weights, dense, ids, ragged };
         if let Some(keep) = settle(raw, faults, bad)? {
             chunk.retain_rows(&keep);
         }
@@ -187,135 +233,170 @@ impl Transform {
             None => (label::probabilities(&elements.leaf, &self.missing), "a label from 0 to 1"),
         };
         let targets = targets.ok_or_else(|| wrong_type(work.raw, label.column, TEXTS))?;
-        let mut labels = std::mem::take(&mut work.chunk.labels);
+        let mut labels = std::mem::take(&mut work.labels);
         work.targets(label.column, &elements, &targets, expected, &mut labels);
-        work.chunk.labels = labels;
-        let Some((column, mut weights)) = label.weight.zip(work.chunk.weights.take()) else { return Ok(()) };
+        work.labels = labels;
+        let Some((column, mut weights)) = label.weight.zip(work.weights.take()) else { return Ok(()) };
         let elements = work.elements(column);
         let targets = label::weights(&elements.leaf, &self.missing);
         let targets = targets.ok_or_else(|| wrong_type(work.raw, column, NUMBERS))?;
         work.targets(column, &elements, &targets, "a finite weight of at least 0", &mut weights);
-        work.chunk.weights = Some(weights);
+        work.weights = Some(weights);
         Ok(())
     }
 
-    fn dense(
-        &self,
-        numeric: &Numeric,
-        column: usize,
-        position: usize,
-        work: &mut Work<'_>,
-    ) -> Result<(), Error> {
+    fn dense(&self, numeric: &Numeric, column: usize, work: &mut Work<'_>) -> Result<(), Error> {
         let elements = work.elements(column);
-        let numbers =
-            numbers(&elements.leaf, &self.missing).ok_or_else(|| wrong_type(work.raw, column, NUMBERS))?;
-        let stride = self.dense.len();
-        for row in 0..work.raw.rows() {
-            let (element, number) = match elements.single(row) {
-                Single::One(element) => (element, numbers[element]),
-                Single::Absent => (0, column::Number::Absent),
+        if !elements.are_lists()
+            && let Some(values) = numeric.values(&elements.leaf, &self.missing)
+        {
+            work.dense.push(values);
+            return Ok(());
+        }
+        let scaled = numbers(&elements.leaf, &self.missing, |number| numeric.value(number));
+        let scaled = scaled.ok_or_else(|| wrong_type(work.raw, column, NUMBERS))?;
+        let mut values = vec![0.0; work.raw.rows()];
+        for (row, out) in values.iter_mut().enumerate() {
+            let (element, value) = match elements.single(row) {
+                Single::One(element) => (element, scaled[element]),
+                Single::Absent => (0, numeric.value(Number::Absent)),
                 Single::Several(count) => {
                     work.fault(row, column, Problem::Several(count));
                     continue;
                 }
             };
-            match numeric.value(number) {
-                Ok(value) => work.chunk.dense[row * stride + position] = value,
+            match value {
+                Ok(value) => *out = value,
                 Err(NotScaled::Absent) => work.fault(row, column, Problem::AbsentNumber),
                 Err(NotScaled::NotFinite) => {
                     work.fault(row, column, Problem::Unusable { element, expected: A_NUMBER });
                 }
             }
         }
+        work.dense.push(values);
         Ok(())
     }
 
     fn categorical(
         &self,
         encoder: &Encoder,
-        column: usize,
-        place: Place,
+        feature: &Feature,
+        memo: &mut Memo,
         work: &mut Work<'_>,
     ) -> Result<(), Error> {
+        let column = feature.columns[0];
         let elements = work.elements(column);
-        let codes = encoder.codes(&elements.leaf, &self.missing);
+        let absent = self.cardinality(feature.place) - 1;
+        let codes = match elements.leaf.as_any_dictionary_opt() {
+            Some(dictionary) => memo.codes(dictionary, absent, |values| encoder.codes(values, &self.missing)),
+            None => encoder.codes(&elements.leaf, &self.missing),
+        };
         let codes = codes.ok_or_else(|| wrong_type(work.raw, column, encoder.expected()))?;
-        match place {
-            Place::Ragged(position) => {
-                let RaggedFeature { cardinality, maximum, .. } = self.ragged[position];
-                let rows = work.raw.rows();
-                let (ragged, filled) = multivalued::fill(&elements, &codes, cardinality - 1, maximum, rows);
-                for &(row, element) in &filled.invalid {
-                    work.fault(row, column, Problem::Unusable { element, expected: A_NUMBER });
-                }
-                work.ragged(ragged, &filled);
+        let rows = work.raw.rows();
+        if let Place::Ragged(position) = feature.place {
+            let maximum = self.ragged[position].maximum;
+            let (ragged, filled) = multivalued::fill(&elements, &codes, absent, maximum, rows);
+            for &(row, element) in &filled.invalid {
+                work.fault(row, column, encoder.problem(element));
             }
-            Place::Id(position) | Place::Dense(position) => {
-                let stride = self.ids.len();
-                let absent = self.ids[position].cardinality - 1;
-                for row in 0..work.raw.rows() {
-                    let id = &mut work.chunk.ids[row * stride + position];
-                    match elements.single(row) {
-                        Single::One(element) if codes[element] == INVALID => {
-                            work.fault(row, column, Problem::Unusable { element, expected: A_NUMBER });
-                        }
-                        Single::One(element) => *id = codes[element],
-                        Single::Absent => *id = absent,
-                        Single::Several(count) => work.fault(row, column, Problem::Several(count)),
+            work.ragged(ragged, &filled);
+            return Ok(());
+        }
+        let mut ids = codes;
+        if elements.are_lists() {
+            let codes = std::mem::replace(&mut ids, vec![absent; rows]);
+            for (row, id) in ids.iter_mut().enumerate() {
+                match elements.single(row) {
+                    Single::One(element) if codes[element] == INVALID => {
+                        work.fault(row, column, encoder.problem(element));
                     }
+                    Single::One(element) => *id = codes[element],
+                    Single::Absent => {}
+                    Single::Several(count) => work.fault(row, column, Problem::Several(count)),
                 }
+            }
+        } else if ids.contains(&INVALID) {
+            for (row, id) in ids.iter_mut().enumerate().filter(|(_, id)| **id == INVALID) {
+                *id = absent;
+                work.fault(row, column, encoder.problem(row));
             }
         }
+        work.ids.push(ids);
         Ok(())
     }
 
-    fn cross(&self, feature: &Feature, buckets: u32, place: Place, work: &mut Work<'_>) -> Result<(), Error> {
+    fn cross(&self, feature: &Feature, crossed: &Crossed, work: &mut Work<'_>) -> Result<(), Error> {
+        let rows = work.raw.rows();
         let mut parts = Vec::with_capacity(feature.columns.len());
-        for &column in &feature.columns {
+        for (part, &column) in feature.columns.iter().enumerate() {
             let elements = work.elements(column);
-            let fingerprints = texts(&elements.leaf, &self.missing, None, |text| {
-                Some(crate::fingerprint::fingerprint64(text))
-            });
-            let fingerprints = fingerprints.ok_or_else(|| wrong_type(work.raw, column, TEXTS))?;
+            let mut unusable = Vec::new();
+            let fingerprints = crossed
+                .fingerprints(part, &elements.leaf, &self.missing, &mut unusable)
+                .ok_or_else(|| {
+                    let expected = if crossed.wants_numbers(part) { NUMBERS } else { TEXTS };
+                    wrong_type(work.raw, column, expected)
+                })?;
+            for Unusable(element) in unusable {
+                if let Some(row) = elements.row_of(element) {
+                    work.fault(row, column, Problem::Unusable { element, expected: A_NUMBER });
+                }
+            }
             parts.push(Part { elements, fingerprints });
         }
-        let rows = work.raw.rows();
-        match place {
-            Place::Ragged(position) => {
-                let maximum = self.ragged[position].maximum;
-                let (ragged, filled) = multivalued::fill_crossed(&parts, buckets, maximum, rows);
-                work.ragged(ragged, &filled);
-            }
-            Place::Id(position) | Place::Dense(position) => {
-                for row in 0..rows {
-                    match crossed::code(&parts, row, buckets) {
-                        Ok(id) => work.chunk.ids[row * self.ids.len() + position] = id,
-                        Err(SeveralValues { part, count }) => {
-                            work.fault(row, feature.columns[part], Problem::Several(count));
-                        }
-                    }
+        if let Place::Ragged(position) = feature.place {
+            let maximum = self.ragged[position].maximum;
+            let (ragged, filled) = multivalued::fill_crossed(crossed, &parts, maximum, rows);
+            work.ragged(ragged, &filled);
+            return Ok(());
+        }
+        let mut ids = vec![0; rows];
+        for (row, out) in ids.iter_mut().enumerate() {
+            match crossed.code(&parts, row) {
+                Ok(id) => *out = id,
+                Err(SeveralValues { part, count }) => {
+                    work.fault(row, feature.columns[part], Problem::Several(count));
                 }
             }
         }
+        work.ids.push(ids);
         Ok(())
+    }
+
+    /// Ids of a feature that has any; the last is that of missing values.
+    fn cardinality(&self, place: Place) -> u32 {
+        match place {
+            Place::Dense => 1,
+            Place::Id(position) => self.ids[position].cardinality,
+            Place::Ragged(position) => self.ragged[position].cardinality,
+        }
     }
 }
 
 impl Encoder {
     /// Each element's id, for kinds of one column; `None` when its type is of no use.
-    fn codes(&self, leaf: &dyn arrow_array::Array, missing: &Missing) -> Option<Vec<u32>> {
+    fn codes(&self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<u32>> {
         match self {
             Self::Bucketized(bucketized) => bucketized.codes(leaf, missing),
             Self::Vocabulary(vocabulary) => vocabulary.codes(leaf, missing),
-            Self::Hashed { buckets } => hashed::codes(*buckets, leaf, missing),
-            Self::Numeric(_) | Self::Crossed { .. } => None,
+            Self::Hashed(hashed) => hashed.codes(leaf, missing),
+            Self::Identity(identity) => identity.codes(leaf, missing),
+            Self::Numeric(_) | Self::Crossed(_) => None,
         }
     }
 
     fn expected(&self) -> &'static str {
         match self {
-            Self::Numeric(_) | Self::Bucketized(_) => NUMBERS,
-            Self::Vocabulary(_) | Self::Hashed { .. } | Self::Crossed { .. } => TEXTS,
+            Self::Numeric(_) | Self::Bucketized(_) | Self::Identity(_) => NUMBERS,
+            Self::Vocabulary(_) | Self::Hashed(_) | Self::Crossed(_) => TEXTS,
+        }
+    }
+
+    /// What is wrong with an element that has no id.
+    fn problem(&self, element: usize) -> Problem {
+        match self {
+            Self::Identity(identity) => Problem::NoId { element, buckets: identity.buckets() },
+            _ => Problem::Unusable { element, expected: A_NUMBER },
         }
     }
 }
@@ -330,7 +411,7 @@ impl Work<'_> {
     }
 
     fn ragged(&mut self, column: RaggedColumn, filled: &multivalued::Filled) {
-        self.chunk.ragged.push(column);
+        self.ragged.push(column);
         self.truncated_rows += filled.truncated_rows;
     }
 

@@ -5,7 +5,7 @@
 
 use super::INVALID;
 use super::column::Elements;
-use super::crossed::{self, Part};
+use super::crossed::{Crossed, Part};
 use crate::chunk::RaggedColumn;
 
 /// What happened while a column was filled.
@@ -51,15 +51,15 @@ pub(crate) fn fill(
 
 /// Fills a ragged column with the combinations of several columns' values.
 pub(crate) fn fill_crossed(
+    crossed: &Crossed,
     parts: &[Part],
-    buckets: u32,
     maximum: u32,
     rows: usize,
 ) -> (RaggedColumn, Filled) {
     let mut column = empty(rows, rows);
     let mut filled = Filled::default();
     for row in 0..rows {
-        let truncated = crossed::product(parts, row, buckets, maximum as usize, &mut column.values);
+        let truncated = crossed.product(parts, row, maximum as usize, &mut column.values);
         filled.truncated_rows += u64::from(truncated);
         end_row(&mut column);
     }

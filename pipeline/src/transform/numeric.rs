@@ -1,6 +1,10 @@
 //! Numeric features: a number, scaled, as one dense column.
 
-use super::column::Number;
+use arrow_array::Array;
+
+use super::column::{Missing, Number, floats, put_absent};
+use super::logarithm::signed_log1p;
+use super::simd;
 use crate::Error;
 use crate::analysis::Analysis;
 use crate::spec::{MissingNumber, Normalize};
@@ -53,6 +57,20 @@ impl Numeric {
         Ok(Self { scale, absent })
     }
 
+    /// Scales a column of numbers at once. `None` where a value must be looked at by itself: one stands
+    /// for missing, is absent and must not be, or is not finite once scaled.
+    pub(crate) fn values(&self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<f32>> {
+        let absent = if leaf.null_count() > 0 { self.absent? } else { 0.0 };
+        let numbers = floats(leaf, missing)?;
+        let mut values = vec![0.0; numbers.len()];
+        let finite = simd::run(
+            #[inline(always)]
+            || self.scale.apply_to(&numbers, &mut values),
+        );
+        put_absent(leaf, absent, &mut values);
+        finite.then_some(values)
+    }
+
     /// The dense value.
     #[inline]
     pub(crate) fn value(&self, number: Number) -> Result<f32, NotScaled> {
@@ -89,7 +107,18 @@ impl Scale {
         })
     }
 
-    #[inline]
+    /// Returns whether all are finite.
+    #[inline(always)]
+    fn apply_to(self, numbers: &[f64], values: &mut [f32]) -> bool {
+        let mut finite = true;
+        for (value, &number) in values.iter_mut().zip(numbers) {
+            *value = self.apply(number) as f32;
+            finite &= value.is_finite();
+        }
+        finite
+    }
+
+    #[inline(always)]
     fn apply(self, value: f64) -> f64 {
         let value = if self.logarithm { signed_log1p(value) } else { value };
         (value - self.shift) / self.divisor
@@ -99,10 +128,4 @@ impl Scale {
 /// A column without spread tells nothing: dividing by infinity makes all of it 0.
 fn or_infinite(spread: f64) -> f64 {
     if spread > 0.0 { spread } else { f64::INFINITY }
-}
-
-/// `ln(1 + x)`, mirrored below 0.
-#[inline]
-pub(crate) fn signed_log1p(value: f64) -> f64 {
-    value.abs().ln_1p().copysign(value)
 }

@@ -4,6 +4,9 @@ use millstream_batch::{IdFeature, RaggedFeature};
 
 use super::bucketized::Bucketized;
 use super::column::Missing;
+use super::crossed::Crossed;
+use super::hashed::Hashed;
+use super::identity::Identity;
 use super::label::Positive;
 use super::numeric::Numeric;
 use super::vocabulary::Vocabulary;
@@ -54,7 +57,7 @@ impl Transform {
         let place = match (&encoder, spec.maximum) {
             (Encoder::Numeric(_), _) => {
                 self.dense.push(spec.name.clone());
-                Place::Dense(self.dense.len() - 1)
+                Place::Dense
             }
             (encoder, None) => {
                 self.ids
@@ -102,20 +105,22 @@ fn check(spec: &FeatureSpec) -> Result<(), Error> {
         FeatureKind::Numeric { .. } if spec.maximum.is_some() => {
             refuse("a numeric feature has one value a row, so it takes no `maximum`")
         }
-        FeatureKind::Hashed { buckets: 0 } | FeatureKind::Crossed { buckets: 0 } => {
-            refuse("`buckets` must be at least 1")
-        }
-        FeatureKind::Bucketized { boundaries } => {
-            let increasing = boundaries.windows(2).all(|pair| pair[0] < pair[1]);
-            let finite = boundaries.iter().all(|boundary| boundary.is_finite());
-            if increasing && finite {
-                Ok(())
-            } else {
-                refuse("boundaries must be finite and strictly increasing")
-            }
+        FeatureKind::Hashed { buckets: 0 }
+        | FeatureKind::Identity { buckets: 0, .. }
+        | FeatureKind::Crossed { buckets: 0, .. } => refuse("`buckets` must be at least 1"),
+        FeatureKind::Bucketized { boundaries } if !are_boundaries(boundaries) => refuse(NO_BOUNDARIES),
+        FeatureKind::Crossed { boundaries, .. } if !boundaries.iter().all(|of| are_boundaries(of)) => {
+            refuse(NO_BOUNDARIES)
         }
         _ => Ok(()),
     }
+}
+
+const NO_BOUNDARIES: &str = "boundaries must be finite and strictly increasing";
+
+fn are_boundaries(boundaries: &[f64]) -> bool {
+    let increasing = boundaries.windows(2).all(|pair| pair[0] < pair[1]);
+    increasing && boundaries.iter().all(|boundary| boundary.is_finite())
 }
 
 fn encoder(spec: &FeatureSpec, analysis: &Analysis) -> Result<Encoder, Error> {
@@ -124,8 +129,11 @@ fn encoder(spec: &FeatureSpec, analysis: &Analysis) -> Result<Encoder, Error> {
             Encoder::Numeric(Numeric::resolve(&spec.columns[0], *normalize, *missing, analysis)?)
         }
         FeatureKind::Bucketized { boundaries } => Encoder::Bucketized(Bucketized::new(boundaries)),
-        FeatureKind::Hashed { buckets } => Encoder::Hashed { buckets: *buckets },
-        FeatureKind::Crossed { buckets } => Encoder::Crossed { buckets: *buckets },
+        FeatureKind::Hashed { buckets } => Encoder::Hashed(Hashed::new(*buckets)),
+        FeatureKind::Identity { buckets, out_of_range } => {
+            Encoder::Identity(Identity::new(*buckets, *out_of_range))
+        }
+        FeatureKind::Crossed { buckets, boundaries } => Encoder::Crossed(Crossed::new(*buckets, boundaries)),
         FeatureKind::Vocabulary { terms: Terms::Given(terms), oov_buckets } => Encoder::Vocabulary(
             Vocabulary::new(&spec.name, terms.iter().map(String::as_bytes), *oov_buckets)?,
         ),
@@ -141,7 +149,9 @@ fn cardinality(spec: &FeatureSpec, encoder: &Encoder) -> Result<u32, Error> {
         Encoder::Numeric(_) => 0,
         Encoder::Bucketized(bucketized) => bucketized.cardinality(),
         Encoder::Vocabulary(vocabulary) => vocabulary.cardinality(),
-        Encoder::Hashed { buckets } | Encoder::Crossed { buckets } => *buckets as usize + 1,
+        Encoder::Hashed(hashed) => hashed.cardinality(),
+        Encoder::Identity(identity) => identity.cardinality(),
+        Encoder::Crossed(crossed) => crossed.cardinality(),
     };
     // `u32::MAX` marks what has no id.
     u32::try_from(cardinality).ok().filter(|&cardinality| cardinality < u32::MAX).ok_or_else(|| {

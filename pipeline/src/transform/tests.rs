@@ -10,10 +10,11 @@ use arrow_array::builder::{
     BinaryViewBuilder, GenericListBuilder, LargeBinaryBuilder, ListBuilder, StringBuilder,
     StringDictionaryBuilder,
 };
-use arrow_array::types::{Int8Type, Int32Type};
+use arrow_array::types::{ArrowPrimitiveType, Float16Type, Int8Type, Int32Type};
 use arrow_array::{
-    ArrayRef, BooleanArray, Float32Array, Float64Array, Int8Array, Int64Array, LargeStringArray, ListArray,
-    NullArray, RecordBatch, StringArray, StringViewArray, TimestampSecondArray, UInt16Array, UInt64Array,
+    ArrayRef, BooleanArray, Date32Array, Decimal128Array, DurationSecondArray, Float16Array, Float32Array,
+    Float64Array, Int8Array, Int64Array, LargeStringArray, ListArray, NullArray, RecordBatch, StringArray,
+    StringViewArray, UInt16Array, UInt64Array,
 };
 use arrow_schema::{Field, Schema};
 use proptest::prelude::*;
@@ -22,7 +23,9 @@ use super::*;
 use crate::analysis::{Analysis, LearnedVocabulary, Moments, NumberStatistics, Term};
 use crate::chunk::RaggedColumn;
 use crate::fingerprint::{cross64, fingerprint64};
-use crate::spec::{FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize, OnBadRecord, Terms};
+use crate::spec::{
+    FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize, OnBadRecord, OutOfRange, Terms,
+};
 
 /// A row of the plain side: each column's texts, absent ones left out.
 type Row = BTreeMap<&'static str, Vec<String>>;
@@ -37,6 +40,19 @@ fn numeric(normalize: Normalize, missing: MissingNumber) -> FeatureKind {
 
 fn given(terms: &[&str], oov_buckets: u32) -> FeatureKind {
     FeatureKind::Vocabulary { terms: Terms::Given(terms.iter().map(|&t| t.into()).collect()), oov_buckets }
+}
+
+fn identity(buckets: u32, out_of_range: OutOfRange) -> FeatureKind {
+    FeatureKind::Identity { buckets, out_of_range }
+}
+
+fn crossed(buckets: u32, boundaries: &[&[f64]]) -> FeatureKind {
+    FeatureKind::Crossed { buckets, boundaries: boundaries.iter().map(|of| of.to_vec()).collect() }
+}
+
+/// A half float, which is exact here.
+fn half(value: f32) -> <Float16Type as ArrowPrimitiveType>::Native {
+    <Float16Type as ArrowPrimitiveType>::Native::from_f32(value)
 }
 
 fn label(positive: Option<&str>) -> LabelSpec {
@@ -82,9 +98,12 @@ fn features() -> Vec<FeatureSpec> {
             FeatureKind::Vocabulary { terms: Terms::Learned { max_terms: 9, min_count: 1 }, oov_buckets: 1 },
             None,
         ),
-        feature("cross", &["a", "b", "n"], FeatureKind::Crossed { buckets: 10_007 }, None),
-        feature("cross_tags", &["tags", "a"], FeatureKind::Crossed { buckets: 503 }, Some(2)),
+        feature("cross", &["a", "b", "n"], crossed(10_007, &[]), None),
+        feature("cross_tags", &["tags", "a"], crossed(503, &[]), Some(2)),
         feature("numbers", &["numbers"], bucketized(), Some(8)),
+        feature("identity", &["b"], identity(10, OutOfRange::Missing), None),
+        feature("cross_bucket", &["a", "n"], crossed(1009, &[&[], &[-1.0, 0.0, 2.5, 7.0]]), None),
+        feature("cross_lists", &["numbers", "tags"], crossed(601, &[&[-1.0, 2.5]]), Some(3)),
     ]
 }
 
@@ -140,17 +159,28 @@ fn plain(spec: &FeatureSpec, row: &Row, analysis: &Analysis) -> Plain {
                 None => n + (fingerprint64(text.as_bytes()) % u64::from(*oov_buckets)) as u32,
             })
         }
-        FeatureKind::Crossed { buckets } => {
-            let mut combinations: Vec<Vec<&str>> = vec![vec![]];
-            for column in &spec.columns {
+        FeatureKind::Identity { buckets, .. } => ids(*buckets, &|text| {
+            let number: i64 = text.parse().unwrap();
+            if (0..i64::from(*buckets)).contains(&number) { number as u32 } else { *buckets }
+        }),
+        FeatureKind::Crossed { buckets, boundaries } => {
+            let mut combinations: Vec<Vec<String>> = vec![vec![]];
+            for (part, column) in spec.columns.iter().enumerate() {
+                let boundaries = boundaries.get(part).map_or(&[][..], Vec::as_slice);
+                let value = |text: &String| match boundaries {
+                    [] => text.clone(),
+                    _ => {
+                        let x: f64 = text.parse().unwrap();
+                        boundaries.iter().filter(|&&boundary| boundary <= x).count().to_string()
+                    }
+                };
+                let values: Vec<String> = row[column.as_str()].iter().map(value).collect();
                 let extended = combinations.iter().flat_map(|combination| {
-                    row[column.as_str()]
-                        .iter()
-                        .map(move |text| [combination.as_slice(), &[text.as_str()]].concat())
+                    values.iter().map(move |value| [combination.as_slice(), &[value.clone()]].concat())
                 });
                 combinations = extended.collect();
             }
-            let id = |combination: &Vec<&str>| {
+            let id = |combination: &Vec<String>| {
                 (cross64(combination.iter().map(|text| text.as_bytes())) % u64::from(*buckets)) as u32
             };
             let present: Vec<u32> = combinations.iter().map(id).collect();
@@ -344,10 +374,24 @@ fn the_schema_is_in_the_jobs_order() {
     assert_eq!((schema.rows, schema.position_bytes, schema.weighted), (256, 64, false));
     assert_eq!(schema.dense, ["plain", "zscore", "minmax", "log1p", "logz"]);
     let ids: Vec<(&str, u32)> = schema.ids.iter().map(|id| (id.name.as_str(), id.cardinality)).collect();
-    assert_eq!(ids, [("hash", 98), ("bucket", 6), ("given", 7), ("learned", 5), ("cross", 10_008)]);
+    assert_eq!(
+        ids,
+        [
+            ("hash", 98),
+            ("bucket", 6),
+            ("given", 7),
+            ("learned", 5),
+            ("cross", 10_008),
+            ("identity", 11),
+            ("cross_bucket", 1010)
+        ]
+    );
     let ragged: Vec<(&str, u32, u32)> =
         schema.ragged.iter().map(|f| (f.name.as_str(), f.cardinality, f.maximum)).collect();
-    assert_eq!(ragged, [("tags", 1001, 3), ("cross_tags", 504, 2), ("numbers", 6, 8)]);
+    assert_eq!(
+        ragged,
+        [("tags", 1001, 3), ("cross_tags", 504, 2), ("numbers", 6, 8), ("cross_lists", 602, 3)]
+    );
     let columns: Vec<(&str, bool)> =
         transform.projection().columns.iter().map(|column| (column.name.as_str(), column.multi)).collect();
     assert_eq!(
@@ -363,11 +407,7 @@ fn single(kind: FeatureKind, missing: &[&str]) -> Transform {
         .unwrap()
 }
 
-fn ids(
-    kind: FeatureKind,
-    missing: &[&str],
-    column: impl arrow_array::Array + 'static,
-) -> Result<Vec<u32>, Error> {
+fn ids(kind: FeatureKind, missing: &[&str], column: impl Array + 'static) -> Result<Vec<u32>, Error> {
     let labels = Float32Array::from(vec![0.0; column.len()]);
     let raw = raw(&[("x", Arc::new(column)), ("y", Arc::new(labels))]);
     Ok(single(kind, missing).apply(&raw, &strict())?.chunk.ids)
@@ -395,6 +435,52 @@ fn a_value_has_the_same_id_whatever_type_holds_it() {
     let mut empty = StringDictionaryBuilder::<Int32Type>::new();
     empty.append_null();
     assert_eq!(ids(terms(), &[], empty.finish()).unwrap(), [5]);
+}
+
+#[test]
+fn dates_decimals_and_half_floats_are_numbers_and_texts() {
+    let date = || Date32Array::from(vec![Some(20_778), None]);
+    assert_eq!(ids(given(&["2026-11-21"], 1), &[], date()).unwrap(), [0, 2]);
+    assert_eq!(ids(FeatureKind::Bucketized { boundaries: vec![20_778.0] }, &[], date()).unwrap(), [1, 2]);
+    assert_eq!(ids(FeatureKind::Bucketized { boundaries: vec![1.0] }, &["20778"], date()).unwrap(), [2, 2]);
+    let decimals = Decimal128Array::from(vec![1230, 200]).with_precision_and_scale(9, 2).unwrap();
+    assert_eq!(ids(given(&["12.3", "2"], 1), &[], decimals).unwrap(), [0, 1]);
+    let halves = Float16Array::from_iter_values([1.5, 2.0].map(half));
+    assert_eq!(ids(given(&["1.5", "2"], 1), &[], halves).unwrap(), [0, 1]);
+}
+
+#[test]
+fn a_memory_of_dictionaries_changes_nothing() {
+    let transform = single(FeatureKind::Hashed { buckets: 1000 }, &["?"]);
+    let chunk = |texts: &[Option<&str>]| {
+        let mut builder = StringDictionaryBuilder::<Int32Type>::new();
+        texts.iter().for_each(|text| builder.append_option(*text));
+        let labels = Float32Array::from(vec![0.0; texts.len()]);
+        raw(&[("x", Arc::new(builder.finish())), ("y", Arc::new(labels))])
+    };
+    let first = chunk(&[Some("a"), Some("b"), None, Some("?"), Some("a")]);
+    let second = chunk(&[Some("b"), Some("c"), Some("d")]);
+    let part = |raw: &RawChunk, from, rows| {
+        RawChunk::new("data/part-0".into(), raw.columns().slice(from, rows), 100)
+    };
+    let mut memory = Memory::default();
+    for raw in [part(&first, 0, 3), part(&first, 3, 2), second, part(&first, 1, 4), chunk(&[None])] {
+        let found = transform.apply_with(&mut memory, &raw, &strict()).unwrap();
+        assert_eq!(found, transform.apply(&raw, &strict()).unwrap());
+        let plain: Vec<u32> = raw
+            .columns()
+            .column(0)
+            .as_dictionary::<Int32Type>()
+            .downcast_dict::<StringArray>()
+            .unwrap()
+            .into_iter()
+            .map(|text| match text {
+                None | Some("?") => 1000,
+                Some(text) => (fingerprint64(text.as_bytes()) % 1000) as u32,
+            })
+            .collect();
+        assert_eq!(found.chunk.ids, plain);
+    }
 }
 
 #[test]
@@ -438,7 +524,39 @@ fn refused(transform: &Transform, raw: &RawChunk) -> (String, Chunk) {
 fn bad_values_have_an_address_and_can_be_left_out() {
     let labels: ArrayRef = Arc::new(Int64Array::from(vec![1, 0, 1]));
     let number = |missing| single(numeric(Normalize::None, missing), &[]);
-    let cases: [(Transform, ArrayRef, &str); 7] = [
+    let whole = || single(identity(4, OutOfRange::Error), &[]);
+    let cases: [(Transform, ArrayRef, &str); 12] = [
+        (
+            whole(),
+            Arc::new(Int64Array::from(vec![3, 4, 0])),
+            "expected a whole number from 0 to 3, found `4`",
+        ),
+        (
+            whole(),
+            Arc::new(Int8Array::from(vec![3, -1, 0])),
+            "expected a whole number from 0 to 3, found `-1`",
+        ),
+        (
+            whole(),
+            Arc::new(Float64Array::from(vec![3.0, 0.5, 0.0])),
+            "expected a whole number from 0 to 3, found `0.5`",
+        ),
+        (
+            single(identity(4, OutOfRange::Missing), &[]),
+            Arc::new(StringArray::from(vec!["9", "two", "0"])),
+            "expected a whole number from 0 to 3, found `two`",
+        ),
+        (
+            Transform::resolve(
+                &[feature("f", &["x", "y"], crossed(9, &[&[1.5]]), None)],
+                &label(None),
+                &[],
+                &Analysis::default(),
+            )
+            .unwrap(),
+            Arc::new(Float32Array::from(vec![3.0, f32::NAN, 0.0])),
+            "expected a number, found `NaN`",
+        ),
         (
             number(MissingNumber::Error),
             Arc::new(Float32Array::from(vec![1.0, f32::NAN, 3.0])),
@@ -534,10 +652,10 @@ fn without_labels_only_the_features_columns_are_read() {
 
 #[test]
 fn a_column_of_no_use_is_the_wrong_type() {
-    let times: ArrayRef = Arc::new(TimestampSecondArray::from(vec![0]));
+    let spans: ArrayRef = Arc::new(DurationSecondArray::from(vec![0]));
     let labels: ArrayRef = Arc::new(Int64Array::from(vec![0]));
     for kind in [numeric(Normalize::None, MissingNumber::Error), FeatureKind::Hashed { buckets: 5 }] {
-        let raw = raw(&[("x", times.clone()), ("y", labels.clone())]);
+        let raw = raw(&[("x", spans.clone()), ("y", labels.clone())]);
         let error =
             single(kind, &[]).apply(&raw, &BadRecords::new(OnBadRecord::Skip { limit: 9 })).unwrap_err();
         assert!(matches!(&error, Error::WrongType { column, .. } if column == "x"), "{error}");
@@ -553,7 +671,7 @@ fn features_that_make_no_sense_are_refused() {
     let cases = [
         (feature("f", &["x"], FeatureKind::Hashed { buckets: 0 }, None), "buckets"),
         (feature("f", &["x"], FeatureKind::Hashed { buckets: u32::MAX }, None), "more than fit"),
-        (feature("f", &["x"], FeatureKind::Crossed { buckets: 9 }, None), "two columns"),
+        (feature("f", &["x"], crossed(9, &[]), None), "two columns"),
         (feature("f", &["x", "y"], FeatureKind::Hashed { buckets: 9 }, None), "exactly one column"),
         (feature("f", &["x"], numeric(Normalize::None, MissingNumber::Error), Some(3)), "maximum"),
         (feature("f", &["x"], numeric(Normalize::Zscore, MissingNumber::Error), None), "no statistics"),

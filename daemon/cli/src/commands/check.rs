@@ -271,6 +271,7 @@ fn kind(kind: &FeatureKind) -> &'static str {
         FeatureKind::Bucketized { .. } => "bucketized",
         FeatureKind::Vocabulary { .. } => "vocabulary",
         FeatureKind::Hashed { .. } => "hashed",
+        FeatureKind::Identity { .. } => "identity",
         FeatureKind::Crossed { .. } => "crossed",
     }
 }

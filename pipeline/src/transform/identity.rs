@@ -1,0 +1,58 @@
+//! Identity features: whole numbers that are ids already, as TensorFlow's
+//! `categorical_column_with_identity`.
+
+use arrow_array::Array;
+
+use super::INVALID;
+use super::column::{Missing, Number, integers, numbers, put_absent};
+use crate::spec::OutOfRange;
+
+/// Ids `0..buckets`, and `buckets` for missing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Identity {
+    buckets: u32,
+    /// The id of a number that is none.
+    beyond: u32,
+}
+
+impl Identity {
+    pub(crate) fn new(buckets: u32, out_of_range: OutOfRange) -> Self {
+        let beyond = match out_of_range {
+            OutOfRange::Error => INVALID,
+            OutOfRange::Missing => buckets,
+        };
+        Self { buckets, beyond }
+    }
+
+    pub(crate) fn buckets(self) -> u32 {
+        self.buckets
+    }
+
+    /// Ids, and missing.
+    pub(crate) fn cardinality(self) -> usize {
+        self.buckets as usize + 1
+    }
+
+    /// Each element's id; [`INVALID`] for what is no whole number, and for one that is out of range unless
+    /// that is held to be missing.
+    pub(crate) fn codes(self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<u32>> {
+        if !missing.has_numbers()
+            && let Some(values) = integers(leaf)
+        {
+            let mut codes: Vec<u32> = values.iter().map(|&value| self.of_integer(value)).collect();
+            put_absent(leaf, self.buckets, &mut codes);
+            return Some(codes);
+        }
+        numbers(leaf, missing, |number| match number {
+            // Exact: what is not below 2^32 is out of range in either type.
+            Number::Value(value) if value.fract() == 0.0 => self.of_integer(value as i64),
+            Number::Absent => self.buckets,
+            _ => INVALID,
+        })
+    }
+
+    fn of_integer(self, value: i64) -> u32 {
+        // Below the buckets, which are a u32.
+        if (0..i64::from(self.buckets)).contains(&value) { value as u32 } else { self.beyond }
+    }
+}

@@ -1,0 +1,303 @@
+//! Dates, times, decimals and half floats, which a Parquet file may hold, as the numbers and texts that
+//! features are made of.
+//!
+//! | type | as a number | as text |
+//! |---|---|---|
+//! | date | days since 1970-01-01 | `2026-11-21` |
+//! | timestamp | seconds since then, in UTC | `2026-11-21T12:38:00`, with a fraction if there is one, and `Z` if it is in UTC |
+//! | time of day | seconds since midnight | `12:38:00`, with a fraction if there is one |
+//! | decimal | the nearest f64 | all its digits, without zeros at the end of the fraction |
+//! | half float | its value | as any float |
+//!
+//! Whole numbers have one text whatever type holds them, so a decimal of 2.00 is `2`.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use arrow_array::builder::StringBuilder;
+use arrow_array::cast::AsArray;
+use arrow_array::types::{
+    ArrowPrimitiveType, ArrowTimestampType, Date32Type, Date64Type, Decimal32Type, Decimal64Type,
+    Decimal128Type, Decimal256Type, DecimalType, Float16Type, Time32MillisecondType, Time32SecondType,
+    Time64MicrosecondType, Time64NanosecondType, TimestampMicrosecondType, TimestampMillisecondType,
+    TimestampNanosecondType, TimestampSecondType,
+};
+use arrow_array::{Array, ArrayRef, Float32Array, Float64Array, PrimitiveArray};
+use arrow_schema::{DataType, TimeUnit};
+
+const SECONDS_PER_DAY: i64 = 86_400;
+const MILLISECONDS_PER_DAY: i64 = 1000 * SECONDS_PER_DAY;
+
+/// Whole numbers below this, and powers of ten up to that, are f64 exactly: so their quotient is rounded
+/// only once.
+const EXACT: f64 = 9_007_199_254_740_992.0;
+const EXACT_POWER: i8 = 22;
+
+/// The column's numbers, as floats; `None` for other types.
+pub(crate) fn as_numbers(leaf: &dyn Array) -> Option<ArrayRef> {
+    Some(match leaf.data_type() {
+        DataType::Float16 => halves(leaf),
+        DataType::Date32 => numbers::<Date32Type>(leaf, f64::from),
+        DataType::Date64 => numbers::<Date64Type>(leaf, |value| value as f64 / MILLISECONDS_PER_DAY as f64),
+        DataType::Time32(TimeUnit::Second) => numbers::<Time32SecondType>(leaf, f64::from),
+        DataType::Time32(_) => numbers::<Time32MillisecondType>(leaf, |value| f64::from(value) / 1e3),
+        DataType::Time64(TimeUnit::Nanosecond) => {
+            numbers::<Time64NanosecondType>(leaf, |value| value as f64 / 1e9)
+        }
+        DataType::Time64(_) => numbers::<Time64MicrosecondType>(leaf, |value| value as f64 / 1e6),
+        DataType::Timestamp(unit, _) => match unit {
+            TimeUnit::Second => seconds::<TimestampSecondType>(leaf),
+            TimeUnit::Millisecond => seconds::<TimestampMillisecondType>(leaf),
+            TimeUnit::Microsecond => seconds::<TimestampMicrosecondType>(leaf),
+            TimeUnit::Nanosecond => seconds::<TimestampNanosecondType>(leaf),
+        },
+        DataType::Decimal32(..) => decimals::<Decimal32Type>(leaf, |value| value.into()),
+        DataType::Decimal64(..) => decimals::<Decimal64Type>(leaf, |value| value as f64),
+        DataType::Decimal128(..) => decimals::<Decimal128Type>(leaf, |value| value as f64),
+        DataType::Decimal256(..) => decimals::<Decimal256Type>(leaf, |_| EXACT),
+        _ => return None,
+    })
+}
+
+/// The column's texts; `None` for other types.
+pub(crate) fn as_texts(leaf: &dyn Array) -> Option<ArrayRef> {
+    Some(match leaf.data_type() {
+        DataType::Float16 => halves(leaf),
+        DataType::Date32 => texts::<Date32Type>(leaf, |text, days| write_date(text, days.into())),
+        DataType::Date64 => {
+            texts::<Date64Type>(leaf, |text, value| write_date(text, value.div_euclid(MILLISECONDS_PER_DAY)))
+        }
+        DataType::Time32(TimeUnit::Second) => {
+            texts::<Time32SecondType>(leaf, |text, value| write_time(text, value.into(), 1))
+        }
+        DataType::Time32(_) => {
+            texts::<Time32MillisecondType>(leaf, |text, value| write_time(text, value.into(), 1000))
+        }
+        DataType::Time64(TimeUnit::Nanosecond) => {
+            texts::<Time64NanosecondType>(leaf, |text, value| write_time(text, value, 1_000_000_000))
+        }
+        DataType::Time64(_) => {
+            texts::<Time64MicrosecondType>(leaf, |text, value| write_time(text, value, 1_000_000))
+        }
+        DataType::Timestamp(unit, zone) => match unit {
+            TimeUnit::Second => timestamps::<TimestampSecondType>(leaf, zone.is_some()),
+            TimeUnit::Millisecond => timestamps::<TimestampMillisecondType>(leaf, zone.is_some()),
+            TimeUnit::Microsecond => timestamps::<TimestampMicrosecondType>(leaf, zone.is_some()),
+            TimeUnit::Nanosecond => timestamps::<TimestampNanosecondType>(leaf, zone.is_some()),
+        },
+        DataType::Decimal32(..) => decimal_texts::<Decimal32Type>(leaf),
+        DataType::Decimal64(..) => decimal_texts::<Decimal64Type>(leaf),
+        DataType::Decimal128(..) => decimal_texts::<Decimal128Type>(leaf),
+        DataType::Decimal256(..) => decimal_texts::<Decimal256Type>(leaf),
+        _ => return None,
+    })
+}
+
+fn halves(leaf: &dyn Array) -> ArrayRef {
+    let halves = leaf.as_primitive::<Float16Type>();
+    Arc::new(halves.iter().map(|half| half.map(|half| half.to_f32())).collect::<Float32Array>())
+}
+
+fn numbers<P: ArrowPrimitiveType>(leaf: &dyn Array, number: impl Fn(P::Native) -> f64) -> ArrayRef {
+    Arc::new(leaf.as_primitive::<P>().iter().map(|value| value.map(&number)).collect::<Float64Array>())
+}
+
+fn seconds<P: ArrowTimestampType>(leaf: &dyn Array) -> ArrayRef {
+    numbers::<P>(leaf, |value| value as f64 / per_second(P::UNIT) as f64)
+}
+
+/// `mantissa` gives a decimal's digits as a whole number, or something from [`EXACT`] on.
+fn decimals<P: DecimalType>(leaf: &dyn Array, mantissa: impl Fn(P::Native) -> f64) -> ArrayRef {
+    let array = leaf.as_primitive::<P>();
+    let (precision, scale) = digits(array);
+    numbers::<P>(leaf, |value| {
+        let mantissa = mantissa(value);
+        if mantissa.abs() < EXACT && (0..=EXACT_POWER).contains(&scale) {
+            return mantissa / 10_f64.powi(scale.into());
+        }
+        // Not a number where there is none: the text of a decimal is one.
+        P::format_decimal(value, precision, scale).parse().unwrap_or(f64::NAN)
+    })
+}
+
+fn texts<P: ArrowPrimitiveType>(leaf: &dyn Array, write: impl Fn(&mut String, P::Native)) -> ArrayRef {
+    let mut builder = StringBuilder::with_capacity(leaf.len(), 0);
+    let mut text = String::new();
+    for value in leaf.as_primitive::<P>() {
+        text.clear();
+        if let Some(value) = value {
+            write(&mut text, value);
+        }
+        builder.append_option(value.map(|_| &text));
+    }
+    Arc::new(builder.finish())
+}
+
+fn timestamps<P: ArrowTimestampType>(leaf: &dyn Array, is_utc: bool) -> ArrayRef {
+    let per_second = per_second(P::UNIT);
+    texts::<P>(leaf, |text, value| {
+        write_date(text, value.div_euclid(per_second * SECONDS_PER_DAY));
+        text.push('T');
+        write_time(text, value.rem_euclid(per_second * SECONDS_PER_DAY), per_second);
+        if is_utc {
+            text.push('Z');
+        }
+    })
+}
+
+fn decimal_texts<P: DecimalType>(leaf: &dyn Array) -> ArrayRef {
+    let (precision, scale) = digits(leaf.as_primitive::<P>());
+    texts::<P>(leaf, |text, value| {
+        text.push_str(&P::format_decimal(value, precision, scale));
+        if text.contains('.') {
+            text.truncate(text.trim_end_matches('0').trim_end_matches('.').len());
+        }
+    })
+}
+
+/// Digits in all, and of the fraction.
+fn digits<P: DecimalType>(array: &PrimitiveArray<P>) -> (u8, i8) {
+    (array.precision(), array.scale())
+}
+
+fn per_second(unit: TimeUnit) -> i64 {
+    match unit {
+        TimeUnit::Second => 1,
+        TimeUnit::Millisecond => 1000,
+        TimeUnit::Microsecond => 1_000_000,
+        TimeUnit::Nanosecond => 1_000_000_000,
+    }
+}
+
+/// Years are of four digits where they can be; others have a sign, as ISO 8601 has it.
+fn write_date(text: &mut String, days: i64) {
+    let (year, month, day) = civil(days);
+    // Writing into a string does not fail.
+    let _ = match year {
+        0..=9999 => write!(text, "{year:04}-{month:02}-{day:02}"),
+        _ => write!(text, "{year:+05}-{month:02}-{day:02}"),
+    };
+}
+
+fn write_time(text: &mut String, value: i64, per_second: i64) {
+    let (seconds, fraction) = (value.div_euclid(per_second), value.rem_euclid(per_second));
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    // Writing into a string does not fail.
+    let _ = write!(text, "{hour:02}:{minute:02}:{second:02}");
+    if fraction > 0 {
+        let places = per_second.ilog10() as usize;
+        let _ = write!(text, ".{fraction:0places$}");
+        text.truncate(text.trim_end_matches('0').len());
+    }
+}
+
+/// Year, month and day of the Gregorian calendar. (Hinnant, "chrono-Compatible Low-Level Date Algorithms":
+/// years begin in March, so that the leap day is the last of one; 400 of them are an era.)
+fn civil(days: i64) -> (i64, i64, i64) {
+    let days = days + 719_468;
+    let era = days.div_euclid(146_097);
+    let of_era = days.rem_euclid(146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let shifted = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    (era * 400 + year + i64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use arrow_array::{
+        Date32Array, Date64Array, Decimal128Array, Time32SecondArray, Time64NanosecondArray,
+        TimestampMicrosecondArray, TimestampSecondArray,
+    };
+
+    use super::*;
+
+    /// Each element as a number and as text.
+    fn read(column: impl Array + 'static) -> Vec<Option<(f64, String)>> {
+        let numbers = as_numbers(&column).unwrap();
+        let texts = as_texts(&column).unwrap();
+        let numbers = numbers.as_primitive::<arrow_array::types::Float64Type>();
+        let texts = texts.as_string::<i32>();
+        numbers.iter().zip(texts).map(|(number, text)| number.zip(text.map(str::to_owned))).collect()
+    }
+
+    fn some(number: f64, text: &str) -> Option<(f64, String)> {
+        Some((number, text.to_owned()))
+    }
+
+    #[test]
+    fn dates() {
+        // From Python: (datetime.date(...) - datetime.date(1970, 1, 1)).days
+        let days = [Some(0), Some(-1), Some(20_778), Some(-719_162), Some(2_932_896), Some(11_016), None];
+        let expected = [
+            some(0.0, "1970-01-01"),
+            some(-1.0, "1969-12-31"),
+            some(20_778.0, "2026-11-21"),
+            some(-719_162.0, "0001-01-01"),
+            some(2_932_896.0, "9999-12-31"),
+            some(11_016.0, "2000-02-29"),
+            None,
+        ];
+        assert_eq!(read(Date32Array::from(days.to_vec())), expected);
+        assert_eq!(read(Date64Array::from(vec![-1])), [some(-1.0 / 86_400_000.0, "1969-12-31")]);
+        let year = |days| read(Date32Array::from(vec![days]))[0].clone().unwrap().1;
+        assert_eq!(year(2_932_897), "+10000-01-01");
+        assert_eq!(year(-719_529), "-0001-12-31");
+        assert!(year(i32::MIN).starts_with('-') && year(i32::MAX).starts_with('+'));
+    }
+
+    #[test]
+    fn every_day_follows_the_one_before() {
+        let length = |year: i64, month: i64| match month {
+            2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
+            2 => 28,
+            4 | 6 | 9 | 11 => 30,
+            _ => 31,
+        };
+        let mut today = civil(-800_000);
+        for days in -799_999..800_000 {
+            let (year, month, day) = today;
+            today = match (day == length(year, month), month) {
+                (true, 12) => (year + 1, 1, 1),
+                (true, _) => (year, month + 1, 1),
+                _ => (year, month, day + 1),
+            };
+            assert_eq!(civil(days), today);
+        }
+    }
+
+    #[test]
+    fn timestamps_and_times() {
+        let utc = TimestampMicrosecondArray::from(vec![Some(1_795_264_680_250_000), Some(-1), None]);
+        let expected = [
+            some(1_795_264_680.25, "2026-11-21T12:38:00.25Z"),
+            some(-1e-6, "1969-12-31T23:59:59.999999Z"),
+            None,
+        ];
+        assert_eq!(read(utc.with_timezone("UTC")), expected);
+        assert_eq!(read(TimestampSecondArray::from(vec![0])), [some(0.0, "1970-01-01T00:00:00")]);
+        for extreme in [i64::MIN, i64::MAX] {
+            assert!(read(TimestampSecondArray::from(vec![extreme]))[0].is_some());
+        }
+        assert_eq!(read(Time32SecondArray::from(vec![45_480])), [some(45_480.0, "12:38:00")]);
+        assert_eq!(read(Time64NanosecondArray::from(vec![1])), [some(1e-9, "00:00:00.000000001")]);
+    }
+
+    #[test]
+    fn decimals_are_exact() {
+        let decimals = |values: Vec<i128>, precision, scale| {
+            read(Decimal128Array::from(values).with_precision_and_scale(precision, scale).unwrap())
+        };
+        let expected =
+            [some(12.3, "12.3"), some(2.0, "2"), some(-0.05, "-0.05"), some(0.0, "0"), some(100.0, "100")];
+        assert_eq!(decimals(vec![1230, 200, -5, 0, 10_000], 9, 2), expected);
+        // 2^53 + 1 tenths: no f64, and nearer to the one above than what dividing 2^53 would give.
+        let digits = 9_007_199_254_740_993;
+        assert_eq!(decimals(vec![digits], 38, 1), [some(900_719_925_474_099.3, "900719925474099.3")]);
+        assert_eq!(decimals(vec![7], 5, -2), [some(700.0, "700")]);
+    }
+}

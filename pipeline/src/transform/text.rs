@@ -1,0 +1,147 @@
+//! Fingerprints of short texts, many at a time.
+//!
+//! Ids and codes are mostly of at most 16 bytes, whose fingerprint is made of two words of eight. The
+//! words of a block of texts are loaded first, without regard to where a text ends; what lies beyond its
+//! end is cleared, and the fingerprints are worked out side by side in vector registers. Longer texts of a
+//! block are done over again one by one.
+
+use arrow_array::OffsetSizeTrait;
+
+use super::simd;
+use crate::fingerprint::{Modulus, fingerprint64, of_words};
+
+/// Texts of a block.
+const BLOCK: usize = 16;
+
+/// Bytes of a word.
+const WORD: usize = 8;
+
+/// A block's texts, in registers: see [`of_words`].
+struct Words {
+    first: [u64; BLOCK],
+    last: [u64; BLOCK],
+    lengths: [u64; BLOCK],
+}
+
+/// Each text's fingerprint, reduced. Text `i` is `bytes[offsets[i]..offsets[i + 1]]`.
+pub(crate) fn ids<O: OffsetSizeTrait>(offsets: &[O], bytes: &[u8], modulus: Modulus) -> Vec<u32> {
+    let mut ids = vec![0; offsets.len().saturating_sub(1)];
+    simd::run(
+        #[inline(always)]
+        || each(offsets, bytes, &mut ids, modulus),
+    );
+    ids
+}
+
+#[inline(always)]
+fn each<O: OffsetSizeTrait>(offsets: &[O], bytes: &[u8], ids: &mut [u32], modulus: Modulus) {
+    let mut at = 0;
+    if bytes.len() >= WORD {
+        let mut words = Words { first: [0; BLOCK], last: [0; BLOCK], lengths: [0; BLOCK] };
+        for ids in ids.as_chunks_mut::<BLOCK>().0 {
+            let offsets = &offsets[at..][..BLOCK + 1];
+            let (least, most) = words.load(offsets, bytes);
+            let all_long = least >= WORD as u64;
+            if all_long {
+                words.reduce(ids, modulus, true);
+            } else {
+                words.reduce(ids, modulus, false);
+            }
+            if most > 2 * WORD as u64 || least == 0 {
+                one_by_one(offsets, bytes, ids, modulus);
+            }
+            at += BLOCK;
+        }
+    }
+    one_by_one(&offsets[at..], bytes, &mut ids[at..], modulus);
+}
+
+/// The plain way.
+#[inline(always)]
+fn one_by_one<O: OffsetSizeTrait>(offsets: &[O], bytes: &[u8], ids: &mut [u32], modulus: Modulus) {
+    for (id, ends) in ids.iter_mut().zip(offsets.windows(2)) {
+        *id = modulus.reduce(fingerprint64(&bytes[ends[0].as_usize()..ends[1].as_usize()]));
+    }
+}
+
+impl Words {
+    /// Loads texts; returns the length of the shortest and of the longest.
+    #[inline(always)]
+    fn load<O: OffsetSizeTrait>(&mut self, offsets: &[O], bytes: &[u8]) -> (u64, u64) {
+        let (mut least, mut most) = (u64::MAX, 0);
+        let furthest = bytes.len() - WORD;
+        for i in 0..BLOCK {
+            let (start, end) = (offsets[i].as_usize(), offsets[i + 1].as_usize());
+            let length = (end - start) as u64;
+            let from = start.min(furthest);
+            self.first[i] = word(bytes, from).unbounded_shr((start - from) as u32 * 8);
+            self.last[i] = word(bytes, end.saturating_sub(WORD));
+            self.lengths[i] = length;
+            (least, most) = (least.min(length), most.max(length));
+        }
+        (least, most)
+    }
+
+    /// The ids of texts of 1 to 16 bytes; of at least 8 where `all_long`. Others get some id.
+    #[inline(always)]
+    fn reduce(&self, ids: &mut [u32; BLOCK], modulus: Modulus, all_long: bool) {
+        for (i, id) in ids.iter_mut().enumerate() {
+            let length = self.lengths[i];
+            let beyond = u64::MAX.unbounded_shl(length.min(8) as u32 * 8);
+            let first = self.first[i] & !beyond;
+            let last = if length >= WORD as u64 { self.last[i] } else { first };
+            *id = modulus.reduce_in_halves(of_words(first, last, length, all_long));
+        }
+    }
+}
+
+#[inline(always)]
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + WORD].try_into().expect("a slice of 8 bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn check(texts: &[Vec<u8>], before: &[u8], after: &[u8], buckets: u32) {
+        let bytes = [before, &texts.concat(), after].concat();
+        let ends = texts.iter().scan(before.len(), |end, text| {
+            *end += text.len();
+            Some(*end as i32)
+        });
+        let offsets: Vec<i32> = std::iter::once(before.len() as i32).chain(ends).collect();
+        let plain: Vec<u32> = texts.iter().map(|text| crate::fingerprint::bucket(text, buckets)).collect();
+        assert_eq!(ids(&offsets, &bytes, Modulus::new(buckets)), plain);
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_one_at_a_time(
+            lengths in prop_oneof![Just(0..=16), Just(8..=8), Just(8..=16), Just(1..=3), Just(0..=70)],
+            seed in proptest::collection::vec(any::<[u8; 70]>(), 0..70),
+            picks in proptest::collection::vec(any::<proptest::sample::Index>(), 70),
+            before in proptest::collection::vec(any::<u8>(), 0..12),
+            after in proptest::collection::vec(any::<u8>(), 0..12),
+            buckets in 1..=u32::MAX,
+        ) {
+            let least = *lengths.start();
+            let span = lengths.end() - least + 1;
+            let texts: Vec<Vec<u8>> = seed
+                .iter()
+                .zip(&picks)
+                .map(|(bytes, pick)| bytes[..least + pick.index(span)].to_vec())
+                .collect();
+            check(&texts, &before, &after, buckets);
+        }
+    }
+
+    #[test]
+    fn a_buffer_that_ends_with_its_last_text_is_not_read_beyond() {
+        for length in 0..20 {
+            check(&vec![vec![b'7'; length]; BLOCK], &[], &[], 1000);
+        }
+    }
+}
