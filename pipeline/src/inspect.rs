@@ -12,11 +12,10 @@ use crate::error::Error;
 use crate::format::FileFormat;
 use crate::format::cells::Cells;
 use crate::format::csv::{CsvOptions, numbered_columns};
+use crate::parallel::{Bounds, Weighed, in_order};
+use crate::progress::Progress;
 use crate::storage::Object;
 use crate::survey::{Surveyor, file_format};
-
-/// Told how many bytes of the file are read; `false` calls the work off.
-pub type OnBytes<'a> = dyn FnMut(u64) -> bool + 'a;
 
 /// Where a CSV file's first line is looked for.
 const FIRST_LINE_BYTES: u64 = 64 << 10;
@@ -30,6 +29,8 @@ pub struct Report {
     pub format: Option<FileFormat>,
     /// How it, or in Parquet its columns, are compressed.
     pub compression: String,
+    /// Bytes in storage.
+    pub bytes: u64,
     /// Records that read well.
     pub records: u64,
     /// In the file's order; those of Examples, which have none, by name.
@@ -65,26 +66,66 @@ pub struct DamageReport {
     pub record: Option<u64>,
 }
 
-/// Reads all of `object` and tells what is in it, with its first `rows` records. Blocks; not to be called
-/// in async code.
+/// How to look at files.
+#[derive(Clone, Debug)]
+pub struct InspectOptions {
+    /// First records of each file to show.
+    pub rows: usize,
+    /// How CSV files are laid out.
+    pub csv: CsvOptions,
+    /// Threads to read on: as many files at a time or, where there are fewer, row groups of them.
+    pub threads: usize,
+}
+
+/// Reads all of `objects` and tells what is in each, in their order. Blocks; not to be called in async code.
 ///
-/// Damage is part of the report; an `Err` is a failure to read the file at all, or a call-off.
+/// Damage is part of a report; an `Err` is a failure to read a file at all, or a call-off.
 pub fn inspect(
-    object: &Object,
-    rows: usize,
-    csv: &CsvOptions,
+    objects: &[Object],
+    options: &InspectOptions,
     runtime: &Handle,
-    progress: &mut OnBytes<'_>,
-) -> Result<Report, Error> {
+    progress: &Progress,
+) -> Result<Vec<Report>, Error> {
+    progress.expect_bytes(objects.iter().map(Object::size).sum());
+    let threads = options.threads.max(1);
+    let side_by_side = threads.min(objects.len()).max(1);
+    let mut reports = Vec::with_capacity(objects.len());
+    let mut waiting = objects.iter();
+    in_order(
+        Bounds { threads: side_by_side, bytes: usize::MAX },
+        || Ok(waiting.next().map(|item| Weighed { item, bytes: 0 })),
+        |object| {
+            let surveyor = Surveyor {
+                csv: &options.csv,
+                rows: options.rows,
+                threads: threads / side_by_side,
+                runtime,
+                progress,
+            };
+            let report = report(object, surveyor)?;
+            progress.add_file();
+            Ok(report)
+        },
+        |report| {
+            reports.push(report);
+            Ok(())
+        },
+    )?;
+    Ok(reports)
+}
+
+fn report(object: &Object, surveyor: Surveyor<'_>) -> Result<Report, Error> {
     let mut report = Report {
         path: object.path().to_string(),
         format: None,
         compression: "none".to_owned(),
+        bytes: object.size(),
         records: 0,
         columns: Vec::new(),
         rows: Vec::new(),
         error: None,
     };
+    let runtime = surveyor.runtime;
     let format = match file_format(object, runtime) {
         Ok(format) => format,
         Err(error @ Error::WrongFormat { .. }) => {
@@ -93,14 +134,12 @@ pub fn inspect(
         }
         Err(error) => return Err(error),
     };
-    let mut numbered = csv.clone();
-    if format == FileFormat::Csv && csv.columns.is_none() {
+    let mut numbered = surveyor.csv.clone();
+    if format == FileFormat::Csv && numbered.columns.is_none() {
         let start = runtime.block_on(object.read(0..object.size().min(FIRST_LINE_BYTES)))?;
-        numbered.columns = numbered_columns(&start, csv);
+        numbered.columns = numbered_columns(&start, &numbered);
     }
-    let mut progress = |bytes| progress(bytes);
-    let mut surveyor = Surveyor { csv: &numbered, rows, runtime, progress: &mut progress };
-    let survey = surveyor.survey(object, format)?;
+    let survey = Surveyor { csv: &numbered, ..surveyor }.survey(object, format)?;
     report.format = Some(format);
     report.compression = survey.compression;
     report.records = survey.records;

@@ -20,13 +20,13 @@ fn runtime() -> Runtime {
 fn look(dir: &Path, name: &str) -> Report {
     let runtime = runtime();
     let objects = runtime.block_on(storage::list(&[name.to_owned()], dir)).unwrap();
-    let mut seen = 0;
-    let report = inspect(&objects[0], 2, &CsvOptions::default(), runtime.handle(), &mut |bytes| {
-        assert!(bytes >= seen && bytes <= objects[0].size());
-        seen = bytes;
-        true
-    });
-    report.unwrap()
+    let options = InspectOptions { rows: 2, csv: CsvOptions::default(), threads: 3 };
+    let progress = Progress::default();
+    let mut reports = inspect(&objects, &options, runtime.handle(), &progress).unwrap();
+    let done = progress.done();
+    assert_eq!((reports.len(), done.files, done.total_bytes), (1, 1, objects[0].size()));
+    assert!(done.bytes <= done.total_bytes);
+    reports.remove(0)
 }
 
 fn batch() -> RecordBatch {
@@ -138,6 +138,9 @@ fn what_is_none_of_ours_and_a_call_off() {
     let runtime = runtime();
     std::fs::write(dir.path().join("b"), "a,b\nx,y\n").unwrap();
     let objects = runtime.block_on(storage::list(&["b".to_owned()], dir.path())).unwrap();
-    let called_off = inspect(&objects[0], 0, &CsvOptions::default(), runtime.handle(), &mut |_| false);
+    let options = InspectOptions { rows: 0, csv: CsvOptions::default(), threads: 1 };
+    let progress = Progress::default();
+    progress.cancel();
+    let called_off = inspect(&objects, &options, runtime.handle(), &progress);
     assert!(matches!(called_off, Err(Error::Cancelled)));
 }

@@ -14,7 +14,8 @@ use crate::format::csv::{CsvOptions, CsvRows, FieldBuilder, Inferred};
 use crate::format::example::ExampleColumns;
 use crate::format::parquet::ParquetFile;
 use crate::format::{Content, FileFormat};
-use crate::inspect::OnBytes;
+use crate::parallel::{Bounds, Weighed, in_order};
+use crate::progress::Progress;
 use crate::records::{self, Records, Step};
 use crate::storage::Object;
 
@@ -53,8 +54,10 @@ pub(crate) struct Surveyor<'a> {
     pub(crate) csv: &'a CsvOptions,
     /// First records to keep.
     pub(crate) rows: usize,
+    /// To share a Parquet file's row groups out to.
+    pub(crate) threads: usize,
     pub(crate) runtime: &'a Handle,
-    pub(crate) progress: &'a mut OnBytes<'a>,
+    pub(crate) progress: &'a Progress,
 }
 
 /// The format of a file: what its first bytes say, or else its name.
@@ -78,7 +81,7 @@ pub(crate) fn file_format(object: &Object, runtime: &Handle) -> Result<FileForma
 
 impl Surveyor<'_> {
     /// Reads all of a file. An `Err` is of storage, or a call-off; damage is part of the survey.
-    pub(crate) fn survey(&mut self, object: &Object, format: FileFormat) -> Result<Survey, Error> {
+    pub(crate) fn survey(&self, object: &Object, format: FileFormat) -> Result<Survey, Error> {
         match format {
             FileFormat::TfRecord => self.records(object),
             FileFormat::Parquet => self.parquet(object),
@@ -86,17 +89,14 @@ impl Surveyor<'_> {
         }
     }
 
-    fn report(&mut self, bytes: u64) -> Result<(), Error> {
-        if (self.progress)(bytes) { Ok(()) } else { Err(Error::Cancelled) }
-    }
-
-    fn records(&mut self, object: &Object) -> Result<Survey, Error> {
+    fn records(&self, object: &Object) -> Result<Survey, Error> {
         let mut records = Records::start(object.clone(), self.runtime);
         let mut columns = ExampleColumns::every();
         let mut features = Features::default();
         let mut rows = None;
         let mut error = None;
         let mut ended = false;
+        let mut reading = self.progress.reading();
         while !ended {
             match records.step() {
                 Ok(Step::End) => ended = true,
@@ -117,9 +117,10 @@ impl Surveyor<'_> {
             }
             if ended || columns.rows() >= CHUNK_RECORDS || columns.bytes() >= CHUNK_BYTES {
                 let chunk = columns.finish();
+                self.progress.add_rows(chunk.num_rows() as u64);
                 features.count(&chunk);
                 rows.get_or_insert_with(|| chunk.slice(0, chunk.num_rows().min(self.rows)));
-                self.report(records.bytes_read())?;
+                reading.at(records.bytes_read())?;
             }
         }
         let compression = format!("{:?}", records.compression()).to_lowercase();
@@ -127,54 +128,66 @@ impl Surveyor<'_> {
         Ok(Survey { compression, records, columns: sorted(columns, records), rows, error })
     }
 
-    fn parquet(&mut self, object: &Object) -> Result<Survey, Error> {
+    fn parquet(&self, object: &Object) -> Result<Survey, Error> {
         let file = match self.runtime.block_on(ParquetFile::open(object.clone())) {
             Ok(file) => file,
             Err(error) => return Survey::failed(error),
         };
+        let fields = file.schema().fields().iter();
         let mut survey = Survey {
             compression: file.codecs(),
             records: 0,
-            columns: file
-                .schema()
-                .fields()
-                .iter()
-                .map(|field| Surveyed::of(field.name(), field.data_type()))
-                .collect(),
+            columns: fields.map(|field| Surveyed::of(field.name(), field.data_type())).collect(),
             rows: None,
             error: None,
         };
-        let mut bytes = 0;
-        for (group, described) in file.groups().iter().enumerate() {
-            let read = self.row_group(&file, group, &mut survey);
-            match read {
-                Err(error) if error.is_bad_record() => {
-                    survey.error.get_or_insert(error);
+        let columns = survey.columns.len();
+        let mut groups = 0..file.groups().len();
+        in_order(
+            Bounds { threads: self.threads, bytes: usize::MAX },
+            || Ok(groups.next().map(|item| Weighed { item, bytes: 0 })),
+            |group| {
+                let mut found = GroupSurvey { absent: vec![0; columns], ..GroupSurvey::default() };
+                let mut reading = self.progress.reading();
+                match self.row_group(&file, group, &mut found) {
+                    Err(error) if error.is_bad_record() => found.error = Some(error),
+                    read => read?,
                 }
-                read => read?,
-            }
-            bytes += described.bytes;
-            self.report(bytes)?;
-        }
+                self.progress.add_rows(found.records);
+                reading.at(file.groups()[group].bytes)?;
+                Ok(found)
+            },
+            |found| {
+                survey.records += found.records;
+                survey
+                    .columns
+                    .iter_mut()
+                    .zip(found.absent)
+                    .for_each(|(column, absent)| column.absent += absent);
+                survey.rows = survey.rows.take().or(found.rows);
+                survey.error = survey.error.take().or(found.error);
+                Ok(())
+            },
+        )?;
         Ok(survey)
     }
 
-    fn row_group(&mut self, file: &ParquetFile, group: usize, survey: &mut Survey) -> Result<(), Error> {
+    fn row_group(&self, file: &ParquetFile, group: usize, found: &mut GroupSurvey) -> Result<(), Error> {
         let plan = file.plan_all();
         let ranges = file.ranges(group, &plan);
         let fetched = FetchedRanges::start(file.object().clone(), ranges, self.runtime).wait()?;
         let mut reader = file.decode(group, plan, fetched, 0)?;
         while let Some(batch) = reader.next_batch()? {
-            survey.records += batch.num_rows() as u64;
-            for (column, array) in survey.columns.iter_mut().zip(batch.columns()) {
-                column.absent += array.logical_null_count() as u64;
+            found.records += batch.num_rows() as u64;
+            for (absent, array) in found.absent.iter_mut().zip(batch.columns()) {
+                *absent += array.logical_null_count() as u64;
             }
-            survey.rows.get_or_insert_with(|| batch.slice(0, batch.num_rows().min(self.rows)));
+            found.rows.get_or_insert_with(|| batch.slice(0, batch.num_rows().min(self.rows)));
         }
         Ok(())
     }
 
-    fn csv(&mut self, object: &Object) -> Result<Survey, Error> {
+    fn csv(&self, object: &Object) -> Result<Survey, Error> {
         let mut rows = match open_csv(object, self.csv, self.runtime) {
             Ok(rows) => rows,
             Err(error) => return Survey::failed(error),
@@ -186,6 +199,7 @@ impl Surveyor<'_> {
             rows: None,
             error: None,
         };
+        let mut reading = self.progress.reading();
         let mut inferred = vec![Inferred::default(); survey.columns.len()];
         let mut first: Vec<FieldBuilder> =
             inferred.iter().map(|_| FieldBuilder::new(&DataType::Utf8)).collect();
@@ -214,8 +228,8 @@ impl Surveyor<'_> {
             }
             survey.records += 1;
             if survey.records.is_multiple_of(CHUNK_RECORDS as u64) {
-                let bytes = object.size() - rows.input().source().remaining();
-                self.report(bytes)?;
+                self.progress.add_rows(CHUNK_RECORDS as u64);
+                reading.at(object.size() - rows.input().source().remaining())?;
             }
         }
         for (column, inferred) in survey.columns.iter_mut().zip(inferred) {
@@ -227,9 +241,19 @@ impl Surveyor<'_> {
             named.zip(arrays).map(|(name, array)| (name, array, true)),
         )
         .ok();
-        self.report(object.size())?;
+        reading.at(object.size())?;
         Ok(survey)
     }
+}
+
+/// What was found in a row group.
+#[derive(Default)]
+struct GroupSurvey {
+    records: u64,
+    /// Of each column.
+    absent: Vec<u64>,
+    rows: Option<RecordBatch>,
+    error: Option<Error>,
 }
 
 impl Survey {

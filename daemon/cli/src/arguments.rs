@@ -254,21 +254,45 @@ fn parse_byte(text: &str) -> Result<u8, String> {
 /// `inspect`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Files are read to their end, so that damage anywhere in them is found; then the exit status is 1.
+Files are read to their end, so that damage anywhere in them is found; then the exit status is 1. More
+than a few files are summed up, with what is damaged; --all and --json tell each.
 
 Examples:
   millstream inspect data/part-00000.tfrecord.gz
-  millstream inspect 'data/*.parquet' --rows 0
+  millstream inspect data/ --all --rows 0
   millstream inspect data/*.gz --json | jq '.[] | select(.error)'")]
 pub(crate) struct Inspect {
-    /// Files and globs
+    /// Files, globs, and directories or prefixes that end in `/`
     #[arg(value_name = "FILE", required = true)]
     pub(crate) files: Vec<String>,
     /// How many of the first rows to show
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) rows: usize,
+    /// Tell each file, however many there are
+    #[arg(long)]
+    pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) threads: Threads,
     #[command(flatten)]
     pub(crate) csv: Csv,
+}
+
+/// How many threads work on files.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Threads {
+    /// Threads to work on [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+}
+
+impl Threads {
+    /// As many as were asked for, or as there are cores.
+    pub(crate) fn count(self) -> usize {
+        self.threads.map_or_else(
+            || std::thread::available_parallelism().map_or(1, usize::from),
+            |threads| threads as usize,
+        )
+    }
 }
 
 /// A format of data files.
@@ -313,20 +337,39 @@ pub(crate) struct Written {
     /// Rows of a Parquet row group, the part of a file that is read at a time
     #[arg(long, value_name = "ROWS", default_value_t = 65_536)]
     pub(crate) group_rows: usize,
+    #[command(flatten)]
+    pub(crate) threads: Threads,
+    /// The most memory for rows on their way, but that one block of a file always is: `256MiB`
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
+    pub(crate) memory: usize,
+}
+
+fn parse_size(text: &str) -> Result<usize, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit {
+        "" | "B" => 0,
+        "KiB" => 10,
+        "MiB" => 20,
+        "GiB" => 30,
+        _ => return Err("expected a number of B, KiB, MiB or GiB".to_owned()),
+    };
+    let bytes = number.parse::<usize>().ok().and_then(|number| number.checked_mul(1 << shift));
+    bytes.ok_or_else(|| "expected a size that memory can have".to_owned())
 }
 
 /// `convert`
 #[derive(Debug, Args)]
 #[command(after_help = "\
 OUT is a file, a name with a `*` or `@N` where the shards' numbers go, or a directory. Files appear under
-their names once all of them are whole.
+their names once all of them are whole, and are the same for any number of threads.
 
 Examples:
   millstream convert adult.data adult.parquet --columns age,workclass,fnlwgt,income --missing '?'
   millstream convert 'log/*.csv' clicks.tfrecord.gz --shards 16
   millstream convert part-*.tfrecord.gz out.parquet --json | jq .rows")]
 pub(crate) struct Convert {
-    /// Files and globs to convert, then where to
+    /// Files, globs and directories to convert, then where to
     #[arg(value_name = "IN... OUT", required = true)]
     pub(crate) paths: Vec<String>,
     /// Format of the input [default: what its bytes and names say]
@@ -347,11 +390,12 @@ Held-out data of the same model is rows further on, with the same seed.
 
 Examples:
   millstream generate --rows 2000000 --shards 16 data/train.tfrecord
-  millstream generate --rows 200000 --first-row 2000000 --shards 4 data/eval.tfrecord")]
+  millstream generate --rows 200000 --first-row 2000000 --shards 4 data/eval.tfrecord
+  millstream generate --ids integer --format parquet --compression zstd data/clicks@8.parquet")]
 pub(crate) struct Generate {
     /// A file, a name with a `*` or `@N` where the shards' numbers go, or a directory
     #[arg(value_name = "OUT")]
-    pub(crate) output: PathBuf,
+    pub(crate) output: String,
     /// How many rows
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) rows: u64,
@@ -419,6 +463,18 @@ mod tests {
             assert!(arguments.global.json);
             assert_eq!(arguments.global.socket.as_deref(), Some("/s".as_ref()));
         }
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        for (text, bytes) in
+            [("0", Some(0)), ("64MiB", Some(64 << 20)), ("1GiB", Some(1 << 30)), ("2MB", None)]
+        {
+            assert_eq!(parse_size(text).ok(), bytes, "{text}");
+        }
+        assert!(
+            parse_size("99999999999999999999GiB").is_err() && parse_size("18446744073709551615KiB").is_err()
+        );
     }
 
     #[test]

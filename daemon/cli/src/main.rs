@@ -8,6 +8,7 @@ mod connection;
 mod context;
 mod failure;
 mod figures;
+mod files;
 mod interrupt;
 mod job_file;
 mod messages;

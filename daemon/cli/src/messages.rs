@@ -67,18 +67,6 @@ pub(crate) struct LineJson<'a> {
 
 impl<'a> From<&'a Job> for JobJson<'a> {
     fn from(job: &'a Job) -> Self {
-        let Progress {
-            step,
-            total_steps,
-            epoch,
-            epochs,
-            examples,
-            examples_per_second,
-            input_wait_fraction,
-            loss,
-            skipped_records,
-        } = job.progress.unwrap_or_default();
-        let total_steps = known(total_steps);
         Self {
             id: &job.id,
             name: &job.name,
@@ -90,18 +78,24 @@ impl<'a> From<&'a Job> for JobJson<'a> {
             ended_ms: known(job.ended_ms),
             directory: &job.directory,
             checkpoint: given(&job.checkpoint),
-            progress: ProgressJson {
-                step,
-                total_steps,
-                epoch,
-                epochs,
-                examples,
-                examples_per_second,
-                input_wait_fraction,
-                loss,
-                skipped_records,
-            },
+            progress: job.progress.unwrap_or_default().into(),
             eval: job.eval.as_ref().map(MetricsJson::from),
+        }
+    }
+}
+
+impl From<Progress> for ProgressJson {
+    fn from(progress: Progress) -> Self {
+        Self {
+            step: progress.step,
+            total_steps: known(progress.total_steps),
+            epoch: progress.epoch,
+            epochs: progress.epochs,
+            examples: progress.examples,
+            examples_per_second: progress.examples_per_second,
+            input_wait_fraction: progress.input_wait_fraction,
+            loss: progress.loss,
+            skipped_records: progress.skipped_records,
         }
     }
 }

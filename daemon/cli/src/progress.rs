@@ -88,26 +88,12 @@ pub(crate) struct Gauge {
     bar: Option<ProgressBar>,
 }
 
-/// What a gauge counts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Counted {
-    /// Rows, of this many if that is known.
-    Rows(Option<u64>),
-    /// Bytes, of a total that comes with each update.
-    Bytes,
-}
-
 impl Gauge {
-    pub(crate) fn new(screen: &Screen, label: &'static str, counted: Counted) -> Self {
+    /// For rows, whose number is not known.
+    pub(crate) fn rows(screen: &Screen, label: &'static str) -> Self {
         let bar = screen.is_terminal().then(|| {
-            let (bar, pieces) = match counted {
-                Counted::Rows(None) => (ProgressBar::no_length(), "{human_pos} rows"),
-                Counted::Rows(Some(total)) => {
-                    (ProgressBar::new(total), "[{bar:24}] {human_pos}/{human_len} rows  {per_sec}")
-                }
-                Counted::Bytes => (ProgressBar::new(0), "[{bar:24}] {bytes}/{total_bytes}  {bytes_per_sec}"),
-            };
-            bar.set_style(checked(&format!("{{spinner}} {{prefix}}  {pieces}")));
+            let bar = ProgressBar::no_length();
+            bar.set_style(checked("{spinner} {prefix}  {human_pos} rows"));
             bar.set_prefix(label);
             screen.bars().add(bar)
         });
@@ -117,14 +103,6 @@ impl Gauge {
     /// Shows that `done` is done.
     pub(crate) fn update(&self, done: u64) {
         if let Some(bar) = &self.bar {
-            bar.set_position(done);
-        }
-    }
-
-    /// Shows that `done` of `total` is done.
-    pub(crate) fn update_of(&self, done: u64, total: u64) {
-        if let Some(bar) = &self.bar {
-            bar.set_length(total);
             bar.set_position(done);
         }
     }

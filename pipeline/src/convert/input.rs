@@ -1,4 +1,4 @@
-//! One input file as chunks of the common columns.
+//! The inputs as one stream of rows of the common columns, from any row on, cut into blocks.
 
 use std::sync::Arc;
 
@@ -7,12 +7,15 @@ use arrow_array::{Array, ArrayRef, ListArray, RecordBatch, RecordBatchOptions, S
 use arrow_schema::{DataType, Schema};
 use tokio::runtime::Handle;
 
+use super::weight;
 use crate::dataset::{BadRecords, ProjectedColumn, Projection, RawChunk};
 use crate::error::Error;
 use crate::fetch::FetchedRanges;
 use crate::format::FileFormat;
 use crate::format::csv::{CsvOptions, FieldBuilder};
 use crate::format::parquet::{ParquetFile, RowGroupReader};
+use crate::output::Block;
+use crate::progress::{Progress, Reading};
 use crate::records::RecordsReader;
 use crate::spec::OnBadRecord;
 use crate::storage::Object;
@@ -22,65 +25,180 @@ use crate::survey::{CsvFile, is_present, open_csv};
 const CHUNK_ROWS: usize = 4096;
 /// A chunk of CSV ends at this many bytes.
 const CHUNK_BYTES: usize = 16 << 20;
+/// What a block holds while it is encoded, for each byte of its values: those, the encoded ones and, for a
+/// while, the compressed ones.
+const HELD_PER_BYTE: usize = 3;
+
+/// One input, surveyed.
+pub(super) struct Source<'a> {
+    pub(super) object: &'a Object,
+    pub(super) format: FileFormat,
+    pub(super) rows: u64,
+    /// Places at which reading can start without what comes before: row groups.
+    pub(super) parts: usize,
+}
+
+/// All inputs, and what their rows are to be.
+#[derive(Clone, Copy)]
+pub(super) struct Inputs<'a> {
+    pub(super) sources: &'a [Source<'a>],
+    pub(super) schema: &'a Arc<Schema>,
+    pub(super) csv: &'a CsvOptions,
+    pub(super) runtime: &'a Handle,
+    pub(super) progress: &'a Progress,
+}
+
+/// Rows from some row on, through the inputs.
+pub(super) struct Rows<'a> {
+    inputs: Inputs<'a>,
+    /// The input after the one being read.
+    next: usize,
+    /// Rows to leave out at its start.
+    skip: u64,
+    reader: Option<(InputRows<'a>, Reading<'a>)>,
+    /// Rows that were read and have yet to go into a block.
+    left: Option<RawChunk>,
+}
+
+impl<'a> Inputs<'a> {
+    /// All rows from number `first` on.
+    pub(super) fn rows_from(self, first: u64) -> Result<Rows<'a>, Error> {
+        let (mut next, mut skip) = (0, first);
+        while let Some(source) = self.sources.get(next).filter(|source| source.rows <= skip) {
+            skip -= source.rows;
+            next += 1;
+        }
+        Ok(Rows { inputs: self, next, skip, reader: None, left: None })
+    }
+}
+
+impl Rows<'_> {
+    /// The next rows, up to `most_rows` and to `most_bytes` of values, but one at least. Where a block ends does
+    /// not depend on how the rows were read.
+    pub(super) fn block(
+        &mut self,
+        most_rows: u64,
+        most_bytes: usize,
+    ) -> Result<Option<Block<Vec<RawChunk>>>, Error> {
+        let mut block = Block { item: Vec::new(), rows: 0, bytes: 0 };
+        while block.rows < most_rows {
+            let Some(chunk) = self.chunk()? else { break };
+            let room = usize::try_from(most_rows - block.rows).unwrap_or(usize::MAX).min(chunk.rows());
+            let fitting = weight::rows_within(chunk.columns(), room, most_bytes.saturating_sub(block.bytes));
+            let taken = if block.rows == 0 { fitting.max(1) } else { fitting };
+            block.bytes += weight::of_rows(chunk.columns(), taken);
+            block.rows += taken as u64;
+            if taken > 0 {
+                block.item.push(part(&chunk, 0, taken));
+            }
+            self.left = (taken < chunk.rows()).then(|| part(&chunk, taken, chunk.rows() - taken));
+            if taken < room {
+                break;
+            }
+        }
+        block.bytes = block.bytes.saturating_mul(HELD_PER_BYTE);
+        Ok((block.rows > 0).then_some(block))
+    }
+
+    fn chunk(&mut self) -> Result<Option<RawChunk>, Error> {
+        if let Some(chunk) = self.left.take() {
+            return Ok(Some(chunk));
+        }
+        loop {
+            if let Some((reader, reading)) = &mut self.reader {
+                let chunk = reader.next_chunk()?;
+                reading.at(reader.bytes_read())?;
+                if chunk.is_some() {
+                    return Ok(chunk);
+                }
+                self.reader = None;
+                self.inputs.progress.add_file();
+            }
+            let Some(source) = self.inputs.sources.get(self.next) else { return Ok(None) };
+            let reader = InputRows::open(source, self.inputs, std::mem::take(&mut self.skip))?;
+            self.reader = Some((reader, self.inputs.progress.reading()));
+            self.next += 1;
+        }
+    }
+}
+
+/// Some of a chunk's rows, which are consecutive records.
+fn part(chunk: &RawChunk, from: usize, rows: usize) -> RawChunk {
+    RawChunk::new(chunk.path().into(), chunk.columns().slice(from, rows), chunk.record(from))
+}
 
 /// Reads one input.
-pub(super) struct InputRows<'a> {
+struct InputRows<'a> {
     object: &'a Object,
     schema: &'a Arc<Schema>,
     csv: &'a CsvOptions,
     runtime: &'a Handle,
-    source: Source,
+    source: Contents,
     /// The number of the next record.
     next: u64,
 }
 
-enum Source {
+enum Contents {
     Csv(Box<CsvFile>),
     Records(Box<RecordsReader>),
-    Parquet { file: Box<ParquetFile>, next_group: usize, reader: Option<Box<RowGroupReader>>, bytes: u64 },
+    Parquet(Box<Groups>),
+}
+
+/// The row groups of a Parquet file.
+struct Groups {
+    file: ParquetFile,
+    next_group: usize,
+    /// Rows to leave out of it.
+    skip: u64,
+    reader: Option<Box<RowGroupReader>>,
+    bytes: u64,
 }
 
 impl<'a> InputRows<'a> {
-    pub(super) fn open(
-        object: &'a Object,
-        format: FileFormat,
-        schema: &'a Arc<Schema>,
-        csv: &'a CsvOptions,
-        runtime: &'a Handle,
-    ) -> Result<Self, Error> {
-        let source = match format {
-            FileFormat::Csv => Source::Csv(Box::new(open_csv(object, csv, runtime)?)),
+    fn open(source: &Source<'a>, inputs: Inputs<'a>, skip: u64) -> Result<Self, Error> {
+        let Inputs { schema, csv, runtime, .. } = inputs;
+        let object = source.object;
+        let contents = match source.format {
+            FileFormat::Csv => {
+                let mut file = Box::new(open_csv(object, csv, runtime)?);
+                for _ in 0..skip {
+                    file.next_row()?;
+                }
+                Contents::Csv(file)
+            }
             FileFormat::TfRecord => {
                 let projection = projection(schema);
                 let fatal = BadRecords::new(OnBadRecord::Fail);
-                Source::Records(Box::new(RecordsReader::start(object.clone(), &projection, fatal, runtime)))
+                let mut reader = RecordsReader::start(object.clone(), &projection, fatal, runtime);
+                reader.skip_to(skip);
+                Contents::Records(Box::new(reader))
             }
             FileFormat::Parquet => {
-                let file = Box::new(runtime.block_on(ParquetFile::open(object.clone()))?);
-                Source::Parquet { file, next_group: 0, reader: None, bytes: 0 }
+                let file = runtime.block_on(ParquetFile::open(object.clone()))?;
+                Contents::Parquet(Box::new(Groups::new(file, skip)))
             }
         };
-        Ok(Self { object, schema, csv, runtime, source, next: 0 })
+        Ok(Self { object, schema, csv, runtime, source: contents, next: skip })
     }
 
     /// Bytes of the file read so far.
-    pub(super) fn bytes_read(&self) -> u64 {
+    fn bytes_read(&self) -> u64 {
         match &self.source {
-            Source::Csv(rows) => self.object.size() - rows.input().source().remaining(),
-            Source::Records(reader) => reader.records().bytes_read(),
-            Source::Parquet { bytes, .. } => *bytes,
+            Contents::Csv(rows) => self.object.size() - rows.input().source().remaining(),
+            Contents::Records(reader) => reader.records().bytes_read(),
+            Contents::Parquet(groups) => groups.bytes,
         }
     }
 
     /// The next rows.
-    pub(super) fn next_chunk(&mut self) -> Result<Option<RawChunk>, Error> {
+    fn next_chunk(&mut self) -> Result<Option<RawChunk>, Error> {
         let arrays = match &mut self.source {
-            Source::Csv(_) => self.csv_columns()?,
-            Source::Records(reader) => {
+            Contents::Csv(_) => self.csv_columns()?,
+            Contents::Records(reader) => {
                 let chunk = reader.next_chunk(CHUNK_ROWS)?;
                 chunk.map(|(batch, _)| (batch.num_rows(), batch.columns().to_vec()))
             }
-            Source::Parquet { .. } => self.parquet_columns()?,
+            Contents::Parquet(groups) => groups.columns(self.object, self.schema, self.runtime)?,
         };
         let Some((rows, arrays)) = arrays else { return Ok(None) };
         let columns = self.conform(rows, arrays)?;
@@ -90,7 +208,7 @@ impl<'a> InputRows<'a> {
     }
 
     fn csv_columns(&mut self) -> Result<Option<(usize, Vec<ArrayRef>)>, Error> {
-        let Source::Csv(file) = &mut self.source else { return Ok(None) };
+        let Contents::Csv(file) = &mut self.source else { return Ok(None) };
         // Where each of the file's columns goes; files may have them in different orders.
         let places: Vec<usize> = file
             .columns()
@@ -122,34 +240,6 @@ impl<'a> InputRows<'a> {
         Ok((rows > 0).then_some((rows, arrays)))
     }
 
-    fn parquet_columns(&mut self) -> Result<Option<(usize, Vec<ArrayRef>)>, Error> {
-        let Source::Parquet { file, next_group, reader, bytes } = &mut self.source else { return Ok(None) };
-        loop {
-            if let Some(open) = reader {
-                if let Some(batch) = open.next_batch()? {
-                    let by_name = |name: &String| {
-                        batch
-                            .column_by_name(name)
-                            .cloned()
-                            .unwrap_or_else(|| new_null_array(&DataType::Null, batch.num_rows()))
-                    };
-                    let arrays = self.schema.fields().iter().map(|field| by_name(field.name())).collect();
-                    return Ok(Some((batch.num_rows(), arrays)));
-                }
-                *bytes += file.groups()[*next_group - 1].bytes;
-                *reader = None;
-            }
-            if *next_group == file.groups().len() {
-                return Ok(None);
-            }
-            let plan = file.plan_all();
-            let ranges = file.ranges(*next_group, &plan);
-            let fetched = FetchedRanges::start(self.object.clone(), ranges, self.runtime).wait()?;
-            *reader = Some(Box::new(file.decode(*next_group, plan, fetched, 0)?));
-            *next_group += 1;
-        }
-    }
-
     fn conform(&self, rows: usize, arrays: Vec<ArrayRef>) -> Result<RecordBatch, Error> {
         let fields = self.schema.fields().iter();
         let columns: Vec<ArrayRef> = fields
@@ -166,6 +256,51 @@ impl<'a> InputRows<'a> {
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
         RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
             .map_err(|error| Error::Invalid(format!("{}: {error}", self.object.path())))
+    }
+}
+
+impl Groups {
+    /// All rows but the first `skip`.
+    fn new(file: ParquetFile, mut skip: u64) -> Self {
+        let mut next_group = 0;
+        while let Some(group) = file.groups().get(next_group).filter(|group| group.rows <= skip) {
+            skip -= group.rows;
+            next_group += 1;
+        }
+        Self { file, next_group, skip, reader: None, bytes: 0 }
+    }
+
+    fn columns(
+        &mut self,
+        object: &Object,
+        schema: &Schema,
+        runtime: &Handle,
+    ) -> Result<Option<(usize, Vec<ArrayRef>)>, Error> {
+        loop {
+            if let Some(open) = &mut self.reader {
+                if let Some(batch) = open.next_batch()? {
+                    let by_name = |name: &String| {
+                        batch
+                            .column_by_name(name)
+                            .cloned()
+                            .unwrap_or_else(|| new_null_array(&DataType::Null, batch.num_rows()))
+                    };
+                    let arrays = schema.fields().iter().map(|field| by_name(field.name())).collect();
+                    return Ok(Some((batch.num_rows(), arrays)));
+                }
+                self.bytes += self.file.groups()[self.next_group - 1].bytes;
+                self.reader = None;
+            }
+            if self.next_group == self.file.groups().len() {
+                return Ok(None);
+            }
+            let plan = self.file.plan_all();
+            let ranges = self.file.ranges(self.next_group, &plan);
+            let fetched = FetchedRanges::start(object.clone(), ranges, runtime).wait()?;
+            let skip = std::mem::take(&mut self.skip);
+            self.reader = Some(Box::new(self.file.decode(self.next_group, plan, fetched, skip)?));
+            self.next_group += 1;
+        }
     }
 }
 

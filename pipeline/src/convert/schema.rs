@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::format::FileFormat;
 use crate::format::csv::CsvOptions;
 use crate::format::parquet::ParquetFile;
-use crate::inspect::OnBytes;
+use crate::progress::Progress;
 use crate::storage::Object;
 use crate::survey::{Survey, Surveyor};
 
@@ -17,7 +17,6 @@ use crate::survey::{Survey, Surveyor};
 #[derive(Default)]
 pub(super) struct Plan {
     columns: Vec<Column>,
-    rows: u64,
     files: usize,
 }
 
@@ -27,39 +26,54 @@ struct Column {
     format: FileFormat,
 }
 
-impl Plan {
-    /// Takes one more file into account. Rows that are damaged are an error here already.
-    pub(super) fn add(
-        &mut self,
+/// What is in one file.
+pub(super) struct Described {
+    pub(super) rows: u64,
+    /// Places at which reading can start.
+    pub(super) parts: usize,
+    columns: Vec<(String, DataType)>,
+}
+
+impl Described {
+    /// Looks at a file. Rows that are damaged are an error here already.
+    pub(super) fn of(
         object: &Object,
         format: FileFormat,
         csv: &CsvOptions,
         runtime: &Handle,
-        progress: &mut OnBytes<'_>,
-    ) -> Result<(), Error> {
-        let columns: Vec<(String, DataType)> = if format == FileFormat::Parquet {
+        progress: &Progress,
+    ) -> Result<Self, Error> {
+        if format == FileFormat::Parquet {
             let file = runtime.block_on(ParquetFile::open(object.clone()))?;
-            self.rows += file.groups().iter().map(|group| group.rows).sum::<u64>();
-            file.schema()
-                .fields()
-                .iter()
-                .map(|field| (field.name().clone(), field.data_type().clone()))
-                .collect()
-        } else {
-            let mut progress = |bytes| progress(bytes);
-            let survey =
-                Surveyor { csv, rows: 0, runtime, progress: &mut progress }.survey(object, format)?;
-            let Survey { records, columns, error: None, .. } = survey else {
-                return Err(survey.error.unwrap_or(Error::Cancelled));
-            };
-            self.rows += records;
-            let list = |value: DataType| DataType::List(Arc::new(Field::new_list_field(value, true)));
-            let typed = columns.into_iter().map(|column| {
-                (column.name, if column.multi { list(column.data_type) } else { column.data_type })
+            progress.check()?;
+            let fields = file.schema().fields().iter();
+            return Ok(Self {
+                rows: file.groups().iter().map(|group| group.rows).sum(),
+                parts: file.groups().len(),
+                columns: fields.map(|field| (field.name().clone(), field.data_type().clone())).collect(),
             });
-            typed.collect()
+        }
+        progress.expect_bytes(object.size());
+        let survey = Surveyor { csv, rows: 0, threads: 1, runtime, progress }.survey(object, format)?;
+        let Survey { records, columns, error: None, .. } = survey else {
+            return Err(survey.error.unwrap_or(Error::Cancelled));
         };
-        self.unify(object, format, columns)?;
+        let typed = columns.into_iter().map(|column| {
+            (column.name, if column.multi { list(column.data_type) } else { column.data_type })
+        });
+        Ok(Self { rows: records, parts: 1, columns: typed.collect() })
+    }
+}
+
+impl Plan {
+    /// Takes one more file into account.
+    pub(super) fn add(
+        &mut self,
+        object: &Object,
+        format: FileFormat,
+        described: Described,
+    ) -> Result<(), Error> {
+        self.unify(object, format, described.columns)?;
         self.files += 1;
         Ok(())
     }
@@ -96,10 +110,6 @@ impl Plan {
             })?;
         }
         Ok(())
-    }
-
-    pub(super) fn rows(&self) -> u64 {
-        self.rows
     }
 
     /// The columns; those without any value are text.

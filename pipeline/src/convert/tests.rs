@@ -9,6 +9,8 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use tokio::runtime::Runtime;
 
 use super::*;
+use crate::format::compression::Decompressed;
+use crate::output::OutputCompression;
 use crate::storage;
 
 struct Bench {
@@ -33,17 +35,16 @@ impl Bench {
 
     fn convert(&self, inputs: &str, output: &str, options: &ConvertOptions) -> Result<Converted, Error> {
         let inputs = self.runtime.block_on(storage::list(&[inputs.to_owned()], self.dir.path()))?;
-        let (mut last, size) = (0, inputs.iter().map(Object::size).sum::<u64>());
-        let output = if output.ends_with('/') {
-            format!("{}/{output}", self.dir.path().display()).into()
-        } else {
-            self.dir.path().join(output)
-        };
-        convert(&inputs, &output, options, self.runtime.handle(), &mut |done, total| {
-            assert!(done >= last && done <= total && total == 2 * size);
-            last = done;
-            true
-        })
+        let size = inputs.iter().map(Object::size).sum::<u64>();
+        let output = format!("{}/{output}", self.dir.path().display());
+        let progress = Progress::default();
+        let converted = convert(&inputs, &output, options, self.runtime.handle(), &progress);
+        let done = progress.done();
+        assert!(done.total_bytes <= 2 * size);
+        if options.output.threads == 1 {
+            assert!(done.bytes <= done.total_bytes);
+        }
+        converted
     }
 
     /// All names here, sorted.
@@ -62,7 +63,9 @@ impl Bench {
 }
 
 fn shards(shards: u32) -> ConvertOptions {
-    ConvertOptions { shards: Some(shards), ..ConvertOptions::default() }
+    let mut options = ConvertOptions::default();
+    options.output.shards = Some(shards);
+    options
 }
 
 const TABLE: &str =
@@ -170,24 +173,13 @@ fn a_failure_leaves_no_file_behind() {
     ));
     assert!(matches!(bench.convert("?.csv", "out.parquet", &shards(1)), Err(Error::Damage { .. })));
     assert!(matches!(bench.convert("c.parquet", "out@2.tfrecord", &shards(2)), Err(Error::BadValue { .. })));
-    for after in 0..4 {
-        let inputs = bench.runtime.block_on(storage::list(&["b.csv".to_owned()], bench.dir.path())).unwrap();
-        let mut calls = 0;
-        let called_off = convert(
-            &inputs,
-            &bench.dir.path().join("out@3.csv"),
-            &ConvertOptions::default(),
-            bench.runtime.handle(),
-            &mut |_, _| {
-                calls += 1;
-                calls <= after
-            },
-        );
-        if after < 2 {
-            assert!(matches!(called_off, Err(Error::Cancelled)), "{after}");
-            assert_eq!(bench.names(), before);
-        }
-    }
+    let inputs = bench.runtime.block_on(storage::list(&["b.csv".to_owned()], bench.dir.path())).unwrap();
+    let output = format!("{}/out@3.csv", bench.dir.path().display());
+    let progress = Progress::default();
+    progress.cancel();
+    let called_off = convert(&inputs, &output, &ConvertOptions::default(), bench.runtime.handle(), &progress);
+    assert!(matches!(called_off, Err(Error::Cancelled)));
+    assert_eq!(bench.names(), before);
     assert_eq!(bench.text("out.parquet"), "kept");
 }
 
@@ -207,11 +199,13 @@ fn files_that_do_not_fit_together_are_told() {
     assert!(
         bench.convert("a1.csv", "a.unknown", &options).unwrap_err().to_string().contains("format to write")
     );
-    let gzip = ConvertOptions { compression: Some(OutputCompression::Gzip), ..options.clone() };
+    let mut gzip = options.clone();
+    gzip.output.compression = Some(OutputCompression::Gzip);
     assert!(bench.convert("a1.csv", "a.parquet", &gzip).is_err());
-    let into = ConvertOptions { output_format: Some(FileFormat::TfRecord), ..options };
+    let mut into = options;
+    into.output.format = Some(FileFormat::TfRecord);
     let made = bench.convert("a1.csv", "some/where/", &into).unwrap();
-    assert_eq!(made.files, [bench.dir.path().join("some/where/a1.tfrecord")]);
+    assert_eq!(made.files, [bench.dir.path().join("some/where/a1.tfrecord").display().to_string()]);
 }
 
 #[test]
@@ -221,4 +215,66 @@ fn no_rows_make_all_shards() {
     let made = bench.convert("a.csv", "a.parquet", &shards(3)).unwrap();
     assert_eq!((made.rows, made.files.len()), (0, 3));
     assert!(bench.parquet("a-00002-of-00003.parquet").is_empty());
+}
+
+/// Rows with text of very different lengths, the longest as large as a block may be.
+fn uneven(files: usize, rows: usize) -> Vec<String> {
+    let line = |row: usize| {
+        let length = if row % 977 == 5 { 900_000 } else { row * 7 % 40 };
+        format!("{row},{}\n", "x".repeat(length))
+    };
+    let file = |file: usize| (file * rows..(file + 1) * rows).map(line).collect::<String>();
+    (0..files).map(|number| format!("n,t\n{}", file(number))).collect()
+}
+
+#[test]
+fn bytes_do_not_depend_on_threads_nor_on_how_rows_were_read() {
+    let bench = Bench::new();
+    for (number, text) in uneven(5, 4100).iter().enumerate() {
+        bench.write(&format!("in-{number}.csv"), text);
+    }
+    bench.convert("in-*.csv", "p@3.parquet", &ConvertOptions::default()).unwrap();
+    bench.convert("in-*.csv", "t@2.tfrecord", &ConvertOptions::default()).unwrap();
+    for inputs in ["in-*.csv", "p-*.parquet", "t-*.tfrecord"] {
+        for output in ["o@4.tfrecord.gz", "o@4.parquet", "o@4.csv.zst", "o@4.tfrecord.zz"] {
+            let outcome = |threads, memory_bytes| {
+                let mut options = ConvertOptions::default();
+                options.output = OutputOptions { threads, memory_bytes, group_rows: 3000, ..options.output };
+                let converted = bench.convert(inputs, output, &options).unwrap();
+                assert_eq!((converted.rows, converted.files.len()), (5 * 4100, 4));
+                let files: Vec<Vec<u8>> =
+                    converted.files.iter().map(|file| std::fs::read(file).unwrap()).collect();
+                assert_eq!(files.iter().map(|file| file.len() as u64).sum::<u64>(), converted.bytes);
+                files
+            };
+            let one = outcome(1, 1);
+            for (threads, memory_bytes) in [(2, 1 << 20), (3, 64 << 20), (7, usize::MAX)] {
+                assert!(one == outcome(threads, memory_bytes), "{inputs} to {output}, {threads} threads");
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_a_compressed_file_are_one_stream() {
+    let bench = Bench::new();
+    bench.write("in.csv", &uneven(1, 20_000)[0]);
+    for output in ["a.csv.gz", "a.csv.zz", "a.csv.zst"] {
+        bench.convert("in.csv", output, &ConvertOptions::default()).unwrap();
+        let bytes = std::fs::read(bench.dir.path().join(output)).unwrap();
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut Decompressed::new(&bytes[..]).unwrap().0, &mut text).unwrap();
+        assert!(text == bench.text("in.csv"), "{output}");
+    }
+}
+
+#[test]
+fn no_rows_make_whole_files() {
+    let bench = Bench::new();
+    bench.write("in.csv", "n,m\n");
+    for output in ["a@2.csv.gz", "a@2.tfrecord.zz", "a@2.tfrecord.zst", "a@2.parquet"] {
+        let converted = bench.convert("in.csv", output, &ConvertOptions::default()).unwrap();
+        assert_eq!((converted.rows, converted.files.len()), (0, 2));
+        assert!(bench.convert(&output.replace("@2", "-*"), "b.csv", &ConvertOptions::default()).is_ok());
+    }
 }

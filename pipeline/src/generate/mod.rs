@@ -12,18 +12,17 @@ mod draw;
 mod tests;
 mod zipf;
 
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow_array::RecordBatch;
 use arrow_schema::{Field, Schema};
 
 use crate::Error;
-use crate::convert::output::{self, Shards, Target};
-use crate::convert::{ConvertOptions, OutputCompression};
 use crate::dataset::RawChunk;
-use crate::format::FileFormat;
+use crate::output::{self, Block, OutputOptions, Run, Staged};
+use crate::parallel::Bounds;
+use crate::progress::Progress;
 
 pub use best::Best;
 use best::Tally;
@@ -31,6 +30,8 @@ use clicks::Clicks;
 
 /// Rows made at a time: few enough that a chunk's columns stay in cache.
 const CHUNK_ROWS: u64 = 2048;
+/// What a row holds until it is written: as columns, encoded, and compressed.
+const ROW_BYTES: u64 = 3 << 10;
 
 /// What to generate, and where.
 #[derive(Clone, Debug)]
@@ -46,24 +47,16 @@ pub struct Generate {
     /// The most distinct values of a categorical column; Criteo's largest has ten million.
     pub most_values: u32,
     /// A file, a name with a `*` or `@N` where the shards' numbers go, or a directory.
-    pub output: PathBuf,
-    /// The format, where the output's name does not say it.
-    pub format: Option<FileFormat>,
-    /// How files are compressed; without it as their name says (`.gz`), Parquet with Snappy.
-    pub compression: Option<OutputCompression>,
-    /// Files to make, with as many rows each, give or take one.
-    pub shards: Option<u32>,
-    /// Rows of a Parquet row group.
-    pub group_rows: usize,
-    /// Threads to work on, each on a shard.
-    pub threads: usize,
+    pub output: String,
+    /// How to write it.
+    pub options: OutputOptions,
 }
 
 /// What was generated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generated {
     /// The files made, in the order of their rows.
-    pub files: Vec<PathBuf>,
+    pub files: Vec<String>,
     /// Rows in all of them.
     pub rows: u64,
     /// Bytes in all of them.
@@ -82,27 +75,6 @@ pub enum IdForm {
     Integer,
 }
 
-/// What the threads share.
-struct Work<'a> {
-    clicks: Clicks,
-    schema: Arc<Schema>,
-    shards: Vec<Target>,
-    /// The next shard to take.
-    next: AtomicUsize,
-    rows: AtomicU64,
-    stop: AtomicBool,
-    done: Mutex<Done>,
-    cancel: &'a AtomicBool,
-    progress: &'a (dyn Fn(u64) + Sync),
-}
-
-struct Done {
-    /// By shard.
-    files: Vec<Vec<PathBuf>>,
-    tally: Tally,
-    error: Option<Error>,
-}
-
 impl Default for Generate {
     fn default() -> Self {
         Self {
@@ -111,12 +83,8 @@ impl Default for Generate {
             seed: 1,
             ids: IdForm::default(),
             most_values: 100_000,
-            output: PathBuf::from("clicks.tfrecord"),
-            format: None,
-            compression: None,
-            shards: None,
-            group_rows: ConvertOptions::default().group_rows,
-            threads: 1,
+            output: "clicks.tfrecord".to_owned(),
+            options: OutputOptions::default(),
         }
     }
 }
@@ -127,109 +95,90 @@ impl Generate {
         clicks::names()
     }
 
-    /// Writes the files. Each appears under its name once it is whole; when the run fails or is called
-    /// off, those it made are removed again. `progress` is told the rows made so far, from any thread.
+    /// Writes the files. They appear under their names once all of them are whole; when the run fails or is
+    /// called off, nothing is left.
     ///
     /// # Errors
     /// When there are no rows to make or no values to make them of, when a file cannot be written, and
-    /// [`Error::Cancelled`] once `cancel` is true.
-    pub fn run(&self, cancel: &AtomicBool, progress: &(dyn Fn(u64) + Sync)) -> Result<Generated, Error> {
+    /// [`Error::Cancelled`] once `progress` says so.
+    pub fn run(&self, progress: &Progress) -> Result<Generated, Error> {
         if self.rows == 0 || self.most_values == 0 {
             return Err(Error::Invalid("there must be at least one row and one value of a column".into()));
         }
         let clicks = Clicks::new(self.seed, self.most_values, self.ids);
         let schema = schema(&clicks);
-        let shards = output::plan(&self.output, &[], &self.options())?.into_files();
-        let done = Done { files: vec![Vec::new(); shards.len()], tally: Tally::new(), error: None };
-        let work = Work {
-            clicks,
-            schema,
-            next: AtomicUsize::new(0),
-            rows: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
-            done: Mutex::new(done),
-            cancel,
+        let target = output::plan(&self.output, &[], &self.options)?;
+        let bounds = Bounds { threads: self.options.threads, bytes: self.options.memory_bytes };
+        let run =
+            Run { target: &target, schema: &schema, rows: self.rows, shards: 0..target.shards(), bounds };
+        let maker = Maker {
+            first_row: self.first_row,
+            name: self.output.as_str().into(),
+            clicks: &clicks,
+            schema: &schema,
+            tallies: Mutex::default(),
             progress,
-            shards,
         };
-        std::thread::scope(|scope| {
-            for _ in 0..self.threads.clamp(1, work.shards.len()) {
-                scope.spawn(|| self.work(&work));
-            }
-        });
-        let Done { files, tally, error } = work.done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let files: Vec<PathBuf> = files.into_iter().flatten().collect();
-        match error {
-            None => {
-                let size = |path| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
-                let bytes = files.iter().map(size).sum();
-                Ok(Generated { files, rows: self.rows, bytes, best: tally.best() })
-            }
-            Some(error) => {
-                for file in files {
-                    // The error that there already is says more than one about this.
-                    let _ = std::fs::remove_file(file);
-                }
-                Err(error)
-            }
-        }
+        let mut at = 0;
+        let staged = run.write(
+            |most| {
+                progress.check()?;
+                let rows = at..at + most;
+                at = rows.end;
+                Ok(Some(Block { item: rows, rows: most, bytes: (most * ROW_BYTES) as usize }))
+            },
+            |rows| maker.chunks(rows),
+        )?;
+        let files = staged.iter().map(|file| file.address().to_owned()).collect();
+        let bytes = staged.iter().map(Staged::bytes).sum();
+        let best = maker.tally().best();
+        staged.into_iter().try_for_each(Staged::commit)?;
+        Ok(Generated { files, rows: self.rows, bytes, best })
+    }
+}
+
+/// Makes rows, on any thread.
+struct Maker<'a> {
+    first_row: u64,
+    name: Arc<str>,
+    clicks: &'a Clicks,
+    schema: &'a Arc<Schema>,
+    /// Those that no thread counts in at the moment: never more than there are threads.
+    tallies: Mutex<Vec<Tally>>,
+    progress: &'a Progress,
+}
+
+impl Maker<'_> {
+    /// The rows, some at a time.
+    fn chunks(&self, rows: Range<u64>) -> impl Iterator<Item = Result<RawChunk, Error>> {
+        let starts = (rows.start..rows.end).step_by(CHUNK_ROWS as usize);
+        starts.map(move |start| self.chunk(start..rows.end.min(start + CHUNK_ROWS)))
     }
 
-    fn options(&self) -> ConvertOptions {
-        ConvertOptions {
-            output_format: self.format,
-            compression: self.compression,
-            shards: self.shards,
-            group_rows: self.group_rows,
-            ..ConvertOptions::default()
+    fn chunk(&self, rows: Range<u64>) -> Result<RawChunk, Error> {
+        self.progress.check()?;
+        let count = rows.end - rows.start;
+        let made = self.clicks.rows(self.first_row + rows.start, count as usize);
+        let spare = self.tallies().pop();
+        let mut tally = spare.unwrap_or_else(Tally::new);
+        for (&point, &clicked) in made.points.iter().zip(&made.clicked) {
+            tally.add(point, clicked);
         }
+        self.tallies().push(tally);
+        self.progress.add_rows(count);
+        let batch = RecordBatch::try_new(self.schema.clone(), made.columns);
+        let batch = batch.map_err(|error| Error::Invalid(error.to_string()))?;
+        Ok(RawChunk::new(self.name.clone(), batch, rows.start))
     }
 
-    /// One thread: takes shards until there are none.
-    fn work(&self, work: &Work<'_>) {
-        let mut tally = Tally::new();
-        while !work.stop.load(Ordering::Relaxed) {
-            let shard = work.next.fetch_add(1, Ordering::Relaxed);
-            if shard >= work.shards.len() {
-                break;
-            }
-            let files = self.shard(shard, work, &mut tally);
-            let mut done = work.done.lock().unwrap_or_else(PoisonError::into_inner);
-            match files {
-                Ok(files) => done.files[shard] = files,
-                Err(error) => {
-                    work.stop.store(true, Ordering::Relaxed);
-                    done.error.get_or_insert(error);
-                }
-            }
-        }
-        work.done.lock().unwrap_or_else(PoisonError::into_inner).tally.merge(&tally);
+    fn tallies(&self) -> std::sync::MutexGuard<'_, Vec<Tally>> {
+        self.tallies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn shard(&self, shard: usize, work: &Work<'_>, tally: &mut Tally) -> Result<Vec<PathBuf>, Error> {
-        let target = work.shards[shard].clone();
-        let name: Arc<str> = self.output.to_string_lossy().into();
-        let row_of =
-            |shard: usize| (u128::from(self.rows) * shard as u128 / work.shards.len() as u128) as u64;
-        let (start, end) = (row_of(shard), row_of(shard + 1));
-        let mut output = Shards::create(target, work.schema.clone(), end - start)?;
-        let mut at = start;
-        while at < end {
-            if work.cancel.load(Ordering::Relaxed) {
-                return Err(Error::Cancelled);
-            }
-            let rows = CHUNK_ROWS.min(end - at);
-            let made = work.clicks.rows(self.first_row + at, rows as usize);
-            for (&point, &clicked) in made.points.iter().zip(&made.clicked) {
-                tally.add(point, clicked);
-            }
-            let batch = RecordBatch::try_new(work.schema.clone(), made.columns);
-            let batch = batch.map_err(|error| Error::Invalid(error.to_string()))?;
-            output.write(&RawChunk::new(name.clone(), batch, at - start))?;
-            at += rows;
-            (work.progress)(work.rows.fetch_add(rows, Ordering::Relaxed) + rows);
-        }
-        output.finish()
+    fn tally(&self) -> Tally {
+        let mut all = Tally::new();
+        self.tallies().iter().for_each(|tally| all.merge(tally));
+        all
     }
 }
 

@@ -17,9 +17,10 @@ use crate::spec::OnBadRecord;
 
 fn generate(output: &Path, change: impl FnOnce(&mut Generate)) -> Result<Generated, Error> {
     let mut generate =
-        Generate { rows: 5000, output: output.to_owned(), shards: Some(3), ..Generate::default() };
+        Generate { rows: 5000, output: output.to_str().unwrap().to_owned(), ..Generate::default() };
+    generate.options.shards = Some(3);
     change(&mut generate);
-    generate.run(&AtomicBool::new(false), &|_| {})
+    generate.run(&Progress::default())
 }
 
 /// The files of a directory.
@@ -56,8 +57,8 @@ fn as_text(column: &ArrayRef, row: usize) -> Option<String> {
 fn files_do_not_depend_on_threads() {
     for name in ["a.tfrecord", "a.tfrecord.zst", "a.parquet"] {
         let (one, four) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let with_one = generate(&one.path().join(name), |generate| generate.threads = 1).unwrap();
-        let with_four = generate(&four.path().join(name), |generate| generate.threads = 4).unwrap();
+        let with_one = generate(&one.path().join(name), |generate| generate.options.threads = 1).unwrap();
+        let with_four = generate(&four.path().join(name), |generate| generate.options.threads = 4).unwrap();
         assert_eq!(with_one.best, with_four.best);
         let files = contents(one.path());
         assert_eq!(files.len(), 3);
@@ -146,15 +147,19 @@ fn columns_have_the_shape_of_a_click_log() {
 #[test]
 fn a_run_that_is_called_off_leaves_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    let generate = Generate {
-        rows: 100_000,
-        output: directory.path().join("a.tfrecord"),
-        shards: Some(8),
-        ..Generate::default()
-    };
-    let cancel = AtomicBool::new(false);
-    let made = generate.run(&cancel, &|rows| cancel.store(rows > 40_000, Ordering::Relaxed));
-    assert!(matches!(made, Err(Error::Cancelled)));
+    let output = directory.path().join("a.tfrecord").to_str().unwrap().to_owned();
+    let mut generate = Generate { rows: u64::MAX / 4, output, ..Generate::default() };
+    generate.options.shards = Some(8);
+    let progress = Progress::default();
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| generate.run(&progress));
+        while progress.done().rows < 40_000 {
+            std::thread::yield_now();
+        }
+        assert!(!contents(directory.path()).is_empty());
+        progress.cancel();
+        assert!(matches!(made.join().unwrap(), Err(Error::Cancelled)));
+    });
     assert!(contents(directory.path()).is_empty());
 }
 

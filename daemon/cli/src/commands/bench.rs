@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
 use crate::job_file;
-use crate::progress::{Counted, Gauge};
+use crate::progress::Gauge;
 use crate::table::Table;
 
 /// `millstream bench ingest`: the input side alone.
@@ -17,7 +17,7 @@ pub(crate) fn ingest(arguments: &BenchIngest, context: &Context) -> Result<(), F
     let job = job_file::resolve(&arguments.job, context)?;
     let runtime = Runtime::new()?;
     let plan = {
-        let gauge = Gauge::new(&context.screen, "learning", Counted::Rows(None));
+        let gauge = Gauge::rows(&context.screen, "learning");
         let learning = Learning { most_bytes: u64::MAX, progress: &|now| gauge.update(now.rows) };
         JobPlan::new(&job, learning, runtime.handle())?
     };

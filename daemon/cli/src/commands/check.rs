@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
 use crate::job_file;
-use crate::progress::{Counted, Gauge};
+use crate::progress::Gauge;
 use crate::table::Table;
 
 /// Training data up to this many bytes is read for what features learn, without being asked: it takes
@@ -99,7 +99,7 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
     let job = job_file::resolve(&arguments.job, context)?;
     let runtime = Runtime::new()?;
     let plan = {
-        let gauge = Gauge::new(&context.screen, "learning", Counted::Rows(None));
+        let gauge = Gauge::rows(&context.screen, "learning");
         let most_bytes = if arguments.learn { u64::MAX } else { READ_UNASKED };
         let learning = Learning { most_bytes, progress: &|now| gauge.update(now.rows) };
         JobPlan::new(&job, learning, runtime.handle())

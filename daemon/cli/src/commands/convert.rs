@@ -1,20 +1,16 @@
 //! `millstream convert`: CSV, Parquet and TFRecord into one another.
 
-use std::path::Path;
-
-use millstream_daemon::pipeline::convert::{self, ConvertOptions, OutputCompression};
+use millstream_daemon::pipeline::convert::{self, ConvertOptions};
 use millstream_daemon::pipeline::format::FileFormat;
 use millstream_daemon::pipeline::format::csv::CsvOptions;
-use millstream_daemon::pipeline::storage;
+use millstream_daemon::pipeline::output::{OutputCompression, OutputOptions};
 use serde_json::json;
-use tokio::runtime::Runtime;
 
-use crate::arguments::{Convert, Csv, DataCompression, DataFormat};
+use crate::arguments::{Convert, Csv, DataCompression, DataFormat, Written};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
-use crate::interrupt;
-use crate::progress::{Counted, Gauge};
+use crate::files::{FileWork, Goal};
 
 pub(crate) fn run(arguments: Convert, context: &Context) -> Result<(), Failure> {
     let (inputs, output) = match arguments.paths.as_slice() {
@@ -24,27 +20,30 @@ pub(crate) fn run(arguments: Convert, context: &Context) -> Result<(), Failure> 
     let options = ConvertOptions {
         csv: arguments.csv.into(),
         input_format: arguments.input_format.map(Into::into),
-        output_format: arguments.written.format.map(Into::into),
-        compression: arguments.written.compression.map(Into::into),
-        shards: arguments.written.shards,
-        group_rows: arguments.written.group_rows,
+        output: arguments.written.into(),
     };
-    let runtime = Runtime::new()?;
-    let interrupted = interrupt::flag(&runtime)?;
-    let objects = runtime.block_on(storage::list(inputs, &std::env::current_dir()?))?;
-    let gauge = Gauge::new(&context.screen, "converting", Counted::Bytes);
-    let mut progress = |done, total| {
-        gauge.update_of(done, total);
-        !interrupted()
-    };
-    let converted = convert::convert(&objects, Path::new(output), &options, runtime.handle(), &mut progress)?;
-    drop(gauge);
-    runtime.shutdown_background();
+    let work = FileWork::start(context, "converting")?;
+    let objects = work.list(inputs)?;
+    let goal = Goal { files: Some(objects.len() as u64), rows: None };
+    let converted =
+        work.run(goal, |runtime, progress| convert::convert(&objects, output, &options, runtime, progress))?;
     context.answer(&json!({ "files": converted.files, "rows": converted.rows }), || {
-        let files = converted.files.iter().map(|file| file.display().to_string());
         let rows = format!("{} rows in", figures::count(converted.rows));
-        std::iter::once(rows).chain(files).collect::<Vec<_>>().join("\n")
+        std::iter::once(rows).chain(converted.files.iter().cloned()).collect::<Vec<_>>().join("\n")
     })
+}
+
+impl From<Written> for OutputOptions {
+    fn from(written: Written) -> Self {
+        Self {
+            format: written.format.map(Into::into),
+            compression: written.compression.map(Into::into),
+            shards: written.shards,
+            group_rows: written.group_rows,
+            threads: written.threads.count(),
+            memory_bytes: written.memory,
+        }
+    }
 }
 
 impl From<Csv> for CsvOptions {

@@ -1,22 +1,19 @@
 //! `millstream generate`: a click log whose best AUC is known.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use millstream_daemon::pipeline::generate::{self, Generated};
 use serde_json::json;
-use tokio::runtime::Runtime;
 
 use crate::arguments::{Generate, IdForm};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
-use crate::interrupt;
-use crate::progress::{Counted, Gauge};
+use crate::files::{FileWork, Goal};
 use crate::table::Table;
 
-pub(crate) fn run(arguments: &Generate, context: &Context) -> Result<(), Failure> {
+pub(crate) fn run(arguments: Generate, context: &Context) -> Result<(), Failure> {
+    let rows = arguments.rows;
     let generate = generate::Generate {
-        rows: arguments.rows,
+        rows,
         first_row: arguments.first_row,
         seed: arguments.seed,
         ids: match arguments.ids {
@@ -24,26 +21,11 @@ pub(crate) fn run(arguments: &Generate, context: &Context) -> Result<(), Failure
             IdForm::Integer => generate::IdForm::Integer,
         },
         most_values: arguments.most_values,
-        output: arguments.output.clone(),
-        format: arguments.written.format.map(Into::into),
-        compression: arguments.written.compression.map(Into::into),
-        shards: arguments.written.shards,
-        group_rows: arguments.written.group_rows,
-        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        output: arguments.output,
+        options: arguments.written.into(),
     };
-    let runtime = Runtime::new()?;
-    let interrupted = interrupt::flag(&runtime)?;
-    let gauge = Gauge::new(&context.screen, "generating", Counted::Rows(Some(arguments.rows)));
-    let cancel = AtomicBool::new(false);
-    let progress = |rows| {
-        gauge.update(rows);
-        if interrupted() {
-            cancel.store(true, Ordering::Relaxed);
-        }
-    };
-    let generated = generate.run(&cancel, &progress)?;
-    drop(gauge);
-    runtime.shutdown_background();
+    let work = FileWork::start(context, "generating")?;
+    let generated = work.run(Goal { files: None, rows: Some(rows) }, |_, progress| generate.run(progress))?;
     let best = &generated.best;
     let document = json!({
         "files": generated.files,
@@ -62,8 +44,8 @@ pub(crate) fn run(arguments: &Generate, context: &Context) -> Result<(), Failure
 fn describe(Generated { files, rows, bytes, best }: &Generated) -> String {
     let mut table = Table::default();
     let written = match files.as_slice() {
-        [file] => file.display().to_string(),
-        [first, .., last] => format!("{} files, {} to {}", files.len(), first.display(), last.display()),
+        [file] => file.clone(),
+        [first, .., last] => format!("{} files, {first} to {last}", files.len()),
         [] => "none".to_owned(),
     };
     table.row(["files", &written]);

@@ -1,60 +1,103 @@
 //! `millstream inspect`: what is in data files.
 
+use std::collections::BTreeMap;
+
 use millstream_daemon::pipeline::format::FileFormat;
-use millstream_daemon::pipeline::inspect::{self, Report};
-use millstream_daemon::pipeline::storage;
+use millstream_daemon::pipeline::inspect::{self, ColumnReport, InspectOptions, Report};
 use serde_json::Value;
-use tokio::runtime::Runtime;
 
 use crate::arguments::Inspect;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
-use crate::interrupt;
-use crate::progress::{Counted, Gauge};
+use crate::files::{FileWork, Goal};
 use crate::table::Table;
 
 /// Characters of a column's first values that are shown.
 const SHOWN: usize = 60;
+/// Files that are told one by one, where all of them are not asked for.
+const FEW: usize = 10;
+/// Damaged files that are named, of many.
+const NAMED: usize = 20;
 
 pub(crate) fn run(arguments: Inspect, context: &Context) -> Result<(), Failure> {
-    let runtime = Runtime::new()?;
-    let interrupted = interrupt::flag(&runtime)?;
-    let objects = runtime.block_on(storage::list(&arguments.files, &std::env::current_dir()?))?;
-    let total = objects.iter().map(storage::Object::size).sum();
-    let csv = arguments.csv.into();
-    let gauge = Gauge::new(&context.screen, "reading", Counted::Bytes);
-    let mut done = 0;
-    let mut reports = Vec::with_capacity(objects.len());
-    for object in &objects {
-        let mut progress = |bytes| {
-            gauge.update_of(done + bytes, total);
-            !interrupted()
-        };
-        let handle = runtime.handle();
-        reports.push(inspect::inspect(object, arguments.rows, &csv, handle, &mut progress)?);
-        done += object.size();
-    }
-    drop(gauge);
-    runtime.shutdown_background();
-    context.answer(&reports, || reports.iter().map(describe).collect::<Vec<_>>().join("\n"))?;
-    let mut damaged = reports.iter().filter_map(|report| report.error.as_ref()).peekable();
-    if damaged.peek().is_none() {
+    let options = InspectOptions {
+        rows: arguments.rows,
+        csv: arguments.csv.into(),
+        threads: arguments.threads.count(),
+    };
+    let work = FileWork::start(context, "reading")?;
+    let objects = work.list(&arguments.files)?;
+    let goal = Goal { files: Some(objects.len() as u64), rows: None };
+    let reports =
+        work.run(goal, |runtime, progress| inspect::inspect(&objects, &options, runtime, progress))?;
+    let each = arguments.all || reports.len() <= FEW;
+    context.answer(&reports, || {
+        if each { reports.iter().map(describe).collect::<Vec<_>>().join("\n") } else { summary(&reports) }
+    })?;
+    let damaged: Vec<_> = reports.iter().filter_map(|report| report.error.as_ref()).collect();
+    if damaged.is_empty() {
         return Ok(());
     }
-    damaged.for_each(|damage| context.screen.error(&damage.message));
+    let named = if each { damaged.len() } else { NAMED };
+    damaged.iter().take(named).for_each(|damage| context.screen.error(&damage.message));
+    if damaged.len() > named {
+        let more = figures::count((damaged.len() - named) as u64);
+        context.screen.error(&format!("and {more} more damaged files; --all tells each"));
+    }
     Err(Failure::Told)
+}
+
+/// Many files in one: what there is of each kind, and the columns of all.
+fn summary(reports: &[Report]) -> String {
+    let damaged = reports.iter().filter(|report| report.error.is_some()).count() as u64;
+    let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
+    let mut facts = Table::default();
+    facts.row(["files", &figures::count(reports.len() as u64)]);
+    facts.row(["size", &figures::bytes(sum(|report| report.bytes))]);
+    facts.row(["records", &figures::count(sum(|report| report.records))]);
+    facts.row(["damaged", &figures::count(damaged)]);
+    let mut kinds: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    for report in reports {
+        *kinds.entry((format_of(report), &report.compression)).or_default() += 1;
+    }
+    for ((format, compression), files) in kinds {
+        facts.row(["format", &format!("{format}, {compression}: {} files", figures::count(files))]);
+    }
+    // By where they come first, which is an order for most files.
+    let mut places: BTreeMap<(&str, &str, bool), usize> = BTreeMap::new();
+    let mut columns: Vec<(&ColumnReport, u64, u64)> = Vec::new();
+    for column in reports.iter().flat_map(|report| &report.columns) {
+        let place = *places.entry((&column.name, &column.data_type, column.multi)).or_insert(columns.len());
+        if place == columns.len() {
+            columns.push((column, 0, 0));
+        }
+        columns[place].1 += 1;
+        columns[place].2 += column.absent;
+    }
+    let mut table = Table::with_titles(&["COLUMN", "TYPE", ">FILES", ">ABSENT"]);
+    for (column, files, absent) in columns {
+        table.row([column.name.clone(), type_of(column), figures::count(files), figures::count(absent)]);
+    }
+    format!("{}\n{}", facts.render(), table.render())
+}
+
+fn format_of(report: &Report) -> &'static str {
+    report.format.map_or("unknown", |format| match format {
+        FileFormat::Csv => "CSV",
+        FileFormat::Parquet => "Parquet",
+        FileFormat::TfRecord => "TFRecord",
+    })
+}
+
+fn type_of(column: &ColumnReport) -> String {
+    format!("{}{}", if column.multi { "list of " } else { "" }, column.data_type)
 }
 
 fn describe(report: &Report) -> String {
     let mut facts = Table::default();
     facts.row(["file", &report.path]);
-    let format = report.format.map_or("unknown", |format| match format {
-        FileFormat::Csv => "CSV",
-        FileFormat::Parquet => "Parquet",
-        FileFormat::TfRecord => "TFRecord",
-    });
-    facts.row(["format", format]);
+    facts.row(["format", format_of(report)]);
     facts.row(["compression", &report.compression]);
     facts.row(["records", &figures::count(report.records)]);
     if report.columns.is_empty() {
@@ -62,12 +105,11 @@ fn describe(report: &Report) -> String {
     }
     let mut columns = Table::with_titles(&["COLUMN", "TYPE", ">ABSENT", "FIRST VALUES"]);
     for column in &report.columns {
-        let many = if column.multi { "list of " } else { "" };
         let values: Vec<_> =
             report.rows.iter().map(|row| shown(row.get(&column.name).unwrap_or(&Value::Null))).collect();
         columns.row([
             column.name.clone(),
-            format!("{many}{}", column.data_type),
+            type_of(column),
             figures::count(column.absent),
             shortened(&values.join("  ")),
         ]);

@@ -35,7 +35,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Eval(arguments) => on_runtime(eval::run(arguments, context)),
         Command::Inspect(arguments) => inspect::run(arguments, context),
         Command::Convert(arguments) => convert::run(arguments, context),
-        Command::Generate(arguments) => generate::run(&arguments, context),
+        Command::Generate(arguments) => generate::run(arguments, context),
         Command::Bench(Bench::Ingest(arguments)) => bench::ingest(&arguments, context),
         Command::Predict(arguments) => on_runtime(predict::run(arguments, context)),
     }

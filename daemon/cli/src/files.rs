@@ -1,0 +1,140 @@
+//! Work on files: followed by a bar on a terminal, called off by Ctrl-C.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use millstream_daemon::pipeline::progress::{Done, Progress};
+use millstream_daemon::pipeline::storage::{self, Object};
+use tokio::runtime::{Handle, Runtime};
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::figures;
+use crate::interrupt;
+
+/// Time between two looks at how far the work is, and at whether it is to be called off.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+
+/// What there is to do, where that is known before the work starts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Goal {
+    pub(crate) files: Option<u64>,
+    pub(crate) rows: Option<u64>,
+}
+
+/// A runtime for storage, the work's progress, and whoever follows it.
+pub(crate) struct FileWork {
+    runtime: Runtime,
+    progress: Arc<Progress>,
+    bar: Option<ProgressBar>,
+}
+
+impl FileWork {
+    /// Starts to follow what is to be done. The first Ctrl-C calls it off, the second ends the process.
+    pub(crate) fn start(context: &Context, label: &'static str) -> Result<Self, Failure> {
+        let runtime = Runtime::new()?;
+        let bar = context.screen.is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{spinner} {prefix}  {wide_msg}");
+            let bar = ProgressBar::no_length().with_prefix(label);
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+            context.screen.bars().add(bar)
+        });
+        Ok(Self { runtime, progress: Arc::default(), bar })
+    }
+
+    /// The files that `patterns` name; one that ends in `/`, or is a directory here, names all files in it.
+    pub(crate) fn list(&self, patterns: &[String]) -> Result<Vec<Object>, Failure> {
+        let patterns: Vec<String> = patterns.iter().map(|pattern| all_in(pattern)).collect();
+        let base = std::env::current_dir()?;
+        Ok(self.runtime.block_on(storage::list(&patterns, &base))?)
+    }
+
+    /// Does the work, which blocks, and takes the bar away.
+    pub(crate) fn run<T, E: Into<Failure>>(
+        self,
+        goal: Goal,
+        work: impl FnOnce(&Handle, &Progress) -> Result<T, E>,
+    ) -> Result<T, Failure> {
+        let interrupted = interrupt::flag(&self.runtime)?;
+        let (progress, bar) = (Arc::clone(&self.progress), self.bar.clone());
+        let started = Instant::now();
+        self.runtime.spawn(async move {
+            loop {
+                tokio::time::sleep(BETWEEN_LOOKS).await;
+                if interrupted() {
+                    progress.cancel();
+                }
+                if let Some(bar) = &bar {
+                    bar.set_message(told(progress.done(), goal, started.elapsed()));
+                    bar.tick();
+                }
+            }
+        });
+        let result = work(self.runtime.handle(), &self.progress);
+        // What may be left are reads that nobody waits for.
+        self.runtime.shutdown_background();
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+        result.map_err(Into::into)
+    }
+}
+
+fn all_in(pattern: &str) -> String {
+    let is_directory = pattern.ends_with('/') || (!pattern.contains("://") && Path::new(pattern).is_dir());
+    if is_directory { format!("{}/**", pattern.trim_end_matches('/')) } else { pattern.to_owned() }
+}
+
+/// `12/40 files  3,400,000 rows  512.0 MiB/1.2 GiB  80.1 MiB/s  9s left`
+fn told(done: Done, goal: Goal, elapsed: Duration) -> String {
+    let seconds = elapsed.as_secs_f64().max(1e-3);
+    let mut parts = Vec::new();
+    if let Some(files) = goal.files {
+        parts.push(format!("{}/{} files", figures::count(done.files.min(files)), figures::count(files)));
+    }
+    match goal.rows {
+        Some(rows) => parts.push(format!("{}/{} rows", figures::count(done.rows), figures::count(rows))),
+        None if done.rows > 0 => parts.push(format!("{} rows", figures::count(done.rows))),
+        None => {}
+    }
+    let share = if done.total_bytes > 0 {
+        parts.push(format!("{}/{}", figures::bytes(done.bytes), figures::bytes(done.total_bytes)));
+        parts.push(format!("{}/s", figures::bytes((done.bytes as f64 / seconds) as u64)));
+        done.bytes as f64 / done.total_bytes as f64
+    } else {
+        parts.push(format!("{} rows/s", figures::rate(done.rows as f64 / seconds)));
+        goal.rows.map_or(0.0, |rows| done.rows as f64 / rows as f64)
+    };
+    if share > 0.0 && share < 1.0 {
+        let left = Duration::try_from_secs_f64(seconds * (1.0 - share) / share).unwrap_or(Duration::MAX);
+        parts.push(format!("{} left", figures::duration(left)));
+    }
+    parts.join("  ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_says_how_far_and_how_much_longer() {
+        let done = Done { files: 3, rows: 1_000, bytes: 1 << 20, total_bytes: 4 << 20 };
+        let goal = Goal { files: Some(40), rows: None };
+        let wanted = "3/40 files  1,000 rows  1.0 MiB/4.0 MiB  512.0 KiB/s  6.0s left";
+        assert_eq!(told(done, goal, Duration::from_secs(2)), wanted);
+        let done = Done { rows: 500, ..Done::default() };
+        let goal = Goal { files: None, rows: Some(1_000) };
+        assert_eq!(told(done, goal, Duration::from_secs(5)), "500/1,000 rows  100 rows/s  5.0s left");
+        assert_eq!(told(Done::default(), Goal::default(), Duration::ZERO), "0.0 rows/s");
+    }
+
+    #[test]
+    fn a_directory_is_all_that_is_in_it() {
+        assert_eq!(all_in("gs://bucket/data/"), "gs://bucket/data/**");
+        assert_eq!(all_in("gs://bucket/data"), "gs://bucket/data");
+        assert_eq!(all_in(env!("CARGO_MANIFEST_DIR")), format!("{}/**", env!("CARGO_MANIFEST_DIR")));
+        assert_eq!(all_in("no/such/*.csv"), "no/such/*.csv");
+    }
+}

@@ -1,0 +1,64 @@
+//! What rows weigh: bytes of their values, counted row by row so that sums do not depend on how rows are
+//! grouped into chunks.
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, OffsetSizeTrait, RecordBatch};
+use arrow_schema::DataType;
+
+/// Bytes taken for a value of a type whose values have no length that could be told cheaply.
+const UNKNOWN_BYTES: usize = 16;
+
+/// Bytes of the first `rows` rows.
+pub(super) fn of_rows(batch: &RecordBatch, rows: usize) -> usize {
+    batch.columns().iter().map(|column| of_range(column, 0, rows)).sum()
+}
+
+/// How many of the first `most` rows weigh no more than `bytes` together.
+pub(super) fn rows_within(batch: &RecordBatch, most: usize, bytes: usize) -> usize {
+    if of_rows(batch, most) <= bytes {
+        return most;
+    }
+    // The sum grows with the rows.
+    let (mut fits, mut too_many) = (0, most);
+    while too_many - fits > 1 {
+        let middle = fits + (too_many - fits) / 2;
+        if of_rows(batch, middle) <= bytes { fits = middle } else { too_many = middle }
+    }
+    fits
+}
+
+fn of_range(array: &ArrayRef, from: usize, to: usize) -> usize {
+    let rows = to - from;
+    match array.data_type() {
+        DataType::Null => 0,
+        DataType::Boolean => rows,
+        DataType::Utf8 => 4 * rows + spanned(array.as_string::<i32>().value_offsets(), from, to),
+        DataType::Binary => 4 * rows + spanned(array.as_binary::<i32>().value_offsets(), from, to),
+        DataType::LargeUtf8 => 8 * rows + spanned(array.as_string::<i64>().value_offsets(), from, to),
+        DataType::LargeBinary => 8 * rows + spanned(array.as_binary::<i64>().value_offsets(), from, to),
+        DataType::Utf8View => {
+            16 * rows
+                + array.as_string_view().lengths().skip(from).take(rows).map(|n| n as usize).sum::<usize>()
+        }
+        DataType::BinaryView => {
+            16 * rows
+                + array.as_binary_view().lengths().skip(from).take(rows).map(|n| n as usize).sum::<usize>()
+        }
+        DataType::List(_) => {
+            let lists = array.as_list::<i32>();
+            let ends = lists.value_offsets();
+            4 * rows + of_range(lists.values(), ends[from] as usize, ends[to] as usize)
+        }
+        DataType::LargeList(_) => {
+            let lists = array.as_list::<i64>();
+            let ends = lists.value_offsets();
+            8 * rows + of_range(lists.values(), ends[from] as usize, ends[to] as usize)
+        }
+        DataType::Dictionary(_, values) => rows * values.primitive_width().unwrap_or(UNKNOWN_BYTES),
+        other => rows * other.primitive_width().unwrap_or(UNKNOWN_BYTES),
+    }
+}
+
+fn spanned<O: OffsetSizeTrait>(offsets: &[O], from: usize, to: usize) -> usize {
+    (offsets[to] - offsets[from]).as_usize()
+}

@@ -1,0 +1,162 @@
+//! gzip and zlib streams made of pieces that are compressed side by side.
+//!
+//! Deflate's blocks can be put one behind the other where each ends at a byte, which a *sync flush* sees to,
+//! and none but the last is marked final; the checksum of the whole follows from those of its parts. The
+//! result is one ordinary stream for any reader. This is how pigz (Adler, 2007) does it, but for the
+//! dictionary that it hands from piece to piece: pieces are large here, and lose about one part in a thousand.
+
+use std::io;
+
+use crc_fast::CrcAlgorithm;
+use flate2::{Compress, FlushCompress, Status};
+
+/// A final block without anything in it.
+const EMPTY_FINAL_BLOCK: [u8; 2] = [3, 0];
+/// Adler-32's modulus, the largest prime below 2^16.
+const ADLER: u32 = 65_521;
+/// Bytes that can be summed before the second sum must be reduced (zlib's NMAX).
+const ADLER_BYTES: usize = 5552;
+
+/// A container of a deflate stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Container {
+    Gzip,
+    Zlib,
+}
+
+/// What a container keeps of its bytes: the checksum, and how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sum {
+    check: u32,
+    bytes: u64,
+}
+
+impl Container {
+    pub(super) fn header(self) -> &'static [u8] {
+        match self {
+            // No name, no time, an unknown system.
+            Self::Gzip => &[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff],
+            Self::Zlib => &[0x78, 0x9c],
+        }
+    }
+
+    /// The sum of no bytes.
+    pub(super) fn start(self) -> Sum {
+        Sum { check: u32::from(self == Self::Zlib), bytes: 0 }
+    }
+
+    /// Compresses a piece.
+    pub(super) fn piece(self, data: &[u8]) -> io::Result<(Vec<u8>, Sum)> {
+        let mut state = Compress::new(flate2::Compression::default(), false);
+        let mut out = Vec::with_capacity(data.len() / 2 + 64);
+        loop {
+            let rest = &data[state.total_in() as usize..];
+            let status = state.compress_vec(rest, &mut out, FlushCompress::Sync).map_err(io::Error::other)?;
+            // Room left in the output means that all of the flush is in it.
+            if state.total_in() == data.len() as u64 && out.len() < out.capacity() {
+                break;
+            }
+            if status == Status::BufError && out.len() < out.capacity() {
+                return Err(io::Error::other("the compressor does not go on"));
+            }
+            out.reserve(out.len() / 2 + 64);
+        }
+        let check = match self {
+            Self::Gzip => crc_fast::checksum(CrcAlgorithm::Crc32IsoHdlc, data) as u32,
+            Self::Zlib => adler(data),
+        };
+        Ok((out, Sum { check, bytes: data.len() as u64 }))
+    }
+
+    /// The sum of what `before` is of, and then what `next` is of.
+    pub(super) fn add(self, before: Sum, next: Sum) -> Sum {
+        let check = match self {
+            Self::Gzip => crc_fast::checksum_combine(
+                CrcAlgorithm::Crc32IsoHdlc,
+                before.check.into(),
+                next.check.into(),
+                next.bytes,
+            ) as u32,
+            Self::Zlib => adler_of_both(before.check, next),
+        };
+        Sum { check, bytes: before.bytes + next.bytes }
+    }
+
+    /// What ends the stream.
+    pub(super) fn trailer(self, sum: Sum) -> Vec<u8> {
+        let mut trailer = EMPTY_FINAL_BLOCK.to_vec();
+        match self {
+            Self::Gzip => {
+                trailer.extend(sum.check.to_le_bytes());
+                // The length modulo 2^32, says the format.
+                trailer.extend((sum.bytes as u32).to_le_bytes());
+            }
+            Self::Zlib => trailer.extend(sum.check.to_be_bytes()),
+        }
+        trailer
+    }
+}
+
+fn adler(data: &[u8]) -> u32 {
+    let (mut a, mut b) = (1_u32, 0_u32);
+    for part in data.chunks(ADLER_BYTES) {
+        for &byte in part {
+            a += u32::from(byte);
+            b += a;
+        }
+        a %= ADLER;
+        b %= ADLER;
+    }
+    b << 16 | a
+}
+
+/// Each byte before adds its value to the second sum once more for each byte that follows; `next` started
+/// from 1, which is not to count twice.
+fn adler_of_both(before: u32, next: Sum) -> u32 {
+    let modulus = u64::from(ADLER);
+    let (a1, b1) = (u64::from(before & 0xffff), u64::from(before >> 16));
+    let (a2, b2) = (u64::from(next.check & 0xffff), u64::from(next.check >> 16));
+    let length = next.bytes % modulus;
+    let a = (a1 + a2 + modulus - 1) % modulus;
+    let b = (b1 + b2 + length * (a1 + modulus - 1)) % modulus;
+    (b << 16 | a) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io::Read;
+
+    use flate2::read::{GzDecoder, ZlibDecoder};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn pieces_are_one_stream(
+            pieces in proptest::collection::vec(proptest::collection::vec(0_u8..4, 0..20_000), 0..6),
+            noise in proptest::collection::vec(any::<u8>(), 0..70_000),
+        ) {
+            let pieces: Vec<Vec<u8>> = pieces.into_iter().chain([noise, vec![0xff; 140_000]]).collect();
+            for container in [Container::Gzip, Container::Zlib] {
+                let mut stream = container.header().to_vec();
+                let mut sum = container.start();
+                for piece in &pieces {
+                    let (compressed, piece_sum) = container.piece(piece).unwrap();
+                    stream.extend(compressed);
+                    sum = container.add(sum, piece_sum);
+                }
+                stream.extend(container.trailer(sum));
+                let mut plain = Vec::new();
+                // Both check the checksum, and gzip's reader the length.
+                match container {
+                    Container::Gzip => GzDecoder::new(&stream[..]).read_to_end(&mut plain).unwrap(),
+                    Container::Zlib => ZlibDecoder::new(&stream[..]).read_to_end(&mut plain).unwrap(),
+                };
+                prop_assert!(plain == pieces.concat());
+            }
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Blocks of rows as the bytes of a format, and files made of them.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use arrow_schema::Schema;
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_writer::{ArrowColumnChunk, ArrowRowGroupWriterFactory, compute_leaves};
+use parquet::basic::ZstdLevel;
+use parquet::errors::ParquetError;
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+
+use super::deflate::{Container, Sum};
+use super::{OutputCompression, Staged, Target};
+use crate::dataset::RawChunk;
+use crate::error::Error;
+use crate::format::FileFormat;
+use crate::format::cells::Cells;
+use crate::format::compression::{Compression, Compressor};
+use crate::format::example::ExampleEncoder;
+use crate::format::tfrecord::RecordWriter;
+
+/// Makes blocks, on any thread.
+pub(super) struct Encoder {
+    format: FileFormat,
+    compression: OutputCompression,
+    schema: Arc<Schema>,
+    names: Vec<String>,
+    properties: Arc<WriterProperties>,
+    /// Of Parquet.
+    groups: Option<ArrowRowGroupWriterFactory>,
+}
+
+/// A block's bytes.
+pub(super) enum Piece {
+    /// Of a stream, compressed, with the checksum of what they were if the stream keeps one.
+    Stream(Vec<u8>, Option<Sum>),
+    /// A row group's columns.
+    Group(Vec<ArrowColumnChunk>),
+}
+
+impl Encoder {
+    pub(super) fn new(target: &Target, schema: &Arc<Schema>) -> Result<Self, Error> {
+        let compression = match target.compression {
+            OutputCompression::Snappy => parquet::basic::Compression::SNAPPY,
+            OutputCompression::Zstd => parquet::basic::Compression::ZSTD(ZstdLevel::default()),
+            _ => parquet::basic::Compression::UNCOMPRESSED,
+        };
+        let properties = WriterProperties::builder()
+            .set_compression(compression)
+            .set_max_row_group_row_count(Some(target.group_rows));
+        let mut encoder = Self {
+            format: target.format,
+            compression: target.compression,
+            schema: schema.clone(),
+            names: schema.fields().iter().map(|field| field.name().clone()).collect(),
+            properties: Arc::new(properties.build()),
+            groups: None,
+        };
+        if target.format == FileFormat::Parquet {
+            let groups = encoder.parquet(io::sink()).map(|(_, groups)| groups);
+            encoder.groups = Some(groups.map_err(|error| Error::Invalid(error.to_string()))?);
+        }
+        Ok(encoder)
+    }
+
+    /// A block of these rows.
+    pub(super) fn block(
+        &self,
+        chunks: impl Iterator<Item = Result<RawChunk, Error>>,
+    ) -> Result<Piece, Error> {
+        match self.format {
+            FileFormat::Parquet => self.group(chunks),
+            FileFormat::TfRecord => {
+                let mut writer = RecordWriter::new(Vec::new());
+                let mut encoder = ExampleEncoder::default();
+                for chunk in chunks {
+                    write_records(&chunk?, &self.names, &mut encoder, &mut writer)?;
+                }
+                self.compressed(writer.into_inner())
+            }
+            FileFormat::Csv => {
+                let mut writer = csv::Writer::from_writer(Vec::new());
+                for chunk in chunks {
+                    write_lines(&chunk?, &mut writer)?;
+                }
+                let lines = writer.into_inner().map_err(|error| in_memory(&error.into_error()))?;
+                self.compressed(lines)
+            }
+        }
+    }
+
+    /// Starts a file.
+    pub(super) fn open(&self, address: &str) -> Result<ShardFile, Error> {
+        let mut file = Staged::create(address)?;
+        if self.format == FileFormat::Parquet {
+            let (writer, _) = self.parquet(file).map_err(|error| named(address, error))?;
+            return Ok(ShardFile::Parquet(Box::new(writer), address.to_owned()));
+        }
+        let container = match self.compression {
+            OutputCompression::Gzip => Some(Container::Gzip),
+            OutputCompression::Zlib => Some(Container::Zlib),
+            _ => None,
+        };
+        let header = container.map_or(&[][..], Container::header);
+        file.write_all(header).map_err(|source| file.failed(source))?;
+        let sum = container.map(|container| (container, container.start()));
+        let mut shard = ShardFile::Stream(file, sum);
+        if self.format == FileFormat::Csv {
+            let mut writer = csv::Writer::from_writer(Vec::new());
+            writer.write_record(&self.names).map_err(|error| in_memory(&error.into()))?;
+            let header = writer.into_inner().map_err(|error| in_memory(&error.into_error()))?;
+            shard.append(self.compressed(header)?)?;
+        } else if self.compression == OutputCompression::Zstd {
+            // A file of no bytes would be no Zstandard stream.
+            shard.append(self.compressed(Vec::new())?)?;
+        }
+        Ok(shard)
+    }
+
+    fn parquet<W: Write + Send>(
+        &self,
+        output: W,
+    ) -> Result<(SerializedFileWriter<W>, ArrowRowGroupWriterFactory), ParquetError> {
+        let properties = self.properties.as_ref().clone();
+        ArrowWriter::try_new(output, self.schema.clone(), Some(properties))?.into_serialized_writer()
+    }
+
+    fn group(&self, chunks: impl Iterator<Item = Result<RawChunk, Error>>) -> Result<Piece, Error> {
+        let failed = |error: ParquetError| Error::Invalid(error.to_string());
+        let Some(groups) = &self.groups else { return Ok(Piece::Group(Vec::new())) };
+        let mut writers = groups.create_column_writers(0).map_err(failed)?;
+        for chunk in chunks {
+            let chunk = chunk?;
+            let mut leaves = writers.iter_mut();
+            for (field, column) in self.schema.fields().iter().zip(chunk.columns().columns()) {
+                for leaf in compute_leaves(field, column).map_err(failed)? {
+                    let Some(writer) = leaves.next() else { break };
+                    writer.write(&leaf).map_err(failed)?;
+                }
+            }
+        }
+        let columns: Result<_, _> = writers.into_iter().map(|writer| writer.close()).collect();
+        Ok(Piece::Group(columns.map_err(failed)?))
+    }
+
+    fn compressed(&self, plain: Vec<u8>) -> Result<Piece, Error> {
+        let container = match self.compression {
+            OutputCompression::None | OutputCompression::Snappy => return Ok(Piece::Stream(plain, None)),
+            OutputCompression::Zstd => {
+                // Frames follow one another in one file.
+                let compressed = Compressor::new(Vec::new(), Compression::Zstd).and_then(|mut compressor| {
+                    compressor.write_all(&plain)?;
+                    compressor.finish()
+                });
+                return Ok(Piece::Stream(compressed.map_err(|error| in_memory(&error))?, None));
+            }
+            OutputCompression::Gzip => Container::Gzip,
+            OutputCompression::Zlib => Container::Zlib,
+        };
+        let (compressed, sum) = container.piece(&plain).map_err(|error| in_memory(&error))?;
+        Ok(Piece::Stream(compressed, Some(sum)))
+    }
+}
+
+/// A file in the making.
+pub(super) enum ShardFile {
+    Stream(Staged, Option<(Container, Sum)>),
+    Parquet(Box<SerializedFileWriter<Staged>>, String),
+}
+
+impl ShardFile {
+    /// The next block.
+    pub(super) fn append(&mut self, piece: Piece) -> Result<(), Error> {
+        match (self, piece) {
+            (Self::Stream(file, sum), Piece::Stream(bytes, piece_sum)) => {
+                if let (Some((container, sum)), Some(piece_sum)) = (sum, piece_sum) {
+                    *sum = container.add(*sum, piece_sum);
+                }
+                file.write_all(&bytes).map_err(|source| file.failed(source))
+            }
+            (Self::Parquet(writer, address), Piece::Group(columns)) => {
+                let appended = writer.next_row_group().and_then(|mut group| {
+                    columns.into_iter().try_for_each(|column| column.append_to_row_group(&mut group))?;
+                    group.close()
+                });
+                appended.map(drop).map_err(|error| named(address, error))
+            }
+            _ => Err(Error::Invalid("a block of another format".to_owned())),
+        }
+    }
+
+    /// Completes the file, which has yet to get its name.
+    pub(super) fn finish(self) -> Result<Staged, Error> {
+        let mut file = match self {
+            Self::Stream(mut file, sum) => {
+                if let Some((container, sum)) = sum {
+                    file.write_all(&container.trailer(sum)).map_err(|source| file.failed(source))?;
+                }
+                file
+            }
+            Self::Parquet(writer, address) => writer.into_inner().map_err(|error| named(&address, error))?,
+        };
+        file.seal()?;
+        Ok(file)
+    }
+}
+
+fn write_records(
+    chunk: &RawChunk,
+    names: &[String],
+    encoder: &mut ExampleEncoder,
+    writer: &mut RecordWriter<Vec<u8>>,
+) -> Result<(), Error> {
+    let cells = cells(chunk)?;
+    for row in 0..chunk.rows() {
+        let record = encoder.encode(names, &cells, row).map_err(|column| {
+            bad_value(chunk, row, column, "a list with an absent value, which Examples cannot hold")
+        })?;
+        writer.write(record).map_err(|error| in_memory(&error))?;
+    }
+    Ok(())
+}
+
+fn write_lines(chunk: &RawChunk, writer: &mut csv::Writer<Vec<u8>>) -> Result<(), Error> {
+    let cells = cells(chunk)?;
+    let mut text = String::new();
+    for row in 0..chunk.rows() {
+        for cell in &cells {
+            writer.write_field(field(cell, row, &mut text)).map_err(|error| in_memory(&error.into()))?;
+        }
+        writer.write_record(None::<&[u8]>).map_err(|error| in_memory(&error.into()))?;
+    }
+    Ok(())
+}
+
+/// Writing to memory, or compressing there, has no address and hardly ever fails.
+fn in_memory(error: &io::Error) -> Error {
+    Error::Invalid(format!("a block cannot be encoded: {error}"))
+}
+
+fn named(address: &str, error: ParquetError) -> Error {
+    Error::Io { path: address.to_owned(), source: error.into() }
+}
+
+fn cells(chunk: &RawChunk) -> Result<Vec<Cells>, Error> {
+    let columns = chunk.columns().columns().iter().enumerate();
+    columns
+        .map(|(column, array)| {
+            Cells::of(array)
+                .ok_or_else(|| bad_value(chunk, 0, column, "an integer here or after it is above 2^63 - 1"))
+        })
+        .collect()
+}
+
+fn bad_value(chunk: &RawChunk, row: usize, column: usize, message: &str) -> Error {
+    Error::BadValue {
+        path: chunk.path().to_owned(),
+        record: chunk.record(row),
+        column: chunk.columns().schema().field(column).name().clone(),
+        message: message.to_owned(),
+    }
+}
+
+/// A value as a field of CSV; absent is empty.
+fn field<'a>(cells: &'a Cells, row: usize, text: &'a mut String) -> &'a [u8] {
+    use std::fmt::Write;
+
+    text.clear();
+    // Writing to a string does not fail.
+    let _ = match cells {
+        cells if !cells.is_present(row) => Ok(()),
+        Cells::Int(values) => write!(text, "{}", values.value(row)),
+        Cells::Float(values) => write!(text, "{}", values.value(row)),
+        Cells::Double(values) => write!(text, "{}", values.value(row)),
+        Cells::Bytes(values) => return values.value(row),
+        Cells::List(..) | Cells::Absent => Ok(()),
+    };
+    text.as_bytes()
+}

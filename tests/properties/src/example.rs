@@ -1,0 +1,191 @@
+//! `tf.train.Example`: whatever prost decodes, ours reads the same values out of, whatever came before in the
+//! chunk; and a record that is refused leaves no trace.
+
+use std::collections::{BTreeMap, HashMap};
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float32Type, Int64Type};
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use millstream_pipeline::format::example::ExampleColumns;
+use prost::Message;
+
+use crate::input::Input;
+
+#[derive(Clone, PartialEq, Message)]
+struct Example {
+    #[prost(message, optional, tag = "1")]
+    features: Option<Features>,
+}
+#[derive(Clone, PartialEq, Message)]
+struct Features {
+    #[prost(map = "string, message", tag = "1")]
+    feature: HashMap<String, Feature>,
+}
+#[derive(Clone, PartialEq, Message)]
+struct Feature {
+    #[prost(oneof = "Kind", tags = "1, 2, 3")]
+    kind: Option<Kind>,
+}
+#[derive(Clone, PartialEq, prost::Oneof)]
+enum Kind {
+    #[prost(message, tag = "1")]
+    Bytes(BytesList),
+    #[prost(message, tag = "2")]
+    Float(FloatList),
+    #[prost(message, tag = "3")]
+    Int(Int64List),
+}
+#[derive(Clone, PartialEq, Message)]
+struct BytesList {
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    value: Vec<Vec<u8>>,
+}
+#[derive(Clone, PartialEq, Message)]
+struct FloatList {
+    #[prost(float, repeated, tag = "1")]
+    value: Vec<f32>,
+}
+#[derive(Clone, PartialEq, Message)]
+struct Int64List {
+    #[prost(int64, repeated, tag = "1")]
+    value: Vec<i64>,
+}
+
+/// A feature's values in a form that compares: floats by their bits.
+#[derive(Clone, Debug, PartialEq)]
+enum Values {
+    Bytes(Vec<Vec<u8>>),
+    Float(Vec<u32>),
+    Int(Vec<i64>),
+}
+
+/// A row: the features that have a value, by name.
+type Row = BTreeMap<String, Values>;
+
+/// The first two bytes say how long the first of two records is.
+pub fn check(data: &[u8]) {
+    let mut input = Input(data);
+    let first = input.below(1 << 16);
+    let first = input.take(first);
+    let second = input.0;
+
+    let mut chunk = ExampleColumns::every();
+    let first_is_good = push(&mut chunk, first);
+    let mut alone = chunk_of(first);
+    let second_is_good = chunk.push(second).is_ok();
+    let good: Vec<&[u8]> = [(first, first_is_good), (second, second_is_good)]
+        .into_iter()
+        .filter_map(|(record, good)| good.then_some(record))
+        .collect();
+    let rows = rows_of(&chunk.finish());
+    assert_eq!(rows.len(), good.len());
+    for (row, record) in rows.iter().zip(good) {
+        if let Some(expected) = by_prost(record) {
+            assert_eq!(*row, expected);
+        }
+    }
+    if first_is_good && !second_is_good {
+        assert_eq!(rows, rows_of(&alone.finish()), "a record that is refused leaves no trace");
+    }
+}
+
+/// Whether a record, the first one, becomes a row. It must when prost can make sense of it.
+fn push(columns: &mut ExampleColumns, record: &[u8]) -> bool {
+    let pushed = columns.push(record);
+    if by_prost(record).is_some() {
+        assert!(pushed.is_ok(), "{pushed:?}, and prost decodes it");
+    }
+    pushed.is_ok()
+}
+
+fn chunk_of(record: &[u8]) -> ExampleColumns {
+    let mut columns = ExampleColumns::every();
+    push(&mut columns, record);
+    columns
+}
+
+fn by_prost(record: &[u8]) -> Option<Row> {
+    let example = Example::decode(record).ok()?;
+    let features = example.features.unwrap_or_default().feature.into_iter();
+    let values = features.filter_map(|(name, feature)| {
+        Some(match feature.kind? {
+            Kind::Bytes(list) if !list.value.is_empty() => (name, Values::Bytes(list.value)),
+            Kind::Float(list) if !list.value.is_empty() => {
+                (name, Values::Float(list.value.iter().map(|value| value.to_bits()).collect()))
+            }
+            Kind::Int(list) if !list.value.is_empty() => (name, Values::Int(list.value)),
+            // No value is as good as no feature.
+            _ => return None,
+        })
+    });
+    Some(values.collect())
+}
+
+fn rows_of(chunk: &RecordBatch) -> Vec<Row> {
+    let schema = chunk.schema();
+    let row = |row: usize| {
+        let columns = schema.fields().iter().zip(chunk.columns());
+        columns
+            .filter(|(_, array)| !array.data_type().is_null() && array.is_valid(row))
+            .map(|(field, array)| (field.name().clone(), array.as_list::<i32>().value(row)))
+            .filter(|(_, values)| !values.is_empty())
+            .map(|(name, values)| (name, values_of(&values)))
+            .collect()
+    };
+    (0..chunk.num_rows()).map(row).collect()
+}
+
+fn values_of(array: &ArrayRef) -> Values {
+    if let Some(values) = array.as_binary_opt::<i32>() {
+        Values::Bytes(values.iter().map(|value| value.unwrap().to_vec()).collect())
+    } else if let Some(values) = array.as_primitive_opt::<Float32Type>() {
+        Values::Float(values.values().iter().map(|value| value.to_bits()).collect())
+    } else {
+        Values::Int(array.as_primitive::<Int64Type>().values().to_vec())
+    }
+}
+
+/// Pairs of records with features of every kind.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let kinds = [
+        Kind::Bytes(BytesList { value: vec![b"red".to_vec(), Vec::new()] }),
+        Kind::Float(FloatList { value: vec![1.5, f32::NAN] }),
+        Kind::Int(Int64List { value: vec![-1, 0, i64::MAX] }),
+        Kind::Int(Int64List { value: Vec::new() }),
+    ];
+    let record = |kinds: &[Kind]| {
+        let feature = |(name, kind): (u8, &Kind)| {
+            (char::from(b'a' + name).to_string(), Feature { kind: Some(kind.clone()) })
+        };
+        let feature = (0..).zip(kinds).map(feature).collect();
+        Example { features: Some(Features { feature }) }.encode_to_vec()
+    };
+    let pair =
+        |first: &[u8], second: &[u8]| [&(first.len() as u16).to_le_bytes()[..], first, second].concat();
+    let all = record(&kinds);
+    vec![
+        pair(&all, &all),
+        pair(&record(&kinds[..1]), &record(&kinds[1..])),
+        pair(b"", &all),
+        // Unpacked numbers: fixed 32 bits, and a varint.
+        pair(
+            b"\x0a\x0f\x0a\x0d\x0a\x01a\x12\x08\x12\x06\x0d\x00\x00\x80\x3f\x0a\x00",
+            b"\x0a\x0b\x0a\x09\x0a\x01b\x12\x04\x1a\x02\x08\x05",
+        ),
+    ]
+}
+
+/// Starts of messages.
+pub fn dictionary() -> Vec<Vec<u8>> {
+    [
+        &b"\x0a\x01a\x12"[..],
+        b"\x0a\x00",
+        b"\x12\x00",
+        b"\x1a\x02\x0a\x00",
+        b"\x0a\x02",
+        b"\x12\x06\x0a\x04",
+        b"\x0b\x0c",
+    ]
+    .map(<[u8]>::to_vec)
+    .into()
+}

@@ -1,0 +1,228 @@
+//! TFRecord framing: the reader agrees with a plain one over any bytes in any pieces, compressed or not;
+//! what is written reads back; and a stream that is cut never ends like a whole one.
+
+use std::io::{self, BufRead, Read, Write};
+
+use crc_fast::CrcAlgorithm;
+use millstream_pipeline::format::compression::{Compression, Compressor, Decompressed};
+use millstream_pipeline::format::tfrecord::{MAX_RECORD_BYTES, ReadError, RecordReader, RecordWriter};
+
+use crate::input::Input;
+
+/// Decompressed bytes after which reading stops: a few bytes can hold gigabytes.
+const MOST_BYTES: usize = 1 << 20;
+
+const COMPRESSIONS: [Compression; 4] =
+    [Compression::None, Compression::Gzip, Compression::Zlib, Compression::Zstd];
+
+/// What reading comes across.
+#[derive(Debug, PartialEq, Eq)]
+enum Event {
+    Record { number: u64, offset: u64, data: Vec<u8> },
+    Damage { number: u64, offset: u64, fatal: bool },
+}
+
+/// The first byte says whether the rest is read as a file, or as records to be written and read back.
+pub fn check(data: &[u8]) {
+    let mut input = Input(data);
+    match input.byte() % 2 {
+        0 => any_bytes(&mut input),
+        _ => round_trip(&mut input),
+    }
+}
+
+fn any_bytes(input: &mut Input<'_>) {
+    let pieces = input.byte();
+    let bytes = input.0;
+    let whole = read(bytes);
+    assert_eq!(whole, read(Pieces::new(bytes, pieces)), "whole and in pieces");
+    if Compression::of(bytes) == Compression::None {
+        assert_eq!(whole, plainly(bytes), "as the plain reader has it");
+    }
+    for pair in whole.windows(2) {
+        let (first, second) = (pair[0].place(), pair[1].place());
+        assert!(first.0 < second.0 && first.1 < second.1, "{first:?} is before {second:?}");
+    }
+    assert!(!whole.iter().rev().skip(1).any(Event::is_fatal), "nothing follows what is fatal");
+}
+
+fn round_trip(input: &mut Input<'_>) {
+    let compression = COMPRESSIONS[usize::from(input.byte()) % COMPRESSIONS.len()];
+    let (pieces, cut) = (input.byte(), input.below(1 << 16));
+    let mut records: Vec<&[u8]> = Vec::new();
+    while !input.is_empty() {
+        let length = input.byte();
+        records.push(input.take(usize::from(length)));
+    }
+    let mut writer = RecordWriter::new(Compressor::new(Vec::new(), compression).unwrap());
+    records.iter().for_each(|record| writer.write(record).unwrap());
+    let bytes = writer.into_inner().finish().unwrap();
+    let mut offset = 0;
+    let written: Vec<Event> = (0..)
+        .zip(&records)
+        .map(|(number, data)| {
+            let event = Event::Record { number, offset, data: data.to_vec() };
+            offset += data.len() as u64 + 16;
+            event
+        })
+        .collect();
+    assert_eq!(read(Pieces::new(&bytes, pieces)), written, "written and read back");
+
+    // An empty file holds no records, compressed or not: nothing tells that it was cut.
+    let cut = 1 + cut % bytes.len().max(1);
+    if cut >= bytes.len() {
+        return;
+    }
+    let found = read(Pieces::new(&bytes[..cut], pieces));
+    if compression == Compression::None {
+        assert_eq!(found, plainly(&bytes[..cut]), "cut at {cut}");
+        return;
+    }
+    let (last, before) = found.split_last().expect("a cut stream is damaged");
+    assert!(last.is_fatal(), "cut at {cut} of {}: {last:?}", bytes.len());
+    assert!(written.starts_with(before), "cut at {cut}: what was read is what was written");
+}
+
+fn read(input: impl BufRead) -> Vec<Event> {
+    let mut events = Vec::new();
+    let Ok((stream, _)) = Decompressed::new(input) else {
+        return vec![Event::Damage { number: 0, offset: 0, fatal: true }];
+    };
+    let mut reader = RecordReader::new(stream);
+    let mut bytes = 0;
+    while bytes < MOST_BYTES {
+        match reader.next_record() {
+            Ok(None) => break,
+            Ok(Some(record)) => {
+                bytes += record.data.len() + 16;
+                let (number, offset) = (record.number, record.offset);
+                events.push(Event::Record { number, offset, data: record.data.to_vec() });
+            }
+            Err(ReadError::Damage(damage)) => {
+                bytes += 16;
+                let (number, offset, fatal) = (damage.record, damage.offset, damage.fatal);
+                events.push(Event::Damage { number, offset, fatal });
+                if fatal {
+                    break;
+                }
+            }
+            Err(error) => panic!("nothing is fetched here: {error:?}"),
+        }
+    }
+    events
+}
+
+/// The same, byte by byte as the format says.
+fn plainly(bytes: &[u8]) -> Vec<Event> {
+    let mut events = Vec::new();
+    let (mut at, mut read) = (0, 0);
+    while at < bytes.len() && read < MOST_BYTES {
+        let (number, offset) = (events.len() as u64, at as u64);
+        let rest = &bytes[at..];
+        let length = rest.get(..8).map(|length| u64::from_le_bytes(length.try_into().unwrap()));
+        let sound = length.filter(|&length| {
+            rest.get(8..12).is_some_and(|crc| crc == masked_crc(&rest[..8]).to_le_bytes())
+                && length <= MAX_RECORD_BYTES
+        });
+        let frame = sound.and_then(|length| rest.get(..length as usize + 16));
+        let Some(frame) = frame else {
+            events.push(Event::Damage { number, offset, fatal: true });
+            break;
+        };
+        let (data, crc) = frame[12..].split_at(frame.len() - 16);
+        if crc == masked_crc(data).to_le_bytes() {
+            events.push(Event::Record { number, offset, data: data.to_vec() });
+            read += frame.len();
+        } else {
+            events.push(Event::Damage { number, offset, fatal: false });
+            read += 16;
+        }
+        at += frame.len();
+    }
+    events
+}
+
+fn masked_crc(bytes: &[u8]) -> u32 {
+    let crc = crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32;
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+impl Event {
+    fn place(&self) -> (u64, u64) {
+        match *self {
+            Self::Record { number, offset, .. } | Self::Damage { number, offset, .. } => (number, offset),
+        }
+    }
+
+    fn is_fatal(&self) -> bool {
+        matches!(self, Self::Damage { fatal: true, .. })
+    }
+}
+
+/// Bytes that come in pieces of lengths drawn from `seed`.
+struct Pieces<'a> {
+    rest: &'a [u8],
+    piece: usize,
+    state: u32,
+}
+
+impl<'a> Pieces<'a> {
+    fn new(rest: &'a [u8], seed: u8) -> Self {
+        Self { rest, piece: 0, state: u32::from(seed) + 1 }
+    }
+}
+
+impl BufRead for Pieces<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.piece == 0 {
+            self.state = self.state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let most = 1 << (self.state >> 29);
+            self.piece = (1 + (self.state >> 8) as usize % most).min(self.rest.len());
+        }
+        Ok(&self.rest[..self.piece])
+    }
+
+    fn consume(&mut self, amount: usize) {
+        self.piece -= amount;
+        self.rest = &self.rest[amount..];
+    }
+}
+
+impl Read for Pieces<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let amount = self.fill_buf()?.read(out)?;
+        self.consume(amount);
+        Ok(amount)
+    }
+}
+
+/// Files of each compression, and records to write.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    for (number, compression) in (0..).zip(COMPRESSIONS) {
+        let mut writer = RecordWriter::new(Compressor::new(Vec::new(), compression).unwrap());
+        for record in [&b"one"[..], b"", &[7; 300]] {
+            writer.write(record).unwrap();
+        }
+        let mut file = vec![0, number];
+        file.write_all(&writer.into_inner().finish().unwrap()).unwrap();
+        seeds.push(file);
+        seeds.push([&[1, number, 3, 40, 0][..], b"\x03one\x00\x05three"].concat());
+    }
+    // A record whose data is damaged, and one behind it.
+    let mut damaged = seeds[0].clone();
+    damaged[15] ^= 1;
+    seeds.push(damaged);
+    seeds
+}
+
+/// Magic numbers, and the first twelve bytes of short records.
+pub fn dictionary() -> Vec<Vec<u8>> {
+    let header = |length: u64| {
+        let length = length.to_le_bytes();
+        [&length[..], &masked_crc(&length).to_le_bytes()].concat()
+    };
+    let lengths = [0, 1, 2, 4, 16, 255, 4096, MAX_RECORD_BYTES, MAX_RECORD_BYTES + 1, u64::MAX];
+    let magic = [&b"\x1f\x8b\x08"[..], b"\x28\xb5\x2f\xfd", b"\x78\x9c", b"PAR1"];
+    lengths.into_iter().map(header).chain(magic.map(<[u8]>::to_vec)).collect()
+}

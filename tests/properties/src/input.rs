@@ -1,0 +1,34 @@
+//! Choices out of an input's first bytes; an input that has run out goes on as zeros.
+
+/// What is left of an input.
+#[derive(Clone, Copy)]
+pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Input<'a> {
+    pub(crate) fn byte(&mut self) -> u8 {
+        self.take(1).first().copied().unwrap_or(0)
+    }
+
+    pub(crate) fn word(&mut self) -> u32 {
+        let mut word = [0; 4];
+        let bytes = self.take(4);
+        word[..bytes.len()].copy_from_slice(bytes);
+        u32::from_le_bytes(word)
+    }
+
+    /// One of `0..bound`.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        usize::from(u16::from_le_bytes([self.byte(), self.byte()])) % bound.max(1)
+    }
+
+    /// The next bytes, fewer where there are not as many.
+    pub(crate) fn take(&mut self, bytes: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(bytes.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}

@@ -1,0 +1,149 @@
+//! Parquet: footer, planning and decoding of a file that is anything; what `inspect` counts is what a job
+//! reads.
+
+use std::cell::OnceCell;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::builder::{Int32Builder, ListBuilder};
+use arrow_array::{ArrayRef, BooleanArray, Float32Array, Int64Array, RecordBatch, StringArray};
+use millstream_pipeline::dataset::{BadRecords, Dataset, ProjectedColumn, Projection};
+use millstream_pipeline::format::csv::CsvOptions;
+use millstream_pipeline::inspect::{self, InspectOptions, Report};
+use millstream_pipeline::progress::Progress;
+use millstream_pipeline::spec::{FormatName, OnBadRecord};
+use millstream_pipeline::storage;
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::WriterProperties;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+const NAME: &str = "file.parquet";
+/// Rows asked for at a time.
+const CHUNK_ROWS: usize = 50;
+/// A file of a few bytes can claim any number of rows.
+const MOST_ROWS: usize = 1 << 16;
+
+/// A place for the file, and threads to fetch it.
+struct Bench {
+    runtime: Runtime,
+    directory: TempDir,
+}
+
+thread_local! {
+    static BENCH: OnceCell<Bench> = const { OnceCell::new() };
+}
+
+/// Takes the bytes as a file.
+pub fn check(data: &[u8]) {
+    BENCH.with(|bench| {
+        let bench = bench.get_or_init(Bench::new);
+        fs::write(bench.directory.path().join(NAME), data).unwrap();
+        let Some(report) = bench.inspect() else { return };
+        bench.read(&report);
+    });
+}
+
+impl Bench {
+    fn new() -> Self {
+        let memory = Path::new("/dev/shm");
+        let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        Self { runtime: runtime.unwrap(), directory: directory.unwrap() }
+    }
+
+    /// What is in the file.
+    fn inspect(&self) -> Option<Report> {
+        let objects = self.runtime.block_on(storage::list(&[NAME.to_owned()], self.directory.path()));
+        let options = InspectOptions { rows: 2, csv: CsvOptions::default(), threads: 1 };
+        let progress = Progress::default();
+        // An error is a file that is none of ours.
+        inspect::inspect(&objects.unwrap(), &options, self.runtime.handle(), &progress).ok()?.pop()
+    }
+
+    /// Reads all columns as a job would, twice: as single values, and as lists.
+    fn read(&self, report: &Report) {
+        let names = [NAME.to_owned()];
+        let opened = Dataset::open(&names, self.directory.path(), Some(FormatName::Parquet));
+        let Ok(dataset) = self.runtime.block_on(opened) else { return };
+        for multi in [false, true] {
+            let column = |name: &str| ProjectedColumn { name: name.to_owned(), multi };
+            let projection =
+                Projection { columns: report.columns.iter().map(|found| column(&found.name)).collect() };
+            let names: std::collections::HashSet<&str> =
+                projection.columns.iter().map(|column| column.name.as_str()).collect();
+            if names.len() != projection.columns.len()
+                || dataset.check(&projection, self.runtime.handle()).is_err()
+            {
+                continue;
+            }
+            let rows = self.rows(&dataset, &projection);
+            if let (None, Some(rows)) = (&report.error, rows) {
+                assert_eq!(rows as u64, report.records, "inspect and ingest count the same");
+            }
+        }
+    }
+
+    /// The rows of all row groups, if all of them can be read and they are not too many.
+    fn rows(&self, dataset: &Dataset, projection: &Projection) -> Option<usize> {
+        let bad = BadRecords::new(OnBadRecord::Fail);
+        let mut rows = 0;
+        for split in 0..dataset.splits().len() {
+            dataset.reader_bytes(split, projection);
+            let mut reader = dataset.read(split, projection, &bad, self.runtime.handle()).ok()?;
+            while let Some(chunk) = reader.next_chunk(CHUNK_ROWS).ok()? {
+                assert!((1..=CHUNK_ROWS).contains(&chunk.rows()));
+                assert_eq!(chunk.columns().num_columns(), projection.columns.len());
+                rows += chunk.rows();
+                if rows > MOST_ROWS {
+                    return None;
+                }
+            }
+        }
+        Some(rows)
+    }
+}
+
+/// Small files of several types, compressions and row groups.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut lists = ListBuilder::new(Int32Builder::new());
+    for row in 0..20 {
+        (0..row % 4).for_each(|value| lists.values().append_value(value));
+        lists.append(row % 5 != 0);
+    }
+    let columns: [(&str, ArrayRef); 5] = [
+        ("i", Arc::new(Int64Array::from_iter((0..20).map(|row| (row % 3 != 0).then_some(row * 1000))))),
+        ("f", Arc::new(Float32Array::from_iter_values((0..20).map(|row| row as f32)))),
+        ("s", Arc::new(StringArray::from_iter_values((0..20).map(|row| format!("v{}", row % 6))))),
+        ("b", Arc::new(BooleanArray::from_iter((0..20).map(|row| Some(row % 2 == 0))))),
+        ("l", Arc::new(lists.finish())),
+    ];
+    let file = |columns: &[(&str, ArrayRef)], compression, group_rows| {
+        let batch = RecordBatch::try_from_iter_with_nullable(
+            columns.iter().map(|(name, column)| (*name, column.clone(), true)),
+        )
+        .unwrap();
+        let properties = WriterProperties::builder()
+            .set_compression(compression)
+            .set_max_row_group_row_count(Some(group_rows))
+            .set_created_by(String::new())
+            .build();
+        let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
+        writer.write(&batch).unwrap();
+        writer.into_inner().unwrap()
+    };
+    let mut seeds = vec![
+        file(&columns, Compression::UNCOMPRESSED, 100),
+        file(&columns[..3], Compression::SNAPPY, 8),
+        file(&columns[2..], Compression::ZSTD(ZstdLevel::default()), 100),
+    ];
+    seeds.extend(columns.chunks(1).map(|column| file(column, Compression::UNCOMPRESSED, 100)));
+    seeds
+}
+
+/// Magic numbers.
+pub fn dictionary() -> Vec<Vec<u8>> {
+    vec![b"PAR1".to_vec(), b"PARE".to_vec(), b"ARROW:schema".to_vec()]
+}

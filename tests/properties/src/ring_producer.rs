@@ -1,0 +1,59 @@
+//! A ring's producer against a hostile consumer: nothing that the consumer writes makes the producer fill
+//! beyond a slot, lose count of its slots, or wait for what never comes.
+
+use std::os::unix::net::UnixStream;
+
+use millstream_batch::{BatchHeader, Producer, RingError, Stream};
+
+use crate::hostile::{self, SLOTS};
+use crate::input::Input;
+
+/// What is done in turn, by both ends.
+pub fn check(data: &[u8]) {
+    let mut input = Input(data);
+    let schema = hostile::schema();
+    let (mut producer, handoff) = Producer::create(&schema, SLOTS).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    handoff.send(&ours).unwrap();
+    let mut fds = hostile::receive(&theirs);
+    let memory = fds.swap_remove(0);
+    // The consumer is gone, so that the producer need not wait for anything; its memory is not.
+    drop(fds);
+    while !input.is_empty() {
+        assert!(producer.occupied() <= producer.slots());
+        assert_eq!(producer.slots(), SLOTS as usize);
+        let choice = input.byte();
+        if choice % 2 == 0 {
+            hostile::spoil(&memory, &mut input);
+            continue;
+        }
+        match producer.fill() {
+            Ok(mut filling) => {
+                let mut batch = filling.batch();
+                let rows = u32::from(input.byte()) % (schema.rows + 1);
+                batch.set_header(&BatchHeader {
+                    stream: Stream::Train,
+                    epoch: 0,
+                    batch: 0,
+                    rows,
+                    last: false,
+                });
+                batch.set_position(input.take(usize::from(choice) % schema.position_bytes as usize));
+                let sections = batch.sections();
+                sections.labels.fill(1.0);
+                sections.ids.fill(2);
+                sections.ragged.into_iter().for_each(|(offsets, values)| {
+                    offsets.fill(0);
+                    values.fill(3);
+                });
+                hostile::look_at(batch.as_ref());
+                if choice % 3 == 0 {
+                    filling.publish();
+                }
+            }
+            Err(RingError::PeerGone | RingError::Corrupt(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    producer.finish();
+}
