@@ -8,7 +8,7 @@ use std::io::{self, BufRead, Read};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use futures::{StreamExt, TryStreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
@@ -80,7 +80,7 @@ impl BufRead for FetchedBytes {
     }
 
     fn consume(&mut self, amount: usize) {
-        let _ = self.current.split_to(amount);
+        self.current.advance(amount);
     }
 }
 
