@@ -27,7 +27,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -305,7 +305,7 @@ impl BufRead for FetchedBytes {
     }
 
     fn consume(&mut self, amount: usize) {
-        let _ = self.current.split_to(amount);
+        self.current.advance(amount);
     }
 }
 

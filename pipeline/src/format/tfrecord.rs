@@ -128,7 +128,11 @@ impl<R: BufRead> RecordReader<R> {
     }
 
     fn locate(&mut self) -> io::Result<Option<Place>> {
-        let buffer = fill(&mut self.input)?;
+        let buffer = match self.input.fill_buf() {
+            Ok(buffer) => buffer,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return self.locate(),
+            Err(error) => return Err(error),
+        };
         if buffer.is_empty() {
             return Ok(None);
         }

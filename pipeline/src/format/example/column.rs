@@ -52,7 +52,7 @@ pub(super) struct Column {
     settled: bool,
 }
 
-/// Which rows are present; a bitmap only from the first absent one on.
+/// Which rows are present; a bitmap only from the first absent one on, and up to the last.
 #[derive(Debug, Default)]
 struct Validity {
     rows: usize,
@@ -101,6 +101,50 @@ impl Column {
             self.values.push_blank();
         }
         self.end_row(false);
+    }
+
+    /// Appends a row with one value; false, and nothing appended, if the column is not of this type (yet).
+    #[inline(always)]
+    pub(super) fn append_int(&mut self, value: i64) -> bool {
+        let Values::Int(values) = &mut self.values else { return false };
+        values.push(value);
+        if self.multi {
+            self.ends.push(values.len() as i32);
+        }
+        self.validity.rows += 1;
+        true
+    }
+
+    /// As [`Column::append_int`].
+    #[inline(always)]
+    pub(super) fn append_float(&mut self, value: f32) -> bool {
+        let Values::Float(values) = &mut self.values else { return false };
+        values.push(value);
+        if self.multi {
+            self.ends.push(values.len() as i32);
+        }
+        self.validity.rows += 1;
+        true
+    }
+
+    /// As [`Column::append_int`]. `padded` is the value's start and whatever lies behind it: a copy of fixed
+    /// length is no call.
+    #[inline(always)]
+    pub(super) fn append_bytes(&mut self, padded: &[u8; wire::VALUE_BYTES], value: &[u8]) -> bool {
+        let Values::Bytes { offsets, data } = &mut self.values else { return false };
+        let end = data.len() + value.len();
+        match value.len() {
+            0..=16 => data.extend_from_slice(&padded[..16]),
+            17..=32 => data.extend_from_slice(padded),
+            _ => data.extend_from_slice(value),
+        }
+        data.truncate(end);
+        offsets.push(end as i32);
+        if self.multi {
+            self.ends.push(offsets.len() as i32 - 1);
+        }
+        self.validity.rows += 1;
+        true
     }
 
     /// Appends the row that a `Feature` message is. After an error the column holds a part of it, to be
@@ -206,8 +250,7 @@ impl Column {
     /// The rows so far as an array; the next one starts empty, of the same type and capacity.
     pub(super) fn finish(&mut self) -> ArrayRef {
         self.settled |= self.has_values();
-        let Validity { rows, bits } = std::mem::take(&mut self.validity);
-        let nulls = bits.map(|mut bits| NullBuffer::new(bits.finish()));
+        let (rows, nulls) = self.validity.take();
         let ends = std::mem::replace(&mut self.ends, vec![0]);
         let of_lists = if self.multi { None } else { nulls.clone() };
         let values: ArrayRef = match &mut self.values {
@@ -233,9 +276,10 @@ impl Column {
     }
 }
 
-/// Takes a vector out and leaves one that starts as given, with room for as much again.
+/// Takes a vector out and leaves one that starts as given, with room for as much again and a little more: text
+/// is never quite as long.
 fn renew<T: Copy>(values: &mut Vec<T>, start: &[T]) -> Vec<T> {
-    let mut fresh = Vec::with_capacity(values.len());
+    let mut fresh = Vec::with_capacity(values.len() + values.len() / 16);
     fresh.extend_from_slice(start);
     std::mem::replace(values, fresh)
 }
@@ -281,30 +325,36 @@ impl Values {
 impl Validity {
     #[inline]
     fn push(&mut self, valid: bool) {
-        if let Some(bits) = &mut self.bits {
-            bits.append(valid);
-        } else if !valid {
-            let mut bits = BooleanBufferBuilder::new(self.rows + 1);
-            bits.append_n(self.rows, true);
+        if !valid {
+            let bits = self.bits.get_or_insert_with(|| BooleanBufferBuilder::new(self.rows + 1));
+            bits.append_n(self.rows - bits.len(), true);
             bits.append(false);
-            self.bits = Some(bits);
         }
         self.rows += 1;
     }
 
     /// Whether any row is present.
     fn any(&self) -> bool {
-        match &self.bits {
-            Some(bits) => (0..bits.len()).any(|row| bits.get_bit(row)),
-            None => self.rows > 0,
-        }
+        let bits = self.bits.as_ref();
+        bits.is_none_or(|bits| bits.len() < self.rows || (0..bits.len()).any(|row| bits.get_bit(row)))
+            && self.rows > 0
     }
 
     fn truncate(&mut self, rows: usize) {
         self.rows = self.rows.min(rows);
         if let Some(bits) = &mut self.bits {
-            bits.truncate(self.rows);
+            bits.truncate(self.rows.min(bits.len()));
         }
+    }
+
+    /// How many rows there were, and which; the next ones start from none.
+    fn take(&mut self) -> (usize, Option<NullBuffer>) {
+        let Self { rows, bits } = std::mem::take(self);
+        let nulls = bits.map(|mut bits| {
+            bits.append_n(rows - bits.len(), true);
+            NullBuffer::new(bits.finish())
+        });
+        (rows, nulls)
     }
 }
 

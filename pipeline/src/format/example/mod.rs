@@ -19,6 +19,7 @@
 
 mod column;
 mod encode;
+mod expected;
 mod names;
 mod wire;
 
@@ -30,6 +31,7 @@ use arrow_schema::{Field, Schema};
 use crate::dataset::Projection;
 use column::Column;
 pub(crate) use encode::ExampleEncoder;
+use expected::{Expected, Sighting};
 use names::{Names, Slot};
 use wire::{Malformed, WireType};
 
@@ -38,6 +40,10 @@ use wire::{Malformed, WireType};
 pub struct ExampleColumns {
     columns: Vec<Column>,
     names: Names,
+    expected: Expected,
+    /// Names in the present record, by their numbers, and where their values are; kept to learn from it.
+    sighted: Vec<(u32, Found)>,
+    learning: bool,
     /// For each column where the present record has its value.
     found: Vec<Found>,
     /// Values that an entry holds in several pieces, put together.
@@ -84,7 +90,16 @@ impl ExampleColumns {
 
     /// A column for every name that turns up, each taken as multi-valued.
     pub fn every() -> Self {
-        Self { columns: Vec::new(), names: Names::new(), found: Vec::new(), joined: Vec::new(), rows: 0 }
+        Self {
+            columns: Vec::new(),
+            names: Names::new(),
+            expected: Expected::new(),
+            sighted: Vec::new(),
+            learning: false,
+            found: Vec::new(),
+            joined: Vec::new(),
+            rows: 0,
+        }
     }
 
     /// Rows since the last [`ExampleColumns::finish`].
@@ -113,8 +128,22 @@ impl ExampleColumns {
     }
 
     /// Appends one record as a row, or leaves everything as it was.
+    #[inline]
     pub fn push(&mut self, record: &[u8]) -> Result<(), Fault> {
+        self.learning = self.expected.is_worth_trying();
+        if self.learning {
+            if self.expected.take(record, &mut self.columns) {
+                self.rows += 1;
+                return Ok(());
+            }
+            self.columns.iter_mut().for_each(|column| column.truncate(self.rows));
+        }
+        self.push_carefully(record)
+    }
+
+    fn push_carefully(&mut self, record: &[u8]) -> Result<(), Fault> {
         self.joined.clear();
+        self.sighted.clear();
         self.names.restart();
         if let Err(malformed) = self.scan(record) {
             self.found.fill(ABSENT);
@@ -137,7 +166,25 @@ impl ExampleColumns {
             }
         }
         self.rows += 1;
+        if self.learning {
+            self.learn(record);
+        }
         Ok(())
+    }
+
+    /// Expects records like this one, which has become a row.
+    fn learn(&mut self, record: &[u8]) {
+        let sightings = self.sighted.iter().map(|&(name, found)| {
+            let (slot, head) = self.names.get(name);
+            let whole = if found.joined { &[] } else { record };
+            Sighting {
+                name,
+                slot,
+                head,
+                feature: whole.get(found.start as usize..found.end as usize).unwrap_or_default(),
+            }
+        });
+        self.expected.learn(sightings);
     }
 
     /// The rows so far as a chunk; the next one starts empty. A column that no record ever had is of
@@ -184,10 +231,17 @@ impl ExampleColumns {
 
     #[inline]
     fn scan_entry(&mut self, record: &[u8], entry: &[u8]) -> Result<(), Malformed> {
-        let (slot, found) = match self.names.guess(entry) {
-            Some((slot, value)) => (slot, place_in(record, value)),
+        let (name, slot, found) = match self.names.guess(entry) {
+            Some((name, slot, value)) => (Some(name), slot, place_in(record, value)),
             None => self.scan_unexpected(record, entry)?,
         };
+        if self.learning {
+            match name {
+                Some(name) => self.sighted.push((name, found)),
+                // Nothing can be expected of a record with a name that is not remembered.
+                None => self.learning = false,
+            }
+        }
         if let Slot::Column(column) = slot {
             self.found[column as usize] = found;
         }
@@ -197,7 +251,11 @@ impl ExampleColumns {
     /// An entry whose name, or whose layout, is not the expected one.
     #[cold]
     #[inline(never)]
-    fn scan_unexpected(&mut self, record: &[u8], entry: &[u8]) -> Result<(Slot, Found), Malformed> {
+    fn scan_unexpected(
+        &mut self,
+        record: &[u8],
+        entry: &[u8],
+    ) -> Result<(Option<u32>, Slot, Found), Malformed> {
         let mut rest = entry;
         let (mut key, mut found) = (&entry[..0], ABSENT);
         while !rest.is_empty() {
@@ -212,14 +270,14 @@ impl ExampleColumns {
             }
         }
         let name = std::str::from_utf8(key).map_err(|_| "a name is not UTF-8")?;
-        let slot = self.names.look_up(name, self.columns.len());
+        let (id, slot) = self.names.look_up(name, self.columns.len());
         if let Slot::Column(column) = slot
             && column as usize == self.columns.len()
         {
             self.columns.push(Column::new(name.to_owned(), true, self.rows));
             self.found.push(ABSENT);
         }
-        Ok((slot, found))
+        Ok((id, slot, found))
     }
 
     /// Pieces of one message, one behind the other, are that message merged.

@@ -72,7 +72,7 @@ impl Names {
 
     /// The value of an entry that is the expected one and laid out as usual.
     #[inline]
-    pub(super) fn guess<'a>(&mut self, entry: &'a [u8]) -> Option<(Slot, &'a [u8])> {
+    pub(super) fn guess<'a>(&mut self, entry: &'a [u8]) -> Option<(u32, Slot, &'a [u8])> {
         let expected = match self.last {
             Some(last) => self.names[last as usize].next?,
             None => self.first?,
@@ -84,14 +84,15 @@ impl Names {
             return None;
         }
         self.last = Some(expected);
-        Some((name.slot, value))
+        Some((expected, name.slot, value))
     }
 
     /// Looks a name up, and expects it here from now on. `columns` is the column that a new name gets.
-    pub(super) fn look_up(&mut self, name: &str, columns: usize) -> Slot {
+    /// The number is absent where it is not remembered.
+    pub(super) fn look_up(&mut self, name: &str, columns: usize) -> (Option<u32>, Slot) {
         let id = match self.index.get(name) {
             Some(&id) => id,
-            None if self.names.len() >= MAX_NAMES => return Slot::Ignored,
+            None if self.names.len() >= MAX_NAMES => return (None, Slot::Ignored),
             None if self.ignores_others => self.insert(name, Slot::Ignored, true),
             None => self.insert(name, Slot::Column(columns as u32), true),
         };
@@ -102,7 +103,13 @@ impl Names {
         self.last = Some(id);
         let name = &mut self.names[id as usize];
         name.seen = true;
-        name.slot
+        (Some(id), name.slot)
+    }
+
+    /// What a name is for, and its [`Name::head`].
+    pub(super) fn get(&self, id: u32) -> (Slot, &[u8]) {
+        let name = &self.names[id as usize];
+        (name.slot, &name.head)
     }
 
     fn insert(&mut self, name: &str, slot: Slot, seen: bool) -> u32 {

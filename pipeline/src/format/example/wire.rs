@@ -36,7 +36,24 @@ pub(super) fn varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
     }
 }
 
+/// Of three bytes and more, eight at once.
+#[inline]
 fn long_varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
+    if let Some(&word) = bytes.first_chunk() {
+        let word = u64::from_le_bytes(word);
+        let ends = !word & CONTINUED;
+        if ends != 0 {
+            let length = ends.trailing_zeros() as usize / 8 + 1;
+            // All bits up to the first end's.
+            let value = septets(word & (ends ^ (ends - 1)));
+            *bytes = &bytes[length..];
+            return Ok(value);
+        }
+    }
+    varint_by_bytes(bytes)
+}
+
+fn varint_by_bytes(bytes: &mut &[u8]) -> Result<u64, Malformed> {
     let mut value = 0;
     for (i, &byte) in bytes.iter().take(10).enumerate() {
         value |= u64::from(byte & 0x7f) << (7 * i);
@@ -49,6 +66,41 @@ fn long_varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
         }
     }
     Err(if bytes.len() < 10 { "a number is cut" } else { "a number has more than 64 bits" })
+}
+
+/// Bytes loaded where a value starts, whatever its length.
+pub(super) const VALUE_BYTES: usize = 32;
+
+/// In each byte of a number the bit that says that another one follows.
+const CONTINUED: u64 = 0x8080_8080_8080_8080;
+
+/// The lower seven bits of each byte, side by side.
+#[inline(always)]
+fn septets(word: u64) -> u64 {
+    let word = word & 0x7f7f_7f7f_7f7f_7f7f;
+    // Of each pair the upper byte moves down by one bit: half of what it adds goes.
+    let word = word - ((word & 0x7f00_7f00_7f00_7f00) >> 1);
+    let word = word & 0x0000_3fff_0000_3fff | (word & 0x3fff_0000_3fff_0000) >> 2;
+    word & 0x0fff_ffff | (word & 0x0fff_ffff_0000_0000) >> 4
+}
+
+/// The number that the first `length` bytes (1 to 10) are, if they are one and no more.
+#[inline(always)]
+pub(super) fn whole_varint(bytes: &[u8; VALUE_BYTES], length: u8) -> Option<u64> {
+    let (word, rest) = bytes.split_first_chunk()?;
+    let word = u64::from_le_bytes(*word);
+    if length <= 8 {
+        let ends = !word & CONTINUED;
+        // Up to the top bit of the first byte that ends a number: eight bits for each of its bytes.
+        let whole = ends ^ ends.wrapping_sub(1);
+        return (whole == u64::MAX.wrapping_shr(64 - 8 * u32::from(length))).then(|| septets(word & whole));
+    }
+    let [ninth, tenth, ..] = *rest else { return None };
+    let (ended, high) = match length {
+        9 => (ninth < 0x80, u64::from(ninth) << 56),
+        _ => (ninth >= 0x80 && tenth <= 1, u64::from(ninth & 0x7f) << 56 | u64::from(tenth) << 63),
+    };
+    (ended && word & CONTINUED == CONTINUED).then(|| septets(word) | high)
 }
 
 /// Takes a field's number and wire type.

@@ -1,0 +1,183 @@
+//! How fast one core takes TFRecord files of Examples apart: checksums, framing, parsing into columns.
+//!
+//! ```text
+//! cargo run --release -p millstream-pipeline --example decode_speed -- make DIRECTORY [ROWS]
+//! cargo run --release -p millstream-pipeline --example decode_speed -- [--runs N] FILE...
+//! ```
+//!
+//! `make` writes files of rows shaped as Criteo's: a label, 13 numbers, 26 categories as integers or as
+//! text, whole or with a fifth of the values missing, compressed or not, features in order or shuffled. Files
+//! are read into memory first, so this is decoding alone. Prints rows a second as minimum, median and maximum;
+//! `bench/decode.py` sets them beside the same loop written in C.
+
+#![allow(clippy::print_stdout, reason = "a measurement prints")]
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::time::Instant;
+
+use millstream_pipeline::dataset::{ProjectedColumn, Projection};
+use millstream_pipeline::format::compression::{Compression, Compressor, Decompressed};
+use millstream_pipeline::format::example::ExampleColumns;
+use millstream_pipeline::format::tfrecord::{RecordReader, RecordWriter};
+
+const NUMBERS: usize = 13;
+const CATEGORIES: usize = 26;
+/// Rows of a chunk: what the columns hold before they are handed on.
+const CHUNK_ROWS: usize = 1024;
+
+type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+fn main() -> Outcome {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["make", directory] => make(Path::new(directory), 400_000),
+        ["make", directory, rows] => make(Path::new(directory), rows.parse()?),
+        ["--runs", runs, files @ ..] => files.iter().try_for_each(|file| measure(file, runs.parse()?)),
+        files => files.iter().try_for_each(|file| measure(file, 7)),
+    }
+}
+
+fn measure(path: &str, runs: usize) -> Outcome {
+    let bytes = std::fs::read(path)?;
+    let mut rates = Vec::new();
+    let mut rows = 0;
+    for run in 0..=runs {
+        let start = Instant::now();
+        rows = decode(&bytes)?;
+        // The first run touches memory for the first time.
+        if run > 0 {
+            rates.push(rows as f64 / start.elapsed().as_secs_f64());
+        }
+    }
+    rates.sort_by(f64::total_cmp);
+    let (Some(least), Some(most)) = (rates.first(), rates.last()) else { return Ok(()) };
+    let name = Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let median = rates[rates.len() / 2];
+    println!("{name} {rows} rows, rows/s {least:.0} {median:.0} {most:.0}");
+    Ok(())
+}
+
+fn decode(bytes: &[u8]) -> Outcome<usize> {
+    let (stream, _) = Decompressed::new(bytes)?;
+    let mut reader = RecordReader::new(stream);
+    let mut columns = ExampleColumns::new(&projection());
+    let mut rows = 0;
+    while let Some(record) = reader.next_record().map_err(|error| format!("{error:?}"))? {
+        columns.push(record.data).map_err(|fault| format!("{fault:?}"))?;
+        rows += 1;
+        if columns.rows() == CHUNK_ROWS {
+            std::hint::black_box(columns.finish());
+        }
+    }
+    std::hint::black_box(columns.finish());
+    Ok(rows)
+}
+
+fn names() -> Vec<String> {
+    let numbers = (1..=NUMBERS).map(|number| format!("i{number}"));
+    let categories = (1..=CATEGORIES).map(|number| format!("c{number}"));
+    std::iter::once("clicked".to_owned()).chain(numbers).chain(categories).collect()
+}
+
+fn projection() -> Projection {
+    let column = |name| ProjectedColumn { name, multi: false };
+    Projection { columns: names().into_iter().map(column).collect() }
+}
+
+/// How the rows of a file are written.
+#[derive(Clone, Copy)]
+struct Shape {
+    floats: bool,
+    text: bool,
+    missing: bool,
+    shuffled: bool,
+}
+
+const SHAPES: [(&str, Shape, Compression); 9] = {
+    let whole = Shape { floats: true, text: false, missing: false, shuffled: false };
+    let text = Shape { text: true, ..whole };
+    [
+        ("ids.tfrecord", whole, Compression::None),
+        ("ids-ints.tfrecord", Shape { floats: false, ..whole }, Compression::None),
+        ("ids-missing.tfrecord", Shape { missing: true, ..whole }, Compression::None),
+        ("ids-shuffled.tfrecord", Shape { shuffled: true, ..whole }, Compression::None),
+        ("text.tfrecord", text, Compression::None),
+        ("text-missing.tfrecord", Shape { missing: true, ..text }, Compression::None),
+        ("ids.tfrecord.gz", whole, Compression::Gzip),
+        ("text.tfrecord.gz", text, Compression::Gzip),
+        ("text.tfrecord.zst", text, Compression::Zstd),
+    ]
+};
+
+fn make(directory: &Path, rows: u64) -> Outcome {
+    std::fs::create_dir_all(directory)?;
+    for (name, shape, compression) in SHAPES {
+        let file = BufWriter::new(File::create(directory.join(name))?);
+        let mut writer = RecordWriter::new(Compressor::new(file, compression)?);
+        for row in 0..rows {
+            writer.write(&record(shape, row))?;
+        }
+        writer.into_inner().finish()?.flush()?;
+    }
+    Ok(())
+}
+
+fn record(shape: Shape, row: u64) -> Vec<u8> {
+    let mut entries = Vec::new();
+    for (column, name) in names().iter().enumerate() {
+        let drawn = mix(row << 8 | column as u64);
+        if shape.missing && column > 0 && drawn % 5 == 0 {
+            continue;
+        }
+        let list = if column == 0 {
+            packed(3, &varint(drawn % 2))
+        } else if column <= NUMBERS {
+            let count = mix(drawn) >> (44 + drawn % 20);
+            if shape.floats {
+                packed(2, &(count as f32).ln_1p().to_le_bytes())
+            } else {
+                packed(3, &varint(count))
+            }
+        } else {
+            // About the Zipf law: as many ids of each order of magnitude.
+            let id = mix(drawn >> (drawn % 50 + 6)) >> 32;
+            if shape.text { packed(1, format!("{id:08x}").as_bytes()) } else { packed(3, &varint(id)) }
+        };
+        let entry = [field(1, name.as_bytes()), field(2, &list)].concat();
+        entries.push(field(1, &entry));
+    }
+    if shape.shuffled {
+        entries.sort_by_key(|entry| mix(row ^ u64::from(entry[4]) << 40 ^ u64::from(entry[5]) << 48));
+    }
+    field(1, &entries.concat())
+}
+
+/// A `Feature` with one value.
+fn packed(list: u8, value: &[u8]) -> Vec<u8> {
+    field(list, &field(1, value))
+}
+
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    [&[number << 3 | 2][..], &varint(bytes.len() as u64), bytes].concat()
+}
+
+fn varint(mut value: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while value >= 0x80 {
+        bytes.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value as u8);
+    bytes
+}
+
+/// SplitMix64's mixing of bits.
+fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}
