@@ -20,6 +20,7 @@ pub mod inspect;
 pub mod order;
 pub mod pack;
 mod records;
+mod row_group;
 pub mod spec;
 pub mod storage;
 mod survey;

@@ -140,6 +140,9 @@ pub(crate) fn as_held(data_type: &DataType, value: f64) -> f64 {
 
 /// Reads every element as a number. `None` when the type holds neither numbers nor text.
 pub(crate) fn numbers(leaf: &dyn Array, missing: &Missing) -> Option<Vec<Number>> {
+    if let Some(plain) = without_dictionary(leaf) {
+        return numbers(&plain, missing);
+    }
     Some(match leaf.data_type() {
         DataType::Null => vec![Number::Absent; leaf.len()],
         DataType::Boolean => {
@@ -173,6 +176,9 @@ pub(crate) fn texts<T: Copy>(
     absent: T,
     mut read: impl FnMut(&[u8]) -> T,
 ) -> Option<Vec<T>> {
+    if let Some(plain) = without_dictionary(leaf) {
+        return texts(&plain, missing, absent, read);
+    }
     let mut decimal = Decimal::new();
     let mut signed = |value: i64| match missing.has_integer(value.into()) {
         true => absent,
@@ -267,6 +273,16 @@ fn floats<P: ArrowPrimitiveType>(
 fn parse(text: &[u8]) -> Number {
     let number = std::str::from_utf8(text.trim_ascii()).ok().and_then(|text| text.parse().ok());
     number.map_or(Number::Unreadable, Number::Value)
+}
+
+/// The values themselves, where a dictionary holds other than text: reading those costs less than a look-up
+/// in what was read of the dictionary.
+fn without_dictionary(leaf: &dyn Array) -> Option<ArrayRef> {
+    let dictionary = leaf.as_any_dictionary_opt()?;
+    if !dictionary.values().data_type().is_primitive() {
+        return None;
+    }
+    arrow_select::take::take(dictionary.values(), dictionary.keys(), None).ok()
 }
 
 /// Maps the elements of a column of text or bytes, or of a dictionary of them.
