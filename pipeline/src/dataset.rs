@@ -7,17 +7,18 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use futures::{StreamExt, TryStreamExt};
 use tokio::runtime::Handle;
 
 use crate::error::Error;
-use crate::fetch::{self, FetchedRanges};
-use crate::format::parquet::{ParquetFile, Plan, RowGroupReader};
+use crate::fetch;
+use crate::format::parquet::ParquetFile;
 use crate::format::{Content, format_by_name};
 use crate::records::RecordsReader;
+use crate::row_group::RowGroup;
 use crate::spec::{FormatName, OnBadRecord};
 use crate::storage::{self, Object};
 
@@ -93,27 +94,6 @@ pub struct SplitReader {
 enum Inner {
     Records(Box<RecordsReader>),
     RowGroup(Box<RowGroup>),
-}
-
-/// Reading of one Parquet row group.
-struct RowGroup {
-    file: ParquetFile,
-    group: usize,
-    state: RowGroupState,
-    bad: BadRecords,
-    /// Rows left out at the start.
-    skip: u64,
-    /// Decoded rows not yet handed out.
-    batch: Option<RecordBatch>,
-    next_record: u64,
-    fetched_bytes: u64,
-    waited: Duration,
-}
-
-enum RowGroupState {
-    Fetching(FetchedRanges, Plan),
-    Decoding(Box<RowGroupReader>),
-    Ended,
 }
 
 /// Some rows of one split, as they are in the data.
@@ -203,7 +183,7 @@ impl Dataset {
     /// Reading does not look for absent features again: a rare one may be absent from a whole file.
     pub fn check(&self, projection: &Projection, runtime: &Handle) -> Result<(), Error> {
         match &self.files {
-            Files::Parquet(files) => files.iter().try_for_each(|file| file.plan(projection).map(drop)),
+            Files::Parquet(files) => ParquetFile::check(files, projection),
             Files::TfRecord => {
                 crate::records::check_features(&self.objects, projection, CHECKED_RECORDS, runtime)
             }
@@ -240,18 +220,7 @@ impl Dataset {
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
                 let file = &files[split.object];
                 let plan = file.plan(projection)?;
-                let fetching = FetchedRanges::start(object, file.ranges(group as usize, &plan), runtime);
-                Inner::RowGroup(Box::new(RowGroup {
-                    file: file.clone(),
-                    group: group as usize,
-                    state: RowGroupState::Fetching(fetching, plan),
-                    bad: bad.clone(),
-                    skip: 0,
-                    batch: None,
-                    next_record: split.first_record,
-                    fetched_bytes: 0,
-                    waited: Duration::ZERO,
-                }))
+                Inner::RowGroup(Box::new(RowGroup::start(file, group as usize, plan, bad.clone(), runtime)))
             }
             _ => Inner::Records(Box::new(RecordsReader::start(object, projection, bad.clone(), runtime))),
         };
@@ -306,10 +275,7 @@ impl SplitReader {
     pub fn skip_to(&mut self, record: u64) {
         match &mut self.inner {
             Inner::Records(reader) => reader.skip_to(record),
-            Inner::RowGroup(group) => {
-                group.skip = record.saturating_sub(group.next_record);
-                group.next_record += group.skip;
-            }
+            Inner::RowGroup(group) => group.skip_to(record),
         }
     }
 
@@ -317,7 +283,7 @@ impl SplitReader {
     pub fn fetched_bytes(&self) -> u64 {
         match &self.inner {
             Inner::Records(reader) => reader.records().bytes_read(),
-            Inner::RowGroup(group) => group.fetched_bytes,
+            Inner::RowGroup(group) => group.fetched_bytes(),
         }
     }
 
@@ -325,7 +291,7 @@ impl SplitReader {
     pub fn fetch_wait(&self) -> Duration {
         match &self.inner {
             Inner::Records(reader) => reader.records().waited(),
-            Inner::RowGroup(group) => group.waited,
+            Inner::RowGroup(group) => group.waited(),
         }
     }
 
@@ -341,55 +307,6 @@ impl SplitReader {
             Inner::RowGroup(group) => {
                 let chunk = group.next_chunk(max_rows)?;
                 Ok(chunk.map(|(columns, first_record)| RawChunk::new(path, columns, first_record)))
-            }
-        }
-    }
-}
-
-impl RowGroup {
-    fn next_chunk(&mut self, max_rows: usize) -> Result<Option<(RecordBatch, u64)>, Error> {
-        let batch = match self.batch.take() {
-            Some(batch) => batch,
-            None => match self.next_batch() {
-                Ok(Some(batch)) => batch,
-                Ok(None) => return Ok(None),
-                // Nothing tells which of the rows are good, so all that are left count as one.
-                Err(error) => {
-                    self.state = RowGroupState::Ended;
-                    return self.bad.skip(error).map(|()| None);
-                }
-            },
-        };
-        let rows = batch.num_rows().min(max_rows.max(1));
-        let first_record = self.next_record;
-        self.next_record += rows as u64;
-        if rows < batch.num_rows() {
-            self.batch = Some(batch.slice(rows, batch.num_rows() - rows));
-        }
-        Ok(Some((batch.slice(0, rows), first_record)))
-    }
-
-    fn next_batch(&mut self) -> Result<Option<RecordBatch>, Error> {
-        loop {
-            match std::mem::replace(&mut self.state, RowGroupState::Ended) {
-                RowGroupState::Ended => return Ok(None),
-                RowGroupState::Fetching(fetching, plan) => {
-                    let start = Instant::now();
-                    let fetched = fetching.wait()?;
-                    self.waited = start.elapsed();
-                    self.fetched_bytes = fetched.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-                    let reader = self.file.decode(self.group, plan, fetched, self.skip)?;
-                    self.state = RowGroupState::Decoding(Box::new(reader));
-                }
-                RowGroupState::Decoding(mut reader) => match reader.next_batch()? {
-                    None => return Ok(None),
-                    Some(batch) => {
-                        self.state = RowGroupState::Decoding(reader);
-                        if batch.num_rows() > 0 {
-                            return Ok(Some(batch));
-                        }
-                    }
-                },
             }
         }
     }

@@ -23,6 +23,7 @@ pub mod pack;
 mod parallel;
 pub mod progress;
 mod records;
+mod row_group;
 pub mod spec;
 pub mod storage;
 mod survey;

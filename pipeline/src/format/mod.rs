@@ -4,7 +4,7 @@ pub(crate) mod cells;
 pub mod compression;
 pub mod csv;
 pub mod example;
-pub(crate) mod parquet;
+pub mod parquet;
 pub mod tfrecord;
 
 use std::fmt;

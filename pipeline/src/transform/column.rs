@@ -111,7 +111,7 @@ impl Elements {
         } else if let Some(lists) = column.as_list_opt::<i64>() {
             Self::of_lists(lists)
         } else {
-            Self { leaf: column.clone(), lists: None }
+            Self { leaf: without_numeric_dictionary(column.clone()), lists: None }
         }
     }
 
@@ -123,7 +123,8 @@ impl Elements {
             true => 0..0,
             false => offsets[row].as_usize() - start..offsets[row + 1].as_usize() - start,
         });
-        Self { leaf: lists.values().slice(start, end - start), lists: Some(ranges.collect()) }
+        let leaf = without_numeric_dictionary(lists.values().slice(start, end - start));
+        Self { leaf, lists: Some(ranges.collect()) }
     }
 
     /// Whether the column holds lists; else element `i` is row `i`'s.
@@ -348,6 +349,14 @@ fn real<P: ArrowPrimitiveType<Native: Into<f64>>, T: Copy>(
 fn parse(text: &[u8]) -> Number {
     let number = std::str::from_utf8(text.trim_ascii()).ok().and_then(|text| text.parse().ok());
     number.map_or(Number::Unreadable, Number::Value)
+}
+
+/// The values themselves, where a dictionary holds other than text: reading those costs less than a look-up
+/// in what was read of the dictionary.
+fn without_numeric_dictionary(leaf: ArrayRef) -> ArrayRef {
+    let numeric = leaf.as_any_dictionary_opt().filter(|found| found.values().data_type().is_primitive());
+    // A key beyond its dictionary cannot be: the array's constructor has looked.
+    numeric.and_then(|found| arrow_select::take::take(found.values(), found.keys(), None).ok()).unwrap_or(leaf)
 }
 
 /// Maps the elements of a column of text or bytes, or of a dictionary of them.

@@ -1,0 +1,380 @@
+//! A flat column of a row group, decoded here: the shapes that training data has.
+//!
+//! Numbers, text and bytes, in the encodings PLAIN and dictionary, present or absent, one a row: this is
+//! what writers make of a table unless told otherwise, and nearly all the time of reading it goes into
+//! unpacking keys. All else is the `parquet` crate's to decode, which is also the reference that this is
+//! tested against.
+//!
+//! **Dictionaries are kept.** A batch whose rows all come from pages of keys is an array of those keys
+//! over the chunk's dictionary, the same `Arc` for all batches of the row group. So what a feature makes of
+//! a value (a hash, a look-up, a logarithm) can be made once for each value of the dictionary rather than
+//! of the data. Writers give up on a dictionary that grows too large, in the middle of a column chunk: a
+//! batch with rows from there on is an array of values.
+//!
+//! Text is delivered as bytes: whether it is UTF-8 is of no concern to what hashes or parses it.
+
+use std::sync::Arc;
+
+use arrow_array::types::UInt32Type;
+use arrow_array::{ArrayRef, DictionaryArray, UInt32Array};
+use arrow_buffer::{NullBufferBuilder, ScalarBuffer};
+use arrow_schema::{DataType, TimeUnit};
+use bytes::Bytes;
+use parquet::basic::{Encoding, Type as Physical};
+use parquet::column::page::{Page, PageReader};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::ColumnChunkMetaData;
+use parquet::file::serialized_reader::SerializedPageReader;
+
+use super::fetched::FetchedFile;
+use super::hybrid::{Hybrid, Span};
+use super::values::{Values, cut};
+
+/// Reads one column of one row group.
+pub(super) struct FlatColumn {
+    pages: SerializedPageReader<FetchedFile>,
+    data_type: DataType,
+    /// The definition level of a value that is present.
+    present: u32,
+    dictionary: Option<Dictionary>,
+    page: DataPage,
+    /// Values of the column's type, none.
+    none: Values,
+    levels: Vec<u32>,
+    keys: Vec<u32>,
+}
+
+struct Dictionary {
+    values: Values,
+    /// The same, as features see it.
+    array: ArrayRef,
+}
+
+/// A data page being read.
+struct DataPage {
+    rows: usize,
+    /// `None` where every row has a value.
+    levels: Option<Hybrid>,
+    body: Body,
+}
+
+enum Body {
+    Plain(Bytes),
+    Keys(Hybrid),
+}
+
+/// A batch in the making.
+struct Batch {
+    content: Content,
+    nulls: NullBufferBuilder,
+}
+
+enum Content {
+    Keys(Vec<u32>),
+    Values(Values),
+}
+
+impl FlatColumn {
+    /// The type that `column` is delivered as, when it can be decoded here: `data_type` is what Arrow
+    /// holds it to be.
+    #[expect(deprecated, reason = "old files do hold BIT_PACKED levels")]
+    pub(super) fn delivers(column: &ColumnChunkMetaData, data_type: &DataType) -> Option<DataType> {
+        use Encoding::{BIT_PACKED, PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY};
+        let descriptor = column.column_descr();
+        let levels = descriptor.max_def_level() > 0;
+        let readable = |encoding| match encoding {
+            PLAIN | PLAIN_DICTIONARY | RLE_DICTIONARY | RLE => true,
+            // Levels as they were before 2013; old writers name it where there are none, too.
+            BIT_PACKED => !levels,
+            _ => false,
+        };
+        if descriptor.max_rep_level() > 0 || !column.encodings().all(readable) {
+            return None;
+        }
+        delivered(column.column_type(), data_type)
+    }
+
+    pub(super) fn new(
+        source: &Arc<FetchedFile>,
+        column: &ColumnChunkMetaData,
+        rows: usize,
+        data_type: DataType,
+    ) -> Result<Self, ParquetError> {
+        let none = Values::new(column.column_type())
+            .ok_or_else(|| ParquetError::General(format!("no flat column: {}", column.column_type())))?;
+        Ok(Self {
+            pages: SerializedPageReader::new(Arc::clone(source), column, rows, None)?,
+            data_type,
+            present: column.column_descr().max_def_level().max(0) as u32,
+            dictionary: None,
+            page: DataPage { rows: 0, levels: None, body: Body::Plain(Bytes::new()) },
+            none,
+            levels: Vec::new(),
+            keys: Vec::new(),
+        })
+    }
+
+    /// The next `rows` rows, all of them.
+    pub(super) fn read(&mut self, rows: usize) -> Result<ArrayRef, ParquetError> {
+        let mut batch = Batch {
+            content: Content::Keys(Vec::with_capacity(rows)),
+            nulls: NullBufferBuilder::new(rows),
+        };
+        if self.dictionary.is_none() && self.page.rows > 0 {
+            batch.content = Content::Values(self.none.empty(rows));
+        }
+        let mut left = rows;
+        while left > 0 {
+            let taken = self.ready()?.min(left);
+            self.read_page(taken, &mut batch)?;
+            self.page.rows -= taken;
+            left -= taken;
+        }
+        self.finish(batch)
+    }
+
+    /// Leaves out the next `rows` rows: whole pages without looking into them.
+    pub(super) fn skip(&mut self, mut rows: usize) -> Result<(), ParquetError> {
+        while rows > 0 {
+            if self.page.rows == 0
+                && let Some(next) = self.pages.peek_next_page()?
+                && !next.is_dict
+                && let Some(held) = next.num_rows.or(next.num_levels)
+                && held <= rows
+            {
+                self.pages.skip_next_page()?;
+                rows -= held;
+                continue;
+            }
+            let taken = self.ready()?.min(rows);
+            self.skip_page(taken)?;
+            self.page.rows -= taken;
+            rows -= taken;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the page has rows left; returns how many.
+    fn ready(&mut self) -> Result<usize, ParquetError> {
+        while self.page.rows == 0 {
+            match self.pages.get_next_page()? {
+                None => return Err(ParquetError::EOF("the column ends before its row group".to_owned())),
+                Some(Page::DictionaryPage { buf, num_values, .. }) => {
+                    self.dictionary = Some(self.dictionary_of(buf, num_values as usize)?);
+                }
+                Some(page) => self.page = self.open(page)?,
+            }
+        }
+        Ok(self.page.rows)
+    }
+
+    fn dictionary_of(&self, mut bytes: Bytes, count: usize) -> Result<Dictionary, ParquetError> {
+        // No value takes less than 4 bytes.
+        let mut decode = || -> Result<Values, ParquetError> {
+            let mut values = self.none.empty(count.min(bytes.len() / 4));
+            values.take_plain(count, &mut bytes)?;
+            Ok(values)
+        };
+        let values = decode()?;
+        let copy = values.clone();
+        let array = copy.into_array(None, &self.data_type)?;
+        Ok(Dictionary { values, array })
+    }
+
+    fn open(&self, page: Page) -> Result<DataPage, ParquetError> {
+        let width = (u32::BITS - self.present.leading_zeros()) as u8;
+        let (rows, levels, body, encoding) = match page {
+            Page::DataPage { buf, num_values, encoding, .. } => {
+                let (levels, body) = if self.present > 0 {
+                    let length = buf.first_chunk::<4>().ok_or_else(cut)?;
+                    let end = 4 + u32::from_le_bytes(*length) as usize;
+                    if end > buf.len() {
+                        return Err(cut());
+                    }
+                    (Some(Hybrid::new(buf.slice(4..end), width)?), buf.slice(end..))
+                } else {
+                    (None, buf)
+                };
+                (num_values, levels, body, encoding)
+            }
+            Page::DataPageV2 { buf, num_values, encoding, def_levels_byte_len, rep_levels_byte_len, .. } => {
+                let start = rep_levels_byte_len as usize;
+                let end = start + def_levels_byte_len as usize;
+                if end > buf.len() {
+                    return Err(cut());
+                }
+                let levels = match self.present {
+                    0 => None,
+                    _ => Some(Hybrid::new(buf.slice(start..end), width)?),
+                };
+                (num_values, levels, buf.slice(end..), encoding)
+            }
+            Page::DictionaryPage { .. } => return Err(ParquetError::General("two dictionaries".to_owned())),
+        };
+        let body = match encoding {
+            Encoding::PLAIN => Body::Plain(body),
+            Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY => {
+                // A page of absent values alone may be empty.
+                let width = body.first().copied().unwrap_or(0);
+                Body::Keys(Hybrid::new(body.slice(body.len().min(1)..), width)?)
+            }
+            other => {
+                let message = format!("a page in {other}, of which the footer says nothing");
+                return Err(ParquetError::General(message));
+            }
+        };
+        Ok(DataPage { rows: rows as usize, levels, body })
+    }
+
+    /// Adds `rows` rows of the page, which has as many, to `batch`.
+    fn read_page(&mut self, rows: usize, batch: &mut Batch) -> Result<(), ParquetError> {
+        let Self { page, dictionary, none, levels: mixed, keys, present, .. } = self;
+        if let Body::Plain(_) = page.body {
+            batch.turn_to_values(dictionary.as_ref(), none)?;
+        }
+        let Some(levels) = &mut page.levels else {
+            batch.nulls.append_n_non_nulls(rows);
+            return batch.take(rows, &mut page.body, dictionary.as_ref(), keys);
+        };
+        let mut left = rows;
+        while left > 0 {
+            match levels.span(left, mixed)? {
+                Span::Same(count, level) if level == *present => {
+                    batch.nulls.append_n_non_nulls(count);
+                    batch.take(count, &mut page.body, dictionary.as_ref(), keys)?;
+                    left -= count;
+                }
+                Span::Same(count, _) => {
+                    batch.nulls.append_n_nulls(count);
+                    batch.extend_absent(count);
+                    left -= count;
+                }
+                Span::Mixed => {
+                    let there = mixed.iter().filter(|&level| level == present).count();
+                    let before = batch.rows();
+                    batch.take(there, &mut page.body, dictionary.as_ref(), keys)?;
+                    batch.spread(before, mixed, *present);
+                    left -= mixed.len();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn skip_page(&mut self, rows: usize) -> Result<(), ParquetError> {
+        let mut there = rows;
+        if let Some(levels) = &mut self.page.levels {
+            self.levels.clear();
+            levels.take(rows, &mut self.levels)?;
+            there = self.levels.iter().filter(|&&level| level == self.present).count();
+        }
+        match &mut self.page.body {
+            Body::Plain(input) => self.none.skip_plain(there, input),
+            Body::Keys(keys) => {
+                self.keys.clear();
+                keys.take(there, &mut self.keys)
+            }
+        }
+    }
+
+    fn finish(&self, batch: Batch) -> Result<ArrayRef, ParquetError> {
+        let Batch { content, mut nulls } = batch;
+        match (content, &self.dictionary) {
+            (Content::Values(values), _) => values.into_array(nulls.finish(), &self.data_type),
+            (Content::Keys(keys), Some(dictionary)) => {
+                let keys = UInt32Array::try_new(ScalarBuffer::from(keys), nulls.finish())?;
+                let array = DictionaryArray::<UInt32Type>::try_new(keys, Arc::clone(&dictionary.array))?;
+                Ok(Arc::new(array))
+            }
+            (Content::Keys(_), None) => Err(no_dictionary()),
+        }
+    }
+}
+
+impl Batch {
+    fn rows(&self) -> usize {
+        match &self.content {
+            Content::Keys(keys) => keys.len(),
+            Content::Values(values) => values.len(),
+        }
+    }
+
+    /// From here on the batch holds values and not keys.
+    fn turn_to_values(&mut self, dictionary: Option<&Dictionary>, none: &Values) -> Result<(), ParquetError> {
+        let Content::Keys(keys) = &self.content else { return Ok(()) };
+        let mut values = none.empty(keys.capacity());
+        match dictionary {
+            None if keys.is_empty() => {}
+            None => return Err(no_dictionary()),
+            // An absent row has the key 0, which an empty dictionary lacks.
+            Some(dictionary) if dictionary.values.len() == 0 => values.extend_absent(keys.len()),
+            Some(dictionary) => values.extend_from(&dictionary.values, keys)?,
+        }
+        self.content = Content::Values(values);
+        Ok(())
+    }
+
+    /// Appends `count` present values.
+    fn take(
+        &mut self,
+        count: usize,
+        body: &mut Body,
+        dictionary: Option<&Dictionary>,
+        scratch: &mut Vec<u32>,
+    ) -> Result<(), ParquetError> {
+        match (&mut self.content, body) {
+            (Content::Keys(keys), Body::Keys(stream)) => stream.take(count, keys),
+            (Content::Values(values), Body::Keys(stream)) => {
+                scratch.clear();
+                stream.take(count, scratch)?;
+                values.extend_from(&dictionary.ok_or_else(no_dictionary)?.values, scratch)
+            }
+            (Content::Values(values), Body::Plain(input)) => values.take_plain(count, input),
+            (Content::Keys(_), Body::Plain(_)) => Err(no_dictionary()),
+        }
+    }
+
+    fn extend_absent(&mut self, count: usize) {
+        match &mut self.content {
+            Content::Keys(keys) => keys.resize(keys.len() + count, 0),
+            Content::Values(values) => values.extend_absent(count),
+        }
+    }
+
+    /// Moves the values behind the first `rows` to where their levels are, and notes the rows without.
+    fn spread(&mut self, rows: usize, levels: &[u32], present: u32) {
+        let is_present = || levels.iter().map(|&level| level == present);
+        match &mut self.content {
+            Content::Keys(keys) => super::values::spread(keys, rows, is_present()),
+            Content::Values(values) => values.spread(rows, is_present()),
+        }
+        for present in is_present() {
+            self.nulls.append(present);
+        }
+    }
+}
+
+/// What a column of `physical` values, which Arrow holds to be of `data_type`, is delivered as.
+fn delivered(physical: Physical, data_type: &DataType) -> Option<DataType> {
+    use DataType::{
+        Binary, Date32, Float32, Float64, Int8, Int16, Int32, Int64, Time32, Time64, Timestamp, UInt8, UInt16,
+        UInt32, UInt64, Utf8,
+    };
+    Some(match (physical, data_type) {
+        // The same numbers: they are stored as 32 bits with sign.
+        (Physical::INT32, Int8 | Int16 | Int32 | UInt8 | UInt16) => Int32,
+        (Physical::INT32, UInt32 | Date32 | Time32(TimeUnit::Millisecond)) => data_type.clone(),
+        (Physical::INT64, Int64 | UInt64 | Time64(_) | Timestamp(..)) => data_type.clone(),
+        (Physical::FLOAT, Float32) | (Physical::DOUBLE, Float64) => data_type.clone(),
+        (Physical::BYTE_ARRAY, Utf8 | Binary) => Binary,
+        _ => return None,
+    })
+}
+
+fn no_dictionary() -> ParquetError {
+    ParquetError::General("keys without a dictionary".to_owned())
+}
+
+#[cfg(test)]
+#[path = "flat_tests.rs"]
+mod tests;

@@ -1,0 +1,117 @@
+//! A file's footer: which row groups there are, and where their columns lie.
+//!
+//! Pure code over bytes already fetched, so that it can be fuzzed: whatever the bytes are, the answer is
+//! row groups that lie within the file, or an error.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
+use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaDataReader};
+
+use super::guard::guarded;
+
+/// `PAR1`, at both ends of a file.
+pub(super) const MAGIC: &[u8; 4] = b"PAR1";
+/// The footer's length and the magic number behind it.
+pub(super) const TRAILER_BYTES: usize = 8;
+
+/// A row group, as the footer describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowGroup {
+    /// The number, in the file, of its first row.
+    pub first_row: u64,
+    /// Rows it holds.
+    pub rows: u64,
+    /// Bytes in storage, of all columns.
+    pub bytes: u64,
+    /// Where it starts.
+    pub offset: u64,
+}
+
+/// A footer that makes sense.
+#[derive(Clone, Debug)]
+pub(super) struct Footer {
+    /// With the types that the writer's own schema has, where it left one.
+    pub(super) as_written: ArrowReaderMetadata,
+    /// With the types that Parquet itself knows: text is text, whether it was a dictionary or a large
+    /// string to the writer.
+    pub(super) plain: ArrowReaderMetadata,
+    pub(super) groups: Arc<[RowGroup]>,
+}
+
+/// What is wrong with a footer, and the row it was met at.
+#[derive(Debug)]
+pub(super) struct BadFooter {
+    pub(super) row: u64,
+    pub(super) message: String,
+}
+
+/// The row groups that `footer` (as it lies in a file of `file_bytes`, without length and magic number)
+/// describes, or what is wrong with it.
+///
+/// # Errors
+/// When it cannot be read, or a column would lie outside of the file.
+pub fn row_groups_of(footer: &[u8], file_bytes: u64) -> Result<Vec<RowGroup>, String> {
+    let footer = Footer::decode(&Bytes::copy_from_slice(footer), file_bytes);
+    footer.map(|footer| footer.groups.to_vec()).map_err(|bad| bad.message)
+}
+
+impl Footer {
+    pub(super) fn decode(bytes: &Bytes, file_bytes: u64) -> Result<Self, BadFooter> {
+        let decoded = guarded(|| {
+            let metadata = Arc::new(ParquetMetaDataReader::decode_metadata(bytes)?);
+            let plain = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+            let plain = ArrowReaderMetadata::try_new(Arc::clone(&metadata), plain)?;
+            let as_written = ArrowReaderMetadata::try_new(metadata, ArrowReaderOptions::new())?;
+            Ok::<_, parquet::errors::ParquetError>((as_written, plain))
+        });
+        let (as_written, plain) = decoded.map_err(|message| BadFooter {
+            row: 0,
+            message: format!("the footer cannot be read: {message}"),
+        })?;
+        let groups = row_groups(&plain, file_bytes)?;
+        Ok(Self { as_written, plain, groups })
+    }
+}
+
+fn row_groups(metadata: &ArrowReaderMetadata, file_bytes: u64) -> Result<Arc<[RowGroup]>, BadFooter> {
+    let mut first_row: u64 = 0;
+    let mut groups = Vec::new();
+    let leaves = metadata.parquet_schema().num_columns();
+    for (number, group) in metadata.metadata().row_groups().iter().enumerate() {
+        let bad = |what: &str| BadFooter { row: first_row, message: format!("row group {number}: {what}") };
+        let rows = u64::try_from(group.num_rows()).map_err(|_| bad("a negative number of rows"))?;
+        if group.num_columns() != leaves {
+            return Err(bad("not as many columns as the schema has"));
+        }
+        let ranges: Option<Vec<_>> = group.columns().iter().map(byte_range).collect();
+        let ranges = ranges.ok_or_else(|| bad("a column lies outside of the file"))?;
+        if ranges.iter().any(|range| range.end > file_bytes) {
+            return Err(bad("a column lies outside of the file"));
+        }
+        groups.push(RowGroup {
+            first_row,
+            rows,
+            bytes: ranges.iter().fold(0, |bytes, range| bytes.saturating_add(range.end - range.start)),
+            offset: ranges.iter().map(|range| range.start).min().unwrap_or(0),
+        });
+        first_row = first_row.checked_add(rows).ok_or_else(|| bad("too many rows"))?;
+    }
+    Ok(groups.into())
+}
+
+/// [`ColumnChunkMetaData::byte_range`] panics on what a damaged footer may hold.
+pub(super) fn byte_range(column: &ColumnChunkMetaData) -> Option<Range<u64>> {
+    let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
+    let start = u64::try_from(start).ok()?;
+    Some(start..start.checked_add(u64::try_from(column.compressed_size()).ok()?)?)
+}
+
+/// The footer's length, and what stands where the magic number belongs, at a file's end.
+pub(super) fn trailer(tail: &[u8]) -> Option<(u32, &[u8; 4])> {
+    let (rest, magic) = tail.split_last_chunk::<4>()?;
+    let (_, length) = rest.split_last_chunk::<4>()?;
+    Some((u32::from_le_bytes(*length), magic))
+}

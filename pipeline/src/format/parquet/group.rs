@@ -1,0 +1,278 @@
+//! Decoding one row group from the bytes that were fetched of it.
+
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
+use arrow_schema::{DataType, Schema};
+use bytes::Bytes;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
+};
+use parquet::errors::ParquetError;
+
+use super::fetched::FetchedFile;
+use super::flat::FlatColumn;
+use super::guard::guarded;
+use super::plan::{Plan, Planned, descend, lists_of_one, schema_of};
+use super::{ParquetFile, RowGroup, damage};
+use crate::error::Error;
+use crate::storage::Object;
+
+/// The most rows decoded at a time.
+const DECODE_ROWS: usize = 8192;
+/// The most bytes that rows decoded at a time come to, if there are several.
+const BATCH_BYTES: u64 = 32 << 20;
+/// What writers let a page, and a dictionary, grow to.
+const PAGE_BYTES: u64 = 1 << 20;
+
+/// The rows of one row group.
+pub(crate) struct RowGroupReader {
+    object: Object,
+    columns: Columns,
+    group: RowGroup,
+    /// The most rows decoded at a time.
+    batch_rows: usize,
+    /// Rows still to come, as the footer has it.
+    remaining: u64,
+}
+
+enum Columns {
+    All(ParquetRecordBatchReader),
+    Some(Box<Projected>),
+}
+
+struct Projected {
+    planned: Vec<Planned>,
+    /// One for each of `planned`.
+    sources: Vec<Source>,
+    /// Decodes the columns that are not flat.
+    rest: Option<Rest>,
+    /// Of the batch before, which most often has the same types.
+    schema: Arc<Schema>,
+}
+
+enum Source {
+    Absent,
+    Flat(FlatColumn),
+    /// A column of the rest, by its place, and the fields to go down.
+    Rest(usize, Vec<String>),
+}
+
+struct Rest {
+    reader: ParquetRecordBatchReader,
+    /// Rows decoded and not yet delivered.
+    batch: Option<RecordBatch>,
+}
+
+impl ParquetFile {
+    /// The most rows of a row group that are decoded at a time.
+    fn batch_rows(&self, group: usize, plan: &Plan) -> usize {
+        let rows = self.groups()[group].rows;
+        let bytes = self.decoded_bytes(group, plan).max(1);
+        let fitting = u128::from(BATCH_BYTES) * u128::from(rows) / u128::from(bytes);
+        usize::try_from(fitting).unwrap_or(usize::MAX).clamp(1, DECODE_ROWS)
+    }
+
+    /// The most bytes that decoding a row group holds, with the fetched ones.
+    pub(crate) fn decoding_bytes(&self, group: usize, plan: &Plan) -> u64 {
+        let fetched: u64 = self.ranges(group, plan).iter().map(|range| range.end - range.start).sum();
+        let columns = self.column_chunks(group, plan);
+        // Of each column a page and its dictionary, besides the batch that is made of them.
+        let pages: u64 = columns.map(|(_, column)| uncompressed(column).min(2 * PAGE_BYTES)).sum();
+        let rows = self.groups()[group].rows.max(1);
+        let batch = self.decoded_bytes(group, plan) / rows.div_ceil(self.batch_rows(group, plan) as u64);
+        fetched.saturating_add(pages).saturating_add(2 * batch)
+    }
+
+    fn decoded_bytes(&self, group: usize, plan: &Plan) -> u64 {
+        self.column_chunks(group, plan).map(|(_, column)| uncompressed(column)).fold(0, u64::saturating_add)
+    }
+
+    /// Decodes a row group from its fetched ranges, without its first `skip` rows.
+    pub(crate) fn decode(
+        &self,
+        group: usize,
+        plan: Plan,
+        fetched: Vec<(u64, Bytes)>,
+        skip: u64,
+    ) -> Result<RowGroupReader, Error> {
+        let described = self.groups()[group];
+        let skip = skip.min(described.rows);
+        let batch_rows = self.batch_rows(group, &plan);
+        let source = Arc::new(FetchedFile::new(self.object().size(), fetched));
+        let columns = guarded(|| match plan {
+            Plan::All => self.arrow(&source, &self.footer.as_written, group, None, batch_rows, skip).map(Columns::All),
+            Plan::Columns(planned) => {
+                self.projected(&source, group, planned, batch_rows, skip).map(Box::new).map(Columns::Some)
+            }
+        });
+        let columns = columns
+            .map_err(|message| damage(self.object(), described.offset, described.first_row, message))?;
+        Ok(RowGroupReader {
+            object: self.object().clone(),
+            columns,
+            group: described,
+            batch_rows,
+            remaining: described.rows - skip,
+        })
+    }
+
+    fn projected(
+        &self,
+        source: &Arc<FetchedFile>,
+        group: usize,
+        planned: Vec<Planned>,
+        batch_rows: usize,
+        skip: u64,
+    ) -> Result<Projected, ParquetError> {
+        let metadata = self.footer.plain.metadata().row_group(group);
+        let rows = self.groups()[group].rows as usize;
+        let mut sources = Vec::with_capacity(planned.len());
+        let (mut leaves, mut roots) = (Vec::new(), Vec::new());
+        for column in &planned {
+            let Some(found) = &column.found else {
+                sources.push(Source::Absent);
+                continue;
+            };
+            if let [leaf] = found.leaves[..]
+                && let Some(delivered) = FlatColumn::delivers(metadata.column(leaf), &found.data_type)
+            {
+                let mut flat = FlatColumn::new(source, metadata.column(leaf), rows, delivered)?;
+                flat.skip(skip as usize).map_err(|error| in_column(&column.name, &error))?;
+                sources.push(Source::Flat(flat));
+                continue;
+            }
+            leaves.extend_from_slice(&found.leaves);
+            roots.push(found.root);
+            sources.push(Source::Rest(found.root, found.path.clone()));
+        }
+        roots.sort_unstable();
+        roots.dedup();
+        for source in &mut sources {
+            if let Source::Rest(place, _) = source {
+                *place = roots.partition_point(|root| root < place);
+            }
+        }
+        let rest = match leaves.is_empty() {
+            true => None,
+            false => {
+                let reader =
+                    self.arrow(source, &self.footer.plain, group, Some(leaves), batch_rows, skip)?;
+                Some(Rest { reader, batch: None })
+            }
+        };
+        Ok(Projected { planned, sources, rest, schema: Arc::new(Schema::empty()) })
+    }
+
+    fn arrow(
+        &self,
+        source: &Arc<FetchedFile>,
+        metadata: &ArrowReaderMetadata,
+        group: usize,
+        leaves: Option<Vec<usize>>,
+        batch_rows: usize,
+        skip: u64,
+    ) -> Result<ParquetRecordBatchReader, ParquetError> {
+        let mut builder =
+            ParquetRecordBatchReaderBuilder::new_with_metadata(FetchedFile::clone(source), metadata.clone())
+                .with_row_groups(vec![group])
+                .with_batch_size(batch_rows);
+        if let Some(leaves) = leaves {
+            builder = builder.with_projection(self.mask_of(leaves));
+        }
+        builder.with_offset(skip as usize).build()
+    }
+}
+
+impl RowGroupReader {
+    /// The next rows, `None` at the end.
+    pub(crate) fn next_batch(&mut self) -> Result<Option<RecordBatch>, Error> {
+        self.next_rows(DECODE_ROWS)
+    }
+
+    /// The next rows, at least one and not more than about `most`; `None` at the end.
+    pub(crate) fn next_rows(&mut self, most: usize) -> Result<Option<RecordBatch>, Error> {
+        let most = most.clamp(1, self.batch_rows);
+        let most = usize::try_from(self.remaining).map_or(most, |remaining| most.min(remaining));
+        let Self { columns, remaining, .. } = self;
+        let batch = guarded(|| match columns {
+            Columns::All(reader) => reader.next().transpose().map_err(ParquetError::from),
+            Columns::Some(_) if most == 0 => Ok(None),
+            Columns::Some(projected) => projected.next(most),
+        });
+        match batch {
+            Err(message) => Err(self.damage(message)),
+            Ok(None) if *remaining == 0 => Ok(None),
+            Ok(None) => Err(self.damage(format!("{} rows are not there", self.remaining))),
+            Ok(Some(batch)) => {
+                *remaining = remaining.saturating_sub(batch.num_rows() as u64);
+                Ok(Some(batch))
+            }
+        }
+    }
+
+    fn damage(&self, message: String) -> Error {
+        damage(&self.object, self.group.offset, self.group.first_row, message)
+    }
+}
+
+impl Projected {
+    fn next(&mut self, most: usize) -> Result<Option<RecordBatch>, ParquetError> {
+        let mut rows = most;
+        let mut rest = None;
+        if let Some(others) = &mut self.rest {
+            let Some(batch) = others.next(most)? else { return Ok(None) };
+            rows = batch.num_rows();
+            rest = Some(batch);
+        }
+        let mut arrays = Vec::with_capacity(self.planned.len());
+        for (column, source) in self.planned.iter().zip(&mut self.sources) {
+            let array = match source {
+                Source::Absent => Some(new_null_array(&DataType::Null, rows)),
+                Source::Flat(flat) => {
+                    Some(flat.read(rows).map_err(|error| in_column(&column.name, &error))?)
+                }
+                Source::Rest(place, path) => {
+                    rest.as_ref().and_then(|batch| descend(batch.columns().get(*place)?, path))
+                }
+            };
+            let array: ArrayRef = array.ok_or_else(|| {
+                ParquetError::General(format!("column `{}` is not where the schema has it", column.name))
+            })?;
+            arrays.push(if column.wrap { lists_of_one(array) } else { array });
+        }
+        let same = self.schema.fields().len() == arrays.len()
+            && self.schema.fields().iter().zip(&arrays).all(|(field, array)| field.data_type() == array.data_type());
+        if !same {
+            self.schema = schema_of(&self.planned, &arrays);
+        }
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        Ok(Some(RecordBatch::try_new_with_options(Arc::clone(&self.schema), arrays, &options)?))
+    }
+}
+
+impl Rest {
+    /// The next rows, at most `most`.
+    fn next(&mut self, most: usize) -> Result<Option<RecordBatch>, ParquetError> {
+        let batch = match self.batch.take() {
+            Some(batch) => batch,
+            None => match self.reader.find(|batch| !batch.as_ref().is_ok_and(|batch| batch.num_rows() == 0)) {
+                Some(batch) => batch?,
+                None => return Ok(None),
+            },
+        };
+        let taken = most.min(batch.num_rows());
+        if taken < batch.num_rows() {
+            self.batch = Some(batch.slice(taken, batch.num_rows() - taken));
+        }
+        Ok(Some(batch.slice(0, taken)))
+    }
+}
+
+fn in_column(name: &str, error: &ParquetError) -> ParquetError {
+    ParquetError::General(format!("column `{name}`: {error}"))
+}
+
+fn uncompressed(column: &parquet::file::metadata::ColumnChunkMetaData) -> u64 {
+    column.uncompressed_size().max(0) as u64
+}

@@ -1,0 +1,286 @@
+//! Parquet's hybrid of run lengths and bit packing: definition levels and dictionary keys.
+//!
+//! ```text
+//! run      <- varint: count << 1 | 0, then the value in whole bytes      `count` times the same
+//!           | varint: groups << 1 | 1, then groups x width bytes         `groups` times 8 values,
+//!                                                                        lowest bits first
+//! ```
+//!
+//! Keys are most of what a file of categories holds, so packed runs are unpacked by a loop made for each
+//! width, eight values from one window of bytes at a time.
+
+use bytes::Bytes;
+use parquet::errors::ParquetError;
+
+/// Bytes from which eight values are unpacked: 8 x 32 bits, and as much as a `u64` reads beyond.
+const WINDOW: usize = 40;
+/// Values of a group.
+const GROUP: usize = 8;
+
+/// A stream of values of one width.
+pub(super) struct Hybrid {
+    data: Bytes,
+    width: usize,
+    /// Where the run after the current one starts.
+    next: usize,
+    run: Run,
+    /// Values left of the current run.
+    left: usize,
+}
+
+enum Run {
+    Same(u32),
+    Packed {
+        /// Where the next group starts.
+        at: usize,
+        /// The group being handed out, and the first value of it that was not yet.
+        group: [u32; GROUP],
+        first: usize,
+    },
+}
+
+/// What [`Hybrid::span`] found.
+pub(super) enum Span {
+    /// This many times this value.
+    Same(usize, u32),
+    /// Values of their own, as many as were asked for or were there; at least one.
+    Mixed,
+}
+
+impl Hybrid {
+    /// Values of `width` bits, at most 32.
+    pub(super) fn new(data: Bytes, width: u8) -> Result<Self, ParquetError> {
+        if width > 32 {
+            return Err(ParquetError::General(format!("values of {width} bits")));
+        }
+        Ok(Self { data, width: usize::from(width), next: 0, run: Run::Same(0), left: 0 })
+    }
+
+    /// Appends the next `count` values to `out`.
+    pub(super) fn take(&mut self, mut count: usize, out: &mut Vec<u32>) -> Result<(), ParquetError> {
+        while count > 0 {
+            let taken = self.ready()?.min(count);
+            match self.run {
+                Run::Same(value) => out.resize(out.len() + taken, value),
+                Run::Packed { .. } => self.unpack(taken, out),
+            }
+            self.left -= taken;
+            count -= taken;
+        }
+        Ok(())
+    }
+
+    /// The next values, at most `most` (not 0), of one run; those of a packed one are put into `out`.
+    pub(super) fn span(&mut self, most: usize, out: &mut Vec<u32>) -> Result<Span, ParquetError> {
+        let taken = self.ready()?.min(most);
+        self.left -= taken;
+        if let Run::Same(value) = self.run {
+            return Ok(Span::Same(taken, value));
+        }
+        out.clear();
+        self.unpack(taken, out);
+        Ok(Span::Mixed)
+    }
+
+    /// Makes sure that the current run has values left; returns how many.
+    fn ready(&mut self) -> Result<usize, ParquetError> {
+        while self.left == 0 {
+            let header = self.varint()?;
+            let count = header >> 1;
+            if header & 1 == 0 {
+                let bytes = self.width.div_ceil(8);
+                let value = self.data.get(self.next..self.next + bytes).ok_or_else(cut)?;
+                let value = value.iter().rev().fold(0, |value, &byte| value << 8 | u32::from(byte));
+                self.next += bytes;
+                self.run = Run::Same(value);
+                self.left = count;
+            } else {
+                let bytes = count.checked_mul(self.width).ok_or_else(cut)?;
+                if self.next > self.data.len() || (self.next == self.data.len() && self.width > 0) {
+                    return Err(cut());
+                }
+                self.run = Run::Packed { at: self.next, group: [0; GROUP], first: GROUP };
+                // Writers may leave out the padding of the last group; what is not there reads as 0.
+                self.next = self.next.checked_add(bytes).ok_or_else(cut)?;
+                self.left = count.checked_mul(GROUP).ok_or_else(cut)?;
+            }
+        }
+        Ok(self.left)
+    }
+
+    fn varint(&mut self) -> Result<usize, ParquetError> {
+        let mut value = 0u64;
+        for shift in (0..35).step_by(7) {
+            let byte = *self.data.get(self.next).ok_or_else(cut)?;
+            self.next += 1;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value as usize);
+            }
+        }
+        Err(ParquetError::General("the length of a run does not end".to_owned()))
+    }
+
+    /// Unpacks `count` values of the current run, which has as many left.
+    fn unpack(&mut self, count: usize, out: &mut Vec<u32>) {
+        let Run::Packed { at, group, first } = &mut self.run else { return };
+        let rest = (GROUP - *first).min(count);
+        out.extend_from_slice(&group[*first..*first + rest]);
+        *first += rest;
+        let groups = (count - rest) / GROUP;
+        let start = out.len();
+        out.resize(start + groups * GROUP, 0);
+        unpack_groups(self.width, self.data.get(*at..).unwrap_or_default(), &mut out[start..]);
+        *at += groups * self.width;
+        let tail = (count - rest) % GROUP;
+        if tail > 0 {
+            unpack_groups(self.width, self.data.get(*at..).unwrap_or_default(), group);
+            *at += self.width;
+            out.extend_from_slice(&group[..tail]);
+            *first = tail;
+        }
+    }
+}
+
+fn cut() -> ParquetError {
+    ParquetError::EOF("a run of values is cut".to_owned())
+}
+
+/// Fills `out`, whole groups, from `input`; what `input` lacks reads as 0.
+fn unpack_groups(width: usize, input: &[u8], out: &mut [u32]) {
+    macro_rules! by_width {
+        ($($width:literal)*) => {
+            match width {
+                $($width => unpack_of::<$width>(input, out),)*
+                // A width of 0: there is but one value, and `out` may hold others.
+                _ => out.fill(0),
+            }
+        };
+    }
+    by_width!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32);
+}
+
+fn unpack_of<const WIDTH: usize>(input: &[u8], out: &mut [u32]) {
+    let (groups, _) = out.as_chunks_mut::<GROUP>();
+    let mut rest = input;
+    for group in groups {
+        match rest.first_chunk::<WINDOW>() {
+            Some(window) => unpack_group::<WIDTH>(window, group),
+            None => {
+                let mut window = [0; WINDOW];
+                window[..rest.len()].copy_from_slice(rest);
+                unpack_group::<WIDTH>(&window, group);
+            }
+        }
+        rest = rest.get(WIDTH..).unwrap_or_default();
+    }
+}
+
+#[inline(always)]
+fn unpack_group<const WIDTH: usize>(window: &[u8; WINDOW], group: &mut [u32; GROUP]) {
+    let mask = (u64::MAX >> (64 - WIDTH)) as u32;
+    for (place, value) in group.iter_mut().enumerate() {
+        let bit = place * WIDTH;
+        let bytes = window[bit / 8..].first_chunk::<8>();
+        let word = bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        *value = (word >> (bit % 8)) as u32 & mask;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Runs as a writer makes them: (value, count) repeated, or values bit by bit.
+    #[derive(Clone, Debug)]
+    enum Written {
+        Same(u32, usize),
+        Packed(Vec<u32>),
+    }
+
+    fn put_varint(mut value: usize, out: &mut Vec<u8>) {
+        while value >= 0x80 {
+            out.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        out.push(value as u8);
+    }
+
+    fn encode(runs: &[Written], width: usize) -> (Vec<u8>, Vec<u32>) {
+        let (mut bytes, mut values) = (Vec::new(), Vec::new());
+        for run in runs {
+            match run {
+                Written::Same(value, count) => {
+                    put_varint(count << 1, &mut bytes);
+                    bytes.extend(&value.to_le_bytes()[..width.div_ceil(8)]);
+                    values.extend(std::iter::repeat_n(*value, *count));
+                }
+                Written::Packed(packed) => {
+                    put_varint(packed.len() / 8 << 1 | 1, &mut bytes);
+                    let bits: Vec<bool> =
+                        packed.iter().flat_map(|value| (0..width).map(move |bit| value >> bit & 1 == 1)).collect();
+                    bytes.extend(bits.chunks(8).map(|byte| {
+                        byte.iter().enumerate().fold(0, |byte, (bit, &set)| byte | u8::from(set) << bit)
+                    }));
+                    values.extend(packed);
+                }
+            }
+        }
+        (bytes, values)
+    }
+
+    fn streams() -> impl Strategy<Value = (usize, Vec<Written>, Vec<usize>)> {
+        (0usize..=32).prop_flat_map(|width| {
+            let value = 0..=((1u64 << width) - 1) as u32;
+            let run = prop_oneof![
+                (value.clone(), 0usize..40).prop_map(|(value, count)| Written::Same(value, count)),
+                (0usize..12).prop_flat_map(move |groups| {
+                    proptest::collection::vec(value.clone(), groups * 8).prop_map(Written::Packed)
+                }),
+            ];
+            let steps = proptest::collection::vec(1usize..70, 1..40);
+            (Just(width), proptest::collection::vec(run, 0..8), steps)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn all_values_come_in_steps_of_any_size((width, runs, steps) in streams()) {
+            let (bytes, values) = encode(&runs, width);
+            let mut by_take = Hybrid::new(bytes.clone().into(), width as u8).unwrap();
+            let mut taken = Vec::new();
+            for &step in steps.iter().cycle() {
+                let step = step.min(values.len() - taken.len());
+                if step == 0 { break }
+                by_take.take(step, &mut taken).unwrap();
+            }
+            prop_assert_eq!(&taken, &values);
+
+            let mut by_span = Hybrid::new(bytes.into(), width as u8).unwrap();
+            let (mut spanned, mut mixed) = (Vec::new(), Vec::new());
+            for &step in steps.iter().cycle() {
+                let step = step.min(values.len() - spanned.len());
+                if step == 0 { break }
+                match by_span.span(step, &mut mixed).unwrap() {
+                    Span::Same(count, value) => spanned.extend(std::iter::repeat_n(value, count)),
+                    Span::Mixed => spanned.append(&mut mixed),
+                }
+            }
+            prop_assert_eq!(&spanned, &values);
+        }
+
+        #[test]
+        fn any_bytes_are_values_or_an_error(bytes: Vec<u8>, width in 0u8..=40, count in 0usize..5000) {
+            let mut out = Vec::new();
+            if let Ok(mut stream) = Hybrid::new(bytes.into(), width)
+                && stream.take(count, &mut out).is_ok()
+            {
+                prop_assert_eq!(out.len(), count);
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Finding a projection's columns in one file.
+//!
+//! A column is named as in the file; `a.b` is the field `b` of the column of structs `a`, where no column
+//! is named `a.b` itself. Files of a dataset may hold their columns in any order, more of them, and numbers
+//! of other widths; a column that this file lacks holds nothing here (that some file has it is for
+//! [`super::ParquetFile::check`] to see to).
+
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, ListArray, make_array};
+use arrow_buffer::{NullBuffer, OffsetBuffer};
+use arrow_schema::{DataType, Field, Fields, Schema};
+use parquet::arrow::ProjectionMask;
+
+use super::ParquetFile;
+use super::types::{Class, Shape, usable};
+use crate::dataset::Projection;
+use crate::error::Error;
+
+/// What a file is read for.
+#[derive(Clone, Debug)]
+pub(crate) enum Plan {
+    /// All columns, as they are.
+    All,
+    /// The columns of a projection, each with whether to make lists of its values.
+    Columns(Vec<Planned>),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    pub(super) name: String,
+    pub(super) wrap: bool,
+    /// Where the file has it, if it does.
+    pub(super) found: Option<Found>,
+}
+
+/// A column of a file.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    /// Its column of the file, and within that the names of the fields to go down.
+    pub(super) root: usize,
+    pub(super) path: Vec<String>,
+    /// What it is stored as: leaves of the schema. One, unless it holds what no feature can use.
+    pub(super) leaves: Vec<usize>,
+    pub(super) data_type: DataType,
+}
+
+impl Plan {
+    /// Whether leaf `leaf` must be read.
+    pub(super) fn reads(&self, leaf: usize) -> bool {
+        match self {
+            Self::All => true,
+            Self::Columns(columns) => {
+                columns.iter().filter_map(|column| column.found.as_ref()).any(|found| found.leaves.contains(&leaf))
+            }
+        }
+    }
+}
+
+impl ParquetFile {
+    /// Finds the projected columns, and refuses those of types that no feature can use.
+    pub(crate) fn plan(&self, projection: &Projection) -> Result<Plan, Error> {
+        let columns = projection.columns.iter().map(|wanted| {
+            let found = self.find(&wanted.name);
+            let mut wrap = false;
+            if let Some(found) = &found {
+                let wrong = |expected: &str| self.wrong_type(&wanted.name, &found.data_type, expected);
+                wrap = match (usable(&found.data_type), wanted.multi) {
+                    (None, _) => return Err(wrong(expected_instead_of(&found.data_type))),
+                    (Some((Shape::List, _)), false) => return Err(wrong("one value a row")),
+                    (Some((Shape::Single, class)), true) => class != Class::Absent,
+                    _ => false,
+                };
+            }
+            Ok(Planned { name: wanted.name.clone(), wrap, found })
+        });
+        columns.collect::<Result<_, _>>().map(Plan::Columns)
+    }
+
+    /// All columns, as they are.
+    pub(crate) fn plan_all(&self) -> Plan {
+        Plan::All
+    }
+
+    /// What the values of a column are, if the file has it and a feature can use it.
+    pub(super) fn class(&self, name: &str) -> Option<(Class, DataType)> {
+        let found = self.find(name)?;
+        usable(&found.data_type).map(|(_, class)| (class, found.data_type))
+    }
+
+    pub(super) fn wrong_type(&self, column: &str, found: &DataType, expected: &str) -> Error {
+        Error::WrongType {
+            path: self.object().path().to_string(),
+            column: column.to_owned(),
+            found: found.to_string(),
+            expected: expected.to_owned(),
+        }
+    }
+
+    /// The names of all columns that could be asked for.
+    pub(super) fn column_names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        name_fields(self.footer.plain.schema().fields(), "", &mut names);
+        names
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<Found> {
+        let schema = self.footer.plain.schema();
+        if let Ok(root) = schema.index_of(name) {
+            return Some(self.found(root, Vec::new(), schema.field(root)));
+        }
+        let mut parts = name.split('.');
+        let root = schema.index_of(parts.next()?).ok()?;
+        let path: Vec<String> = parts.map(str::to_owned).collect();
+        let field = path.iter().try_fold(schema.field(root), |field, part| match field.data_type() {
+            DataType::Struct(fields) => fields.find(part).map(|(_, field)| field.as_ref()),
+            _ => None,
+        })?;
+        Some(self.found(root, path.clone(), field))
+    }
+
+    fn found(&self, root: usize, path: Vec<String>, field: &Field) -> Found {
+        let leaves = self.footer.plain.parquet_schema();
+        let below = |&leaf: &usize| {
+            let parts = leaves.column(leaf);
+            let parts = parts.path().parts();
+            leaves.get_column_root_idx(leaf) == root
+                && parts.len() > path.len()
+                && parts[1..].iter().zip(&path).all(|(part, wanted)| part == wanted)
+        };
+        let leaves = (0..leaves.num_columns()).filter(below).collect();
+        Found { root, path, leaves, data_type: field.data_type().clone() }
+    }
+
+    pub(super) fn mask_of(&self, leaves: impl IntoIterator<Item = usize>) -> ProjectionMask {
+        ProjectionMask::leaves(self.footer.plain.parquet_schema(), leaves)
+    }
+}
+
+/// What would do instead of a type that does not.
+fn expected_instead_of(data_type: &DataType) -> &'static str {
+    match data_type {
+        DataType::Struct(_) => "a value; its fields are named with a point between, as in `column.field`",
+        DataType::List(item) => match item.data_type() {
+            DataType::List(_) => "a list of values, not of lists",
+            DataType::Struct(_) => "a list of values, not of structs",
+            _ => "lists of numbers, text, dates or times",
+        },
+        _ => "numbers, text, dates, times, or lists of them",
+    }
+}
+
+fn name_fields(fields: &Fields, prefix: &str, names: &mut Vec<String>) {
+    for field in fields {
+        let name = format!("{prefix}{}", field.name());
+        if let DataType::Struct(fields) = field.data_type() {
+            name_fields(fields, &format!("{name}."), names);
+        }
+        names.push(name);
+    }
+}
+
+/// The field at `path` within `array`, absent where any struct around it is.
+pub(super) fn descend(array: &ArrayRef, path: &[String]) -> Option<ArrayRef> {
+    let mut array = Arc::clone(array);
+    for part in path {
+        let parent = array.as_struct_opt()?;
+        let child = parent.column_by_name(part)?;
+        let nulls = NullBuffer::union(parent.nulls(), child.nulls());
+        let data = child.to_data().into_builder().nulls(nulls).build().ok()?;
+        array = make_array(data);
+    }
+    Some(array)
+}
+
+/// Each present value as a list of it, each absent one as an absent list.
+pub(super) fn lists_of_one(values: ArrayRef) -> ArrayRef {
+    let item = Arc::new(Field::new_list_field(values.data_type().clone(), true));
+    let nulls = values.nulls().cloned();
+    Arc::new(ListArray::new(
+        item,
+        OffsetBuffer::from_lengths(std::iter::repeat_n(1, values.len())),
+        values,
+        nulls,
+    ))
+}
+
+/// The schema of these columns.
+pub(super) fn schema_of(columns: &[Planned], arrays: &[ArrayRef]) -> Arc<Schema> {
+    let field = |(column, array): (&Planned, &ArrayRef)| Field::new(&column.name, array.data_type().clone(), true);
+    Arc::new(Schema::new(columns.iter().zip(arrays).map(field).collect::<Vec<_>>()))
+}

@@ -1,0 +1,258 @@
+//! Values of a flat column while they are decoded: plain vectors, made into an Arrow array once a batch.
+
+use std::sync::Arc;
+
+use arrow_array::types::{ArrowPrimitiveType, Float32Type, Float64Type, Int32Type, Int64Type};
+use arrow_array::{Array, ArrayRef, BinaryArray, PrimitiveArray};
+use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_schema::DataType;
+use bytes::Bytes;
+use parquet::basic::Type as Physical;
+use parquet::errors::ParquetError;
+
+/// Values of one physical type, one for each row.
+#[derive(Clone, Debug)]
+pub(super) enum Values {
+    Int32(Vec<i32>),
+    Int64(Vec<i64>),
+    Float(Vec<f32>),
+    Double(Vec<f64>),
+    Bytes(Texts),
+}
+
+/// Strings of bytes: number `i` is `data[ends[i - 1]..ends[i]]`.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Texts {
+    ends: Vec<i32>,
+    data: Vec<u8>,
+}
+
+impl Values {
+    /// None yet; `None` for a physical type that is not decoded here.
+    pub(super) fn new(physical: Physical) -> Option<Self> {
+        Some(match physical {
+            Physical::INT32 => Self::Int32(Vec::new()),
+            Physical::INT64 => Self::Int64(Vec::new()),
+            Physical::FLOAT => Self::Float(Vec::new()),
+            Physical::DOUBLE => Self::Double(Vec::new()),
+            Physical::BYTE_ARRAY => Self::Bytes(Texts::default()),
+            _ => return None,
+        })
+    }
+
+    /// None yet, of the same type, with room for `rows`.
+    pub(super) fn empty(&self, rows: usize) -> Self {
+        match self {
+            Self::Int32(_) => Self::Int32(Vec::with_capacity(rows)),
+            Self::Int64(_) => Self::Int64(Vec::with_capacity(rows)),
+            Self::Float(_) => Self::Float(Vec::with_capacity(rows)),
+            Self::Double(_) => Self::Double(Vec::with_capacity(rows)),
+            Self::Bytes(_) => Self::Bytes(Texts { ends: Vec::with_capacity(rows), data: Vec::new() }),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Int32(values) => values.len(),
+            Self::Int64(values) => values.len(),
+            Self::Float(values) => values.len(),
+            Self::Double(values) => values.len(),
+            Self::Bytes(texts) => texts.ends.len(),
+        }
+    }
+
+    /// Takes `count` values in the encoding PLAIN off `input`.
+    pub(super) fn take_plain(&mut self, count: usize, input: &mut Bytes) -> Result<(), ParquetError> {
+        match self {
+            Self::Int32(values) => fixed(values, count, input, i32::from_le_bytes),
+            Self::Int64(values) => fixed(values, count, input, i64::from_le_bytes),
+            Self::Float(values) => fixed(values, count, input, f32::from_le_bytes),
+            Self::Double(values) => fixed(values, count, input, f64::from_le_bytes),
+            Self::Bytes(texts) => texts.take_plain(count, input),
+        }
+    }
+
+    /// Leaves out `count` values in the encoding PLAIN.
+    pub(super) fn skip_plain(&self, count: usize, input: &mut Bytes) -> Result<(), ParquetError> {
+        let bytes = match self {
+            Self::Int32(_) | Self::Float(_) => count.saturating_mul(4),
+            Self::Int64(_) | Self::Double(_) => count.saturating_mul(8),
+            Self::Bytes(_) => {
+                let mut at = 0;
+                for _ in 0..count {
+                    at += 4 + length(input, at)?;
+                }
+                at
+            }
+        };
+        if bytes > input.len() {
+            return Err(cut());
+        }
+        *input = input.slice(bytes..);
+        Ok(())
+    }
+
+    /// Appends the values of `dictionary`, which is of the same type, at `keys`.
+    pub(super) fn extend_from(&mut self, dictionary: &Self, keys: &[u32]) -> Result<(), ParquetError> {
+        if keys.iter().any(|&key| key as usize >= dictionary.len()) {
+            return Err(ParquetError::General(format!(
+                "a key beyond a dictionary of {} values",
+                dictionary.len()
+            )));
+        }
+        match (self, dictionary) {
+            (Self::Int32(values), Self::Int32(of)) => gather(values, of, keys),
+            (Self::Int64(values), Self::Int64(of)) => gather(values, of, keys),
+            (Self::Float(values), Self::Float(of)) => gather(values, of, keys),
+            (Self::Double(values), Self::Double(of)) => gather(values, of, keys),
+            (Self::Bytes(texts), Self::Bytes(of)) => {
+                for &key in keys {
+                    texts.push(of.get(key as usize))?;
+                }
+            }
+            _ => return Err(ParquetError::General("a dictionary of another type".to_owned())),
+        }
+        Ok(())
+    }
+
+    /// Appends `count` rows that hold nothing.
+    pub(super) fn extend_absent(&mut self, count: usize) {
+        match self {
+            Self::Int32(values) => values.resize(values.len() + count, 0),
+            Self::Int64(values) => values.resize(values.len() + count, 0),
+            Self::Float(values) => values.resize(values.len() + count, 0.0),
+            Self::Double(values) => values.resize(values.len() + count, 0.0),
+            Self::Bytes(texts) => {
+                let end = texts.ends.last().copied().unwrap_or(0);
+                texts.ends.resize(texts.ends.len() + count, end);
+            }
+        }
+    }
+
+    /// Moves the last values to the rows for which `present` is true, behind the first `rows`.
+    pub(super) fn spread(&mut self, rows: usize, present: impl DoubleEndedIterator<Item = bool>) {
+        match self {
+            Self::Int32(values) => spread(values, rows, present),
+            Self::Int64(values) => spread(values, rows, present),
+            Self::Float(values) => spread(values, rows, present),
+            Self::Double(values) => spread(values, rows, present),
+            Self::Bytes(texts) => texts.spread(rows, present),
+        }
+    }
+
+    /// As an array of `data_type`, which holds values of this physical type.
+    pub(super) fn into_array(
+        self,
+        nulls: Option<NullBuffer>,
+        data_type: &DataType,
+    ) -> Result<ArrayRef, ParquetError> {
+        match self {
+            Self::Int32(values) => primitive::<Int32Type>(values, nulls, data_type),
+            Self::Int64(values) => primitive::<Int64Type>(values, nulls, data_type),
+            Self::Float(values) => primitive::<Float32Type>(values, nulls, data_type),
+            Self::Double(values) => primitive::<Float64Type>(values, nulls, data_type),
+            Self::Bytes(Texts { mut ends, data }) => {
+                ends.insert(0, 0);
+                let offsets = OffsetBuffer::new(ScalarBuffer::from(ends));
+                Ok(Arc::new(BinaryArray::try_new(offsets, Buffer::from_vec(data), nulls)?))
+            }
+        }
+    }
+}
+
+impl Texts {
+    fn get(&self, at: usize) -> &[u8] {
+        let start = if at == 0 { 0 } else { self.ends[at - 1] };
+        &self.data[start as usize..self.ends[at] as usize]
+    }
+
+    fn push(&mut self, text: &[u8]) -> Result<(), ParquetError> {
+        self.data.extend_from_slice(text);
+        let end = i32::try_from(self.data.len());
+        self.ends.push(end.map_err(|_| ParquetError::General("more than 2 GiB of text in a batch".to_owned()))?);
+        Ok(())
+    }
+
+    fn take_plain(&mut self, count: usize, input: &mut Bytes) -> Result<(), ParquetError> {
+        let mut at = 0;
+        for _ in 0..count {
+            let end = at + 4 + length(input, at)?;
+            self.push(input.get(at + 4..end).ok_or_else(cut)?)?;
+            at = end;
+        }
+        *input = input.slice(at..);
+        Ok(())
+    }
+
+    fn spread(&mut self, rows: usize, present: impl DoubleEndedIterator<Item = bool>) {
+        let before = if rows == 0 { 0 } else { self.ends[rows - 1] };
+        let mut from = self.ends.len();
+        let present: Vec<bool> = present.collect();
+        self.ends.resize(rows + present.len(), 0);
+        for (row, &present) in present.iter().enumerate().rev() {
+            // An absent row ends where the present one before it does.
+            self.ends[rows + row] = if from > rows { self.ends[from - 1] } else { before };
+            from -= usize::from(present);
+        }
+    }
+}
+
+/// Copies the last values apart, from behind, so that none is overwritten before it is moved.
+pub(super) fn spread<T: Copy + Default>(
+    values: &mut Vec<T>,
+    rows: usize,
+    present: impl DoubleEndedIterator<Item = bool>,
+) {
+    let mut from = values.len();
+    let present: Vec<bool> = present.collect();
+    values.resize(rows + present.len(), T::default());
+    for (row, &present) in present.iter().enumerate().rev() {
+        if present {
+            from -= 1;
+            values[rows + row] = values[from];
+        } else {
+            values[rows + row] = T::default();
+        }
+    }
+}
+
+/// The length before the string at `at`.
+fn length(input: &Bytes, at: usize) -> Result<usize, ParquetError> {
+    let bytes = input.get(at..).and_then(|rest| rest.first_chunk::<4>());
+    bytes.map(|bytes| u32::from_le_bytes(*bytes) as usize).ok_or_else(cut)
+}
+
+fn fixed<T, const N: usize>(
+    values: &mut Vec<T>,
+    count: usize,
+    input: &mut Bytes,
+    read: impl Fn([u8; N]) -> T,
+) -> Result<(), ParquetError> {
+    let bytes = count.checked_mul(N).and_then(|length| input.get(..length)).ok_or_else(cut)?;
+    let (chunks, _) = bytes.as_chunks::<N>();
+    values.extend(chunks.iter().map(|&chunk| read(chunk)));
+    *input = input.slice(count * N..);
+    Ok(())
+}
+
+/// `keys` are all within `dictionary`.
+fn gather<T: Copy>(values: &mut Vec<T>, dictionary: &[T], keys: &[u32]) {
+    values.extend(keys.iter().map(|&key| dictionary[key as usize]));
+}
+
+fn primitive<T: ArrowPrimitiveType>(
+    values: Vec<T::Native>,
+    nulls: Option<NullBuffer>,
+    data_type: &DataType,
+) -> Result<ArrayRef, ParquetError> {
+    let array = PrimitiveArray::<T>::try_new(ScalarBuffer::from(values), nulls)?;
+    if *data_type == T::DATA_TYPE {
+        return Ok(Arc::new(array));
+    }
+    let data = array.into_data().into_builder().data_type(data_type.clone()).build()?;
+    Ok(arrow_array::make_array(data))
+}
+
+pub(super) fn cut() -> ParquetError {
+    ParquetError::EOF("a page is cut".to_owned())
+}

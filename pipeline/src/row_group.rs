@@ -1,0 +1,121 @@
+//! Reading one Parquet row group: its bytes fetched ahead, decoded on the thread that asks for rows.
+
+use std::time::{Duration, Instant};
+
+use arrow_array::RecordBatch;
+use tokio::runtime::Handle;
+
+use crate::dataset::BadRecords;
+use crate::error::Error;
+use crate::fetch::FetchedRanges;
+use crate::format::parquet::{ParquetFile, Plan, RowGroupReader};
+
+/// Reads one row group from start to end.
+pub(crate) struct RowGroup {
+    file: ParquetFile,
+    group: usize,
+    state: State,
+    bad: BadRecords,
+    /// Rows left out at the start.
+    skip: u64,
+    /// Decoded rows not yet handed out.
+    batch: Option<RecordBatch>,
+    next_record: u64,
+    fetched_bytes: u64,
+    waited: Duration,
+}
+
+enum State {
+    Fetching(FetchedRanges, Plan),
+    Decoding(Box<RowGroupReader>),
+    Ended,
+}
+
+impl RowGroup {
+    /// Starts to fetch what `plan` reads of row group `group`.
+    pub(crate) fn start(
+        file: &ParquetFile,
+        group: usize,
+        plan: Plan,
+        bad: BadRecords,
+        runtime: &Handle,
+    ) -> Self {
+        let fetching = FetchedRanges::start(file.object().clone(), file.ranges(group, &plan), runtime);
+        Self {
+            file: file.clone(),
+            group,
+            state: State::Fetching(fetching, plan),
+            bad,
+            skip: 0,
+            batch: None,
+            next_record: file.groups()[group].first_row,
+            fetched_bytes: 0,
+            waited: Duration::ZERO,
+        }
+    }
+
+    /// Leaves out the rows before `record` of the file.
+    pub(crate) fn skip_to(&mut self, record: u64) {
+        self.skip = record.saturating_sub(self.next_record);
+        self.next_record += self.skip;
+    }
+
+    /// Bytes taken from storage so far.
+    pub(crate) fn fetched_bytes(&self) -> u64 {
+        self.fetched_bytes
+    }
+
+    /// Time spent waiting for them.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// The next rows, at most `max_rows`, and the number of the first of them.
+    pub(crate) fn next_chunk(&mut self, max_rows: usize) -> Result<Option<(RecordBatch, u64)>, Error> {
+        let max_rows = max_rows.max(1);
+        let batch = match self.batch.take() {
+            Some(batch) => batch,
+            None => match self.next_batch(max_rows) {
+                Ok(Some(batch)) => batch,
+                Ok(None) => return Ok(None),
+                // Nothing tells which of the rows are good, so all that are left count as one.
+                Err(error) => {
+                    self.state = State::Ended;
+                    return self.bad.skip(error).map(|()| None);
+                }
+            },
+        };
+        let rows = batch.num_rows().min(max_rows);
+        let first_record = self.next_record;
+        self.next_record += rows as u64;
+        if rows < batch.num_rows() {
+            self.batch = Some(batch.slice(rows, batch.num_rows() - rows));
+        }
+        Ok(Some((batch.slice(0, rows), first_record)))
+    }
+
+    fn next_batch(&mut self, max_rows: usize) -> Result<Option<RecordBatch>, Error> {
+        loop {
+            match std::mem::replace(&mut self.state, State::Ended) {
+                State::Ended => return Ok(None),
+                State::Fetching(fetching, plan) => {
+                    let start = Instant::now();
+                    let fetched = fetching.wait()?;
+                    self.waited = start.elapsed();
+                    self.fetched_bytes = fetched.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+                    let reader = self.file.decode(self.group, plan, fetched, self.skip)?;
+                    self.state = State::Decoding(Box::new(reader));
+                }
+                State::Decoding(mut reader) => match reader.next_rows(max_rows)? {
+                    None => return Ok(None),
+                    Some(batch) => {
+                        self.state = State::Decoding(reader);
+                        if batch.num_rows() > 0 {
+                            return Ok(Some(batch));
+                        }
+                    }
+                },
+            }
+        }
+    }
+}
