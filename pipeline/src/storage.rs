@@ -57,6 +57,11 @@ impl Object {
         self.meta.size
     }
 
+    /// Where it is, whatever the person wrote: the store, and its place there.
+    pub fn address(&self) -> String {
+        format!("{}/{}", self.store, self.meta.location)
+    }
+
     /// What tells this version of the file from another one.
     pub fn version(&self) -> String {
         self.meta.e_tag.clone().unwrap_or_else(|| self.meta.last_modified.to_rfc3339())

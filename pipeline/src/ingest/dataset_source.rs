@@ -29,6 +29,7 @@ struct Reader {
     /// Of the split's fetching, what is counted already.
     waited: Duration,
     bytes: u64,
+    truncated_rows: u64,
 }
 
 impl DatasetSource {
@@ -72,6 +73,7 @@ impl ChunkSource for DatasetSource {
             counters: Arc::clone(counters),
             waited: Duration::ZERO,
             bytes: 0,
+            truncated_rows: 0,
         };
         Ok(Opened { reader: Box::new(reader), passed })
     }
@@ -86,10 +88,15 @@ impl ChunkReader for Reader {
             let Some(raw) = raw? else { return Ok(None) };
             let transformed = self.counters.transform.time(|| self.transform.apply(&raw, &self.bad))?;
             self.counters.truncated_rows.add(transformed.truncated_rows);
+            self.truncated_rows += transformed.truncated_rows;
             if transformed.chunk.rows() > 0 {
                 return Ok(Some(transformed.chunk));
             }
         }
+    }
+
+    fn truncated_rows(&self) -> u64 {
+        self.truncated_rows
     }
 
     fn left_out(&mut self) -> LeftOut {
