@@ -57,7 +57,8 @@ struct Pace {
 impl Pace {
     /// Waits until `bytes` may have been delivered in all.
     fn keep(&self, bytes: u64) {
-        let started = *self.started.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now);
+        let started =
+            *self.started.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now);
         let due = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
         std::thread::sleep(due.saturating_sub(started.elapsed()));
     }
@@ -104,7 +105,8 @@ struct Job {
 
 impl Job {
     fn new(directory: &Path) -> Self {
-        let feature = |name: String, kind| FeatureSpec { columns: vec![name.clone()], name, kind, maximum: None };
+        let feature =
+            |name: String, kind| FeatureSpec { columns: vec![name.clone()], name, kind, maximum: None };
         let numeric =
             FeatureKind::Numeric { normalize: Normalize::Log1p, missing: MissingNumber::Value(0.0) };
         let features = (1..=13).map(|i| feature(format!("i{i}"), numeric.clone()));
@@ -208,7 +210,11 @@ fn files(cache: &Path, rows: u64) -> Result<(), Box<dyn Error>> {
         std::hint::black_box(read_all(file)?);
     }
     let seconds = started.elapsed().as_secs_f64();
-    println!("checked and decoded: {:.1} million rows/s a core, {:.0} MB/s", rows as f64 / seconds / 1e6, bytes as f64 / seconds / 1e6);
+    println!(
+        "checked and decoded: {:.1} million rows/s a core, {:.0} MB/s",
+        rows as f64 / seconds / 1e6,
+        bytes as f64 / seconds / 1e6
+    );
     let compressed: Vec<Vec<u8>> =
         contents.iter().map(|file| zstd::bulk::compress(file, 1)).collect::<Result<_, _>>()?;
     let small: usize = compressed.iter().map(Vec::len).sum();
@@ -217,6 +223,10 @@ fn files(cache: &Path, rows: u64) -> Result<(), Box<dyn Error>> {
         std::hint::black_box(zstd::bulk::decompress(small, file.len())?);
     }
     let seconds = started.elapsed().as_secs_f64();
-    println!("zstd -1 would make that {:.0}%, and inflate {:.0} MB/s", 100.0 * small as f64 / bytes as f64, bytes as f64 / seconds / 1e6);
+    println!(
+        "zstd -1 would make that {:.0}%, and inflate {:.0} MB/s",
+        100.0 * small as f64 / bytes as f64,
+        bytes as f64 / seconds / 1e6
+    );
     Ok(())
 }

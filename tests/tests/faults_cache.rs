@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, SystemTime};
 
 use millstream_tests::programs::{kill, program, wait_until};
 use millstream_tests::tiny_job::{Contents, Moments, TinyJob};
@@ -52,6 +53,15 @@ fn files(cache: &Path, extension: &str) -> Vec<PathBuf> {
     paths.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
 }
 
+/// Files being written, or left by a run that was, and when they were written to.
+fn parts(cache: &Path) -> Vec<(PathBuf, Option<SystemTime>)> {
+    let written = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
+    let mut parts: Vec<_> =
+        files(cache, "part").into_iter().map(|path| (path.clone(), written(&path))).collect();
+    parts.sort();
+    parts
+}
+
 #[test]
 fn a_cache_that_was_written_by_killed_runs_and_then_damaged_changes_no_bit() {
     let job = TinyJob::new();
@@ -63,12 +73,13 @@ fn a_cache_that_was_written_by_killed_runs_and_then_damaged_changes_no_bit() {
         if files(&cache, "chunks").len() == SPLITS {
             fs::remove_dir_all(&cache).unwrap();
         }
-        let before = files(&cache, "chunks").len();
-        let mut child = train(&job, Some(&cache)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let before = (files(&cache, "chunks").len(), parts(&cache));
+        let mut child =
+            train(&job, Some(&cache)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         wait_until("it writes to the cache", || {
-            !files(&cache, "part").is_empty() || files(&cache, "chunks").len() > before
+            files(&cache, "chunks").len() > before.0 || parts(&cache) != before.1
         });
-        std::thread::sleep(moments.next(std::time::Duration::from_millis(3)));
+        std::thread::sleep(moments.next(Duration::from_millis(3)));
         assert!(kill(child.id()));
         child.wait().unwrap();
     }

@@ -85,8 +85,13 @@ impl Job {
     /// What fixes the result of the job, as SHA-256 in hexadecimal: two jobs with the same fingerprint, on
     /// the same data, end with the same model. Names, places, memory and threads have no part in it.
     pub fn fingerprint(&self) -> String {
-        let data =
-            DataSpec { base: PathBuf::new(), prefetch: 0, memory_budget_bytes: 0, cache: None, ..self.data.clone() };
+        let data = DataSpec {
+            base: PathBuf::new(),
+            prefetch: 0,
+            memory_budget_bytes: 0,
+            cache: None,
+            ..self.data.clone()
+        };
         let training = TrainingSpec { threads: None, ..self.training.clone() };
         let what = (data, &self.label, &self.features, &self.model, training);
         // These are plain structs, enums and numbers, which JSON can always hold.

@@ -88,7 +88,11 @@ impl Shape {
 
     /// Bytes of a row, decoded, without the values of its ragged columns.
     pub(crate) fn row_bytes(&self) -> u64 {
-        4 * (1 + u64::from(self.weighted) + u64::from(self.dense) + u64::from(self.ids) + u64::from(self.ragged))
+        4 * (1
+            + u64::from(self.weighted)
+            + u64::from(self.dense)
+            + u64::from(self.ids)
+            + u64::from(self.ragged))
     }
 
     fn fixed_columns(&self) -> u64 {
@@ -371,9 +375,8 @@ impl<'a> Block<'a> {
         let (labels, rest) = self.fixed.split_at(1);
         let (weights, rest) = rest.split_at(usize::from(self.shape.weighted));
         let (dense, ids) = rest.split_at(self.shape.dense as usize);
-        let floats = |columns: &[Column<'_>]| {
-            row_major(columns, rows.clone(), |whole| whole as f32, f32::from_bits)
-        };
+        let floats =
+            |columns: &[Column<'_>]| row_major(columns, rows.clone(), |whole| whole as f32, f32::from_bits);
         Chunk {
             labels: floats(labels),
             weights: self.shape.weighted.then(|| floats(weights)),
@@ -400,7 +403,9 @@ impl Column<'_> {
                 (0..rows.len()).for_each(|row| put(row, bits(word)));
             }
             1 => data[rows].iter().enumerate().for_each(|(row, &byte)| put(row, whole(u32::from(byte)))),
-            2 => words::<2>(data, rows).for_each(|(row, b)| put(row, whole(u32::from(u16::from_le_bytes(b))))),
+            2 => {
+                words::<2>(data, rows).for_each(|(row, b)| put(row, whole(u32::from(u16::from_le_bytes(b)))))
+            }
             3 => words::<3>(data, rows)
                 .for_each(|(row, [a, b, c])| put(row, whole(u32::from_le_bytes([a, b, c, 0])))),
             _ => words::<4>(data, rows).for_each(|(row, b)| put(row, bits(u32::from_le_bytes(b)))),
@@ -444,10 +449,15 @@ fn ragged(lengths: &Column<'_>, values: &Column<'_>, rows: &Range<usize>) -> Rag
     let mut offsets = Vec::with_capacity(rows.len() + 1);
     let mut end = 0_u32;
     offsets.push(end);
-    lengths.each(rows.clone(), |n| n, |n| n, |_, length| {
-        end += length;
-        offsets.push(end);
-    });
+    lengths.each(
+        rows.clone(),
+        |n| n,
+        |n| n,
+        |_, length| {
+            end += length;
+            offsets.push(end);
+        },
+    );
     let before = lengths.sum(0..rows.start) as usize;
     RaggedColumn {
         offsets,

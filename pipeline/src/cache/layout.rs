@@ -28,9 +28,9 @@ use std::ops::Range;
 use crc_fast::{CrcAlgorithm, Digest};
 use millstream_disk::{ALIGNMENT, AlignedBuffer};
 
+use super::Malformed;
 use super::block::{Block, Shape};
 use super::key::Key;
-use super::Malformed;
 use crate::chunk::Chunk;
 
 /// Changes whenever the bytes of a file change their meaning.
@@ -118,8 +118,7 @@ impl Contents {
         let trailer = &mut tail[bytes - TRAILER_BYTES..];
         trailer[..8].copy_from_slice(MAGIC);
         let Shape { weighted, dense, ids, ragged } = self.shape;
-        let words =
-            [VERSION, u32::from(weighted), dense, ids, ragged, self.entries.len() as u32];
+        let words = [VERSION, u32::from(weighted), dense, ids, ragged, self.entries.len() as u32];
         words.iter().enumerate().for_each(|(i, &value)| put(trailer, 8 + 4 * i, value));
         trailer[32..40].copy_from_slice(&self.rows.to_le_bytes());
         trailer[40..48].copy_from_slice(&self.left_out.to_le_bytes());
@@ -154,7 +153,8 @@ impl Contents {
         let entries: Vec<Entry> = entries
             .chunks_exact(ENTRY_BYTES)
             .map(|entry| {
-                let entry = Entry { offset, bytes: word(entry, 0), rows: word(entry, 4), crc: word(entry, 8) };
+                let entry =
+                    Entry { offset, bytes: word(entry, 0), rows: word(entry, 4), crc: word(entry, 8) };
                 offset = entry.place().end;
                 entry
             })

@@ -33,8 +33,8 @@
 //! that comes upon it meanwhile reads its source and does not wait. A reader keeps what it has opened, even if it
 //! is removed.
 //!
-//! **Room.** Before the directory would exceed its size, the files used longest ago are removed, though none that
-//! this job has used or made, nor any used since it began. A job goes round its data in order, so by plain LRU
+//! **Room.** Before the directory would exceed its size, the files used longest ago are removed, though none of
+//! this job's own data, nor any used since it began. A job goes round its data in order, so by plain LRU
 //! one whose data exceeds the cache would remove each file just before it comes to need it. Instead, what fits is
 //! kept, and the rest is read from its source in each pass.
 

@@ -19,13 +19,13 @@ use crate::spec::OnBadRecord;
 
 /// Serves splits from their cache files, and writes those of the others as they are read.
 pub struct CachedSource {
-    pub(super) inner: Arc<dyn ChunkSource>,
-    pub(super) cache: Arc<Cache>,
-    pub(super) splits: Arc<[Split]>,
-    pub(super) shape: Shape,
+    inner: Arc<dyn ChunkSource>,
+    cache: Arc<Cache>,
+    splits: Arc<[Split]>,
+    shape: Shape,
     /// The most that a row takes, decoded.
-    pub(super) row_bytes: u64,
-    pub(super) on_bad_record: OnBadRecord,
+    row_bytes: u64,
+    on_bad_record: OnBadRecord,
 }
 
 /// What a split's file is of.
@@ -58,7 +58,19 @@ impl CachedSource {
         };
         let values: u64 = schema.ragged.iter().map(|feature| u64::from(feature.maximum)).sum();
         let row_bytes = shape.row_bytes() + 4 * values;
-        Self { inner, cache, splits: splits.collect(), shape, row_bytes, on_bad_record }
+        Self::of_splits(inner, cache, splits.collect(), shape, row_bytes, on_bad_record)
+    }
+
+    pub(super) fn of_splits(
+        inner: Arc<dyn ChunkSource>,
+        cache: Arc<Cache>,
+        splits: Arc<[Split]>,
+        shape: Shape,
+        row_bytes: u64,
+        on_bad_record: OnBadRecord,
+    ) -> Self {
+        cache.claim(splits.iter().map(|split| split.key));
+        Self { inner, cache, splits, shape, row_bytes, on_bad_record }
     }
 
     /// Whether a job would have put up with so many records left out of one split.

@@ -70,8 +70,8 @@ pub(crate) struct Shared {
     allowed_parts: AtomicU32,
     /// Nothing more is written: the disk has failed, or there is no room that could be made.
     pub(crate) closed: AtomicBool,
-    /// Files that this job has used or made.
-    used: Mutex<HashSet<Key>>,
+    /// Files that this job may come to use.
+    own: Mutex<HashSet<Key>>,
     next_part: AtomicU64,
     slow: Once,
     failed: Once,
@@ -90,7 +90,7 @@ impl Cache {
             parts: AtomicU32::new(0),
             allowed_parts: AtomicU32::new(MOST_PARTS),
             closed: AtomicBool::new(false),
-            used: Mutex::default(),
+            own: Mutex::default(),
             next_part: AtomicU64::new(0),
             slow: Once::new(),
             failed: Once::new(),
@@ -102,6 +102,11 @@ impl Cache {
     /// The most bytes that wait to be written.
     pub(crate) fn queue_bytes(&self) -> u64 {
         self.shared.options.queue_bytes
+    }
+
+    /// Files of these keys are not removed to make room for others.
+    pub(crate) fn claim(&self, keys: impl IntoIterator<Item = Key>) {
+        self.shared.own().extend(keys);
     }
 
     /// The file of `key`, if it is there, and one of `shape`.
@@ -118,10 +123,7 @@ impl Cache {
         // Tells other jobs that the file is in use. A directory that cannot be written to serves as well.
         let _ = file.set_modified(SystemTime::now());
         match CacheReader::open(file, self.shared.options.access, key, shape) {
-            Ok(reader) => {
-                self.shared.used().insert(*key);
-                Some(reader)
-            }
+            Ok(reader) => Some(reader),
             Err(why) => {
                 self.discard(key, &why);
                 None
@@ -132,7 +134,6 @@ impl Cache {
     /// Removes the file of `key`, which is not what it should be.
     pub(crate) fn discard(&self, key: &Key, why: &Unreadable) {
         let path = self.shared.path(key, WHOLE);
-        self.shared.used().remove(key);
         self.shared.damaged(&path, why);
         // Gone already, or not to be removed: then it is passed over again the next time.
         let _ = fs::remove_file(&path);
@@ -191,8 +192,8 @@ impl Shared {
         self.directory.join(format!("{key}.{extension}"))
     }
 
-    pub(crate) fn used(&self) -> MutexGuard<'_, HashSet<Key>> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn own(&self) -> MutexGuard<'_, HashSet<Key>> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes room in the queue for `bytes`, if there is.

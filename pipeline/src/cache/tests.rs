@@ -90,9 +90,22 @@ impl ChunkReader for RowsReader {
 }
 
 fn cut(chunk: &Chunk, rows: std::ops::Range<usize>) -> Chunk {
-    let mut cut = chunk.clone();
-    cut.retain_rows(&(0..chunk.rows()).map(|row| rows.contains(&row)).collect::<Vec<_>>());
-    cut
+    fn block<T: Copy>(values: &[T], of_rows: usize, rows: &std::ops::Range<usize>) -> Vec<T> {
+        let width = values.len() / of_rows.max(1);
+        values[width * rows.start..width * rows.end].to_vec()
+    }
+    let ragged = |column: &RaggedColumn| {
+        let offsets = &column.offsets[rows.start..=rows.end];
+        let values = column.values[offsets[0] as usize..offsets[rows.len()] as usize].to_vec();
+        RaggedColumn { offsets: offsets.iter().map(|offset| offset - offsets[0]).collect(), values }
+    };
+    Chunk {
+        labels: block(&chunk.labels, chunk.rows(), &rows),
+        weights: chunk.weights.as_ref().map(|weights| block(weights, chunk.rows(), &rows)),
+        dense: block(&chunk.dense, chunk.rows(), &rows),
+        ids: block(&chunk.ids, chunk.rows(), &rows),
+        ragged: chunk.ragged.iter().map(ragged).collect(),
+    }
 }
 
 /// All that a read gives, floats as their bits.
@@ -166,14 +179,8 @@ fn key(split: u32, job: u8) -> Key {
 
 fn cached(rows: &Rows, shape: Shape, cache: Arc<Cache>, on_bad_record: OnBadRecord, job: u8) -> CachedSource {
     let split = |split| Split { key: key(split, job), path: "data".into() };
-    CachedSource {
-        inner: Arc::new(rows.clone()),
-        cache,
-        splits: (0..rows.splits()).map(split).collect(),
-        shape,
-        row_bytes: 100,
-        on_bad_record,
-    }
+    let splits = (0..rows.splits()).map(split).collect();
+    CachedSource::of_splits(Arc::new(rows.clone()), cache, splits, shape, 100, on_bad_record)
 }
 
 fn floats() -> impl Strategy<Value = f32> {
@@ -536,9 +543,8 @@ fn the_directory_keeps_to_its_size_and_a_job_keeps_its_own_files() {
     let open = |max_bytes, job| {
         cached(&rows, shape, cache(directory.path(), OPTIONS, max_bytes), OnBadRecord::Fail, job)
     };
-    let bytes = || -> u64 {
-        files(directory.path(), WHOLE).iter().map(|path| path.metadata().unwrap().len()).sum()
-    };
+    let bytes =
+        || -> u64 { files(directory.path(), WHOLE).iter().map(|path| path.metadata().unwrap().len()).sum() };
     assert_eq!(pass(&open(1 << 30, 1), &rows), 0);
     let one = bytes() / 12;
     let limit = 5 * one;
@@ -588,10 +594,8 @@ fn a_specification_changes_with_what_bears_on_rows_and_with_nothing_else() {
         cache: None,
     };
     let learned = |terms: &str| -> Analysis {
-        let vocabulary =
-            format!(r#"{{"values":9,"missing":0,"distinct":2,"undercount":0,"terms":{terms}}}"#);
-        let json =
-            format!(r#"{{"rows":9,"label":null,"numbers":{{}},"vocabularies":{{"f":{vocabulary}}}}}"#);
+        let vocabulary = format!(r#"{{"values":9,"missing":0,"distinct":2,"undercount":0,"terms":{terms}}}"#);
+        let json = format!(r#"{{"rows":9,"label":null,"numbers":{{}},"vocabularies":{{"f":{vocabulary}}}}}"#);
         Analysis::from_json(&json).unwrap()
     };
     let analysis = learned(r#"[["a",5],["b",4]]"#);

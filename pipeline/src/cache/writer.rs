@@ -328,10 +328,7 @@ impl<'a> Writer<'a> {
         if part.file.is_some() {
             let (from, to) = (self.shared.path(&part.key, PART), self.shared.path(&part.key, WHOLE));
             match fs::rename(from, to) {
-                Ok(()) => {
-                    self.shared.used().insert(part.key);
-                    self.shared.more_parts();
-                }
+                Ok(()) => self.shared.more_parts(),
                 Err(error) => {
                     self.shared.failed(&error);
                     self.fail(number);
@@ -364,7 +361,7 @@ impl<'a> Writer<'a> {
             self.complete();
         }
         let mut found = self.scan(false);
-        found.retain(|found| found.used < self.shared.began && !self.shared.used().contains(&found.key));
+        found.retain(|found| found.used < self.shared.began && !self.shared.own().contains(&found.key));
         found.sort_by_key(|found| found.used);
         for Found { key, bytes, .. } in found {
             if fits(self) {
