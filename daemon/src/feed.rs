@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use millstream_batch::{BatchSchema, HandOff, Producer, RingError};
 use millstream_pipeline::Error;
+use millstream_pipeline::cache::{Cache, CachedSource, Specification};
 use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::ingest::{self, ChunkSource, DatasetSource, IngestHandle, IngestPlan};
 use millstream_pipeline::order::Position;
@@ -75,6 +76,19 @@ pub(crate) fn source(
     dataset.check(transform.projection(), runtime)?;
     let (transform, runtime) = (Arc::clone(transform), runtime.clone());
     Ok(Arc::new(DatasetSource::new(dataset, transform, data.on_bad_record, runtime)))
+}
+
+/// The same source behind a job's cache, for rows of `schema` as `specification` says.
+pub(crate) fn cached(
+    source: Arc<dyn ChunkSource>,
+    cache: &Arc<Cache>,
+    dataset: &Dataset,
+    schema: &BatchSchema,
+    specification: &Specification,
+    data: &DataSpec,
+) -> Arc<dyn ChunkSource> {
+    let cache = Arc::clone(cache);
+    Arc::new(CachedSource::new(source, cache, dataset, schema, specification, data.on_bad_record))
 }
 
 /// What a slot holds for this transform and data section.

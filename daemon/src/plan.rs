@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use millstream_batch::{BatchSchema, SlotLayout};
 use millstream_pipeline::analysis::{Analysis, Learn, Progress};
+use millstream_pipeline::cache::{Cache, CacheOptions, Specification};
 use millstream_pipeline::dataset::{BadRecords, Dataset};
 use millstream_pipeline::ingest::IngestPlan;
 use millstream_pipeline::spec::{FeatureKind, FeatureSpec, MissingNumber, Normalize, Terms};
@@ -90,12 +91,20 @@ impl JobPlan {
         let eval = (!data.eval.is_empty()).then(|| feed::open(&data.eval, data, runtime)).transpose()?;
         let (train_plan, eval_plan) = (DataPlan::of(&train), eval.as_deref().map(DataPlan::of));
 
+        let options = CacheOptions::of_budget(data.memory_budget_bytes);
+        let cache = data.cache.as_ref().map(|spec| Arc::new(Cache::new(spec, options)));
         let fit = |features: &[FeatureSpec], analysis: &Analysis| -> Result<(BatchSchema, IngestPlan)> {
             let transform = Arc::new(Transform::resolve(features, &job.label, &data.missing, analysis)?);
-            let source =
-                |dataset: &Arc<Dataset>| feed::source(Arc::clone(dataset), &transform, data, runtime);
-            let (train, eval) = (source(&train)?, eval.as_ref().map(source).transpose()?);
             let schema = feed::schema(&transform, data);
+            let specification = Specification::of(features, &job.label, data, analysis);
+            let source = |dataset: &Arc<Dataset>| {
+                let source = feed::source(Arc::clone(dataset), &transform, data, runtime)?;
+                Ok::<_, anyhow::Error>(match &cache {
+                    Some(cache) => feed::cached(source, cache, dataset, &schema, &specification, data),
+                    None => source,
+                })
+            };
+            let (train, eval) = (source(&train)?, eval.as_ref().map(source).transpose()?);
             let seed = job.training.seed;
             Ok((schema.clone(), IngestPlan::training(data, seed, &job.label, schema, train, eval)?))
         };

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod analysis;
+pub mod cache;
 pub mod chunk;
 pub mod convert;
 pub mod dataset;

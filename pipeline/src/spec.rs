@@ -31,6 +31,17 @@ pub struct DataSpec {
     pub memory_budget_bytes: u64,
     /// What a record that cannot be used does to the job.
     pub on_bad_record: OnBadRecord,
+    /// Where what was read once is kept for the next time.
+    pub cache: Option<CacheSpec>,
+}
+
+/// A directory for rows that were read, decoded and transformed once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheSpec {
+    /// The directory, which several jobs may share.
+    pub directory: PathBuf,
+    /// The most bytes of files in it.
+    pub max_bytes: u64,
 }
 
 /// A format by its name in a job file.

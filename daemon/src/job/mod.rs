@@ -17,7 +17,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 use millstream_pipeline::spec::{
-    DataSpec, FeatureKind, FeatureSpec, FormatName, LabelSpec, OnBadRecord, Terms,
+    CacheSpec, DataSpec, FeatureKind, FeatureSpec, FormatName, LabelSpec, OnBadRecord, Terms,
 };
 use millstream_trainer::spec::{ModelSpec, Precision, TrainingSpec};
 use sha2::{Digest, Sha256};
@@ -85,8 +85,13 @@ impl Job {
     /// What fixes the result of the job, as SHA-256 in hexadecimal: two jobs with the same fingerprint, on
     /// the same data, end with the same model. Names, places, memory and threads have no part in it.
     pub fn fingerprint(&self) -> String {
-        let data =
-            DataSpec { base: PathBuf::new(), prefetch: 0, memory_budget_bytes: 0, ..self.data.clone() };
+        let data = DataSpec {
+            base: PathBuf::new(),
+            prefetch: 0,
+            memory_budget_bytes: 0,
+            cache: None,
+            ..self.data.clone()
+        };
         let training = TrainingSpec { threads: None, ..self.training.clone() };
         let what = (data, &self.label, &self.features, &self.model, training);
         // These are plain structs, enums and numbers, which JSON can always hold.
@@ -152,6 +157,7 @@ fn read_data(mut data: Section<'_>, path: &Path, problems: &Problems<'_>) -> Dat
     for pattern in train.iter().chain(&eval).filter(|pattern| pattern.text.is_empty()) {
         data.error_at(pattern.at, "a path is empty");
     }
+    let cache = read_cache(&mut data, &base);
     let spec = DataSpec {
         base,
         train: owned(&train),
@@ -165,6 +171,7 @@ fn read_data(mut data: Section<'_>, path: &Path, problems: &Problems<'_>) -> Dat
         prefetch: data.whole_u32("prefetch", 2..=1_024).unwrap_or(4),
         memory_budget_bytes: data.bytes("memory_budget").unwrap_or(2 << 30),
         on_bad_record: read_on_bad_record(&mut data),
+        cache,
     };
     if spec.shuffle_rows > 0 && spec.shuffle_rows < u64::from(spec.lanes) {
         let message = format!(
@@ -175,6 +182,19 @@ fn read_data(mut data: Section<'_>, path: &Path, problems: &Problems<'_>) -> Dat
     }
     data.finish();
     spec
+}
+
+fn read_cache(data: &mut Section<'_>, base: &Path) -> Option<CacheSpec> {
+    data.node("cache")?;
+    let mut cache = data.required_section("cache", "[data.cache]", "where to keep what was read");
+    let directory = cache.required_text("directory", "where to keep what was read");
+    if let Some(Text { text: "", at }) = directory {
+        cache.error_at(at, "a path is empty");
+    }
+    cache.required("max_bytes", "the most that is kept there");
+    let max_bytes = cache.bytes("max_bytes");
+    cache.finish();
+    Some(CacheSpec { directory: base.join(directory?.text), max_bytes: max_bytes? })
 }
 
 const FORMATS: [(&str, FormatName); 2] =

@@ -239,6 +239,12 @@ fn each_mistake_is_told_with_its_place_and_what_would_be_right() {
             "wide.optimizer = { kind = \"ftrl\", initial_accumulator = 0 }\nwide.features",
             "21:57: error: `beta`, `l2` and `initial_accumulator` are all 0, and something must divide",
         ),
+        // The cache.
+        (
+            "eval = [\"test.parquet\"]",
+            "eval = []\ncache = { directory = \"x\" }",
+            "7:9: error: [data.cache] needs `max_bytes`: the most that is kept there",
+        ),
         // Not TOML.
         ("seed = 7", "seed = = 7", "2:8: error: not TOML: extra `=`, expected nothing"),
         ("seed = 7", "name = \"x\"", "2:1: error: not TOML: duplicate key"),
@@ -408,6 +414,7 @@ fn the_fingerprint_is_of_the_result_alone() {
     assert_eq!(plain.len(), 64);
     let same = ["name=x", "checkpoint.keep=9", "checkpoint.directory=/x", "training.threads=3"];
     let same = same.into_iter().chain(["data.prefetch=9", "data.memory_budget=1GiB", "data.base=/x"]);
+    let same = same.chain(["data.cache={ directory = \"/x\", max_bytes = 9 }"]);
     for set in same {
         assert_eq!(fingerprint(&[set]), plain, "{set}");
     }

@@ -30,6 +30,7 @@ struct Reader {
     /// Of the split's fetching, what is counted already.
     waited: Duration,
     bytes: u64,
+    truncated_rows: u64,
 }
 
 impl DatasetSource {
@@ -74,6 +75,7 @@ impl ChunkSource for DatasetSource {
             counters: Arc::clone(counters),
             waited: Duration::ZERO,
             bytes: 0,
+            truncated_rows: 0,
         };
         Ok(Opened { reader: Box::new(reader), passed })
     }
@@ -89,10 +91,15 @@ impl ChunkReader for Reader {
             let Self { transform, memory, bad, counters, .. } = self;
             let transformed = counters.transform.time(|| transform.apply_with(memory, &raw, bad))?;
             self.counters.truncated_rows.add(transformed.truncated_rows);
+            self.truncated_rows += transformed.truncated_rows;
             if transformed.chunk.rows() > 0 {
                 return Ok(Some(transformed.chunk));
             }
         }
+    }
+
+    fn truncated_rows(&self) -> u64 {
+        self.truncated_rows
     }
 
     fn left_out(&mut self) -> LeftOut {

@@ -49,7 +49,7 @@ pub use self::dataset_source::DatasetSource;
 pub use self::measure::{IngestMeasurement, measure};
 pub use self::plan::{IngestPlan, MemoryNeed};
 pub use self::source::{ChunkReader, ChunkSource, LeftOut, Opened};
-pub use self::stats::{Clock, Counter, Counters, IngestStats, Stage, Stages};
+pub use self::stats::{CacheStats, Clock, Counter, Counters, IngestStats, Stage, Stages};
 
 use self::handover::Handover;
 use self::lane::{LaneReader, Piece};

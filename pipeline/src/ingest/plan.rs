@@ -8,7 +8,7 @@
 //! pool      windows of the live lanes, two of each: the one being drawn from and the one being filled
 //!           (2 x shuffle_rows x row bytes, and in an ordered pass the same, or a small least)
 //! reading   live lanes x (three chunks, at the edges of those windows and being made,
-//!           + what the source holds to make them)
+//!           + what the source holds to make them), + what the source holds for all of them
 //! ```
 //!
 //! Ragged features count with as many values as a row may have.
@@ -206,6 +206,9 @@ impl IngestPlan {
             reading_bytes =
                 reading_bytes.saturating_add(needs.map(|need| need.reading_bytes).max().unwrap_or(0));
         }
+        let sources = self.train.iter().chain(&self.eval);
+        let shared_bytes = sources.map(|source| source.shared_bytes()).max().unwrap_or(0);
+        reading_bytes = reading_bytes.saturating_add(shared_bytes);
         let ring_bytes = (layout.slot_bytes() as u64).saturating_mul(u64::from(self.slots));
         Ok(MemoryNeed { ring_bytes, pool_bytes, reading_bytes })
     }

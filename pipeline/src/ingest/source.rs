@@ -18,6 +18,11 @@ pub trait ChunkSource: Send + Sync {
     /// next split included, transformed chunks not.
     fn lane_bytes(&self, chunk_rows: usize) -> u64;
 
+    /// The most bytes that it holds besides, however many lanes there are.
+    fn shared_bytes(&self) -> u64 {
+        0
+    }
+
     /// Starts to read a split, from its row `from` where it can get there cheaply.
     ///
     /// # Errors
@@ -41,6 +46,11 @@ pub trait ChunkReader: Send {
     /// # Errors
     /// When the next rows cannot be had. What came before is good.
     fn next(&mut self, max_rows: usize) -> Result<Option<Chunk>, Error>;
+
+    /// Rows so far that lost values of a multi-valued feature to its maximum, once for each feature.
+    fn truncated_rows(&self) -> u64 {
+        0
+    }
 
     /// The records left out, once the split has ended.
     fn left_out(&mut self) -> LeftOut;

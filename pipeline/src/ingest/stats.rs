@@ -18,8 +18,24 @@ pub struct IngestStats {
     pub skipped_records: u64,
     /// Rows that lost values of a multi-valued feature to its maximum, as read.
     pub truncated_rows: u64,
+    /// What the local cache has saved.
+    pub cache: CacheStats,
     /// Where the time went.
     pub stages: Stages,
+}
+
+/// What the local cache has done. Waiting for its disk and decoding its files count with the stages `fetch`
+/// and `decode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct CacheStats {
+    /// Splits served from it.
+    pub hits: u64,
+    /// Splits that were not there.
+    pub misses: u64,
+    /// Bytes read from it.
+    pub read_bytes: u64,
+    /// Bytes of the files handed to it.
+    pub written_bytes: u64,
 }
 
 /// Seconds by stage. Lanes work side by side: their seconds are summed over them, and may exceed the
@@ -56,6 +72,14 @@ pub struct Counters {
     pub bytes: Counter,
     /// Rows that lost values of a multi-valued feature to its maximum.
     pub truncated_rows: Counter,
+    /// Splits served from the local cache.
+    pub cache_hits: Counter,
+    /// Splits that were not there.
+    pub cache_misses: Counter,
+    /// Bytes read from the local cache.
+    pub cache_read_bytes: Counter,
+    /// Bytes of the files handed to it.
+    pub cache_written_bytes: Counter,
     /// Waiting for bytes from storage.
     pub fetch_wait: Clock,
     /// Decoding.
@@ -90,7 +114,8 @@ impl Counter {
         self.0.store(n, Ordering::Relaxed);
     }
 
-    fn get(&self) -> u64 {
+    /// What it has come to.
+    pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -123,6 +148,12 @@ impl Counters {
             bytes: self.bytes.get(),
             skipped_records: self.skipped.get(),
             truncated_rows: self.truncated_rows.get(),
+            cache: CacheStats {
+                hits: self.cache_hits.get(),
+                misses: self.cache_misses.get(),
+                read_bytes: self.cache_read_bytes.get(),
+                written_bytes: self.cache_written_bytes.get(),
+            },
             stages: Stages {
                 fetch: stage(0.0, self.fetch_wait.seconds()),
                 decode: stage(self.decode.seconds(), 0.0),

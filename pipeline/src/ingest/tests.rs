@@ -119,6 +119,7 @@ fn spec(lanes: u32, shuffle_rows: u64, batch_size: u32) -> DataSpec {
         prefetch: 2,
         memory_budget_bytes: 1 << 30,
         on_bad_record: OnBadRecord::Fail,
+        cache: None,
     }
 }
 

@@ -1,0 +1,131 @@
+//! What a cache file is of: the data it was made from, and everything that decides what was made of it.
+//!
+//! Two SHA-256, one in the other. The [`Specification`] is of a job: its features, its label, what in its data
+//! section bears on what a record becomes, what was learned from the training data, and the version of this
+//! program. The [`Key`] is of one split of one version of one object under a specification. A file's name is
+//! its key, and so a job that was changed, or data that was replaced, finds nothing rather than something stale.
+//!
+//! What is not known to be harmless counts: a new key in a job's data section is part of the specification
+//! until it is named among those that are not.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use sha2::{Digest, Sha256};
+
+use crate::analysis::Analysis;
+use crate::dataset::{Dataset, Split};
+use crate::spec::{DataSpec, FeatureSpec, LabelSpec, OnBadRecord};
+
+/// To be raised when decoding or transforming comes to make something else of the same data within a version
+/// of the program.
+const REVISION: u32 = 1;
+
+/// What is made of any record of a job's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Specification([u8; 32]);
+
+/// Names one split's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key([u8; 32]);
+
+/// A hash of parts, in which no two lists of parts are the same bytes.
+struct Parts(Sha256);
+
+impl Parts {
+    fn new(domain: &str) -> Self {
+        let mut parts = Self(Sha256::new());
+        parts.add(domain.as_bytes());
+        parts.add(env!("CARGO_PKG_VERSION").as_bytes());
+        parts.add(&REVISION.to_le_bytes());
+        parts
+    }
+
+    fn add(&mut self, part: &[u8]) {
+        self.0.update((part.len() as u64).to_le_bytes());
+        self.0.update(part);
+    }
+
+    fn finish(self) -> [u8; 32] {
+        self.0.finalize().into()
+    }
+}
+
+impl Specification {
+    /// That of a job, whose features have learned `analysis`.
+    pub fn of(features: &[FeatureSpec], label: &LabelSpec, data: &DataSpec, analysis: &Analysis) -> Self {
+        let mut parts = Parts::new("millstream cache specification");
+        // Which files there are, in what order they are read, and what else becomes of their rows. A record
+        // that cannot be used is left out of a file whatever the job does about it.
+        let data = DataSpec {
+            base: PathBuf::new(),
+            train: Vec::new(),
+            eval: Vec::new(),
+            batch_size: 0,
+            epochs: 0,
+            shuffle_rows: 0,
+            lanes: 0,
+            prefetch: 0,
+            memory_budget_bytes: 0,
+            on_bad_record: OnBadRecord::Fail,
+            cache: None,
+            ..data.clone()
+        };
+        // Plain structs, enums, strings and numbers, which JSON can always hold.
+        parts.add(&serde_json::to_vec(&(features, label, data)).unwrap_or_default());
+        for feature in features {
+            parts.add(feature.name.as_bytes());
+            for numbers in feature.columns.iter().filter_map(|column| analysis.numbers.get(column)) {
+                let moments = [numbers.plain, numbers.logarithm];
+                let moments = moments.iter().flat_map(|moments| [moments.mean, moments.deviation]);
+                let statistics = [numbers.minimum, numbers.maximum].into_iter().chain(moments);
+                statistics.for_each(|number| parts.add(&number.to_bits().to_le_bytes()));
+            }
+            if let Some(vocabulary) = analysis.vocabularies.get(&feature.name) {
+                parts.add(&(vocabulary.terms.len() as u64).to_le_bytes());
+                vocabulary.terms.iter().for_each(|term| parts.add(&term.bytes));
+            }
+        }
+        Self(parts.finish())
+    }
+}
+
+impl Key {
+    /// That of a split of `dataset`.
+    pub(crate) fn of(specification: &Specification, dataset: &Dataset, split: &Split) -> Self {
+        let object = &dataset.objects()[split.object];
+        let mut parts = Parts::new("millstream cache split");
+        parts.add(&specification.0);
+        parts.add(object.address().as_bytes());
+        parts.add(object.version().as_bytes());
+        parts.add(&object.size().to_le_bytes());
+        parts.add(format!("{:?}", split.part).as_bytes());
+        Self(parts.finish())
+    }
+
+    pub(crate) fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// The key that a file's name says, if it is one.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        let mut key = [0; 32];
+        if name.len() != 2 * key.len() || !name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+            return None;
+        }
+        for (place, at) in key.iter_mut().zip((0..name.len()).step_by(2)) {
+            *place = u8::from_str_radix(&name[at..at + 2], 16).ok()?;
+        }
+        Some(Self(key))
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}

@@ -1,0 +1,230 @@
+//! A cache file as a whole: its blocks, and the tail that says where they are.
+//!
+//! ```text
+//! blocks    each padded with zeros to a multiple of 4096 bytes
+//! tail      entries    12 bytes for each block: bytes without padding u32, rows u32, CRC-32C u32
+//!           fault      what was wrong with the last record left out, as JSON; may be empty
+//!           zeros      to a multiple of 4096 with what follows
+//!           trailer, the file's last 96 bytes:
+//!              0   magic      8 bytes, "millchnk"
+//!              8   version    u32, [`VERSION`]
+//!             12   weighted   u32, 0 or 1
+//!             16   dense, ids, ragged   u32 each, numbers of columns
+//!             28   blocks     u32
+//!             32   rows       u64, of all blocks
+//!             40   left out   u64, records that could not be used
+//!             48   fault bytes   u32
+//!             52   CRC-32C of the tail, with this word as 0
+//!             56   key        32 bytes, [`Key`]
+//!             88   truncated  u64, rows truncated that no block counts: they were all left out
+//! ```
+//!
+//! A file is written from front to back, and its tail last, so one that ends early has none. A block's
+//! checksum covers the key and the block's number before its bytes: what another file left behind on the
+//! disk, after a power failure, is never taken for this one's.
+
+use std::ops::Range;
+
+use crc_fast::{CrcAlgorithm, Digest};
+use millstream_disk::{ALIGNMENT, AlignedBuffer};
+
+use super::Malformed;
+use super::block::{Block, Shape};
+use super::key::Key;
+use crate::chunk::Chunk;
+
+/// Changes whenever the bytes of a file change their meaning.
+const VERSION: u32 = 1;
+const MAGIC: &[u8; 8] = b"millchnk";
+const ENTRY_BYTES: usize = 12;
+const CRC_AT: usize = 52;
+
+/// Bytes of the trailer: what must be read to know how long the tail is.
+pub(crate) const TRAILER_BYTES: usize = 96;
+
+/// The most columns of one kind, and blocks: far beyond what can be, and their sums do not overflow.
+const MOST: u32 = 1 << 24;
+
+/// Where a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) offset: u64,
+    /// Without padding.
+    pub(crate) bytes: u32,
+    pub(crate) rows: u32,
+    pub(crate) crc: u32,
+}
+
+/// What the tail says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Contents {
+    pub(crate) key: Key,
+    pub(crate) shape: Shape,
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) rows: u64,
+    pub(crate) left_out: u64,
+    pub(crate) fault: Vec<u8>,
+    /// Beyond those of the blocks.
+    pub(crate) truncated_rows: u64,
+}
+
+impl Entry {
+    /// Where its bytes are, padding included.
+    pub(crate) fn place(&self) -> Range<u64> {
+        self.offset..self.offset + (self.bytes as usize).next_multiple_of(ALIGNMENT) as u64
+    }
+}
+
+/// The checksum of block number `number` of the file of `key`.
+pub(crate) fn block_crc(key: &Key, number: u32, bytes: &[u8]) -> u32 {
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    digest.update(key.bytes());
+    digest.update(&number.to_le_bytes());
+    digest.update(bytes);
+    digest.finalize() as u32
+}
+
+/// Bytes of the whole tail, as its last [`TRAILER_BYTES`] say.
+pub(crate) fn tail_bytes(trailer: &[u8]) -> Result<u64, Malformed> {
+    let trailer: &[u8; TRAILER_BYTES] = trailer.try_into().map_err(|_| Malformed("the file is too short"))?;
+    if &trailer[..8] != MAGIC {
+        return Err(Malformed("the file does not end as a cache file does"));
+    }
+    if word(trailer, 8) != VERSION {
+        return Err(Malformed("the file is of another version"));
+    }
+    let content = u64::from(word(trailer, 28)) * ENTRY_BYTES as u64 + u64::from(word(trailer, 48));
+    Ok((content + TRAILER_BYTES as u64).next_multiple_of(ALIGNMENT as u64))
+}
+
+impl Contents {
+    /// Those of a file without blocks.
+    pub(crate) fn of_nothing(key: Key, shape: Shape) -> Self {
+        let (entries, fault) = (Vec::new(), Vec::new());
+        Self { key, shape, entries, rows: 0, left_out: 0, fault, truncated_rows: 0 }
+    }
+
+    /// The tail that says all this.
+    pub(crate) fn encode(&self) -> AlignedBuffer {
+        let content = self.entries.len() * ENTRY_BYTES + self.fault.len();
+        let bytes = (content + TRAILER_BYTES).next_multiple_of(ALIGNMENT);
+        let mut tail = AlignedBuffer::zeroed(bytes);
+        for (entry, place) in self.entries.iter().zip(tail.chunks_exact_mut(ENTRY_BYTES)) {
+            put(place, 0, entry.bytes);
+            put(place, 4, entry.rows);
+            put(place, 8, entry.crc);
+        }
+        tail[content - self.fault.len()..content].copy_from_slice(&self.fault);
+        let trailer = &mut tail[bytes - TRAILER_BYTES..];
+        trailer[..8].copy_from_slice(MAGIC);
+        let Shape { weighted, dense, ids, ragged } = self.shape;
+        let words = [VERSION, u32::from(weighted), dense, ids, ragged, self.entries.len() as u32];
+        words.iter().enumerate().for_each(|(i, &value)| put(trailer, 8 + 4 * i, value));
+        trailer[32..40].copy_from_slice(&self.rows.to_le_bytes());
+        trailer[40..48].copy_from_slice(&self.left_out.to_le_bytes());
+        put(trailer, 48, self.fault.len() as u32);
+        trailer[56..88].copy_from_slice(self.key.bytes());
+        trailer[88..96].copy_from_slice(&self.truncated_rows.to_le_bytes());
+        let crc = crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, &tail) as u32;
+        put(&mut tail[bytes - TRAILER_BYTES..], CRC_AT, crc);
+        tail
+    }
+
+    /// Reads a tail, which is that of a file of `file_bytes`.
+    pub(crate) fn parse(tail: &[u8], file_bytes: u64) -> Result<Self, Malformed> {
+        let start = tail.len().checked_sub(TRAILER_BYTES).ok_or(Malformed("the file is too short"))?;
+        let trailer = &tail[start..];
+        if tail_bytes(trailer)? != tail.len() as u64 {
+            return Err(Malformed("the tail is of another length"));
+        }
+        let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+        digest.update(&tail[..start + CRC_AT]);
+        digest.update(&[0; 4]);
+        digest.update(&tail[start + CRC_AT + 4..]);
+        if digest.finalize() as u32 != word(trailer, CRC_AT) {
+            return Err(Malformed("the tail's checksum does not match"));
+        }
+        let [weighted, dense, ids, ragged, blocks] = [12, 16, 20, 24, 28].map(|at| word(trailer, at));
+        if weighted > 1 || [dense, ids, ragged, blocks].iter().any(|&count| count > MOST) {
+            return Err(Malformed("the tail has numbers that cannot be"));
+        }
+        let (entries, rest) = tail.split_at(blocks as usize * ENTRY_BYTES);
+        let mut offset = 0;
+        let entries: Vec<Entry> = entries
+            .chunks_exact(ENTRY_BYTES)
+            .map(|entry| {
+                let entry =
+                    Entry { offset, bytes: word(entry, 0), rows: word(entry, 4), crc: word(entry, 8) };
+                offset = entry.place().end;
+                entry
+            })
+            .collect();
+        if offset.checked_add(tail.len() as u64) != Some(file_bytes) {
+            return Err(Malformed("the blocks do not fill the file"));
+        }
+        let rows = u64::from_le_bytes(array(trailer, 32));
+        if entries.iter().map(|entry| u64::from(entry.rows)).sum::<u64>() != rows {
+            return Err(Malformed("the blocks' rows do not add up"));
+        }
+        Ok(Self {
+            key: Key::from_bytes(array(trailer, 56)),
+            shape: Shape { weighted: weighted == 1, dense, ids, ragged },
+            entries,
+            rows,
+            left_out: u64::from_le_bytes(array(trailer, 40)),
+            fault: rest[..word(trailer, 48) as usize].to_vec(),
+            truncated_rows: u64::from_le_bytes(array(trailer, 88)),
+        })
+    }
+
+    /// Checks the bytes of block `number`, padding included or not, and takes them apart.
+    pub(crate) fn check<'a>(&self, number: usize, bytes: &'a [u8]) -> Result<&'a [u8], Malformed> {
+        let entry = &self.entries[number];
+        let bytes = bytes.get(..entry.bytes as usize).ok_or(Malformed("a block ends early"))?;
+        if block_crc(&self.key, number as u32, bytes) != entry.crc {
+            return Err(Malformed("a block's checksum does not match"));
+        }
+        Ok(bytes)
+    }
+
+    /// Takes the checked bytes of block `number` apart.
+    pub(crate) fn block<'a>(&self, number: usize, bytes: &'a [u8]) -> Result<Block<'a>, Malformed> {
+        let block = Block::parse(bytes, &self.shape)?;
+        if block.rows() != self.entries[number].rows as usize {
+            return Err(Malformed("a block has other rows than the tail says"));
+        }
+        Ok(block)
+    }
+}
+
+/// All that a cache file holds: its bytes in, chunks out. No I/O; for tests and fuzzing.
+///
+/// # Errors
+/// When it is not a whole cache file.
+pub fn read_all(file: &[u8]) -> Result<Vec<Chunk>, Malformed> {
+    let start = file.len().checked_sub(TRAILER_BYTES).ok_or(Malformed("the file is too short"))?;
+    let tail = usize::try_from(tail_bytes(&file[start..])?).unwrap_or(usize::MAX);
+    let tail = file.len().checked_sub(tail).ok_or(Malformed("the file is shorter than its tail"))?;
+    let contents = Contents::parse(&file[tail..], file.len() as u64)?;
+    let block = |(number, entry): (usize, &Entry)| {
+        let bytes = contents.check(number, &file[entry.offset as usize..entry.place().end as usize])?;
+        let block = contents.block(number, bytes)?;
+        Ok(block.decode(0..block.rows()))
+    };
+    contents.entries.iter().enumerate().map(block).collect()
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(array(bytes, at))
+}
+
+/// `N` bytes from `at` on, which are there.
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut array = [0; N];
+    array.copy_from_slice(&bytes[at..at + N]);
+    array
+}
+
+fn put(bytes: &mut [u8], at: usize, value: u32) {
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+}

@@ -1,0 +1,211 @@
+//! One cache file being read: its tail at once, then its blocks, a few of them ahead.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use millstream_disk::{ALIGNMENT, Access, AlignedBuffer, DiskFile, Queue};
+
+use super::Malformed;
+use super::block::{BLOCK_BYTES, Shape};
+use super::key::Key;
+use super::layout::{Contents, TRAILER_BYTES, tail_bytes};
+use crate::chunk::Chunk;
+
+/// Blocks that are read or wait to be decoded.
+const DEPTH: usize = 4;
+
+/// Read from the end of a file at first: the whole tail, unless the file is very large.
+const TAIL_BYTES: u64 = 64 << 10;
+
+/// The most bytes that a reader holds when no row exceeds a block.
+pub(crate) const HELD_BYTES: u64 = (DEPTH as u64 + 1) * BLOCK_BYTES as u64;
+
+/// Why a file cannot be served from.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unreadable {
+    /// The disk failed.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The bytes are not what was written.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+/// Reads a file's rows in order.
+pub(crate) struct CacheReader {
+    file: Arc<DiskFile>,
+    queue: Queue,
+    contents: Contents,
+    /// The next block to be asked for.
+    next: usize,
+    /// Blocks that were read before their turn: `[block % DEPTH]`.
+    read: [Option<AlignedBuffer>; DEPTH],
+    /// To be read into again.
+    spare: Vec<AlignedBuffer>,
+    /// The block being decoded, and its rows that are still to come.
+    block: usize,
+    rows: Range<usize>,
+    current: Option<AlignedBuffer>,
+    /// What was read and waited for, until it is asked for.
+    work: Work,
+}
+
+/// What a reader has done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Work {
+    pub(crate) read_bytes: u64,
+    pub(crate) waited: Duration,
+    /// Rows truncated, of the blocks begun.
+    pub(crate) truncated_rows: u64,
+}
+
+impl CacheReader {
+    /// Opens the file of `key`, which is to have columns of `shape`.
+    pub(super) fn open(file: File, access: Access, key: &Key, shape: &Shape) -> Result<Self, Unreadable> {
+        let bytes = file.metadata()?.len();
+        if bytes == 0 || bytes % ALIGNMENT as u64 != 0 {
+            return Err(Malformed("the file is cut off").into());
+        }
+        let file = Arc::new(DiskFile::new(file, access.direct));
+        let mut queue = Queue::new(DEPTH as u32, access.ring);
+        let started = Instant::now();
+        let mut tail = read(&mut queue, &file, bytes.saturating_sub(TAIL_BYTES)..bytes)?;
+        let wanted = tail_bytes(&tail[tail.len() - TRAILER_BYTES..])?;
+        let start = bytes.checked_sub(wanted).ok_or(Malformed("the file is shorter than its tail"))?;
+        let mut read_bytes = tail.len() as u64;
+        if wanted > tail.len() as u64 {
+            tail = read(&mut queue, &file, start..bytes)?;
+            read_bytes += wanted;
+        }
+        let contents = Contents::parse(&tail[tail.len() - wanted as usize..], bytes)?;
+        if (&contents.key, &contents.shape) != (key, shape) {
+            return Err(Malformed("the file is of something else than its name says").into());
+        }
+        let work = Work { read_bytes, waited: started.elapsed(), truncated_rows: 0 };
+        Ok(Self {
+            file,
+            queue,
+            contents,
+            next: 0,
+            read: [const { None }; DEPTH],
+            spare: vec![tail],
+            block: 0,
+            rows: 0..0,
+            current: None,
+            work,
+        })
+    }
+
+    /// Rows in the file.
+    pub(crate) fn rows(&self) -> u64 {
+        self.contents.rows
+    }
+
+    /// Records that were left out of it.
+    pub(crate) fn left_out(&self) -> u64 {
+        self.contents.left_out
+    }
+
+    /// What was wrong with the last of them.
+    pub(crate) fn fault(&self) -> &[u8] {
+        &self.contents.fault
+    }
+
+    /// Begins to read, at row `from` of the file, which has so many.
+    pub(crate) fn start(&mut self, from: u64) {
+        let mut before = 0;
+        let passed = |&rows: &u32| {
+            let all_passed = before + u64::from(rows) <= from;
+            before += if all_passed { u64::from(rows) } else { 0 };
+            all_passed
+        };
+        self.block = self.contents.entries.iter().map(|entry| entry.rows).take_while(passed).count();
+        self.next = self.block;
+        // The rows of its first block that nobody wants.
+        self.rows = (from - before) as usize..usize::MAX;
+        self.ask();
+    }
+
+    /// The next rows, at most `max_rows`; `None` at the end.
+    pub(crate) fn next(&mut self, max_rows: usize) -> Result<Option<Chunk>, Unreadable> {
+        let Some(entry) = self.contents.entries.get(self.block) else {
+            self.work.truncated_rows += std::mem::take(&mut self.contents.truncated_rows);
+            return Ok(None);
+        };
+        let bytes = entry.bytes as usize;
+        let fresh = self.current.is_none();
+        let buffer = match self.current.take() {
+            Some(buffer) => buffer,
+            None => self.wait()?,
+        };
+        let checked = if fresh { self.contents.check(self.block, &buffer)? } else { &buffer[..bytes] };
+        let block = self.contents.block(self.block, checked)?;
+        if fresh {
+            self.work.truncated_rows += block.truncated_rows();
+            self.rows.end = block.rows();
+        }
+        let rows = self.rows.start..self.rows.end.min(self.rows.start + max_rows.max(1));
+        let chunk = block.decode(rows.clone());
+        self.rows.start = rows.end;
+        if self.rows.is_empty() {
+            self.block += 1;
+            self.rows = 0..usize::MAX;
+            self.spare.push(buffer);
+            self.ask();
+        } else {
+            self.current = Some(buffer);
+        }
+        Ok(Some(chunk))
+    }
+
+    /// What was done since the last time.
+    pub(crate) fn take_work(&mut self) -> Work {
+        std::mem::take(&mut self.work)
+    }
+
+    /// Begins to read as many blocks as may be.
+    fn ask(&mut self) {
+        while self.next < self.contents.entries.len().min(self.block + DEPTH) {
+            let place = self.contents.entries[self.next].place();
+            let bytes = (place.end - place.start) as usize;
+            let buffer = self.spare.pop().map_or_else(|| AlignedBuffer::zeroed(bytes), |b| b.with_len(bytes));
+            self.queue.read(&self.file, place.start, buffer, self.next as u64);
+            self.next += 1;
+        }
+    }
+
+    /// Waits for the block whose turn it is.
+    fn wait(&mut self) -> Result<AlignedBuffer, Unreadable> {
+        let started = Instant::now();
+        let buffer = loop {
+            if let Some(buffer) = self.read[self.block % DEPTH].take() {
+                break buffer;
+            }
+            let Some(done) = self.queue.next() else {
+                return Err(io::Error::other("a read was lost").into());
+            };
+            let bytes = done.result?;
+            self.work.read_bytes += bytes as u64;
+            if bytes != done.buffer.len() {
+                return Err(Malformed("the file was cut off").into());
+            }
+            self.read[done.token as usize % DEPTH] = Some(done.buffer);
+        };
+        self.work.waited += started.elapsed();
+        Ok(buffer)
+    }
+}
+
+/// Reads part of a file and waits for it.
+fn read(queue: &mut Queue, file: &Arc<DiskFile>, place: Range<u64>) -> Result<AlignedBuffer, Unreadable> {
+    let bytes = (place.end - place.start) as usize;
+    queue.read(file, place.start, AlignedBuffer::zeroed(bytes), 0);
+    let done = queue.next().ok_or_else(|| io::Error::other("a read was lost"))?;
+    if done.result? != bytes {
+        return Err(Malformed("the file was cut off").into());
+    }
+    Ok(done.buffer)
+}
