@@ -31,6 +31,8 @@ const MAY_KNOW: [(&str, &[&str]); 9] = [
         ],
     ),
     ("millstream-cli", &["millstream-control", "millstream-daemon"]),
+    // A server that knows nothing of us, and tests of the reading side against it.
+    ("millstream-test-storage", &["millstream-pipeline"]),
     // Tests of the whole may look at any part of it.
     (
         "millstream-tests",

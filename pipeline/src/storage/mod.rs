@@ -28,7 +28,7 @@ pub use self::object::Object;
 pub use self::spec::{AzSpec, GsSpec, S3Spec, StorageSpec};
 pub use self::upload::Upload;
 
-pub(crate) use self::client::Store;
+pub(crate) use self::client::{Clients, Store};
 pub(crate) use self::http::Refused;
 pub(crate) use self::local::OpenFile;
 pub(crate) use self::object::Identity;
