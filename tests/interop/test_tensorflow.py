@@ -144,6 +144,36 @@ class Read(Case):
         for compression in COMPRESSIONS:
             self.assert_read_as_tensorflow_does([self.write_tfrecords(compression, 1500)], compression)
 
+    def test_we_read_sequence_examples_that_tensorflow_wrote(self):
+        draw = random.Random(9)
+        path = self.scratch / "sequences.tfrecord"
+        expected = []
+        with tf.io.TFRecordWriter(str(path)) as out:
+            for _ in range(500):
+                steps = draw.randint(0, 6)
+                row = {
+                    "user": [draw.randint(-(2**63), 2**63 - 1)],
+                    "items": [draw.randint(0, 2**40) for _ in range(steps)],
+                    "words": [draw.randbytes(draw.randint(0, 9)) for _ in range(steps)],
+                    "frames": [float(draw.randint(-9, 9)) for _ in range(2 * steps)],
+                }
+                expected.append({name: values for name, values in row.items() if values})
+                ints = lambda values: tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+                texts = lambda values: tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+                floats = lambda values: tf.train.Feature(float_list=tf.train.FloatList(value=values))
+                lists = {
+                    "items": [ints([value]) for value in row["items"]],
+                    "words": [texts([value]) for value in row["words"]],
+                    "frames": [floats(row["frames"][2 * step : 2 * step + 2]) for step in range(steps)],
+                }
+                example = tf.train.SequenceExample(
+                    context=tf.train.Features(feature={"user": ints(row["user"])}),
+                    feature_lists=tf.train.FeatureLists(feature_list={name: tf.train.FeatureList(feature=steps) for name, steps in lists.items()}),
+                )
+                out.write(example.SerializeToString())
+        millstream("convert", path, self.scratch / "sequences.parquet")
+        self.assert_rows(parquet_rows(self.files("sequences.parquet")), expected)
+
     def test_we_read_what_tfx_wrote(self):
         lab = os.environ.get("MILLSTREAM_LAB_DATA")
         paths = sorted(pathlib.Path(lab).glob("chicago_taxi/Split-*/data_tfrecord-*.gz")) if lab else [self.write_tfrecords("gzip", 3000)]

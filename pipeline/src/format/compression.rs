@@ -1,15 +1,15 @@
 //! Compressed streams, told by their first bytes and not by the file's name.
 //!
 //! A stream may be cut anywhere, and a cut must never look like an end. The readers of general-purpose
-//! crates are lenient there (a zlib stream without its checksum ends like a whole one), so the deflate
-//! family is driven here by hand: the end of input is an end only between two streams.
+//! crates are lenient there (a zlib stream without its checksum ends like a whole one), and slow, so the deflate
+//! family is decompressed by hand (`inflate/`): the end of input is an end only between two streams.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read, Write};
 
 use flate2::write::{GzEncoder, ZlibEncoder};
-use flate2::{Decompress, FlushDecompress, Status};
 use serde::Serialize;
 
+use crate::format::inflate::Inflate;
 use crate::format::tfrecord;
 
 /// Decompressed bytes kept ahead of the reader.
@@ -71,7 +71,7 @@ pub enum Decompressed<R: BufRead> {
     /// As it comes, not copied.
     Plain(Whole<R>),
     /// gzip or zlib.
-    Deflate(BufReader<Inflate<Whole<R>>>),
+    Deflate(Inflate<Whole<R>>),
     /// Zstandard.
     Zstd(BufReader<zstd::stream::read::Decoder<'static, Whole<R>>>),
 }
@@ -85,9 +85,7 @@ impl<R: BufRead> Decompressed<R> {
         let whole = Cursor::new(start).chain(input);
         let stream = match compression {
             Compression::None => Self::Plain(whole),
-            Compression::Gzip | Compression::Zlib => {
-                Self::Deflate(BufReader::with_capacity(BUFFER_BYTES, Inflate::new(whole, compression)))
-            }
+            Compression::Gzip | Compression::Zlib => Self::Deflate(Inflate::new(whole, compression)),
             Compression::Zstd => Self::Zstd(BufReader::with_capacity(
                 BUFFER_BYTES,
                 zstd::stream::read::Decoder::with_buffer(whole)?,
@@ -100,7 +98,7 @@ impl<R: BufRead> Decompressed<R> {
     pub(crate) fn source(&self) -> &R {
         match self {
             Self::Plain(whole) => whole.get_ref().1,
-            Self::Deflate(reader) => reader.get_ref().input.get_ref().1,
+            Self::Deflate(reader) => reader.input().get_ref().1,
             Self::Zstd(reader) => reader.get_ref().get_ref().get_ref().1,
         }
     }
@@ -131,66 +129,6 @@ impl<R: BufRead> Read for Decompressed<R> {
         let amount = self.fill_buf()?.read(out)?;
         self.consume(amount);
         Ok(amount)
-    }
-}
-
-/// gzip or zlib streams, one after the other, as one.
-pub struct Inflate<R> {
-    input: R,
-    kind: Compression,
-    state: Decompress,
-    /// No stream is open: here, and only here, input may end.
-    between: bool,
-}
-
-impl<R: BufRead> Inflate<R> {
-    fn new(input: R, kind: Compression) -> Self {
-        Self { input, kind, state: Self::fresh(kind), between: false }
-    }
-
-    fn fresh(kind: Compression) -> Decompress {
-        match kind {
-            Compression::Gzip => Decompress::new_gzip(15),
-            _ => Decompress::new(true),
-        }
-    }
-}
-
-impl<R: BufRead> Read for Inflate<R> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        if out.is_empty() {
-            return Ok(0);
-        }
-        loop {
-            let input = self.input.fill_buf()?;
-            let ended = input.is_empty();
-            if self.between {
-                if ended {
-                    return Ok(0);
-                }
-                self.state = Self::fresh(self.kind);
-                self.between = false;
-            }
-            let (before_in, before_out) = (self.state.total_in(), self.state.total_out());
-            let status = self
-                .state
-                .decompress(input, out, FlushDecompress::None)
-                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-            let taken = (self.state.total_in() - before_in) as usize;
-            let given = (self.state.total_out() - before_out) as usize;
-            self.input.consume(taken);
-            self.between = status == Status::StreamEnd;
-            if given > 0 {
-                return Ok(given);
-            }
-            if taken == 0 && !self.between {
-                return Err(if ended {
-                    io::Error::new(io::ErrorKind::UnexpectedEof, "the compressed stream is cut short")
-                } else {
-                    io::Error::new(io::ErrorKind::InvalidData, "the compressed stream does not go on")
-                });
-            }
-        }
     }
 }
 

@@ -4,6 +4,7 @@ pub(crate) mod cells;
 pub mod compression;
 pub mod csv;
 pub mod example;
+pub mod inflate;
 pub mod parquet;
 pub mod tfrecord;
 

@@ -10,14 +10,14 @@ use super::wire::{self, Malformed, WireType};
 
 /// Which list a `Feature` holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Bytes,
     Float,
     Int,
 }
 
 impl Kind {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Bytes => "bytes",
             Self::Float => "float",
@@ -103,6 +103,15 @@ impl Column {
         self.end_row(false);
     }
 
+    /// Appends a row of no values: for a column of lists, that is one.
+    pub(super) fn append_empty(&mut self) {
+        if self.multi {
+            self.end_row(true);
+        } else {
+            self.append_absent();
+        }
+    }
+
     /// Appends a row with one value; false, and nothing appended, if the column is not of this type (yet).
     #[inline(always)]
     pub(super) fn append_int(&mut self, value: i64) -> bool {
@@ -157,8 +166,9 @@ impl Column {
         }
     }
 
+    /// Appends the row that a list message of this kind is, as [`Column::append`] does.
     #[inline]
-    fn append_list(&mut self, kind: Kind, list: &[u8]) -> Result<(), String> {
+    pub(super) fn append_list(&mut self, kind: Kind, list: &[u8]) -> Result<(), String> {
         let count = match (kind, &mut self.values) {
             (Kind::Bytes, Values::Bytes { offsets, data }) => bytes_list(list, offsets, data),
             (Kind::Float, Values::Float(values)) => float_list(list, values),
@@ -189,11 +199,7 @@ impl Column {
             Values::Int(values) => int64_list(list, values),
         };
         if count.map_err(str::to_owned)? == 0 {
-            if self.multi {
-                self.end_row(true);
-            } else {
-                self.append_absent();
-            }
+            self.append_empty();
             return Ok(());
         }
         if self.has_values() {
@@ -360,7 +366,7 @@ impl Validity {
 
 /// The list of a `Feature` that is one field and nothing else.
 #[inline]
-fn one_list(feature: &[u8]) -> Option<(Kind, &[u8])> {
+pub(super) fn one_list(feature: &[u8]) -> Option<(Kind, &[u8])> {
     let (&tag, mut list) = feature.split_first()?;
     let kind = match tag {
         0x0a => Kind::Bytes,
@@ -373,7 +379,7 @@ fn one_list(feature: &[u8]) -> Option<(Kind, &[u8])> {
 }
 
 /// The list of any `Feature`: of a `oneof` the last kind counts, and pieces of it in a row are merged.
-fn merged_list(mut feature: &[u8]) -> Result<Option<(Kind, Vec<u8>)>, Malformed> {
+pub(super) fn merged_list(mut feature: &[u8]) -> Result<Option<(Kind, Vec<u8>)>, Malformed> {
     let mut merged: Option<(Kind, Vec<u8>)> = None;
     while !feature.is_empty() {
         let kind = match wire::tag(&mut feature)? {
@@ -387,6 +393,7 @@ fn merged_list(mut feature: &[u8]) -> Result<Option<(Kind, Vec<u8>)>, Malformed>
             }
         };
         let piece = wire::delimited(&mut feature)?;
+        wire::check(piece)?;
         match &mut merged {
             Some((before, list)) if *before == kind => list.extend_from_slice(piece),
             _ => merged = Some((kind, piece.to_vec())),

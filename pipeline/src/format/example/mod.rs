@@ -1,10 +1,14 @@
-//! `tf.train.Example`, from the wire straight into Arrow columns.
+//! `tf.train.Example` and `tf.train.SequenceExample`, from the wire straight into Arrow columns.
 //!
 //! ```text
-//! Example   { Features features = 1; }
+//! Example         { Features features = 1; }
+//! SequenceExample { Features context = 1; FeatureLists feature_lists = 2; }
 //! Features  { map<string, Feature> feature = 1; }      // entries { string key = 1; Feature value = 2; }
 //! Feature   { oneof kind { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3; } }
 //! BytesList { repeated bytes value = 1; }              // FloatList, Int64List: packed or not
+//!
+//! FeatureLists { map<string, FeatureList> feature_list = 1; }
+//! FeatureList  { repeated Feature feature = 1; }       // one for each step
 //! ```
 //!
 //! A record is taken in two steps. The first walks its features and notes where the value of each wanted
@@ -12,6 +16,11 @@
 //! appends those values to the columns. So nothing is allocated or hashed per value, columns nobody asked
 //! for are stepped over, and a record that turns out to be bad in its last column leaves no trace in the
 //! first.
+//!
+//! A `SequenceExample` is an `Example` with one more field, so nobody needs to say which of them records are. A
+//! feature list is a multi-valued column like any other: the values of its steps, one after the other. How many
+//! each step holds is not kept, which loses nothing where each holds one; a step without a value holds none.
+//! Steps of different kinds are an error, and so is a name that is both in the context and in a list.
 //!
 //! Names are matched by guess. Writers tend to write each record's features in the order of the record
 //! before, so after each name the one that followed it last time is tried; one comparison then covers the
@@ -29,7 +38,7 @@ use arrow_array::{RecordBatch, RecordBatchOptions};
 use arrow_schema::{Field, Schema};
 
 use crate::dataset::Projection;
-use column::Column;
+use column::{Column, Kind};
 pub(crate) use encode::ExampleEncoder;
 use expected::{Expected, Sighting};
 use names::{Names, Slot};
@@ -54,7 +63,7 @@ pub struct ExampleColumns {
 /// Why a record cannot become a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It is no `tf.train.Example`.
+    /// It is no `tf.train.Example`, nor a `tf.train.SequenceExample`.
     Malformed(&'static str),
     /// What it has for this column cannot be used.
     Column {
@@ -65,15 +74,38 @@ pub enum Fault {
     },
 }
 
-/// A `Feature` message within the record, or within `joined`.
+/// Where the value of a column lies.
 #[derive(Clone, Copy, Debug)]
 struct Found {
     start: u32,
     end: u32,
-    joined: bool,
+    source: Source,
 }
 
-const ABSENT: Found = Found { start: u32::MAX, end: u32::MAX, joined: false };
+/// What the value of a column is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// A `Feature` message within the record.
+    Record,
+    /// One within `joined`.
+    Joined,
+    /// The list that the steps of a feature list make together, within `joined`; of no kind if it is empty.
+    Steps(Option<Kind>),
+}
+
+const ABSENT: Found = Found { start: u32::MAX, end: u32::MAX, source: Source::Record };
+
+impl Found {
+    fn is_steps(&self) -> bool {
+        matches!(self.source, Source::Steps(_))
+    }
+}
+
+impl From<Malformed> for Fault {
+    fn from(malformed: Malformed) -> Self {
+        Self::Malformed(malformed)
+    }
+}
 
 impl ExampleColumns {
     /// Columns for exactly `projection`.
@@ -145,17 +177,23 @@ impl ExampleColumns {
         self.joined.clear();
         self.sighted.clear();
         self.names.restart();
-        if let Err(malformed) = self.scan(record) {
+        if let Err(fault) = self.scan(record) {
             self.found.fill(ABSENT);
-            return Err(Fault::Malformed(malformed));
+            return Err(fault);
         }
         for (column, found) in self.found.iter_mut().enumerate() {
-            let Found { start, end, joined } = std::mem::replace(found, ABSENT);
-            let source = if joined { &self.joined[..] } else { record };
-            let appended = match source.get(start as usize..end as usize) {
-                Some(feature) => self.columns[column].append(feature),
-                None => {
-                    self.columns[column].append_absent();
+            let Found { start, end, source } = std::mem::replace(found, ABSENT);
+            let bytes = if source == Source::Record { record } else { &self.joined };
+            let column_of = &mut self.columns[column];
+            let appended = match (bytes.get(start as usize..end as usize), source) {
+                (Some(list), Source::Steps(Some(kind))) => column_of.append_list(kind, list),
+                (Some(_), Source::Steps(None)) => {
+                    column_of.append_empty();
+                    Ok(())
+                }
+                (Some(feature), _) => column_of.append(feature),
+                (None, _) => {
+                    column_of.append_absent();
                     Ok(())
                 }
             };
@@ -176,7 +214,7 @@ impl ExampleColumns {
     fn learn(&mut self, record: &[u8]) {
         let sightings = self.sighted.iter().map(|&(name, found)| {
             let (slot, head) = self.names.get(name);
-            let whole = if found.joined { &[] } else { record };
+            let whole = if found.source == Source::Record { record } else { &[] };
             Sighting {
                 name,
                 slot,
@@ -205,24 +243,26 @@ impl ExampleColumns {
     }
 
     /// Notes where the values of the wanted columns are.
-    fn scan(&mut self, record: &[u8]) -> Result<(), Malformed> {
+    fn scan(&mut self, record: &[u8]) -> Result<(), Fault> {
         let mut example = record;
         while !example.is_empty() {
             match wire::tag(&mut example)? {
                 (1, WireType::Delimited) => {
                     let mut features = wire::delimited(&mut example)?;
-                    while !features.is_empty() {
-                        match wire::tag(&mut features)? {
-                            (1, WireType::Delimited) => {
-                                let entry = wire::delimited(&mut features)?;
-                                self.scan_entry(record, entry)?;
-                            }
-                            (1, _) => return Err("`feature` is not a message"),
-                            (number, wire_type) => wire::skip(&mut features, number, wire_type)?,
-                        }
+                    while let Some(entry) = next_entry(&mut features, "`feature` is not a message")? {
+                        self.scan_entry(record, entry)?;
                     }
                 }
-                (1, _) => return Err("`features` is not a message"),
+                (2, WireType::Delimited) => {
+                    // Steps are not like any entry to expect.
+                    self.learning = false;
+                    let mut lists = wire::delimited(&mut example)?;
+                    while let Some(entry) = next_entry(&mut lists, "`feature_list` is not a message")? {
+                        self.scan_list(record, entry)?;
+                    }
+                }
+                (1, _) => return Err(Fault::Malformed("`features` is not a message")),
+                (2, _) => return Err(Fault::Malformed("`feature_lists` is not a message")),
                 (number, wire_type) => wire::skip(&mut example, number, wire_type)?,
             }
         }
@@ -230,7 +270,7 @@ impl ExampleColumns {
     }
 
     #[inline]
-    fn scan_entry(&mut self, record: &[u8], entry: &[u8]) -> Result<(), Malformed> {
+    fn scan_entry(&mut self, record: &[u8], entry: &[u8]) -> Result<(), Fault> {
         let (name, slot, found) = match self.names.guess(entry) {
             Some((name, slot, value)) => (Some(name), slot, place_in(record, value)),
             None => self.scan_unexpected(record, entry)?,
@@ -243,9 +283,75 @@ impl ExampleColumns {
             }
         }
         if let Slot::Column(column) = slot {
-            self.found[column as usize] = found;
+            self.note(column as usize, found)?;
         }
         Ok(())
+    }
+
+    #[inline]
+    fn note(&mut self, column: usize, found: Found) -> Result<(), Fault> {
+        let before = &mut self.found[column];
+        if before.start != ABSENT.start && before.is_steps() != found.is_steps() {
+            let message = "is both in the context and in the feature lists".to_owned();
+            return Err(Fault::Column { column, message });
+        }
+        *before = found;
+        Ok(())
+    }
+
+    /// An entry of the feature lists.
+    fn scan_list(&mut self, record: &[u8], entry: &[u8]) -> Result<(), Fault> {
+        let (slot, found) = match self.names.guess(entry) {
+            Some((_, slot, list)) => (slot, place_in(record, list)),
+            None => {
+                let (_, slot, found) = self.scan_unexpected(record, entry)?;
+                (slot, found)
+            }
+        };
+        let Slot::Column(column) = slot else { return Ok(()) };
+        let column = column as usize;
+        // Steps are appended to what `joined` holds, so a list that lies there itself is taken out.
+        let joined = found.source == Source::Joined;
+        let own =
+            if joined { self.joined[found.start as usize..found.end as usize].to_vec() } else { Vec::new() };
+        let list = if joined {
+            &own[..]
+        } else {
+            record.get(found.start as usize..found.end as usize).unwrap_or_default()
+        };
+        let steps = self.join_steps(column, list)?;
+        self.note(column, steps)
+    }
+
+    /// Puts the values of a `FeatureList`'s steps together.
+    fn join_steps(&mut self, column: usize, mut list: &[u8]) -> Result<Found, Fault> {
+        let start = self.joined.len() as u32;
+        let mut kind = None;
+        while let Some(step) = next_entry(&mut list, "a step is not a message")? {
+            let merged;
+            let (step_kind, values) = match column::one_list(step) {
+                Some(list) => list,
+                None => match column::merged_list(step)? {
+                    Some((step_kind, values)) => {
+                        merged = values;
+                        (step_kind, &merged[..])
+                    }
+                    None => continue,
+                },
+            };
+            if values.is_empty() {
+                continue;
+            }
+            let first = *kind.get_or_insert(step_kind);
+            if first != step_kind {
+                let message =
+                    format!("holds {} in one step and {} in another", first.name(), step_kind.name());
+                return Err(Fault::Column { column, message });
+            }
+            wire::check(values)?;
+            self.joined.extend_from_slice(values);
+        }
+        Ok(Found { start, end: self.joined.len() as u32, source: Source::Steps(kind) })
     }
 
     /// An entry whose name, or whose layout, is not the expected one.
@@ -263,7 +369,7 @@ impl ExampleColumns {
                 (1, WireType::Delimited) => key = wire::delimited(&mut rest)?,
                 (2, WireType::Delimited) => {
                     let value = wire::delimited(&mut rest)?;
-                    found = self.join(record, found, value);
+                    found = self.join(record, found, value)?;
                 }
                 (1 | 2, _) => return Err("an entry's key or value is of the wrong type"),
                 (number, wire_type) => wire::skip(&mut rest, number, wire_type)?,
@@ -280,28 +386,42 @@ impl ExampleColumns {
         Ok((id, slot, found))
     }
 
-    /// Pieces of one message, one behind the other, are that message merged.
-    fn join(&mut self, record: &[u8], before: Found, value: &[u8]) -> Found {
-        let Some(first) = record.get(before.start as usize..before.end as usize).filter(|_| !before.joined)
-        else {
-            if !before.joined {
-                return place_in(record, value);
-            }
-            self.joined.extend_from_slice(value);
-            return Found { end: self.joined.len() as u32, ..before };
-        };
-        let start = self.joined.len() as u32;
-        self.joined.extend_from_slice(first);
+    /// Pieces of one message, one behind the other, are that message merged, if each is a whole one.
+    fn join(&mut self, record: &[u8], before: Found, value: &[u8]) -> Result<Found, Malformed> {
+        if before.start == ABSENT.start {
+            return Ok(place_in(record, value));
+        }
+        wire::check(value)?;
+        let mut start = before.start;
+        if before.source == Source::Record {
+            let first = record.get(before.start as usize..before.end as usize).unwrap_or_default();
+            wire::check(first)?;
+            start = self.joined.len() as u32;
+            self.joined.extend_from_slice(first);
+        }
         self.joined.extend_from_slice(value);
-        Found { start, end: self.joined.len() as u32, joined: true }
+        Ok(Found { start, end: self.joined.len() as u32, source: Source::Joined })
     }
+}
+
+/// The next of a message's fields of number 1, which are messages; others are stepped over.
+#[inline]
+fn next_entry<'a>(message: &mut &'a [u8], otherwise: Malformed) -> Result<Option<&'a [u8]>, Malformed> {
+    while !message.is_empty() {
+        match wire::tag(message)? {
+            (1, WireType::Delimited) => return wire::delimited(message).map(Some),
+            (1, _) => return Err(otherwise),
+            (number, wire_type) => wire::skip(message, number, wire_type)?,
+        }
+    }
+    Ok(None)
 }
 
 /// Where `part`, a slice of `record`, lies in it. Records are shorter than 4 GiB.
 #[inline]
 fn place_in(record: &[u8], part: &[u8]) -> Found {
     let start = part.as_ptr().addr() - record.as_ptr().addr();
-    Found { start: start as u32, end: (start + part.len()) as u32, joined: false }
+    Found { start: start as u32, end: (start + part.len()) as u32, source: Source::Record }
 }
 
 #[cfg(test)]

@@ -55,6 +55,24 @@ struct Int64List {
     value: Vec<i64>,
 }
 
+#[derive(Clone, PartialEq, prost::Message)]
+struct SequenceExample {
+    #[prost(message, optional, tag = "1")]
+    context: Option<Features>,
+    #[prost(message, optional, tag = "2")]
+    feature_lists: Option<FeatureLists>,
+}
+#[derive(Clone, PartialEq, prost::Message)]
+struct FeatureLists {
+    #[prost(map = "string, message", tag = "1")]
+    feature_list: HashMap<String, FeatureList>,
+}
+#[derive(Clone, PartialEq, prost::Message)]
+struct FeatureList {
+    #[prost(message, repeated, tag = "1")]
+    feature: Vec<Feature>,
+}
+
 /// A feature's values in a form that compares (floats by their bits).
 #[derive(Clone, Debug, PartialEq)]
 enum Row {
@@ -324,7 +342,9 @@ proptest! {
             prop_assert_eq!(ours.rows(), usize::from(pushed.is_ok()));
             // prost does not look at the wire type of a map's entries.
             let lenient = pushed == Err(Fault::Malformed("`feature` is not a message"));
-            if let (Ok(example), false) = (Example::decode(record), lenient) {
+            // To prost's `Example` feature lists are an unknown field, whatever they hold.
+            let lists = SequenceExample::decode(record).map_or(true, |sequence| sequence.feature_lists.is_some());
+            if let (Ok(example), false) = (Example::decode(record), lenient || lists) {
                 let mut reference = Reference::default();
                 prop_assert_eq!(pushed.is_ok(), reference.push(&example), "{:?} {:?}", pushed, example);
                 let found: Vec<_> = ours.finish().columns().iter().map(rows_of).collect();
@@ -335,6 +355,222 @@ proptest! {
             every.finish();
         }
     }
+}
+
+/// One value, or none, or several; often of the bytes where a layout changes.
+fn kind_of(column: usize) -> impl Strategy<Value = Kind> {
+    let ints = prop_oneof![any::<i64>(), (0u32..64).prop_map(|bits| (1u64 << bits) as i64), -2i64..2];
+    let count = prop_oneof![12 => Just(1usize), 1 => Just(0), 1 => Just(3)];
+    let texts = prop_oneof![4 => 0usize..40, 1 => 90usize..140];
+    (ints, any::<f32>(), texts, count).prop_map(move |(int, float, length, count)| match column % 3 {
+        0 => Kind::Int(Int64List { value: vec![int; count] }),
+        1 => Kind::Float(FloatList { value: vec![float; count] }),
+        _ => Kind::Bytes(BytesList { value: vec![vec![length as u8; length]; count] }),
+    })
+}
+
+/// What is done to a record so that it is not like the ones before.
+#[derive(Clone, Debug)]
+enum Change {
+    None,
+    Swap(prop::sample::Index),
+    Twice(prop::sample::Index),
+    Unpacked,
+    New,
+    Byte(prop::sample::Index, u8),
+    Cut(prop::sample::Index),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    use prop::sample::Index;
+    prop_oneof![
+        8 => Just(Change::None),
+        1 => any::<Index>().prop_map(Change::Swap),
+        1 => any::<Index>().prop_map(Change::Twice),
+        1 => Just(Change::Unpacked),
+        1 => Just(Change::New),
+        2 => (any::<Index>(), any::<u8>()).prop_map(|(at, byte)| Change::Byte(at, byte)),
+        1 => any::<Index>().prop_map(Change::Cut),
+    ]
+}
+
+/// Records with the same features in the same order, as writers write them, but for some changes.
+fn alike() -> impl Strategy<Value = (Projection, Vec<Vec<u8>>)> {
+    let column = (prop_oneof![4 => 0usize..12, 1 => 12usize..60, 1 => 100usize..130], any::<bool>(), 0..5u8);
+    vec(column, 1..12).prop_flat_map(|columns| {
+        let names: Vec<String> = columns
+            .iter()
+            .enumerate()
+            .map(|(at, &(length, ..))| format!("{}{at}", "n".repeat(length)))
+            .collect();
+        let wanted = columns.iter().zip(&names).filter(|((.., wanted), _)| *wanted > 0);
+        let projection = Projection {
+            columns: wanted
+                .map(|(&(_, multi, _), name)| ProjectedColumn { name: name.clone(), multi })
+                .collect(),
+        };
+        let values: Vec<_> =
+            (0..names.len()).map(|column| prop::option::weighted(0.9, kind_of(column))).collect();
+        let record = (values, change()).prop_map(move |(values, change)| {
+            let entries =
+                names.iter().zip(values).filter_map(|(name, kind)| Some(entry_of(name, kind?, &change)));
+            changed(entries.collect(), &change)
+        });
+        (Just(projection), vec(record, 1..40))
+    })
+}
+
+fn entry_of(name: &str, kind: Kind, change: &Change) -> Vec<u8> {
+    let feature = match (&kind, change) {
+        (Kind::Int(list), Change::Unpacked) => {
+            let mut bytes = Vec::new();
+            for &value in &list.value {
+                bytes.push(1 << 3);
+                prost::encoding::encode_varint(value as u64, &mut bytes);
+            }
+            delimited(3, &bytes)
+        }
+        (Kind::Float(list), Change::Unpacked) => {
+            let values =
+                list.value.iter().flat_map(|value| [&[1 << 3 | 5][..], &value.to_le_bytes()].concat());
+            delimited(2, &values.collect::<Vec<u8>>())
+        }
+        _ => Feature { kind: Some(kind) }.encode_to_vec(),
+    };
+    delimited(1, &[delimited(1, name.as_bytes()), delimited(2, &feature)].concat())
+}
+
+fn changed(mut entries: Vec<Vec<u8>>, change: &Change) -> Vec<u8> {
+    match change {
+        Change::Swap(at) if entries.len() > 1 => {
+            let at = at.index(entries.len() - 1);
+            entries.swap(at, at + 1);
+        }
+        Change::Twice(at) if !entries.is_empty() => entries.push(entries[at.index(entries.len())].clone()),
+        Change::New => entries.insert(entries.len() / 2, entry_of("new", int(&[7]), change)),
+        _ => {}
+    }
+    let mut record = delimited(1, &entries.concat());
+    match change {
+        Change::Byte(at, byte) => {
+            let at = at.index(record.len());
+            record[at] = *byte;
+        }
+        Change::Cut(at) => record.truncate(at.index(record.len())),
+        _ => {}
+    }
+    record
+}
+
+proptest! {
+    #[test]
+    fn the_expected_way_is_the_careful_way((projection, records) in alike(), chunk in 1usize..20, every in any::<bool>()) {
+        let new = || if every { ExampleColumns::every() } else { ExampleColumns::new(&projection) };
+        let (mut expected, mut careful) = (new(), new());
+        for (number, record) in records.iter().enumerate() {
+            prop_assert_eq!(expected.push(record), careful.push_carefully(record), "record {}", number);
+            if number % chunk == 0 {
+                prop_assert_eq!(expected.finish(), careful.finish());
+            }
+        }
+        prop_assert_eq!(expected.finish(), careful.finish());
+    }
+
+    #[test]
+    fn sequences_read_as_prost_reads_them(records in vec((record(), lists()), 1..8)) {
+        let mut ours = ExampleColumns::every();
+        for (context, lists) in records {
+            let record = [context, delimited(2, &lists)].concat();
+            let Ok(decoded) = SequenceExample::decode(&record[..]) else { panic!("made to be valid") };
+            let names = |columns: &ExampleColumns| (0..columns.columns.len()).map(|at| columns.name(at).to_owned()).collect::<Vec<_>>();
+            match (ours.push(&record), sequence_row(&decoded)) {
+                (Ok(()), Some(row)) => {
+                    let chunk = ours.finish();
+                    let found: std::collections::BTreeMap<_, _> = names(&ours)
+                        .into_iter()
+                        .zip(chunk.columns())
+                        .filter_map(|(name, array)| Some((name, rows_of(array).pop()??)))
+                        .collect();
+                    prop_assert_eq!(found, row);
+                }
+                // Kinds settled by earlier records, names of both sorts, steps of several kinds.
+                (Err(Fault::Column { .. }), _) => {}
+                (outcome, row) => prop_assert!(false, "{:?} {:?}", outcome, row),
+            }
+        }
+    }
+}
+
+/// The entries of a `FeatureLists`.
+fn lists() -> impl Strategy<Value = Vec<u8>> {
+    let steps = (0..3usize, 0usize..6).prop_flat_map(|(kind, count)| vec(kind_of(kind), count));
+    let list = ("s[a-d]", steps, unknown()).prop_map(|(name, steps, unknown)| {
+        let steps = steps.into_iter().map(|kind| delimited(1, &Feature { kind: Some(kind) }.encode_to_vec()));
+        let list = [steps.collect::<Vec<_>>().concat(), unknown].concat();
+        delimited(1, &[delimited(1, name.as_bytes()), delimited(2, &list)].concat())
+    });
+    vec(list, 0..5).prop_map(|lists| lists.concat())
+}
+
+/// All features of a record that hold values; `None` if it cannot be a row.
+fn sequence_row(record: &SequenceExample) -> Option<std::collections::BTreeMap<String, Row>> {
+    let mut row = std::collections::BTreeMap::new();
+    for (name, feature) in record.context.iter().flat_map(|context| &context.feature) {
+        row.extend(Row::of(feature).map(|values| (name.clone(), values)));
+    }
+    for (name, list) in record.feature_lists.iter().flat_map(|lists| &lists.feature_list) {
+        let mut all: Option<Row> = None;
+        for step in list.feature.iter().filter_map(Row::of).filter(|step| step.len() > 0) {
+            match (&mut all, step) {
+                (None, step) => all = Some(step),
+                (Some(Row::Bytes(all)), Row::Bytes(step)) => all.extend(step),
+                (Some(Row::Float(all)), Row::Float(step)) => all.extend(step),
+                (Some(Row::Int(all)), Row::Int(step)) => all.extend(step),
+                _ => return None,
+            }
+        }
+        if let Some(all) = all
+            && row.insert(name.clone(), all).is_some()
+        {
+            return None;
+        }
+    }
+    row.retain(|_, values| values.len() > 0);
+    Some(row)
+}
+
+fn sequence(context: &[(&str, Kind)], lists: &[(&str, Vec<Kind>)]) -> Vec<u8> {
+    let entry = |(name, steps): &(&str, Vec<Kind>)| {
+        let step = |kind: &Kind| delimited(1, &Feature { kind: Some(kind.clone()) }.encode_to_vec());
+        let list: Vec<u8> = steps.iter().flat_map(step).collect();
+        delimited(1, &[delimited(1, name.as_bytes()), delimited(2, &list)].concat())
+    };
+    [example(context), delimited(2, &lists.iter().flat_map(entry).collect::<Vec<u8>>())].concat()
+}
+
+#[test]
+fn a_feature_list_is_the_values_of_its_steps() {
+    let mut columns = ExampleColumns::new(&projection());
+    let steps = vec![int(&[1]), int(&[2, 3]), int(&[]), int(&[4])];
+    columns.push(&sequence(&[("a", float(&[0.5]))], &[("bb", steps)])).unwrap();
+    columns.push(&sequence(&[], &[("bb", vec![]), ("unknown", vec![int(&[1])])])).unwrap();
+    columns.push(&sequence(&[], &[])).unwrap();
+    let fault = columns.push(&sequence(&[], &[("bb", vec![int(&[1]), float(&[1.0])])]));
+    let message = "holds int64 in one step and float in another".to_owned();
+    assert_eq!(fault, Err(Fault::Column { column: 1, message }));
+    let fault = columns.push(&sequence(&[("bb", int(&[1]))], &[("bb", vec![int(&[1])])]));
+    let message = "is both in the context and in the feature lists".to_owned();
+    assert_eq!(fault, Err(Fault::Column { column: 1, message }));
+    let fault = columns.push(&sequence(&[], &[("a", vec![float(&[1.0]), float(&[2.0])])]));
+    assert_eq!(fault, Err(Fault::Column { column: 0, message: "holds 2 values, expected one".to_owned() }));
+    // A step that is cut does not go on in the next one.
+    let steps = [delimited(1, &delimited(3, &[0x0a, 2, 7])), delimited(1, &delimited(3, &[0x0a]))].concat();
+    let cut = delimited(1, &[delimited(1, b"bb"), delimited(2, &steps)].concat());
+    assert_eq!(columns.push(&delimited(2, &cut)), Err(Fault::Malformed("a length goes beyond its message")));
+    let chunk = columns.finish();
+    assert_eq!(rows_of(chunk.column(1)), [Some(Row::Int(vec![1, 2, 3, 4])), None, None]);
+    assert!(chunk.column(1).is_valid(1), "empty, which is not absent");
+    assert!(chunk.column(1).is_null(2));
 }
 
 fn example(features: &[(&str, Kind)]) -> Vec<u8> {

@@ -139,6 +139,16 @@ pub(super) fn fixed32(bytes: &mut &[u8]) -> Result<[u8; 4], Malformed> {
     Ok(*value)
 }
 
+/// Whether a message's fields fill it: two that do can be joined.
+#[inline]
+pub(super) fn check(mut message: &[u8]) -> Result<(), Malformed> {
+    while !message.is_empty() {
+        let (number, wire_type) = tag(&mut message)?;
+        skip(&mut message, number, wire_type)?;
+    }
+    Ok(())
+}
+
 /// Takes the value of a field nobody asked for.
 pub(super) fn skip(bytes: &mut &[u8], number: u32, wire_type: WireType) -> Result<(), Malformed> {
     skip_nested(bytes, number, wire_type, MAX_DEPTH)

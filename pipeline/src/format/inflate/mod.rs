@@ -1,0 +1,626 @@
+//! gzip and zlib, decompressed as they come: the slowest part of reading compressed records, and so written
+//! for speed.
+//!
+//! The inner loop (`run`) holds up to 63 bits of input in a register and refills them by one load of eight
+//! bytes; one table look-up (`huffman.rs`) tells a whole symbol with the extra bits it has, and matches are
+//! copied by 16 bytes at a time into room kept behind the window for it. It runs while eight bytes of the
+//! present piece of input are left and the longest match still fits. Everything else (block and member
+//! headers, and symbols near the end of a piece) goes bit by bit through the same state, so input may be cut
+//! into pieces anywhere. A stream cut short never looks like its end: input may end only between two members.
+//!
+//! What is held is the window of 32 KiB, the output not yet read, and the tables: under 256 KiB.
+//!
+//! Sources: RFC 1950 (zlib), 1951 (deflate), 1952 (gzip).
+
+mod checksum;
+mod huffman;
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, BufRead, ErrorKind};
+
+use crate::format::compression::Compression;
+use checksum::Checksum;
+use huffman::{Codes, DISTANCE_BITS, END, Fault, LITERAL, LITERAL_BITS, SECOND, SPECIAL};
+
+/// How far back a match may reach.
+const WINDOW_BYTES: usize = 32 << 10;
+/// Output made at a time.
+const OUTPUT_BYTES: usize = 96 << 10;
+/// Room for a match that starts within the output: 258 bytes, a whole number of copies; and some literals.
+const SLACK_BYTES: usize = 512;
+/// Bytes of one copy.
+const COPY_BYTES: usize = 16;
+/// Bits of the longest symbol: a length's code and extra bits, a distance's.
+const SYMBOL_BITS: u32 = 15 + 5 + 15 + 13;
+
+/// gzip members or zlib streams, one after the other, as one.
+pub struct Inflate<R> {
+    input: R,
+    kind: Compression,
+    state: State,
+    /// The present block is its member's last.
+    last_block: bool,
+    codes: Box<Codes>,
+    /// Input taken and not used; the lowest bit is next. Above `held` bits they are 0.
+    bits: u64,
+    held: u32,
+    /// Output: what matches may reach, then what is not read yet, then room.
+    output: Box<[u8]>,
+    read: usize,
+    written: usize,
+    /// Where the member starts in `output`, or 0.
+    floor: usize,
+    checksum: Checksum,
+    /// Where bytes start that are not in the checksum yet.
+    unchecked: usize,
+    /// Bytes of the member's output, but for those.
+    checked: u64,
+    /// What ends it once the output before it is read.
+    failure: Option<io::Error>,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    /// Between members: here, and only here, input may end.
+    Between,
+    /// At a block's header.
+    Block,
+    /// Within a block of bytes as they are; so many are left.
+    Stored(usize),
+    /// Within a block of codes.
+    Codes,
+    /// Behind a member's last block.
+    Trailer,
+}
+
+impl<R: BufRead> Inflate<R> {
+    /// `kind` is gzip or zlib.
+    pub(crate) fn new(input: R, kind: Compression) -> Self {
+        Self {
+            input,
+            kind,
+            state: State::Between,
+            last_block: false,
+            codes: Box::new(Codes::new()),
+            bits: 0,
+            held: 0,
+            output: vec![0; WINDOW_BYTES + OUTPUT_BYTES + SLACK_BYTES].into_boxed_slice(),
+            read: 0,
+            written: 0,
+            floor: 0,
+            checksum: Checksum::crc32(),
+            unchecked: 0,
+            checked: 0,
+            failure: None,
+        }
+    }
+
+    /// The compressed stream.
+    pub(crate) fn input(&self) -> &R {
+        &self.input
+    }
+
+    /// Makes output until there is enough of it, or no more.
+    fn advance(&mut self) -> io::Result<()> {
+        self.slide();
+        while self.written < WINDOW_BYTES + OUTPUT_BYTES {
+            match self.state {
+                State::Between => {
+                    if self.held == 0 && self.input.fill_buf()?.is_empty() {
+                        break;
+                    }
+                    self.start_member()?;
+                }
+                State::Block => self.start_block()?,
+                State::Stored(left) => self.copy_stored(left)?,
+                State::Codes => self.decode()?,
+                State::Trailer => self.end_member()?,
+            }
+        }
+        self.check();
+        Ok(())
+    }
+
+    /// Drops output that neither a reader nor a match can reach any more.
+    fn slide(&mut self) {
+        let drop = self.written.saturating_sub(WINDOW_BYTES);
+        if drop > 0 {
+            self.output.copy_within(drop..self.written, 0);
+            self.written -= drop;
+            self.floor = self.floor.saturating_sub(drop);
+        }
+        self.read = self.written;
+        self.unchecked = self.written;
+    }
+
+    fn check(&mut self) {
+        let bytes = &self.output[self.unchecked..self.written];
+        self.checksum.update(bytes);
+        self.checked += bytes.len() as u64;
+        self.unchecked = self.written;
+    }
+
+    fn start_member(&mut self) -> io::Result<()> {
+        self.floor = self.written;
+        self.unchecked = self.written;
+        self.checked = 0;
+        self.checksum = match self.kind {
+            Compression::Gzip => self.gzip_header()?,
+            _ => self.zlib_header()?,
+        };
+        self.state = State::Block;
+        Ok(())
+    }
+
+    fn gzip_header(&mut self) -> io::Result<Checksum> {
+        const HEADER_CHECKSUM: u8 = 2;
+        const EXTRA: u8 = 4;
+        const NAME: u8 = 8;
+        const COMMENT: u8 = 16;
+
+        let mut checksum = Checksum::crc32();
+        let mut next = |this: &mut Self| -> io::Result<u8> {
+            let byte = this.take(8)? as u8;
+            checksum.update(&[byte]);
+            Ok(byte)
+        };
+        if [next(self)?, next(self)?] != [0x1f, 0x8b] {
+            return Err(invalid("what follows a gzip member is not another"));
+        }
+        let (method, flags) = (next(self)?, next(self)?);
+        if method != 8 {
+            return Err(invalid("a gzip member of an unknown method"));
+        }
+        if flags >= 32 {
+            return Err(invalid("a gzip header with unknown flags"));
+        }
+        for _time_level_and_system in 0..6 {
+            next(self)?;
+        }
+        if flags & EXTRA != 0 {
+            let bytes = u16::from_le_bytes([next(self)?, next(self)?]);
+            for _ in 0..bytes {
+                next(self)?;
+            }
+        }
+        for text in [NAME, COMMENT] {
+            while flags & text != 0 && next(self)? != 0 {}
+        }
+        if flags & HEADER_CHECKSUM != 0 {
+            let expected = checksum.value() & 0xffff;
+            if self.take(16)? as u32 != expected {
+                return Err(invalid("the checksum of a gzip header does not match"));
+            }
+        }
+        Ok(Checksum::crc32())
+    }
+
+    fn zlib_header(&mut self) -> io::Result<Checksum> {
+        const DICTIONARY: u8 = 0x20;
+
+        let (method, flags) = (self.take(8)? as u8, self.take(8)? as u8);
+        if method & 0x0f != 8 || method >> 4 > 7 || u16::from_be_bytes([method, flags]) % 31 != 0 {
+            return Err(invalid("no zlib header where one must be"));
+        }
+        if flags & DICTIONARY != 0 {
+            return Err(invalid("a zlib stream that needs a dictionary"));
+        }
+        Ok(Checksum::adler32())
+    }
+
+    fn end_member(&mut self) -> io::Result<()> {
+        self.check();
+        let _padding = self.take(self.held % 8)?;
+        let stored = self.take(32)? as u32;
+        let expected = self.checksum.value();
+        let (stored, bytes) = match self.kind {
+            Compression::Gzip => (stored, Some(self.take(32)? as u32)),
+            _ => (stored.swap_bytes(), None),
+        };
+        if stored != expected {
+            return Err(invalid("the checksum of the decompressed bytes does not match"));
+        }
+        if bytes.is_some_and(|bytes| bytes != self.checked as u32) {
+            return Err(invalid("the number of decompressed bytes does not match"));
+        }
+        self.state = State::Between;
+        Ok(())
+    }
+
+    fn start_block(&mut self) -> io::Result<()> {
+        self.last_block = self.take(1)? == 1;
+        self.state = match self.take(2)? {
+            0 => {
+                let _padding = self.take(self.held % 8)?;
+                let (length, inverse) = (self.take(16)?, self.take(16)?);
+                if length != inverse ^ 0xffff {
+                    return Err(invalid("the length of a stored block does not match its inverse"));
+                }
+                State::Stored(length as usize)
+            }
+            1 => {
+                self.codes.set_fixed().map_err(invalid)?;
+                State::Codes
+            }
+            2 => {
+                self.read_codes()?;
+                State::Codes
+            }
+            _ => return Err(invalid("a block of an unknown kind")),
+        };
+        Ok(())
+    }
+
+    /// The lengths of a block's codes, which are compressed themselves.
+    fn read_codes(&mut self) -> io::Result<()> {
+        const ORDER: [u8; 19] = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15];
+
+        let literals = self.take(5)? as usize + 257;
+        let distances = self.take(5)? as usize + 1;
+        let given = self.take(4)? as usize + 4;
+        if literals > 286 || distances > 30 {
+            return Err(invalid("a block has codes for more symbols than there are"));
+        }
+        let mut meta = [0; 19];
+        for &symbol in &ORDER[..given] {
+            meta[usize::from(symbol)] = self.take(3)? as u8;
+        }
+        let meta = huffman::lengths_code(&meta).map_err(invalid)?;
+        let mut lengths = [0u8; 286 + 30];
+        let all = literals + distances;
+        let mut at = 0;
+        while at < all {
+            // At most 7 bits of code and 7 more; at the end of input there may be fewer.
+            self.top_up(14)?;
+            let entry = meta[(self.bits & 0x7f) as usize];
+            if entry == 0 {
+                return Err(self.invalid_or_cut("a block has a length of no code"));
+            }
+            self.take(u32::from(entry & 7))?;
+            let (length, times) = match entry >> 3 {
+                16 if at == 0 => return Err(invalid("a block repeats a length before the first")),
+                16 => (lengths[at - 1], 3 + self.take(2)?),
+                17 => (0, 3 + self.take(3)?),
+                18 => (0, 11 + self.take(7)?),
+                length => (length as u8, 1),
+            };
+            let repeated = lengths[..all].get_mut(at..at + times as usize);
+            repeated.ok_or_else(|| invalid("a block has more lengths than symbols"))?.fill(length);
+            at += times as usize;
+        }
+        self.codes.set(&lengths[..literals], &lengths[literals..all]).map_err(invalid)
+    }
+
+    fn copy_stored(&mut self, left: usize) -> io::Result<()> {
+        if left == 0 {
+            self.end_block();
+            return Ok(());
+        }
+        let room = WINDOW_BYTES + OUTPUT_BYTES - self.written;
+        let wanted = left.min(room);
+        let copied = if self.held > 0 {
+            self.output[self.written] = self.take(8)? as u8;
+            1
+        } else {
+            let piece = self.input.fill_buf()?;
+            if piece.is_empty() {
+                return Err(cut());
+            }
+            let amount = wanted.min(piece.len());
+            self.output[self.written..self.written + amount].copy_from_slice(&piece[..amount]);
+            self.input.consume(amount);
+            amount
+        };
+        self.written += copied;
+        self.state = State::Stored(left - copied);
+        Ok(())
+    }
+
+    fn end_block(&mut self) {
+        self.state = if self.last_block { State::Trailer } else { State::Block };
+    }
+
+    /// Some of a block of codes: a run, or a symbol.
+    fn decode(&mut self) -> io::Result<()> {
+        let piece = self.input.fill_buf()?;
+        let mut at = Place { bits: self.bits, held: self.held, taken: 0, written: self.written };
+        let ended = run(&self.codes, piece, &mut self.output, self.floor, &mut at);
+        (self.bits, self.held, self.written) = (at.bits, at.held, at.written);
+        self.input.consume(at.taken);
+        if ended.map_err(invalid)? || self.symbol()? {
+            self.end_block();
+        }
+        Ok(())
+    }
+
+    /// One symbol, or the end of the block, wherever input ends.
+    fn symbol(&mut self) -> io::Result<bool> {
+        if self.written >= WINDOW_BYTES + OUTPUT_BYTES {
+            return Ok(false);
+        }
+        self.top_up(SYMBOL_BITS)?;
+        let entry = self.code(false)?;
+        if entry & LITERAL != 0 {
+            self.take(entry & 63)?;
+            self.output[self.written] = (entry >> 16) as u8;
+            self.written += 1;
+            return Ok(false);
+        }
+        if entry & END == END {
+            self.take(entry & 63)?;
+            return Ok(true);
+        }
+        let length = self.value(entry)?;
+        let entry = self.code(true)?;
+        let distance = self.value(entry)?;
+        if distance > self.written - self.floor {
+            return Err(invalid(TOO_FAR));
+        }
+        repeat(&mut self.output, self.written, distance, length);
+        self.written += length;
+        Ok(false)
+    }
+
+    /// The entry for the next bits, which it does not take but for those of the first table where it leads on.
+    fn code(&mut self, distance: bool) -> io::Result<u32> {
+        let codes = &self.codes;
+        let (table, first_bits): (&[u32], u32) =
+            if distance { (&codes.distances, DISTANCE_BITS) } else { (&codes.literals, LITERAL_BITS) };
+        let mut entry = table[(self.bits & low(first_bits)) as usize];
+        if entry & (LITERAL | SECOND) == SECOND {
+            let index = (entry >> 16) as usize + (self.bits >> first_bits & low(entry >> 8 & 0xf)) as usize;
+            entry = table.get(index).copied().unwrap_or(SPECIAL);
+            self.take(first_bits)?;
+        }
+        let usable = entry & LITERAL != 0 || entry & SPECIAL == 0 || entry & END == END;
+        if usable { Ok(entry) } else { Err(self.invalid_or_cut(NO_CODE)) }
+    }
+
+    /// Takes the length or distance of an entry.
+    fn value(&mut self, entry: u32) -> io::Result<usize> {
+        let code_bits = entry >> 8 & 0xf;
+        self.take(code_bits)?;
+        let extra = self.take((entry & 63) - code_bits)?;
+        Ok((entry >> 16) as usize + extra as usize)
+    }
+
+    /// The next `count` bits, 32 at most.
+    fn take(&mut self, count: u32) -> io::Result<u64> {
+        self.top_up(count)?;
+        if self.held < count {
+            return Err(cut());
+        }
+        let value = self.bits & ((1 << count) - 1);
+        self.bits >>= count;
+        self.held -= count;
+        Ok(value)
+    }
+
+    /// Holds at least `count` bits, 56 at most, or all that are left.
+    fn top_up(&mut self, count: u32) -> io::Result<()> {
+        while self.held < count {
+            let Some(&byte) = self.input.fill_buf()?.first() else { break };
+            self.input.consume(1);
+            self.bits |= u64::from(byte) << self.held;
+            self.held += 8;
+        }
+        Ok(())
+    }
+
+    /// Where input has ended, bits that make no sense are those that are not there.
+    fn invalid_or_cut(&mut self, fault: Fault) -> io::Error {
+        match self.input.fill_buf() {
+            Ok([]) if self.held < SYMBOL_BITS => cut(),
+            Ok(_) => invalid(fault),
+            Err(error) => error,
+        }
+    }
+}
+
+impl<R: BufRead> BufRead for Inflate<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.read == self.written {
+            if let Some(failure) = self.failure.take() {
+                // It stays failed, whatever the reader does next.
+                self.failure = Some(io::Error::new(failure.kind(), failure.to_string()));
+                return Err(failure);
+            }
+            if let Err(failure) = self.advance() {
+                self.failure = Some(failure);
+                if self.read == self.written {
+                    return self.fill_buf();
+                }
+            }
+        }
+        Ok(&self.output[self.read..self.written])
+    }
+
+    fn consume(&mut self, amount: usize) {
+        self.read = (self.read + amount).min(self.written);
+    }
+}
+
+impl<R: BufRead> io::Read for Inflate<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let amount = self.fill_buf()?.read(out)?;
+        self.consume(amount);
+        Ok(amount)
+    }
+}
+
+const NO_CODE: Fault = "a code that the block does not have";
+const TOO_FAR: Fault = "a match reaches back beyond the start";
+
+fn invalid(fault: Fault) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, format!("the compressed stream is damaged: {fault}"))
+}
+
+fn cut() -> io::Error {
+    io::Error::new(ErrorKind::UnexpectedEof, "the compressed stream is cut short")
+}
+
+/// Where a run is in its input and output.
+struct Place {
+    bits: u64,
+    held: u32,
+    /// Bytes of the piece.
+    taken: usize,
+    written: usize,
+}
+
+/// The bits of a run: at least those of a symbol between two refills.
+struct Bits<'a> {
+    piece: &'a [u8],
+    taken: usize,
+    bits: u64,
+    /// In the lowest six bits how many are held, so that a whole entry can be subtracted.
+    held: u32,
+}
+
+impl Bits<'_> {
+    /// Adds whole bytes up to 56 bits and more. Those above are loaded again the next time. False where the
+    /// piece has no eight bytes left.
+    #[inline(always)]
+    fn refill(&mut self) -> bool {
+        let Some(word) = self.piece.get(self.taken..).and_then(|rest| rest.first_chunk()) else {
+            return false;
+        };
+        let held = self.held & 63;
+        self.bits |= u64::from_le_bytes(*word) << held;
+        self.taken += (63 - held as usize) >> 3;
+        self.held = held | 56;
+        true
+    }
+
+    /// Takes the bits that an entry says.
+    #[inline(always)]
+    fn take(&mut self, entry: u32) {
+        self.bits = self.bits.wrapping_shr(entry);
+        self.held = self.held.wrapping_sub(entry);
+    }
+
+    /// The entry for the next bits, where the first table leads; not taken yet.
+    #[inline(always)]
+    fn go_on(&mut self, entry: u32, table: &[u32]) -> u32 {
+        self.take(entry);
+        let index = (entry >> 16) as usize + (self.bits & low(entry >> 8 & 0xf)) as usize;
+        table.get(index).copied().unwrap_or(SPECIAL)
+    }
+
+    /// Takes an entry's length or distance: the least of its code, and what the extra bits behind it add.
+    #[inline(always)]
+    fn value(&mut self, entry: u32) -> usize {
+        let whole = self.bits & low(entry);
+        self.take(entry);
+        (entry >> 16) as usize + whole.wrapping_shr(entry >> 8 & 0xf) as usize
+    }
+}
+
+/// As many bits as the lowest six say.
+#[inline(always)]
+fn low(bits: u32) -> u64 {
+    !u64::MAX.wrapping_shl(bits)
+}
+
+/// Decodes symbols until the block ends (true), the piece of input nearly does, or the output is full.
+#[inline(never)]
+fn run(
+    codes: &Codes,
+    piece: &[u8],
+    output: &mut [u8],
+    floor: usize,
+    place: &mut Place,
+) -> Result<bool, Fault> {
+    let mut input = Bits { piece, taken: 0, bits: place.bits, held: place.held };
+    let mut written = place.written;
+    let mut ended = false;
+    let literal_of = |bits: u64| codes.literals[(bits & low(LITERAL_BITS)) as usize];
+    while written < WINDOW_BYTES + OUTPUT_BYTES && input.refill() {
+        let mut entry = literal_of(input.bits);
+        if entry & LITERAL != 0 {
+            // Three codes of the first table have 33 bits at most, and what is left finds another entry.
+            let Some(room) = output.get_mut(written..).and_then(|room| room.first_chunk_mut::<3>()) else {
+                break;
+            };
+            room[0] = (entry >> 16) as u8;
+            input.take(entry);
+            entry = literal_of(input.bits);
+            written += 1;
+            if entry & LITERAL != 0 {
+                room[1] = (entry >> 16) as u8;
+                input.take(entry);
+                entry = literal_of(input.bits);
+                written += 1;
+                if entry & LITERAL != 0 {
+                    room[2] = (entry >> 16) as u8;
+                    input.take(entry);
+                    written += 1;
+                    continue;
+                }
+            }
+            if !input.refill() {
+                break;
+            }
+        }
+        if entry & SPECIAL != 0 {
+            if entry & SECOND == SECOND {
+                entry = input.go_on(entry, &codes.literals);
+            }
+            if entry & LITERAL != 0 {
+                let Some(room) = output.get_mut(written) else { break };
+                *room = (entry >> 16) as u8;
+                input.take(entry);
+                written += 1;
+                continue;
+            }
+            if entry & SPECIAL != 0 {
+                ended = entry & END == END;
+                if !ended {
+                    return Err(NO_CODE);
+                }
+                input.take(entry);
+                break;
+            }
+        }
+        let count = input.value(entry);
+        let mut entry = codes.distances[(input.bits & low(DISTANCE_BITS)) as usize];
+        if entry & SPECIAL != 0 {
+            if entry & SECOND == SECOND {
+                entry = input.go_on(entry, &codes.distances);
+            }
+            if entry & SPECIAL != 0 {
+                return Err(NO_CODE);
+            }
+        }
+        let back = input.value(entry);
+        if back > written - floor {
+            return Err(TOO_FAR);
+        }
+        repeat(output, written, back, count);
+        written += count;
+    }
+    let held = input.held & 63;
+    *place = Place { bits: input.bits & low(held), held, taken: input.taken, written };
+    Ok(ended)
+}
+
+/// Appends `count` bytes from `back` bytes before; there is room for a whole number of copies.
+#[inline(always)]
+fn repeat(output: &mut [u8], written: usize, back: usize, count: usize) {
+    let from = written - back;
+    if back >= COPY_BYTES {
+        let mut done = 0;
+        while done < count {
+            output.copy_within(from + done..from + done + COPY_BYTES, written + done);
+            done += COPY_BYTES;
+        }
+    } else if back == 1 {
+        let byte = output[from];
+        output[written..written + count].fill(byte);
+    } else {
+        for at in 0..count {
+            output[written + at] = output[from + at];
+        }
+    }
+}
