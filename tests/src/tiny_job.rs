@@ -15,43 +15,7 @@ use crate::table::Table;
 const FILES: u64 = 4;
 const ROWS: usize = 6_000;
 
-const JOB: &str = r#"
-name = "tiny"
-seed = 11
-
-[data]
-train = ["train-*.parquet"]
-eval = ["eval.parquet"]
-batch_size = 32
-epochs = 24
-shuffle_rows = 4096
-lanes = 4
-
-[label]
-column = "clicked"
-
-[features]
-x = { kind = "numeric", normalize = "zscore" }
-color = { kind = "vocabulary" }
-color_hash = { kind = "hashed", column = "color", buckets = 50 }
-
-[model]
-kind = "wide_deep"
-wide.features = ["color", "color_hash"]
-wide.optimizer = { kind = "ftrl", learning_rate = 0.1 }
-deep.features = ["x", "color"]
-deep.embedding_dim = 4
-deep.hidden = [16, 8]
-deep.optimizer = { kind = "adagrad", learning_rate = 0.05 }
-
-[training]
-threads = 1
-
-[checkpoint]
-directory = "checkpoints"
-every_steps = 100
-keep = 2
-"#;
+const JOB: &str = include_str!("../tiny_job.toml");
 
 /// A directory with the job and its data.
 pub struct TinyJob {

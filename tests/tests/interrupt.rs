@@ -147,11 +147,13 @@ fn what_is_written_elsewhere_is_whole_or_absent() {
     let checkpoint =
         checkpoint(&shell.run(&["train", "job.toml", "--json", "--set", "data.epochs=1"]).with_code(0));
     let checkpoint = checkpoint.to_str().unwrap();
+    shell.run(&["generate", "--rows", "300000", "many.tfrecord"]).with_code(0);
     let before = shell.files();
     for line in [
         &["predict", checkpoint, "train-*.parquet", "--output", "scores.csv"][..],
         &["generate", "--rows", "20000000", "rows.tfrecord"],
         &["generate", "--rows", "20000000", "--shards", "3", "rows.parquet"],
+        &["convert", "many.tfrecord", "rows@3.tfrecord.gz", "--threads", "1"],
     ] {
         let mut running = shell.start(line);
         if line[0] == "predict" {

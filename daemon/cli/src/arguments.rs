@@ -339,9 +339,10 @@ pub(crate) struct Written {
     pub(crate) group_rows: usize,
     #[command(flatten)]
     pub(crate) threads: Threads,
-    /// The most memory for rows on their way, but that one block of a file always is: `256MiB`
-    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = parse_size)]
-    pub(crate) memory: usize,
+    /// The most memory for rows on their way, such as `256MiB`; one block of a file always is [default:
+    /// 256MiB for each thread]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) memory: Option<usize>,
 }
 
 fn parse_size(text: &str) -> Result<usize, String> {

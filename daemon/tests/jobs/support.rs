@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 pub(crate) const TRAIN_ROWS: usize = 4 * 6_000;
 pub(crate) const EVAL_ROWS: usize = 3_000;
-pub(crate) const EPOCHS: u64 = 30;
+pub(crate) const EPOCHS: u64 = 24;
 const ROW_GROUP: usize = 1_000;
 
 /// A directory with a job file and the data that it names.
@@ -91,43 +91,7 @@ impl Place {
     }
 }
 
-pub(crate) const JOB: &str = r#"
-name = "tiny"
-seed = 3
-
-[data]
-train = ["train-*.parquet"]
-eval = ["eval.parquet"]
-batch_size = 32
-epochs = 30
-shuffle_rows = 4096
-lanes = 4
-
-[label]
-column = "clicked"
-
-[features]
-x = { kind = "numeric", normalize = "zscore" }
-color = { kind = "vocabulary" }
-color_hash = { kind = "hashed", column = "color", buckets = 50 }
-
-[model]
-kind = "wide_deep"
-wide.features = ["color", "color_hash"]
-wide.optimizer = { kind = "ftrl", learning_rate = 0.1 }
-deep.features = ["x", "color"]
-deep.embedding_dim = 4
-deep.hidden = [16, 8]
-deep.optimizer = { kind = "adagrad", learning_rate = 0.05 }
-
-[training]
-threads = 1
-
-[checkpoint]
-directory = "checkpoints"
-every_steps = 200
-keep = 2
-"#;
+pub(crate) const JOB: &str = include_str!("../../../tests/tiny_job.toml");
 
 /// Waits for a job's end.
 pub(crate) async fn ended(daemon: &Daemon, id: &str) -> JobRecord {

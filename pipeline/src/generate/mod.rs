@@ -31,7 +31,7 @@ use clicks::Clicks;
 /// Rows made at a time: few enough that a chunk's columns stay in cache.
 const CHUNK_ROWS: u64 = 2048;
 /// What a row holds until it is written: as columns, encoded, and compressed.
-const ROW_BYTES: u64 = 3 << 10;
+const ROW_BYTES: u64 = 5 << 8;
 
 /// What to generate, and where.
 #[derive(Clone, Debug)]

@@ -52,7 +52,7 @@ fn play(mut consumer: Consumer, memory: &std::os::fd::OwnedFd, input: &mut Input
                 Ok(None) | Err(RingError::PeerGone | RingError::Corrupt(_)) => {}
                 Err(error) => panic!("{error}"),
             },
-            2 => leases.iter().for_each(|lease| drop(hostile::look_at(lease.batch()))),
+            2 => leases.iter().for_each(|lease| hostile::look_at(lease.batch())),
             _ => drop((!leases.is_empty()).then(|| leases.swap_remove(input.below(leases.len())))),
         }
         leases.truncate(16);

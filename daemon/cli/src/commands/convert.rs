@@ -12,6 +12,9 @@ use crate::failure::Failure;
 use crate::figures;
 use crate::files::{FileWork, Goal};
 
+/// Memory for rows on their way that a thread is given where nothing else is said: two full row groups.
+const BYTES_PER_THREAD: usize = 256 << 20;
+
 pub(crate) fn run(arguments: Convert, context: &Context) -> Result<(), Failure> {
     let (inputs, output) = match arguments.paths.as_slice() {
         [inputs @ .., output] if !inputs.is_empty() => (inputs, output),
@@ -35,13 +38,14 @@ pub(crate) fn run(arguments: Convert, context: &Context) -> Result<(), Failure> 
 
 impl From<Written> for OutputOptions {
     fn from(written: Written) -> Self {
+        let threads = written.threads.count();
         Self {
             format: written.format.map(Into::into),
             compression: written.compression.map(Into::into),
             shards: written.shards,
             group_rows: written.group_rows,
-            threads: written.threads.count(),
-            memory_bytes: written.memory,
+            threads,
+            memory_bytes: written.memory.unwrap_or(threads * BYTES_PER_THREAD),
         }
     }
 }

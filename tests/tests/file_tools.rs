@@ -1,0 +1,102 @@
+//! `generate`, `convert` and `inspect` over more than fits into the memory they are allowed, and over many files.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::Path;
+
+use millstream_tests::shell::{Ended, Shell};
+
+/// Rows of the larger of two files.
+const ROWS: u64 = 400_000;
+/// What is allowed for rows on their way.
+const ALLOWED: &str = "32MiB";
+/// What may come on top, whatever the files' size: the program, its threads, the planted model's counts,
+/// and the block that is always under way.
+const BESIDES_BYTES: u64 = 160 << 20;
+
+/// Runs a command to its end, and tells the most memory it ever had.
+fn run_watched(shell: &Shell, line: &[&str]) -> (Ended, u64) {
+    let mut running = shell.start(line);
+    let status = format!("/proc/{}/status", running.pid());
+    let mut peak = 0;
+    while !running.has_ended() {
+        peak = peak.max(high_water_bytes(&status).unwrap_or(0));
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    (running.wait().with_code(0), peak)
+}
+
+/// `VmHWM`, which the kernel keeps: nothing between two looks is missed but what follows the last.
+fn high_water_bytes(status: &str) -> Option<u64> {
+    let text = fs::read_to_string(status).ok()?;
+    let line = text.lines().find(|line| line.starts_with("VmHWM:"))?;
+    Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? << 10)
+}
+
+#[test]
+fn memory_is_bounded_whatever_the_size() {
+    let place = tempfile::tempdir().unwrap();
+    let shell = Shell::new(place.path());
+    let rows = ROWS.to_string();
+    let bounded = ["--memory", ALLOWED, "--threads", "2"];
+    let lines: [&[&str]; 4] = [
+        &["generate", "--rows", &rows, "a.tfrecord"],
+        &["convert", "a.tfrecord", "b@3.parquet", "--group-rows", "8192"],
+        &["convert", "b-*.parquet", "c.tfrecord.gz"],
+        &["convert", "b-*.parquet", "d.csv"],
+    ];
+    for line in lines {
+        let (ended, peak) = run_watched(&shell, &[line, &bounded[..]].concat());
+        assert!((1 << 20..(32 << 20) + BESIDES_BYTES).contains(&peak), "{}: {peak} bytes", ended.line);
+    }
+    let (_, peak) = run_watched(&shell, &["inspect", "a.tfrecord", "--threads", "2"]);
+    assert!((1 << 20..BESIDES_BYTES).contains(&peak), "inspect: {peak} bytes");
+    let size = fs::metadata(place.path().join("a.tfrecord")).unwrap().len();
+    assert!(size > 192 << 20, "{size} bytes would fit");
+}
+
+#[test]
+fn thousands_of_files_are_summed_up() {
+    let place = tempfile::tempdir().unwrap();
+    let shell = Shell::new(place.path());
+    shell.run(&["generate", "--rows", "30000", "--shards", "3000", "many/a.tfrecord"]).with_code(0);
+    let told = shell.run(&["inspect", "many/"]).with_code(0).stdout;
+    for wanted in ["3,000", "30,000", "TFRecord, none: 3,000 files", "clicked"] {
+        assert!(told.contains(wanted), "{told}");
+    }
+    assert!(told.lines().count() < 60, "a screen or two, not 3,000 files");
+    let each = shell.run(&["inspect", "many", "--json"]).with_code(0).json();
+    assert_eq!(each.as_array().unwrap().len(), 3000);
+    let all = shell.run(&["inspect", "many/", "--all", "--rows", "0"]).with_code(0).stdout;
+    assert_eq!(all.matches("a-0").count(), 3000);
+
+    damage(&place.path().join("many/a-01234-of-03000.tfrecord"));
+    let ended = shell.run(&["inspect", "many/"]).with_code(1);
+    assert!(ended.stderr.contains("a-01234-of-03000"), "{}", ended.stderr);
+}
+
+fn damage(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn files_are_the_same_for_any_number_of_threads() {
+    let place = tempfile::tempdir().unwrap();
+    let shell = Shell::new(place.path());
+    let contents = |threads: &str| {
+        let threads = ["--threads", threads];
+        let run = |line: &[&str]| drop(shell.run(&[line, &threads[..]].concat()).with_code(0));
+        run(&["generate", "--rows", "50000", "--shards", "3", "a.tfrecord.gz"]);
+        run(&["convert", "a-*.gz", "b@4.parquet", "--compression", "zstd"]);
+        run(&["convert", "b-*.parquet", "c@2.csv.gz"]);
+        let files = shell.files().into_iter().filter(|path| path.extension().is_some());
+        files.map(|path| (path.clone(), fs::read(place.path().join(path)).unwrap())).collect::<Vec<_>>()
+    };
+    let one = contents("1");
+    assert_eq!(one.len(), 3 + 4 + 2);
+    assert!(one == contents("2") && one == contents("5"));
+}
