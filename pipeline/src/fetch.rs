@@ -14,6 +14,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Error;
+use crate::ingest::gate;
 use crate::storage::Object;
 
 /// Bytes asked for at a time.
@@ -70,7 +71,10 @@ impl BufRead for FetchedBytes {
         if self.current.is_empty() && self.remaining > 0 {
             let start = Instant::now();
             // A channel that closes early means that the runtime has shut down.
-            let bytes = self.ranges.blocking_recv().unwrap_or(Err(Error::Cancelled));
+            let bytes = match self.ranges.try_recv() {
+                Ok(bytes) => bytes,
+                Err(_) => gate::waiting(|| self.ranges.blocking_recv()).unwrap_or(Err(Error::Cancelled)),
+            };
             self.waited += start.elapsed();
             let bytes = bytes.map_err(io::Error::other)?;
             self.remaining -= bytes.len() as u64;
@@ -117,7 +121,7 @@ impl FetchedRanges {
 
     /// Waits for all of them: where each starts, and its bytes.
     pub(crate) fn wait(self) -> Result<Vec<(u64, Bytes)>, Error> {
-        self.0.blocking_recv().unwrap_or(Err(Error::Cancelled))
+        gate::waiting(|| self.0.blocking_recv()).unwrap_or(Err(Error::Cancelled))
     }
 }
 

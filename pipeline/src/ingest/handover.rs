@@ -68,6 +68,11 @@ impl<T> Handover<T> {
         self.changed.notify_all();
     }
 
+    /// Whether the taker would have to wait.
+    pub(crate) fn is_empty(&self) -> bool {
+        matches!(*self.lock(), State::Empty)
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         matches!(*self.lock(), State::Closed)
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::gate::Seated;
 use super::source::{ChunkReader, ChunkSource, LeftOut, Opened};
 use super::stats::Counters;
 use crate::chunk::Chunk;
@@ -37,6 +38,8 @@ pub(crate) struct LaneReader<'a> {
     lane: u32,
     chunk_rows: usize,
     counters: &'a Arc<Counters>,
+    /// Where the lane's turn to decode is waited for.
+    seat: &'a Seated,
     cutter: Cutter<'a>,
     current: Option<Box<dyn ChunkReader>>,
     /// The lane's next split, opened early so that its bytes are on their way.
@@ -54,9 +57,11 @@ impl<'a> LaneReader<'a> {
         from: Cursor,
         chunk_rows: usize,
         counters: &'a Arc<Counters>,
+        seat: &'a Seated,
     ) -> Self {
         let cutter = Cutter::new(order, lane, from);
-        Self { source, order, lane, chunk_rows, counters, cutter, current: None, ahead: None, chunk: None }
+        let (current, ahead, chunk) = (None, None, None);
+        Self { source, order, lane, chunk_rows, counters, seat, cutter, current, ahead, chunk }
     }
 
     /// The next window, or the end; `None` when `stopped` says, between two chunks, that nobody waits.
@@ -65,6 +70,7 @@ impl<'a> LaneReader<'a> {
     /// When the rows of the next window cannot be had. The lane is of no use after that.
     pub(crate) fn next(&mut self, stopped: &dyn Fn() -> bool) -> Result<Option<Piece>, Error> {
         let number = self.cutter.window();
+        self.seat.begin();
         let (mut chunks, mut rows) =
             (Vec::new(), Vec::with_capacity(self.cutter.limit().min(MOST_RESERVED) as usize));
         let mut last_left_out = None;
@@ -86,9 +92,11 @@ impl<'a> LaneReader<'a> {
             }
         };
         let Some(extent) = extent else {
+            self.seat.leave();
             return Ok(Some(Piece::End(LeftOut { records: self.cutter.left_out(), last: last_left_out })));
         };
         self.counters.shuffle.time(|| self.order.permute(self.lane, number, &mut rows));
+        self.seat.leave();
         Ok(Some(Piece::Window(Window { extent, chunks, rows, last_left_out })))
     }
 
@@ -113,6 +121,7 @@ impl<'a> LaneReader<'a> {
                 self.current.insert(reader)
             }
         };
+        self.seat.enter();
         self.chunk = reader.next(self.chunk_rows)?.map(|chunk| (Arc::new(chunk), 0));
         Ok(self.chunk.is_some())
     }

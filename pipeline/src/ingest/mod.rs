@@ -27,6 +27,7 @@
 
 mod assemble;
 mod dataset_source;
+pub(crate) mod gate;
 mod handover;
 mod lane;
 mod measure;
@@ -51,6 +52,7 @@ pub use self::plan::{IngestPlan, MemoryNeed};
 pub use self::source::{ChunkReader, ChunkSource, LeftOut, Opened};
 pub use self::stats::{Clock, Counter, Counters, IngestStats, Stage, Stages};
 
+use self::gate::{Gate, Seated};
 use self::handover::Handover;
 use self::lane::{LaneReader, Piece};
 use crate::error::Error;
@@ -82,6 +84,8 @@ pub struct IngestReport {
 struct Shared {
     /// Where each live lane hands over.
     lanes: Vec<Handover<Result<Piece, Error>>>,
+    /// Where lanes wait for their turn to decode.
+    gate: Arc<Gate>,
     counters: Arc<Counters>,
 }
 
@@ -92,6 +96,7 @@ struct Shared {
 pub fn start(plan: IngestPlan, from: Position, producer: Producer) -> Result<IngestHandle, Error> {
     let shared = Arc::new(Shared {
         lanes: (0..plan.live_lanes()).map(|_| Handover::new()).collect(),
+        gate: Arc::new(Gate::new(plan.live_lanes(), cores())),
         counters: Arc::default(),
     });
     let interrupter = producer.interrupter();
@@ -161,6 +166,7 @@ impl Shared {
         for lane in &self.lanes {
             lane.close();
         }
+        self.gate.close();
     }
 }
 
@@ -198,7 +204,10 @@ fn run(
 /// A lane's thread. What goes wrong is handed over in the place of a window.
 fn run_lane(plan: &IngestPlan, lane: u32, from: &Position, shared: &Shared) {
     let handover = &shared.lanes[lane as usize];
-    let read = || read_lane(plan, lane, from, shared);
+    let read = || {
+        let seat = shared.gate.seat(lane);
+        read_lane(plan, lane, from, shared, &seat)
+    };
     let outcome = catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| Err(panicked(&*panic)));
     if let Err(error) = outcome {
         // Closed means that the packer has ended before: it has no use for the error.
@@ -207,7 +216,13 @@ fn run_lane(plan: &IngestPlan, lane: u32, from: &Position, shared: &Shared) {
 }
 
 /// Reads a lane through all passes from `from` on. A closed handover ends it quietly.
-fn read_lane(plan: &IngestPlan, lane: u32, from: &Position, shared: &Shared) -> Result<(), Error> {
+fn read_lane(
+    plan: &IngestPlan,
+    lane: u32,
+    from: &Position,
+    shared: &Shared,
+    seat: &Seated,
+) -> Result<(), Error> {
     let handover = &shared.lanes[lane as usize];
     let mut next = from.pass;
     let mut at = from.lanes[lane as usize];
@@ -217,7 +232,8 @@ fn read_lane(plan: &IngestPlan, lane: u32, from: &Position, shared: &Shared) -> 
             && !order.splits(lane).is_empty()
         {
             let chunk_rows = plan.chunk_rows(pass.stream);
-            let mut reader = LaneReader::new(source, &order, lane, cursor, chunk_rows, &shared.counters);
+            let mut reader =
+                LaneReader::new(source, &order, lane, cursor, chunk_rows, &shared.counters, seat);
             loop {
                 let Some(piece) = reader.next(&|| handover.is_closed())? else { return Ok(()) };
                 let end = matches!(piece, Piece::End(_));
@@ -233,6 +249,11 @@ fn read_lane(plan: &IngestPlan, lane: u32, from: &Position, shared: &Shared) -> 
         at = LanePosition::At(Default::default());
     }
     Ok(())
+}
+
+/// Cores that this process may use.
+fn cores() -> u32 {
+    thread::available_parallelism().map_or(1, |cores| cores.get() as u32)
 }
 
 fn not_started(error: std::io::Error) -> Error {

@@ -23,11 +23,15 @@ use crate::order::{Feed, Mixing, OrderSpec, Pass, PassOrder, Position, PositionE
 use crate::pack::RowRef;
 use crate::spec::{DataSpec, LabelSpec, OnBadRecord};
 
-/// The most rows of a chunk. Beyond it, what is done once a chunk is no longer felt.
-const MOST_CHUNK_ROWS: usize = 2048;
+/// The most rows of a chunk. Beyond it, what is done once a chunk is no longer felt, and columns on their
+/// way from decoding to transforming no longer stay in the second-level cache.
+const MOST_CHUNK_ROWS: u64 = 512;
 
-/// The fewest rows of a chunk that are worth asking for, however small the windows.
-const FEWEST_CHUNK_ROWS: usize = 64;
+/// What a chunk of wide rows should come to, for the same reason.
+const CHUNK_BYTES: u64 = 256 << 10;
+
+/// The fewest rows of a chunk that are worth asking for, however small the windows and wide the rows.
+const FEWEST_CHUNK_ROWS: u64 = 64;
 
 /// What ingest is going to do: the data, the order, the memory.
 #[derive(Clone)]
@@ -183,10 +187,11 @@ impl IngestPlan {
         self.order.live_lanes(splits[0].max(splits[1]))
     }
 
-    /// The most rows of a chunk of `stream`: no more than about a window, so that the pool is not held
-    /// by the edges of chunks.
+    /// The most rows of a chunk of `stream`: what stays in the cache, and no more than about a window, so
+    /// that the pool is not held by the edges of chunks.
     pub(crate) fn chunk_rows(&self, stream: Stream) -> usize {
-        (self.mixing(stream).most_rows() as usize).clamp(FEWEST_CHUNK_ROWS, MOST_CHUNK_ROWS)
+        let rows = MOST_CHUNK_ROWS.min(CHUNK_BYTES / row_bytes(&self.schema));
+        rows.min(self.mixing(stream).most_rows().into()).max(FEWEST_CHUNK_ROWS) as usize
     }
 
     fn mixing(&self, stream: Stream) -> Mixing {
