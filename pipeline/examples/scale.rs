@@ -111,6 +111,8 @@ impl Point {
             shuffle_rows: self.shuffle_rows,
             lanes: self.lanes,
             prefetch: 4,
+            threads: None,
+            streams: None,
             memory_budget_bytes: self.budget_mib << 20,
             on_bad_record: OnBadRecord::Fail,
         }
