@@ -8,7 +8,9 @@ use anyhow::{Context, Result};
 use millstream_batch::{BatchSchema, HandOff, Producer, RingError};
 use millstream_pipeline::Error;
 use millstream_pipeline::dataset::Dataset;
-use millstream_pipeline::ingest::{self, ChunkSource, DatasetSource, IngestControl, IngestHandle, IngestPlan};
+use millstream_pipeline::ingest::{
+    self, ChunkSource, DatasetSource, IngestControl, IngestHandle, IngestPlan,
+};
 use millstream_pipeline::order::Position;
 use millstream_pipeline::spec::DataSpec;
 use millstream_pipeline::transform::Transform;

@@ -157,7 +157,13 @@ impl Dataset {
             bytes: listed.size(),
         };
         let splits = objects.iter().enumerate().map(whole).collect();
-        Self { objects, splits, files: Files::TfRecord, limits: Arc::default(), longest_record: OnceLock::new() }
+        Self {
+            objects,
+            splits,
+            files: Files::TfRecord,
+            limits: Arc::default(),
+            longest_record: OnceLock::new(),
+        }
     }
 
     async fn of_parquet(objects: Vec<Object>) -> Result<Self, Error> {
@@ -178,7 +184,13 @@ impl Dataset {
                 });
             }
         }
-        Ok(Self { objects, splits, files: Files::Parquet(files), limits: Arc::default(), longest_record: OnceLock::new() })
+        Ok(Self {
+            objects,
+            splits,
+            files: Files::Parquet(files),
+            limits: Arc::default(),
+            longest_record: OnceLock::new(),
+        })
     }
 
     /// The files, in the order of the listing.
@@ -220,7 +232,7 @@ impl Dataset {
             Files::Parquet(files) => files.iter().try_for_each(|file| file.plan(projection).map(drop)),
             Files::TfRecord => {
                 crate::records::check_features(&self.objects, projection, CHECKED_RECORDS, runtime)
-                    .map(|longest| drop(self.longest_record.set(longest)))
+                    .map(|longest| _ = self.longest_record.set(longest))
             }
         }
     }

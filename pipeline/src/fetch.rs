@@ -33,7 +33,7 @@ pub(crate) struct FetchedBytes {
 impl FetchedBytes {
     /// Starts to fetch all of `object`.
     pub(crate) fn start(object: Object, limits: &Arc<Limits>, runtime: &Handle) -> Self {
-        // One that waits in the channel, of none: the sender holds it.
+        // One range waits in the channel; another in the sender's hand, in the place of one in flight.
         let (sender, ranges) = mpsc::channel(1);
         let remaining = object.size();
         let limits = Arc::clone(limits);

@@ -140,8 +140,14 @@ fn data_that_does_not_fit_its_job_exits_1_with_its_address() {
 #[test]
 fn without_a_daemon_what_needs_one_says_so() {
     let place = Place::new();
-    for arguments in
-        [&["list"][..], &["show", "x"], &["explain", "x"], &["logs", "x"], &["cancel", "x"], &["checkpoint", "x"]] {
+    for arguments in [
+        &["list"][..],
+        &["show", "x"],
+        &["explain", "x"],
+        &["logs", "x"],
+        &["cancel", "x"],
+        &["checkpoint", "x"],
+    ] {
         let output = place.run(arguments);
         assert_eq!(output.status.code(), Some(1));
         let told = text(&output.stderr);

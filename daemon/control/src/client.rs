@@ -14,8 +14,8 @@ use tower::service_fn;
 use crate::MAX_MESSAGE_BYTES;
 use crate::proto::control_client::ControlClient;
 use crate::proto::{
-    CheckpointReply, Explanation, Job, JobRequest, ListRequest, LogLine, LogsRequest, Metrics, ScoreRequest, Scores,
-    SubmitRequest,
+    CheckpointReply, Explanation, Job, JobRequest, ListRequest, LogLine, LogsRequest, Metrics, ScoreRequest,
+    Scores, SubmitRequest,
 };
 
 /// A connection to a daemon.

@@ -218,13 +218,19 @@ fn bound(done: &IngestStats, shares: &Shares, resources: &Resources) -> Bound {
 fn stage_uses(done: &IngestStats, seconds: f64, decoders: f64) -> Vec<StageUse> {
     let stages = &done.stages;
     let of_lanes = |stage: &Stage| Some(stage.busy_seconds / seconds / decoders);
-    let row = |stage, busy, waited: f64, waits_for| StageUse { stage, busy, waiting: waited / seconds, waits_for };
+    let row =
+        |stage, busy, waited: f64, waits_for| StageUse { stage, busy, waiting: waited / seconds, waits_for };
     vec![
         row("fetch", None, stages.fetch.wait_seconds, "lanes for bytes"),
         row("decode", of_lanes(&stages.decode), stages.decode.wait_seconds, "lanes for their turn to decode"),
         row("transform", of_lanes(&stages.transform), 0.0, ""),
         row("shuffle", of_lanes(&stages.shuffle), stages.shuffle.wait_seconds, "lanes a window ahead"),
-        row("pack", Some(stages.pack.busy_seconds / seconds), stages.pack.wait_seconds, "packer for a window"),
+        row(
+            "pack",
+            Some(stages.pack.busy_seconds / seconds),
+            stages.pack.wait_seconds,
+            "packer for a window",
+        ),
         row("ring", None, stages.ring.wait_seconds, "packer for a free slot"),
     ]
 }
@@ -258,8 +264,7 @@ fn without(bound: Bound, done: &IngestStats, seconds: f64, resources: &Resources
     let stages = &done.stages;
     let at_once = f64::from(decoders.min(cores).min(lanes).max(1));
     let waits_for_bytes = stages.fetch.wait_seconds / f64::from(lanes.max(1));
-    let is_processor =
-        matches!(bound, Bound::Decode | Bound::Transform | Bound::Threads | Bound::Lanes);
+    let is_processor = matches!(bound, Bound::Decode | Bound::Transform | Bound::Threads | Bound::Lanes);
     let is_storage = matches!(bound, Bound::Storage | Bound::Streams | Bound::Memory);
     let needed = [
         if is_processor { 0.0 } else { lane_work(done) / at_once },
@@ -283,13 +288,15 @@ fn advice(bound: Bound, done: &IngestStats, resources: &Resources) -> Vec<String
         ],
         Bound::Decode => vec![
             "more cores".to_owned(),
-            "Parquet decodes faster than TFRecord, and uncompressed files than gzip (millstream convert)".to_owned(),
+            "Parquet decodes faster than TFRecord, and uncompressed files than gzip (millstream convert)"
+                .to_owned(),
         ],
-        Bound::Transform => vec![
-            "more cores".to_owned(),
-            "integer ids cost less to hash than text".to_owned(),
-        ],
-        Bound::Threads => vec![format!("data.threads = {decoders} is below {cores} cores: raise it, or leave it out")],
+        Bound::Transform => {
+            vec!["more cores".to_owned(), "integer ids cost less to hash than text".to_owned()]
+        }
+        Bound::Threads => {
+            vec![format!("data.threads = {decoders} is below {cores} cores: raise it, or leave it out")]
+        }
         Bound::Lanes => vec![format!(
             "with {lanes} lanes, {} cores have nothing to decode: raise data.lanes, and have at least as many \
              files or row groups (it changes the order of rows)",

@@ -134,12 +134,11 @@ impl Gate {
             state = self.turns[lane as usize].wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let entry = &mut state.lanes[lane as usize];
-        if !entry.granted {
-            // Closed: nobody counts any more.
+        entry.waits = false;
+        if !std::mem::take(&mut entry.granted) {
+            // Closed: nobody counts any more, but what leaves must have entered.
             state.held += 1;
         }
-        let entry = &mut state.lanes[lane as usize];
-        (entry.waits, entry.granted) = (false, false);
         self.note_first(&state);
         self.queueing.add(start.elapsed());
     }

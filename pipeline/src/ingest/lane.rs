@@ -119,7 +119,8 @@ impl<'a> LaneReader<'a> {
                 self.cutter.pass(passed);
                 let mut upcoming = (1..).map_while(|after| self.cutter.upcoming(after));
                 let ahead = self.source.ahead(&mut upcoming);
-                for split in (1..=ahead).map_while(|after| self.cutter.upcoming(after)).skip(self.ahead.len()) {
+                for split in (1..=ahead).map_while(|after| self.cutter.upcoming(after)).skip(self.ahead.len())
+                {
                     self.ahead.push_back(self.source.open(split, 0, self.counters));
                 }
                 self.current.insert(reader)

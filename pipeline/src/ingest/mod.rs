@@ -7,12 +7,16 @@
 //! lane V-1 fetch -> decode -> transform -> window, permuted --+
 //! ```
 //!
-//! **Threads.** One for each lane that has splits, and one packer. A lane is a sequential program (its
-//! next window follows from its last) that spends its time decoding and may block on storage; a thread of
-//! its own lets it do both in plain code, and the kernel shares the cores. A pool would bound threads by
-//! cores, but V, which is fixed by the job, is of that order already, and tasks that block on each other
-//! in the order of the merge would have to be scheduled by it. The lanes run through all passes of the
-//! feed, so the next pass is being read while the last batches of this one are packed.
+//! **Threads.** One for each lane that has splits, one packer, and one that tunes and mostly sleeps. A lane
+//! is a sequential program (its next window follows from its last) that spends its time decoding and may
+//! block on storage; a thread of its own lets it do both in plain code. How many lanes there are is fixed
+//! by the job, how many cores by the machine, so a lane decodes only while it holds one of a few permits,
+//! which it gives up to wait ([`gate`]): the lane whose window is needed next goes first, and a hundred
+//! lanes cost no more than a few. The lanes run through all passes of the feed, so the next pass is being
+//! read while the last batches of this one are packed.
+//!
+//! **Resources** that change nothing but the rate (permits, ranges in flight, the depth of read-ahead) are
+//! found while running, within the job's memory budget ([`tuner`]); what binds is told by [`diagnose`].
 //!
 //! **Bounds.** A lane hands over a whole window at a time, face to face: it is
 //! never more than one window ahead. The packer waits for the ring. So whoever is slow stops all, and

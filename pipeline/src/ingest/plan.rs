@@ -7,13 +7,14 @@
 //! ring      slots x slot bytes
 //! pool      windows of the live lanes, two of each: the one being drawn from and the one being filled
 //!           (2 x shuffle_rows x row bytes, and in an ordered pass the same, or a small least)
+//! fixed     what no key has a say in: threads, the runtime, what the allocator keeps, the listing
 //! reading   live lanes x (three chunks, at the edges of those windows and being made,
 //!           + what the source holds to make them)
 //! ahead     2 x live lanes x what an object's reading may hold beyond the least: the rest of the budget,
 //!           as far as it is of use
 //! ```
 //!
-//! Only the first three can be too much; how much read-ahead there is within the rest is found while
+//! All but the last can be too much; how much read-ahead there is within the rest is found while
 //! running ([`super::tuner`]).
 //!
 //! Ragged features count with as many values as a row may have.
@@ -43,6 +44,12 @@ const FEWEST_CHUNK_ROWS: u64 = 64;
 /// More than this for one object makes reading no faster anywhere.
 const MOST_OBJECT_BYTES: u64 = 64 << 20;
 
+/// Threads, runtime and what the allocator keeps, besides all that is counted.
+const FIXED_BYTES: u64 = 12 << 20;
+
+/// What the listing takes for an object or a part of one: its name, its size, its generation.
+const SPLIT_BYTES: u64 = 512;
+
 /// What ingest is going to do: the data, the order, the memory.
 #[derive(Clone)]
 pub struct IngestPlan {
@@ -66,6 +73,8 @@ pub struct IngestPlan {
 /// The most memory that ingest comes to hold, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryNeed {
+    /// Threads, runtime, allocator, listing.
+    pub fixed_bytes: u64,
     /// The slots of the ring.
     pub ring_bytes: u64,
     /// The rows of the shuffle pool.
@@ -92,7 +101,8 @@ impl MemoryNeed {
 
     /// What there is no way to do without.
     fn least_bytes(&self) -> u64 {
-        self.ring_bytes.saturating_add(self.pool_bytes).saturating_add(self.reading_bytes)
+        let parts = [self.fixed_bytes, self.ring_bytes, self.pool_bytes, self.reading_bytes];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 }
 
@@ -237,7 +247,11 @@ impl IngestPlan {
                 reading_bytes.saturating_add(needs.map(|need| need.reading_bytes).max().unwrap_or(0));
         }
         let ring_bytes = (layout.slot_bytes() as u64).saturating_mul(u64::from(self.slots));
-        Ok(MemoryNeed { ring_bytes, pool_bytes, reading_bytes, ahead_bytes: 0 })
+        let splits =
+            [Stream::Train, Stream::Eval].map(|stream| self.source(stream).map_or(0, |s| s.splits()));
+        let fixed_bytes =
+            FIXED_BYTES + splits.map(|splits| SPLIT_BYTES * u64::from(splits)).iter().sum::<u64>();
+        Ok(MemoryNeed { fixed_bytes, ring_bytes, pool_bytes, reading_bytes, ahead_bytes: 0 })
     }
 
     fn lane_need(&self, stream: Stream) -> LaneNeed {
@@ -306,14 +320,14 @@ impl IngestPlan {
     }
 
     fn check_budget(&self, spec: &DataSpec) -> Result<(), Error> {
-        let MemoryNeed { ring_bytes, pool_bytes, reading_bytes, .. } = self.memory;
+        let MemoryNeed { fixed_bytes, ring_bytes, pool_bytes, reading_bytes, .. } = self.memory;
         if self.memory.least_bytes() <= spec.memory_budget_bytes {
             return Ok(());
         }
         let what = format!(
             "ingest ({ring_bytes} bytes for prefetch = {} batches of batch_size = {} rows, {pool_bytes} for \
-             shuffle_rows = {}, {reading_bytes} to read lanes = {}; lower one of these, or raise \
-             memory_budget)",
+             shuffle_rows = {}, {reading_bytes} to read lanes = {}, {fixed_bytes} whatever they are; lower one \
+             of these, or raise memory_budget)",
             spec.prefetch, self.schema.rows, spec.shuffle_rows, spec.lanes,
         );
         Err(Error::OverBudget {

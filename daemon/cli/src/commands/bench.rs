@@ -32,7 +32,8 @@ pub(crate) fn ingest(arguments: &BenchIngest, context: &Context) -> Result<(), F
 }
 
 fn describe(measured: &IngestMeasurement) -> String {
-    let IngestMeasurement { rows, bytes, seconds, first_batch_seconds, planned_bytes, explanation, .. } = measured;
+    let IngestMeasurement { rows, bytes, seconds, first_batch_seconds, planned_bytes, explanation, .. } =
+        measured;
     let mut totals = Table::default();
     totals.row(["rows", &figures::count(*rows)]);
     totals.row(["bytes", &figures::bytes(*bytes)]);

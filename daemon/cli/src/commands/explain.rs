@@ -22,7 +22,8 @@ pub(crate) async fn run(arguments: JobId, context: &Context) -> Result<(), Failu
 pub(crate) fn describe(explained: &Explanation, shown: &Diagnosis) -> String {
     let resources = explained.resources.unwrap_or_default();
     let mut rates = Table::default();
-    let over = |found: &Diagnosis| format!("{} over {:.1} s", figures::rate(found.rows_per_second), found.seconds);
+    let over =
+        |found: &Diagnosis| format!("{} over {:.1} s", figures::rate(found.rows_per_second), found.seconds);
     rates.row(["rows/s", &over(shown)]);
     if let Some(whole) = explained.whole.as_ref().filter(|&whole| whole != shown) {
         rates.row(["since the start", &over(whole)]);
@@ -51,7 +52,8 @@ pub(crate) fn describe(explained: &Explanation, shown: &Diagnosis) -> String {
 }
 
 fn tuning(resources: &IngestResources) -> String {
-    let IngestResources { cores, lanes, decoders, streams, object_bytes, useful_object_bytes, .. } = resources;
+    let IngestResources { cores, lanes, decoders, streams, object_bytes, useful_object_bytes, .. } =
+        resources;
     let given = |fixed| if fixed { " (as the job says)" } else { "" };
     let mut text = format!(
         "{}, {decoders} of {lanes} lanes decode at once{} on {cores} cores",
@@ -182,7 +184,10 @@ mod tests {
             seconds: 10.0,
             rows_per_second: 1_234_567.0,
             bytes_per_second: 412e6,
-            stages: vec![stage("fetch", None, 5.3, "lanes for bytes"), stage("transform", Some(0.25), 0.0, "")],
+            stages: vec![
+                stage("fetch", None, 5.3, "lanes for bytes"),
+                stage("transform", Some(0.25), 0.0, ""),
+            ],
             bound: "storage".into(),
             because: "5.3 of 16 lanes wait for bytes".into(),
             rows_per_second_without: Some(2_000_000.0),

@@ -133,8 +133,7 @@ mod tests {
         now.stages.fetch.wait_seconds = 11.0;
         now.stages.ring.wait_seconds = 0.5;
         now.stages.decode.wait_seconds = 6.0;
-        let expected =
-            Sample { rate: 2000.0, consumer_wait: 0.25, lanes_fetching: 4.0, lanes_queueing: 3.0 };
+        let expected = Sample { rate: 2000.0, consumer_wait: 0.25, lanes_fetching: 4.0, lanes_queueing: 3.0 };
         assert_eq!(sample(&before, &now, 2.0), expected);
     }
 }

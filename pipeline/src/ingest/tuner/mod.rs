@@ -9,11 +9,20 @@
 //! (decoders go by one). The rate after a pause, which lets the move take effect, is compared with the rate
 //! before it: a move up must gain [`GAIN`] to be kept, since it costs something; a move down, tried after
 //! the others, is kept if it loses less than [`LOSS`] of the best rate seen, so that what brings nothing is
-//! given back. Which knob is tried first follows from what lanes wait for. When every move was tried in
+//! given back. Where two knobs bind at once, neither gains anything alone, so a move of all comes before
+//! these. Which knob is tried first follows from what lanes wait for. When every move was tried in
 //! vain the tuner is settled, and only watches: when the rate stays away from the one it settled at by more
 //! than [`DRIFT`], for [`STRIKES`] samples in a row (a neighbour has started, the storage is slower), it
 //! begins anew from where it stands. While the consumer is what binds, nothing is tried: more input would
 //! be of no use, and the rate says nothing about ingest.
+//!
+//! **Several jobs** on one host each have a budget and a tuner of their own, and know nothing of each other.
+//! The kernel gives their threads the same share of the cores; a tuner that finds more decoders of no use,
+//! since a neighbour has the cores, gives them back; and one that finds them of use takes them. No job
+//! can take another's memory.
+//!
+//! **Not tuned** is the ring: its slots are used in turn, so that keeping fewer of them full would free no
+//! memory, and they hold back nothing while the consumer keeps up.
 //!
 //! A setting that needs more than the job's memory is never made. [`Tuner`] is a pure state machine:
 //! samples in, settings out, no clock and no thread; `drive.rs` runs it.
@@ -86,12 +95,19 @@ enum Move {
     MoreDecoders,
     MoreStreams,
     MoreBytes,
+    MoreOfAll,
     FewerStreams,
     FewerDecoders,
 }
 
-const MOVES: [Move; 5] =
-    [Move::MoreDecoders, Move::MoreStreams, Move::MoreBytes, Move::FewerStreams, Move::FewerDecoders];
+const MOVES: [Move; 6] = [
+    Move::MoreDecoders,
+    Move::MoreStreams,
+    Move::MoreBytes,
+    Move::MoreOfAll,
+    Move::FewerStreams,
+    Move::FewerDecoders,
+];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
@@ -192,11 +208,8 @@ impl Tuner {
             self.best = self.best.max(rate);
             return rate;
         };
-        let kept = if step.is_up() {
-            rate >= before * (1.0 + GAIN)
-        } else {
-            rate >= self.best * (1.0 - LOSS)
-        };
+        let kept =
+            if step.is_up() { rate >= before * (1.0 + GAIN) } else { rate >= self.best * (1.0 - LOSS) };
         if !kept {
             self.vain[step as usize] = true;
             self.setting = from;
@@ -249,24 +262,32 @@ impl Tuner {
     fn moved(&self, step: Move) -> Option<Setting> {
         let Bounds { most_decoders, most_streams, most_object_bytes, .. } = self.bounds;
         let now = self.setting;
-        let moved = match step {
-            Move::MoreDecoders => Setting { decoders: (now.decoders + 1).min(most_decoders), ..now },
-            Move::FewerDecoders => Setting { decoders: (now.decoders - 1).max(1), ..now },
-            Move::MoreStreams => Setting { streams: (now.streams * 2).min(most_streams), ..now },
-            Move::FewerStreams => Setting { streams: (now.streams / 2).max(1), ..now },
-            Move::MoreBytes => {
-                Setting { object_bytes: now.object_bytes.saturating_mul(2).min(most_object_bytes), ..now }
-            }
+        let more = Setting {
+            decoders: (now.decoders + 1).min(most_decoders),
+            streams: (now.streams * 2).min(most_streams),
+            object_bytes: now.object_bytes.saturating_mul(2).min(most_object_bytes),
         };
-        let is_fixed = (self.bounds.fixed_decoders && moved.decoders != now.decoders)
-            || (self.bounds.fixed_streams && moved.streams != now.streams);
-        (moved != now && !is_fixed).then_some(moved)
+        let mut moved = match step {
+            Move::MoreDecoders => Setting { decoders: more.decoders, ..now },
+            Move::FewerDecoders => Setting { decoders: (now.decoders - 1).max(1), ..now },
+            Move::MoreStreams => Setting { streams: more.streams, ..now },
+            Move::FewerStreams => Setting { streams: (now.streams / 2).max(1), ..now },
+            Move::MoreBytes => Setting { object_bytes: more.object_bytes, ..now },
+            Move::MoreOfAll => more,
+        };
+        if self.bounds.fixed_decoders {
+            moved.decoders = now.decoders;
+        }
+        if self.bounds.fixed_streams {
+            moved.streams = now.streams;
+        }
+        (moved != now).then_some(moved)
     }
 }
 
 impl Move {
     fn is_up(self) -> bool {
-        matches!(self, Self::MoreDecoders | Self::MoreStreams | Self::MoreBytes)
+        matches!(self, Self::MoreDecoders | Self::MoreStreams | Self::MoreBytes | Self::MoreOfAll)
     }
 
     /// The move that would take it back.
@@ -276,7 +297,7 @@ impl Move {
             Self::FewerDecoders => Some(Self::MoreDecoders),
             Self::MoreStreams => Some(Self::FewerStreams),
             Self::FewerStreams => Some(Self::MoreStreams),
-            Self::MoreBytes => None,
+            Self::MoreBytes | Self::MoreOfAll => None,
         }
     }
 }
