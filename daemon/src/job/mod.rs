@@ -16,6 +16,7 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 
+use millstream_pipeline::ingest::MOST_STREAMS;
 use millstream_pipeline::spec::{
     CacheSpec, DataSpec, FeatureKind, FeatureSpec, FormatName, LabelSpec, OnBadRecord, Terms,
 };
@@ -91,6 +92,8 @@ impl Job {
         let data = DataSpec {
             base: PathBuf::new(),
             prefetch: 0,
+            threads: None,
+            streams: None,
             memory_budget_bytes: 0,
             cache: None,
             ..self.data.clone()
@@ -173,6 +176,8 @@ fn read_data(mut data: Section<'_>, path: &Path, problems: &Problems<'_>) -> Dat
         shuffle_rows: data.whole("shuffle_rows", 0..=u64::MAX).unwrap_or(65_536),
         lanes: data.whole_u32("lanes", 1..=4_096).unwrap_or(16),
         prefetch: data.whole_u32("prefetch", 2..=1_024).unwrap_or(4),
+        threads: data.whole_u32("threads", 1..=1_024),
+        streams: data.whole_u32("streams", 1..=MOST_STREAMS),
         memory_budget_bytes: data.bytes("memory_budget").unwrap_or(2 << 30),
         on_bad_record: read_on_bad_record(&mut data),
         cache,

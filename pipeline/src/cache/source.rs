@@ -14,7 +14,7 @@ use super::writer::{self, PartWriter};
 use crate::chunk::Chunk;
 use crate::dataset::Dataset;
 use crate::error::Error;
-use crate::ingest::{ChunkReader, ChunkSource, Counters, LeftOut, Opened};
+use crate::ingest::{ChunkReader, ChunkSource, Counters, Elastic, LeftOut, Opened};
 use crate::spec::OnBadRecord;
 
 /// Serves splits from their cache files, and writes those of the others as they are read.
@@ -106,6 +106,14 @@ impl ChunkSource for CachedSource {
 
     fn shared_bytes(&self) -> u64 {
         self.inner.shared_bytes().saturating_add(self.cache.queue_bytes())
+    }
+
+    fn elastic(&self) -> Option<Elastic<'_>> {
+        self.inner.elastic()
+    }
+
+    fn ahead(&self, upcoming: &mut dyn Iterator<Item = u32>) -> usize {
+        self.inner.ahead(upcoming)
     }
 
     fn open(&self, split: u32, from: u64, counters: &Arc<Counters>) -> Result<Opened, Error> {
@@ -227,7 +235,6 @@ fn read_cached(
     let work = cached.take_work();
     counters.cache_read_bytes.add(work.read_bytes);
     counters.truncated_rows.add(work.truncated_rows);
-    counters.fetch_wait.add(work.waited);
     counters.decode.add(start.elapsed().saturating_sub(work.waited));
     chunk
 }

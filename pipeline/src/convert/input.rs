@@ -169,7 +169,8 @@ impl<'a> InputRows<'a> {
             FileFormat::TfRecord => {
                 let projection = projection(schema);
                 let fatal = BadRecords::new(OnBadRecord::Fail);
-                let mut reader = RecordsReader::start(object.clone(), &projection, fatal, runtime);
+                let limits = Arc::default();
+                let mut reader = RecordsReader::start(object.clone(), &projection, fatal, &limits, runtime);
                 reader.skip_to(skip);
                 Contents::Records(Box::new(reader))
             }

@@ -38,15 +38,16 @@ pub(crate) use self::request::Traffic;
 use self::request::Failure;
 use self::shared::Piece;
 use crate::error::Error;
+use crate::ingest::{Limits, MOST_STREAMS, Ranges, gate};
 use crate::storage::{Object, OpenFile};
 
-/// Remote objects are fetched in blocks that start at multiples of this. Splits that do too share no block.
+/// Remote objects are fetched in blocks that start at multiples of this, or of a smaller power of two where
+/// memory is short. Splits that do too share no block.
 pub(crate) const BLOCK_BYTES: u64 = 2 << 20;
-/// Bytes of one read of a file.
+/// The most bytes of one read of a file.
 pub(crate) const FILE_BYTES: u64 = 1 << 20;
-/// Pieces that are read, or wait, beside the one being decoded.
-const BLOCKS_AHEAD: usize = 4;
-const FILE_PIECES_AHEAD: usize = 2;
+/// Blocks of one range fetched at once.
+const BLOCKS_AT_ONCE: usize = 4;
 /// Ranges of one object fetched at once.
 const RANGES_AT_ONCE: usize = 4;
 /// Ranges of a remote object with no more than this between them are fetched as one.
@@ -71,14 +72,15 @@ pub struct FetchStats {
     pub streams: usize,
 }
 
-/// The most bytes that one [`FetchedBytes`] of `length` bytes of `object` holds.
-pub(crate) fn held_bytes(object: &Object, length: u64) -> u64 {
-    let (piece, ahead) = pieces_of(object);
-    length.min(piece * (ahead as u64 + 1))
-}
-
-fn pieces_of(object: &Object) -> (u64, usize) {
-    if object.is_local() { (FILE_BYTES, FILE_PIECES_AHEAD) } else { (BLOCK_BYTES, BLOCKS_AHEAD) }
+/// How pieces of `object` are read within `limits`: bytes of each, and how many at once.
+fn pieces_of(object: &Object, limits: &Limits) -> (u64, usize) {
+    let Ranges { bytes, in_flight } = limits.ranges();
+    if object.is_local() {
+        return (bytes.min(FILE_BYTES), in_flight as usize);
+    }
+    // Of fixed sizes, so that readers ask for the same pieces: what of the ranges fits none is used for more.
+    let size = 1 << bytes.min(BLOCK_BYTES).ilog2();
+    (size, (bytes * u64::from(in_flight) / size).min(MOST_STREAMS.into()) as usize)
 }
 
 /// Reads `range` of `object`: what [`Object::read`] does.
@@ -127,7 +129,7 @@ impl Source {
             (first, _) => {
                 let mut bytes = BytesMut::with_capacity((range.end - range.start) as usize);
                 let fetched = first.into_iter().chain(pieces).map(|piece| self.piece(piece));
-                let mut fetched = futures::stream::iter(fetched).buffered(BLOCKS_AHEAD);
+                let mut fetched = futures::stream::iter(fetched).buffered(BLOCKS_AT_ONCE);
                 while let Some(piece) = fetched.try_next().await? {
                     bytes.extend_from_slice(&piece);
                 }
@@ -182,6 +184,7 @@ fn pieces(range: Range<u64>, size: u64) -> impl ExactSizeIterator<Item = Range<u
 /// An object's bytes in order, fetched ahead. Reading blocks, so it must not be done in async code.
 pub(crate) struct FetchedBytes {
     source: Source,
+    limits: Arc<Limits>,
     runtime: Handle,
     /// What is read, or has been: the next bytes first.
     ahead: VecDeque<Ahead>,
@@ -235,17 +238,23 @@ impl<T: Send + 'static> Pending<T> {
 
 impl FetchedBytes {
     /// Starts to fetch all of `object`.
-    pub(crate) fn start(object: Object, runtime: &Handle) -> Self {
+    pub(crate) fn start(object: Object, limits: &Arc<Limits>, runtime: &Handle) -> Self {
         let whole = 0..object.size();
-        Self::start_range(object, whole, runtime)
+        Self::start_range(object, whole, limits, runtime)
     }
 
     /// Starts to fetch `range` of `object`, as far as it reaches.
-    pub(crate) fn start_range(object: Object, range: Range<u64>, runtime: &Handle) -> Self {
+    pub(crate) fn start_range(
+        object: Object,
+        range: Range<u64>,
+        limits: &Arc<Limits>,
+        runtime: &Handle,
+    ) -> Self {
         let end = range.end.min(object.size());
         let start = range.start.min(end);
         let mut this = Self {
             source: Source::new(object),
+            limits: Arc::clone(limits),
             runtime: runtime.clone(),
             ahead: VecDeque::new(),
             next: start,
@@ -269,12 +278,15 @@ impl FetchedBytes {
     }
 
     fn read_ahead(&mut self) {
-        let (size, ahead) = pieces_of(&self.source.object);
+        let (size, ahead) = pieces_of(&self.source.object, &self.limits);
         while self.ahead.len() < ahead && self.next < self.end {
             let range = self.next..(self.next / size * size + size).min(self.end);
             self.next = range.end;
-            let source = self.source.clone();
-            self.ahead.push_back(Pending::start(&self.runtime, async move { source.read(range).await }));
+            let (source, limits) = (self.source.clone(), Arc::clone(&self.limits));
+            self.ahead.push_back(Pending::start(&self.runtime, async move {
+                let _asked_for = limits.asked_for(range.end - range.start);
+                source.read(range).await
+            }));
         }
     }
 }
@@ -291,7 +303,7 @@ impl BufRead for FetchedBytes {
                 Some(bytes) => bytes,
                 None => {
                     let start = Instant::now();
-                    let bytes = next.wait();
+                    let bytes = gate::waiting(|| next.wait());
                     self.waited += start.elapsed();
                     bytes
                 }
@@ -341,7 +353,7 @@ impl FetchedRanges {
 
     /// Waits for all of them: where each starts, and its bytes.
     pub(crate) fn wait(self) -> Result<Vec<(u64, Bytes)>, Error> {
-        self.0.wait()
+        gate::waiting(|| self.0.wait())
     }
 }
 

@@ -44,7 +44,7 @@ fn a_file_is_read_whole_and_in_part() {
     let (_dir, object, runtime) = file(&bytes);
     let read = |range: Range<u64>| {
         let mut read = Vec::new();
-        FetchedBytes::start_range(object.clone(), range, runtime.handle()).read_to_end(&mut read).unwrap();
+        FetchedBytes::start_range(object.clone(), range, &Arc::default(), runtime.handle()).read_to_end(&mut read).unwrap();
         read
     };
     assert!(read(0..object.size()) == bytes);
@@ -63,8 +63,9 @@ fn a_file_is_read_whole_and_in_part() {
 #[test]
 fn no_more_is_read_ahead_than_is_said_to_be_held() {
     let (_dir, object, runtime) = file(&noise(20 * FILE_BYTES as usize));
-    let mut fetched = FetchedBytes::start(object.clone(), runtime.handle());
-    let held = held_bytes(&object, object.size());
+    let limits = Arc::new(Limits::default());
+    let mut fetched = FetchedBytes::start(object.clone(), &limits, runtime.handle());
+    let held = limits.object_bytes();
     assert!(fetched.next <= held);
     let mut taken = 0;
     while !fetched.fill_buf().unwrap().is_empty() {
@@ -79,7 +80,7 @@ fn no_more_is_read_ahead_than_is_said_to_be_held() {
 #[test]
 fn a_file_changed_while_it_is_read_is_refused() {
     let (dir, object, runtime) = file(&noise(8 * FILE_BYTES as usize));
-    let mut fetched = FetchedBytes::start(object.clone(), runtime.handle());
+    let mut fetched = FetchedBytes::start(object.clone(), &Arc::default(), runtime.handle());
     fetched.fill_buf().unwrap();
     std::fs::write(dir.path().join("a"), noise(8 * FILE_BYTES as usize + 1)).unwrap();
     let error = io::copy(&mut fetched, &mut io::sink()).unwrap_err();
@@ -89,7 +90,7 @@ fn a_file_changed_while_it_is_read_is_refused() {
 #[test]
 fn reads_that_are_called_off_end_at_once() {
     let (_dir, object, runtime) = file(&noise(8 * FILE_BYTES as usize));
-    let mut fetched = FetchedBytes::start(object.clone(), runtime.handle());
+    let mut fetched = FetchedBytes::start(object.clone(), &Arc::default(), runtime.handle());
     object.stores().cancel();
     let error = io::copy(&mut fetched, &mut io::sink()).unwrap_err();
     assert!(matches!(storage_error(error), Ok(Error::Cancelled)));

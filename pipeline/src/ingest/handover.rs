@@ -68,6 +68,11 @@ impl<T> Handover<T> {
         self.changed.notify_all();
     }
 
+    /// Whether [`Handover::take`] would return at once.
+    pub(crate) fn is_ready(&self) -> bool {
+        !matches!(*self.lock(), State::Empty)
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         matches!(*self.lock(), State::Closed)
     }

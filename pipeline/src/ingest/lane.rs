@@ -1,7 +1,9 @@
 //! A lane at work: it reads its splits, one after the other, and makes windows of their rows.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::gate::Seated;
 use super::source::{ChunkReader, ChunkSource, LeftOut, Opened};
 use super::stats::Counters;
 use crate::chunk::Chunk;
@@ -37,10 +39,12 @@ pub(crate) struct LaneReader<'a> {
     lane: u32,
     chunk_rows: usize,
     counters: &'a Arc<Counters>,
+    /// Where the lane's turn to decode is waited for.
+    seat: &'a Seated,
     cutter: Cutter<'a>,
     current: Option<Box<dyn ChunkReader>>,
-    /// The lane's next split, opened early so that its bytes are on their way.
-    ahead: Option<Result<Opened, Error>>,
+    /// The lane's next splits, opened early so that their bytes are on their way.
+    ahead: VecDeque<Result<Opened, Error>>,
     /// The chunk being cut, and its next row.
     chunk: Option<(Arc<Chunk>, u32)>,
 }
@@ -54,9 +58,11 @@ impl<'a> LaneReader<'a> {
         from: Cursor,
         chunk_rows: usize,
         counters: &'a Arc<Counters>,
+        seat: &'a Seated,
     ) -> Self {
         let cutter = Cutter::new(order, lane, from);
-        Self { source, order, lane, chunk_rows, counters, cutter, current: None, ahead: None, chunk: None }
+        let (current, ahead, chunk) = (None, VecDeque::new(), None);
+        Self { source, order, lane, chunk_rows, counters, seat, cutter, current, ahead, chunk }
     }
 
     /// The next window, or the end; `None` when `stopped` says, between two chunks, that nobody waits.
@@ -65,6 +71,7 @@ impl<'a> LaneReader<'a> {
     /// When the rows of the next window cannot be had. The lane is of no use after that.
     pub(crate) fn next(&mut self, stopped: &dyn Fn() -> bool) -> Result<Option<Piece>, Error> {
         let number = self.cutter.window();
+        self.seat.begin();
         let (mut chunks, mut rows) =
             (Vec::new(), Vec::with_capacity(self.cutter.limit().min(MOST_RESERVED) as usize));
         let mut last_left_out = None;
@@ -86,9 +93,11 @@ impl<'a> LaneReader<'a> {
             }
         };
         let Some(extent) = extent else {
+            self.seat.leave();
             return Ok(Some(Piece::End(LeftOut { records: self.cutter.left_out(), last: last_left_out })));
         };
         self.counters.shuffle.time(|| self.order.permute(self.lane, number, &mut rows));
+        self.seat.leave();
         Ok(Some(Piece::Window(Window { extent, chunks, rows, last_left_out })))
     }
 
@@ -100,7 +109,7 @@ impl<'a> LaneReader<'a> {
         let reader = match &mut self.current {
             Some(reader) => reader,
             None => {
-                let Opened { reader, passed } = match self.ahead.take() {
+                let Opened { reader, passed } = match self.ahead.pop_front() {
                     Some(opened) => opened?,
                     None => match self.cutter.upcoming(0) {
                         Some(split) => self.source.open(split, self.cutter.before(), self.counters)?,
@@ -108,12 +117,21 @@ impl<'a> LaneReader<'a> {
                     },
                 };
                 self.cutter.pass(passed);
-                let next = self.cutter.upcoming(1);
-                self.ahead = next.map(|split| self.source.open(split, 0, self.counters));
+                let mut upcoming = (1..).map_while(|after| self.cutter.upcoming(after));
+                let ahead = self.source.ahead(&mut upcoming);
+                for split in (1..=ahead).map_while(|after| self.cutter.upcoming(after)).skip(self.ahead.len())
+                {
+                    self.ahead.push_back(self.source.open(split, 0, self.counters));
+                }
                 self.current.insert(reader)
             }
         };
+        self.seat.enter();
         self.chunk = reader.next(self.chunk_rows)?.map(|chunk| (Arc::new(chunk), 0));
+        if let Some((chunk, _)) = &self.chunk {
+            self.counters.chunks.add(1);
+            self.counters.rows_decoded.add(chunk.rows() as u64);
+        }
         Ok(self.chunk.is_some())
     }
 
