@@ -52,6 +52,11 @@ impl Feed {
         self.ingest.stats().skipped_records
     }
 
+    /// Rows read since this began that lost values of a multi-valued feature to its maximum.
+    pub(crate) fn truncated(&self) -> u64 {
+        self.ingest.stats().truncated_rows
+    }
+
     /// Calls ingest off, if it has not ended, and says how it ended.
     ///
     /// # Errors

@@ -3,8 +3,8 @@
 //! Rows come from anywhere in the shuffle pool, so each costs cache misses; the loop is made to overlap
 //! them. Rows are taken in blocks: first the rows of a block are copied, one contiguous run of bytes
 //! each, independent of one another, into a tile that stays in the first-level cache; then the tile is
-//! transposed into the slot's `[F, B]`, 16 values of a feature at a time, which is a whole cache
-//! line of the slot.
+//! transposed into the slot's `[F, B]`, 32 values of a feature at a time, which are two whole cache
+//! lines of the slot.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ pub struct RowRef {
     pub row: u32,
 }
 
-/// Rows of a block: as many ids as a cache line holds.
-const BLOCK: usize = 16;
+/// Rows of a block: as many as two cache lines hold ids, enough for their misses to overlap.
+const BLOCK: usize = 32;
 
 /// Gathers rows into slots of one schema. Keeps its scratch memory from call to call.
 #[derive(Debug, Default)]

@@ -235,6 +235,11 @@ impl<'a> Attempt<'a> {
             log_input(&control.explain().whole, supervisor);
         }
         let skipped = self.feed.as_ref().map(Feed::skipped);
+        let truncated = self.feed.as_ref().map_or(0, Feed::truncated);
+        if truncated > 0 {
+            let message = format!("{truncated} rows lost values of multi-valued features to their `maximum`");
+            supervisor.book.log(LogLevel::Warn, &message);
+        }
         let fed = self.feed.map_or(Ok(()), Feed::stop);
         let totals = self.totals;
         supervisor.book.change(|record| {

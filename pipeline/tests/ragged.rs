@@ -1,0 +1,190 @@
+//! Multi-valued features from files of both formats to batches: every row's values, cut at the maximum, at
+//! the row's own place, and the rows that were cut counted.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::builder::{ListBuilder, StringBuilder};
+use arrow_array::{ArrayRef, Float32Array, RecordBatch};
+use millstream_batch::Producer;
+use millstream_pipeline::analysis::Analysis;
+use millstream_pipeline::dataset::Dataset;
+use millstream_pipeline::fingerprint::{bucket, cross64};
+use millstream_pipeline::format::tfrecord::RecordWriter;
+use millstream_pipeline::ingest::{self, DatasetSource, IngestPlan};
+use millstream_pipeline::order::Position;
+use millstream_pipeline::spec::{
+    DataSpec, FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize, OnBadRecord,
+};
+use millstream_pipeline::transform::Transform;
+use parquet::arrow::ArrowWriter;
+use parquet::file::properties::WriterProperties;
+use tokio::runtime::Runtime;
+
+const ROWS: usize = 500;
+const TAGS: u32 = 97;
+const MOST_TAGS: usize = 3;
+const PAIRS: u32 = 1009;
+const MOST_PAIRS: usize = 4;
+
+/// None to five values; of every eleventh row not even an empty list.
+fn tags(row: usize) -> Option<Vec<String>> {
+    (row % 11 != 5).then(|| (0..row * 7 % 6).map(|nth| format!("tag {}", (row + nth * 13) % 40)).collect())
+}
+
+fn places(row: usize) -> Vec<String> {
+    (0..row % 4).map(|nth| format!("place {}", row * 3 + nth)).collect()
+}
+
+fn tag_ids(row: usize) -> Vec<u32> {
+    tags(row).unwrap_or_default().iter().map(|tag| bucket(tag.as_bytes(), TAGS)).collect()
+}
+
+fn pair_ids(row: usize) -> Vec<u32> {
+    let tags = tags(row).unwrap_or_default();
+    let places = places(row);
+    let pairs = tags.iter().flat_map(|tag| places.iter().map(move |place| [tag, place]));
+    pairs.map(|pair| (cross64(pair.map(|text| text.as_bytes())) % u64::from(PAIRS)) as u32).collect()
+}
+
+fn write_parquet(path: &Path) {
+    let lists = |of: &dyn Fn(usize) -> Option<Vec<String>>| -> ArrayRef {
+        let mut builder = ListBuilder::new(StringBuilder::new());
+        for row in 0..ROWS {
+            builder.append_option(of(row).map(|list| list.into_iter().map(Some)));
+        }
+        Arc::new(builder.finish())
+    };
+    let numbers = |of: &dyn Fn(usize) -> f32| -> ArrayRef {
+        Arc::new(Float32Array::from_iter_values((0..ROWS).map(of)))
+    };
+    let batch = RecordBatch::try_from_iter([
+        ("number", numbers(&|row| row as f32)),
+        ("tags", lists(&tags)),
+        ("places", lists(&|row| Some(places(row)))),
+        ("clicked", numbers(&|row| (row % 2) as f32)),
+    ])
+    .unwrap();
+    let properties = WriterProperties::builder().set_max_row_group_row_count(Some(70)).build();
+    let mut writer =
+        ArrowWriter::try_new(File::create(path).unwrap(), batch.schema(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+}
+
+/// One field of a protobuf message that holds bytes.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let length = match bytes.len() {
+        short @ 0..128 => vec![short as u8],
+        long => vec![long as u8 & 0x7f | 0x80, (long >> 7) as u8],
+    };
+    [&[number << 3 | 2], length.as_slice(), bytes].concat()
+}
+
+fn write_tfrecord(path: &Path) {
+    let mut writer = RecordWriter::new(File::create(path).unwrap());
+    for row in 0..ROWS {
+        let feature =
+            |name: &str, value: &[u8]| field(1, &[field(1, name.as_bytes()), field(2, value)].concat());
+        let float = |value: f32| field(2, &field(1, &value.to_le_bytes()));
+        let texts = |list: &[String]| {
+            field(1, &list.iter().flat_map(|text| field(1, text.as_bytes())).collect::<Vec<u8>>())
+        };
+        let mut features =
+            vec![feature("number", &float(row as f32)), feature("clicked", &float((row % 2) as f32))];
+        features.extend(tags(row).map(|tags| feature("tags", &texts(&tags))));
+        features.push(feature("places", &texts(&places(row))));
+        writer.write(&field(1, &features.concat())).unwrap();
+    }
+}
+
+fn plan(base: &Path, pattern: &str, runtime: &Runtime) -> IngestPlan {
+    let spec = DataSpec {
+        base: base.to_owned(),
+        train: Vec::new(),
+        eval: Vec::new(),
+        format: None,
+        missing: Vec::new(),
+        batch_size: 32,
+        epochs: 1,
+        shuffle_rows: 200,
+        lanes: 4,
+        prefetch: 3,
+        memory_budget_bytes: 1 << 30,
+        on_bad_record: OnBadRecord::Fail,
+    };
+    let feature = |name: &str, columns: &[&str], kind, maximum: Option<usize>| FeatureSpec {
+        name: name.into(),
+        columns: columns.iter().map(|&column| column.into()).collect(),
+        kind,
+        maximum: maximum.map(|maximum| maximum as u32),
+    };
+    let number = FeatureKind::Numeric { normalize: Normalize::None, missing: MissingNumber::Error };
+    let pairs = FeatureKind::Crossed { buckets: PAIRS, boundaries: Vec::new() };
+    let features = [
+        feature("number", &["number"], number, None),
+        feature("tags", &["tags"], FeatureKind::Hashed { buckets: TAGS }, Some(MOST_TAGS)),
+        feature("pairs", &["tags", "places"], pairs, Some(MOST_PAIRS)),
+    ];
+    let label = LabelSpec { column: "clicked".into(), positive: None, weight: None };
+    let transform = Arc::new(Transform::resolve(&features, &label, &[], &Analysis::default()).unwrap());
+    let dataset = Arc::new(runtime.block_on(Dataset::open(&[pattern.into()], base, None)).unwrap());
+    let schema = transform.schema(spec.batch_size, Position::encoded_bytes(spec.lanes) as u32);
+    let source =
+        Arc::new(DatasetSource::new(dataset, transform, spec.on_bad_record, runtime.handle().clone()));
+    IngestPlan::training(&spec, 3, &label, schema, source, None).unwrap()
+}
+
+/// Feeds the files, and looks at each row of each batch.
+fn check(base: &Path, pattern: &str) {
+    let runtime = Runtime::new().unwrap();
+    let plan = plan(base, pattern, &runtime);
+    let (producer, hand_off) = Producer::create(plan.schema(), plan.slots()).unwrap();
+    let mut consumer = hand_off.open(plan.schema()).unwrap();
+    let ingest = ingest::start(plan.clone(), plan.start(), producer).unwrap();
+    let mut seen = Vec::new();
+    while let Ok(Some(leased)) = consumer.next() {
+        let batch = leased.batch();
+        for (place, &number) in batch.dense().iter().enumerate() {
+            let row = number as usize;
+            for (feature, mut expected, maximum) in
+                [(0, tag_ids(row), MOST_TAGS), (1, pair_ids(row), MOST_PAIRS)]
+            {
+                let (offsets, values) = batch.ragged(feature);
+                expected.truncate(maximum);
+                assert_eq!(
+                    values[offsets[place] as usize..offsets[place + 1] as usize],
+                    expected,
+                    "row {row}"
+                );
+            }
+            seen.push(row);
+        }
+    }
+    let report = ingest.join().unwrap();
+    assert!(!seen.is_sorted());
+    seen.sort_unstable();
+    assert_eq!(seen, (0..ROWS).collect::<Vec<_>>());
+    let cut = |ids: Vec<u32>, maximum| u64::from(ids.len() > maximum);
+    let truncated: u64 =
+        (0..ROWS).map(|row| cut(tag_ids(row), MOST_TAGS) + cut(pair_ids(row), MOST_PAIRS)).sum();
+    assert!(truncated > 50);
+    assert_eq!(report.stats.truncated_rows, truncated);
+}
+
+#[test]
+fn lists_of_parquet_are_ragged_features() {
+    let directory = tempfile::tempdir().unwrap();
+    write_parquet(&directory.path().join("rows.parquet"));
+    check(directory.path(), "*.parquet");
+}
+
+#[test]
+fn lists_of_examples_are_ragged_features() {
+    let directory = tempfile::tempdir().unwrap();
+    write_tfrecord(&directory.path().join("rows.tfrecord"));
+    check(directory.path(), "*.tfrecord");
+}
