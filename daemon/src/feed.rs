@@ -88,7 +88,8 @@ pub(crate) fn open(
     if let Some(path) = frozen {
         objects = freeze(path, objects)?;
     }
-    Ok(Arc::new(runtime.block_on(Dataset::of(objects, data.format))?))
+    let dataset = runtime.block_on(Dataset::of(objects, data.format))?;
+    Ok(Arc::new(dataset.filtered(&data.filter)))
 }
 
 fn freeze(path: &Path, objects: Vec<Object>) -> Result<Vec<Object>> {

@@ -4,6 +4,7 @@
 //! split is synchronous for the caller: fetches run ahead of it on a tokio runtime, within a bound, and
 //! decoding happens on the thread that asks for the next chunk.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -14,12 +15,13 @@ use futures::{StreamExt, TryStreamExt};
 use tokio::runtime::Handle;
 
 use crate::error::Error;
+use crate::filter::{Applied, Filter};
 use crate::format::parquet::ParquetFile;
 use crate::format::{Content, format_by_name};
 use crate::ingest::Limits;
 use crate::records::RecordsReader;
 use crate::row_group::RowGroup;
-use crate::spec::{FormatName, OnBadRecord};
+use crate::spec::{Condition, FormatName, OnBadRecord};
 use crate::storage::{self, Object};
 
 /// The columns that a job reads.
@@ -54,6 +56,14 @@ pub struct Dataset {
     limits: Arc<Limits>,
     /// Bytes of the longest record that [`Dataset::check`] saw.
     longest_record: OnceLock<u64>,
+    filter: Option<Filtered>,
+}
+
+/// A filter, and for each split whether it is known that no row of it passes.
+#[derive(Debug)]
+struct Filtered {
+    filter: Filter,
+    ruled_out: Vec<bool>,
 }
 
 /// What is known of the files before they are read.
@@ -92,9 +102,12 @@ pub enum SplitPart {
 pub struct SplitReader {
     path: Arc<str>,
     inner: Inner,
+    filter: Option<(Applied, BadRecords)>,
 }
 
 enum Inner {
+    /// Nothing of the split passes the filter.
+    Nothing,
     Records(Box<RecordsReader>),
     RowGroup(Box<RowGroup>),
 }
@@ -146,6 +159,7 @@ impl Dataset {
             files: Files::TfRecord,
             limits: Arc::default(),
             longest_record: OnceLock::new(),
+            filter: None,
         }
     }
 
@@ -173,7 +187,34 @@ impl Dataset {
             files: Files::Parquet(files),
             limits: Arc::default(),
             longest_record: OnceLock::new(),
+            filter: None,
         })
+    }
+
+    /// The rows of this dataset that meet all of `conditions`. There are as many splits as before, of how
+    /// many rows is not known before they are read; which of them need not be read at all is decided here.
+    pub fn filtered(mut self, conditions: &[Condition]) -> Self {
+        let Some(filter) = Filter::new(conditions) else { return self };
+        let ruled_out = |split: &Split| match (&self.files, split.part) {
+            (Files::Parquet(files), SplitPart::RowGroup(group)) => {
+                files[split.object].rules_out(group as usize, filter.conditions())
+            }
+            _ => false,
+        };
+        let ruled_out = self.splits.iter().map(ruled_out).collect();
+        self.splits.iter_mut().for_each(|split| split.rows = None);
+        self.filter = Some(Filtered { filter, ruled_out });
+        self
+    }
+
+    /// Whether rows are left out by a filter.
+    pub fn is_filtered(&self) -> bool {
+        self.filter.is_some()
+    }
+
+    /// Splits that are not read, because no row of them can pass the filter.
+    pub fn ruled_out_splits(&self) -> usize {
+        self.filter.as_ref().map_or(0, |filtered| filtered.ruled_out.iter().filter(|&&out| out).count())
     }
 
     /// The files, in the order of the listing.
@@ -211,8 +252,15 @@ impl Dataset {
     ///
     /// Reading does not look for absent features again: a rare one may be absent from a whole file.
     pub fn check(&self, projection: &Projection, runtime: &Handle) -> Result<(), Error> {
+        let (projection, _) = self.extended(projection);
+        let projection = &projection;
         match &self.files {
-            Files::Parquet(files) => ParquetFile::check(files, projection),
+            Files::Parquet(files) => {
+                let conditions =
+                    self.filter.as_ref().map_or(&[][..], |filtered| filtered.filter.conditions());
+                files.iter().try_for_each(|file| file.check_conditions(conditions))?;
+                ParquetFile::check(files, projection)
+            }
             Files::TfRecord => {
                 crate::records::check_features(&self.objects, projection, CHECKED_RECORDS, runtime)
                     .map(|longest| _ = self.longest_record.set(longest))
@@ -223,11 +271,12 @@ impl Dataset {
     /// The most bytes that a reader of this split holds at a time, besides the chunk it has returned; where
     /// reading is elastic, with the least that its [`Limits`] can be.
     pub fn reader_bytes(&self, split: usize, projection: &Projection) -> u64 {
+        let (projection, _) = self.extended(projection);
         let split = &self.splits[split];
         match (&self.files, split.part) {
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
                 let file = &files[split.object];
-                file.plan(projection).map_or(split.bytes, |plan| file.decoding_bytes(group as usize, &plan))
+                file.plan(&projection).map_or(split.bytes, |plan| file.decoding_bytes(group as usize, &plan))
             }
             _ => {
                 // The record and what was made of it.
@@ -248,10 +297,14 @@ impl Dataset {
         bad: &BadRecords,
         runtime: &Handle,
     ) -> Result<SplitReader, Error> {
+        let ruled_out = self.filter.as_ref().is_some_and(|filtered| filtered.ruled_out[split]);
+        let (projection, filter) = self.extended(projection);
+        let projection = &projection;
         let split = &self.splits[split];
         let object = self.objects[split.object].clone();
         let path = object.path().clone();
         let inner = match (&self.files, split.part) {
+            _ if ruled_out => Inner::Nothing,
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
                 let file = &files[split.object];
                 let plan = file.plan(projection)?;
@@ -262,7 +315,18 @@ impl Dataset {
                 Inner::Records(Box::new(RecordsReader::start(object, projection, bad, limits, runtime)))
             }
         };
-        Ok(SplitReader { path, inner })
+        Ok(SplitReader { path, inner, filter: filter.map(|filter| (filter, bad.clone())) })
+    }
+
+    /// The projection with what the filter needs besides.
+    fn extended<'a>(&self, projection: &'a Projection) -> (Cow<'a, Projection>, Option<Applied>) {
+        match &self.filter {
+            None => (Cow::Borrowed(projection), None),
+            Some(Filtered { filter, .. }) => {
+                let (extended, applied) = filter.extend(projection);
+                (Cow::Owned(extended), Some(applied))
+            }
+        }
     }
 }
 
@@ -314,6 +378,7 @@ impl SplitReader {
         match &mut self.inner {
             Inner::Records(reader) => reader.skip_to(record),
             Inner::RowGroup(group) => group.skip_to(record),
+            Inner::Nothing => {}
         }
     }
 
@@ -322,6 +387,7 @@ impl SplitReader {
         match &self.inner {
             Inner::Records(reader) => reader.records().bytes_read(),
             Inner::RowGroup(group) => group.fetched_bytes(),
+            Inner::Nothing => 0,
         }
     }
 
@@ -330,12 +396,26 @@ impl SplitReader {
         match &self.inner {
             Inner::Records(reader) => reader.records().waited(),
             Inner::RowGroup(group) => group.waited(),
+            Inner::Nothing => Duration::ZERO,
         }
     }
 
     /// The next rows, at least one and at most `max_rows`; `None` at the end. Blocks until they are
     /// fetched, so it must not be called in async code. How rows fall into chunks means nothing.
     pub fn next_chunk(&mut self, max_rows: usize) -> Result<Option<RawChunk>, Error> {
+        while let Some(chunk) = self.next_unfiltered(max_rows)? {
+            let passing = match &self.filter {
+                None => Some(chunk),
+                Some((filter, bad)) => filter.apply(&chunk, bad)?,
+            };
+            if passing.is_some() {
+                return Ok(passing);
+            }
+        }
+        Ok(None)
+    }
+
+    fn next_unfiltered(&mut self, max_rows: usize) -> Result<Option<RawChunk>, Error> {
         let path = self.path.clone();
         match &mut self.inner {
             Inner::Records(reader) => {
@@ -346,6 +426,7 @@ impl SplitReader {
                 let chunk = group.next_chunk(max_rows)?;
                 Ok(chunk.map(|(columns, first_record)| RawChunk::new(path, columns, first_record)))
             }
+            Inner::Nothing => Ok(None),
         }
     }
 }
@@ -376,6 +457,10 @@ impl RawChunk {
     /// The file the rows are from, for messages.
     pub fn path(&self) -> &str {
         &self.path
+    }
+
+    pub(crate) fn shared_path(&self) -> Arc<str> {
+        Arc::clone(&self.path)
     }
 
     /// The number, in its file, of the record that row `row` is.

@@ -13,6 +13,7 @@ pub mod convert;
 pub mod dataset;
 pub mod error;
 mod fetch;
+mod filter;
 pub mod fingerprint;
 pub mod format;
 pub mod generate;

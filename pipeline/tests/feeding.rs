@@ -84,6 +84,7 @@ fn spec(base: &Path, on_bad_record: OnBadRecord) -> DataSpec {
         eval: Vec::new(),
         format: None,
         missing: Vec::new(),
+        filter: Vec::new(),
         batch_size: 16,
         epochs: 2,
         shuffle_rows: 60,

@@ -8,6 +8,7 @@
 mod document;
 mod error;
 mod features;
+mod filter;
 mod model;
 mod section;
 
@@ -171,6 +172,7 @@ fn read_data(mut data: Section<'_>, path: &Path, problems: &Problems<'_>) -> Dat
         eval: owned(&eval),
         format: data.choice("format", &FORMATS),
         missing: owned(&data.texts("missing").unwrap_or_default()),
+        filter: filter::read(&mut data),
         batch_size: data.whole_u32("batch_size", 1..=16_777_216).unwrap_or(256),
         epochs: data.whole_u32("epochs", 1..=u32::MAX).unwrap_or(1),
         shuffle_rows: data.whole("shuffle_rows", 0..=u64::MAX).unwrap_or(65_536),

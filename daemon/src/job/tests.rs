@@ -422,6 +422,43 @@ fn the_fingerprint_is_of_the_result_alone() {
     for set in other.into_iter().chain(["features.job.buckets=999", "data.train=x"]) {
         assert_ne!(fingerprint(&[set]), plain, "{set}");
     }
+    let filter = |set: &str| fingerprint(&[&format!("data.filter={set}")]);
+    assert_eq!(filter("[]"), plain);
+    assert_ne!(filter("[{ column = \"day\", op = \"<\", value = 7 }]"), plain);
+}
+
+#[test]
+fn a_filter_is_a_list_of_conditions() {
+    use millstream_pipeline::spec::{Comparison, Condition, Literal, Test};
+    let set = |filter: &str| format!("data.filter={filter}");
+    let text = "[{ column = \"day\", op = \">=\", value = \"2026-11-01\" }, \
+                { column = \"country\", op = \"in\", value = [\"SE\", \"NO\"] }, \
+                { column = \"price\", op = \"!=\", value = 0.5 }, { column = \"id\", op = \"is_not_null\" }]";
+    let condition = |column: &str, test| Condition { column: column.to_owned(), test };
+    let word = |word: &str| Literal::Text(word.to_owned());
+    let expected = [
+        condition("day", Test::Compare { op: Comparison::GreaterOrEqual, value: word("2026-11-01") }),
+        condition("country", Test::OneOf { values: vec![word("SE"), word("NO")] }),
+        condition("price", Test::Compare { op: Comparison::NotEqual, value: Literal::Number(0.5) }),
+        condition("id", Test::IsNotNull),
+    ];
+    let written = job(SOUND, &[&set(text)]);
+    assert_eq!(written.data.filter, expected);
+    let (again, _) = Job::parse(&written.text, Path::new("job.toml"), &[]).unwrap();
+    assert_eq!(again.data.filter, expected);
+
+    let wrong = [
+        ("[{ column = \"a\", op = \"=\", value = 1 }]", "expected \"==\", \"!=\""),
+        ("[{ column = \"a\", op = \"<\" }]", "needs `value`"),
+        ("[{ column = \"a\", op = \"in\", value = [] }]", "empty list"),
+        ("[{ column = \"a\", op = \"is_null\", value = 1 }]", "no meaning"),
+        ("[{ colum = \"a\", op = \"is_null\" }]", "unknown key `colum`"),
+        ("\"a < 7\"", "a list of conditions"),
+    ];
+    for (filter, expected) in wrong {
+        let error = parse(SOUND, &[&set(filter)]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{filter}: {error}");
+    }
 }
 
 #[test]

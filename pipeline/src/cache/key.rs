@@ -66,6 +66,8 @@ impl Specification {
             shuffle_rows: 0,
             lanes: 0,
             prefetch: 0,
+            threads: None,
+            streams: None,
             memory_budget_bytes: 0,
             on_bad_record: OnBadRecord::Fail,
             cache: None,

@@ -82,12 +82,12 @@ impl ChunkSource for DatasetSource {
     }
 
     /// Where bad records end the job, every record is a row, and the reader can go straight to one.
-    /// Where they are left out, it must look at each again to know which rows there are.
+    /// Where they, or others, are left out, it must look at each again to know which rows there are.
     fn open(&self, split: u32, from: u64, counters: &Arc<Counters>) -> Result<Opened, Error> {
         let bad = BadRecords::new(self.on_bad_record);
         let place = split as usize;
         let mut reader = self.dataset.read(place, self.transform.projection(), &bad, &self.runtime)?;
-        let passed = if bad.skips() { 0 } else { from };
+        let passed = if bad.skips() || self.dataset.is_filtered() { 0 } else { from };
         if passed > 0 {
             reader.skip_to(self.dataset.splits()[place].first_record + passed);
         }

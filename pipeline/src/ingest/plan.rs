@@ -152,7 +152,7 @@ impl IngestPlan {
             feed,
             on_bad_record: spec.on_bad_record,
             label,
-            fingerprint: order.fingerprint(feed, splits(&train), splits(&eval)),
+            fingerprint: order.fingerprint(feed, splits(&train), splits(&eval)) ^ filter_key(spec)?,
             train,
             eval,
             slots: spec.prefetch,
@@ -339,6 +339,15 @@ impl IngestPlan {
             budget_bytes: spec.memory_budget_bytes,
         })
     }
+}
+
+/// What a filter adds to the fingerprint of the order: other rows are other positions.
+fn filter_key(spec: &DataSpec) -> Result<u64, Error> {
+    if spec.filter.is_empty() {
+        return Ok(0);
+    }
+    let filter = serde_json::to_vec(&spec.filter).map_err(|error| Error::Invalid(error.to_string()))?;
+    Ok(crate::fingerprint::fingerprint64(&filter))
 }
 
 /// What a person calls a stream's data.

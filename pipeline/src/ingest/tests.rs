@@ -112,6 +112,7 @@ fn spec(lanes: u32, shuffle_rows: u64, batch_size: u32) -> DataSpec {
         eval: Vec::new(),
         format: None,
         missing: Vec::new(),
+        filter: Vec::new(),
         batch_size,
         epochs: 2,
         shuffle_rows,

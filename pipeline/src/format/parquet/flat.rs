@@ -116,10 +116,8 @@ impl FlatColumn {
 
     /// The next `rows` rows, all of them.
     pub(super) fn read(&mut self, rows: usize) -> Result<ArrayRef, ParquetError> {
-        let mut batch = Batch {
-            content: Content::Keys(Vec::with_capacity(rows)),
-            nulls: NullBufferBuilder::new(rows),
-        };
+        let mut batch =
+            Batch { content: Content::Keys(Vec::with_capacity(rows)), nulls: NullBufferBuilder::new(rows) };
         if self.dictionary.is_none() && self.page.rows > 0 {
             batch.content = Content::Values(self.none.empty(rows));
         }
@@ -197,7 +195,9 @@ impl FlatColumn {
                 };
                 (num_values, levels, body, encoding)
             }
-            Page::DataPageV2 { buf, num_values, encoding, def_levels_byte_len, rep_levels_byte_len, .. } => {
+            Page::DataPageV2 {
+                buf, num_values, encoding, def_levels_byte_len, rep_levels_byte_len, ..
+            } => {
                 let start = rep_levels_byte_len as usize;
                 let end = start + def_levels_byte_len as usize;
                 if end > buf.len() {
@@ -357,8 +357,8 @@ impl Batch {
 /// What a column of `physical` values, which Arrow holds to be of `data_type`, is delivered as.
 fn delivered(physical: Physical, data_type: &DataType) -> Option<DataType> {
     use DataType::{
-        Binary, Date32, Float32, Float64, Int8, Int16, Int32, Int64, Time32, Time64, Timestamp, UInt8, UInt16,
-        UInt32, UInt64, Utf8,
+        Binary, Date32, Float32, Float64, Int8, Int16, Int32, Int64, Time32, Time64, Timestamp, UInt8,
+        UInt16, UInt32, UInt64, Utf8,
     };
     Some(match (physical, data_type) {
         // The same numbers: they are stored as 32 bits with sign.

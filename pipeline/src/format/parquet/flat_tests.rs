@@ -38,7 +38,17 @@ fn written() -> impl Strategy<Value = Written> {
     let dictionary = (any::<bool>(), prop_oneof![Just(1usize << 20), 1usize..4000]);
     (sizes, values, absent, dictionary, any::<bool>(), any::<u64>()).prop_map(
         |((rows, run, page_rows), values, absent, (dictionary, dictionary_bytes), second_version, seed)| {
-            Written { rows, values, absent, run, dictionary, dictionary_bytes, page_rows, second_version, seed }
+            Written {
+                rows,
+                values,
+                absent,
+                run,
+                dictionary,
+                dictionary_bytes,
+                page_rows,
+                second_version,
+                seed,
+            }
         },
     )
 }
@@ -72,10 +82,7 @@ fn table(written: &Written) -> RecordBatch {
         ("u32", Arc::new(drawn().map(|v| v.map(|v| u32::MAX - v as u32)).collect::<UInt32Array>())),
         ("u64", Arc::new(drawn().map(|v| v.map(|v| u64::MAX - v)).collect::<UInt64Array>())),
         ("date", Arc::new(drawn().map(|v| v.map(|v| v as i32)).collect::<Date32Array>())),
-        (
-            "time",
-            Arc::new(drawn().map(|v| v.map(|v| v as i64)).collect::<TimestampMicrosecondArray>()),
-        ),
+        ("time", Arc::new(drawn().map(|v| v.map(|v| v as i64)).collect::<TimestampMicrosecondArray>())),
     ];
     let nullable = written.absent.is_some();
     RecordBatch::try_from_iter_with_nullable(
@@ -85,7 +92,8 @@ fn table(written: &Written) -> RecordBatch {
 }
 
 fn file(written: &Written, table: &RecordBatch) -> Bytes {
-    let version = if written.second_version { WriterVersion::PARQUET_2_0 } else { WriterVersion::PARQUET_1_0 };
+    let version =
+        if written.second_version { WriterVersion::PARQUET_2_0 } else { WriterVersion::PARQUET_1_0 };
     // The encodings of version 2 are for the other decoder.
     let properties = WriterProperties::builder()
         .set_writer_version(version)

@@ -101,7 +101,9 @@ impl ParquetFile {
         let batch_rows = self.batch_rows(group, &plan);
         let source = Arc::new(FetchedFile::new(self.object().size(), fetched));
         let columns = guarded(|| match plan {
-            Plan::All => self.arrow(&source, &self.footer.as_written, group, None, batch_rows, skip).map(Columns::All),
+            Plan::All => {
+                self.arrow(&source, &self.footer.as_written, group, None, batch_rows, skip).map(Columns::All)
+            }
             Plan::Columns(planned) => {
                 self.projected(&source, group, planned, batch_rows, skip).map(Box::new).map(Columns::Some)
             }
@@ -156,8 +158,7 @@ impl ParquetFile {
         let rest = match leaves.is_empty() {
             true => None,
             false => {
-                let reader =
-                    self.arrow(source, &self.footer.plain, group, Some(leaves), batch_rows, skip)?;
+                let reader = self.arrow(source, &self.footer.plain, group, Some(leaves), batch_rows, skip)?;
                 Some(Rest { reader, batch: None })
             }
         };
@@ -229,9 +230,7 @@ impl Projected {
         for (column, source) in self.planned.iter().zip(&mut self.sources) {
             let array = match source {
                 Source::Absent => Some(new_null_array(&DataType::Null, rows)),
-                Source::Flat(flat) => {
-                    Some(flat.read(rows).map_err(|error| in_column(&column.name, &error))?)
-                }
+                Source::Flat(flat) => Some(flat.read(rows).map_err(|error| in_column(&column.name, &error))?),
                 Source::Rest(place, path) => {
                     rest.as_ref().and_then(|batch| descend(batch.columns().get(*place)?, path))
                 }
@@ -242,7 +241,12 @@ impl Projected {
             arrays.push(if column.wrap { lists_of_one(array) } else { array });
         }
         let same = self.schema.fields().len() == arrays.len()
-            && self.schema.fields().iter().zip(&arrays).all(|(field, array)| field.data_type() == array.data_type());
+            && self
+                .schema
+                .fields()
+                .iter()
+                .zip(&arrays)
+                .all(|(field, array)| field.data_type() == array.data_type());
         if !same {
             self.schema = schema_of(&self.planned, &arrays);
         }
@@ -256,10 +260,12 @@ impl Rest {
     fn next(&mut self, most: usize) -> Result<Option<RecordBatch>, ParquetError> {
         let batch = match self.batch.take() {
             Some(batch) => batch,
-            None => match self.reader.find(|batch| !batch.as_ref().is_ok_and(|batch| batch.num_rows() == 0)) {
-                Some(batch) => batch?,
-                None => return Ok(None),
-            },
+            None => {
+                match self.reader.find(|batch| !batch.as_ref().is_ok_and(|batch| batch.num_rows() == 0)) {
+                    Some(batch) => batch?,
+                    None => return Ok(None),
+                }
+            }
         };
         let taken = most.min(batch.num_rows());
         if taken < batch.num_rows() {

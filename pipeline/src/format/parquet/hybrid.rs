@@ -221,8 +221,10 @@ mod tests {
                 }
                 Written::Packed(packed) => {
                     put_varint(packed.len() / 8 << 1 | 1, &mut bytes);
-                    let bits: Vec<bool> =
-                        packed.iter().flat_map(|value| (0..width).map(move |bit| value >> bit & 1 == 1)).collect();
+                    let bits: Vec<bool> = packed
+                        .iter()
+                        .flat_map(|value| (0..width).map(move |bit| value >> bit & 1 == 1))
+                        .collect();
                     bytes.extend(bits.chunks(8).map(|byte| {
                         byte.iter().enumerate().fold(0, |byte, (bit, &set)| byte | u8::from(set) << bit)
                     }));

@@ -17,6 +17,9 @@ use super::ParquetFile;
 use super::types::{Class, Shape, usable};
 use crate::dataset::Projection;
 use crate::error::Error;
+use crate::filter::prune::Known;
+use crate::filter::{Bound, Mismatch};
+use crate::spec::Condition;
 
 /// What a file is read for.
 #[derive(Clone, Debug)]
@@ -51,9 +54,10 @@ impl Plan {
     pub(super) fn reads(&self, leaf: usize) -> bool {
         match self {
             Self::All => true,
-            Self::Columns(columns) => {
-                columns.iter().filter_map(|column| column.found.as_ref()).any(|found| found.leaves.contains(&leaf))
-            }
+            Self::Columns(columns) => columns
+                .iter()
+                .filter_map(|column| column.found.as_ref())
+                .any(|found| found.leaves.contains(&leaf)),
         }
     }
 }
@@ -133,6 +137,36 @@ impl ParquetFile {
         Found { root, path, leaves, data_type: field.data_type().clone() }
     }
 
+    /// Refuses conditions whose values cannot be compared with the columns they are about.
+    pub(crate) fn check_conditions(&self, conditions: &[Condition]) -> Result<(), Error> {
+        for Condition { column, test } in conditions {
+            let Some(found) = self.find(column) else { continue };
+            if let Err(Mismatch(expected)) = Bound::new(test, &found.data_type) {
+                let expected = format!("{expected}, as the filter compares it with");
+                return Err(self.wrong_type(column, &found.data_type, &expected));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the statistics of a row group prove that none of its rows meets all of `conditions`.
+    pub(crate) fn rules_out(&self, group: usize, conditions: &[Condition]) -> bool {
+        let metadata = self.footer.plain.metadata();
+        let rows = self.groups()[group].rows;
+        conditions.iter().any(|Condition { column, test }| {
+            let Some(found) = self.find(column) else {
+                return Known::all_absent(rows).rules_out(test, &DataType::Null);
+            };
+            let [leaf] = found.leaves[..] else { return false };
+            let chunk = metadata.row_group(group).column(leaf);
+            if chunk.column_descr().max_rep_level() > 0 {
+                return false;
+            }
+            let order = metadata.file_metadata().column_orders().and_then(|orders| orders.get(leaf).copied());
+            Known::of(chunk.statistics(), order, &found.data_type, rows).rules_out(test, &found.data_type)
+        })
+    }
+
     pub(super) fn mask_of(&self, leaves: impl IntoIterator<Item = usize>) -> ProjectionMask {
         ProjectionMask::leaves(self.footer.plain.parquet_schema(), leaves)
     }
@@ -188,6 +222,7 @@ pub(super) fn lists_of_one(values: ArrayRef) -> ArrayRef {
 
 /// The schema of these columns.
 pub(super) fn schema_of(columns: &[Planned], arrays: &[ArrayRef]) -> Arc<Schema> {
-    let field = |(column, array): (&Planned, &ArrayRef)| Field::new(&column.name, array.data_type().clone(), true);
+    let field =
+        |(column, array): (&Planned, &ArrayRef)| Field::new(&column.name, array.data_type().clone(), true);
     Arc::new(Schema::new(columns.iter().zip(arrays).map(field).collect::<Vec<_>>()))
 }

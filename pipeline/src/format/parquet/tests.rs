@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{Int8Type, Int16Type, Int32Type, UInt8Type, UInt16Type};
+use arrow_array::types::{Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type};
 use arrow_array::*;
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::Field;
@@ -280,4 +280,118 @@ fn changed_bytes_never_panic() {
         }
     }
     assert!(errors > 100 && skipped > 10, "{errors} {skipped}");
+}
+
+fn open_all(runtime: &Runtime, dir: &Path) -> Dataset {
+    runtime.block_on(Dataset::open(&["*.parquet".to_owned()], dir, None)).unwrap()
+}
+
+#[test]
+fn files_may_differ_in_what_does_not_matter() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, columns: Vec<(&str, ArrayRef)>| {
+        let batch = RecordBatch::try_from_iter(columns).unwrap();
+        write(&dir.path().join(name), &batch, 10, Compression::SNAPPY);
+    };
+    let text: DictionaryArray<Int32Type> = ["x", "y"].into_iter().collect();
+    file("a.parquet", vec![("n", Arc::new(Int32Array::from(vec![1, 2]))), ("t", Arc::new(text))]);
+    file(
+        "b.parquet",
+        vec![
+            ("more", Arc::new(BooleanArray::from(vec![true, false]))),
+            ("t", Arc::new(StringArray::from(vec!["z", "x"]))),
+            ("n", Arc::new(Int64Array::from(vec![3, 4]))),
+        ],
+    );
+    let dataset = open_all(&runtime, dir.path());
+    let wanted = projection(&["n", "t", "more"]);
+    dataset.check(&wanted, runtime.handle()).unwrap();
+    let chunks = read(&runtime, &dataset, &wanted, OnBadRecord::Fail).unwrap();
+    assert_eq!(canonical(chunks[0].1.column(0)).as_primitive::<Int32Type>().values(), &[1, 2]);
+    assert_eq!(canonical(chunks[1].1.column(0)).as_primitive::<Int64Type>().values(), &[3, 4]);
+    let texts = canonical(chunks[0].1.column(1));
+    assert_eq!(texts.as_binary::<i32>().iter().flatten().collect::<Vec<_>>(), [b"x", b"y"]);
+    assert_eq!((chunks[0].1.column(2).logical_null_count(), chunks[1].1.column(2).null_count()), (2, 0));
+
+    file("c.parquet", vec![("t", Arc::new(Int64Array::from(vec![5])))]);
+    let error = open_all(&runtime, dir.path()).check(&wanted, runtime.handle()).unwrap_err().to_string();
+    assert_eq!(error, "c.parquet: column `t` holds Int64, expected text or bytes, as in a.parquet");
+}
+
+#[test]
+fn fields_of_structs_are_named_by_their_path() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    let leaf: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None, Some(3), Some(4)]));
+    let flags: ArrayRef = Arc::new(BooleanArray::from(vec![true, true, false, false]));
+    let field = |name: &str, array: &ArrayRef| Arc::new(Field::new(name, array.data_type().clone(), true));
+    // The outer one is absent in row 2, the inner one in row 3.
+    let inner = StructArray::new(
+        vec![field("c", &leaf), field("flag", &flags)].into(),
+        vec![leaf, flags],
+        Some(vec![true, true, true, false].into()),
+    );
+    let inner: ArrayRef = Arc::new(inner);
+    let outer = StructArray::new(
+        vec![field("b", &inner)].into(),
+        vec![inner],
+        Some(vec![true, true, false, true].into()),
+    );
+    let pointed: ArrayRef = Arc::new(Int64Array::from(vec![7; 4]));
+    let batch = RecordBatch::try_from_iter_with_nullable([
+        ("a", Arc::new(outer) as ArrayRef, true),
+        ("x.y", pointed, false),
+    ]);
+    write(&dir.path().join("a.parquet"), &batch.unwrap(), 10, Compression::SNAPPY);
+    let dataset = open(&runtime, dir.path()).unwrap();
+    let wanted = projection(&["a.b.c", "x.y", "a.b.flag"]);
+    dataset.check(&wanted, runtime.handle()).unwrap();
+    let chunks = read(&runtime, &dataset, &wanted, OnBadRecord::Fail).unwrap();
+    let column = |column: usize| {
+        let parts: Vec<ArrayRef> = chunks.iter().map(|(_, chunk)| canonical(chunk.column(column))).collect();
+        arrow_select::concat::concat(&parts.iter().map(|part| part.as_ref()).collect::<Vec<_>>()).unwrap()
+    };
+    let numbers: Vec<Option<i64>> = column(0).as_primitive::<Int64Type>().iter().collect();
+    assert_eq!(numbers, [Some(1), None, None, None]);
+    assert_eq!(column(1).as_primitive::<Int64Type>().values(), &[7; 4]);
+    let flags: Vec<Option<bool>> = column(2).as_boolean().iter().collect();
+    assert_eq!(flags, [Some(true), Some(true), None, None]);
+
+    let error = |name| dataset.check(&projection(&[name]), runtime.handle()).unwrap_err().to_string();
+    assert!(
+        error("a.b").ends_with("its fields are named with a point between, as in `column.field`"),
+        "{}",
+        error("a.b")
+    );
+    assert_eq!(error("a.b.d"), "a.parquet: no column `a.b.d`; did you mean `a.b.c`?");
+}
+
+/// What the fuzz target looks for: any bytes are row groups within the file or an error.
+#[test]
+fn any_footer_is_row_groups_or_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.parquet");
+    write(&path, &every_type(), 3, Compression::SNAPPY);
+    let whole = std::fs::read(&path).unwrap();
+    let end = whole.len() - TRAILER_BYTES;
+    let (length, _) = trailer(&whole).unwrap();
+    let footer = &whole[end - length as usize..end];
+    let groups = row_groups_of(footer, whole.len() as u64).unwrap();
+    assert_eq!(
+        groups.iter().map(|group| (group.first_row, group.rows)).collect::<Vec<_>>(),
+        [(0, 3), (3, 2)]
+    );
+    assert!(row_groups_of(footer, 100).is_err(), "columns beyond the file");
+    let mut errors = 0;
+    for step in 0..3000usize {
+        let mut bytes = footer.to_vec();
+        let bit = step * 7919 % (footer.len() * 8);
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        match row_groups_of(&bytes, whole.len() as u64) {
+            Err(_) => errors += 1,
+            Ok(groups) => assert!(groups.iter().all(|group| group.offset <= whole.len() as u64)),
+        }
+    }
+    assert!(errors > 100, "{errors}");
 }

@@ -169,7 +169,8 @@ impl Texts {
     fn push(&mut self, text: &[u8]) -> Result<(), ParquetError> {
         self.data.extend_from_slice(text);
         let end = i32::try_from(self.data.len());
-        self.ends.push(end.map_err(|_| ParquetError::General("more than 2 GiB of text in a batch".to_owned()))?);
+        self.ends
+            .push(end.map_err(|_| ParquetError::General("more than 2 GiB of text in a batch".to_owned()))?);
         Ok(())
     }
 

@@ -1,0 +1,193 @@
+//! Which rows of the data a job takes: conditions on columns, all of which a row must meet.
+//!
+//! A filter is part of what the data is: a row left out was never there, for the order, for statistics and
+//! for what is counted. It is decided row by row, exactly (`cells.rs`); Parquet's statistics only spare
+//! reading a row group of which they prove that no row passes (`prune.rs`), and never change which rows
+//! there are.
+//!
+//! An absent value meets `IsNull` and nothing else, as in SQL; NaN is unequal to all numbers, and neither
+//! below nor above any.
+
+mod calendar;
+mod cells;
+pub(crate) mod prune;
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Ordering;
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, BooleanArray, RecordBatch};
+use arrow_schema::DataType;
+use arrow_select::filter::filter_record_batch;
+
+use crate::dataset::{BadRecords, ProjectedColumn, Projection, RawChunk};
+use crate::error::Error;
+use crate::spec::{Comparison, Condition, Literal, Test};
+
+use cells::{Cell, Unusable, each_cell};
+
+/// Conditions that a row must meet, all of them; at least one.
+#[derive(Clone, Debug)]
+pub(crate) struct Filter {
+    conditions: Vec<Condition>,
+}
+
+/// A filter over the columns of a reader.
+#[derive(Clone, Debug)]
+pub(crate) struct Applied {
+    /// Each condition, and the place of its column.
+    conditions: Vec<(Condition, usize)>,
+    /// How many columns were asked for: those behind are the filter's own.
+    columns: usize,
+}
+
+impl Filter {
+    /// `None` where every row passes.
+    pub(crate) fn new(conditions: &[Condition]) -> Option<Self> {
+        (!conditions.is_empty()).then(|| Self { conditions: conditions.to_vec() })
+    }
+
+    pub(crate) fn conditions(&self) -> &[Condition] {
+        &self.conditions
+    }
+
+    /// `projection`, and behind its columns those that only the filter needs.
+    pub(crate) fn extend(&self, projection: &Projection) -> (Projection, Applied) {
+        let mut extended = projection.clone();
+        let conditions = self.conditions.iter().map(|condition| {
+            let place = extended.columns.iter().position(|column| column.name == condition.column);
+            let place = place.unwrap_or_else(|| {
+                extended.columns.push(ProjectedColumn { name: condition.column.clone(), multi: false });
+                extended.columns.len() - 1
+            });
+            (condition.clone(), place)
+        });
+        let conditions = conditions.collect();
+        (extended, Applied { conditions, columns: projection.columns.len() })
+    }
+}
+
+impl Applied {
+    /// The rows of `raw` that pass, of the columns that were asked for; `None` if there are none.
+    pub(crate) fn apply(&self, raw: &RawChunk, bad: &BadRecords) -> Result<Option<RawChunk>, Error> {
+        let rows = raw.rows();
+        let mut keep = vec![true; rows];
+        for (condition, place) in &self.conditions {
+            let array = raw.columns().column(*place);
+            let unusable =
+                test(&condition.test, array, &mut keep).map_err(|Mismatch(expected)| Error::WrongType {
+                    path: raw.path().to_owned(),
+                    column: condition.column.clone(),
+                    found: array.data_type().to_string(),
+                    expected: format!("{expected}, as the filter compares it with"),
+                })?;
+            for (row, count) in unusable {
+                keep[row] = false;
+                bad.skip(Error::BadValue {
+                    path: raw.path().to_owned(),
+                    record: raw.record(row),
+                    column: condition.column.clone(),
+                    message: format!("{count} values, the filter expects one"),
+                })?;
+            }
+        }
+        let kept = keep.iter().filter(|&&keep| keep).count();
+        if kept == 0 {
+            return Ok(None);
+        }
+        let asked: Vec<usize> = (0..self.columns).collect();
+        let columns = raw.columns().project(&asked);
+        let columns = columns.and_then(|columns| match kept == rows {
+            true => Ok(columns),
+            false => filter_rows(&columns, keep.clone()),
+        });
+        let columns = columns.map_err(|error| Error::Invalid(format!("{}: {error}", raw.path())))?;
+        let numbers = (0..rows).filter(|&row| keep[row]).map(|row| raw.record(row)).collect();
+        Ok(Some(RawChunk::of_records(raw.shared_path(), columns, numbers)))
+    }
+}
+
+fn filter_rows(columns: &RecordBatch, keep: Vec<bool>) -> Result<RecordBatch, arrow_schema::ArrowError> {
+    filter_record_batch(columns, &BooleanArray::from(keep))
+}
+
+/// What a column would have to hold to be compared with a literal.
+pub(crate) struct Mismatch(pub(crate) &'static str);
+
+/// Clears the rows of `keep` that fail; returns the rows that hold several values, and how many.
+fn test(test: &Test, array: &dyn Array, keep: &mut [bool]) -> Result<Vec<Unusable>, Mismatch> {
+    if let Some(dictionary) = array.as_any_dictionary_opt() {
+        let values = dictionary.values();
+        let bound = Bound::new(test, values.data_type())?;
+        let mut passing = vec![false; values.len()];
+        each_cell(values, |value, cell| passing[value] = bound.holds(cell));
+        let absent = bound.holds(None);
+        let passes = |key: usize| passing.get(key).copied().unwrap_or(absent);
+        let keys = if values.is_empty() { vec![0; array.len()] } else { dictionary.normalized_keys() };
+        for (row, key) in keys.into_iter().enumerate() {
+            keep[row] &= if array.is_null(row) { absent } else { passes(key) };
+        }
+        return Ok(Vec::new());
+    }
+    let bound = Bound::new(test, cells::element_type(array.data_type()))?;
+    Ok(each_cell(array, |row, cell| keep[row] &= bound.holds(cell)))
+}
+
+/// A test whose literals are of the column's type.
+pub(crate) struct Bound {
+    test: BoundTest,
+}
+
+enum BoundTest {
+    Compare(Comparison, Cell<'static>),
+    OneOf(Vec<Cell<'static>>),
+    IsNull,
+    IsNotNull,
+}
+
+impl Bound {
+    pub(crate) fn new(test: &Test, data_type: &DataType) -> Result<Self, Mismatch> {
+        let bind = |literal: &Literal| cells::bind(literal, data_type).ok_or(Mismatch(kind_of(literal)));
+        let test = match test {
+            Test::Compare { op, value } => BoundTest::Compare(*op, bind(value)?),
+            Test::OneOf { values } => BoundTest::OneOf(values.iter().map(bind).collect::<Result<_, _>>()?),
+            Test::IsNull => BoundTest::IsNull,
+            Test::IsNotNull => BoundTest::IsNotNull,
+        };
+        Ok(Self { test })
+    }
+
+    /// Whether a value (`None`: an absent one) passes.
+    pub(crate) fn holds(&self, cell: Option<Cell<'_>>) -> bool {
+        match (&self.test, cell) {
+            (BoundTest::IsNull, cell) => cell.is_none(),
+            (_, None) => false,
+            (BoundTest::IsNotNull, Some(_)) => true,
+            (BoundTest::Compare(op, literal), Some(cell)) => passes(*op, cell.compare(literal)),
+            (BoundTest::OneOf(literals), Some(cell)) => {
+                literals.iter().any(|literal| cell.compare(literal) == Some(Ordering::Equal))
+            }
+        }
+    }
+}
+
+/// Whether a value that compares so with the literal passes; `None`: it is NaN.
+fn passes(op: Comparison, ordering: Option<Ordering>) -> bool {
+    match op {
+        Comparison::Equal => ordering == Some(Ordering::Equal),
+        Comparison::NotEqual => ordering != Some(Ordering::Equal),
+        Comparison::Less => ordering == Some(Ordering::Less),
+        Comparison::LessOrEqual => ordering.is_some_and(Ordering::is_le),
+        Comparison::Greater => ordering == Some(Ordering::Greater),
+        Comparison::GreaterOrEqual => ordering.is_some_and(Ordering::is_ge),
+    }
+}
+
+fn kind_of(literal: &Literal) -> &'static str {
+    match literal {
+        Literal::Bool(_) => "booleans",
+        Literal::Whole(_) | Literal::Number(_) => "numbers",
+        Literal::Text(_) => "text, or dates and times like `2026-11-21` and `2026-11-21T12:38:00`",
+    }
+}
