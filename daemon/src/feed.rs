@@ -59,7 +59,8 @@ pub(crate) fn is_echo(error: &Error) -> bool {
 /// # Errors
 /// When they name nothing, or not what they should.
 pub(crate) fn open(patterns: &[String], data: &DataSpec, runtime: &Handle) -> Result<Arc<Dataset>, Error> {
-    Ok(Arc::new(runtime.block_on(Dataset::open(patterns, &data.base, data.format))?))
+    let dataset = runtime.block_on(Dataset::open(patterns, &data.base, data.format))?;
+    Ok(Arc::new(dataset.cut_at(data.split_bytes)))
 }
 
 /// A dataset as `transform` sees it.

@@ -4,6 +4,7 @@
 //! split is synchronous for the caller: fetches run ahead of it on a tokio runtime, within a bound, and
 //! decoding happens on the thread that asks for the next chunk.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,8 +18,10 @@ use crate::error::Error;
 use crate::fetch::{self, FetchedRanges};
 use crate::format::parquet::{ParquetFile, Plan, RowGroupReader};
 use crate::format::{Content, format_by_name};
-use crate::records::RecordsReader;
+use crate::parts;
+use crate::records::{Records, RecordsReader, part_label};
 use crate::spec::{FormatName, OnBadRecord};
+use crate::splitmix;
 use crate::storage::{self, Object};
 
 /// The columns that a job reads.
@@ -36,6 +39,11 @@ pub struct ProjectedColumn {
     /// Whether a row may hold several values. If so the column of a chunk is a list (or all absent).
     pub multi: bool,
 }
+
+/// An uncompressed TFRecord file of more bytes is cut, where nothing else was said.
+pub const DEFAULT_SPLIT_BYTES: u64 = 64 << 20;
+/// Splits of fewer bytes are not worth the reads that find where they begin.
+pub const FEWEST_SPLIT_BYTES: u64 = 64 << 10;
 
 /// Bytes that tell a file's format.
 const SNIFFED_BYTES: u64 = 512;
@@ -67,7 +75,8 @@ pub struct Split {
     pub object: usize,
     /// Which part of the file.
     pub part: SplitPart,
-    /// The number, in its file, of its first record.
+    /// The number of its first record: in its file, or where nobody knows that (a part of a TFRecord file)
+    /// 0, and its records are numbered from it.
     pub first_record: u64,
     /// Rows, where the file says so before it is read.
     pub rows: Option<u64>,
@@ -80,6 +89,13 @@ pub struct Split {
 pub enum SplitPart {
     /// All of it.
     Whole,
+    /// The records that begin in these bytes of an uncompressed TFRecord file.
+    Bytes {
+        /// The first.
+        start: u64,
+        /// One after the last.
+        end: u64,
+    },
     /// This row group of a Parquet file.
     RowGroup(u32),
 }
@@ -139,20 +155,41 @@ impl Dataset {
     pub async fn open(patterns: &[String], base: &Path, format: Option<FormatName>) -> Result<Self, Error> {
         let objects = storage::list(patterns, base).await?;
         match common_format(&objects, format).await? {
-            FormatName::TfRecord => Ok(Self::of_records(objects)),
+            FormatName::TfRecord => Ok(Self::of_records(objects, DEFAULT_SPLIT_BYTES)),
             FormatName::Parquet => Self::of_parquet(objects).await,
         }
     }
 
-    fn of_records(objects: Vec<Object>) -> Self {
-        let whole = |(object, listed): (usize, &Object)| Split {
-            object,
-            part: SplitPart::Whole,
-            first_record: 0,
-            rows: None,
-            bytes: listed.size(),
+    /// Cuts files anew: uncompressed TFRecord files of more than `split_bytes` into equal parts of at most
+    /// so many. The cuts follow from the files' sizes and names alone. Parquet files stay as they are.
+    #[must_use]
+    pub fn cut_at(self, split_bytes: u64) -> Self {
+        match self.files {
+            Files::TfRecord => Self::of_records(self.objects, split_bytes),
+            Files::Parquet(_) => self,
+        }
+    }
+
+    /// What tells these cuts from others of the same files: 0 where each file is one split, or says itself
+    /// how it is cut.
+    pub fn cuts(&self) -> u64 {
+        let part = |split: &Split| match split.part {
+            SplitPart::Bytes { start, .. } => Some([split.object as u64, start]),
+            SplitPart::Whole | SplitPart::RowGroup(_) => None,
         };
-        let splits = objects.iter().enumerate().map(whole).collect();
+        let cuts = self.splits.iter().filter_map(part).flatten();
+        cuts.fold(0, |hash, word| splitmix::mix(hash.wrapping_add(splitmix::GAMMA) ^ word))
+    }
+
+    fn of_records(objects: Vec<Object>, split_bytes: u64) -> Self {
+        let mut splits = Vec::new();
+        for (object, listed) in objects.iter().enumerate() {
+            splits.extend(parts::cuts(listed.path(), listed.size(), split_bytes).map(|Range { start, end }| {
+                let whole = end - start == listed.size();
+                let part = if whole { SplitPart::Whole } else { SplitPart::Bytes { start, end } };
+                Split { object, part, first_record: 0, rows: None, bytes: end - start }
+            }));
+        }
         Self { objects, splits, files: Files::TfRecord }
     }
 
@@ -214,7 +251,7 @@ impl Dataset {
                 let file = &files[split.object];
                 file.plan(projection).map_or(split.bytes, |plan| file.decoding_bytes(group as usize, &plan))
             }
-            _ => fetch::HELD_BYTES.min(split.bytes) + crate::records::HELD_BYTES,
+            _ => fetch::HELD_BYTES.min(split.bytes) + crate::records::HELD_BYTES + parts::HELD_BYTES,
         }
     }
 
@@ -231,7 +268,10 @@ impl Dataset {
     ) -> Result<SplitReader, Error> {
         let split = &self.splits[split];
         let object = self.objects[split.object].clone();
-        let path = object.path().clone();
+        let path = match split.part {
+            SplitPart::Bytes { start, .. } => part_label(&object, start),
+            SplitPart::Whole | SplitPart::RowGroup(_) => object.path().clone(),
+        };
         let inner = match (&self.files, split.part) {
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
                 let file = &files[split.object];
@@ -249,7 +289,13 @@ impl Dataset {
                     waited: Duration::ZERO,
                 }))
             }
-            _ => Inner::Records(Box::new(RecordsReader::start(object, projection, bad.clone(), runtime))),
+            (_, part) => {
+                let records = match part {
+                    SplitPart::Bytes { start, end } => Records::start_part(object, start..end, runtime),
+                    SplitPart::Whole | SplitPart::RowGroup(_) => Records::start(object, runtime),
+                };
+                Inner::Records(Box::new(RecordsReader::of(records, projection, bad.clone())))
+            }
         };
         Ok(SplitReader { path, inner })
     }
@@ -297,7 +343,7 @@ fn name_of(format: FormatName) -> &'static str {
 }
 
 impl SplitReader {
-    /// Leaves out the records (of the file, counted from 0, bad ones included) before `record`, without
+    /// Leaves out the records (numbered as in messages, bad ones included) before `record`, without
     /// decoding them. Only before the first chunk: it is how a job resumes within a split.
     pub fn skip_to(&mut self, record: u64) {
         match &mut self.inner {
@@ -414,12 +460,12 @@ impl RawChunk {
         &self.columns
     }
 
-    /// The file the rows are from, for messages.
+    /// The file, or part of a file, that the rows are from, for messages.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The number, in its file, of the record that row `row` is.
+    /// The number of the record that row `row` is, in its file or in the part that [`RawChunk::path`] names.
     pub fn record(&self, row: usize) -> u64 {
         self.numbers.as_ref().map_or(self.first_record + row as u64, |numbers| numbers[row])
     }

@@ -37,12 +37,18 @@ pub(crate) struct FetchedBytes {
 impl FetchedBytes {
     /// Starts to fetch all of `object`.
     pub(crate) fn start(object: Object, runtime: &Handle) -> Self {
+        let whole = 0..object.size();
+        Self::start_range(object, whole, runtime)
+    }
+
+    /// Starts to fetch `range` of `object`.
+    pub(crate) fn start_range(object: Object, range: Range<u64>, runtime: &Handle) -> Self {
         let (sender, ranges) = mpsc::channel(WAITING);
-        let remaining = object.size();
+        let remaining = range.end - range.start;
         runtime.spawn(async move {
-            let starts = (0..object.size()).step_by(RANGE_BYTES as usize);
+            let starts = range.clone().step_by(RANGE_BYTES as usize);
             let mut fetched = futures::stream::iter(starts)
-                .map(|start| object.read(start..(start + RANGE_BYTES).min(object.size())))
+                .map(|start| object.read(start..(start + RANGE_BYTES).min(range.end)))
                 .buffered(IN_FLIGHT);
             while let Some(bytes) = fetched.next().await {
                 let failed = bytes.is_err();

@@ -91,6 +91,9 @@ fn spec(base: &Path, on_bad_record: OnBadRecord) -> DataSpec {
         prefetch: 3,
         memory_budget_bytes: 1 << 30,
         on_bad_record,
+        deterministic: true,
+        drop_last: false,
+        split_bytes: 64 << 20,
     }
 }
 

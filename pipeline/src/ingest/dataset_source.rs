@@ -48,6 +48,10 @@ impl ChunkSource for DatasetSource {
         u32::try_from(self.dataset.splits().len()).unwrap_or(u32::MAX)
     }
 
+    fn cuts(&self) -> u64 {
+        self.dataset.cuts()
+    }
+
     /// A raw chunk is decoded from bytes that its reader holds, and counts as much again.
     fn lane_bytes(&self, _chunk_rows: usize) -> u64 {
         let splits = 0..self.dataset.splits().len();

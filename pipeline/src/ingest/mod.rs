@@ -30,10 +30,13 @@ mod dataset_source;
 mod handover;
 mod lane;
 mod measure;
+mod peers;
 mod plan;
 mod source;
 mod stats;
 
+#[cfg(test)]
+mod exactly_once;
 #[cfg(test)]
 mod tests;
 
@@ -47,14 +50,15 @@ use millstream_batch::ring::Interrupter;
 
 pub use self::dataset_source::DatasetSource;
 pub use self::measure::{IngestMeasurement, measure};
+pub use self::peers::{Hub, MOST_UNHEARD, Peers, PieceKey, Told};
 pub use self::plan::{IngestPlan, MemoryNeed};
 pub use self::source::{ChunkReader, ChunkSource, LeftOut, Opened};
 pub use self::stats::{Clock, Counter, Counters, IngestStats, Stage, Stages};
 
-use self::handover::Handover;
+use self::handover::{Bell, Handover};
 use self::lane::{LaneReader, Piece};
 use crate::error::Error;
-use crate::order::{LanePosition, Position};
+use crate::order::{LanePosition, Position, Share};
 
 /// Ingest at work. Dropped, it is cancelled and waited for.
 pub struct IngestHandle {
@@ -82,6 +86,10 @@ pub struct IngestReport {
 struct Shared {
     /// Where each live lane hands over.
     lanes: Vec<Handover<Result<Piece, Error>>>,
+    /// Rung by all of them, where the packer takes from whichever is ready.
+    bell: Option<Arc<Bell>>,
+    /// The hosts that this one trains with.
+    peers: Option<Arc<dyn Peers>>,
     counters: Arc<Counters>,
 }
 
@@ -90,8 +98,35 @@ struct Shared {
 /// # Errors
 /// When a thread cannot be started.
 pub fn start(plan: IngestPlan, from: Position, producer: Producer) -> Result<IngestHandle, Error> {
+    start_with(plan, from, producer, None)
+}
+
+/// Starts to feed `producer` with this host's share of what follows `from`: of each global batch, the rows
+/// of its own lanes. All of `peers` start from the same position.
+///
+/// # Errors
+/// When a thread cannot be started.
+pub fn start_among(
+    peers: Arc<dyn Peers>,
+    plan: IngestPlan,
+    from: Position,
+    producer: Producer,
+) -> Result<IngestHandle, Error> {
+    start_with(plan, from, producer, Some(peers))
+}
+
+fn start_with(
+    plan: IngestPlan,
+    from: Position,
+    producer: Producer,
+    peers: Option<Arc<dyn Peers>>,
+) -> Result<IngestHandle, Error> {
+    // Hosts can only agree on an order that does not depend on who is ready.
+    let bell = (!plan.deterministic && peers.is_none()).then(Arc::default);
     let shared = Arc::new(Shared {
-        lanes: (0..plan.live_lanes()).map(|_| Handover::new()).collect(),
+        lanes: (0..plan.live_lanes()).map(|_| Handover::new(bell.clone())).collect(),
+        bell,
+        peers,
         counters: Arc::default(),
     });
     let interrupter = producer.interrupter();
@@ -157,9 +192,26 @@ impl Drop for IngestHandle {
 }
 
 impl Shared {
+    fn share(&self) -> Share {
+        self.peers.as_ref().map_or(Share::ALL, |peers| peers.share())
+    }
+
     fn close(&self) {
         for lane in &self.lanes {
             lane.close();
+        }
+        if let Some(peers) = &self.peers {
+            peers.close();
+        }
+    }
+
+    /// Tells the other hosts of a piece, or of its absence. An error means that this feed was called off.
+    fn tell(&self, key: PieceKey, piece: &Result<Option<Piece>, Error>) -> Result<(), Error> {
+        let Some(peers) = &self.peers else { return Ok(()) };
+        match piece {
+            Ok(Some(piece)) => peers.tell(key, Told::of(piece)),
+            Ok(None) => Ok(()),
+            Err(error) => peers.tell(key, Told::Failed(error.to_string())),
         }
     }
 }
@@ -182,7 +234,8 @@ fn run(
 ) -> Result<IngestReport, Error> {
     let position = thread::scope(|scope| {
         let _closing = CloseOnDrop(shared);
-        for lane in 0..shared.lanes.len() as u32 {
+        let share = shared.share();
+        for lane in (0..shared.lanes.len() as u32).filter(|&lane| share.owns(lane)) {
             let from = &from;
             thread::Builder::new()
                 .name(format!("ingest-lane-{lane}"))
@@ -217,9 +270,15 @@ fn read_lane(plan: &IngestPlan, lane: u32, from: &Position, shared: &Shared) -> 
             && !order.splits(lane).is_empty()
         {
             let chunk_rows = plan.chunk_rows(pass.stream);
-            let mut reader = LaneReader::new(source, &order, lane, cursor, chunk_rows, &shared.counters);
+            let mut reader = LaneReader::new(source, &order, lane, cursor, chunk_rows, &shared.counters)
+                .seeking_positive(plan.seeks_positive(pass) && !from.positive_seen);
             loop {
-                let Some(piece) = reader.next(&|| handover.is_closed())? else { return Ok(()) };
+                let key = PieceKey { pass, lane, number: reader.number() };
+                let piece = reader.next(&|| handover.is_closed());
+                if shared.tell(key, &piece).is_err() {
+                    return Ok(());
+                }
+                let Some(piece) = piece? else { return Ok(()) };
                 let end = matches!(piece, Piece::End(_));
                 if shared.counters.hand_wait.time(|| handover.put(Ok(piece))).is_err() {
                     return Ok(());
