@@ -89,7 +89,7 @@ pub(crate) fn open(
         objects = freeze(path, objects)?;
     }
     let dataset = runtime.block_on(Dataset::of(objects, data.format))?;
-    Ok(Arc::new(dataset.filtered(&data.filter)))
+    Ok(Arc::new(dataset.cut_at(data.split_bytes).filtered(&data.filter)))
 }
 
 fn freeze(path: &Path, objects: Vec<Object>) -> Result<Vec<Object>> {

@@ -5,6 +5,7 @@
 //! decoding happens on the thread that asks for the next chunk.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -19,9 +20,11 @@ use crate::filter::{Applied, Filter};
 use crate::format::parquet::ParquetFile;
 use crate::format::{Content, format_by_name};
 use crate::ingest::Limits;
-use crate::records::RecordsReader;
+use crate::parts;
+use crate::records::{Records, RecordsReader, part_label};
 use crate::row_group::RowGroup;
 use crate::spec::{Condition, FormatName, OnBadRecord};
+use crate::splitmix;
 use crate::storage::{self, Object};
 
 /// The columns that a job reads.
@@ -39,6 +42,11 @@ pub struct ProjectedColumn {
     /// Whether a row may hold several values. If so the column of a chunk is a list (or all absent).
     pub multi: bool,
 }
+
+/// An uncompressed TFRecord file of more bytes is cut, where nothing else was said.
+pub const DEFAULT_SPLIT_BYTES: u64 = 64 << 20;
+/// Splits of fewer bytes are not worth the reads that find where they begin.
+pub const FEWEST_SPLIT_BYTES: u64 = 64 << 10;
 
 /// Bytes that tell a file's format.
 const SNIFFED_BYTES: u64 = 512;
@@ -81,7 +89,8 @@ pub struct Split {
     pub object: usize,
     /// Which part of the file.
     pub part: SplitPart,
-    /// The number, in its file, of its first record.
+    /// The number of its first record: in its file, or where nobody knows that (a part of a TFRecord file)
+    /// 0, and its records are numbered from it.
     pub first_record: u64,
     /// Rows, where the file says so before it is read.
     pub rows: Option<u64>,
@@ -94,6 +103,13 @@ pub struct Split {
 pub enum SplitPart {
     /// All of it.
     Whole,
+    /// The records that begin in these bytes of an uncompressed TFRecord file.
+    Bytes {
+        /// The first.
+        start: u64,
+        /// One after the last.
+        end: u64,
+    },
     /// This row group of a Parquet file.
     RowGroup(u32),
 }
@@ -139,20 +155,41 @@ impl Dataset {
     /// Reads what must be known of listed files to cut them into splits.
     pub async fn of(objects: Vec<Object>, format: Option<FormatName>) -> Result<Self, Error> {
         match common_format(&objects, format).await? {
-            FormatName::TfRecord => Ok(Self::of_records(objects)),
+            FormatName::TfRecord => Ok(Self::of_records(objects, DEFAULT_SPLIT_BYTES)),
             FormatName::Parquet => Self::of_parquet(objects).await,
         }
     }
 
-    fn of_records(objects: Vec<Object>) -> Self {
-        let whole = |(object, listed): (usize, &Object)| Split {
-            object,
-            part: SplitPart::Whole,
-            first_record: 0,
-            rows: None,
-            bytes: listed.size(),
+    /// Cuts files anew: uncompressed TFRecord files of more than `split_bytes` into equal parts of at most
+    /// so many. The cuts follow from the files' sizes and names alone. Parquet files stay as they are.
+    #[must_use]
+    pub fn cut_at(self, split_bytes: u64) -> Self {
+        match self.files {
+            Files::TfRecord => Self::of_records(self.objects, split_bytes),
+            Files::Parquet(_) => self,
+        }
+    }
+
+    /// What tells these cuts from others of the same files: 0 where each file is one split, or says itself
+    /// how it is cut.
+    pub fn cuts(&self) -> u64 {
+        let part = |split: &Split| match split.part {
+            SplitPart::Bytes { start, .. } => Some([split.object as u64, start]),
+            SplitPart::Whole | SplitPart::RowGroup(_) => None,
         };
-        let splits = objects.iter().enumerate().map(whole).collect();
+        let cuts = self.splits.iter().filter_map(part).flatten();
+        cuts.fold(0, |hash, word| splitmix::mix(hash.wrapping_add(splitmix::GAMMA) ^ word))
+    }
+
+    fn of_records(objects: Vec<Object>, split_bytes: u64) -> Self {
+        let mut splits = Vec::new();
+        for (object, listed) in objects.iter().enumerate() {
+            splits.extend(parts::cuts(listed.path(), listed.size(), split_bytes).map(|Range { start, end }| {
+                let whole = end - start == listed.size();
+                let part = if whole { SplitPart::Whole } else { SplitPart::Bytes { start, end } };
+                Split { object, part, first_record: 0, rows: None, bytes: end - start }
+            }));
+        }
         Self {
             objects,
             splits,
@@ -281,7 +318,7 @@ impl Dataset {
             _ => {
                 // The record and what was made of it.
                 let longest = 2 * self.longest_record.get().copied().unwrap_or(0);
-                Limits::FEWEST_OBJECT_BYTES.min(split.bytes) + crate::records::HELD_BYTES + longest
+                Limits::FEWEST_OBJECT_BYTES.min(split.bytes) + crate::records::HELD_BYTES + parts::HELD_BYTES + longest
             }
         }
     }
@@ -302,7 +339,10 @@ impl Dataset {
         let projection = &projection;
         let split = &self.splits[split];
         let object = self.objects[split.object].clone();
-        let path = object.path().clone();
+        let path = match split.part {
+            SplitPart::Bytes { start, .. } => part_label(&object, start),
+            SplitPart::Whole | SplitPart::RowGroup(_) => object.path().clone(),
+        };
         let inner = match (&self.files, split.part) {
             _ if ruled_out => Inner::Nothing,
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
@@ -310,9 +350,16 @@ impl Dataset {
                 let plan = file.plan(projection)?;
                 Inner::RowGroup(Box::new(RowGroup::start(file, group as usize, plan, bad.clone(), runtime)))
             }
-            _ => {
-                let (bad, limits) = (bad.clone(), &self.limits);
-                Inner::Records(Box::new(RecordsReader::start(object, projection, bad, limits, runtime)))
+            (_, part) => {
+                let records = match part {
+                    SplitPart::Bytes { start, end } => {
+                        Records::start_part(object, start..end, &self.limits, runtime)
+                    }
+                    SplitPart::Whole | SplitPart::RowGroup(_) => {
+                        Records::start(object, &self.limits, runtime)
+                    }
+                };
+                Inner::Records(Box::new(RecordsReader::of(records, projection, bad.clone())))
             }
         };
         Ok(SplitReader { path, inner, filter: filter.map(|filter| (filter, bad.clone())) })
@@ -372,7 +419,7 @@ fn name_of(format: FormatName) -> &'static str {
 }
 
 impl SplitReader {
-    /// Leaves out the records (of the file, counted from 0, bad ones included) before `record`, without
+    /// Leaves out the records (numbered as in messages, bad ones included) before `record`, without
     /// decoding them. Only before the first chunk: it is how a job resumes within a split.
     pub fn skip_to(&mut self, record: u64) {
         match &mut self.inner {
@@ -454,7 +501,7 @@ impl RawChunk {
         &self.columns
     }
 
-    /// The file the rows are from, for messages.
+    /// The file, or part of a file, that the rows are from, for messages.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -463,7 +510,7 @@ impl RawChunk {
         Arc::clone(&self.path)
     }
 
-    /// The number, in its file, of the record that row `row` is.
+    /// The number of the record that row `row` is, in its file or in the part that [`RawChunk::path`] names.
     pub fn record(&self, row: usize) -> u64 {
         self.numbers.as_ref().map_or(self.first_record + row as u64, |numbers| numbers[row])
     }

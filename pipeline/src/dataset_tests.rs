@@ -29,7 +29,7 @@ fn example(n: i64) -> Vec<u8> {
     [&[0x0a, features.len() as u8][..], &features].concat()
 }
 
-fn file(numbers: std::ops::Range<i64>, compression: Compression) -> Vec<u8> {
+fn file(numbers: Range<i64>, compression: Compression) -> Vec<u8> {
     let mut writer = RecordWriter::new(Compressor::new(Vec::new(), compression).unwrap());
     for n in numbers {
         writer.write(&example(n)).unwrap();
@@ -229,4 +229,115 @@ fn a_runtime_that_shuts_down_is_not_an_end_of_data() {
         }
     };
     assert!(matches!(error, Error::Cancelled), "{error}");
+}
+
+/// All splits' values of `n`, split by split, with the records left out.
+fn read_all(runtime: &Runtime, dataset: &Dataset, bad: &BadRecords) -> Result<Vec<i64>, Error> {
+    let mut values = Vec::new();
+    for split in 0..dataset.splits().len() {
+        values.extend(read(runtime, dataset, split, bad, 0, 50)?.into_iter().map(|(_, n)| n));
+    }
+    Ok(values)
+}
+
+#[test]
+fn parts_of_a_file_hold_its_records_once_and_in_order() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.tfrecord"), file(0..300, Compression::None)).unwrap();
+    std::fs::write(dir.path().join("b.tfrecord"), file(300..310, Compression::None)).unwrap();
+    // Cannot be cut: of one the name says it, of the other its first bytes.
+    std::fs::write(dir.path().join("c.tfrecord.gz"), file(310..900, Compression::Gzip)).unwrap();
+    std::fs::write(dir.path().join("d.tfrecord"), file(900..1500, Compression::Zlib)).unwrap();
+    let sizes = std::fs::metadata(dir.path().join("a.tfrecord")).unwrap().len();
+    let mut cuts = std::collections::HashSet::from([0]);
+    for split_bytes in [1, 7, 40, 100, 1000, sizes - 1] {
+        let dataset = open(&runtime, dir.path(), &["*"]).unwrap().cut_at(split_bytes);
+        let parts = dataset.splits().iter().filter(|split| split.object == 0).count() as u64;
+        assert_eq!(parts, sizes.div_ceil(split_bytes));
+        assert!(dataset.splits().iter().all(|split| split.bytes <= split_bytes || split.object == 2));
+        assert_eq!(dataset.splits().iter().filter(|split| split.object == 2).count(), 1);
+        assert_eq!(read_all(&runtime, &dataset, &fail()).unwrap(), (0..1500).collect::<Vec<_>>());
+        assert!(cuts.insert(dataset.cuts()), "cuts at {split_bytes} look like others");
+    }
+    let dataset = open(&runtime, dir.path(), &["*"]).unwrap().cut_at(1 << 30);
+    assert_eq!((dataset.splits().len(), dataset.cuts()), (4, 0));
+}
+
+#[test]
+fn a_part_is_read_from_any_of_its_records() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.tfrecord"), file(0..300, Compression::None)).unwrap();
+    let dataset = open(&runtime, dir.path(), &["*"]).unwrap().cut_at(2000);
+    let whole = read(&runtime, &dataset, 2, &fail(), 0, 50).unwrap();
+    assert!(whole.len() > 20 && whole[0].0 == 0 && whole[0].1 > 0);
+    for from in [1, 7, whole.len() - 1, whole.len()] {
+        assert_eq!(read(&runtime, &dataset, 2, &fail(), from as u64, 3).unwrap(), whole[from..]);
+    }
+}
+
+#[test]
+fn damage_costs_no_more_than_its_part() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    let whole = file(0..300, Compression::None);
+    let path = dir.path().join("a.tfrecord");
+    let frame = |record: usize| (0..record).map(|n| 16 + example(n as i64).len()).sum::<usize>();
+    for record in [0, 1, 100, 101, 102, 250, 299] {
+        for (at, header) in [(0, true), (9, true), (14, false)] {
+            let mut bytes = whole.clone();
+            bytes[frame(record) + at] ^= 0x40;
+            std::fs::write(&path, &bytes).unwrap();
+            let dataset = open(&runtime, dir.path(), &["a.tfrecord"]).unwrap().cut_at(1500);
+            let error = read_all(&runtime, &dataset, &fail()).unwrap_err();
+            let place = frame(record) as u64;
+            let address = matches!(&error, Error::Damage { path, offset, .. } if path.starts_with("a.tfrecord") && *offset == place);
+            assert!(address, "{record} {at}: {error}");
+
+            let bad = BadRecords::new(OnBadRecord::Skip { limit: 5 });
+            let values = read_all(&runtime, &dataset, &bad).unwrap();
+            assert_eq!(bad.skipped(), 1, "{record} {at}");
+            assert!(values.is_sorted_by(|a, b| a < b) && !values.contains(&(record as i64)));
+            // Behind a damaged length the part is lost; behind damaged data nothing is.
+            let lost = 300 - values.len();
+            assert!(if header { (1..=80).contains(&lost) } else { lost == 1 }, "{record} {at}: {lost} lost");
+        }
+    }
+}
+
+#[test]
+fn records_within_records_are_never_taken_for_the_files_own() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    // Each record's data are a TFRecord file; but for the framing, no Example says so.
+    let mut writer = RecordWriter::new(Vec::new());
+    for n in 0..20 {
+        let inner = file(n * 10..n * 10 + 10, Compression::None);
+        let features = [&[0x12, 0x80 | (inner.len() % 128) as u8, (inner.len() / 128) as u8][..], &inner].concat();
+        writer.write(&features).unwrap();
+    }
+    let bytes = writer.into_inner();
+    std::fs::write(dir.path().join("a.tfrecord"), &bytes).unwrap();
+    let dataset = open(&runtime, dir.path(), &["*"]).unwrap();
+    for split_bytes in [700, 1111, 3000] {
+        let dataset = open(&runtime, dir.path(), &["*"]).unwrap().cut_at(split_bytes);
+        for bad in [fail(), BadRecords::new(OnBadRecord::Skip { limit: 1000 })] {
+            let mut ends = (0..dataset.splits().len()).map(|split| {
+                let mut reader = dataset.read(split, &projection(&["x"]), &bad, runtime.handle()).unwrap();
+                loop {
+                    match reader.next_chunk(100) {
+                        Ok(Some(_)) => {}
+                        Ok(None) => break None,
+                        Err(error) => break Some(error),
+                    }
+                }
+            });
+            let cut = ends.find_map(|end| end.filter(|error| matches!(error, Error::Cut { .. })));
+            let message = cut.expect("it is noticed").to_string();
+            assert!(message.contains("data.split_bytes"), "{message}");
+        }
+    }
+    let mut reader = dataset.read(0, &projection(&["x"]), &fail(), runtime.handle()).unwrap();
+    assert_eq!(reader.next_chunk(100).unwrap().unwrap().rows(), 20);
 }

@@ -3,7 +3,8 @@
 //! Bad input is answered with an address: which file, where in it, which record, which column, and what
 //! was expected there. So the variants are named for what a caller or a person does about them, and each
 //! carries its address as fields. Records count from 0 in their file; offsets are bytes from the start of
-//! the file as it reads once decompressed.
+//! the file as it reads once decompressed. A large TFRecord file is read in parts: there the path is followed
+//! by where the part begins, and records count from it.
 
 use std::io;
 use std::path::PathBuf;
@@ -66,6 +67,19 @@ pub enum Error {
         record: u64,
         /// What does not fit.
         message: String,
+    },
+    /// A file was cut where no record begins. Its records hold what looks like records.
+    #[error(
+        "{path}: a part of the file begins at byte {boundary}, within the record at byte {offset}: its records \
+         seem to hold TFRecords; set data.split_bytes above the size of the file, so that it is read whole"
+    )]
+    Cut {
+        /// The file.
+        path: String,
+        /// Where the record starts.
+        offset: u64,
+        /// Where the part does.
+        boundary: u64,
     },
     /// The file is whole, but of another format than its name or the job says.
     #[error("{path}: expected {expected}, found {found}")]
@@ -193,6 +207,14 @@ pub enum Error {
     /// A position that cannot be resumed from.
     #[error(transparent)]
     Position(#[from] PositionError),
+    /// A host that this one trains with could not go on, or is gone.
+    #[error("host {host}: {message}")]
+    Peer {
+        /// The host, from 0.
+        host: u32,
+        /// What became of it.
+        message: String,
+    },
     /// A thread of ingest came to an unexpected end: a defect, not bad input.
     #[error("ingest ended unexpectedly: {0}")]
     Panicked(String),

@@ -237,7 +237,7 @@ mod tests {
             packer.pack(&mut batch, 0, &held, first);
             packer.pack(&mut batch, first.len(), &held, second);
             let rows_packed = rows.len() as u32;
-            batch.set_header(&BatchHeader { stream: Stream::Train, epoch: 0, batch: 0, rows: rows_packed, last: false });
+            batch.set_header(&BatchHeader { stream: Stream::Train, epoch: 0, batch: 0, rows: rows_packed, global_rows: rows_packed, last: false });
             assert_holds(buffer.as_ref(), &chunks, &rows);
         }
     }

@@ -1,10 +1,12 @@
 //! Reading one TFRecord file of Examples: fetched bytes, decompressed, unframed, parsed into chunks.
 
+use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 use crate::dataset::{BadRecords, Projection};
 use crate::error::Error;
@@ -13,7 +15,8 @@ use crate::format::Content;
 use crate::format::compression::{Compression, Decompressed};
 use crate::format::example::{ExampleColumns, Fault};
 use crate::format::tfrecord::{Damage, ReadError, RecordReader};
-use crate::ingest::Limits;
+use crate::ingest::{Limits, gate};
+use crate::parts::{self, Located};
 use crate::storage::Object;
 
 /// A chunk ends after so many bytes of records, whatever the rows asked for.
@@ -24,13 +27,21 @@ const LOOK_EVERY: usize = 64;
 /// that are longer than a chunk come on top.
 pub(crate) const HELD_BYTES: u64 = (1 << 20) + CHUNK_BYTES as u64;
 
-/// A file's records, with damage as errors with an address.
+/// The records of a file or of a part of it, with damage as errors with an address.
 pub(crate) struct Records {
     object: Object,
+    /// The file, and where the part begins if that is not its start.
+    label: Arc<str>,
+    /// The bytes that are read.
+    range: Range<u64>,
+    /// Time spent waiting for them to be found.
+    located: Duration,
     state: State,
 }
 
 enum State {
+    /// It is being found where the part's records begin.
+    Locating(oneshot::Receiver<Result<Located, Error>>),
     /// Nothing read yet: reading the first bytes blocks.
     Closed(FetchedBytes),
     Open(Box<RecordReader<Decompressed<FetchedBytes>>>, Compression),
@@ -50,25 +61,71 @@ pub(crate) enum Step<'a> {
 impl Records {
     pub(crate) fn start(object: Object, limits: &Arc<Limits>, runtime: &Handle) -> Self {
         let state = State::Closed(FetchedBytes::start(object.clone(), limits, runtime));
-        Self { object, state }
+        let (label, range) = (object.path().clone(), 0..object.size());
+        Self { object, label, range, located: Duration::ZERO, state }
+    }
+
+    /// The records that begin in `part` of the file's bytes. They are numbered from its first.
+    pub(crate) fn start_part(
+        object: Object,
+        part: Range<u64>,
+        limits: &Arc<Limits>,
+        runtime: &Handle,
+    ) -> Self {
+        let label = part_label(&object, part.start);
+        let state = State::Locating(parts::locate(object.clone(), part, limits, runtime));
+        Self { object, label, range: 0..0, located: Duration::ZERO, state }
     }
 
     /// The next record. An `Err` is of storage, or of a file that is of another format altogether.
     pub(crate) fn step(&mut self) -> Result<Step<'_>, Error> {
+        if let State::Locating(_) = self.state
+            && let Some(damage) = self.locate()?
+        {
+            return Ok(Step::Bad { error: damage, ends: true });
+        }
         if let State::Closed(_) = self.state
             && let Some(bad) = self.open()?
         {
             return Ok(bad);
         }
+        let base = self.range.start;
         let State::Open(reader, _) = &mut self.state else { return Ok(Step::End) };
         match reader.next_record() {
             Ok(Some(record)) => {
-                Ok(Step::Record { number: record.number, offset: record.offset, data: record.data })
+                Ok(Step::Record { number: record.number, offset: base + record.offset, data: record.data })
             }
             Ok(None) => Ok(Step::End),
             Err(ReadError::Fetch(error)) => Err(error),
-            Err(ReadError::Damage(damage)) => bad(&self.object, damage),
+            Err(ReadError::Damage(damage)) if damage.cut && self.range.end < self.object.size() => {
+                Err(Error::Cut {
+                    path: self.object.path().to_string(),
+                    offset: base + damage.offset,
+                    boundary: self.range.end,
+                })
+            }
+            Err(ReadError::Damage(damage)) => bad(&self.label, base, damage),
         }
+    }
+
+    /// The file, and where the part begins if that is not its start.
+    pub(crate) fn label(&self) -> &Arc<str> {
+        &self.label
+    }
+
+    /// Waits until the part is found; returns what is wrong if it is not.
+    fn locate(&mut self) -> Result<Option<Error>, Error> {
+        let State::Locating(located) = std::mem::replace(&mut self.state, State::Ended) else { return Ok(None) };
+        let start = Instant::now();
+        // A channel that closes early means that the runtime has shut down.
+        let located = gate::waiting(|| located.blocking_recv()).unwrap_or(Err(Error::Cancelled));
+        self.located = start.elapsed();
+        let Located { bytes, range, damage } = located?;
+        self.range = range;
+        if damage.is_none() {
+            self.state = State::Closed(bytes);
+        }
+        Ok(damage)
     }
 
     /// How the file is compressed, once its first record was read.
@@ -78,27 +135,27 @@ impl Records {
 
     /// Bytes of the file fetched and taken so far.
     pub(crate) fn bytes_read(&self) -> u64 {
-        self.object.size() - self.source().map_or(0, FetchedBytes::remaining)
+        self.range.end - self.range.start - self.source().map_or(0, FetchedBytes::remaining)
     }
 
     /// Time spent waiting for them.
     pub(crate) fn waited(&self) -> Duration {
-        self.source().map_or(Duration::ZERO, FetchedBytes::waited)
+        self.located + self.source().map_or(Duration::ZERO, FetchedBytes::waited)
     }
 
     fn source(&self) -> Option<&FetchedBytes> {
         match &self.state {
             State::Closed(bytes) => Some(bytes),
             State::Open(reader, _) => Some(reader.input().source()),
-            State::Ended => None,
+            State::Locating(_) | State::Ended => None,
         }
     }
 
     fn open(&mut self) -> Result<Option<Step<'static>>, Error> {
         let State::Closed(bytes) = std::mem::replace(&mut self.state, State::Ended) else { return Ok(None) };
-        let at_start = |message: String| Damage { offset: 0, record: 0, message, fatal: true, instead: None };
+        let at_start = |message: String| Damage { offset: 0, record: 0, message, fatal: true, cut: false, instead: None };
         if self.object.size() == 0 && Compression::by_name(self.object.path()).is_some() {
-            return bad(&self.object, at_start("a compressed stream cannot be empty".to_owned())).map(Some);
+            return bad(&self.label, 0, at_start("a compressed stream cannot be empty".to_owned())).map(Some);
         }
         match Decompressed::new(bytes) {
             Ok((stream, compression)) => {
@@ -107,30 +164,36 @@ impl Records {
             }
             Err(error) => match crate::fetch::storage_error(error) {
                 Ok(error) => Err(error),
-                Err(error) => bad(&self.object, at_start(error.to_string())).map(Some),
+                Err(error) => bad(&self.label, 0, at_start(error.to_string())).map(Some),
             },
         }
     }
 }
 
-fn bad(object: &Object, damage: Damage) -> Result<Step<'static>, Error> {
-    let path = object.path().to_string();
+/// `path` is the file, or a part of it that begins at byte `base`.
+fn bad(path: &str, base: u64, damage: Damage) -> Result<Step<'static>, Error> {
+    let path = path.to_owned();
     if let Some(found @ (Content::Parquet | Content::Text)) = damage.instead {
         return Err(Error::WrongFormat { path, expected: "TFRecord".to_owned(), found: found.to_string() });
     }
     let Damage { offset, record, message, fatal, .. } = damage;
-    Ok(Step::Bad { error: Error::Damage { path, offset, record, message }, ends: fatal })
+    Ok(Step::Bad { error: Error::Damage { path, offset: base + offset, record, message }, ends: fatal })
+}
+
+/// What messages call the part of a file that begins at byte `start`.
+pub(crate) fn part_label(object: &Object, start: u64) -> Arc<str> {
+    if start == 0 { object.path().clone() } else { format!("{}, from byte {start}", object.path()).into() }
 }
 
 /// What is wrong with a record, with its address.
 pub(crate) fn fault(
-    object: &Object,
+    path: &str,
     columns: &ExampleColumns,
     fault: Fault,
     record: u64,
     offset: u64,
 ) -> Error {
-    let path = object.path().to_string();
+    let path = path.to_owned();
     match fault {
         Fault::Malformed(why) => {
             Error::Damage { path, offset, record, message: format!("no tf.train.Example: {why}") }
@@ -158,8 +221,12 @@ impl RecordsReader {
         limits: &Arc<Limits>,
         runtime: &Handle,
     ) -> Self {
+        Self::of(Records::start(object, limits, runtime), projection, bad)
+    }
+
+    pub(crate) fn of(records: Records, projection: &Projection, bad: BadRecords) -> Self {
         Self {
-            records: Records::start(object, limits, runtime),
+            records,
             columns: ExampleColumns::new(projection),
             bad,
             skip_to: 0,
@@ -189,7 +256,7 @@ impl RecordsReader {
                     match self.columns.push(data) {
                         Ok(()) => numbers.push(number),
                         Err(why) => {
-                            let error = fault(&self.records.object, &self.columns, why, number, offset);
+                            let error = fault(self.records.label(), &self.columns, why, number, offset);
                             self.bad.skip(error)?;
                         }
                     }
@@ -210,10 +277,10 @@ impl RecordsReader {
         {
             return Ok(());
         }
-        let path = self.records.object.path();
+        let path = self.records.label();
         self.bad.skip(error)?;
         if ends {
-            tracing::warn!(%path, "nothing after the damage can be read: the rest of the file is left out");
+            tracing::warn!(%path, "nothing after the damage can be read: the rest of it is left out");
         }
         Ok(())
     }

@@ -38,6 +38,14 @@ pub struct DataSpec {
     pub memory_budget_bytes: u64,
     /// What a record that cannot be used does to the job.
     pub on_bad_record: OnBadRecord,
+    /// Whether the order of rows is the same in every run. If not, training takes rows from whichever lanes
+    /// are ready; each row still comes once in each epoch.
+    pub deterministic: bool,
+    /// Whether an epoch of training leaves out its last batch when that is short.
+    pub drop_last: bool,
+    /// An uncompressed TFRecord file of more bytes is cut into parts of at most so many, each a split of
+    /// its own; part of the order.
+    pub split_bytes: u64,
     /// Where what was read once is kept for the next time.
     pub cache: Option<CacheSpec>,
 }

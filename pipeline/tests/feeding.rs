@@ -95,6 +95,9 @@ fn spec(base: &Path, on_bad_record: OnBadRecord) -> DataSpec {
         memory_budget_bytes: 1 << 30,
         on_bad_record,
         cache: None,
+        deterministic: true,
+        drop_last: false,
+        split_bytes: 64 << 20,
     }
 }
 

@@ -113,8 +113,15 @@ fn plan(base: &Path, pattern: &str, runtime: &Runtime) -> IngestPlan {
         shuffle_rows: 200,
         lanes: 4,
         prefetch: 3,
+        threads: None,
+        streams: None,
         memory_budget_bytes: 1 << 30,
         on_bad_record: OnBadRecord::Fail,
+        filter: Vec::new(),
+        cache: None,
+        deterministic: true,
+        drop_last: false,
+        split_bytes: 64 << 20,
     };
     let feature = |name: &str, columns: &[&str], kind, maximum: Option<usize>| FeatureSpec {
         name: name.into(),

@@ -123,6 +123,7 @@ impl Golden {
             epoch: 0,
             batch: number as u64,
             rows: rows as u32,
+            global_rows: rows as u32,
             last: false,
         });
         let mut sections = slot.sections();

@@ -17,6 +17,7 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 
+use millstream_pipeline::dataset::{DEFAULT_SPLIT_BYTES, FEWEST_SPLIT_BYTES};
 use millstream_pipeline::ingest::MOST_STREAMS;
 use millstream_pipeline::spec::{
     CacheSpec, DataSpec, FeatureKind, FeatureSpec, FormatName, LabelSpec, OnBadRecord, Terms,
@@ -183,7 +184,14 @@ fn read_data(mut data: Section<'_>, path: &Path, problems: &Problems<'_>) -> Dat
         memory_budget_bytes: data.bytes("memory_budget").unwrap_or(2 << 30),
         on_bad_record: read_on_bad_record(&mut data),
         cache,
+        deterministic: data.flag("deterministic").unwrap_or(true),
+        drop_last: data.flag("drop_last").unwrap_or(false),
+        split_bytes: data.bytes("split_bytes").unwrap_or(DEFAULT_SPLIT_BYTES),
     };
+    if spec.split_bytes < FEWEST_SPLIT_BYTES {
+        let message = format!("parts of less than {FEWEST_SPLIT_BYTES} bytes are not worth a read of their own");
+        data.error("split_bytes", message);
+    }
     if spec.shuffle_rows > 0 && spec.shuffle_rows < u64::from(spec.lanes) {
         let message = format!(
             "`shuffle_rows` is split among {} lanes, so it is at least that many, or 0 for no shuffling",

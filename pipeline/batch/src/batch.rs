@@ -26,8 +26,11 @@ pub struct BatchHeader {
     pub epoch: u32,
     /// The batch's number within its pass over the data, from 0.
     pub batch: u64,
-    /// Rows held, at most the schema's.
+    /// Rows held, at most the schema's: all rows of the batch, or where several hosts train together those
+    /// that are this host's, which may be none.
     pub rows: u32,
+    /// Rows of the global batch, over all hosts: what a mean over the batch is divided by.
+    pub global_rows: u32,
     /// Whether it ends its pass over the data.
     pub last: bool,
 }
@@ -72,7 +75,7 @@ pub struct BatchBuffer {
 #[repr(C, align(256))]
 struct Block([u8; ALIGNMENT]);
 
-/// The header's bytes within a slot: six numbers, the rest zero.
+/// The header's bytes within a slot: seven numbers, the rest zero.
 mod header {
     pub(super) const STREAM: usize = 0;
     pub(super) const EPOCH: usize = 4;
@@ -80,6 +83,7 @@ mod header {
     pub(super) const ROWS: usize = 16;
     pub(super) const LAST: usize = 20;
     pub(super) const POSITION_BYTES: usize = 24;
+    pub(super) const GLOBAL_ROWS: usize = 28;
 }
 
 impl<'a> BatchMut<'a> {
@@ -100,13 +104,15 @@ impl<'a> BatchMut<'a> {
     /// Writes the header.
     ///
     /// # Panics
-    /// When `header.rows` is more than the schema's.
+    /// When `header.global_rows` is more than the schema's rows, or less than `header.rows`.
     pub fn set_header(&mut self, header: &BatchHeader) {
-        assert!(header.rows <= self.layout.schema().rows, "more rows than the slot holds");
+        assert!(header.global_rows <= self.layout.schema().rows, "more rows than the slot holds");
+        assert!(header.rows <= header.global_rows, "more rows here than on all hosts");
         self.put(header::STREAM, &(header.stream as u32).to_ne_bytes());
         self.put(header::EPOCH, &header.epoch.to_ne_bytes());
         self.put(header::BATCH, &header.batch.to_ne_bytes());
         self.put(header::ROWS, &header.rows.to_ne_bytes());
+        self.put(header::GLOBAL_ROWS, &header.global_rows.to_ne_bytes());
         self.put(header::LAST, &u32::from(header.last).to_ne_bytes());
     }
 
@@ -175,6 +181,8 @@ impl<'a> BatchRef<'a> {
 
     /// What the batch says of itself.
     pub fn header(&self) -> BatchHeader {
+        let most = self.layout.schema().rows;
+        let rows = self.word(header::ROWS).min(most);
         BatchHeader {
             stream: if self.word(header::STREAM) == Stream::Eval as u32 {
                 Stream::Eval
@@ -183,7 +191,8 @@ impl<'a> BatchRef<'a> {
             },
             epoch: self.word(header::EPOCH),
             batch: u64::from_ne_bytes(self.array(header::BATCH)),
-            rows: self.word(header::ROWS).min(self.layout.schema().rows),
+            rows,
+            global_rows: self.word(header::GLOBAL_ROWS).clamp(rows, most),
             last: self.word(header::LAST) != 0,
         }
     }
@@ -276,7 +285,7 @@ impl BatchBuffer {
 }
 
 fn check_slot(bytes: &[u8], layout: &SlotLayout) {
-    const { assert!(HEADER_BYTES >= header::POSITION_BYTES + 4) };
+    const { assert!(HEADER_BYTES >= header::GLOBAL_ROWS + 4) };
     assert_eq!(bytes.len(), layout.slot_bytes(), "a slice of exactly one slot");
     assert!(bytes.as_ptr().addr().is_multiple_of(ALIGNMENT), "a slot at its alignment");
 }

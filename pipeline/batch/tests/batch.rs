@@ -38,7 +38,7 @@ fn buffer(schema: &BatchSchema) -> BatchBuffer {
 }
 
 fn header(rows: u32) -> BatchHeader {
-    BatchHeader { stream: Stream::Train, epoch: 0, batch: 0, rows, last: false }
+    BatchHeader { stream: Stream::Train, epoch: 0, batch: 0, rows, global_rows: rows, last: false }
 }
 
 proptest! {

@@ -70,6 +70,8 @@ impl Specification {
             streams: None,
             memory_budget_bytes: 0,
             on_bad_record: OnBadRecord::Fail,
+            deterministic: true,
+            drop_last: false,
             cache: None,
             ..data.clone()
         };

@@ -97,6 +97,10 @@ impl ChunkSource for CachedSource {
         self.inner.splits()
     }
 
+    fn cuts(&self) -> u64 {
+        self.inner.cuts()
+    }
+
     /// A lane has two splits open, each from its file or from the source, and writes one.
     fn lane_bytes(&self, chunk_rows: usize) -> u64 {
         let blocks = self.row_bytes.div_ceil(BLOCK_BYTES as u64).max(1);

@@ -45,6 +45,10 @@ impl ChunkSource for Rows {
         self.splits.len() as u32
     }
 
+    fn cuts(&self) -> u64 {
+        0
+    }
+
     fn lane_bytes(&self, _chunk_rows: usize) -> u64 {
         0
     }
@@ -589,9 +593,15 @@ fn a_specification_changes_with_what_bears_on_rows_and_with_nothing_else() {
         shuffle_rows: 60,
         lanes: 4,
         prefetch: 3,
+        threads: None,
+        streams: None,
         memory_budget_bytes: 1 << 30,
         on_bad_record: OnBadRecord::Fail,
+        filter: Vec::new(),
         cache: None,
+        deterministic: true,
+        drop_last: false,
+        split_bytes: 64 << 20,
     };
     let learned = |terms: &str| -> Analysis {
         let vocabulary = format!(r#"{{"values":9,"missing":0,"distinct":2,"undercount":0,"terms":{terms}}}"#);

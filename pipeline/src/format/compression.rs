@@ -15,7 +15,7 @@ use crate::format::tfrecord;
 /// Decompressed bytes kept ahead of the reader.
 const BUFFER_BYTES: usize = 256 << 10;
 /// Bytes that tell a compression.
-const MAGIC_BYTES: usize = 12;
+pub(crate) const MAGIC_BYTES: usize = 12;
 
 /// How a stream is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

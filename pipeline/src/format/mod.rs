@@ -1,5 +1,6 @@
 //! What files hold: a closed set of formats, decoded without any I/O of their own.
 
+pub(crate) mod boundary;
 pub(crate) mod cells;
 pub mod compression;
 pub mod csv;

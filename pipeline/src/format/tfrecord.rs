@@ -19,9 +19,9 @@ use crate::error::Error;
 use crate::format::Content;
 
 /// Bytes before the data.
-const HEADER_BYTES: usize = 12;
+pub(crate) const HEADER_BYTES: usize = 12;
 /// Bytes after the data.
-const FOOTER_BYTES: usize = 4;
+pub(crate) const FOOTER_BYTES: usize = 4;
 /// The longest record taken for one. A length beyond it is damage that its checksum happens to fit.
 pub const MAX_RECORD_BYTES: u64 = 256 << 20;
 
@@ -47,6 +47,8 @@ pub struct Damage {
     pub message: String,
     /// Nothing after it can be read either.
     pub fatal: bool,
+    /// The input ends within it.
+    pub cut: bool,
     /// What the file is instead, if its very first bytes are no record's.
     pub instead: Option<Content>,
 }
@@ -122,6 +124,7 @@ impl<R: BufRead> RecordReader<R> {
                     frame.len().saturating_sub(HEADER_BYTES + FOOTER_BYTES)
                 ),
                 fatal: false,
+                cut: false,
                 instead: None,
             })),
         }
@@ -192,6 +195,7 @@ impl<R: BufRead> RecordReader<R> {
                 record: self.number,
                 message: error.to_string(),
                 fatal: true,
+                cut: error.kind() == io::ErrorKind::UnexpectedEof,
                 instead: self.instead,
             }),
         }
@@ -231,7 +235,7 @@ pub(crate) fn is_header(start: &[u8]) -> bool {
 
 /// The data of a whole frame, if its checksum is right.
 #[inline]
-fn unframe(frame: &[u8]) -> Option<&[u8]> {
+pub(crate) fn unframe(frame: &[u8]) -> Option<&[u8]> {
     let (rest, footer) = frame.split_last_chunk::<FOOTER_BYTES>()?;
     let data = rest.get(HEADER_BYTES..)?;
     (masked_crc(data) == u32::from_le_bytes(*footer)).then_some(data)
@@ -239,7 +243,7 @@ fn unframe(frame: &[u8]) -> Option<&[u8]> {
 
 /// The data's length, if its checksum is right.
 #[inline]
-fn length_of(header: &[u8; HEADER_BYTES]) -> Option<u64> {
+pub(crate) fn length_of(header: &[u8; HEADER_BYTES]) -> Option<u64> {
     let (length, crc) = header.split_first_chunk::<8>()?;
     let crc = u32::from_le_bytes(*crc.first_chunk()?);
     (masked_crc(length) == crc).then_some(u64::from_le_bytes(*length))

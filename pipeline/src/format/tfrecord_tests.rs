@@ -43,6 +43,7 @@ fn read_in_pieces(bytes: &[u8], piece: usize) -> (Vec<Vec<u8>>, Option<Damage>) 
         record,
         message: error.to_string(),
         fatal: true,
+        cut: error.kind() == io::ErrorKind::UnexpectedEof,
         instead: None,
     };
     let input = match Decompressed::new(BufReader::with_capacity(piece, bytes)) {

@@ -1,10 +1,10 @@
 //! Numbers that are drawn for a row and a column, not one after the other: row `i`'s values are the same
 //! whichever thread makes them, and whatever was made before.
 //!
-//! A [`Draws`] is a SplitMix64 sequence (Steele, Lea and Flood, 2014) entered at any place: its `i`-th
+//! A [`Draws`] is a splitmix64 sequence (`splitmix.rs`) entered at any place: its `i`-th
 //! output is a mix of `key + i * GAMMA`. Each use has a key of its own.
 
-const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+use crate::splitmix::{GAMMA, mix};
 
 /// A sequence of random numbers by position.
 #[derive(Clone, Copy, Debug)]
@@ -23,14 +23,6 @@ impl Draws {
     pub(super) fn at(self, position: u64) -> u64 {
         mix(self.key.wrapping_add(position.wrapping_add(1).wrapping_mul(GAMMA)))
     }
-}
-
-/// SplitMix64's finalizer: a bijection that spreads each bit over all.
-#[inline]
-pub(super) fn mix(value: u64) -> u64 {
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
 }
 
 /// A bijection of 32 bits (MurmurHash3's finalizer), so that distinct ids stay distinct.

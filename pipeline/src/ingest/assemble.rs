@@ -8,6 +8,18 @@
 //! Whether a batch is the last of its pass is known by looking for the row after it. If that look meets
 //! an error, the batch is delivered first: what a lane could not read stops the feed at the window that
 //! holds it, whenever it was met.
+//!
+//! **Hosts.** Of several hosts each draws all rows and packs those of its own lanes; of the others' lanes it
+//! hears the extents ([`super::peers`]). So a batch is full when the *global* batch is, and may hold no row.
+//!
+//! **Whichever is ready** (`deterministic = false`, one host, a shuffled pass). A lane whose next window is
+//! not there is left out of the rotation until it is; only when no lane has rows does the packer wait, for
+//! any of them. Each row still comes exactly once and positions are as good as ever, for they name where
+//! each lane stands, whatever way it got there; but which rows meet in a batch depends on timing, so neither
+//! a second run nor a resumed one repeats the batches.
+//!
+//! **The last short batch** is delivered unless `drop_last` is asked for; then its rows are drawn and left
+//! out. That it would be short is known too late to mark the batch before it as the last.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,12 +27,14 @@ use std::time::Instant;
 use millstream_batch::{BatchHeader, BatchMut, Producer, RingError, Stream};
 
 use super::Shared;
+use super::handover::Bell;
 use super::lane::{Piece, Window};
+use super::peers::{Peers, PieceKey, Told};
 use super::plan::{IngestPlan, name_of};
 use super::source::LeftOut;
 use crate::chunk::Chunk;
 use crate::error::Error;
-use crate::order::{Merge, Pass, PassOrder, Position, Turn};
+use crate::order::{LanePosition, Merge, Pass, PassOrder, Position, Share, Turn};
 use crate::pack::{Packer, RowRef};
 use crate::spec::OnBadRecord;
 
@@ -38,7 +52,14 @@ pub(super) fn feed(
             plan,
             shared,
             pass,
+            share: shared.share(),
             merge: Merge::new(&order, &position),
+            pieces: position.lanes.iter().map(first_piece).collect(),
+            readiness: shared
+                .bell
+                .as_deref()
+                .filter(|_| !order.mixing().is_ordered())
+                .map(|bell| Readiness::new(bell, order.lanes())),
             pool: Pool::new(&order),
             packer: Packer::default(),
             drawn: Vec::with_capacity(plan.schema.rows as usize),
@@ -54,12 +75,31 @@ struct Assembler<'a> {
     plan: &'a IngestPlan,
     shared: &'a Shared,
     pass: Pass,
+    share: Share,
     merge: Merge,
+    /// Number of the next piece of each lane.
+    pieces: Vec<u64>,
+    /// Where lanes that are not ready are left out of the rotation.
+    readiness: Option<Readiness<'a>>,
     pool: Pool,
     packer: Packer,
     /// Rows drawn and not yet packed.
     drawn: Vec<RowRef>,
     last_left_out: Option<Error>,
+}
+
+/// A row of the pass: a lane, and a place in its window.
+type Place = (u32, u32);
+
+/// Which lanes are worth a look.
+struct Readiness<'a> {
+    bell: &'a Bell,
+    /// How often it was rung, when last asked.
+    rings: u64,
+    /// That count when a lane was last found not ready.
+    looked: Vec<Option<u64>>,
+    /// Lanes found not ready at the present count.
+    absent: usize,
 }
 
 /// The windows being drawn from.
@@ -88,15 +128,20 @@ impl Assembler<'_> {
         while let Some(first) = next {
             let counters = &self.shared.counters;
             let mut slot = counters.ring_wait.time(|| producer.fill()).map_err(ring_error)?;
-            let rows = self.fill(&mut slot.batch(), first)?;
+            let (rows, global_rows) = self.fill(&mut slot.batch(), first)?;
             self.merge.store(&mut position);
             let batch = position.batch;
             position.batch += 1;
             let after = self.draw();
             let last = matches!(after, Ok(None));
-            let header = BatchHeader { stream: self.pass.stream, epoch: self.pass.epoch, batch, rows, last };
+            let Pass { stream, epoch } = self.pass;
+            let header = BatchHeader { stream, epoch, batch, rows, global_rows, last };
+            self.check_positive(&position, &header)?;
+            if self.drops(&header) {
+                self.refuse_no_batch(&header)?;
+                return Ok(self.next_pass(&position));
+            }
             slot.batch().set_header(&header);
-            self.look_for_positive(&slot.batch(), &mut position, &header)?;
             if last {
                 position = self.next_pass(&position);
             }
@@ -111,15 +156,23 @@ impl Assembler<'_> {
         Ok(position)
     }
 
-    /// Fills a slot with `first` and the rows that follow; returns how many there are.
-    fn fill(&mut self, batch: &mut BatchMut<'_>, first: RowRef) -> Result<u32, Error> {
-        let capacity = self.plan.schema.rows as usize;
-        let mut packed = 0;
+    /// Fills a slot with `first` and the rows that follow; returns how many are here, and how many there are.
+    fn fill(&mut self, batch: &mut BatchMut<'_>, first: Place) -> Result<(u32, u32), Error> {
+        let capacity = self.plan.schema.rows;
+        let (mut packed, mut global_rows) = (0, 0);
         let mut at_work = Instant::now();
-        self.drawn.push(first);
-        while packed + self.drawn.len() < capacity {
+        let mut note = |assembler: &mut Self, (lane, index): Place| {
+            global_rows += 1;
+            if assembler.share.owns(lane) {
+                assembler.drawn.push(assembler.pool.row(lane, index));
+            }
+            global_rows < capacity
+        };
+        let mut more = note(self, first);
+        while more {
             match self.merge.next() {
-                Turn::Row { lane, index } => self.drawn.push(self.pool.row(lane, index)),
+                Turn::Row { lane, index } => more = note(self, (lane, index)),
+                Turn::Wait { lane } if self.leaves_out(lane) => self.merge.pass_over(),
                 Turn::Wait { lane } => {
                     packed += self.pack(batch, packed);
                     self.shared.counters.pack.add(at_work.elapsed());
@@ -131,7 +184,7 @@ impl Assembler<'_> {
         }
         packed += self.pack(batch, packed);
         self.shared.counters.pack.add(at_work.elapsed());
-        Ok(packed as u32)
+        Ok((packed as u32, global_rows))
     }
 
     /// Packs what was drawn, from row `at` of the batch on.
@@ -143,18 +196,35 @@ impl Assembler<'_> {
     }
 
     /// The next row of the pass, while none is drawn and not yet packed.
-    fn draw(&mut self) -> Result<Option<RowRef>, Error> {
+    fn draw(&mut self) -> Result<Option<Place>, Error> {
         loop {
             match self.merge.next() {
-                Turn::Row { lane, index } => return Ok(Some(self.pool.row(lane, index))),
+                Turn::Row { lane, index } => return Ok(Some((lane, index))),
+                Turn::Wait { lane } if self.leaves_out(lane) => self.merge.pass_over(),
                 Turn::Wait { lane } => self.take_window(lane)?,
                 Turn::End => return Ok(None),
             }
         }
     }
 
+    /// Whether a lane that has no window in hand is left out of this round. When no lane has rows, this
+    /// waits until one of them is ready.
+    fn leaves_out(&mut self, lane: u32) -> bool {
+        let Some(readiness) = &mut self.readiness else { return false };
+        if readiness.is_ready(lane, || self.shared.lanes[lane as usize].is_ready()) {
+            return false;
+        }
+        self.shared.counters.window_wait.time(|| readiness.wait_if_none(self.merge.live()));
+        true
+    }
+
     /// Waits for what `lane` comes up with next.
     fn take_window(&mut self, lane: u32) -> Result<(), Error> {
+        let number = self.pieces[lane as usize];
+        self.pieces[lane as usize] += 1;
+        if let Some(peers) = self.shared.peers.as_deref().filter(|_| !self.share.owns(lane)) {
+            return self.hear_of_window(peers, PieceKey { pass: self.pass, lane, number });
+        }
         self.pool.drop_window(lane);
         let handover = &self.shared.lanes[lane as usize];
         if !handover.is_ready() {
@@ -174,6 +244,23 @@ impl Assembler<'_> {
         }
     }
 
+    /// Waits for what another host tells of the lane that is its own.
+    fn hear_of_window(&mut self, peers: &dyn Peers, key: PieceKey) -> Result<(), Error> {
+        let host = self.share.owner(key.lane);
+        let error = |message: Option<String>| message.map(|message| Error::Peer { host, message });
+        match self.shared.counters.window_wait.time(|| peers.hear(key))? {
+            Told::Window(extent, left_out) => {
+                self.merge.supply(key.lane, extent)?;
+                self.check_left_out(error(left_out))
+            }
+            Told::End(records, left_out) => {
+                self.merge.end_lane(key.lane, records)?;
+                self.check_left_out(error(left_out))
+            }
+            Told::Failed(message) => Err(Error::Peer { host, message }),
+        }
+    }
+
     fn check_left_out(&mut self, last: Option<Error>) -> Result<(), Error> {
         self.last_left_out = last.or(self.last_left_out.take());
         match (self.plan.on_bad_record, self.last_left_out.take()) {
@@ -188,26 +275,38 @@ impl Assembler<'_> {
     }
 
     /// The first epoch of training must show a positive label by its end.
-    fn look_for_positive(
-        &self,
-        batch: &BatchMut<'_>,
-        position: &mut Position,
-        header: &BatchHeader,
-    ) -> Result<(), Error> {
-        let Some(label) = &self.plan.label else { return Ok(()) };
-        if header.stream == Stream::Eval || position.positive_seen {
+    fn check_positive(&self, position: &Position, header: &BatchHeader) -> Result<(), Error> {
+        let Some(label) = self.plan.label.as_ref().filter(|_| self.plan.seeks_positive(self.pass)) else {
             return Ok(());
-        }
-        position.positive_seen = batch.as_ref().labels().iter().any(|&label| label > 0.0);
-        if position.positive_seen || !header.last || header.epoch > 0 {
+        };
+        if position.positive_seen || !header.last {
             return Ok(());
         }
         Err(Error::NeverPositive {
             column: label.column.clone(),
             positive: label.positive.clone(),
-            records: header.batch.saturating_mul(self.plan.schema.rows.into()) + u64::from(header.rows),
+            records: header.batch.saturating_mul(self.plan.schema.rows.into())
+                + u64::from(header.global_rows),
             seen: Vec::new(),
         })
+    }
+
+    /// Whether a batch is the short one that the job has no use for.
+    fn drops(&self, header: &BatchHeader) -> bool {
+        self.plan.drop_last && header.stream == Stream::Train && header.global_rows < self.plan.schema.rows
+    }
+
+    /// Refuses an epoch that would not take a step.
+    fn refuse_no_batch(&self, header: &BatchHeader) -> Result<(), Error> {
+        if header.batch > 0 {
+            return Ok(());
+        }
+        let BatchHeader { global_rows: rows, .. } = header;
+        let batch_rows = self.plan.schema.rows;
+        Err(Error::Invalid(format!(
+            "the training data holds {rows} rows, fewer than batch_size = {batch_rows}, and drop_last leaves \
+             out short batches"
+        )))
     }
 
     fn next_pass(&self, position: &Position) -> Position {
@@ -259,6 +358,45 @@ impl Pool {
             lane.first = next;
             next += lane.chunks;
         }
+    }
+}
+
+impl<'a> Readiness<'a> {
+    fn new(bell: &'a Bell, lanes: u32) -> Self {
+        Self { bell, rings: bell.rings(), looked: vec![None; lanes as usize], absent: 0 }
+    }
+
+    /// Whether `lane` is ready, by `look`; which is not called again before the bell was rung.
+    fn is_ready(&mut self, lane: u32, look: impl FnOnce() -> bool) -> bool {
+        let rings = self.bell.rings();
+        if rings != self.rings {
+            (self.rings, self.absent) = (rings, 0);
+        }
+        let looked = &mut self.looked[lane as usize];
+        if *looked == Some(rings) {
+            return false;
+        }
+        if look() {
+            return true;
+        }
+        *looked = Some(rings);
+        self.absent += 1;
+        false
+    }
+
+    /// Waits for the bell if all of `live` lanes were looked at since it was last rung, and are not ready.
+    fn wait_if_none(&self, live: usize) {
+        if self.absent >= live {
+            self.bell.wait(self.rings);
+        }
+    }
+}
+
+/// The number of a lane's first piece from a position on.
+fn first_piece(at: &LanePosition) -> u64 {
+    match at {
+        LanePosition::At(cursor) => cursor.window,
+        LanePosition::Ended => 0,
     }
 }
 

@@ -54,6 +54,10 @@ impl ChunkSource for DatasetSource {
         u32::try_from(self.dataset.splits().len()).unwrap_or(u32::MAX)
     }
 
+    fn cuts(&self) -> u64 {
+        self.dataset.cuts()
+    }
+
     /// The split being read, and the bytes of the next one. Where a split is fetched whole, a raw chunk is
     /// decoded from bytes that its reader holds, and counts as much again.
     fn lane_bytes(&self, _chunk_rows: usize) -> u64 {

@@ -3,13 +3,47 @@
 //! [`Handover::put`] returns only when the item was taken. So a lane begins its next window when the
 //! packer has begun this one, and at most two windows of a lane exist: that bounds the shuffle pool.
 //! Closing wakes both sides for good, from any thread.
+//!
+//! A taker that would have of several lanes whichever is ready looks with [`Handover::is_ready`], and
+//! waits for a [`Bell`] that all of them ring.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A place for one item between one giver and one taker.
 pub(crate) struct Handover<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
+    bell: Option<Arc<Bell>>,
+}
+
+/// Rung whenever one of several handovers has something new.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    rings: AtomicU64,
+    lock: Mutex<()>,
+    rung: Condvar,
+}
+
+impl Bell {
+    /// How often it was rung. What was there before a ring is seen by whoever has counted it.
+    pub(crate) fn rings(&self) -> u64 {
+        self.rings.load(Ordering::Acquire)
+    }
+
+    /// Waits until it was rung more often than `rings` times.
+    pub(crate) fn wait(&self, rings: u64) {
+        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.rings() <= rings {
+            guard = self.rung.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn ring(&self) {
+        let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.rings.fetch_add(1, Ordering::Release);
+        self.rung.notify_all();
+    }
 }
 
 enum State<T> {
@@ -23,8 +57,9 @@ enum State<T> {
 pub(crate) struct Closed;
 
 impl<T> Handover<T> {
-    pub(crate) fn new() -> Self {
-        Self { state: Mutex::new(State::Empty), changed: Condvar::new() }
+    /// Offers and the end are also told by `bell`, if there is one.
+    pub(crate) fn new(bell: Option<Arc<Bell>>) -> Self {
+        Self { state: Mutex::new(State::Empty), changed: Condvar::new(), bell }
     }
 
     /// Offers `item` and waits until it was taken.
@@ -35,6 +70,7 @@ impl<T> Handover<T> {
         }
         *state = State::Offered(item);
         self.changed.notify_all();
+        self.ring();
         loop {
             match *state {
                 State::Empty => return Ok(()),
@@ -66,6 +102,7 @@ impl<T> Handover<T> {
     pub(crate) fn close(&self) {
         *self.lock() = State::Closed;
         self.changed.notify_all();
+        self.ring();
     }
 
     /// Whether [`Handover::take`] would return at once.
@@ -75,6 +112,12 @@ impl<T> Handover<T> {
 
     pub(crate) fn is_closed(&self) -> bool {
         matches!(*self.lock(), State::Closed)
+    }
+
+    fn ring(&self) {
+        if let Some(bell) = &self.bell {
+            bell.ring();
+        }
     }
 
     /// No code under the lock can leave it half-changed, so a panic elsewhere does not poison it.
@@ -89,6 +132,8 @@ impl<T> Handover<T> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::thread;
 
@@ -96,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_giver_is_never_more_than_one_ahead() {
-        let handover = Handover::new();
+        let handover = Handover::new(None);
         let given = AtomicU32::new(0);
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -115,8 +160,31 @@ mod tests {
     }
 
     #[test]
+    fn a_bell_tells_of_every_offer() {
+        let bell = Arc::new(Bell::default());
+        let handovers: Vec<_> = (0..4).map(|_| Handover::new(Some(Arc::clone(&bell)))).collect();
+        thread::scope(|scope| {
+            for handover in &handovers {
+                scope.spawn(move || (0..200).try_for_each(|i| handover.put(i)));
+            }
+            let mut taken = 0;
+            while taken < 4 * 200 {
+                let rings = bell.rings();
+                let ready: Vec<_> = handovers.iter().filter(|handover| handover.is_ready()).collect();
+                if ready.is_empty() {
+                    bell.wait(rings);
+                }
+                for handover in ready {
+                    handover.take().unwrap();
+                    taken += 1;
+                }
+            }
+        });
+    }
+
+    #[test]
     fn closing_wakes_both_sides() {
-        let (offered, wanted) = (Handover::new(), Handover::<u32>::new());
+        let (offered, wanted) = (Handover::new(None), Handover::<u32>::new(None));
         thread::scope(|scope| {
             let giver = scope.spawn(|| offered.put(1));
             let taker = scope.spawn(|| wanted.take());

@@ -41,6 +41,8 @@ pub(crate) struct LaneReader<'a> {
     counters: &'a Arc<Counters>,
     /// Where the lane's turn to decode is waited for.
     seat: &'a Seated,
+    /// Whether to look for the first positive label of each window.
+    seeks_positive: bool,
     cutter: Cutter<'a>,
     current: Option<Box<dyn ChunkReader>>,
     /// The lane's next splits, opened early so that their bytes are on their way.
@@ -61,8 +63,29 @@ impl<'a> LaneReader<'a> {
         seat: &'a Seated,
     ) -> Self {
         let cutter = Cutter::new(order, lane, from);
-        let (current, ahead, chunk) = (None, VecDeque::new(), None);
-        Self { source, order, lane, chunk_rows, counters, seat, cutter, current, ahead, chunk }
+        Self {
+            source,
+            order,
+            lane,
+            chunk_rows,
+            counters,
+            seat,
+            seeks_positive: false,
+            cutter,
+            current: None,
+            ahead: VecDeque::new(),
+            chunk: None,
+        }
+    }
+
+    /// Makes windows say where their first positive label is.
+    pub(crate) fn seeking_positive(self, seeks_positive: bool) -> Self {
+        Self { seeks_positive, ..self }
+    }
+
+    /// Number of the next piece: windows, and then the end, are numbered on from the cursor's.
+    pub(crate) fn number(&self) -> u64 {
+        self.cutter.window()
     }
 
     /// The next window, or the end; `None` when `stopped` says, between two chunks, that nobody waits.
@@ -92,11 +115,15 @@ impl<'a> LaneReader<'a> {
                 }
             }
         };
-        let Some(extent) = extent else {
+        let Some(mut extent) = extent else {
             self.seat.leave();
             return Ok(Some(Piece::End(LeftOut { records: self.cutter.left_out(), last: last_left_out })));
         };
         self.counters.shuffle.time(|| self.order.permute(self.lane, number, &mut rows));
+        if self.seeks_positive {
+            let positive = |row: &RowRef| chunks[row.chunk as usize].labels[row.row as usize] > 0.0;
+            extent.first_positive = rows.iter().position(positive).map(|place| place as u32);
+        }
         self.seat.leave();
         Ok(Some(Piece::Window(Window { extent, chunks, rows, last_left_out })))
     }

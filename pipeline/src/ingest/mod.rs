@@ -36,11 +36,14 @@ pub(crate) mod gate;
 mod handover;
 mod lane;
 mod measure;
+mod peers;
 mod plan;
 mod source;
 mod stats;
 mod tuner;
 
+#[cfg(test)]
+mod exactly_once;
 #[cfg(test)]
 mod tests;
 
@@ -55,17 +58,18 @@ use millstream_batch::ring::Interrupter;
 pub use self::dataset_source::DatasetSource;
 pub use self::explain::{Bound, Diagnosis, Explanation, Resources, StageUse, diagnose};
 pub use self::measure::{IngestMeasurement, measure};
+pub use self::peers::{Hub, MOST_UNHEARD, Peers, PieceKey, Told};
 pub use self::plan::{IngestPlan, MemoryNeed};
 pub use self::source::{ChunkReader, ChunkSource, Elastic, LeftOut, Opened};
 pub use self::stats::{CacheStats, Clock, Counter, Counters, IngestStats, Stage, Stages};
 pub use self::tuner::{InFlight, Limits, MOST_STREAMS, Ranges, Setting};
 
 use self::gate::{Gate, Seated};
-use self::handover::Handover;
+use self::handover::{Bell, Handover};
 use self::lane::{LaneReader, Piece};
 use self::tuner::Drive;
 use crate::error::Error;
-use crate::order::{LanePosition, Position};
+use crate::order::{LanePosition, Position, Share};
 
 /// Ingest at work. Dropped, it is cancelled and waited for.
 pub struct IngestHandle {
@@ -95,6 +99,10 @@ struct Shared {
     lanes: Vec<Handover<Result<Piece, Error>>>,
     /// Where lanes wait for their turn to decode.
     gate: Arc<Gate>,
+    /// Rung by all of them, where the packer takes from whichever is ready.
+    bell: Option<Arc<Bell>>,
+    /// The hosts that this one trains with.
+    peers: Option<Arc<dyn Peers>>,
     counters: Arc<Counters>,
     /// What the reading of each source may use.
     limits: Vec<Arc<Limits>>,
@@ -108,10 +116,37 @@ struct Shared {
 /// # Errors
 /// When a thread cannot be started.
 pub fn start(plan: IngestPlan, from: Position, producer: Producer) -> Result<IngestHandle, Error> {
+    start_with(plan, from, producer, None)
+}
+
+/// Starts to feed `producer` with this host's share of what follows `from`: of each global batch, the rows
+/// of its own lanes. All of `peers` start from the same position.
+///
+/// # Errors
+/// When a thread cannot be started.
+pub fn start_among(
+    peers: Arc<dyn Peers>,
+    plan: IngestPlan,
+    from: Position,
+    producer: Producer,
+) -> Result<IngestHandle, Error> {
+    start_with(plan, from, producer, Some(peers))
+}
+
+fn start_with(
+    plan: IngestPlan,
+    from: Position,
+    producer: Producer,
+    peers: Option<Arc<dyn Peers>>,
+) -> Result<IngestHandle, Error> {
+    // Hosts can only agree on an order that does not depend on who is ready.
+    let bell = (!plan.deterministic && peers.is_none()).then(Arc::default);
     let tuner = plan.tuner(cores());
     let shared = Arc::new(Shared {
-        lanes: (0..plan.live_lanes()).map(|_| Handover::new()).collect(),
+        lanes: (0..plan.live_lanes()).map(|_| Handover::new(bell.clone())).collect(),
         gate: Arc::new(Gate::new(plan.live_lanes(), tuner.setting().decoders)),
+        bell,
+        peers,
         counters: Arc::default(),
         limits: plan.elastic().map(|elastic| Arc::clone(elastic.limits)).collect(),
         drive: Drive::new(tuner.clone()),
@@ -211,12 +246,29 @@ impl Shared {
         }
     }
 
+    fn share(&self) -> Share {
+        self.peers.as_ref().map_or(Share::ALL, |peers| peers.share())
+    }
+
     fn close(&self) {
         for lane in &self.lanes {
             lane.close();
         }
         self.gate.close();
         self.drive.end();
+        if let Some(peers) = &self.peers {
+            peers.close();
+        }
+    }
+
+    /// Tells the other hosts of a piece, or of its absence. An error means that this feed was called off.
+    fn tell(&self, key: PieceKey, piece: &Result<Option<Piece>, Error>) -> Result<(), Error> {
+        let Some(peers) = &self.peers else { return Ok(()) };
+        match piece {
+            Ok(Some(piece)) => peers.tell(key, Told::of(piece)),
+            Ok(None) => Ok(()),
+            Err(error) => peers.tell(key, Told::Failed(error.to_string())),
+        }
     }
 }
 
@@ -243,7 +295,8 @@ fn run(
             .name("ingest-tuner".to_owned())
             .spawn_scoped(scope, tune)
             .map_err(not_started)?;
-        for lane in 0..shared.lanes.len() as u32 {
+        let share = shared.share();
+        for lane in (0..shared.lanes.len() as u32).filter(|&lane| share.owns(lane)) {
             let from = &from;
             thread::Builder::new()
                 .name(format!("ingest-lane-{lane}"))
@@ -288,9 +341,15 @@ fn read_lane(
         {
             let chunk_rows = plan.chunk_rows(pass.stream);
             let mut reader =
-                LaneReader::new(source, &order, lane, cursor, chunk_rows, &shared.counters, seat);
+                LaneReader::new(source, &order, lane, cursor, chunk_rows, &shared.counters, seat)
+                    .seeking_positive(plan.seeks_positive(pass) && !from.positive_seen);
             loop {
-                let Some(piece) = reader.next(&|| handover.is_closed())? else { return Ok(()) };
+                let key = PieceKey { pass, lane, number: reader.number() };
+                let piece = reader.next(&|| handover.is_closed());
+                if shared.tell(key, &piece).is_err() {
+                    return Ok(());
+                }
+                let Some(piece) = piece? else { return Ok(()) };
                 let end = matches!(piece, Piece::End(_));
                 if shared.counters.hand_wait.time(|| handover.put(Ok(piece))).is_err() {
                     return Ok(());

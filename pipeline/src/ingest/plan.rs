@@ -27,7 +27,7 @@ use super::explain::Resources;
 use super::source::{ChunkSource, Elastic};
 use super::tuner::{Bounds, Limits, MOST_STREAMS, Setting, Tuner};
 use crate::error::Error;
-use crate::order::{Feed, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError};
+use crate::order::{Cut, Feed, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError};
 use crate::pack::RowRef;
 use crate::spec::{DataSpec, LabelSpec, OnBadRecord};
 
@@ -57,6 +57,10 @@ pub struct IngestPlan {
     pub(crate) feed: Feed,
     pub(crate) schema: BatchSchema,
     pub(crate) on_bad_record: OnBadRecord,
+    /// Whether the order is the same whichever lane is ready first.
+    pub(crate) deterministic: bool,
+    /// Whether a training pass leaves out its last batch when that is short.
+    pub(crate) drop_last: bool,
     /// Where training insists on a positive label.
     pub(crate) label: Option<LabelSpec>,
     train: Option<Arc<dyn ChunkSource>>,
@@ -142,7 +146,9 @@ impl IngestPlan {
         eval: Option<Arc<dyn ChunkSource>>,
     ) -> Result<Self, Error> {
         let order = OrderSpec { seed, lanes: spec.lanes, shuffle_rows: spec.shuffle_rows };
-        let splits = |source: &Option<Arc<dyn ChunkSource>>| source.as_ref().map_or(0, |s| s.splits());
+        let splits = |source: &Option<Arc<dyn ChunkSource>>| {
+            source.as_ref().map_or_else(Cut::default, |s| Cut { splits: s.splits(), cuts: s.cuts() })
+        };
         if spec.lanes == 0 || u64::from(schema.position_bytes) < Position::encoded_bytes(spec.lanes) {
             let message = format!("a slot has no room for a position of {} lanes", spec.lanes);
             return Err(Error::Invalid(message));
@@ -151,6 +157,8 @@ impl IngestPlan {
             order,
             feed,
             on_bad_record: spec.on_bad_record,
+            deterministic: spec.deterministic,
+            drop_last: spec.drop_last,
             label,
             fingerprint: order.fingerprint(feed, splits(&train), splits(&eval)) ^ filter_key(spec)?,
             train,
@@ -213,6 +221,11 @@ impl IngestPlan {
     /// The order of one pass of the feed.
     pub(crate) fn pass_order(&self, pass: Pass) -> PassOrder {
         PassOrder::new(&self.order, pass, self.source(pass.stream).map_or(0, |source| source.splits()))
+    }
+
+    /// Whether rows of this pass are looked at for a positive label: the first epoch must show one.
+    pub(crate) fn seeks_positive(&self, pass: Pass) -> bool {
+        self.label.is_some() && pass.stream == Stream::Train && pass.epoch == 0
     }
 
     /// Lanes that have something to read in any pass.

@@ -15,6 +15,10 @@ pub trait ChunkSource: Send + Sync {
     /// Splits there are.
     fn splits(&self) -> u32;
 
+    /// What tells these splits from as many others of the same data: part of the order's fingerprint. 0 where
+    /// the data itself says how it is split.
+    fn cuts(&self) -> u64;
+
     /// The most bytes that one lane holds to read chunks of up to `chunk_rows` rows, read-ahead of its
     /// next split included, transformed chunks not. Where reading is elastic, with as little read-ahead as
     /// there can be.

@@ -16,24 +16,26 @@ use crate::spec::{DataSpec, LabelSpec, OnBadRecord};
 
 /// Splits of numbered rows, which can be slow, faulty or partly unusable.
 #[derive(Clone, Debug, Default)]
-struct Synthetic {
-    lengths: Vec<u64>,
+pub(super) struct Synthetic {
+    pub(super) lengths: Vec<u64>,
     /// The most rows of a chunk; 0 for as many as are asked for.
-    chunk_rows: usize,
+    pub(super) chunk_rows: usize,
     /// Chunks take up to so many microseconds.
-    delay_us: u64,
+    pub(super) delay_us: u64,
     /// The split and row at which reading goes wrong, and how.
-    faults: Vec<(u32, u64, Fault)>,
+    pub(super) faults: Vec<(u32, u64, Fault)>,
     /// Records left out of each split.
-    left_out: u64,
+    pub(super) left_out: u64,
     /// Whether a reader can go straight to a row.
-    passes: bool,
-    negative: bool,
-    rows_read: Arc<AtomicU64>,
+    pub(super) passes: bool,
+    pub(super) negative: bool,
+    /// The one row with a positive label.
+    pub(super) only_positive: Option<(u32, u64)>,
+    pub(super) rows_read: Arc<AtomicU64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fault {
+pub(super) enum Fault {
     Error,
     Panic,
 }
@@ -45,7 +47,7 @@ struct SyntheticReader {
 }
 
 impl Synthetic {
-    fn new(lengths: &[u64]) -> Self {
+    pub(super) fn new(lengths: &[u64]) -> Self {
         Self { lengths: lengths.to_vec(), ..Self::default() }
     }
 }
@@ -53,6 +55,10 @@ impl Synthetic {
 impl ChunkSource for Synthetic {
     fn splits(&self) -> u32 {
         self.lengths.len() as u32
+    }
+
+    fn cuts(&self) -> u64 {
+        0
     }
 
     fn lane_bytes(&self, _chunk_rows: usize) -> u64 {
@@ -86,9 +92,9 @@ impl ChunkReader for SyntheticReader {
         let rows = *next..end;
         *next = end;
         source.rows_read.fetch_add(rows.end - rows.start, Ordering::Relaxed);
-        let label = if source.negative { 0.0 } else { 1.0 };
+        let positive = |row| source.only_positive.map_or(!source.negative, |only| only == (*split, row));
         Ok((!rows.is_empty()).then(|| Chunk {
-            labels: rows.clone().map(|_| label).collect(),
+            labels: rows.clone().map(|row| if positive(row) { 1.0 } else { 0.0 }).collect(),
             weights: None,
             dense: rows.clone().map(|row| row as f32).collect(),
             ids: rows.flat_map(|row| [*split, row as u32]).collect(),
@@ -105,7 +111,35 @@ impl ChunkReader for SyntheticReader {
     }
 }
 
-fn spec(lanes: u32, shuffle_rows: u64, batch_size: u32) -> DataSpec {
+/// A source one of whose splits cannot be read before its gate is open.
+struct Gated {
+    inner: Synthetic,
+    split: u32,
+    gate: Arc<AtomicU64>,
+}
+
+impl ChunkSource for Gated {
+    fn splits(&self) -> u32 {
+        self.inner.splits()
+    }
+
+    fn cuts(&self) -> u64 {
+        0
+    }
+
+    fn lane_bytes(&self, chunk_rows: usize) -> u64 {
+        self.inner.lane_bytes(chunk_rows)
+    }
+
+    fn open(&self, split: u32, from: u64, counters: &Arc<Counters>) -> Result<Opened, Error> {
+        while split == self.split && self.gate.load(Ordering::SeqCst) == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.inner.open(split, from, counters)
+    }
+}
+
+pub(super) fn spec(lanes: u32, shuffle_rows: u64, batch_size: u32) -> DataSpec {
     DataSpec {
         base: PathBuf::new(),
         train: Vec::new(),
@@ -123,6 +157,9 @@ fn spec(lanes: u32, shuffle_rows: u64, batch_size: u32) -> DataSpec {
         memory_budget_bytes: 1 << 30,
         on_bad_record: OnBadRecord::Fail,
         cache: None,
+        deterministic: true,
+        drop_last: false,
+        split_bytes: 64 << 20,
     }
 }
 
@@ -141,29 +178,37 @@ fn schema(spec: &DataSpec) -> BatchSchema {
 const SEED: u64 = 11;
 
 fn try_plan(spec: &DataSpec, train: &Synthetic, eval: Option<&Synthetic>) -> Result<IngestPlan, Error> {
-    let label = LabelSpec { column: "clicked".to_owned(), positive: None, weight: None };
     let shared = |source: &Synthetic| Arc::new(source.clone()) as Arc<dyn ChunkSource>;
-    IngestPlan::training(spec, SEED, &label, schema(spec), shared(train), eval.map(shared))
+    training(spec, shared(train), eval.map(shared))
 }
 
-fn plan(spec: &DataSpec, train: &Synthetic, eval: Option<&Synthetic>) -> IngestPlan {
+fn training(
+    spec: &DataSpec,
+    train: Arc<dyn ChunkSource>,
+    eval: Option<Arc<dyn ChunkSource>>,
+) -> Result<IngestPlan, Error> {
+    let label = LabelSpec { column: "clicked".to_owned(), positive: None, weight: None };
+    IngestPlan::training(spec, SEED, &label, schema(spec), train, eval)
+}
+
+pub(super) fn plan(spec: &DataSpec, train: &Synthetic, eval: Option<&Synthetic>) -> IngestPlan {
     try_plan(spec, train, eval).unwrap()
 }
 
 /// A batch as the consumer saw it.
 #[derive(Clone, Debug, PartialEq)]
-struct Seen {
-    header: BatchHeader,
-    position: Vec<u8>,
-    rows: Vec<reference::Row>,
+pub(super) struct Seen {
+    pub(super) header: BatchHeader,
+    pub(super) position: Vec<u8>,
+    pub(super) rows: Vec<reference::Row>,
 }
 
-fn open(plan: &IngestPlan) -> (Producer, Consumer) {
+pub(super) fn open(plan: &IngestPlan) -> (Producer, Consumer) {
     let (producer, hand_off) = Producer::create(plan.schema(), plan.slots()).unwrap();
     (producer, hand_off.open(plan.schema()).unwrap())
 }
 
-fn see(consumer: &mut Consumer) -> Result<Option<Seen>, RingError> {
+pub(super) fn see(consumer: &mut Consumer) -> Result<Option<Seen>, RingError> {
     Ok(consumer.next()?.map(|leased| {
         let batch = leased.batch();
         let rows: Vec<_> = batch.ids(0).iter().zip(batch.ids(1)).map(|(&s, &r)| (s, u64::from(r))).collect();
@@ -183,7 +228,7 @@ fn run_from(plan: &IngestPlan, from: Position) -> (Vec<Seen>, Result<IngestRepor
     (seen, ingest.join())
 }
 
-fn run_whole(plan: &IngestPlan) -> (Vec<Seen>, Result<IngestReport, Error>) {
+pub(super) fn run_whole(plan: &IngestPlan) -> (Vec<Seen>, Result<IngestReport, Error>) {
     run_from(plan, plan.start())
 }
 
@@ -191,7 +236,7 @@ fn order(spec: &DataSpec) -> OrderSpec {
     OrderSpec { seed: SEED, lanes: spec.lanes, shuffle_rows: spec.shuffle_rows }
 }
 
-fn expected(
+pub(super) fn expected(
     spec: &DataSpec,
     train: &Synthetic,
     eval: Option<&Synthetic>,
@@ -204,8 +249,8 @@ fn expected(
             let batches = reference::batches(&order(spec), pass, &source.lengths, spec.batch_size as usize);
             let count = batches.len() as u64;
             all.extend((0..).zip(batches).map(|(batch, rows)| {
-                let header =
-                    BatchHeader { stream, epoch, batch, rows: rows.len() as u32, last: batch + 1 == count };
+                let (here, last) = (rows.len() as u32, batch + 1 == count);
+                let header = BatchHeader { stream, epoch, batch, rows: here, global_rows: here, last };
                 (header, rows)
             }));
         }
@@ -394,6 +439,62 @@ fn a_plan_beyond_the_budget_says_what_to_change() {
         assert!(message.contains(part), "{part}: {message}");
     }
     assert!(message.contains(&need.total_bytes().to_string()));
+}
+
+#[test]
+fn a_short_last_batch_is_left_out_when_asked() {
+    for (rows, delivered) in [(24, 3), (25, 3), (31, 3), (8, 1)] {
+        let mut spec = spec(2, 8, 8);
+        spec.drop_last = true;
+        let (train, eval) = (Synthetic::new(&[rows - 5, 5]), Synthetic::new(&[3]));
+        let plan = plan(&spec, &train, Some(&eval));
+        let (seen, report) = run_whole(&plan);
+        let epochs: Vec<_> =
+            seen.iter().map(|batch| (batch.header.stream, batch.header.epoch, batch.header.rows)).collect();
+        let mut expected = Vec::new();
+        for epoch in 0..2 {
+            expected.extend(vec![(Stream::Train, epoch, 8); delivered]);
+            expected.push((Stream::Eval, epoch, 3));
+        }
+        assert_eq!(epochs, expected, "{rows} rows");
+        let report = report.unwrap();
+        for done in 0..seen.len() {
+            let (rest, resumed) = run_from(&plan, plan.resume(&seen[done].position).unwrap());
+            assert_eq!(rest, seen[done + 1..]);
+            assert_eq!(resumed.unwrap().position, report.position);
+        }
+    }
+    let mut spec = spec(2, 8, 8);
+    spec.drop_last = true;
+    let (seen, report) = run_whole(&plan(&spec, &Synthetic::new(&[3, 4]), None));
+    let message = report.unwrap_err().to_string();
+    assert!(seen.is_empty() && message.contains("7 rows, fewer than batch_size = 8"), "{message}");
+}
+
+#[test]
+fn a_lane_that_is_not_ready_keeps_nobody_waiting_when_the_order_is_free() {
+    // Split 1 cannot be read before all batches of split 0 are delivered but the last, of which nobody can
+    // say before whether it ends the pass.
+    within_seconds(|| {
+        let mut spec = spec(2, 20, 5);
+        spec.deterministic = false;
+        let gate = Arc::new(AtomicU64::new(0));
+        let source = Gated { inner: Synthetic::new(&[100, 100]), split: 1, gate: Arc::clone(&gate) };
+        let plan = training(&spec, Arc::new(source), None).unwrap();
+        let (producer, mut consumer) = open(&plan);
+        let ingest = start(plan.clone(), plan.start(), producer).unwrap();
+        for _ in 0..19 {
+            let batch = see(&mut consumer).unwrap().unwrap();
+            assert!(batch.rows.iter().all(|&(split, _)| split == 0));
+        }
+        gate.store(1, Ordering::SeqCst);
+        let mut rows = 0;
+        while let Some(batch) = see(&mut consumer).unwrap() {
+            rows += batch.rows.len();
+        }
+        assert_eq!(rows, 305);
+        assert_eq!(ingest.join().unwrap().stats.rows, 400);
+    });
 }
 
 /// Fails the test when `work` does not return.

@@ -28,16 +28,20 @@ pub(crate) enum Turn {
 
 /// A window of a lane, or in an ordered pass any run of rows of one split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
+pub struct Extent {
     /// Rows held.
-    pub(crate) rows: u32,
-    /// Where the next window starts: a split, by its place in the lane, and a row within it.
-    pub(crate) split: u32,
-    pub(crate) row: u64,
+    pub rows: u32,
+    /// The split in which the next window starts, by its place in the lane.
+    pub split: u32,
+    /// The row within it.
+    pub row: u64,
     /// Ordered: whether the split ends with these rows.
-    pub(crate) ends_split: bool,
+    pub ends_split: bool,
     /// Records left out in splits that ended while this was read.
-    pub(crate) skipped: u64,
+    pub skipped: u64,
+    /// The first place, in the order of drawing, of a row whose label is above 0. Looked for only where
+    /// training still waits for one.
+    pub first_positive: Option<u32>,
 }
 
 /// The merge of one pass's lanes.
@@ -49,6 +53,8 @@ pub(crate) struct Merge {
     live: usize,
     /// Records left out in splits before the windows in hand.
     skipped: u64,
+    /// Whether a row with a label above 0 was drawn from windows before those in hand.
+    positive_seen: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +89,7 @@ impl Merge {
             live: lanes.iter().filter(|lane| !lane.ended).count(),
             lanes,
             skipped: position.skipped,
+            positive_seen: position.positive_seen,
         }
     }
 
@@ -115,6 +122,17 @@ impl Merge {
             }
             self.retire_run();
         }
+    }
+
+    /// Lanes that have not ended.
+    pub(crate) fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Leaves out the lane whose turn it is, for this round. Every row still comes once and positions are
+    /// good, but which rows make up a batch is then up to whoever calls this.
+    pub(crate) fn pass_over(&mut self) {
+        self.pass_on();
     }
 
     /// Takes the next window of `lane` in hand.
@@ -153,10 +171,18 @@ impl Merge {
         self.skipped + in_hand.map(|hand| hand.extent.skipped).sum::<u64>()
     }
 
+    /// Whether a row with a label above 0 was drawn.
+    fn positive_seen(&self) -> bool {
+        let in_hand = self.lanes.iter().filter_map(|lane| lane.in_hand);
+        self.positive_seen
+            || in_hand.into_iter().any(|hand| hand.extent.first_positive.is_some_and(|at| at < hand.drawn))
+    }
+
     /// Writes where the lanes stand into `position`.
     pub(crate) fn store(&self, position: &mut Position) {
         position.turn = self.turn as u32;
         position.skipped = self.skipped;
+        position.positive_seen = self.positive_seen();
         position.lanes.clear();
         position.lanes.extend(self.lanes.iter().map(|lane| match lane.ended {
             true => LanePosition::Ended,
@@ -174,15 +200,16 @@ impl Merge {
         if let Some(InHand { extent, .. }) = in_hand.take() {
             *cursor = Cursor { split: extent.split, row: extent.row, window: cursor.window + 1, drawn: 0 };
             self.skipped += extent.skipped;
+            self.positive_seen |= extent.first_positive.is_some();
         }
     }
 
     /// Ordered: the run in hand is drawn; at the end of its split the turn passes on.
     fn retire_run(&mut self) {
         let Lane { cursor, in_hand, .. } = &mut self.lanes[self.turn];
-        if let Some(InHand { extent, .. }) = in_hand.take()
-            && extent.ends_split
-        {
+        let Some(InHand { extent, .. }) = in_hand.take() else { return };
+        self.positive_seen |= extent.first_positive.is_some();
+        if extent.ends_split {
             *cursor = Cursor { split: cursor.split + 1, ..Cursor::default() };
             self.skipped += extent.skipped;
             self.pass_on();

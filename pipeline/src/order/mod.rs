@@ -29,6 +29,7 @@
 //!
 //! A test compares all this with a plain implementation over whole lists.
 
+mod hosts;
 mod merge;
 mod pass;
 mod position;
@@ -40,7 +41,9 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use merge::{Extent, Merge, Turn};
-pub use pass::{Feed, Mixing, OrderSpec, Pass, PassOrder};
+pub use hosts::Share;
+pub use merge::Extent;
+pub(crate) use merge::{Merge, Turn};
+pub use pass::{Cut, Feed, Mixing, OrderSpec, Pass, PassOrder};
 pub use position::{Cursor, LanePosition, Position, PositionError};
 pub(crate) use window::Cutter;

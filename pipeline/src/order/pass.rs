@@ -25,6 +25,15 @@ pub struct OrderSpec {
     pub shuffle_rows: u64,
 }
 
+/// How data is cut into splits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cut {
+    /// Splits there are.
+    pub splits: u32,
+    /// What tells them from as many others of the same data; 0 where the data itself says how it is split.
+    pub cuts: u64,
+}
+
 /// One pass over the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pass {
@@ -194,9 +203,8 @@ impl OrderSpec {
         self.lanes.min(splits)
     }
 
-    /// Identifies the order of a job over data of so many splits: positions of one are of no use to
-    /// another.
-    pub fn fingerprint(&self, feed: Feed, train_splits: u32, eval_splits: u32) -> u64 {
+    /// Identifies the order of a job over data that is cut so: positions of one are of no use to another.
+    pub fn fingerprint(&self, feed: Feed, train: Cut, eval: Cut) -> u64 {
         let feed = match feed {
             Feed::Train { eval, .. } => 1 + u64::from(eval),
             Feed::Score => 0,
@@ -206,8 +214,8 @@ impl OrderSpec {
             u64::from(self.lanes),
             self.shuffle_rows,
             feed,
-            u64::from(train_splits),
-            u64::from(eval_splits),
+            u64::from(train.splits) ^ train.cuts,
+            u64::from(eval.splits) ^ eval.cuts,
         ];
         Random::keyed(Domain::Fingerprint, &key).next()
     }

@@ -229,10 +229,16 @@ fn a_flipped_bit_or_a_cut_anywhere_is_refused() {
 #[test]
 fn a_position_of_another_order_is_refused() {
     let spec = OrderSpec { seed: 5, lanes: 3, shuffle_rows: 10 };
+    let cut = |splits| Cut { splits, cuts: 0 };
     let feed = Feed::Train { epochs: 2, eval: true };
-    let fingerprint = spec.fingerprint(feed, 4, 1);
+    let fingerprint = spec.fingerprint(feed, cut(4), cut(1));
     let position = Position::start_of(feed.first(), 3, fingerprint);
     assert_eq!(position.check(feed, 3, fingerprint), Ok(()));
+    let recut = Cut { splits: 4, cuts: 77 };
+    assert_eq!(
+        position.check(feed, 3, spec.fingerprint(feed, recut, cut(1))),
+        Err(PositionError::OtherOrder)
+    );
     for (other, feed, splits) in [
         (OrderSpec { seed: 6, ..spec }, feed, 4),
         (OrderSpec { shuffle_rows: 11, ..spec }, feed, 4),
@@ -241,7 +247,7 @@ fn a_position_of_another_order_is_refused() {
         (spec, Feed::Score, 4),
     ] {
         assert_eq!(
-            position.check(feed, other.lanes, other.fingerprint(feed, splits, 1)),
+            position.check(feed, other.lanes, other.fingerprint(feed, cut(splits), cut(1))),
             Err(PositionError::OtherOrder)
         );
     }

@@ -51,11 +51,13 @@ impl Numbers {
 
 fn header(number: u64, capacity: u32) -> BatchHeader {
     let mut numbers = Numbers::new(!number);
+    let rows = numbers.below(u64::from(capacity) + 1) as u32;
     BatchHeader {
         stream: if numbers.below(2) == 0 { Stream::Train } else { Stream::Eval },
         epoch: numbers.id(),
         batch: number,
-        rows: numbers.below(u64::from(capacity) + 1) as u32,
+        rows,
+        global_rows: rows + numbers.below(u64::from(capacity - rows) + 1) as u32,
         last: numbers.below(2) == 0,
     }
 }

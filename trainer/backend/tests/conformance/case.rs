@@ -96,6 +96,7 @@ impl Shapes {
             epoch: 0,
             batch: 0,
             rows: self.rows,
+            global_rows: self.rows,
             last: false,
         });
         let rows = self.rows as usize;

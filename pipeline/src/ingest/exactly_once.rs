@@ -1,0 +1,289 @@
+//! Exactly once, over hosts that come, go and die.
+//!
+//! Hosts are simulated: each is a whole engine with its own ring, and they are joined by a [`Hub`]. Every row
+//! carries a tag, its split and place in it. A schedule is a list of stints: so many hosts go on from a
+//! checkpoint, take so many steps, and are then stopped in order, or lose one host, or are all killed. What
+//! was consumed after the last checkpoint is forgotten, as a job that is killed forgets it.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+
+use millstream_batch::{BatchHeader, Consumer, Stream};
+use proptest::prelude::*;
+
+use super::tests::*;
+use super::*;
+use crate::order::reference::Row;
+use crate::spec::DataSpec;
+
+/// Some hosts at work, from a checkpoint to their end.
+#[derive(Clone, Debug)]
+struct Stint {
+    hosts: u32,
+    /// Global batches that are consumed before the end.
+    batches: usize,
+    /// A checkpoint is taken after so many of them, over and over.
+    every: usize,
+    end: End,
+    /// Whether rows are taken from whichever lanes are ready; means something for one host only.
+    free: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// All stop after a checkpoint.
+    Stop,
+    /// All are gone at once.
+    Killed,
+    /// One host is gone; the others find out by themselves.
+    OneDies(u32),
+}
+
+/// What is known of a job between two stints.
+struct Job {
+    /// Global batches up to the checkpoint.
+    committed: Vec<GlobalBatch>,
+    checkpoint: Vec<u8>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct GlobalBatch {
+    header: BatchHeader,
+    /// What each host got, by host.
+    parts: Vec<Vec<Row>>,
+}
+
+impl GlobalBatch {
+    fn rows(&self) -> Vec<Row> {
+        let mut rows = self.parts.concat();
+        rows.sort_unstable();
+        rows
+    }
+}
+
+/// Runs one stint from `job`'s checkpoint. Returns whether the feed has ended.
+fn run_stint(plan: &IngestPlan, stint: &Stint, job: &mut Job) -> bool {
+    let from = if job.checkpoint.is_empty() { plan.start() } else { plan.resume(&job.checkpoint).unwrap() };
+    let (mut handles, mut consumers): (Vec<IngestHandle>, Vec<Consumer>) = match stint.hosts {
+        1 => {
+            let (producer, consumer) = open(plan);
+            (vec![start(plan.clone(), from, producer).unwrap()], vec![consumer])
+        }
+        hosts => Hub::connect(hosts)
+            .into_iter()
+            .map(|peers| {
+                let (producer, consumer) = open(plan);
+                (start_among(peers, plan.clone(), from.clone(), producer).unwrap(), consumer)
+            })
+            .unzip(),
+    };
+    let mut uncommitted = Vec::new();
+    for step in 1..=stint.batches {
+        let Some((batch, positions)) = next_global(&mut consumers) else {
+            let ends: Vec<_> = handles.into_iter().map(|handle| handle.join().unwrap().position).collect();
+            assert!(ends.iter().all(|position| position.pass.is_none() && *position == ends[0]));
+            job.committed.append(&mut uncommitted);
+            return true;
+        };
+        uncommitted.push(batch);
+        if step % stint.every == 0 || (step == stint.batches && matches!(stint.end, End::Stop)) {
+            job.committed.append(&mut uncommitted);
+            // Any host's will do.
+            job.checkpoint = positions[step % positions.len()].clone();
+        }
+    }
+    match stint.end {
+        End::Stop | End::Killed => {}
+        End::OneDies(victim) => {
+            let victim = (victim % stint.hosts) as usize;
+            drop(consumers.remove(victim));
+            drop(handles.remove(victim));
+            thread::scope(|scope| {
+                for (consumer, handle) in consumers.iter_mut().zip(handles) {
+                    scope.spawn(move || {
+                        // To the end of what needs nothing of the one that died.
+                        while let Ok(Some(_)) = see(consumer) {}
+                        let ended = handle.join();
+                        assert!(matches!(ended, Ok(_) | Err(Error::Peer { .. })), "{ended:?}");
+                    });
+                }
+            });
+        }
+    }
+    false
+}
+
+/// The next batch, of all hosts; `None` at the end of the feed, which is the same for all.
+fn next_global(consumers: &mut [Consumer]) -> Option<(GlobalBatch, Vec<Vec<u8>>)> {
+    let seen: Vec<Option<Seen>> = consumers.iter_mut().map(|consumer| see(consumer).unwrap()).collect();
+    if seen.iter().any(Option::is_none) {
+        assert!(seen.iter().all(Option::is_none), "some hosts have more batches than others");
+        return None;
+    }
+    let seen: Vec<Seen> = seen.into_iter().flatten().collect();
+    let header = BatchHeader { rows: seen[0].header.global_rows, ..seen[0].header };
+    for host in &seen {
+        assert_eq!(BatchHeader { rows: header.rows, ..host.header }, header);
+        assert_eq!(host.position, seen[0].position, "the hosts do not stand at one place");
+    }
+    let here: u32 = seen.iter().map(|host| host.header.rows).sum();
+    assert_eq!(here, header.global_rows);
+    let positions = seen.iter().map(|host| host.position.clone()).collect();
+    Some((GlobalBatch { header, parts: seen.into_iter().map(|host| host.rows).collect() }, positions))
+}
+
+/// Runs all stints, and then one host to the end.
+fn run_schedule(spec: &DataSpec, train: &Synthetic, eval: Option<&Synthetic>, stints: &[Stint]) -> Job {
+    let mut job = Job { committed: Vec::new(), checkpoint: Vec::new() };
+    let last = Stint { hosts: 1, batches: usize::MAX, every: 1, end: End::Stop, free: false };
+    for stint in stints.iter().chain([&last]) {
+        let spec = DataSpec { deterministic: !stint.free, ..spec.clone() };
+        if run_stint(&plan(&spec, train, eval), stint, &mut job) {
+            break;
+        }
+    }
+    job
+}
+
+/// Each row of each pass, once.
+fn assert_exactly_once(job: &Job, spec: &DataSpec, train: &Synthetic, eval: Option<&Synthetic>) {
+    let mut passes: BTreeMap<(u32, u32), Vec<Row>> = BTreeMap::new();
+    for batch in &job.committed {
+        let pass = (batch.header.epoch, batch.header.stream as u32);
+        passes.entry(pass).or_default().extend(batch.rows());
+    }
+    let streams = [(Stream::Train, Some(train)), (Stream::Eval, eval)];
+    let streams: Vec<_> = streams.iter().filter_map(|(stream, data)| data.map(|data| (stream, data))).collect();
+    assert_eq!(passes.len(), spec.epochs as usize * streams.len());
+    for epoch in 0..spec.epochs {
+        for &(&stream, data) in &streams {
+            let mut delivered = passes.remove(&(epoch, stream as u32)).unwrap();
+            delivered.sort_unstable();
+            let all = (0..).zip(&data.lengths).flat_map(|(split, &rows)| (0..rows).map(move |row| (split, row)));
+            assert!(delivered == all.collect::<Vec<Row>>(), "{stream:?} {epoch}: {delivered:?}");
+        }
+    }
+}
+
+/// Every host got its rows in the order in which one host would have.
+fn assert_follows_the_reference(job: &Job, spec: &DataSpec, train: &Synthetic, eval: Option<&Synthetic>) {
+    let expected = expected(spec, train, eval);
+    assert_eq!(job.committed.len(), expected.len());
+    for (batch, (header, rows)) in job.committed.iter().zip(expected) {
+        assert_eq!(batch.header, header);
+        let mut places: BTreeMap<Row, usize> = rows.into_iter().zip(0..).collect();
+        for part in &batch.parts {
+            let order: Vec<usize> = part.iter().map(|row| places.remove(row).expect("a row of this batch")).collect();
+            assert!(order.is_sorted(), "{order:?}");
+        }
+        assert!(places.is_empty());
+    }
+}
+
+fn end() -> impl Strategy<Value = End> {
+    prop_oneof![Just(End::Stop), Just(End::Killed), (0_u32..7).prop_map(End::OneDies)]
+}
+
+fn stint() -> impl Strategy<Value = Stint> {
+    (1_u32..=7, 0_usize..30, 1_usize..8, end(), any::<bool>())
+        .prop_map(|(hosts, batches, every, end, free)| Stint { hosts, batches, every, end, free })
+}
+
+fn data() -> impl Strategy<Value = Synthetic> {
+    let lengths = prop::collection::vec(prop_oneof![3 => 1_u64..40, 1 => Just(0)], 0..9);
+    (lengths, 1_u64..40, 0_usize..20, prop_oneof![9 => Just(0_u64), 1 => Just(100)], any::<bool>()).prop_map(
+        |(mut lengths, one, chunk_rows, delay_us, passes)| {
+            lengths.push(one);
+            Synthetic { lengths, chunk_rows, delay_us, passes, ..Synthetic::default() }
+        },
+    )
+}
+
+fn shuffle() -> impl Strategy<Value = u64> {
+    prop_oneof![1 => Just(0_u64), 4 => 1_u64..150]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn every_row_comes_once_in_the_same_global_batches_whatever_becomes_of_hosts(
+        train in data(), eval in prop::option::of(data()), lanes in 1_u32..13, shuffle_rows in shuffle(),
+        batch_size in 4_u32..40, stints in prop::collection::vec(stint(), 1..5),
+    ) {
+        let spec = spec(lanes, shuffle_rows, batch_size);
+        let stints: Vec<_> = stints.into_iter().map(|stint| Stint { free: false, ..stint }).collect();
+        let job = run_schedule(&spec, &train, eval.as_ref(), &stints);
+        assert_exactly_once(&job, &spec, &train, eval.as_ref());
+        assert_follows_the_reference(&job, &spec, &train, eval.as_ref());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// The order is given up in some stints, and exactly-once is not: neither then nor when a strict order
+    /// goes on from where a free one has come to.
+    #[test]
+    fn every_row_comes_once_though_the_order_is_free(
+        train in data(), eval in prop::option::of(data()), lanes in 1_u32..13, shuffle_rows in shuffle(),
+        batch_size in 4_u32..40, stints in prop::collection::vec(stint(), 1..5),
+    ) {
+        let spec = spec(lanes, shuffle_rows, batch_size);
+        let stints: Vec<_> =
+            stints.into_iter().map(|s| if s.free { Stint { hosts: 1, ..s } } else { s }).collect();
+        let job = run_schedule(&spec, &train, eval.as_ref(), &stints);
+        assert_exactly_once(&job, &spec, &train, eval.as_ref());
+        let rows = job.committed.iter().map(|batch| (batch.header.last, batch.header.global_rows));
+        prop_assert!(rows.clone().all(|(last, rows)| rows == batch_size || last));
+    }
+}
+
+#[test]
+fn a_position_names_the_first_positive_row_whoever_reads_it() {
+    // Only one row of the data is positive, and lies with one of the hosts: all must learn of it, at once.
+    for row in [0, 17, 63] {
+        let train = Synthetic { only_positive: Some((2, row)), ..Synthetic::new(&[64, 64, 64, 64]) };
+        let spec = spec(4, 64, 16);
+        let stints = [
+            Stint { hosts: 3, batches: 5, every: 1, end: End::Stop, free: false },
+            Stint { hosts: 5, batches: 30, every: 1, end: End::Stop, free: false },
+        ];
+        let job = run_schedule(&spec, &train, None, &stints);
+        assert_follows_the_reference(&job, &spec, &train, None);
+    }
+}
+
+#[test]
+fn an_error_of_one_host_ends_all_at_the_same_batch() {
+    let spec = spec(6, 60, 7);
+    let healthy = Synthetic::new(&[40; 12]);
+    let faulty = Synthetic { faults: vec![(5, 20, Fault::Error)], ..healthy.clone() };
+    let (alone, report) = run_whole(&plan(&spec, &faulty, None));
+    assert!(matches!(report, Err(Error::Invalid(_))));
+    for hosts in 2..=7 {
+        let plan = plan(&spec, &faulty, None);
+        let (handles, mut consumers): (Vec<_>, Vec<_>) = Hub::connect(hosts)
+            .into_iter()
+            .map(|peers| {
+                let (producer, consumer) = open(&plan);
+                (start_among(peers, plan.clone(), plan.start(), producer).unwrap(), consumer)
+            })
+            .unzip();
+        for expected in &alone {
+            let (batch, positions) = next_global(&mut consumers).unwrap();
+            assert_eq!(batch.header, expected.header);
+            assert!(positions.iter().all(|position| *position == expected.position));
+        }
+        assert!(consumers.iter_mut().all(|consumer| see(consumer).is_err()));
+        let mut owners = 0;
+        for handle in handles {
+            match handle.join() {
+                Err(Error::Invalid(message)) if message == "split 5" => owners += 1,
+                Err(Error::Peer { message, .. }) if message == "split 5" => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(owners, 1);
+    }
+}
