@@ -129,7 +129,7 @@ fn record(shape: Shape, row: u64) -> Vec<u8> {
     let mut entries = Vec::new();
     for (column, name) in names().iter().enumerate() {
         let drawn = mix(row << 8 | column as u64);
-        if shape.missing && column > 0 && drawn % 5 == 0 {
+        if shape.missing && column > 0 && drawn.is_multiple_of(5) {
             continue;
         }
         let list = if column == 0 {

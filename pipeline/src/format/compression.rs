@@ -3,6 +3,9 @@
 //! A stream may be cut anywhere, and a cut must never look like an end. The readers of general-purpose
 //! crates are lenient there (a zlib stream without its checksum ends like a whole one), and slow, so the deflate
 //! family is decompressed by hand (`inflate/`): the end of input is an end only between two streams.
+//!
+//! gzip and zlib are what TensorFlow's writers offer; Zstandard is for other writers. What TensorFlow calls SNAPPY,
+//! for its own snapshots, has no magic number to be told by and is not read.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read, Write};
 

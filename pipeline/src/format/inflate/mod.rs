@@ -283,7 +283,7 @@ impl<R: BufRead> Inflate<R> {
                 16 => (lengths[at - 1], 3 + self.take(2)?),
                 17 => (0, 3 + self.take(3)?),
                 18 => (0, 11 + self.take(7)?),
-                length => (length as u8, 1),
+                length => (length, 1),
             };
             let repeated = lengths[..all].get_mut(at..at + times as usize);
             repeated.ok_or_else(|| invalid("a block has more lengths than symbols"))?.fill(length);
