@@ -13,7 +13,7 @@ use cargo_metadata::{Metadata, MetadataCommand, Package, Target};
 
 /// Every crate of the workspace, and the crates of the workspace that it may depend on, in its code as in
 /// its tests and build script.
-const MAY_KNOW: [(&str, &[&str]); 8] = [
+const MAY_KNOW: [(&str, &[&str]); 9] = [
     ("millstream-batch", &[]),
     ("millstream-control", &[]),
     ("millstream-pipeline", &["millstream-batch"]),
@@ -30,6 +30,8 @@ const MAY_KNOW: [(&str, &[&str]); 8] = [
         ],
     ),
     ("millstream-cli", &["millstream-control", "millstream-daemon"]),
+    // A server that knows nothing of us, and tests of the reading side against it.
+    ("millstream-test-storage", &["millstream-pipeline"]),
     // Tests of the whole may look at any part of it.
     (
         "millstream-tests",

@@ -29,7 +29,7 @@ use super::buffers::Buffer;
 use super::hedge::Hedging;
 use super::streams::Streams;
 use crate::error::Error;
-use crate::storage::{Object, Refused};
+use crate::storage::{Clients, Object, Refused};
 
 /// A try that brings nothing for so long has failed, or for a quarter of the deadline if that is less.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -98,17 +98,23 @@ impl Failure {
         let path = object.path().to_string();
         match self {
             Self::Changed => object.changed(),
+            // The runtime has taken the fetch down with itself.
+            Self::Storage(source) if is_cancelled(&source) => Error::Cancelled,
             Self::Storage(source) => Error::Storage { path, source },
             Self::GaveUp { tries, seconds, message } => Error::GaveUp { path, tries, seconds, message },
         }
     }
 }
 
+fn is_cancelled(error: &object_store::Error) -> bool {
+    matches!(error, object_store::Error::JoinError { source } if source.is_cancelled())
+}
+
 /// Why a try has failed.
 enum Trouble {
     Final(Failure),
     /// Another one may do better with other credentials.
-    Denied(object_store::Error),
+    Denied(object_store::Error, Arc<Clients>),
     /// Another one may do better.
     Passing {
         message: String,
@@ -121,13 +127,15 @@ impl Trouble {
         Self::Passing { message: message.into(), throttled: false }
     }
 
-    fn of(error: object_store::Error) -> Self {
+    fn of(error: object_store::Error, clients: &Arc<Clients>) -> Self {
         use object_store::Error as E;
         match error {
             E::Precondition { .. } | E::NotFound { .. } | E::NotModified { .. } => {
                 Self::Final(Failure::Changed)
             }
-            E::Unauthenticated { .. } | E::PermissionDenied { .. } => Self::Denied(error),
+            E::Unauthenticated { .. } | E::PermissionDenied { .. } => {
+                Self::Denied(error, Arc::clone(clients))
+            }
             E::NotSupported { .. } | E::NotImplemented { .. } | E::InvalidPath { .. } => {
                 Self::Final(Failure::Storage(Arc::new(error)))
             }
@@ -200,12 +208,12 @@ pub(crate) async fn fetch(object: Object, range: Range<u64>) -> Result<Bytes, Fa
                 part = rest;
                 match trouble {
                     Trouble::Final(failure) => return Err(failure),
-                    Trouble::Denied(error) if renewals == RENEWALS => {
+                    Trouble::Denied(error, _) if renewals == RENEWALS => {
                         return Err(Failure::Storage(Arc::new(error)));
                     }
-                    Trouble::Denied(error) => {
+                    Trouble::Denied(error, used) => {
                         renewals += 1;
-                        store.renew();
+                        store.renew(&used);
                         root_cause(&error)
                     }
                     Trouble::Passing { message, throttled } => {
@@ -282,7 +290,10 @@ async fn receive(object: &Object, part: &mut Part) -> Result<(), Trouble> {
     traffic.requests.fetch_add(1, Ordering::Relaxed);
     let request = clients.reads.get_opts(&object.meta().location, object.request(missing.clone()));
     let silent = || Trouble::passing(format!("nothing came for {:?}", traffic.silence));
-    let answer = timeout(traffic.silence, request).await.map_err(|_| silent())?.map_err(Trouble::of)?;
+    let answer = timeout(traffic.silence, request)
+        .await
+        .map_err(|_| silent())?
+        .map_err(|error| Trouble::of(error, &clients))?;
     if !object.is_same(&answer) {
         return Err(Trouble::Final(Failure::Changed));
     }
@@ -293,7 +304,7 @@ async fn receive(object: &Object, part: &mut Part) -> Result<(), Trouble> {
     let mut body = answer.into_stream();
     let (mut since, mut came) = (Instant::now(), 0);
     while let Some(bytes) = timeout(traffic.silence, body.next()).await.map_err(|_| silent())? {
-        let bytes = bytes.map_err(Trouble::of)?;
+        let bytes = bytes.map_err(|error| Trouble::of(error, &clients))?;
         traffic.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         if !part.append(&bytes) {
             return Err(Trouble::passing("more bytes came than were asked for"));

@@ -17,7 +17,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
@@ -41,8 +41,6 @@ const CONNECT: Duration = Duration::from_secs(5);
 const REQUEST: Duration = Duration::from_secs(60);
 /// Time for the metadata server, which is on the same host, to say that it is there.
 const METADATA: Duration = Duration::from_secs(1);
-/// Clients are not made anew more often than this.
-const RENEWAL: Duration = Duration::from_millis(500);
 /// Connections kept open for the next request.
 const IDLE_CONNECTIONS: usize = 64;
 
@@ -55,7 +53,7 @@ pub(crate) struct Store {
     pub(super) scheme: Scheme,
     spec: StorageSpec,
     google: Google,
-    clients: Mutex<(Instant, Arc<Clients>)>,
+    clients: Mutex<Arc<Clients>>,
     traffic: Traffic,
 }
 
@@ -97,15 +95,7 @@ impl Store {
         let (root, scheme) = (address.root.to_owned(), address.scheme);
         let clients = Arc::new(Clients::new(scheme, &root, spec, &google)?);
         let traffic = Traffic::new(spec.deadline());
-        Ok(Self {
-            id,
-            root,
-            scheme,
-            spec: spec.clone(),
-            google,
-            clients: Mutex::new((Instant::now(), clients)),
-            traffic,
-        })
+        Ok(Self { id, root, scheme, spec: spec.clone(), google, clients: Mutex::new(clients), traffic })
     }
 
     pub(crate) fn is_local(&self) -> bool {
@@ -122,23 +112,24 @@ impl Store {
     }
 
     pub(crate) fn clients(&self) -> Arc<Clients> {
-        Arc::clone(&self.lock().1)
+        Arc::clone(&self.lock())
     }
 
-    /// Makes the clients anew, and so reads credentials and fetches tokens anew.
-    pub(crate) fn renew(&self) {
+    /// Makes the clients anew, and so reads credentials and fetches tokens anew, unless that has been done
+    /// since `used` were.
+    pub(crate) fn renew(&self, used: &Arc<Clients>) {
         let mut current = self.lock();
-        if current.0.elapsed() < RENEWAL {
+        if !Arc::ptr_eq(&current, used) {
             return;
         }
         match Clients::new(self.scheme, &self.root, &self.spec, &self.google) {
-            Ok(clients) => *current = (Instant::now(), Arc::new(clients)),
+            Ok(clients) => *current = Arc::new(clients),
             // The old ones stay, and their refusal is what gets told.
             Err(error) => tracing::debug!(store = self.root, %error, "credentials cannot be read again"),
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, (Instant, Arc<Clients>)> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Arc<Clients>> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,0 +1,101 @@
+//! Listings, as `ListObjectsV2` and Google's XML API have them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use axum::body::Body;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+
+use crate::fault::Fault;
+use crate::{State, lock};
+
+/// A page: keys and directories, and where the next page begins.
+struct Page {
+    entries: Vec<Entry>,
+    next: Option<String>,
+}
+
+enum Entry {
+    Object { key: String, size: usize, tag: String },
+    Directory(String),
+}
+
+/// Answers a request for a page.
+pub(crate) fn list(state: &State, bucket: &str, query: &BTreeMap<String, String>) -> Response {
+    let text = |name: &str| query.get(name).map_or("", String::as_str);
+    let most = text("max-keys").parse().unwrap_or(state.options.page).min(state.options.page);
+    let (prefix, delimited) = (text("prefix"), !text("delimiter").is_empty());
+    let token = query.get("continuation-token");
+    let after = text("start-after");
+    let from = token
+        .cloned()
+        .unwrap_or_else(|| if after > prefix { format!("{after}\0") } else { prefix.to_owned() });
+    let page = |from: &str| page(state, bucket, prefix, from, delimited, most);
+    let page = match lock(&state.script).of_page(token.is_some()) {
+        Some(Fault::ListStatus(status)) => {
+            let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            return (status, "by script").into_response();
+        }
+        // The page before this one began at most so many keys before.
+        Some(Fault::RepeatPage) => page(prefix),
+        Some(Fault::LosePage) => match page(&from).next {
+            Some(next) => page(&next),
+            None => page(&from),
+        },
+        _ => page(&from),
+    };
+    let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?><ListBucketResult>");
+    for entry in &page.entries {
+        // Writing to a string does not fail.
+        let _ = match entry {
+            Entry::Object { key, size, tag } => write!(
+                xml,
+                "<Contents><Key>{}</Key><Size>{size}</Size><ETag>{}</ETag>\
+                 <LastModified>2026-11-21T10:00:00.000Z</LastModified></Contents>",
+                escaped(key),
+                escaped(tag),
+            ),
+            Entry::Directory(name) => {
+                write!(xml, "<CommonPrefixes><Prefix>{}</Prefix></CommonPrefixes>", escaped(name))
+            }
+        };
+    }
+    if let Some(next) = page.next {
+        let _ = write!(xml, "<NextContinuationToken>{}</NextContinuationToken>", escaped(&next));
+    }
+    xml.push_str("</ListBucketResult>");
+    ([("content-type", "application/xml")], Body::from(xml)).into_response()
+}
+
+fn page(state: &State, bucket: &str, prefix: &str, from: &str, delimited: bool, most: usize) -> Page {
+    let objects = lock(&state.objects);
+    let bucket = format!("{bucket}/");
+    let mut page = Page { entries: Vec::new(), next: None };
+    let mut directory: Option<String> = None;
+    for (name, stored) in objects.from(&format!("{bucket}{prefix}"), format!("{bucket}{from}")) {
+        let key = &name[bucket.len()..];
+        if directory.as_ref().is_some_and(|directory| key.starts_with(directory.as_str())) {
+            continue;
+        }
+        if page.entries.len() == most {
+            page.next = Some(key.to_owned());
+            break;
+        }
+        let below = key[prefix.len()..].find('/').filter(|_| delimited);
+        page.entries.push(match below {
+            Some(at) => {
+                let name = key[..=prefix.len() + at].to_owned();
+                directory = Some(name.clone());
+                Entry::Directory(name)
+            }
+            None => Entry::Object { key: key.to_owned(), size: stored.bytes.len(), tag: stored.tag() },
+        });
+    }
+    page
+}
+
+fn escaped(text: &str) -> String {
+    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    text.replace('"', "&quot;")
+}

@@ -1,0 +1,66 @@
+//! Writing objects, in one piece and in parts.
+
+use std::collections::BTreeMap;
+
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use bytes::{Bytes, BytesMut};
+
+use crate::{State, lock};
+
+type Query = BTreeMap<String, String>;
+
+/// `PUT`: an object, or a part of one.
+pub(crate) fn put(state: &State, name: &str, query: &Query, headers: &HeaderMap, body: Bytes) -> Response {
+    if let (Some(upload), Some(part)) = (number(query, "uploadId"), number(query, "partNumber")) {
+        return match lock(&state.uploads).get_mut(&upload) {
+            None => StatusCode::NOT_FOUND.into_response(),
+            Some(parts) => {
+                parts.insert(part as u32, body);
+                [("etag", format!("\"part-{part}\""))].into_response()
+            }
+        };
+    }
+    let mut objects = lock(&state.objects);
+    let wanted =
+        headers.get("x-goog-if-generation-match").and_then(|value| value.to_str().ok()?.parse().ok());
+    let there = objects.get(name).map_or(0, |stored| stored.generation);
+    if wanted.is_some_and(|wanted: u64| wanted != there) {
+        return StatusCode::PRECONDITION_FAILED.into_response();
+    }
+    let stored = objects.put(name, body);
+    [("etag", stored.tag()), ("x-goog-generation", stored.generation.to_string())].into_response()
+}
+
+/// `POST`: an upload begins, or is made an object of.
+pub(crate) fn post(state: &State, name: &str, query: &Query) -> Response {
+    let mut uploads = lock(&state.uploads);
+    let Some(upload) = number(query, "uploadId") else {
+        let upload = uploads.last_key_value().map_or(1, |(last, _)| last + 1);
+        uploads.insert(upload, BTreeMap::new());
+        return format!(
+            "<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>"
+        )
+        .into_response();
+    };
+    let Some(parts) = uploads.remove(&upload) else { return StatusCode::NOT_FOUND.into_response() };
+    let mut whole = BytesMut::new();
+    parts.values().for_each(|part| whole.extend_from_slice(part));
+    let stored = lock(&state.objects).put(name, whole.freeze());
+    let tag = stored.tag().replace('"', "&quot;");
+    let xml = format!("<CompleteMultipartUploadResult><ETag>{tag}</ETag></CompleteMultipartUploadResult>");
+    ([("x-goog-generation", stored.generation.to_string())], xml).into_response()
+}
+
+/// `DELETE`: of an object, or of an upload's parts.
+pub(crate) fn delete(state: &State, name: &str, query: &Query) -> Response {
+    let was_there = match number(query, "uploadId") {
+        Some(upload) => lock(&state.uploads).remove(&upload).is_some(),
+        None => lock(&state.objects).remove(name),
+    };
+    if was_there { StatusCode::NO_CONTENT } else { StatusCode::NOT_FOUND }.into_response()
+}
+
+fn number(query: &Query, name: &str) -> Option<u64> {
+    query.get(name)?.parse().ok()
+}

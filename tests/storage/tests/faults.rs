@@ -1,0 +1,284 @@
+//! Each fault of a storage service ends in the right data or in the right error.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use millstream_pipeline::Error;
+use millstream_pipeline::storage::{Object, StorageSpec, Stores};
+use millstream_test_storage::{Fault, Options, Server};
+
+const MIB: usize = 1 << 20;
+
+fn noise(length: usize) -> Vec<u8> {
+    (0..length as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
+}
+
+fn stores(server: &Server, deadline_seconds: u32) -> Stores {
+    let mut spec = StorageSpec { deadline_seconds: Some(deadline_seconds), ..StorageSpec::default() };
+    spec.gs.endpoint = Some(server.endpoint());
+    spec.gs.anonymous = Some(true);
+    spec.s3.endpoint = Some(server.endpoint());
+    spec.s3.anonymous = Some(true);
+    Stores::new(spec, Stores::SHARED_BYTES)
+}
+
+async fn list(stores: &Stores, pattern: &str) -> Result<Vec<Object>, Error> {
+    stores.list(&[pattern.to_owned()], Path::new("/")).await
+}
+
+/// A server with one object of `length` bytes, and that object.
+async fn one(length: usize, deadline_seconds: u32, options: Options) -> (Server, Object, Vec<u8>) {
+    let server = Server::start(options).await.unwrap();
+    let bytes = noise(length);
+    server.put("b/dir/a", bytes.clone());
+    let stores = stores(&server, deadline_seconds);
+    let object = list(&stores, "gs://b/dir/a").await.unwrap().remove(0);
+    (server, object, bytes)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_passes_ends_in_the_right_data() {
+    let faults = [
+        Fault::Status(429),
+        Fault::Status(500),
+        Fault::Status(503),
+        Fault::Status(408),
+        Fault::Status(401),
+        Fault::Status(403),
+        Fault::Reset,
+        Fault::Cut(0),
+        Fault::Cut(70_000),
+        Fault::Short,
+        Fault::NoRange,
+        Fault::Stall(Duration::from_secs(60)),
+        Fault::Silence(Duration::from_secs(60)),
+        Fault::Trickle(2_000),
+    ];
+    for fault in faults {
+        let (server, object, bytes) = one(300_000, 8, Options::default()).await;
+        server.script([fault]);
+        let read = object.read(10..299_000).await;
+        assert!(read.is_ok_and(|read| read == bytes[10..299_000]), "{fault:?}");
+        assert_eq!((server.unmet(), server.served("b/dir/a").requests), (0, 2), "{fault:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_faults_in_a_row_pass_too() {
+    let (server, object, bytes) =
+        one(5 * MIB, 60, Options { failing_per_mille: 300, ..Options::default() }).await;
+    server.script([Fault::Status(503), Fault::Cut(100), Fault::Reset, Fault::Short]);
+    assert!(object.read(0..object.size()).await.unwrap() == bytes);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_came_of_a_cut_body_is_not_fetched_again() {
+    let (server, object, bytes) = one(2 * MIB, 30, Options::default()).await;
+    server.script([Fault::Cut(MIB + 1), Fault::Cut(MIB / 2)]);
+    assert!(object.read(0..object.size()).await.unwrap() == bytes);
+    let served = server.served("b/dir/a").bytes as usize;
+    // Of 3.5 MiB that starting anew would take; how much of a broken connection's bytes arrive is not ours
+    // to say.
+    assert!(served < 3 * MIB + MIB / 2, "{served}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_pass_is_an_error_with_its_reason() {
+    for (status, reason) in [(401, "401"), (403, "403"), (400, "400"), (503, "503")] {
+        let (server, object, _) = one(1_000, 2, Options::default()).await;
+        server.script([Fault::Status(status); 60]);
+        let error = object.read(0..10).await.unwrap_err();
+        assert!(matches!(error, Error::Storage { .. } | Error::GaveUp { .. }), "{error:?}");
+        let told = error.to_string();
+        assert!(told.starts_with("gs://b/dir/a: ") && told.contains(reason), "{status}: {told}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_changed_underfoot_is_named() {
+    let (server, object, _) = one(1_000, 10, Options::default()).await;
+    server.script([Fault::Change]);
+    let error = object.read(0..10).await.unwrap_err();
+    assert!(matches!(error, Error::Changed { path } if path == "gs://b/dir/a"));
+    let (server, object, _) = one(1_000, 10, Options::default()).await;
+    server.remove("b/dir/a");
+    assert!(matches!(object.read(0..10).await, Err(Error::Changed { .. })));
+    // Between two tries of one read.
+    let (server, object, _) = one(200_000, 10, Options::default()).await;
+    server.script([Fault::Cut(70_000), Fault::Change]);
+    assert!(matches!(object.read(0..object.size()).await, Err(Error::Changed { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_that_hangs_is_left_at_once_when_called_off() {
+    let server = Server::start(Options::default()).await.unwrap();
+    server.put("b/a", noise(1_000));
+    let stores = stores(&server, 600);
+    let (mine, theirs) = (stores.for_job(&StorageSpec::default()), stores.clone());
+    let object = list(&mine, "gs://b/a").await.unwrap().remove(0);
+    server.script([Fault::Silence(Duration::from_secs(600)); 2]);
+    let reading = tokio::spawn(async move { object.read(0..10).await });
+    while server.unmet() == 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    mine.cancel();
+    assert!(matches!(reading.await.unwrap(), Err(Error::Cancelled)));
+    assert!(matches!(list(&mine, "gs://b/a").await, Err(Error::Cancelled)));
+    assert_eq!(list(&theirs, "gs://b/a").await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_cross_the_network_once_however_many_read_them() {
+    let (server, object, bytes) =
+        one(9 * MIB + 77, 60, Options { latency: Duration::from_millis(2), ..Options::default() }).await;
+    let stores = stores(&server, 60);
+    let object = list(&stores, &object.address()).await.unwrap().remove(0);
+    let readers = (0..12).map(|_| {
+        let object = object.clone();
+        tokio::spawn(async move { object.read(0..object.size()).await.unwrap() })
+    });
+    for reader in futures::future::join_all(readers).await {
+        assert!(reader.unwrap() == bytes);
+    }
+    // Five blocks, but for those that a busy machine made seem late.
+    let (served, stats) = (server.served("b/dir/a"), stores.stats());
+    assert_eq!(served.requests, 5 + stats.hedges);
+    assert!(served.bytes <= bytes.len() as u64 + stats.hedges * (2 << 20));
+    assert_eq!(stats.shared_bytes, 11 * bytes.len() as u64);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_straggler_is_overtaken_by_a_second_request() {
+    let (server, object, bytes) = one(64 * MIB, 600, Options::default()).await;
+    let stores = stores(&server, 600);
+    let object = list(&stores, &object.address()).await.unwrap().remove(0);
+    // What requests usually take has to be known first.
+    assert!(object.read(0..40 << 20).await.unwrap() == bytes[..40 << 20]);
+    server.script([Fault::Silence(Duration::from_secs(600))]);
+    assert!(object.read(40 << 20..64 << 20).await.unwrap() == bytes[40 << 20..]);
+    let stats = stores.stats();
+    assert!(stats.hedges >= 1 && stats.retries == 0, "{stats:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn listings_go_by_globs_and_pages() {
+    let server = Server::start(Options { page: 7, ..Options::default() }).await.unwrap();
+    for at in 0..50 {
+        server.put(&format!("b/d/part-{at:03}.gz"), "x");
+        server.put(&format!("b/d/deep/{at}/y.gz"), "y");
+    }
+    for other in ["b/d/", "b/d/deep/", "b/d/.hidden.gz", "b/e.gz", "b/d-1/part-0.gz"] {
+        server.put(other, "");
+    }
+    let stores = stores(&server, 10);
+    let count = async |pattern: &str| list(&stores, pattern).await.map_or(0, |objects| objects.len());
+    for scheme in ["gs", "s3"] {
+        assert_eq!(count(&format!("{scheme}://b/d/part-*.gz")).await, 50);
+        assert_eq!(count(&format!("{scheme}://b/d/part-00?.gz")).await, 10);
+        assert_eq!(count(&format!("{scheme}://b/d/*")).await, 50);
+        assert_eq!(count(&format!("{scheme}://b/d/**")).await, 100);
+        assert_eq!(count(&format!("{scheme}://b/*/part-*.gz")).await, 51);
+        assert_eq!(count(&format!("{scheme}://b/**/{{e,y}}.gz")).await, 51);
+    }
+    let objects = list(&stores, "gs://b/d/part-*").await.unwrap();
+    assert!(objects.windows(2).all(|pair| pair[0].path() < pair[1].path()));
+    assert!(matches!(list(&stores, "gs://b/none-*").await, Err(Error::EmptyGlob { .. })));
+    assert!(matches!(list(&stores, "gs://b/none").await, Err(Error::NotFound { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_that_repeats_or_loses_a_page_is_made_again() {
+    let server = Server::start(Options { page: 10, ..Options::default() }).await.unwrap();
+    (0..95).for_each(|at| server.put(&format!("b/{at:03}"), "x"));
+    let stores = stores(&server, 10);
+    for fault in [Fault::RepeatPage, Fault::LosePage, Fault::ListStatus(503), Fault::ListStatus(429)] {
+        server.script([fault]);
+        let listed = list(&stores, "gs://b/*").await.unwrap();
+        assert_eq!((listed.len(), server.unmet()), (95, 0), "{fault:?}");
+    }
+    for fault in [Fault::RepeatPage, Fault::LosePage] {
+        server.script([fault; 3]);
+        let error = list(&stores, "gs://b/*").await.unwrap_err();
+        assert!(matches!(&error, Error::Listing { .. }), "{fault:?}: {error}");
+        assert_eq!(server.unmet(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_thousand_objects_are_listed() {
+    let server = Server::start(Options::default()).await.unwrap();
+    (0..100_000).for_each(|at| server.put(&format!("b/d/{at:06}"), "x"));
+    let begun = Instant::now();
+    let listed = list(&stores(&server, 60), "gs://b/d/*").await.unwrap();
+    println!("100,000 objects in {:?}", begun.elapsed());
+    assert_eq!(listed.len(), 100_000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_is_there_whole_or_not_at_all() {
+    let server = Server::start(Options::default()).await.unwrap();
+    let stores = stores(&server, 30);
+    for length in [0, 1_000, 20 * MIB] {
+        let bytes = noise(length);
+        let mut upload = stores.create("gs://b/out", Path::new("/")).await.unwrap();
+        for part in bytes.chunks(3 * MIB) {
+            upload.write(part.to_vec().into()).await.unwrap();
+        }
+        upload.finish().await.unwrap();
+        assert!(server.get("b/out").unwrap() == bytes);
+    }
+    let mut upload = stores.create("gs://b/given-up", Path::new("/")).await.unwrap();
+    upload.write(noise(20 * MIB).into()).await.unwrap();
+    upload.abort().await.unwrap();
+    assert!(server.get("b/given-up").is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_web_server_is_read_too() {
+    let server = Server::start(Options::default()).await.unwrap();
+    server.put("site/a.csv", noise(3 * MIB));
+    let stores = Stores::default();
+    let object = list(&stores, &format!("{}/site/a.csv", server.endpoint())).await.unwrap().remove(0);
+    assert!(object.read(5..3 << 20).await.unwrap() == noise(3 * MIB)[5..]);
+    server.put("site/a.csv", noise(3 * MIB));
+    assert!(matches!(object.read(0..1).await, Err(Error::Changed { .. })));
+}
+
+/// Runs in a process of its own, whose surroundings `tokens_come_from_the_metadata_server` makes.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a metadata server in its environment"]
+async fn reads_with_tokens() {
+    let object = list(&Stores::default(), "gs://b/a").await.unwrap().remove(0);
+    // Without a buffer of its own, each read is one of the server's.
+    for at in 0..40 {
+        object.read(at..1_000).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_come_from_the_metadata_server_and_new_ones_when_they_are_withdrawn() {
+    let server = Server::start(Options { tokens: true, ..Options::default() }).await.unwrap();
+    server.put("b/a", noise(1_000));
+    let nowhere = tempfile::tempdir().unwrap();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "reads_with_tokens", "--ignored"])
+        .env("GCE_METADATA_HOST", server.address().to_string())
+        .env("STORAGE_EMULATOR_HOST", server.endpoint())
+        .env("HOME", nowhere.path())
+        .env_remove("GOOGLE_APPLICATION_CREDENTIALS")
+        .env_remove("CLOUDSDK_CONFIG")
+        .spawn()
+        .unwrap();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        server.withdraw_tokens();
+    };
+    assert!(status.success());
+    assert!(server.tokens() > 1, "{} tokens", server.tokens());
+}
