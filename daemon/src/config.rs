@@ -8,6 +8,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use millstream_pipeline::storage::StorageSpec;
 use serde::Deserialize;
 
 /// Jobs that run at once unless the configuration says otherwise: a job uses all cores and its whole
@@ -27,6 +28,8 @@ pub struct Config {
     pub max_jobs: NonZeroUsize,
     /// The program that is started, with `worker` as its first argument, for each worker.
     pub worker: PathBuf,
+    /// How storage is reached, where a job does not say otherwise.
+    pub storage: StorageSpec,
 }
 
 /// Where jobs and their history are kept.
@@ -41,7 +44,12 @@ pub enum StateLocation {
 impl Config {
     /// A daemon inside another program: nothing of it outlives the program but checkpoints.
     pub fn embedded() -> Self {
-        Self { state: StateLocation::Memory, max_jobs: DEFAULT_MAX_JOBS, worker: PathBuf::from(SELF) }
+        Self {
+            state: StateLocation::Memory,
+            max_jobs: DEFAULT_MAX_JOBS,
+            worker: PathBuf::from(SELF),
+            storage: StorageSpec::default(),
+        }
     }
 }
 
@@ -54,6 +62,8 @@ pub struct ServerConfig {
     pub state_directory: PathBuf,
     /// Jobs that run at once.
     pub max_jobs: NonZeroUsize,
+    /// How storage is reached.
+    pub storage: StorageSpec,
 }
 
 /// What a configuration file may say.
@@ -66,6 +76,8 @@ pub struct ConfigFile {
     pub state_directory: Option<PathBuf>,
     /// Jobs that run at once.
     pub max_jobs: Option<NonZeroUsize>,
+    /// How storage is reached, where a job does not say otherwise: as in a job file's `[storage]`.
+    pub storage: Option<StorageSpec>,
 }
 
 /// Who runs the daemon and what the session says of places: what defaults depend on.
@@ -100,6 +112,7 @@ impl ConfigFile {
             socket: other.socket.or(self.socket),
             state_directory: other.state_directory.or(self.state_directory),
             max_jobs: other.max_jobs.or(self.max_jobs),
+            storage: other.storage.or(self.storage),
         }
     }
 
@@ -110,11 +123,16 @@ impl ConfigFile {
     pub fn resolve(self, surroundings: &Surroundings) -> Result<ServerConfig> {
         let socket = self.socket.or_else(|| surroundings.socket());
         let state_directory = self.state_directory.or_else(|| surroundings.state_directory());
+        let storage = self.storage.unwrap_or_default();
+        if let Err((section, message)) = storage.check() {
+            anyhow::bail!("[storage.{section}] of the configuration: {message}");
+        }
         Ok(ServerConfig {
             socket: socket
                 .context("no place for the control socket: give --socket, or set XDG_RUNTIME_DIR")?,
             state_directory: state_directory.context("no place for the state: give --state, or set HOME")?,
             max_jobs: self.max_jobs.unwrap_or(DEFAULT_MAX_JOBS),
+            storage,
         })
     }
 }
@@ -126,6 +144,7 @@ impl ServerConfig {
             state: StateLocation::Directory(self.state_directory.clone()),
             max_jobs: self.max_jobs,
             worker: PathBuf::from(SELF),
+            storage: self.storage.clone(),
         }
     }
 }
@@ -193,6 +212,7 @@ mod tests {
             socket: Some("/a.sock".into()),
             state_directory: Some("/s".into()),
             max_jobs: NonZeroUsize::new(3),
+            storage: None,
         };
         assert_eq!(given.resolve(&nowhere).unwrap().max_jobs.get(), 3);
     }
@@ -200,8 +220,8 @@ mod tests {
     #[test]
     fn the_sample_configuration_has_every_key_with_its_default_for_root() {
         let sample: ConfigFile = toml::from_str(include_str!("../../packaging/millstreamd.toml")).unwrap();
-        let ConfigFile { socket, state_directory, max_jobs } = &sample;
-        assert!(socket.is_some() && state_directory.is_some() && max_jobs.is_some());
+        let ConfigFile { socket, state_directory, max_jobs, storage } = &sample;
+        assert!(socket.is_some() && state_directory.is_some() && max_jobs.is_some() && storage.is_some());
         let root = Surroundings { root: true, ..Surroundings::default() };
         let default = ConfigFile::default().resolve(&root).unwrap();
         assert_eq!(sample.resolve(&Surroundings::default()).unwrap(), default);

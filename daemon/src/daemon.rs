@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use millstream_pipeline::storage::Stores;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
@@ -53,6 +54,8 @@ struct Shared {
     config: Config,
     store: Arc<Store>,
     runtime: Handle,
+    /// Storage, as all jobs share it.
+    stores: Stores,
     jobs: Mutex<Jobs>,
     /// How many jobs run; for waiting until none does.
     running: watch::Sender<usize>,
@@ -93,11 +96,13 @@ impl Daemon {
             StateLocation::Memory => (Store::open_in_memory()?, None),
             StateLocation::Directory(directory) => open_state(directory)?,
         };
-        let scorer = Scorer::new(config.worker.clone(), runtime.clone());
+        let stores = Stores::new(config.storage.clone(), Stores::SHARED_BYTES);
+        let scorer = Scorer::new(config.worker.clone(), runtime.clone(), stores.clone());
         let shared = Shared {
             config,
             store: Arc::new(store),
             runtime,
+            stores,
             jobs: Mutex::default(),
             running: watch::Sender::new(0),
             scorer,
@@ -329,6 +334,7 @@ impl Daemon {
             job,
             self.shared.config.worker.clone(),
             self.shared.runtime.clone(),
+            &self.shared.stores,
             book,
             (control, events),
         );

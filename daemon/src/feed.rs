@@ -2,7 +2,9 @@
 //!
 //! Also where a job's data section becomes what ingest reads.
 
+use std::path::Path;
 use std::sync::Arc;
+use std::{fs, io};
 
 use anyhow::{Context, Result};
 use millstream_batch::{BatchSchema, HandOff, Producer, RingError};
@@ -11,8 +13,11 @@ use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::ingest::{self, ChunkSource, DatasetSource, IngestHandle, IngestPlan};
 use millstream_pipeline::order::Position;
 use millstream_pipeline::spec::DataSpec;
+use millstream_pipeline::storage::{Listing, Object, Stores};
 use millstream_pipeline::transform::Transform;
 use tokio::runtime::Handle;
+
+use crate::runs;
 
 /// An ingest at work. Dropped, it is called off.
 pub(crate) struct Feed {
@@ -54,12 +59,46 @@ pub(crate) fn is_echo(error: &Error) -> bool {
     matches!(error, Error::Cancelled | Error::Ring(RingError::PeerGone | RingError::Interrupted))
 }
 
-/// Lists what `patterns` of a job's data section name.
+/// Lists what `patterns` of a job's data section name. Where a listing is kept at `frozen`, its objects are
+/// read, in its versions; where none is kept there yet, this one is.
 ///
 /// # Errors
 /// When they name nothing, or not what they should.
-pub(crate) fn open(patterns: &[String], data: &DataSpec, runtime: &Handle) -> Result<Arc<Dataset>, Error> {
-    Ok(Arc::new(runtime.block_on(Dataset::open(patterns, &data.base, data.format))?))
+pub(crate) fn open(
+    patterns: &[String],
+    data: &DataSpec,
+    stores: &Stores,
+    frozen: Option<&Path>,
+    runtime: &Handle,
+) -> Result<Arc<Dataset>> {
+    let mut objects = runtime.block_on(stores.list(patterns, &data.base))?;
+    if let Some(path) = frozen {
+        objects = freeze(path, objects)?;
+    }
+    Ok(Arc::new(runtime.block_on(Dataset::of(objects, data.format))?))
+}
+
+fn freeze(path: &Path, objects: Vec<Object>) -> Result<Vec<Object>> {
+    let here = || path.display().to_string();
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let (directory, name) = (path.parent(), path.file_name().and_then(|name| name.to_str()));
+            let (directory, name) = directory.zip(name).with_context(here)?;
+            runs::put(directory, name, Listing::of(&objects).to_text().as_bytes()).with_context(here)?;
+            return Ok(objects);
+        }
+        Err(error) => return Err(error).with_context(here),
+    };
+    let kept = Listing::parse(&text).with_context(here)?.keep(objects)?;
+    if kept.added > 0 {
+        tracing::warn!(
+            listing = here(),
+            "{} files have come since the job started; it does not read them",
+            kept.added
+        );
+    }
+    Ok(kept.objects)
 }
 
 /// A dataset as `transform` sees it.

@@ -5,6 +5,7 @@
 //! learn takes a pass over the training data, which comes last, and only where it is asked for; otherwise a
 //! vocabulary counts with the most terms it may have.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -14,12 +15,14 @@ use millstream_pipeline::analysis::{Analysis, Learn, Progress};
 use millstream_pipeline::dataset::{BadRecords, Dataset};
 use millstream_pipeline::ingest::IngestPlan;
 use millstream_pipeline::spec::{FeatureKind, FeatureSpec, MissingNumber, Normalize, Terms};
+use millstream_pipeline::storage::Stores;
 use millstream_pipeline::transform::Transform;
 use millstream_trainer::model::ModelPlan;
 use tokio::runtime::Handle;
 
 use crate::feed;
 use crate::job::Job;
+use crate::runs;
 
 /// What a job would do.
 pub struct JobPlan {
@@ -69,25 +72,32 @@ impl JobPlan {
     /// When data is absent, is not what the job says, or does not fit its memory budget.
     pub fn new(job: &Job, learning: Learning<'_>, runtime: &Handle) -> Result<Self> {
         let never = AtomicBool::new(false);
-        Self::with(job, runtime, |train| {
+        let stores = Stores::default().for_job(&job.storage);
+        Self::with(job, &stores, None, runtime, |train| {
             let reads = DataPlan::of(train).bytes <= learning.most_bytes;
             reads.then(|| learn(job, train, runtime, &never, learning.progress)).transpose()
         })
     }
 
     /// Plans `job` with what `learned` says that its features learn from the training data; `None` to go
-    /// without.
+    /// without. What its patterns name is frozen in `directory`, if one is given.
     ///
     /// # Errors
     /// As [`JobPlan::new`], and those of `learned`.
     pub(crate) fn with(
         job: &Job,
+        stores: &Stores,
+        directory: Option<&Path>,
         runtime: &Handle,
         learned: impl FnOnce(&Dataset) -> Result<Option<Analysis>>,
     ) -> Result<Self> {
         let data = &job.data;
-        let train = feed::open(&data.train, data, runtime)?;
-        let eval = (!data.eval.is_empty()).then(|| feed::open(&data.eval, data, runtime)).transpose()?;
+        let open = |patterns: &[String], name: &str| {
+            let frozen = directory.map(|directory| directory.join(name));
+            feed::open(patterns, data, stores, frozen.as_deref(), runtime)
+        };
+        let train = open(&data.train, runs::TRAIN_LISTING)?;
+        let eval = (!data.eval.is_empty()).then(|| open(&data.eval, runs::EVAL_LISTING)).transpose()?;
         let (train_plan, eval_plan) = (DataPlan::of(&train), eval.as_deref().map(DataPlan::of));
 
         let fit = |features: &[FeatureSpec], analysis: &Analysis| -> Result<(BatchSchema, IngestPlan)> {

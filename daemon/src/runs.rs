@@ -3,6 +3,7 @@
 //! ```text
 //! checkpoints/census-k3f9q2/job.toml             the job, whole
 //!                           analysis.json        what was learned from the data, if anything was
+//!                           train.listing        the files that it reads, in their versions
 //!                           step-0000000500/...  a checkpoint
 //! ```
 //!
@@ -24,6 +25,10 @@ use crate::job::Job;
 pub(crate) const JOB: &str = "job.toml";
 /// What was learned from the data.
 pub(crate) const ANALYSIS: &str = "analysis.json";
+
+/// The files that the job reads, as they were when it started.
+pub(crate) const TRAIN_LISTING: &str = "train.listing";
+pub(crate) const EVAL_LISTING: &str = "eval.listing";
 
 /// Characters of an id after the job's name: Crockford's base 32, in which nothing looks like another.
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::ingest::IngestPlan;
 use millstream_pipeline::spec::DataSpec;
+use millstream_pipeline::storage::Stores;
 use millstream_pipeline::transform::Transform;
 use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_trainer::checkpoint::store::parse_directory_name;
@@ -52,6 +53,7 @@ pub(crate) struct Scored {
 pub(crate) struct Scorer {
     worker: PathBuf,
     runtime: Handle,
+    stores: Stores,
     permits: Arc<Semaphore>,
     closing: Arc<AtomicBool>,
 }
@@ -72,6 +74,7 @@ trait Sink: Send + 'static {
 struct Run {
     worker: PathBuf,
     runtime: Handle,
+    stores: Stores,
     closing: Arc<AtomicBool>,
     scored: Scored,
     /// The data to score instead of the job's own, and where its relative paths start.
@@ -107,9 +110,9 @@ pub(crate) fn find(directory: &Path) -> Result<Scored> {
 
 impl Scorer {
     /// A scorer whose workers are started from `worker`, and whose reads run on `runtime`.
-    pub(crate) fn new(worker: PathBuf, runtime: Handle) -> Self {
+    pub(crate) fn new(worker: PathBuf, runtime: Handle, stores: Stores) -> Self {
         let permits = Arc::new(Semaphore::new(RUNS as usize));
-        Self { worker, runtime, permits, closing: Arc::default() }
+        Self { worker, runtime, stores, permits, closing: Arc::default() }
     }
 
     /// Metrics of `scored` over `data`, or over its job's held-out data.
@@ -146,6 +149,7 @@ impl Scorer {
         let run = Run {
             worker: self.worker.clone(),
             runtime: self.runtime.clone(),
+            stores: self.stores.clone(),
             closing: Arc::clone(&self.closing),
             scored,
             data,
@@ -173,7 +177,7 @@ impl Run {
         }
         let schema = feed::schema(&transform, &data);
         let source = feed::source(
-            feed::open(&data.eval, &data, &self.runtime)?,
+            feed::open(&data.eval, &data, &self.stores.for_job(&job.storage), None, &self.runtime)?,
             &Arc::new(transform),
             &data,
             &self.runtime,

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use millstream_pipeline::spec::{
     DataSpec, FeatureKind, FeatureSpec, FormatName, LabelSpec, OnBadRecord, Terms,
 };
+use millstream_pipeline::storage::{AzSpec, GsSpec, S3Spec, StorageSpec};
 use millstream_trainer::spec::{ModelSpec, Precision, TrainingSpec};
 use sha2::{Digest, Sha256};
 
@@ -45,6 +46,8 @@ pub struct Job {
     pub training: TrainingSpec,
     /// Checkpoints.
     pub checkpoint: CheckpointSpec,
+    /// How storage is reached, where not as the daemon does.
+    pub storage: StorageSpec,
     /// The job as TOML that needs nothing beside it: every override applied, terms read from files
     /// written out, `data.base` given. Parsed again, anywhere, it is this job.
     pub text: String,
@@ -110,11 +113,12 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     let model = model::read(model, &names);
     let training = read_training(top.section("training", "[training]"), seed);
     let checkpoint = read_checkpoint(top.section("checkpoint", "[checkpoint]"), &data.base);
+    let storage = read_storage(top.section("storage", "[storage]"), &data.base);
     top.finish();
 
     refuse_leaks(&features, &label, problems);
-    let job =
-        Job { name, data, label, features: Vec::new(), model, training, checkpoint, text: String::new() };
+    let (none, text) = (Vec::new(), String::new());
+    let job = Job { name, data, label, features: none, model, training, checkpoint, storage, text };
     (job, features)
 }
 
@@ -238,6 +242,41 @@ fn read_checkpoint(mut checkpoint: Section<'_>, base: &Path) -> CheckpointSpec {
         keep: checkpoint.whole_u32("keep", 1..=u32::MAX).unwrap_or(3),
     };
     checkpoint.finish();
+    spec
+}
+
+fn read_storage(mut storage: Section<'_>, base: &Path) -> StorageSpec {
+    fn text(section: &mut Section<'_>, key: &'static str) -> Option<String> {
+        section.text(key).map(|value| value.text.to_owned())
+    }
+    let (mut gs, mut s3, mut az) = (
+        storage.section("gs", "[storage.gs]"),
+        storage.section("s3", "[storage.s3]"),
+        storage.section("az", "[storage.az]"),
+    );
+    let spec = StorageSpec {
+        gs: GsSpec {
+            endpoint: text(&mut gs, "endpoint"),
+            anonymous: gs.flag("anonymous"),
+            service_account: text(&mut gs, "service_account").map(|path| base.join(path)),
+        },
+        s3: S3Spec {
+            endpoint: text(&mut s3, "endpoint"),
+            anonymous: s3.flag("anonymous"),
+            region: text(&mut s3, "region"),
+        },
+        az: AzSpec {
+            endpoint: text(&mut az, "endpoint"),
+            anonymous: az.flag("anonymous"),
+            account: text(&mut az, "account"),
+        },
+        deadline_seconds: storage.whole_u32("deadline_seconds", 1..=86_400),
+    };
+    if let Err((name, message)) = spec.check() {
+        storage.error(name, message);
+    }
+    [gs, s3, az].into_iter().for_each(Section::finish);
+    storage.finish();
     spec
 }
 

@@ -24,11 +24,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use millstream_pipeline::storage::Stores;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
 
 use crate::job::Job;
 use crate::runs;
@@ -78,6 +80,7 @@ pub(crate) struct Supervisor {
     job: Job,
     worker: PathBuf,
     runtime: Handle,
+    stores: Stores,
     book: Arc<Book>,
     control: Arc<Control>,
     events: Receiver<Event>,
@@ -128,19 +131,47 @@ impl Control {
     }
 }
 
+/// Calls off a job's reads once the job is told to stop, however they hang; while it lives.
+struct CalledOff(AbortHandle);
+
+/// How soon that is noticed.
+const NOTICED: Duration = Duration::from_millis(100);
+
+impl CalledOff {
+    fn with(stores: &Stores, stopping: &Arc<AtomicBool>, runtime: &Handle) -> Self {
+        let (stores, stopping) = (stores.clone(), Arc::clone(stopping));
+        let watching = async move {
+            while !stopping.load(Ordering::Relaxed) {
+                tokio::time::sleep(NOTICED).await;
+            }
+            stores.cancel();
+        };
+        Self(runtime.spawn(watching).abort_handle())
+    }
+}
+
+impl Drop for CalledOff {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 impl Supervisor {
     /// A supervisor for `job`, recorded in `book`.
     pub(crate) fn new(
         job: Job,
         worker: PathBuf,
         runtime: Handle,
+        stores: &Stores,
         book: Arc<Book>,
         (control, events): (Arc<Control>, Receiver<Event>),
     ) -> Self {
+        let stores = stores.for_job(&job.storage);
         Self {
             job,
             worker,
             runtime,
+            stores,
             book,
             control,
             events,
@@ -171,7 +202,10 @@ impl Supervisor {
         self.check_stop()?;
         self.book.enter(JobState::Preparing, "");
         let stopping = Arc::clone(&self.control.stopping);
-        let prepared = prepare::prepare(&self.job, &self.runtime, &self.book, &stopping);
+        let prepared = {
+            let _watch = CalledOff::with(&self.stores, &stopping, &self.runtime);
+            prepare::prepare(&self.job, &self.stores, &self.runtime, &self.book, &stopping)
+        };
         self.check_stop()?;
         let prepared = prepared.map_err(|error| End::Failed(format!("{error:#}")))?;
         self.book.enter(JobState::Running, "");

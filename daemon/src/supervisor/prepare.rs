@@ -13,6 +13,7 @@ use millstream_batch::BatchSchema;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::ingest::IngestPlan;
+use millstream_pipeline::storage::Stores;
 use tokio::runtime::Handle;
 
 use super::Book;
@@ -29,9 +30,15 @@ pub(crate) struct Prepared {
 }
 
 /// Prepares `job`, whose directory the record in `book` names. Ends early, in an error, once `cancel` is set.
-pub(super) fn prepare(job: &Job, runtime: &Handle, book: &Book, cancel: &AtomicBool) -> Result<Prepared> {
+pub(super) fn prepare(
+    job: &Job,
+    stores: &Stores,
+    runtime: &Handle,
+    book: &Book,
+    cancel: &AtomicBool,
+) -> Result<Prepared> {
     let directory = book.record().directory;
-    let plan = JobPlan::with(job, runtime, |train| {
+    let plan = JobPlan::with(job, stores, Some(&directory), runtime, |train| {
         analysis(job, &directory, train, runtime, book, cancel).map(Some)
     })?;
     let text = format!(

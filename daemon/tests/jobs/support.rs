@@ -58,7 +58,13 @@ impl Place {
     }
 
     pub(crate) fn daemon_with(&self, state: StateLocation, worker: &Path) -> Daemon {
-        Daemon::start(Config { state, max_jobs: NonZeroUsize::MIN, worker: worker.to_owned() }).unwrap()
+        Daemon::start(Config {
+            state,
+            max_jobs: NonZeroUsize::MIN,
+            worker: worker.to_owned(),
+            storage: Default::default(),
+        })
+        .unwrap()
     }
 
     /// A daemon whose jobs outlive it.
