@@ -212,6 +212,7 @@ mod tests {
             socket: Some("/a.sock".into()),
             state_directory: Some("/s".into()),
             max_jobs: NonZeroUsize::new(3),
+            storage: None,
         };
         assert_eq!(given.resolve(&nowhere).unwrap().max_jobs.get(), 3);
     }
@@ -219,8 +220,8 @@ mod tests {
     #[test]
     fn the_sample_configuration_has_every_key_with_its_default_for_root() {
         let sample: ConfigFile = toml::from_str(include_str!("../../packaging/millstreamd.toml")).unwrap();
-        let ConfigFile { socket, state_directory, max_jobs } = &sample;
-        assert!(socket.is_some() && state_directory.is_some() && max_jobs.is_some());
+        let ConfigFile { socket, state_directory, max_jobs, storage } = &sample;
+        assert!(socket.is_some() && state_directory.is_some() && max_jobs.is_some() && storage.is_some());
         let root = Surroundings { root: true, ..Surroundings::default() };
         let default = ConfigFile::default().resolve(&root).unwrap();
         assert_eq!(sample.resolve(&Surroundings::default()).unwrap(), default);

@@ -98,10 +98,16 @@ impl Failure {
         let path = object.path().to_string();
         match self {
             Self::Changed => object.changed(),
+            // The runtime has taken the fetch down with itself.
+            Self::Storage(source) if is_cancelled(&source) => Error::Cancelled,
             Self::Storage(source) => Error::Storage { path, source },
             Self::GaveUp { tries, seconds, message } => Error::GaveUp { path, tries, seconds, message },
         }
     }
+}
+
+fn is_cancelled(error: &object_store::Error) -> bool {
+    matches!(error, object_store::Error::JoinError { source } if source.is_cancelled())
 }
 
 /// Why a try has failed.

@@ -218,11 +218,11 @@ mod tests {
         let mut climb = Climb::new(FIRST);
         let limits = settled(&mut climb, 300.0, 200);
         let last = &limits[100..];
-        assert!(last.iter().all(|limit| (24..=48).contains(limit)), "{last:?}");
+        assert!(last.iter().all(|limit| (20..=48).contains(limit)), "{last:?}");
         let limits = settled(&mut climb, 80.0, 400);
         assert!(limits[300..].iter().all(|limit| (5..=16).contains(limit)), "{:?}", &limits[300..]);
         let limits = settled(&mut climb, 300.0, 200);
-        assert!(limits[100..].iter().all(|limit| (24..=48).contains(limit)), "{limits:?}");
+        assert!(limits[100..].iter().all(|limit| (20..=48).contains(limit)), "{limits:?}");
     }
 
     #[test]

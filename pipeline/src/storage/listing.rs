@@ -40,9 +40,22 @@ pub(super) async fn resolve(stores: &Stores, pattern: &str, base: &Path) -> Resu
             Some(at) => expand_files(stores, store, address.path, at, base).await,
         };
     }
-    match wildcard_at(address.path) {
-        None => find(stores, store, pattern, address.path).await.map(|object| vec![object]),
-        Some(at) => expand(stores, store, pattern, address.path, at).await,
+    let used = store.clients();
+    let listed = remote(stores, Arc::clone(&store), pattern, address.path).await;
+    if let Err(Error::Storage { source, .. }) = &listed
+        && matches!(**source, object_store::Error::Unauthenticated { .. })
+    {
+        // The token may have been withdrawn.
+        store.renew(&used);
+        return remote(stores, store, pattern, address.path).await;
+    }
+    listed
+}
+
+async fn remote(stores: &Stores, store: Arc<Store>, pattern: &str, path: &str) -> Result<Vec<Object>, Error> {
+    match wildcard_at(path) {
+        None => find(stores, store, pattern, path).await.map(|object| vec![object]),
+        Some(at) => expand(stores, store, pattern, path, at).await,
     }
 }
 
@@ -143,23 +156,18 @@ async fn list_once(
     loop {
         let options = PaginatedListOptions { page_token: page_token.take(), ..question.options() };
         let page = pages.list_paginated(question.prefix, options);
-        let (page, expected) = match seam.after().filter(|_| question.goes_on_after) {
-            None => (page.await?, None),
+        let page = match seam.after().filter(|_| question.goes_on_after) {
+            None => page.await?,
             Some(after) => {
                 let offset = Some(after);
                 let probe = PaginatedListOptions { offset, max_keys: Some(1), ..question.options() };
                 let (page, probe) = futures::try_join!(page, pages.list_paginated(question.prefix, probe))?;
-                (page, Some(keys(&probe.result).next()))
+                if let Some(fault) = seam.fault(&page.result, &probe.result) {
+                    return Ok(Err(fault));
+                }
+                page
             }
         };
-        if let Some(expected) = expected {
-            let first = keys(&page.result).next();
-            if expected != first {
-                let last = seam.last.unwrap_or_default();
-                let (expected, first) = (expected.unwrap_or_default(), first.unwrap_or_default());
-                return Ok(Err(format!("after `{last}` comes `{expected}`, or it is `{first}`")));
-            }
-        }
         if let Some(fault) = seam.pass(&page.result) {
             return Ok(Err(fault));
         }
@@ -172,20 +180,30 @@ async fn list_once(
 }
 
 /// Where one page ends and the next one begins.
+///
+/// Empty objects have no part in it: they may mark a directory, and the key of such a one is not told in full.
 #[derive(Default)]
 struct Seam {
     /// The last key or directory so far.
     last: Option<String>,
-    /// Whether it may be the marker of a directory, whose key is not told in full.
-    vague: bool,
 }
 
 impl Seam {
     /// What the next page comes after.
     fn after(&self) -> Option<String> {
-        let last = self.last.as_ref().filter(|_| !self.vague)?;
+        let last = self.last.as_ref()?;
         // All keys of a directory are listed as one, so what comes after it comes after all of them.
         Some(if last.ends_with('/') { format!("{last}\u{10FFFF}") } else { last.clone() })
+    }
+
+    /// What is wrong with a page, when `probe` holds what comes next by another way.
+    fn fault(&self, page: &ListResult, probe: &ListResult) -> Option<String> {
+        if probe.objects.iter().any(|object| object.size == 0) {
+            return None;
+        }
+        let (first, expected) = (keys(page).next(), keys(probe).next());
+        let [last, first, expected] = [self.last.clone(), first, expected].map(Option::unwrap_or_default);
+        (first != expected).then(|| format!("after `{last}` comes `{expected}`, or it is `{first}`"))
     }
 
     /// Moves past `page`, or says what is wrong with its order.
@@ -201,18 +219,15 @@ impl Seam {
                 _ => before = Some(key.to_owned()),
             }
         }
-        if let Some(end) = keys(page).next_back() {
-            self.vague =
-                page.objects.iter().any(|object| object.size == 0 && object.location.as_ref() == end);
-            self.last = Some(end);
-        }
+        self.last = keys(page).next_back().or(self.last.take());
         None
     }
 }
 
-/// The keys and directories of a page, in order.
+/// The keys of objects that hold something, and the directories, of a page, in order.
 fn keys(page: &ListResult) -> impl DoubleEndedIterator<Item = String> {
-    let objects = page.objects.iter().map(|object| object.location.to_string());
+    let objects = page.objects.iter().filter(|object| object.size > 0);
+    let objects = objects.map(|object| object.location.to_string());
     let directories = page.common_prefixes.iter().map(|directory| format!("{directory}/"));
     objects.chain(directories).collect::<BTreeSet<_>>().into_iter()
 }

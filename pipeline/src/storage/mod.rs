@@ -65,7 +65,7 @@ struct Host {
 
 impl Stores {
     /// Bytes that were fetched and are kept for others who are about to read them, unless told otherwise.
-    pub const SHARED_BYTES: u64 = 128 << 20;
+    pub const SHARED_BYTES: u64 = 64 << 20;
 
     /// Storage reached as `spec` says. `shared_bytes` of what was fetched are kept for others.
     pub fn new(spec: StorageSpec, shared_bytes: u64) -> Self {

@@ -2,6 +2,8 @@
 //!
 //! Serves the files of DIRECTORY as the objects of a bucket `test`, until it is killed.
 
+#![forbid(unsafe_code)]
+
 use std::path::Path;
 
 use millstream_test_storage::{Options, Server};

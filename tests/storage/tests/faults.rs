@@ -79,7 +79,9 @@ async fn what_came_of_a_cut_body_is_not_fetched_again() {
     server.script([Fault::Cut(MIB + 1), Fault::Cut(MIB / 2)]);
     assert!(object.read(0..object.size()).await.unwrap() == bytes);
     let served = server.served("b/dir/a").bytes as usize;
-    assert!(served < 2 * MIB + 2 * 65_536 + 1, "{served}");
+    // Of 3.5 MiB that starting anew would take; how much of a broken connection's bytes arrive is not ours
+    // to say.
+    assert!(served < 3 * MIB + MIB / 2, "{served}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -131,6 +133,8 @@ async fn a_read_that_hangs_is_left_at_once_when_called_off() {
 async fn bytes_cross_the_network_once_however_many_read_them() {
     let (server, object, bytes) =
         one(9 * MIB + 77, 60, Options { latency: Duration::from_millis(2), ..Options::default() }).await;
+    let stores = stores(&server, 60);
+    let object = list(&stores, &object.address()).await.unwrap().remove(0);
     let readers = (0..12).map(|_| {
         let object = object.clone();
         tokio::spawn(async move { object.read(0..object.size()).await.unwrap() })
@@ -138,8 +142,11 @@ async fn bytes_cross_the_network_once_however_many_read_them() {
     for reader in futures::future::join_all(readers).await {
         assert!(reader.unwrap() == bytes);
     }
-    assert_eq!(server.served("b/dir/a").bytes as usize, bytes.len());
-    assert_eq!(server.served("b/dir/a").requests, 5);
+    // Five blocks, but for those that a busy machine made seem late.
+    let (served, stats) = (server.served("b/dir/a"), stores.stats());
+    assert_eq!(served.requests, 5 + stats.hedges);
+    assert!(served.bytes <= bytes.len() as u64 + stats.hedges * (2 << 20));
+    assert_eq!(stats.shared_bytes, 11 * bytes.len() as u64);
 }
 
 #[tokio::test(flavor = "multi_thread")]
