@@ -184,11 +184,13 @@ impl Dataset {
     fn of_records(objects: Vec<Object>, split_bytes: u64) -> Self {
         let mut splits = Vec::new();
         for (object, listed) in objects.iter().enumerate() {
-            splits.extend(parts::cuts(listed.path(), listed.size(), split_bytes).map(|Range { start, end }| {
-                let whole = end - start == listed.size();
-                let part = if whole { SplitPart::Whole } else { SplitPart::Bytes { start, end } };
-                Split { object, part, first_record: 0, rows: None, bytes: end - start }
-            }));
+            splits.extend(parts::cuts(listed.path(), listed.size(), split_bytes).map(
+                |Range { start, end }| {
+                    let whole = end - start == listed.size();
+                    let part = if whole { SplitPart::Whole } else { SplitPart::Bytes { start, end } };
+                    Split { object, part, first_record: 0, rows: None, bytes: end - start }
+                },
+            ));
         }
         Self {
             objects,

@@ -115,7 +115,9 @@ impl Records {
 
     /// Waits until the part is found; returns what is wrong if it is not.
     fn locate(&mut self) -> Result<Option<Error>, Error> {
-        let State::Locating(located) = std::mem::replace(&mut self.state, State::Ended) else { return Ok(None) };
+        let State::Locating(located) = std::mem::replace(&mut self.state, State::Ended) else {
+            return Ok(None);
+        };
         let start = Instant::now();
         // A channel that closes early means that the runtime has shut down.
         let located = gate::waiting(|| located.blocking_recv()).unwrap_or(Err(Error::Cancelled));
@@ -153,7 +155,14 @@ impl Records {
 
     fn open(&mut self) -> Result<Option<Step<'static>>, Error> {
         let State::Closed(bytes) = std::mem::replace(&mut self.state, State::Ended) else { return Ok(None) };
-        let at_start = |message: String| Damage { offset: 0, record: 0, message, fatal: true, cut: false, instead: None };
+        let at_start = |message: String| Damage {
+            offset: 0,
+            record: 0,
+            message,
+            fatal: true,
+            cut: false,
+            instead: None,
+        };
         if self.object.size() == 0 && Compression::by_name(self.object.path()).is_some() {
             return bad(&self.label, 0, at_start("a compressed stream cannot be empty".to_owned())).map(Some);
         }
@@ -186,13 +195,7 @@ pub(crate) fn part_label(object: &Object, start: u64) -> Arc<str> {
 }
 
 /// What is wrong with a record, with its address.
-pub(crate) fn fault(
-    path: &str,
-    columns: &ExampleColumns,
-    fault: Fault,
-    record: u64,
-    offset: u64,
-) -> Error {
+pub(crate) fn fault(path: &str, columns: &ExampleColumns, fault: Fault, record: u64, offset: u64) -> Error {
     let path = path.to_owned();
     match fault {
         Fault::Malformed(why) => {
@@ -225,13 +228,7 @@ impl RecordsReader {
     }
 
     pub(crate) fn of(records: Records, projection: &Projection, bad: BadRecords) -> Self {
-        Self {
-            records,
-            columns: ExampleColumns::new(projection),
-            bad,
-            skip_to: 0,
-            ended: false,
-        }
+        Self { records, columns: ExampleColumns::new(projection), bad, skip_to: 0, ended: false }
     }
 
     pub(crate) fn records(&self) -> &Records {

@@ -106,7 +106,9 @@ impl Surveyor<'_> {
                 }
                 Ok(Step::Record { number, offset, data }) => {
                     if let Err(why) = columns.push(data) {
-                        error.get_or_insert_with(|| records::fault(object.path(), &columns, why, number, offset));
+                        error.get_or_insert_with(|| {
+                            records::fault(object.path(), &columns, why, number, offset)
+                        });
                     }
                 }
                 Err(wrong @ Error::WrongFormat { .. }) => {

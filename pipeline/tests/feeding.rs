@@ -114,7 +114,8 @@ fn plan(spec: &DataSpec, pattern: &str, runtime: &Runtime) -> IngestPlan {
     ];
     let label = LabelSpec { column: "clicked".into(), positive: None, weight: None };
     let transform = Arc::new(Transform::resolve(&features, &label, &[], &Analysis::default()).unwrap());
-    let dataset = Arc::new(runtime.block_on(Dataset::open(&[pattern.into()], &spec.base, None)).unwrap());
+    let dataset = runtime.block_on(Dataset::open(&[pattern.into()], &spec.base, None)).unwrap();
+    let dataset = Arc::new(dataset.cut_at(spec.split_bytes));
     let schema = transform.schema(spec.batch_size, Position::encoded_bytes(spec.lanes) as u32);
     let source =
         Arc::new(DatasetSource::new(dataset, transform, spec.on_bad_record, runtime.handle().clone()));
@@ -198,4 +199,51 @@ fn tfrecord_is_fed_exactly_once_without_its_bad_records() {
     let (_, report) = run(&strict, strict.start());
     let message = report.unwrap_err().to_string();
     assert!(message.contains(".tfrecord: record 7, column `number`"), "{message}");
+}
+
+#[test]
+fn parts_of_tfrecord_files_are_fed_exactly_once_and_resumed_anywhere() {
+    let directory = tempfile::tempdir().unwrap();
+    write_tfrecord(directory.path());
+    let runtime = Runtime::new().unwrap();
+    let rows: Vec<usize> = (0..FILES * ROWS).filter(|&row| !number(row, true).is_nan()).collect();
+    let bad = (FILES * ROWS - rows.len()) as u64;
+    let mut spec = spec(directory.path(), OnBadRecord::Skip { limit: bad });
+    spec.split_bytes = 1000;
+    let in_parts = plan(&spec, "*.tfrecord", &runtime);
+    let report = check(&in_parts, &rows);
+    assert_eq!(report.stats.skipped_records, 4 * bad);
+
+    // A place in parts means nothing where files are cut otherwise, though there be as many parts.
+    let (seen, _) = run(&in_parts, in_parts.start());
+    let parts = |split_bytes| {
+        let cut = DataSpec { split_bytes, ..spec.clone() };
+        plan(&cut, "*.tfrecord", &runtime).resume(&seen[3].1).is_ok()
+    };
+    assert!(parts(1000) && !parts(500) && !parts(1 << 30));
+
+    // Three hosts, and each row at one of them.
+    let hosts = ingest::Hub::connect(3).into_iter().map(|peers| {
+        let (producer, hand_off) = Producer::create(in_parts.schema(), in_parts.slots()).unwrap();
+        let consumer = hand_off.open(in_parts.schema()).unwrap();
+        (ingest::start_among(peers, in_parts.clone(), in_parts.start(), producer).unwrap(), consumer)
+    });
+    let (handles, mut consumers): (Vec<_>, Vec<_>) = hosts.unzip();
+    for (header, position, rows) in &seen {
+        let mut together = Vec::new();
+        for consumer in &mut consumers {
+            let leased = consumer.next().unwrap().unwrap();
+            let batch = leased.batch();
+            assert_eq!(batch.header(), BatchHeader { rows: batch.header().rows, ..*header });
+            assert_eq!(batch.position(), position);
+            together.extend(batch.dense().iter().map(|&number| number as usize));
+        }
+        let mut rows = rows.clone();
+        rows.sort_unstable();
+        together.sort_unstable();
+        assert_eq!(together, rows);
+    }
+    for handle in handles {
+        assert_eq!(handle.join().unwrap().position, report.position);
+    }
 }

@@ -141,7 +141,14 @@ fn batch(layout: &Arc<SlotLayout>, seed: u64) -> BatchBuffer {
     let mut buffer = BatchBuffer::new(Arc::clone(layout));
     let rows = layout.schema().rows;
     let mut slot = buffer.as_mut();
-    slot.set_header(&BatchHeader { stream: Stream::Train, epoch: 0, batch: seed, rows, global_rows: rows, last: false });
+    slot.set_header(&BatchHeader {
+        stream: Stream::Train,
+        epoch: 0,
+        batch: seed,
+        rows,
+        global_rows: rows,
+        last: false,
+    });
     let sections = slot.sections();
     sections.labels.fill_with(|| f32::from(uniform() < 0.25));
     sections.dense.fill_with(|| uniform() as f32);

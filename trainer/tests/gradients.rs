@@ -96,7 +96,14 @@ fn batch() -> BatchBuffer {
     let mut buffer = BatchBuffer::new(Arc::new(layout));
     let mut slot = buffer.as_mut();
     let rows = ROWS as u32;
-    slot.set_header(&BatchHeader { stream: Stream::Train, epoch: 0, batch: 0, rows, global_rows: rows, last: false });
+    slot.set_header(&BatchHeader {
+        stream: Stream::Train,
+        epoch: 0,
+        batch: 0,
+        rows,
+        global_rows: rows,
+        last: false,
+    });
     let mut sections = slot.sections();
     sections.labels.copy_from_slice(&[1.0, 0.0, 0.0, 1.0, 1.0, 0.0]);
     sections.weights.as_mut().unwrap().copy_from_slice(&[1.0, 2.0, 0.5, 0.0, 1.0, 1.5]);

@@ -61,7 +61,14 @@ fn batch(schema: &BatchSchema, rows: u32, seed: u64) -> BatchBuffer {
     let stride = schema.rows as usize;
     let mut buffer = BatchBuffer::new(Arc::new(SlotLayout::of(schema).unwrap()));
     let mut slot = buffer.as_mut();
-    slot.set_header(&BatchHeader { stream: Stream::Train, epoch: 0, batch: 0, rows, global_rows: rows, last: false });
+    slot.set_header(&BatchHeader {
+        stream: Stream::Train,
+        epoch: 0,
+        batch: 0,
+        rows,
+        global_rows: rows,
+        last: false,
+    });
     let mut sections = slot.sections();
     let mut values = 0;
     for row in 0..rows as usize {

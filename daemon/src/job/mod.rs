@@ -189,7 +189,8 @@ fn read_data(mut data: Section<'_>, path: &Path, problems: &Problems<'_>) -> Dat
         split_bytes: data.bytes("split_bytes").unwrap_or(DEFAULT_SPLIT_BYTES),
     };
     if spec.split_bytes < FEWEST_SPLIT_BYTES {
-        let message = format!("parts of less than {FEWEST_SPLIT_BYTES} bytes are not worth a read of their own");
+        let message =
+            format!("parts of less than {FEWEST_SPLIT_BYTES} bytes are not worth a read of their own");
         data.error("split_bytes", message);
     }
     if spec.shuffle_rows > 0 && spec.shuffle_rows < u64::from(spec.lanes) {

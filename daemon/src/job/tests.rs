@@ -294,6 +294,9 @@ fn overrides_replace_and_add() {
         "name=other.name",
         "data.batch_size=64",
         "data.memory_budget=1GiB",
+        "data.split_bytes=1MiB",
+        "data.drop_last=true",
+        "data.deterministic=false",
         "data.train=data/x-*.parquet",
         "data.eval=[]",
         "features.job.buckets=17",
@@ -305,6 +308,7 @@ fn overrides_replace_and_add() {
     assert_eq!(job.name, "other.name");
     assert_eq!(job.data.batch_size, 64);
     assert_eq!(job.data.memory_budget_bytes, 1 << 30);
+    assert_eq!((job.data.split_bytes, job.data.drop_last, job.data.deterministic), (1 << 20, true, false));
     assert_eq!(job.data.train, ["data/x-*.parquet"]);
     assert!(job.data.eval.is_empty());
     assert_eq!(job.checkpoint.directory, Path::new("/tmp/c"));
@@ -417,6 +421,10 @@ fn the_fingerprint_is_of_the_result_alone() {
     let same = same.chain(["data.cache={ directory = \"/x\", max_bytes = 9 }"]);
     for set in same {
         assert_eq!(fingerprint(&[set]), plain, "{set}");
+    }
+    let order = ["data.split_bytes=1MiB", "data.drop_last=true", "data.deterministic=false"];
+    for set in order {
+        assert_ne!(fingerprint(&[set]), plain, "{set}");
     }
     let other = ["seed=8", "data.epochs=3", "data.lanes=3", "label.positive=x", "model.deep.embedding_dim=3"];
     for set in other.into_iter().chain(["features.job.buckets=999", "data.train=x"]) {

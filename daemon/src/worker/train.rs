@@ -181,11 +181,15 @@ impl Training<'_> {
 
     fn train(&mut self, batch: BatchRef<'_>) -> Result<()> {
         let header = batch.header();
+        // All epochs have the same rows. Where a short last batch is left out, only the next epoch tells.
+        let (before, epochs) = (self.session.step(), u64::from(header.epoch));
+        if header.batch == 0 && epochs > 0 {
+            self.meter.steps_per_epoch = Some(before / epochs);
+        }
         self.meter.loss += self.session.train(batch)?;
         self.meter.examples += u64::from(header.rows);
         if header.last {
-            // All epochs have the same rows.
-            self.meter.steps_per_epoch = Some(self.session.step() / (u64::from(header.epoch) + 1));
+            self.meter.steps_per_epoch = Some(self.session.step() / (epochs + 1));
         }
         Ok(())
     }

@@ -139,7 +139,9 @@ impl Assembler<'_> {
             self.check_positive(&position, &header)?;
             if self.drops(&header) {
                 self.refuse_no_batch(&header)?;
-                return Ok(self.next_pass(&position));
+                position = self.next_pass(&position);
+                self.shared.counters.skipped.set(position.skipped_before);
+                return Ok(position);
             }
             slot.batch().set_header(&header);
             if last {

@@ -7,14 +7,18 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use millstream_batch::{BatchHeader, Consumer, Stream};
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 
 use super::tests::*;
 use super::*;
 use crate::order::reference::Row;
 use crate::spec::DataSpec;
+
+const SCHEDULES: u32 = 2000;
 
 /// Some hosts at work, from a checkpoint to their end.
 #[derive(Clone, Debug)]
@@ -62,7 +66,7 @@ impl GlobalBatch {
 }
 
 /// Runs one stint from `job`'s checkpoint. Returns whether the feed has ended.
-fn run_stint(plan: &IngestPlan, stint: &Stint, job: &mut Job) -> bool {
+fn run_stint(plan: &IngestPlan, stint: &Stint, job: &mut Job, coverage: &Coverage) -> bool {
     let from = if job.checkpoint.is_empty() { plan.start() } else { plan.resume(&job.checkpoint).unwrap() };
     let (mut handles, mut consumers): (Vec<IngestHandle>, Vec<Consumer>) = match stint.hosts {
         1 => {
@@ -86,12 +90,14 @@ fn run_stint(plan: &IngestPlan, stint: &Stint, job: &mut Job) -> bool {
             return true;
         };
         uncommitted.push(batch);
+        Coverage::add(&coverage.hosts[stint.hosts as usize], step == 1);
         if step % stint.every == 0 || (step == stint.batches && matches!(stint.end, End::Stop)) {
             job.committed.append(&mut uncommitted);
             // Any host's will do.
             job.checkpoint = positions[step % positions.len()].clone();
         }
     }
+    Coverage::add(&coverage.losses, !uncommitted.is_empty());
     match stint.end {
         End::Stop | End::Killed => {}
         End::OneDies(victim) => {
@@ -133,12 +139,23 @@ fn next_global(consumers: &mut [Consumer]) -> Option<(GlobalBatch, Vec<Vec<u8>>)
 }
 
 /// Runs all stints, and then one host to the end.
-fn run_schedule(spec: &DataSpec, train: &Synthetic, eval: Option<&Synthetic>, stints: &[Stint]) -> Job {
+fn run_schedule(
+    spec: &DataSpec,
+    train: &Synthetic,
+    eval: Option<&Synthetic>,
+    stints: &[Stint],
+    coverage: &Coverage,
+) -> Job {
+    Coverage::add(&coverage.schedules, true);
+    let mut before = stints[0].hosts;
     let mut job = Job { committed: Vec::new(), checkpoint: Vec::new() };
     let last = Stint { hosts: 1, batches: usize::MAX, every: 1, end: End::Stop, free: false };
     for stint in stints.iter().chain([&last]) {
         let spec = DataSpec { deterministic: !stint.free, ..spec.clone() };
-        if run_stint(&plan(&spec, train, eval), stint, &mut job) {
+        let within = job.committed.last().is_some_and(|batch| !batch.header.last);
+        Coverage::add(&coverage.changes, within && stint.hosts != before);
+        before = stint.hosts;
+        if run_stint(&plan(&spec, train, eval), stint, &mut job, coverage) {
             break;
         }
     }
@@ -153,13 +170,15 @@ fn assert_exactly_once(job: &Job, spec: &DataSpec, train: &Synthetic, eval: Opti
         passes.entry(pass).or_default().extend(batch.rows());
     }
     let streams = [(Stream::Train, Some(train)), (Stream::Eval, eval)];
-    let streams: Vec<_> = streams.iter().filter_map(|(stream, data)| data.map(|data| (stream, data))).collect();
+    let streams: Vec<_> =
+        streams.iter().filter_map(|(stream, data)| data.map(|data| (stream, data))).collect();
     assert_eq!(passes.len(), spec.epochs as usize * streams.len());
     for epoch in 0..spec.epochs {
         for &(&stream, data) in &streams {
             let mut delivered = passes.remove(&(epoch, stream as u32)).unwrap();
             delivered.sort_unstable();
-            let all = (0..).zip(&data.lengths).flat_map(|(split, &rows)| (0..rows).map(move |row| (split, row)));
+            let all =
+                (0..).zip(&data.lengths).flat_map(|(split, &rows)| (0..rows).map(move |row| (split, row)));
             assert!(delivered == all.collect::<Vec<Row>>(), "{stream:?} {epoch}: {delivered:?}");
         }
     }
@@ -173,7 +192,8 @@ fn assert_follows_the_reference(job: &Job, spec: &DataSpec, train: &Synthetic, e
         assert_eq!(batch.header, header);
         let mut places: BTreeMap<Row, usize> = rows.into_iter().zip(0..).collect();
         for part in &batch.parts {
-            let order: Vec<usize> = part.iter().map(|row| places.remove(row).expect("a row of this batch")).collect();
+            let order: Vec<usize> =
+                part.iter().map(|row| places.remove(row).expect("a row of this batch")).collect();
             assert!(order.is_sorted(), "{order:?}");
         }
         assert!(places.is_empty());
@@ -185,16 +205,17 @@ fn end() -> impl Strategy<Value = End> {
 }
 
 fn stint() -> impl Strategy<Value = Stint> {
-    (1_u32..=7, 0_usize..30, 1_usize..8, end(), any::<bool>())
+    (1_u32..=7, 0_usize..14, 1_usize..6, end(), any::<bool>())
         .prop_map(|(hosts, batches, every, end, free)| Stint { hosts, batches, every, end, free })
 }
 
 fn data() -> impl Strategy<Value = Synthetic> {
-    let lengths = prop::collection::vec(prop_oneof![3 => 1_u64..40, 1 => Just(0)], 0..9);
-    (lengths, 1_u64..40, 0_usize..20, prop_oneof![9 => Just(0_u64), 1 => Just(100)], any::<bool>()).prop_map(
-        |(mut lengths, one, chunk_rows, delay_us, passes)| {
+    let lengths = prop::collection::vec(prop_oneof![3 => 1_u64..60, 1 => Just(0)], 0..16);
+    let delay_us = prop_oneof![9 => Just(0_u64), 1 => Just(100)];
+    (lengths, 1_u64..60, 0_usize..20, delay_us, any::<bool>(), 0_u64..3).prop_map(
+        |(mut lengths, one, chunk_rows, delay_us, passes, left_out)| {
             lengths.push(one);
-            Synthetic { lengths, chunk_rows, delay_us, passes, ..Synthetic::default() }
+            Synthetic { lengths, chunk_rows, delay_us, passes, left_out, ..Synthetic::default() }
         },
     )
 }
@@ -203,20 +224,50 @@ fn shuffle() -> impl Strategy<Value = u64> {
     prop_oneof![1 => Just(0_u64), 4 => 1_u64..150]
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+/// What the schedules of a test came to, so that one whose schedules are all trivial does not pass.
+#[derive(Debug, Default)]
+struct Coverage {
+    schedules: AtomicU64,
+    /// Stints that began within an epoch, with another number of hosts than the one before.
+    changes: AtomicU64,
+    /// Stints that threw batches away.
+    losses: AtomicU64,
+    /// Stints of so many hosts that took a step.
+    hosts: [AtomicU64; 8],
+}
 
-    #[test]
-    fn every_row_comes_once_in_the_same_global_batches_whatever_becomes_of_hosts(
-        train in data(), eval in prop::option::of(data()), lanes in 1_u32..13, shuffle_rows in shuffle(),
-        batch_size in 4_u32..40, stints in prop::collection::vec(stint(), 1..5),
-    ) {
-        let spec = spec(lanes, shuffle_rows, batch_size);
-        let stints: Vec<_> = stints.into_iter().map(|stint| Stint { free: false, ..stint }).collect();
-        let job = run_schedule(&spec, &train, eval.as_ref(), &stints);
-        assert_exactly_once(&job, &spec, &train, eval.as_ref());
-        assert_follows_the_reference(&job, &spec, &train, eval.as_ref());
+impl Coverage {
+    fn add(counter: &AtomicU64, n: bool) {
+        counter.fetch_add(n.into(), Ordering::Relaxed);
     }
+}
+
+#[test]
+fn every_row_comes_once_in_the_same_global_batches_whatever_becomes_of_hosts() {
+    let coverage = Coverage::default();
+    let schedule = (
+        data(),
+        prop::option::of(data()),
+        1_u32..17,
+        shuffle(),
+        4_u32..32,
+        prop::collection::vec(stint(), 2..7),
+    );
+    let config = ProptestConfig { cases: SCHEDULES, failure_persistence: None, ..ProptestConfig::default() };
+    let outcome =
+        TestRunner::new(config).run(&schedule, |(train, eval, lanes, shuffle_rows, batch_size, stints)| {
+            let spec = spec(lanes, shuffle_rows, batch_size);
+            let stints: Vec<_> = stints.into_iter().map(|stint| Stint { free: false, ..stint }).collect();
+            let job = run_schedule(&spec, &train, eval.as_ref(), &stints, &coverage);
+            assert_exactly_once(&job, &spec, &train, eval.as_ref());
+            assert_follows_the_reference(&job, &spec, &train, eval.as_ref());
+            Ok(())
+        });
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    assert!(count(&coverage.schedules) >= u64::from(SCHEDULES), "{coverage:?}");
+    assert!(count(&coverage.changes) >= 1000 && count(&coverage.losses) >= 500, "{coverage:?}");
+    assert!(coverage.hosts[1..].iter().all(|hosts| count(hosts) >= 100), "{coverage:?}");
 }
 
 proptest! {
@@ -232,7 +283,7 @@ proptest! {
         let spec = spec(lanes, shuffle_rows, batch_size);
         let stints: Vec<_> =
             stints.into_iter().map(|s| if s.free { Stint { hosts: 1, ..s } } else { s }).collect();
-        let job = run_schedule(&spec, &train, eval.as_ref(), &stints);
+        let job = run_schedule(&spec, &train, eval.as_ref(), &stints, &Coverage::default());
         assert_exactly_once(&job, &spec, &train, eval.as_ref());
         let rows = job.committed.iter().map(|batch| (batch.header.last, batch.header.global_rows));
         prop_assert!(rows.clone().all(|(last, rows)| rows == batch_size || last));
@@ -249,7 +300,7 @@ fn a_position_names_the_first_positive_row_whoever_reads_it() {
             Stint { hosts: 3, batches: 5, every: 1, end: End::Stop, free: false },
             Stint { hosts: 5, batches: 30, every: 1, end: End::Stop, free: false },
         ];
-        let job = run_schedule(&spec, &train, None, &stints);
+        let job = run_schedule(&spec, &train, None, &stints, &Coverage::default());
         assert_follows_the_reference(&job, &spec, &train, None);
     }
 }

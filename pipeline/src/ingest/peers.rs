@@ -161,7 +161,11 @@ impl Peers for Member {
             if let Some((heard, told)) = next {
                 self.hub.changed.notify_all();
                 let other = || format!("told of {heard:?} where {key:?} is next");
-                return if heard == key { Ok(told) } else { Err(Error::Peer { host: owner, message: other() }) };
+                return if heard == key {
+                    Ok(told)
+                } else {
+                    Err(Error::Peer { host: owner, message: other() })
+                };
             }
             if state.gone[owner as usize] {
                 return Err(Error::Peer { host: owner, message: "is gone".to_owned() });
@@ -235,9 +239,8 @@ mod tests {
         let hosts = Hub::connect(2);
         thread::scope(|scope| {
             let hearing = scope.spawn(|| hosts[0].hear(key(1, 0)));
-            let telling = scope.spawn(|| {
-                (0..10).try_for_each(|number| hosts[0].tell(key(0, number), Told::End(0, None)))
-            });
+            let telling = scope
+                .spawn(|| (0..10).try_for_each(|number| hosts[0].tell(key(0, number), Told::End(0, None))));
             thread::sleep(Duration::from_millis(5));
             hosts[0].close();
             assert!(matches!(hearing.join().unwrap(), Err(Error::Cancelled)));

@@ -1,10 +1,13 @@
-//! The lanes of a pass become one sequence of rows.
+//! Interleaving: the lanes of a pass become one sequence of rows.
 //!
 //! *Shuffled*: one row from each live lane in turn; a lane that has ended leaves the rotation. Row `k`
 //! of lane `v` so comes in round `k`, whatever the other lanes hold.
 //!
 //! *Ordered*: one whole split from each lane in turn; as split `i` lies in lane `i mod V`, that is the
 //! data's order.
+//!
+//! Rows that were neighbours in a file so lie V places apart, and a slow lane is waited for: the sequence does
+//! not depend on who is ready.
 //!
 //! [`Merge`] decides; it holds no rows. Whoever drives it hands it the extent of a lane's next window
 //! when it asks for one, and may ask at any moment for the position, which names the windows in hand by

@@ -18,6 +18,15 @@
 //! An ordered pass (evaluation, prediction, or `shuffle_rows = 0`) permutes nothing and takes whole
 //! splits in turn, so that lanes read side by side and rows still come in the data's order.
 //!
+//! | page | what it decides |
+//! |---|---|
+//! | `pass.rs` | lanes: which splits a lane reads, and in which sequence |
+//! | `window.rs`, [`PassOrder::permute`] | the shuffle pool: how far a row may travel |
+//! | `merge.rs` | interleaving: which lane gives the next row of a batch |
+//! | `position.rs` | the cursor: where a job stands, in bytes |
+//! | `hosts.rs` | whose lanes are whose, where several hosts train together |
+//! | `random.rs` | the numbers that all of it is keyed by |
+//!
 //! Invariants, each with its property test:
 //!
 //! * Every row of the data comes exactly once in each pass.
@@ -25,9 +34,14 @@
 //! * A [`Position`] taken after any batch gives, when resumed from, exactly the batches that follow,
 //!   with the positions that follow. Resuming reads at most one window a lane again.
 //! * Neither rows nor positions depend on how splits are cut into chunks.
+//! * Neither batches nor positions depend on the number of hosts, which may change after any batch.
 //! * No count of rows is needed in advance.
 //!
-//! A test compares all this with a plain implementation over whole lists.
+//! A test compares all this with a plain implementation over whole lists (`reference.rs`).
+//!
+//! A job that says `deterministic = false` gives up the second half of the third invariant, and the fifth:
+//! batches are then made of whatever is ready (`ingest/assemble.rs`). The first half is kept: what follows a
+//! position is each row that had not come, once.
 
 mod hosts;
 mod merge;

@@ -4,8 +4,15 @@
 //! only where there is data for it. A training pass with a shuffle pool is *shuffled*: its splits are
 //! permuted by (seed, epoch). Any other pass keeps the data's order.
 //!
+//! # Lanes
+//!
 //! Permuted or not, split `i` of the sequence goes to lane `i mod V`. A lane's rows are the rows of its
-//! splits, one split after the other.
+//! splits, one split after the other. V is fixed by the job and not by the machine: lanes are the unit of
+//! order, of resuming, of reading side by side, and of sharing work among hosts, and anything that depended on
+//! cores or hosts would make results depend on them.
+//!
+//! Invariants: each split is in exactly one lane; with fewer splits than lanes the first lanes have one each
+//! and the rest none; lanes differ by one split at most, so they are as even as the splits are.
 
 use millstream_batch::Stream;
 

@@ -23,7 +23,13 @@
 //! ```
 //!
 //! Its size depends on V alone. A lane's window is named by where it starts, so resuming reads the
-//! current windows again, and nothing before them but the records that lie before them in their split.
+//! current windows again, and nothing before them but the records that lie before them in their split; which
+//! for Parquet are not decoded, and for TFRecord are at most a part of `split_bytes`.
+//!
+//! Invariants: it names all lanes, also those that other hosts read, and is the same bytes on every host, so
+//! that any one's is the job's. It is a function of how many rows were drawn and not of how they were read. It
+//! is refused by a job whose seed, lanes, shuffle pool, feed or cuts of the data are others; the batch size, the
+//! number of hosts, `drop_last` and `deterministic` may change between a position and its use.
 
 use millstream_batch::Stream;
 

@@ -1,4 +1,19 @@
-//! A lane's rows are cut into windows.
+//! A lane's rows are cut into windows: the shuffle pool.
+//!
+//! # The shuffle pool
+//!
+//! Of each live lane one window is in hand at a time, permuted as a whole, and with `W = shuffle_rows / live
+//! lanes` rows each they come to no more than `shuffle_rows`. A row so travels anywhere within its window,
+//! windows hold rows of splits that the epoch has thrown together anew, and the first window of each lane is
+//! shorter than the others by another amount, so that lanes do not reload at once. Compared with a pool from
+//! which one row is drawn and one put back, as others do, a row cannot stay behind for long; but a window can
+//! be named by where it starts, which makes the state of the shuffle a few numbers instead of its rows, and
+//! resuming exact without replaying what was drawn.
+//!
+//! Invariants: windows of a lane follow each other without gap or overlap; all have `W` rows but the first
+//! and the last; where a window starts depends on nothing but the lane's rows.
+//!
+//! # Cutting
 //!
 //! In a shuffled pass a window is `W` consecutive rows of the lane, across the ends of splits and
 //! whatever chunks they come in; in an ordered pass it is a run of rows of one split. A [`Cutter`] is

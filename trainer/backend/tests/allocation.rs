@@ -40,7 +40,14 @@ const STEPS: usize = 50;
 fn batch(schema: &BatchSchema) -> BatchBuffer {
     let mut buffer = BatchBuffer::new(Arc::new(SlotLayout::of(schema).expect("a schema with rows")));
     let mut slot = buffer.as_mut();
-    slot.set_header(&BatchHeader { stream: Stream::Train, epoch: 0, batch: 0, rows: ROWS, global_rows: ROWS, last: false });
+    slot.set_header(&BatchHeader {
+        stream: Stream::Train,
+        epoch: 0,
+        batch: 0,
+        rows: ROWS,
+        global_rows: ROWS,
+        last: false,
+    });
     let mut sections = slot.sections();
     for (row, id) in (0..ROWS).zip(sections.ids.iter_mut()) {
         *id = row * 7919 % CARDINALITY;

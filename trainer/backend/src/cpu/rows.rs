@@ -179,7 +179,14 @@ mod tests {
             };
             let mut buffer = BatchBuffer::new(Arc::new(SlotLayout::of(&schema).unwrap()));
             let mut slot = buffer.as_mut();
-            slot.set_header(&BatchHeader { stream: Stream::Train, epoch: 0, batch: 0, rows, global_rows: rows, last: false });
+            slot.set_header(&BatchHeader {
+                stream: Stream::Train,
+                epoch: 0,
+                batch: 0,
+                rows,
+                global_rows: rows,
+                last: false,
+            });
             let ids = slot.sections().ids;
             for (row, id) in (0..rows).zip(ids.iter_mut()) {
                 *id = row.wrapping_mul(0x9e37_79b9) % cardinality.min(1 << (row % 32)).max(1);

@@ -70,7 +70,14 @@ fn three_rows() -> BatchBuffer {
 }
 
 fn set_rows(slot: &mut BatchMut<'_>, rows: u32) {
-    slot.set_header(&BatchHeader { stream: Stream::Train, epoch: 0, batch: 0, rows, global_rows: rows, last: false });
+    slot.set_header(&BatchHeader {
+        stream: Stream::Train,
+        epoch: 0,
+        batch: 0,
+        rows,
+        global_rows: rows,
+        last: false,
+    });
 }
 
 fn uploaded<B: Backend>(backend: &B) -> B::Batch {
