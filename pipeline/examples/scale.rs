@@ -111,6 +111,8 @@ impl Point {
             shuffle_rows: self.shuffle_rows,
             lanes: self.lanes,
             prefetch: 4,
+            threads: None,
+            streams: None,
             memory_budget_bytes: self.budget_mib << 20,
             on_bad_record: OnBadRecord::Fail,
         }
@@ -162,9 +164,7 @@ fn record(point: &Point, row: usize) -> Vec<u8> {
         let varint = [(value | 128) as u8, (value >> 7 | 128) as u8, (value >> 14 & 127) as u8];
         field(3, &field(1, &varint))
     };
-    let feature = |name: &str, value: &[u8]| {
-        field(1, &[field(1, name.as_bytes()), field(2, value)].concat())
-    };
+    let feature = |name: &str, value: &[u8]| field(1, &[field(1, name.as_bytes()), field(2, value)].concat());
     let mut out = feature("clicked", &float((row % 2) as f32));
     for column in 0..point.columns {
         let value = (row * 31 + column * 7) as u32;
@@ -212,12 +212,14 @@ fn drain(plan: IngestPlan, start: Instant) -> Value {
         first.get_or_insert_with(|| start.elapsed().as_secs_f64());
     }
     let seconds = start.elapsed().as_secs_f64();
+    let explained = handle.control().explain();
     let stats = handle.join().unwrap().stats;
     let first = first.unwrap();
     json!({
         "rows": stats.rows, "seconds": seconds, "first_batch_seconds": first,
         "rows_per_second": stats.rows as f64 / seconds, "bytes_per_second": stats.bytes as f64 / seconds,
         "peak_bytes": resident().0, "planned_bytes": memory.total_bytes(), "stages": stats.stages,
+        "explained": explained,
     })
 }
 
@@ -312,8 +314,7 @@ fn run(point: &Point, room: &Path) -> Value {
     fs::create_dir_all(&directory).unwrap();
     write(point, &directory);
     let this = std::env::current_exe().unwrap();
-    let output =
-        Command::new(this).arg("measure").arg(&directory).args(point.arguments()).output().unwrap();
+    let output = Command::new(this).arg("measure").arg(&directory).args(point.arguments()).output().unwrap();
     fs::remove_dir_all(&directory).unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     serde_json::from_str(&text).unwrap_or_else(|_| json!({"error": String::from_utf8_lossy(&output.stderr)}))
@@ -371,8 +372,10 @@ fn print_grid(quick: bool) {
     let room = std::env::temp_dir().join(format!("millstream-scale-{}", std::process::id()));
     for (name, points) in grid(quick) {
         println!("### {name}\n");
-        println!("| {name} | rows/s | MB/s | first batch, s | peak, MiB | planned, MiB | budget, MiB |");
-        println!("|---|---|---|---|---|---|---|");
+        println!(
+            "| {name} | rows/s | MB/s | first batch, s | peak, MiB | planned, MiB | budget, MiB | binds |"
+        );
+        println!("|---|---|---|---|---|---|---|---|");
         for point in points {
             let at = match name {
                 "lanes" => point.lanes as usize,
@@ -388,12 +391,13 @@ fn print_grid(quick: bool) {
             };
             let number = |key: &str| found[key].as_f64().unwrap_or(f64::NAN);
             println!(
-                "| {at} | {rate:.0} | {:.0} | {:.3} | {:.0} | {:.0} | {} |",
+                "| {at} | {rate:.0} | {:.0} | {:.3} | {:.0} | {:.0} | {} | {} |",
                 number("bytes_per_second") / 1e6,
                 number("first_batch_seconds"),
                 number("peak_bytes") / 1048576.0,
                 number("planned_bytes") / 1048576.0,
                 point.budget_mib,
+                found["explained"]["whole"]["bound"].as_str().unwrap_or("-"),
             );
         }
         println!();

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
@@ -14,9 +14,10 @@ use futures::{StreamExt, TryStreamExt};
 use tokio::runtime::Handle;
 
 use crate::error::Error;
-use crate::fetch::{self, FetchedRanges};
+use crate::fetch::FetchedRanges;
 use crate::format::parquet::{ParquetFile, Plan, RowGroupReader};
 use crate::format::{Content, format_by_name};
+use crate::ingest::Limits;
 use crate::records::RecordsReader;
 use crate::spec::{FormatName, OnBadRecord};
 use crate::storage::{self, Object};
@@ -50,6 +51,9 @@ pub struct Dataset {
     objects: Vec<Object>,
     splits: Vec<Split>,
     files: Files,
+    limits: Arc<Limits>,
+    /// Bytes of the longest record that [`Dataset::check`] saw.
+    longest_record: OnceLock<u64>,
 }
 
 /// What is known of the files before they are read.
@@ -153,7 +157,13 @@ impl Dataset {
             bytes: listed.size(),
         };
         let splits = objects.iter().enumerate().map(whole).collect();
-        Self { objects, splits, files: Files::TfRecord }
+        Self {
+            objects,
+            splits,
+            files: Files::TfRecord,
+            limits: Arc::default(),
+            longest_record: OnceLock::new(),
+        }
     }
 
     async fn of_parquet(objects: Vec<Object>) -> Result<Self, Error> {
@@ -174,7 +184,13 @@ impl Dataset {
                 });
             }
         }
-        Ok(Self { objects, splits, files: Files::Parquet(files) })
+        Ok(Self {
+            objects,
+            splits,
+            files: Files::Parquet(files),
+            limits: Arc::default(),
+            longest_record: OnceLock::new(),
+        })
     }
 
     /// The files, in the order of the listing.
@@ -192,6 +208,20 @@ impl Dataset {
         self.splits.iter().map(|split| split.rows).sum()
     }
 
+    /// What reading it may use; it can be changed while it is read.
+    pub fn limits(&self) -> &Arc<Limits> {
+        &self.limits
+    }
+
+    /// The most bytes that reading one of its objects can make use of, where its [`Limits`] have a say in
+    /// it: TFRecord files, which are read from end to end. A row group is fetched whole.
+    pub fn elastic_bytes(&self) -> Option<u64> {
+        match self.files {
+            Files::TfRecord => self.splits.iter().map(|split| split.bytes).max(),
+            Files::Parquet(_) => None,
+        }
+    }
+
     /// Refuses a projection that the data cannot serve, before any work: a Parquet column that is absent
     /// from a file or of an unusable type, a feature that none of the first 65,536 records holds. Blocks;
     /// call it once after opening, outside of async code.
@@ -202,11 +232,13 @@ impl Dataset {
             Files::Parquet(files) => files.iter().try_for_each(|file| file.plan(projection).map(drop)),
             Files::TfRecord => {
                 crate::records::check_features(&self.objects, projection, CHECKED_RECORDS, runtime)
+                    .map(|longest| _ = self.longest_record.set(longest))
             }
         }
     }
 
-    /// The most bytes that a reader of this split holds at a time, besides the chunk it has returned.
+    /// The most bytes that a reader of this split holds at a time, besides the chunk it has returned; where
+    /// reading is elastic, with the least that its [`Limits`] can be.
     pub fn reader_bytes(&self, split: usize, projection: &Projection) -> u64 {
         let split = &self.splits[split];
         match (&self.files, split.part) {
@@ -214,7 +246,11 @@ impl Dataset {
                 let file = &files[split.object];
                 file.plan(projection).map_or(split.bytes, |plan| file.decoding_bytes(group as usize, &plan))
             }
-            _ => fetch::HELD_BYTES.min(split.bytes) + crate::records::HELD_BYTES,
+            _ => {
+                // The record and what was made of it.
+                let longest = 2 * self.longest_record.get().copied().unwrap_or(0);
+                Limits::FEWEST_OBJECT_BYTES.min(split.bytes) + crate::records::HELD_BYTES + longest
+            }
         }
     }
 
@@ -249,7 +285,10 @@ impl Dataset {
                     waited: Duration::ZERO,
                 }))
             }
-            _ => Inner::Records(Box::new(RecordsReader::start(object, projection, bad.clone(), runtime))),
+            _ => {
+                let (bad, limits) = (bad.clone(), &self.limits);
+                Inner::Records(Box::new(RecordsReader::start(object, projection, bad, limits, runtime)))
+            }
         };
         Ok(SplitReader { path, inner })
     }

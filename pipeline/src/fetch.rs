@@ -6,26 +6,21 @@
 
 use std::io::{self, BufRead, Read};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures::stream::FuturesOrdered;
 use futures::{StreamExt, TryStreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Error;
-use crate::ingest::gate;
+use crate::ingest::{Limits, gate};
 use crate::storage::Object;
 
-/// Bytes asked for at a time.
-const RANGE_BYTES: u64 = 1 << 20;
 /// Ranges in flight at once.
 const IN_FLIGHT: usize = 2;
-/// Ranges that wait to be decoded.
-const WAITING: usize = 1;
-
-/// The most bytes that one [`FetchedBytes`] holds: in flight, waiting, handed over, being decoded.
-pub(crate) const HELD_BYTES: u64 = RANGE_BYTES * (IN_FLIGHT + WAITING + 2) as u64;
 
 /// An object's bytes in order, fetched ahead. Reading blocks, so it must not be done in async code.
 pub(crate) struct FetchedBytes {
@@ -37,15 +32,26 @@ pub(crate) struct FetchedBytes {
 
 impl FetchedBytes {
     /// Starts to fetch all of `object`.
-    pub(crate) fn start(object: Object, runtime: &Handle) -> Self {
-        let (sender, ranges) = mpsc::channel(WAITING);
+    pub(crate) fn start(object: Object, limits: &Arc<Limits>, runtime: &Handle) -> Self {
+        // One range waits in the channel; another in the sender's hand, in the place of one in flight.
+        let (sender, ranges) = mpsc::channel(1);
         let remaining = object.size();
+        let limits = Arc::clone(limits);
         runtime.spawn(async move {
-            let starts = (0..object.size()).step_by(RANGE_BYTES as usize);
-            let mut fetched = futures::stream::iter(starts)
-                .map(|start| object.read(start..(start + RANGE_BYTES).min(object.size())))
-                .buffered(IN_FLIGHT);
-            while let Some(bytes) = fetched.next().await {
+            let (mut next, mut in_flight) = (0, FuturesOrdered::new());
+            loop {
+                let ranges = limits.ranges();
+                while next < object.size() && in_flight.len() < ranges.in_flight as usize {
+                    let range = next..(next + ranges.bytes).min(object.size());
+                    next = range.end;
+                    let (object, asked_for) = (&object, limits.asked_for(range.end - range.start));
+                    in_flight.push_back(async move {
+                        let bytes = object.read(range).await;
+                        drop(asked_for);
+                        bytes
+                    });
+                }
+                let Some(bytes) = in_flight.next().await else { return };
                 let failed = bytes.is_err();
                 if sender.send(bytes).await.is_err() || failed {
                     return;

@@ -1,5 +1,6 @@
 //! Reading one TFRecord file of Examples: fetched bytes, decompressed, unframed, parsed into chunks.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
@@ -12,14 +13,16 @@ use crate::format::Content;
 use crate::format::compression::{Compression, Decompressed};
 use crate::format::example::{ExampleColumns, Fault};
 use crate::format::tfrecord::{Damage, ReadError, RecordReader};
+use crate::ingest::Limits;
 use crate::storage::Object;
 
-/// A chunk ends at this many bytes of values, whatever the rows asked for.
-const CHUNK_BYTES: usize = 64 << 20;
-/// How often a chunk's bytes are counted, in records.
-const COUNT_EVERY: usize = 64;
-/// Held besides what is fetched: the decompressor's window and output.
-pub(crate) const HELD_BYTES: u64 = 1 << 20;
+/// A chunk ends after so many bytes of records, whatever the rows asked for.
+const CHUNK_BYTES: usize = 1 << 20;
+/// How often it is looked whether all features were met, in records.
+const LOOK_EVERY: usize = 64;
+/// Held besides what is fetched: the decompressor's window and output, and the chunk being made. Records
+/// that are longer than a chunk come on top.
+pub(crate) const HELD_BYTES: u64 = (1 << 20) + CHUNK_BYTES as u64;
 
 /// A file's records, with damage as errors with an address.
 pub(crate) struct Records {
@@ -45,8 +48,8 @@ pub(crate) enum Step<'a> {
 }
 
 impl Records {
-    pub(crate) fn start(object: Object, runtime: &Handle) -> Self {
-        let state = State::Closed(FetchedBytes::start(object.clone(), runtime));
+    pub(crate) fn start(object: Object, limits: &Arc<Limits>, runtime: &Handle) -> Self {
+        let state = State::Closed(FetchedBytes::start(object.clone(), limits, runtime));
         Self { object, state }
     }
 
@@ -148,9 +151,15 @@ pub(crate) struct RecordsReader {
 }
 
 impl RecordsReader {
-    pub(crate) fn start(object: Object, projection: &Projection, bad: BadRecords, runtime: &Handle) -> Self {
+    pub(crate) fn start(
+        object: Object,
+        projection: &Projection,
+        bad: BadRecords,
+        limits: &Arc<Limits>,
+        runtime: &Handle,
+    ) -> Self {
         Self {
-            records: Records::start(object, runtime),
+            records: Records::start(object, limits, runtime),
             columns: ExampleColumns::new(projection),
             bad,
             skip_to: 0,
@@ -169,21 +178,22 @@ impl RecordsReader {
     /// The next rows and their records' numbers.
     pub(crate) fn next_chunk(&mut self, max_rows: usize) -> Result<Option<(RecordBatch, Vec<u64>)>, Error> {
         let max_rows = max_rows.max(1);
-        let mut numbers = Vec::with_capacity(max_rows.min(COUNT_EVERY * COUNT_EVERY));
-        while !self.ended && numbers.len() < max_rows {
-            if numbers.len() % COUNT_EVERY == 0 && self.columns.bytes() >= CHUNK_BYTES {
-                break;
-            }
+        let mut numbers = Vec::with_capacity(max_rows.min(LOOK_EVERY * LOOK_EVERY));
+        let mut taken = 0;
+        while !self.ended && numbers.len() < max_rows && taken < CHUNK_BYTES {
             match self.records.step()? {
                 Step::End => self.ended = true,
                 Step::Record { number, .. } if number < self.skip_to => {}
-                Step::Record { number, offset, data } => match self.columns.push(data) {
-                    Ok(()) => numbers.push(number),
-                    Err(why) => {
-                        let error = fault(&self.records.object, &self.columns, why, number, offset);
-                        self.bad.skip(error)?;
+                Step::Record { number, offset, data } => {
+                    taken += data.len();
+                    match self.columns.push(data) {
+                        Ok(()) => numbers.push(number),
+                        Err(why) => {
+                            let error = fault(&self.records.object, &self.columns, why, number, offset);
+                            self.bad.skip(error)?;
+                        }
                     }
-                },
+                }
                 Step::Bad { error, ends } => {
                     self.ended = ends;
                     self.skip_damage(error, ends)?;
@@ -209,28 +219,34 @@ impl RecordsReader {
     }
 }
 
-/// Refuses a projection with a column that none of the first `limit` records of all files has.
+/// Refuses a projection with a column that none of the first `limit` records of all files has. Returns the
+/// length of the longest record looked at.
 pub(crate) fn check_features(
     objects: &[Object],
     projection: &Projection,
     limit: usize,
     runtime: &Handle,
-) -> Result<(), Error> {
+) -> Result<u64, Error> {
+    let limits = Arc::default();
+    let mut longest = 0;
     let mut columns = ExampleColumns::new(projection);
     let mut looked_at = 0;
     let absent =
         |columns: &ExampleColumns| (0..projection.columns.len()).find(|&column| !columns.is_met(column));
     'files: for object in objects {
-        let mut records = Records::start(object.clone(), runtime);
+        let mut records = Records::start(object.clone(), &limits, runtime);
         loop {
             match records.step()? {
                 Step::End | Step::Bad { ends: true, .. } => break,
                 // What to do about a bad record is decided when it is read in earnest.
                 Step::Bad { .. } => {}
-                Step::Record { data, .. } => drop(columns.push(data)),
+                Step::Record { data, .. } => {
+                    longest = longest.max(data.len() as u64);
+                    drop(columns.push(data));
+                }
             }
             looked_at += 1;
-            if looked_at % COUNT_EVERY == 0 {
+            if looked_at % LOOK_EVERY == 0 {
                 columns.finish();
                 if looked_at >= limit || absent(&columns).is_none() {
                     break 'files;
@@ -243,6 +259,6 @@ pub(crate) fn check_features(
             let wanted = &projection.columns[column].name;
             Err(Error::missing_column(object.path(), wanted, columns.names_seen()))
         }
-        _ => Ok(()),
+        _ => Ok(longest),
     }
 }

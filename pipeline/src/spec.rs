@@ -27,6 +27,10 @@ pub struct DataSpec {
     pub lanes: u32,
     /// Slots of the ring.
     pub prefetch: u32,
+    /// Lanes that decode at once; `None` to find out while running.
+    pub threads: Option<u32>,
+    /// Ranges of one object in flight at once; `None` to find out while running.
+    pub streams: Option<u32>,
     /// Hard cap on all that ingest holds for this job, in bytes.
     pub memory_budget_bytes: u64,
     /// What a record that cannot be used does to the job.

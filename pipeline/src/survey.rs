@@ -91,7 +91,7 @@ impl Surveyor<'_> {
     }
 
     fn records(&mut self, object: &Object) -> Result<Survey, Error> {
-        let mut records = Records::start(object.clone(), self.runtime);
+        let mut records = Records::start(object.clone(), &Arc::default(), self.runtime);
         let mut columns = ExampleColumns::every();
         let mut features = Features::default();
         let mut rows = None;
@@ -310,7 +310,7 @@ pub(crate) type CsvFile = CsvRows<Decompressed<FetchedBytes>>;
 /// Starts to read a CSV file.
 pub(crate) fn open_csv(object: &Object, options: &CsvOptions, runtime: &Handle) -> Result<CsvFile, Error> {
     let path: Arc<str> = object.path().clone();
-    let bytes = FetchedBytes::start(object.clone(), runtime);
+    let bytes = FetchedBytes::start(object.clone(), &Arc::default(), runtime);
     match Decompressed::new(bytes) {
         Ok((stream, compression)) => CsvRows::open(path, stream, compression, options),
         Err(error) => Err(match crate::fetch::storage_error(error) {

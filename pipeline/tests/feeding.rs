@@ -89,6 +89,8 @@ fn spec(base: &Path, on_bad_record: OnBadRecord) -> DataSpec {
         shuffle_rows: 60,
         lanes: 4,
         prefetch: 3,
+        threads: None,
+        streams: None,
         memory_budget_bytes: 1 << 30,
         on_bad_record,
     }

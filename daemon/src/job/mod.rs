@@ -16,6 +16,7 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 
+use millstream_pipeline::ingest::MOST_STREAMS;
 use millstream_pipeline::spec::{
     DataSpec, FeatureKind, FeatureSpec, FormatName, LabelSpec, OnBadRecord, Terms,
 };
@@ -85,8 +86,14 @@ impl Job {
     /// What fixes the result of the job, as SHA-256 in hexadecimal: two jobs with the same fingerprint, on
     /// the same data, end with the same model. Names, places, memory and threads have no part in it.
     pub fn fingerprint(&self) -> String {
-        let data =
-            DataSpec { base: PathBuf::new(), prefetch: 0, memory_budget_bytes: 0, ..self.data.clone() };
+        let data = DataSpec {
+            base: PathBuf::new(),
+            prefetch: 0,
+            threads: None,
+            streams: None,
+            memory_budget_bytes: 0,
+            ..self.data.clone()
+        };
         let training = TrainingSpec { threads: None, ..self.training.clone() };
         let what = (data, &self.label, &self.features, &self.model, training);
         // These are plain structs, enums and numbers, which JSON can always hold.
@@ -163,6 +170,8 @@ fn read_data(mut data: Section<'_>, path: &Path, problems: &Problems<'_>) -> Dat
         shuffle_rows: data.whole("shuffle_rows", 0..=u64::MAX).unwrap_or(65_536),
         lanes: data.whole_u32("lanes", 1..=4_096).unwrap_or(16),
         prefetch: data.whole_u32("prefetch", 2..=1_024).unwrap_or(4),
+        threads: data.whole_u32("threads", 1..=1_024),
+        streams: data.whole_u32("streams", 1..=MOST_STREAMS),
         memory_budget_bytes: data.bytes("memory_budget").unwrap_or(2 << 30),
         on_bad_record: read_on_bad_record(&mut data),
     };

@@ -53,7 +53,13 @@ impl<'a> InputRows<'a> {
             FileFormat::TfRecord => {
                 let projection = projection(schema);
                 let fatal = BadRecords::new(OnBadRecord::Fail);
-                Source::Records(Box::new(RecordsReader::start(object.clone(), &projection, fatal, runtime)))
+                Source::Records(Box::new(RecordsReader::start(
+                    object.clone(),
+                    &projection,
+                    fatal,
+                    &Arc::default(),
+                    runtime,
+                )))
             }
             FileFormat::Parquet => {
                 let file = Box::new(runtime.block_on(ParquetFile::open(object.clone()))?);

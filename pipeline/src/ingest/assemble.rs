@@ -157,7 +157,7 @@ impl Assembler<'_> {
     fn take_window(&mut self, lane: u32) -> Result<(), Error> {
         self.pool.drop_window(lane);
         let handover = &self.shared.lanes[lane as usize];
-        if handover.is_empty() {
+        if !handover.is_ready() {
             self.shared.gate.wanted(lane);
         }
         let piece = self.shared.counters.window_wait.time(|| handover.take());

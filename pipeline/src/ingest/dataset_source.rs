@@ -5,13 +5,17 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
-use super::source::{ChunkReader, ChunkSource, LeftOut, Opened};
+use super::source::{ChunkReader, ChunkSource, Elastic, LeftOut, Opened};
 use super::stats::Counters;
+use super::tuner::Limits;
 use crate::chunk::Chunk;
 use crate::dataset::{BadRecords, Dataset, SplitReader};
 use crate::error::Error;
 use crate::spec::OnBadRecord;
 use crate::transform::Transform;
+
+/// Splits of a lane that are opened early, at most: small ones, whose reading is mostly waiting.
+const MOST_AHEAD: usize = 8;
 
 /// Reads and transforms the splits of a dataset. Fetches run on a tokio runtime.
 pub struct DatasetSource {
@@ -48,11 +52,31 @@ impl ChunkSource for DatasetSource {
         u32::try_from(self.dataset.splits().len()).unwrap_or(u32::MAX)
     }
 
-    /// A raw chunk is decoded from bytes that its reader holds, and counts as much again.
+    /// The split being read, and the bytes of the next one. Where a split is fetched whole, a raw chunk is
+    /// decoded from bytes that its reader holds, and counts as much again.
     fn lane_bytes(&self, _chunk_rows: usize) -> u64 {
         let splits = 0..self.dataset.splits().len();
         let most = splits.map(|split| self.dataset.reader_bytes(split, self.transform.projection())).max();
-        3 * most.unwrap_or(0)
+        let most = most.unwrap_or(0);
+        match self.dataset.elastic_bytes() {
+            Some(largest) => most + Limits::FEWEST_OBJECT_BYTES.min(largest),
+            None => 3 * most,
+        }
+    }
+
+    fn elastic(&self) -> Option<Elastic<'_>> {
+        let largest = self.dataset.elastic_bytes()?;
+        Some(Elastic { limits: self.dataset.limits(), most_object_bytes: largest })
+    }
+
+    fn ahead(&self, upcoming: &mut dyn Iterator<Item = u32>) -> usize {
+        let room = self.dataset.limits().object_bytes();
+        let bytes = upcoming.take(MOST_AHEAD).map(|split| self.dataset.splits()[split as usize].bytes);
+        let ends = bytes.scan(0_u64, |end, bytes| {
+            *end = end.saturating_add(bytes);
+            Some(*end)
+        });
+        ends.take_while(|&end| end <= room).count().max(1)
     }
 
     /// Where bad records end the job, every record is a row, and the reader can go straight to one.
@@ -98,12 +122,11 @@ impl ChunkReader for Reader {
 }
 
 impl Reader {
-    /// Splits the time of a call into waiting for bytes and decoding them.
+    /// Counts the time of a call but for waiting for bytes, which is counted where it is done.
     fn count_fetch(&mut self, elapsed: Duration) {
         let (bytes, waited) = (self.split.fetched_bytes(), self.split.fetch_wait());
         let waited_now = waited - self.waited;
         self.counters.bytes.add(bytes - self.bytes);
-        self.counters.fetch_wait.add(waited_now);
         self.counters.decode.add(elapsed.saturating_sub(waited_now));
         (self.bytes, self.waited) = (bytes, waited);
     }

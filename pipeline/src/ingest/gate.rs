@@ -36,8 +36,9 @@ pub(crate) struct Gate {
     turns: Vec<Condvar>,
     /// The urgency of the most urgent lane that waits; `u64::MAX` when none does.
     first: AtomicU64,
-    /// Time that lanes have waited for a permit.
-    pub(crate) waited: Clock,
+    /// Time that lanes have waited for a permit, and for bytes.
+    pub(crate) queueing: Clock,
+    pub(crate) fetching: Clock,
 }
 
 #[derive(Debug)]
@@ -84,7 +85,8 @@ impl Gate {
             state: Mutex::new(state),
             turns: (0..lanes).map(|_| Condvar::new()).collect(),
             first: AtomicU64::new(u64::MAX),
-            waited: Clock::default(),
+            queueing: Clock::default(),
+            fetching: Clock::default(),
         }
     }
 
@@ -132,14 +134,13 @@ impl Gate {
             state = self.turns[lane as usize].wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let entry = &mut state.lanes[lane as usize];
-        if !entry.granted {
-            // Closed: nobody counts any more.
+        entry.waits = false;
+        if !std::mem::take(&mut entry.granted) {
+            // Closed: nobody counts any more, but what leaves must have entered.
             state.held += 1;
         }
-        let entry = &mut state.lanes[lane as usize];
-        (entry.waits, entry.granted) = (false, false);
         self.note_first(&state);
-        self.waited.add(start.elapsed());
+        self.queueing.add(start.elapsed());
     }
 
     fn leave(&self) {
@@ -243,13 +244,16 @@ pub(crate) fn waiting<T>(wait: impl FnOnce() -> T) -> T {
         held = seat.holds;
         seat.leave();
     });
+    let start = Instant::now();
     let result = wait();
-    if held {
-        with_seat(|seat| {
+    let waited = start.elapsed();
+    with_seat(|seat| {
+        seat.gate.fetching.add(waited);
+        if held {
             seat.gate.enter(seat.lane);
             seat.holds = true;
-        });
-    }
+        }
+    });
     result
 }
 

@@ -68,9 +68,9 @@ impl<T> Handover<T> {
         self.changed.notify_all();
     }
 
-    /// Whether the taker would have to wait.
-    pub(crate) fn is_empty(&self) -> bool {
-        matches!(*self.lock(), State::Empty)
+    /// Whether [`Handover::take`] would return at once.
+    pub(crate) fn is_ready(&self) -> bool {
+        !matches!(*self.lock(), State::Empty)
     }
 
     pub(crate) fn is_closed(&self) -> bool {

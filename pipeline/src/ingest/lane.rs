@@ -1,5 +1,6 @@
 //! A lane at work: it reads its splits, one after the other, and makes windows of their rows.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::gate::Seated;
@@ -42,8 +43,8 @@ pub(crate) struct LaneReader<'a> {
     seat: &'a Seated,
     cutter: Cutter<'a>,
     current: Option<Box<dyn ChunkReader>>,
-    /// The lane's next split, opened early so that its bytes are on their way.
-    ahead: Option<Result<Opened, Error>>,
+    /// The lane's next splits, opened early so that their bytes are on their way.
+    ahead: VecDeque<Result<Opened, Error>>,
     /// The chunk being cut, and its next row.
     chunk: Option<(Arc<Chunk>, u32)>,
 }
@@ -60,7 +61,7 @@ impl<'a> LaneReader<'a> {
         seat: &'a Seated,
     ) -> Self {
         let cutter = Cutter::new(order, lane, from);
-        let (current, ahead, chunk) = (None, None, None);
+        let (current, ahead, chunk) = (None, VecDeque::new(), None);
         Self { source, order, lane, chunk_rows, counters, seat, cutter, current, ahead, chunk }
     }
 
@@ -108,7 +109,7 @@ impl<'a> LaneReader<'a> {
         let reader = match &mut self.current {
             Some(reader) => reader,
             None => {
-                let Opened { reader, passed } = match self.ahead.take() {
+                let Opened { reader, passed } = match self.ahead.pop_front() {
                     Some(opened) => opened?,
                     None => match self.cutter.upcoming(0) {
                         Some(split) => self.source.open(split, self.cutter.before(), self.counters)?,
@@ -116,13 +117,21 @@ impl<'a> LaneReader<'a> {
                     },
                 };
                 self.cutter.pass(passed);
-                let next = self.cutter.upcoming(1);
-                self.ahead = next.map(|split| self.source.open(split, 0, self.counters));
+                let mut upcoming = (1..).map_while(|after| self.cutter.upcoming(after));
+                let ahead = self.source.ahead(&mut upcoming);
+                for split in (1..=ahead).map_while(|after| self.cutter.upcoming(after)).skip(self.ahead.len())
+                {
+                    self.ahead.push_back(self.source.open(split, 0, self.counters));
+                }
                 self.current.insert(reader)
             }
         };
         self.seat.enter();
         self.chunk = reader.next(self.chunk_rows)?.map(|chunk| (Arc::new(chunk), 0));
+        if let Some((chunk, _)) = &self.chunk {
+            self.counters.chunks.add(1);
+            self.counters.rows_decoded.add(chunk.rows() as u64);
+        }
         Ok(self.chunk.is_some())
     }
 

@@ -5,12 +5,13 @@ use std::time::Instant;
 use millstream_batch::{Producer, RingError};
 use serde::Serialize;
 
+use super::explain::Explanation;
 use super::plan::IngestPlan;
 use super::stats::{IngestStats, Stages};
 use crate::error::Error;
 
 /// What draining a feed came to.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct IngestMeasurement {
     /// Rows delivered.
     pub rows: u64,
@@ -20,8 +21,14 @@ pub struct IngestMeasurement {
     pub seconds: f64,
     /// Rows delivered in each of them.
     pub rows_per_second: f64,
+    /// Time from the start of reading to the first batch.
+    pub first_batch_seconds: f64,
+    /// The most memory that ingest was to hold, in bytes.
+    pub planned_bytes: u64,
     /// Where the time went.
     pub stages: Stages,
+    /// What held it back.
+    pub explanation: Explanation,
 }
 
 /// Runs a feed to its end, as fast as it goes.
@@ -32,18 +39,32 @@ pub fn measure(plan: IngestPlan) -> Result<IngestMeasurement, Error> {
     let schema = plan.schema().clone();
     let (producer, hand_off) = Producer::create(&schema, plan.slots())?;
     let mut consumer = hand_off.open(&schema)?;
-    let begin = plan.start();
+    let (begin, planned_bytes) = (plan.start(), plan.memory().total_bytes());
     let start = Instant::now();
     let ingest = super::start(plan, begin, producer)?;
+    let control = ingest.control();
+    let mut first_batch_seconds = None;
     loop {
         match consumer.next() {
-            Ok(Some(_)) => {}
+            Ok(Some(_)) => {
+                first_batch_seconds.get_or_insert_with(|| start.elapsed().as_secs_f64());
+            }
             // Of a feed that failed, the handle knows why.
             Ok(None) | Err(RingError::PeerGone) => break,
             Err(error) => return Err(error.into()),
         }
     }
-    let IngestStats { rows, bytes, stages, .. } = ingest.join()?.stats;
     let seconds = start.elapsed().as_secs_f64();
-    Ok(IngestMeasurement { rows, bytes, seconds, rows_per_second: rows as f64 / seconds, stages })
+    let explanation = control.explain();
+    let IngestStats { rows, bytes, stages, .. } = ingest.join()?.stats;
+    Ok(IngestMeasurement {
+        rows,
+        bytes,
+        seconds,
+        rows_per_second: rows as f64 / seconds,
+        first_batch_seconds: first_batch_seconds.unwrap_or(seconds),
+        planned_bytes,
+        stages,
+        explanation,
+    })
 }

@@ -7,12 +7,16 @@
 //! lane V-1 fetch -> decode -> transform -> window, permuted --+
 //! ```
 //!
-//! **Threads.** One for each lane that has splits, and one packer. A lane is a sequential program (its
-//! next window follows from its last) that spends its time decoding and may block on storage; a thread of
-//! its own lets it do both in plain code, and the kernel shares the cores. A pool would bound threads by
-//! cores, but V, which is fixed by the job, is of that order already, and tasks that block on each other
-//! in the order of the merge would have to be scheduled by it. The lanes run through all passes of the
-//! feed, so the next pass is being read while the last batches of this one are packed.
+//! **Threads.** One for each lane that has splits, one packer, and one that tunes and mostly sleeps. A lane
+//! is a sequential program (its next window follows from its last) that spends its time decoding and may
+//! block on storage; a thread of its own lets it do both in plain code. How many lanes there are is fixed
+//! by the job, how many cores by the machine, so a lane decodes only while it holds one of a few permits,
+//! which it gives up to wait ([`gate`]): the lane whose window is needed next goes first, and a hundred
+//! lanes cost no more than a few. The lanes run through all passes of the feed, so the next pass is being
+//! read while the last batches of this one are packed.
+//!
+//! **Resources** that change nothing but the rate (permits, ranges in flight, the depth of read-ahead) are
+//! found while running, within the job's memory budget ([`tuner`]); what binds is told by [`diagnose`].
 //!
 //! **Bounds.** A lane hands over a whole window at a time, face to face: it is
 //! never more than one window ahead. The packer waits for the ring. So whoever is slow stops all, and
@@ -27,6 +31,7 @@
 
 mod assemble;
 mod dataset_source;
+mod explain;
 pub(crate) mod gate;
 mod handover;
 mod lane;
@@ -34,6 +39,7 @@ mod measure;
 mod plan;
 mod source;
 mod stats;
+mod tuner;
 
 #[cfg(test)]
 mod tests;
@@ -47,14 +53,17 @@ use millstream_batch::Producer;
 use millstream_batch::ring::Interrupter;
 
 pub use self::dataset_source::DatasetSource;
+pub use self::explain::{Bound, Diagnosis, Explanation, Resources, StageUse, diagnose};
 pub use self::measure::{IngestMeasurement, measure};
 pub use self::plan::{IngestPlan, MemoryNeed};
-pub use self::source::{ChunkReader, ChunkSource, LeftOut, Opened};
+pub use self::source::{ChunkReader, ChunkSource, Elastic, LeftOut, Opened};
 pub use self::stats::{Clock, Counter, Counters, IngestStats, Stage, Stages};
+pub use self::tuner::{InFlight, Limits, MOST_STREAMS, Ranges, Setting};
 
 use self::gate::{Gate, Seated};
 use self::handover::Handover;
 use self::lane::{LaneReader, Piece};
+use self::tuner::Drive;
 use crate::error::Error;
 use crate::order::{LanePosition, Position};
 
@@ -87,6 +96,11 @@ struct Shared {
     /// Where lanes wait for their turn to decode.
     gate: Arc<Gate>,
     counters: Arc<Counters>,
+    /// What the reading of each source may use.
+    limits: Vec<Arc<Limits>>,
+    drive: Drive,
+    /// As at the start.
+    resources: Resources,
 }
 
 /// Starts to feed `producer` with what follows `from`.
@@ -94,11 +108,16 @@ struct Shared {
 /// # Errors
 /// When a thread cannot be started.
 pub fn start(plan: IngestPlan, from: Position, producer: Producer) -> Result<IngestHandle, Error> {
+    let tuner = plan.tuner(cores());
     let shared = Arc::new(Shared {
         lanes: (0..plan.live_lanes()).map(|_| Handover::new()).collect(),
-        gate: Arc::new(Gate::new(plan.live_lanes(), cores())),
+        gate: Arc::new(Gate::new(plan.live_lanes(), tuner.setting().decoders)),
         counters: Arc::default(),
+        limits: plan.elastic().map(|elastic| Arc::clone(elastic.limits)).collect(),
+        drive: Drive::new(tuner.clone()),
+        resources: plan.resources(cores()),
     });
+    shared.apply(tuner.setting());
     let interrupter = producer.interrupter();
     let packer = {
         let shared = Arc::clone(&shared);
@@ -113,7 +132,21 @@ pub fn start(plan: IngestPlan, from: Position, producer: Producer) -> Result<Ing
 impl IngestControl {
     /// What was done so far.
     pub fn stats(&self) -> IngestStats {
-        self.shared.counters.snapshot()
+        self.shared.stats()
+    }
+
+    /// How it goes, what holds it back, and what to do about it.
+    pub fn explain(&self) -> Explanation {
+        let (stats, standing) = (self.stats(), self.shared.drive.standing());
+        let Setting { decoders, streams, object_bytes } = standing.setting;
+        let settled = standing.settled;
+        let resources = Resources { decoders, streams, object_bytes, settled, ..self.shared.resources };
+        Explanation {
+            resources,
+            in_flight_bytes: stats.in_flight_bytes,
+            recent: diagnose(&stats.since(&standing.before), standing.recent_seconds, &resources),
+            whole: diagnose(&stats, standing.seconds, &resources),
+        }
     }
 
     /// Calls the work off at any moment. [`IngestHandle::join`] then returns [`Error::Cancelled`], unless
@@ -162,11 +195,28 @@ impl Drop for IngestHandle {
 }
 
 impl Shared {
+    fn stats(&self) -> IngestStats {
+        let mut stats = self.counters.snapshot();
+        stats.in_flight_bytes = self.limits.iter().map(|limits| limits.in_flight_bytes()).sum();
+        stats.stages.fetch.wait_seconds = self.gate.fetching.seconds();
+        stats.stages.decode.wait_seconds = self.gate.queueing.seconds();
+        stats
+    }
+
+    fn apply(&self, setting: Setting) {
+        self.gate.set_permits(setting.decoders);
+        for limits in &self.limits {
+            limits.set_streams(setting.streams);
+            limits.set_object_bytes(setting.object_bytes);
+        }
+    }
+
     fn close(&self) {
         for lane in &self.lanes {
             lane.close();
         }
         self.gate.close();
+        self.drive.end();
     }
 }
 
@@ -188,6 +238,11 @@ fn run(
 ) -> Result<IngestReport, Error> {
     let position = thread::scope(|scope| {
         let _closing = CloseOnDrop(shared);
+        let tune = || shared.drive.run(&|| shared.stats(), &|setting| shared.apply(setting));
+        thread::Builder::new()
+            .name("ingest-tuner".to_owned())
+            .spawn_scoped(scope, tune)
+            .map_err(not_started)?;
         for lane in 0..shared.lanes.len() as u32 {
             let from = &from;
             thread::Builder::new()
@@ -198,7 +253,7 @@ fn run(
         assemble::feed(plan, from.clone(), &mut producer, shared)
     })?;
     producer.finish();
-    Ok(IngestReport { stats: shared.counters.snapshot(), position })
+    Ok(IngestReport { stats: shared.stats(), position })
 }
 
 /// A lane's thread. What goes wrong is handed over in the place of a window.

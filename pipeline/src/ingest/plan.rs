@@ -7,9 +7,15 @@
 //! ring      slots x slot bytes
 //! pool      windows of the live lanes, two of each: the one being drawn from and the one being filled
 //!           (2 x shuffle_rows x row bytes, and in an ordered pass the same, or a small least)
+//! fixed     what no key has a say in: threads, the runtime, what the allocator keeps, the listing
 //! reading   live lanes x (three chunks, at the edges of those windows and being made,
 //!           + what the source holds to make them)
+//! ahead     2 x live lanes x what an object's reading may hold beyond the least: the rest of the budget,
+//!           as far as it is of use
 //! ```
+//!
+//! All but the last can be too much; how much read-ahead there is within the rest is found while
+//! running ([`super::tuner`]).
 //!
 //! Ragged features count with as many values as a row may have.
 
@@ -17,7 +23,9 @@ use std::sync::Arc;
 
 use millstream_batch::{BatchSchema, SlotLayout, Stream};
 
-use super::source::ChunkSource;
+use super::explain::Resources;
+use super::source::{ChunkSource, Elastic};
+use super::tuner::{Bounds, Limits, MOST_STREAMS, Setting, Tuner};
 use crate::error::Error;
 use crate::order::{Feed, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError};
 use crate::pack::RowRef;
@@ -33,6 +41,15 @@ const CHUNK_BYTES: u64 = 256 << 10;
 /// The fewest rows of a chunk that are worth asking for, however small the windows and wide the rows.
 const FEWEST_CHUNK_ROWS: u64 = 64;
 
+/// More than this for one object makes reading no faster anywhere.
+const MOST_OBJECT_BYTES: u64 = 64 << 20;
+
+/// Threads, runtime and what the allocator keeps, besides all that is counted.
+const FIXED_BYTES: u64 = 12 << 20;
+
+/// What the listing takes for an object or a part of one: its name, its size, its generation.
+const SPLIT_BYTES: u64 = 512;
+
 /// What ingest is going to do: the data, the order, the memory.
 #[derive(Clone)]
 pub struct IngestPlan {
@@ -47,17 +64,25 @@ pub struct IngestPlan {
     fingerprint: u64,
     slots: u32,
     memory: MemoryNeed,
+    threads: Option<u32>,
+    streams: Option<u32>,
+    /// The most bytes that the reading of one object may hold.
+    object_bytes: u64,
 }
 
 /// The most memory that ingest comes to hold, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryNeed {
+    /// Threads, runtime, allocator, listing.
+    pub fixed_bytes: u64,
     /// The slots of the ring.
     pub ring_bytes: u64,
     /// The rows of the shuffle pool.
     pub pool_bytes: u64,
-    /// Fetching, decoding and transforming.
+    /// Fetching, decoding and transforming, with the least read-ahead.
     pub reading_bytes: u64,
+    /// More read-ahead, as far as the budget allows and it is of use.
+    pub ahead_bytes: u64,
 }
 
 /// What each live lane of one stream takes.
@@ -71,7 +96,13 @@ struct LaneNeed {
 impl MemoryNeed {
     /// All of it.
     pub fn total_bytes(&self) -> u64 {
-        self.ring_bytes.saturating_add(self.pool_bytes).saturating_add(self.reading_bytes)
+        self.least_bytes().saturating_add(self.ahead_bytes)
+    }
+
+    /// What there is no way to do without.
+    fn least_bytes(&self) -> u64 {
+        let parts = [self.fixed_bytes, self.ring_bytes, self.pool_bytes, self.reading_bytes];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 }
 
@@ -126,6 +157,9 @@ impl IngestPlan {
             eval,
             slots: spec.prefetch,
             memory: MemoryNeed::default(),
+            threads: spec.threads,
+            streams: spec.streams,
+            object_bytes: Limits::FEWEST_OBJECT_BYTES,
             schema,
         };
         for stream in [Stream::Train, Stream::Eval] {
@@ -135,6 +169,7 @@ impl IngestPlan {
         }
         plan.memory = plan.memory_need()?;
         plan.check_budget(spec)?;
+        plan.share_rest(spec.memory_budget_bytes);
         Ok(plan)
     }
 
@@ -212,7 +247,11 @@ impl IngestPlan {
                 reading_bytes.saturating_add(needs.map(|need| need.reading_bytes).max().unwrap_or(0));
         }
         let ring_bytes = (layout.slot_bytes() as u64).saturating_mul(u64::from(self.slots));
-        Ok(MemoryNeed { ring_bytes, pool_bytes, reading_bytes })
+        let splits =
+            [Stream::Train, Stream::Eval].map(|stream| self.source(stream).map_or(0, |s| s.splits()));
+        let fixed_bytes =
+            FIXED_BYTES + splits.map(|splits| SPLIT_BYTES * u64::from(splits)).iter().sum::<u64>();
+        Ok(MemoryNeed { fixed_bytes, ring_bytes, pool_bytes, reading_bytes, ahead_bytes: 0 })
     }
 
     fn lane_need(&self, stream: Stream) -> LaneNeed {
@@ -229,20 +268,71 @@ impl IngestPlan {
         }
     }
 
+    /// Gives what is left of the budget to read-ahead.
+    fn share_rest(&mut self, budget_bytes: u64) {
+        let largest = self.elastic().map(|elastic| elastic.most_object_bytes).max();
+        let Some(largest) = largest.filter(|&largest| largest > Limits::FEWEST_OBJECT_BYTES) else { return };
+        let objects = 2 * u64::from(self.live_lanes()).max(1);
+        let rest = budget_bytes.saturating_sub(self.memory.least_bytes()) / objects;
+        let most = largest.min(MOST_OBJECT_BYTES) - Limits::FEWEST_OBJECT_BYTES;
+        let more = rest.min(most);
+        self.object_bytes = Limits::FEWEST_OBJECT_BYTES + more;
+        self.memory.ahead_bytes = objects * more;
+    }
+
+    /// The sources whose read-ahead can be given more or less memory.
+    pub(crate) fn elastic(&self) -> impl Iterator<Item = Elastic<'_>> {
+        [Stream::Train, Stream::Eval].into_iter().filter_map(|stream| self.source(stream)?.elastic())
+    }
+
+    /// The search for what resources to use, between the bounds of this job and of `cores` cores.
+    pub(crate) fn tuner(&self, cores: u32) -> Tuner {
+        let bounds = Bounds {
+            // One more than cores, for those that the kernel holds up.
+            most_decoders: self.threads.unwrap_or(cores + 1).min(self.live_lanes()),
+            most_streams: self.streams.unwrap_or(MOST_STREAMS),
+            least_object_bytes: Limits::FEWEST_OBJECT_BYTES,
+            most_object_bytes: self.object_bytes,
+            fixed_decoders: self.threads.is_some(),
+            fixed_streams: self.streams.is_some() || self.elastic().next().is_none(),
+        };
+        let first = Limits::default();
+        let setting = Setting {
+            decoders: self.threads.unwrap_or(cores),
+            streams: self.streams.unwrap_or(first.streams()),
+            object_bytes: first.object_bytes(),
+        };
+        Tuner::new(bounds, setting)
+    }
+
+    /// What the stages have to work with, as far as it is known before the start.
+    pub(crate) fn resources(&self, cores: u32) -> Resources {
+        let useful = self.elastic().map(|elastic| elastic.most_object_bytes).max();
+        Resources {
+            cores,
+            lanes: self.live_lanes(),
+            decoders_fixed: self.threads.is_some(),
+            streams_fixed: self.streams.is_some(),
+            most_object_bytes: self.object_bytes,
+            useful_object_bytes: useful.unwrap_or(0).min(MOST_OBJECT_BYTES),
+            ..Resources::default()
+        }
+    }
+
     fn check_budget(&self, spec: &DataSpec) -> Result<(), Error> {
-        let MemoryNeed { ring_bytes, pool_bytes, reading_bytes } = self.memory;
-        if self.memory.total_bytes() <= spec.memory_budget_bytes {
+        let MemoryNeed { fixed_bytes, ring_bytes, pool_bytes, reading_bytes, .. } = self.memory;
+        if self.memory.least_bytes() <= spec.memory_budget_bytes {
             return Ok(());
         }
         let what = format!(
             "ingest ({ring_bytes} bytes for prefetch = {} batches of batch_size = {} rows, {pool_bytes} for \
-             shuffle_rows = {}, {reading_bytes} to read lanes = {}; lower one of these, or raise \
-             memory_budget)",
+             shuffle_rows = {}, {reading_bytes} to read lanes = {}, {fixed_bytes} whatever they are; lower one \
+             of these, or raise memory_budget)",
             spec.prefetch, self.schema.rows, spec.shuffle_rows, spec.lanes,
         );
         Err(Error::OverBudget {
             what,
-            needed_bytes: self.memory.total_bytes(),
+            needed_bytes: self.memory.least_bytes(),
             budget_bytes: spec.memory_budget_bytes,
         })
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::stats::Counters;
+use super::tuner::Limits;
 use crate::chunk::Chunk;
 use crate::error::Error;
 
@@ -15,14 +16,35 @@ pub trait ChunkSource: Send + Sync {
     fn splits(&self) -> u32;
 
     /// The most bytes that one lane holds to read chunks of up to `chunk_rows` rows, read-ahead of its
-    /// next split included, transformed chunks not.
+    /// next split included, transformed chunks not. Where reading is elastic, with as little read-ahead as
+    /// there can be.
     fn lane_bytes(&self, chunk_rows: usize) -> u64;
+
+    /// Where read-ahead can be given more or less memory: how.
+    fn elastic(&self) -> Option<Elastic<'_>> {
+        None
+    }
+
+    /// How many of a lane's `upcoming` splits should be open already, so that their bytes are on their way;
+    /// at least 1.
+    fn ahead(&self, _upcoming: &mut dyn Iterator<Item = u32>) -> usize {
+        1
+    }
 
     /// Starts to read a split, from its row `from` where it can get there cheaply.
     ///
     /// # Errors
     /// When it is plain already that it cannot be read. An error later comes from the reader.
     fn open(&self, split: u32, from: u64, counters: &Arc<Counters>) -> Result<Opened, Error>;
+}
+
+/// Reading whose memory can be changed while it works. A lane has two objects' bytes: those of the split
+/// being read, and those of the ones that follow.
+pub struct Elastic<'a> {
+    /// What it may use.
+    pub limits: &'a Arc<Limits>,
+    /// The most bytes that reading one object could make use of.
+    pub most_object_bytes: u64,
 }
 
 /// A split being read.

@@ -12,8 +12,14 @@ pub struct IngestStats {
     pub rows: u64,
     /// Batches published.
     pub batches: u64,
+    /// Rows decoded and transformed; those that wait in the shuffle pool are not published yet.
+    pub rows_decoded: u64,
+    /// Chunks that they came in.
+    pub chunks: u64,
     /// Bytes read from storage.
     pub bytes: u64,
+    /// Bytes asked for and not here yet, at this moment.
+    pub in_flight_bytes: u64,
     /// Records left out since the feed began, those before a resume included.
     pub skipped_records: u64,
     /// Rows that lost values of a multi-valued feature to its maximum, as read.
@@ -28,7 +34,8 @@ pub struct IngestStats {
 pub struct Stages {
     /// Lanes waiting for bytes from storage.
     pub fetch: Stage,
-    /// Lanes decoding (decompression, checksums, parsing).
+    /// Lanes decoding (decompression, checksums, parsing); waiting is for their turn, when as many decode
+    /// as may.
     pub decode: Stage,
     /// Lanes transforming values to dense numbers and ids.
     pub transform: Stage,
@@ -49,6 +56,39 @@ pub struct Stage {
     pub wait_seconds: f64,
 }
 
+impl IngestStats {
+    /// What was done since `before`. What is counted for the whole feed, or for this moment, stays as it is.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        let (now, then) = (&self.stages, &before.stages);
+        Self {
+            rows: self.rows - before.rows,
+            batches: self.batches - before.batches,
+            rows_decoded: self.rows_decoded - before.rows_decoded,
+            chunks: self.chunks - before.chunks,
+            bytes: self.bytes - before.bytes,
+            truncated_rows: self.truncated_rows - before.truncated_rows,
+            stages: Stages {
+                fetch: now.fetch.since(&then.fetch),
+                decode: now.decode.since(&then.decode),
+                transform: now.transform.since(&then.transform),
+                shuffle: now.shuffle.since(&then.shuffle),
+                pack: now.pack.since(&then.pack),
+                ring: now.ring.since(&then.ring),
+            },
+            ..*self
+        }
+    }
+}
+
+impl Stage {
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            busy_seconds: self.busy_seconds - before.busy_seconds,
+            wait_seconds: self.wait_seconds - before.wait_seconds,
+        }
+    }
+}
+
 /// What ingest counts while it works. Touched once a chunk, window or batch, never once a row.
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -56,12 +96,12 @@ pub struct Counters {
     pub bytes: Counter,
     /// Rows that lost values of a multi-valued feature to its maximum.
     pub truncated_rows: Counter,
-    /// Waiting for bytes from storage.
-    pub fetch_wait: Clock,
     /// Decoding.
     pub decode: Clock,
     /// Transforming.
     pub transform: Clock,
+    pub(crate) rows_decoded: Counter,
+    pub(crate) chunks: Counter,
     pub(crate) rows: Counter,
     pub(crate) batches: Counter,
     pub(crate) skipped: Counter,
@@ -109,22 +149,26 @@ impl Clock {
         self.0.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    fn seconds(&self) -> f64 {
+    pub(crate) fn seconds(&self) -> f64 {
         self.0.load(Ordering::Relaxed) as f64 / 1e9
     }
 }
 
 impl Counters {
+    /// All but what is known at the gate and in fetching.
     pub(crate) fn snapshot(&self) -> IngestStats {
         let stage = |busy: f64, wait: f64| Stage { busy_seconds: busy, wait_seconds: wait };
         IngestStats {
             rows: self.rows.get(),
             batches: self.batches.get(),
+            rows_decoded: self.rows_decoded.get(),
+            chunks: self.chunks.get(),
             bytes: self.bytes.get(),
+            in_flight_bytes: 0,
             skipped_records: self.skipped.get(),
             truncated_rows: self.truncated_rows.get(),
             stages: Stages {
-                fetch: stage(0.0, self.fetch_wait.seconds()),
+                fetch: Stage::default(),
                 decode: stage(self.decode.seconds(), 0.0),
                 transform: stage(self.transform.seconds(), 0.0),
                 shuffle: stage(self.shuffle.seconds(), self.hand_wait.seconds()),

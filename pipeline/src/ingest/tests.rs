@@ -117,6 +117,8 @@ fn spec(lanes: u32, shuffle_rows: u64, batch_size: u32) -> DataSpec {
         shuffle_rows,
         lanes,
         prefetch: 2,
+        threads: None,
+        streams: None,
         memory_budget_bytes: 1 << 30,
         on_bad_record: OnBadRecord::Fail,
     }

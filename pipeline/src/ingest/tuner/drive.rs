@@ -1,0 +1,139 @@
+//! The tuner at work: samples are taken, what it finds is applied, and the last seconds are kept.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Sample, Setting, Tuner};
+use crate::ingest::stats::IngestStats;
+
+/// Time between two samples.
+const PERIOD: Duration = Duration::from_millis(500);
+/// Chunks that a sample must have seen, so that their size does not pass for a change of the rate; a
+/// sample waits for them for so many periods.
+const LEAST_CHUNKS: u64 = 32;
+const MOST_PERIODS: usize = 20;
+/// Periods that [`Drive::standing`] looks back.
+const REMEMBERED: usize = 20;
+
+/// Drives the tuner of one feed.
+#[derive(Debug)]
+pub(crate) struct Drive {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    ended: bool,
+    began: Instant,
+    tuner: Tuner,
+    past: VecDeque<(Instant, IngestStats)>,
+}
+
+/// Where a feed stands in time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Standing {
+    /// Since it began.
+    pub(crate) seconds: f64,
+    /// Since the oldest statistics that are still known, and these.
+    pub(crate) recent_seconds: f64,
+    pub(crate) before: IngestStats,
+    pub(crate) setting: Setting,
+    pub(crate) settled: bool,
+}
+
+impl Drive {
+    pub(crate) fn new(tuner: Tuner) -> Self {
+        let began = Instant::now();
+        let past = VecDeque::from([(began, IngestStats::default())]);
+        Self { state: Mutex::new(State { ended: false, began, tuner, past }), changed: Condvar::new() }
+    }
+
+    /// Looks at `stats` and applies settings until [`Drive::end`] is called.
+    pub(crate) fn run(&self, stats: &dyn Fn() -> IngestStats, apply: &dyn Fn(Setting)) {
+        let mut state = self.lock();
+        let mut last = (Instant::now(), stats());
+        let mut periods = 0;
+        while !state.ended {
+            let waited = self.changed.wait_timeout(state, PERIOD).unwrap_or_else(PoisonError::into_inner);
+            state = waited.0;
+            if state.ended || !waited.1.timed_out() {
+                continue;
+            }
+            let now = (Instant::now(), stats());
+            state.remember(now);
+            periods += 1;
+            if now.1.chunks - last.1.chunks < LEAST_CHUNKS && periods < MOST_PERIODS {
+                continue;
+            }
+            let sample = sample(&last.1, &now.1, (now.0 - last.0).as_secs_f64());
+            (last, periods) = (now, 0);
+            let before = state.tuner.setting();
+            let setting = state.tuner.step(&sample);
+            if setting != before {
+                tracing::debug!(?setting, rate = sample.rate, "tuned");
+                apply(setting);
+            }
+        }
+    }
+
+    /// Ends [`Drive::run`], now or as soon as it begins.
+    pub(crate) fn end(&self) {
+        self.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Where the feed stands now.
+    pub(crate) fn standing(&self) -> Standing {
+        let state = self.lock();
+        let (since, before) = state.past.front().copied().unwrap_or((state.began, IngestStats::default()));
+        Standing {
+            seconds: state.began.elapsed().as_secs_f64(),
+            recent_seconds: since.elapsed().as_secs_f64(),
+            before,
+            setting: state.tuner.setting(),
+            settled: state.tuner.is_settled(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn remember(&mut self, now: (Instant, IngestStats)) {
+        if self.past.len() > REMEMBERED {
+            self.past.pop_front();
+        }
+        self.past.push_back(now);
+    }
+}
+
+fn sample(before: &IngestStats, now: &IngestStats, seconds: f64) -> Sample {
+    let done = now.since(before);
+    Sample {
+        rate: done.rows_decoded as f64 / seconds,
+        consumer_wait: done.stages.ring.wait_seconds / seconds,
+        lanes_fetching: done.stages.fetch.wait_seconds / seconds,
+        lanes_queueing: done.stages.decode.wait_seconds / seconds,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_what_happened_in_between() {
+        let mut before = IngestStats { rows_decoded: 1000, ..IngestStats::default() };
+        before.stages.fetch.wait_seconds = 3.0;
+        let mut now = IngestStats { rows_decoded: 5000, ..before };
+        now.stages.fetch.wait_seconds = 11.0;
+        now.stages.ring.wait_seconds = 0.5;
+        now.stages.decode.wait_seconds = 6.0;
+        let expected = Sample { rate: 2000.0, consumer_wait: 0.25, lanes_fetching: 4.0, lanes_queueing: 3.0 };
+        assert_eq!(sample(&before, &now, 2.0), expected);
+    }
+}
