@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use millstream_pipeline::ingest::Explanation;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
@@ -211,6 +212,17 @@ impl Daemon {
         // A sender that is gone has left the last record.
         let _ = record.wait_for(|record| record.state.is_final()).await;
         Ok(self.show(&id)?)
+    }
+
+    /// How the ingest of a running job goes, what holds it back, and what to do about it.
+    ///
+    /// # Errors
+    /// When there is no such job, or it is not being fed.
+    pub fn explain(&self, id: &str) -> Result<Explanation> {
+        let record = self.show(id)?;
+        let live = self.shared.live(&record.id);
+        let explained = live.and_then(|live| live.control.explain());
+        explained.with_context(|| format!("job {} reads no data: it is {}", record.id, record.state))
     }
 
     /// Takes a checkpoint of a running job after its present step, and returns once it is committed: its

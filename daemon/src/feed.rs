@@ -8,7 +8,9 @@ use anyhow::{Context, Result};
 use millstream_batch::{BatchSchema, HandOff, Producer, RingError};
 use millstream_pipeline::Error;
 use millstream_pipeline::dataset::Dataset;
-use millstream_pipeline::ingest::{self, ChunkSource, DatasetSource, IngestHandle, IngestPlan};
+use millstream_pipeline::ingest::{
+    self, ChunkSource, DatasetSource, IngestControl, IngestHandle, IngestPlan,
+};
 use millstream_pipeline::order::Position;
 use millstream_pipeline::spec::DataSpec;
 use millstream_pipeline::transform::Transform;
@@ -32,6 +34,11 @@ impl Feed {
         let (ring, hand_off) = Producer::create(plan.schema(), plan.slots())?;
         let ingest = ingest::start(plan.clone(), position, ring)?;
         Ok((Self { ingest }, hand_off))
+    }
+
+    /// A handle to watch it with.
+    pub(crate) fn control(&self) -> IngestControl {
+        self.ingest.control()
     }
 
     /// Records left out since the feed began, those before a resume included.

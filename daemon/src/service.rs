@@ -14,6 +14,7 @@ use millstream_control::proto::{
     self, CheckpointReply, JobRequest, ListReply, ListRequest, LogLine, LogsRequest, ScoreRequest, Scores,
     SubmitRequest,
 };
+use millstream_pipeline::ingest::{Diagnosis, Explanation, Resources, StageUse};
 use tokio::io::DuplexStream;
 use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
@@ -104,6 +105,11 @@ impl Control for Service {
         Ok(Response::new(jobs.boxed()))
     }
 
+    async fn explain(&self, request: Request<JobRequest>) -> Reply<proto::Explanation> {
+        let explained = self.daemon.explain(&request.into_inner().id).map_err(|error| failed(&error))?;
+        Ok(Response::new(explanation_message(&explained)))
+    }
+
     async fn cancel(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
         let record = self.daemon.cancel(&request.into_inner().id).await.map_err(|error| failed(&error))?;
         Ok(Response::new(job_message(&record)))
@@ -191,6 +197,7 @@ fn job_message(record: &JobRecord) -> proto::Job {
             skipped_records: progress.skipped_records,
         }),
         eval: record.eval.as_ref().map(metrics_message),
+        eval_epoch: record.eval_epoch,
     }
 }
 
@@ -208,6 +215,59 @@ fn state_message(state: JobState) -> proto::JobState {
 fn metrics_message(metrics: &Metrics) -> proto::Metrics {
     let Metrics { auc, log_loss, accuracy, examples } = *metrics;
     proto::Metrics { auc, log_loss, accuracy, examples }
+}
+
+/// What is told of a feed, as a message.
+pub fn explanation_message(explained: &Explanation) -> proto::Explanation {
+    let Explanation { resources, in_flight_bytes, recent, whole } = explained;
+    let Resources {
+        cores,
+        lanes,
+        decoders,
+        decoders_fixed,
+        streams,
+        streams_fixed,
+        object_bytes,
+        most_object_bytes,
+        useful_object_bytes,
+        settled,
+    } = *resources;
+    proto::Explanation {
+        resources: Some(proto::IngestResources {
+            cores,
+            lanes,
+            decoders,
+            decoders_fixed,
+            streams,
+            streams_fixed,
+            object_bytes,
+            most_object_bytes,
+            useful_object_bytes,
+            settled,
+        }),
+        in_flight_bytes: *in_flight_bytes,
+        recent: Some(diagnosis_message(recent)),
+        whole: Some(diagnosis_message(whole)),
+    }
+}
+
+fn diagnosis_message(found: &Diagnosis) -> proto::Diagnosis {
+    let stage = |stage: &StageUse| proto::StageUse {
+        stage: stage.stage.to_owned(),
+        busy: stage.busy,
+        waiting: stage.waiting,
+        waits_for: stage.waits_for.to_owned(),
+    };
+    proto::Diagnosis {
+        seconds: found.seconds,
+        rows_per_second: found.rows_per_second,
+        bytes_per_second: found.bytes_per_second,
+        stages: found.stages.iter().map(stage).collect(),
+        bound: found.bound.name().to_owned(),
+        because: found.because.clone(),
+        rows_per_second_without: found.rows_per_second_without,
+        advice: found.advice.clone(),
+    }
 }
 
 fn line_message(line: LogRecord) -> LogLine {
@@ -261,6 +321,7 @@ mod tests {
         assert!(unknown(client.show("nope").await.unwrap_err()));
         assert!(unknown(client.cancel("nope").await.unwrap_err()));
         assert!(unknown(client.checkpoint("nope").await.unwrap_err()));
+        assert!(unknown(client.explain("nope").await.unwrap_err()));
         assert!(unknown(client.watch("nope").await.unwrap_err()));
         assert!(unknown(client.logs("nope", true).await.unwrap_err()));
         let nothing = ScoreRequest { target: "nope".into(), data: vec![], base: "/".into() };

@@ -55,6 +55,15 @@ Examples:
   millstream show census-2f9c
   millstream show census --json | jq .progress")]
     Show(JobId),
+    /// Say how a running job's input goes, what holds it back, and what to change
+    #[command(after_help = "\
+The last seconds are looked at. BUSY is the share of the threads a stage may use that it kept at work,
+WAITING how many threads waited on average. `bench ingest` tells the same of a job that is not running.
+
+Examples:
+  millstream explain census-2f9c
+  millstream explain census --json | jq '.recent | .bound, .advice'")]
+    Explain(JobId),
     /// Print a job's log
     Logs(Logs),
     /// Stop a job after a checkpoint
@@ -390,15 +399,19 @@ pub(crate) enum Bench {
 /// `bench ingest`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-All passes of the job are read, transformed, shuffled and packed as for training, into a ring whose
-other end only empties it.
+The training data is read, transformed, shuffled and packed as for training, into a ring whose other end
+only empties it. What held it back is told as by `millstream explain`.
 
 Examples:
-  millstream bench ingest job.toml --set data.epochs=1
+  millstream bench ingest job.toml
+  millstream bench ingest job.toml --epochs 3 --set data.memory_budget=256MiB
   millstream bench ingest job.toml --json | jq .rows_per_second")]
 pub(crate) struct BenchIngest {
     #[command(flatten)]
     pub(crate) job: JobFile,
+    /// Passes over the training data
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) epochs: u32,
 }
 
 #[cfg(test)]

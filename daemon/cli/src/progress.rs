@@ -21,7 +21,8 @@ pub(crate) struct ProgressView {
     screen: Screen,
     bar: Option<ProgressBar>,
     state: Option<JobState>,
-    eval: Option<Metrics>,
+    /// The evaluation shown last, and its epoch.
+    eval: Option<(Option<u32>, Metrics)>,
     last_line: Option<Instant>,
 }
 
@@ -42,10 +43,10 @@ impl ProgressView {
             self.enter(job);
         }
         if let Some(eval) = &job.eval
-            && self.eval.as_ref() != Some(eval)
+            && self.eval != Some((job.eval_epoch, *eval))
         {
-            self.screen.line(&format!("  {}", metrics(eval)));
-            self.eval = Some(*eval);
+            self.screen.line(&format!("  {}", evaluation(job.eval_epoch, eval)));
+            self.eval = Some((job.eval_epoch, *eval));
         }
         if job.state() != JobState::Running {
             return;
@@ -138,6 +139,12 @@ impl Drop for Gauge {
     }
 }
 
+/// Metrics, and which epoch they followed.
+pub(crate) fn evaluation(epoch: Option<u32>, eval: &Metrics) -> String {
+    let epoch = epoch.map(|epoch| format!("epoch {}: ", epoch + 1)).unwrap_or_default();
+    epoch + &metrics(eval)
+}
+
 /// `auc 0.9051  log loss 0.3102  accuracy 0.8551  on 16,281 examples`
 pub(crate) fn metrics(metrics: &Metrics) -> String {
     format!(
@@ -206,6 +213,14 @@ mod tests {
         progress.total_steps = 0;
         progress.epoch = 10;
         assert!(line(&progress).starts_with("  step 1,200  epoch 10/10"), "the end is in the last epoch");
+    }
+
+    #[test]
+    fn an_evaluation_says_which_epoch_it_followed() {
+        let eval = Metrics { auc: 0.75, log_loss: 0.5, accuracy: 0.8, examples: 1_000 };
+        let wanted = "epoch 3: auc 0.7500  log loss 0.5000  accuracy 0.8000  on 1,000 examples";
+        assert_eq!(evaluation(Some(2), &eval), wanted);
+        assert_eq!(evaluation(None, &eval), &wanted["epoch 3: ".len()..]);
     }
 
     #[test]

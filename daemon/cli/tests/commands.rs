@@ -140,7 +140,14 @@ fn data_that_does_not_fit_its_job_exits_1_with_its_address() {
 #[test]
 fn without_a_daemon_what_needs_one_says_so() {
     let place = Place::new();
-    for arguments in [&["list"][..], &["show", "x"], &["logs", "x"], &["cancel", "x"], &["checkpoint", "x"]] {
+    for arguments in [
+        &["list"][..],
+        &["show", "x"],
+        &["explain", "x"],
+        &["logs", "x"],
+        &["cancel", "x"],
+        &["checkpoint", "x"],
+    ] {
         let output = place.run(arguments);
         assert_eq!(output.status.code(), Some(1));
         let told = text(&output.stderr);
@@ -186,11 +193,14 @@ fn a_job_is_checked_trained_and_scored_right_here() {
     assert!(!names.iter().any(|name| left(name)), "{names:?}");
 
     let measured = place.json(&["bench", "ingest", "job.toml"]);
-    assert_eq!(measured["rows"], 2 * (2000 + 500));
-    for key in ["bytes", "seconds", "rows_per_second"] {
+    assert_eq!(measured["rows"], 2000, "the training data alone, once");
+    for key in ["bytes", "seconds", "rows_per_second", "first_batch_seconds", "planned_bytes"] {
         assert!(measured[key].as_f64().unwrap() > 0.0, "{key}");
     }
     assert!(measured["stages"].is_object());
+    assert!(measured["explanation"]["whole"]["bound"].is_string());
+    let told = place.ok(&["bench", "ingest", "job.toml", "--epochs", "3"]);
+    assert!(told.contains("6,000") && told.contains("what binds"), "{told}");
 }
 
 #[test]

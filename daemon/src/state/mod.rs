@@ -40,6 +40,8 @@ pub struct JobRecord {
     pub progress: Progress,
     /// Metrics of the last evaluation.
     pub eval: Option<Metrics>,
+    /// The epoch that it followed, from 0.
+    pub eval_epoch: Option<u32>,
 }
 
 /// What a job was made from: enough to resolve it again after a restart.
@@ -168,6 +170,7 @@ impl JobRecord {
             checkpoint: None,
             progress: Progress::default(),
             eval: None,
+            eval_epoch: None,
         }
     }
 

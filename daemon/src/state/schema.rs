@@ -7,7 +7,8 @@ use rusqlite::Connection;
 
 use super::store::StoreError;
 
-const MIGRATIONS: &[&str] = &["
+const MIGRATIONS: &[&str] = &[
+    "
     CREATE TABLE job (
         id                  TEXT PRIMARY KEY,
         name                TEXT NOT NULL,
@@ -56,7 +57,9 @@ const MIGRATIONS: &[&str] = &["
         eval_examples       INTEGER,
         PRIMARY KEY (job, step)
     ) STRICT, WITHOUT ROWID;
-"];
+",
+    "ALTER TABLE job ADD COLUMN eval_epoch INTEGER",
+];
 
 /// Brings a database to the newest version, each step in a transaction of its own.
 pub(super) fn migrate(connection: &mut Connection) -> Result<(), StoreError> {

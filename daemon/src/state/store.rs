@@ -23,7 +23,7 @@ const LOG_LINES: u64 = 10_000;
 /// Columns of a [`JobRecord`], as [`read_job`] reads them.
 const JOB_COLUMNS: &str = "id, name, state, reason, attempts, created_ms, started_ms, ended_ms, directory, \
      checkpoint, step, total_steps, epoch, epochs, examples, examples_per_second, input_wait_fraction, loss, \
-     skipped_records, auc, log_loss, accuracy, eval_examples";
+     skipped_records, auc, log_loss, accuracy, eval_examples, eval_epoch";
 
 /// The daemon's memory of its jobs.
 pub struct Store {
@@ -292,7 +292,8 @@ fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreErr
              ended_ms = :ended_ms, directory = :directory, checkpoint = :checkpoint, step = :step, \
              total_steps = :total_steps, epoch = :epoch, epochs = :epochs, examples = :examples, \
              examples_per_second = :rate, input_wait_fraction = :wait, loss = :loss, skipped_records = :skipped, \
-             auc = :auc, log_loss = :log_loss, accuracy = :accuracy, eval_examples = :eval_examples WHERE id = :id",
+             auc = :auc, log_loss = :log_loss, accuracy = :accuracy, eval_examples = :eval_examples, \
+             eval_epoch = :eval_epoch WHERE id = :id",
         )?
         .execute(named_params! {
             ":id": record.id,
@@ -316,6 +317,7 @@ fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreErr
             ":log_loss": eval.log_loss,
             ":accuracy": eval.accuracy,
             ":eval_examples": eval.examples,
+            ":eval_epoch": record.eval_epoch,
         })?;
     if changed == 0 {
         return Err(StoreError::UnknownJob { id: record.id.clone() });
@@ -347,6 +349,7 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobRecord> {
             skipped_records: row.get(18)?,
         },
         eval: read_eval(row, 19)?,
+        eval_epoch: row.get(23)?,
     })
 }
 
@@ -443,6 +446,7 @@ mod tests {
                 skipped_records: 3,
             },
             eval: Some(Metrics { auc: 0.9, log_loss: 0.3, accuracy: 0.85, examples: 99 }),
+            eval_epoch: Some(4),
             ..record("census-1")
         }
     }

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use millstream_pipeline::ingest::{Bound, Diagnosis};
+
 use super::{Event, Prepared, Supervisor};
 use crate::feed::{self, Feed};
 use crate::state::{JobRecord, LogLevel};
@@ -157,6 +159,7 @@ impl<'a> Attempt<'a> {
         supervisor.book.log(LogLevel::Info, &format!("worker {} {whence}", self.worker.pid()));
         let position = restored.as_ref().map(|restored| restored.position.as_slice());
         let (feed, ring) = Feed::start(&self.prepared.plan, position)?;
+        *supervisor.control.ingest() = Some(feed.control());
         self.feed = Some(feed);
         if let Err(error) = self.worker.hand_over(ring) {
             tracing::debug!(%error, pid = self.worker.pid(), "a worker did not take its ring");
@@ -228,6 +231,9 @@ impl<'a> Attempt<'a> {
             EXIT_LIMIT
         };
         let ending = self.worker.wait(limit);
+        if let Some(control) = supervisor.control.ingest().take() {
+            log_input(&control.explain().whole, supervisor);
+        }
         let skipped = self.feed.as_ref().map(Feed::skipped);
         let fed = self.feed.map_or(Ok(()), Feed::stop);
         let totals = self.totals;
@@ -268,6 +274,15 @@ impl Supervisor {
     }
 }
 
+/// Keeps, for after the job, what would have made its input faster.
+fn log_input(input: &Diagnosis, supervisor: &Supervisor) {
+    let Diagnosis { bound, because, rows_per_second, .. } = input;
+    if *bound != Bound::Starting {
+        let text = format!("input came at {rows_per_second:.0} rows/s, bound by {}: {because}", bound.name());
+        supervisor.book.log(LogLevel::Info, &text);
+    }
+}
+
 fn evaluated(epoch: u32, metrics: Metrics, supervisor: &Supervisor) {
     let auc = metrics.auc.map_or_else(|| "undefined (one class only)".to_owned(), |auc| format!("{auc:.6}"));
     let text = format!(
@@ -278,7 +293,7 @@ fn evaluated(epoch: u32, metrics: Metrics, supervisor: &Supervisor) {
         metrics.examples
     );
     supervisor.book.log(LogLevel::Info, &text);
-    supervisor.book.evaluated(metrics.into());
+    supervisor.book.evaluated(epoch, metrics.into());
 }
 
 fn set_rates(record: &mut JobRecord, examples: f64, seconds: f64, waited: f64) {

@@ -84,9 +84,9 @@ impl Book {
         }
     }
 
-    /// Keeps the metrics of an evaluation.
-    pub(crate) fn evaluated(&self, metrics: Metrics) {
-        self.change(|record| record.eval = Some(metrics));
+    /// Keeps the metrics of the evaluation after `epoch`.
+    pub(crate) fn evaluated(&self, epoch: u32, metrics: Metrics) {
+        self.change(|record| (record.eval, record.eval_epoch) = (Some(metrics), Some(epoch)));
         self.add_history(Some(metrics));
     }
 
@@ -163,9 +163,9 @@ mod tests {
         }
         assert_eq!(book.store.job("a-1").unwrap().unwrap().progress.step, 1);
         let metrics = Metrics { auc: 0.5, log_loss: 0.7, accuracy: 0.5, examples: 9 };
-        book.evaluated(metrics);
+        book.evaluated(3, metrics);
         let stored = book.store.job("a-1").unwrap().unwrap();
-        assert_eq!((stored.progress.step, stored.eval), (5, Some(metrics)));
+        assert_eq!((stored.progress.step, stored.eval, stored.eval_epoch), (5, Some(metrics), Some(3)));
         let steps: Vec<_> = book.store.history("a-1").unwrap().iter().map(|point| point.step).collect();
         assert_eq!(steps, [1, 5]);
     }

@@ -21,12 +21,13 @@ mod prepare;
 mod tries;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use millstream_pipeline::ingest::{Explanation, IngestControl};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -71,6 +72,8 @@ pub(crate) struct Control {
     events: SyncSender<Event>,
     stopping: Arc<AtomicBool>,
     cancelled: AtomicBool,
+    /// What feeds the job's worker, while it has one.
+    ingest: Mutex<Option<IngestControl>>,
 }
 
 /// A job that runs or is about to.
@@ -92,7 +95,8 @@ impl Control {
     /// A control, and where its events arrive.
     pub(crate) fn new() -> (Arc<Self>, Receiver<Event>) {
         let (events, receiver) = sync_channel(EVENTS);
-        let control = Self { events, stopping: Arc::default(), cancelled: AtomicBool::new(false) };
+        let (stopping, cancelled, ingest) = (Arc::default(), AtomicBool::new(false), Mutex::default());
+        let control = Self { events, stopping, cancelled, ingest };
         (Arc::new(control), receiver)
     }
 
@@ -117,6 +121,15 @@ impl Control {
             Err(TrySendError::Full(_)) => bail!("the job is busy; try again"),
             Err(TrySendError::Disconnected(_)) => bail!("the job has ended"),
         }
+    }
+
+    /// How the job's ingest goes; `None` while it is not being fed.
+    pub(crate) fn explain(&self) -> Option<Explanation> {
+        self.ingest().as_ref().map(IngestControl::explain)
+    }
+
+    fn ingest(&self) -> MutexGuard<'_, Option<IngestControl>> {
+        self.ingest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Why the job is to stop, if it is.

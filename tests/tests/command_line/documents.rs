@@ -68,10 +68,13 @@ fn check_tells_the_plan() {
 #[test]
 fn bench_ingest_tells_rates_and_stages() {
     let (_directory, shell) = place();
-    let line = ["bench", "ingest", &census(), "--set", "data.epochs=2", "--json"];
+    let line = ["bench", "ingest", &census(), "--epochs", "2", "--json"];
     let measured = shell.run(&line).with_code(0).json();
-    assert_keys(&measured, &["rows", "bytes", "seconds", "rows_per_second", "stages"]);
-    assert_eq!(measured["rows"], 2 * (TRAIN_ROWS + EVAL_ROWS));
+    let keys = ["rows", "bytes", "seconds", "rows_per_second", "stages"];
+    let more = ["first_batch_seconds", "planned_bytes", "explanation"];
+    assert_keys(&measured, &[&keys[..], &more].concat());
+    assert_eq!(measured["rows"], 2 * TRAIN_ROWS);
+    assert_keys(&measured["explanation"], &["resources", "in_flight_bytes", "recent", "whole"]);
     assert!(measured["bytes"].as_u64().unwrap() > 0);
     let (rows, seconds) = (measured["rows"].as_f64().unwrap(), measured["seconds"].as_f64().unwrap());
     let rate = measured["rows_per_second"].as_f64().unwrap();

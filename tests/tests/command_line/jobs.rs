@@ -42,6 +42,14 @@ fn a_job_is_submitted_listed_shown_followed_saved_and_cancelled() {
     );
     assert!(shell.run(&["show", "tiny"]).with_code(0).stdout.contains("running"));
 
+    let explained = shell.run(&["explain", long, "--json"]).with_code(0).json();
+    assert!(explained["whole"]["rows_per_second"].as_f64() > Some(0.0), "{explained:#}");
+    assert!(explained["recent"]["bound"].is_string() && explained["resources"]["lanes"].as_u64() > Some(0));
+    let screen = shell.run(&["explain", long]).with_code(0).stdout;
+    assert!(screen.contains("what binds") && screen.lines().count() < 25, "{screen}");
+    let refused = shell.run(&["explain", short]).with_code(1).stderr;
+    assert!(refused.contains(&format!("job {short} reads no data: it is queued")), "{refused}");
+
     let taken = shell.run(&["checkpoint", long, "--json"]).with_code(0).json();
     let path = Path::new(taken["path"].as_str().unwrap());
     assert!(path.join("manifest.json").exists() && taken["step"].as_u64() > Some(0), "{taken}");

@@ -1,10 +1,12 @@
 //! `millstream bench`: measurements.
 
-use millstream_daemon::pipeline::ingest::{self, IngestMeasurement, Stage};
+use millstream_daemon::pipeline::ingest::{self, IngestMeasurement};
 use millstream_daemon::plan::{JobPlan, Learning};
+use millstream_daemon::service::explanation_message;
 use tokio::runtime::Runtime;
 
 use crate::arguments::BenchIngest;
+use crate::commands::explain;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
@@ -14,7 +16,10 @@ use crate::table::Table;
 
 /// `millstream bench ingest`: the input side alone.
 pub(crate) fn ingest(arguments: &BenchIngest, context: &Context) -> Result<(), Failure> {
-    let job = job_file::resolve(&arguments.job, context)?;
+    let mut job = job_file::resolve(&arguments.job, context)?;
+    job.data.epochs = arguments.epochs;
+    // Held-out data would only blur what is measured.
+    job.data.eval.clear();
     let runtime = Runtime::new()?;
     let plan = {
         let gauge = Gauge::new(&context.screen, "learning", Counted::Rows(None));
@@ -27,24 +32,14 @@ pub(crate) fn ingest(arguments: &BenchIngest, context: &Context) -> Result<(), F
 }
 
 fn describe(measured: &IngestMeasurement) -> String {
-    let IngestMeasurement { rows, bytes, seconds, rows_per_second, stages } = measured;
+    let IngestMeasurement { rows, bytes, seconds, first_batch_seconds, planned_bytes, explanation, .. } =
+        measured;
     let mut totals = Table::default();
     totals.row(["rows", &figures::count(*rows)]);
     totals.row(["bytes", &figures::bytes(*bytes)]);
-    totals.row(["seconds", &format!("{seconds:.3}")]);
-    totals.row(["rows/s", &figures::rate(*rows_per_second)]);
-    totals.row(["MB/s", &figures::rate(*bytes as f64 / 1e6 / seconds)]);
-    let mut table = Table::with_titles(&["STAGE", ">BUSY s", ">WAIT s"]);
-    let all = [
-        ("fetch", stages.fetch),
-        ("decode", stages.decode),
-        ("transform", stages.transform),
-        ("shuffle", stages.shuffle),
-        ("pack", stages.pack),
-        ("ring", stages.ring),
-    ];
-    for (name, Stage { busy_seconds, wait_seconds }) in all {
-        table.row([name.to_owned(), format!("{busy_seconds:.3}"), format!("{wait_seconds:.3}")]);
-    }
-    format!("{}\n{}", totals.render(), table.render())
+    totals.row(["seconds", &format!("{seconds:.3}, the first batch after {first_batch_seconds:.3}")]);
+    totals.row(["memory", &format!("at most {}", figures::bytes(*planned_bytes))]);
+    let explained = explanation_message(explanation);
+    let whole = explained.whole.clone().unwrap_or_default();
+    format!("{}\n{}", totals.render(), explain::describe(&explained, &whole))
 }

@@ -88,6 +88,8 @@ struct Memory {
     ring_bytes: u64,
     pool_bytes: u64,
     reading_bytes: u64,
+    ahead_bytes: u64,
+    fixed_bytes: u64,
     budget_bytes: u64,
     /// Parameters and optimizer state.
     model_bytes: u64,
@@ -132,6 +134,8 @@ impl Report {
                 ring_bytes: need.ring_bytes,
                 pool_bytes: need.pool_bytes,
                 reading_bytes: need.reading_bytes,
+                ahead_bytes: need.ahead_bytes,
+                fixed_bytes: need.fixed_bytes,
                 budget_bytes: job.data.memory_budget_bytes,
                 model_bytes: plan.model.parameter_bytes,
                 workspace_bytes: plan.model.workspace_bytes,
@@ -187,7 +191,14 @@ impl Report {
     fn size_table(&self) -> String {
         let Self { batch, parameters, memory, .. } = self;
         let bound = if parameters.bound { "at most " } else { "" };
-        let ingest = memory.ring_bytes + memory.pool_bytes + memory.reading_bytes;
+        let parts = [
+            memory.ring_bytes,
+            memory.pool_bytes,
+            memory.reading_bytes,
+            memory.ahead_bytes,
+            memory.fixed_bytes,
+        ];
+        let ingest: u64 = parts.iter().sum();
         let mut table = Table::default();
         let shape = format!(
             "{} rows: {} dense, {} single-id, {} multi-valued; {}",
@@ -216,6 +227,8 @@ impl Report {
         table.row(["  ring".to_owned(), figures::bytes(memory.ring_bytes)]);
         table.row(["  shuffle pool".to_owned(), figures::bytes(memory.pool_bytes)]);
         table.row(["  reading".to_owned(), figures::bytes(memory.reading_bytes)]);
+        table.row(["  reading ahead, at most".to_owned(), figures::bytes(memory.ahead_bytes)]);
+        table.row(["  besides".to_owned(), figures::bytes(memory.fixed_bytes)]);
         let model = memory.model_bytes + memory.workspace_bytes;
         table.row(["worker memory".to_owned(), format!("{bound}{}", figures::bytes(model))]);
         table.row(["  model and optimizer".to_owned(), figures::bytes(memory.model_bytes)]);

@@ -6,6 +6,7 @@ mod check;
 mod checkpoint;
 mod convert;
 mod eval;
+mod explain;
 mod generate;
 mod inspect;
 mod list;
@@ -29,6 +30,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Submit(arguments) => on_runtime(submit::run(arguments, context)),
         Command::List => on_runtime(list::run(context)),
         Command::Show(arguments) => on_runtime(show::run(arguments, context)),
+        Command::Explain(arguments) => on_runtime(explain::run(arguments, context)),
         Command::Logs(arguments) => on_runtime(logs::run(arguments, context)),
         Command::Cancel(arguments) => on_runtime(cancel::run(arguments, context)),
         Command::Checkpoint(arguments) => on_runtime(checkpoint::run(arguments, context)),

@@ -50,7 +50,7 @@ fn describe(job: &Job) -> String {
         table.row(["records left out", &figures::count(skipped)]);
     }
     if let Some(eval) = &job.eval {
-        table.row(["eval", &crate::progress::metrics(eval)]);
+        table.row(["eval", &crate::progress::evaluation(job.eval_epoch, eval)]);
     }
     table.row(["directory", &job.directory]);
     if let Some(checkpoint) = given(&job.checkpoint) {

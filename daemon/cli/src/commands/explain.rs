@@ -1,0 +1,231 @@
+//! `millstream explain`: what holds a job's input back.
+
+use millstream_control::proto::{Diagnosis, Explanation, IngestResources, StageUse};
+use serde::Serialize;
+
+use crate::arguments::JobId;
+use crate::connection::to_daemon;
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::figures;
+use crate::table::Table;
+
+pub(crate) async fn run(arguments: JobId, context: &Context) -> Result<(), Failure> {
+    let mut daemon = to_daemon(context).await?;
+    let explained = daemon.explain(&arguments.id).await?;
+    context.answer(&ExplanationJson::from(&explained), || {
+        describe(&explained, explained.recent.as_ref().unwrap_or(&Diagnosis::default()))
+    })
+}
+
+/// What is told of `shown`, the recent or the whole part of what was explained, on one screen.
+pub(crate) fn describe(explained: &Explanation, shown: &Diagnosis) -> String {
+    let resources = explained.resources.unwrap_or_default();
+    let mut rates = Table::default();
+    let over =
+        |found: &Diagnosis| format!("{} over {:.1} s", figures::rate(found.rows_per_second), found.seconds);
+    rates.row(["rows/s", &over(shown)]);
+    if let Some(whole) = explained.whole.as_ref().filter(|&whole| whole != shown) {
+        rates.row(["since the start", &over(whole)]);
+    }
+    let bytes = figures::rate(shown.bytes_per_second / 1e6);
+    let in_flight = figures::bytes(explained.in_flight_bytes);
+    rates.row(["storage", &format!("{bytes} MB/s, {in_flight} in flight")]);
+    rates.row(["tuning", &tuning(&resources)]);
+
+    let mut stages = Table::with_titles(&["STAGE", ">BUSY", ">WAITING", "FOR"]);
+    for StageUse { stage, busy, waiting, waits_for } in &shown.stages {
+        let busy = busy.map_or_else(|| "-".to_owned(), figures::percent);
+        let waiting = if waits_for.is_empty() { "-".to_owned() } else { format!("{waiting:.1}") };
+        stages.row([stage.clone(), busy, waiting, waits_for.clone()]);
+    }
+
+    let mut finding = Table::default();
+    finding.row(["what binds", &format!("{}: {}", shown.bound, shown.because)]);
+    if let Some(without) = shown.rows_per_second_without {
+        finding.row(["without it", &format!("at least {} rows/s", figures::rate(without))]);
+    }
+    for (place, advice) in shown.advice.iter().enumerate() {
+        finding.row([if place == 0 { "to change" } else { "" }, advice]);
+    }
+    format!("{}\n{}\n{}", rates.render(), stages.render(), finding.render())
+}
+
+fn tuning(resources: &IngestResources) -> String {
+    let IngestResources { cores, lanes, decoders, streams, object_bytes, useful_object_bytes, .. } =
+        resources;
+    let given = |fixed| if fixed { " (as the job says)" } else { "" };
+    let mut text = format!(
+        "{}, {decoders} of {lanes} lanes decode at once{} on {cores} cores",
+        if resources.settled { "settled" } else { "looking" },
+        given(resources.decoders_fixed),
+    );
+    if *useful_object_bytes > 0 {
+        text += &format!(
+            ", {streams} ranges of a file in flight{}, {} read ahead of each",
+            given(resources.streams_fixed),
+            figures::bytes(*object_bytes)
+        );
+    }
+    text
+}
+
+/// What is told, as JSON.
+#[derive(Debug, Serialize)]
+pub(crate) struct ExplanationJson<'a> {
+    resources: ResourcesJson,
+    in_flight_bytes: u64,
+    recent: Option<DiagnosisJson<'a>>,
+    whole: Option<DiagnosisJson<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct ResourcesJson {
+    cores: u32,
+    lanes: u32,
+    decoders: u32,
+    decoders_fixed: bool,
+    streams: u32,
+    streams_fixed: bool,
+    object_bytes: u64,
+    most_object_bytes: u64,
+    useful_object_bytes: u64,
+    settled: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct DiagnosisJson<'a> {
+    seconds: f64,
+    rows_per_second: f64,
+    bytes_per_second: f64,
+    stages: Vec<StageJson<'a>>,
+    bound: &'a str,
+    because: &'a str,
+    rows_per_second_without: Option<f64>,
+    advice: &'a [String],
+}
+
+#[derive(Debug, Serialize)]
+struct StageJson<'a> {
+    stage: &'a str,
+    busy: Option<f64>,
+    waiting: f64,
+    waits_for: &'a str,
+}
+
+impl<'a> From<&'a Explanation> for ExplanationJson<'a> {
+    fn from(explained: &'a Explanation) -> Self {
+        let IngestResources {
+            cores,
+            lanes,
+            decoders,
+            decoders_fixed,
+            streams,
+            streams_fixed,
+            object_bytes,
+            most_object_bytes,
+            useful_object_bytes,
+            settled,
+        } = explained.resources.unwrap_or_default();
+        Self {
+            resources: ResourcesJson {
+                cores,
+                lanes,
+                decoders,
+                decoders_fixed,
+                streams,
+                streams_fixed,
+                object_bytes,
+                most_object_bytes,
+                useful_object_bytes,
+                settled,
+            },
+            in_flight_bytes: explained.in_flight_bytes,
+            recent: explained.recent.as_ref().map(DiagnosisJson::from),
+            whole: explained.whole.as_ref().map(DiagnosisJson::from),
+        }
+    }
+}
+
+impl<'a> From<&'a Diagnosis> for DiagnosisJson<'a> {
+    fn from(found: &'a Diagnosis) -> Self {
+        let stage = |stage: &'a StageUse| StageJson {
+            stage: &stage.stage,
+            busy: stage.busy,
+            waiting: stage.waiting,
+            waits_for: &stage.waits_for,
+        };
+        Self {
+            seconds: found.seconds,
+            rows_per_second: found.rows_per_second,
+            bytes_per_second: found.bytes_per_second,
+            stages: found.stages.iter().map(stage).collect(),
+            bound: &found.bound,
+            because: &found.because,
+            rows_per_second_without: found.rows_per_second_without,
+            advice: &found.advice,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_screen_says_the_rate_what_binds_and_what_to_change() {
+        let stage = |stage: &str, busy, waiting, waits_for: &str| StageUse {
+            stage: stage.into(),
+            busy,
+            waiting,
+            waits_for: waits_for.into(),
+        };
+        let recent = Diagnosis {
+            seconds: 10.0,
+            rows_per_second: 1_234_567.0,
+            bytes_per_second: 412e6,
+            stages: vec![
+                stage("fetch", None, 5.3, "lanes for bytes"),
+                stage("transform", Some(0.25), 0.0, ""),
+            ],
+            bound: "storage".into(),
+            because: "5.3 of 16 lanes wait for bytes".into(),
+            rows_per_second_without: Some(2_000_000.0),
+            advice: vec!["nearer storage".into(), "more lanes".into()],
+        };
+        let resources = IngestResources {
+            cores: 2,
+            lanes: 16,
+            decoders: 2,
+            streams: 4,
+            streams_fixed: true,
+            object_bytes: 1 << 20,
+            useful_object_bytes: 8 << 20,
+            settled: true,
+            ..IngestResources::default()
+        };
+        let whole = Diagnosis { seconds: 60.0, rows_per_second: 50.0, ..recent.clone() };
+        let explained = Explanation {
+            resources: Some(resources),
+            in_flight_bytes: 3 << 20,
+            recent: Some(recent.clone()),
+            whole: Some(whole),
+        };
+        let wanted = "\
+rows/s           1,234,567 over 10.0 s
+since the start  50.0 over 60.0 s
+storage          412 MB/s, 3.0 MiB in flight
+tuning           settled, 2 of 16 lanes decode at once on 2 cores, 4 ranges of a file in flight (as the job says), 1.0 MiB read ahead of each
+
+STAGE        BUSY  WAITING  FOR
+fetch           -      5.3  lanes for bytes
+transform  25.0 %        -
+
+what binds  storage: 5.3 of 16 lanes wait for bytes
+without it  at least 2,000,000 rows/s
+to change   nearer storage
+            more lanes
+";
+        assert_eq!(describe(&explained, &recent), wanted);
+    }
+}
