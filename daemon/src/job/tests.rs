@@ -417,8 +417,14 @@ fn the_fingerprint_is_of_the_result_alone() {
     let plain = fingerprint(&[]);
     assert_eq!(plain.len(), 64);
     let same = ["name=x", "checkpoint.keep=9", "checkpoint.directory=/x", "training.threads=3"];
-    let same = same.into_iter().chain(["data.prefetch=9", "data.memory_budget=1GiB", "data.base=/x"]);
-    let same = same.chain(["data.cache={ directory = \"/x\", max_bytes = 9 }"]);
+    let same = same.into_iter().chain([
+        "data.prefetch=9",
+        "data.threads=3",
+        "data.streams=2",
+        "data.memory_budget=1GiB",
+        "data.base=/x",
+        "data.cache={ directory = \"/x\", max_bytes = 9 }",
+    ]);
     for set in same {
         assert_eq!(fingerprint(&[set]), plain, "{set}");
     }

@@ -149,6 +149,7 @@ struct Shares {
     /// Of what lanes may decode at once.
     decoding: f64,
     /// Lanes, on average.
+    working: f64,
     fetching: f64,
     queueing: f64,
 }
@@ -163,6 +164,7 @@ pub fn diagnose(done: &IngestStats, seconds: f64, resources: &Resources) -> Diag
         ring: stages.ring.wait_seconds / seconds,
         window: stages.pack.wait_seconds / seconds,
         decoding: lane_work(done) / seconds / decoders,
+        working: lane_work(done) / seconds,
         fetching: stages.fetch.wait_seconds / seconds,
         queueing: stages.decode.wait_seconds / seconds,
     };
@@ -195,8 +197,10 @@ fn bound(done: &IngestStats, shares: &Shares, resources: &Resources) -> Bound {
     if shares.pack >= FULL {
         return Bound::Packer;
     }
-    // With few lanes, what they wait for is theirs alone; with many, there is always one that waits.
-    let starved = shares.fetching > shares.queueing && shares.decoding < FULL;
+    // Where there are not more lanes than may decode, each does one thing after the other, and what takes
+    // most of its time binds. Where there are more, some always wait for bytes while others decode.
+    let is_mostly = resources.lanes > resources.decoders || shares.fetching > shares.working;
+    let starved = shares.fetching > shares.queueing && shares.decoding < FULL && is_mostly;
     if starved {
         let fully_read_ahead = resources.object_bytes >= resources.useful_object_bytes;
         return match resources {
@@ -366,6 +370,9 @@ mod tests {
             (RESOURCES, [8.0, 11.0, 28.0, 90.0, 5.0, 5.0, 0.0], Bound::Transform, Some(200_000.0)),
             (fixed, [8.0, 14.0, 5.0, 100.0, 2.0, 8.0, 0.0], Bound::Threads, Some(500_000.0)),
             (few, [0.2, 14.0, 5.5, 0.0, 2.0, 8.0, 0.0], Bound::Lanes, Some(500_000.0)),
+            // One lane that decodes for seven seconds and waits for three would rather have another.
+            (few, [6.0, 10.0, 4.0, 0.0, 2.0, 8.0, 0.0], Bound::Lanes, Some(333_333.0)),
+            (few, [13.0, 4.0, 3.0, 0.0, 2.0, 8.0, 0.0], Bound::Storage, Some(285_714.0)),
             (RESOURCES, starved, Bound::Storage, Some(333_333.0)),
             (all, starved, Bound::Storage, Some(333_333.0)),
             (streams, starved, Bound::Streams, Some(333_333.0)),
