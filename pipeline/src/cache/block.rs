@@ -167,10 +167,13 @@ impl Output<'_> {
         whole: impl Fn(T) -> u32,
     ) {
         let stride = needs.first.len();
+        let width = needs.width(column);
+        if width == SAME {
+            return self.word(needs.first[column]);
+        }
         let values = values.iter().skip(column).step_by(stride);
         let rest = &mut self.bytes[self.at..];
-        self.at += match needs.width(column) {
-            SAME => return self.word(needs.first[column]),
+        self.at += match width {
             1 => narrow::<T, 1>(rest, values, whole),
             2 => narrow::<T, 2>(rest, values, whole),
             3 => narrow::<T, 3>(rest, values, whole),

@@ -75,8 +75,8 @@ impl Specification {
             cache: None,
             ..data.clone()
         };
-        // Plain structs, enums, strings and numbers, which JSON can always hold.
-        parts.add(&serde_json::to_vec(&(features, label, data)).unwrap_or_default());
+        let json = serde_json::to_vec(&(features, label, data));
+        parts.add(&json.expect("plain structs, enums, strings and numbers, which JSON can always hold"));
         for feature in features {
             parts.add(feature.name.as_bytes());
             for numbers in feature.columns.iter().filter_map(|column| analysis.numbers.get(column)) {

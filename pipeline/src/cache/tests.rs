@@ -1,9 +1,11 @@
 //! Cached reads held against uncached ones, and files held against what can happen to them.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -570,6 +572,81 @@ fn the_directory_keeps_to_its_size_and_a_job_keeps_its_own_files() {
     assert!(bytes() <= limit);
     // The first job's are gone.
     assert_eq!(pass(&open(limit, 1), &rows), 0);
+}
+
+/// The directory that [`a_job_of_its_own`] caches in, in a process that was started for it.
+const DIRECTORY: &str = "MILLSTREAM_TEST_CACHE";
+const SPLITS: u32 = 64;
+
+/// Does nothing but in a process of its own, which others are started in.
+#[test]
+fn a_job_of_its_own() {
+    let Some(directory) = std::env::var_os(DIRECTORY) else { return };
+    let (rows, shape) = numbered(SPLITS, 60_000);
+    let source = cached(&rows, shape, cache(Path::new(&directory), OPTIONS, 1 << 30), OnBadRecord::Fail, 1);
+    pass(&source, &rows);
+    drop(source);
+    assert_eq!(files(Path::new(&directory), PART), [] as [PathBuf; 0]);
+    print!("{} files", files(Path::new(&directory), WHOLE).len());
+}
+
+/// Runs [`a_job_of_its_own`], behind other programs if need be.
+fn process(programs: &[&str], directory: &Path) -> Command {
+    let this = std::env::current_exe().unwrap();
+    let mut command = Command::new(programs.first().map_or(this.as_os_str(), OsStr::new));
+    if let Some(arguments) = programs.get(1..) {
+        command.args(arguments).arg(this);
+    }
+    command.args(["--exact", "cache::tests::a_job_of_its_own", "--nocapture"]);
+    command.env(DIRECTORY, directory).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+}
+
+#[test]
+fn jobs_killed_while_they_write_leave_nothing_wrong() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut killed = 0;
+    for round in 0..10 {
+        let before = files(directory.path(), WHOLE).len();
+        let mut child = process(&[], directory.path()).spawn().unwrap();
+        while files(directory.path(), WHOLE).len() == before && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        std::thread::sleep(Duration::from_millis(round % 4));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        killed += u32::from(files(directory.path(), WHOLE).len() < SPLITS as usize);
+    }
+    assert!(killed > 0);
+    let (rows, shape) = numbered(SPLITS, 60_000);
+    let there = files(directory.path(), WHOLE).len() as u64;
+    for hits in [there, u64::from(SPLITS)] {
+        let source = cached(&rows, shape, cache(directory.path(), OPTIONS, 1 << 30), OnBadRecord::Fail, 1);
+        assert_eq!(pass(&source, &rows), hits);
+        drop(source);
+        assert_eq!(files(directory.path(), PART), [] as [PathBuf; 0]);
+    }
+}
+
+/// In a mount namespace of its own, where the directory is a disk with hardly any room. Where a test may not make
+/// one, there is nothing to see.
+#[test]
+fn a_full_disk_costs_the_cache_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let mount = format!("mount -t tmpfs -o size=2m tmpfs '{}'", directory.path().display());
+    let namespace = ["unshare", "--map-root-user", "--mount", "sh", "-c"];
+    let possible = Command::new(namespace[0]).args(&namespace[1..]).arg(&mount).output();
+    if !possible.is_ok_and(|output| output.status.success()) {
+        return;
+    }
+    let script = format!("{mount} && exec \"$0\" \"$@\"");
+    let programs: Vec<&str> = namespace.into_iter().chain([script.as_str()]).collect();
+    let output = process(&programs, directory.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    let files =
+        said.lines().find_map(|line| line.split(" files").next()?.rsplit(' ').next()?.parse::<u32>().ok());
+    assert!(files.is_some_and(|files| files < SPLITS), "{said}");
 }
 
 fn feature(kind: FeatureKind) -> FeatureSpec {
