@@ -84,10 +84,14 @@ async fn read(
     headers: &HeaderMap,
     with_body: bool,
 ) -> Response {
-    let fault = if with_body { lock(&state.script).of_read() } else { None };
+    let mut fault = None;
+    if with_body {
+        // Before anything else: who asked may have gone by the time that there is an answer.
+        lock(&state.objects).count(name);
+        fault = lock(&state.script).of_read();
+    }
     match fault {
         Some(Fault::Status(status)) => {
-            lock(&state.objects).count(name);
             let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             return (status, "by script").into_response();
         }
@@ -174,7 +178,6 @@ fn body(
         _ => None,
     };
     let size = if let Some(Fault::Trickle(rate)) = fault { (rate as usize / 10).max(1) } else { CHUNK };
-    lock(&state.objects).count(&name);
     let starts = (0..whole).step_by(size).chain((whole == 0).then_some(0));
     futures::stream::iter(starts).then(move |start| {
         let (state, name) = (Arc::clone(&state), name.clone());
