@@ -120,7 +120,7 @@ impl Point {
 
     /// Every third column is a number, the others are categories.
     fn is_number(column: usize) -> bool {
-        column % 3 == 0
+        column.is_multiple_of(3)
     }
 
     fn transform(&self) -> Arc<Transform> {

@@ -318,7 +318,7 @@ mod tests {
                     seat.enter();
                     order.lock().unwrap_or_else(PoisonError::into_inner).push(lane);
                 });
-                until_waiting(&gate, waiting + 1);
+                until_waiting(gate, waiting + 1);
             }
             gate.wanted(3);
             holder.enter();
