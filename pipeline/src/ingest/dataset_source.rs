@@ -49,11 +49,12 @@ impl ChunkSource for DatasetSource {
         u32::try_from(self.dataset.splits().len()).unwrap_or(u32::MAX)
     }
 
-    /// A raw chunk is decoded from bytes that its reader holds, and counts as much again.
-    fn lane_bytes(&self, _chunk_rows: usize) -> u64 {
+    /// A raw chunk is decoded from bytes that its reader holds, and counts as much again; the ids of its
+    /// dictionaries, of which it holds the texts, are within that.
+    fn lane_bytes(&self, chunk_rows: usize) -> u64 {
         let splits = 0..self.dataset.splits().len();
         let most = splits.map(|split| self.dataset.reader_bytes(split, self.transform.projection())).max();
-        3 * most.unwrap_or(0)
+        3 * most.unwrap_or(0) + self.transform.column_bytes(chunk_rows)
     }
 
     /// Where bad records end the job, every record is a row, and the reader can go straight to one.
