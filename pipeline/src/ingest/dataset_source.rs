@@ -59,15 +59,17 @@ impl ChunkSource for DatasetSource {
     }
 
     /// The split being read, and the bytes of the next one. Where a split is fetched whole, a raw chunk is
-    /// decoded from bytes that its reader holds, and counts as much again.
-    fn lane_bytes(&self, _chunk_rows: usize) -> u64 {
+    /// decoded from bytes that its reader holds, and counts as much again; the ids of its dictionaries, of which
+    /// it holds the texts, are within that.
+    fn lane_bytes(&self, chunk_rows: usize) -> u64 {
         let splits = 0..self.dataset.splits().len();
         let most = splits.map(|split| self.dataset.reader_bytes(split, self.transform.projection())).max();
         let most = most.unwrap_or(0);
-        match self.dataset.elastic_bytes() {
+        let reading = match self.dataset.elastic_bytes() {
             Some(largest) => most + Limits::FEWEST_OBJECT_BYTES.min(largest),
             None => 3 * most,
-        }
+        };
+        reading + self.transform.column_bytes(chunk_rows)
     }
 
     fn elastic(&self) -> Option<Elastic<'_>> {

@@ -2,7 +2,7 @@
 
 use arrow_array::Array;
 
-use super::column::{Missing, Number, as_held, floats, numbers, put_absent};
+use super::column::{Missing, Number, as_held, floats, numbers, put_absent, zeroed};
 use super::{INVALID, simd};
 
 /// Up to so many boundaries, comparing with each is faster than looking for the right one.
@@ -25,7 +25,7 @@ impl Bucketized {
     }
 
     /// Each element's id; [`INVALID`] for text that is no number, and for NaN, which is in no interval.
-    pub(crate) fn codes(&self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<u32>> {
+    pub(crate) fn codes(&self, leaf: &dyn Array, missing: &Missing, spare: Vec<u32>) -> Option<Vec<u32>> {
         let held: Vec<f64> =
             self.boundaries.iter().map(|&boundary| as_held(leaf.data_type(), boundary)).collect();
         // Ids are below the cardinality, which is a u32.
@@ -33,9 +33,10 @@ impl Bucketized {
         if held.len() <= FEW
             && let Some(values) = floats(leaf, missing)
         {
-            let mut codes = simd::run(
+            let mut codes = zeroed(spare, values.len());
+            simd::run(
                 #[inline(always)]
-                || count_below(&held, &values),
+                || count_below(&held, &values, &mut codes),
             );
             put_absent(leaf, absent, &mut codes);
             return Some(codes);
@@ -49,15 +50,16 @@ impl Bucketized {
     }
 }
 
-/// How many boundaries are not above each value.
+/// Adds up how many boundaries are not above each value.
 #[inline(always)]
-fn count_below(boundaries: &[f64], values: &[f64]) -> Vec<u32> {
-    let mut codes: Vec<u32> = values.iter().map(|value| if value.is_nan() { INVALID } else { 0 }).collect();
+fn count_below(boundaries: &[f64], values: &[f64], codes: &mut [u32]) {
+    for (code, value) in codes.iter_mut().zip(values) {
+        *code = if value.is_nan() { INVALID } else { 0 };
+    }
     for &boundary in boundaries {
         for (code, &value) in codes.iter_mut().zip(values) {
             // Never true of NaN.
             *code += u32::from(boundary <= value);
         }
     }
-    codes
 }

@@ -234,6 +234,13 @@ pub(crate) fn floats<'a>(leaf: &'a dyn Array, missing: &Missing) -> Option<Cow<'
     }
 }
 
+/// A column of so many zeros, in the memory of one that is no longer needed.
+pub(crate) fn zeroed<T: Copy + Default>(mut spare: Vec<T>, length: usize) -> Vec<T> {
+    spare.clear();
+    spare.resize(length, T::default());
+    spare
+}
+
 /// Gives the null elements this value.
 pub(crate) fn put_absent<T: Copy>(leaf: &dyn Array, absent: T, values: &mut [T]) {
     if let Some(nulls) = leaf.nulls().filter(|nulls| nulls.null_count() > 0) {

@@ -77,7 +77,7 @@ impl Crossed {
         unusable: &mut Vec<Unusable>,
     ) -> Option<Vec<Option<u64>>> {
         let Some(bucketized) = self.of_part(part) else { return plain_fingerprints(leaf, missing) };
-        let codes = bucketized.codes(leaf, missing)?;
+        let codes = bucketized.codes(leaf, missing, Vec::new())?;
         // The last id is that of missing values.
         let known: Vec<i64> = (0..bucketized.cardinality() as i64 - 1).collect();
         let fingerprints = integer::fingerprints(&known);

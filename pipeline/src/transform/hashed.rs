@@ -33,8 +33,8 @@ impl Hashed {
     }
 
     /// Each element's id; `None` when the column's type is of no use.
-    pub(crate) fn codes(self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<u32>> {
-        let Some(mut codes) = self.codes_at_once(leaf, missing) else {
+    pub(crate) fn codes(self, leaf: &dyn Array, missing: &Missing, spare: Vec<u32>) -> Option<Vec<u32>> {
+        let Some(mut codes) = self.codes_at_once(leaf, missing, spare) else {
             return texts(leaf, missing, self.buckets, |text| self.modulus.reduce(fingerprint64(text)));
         };
         put_absent(leaf, self.buckets, &mut codes);
@@ -43,24 +43,29 @@ impl Hashed {
 
     /// The ids by the loops that take many values at a time; those of null elements are anything. `None`
     /// where each value must be looked at.
-    fn codes_at_once(self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<u32>> {
+    fn codes_at_once(self, leaf: &dyn Array, missing: &Missing, spare: Vec<u32>) -> Option<Vec<u32>> {
         if !missing.has_numbers()
             && let Some(values) = integers(leaf)
         {
-            return Some(integer::ids(&values, self.modulus));
+            return Some(integer::ids(&values, self.modulus, spare));
         }
         Some(match leaf.data_type() {
-            DataType::Utf8 => self.texts(leaf.as_string::<i32>(), missing),
-            DataType::LargeUtf8 => self.texts(leaf.as_string::<i64>(), missing),
-            DataType::Binary => self.texts(leaf.as_binary::<i32>(), missing),
-            DataType::LargeBinary => self.texts(leaf.as_binary::<i64>(), missing),
+            DataType::Utf8 => self.texts(leaf.as_string::<i32>(), missing, spare),
+            DataType::LargeUtf8 => self.texts(leaf.as_string::<i64>(), missing, spare),
+            DataType::Binary => self.texts(leaf.as_binary::<i32>(), missing, spare),
+            DataType::LargeBinary => self.texts(leaf.as_binary::<i64>(), missing, spare),
             _ => return None,
         })
     }
 
-    fn texts<T: ByteArrayType>(self, texts: &GenericByteArray<T>, missing: &Missing) -> Vec<u32> {
+    fn texts<T: ByteArrayType>(
+        self,
+        texts: &GenericByteArray<T>,
+        missing: &Missing,
+        spare: Vec<u32>,
+    ) -> Vec<u32> {
         let (offsets, bytes) = (texts.value_offsets(), texts.value_data());
-        let mut codes = text::ids(offsets, bytes, self.modulus);
+        let mut codes = text::ids(offsets, bytes, self.modulus, spare);
         if missing.has_texts() {
             for (code, ends) in codes.iter_mut().zip(offsets.windows(2)) {
                 if missing.has_text(&bytes[ends[0].as_usize()..ends[1].as_usize()]) {

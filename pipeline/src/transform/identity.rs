@@ -3,8 +3,8 @@
 
 use arrow_array::Array;
 
-use super::INVALID;
-use super::column::{Missing, Number, integers, numbers, put_absent};
+use super::column::{Missing, Number, integers, numbers, put_absent, zeroed};
+use super::{INVALID, simd};
 use crate::spec::OutOfRange;
 
 /// Ids `0..buckets`, and `buckets` for missing.
@@ -35,11 +35,19 @@ impl Identity {
 
     /// Each element's id; [`INVALID`] for what is no whole number, and for one that is out of range unless
     /// that is held to be missing.
-    pub(crate) fn codes(self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<u32>> {
+    pub(crate) fn codes(self, leaf: &dyn Array, missing: &Missing, spare: Vec<u32>) -> Option<Vec<u32>> {
         if !missing.has_numbers()
             && let Some(values) = integers(leaf)
         {
-            let mut codes: Vec<u32> = values.iter().map(|&value| self.of_integer(value)).collect();
+            let mut codes = zeroed(spare, values.len());
+            simd::run(
+                #[inline(always)]
+                || {
+                    for (code, &value) in codes.iter_mut().zip(values.iter()) {
+                        *code = self.of_integer(value);
+                    }
+                },
+            );
             put_absent(leaf, self.buckets, &mut codes);
             return Some(codes);
         }
@@ -51,6 +59,7 @@ impl Identity {
         })
     }
 
+    #[inline(always)]
     fn of_integer(self, value: i64) -> u32 {
         // Below the buckets, which are a u32.
         if (0..i64::from(self.buckets)).contains(&value) { value as u32 } else { self.beyond }

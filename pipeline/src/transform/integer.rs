@@ -7,6 +7,7 @@
 //!
 //! Integers of up to 15 digits are done so, in blocks; a block with a longer one falls back on the text.
 
+use super::column::zeroed;
 use super::decimal::Decimal;
 use super::simd;
 use crate::fingerprint::{Modulus, fingerprint64, of_words};
@@ -26,9 +27,9 @@ const TWO_52: f64 = 4_503_599_627_370_496.0;
 /// `"00000000"`
 const ZEROS: u64 = 0x3030_3030_3030_3030;
 
-/// Each value's fingerprint, reduced.
-pub(crate) fn ids(values: &[i64], modulus: Modulus) -> Vec<u32> {
-    let mut ids = vec![0; values.len()];
+/// Each value's fingerprint, reduced. Takes the memory of `spare`.
+pub(crate) fn ids(values: &[i64], modulus: Modulus, spare: Vec<u32>) -> Vec<u32> {
+    let mut ids = zeroed(spare, values.len());
     simd::run(
         #[inline(always)]
         || each(values, &mut ids, |fingerprint| modulus.reduce_in_halves(fingerprint)),
@@ -138,7 +139,7 @@ mod tests {
         assert_eq!(fingerprints(values), plain);
         for buckets in [1, 2, 97, 100_000, 1 << 20, u32::MAX - 1, u32::MAX] {
             let reduced: Vec<u32> = plain.iter().map(|&f| crate::fingerprint::reduce(f, buckets)).collect();
-            assert_eq!(ids(values, Modulus::new(buckets)), reduced);
+            assert_eq!(ids(values, Modulus::new(buckets), vec![7; 3]), reduced);
         }
     }
 

@@ -6,6 +6,8 @@
 
 use arrow_array::{AnyDictionaryArray, Array, ArrayRef};
 
+use super::column::put_absent;
+
 /// The ids of the dictionary that a feature met last. Holds four bytes for each of its values, and the
 /// dictionary.
 #[derive(Debug, Default)]
@@ -19,6 +21,7 @@ impl Memo {
         &mut self,
         dictionary: &dyn AnyDictionaryArray,
         absent: u32,
+        mut spare: Vec<u32>,
         of_values: impl FnOnce(&dyn Array) -> Option<Vec<u32>>,
     ) -> Option<Vec<u32>> {
         let values = dictionary.values();
@@ -29,9 +32,10 @@ impl Memo {
         if codes.is_empty() {
             return Some(vec![absent; dictionary.len()]);
         }
-        let mut ids: Vec<u32> = dictionary.normalized_keys().into_iter().map(|key| codes[key]).collect();
-        super::column::put_absent(dictionary.keys(), absent, &mut ids);
-        Some(ids)
+        spare.clear();
+        spare.extend(dictionary.normalized_keys().into_iter().map(|key| codes[key]));
+        put_absent(dictionary.keys(), absent, &mut spare);
+        Some(spare)
     }
 }
 

@@ -128,12 +128,16 @@ enum Place {
     Ragged(usize),
 }
 
-/// What a transform remembers from chunk to chunk of one stream of them, so as not to work it out again:
-/// the ids of dictionaries. What it makes of a chunk does not depend on it.
+/// What a transform keeps from chunk to chunk of one stream of them: the ids of dictionaries, so as not to
+/// work them out again, and the memory of its columns, which it would otherwise ask the system for each
+/// time. What it makes of a chunk does not depend on it.
 #[derive(Debug, Default)]
 pub struct Memory {
     /// By feature.
     memos: Vec<Memo>,
+    /// Columns that are no longer needed.
+    dense: Vec<Vec<f32>>,
+    ids: Vec<Vec<u32>>,
 }
 
 /// A chunk in the making.
@@ -156,6 +160,11 @@ impl Transform {
         self.projection.columns.truncate(self.feature_columns);
         self.label = None;
         self
+    }
+
+    /// The most bytes that a [`Memory`] keeps for chunks of so many rows, besides the ids of dictionaries.
+    pub(crate) fn column_bytes(&self, chunk_rows: usize) -> u64 {
+        4 * (self.dense.len() + self.ids.len()) as u64 * chunk_rows as u64
     }
 
     /// The columns that raw chunks must have, in this order.
@@ -212,14 +221,21 @@ impl Transform {
         memory.memos.resize_with(self.features.len(), Memo::default);
         for (feature, memo) in self.features.iter().zip(&mut memory.memos) {
             match &feature.encoder {
-                Encoder::Numeric(numeric) => self.dense(numeric, feature.columns[0], &mut work)?,
+                Encoder::Numeric(numeric) => {
+                    let spare = memory.dense.pop().unwrap_or_default();
+                    self.dense(numeric, feature.columns[0], spare, &mut work)?;
+                }
                 Encoder::Crossed(crossed) => self.cross(feature, crossed, &mut work)?,
-                encoder => self.categorical(encoder, feature, memo, &mut work)?,
+                encoder => {
+                    let spare = memory.ids.pop().unwrap_or_default();
+                    self.categorical(encoder, feature, memo, spare, &mut work)?;
+                }
             }
         }
         let Work { labels, weights, dense, ids, ragged, faults, truncated_rows, .. } = work;
-        let (dense, ids) = (rows::interleaved(&dense, rows), rows::interleaved(&ids, rows));
-        let mut chunk = Chunk { labels, weights, dense, ids, ragged };
+        let blocks = (rows::interleaved(&dense, rows), rows::interleaved(&ids, rows));
+        let mut chunk = Chunk { labels, weights, dense: blocks.0, ids: blocks.1, ragged };
+        (memory.dense, memory.ids) = (dense, ids);
         if let Some(keep) = settle(raw, faults, bad)? {
             chunk.retain_rows(&keep);
         }
@@ -245,10 +261,16 @@ impl Transform {
         Ok(())
     }
 
-    fn dense(&self, numeric: &Numeric, column: usize, work: &mut Work<'_>) -> Result<(), Error> {
+    fn dense(
+        &self,
+        numeric: &Numeric,
+        column: usize,
+        spare: Vec<f32>,
+        work: &mut Work<'_>,
+    ) -> Result<(), Error> {
         let elements = work.elements(column);
         if !elements.are_lists()
-            && let Some(values) = numeric.values(&elements.leaf, &self.missing)
+            && let Some(values) = numeric.values(&elements.leaf, &self.missing, spare)
         {
             work.dense.push(values);
             return Ok(());
@@ -282,14 +304,18 @@ impl Transform {
         encoder: &Encoder,
         feature: &Feature,
         memo: &mut Memo,
+        spare: Vec<u32>,
         work: &mut Work<'_>,
     ) -> Result<(), Error> {
         let column = feature.columns[0];
         let elements = work.elements(column);
         let absent = self.cardinality(feature.place) - 1;
         let codes = match elements.leaf.as_any_dictionary_opt() {
-            Some(dictionary) => memo.codes(dictionary, absent, |values| encoder.codes(values, &self.missing)),
-            None => encoder.codes(&elements.leaf, &self.missing),
+            Some(dictionary) => {
+                let of_values = |values: &dyn Array| encoder.codes(values, &self.missing, Vec::new());
+                memo.codes(dictionary, absent, spare, of_values)
+            }
+            None => encoder.codes(&elements.leaf, &self.missing, spare),
         };
         let codes = codes.ok_or_else(|| wrong_type(work.raw, column, encoder.expected()))?;
         let rows = work.raw.rows();
@@ -374,13 +400,14 @@ impl Transform {
 }
 
 impl Encoder {
-    /// Each element's id, for kinds of one column; `None` when its type is of no use.
-    fn codes(&self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<u32>> {
+    /// Each element's id, for kinds of one column, where it can in the memory of `spare`; `None` when its
+    /// type is of no use.
+    fn codes(&self, leaf: &dyn Array, missing: &Missing, spare: Vec<u32>) -> Option<Vec<u32>> {
         match self {
-            Self::Bucketized(bucketized) => bucketized.codes(leaf, missing),
+            Self::Bucketized(bucketized) => bucketized.codes(leaf, missing, spare),
             Self::Vocabulary(vocabulary) => vocabulary.codes(leaf, missing),
-            Self::Hashed(hashed) => hashed.codes(leaf, missing),
-            Self::Identity(identity) => identity.codes(leaf, missing),
+            Self::Hashed(hashed) => hashed.codes(leaf, missing, spare),
+            Self::Identity(identity) => identity.codes(leaf, missing, spare),
             Self::Numeric(_) | Self::Crossed(_) => None,
         }
     }

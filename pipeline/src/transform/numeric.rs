@@ -2,7 +2,7 @@
 
 use arrow_array::Array;
 
-use super::column::{Missing, Number, floats, put_absent};
+use super::column::{Missing, Number, floats, put_absent, zeroed};
 use super::logarithm::signed_log1p;
 use super::simd;
 use crate::Error;
@@ -59,10 +59,10 @@ impl Numeric {
 
     /// Scales a column of numbers at once. `None` where a value must be looked at by itself: one stands
     /// for missing, is absent and must not be, or is not finite once scaled.
-    pub(crate) fn values(&self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<f32>> {
+    pub(crate) fn values(&self, leaf: &dyn Array, missing: &Missing, spare: Vec<f32>) -> Option<Vec<f32>> {
         let absent = if leaf.null_count() > 0 { self.absent? } else { 0.0 };
         let numbers = floats(leaf, missing)?;
-        let mut values = vec![0.0; numbers.len()];
+        let mut values = zeroed(spare, numbers.len());
         let finite = simd::run(
             #[inline(always)]
             || self.scale.apply_to(&numbers, &mut values),

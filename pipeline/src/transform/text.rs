@@ -7,6 +7,7 @@
 
 use arrow_array::OffsetSizeTrait;
 
+use super::column::zeroed;
 use super::simd;
 use crate::fingerprint::{Modulus, fingerprint64, of_words};
 
@@ -23,9 +24,15 @@ struct Words {
     lengths: [u64; BLOCK],
 }
 
-/// Each text's fingerprint, reduced. Text `i` is `bytes[offsets[i]..offsets[i + 1]]`.
-pub(crate) fn ids<O: OffsetSizeTrait>(offsets: &[O], bytes: &[u8], modulus: Modulus) -> Vec<u32> {
-    let mut ids = vec![0; offsets.len().saturating_sub(1)];
+/// Each text's fingerprint, reduced. Text `i` is `bytes[offsets[i]..offsets[i + 1]]`. Takes the memory of
+/// `spare`.
+pub(crate) fn ids<O: OffsetSizeTrait>(
+    offsets: &[O],
+    bytes: &[u8],
+    modulus: Modulus,
+    spare: Vec<u32>,
+) -> Vec<u32> {
+    let mut ids = zeroed(spare, offsets.len().saturating_sub(1));
     simd::run(
         #[inline(always)]
         || each(offsets, bytes, &mut ids, modulus),
@@ -114,7 +121,7 @@ mod tests {
         });
         let offsets: Vec<i32> = std::iter::once(before.len() as i32).chain(ends).collect();
         let plain: Vec<u32> = texts.iter().map(|text| crate::fingerprint::bucket(text, buckets)).collect();
-        assert_eq!(ids(&offsets, &bytes, Modulus::new(buckets)), plain);
+        assert_eq!(ids(&offsets, &bytes, Modulus::new(buckets), vec![7; 3]), plain);
     }
 
     proptest! {
