@@ -39,6 +39,8 @@ pub(super) struct Footer {
     /// string to the writer.
     pub(super) plain: ArrowReaderMetadata,
     pub(super) groups: Arc<[RowGroup]>,
+    /// The columns, in the order of their names.
+    by_name: Arc<[usize]>,
 }
 
 /// What is wrong with a footer, and the row it was met at.
@@ -72,7 +74,32 @@ impl Footer {
             message: format!("the footer cannot be read: {message}"),
         })?;
         let groups = row_groups(&plain, file_bytes)?;
-        Ok(Self { as_written, plain, groups })
+        let fields = plain.schema().fields();
+        let mut by_name: Vec<usize> = (0..fields.len()).collect();
+        by_name.sort_by_key(|&root| fields[root].name());
+        Ok(Self { as_written, plain, groups, by_name: by_name.into() })
+    }
+
+    /// The column of this name; the first, if several have it.
+    pub(super) fn root(&self, name: &str) -> Option<usize> {
+        let fields = self.plain.schema().fields();
+        let place = self.by_name.partition_point(|&root| fields[root].name().as_str() < name);
+        self.by_name.get(place).copied().filter(|&root| fields[root].name() == name)
+    }
+
+    /// The leaves that a column is stored as.
+    pub(super) fn leaves(&self, root: usize) -> Range<usize> {
+        let schema = self.plain.parquet_schema();
+        // Leaves are in the order of their columns.
+        let first_not_before = |root: usize| {
+            let (mut low, mut high) = (0, schema.num_columns());
+            while low < high {
+                let middle = low + (high - low) / 2;
+                if schema.get_column_root_idx(middle) < root { low = middle + 1 } else { high = middle }
+            }
+            low
+        };
+        first_not_before(root)..first_not_before(root + 1)
     }
 }
 

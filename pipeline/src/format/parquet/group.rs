@@ -104,7 +104,7 @@ impl ParquetFile {
             Plan::All => {
                 self.arrow(&source, &self.footer.as_written, group, None, batch_rows, skip).map(Columns::All)
             }
-            Plan::Columns(planned) => {
+            Plan::Columns(planned, _) => {
                 self.projected(&source, group, planned, batch_rows, skip).map(Box::new).map(Columns::Some)
             }
         });

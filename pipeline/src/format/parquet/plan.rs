@@ -26,8 +26,8 @@ use crate::spec::Condition;
 pub(crate) enum Plan {
     /// All columns, as they are.
     All,
-    /// The columns of a projection, each with whether to make lists of its values.
-    Columns(Vec<Planned>),
+    /// The columns of a projection, and the leaves they are stored as, ascending.
+    Columns(Vec<Planned>, Vec<usize>),
 }
 
 #[derive(Clone, Debug)]
@@ -54,10 +54,7 @@ impl Plan {
     pub(super) fn reads(&self, leaf: usize) -> bool {
         match self {
             Self::All => true,
-            Self::Columns(columns) => columns
-                .iter()
-                .filter_map(|column| column.found.as_ref())
-                .any(|found| found.leaves.contains(&leaf)),
+            Self::Columns(_, leaves) => leaves.binary_search(&leaf).is_ok(),
         }
     }
 }
@@ -79,7 +76,11 @@ impl ParquetFile {
             }
             Ok(Planned { name: wanted.name.clone(), wrap, found })
         });
-        columns.collect::<Result<_, _>>().map(Plan::Columns)
+        let columns: Vec<Planned> = columns.collect::<Result<_, _>>()?;
+        let found = columns.iter().filter_map(|column| column.found.as_ref());
+        let mut leaves: Vec<usize> = found.flat_map(|found| found.leaves.iter().copied()).collect();
+        leaves.sort_unstable();
+        Ok(Plan::Columns(columns, leaves))
     }
 
     /// All columns, as they are.
@@ -111,11 +112,11 @@ impl ParquetFile {
 
     pub(super) fn find(&self, name: &str) -> Option<Found> {
         let schema = self.footer.plain.schema();
-        if let Ok(root) = schema.index_of(name) {
+        if let Some(root) = self.footer.root(name) {
             return Some(self.found(root, Vec::new(), schema.field(root)));
         }
         let mut parts = name.split('.');
-        let root = schema.index_of(parts.next()?).ok()?;
+        let root = self.footer.root(parts.next()?)?;
         let path: Vec<String> = parts.map(str::to_owned).collect();
         let field = path.iter().try_fold(schema.field(root), |field, part| match field.data_type() {
             DataType::Struct(fields) => fields.find(part).map(|(_, field)| field.as_ref()),
@@ -125,15 +126,13 @@ impl ParquetFile {
     }
 
     fn found(&self, root: usize, path: Vec<String>, field: &Field) -> Found {
-        let leaves = self.footer.plain.parquet_schema();
+        let schema = self.footer.plain.parquet_schema();
         let below = |&leaf: &usize| {
-            let parts = leaves.column(leaf);
-            let parts = parts.path().parts();
-            leaves.get_column_root_idx(leaf) == root
-                && parts.len() > path.len()
-                && parts[1..].iter().zip(&path).all(|(part, wanted)| part == wanted)
+            let column = schema.column(leaf);
+            let parts = column.path().parts();
+            parts.len() > path.len() && parts[1..].iter().zip(&path).all(|(part, wanted)| part == wanted)
         };
-        let leaves = (0..leaves.num_columns()).filter(below).collect();
+        let leaves = self.footer.leaves(root).filter(below).collect();
         Found { root, path, leaves, data_type: field.data_type().clone() }
     }
 
