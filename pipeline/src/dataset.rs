@@ -320,7 +320,10 @@ impl Dataset {
             _ => {
                 // The record and what was made of it.
                 let longest = 2 * self.longest_record.get().copied().unwrap_or(0);
-                Limits::FEWEST_OBJECT_BYTES.min(split.bytes) + crate::records::HELD_BYTES + parts::HELD_BYTES + longest
+                Limits::FEWEST_OBJECT_BYTES.min(split.bytes)
+                    + crate::records::HELD_BYTES
+                    + parts::HELD_BYTES
+                    + longest
             }
         }
     }

@@ -60,7 +60,7 @@ fn memory_is_bounded_whatever_the_size() {
 fn thousands_of_files_are_summed_up() {
     let place = tempfile::tempdir().unwrap();
     let shell = Shell::new(place.path());
-    shell.run(&["generate", "--rows", "30000", "--shards", "3000", "many/a.tfrecord"]).with_code(0);
+    let _ = shell.run(&["generate", "--rows", "30000", "--shards", "3000", "many/a.tfrecord"]).with_code(0);
     let told = shell.run(&["inspect", "many/"]).with_code(0).stdout;
     for wanted in ["3,000", "30,000", "TFRecord, none: 3,000 files", "clicked"] {
         assert!(told.contains(wanted), "{told}");

@@ -44,7 +44,9 @@ fn a_file_is_read_whole_and_in_part() {
     let (_dir, object, runtime) = file(&bytes);
     let read = |range: Range<u64>| {
         let mut read = Vec::new();
-        FetchedBytes::start_range(object.clone(), range, &Arc::default(), runtime.handle()).read_to_end(&mut read).unwrap();
+        FetchedBytes::start_range(object.clone(), range, &Arc::default(), runtime.handle())
+            .read_to_end(&mut read)
+            .unwrap();
         read
     };
     assert!(read(0..object.size()) == bytes);

@@ -363,7 +363,9 @@ fn parse(text: &[u8]) -> Number {
 fn without_numeric_dictionary(leaf: ArrayRef) -> ArrayRef {
     let numeric = leaf.as_any_dictionary_opt().filter(|found| found.values().data_type().is_primitive());
     // A key beyond its dictionary cannot be: the array's constructor has looked.
-    numeric.and_then(|found| arrow_select::take::take(found.values(), found.keys(), None).ok()).unwrap_or(leaf)
+    numeric
+        .and_then(|found| arrow_select::take::take(found.values(), found.keys(), None).ok())
+        .unwrap_or(leaf)
 }
 
 /// Maps the elements of a column of text or bytes, or of a dictionary of them.

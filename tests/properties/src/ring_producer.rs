@@ -36,6 +36,7 @@ pub fn check(data: &[u8]) {
                     epoch: 0,
                     batch: 0,
                     rows,
+                    global_rows: rows,
                     last: false,
                 });
                 batch.set_position(input.take(usize::from(choice) % schema.position_bytes as usize));
