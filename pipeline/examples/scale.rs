@@ -30,9 +30,7 @@ use millstream_pipeline::ingest::{
     self, ChunkReader, ChunkSource, Counters, DatasetSource, IngestPlan, LeftOut, Opened,
 };
 use millstream_pipeline::order::Position;
-use millstream_pipeline::spec::{
-    DataSpec, FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize, OnBadRecord,
-};
+use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize};
 use millstream_pipeline::transform::Transform;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -103,18 +101,11 @@ impl Point {
         DataSpec {
             base: base.to_owned(),
             train: vec!["*.tfrecord".to_owned()],
-            eval: Vec::new(),
-            format: None,
-            missing: Vec::new(),
             batch_size: self.batch_size,
-            epochs: 1,
             shuffle_rows: self.shuffle_rows,
             lanes: self.lanes,
-            prefetch: 4,
-            threads: None,
-            streams: None,
             memory_budget_bytes: self.budget_mib << 20,
-            on_bad_record: OnBadRecord::Fail,
+            ..DataSpec::default()
         }
     }
 
@@ -260,6 +251,10 @@ struct ReadyReader {
 impl ChunkSource for Ready {
     fn splits(&self) -> u32 {
         self.point.objects as u32
+    }
+
+    fn cuts(&self) -> u64 {
+        0
     }
 
     fn lane_bytes(&self, _chunk_rows: usize) -> u64 {

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::dataset::DEFAULT_SPLIT_BYTES;
+
 /// The data of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DataSpec {
@@ -48,6 +50,33 @@ pub struct DataSpec {
     pub split_bytes: u64,
     /// Where what was read once is kept for the next time.
     pub cache: Option<CacheSpec>,
+}
+
+/// What a job file that says nothing else asks for; of data, there are none.
+impl Default for DataSpec {
+    fn default() -> Self {
+        Self {
+            base: PathBuf::new(),
+            train: Vec::new(),
+            eval: Vec::new(),
+            format: None,
+            missing: Vec::new(),
+            filter: Vec::new(),
+            batch_size: 256,
+            epochs: 1,
+            shuffle_rows: 65_536,
+            lanes: 16,
+            prefetch: 4,
+            threads: None,
+            streams: None,
+            memory_budget_bytes: 2 << 30,
+            on_bad_record: OnBadRecord::Fail,
+            deterministic: true,
+            drop_last: false,
+            split_bytes: DEFAULT_SPLIT_BYTES,
+            cache: None,
+        }
+    }
 }
 
 /// A directory for rows that were read, decoded and transformed once.

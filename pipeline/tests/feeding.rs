@@ -80,24 +80,14 @@ fn write_tfrecord(directory: &Path) {
 fn spec(base: &Path, on_bad_record: OnBadRecord) -> DataSpec {
     DataSpec {
         base: base.to_owned(),
-        train: Vec::new(),
-        eval: Vec::new(),
-        format: None,
-        missing: Vec::new(),
-        filter: Vec::new(),
         batch_size: 16,
         epochs: 2,
         shuffle_rows: 60,
         lanes: 4,
         prefetch: 3,
-        threads: None,
-        streams: None,
         memory_budget_bytes: 1 << 30,
         on_bad_record,
-        cache: None,
-        deterministic: true,
-        drop_last: false,
-        split_bytes: 64 << 20,
+        ..DataSpec::default()
     }
 }
 

@@ -16,9 +16,7 @@ use millstream_pipeline::fingerprint::{bucket, cross64};
 use millstream_pipeline::format::tfrecord::RecordWriter;
 use millstream_pipeline::ingest::{self, DatasetSource, IngestPlan};
 use millstream_pipeline::order::Position;
-use millstream_pipeline::spec::{
-    DataSpec, FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize, OnBadRecord,
-};
+use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize};
 use millstream_pipeline::transform::Transform;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
@@ -104,24 +102,11 @@ fn write_tfrecord(path: &Path) {
 fn plan(base: &Path, pattern: &str, runtime: &Runtime) -> IngestPlan {
     let spec = DataSpec {
         base: base.to_owned(),
-        train: Vec::new(),
-        eval: Vec::new(),
-        format: None,
-        missing: Vec::new(),
         batch_size: 32,
-        epochs: 1,
         shuffle_rows: 200,
         lanes: 4,
         prefetch: 3,
-        threads: None,
-        streams: None,
-        memory_budget_bytes: 1 << 30,
-        on_bad_record: OnBadRecord::Fail,
-        filter: Vec::new(),
-        cache: None,
-        deterministic: true,
-        drop_last: false,
-        split_bytes: 64 << 20,
+        ..DataSpec::default()
     };
     let feature = |name: &str, columns: &[&str], kind, maximum: Option<usize>| FeatureSpec {
         name: name.into(),

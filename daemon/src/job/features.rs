@@ -73,10 +73,10 @@ pub(super) fn read(section: Section<'_>, base: &Path) -> Vec<Feature> {
         let (columns, boundaries): (Vec<_>, Vec<_>) = parts.iter().filter_map(column).unzip();
         let spec = &mut features[nth].spec;
         spec.columns = columns;
-        if let FeatureKind::Crossed { boundaries: of_columns, .. } = &mut spec.kind {
-            if boundaries.iter().any(|boundaries| !boundaries.is_empty()) {
-                *of_columns = boundaries;
-            }
+        if let FeatureKind::Crossed { boundaries: of_columns, .. } = &mut spec.kind
+            && boundaries.iter().any(|boundaries| !boundaries.is_empty())
+        {
+            *of_columns = boundaries;
         }
     }
     if section.is_empty() {

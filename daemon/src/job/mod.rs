@@ -17,7 +17,7 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 
-use millstream_pipeline::dataset::{DEFAULT_SPLIT_BYTES, FEWEST_SPLIT_BYTES};
+use millstream_pipeline::dataset::FEWEST_SPLIT_BYTES;
 use millstream_pipeline::ingest::MOST_STREAMS;
 use millstream_pipeline::spec::{
     CacheSpec, DataSpec, FeatureKind, FeatureSpec, FormatName, LabelSpec, OnBadRecord, Terms,
@@ -167,6 +167,7 @@ fn read_data(mut data: Section<'_>, path: &Path, problems: &Problems<'_>) -> Dat
         data.error_at(pattern.at, "a path is empty");
     }
     let cache = read_cache(&mut data, &base);
+    let usual = DataSpec::default();
     let spec = DataSpec {
         base,
         train: owned(&train),
@@ -174,19 +175,19 @@ fn read_data(mut data: Section<'_>, path: &Path, problems: &Problems<'_>) -> Dat
         format: data.choice("format", &FORMATS),
         missing: owned(&data.texts("missing").unwrap_or_default()),
         filter: filter::read(&mut data),
-        batch_size: data.whole_u32("batch_size", 1..=16_777_216).unwrap_or(256),
-        epochs: data.whole_u32("epochs", 1..=u32::MAX).unwrap_or(1),
-        shuffle_rows: data.whole("shuffle_rows", 0..=u64::MAX).unwrap_or(65_536),
-        lanes: data.whole_u32("lanes", 1..=4_096).unwrap_or(16),
-        prefetch: data.whole_u32("prefetch", 2..=1_024).unwrap_or(4),
+        batch_size: data.whole_u32("batch_size", 1..=16_777_216).unwrap_or(usual.batch_size),
+        epochs: data.whole_u32("epochs", 1..=u32::MAX).unwrap_or(usual.epochs),
+        shuffle_rows: data.whole("shuffle_rows", 0..=u64::MAX).unwrap_or(usual.shuffle_rows),
+        lanes: data.whole_u32("lanes", 1..=4_096).unwrap_or(usual.lanes),
+        prefetch: data.whole_u32("prefetch", 2..=1_024).unwrap_or(usual.prefetch),
         threads: data.whole_u32("threads", 1..=1_024),
         streams: data.whole_u32("streams", 1..=MOST_STREAMS),
-        memory_budget_bytes: data.bytes("memory_budget").unwrap_or(2 << 30),
+        memory_budget_bytes: data.bytes("memory_budget").unwrap_or(usual.memory_budget_bytes),
         on_bad_record: read_on_bad_record(&mut data),
         cache,
-        deterministic: data.flag("deterministic").unwrap_or(true),
-        drop_last: data.flag("drop_last").unwrap_or(false),
-        split_bytes: data.bytes("split_bytes").unwrap_or(DEFAULT_SPLIT_BYTES),
+        deterministic: data.flag("deterministic").unwrap_or(usual.deterministic),
+        drop_last: data.flag("drop_last").unwrap_or(usual.drop_last),
+        split_bytes: data.bytes("split_bytes").unwrap_or(usual.split_bytes),
     };
     if spec.split_bytes < FEWEST_SPLIT_BYTES {
         let message =

@@ -94,7 +94,7 @@ fn read(path: &Path, access: Access, bytes: usize, block: usize, depth: usize) -
 }
 
 fn taken(queue: &mut Queue) -> std::io::Result<AlignedBuffer> {
-    let done = queue.next().ok_or_else(|| std::io::Error::other("nothing is under way"))?;
+    let done = queue.wait().ok_or_else(|| std::io::Error::other("nothing is under way"))?;
     done.result.map(|_| done.buffer)
 }
 

@@ -64,7 +64,7 @@ impl DiskFile {
     ) -> io::Result<usize> {
         while done < bytes.len() {
             // Only the end of a file leaves a direct read in the middle of a sector.
-            if direction == Direction::Read && done % ALIGNMENT != 0 && self.is_direct() {
+            if direction == Direction::Read && !done.is_multiple_of(ALIGNMENT) && self.is_direct() {
                 break;
             }
             let at = offset + done as u64;

@@ -70,7 +70,7 @@ impl Queue {
     }
 
     /// Waits for a transfer to end; `None` when none is under way.
-    pub fn next(&mut self) -> Option<Completion> {
+    pub fn wait(&mut self) -> Option<Completion> {
         if self.done.is_empty()
             && let Some(ring) = &mut self.ring
         {
@@ -80,7 +80,8 @@ impl Queue {
     }
 
     fn begin(&mut self, transfer: Transfer) {
-        let aligned = transfer.offset % ALIGNMENT as u64 == 0 && transfer.buffer.len() % ALIGNMENT == 0;
+        let aligned = transfer.offset.is_multiple_of(ALIGNMENT as u64)
+            && transfer.buffer.len().is_multiple_of(ALIGNMENT);
         if !aligned {
             let error = io::Error::new(io::ErrorKind::InvalidInput, "a transfer that is not aligned");
             return self.done.push_back(transfer.end(Err(error)));

@@ -56,7 +56,7 @@ fn what_is_written_is_read_back_by_every_other_way() {
             offset += (blocks * ALIGNMENT) as u64;
         }
         let mut tokens: Vec<u64> = Vec::new();
-        while let Some(written) = queue.next() {
+        while let Some(written) = queue.wait() {
             assert_eq!(written.result.unwrap(), written.buffer.len());
             tokens.push(written.token);
         }
@@ -73,7 +73,7 @@ fn what_is_written_is_read_back_by_every_other_way() {
                 queue.read(&file, block as u64, AlignedBuffer::zeroed(3 * ALIGNMENT), block as u64);
             }
             let mut read = HashMap::new();
-            while let Some(done) = queue.next() {
+            while let Some(done) = queue.wait() {
                 let bytes = done.result.unwrap();
                 read.insert(done.token as usize, done.buffer[..bytes].to_vec());
             }
@@ -97,7 +97,7 @@ fn a_read_ends_where_the_file_ends() {
             let mut queue = Queue::new(depth, access.ring);
             for at in [0, ALIGNMENT, 4 * ALIGNMENT] {
                 queue.read(&file, at as u64, AlignedBuffer::zeroed(2 * ALIGNMENT), at as u64);
-                let done = queue.next().unwrap();
+                let done = queue.wait().unwrap();
                 let expected = &contents[at.min(length)..length.min(at + 2 * ALIGNMENT)];
                 assert_eq!(done.result.unwrap(), expected.len(), "{length} bytes from {at}, {access:?}");
                 assert_eq!(&done.buffer[..expected.len()], expected);
@@ -114,7 +114,7 @@ fn transfers_that_cannot_be_are_errors_and_give_the_buffer_back() {
         let file = open(&path, access);
         let mut queue = Queue::new(depth, access.ring);
         let error = |queue: &mut Queue| {
-            let done = queue.next().unwrap();
+            let done = queue.wait().unwrap();
             (done.token, done.buffer.len(), done.result.unwrap_err().kind())
         };
         queue.read(&file, 1, buffer(1, 0), 7);
@@ -124,7 +124,7 @@ fn transfers_that_cannot_be_are_errors_and_give_the_buffer_back() {
         queue.write(&file, 0, buffer(1, 0), 9);
         let (token, bytes, _) = error(&mut queue);
         assert_eq!((token, bytes), (9, ALIGNMENT), "the file is open for reading only");
-        assert!(queue.next().is_none());
+        assert!(queue.wait().is_none());
         assert_eq!(std::fs::read(&path).unwrap(), [1; 2 * ALIGNMENT]);
     });
 }
@@ -168,7 +168,7 @@ proptest! {
             queue.read(&file, block * ALIGNMENT as u64, AlignedBuffer::zeroed(blocks * ALIGNMENT), token);
         }
         let mut seen = 0;
-        while let Some(done) = queue.next() {
+        while let Some(done) = queue.wait() {
             let (block, blocks) = reads[done.token as usize];
             let start = (block as usize * ALIGNMENT).min(length);
             let end = (start + blocks * ALIGNMENT).min(length);

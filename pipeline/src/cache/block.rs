@@ -407,7 +407,7 @@ impl Column<'_> {
             }
             1 => data[rows].iter().enumerate().for_each(|(row, &byte)| put(row, whole(u32::from(byte)))),
             2 => {
-                words::<2>(data, rows).for_each(|(row, b)| put(row, whole(u32::from(u16::from_le_bytes(b)))))
+                words::<2>(data, rows).for_each(|(row, b)| put(row, whole(u32::from(u16::from_le_bytes(b)))));
             }
             3 => words::<3>(data, rows)
                 .for_each(|(row, [a, b, c])| put(row, whole(u32::from_le_bytes([a, b, c, 0])))),

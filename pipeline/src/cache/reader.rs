@@ -185,7 +185,7 @@ impl CacheReader {
             if let Some(buffer) = self.read[self.block % DEPTH].take() {
                 break buffer;
             }
-            let Some(done) = gate::waiting(|| self.queue.next()) else {
+            let Some(done) = gate::waiting(|| self.queue.wait()) else {
                 return Err(io::Error::other("a read was lost").into());
             };
             let bytes = done.result?;
@@ -204,7 +204,7 @@ impl CacheReader {
 fn read(queue: &mut Queue, file: &Arc<DiskFile>, place: Range<u64>) -> Result<AlignedBuffer, Unreadable> {
     let bytes = (place.end - place.start) as usize;
     queue.read(file, place.start, AlignedBuffer::zeroed(bytes), 0);
-    let done = gate::waiting(|| queue.next()).ok_or_else(|| io::Error::other("a read was lost"))?;
+    let done = gate::waiting(|| queue.wait()).ok_or_else(|| io::Error::other("a read was lost"))?;
     if done.result? != bytes {
         return Err(Malformed("the file was cut off").into());
     }

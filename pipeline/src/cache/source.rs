@@ -136,7 +136,7 @@ impl ChunkSource for CachedSource {
         }
         counters.cache_misses.add(1);
         let (source, passed) = opening.source(from, 0)?;
-        let reader = Reader { opening, given: passed, from: From::Source(source) };
+        let reader = Reader { opening, given: passed, from: From::Source(Box::new(source)) };
         Ok(Opened { reader: Box::new(reader), passed })
     }
 }
@@ -161,7 +161,7 @@ struct Reader {
 
 enum From {
     Cache(Box<CacheReader>),
-    Source(Source),
+    Source(Box<Source>),
 }
 
 /// A split read from its source.
@@ -180,7 +180,7 @@ struct Source {
 enum Tee {
     /// From the first rows on.
     Wanted,
-    Writing(PartWriter),
+    Writing(Box<PartWriter>),
     No,
 }
 
@@ -209,7 +209,7 @@ impl ChunkReader for Reader {
                     Err(why) => {
                         self.opening.cache.discard(&self.opening.split().key, &why);
                         let (source, _) = self.opening.source(self.given, self.given)?;
-                        self.from = From::Source(source);
+                        self.from = From::Source(Box::new(source));
                     }
                 },
             }
@@ -270,7 +270,7 @@ impl Source {
     fn tee(&mut self, chunk: &Chunk, truncated_rows: u64, opening: &Opening) {
         if matches!(self.tee, Tee::Wanted) {
             let writer = opening.cache.write(&opening.split().key, &opening.shape);
-            self.tee = writer.map_or(Tee::No, Tee::Writing);
+            self.tee = writer.map_or(Tee::No, |writer| Tee::Writing(Box::new(writer)));
         }
         if let Tee::Writing(writer) = &mut self.tee
             && !writer.push(chunk, truncated_rows)
@@ -282,7 +282,7 @@ impl Source {
     fn end(&mut self, truncated_rows: u64, opening: &Opening) {
         let left_out = self.reader.left_out();
         let writer = match std::mem::replace(&mut self.tee, Tee::No) {
-            Tee::Writing(writer) => Some(writer),
+            Tee::Writing(writer) => Some(*writer),
             Tee::Wanted => opening.cache.write(&opening.split().key, &opening.shape),
             Tee::No => None,
         };

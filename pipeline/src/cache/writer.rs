@@ -292,7 +292,7 @@ impl<'a> Writer<'a> {
 
     /// Waits for a write to end.
     fn complete(&mut self) {
-        let Some(done) = self.queue.next() else { return };
+        let Some(done) = self.queue.wait() else { return };
         self.shared.queued_bytes.fetch_sub(done.buffer.len() as u64, Ordering::Relaxed);
         if let Some(part) = self.parts.get_mut(&done.token) {
             part.under_way -= 1;

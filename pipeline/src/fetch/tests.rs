@@ -82,7 +82,7 @@ fn no_more_is_read_ahead_than_is_said_to_be_held() {
 #[test]
 fn a_file_changed_while_it_is_read_is_refused() {
     let (dir, object, runtime) = file(&noise(8 * FILE_BYTES as usize));
-    let mut fetched = FetchedBytes::start(object.clone(), &Arc::default(), runtime.handle());
+    let mut fetched = FetchedBytes::start(object, &Arc::default(), runtime.handle());
     fetched.fill_buf().unwrap();
     std::fs::write(dir.path().join("a"), noise(8 * FILE_BYTES as usize + 1)).unwrap();
     let error = io::copy(&mut fetched, &mut io::sink()).unwrap_err();

@@ -309,7 +309,7 @@ fn a_position_names_the_first_positive_row_whoever_reads_it() {
 fn an_error_of_one_host_ends_all_at_the_same_batch() {
     let spec = spec(6, 60, 7);
     let healthy = Synthetic::new(&[40; 12]);
-    let faulty = Synthetic { faults: vec![(5, 20, Fault::Error)], ..healthy.clone() };
+    let faulty = Synthetic { faults: vec![(5, 20, Fault::Error)], ..healthy };
     let (alone, report) = run_whole(&plan(&spec, &faulty, None));
     assert!(matches!(report, Err(Error::Invalid(_))));
     for hosts in 2..=7 {

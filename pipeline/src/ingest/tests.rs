@@ -1,7 +1,6 @@
 //! The engine over synthetic data, compared with the plain reference of the order.
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -141,25 +140,13 @@ impl ChunkSource for Gated {
 
 pub(super) fn spec(lanes: u32, shuffle_rows: u64, batch_size: u32) -> DataSpec {
     DataSpec {
-        base: PathBuf::new(),
-        train: Vec::new(),
-        eval: Vec::new(),
-        format: None,
-        missing: Vec::new(),
-        filter: Vec::new(),
         batch_size,
         epochs: 2,
         shuffle_rows,
         lanes,
         prefetch: 2,
-        threads: None,
-        streams: None,
         memory_budget_bytes: 1 << 30,
-        on_bad_record: OnBadRecord::Fail,
-        cache: None,
-        deterministic: true,
-        drop_last: false,
-        split_bytes: 64 << 20,
+        ..DataSpec::default()
     }
 }
 

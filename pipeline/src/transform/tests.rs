@@ -176,7 +176,9 @@ fn plain(spec: &FeatureSpec, row: &Row, analysis: &Analysis) -> Plain {
                 };
                 let values: Vec<String> = row[column.as_str()].iter().map(value).collect();
                 let extended = combinations.iter().flat_map(|combination| {
-                    values.iter().map(move |value| [combination.as_slice(), &[value.clone()]].concat())
+                    values
+                        .iter()
+                        .map(move |value| [combination.as_slice(), std::slice::from_ref(value)].concat())
                 });
                 combinations = extended.collect();
             }

@@ -137,7 +137,7 @@ impl Server {
 
     /// An object's bytes.
     pub fn get(&self, name: &str) -> Option<Bytes> {
-        lock(&self.state.objects).get(name).map(|object| object.bytes.clone())
+        lock(&self.state.objects).get(name).map(|object| object.bytes)
     }
 
     /// What was served of an object.

@@ -186,7 +186,7 @@ fn body(
         async move {
             match fault {
                 Some(Fault::Stall(time)) if start <= whole / 2 && whole / 2 < start + size => {
-                    sleep(time).await
+                    sleep(time).await;
                 }
                 Some(Fault::Trickle(_)) => sleep(Duration::from_millis(100)).await,
                 _ => {}

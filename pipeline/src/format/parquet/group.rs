@@ -53,7 +53,7 @@ struct Projected {
 
 enum Source {
     Absent,
-    Flat(FlatColumn),
+    Flat(Box<FlatColumn>),
     /// A column of the rest, by its place, and the fields to go down.
     Rest(usize, Vec<String>),
 }
@@ -141,7 +141,7 @@ impl ParquetFile {
             {
                 let mut flat = FlatColumn::new(source, metadata.column(leaf), rows, delivered)?;
                 flat.skip(skip as usize).map_err(|error| in_column(&column.name, &error))?;
-                sources.push(Source::Flat(flat));
+                sources.push(Source::Flat(Box::new(flat)));
                 continue;
             }
             leaves.extend_from_slice(&found.leaves);

@@ -220,7 +220,7 @@ mod tests {
                     values.extend(std::iter::repeat_n(*value, *count));
                 }
                 Written::Packed(packed) => {
-                    put_varint(packed.len() / 8 << 1 | 1, &mut bytes);
+                    put_varint(((packed.len() / 8) << 1) | 1, &mut bytes);
                     let bits: Vec<bool> = packed
                         .iter()
                         .flat_map(|value| (0..width).map(move |bit| value >> bit & 1 == 1))
