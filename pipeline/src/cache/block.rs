@@ -76,6 +76,17 @@ pub(crate) struct Block<'a> {
 }
 
 impl Shape {
+    /// Of a chunk that has rows.
+    pub(crate) fn of(chunk: &Chunk) -> Self {
+        let columns = |values: usize| (values / chunk.rows().max(1)) as u32;
+        Self {
+            weighted: chunk.weights.is_some(),
+            dense: columns(chunk.dense.len()),
+            ids: columns(chunk.ids.len()),
+            ragged: chunk.ragged.len() as u32,
+        }
+    }
+
     /// Whether `chunk` has these columns.
     pub(crate) fn fits(&self, chunk: &Chunk) -> bool {
         let rows = chunk.rows();

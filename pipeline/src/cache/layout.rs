@@ -29,7 +29,7 @@ use crc_fast::{CrcAlgorithm, Digest};
 use millstream_disk::{ALIGNMENT, AlignedBuffer};
 
 use super::Malformed;
-use super::block::{Block, Shape};
+use super::block::{self, Block, Encoded, Shape};
 use super::key::Key;
 use crate::chunk::Chunk;
 
@@ -76,7 +76,7 @@ impl Entry {
 }
 
 /// The checksum of block number `number` of the file of `key`.
-pub(crate) fn block_crc(key: &Key, number: u32, bytes: &[u8]) -> u32 {
+fn block_crc(key: &Key, number: u32, bytes: &[u8]) -> u32 {
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
     digest.update(key.bytes());
     digest.update(&number.to_le_bytes());
@@ -102,6 +102,16 @@ impl Contents {
     pub(crate) fn of_nothing(key: Key, shape: Shape) -> Self {
         let (entries, fault) = (Vec::new(), Vec::new());
         Self { key, shape, entries, rows: 0, left_out: 0, fault, truncated_rows: 0 }
+    }
+
+    /// Adds the block that follows the last one. `false` if it is too long for the tail to say.
+    pub(crate) fn add(&mut self, block: &Encoded, rows: u32) -> bool {
+        let Ok(bytes) = u32::try_from(block.bytes) else { return false };
+        let offset = self.entries.last().map_or(0, |last| last.place().end);
+        let crc = block_crc(&self.key, self.entries.len() as u32, &block.buffer[..block.bytes]);
+        self.entries.push(Entry { offset, bytes, rows, crc });
+        self.rows += u64::from(rows);
+        true
     }
 
     /// The tail that says all this.
@@ -212,6 +222,29 @@ pub fn read_all(file: &[u8]) -> Result<Vec<Chunk>, Malformed> {
         Ok(block.decode(0..block.rows()))
     };
     contents.entries.iter().enumerate().map(block).collect()
+}
+
+/// A cache file of some chunks, which have the same columns and a row each at least: what [`read_all`] reads.
+/// No I/O; for tests and fuzzing.
+///
+/// # Panics
+/// When a row is of 4 GiB or more, or the chunks' columns differ.
+pub fn write_all(chunks: &[Chunk]) -> Vec<u8> {
+    let shape = chunks.first().map_or_else(Shape::default, Shape::of);
+    let mut contents = Contents::of_nothing(Key::from_bytes([0; 32]), shape);
+    let mut file = Vec::new();
+    for chunk in chunks {
+        let mut start = 0;
+        while start < chunk.rows() {
+            let rows = start..start + block::rows_within(chunk, &shape, start);
+            start = rows.end;
+            let block = block::encode(chunk, &shape, rows.clone(), 0);
+            assert!(contents.add(&block, rows.len() as u32), "a block of one row is beyond 4 GiB");
+            file.extend_from_slice(&block.buffer);
+        }
+    }
+    file.extend_from_slice(&contents.encode());
+    file
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {

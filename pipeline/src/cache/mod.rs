@@ -7,7 +7,7 @@
 //!
 //! * [`CachedSource`] stands before a source of chunks and is one itself. It serves a split from its file, or
 //!   reads the source and hands what it reads on to be written.
-//! * [`block`] and [`layout`] are the bytes of a file, without I/O; [`read_all`] is all of them at once.
+//! * [`block`] and [`layout`] are the bytes of a file, without I/O; [`write_all`] and [`read_all`] are all of them at once.
 //! * [`key`] says what a file is of: change the job or the data, and it is of something else.
 //! * [`Cache`] is the directory, and [`writer`] the one thread that writes to it.
 //!
@@ -49,7 +49,7 @@ mod tests;
 mod writer;
 
 pub use key::{Key, Specification};
-pub use layout::read_all;
+pub use layout::{read_all, write_all};
 pub use source::CachedSource;
 pub use store::{Cache, CacheOptions};
 

@@ -18,7 +18,7 @@ use millstream_disk::{AlignedBuffer, DiskFile, Queue};
 
 use super::block::{self, BLOCK_BYTES, Shape};
 use super::key::Key;
-use super::layout::{Contents, Entry, block_crc};
+use super::layout::Contents;
 use super::store::{PART, Shared, WHOLE};
 use crate::chunk::Chunk;
 
@@ -122,12 +122,7 @@ impl PartWriter {
             let truncated = u32::try_from(std::mem::take(&mut self.truncated_rows)).unwrap_or(u32::MAX);
             let count = rows.len() as u32;
             let encoded = block::encode(chunk, &self.contents.shape, rows, truncated);
-            let Ok(bytes) = u32::try_from(encoded.bytes) else { return false };
-            let number = self.contents.entries.len() as u32;
-            let crc = block_crc(&self.contents.key, number, &encoded.buffer[..encoded.bytes]);
-            self.contents.entries.push(Entry { offset: self.end, bytes, rows: count, crc });
-            self.contents.rows += u64::from(count);
-            if !self.send(encoded.buffer) {
+            if !self.contents.add(&encoded, count) || !self.send(encoded.buffer) {
                 return false;
             }
         }

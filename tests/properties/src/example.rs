@@ -1,4 +1,4 @@
-//! `tf.train.Example`: whatever prost decodes, ours reads the same values out of, whatever came before in the
+//! `tf.train.Example` and `tf.train.SequenceExample`: whatever prost decodes, ours reads the same values out of, whatever came before in the
 //! chunk; and a record that is refused leaves no trace.
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,6 +15,19 @@ use crate::input::Input;
 struct Example {
     #[prost(message, optional, tag = "1")]
     features: Option<Features>,
+    /// Of a `SequenceExample`.
+    #[prost(message, optional, tag = "2")]
+    feature_lists: Option<FeatureLists>,
+}
+#[derive(Clone, PartialEq, Message)]
+struct FeatureLists {
+    #[prost(map = "string, message", tag = "1")]
+    feature_list: HashMap<String, FeatureList>,
+}
+#[derive(Clone, PartialEq, Message)]
+struct FeatureList {
+    #[prost(message, repeated, tag = "1")]
+    feature: Vec<Feature>,
 }
 #[derive(Clone, PartialEq, Message)]
 struct Features {
@@ -104,21 +117,51 @@ fn chunk_of(record: &[u8]) -> ExampleColumns {
     columns
 }
 
+/// The row that prost makes of a record. `None` where it decodes nothing, and where steps of a list are of
+/// several kinds, or a name is both in the context and in the lists, of which no row can be made.
 fn by_prost(record: &[u8]) -> Option<Row> {
     let example = Example::decode(record).ok()?;
-    let features = example.features.unwrap_or_default().feature.into_iter();
-    let values = features.filter_map(|(name, feature)| {
-        Some(match feature.kind? {
-            Kind::Bytes(list) if !list.value.is_empty() => (name, Values::Bytes(list.value)),
-            Kind::Float(list) if !list.value.is_empty() => {
-                (name, Values::Float(list.value.iter().map(|value| value.to_bits()).collect()))
+    let context = example.features.unwrap_or_default().feature;
+    let lists = example.feature_lists.unwrap_or_default().feature_list;
+    let mut row = Row::new();
+    for (name, list) in lists {
+        let mut steps = list.feature.into_iter().filter_map(|feature| feature.kind);
+        let Some(mut all) = steps.next().map(Values::of) else { continue };
+        for step in steps {
+            match (&mut all, Values::of(step)) {
+                (Values::Bytes(all), Values::Bytes(step)) => all.extend(step),
+                (Values::Float(all), Values::Float(step)) => all.extend(step),
+                (Values::Int(all), Values::Int(step)) => all.extend(step),
+                _ => return None,
             }
-            Kind::Int(list) if !list.value.is_empty() => (name, Values::Int(list.value)),
-            // No value is as good as no feature.
-            _ => return None,
-        })
-    });
-    Some(values.collect())
+        }
+        if context.contains_key(&name) {
+            return None;
+        }
+        row.insert(name, all);
+    }
+    row.extend(context.into_iter().filter_map(|(name, feature)| Some((name, Values::of(feature.kind?)))));
+    // No value is as good as no feature.
+    row.retain(|_, values| !values.is_empty());
+    Some(row)
+}
+
+impl Values {
+    fn of(kind: Kind) -> Self {
+        match kind {
+            Kind::Bytes(list) => Self::Bytes(list.value),
+            Kind::Float(list) => Self::Float(list.value.iter().map(|value| value.to_bits()).collect()),
+            Kind::Int(list) => Self::Int(list.value),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Bytes(values) => values.is_empty(),
+            Self::Float(values) => values.is_empty(),
+            Self::Int(values) => values.is_empty(),
+        }
+    }
 }
 
 fn rows_of(chunk: &RecordBatch) -> Vec<Row> {
@@ -158,7 +201,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
             (char::from(b'a' + name).to_string(), Feature { kind: Some(kind.clone()) })
         };
         let feature = (0..).zip(kinds).map(feature).collect();
-        Example { features: Some(Features { feature }) }.encode_to_vec()
+        Example { features: Some(Features { feature }), feature_lists: None }.encode_to_vec()
+    };
+    let sequence = |names: &[&str], kinds: &[Kind]| {
+        let feature = kinds.iter().map(|kind| Feature { kind: Some(kind.clone()) }).collect();
+        let list = FeatureList { feature };
+        let feature_list = names.iter().map(|&name| (name.to_owned(), list.clone())).collect();
+        Example { features: None, feature_lists: Some(FeatureLists { feature_list }) }.encode_to_vec()
     };
     let pair =
         |first: &[u8], second: &[u8]| [&(first.len() as u16).to_le_bytes()[..], first, second].concat();
@@ -167,6 +216,10 @@ pub fn seeds() -> Vec<Vec<u8>> {
         pair(&all, &all),
         pair(&record(&kinds[..1]), &record(&kinds[1..])),
         pair(b"", &all),
+        pair(
+            &sequence(&["a", "b"], &kinds[2..]),
+            &[&record(&kinds[..1])[..], &sequence(&["c"], &kinds[..1])].concat(),
+        ),
         // Unpacked numbers: fixed 32 bits, and a varint.
         pair(
             b"\x0a\x0f\x0a\x0d\x0a\x01a\x12\x08\x12\x06\x0d\x00\x00\x80\x3f\x0a\x00",

@@ -12,6 +12,7 @@
 // A check fails by panicking; what it sets up for itself is not under test.
 #![allow(clippy::unwrap_used)]
 
+pub mod cache;
 pub mod example;
 pub mod framing;
 mod input;
@@ -36,7 +37,8 @@ pub struct Property {
 }
 
 /// All of them.
-pub const PROPERTIES: [Property; 7] = [
+pub const PROPERTIES: [Property; 8] = [
+    Property { name: "cache", check: cache::check, seeds: cache::seeds, dictionary: Vec::new },
     Property {
         name: "example",
         check: example::check,

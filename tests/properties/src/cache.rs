@@ -1,0 +1,140 @@
+//! Cache files: any bytes are an error or rows, and rows that are written again read the same.
+
+use crc_fast::{CrcAlgorithm, Digest};
+use millstream_pipeline::cache::{read_all, write_all};
+use millstream_pipeline::chunk::{Chunk, RaggedColumn};
+
+use crate::input::Input;
+
+/// Blocks and the whole tail are padded to a multiple of this.
+const SECTOR: usize = 4096;
+/// The end of the tail, in the order of the file's description.
+const TRAILER_BYTES: usize = 96;
+
+/// An odd first byte: the rest is a file. An even one: the rest is what a file holds, around which one is made
+/// whose lengths and checksums are right.
+pub fn check(data: &[u8]) {
+    let mut input = Input(data);
+    let file = if input.byte() % 2 == 1 { input.0.to_vec() } else { around(input) };
+    let Ok(chunks) = read_all(&file) else { return };
+    for chunk in &chunks {
+        let rows = chunk.rows();
+        assert!(rows > 0, "a block without rows");
+        for column in &chunk.ragged {
+            assert_eq!(column.offsets.len(), rows + 1);
+            assert!(column.offsets.is_sorted(), "offsets go back");
+            assert_eq!(column.offsets[rows] as usize, column.values.len());
+        }
+    }
+    let again = read_all(&write_all(&chunks)).expect("what was just written");
+    assert_eq!(bits(&again), bits(&chunks));
+}
+
+/// A file of columns and blocks as `input` says: the numbers of columns, then for each block its rows, the length
+/// of its bytes and the bytes.
+fn around(mut input: Input<'_>) -> Vec<u8> {
+    let [weighted, dense, ids, ragged] = [input.byte() & 1, input.byte(), input.byte(), input.byte()];
+    let (mut file, mut entries, mut rows, mut blocks) = (Vec::new(), Vec::new(), 0_u64, 0_u32);
+    while !input.is_empty() {
+        let block_rows = input.word();
+        let length = input.below(1 << 16);
+        let block = input.take(length);
+        let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+        digest.update(&[0; 32]);
+        digest.update(&blocks.to_le_bytes());
+        digest.update(block);
+        for word in [block.len() as u32, block_rows, digest.finalize() as u32] {
+            entries.extend(word.to_le_bytes());
+        }
+        file.extend_from_slice(block);
+        file.resize(file.len().next_multiple_of(SECTOR), 0);
+        rows += u64::from(block_rows);
+        blocks += 1;
+    }
+    let mut trailer = b"millchnk".to_vec();
+    for word in [1, weighted.into(), dense.into(), ids.into(), ragged.into(), blocks] {
+        trailer.extend(u32::to_le_bytes(word));
+    }
+    trailer.extend(rows.to_le_bytes());
+    trailer.resize(TRAILER_BYTES, 0);
+    let mut tail = entries;
+    tail.resize((tail.len() + TRAILER_BYTES).next_multiple_of(SECTOR) - TRAILER_BYTES, 0);
+    tail.extend(trailer);
+    let crc = crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, &tail) as u32;
+    let at = tail.len() - TRAILER_BYTES + 52;
+    tail[at..at + 4].copy_from_slice(&crc.to_le_bytes());
+    file.extend(tail);
+    file
+}
+
+/// Rows of chunks in a form that compares, however they fall into chunks: floats by their bits.
+fn bits(chunks: &[Chunk]) -> Vec<Vec<u32>> {
+    let row = |chunk: &Chunk, row: usize| {
+        let float = |value: &f32| value.to_bits();
+        let part = |length: usize| {
+            let width = length / chunk.rows();
+            width * row..width * (row + 1)
+        };
+        let mut words = vec![chunk.labels[row].to_bits()];
+        words.extend(chunk.weights.iter().map(|weights| weights[row].to_bits()));
+        words.extend(chunk.dense[part(chunk.dense.len())].iter().map(float));
+        words.extend(&chunk.ids[part(chunk.ids.len())]);
+        for RaggedColumn { offsets, values } in &chunk.ragged {
+            words.push(offsets[row + 1] - offsets[row]);
+            words.extend(&values[offsets[row] as usize..offsets[row + 1] as usize]);
+        }
+        words
+    };
+    chunks.iter().flat_map(|chunk| (0..chunk.rows()).map(move |at| row(chunk, at))).collect()
+}
+
+/// Files, and what they hold, with every kind of column, of every width.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let numbers = |rows: u32, largest: u32| (0..rows).map(move |row| row.wrapping_mul(0x9e37_79b1) % largest);
+    let chunk = |rows: u32, weighted: bool, ragged: bool| {
+        let offsets: Vec<u32> = (0..=rows).map(|row| row * row.min(3) / 2).collect();
+        Chunk {
+            labels: (0..rows).map(|row| (row % 2) as f32).collect(),
+            weights: weighted.then(|| vec![0.5; rows as usize]),
+            dense: (0..2 * rows).map(|value| value as f32 / 3.0 - 1.0).collect(),
+            ids: [1, 200, 60_000, 1 << 20, u32::MAX].iter().flat_map(|&most| numbers(rows, most)).collect(),
+            ragged: if ragged {
+                let count = offsets.last().copied().unwrap_or(0);
+                vec![RaggedColumn { values: numbers(count, 50).collect(), offsets }]
+            } else {
+                Vec::new()
+            },
+        }
+    };
+    let [plain, full] = [chunk(20, false, false), chunk(9, true, true)];
+    let mut seeds = Vec::new();
+    for chunks in [&[plain][..], &[full.clone(), full][..]] {
+        let file = write_all(chunks);
+        seeds.push(held(&file));
+        seeds.push([&[1][..], &file].concat());
+    }
+    seeds
+}
+
+/// What [`around`] makes a file's contents of.
+fn held(file: &[u8]) -> Vec<u8> {
+    let word = |at: usize| {
+        let mut word = [0; 4];
+        word.copy_from_slice(&file[at..at + 4]);
+        u32::from_le_bytes(word)
+    };
+    let trailer = file.len() - TRAILER_BYTES;
+    let blocks = word(trailer + 28) as usize;
+    let tail = file.len() - (12 * blocks + TRAILER_BYTES).next_multiple_of(SECTOR);
+    let mut held = vec![0];
+    held.extend([12, 16, 20, 24].map(|at| word(trailer + at) as u8));
+    let mut start = 0;
+    for entry in (tail..).step_by(12).take(blocks) {
+        let (bytes, rows) = (word(entry) as usize, word(entry + 4));
+        held.extend(rows.to_le_bytes());
+        held.extend((bytes as u16).to_le_bytes());
+        held.extend(&file[start..start + bytes]);
+        start += bytes.next_multiple_of(SECTOR);
+    }
+    held
+}
