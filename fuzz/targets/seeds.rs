@@ -1,5 +1,7 @@
 //! `seeds DIRECTORY`: writes each property's seeds and dictionary for libFuzzer: `NAME/corpus/`, `NAME/dictionary`.
 
+#![forbid(unsafe_code)]
+
 use std::fs;
 use std::path::PathBuf;
 

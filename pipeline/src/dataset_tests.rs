@@ -315,7 +315,7 @@ fn records_within_records_are_never_taken_for_the_files_own() {
     for n in 0..20 {
         let inner = file(n * 10..n * 10 + 10, Compression::None);
         let features =
-            [&[0x12, 0x80 | (inner.len() % 128) as u8, (inner.len() / 128) as u8][..], &inner].concat();
+            [&[0x1a, 0x80 | (inner.len() % 128) as u8, (inner.len() / 128) as u8][..], &inner].concat();
         writer.write(&features).unwrap();
     }
     let bytes = writer.into_inner();

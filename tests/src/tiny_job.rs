@@ -78,6 +78,12 @@ impl Contents {
         Self(files)
     }
 
+    /// Those but for the job's own description, which a run with other keys writes otherwise.
+    pub fn without_the_job(mut self) -> Self {
+        self.0.retain(|name, _| !matches!(name.as_str(), "job.toml" | "manifest.json"));
+        self
+    }
+
     /// Says which files differ from `wanted`, rather than how.
     ///
     /// # Panics

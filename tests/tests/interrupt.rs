@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use millstream_tests::programs::{Daemon, children, is_alive, wait_until};
 use millstream_tests::shell::{Ended, Job, Shell};
+use millstream_tests::table::Table;
 use millstream_tests::tiny_job::{Contents, Moments, TinyJob};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -148,9 +149,10 @@ fn what_is_written_elsewhere_is_whole_or_absent() {
         checkpoint(&shell.run(&["train", "job.toml", "--json", "--set", "data.epochs=1"]).with_code(0));
     let checkpoint = checkpoint.to_str().unwrap();
     let _ = shell.run(&["generate", "--rows", "300000", "many.tfrecord"]).with_code(0);
+    Table::clicks(500_000, 1).write_parquet(&job.directory().join("train-many.parquet"));
     let before = shell.files();
     for line in [
-        &["predict", checkpoint, "train-*.parquet", "--output", "scores.csv"][..],
+        &["predict", checkpoint, "train-many.parquet", "--output", "scores.csv"][..],
         &["generate", "--rows", "20000000", "rows.tfrecord"],
         &["generate", "--rows", "20000000", "--shards", "3", "rows.parquet"],
         &["convert", "many.tfrecord", "rows@3.tfrecord.gz", "--threads", "1"],
@@ -192,7 +194,8 @@ fn assert_in_order(shell: &Shell) {
         let known = match names[..] {
             ["checkpoints"] | ["state", ..] | ["job.toml" | "daemon.log" | "eval.parquet"] => true,
             [data] => data.starts_with("train-"),
-            ["checkpoints", _] | ["checkpoints", _, "job.toml" | "analysis.json"] => true,
+            ["checkpoints", _] => true,
+            ["checkpoints", _, "job.toml" | "analysis.json" | "train.listing" | "eval.listing"] => true,
             ["checkpoints", run, step] => {
                 let manifest = PathBuf::from_iter(["checkpoints", run, step, "manifest.json"]);
                 step.starts_with("step-") && files.contains(&manifest)

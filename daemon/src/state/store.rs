@@ -565,7 +565,7 @@ mod tests {
         let connection = Connection::open(&file).unwrap();
         connection.pragma_update(None, "user_version", 99).unwrap();
         drop(connection);
-        assert!(matches!(Store::open(&file), Err(StoreError::Newer { found: 99, known: 1 })));
+        assert!(matches!(Store::open(&file), Err(StoreError::Newer { found: 99, known: 2 })));
     }
 
     #[test]

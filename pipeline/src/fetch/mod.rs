@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes, BytesMut};
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::task::AbortHandle;
 
 pub(crate) use self::request::Traffic;
@@ -221,15 +221,18 @@ impl<T: Send + 'static> Pending<T> {
         Self { result, task: Aborting(task.abort_handle()) }
     }
 
-    /// What has come already.
+    /// What has come already. A channel that closes early means that the runtime has shut down.
     fn now(&mut self) -> Option<Result<T, Error>> {
-        self.result.try_recv().ok()
+        match self.result.try_recv() {
+            Ok(result) => Some(result),
+            Err(TryRecvError::Closed) => Some(Err(Error::Cancelled)),
+            Err(TryRecvError::Empty) => None,
+        }
     }
 
     /// Waits, outside of async code.
     fn wait(self) -> Result<T, Error> {
         let Self { result, task } = self;
-        // A channel that closes early means that the runtime has shut down.
         let result = result.blocking_recv().unwrap_or(Err(Error::Cancelled));
         drop(task);
         result

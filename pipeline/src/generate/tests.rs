@@ -14,6 +14,7 @@ use tokio::runtime::Runtime;
 use super::*;
 use crate::dataset::{BadRecords, Dataset, ProjectedColumn, Projection};
 use crate::spec::OnBadRecord;
+use crate::transform::column::{Elements, shown};
 
 fn generate(output: &Path, change: impl FnOnce(&mut Generate)) -> Result<Generated, Error> {
     let mut generate =
@@ -50,7 +51,7 @@ fn as_text(column: &ArrayRef, row: usize) -> Option<String> {
     if column.is_null(row) || column.data_type().is_null() {
         return None;
     }
-    Some(crate::transform::column::shown(column, row))
+    Some(shown(&Elements::of(column).leaf, row))
 }
 
 #[test]

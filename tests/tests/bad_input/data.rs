@@ -1,8 +1,9 @@
 //! Whole files whose columns or values are not what the job needs, and jobs that do not fit.
 
 use std::fs;
+use std::sync::Arc;
 
-use arrow_array::{Date32Array, Float64Array, Int64Array, StringArray};
+use arrow_array::{ArrayRef, Float64Array, Int64Array, StringArray, StructArray};
 
 use super::place::{Case, Place, ROWS, try_all};
 
@@ -48,14 +49,15 @@ fn columns_that_are_not_what_the_job_needs() {
                 says: &["train.parquet: record 0, column `x`: expected a number, found `two`"],
             },
             Case {
-                what: "dates for a number",
+                what: "structs for a number",
                 spoil: |place| {
-                    let days = Date32Array::from(vec![20_000; ROWS]);
-                    place.train().with("x", days).write_parquet(&place.path("train.parquet"));
+                    let numbers: ArrayRef = Arc::new(Int64Array::from(vec![3; ROWS]));
+                    let structs = StructArray::try_from(vec![("a", numbers)]).unwrap();
+                    place.train().with("x", structs).write_parquet(&place.path("train.parquet"));
                 },
                 line: TRAIN,
                 code: 1,
-                says: &["train.parquet: column `x` holds Date32", "expected "],
+                says: &["train.parquet: column `x` holds ", "expected "],
             },
             Case {
                 what: "an absent feature of a TFRecord file",

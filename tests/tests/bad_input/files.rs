@@ -173,6 +173,7 @@ fn damaged_files() {
                     let mut bytes = fs::read(place.path("eval.parquet")).unwrap();
                     bytes[4..200].fill(0xa5);
                     fs::write(place.path("eval.parquet"), bytes).unwrap();
+                    place.edit("[\"train.parquet\"]", "[\"eval.parquet\"]");
                 },
                 line: &["bench", "ingest", "job.toml"],
                 code: 1,

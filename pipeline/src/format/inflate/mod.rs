@@ -523,7 +523,8 @@ fn low(bits: u32) -> u64 {
     !u64::MAX.wrapping_shl(bits)
 }
 
-/// Decodes symbols until the block ends (true), the piece of input nearly does, or the output is full.
+/// Decodes symbols until the block ends (true), the piece of input nearly does, or the output is full. What
+/// comes before a fault is decoded all the same.
 #[inline(never)]
 fn run(
     codes: &Codes,
@@ -534,7 +535,7 @@ fn run(
 ) -> Result<bool, Fault> {
     let mut input = Bits { piece, taken: 0, bits: place.bits, held: place.held };
     let mut written = place.written;
-    let mut ended = false;
+    let mut ended = Ok(false);
     let literal_of = |bits: u64| codes.literals[(bits & low(LITERAL_BITS)) as usize];
     while written < WINDOW_BYTES + OUTPUT_BYTES && input.refill() {
         let mut entry = literal_of(input.bits);
@@ -575,11 +576,12 @@ fn run(
                 continue;
             }
             if entry & SPECIAL != 0 {
-                ended = entry & END == END;
-                if !ended {
-                    return Err(NO_CODE);
+                if entry & END == END {
+                    input.take(entry);
+                    ended = Ok(true);
+                } else {
+                    ended = Err(NO_CODE);
                 }
-                input.take(entry);
                 break;
             }
         }
@@ -590,19 +592,21 @@ fn run(
                 entry = input.go_on(entry, &codes.distances);
             }
             if entry & SPECIAL != 0 {
-                return Err(NO_CODE);
+                ended = Err(NO_CODE);
+                break;
             }
         }
         let back = input.value(entry);
         if back > written - floor {
-            return Err(TOO_FAR);
+            ended = Err(TOO_FAR);
+            break;
         }
         repeat(output, written, back, count);
         written += count;
     }
     let held = input.held & 63;
     *place = Place { bits: input.bits & low(held), held, taken: input.taken, written };
-    Ok(ended)
+    ended
 }
 
 /// Appends `count` bytes from `back` bytes before; there is room for a whole number of copies.
