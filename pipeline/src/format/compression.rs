@@ -2,21 +2,22 @@
 //!
 //! A stream may be cut anywhere, and a cut must never look like an end. The readers of general-purpose
 //! crates are lenient there (a zlib stream without its checksum ends like a whole one), and slow, so the deflate
-//! family is decompressed by hand (`inflate/`): the end of input is an end only between two streams.
+//! family is decompressed by hand (`inflate/`), and the zstd library driven by hand (`zstandard.rs`): the end of
+//! input is an end only between two streams. What can be read before damage does not depend on how the stream is
+//! cut into pieces: a split gives the same rows whenever it is read.
 //!
 //! gzip and zlib are what TensorFlow's writers offer; Zstandard is for other writers. What TensorFlow calls SNAPPY,
 //! for its own snapshots, has no magic number to be told by and is not read.
 
-use std::io::{self, BufRead, BufReader, Cursor, Read, Write};
+use std::io::{self, BufRead, Cursor, Read, Write};
 
 use flate2::write::{GzEncoder, ZlibEncoder};
 use serde::Serialize;
 
 use crate::format::inflate::Inflate;
 use crate::format::tfrecord;
+use crate::format::zstandard::Zstandard;
 
-/// Decompressed bytes kept ahead of the reader.
-const BUFFER_BYTES: usize = 256 << 10;
 /// Bytes that tell a compression.
 pub(crate) const MAGIC_BYTES: usize = 12;
 
@@ -76,7 +77,7 @@ pub enum Decompressed<R: BufRead> {
     /// gzip or zlib.
     Deflate(Inflate<Whole<R>>),
     /// Zstandard.
-    Zstd(BufReader<zstd::stream::read::Decoder<'static, Whole<R>>>),
+    Zstd(Zstandard<Whole<R>>),
 }
 
 impl<R: BufRead> Decompressed<R> {
@@ -89,10 +90,7 @@ impl<R: BufRead> Decompressed<R> {
         let stream = match compression {
             Compression::None => Self::Plain(whole),
             Compression::Gzip | Compression::Zlib => Self::Deflate(Inflate::new(whole, compression)),
-            Compression::Zstd => Self::Zstd(BufReader::with_capacity(
-                BUFFER_BYTES,
-                zstd::stream::read::Decoder::with_buffer(whole)?,
-            )),
+            Compression::Zstd => Self::Zstd(Zstandard::new(whole)?),
         };
         Ok((stream, compression))
     }
@@ -102,7 +100,7 @@ impl<R: BufRead> Decompressed<R> {
         match self {
             Self::Plain(whole) => whole.get_ref().1,
             Self::Deflate(reader) => reader.input().get_ref().1,
-            Self::Zstd(reader) => reader.get_ref().get_ref().get_ref().1,
+            Self::Zstd(reader) => reader.input().get_ref().1,
         }
     }
 }

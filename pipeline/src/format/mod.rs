@@ -8,6 +8,7 @@ pub mod example;
 pub mod inflate;
 pub mod parquet;
 pub mod tfrecord;
+pub mod zstandard;
 
 use std::fmt;
 

@@ -131,6 +131,9 @@ fn by_prost(record: &[u8]) -> Option<Row> {
     let mut row = Row::new();
     for (name, list) in lists {
         let mut steps = list.feature.into_iter().filter_map(|feature| feature.kind);
+        if context.contains_key(&name) {
+            return None;
+        }
         let Some(mut all) = steps.next().map(Values::of) else { continue };
         for step in steps {
             match (&mut all, Values::of(step)) {
@@ -139,9 +142,6 @@ fn by_prost(record: &[u8]) -> Option<Row> {
                 (Values::Int(all), Values::Int(step)) => all.extend(step),
                 _ => return None,
             }
-        }
-        if context.contains_key(&name) {
-            return None;
         }
         row.insert(name, all);
     }

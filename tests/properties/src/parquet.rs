@@ -10,6 +10,7 @@ use arrow_array::builder::{Int32Builder, ListBuilder};
 use arrow_array::{ArrayRef, BooleanArray, Float32Array, Int64Array, RecordBatch, StringArray};
 use millstream_pipeline::dataset::{BadRecords, Dataset, ProjectedColumn, Projection};
 use millstream_pipeline::format::csv::CsvOptions;
+use millstream_pipeline::format::parquet::quiet_decoder_panics;
 use millstream_pipeline::inspect::{self, InspectOptions, Report};
 use millstream_pipeline::progress::Progress;
 use millstream_pipeline::spec::{FormatName, OnBadRecord};
@@ -48,6 +49,8 @@ pub fn check(data: &[u8]) {
 
 impl Bench {
     fn new() -> Self {
+        // libFuzzer takes any panic for a find, one that is caught too.
+        quiet_decoder_panics();
         let memory = Path::new("/dev/shm");
         let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
