@@ -9,11 +9,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MILLSTREAM = ROOT / "target" / "release" / "millstream"
 
 
-def millstream(*arguments, expect: int = 0) -> dict:
-    """Runs `millstream ... --json` and returns its document."""
+def millstream(*arguments, expect: int = 0):
+    """Runs `millstream ... --json` and returns its document, or its message where it is to fail."""
     done = subprocess.run([MILLSTREAM, *map(str, arguments), "--json"], capture_output=True, text=True)
     assert done.returncode == expect, f"millstream {arguments}: status {done.returncode}\n{done.stderr}"
-    return json.loads(done.stdout)
+    return done.stderr if expect else json.loads(done.stdout)
 
 
 def feature_values(feature) -> list:

@@ -45,6 +45,7 @@ const MAY_KNOW: [(&str, &[&str]); 12] = [
             "millstream-control",
             "millstream-daemon",
             "millstream-pipeline",
+            "millstream-test-storage",
             "millstream-trainer",
         ],
     ),

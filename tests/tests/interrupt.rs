@@ -6,6 +6,7 @@
 use std::path::{Component, PathBuf};
 use std::time::{Duration, Instant};
 
+use millstream_test_storage::{Fault, Options, Server};
 use millstream_tests::programs::{Daemon, children, is_alive, wait_until};
 use millstream_tests::shell::{Ended, Job, Shell};
 use millstream_tests::table::Table;
@@ -170,6 +171,41 @@ fn what_is_written_elsewhere_is_whole_or_absent() {
         let ended = running.wait();
         assert!([1, 130].contains(&ended.code()), "{line:?}: {}", ended.stderr);
         assert_eq!(shell.files(), before, "{line:?}");
+    }
+}
+
+#[test]
+fn reads_that_hang_do_not_hold_up_ctrl_c() {
+    const HANGING: usize = 10_000;
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    for line in [
+        &["inspect", "URL"][..],
+        &["train", "job.toml", "--set", "data.train=[\"URL\"]", "--set", "data.epochs=100000"],
+        &["bench", "ingest", "job.toml", "--set", "data.train=[\"URL\"]", "--epochs", "100000"],
+    ] {
+        let server = runtime.block_on(Server::start(Options::default())).unwrap();
+        server.put("b/train.parquet", std::fs::read(job.directory().join("train-0.parquet")).unwrap());
+        let url = format!("{}/b/train.parquet", server.endpoint());
+        let line: Vec<String> = line.iter().map(|word| word.replace("URL", &url)).collect();
+        let line: Vec<&str> = line.iter().map(String::as_str).collect();
+        let hang = || server.script(vec![Fault::Silence(Duration::from_secs(600)); HANGING]);
+        if line[0] == "inspect" {
+            hang();
+        }
+        let running = shell.start(&line);
+        if line[0] != "inspect" {
+            wait_until("it reads", || server.served("b/train.parquet").requests > 20);
+            hang();
+        }
+        wait_until("a read hangs", || server.unmet() < HANGING);
+        std::thread::sleep(A_WHILE);
+        let started = Instant::now();
+        running.signal(Signal::INT);
+        let ended = running.wait();
+        assert!(started.elapsed() < AT_ONCE, "{line:?}: {:?}", started.elapsed());
+        assert!([1, 130].contains(&ended.code()), "{line:?}: {}", ended.stderr);
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use millstream_daemon::pipeline::progress::{Done, Progress};
-use millstream_daemon::pipeline::storage::{self, Object};
+use millstream_daemon::pipeline::storage::{Object, Stores};
 use tokio::runtime::{Handle, Runtime};
 
 use crate::context::Context;
@@ -27,6 +27,7 @@ pub(crate) struct Goal {
 /// A runtime for storage, the work's progress, and whoever follows it.
 pub(crate) struct FileWork {
     runtime: Runtime,
+    stores: Stores,
     progress: Arc<Progress>,
     bar: Option<ProgressBar>,
 }
@@ -41,14 +42,14 @@ impl FileWork {
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
             context.screen.bars().add(bar)
         });
-        Ok(Self { runtime, progress: Arc::default(), bar })
+        Ok(Self { runtime, stores: Stores::default(), progress: Arc::default(), bar })
     }
 
     /// The files that `patterns` name; one that ends in `/`, or is a directory here, names all files in it.
     pub(crate) fn list(&self, patterns: &[String]) -> Result<Vec<Object>, Failure> {
         let patterns: Vec<String> = patterns.iter().map(|pattern| all_in(pattern)).collect();
         let base = std::env::current_dir()?;
-        Ok(self.runtime.block_on(storage::list(&patterns, &base))?)
+        Ok(self.runtime.block_on(self.stores.list(&patterns, &base))?)
     }
 
     /// Does the work, which blocks, and takes the bar away.
@@ -58,13 +59,15 @@ impl FileWork {
         work: impl FnOnce(&Handle, &Progress) -> Result<T, E>,
     ) -> Result<T, Failure> {
         let interrupted = interrupt::flag(&self.runtime)?;
-        let (progress, bar) = (Arc::clone(&self.progress), self.bar.clone());
+        let (stores, progress, bar) = (self.stores, Arc::clone(&self.progress), self.bar.clone());
         let started = Instant::now();
         self.runtime.spawn(async move {
             loop {
                 tokio::time::sleep(BETWEEN_LOOKS).await;
                 if interrupted() {
                     progress.cancel();
+                    // A read may hang for long.
+                    stores.cancel();
                 }
                 if let Some(bar) = &bar {
                     bar.set_message(told(progress.done(), goal, started.elapsed()));

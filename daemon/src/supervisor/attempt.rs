@@ -240,6 +240,10 @@ impl<'a> Attempt<'a> {
             let message = format!("{truncated} rows lost values of multi-valued features to their `maximum`");
             supervisor.book.log(LogLevel::Warn, &message);
         }
+        if stopped {
+            // Reads that hang would be waited for.
+            supervisor.stores.cancel();
+        }
         let fed = self.feed.map_or(Ok(()), Feed::stop);
         let totals = self.totals;
         supervisor.book.change(|record| {
