@@ -105,13 +105,20 @@ impl Missing {
 }
 
 impl Elements {
+    /// Dictionaries of numbers are undone: reading the values costs less than a look-up of each.
     pub(crate) fn of(column: &ArrayRef) -> Self {
+        let Self { leaf, lists } = Self::with_dictionary(column);
+        Self { leaf: without_numeric_dictionary(leaf), lists }
+    }
+
+    /// The elements as the column has them, keys of a dictionary where it has one.
+    pub(crate) fn with_dictionary(column: &ArrayRef) -> Self {
         if let Some(lists) = column.as_list_opt::<i32>() {
             Self::of_lists(lists)
         } else if let Some(lists) = column.as_list_opt::<i64>() {
             Self::of_lists(lists)
         } else {
-            Self { leaf: without_numeric_dictionary(column.clone()), lists: None }
+            Self { leaf: column.clone(), lists: None }
         }
     }
 
@@ -123,8 +130,7 @@ impl Elements {
             true => 0..0,
             false => offsets[row].as_usize() - start..offsets[row + 1].as_usize() - start,
         });
-        let leaf = without_numeric_dictionary(lists.values().slice(start, end - start));
-        Self { leaf, lists: Some(ranges.collect()) }
+        Self { leaf: lists.values().slice(start, end - start), lists: Some(ranges.collect()) }
     }
 
     /// Whether the column holds lists; else element `i` is row `i`'s.
@@ -358,8 +364,7 @@ fn parse(text: &[u8]) -> Number {
     number.map_or(Number::Unreadable, Number::Value)
 }
 
-/// The values themselves, where a dictionary holds other than text: reading those costs less than a look-up
-/// in what was read of the dictionary.
+/// The values themselves, where a dictionary holds other than text.
 fn without_numeric_dictionary(leaf: ArrayRef) -> ArrayRef {
     let numeric = leaf.as_any_dictionary_opt().filter(|found| found.values().data_type().is_primitive());
     // A key beyond its dictionary cannot be: the array's constructor has looked.

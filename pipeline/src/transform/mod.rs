@@ -128,16 +128,23 @@ enum Place {
     Ragged(usize),
 }
 
-/// What a transform keeps from chunk to chunk of one stream of them: the ids of dictionaries, so as not to
-/// work them out again, and the memory of its columns, which it would otherwise ask the system for each
+/// What a transform keeps from chunk to chunk of one stream of them: what became of dictionaries, so as not to
+/// work it out again, and the memory of its columns, which it would otherwise ask the system for each
 /// time. What it makes of a chunk does not depend on it.
 #[derive(Debug, Default)]
 pub struct Memory {
     /// By feature.
-    memos: Vec<Memo>,
+    memos: Vec<Memos>,
     /// Columns that are no longer needed.
     dense: Vec<Vec<f32>>,
     ids: Vec<Vec<u32>>,
+}
+
+/// What became of a feature's dictionary.
+#[derive(Debug, Default)]
+struct Memos {
+    scaled: Memo<f32>,
+    ids: Memo<u32>,
 }
 
 /// A chunk in the making.
@@ -218,17 +225,17 @@ impl Transform {
         if let Some(label) = &self.label {
             self.labels(label, &mut work)?;
         }
-        memory.memos.resize_with(self.features.len(), Memo::default);
+        memory.memos.resize_with(self.features.len(), Memos::default);
         for (feature, memo) in self.features.iter().zip(&mut memory.memos) {
             match &feature.encoder {
                 Encoder::Numeric(numeric) => {
                     let spare = memory.dense.pop().unwrap_or_default();
-                    self.dense(numeric, feature.columns[0], spare, &mut work)?;
+                    self.dense(numeric, feature.columns[0], &mut memo.scaled, spare, &mut work)?;
                 }
                 Encoder::Crossed(crossed) => self.cross(feature, crossed, &mut work)?,
                 encoder => {
                     let spare = memory.ids.pop().unwrap_or_default();
-                    self.categorical(encoder, feature, memo, spare, &mut work)?;
+                    self.categorical(encoder, feature, &mut memo.ids, spare, &mut work)?;
                 }
             }
         }
@@ -265,16 +272,18 @@ impl Transform {
         &self,
         numeric: &Numeric,
         column: usize,
+        memo: &mut Memo<f32>,
         spare: Vec<f32>,
         work: &mut Work<'_>,
     ) -> Result<(), Error> {
-        let elements = work.elements(column);
+        let elements = work.elements_with_dictionary(column);
         if !elements.are_lists()
-            && let Some(values) = numeric.values(&elements.leaf, &self.missing, spare)
+            && let Some(values) = numeric.values(&elements.leaf, &self.missing, memo, spare)
         {
             work.dense.push(values);
             return Ok(());
         }
+        let elements = work.elements(column);
         let scaled = numbers(&elements.leaf, &self.missing, |number| numeric.value(number));
         let scaled = scaled.ok_or_else(|| wrong_type(work.raw, column, NUMBERS))?;
         let mut values = vec![0.0; work.raw.rows()];
@@ -303,17 +312,17 @@ impl Transform {
         &self,
         encoder: &Encoder,
         feature: &Feature,
-        memo: &mut Memo,
+        memo: &mut Memo<u32>,
         spare: Vec<u32>,
         work: &mut Work<'_>,
     ) -> Result<(), Error> {
         let column = feature.columns[0];
-        let elements = work.elements(column);
+        let elements = work.elements_with_dictionary(column);
         let absent = self.cardinality(feature.place) - 1;
         let codes = match elements.leaf.as_any_dictionary_opt() {
             Some(dictionary) => {
                 let of_values = |values: &dyn Array| encoder.codes(values, &self.missing, Vec::new());
-                memo.codes(dictionary, absent, spare, of_values)
+                memo.look_up(dictionary, absent, spare, of_values)
             }
             None => encoder.codes(&elements.leaf, &self.missing, spare),
         };
@@ -431,6 +440,10 @@ impl Encoder {
 impl Work<'_> {
     fn elements(&self, column: usize) -> Elements {
         Elements::of(self.raw.columns().column(column))
+    }
+
+    fn elements_with_dictionary(&self, column: usize) -> Elements {
+        Elements::with_dictionary(self.raw.columns().column(column))
     }
 
     fn fault(&mut self, row: usize, column: usize, problem: Problem) {

@@ -1,9 +1,11 @@
 //! Numeric features: a number, scaled, as one dense column.
 
 use arrow_array::Array;
+use arrow_array::cast::AsArray;
 
 use super::column::{Missing, Number, floats, put_absent, zeroed};
 use super::logarithm::signed_log1p;
+use super::memo::Memo;
 use super::simd;
 use crate::Error;
 use crate::analysis::Analysis;
@@ -59,7 +61,23 @@ impl Numeric {
 
     /// Scales a column of numbers at once. `None` where a value must be looked at by itself: one stands
     /// for missing, is absent and must not be, or is not finite once scaled.
-    pub(crate) fn values(&self, leaf: &dyn Array, missing: &Missing, spare: Vec<f32>) -> Option<Vec<f32>> {
+    pub(crate) fn values(
+        &self,
+        leaf: &dyn Array,
+        missing: &Missing,
+        memo: &mut Memo<f32>,
+        spare: Vec<f32>,
+    ) -> Option<Vec<f32>> {
+        match leaf.as_any_dictionary_opt() {
+            None => self.values_of(leaf, missing, spare),
+            Some(dictionary) => {
+                let absent = if leaf.null_count() > 0 { self.absent? } else { 0.0 };
+                memo.look_up(dictionary, absent, spare, |values| self.values_of(values, missing, Vec::new()))
+            }
+        }
+    }
+
+    fn values_of(&self, leaf: &dyn Array, missing: &Missing, spare: Vec<f32>) -> Option<Vec<f32>> {
         let absent = if leaf.null_count() > 0 { self.absent? } else { 0.0 };
         let numbers = floats(leaf, missing)?;
         let mut values = zeroed(spare, numbers.len());

@@ -13,11 +13,13 @@
 //!
 //! Text is delivered as bytes: whether it is UTF-8 is of no concern to what hashes or parses it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_array::types::UInt32Type;
 use arrow_array::{ArrayRef, DictionaryArray, UInt32Array};
-use arrow_buffer::{NullBufferBuilder, ScalarBuffer};
+use arrow_buffer::bit_chunk_iterator::{BitChunks, UnalignedBitChunk};
+use arrow_buffer::{BooleanBufferBuilder, NullBuffer, ScalarBuffer};
 use arrow_schema::{DataType, TimeUnit};
 use bytes::Bytes;
 use parquet::basic::{Encoding, Type as Physical};
@@ -27,8 +29,8 @@ use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::fetched::FetchedFile;
-use super::hybrid::{Hybrid, Span};
-use super::values::{Values, cut};
+use super::hybrid::Hybrid;
+use super::values::{Values, cut, spread};
 
 /// Reads one column of one row group.
 pub(super) struct FlatColumn {
@@ -66,7 +68,8 @@ enum Body {
 /// A batch in the making.
 struct Batch {
     content: Content,
-    nulls: NullBufferBuilder,
+    /// Of each row, whether it has a value.
+    present: BooleanBufferBuilder,
 }
 
 enum Content {
@@ -116,8 +119,8 @@ impl FlatColumn {
 
     /// The next `rows` rows, all of them.
     pub(super) fn read(&mut self, rows: usize) -> Result<ArrayRef, ParquetError> {
-        let mut batch =
-            Batch { content: Content::Keys(Vec::with_capacity(rows)), nulls: NullBufferBuilder::new(rows) };
+        let present = BooleanBufferBuilder::new(rows);
+        let mut batch = Batch { content: Content::Keys(Vec::with_capacity(rows)), present };
         if self.dictionary.is_none() && self.page.rows > 0 {
             batch.content = Content::Values(self.none.empty(rows));
         }
@@ -228,34 +231,28 @@ impl FlatColumn {
 
     /// Adds `rows` rows of the page, which has as many, to `batch`.
     fn read_page(&mut self, rows: usize, batch: &mut Batch) -> Result<(), ParquetError> {
-        let Self { page, dictionary, none, levels: mixed, keys, present, .. } = self;
+        let Self { page, dictionary, none, levels, keys, present, .. } = self;
         if let Body::Plain(_) = page.body {
             batch.turn_to_values(dictionary.as_ref(), none)?;
         }
-        let Some(levels) = &mut page.levels else {
-            batch.nulls.append_n_non_nulls(rows);
+        let Some(stream) = &mut page.levels else {
+            batch.present.append_n(rows, true);
             return batch.take(rows, &mut page.body, dictionary.as_ref(), keys);
         };
-        let mut left = rows;
-        while left > 0 {
-            match levels.span(left, mixed)? {
-                Span::Same(count, level) if level == *present => {
-                    batch.nulls.append_n_non_nulls(count);
-                    batch.take(count, &mut page.body, dictionary.as_ref(), keys)?;
-                    left -= count;
-                }
-                Span::Same(count, _) => {
-                    batch.nulls.append_n_nulls(count);
-                    batch.extend_absent(count);
-                    left -= count;
-                }
-                Span::Mixed => {
-                    let there = mixed.iter().filter(|&level| level == present).count();
-                    let before = batch.rows();
-                    batch.take(there, &mut page.body, dictionary.as_ref(), keys)?;
-                    batch.spread(before, mixed, *present);
-                    left -= mixed.len();
-                }
+        let before = batch.rows();
+        if *present == 1 {
+            stream.take_bits(rows, &mut batch.present)?;
+        } else {
+            levels.clear();
+            stream.take(rows, levels)?;
+            levels.iter().for_each(|level| batch.present.append(level == present));
+        }
+        let there = UnalignedBitChunk::new(batch.present.as_slice(), before, rows).count_ones();
+        match there {
+            0 => batch.extend_absent(rows),
+            _ if there == rows => batch.take(rows, &mut page.body, dictionary.as_ref(), keys)?,
+            _ => {
+                batch.take_spread(before..before + rows, there, &mut page.body, dictionary.as_ref(), keys)?
             }
         }
         Ok(())
@@ -278,11 +275,12 @@ impl FlatColumn {
     }
 
     fn finish(&self, batch: Batch) -> Result<ArrayRef, ParquetError> {
-        let Batch { content, mut nulls } = batch;
+        let Batch { content, mut present } = batch;
+        let nulls = Some(NullBuffer::new(present.finish())).filter(|nulls| nulls.null_count() > 0);
         match (content, &self.dictionary) {
-            (Content::Values(values), _) => values.into_array(nulls.finish(), &self.data_type),
+            (Content::Values(values), _) => values.into_array(nulls, &self.data_type),
             (Content::Keys(keys), Some(dictionary)) => {
-                let keys = UInt32Array::try_new(ScalarBuffer::from(keys), nulls.finish())?;
+                let keys = UInt32Array::try_new(ScalarBuffer::from(keys), nulls)?;
                 let array = DictionaryArray::<UInt32Type>::try_new(keys, Arc::clone(&dictionary.array))?;
                 Ok(Arc::new(array))
             }
@@ -341,16 +339,28 @@ impl Batch {
         }
     }
 
-    /// Moves the values behind the first `rows` to where their levels are, and notes the rows without.
-    fn spread(&mut self, rows: usize, levels: &[u32], present: u32) {
-        let is_present = || levels.iter().map(|&level| level == present);
-        match &mut self.content {
-            Content::Keys(keys) => super::values::spread(keys, rows, is_present()),
-            Content::Values(values) => values.spread(rows, is_present()),
+    /// Appends the `rows`, of which `count` have a value.
+    fn take_spread(
+        &mut self,
+        rows: Range<usize>,
+        count: usize,
+        body: &mut Body,
+        dictionary: Option<&Dictionary>,
+        scratch: &mut Vec<u32>,
+    ) -> Result<(), ParquetError> {
+        if let (Content::Keys(keys), Body::Keys(stream)) = (&mut self.content, &mut *body) {
+            scratch.clear();
+            stream.take(count, scratch)?;
+            let present = BitChunks::new(self.present.as_slice(), rows.start, rows.len());
+            spread(scratch, &present, keys);
+            return Ok(());
         }
-        for present in is_present() {
-            self.nulls.append(present);
+        self.take(count, body, dictionary, scratch)?;
+        if let Content::Values(values) = &mut self.content {
+            let present = BitChunks::new(self.present.as_slice(), rows.start, rows.len());
+            values.spread(rows.start, &present);
         }
+        Ok(())
     }
 }
 

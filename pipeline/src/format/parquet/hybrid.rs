@@ -9,6 +9,7 @@
 //! Keys are most of what a file of categories holds, so packed runs are unpacked by a loop made for each
 //! width, eight values from one window of bytes at a time.
 
+use arrow_buffer::BooleanBufferBuilder;
 use bytes::Bytes;
 use parquet::errors::ParquetError;
 
@@ -30,21 +31,11 @@ pub(super) struct Hybrid {
 
 enum Run {
     Same(u32),
+    /// Groups from the byte `start` on, and how many of their values were handed out.
     Packed {
-        /// Where the next group starts.
-        at: usize,
-        /// The group being handed out, and the first value of it that was not yet.
-        group: [u32; GROUP],
-        first: usize,
+        start: usize,
+        taken: usize,
     },
-}
-
-/// What [`Hybrid::span`] found.
-pub(super) enum Span {
-    /// This many times this value.
-    Same(usize, u32),
-    /// Values of their own, as many as were asked for or were there; at least one.
-    Mixed,
 }
 
 impl Hybrid {
@@ -70,16 +61,30 @@ impl Hybrid {
         Ok(())
     }
 
-    /// The next values, at most `most` (not 0), of one run; those of a packed one are put into `out`.
-    pub(super) fn span(&mut self, most: usize, out: &mut Vec<u32>) -> Result<Span, ParquetError> {
-        let taken = self.ready()?.min(most);
-        self.left -= taken;
-        if let Run::Same(value) = self.run {
-            return Ok(Span::Same(taken, value));
+    /// Appends the next `count` values to `out`, each as whether it is 1. The values are of one bit, so a packed
+    /// run is copied as it is.
+    pub(super) fn take_bits(
+        &mut self,
+        mut count: usize,
+        out: &mut BooleanBufferBuilder,
+    ) -> Result<(), ParquetError> {
+        while count > 0 {
+            let handed = self.ready()?.min(count);
+            match &mut self.run {
+                Run::Same(value) => out.append_n(handed, *value == 1),
+                Run::Packed { start, taken } => {
+                    let bits = self.data.get(*start..).unwrap_or_default();
+                    let end = *taken + handed;
+                    let there = (8 * bits.len()).clamp(*taken, end);
+                    out.append_packed_range(*taken..there, bits);
+                    out.append_n(end - there, false);
+                    *taken = end;
+                }
+            }
+            self.left -= handed;
+            count -= handed;
         }
-        out.clear();
-        self.unpack(taken, out);
-        Ok(Span::Mixed)
+        Ok(())
     }
 
     /// Makes sure that the current run has values left; returns how many.
@@ -99,7 +104,7 @@ impl Hybrid {
                 if self.next > self.data.len() || (self.next == self.data.len() && self.width > 0) {
                     return Err(cut());
                 }
-                self.run = Run::Packed { at: self.next, group: [0; GROUP], first: GROUP };
+                self.run = Run::Packed { start: self.next, taken: 0 };
                 // Writers may leave out the padding of the last group; what is not there reads as 0.
                 self.next = self.next.checked_add(bytes).ok_or_else(cut)?;
                 self.left = count.checked_mul(GROUP).ok_or_else(cut)?;
@@ -123,22 +128,19 @@ impl Hybrid {
 
     /// Unpacks `count` values of the current run, which has as many left.
     fn unpack(&mut self, count: usize, out: &mut Vec<u32>) {
-        let Run::Packed { at, group, first } = &mut self.run else { return };
-        let rest = (GROUP - *first).min(count);
-        out.extend_from_slice(&group[*first..*first + rest]);
-        *first += rest;
-        let groups = (count - rest) / GROUP;
-        let start = out.len();
-        out.resize(start + groups * GROUP, 0);
-        unpack_groups(self.width, self.data.get(*at..).unwrap_or_default(), &mut out[start..]);
-        *at += groups * self.width;
-        let tail = (count - rest) % GROUP;
-        if tail > 0 {
-            unpack_groups(self.width, self.data.get(*at..).unwrap_or_default(), group);
-            *at += self.width;
-            out.extend_from_slice(&group[..tail]);
-            *first = tail;
+        let Run::Packed { start, taken } = &mut self.run else { return };
+        let at = *start + *taken / GROUP * self.width;
+        let begun = *taken % GROUP;
+        *taken += count;
+        // Whole groups, from that which was begun to that which will be: those beyond are taken off again.
+        let first = out.len();
+        let groups = (begun + count).div_ceil(GROUP);
+        out.resize(first + groups * GROUP, 0);
+        unpack_groups(self.width, self.data.get(at..).unwrap_or_default(), &mut out[first..]);
+        if begun > 0 {
+            out.copy_within(first + begun..first + begun + count, first);
         }
+        out.truncate(first + count);
     }
 }
 
@@ -236,7 +238,7 @@ mod tests {
     }
 
     fn streams() -> impl Strategy<Value = (usize, Vec<Written>, Vec<usize>)> {
-        (0usize..=32).prop_flat_map(|width| {
+        prop_oneof![Just(1usize), 0usize..=32].prop_flat_map(|width| {
             let value = 0..=((1u64 << width) - 1) as u32;
             let run = prop_oneof![
                 (value.clone(), 0usize..40).prop_map(|(value, count)| Written::Same(value, count)),
@@ -262,26 +264,31 @@ mod tests {
             }
             prop_assert_eq!(&taken, &values);
 
-            let mut by_span = Hybrid::new(bytes.into(), width as u8).unwrap();
-            let (mut spanned, mut mixed) = (Vec::new(), Vec::new());
-            for &step in steps.iter().cycle() {
-                let step = step.min(values.len() - spanned.len());
-                if step == 0 { break }
-                match by_span.span(step, &mut mixed).unwrap() {
-                    Span::Same(count, value) => spanned.extend(std::iter::repeat_n(value, count)),
-                    Span::Mixed => spanned.append(&mut mixed),
+            if width == 1 {
+                let mut by_bits = Hybrid::new(bytes.into(), 1).unwrap();
+                let (mut bits, mut left) = (BooleanBufferBuilder::new(0), values.len());
+                for &step in steps.iter().cycle() {
+                    let step = step.min(left);
+                    if step == 0 { break }
+                    by_bits.take_bits(step, &mut bits).unwrap();
+                    left -= step;
                 }
+                prop_assert!(bits.finish().iter().eq(values.iter().map(|&value| value == 1)));
             }
-            prop_assert_eq!(&spanned, &values);
         }
 
         #[test]
         fn any_bytes_are_values_or_an_error(bytes: Vec<u8>, width in 0u8..=40, count in 0usize..5000) {
             let mut out = Vec::new();
-            if let Ok(mut stream) = Hybrid::new(bytes.into(), width)
+            if let Ok(mut stream) = Hybrid::new(bytes.clone().into(), width)
                 && stream.take(count, &mut out).is_ok()
             {
                 prop_assert_eq!(out.len(), count);
+                let mut bits = BooleanBufferBuilder::new(0);
+                if width == 1 {
+                    Hybrid::new(bytes.into(), 1).unwrap().take_bits(count, &mut bits).unwrap();
+                    prop_assert!(bits.finish().iter().eq(out.iter().map(|&value| value == 1)));
+                }
             }
         }
     }

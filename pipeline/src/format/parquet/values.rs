@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use arrow_array::types::{ArrowPrimitiveType, Float32Type, Float64Type, Int32Type, Int64Type};
 use arrow_array::{Array, ArrayRef, BinaryArray, PrimitiveArray};
+use arrow_buffer::bit_chunk_iterator::BitChunks;
 use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::DataType;
 use bytes::Bytes;
@@ -129,13 +130,14 @@ impl Values {
         }
     }
 
-    /// Moves the last values to the rows for which `present` is true, behind the first `rows`.
-    pub(super) fn spread(&mut self, rows: usize, present: impl DoubleEndedIterator<Item = bool>) {
+    /// Moves the values behind the first `rows` to the rows that are `present`. What the rows between them hold
+    /// means nothing.
+    pub(super) fn spread(&mut self, rows: usize, present: &BitChunks<'_>) {
         match self {
-            Self::Int32(values) => spread(values, rows, present),
-            Self::Int64(values) => spread(values, rows, present),
-            Self::Float(values) => spread(values, rows, present),
-            Self::Double(values) => spread(values, rows, present),
+            Self::Int32(values) => spread(&values.split_off(rows), present, values),
+            Self::Int64(values) => spread(&values.split_off(rows), present, values),
+            Self::Float(values) => spread(&values.split_off(rows), present, values),
+            Self::Double(values) => spread(&values.split_off(rows), present, values),
             Self::Bytes(texts) => texts.spread(rows, present),
         }
     }
@@ -185,36 +187,51 @@ impl Texts {
         Ok(())
     }
 
-    fn spread(&mut self, rows: usize, present: impl DoubleEndedIterator<Item = bool>) {
-        let before = if rows == 0 { 0 } else { self.ends[rows - 1] };
-        let mut from = self.ends.len();
-        let present: Vec<bool> = present.collect();
-        self.ends.resize(rows + present.len(), 0);
-        for (row, &present) in present.iter().enumerate().rev() {
-            // An absent row ends where the present one before it does.
-            self.ends[rows + row] = if from > rows { self.ends[from - 1] } else { before };
-            from -= usize::from(present);
+    fn spread(&mut self, rows: usize, present: &BitChunks<'_>) {
+        let ends = self.ends.split_off(rows);
+        let mut end = self.ends.last().copied().unwrap_or(0);
+        let mut following = ends.iter();
+        for word in present.iter_padded() {
+            for bit in 0..WORD {
+                // An absent row ends where the present one before it does.
+                if word >> bit & 1 == 1 {
+                    end = following.next().copied().unwrap_or(end);
+                }
+                self.ends.push(end);
+            }
+        }
+        self.ends.truncate(rows + length_of(present));
+    }
+}
+
+/// Rows that a word of bits tells of.
+const WORD: usize = u64::BITS as usize;
+
+/// Appends `packed` to `values`, each at a row that is `present`; there are as many. What the other rows hold
+/// means nothing.
+pub(super) fn spread<T: Copy + Default>(packed: &[T], present: &BitChunks<'_>, values: &mut Vec<T>) {
+    let start = values.len();
+    values.resize(start + length_of(present), T::default());
+    let mut rest = packed;
+    for (word, out) in present.iter_padded().zip(values[start..].chunks_mut(WORD)) {
+        let count = (word.count_ones() as usize).min(rest.len());
+        let (these, following) = rest.split_at(count);
+        rest = following;
+        if count == out.len() {
+            out.copy_from_slice(these);
+        } else if let Some(last) = count.checked_sub(1) {
+            // Without branches, which nothing could foretell: an absent row gets the present one behind it.
+            let mut next = 0;
+            for (bit, out) in out.iter_mut().enumerate() {
+                *out = these[next.min(last)];
+                next += (word >> bit & 1) as usize;
+            }
         }
     }
 }
 
-/// Copies the last values apart, from behind, so that none is overwritten before it is moved.
-pub(super) fn spread<T: Copy + Default>(
-    values: &mut Vec<T>,
-    rows: usize,
-    present: impl DoubleEndedIterator<Item = bool>,
-) {
-    let mut from = values.len();
-    let present: Vec<bool> = present.collect();
-    values.resize(rows + present.len(), T::default());
-    for (row, &present) in present.iter().enumerate().rev() {
-        if present {
-            from -= 1;
-            values[rows + row] = values[from];
-        } else {
-            values[rows + row] = T::default();
-        }
-    }
+fn length_of(present: &BitChunks<'_>) -> usize {
+    present.chunk_len() * WORD + present.remainder_len()
 }
 
 /// The length before the string at `at`.
