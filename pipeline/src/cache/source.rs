@@ -1,7 +1,6 @@
 //! A source of chunks with a cache before it.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use millstream_batch::BatchSchema;
 use serde::{Deserialize, Serialize};
@@ -14,7 +13,7 @@ use super::writer::{self, PartWriter};
 use crate::chunk::Chunk;
 use crate::dataset::Dataset;
 use crate::error::Error;
-use crate::ingest::{ChunkReader, ChunkSource, Counters, Elastic, LeftOut, Opened};
+use crate::ingest::{ChunkReader, ChunkSource, Counters, Elastic, LeftOut, Opened, Stretch};
 use crate::spec::OnBadRecord;
 
 /// Serves splits from their cache files, and writes those of the others as they are read.
@@ -234,12 +233,12 @@ fn read_cached(
     max_rows: usize,
     counters: &Counters,
 ) -> Result<Option<Chunk>, reader::Unreadable> {
-    let start = Instant::now();
+    let decoding = Stretch::begin();
     let chunk = cached.next(max_rows);
     let work = cached.take_work();
     counters.cache_read_bytes.add(work.read_bytes);
     counters.truncated_rows.add(work.truncated_rows);
-    counters.decode.add(start.elapsed().saturating_sub(work.waited));
+    counters.decode.add(&decoding, work.waited);
     chunk
 }
 

@@ -22,7 +22,7 @@
 //! out. That it would be short is known too late to mark the batch before it as the last.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use millstream_batch::{BatchHeader, BatchMut, Producer, RingError, Stream};
 
@@ -32,6 +32,7 @@ use super::lane::{Piece, Window};
 use super::peers::{Peers, PieceKey, Told};
 use super::plan::{IngestPlan, name_of};
 use super::source::LeftOut;
+use super::stats::Stretch;
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::order::{LanePosition, Merge, Pass, PassOrder, Position, Share, Turn};
@@ -162,7 +163,7 @@ impl Assembler<'_> {
     fn fill(&mut self, batch: &mut BatchMut<'_>, first: Place) -> Result<(u32, u32), Error> {
         let capacity = self.plan.schema.rows;
         let (mut packed, mut global_rows) = (0, 0);
-        let mut at_work = Instant::now();
+        let mut at_work = Stretch::begin();
         let mut note = |assembler: &mut Self, (lane, index): Place| {
             global_rows += 1;
             if assembler.share.owns(lane) {
@@ -177,15 +178,15 @@ impl Assembler<'_> {
                 Turn::Wait { lane } if self.leaves_out(lane) => self.merge.pass_over(),
                 Turn::Wait { lane } => {
                     packed += self.pack(batch, packed);
-                    self.shared.counters.pack.add(at_work.elapsed());
+                    self.shared.counters.pack.add(&at_work, Duration::ZERO);
                     self.take_window(lane)?;
-                    at_work = Instant::now();
+                    at_work = Stretch::begin();
                 }
                 Turn::End => break,
             }
         }
         packed += self.pack(batch, packed);
-        self.shared.counters.pack.add(at_work.elapsed());
+        self.shared.counters.pack.add(&at_work, Duration::ZERO);
         Ok((packed as u32, global_rows))
     }
 

@@ -1,12 +1,12 @@
 //! A dataset and a job's transform, as the lanes' source of chunks.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 
 use super::source::{ChunkReader, ChunkSource, Elastic, LeftOut, Opened};
-use super::stats::Counters;
+use super::stats::{Counters, Stretch};
 use super::tuner::Limits;
 use crate::chunk::Chunk;
 use crate::dataset::{BadRecords, Dataset, SplitReader};
@@ -114,9 +114,9 @@ impl ChunkSource for DatasetSource {
 impl ChunkReader for Reader {
     fn next(&mut self, max_rows: usize) -> Result<Option<Chunk>, Error> {
         loop {
-            let start = Instant::now();
+            let decoding = Stretch::begin();
             let raw = self.split.next_chunk(max_rows);
-            self.count_fetch(start.elapsed());
+            self.count_decoding(&decoding);
             let Some(raw) = raw? else { return Ok(None) };
             let Self { transform, memory, bad, counters, .. } = self;
             let transformed = counters.transform.time(|| transform.apply_with(memory, &raw, bad))?;
@@ -139,11 +139,11 @@ impl ChunkReader for Reader {
 
 impl Reader {
     /// Counts the time of a call but for waiting for bytes, which is counted where it is done.
-    fn count_fetch(&mut self, elapsed: Duration) {
+    fn count_decoding(&mut self, decoding: &Stretch) {
         let (bytes, waited) = (self.split.fetched_bytes(), self.split.fetch_wait());
         let waited_now = waited - self.waited;
         self.counters.bytes.add(bytes - self.bytes);
-        self.counters.decode.add(elapsed.saturating_sub(waited_now));
+        self.counters.decode.add(decoding, waited_now);
         (self.bytes, self.waited) = (bytes, waited);
     }
 }

@@ -7,9 +7,12 @@
 //! |---|---|---|
 //! | a free slot | | the consumer: training |
 //! | little | | the packer |
-//! | a window | decode all the time they may | the processor, and of the stages the costliest |
+//! | a window | decode, or wait for a core | the processor, and of the stages the costliest |
 //! | a window | wait for bytes | storage, or the memory for read-ahead where that is used up |
 //! | a window | decode without a break, but are fewer than cores | the number of lanes |
+//!
+//! Work is counted by the time on a core. More lanes may decode at once than there are cores, so that none idles
+//! while one lane follows another; those that the kernel makes wait count as waiting.
 //!
 //! What the rate would be without it is the lowest of what the others could do alone, worked out from
 //! the time that each took for the rows there were. It is an estimate from below for storage, whose waits
@@ -21,7 +24,7 @@ use super::stats::{IngestStats, Stage};
 
 /// From this share of the time on, waiting for the consumer is no accident.
 const RING_BINDS: f64 = 0.1;
-/// From this share of its time on, a thread or a set of permits counts as fully used.
+/// From this share of its time on, a thread or a set of cores counts as fully used.
 const FULL: f64 = 0.85;
 
 /// What the stages were given to work with.
@@ -47,6 +50,13 @@ pub struct Resources {
     pub useful_object_bytes: u64,
     /// Whether the search for the best of these has ended.
     pub settled: bool,
+}
+
+impl Resources {
+    /// Lanes that can be on a core at once.
+    fn at_once(&self) -> u32 {
+        self.decoders.min(self.cores).min(self.lanes).max(1)
+    }
 }
 
 /// What binds.
@@ -98,7 +108,7 @@ impl Bound {
 pub struct StageUse {
     /// Its name.
     pub stage: &'static str,
-    /// Share of the threads it may use that it kept at work; `None` where it has none.
+    /// Share of the cores it may use that it kept at work; `None` where it has none.
     pub busy: Option<f64>,
     /// Threads that waited, on average.
     pub waiting: f64,
@@ -146,8 +156,10 @@ struct Shares {
     pack: f64,
     ring: f64,
     window: f64,
-    /// Of what lanes may decode at once.
+    /// Lanes' work, of the cores that they may use at once.
     decoding: f64,
+    /// All work, of all cores.
+    cores: f64,
     /// Lanes, on average.
     working: f64,
     fetching: f64,
@@ -158,12 +170,13 @@ struct Shares {
 pub fn diagnose(done: &IngestStats, seconds: f64, resources: &Resources) -> Diagnosis {
     let seconds = seconds.max(f64::MIN_POSITIVE);
     let stages = &done.stages;
-    let decoders = f64::from(resources.decoders.min(resources.lanes).max(1));
+    let at_once = f64::from(resources.at_once());
     let shares = Shares {
         pack: stages.pack.busy_seconds / seconds,
         ring: stages.ring.wait_seconds / seconds,
         window: stages.pack.wait_seconds / seconds,
-        decoding: lane_work(done) / seconds / decoders,
+        decoding: lane_work(done) / seconds / at_once,
+        cores: (lane_work(done) + stages.pack.busy_seconds) / seconds / f64::from(resources.cores.max(1)),
         working: lane_work(done) / seconds,
         fetching: stages.fetch.wait_seconds / seconds,
         queueing: stages.decode.wait_seconds / seconds,
@@ -173,7 +186,7 @@ pub fn diagnose(done: &IngestStats, seconds: f64, resources: &Resources) -> Diag
         seconds,
         rows_per_second: done.rows as f64 / seconds,
         bytes_per_second: done.bytes as f64 / seconds,
-        stages: stage_uses(done, seconds, decoders),
+        stages: stage_uses(done, seconds, at_once),
         bound,
         because: because(bound, &shares, resources),
         rows_per_second_without: without(bound, done, seconds, resources),
@@ -200,7 +213,8 @@ fn bound(done: &IngestStats, shares: &Shares, resources: &Resources) -> Bound {
     // Where there are not more lanes than may decode, each does one thing after the other, and what takes
     // most of its time binds. Where there are more, some always wait for bytes while others decode.
     let is_mostly = resources.lanes > resources.decoders || shares.fetching > shares.working;
-    let starved = shares.fetching > shares.queueing && shares.decoding < FULL && is_mostly;
+    let idle = shares.decoding < FULL && shares.cores < FULL;
+    let starved = shares.fetching > shares.queueing && idle && is_mostly;
     if starved {
         let fully_read_ahead = resources.object_bytes >= resources.useful_object_bytes;
         return match resources {
@@ -219,14 +233,14 @@ fn bound(done: &IngestStats, shares: &Shares, resources: &Resources) -> Bound {
     if stages.transform.busy_seconds > stages.decode.busy_seconds { Bound::Transform } else { Bound::Decode }
 }
 
-fn stage_uses(done: &IngestStats, seconds: f64, decoders: f64) -> Vec<StageUse> {
+fn stage_uses(done: &IngestStats, seconds: f64, at_once: f64) -> Vec<StageUse> {
     let stages = &done.stages;
-    let of_lanes = |stage: &Stage| Some(stage.busy_seconds / seconds / decoders);
+    let of_lanes = |stage: &Stage| Some(stage.busy_seconds / seconds / at_once);
     let row =
         |stage, busy, waited: f64, waits_for| StageUse { stage, busy, waiting: waited / seconds, waits_for };
     vec![
         row("fetch", None, stages.fetch.wait_seconds, "lanes for bytes"),
-        row("decode", of_lanes(&stages.decode), stages.decode.wait_seconds, "lanes for their turn to decode"),
+        row("decode", of_lanes(&stages.decode), stages.decode.wait_seconds, "lanes for a core"),
         row("transform", of_lanes(&stages.transform), 0.0, ""),
         row("shuffle", of_lanes(&stages.shuffle), stages.shuffle.wait_seconds, "lanes a window ahead"),
         row(
@@ -252,7 +266,11 @@ fn because(bound: Bound, shares: &Shares, resources: &Resources) -> String {
             format!("the packer waits {} of the time for training to free a slot", percent(shares.ring))
         }
         Bound::Packer => format!("the packer is {} busy filling slots", percent(shares.pack)),
-        Bound::Decode | Bound::Transform | Bound::Threads => {
+        Bound::Decode | Bound::Transform => {
+            let (lanes, packer) = (shares.working, shares.pack);
+            format!("of {cores} cores lanes keep {lanes:.1} at work, and the packer {packer:.1}")
+        }
+        Bound::Threads => {
             format!("the {decoders} lanes that may decode at once are {} busy", percent(shares.decoding))
         }
         Bound::Lanes => format!("only {lanes} lanes have anything to read, on {cores} cores"),
@@ -264,9 +282,9 @@ fn because(bound: Bound, shares: &Shares, resources: &Resources) -> String {
 
 /// What the parts that do not bind could do alone.
 fn without(bound: Bound, done: &IngestStats, seconds: f64, resources: &Resources) -> Option<f64> {
-    let Resources { cores, lanes, decoders, .. } = *resources;
+    let lanes = resources.lanes;
     let stages = &done.stages;
-    let at_once = f64::from(decoders.min(cores).min(lanes).max(1));
+    let at_once = f64::from(resources.at_once());
     let waits_for_bytes = stages.fetch.wait_seconds / f64::from(lanes.max(1));
     let is_processor = matches!(bound, Bound::Decode | Bound::Transform | Bound::Threads | Bound::Lanes);
     let is_storage = matches!(bound, Bound::Storage | Bound::Streams | Bound::Memory);
@@ -358,6 +376,7 @@ mod tests {
     fn what_binds_is_named_with_what_comes_next() {
         let fixed = Resources { decoders: 2, decoders_fixed: true, ..RESOURCES };
         let few = Resources { lanes: 2, ..RESOURCES };
+        let many = Resources { decoders: 12, ..RESOURCES };
         let streams = Resources { streams_fixed: true, ..RESOURCES };
         let tight = Resources { object_bytes: 16 << 20, ..RESOURCES };
         let all = Resources { object_bytes: 64 << 20, most_object_bytes: 64 << 20, ..RESOURCES };
@@ -367,6 +386,8 @@ mod tests {
             (RESOURCES, [1.0, 8.0, 4.0, 1.0, 1.0, 0.5, 8.5], Bound::Consumer, Some(333_333.0)),
             (RESOURCES, [1.0, 16.0, 4.0, 1.0, 9.5, 0.3, 0.2], Bound::Packer, Some(200_000.0)),
             (RESOURCES, [8.0, 28.0, 11.0, 90.0, 2.0, 8.0, 0.0], Bound::Decode, Some(500_000.0)),
+            // More lanes decode than there are cores, and wait for storage while others fill the cores.
+            (many, [90.0, 22.0, 8.0, 20.0, 6.0, 4.0, 0.0], Bound::Decode, Some(166_667.0)),
             (RESOURCES, [8.0, 11.0, 28.0, 90.0, 5.0, 5.0, 0.0], Bound::Transform, Some(200_000.0)),
             (fixed, [8.0, 14.0, 5.0, 100.0, 2.0, 8.0, 0.0], Bound::Threads, Some(500_000.0)),
             (few, [0.2, 14.0, 5.5, 0.0, 2.0, 8.0, 0.0], Bound::Lanes, Some(500_000.0)),

@@ -1,8 +1,9 @@
 //! Who decodes: no more lanes at once than there are permits, whatever the number of lanes.
 //!
-//! Lanes are many (they fix the order), cores are few. Were all lanes to decode at once, they would take
-//! turns by the kernel's time slices, each with a cold cache, and the one whose window the packer waits
-//! for would be one of many. So a lane decodes only while it holds one of the gate's permits, and
+//! Lanes are many (they fix the order), cores are few. Were hundreds of lanes to decode at once, they would
+//! take turns by the kernel's time slices, each with a cold cache, and the one whose window the packer waits
+//! for would be one of many. So a lane decodes only while it holds one of the gate's permits, of which there are
+//! a few for each core, and
 //!
 //! * it keeps its permit over many chunks, until its window is made or it has to wait for bytes, so that
 //!   threads change places once a window and not once a chunk;

@@ -61,7 +61,7 @@ pub use self::measure::{IngestMeasurement, measure};
 pub use self::peers::{Hub, MOST_UNHEARD, Peers, PieceKey, Told};
 pub use self::plan::{IngestPlan, MemoryNeed};
 pub use self::source::{ChunkReader, ChunkSource, Elastic, LeftOut, Opened};
-pub use self::stats::{CacheStats, Clock, Counter, Counters, IngestStats, Stage, Stages};
+pub use self::stats::{CacheStats, Clock, Counter, Counters, IngestStats, Stage, Stages, Stretch, WorkClock};
 pub use self::tuner::{InFlight, Limits, MOST_STREAMS, Ranges, Setting};
 
 use self::gate::{Gate, Seated};
@@ -234,7 +234,7 @@ impl Shared {
         let mut stats = self.counters.snapshot();
         stats.in_flight_bytes = self.limits.iter().map(|limits| limits.in_flight_bytes()).sum();
         stats.stages.fetch.wait_seconds = self.gate.fetching.seconds();
-        stats.stages.decode.wait_seconds = self.gate.queueing.seconds();
+        stats.stages.decode.wait_seconds += self.gate.queueing.seconds();
         stats
     }
 

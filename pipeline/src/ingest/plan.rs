@@ -41,6 +41,13 @@ const CHUNK_BYTES: u64 = 256 << 10;
 /// The fewest rows of a chunk that are worth asking for, however small the windows and wide the rows.
 const FEWEST_CHUNK_ROWS: u64 = 64;
 
+/// Lanes that decode at once to begin with, for each core. With one, a core would idle from when a lane has made
+/// its window, or waits for bytes, until the next one is awake.
+const FIRST_DECODERS: u32 = 3;
+
+/// The most lanes that decode at once, for each core.
+const MOST_DECODERS: u32 = 6;
+
 /// More than this for one object makes reading no faster anywhere.
 const MOST_OBJECT_BYTES: u64 = 64 << 20;
 
@@ -304,8 +311,7 @@ impl IngestPlan {
     /// The search for what resources to use, between the bounds of this job and of `cores` cores.
     pub(crate) fn tuner(&self, cores: u32) -> Tuner {
         let bounds = Bounds {
-            // One more than cores, for those that the kernel holds up.
-            most_decoders: self.threads.unwrap_or(cores + 1).min(self.live_lanes()),
+            most_decoders: self.threads.unwrap_or(MOST_DECODERS * cores).min(self.live_lanes()),
             most_streams: self.streams.unwrap_or(MOST_STREAMS),
             least_object_bytes: Limits::FEWEST_OBJECT_BYTES,
             most_object_bytes: self.object_bytes,
@@ -314,7 +320,7 @@ impl IngestPlan {
         };
         let first = Limits::default();
         let setting = Setting {
-            decoders: self.threads.unwrap_or(cores),
+            decoders: self.threads.unwrap_or(FIRST_DECODERS * cores),
             streams: self.streams.unwrap_or(first.streams()),
             object_bytes: first.object_bytes(),
         };

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 /// A snapshot of ingest at work.
@@ -50,8 +51,8 @@ pub struct CacheStats {
 pub struct Stages {
     /// Lanes waiting for bytes from storage.
     pub fetch: Stage,
-    /// Lanes decoding (decompression, checksums, parsing); waiting is for their turn, when as many decode
-    /// as may.
+    /// Lanes decoding (decompression, checksums, parsing). Waiting is for a core, with this or any other work of
+    /// lanes: for their turn, when as many decode as may, and for the kernel, when it runs something else.
     pub decode: Stage,
     /// Lanes transforming values to dense numbers and ids.
     pub transform: Stage,
@@ -66,7 +67,7 @@ pub struct Stages {
 /// Seconds of one stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Stage {
-    /// At work.
+    /// At work, on a core.
     pub busy_seconds: f64,
     /// Waiting.
     pub wait_seconds: f64,
@@ -121,17 +122,17 @@ pub struct Counters {
     /// Bytes of the files handed to it.
     pub cache_written_bytes: Counter,
     /// Decoding.
-    pub decode: Clock,
+    pub decode: WorkClock,
     /// Transforming.
-    pub transform: Clock,
+    pub transform: WorkClock,
     pub(crate) rows_decoded: Counter,
     pub(crate) chunks: Counter,
     pub(crate) rows: Counter,
     pub(crate) batches: Counter,
     pub(crate) skipped: Counter,
-    pub(crate) shuffle: Clock,
+    pub(crate) shuffle: WorkClock,
     pub(crate) hand_wait: Clock,
-    pub(crate) pack: Clock,
+    pub(crate) pack: WorkClock,
     pub(crate) window_wait: Clock,
     pub(crate) ring_wait: Clock,
 }
@@ -143,6 +144,21 @@ pub struct Counter(AtomicU64);
 /// Time that threads add to, in nanoseconds.
 #[derive(Debug, Default)]
 pub struct Clock(AtomicU64);
+
+/// Time that threads were at work: on a core, and held up by the kernel, which ran something else there.
+#[derive(Debug, Default)]
+pub struct WorkClock {
+    core: Clock,
+    held_up: Clock,
+}
+
+/// A stretch of work of the thread that began it.
+#[derive(Debug)]
+pub struct Stretch {
+    began: Instant,
+    /// Time that the thread had had on a core.
+    core: Duration,
+}
 
 impl Counter {
     /// Adds `n`.
@@ -179,10 +195,43 @@ impl Clock {
     }
 }
 
+impl WorkClock {
+    /// Does `work` and adds the time that it took.
+    pub fn time<T>(&self, work: impl FnOnce() -> T) -> T {
+        let stretch = Stretch::begin();
+        let result = work();
+        self.add(&stretch, Duration::ZERO);
+        result
+    }
+
+    /// Adds the time since `stretch` began on this thread, of which it has waited so much for something else
+    /// than a core.
+    pub fn add(&self, stretch: &Stretch, waited: Duration) {
+        let core = core_time().saturating_sub(stretch.core);
+        self.core.add(core);
+        self.held_up.add(stretch.began.elapsed().saturating_sub(waited).saturating_sub(core));
+    }
+}
+
+impl Stretch {
+    /// Begins now.
+    pub fn begin() -> Self {
+        Self { began: Instant::now(), core: core_time() }
+    }
+}
+
+/// Time that this thread has had on a core.
+fn core_time() -> Duration {
+    // Never negative.
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
 impl Counters {
     /// All but what is known at the gate and in fetching.
     pub(crate) fn snapshot(&self) -> IngestStats {
-        let stage = |busy: f64, wait: f64| Stage { busy_seconds: busy, wait_seconds: wait };
+        let stage =
+            |work: &WorkClock, wait: f64| Stage { busy_seconds: work.core.seconds(), wait_seconds: wait };
+        let held_up = [&self.decode, &self.transform, &self.shuffle].map(|work| work.held_up.seconds());
         IngestStats {
             rows: self.rows.get(),
             batches: self.batches.get(),
@@ -200,11 +249,11 @@ impl Counters {
             },
             stages: Stages {
                 fetch: Stage::default(),
-                decode: stage(self.decode.seconds(), 0.0),
-                transform: stage(self.transform.seconds(), 0.0),
-                shuffle: stage(self.shuffle.seconds(), self.hand_wait.seconds()),
-                pack: stage(self.pack.seconds(), self.window_wait.seconds()),
-                ring: stage(0.0, self.ring_wait.seconds()),
+                decode: stage(&self.decode, held_up.iter().sum()),
+                transform: stage(&self.transform, 0.0),
+                shuffle: stage(&self.shuffle, self.hand_wait.seconds()),
+                pack: stage(&self.pack, self.window_wait.seconds()),
+                ring: Stage { busy_seconds: 0.0, wait_seconds: self.ring_wait.seconds() },
             },
         }
     }

@@ -6,7 +6,7 @@
 //! depth of read-ahead) change nothing but the rate.
 //!
 //! The search is hill climbing, one knob at a time, on the rate of rows. A move doubles or halves a knob
-//! (decoders go by one). The rate after a pause, which lets the move take effect, is compared with the rate
+//! (decoders go by a quarter). The rate after a pause, which lets the move take effect, is compared with the rate
 //! before it: a move up must gain [`GAIN`] to be kept, since it costs something; a move down, tried after
 //! the others, is kept if it loses less than [`LOSS`] of the best rate seen, so that what brings nothing is
 //! given back. Where two knobs bind at once, neither gains anything alone, so a move of all comes before
@@ -262,14 +262,15 @@ impl Tuner {
     fn moved(&self, step: Move) -> Option<Setting> {
         let Bounds { most_decoders, most_streams, most_object_bytes, .. } = self.bounds;
         let now = self.setting;
+        let quarter = (now.decoders / 4).max(1);
         let more = Setting {
-            decoders: (now.decoders + 1).min(most_decoders),
+            decoders: (now.decoders + quarter).min(most_decoders),
             streams: (now.streams * 2).min(most_streams),
             object_bytes: now.object_bytes.saturating_mul(2).min(most_object_bytes),
         };
         let mut moved = match step {
             Move::MoreDecoders => Setting { decoders: more.decoders, ..now },
-            Move::FewerDecoders => Setting { decoders: (now.decoders - 1).max(1), ..now },
+            Move::FewerDecoders => Setting { decoders: (now.decoders - quarter).max(1), ..now },
             Move::MoreStreams => Setting { streams: more.streams, ..now },
             Move::FewerStreams => Setting { streams: (now.streams / 2).max(1), ..now },
             Move::MoreBytes => Setting { object_bytes: more.object_bytes, ..now },
