@@ -1,7 +1,7 @@
 //! gzip and zlib, decompressed as they come: the slowest part of reading compressed records, and so written
 //! for speed.
 //!
-//! The inner loop (`run`) holds up to 63 bits of input in a register and refills them by one load of eight
+//! The inner loop (`run.rs`) holds up to 63 bits of input in a register and refills them by one load of eight
 //! bytes; one table look-up (`huffman.rs`) tells a whole symbol with the extra bits it has, and matches are
 //! copied by 16 bytes at a time into room kept behind the window for it. It runs while eight bytes of the
 //! present piece of input are left and the longest match still fits. Everything else (block and member
@@ -14,6 +14,8 @@
 
 mod checksum;
 mod huffman;
+mod member;
+mod run;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +24,7 @@ use std::io::{self, BufRead, ErrorKind};
 use crate::format::compression::Compression;
 use checksum::Checksum;
 use huffman::{Codes, DISTANCE_BITS, END, Fault, LITERAL, LITERAL_BITS, SECOND, SPECIAL};
+use run::{Place, low, repeat, run};
 
 /// How far back a match may reach.
 const WINDOW_BYTES: usize = 32 << 10;
@@ -139,93 +142,6 @@ impl<R: BufRead> Inflate<R> {
         self.checksum.update(bytes);
         self.checked += bytes.len() as u64;
         self.unchecked = self.written;
-    }
-
-    fn start_member(&mut self) -> io::Result<()> {
-        self.floor = self.written;
-        self.unchecked = self.written;
-        self.checked = 0;
-        self.checksum = match self.kind {
-            Compression::Gzip => self.gzip_header()?,
-            _ => self.zlib_header()?,
-        };
-        self.state = State::Block;
-        Ok(())
-    }
-
-    fn gzip_header(&mut self) -> io::Result<Checksum> {
-        const HEADER_CHECKSUM: u8 = 2;
-        const EXTRA: u8 = 4;
-        const NAME: u8 = 8;
-        const COMMENT: u8 = 16;
-
-        let mut checksum = Checksum::crc32();
-        let mut next = |this: &mut Self| -> io::Result<u8> {
-            let byte = this.take(8)? as u8;
-            checksum.update(&[byte]);
-            Ok(byte)
-        };
-        if [next(self)?, next(self)?] != [0x1f, 0x8b] {
-            return Err(invalid("what follows a gzip member is not another"));
-        }
-        let (method, flags) = (next(self)?, next(self)?);
-        if method != 8 {
-            return Err(invalid("a gzip member of an unknown method"));
-        }
-        if flags >= 32 {
-            return Err(invalid("a gzip header with unknown flags"));
-        }
-        for _time_level_and_system in 0..6 {
-            next(self)?;
-        }
-        if flags & EXTRA != 0 {
-            let bytes = u16::from_le_bytes([next(self)?, next(self)?]);
-            for _ in 0..bytes {
-                next(self)?;
-            }
-        }
-        for text in [NAME, COMMENT] {
-            while flags & text != 0 && next(self)? != 0 {}
-        }
-        if flags & HEADER_CHECKSUM != 0 {
-            let expected = checksum.value() & 0xffff;
-            if self.take(16)? as u32 != expected {
-                return Err(invalid("the checksum of a gzip header does not match"));
-            }
-        }
-        Ok(Checksum::crc32())
-    }
-
-    fn zlib_header(&mut self) -> io::Result<Checksum> {
-        const DICTIONARY: u8 = 0x20;
-
-        let (method, flags) = (self.take(8)? as u8, self.take(8)? as u8);
-        if method & 0x0f != 8 || method >> 4 > 7 || u16::from_be_bytes([method, flags]) % 31 != 0 {
-            return Err(invalid("no zlib header where one must be"));
-        }
-        if flags & DICTIONARY != 0 {
-            return Err(invalid("a zlib stream that needs a dictionary"));
-        }
-        Ok(Checksum::adler32())
-    }
-
-    fn end_member(&mut self) -> io::Result<()> {
-        self.check();
-        let _padding = self.take(self.held % 8)?;
-        let stored = self.take(32)? as u32;
-        let expected = self.checksum.value();
-        let (stored, bytes) = match self.kind {
-            Compression::Gzip => (stored, Some(self.take(32)? as u32)),
-            _ => (stored.swap_bytes(), None),
-        };
-        if stored != expected {
-            return Err(invalid("the checksum of the decompressed bytes does not match"));
-        }
-        if bytes.is_some_and(|bytes| bytes != self.checked as u32) {
-            return Err(invalid("the number of decompressed bytes does not match"));
-        }
-        self.state = State::Between;
-        Ok(())
     }
 
     fn start_block(&mut self) -> io::Result<()> {
@@ -458,173 +374,4 @@ fn invalid(fault: Fault) -> io::Error {
 
 fn cut() -> io::Error {
     io::Error::new(ErrorKind::UnexpectedEof, "the compressed stream is cut short")
-}
-
-/// Where a run is in its input and output.
-struct Place {
-    bits: u64,
-    held: u32,
-    /// Bytes of the piece.
-    taken: usize,
-    written: usize,
-}
-
-/// The bits of a run: at least those of a symbol between two refills.
-struct Bits<'a> {
-    piece: &'a [u8],
-    taken: usize,
-    bits: u64,
-    /// In the lowest six bits how many are held, so that a whole entry can be subtracted.
-    held: u32,
-}
-
-impl Bits<'_> {
-    /// Adds whole bytes up to 56 bits and more. Those above are loaded again the next time. False where the
-    /// piece has no eight bytes left.
-    #[inline(always)]
-    fn refill(&mut self) -> bool {
-        let Some(word) = self.piece.get(self.taken..).and_then(|rest| rest.first_chunk()) else {
-            return false;
-        };
-        let held = self.held & 63;
-        self.bits |= u64::from_le_bytes(*word) << held;
-        self.taken += (63 - held as usize) >> 3;
-        self.held = held | 56;
-        true
-    }
-
-    /// Takes the bits that an entry says.
-    #[inline(always)]
-    fn take(&mut self, entry: u32) {
-        self.bits = self.bits.wrapping_shr(entry);
-        self.held = self.held.wrapping_sub(entry);
-    }
-
-    /// The entry for the next bits, where the first table leads; not taken yet.
-    #[inline(always)]
-    fn go_on(&mut self, entry: u32, table: &[u32]) -> u32 {
-        self.take(entry);
-        let index = (entry >> 16) as usize + (self.bits & low(entry >> 8 & 0xf)) as usize;
-        table.get(index).copied().unwrap_or(SPECIAL)
-    }
-
-    /// Takes an entry's length or distance: the least of its code, and what the extra bits behind it add.
-    #[inline(always)]
-    fn value(&mut self, entry: u32) -> usize {
-        let whole = self.bits & low(entry);
-        self.take(entry);
-        (entry >> 16) as usize + whole.wrapping_shr(entry >> 8 & 0xf) as usize
-    }
-}
-
-/// As many bits as the lowest six say.
-#[inline(always)]
-fn low(bits: u32) -> u64 {
-    !u64::MAX.wrapping_shl(bits)
-}
-
-/// Decodes symbols until the block ends (true), the piece of input nearly does, or the output is full. What
-/// comes before a fault is decoded all the same.
-#[inline(never)]
-fn run(
-    codes: &Codes,
-    piece: &[u8],
-    output: &mut [u8],
-    floor: usize,
-    place: &mut Place,
-) -> Result<bool, Fault> {
-    let mut input = Bits { piece, taken: 0, bits: place.bits, held: place.held };
-    let mut written = place.written;
-    let mut ended = Ok(false);
-    let literal_of = |bits: u64| codes.literals[(bits & low(LITERAL_BITS)) as usize];
-    while written < WINDOW_BYTES + OUTPUT_BYTES && input.refill() {
-        let mut entry = literal_of(input.bits);
-        if entry & LITERAL != 0 {
-            // Three codes of the first table have 33 bits at most, and what is left finds another entry.
-            let Some(room) = output.get_mut(written..).and_then(|room| room.first_chunk_mut::<3>()) else {
-                break;
-            };
-            room[0] = (entry >> 16) as u8;
-            input.take(entry);
-            entry = literal_of(input.bits);
-            written += 1;
-            if entry & LITERAL != 0 {
-                room[1] = (entry >> 16) as u8;
-                input.take(entry);
-                entry = literal_of(input.bits);
-                written += 1;
-                if entry & LITERAL != 0 {
-                    room[2] = (entry >> 16) as u8;
-                    input.take(entry);
-                    written += 1;
-                    continue;
-                }
-            }
-            if !input.refill() {
-                break;
-            }
-        }
-        if entry & SPECIAL != 0 {
-            if entry & SECOND == SECOND {
-                entry = input.go_on(entry, &codes.literals);
-            }
-            if entry & LITERAL != 0 {
-                let Some(room) = output.get_mut(written) else { break };
-                *room = (entry >> 16) as u8;
-                input.take(entry);
-                written += 1;
-                continue;
-            }
-            if entry & SPECIAL != 0 {
-                if entry & END == END {
-                    input.take(entry);
-                    ended = Ok(true);
-                } else {
-                    ended = Err(NO_CODE);
-                }
-                break;
-            }
-        }
-        let count = input.value(entry);
-        let mut entry = codes.distances[(input.bits & low(DISTANCE_BITS)) as usize];
-        if entry & SPECIAL != 0 {
-            if entry & SECOND == SECOND {
-                entry = input.go_on(entry, &codes.distances);
-            }
-            if entry & SPECIAL != 0 {
-                ended = Err(NO_CODE);
-                break;
-            }
-        }
-        let back = input.value(entry);
-        if back > written - floor {
-            ended = Err(TOO_FAR);
-            break;
-        }
-        repeat(output, written, back, count);
-        written += count;
-    }
-    let held = input.held & 63;
-    *place = Place { bits: input.bits & low(held), held, taken: input.taken, written };
-    ended
-}
-
-/// Appends `count` bytes from `back` bytes before; there is room for a whole number of copies.
-#[inline(always)]
-fn repeat(output: &mut [u8], written: usize, back: usize, count: usize) {
-    let from = written - back;
-    if back >= COPY_BYTES {
-        let mut done = 0;
-        while done < count {
-            output.copy_within(from + done..from + done + COPY_BYTES, written + done);
-            done += COPY_BYTES;
-        }
-    } else if back == 1 {
-        let byte = output[from];
-        output[written..written + count].fill(byte);
-    } else {
-        for at in 0..count {
-            output[written + at] = output[from + at];
-        }
-    }
 }

@@ -1,0 +1,204 @@
+//! Rows to a block's bytes.
+
+use std::ops::Range;
+
+use millstream_disk::{ALIGNMENT, AlignedBuffer};
+
+use super::{BLOCK_BYTES, HEAD_BYTES, SAME, Shape, column_bytes};
+use crate::chunk::{Chunk, RaggedColumn};
+
+/// A block's bytes, padded with zeros to whole sectors.
+pub(crate) struct Encoded {
+    pub(crate) buffer: AlignedBuffer,
+    /// Those that are not padding.
+    pub(crate) bytes: usize,
+}
+
+/// What the values of some columns need, found in one row-major pass.
+struct Needs {
+    /// All bits of the values as whole numbers; more than 24 of them where one is none.
+    bits: Vec<u32>,
+    /// Bits that differ from the first row.
+    differing: Vec<u32>,
+    first: Vec<u32>,
+}
+
+impl Needs {
+    fn of<T: Copy>(values: &[T], columns: usize, word: impl Fn(T) -> u32, whole: impl Fn(T) -> u32) -> Self {
+        let first: Vec<u32> = values.iter().take(columns).map(|&value| word(value)).collect();
+        let (mut bits, mut differing) = (vec![0; columns], vec![0; columns]);
+        if columns > 0 {
+            for row in values.chunks_exact(columns) {
+                for (column, &value) in row.iter().enumerate() {
+                    bits[column] |= whole(value);
+                    differing[column] |= word(value) ^ first[column];
+                }
+            }
+        }
+        Self { bits, differing, first }
+    }
+
+    fn of_words(values: &[u32], columns: usize) -> Self {
+        Self::of(values, columns, |word| word, |word| word)
+    }
+
+    fn of_floats(values: &[f32], columns: usize) -> Self {
+        Self::of(values, columns, f32::to_bits, |value| {
+            let whole = value as u32;
+            // Anything else, -0 and NaN among it, is not what its whole number would read back as.
+            if (whole as f32).to_bits() == value.to_bits() { whole } else { u32::MAX }
+        })
+    }
+
+    fn width(&self, column: usize) -> u8 {
+        if self.differing[column] == 0 {
+            return SAME;
+        }
+        // At least 1 and at most 4.
+        (u32::BITS - self.bits[column].leading_zeros()).div_ceil(8).max(1) as u8
+    }
+}
+
+/// Writes a block from front to back.
+struct Output<'a> {
+    bytes: &'a mut [u8],
+    at: usize,
+}
+
+impl Output<'_> {
+    fn word(&mut self, word: u32) {
+        self.bytes[self.at..self.at + 4].copy_from_slice(&word.to_le_bytes());
+        self.at += 4;
+    }
+
+    /// A column of `values`, `stride` apart.
+    fn column<T: Copy>(
+        &mut self,
+        needs: &Needs,
+        column: usize,
+        values: &[T],
+        word: impl Fn(T) -> u32,
+        whole: impl Fn(T) -> u32,
+    ) {
+        let stride = needs.first.len();
+        let width = needs.width(column);
+        if width == SAME {
+            return self.word(needs.first[column]);
+        }
+        let values = values.iter().skip(column).step_by(stride);
+        let rest = &mut self.bytes[self.at..];
+        self.at += match width {
+            1 => narrow::<T, 1>(rest, values, whole),
+            2 => narrow::<T, 2>(rest, values, whole),
+            3 => narrow::<T, 3>(rest, values, whole),
+            _ => narrow::<T, 4>(rest, values, word),
+        };
+    }
+}
+
+fn narrow<'v, T: Copy + 'v, const WIDTH: usize>(
+    out: &mut [u8],
+    values: impl ExactSizeIterator<Item = &'v T>,
+    word: impl Fn(T) -> u32,
+) -> usize {
+    let bytes = values.len() * WIDTH;
+    for (place, &value) in out[..bytes].chunks_exact_mut(WIDTH).zip(values) {
+        place.copy_from_slice(&word(value).to_le_bytes()[..WIDTH]);
+    }
+    bytes
+}
+
+/// The rows from `start` on that fit in a block: at least one, unless there are none.
+pub(crate) fn rows_within(chunk: &Chunk, shape: &Shape, start: usize) -> usize {
+    let left = chunk.rows() - start;
+    let row_bytes = shape.row_bytes() as usize;
+    if chunk.ragged.is_empty() {
+        return left.min((BLOCK_BYTES / row_bytes).max(1));
+    }
+    let bytes_to = |end: usize| {
+        let values = chunk.ragged.iter().map(|column| column.offsets[end] - column.offsets[start]);
+        (end - start) * row_bytes + 4 * values.map(|count| count as usize).sum::<usize>()
+    };
+    let (mut fits, mut above) = (1.min(left), left + 1);
+    while above - fits > 1 {
+        let middle = fits.midpoint(above);
+        if bytes_to(start + middle) <= BLOCK_BYTES { fits = middle } else { above = middle }
+    }
+    fits
+}
+
+/// Bytes of a chunk, decoded.
+pub(crate) fn decoded_bytes(chunk: &Chunk, shape: &Shape) -> usize {
+    let values: usize = chunk.ragged.iter().map(|column| column.values.len()).sum();
+    chunk.rows() * shape.row_bytes() as usize + 4 * values
+}
+
+/// Some rows of a chunk as a block. The chunk has the columns of `shape`, and `rows` are of those that
+/// [`rows_within`] says.
+pub(crate) fn encode(chunk: &Chunk, shape: &Shape, rows: Range<usize>, truncated_rows: u32) -> Encoded {
+    let (dense, ids) = (shape.dense as usize, shape.ids as usize);
+    let count = rows.len();
+    let labels = &chunk.labels[rows.clone()];
+    let weights = chunk.weights.as_ref().map_or(&[][..], |weights| &weights[rows.clone()]);
+    let dense_values = &chunk.dense[rows.start * dense..rows.end * dense];
+    let id_values = &chunk.ids[rows.start * ids..rows.end * ids];
+    let ragged: Vec<(Vec<u32>, &[u32])> = chunk.ragged.iter().map(|column| of_rows(column, &rows)).collect();
+
+    let floats = [
+        (labels, Needs::of_floats(labels, 1)),
+        (weights, Needs::of_floats(weights, usize::from(shape.weighted))),
+        (dense_values, Needs::of_floats(dense_values, dense)),
+    ];
+    let mut words = vec![(id_values, Needs::of_words(id_values, ids))];
+    for (lengths, values) in &ragged {
+        words.push((lengths, Needs::of_words(lengths, 1)));
+        words.push((values, Needs::of_values(values)));
+    }
+    let all = || floats.iter().map(|(_, needs)| needs).chain(words.iter().map(|(_, needs)| needs));
+    let widths: Vec<u8> =
+        all().flat_map(|needs| (0..needs.first.len()).map(|column| needs.width(column))).collect();
+    let counts = floats.iter().map(|(values, needs)| (values.len(), needs));
+    let counts = counts.chain(words.iter().map(|(values, needs)| (values.len(), needs)));
+    let data: usize = counts
+        .flat_map(|(values, needs)| {
+            let rows = values / needs.first.len().max(1);
+            (0..needs.first.len()).map(move |column| column_bytes(needs.width(column), rows))
+        })
+        .sum();
+    let bytes = HEAD_BYTES + 4 * ragged.len() + widths.len() + data;
+    let mut buffer = AlignedBuffer::zeroed(bytes.next_multiple_of(ALIGNMENT));
+    let mut output = Output { bytes: &mut buffer, at: 0 };
+    output.word(count as u32);
+    output.word(truncated_rows);
+    ragged.iter().for_each(|(_, values)| output.word(values.len() as u32));
+    output.bytes[output.at..output.at + widths.len()].copy_from_slice(&widths);
+    output.at += widths.len();
+    for (values, needs) in &floats {
+        (0..needs.first.len())
+            .for_each(|column| output.column(needs, column, values, f32::to_bits, |value| value as u32));
+    }
+    for (values, needs) in &words {
+        (0..needs.first.len())
+            .for_each(|column| output.column(needs, column, values, |word| word, |word| word));
+    }
+    Encoded { buffer, bytes }
+}
+
+impl Needs {
+    /// Of a ragged column's values, of which there may be none, or more than may be made of one word.
+    fn of_values(values: &[u32]) -> Self {
+        if values.is_empty() {
+            return Self { bits: vec![0], differing: vec![0], first: vec![0] };
+        }
+        let mut needs = Self::of_words(values, 1);
+        needs.differing[0] |= u32::from(values.len() * 4 > BLOCK_BYTES);
+        needs
+    }
+}
+
+/// The numbers of values, and the values, of some rows.
+fn of_rows<'a>(column: &'a RaggedColumn, rows: &Range<usize>) -> (Vec<u32>, &'a [u32]) {
+    let offsets = &column.offsets[rows.start..=rows.end];
+    let lengths = offsets.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    (lengths, &column.values[offsets[0] as usize..offsets[rows.len()] as usize])
+}

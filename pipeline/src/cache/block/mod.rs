@@ -1,0 +1,90 @@
+//! Rows as bytes: one block of a cache file.
+//!
+//! ```text
+//! offset  0   rows         u32, at least 1
+//!         4   truncated    u32, rows that lost values of a multi-valued feature, once for each feature
+//!         8   values       u32 for each ragged column: values of all rows together
+//!             widths       u8 for each column
+//!             columns      one after the other
+//! ```
+//!
+//! All numbers are little-endian. The columns are: label, weight if there is one, each dense column, each id
+//! column, and for each ragged column the numbers of values and then the values. A column is as wide as its
+//! largest value here needs:
+//!
+//! | width | bytes | |
+//! |---|---|---|
+//! | 0 | 4 | one word, which all rows share |
+//! | 1, 2, 3 | as many a row | whole numbers |
+//! | 4 | 4 a row | words: an id, or the bits of an `f32` |
+//!
+//! Labels, weights and dense values are narrowed where all of a column's are whole numbers from 0 to 2^24 - 1,
+//! bit for bit, else they are kept as they are: what comes out is what went in.
+//!
+//! Fixed widths rather than packed bits: a column is decoded by a loop without branches that the compiler
+//! makes wide, faster than a disk delivers, and packing would save an eighth at best.
+
+mod decode;
+mod encode;
+
+use crate::chunk::Chunk;
+
+pub(crate) use decode::Block;
+pub(crate) use encode::{Encoded, decoded_bytes, encode, rows_within};
+
+/// The most bytes of a block's rows, decoded; a row that alone exceeds it is a block of its own.
+pub(crate) const BLOCK_BYTES: usize = 512 << 10;
+
+const HEAD_BYTES: usize = 8;
+const SAME: u8 = 0;
+const WORDS: u8 = 4;
+
+/// How many columns of each kind there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) weighted: bool,
+    pub(crate) dense: u32,
+    pub(crate) ids: u32,
+    pub(crate) ragged: u32,
+}
+
+impl Shape {
+    /// Of a chunk that has rows.
+    pub(crate) fn of(chunk: &Chunk) -> Self {
+        let columns = |values: usize| (values / chunk.rows().max(1)) as u32;
+        Self {
+            weighted: chunk.weights.is_some(),
+            dense: columns(chunk.dense.len()),
+            ids: columns(chunk.ids.len()),
+            ragged: chunk.ragged.len() as u32,
+        }
+    }
+
+    /// Whether `chunk` has these columns.
+    pub(crate) fn fits(&self, chunk: &Chunk) -> bool {
+        let rows = chunk.rows();
+        chunk.weights.as_ref().map(Vec::len) == self.weighted.then_some(rows)
+            && chunk.dense.len() == rows * self.dense as usize
+            && chunk.ids.len() == rows * self.ids as usize
+            && chunk.ragged.len() == self.ragged as usize
+            && chunk.ragged.iter().all(|column| column.offsets.len() == rows + 1)
+    }
+
+    /// Bytes of a row, decoded, without the values of its ragged columns.
+    pub(crate) fn row_bytes(&self) -> u64 {
+        4 * (1
+            + u64::from(self.weighted)
+            + u64::from(self.dense)
+            + u64::from(self.ids)
+            + u64::from(self.ragged))
+    }
+
+    fn fixed_columns(&self) -> u64 {
+        1 + u64::from(self.weighted) + u64::from(self.dense) + u64::from(self.ids)
+    }
+}
+
+/// Bytes of a column of `count` values.
+fn column_bytes(width: u8, count: usize) -> usize {
+    if width == SAME { 4 } else { usize::from(width) * count }
+}
