@@ -25,6 +25,7 @@ mod bucketized;
 pub(crate) mod column;
 mod crossed;
 mod decimal;
+mod encoder;
 pub(crate) mod fault;
 mod hashed;
 mod identity;
@@ -42,6 +43,7 @@ mod temporal;
 mod tests;
 mod text;
 mod vocabulary;
+mod work;
 
 use arrow_array::Array;
 use arrow_array::cast::AsArray;
@@ -49,19 +51,17 @@ use arrow_array::cast::AsArray;
 use millstream_batch::{BatchSchema, IdFeature, RaggedFeature};
 
 use crate::Error;
-use crate::chunk::{Chunk, RaggedColumn};
+use crate::chunk::Chunk;
 use crate::dataset::{BadRecords, Projection, RawChunk};
 
-use bucketized::Bucketized;
-use column::{Elements, Missing, NUMBERS, Number, Single, TEXTS, numbers};
+use column::{Missing, NUMBERS, Number, Single, TEXTS, numbers};
 use crossed::{Crossed, Part, SeveralValues, Unusable};
-use fault::{Fault, Problem, settle, wrong_type};
-use hashed::Hashed;
-use identity::Identity;
-use label::{Positive, Target};
+use encoder::Encoder;
+use fault::{Problem, settle, wrong_type};
+use label::Positive;
 use memo::Memo;
 use numeric::{NotScaled, Numeric};
-use vocabulary::Vocabulary;
+use work::Work;
 
 /// An element that has no id: text where numbers are needed, NaN, or a number out of range.
 const INVALID: u32 = u32::MAX;
@@ -110,16 +110,6 @@ struct Feature {
     place: Place,
 }
 
-#[derive(Clone, Debug)]
-enum Encoder {
-    Numeric(Numeric),
-    Bucketized(Bucketized),
-    Vocabulary(Vocabulary),
-    Hashed(Hashed),
-    Identity(Identity),
-    Crossed(Crossed),
-}
-
 /// Where a feature goes in a chunk, by its position there.
 #[derive(Clone, Copy, Debug)]
 enum Place {
@@ -145,20 +135,6 @@ pub struct Memory {
 struct Memos {
     scaled: Memo<f32>,
     ids: Memo<u32>,
-}
-
-/// A chunk in the making.
-struct Work<'a> {
-    raw: &'a RawChunk,
-    labels: Vec<f32>,
-    weights: Option<Vec<f32>>,
-    /// `[D][rows]`
-    dense: Vec<Vec<f32>>,
-    /// `[F][rows]`
-    ids: Vec<Vec<u32>>,
-    ragged: Vec<RaggedColumn>,
-    faults: Vec<Fault>,
-    truncated_rows: u64,
 }
 
 impl Transform {
@@ -212,16 +188,7 @@ impl Transform {
         bad: &BadRecords,
     ) -> Result<Transformed, Error> {
         let rows = raw.rows();
-        let mut work = Work {
-            raw,
-            labels: vec![0.0; rows],
-            weights: self.weighted.then(|| vec![1.0; rows]),
-            dense: Vec::with_capacity(self.dense.len()),
-            ids: Vec::with_capacity(self.ids.len()),
-            ragged: Vec::with_capacity(self.ragged.len()),
-            faults: Vec::new(),
-            truncated_rows: 0,
-        };
+        let mut work = Work::new(raw, self.weighted);
         if let Some(label) = &self.label {
             self.labels(label, &mut work)?;
         }
@@ -404,76 +371,6 @@ impl Transform {
             Place::Dense => 1,
             Place::Id(position) => self.ids[position].cardinality,
             Place::Ragged(position) => self.ragged[position].cardinality,
-        }
-    }
-}
-
-impl Encoder {
-    /// Each element's id, for kinds of one column, where it can in the memory of `spare`; `None` when its
-    /// type is of no use.
-    fn codes(&self, leaf: &dyn Array, missing: &Missing, spare: Vec<u32>) -> Option<Vec<u32>> {
-        match self {
-            Self::Bucketized(bucketized) => bucketized.codes(leaf, missing, spare),
-            Self::Vocabulary(vocabulary) => vocabulary.codes(leaf, missing),
-            Self::Hashed(hashed) => hashed.codes(leaf, missing, spare),
-            Self::Identity(identity) => identity.codes(leaf, missing, spare),
-            Self::Numeric(_) | Self::Crossed(_) => None,
-        }
-    }
-
-    fn expected(&self) -> &'static str {
-        match self {
-            Self::Numeric(_) | Self::Bucketized(_) | Self::Identity(_) => NUMBERS,
-            Self::Vocabulary(_) | Self::Hashed(_) | Self::Crossed(_) => TEXTS,
-        }
-    }
-
-    /// What is wrong with an element that has no id.
-    fn problem(&self, element: usize) -> Problem {
-        match self {
-            Self::Identity(identity) => Problem::NoId { element, buckets: identity.buckets() },
-            _ => Problem::Unusable { element, expected: A_NUMBER },
-        }
-    }
-}
-
-impl Work<'_> {
-    fn elements(&self, column: usize) -> Elements {
-        Elements::of(self.raw.columns().column(column))
-    }
-
-    fn elements_with_dictionary(&self, column: usize) -> Elements {
-        Elements::with_dictionary(self.raw.columns().column(column))
-    }
-
-    fn fault(&mut self, row: usize, column: usize, problem: Problem) {
-        self.faults.push(Fault { row, column, problem });
-    }
-
-    fn ragged(&mut self, column: RaggedColumn, filled: &multivalued::Filled) {
-        self.ragged.push(column);
-        self.truncated_rows += filled.truncated_rows;
-    }
-
-    /// Writes a label or weight for each row.
-    fn targets(
-        &mut self,
-        column: usize,
-        elements: &Elements,
-        targets: &[Target],
-        expected: &'static str,
-        values: &mut [f32],
-    ) {
-        for (row, value) in values.iter_mut().enumerate() {
-            match elements.single(row) {
-                Single::One(element) => match targets[element] {
-                    Target::Value(target) => *value = target,
-                    Target::Absent => self.fault(row, column, Problem::Absent),
-                    Target::Invalid => self.fault(row, column, Problem::Unusable { element, expected }),
-                },
-                Single::Absent => self.fault(row, column, Problem::Absent),
-                Single::Several(count) => self.fault(row, column, Problem::Several(count)),
-            }
         }
     }
 }

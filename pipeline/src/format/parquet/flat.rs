@@ -248,14 +248,14 @@ impl FlatColumn {
             levels.iter().for_each(|level| batch.present.append(level == present));
         }
         let there = UnalignedBitChunk::new(batch.present.as_slice(), before, rows).count_ones();
-        match there {
-            0 => batch.extend_absent(rows),
-            _ if there == rows => batch.take(rows, &mut page.body, dictionary.as_ref(), keys)?,
-            _ => {
-                batch.take_spread(before..before + rows, there, &mut page.body, dictionary.as_ref(), keys)?
-            }
+        if there == 0 {
+            batch.extend_absent(rows);
+            return Ok(());
         }
-        Ok(())
+        if there == rows {
+            return batch.take(rows, &mut page.body, dictionary.as_ref(), keys);
+        }
+        batch.take_spread(before..before + rows, there, &mut page.body, dictionary.as_ref(), keys)
     }
 
     fn skip_page(&mut self, rows: usize) -> Result<(), ParquetError> {

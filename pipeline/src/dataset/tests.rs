@@ -12,6 +12,7 @@ use tokio::runtime::Runtime;
 use super::*;
 use crate::format::compression::{Compression, Compressor};
 use crate::format::tfrecord::RecordWriter;
+use crate::spec::OnBadRecord;
 
 /// An Example with `n`, and for every third record `rare`.
 fn example(n: i64) -> Vec<u8> {

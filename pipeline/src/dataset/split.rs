@@ -1,0 +1,137 @@
+//! One split being read: raw chunks, one after the other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow_array::RecordBatch;
+
+use super::BadRecords;
+use crate::error::Error;
+use crate::filter::Applied;
+use crate::records::RecordsReader;
+use crate::row_group::RowGroup;
+
+/// Reads one split from start to end.
+pub struct SplitReader {
+    path: Arc<str>,
+    inner: Inner,
+    filter: Option<(Applied, BadRecords)>,
+}
+
+pub(super) enum Inner {
+    /// Nothing of the split passes the filter.
+    Nothing,
+    Records(Box<RecordsReader>),
+    RowGroup(Box<RowGroup>),
+}
+
+/// Some rows of one split, as they are in the data.
+#[derive(Clone, Debug)]
+pub struct RawChunk {
+    path: Arc<str>,
+    columns: RecordBatch,
+    first_record: u64,
+    numbers: Option<Vec<u64>>,
+}
+
+impl SplitReader {
+    pub(super) fn new(path: Arc<str>, inner: Inner, filter: Option<(Applied, BadRecords)>) -> Self {
+        Self { path, inner, filter }
+    }
+
+    /// Leaves out the records (numbered as in messages, bad ones included) before `record`, without
+    /// decoding them. Only before the first chunk: it is how a job resumes within a split.
+    pub fn skip_to(&mut self, record: u64) {
+        match &mut self.inner {
+            Inner::Records(reader) => reader.skip_to(record),
+            Inner::RowGroup(group) => group.skip_to(record),
+            Inner::Nothing => {}
+        }
+    }
+
+    /// Bytes taken from storage so far.
+    pub fn fetched_bytes(&self) -> u64 {
+        match &self.inner {
+            Inner::Records(reader) => reader.records().bytes_read(),
+            Inner::RowGroup(group) => group.fetched_bytes(),
+            Inner::Nothing => 0,
+        }
+    }
+
+    /// Time that [`SplitReader::next_chunk`] has spent waiting for bytes.
+    pub fn fetch_wait(&self) -> Duration {
+        match &self.inner {
+            Inner::Records(reader) => reader.records().waited(),
+            Inner::RowGroup(group) => group.waited(),
+            Inner::Nothing => Duration::ZERO,
+        }
+    }
+
+    /// The next rows, at least one and at most `max_rows`; `None` at the end. Blocks until they are
+    /// fetched, so it must not be called in async code. How rows fall into chunks means nothing.
+    pub fn next_chunk(&mut self, max_rows: usize) -> Result<Option<RawChunk>, Error> {
+        while let Some(chunk) = self.next_unfiltered(max_rows)? {
+            let passing = match &self.filter {
+                None => Some(chunk),
+                Some((filter, bad)) => filter.apply(&chunk, bad)?,
+            };
+            if passing.is_some() {
+                return Ok(passing);
+            }
+        }
+        Ok(None)
+    }
+
+    fn next_unfiltered(&mut self, max_rows: usize) -> Result<Option<RawChunk>, Error> {
+        let path = self.path.clone();
+        match &mut self.inner {
+            Inner::Records(reader) => {
+                let chunk = reader.next_chunk(max_rows)?;
+                Ok(chunk.map(|(columns, numbers)| RawChunk::of_records(path, columns, numbers)))
+            }
+            Inner::RowGroup(group) => {
+                let chunk = group.next_chunk(max_rows)?;
+                Ok(chunk.map(|(columns, first_record)| RawChunk::new(path, columns, first_record)))
+            }
+            Inner::Nothing => Ok(None),
+        }
+    }
+}
+
+impl RawChunk {
+    /// Consecutive records of the file `path`, from `first_record` on.
+    pub fn new(path: Arc<str>, columns: RecordBatch, first_record: u64) -> Self {
+        Self { path, columns, first_record, numbers: None }
+    }
+
+    /// The records that `numbers` says, one for each row and ascending.
+    pub(crate) fn of_records(path: Arc<str>, columns: RecordBatch, numbers: Vec<u64>) -> Self {
+        let first_record = numbers.first().copied().unwrap_or(0);
+        let consecutive = numbers.last().is_none_or(|last| last - first_record + 1 == numbers.len() as u64);
+        Self { path, columns, first_record, numbers: (!consecutive).then_some(numbers) }
+    }
+
+    /// Rows held.
+    pub fn rows(&self) -> usize {
+        self.columns.num_rows()
+    }
+
+    /// One column for each of the projection, in its order.
+    pub fn columns(&self) -> &RecordBatch {
+        &self.columns
+    }
+
+    /// The file, or part of a file, that the rows are from, for messages.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    pub(crate) fn shared_path(&self) -> Arc<str> {
+        Arc::clone(&self.path)
+    }
+
+    /// The number of the record that row `row` is, in its file or in the part that [`RawChunk::path`] names.
+    pub fn record(&self, row: usize) -> u64 {
+        self.numbers.as_ref().map_or(self.first_record + row as u64, |numbers| numbers[row])
+    }
+}

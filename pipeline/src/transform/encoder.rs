@@ -1,0 +1,54 @@
+//! What is done to the values of a feature, by its kind.
+
+use arrow_array::Array;
+
+use super::A_NUMBER;
+use super::bucketized::Bucketized;
+use super::column::{Missing, NUMBERS, TEXTS};
+use super::crossed::Crossed;
+use super::fault::Problem;
+use super::hashed::Hashed;
+use super::identity::Identity;
+use super::numeric::Numeric;
+use super::vocabulary::Vocabulary;
+
+/// A feature's kind, with what was learned for it.
+#[derive(Clone, Debug)]
+pub(super) enum Encoder {
+    Numeric(Numeric),
+    Bucketized(Bucketized),
+    Vocabulary(Vocabulary),
+    Hashed(Hashed),
+    Identity(Identity),
+    Crossed(Crossed),
+}
+
+impl Encoder {
+    /// Each element's id, for kinds of one column, where it can in the memory of `spare`; `None` when its
+    /// type is of no use.
+    pub(super) fn codes(&self, leaf: &dyn Array, missing: &Missing, spare: Vec<u32>) -> Option<Vec<u32>> {
+        match self {
+            Self::Bucketized(bucketized) => bucketized.codes(leaf, missing, spare),
+            Self::Vocabulary(vocabulary) => vocabulary.codes(leaf, missing),
+            Self::Hashed(hashed) => hashed.codes(leaf, missing, spare),
+            Self::Identity(identity) => identity.codes(leaf, missing, spare),
+            Self::Numeric(_) | Self::Crossed(_) => None,
+        }
+    }
+
+    /// What it expects of values, for messages.
+    pub(super) fn expected(&self) -> &'static str {
+        match self {
+            Self::Numeric(_) | Self::Bucketized(_) | Self::Identity(_) => NUMBERS,
+            Self::Vocabulary(_) | Self::Hashed(_) | Self::Crossed(_) => TEXTS,
+        }
+    }
+
+    /// What is wrong with an element that has no id.
+    pub(super) fn problem(&self, element: usize) -> Problem {
+        match self {
+            Self::Identity(identity) => Problem::NoId { element, buckets: identity.buckets() },
+            _ => Problem::Unusable { element, expected: A_NUMBER },
+        }
+    }
+}
