@@ -104,7 +104,7 @@ impl Records {
                     boundary: self.range.end,
                 })
             }
-            Err(ReadError::Damage(damage)) => bad(&self.label, base, damage),
+            Err(ReadError::Damage(damage)) => bad(&self.object, &self.label, base, damage),
         }
     }
 
@@ -164,7 +164,13 @@ impl Records {
             instead: None,
         };
         if self.object.size() == 0 && Compression::by_name(self.object.path()).is_some() {
-            return bad(&self.label, 0, at_start("a compressed stream cannot be empty".to_owned())).map(Some);
+            return bad(
+                &self.object,
+                &self.label,
+                0,
+                at_start("a compressed stream cannot be empty".to_owned()),
+            )
+            .map(Some);
         }
         match Decompressed::new(bytes) {
             Ok((stream, compression)) => {
@@ -173,14 +179,15 @@ impl Records {
             }
             Err(error) => match crate::fetch::storage_error(error) {
                 Ok(error) => Err(error),
-                Err(error) => bad(&self.label, 0, at_start(error.to_string())).map(Some),
+                Err(error) => bad(&self.object, &self.label, 0, at_start(error.to_string())).map(Some),
             },
         }
     }
 }
 
-/// `path` is the file, or a part of it that begins at byte `base`.
-fn bad(path: &str, base: u64, damage: Damage) -> Result<Step<'static>, Error> {
+/// `path` is `object`, or a part of it that begins at byte `base`.
+fn bad(object: &Object, path: &str, base: u64, damage: Damage) -> Result<Step<'static>, Error> {
+    object.distrust();
     let path = path.to_owned();
     if let Some(found @ (Content::Parquet | Content::Text)) = damage.instead {
         return Err(Error::WrongFormat { path, expected: "TFRecord".to_owned(), found: found.to_string() });

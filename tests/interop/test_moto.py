@@ -76,6 +76,21 @@ class Moto(unittest.TestCase):
         (self.scratch / "job.toml").write_text(JOB)
         self.assertEqual(millstream("bench", "ingest", self.scratch / "job.toml", "--epochs", "2")["rows"], 10_000)
 
+    def test_files_are_written_there_as_they_are_here(self):
+        for name in ["w.tfrecord.gz", "w.parquet"]:
+            write = ["generate", "--rows", "5000", "--shards", "3", "--seed", "4"]
+            there = millstream(*write, f"s3://clicks/made/{name}")
+            here = millstream(*write, self.scratch / "made" / name)
+            self.assertEqual(there["bytes"], here["bytes"])
+            for address, path in zip(there["files"], here["files"], strict=True):
+                key = address.removeprefix("s3://clicks/")
+                self.assertEqual(self.s3.get_object(Bucket="clicks", Key=key)["Body"].read(), pathlib.Path(path).read_bytes())
+        millstream("convert", "s3://clicks/made/w-*.parquet", "s3://clicks/made/all.csv")
+        millstream("convert", f"{self.scratch}/made/w-*.parquet", self.scratch / "made" / "all.csv")
+        made = self.s3.get_object(Bucket="clicks", Key="made/all.csv")["Body"].read()
+        self.assertEqual(made, (self.scratch / "made" / "all.csv").read_bytes())
+        self.assertNotIn("Uploads", self.s3.list_multipart_uploads(Bucket="clicks"))
+
     def test_converted_objects_are_those_of_local_files(self):
         millstream("convert", "s3://clicks/a-*.tfrecord.gz", self.scratch / "there.tfrecord")
         millstream("convert", self.scratch / "a-*.tfrecord.gz", self.scratch / "here.tfrecord")

@@ -174,6 +174,21 @@ class Read(Case):
         millstream("convert", path, self.scratch / "sequences.parquet")
         self.assert_rows(parquet_rows(self.files("sequences.parquet")), expected)
 
+    def test_a_page_that_does_not_match_its_checksum_is_damage(self):
+        import pyarrow as pa
+
+        path = self.scratch / "summed.parquet"
+        table = pa.table({"number": pa.array(range(5_000), pa.int64())})
+        pq.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
+        self.assertEqual(millstream("convert", path, self.scratch / "whole.parquet")["rows"], 5_000)
+        file = bytearray(path.read_bytes())
+        at = file.index((2_500).to_bytes(8, "little"))
+        file[at] ^= 1
+        path.write_bytes(file)
+        message = millstream("convert", path, self.scratch / "damaged.parquet", expect=1)
+        self.assertRegex(message, r"summed\.parquet.*checksum")
+        self.assertFalse((self.scratch / "damaged.parquet").exists())
+
     def test_we_read_what_tfx_wrote(self):
         lab = os.environ.get("MILLSTREAM_LAB_DATA")
         paths = sorted(pathlib.Path(lab).glob("chicago_taxi/Split-*/data_tfrecord-*.gz")) if lab else [self.write_tfrecords("gzip", 3000)]

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use millstream_daemon::pipeline::output::Destination;
 use millstream_daemon::pipeline::progress::{Done, Progress};
 use millstream_daemon::pipeline::storage::{Object, Stores};
-use tokio::runtime::{Handle, Runtime};
+use tokio::runtime::Runtime;
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -56,18 +57,19 @@ impl FileWork {
     pub(crate) fn run<T, E: Into<Failure>>(
         self,
         goal: Goal,
-        work: impl FnOnce(&Handle, &Progress) -> Result<T, E>,
+        work: impl FnOnce(&Destination, &Progress) -> Result<T, E>,
     ) -> Result<T, Failure> {
         let interrupted = interrupt::flag(&self.runtime)?;
-        let (stores, progress, bar) = (self.stores, Arc::clone(&self.progress), self.bar.clone());
+        let (progress, bar) = (Arc::clone(&self.progress), self.bar.clone());
+        let destination = Destination { stores: self.stores.clone(), runtime: self.runtime.handle().clone() };
         let started = Instant::now();
         self.runtime.spawn(async move {
             loop {
                 tokio::time::sleep(BETWEEN_LOOKS).await;
                 if interrupted() {
                     progress.cancel();
-                    // A read may hang for long.
-                    stores.cancel();
+                    // A read or write may hang for long.
+                    self.stores.cancel();
                 }
                 if let Some(bar) = &bar {
                     bar.set_message(told(progress.done(), goal, started.elapsed()));
@@ -75,7 +77,7 @@ impl FileWork {
                 }
             }
         });
-        let result = work(self.runtime.handle(), &self.progress);
+        let result = work(&destination, &self.progress);
         // What may be left are reads that nobody waits for.
         self.runtime.shutdown_background();
         if let Some(bar) = &self.bar {

@@ -24,7 +24,7 @@ use tokio::runtime::Handle;
 use crate::error::Error;
 use crate::format::FileFormat;
 use crate::format::csv::CsvOptions;
-use crate::output::{self, OutputOptions, Run, Staged, Target};
+use crate::output::{self, Destination, OutputOptions, Run, Staged, Target};
 use crate::parallel::{Bounds, Weighed, in_order};
 use crate::progress::Progress;
 use crate::storage::Object;
@@ -55,7 +55,7 @@ pub struct Converted {
 }
 
 /// Converts `inputs`, in their order, to `output`: a file, a name with a `*` or `@N` where the shards' numbers
-/// go, or a directory. Blocks; not to be called in async code.
+/// go, or a directory; `destination` reaches it, and its runtime fetches. Blocks; not to be called in async code.
 ///
 /// # Errors
 /// For input that is damaged or does not fit together, and when it cannot be read or written; then nothing
@@ -64,10 +64,11 @@ pub fn convert(
     inputs: &[Object],
     output: &str,
     options: &ConvertOptions,
-    runtime: &Handle,
+    destination: &Destination,
     progress: &Progress,
 ) -> Result<Converted, Error> {
-    let target = output::plan(output, inputs, &options.output)?;
+    let runtime = &destination.runtime;
+    let target = output::plan(output, inputs, &options.output, destination)?;
     let (plan, sources) = survey(inputs, options, runtime, progress)?;
     let schema = plan.schema();
     target.refuse_unfit(&schema, inputs)?;

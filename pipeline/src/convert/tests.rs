@@ -11,7 +11,7 @@ use tokio::runtime::Runtime;
 use super::*;
 use crate::format::compression::Decompressed;
 use crate::output::OutputCompression;
-use crate::storage;
+use crate::storage::{self, Stores};
 
 struct Bench {
     runtime: Runtime,
@@ -33,12 +33,16 @@ impl Bench {
         std::fs::read_to_string(self.dir.path().join(name)).unwrap()
     }
 
+    fn here(&self) -> Destination {
+        Destination { stores: Stores::default(), runtime: self.runtime.handle().clone() }
+    }
+
     fn convert(&self, inputs: &str, output: &str, options: &ConvertOptions) -> Result<Converted, Error> {
         let inputs = self.runtime.block_on(storage::list(&[inputs.to_owned()], self.dir.path()))?;
         let size = inputs.iter().map(Object::size).sum::<u64>();
         let output = format!("{}/{output}", self.dir.path().display());
         let progress = Progress::default();
-        let converted = convert(&inputs, &output, options, self.runtime.handle(), &progress);
+        let converted = convert(&inputs, &output, options, &self.here(), &progress);
         let done = progress.done();
         assert!(done.total_bytes <= 2 * size);
         if options.output.threads == 1 {
@@ -177,7 +181,7 @@ fn a_failure_leaves_no_file_behind() {
     let output = format!("{}/out@3.csv", bench.dir.path().display());
     let progress = Progress::default();
     progress.cancel();
-    let called_off = convert(&inputs, &output, &ConvertOptions::default(), bench.runtime.handle(), &progress);
+    let called_off = convert(&inputs, &output, &ConvertOptions::default(), &bench.here(), &progress);
     assert!(matches!(called_off, Err(Error::Cancelled)));
     assert_eq!(bench.names(), before);
     assert_eq!(bench.text("out.parquet"), "kept");

@@ -61,6 +61,11 @@ impl Shared {
         self.hit_bytes.load(Ordering::Relaxed)
     }
 
+    /// Keeps nothing any more that was fetched of `object`: what was found damaged may have been so on its way.
+    pub(crate) fn forget(&self, object: &Identity) {
+        self.lock().forget(object);
+    }
+
     /// The bytes of `piece`: kept, on their way, or else what `fetch` brings.
     pub(crate) async fn get(&self, piece: Piece, fetch: impl FnOnce() -> Flight) -> Result<Bytes, Failure> {
         let (id, flight) = {
@@ -106,6 +111,18 @@ impl State {
     fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
+    }
+
+    fn forget(&mut self, object: &Identity) {
+        let Self { kept, by_use, bytes, .. } = self;
+        kept.retain(|piece, (used, kept)| {
+            let stays = piece.object != *object;
+            if !stays {
+                by_use.remove(used);
+                *bytes -= kept.len() as u64;
+            }
+            stays
+        });
     }
 
     fn touch(&mut self, piece: &Piece) -> Option<Bytes> {

@@ -20,7 +20,7 @@ use arrow_schema::{Field, Schema};
 
 use crate::Error;
 use crate::dataset::RawChunk;
-use crate::output::{self, Block, OutputOptions, Run, Staged};
+use crate::output::{self, Block, Destination, OutputOptions, Run, Staged};
 use crate::parallel::Bounds;
 use crate::progress::Progress;
 
@@ -96,18 +96,18 @@ impl Generate {
     }
 
     /// Writes the files. They appear under their names once all of them are whole; when the run fails or is
-    /// called off, nothing is left.
+    /// called off, nothing is left. Blocks; not to be called in async code.
     ///
     /// # Errors
     /// When there are no rows to make or no values to make them of, when a file cannot be written, and
     /// [`Error::Cancelled`] once `progress` says so.
-    pub fn run(&self, progress: &Progress) -> Result<Generated, Error> {
+    pub fn run(&self, destination: &Destination, progress: &Progress) -> Result<Generated, Error> {
         if self.rows == 0 || self.most_values == 0 {
             return Err(Error::Invalid("there must be at least one row and one value of a column".into()));
         }
         let clicks = Clicks::new(self.seed, self.most_values, self.ids);
         let schema = schema(&clicks);
-        let target = output::plan(&self.output, &[], &self.options)?;
+        let target = output::plan(&self.output, &[], &self.options, destination)?;
         let bounds = Bounds { threads: self.options.threads, bytes: self.options.memory_bytes };
         let run =
             Run { target: &target, schema: &schema, rows: self.rows, shards: 0..target.shards(), bounds };

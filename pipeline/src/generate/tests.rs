@@ -14,6 +14,7 @@ use tokio::runtime::Runtime;
 use super::*;
 use crate::dataset::{BadRecords, Dataset, ProjectedColumn, Projection};
 use crate::spec::OnBadRecord;
+use crate::storage::Stores;
 use crate::transform::column::{Elements, shown};
 
 fn generate(output: &Path, change: impl FnOnce(&mut Generate)) -> Result<Generated, Error> {
@@ -21,7 +22,13 @@ fn generate(output: &Path, change: impl FnOnce(&mut Generate)) -> Result<Generat
         Generate { rows: 5000, output: output.to_str().unwrap().to_owned(), ..Generate::default() };
     generate.options.shards = Some(3);
     change(&mut generate);
-    generate.run(&Progress::default())
+    run(&generate, &Progress::default())
+}
+
+fn run(generate: &Generate, progress: &Progress) -> Result<Generated, Error> {
+    let runtime = Runtime::new().unwrap();
+    let here = Destination { stores: Stores::default(), runtime: runtime.handle().clone() };
+    generate.run(&here, progress)
 }
 
 /// The files of a directory.
@@ -153,7 +160,7 @@ fn a_run_that_is_called_off_leaves_nothing() {
     generate.options.shards = Some(8);
     let progress = Progress::default();
     std::thread::scope(|scope| {
-        let made = scope.spawn(|| generate.run(&progress));
+        let made = scope.spawn(|| run(&generate, &progress));
         while progress.done().rows < 40_000 {
             std::thread::yield_now();
         }

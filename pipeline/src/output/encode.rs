@@ -12,7 +12,8 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 
 use super::deflate::{Container, Sum};
-use super::{OutputCompression, Staged, Target};
+use super::staged::failed;
+use super::{Destination, OutputCompression, Staged, Target};
 use crate::dataset::RawChunk;
 use crate::error::Error;
 use crate::format::FileFormat;
@@ -92,8 +93,8 @@ impl Encoder {
     }
 
     /// Starts a file.
-    pub(super) fn open(&self, address: &str) -> Result<ShardFile, Error> {
-        let mut file = Staged::create(address)?;
+    pub(super) fn open(&self, address: &str, destination: &Destination) -> Result<ShardFile, Error> {
+        let mut file = Staged::create(address, destination)?;
         if self.format == FileFormat::Parquet {
             let (writer, _) = self.parquet(file).map_err(|error| named(address, error))?;
             return Ok(ShardFile::Parquet(Box::new(writer), address.to_owned()));
@@ -241,7 +242,13 @@ fn in_memory(error: &io::Error) -> Error {
 }
 
 fn named(address: &str, error: ParquetError) -> Error {
-    Error::Io { path: address.to_owned(), source: error.into() }
+    let source = match error {
+        ParquetError::External(source) => {
+            source.downcast::<io::Error>().map_or_else(io::Error::other, |source| *source)
+        }
+        error => error.into(),
+    };
+    failed(address, source)
 }
 
 fn cells(chunk: &RawChunk) -> Result<Vec<Cells>, Error> {

@@ -6,8 +6,8 @@
 //! ([`crate::parallel`]) while the files' bytes do not depend on it, and what is held at a time is a few
 //! blocks, whatever the files' size.
 //!
-//! Files are written under temporary names and get their own when all of them are whole: a crash, a full
-//! disk or an interruption leaves nothing under the final names.
+//! Files are written under temporary names, or as the parts of uploads, and get their own names when all of them
+//! are whole: a crash, a full disk or an interruption leaves nothing under the final names.
 
 mod deflate;
 mod encode;
@@ -28,6 +28,7 @@ use crate::parallel::{Bounds, Weighed, in_order};
 use crate::storage::Object;
 
 use encode::{Encoder, Piece, ShardFile};
+pub use staged::Destination;
 pub(crate) use staged::Staged;
 
 /// Records of a block of a TFRecord or CSV file.
@@ -89,11 +90,17 @@ pub(crate) struct Target {
     /// One for each shard.
     addresses: Vec<String>,
     group_rows: usize,
+    destination: Destination,
 }
 
 /// Works out names, format and compression of `output`: a file, a name with a `*` or `@N` where the shards'
 /// numbers go, or a directory.
-pub(crate) fn plan(output: &str, inputs: &[Object], options: &OutputOptions) -> Result<Target, Error> {
+pub(crate) fn plan(
+    output: &str,
+    inputs: &[Object],
+    options: &OutputOptions,
+    destination: &Destination,
+) -> Result<Target, Error> {
     let is_directory = output.ends_with('/') || Path::new(output).is_dir();
     let (directory, name) = if is_directory {
         (output.trim_end_matches('/').to_owned() + "/", "")
@@ -110,7 +117,8 @@ pub(crate) fn plan(output: &str, inputs: &[Object], options: &OutputOptions) -> 
     let name = if is_directory { names::default_name(inputs, format, compression) } else { name.to_owned() };
     let names = names::shard_names(&name, options.shards)?;
     let addresses = names.into_iter().map(|name| format!("{directory}{name}")).collect();
-    Ok(Target { format, compression, addresses, group_rows: options.group_rows.max(1) })
+    let group_rows = options.group_rows.max(1);
+    Ok(Target { format, compression, addresses, group_rows, destination: destination.clone() })
 }
 
 impl Target {
@@ -206,7 +214,7 @@ impl Run<'_> {
                     if let Some(file) = open.take() {
                         staged.push(file.finish()?);
                     }
-                    open = Some(encoder.open(&self.target.addresses[shard])?);
+                    open = Some(encoder.open(&self.target.addresses[shard], &self.target.destination)?);
                     Ok(())
                 }
                 (Made::Piece(piece), Some(file)) => file.append(piece),
@@ -264,30 +272,35 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use arrow_schema::{DataType, Field};
+    use tokio::runtime::Runtime;
 
     use super::*;
+    use crate::storage::Stores;
+
+    fn target(output: &str, options: &OutputOptions) -> Target {
+        let runtime = Runtime::new().unwrap();
+        let here = Destination { stores: Stores::default(), runtime: runtime.handle().clone() };
+        plan(output, &[], options, &here).unwrap()
+    }
 
     #[test]
     fn a_list_is_no_field() {
         let lists = DataType::List(Arc::new(Field::new_list_field(DataType::Int64, true)));
         let schema = Schema::new(vec![Field::new("tags", lists, true)]);
         let options = OutputOptions { format: Some(FileFormat::Csv), ..OutputOptions::default() };
-        let target = plan("a.csv", &[], &options).unwrap();
-        assert!(matches!(target.refuse_unfit(&schema, &[]), Err(Error::WrongType { .. })));
-        let target = plan("a.tfrecord", &[], &OutputOptions::default()).unwrap();
-        target.refuse_unfit(&schema, &[]).unwrap();
+        let refused = target("a.csv", &options).refuse_unfit(&schema, &[]);
+        assert!(matches!(refused, Err(Error::WrongType { .. })));
+        target("a.tfrecord", &OutputOptions::default()).refuse_unfit(&schema, &[]).unwrap();
     }
 
     #[test]
     fn an_address_is_kept_as_it_was_written() {
-        let addresses = |output: &str| {
-            let options = OutputOptions { shards: Some(2), ..OutputOptions::default() };
-            plan(output, &[], &options).unwrap().addresses[1].clone()
-        };
-        assert_eq!(addresses("gs://b/d/a.parquet"), "gs://b/d/a-00001-of-00002.parquet");
-        assert_eq!(addresses("./a.parquet"), "./a-00001-of-00002.parquet");
-        assert_eq!(addresses("/a.csv"), "/a-00001-of-00002.csv");
+        let options = OutputOptions { shards: Some(2), ..OutputOptions::default() };
+        let address = |output: &str| target(output, &options).addresses[1].clone();
+        assert_eq!(address("gs://b/d/a.parquet"), "gs://b/d/a-00001-of-00002.parquet");
+        assert_eq!(address("./a.parquet"), "./a-00001-of-00002.parquet");
+        assert_eq!(address("/a.csv"), "/a-00001-of-00002.csv");
         let options = OutputOptions { format: Some(FileFormat::Csv), ..OutputOptions::default() };
-        assert_eq!(plan("s3://b/d/", &[], &options).unwrap().addresses, ["s3://b/d/data.csv"]);
+        assert_eq!(target("s3://b/d/", &options).addresses, ["s3://b/d/data.csv"]);
     }
 }

@@ -1,52 +1,65 @@
 //! A file that is being written, and has its name only once it is whole.
+//!
+//! On this machine it has a temporary name until then; in a cloud its bytes are parts of an upload.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use tokio::runtime::Handle;
 
 use crate::error::Error;
+use crate::storage::{Stores, Upload, is_local};
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// A file under a temporary name; dropped before [`Staged::commit`], it is removed.
+/// Where files are written to: disks of this machine, and storage that is reached by what is in here.
+#[derive(Clone, Debug)]
+pub struct Destination {
+    /// The clouds.
+    pub stores: Stores,
+    /// Where uploads run. Writers block on it, so they must not be called in async code.
+    pub runtime: Handle,
+}
+
+/// A file in the making; dropped before [`Staged::commit`], nothing is left of it.
 pub(crate) struct Staged {
     address: String,
+    place: Place,
+    bytes: u64,
+}
+
+enum Place {
+    Disk(OnDisk),
+    Cloud(BufWriter<InCloud>),
+}
+
+struct OnDisk {
     path: PathBuf,
-    temporary: PathBuf,
+    /// Until it has its name.
+    temporary: Option<PathBuf>,
     /// Until it is whole.
     file: Option<BufWriter<File>>,
-    bytes: u64,
-    committed: bool,
+}
+
+struct InCloud {
+    runtime: Handle,
+    /// Until it is an object.
+    upload: Option<Upload>,
 }
 
 impl Staged {
     /// Starts a file, and makes the directory it is to be in.
-    pub(super) fn create(address: &str) -> Result<Self, Error> {
-        let path = match address.split_once("://") {
-            None => PathBuf::from(address),
-            Some(("file", path)) => PathBuf::from(path),
-            Some((scheme, _)) => {
-                let (address, scheme) = (address.to_owned(), scheme.to_owned());
-                return Err(Error::UnsupportedScheme { address, scheme });
+    pub(super) fn create(address: &str, destination: &Destination) -> Result<Self, Error> {
+        let place = match is_local(address)? {
+            true => Place::Disk(OnDisk::create(address.strip_prefix("file://").unwrap_or(address))?),
+            false => {
+                let Destination { stores, runtime } = destination.clone();
+                let upload = Some(runtime.block_on(stores.create(address, Path::new("/")))?);
+                Place::Cloud(BufWriter::with_capacity(BUFFER_BYTES, InCloud { runtime, upload }))
             }
         };
-        let Some(name) = path.file_name() else {
-            return Err(Error::Invalid(format!("{address}: no file name")));
-        };
-        if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
-            fs::create_dir_all(directory).map_err(|source| Error::io(directory, source))?;
-        }
-        let name = format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id());
-        let temporary = path.with_file_name(name);
-        let file = File::create(&temporary).map_err(|source| Error::io(&temporary, source))?;
-        Ok(Self {
-            address: address.to_owned(),
-            path,
-            temporary,
-            file: Some(BufWriter::with_capacity(BUFFER_BYTES, file)),
-            bytes: 0,
-            committed: false,
-        })
+        Ok(Self { address: address.to_owned(), place, bytes: 0 })
     }
 
     /// As the person wrote it.
@@ -61,44 +74,122 @@ impl Staged {
 
     /// What went wrong with writing it.
     pub(super) fn failed(&self, source: io::Error) -> Error {
-        Error::Io { path: self.address.clone(), source }
+        failed(&self.address, source)
     }
 
-    /// All of it is written: brings it to the disk.
+    /// All of it is written: brings it to the disk, or to storage.
     pub(super) fn seal(&mut self) -> Result<(), Error> {
-        let Some(file) = self.file.take() else { return Ok(()) };
-        file.into_inner()
-            .map_err(io::IntoInnerError::into_error)
-            .and_then(|file| file.sync_all())
-            .map_err(|source| self.failed(source))
+        let sealed = match &mut self.place {
+            Place::Disk(file) => file.seal(),
+            Place::Cloud(upload) => upload.flush().and_then(|()| upload.get_mut().with(Upload::seal)),
+        };
+        sealed.map_err(|source| self.failed(source))
     }
 
     /// Gives it its name.
     pub(crate) fn commit(mut self) -> Result<(), Error> {
-        fs::rename(&self.temporary, &self.path).map_err(|source| self.failed(source))?;
-        self.committed = true;
-        Ok(())
+        let committed = match &mut self.place {
+            Place::Disk(file) => file.commit(),
+            Place::Cloud(upload) => {
+                let InCloud { runtime, upload } = upload.get_mut();
+                match upload.take() {
+                    Some(upload) => return runtime.block_on(upload.finish()),
+                    None => Ok(()),
+                }
+            }
+        };
+        committed.map_err(|source| self.failed(source))
     }
+}
+
+/// What went wrong with writing `address`.
+pub(super) fn failed(address: &str, source: io::Error) -> Error {
+    // What storage said has its address already.
+    source.downcast::<Error>().unwrap_or_else(|source| Error::Io { path: address.to_owned(), source })
 }
 
 impl Write for Staged {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let Some(file) = &mut self.file else { return Err(io::ErrorKind::NotConnected.into()) };
-        let written = file.write(bytes)?;
+        let written = match &mut self.place {
+            Place::Disk(OnDisk { file: Some(file), .. }) => file.write(bytes)?,
+            Place::Disk(_) => return Err(io::ErrorKind::NotConnected.into()),
+            Place::Cloud(upload) => upload.write(bytes)?,
+        };
         self.bytes += written as u64;
         Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.as_mut().map_or(Ok(()), Write::flush)
+        match &mut self.place {
+            Place::Disk(OnDisk { file, .. }) => file.as_mut().map_or(Ok(()), Write::flush),
+            Place::Cloud(upload) => upload.flush(),
+        }
     }
 }
 
-impl Drop for Staged {
+impl OnDisk {
+    fn create(path: &str) -> Result<Self, Error> {
+        let path = PathBuf::from(path);
+        let Some(name) = path.file_name() else {
+            return Err(Error::Invalid(format!("{}: no file name", path.display())));
+        };
+        if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+            fs::create_dir_all(directory).map_err(|source| Error::io(directory, source))?;
+        }
+        let name = format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id());
+        let temporary = path.with_file_name(name);
+        let file = File::create(&temporary).map_err(|source| Error::io(&temporary, source))?;
+        let file = BufWriter::with_capacity(BUFFER_BYTES, file);
+        Ok(Self { path, temporary: Some(temporary), file: Some(file) })
+    }
+
+    fn seal(&mut self) -> io::Result<()> {
+        let Some(file) = self.file.take() else { return Ok(()) };
+        file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
+    }
+
+    fn commit(&mut self) -> io::Result<()> {
+        if let Some(temporary) = &self.temporary {
+            fs::rename(temporary, &self.path)?;
+            self.temporary = None;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for OnDisk {
     fn drop(&mut self) {
-        if !self.committed {
+        if let Some(temporary) = &self.temporary {
             // Nothing more can be done about one that cannot be removed.
-            let _ = fs::remove_file(&self.temporary);
+            let _ = fs::remove_file(temporary);
+        }
+    }
+}
+
+impl InCloud {
+    fn with(&mut self, act: impl AsyncFnOnce(&mut Upload) -> Result<(), Error>) -> io::Result<()> {
+        let Some(upload) = &mut self.upload else { return Err(io::ErrorKind::NotConnected.into()) };
+        self.runtime.block_on(act(upload)).map_err(io::Error::other)
+    }
+}
+
+impl Write for InCloud {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.with(async |upload| upload.write(bytes).await)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for InCloud {
+    fn drop(&mut self) {
+        if let Some(upload) = self.upload.take()
+            && let Err(error) = self.runtime.block_on(upload.abort())
+        {
+            tracing::debug!(%error, "an unfinished upload could not be cleared away");
         }
     }
 }

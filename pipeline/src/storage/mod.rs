@@ -117,8 +117,8 @@ impl Stores {
         Upload::create(self, path, &base).await
     }
 
-    /// Calls off all reads of objects that were listed by this value or its clones, for good: those who wait
-    /// for bytes get [`Error::Cancelled`] at once, whatever storage does.
+    /// Calls off all reads and writes of objects by this value or its clones, for good: those who wait for
+    /// storage get [`Error::Cancelled`] at once, whatever storage does.
     pub fn cancel(&self) {
         self.cancel.cancel();
     }
@@ -175,6 +175,14 @@ impl Default for Stores {
     fn default() -> Self {
         Self::new(StorageSpec::default(), Self::SHARED_BYTES)
     }
+}
+
+/// Whether `address` names a file of this machine.
+///
+/// # Errors
+/// When it means nothing.
+pub(crate) fn is_local(address: &str) -> Result<bool, Error> {
+    Ok(Address::parse(address)?.scheme == address::Scheme::File)
 }
 
 /// Lists what `patterns` name, with [`Stores`] of this listing's own: for one who reads nothing else.

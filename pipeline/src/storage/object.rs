@@ -83,6 +83,11 @@ impl Object {
         &self.meta
     }
 
+    /// What was fetched of it was found damaged: whoever reads it next fetches it anew.
+    pub(crate) fn distrust(&self) {
+        self.stores.shared().forget(&self.identity());
+    }
+
     pub(crate) fn identity(&self) -> Identity {
         Identity {
             store: self.store.id,

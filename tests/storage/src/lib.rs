@@ -140,6 +140,16 @@ impl Server {
         lock(&self.state.objects).get(name).map(|object| object.bytes)
     }
 
+    /// Names of all objects.
+    pub fn names(&self) -> Vec<String> {
+        lock(&self.state.objects).names()
+    }
+
+    /// Uploads that are neither objects yet nor given up.
+    pub fn uploads(&self) -> usize {
+        lock(&self.state.uploads).len()
+    }
+
     /// What was served of an object.
     pub fn served(&self, name: &str) -> Served {
         lock(&self.state.objects).served(name)

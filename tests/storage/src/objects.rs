@@ -49,6 +49,10 @@ impl Objects {
         self.stored.get(name).cloned()
     }
 
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.stored.keys().cloned().collect()
+    }
+
     /// Counts a read.
     pub(crate) fn count(&mut self, name: &str) {
         self.served.entry(name.to_owned()).or_default().requests += 1;

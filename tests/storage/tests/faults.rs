@@ -222,13 +222,13 @@ async fn what_is_written_is_there_whole_or_not_at_all() {
         let bytes = noise(length);
         let mut upload = stores.create("gs://b/out", Path::new("/")).await.unwrap();
         for part in bytes.chunks(3 * MIB) {
-            upload.write(part.to_vec().into()).await.unwrap();
+            upload.write(part).await.unwrap();
         }
         upload.finish().await.unwrap();
         assert!(server.get("b/out").unwrap() == bytes);
     }
     let mut upload = stores.create("gs://b/given-up", Path::new("/")).await.unwrap();
-    upload.write(noise(20 * MIB).into()).await.unwrap();
+    upload.write(&noise(20 * MIB)).await.unwrap();
     upload.abort().await.unwrap();
     assert!(server.get("b/given-up").is_none());
 }

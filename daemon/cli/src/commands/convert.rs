@@ -28,8 +28,9 @@ pub(crate) fn run(arguments: Convert, context: &Context) -> Result<(), Failure> 
     let work = FileWork::start(context, "converting")?;
     let objects = work.list(inputs)?;
     let goal = Goal { files: Some(objects.len() as u64), rows: None };
-    let converted =
-        work.run(goal, |runtime, progress| convert::convert(&objects, output, &options, runtime, progress))?;
+    let converted = work.run(goal, |destination, progress| {
+        convert::convert(&objects, output, &options, destination, progress)
+    })?;
     context.answer(&json!({ "files": converted.files, "rows": converted.rows }), || {
         let rows = format!("{} rows in", figures::count(converted.rows));
         std::iter::once(rows).chain(converted.files.iter().cloned()).collect::<Vec<_>>().join("\n")

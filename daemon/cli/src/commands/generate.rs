@@ -25,7 +25,8 @@ pub(crate) fn run(arguments: Generate, context: &Context) -> Result<(), Failure>
         options: arguments.written.into(),
     };
     let work = FileWork::start(context, "generating")?;
-    let generated = work.run(Goal { files: None, rows: Some(rows) }, |_, progress| generate.run(progress))?;
+    let goal = Goal { files: None, rows: Some(rows) };
+    let generated = work.run(goal, |destination, progress| generate.run(destination, progress))?;
     let best = &generated.best;
     let document = json!({
         "files": generated.files,

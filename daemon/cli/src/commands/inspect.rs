@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: Inspect, context: &Context) -> Result<(), Failure> 
     let objects = work.list(&arguments.files)?;
     let goal = Goal { files: Some(objects.len() as u64), rows: None };
     let reports =
-        work.run(goal, |runtime, progress| inspect::inspect(&objects, &options, runtime, progress))?;
+        work.run(goal, |storage, progress| inspect::inspect(&objects, &options, &storage.runtime, progress))?;
     let each = arguments.all || reports.len() <= FEW;
     context.answer(&reports, || {
         if each { reports.iter().map(describe).collect::<Vec<_>>().join("\n") } else { summary(&reports) }

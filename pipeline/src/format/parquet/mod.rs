@@ -182,5 +182,6 @@ fn no_footer(object: &Object, head: &[u8]) -> Error {
 }
 
 fn damage(object: &Object, offset: u64, record: u64, message: String) -> Error {
+    object.distrust();
     Error::Damage { path: object.path().to_string(), offset, record, message }
 }

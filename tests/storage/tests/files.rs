@@ -1,0 +1,113 @@
+//! Files in a cloud: written as on a disk, and their damage found.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use millstream_pipeline::Error;
+use millstream_pipeline::dataset::{BadRecords, Dataset, ProjectedColumn, Projection};
+use millstream_pipeline::generate::{Generate, Generated};
+use millstream_pipeline::output::Destination;
+use millstream_pipeline::progress::Progress;
+use millstream_pipeline::spec::OnBadRecord;
+use millstream_pipeline::storage::{StorageSpec, Stores};
+use millstream_test_storage::{Fault, Options, Server};
+use tokio::runtime::Runtime;
+
+/// A server, and how to reach it.
+struct Cloud {
+    runtime: Runtime,
+    server: Server,
+    stores: Stores,
+}
+
+impl Cloud {
+    fn new() -> Self {
+        let runtime = Runtime::new().unwrap();
+        let server = runtime.block_on(Server::start(Options::default())).unwrap();
+        let mut spec = StorageSpec::default();
+        spec.gs.endpoint = Some(server.endpoint());
+        spec.gs.anonymous = Some(true);
+        let stores = Stores::new(spec, Stores::SHARED_BYTES);
+        Self { runtime, server, stores }
+    }
+
+    fn generate(&self, output: &str, rows: u64, progress: &Progress) -> Result<Generated, Error> {
+        let mut generate = Generate { rows, output: output.to_owned(), ..Generate::default() };
+        generate.options.shards = Some(3);
+        generate.options.threads = 2;
+        let (stores, runtime) = (self.stores.clone(), self.runtime.handle().clone());
+        generate.run(&Destination { stores, runtime }, progress)
+    }
+
+    fn open(&self, pattern: &str) -> Dataset {
+        self.runtime.block_on(async {
+            let objects = self.stores.list(&[pattern.to_owned()], Path::new("/")).await.unwrap();
+            Dataset::of(objects, None).await.unwrap()
+        })
+    }
+
+    /// Reads all splits of `dataset`, a column of them; how many rows there are.
+    fn read(&self, dataset: &Dataset) -> Result<usize, Error> {
+        let column = ProjectedColumn { name: "c1".to_owned(), multi: false };
+        let projection = Projection { columns: vec![column] };
+        let bad = BadRecords::new(OnBadRecord::Fail);
+        let mut rows = 0;
+        for split in 0..dataset.splits().len() {
+            let mut reader = dataset.read(split, &projection, &bad, self.runtime.handle())?;
+            while let Some(chunk) = reader.next_chunk(1_000)? {
+                rows += chunk.rows();
+            }
+        }
+        Ok(rows)
+    }
+}
+
+#[test]
+fn files_are_written_there_as_they_are_here() {
+    let cloud = Cloud::new();
+    let directory = tempfile::tempdir().unwrap();
+    // Of several parts each.
+    for name in ["a.tfrecord", "a.parquet", "a.csv"] {
+        let there = cloud.generate(&format!("gs://b/made/{name}"), 90_000, &Progress::default()).unwrap();
+        let here = directory.path().join(name);
+        let here = cloud.generate(here.to_str().unwrap(), 90_000, &Progress::default()).unwrap();
+        assert_eq!((there.bytes, there.files.len()), (here.bytes, 3));
+        for (there, here) in there.files.iter().zip(&here.files) {
+            let object = cloud.server.get(there.strip_prefix("gs://").unwrap()).unwrap();
+            assert!(object == std::fs::read(here).unwrap(), "{there}");
+        }
+    }
+    assert_eq!(cloud.server.uploads(), 0);
+    assert_eq!(cloud.read(&cloud.open("gs://b/made/a-*.parquet")).unwrap(), 90_000);
+}
+
+#[test]
+fn a_run_that_is_called_off_leaves_nothing_there() {
+    let cloud = Cloud::new();
+    let progress = Arc::new(Progress::default());
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| cloud.generate("gs://b/a.tfrecord", u64::MAX / 4, &progress));
+        while cloud.server.uploads() == 0 {
+            std::thread::yield_now();
+        }
+        progress.cancel();
+        assert!(matches!(made.join().unwrap(), Err(Error::Cancelled)));
+    });
+    assert_eq!((cloud.server.names(), cloud.server.uploads()), (Vec::new(), 0));
+}
+
+#[test]
+fn a_corrupted_body_is_damage_with_an_address() {
+    let cloud = Cloud::new();
+    cloud.generate("gs://b/a.tfrecord", 3_000, &Progress::default()).unwrap();
+    let dataset = cloud.open("gs://b/a-00001-of-*");
+    cloud.server.script([Fault::Corrupt]);
+    let error = cloud.read(&dataset).unwrap_err();
+    assert_eq!(cloud.server.unmet(), 0);
+    assert!(matches!(&error, Error::Damage { .. }), "{error}");
+    assert!(error.to_string().contains("gs://b/a-00001-of-00003.tfrecord"), "{error}");
+    // What was wrong is not kept for the next reader.
+    assert_eq!(cloud.read(&dataset).unwrap(), 1_000);
+}
