@@ -14,7 +14,7 @@ use millstream_control::proto::{
     self, CheckpointReply, JobRequest, ListReply, ListRequest, LogLine, LogsRequest, ScoreRequest, Scores,
     SubmitRequest,
 };
-use millstream_pipeline::ingest::{Diagnosis, Explanation, Resources, StageUse};
+use millstream_pipeline::ingest::{CacheStats, Diagnosis, Explanation, Resources, StageUse};
 use tokio::io::DuplexStream;
 use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
@@ -219,7 +219,7 @@ fn metrics_message(metrics: &Metrics) -> proto::Metrics {
 
 /// What is told of a feed, as a message.
 pub fn explanation_message(explained: &Explanation) -> proto::Explanation {
-    let Explanation { resources, in_flight_bytes, recent, whole } = explained;
+    let Explanation { resources, in_flight_bytes, recent, whole, cache, truncated_rows } = explained;
     let Resources {
         cores,
         lanes,
@@ -248,6 +248,13 @@ pub fn explanation_message(explained: &Explanation) -> proto::Explanation {
         in_flight_bytes: *in_flight_bytes,
         recent: Some(diagnosis_message(recent)),
         whole: Some(diagnosis_message(whole)),
+        cache: cache.map(|CacheStats { hits, misses, read_bytes, written_bytes }| proto::CacheUse {
+            hits,
+            misses,
+            read_bytes,
+            written_bytes,
+        }),
+        truncated_rows: *truncated_rows,
     }
 }
 

@@ -20,7 +20,7 @@
 
 use serde::Serialize;
 
-use super::stats::{IngestStats, Stage};
+use super::stats::{CacheStats, IngestStats, Stage};
 
 /// From this share of the time on, waiting for the consumer is no accident.
 const RING_BINDS: f64 = 0.1;
@@ -148,6 +148,10 @@ pub struct Explanation {
     pub recent: Diagnosis,
     /// All of the time since the feed began.
     pub whole: Diagnosis,
+    /// What the local cache has done since then, where there is one.
+    pub cache: Option<CacheStats>,
+    /// Rows that lost values of a multi-valued feature to its maximum since then, counted once for each feature.
+    pub truncated_rows: u64,
 }
 
 /// Shares and sums over the time looked at.

@@ -181,6 +181,8 @@ impl IngestControl {
             in_flight_bytes: stats.in_flight_bytes,
             recent: diagnose(&stats.since(&standing.before), standing.recent_seconds, &resources),
             whole: diagnose(&stats, standing.seconds, &resources),
+            cache: (stats.cache.hits + stats.cache.misses > 0).then_some(stats.cache),
+            truncated_rows: stats.truncated_rows,
         }
     }
 

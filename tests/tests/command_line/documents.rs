@@ -74,7 +74,8 @@ fn bench_ingest_tells_rates_and_stages() {
     let more = ["first_batch_seconds", "planned_bytes", "explanation"];
     assert_keys(&measured, &[&keys[..], &more].concat());
     assert_eq!(measured["rows"], 2 * TRAIN_ROWS);
-    assert_keys(&measured["explanation"], &["resources", "in_flight_bytes", "recent", "whole"]);
+    let explained = ["resources", "in_flight_bytes", "recent", "whole", "cache", "truncated_rows"];
+    assert_keys(&measured["explanation"], &explained);
     assert!(measured["bytes"].as_u64().unwrap() > 0);
     let (rows, seconds) = (measured["rows"].as_f64().unwrap(), measured["seconds"].as_f64().unwrap());
     let rate = measured["rows_per_second"].as_f64().unwrap();

@@ -1,6 +1,6 @@
 //! `millstream explain`: what holds a job's input back.
 
-use millstream_control::proto::{Diagnosis, Explanation, IngestResources, StageUse};
+use millstream_control::proto::{CacheUse, Diagnosis, Explanation, IngestResources, StageUse};
 use serde::Serialize;
 
 use crate::arguments::JobId;
@@ -32,6 +32,13 @@ pub(crate) fn describe(explained: &Explanation, shown: &Diagnosis) -> String {
     let in_flight = figures::bytes(explained.in_flight_bytes);
     rates.row(["storage", &format!("{bytes} MB/s, {in_flight} in flight")]);
     rates.row(["tuning", &tuning(&resources)]);
+    if let Some(cache) = &explained.cache {
+        rates.row(["cache", &used(cache)]);
+    }
+    if explained.truncated_rows > 0 {
+        let rows = figures::count(explained.truncated_rows);
+        rates.row(["truncated", &format!("{rows} rows lost values of a feature to its `maximum`")]);
+    }
 
     let mut stages = Table::with_titles(&["STAGE", ">BUSY", ">WAITING", "FOR"]);
     for StageUse { stage, busy, waiting, waits_for } in &shown.stages {
@@ -70,6 +77,17 @@ fn tuning(resources: &IngestResources) -> String {
     text
 }
 
+fn used(cache: &CacheUse) -> String {
+    let CacheUse { hits, misses, read_bytes, written_bytes } = *cache;
+    format!(
+        "{} of {} splits from it, {} read and {} written",
+        figures::count(hits),
+        figures::count(hits + misses),
+        figures::bytes(read_bytes),
+        figures::bytes(written_bytes)
+    )
+}
+
 /// What is told, as JSON.
 #[derive(Debug, Serialize)]
 pub(crate) struct ExplanationJson<'a> {
@@ -77,6 +95,16 @@ pub(crate) struct ExplanationJson<'a> {
     in_flight_bytes: u64,
     recent: Option<DiagnosisJson<'a>>,
     whole: Option<DiagnosisJson<'a>>,
+    cache: Option<CacheJson>,
+    truncated_rows: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct CacheJson {
+    hits: u64,
+    misses: u64,
+    read_bytes: u64,
+    written_bytes: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -143,6 +171,13 @@ impl<'a> From<&'a Explanation> for ExplanationJson<'a> {
             in_flight_bytes: explained.in_flight_bytes,
             recent: explained.recent.as_ref().map(DiagnosisJson::from),
             whole: explained.whole.as_ref().map(DiagnosisJson::from),
+            cache: explained.cache.map(|CacheUse { hits, misses, read_bytes, written_bytes }| CacheJson {
+                hits,
+                misses,
+                read_bytes,
+                written_bytes,
+            }),
+            truncated_rows: explained.truncated_rows,
         }
     }
 }
@@ -210,12 +245,16 @@ mod tests {
             in_flight_bytes: 3 << 20,
             recent: Some(recent.clone()),
             whole: Some(whole),
+            cache: Some(CacheUse { hits: 1_200, misses: 34, read_bytes: 5 << 30, written_bytes: 7 << 20 }),
+            truncated_rows: 4_321,
         };
         let wanted = "\
 rows/s           1,234,567 over 10.0 s
 since the start  50.0 over 60.0 s
 storage          412 MB/s, 3.0 MiB in flight
 tuning           settled, 2 of 16 lanes decode at once on 2 cores, 4 ranges of a file in flight (as the job says), 1.0 MiB read ahead of each
+cache            1,200 of 1,234 splits from it, 5.0 GiB read and 7.0 MiB written
+truncated        4,321 rows lost values of a feature to its `maximum`
 
 STAGE        BUSY  WAITING  FOR
 fetch           -      5.3  lanes for bytes
