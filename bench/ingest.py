@@ -8,7 +8,7 @@ from the same files, on the same machine, in the same run.
 
 Rows have the shape of Criteo's click log: 13 numeric and 26 categorical columns. Everyone delivers shuffled
 (100,000 rows) batches of 4096 rows, and takes turns, run after run, so that a machine that slows down slows
-everyone; the slowest read a quarter of the files. The files are read once before, so that they come from the
+everyone; the slowest read an eighth of the files. The files are read once before, so that they come from the
 page cache. Figures are rows/s, min / median / max over the runs; ratios are of medians.
 `bench/ingest_rival.py` says what each rival does.
 
@@ -51,7 +51,7 @@ DATA = {
 TFRECORD = ["tfdata", "tfdata-blocks", "tfdata-guide"]
 PARQUET = ["pyarrow", "polars", "torch", "huggingface"]
 
-# Rivals that would take most of the time: a quarter of the files tells their rate.
+# Rivals that would take most of the time: an eighth of the files tells their rate.
 SLOW = {"tfdata-guide", "huggingface"}
 
 # Title: files, work, rivals, and what Millstream is to reach against each.
@@ -155,7 +155,7 @@ def ours(job: pathlib.Path, rows: int) -> dict:
 def rival(name: str, paths: list[pathlib.Path], work: str, rows: int) -> dict:
     script = ROOT / "bench" / "ingest_rival.py"
     if name in SLOW:
-        paths, rows = paths[: len(paths) // 4], rows // 4
+        paths, rows = paths[: len(paths) // 8], rows // 8
     command = [sys.executable, script, name, work, *paths]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
     if done.returncode:
