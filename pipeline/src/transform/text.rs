@@ -45,6 +45,7 @@ fn each<O: OffsetSizeTrait>(offsets: &[O], bytes: &[u8], ids: &mut [u32], modulu
     let mut at = 0;
     if bytes.len() >= WORD {
         let mut words = Words { first: [0; BLOCK], last: [0; BLOCK], lengths: [0; BLOCK] };
+        let empty = modulus.reduce(fingerprint64(b""));
         for ids in ids.as_chunks_mut::<BLOCK>().0 {
             let offsets = &offsets[at..][..BLOCK + 1];
             let (least, most) = words.load(offsets, bytes);
@@ -54,8 +55,10 @@ fn each<O: OffsetSizeTrait>(offsets: &[O], bytes: &[u8], ids: &mut [u32], modulu
             } else {
                 words.reduce(ids, modulus, false);
             }
-            if most > 2 * WORD as u64 || least == 0 {
+            if most > 2 * WORD as u64 {
                 one_by_one(offsets, bytes, ids, modulus);
+            } else if least == 0 {
+                words.put_empty(ids, empty);
             }
             at += BLOCK;
         }
@@ -87,6 +90,14 @@ impl Words {
             (least, most) = (least.min(length), most.max(length));
         }
         (least, most)
+    }
+
+    /// Gives empty texts, which absent ones look like, this id.
+    #[inline(always)]
+    fn put_empty(&self, ids: &mut [u32; BLOCK], empty: u32) {
+        for (id, &length) in ids.iter_mut().zip(&self.lengths) {
+            *id = if length == 0 { empty } else { *id };
+        }
     }
 
     /// The ids of texts of 1 to 16 bytes; of at least 8 where `all_long`. Others get some id.

@@ -52,11 +52,12 @@ pub(super) struct Column {
     settled: bool,
 }
 
-/// Which rows are present; a bitmap only from the first absent one on, and up to the last.
+/// Which rows are present.
 #[derive(Debug, Default)]
 struct Validity {
     rows: usize,
-    bits: Option<BooleanBufferBuilder>,
+    /// Those that are not, ascending: a list costs a row less than a bitmap does.
+    absent: Vec<u32>,
 }
 
 impl Column {
@@ -332,35 +333,35 @@ impl Validity {
     #[inline]
     fn push(&mut self, valid: bool) {
         if !valid {
-            let bits = self.bits.get_or_insert_with(|| BooleanBufferBuilder::new(self.rows + 1));
-            bits.append_n(self.rows - bits.len(), true);
-            bits.append(false);
+            // A chunk ends long before 2^32 rows.
+            self.absent.push(self.rows as u32);
         }
         self.rows += 1;
     }
 
     /// Whether any row is present.
     fn any(&self) -> bool {
-        let bits = self.bits.as_ref();
-        bits.is_none_or(|bits| bits.len() < self.rows || (0..bits.len()).any(|row| bits.get_bit(row)))
-            && self.rows > 0
+        self.absent.len() < self.rows
     }
 
     fn truncate(&mut self, rows: usize) {
         self.rows = self.rows.min(rows);
-        if let Some(bits) = &mut self.bits {
-            bits.truncate(self.rows.min(bits.len()));
-        }
+        let kept = self.absent.partition_point(|&row| (row as usize) < self.rows);
+        self.absent.truncate(kept);
     }
 
     /// How many rows there were, and which; the next ones start from none.
     fn take(&mut self) -> (usize, Option<NullBuffer>) {
-        let Self { rows, bits } = std::mem::take(self);
-        let nulls = bits.map(|mut bits| {
-            bits.append_n(rows - bits.len(), true);
-            NullBuffer::new(bits.finish())
-        });
-        (rows, nulls)
+        let rows = std::mem::take(&mut self.rows);
+        if self.absent.is_empty() {
+            return (rows, None);
+        }
+        let mut bits = BooleanBufferBuilder::new(rows);
+        bits.append_n(rows, true);
+        for row in self.absent.drain(..) {
+            bits.set_bit(row as usize, false);
+        }
+        (rows, Some(NullBuffer::new(bits.finish())))
     }
 }
 

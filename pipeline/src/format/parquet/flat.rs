@@ -38,18 +38,13 @@ pub(super) struct FlatColumn {
     data_type: DataType,
     /// The definition level of a value that is present.
     present: u32,
-    dictionary: Option<Dictionary>,
+    /// The chunk's dictionary, of `data_type`.
+    dictionary: Option<ArrayRef>,
     page: DataPage,
     /// Values of the column's type, none.
     none: Values,
     levels: Vec<u32>,
     keys: Vec<u32>,
-}
-
-struct Dictionary {
-    values: Values,
-    /// The same, as features see it.
-    array: ArrayRef,
 }
 
 /// A data page being read.
@@ -169,17 +164,11 @@ impl FlatColumn {
         Ok(self.page.rows)
     }
 
-    fn dictionary_of(&self, mut bytes: Bytes, count: usize) -> Result<Dictionary, ParquetError> {
+    fn dictionary_of(&self, mut bytes: Bytes, count: usize) -> Result<ArrayRef, ParquetError> {
         // No value takes less than 4 bytes.
-        let mut decode = || -> Result<Values, ParquetError> {
-            let mut values = self.none.empty(count.min(bytes.len() / 4));
-            values.take_plain(count, &mut bytes)?;
-            Ok(values)
-        };
-        let values = decode()?;
-        let copy = values.clone();
-        let array = copy.into_array(None, &self.data_type)?;
-        Ok(Dictionary { values, array })
+        let mut values = self.none.empty(count.min(bytes.len() / 4));
+        values.take_plain(count, &mut bytes)?;
+        values.into_array(None, &self.data_type)
     }
 
     fn open(&self, page: Page) -> Result<DataPage, ParquetError> {
@@ -281,7 +270,7 @@ impl FlatColumn {
             (Content::Values(values), _) => values.into_array(nulls, &self.data_type),
             (Content::Keys(keys), Some(dictionary)) => {
                 let keys = UInt32Array::try_new(ScalarBuffer::from(keys), nulls)?;
-                let array = DictionaryArray::<UInt32Type>::try_new(keys, Arc::clone(&dictionary.array))?;
+                let array = DictionaryArray::<UInt32Type>::try_new(keys, Arc::clone(dictionary))?;
                 Ok(Arc::new(array))
             }
             (Content::Keys(_), None) => Err(no_dictionary()),
@@ -298,15 +287,15 @@ impl Batch {
     }
 
     /// From here on the batch holds values and not keys.
-    fn turn_to_values(&mut self, dictionary: Option<&Dictionary>, none: &Values) -> Result<(), ParquetError> {
+    fn turn_to_values(&mut self, dictionary: Option<&ArrayRef>, none: &Values) -> Result<(), ParquetError> {
         let Content::Keys(keys) = &self.content else { return Ok(()) };
         let mut values = none.empty(keys.capacity());
         match dictionary {
             None if keys.is_empty() => {}
             None => return Err(no_dictionary()),
             // An absent row has the key 0, which an empty dictionary lacks.
-            Some(dictionary) if dictionary.values.len() == 0 => values.extend_absent(keys.len()),
-            Some(dictionary) => values.extend_from(&dictionary.values, keys)?,
+            Some(dictionary) if dictionary.is_empty() => values.extend_absent(keys.len()),
+            Some(dictionary) => values.extend_from(dictionary, keys)?,
         }
         self.content = Content::Values(values);
         Ok(())
@@ -317,7 +306,7 @@ impl Batch {
         &mut self,
         count: usize,
         body: &mut Body,
-        dictionary: Option<&Dictionary>,
+        dictionary: Option<&ArrayRef>,
         scratch: &mut Vec<u32>,
     ) -> Result<(), ParquetError> {
         match (&mut self.content, body) {
@@ -325,7 +314,7 @@ impl Batch {
             (Content::Values(values), Body::Keys(stream)) => {
                 scratch.clear();
                 stream.take(count, scratch)?;
-                values.extend_from(&dictionary.ok_or_else(no_dictionary)?.values, scratch)
+                values.extend_from(dictionary.ok_or_else(no_dictionary)?, scratch)
             }
             (Content::Values(values), Body::Plain(input)) => values.take_plain(count, input),
             (Content::Keys(_), Body::Plain(_)) => Err(no_dictionary()),
@@ -345,7 +334,7 @@ impl Batch {
         rows: Range<usize>,
         count: usize,
         body: &mut Body,
-        dictionary: Option<&Dictionary>,
+        dictionary: Option<&ArrayRef>,
         scratch: &mut Vec<u32>,
     ) -> Result<(), ParquetError> {
         if let (Content::Keys(keys), Body::Keys(stream)) = (&mut self.content, &mut *body) {

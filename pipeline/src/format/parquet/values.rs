@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
+use arrow_array::cast::AsArray;
 use arrow_array::types::{ArrowPrimitiveType, Float32Type, Float64Type, Int32Type, Int64Type};
 use arrow_array::{Array, ArrayRef, BinaryArray, PrimitiveArray};
 use arrow_buffer::bit_chunk_iterator::BitChunks;
-use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_buffer::{ArrowNativeType, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::DataType;
 use bytes::Bytes;
 use parquet::basic::Type as Physical;
 use parquet::errors::ParquetError;
 
 /// Values of one physical type, one for each row.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) enum Values {
     Int32(Vec<i32>),
     Int64(Vec<i64>),
@@ -22,7 +23,7 @@ pub(super) enum Values {
 }
 
 /// Strings of bytes: number `i` is `data[ends[i - 1]..ends[i]]`.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Texts {
     ends: Vec<i32>,
     data: Vec<u8>,
@@ -93,25 +94,27 @@ impl Values {
         Ok(())
     }
 
-    /// Appends the values of `dictionary`, which is of the same type, at `keys`.
-    pub(super) fn extend_from(&mut self, dictionary: &Self, keys: &[u32]) -> Result<(), ParquetError> {
+    /// Appends the values of `dictionary`, made of values of the same physical type, at `keys`.
+    pub(super) fn extend_from(&mut self, dictionary: &ArrayRef, keys: &[u32]) -> Result<(), ParquetError> {
         if keys.iter().any(|&key| key as usize >= dictionary.len()) {
             return Err(ParquetError::General(format!(
                 "a key beyond a dictionary of {} values",
                 dictionary.len()
             )));
         }
-        match (self, dictionary) {
-            (Self::Int32(values), Self::Int32(of)) => gather(values, of, keys),
-            (Self::Int64(values), Self::Int64(of)) => gather(values, of, keys),
-            (Self::Float(values), Self::Float(of)) => gather(values, of, keys),
-            (Self::Double(values), Self::Double(of)) => gather(values, of, keys),
-            (Self::Bytes(texts), Self::Bytes(of)) => {
+        match self {
+            Self::Int32(values) => gather(values, dictionary, keys),
+            Self::Int64(values) => gather(values, dictionary, keys),
+            Self::Float(values) => gather(values, dictionary, keys),
+            Self::Double(values) => gather(values, dictionary, keys),
+            Self::Bytes(texts) => {
+                let Some(dictionary) = dictionary.as_binary_opt::<i32>() else {
+                    return Err(ParquetError::General("a dictionary of another type".to_owned()));
+                };
                 for &key in keys {
-                    texts.push(of.get(key as usize))?;
+                    texts.push(dictionary.value(key as usize))?;
                 }
             }
-            _ => return Err(ParquetError::General("a dictionary of another type".to_owned())),
         }
         Ok(())
     }
@@ -163,11 +166,6 @@ impl Values {
 }
 
 impl Texts {
-    fn get(&self, at: usize) -> &[u8] {
-        let start = if at == 0 { 0 } else { self.ends[at - 1] };
-        &self.data[start as usize..self.ends[at] as usize]
-    }
-
     fn push(&mut self, text: &[u8]) -> Result<(), ParquetError> {
         self.data.extend_from_slice(text);
         let end = i32::try_from(self.data.len());
@@ -253,9 +251,11 @@ fn fixed<T, const N: usize>(
     Ok(())
 }
 
-/// `keys` are all within `dictionary`.
-fn gather<T: Copy>(values: &mut Vec<T>, dictionary: &[T], keys: &[u32]) {
-    values.extend(keys.iter().map(|&key| dictionary[key as usize]));
+/// `keys` are all within `dictionary`, whose words are `T`s.
+fn gather<T: ArrowNativeType>(values: &mut Vec<T>, dictionary: &ArrayRef, keys: &[u32]) {
+    let data = dictionary.to_data();
+    let of: &[T] = data.buffer(0);
+    values.extend(keys.iter().map(|&key| of[key as usize]));
 }
 
 fn primitive<T: ArrowPrimitiveType>(
