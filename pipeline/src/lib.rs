@@ -35,3 +35,4 @@ mod terms;
 pub mod transform;
 
 pub use error::Error;
+pub use millstream_batch::allocator;

@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         return millstream_daemon::worker::process::main();
     }
     let arguments = Arguments::parse();
+    millstream_daemon::pipeline::allocator::give_back_large_blocks();
     millstream_daemon::pipeline::format::parquet::quiet_decoder_panics();
     let screen = Screen::new();
     log_to(&screen);
