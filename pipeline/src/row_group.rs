@@ -1,5 +1,6 @@
 //! Reading one Parquet row group: its bytes fetched ahead, decoded on the thread that asks for rows.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
@@ -8,12 +9,15 @@ use tokio::runtime::Handle;
 use crate::dataset::BadRecords;
 use crate::error::Error;
 use crate::fetch::FetchedRanges;
-use crate::format::parquet::{ParquetFile, Plan, RowGroupReader};
+use crate::format::parquet::{ParquetFile, Plan, RowGroupReader, WantedRows};
+use crate::spec::Condition;
 
 /// Reads one row group from start to end.
 pub(crate) struct RowGroup {
     file: ParquetFile,
     group: usize,
+    /// What rows must meet; of others, some are left out here, and the rest later.
+    conditions: Arc<[Condition]>,
     state: State,
     bad: BadRecords,
     /// Rows left out at the start.
@@ -32,18 +36,29 @@ enum State {
 }
 
 impl RowGroup {
-    /// Starts to fetch what `plan` reads of row group `group`.
+    /// Starts to fetch what `plan` reads of row group `group`. Rows that its page index tells do not meet
+    /// all of `conditions` may be left out.
     pub(crate) fn start(
         file: &ParquetFile,
         group: usize,
         plan: Plan,
+        conditions: &Arc<[Condition]>,
         bad: BadRecords,
         runtime: &Handle,
     ) -> Self {
-        let fetching = FetchedRanges::start(file.object().clone(), file.ranges(group, &plan), runtime);
+        let object = file.object().clone();
+        let index = file.index_ranges(group, &plan, conditions);
+        let fetching = if index.is_empty() {
+            FetchedRanges::start(object, file.ranges(group, &plan), runtime)
+        } else {
+            let (file, plan, conditions) = (file.clone(), plan.clone(), Arc::clone(conditions));
+            let then = move |index| file.ranges_by_index(group, &plan, &conditions, index);
+            FetchedRanges::start_after(object, index, then, runtime)
+        };
         Self {
             file: file.clone(),
             group,
+            conditions: Arc::clone(conditions),
             state: State::Fetching(fetching, plan),
             bad,
             skip: 0,
@@ -76,7 +91,10 @@ impl RowGroup {
         let batch = match self.batch.take() {
             Some(batch) => batch,
             None => match self.next_batch(max_rows) {
-                Ok(Some(batch)) => batch,
+                Ok(Some((batch, first))) => {
+                    self.next_record = self.file.groups()[self.group].first_row + first;
+                    batch
+                }
                 Ok(None) => return Ok(None),
                 // Nothing tells which of the rows are good, so all that are left count as one.
                 Err(error) => {
@@ -94,7 +112,7 @@ impl RowGroup {
         Ok(Some((batch.slice(0, rows), first_record)))
     }
 
-    fn next_batch(&mut self, max_rows: usize) -> Result<Option<RecordBatch>, Error> {
+    fn next_batch(&mut self, max_rows: usize) -> Result<Option<(RecordBatch, u64)>, Error> {
         loop {
             match std::mem::replace(&mut self.state, State::Ended) {
                 State::Ended => return Ok(None),
@@ -103,14 +121,15 @@ impl RowGroup {
                     let fetched = fetching.wait()?;
                     self.waited = start.elapsed();
                     self.fetched_bytes = fetched.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-                    let reader = self.file.decode(self.group, plan, fetched, self.skip)?;
+                    let wanted = WantedRows { skip: self.skip, conditions: &self.conditions };
+                    let reader = self.file.decode(self.group, plan, fetched, wanted)?;
                     self.state = State::Decoding(Box::new(reader));
                 }
                 State::Decoding(mut reader) => match reader.next_rows(max_rows)? {
                     None => return Ok(None),
                     Some(batch) => {
                         self.state = State::Decoding(reader);
-                        if batch.num_rows() > 0 {
+                        if batch.0.num_rows() > 0 {
                             return Ok(Some(batch));
                         }
                     }

@@ -12,7 +12,7 @@ use crate::fetch::{FetchedBytes, FetchedRanges};
 use crate::format::compression::{Compression, Decompressed};
 use crate::format::csv::{CsvOptions, CsvRows, FieldBuilder, Inferred};
 use crate::format::example::ExampleColumns;
-use crate::format::parquet::ParquetFile;
+use crate::format::parquet::{ParquetFile, WantedRows};
 use crate::format::{Content, FileFormat};
 use crate::parallel::{Bounds, Weighed, in_order};
 use crate::progress::Progress;
@@ -178,7 +178,7 @@ impl Surveyor<'_> {
         let plan = file.plan_all();
         let ranges = file.ranges(group, &plan);
         let fetched = FetchedRanges::start(file.object().clone(), ranges, self.runtime).wait()?;
-        let mut reader = file.decode(group, plan, fetched, 0)?;
+        let mut reader = file.decode(group, plan, fetched, WantedRows::default())?;
         while let Some(batch) = reader.next_batch()? {
             found.records += batch.num_rows() as u64;
             for (absent, array) in found.absent.iter_mut().zip(batch.columns()) {

@@ -189,6 +189,41 @@ class Read(Case):
         self.assertRegex(message, r"summed\.parquet.*checksum")
         self.assertFalse((self.scratch / "damaged.parquet").exists())
 
+    def test_pages_that_a_filter_rules_out_are_not_read(self):
+        import pyarrow as pa
+
+        rows, path = 60_000, self.scratch / "paged.parquet"
+        draw = random.Random(3)
+        table = pa.table(
+            {
+                "day": pa.array([row // 1_000 for row in range(rows)], pa.int32()),
+                "clicked": pa.array([row % 2 for row in range(rows)], pa.int64()),
+                "word": pa.array([draw.randbytes(200).hex() if draw.random() < 0.9 else None for _ in range(rows)]),
+            }
+        )
+        options = {"compression": "none", "use_dictionary": False, "data_page_size": 1 << 14}
+        pq.write_table(table, path, row_group_size=rows, write_page_index=True, **options)
+        job = self.scratch / "job.toml"
+        job.write_text(
+            f"""name = "paged"
+[data]
+train = ["{path}"]
+eval = []
+filter = [{{ column = "day", op = "in", value = [7, 41] }}]
+[label]
+column = "clicked"
+[features]
+word = {{ kind = "hashed", buckets = 100 }}
+[model]
+kind = "wide_deep"
+wide.features = ["word"]
+deep.features = ["word"]
+"""
+        )
+        measured = millstream("bench", "ingest", job)
+        self.assertEqual(measured["rows"], 2_000)
+        self.assertLess(measured["bytes"], path.stat().st_size / 4)
+
     def test_we_read_what_tfx_wrote(self):
         lab = os.environ.get("MILLSTREAM_LAB_DATA")
         paths = sorted(pathlib.Path(lab).glob("chicago_taxi/Split-*/data_tfrecord-*.gz")) if lab else [self.write_tfrecords("gzip", 3000)]

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::fetch::FetchedRanges;
 use crate::format::FileFormat;
 use crate::format::csv::{CsvOptions, FieldBuilder};
-use crate::format::parquet::{ParquetFile, RowGroupReader};
+use crate::format::parquet::{ParquetFile, RowGroupReader, WantedRows};
 use crate::output::Block;
 use crate::progress::{Progress, Reading};
 use crate::records::RecordsReader;
@@ -298,8 +298,8 @@ impl Groups {
             let plan = self.file.plan_all();
             let ranges = self.file.ranges(self.next_group, &plan);
             let fetched = FetchedRanges::start(object.clone(), ranges, runtime).wait()?;
-            let skip = std::mem::take(&mut self.skip);
-            self.reader = Some(Box::new(self.file.decode(self.next_group, plan, fetched, skip)?));
+            let wanted = WantedRows { skip: std::mem::take(&mut self.skip), ..WantedRows::default() };
+            self.reader = Some(Box::new(self.file.decode(self.next_group, plan, fetched, wanted)?));
             self.next_group += 1;
         }
     }

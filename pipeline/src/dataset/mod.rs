@@ -272,7 +272,7 @@ impl Dataset {
         match &self.files {
             Files::Parquet(files) => {
                 let conditions =
-                    self.filter.as_ref().map_or(&[][..], |filtered| filtered.filter.conditions());
+                    self.filter.as_ref().map_or(&[][..], |filtered| &filtered.filter.conditions()[..]);
                 files.iter().try_for_each(|file| file.check_conditions(conditions))?;
                 ParquetFile::check(files, projection)
             }
@@ -329,7 +329,10 @@ impl Dataset {
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
                 let file = &files[split.object];
                 let plan = file.plan(projection)?;
-                Inner::RowGroup(Box::new(RowGroup::start(file, group as usize, plan, bad.clone(), runtime)))
+                let conditions = self.filter.as_ref().map(|filtered| filtered.filter.conditions().clone());
+                let conditions = conditions.unwrap_or_default();
+                let group = RowGroup::start(file, group as usize, plan, &conditions, bad.clone(), runtime);
+                Inner::RowGroup(Box::new(group))
             }
             (_, part) => {
                 let records = match part {

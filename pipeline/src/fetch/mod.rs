@@ -112,6 +112,19 @@ impl Source {
         }
     }
 
+    /// Reads several ranges, in their order: where each starts, and its bytes.
+    async fn read_all(&self, ranges: Vec<Range<u64>>) -> Result<Vec<(u64, Bytes)>, Error> {
+        futures::stream::iter(ranges)
+            .map(|range| {
+                let start = range.start;
+                let read = self.read(range);
+                async move { read.await.map(|bytes| (start, bytes)) }
+            })
+            .buffered(RANGES_AT_ONCE)
+            .try_collect()
+            .await
+    }
+
     async fn pread(&self, range: Range<u64>) -> Result<Bytes, Error> {
         let Self { object, file } = self.clone();
         let read = move || file.read(&object, range, object.stores().buffers());
@@ -341,16 +354,23 @@ impl FetchedRanges {
     pub(crate) fn start(object: Object, ranges: Vec<Range<u64>>, runtime: &Handle) -> Self {
         let gap = if object.is_local() { 0 } else { GAP_BYTES };
         let source = Source::new(object);
+        Self(Pending::start(runtime, async move { source.read_all(merged(ranges, gap)).await }))
+    }
+
+    /// The same, for ranges that follow from others, which are fetched before and are among the result.
+    pub(crate) fn start_after(
+        object: Object,
+        first: Vec<Range<u64>>,
+        then: impl FnOnce(Vec<(u64, Bytes)>) -> Vec<Range<u64>> + Send + 'static,
+        runtime: &Handle,
+    ) -> Self {
+        let gap = if object.is_local() { 0 } else { GAP_BYTES };
+        let source = Source::new(object);
         Self(Pending::start(runtime, async move {
-            futures::stream::iter(merged(ranges, gap))
-                .map(|range| {
-                    let start = range.start;
-                    let read = source.read(range);
-                    async move { read.await.map(|bytes| (start, bytes)) }
-                })
-                .buffered(RANGES_AT_ONCE)
-                .try_collect()
-                .await
+            let mut fetched = source.read_all(first).await?;
+            let ranges = then(fetched.clone());
+            fetched.extend(source.read_all(merged(ranges, gap)).await?);
+            Ok(fetched)
         }))
     }
 

@@ -2,8 +2,8 @@
 //!
 //! A filter is part of what the data is: a row left out was never there, for the order, for statistics and
 //! for what is counted. It is decided row by row, exactly (`cells.rs`); Parquet's statistics only spare
-//! reading a row group of which they prove that no row passes (`prune.rs`), and never change which rows
-//! there are.
+//! reading a row group, or its pages, of which they prove that no row passes (`prune.rs`), and never change which
+//! rows there are.
 //!
 //! An absent value meets `IsNull` and nothing else, as in SQL; NaN is unequal to all numbers, and neither
 //! below nor above any.
@@ -15,6 +15,7 @@ pub(crate) mod prune;
 mod tests;
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, BooleanArray, RecordBatch};
@@ -30,7 +31,7 @@ use cells::{Cell, Unusable, each_cell};
 /// Conditions that a row must meet, all of them; at least one.
 #[derive(Clone, Debug)]
 pub(crate) struct Filter {
-    conditions: Vec<Condition>,
+    conditions: Arc<[Condition]>,
 }
 
 /// A filter over the columns of a reader.
@@ -45,10 +46,10 @@ pub(crate) struct Applied {
 impl Filter {
     /// `None` where every row passes.
     pub(crate) fn new(conditions: &[Condition]) -> Option<Self> {
-        (!conditions.is_empty()).then(|| Self { conditions: conditions.to_vec() })
+        (!conditions.is_empty()).then(|| Self { conditions: conditions.into() })
     }
 
-    pub(crate) fn conditions(&self) -> &[Condition] {
+    pub(crate) fn conditions(&self) -> &Arc<[Condition]> {
         &self.conditions
     }
 

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
+use arrow_array::builder::{Int64Builder, ListBuilder};
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::*;
@@ -129,7 +130,20 @@ fn passes(row: &Row, Condition { column, test }: &Condition) -> bool {
     }
 }
 
-fn write(path: &Path, rows: &[Row], statistics: bool, group_rows: usize) {
+/// How a file is laid out.
+#[derive(Clone, Copy, Debug)]
+struct Laid {
+    group_rows: usize,
+    page_rows: usize,
+    statistics: EnabledStatistics,
+    dictionaries: bool,
+}
+
+fn write(path: &Path, rows: &[Row], laid: Laid) {
+    let mut tags = ListBuilder::new(Int64Builder::new());
+    for id in 0..rows.len() as i64 {
+        tags.append_value((0..id % 3).map(|nth| Some(id + nth)));
+    }
     let columns: Vec<(&str, ArrayRef)> = vec![
         (
             "id",
@@ -142,15 +156,19 @@ fn write(path: &Path, rows: &[Row], statistics: bool, group_rows: usize) {
         ("text", Arc::new(rows.iter().map(|row| row.text.as_deref()).collect::<StringArray>())),
         ("day", Arc::new(rows.iter().map(|row| row.day).collect::<Date32Array>())),
         ("small", Arc::new(rows.iter().map(|row| Some(row.small)).collect::<UInt32Array>())),
+        ("tags", Arc::new(tags.finish())),
     ];
     let batch = RecordBatch::try_from_iter_with_nullable(
         columns.into_iter().map(|(name, column)| (name, column, true)),
     );
     let batch = batch.unwrap();
-    let kept = if statistics { EnabledStatistics::Chunk } else { EnabledStatistics::None };
+    let Laid { group_rows, page_rows, statistics, dictionaries } = laid;
     let properties = WriterProperties::builder()
         .set_max_row_group_row_count(Some(group_rows))
-        .set_statistics_enabled(kept)
+        .set_data_page_row_count_limit(page_rows)
+        .set_write_batch_size(page_rows)
+        .set_statistics_enabled(statistics)
+        .set_dictionary_enabled(dictionaries)
         .build();
     let mut writer =
         ArrowWriter::try_new(File::create(path).unwrap(), batch.schema(), Some(properties)).unwrap();
@@ -169,7 +187,9 @@ fn open(runtime: &Runtime, directory: &Path, conditions: &[Condition]) -> Datase
 
 /// The numbers of the rows that are read, checked against their column `id`.
 fn read(runtime: &Runtime, dataset: &Dataset, column: &str) -> Result<Vec<u64>, Error> {
-    let columns = ["id", column].map(|name| ProjectedColumn { name: name.to_owned(), multi: false });
+    let multi = column == "tags";
+    let columns = [("id", false), (column, multi)];
+    let columns = columns.map(|(name, multi)| ProjectedColumn { name: name.to_owned(), multi });
     let projection = Projection { columns: columns.to_vec() };
     dataset.check(&projection, runtime.handle())?;
     let bad = BadRecords::new(OnBadRecord::Fail);
@@ -186,6 +206,11 @@ fn read(runtime: &Runtime, dataset: &Dataset, column: &str) -> Result<Vec<u64>, 
             };
             for (row, id) in ids.as_primitive::<Int64Type>().values().iter().enumerate() {
                 assert_eq!(chunk.record(row), *id as u64);
+                if multi {
+                    let tags = chunk.columns().column(1).as_list::<i32>().value(row);
+                    let tags = tags.as_primitive::<Int64Type>().values();
+                    assert!(tags.iter().copied().eq((0..id % 3).map(|nth| id + nth)));
+                }
                 numbers.push(*id as u64);
             }
         }
@@ -200,18 +225,21 @@ proptest! {
     fn a_filter_takes_what_it_says_with_and_without_statistics(
         rows in rows(),
         conditions in conditions(),
-        group_rows in 1usize..20,
-        column in 0usize..5,
+        group_rows in 1usize..70,
+        page_rows in 1usize..20,
+        dictionaries: bool,
+        column in 0usize..6,
     ) {
         let runtime = runtime();
         let directory = tempfile::tempdir().unwrap();
-        let column = ["whole", "real", "text", "day", "small"][column];
+        let column = ["whole", "real", "text", "day", "small", "tags"][column];
         let expected: Vec<u64> = (0..rows.len())
             .filter(|&row| conditions.iter().all(|condition| passes(&rows[row], condition)))
             .map(|row| row as u64)
             .collect();
-        for statistics in [true, false] {
-            write(&directory.path().join("a.parquet"), &rows, statistics, group_rows);
+        for statistics in [EnabledStatistics::None, EnabledStatistics::Chunk, EnabledStatistics::Page] {
+            let laid = Laid { group_rows, page_rows, statistics, dictionaries };
+            write(&directory.path().join("a.parquet"), &rows, laid);
             let dataset = open(&runtime, directory.path(), &conditions);
             prop_assert_eq!(dataset.rows(), None);
             prop_assert_eq!(read(&runtime, &dataset, column).unwrap(), expected.clone());
@@ -224,7 +252,9 @@ fn statistics_spare_reading_row_groups() {
     let runtime = runtime();
     let directory = tempfile::tempdir().unwrap();
     let row = |n: i64| Row { whole: Some(n), real: None, text: Some(n.to_string()), day: None, small: 0 };
-    write(&directory.path().join("a.parquet"), &(0..100).map(row).collect::<Vec<_>>(), true, 10);
+    let laid =
+        Laid { group_rows: 10, page_rows: 10, statistics: EnabledStatistics::Chunk, dictionaries: true };
+    write(&directory.path().join("a.parquet"), &(0..100).map(row).collect::<Vec<_>>(), laid);
     let condition =
         |column: &str, op, value| Condition { column: column.to_owned(), test: Test::Compare { op, value } };
     let ruled_out =
@@ -245,11 +275,55 @@ fn statistics_spare_reading_row_groups() {
 }
 
 #[test]
+fn page_indexes_spare_fetching_pages() {
+    let runtime = runtime();
+    let directory = tempfile::tempdir().unwrap();
+    // Pages of half a megabyte of text, in one row group.
+    let row = |n: i64| {
+        let text = Some(n.to_string().repeat(1024 / n.to_string().len()));
+        Row { whole: Some(n / 512), real: None, text, day: None, small: 0 }
+    };
+    let laid =
+        Laid { group_rows: 8192, page_rows: 512, statistics: EnabledStatistics::Page, dictionaries: false };
+    write(&directory.path().join("a.parquet"), &(0..8192).map(row).collect::<Vec<_>>(), laid);
+    let condition = |value: i64| Condition {
+        column: "whole".to_owned(),
+        test: Test::OneOf { values: vec![Literal::Whole(value), Literal::Whole(value + 8)] },
+    };
+    let fetched = |dataset: &Dataset| {
+        let column = ProjectedColumn { name: "text".to_owned(), multi: false };
+        let projection = Projection { columns: vec![column] };
+        let bad = BadRecords::new(OnBadRecord::Fail);
+        let mut reader = dataset.read(0, &projection, &bad, runtime.handle()).unwrap();
+        let mut rows = 0;
+        while let Some(chunk) = reader.next_chunk(1000).unwrap() {
+            rows += chunk.rows();
+        }
+        (rows, reader.fetched_bytes())
+    };
+    let (rows, whole) = fetched(&open(&runtime, directory.path(), &[]));
+    assert_eq!(rows, 8192);
+    let (rows, some) = fetched(&open(&runtime, directory.path(), &[condition(3)]));
+    assert_eq!(rows, 1024);
+    // Two pages of sixteen, and small columns beside.
+    assert!(some < whole / 5, "{some} of {whole}");
+    let expected: Vec<u64> = (1536..2048).chain(5632..6144).collect();
+    for column in ["text", "tags"] {
+        assert_eq!(
+            read(&runtime, &open(&runtime, directory.path(), &[condition(3)]), column).unwrap(),
+            expected
+        );
+    }
+}
+
+#[test]
 fn a_filter_that_cannot_be_decided_is_refused() {
     let runtime = runtime();
     let directory = tempfile::tempdir().unwrap();
     let row = Row { whole: Some(1), real: None, text: None, day: None, small: 0 };
-    write(&directory.path().join("a.parquet"), &[row], true, 10);
+    let laid =
+        Laid { group_rows: 10, page_rows: 10, statistics: EnabledStatistics::Chunk, dictionaries: true };
+    write(&directory.path().join("a.parquet"), &[row], laid);
     let error = |column: &str, value: Literal| {
         let test = Test::Compare { op: Comparison::Less, value };
         let condition = Condition { column: column.to_owned(), test };

@@ -1,5 +1,5 @@
-//! Parquet: footer, planning and decoding of a file that is anything; what `inspect` counts is what a job
-//! reads.
+//! Parquet: footer, planning, page indexes and decoding of a file that is anything; what `inspect` counts is what a
+//! job reads, and with a filter no more.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -13,7 +13,7 @@ use millstream_pipeline::format::csv::CsvOptions;
 use millstream_pipeline::format::parquet::quiet_decoder_panics;
 use millstream_pipeline::inspect::{self, InspectOptions, Report};
 use millstream_pipeline::progress::Progress;
-use millstream_pipeline::spec::{FormatName, OnBadRecord};
+use millstream_pipeline::spec::{Comparison, Condition, FormatName, Literal, OnBadRecord, Test};
 use millstream_pipeline::storage;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
@@ -66,11 +66,15 @@ impl Bench {
         inspect::inspect(&objects.unwrap(), &options, self.runtime.handle(), &progress).ok()?.pop()
     }
 
-    /// Reads all columns as a job would, twice: as single values, and as lists.
-    fn read(&self, report: &Report) {
+    fn open(&self) -> Option<Dataset> {
         let names = [NAME.to_owned()];
         let opened = Dataset::open(&names, self.directory.path(), Some(FormatName::Parquet));
-        let Ok(dataset) = self.runtime.block_on(opened) else { return };
+        self.runtime.block_on(opened).ok()
+    }
+
+    /// Reads all columns as a job would, twice: as single values, and as lists.
+    fn read(&self, report: &Report) {
+        let Some(dataset) = self.open() else { return };
         for multi in [false, true] {
             let column = |name: &str| ProjectedColumn { name: name.to_owned(), multi };
             let projection =
@@ -85,6 +89,24 @@ impl Bench {
             let rows = self.rows(&dataset, &projection);
             if let (None, Some(rows)) = (&report.error, rows) {
                 assert_eq!(rows as u64, report.records, "inspect and ingest count the same");
+            }
+            if let Some(first) = report.columns.first().filter(|_| !multi) {
+                self.read_filtered(&first.name, &projection, rows);
+            }
+        }
+    }
+
+    /// Reads the rows that meet a condition on `column`, of `rows` if all could be read.
+    fn read_filtered(&self, column: &str, projection: &Projection, rows: Option<usize>) {
+        let at_least = Test::Compare { op: Comparison::GreaterOrEqual, value: Literal::Whole(3_000) };
+        for test in [Test::IsNotNull, at_least] {
+            let condition = Condition { column: column.to_owned(), test };
+            let Some(dataset) = self.open().map(|dataset| dataset.filtered(&[condition])) else { return };
+            if dataset.check(projection, self.runtime.handle()).is_err() {
+                continue;
+            }
+            if let (Some(passing), Some(rows)) = (self.rows(&dataset, projection), rows) {
+                assert!(passing <= rows, "{passing} of {rows} rows pass");
             }
         }
     }
@@ -131,6 +153,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         let properties = WriterProperties::builder()
             .set_compression(compression)
             .set_max_row_group_row_count(Some(group_rows))
+            .set_data_page_row_count_limit(6)
+            .set_write_batch_size(6)
             .set_created_by(String::new())
             .build();
         let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();

@@ -26,6 +26,7 @@ use parquet::basic::{Encoding, Type as Physical};
 use parquet::column::page::{Page, PageReader};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ColumnChunkMetaData;
+use parquet::file::page_index::offset_index::PageLocation;
 use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::fetched::FetchedFile;
@@ -97,11 +98,12 @@ impl FlatColumn {
         column: &ColumnChunkMetaData,
         rows: usize,
         data_type: DataType,
+        places: Option<Vec<PageLocation>>,
     ) -> Result<Self, ParquetError> {
         let none = Values::new(column.column_type())
             .ok_or_else(|| ParquetError::General(format!("no flat column: {}", column.column_type())))?;
         Ok(Self {
-            pages: SerializedPageReader::new(Arc::clone(source), column, rows, None)?,
+            pages: SerializedPageReader::new(Arc::clone(source), column, rows, places)?,
             data_type,
             present: column.column_descr().max_def_level().max(0) as u32,
             dictionary: None,
@@ -134,13 +136,16 @@ impl FlatColumn {
         while rows > 0 {
             if self.page.rows == 0
                 && let Some(next) = self.pages.peek_next_page()?
-                && !next.is_dict
-                && let Some(held) = next.num_rows.or(next.num_levels)
-                && held <= rows
             {
-                self.pages.skip_next_page()?;
-                rows -= held;
-                continue;
+                if next.is_dict {
+                    self.load()?;
+                    continue;
+                }
+                if let Some(held) = next.num_rows.or(next.num_levels).filter(|&held| held <= rows) {
+                    self.pages.skip_next_page()?;
+                    rows -= held;
+                    continue;
+                }
             }
             let taken = self.ready()?.min(rows);
             self.skip_page(taken)?;
@@ -153,15 +158,21 @@ impl FlatColumn {
     /// Makes sure that the page has rows left; returns how many.
     fn ready(&mut self) -> Result<usize, ParquetError> {
         while self.page.rows == 0 {
-            match self.pages.get_next_page()? {
-                None => return Err(ParquetError::EOF("the column ends before its row group".to_owned())),
-                Some(Page::DictionaryPage { buf, num_values, .. }) => {
-                    self.dictionary = Some(self.dictionary_of(buf, num_values as usize)?);
-                }
-                Some(page) => self.page = self.open(page)?,
-            }
+            self.load()?;
         }
         Ok(self.page.rows)
+    }
+
+    /// Takes the next page, a dictionary or one of values.
+    fn load(&mut self) -> Result<(), ParquetError> {
+        match self.pages.get_next_page()? {
+            None => return Err(ParquetError::EOF("the column ends before its row group".to_owned())),
+            Some(Page::DictionaryPage { buf, num_values, .. }) => {
+                self.dictionary = Some(self.dictionary_of(buf, num_values as usize)?);
+            }
+            Some(page) => self.page = self.open(page)?,
+        }
+        Ok(())
     }
 
     fn dictionary_of(&self, mut bytes: Bytes, count: usize) -> Result<ArrayRef, ParquetError> {

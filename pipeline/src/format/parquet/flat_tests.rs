@@ -134,7 +134,7 @@ proptest! {
             let column = metadata.row_group(0).column(leaf);
             let delivers = FlatColumn::delivers(column, schema.field(leaf).data_type());
             prop_assert!(delivers.is_some(), "{}: {:?}", schema.field(leaf), column.encodings().collect::<Vec<_>>());
-            let mut flat = FlatColumn::new(&source, column, written.rows, delivers.unwrap()).unwrap();
+            let mut flat = FlatColumn::new(&source, column, written.rows, delivers.unwrap(), None).unwrap();
             flat.skip(skip).unwrap();
             let mut row = skip;
             for &step in steps.iter().cycle() {
@@ -164,7 +164,7 @@ proptest! {
         for (leaf, data_type) in [(0, DataType::Int32), (4, DataType::Utf8)] {
             let column = metadata.row_group(0).column(leaf);
             let delivers = FlatColumn::delivers(column, &data_type).unwrap();
-            let mut flat = FlatColumn::new(&source, column, written.rows, delivers).unwrap();
+            let mut flat = FlatColumn::new(&source, column, written.rows, delivers, None).unwrap();
             let read = super::super::guard::guarded(|| flat.read(written.rows));
             if let Ok(read) = read {
                 prop_assert_eq!(read.len(), written.rows);
@@ -192,7 +192,7 @@ fn a_dictionary_is_kept_and_shared() {
     let reference = ParquetRecordBatchReaderBuilder::try_new(bytes.clone()).unwrap();
     let column = reference.metadata().row_group(0).column(0);
     let source = Arc::new(FetchedFile::new(bytes.len() as u64, vec![(0, bytes)]));
-    let mut flat = FlatColumn::new(&source, column, 5000, DataType::Int32).unwrap();
+    let mut flat = FlatColumn::new(&source, column, 5000, DataType::Int32, None).unwrap();
     let first = flat.read(2048).unwrap();
     let second = flat.read(2048).unwrap();
     let dictionary = |array: &ArrayRef| {

@@ -1,21 +1,26 @@
 //! Decoding one row group from the bytes that were fetched of it.
 
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
 use arrow_schema::{DataType, Schema};
 use bytes::Bytes;
 use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
+    ArrowReaderMetadata, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowSelection,
 };
 use parquet::errors::ParquetError;
+use parquet::file::page_index::offset_index::PageLocation;
 
 use super::fetched::FetchedFile;
 use super::flat::FlatColumn;
 use super::guard::guarded;
+use super::pages::Pages;
 use super::plan::{Plan, Planned, descend, lists_of_one, schema_of};
 use super::{ParquetFile, RowGroup, damage};
 use crate::error::Error;
+use crate::spec::Condition;
 use crate::storage::Object;
 
 /// The most rows decoded at a time.
@@ -25,15 +30,24 @@ const BATCH_BYTES: u64 = 32 << 20;
 /// What writers let a page, and a dictionary, grow to.
 const PAGE_BYTES: u64 = 1 << 20;
 
-/// The rows of one row group.
+/// The rows of one row group, or some of them.
 pub(crate) struct RowGroupReader {
     object: Object,
     columns: Columns,
     group: RowGroup,
     /// The most rows decoded at a time.
     batch_rows: usize,
-    /// Rows still to come, as the footer has it.
-    remaining: u64,
+    /// Rows still to come, the first of a range next: as the footer has it, but for those left out.
+    rows: VecDeque<Range<u64>>,
+}
+
+/// Which rows of a row group to decode.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WantedRows<'a> {
+    /// None of the first so many.
+    pub(crate) skip: u64,
+    /// None of pages of which their index says that no row meets all of these. Of other rows that do not, some.
+    pub(crate) conditions: &'a [Condition],
 }
 
 enum Columns {
@@ -49,6 +63,8 @@ struct Projected {
     rest: Option<Rest>,
     /// Of the batch before, which most often has the same types.
     schema: Arc<Schema>,
+    /// The row that flat columns come to next.
+    position: u64,
 }
 
 enum Source {
@@ -56,6 +72,15 @@ enum Source {
     Flat(Box<FlatColumn>),
     /// A column of the rest, by its place, and the fields to go down.
     Rest(usize, Vec<String>),
+}
+
+/// What is decoded of a row group, and from where.
+struct Reading<'a> {
+    source: Arc<FetchedFile>,
+    group: usize,
+    batch_rows: usize,
+    rows: &'a VecDeque<Range<u64>>,
+    places: BTreeMap<usize, Vec<PageLocation>>,
 }
 
 struct Rest {
@@ -88,47 +113,35 @@ impl ParquetFile {
         self.column_chunks(group, plan).map(|(_, column)| uncompressed(column)).fold(0, u64::saturating_add)
     }
 
-    /// Decodes a row group from its fetched ranges, without its first `skip` rows.
+    /// Decodes the `wanted` rows of a row group from its fetched ranges.
     pub(crate) fn decode(
         &self,
         group: usize,
         plan: Plan,
         fetched: Vec<(u64, Bytes)>,
-        skip: u64,
+        wanted: WantedRows<'_>,
     ) -> Result<RowGroupReader, Error> {
         let described = self.groups()[group];
-        let skip = skip.min(described.rows);
         let batch_rows = self.batch_rows(group, &plan);
         let source = Arc::new(FetchedFile::new(self.object().size(), fetched));
+        let pages = self.pages(group, &plan, wanted.conditions, &source);
+        let pages = pages.unwrap_or_else(|| Pages::whole(described.rows));
+        let skip = wanted.skip.min(described.rows);
+        let clipped = pages.rows.into_iter().map(|range| range.start.max(skip)..range.end);
+        let rows: VecDeque<Range<u64>> = clipped.filter(|range| !range.is_empty()).collect();
+        let read = Reading { source, group, batch_rows, rows: &rows, places: pages.places };
         let columns = guarded(|| match plan {
-            Plan::All => {
-                self.arrow(&source, &self.footer.as_written, group, None, batch_rows, skip).map(Columns::All)
-            }
-            Plan::Columns(planned, _) => {
-                self.projected(&source, group, planned, batch_rows, skip).map(Box::new).map(Columns::Some)
-            }
+            Plan::All => self.arrow(&read, &self.footer.as_written, None).map(Columns::All),
+            Plan::Columns(planned, _) => self.projected(&read, planned).map(Box::new).map(Columns::Some),
         });
         let columns = columns
             .map_err(|message| damage(self.object(), described.offset, described.first_row, message))?;
-        Ok(RowGroupReader {
-            object: self.object().clone(),
-            columns,
-            group: described,
-            batch_rows,
-            remaining: described.rows - skip,
-        })
+        Ok(RowGroupReader { object: self.object().clone(), columns, group: described, batch_rows, rows })
     }
 
-    fn projected(
-        &self,
-        source: &Arc<FetchedFile>,
-        group: usize,
-        planned: Vec<Planned>,
-        batch_rows: usize,
-        skip: u64,
-    ) -> Result<Projected, ParquetError> {
-        let metadata = self.footer.plain.metadata().row_group(group);
-        let rows = self.groups()[group].rows as usize;
+    fn projected(&self, read: &Reading<'_>, planned: Vec<Planned>) -> Result<Projected, ParquetError> {
+        let metadata = self.footer.plain.metadata().row_group(read.group);
+        let rows = self.groups()[read.group].rows as usize;
         let mut sources = Vec::with_capacity(planned.len());
         let (mut leaves, mut roots) = (Vec::new(), Vec::new());
         for column in &planned {
@@ -139,8 +152,8 @@ impl ParquetFile {
             if let [leaf] = found.leaves[..]
                 && let Some(delivered) = FlatColumn::delivers(metadata.column(leaf), &found.data_type)
             {
-                let mut flat = FlatColumn::new(source, metadata.column(leaf), rows, delivered)?;
-                flat.skip(skip as usize).map_err(|error| in_column(&column.name, &error))?;
+                let places = read.places.get(&leaf).cloned();
+                let flat = FlatColumn::new(&read.source, metadata.column(leaf), rows, delivered, places)?;
                 sources.push(Source::Flat(Box::new(flat)));
                 continue;
             }
@@ -158,58 +171,63 @@ impl ParquetFile {
         let rest = match leaves.is_empty() {
             true => None,
             false => {
-                let reader = self.arrow(source, &self.footer.plain, group, Some(leaves), batch_rows, skip)?;
+                let reader = self.arrow(read, &self.footer.plain, Some(leaves))?;
                 Some(Rest { reader, batch: None })
             }
         };
-        Ok(Projected { planned, sources, rest, schema: Arc::new(Schema::empty()) })
+        Ok(Projected { planned, sources, rest, schema: Arc::new(Schema::empty()), position: 0 })
     }
 
     fn arrow(
         &self,
-        source: &Arc<FetchedFile>,
+        read: &Reading<'_>,
         metadata: &ArrowReaderMetadata,
-        group: usize,
         leaves: Option<Vec<usize>>,
-        batch_rows: usize,
-        skip: u64,
     ) -> Result<ParquetRecordBatchReader, ParquetError> {
-        let mut builder =
-            ParquetRecordBatchReaderBuilder::new_with_metadata(FetchedFile::clone(source), metadata.clone())
-                .with_row_groups(vec![group])
-                .with_batch_size(batch_rows);
+        let source = FetchedFile::clone(&read.source);
+        let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(source, metadata.clone())
+            .with_row_groups(vec![read.group])
+            .with_batch_size(read.batch_rows);
         if let Some(leaves) = leaves {
             builder = builder.with_projection(self.mask_of(leaves));
         }
-        builder.with_offset(skip as usize).build()
+        let all = self.groups()[read.group].rows;
+        if read.rows.iter().ne([&(0..all)]) {
+            let ranges = read.rows.iter().map(|range| range.start as usize..range.end as usize);
+            builder = builder.with_row_selection(RowSelection::from_consecutive_ranges(ranges, all as usize));
+        }
+        builder.build()
     }
 }
 
 impl RowGroupReader {
     /// The next rows, `None` at the end.
     pub(crate) fn next_batch(&mut self) -> Result<Option<RecordBatch>, Error> {
-        self.next_rows(DECODE_ROWS)
+        Ok(self.next_rows(DECODE_ROWS)?.map(|(batch, _)| batch))
     }
 
-    /// The next rows, at least one and not more than about `most`; `None` at the end.
-    pub(crate) fn next_rows(&mut self, most: usize) -> Result<Option<RecordBatch>, Error> {
+    /// The next rows, at least one and not more than about `most`, and the number of the first of them in the
+    /// row group; `None` at the end.
+    pub(crate) fn next_rows(&mut self, most: usize) -> Result<Option<(RecordBatch, u64)>, Error> {
+        let Some(range) = self.rows.front().cloned() else { return Ok(None) };
         let most = most.clamp(1, self.batch_rows);
-        let most = usize::try_from(self.remaining).map_or(most, |remaining| most.min(remaining));
-        let Self { columns, remaining, .. } = self;
-        let batch = guarded(|| match columns {
+        let most = usize::try_from(range.end - range.start).map_or(most, |left| most.min(left));
+        let batch = guarded(|| match &mut self.columns {
             Columns::All(reader) => reader.next().transpose().map_err(ParquetError::from),
-            Columns::Some(_) if most == 0 => Ok(None),
-            Columns::Some(projected) => projected.next(most),
+            Columns::Some(projected) => projected.next(range.start, most),
         });
-        match batch {
-            Err(message) => Err(self.damage(message)),
-            Ok(None) if *remaining == 0 => Ok(None),
-            Ok(None) => Err(self.damage(format!("{} rows are not there", self.remaining))),
-            Ok(Some(batch)) => {
-                *remaining = remaining.saturating_sub(batch.num_rows() as u64);
-                Ok(Some(batch))
-            }
+        let batch = batch.map_err(|message| self.damage(message))?;
+        let Some(batch) = batch else {
+            let left: u64 = self.rows.iter().map(|range| range.end - range.start).sum();
+            return Err(self.damage(format!("{left} rows are not there")));
+        };
+        let next = range.start + batch.num_rows() as u64;
+        if next < range.end {
+            self.rows[0].start = next;
+        } else {
+            self.rows.pop_front();
         }
+        Ok(Some((batch, range.start)))
     }
 
     fn damage(&self, message: String) -> Error {
@@ -218,7 +236,16 @@ impl RowGroupReader {
 }
 
 impl Projected {
-    fn next(&mut self, most: usize) -> Result<Option<RecordBatch>, ParquetError> {
+    /// Rows from `start` on, at most `most`, which are one behind the other. Rows before are left out.
+    fn next(&mut self, start: u64, most: usize) -> Result<Option<RecordBatch>, ParquetError> {
+        let left_out = start.saturating_sub(self.position) as usize;
+        if left_out > 0 {
+            for (column, source) in self.planned.iter().zip(&mut self.sources) {
+                if let Source::Flat(flat) = source {
+                    flat.skip(left_out).map_err(|error| in_column(&column.name, &error))?;
+                }
+            }
+        }
         let mut rows = most;
         let mut rest = None;
         if let Some(others) = &mut self.rest {
@@ -240,6 +267,7 @@ impl Projected {
             })?;
             arrays.push(if column.wrap { lists_of_one(array) } else { array });
         }
+        self.position = start + rows as u64;
         let same = self.schema.fields().len() == arrays.len()
             && self
                 .schema

@@ -8,6 +8,7 @@
 //! | the footer: row groups and their bytes | `footer.rs` |
 //! | types that features can use | `types.rs` |
 //! | a projection's columns in a file | `plan.rs` |
+//! | the rows and pages that a filter leaves | `pages.rs` |
 //! | a row group's columns put together | `group.rs` |
 //! | flat columns, decoded here | `flat.rs`, `values.rs`, `hybrid.rs` |
 //! | all others, decoded by the `parquet` crate, whose panics end there | `guard.rs` |
@@ -18,6 +19,7 @@ mod footer;
 mod group;
 mod guard;
 mod hybrid;
+mod pages;
 mod plan;
 #[cfg(test)]
 mod tests;
@@ -38,7 +40,7 @@ use crate::storage::Object;
 use footer::{BadFooter, Footer, MAGIC, TRAILER_BYTES, byte_range, trailer};
 
 pub use footer::{RowGroup, row_groups_of};
-pub(crate) use group::RowGroupReader;
+pub(crate) use group::{RowGroupReader, WantedRows};
 pub use guard::quiet_decoder_panics;
 pub(crate) use plan::Plan;
 pub(crate) use types::{Shape, shape};
@@ -147,16 +149,7 @@ impl ParquetFile {
     /// What must be fetched to decode a row group: sorted, apart from one another, within the file.
     pub(crate) fn ranges(&self, group: usize, plan: &Plan) -> Vec<Range<u64>> {
         let columns = self.column_chunks(group, plan);
-        let mut ranges: Vec<Range<u64>> = columns.filter_map(|(_, column)| byte_range(column)).collect();
-        ranges.sort_unstable_by_key(|range| range.start);
-        let mut joined: Vec<Range<u64>> = Vec::new();
-        for range in ranges {
-            match joined.last_mut() {
-                Some(last) if range.start <= last.end + GAP_BYTES => last.end = last.end.max(range.end),
-                _ => joined.push(range),
-            }
-        }
-        joined
+        joined(columns.filter_map(|(_, column)| byte_range(column)).collect())
     }
 
     /// The column chunks of a row group that `plan` reads, each with its leaf.
@@ -168,6 +161,19 @@ impl ParquetFile {
         let columns = self.footer.plain.metadata().row_group(group).columns();
         columns.iter().enumerate().filter(|&(leaf, _)| plan.reads(leaf))
     }
+}
+
+/// Sorted, and with no more than a gap between them, as one.
+fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end + GAP_BYTES => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
 }
 
 fn no_footer(object: &Object, head: &[u8]) -> Error {

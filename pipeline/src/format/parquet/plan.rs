@@ -12,6 +12,7 @@ use arrow_array::{Array, ArrayRef, ListArray, make_array};
 use arrow_buffer::{NullBuffer, OffsetBuffer};
 use arrow_schema::{DataType, Field, Fields, Schema};
 use parquet::arrow::ProjectionMask;
+use parquet::basic::ColumnOrder;
 
 use super::ParquetFile;
 use super::types::{Class, Shape, usable};
@@ -161,9 +162,15 @@ impl ParquetFile {
             if chunk.column_descr().max_rep_level() > 0 {
                 return false;
             }
-            let order = metadata.file_metadata().column_orders().and_then(|orders| orders.get(leaf).copied());
-            Known::of(chunk.statistics(), order, &found.data_type, rows).rules_out(test, &found.data_type)
+            Known::of(chunk.statistics(), self.column_order(leaf), &found.data_type, rows)
+                .rules_out(test, &found.data_type)
         })
+    }
+
+    /// How the file compares the values of a leaf, where it says so.
+    pub(super) fn column_order(&self, leaf: usize) -> Option<ColumnOrder> {
+        let metadata = self.footer.plain.metadata().file_metadata();
+        metadata.column_orders().and_then(|orders| orders.get(leaf).copied())
     }
 
     pub(super) fn mask_of(&self, leaves: impl IntoIterator<Item = usize>) -> ProjectionMask {
