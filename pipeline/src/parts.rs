@@ -127,6 +127,7 @@ async fn boundary(object: &Object, at: u64) -> Result<Option<u64>, Error> {
 }
 
 fn no_boundary(object: &Object, offset: u64) -> Error {
+    object.distrust();
     Error::Damage {
         path: object.path().to_string(),
         offset,

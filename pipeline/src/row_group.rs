@@ -46,15 +46,12 @@ impl RowGroup {
         bad: BadRecords,
         runtime: &Handle,
     ) -> Self {
-        let object = file.object().clone();
         let index = file.index_ranges(group, &plan, conditions);
-        let fetching = if index.is_empty() {
-            FetchedRanges::start(object, file.ranges(group, &plan), runtime)
-        } else {
+        let ranges = {
             let (file, plan, conditions) = (file.clone(), plan.clone(), Arc::clone(conditions));
-            let then = move |index| file.ranges_by_index(group, &plan, &conditions, index);
-            FetchedRanges::start_after(object, index, then, runtime)
+            move |index| file.ranges_by_index(group, &plan, &conditions, index)
         };
+        let fetching = FetchedRanges::start_after(file.object().clone(), index, ranges, runtime);
         Self {
             file: file.clone(),
             group,

@@ -1,4 +1,4 @@
-"""Millstream reads S3 as moto serves it: an implementation of the protocol that nobody here wrote.
+"""Millstream reads and writes S3 as moto serves it: an implementation of the protocol that nobody here wrote.
 
 Run by `tests/run`, as `test_tensorflow.py` is.
 """

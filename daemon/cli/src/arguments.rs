@@ -348,8 +348,8 @@ pub(crate) struct Written {
     pub(crate) group_rows: usize,
     #[command(flatten)]
     pub(crate) threads: Threads,
-    /// The most memory for rows on their way, such as `256MiB`; one block of a file always is [default:
-    /// 256MiB for each thread]
+    /// The most memory for rows on their way, such as `256MiB`; one block of a file always is, and an upload
+    /// to a cloud takes 40MiB beside [default: 256MiB for each thread]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) memory: Option<usize>,
 }
@@ -372,11 +372,13 @@ fn parse_size(text: &str) -> Result<usize, String> {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 OUT is a file, a name with a `*` or `@N` where the shards' numbers go, or a directory. Files appear under
-their names once all of them are whole, and are the same for any number of threads.
+their names once all of them are whole, and are the same for any number of threads. IN and OUT may be in
+a cloud: gs://, s3://, az://.
 
 Examples:
   millstream convert adult.data adult.parquet --columns age,workclass,fnlwgt,income --missing '?'
   millstream convert 'log/*.csv' clicks.tfrecord.gz --shards 16
+  millstream convert 'gs://bucket/log/*.parquet' gs://bucket/clicks.tfrecord.gz --shards 16
   millstream convert part-*.tfrecord.gz out.parquet --json | jq .rows")]
 pub(crate) struct Convert {
     /// Files, globs and directories to convert, then where to

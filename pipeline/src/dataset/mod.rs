@@ -291,7 +291,12 @@ impl Dataset {
         match (&self.files, split.part) {
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
                 let file = &files[split.object];
-                file.plan(&projection).map_or(split.bytes, |plan| file.decoding_bytes(group as usize, &plan))
+                let conditions = self.filter.as_ref().map_or(&[][..], |of| &of.filter.conditions()[..]);
+                file.plan(&projection).map_or(split.bytes, |plan| {
+                    let index = file.index_ranges(group as usize, &plan, conditions);
+                    let index: u64 = index.iter().map(|range| range.end - range.start).sum();
+                    file.decoding_bytes(group as usize, &plan).saturating_add(index)
+                })
             }
             _ => {
                 // The record and what was made of it.

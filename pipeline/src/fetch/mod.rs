@@ -352,9 +352,7 @@ impl FetchedRanges {
     /// Starts to fetch `ranges`, which are sorted and do not overlap. Ones that are close to each other may
     /// come as one.
     pub(crate) fn start(object: Object, ranges: Vec<Range<u64>>, runtime: &Handle) -> Self {
-        let gap = if object.is_local() { 0 } else { GAP_BYTES };
-        let source = Source::new(object);
-        Self(Pending::start(runtime, async move { source.read_all(merged(ranges, gap)).await }))
+        Self::start_after(object, Vec::new(), |_| ranges, runtime)
     }
 
     /// The same, for ranges that follow from others, which are fetched before and are among the result.

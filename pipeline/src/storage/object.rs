@@ -85,6 +85,9 @@ impl Object {
 
     /// What was fetched of it was found damaged: whoever reads it next fetches it anew.
     pub(crate) fn distrust(&self) {
+        if self.is_local() {
+            return;
+        }
         self.stores.shared().forget(&self.identity());
     }
 

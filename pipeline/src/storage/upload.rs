@@ -86,14 +86,23 @@ impl Upload {
         self.wait_for_parts(0).await
     }
 
-    /// Makes an object of what was written.
+    /// Makes an object of what was written, or gives it up.
     ///
     /// # Errors
     /// As [`Upload::write`].
     pub async fn finish(mut self) -> Result<(), Error> {
+        let finished = self.complete().await;
+        if finished.is_err() {
+            // What went wrong first is told.
+            let _ = self.abort().await;
+        }
+        finished
+    }
+
+    async fn complete(&mut self) -> Result<(), Error> {
         self.seal().await?;
-        let finished = self.cancel.or(self.upload.complete()).await?;
-        finished.map(drop).map_err(|source| Error::storage(&self.path, source))
+        let completed = self.cancel.or(self.upload.complete()).await?;
+        completed.map(drop).map_err(|source| Error::storage(&self.path, source))
     }
 
     /// Gives up what was written.

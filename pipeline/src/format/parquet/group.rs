@@ -46,7 +46,8 @@ pub(crate) struct RowGroupReader {
 pub(crate) struct WantedRows<'a> {
     /// None of the first so many.
     pub(crate) skip: u64,
-    /// None of pages of which their index says that no row meets all of these. Of other rows that do not, some.
+    /// None of pages of which their index says that no row meets all of these. Rows of other pages come, whether
+    /// they meet them or not.
     pub(crate) conditions: &'a [Condition],
 }
 

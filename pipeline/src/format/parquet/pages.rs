@@ -85,22 +85,9 @@ impl ParquetFile {
         conditions: &[Condition],
         fetched: &FetchedFile,
     ) -> Option<Pages> {
-        // The crate's indexes panic where their lists are not of one length.
-        let pages = || Ok::<_, ParquetError>(self.pages_by_index(group, plan, conditions, fetched));
-        guarded(pages).ok()?
-    }
-
-    fn pages_by_index(
-        &self,
-        group: usize,
-        plan: &Plan,
-        conditions: &[Condition],
-        fetched: &FetchedFile,
-    ) -> Option<Pages> {
         let metadata = self.footer.plain.metadata().row_group(group);
         let rows = self.groups()[group].rows;
-        // One whole range to begin with, not a list of its rows.
-        let mut passing = std::iter::once(0..rows).collect::<Vec<_>>();
+        let mut passing = Pages::whole(rows).rows;
         for (condition, leaf, found) in self.flat_conditions(group, conditions) {
             let column = metadata.column(leaf);
             let Some(places) = places(column, rows, fetched) else { continue };
@@ -108,7 +95,8 @@ impl ParquetFile {
             let order = self.column_order(leaf);
             let mut may_pass = Vec::new();
             for (page, held) in rows_of(&places, rows).enumerate() {
-                let statistics = statistics(&index, page);
+                // The crate panics where the lists of an index are not of one length.
+                let statistics = guarded(|| Ok::<_, ParquetError>(statistics(&index, page))).ok().flatten();
                 let known = match index.is_null_page(page) {
                     true => Known::all_absent(held.end - held.start),
                     false => Known::of(statistics.as_ref(), order, &found.data_type, held.end - held.start),
@@ -194,7 +182,7 @@ impl ParquetFile {
 /// The pages of a column, if its index makes sense: one behind the other within the column, none without rows.
 fn places(column: &ColumnChunkMetaData, rows: u64, fetched: &FetchedFile) -> Option<Vec<PageLocation>> {
     let bytes = index_bytes(column.offset_index_range()?, fetched)?;
-    let index = decode_offset_index(&bytes).ok()?;
+    let index = guarded(|| decode_offset_index(&bytes)).ok()?;
     let places = index.page_locations().clone();
     let whole = byte_range(column)?;
     let mut at = whole.start;
@@ -219,7 +207,7 @@ fn bounds_of_pages(
     fetched: &FetchedFile,
 ) -> Option<ColumnIndexMetaData> {
     let bytes = index_bytes(column.column_index_range()?, fetched)?;
-    let index = decode_column_index(&bytes, column.column_type()).ok()?;
+    let index = guarded(|| decode_column_index(&bytes, column.column_type())).ok()?;
     let counts = index.null_counts().is_none_or(|counts| counts.len() == pages);
     let ordered = column.column_type() != Physical::INT96;
     (ordered && counts && index.num_pages() == pages as u64).then_some(index)
