@@ -1,15 +1,16 @@
 //! Packing: rows drawn from chunks are gathered into a slot. The one copy between decoding and a device.
 //!
 //! Rows come from anywhere in the shuffle pool, so each costs cache misses; the loop is made to overlap
-//! them. Rows are taken in blocks: first the rows of a block are copied, one contiguous run of bytes
-//! each, independent of one another, into a tile that stays in the first-level cache; then the tile is
-//! transposed into the slot's `[F, B]`, 32 values of a feature at a time, which are two whole cache
+//! them. Rows are taken in blocks, and while one is packed the caches fetch the next. The ids of a block are
+//! copied, one contiguous run of bytes each row, into a tile that stays in the first-level cache; then the
+//! tile is transposed into the slot's `[F, B]`, 32 values of a feature at a time, which are two whole cache
 //! lines of the slot.
 
 use std::sync::Arc;
 
 use millstream_batch::BatchMut;
 use millstream_batch::batch::Sections;
+use millstream_batch::cache_lines::prefetch;
 
 use crate::chunk::{Chunk, RaggedColumn};
 
@@ -22,7 +23,7 @@ pub struct RowRef {
     pub row: u32,
 }
 
-/// Rows of a block: as many as two cache lines hold ids, enough for their misses to overlap.
+/// Rows of a block: as many as two cache lines hold ids.
 const BLOCK: usize = 32;
 
 /// Gathers rows into slots of one schema. Keeps its scratch memory from call to call.
@@ -42,17 +43,24 @@ impl Packer {
         let (capacity, dense, ids) = (schema.rows as usize, schema.dense.len(), schema.ids.len());
         assert!(at + rows.len() <= capacity, "more rows than the slot holds");
         let mut sections = batch.sections();
+        self.tile.resize(BLOCK * ids, 0);
         scalars(&mut sections, at, chunks, rows);
-        if dense > 0 {
-            let out = sections.dense[at * dense..].chunks_exact_mut(dense);
-            for (out, &RowRef { chunk, row }) in out.zip(rows) {
-                out.copy_from_slice(&chunks[chunk as usize].dense[row as usize * dense..][..dense]);
+        let mut following = rows.chunks(BLOCK).skip(1);
+        for (block, rows) in rows.chunks(BLOCK).enumerate() {
+            for &RowRef { chunk, row } in following.next().into_iter().flatten() {
+                let (chunk, row) = (&chunks[chunk as usize], row as usize);
+                prefetch(&chunk.dense[row * dense..][..dense]);
+                prefetch(&chunk.ids[row * ids..][..ids]);
             }
-        }
-        if ids > 0 {
-            self.tile.resize(BLOCK * ids, 0);
-            for (block, rows) in rows.chunks(BLOCK).enumerate() {
-                self.pack_ids(sections.ids, capacity, at + block * BLOCK, chunks, rows);
+            let at = at + block * BLOCK;
+            if dense > 0 {
+                let out = sections.dense[at * dense..].chunks_exact_mut(dense);
+                for (out, &RowRef { chunk, row }) in out.zip(rows) {
+                    out.copy_from_slice(&chunks[chunk as usize].dense[row as usize * dense..][..dense]);
+                }
+            }
+            if ids > 0 {
+                self.pack_ids(sections.ids, capacity, at, chunks, rows);
             }
         }
         for (feature, (offsets, values)) in sections.ragged.iter_mut().enumerate() {

@@ -103,9 +103,10 @@ impl RowGroup {
         let rows = batch.num_rows().min(max_rows);
         let first_record = self.next_record;
         self.next_record += rows as u64;
-        if rows < batch.num_rows() {
-            self.batch = Some(batch.slice(rows, batch.num_rows() - rows));
+        if rows == batch.num_rows() {
+            return Ok(Some((batch, first_record)));
         }
+        self.batch = Some(batch.slice(rows, batch.num_rows() - rows));
         Ok(Some((batch.slice(0, rows), first_record)))
     }
 

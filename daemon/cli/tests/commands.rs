@@ -194,7 +194,9 @@ fn a_job_is_checked_trained_and_scored_right_here() {
 
     let measured = place.json(&["bench", "ingest", "job.toml"]);
     assert_eq!(measured["rows"], 2000, "the training data alone, once");
-    for key in ["bytes", "seconds", "rows_per_second", "first_batch_seconds", "planned_bytes"] {
+    for key in
+        ["bytes", "seconds", "rows_per_second", "first_batch_seconds", "planning_seconds", "planned_bytes"]
+    {
         assert!(measured[key].as_f64().unwrap() > 0.0, "{key}");
     }
     assert!(measured["stages"].is_object());

@@ -7,10 +7,10 @@
 
 /// Blocks from this size on are mapped, and unmapped when they are freed.
 #[cfg(target_env = "gnu")]
-const MAPPED_FROM_BYTES: libc::c_int = 128 << 10;
+const MAPPED_FROM_BYTES: libc::c_int = 1 << 20;
 /// What an arena keeps at its end for later: enough for the chunks of a lane, which come and go.
 #[cfg(target_env = "gnu")]
-const KEPT_BYTES: libc::c_int = 4 << 20;
+const KEPT_BYTES: libc::c_int = 8 << 20;
 
 /// Has large blocks given back to the system when they are freed. For processes that host ingest, at their start.
 pub fn give_back_large_blocks() {

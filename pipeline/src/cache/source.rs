@@ -13,7 +13,7 @@ use super::writer::{self, PartWriter};
 use crate::chunk::Chunk;
 use crate::dataset::Dataset;
 use crate::error::Error;
-use crate::ingest::{ChunkReader, ChunkSource, Counters, Elastic, LeftOut, Opened, Stretch};
+use crate::ingest::{ChunkReader, ChunkSize, ChunkSource, Counters, Elastic, LeftOut, Opened, Stretch};
 use crate::spec::OnBadRecord;
 
 /// Serves splits from their cache files, and writes those of the others as they are read.
@@ -98,6 +98,10 @@ impl ChunkSource for CachedSource {
 
     fn cuts(&self) -> u64 {
         self.inner.cuts()
+    }
+
+    fn chunk_size(&self) -> ChunkSize {
+        self.inner.chunk_size()
     }
 
     /// A lane has two splits open, each from its file or from the source, and writes one.

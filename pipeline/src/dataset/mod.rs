@@ -252,6 +252,11 @@ impl Dataset {
         &self.limits
     }
 
+    /// Whether its files hold columns: Parquet, and not TFRecord.
+    pub fn is_columnar(&self) -> bool {
+        matches!(self.files, Files::Parquet(_))
+    }
+
     /// The most bytes that reading one of its objects can make use of, where its [`Limits`] have a say in
     /// it: TFRecord files, which are read from end to end. A row group is fetched whole.
     pub fn elastic_bytes(&self) -> Option<u64> {

@@ -1,21 +1,30 @@
 //! Memory for what is read, used again and again.
 //!
 //! A megabyte from the allocator is fresh pages from the kernel each time, which cost more than the copy out
-//! of the page cache. So buffers of the two usual sizes go back to a free list when the last slice of them is
-//! dropped.
+//! of the page cache. So buffers go back to a free list when the last slice of them is dropped.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-/// Usual sizes: of what is read from files, and of what is fetched.
+/// Usual sizes, of what is read from files and of what is fetched: what is a little shorter has them too.
 const SIZES: [usize; 2] = [super::FILE_BYTES as usize, super::BLOCK_BYTES as usize];
-/// Bytes that wait, of each size, to be used again.
-const FREE_BYTES: usize = 8 << 20;
+/// What is smaller is not worth keeping.
+const LEAST_BYTES: usize = SIZES[0] / 4;
+/// Bytes that wait to be used again.
+const FREE_BYTES: usize = 16 << 20;
 
 /// The free list; clones are the same one.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Buffers(Arc<[Mutex<Vec<Vec<u8>>>; 2]>);
+pub(crate) struct Buffers(Arc<Mutex<Free>>);
+
+#[derive(Debug, Default)]
+struct Free {
+    /// The one that has waited longest first.
+    waiting: VecDeque<Vec<u8>>,
+    bytes: usize,
+}
 
 /// Some memory. What it holds at first means nothing.
 #[derive(Debug)]
@@ -28,17 +37,44 @@ pub(crate) struct Buffer {
 impl Buffers {
     /// Memory of `length` bytes.
     pub(crate) fn take(&self, length: usize) -> Buffer {
-        // A small read does not pin a large buffer.
-        let usual = SIZES.iter().position(|&size| length <= size && length > size / 4);
-        let memory = match usual {
-            None => vec![0; length],
-            Some(class) => self.free(class).pop().unwrap_or_else(|| vec![0; SIZES[class]]),
-        };
+        let memory = self.free().take(length).unwrap_or_else(|| {
+            let usual = SIZES.into_iter().find(|&size| serves(size, length));
+            vec![0; usual.unwrap_or(length)]
+        });
         Buffer { memory, length, home: self.clone() }
     }
 
-    fn free(&self, class: usize) -> std::sync::MutexGuard<'_, Vec<Vec<u8>>> {
-        self.0[class].lock().unwrap_or_else(PoisonError::into_inner)
+    fn free(&self) -> MutexGuard<'_, Free> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether memory of `size` bytes may serve for `length`: a small read does not pin a large buffer.
+fn serves(size: usize, length: usize) -> bool {
+    length <= size && length > size / 2
+}
+
+impl Free {
+    fn take(&mut self, length: usize) -> Option<Vec<u8>> {
+        // The one that came last is the one that the caches know best.
+        let place = self.waiting.iter().rposition(|memory| serves(memory.len(), length))?;
+        let memory = self.waiting.remove(place)?;
+        self.bytes -= memory.len();
+        Some(memory)
+    }
+
+    /// Keeps `memory`, and lets go of what has waited longest where that is too much. Returns what is to be freed.
+    fn keep(&mut self, memory: Vec<u8>) -> Vec<Vec<u8>> {
+        self.bytes += memory.len();
+        self.waiting.push_back(memory);
+        let mut gone = Vec::new();
+        while self.bytes > FREE_BYTES
+            && let Some(oldest) = self.waiting.pop_front()
+        {
+            self.bytes -= oldest.len();
+            gone.push(oldest);
+        }
+        gone
     }
 }
 
@@ -62,10 +98,11 @@ impl AsMut<[u8]> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let Some(class) = SIZES.iter().position(|&size| self.memory.len() == size) else { return };
-        let mut free = self.home.free(class);
-        if (free.len() + 1) * SIZES[class] <= FREE_BYTES {
-            free.push(std::mem::take(&mut self.memory));
+        let memory = std::mem::take(&mut self.memory);
+        if memory.len() >= LEAST_BYTES {
+            // Freed without the lock, which ends with the line.
+            let gone = self.home.free().keep(memory);
+            drop(gone);
         }
     }
 }
@@ -73,6 +110,13 @@ impl Drop for Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn waiting(buffers: &Buffers) -> Vec<usize> {
+        let free = buffers.free();
+        let sizes: Vec<usize> = free.waiting.iter().map(Vec::len).collect();
+        assert_eq!(free.bytes, sizes.iter().sum::<usize>());
+        sizes
+    }
 
     #[test]
     fn memory_comes_back_when_its_last_slice_goes() {
@@ -82,12 +126,24 @@ mod tests {
         let bytes = buffer.into_bytes();
         let slice = bytes.slice(10..20);
         drop(bytes);
-        assert_eq!((buffers.free(0).len(), &slice[..]), (0, &[7; 10][..]));
+        assert_eq!((waiting(&buffers), &slice[..]), (vec![], &[7; 10][..]));
         drop(slice);
-        assert_eq!(buffers.free(0).len(), 1);
-        assert_eq!(buffers.take(SIZES[0]).as_ref().len(), SIZES[0]);
-        drop((buffers.take(10), buffers.take(SIZES[1] + 1)));
-        assert_eq!((buffers.free(0).len(), buffers.free(1).len()), (1, 0));
+        assert_eq!(waiting(&buffers), [SIZES[0]]);
+        let again = buffers.take(SIZES[0]);
+        assert_eq!((again.as_ref().len(), waiting(&buffers)), (SIZES[0], vec![]));
+    }
+
+    #[test]
+    fn small_ones_do_not_wait_and_any_larger_size_does() {
+        let buffers = Buffers::default();
+        drop(buffers.take(LEAST_BYTES - 1));
+        assert!(waiting(&buffers).is_empty());
+        let odd = 5_000_001;
+        drop((buffers.take(odd), buffers.take(SIZES[1])));
+        assert_eq!(waiting(&buffers), [odd, SIZES[1]]);
+        assert_eq!(buffers.take(odd - 1000).memory.len(), odd);
+        // Too large for one, too small for the other.
+        assert_eq!(buffers.take(odd / 8).memory.len(), SIZES[0]);
     }
 
     #[test]
@@ -95,6 +151,11 @@ mod tests {
         let buffers = Buffers::default();
         let taken: Vec<_> = (0..100).map(|_| buffers.take(SIZES[0])).collect();
         drop(taken);
-        assert_eq!(buffers.free(0).len(), FREE_BYTES / SIZES[0]);
+        assert_eq!(waiting(&buffers).len(), FREE_BYTES / SIZES[0]);
+        // The last to come back stay.
+        drop(buffers.take(FREE_BYTES - 1));
+        assert_eq!(waiting(&buffers), [FREE_BYTES - 1]);
+        drop(buffers.take(FREE_BYTES + 1));
+        assert!(waiting(&buffers).is_empty());
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use super::source::{ChunkReader, ChunkSource, Elastic, LeftOut, Opened};
+use super::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, LeftOut, Opened};
 use super::stats::{Counters, Stretch};
 use super::tuner::Limits;
 use crate::chunk::Chunk;
@@ -56,6 +56,10 @@ impl ChunkSource for DatasetSource {
 
     fn cuts(&self) -> u64 {
         self.dataset.cuts()
+    }
+
+    fn chunk_size(&self) -> ChunkSize {
+        if self.dataset.is_columnar() { ChunkSize::OF_COLUMNS } else { ChunkSize::OF_RECORDS }
     }
 
     /// The split being read, and the bytes of the next one. Where a split is fetched whole, a raw chunk is

@@ -60,7 +60,7 @@ pub use self::explain::{Bound, Diagnosis, Explanation, Resources, StageUse, diag
 pub use self::measure::{IngestMeasurement, measure};
 pub use self::peers::{Hub, MOST_UNHEARD, Peers, PieceKey, Told};
 pub use self::plan::{IngestPlan, MemoryNeed};
-pub use self::source::{ChunkReader, ChunkSource, Elastic, LeftOut, Opened};
+pub use self::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, LeftOut, Opened};
 pub use self::stats::{CacheStats, Clock, Counter, Counters, IngestStats, Stage, Stages, Stretch, WorkClock};
 pub use self::tuner::{InFlight, Limits, MOST_STREAMS, Ranges, Setting};
 

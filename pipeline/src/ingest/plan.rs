@@ -24,19 +24,12 @@ use std::sync::Arc;
 use millstream_batch::{BatchSchema, SlotLayout, Stream};
 
 use super::explain::Resources;
-use super::source::{ChunkSource, Elastic};
+use super::source::{ChunkSize, ChunkSource, Elastic};
 use super::tuner::{Bounds, Limits, MOST_STREAMS, Setting, Tuner};
 use crate::error::Error;
 use crate::order::{Cut, Feed, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError};
 use crate::pack::RowRef;
 use crate::spec::{DataSpec, LabelSpec, OnBadRecord};
-
-/// The most rows of a chunk. Beyond it, what is done once a chunk is no longer felt, and columns on their
-/// way from decoding to transforming no longer stay in the second-level cache.
-const MOST_CHUNK_ROWS: u64 = 512;
-
-/// What a chunk of wide rows should come to, for the same reason.
-const CHUNK_BYTES: u64 = 256 << 10;
 
 /// The fewest rows of a chunk that are worth asking for, however small the windows and wide the rows.
 const FEWEST_CHUNK_ROWS: u64 = 64;
@@ -242,10 +235,11 @@ impl IngestPlan {
         self.order.live_lanes(splits[0].max(splits[1]))
     }
 
-    /// The most rows of a chunk of `stream`: what stays in the cache, and no more than about a window, so
+    /// The most rows of a chunk of `stream`: what its source reads fastest, and no more than about a window, so
     /// that the pool is not held by the edges of chunks.
     pub(crate) fn chunk_rows(&self, stream: Stream) -> usize {
-        let rows = MOST_CHUNK_ROWS.min(CHUNK_BYTES / row_bytes(&self.schema));
+        let size = self.source(stream).map_or(ChunkSize::OF_RECORDS, |source| source.chunk_size());
+        let rows = size.rows.min(size.bytes / row_bytes(&self.schema));
         rows.min(self.mixing(stream).most_rows().into()).max(FEWEST_CHUNK_ROWS) as usize
     }
 

@@ -19,6 +19,11 @@ pub trait ChunkSource: Send + Sync {
     /// the data itself says how it is split.
     fn cuts(&self) -> u64;
 
+    /// The size of chunk that it reads fastest.
+    fn chunk_size(&self) -> ChunkSize {
+        ChunkSize::OF_RECORDS
+    }
+
     /// The most bytes that one lane holds to read chunks of up to `chunk_rows` rows, read-ahead of its
     /// next split included, transformed chunks not. Where reading is elastic, with as little read-ahead as
     /// there can be.
@@ -45,6 +50,24 @@ pub trait ChunkSource: Send + Sync {
     /// # Errors
     /// When it is plain already that it cannot be read. An error later comes from the reader.
     fn open(&self, split: u32, from: u64, counters: &Arc<Counters>) -> Result<Opened, Error>;
+}
+
+/// How large a chunk is to be: what is done once a chunk, and what comes from decoding to transforming through the
+/// second-level cache, bound it from both sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkSize {
+    /// The most rows.
+    pub rows: u64,
+    /// What wide rows should come to at most, transformed.
+    pub bytes: u64,
+}
+
+impl ChunkSize {
+    /// Of records, which are parsed row by row into columns.
+    pub const OF_RECORDS: Self = Self { rows: 512, bytes: 256 << 10 };
+    /// Of columns with dictionaries: a chunk draws each from memory again, and finds more of it in the cache the
+    /// more rows it has.
+    pub const OF_COLUMNS: Self = Self { rows: 2048, bytes: 512 << 10 };
 }
 
 /// Reading whose memory can be changed while it works. A lane has two objects' bytes: those of the split

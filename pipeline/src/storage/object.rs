@@ -31,7 +31,9 @@ pub(crate) struct Identity {
 }
 
 impl Object {
-    pub(super) fn new(path: Arc<str>, store: Arc<Store>, meta: ObjectMeta, stores: &Stores) -> Self {
+    pub(super) fn new(path: Arc<str>, store: Arc<Store>, mut meta: ObjectMeta, stores: &Stores) -> Self {
+        // Azure's listings leave the quotes out that its answers have.
+        meta.e_tag = meta.e_tag.map(|tag| if tag.ends_with('"') { tag } else { format!("\"{tag}\"") });
         Self { path, store, meta: Arc::new(meta), stores: stores.clone() }
     }
 

@@ -32,6 +32,10 @@ pub enum Fault {
     RepeatPage,
     /// A listing's second or a later page is left out.
     LosePage,
+    /// A write is answered with this status.
+    WriteStatus(u16),
+    /// A write is not answered for this long.
+    WriteSilence(Duration),
 }
 
 impl Fault {
@@ -41,6 +45,10 @@ impl Fault {
 
     fn is_of_later_page(self) -> bool {
         matches!(self, Self::RepeatPage | Self::LosePage)
+    }
+
+    fn is_of_write(self) -> bool {
+        matches!(self, Self::WriteStatus(_) | Self::WriteSilence(_))
     }
 }
 
@@ -59,14 +67,21 @@ impl Script {
 
     /// The fault of a read.
     pub(crate) fn of_read(&mut self) -> Option<Fault> {
-        let next = self.queue.iter().position(|fault| !fault.is_of_listing());
-        next.and_then(|at| self.queue.remove(at)).or_else(|| self.by_chance())
+        self.next(|fault| !fault.is_of_listing() && !fault.is_of_write()).or_else(|| self.by_chance())
     }
 
     /// The fault of a page.
     pub(crate) fn of_page(&mut self, later: bool) -> Option<Fault> {
-        let fits = |fault: &Fault| fault.is_of_listing() && (later || !fault.is_of_later_page());
-        let next = self.queue.iter().position(fits)?;
+        self.next(|fault| fault.is_of_listing() && (later || !fault.is_of_later_page()))
+    }
+
+    /// The fault of a write.
+    pub(crate) fn of_write(&mut self) -> Option<Fault> {
+        self.next(Fault::is_of_write)
+    }
+
+    fn next(&mut self, fits: impl Fn(Fault) -> bool) -> Option<Fault> {
+        let next = self.queue.iter().position(|&fault| fits(fault))?;
         self.queue.remove(next)
     }
 

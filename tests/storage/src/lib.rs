@@ -1,12 +1,13 @@
 //! An object store for tests: in memory, over HTTP, with faults by script.
 //!
 //! It speaks what `object_store` asks of Google Cloud Storage, which is the XML API, and so, with path-style
-//! addresses, of S3: listings with prefix, delimiter and pages, ranges, conditions, uploads in one and in
-//! parts. Beside it stands a metadata server that hands out tokens, so that credentials can be followed and
+//! addresses, of S3, and of Azure Blob Storage: listings with prefix, delimiter and pages, ranges, conditions,
+//! uploads in one and in parts. Beside it stands a metadata server that hands out tokens, so that credentials can be followed and
 //! withdrawn. It counts what it serves, object by object.
 
 #![forbid(unsafe_code)]
 
+mod azure;
 mod fault;
 mod listing;
 mod objects;
@@ -73,6 +74,7 @@ struct State {
     line: Mutex<Option<tokio::time::Instant>>,
     tokens: Mutex<Tokens>,
     uploads: Mutex<BTreeMap<u64, BTreeMap<u32, Bytes>>>,
+    blocks: Mutex<azure::Blocks>,
 }
 
 /// Tokens handed out, of which those below `valid_from` are withdrawn.
@@ -106,6 +108,7 @@ impl Server {
             line: Mutex::default(),
             tokens: Mutex::default(),
             uploads: Mutex::default(),
+            blocks: Mutex::default(),
         });
         let router = serve::router(Arc::clone(&state));
         let serving = tokio::spawn(async move {

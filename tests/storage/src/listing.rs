@@ -1,22 +1,22 @@
-//! Listings, as `ListObjectsV2` and Google's XML API have them.
+//! Listings, as `ListObjectsV2` and Google's XML API have them, and Azure in its own words.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use axum::body::Body;
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use crate::fault::Fault;
-use crate::{State, lock};
+use crate::serve::by_script;
+use crate::{State, azure, lock};
 
 /// A page: keys and directories, and where the next page begins.
-struct Page {
-    entries: Vec<Entry>,
-    next: Option<String>,
+pub(crate) struct Page {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) next: Option<String>,
 }
 
-enum Entry {
+pub(crate) enum Entry {
     Object { key: String, size: usize, tag: String },
     Directory(String),
 }
@@ -24,19 +24,17 @@ enum Entry {
 /// Answers a request for a page.
 pub(crate) fn list(state: &State, bucket: &str, query: &BTreeMap<String, String>) -> Response {
     let text = |name: &str| query.get(name).map_or("", String::as_str);
-    let most = text("max-keys").parse().unwrap_or(state.options.page).min(state.options.page);
+    let most = text("max-keys").parse().or_else(|_| text("maxresults").parse());
+    let most = most.unwrap_or(state.options.page).min(state.options.page);
     let (prefix, delimited) = (text("prefix"), !text("delimiter").is_empty());
-    let token = query.get("continuation-token");
+    let token = query.get("continuation-token").or_else(|| query.get("marker"));
     let after = text("start-after");
     let from = token
         .cloned()
         .unwrap_or_else(|| if after > prefix { format!("{after}\0") } else { prefix.to_owned() });
     let page = |from: &str| page(state, bucket, prefix, from, delimited, most);
     let page = match lock(&state.script).of_page(token.is_some()) {
-        Some(Fault::ListStatus(status)) => {
-            let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            return (status, "by script").into_response();
-        }
+        Some(Fault::ListStatus(status)) => return by_script(status),
         // The page before this one began at most so many keys before.
         Some(Fault::RepeatPage) => page(prefix),
         Some(Fault::LosePage) => match page(&from).next {
@@ -45,6 +43,11 @@ pub(crate) fn list(state: &State, bucket: &str, query: &BTreeMap<String, String>
         },
         _ => page(&from),
     };
+    let xml = if azure::is_listing(query) { azure::listed(&page) } else { listed(&page) };
+    ([("content-type", "application/xml")], Body::from(xml)).into_response()
+}
+
+fn listed(page: &Page) -> String {
     let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?><ListBucketResult>");
     for entry in &page.entries {
         // Writing to a string does not fail.
@@ -61,11 +64,11 @@ pub(crate) fn list(state: &State, bucket: &str, query: &BTreeMap<String, String>
             }
         };
     }
-    if let Some(next) = page.next {
-        let _ = write!(xml, "<NextContinuationToken>{}</NextContinuationToken>", escaped(&next));
+    if let Some(next) = &page.next {
+        let _ = write!(xml, "<NextContinuationToken>{}</NextContinuationToken>", escaped(next));
     }
     xml.push_str("</ListBucketResult>");
-    ([("content-type", "application/xml")], Body::from(xml)).into_response()
+    xml
 }
 
 fn page(state: &State, bucket: &str, prefix: &str, from: &str, delimited: bool, most: usize) -> Page {
@@ -95,7 +98,7 @@ fn page(state: &State, bucket: &str, prefix: &str, from: &str, delimited: bool, 
     page
 }
 
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     text.replace('"', "&quot;")
 }

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::fault::Fault;
 use crate::objects::Stored;
-use crate::{State, listing, lock, upload};
+use crate::{State, azure, listing, lock, upload};
 
 /// Bytes of a body sent at once.
 const CHUNK: usize = 64 << 10;
@@ -48,11 +48,32 @@ async fn answer(
         ("GET", None | Some((_, ""))) => listing::list(&state, name.trim_end_matches('/'), &query),
         ("GET", _) => read(&state, name, &query, &headers, true).await,
         ("HEAD", _) => read(&state, name, &query, &headers, false).await,
-        ("PUT", _) => upload::put(&state, name, &query, &headers, body),
+        ("PUT", _) => write(&state, name, &query, &headers, body).await,
         ("POST", _) => upload::post(&state, name, &query),
         ("DELETE", _) => upload::delete(&state, name, &query),
         _ => StatusCode::METHOD_NOT_ALLOWED.into_response(),
     }
+}
+
+async fn write(
+    state: &State,
+    name: &str,
+    query: &BTreeMap<String, String>,
+    headers: &HeaderMap,
+    body: Bytes,
+) -> Response {
+    let fault = lock(&state.script).of_write();
+    match fault {
+        Some(Fault::WriteStatus(status)) => return by_script(status),
+        Some(Fault::WriteSilence(time)) => sleep(time).await,
+        _ => {}
+    }
+    azure::put(state, name, query, &body).unwrap_or_else(|| upload::put(state, name, query, headers, body))
+}
+
+pub(crate) fn by_script(status: u16) -> Response {
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    (status, "by script").into_response()
 }
 
 /// The metadata server of a virtual machine.
@@ -91,10 +112,7 @@ async fn read(
         fault = lock(&state.script).of_read();
     }
     match fault {
-        Some(Fault::Status(status)) => {
-            let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            return (status, "by script").into_response();
-        }
+        Some(Fault::Status(status)) => return by_script(status),
         Some(Fault::Silence(time)) => sleep(time).await,
         Some(Fault::Change) => {
             let mut objects = lock(&state.objects);

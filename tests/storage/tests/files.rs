@@ -4,6 +4,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use millstream_pipeline::Error;
 use millstream_pipeline::dataset::{BadRecords, Dataset, ProjectedColumn, Projection};
@@ -25,10 +26,13 @@ struct Cloud {
 impl Cloud {
     fn new() -> Self {
         let runtime = Runtime::new().unwrap();
-        let server = runtime.block_on(Server::start(Options::default())).unwrap();
+        let server = runtime.block_on(Server::start(Options { page: 2, ..Options::default() })).unwrap();
         let mut spec = StorageSpec::default();
         spec.gs.endpoint = Some(server.endpoint());
         spec.gs.anonymous = Some(true);
+        spec.az.endpoint = Some(server.endpoint());
+        spec.az.anonymous = Some(true);
+        spec.az.account = Some("someone".to_owned());
         let stores = Stores::new(spec, Stores::SHARED_BYTES);
         Self { runtime, server, stores }
     }
@@ -69,18 +73,35 @@ fn files_are_written_there_as_they_are_here() {
     let cloud = Cloud::new();
     let directory = tempfile::tempdir().unwrap();
     // Of several parts each.
-    for name in ["a.tfrecord", "a.parquet", "a.csv"] {
-        let there = cloud.generate(&format!("gs://b/made/{name}"), 90_000, &Progress::default()).unwrap();
+    for (cloud_of, name) in [("gs", "a.tfrecord"), ("gs", "a.parquet"), ("gs", "a.csv"), ("az", "b.parquet")]
+    {
+        let there = format!("{cloud_of}://b/made/{name}");
+        let there = cloud.generate(&there, 90_000, &Progress::default()).unwrap();
         let here = directory.path().join(name);
         let here = cloud.generate(here.to_str().unwrap(), 90_000, &Progress::default()).unwrap();
         assert_eq!((there.bytes, there.files.len()), (here.bytes, 3));
         for (there, here) in there.files.iter().zip(&here.files) {
-            let object = cloud.server.get(there.strip_prefix("gs://").unwrap()).unwrap();
+            let object = cloud.server.get(there.split_once("://").unwrap().1).unwrap();
             assert!(object == std::fs::read(here).unwrap(), "{there}");
         }
     }
     assert_eq!(cloud.server.uploads(), 0);
     assert_eq!(cloud.read(&cloud.open("gs://b/made/a-*.parquet")).unwrap(), 90_000);
+    assert_eq!(cloud.read(&cloud.open("az://b/made/b-*.parquet")).unwrap(), 90_000);
+    assert_eq!(cloud.read(&cloud.open("az://b/*/b-0000[02]-*")).unwrap(), 60_000);
+}
+
+#[test]
+fn a_blob_changed_underfoot_is_named() {
+    let cloud = Cloud::new();
+    cloud.generate("az://b/a.tfrecord", 3_000, &Progress::default()).unwrap();
+    let dataset = cloud.open("az://b/a-00001-of-*");
+    cloud.server.script([Fault::Status(503), Fault::Change]);
+    let error = cloud.read(&dataset).unwrap_err();
+    assert!(
+        matches!(&error, Error::Changed { path } if path == "az://b/a-00001-of-00003.tfrecord"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -94,6 +115,38 @@ fn a_run_that_is_called_off_leaves_nothing_there() {
         }
         progress.cancel();
         assert!(matches!(made.join().unwrap(), Err(Error::Cancelled)));
+    });
+    assert_eq!((cloud.server.names(), cloud.server.uploads()), (Vec::new(), 0));
+}
+
+#[test]
+fn a_write_is_tried_again_where_that_may_help() {
+    let cloud = Cloud::new();
+    cloud.server.script([503, 429, 500].map(Fault::WriteStatus));
+    for address in ["gs://b/a.tfrecord", "az://b/a.tfrecord"] {
+        assert_eq!(cloud.generate(address, 3_000, &Progress::default()).unwrap().files.len(), 3);
+    }
+    assert_eq!((cloud.server.unmet(), cloud.server.names().len()), (0, 3));
+    let cloud = Cloud::new();
+    cloud.server.script([Fault::WriteStatus(403)]);
+    let error = cloud.generate("gs://b/a.tfrecord", 3_000, &Progress::default()).unwrap_err().to_string();
+    assert!(error.starts_with("gs://b/a-0000") && error.contains("403"), "{error}");
+    assert_eq!((cloud.server.names(), cloud.server.uploads()), (Vec::new(), 0));
+}
+
+#[test]
+fn a_write_that_hangs_is_left_at_once_when_called_off() {
+    let cloud = Cloud::new();
+    cloud.server.script([Fault::WriteSilence(Duration::from_secs(600))]);
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| cloud.generate("gs://b/a.tfrecord", 3_000, &Progress::default()));
+        while cloud.server.unmet() > 0 {
+            std::thread::yield_now();
+        }
+        let start = Instant::now();
+        cloud.stores.cancel();
+        assert!(matches!(made.join().unwrap(), Err(Error::Cancelled)));
+        assert!(start.elapsed() < Duration::from_secs(30));
     });
     assert_eq!((cloud.server.names(), cloud.server.uploads()), (Vec::new(), 0));
 }

@@ -6,6 +6,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use millstream_batch::cache_lines::prefetch_line;
+
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 /// Bytes of a huge page.
@@ -130,18 +132,6 @@ pub(crate) fn prefetch(items: &[f32], index: usize) {
     if index < items.len() {
         prefetch_line(items.as_ptr().wrapping_add(index));
     }
-}
-
-#[inline(always)]
-fn prefetch_line(at: *const f32) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch accesses nothing that the program can see, and does not fault.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
 }
 
 #[cfg(test)]

@@ -1,0 +1,77 @@
+//! What Azure Blob Storage does in its own way: how a listing is written, and uploads in blocks.
+//!
+//! Blocks that are never made an object of go by themselves, so giving an upload up asks for nothing.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use bytes::{Bytes, BytesMut};
+
+use crate::listing::{Entry, Page, escaped};
+use crate::{State, lock};
+
+/// Blocks that are not part of an object yet, by the object's name and their own.
+pub(crate) type Blocks = BTreeMap<String, BTreeMap<String, Bytes>>;
+
+/// Whether a listing is asked for as Azure has it.
+pub(crate) fn is_listing(query: &BTreeMap<String, String>) -> bool {
+    query.get("comp").is_some_and(|component| component == "list")
+}
+
+/// A page of a listing. Its tags have no quotes, unlike those of answers to reads.
+pub(crate) fn listed(page: &Page) -> String {
+    let mut xml = String::from("<?xml version=\"1.0\" encoding=\"utf-8\"?><EnumerationResults><Blobs>");
+    for entry in &page.entries {
+        // Writing to a string does not fail.
+        let _ = match entry {
+            Entry::Object { key, size, tag } => write!(
+                xml,
+                "<Blob><Name>{}</Name><Properties><Last-Modified>Sat, 21 Nov 2026 10:00:00 GMT</Last-Modified>\
+                 <Etag>{}</Etag><Content-Length>{size}</Content-Length>\
+                 <Content-Type>application/octet-stream</Content-Type></Properties></Blob>",
+                escaped(key),
+                tag.trim_matches('"'),
+            ),
+            Entry::Directory(name) => {
+                write!(xml, "<BlobPrefix><Name>{}</Name></BlobPrefix>", escaped(name))
+            }
+        };
+    }
+    let next = page.next.as_deref().unwrap_or_default();
+    let _ = write!(xml, "</Blobs><NextMarker>{}</NextMarker></EnumerationResults>", escaped(next));
+    xml
+}
+
+/// `PUT` of a block, or of the list of blocks to make an object of; `None` when it is of something else.
+pub(crate) fn put(
+    state: &State,
+    name: &str,
+    query: &BTreeMap<String, String>,
+    body: &Bytes,
+) -> Option<Response> {
+    let mut blocks = lock(&state.blocks);
+    match query.get("comp")?.as_str() {
+        "block" => {
+            let block = query.get("blockid")?.clone();
+            blocks.entry(name.to_owned()).or_default().insert(block, body.clone());
+            Some(StatusCode::CREATED.into_response())
+        }
+        "blocklist" => {
+            let given = blocks.remove(name).unwrap_or_default();
+            let list = String::from_utf8_lossy(body);
+            let named = list.split("<Uncommitted>").skip(1).filter_map(|rest| rest.split('<').next());
+            let mut whole = BytesMut::new();
+            for block in named {
+                let Some(bytes) = given.get(block) else {
+                    return Some((StatusCode::BAD_REQUEST, "InvalidBlockList").into_response());
+                };
+                whole.extend_from_slice(bytes);
+            }
+            let stored = lock(&state.objects).put(name, whole.freeze());
+            Some((StatusCode::CREATED, [("etag", stored.tag())]).into_response())
+        }
+        _ => None,
+    }
+}
