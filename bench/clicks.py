@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", type=pathlib.Path, help="also write the report here")
     options = parser.parse_args()
-    subprocess.run(["cargo", "build", "--release", "--bin", "millstream"], check=True, cwd=ROOT)
+    subprocess.run(["cargo", "build", "--release", "--workspace", "--bin", "millstream"], check=True, cwd=ROOT)
     made = generate(options.rows)
     lines = [
         f"## examples/clicks, {options.rows:,} rows, batch 4096, {options.runs} runs",

@@ -227,7 +227,7 @@ def main() -> None:
     options = parser.parse_args()
     titles = [title for title in CONTESTS if all(word in title for word in options.only)]
     assert titles, f"no contest has all of {options.only} in its name: {list(CONTESTS)}"
-    subprocess.run(["cargo", "build", "--release", "--bin", "millstream"], check=True, cwd=ROOT)
+    subprocess.run(["cargo", "build", "--release", "--workspace", "--bin", "millstream"], check=True, cwd=ROOT)
     directory = options.data.absolute() / str(options.rows)
     generate(directory, options.rows, {CONTESTS[title][0] for title in titles})
     lines = [

@@ -214,13 +214,15 @@ impl Clients {
         if let Some(account) = &spec.az.account {
             builder = builder.with_account(account);
         }
-        if let Some(endpoint) = &spec.az.endpoint {
-            builder = builder.with_endpoint(endpoint.clone());
+        // A plain one, an emulator's, has to be allowed.
+        let endpoint = spec.az.endpoint.clone().or_else(|| set("AZURE_STORAGE_ENDPOINT"));
+        let plain = endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
+        if let Some(endpoint) = endpoint {
+            builder = builder.with_endpoint(endpoint);
         }
         if spec.az.anonymous == Some(true) {
             builder = builder.with_skip_signature(true);
         }
-        let plain = spec.az.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
         let control = builder.clone().with_retry(retrying()).with_client_options(patient(plain)).build()?;
         let reads = builder
             .with_retry(never())
