@@ -71,7 +71,7 @@ fn bench_ingest_tells_rates_and_stages() {
     let line = ["bench", "ingest", &census(), "--epochs", "2", "--json"];
     let measured = shell.run(&line).with_code(0).json();
     let keys = ["rows", "bytes", "seconds", "rows_per_second", "stages"];
-    let more = ["first_batch_seconds", "planned_bytes", "explanation"];
+    let more = ["first_batch_seconds", "planning_seconds", "planned_bytes", "explanation"];
     assert_keys(&measured, &[&keys[..], &more].concat());
     assert_eq!(measured["rows"], 2 * TRAIN_ROWS);
     let explained = ["resources", "in_flight_bytes", "recent", "whole", "cache", "truncated_rows"];
