@@ -126,6 +126,12 @@ fn row_groups(metadata: &ArrowReaderMetadata, file_bytes: u64) -> Result<Arc<[Ro
         });
         first_row = first_row.checked_add(rows).ok_or_else(|| bad("too many rows"))?;
     }
+    // Rows that no row group tells of would be missed, and nothing would say so.
+    let told = metadata.metadata().file_metadata().num_rows();
+    if u64::try_from(told).ok() != Some(first_row) {
+        let message = format!("the file has {told} rows, its row groups {first_row}");
+        return Err(BadFooter { row: 0, message });
+    }
     Ok(groups.into())
 }
 

@@ -223,6 +223,9 @@ impl RowGroupReader {
             return Err(self.damage(format!("{left} rows are not there")));
         };
         let next = range.start + batch.num_rows() as u64;
+        if next > range.end {
+            return Err(self.damage("more rows than the footer tells of".to_owned()));
+        }
         if next < range.end {
             self.rows[0].start = next;
         } else {
