@@ -1,7 +1,7 @@
 //! The processor's caches, told what is needed soon.
 
 /// Bytes of a cache line.
-const LINE_BYTES: usize = 64;
+pub const LINE_BYTES: usize = 64;
 
 /// Has the caches fetch what holds `values`, so that reading them soon does not wait for memory.
 #[inline]

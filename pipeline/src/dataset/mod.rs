@@ -252,6 +252,11 @@ impl Dataset {
         &self.limits
     }
 
+    /// What its rows must meet; nothing where there is no filter.
+    fn conditions(&self) -> Arc<[Condition]> {
+        self.filter.as_ref().map(|filtered| Arc::clone(filtered.filter.conditions())).unwrap_or_default()
+    }
+
     /// Whether its files hold columns: Parquet, and not TFRecord.
     pub fn is_columnar(&self) -> bool {
         matches!(self.files, Files::Parquet(_))
@@ -276,9 +281,8 @@ impl Dataset {
         let projection = &projection;
         match &self.files {
             Files::Parquet(files) => {
-                let conditions =
-                    self.filter.as_ref().map_or(&[][..], |filtered| &filtered.filter.conditions()[..]);
-                files.iter().try_for_each(|file| file.check_conditions(conditions))?;
+                let conditions = self.conditions();
+                files.iter().try_for_each(|file| file.check_conditions(&conditions))?;
                 ParquetFile::check(files, projection)
             }
             Files::TfRecord => {
@@ -296,9 +300,9 @@ impl Dataset {
         match (&self.files, split.part) {
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
                 let file = &files[split.object];
-                let conditions = self.filter.as_ref().map_or(&[][..], |of| &of.filter.conditions()[..]);
+                let conditions = self.conditions();
                 file.plan(&projection).map_or(split.bytes, |plan| {
-                    let index = file.index_ranges(group as usize, &plan, conditions);
+                    let index = file.index_ranges(group as usize, &plan, &conditions);
                     let index: u64 = index.iter().map(|range| range.end - range.start).sum();
                     file.decoding_bytes(group as usize, &plan).saturating_add(index)
                 })
@@ -339,8 +343,7 @@ impl Dataset {
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
                 let file = &files[split.object];
                 let plan = file.plan(projection)?;
-                let conditions = self.filter.as_ref().map(|filtered| filtered.filter.conditions().clone());
-                let conditions = conditions.unwrap_or_default();
+                let conditions = self.conditions();
                 let group = RowGroup::start(file, group as usize, plan, &conditions, bad.clone(), runtime);
                 Inner::RowGroup(Box::new(group))
             }

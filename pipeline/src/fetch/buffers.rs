@@ -37,7 +37,9 @@ pub(crate) struct Buffer {
 impl Buffers {
     /// Memory of `length` bytes.
     pub(crate) fn take(&self, length: usize) -> Buffer {
-        let memory = self.free().take(length).unwrap_or_else(|| {
+        // Made without the lock, which ends with the line.
+        let waiting = self.free().take(length);
+        let memory = waiting.unwrap_or_else(|| {
             let usual = SIZES.into_iter().find(|&size| serves(size, length));
             vec![0; usual.unwrap_or(length)]
         });

@@ -378,8 +378,8 @@ impl FetchedRanges {
     }
 }
 
-/// Ranges with at most `gap` bytes between them, as one.
-fn merged(ranges: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
+/// Sorted ranges, those with at most `gap` bytes between them as one.
+pub(crate) fn merged(ranges: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
     let mut merged: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
     for range in ranges {
         match merged.last_mut() {

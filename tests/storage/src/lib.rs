@@ -2,8 +2,8 @@
 //!
 //! It speaks what `object_store` asks of Google Cloud Storage, which is the XML API, and so, with path-style
 //! addresses, of S3, and of Azure Blob Storage: listings with prefix, delimiter and pages, ranges, conditions,
-//! uploads in one and in parts. Beside it stands a metadata server that hands out tokens, so that credentials can be followed and
-//! withdrawn. It counts what it serves, object by object.
+//! uploads in one and in parts. Beside it stands a metadata server that hands out tokens, so that credentials
+//! can be followed and withdrawn. It counts what it serves, object by object.
 
 #![forbid(unsafe_code)]
 

@@ -35,6 +35,7 @@ use parquet::file::metadata::ColumnChunkMetaData;
 
 use crate::dataset::Projection;
 use crate::error::Error;
+use crate::fetch::merged;
 use crate::storage::Object;
 
 use footer::{BadFooter, Footer, MAGIC, TRAILER_BYTES, byte_range, trailer};
@@ -166,14 +167,7 @@ impl ParquetFile {
 /// Sorted, and with no more than a gap between them, as one.
 fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
-    let mut joined: Vec<Range<u64>> = Vec::new();
-    for range in ranges {
-        match joined.last_mut() {
-            Some(last) if range.start <= last.end + GAP_BYTES => last.end = last.end.max(range.end),
-            _ => joined.push(range),
-        }
-    }
-    joined
+    merged(ranges, GAP_BYTES)
 }
 
 fn no_footer(object: &Object, head: &[u8]) -> Error {

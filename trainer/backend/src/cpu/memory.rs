@@ -6,10 +6,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use millstream_batch::cache_lines::prefetch_line;
+use millstream_batch::cache_lines::{LINE_BYTES, prefetch_line};
 
-/// Bytes of a cache line.
-const LINE_BYTES: usize = 64;
 /// Bytes of a huge page.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
