@@ -14,7 +14,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
-use millstream_backend::{Activation, Backend, Cpu};
+use millstream_backend::{Activation, Backend, Cpu, Device};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout, Stream};
 use millstream_trainer::init::Init;
 use millstream_trainer::model::Model;
@@ -46,10 +46,12 @@ fn measure(rows: u32, threads: u32, peak: f64) -> Result<(), Box<dyn Error>> {
     let layout = Arc::new(SlotLayout::of(&schema)?);
     let batches: Vec<BatchBuffer> = (0..BATCHES as u64).map(|seed| batch(&layout, seed)).collect();
     let mut rates = Vec::new();
+    let mut step = 0;
     for run in 0..=RUNS {
         let start = Instant::now();
         for batch in &batches {
-            model.train_step(batch.as_ref())?;
+            step += 1;
+            model.train_step(batch.as_ref(), step)?;
         }
         let rate = BATCHES as f64 * f64::from(rows) / start.elapsed().as_secs_f64();
         // The first run touches memory for the first time.
@@ -87,7 +89,7 @@ fn products_per_second() -> Result<f64, Box<dyn Error>> {
     let mut best = f64::INFINITY;
     for _ in 0..30 {
         let start = Instant::now();
-        backend.layer_forward(N, &input, &weights, &bias, Activation::Identity, &mut output);
+        backend.layer_forward(N, &input, &weights, Some(&bias), Activation::Identity, &mut output);
         best = best.min(start.elapsed().as_secs_f64());
     }
     Ok(2.0 * (N * N * N) as f64 / best)

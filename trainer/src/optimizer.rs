@@ -1,18 +1,14 @@
 //! Optimizers: what a job asks for, as kernels see it, and what their state starts from.
 
-use millstream_backend::Update;
+use millstream_backend::{TablePart, Update};
 
 use crate::init::Init;
-use crate::spec::OptimizerSpec;
+use crate::spec::{AdamSpec, OptimizerSpec};
 
-/// An optimizer, ready to step.
+/// An optimizer whose constants are in range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimizer {
-    /// The formula and its constants.
-    pub update: Update,
-    /// Each state array: its name in checkpoints and what it starts from.
-    pub states: &'static [&'static str],
-    initial_accumulator: f32,
+    spec: OptimizerSpec,
 }
 
 /// A constant that an optimizer cannot have.
@@ -34,11 +30,13 @@ impl Optimizer {
     /// When a constant is out of its range.
     pub fn new(spec: &OptimizerSpec) -> Result<Self, BadConstant> {
         match *spec {
-            OptimizerSpec::Sgd { learning_rate } => {
+            OptimizerSpec::Sgd { learning_rate } => positive("learning_rate", learning_rate)?,
+            OptimizerSpec::Momentum { learning_rate, momentum, nesterov: _ } => {
                 positive("learning_rate", learning_rate)?;
-                Ok(Self { update: Update::Sgd { learning_rate }, states: &[], initial_accumulator: 0.0 })
+                below_one("momentum", momentum)?;
             }
-            OptimizerSpec::Adagrad { learning_rate, initial_accumulator, epsilon } => {
+            OptimizerSpec::Adagrad { learning_rate, initial_accumulator, epsilon }
+            | OptimizerSpec::RowWiseAdagrad { learning_rate, initial_accumulator, epsilon } => {
                 positive("learning_rate", learning_rate)?;
                 not_negative("initial_accumulator", initial_accumulator)?;
                 not_negative("epsilon", epsilon)?;
@@ -46,8 +44,11 @@ impl Optimizer {
                     // A gradient of 0 would divide 0 by 0.
                     positive("epsilon", epsilon)?;
                 }
-                let update = Update::Adagrad { learning_rate, epsilon };
-                Ok(Self { update, states: &["accumulator"], initial_accumulator })
+            }
+            OptimizerSpec::Adam(adam) => check_adam(&adam)?,
+            OptimizerSpec::AdamW { adam, weight_decay } => {
+                check_adam(&adam)?;
+                not_negative("weight_decay", weight_decay)?;
             }
             OptimizerSpec::Ftrl { learning_rate, beta, l1, l2, initial_accumulator } => {
                 positive("learning_rate", learning_rate)?;
@@ -55,20 +56,91 @@ impl Optimizer {
                 not_negative("l1", l1)?;
                 not_negative("l2", l2)?;
                 not_negative("initial_accumulator", initial_accumulator)?;
-                let update = Update::Ftrl { learning_rate, beta, l1, l2 };
-                Ok(Self { update, states: &["z", "n"], initial_accumulator })
             }
+        }
+        Ok(Self { spec: *spec })
+    }
+
+    /// The formula and constants of step number `step`, from 1.
+    pub fn update(&self, step: u64) -> Update {
+        match self.spec {
+            OptimizerSpec::Sgd { learning_rate } => Update::Sgd { learning_rate: learning_rate.into() },
+            OptimizerSpec::Momentum { learning_rate, momentum, nesterov } => {
+                Update::Momentum { learning_rate: learning_rate.into(), momentum: momentum.into(), nesterov }
+            }
+            OptimizerSpec::Adagrad { learning_rate, epsilon, .. } => {
+                Update::Adagrad { learning_rate: learning_rate.into(), epsilon: epsilon.into() }
+            }
+            OptimizerSpec::RowWiseAdagrad { learning_rate, epsilon, .. } => {
+                Update::RowWiseAdagrad { learning_rate: learning_rate.into(), epsilon: epsilon.into() }
+            }
+            OptimizerSpec::Adam(adam) => adam_update(&adam, 0.0, step),
+            OptimizerSpec::AdamW { adam, weight_decay } => adam_update(&adam, weight_decay, step),
+            OptimizerSpec::Ftrl { learning_rate, beta, l1, l2, .. } => Update::Ftrl {
+                learning_rate: learning_rate.into(),
+                beta: beta.into(),
+                l1: l1.into(),
+                l2: l2.into(),
+            },
         }
     }
 
-    /// What state array `state` starts from.
-    pub fn initial_state(&self, state: usize) -> Init {
-        match self.update {
-            Update::Adagrad { .. } => Init::Constant(self.initial_accumulator),
-            Update::Ftrl { .. } if state == 1 => Init::Constant(self.initial_accumulator),
+    /// Each array of state: its name in checkpoints and where backends have it.
+    pub fn states(&self) -> &'static [(&'static str, TablePart)] {
+        use TablePart::{RowState, State};
+        match self.spec {
+            OptimizerSpec::Sgd { .. } => &[],
+            OptimizerSpec::Momentum { .. } => &[("momentum", State(0))],
+            OptimizerSpec::Adagrad { .. } => &[("accumulator", State(0))],
+            OptimizerSpec::RowWiseAdagrad { .. } => &[("accumulator", RowState(0))],
+            OptimizerSpec::Adam { .. } | OptimizerSpec::AdamW { .. } => &[("m", State(0)), ("v", State(1))],
+            OptimizerSpec::Ftrl { .. } => &[("z", State(0)), ("n", State(1))],
+        }
+    }
+
+    /// What an array of state starts from.
+    pub fn initial_state(&self, part: TablePart) -> Init {
+        match (self.spec, part) {
+            (
+                OptimizerSpec::Adagrad { initial_accumulator, .. }
+                | OptimizerSpec::RowWiseAdagrad { initial_accumulator, .. },
+                _,
+            )
+            | (OptimizerSpec::Ftrl { initial_accumulator, .. }, TablePart::State(1)) => {
+                Init::Constant(initial_accumulator)
+            }
             _ => Init::Zeros,
         }
     }
+
+    /// Whether it keeps state of whole rows, which only embeddings have.
+    pub fn is_row_wise(&self) -> bool {
+        matches!(self.spec, OptimizerSpec::RowWiseAdagrad { .. })
+    }
+}
+
+fn check_adam(adam: &AdamSpec) -> Result<(), BadConstant> {
+    positive("learning_rate", adam.learning_rate)?;
+    below_one("beta1", adam.beta1)?;
+    below_one("beta2", adam.beta2)?;
+    // A gradient of 0 would divide 0 by 0.
+    positive("epsilon", adam.epsilon)
+}
+
+fn adam_update(adam: &AdamSpec, weight_decay: f32, step: u64) -> Update {
+    Update::Adam {
+        learning_rate: adam.learning_rate.into(),
+        beta1: adam.beta1.into(),
+        beta2: adam.beta2.into(),
+        epsilon: adam.epsilon.into(),
+        weight_decay: weight_decay.into(),
+        step,
+    }
+}
+
+fn below_one(constant: &'static str, found: f32) -> Result<(), BadConstant> {
+    let expected = "a number of at least 0 and below 1";
+    if (0.0..1.0).contains(&found) { Ok(()) } else { Err(BadConstant { constant, found, expected }) }
 }
 
 fn positive(constant: &'static str, found: f32) -> Result<(), BadConstant> {
@@ -105,18 +177,36 @@ mod tests {
         let ftrl =
             OptimizerSpec::Ftrl { learning_rate: 0.1, beta: 0.0, l1, l2: 0.0, initial_accumulator: 0.1 };
         assert_eq!(bad(ftrl), "l1");
+        let momentum = |momentum| OptimizerSpec::Momentum { learning_rate: 0.1, momentum, nesterov: false };
+        for constant in [1.0, -0.5, f32::NAN] {
+            assert_eq!(bad(momentum(constant)), "momentum");
+        }
+        let adam = AdamSpec { learning_rate: 0.1, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+        assert_eq!(bad(OptimizerSpec::Adam(AdamSpec { beta2: 1.0, ..adam })), "beta2");
+        assert_eq!(bad(OptimizerSpec::Adam(AdamSpec { epsilon: 0.0, ..adam })), "epsilon");
+        assert_eq!(bad(OptimizerSpec::AdamW { adam, weight_decay: -1.0 }), "weight_decay");
     }
 
     #[test]
     fn states_are_as_many_as_the_update_keeps() {
+        let adam = AdamSpec { learning_rate: 0.1, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
         let specs = [
             OptimizerSpec::Sgd { learning_rate: 0.1 },
+            OptimizerSpec::Momentum { learning_rate: 0.1, momentum: 0.9, nesterov: true },
+            OptimizerSpec::RowWiseAdagrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-7 },
+            OptimizerSpec::Adam(adam),
+            OptimizerSpec::AdamW { adam, weight_decay: 0.01 },
             OptimizerSpec::Adagrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-7 },
             OptimizerSpec::Ftrl { learning_rate: 0.1, beta: 1.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.0 },
         ];
         for spec in specs {
             let optimizer = Optimizer::new(&spec).unwrap();
-            assert_eq!(optimizer.states.len(), optimizer.update.states());
+            let update = optimizer.update(1);
+            let of_rows =
+                optimizer.states().iter().filter(|(_, part)| matches!(part, TablePart::RowState(_)));
+            let (of_rows, all) = (of_rows.count(), optimizer.states().len());
+            assert_eq!((all - of_rows, of_rows), (update.states(), update.row_states()));
+            assert_eq!(optimizer.is_row_wise(), of_rows > 0);
         }
     }
 }

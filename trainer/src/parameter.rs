@@ -4,7 +4,7 @@
 //! Names are stable: they are the keys of a checkpoint's safetensors files. A parameter's optimizer
 //! state is named after it (`deep.layer.0.weight/accumulator`).
 
-use millstream_backend::{Backend, Scalar, TablePart, TableShape};
+use millstream_backend::{Backend, Device, Scalar, Sizes, TablePart, TableShape};
 
 use crate::init::Init;
 use crate::optimizer::Optimizer;
@@ -61,24 +61,76 @@ pub struct ParameterSpec {
     pub optimizer: Optimizer,
 }
 
+/// More numbers than memory can hold.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("parameter `{parameter}` of {rows} rows of {columns} numbers does not fit in memory")]
+pub struct TooLarge {
+    /// Its name.
+    pub parameter: String,
+    /// Its rows.
+    pub rows: usize,
+    /// Its columns.
+    pub columns: usize,
+}
+
 impl ParameterSpec {
-    /// Weights first, then each state array.
+    /// A matrix or table.
+    ///
+    /// # Errors
+    /// When no allocation can hold it.
+    pub fn matrix(
+        name: String,
+        (rows, columns): (usize, usize),
+        init: Init,
+        optimizer: Optimizer,
+    ) -> Result<Self, TooLarge> {
+        Self { name, rows, columns, shape: vec![rows, columns], init, optimizer }.checked()
+    }
+
+    /// A vector that backends see as one row.
+    ///
+    /// # Errors
+    /// As [`ParameterSpec::matrix`].
+    pub fn row(name: String, columns: usize, init: Init, optimizer: Optimizer) -> Result<Self, TooLarge> {
+        Self { name, rows: 1, columns, shape: vec![columns], init, optimizer }.checked()
+    }
+
+    /// A vector that backends see as one column.
+    ///
+    /// # Errors
+    /// As [`ParameterSpec::matrix`].
+    pub fn column(name: String, rows: usize, init: Init, optimizer: Optimizer) -> Result<Self, TooLarge> {
+        Self { name, rows, columns: 1, shape: vec![rows], init, optimizer }.checked()
+    }
+
+    /// Refuses what no allocation can hold, before anything is allocated.
+    fn checked(self) -> Result<Self, TooLarge> {
+        const WORST_FLOATS_A_NUMBER: usize = 16;
+        let limit = isize::MAX as usize / size_of::<f64>() / WORST_FLOATS_A_NUMBER;
+        if self.rows.checked_mul(self.columns).is_some_and(|numbers| numbers <= limit) {
+            return Ok(self);
+        }
+        Err(TooLarge { parameter: self.name, rows: self.rows, columns: self.columns })
+    }
+
+    /// Weights first, then each array of state.
     pub fn parts(&self) -> impl Iterator<Item = TablePart> + use<> {
-        let states = self.optimizer.states.len();
-        std::iter::once(TablePart::Weights).chain((0..states).map(TablePart::State))
+        let states = self.optimizer.states().iter().map(|&(_, part)| part);
+        std::iter::once(TablePart::Weights).chain(states)
     }
 
     /// One part, as a checkpoint sees it.
     pub fn tensor(&self, part: TablePart) -> NamedTensor {
-        let shape = self.shape.clone();
-        match part {
-            TablePart::Weights => NamedTensor { name: self.name.clone(), shape, role: TensorRole::Parameter },
-            TablePart::State(state) => NamedTensor {
-                name: format!("{}/{}", self.name, self.optimizer.states[state]),
-                shape,
-                role: TensorRole::OptimizerState,
-            },
-        }
+        let state = self.optimizer.states().iter().find(|(_, state)| *state == part);
+        let Some((state, _)) = state else {
+            let (name, shape) = (self.name.clone(), self.shape.clone());
+            return NamedTensor { name, shape, role: TensorRole::Parameter };
+        };
+        let shape = match part {
+            TablePart::RowState(_) => vec![self.rows],
+            TablePart::Weights | TablePart::State(_) => self.shape.clone(),
+        };
+        NamedTensor { name: format!("{}/{state}", self.name), shape, role: TensorRole::OptimizerState }
     }
 
     /// Trained numbers.
@@ -93,91 +145,83 @@ impl ParameterSpec {
 
     /// The size of the table that holds it.
     pub fn table_shape(&self) -> TableShape {
-        TableShape { rows: self.rows, width: self.columns, states: self.optimizer.states.len() }
+        let update = self.optimizer.update(1);
+        let (states, row_states) = (update.states(), update.row_states());
+        TableShape { rows: self.rows, width: self.columns, states, row_states }
     }
 
-    fn init_of(&self, part: TablePart) -> Init {
+    /// How `part` starts.
+    pub fn init_of(&self, part: TablePart) -> Init {
         match part {
             TablePart::Weights => self.init,
-            TablePart::State(state) => self.optimizer.initial_state(state),
+            TablePart::State(_) | TablePart::RowState(_) => self.optimizer.initial_state(part),
         }
     }
 }
 
 /// A small parameter: a matrix, its gradient and state matrices of the same shape.
-pub struct MatrixParameter<B: Backend> {
+pub struct MatrixParameter<D: Device> {
     /// What it is.
     pub spec: ParameterSpec,
     /// The weights.
-    pub value: B::Matrix,
+    pub value: D::Matrix,
     /// The loss's gradient by them, from the last backward pass.
-    pub gradient: B::Matrix,
-    states: Vec<B::Matrix>,
+    pub gradient: D::Matrix,
+    states: Vec<D::Matrix>,
 }
 
-impl<B: Backend> MatrixParameter<B> {
-    /// Allocates and initialises the parameter.
-    pub fn new(backend: &B, spec: ParameterSpec, seed: u64) -> Self {
-        let matrix = |part| {
-            let mut matrix = backend.matrix(spec.rows, spec.columns);
-            let values = spec.init_of(part).values(seed, &spec.name, 0);
-            let values: Vec<B::Scalar> = values.take(spec.len()).map(B::Scalar::from_f64).collect();
-            backend.write_matrix(&mut matrix, &values);
-            matrix
-        };
-        let states = spec.parts().skip(1).map(matrix).collect();
-        let gradient = backend.matrix(spec.rows, spec.columns);
-        Self { value: matrix(TablePart::Weights), gradient, states, spec }
-    }
-
-    /// One optimizer step by `gradient`.
-    pub fn step(&mut self, backend: &B) {
-        backend.step(&self.spec.optimizer.update, &mut self.value, &mut self.states, &self.gradient);
+impl<D: Device> MatrixParameter<D> {
+    /// Makes room for the parameter.
+    pub fn new(device: &D, spec: ParameterSpec) -> Self {
+        let matrix = || device.matrix(spec.rows, spec.columns);
+        let states = spec.optimizer.states().iter().map(|_| matrix()).collect();
+        Self { value: matrix(), gradient: matrix(), states, spec }
     }
 
     /// The parameter, to read.
-    pub fn stored(&self) -> (&ParameterSpec, Stored<'_, B>) {
+    pub fn stored(&self) -> (&ParameterSpec, Stored<'_, D>) {
         (&self.spec, Stored::Matrix { value: &self.value, states: &self.states })
     }
 
     /// The parameter, to replace.
-    pub fn stored_mut(&mut self) -> (&ParameterSpec, StoredMut<'_, B>) {
+    pub fn stored_mut(&mut self) -> (&ParameterSpec, StoredMut<'_, D>) {
         (&self.spec, StoredMut::Matrix { value: &mut self.value, states: &mut self.states })
     }
 }
 
-/// Allocates and initialises a table.
-pub fn new_table<B: Backend>(backend: &B, spec: &ParameterSpec, seed: u64) -> B::Table {
-    let mut table = backend.table(spec.table_shape());
-    let rows_at_once = (FILL_NUMBERS / spec.columns.max(1)).max(1);
-    let mut values = Vec::with_capacity(rows_at_once * spec.columns);
-    for part in spec.parts() {
-        let init = spec.init_of(part);
-        if init == Init::Zeros {
-            continue;
-        }
-        for first_row in (0..spec.rows).step_by(rows_at_once) {
-            let count = rows_at_once.min(spec.rows - first_row) * spec.columns;
-            let from = (first_row * spec.columns) as u64;
-            values.clear();
-            values.extend(init.values(seed, &spec.name, from).take(count).map(B::Scalar::from_f64));
-            backend.write_table(&mut table, part, first_row, &values);
-        }
+impl<B: Backend> MatrixParameter<B> {
+    /// Optimizer step number `step` by `gradient`.
+    pub fn step(&mut self, backend: &B, step: u64) {
+        let update = self.spec.optimizer.update(step);
+        backend.step(&update, &mut self.value, &mut self.states, &self.gradient);
     }
-    table
 }
 
 /// Where a parameter lies.
-pub enum Stored<'a, B: Backend> {
+pub enum Stored<'a, D: Device> {
     /// In matrices of one shape.
     Matrix {
         /// The weights.
-        value: &'a B::Matrix,
+        value: &'a D::Matrix,
         /// Optimizer state.
-        states: &'a [B::Matrix],
+        states: &'a [D::Matrix],
     },
     /// In a table, with its state.
-    Table(&'a B::Table),
+    Table(&'a D::Table),
+}
+
+impl Stored<'_, Sizes> {
+    /// Bytes that it takes with its state.
+    pub(crate) fn bytes(&self, spec: &ParameterSpec) -> u64 {
+        let counted = Sizes::default();
+        match self {
+            Self::Matrix { states, .. } => {
+                (0..=states.len()).for_each(|_| counted.matrix(spec.rows, spec.columns));
+            }
+            Self::Table(()) => counted.table(spec.table_shape()),
+        }
+        counted.bytes()
+    }
 }
 
 impl<B: Backend> Stored<'_, B> {
@@ -188,22 +232,23 @@ impl<B: Backend> Stored<'_, B> {
             (Self::Matrix { states, .. }, TablePart::State(state)) => {
                 backend.read_matrix(&states[state], out);
             }
+            (Self::Matrix { .. }, TablePart::RowState(_)) => panic!("a matrix has no state of rows"),
             (Self::Table(table), part) => backend.read_table(table, part, 0, out),
         }
     }
 }
 
 /// Where a parameter lies, to replace it.
-pub enum StoredMut<'a, B: Backend> {
+pub enum StoredMut<'a, D: Device> {
     /// In matrices of one shape.
     Matrix {
         /// The weights.
-        value: &'a mut B::Matrix,
+        value: &'a mut D::Matrix,
         /// Optimizer state.
-        states: &'a mut [B::Matrix],
+        states: &'a mut [D::Matrix],
     },
     /// In a table, with its state.
-    Table(&'a mut B::Table),
+    Table(&'a mut D::Table),
 }
 
 impl<B: Backend> StoredMut<'_, B> {
@@ -214,7 +259,53 @@ impl<B: Backend> StoredMut<'_, B> {
             (Self::Matrix { states, .. }, TablePart::State(state)) => {
                 backend.write_matrix(&mut states[state], values);
             }
+            (Self::Matrix { .. }, TablePart::RowState(_)) => panic!("a matrix has no state of rows"),
             (Self::Table(table), part) => backend.write_table(table, part, 0, values),
         }
     }
+
+    /// Fills every part with what it starts from; a table part by part, some rows at a time.
+    pub fn initialise(&mut self, backend: &B, spec: &ParameterSpec, seed: u64) {
+        for part in spec.parts() {
+            let init = spec.init_of(part);
+            if let Self::Table(table) = self {
+                initialise_table(backend, table, spec, part, init, seed);
+            } else {
+                let values = init.values(seed, &spec.name, 0).take(spec.len());
+                self.write(backend, part, &values.map(B::Scalar::from_f64).collect::<Vec<_>>());
+            }
+        }
+    }
+}
+
+fn initialise_table<B: Backend>(
+    backend: &B,
+    table: &mut B::Table,
+    spec: &ParameterSpec,
+    part: TablePart,
+    init: Init,
+    seed: u64,
+) {
+    // A table is made of zeros.
+    if init == Init::Zeros {
+        return;
+    }
+    let columns = spec.table_shape().part_width(part);
+    let rows_at_once = (FILL_NUMBERS / columns.max(1)).max(1);
+    let mut values = Vec::with_capacity(rows_at_once * columns);
+    for first_row in (0..spec.rows).step_by(rows_at_once) {
+        let count = rows_at_once.min(spec.rows - first_row) * columns;
+        let from = (first_row * columns) as u64;
+        values.clear();
+        values.extend(init.values(seed, &spec.name, from).take(count).map(B::Scalar::from_f64));
+        backend.write_table(table, part, first_row, &values);
+    }
+}
+
+/// What a layer or model holds of parameters.
+pub trait Parameters<D: Device> {
+    /// Every parameter that holds anything, in a fixed order, to read.
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)>;
+    /// The same, to replace.
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)>;
 }

@@ -1,4 +1,4 @@
-//! Every layer, the loss and the whole model against central differences, in float64.
+//! Every layer and the loss against central differences, in float64. `models/` has whole models.
 //!
 //! A step of rate 1 by plain descent takes the gradient off each weight: that is how gradients of table
 //! rows, which are never kept, are read.
@@ -8,17 +8,17 @@
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, IdColumn, Lookup, Pooling as Pool, Reference, ReferenceMatrix, TablePart,
+    Activation, Backend, Device, IdColumn, Lookup, Pooling as Pool, Reference, ReferenceMatrix, TablePart,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 use millstream_trainer::init::Init;
-use millstream_trainer::layers::dense::DenseSpec;
-use millstream_trainer::layers::linear::LinearSpec;
-use millstream_trainer::layers::{Dense, Embedding, Linear, Mlp, MlpActivations, MlpGradients, TableSpec};
-use millstream_trainer::model::Model;
+use millstream_trainer::layers::{
+    Cross, CrossActivations, CrossGradients, Dense, Embedding, Linear, Mlp, MlpActivations, MlpGradients,
+    Tables,
+};
 use millstream_trainer::optimizer::Optimizer;
-use millstream_trainer::parameter::{MatrixParameter, ParameterSpec};
-use millstream_trainer::spec::{DeepSpec, ModelSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec};
+use millstream_trainer::parameter::{MatrixParameter, ParameterSpec, Parameters};
+use millstream_trainer::spec::{CrossSpec, OptimizerSpec};
 
 const ROWS: usize = 6;
 const STEP: f64 = 1e-5;
@@ -48,10 +48,12 @@ fn read(matrix: &ReferenceMatrix, count: usize) -> Vec<f64> {
     values
 }
 
-fn parameter(name: &str, rows: usize, columns: usize) -> ParameterSpec {
-    let shape = vec![rows, columns];
-    let init = Init::Uniform { limit: 0.8 };
-    ParameterSpec { name: name.to_owned(), rows, columns, shape, init, optimizer: sgd() }
+/// Fills every parameter with numbers of every size.
+fn scatter(parameters: &mut dyn Parameters<Reference>) {
+    for (spec, mut stored) in parameters.stored_mut() {
+        let values = Init::Uniform { limit: 0.8 }.values(5, &spec.name, 0).take(spec.len());
+        stored.write(BACKEND, TablePart::Weights, &values.collect::<Vec<_>>());
+    }
 }
 
 /// What a layer's output is judged by: any fixed function whose gradient by the output is `weights`.
@@ -116,7 +118,7 @@ fn batch() -> BatchBuffer {
     buffer
 }
 
-fn uploaded() -> <Reference as Backend>::Batch {
+fn uploaded() -> <Reference as Device>::Batch {
     let mut uploaded = BACKEND.batch(&schema());
     BACKEND.upload(batch().as_ref(), &mut uploaded).unwrap();
     uploaded
@@ -125,15 +127,18 @@ fn uploaded() -> <Reference as Backend>::Batch {
 const COLUMNS: [IdColumn; 3] = [IdColumn::Single(0), IdColumn::Ragged(0), IdColumn::Single(1)];
 const CARDINALITIES: [usize; 3] = [4, 5, 3];
 
-fn tables(width: usize, pooling: Pool) -> Vec<TableSpec> {
-    let table = |number: usize| TableSpec {
-        lookup: Lookup { column: COLUMNS[number], pooling },
-        parameter: parameter(&format!("table {number}"), CARDINALITIES[number], width),
+fn tables(width: usize, pooling: Pool) -> Tables<Reference> {
+    let table = |number: usize| {
+        let (name, rows) = (format!("table {number}"), CARDINALITIES[number]);
+        let spec = ParameterSpec::matrix(name, (rows, width), Init::Zeros, sgd()).unwrap();
+        (Lookup { column: COLUMNS[number], pooling }, spec)
     };
-    (0..COLUMNS.len()).map(table).collect()
+    let mut tables = Tables::new(BACKEND, (0..COLUMNS.len()).map(table).collect(), sgd());
+    scatter(&mut tables);
+    tables
 }
 
-fn planned() -> <Reference as Backend>::RowPlan {
+fn planned() -> <Reference as Device>::RowPlan {
     let mut plan = BACKEND.row_plan(&schema(), &COLUMNS);
     BACKEND.plan_rows(&uploaded(), &mut plan);
     plan
@@ -148,19 +153,12 @@ fn set(parameter: &mut MatrixParameter<Reference>, values: &[f64]) {
     BACKEND.write_matrix(&mut parameter.value, values);
 }
 
-fn dense_spec(number: usize, inputs: usize, outputs: usize, activation: Activation) -> DenseSpec {
-    DenseSpec {
-        weights: parameter(&format!("weights {number}"), inputs, outputs),
-        bias: parameter(&format!("bias {number}"), 1, outputs),
-        activation,
-    }
-}
-
 #[test]
 fn dense_layer() {
     for activation in [Activation::Identity, Activation::Relu] {
         let (inputs, outputs) = (4, 3);
-        let mut layer = Dense::new(BACKEND, dense_spec(0, inputs, outputs, activation), 5);
+        let mut layer = Dense::new(BACKEND, "dense", (inputs, outputs), activation, sgd()).unwrap();
+        scatter(&mut layer);
         let input = matrix("input", ROWS, inputs);
         let by_output = numbers("by output", ROWS * outputs);
         let value = |layer: &Dense<Reference>, input: &ReferenceMatrix| {
@@ -181,9 +179,10 @@ fn dense_layer() {
             value(&layer, &input).0
         });
         set(&mut layer.weights, &at);
-        let (at, gradient) = (value_of(&layer.bias), read(&layer.bias.gradient, outputs));
+        let bias = layer.bias.as_ref().unwrap();
+        let (at, gradient) = (value_of(bias), read(&bias.gradient, outputs));
         check("bias", &at, &gradient, |x| {
-            set(&mut layer.bias, x);
+            set(layer.bias.as_mut().unwrap(), x);
             value(&layer, &input).0
         });
     }
@@ -191,12 +190,8 @@ fn dense_layer() {
 
 #[test]
 fn mlp() {
-    let specs = vec![
-        dense_spec(0, 5, 4, Activation::Relu),
-        dense_spec(1, 4, 3, Activation::Relu),
-        dense_spec(2, 3, 2, Activation::Identity),
-    ];
-    let mut mlp = Mlp::new(BACKEND, specs, 5);
+    let mut mlp = Mlp::new(BACKEND, "mlp", 5, &[4, 3], (2, Activation::Identity), sgd()).unwrap();
+    scatter(&mut mlp);
     let input = matrix("input", ROWS, 5);
     let by_output = numbers("by output", ROWS * 2);
     let value = |mlp: &Mlp<Reference>, input: &ReferenceMatrix| {
@@ -231,52 +226,40 @@ fn mlp() {
 
 #[test]
 fn embedding() {
-    for pooling in [Pool::Sum, Pool::Mean] {
+    for pooling in [Pool::Sum, Pool::Mean, Pool::SqrtN] {
         let width = 2;
         let columns = width * COLUMNS.len();
-        let new = || Embedding::new(BACKEND, tables(width, pooling), vec![1], sgd(), 5);
+        let new = || Embedding { tables: tables(width, pooling), dense: vec![1] };
         let (batch, plan) = (uploaded(), planned());
         let weights = numbers("by output", ROWS * columns);
         let value = |embedding: &Embedding<Reference>| {
             let mut output = BACKEND.matrix(ROWS, columns + 1);
-            embedding.forward(BACKEND, &batch, &mut output);
+            embedding.forward(BACKEND, &batch, &mut output, 0);
             let all = read(&output, ROWS * (columns + 1));
             let rows = all.chunks(columns + 1).zip(weights.chunks(columns));
             rows.flat_map(|(y, w)| y.iter().zip(w)).map(|(y, w)| y * w).sum::<f64>()
         };
         let mut stepped = new();
-        stepped.step(BACKEND, &batch, &plan, &filled(ROWS, columns, &weights));
-        let at = table_values(&new());
-        let after = table_values(&stepped);
+        stepped.step(BACKEND, (&batch, &plan), &filled(ROWS, columns, &weights), 0, 1);
+        let at = values_of(&new());
+        let after = values_of(&stepped);
         for (table, (at, after)) in at.iter().zip(&after).enumerate() {
             let gradient: Vec<f64> = at.iter().zip(after).map(|(at, after)| at - after).collect();
             let mut moved = new();
             check("table", at, &gradient, |x| {
-                let (_, mut stored) = moved.tables.stored_mut().nth(table).unwrap();
-                stored.write(BACKEND, TablePart::Weights, x);
+                write(&mut moved, table, x);
                 value(&moved)
             });
         }
     }
 }
 
-fn table_values(embedding: &Embedding<Reference>) -> Vec<Vec<f64>> {
-    let read = embedding.tables.stored().map(|(spec, stored)| {
-        let mut values = vec![0.0; spec.len()];
-        stored.read(BACKEND, TablePart::Weights, &mut values);
-        values
-    });
-    read.collect()
-}
-
 #[test]
 fn linear() {
-    let spec = || LinearSpec {
-        tables: tables(1, Pool::Sum),
-        dense: vec![1, 0],
-        dense_weights: parameter("dense", 2, 1),
-        bias: parameter("bias", 1, 1),
-        optimizer: sgd(),
+    let new = || {
+        let mut linear = Linear::new(BACKEND, "linear", tables(1, Pool::Sum), vec![1, 0], sgd()).unwrap();
+        scatter(&mut linear);
+        linear
     };
     let (batch, plan) = (uploaded(), planned());
     let by_output = numbers("by output", ROWS);
@@ -285,11 +268,11 @@ fn linear() {
         linear.forward(BACKEND, &batch, &mut output);
         dot(&output, &by_output)
     };
-    let mut stepped = Linear::new(BACKEND, spec(), 5);
+    let mut stepped = new();
     let gradient = filled(ROWS, 1, &by_output);
     stepped.backward(BACKEND, &batch, &gradient);
-    stepped.step(BACKEND, &batch, &plan, &gradient);
-    let mut moved = Linear::new(BACKEND, spec(), 5);
+    stepped.step(BACKEND, (&batch, &plan), &gradient, 1);
+    let mut moved = new();
     let at = value_of(&moved.dense_weights);
     check("dense weights", &at, &read(&stepped.dense_weights.gradient, 2), |x| {
         set(&mut moved.dense_weights, x);
@@ -300,23 +283,70 @@ fn linear() {
         set(&mut moved.bias, x);
         value(&moved)
     });
-    for (table, cardinality) in CARDINALITIES.into_iter().enumerate() {
-        let values = |linear: &Linear<Reference>| {
-            let mut values = vec![0.0; cardinality];
-            let (_, stored) = linear.tables.stored().nth(table).unwrap();
-            stored.read(BACKEND, TablePart::Weights, &mut values);
-            values
-        };
-        let mut moved = Linear::new(BACKEND, spec(), 5);
+    for table in 0..CARDINALITIES.len() {
+        let values = |linear: &Linear<Reference>| values_of(&linear.tables).swap_remove(table);
+        let mut moved = new();
         let at = values(&moved);
         let after = values(&stepped);
         let gradient: Vec<f64> = at.iter().zip(&after).map(|(at, after)| at - after).collect();
         check("table", &at, &gradient, |x| {
-            let (_, mut stored) = moved.tables.stored_mut().nth(table).unwrap();
-            stored.write(BACKEND, TablePart::Weights, x);
+            write(&mut moved.tables, table, x);
             value(&moved)
         });
     }
+}
+
+#[test]
+fn cross() {
+    const WIDTH: usize = 5;
+    for rank in [None, Some(2)] {
+        let mut cross = Cross::new(BACKEND, WIDTH, &CrossSpec { layers: 3, rank }, sgd()).unwrap();
+        scatter(&mut cross);
+        let first = matrix("first", ROWS, WIDTH);
+        let by_output = numbers("by output", ROWS * WIDTH);
+        let value = |cross: &Cross<Reference>, first: &ReferenceMatrix| {
+            let mut saved = CrossActivations::new(BACKEND, ROWS, cross);
+            cross.forward(BACKEND, ROWS, first, &mut saved);
+            (dot(saved.output(), &by_output), saved)
+        };
+        let (_, saved) = value(&cross, &first);
+        let mut work = CrossGradients::new(BACKEND, ROWS, &cross);
+        let mut by_last = filled(ROWS, WIDTH, &by_output);
+        // What is there already, it is added to.
+        let mut by_first = filled(ROWS, WIDTH, &[100.0; ROWS * WIDTH]);
+        cross.backward(BACKEND, ROWS, &first, &saved, &mut work, &mut by_last, &mut by_first);
+        let gradient: Vec<f64> = read(&by_first, ROWS * WIDTH).iter().map(|g| g - 100.0).collect();
+        let at = read(&first, ROWS * WIDTH);
+        check("first", &at, &gradient, |x| value(&cross, &filled(ROWS, WIDTH, x)).0);
+
+        let before = values_of(&cross);
+        cross.step(BACKEND, 1);
+        let after = values_of(&cross);
+        assert_eq!(before.len(), if rank.is_some() { 9 } else { 6 });
+        scatter(&mut cross);
+        for (parameter, at) in before.iter().enumerate() {
+            let gradient: Vec<f64> = at.iter().zip(&after[parameter]).map(|(at, after)| at - after).collect();
+            check("cross weights", at, &gradient, |x| {
+                write(&mut cross, parameter, x);
+                value(&cross, &first).0
+            });
+            write(&mut cross, parameter, at);
+        }
+    }
+}
+
+fn values_of(parameters: &dyn Parameters<Reference>) -> Vec<Vec<f64>> {
+    let read = parameters.stored().into_iter().map(|(spec, stored)| {
+        let mut values = vec![0.0; spec.len()];
+        stored.read(BACKEND, TablePart::Weights, &mut values);
+        values
+    });
+    read.collect()
+}
+
+fn write(parameters: &mut dyn Parameters<Reference>, number: usize, values: &[f64]) {
+    let (_, mut stored) = parameters.stored_mut().swap_remove(number);
+    stored.write(BACKEND, TablePart::Weights, values);
 }
 
 #[test]
@@ -331,61 +361,4 @@ fn loss() {
     };
     let (_, gradient) = value(&at);
     check("logits", &at, &gradient, |x| value(x).0);
-}
-
-#[test]
-fn wide_deep() {
-    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-    let optimizer = OptimizerSpec::Sgd { learning_rate: 1.0 };
-    let spec = ModelSpec::WideDeep(WideDeepSpec {
-        wide: WideSpec { features: names(&["x", "tags", "colour"]), optimizer },
-        deep: DeepSpec {
-            features: names(&["colour", "y", "tags", "shape"]),
-            embedding_dim: 3,
-            hidden: vec![5, 4],
-            pooling: Pooling::Mean,
-            optimizer,
-        },
-    });
-    let mut model = Model::new(Reference, &spec, &schema(), 5).unwrap();
-    let start = scattered(&tensors_of(&model));
-    write(&mut model, &start);
-    model.train_step(batch().as_ref()).unwrap();
-    let after = tensors_of(&model);
-    assert_eq!(model.tensors().len(), 4 + 3 + 6);
-    for (number, tensor) in model.tensors().into_iter().enumerate() {
-        let gradient: Vec<f64> =
-            start[number].iter().zip(&after[number]).map(|(at, after)| at - after).collect();
-        check(&tensor.name, &start[number], &gradient, |x| {
-            let mut moved = start.clone();
-            moved[number] = x.to_vec();
-            write(&mut model, &moved);
-            model.train_step(batch().as_ref()).unwrap().mean()
-        });
-    }
-}
-
-/// Numbers of every size where weights start at zeros or near them.
-fn scattered(tensors: &[Vec<f64>]) -> Vec<Vec<f64>> {
-    let tensors = tensors.iter().enumerate();
-    tensors.map(|(number, values)| numbers(&format!("tensor {number}"), values.len())).collect()
-}
-
-fn tensors_of(model: &Model<Reference>) -> Vec<Vec<f64>> {
-    let mut tensors = Vec::new();
-    let read: Result<(), ()> = model.read_tensors(|_, values| {
-        tensors.push(values.to_vec());
-        Ok(())
-    });
-    read.unwrap();
-    tensors
-}
-
-fn write(model: &mut Model<Reference>, tensors: &[Vec<f64>]) {
-    let mut tensors = tensors.iter();
-    let written: Result<(), ()> = model.write_tensors(|_, values| {
-        values.copy_from_slice(tensors.next().unwrap());
-        Ok(())
-    });
-    written.unwrap();
 }

@@ -188,6 +188,20 @@ impl<'a> Section<'a> {
         Some(rounded)
     }
 
+    /// A constant of at least 0 and below 1.
+    pub(super) fn fraction(&mut self, key: &'static str) -> Option<f32> {
+        let node = self.node(key)?;
+        let number = self.as_number(node)?;
+        // Rounded first: a number just below 1 may round to it.
+        let rounded = number as f32;
+        if !(0.0..1.0).contains(&rounded) {
+            let message = format!("expected a number of at least 0 and below 1, found {number}");
+            self.problems.error(node.at, message);
+            return None;
+        }
+        Some(rounded)
+    }
+
     pub(super) fn flag(&mut self, key: &'static str) -> Option<bool> {
         let node = self.node(key)?;
         match node.value {

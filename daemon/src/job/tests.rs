@@ -183,7 +183,7 @@ fn each_mistake_is_told_with_its_place_and_what_would_be_right() {
              job.toml:21:53: error: the feature `education` is there twice\n\
              job.toml:21:66: error: `ocean` is not in [features]",
         ),
-        ("[\"age\", \"job\"]", "[]", "22:17: error: the deep part needs at least one feature"),
+        ("[\"age\", \"job\"]", "[]", "22:17: error: at least one feature is needed"),
         (
             "eval = [\"test.parquet\"]",
             "eval = []\nmax_bad_records = 3",
@@ -313,7 +313,7 @@ fn overrides_replace_and_add() {
     assert!(job.data.eval.is_empty());
     assert_eq!(job.checkpoint.directory, Path::new("/tmp/c"));
     assert_eq!(job.training.threads, Some(2));
-    let ModelSpec::WideDeep(model) = &job.model;
+    let ModelSpec::WideDeep(model) = &job.model else { panic!("{:?}", job.model) };
     assert_eq!(model.deep.hidden, [3, 2]);
     let hashed = job.features.iter().find(|feature| feature.name == "job").unwrap();
     assert_eq!(hashed.kind, FeatureKind::Hashed { buckets: 17 });
@@ -334,7 +334,7 @@ fn a_job_is_resolved() {
     let learned = Terms::Learned { max_terms: 1_000_000, min_count: 1 };
     assert_eq!(job.features[2].kind, FeatureKind::Vocabulary { terms: learned, oov_buckets: 1 });
     assert_eq!(job.features[4].columns, ["education", "occupation", "sex"]);
-    let ModelSpec::WideDeep(model) = &job.model;
+    let ModelSpec::WideDeep(model) = &job.model else { panic!("{:?}", job.model) };
     assert!(matches!(model.wide.optimizer, OptimizerSpec::Ftrl { .. }));
     assert_eq!(model.deep.pooling, Pooling::Mean);
 }

@@ -10,67 +10,11 @@
 //! Shape letters beside those of `millstream_batch::schema`: `N` inputs of a layer, `M` its outputs,
 //! `W` columns of an embedding, `C` rows of a table (its cardinality).
 
-use std::fmt::Debug;
+use millstream_batch::BatchRef;
 
-use millstream_batch::{BatchRef, BatchSchema};
-
+use crate::device::{Device, Lookup, TablePart};
 use crate::error::BatchError;
 use crate::update::Update;
-
-/// A number a backend computes with.
-pub trait Scalar: Copy + Debug + Default + PartialEq + Send + Sync + 'static {
-    /// The nearest value.
-    fn from_f64(value: f64) -> Self;
-    /// The same value.
-    fn to_f64(self) -> f64;
-}
-
-impl Scalar for f32 {
-    fn from_f64(value: f64) -> Self {
-        value as Self
-    }
-
-    fn to_f64(self) -> f64 {
-        f64::from(self)
-    }
-}
-
-impl Scalar for f64 {
-    fn from_f64(value: f64) -> Self {
-        value
-    }
-
-    fn to_f64(self) -> f64 {
-        self
-    }
-}
-
-/// A column of ids in a batch, by its place in the schema.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum IdColumn {
-    /// One id a row: `BatchSchema::ids`.
-    Single(usize),
-    /// Any number of ids a row: `BatchSchema::ragged`.
-    Ragged(usize),
-}
-
-/// How the table rows of one batch row become one vector. No ids give zeros.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    /// Their sum.
-    Sum,
-    /// Their mean.
-    Mean,
-}
-
-/// A column of ids looked up in a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lookup {
-    /// Where the ids are.
-    pub column: IdColumn,
-    /// What becomes of several ids in a row.
-    pub pooling: Pooling,
-}
 
 /// What follows a layer's product and bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,26 +23,6 @@ pub enum Activation {
     Identity,
     /// `max(x, 0)`
     Relu,
-}
-
-/// The size of a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TableShape {
-    /// Its cardinality, `C`.
-    pub rows: usize,
-    /// Weights of a row, `W`.
-    pub width: usize,
-    /// State numbers that its optimizer keeps for each weight: [`Update::states`].
-    pub states: usize,
-}
-
-/// Which numbers of a table are meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TablePart {
-    /// The weights.
-    Weights,
-    /// The optimizer's state array of this number.
-    State(usize),
 }
 
 /// What one layer's backward pass reads, all of the same forward pass.
@@ -113,31 +37,16 @@ pub struct LayerGradient<'a, M> {
     pub activation: Activation,
 }
 
-/// A device: its memory and its operations.
+/// A device that computes.
 ///
 /// # Panics
 /// Operations panic when buffers do not have the shapes noted beside them: a defect of the model.
-pub trait Backend: Sized + Send {
-    /// What it computes with.
-    type Scalar: Scalar;
-    /// Numbers in rows and columns.
-    type Matrix: Send;
-    /// An embedding table: rows of weights with their optimizer state.
-    type Table: Send;
-    /// A batch in device memory.
-    type Batch: Send;
-    /// Which rows of which tables a batch touches, and from where.
-    type RowPlan: Send;
-
-    /// A matrix of zeros.
-    fn matrix(&self, rows: usize, columns: usize) -> Self::Matrix;
+pub trait Backend: Device + Sized + Send {
     /// Fills `matrix` from `values`, row-major.
     fn write_matrix(&self, matrix: &mut Self::Matrix, values: &[Self::Scalar]);
     /// Copies the first rows of `matrix`, as many as `out` takes, into `out`, row-major.
     fn read_matrix(&self, matrix: &Self::Matrix, out: &mut [Self::Scalar]);
 
-    /// A table of zeros.
-    fn table(&self, shape: TableShape) -> Self::Table;
     /// Fills the rows of `table` from `first_row` on from `values`, row-major.
     fn write_table(
         &self,
@@ -149,22 +58,19 @@ pub trait Backend: Sized + Send {
     /// Copies rows of `table` from `first_row` on, as many as `out` takes, into `out`, row-major.
     fn read_table(&self, table: &Self::Table, part: TablePart, first_row: usize, out: &mut [Self::Scalar]);
 
-    /// Room for a batch of `schema`.
-    fn batch(&self, schema: &BatchSchema) -> Self::Batch;
     /// Copies a batch to the device and checks every id and offset, so that no operation need to.
     ///
     /// # Errors
     /// When the batch is not of the schema that `into` was made for; then `into` holds no rows.
     fn upload(&self, batch: BatchRef<'_>, into: &mut Self::Batch) -> Result<(), BatchError>;
 
-    /// Room for the plan of any batch of `schema` over `columns`, each once.
-    fn row_plan(&self, schema: &BatchSchema, columns: &[IdColumn]) -> Self::RowPlan;
     /// Sorts the ids of each of the plan's columns by table row, and rows of equal id by batch row.
     fn plan_rows(&self, batch: &Self::Batch, plan: &mut Self::RowPlan);
 
     /// `out[b] = pooled rows of every table, then dense columns`, side by side.
     ///
-    /// `lookups[i]` is looked up in `tables[i]`; `out` is `[B, sum of W + dense.len()]`.
+    /// `lookups[i]` is looked up in `tables[i]`; `out` is `[B, first_column + sum of W + dense.len()]`, and its
+    /// columns before `first_column` stay as they are.
     fn gather(
         &self,
         batch: &Self::Batch,
@@ -172,6 +78,7 @@ pub trait Backend: Sized + Send {
         tables: &[Self::Table],
         dense: &[usize],
         out: &mut Self::Matrix,
+        first_column: usize,
     );
 
     /// `out[b] += bias + sum of the looked-up weights + dense columns . dense_weights`
@@ -207,7 +114,7 @@ pub trait Backend: Sized + Send {
         rows: usize,
         input: &Self::Matrix,
         weights: &Self::Matrix,
-        bias: &Self::Matrix,
+        bias: Option<&Self::Matrix>,
         activation: Activation,
         output: &mut Self::Matrix,
     );
@@ -222,9 +129,82 @@ pub trait Backend: Sized + Send {
         layer: &LayerGradient<'_, Self::Matrix>,
         output_gradient: &mut Self::Matrix,
         weights_gradient: &mut Self::Matrix,
-        bias_gradient: &mut Self::Matrix,
+        bias_gradient: Option<&mut Self::Matrix>,
         input_gradient: Option<&mut Self::Matrix>,
     );
+
+    /// `out += 1/2 sum over k of ((sum of v_k)^2 - sum of v_k^2)`, the sum of the products of all pairs.
+    ///
+    /// Rendle, "Factorization Machines", 2010, lemma 3.1. A row of `vectors` begins with vectors `v`, as many and as
+    /// wide as `shape` says; `out` is `[B, 1]`.
+    fn fm_forward(&self, rows: usize, vectors: &Self::Matrix, shape: (usize, usize), out: &mut Self::Matrix);
+
+    /// Adds the gradient of [`Backend::fm_forward`] by its vectors to the first columns of `vectors_gradient`.
+    fn fm_backward(
+        &self,
+        rows: usize,
+        vectors: &Self::Matrix,
+        shape: (usize, usize),
+        out_gradient: &Self::Matrix,
+        vectors_gradient: &mut Self::Matrix,
+    );
+
+    /// `output = first * product + input`, element by element, all `[B, N]`.
+    ///
+    /// What a cross layer does with the product of its input and its weights; Wang et al., "DCN V2", 2021,
+    /// equation 1.
+    fn cross_forward(
+        &self,
+        rows: usize,
+        first: &Self::Matrix,
+        product: &Self::Matrix,
+        input: &Self::Matrix,
+        output: &mut Self::Matrix,
+    );
+
+    /// The gradient of [`Backend::cross_forward`]: fills that by its product, and adds that by `first`.
+    ///
+    /// That by its input is `output_gradient` itself.
+    fn cross_backward(
+        &self,
+        rows: usize,
+        first: &Self::Matrix,
+        product: &Self::Matrix,
+        output_gradient: &Self::Matrix,
+        product_gradient: &mut Self::Matrix,
+        first_gradient: &mut Self::Matrix,
+    );
+
+    /// `out[b] = first vector, then the product of each pair of vectors`: `(1, 0), (2, 0), (2, 1), ...`
+    ///
+    /// Naumov et al., "Deep Learning Recommendation Model", 2019, section 2.2. A row of `vectors` `[B, V * W]` is
+    /// `V` vectors of `width` columns; `out` is `[B, W + V (V - 1) / 2]`.
+    fn dot_forward(&self, rows: usize, vectors: &Self::Matrix, width: usize, out: &mut Self::Matrix);
+
+    /// The gradient of [`Backend::dot_forward`] by its vectors, `[B, V * W]`.
+    fn dot_backward(
+        &self,
+        rows: usize,
+        vectors: &Self::Matrix,
+        width: usize,
+        out_gradient: &Self::Matrix,
+        vectors_gradient: &mut Self::Matrix,
+    );
+
+    /// Copies `columns` columns of one matrix to another; with each goes the first that is meant.
+    fn copy_columns(
+        &self,
+        rows: usize,
+        from: (&Self::Matrix, usize),
+        to: (&mut Self::Matrix, usize),
+        columns: usize,
+    );
+
+    /// `to += from`, over the columns of `to`; `from` may have more.
+    fn add(&self, rows: usize, from: &Self::Matrix, to: &mut Self::Matrix);
+
+    /// Zeros in the first `rows` rows.
+    fn clear(&self, rows: usize, matrix: &mut Self::Matrix);
 
     /// Binary cross-entropy with logits `[B, 1]` against the batch's labels and weights (1 without).
     ///
@@ -273,7 +253,10 @@ pub trait Backend: Sized + Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradientColumns {
     /// Tables side by side, in order.
-    Apart,
+    Apart {
+        /// Columns before the first table's.
+        first: usize,
+    },
     /// Every table the same, from the first on.
     Shared,
 }

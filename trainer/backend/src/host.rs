@@ -2,7 +2,7 @@
 
 use millstream_batch::{BatchRef, BatchSchema};
 
-use crate::backend::IdColumn;
+use crate::device::IdColumn;
 use crate::error::BatchError;
 
 /// A copy of a batch whose ids are all in range and whose offsets all hold.

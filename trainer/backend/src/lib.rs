@@ -2,17 +2,18 @@
 
 mod backend;
 mod cpu;
+mod device;
 mod error;
 mod host;
 mod reference;
+mod sizes;
 mod update;
 
-pub use backend::{
-    Activation, Backend, GradientColumns, IdColumn, LayerGradient, Lookup, Pooling, Scalar, TablePart,
-    TableShape,
-};
+pub use backend::{Activation, Backend, GradientColumns, LayerGradient};
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
+pub use device::{Device, IdColumn, Lookup, Pooling, Scalar, TablePart, TableShape};
 pub use error::{BackendError, BatchError};
 pub use host::HostBatch;
 pub use reference::{Reference, ReferenceMatrix, ReferencePlan, ReferenceTable};
+pub use sizes::Sizes;
 pub use update::Update;

@@ -1,19 +1,67 @@
 //! Optimizers, as kernels see them: which formula, with which constants.
 
 /// One optimizer's update of a weight `w` by its gradient `g`.
+///
+/// Rows of a table that a batch does not touch keep their weights and state: so Adam and momentum are "lazy" there,
+/// as `LazyAdam` of TensorFlow and `SparseAdam` of PyTorch are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Update {
     /// `w -= learning_rate * g`
     Sgd {
         /// Step size.
-        learning_rate: f32,
+        learning_rate: f64,
+    },
+    /// Polyak, 1964; with `nesterov`, Sutskever et al., 2013: state `m`
+    ///
+    /// ```text
+    /// m = momentum * m + g
+    /// w -= learning_rate * m, or learning_rate * (g + momentum * m)
+    /// ```
+    Momentum {
+        /// Step size.
+        learning_rate: f64,
+        /// What is kept of `m`.
+        momentum: f64,
+        /// Whether the step looks ahead.
+        nesterov: bool,
     },
     /// `a += g^2; w -= learning_rate * g / (sqrt(a) + epsilon)`, state `a`
     Adagrad {
         /// Step size.
-        learning_rate: f32,
+        learning_rate: f64,
         /// Keeps the quotient finite.
-        epsilon: f32,
+        epsilon: f64,
+    },
+    /// Adagrad with one accumulator a row, which takes the mean of the row's squares; Mudigere et al.,
+    /// "Software-Hardware Co-design for Fast and Scalable Training of DLRMs", 2022, section 4.1.2. Of tables only.
+    RowWiseAdagrad {
+        /// Step size.
+        learning_rate: f64,
+        /// Keeps the quotient finite.
+        epsilon: f64,
+    },
+    /// Kingma and Ba, 2015, Algorithm 1; with `weight_decay`, AdamW: Loshchilov and Hutter, 2019, Algorithm 2, as
+    /// PyTorch has it. State `m`, `v`; `t` is the number of the step:
+    ///
+    /// ```text
+    /// w -= learning_rate * weight_decay * w
+    /// m = beta1 * m + (1 - beta1) * g
+    /// v = beta2 * v + (1 - beta2) * g^2
+    /// w -= learning_rate / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + epsilon)
+    /// ```
+    Adam {
+        /// Step size.
+        learning_rate: f64,
+        /// What is kept of `m`.
+        beta1: f64,
+        /// What is kept of `v`.
+        beta2: f64,
+        /// Keeps the quotient finite.
+        epsilon: f64,
+        /// Share of the weight that a step of size 1 takes off it.
+        weight_decay: f64,
+        /// The number of the step, from 1.
+        step: u64,
     },
     /// FTRL-Proximal, state `z`, `n`; McMahan et al. 2013, Algorithm 1, with the weight recomputed at
     /// once instead of at its next use, which gives the same numbers:
@@ -26,13 +74,13 @@ pub enum Update {
     /// ```
     Ftrl {
         /// `alpha` in the paper.
-        learning_rate: f32,
+        learning_rate: f64,
         /// `beta` in the paper.
-        beta: f32,
+        beta: f64,
         /// `lambda_1`
-        l1: f32,
+        l1: f64,
         /// `lambda_2`
-        l2: f32,
+        l2: f64,
     },
 }
 
@@ -40,9 +88,35 @@ impl Update {
     /// Numbers of state kept for each weight.
     pub fn states(&self) -> usize {
         match self {
-            Self::Sgd { .. } => 0,
-            Self::Adagrad { .. } => 1,
-            Self::Ftrl { .. } => 2,
+            Self::Sgd { .. } | Self::RowWiseAdagrad { .. } => 0,
+            Self::Momentum { .. } | Self::Adagrad { .. } => 1,
+            Self::Adam { .. } | Self::Ftrl { .. } => 2,
+        }
+    }
+
+    /// Numbers of state kept for each row of a table.
+    pub fn row_states(&self) -> usize {
+        match self {
+            Self::RowWiseAdagrad { .. } => 1,
+            _ => 0,
+        }
+    }
+}
+
+/// What Adam's step number makes of its constants.
+pub(crate) struct AdamCorrection {
+    /// `learning_rate / (1 - beta1^t)`
+    pub(crate) rate: f64,
+    /// `1 / sqrt(1 - beta2^t)`
+    pub(crate) root_scale: f64,
+}
+
+impl AdamCorrection {
+    pub(crate) fn new(learning_rate: f64, beta1: f64, beta2: f64, step: u64) -> Self {
+        let step = step as f64;
+        Self {
+            rate: learning_rate / (1.0 - beta1.powf(step)),
+            root_scale: 1.0 / (1.0 - beta2.powf(step)).sqrt(),
         }
     }
 }

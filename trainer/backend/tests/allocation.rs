@@ -6,7 +6,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use millstream_backend::{Backend, Cpu, GradientColumns, IdColumn, Lookup, Pooling, TableShape, Update};
+use millstream_backend::{
+    Backend, Cpu, Device, GradientColumns, IdColumn, Lookup, Pooling, TableShape, Update,
+};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
 /// The system's allocator, counting.
@@ -77,7 +79,7 @@ fn a_step_allocates_nothing() {
     let cpu = Cpu::new(Some(THREADS as u32)).expect("some threads");
     let rows = ROWS as usize;
     let update = Update::Adagrad { learning_rate: 0.1, epsilon: 1e-7 };
-    let table = |width| cpu.table(TableShape { rows: CARDINALITY as usize, width, states: 1 });
+    let table = |width| cpu.table(TableShape { rows: CARDINALITY as usize, width, states: 1, row_states: 0 });
     let mut embeddings = [table(WIDTH), table(WIDTH)];
     let mut wide = [table(1), table(1)];
     let (dense_weights, mut bias) = (cpu.matrix(1, 1), cpu.matrix(1, 1));
@@ -92,11 +94,11 @@ fn a_step_allocates_nothing() {
     let mut step = || {
         cpu.upload(slot.as_ref(), &mut uploaded).expect("a batch of the schema");
         cpu.plan_rows(&uploaded, &mut plan);
-        cpu.gather(&uploaded, &lookups, &embeddings, &[0], &mut input);
+        cpu.gather(&uploaded, &lookups, &embeddings, &[0], &mut input, 0);
         cpu.linear_forward(&uploaded, &lookups, &wide, &[0], &dense_weights, &bias, &mut logits);
         cpu.bce_with_logits(&uploaded, &logits, &mut by_logits, &mut sums);
         cpu.linear_backward(&uploaded, &[0], &by_logits, &mut by_dense, &mut by_bias);
-        let (apart, shared) = (GradientColumns::Apart, GradientColumns::Shared);
+        let (apart, shared) = (GradientColumns::Apart { first: 0 }, GradientColumns::Shared);
         cpu.step_rows(&update, &uploaded, &plan, &lookups, &by_input, apart, &mut embeddings);
         cpu.step_rows(&update, &uploaded, &plan, &lookups, &by_logits, shared, &mut wide);
         cpu.step(&update, &mut bias, &mut bias_state, &by_bias);

@@ -1,43 +1,69 @@
 //! A fully connected layer.
 
-use millstream_backend::{Activation, Backend, LayerGradient};
+use millstream_backend::{Activation, Backend, Device, LayerGradient};
 
-use crate::parameter::{MatrixParameter, ParameterSpec};
+use crate::init::Init;
+use crate::optimizer::Optimizer;
+use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
 
 /// `activation(input . weights + bias)`
-pub struct Dense<B: Backend> {
+pub struct Dense<D: Device> {
     /// `[N, M]`
-    pub weights: MatrixParameter<B>,
+    pub weights: MatrixParameter<D>,
     /// `[1, M]`
-    pub bias: MatrixParameter<B>,
+    pub bias: Option<MatrixParameter<D>>,
     activation: Activation,
 }
 
-/// A layer before there is memory for it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DenseSpec {
-    /// `[N, M]`
-    pub weights: ParameterSpec,
-    /// `[1, M]`
-    pub bias: ParameterSpec,
-    /// What follows product and bias.
-    pub activation: Activation,
+impl<D: Device> Dense<D> {
+    /// A layer of `inputs` inputs and `outputs` outputs, its parameters named after it.
+    ///
+    /// # Errors
+    /// When its weights are too many.
+    pub fn new(
+        device: &D,
+        name: &str,
+        (inputs, outputs): (usize, usize),
+        activation: Activation,
+        optimizer: Optimizer,
+    ) -> Result<Self, TooLarge> {
+        let bias = ParameterSpec::row(format!("{name}.bias"), outputs, Init::Zeros, optimizer)?;
+        let bias = Some(MatrixParameter::new(device, bias));
+        Ok(Self { bias, ..Self::without_bias(device, name, (inputs, outputs), activation, optimizer)? })
+    }
+
+    /// The same without a bias.
+    ///
+    /// # Errors
+    /// When its weights are too many.
+    pub fn without_bias(
+        device: &D,
+        name: &str,
+        (inputs, outputs): (usize, usize),
+        activation: Activation,
+        optimizer: Optimizer,
+    ) -> Result<Self, TooLarge> {
+        let init = Init::glorot_uniform(inputs, outputs);
+        let weights = ParameterSpec::matrix(format!("{name}.weight"), (inputs, outputs), init, optimizer)?;
+        Ok(Self { weights: MatrixParameter::new(device, weights), bias: None, activation })
+    }
+
+    /// Columns of its input.
+    pub fn inputs(&self) -> usize {
+        self.weights.spec.rows
+    }
+
+    /// Columns of its output.
+    pub fn outputs(&self) -> usize {
+        self.weights.spec.columns
+    }
 }
 
 impl<B: Backend> Dense<B> {
-    /// Allocates and initialises the layer.
-    pub fn new(backend: &B, spec: DenseSpec, seed: u64) -> Self {
-        Self {
-            weights: MatrixParameter::new(backend, spec.weights, seed),
-            bias: MatrixParameter::new(backend, spec.bias, seed),
-            activation: spec.activation,
-        }
-    }
-
     /// Fills `output` `[B, M]` from `input` `[B, N]`, over the first `rows` rows.
     pub fn forward(&self, backend: &B, rows: usize, input: &B::Matrix, output: &mut B::Matrix) {
-        let (weights, bias) = (&self.weights.value, &self.bias.value);
-        backend.layer_forward(rows, input, weights, bias, self.activation, output);
+        let bias = self.bias.as_ref().map(|bias| &bias.value);
+        backend.layer_forward(rows, input, &self.weights.value, bias, self.activation, output);
     }
 
     /// Fills the parameters' gradients and, where wanted, that by `input` (its first columns), from
@@ -53,13 +79,26 @@ impl<B: Backend> Dense<B> {
     ) {
         let weights = &self.weights.value;
         let layer = LayerGradient { input, weights, output, activation: self.activation };
-        let (by_weights, by_bias) = (&mut self.weights.gradient, &mut self.bias.gradient);
-        backend.layer_backward(rows, &layer, by_output, by_weights, by_bias, by_input);
+        let by_bias = self.bias.as_mut().map(|bias| &mut bias.gradient);
+        backend.layer_backward(rows, &layer, by_output, &mut self.weights.gradient, by_bias, by_input);
     }
 
-    /// One optimizer step by the gradients of the last backward pass.
-    pub fn step(&mut self, backend: &B) {
-        self.weights.step(backend);
-        self.bias.step(backend);
+    /// Optimizer step number `step` by the gradients of the last backward pass.
+    pub fn step(&mut self, backend: &B, step: u64) {
+        self.weights.step(backend, step);
+        if let Some(bias) = &mut self.bias {
+            bias.step(backend, step);
+        }
+    }
+}
+
+impl<D: Device> Parameters<D> for Dense<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        [&self.weights].into_iter().chain(&self.bias).map(MatrixParameter::stored).collect()
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        let parameters = [&mut self.weights].into_iter().chain(&mut self.bias);
+        parameters.map(MatrixParameter::stored_mut).collect()
     }
 }

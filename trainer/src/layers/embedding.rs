@@ -1,37 +1,59 @@
 //! Embeddings of a batch's ids beside its dense columns: the input of a deep model.
 
-use millstream_backend::{Backend, GradientColumns};
+use millstream_backend::{Backend, Device, GradientColumns};
 
-use crate::layers::tables::{TableSpec, Tables};
-use crate::optimizer::Optimizer;
+use crate::layers::tables::Tables;
+use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
 
 /// One table for each feature of ids; dense columns pass through.
-pub struct Embedding<B: Backend> {
+pub struct Embedding<D: Device> {
     /// `[C, W]` each.
-    pub tables: Tables<B>,
-    dense: Vec<usize>,
+    pub tables: Tables<D>,
+    /// Columns of the batch.
+    pub dense: Vec<usize>,
+}
+
+impl<D: Device> Embedding<D> {
+    /// Columns that all tables give together, `E`.
+    pub fn embedded(&self) -> usize {
+        self.tables.widths()
+    }
+
+    /// Columns that it gives, `E` and the dense ones.
+    pub fn outputs(&self) -> usize {
+        self.embedded() + self.dense.len()
+    }
 }
 
 impl<B: Backend> Embedding<B> {
-    /// Allocates and initialises the tables; `dense` are columns of the batch.
-    pub fn new(
+    /// Fills `output` `[B, first_column + E + dense columns]` from `first_column` on: tables side by side, then
+    /// dense columns.
+    pub fn forward(&self, backend: &B, batch: &B::Batch, output: &mut B::Matrix, first_column: usize) {
+        let Tables { lookups, tables, .. } = &self.tables;
+        backend.gather(batch, lookups, tables, &self.dense, output, first_column);
+    }
+
+    /// Optimizer step number `step` on the rows that `batch` touches, by the gradient of the output, or of no
+    /// more than its first columns up to the tables' last.
+    pub fn step(
+        &mut self,
         backend: &B,
-        specs: Vec<TableSpec>,
-        dense: Vec<usize>,
-        optimizer: Optimizer,
-        seed: u64,
-    ) -> Self {
-        Self { tables: Tables::new(backend, specs, optimizer, seed), dense }
+        (batch, plan): (&B::Batch, &B::RowPlan),
+        by_output: &B::Matrix,
+        first_column: usize,
+        step: u64,
+    ) {
+        let columns = GradientColumns::Apart { first: first_column };
+        self.tables.step(backend, (batch, plan), by_output, columns, step);
+    }
+}
+
+impl<D: Device> Parameters<D> for Embedding<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        self.tables.stored()
     }
 
-    /// Fills `output`, `[B, sum of W + dense columns]`: tables side by side, then dense columns.
-    pub fn forward(&self, backend: &B, batch: &B::Batch, output: &mut B::Matrix) {
-        backend.gather(batch, &self.tables.lookups, &self.tables.tables, &self.dense, output);
-    }
-
-    /// One optimizer step on the rows that `batch` touches, by the gradient of the tables' columns of
-    /// the output, `[B, sum of W]`.
-    pub fn step(&mut self, backend: &B, batch: &B::Batch, plan: &B::RowPlan, by_output: &B::Matrix) {
-        self.tables.step(backend, batch, plan, by_output, GradientColumns::Apart);
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        self.tables.stored_mut()
     }
 }

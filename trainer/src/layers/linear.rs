@@ -1,48 +1,47 @@
 //! A linear model over a batch's ids and dense columns.
 
-use millstream_backend::{Backend, GradientColumns};
+use millstream_backend::{Backend, Device, GradientColumns};
 
-use crate::layers::tables::{TableSpec, Tables};
+use crate::init::Init;
+use crate::layers::tables::Tables;
 use crate::optimizer::Optimizer;
-use crate::parameter::{MatrixParameter, ParameterSpec};
+use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
 
 /// One weight for each id and each dense column, and a bias.
-pub struct Linear<B: Backend> {
+pub struct Linear<D: Device> {
     /// `[C, 1]` each.
-    pub tables: Tables<B>,
+    pub tables: Tables<D>,
     /// `[dense columns, 1]`
-    pub dense_weights: MatrixParameter<B>,
+    pub dense_weights: MatrixParameter<D>,
     /// `[1, 1]`
-    pub bias: MatrixParameter<B>,
+    pub bias: MatrixParameter<D>,
     dense: Vec<usize>,
 }
 
-/// A linear model before there is memory for it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LinearSpec {
-    /// `[C, 1]` each.
-    pub tables: Vec<TableSpec>,
-    /// Columns of the batch.
-    pub dense: Vec<usize>,
-    /// `[dense columns, 1]`
-    pub dense_weights: ParameterSpec,
-    /// `[1, 1]`
-    pub bias: ParameterSpec,
-    /// Trains all of it.
-    pub optimizer: Optimizer,
+impl<D: Device> Linear<D> {
+    /// A model over `tables` of one column and columns `dense` of the batch, its parameters named after it.
+    ///
+    /// # Errors
+    /// When the dense columns are too many.
+    pub fn new(
+        device: &D,
+        name: &str,
+        tables: Tables<D>,
+        dense: Vec<usize>,
+        optimizer: Optimizer,
+    ) -> Result<Self, TooLarge> {
+        let zeros =
+            |part: &str, rows| ParameterSpec::column(format!("{name}.{part}"), rows, Init::Zeros, optimizer);
+        Ok(Self {
+            tables,
+            dense_weights: MatrixParameter::new(device, zeros("dense", dense.len())?),
+            bias: MatrixParameter::new(device, zeros("bias", 1)?),
+            dense,
+        })
+    }
 }
 
 impl<B: Backend> Linear<B> {
-    /// Allocates and initialises the model.
-    pub fn new(backend: &B, spec: LinearSpec, seed: u64) -> Self {
-        Self {
-            tables: Tables::new(backend, spec.tables, spec.optimizer, seed),
-            dense_weights: MatrixParameter::new(backend, spec.dense_weights, seed),
-            bias: MatrixParameter::new(backend, spec.bias, seed),
-            dense: spec.dense,
-        }
-    }
-
     /// Adds the model's output to `output`, `[B, 1]`.
     pub fn forward(&self, backend: &B, batch: &B::Batch, output: &mut B::Matrix) {
         backend.linear_forward(
@@ -62,10 +61,30 @@ impl<B: Backend> Linear<B> {
         backend.linear_backward(batch, &self.dense, by_output, by_weights, by_bias);
     }
 
-    /// One optimizer step on dense weights, bias and the rows that `batch` touches.
-    pub fn step(&mut self, backend: &B, batch: &B::Batch, plan: &B::RowPlan, by_output: &B::Matrix) {
-        self.tables.step(backend, batch, plan, by_output, GradientColumns::Shared);
-        self.dense_weights.step(backend);
-        self.bias.step(backend);
+    /// Optimizer step number `step` on dense weights, bias and the rows that `batch` touches.
+    pub fn step(
+        &mut self,
+        backend: &B,
+        (batch, plan): (&B::Batch, &B::RowPlan),
+        by_output: &B::Matrix,
+        step: u64,
+    ) {
+        self.tables.step(backend, (batch, plan), by_output, GradientColumns::Shared, step);
+        self.dense_weights.step(backend, step);
+        self.bias.step(backend, step);
+    }
+}
+
+impl<D: Device> Parameters<D> for Linear<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        let dense = (!self.dense.is_empty()).then_some(&self.dense_weights);
+        let matrices = dense.into_iter().chain([&self.bias]).map(MatrixParameter::stored);
+        self.tables.stored().into_iter().chain(matrices).collect()
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        let dense = (!self.dense.is_empty()).then_some(&mut self.dense_weights);
+        let matrices = dense.into_iter().chain([&mut self.bias]).map(MatrixParameter::stored_mut);
+        self.tables.stored_mut().into_iter().chain(matrices).collect()
     }
 }

@@ -1,59 +1,80 @@
 //! Fully connected layers, one after the other.
 
-use millstream_backend::Backend;
+use millstream_backend::{Activation, Backend, Device};
 
-use crate::layers::dense::{Dense, DenseSpec};
+use crate::layers::dense::Dense;
+use crate::optimizer::Optimizer;
+use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
 
 /// A stack of layers.
-pub struct Mlp<B: Backend> {
+pub struct Mlp<D: Device> {
     /// From the input on; at least one.
-    pub layers: Vec<Dense<B>>,
+    pub layers: Vec<Dense<D>>,
 }
 
 /// What a forward pass leaves for the backward pass: each layer's output, `[B, M]`.
-pub struct MlpActivations<B: Backend> {
-    outputs: Vec<B::Matrix>,
+pub struct MlpActivations<D: Device> {
+    outputs: Vec<D::Matrix>,
 }
 
 /// Workspace of a backward pass: the gradient by the output of each layer but the last, `[B, M]`.
-pub struct MlpGradients<B: Backend> {
-    by_outputs: Vec<B::Matrix>,
+pub struct MlpGradients<D: Device> {
+    by_outputs: Vec<D::Matrix>,
 }
 
-impl<B: Backend> MlpActivations<B> {
+impl<D: Device> MlpActivations<D> {
     /// Room for `rows` rows.
-    pub fn new(backend: &B, rows: usize, mlp: &Mlp<B>) -> Self {
-        let outputs = mlp.layers.iter().map(|layer| backend.matrix(rows, layer.bias.spec.columns));
+    pub fn new(device: &D, rows: usize, mlp: &Mlp<D>) -> Self {
+        let outputs = mlp.layers.iter().map(|layer| device.matrix(rows, layer.outputs()));
         Self { outputs: outputs.collect() }
     }
 
     /// The last layer's output.
-    pub fn output(&self) -> &B::Matrix {
+    pub fn output(&self) -> &D::Matrix {
         self.outputs.last().expect("at least one layer")
     }
 
     /// The last layer's output, for what is added to it.
-    pub fn output_mut(&mut self) -> &mut B::Matrix {
+    pub fn output_mut(&mut self) -> &mut D::Matrix {
         self.outputs.last_mut().expect("at least one layer")
     }
 }
 
-impl<B: Backend> MlpGradients<B> {
+impl<D: Device> MlpGradients<D> {
     /// Room for `rows` rows.
-    pub fn new(backend: &B, rows: usize, mlp: &Mlp<B>) -> Self {
+    pub fn new(device: &D, rows: usize, mlp: &Mlp<D>) -> Self {
         let hidden = &mlp.layers[..mlp.layers.len() - 1];
-        let by_outputs = hidden.iter().map(|layer| backend.matrix(rows, layer.bias.spec.columns));
+        let by_outputs = hidden.iter().map(|layer| device.matrix(rows, layer.outputs()));
         Self { by_outputs: by_outputs.collect() }
     }
 }
 
-impl<B: Backend> Mlp<B> {
-    /// Allocates and initialises the layers; at least one.
-    pub fn new(backend: &B, layers: Vec<DenseSpec>, seed: u64) -> Self {
-        assert!(!layers.is_empty(), "at least one layer");
-        Self { layers: layers.into_iter().map(|spec| Dense::new(backend, spec, seed)).collect() }
+impl<D: Device> Mlp<D> {
+    /// Layers `NAME.layer.0` and on: ReLU layers of widths `hidden`, then one of `outputs` and `last`.
+    ///
+    /// # Errors
+    /// When a layer's weights are too many.
+    pub fn new(
+        device: &D,
+        name: &str,
+        inputs: usize,
+        hidden: &[u32],
+        (outputs, last): (usize, Activation),
+        optimizer: Optimizer,
+    ) -> Result<Self, TooLarge> {
+        let mut layers = Vec::new();
+        let hidden = hidden.iter().map(|&width| (width as usize, Activation::Relu));
+        let mut inputs = inputs;
+        for (number, (width, activation)) in hidden.chain([(outputs, last)]).enumerate() {
+            let name = format!("{name}.layer.{number}");
+            layers.push(Dense::new(device, &name, (inputs, width), activation, optimizer)?);
+            inputs = width;
+        }
+        Ok(Self { layers })
     }
+}
 
+impl<B: Backend> Mlp<B> {
     /// Fills `saved` from `input` `[B, N]`, over the first `rows` rows.
     pub fn forward(&self, backend: &B, rows: usize, input: &B::Matrix, saved: &mut MlpActivations<B>) {
         for (number, layer) in self.layers.iter().enumerate() {
@@ -90,10 +111,20 @@ impl<B: Backend> Mlp<B> {
         }
     }
 
-    /// One optimizer step by the gradients of the last backward pass.
-    pub fn step(&mut self, backend: &B) {
+    /// Optimizer step number `step` by the gradients of the last backward pass.
+    pub fn step(&mut self, backend: &B, step: u64) {
         for layer in &mut self.layers {
-            layer.step(backend);
+            layer.step(backend, step);
         }
+    }
+}
+
+impl<D: Device> Parameters<D> for Mlp<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        self.layers.iter().flat_map(Dense::stored).collect()
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        self.layers.iter_mut().flat_map(Dense::stored_mut).collect()
     }
 }

@@ -6,14 +6,16 @@
 //!
 //! Tables have no `backward`: a row's gradient is summed and applied at once, in `step`.
 
+pub mod cross;
 pub mod dense;
 pub mod embedding;
 pub mod linear;
 pub mod mlp;
 pub mod tables;
 
+pub use cross::{Cross, CrossActivations, CrossGradients};
 pub use dense::Dense;
 pub use embedding::Embedding;
 pub use linear::Linear;
 pub use mlp::{Mlp, MlpActivations, MlpGradients};
-pub use tables::{TableSpec, Tables};
+pub use tables::Tables;

@@ -1,57 +1,70 @@
 //! Tables that a batch's ids are looked up in.
 
-use millstream_backend::{Backend, GradientColumns, Lookup};
+use millstream_backend::{Backend, Device, GradientColumns, IdColumn, Lookup};
 
 use crate::optimizer::Optimizer;
-use crate::parameter::{ParameterSpec, Stored, StoredMut, new_table};
-
-/// A table before there is memory for it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TableSpec {
-    /// Which ids are looked up, and how they are pooled.
-    pub lookup: Lookup,
-    /// `[C, W]`
-    pub parameter: ParameterSpec,
-}
+use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
 
 /// Tables with one optimizer, each looked up by a column of its own.
-pub struct Tables<B: Backend> {
+pub struct Tables<D: Device> {
     pub(super) lookups: Vec<Lookup>,
-    pub(super) tables: Vec<B::Table>,
+    pub(super) tables: Vec<D::Table>,
     specs: Vec<ParameterSpec>,
     optimizer: Optimizer,
 }
 
-impl<B: Backend> Tables<B> {
-    /// Allocates and initialises the tables.
-    pub fn new(backend: &B, specs: Vec<TableSpec>, optimizer: Optimizer, seed: u64) -> Self {
-        let tables = specs.iter().map(|spec| new_table(backend, &spec.parameter, seed)).collect();
-        let (lookups, specs) = specs.into_iter().map(|spec| (spec.lookup, spec.parameter)).unzip();
+impl<D: Device> Tables<D> {
+    /// Makes room for tables `[C, W]`, each with what is looked up in it; `optimizer` trains them all.
+    pub fn new(device: &D, tables: Vec<(Lookup, ParameterSpec)>, optimizer: Optimizer) -> Self {
+        let (lookups, specs): (Vec<_>, Vec<ParameterSpec>) = tables.into_iter().unzip();
+        let tables = specs.iter().map(|spec| device.table(spec.table_shape())).collect();
         Self { lookups, tables, specs, optimizer }
     }
 
-    /// One optimizer step on the rows that `batch` touches, by the gradient of what they gave.
+    /// Columns of all tables together.
+    pub fn widths(&self) -> usize {
+        self.specs.iter().map(|spec| spec.columns).sum()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.tables.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.tables.is_empty()
+    }
+
+    /// The columns of ids that are looked up.
+    pub fn id_columns(&self) -> impl Iterator<Item = IdColumn> {
+        self.lookups.iter().map(|lookup| lookup.column)
+    }
+}
+
+impl<B: Backend> Tables<B> {
+    /// Optimizer step number `step` on the rows that `batch` touches, by the gradient of what they gave.
     pub fn step(
         &mut self,
         backend: &B,
-        batch: &B::Batch,
-        plan: &B::RowPlan,
+        (batch, plan): (&B::Batch, &B::RowPlan),
         gradient: &B::Matrix,
         columns: GradientColumns,
+        step: u64,
     ) {
         if !self.tables.is_empty() {
-            let update = &self.optimizer.update;
-            backend.step_rows(update, batch, plan, &self.lookups, gradient, columns, &mut self.tables);
+            let update = self.optimizer.update(step);
+            backend.step_rows(&update, batch, plan, &self.lookups, gradient, columns, &mut self.tables);
         }
     }
+}
 
-    /// Every table, to read.
-    pub fn stored(&self) -> impl Iterator<Item = (&ParameterSpec, Stored<'_, B>)> {
-        self.specs.iter().zip(self.tables.iter().map(Stored::Table))
+impl<D: Device> Parameters<D> for Tables<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        self.specs.iter().zip(self.tables.iter().map(Stored::Table)).collect()
     }
 
-    /// Every table, to replace.
-    pub fn stored_mut(&mut self) -> impl Iterator<Item = (&ParameterSpec, StoredMut<'_, B>)> {
-        self.specs.iter().zip(self.tables.iter_mut().map(StoredMut::Table))
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        self.specs.iter().zip(self.tables.iter_mut().map(StoredMut::Table)).collect()
     }
 }

@@ -1,6 +1,7 @@
 //! Why a model cannot be built.
 
 use crate::optimizer::BadConstant;
+use crate::parameter::TooLarge;
 
 /// A model that cannot be built for a batch schema.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -39,16 +40,25 @@ pub enum ModelError {
         /// Which constant.
         source: BadConstant,
     },
-    /// More numbers than memory can hold.
-    #[error("parameter `{parameter}` of {rows} rows of {columns} numbers does not fit in memory")]
-    TooLarge {
-        /// Its name.
-        parameter: String,
-        /// Its rows.
-        rows: usize,
-        /// Its columns.
-        columns: usize,
+    /// An optimizer that keeps state of rows, where there are layers.
+    #[error("{key}: `rowwise_adagrad` is for embeddings alone")]
+    RowWise {
+        /// The job's key.
+        key: &'static str,
     },
+    /// Features of a kind that the model cannot do without.
+    #[error("{key}: {model} needs at least one feature {kind}")]
+    NoFeature {
+        /// The job's key.
+        key: &'static str,
+        /// The model's name.
+        model: &'static str,
+        /// What is missing.
+        kind: &'static str,
+    },
+    /// More numbers than memory can hold.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
 }
 
 fn suggestion(nearest: Option<&str>) -> String {

@@ -1,24 +1,49 @@
-//! The models, as a closed set.
+//! The models: upload, forward, loss, backward, update; and what each kind of model does in between.
+//!
+//! A model is built on a device. Built on [`Sizes`], which has no memory, it tells what it takes; so the plan
+//! of a model and the model cannot differ.
 
+mod builder;
+mod dcn;
+mod deep;
+mod deepfm;
+mod dlrm;
 mod error;
 mod features;
+mod linear;
+mod mlp;
+mod network;
 mod wide_deep;
 
-use millstream_backend::{Backend, BatchError, Cpu};
+use millstream_backend::{Backend, BatchError, Device, Scalar, Sizes};
 use millstream_batch::{BatchRef, BatchSchema};
 
 use crate::loss::LossSum;
-use crate::parameter::ParameterSpec;
 pub use crate::parameter::{NamedTensor, TensorRole};
 use crate::spec::ModelSpec;
+use builder::Builder;
 pub use error::ModelError;
-pub use wide_deep::WideDeep;
-use wide_deep::WideDeepPlan;
+use network::Network;
 
 /// A model on a backend, of any kind.
-pub enum Model<B: Backend> {
-    /// Wide & Deep.
-    WideDeep(Box<WideDeep<B>>),
+pub struct Model<B: Backend> {
+    backend: B,
+    parts: Parts<B>,
+    /// Probabilities on the host, `[B]`.
+    host: Vec<B::Scalar>,
+}
+
+/// What a model of any kind has on its device.
+struct Parts<D: Device> {
+    network: Network<D>,
+    batch: D::Batch,
+    plan: D::RowPlan,
+    /// `[B, 1]`
+    by_logits: D::Matrix,
+    /// Loss and weight, `[1, 2]`.
+    sums: D::Matrix,
+    /// `[B, 1]`
+    probabilities: D::Matrix,
 }
 
 /// What a model takes, known before it is built.
@@ -34,24 +59,62 @@ pub struct ModelPlan {
     pub workspace_bytes: u64,
 }
 
+impl<D: Device> Parts<D> {
+    fn new(device: &D, spec: &ModelSpec, schema: &BatchSchema) -> Result<Self, ModelError> {
+        let mut builder = Builder::new(device, schema);
+        let network = Network::new(&mut builder, spec)?;
+        Ok(Self {
+            network,
+            batch: device.batch(schema),
+            by_logits: builder.matrix(1),
+            sums: device.matrix(1, 2),
+            probabilities: builder.matrix(1),
+            plan: device.row_plan(schema, &builder.id_columns()),
+        })
+    }
+
+    /// Every tensor, in the order of [`Model::read_tensors`].
+    fn tensors(&self) -> Vec<NamedTensor> {
+        let parameters = self.network.parameters().stored().into_iter();
+        parameters.flat_map(|(spec, _)| spec.parts().map(|part| spec.tensor(part))).collect()
+    }
+}
+
 impl<B: Backend> Model<B> {
     /// Builds a model for batches of `schema`, with initial weights fixed by `seed`.
     ///
     /// # Errors
     /// When a feature that `spec` names is not in `schema`, or the model cannot be.
     pub fn new(backend: B, spec: &ModelSpec, schema: &BatchSchema, seed: u64) -> Result<Self, ModelError> {
-        let ModelSpec::WideDeep(spec) = spec;
-        let plan = WideDeepPlan::new(spec, schema)?;
-        Ok(Self::WideDeep(Box::new(WideDeep::new(backend, plan, schema, seed))))
+        let mut parts = Parts::new(&backend, spec, schema)?;
+        for (spec, mut stored) in parts.network.parameters_mut().stored_mut() {
+            stored.initialise(&backend, spec, seed);
+        }
+        Ok(Self { backend, parts, host: vec![B::Scalar::default(); schema.rows as usize] })
     }
 
-    /// Takes one optimizer step on `batch`; returns its loss before the step.
+    /// Takes optimizer step number `step`, from 1, on `batch`; returns its loss before the step.
+    ///
+    /// A batch of no rows changes nothing.
     ///
     /// # Errors
     /// When the batch is not of the model's schema, or an id is out of range; then no step was taken.
-    pub fn train_step(&mut self, batch: BatchRef<'_>) -> Result<LossSum, BatchError> {
-        let Self::WideDeep(model) = self;
-        model.train_step(batch)
+    pub fn train_step(&mut self, batch: BatchRef<'_>, step: u64) -> Result<LossSum, BatchError> {
+        let Self { backend, parts: Parts { network, batch: uploaded, plan, by_logits, sums, .. }, .. } = self;
+        backend.upload(batch, uploaded)?;
+        let rows = batch.rows();
+        if rows == 0 {
+            return Ok(LossSum::default());
+        }
+        backend.plan_rows(uploaded, plan);
+        let network = network.compute();
+        network.forward(backend, uploaded, rows);
+        backend.bce_with_logits(uploaded, network.logits(), by_logits, sums);
+        network.backward(backend, uploaded, rows, by_logits);
+        network.step(backend, (uploaded, plan), by_logits, step);
+        let mut values = [B::Scalar::default(); 2];
+        backend.read_matrix(sums, &mut values);
+        Ok(LossSum { loss: values[0].to_f64(), weight: values[1].to_f64() })
     }
 
     /// The probability of each row's label being 1, into `probabilities[..batch.rows()]`.
@@ -62,14 +125,22 @@ impl<B: Backend> Model<B> {
     /// # Panics
     /// When `probabilities` is shorter than the batch.
     pub fn predict(&mut self, batch: BatchRef<'_>, probabilities: &mut [f32]) -> Result<(), BatchError> {
-        let Self::WideDeep(model) = self;
-        model.predict(batch, probabilities)
+        let Self { backend, parts, host } = self;
+        backend.upload(batch, &mut parts.batch)?;
+        let rows = batch.rows();
+        let network = parts.network.compute();
+        network.forward(backend, &parts.batch, rows);
+        backend.sigmoid(rows, network.logits(), &mut parts.probabilities);
+        backend.read_matrix(&parts.probabilities, &mut host[..rows]);
+        for (out, probability) in probabilities[..rows].iter_mut().zip(host) {
+            *out = probability.to_f64() as f32;
+        }
+        Ok(())
     }
 
     /// Every tensor, in the order of [`Model::read_tensors`].
     pub fn tensors(&self) -> Vec<NamedTensor> {
-        let Self::WideDeep(model) = self;
-        model.stored().flat_map(|(spec, _)| tensors_of(spec)).collect()
+        self.parts.tensors()
     }
 
     /// Shows every tensor, in a fixed order, to `visit`; stops at its first error.
@@ -82,13 +153,13 @@ impl<B: Backend> Model<B> {
         &self,
         mut visit: impl FnMut(&NamedTensor, &[B::Scalar]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let Self::WideDeep(model) = self;
         let mut values = Vec::new();
-        for (spec, stored) in model.stored() {
-            values.resize(spec.len(), B::Scalar::default());
+        for (spec, stored) in self.parts.network.parameters().stored() {
             for part in spec.parts() {
-                stored.read(model.backend(), part, &mut values);
-                visit(&spec.tensor(part), &values)?;
+                let tensor = spec.tensor(part);
+                values.resize(tensor.len(), B::Scalar::default());
+                stored.read(&self.backend, part, &mut values);
+                visit(&tensor, &values)?;
             }
         }
         Ok(())
@@ -103,15 +174,14 @@ impl<B: Backend> Model<B> {
         &mut self,
         mut fill: impl FnMut(&NamedTensor, &mut [B::Scalar]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let Self::WideDeep(model) = self;
         let mut values = Vec::new();
-        let (backend, parameters) = model.stored_mut();
-        for (spec, mut stored) in parameters {
+        for (spec, mut stored) in self.parts.network.parameters_mut().stored_mut() {
             for part in spec.parts() {
+                let tensor = spec.tensor(part);
                 values.clear();
-                values.resize(spec.len(), B::Scalar::default());
-                fill(&spec.tensor(part), &mut values)?;
-                stored.write(backend, part, &values);
+                values.resize(tensor.len(), B::Scalar::default());
+                fill(&tensor, &mut values)?;
+                stored.write(&self.backend, part, &values);
             }
         }
         Ok(())
@@ -124,26 +194,15 @@ impl ModelPlan {
     /// # Errors
     /// As [`Model::new`], which then succeeds if memory suffices.
     pub fn new(spec: &ModelSpec, schema: &BatchSchema) -> Result<Self, ModelError> {
-        let ModelSpec::WideDeep(spec) = spec;
-        let plan = WideDeepPlan::new(spec, schema)?;
-        let float = size_of::<f32>() as u64;
-        let copies = |spec: &ParameterSpec| 1 + spec.optimizer.states.len() as u64;
-        let all: u64 = plan.parameters().map(|spec| spec.len() as u64 * copies(spec)).sum();
-        let in_tables: u64 = plan.tables().map(|spec| spec.len() as u64 * copies(spec)).sum();
-        let table_bytes: u64 = plan.tables().map(|spec| Cpu::table_bytes(spec.table_shape())).sum();
-        let parameters = plan.parameters().map(|spec| spec.len() as u64).sum();
-        let in_matrices = parameters - plan.tables().map(|spec| spec.len() as u64).sum::<u64>();
-        let row_bytes = plan.floats_per_row() as u64 * float;
-        let batch_bytes = Cpu::batch_bytes(schema) + Cpu::row_plan_bytes(schema, &plan.id_columns());
+        let sizes = Sizes::default();
+        let parts = Parts::new(&sizes, spec, schema)?;
+        let parameters = parts.network.parameters().stored();
+        let parameter_bytes = parameters.iter().map(|(spec, stored)| stored.bytes(spec)).sum();
         Ok(Self {
-            tensors: plan.parameters().flat_map(tensors_of).collect(),
-            parameters,
-            parameter_bytes: table_bytes + (all - in_tables) * float,
-            workspace_bytes: u64::from(schema.rows) * row_bytes + in_matrices * float + batch_bytes,
+            tensors: parts.tensors(),
+            parameters: parameters.iter().map(|(spec, _)| spec.len() as u64).sum(),
+            parameter_bytes,
+            workspace_bytes: sizes.bytes() - parameter_bytes,
         })
     }
-}
-
-fn tensors_of(spec: &ParameterSpec) -> Vec<NamedTensor> {
-    spec.parts().map(|part| spec.tensor(part)).collect()
 }

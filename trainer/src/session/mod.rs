@@ -107,7 +107,7 @@ where
     /// When the batch is not the model's; then nothing was changed. When the loss is not finite; then
     /// the session is good for nothing more.
     pub fn train(&mut self, batch: BatchRef<'_>) -> Result<LossSum, SessionError> {
-        let loss = self.scorer.model.train_step(batch)?;
+        let loss = self.scorer.model.train_step(batch, self.step + 1)?;
         self.step += 1;
         if !loss.loss.is_finite() {
             self.diverged = Some(loss.mean());

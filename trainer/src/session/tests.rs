@@ -29,11 +29,15 @@ fn schema(rows: u32) -> BatchSchema {
 }
 
 fn model() -> ModelSpec {
+    ModelSpec::WideDeep(wide_deep())
+}
+
+fn wide_deep() -> WideDeepSpec {
     let adagrad = OptimizerSpec::Adagrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon: 1e-7 };
     let ftrl =
         OptimizerSpec::Ftrl { learning_rate: 0.1, beta: 1.0, l1: 0.01, l2: 0.0, initial_accumulator: 0.1 };
     let features = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-    ModelSpec::WideDeep(WideDeepSpec {
+    WideDeepSpec {
         wide: WideSpec { features: features(&["a", "b", "c"]), optimizer: ftrl },
         deep: DeepSpec {
             features: features(&["x", "y", "a", "c"]),
@@ -42,7 +46,7 @@ fn model() -> ModelSpec {
             pooling: Pooling::Mean,
             optimizer: adagrad,
         },
-    })
+    }
 }
 
 fn training() -> TrainingSpec {
@@ -205,7 +209,7 @@ fn a_checkpoint_of_something_else_is_refused_by_the_first_difference() {
     let mut trained = session(cpu());
     run(&mut trained, 2);
     let (_, checkpoint) = checkpoint(&trained, directory.path());
-    let ModelSpec::WideDeep(mut wider) = model();
+    let mut wider = wide_deep();
     wider.deep.hidden[1] = 6;
     let mut other_rows = schema(ROWS);
     other_rows.rows = 32;
@@ -237,7 +241,7 @@ fn tensors_of_another_model_are_refused_and_change_nothing() {
     let mut session = session(cpu());
     run(&mut session, 2);
     let (before, _) = checkpoint(&session, &directory.path().join("before"));
-    let ModelSpec::WideDeep(mut deeper) = model();
+    let mut deeper = wide_deep();
     deeper.deep.hidden.push(2);
     // A checkpoint that claims to be of our model, with tensors of another.
     let mut other = Session::new(cpu(), &ModelSpec::WideDeep(deeper), &schema(ROWS), &training()).unwrap();

@@ -6,7 +6,6 @@ use millstream_daemon::job::Job;
 use millstream_daemon::pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_daemon::plan::{DataPlan, JobPlan, Learning};
 use millstream_daemon::trainer::model::TensorRole;
-use millstream_daemon::trainer::spec::ModelSpec;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
@@ -62,8 +61,8 @@ struct FeatureReport {
     bound: bool,
     /// The most values a row keeps, where a row may hold several.
     maximum: Option<u32>,
-    wide: bool,
-    deep: bool,
+    /// The parts of the model that read it; `model` where it has no parts.
+    used_by: Vec<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -182,7 +181,7 @@ impl Report {
                 feature.columns.join(" x "),
                 feature.ids.map_or("-".to_owned(), |ids| format!("{bound}{}", figures::count(ids.into()))),
                 feature.maximum.map_or("1".to_owned(), |maximum| format!("<= {maximum}")),
-                used_by(feature),
+                feature.used_by.join(", "),
             ]);
         }
         table.render()
@@ -245,7 +244,7 @@ impl From<DataPlan> for FilesReport {
 
 impl FeatureReport {
     fn of(spec: &FeatureSpec, job: &Job, plan: &JobPlan) -> Self {
-        let ModelSpec::WideDeep(model) = &job.model;
+        let parts = job.model.features().into_iter().filter(|(_, names)| names.contains(&spec.name));
         let single = plan.schema.ids.iter().find(|feature| feature.name == spec.name);
         let ragged = plan.schema.ragged.iter().find(|feature| feature.name == spec.name);
         let ids = single.map(|feature| feature.cardinality).or(ragged.map(|feature| feature.cardinality));
@@ -256,8 +255,7 @@ impl FeatureReport {
             ids,
             bound: !plan.learned && is_learned(&spec.kind),
             maximum: spec.maximum,
-            wide: model.wide.features.contains(&spec.name),
-            deep: model.deep.features.contains(&spec.name),
+            used_by: parts.map(|(part, _)| part.unwrap_or("model")).collect(),
         }
     }
 }
@@ -272,9 +270,9 @@ impl Parameters {
     }
 }
 
-/// The part of a model that a tensor is of: `wide`, or `deep` and which piece of it.
+/// The part of a model that a tensor is of: `wide`, `embedding`, or `deep` and which piece of it.
 fn part(tensor: &str) -> &str {
-    let pieces = if tensor.starts_with("wide") { 1 } else { 2 };
+    let pieces = if tensor.starts_with("deep.") { 2 } else { 1 };
     tensor.match_indices('.').nth(pieces - 1).map_or(tensor, |(end, _)| &tensor[..end])
 }
 
@@ -293,12 +291,6 @@ fn is_learned(kind: &FeatureKind) -> bool {
     matches!(kind, FeatureKind::Vocabulary { terms: Terms::Learned { .. }, .. })
 }
 
-fn used_by(feature: &FeatureReport) -> String {
-    let parts = [("wide", feature.wide), ("deep", feature.deep)];
-    let used: Vec<_> = parts.into_iter().filter_map(|(part, used)| used.then_some(part)).collect();
-    used.join(", ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::part;
@@ -310,7 +302,9 @@ mod tests {
             ("wide", "wide"),
             ("deep.embedding.education", "deep.embedding"),
             ("deep.layer.0.weight", "deep.layer"),
-            ("bias", "bias"),
+            ("linear.bias", "linear"),
+            ("embedding.education", "embedding"),
+            ("cross.layer.0.weight", "cross"),
         ];
         for (tensor, wanted) in cases {
             assert_eq!(part(tensor), wanted);

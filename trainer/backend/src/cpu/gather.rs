@@ -1,9 +1,9 @@
 //! Pooled rows of every table beside dense columns: the input of a deep model.
 
-use crate::backend::{Lookup, Pooling};
 use crate::cpu::matrix::{CpuMatrix, CpuTable};
 use crate::cpu::memory::prefetch;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::device::{Lookup, Pooling};
 use crate::host::{HostBatch, Ids};
 
 /// Batch rows of a task, and how far ahead table rows are fetched: while a task copies these rows from
@@ -18,10 +18,11 @@ pub(crate) fn gather(
     tables: &[CpuTable],
     dense: &[usize],
     out: &mut CpuMatrix,
+    first_column: usize,
 ) {
     let rows = batch.rows();
     let widths: usize = tables.iter().map(|table| table.shape().width).sum();
-    assert!(lookups.len() == tables.len() && out.columns() == widths + dense.len());
+    assert!(lookups.len() == tables.len() && out.columns() == first_column + widths + dense.len());
     let stride = out.stride();
     if stride == 0 {
         return;
@@ -31,7 +32,7 @@ pub(crate) fn gather(
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
-        let mut offset = 0;
+        let mut offset = first_column;
         for (number, (lookup, table)) in lookups.iter().zip(tables).enumerate() {
             let width = table.shape().width;
             let out = Out { rows: out, stride, offset };
@@ -94,7 +95,7 @@ fn copy_any_rows(table: &CpuTable, ids: &[u32], out: Out<'_>) {
     }
 }
 
-/// Sums each row's table rows, and divides by their number for a mean.
+/// Sums each row's table rows, and divides as the pooling says.
 #[inline(always)]
 fn pool_rows(table: &CpuTable, offsets: &[u32], values: &[u32], pooling: Pooling, out: Out<'_>) {
     let (data, stride, width) = (table.as_slice(), table.stride(), table.shape().width);
@@ -107,8 +108,8 @@ fn pool_rows(table: &CpuTable, offsets: &[u32], values: &[u32], pooling: Pooling
                 *sum += value;
             }
         }
-        if pooling == Pooling::Mean && ids.len() > 1 {
-            let factor = 1.0 / ids.len() as f32;
+        if pooling != Pooling::Sum && ids.len() > 1 {
+            let factor = pooling.factor(ids.len()) as f32;
             sum.iter_mut().for_each(|sum| *sum *= factor);
         }
     }

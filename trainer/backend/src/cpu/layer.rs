@@ -21,12 +21,13 @@ pub(crate) fn forward(
     rows: usize,
     input: &CpuMatrix,
     weights: &CpuMatrix,
-    bias: &CpuMatrix,
+    bias: Option<&CpuMatrix>,
     activation: Activation,
     output: &mut CpuMatrix,
 ) {
     let (inputs, outputs) = (weights.rows(), weights.columns());
-    assert!(input.columns() == inputs && output.columns() == outputs && bias.columns() == outputs);
+    assert!(input.columns() == inputs && output.columns() == outputs);
+    assert!(bias.is_none_or(|bias| bias.columns() == outputs));
     assert!(rows <= input.rows() && rows <= output.rows());
     let out_stride = output.stride();
     let out = output.parts();
@@ -38,10 +39,12 @@ pub(crate) fn forward(
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
         product(lhs, rhs, out, out_stride, false);
         for row in out.chunks_exact_mut(out_stride) {
-            let row = row[..outputs].iter_mut().zip(bias.row(0));
-            match activation {
-                Activation::Identity => row.for_each(|(y, b)| *y += b),
-                Activation::Relu => row.for_each(|(y, b)| *y = relu(*y + b)),
+            let row = row[..outputs].iter_mut();
+            match (bias, activation) {
+                (Some(bias), Activation::Identity) => row.zip(bias.row(0)).for_each(|(y, b)| *y += b),
+                (Some(bias), Activation::Relu) => row.zip(bias.row(0)).for_each(|(y, b)| *y = relu(*y + b)),
+                (None, Activation::Identity) => {}
+                (None, Activation::Relu) => row.for_each(|y| *y = relu(*y)),
             }
         }
     });
@@ -54,14 +57,16 @@ pub(crate) fn backward(
     layer: &LayerGradient<'_, CpuMatrix>,
     output_gradient: &mut CpuMatrix,
     weights_gradient: &mut CpuMatrix,
-    bias_gradient: &mut CpuMatrix,
+    bias_gradient: Option<&mut CpuMatrix>,
     input_gradient: Option<&mut CpuMatrix>,
 ) {
     let (inputs, outputs) = (layer.weights.rows(), layer.weights.columns());
     assert!(layer.input.columns() == inputs && output_gradient.columns() == outputs);
     assert!(layer.output.columns() == outputs && output_gradient.stride() == layer.output.stride());
     assert!(rows <= layer.input.rows() && rows <= output_gradient.rows() && rows <= layer.output.rows());
-    backward_by_bias(cpu, rows, layer, output_gradient, bias_gradient);
+    if bias_gradient.is_some() || layer.activation != Activation::Identity {
+        backward_by_bias(cpu, rows, layer, output_gradient, bias_gradient);
+    }
     if let Some(input_gradient) = input_gradient {
         backward_by_input(cpu, rows, layer.weights, output_gradient, input_gradient);
     }
@@ -74,7 +79,7 @@ fn backward_by_bias(
     rows: usize,
     layer: &LayerGradient<'_, CpuMatrix>,
     output_gradient: &mut CpuMatrix,
-    bias_gradient: &mut CpuMatrix,
+    bias_gradient: Option<&mut CpuMatrix>,
 ) {
     let (outputs, stride) = (output_gradient.columns(), output_gradient.stride());
     let blocks = tasks_for(rows, ROWS);
@@ -101,6 +106,7 @@ fn backward_by_bias(
             }
         }
     });
+    let Some(bias_gradient) = bias_gradient else { return };
     let total = &mut bias_gradient.as_mut_slice()[..outputs];
     total.fill(0.0);
     for sums in scratch.as_slice()[..blocks * outputs].chunks_exact(outputs.max(1)) {

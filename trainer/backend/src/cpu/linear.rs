@@ -1,9 +1,9 @@
 //! The linear model: one weight an id and a dense column.
 
-use crate::backend::{Lookup, Pooling};
 use crate::cpu::matrix::{CpuMatrix, CpuTable};
 use crate::cpu::memory::prefetch;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::device::{Lookup, Pooling};
 use crate::host::{HostBatch, Ids};
 
 /// Batch rows of a task, and how far ahead weights are fetched (see [`super::gather`]).
@@ -72,7 +72,7 @@ fn pool_weights(table: &CpuTable, offsets: &[u32], values: &[u32], pooling: Pool
     for (pair, sum) in offsets.windows(2).zip(sums) {
         let ids = &values[pair[0] as usize..pair[1] as usize];
         let pooled: f32 = ids.iter().map(|&id| data[id as usize * stride]).sum();
-        *sum += if pooling == Pooling::Mean && ids.len() > 1 { pooled / ids.len() as f32 } else { pooled };
+        *sum += if ids.len() > 1 { pooled * pooling.factor(ids.len()) as f32 } else { pooled };
     }
 }
 

@@ -1,7 +1,7 @@
 //! Matrices and tables of the CPU backend: where each number lies.
 
-use crate::backend::{TablePart, TableShape};
 use crate::cpu::memory::{LINE, Memory, Parts};
+use crate::device::{TablePart, TableShape};
 
 /// Numbers in rows and columns.
 ///
@@ -16,8 +16,17 @@ pub struct CpuMatrix {
 
 impl CpuMatrix {
     pub(crate) fn new(rows: usize, columns: usize) -> Self {
-        let stride = if columns < LINE { columns } else { columns.next_multiple_of(LINE) };
+        let stride = Self::stride_of(columns);
         Self { rows, columns, stride, memory: Memory::zeroed(rows * stride) }
+    }
+
+    /// Bytes that a matrix takes.
+    pub(crate) fn bytes(rows: usize, columns: usize) -> u64 {
+        (rows as u64).saturating_mul((Self::stride_of(columns) * size_of::<f32>()) as u64)
+    }
+
+    fn stride_of(columns: usize) -> usize {
+        if columns < LINE { columns } else { columns.next_multiple_of(LINE) }
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -68,8 +77,8 @@ impl CpuMatrix {
 
 /// An embedding table.
 ///
-/// A row's weights and their optimizer state lie side by side: `[w; W] [state 0; W] [state 1; W]`. The
-/// step touches both at a row that is in no cache, so for narrow rows (an Adagrad row of 8 columns, an
+/// A row's weights and their optimizer state lie side by side: `[w; W] [state 0; W] [state 1; W]`, then
+/// what there is of state for the whole row. The step touches both at a row that is in no cache, so for narrow rows (an Adagrad row of 8 columns, an
 /// FTRL row of 1) that is one cache line in place of two or three, and for wide ones as many lines but
 /// one page in place of several. The price is that a gather's lines carry state that it does not need,
 /// where rows are narrower than a line; training touches that state soon after.
@@ -89,7 +98,7 @@ impl CpuTable {
 
     /// Floats that one row takes.
     pub(crate) fn row_floats(shape: TableShape) -> usize {
-        let floats = shape.width * (1 + shape.states);
+        let floats = shape.width * (1 + shape.states) + shape.row_states;
         if floats < LINE { floats.next_power_of_two() } else { floats }
     }
 
@@ -113,7 +122,7 @@ impl CpuTable {
     }
 
     pub(crate) fn write(&mut self, part: TablePart, first_row: usize, values: &[f32]) {
-        let (start, stride, width) = (self.part_start(part), self.stride, self.shape.width);
+        let (start, stride, width) = (self.part_start(part), self.stride, self.shape.part_width(part));
         assert!(values.len().is_multiple_of(width), "whole rows");
         let rows = self.memory.as_mut_slice()[first_row * stride..].chunks_exact_mut(stride);
         for (row, values) in rows.zip(values.chunks_exact(width)) {
@@ -122,7 +131,7 @@ impl CpuTable {
     }
 
     pub(crate) fn read(&self, part: TablePart, first_row: usize, out: &mut [f32]) {
-        let (start, width) = (self.part_start(part), self.shape.width);
+        let (start, width) = (self.part_start(part), self.shape.part_width(part));
         assert!(out.len().is_multiple_of(width), "whole rows");
         let rows = self.as_slice()[first_row * self.stride..].chunks_exact(self.stride);
         for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
@@ -136,6 +145,10 @@ impl CpuTable {
             TablePart::State(number) => {
                 assert!(number < self.shape.states, "no state array {number}");
                 (1 + number) * self.shape.width
+            }
+            TablePart::RowState(number) => {
+                assert!(number < self.shape.row_states, "no state {number} of rows");
+                (1 + self.shape.states) * self.shape.width + number
             }
         }
     }

@@ -5,22 +5,26 @@
 //! * [`simd`]: kernels compiled for several vector widths.
 //! * [`gemm`], [`layer`]: fully connected layers.
 //! * [`gather`], [`linear`]: lookups and the linear model.
+//! * [`interaction`]: how features meet; [`columns`]: moving and adding them.
 //! * [`rows`]: which table rows a batch touches.
-//! * [`update`]: optimizer steps.
+//! * [`update`]: optimizer steps, by the formulas of [`rules`].
 //! * [`loss`]: the loss and the sigmoid.
 //!
 //! Each operation cuts its work into tasks by the shape of the data alone and gives each number of the
 //! result to one task, so that results depend neither on the number of threads nor on timing. They do
 //! depend on the kind of CPU: matrix kernels of other widths sum in another order.
 
+mod columns;
 mod gather;
 mod gemm;
+mod interaction;
 mod layer;
 mod linear;
 mod loss;
 mod matrix;
 mod memory;
 mod rows;
+mod rules;
 mod simd;
 mod team;
 mod update;
@@ -30,9 +34,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use millstream_batch::{BatchRef, BatchSchema};
 
-use crate::backend::{
-    Activation, Backend, GradientColumns, IdColumn, LayerGradient, Lookup, TablePart, TableShape,
-};
+use crate::backend::{Activation, Backend, GradientColumns, LayerGradient};
+use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
 use crate::error::{BackendError, BatchError};
 use crate::host::HostBatch;
 use crate::update::Update;
@@ -105,7 +108,7 @@ fn rows_of_task(task: usize, each: usize, items: usize) -> Range<usize> {
     task * each..((task + 1) * each).min(items)
 }
 
-impl Backend for Cpu {
+impl Device for Cpu {
     type Scalar = f32;
     type Matrix = CpuMatrix;
     type Table = CpuTable;
@@ -116,16 +119,26 @@ impl Backend for Cpu {
         CpuMatrix::new(rows, columns)
     }
 
+    fn table(&self, shape: TableShape) -> CpuTable {
+        CpuTable::new(shape)
+    }
+
+    fn batch(&self, schema: &BatchSchema) -> HostBatch {
+        HostBatch::new(schema)
+    }
+
+    fn row_plan(&self, schema: &BatchSchema, columns: &[IdColumn]) -> CpuRowPlan {
+        CpuRowPlan::new(schema, columns)
+    }
+}
+
+impl Backend for Cpu {
     fn write_matrix(&self, matrix: &mut CpuMatrix, values: &[f32]) {
         matrix.write(values);
     }
 
     fn read_matrix(&self, matrix: &CpuMatrix, out: &mut [f32]) {
         matrix.read(out);
-    }
-
-    fn table(&self, shape: TableShape) -> CpuTable {
-        CpuTable::new(shape)
     }
 
     fn write_table(&self, table: &mut CpuTable, part: TablePart, first_row: usize, values: &[f32]) {
@@ -136,16 +149,8 @@ impl Backend for Cpu {
         table.read(part, first_row, out);
     }
 
-    fn batch(&self, schema: &BatchSchema) -> HostBatch {
-        HostBatch::new(schema)
-    }
-
     fn upload(&self, batch: BatchRef<'_>, into: &mut HostBatch) -> Result<(), BatchError> {
         into.upload(batch)
-    }
-
-    fn row_plan(&self, schema: &BatchSchema, columns: &[IdColumn]) -> CpuRowPlan {
-        CpuRowPlan::new(schema, columns)
     }
 
     fn plan_rows(&self, batch: &HostBatch, plan: &mut CpuRowPlan) {
@@ -159,8 +164,9 @@ impl Backend for Cpu {
         tables: &[CpuTable],
         dense: &[usize],
         out: &mut CpuMatrix,
+        first_column: usize,
     ) {
-        gather::gather(self, batch, lookups, tables, dense, out);
+        gather::gather(self, batch, lookups, tables, dense, out, first_column);
     }
 
     fn linear_forward(
@@ -192,7 +198,7 @@ impl Backend for Cpu {
         rows: usize,
         input: &CpuMatrix,
         weights: &CpuMatrix,
-        bias: &CpuMatrix,
+        bias: Option<&CpuMatrix>,
         activation: Activation,
         output: &mut CpuMatrix,
     ) {
@@ -205,10 +211,82 @@ impl Backend for Cpu {
         layer: &LayerGradient<'_, CpuMatrix>,
         output_gradient: &mut CpuMatrix,
         weights_gradient: &mut CpuMatrix,
-        bias_gradient: &mut CpuMatrix,
+        bias_gradient: Option<&mut CpuMatrix>,
         input_gradient: Option<&mut CpuMatrix>,
     ) {
         layer::backward(self, rows, layer, output_gradient, weights_gradient, bias_gradient, input_gradient);
+    }
+
+    fn fm_forward(&self, rows: usize, vectors: &CpuMatrix, shape: (usize, usize), out: &mut CpuMatrix) {
+        interaction::fm_forward(self, rows, vectors, shape, out);
+    }
+
+    fn fm_backward(
+        &self,
+        rows: usize,
+        vectors: &CpuMatrix,
+        shape: (usize, usize),
+        out_gradient: &CpuMatrix,
+        vectors_gradient: &mut CpuMatrix,
+    ) {
+        interaction::fm_backward(self, rows, vectors, shape, out_gradient, vectors_gradient);
+    }
+
+    fn cross_forward(
+        &self,
+        rows: usize,
+        first: &CpuMatrix,
+        product: &CpuMatrix,
+        input: &CpuMatrix,
+        output: &mut CpuMatrix,
+    ) {
+        interaction::cross_forward(self, rows, first, product, input, output);
+    }
+
+    fn cross_backward(
+        &self,
+        rows: usize,
+        first: &CpuMatrix,
+        product: &CpuMatrix,
+        output_gradient: &CpuMatrix,
+        product_gradient: &mut CpuMatrix,
+        first_gradient: &mut CpuMatrix,
+    ) {
+        let (by_product, by_first) = (product_gradient, first_gradient);
+        interaction::cross_backward(self, rows, first, product, output_gradient, by_product, by_first);
+    }
+
+    fn dot_forward(&self, rows: usize, vectors: &CpuMatrix, width: usize, out: &mut CpuMatrix) {
+        interaction::dot_forward(self, rows, vectors, width, out);
+    }
+
+    fn dot_backward(
+        &self,
+        rows: usize,
+        vectors: &CpuMatrix,
+        width: usize,
+        out_gradient: &CpuMatrix,
+        vectors_gradient: &mut CpuMatrix,
+    ) {
+        interaction::dot_backward(self, rows, vectors, width, out_gradient, vectors_gradient);
+    }
+
+    fn copy_columns(
+        &self,
+        rows: usize,
+        from: (&CpuMatrix, usize),
+        to: (&mut CpuMatrix, usize),
+        columns: usize,
+    ) {
+        columns::copy(self, rows, from, to, columns);
+    }
+
+    fn add(&self, rows: usize, from: &CpuMatrix, to: &mut CpuMatrix) {
+        columns::add(self, rows, from, to);
+    }
+
+    fn clear(&self, rows: usize, matrix: &mut CpuMatrix) {
+        columns::clear(self, rows, matrix);
     }
 
     fn bce_with_logits(

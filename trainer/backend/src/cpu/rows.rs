@@ -3,9 +3,9 @@
 
 use millstream_batch::BatchSchema;
 
-use crate::backend::IdColumn;
 use crate::cpu::Cpu;
 use crate::cpu::memory::Parts;
+use crate::device::IdColumn;
 use crate::host::{HostBatch, Ids, capacity, cardinality};
 
 /// Most bits of a digit of the radix sort: its counters take 8 KiB of the stack.

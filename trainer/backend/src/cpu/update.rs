@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
-use crate::backend::{GradientColumns, Lookup, Pooling};
+use crate::backend::GradientColumns;
 use crate::cpu::matrix::{CpuMatrix, CpuTable, SharedTables};
 use crate::cpu::memory::{LINE, Parts, prefetch};
 use crate::cpu::rows::{CpuRowPlan, Entry};
+use crate::cpu::rules::{ByRule, Rule, by_rule_of};
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::device::{Lookup, Pooling};
 use crate::host::{HostBatch, Ids};
 use crate::update::Update;
 
@@ -22,70 +24,6 @@ const ENTRIES_AHEAD: usize = 16;
 /// Columns of a row that are summed and stepped together, in registers.
 const STRIP: usize = 16;
 
-/// The formula of an optimizer over one weight; kernels are compiled once for each.
-trait Rule: Copy + Sync {
-    /// Numbers of state kept for each weight, at most 2.
-    const STATES: usize;
-    /// The next weight and state.
-    fn next(self, w: f32, state: [f32; 2], g: f32) -> (f32, [f32; 2]);
-}
-
-#[derive(Clone, Copy)]
-struct Sgd {
-    learning_rate: f32,
-}
-
-#[derive(Clone, Copy)]
-struct Adagrad {
-    learning_rate: f32,
-    epsilon: f32,
-}
-
-#[derive(Clone, Copy)]
-struct Ftrl {
-    rate: f32,
-    beta: f32,
-    l1: f32,
-    l2: f32,
-}
-
-impl Rule for Sgd {
-    const STATES: usize = 0;
-
-    #[inline(always)]
-    fn next(self, w: f32, state: [f32; 2], g: f32) -> (f32, [f32; 2]) {
-        (w - self.learning_rate * g, state)
-    }
-}
-
-impl Rule for Adagrad {
-    const STATES: usize = 1;
-
-    #[inline(always)]
-    fn next(self, w: f32, [a, unused]: [f32; 2], g: f32) -> (f32, [f32; 2]) {
-        let a = a + g * g;
-        (w - self.learning_rate * g / (a.sqrt() + self.epsilon), [a, unused])
-    }
-}
-
-impl Rule for Ftrl {
-    const STATES: usize = 2;
-
-    /// `sqrt(n + g^2) - sqrt(n)` is computed as `g^2 / (sqrt(n + g^2) + sqrt(n))`, which loses no digits
-    /// when `n` has grown large beside `g^2`.
-    #[inline(always)]
-    fn next(self, w: f32, [z, n]: [f32; 2], g: f32) -> (f32, [f32; 2]) {
-        let squared = g * g;
-        let n_next = n + squared;
-        let root = n_next.sqrt();
-        let difference = squared / (root + n.sqrt()).max(f32::MIN_POSITIVE);
-        let z = z + (g - difference / self.rate * w);
-        let shrunk = z.signum() * self.l1 - z;
-        let w = shrunk / ((self.beta + root) / self.rate + self.l2);
-        (if z.abs() <= self.l1 { 0.0 } else { w }, [z, n_next])
-    }
-}
-
 /// One optimizer step on a matrix.
 pub(crate) fn step(
     cpu: &Cpu,
@@ -94,14 +32,20 @@ pub(crate) fn step(
     states: &mut [CpuMatrix],
     gradient: &CpuMatrix,
 ) {
-    match *update {
-        Update::Sgd { learning_rate } => step_by(cpu, Sgd { learning_rate }, weights, states, gradient),
-        Update::Adagrad { learning_rate, epsilon } => {
-            step_by(cpu, Adagrad { learning_rate, epsilon }, weights, states, gradient);
-        }
-        Update::Ftrl { learning_rate: rate, beta, l1, l2 } => {
-            step_by(cpu, Ftrl { rate, beta, l1, l2 }, weights, states, gradient);
-        }
+    by_rule_of(update, MatrixStep { cpu, weights, states, gradient });
+}
+
+struct MatrixStep<'a> {
+    cpu: &'a Cpu,
+    weights: &'a mut CpuMatrix,
+    states: &'a mut [CpuMatrix],
+    gradient: &'a CpuMatrix,
+}
+
+impl ByRule for MatrixStep<'_> {
+    fn by<R: Rule>(self, rule: R) {
+        assert!(!R::ROW_STATE, "a formula over single weights");
+        step_by(self.cpu, rule, self.weights, self.states, self.gradient);
     }
 }
 
@@ -166,20 +110,44 @@ pub(crate) fn step_rows(
     tables: &mut [CpuTable],
 ) {
     assert_eq!(lookups.len(), tables.len(), "a lookup a table");
-    let step = RowsStep { batch, plan, lookups, gradient, columns };
-    match *update {
-        Update::Sgd { learning_rate } => step.run(cpu, Sgd { learning_rate }, tables),
-        Update::Adagrad { learning_rate, epsilon } => {
-            step.run(cpu, Adagrad { learning_rate, epsilon }, tables);
-        }
-        Update::Ftrl { learning_rate: rate, beta, l1, l2 } => {
-            step.run(cpu, Ftrl { rate, beta, l1, l2 }, tables);
-        }
+    by_rule_of(update, RowsStep { cpu, batch, plan, lookups, gradient, columns, tables });
+}
+
+/// One step over all tables.
+struct RowsStep<'a> {
+    cpu: &'a Cpu,
+    batch: &'a HostBatch,
+    plan: &'a CpuRowPlan,
+    lookups: &'a [Lookup],
+    gradient: &'a CpuMatrix,
+    columns: GradientColumns,
+    tables: &'a mut [CpuTable],
+}
+
+impl ByRule for RowsStep<'_> {
+    fn by<R: Rule>(self, rule: R) {
+        let Self { cpu, batch, plan, lookups, gradient, columns, tables } = self;
+        let all = TablesStep { batch, plan, lookups, gradient, columns };
+        let tables = CpuTable::share(tables);
+        let longest = lookups.iter().map(|lookup| plan.column(lookup.column).entries().len()).max();
+        let tasks_each = tasks_for(longest.unwrap_or(0), ENTRIES);
+        cpu.run(tables.len() * tasks_each, |task| {
+            let (number, task) = (task / tasks_each, task % tasks_each);
+            // SAFETY: below, each row is taken once by the task whose run of equal ids it is.
+            let step = unsafe { all.table_step(&tables, number, task) };
+            let shape = tables.shape(number);
+            let kept = (shape.states, shape.row_states);
+            assert_eq!(kept, (R::STATES, usize::from(R::ROW_STATE)), "the state that the update keeps");
+            match step.width {
+                1 if !R::ROW_STATE => step.single_column(rule),
+                _ => step.run(rule),
+            }
+        });
     }
 }
 
 /// What every table's step reads.
-struct RowsStep<'a> {
+struct TablesStep<'a> {
     batch: &'a HostBatch,
     plan: &'a CpuRowPlan,
     lookups: &'a [Lookup],
@@ -192,8 +160,8 @@ struct TableStep<'a> {
     entries: &'a [Entry],
     /// Bounds of the runs, one more than there are.
     starts: &'a [u32],
-    /// Offsets of the ids of each batch row, where each counts by their number.
-    mean_offsets: Option<&'a [u32]>,
+    /// Where ids count by how many there are in a batch row: how, and the offsets of each row's ids.
+    pooled: Option<(Pooling, &'a [u32])>,
     /// From the first column on that is this table's.
     gradient: &'a [f32],
     gradient_stride: usize,
@@ -203,23 +171,7 @@ struct TableStep<'a> {
     stride: usize,
 }
 
-impl RowsStep<'_> {
-    fn run<R: Rule>(&self, cpu: &Cpu, rule: R, tables: &mut [CpuTable]) {
-        let tables = CpuTable::share(tables);
-        let longest = self.lookups.iter().map(|lookup| self.plan.column(lookup.column).entries().len()).max();
-        let tasks_each = tasks_for(longest.unwrap_or(0), ENTRIES);
-        cpu.run(tables.len() * tasks_each, |task| {
-            let (number, task) = (task / tasks_each, task % tasks_each);
-            // SAFETY: below, each row is taken once by the task whose run of equal ids it is.
-            let step = unsafe { self.table_step(&tables, number, task) };
-            assert_eq!(tables.shape(number).states, R::STATES, "the state that the update keeps");
-            match step.width {
-                1 => step.single_column(rule),
-                _ => step.run(rule),
-            }
-        });
-    }
-
+impl TablesStep<'_> {
     /// The step of table `number` over the runs that start among the ids of its task `task`.
     ///
     /// # Safety
@@ -237,17 +189,19 @@ impl RowsStep<'_> {
         let first = runs.partition_point(|&start| (start as usize) < task * ENTRIES);
         let end = runs.partition_point(|&start| (start as usize) < (task + 1) * ENTRIES);
         let offset = match self.columns {
-            GradientColumns::Apart => (0..number).map(|table| tables.shape(table).width).sum(),
+            GradientColumns::Apart { first } => {
+                first + (0..number).map(|table| tables.shape(table).width).sum::<usize>()
+            }
             GradientColumns::Shared => 0,
         };
-        let mean_offsets = match (lookup.pooling, self.batch.ids(lookup.column)) {
-            (Pooling::Mean, Ids::Ragged(offsets, _)) => Some(offsets),
-            _ => None,
+        let pooled = match (lookup.pooling, self.batch.ids(lookup.column)) {
+            (Pooling::Sum, _) | (_, Ids::Single(_)) => None,
+            (pooling, Ids::Ragged(offsets, _)) => Some((pooling, offsets)),
         };
         TableStep {
             entries: sorted.entries(),
             starts: &bounds[first..=end],
-            mean_offsets,
+            pooled,
             gradient: &self.gradient.as_slice()[offset..],
             gradient_stride: self.gradient.stride(),
             // SAFETY: by the caller's promise.
@@ -269,19 +223,41 @@ impl TableStep<'_> {
             let start = entries[0].id as usize * self.stride;
             // SAFETY: the row of this run's id, taken by no other run.
             let row = unsafe { self.table.get(start..start + self.stride) };
-            let whole = self.width / STRIP * STRIP;
-            for column in (0..whole).step_by(STRIP) {
-                self.strip(rule, entries, row, column, STRIP);
-            }
-            if whole < self.width {
-                self.strip(rule, entries, row, whole, self.width - whole);
+            let rule = if R::ROW_STATE { self.rule_of_row(rule, entries, row) } else { rule };
+            for (first, columns) in self.strips() {
+                self.strip(rule, entries, row, first, columns);
             }
         }
     }
 
-    /// Sums the gradient of `columns` columns from `first` on over `entries`, and steps them.
+    /// The row's strips: first column and number of columns.
     #[inline(always)]
-    fn strip<R: Rule>(&self, rule: R, entries: &[Entry], row: &mut [f32], first: usize, columns: usize) {
+    fn strips(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let whole = self.width / STRIP * STRIP;
+        let rest = self.width - whole;
+        (0..whole).step_by(STRIP).map(|first| (first, STRIP)).chain((rest > 0).then_some((whole, rest)))
+    }
+
+    /// Steps the state of the whole row, and returns the formula for its weights.
+    #[inline(always)]
+    fn rule_of_row<R: Rule>(&self, rule: R, entries: &[Entry], row: &mut [f32]) -> R {
+        let mut squares = [0.0_f32; STRIP];
+        for (first, columns) in self.strips() {
+            let sum = self.sum(entries, first, columns);
+            for (squares, sum) in squares.iter_mut().zip(sum) {
+                *squares += sum * sum;
+            }
+        }
+        let mean_square = squares.iter().sum::<f32>() / self.width as f32;
+        let state = &mut row[(1 + R::STATES) * self.width];
+        let (rule, next) = rule.of_row(*state, mean_square);
+        *state = next;
+        rule
+    }
+
+    /// The gradient of `columns` columns from `first` on, summed over `entries`.
+    #[inline(always)]
+    fn sum(&self, entries: &[Entry], first: usize, columns: usize) -> [f32; STRIP] {
         let mut sum = [0.0_f32; STRIP];
         for entry in entries {
             let start = entry.row as usize * self.gradient_stride + first;
@@ -291,6 +267,13 @@ impl TableStep<'_> {
                 *sum += g * factor;
             }
         }
+        sum
+    }
+
+    /// Steps `columns` columns from `first` on.
+    #[inline(always)]
+    fn strip<R: Rule>(&self, rule: R, entries: &[Entry], row: &mut [f32], first: usize, columns: usize) {
+        let sum = self.sum(entries, first, columns);
         let (mut w, mut state) = ([0.0_f32; STRIP], [[0.0_f32; STRIP]; 2]);
         w[..columns].copy_from_slice(&row[first..first + columns]);
         for (number, state) in state[..R::STATES].iter_mut().enumerate() {
@@ -345,10 +328,10 @@ impl TableStep<'_> {
     /// What the gradient of `entry` counts for.
     #[inline(always)]
     fn factor(&self, entry: &Entry) -> f32 {
-        match self.mean_offsets {
-            Some(offsets) => {
+        match self.pooled {
+            Some((pooling, offsets)) => {
                 let row = entry.row as usize;
-                1.0 / (offsets[row + 1] - offsets[row]) as f32
+                pooling.factor((offsets[row + 1] - offsets[row]) as usize) as f32
             }
             None => 1.0,
         }

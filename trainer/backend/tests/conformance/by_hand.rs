@@ -12,6 +12,12 @@ use millstream_batch::{
 
 use crate::case::Bench;
 
+const SGD: Update = Update::Sgd { learning_rate: 1.0 };
+
+fn adam(weight_decay: f64) -> Update {
+    Update::Adam { learning_rate: 0.5, beta1: 0.5, beta2: 0.75, epsilon: 2.0, weight_decay, step: 1 }
+}
+
 /// Declares a test that runs a body on each backend.
 macro_rules! test_on_each {
     ($($body:ident),* $(,)?) => {
@@ -31,6 +37,7 @@ test_on_each!(
     the_loss_is_a_weighted_mean,
     a_batch_of_no_weight_has_no_gradient,
     optimizers_do_as_their_papers_say,
+    vectors_meet_in_pairs,
     bad_batches_are_refused,
     matrices_and_tables_keep_what_is_written,
 );
@@ -96,7 +103,7 @@ fn a_layer_goes_forward_and_backward<B: Backend>(backend: &B) {
     let weights = bench.matrix(2, 3, &[1.0, 0.0, 2.0, -1.0, 1.0, 1.0]);
     let bias = bench.matrix(1, 3, &[0.5, -0.5, 0.0]);
     let mut output = backend.matrix(2, 3);
-    backend.layer_forward(2, &input, &weights, &bias, Activation::Relu, &mut output);
+    backend.layer_forward(2, &input, &weights, Some(&bias), Activation::Relu, &mut output);
     close(&bench.read(&output, 6), &[0.0, 1.5, 4.0, 4.5, 0.0, 5.0]);
     let mut gradient = bench.matrix(2, 3, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let (mut by_weights, mut by_bias) = (backend.matrix(2, 3), backend.matrix(1, 3));
@@ -104,7 +111,7 @@ fn a_layer_goes_forward_and_backward<B: Backend>(backend: &B) {
     let layer =
         LayerGradient { input: &input, weights: &weights, output: &output, activation: Activation::Relu };
     let by_input_wanted = Some(&mut by_input);
-    backend.layer_backward(2, &layer, &mut gradient, &mut by_weights, &mut by_bias, by_input_wanted);
+    backend.layer_backward(2, &layer, &mut gradient, &mut by_weights, Some(&mut by_bias), by_input_wanted);
     close(&bench.read(&gradient, 6), &[0.0, 2.0, 3.0, 4.0, 0.0, 6.0]);
     close(&bench.read(&by_bias, 3), &[4.0, 2.0, 9.0]);
     close(&bench.read(&by_weights, 6), &[12.0, 2.0, 21.0, -4.0, 4.0, 0.0]);
@@ -115,19 +122,21 @@ fn ids_are_looked_up_and_pooled<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let batch = uploaded(backend);
     let colours = [1.0, 2.0, 0.0, 0.0, 3.0, 4.0, 0.0, 0.0];
-    let tables =
-        [bench.table((4, 2), &colours, 0, [0.0; 2]), bench.table((3, 1), &[1.0, 10.0, 5.0], 0, [0.0; 2])];
+    let tables = [
+        bench.table((4, 2), &colours, &SGD, [0.0; 2]),
+        bench.table((3, 1), &[1.0, 10.0, 5.0], &SGD, [0.0; 2]),
+    ];
     let mut out = backend.matrix(3, 4);
-    backend.gather(&batch, &lookups(Pooling::Sum), &tables, &[1], &mut out);
+    backend.gather(&batch, &lookups(Pooling::Sum), &tables, &[1], &mut out, 0);
     let sums = [3.0, 4.0, 20.0, 10.0, 1.0, 2.0, 0.0, 20.0, 3.0, 4.0, 6.0, 30.0];
     close(&bench.read(&out, 12), &sums);
-    backend.gather(&batch, &lookups(Pooling::Mean), &tables, &[1], &mut out);
+    backend.gather(&batch, &lookups(Pooling::Mean), &tables, &[1], &mut out, 0);
     let means = [3.0, 4.0, 10.0, 10.0, 1.0, 2.0, 0.0, 20.0, 3.0, 4.0, 3.0, 30.0];
     close(&bench.read(&out, 12), &means);
 
     let tables = [
-        bench.table((4, 1), &[1.0, 0.0, 2.0, 0.0], 0, [0.0; 2]),
-        bench.table((3, 1), &[1.0, 10.0, 5.0], 0, [0.0; 2]),
+        bench.table((4, 1), &[1.0, 0.0, 2.0, 0.0], &SGD, [0.0; 2]),
+        bench.table((3, 1), &[1.0, 10.0, 5.0], &SGD, [0.0; 2]),
     ];
     let dense_weights = bench.matrix(2, 1, &[0.5, 0.25]);
     let bias = bench.matrix(1, 1, &[100.0]);
@@ -152,8 +161,8 @@ fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
     let update = Update::Sgd { learning_rate: 1.0 };
     for (pooling, tags) in [(Pooling::Sum, [-256.0, -8.0, -256.0]), (Pooling::Mean, [-128.0, -4.0, -128.0])] {
         let mut tables =
-            [bench.table((4, 2), &[0.0; 8], 0, [0.0; 2]), bench.table((3, 1), &[0.0; 3], 0, [0.0; 2])];
-        let apart = GradientColumns::Apart;
+            [bench.table((4, 2), &[0.0; 8], &SGD, [0.0; 2]), bench.table((3, 1), &[0.0; 3], &SGD, [0.0; 2])];
+        let apart = GradientColumns::Apart { first: 0 };
         backend.step_rows(&update, &batch, &plan, &lookups(pooling), &gradient, apart, &mut tables);
         let colours = bench.read_table(&tables[0], TablePart::Weights, 8);
         close(&colours, &[-8.0, -16.0, 0.0, 0.0, -65.0, -130.0, 0.0, 0.0]);
@@ -161,14 +170,40 @@ fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
     }
     // Adagrad's accumulator sees the square of the sum, not the sum of squares.
     let update = Update::Adagrad { learning_rate: 1.0, epsilon: 0.0 };
-    let mut tables = [bench.table((4, 2), &[0.0; 8], 1, [0.0; 2])];
+    let mut tables = [bench.table((4, 2), &[0.0; 8], &update, [0.0; 2])];
     let only = &lookups(Pooling::Sum)[..1];
-    let apart = GradientColumns::Apart;
+    let apart = GradientColumns::Apart { first: 0 };
     backend.step_rows(&update, &batch, &plan, only, &gradient, apart, &mut tables);
     let accumulators = bench.read_table(&tables[0], TablePart::State(0), 8);
     close(&accumulators, &[64.0, 256.0, 0.0, 0.0, 4225.0, 16900.0, 0.0, 0.0]);
     let weights = bench.read_table(&tables[0], TablePart::Weights, 8);
     close(&weights, &[-1.0, -1.0, 0.0, 0.0, -1.0, -1.0, 0.0, 0.0]);
+    // The accumulator of a row takes the mean of its squares.
+    let update = Update::RowWiseAdagrad { learning_rate: 1.0, epsilon: 0.0 };
+    let mut tables = [bench.table((4, 2), &[0.0; 8], &update, [0.0; 2])];
+    backend.step_rows(&update, &batch, &plan, only, &gradient, apart, &mut tables);
+    let accumulators = bench.read_table(&tables[0], TablePart::RowState(0), 4);
+    close(&accumulators, &[160.0, 0.0, 10562.5, 0.0]);
+    let (first, third) = (160.0_f64.sqrt(), 10562.5_f64.sqrt());
+    let weights = bench.read_table(&tables[0], TablePart::Weights, 8);
+    close(&weights, &[-8.0 / first, -16.0 / first, 0.0, 0.0, -65.0 / third, -130.0 / third, 0.0, 0.0]);
+}
+
+fn vectors_meet_in_pairs<B: Backend>(backend: &B) {
+    let bench = Bench(backend);
+    let vectors = bench.matrix(1, 6, &[1.0, 2.0, 3.0, -1.0, 0.0, 4.0]);
+    let mut out = bench.matrix(1, 1, &[100.0]);
+    backend.fm_forward(1, &vectors, (3, 2), &mut out);
+    close(&bench.read(&out, 1), &[105.0]);
+    let mut by_vectors = bench.matrix(1, 6, &[100.0; 6]);
+    backend.fm_backward(1, &vectors, (3, 2), &bench.matrix(1, 1, &[2.0]), &mut by_vectors);
+    close(&bench.read(&by_vectors, 6), &[106.0, 106.0, 102.0, 112.0, 108.0, 102.0]);
+    let mut out = backend.matrix(1, 5);
+    backend.dot_forward(1, &vectors, 2, &mut out);
+    close(&bench.read(&out, 5), &[1.0, 2.0, 1.0, 8.0, -4.0]);
+    let gradient = bench.matrix(1, 5, &[10.0, 20.0, 1.0, 2.0, 4.0]);
+    backend.dot_backward(1, &vectors, 2, &gradient, &mut by_vectors);
+    close(&bench.read(&by_vectors, 6), &[13.0, 27.0, 1.0, 18.0, 14.0, 0.0]);
 }
 
 fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {
@@ -214,6 +249,14 @@ fn optimizers_do_as_their_papers_say<B: Backend>(backend: &B) {
     // a = 16 + 9 = 25; w = 2 - 0.5 * 3 / (5 + 1)
     let adagrad = Update::Adagrad { learning_rate: 0.5, epsilon: 1.0 };
     close(&stepped(adagrad, 2.0, &[16.0]), &[1.75, 25.0]);
+    // m = 0.5 * 4 + 3 = 5; w = 2 - 0.5 * 5, or 2 - 0.5 * (3 + 0.5 * 5)
+    let momentum = |nesterov| Update::Momentum { learning_rate: 0.5, momentum: 0.5, nesterov };
+    close(&stepped(momentum(false), 2.0, &[4.0]), &[-0.5, 5.0]);
+    close(&stepped(momentum(true), 2.0, &[4.0]), &[-0.75, 5.0]);
+    // m = 0.5 * 1 + 0.5 * 3 = 2; v = 0.75 * 9 + 0.25 * 9 = 9; both corrected by the first step's number:
+    // w = (2 - 0.5 * decay * 2) - 0.5 * (2 / 0.5) / (3 / 0.5 + 2)
+    close(&stepped(adam(0.0), 2.0, &[1.0, 9.0]), &[1.75, 2.0, 9.0]);
+    close(&stepped(adam(0.5), 2.0, &[1.0, 9.0]), &[1.25, 2.0, 9.0]);
     // sigma = (5 - 4) / 0.5 = 2; z = 10 + 3 - 2 * 2 = 9; n = 25;
     // w = -(9 - 1) / ((1 + 5) / 0.5 + 4) = -0.5
     let ftrl = |l1| Update::Ftrl { learning_rate: 0.5, beta: 1.0, l1, l2: 4.0 };
@@ -262,13 +305,14 @@ fn bad_batches_are_refused<B: Backend>(backend: &B) {
 
 fn matrices_and_tables_keep_what_is_written<B: Backend>(backend: &B) {
     let bench = Bench(backend);
+    let adam = adam(0.0);
     for columns in [1, 15, 16, 17] {
         let values: Vec<f32> = (0..5 * columns).map(|x| x as f32).collect();
         let expected: Vec<f64> = values.iter().map(|&x| f64::from(x)).collect();
         let matrix = bench.matrix(5, columns, &values);
         close(&bench.read(&matrix, 5 * columns), &expected);
         close(&bench.read(&matrix, 2 * columns), &expected[..2 * columns]);
-        let table = bench.table((5, columns), &values, 2, [7.0, 8.0]);
+        let table = bench.table((5, columns), &values, &adam, [7.0, 8.0]);
         close(&bench.read_table(&table, TablePart::Weights, 5 * columns), &expected);
         close(&bench.read_table(&table, TablePart::State(1), columns), &vec![8.0; columns]);
     }

@@ -8,6 +8,8 @@ use millstream_backend::{
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
+use crate::interactions::interactions;
+
 /// Splitmix64.
 pub(crate) struct Random(pub(crate) u64);
 
@@ -147,11 +149,20 @@ impl Shapes {
 }
 
 /// Each optimizer, and what its state starts from.
-pub(crate) const UPDATES: [(&str, Update, [f32; 2]); 3] = [
+pub(crate) const UPDATES: [(&str, Update, [f32; 2]); 8] = [
     ("sgd", Update::Sgd { learning_rate: 0.5 }, [0.0, 0.0]),
+    ("momentum", Update::Momentum { learning_rate: 0.25, momentum: 0.75, nesterov: false }, [0.5, 0.0]),
+    ("nesterov", Update::Momentum { learning_rate: 0.25, momentum: 0.75, nesterov: true }, [0.5, 0.0]),
+    ("row-wise adagrad", Update::RowWiseAdagrad { learning_rate: 0.25, epsilon: 1e-6 }, [0.125, 0.0]),
+    ("adam", adam(0.0, 3), [0.25, 0.5]),
+    ("adamw", adam(0.125, 1), [0.0, 0.0]),
     ("adagrad", Update::Adagrad { learning_rate: 0.25, epsilon: 1e-6 }, [0.125, 0.0]),
     ("ftrl", Update::Ftrl { learning_rate: 0.25, beta: 0.5, l1: 0.03125, l2: 0.5 }, [0.0, 0.125]),
 ];
+
+const fn adam(weight_decay: f64, step: u64) -> Update {
+    Update::Adam { learning_rate: 0.125, beta1: 0.75, beta2: 0.875, epsilon: 1e-3, weight_decay, step }
+}
 
 /// What operations gave, by name.
 pub(crate) type Outcome = Vec<(String, Vec<f64>)>;
@@ -176,14 +187,15 @@ impl<B: Backend> Bench<'_, B> {
         &self,
         (rows, width): (usize, usize),
         weights: &[f32],
-        states: usize,
+        update: &Update,
         start: [f32; 2],
     ) -> B::Table {
-        let mut table = self.0.table(TableShape { rows, width, states });
+        let shape = TableShape { rows, width, states: update.states(), row_states: update.row_states() };
+        let mut table = self.0.table(shape);
         self.0.write_table(&mut table, TablePart::Weights, 0, &scalars::<B>(weights));
-        for (state, &start) in start[..states].iter().enumerate() {
-            let values = vec![start; rows * width];
-            self.0.write_table(&mut table, TablePart::State(state), 0, &scalars::<B>(&values));
+        for (part, start) in state_parts(update).into_iter().zip(start) {
+            let values = vec![start; rows * shape.part_width(part)];
+            self.0.write_table(&mut table, part, 0, &scalars::<B>(&values));
         }
         table
     }
@@ -193,6 +205,12 @@ impl<B: Backend> Bench<'_, B> {
         self.0.read_table(table, part, 0, &mut out);
         out.into_iter().map(Scalar::to_f64).collect()
     }
+}
+
+/// Where the state of a table lies.
+fn state_parts(update: &Update) -> Vec<TablePart> {
+    let of_weights = (0..update.states()).map(TablePart::State);
+    of_weights.chain((0..update.row_states()).map(TablePart::RowState)).collect()
 }
 
 fn scalars<B: Backend>(values: &[f32]) -> Vec<B::Scalar> {
@@ -209,6 +227,7 @@ pub(crate) fn run<B: Backend>(backend: &B, shapes: &Shapes, seed: u64) -> Outcom
     lookups(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
     linear(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
     layers(&Bench(backend), shapes, &mut random, &mut outcome);
+    interactions(&Bench(backend), shapes, &mut random, &mut outcome);
     losses(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
     steps(&Bench(backend), &mut random, &mut outcome);
     outcome
@@ -230,24 +249,27 @@ fn lookups<B: Backend>(
     let columns: Vec<IdColumn> = lookups.iter().map(|lookup| lookup.column).collect();
     let mut plan = backend.row_plan(&shapes.schema(), &columns);
     backend.plan_rows(batch, &mut plan);
-    let gradient = bench.matrix(capacity, width, &random.numbers(capacity * width));
+    // Tables' columns follow others that are not theirs.
+    let before = capacity % 3;
+    let all = before + width;
+    let gradient = bench.matrix(capacity, all, &random.numbers(capacity * all));
     for (name, update, start) in UPDATES {
         let mut tables: Vec<B::Table> = sizes
             .iter()
             .zip(&weights)
-            .map(|(&size, weights)| bench.table(size, weights, update.states(), start))
+            .map(|(&size, weights)| bench.table(size, weights, &update, start))
             .collect();
-        let mut out = backend.matrix(capacity, width + dense.len());
-        backend.gather(batch, &lookups, &tables, &dense, &mut out);
-        outcome.push((format!("gather {name}"), bench.read(&out, rows * (width + dense.len()))));
+        let mut out = backend.matrix(capacity, all + dense.len());
+        backend.gather(batch, &lookups, &tables, &dense, &mut out, before);
+        outcome.push((format!("gather {name}"), bench.read(&out, rows * (all + dense.len()))));
         for _ in 0..2 {
-            let apart = GradientColumns::Apart;
+            let apart = GradientColumns::Apart { first: before };
             backend.step_rows(&update, batch, &plan, &lookups, &gradient, apart, &mut tables);
         }
         for (number, (table, size)) in tables.iter().zip(&sizes).enumerate() {
-            let parts = (0..update.states()).map(TablePart::State).chain([TablePart::Weights]);
-            for part in parts {
-                let values = bench.read_table(table, part, size.0 * size.1);
+            for part in state_parts(&update).into_iter().chain([TablePart::Weights]) {
+                let columns = if let TablePart::RowState(_) = part { 1 } else { size.1 };
+                let values = bench.read_table(table, part, size.0 * columns);
                 outcome.push((format!("step_rows {name} table {number} {part:?}"), values));
             }
         }
@@ -277,7 +299,7 @@ fn linear<B: Backend>(
         let mut tables: Vec<B::Table> = sizes
             .iter()
             .zip(&weights)
-            .map(|(&(rows, _), weights)| bench.table((rows, 1), weights, update.states(), start))
+            .map(|(&(rows, _), weights)| bench.table((rows, 1), weights, &update, start))
             .collect();
         let mut out = bench.matrix(capacity, 1, &before);
         backend.linear_forward(batch, &lookups, &tables, &dense, &dense_weights, &bias, &mut out);
@@ -304,9 +326,12 @@ fn layers<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random
     let weights = bench.matrix(inputs, outputs, &random.numbers(inputs * outputs));
     let bias = bench.matrix(1, outputs, &random.numbers(outputs));
     for activation in [Activation::Identity, Activation::Relu] {
-        let mut output = backend.matrix(capacity, outputs);
-        backend.layer_forward(rows, &input, &weights, &bias, activation, &mut output);
-        outcome.push((format!("layer {activation:?}"), bench.read(&output, rows * outputs)));
+        for bias in [None, Some(&bias)] {
+            let mut output = backend.matrix(capacity, outputs);
+            backend.layer_forward(rows, &input, &weights, bias, activation, &mut output);
+            let name = format!("layer {activation:?}, with a bias: {}", bias.is_some());
+            outcome.push((name, bench.read(&output, rows * outputs)));
+        }
         // Given, not computed, so that rounding cannot put it on the other side of 0.
         let output = random.numbers(capacity * outputs).into_iter().map(|y| y.max(0.0));
         let output = bench.matrix(capacity, outputs, &output.collect::<Vec<_>>());
@@ -322,7 +347,8 @@ fn layers<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random
                 &layer,
                 &mut output_gradient,
                 &mut by_weights,
-                &mut by_bias,
+                // Wanted or not, the other gradients are the same.
+                (wanted != Some(inputs)).then_some(&mut by_bias),
                 by_input.as_mut(),
             );
             let name = |what| format!("layer {activation:?} {wanted:?} by {what}");
@@ -365,7 +391,7 @@ fn steps<B: Backend>(bench: &Bench<'_, B>, random: &mut Random, outcome: &mut Ou
     for (rows, columns) in [(1, 1), (1, 7), (5, 16), (3, 17), (200, 100)] {
         let count = rows * columns;
         let (weights, gradient) = (random.numbers(count), random.numbers(count));
-        for (name, update, start) in UPDATES {
+        for (name, update, start) in UPDATES.into_iter().filter(|(_, update, _)| update.row_states() == 0) {
             let mut weights = bench.matrix(rows, columns, &weights);
             let gradient = bench.matrix(rows, columns, &gradient);
             let mut states: Vec<B::Matrix> = (0..update.states())

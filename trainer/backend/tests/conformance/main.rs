@@ -5,4 +5,5 @@
 
 mod by_hand;
 mod case;
+mod interactions;
 mod random;

@@ -26,7 +26,7 @@ fn shapes() -> Vec<Shapes> {
             dense: [1, 0, 13, 2][number % 4],
             single,
             ragged,
-            pooling: if number % 2 == 0 { Pooling::Sum } else { Pooling::Mean },
+            pooling: [Pooling::Sum, Pooling::Mean, Pooling::SqrtN][number % 3],
             weighted: number % 3 == 0,
             ids: falls[number % falls.len()],
             layer: layers[number % layers.len()],
@@ -39,6 +39,8 @@ fn shapes() -> Vec<Shapes> {
 fn the_cpu_agrees_with_the_reference() {
     let cpu = Cpu::new(Some(2)).expect("two threads");
     for (number, shapes) in shapes().iter().enumerate() {
+        // A table row that every batch row names has the sum of as many gradients, which nearly cancel.
+        let tolerance = 1e-5 * (f64::from(shapes.rows) / 300.0).max(1.0);
         let expected = run(&Reference, shapes, number as u64);
         let found = run(&cpu, shapes, number as u64);
         assert_eq!(expected.len(), found.len());
@@ -46,7 +48,7 @@ fn the_cpu_agrees_with_the_reference() {
             assert_eq!(expected.len(), found.len(), "{name}");
             let largest = expected.iter().fold(1.0_f64, |largest, x| largest.max(x.abs()));
             for (item, (expected, found)) in expected.iter().zip(found).enumerate() {
-                let close = (expected - found).abs() <= 1e-5 * largest;
+                let close = (expected - found).abs() <= tolerance * largest;
                 assert!(close, "{name}, item {item}: {found}, not {expected}; {shapes:?}");
             }
         }

@@ -3,16 +3,19 @@
 //! It is what [`crate::Cpu`] and every later device is tested against, and what finite differences and
 //! the float64 golden trajectory run on. It shares nothing with them but the checked batch.
 
+mod table;
+
 use std::collections::BTreeMap;
 
 use millstream_batch::{BatchRef, BatchSchema};
 
-use crate::backend::{
-    Activation, Backend, GradientColumns, IdColumn, LayerGradient, Lookup, Pooling, TablePart, TableShape,
-};
+use crate::backend::{Activation, Backend, GradientColumns, LayerGradient};
+use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
 use crate::error::BatchError;
 use crate::host::HostBatch;
 use crate::update::Update;
+pub use table::ReferenceTable;
+use table::step_one;
 
 /// The reference backend.
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,13 +25,6 @@ pub struct Reference;
 pub struct ReferenceMatrix {
     columns: usize,
     values: Vec<f64>,
-}
-
-/// A table and its optimizer state, each row-major.
-pub struct ReferenceTable {
-    shape: TableShape,
-    weights: Vec<f64>,
-    states: Vec<Vec<f64>>,
 }
 
 /// For each column, for each id in it, the batch rows that hold it (one as often as it does).
@@ -48,22 +44,29 @@ impl ReferenceMatrix {
     fn rows(&self) -> usize {
         self.values.len() / self.columns.max(1)
     }
-}
 
-impl ReferenceTable {
-    fn row(&self, id: u32) -> &[f64] {
-        &self.weights[id as usize * self.shape.width..][..self.shape.width]
+    /// The product of vectors `i` and `j` of a row, `width` columns each.
+    fn product(&self, row: usize, width: usize, i: usize, j: usize) -> f64 {
+        (0..width).map(|k| self.at(row, i * width + k) * self.at(row, j * width + k)).sum()
     }
 
-    fn part(&self, part: TablePart) -> &[f64] {
-        match part {
-            TablePart::Weights => &self.weights,
-            TablePart::State(number) => &self.states[number],
+    /// Adds the gradient of [`ReferenceMatrix::product`] by both vectors to `gradient`, given that by the product.
+    fn product_gradient(
+        &self,
+        row: usize,
+        width: usize,
+        (i, j): (usize, usize),
+        g: f64,
+        gradient: &mut Self,
+    ) {
+        for k in 0..width {
+            *gradient.at_mut(row, i * width + k) += g * self.at(row, j * width + k);
+            *gradient.at_mut(row, j * width + k) += g * self.at(row, i * width + k);
         }
     }
 }
 
-impl Backend for Reference {
+impl Device for Reference {
     type Scalar = f64;
     type Matrix = ReferenceMatrix;
     type Table = ReferenceTable;
@@ -74,6 +77,20 @@ impl Backend for Reference {
         ReferenceMatrix { columns, values: vec![0.0; rows * columns] }
     }
 
+    fn table(&self, shape: TableShape) -> ReferenceTable {
+        ReferenceTable::new(shape)
+    }
+
+    fn batch(&self, schema: &BatchSchema) -> HostBatch {
+        HostBatch::new(schema)
+    }
+
+    fn row_plan(&self, _schema: &BatchSchema, columns: &[IdColumn]) -> ReferencePlan {
+        ReferencePlan { columns: columns.iter().map(|&column| (column, BTreeMap::new())).collect() }
+    }
+}
+
+impl Backend for Reference {
     fn write_matrix(&self, matrix: &mut ReferenceMatrix, values: &[f64]) {
         matrix.values.copy_from_slice(values);
     }
@@ -82,34 +99,16 @@ impl Backend for Reference {
         out.copy_from_slice(&matrix.values[..out.len()]);
     }
 
-    fn table(&self, shape: TableShape) -> ReferenceTable {
-        let zeros = vec![0.0; shape.rows * shape.width];
-        ReferenceTable { shape, states: vec![zeros.clone(); shape.states], weights: zeros }
-    }
-
     fn write_table(&self, table: &mut ReferenceTable, part: TablePart, first_row: usize, values: &[f64]) {
-        let start = first_row * table.shape.width;
-        let all = match part {
-            TablePart::Weights => &mut table.weights,
-            TablePart::State(number) => &mut table.states[number],
-        };
-        all[start..][..values.len()].copy_from_slice(values);
+        table.part_mut(part, first_row)[..values.len()].copy_from_slice(values);
     }
 
     fn read_table(&self, table: &ReferenceTable, part: TablePart, first_row: usize, out: &mut [f64]) {
-        out.copy_from_slice(&table.part(part)[first_row * table.shape.width..][..out.len()]);
-    }
-
-    fn batch(&self, schema: &BatchSchema) -> HostBatch {
-        HostBatch::new(schema)
+        out.copy_from_slice(&table.part(part, first_row)[..out.len()]);
     }
 
     fn upload(&self, batch: BatchRef<'_>, into: &mut HostBatch) -> Result<(), BatchError> {
         into.upload(batch)
-    }
-
-    fn row_plan(&self, _schema: &BatchSchema, columns: &[IdColumn]) -> ReferencePlan {
-        ReferencePlan { columns: columns.iter().map(|&column| (column, BTreeMap::new())).collect() }
     }
 
     fn plan_rows(&self, batch: &HostBatch, plan: &mut ReferencePlan) {
@@ -130,14 +129,15 @@ impl Backend for Reference {
         tables: &[ReferenceTable],
         dense: &[usize],
         out: &mut ReferenceMatrix,
+        first_column: usize,
     ) {
         for row in 0..batch.rows() {
-            let mut offset = 0;
+            let mut offset = first_column;
             for (lookup, table) in lookups.iter().zip(tables) {
                 let ids = batch.ids(lookup.column).row(row);
                 for column in 0..table.shape.width {
                     let sum: f64 = ids.iter().map(|&id| table.row(id)[column]).sum();
-                    *out.at_mut(row, offset + column) = sum * pooling_factor(lookup, ids.len());
+                    *out.at_mut(row, offset + column) = sum * lookup.pooling.factor(ids.len());
                 }
                 offset += table.shape.width;
             }
@@ -162,7 +162,7 @@ impl Backend for Reference {
             for (lookup, table) in lookups.iter().zip(tables) {
                 let ids = batch.ids(lookup.column).row(row);
                 let pooled: f64 = ids.iter().map(|&id| table.row(id)[0]).sum();
-                sum += pooled * pooling_factor(lookup, ids.len());
+                sum += pooled * lookup.pooling.factor(ids.len());
             }
             for (column, &source) in dense.iter().enumerate() {
                 sum += f64::from(batch.dense(row)[source]) * dense_weights.at(column, 0);
@@ -192,7 +192,7 @@ impl Backend for Reference {
         rows: usize,
         input: &ReferenceMatrix,
         weights: &ReferenceMatrix,
-        bias: &ReferenceMatrix,
+        bias: Option<&ReferenceMatrix>,
         activation: Activation,
         output: &mut ReferenceMatrix,
     ) {
@@ -200,7 +200,7 @@ impl Backend for Reference {
             for column in 0..weights.columns {
                 let product: f64 =
                     (0..weights.rows()).map(|k| input.at(row, k) * weights.at(k, column)).sum();
-                let sum = product + bias.at(0, column);
+                let sum = product + bias.map_or(0.0, |bias| bias.at(0, column));
                 *output.at_mut(row, column) = match activation {
                     Activation::Identity => sum,
                     Activation::Relu => sum.max(0.0),
@@ -215,7 +215,7 @@ impl Backend for Reference {
         layer: &LayerGradient<'_, ReferenceMatrix>,
         output_gradient: &mut ReferenceMatrix,
         weights_gradient: &mut ReferenceMatrix,
-        bias_gradient: &mut ReferenceMatrix,
+        mut bias_gradient: Option<&mut ReferenceMatrix>,
         input_gradient: Option<&mut ReferenceMatrix>,
     ) {
         let outputs = layer.weights.columns;
@@ -227,7 +227,9 @@ impl Backend for Reference {
             }
         }
         for column in 0..outputs {
-            *bias_gradient.at_mut(0, column) = (0..rows).map(|row| output_gradient.at(row, column)).sum();
+            if let Some(bias_gradient) = &mut bias_gradient {
+                *bias_gradient.at_mut(0, column) = (0..rows).map(|row| output_gradient.at(row, column)).sum();
+            }
             for k in 0..layer.weights.rows() {
                 *weights_gradient.at_mut(k, column) =
                     (0..rows).map(|row| layer.input.at(row, k) * output_gradient.at(row, column)).sum();
@@ -240,6 +242,130 @@ impl Backend for Reference {
                     (0..outputs).map(|m| output_gradient.at(row, m) * layer.weights.at(k, m)).sum();
             }
         }
+    }
+
+    fn fm_forward(
+        &self,
+        rows: usize,
+        vectors: &ReferenceMatrix,
+        (count, width): (usize, usize),
+        out: &mut ReferenceMatrix,
+    ) {
+        for row in 0..rows {
+            for_each_pair(count, |i, j| {
+                *out.at_mut(row, 0) += vectors.product(row, width, i, j);
+            });
+        }
+    }
+
+    fn fm_backward(
+        &self,
+        rows: usize,
+        vectors: &ReferenceMatrix,
+        (count, width): (usize, usize),
+        out_gradient: &ReferenceMatrix,
+        vectors_gradient: &mut ReferenceMatrix,
+    ) {
+        for row in 0..rows {
+            let g = out_gradient.at(row, 0);
+            for_each_pair(count, |i, j| {
+                vectors.product_gradient(row, width, (i, j), g, vectors_gradient);
+            });
+        }
+    }
+
+    fn cross_forward(
+        &self,
+        rows: usize,
+        first: &ReferenceMatrix,
+        product: &ReferenceMatrix,
+        input: &ReferenceMatrix,
+        output: &mut ReferenceMatrix,
+    ) {
+        for row in 0..rows {
+            for column in 0..first.columns {
+                *output.at_mut(row, column) =
+                    first.at(row, column) * product.at(row, column) + input.at(row, column);
+            }
+        }
+    }
+
+    fn cross_backward(
+        &self,
+        rows: usize,
+        first: &ReferenceMatrix,
+        product: &ReferenceMatrix,
+        output_gradient: &ReferenceMatrix,
+        product_gradient: &mut ReferenceMatrix,
+        first_gradient: &mut ReferenceMatrix,
+    ) {
+        for row in 0..rows {
+            for column in 0..first.columns {
+                let g = output_gradient.at(row, column);
+                *product_gradient.at_mut(row, column) = g * first.at(row, column);
+                *first_gradient.at_mut(row, column) += g * product.at(row, column);
+            }
+        }
+    }
+
+    fn dot_forward(&self, rows: usize, vectors: &ReferenceMatrix, width: usize, out: &mut ReferenceMatrix) {
+        for row in 0..rows {
+            for column in 0..width {
+                *out.at_mut(row, column) = vectors.at(row, column);
+            }
+            let mut place = width..;
+            for_each_pair(vectors.columns / width, |i, j| {
+                let place = place.next().expect("no end");
+                *out.at_mut(row, place) = vectors.product(row, width, i, j);
+            });
+        }
+    }
+
+    fn dot_backward(
+        &self,
+        rows: usize,
+        vectors: &ReferenceMatrix,
+        width: usize,
+        out_gradient: &ReferenceMatrix,
+        vectors_gradient: &mut ReferenceMatrix,
+    ) {
+        for row in 0..rows {
+            for column in 0..vectors.columns {
+                *vectors_gradient.at_mut(row, column) =
+                    if column < width { out_gradient.at(row, column) } else { 0.0 };
+            }
+            let mut place = width..;
+            for_each_pair(vectors.columns / width, |i, j| {
+                let g = out_gradient.at(row, place.next().expect("no end"));
+                vectors.product_gradient(row, width, (i, j), g, vectors_gradient);
+            });
+        }
+    }
+
+    fn copy_columns(
+        &self,
+        rows: usize,
+        (from, first): (&ReferenceMatrix, usize),
+        (to, to_first): (&mut ReferenceMatrix, usize),
+        columns: usize,
+    ) {
+        for row in 0..rows {
+            for column in 0..columns {
+                *to.at_mut(row, to_first + column) = from.at(row, first + column);
+            }
+        }
+    }
+
+    fn add(&self, rows: usize, from: &ReferenceMatrix, to: &mut ReferenceMatrix) {
+        for row in 0..rows {
+            for column in 0..to.columns {
+                *to.at_mut(row, column) += from.at(row, column);
+            }
+        }
+    }
+
+    fn clear(&self, rows: usize, matrix: &mut ReferenceMatrix) {
+        matrix.values[..rows * matrix.columns].fill(0.0);
     }
 
     fn bce_with_logits(
@@ -291,60 +417,41 @@ impl Backend for Reference {
         columns: GradientColumns,
         tables: &mut [ReferenceTable],
     ) {
-        let mut offset = 0;
+        let mut offset = match columns {
+            GradientColumns::Apart { first } => first,
+            GradientColumns::Shared => 0,
+        };
         for (lookup, table) in lookups.iter().zip(tables) {
             let width = table.shape.width;
             let planned = plan.columns.iter().find(|(column, _)| *column == lookup.column);
             let (_, touched) = planned.expect("a lookup's column is in the plan");
             for (&id, rows) in touched {
-                for column in 0..width {
+                let combined = |column| {
                     let g = rows.iter().map(|&row| {
                         let ids = batch.ids(lookup.column).row(row).len();
-                        gradient.at(row, offset + column) * pooling_factor(lookup, ids)
+                        gradient.at(row, offset + column) * lookup.pooling.factor(ids)
                     });
-                    let g: f64 = g.sum();
-                    let item = id * width + column;
-                    let state = table.states.iter_mut().map(|state| &mut state[item]);
-                    step_one(update, &mut table.weights[item], state, g);
-                }
+                    g.sum::<f64>()
+                };
+                let g: Vec<f64> = (0..width).map(combined).collect();
+                table.step_row(update, id, &g);
             }
-            if columns == GradientColumns::Apart {
+            if let GradientColumns::Apart { .. } = columns {
                 offset += width;
             }
         }
     }
 }
 
-/// What each of `ids` ids counts for.
-fn pooling_factor(lookup: &Lookup, ids: usize) -> f64 {
-    match lookup.pooling {
-        Pooling::Mean if ids > 0 => 1.0 / ids as f64,
-        _ => 1.0,
+/// Calls `visit` with each pair of `count` vectors, the higher number first.
+fn for_each_pair(count: usize, mut visit: impl FnMut(usize, usize)) {
+    for i in 0..count {
+        for j in 0..i {
+            visit(i, j);
+        }
     }
 }
 
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
-}
-
-/// One weight's update, as [`Update`] writes it.
-fn step_one<'a>(update: &Update, w: &mut f64, mut state: impl Iterator<Item = &'a mut f64>, g: f64) {
-    let mut next = || state.next().expect("a state array for each that the update keeps");
-    match *update {
-        Update::Sgd { learning_rate } => *w -= f64::from(learning_rate) * g,
-        Update::Adagrad { learning_rate, epsilon } => {
-            let a = next();
-            *a += g * g;
-            *w -= f64::from(learning_rate) * g / (a.sqrt() + f64::from(epsilon));
-        }
-        Update::Ftrl { learning_rate, beta, l1, l2 } => {
-            let (z, n) = (next(), next());
-            let (alpha, beta) = (f64::from(learning_rate), f64::from(beta));
-            let (l1, l2) = (f64::from(l1), f64::from(l2));
-            let sigma = ((*n + g * g).sqrt() - n.sqrt()) / alpha;
-            *z += g - sigma * *w;
-            *n += g * g;
-            *w = if z.abs() <= l1 { 0.0 } else { (z.signum() * l1 - *z) / ((beta + n.sqrt()) / alpha + l2) };
-        }
-    }
 }

@@ -1,0 +1,200 @@
+//! The `[model]` of a job file.
+
+mod optimizer;
+
+use std::collections::HashSet;
+
+use millstream_trainer::spec::{
+    CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec,
+    LinearSpec, MlpSpec, ModelSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec,
+};
+
+use super::document::Node;
+use super::error::suggestion;
+use super::section::{Section, Text};
+use optimizer::{ADAGRAD, FTRL, Trains};
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Linear,
+    Mlp,
+    WideDeep,
+    DeepFm,
+    Dcn,
+    Dlrm,
+}
+
+const KINDS: [(&str, Kind); 6] = [
+    ("linear", Kind::Linear),
+    ("mlp", Kind::Mlp),
+    ("wide_deep", Kind::WideDeep),
+    ("deepfm", Kind::DeepFm),
+    ("dcn_v2", Kind::Dcn),
+    ("dlrm", Kind::Dlrm),
+];
+
+const POOLING: [(&str, Pooling); 3] =
+    [("sum", Pooling::Sum), ("mean", Pooling::Mean), ("sqrtn", Pooling::SqrtN)];
+
+const STRUCTURES: [(&str, DcnStructure); 2] =
+    [("stacked", DcnStructure::Stacked), ("parallel", DcnStructure::Parallel)];
+
+/// Reads the model. `features` are the names that its parts may use.
+pub(super) fn read(mut section: Section<'_>, features: &[&str]) -> ModelSpec {
+    let what = "\"linear\", \"mlp\", \"wide_deep\", \"deepfm\", \"dcn_v2\" or \"dlrm\"";
+    let kind = section.required("kind", what).and_then(|node| section.as_choice(node, &KINDS));
+    let model = match kind {
+        Some(Kind::Linear) => ModelSpec::Linear(read_linear(&mut section, features)),
+        Some(Kind::Mlp) => ModelSpec::Mlp(read_mlp(&mut section, features)),
+        Some(Kind::DeepFm) => ModelSpec::DeepFm(read_deepfm(&mut section, features)),
+        Some(Kind::Dcn) => ModelSpec::Dcn(read_dcn(&mut section, features)),
+        Some(Kind::Dlrm) => ModelSpec::Dlrm(read_dlrm(&mut section, features)),
+        Some(Kind::WideDeep) => ModelSpec::WideDeep(read_wide_deep(&mut section, features)),
+        // The rest means something only by its kind, so nothing more is told of it.
+        None => {
+            let features = Vec::new();
+            return ModelSpec::Linear(LinearSpec { features, optimizer: FTRL });
+        }
+    };
+    section.finish();
+    model
+}
+
+/// Names of the features that a model reads.
+pub(super) fn used(model: &ModelSpec) -> HashSet<&str> {
+    model.features().into_iter().flat_map(|(_, names)| names).map(String::as_str).collect()
+}
+
+fn read_linear(model: &mut Section<'_>, features: &[&str]) -> LinearSpec {
+    LinearSpec {
+        features: read_features(model, features),
+        optimizer: optimizer::read(model, "optimizer", "[model.optimizer]", Trains::Layers, FTRL),
+    }
+}
+
+fn read_mlp(model: &mut Section<'_>, features: &[&str]) -> MlpSpec {
+    let features = read_features(model, features);
+    let hidden = read_widths(model, "hidden", &[100, 50]);
+    let (embedding, optimizer) = read_optimizers(model);
+    MlpSpec { features, embedding, hidden, optimizer }
+}
+
+fn read_deepfm(model: &mut Section<'_>, features: &[&str]) -> DeepFmSpec {
+    let MlpSpec { features, embedding, hidden, optimizer } = read_mlp(model, features);
+    let title = "[model.linear_optimizer]";
+    let linear_optimizer = optimizer::read(model, "linear_optimizer", title, Trains::Layers, FTRL);
+    DeepFmSpec { features, embedding, hidden, linear_optimizer, optimizer }
+}
+
+fn read_dcn(model: &mut Section<'_>, features: &[&str]) -> DcnSpec {
+    let MlpSpec { features, embedding, hidden, optimizer } = read_mlp(model, features);
+    let structure = model.choice("structure", &STRUCTURES).unwrap_or(DcnStructure::Stacked);
+    DcnSpec { features, embedding, cross: read_cross(model), structure, hidden, optimizer }
+}
+
+fn read_dlrm(model: &mut Section<'_>, features: &[&str]) -> DlrmSpec {
+    #[derive(Clone, Copy)]
+    enum Kind {
+        Dot,
+        Cross,
+    }
+    let features = read_features(model, features);
+    let (embedding, optimizer) = read_optimizers(model);
+    let interaction = match model.choice("interaction", &[("dot", Kind::Dot), ("cross", Kind::Cross)]) {
+        Some(Kind::Cross) => DlrmInteraction::Cross(read_cross(model)),
+        Some(Kind::Dot) | None => {
+            for key in ["cross_layers", "cross_rank"] {
+                if model.node(key).is_some() {
+                    model.error(key, format!("`{key}` is for `interaction = \"cross\"`"));
+                }
+            }
+            DlrmInteraction::Dot
+        }
+    };
+    let bottom = read_widths(model, "bottom", &[64, 32]);
+    let top = read_widths(model, "top", &[100, 50]);
+    DlrmSpec { features, embedding, bottom, interaction, top, optimizer }
+}
+
+fn read_wide_deep(model: &mut Section<'_>, features: &[&str]) -> WideDeepSpec {
+    let wide = read_wide(model.section("wide", "[model.wide]"), features);
+    let deep = model.required_section("deep", "[model.deep]", "the features that are embedded");
+    WideDeepSpec { wide, deep: read_deep(deep, features) }
+}
+
+fn read_wide(mut wide: Section<'_>, features: &[&str]) -> WideSpec {
+    let names = wide.texts("features").unwrap_or_default();
+    let title = "[model.wide.optimizer]";
+    let spec = WideSpec {
+        features: read_names(&wide, &names, features),
+        optimizer: optimizer::read(&mut wide, "optimizer", title, Trains::Layers, FTRL),
+    };
+    wide.finish();
+    spec
+}
+
+fn read_deep(mut deep: Section<'_>, features: &[&str]) -> DeepSpec {
+    let spec = DeepSpec {
+        features: read_features(&mut deep, features),
+        embedding_dim: read_dim(&mut deep),
+        hidden: read_widths(&mut deep, "hidden", &[100, 50]),
+        pooling: read_pooling(&mut deep),
+        optimizer: optimizer::read(&mut deep, "optimizer", "[model.deep.optimizer]", Trains::Layers, ADAGRAD),
+    };
+    deep.finish();
+    spec
+}
+
+/// What trains the layers; and the embeddings, which that trains too unless they have another.
+fn read_optimizers(model: &mut Section<'_>) -> (EmbeddingSpec, OptimizerSpec) {
+    let layers = optimizer::read(model, "optimizer", "[model.optimizer]", Trains::Layers, ADAGRAD);
+    let title = "[model.embedding_optimizer]";
+    let optimizer = optimizer::read(model, "embedding_optimizer", title, Trains::Embeddings, layers);
+    (EmbeddingSpec { dim: read_dim(model), pooling: read_pooling(model), optimizer }, layers)
+}
+
+fn read_dim(part: &mut Section<'_>) -> u32 {
+    part.whole_u32("embedding_dim", 1..=65_536).unwrap_or(8)
+}
+
+fn read_pooling(part: &mut Section<'_>) -> Pooling {
+    part.choice("pooling", &POOLING).unwrap_or(Pooling::Mean)
+}
+
+fn read_cross(model: &mut Section<'_>) -> CrossSpec {
+    let layers = model.whole_u32("cross_layers", 1..=64).unwrap_or(3);
+    CrossSpec { layers, rank: model.whole_u32("cross_rank", 1..=1_048_576) }
+}
+
+/// The features of a part that needs some.
+fn read_features(part: &mut Section<'_>, features: &[&str]) -> Vec<String> {
+    let names = part.required_texts("features", "names of features");
+    if names.as_ref().is_some_and(Vec::is_empty) {
+        part.error("features", "at least one feature is needed");
+    }
+    read_names(part, &names.unwrap_or_default(), features)
+}
+
+fn read_names(section: &Section<'_>, names: &[Text<'_>], features: &[&str]) -> Vec<String> {
+    let mut seen = HashSet::new();
+    for &Text { text, at } in names {
+        if !seen.insert(text) {
+            section.error_at(at, format!("the feature `{text}` is there twice"));
+        } else if !features.contains(&text) {
+            let hint = suggestion(text, features.iter().copied());
+            section.error_at(at, format!("`{text}` is not in [features]{hint}"));
+        }
+    }
+    names.iter().map(|name| name.text.to_owned()).collect()
+}
+
+/// Widths of layers.
+fn read_widths(part: &mut Section<'_>, key: &'static str, default: &[u32]) -> Vec<u32> {
+    let Some(node) = part.node(key) else { return default.to_vec() };
+    let widths: &[Node] = part.as_list(node, "whole numbers").unwrap_or_default();
+    let width = |item| part.as_whole(item, 1..=1_048_576).and_then(|width| u32::try_from(width).ok());
+    widths.iter().filter_map(width).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,123 @@
+//! Optimizers in a job file: their `kind` and constants.
+//!
+//! The constants are those of Keras, unless the job says otherwise; step sizes are those that suit a wide & deep
+//! model.
+
+use millstream_trainer::spec::{AdamSpec, OptimizerSpec};
+
+use super::super::section::Section;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Sgd,
+    Momentum,
+    Adagrad,
+    RowWiseAdagrad,
+    Adam,
+    AdamW,
+    Ftrl,
+}
+
+const KINDS: [(&str, Kind); 7] = [
+    ("sgd", Kind::Sgd),
+    ("momentum", Kind::Momentum),
+    ("adagrad", Kind::Adagrad),
+    ("rowwise_adagrad", Kind::RowWiseAdagrad),
+    ("adam", Kind::Adam),
+    ("adamw", Kind::AdamW),
+    ("ftrl", Kind::Ftrl),
+];
+
+/// Of linear models.
+pub(super) const FTRL: OptimizerSpec =
+    OptimizerSpec::Ftrl { learning_rate: 0.1, beta: 0.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.1 };
+/// Of embeddings and layers.
+pub(super) const ADAGRAD: OptimizerSpec =
+    OptimizerSpec::Adagrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon: 1e-7 };
+
+/// What an optimizer trains.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Trains {
+    /// Embeddings alone.
+    Embeddings,
+    /// Layers, too.
+    Layers,
+}
+
+/// Reads the optimizer at `key` of the model's part `part`; `title` is what its table is called.
+pub(super) fn read(
+    part: &mut Section<'_>,
+    key: &'static str,
+    title: &str,
+    trains: Trains,
+    default: OptimizerSpec,
+) -> OptimizerSpec {
+    let Some(node) = part.node(key) else { return default };
+    let Some(mut table) = part.as_section(node, title) else { return default };
+    let what = "\"sgd\", \"momentum\", \"adagrad\", \"rowwise_adagrad\", \"adam\", \"adamw\" or \"ftrl\"";
+    let kind_node = table.required("kind", what);
+    let Some(kind) = kind_node.and_then(|node| table.as_choice(node, &KINDS)) else { return default };
+    if kind == Kind::RowWiseAdagrad && trains == Trains::Layers {
+        table.error("kind", "`rowwise_adagrad` is for embeddings alone (`embedding_optimizer`)");
+    }
+    let spec = match kind {
+        Kind::Sgd => OptimizerSpec::Sgd { learning_rate: rate(&mut table, 0.01) },
+        Kind::Momentum => OptimizerSpec::Momentum {
+            learning_rate: rate(&mut table, 0.01),
+            momentum: table.fraction("momentum").unwrap_or(0.9),
+            nesterov: table.flag("nesterov").unwrap_or(false),
+        },
+        Kind::Adagrad => {
+            let (learning_rate, initial_accumulator, epsilon) = adagrad(&mut table);
+            OptimizerSpec::Adagrad { learning_rate, initial_accumulator, epsilon }
+        }
+        Kind::RowWiseAdagrad => {
+            let (learning_rate, initial_accumulator, epsilon) = adagrad(&mut table);
+            OptimizerSpec::RowWiseAdagrad { learning_rate, initial_accumulator, epsilon }
+        }
+        Kind::Adam => OptimizerSpec::Adam(adam(&mut table)),
+        Kind::AdamW => OptimizerSpec::AdamW {
+            adam: adam(&mut table),
+            weight_decay: table.constant("weight_decay", false).unwrap_or(0.004),
+        },
+        Kind::Ftrl => ftrl(&mut table),
+    };
+    table.finish();
+    spec
+}
+
+fn rate(table: &mut Section<'_>, default: f32) -> f32 {
+    table.constant("learning_rate", true).unwrap_or(default)
+}
+
+fn adagrad(table: &mut Section<'_>) -> (f32, f32, f32) {
+    let learning_rate = rate(table, 0.05);
+    let initial_accumulator = table.constant("initial_accumulator", false).unwrap_or(0.1);
+    let epsilon = table.constant("epsilon", false).unwrap_or(1e-7);
+    if initial_accumulator == 0.0 && epsilon == 0.0 {
+        table.error("epsilon", "`epsilon` and `initial_accumulator` are both 0, and something must divide");
+    }
+    (learning_rate, initial_accumulator, epsilon)
+}
+
+fn adam(table: &mut Section<'_>) -> AdamSpec {
+    AdamSpec {
+        learning_rate: rate(table, 0.001),
+        beta1: table.fraction("beta1").unwrap_or(0.9),
+        beta2: table.fraction("beta2").unwrap_or(0.999),
+        epsilon: table.constant("epsilon", true).unwrap_or(1e-7),
+    }
+}
+
+fn ftrl(table: &mut Section<'_>) -> OptimizerSpec {
+    let learning_rate = rate(table, 0.1);
+    let beta = table.constant("beta", false).unwrap_or(0.0);
+    let l1 = table.constant("l1", false).unwrap_or(0.0);
+    let l2 = table.constant("l2", false).unwrap_or(0.0);
+    let initial_accumulator = table.constant("initial_accumulator", false).unwrap_or(0.1);
+    if initial_accumulator == 0.0 && beta == 0.0 && l2 == 0.0 {
+        let message = "`beta`, `l2` and `initial_accumulator` are all 0, and something must divide";
+        table.error("initial_accumulator", message);
+    }
+    OptimizerSpec::Ftrl { learning_rate, beta, l1, l2, initial_accumulator }
+}

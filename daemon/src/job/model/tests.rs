@@ -1,0 +1,115 @@
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use millstream_trainer::spec::{
+    AdamSpec, CrossSpec, DcnStructure, DlrmInteraction, ModelSpec, OptimizerSpec, Pooling,
+};
+
+use super::super::Job;
+use super::{ADAGRAD, FTRL, used};
+
+const DATA: &str = r#"name = "clicks"
+[data]
+train = ["train.parquet"]
+eval = ["eval.parquet"]
+[label]
+column = "clicked"
+[features]
+age = { kind = "numeric" }
+site = { kind = "hashed", buckets = 100 }
+[model]
+features = ["age", "site"]
+"#;
+
+fn model(text: &str) -> ModelSpec {
+    match Job::parse(&format!("{DATA}{text}"), Path::new("job.toml"), &[]) {
+        Ok((job, warnings)) => {
+            assert_eq!(warnings, []);
+            job.model
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn told(text: &str) -> String {
+    Job::parse(&format!("{DATA}{text}"), Path::new("job.toml"), &[]).unwrap_err().to_string()
+}
+
+#[test]
+fn each_kind_has_defaults() {
+    let ModelSpec::Linear(linear) = model("kind = \"linear\"") else { panic!("linear") };
+    assert_eq!((linear.features.len(), linear.optimizer), (2, FTRL));
+    let ModelSpec::Mlp(mlp) = model("kind = \"mlp\"") else { panic!("mlp") };
+    assert_eq!((mlp.hidden, mlp.optimizer), (vec![100, 50], ADAGRAD));
+    assert_eq!(
+        (mlp.embedding.dim, mlp.embedding.pooling, mlp.embedding.optimizer),
+        (8, Pooling::Mean, ADAGRAD)
+    );
+    let ModelSpec::DeepFm(deepfm) = model("kind = \"deepfm\"") else { panic!("deepfm") };
+    assert_eq!((deepfm.linear_optimizer, deepfm.optimizer), (FTRL, ADAGRAD));
+    let ModelSpec::Dcn(dcn) = model("kind = \"dcn_v2\"") else { panic!("dcn_v2") };
+    assert_eq!((dcn.structure, dcn.cross), (DcnStructure::Stacked, CrossSpec { layers: 3, rank: None }));
+    let ModelSpec::Dlrm(dlrm) = model("kind = \"dlrm\"") else { panic!("dlrm") };
+    assert_eq!(dlrm.interaction, DlrmInteraction::Dot);
+    assert_eq!((dlrm.bottom, dlrm.top), (vec![64, 32], vec![100, 50]));
+}
+
+#[test]
+fn every_key_is_read() {
+    let adam = AdamSpec { learning_rate: 0.5, beta1: 0.25, beta2: 0.75, epsilon: 0.125 };
+    let constants = "learning_rate = 0.5, beta1 = 0.25, beta2 = 0.75, epsilon = 0.125";
+    let text = format!(
+        "kind = \"dcn_v2\"\nembedding_dim = 3\npooling = \"sqrtn\"\nhidden = [7]\nstructure = \"parallel\"\n\
+         cross_layers = 2\ncross_rank = 5\n\
+         optimizer = {{ kind = \"adamw\", {constants}, weight_decay = 0.0625 }}\n\
+         embedding_optimizer = {{ kind = \"adam\", {constants} }}"
+    );
+    let spec = model(&text);
+    assert_eq!(used(&spec).len(), 2);
+    let ModelSpec::Dcn(dcn) = spec else { panic!("dcn_v2") };
+    assert_eq!((dcn.embedding.dim, dcn.embedding.pooling), (3, Pooling::SqrtN));
+    assert_eq!(dcn.embedding.optimizer, OptimizerSpec::Adam(adam));
+    assert_eq!(dcn.optimizer, OptimizerSpec::AdamW { adam, weight_decay: 0.0625 });
+    assert_eq!((dcn.hidden, dcn.structure), (vec![7], DcnStructure::Parallel));
+    assert_eq!(dcn.cross, CrossSpec { layers: 2, rank: Some(5) });
+
+    let text = "kind = \"dlrm\"\nbottom = [9]\ntop = []\ninteraction = \"cross\"\ncross_rank = 4\n\
+                optimizer = { kind = \"momentum\", learning_rate = 0.5, momentum = 0.75, nesterov = true }\n\
+                embedding_optimizer = { kind = \"rowwise_adagrad\", initial_accumulator = 0.5 }";
+    let ModelSpec::Dlrm(dlrm) = model(text) else { panic!("dlrm") };
+    assert_eq!((dlrm.bottom, dlrm.top), (vec![9], vec![]));
+    assert_eq!(dlrm.interaction, DlrmInteraction::Cross(CrossSpec { layers: 3, rank: Some(4) }));
+    let momentum = OptimizerSpec::Momentum { learning_rate: 0.5, momentum: 0.75, nesterov: true };
+    assert_eq!(dlrm.optimizer, momentum);
+    let rowwise =
+        OptimizerSpec::RowWiseAdagrad { learning_rate: 0.05, initial_accumulator: 0.5, epsilon: 1e-7 };
+    assert_eq!(dlrm.embedding.optimizer, rowwise);
+}
+
+#[test]
+fn mistakes_are_told_with_their_place() {
+    let cases = [
+        (
+            "kind = \"deep_fm\"",
+            "job.toml:12:8: error: expected \"linear\", \"mlp\", \"wide_deep\", \"deepfm\", \"dcn_v2\" or \
+             \"dlrm\", found \"deep_fm\"; did you mean \"deepfm\"?",
+        ),
+        ("kind = \"mlp\"\ncross_layers = 2", "job.toml:13:1: error: unknown key `cross_layers` in [model]"),
+        (
+            "kind = \"dlrm\"\ncross_layers = 2",
+            "job.toml:13:16: error: `cross_layers` is for `interaction = \"cross\"`",
+        ),
+        (
+            "kind = \"mlp\"\noptimizer = { kind = \"rowwise_adagrad\" }",
+            "job.toml:13:22: error: `rowwise_adagrad` is for embeddings alone (`embedding_optimizer`)",
+        ),
+        (
+            "kind = \"mlp\"\noptimizer = { kind = \"adam\", beta1 = 1 }",
+            "job.toml:13:38: error: expected a number of at least 0 and below 1, found 1",
+        ),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(told(text), expected);
+    }
+}

@@ -1,0 +1,53 @@
+//! Moving and adding columns of matrices.
+
+use crate::cpu::matrix::CpuMatrix;
+use crate::cpu::{Cpu, rows_of_task, tasks_for};
+
+/// Batch rows of a task.
+const ROWS: usize = 128;
+
+/// Copies `columns` columns of `from`, from `first` on, to `to`, from `to_first` on.
+pub(crate) fn copy(
+    cpu: &Cpu,
+    rows: usize,
+    (from, first): (&CpuMatrix, usize),
+    (to, to_first): (&mut CpuMatrix, usize),
+    columns: usize,
+) {
+    assert!(rows <= from.rows() && first + columns <= from.columns());
+    assert!(to_first + columns <= to.columns());
+    each_row(cpu, rows, to, |row, to| {
+        to[to_first..to_first + columns].copy_from_slice(&from.row(row)[first..first + columns]);
+    });
+}
+
+/// `to += from`, over the columns of `to`.
+pub(crate) fn add(cpu: &Cpu, rows: usize, from: &CpuMatrix, to: &mut CpuMatrix) {
+    assert!(rows <= from.rows() && to.columns() <= from.columns());
+    each_row(cpu, rows, to, |row, to| {
+        for (to, from) in to.iter_mut().zip(from.row(row)) {
+            *to += from;
+        }
+    });
+}
+
+/// Zeros in the first `rows` rows.
+pub(crate) fn clear(cpu: &Cpu, rows: usize, matrix: &mut CpuMatrix) {
+    each_row(cpu, rows, matrix, |_, row| row.fill(0.0));
+}
+
+/// Calls `write` with each of the first `rows` rows of `matrix`, and its number.
+#[inline(always)]
+fn each_row(cpu: &Cpu, rows: usize, matrix: &mut CpuMatrix, write: impl Fn(usize, &mut [f32]) + Sync) {
+    assert!(rows <= matrix.rows());
+    let (stride, columns) = (matrix.stride(), matrix.columns());
+    let out = matrix.parts();
+    cpu.run(tasks_for(rows, ROWS), |task| {
+        let block = rows_of_task(task, ROWS, rows);
+        // SAFETY: blocks of rows are disjoint.
+        let out = unsafe { out.get(block.start * stride..block.end * stride) };
+        for (row, out) in block.zip(out.chunks_exact_mut(stride.max(1))) {
+            write(row, &mut out[..columns]);
+        }
+    });
+}

@@ -1,0 +1,196 @@
+//! The formulas of the optimizers, over one weight: each becomes kernels of its own.
+
+use crate::update::{AdamCorrection, Update};
+
+/// The formula of an optimizer over one weight; kernels are compiled once for each.
+pub(super) trait Rule: Copy + Sync {
+    /// Numbers of state kept for each weight, at most 2.
+    const STATES: usize;
+    /// Whether one number of state is kept for each row, too.
+    const ROW_STATE: bool = false;
+
+    /// The next weight and state.
+    fn next(self, w: f32, state: [f32; 2], g: f32) -> (f32, [f32; 2]);
+
+    /// The formula for a row whose gradient has this mean square, and the row's next state.
+    fn of_row(self, state: f32, _mean_square: f32) -> (Self, f32) {
+        (self, state)
+    }
+}
+
+/// What is to be done by a rule whose kind is known only when it runs.
+pub(super) trait ByRule {
+    /// Does it.
+    fn by<R: Rule>(self, rule: R);
+}
+
+/// Does `work` by the rule of `update`.
+pub(super) fn by_rule_of(update: &Update, work: impl ByRule) {
+    match *update {
+        Update::Sgd { learning_rate } => work.by(Sgd { rate: learning_rate as f32 }),
+        Update::Momentum { learning_rate, momentum, nesterov: false } => {
+            work.by(Momentum { rate: learning_rate as f32, momentum: momentum as f32 });
+        }
+        Update::Momentum { learning_rate, momentum, nesterov: true } => {
+            work.by(Nesterov { rate: learning_rate as f32, momentum: momentum as f32 });
+        }
+        Update::Adagrad { learning_rate, epsilon } => {
+            work.by(Adagrad { rate: learning_rate as f32, epsilon: epsilon as f32 });
+        }
+        Update::RowWiseAdagrad { learning_rate, epsilon } => {
+            work.by(RowWiseAdagrad { rate: learning_rate as f32, epsilon: epsilon as f32 });
+        }
+        Update::Adam { learning_rate, beta1, beta2, epsilon, weight_decay, step } => {
+            let AdamCorrection { rate, root_scale } = AdamCorrection::new(learning_rate, beta1, beta2, step);
+            work.by(Adam {
+                rate: rate as f32,
+                root_scale: root_scale as f32,
+                beta1: beta1 as f32,
+                gain1: (1.0 - beta1) as f32,
+                beta2: beta2 as f32,
+                gain2: (1.0 - beta2) as f32,
+                epsilon: epsilon as f32,
+                keep: (1.0 - learning_rate * weight_decay) as f32,
+            });
+        }
+        Update::Ftrl { learning_rate, beta, l1, l2 } => {
+            work.by(Ftrl { rate: learning_rate as f32, beta: beta as f32, l1: l1 as f32, l2: l2 as f32 })
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Sgd {
+    rate: f32,
+}
+
+#[derive(Clone, Copy)]
+struct Momentum {
+    rate: f32,
+    momentum: f32,
+}
+
+#[derive(Clone, Copy)]
+struct Nesterov {
+    rate: f32,
+    momentum: f32,
+}
+
+#[derive(Clone, Copy)]
+struct Adagrad {
+    rate: f32,
+    epsilon: f32,
+}
+
+/// `rate` is that of the row, once [`Rule::of_row`] has made it so.
+#[derive(Clone, Copy)]
+struct RowWiseAdagrad {
+    rate: f32,
+    epsilon: f32,
+}
+
+#[derive(Clone, Copy)]
+struct Adam {
+    /// With the corrections of this step.
+    rate: f32,
+    root_scale: f32,
+    beta1: f32,
+    gain1: f32,
+    beta2: f32,
+    gain2: f32,
+    epsilon: f32,
+    /// What weight decay leaves of a weight.
+    keep: f32,
+}
+
+#[derive(Clone, Copy)]
+struct Ftrl {
+    rate: f32,
+    beta: f32,
+    l1: f32,
+    l2: f32,
+}
+
+impl Rule for Sgd {
+    const STATES: usize = 0;
+
+    #[inline(always)]
+    fn next(self, w: f32, state: [f32; 2], g: f32) -> (f32, [f32; 2]) {
+        (w - self.rate * g, state)
+    }
+}
+
+impl Rule for Momentum {
+    const STATES: usize = 1;
+
+    #[inline(always)]
+    fn next(self, w: f32, [m, unused]: [f32; 2], g: f32) -> (f32, [f32; 2]) {
+        let m = self.momentum * m + g;
+        (w - self.rate * m, [m, unused])
+    }
+}
+
+impl Rule for Nesterov {
+    const STATES: usize = 1;
+
+    #[inline(always)]
+    fn next(self, w: f32, [m, unused]: [f32; 2], g: f32) -> (f32, [f32; 2]) {
+        let m = self.momentum * m + g;
+        (w - self.rate * (g + self.momentum * m), [m, unused])
+    }
+}
+
+impl Rule for Adagrad {
+    const STATES: usize = 1;
+
+    #[inline(always)]
+    fn next(self, w: f32, [a, unused]: [f32; 2], g: f32) -> (f32, [f32; 2]) {
+        let a = a + g * g;
+        (w - self.rate * g / (a.sqrt() + self.epsilon), [a, unused])
+    }
+}
+
+impl Rule for RowWiseAdagrad {
+    const STATES: usize = 0;
+    const ROW_STATE: bool = true;
+
+    #[inline(always)]
+    fn next(self, w: f32, state: [f32; 2], g: f32) -> (f32, [f32; 2]) {
+        (w - self.rate * g, state)
+    }
+
+    #[inline(always)]
+    fn of_row(self, a: f32, mean_square: f32) -> (Self, f32) {
+        let a = a + mean_square;
+        (Self { rate: self.rate / (a.sqrt() + self.epsilon), ..self }, a)
+    }
+}
+
+impl Rule for Adam {
+    const STATES: usize = 2;
+
+    #[inline(always)]
+    fn next(self, w: f32, [m, v]: [f32; 2], g: f32) -> (f32, [f32; 2]) {
+        let m = self.beta1 * m + self.gain1 * g;
+        let v = self.beta2 * v + self.gain2 * (g * g);
+        (w * self.keep - self.rate * m / (v.sqrt() * self.root_scale + self.epsilon), [m, v])
+    }
+}
+
+impl Rule for Ftrl {
+    const STATES: usize = 2;
+
+    /// `sqrt(n + g^2) - sqrt(n)` is computed as `g^2 / (sqrt(n + g^2) + sqrt(n))`, which loses no digits
+    /// when `n` has grown large beside `g^2`.
+    #[inline(always)]
+    fn next(self, w: f32, [z, n]: [f32; 2], g: f32) -> (f32, [f32; 2]) {
+        let squared = g * g;
+        let n_next = n + squared;
+        let root = n_next.sqrt();
+        let difference = squared / (root + n.sqrt()).max(f32::MIN_POSITIVE);
+        let z = z + (g - difference / self.rate * w);
+        let shrunk = z.signum() * self.l1 - z;
+        let w = shrunk / ((self.beta + root) / self.rate + self.l2);
+        (if z.abs() <= self.l1 { 0.0 } else { w }, [z, n_next])
+    }
+}

@@ -1,0 +1,136 @@
+//! What a device holds: opaque buffers, and what their numbers mean.
+
+use std::fmt::Debug;
+
+use millstream_batch::BatchSchema;
+
+#[cfg(doc)]
+use crate::update::Update;
+
+/// A number a backend computes with.
+pub trait Scalar: Copy + Debug + Default + PartialEq + Send + Sync + 'static {
+    /// The nearest value.
+    fn from_f64(value: f64) -> Self;
+    /// The same value.
+    fn to_f64(self) -> f64;
+}
+
+impl Scalar for f32 {
+    fn from_f64(value: f64) -> Self {
+        value as Self
+    }
+
+    fn to_f64(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+impl Scalar for f64 {
+    fn from_f64(value: f64) -> Self {
+        value
+    }
+
+    fn to_f64(self) -> f64 {
+        self
+    }
+}
+
+/// A column of ids in a batch, by its place in the schema.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum IdColumn {
+    /// One id a row: `BatchSchema::ids`.
+    Single(usize),
+    /// Any number of ids a row: `BatchSchema::ragged`.
+    Ragged(usize),
+}
+
+/// How the table rows of one batch row become one vector. No ids give zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// Their sum.
+    Sum,
+    /// Their mean.
+    Mean,
+    /// Their sum over the square root of their number.
+    SqrtN,
+}
+
+impl Pooling {
+    /// What each of `ids` ids counts for.
+    pub(crate) fn factor(self, ids: usize) -> f64 {
+        match self {
+            Self::Sum => 1.0,
+            Self::Mean => 1.0 / ids.max(1) as f64,
+            Self::SqrtN => 1.0 / (ids.max(1) as f64).sqrt(),
+        }
+    }
+}
+
+/// A column of ids looked up in a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lookup {
+    /// Where the ids are.
+    pub column: IdColumn,
+    /// What becomes of several ids in a row.
+    pub pooling: Pooling,
+}
+
+/// The size of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableShape {
+    /// Its cardinality, `C`.
+    pub rows: usize,
+    /// Weights of a row, `W`.
+    pub width: usize,
+    /// State numbers that its optimizer keeps for each weight: [`Update::states`].
+    pub states: usize,
+    /// State numbers that it keeps for each row: [`Update::row_states`].
+    pub row_states: usize,
+}
+
+/// Which numbers of a table are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TablePart {
+    /// The weights.
+    Weights,
+    /// The optimizer's state array of this number.
+    State(usize),
+    /// The optimizer's numbers for whole rows, of this number.
+    RowState(usize),
+}
+
+impl TableShape {
+    /// Numbers of one row that `part` has.
+    pub fn part_width(&self, part: TablePart) -> usize {
+        match part {
+            TablePart::Weights | TablePart::State(_) => self.width,
+            TablePart::RowState(_) => 1,
+        }
+    }
+}
+
+/// A device's memory.
+///
+/// Memory is made once, when a model is built. What a model takes is known without any, by building it on
+/// [`crate::Sizes`].
+pub trait Device {
+    /// What it computes with.
+    type Scalar: Scalar;
+    /// Numbers in rows and columns.
+    type Matrix: Send;
+    /// An embedding table: rows of weights with their optimizer state.
+    type Table: Send;
+    /// A batch in device memory.
+    type Batch: Send;
+    /// Which rows of which tables a batch touches, and from where.
+    type RowPlan: Send;
+
+    /// A matrix of zeros.
+    fn matrix(&self, rows: usize, columns: usize) -> Self::Matrix;
+    /// A table of zeros.
+    fn table(&self, shape: TableShape) -> Self::Table;
+    /// Room for a batch of `schema`.
+    fn batch(&self, schema: &BatchSchema) -> Self::Batch;
+    /// Room for the plan of any batch of `schema` over `columns`, each once.
+    fn row_plan(&self, schema: &BatchSchema, columns: &[IdColumn]) -> Self::RowPlan;
+}

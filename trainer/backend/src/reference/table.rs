@@ -1,0 +1,101 @@
+//! Tables of the reference, and the optimizers' formulas.
+
+use crate::device::{TablePart, TableShape};
+use crate::update::{AdamCorrection, Update};
+
+/// A table and its optimizer state, each row-major.
+pub struct ReferenceTable {
+    pub(super) shape: TableShape,
+    weights: Vec<f64>,
+    states: Vec<Vec<f64>>,
+    /// One number a row each.
+    row_states: Vec<Vec<f64>>,
+}
+
+impl ReferenceTable {
+    pub(super) fn new(shape: TableShape) -> Self {
+        let zeros = vec![0.0; shape.rows * shape.width];
+        let states = vec![zeros.clone(); shape.states];
+        Self { shape, weights: zeros, states, row_states: vec![vec![0.0; shape.rows]; shape.row_states] }
+    }
+
+    /// Numbers of `part`, from `first_row` on.
+    pub(super) fn part(&self, part: TablePart, first_row: usize) -> &[f64] {
+        let numbers = match part {
+            TablePart::Weights => &self.weights,
+            TablePart::State(number) => &self.states[number],
+            TablePart::RowState(number) => &self.row_states[number],
+        };
+        &numbers[first_row * self.shape.part_width(part)..]
+    }
+
+    pub(super) fn part_mut(&mut self, part: TablePart, first_row: usize) -> &mut [f64] {
+        let numbers = match part {
+            TablePart::Weights => &mut self.weights,
+            TablePart::State(number) => &mut self.states[number],
+            TablePart::RowState(number) => &mut self.row_states[number],
+        };
+        &mut numbers[first_row * self.shape.part_width(part)..]
+    }
+
+    pub(super) fn row(&self, id: u32) -> &[f64] {
+        &self.weights[id as usize * self.shape.width..][..self.shape.width]
+    }
+
+    /// One optimizer step on row `id` by its combined gradient `g`, `[W]`.
+    pub(super) fn step_row(&mut self, update: &Update, id: usize, g: &[f64]) {
+        let start = id * self.shape.width;
+        if let Update::RowWiseAdagrad { learning_rate, epsilon } = *update {
+            let a = &mut self.row_states[0][id];
+            *a += g.iter().map(|g| g * g).sum::<f64>() / g.len() as f64;
+            for (w, g) in self.weights[start..].iter_mut().zip(g) {
+                *w -= learning_rate * g / (a.sqrt() + epsilon);
+            }
+            return;
+        }
+        for (column, &g) in g.iter().enumerate() {
+            let item = start + column;
+            let state = self.states.iter_mut().map(|state| &mut state[item]);
+            step_one(update, &mut self.weights[item], state, g);
+        }
+    }
+}
+
+/// One weight's update, as [`Update`] writes it.
+pub(super) fn step_one<'a>(
+    update: &Update,
+    w: &mut f64,
+    mut state: impl Iterator<Item = &'a mut f64>,
+    g: f64,
+) {
+    let mut next = || state.next().expect("a state array for each that the update keeps");
+    match *update {
+        Update::Sgd { learning_rate } => *w -= learning_rate * g,
+        Update::Momentum { learning_rate, momentum, nesterov } => {
+            let m = next();
+            *m = momentum * *m + g;
+            *w -= learning_rate * if nesterov { g + momentum * *m } else { *m };
+        }
+        Update::Adagrad { learning_rate, epsilon } => {
+            let a = next();
+            *a += g * g;
+            *w -= learning_rate * g / (a.sqrt() + epsilon);
+        }
+        Update::RowWiseAdagrad { .. } => panic!("an update of whole rows"),
+        Update::Adam { learning_rate, beta1, beta2, epsilon, weight_decay, step } => {
+            let (m, v) = (next(), next());
+            let AdamCorrection { rate, root_scale } = AdamCorrection::new(learning_rate, beta1, beta2, step);
+            *w -= learning_rate * weight_decay * *w;
+            *m = beta1 * *m + (1.0 - beta1) * g;
+            *v = beta2 * *v + (1.0 - beta2) * g * g;
+            *w -= rate * *m / (v.sqrt() * root_scale + epsilon);
+        }
+        Update::Ftrl { learning_rate: alpha, beta, l1, l2 } => {
+            let (z, n) = (next(), next());
+            let sigma = ((*n + g * g).sqrt() - n.sqrt()) / alpha;
+            *z += g - sigma * *w;
+            *n += g * g;
+            *w = if z.abs() <= l1 { 0.0 } else { (z.signum() * l1 - *z) / ((beta + n.sqrt()) / alpha + l2) };
+        }
+    }
+}

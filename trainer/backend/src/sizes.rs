@@ -1,0 +1,51 @@
+//! A device that only counts: what the CPU backend would take.
+
+use std::cell::Cell;
+
+use millstream_batch::BatchSchema;
+
+use crate::cpu::{Cpu, CpuMatrix};
+use crate::device::{Device, IdColumn, TableShape};
+
+/// Counts the bytes of what is asked of it.
+///
+/// A model built on it holds nothing, and tells what the same model takes on [`Cpu`].
+#[derive(Debug, Default)]
+pub struct Sizes {
+    bytes: Cell<u64>,
+}
+
+impl Sizes {
+    /// All that was asked for so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.get()
+    }
+
+    fn add(&self, bytes: u64) {
+        self.bytes.set(self.bytes.get().saturating_add(bytes));
+    }
+}
+
+impl Device for Sizes {
+    type Scalar = f32;
+    type Matrix = ();
+    type Table = ();
+    type Batch = ();
+    type RowPlan = ();
+
+    fn matrix(&self, rows: usize, columns: usize) {
+        self.add(CpuMatrix::bytes(rows, columns));
+    }
+
+    fn table(&self, shape: TableShape) {
+        self.add(Cpu::table_bytes(shape));
+    }
+
+    fn batch(&self, schema: &BatchSchema) {
+        self.add(Cpu::batch_bytes(schema));
+    }
+
+    fn row_plan(&self, schema: &BatchSchema, columns: &[IdColumn]) {
+        self.add(Cpu::row_plan_bytes(schema, columns));
+    }
+}

@@ -1,0 +1,80 @@
+//! How features meet, on random numbers.
+
+use millstream_backend::Backend;
+
+use crate::case::{Bench, Outcome, Random, Shapes};
+
+/// Runs the operations on as many vectors as the shapes have dense columns, and more.
+pub(crate) fn interactions<B: Backend>(
+    bench: &Bench<'_, B>,
+    shapes: &Shapes,
+    random: &mut Random,
+    outcome: &mut Outcome,
+) {
+    for (vectors, width) in [(1 + shapes.dense, 16), (2, 1), (27, 8), (18, 17), (1, 40)] {
+        pairs(bench, shapes, (vectors, width), random, outcome);
+    }
+    cross(bench, shapes, random, outcome);
+    columns(bench, shapes, random, outcome);
+}
+
+fn pairs<B: Backend>(
+    bench: &Bench<'_, B>,
+    shapes: &Shapes,
+    (count, width): (usize, usize),
+    random: &mut Random,
+    outcome: &mut Outcome,
+) {
+    let backend = bench.0;
+    let (rows, capacity) = (shapes.rows as usize, shapes.capacity as usize);
+    let columns = count * width;
+    let name = |what| format!("{what} of {count} vectors of {width}");
+    let vectors = bench.matrix(capacity, columns, &random.numbers(capacity * columns));
+    // Of every vector, and of all but the last.
+    let shape = (count - usize::from(count > 2), width);
+    let mut out = bench.matrix(capacity, 1, &random.numbers(capacity));
+    backend.fm_forward(rows, &vectors, shape, &mut out);
+    outcome.push((name("fm"), bench.read(&out, rows)));
+    let gradient = bench.matrix(capacity, 1, &random.numbers(capacity));
+    let mut by_vectors = bench.matrix(capacity, columns, &random.numbers(capacity * columns));
+    backend.fm_backward(rows, &vectors, shape, &gradient, &mut by_vectors);
+    outcome.push((name("fm gradient"), bench.read(&by_vectors, rows * columns)));
+
+    let outputs = width + count * (count - 1) / 2;
+    let mut out = backend.matrix(capacity, outputs);
+    backend.dot_forward(rows, &vectors, width, &mut out);
+    outcome.push((name("dot"), bench.read(&out, rows * outputs)));
+    let gradient = bench.matrix(capacity, outputs, &random.numbers(capacity * outputs));
+    let mut by_vectors = bench.matrix(capacity, columns, &random.numbers(capacity * columns));
+    backend.dot_backward(rows, &vectors, width, &gradient, &mut by_vectors);
+    outcome.push((name("dot gradient"), bench.read(&by_vectors, rows * columns)));
+}
+
+fn cross<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random, outcome: &mut Outcome) {
+    let backend = bench.0;
+    let (rows, capacity, columns) = (shapes.rows as usize, shapes.capacity as usize, shapes.layer.0);
+    let count = rows * columns;
+    let mut matrix = || bench.matrix(capacity, columns, &random.numbers(capacity * columns));
+    let (first, product, input) = (matrix(), matrix(), matrix());
+    let (gradient, mut by_first) = (matrix(), matrix());
+    let (mut output, mut by_product) = (backend.matrix(capacity, columns), backend.matrix(capacity, columns));
+    backend.cross_forward(rows, &first, &product, &input, &mut output);
+    outcome.push(("cross".to_owned(), bench.read(&output, count)));
+    backend.cross_backward(rows, &first, &product, &gradient, &mut by_product, &mut by_first);
+    outcome.push(("cross by product".to_owned(), bench.read(&by_product, count)));
+    outcome.push(("cross by first".to_owned(), bench.read(&by_first, count)));
+}
+
+fn columns<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random, outcome: &mut Outcome) {
+    let backend = bench.0;
+    let (rows, capacity) = (shapes.rows as usize, shapes.capacity as usize);
+    let (wide, narrow) = (shapes.layer.0 + 3, shapes.layer.0);
+    let from = bench.matrix(capacity, wide, &random.numbers(capacity * wide));
+    let mut to = bench.matrix(capacity, narrow, &random.numbers(capacity * narrow));
+    backend.add(rows, &from, &mut to);
+    outcome.push(("add".to_owned(), bench.read(&to, capacity * narrow)));
+    backend.copy_columns(rows, (&from, 2), (&mut to, narrow - 1), 1);
+    outcome.push(("copy_columns".to_owned(), bench.read(&to, capacity * narrow)));
+    backend.clear(rows, &mut to);
+    outcome.push(("clear".to_owned(), bench.read(&to, capacity * narrow)));
+}

@@ -1,0 +1,174 @@
+//! Cross layers, one after the other: each multiplies the first input in once more.
+//!
+//! ```text
+//! x_{l+1} = x_0 * (W_l x_l + b_l) + x_l
+//! ```
+//!
+//! Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank
+//! Systems", 2021, equation 1; with a low rank, `W = U V^T` as in equation 2.
+
+use millstream_backend::{Activation, Backend, Device};
+
+use crate::layers::dense::Dense;
+use crate::optimizer::Optimizer;
+use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
+use crate::spec::CrossSpec;
+
+/// A stack of cross layers.
+pub struct Cross<D: Device> {
+    layers: Vec<CrossLayer<D>>,
+}
+
+/// `W x + b`, before it meets `x_0`.
+struct CrossLayer<D: Device> {
+    /// `V^T x` of a low rank, `[N, R]`.
+    down: Option<Dense<D>>,
+    /// `W` and `b`, `[N, N]`; or `U` and `b`, `[R, N]`.
+    product: Dense<D>,
+}
+
+/// What a forward pass leaves for the backward pass.
+pub struct CrossActivations<D: Device> {
+    layers: Vec<SavedLayer<D>>,
+}
+
+struct SavedLayer<D: Device> {
+    /// `V^T x`, `[B, R]`.
+    inner: Option<D::Matrix>,
+    /// `W x + b`, `[B, N]`.
+    product: D::Matrix,
+    /// `x_{l+1}`, `[B, N]`.
+    output: D::Matrix,
+}
+
+/// Workspace of a backward pass.
+pub struct CrossGradients<D: Device> {
+    /// `[B, R]`
+    by_inner: Option<D::Matrix>,
+    /// `[B, N]`
+    by_product: D::Matrix,
+    /// `[B, N]`
+    by_input: D::Matrix,
+}
+
+impl<D: Device> Cross<D> {
+    /// Layers `cross.layer.0` and on over `width` columns; at least one.
+    ///
+    /// # Errors
+    /// When a layer's weights are too many.
+    pub fn new(device: &D, width: usize, spec: &CrossSpec, optimizer: Optimizer) -> Result<Self, TooLarge> {
+        assert!(spec.layers > 0, "at least one layer");
+        let layer = |number| {
+            let name = format!("cross.layer.{number}");
+            let dense = |inputs| Dense::new(device, &name, (inputs, width), Activation::Identity, optimizer);
+            let Some(rank) = spec.rank else { return Ok(CrossLayer { down: None, product: dense(width)? }) };
+            let (down, shape) = (format!("{name}.down"), (width, rank as usize));
+            let down = Dense::without_bias(device, &down, shape, Activation::Identity, optimizer)?;
+            Ok(CrossLayer { down: Some(down), product: dense(rank as usize)? })
+        };
+        Ok(Self { layers: (0..spec.layers).map(layer).collect::<Result<_, _>>()? })
+    }
+
+    fn width(&self) -> usize {
+        self.layers[0].product.outputs()
+    }
+}
+
+impl<D: Device> CrossActivations<D> {
+    /// Room for `rows` rows.
+    pub fn new(device: &D, rows: usize, cross: &Cross<D>) -> Self {
+        let matrix = |columns| device.matrix(rows, columns);
+        let saved = cross.layers.iter().map(|layer| SavedLayer {
+            inner: layer.down.as_ref().map(|down| matrix(down.outputs())),
+            product: matrix(cross.width()),
+            output: matrix(cross.width()),
+        });
+        Self { layers: saved.collect() }
+    }
+
+    /// What the last layer gave, `[B, N]`.
+    pub fn output(&self) -> &D::Matrix {
+        &self.layers.last().expect("at least one layer").output
+    }
+}
+
+impl<D: Device> CrossGradients<D> {
+    /// Room for `rows` rows.
+    pub fn new(device: &D, rows: usize, cross: &Cross<D>) -> Self {
+        let matrix = |columns| device.matrix(rows, columns);
+        Self {
+            by_inner: cross.layers[0].down.as_ref().map(|down| matrix(down.outputs())),
+            by_product: matrix(cross.width()),
+            by_input: matrix(cross.width()),
+        }
+    }
+}
+
+impl<B: Backend> Cross<B> {
+    /// Fills `saved` from `first`, which is `x_0`, `[B, N]`, over the first `rows` rows.
+    pub fn forward(&self, backend: &B, rows: usize, first: &B::Matrix, saved: &mut CrossActivations<B>) {
+        for (number, layer) in self.layers.iter().enumerate() {
+            let (before, from) = saved.layers.split_at_mut(number);
+            let input = before.last().map_or(first, |before| &before.output);
+            let SavedLayer { inner, product, output } = &mut from[0];
+            if let (Some(down), Some(inner)) = (&layer.down, inner.as_mut()) {
+                down.forward(backend, rows, input, inner);
+            }
+            layer.product.forward(backend, rows, inner.as_ref().unwrap_or(input), product);
+            backend.cross_forward(rows, first, product, input, output);
+        }
+    }
+
+    /// Fills every parameter's gradient and adds that by `first` to `by_first`, `[B, N]`, from that by the
+    /// output, `[B, N]`, which is overwritten.
+    #[allow(clippy::too_many_arguments, reason = "a backward pass reads and writes this much")]
+    pub fn backward(
+        &mut self,
+        backend: &B,
+        rows: usize,
+        first: &B::Matrix,
+        saved: &CrossActivations<B>,
+        work: &mut CrossGradients<B>,
+        by_output: &mut B::Matrix,
+        by_first: &mut B::Matrix,
+    ) {
+        let CrossGradients { by_inner, by_product, by_input } = work;
+        for (number, layer) in self.layers.iter_mut().enumerate().rev() {
+            let input = number.checked_sub(1).map_or(first, |before| &saved.layers[before].output);
+            let SavedLayer { inner, product, .. } = &saved.layers[number];
+            backend.cross_backward(rows, first, product, by_output, by_product, by_first);
+            if let (Some(down), Some(inner), Some(by_inner)) = (&mut layer.down, inner, by_inner.as_mut()) {
+                layer.product.backward(backend, rows, inner, product, by_product, Some(by_inner));
+                down.backward(backend, rows, input, inner, by_inner, Some(by_input));
+            } else {
+                layer.product.backward(backend, rows, input, product, by_product, Some(by_input));
+            }
+            // From here on that by this layer's input, which is the output of the layer before.
+            backend.add(rows, by_input, by_output);
+        }
+        backend.add(rows, by_output, by_first);
+    }
+
+    /// Optimizer step number `step` by the gradients of the last backward pass.
+    pub fn step(&mut self, backend: &B, step: u64) {
+        for layer in &mut self.layers {
+            if let Some(down) = &mut layer.down {
+                down.step(backend, step);
+            }
+            layer.product.step(backend, step);
+        }
+    }
+}
+
+impl<D: Device> Parameters<D> for Cross<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        let layers = self.layers.iter().flat_map(|layer| layer.down.iter().chain([&layer.product]));
+        layers.flat_map(Dense::stored).collect()
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        let layers = self.layers.iter_mut();
+        let layers = layers.flat_map(|layer| layer.down.iter_mut().chain([&mut layer.product]));
+        layers.flat_map(Dense::stored_mut).collect()
+    }
+}

@@ -1,0 +1,161 @@
+//! What models are built with: features by name, and layers over them, refused where a job asks for what cannot be.
+
+use millstream_backend::{Activation, Device, IdColumn, Lookup};
+use millstream_batch::BatchSchema;
+
+use crate::init::Init;
+use crate::layers::{Cross, Embedding, Linear, Mlp, Tables};
+use crate::model::error::ModelError;
+use crate::model::features::{Features, IdFeatureColumn};
+use crate::optimizer::Optimizer;
+use crate::parameter::ParameterSpec;
+use crate::spec::{CrossSpec, EmbeddingSpec, OptimizerSpec, Pooling};
+
+/// Builds the parts of one model on a device, for batches of a schema.
+pub(super) struct Builder<'a, D: Device> {
+    pub(super) device: &'a D,
+    schema: &'a BatchSchema,
+    id_columns: Vec<IdColumn>,
+}
+
+impl<'a, D: Device> Builder<'a, D> {
+    pub(super) fn new(device: &'a D, schema: &'a BatchSchema) -> Self {
+        Self { device, schema, id_columns: Vec::new() }
+    }
+
+    /// Every column of ids that something built looks up, once.
+    pub(super) fn id_columns(mut self) -> Vec<IdColumn> {
+        self.id_columns.sort();
+        self.id_columns.dedup();
+        self.id_columns
+    }
+
+    /// The most rows of a batch.
+    pub(super) fn rows(&self) -> usize {
+        self.schema.rows as usize
+    }
+
+    /// Room for `columns` numbers a row.
+    pub(super) fn matrix(&self, columns: usize) -> D::Matrix {
+        self.device.matrix(self.rows(), columns)
+    }
+
+    /// The features that the list at `key` names.
+    pub(super) fn features(&self, key: &'static str, names: &[String]) -> Result<Features, ModelError> {
+        Features::resolve(key, names, self.schema)
+    }
+
+    /// The same, which must name one.
+    pub(super) fn some_features(&self, key: &'static str, names: &[String]) -> Result<Features, ModelError> {
+        if names.is_empty() {
+            return Err(ModelError::Empty { key, expected: "at least one feature is needed" });
+        }
+        self.features(key, names)
+    }
+
+    /// What trains embeddings alone.
+    pub(super) fn embedding_optimizer(
+        &self,
+        key: &'static str,
+        spec: &OptimizerSpec,
+    ) -> Result<Optimizer, ModelError> {
+        Optimizer::new(spec).map_err(|source| ModelError::Optimizer { key, source })
+    }
+
+    /// What trains layers, too.
+    pub(super) fn optimizer(&self, key: &'static str, spec: &OptimizerSpec) -> Result<Optimizer, ModelError> {
+        let optimizer = self.embedding_optimizer(key, spec)?;
+        if optimizer.is_row_wise() { Err(ModelError::RowWise { key }) } else { Ok(optimizer) }
+    }
+
+    /// A linear model over `features`, its parameters named after it.
+    pub(super) fn linear(
+        &mut self,
+        name: &str,
+        features: &Features,
+        optimizer: Optimizer,
+    ) -> Result<Linear<D>, ModelError> {
+        let pooling = millstream_backend::Pooling::Sum;
+        let tables = self.tables(&features.ids, pooling, optimizer, |feature| {
+            let name = format!("{name}.ids.{}", feature.name);
+            ParameterSpec::column(name, feature.cardinality, Init::Zeros, optimizer)
+        })?;
+        Ok(Linear::new(self.device, name, tables, features.dense.clone(), optimizer)?)
+    }
+
+    /// Embeddings of the features of ids, named `PREFIXembedding.FEATURE`, beside those of numbers. `keys` are
+    /// those of width and optimizer.
+    pub(super) fn embedding(
+        &mut self,
+        prefix: &str,
+        (dim_key, optimizer_key): (&'static str, &'static str),
+        spec: &EmbeddingSpec,
+        features: Features,
+    ) -> Result<Embedding<D>, ModelError> {
+        let width = spec.dim as usize;
+        if width == 0 && !features.ids.is_empty() {
+            let expected = "an embedding has at least one column";
+            return Err(ModelError::Empty { key: dim_key, expected });
+        }
+        let pooling = match spec.pooling {
+            Pooling::Sum => millstream_backend::Pooling::Sum,
+            Pooling::Mean => millstream_backend::Pooling::Mean,
+            Pooling::SqrtN => millstream_backend::Pooling::SqrtN,
+        };
+        let optimizer = self.embedding_optimizer(optimizer_key, &spec.optimizer)?;
+        let tables = self.tables(&features.ids, pooling, optimizer, |feature| {
+            let name = format!("{prefix}embedding.{}", feature.name);
+            ParameterSpec::matrix(name, (feature.cardinality, width), Init::embedding(), optimizer)
+        })?;
+        Ok(Embedding { tables, dense: features.dense })
+    }
+
+    /// ReLU layers whose widths are at `key`, then one of `last`.
+    pub(super) fn mlp(
+        &self,
+        name: &str,
+        inputs: usize,
+        (key, hidden): (&'static str, &[u32]),
+        last: (usize, Activation),
+        optimizer: Optimizer,
+    ) -> Result<Mlp<D>, ModelError> {
+        if hidden.contains(&0) {
+            let expected = "a hidden layer has at least one output";
+            return Err(ModelError::Empty { key, expected });
+        }
+        Ok(Mlp::new(self.device, name, inputs, hidden, last, optimizer)?)
+    }
+
+    /// Cross layers over `width` columns.
+    pub(super) fn cross(
+        &self,
+        width: usize,
+        spec: &CrossSpec,
+        optimizer: Optimizer,
+    ) -> Result<Cross<D>, ModelError> {
+        if spec.layers == 0 {
+            let expected = "at least one cross layer is needed";
+            return Err(ModelError::Empty { key: "model.cross_layers", expected });
+        }
+        if spec.rank == Some(0) {
+            let expected = "a rank is at least 1";
+            return Err(ModelError::Empty { key: "model.cross_rank", expected });
+        }
+        Ok(Cross::new(self.device, width, spec, optimizer)?)
+    }
+
+    fn tables(
+        &mut self,
+        features: &[IdFeatureColumn],
+        pooling: millstream_backend::Pooling,
+        optimizer: Optimizer,
+        spec: impl Fn(&IdFeatureColumn) -> Result<ParameterSpec, crate::parameter::TooLarge>,
+    ) -> Result<Tables<D>, ModelError> {
+        let table = |feature: &IdFeatureColumn| {
+            Ok::<_, ModelError>((Lookup { column: feature.column, pooling }, spec(feature)?))
+        };
+        let tables = features.iter().map(table).collect::<Result<Vec<_>, _>>()?;
+        self.id_columns.extend(features.iter().map(|feature| feature.column));
+        Ok(Tables::new(self.device, tables, optimizer))
+    }
+}

@@ -1,0 +1,156 @@
+//! DCN-v2: cross layers, and an MLP after or beside them.
+//!
+//! ```text
+//! stacked    embeddings | dense --- cross layers --- ReLU layers --- 1 --- logit --- sigmoid
+//!
+//! parallel   embeddings | dense --- cross layers --- 1 ----------------- + --- logit --- sigmoid
+//!            embeddings | dense --- ReLU layers --- 1 ----------------- /
+//! ```
+//!
+//! Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank
+//! Systems", 2021, figure 1. A layer of one output over both parts side by side is the sum of one over each.
+
+use millstream_backend::{Activation, Backend, Device};
+
+use crate::layers::{
+    Cross, CrossActivations, CrossGradients, Dense, Embedding, Mlp, MlpActivations, MlpGradients,
+};
+use crate::model::builder::Builder;
+use crate::model::error::ModelError;
+use crate::model::network::Compute;
+use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::spec::{DcnSpec, DcnStructure};
+
+/// The model. `N` is the width of its input, embeddings and dense columns together.
+pub(super) struct Dcn<D: Device> {
+    embedding: Embedding<D>,
+    cross: Cross<D>,
+    deep: Mlp<D>,
+    /// What the cross layers give to the logit, beside a parallel MLP.
+    output: Option<CrossOutput<D>>,
+    saved: Saved<D>,
+    work: Work<D>,
+}
+
+/// A layer of one output over what the cross layers gave.
+struct CrossOutput<D: Device> {
+    /// `[N, 1]`, without a bias: the MLP's last layer has one.
+    layer: Dense<D>,
+    /// `[B, 1]`
+    logits: D::Matrix,
+}
+
+struct Saved<D: Device> {
+    /// `[B, N]`
+    input: D::Matrix,
+    cross: CrossActivations<D>,
+    deep: MlpActivations<D>,
+}
+
+struct Work<D: Device> {
+    /// `[B, N]`
+    by_input: D::Matrix,
+    /// `[B, N]`
+    by_cross: D::Matrix,
+    cross: CrossGradients<D>,
+    deep: MlpGradients<D>,
+}
+
+impl<D: Device> Dcn<D> {
+    pub(super) fn new(builder: &mut Builder<'_, D>, spec: &DcnSpec) -> Result<Self, ModelError> {
+        let features = builder.some_features("model.features", &spec.features)?;
+        let keys = ("model.embedding_dim", "model.embedding_optimizer");
+        let embedding = builder.embedding("", keys, &spec.embedding, features)?;
+        let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
+        let (rows, width, device) = (builder.rows(), embedding.outputs(), builder.device);
+        let cross = builder.cross(width, &spec.cross, optimizer)?;
+        let output = match spec.structure {
+            DcnStructure::Stacked => None,
+            DcnStructure::Parallel => {
+                let (shape, activation) = ((width, 1), Activation::Identity);
+                let layer = Dense::without_bias(device, "cross.output", shape, activation, optimizer)?;
+                Some(CrossOutput { layer, logits: builder.matrix(1) })
+            }
+        };
+        let hidden = ("model.hidden", spec.hidden.as_slice());
+        let deep = builder.mlp("deep", width, hidden, (1, Activation::Identity), optimizer)?;
+        Ok(Self {
+            saved: Saved {
+                input: builder.matrix(width),
+                cross: CrossActivations::new(device, rows, &cross),
+                deep: MlpActivations::new(device, rows, &deep),
+            },
+            work: Work {
+                by_input: builder.matrix(width),
+                by_cross: builder.matrix(width),
+                cross: CrossGradients::new(device, rows, &cross),
+                deep: MlpGradients::new(device, rows, &deep),
+            },
+            embedding,
+            cross,
+            deep,
+            output,
+        })
+    }
+}
+
+impl<B: Backend> Compute<B> for Dcn<B> {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, rows: usize) {
+        let Saved { input, cross, deep } = &mut self.saved;
+        self.embedding.forward(backend, batch, input, 0);
+        self.cross.forward(backend, rows, input, cross);
+        match &mut self.output {
+            None => self.deep.forward(backend, rows, cross.output(), deep),
+            Some(CrossOutput { layer, logits }) => {
+                self.deep.forward(backend, rows, input, deep);
+                layer.forward(backend, rows, cross.output(), logits);
+                backend.add(rows, logits, deep.output_mut());
+            }
+        }
+    }
+
+    fn logits(&self) -> &B::Matrix {
+        self.saved.deep.output()
+    }
+
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, rows: usize, by_logits: &mut B::Matrix) {
+        let Saved { input, cross, deep } = &self.saved;
+        let Work { by_input, by_cross, cross: cross_work, deep: deep_work } = &mut self.work;
+        match &mut self.output {
+            None => {
+                backend.clear(rows, by_input);
+                let by_cross = Some(&mut *by_cross);
+                self.deep.backward(backend, rows, cross.output(), deep, deep_work, by_logits, by_cross);
+            }
+            Some(CrossOutput { layer, logits }) => {
+                let by_input = Some(&mut *by_input);
+                self.deep.backward(backend, rows, input, deep, deep_work, by_logits, by_input);
+                layer.backward(backend, rows, cross.output(), logits, by_logits, Some(by_cross));
+            }
+        }
+        self.cross.backward(backend, rows, input, cross, cross_work, by_cross, by_input);
+    }
+
+    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), _by_logits: &B::Matrix, step: u64) {
+        self.deep.step(backend, step);
+        if let Some(CrossOutput { layer, .. }) = &mut self.output {
+            layer.step(backend, step);
+        }
+        self.cross.step(backend, step);
+        self.embedding.step(backend, touched, &self.work.by_input, 0, step);
+    }
+}
+
+impl<D: Device> Parameters<D> for Dcn<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        let output = self.output.iter().flat_map(|output| output.layer.stored());
+        let cross = self.cross.stored().into_iter().chain(output);
+        self.embedding.stored().into_iter().chain(cross).chain(self.deep.stored()).collect()
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        let output = self.output.iter_mut().flat_map(|output| output.layer.stored_mut());
+        let cross = self.cross.stored_mut().into_iter().chain(output);
+        self.embedding.stored_mut().into_iter().chain(cross).chain(self.deep.stored_mut()).collect()
+    }
+}

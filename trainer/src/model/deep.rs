@@ -1,0 +1,83 @@
+//! Embeddings beside dense columns, and an MLP over them: what most models have, alone or as a part.
+
+use millstream_backend::{Activation, Backend, Device};
+
+use crate::layers::{Embedding, Mlp, MlpActivations, MlpGradients};
+use crate::model::builder::Builder;
+use crate::model::error::ModelError;
+use crate::optimizer::Optimizer;
+use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+
+/// The part, with what a step of it needs.
+pub(super) struct Deep<D: Device> {
+    embedding: Embedding<D>,
+    mlp: Mlp<D>,
+    /// Embeddings, then dense columns; `[B, E + D]`.
+    pub(super) input: D::Matrix,
+    saved: MlpActivations<D>,
+    work: MlpGradients<D>,
+    /// The gradient by the embeddings, `[B, E]`; none without any.
+    pub(super) by_embedding: Option<D::Matrix>,
+}
+
+impl<D: Device> Deep<D> {
+    /// Layers `deep.layer.0` and on, of widths `hidden`, then one logit.
+    pub(super) fn new(
+        builder: &Builder<'_, D>,
+        embedding: Embedding<D>,
+        hidden: (&'static str, &[u32]),
+        optimizer: Optimizer,
+    ) -> Result<Self, ModelError> {
+        let (rows, embedded) = (builder.rows(), embedding.embedded());
+        let logit = (1, Activation::Identity);
+        let mlp = builder.mlp("deep", embedding.outputs(), hidden, logit, optimizer)?;
+        Ok(Self {
+            input: builder.matrix(embedding.outputs()),
+            saved: MlpActivations::new(builder.device, rows, &mlp),
+            work: MlpGradients::new(builder.device, rows, &mlp),
+            by_embedding: (embedded > 0).then(|| builder.matrix(embedded)),
+            embedding,
+            mlp,
+        })
+    }
+
+    /// What the last forward pass gave, `[B, 1]`.
+    pub(super) fn logits(&self) -> &D::Matrix {
+        self.saved.output()
+    }
+}
+
+impl<B: Backend> Deep<B> {
+    pub(super) fn forward(&mut self, backend: &B, batch: &B::Batch, rows: usize) {
+        self.embedding.forward(backend, batch, &mut self.input, 0);
+        self.mlp.forward(backend, rows, &self.input, &mut self.saved);
+    }
+
+    /// The logits, for what is added to them; and the input, `[B, E + D]`.
+    pub(super) fn logits_mut(&mut self) -> (&mut B::Matrix, &B::Matrix) {
+        (self.saved.output_mut(), &self.input)
+    }
+
+    /// Fills the layers' gradients, and that by the embeddings.
+    pub(super) fn backward(&mut self, backend: &B, rows: usize, by_logits: &mut B::Matrix) {
+        let (input, by_input) = (&self.input, self.by_embedding.as_mut());
+        self.mlp.backward(backend, rows, input, &self.saved, &mut self.work, by_logits, by_input);
+    }
+
+    pub(super) fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), step: u64) {
+        self.mlp.step(backend, step);
+        if let Some(by_embedding) = &self.by_embedding {
+            self.embedding.step(backend, touched, by_embedding, 0, step);
+        }
+    }
+}
+
+impl<D: Device> Parameters<D> for Deep<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        self.embedding.stored().into_iter().chain(self.mlp.stored()).collect()
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        self.embedding.stored_mut().into_iter().chain(self.mlp.stored_mut()).collect()
+    }
+}

@@ -1,0 +1,83 @@
+//! DeepFM: a factorization machine and an MLP over the same embeddings.
+//!
+//! ```text
+//! ids, dense --- linear ----------------------------------------- + --- logit --- sigmoid
+//! ids ---------- embeddings --- products of all pairs, summed --- +
+//!                embeddings | dense --- ReLU layers --- 1 ------- /
+//! ```
+//!
+//! Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", 2017, equations 1 to 4.
+//! A number has a weight of the first order and enters the MLP as it is; only ids have embeddings.
+
+use millstream_backend::{Backend, Device};
+
+use crate::layers::Linear;
+use crate::model::builder::Builder;
+use crate::model::deep::Deep;
+use crate::model::error::ModelError;
+use crate::model::network::Compute;
+use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::spec::DeepFmSpec;
+
+/// The model.
+pub(super) struct DeepFm<D: Device> {
+    linear: Linear<D>,
+    deep: Deep<D>,
+    /// How many embeddings there are, and of how many columns.
+    vectors: (usize, usize),
+}
+
+impl<D: Device> DeepFm<D> {
+    pub(super) fn new(builder: &mut Builder<'_, D>, spec: &DeepFmSpec) -> Result<Self, ModelError> {
+        let key = "model.features";
+        let features = builder.some_features(key, &spec.features)?;
+        if features.ids.is_empty() {
+            return Err(ModelError::NoFeature { key, model: "DeepFM", kind: "of ids" });
+        }
+        let linear_optimizer = builder.optimizer("model.linear_optimizer", &spec.linear_optimizer)?;
+        let linear = builder.linear("linear", &features, linear_optimizer)?;
+        let keys = ("model.embedding_dim", "model.embedding_optimizer");
+        let embedding = builder.embedding("", keys, &spec.embedding, features)?;
+        let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
+        let vectors = (embedding.tables.len(), spec.embedding.dim as usize);
+        let hidden = ("model.hidden", spec.hidden.as_slice());
+        Ok(Self { linear, deep: Deep::new(builder, embedding, hidden, optimizer)?, vectors })
+    }
+}
+
+impl<B: Backend> Compute<B> for DeepFm<B> {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, rows: usize) {
+        self.deep.forward(backend, batch, rows);
+        let (logits, input) = self.deep.logits_mut();
+        backend.fm_forward(rows, input, self.vectors, logits);
+        self.linear.forward(backend, batch, logits);
+    }
+
+    fn logits(&self) -> &B::Matrix {
+        self.deep.logits()
+    }
+
+    fn backward(&mut self, backend: &B, batch: &B::Batch, rows: usize, by_logits: &mut B::Matrix) {
+        self.linear.backward(backend, batch, by_logits);
+        self.deep.backward(backend, rows, by_logits);
+        let Deep { input, by_embedding, .. } = &mut self.deep;
+        if let Some(by_embedding) = by_embedding {
+            backend.fm_backward(rows, input, self.vectors, by_logits, by_embedding);
+        }
+    }
+
+    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), by_logits: &B::Matrix, step: u64) {
+        self.deep.step(backend, touched, step);
+        self.linear.step(backend, touched, by_logits, step);
+    }
+}
+
+impl<D: Device> Parameters<D> for DeepFm<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        self.linear.stored().into_iter().chain(self.deep.stored()).collect()
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        self.linear.stored_mut().into_iter().chain(self.deep.stored_mut()).collect()
+    }
+}

@@ -1,0 +1,232 @@
+//! DLRM: an MLP makes one vector of the dense columns, which meets the embeddings.
+//!
+//! ```text
+//! dense --- bottom ReLU layers --- W -- | --- products of pairs, or cross layers --- top ReLU layers --- 1 --- logit
+//! ids ----- embeddings ------- F * W -- /
+//! ```
+//!
+//! Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019; with
+//! cross layers of a low rank, DLRM-DCNv2 of MLPerf Training 3.0.
+
+use millstream_backend::{Activation, Backend, Device};
+
+use crate::layers::{
+    Cross, CrossActivations, CrossGradients, Embedding, Mlp, MlpActivations, MlpGradients, Tables,
+};
+use crate::model::builder::Builder;
+use crate::model::error::ModelError;
+use crate::model::network::Compute;
+use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::spec::{DlrmInteraction, DlrmSpec};
+
+/// The model. `V` is the number of vectors, the embeddings' and one of the dense columns; `W` their width.
+pub(super) struct Dlrm<D: Device> {
+    /// Dense columns alone.
+    dense: Embedding<D>,
+    bottom: Mlp<D>,
+    embedding: Embedding<D>,
+    interaction: Interaction<D>,
+    top: Mlp<D>,
+    width: usize,
+    saved: Saved<D>,
+    work: Work<D>,
+}
+
+/// How vectors meet, with what that leaves for the backward pass and its workspace.
+enum Interaction<D: Device> {
+    /// By products of pairs.
+    Dot(DotWork<D>),
+    /// Side by side, through cross layers.
+    Cross(Box<CrossWork<D>>),
+}
+
+struct DotWork<D: Device> {
+    /// `[B, W + V (V - 1) / 2]`, both.
+    output: D::Matrix,
+    by_output: D::Matrix,
+}
+
+struct CrossWork<D: Device> {
+    layers: Cross<D>,
+    saved: CrossActivations<D>,
+    work: CrossGradients<D>,
+    /// `[B, V W]`
+    by_output: D::Matrix,
+}
+
+struct Saved<D: Device> {
+    /// `[B, D]`
+    dense: D::Matrix,
+    bottom: MlpActivations<D>,
+    /// The bottom's output, then the embeddings; `[B, V W]`.
+    vectors: D::Matrix,
+    top: MlpActivations<D>,
+}
+
+struct Work<D: Device> {
+    bottom: MlpGradients<D>,
+    /// `[B, W]`
+    by_bottom: D::Matrix,
+    /// `[B, V W]`
+    by_vectors: D::Matrix,
+    top: MlpGradients<D>,
+}
+
+impl<D: Device> Dlrm<D> {
+    pub(super) fn new(builder: &mut Builder<'_, D>, spec: &DlrmSpec) -> Result<Self, ModelError> {
+        let key = "model.features";
+        let mut features = builder.some_features(key, &spec.features)?;
+        if features.ids.is_empty() {
+            return Err(ModelError::NoFeature { key, model: "DLRM", kind: "of ids" });
+        }
+        if features.dense.is_empty() {
+            return Err(ModelError::NoFeature { key, model: "DLRM", kind: "of numbers" });
+        }
+        let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
+        let dense = std::mem::take(&mut features.dense);
+        let dense = Embedding { tables: Tables::new(builder.device, Vec::new(), optimizer), dense };
+        let keys = ("model.embedding_dim", "model.embedding_optimizer");
+        let embedding = builder.embedding("", keys, &spec.embedding, features)?;
+        let (rows, width, device) = (builder.rows(), spec.embedding.dim as usize, builder.device);
+        let hidden = ("model.bottom", spec.bottom.as_slice());
+        let bottom = builder.mlp("bottom", dense.outputs(), hidden, (width, Activation::Relu), optimizer)?;
+        let columns = width + embedding.outputs();
+        let (interaction, outputs) = match &spec.interaction {
+            DlrmInteraction::Dot => {
+                let vectors = 1 + embedding.tables.len();
+                let outputs = width + vectors * (vectors - 1) / 2;
+                let (output, by_output) = (builder.matrix(outputs), builder.matrix(outputs));
+                (Interaction::Dot(DotWork { output, by_output }), outputs)
+            }
+            DlrmInteraction::Cross(spec) => {
+                let layers = builder.cross(columns, spec, optimizer)?;
+                let work = CrossWork {
+                    saved: CrossActivations::new(device, rows, &layers),
+                    work: CrossGradients::new(device, rows, &layers),
+                    by_output: builder.matrix(columns),
+                    layers,
+                };
+                (Interaction::Cross(Box::new(work)), columns)
+            }
+        };
+        let hidden = ("model.top", spec.top.as_slice());
+        let top = builder.mlp("top", outputs, hidden, (1, Activation::Identity), optimizer)?;
+        Ok(Self {
+            saved: Saved {
+                dense: builder.matrix(dense.outputs()),
+                bottom: MlpActivations::new(device, rows, &bottom),
+                vectors: builder.matrix(columns),
+                top: MlpActivations::new(device, rows, &top),
+            },
+            work: Work {
+                bottom: MlpGradients::new(device, rows, &bottom),
+                by_bottom: builder.matrix(width),
+                by_vectors: builder.matrix(columns),
+                top: MlpGradients::new(device, rows, &top),
+            },
+            dense,
+            bottom,
+            embedding,
+            interaction,
+            top,
+            width,
+        })
+    }
+}
+
+impl<D: Device> Interaction<D> {
+    /// What the last forward pass gave, and room for the gradient by it.
+    fn output(&mut self) -> (&D::Matrix, &mut D::Matrix) {
+        match self {
+            Self::Dot(DotWork { output, by_output }) => (output, by_output),
+            Self::Cross(cross) => (cross.saved.output(), &mut cross.by_output),
+        }
+    }
+}
+
+impl<B: Backend> Interaction<B> {
+    fn forward(&mut self, backend: &B, rows: usize, vectors: &B::Matrix, width: usize) {
+        match self {
+            Self::Dot(DotWork { output, .. }) => backend.dot_forward(rows, vectors, width, output),
+            Self::Cross(cross) => cross.layers.forward(backend, rows, vectors, &mut cross.saved),
+        }
+    }
+
+    /// Fills the gradient by the vectors from that by the output.
+    fn backward(
+        &mut self,
+        backend: &B,
+        rows: usize,
+        vectors: &B::Matrix,
+        width: usize,
+        by_vectors: &mut B::Matrix,
+    ) {
+        match self {
+            Self::Dot(DotWork { by_output, .. }) => {
+                backend.dot_backward(rows, vectors, width, by_output, by_vectors);
+            }
+            Self::Cross(cross) => {
+                let CrossWork { layers, saved, work, by_output } = &mut **cross;
+                backend.clear(rows, by_vectors);
+                layers.backward(backend, rows, vectors, saved, work, by_output, by_vectors);
+            }
+        }
+    }
+}
+
+impl<B: Backend> Compute<B> for Dlrm<B> {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, rows: usize) {
+        let Saved { dense, bottom, vectors, top } = &mut self.saved;
+        self.dense.forward(backend, batch, dense, 0);
+        self.bottom.forward(backend, rows, dense, bottom);
+        backend.copy_columns(rows, (bottom.output(), 0), (vectors, 0), self.width);
+        self.embedding.forward(backend, batch, vectors, self.width);
+        self.interaction.forward(backend, rows, vectors, self.width);
+        self.top.forward(backend, rows, self.interaction.output().0, top);
+    }
+
+    fn logits(&self) -> &B::Matrix {
+        self.saved.top.output()
+    }
+
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, rows: usize, by_logits: &mut B::Matrix) {
+        let Saved { dense, bottom, vectors, top } = &self.saved;
+        let Work { bottom: bottom_work, by_bottom, by_vectors, top: top_work } = &mut self.work;
+        let (output, by_output) = self.interaction.output();
+        self.top.backward(backend, rows, output, top, top_work, by_logits, Some(by_output));
+        self.interaction.backward(backend, rows, vectors, self.width, by_vectors);
+        backend.copy_columns(rows, (by_vectors, 0), (by_bottom, 0), self.width);
+        self.bottom.backward(backend, rows, dense, bottom, bottom_work, by_bottom, None);
+    }
+
+    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), _by_logits: &B::Matrix, step: u64) {
+        self.top.step(backend, step);
+        if let Interaction::Cross(cross) = &mut self.interaction {
+            cross.layers.step(backend, step);
+        }
+        self.bottom.step(backend, step);
+        self.embedding.step(backend, touched, &self.work.by_vectors, self.width, step);
+    }
+}
+
+impl<D: Device> Parameters<D> for Dlrm<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        let mut stored = self.embedding.stored();
+        stored.extend(self.bottom.stored());
+        if let Interaction::Cross(cross) = &self.interaction {
+            stored.extend(cross.layers.stored());
+        }
+        stored.extend(self.top.stored());
+        stored
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        let mut stored = self.embedding.stored_mut();
+        stored.extend(self.bottom.stored_mut());
+        if let Interaction::Cross(cross) = &mut self.interaction {
+            stored.extend(cross.layers.stored_mut());
+        }
+        stored.extend(self.top.stored_mut());
+        stored
+    }
+}

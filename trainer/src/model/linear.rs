@@ -1,0 +1,54 @@
+//! Logistic regression: one weight for each id and each dense column, and a bias.
+
+use millstream_backend::{Backend, Device};
+
+use crate::layers::Linear;
+use crate::model::builder::Builder;
+use crate::model::error::ModelError;
+use crate::model::network::Compute;
+use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::spec::LinearSpec;
+
+/// The model.
+pub(super) struct LinearModel<D: Device> {
+    linear: Linear<D>,
+    /// `[B, 1]`
+    logits: D::Matrix,
+}
+
+impl<D: Device> LinearModel<D> {
+    pub(super) fn new(builder: &mut Builder<'_, D>, spec: &LinearSpec) -> Result<Self, ModelError> {
+        let features = builder.some_features("model.features", &spec.features)?;
+        let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
+        Ok(Self { linear: builder.linear("linear", &features, optimizer)?, logits: builder.matrix(1) })
+    }
+}
+
+impl<B: Backend> Compute<B> for LinearModel<B> {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, rows: usize) {
+        backend.clear(rows, &mut self.logits);
+        self.linear.forward(backend, batch, &mut self.logits);
+    }
+
+    fn logits(&self) -> &B::Matrix {
+        &self.logits
+    }
+
+    fn backward(&mut self, backend: &B, batch: &B::Batch, _rows: usize, by_logits: &mut B::Matrix) {
+        self.linear.backward(backend, batch, by_logits);
+    }
+
+    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), by_logits: &B::Matrix, step: u64) {
+        self.linear.step(backend, touched, by_logits, step);
+    }
+}
+
+impl<D: Device> Parameters<D> for LinearModel<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        self.linear.stored()
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        self.linear.stored_mut()
+    }
+}

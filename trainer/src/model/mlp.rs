@@ -1,0 +1,55 @@
+//! An MLP over embeddings and dense columns side by side; Covington, Adams and Sargin, "Deep Neural Networks for
+//! YouTube Recommendations", 2016, section 4.
+
+use millstream_backend::{Backend, Device};
+
+use crate::model::builder::Builder;
+use crate::model::deep::Deep;
+use crate::model::error::ModelError;
+use crate::model::network::Compute;
+use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::spec::MlpSpec;
+
+/// The model.
+pub(super) struct MlpModel<D: Device> {
+    deep: Deep<D>,
+}
+
+impl<D: Device> MlpModel<D> {
+    pub(super) fn new(builder: &mut Builder<'_, D>, spec: &MlpSpec) -> Result<Self, ModelError> {
+        let features = builder.some_features("model.features", &spec.features)?;
+        let keys = ("model.embedding_dim", "model.embedding_optimizer");
+        let embedding = builder.embedding("", keys, &spec.embedding, features)?;
+        let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
+        let hidden = ("model.hidden", spec.hidden.as_slice());
+        Ok(Self { deep: Deep::new(builder, embedding, hidden, optimizer)? })
+    }
+}
+
+impl<B: Backend> Compute<B> for MlpModel<B> {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, rows: usize) {
+        self.deep.forward(backend, batch, rows);
+    }
+
+    fn logits(&self) -> &B::Matrix {
+        self.deep.logits()
+    }
+
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, rows: usize, by_logits: &mut B::Matrix) {
+        self.deep.backward(backend, rows, by_logits);
+    }
+
+    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), _by_logits: &B::Matrix, step: u64) {
+        self.deep.step(backend, touched, step);
+    }
+}
+
+impl<D: Device> Parameters<D> for MlpModel<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        self.deep.stored()
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        self.deep.stored_mut()
+    }
+}

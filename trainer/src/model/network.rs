@@ -1,0 +1,88 @@
+//! The models, as a closed set: what lies between a batch and its logits.
+
+use millstream_backend::{Backend, Device};
+
+use crate::model::builder::Builder;
+use crate::model::dcn::Dcn;
+use crate::model::deepfm::DeepFm;
+use crate::model::dlrm::Dlrm;
+use crate::model::error::ModelError;
+use crate::model::linear::LinearModel;
+use crate::model::mlp::MlpModel;
+use crate::model::wide_deep::WideDeep;
+use crate::parameter::Parameters;
+use crate::spec::ModelSpec;
+
+/// What a model computes. One call follows the other, on the same batch.
+pub(super) trait Compute<B: Backend> {
+    /// Computes the logits of `batch`, which has `rows` rows.
+    fn forward(&mut self, backend: &B, batch: &B::Batch, rows: usize);
+
+    /// What the last forward pass gave, `[B, 1]`.
+    fn logits(&self) -> &B::Matrix;
+
+    /// Computes the gradients by all parameters but tables, and by what tables gave, from that by the logits,
+    /// `[B, 1]`, which stays as it is: a logit is linear in the layer before it.
+    fn backward(&mut self, backend: &B, batch: &B::Batch, rows: usize, by_logits: &mut B::Matrix);
+
+    /// Takes optimizer step number `step` by those gradients; `touched` are the batch and what it touches.
+    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), by_logits: &B::Matrix, step: u64);
+}
+
+/// A model of any kind.
+pub(super) enum Network<D: Device> {
+    Linear(LinearModel<D>),
+    Mlp(MlpModel<D>),
+    WideDeep(WideDeep<D>),
+    DeepFm(DeepFm<D>),
+    Dcn(Dcn<D>),
+    Dlrm(Dlrm<D>),
+}
+
+impl<D: Device> Network<D> {
+    pub(super) fn new(builder: &mut Builder<'_, D>, spec: &ModelSpec) -> Result<Self, ModelError> {
+        Ok(match spec {
+            ModelSpec::Linear(spec) => Self::Linear(LinearModel::new(builder, spec)?),
+            ModelSpec::Mlp(spec) => Self::Mlp(MlpModel::new(builder, spec)?),
+            ModelSpec::WideDeep(spec) => Self::WideDeep(WideDeep::new(builder, spec)?),
+            ModelSpec::DeepFm(spec) => Self::DeepFm(DeepFm::new(builder, spec)?),
+            ModelSpec::Dcn(spec) => Self::Dcn(Dcn::new(builder, spec)?),
+            ModelSpec::Dlrm(spec) => Self::Dlrm(Dlrm::new(builder, spec)?),
+        })
+    }
+
+    pub(super) fn parameters(&self) -> &dyn Parameters<D> {
+        match self {
+            Self::Linear(model) => model,
+            Self::Mlp(model) => model,
+            Self::WideDeep(model) => model,
+            Self::DeepFm(model) => model,
+            Self::Dcn(model) => model,
+            Self::Dlrm(model) => model,
+        }
+    }
+
+    pub(super) fn parameters_mut(&mut self) -> &mut dyn Parameters<D> {
+        match self {
+            Self::Linear(model) => model,
+            Self::Mlp(model) => model,
+            Self::WideDeep(model) => model,
+            Self::DeepFm(model) => model,
+            Self::Dcn(model) => model,
+            Self::Dlrm(model) => model,
+        }
+    }
+}
+
+impl<B: Backend> Network<B> {
+    pub(super) fn compute(&mut self) -> &mut dyn Compute<B> {
+        match self {
+            Self::Linear(model) => model,
+            Self::Mlp(model) => model,
+            Self::WideDeep(model) => model,
+            Self::DeepFm(model) => model,
+            Self::Dcn(model) => model,
+            Self::Dlrm(model) => model,
+        }
+    }
+}

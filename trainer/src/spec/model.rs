@@ -1,0 +1,200 @@
+//! Models, as a job asks for them.
+
+use serde::{Deserialize, Serialize};
+
+use super::OptimizerSpec;
+
+/// A model, by kind.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum ModelSpec {
+    /// Logistic regression.
+    Linear(LinearSpec),
+    /// An MLP over embeddings and dense columns.
+    Mlp(MlpSpec),
+    /// Cheng et al., "Wide & Deep Learning for Recommender Systems", 2016.
+    WideDeep(WideDeepSpec),
+    /// Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", 2017.
+    #[serde(rename = "deepfm")]
+    DeepFm(DeepFmSpec),
+    /// Wang et al., "DCN V2: Improved Deep & Cross Network", 2021.
+    #[serde(rename = "dcn_v2")]
+    Dcn(DcnSpec),
+    /// Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019.
+    Dlrm(DlrmSpec),
+}
+
+impl ModelSpec {
+    /// Each list of features, with the name of the part that reads it, or none where the whole model does.
+    pub fn features(&self) -> Vec<(Option<&'static str>, &[String])> {
+        match self {
+            Self::Linear(spec) => vec![(None, &spec.features)],
+            Self::Mlp(spec) => vec![(None, &spec.features)],
+            Self::WideDeep(spec) => {
+                vec![(Some("wide"), &spec.wide.features), (Some("deep"), &spec.deep.features)]
+            }
+            Self::DeepFm(spec) => vec![(None, &spec.features)],
+            Self::Dcn(spec) => vec![(None, &spec.features)],
+            Self::Dlrm(spec) => vec![(None, &spec.features)],
+        }
+    }
+}
+
+/// One weight for each id and dense column, and a bias.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LinearSpec {
+    /// Names of its features.
+    pub features: Vec<String>,
+    /// Trains all of it.
+    pub optimizer: OptimizerSpec,
+}
+
+/// The embeddings of a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EmbeddingSpec {
+    /// Width of every embedding.
+    pub dim: u32,
+    /// How a multi-valued feature's embeddings become one.
+    pub pooling: Pooling,
+    /// Trains them.
+    pub optimizer: OptimizerSpec,
+}
+
+/// Embeddings and dense columns side by side, then ReLU layers, then one logit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MlpSpec {
+    /// Names of its features.
+    pub features: Vec<String>,
+    /// Of its features of ids.
+    pub embedding: EmbeddingSpec,
+    /// Widths of the hidden layers.
+    pub hidden: Vec<u32>,
+    /// Trains the layers.
+    pub optimizer: OptimizerSpec,
+}
+
+/// A factorization machine and an MLP over the same embeddings, their logits added.
+///
+/// The machine's first order takes every feature, its second order those of ids, and the MLP every feature.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeepFmSpec {
+    /// Names of its features.
+    pub features: Vec<String>,
+    /// Of its features of ids.
+    pub embedding: EmbeddingSpec,
+    /// Widths of the MLP's hidden layers.
+    pub hidden: Vec<u32>,
+    /// Trains the first order.
+    pub linear_optimizer: OptimizerSpec,
+    /// Trains the MLP.
+    pub optimizer: OptimizerSpec,
+}
+
+/// Cross layers, and an MLP after or beside them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DcnSpec {
+    /// Names of its features.
+    pub features: Vec<String>,
+    /// Of its features of ids.
+    pub embedding: EmbeddingSpec,
+    /// The cross layers.
+    pub cross: CrossSpec,
+    /// Where the MLP stands.
+    pub structure: DcnStructure,
+    /// Widths of the MLP's hidden layers.
+    pub hidden: Vec<u32>,
+    /// Trains cross layers and MLP.
+    pub optimizer: OptimizerSpec,
+}
+
+/// Cross layers: `x' = x0 * (W x + b) + x`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CrossSpec {
+    /// How many.
+    pub layers: u32,
+    /// Of `W`, made of two factors; `None` for a whole `W`.
+    pub rank: Option<u32>,
+}
+
+/// Figure 1 of the paper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DcnStructure {
+    /// The MLP takes what the cross layers give.
+    Stacked,
+    /// Both take the input; the logit is linear in what they give together.
+    Parallel,
+}
+
+/// An MLP over dense columns, whose output meets the embeddings; and an MLP over what comes of that.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DlrmSpec {
+    /// Names of its features.
+    pub features: Vec<String>,
+    /// Of its features of ids.
+    pub embedding: EmbeddingSpec,
+    /// Widths of the hidden layers over dense columns; another of the embeddings' width follows.
+    pub bottom: Vec<u32>,
+    /// How vectors meet.
+    pub interaction: DlrmInteraction,
+    /// Widths of the hidden layers after that; the logit follows.
+    pub top: Vec<u32>,
+    /// Trains the layers.
+    pub optimizer: OptimizerSpec,
+}
+
+/// How the vectors of DLRM meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DlrmInteraction {
+    /// By the product of each pair.
+    Dot,
+    /// Side by side, through cross layers: DLRM-DCNv2 of MLPerf Training 3.0 and later.
+    Cross(CrossSpec),
+}
+
+/// A linear model over wide features and an MLP over embedded deep features, trained jointly.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WideDeepSpec {
+    /// The linear part.
+    pub wide: WideSpec,
+    /// The deep part.
+    pub deep: DeepSpec,
+}
+
+/// The linear part: one weight for each id and dense column of its features.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WideSpec {
+    /// Names of its features.
+    pub features: Vec<String>,
+    /// Trains all of its weights and the bias.
+    pub optimizer: OptimizerSpec,
+}
+
+/// The deep part: embeddings and dense columns side by side, then ReLU layers, then one logit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeepSpec {
+    /// Names of its features.
+    pub features: Vec<String>,
+    /// Width of every embedding.
+    pub embedding_dim: u32,
+    /// Widths of the hidden layers.
+    pub hidden: Vec<u32>,
+    /// How a multi-valued feature's embeddings become one.
+    pub pooling: Pooling,
+    /// Trains embeddings and layers.
+    pub optimizer: OptimizerSpec,
+}
+
+/// How the embeddings of a row's ids become one vector. No ids give zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pooling {
+    /// Their sum.
+    Sum,
+    /// Their mean.
+    Mean,
+    /// Their sum over the square root of their number.
+    #[serde(rename = "sqrtn")]
+    SqrtN,
+}

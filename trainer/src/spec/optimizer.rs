@@ -1,0 +1,79 @@
+//! Optimizers, as a job asks for them.
+
+use serde::{Deserialize, Serialize};
+
+/// An optimizer and its constants.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum OptimizerSpec {
+    /// `w -= learning_rate * g`
+    Sgd {
+        /// Step size.
+        learning_rate: f32,
+    },
+    /// `m = momentum * m + g; w -= learning_rate * m`; with `nesterov`, as Sutskever et al., 2013, look ahead.
+    Momentum {
+        /// Step size.
+        learning_rate: f32,
+        /// What is kept of `m`.
+        momentum: f32,
+        /// Whether the step looks ahead.
+        nesterov: bool,
+    },
+    /// Duchi, Hazan and Singer, 2011: `a += g^2; w -= learning_rate * g / (sqrt(a) + epsilon)`.
+    Adagrad {
+        /// Step size.
+        learning_rate: f32,
+        /// What `a` starts from.
+        initial_accumulator: f32,
+        /// Keeps the quotient finite.
+        epsilon: f32,
+    },
+    /// Adagrad with one accumulator for each row of an embedding; Mudigere et al., 2022.
+    #[serde(rename = "rowwise_adagrad")]
+    RowWiseAdagrad {
+        /// Step size.
+        learning_rate: f32,
+        /// What an accumulator starts from.
+        initial_accumulator: f32,
+        /// Keeps the quotient finite.
+        epsilon: f32,
+    },
+    /// Kingma and Ba, 2015.
+    Adam(AdamSpec),
+    /// Loshchilov and Hutter, 2019: Adam whose weight decay is apart from the gradient.
+    #[serde(rename = "adamw")]
+    AdamW {
+        /// Adam's own.
+        #[serde(flatten)]
+        adam: AdamSpec,
+        /// Share of a weight that a step of size 1 takes off it.
+        weight_decay: f32,
+    },
+    /// FTRL-Proximal: McMahan et al., "Ad Click Prediction", 2013, Algorithm 1.
+    Ftrl {
+        /// `alpha` in the paper.
+        learning_rate: f32,
+        /// `beta` in the paper.
+        beta: f32,
+        /// `lambda_1`
+        l1: f32,
+        /// `lambda_2`
+        l2: f32,
+        /// What `n` starts from.
+        initial_accumulator: f32,
+    },
+}
+
+/// The constants of Adam.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AdamSpec {
+    /// Step size.
+    pub learning_rate: f32,
+    /// What is kept of the mean of gradients.
+    pub beta1: f32,
+    /// What is kept of the mean of their squares.
+    pub beta2: f32,
+    /// Keeps the quotient finite.
+    pub epsilon: f32,
+}

@@ -1,0 +1,400 @@
+"""Writes models.json: what PyTorch makes of small models and optimizers in float64, over 30 steps each.
+
+Run with any CPU build of torch (made with 2.x): python3 models.py > models.json
+
+Forward passes are written from the papers, over torch's operations; gradients are autograd's. Layers are trained by
+torch.optim; so are the rows of tables that a batch touches, as a small dense parameter with the state of those rows,
+and the other rows stay as they are. FTRL-Proximal is written from McMahan et al. 2013, Algorithm 1, and row-wise
+Adagrad from Mudigere et al. 2022, section 4.1.2, since torch has neither.
+
+Constants of optimizers are exact in float32, as the jobs' are float32 numbers.
+"""
+
+import itertools
+import json
+import sys
+
+import torch
+import torch.nn.functional as F
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(20)
+
+STEPS, BATCHES, ROWS, MAXIMUM = 30, 4, 9, 3
+IDS = {"colour": 6, "shape": 4, "tags": 7}
+DENSE = ["first", "second"]
+ALL = ["colour", "tags", "first", "shape", "second"]
+
+SGD = dict(kind="sgd", learning_rate=0.25)
+MOMENTUM = dict(kind="momentum", learning_rate=0.0625, momentum=0.75, nesterov=False)
+NESTEROV = dict(kind="momentum", learning_rate=0.0625, momentum=0.75, nesterov=True)
+ADAGRAD = dict(kind="adagrad", learning_rate=0.125, initial_accumulator=0.0625, epsilon=2.0**-20)
+ROWWISE = dict(kind="rowwise_adagrad", learning_rate=0.125, initial_accumulator=0.0625, epsilon=2.0**-20)
+ADAM = dict(kind="adam", learning_rate=0.03125, beta1=0.875, beta2=0.96875, epsilon=2.0**-20)
+ADAMW = dict(ADAM, kind="adamw", weight_decay=0.25)
+FTRL = dict(kind="ftrl", learning_rate=0.25, beta=0.5, l1=0.03125, l2=0.0625, initial_accumulator=0.125)
+
+
+def batch():
+    """The last row of each batch has no tags, and the first the same tag twice."""
+    lengths = torch.randint(0, MAXIMUM + 1, (ROWS,))
+    lengths[0], lengths[-1] = 2, 0
+    tags = torch.randint(0, IDS["tags"], (int(lengths.sum()),))
+    tags[1] = tags[0]
+    return dict(
+        labels=torch.randint(0, 2, (ROWS,)).double(),
+        weights=torch.randint(1, 5, (ROWS,)) / 2.0,
+        # Multiples of 1/64: exact in float32.
+        dense=torch.randint(-128, 128, (ROWS, 2)) / 64.0,
+        colour=torch.randint(0, IDS["colour"], (ROWS,)),
+        shape=torch.randint(0, IDS["shape"], (ROWS,)),
+        offsets=torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]),
+        tags=tags,
+    )
+
+
+def of_ids(features):
+    return [name for name in features if name in IDS]
+
+
+def of_numbers(features):
+    return [name for name in features if name not in IDS]
+
+
+class Model:
+    """A model by its specification: parameters by name, and its logits."""
+
+    def __init__(self, spec):
+        self.spec, self.kind = spec, spec["kind"]
+        self.weights, self.optimizers, self.tables = {}, {}, set()
+        getattr(self, "make_" + self.kind)(spec)
+
+    def parameter(self, name, shape, optimizer, limit=0.8, table=False):
+        self.weights[name] = ((torch.rand(*shape) * 2 - 1) * limit).requires_grad_(True)
+        self.optimizers[name] = optimizer
+        if table:
+            self.tables.add(name)
+
+    # What models are made of.
+
+    def make_linear_part(self, name, features, optimizer):
+        for feature in of_ids(features):
+            self.parameter(f"{name}.ids.{feature}", (IDS[feature],), optimizer, table=True)
+        if of_numbers(features):
+            self.parameter(f"{name}.dense", (len(of_numbers(features)),), optimizer)
+        self.parameter(f"{name}.bias", (1,), optimizer)
+
+    def make_embedding(self, prefix, features, dim, optimizer):
+        for feature in of_ids(features):
+            self.parameter(f"{prefix}embedding.{feature}", (IDS[feature], dim), optimizer, table=True)
+
+    def make_layers(self, name, widths, optimizer):
+        for number, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
+            self.parameter(f"{name}.layer.{number}.weight", (inputs, outputs), optimizer)
+            self.parameter(f"{name}.layer.{number}.bias", (outputs,), optimizer, limit=0.1)
+
+    def make_cross(self, width, spec, optimizer):
+        for number in range(spec["layers"]):
+            name, inputs = f"cross.layer.{number}", width
+            if spec["rank"]:
+                self.parameter(f"{name}.down.weight", (width, spec["rank"]), optimizer)
+                inputs = spec["rank"]
+            self.parameter(f"{name}.weight", (inputs, width), optimizer)
+            self.parameter(f"{name}.bias", (width,), optimizer, limit=0.1)
+
+    def linear_part(self, name, features, b):
+        logit = self.weights[f"{name}.bias"]
+        for feature in of_ids(features):
+            logit = logit + self.looked_up(self.weights[f"{name}.ids.{feature}"][:, None], feature, "sum", b)[:, 0]
+        if of_numbers(features):
+            logit = logit + numbers(features, b) @ self.weights[f"{name}.dense"]
+        return logit
+
+    def looked_up(self, table, feature, pooling, b):
+        if feature != "tags":
+            return F.embedding(b[feature], table)
+        counts = b["offsets"].diff().clamp(min=1)[:, None]
+        pooled = F.embedding_bag(b["tags"], table, b["offsets"], mode="sum", include_last_offset=True)
+        return pooled / {"sum": 1, "mean": counts, "sqrtn": counts.sqrt()}[pooling]
+
+    def embedded(self, prefix, features, pooling, b):
+        tables = [(self.weights[f"{prefix}embedding.{feature}"], feature) for feature in of_ids(features)]
+        return [self.looked_up(table, feature, pooling, b) for table, feature in tables]
+
+    def layers(self, name, count, x, last_relu=False):
+        for number in range(count):
+            x = x @ self.weights[f"{name}.layer.{number}.weight"] + self.weights[f"{name}.layer.{number}.bias"]
+            if number < count - 1 or last_relu:
+                x = F.relu(x)
+        return x
+
+    def cross(self, spec, x0):
+        x = x0
+        for number in range(spec["layers"]):
+            name = f"cross.layer.{number}"
+            inner = x @ self.weights[f"{name}.down.weight"] if spec["rank"] else x
+            x = x0 * (inner @ self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]) + x
+        return x
+
+    # The models.
+
+    def make_linear(self, spec):
+        self.make_linear_part("linear", spec["features"], spec["optimizer"])
+
+    def logits_linear(self, spec, b):
+        return self.linear_part("linear", spec["features"], b)
+
+    def make_deep(self, spec, prefix=""):
+        features, embedding = spec["features"], spec["embedding"]
+        self.make_embedding(prefix, features, embedding["dim"], embedding["optimizer"])
+        width = len(of_ids(features)) * embedding["dim"] + len(of_numbers(features))
+        return width
+
+    def deep_input(self, spec, b, prefix=""):
+        features = spec["features"]
+        parts = self.embedded(prefix, features, spec["embedding"]["pooling"], b)
+        return torch.cat([*parts, numbers(features, b)], dim=1)
+
+    def make_mlp(self, spec):
+        self.make_layers("deep", [self.make_deep(spec), *spec["hidden"], 1], spec["optimizer"])
+
+    def logits_mlp(self, spec, b):
+        return self.layers("deep", len(spec["hidden"]) + 1, self.deep_input(spec, b))[:, 0]
+
+    def make_wide_deep(self, spec):
+        wide, deep = spec["wide"], spec["deep"]
+        self.make_linear_part("wide", wide["features"], wide["optimizer"])
+        embedding = dict(dim=deep["embedding_dim"], pooling=deep["pooling"], optimizer=deep["optimizer"])
+        self.deep = dict(deep, embedding=embedding)
+        self.make_layers("deep", [self.make_deep(self.deep, "deep."), *deep["hidden"], 1], deep["optimizer"])
+
+    def logits_wide_deep(self, spec, b):
+        x = self.deep_input(self.deep, b, "deep.")
+        deep = self.layers("deep", len(spec["deep"]["hidden"]) + 1, x)[:, 0]
+        return deep + self.linear_part("wide", spec["wide"]["features"], b)
+
+    def make_deepfm(self, spec):
+        self.make_linear_part("linear", spec["features"], spec["linear_optimizer"])
+        self.make_mlp(spec)
+
+    def logits_deepfm(self, spec, b):
+        vectors = self.embedded("", spec["features"], spec["embedding"]["pooling"], b)
+        pairs = sum((v * w).sum(dim=1) for v, w in itertools.combinations(vectors, 2))
+        return self.linear_part("linear", spec["features"], b) + pairs + self.logits_mlp(spec, b)
+
+    def make_dcn_v2(self, spec):
+        width = self.make_deep(spec)
+        self.make_cross(width, spec["cross"], spec["optimizer"])
+        if spec["structure"] == "parallel":
+            self.parameter("cross.output.weight", (width, 1), spec["optimizer"])
+        self.make_layers("deep", [width, *spec["hidden"], 1], spec["optimizer"])
+
+    def logits_dcn_v2(self, spec, b):
+        x, count = self.deep_input(spec, b), len(spec["hidden"]) + 1
+        crossed = self.cross(spec["cross"], x)
+        if spec["structure"] == "stacked":
+            return self.layers("deep", count, crossed)[:, 0]
+        return (self.layers("deep", count, x) + crossed @ self.weights["cross.output.weight"])[:, 0]
+
+    def make_dlrm(self, spec):
+        features, embedding, optimizer = spec["features"], spec["embedding"], spec["optimizer"]
+        dim, vectors = embedding["dim"], 1 + len(of_ids(features))
+        self.make_embedding("", features, dim, embedding["optimizer"])
+        self.make_layers("bottom", [len(of_numbers(features)), *spec["bottom"], dim], optimizer)
+        if spec["interaction"] == "dot":
+            outputs = dim + vectors * (vectors - 1) // 2
+        else:
+            outputs = vectors * dim
+            self.make_cross(outputs, spec["interaction"]["cross"], optimizer)
+        self.make_layers("top", [outputs, *spec["top"], 1], optimizer)
+
+    def logits_dlrm(self, spec, b):
+        x = self.layers("bottom", len(spec["bottom"]) + 1, numbers(spec["features"], b), last_relu=True)
+        vectors = [x, *self.embedded("", spec["features"], spec["embedding"]["pooling"], b)]
+        if spec["interaction"] == "dot":
+            stacked = torch.stack(vectors, dim=1)
+            products = torch.bmm(stacked, stacked.transpose(1, 2))
+            rows, columns = torch.tril_indices(len(vectors), len(vectors), offset=-1)
+            met = torch.cat([x, products[:, rows, columns]], dim=1)
+        else:
+            met = self.cross(spec["interaction"]["cross"], torch.cat(vectors, dim=1))
+        return self.layers("top", len(spec["top"]) + 1, met)[:, 0]
+
+    def logits(self, b):
+        return getattr(self, "logits_" + self.kind)(self.spec, b)
+
+    def loss(self, b):
+        losses = F.binary_cross_entropy_with_logits(self.logits(b), b["labels"], reduction="none")
+        return (b["weights"] * losses).sum() / b["weights"].sum()
+
+
+def numbers(features, b):
+    return b["dense"][:, [DENSE.index(name) for name in of_numbers(features)]]
+
+
+class Trained:
+    """One parameter with the state of its optimizer."""
+
+    # Of each optimizer: our names of its state, and torch's.
+    STATES = {
+        "sgd": {},
+        "momentum": {"momentum": "momentum_buffer"},
+        "adagrad": {"accumulator": "sum"},
+        "rowwise_adagrad": {"accumulator": None},
+        "adam": {"m": "exp_avg", "v": "exp_avg_sq"},
+        "adamw": {"m": "exp_avg", "v": "exp_avg_sq"},
+        "ftrl": {"z": None, "n": None},
+    }
+
+    def __init__(self, name, weight, spec, is_table):
+        self.name, self.weight, self.spec, self.is_table = name, weight, spec, is_table
+        kind, start = spec["kind"], spec.get("initial_accumulator", 0.0)
+        self.state = {state: torch.zeros_like(weight) for state in self.STATES[kind]}
+        if kind == "adagrad":
+            self.state["accumulator"].fill_(start)
+        elif kind == "rowwise_adagrad":
+            self.state["accumulator"] = torch.full((weight.shape[0],), start)
+        elif kind == "ftrl":
+            self.state["n"].fill_(start)
+
+    def snapshot(self):
+        tensors = {self.name: self.weight}
+        tensors.update({f"{self.name}/{state}": tensor for state, tensor in self.state.items()})
+        return {name: tensor.detach().flatten().tolist() for name, tensor in tensors.items()}
+
+    @torch.no_grad()
+    def step(self, number, touched):
+        """Step `number`, from 1; `touched` are the rows of a table that the batch names."""
+        rows = touched if self.is_table else slice(None)
+        weight, gradient = self.weight[rows].clone(), self.weight.grad[rows].clone()
+        state = {name: tensor[rows].clone() for name, tensor in self.state.items()}
+        if self.spec["kind"] == "ftrl":
+            weight = ftrl(self.spec, weight, state, gradient)
+        elif self.spec["kind"] == "rowwise_adagrad":
+            state["accumulator"] += (gradient**2).mean(dim=1)
+            root = state["accumulator"].sqrt() + self.spec["epsilon"]
+            weight -= self.spec["learning_rate"] * gradient / root[:, None]
+        else:
+            self.torch_step(number, weight, state, gradient)
+        self.weight[rows] = weight
+        for name, tensor in state.items():
+            self.state[name][rows] = tensor
+
+    def torch_step(self, number, weight, state, gradient):
+        spec, rate = self.spec, dict(lr=self.spec["learning_rate"])
+        weight.grad = gradient
+        if spec["kind"] == "sgd":
+            optimizer = torch.optim.SGD([weight], **rate)
+        elif spec["kind"] == "momentum":
+            optimizer = torch.optim.SGD([weight], momentum=spec["momentum"], nesterov=spec["nesterov"], **rate)
+        elif spec["kind"] == "adagrad":
+            optimizer = torch.optim.Adagrad([weight], eps=spec["epsilon"], **rate)
+        else:
+            adam = dict(betas=(spec["beta1"], spec["beta2"]), eps=spec["epsilon"], **rate)
+            if spec["kind"] == "adamw":
+                optimizer = torch.optim.AdamW([weight], weight_decay=spec["weight_decay"], **adam)
+            else:
+                optimizer = torch.optim.Adam([weight], **adam)
+        names = self.STATES[spec["kind"]]
+        kept = {theirs: state[ours] for ours, theirs in names.items()}
+        if kept:
+            optimizer.state[weight] = dict(kept, step=torch.tensor(float(number - 1)))
+        optimizer.step()
+        for ours, theirs in names.items():
+            state[ours] = optimizer.state[weight][theirs]
+
+
+def ftrl(spec, weight, state, g):
+    z, n, alpha = state["z"], state["n"], spec["learning_rate"]
+    sigma = ((n + g * g).sqrt() - n.sqrt()) / alpha
+    z += g - sigma * weight
+    n += g * g
+    next_weight = -(z - z.sign() * spec["l1"]) / ((spec["beta"] + n.sqrt()) / alpha + spec["l2"])
+    return torch.where(z.abs() <= spec["l1"], torch.zeros_like(z), next_weight)
+
+
+def trained(name, spec):
+    model = Model(spec)
+    parameters = [
+        Trained(key, weight, model.optimizers[key], key in model.tables) for key, weight in model.weights.items()
+    ]
+    snapshot = lambda: {key: values for parameter in parameters for key, values in parameter.snapshot().items()}
+    case = dict(name=name, model=spec, start=snapshot(), steps=[])
+    for step in range(STEPS):
+        b = batches[step % BATCHES]
+        for weight in model.weights.values():
+            weight.grad = None
+        loss = model.loss(b)
+        loss.backward()
+        if step == 0:
+            case["gradients"] = {key: weight.grad.flatten().tolist() for key, weight in model.weights.items()}
+        for parameter in parameters:
+            touched = b.get(parameter.name.split(".")[-1])
+            parameter.step(step + 1, None if touched is None else touched.unique())
+        entry = dict(loss=loss.item())
+        if step == STEPS - 1:
+            entry["tensors"] = snapshot()
+            entry["probabilities"] = torch.sigmoid(model.logits(b)).tolist()
+        case["steps"].append(entry)
+    return case
+
+
+def embedding(optimizer=ADAGRAD, pooling="mean", dim=3):
+    return dict(dim=dim, pooling=pooling, optimizer=optimizer)
+
+
+def mlp(embedding_optimizer, optimizer, pooling="mean"):
+    rows = embedding(embedding_optimizer, pooling)
+    return dict(kind="mlp", features=ALL, embedding=rows, hidden=[5, 4], optimizer=optimizer)
+
+
+def dcn(structure, rank, features=ALL):
+    cross = dict(layers=2, rank=rank)
+    kind = dict(kind="dcn_v2", features=features, embedding=embedding())
+    return dict(kind, cross=cross, structure=structure, hidden=[5], optimizer=ADAGRAD)
+
+
+def dlrm(interaction):
+    kind = dict(kind="dlrm", features=ALL, embedding=embedding(), bottom=[5], interaction=interaction)
+    return dict(kind, top=[6, 4], optimizer=ADAGRAD)
+
+
+WIDE = dict(features=["colour", "shape", "tags", "second"], optimizer=FTRL)
+DEEP = dict(features=["colour", "tags", "first", "second"], embedding_dim=3, hidden=[5, 4], pooling="mean")
+DEEPFM = dict(kind="deepfm", features=ALL, embedding=embedding(), hidden=[5], linear_optimizer=FTRL, optimizer=ADAGRAD)
+CASES = {
+    "linear": dict(kind="linear", features=ALL, optimizer=ADAGRAD),
+    "mlp": mlp(SGD, SGD),
+    "wide_deep": dict(kind="wide_deep", wide=WIDE, deep=dict(DEEP, optimizer=ADAGRAD)),
+    "deepfm": DEEPFM,
+    "deepfm of ids alone": dict(DEEPFM, features=["shape", "colour", "tags"]),
+    "dcn_v2, stacked": dcn("stacked", None),
+    "dcn_v2, stacked, of rank 2": dcn("stacked", 2),
+    "dcn_v2, parallel": dcn("parallel", None),
+    "dcn_v2, parallel, of rank 2": dcn("parallel", 2, ["shape", "colour", "tags"]),
+    "dlrm": dlrm("dot"),
+    "dlrm with cross layers": dlrm(dict(cross=dict(layers=2, rank=4))),
+    "momentum": mlp(MOMENTUM, MOMENTUM, "sum"),
+    "nesterov": mlp(NESTEROV, NESTEROV, "sqrtn"),
+    "adagrad": mlp(ADAGRAD, ADAGRAD, "sqrtn"),
+    "row-wise adagrad": mlp(ROWWISE, SGD),
+    "adam": mlp(ADAM, ADAM),
+    "adamw": mlp(ADAMW, ADAMW),
+    "ftrl": mlp(FTRL, FTRL),
+}
+
+batches = [batch() for _ in range(BATCHES)]
+golden = dict(
+    schema=dict(
+        rows=12,
+        weighted=True,
+        dense=DENSE,
+        ids=[dict(name=name, cardinality=IDS[name]) for name in ("colour", "shape")],
+        ragged=[dict(name="tags", cardinality=IDS["tags"], maximum=MAXIMUM)],
+        position_bytes=0,
+    ),
+    batches=[{name: tensor.flatten().tolist() for name, tensor in b.items()} for b in batches],
+    cases=[trained(name, spec) for name, spec in CASES.items()],
+)
+json.dump(golden, sys.stdout, indent=None, separators=(",", ":"))
+print()

@@ -1,0 +1,149 @@
+//! The models and batches of the golden file.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use millstream_backend::{Backend, Scalar};
+use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, SlotLayout, Stream};
+use millstream_trainer::model::Model;
+use millstream_trainer::spec::ModelSpec;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// Numbers by the name of their tensor.
+pub(crate) type Tensors = BTreeMap<String, Vec<f64>>;
+
+#[derive(Deserialize)]
+pub(crate) struct Golden {
+    pub(crate) schema: BatchSchema,
+    batches: Vec<GoldenBatch>,
+    pub(crate) cases: Vec<Case>,
+}
+
+/// A model, and what became of it.
+#[derive(Deserialize)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    model: Value,
+    pub(crate) start: Tensors,
+    /// Of the first batch, by each parameter.
+    pub(crate) gradients: Tensors,
+    pub(crate) steps: Vec<Step>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Step {
+    /// Before the step.
+    pub(crate) loss: f64,
+    /// After it.
+    pub(crate) tensors: Option<Tensors>,
+    /// After it, of the same batch.
+    pub(crate) probabilities: Option<Vec<f64>>,
+}
+
+#[derive(Deserialize)]
+struct GoldenBatch {
+    labels: Vec<f32>,
+    weights: Vec<f32>,
+    dense: Vec<f32>,
+    colour: Vec<u32>,
+    shape: Vec<u32>,
+    offsets: Vec<u32>,
+    tags: Vec<u32>,
+}
+
+pub(crate) fn golden() -> Golden {
+    let golden: Golden = serde_json::from_str(include_str!("../golden/models.json")).expect("a golden file");
+    assert!(golden.cases.len() >= 18, "every kind of model and optimizer");
+    golden
+}
+
+impl Case {
+    pub(crate) fn spec(&self) -> ModelSpec {
+        serde_json::from_value(self.model.clone()).expect("a model's specification")
+    }
+
+    /// The model with plain descent of rate 1 for each optimizer: a step takes the gradient off each weight.
+    pub(crate) fn spec_by_descent(&self) -> ModelSpec {
+        let mut model = self.model.clone();
+        by_descent(&mut model);
+        serde_json::from_value(model).expect("a model's specification")
+    }
+}
+
+fn by_descent(value: &mut Value) {
+    if value.get("learning_rate").is_some() {
+        *value = json!({"kind": "sgd", "learning_rate": 1.0});
+    } else if let Value::Object(entries) = value {
+        entries.values_mut().for_each(by_descent);
+    }
+}
+
+impl Golden {
+    /// The batch of step `number`, from 0.
+    pub(crate) fn batch(&self, number: usize) -> BatchBuffer {
+        let batch = &self.batches[number % self.batches.len()];
+        let stride = self.schema.rows as usize;
+        let layout = SlotLayout::of(&self.schema).expect("a schema with rows");
+        let mut buffer = BatchBuffer::new(Arc::new(layout));
+        let mut slot = buffer.as_mut();
+        let rows = batch.labels.len();
+        slot.set_header(&BatchHeader {
+            stream: Stream::Train,
+            epoch: 0,
+            batch: number as u64,
+            rows: rows as u32,
+            global_rows: rows as u32,
+            last: false,
+        });
+        let mut sections = slot.sections();
+        sections.labels[..rows].copy_from_slice(&batch.labels);
+        sections.weights.as_mut().expect("a weighted schema")[..rows].copy_from_slice(&batch.weights);
+        sections.dense[..2 * rows].copy_from_slice(&batch.dense);
+        sections.ids[..rows].copy_from_slice(&batch.colour);
+        sections.ids[stride..stride + rows].copy_from_slice(&batch.shape);
+        sections.ragged[0].0[..=rows].copy_from_slice(&batch.offsets);
+        sections.ragged[0].1[..batch.tags.len()].copy_from_slice(&batch.tags);
+        buffer
+    }
+
+    /// A model on `backend` that holds the tensors of `start`, as far as it has them.
+    pub(crate) fn model_at<B: Backend>(&self, backend: B, spec: &ModelSpec, start: &Tensors) -> Model<B> {
+        let mut model = Model::new(backend, spec, &self.schema, 1).expect("a model of the schema");
+        write(&mut model, start);
+        model
+    }
+}
+
+/// Replaces every tensor of `model` by that of its name.
+pub(crate) fn write<B: Backend>(model: &mut Model<B>, tensors: &Tensors) {
+    let written: Result<(), ()> = model.write_tensors(|tensor, values| {
+        let numbers = &tensors[&tensor.name];
+        assert_eq!(numbers.len(), values.len(), "{tensor:?}");
+        for (value, &number) in values.iter_mut().zip(numbers) {
+            *value = B::Scalar::from_f64(number);
+        }
+        Ok(())
+    });
+    written.expect("no error of ours");
+}
+
+pub(crate) fn tensors_of<B: Backend>(model: &Model<B>) -> Tensors {
+    let mut tensors = Tensors::new();
+    let read: Result<(), ()> = model.read_tensors(|tensor, values| {
+        tensors.insert(tensor.name.clone(), values.iter().map(|value| value.to_f64()).collect());
+        Ok(())
+    });
+    read.expect("no error of ours");
+    assert_eq!(tensors.len(), model.tensors().len(), "names are unique");
+    tensors
+}
+
+/// What a step of descent of rate 1 took off each weight.
+pub(crate) fn gradients(before: &Tensors, after: &Tensors) -> Tensors {
+    let differences = before.iter().map(|(name, before)| {
+        let difference = before.iter().zip(&after[name]).map(|(before, after)| before - after);
+        (name.clone(), difference.collect())
+    });
+    differences.collect()
+}

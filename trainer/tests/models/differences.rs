@@ -1,0 +1,37 @@
+//! The gradient of every model by every parameter against central differences of its loss, in float64.
+
+use millstream_backend::Reference;
+
+use crate::case::{golden, gradients, tensors_of, write};
+
+const STEP: f64 = 1e-5;
+
+#[test]
+fn gradients_agree_with_finite_differences() {
+    let golden = golden();
+    let batch = golden.batch(0);
+    for case in &golden.cases {
+        let mut model = golden.model_at(Reference, &case.spec_by_descent(), &case.start);
+        let start = tensors_of(&model);
+        model.train_step(batch.as_ref(), 1).expect("a batch of the schema");
+        let gradients = gradients(&start, &tensors_of(&model));
+        let mut moved = start.clone();
+        for (name, gradient) in &gradients {
+            let what = format!("{}, {name}", case.name);
+            assert!(gradient.iter().any(|&g| g != 0.0), "{what}: a gradient of zeros proves nothing");
+            let largest = gradient.iter().fold(0.0_f64, |largest, g| largest.max(g.abs()));
+            for (item, gradient) in gradient.iter().enumerate() {
+                let mut loss_at = |x| {
+                    moved.get_mut(name).expect("the same tensors")[item] = x;
+                    write(&mut model, &moved);
+                    model.train_step(batch.as_ref(), 1).expect("a batch of the schema").mean()
+                };
+                let at = start[name][item];
+                let difference = (loss_at(at + STEP) - loss_at(at - STEP)) / (2.0 * STEP);
+                moved.get_mut(name).expect("the same tensors")[item] = at;
+                let error = (difference - gradient).abs();
+                assert!(error <= 1e-6 * largest, "{what}, item {item}: {gradient}, not {difference}");
+            }
+        }
+    }
+}

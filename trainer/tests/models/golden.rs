@@ -1,0 +1,77 @@
+//! Against PyTorch in float64: gradients, losses, and every parameter and optimizer state after 30 steps.
+
+use millstream_backend::{Backend, Cpu, Reference};
+
+use crate::case::{golden, gradients, tensors_of};
+
+fn close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(1e-3_f64, |largest, x| largest.max(x.abs()));
+    for (item, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let error = (found - expected).abs() / largest;
+        assert!(error <= tolerance, "{what}, item {item}: {found}, not {expected} (off by {error:e})");
+    }
+}
+
+fn gradients_agree<B: Backend>(backend: impl Fn() -> B, tolerance: f64) {
+    let golden = golden();
+    for case in &golden.cases {
+        let mut model = golden.model_at(backend(), &case.spec_by_descent(), &case.start);
+        let before = tensors_of(&model);
+        model.train_step(golden.batch(0).as_ref(), 1).expect("a batch of the schema");
+        let found = gradients(&before, &tensors_of(&model));
+        assert!(found.keys().eq(case.gradients.keys()), "{}: the same parameters", case.name);
+        for (name, expected) in &case.gradients {
+            close(&format!("{}, {name}", case.name), &found[name], expected, tolerance);
+        }
+    }
+}
+
+fn trajectories_agree<B: Backend>(backend: impl Fn() -> B, tolerance: f64) {
+    let golden = golden();
+    for case in &golden.cases {
+        let mut model = golden.model_at(backend(), &case.spec(), &case.start);
+        assert_eq!(case.steps.len(), 30);
+        let mut compared = 0;
+        for (number, step) in case.steps.iter().enumerate() {
+            let what = |what: &str| format!("{}, {what} of step {number}", case.name);
+            let batch = golden.batch(number);
+            let loss = model.train_step(batch.as_ref(), number as u64 + 1).expect("a batch of the schema");
+            close(&what("loss"), &[loss.mean()], &[step.loss], tolerance);
+            let (Some(expected), Some(probabilities)) = (&step.tensors, &step.probabilities) else {
+                continue;
+            };
+            let found = tensors_of(&model);
+            assert!(found.keys().eq(expected.keys()), "{}: the same tensors", case.name);
+            for (name, expected) in expected {
+                close(&what(name), &found[name], expected, tolerance);
+                compared += 1;
+            }
+            let mut found = vec![0.0; probabilities.len()];
+            model.predict(batch.as_ref(), &mut found).expect("a batch of the schema");
+            let found: Vec<f64> = found.into_iter().map(f64::from).collect();
+            close(&what("probabilities"), &found, probabilities, tolerance.max(1e-7));
+        }
+        assert!(compared > 0, "the golden file holds a whole state");
+    }
+}
+
+#[test]
+fn gradients_agree_with_autograd_on_the_reference() {
+    gradients_agree(|| Reference, 1e-12);
+}
+
+#[test]
+fn gradients_agree_with_autograd_on_the_cpu() {
+    gradients_agree(|| Cpu::new(Some(2)).expect("two threads"), 1e-5);
+}
+
+#[test]
+fn thirty_steps_agree_with_pytorch_on_the_reference() {
+    trajectories_agree(|| Reference, 1e-12);
+}
+
+#[test]
+fn thirty_steps_agree_with_pytorch_on_the_cpu() {
+    trajectories_agree(|| Cpu::new(Some(2)).expect("two threads"), 1e-5);
+}

@@ -1,0 +1,67 @@
+//! What must not change a bit: threads, and going on from what a checkpoint holds. And what a plan says.
+
+use millstream_backend::Cpu;
+use millstream_trainer::model::{Model, ModelPlan};
+
+use crate::case::{Case, Golden, Tensors, golden, tensors_of, write};
+
+fn cpu(threads: u32) -> Cpu {
+    Cpu::new(Some(threads)).expect("threads")
+}
+
+fn train(golden: &Golden, model: &mut Model<Cpu>, steps: std::ops::Range<usize>) {
+    for number in steps {
+        model.train_step(golden.batch(number).as_ref(), number as u64 + 1).expect("a batch of the schema");
+    }
+}
+
+fn bits(tensors: &Tensors) -> Vec<u64> {
+    tensors.values().flatten().map(|number| number.to_bits()).collect()
+}
+
+fn new(golden: &Golden, case: &Case, threads: u32, seed: u64) -> Model<Cpu> {
+    Model::new(cpu(threads), &case.spec(), &golden.schema, seed).expect("a model of the schema")
+}
+
+#[test]
+fn threads_change_no_bit() {
+    let golden = golden();
+    for case in &golden.cases {
+        let after = |threads| {
+            let mut model = new(&golden, case, threads, 7);
+            train(&golden, &mut model, 0..8);
+            bits(&tensors_of(&model))
+        };
+        let one = after(1);
+        assert_eq!(one, after(2), "{}", case.name);
+        assert_eq!(one, after(3), "{}", case.name);
+    }
+}
+
+/// Tensors and the number of the step are all that a step depends on.
+#[test]
+fn a_model_goes_on_from_its_tensors() {
+    let golden = golden();
+    for case in &golden.cases {
+        let mut first = new(&golden, case, 2, 7);
+        train(&golden, &mut first, 0..5);
+        let mut second = new(&golden, case, 2, 99);
+        assert_ne!(bits(&tensors_of(&second)), bits(&tensors_of(&first)), "{}", case.name);
+        write(&mut second, &tensors_of(&first));
+        train(&golden, &mut first, 5..12);
+        train(&golden, &mut second, 5..12);
+        assert_eq!(bits(&tensors_of(&second)), bits(&tensors_of(&first)), "{}", case.name);
+    }
+}
+
+#[test]
+fn plans_name_what_models_hold() {
+    let golden = golden();
+    for case in &golden.cases {
+        let plan = ModelPlan::new(&case.spec(), &golden.schema).expect("a model of the schema");
+        assert_eq!(plan.tensors, new(&golden, case, 1, 7).tensors(), "{}", case.name);
+        let held: usize = plan.tensors.iter().map(millstream_trainer::model::NamedTensor::len).sum();
+        assert!(plan.parameter_bytes >= 4 * held as u64, "{}: {plan:?}", case.name);
+        assert!(plan.workspace_bytes > 0);
+    }
+}
