@@ -190,6 +190,7 @@ impl Run {
             step: *step,
             output: S::OUTPUT,
             threads: job.training.threads,
+            group: job.evaluation.group.clone(),
         };
         worker.send(&ToWorker::Start(Box::new(Start { role, schema })))?;
         let mut feed = None;
@@ -257,7 +258,7 @@ impl Sink for ToEvaluate {
 
     fn take(&mut self, message: FromWorker) -> bool {
         if let FromWorker::Evaluated { metrics, .. } = message {
-            self.metrics = Some(metrics.into());
+            self.metrics = Some(metrics);
         }
         true
     }

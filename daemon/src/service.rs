@@ -213,8 +213,22 @@ fn state_message(state: JobState) -> proto::JobState {
 }
 
 fn metrics_message(metrics: &Metrics) -> proto::Metrics {
-    let Metrics { auc, log_loss, accuracy, examples } = *metrics;
-    proto::Metrics { auc, log_loss, accuracy, examples }
+    let Metrics { auc, auc_error, pr_auc, pr_auc_error, log_loss, normalized_entropy, .. } = *metrics;
+    let Metrics { calibration, rmse, accuracy, group_auc, groups, examples, .. } = *metrics;
+    proto::Metrics {
+        auc,
+        log_loss,
+        accuracy,
+        examples,
+        auc_error,
+        pr_auc,
+        pr_auc_error,
+        normalized_entropy,
+        calibration,
+        rmse,
+        group_auc,
+        groups,
+    }
 }
 
 /// What is told of a feed, as a message.

@@ -80,7 +80,7 @@ It counts as one of the newest that the job keeps, and goes when enough newer on
 Examples:
   millstream eval \"$(millstream checkpoint census-2f9c)\"")]
     Checkpoint(JobId),
-    /// Score held-out data with a trained model: AUC, log loss, accuracy
+    /// Score held-out data with a trained model: AUC, log loss, calibration and more
     Eval(Eval),
     /// Score data row by row with a trained model
     Predict(Predict),

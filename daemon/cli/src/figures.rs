@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+use millstream_control::proto::Metrics;
+
+use crate::table::Table;
+
 /// `1234567` as `1,234,567`.
 pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
@@ -48,8 +52,31 @@ pub(crate) fn percent(fraction: f64) -> String {
 }
 
 /// A metric: four decimals, or a dash when it is not defined.
-pub(crate) fn metric(number: f64) -> String {
-    if number.is_nan() { "-".to_owned() } else { format!("{number:.4}") }
+pub(crate) fn metric(number: impl Into<Option<f64>>) -> String {
+    let known = number.into().filter(|number| !number.is_nan());
+    known.map_or_else(|| "-".to_owned(), |number| format!("{number:.4}"))
+}
+
+/// A metric that is not exact: `0.7851 ± 3.2e-6`.
+fn bounded(number: Option<f64>, error: Option<f64>) -> String {
+    let error = error.filter(|&error| error > 0.0).map(|error| format!(" ± {error:.1e}"));
+    metric(number) + &error.unwrap_or_default()
+}
+
+/// A row of a table for each of `metrics`, whose names begin with `prefix`.
+pub(crate) fn metric_rows(table: &mut Table, prefix: &str, metrics: &Metrics) {
+    let mut row = |name: &str, value: &str| table.row([format!("{prefix}{name}").as_str(), value]);
+    row("AUC", &bounded(metrics.auc, metrics.auc_error));
+    row("PR-AUC", &bounded(metrics.pr_auc, metrics.pr_auc_error));
+    if let Some(groups) = metrics.groups {
+        row("group AUC", &format!("{} over {} groups", metric(metrics.group_auc), count(groups)));
+    }
+    row("log loss", &metric(metrics.log_loss));
+    row("normalised entropy", &metric(metrics.normalized_entropy));
+    row("calibration", &metric(metrics.calibration));
+    row("RMSE", &metric(metrics.rmse));
+    row("accuracy", &metric(metrics.accuracy));
+    row("examples", &count(metrics.examples));
 }
 
 /// `83 s` as `1m 23s`.
@@ -108,6 +135,24 @@ mod tests {
         }
         assert_eq!(bytes((1 << 20) - 1), "1.0 MiB");
         assert_eq!(bytes(u64::MAX), "16.0 EiB");
+    }
+
+    #[test]
+    fn metrics_that_are_not_exact_say_how_far_they_may_be_off() {
+        let known =
+            Metrics { auc: Some(0.5), auc_error: Some(0.0), pr_auc: Some(0.25), ..Metrics::default() };
+        let mut table = Table::default();
+        metric_rows(
+            &mut table,
+            "eval ",
+            &Metrics { pr_auc_error: Some(3.21e-6), groups: Some(1_000), ..known },
+        );
+        let text = table.render();
+        for wanted in ["eval AUC 0.5000", "eval PR-AUC 0.2500 ± 3.2e-6", "eval group AUC - over 1,000 groups"]
+        {
+            let found = text.lines().any(|line| line.split_whitespace().eq(wanted.split_whitespace()));
+            assert!(found, "{wanted}\n{text}");
+        }
     }
 
     #[test]

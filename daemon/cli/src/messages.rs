@@ -36,9 +36,17 @@ struct ProgressJson {
 /// How well a model scores. A metric that is not defined is null.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct MetricsJson {
-    auc: f64,
+    auc: Option<f64>,
+    auc_error: Option<f64>,
+    pr_auc: Option<f64>,
+    pr_auc_error: Option<f64>,
     log_loss: f64,
+    normalized_entropy: Option<f64>,
+    calibration: Option<f64>,
+    rmse: f64,
     accuracy: f64,
+    group_auc: Option<f64>,
+    groups: Option<u64>,
     examples: u64,
 }
 
@@ -119,8 +127,21 @@ impl<'a> From<&'a Job> for OutcomeJson<'a> {
 }
 
 impl From<&Metrics> for MetricsJson {
-    fn from(&Metrics { auc, log_loss, accuracy, examples }: &Metrics) -> Self {
-        Self { auc, log_loss, accuracy, examples }
+    fn from(metrics: &Metrics) -> Self {
+        Self {
+            auc: metrics.auc,
+            auc_error: metrics.auc_error,
+            pr_auc: metrics.pr_auc,
+            pr_auc_error: metrics.pr_auc_error,
+            log_loss: metrics.log_loss,
+            normalized_entropy: metrics.normalized_entropy,
+            calibration: metrics.calibration,
+            rmse: metrics.rmse,
+            accuracy: metrics.accuracy,
+            group_auc: metrics.group_auc,
+            groups: metrics.groups,
+            examples: metrics.examples,
+        }
     }
 }
 
@@ -176,13 +197,25 @@ mod tests {
             input_wait_fraction: 0.25,
             ..Progress::default()
         });
-        let with_eval = Metrics { auc: f64::NAN, log_loss: 0.5, accuracy: 0.75, examples: 100 };
-        job.eval = Some(with_eval);
+        job.eval = Some(Metrics {
+            log_loss: 0.5,
+            accuracy: 0.75,
+            examples: 100,
+            rmse: 0.25,
+            pr_auc: Some(1.0),
+            pr_auc_error: Some(0.0),
+            calibration: Some(0.875),
+            ..Metrics::default()
+        });
         let document = serde_json::to_value(OutcomeJson::from(&job)).unwrap();
         let wanted = json!({
             "job": "census-1", "state": "succeeded", "steps": 3, "examples": 700,
             "examples_per_second": 10.5, "input_wait_fraction": 0.25, "skipped_records": 0,
-            "eval": { "auc": null, "log_loss": 0.5, "accuracy": 0.75, "examples": 100 },
+            "eval": {
+                "auc": null, "auc_error": null, "pr_auc": 1.0, "pr_auc_error": 0.0, "log_loss": 0.5,
+                "normalized_entropy": null, "calibration": 0.875, "rmse": 0.25, "accuracy": 0.75,
+                "group_auc": null, "groups": null, "examples": 100,
+            },
             "checkpoint": "/c/step-3", "reason": null,
         });
         assert_eq!(document, wanted);

@@ -123,12 +123,16 @@ pub(crate) fn evaluation(epoch: Option<u32>, eval: &Metrics) -> String {
     epoch + &metrics(eval)
 }
 
-/// `auc 0.9051  log loss 0.3102  accuracy 0.8551  on 16,281 examples`
-pub(crate) fn metrics(metrics: &Metrics) -> String {
+/// `auc 0.9051  log loss 0.3102  calibration 1.0170  accuracy 0.8551  on 16,281 examples`: of all metrics those
+/// that tell whether training goes well.
+fn metrics(metrics: &Metrics) -> String {
+    let group_auc = metrics.group_auc.map(|auc| format!("  group auc {}", figures::metric(Some(auc))));
     format!(
-        "auc {}  log loss {}  accuracy {}  on {} examples",
+        "auc {}{}  log loss {}  calibration {}  accuracy {}  on {} examples",
         figures::metric(metrics.auc),
+        group_auc.unwrap_or_default(),
         figures::metric(metrics.log_loss),
+        figures::metric(metrics.calibration),
         figures::metric(metrics.accuracy),
         figures::count(metrics.examples),
     )
@@ -195,10 +199,14 @@ mod tests {
 
     #[test]
     fn an_evaluation_says_which_epoch_it_followed() {
-        let eval = Metrics { auc: 0.75, log_loss: 0.5, accuracy: 0.8, examples: 1_000 };
-        let wanted = "epoch 3: auc 0.7500  log loss 0.5000  accuracy 0.8000  on 1,000 examples";
+        let known = Metrics { auc: Some(0.75), calibration: Some(1.02), ..Metrics::default() };
+        let eval = Metrics { log_loss: 0.5, accuracy: 0.8, examples: 1_000, ..known };
+        let wanted =
+            "epoch 3: auc 0.7500  log loss 0.5000  calibration 1.0200  accuracy 0.8000  on 1,000 examples";
         assert_eq!(evaluation(Some(2), &eval), wanted);
         assert_eq!(evaluation(None, &eval), &wanted["epoch 3: ".len()..]);
+        let grouped = Metrics { group_auc: Some(0.6), groups: Some(9), auc: None, ..eval };
+        assert!(evaluation(Some(0), &grouped).starts_with("epoch 1: auc -  group auc 0.6000  log loss"));
     }
 
     #[test]

@@ -41,12 +41,14 @@ pub struct Job {
     pub data: DataSpec,
     /// The label.
     pub label: LabelSpec,
-    /// The features that the model uses, in the file's order.
+    /// The features that the model or its evaluation uses, in the file's order.
     pub features: Vec<FeatureSpec>,
     /// The model.
     pub model: ModelSpec,
     /// How it trains. Its seed is the job's, and orders the data too.
     pub training: TrainingSpec,
+    /// How it is evaluated.
+    pub evaluation: EvaluationSpec,
     /// Checkpoints.
     pub checkpoint: CheckpointSpec,
     /// How storage is reached, where not as the daemon does.
@@ -54,6 +56,13 @@ pub struct Job {
     /// The job as TOML that needs nothing beside it: every override applied, terms read from files
     /// written out, `data.base` given. Parsed again, anywhere, it is this job.
     pub text: String,
+}
+
+/// What is worked out about held-out rows besides what always is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EvaluationSpec {
+    /// The feature whose ids are the groups of the group AUC; it has one id a row.
+    pub group: Option<String>,
 }
 
 /// Where checkpoints go, and when.
@@ -84,7 +93,7 @@ impl Job {
         problems.check()?;
         make_portable(&mut table, &job.data.base, &features);
         job.text = document::write(&table);
-        job.features = prune(features, &job.model, &problems);
+        job.features = prune(features, &job, &problems);
         Ok((job, problems.warnings()))
     }
 
@@ -122,13 +131,15 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     let model = top.required_section("model", "[model]", "what is trained");
     let model = model::read(model, &names);
     let training = read_training(top.section("training", "[training]"), seed);
+    let evaluation = read_evaluation(top.section("evaluation", "[evaluation]"), &names, &features);
     let checkpoint = read_checkpoint(top.section("checkpoint", "[checkpoint]"), &data.base);
     let storage = read_storage(top.section("storage", "[storage]"), &data.base);
     top.finish();
 
     refuse_leaks(&features, &label, problems);
     let (none, text) = (Vec::new(), String::new());
-    let job = Job { name, data, label, features: none, model, training, checkpoint, storage, text };
+    let job =
+        Job { name, data, label, features: none, model, training, evaluation, checkpoint, storage, text };
     (job, features)
 }
 
@@ -268,6 +279,24 @@ fn read_training(mut training: Section<'_>, seed: u64) -> TrainingSpec {
     TrainingSpec { seed, precision: Precision::Fp32, threads }
 }
 
+/// Reads how to evaluate with `features`, of which the job file has `names`, some of them perhaps unsound.
+fn read_evaluation(mut section: Section<'_>, names: &[&str], features: &[Feature]) -> EvaluationSpec {
+    let group = section.text("group");
+    if let Some(Text { text, at }) = group {
+        let spec = features.iter().map(|feature| &feature.spec).find(|spec| spec.name == text);
+        if !names.contains(&text) {
+            let hint = error::suggestion(text, names.iter().copied());
+            section.error_at(at, format!("`{text}` is not in [features]{hint}"));
+        } else if spec.is_some_and(|spec| matches!(spec.kind, FeatureKind::Numeric { .. })) {
+            section.error_at(at, format!("`{text}` is a number, and groups are ids: make it another kind"));
+        } else if spec.is_some_and(|spec| spec.maximum.is_some()) {
+            section.error_at(at, format!("`{text}` has several values a row, and a row is in one group"));
+        }
+    }
+    section.finish();
+    EvaluationSpec { group: group.map(|group| group.text.to_owned()) }
+}
+
 fn read_checkpoint(mut checkpoint: Section<'_>, base: &Path) -> CheckpointSpec {
     let directory = checkpoint.text("directory");
     if let Some(Text { text: "", at }) = directory {
@@ -325,9 +354,10 @@ fn refuse_leaks(features: &[Feature], label: &LabelSpec, problems: &Problems<'_>
     }
 }
 
-/// Leaves out what the model does not read, so that ingest makes nothing in vain.
-fn prune(features: Vec<Feature>, model: &ModelSpec, problems: &Problems<'_>) -> Vec<FeatureSpec> {
-    let used = model::used(model);
+/// Leaves out what nothing reads, so that ingest makes nothing in vain.
+fn prune(features: Vec<Feature>, job: &Job, problems: &Problems<'_>) -> Vec<FeatureSpec> {
+    let mut used = model::used(&job.model);
+    used.extend(job.evaluation.group.as_deref());
     let is_used = |feature: &Feature| used.contains(feature.spec.name.as_str());
     let crossed: Vec<_> = features
         .iter()

@@ -239,6 +239,22 @@ fn each_mistake_is_told_with_its_place_and_what_would_be_right() {
             "wide.optimizer = { kind = \"ftrl\", initial_accumulator = 0 }\nwide.features",
             "21:57: error: `beta`, `l2` and `initial_accumulator` are all 0, and something must divide",
         ),
+        // Evaluation.
+        (
+            "[model]",
+            "[evaluation]\ngroup = \"edukation\"\n[model]",
+            "20:9: error: `edukation` is not in [features]; did you mean `education`?",
+        ),
+        (
+            "[model]",
+            "[evaluation]\ngroup = \"age\"\n[model]",
+            "20:9: error: `age` is a number, and groups are ids: make it another kind",
+        ),
+        (
+            "[model]",
+            "tags = { kind = \"hashed\", buckets = 9, multi = true, maximum = 2 }\n[evaluation]\ngroup = \"tags\"\n[model]",
+            "21:9: error: `tags` has several values a row, and a row is in one group",
+        ),
         // The cache.
         (
             "eval = [\"test.parquet\"]",
@@ -317,6 +333,18 @@ fn overrides_replace_and_add() {
     assert_eq!(model.deep.hidden, [3, 2]);
     let hashed = job.features.iter().find(|feature| feature.name == "job").unwrap();
     assert_eq!(hashed.kind, FeatureKind::Hashed { buckets: 17 });
+}
+
+#[test]
+fn a_feature_that_groups_rows_is_kept() {
+    let set = ["evaluation.group=user", "features.user.kind=identity", "features.user.buckets=9"];
+    let (job, warnings) = parse(SOUND, &set).unwrap();
+    assert_eq!(warnings, []);
+    assert_eq!(job.evaluation.group.as_deref(), Some("user"));
+    assert_eq!(job.features.iter().filter(|feature| feature.name == "user").count(), 1);
+    let (plain, warnings) = parse(SOUND, &set[1..]).unwrap();
+    assert_eq!((plain.evaluation.group, warnings.len()), (None, 1), "in vain without");
+    assert!(plain.features.iter().all(|feature| feature.name != "user"));
 }
 
 #[test]
@@ -417,7 +445,8 @@ fn the_fingerprint_is_of_the_result_alone() {
     let plain = fingerprint(&[]);
     assert_eq!(plain.len(), 64);
     let same = ["name=x", "checkpoint.keep=9", "checkpoint.directory=/x", "training.threads=3"];
-    let same = same.into_iter().chain([
+    let same = same.into_iter().chain(["evaluation.group=education"]);
+    let same = same.chain([
         "data.prefetch=9",
         "data.threads=3",
         "data.streams=2",

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+pub use millstream_trainer::metrics::Metrics;
 pub use store::{Store, StoreError};
 
 /// A job as the daemon sees it: what `millstream show` prints.
@@ -91,19 +92,6 @@ pub struct Progress {
     pub loss: f64,
     /// Records left out under `on_bad_record = "skip"`.
     pub skipped_records: u64,
-}
-
-/// How well a model scores held-out data.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Metrics {
-    /// Area under the ROC curve, exact; NaN when all labels are the same.
-    pub auc: f64,
-    /// Mean binary cross-entropy.
-    pub log_loss: f64,
-    /// Share of rows on the right side of 0.5.
-    pub accuracy: f64,
-    /// Rows scored.
-    pub examples: u64,
 }
 
 /// One line of a job's log.

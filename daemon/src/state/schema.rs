@@ -59,6 +59,24 @@ const MIGRATIONS: &[&str] = &[
     ) STRICT, WITHOUT ROWID;
 ",
     "ALTER TABLE job ADD COLUMN eval_epoch INTEGER",
+    "
+    ALTER TABLE job ADD COLUMN auc_error REAL;
+    ALTER TABLE job ADD COLUMN pr_auc REAL;
+    ALTER TABLE job ADD COLUMN pr_auc_error REAL;
+    ALTER TABLE job ADD COLUMN normalized_entropy REAL;
+    ALTER TABLE job ADD COLUMN calibration REAL;
+    ALTER TABLE job ADD COLUMN rmse REAL;
+    ALTER TABLE job ADD COLUMN group_auc REAL;
+    ALTER TABLE job ADD COLUMN groups INTEGER;
+    ALTER TABLE history ADD COLUMN auc_error REAL;
+    ALTER TABLE history ADD COLUMN pr_auc REAL;
+    ALTER TABLE history ADD COLUMN pr_auc_error REAL;
+    ALTER TABLE history ADD COLUMN normalized_entropy REAL;
+    ALTER TABLE history ADD COLUMN calibration REAL;
+    ALTER TABLE history ADD COLUMN rmse REAL;
+    ALTER TABLE history ADD COLUMN group_auc REAL;
+    ALTER TABLE history ADD COLUMN groups INTEGER;
+",
 ];
 
 /// Brings a database to the newest version, each step in a transaction of its own.

@@ -23,7 +23,8 @@ const LOG_LINES: u64 = 10_000;
 /// Columns of a [`JobRecord`], as [`read_job`] reads them.
 const JOB_COLUMNS: &str = "id, name, state, reason, attempts, created_ms, started_ms, ended_ms, directory, \
      checkpoint, step, total_steps, epoch, epochs, examples, examples_per_second, input_wait_fraction, loss, \
-     skipped_records, auc, log_loss, accuracy, eval_examples, eval_epoch";
+     skipped_records, eval_epoch, auc, auc_error, pr_auc, pr_auc_error, log_loss, normalized_entropy, \
+     calibration, rmse, accuracy, group_auc, groups, eval_examples";
 
 /// The daemon's memory of its jobs.
 pub struct Store {
@@ -233,8 +234,9 @@ impl Store {
         let eval = EvalColumns::of(point.eval);
         self.lock()
             .prepare_cached(
-                "INSERT OR REPLACE INTO history (job, step, loss, examples_per_second, auc, log_loss, accuracy, \
-                 eval_examples) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+                "INSERT OR REPLACE INTO history (job, step, loss, examples_per_second, auc, auc_error, pr_auc, \
+                 pr_auc_error, log_loss, normalized_entropy, calibration, rmse, accuracy, group_auc, groups, \
+                 eval_examples) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
             )?
             .execute(params![
                 id,
@@ -242,8 +244,16 @@ impl Store {
                 point.loss,
                 point.examples_per_second,
                 eval.auc,
+                eval.auc_error,
+                eval.pr_auc,
+                eval.pr_auc_error,
                 eval.log_loss,
+                eval.normalized_entropy,
+                eval.calibration,
+                eval.rmse,
                 eval.accuracy,
+                eval.group_auc,
+                eval.groups,
                 eval.examples,
             ])
             .map_err(|error| missing_job(error, id))?;
@@ -257,7 +267,8 @@ impl Store {
     pub fn history(&self, id: &str) -> Result<Vec<HistoryPoint>, StoreError> {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(
-            "SELECT step, loss, examples_per_second, auc, log_loss, accuracy, eval_examples \
+            "SELECT step, loss, examples_per_second, auc, auc_error, pr_auc, pr_auc_error, log_loss, \
+             normalized_entropy, calibration, rmse, accuracy, group_auc, groups, eval_examples \
              FROM history WHERE job = ?1 ORDER BY step",
         )?;
         let points = statement.query_map([id], |row| {
@@ -292,8 +303,10 @@ fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreErr
              ended_ms = :ended_ms, directory = :directory, checkpoint = :checkpoint, step = :step, \
              total_steps = :total_steps, epoch = :epoch, epochs = :epochs, examples = :examples, \
              examples_per_second = :rate, input_wait_fraction = :wait, loss = :loss, skipped_records = :skipped, \
-             auc = :auc, log_loss = :log_loss, accuracy = :accuracy, eval_examples = :eval_examples, \
-             eval_epoch = :eval_epoch WHERE id = :id",
+             eval_epoch = :eval_epoch, auc = :auc, auc_error = :auc_error, pr_auc = :pr_auc, \
+             pr_auc_error = :pr_auc_error, log_loss = :log_loss, normalized_entropy = :normalized_entropy, \
+             calibration = :calibration, rmse = :rmse, accuracy = :accuracy, group_auc = :group_auc, \
+             groups = :groups, eval_examples = :eval_examples WHERE id = :id",
         )?
         .execute(named_params! {
             ":id": record.id,
@@ -313,11 +326,19 @@ fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreErr
             ":wait": progress.input_wait_fraction,
             ":loss": progress.loss,
             ":skipped": progress.skipped_records,
-            ":auc": eval.auc,
-            ":log_loss": eval.log_loss,
-            ":accuracy": eval.accuracy,
-            ":eval_examples": eval.examples,
             ":eval_epoch": record.eval_epoch,
+            ":auc": eval.auc,
+            ":auc_error": eval.auc_error,
+            ":pr_auc": eval.pr_auc,
+            ":pr_auc_error": eval.pr_auc_error,
+            ":log_loss": eval.log_loss,
+            ":normalized_entropy": eval.normalized_entropy,
+            ":calibration": eval.calibration,
+            ":rmse": eval.rmse,
+            ":accuracy": eval.accuracy,
+            ":group_auc": eval.group_auc,
+            ":groups": eval.groups,
+            ":eval_examples": eval.examples,
         })?;
     if changed == 0 {
         return Err(StoreError::UnknownJob { id: record.id.clone() });
@@ -348,8 +369,8 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobRecord> {
             loss: real(row, 17)?,
             skipped_records: row.get(18)?,
         },
-        eval: read_eval(row, 19)?,
-        eval_epoch: row.get(23)?,
+        eval_epoch: row.get(19)?,
+        eval: read_eval(row, 20)?,
     })
 }
 
@@ -357,28 +378,53 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobRecord> {
 #[derive(Default)]
 struct EvalColumns {
     auc: Option<f64>,
+    auc_error: Option<f64>,
+    pr_auc: Option<f64>,
+    pr_auc_error: Option<f64>,
     log_loss: Option<f64>,
+    normalized_entropy: Option<f64>,
+    calibration: Option<f64>,
+    rmse: Option<f64>,
     accuracy: Option<f64>,
+    group_auc: Option<f64>,
+    groups: Option<u64>,
     examples: Option<u64>,
 }
 
 impl EvalColumns {
     fn of(metrics: Option<Metrics>) -> Self {
         metrics.map_or_else(Self::default, |metrics| Self {
-            auc: Some(metrics.auc),
+            auc: metrics.auc,
+            auc_error: metrics.auc_error,
+            pr_auc: metrics.pr_auc,
+            pr_auc_error: metrics.pr_auc_error,
             log_loss: Some(metrics.log_loss),
+            normalized_entropy: metrics.normalized_entropy,
+            calibration: metrics.calibration,
+            rmse: Some(metrics.rmse),
             accuracy: Some(metrics.accuracy),
+            group_auc: metrics.group_auc,
+            groups: metrics.groups,
             examples: Some(metrics.examples),
         })
     }
 }
 
+/// Reads metrics from the columns from `first` on, in the order of [`EvalColumns`].
 fn read_eval(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<Metrics>> {
-    let Some(examples) = row.get(first + 3)? else { return Ok(None) };
+    let Some(examples) = row.get(first + 11)? else { return Ok(None) };
     Ok(Some(Metrics {
-        auc: real(row, first)?,
-        log_loss: real(row, first + 1)?,
-        accuracy: real(row, first + 2)?,
+        auc: row.get(first)?,
+        auc_error: row.get(first + 1)?,
+        pr_auc: row.get(first + 2)?,
+        pr_auc_error: row.get(first + 3)?,
+        log_loss: real(row, first + 4)?,
+        normalized_entropy: row.get(first + 5)?,
+        calibration: row.get(first + 6)?,
+        rmse: real(row, first + 7)?,
+        accuracy: real(row, first + 8)?,
+        group_auc: row.get(first + 9)?,
+        groups: row.get(first + 10)?,
         examples,
     }))
 }
@@ -426,6 +472,24 @@ mod tests {
         JobSource { text: "name = \"census\"".into(), path: "/jobs/census.toml".into() }
     }
 
+    /// Each of another value, so that no two can be mistaken for each other.
+    fn metrics() -> Metrics {
+        Metrics {
+            auc: Some(0.9),
+            auc_error: Some(0.01),
+            pr_auc: Some(0.6),
+            pr_auc_error: Some(0.02),
+            log_loss: 0.3,
+            normalized_entropy: Some(0.8),
+            calibration: Some(1.1),
+            rmse: 0.4,
+            accuracy: 0.85,
+            group_auc: Some(0.7),
+            groups: Some(12),
+            examples: 99,
+        }
+    }
+
     fn full_record() -> JobRecord {
         JobRecord {
             reason: "the worker was killed by signal 9".into(),
@@ -445,7 +509,7 @@ mod tests {
                 loss: 0.5,
                 skipped_records: 3,
             },
-            eval: Some(Metrics { auc: 0.9, log_loss: 0.3, accuracy: 0.85, examples: 99 }),
+            eval: Some(metrics()),
             eval_epoch: Some(4),
             ..record("census-1")
         }
@@ -474,13 +538,41 @@ mod tests {
     }
 
     #[test]
-    fn metrics_that_are_not_numbers_survive() {
+    fn metrics_that_are_not_defined_survive() {
         let store = Store::open_in_memory().unwrap();
-        let eval = Some(Metrics { auc: f64::NAN, log_loss: 0.1, accuracy: 1.0, examples: 5 });
-        store.insert_job(&JobRecord { eval, ..record("a") }, &source()).unwrap();
-        let found = store.job("a").unwrap().unwrap().eval.unwrap();
-        assert!(found.auc.is_nan());
-        assert_eq!(found.examples, 5);
+        let eval = Metrics {
+            auc: None,
+            auc_error: None,
+            pr_auc: None,
+            pr_auc_error: None,
+            normalized_entropy: None,
+            calibration: None,
+            group_auc: None,
+            groups: None,
+            ..metrics()
+        };
+        store.insert_job(&JobRecord { eval: Some(eval), ..record("a") }, &source()).unwrap();
+        assert_eq!(store.job("a").unwrap().unwrap().eval, Some(eval));
+    }
+
+    #[test]
+    fn an_evaluation_kept_by_an_older_version_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("state.sqlite");
+        let store = Store::open(&file).unwrap();
+        store.insert_job(&full_record(), &source()).unwrap();
+        let added = ["auc_error", "pr_auc", "pr_auc_error", "normalized_entropy", "calibration", "rmse"];
+        for column in added.iter().chain(&["group_auc", "groups"]) {
+            for table in ["job", "history"] {
+                let drop = format!("ALTER TABLE {table} DROP COLUMN {column}");
+                store.lock().execute_batch(&drop).unwrap();
+            }
+        }
+        store.lock().pragma_update(None, "user_version", 2).unwrap();
+        drop(store);
+        let eval = Store::open(&file).unwrap().job("census-1").unwrap().unwrap().eval.unwrap();
+        assert_eq!((eval.auc, eval.log_loss, eval.examples), (Some(0.9), 0.3, 99));
+        assert!(eval.pr_auc.is_none() && eval.rmse.is_nan());
     }
 
     #[test]
@@ -546,8 +638,7 @@ mod tests {
         let store = Store::open_in_memory().unwrap();
         store.insert_job(&record("a"), &source()).unwrap();
         let point = |step, loss| HistoryPoint { step, loss, examples_per_second: 10.0, eval: None };
-        let eval = Some(Metrics { auc: 0.5, log_loss: 0.7, accuracy: 0.5, examples: 4 });
-        let evaluated = HistoryPoint { eval, ..point(20, 0.3) };
+        let evaluated = HistoryPoint { eval: Some(metrics()), ..point(20, 0.3) };
         for point in [point(20, 0.4), point(10, 0.6), evaluated] {
             store.append_history("a", &point).unwrap();
         }
@@ -565,7 +656,7 @@ mod tests {
         let connection = Connection::open(&file).unwrap();
         connection.pragma_update(None, "user_version", 99).unwrap();
         drop(connection);
-        assert!(matches!(Store::open(&file), Err(StoreError::Newer { found: 99, known: 2 })));
+        assert!(matches!(Store::open(&file), Err(StoreError::Newer { found: 99, known: 3 })));
     }
 
     #[test]

@@ -88,6 +88,7 @@ impl<'a> Attempt<'a> {
             keep: checkpoint.keep,
             model: supervisor.job.model.clone(),
             training: supervisor.job.training.clone(),
+            group: supervisor.job.evaluation.group.clone(),
         };
         let schema = prepared.schema.clone();
         attempt.tell(&ToWorker::Start(Box::new(Start { role, schema })));
@@ -293,16 +294,34 @@ fn log_input(input: &Diagnosis, supervisor: &Supervisor) {
 }
 
 fn evaluated(epoch: u32, metrics: Metrics, supervisor: &Supervisor) {
-    let auc = metrics.auc.map_or_else(|| "undefined (one class only)".to_owned(), |auc| format!("{auc:.6}"));
-    let text = format!(
-        "epoch {}: auc {auc}, log loss {:.6}, accuracy {:.6} over {} examples",
-        epoch + 1,
+    supervisor.book.log(LogLevel::Info, &format!("epoch {}: {}", epoch + 1, told(&metrics)));
+    supervisor.book.evaluated(epoch, metrics);
+}
+
+/// An evaluation, for the log.
+fn told(metrics: &Metrics) -> String {
+    let figure = |value: Option<f64>| {
+        value.map_or_else(|| "undefined (one class only)".to_owned(), |value| format!("{value:.6}"))
+    };
+    let area = |value, error: Option<f64>| match error {
+        Some(error) if error > 0.0 => format!("{} (give or take {error:.1e})", figure(value)),
+        _ => figure(value),
+    };
+    let groups = metrics.groups.map_or_else(String::new, |groups| {
+        format!(", group auc {} over {groups} groups", figure(metrics.group_auc))
+    });
+    format!(
+        "auc {}, pr auc {}, log loss {:.6}, normalised entropy {}, calibration {}, rmse {:.6}, \
+         accuracy {:.6}{groups}, over {} examples",
+        area(metrics.auc, metrics.auc_error),
+        area(metrics.pr_auc, metrics.pr_auc_error),
         metrics.log_loss,
+        figure(metrics.normalized_entropy),
+        figure(metrics.calibration),
+        metrics.rmse,
         metrics.accuracy,
-        metrics.examples
-    );
-    supervisor.book.log(LogLevel::Info, &text);
-    supervisor.book.evaluated(epoch, metrics.into());
+        metrics.examples,
+    )
 }
 
 fn set_rates(record: &mut JobRecord, examples: f64, seconds: f64, waited: f64) {

@@ -162,7 +162,20 @@ mod tests {
             assert_eq!(book.watch().borrow().progress.step, step);
         }
         assert_eq!(book.store.job("a-1").unwrap().unwrap().progress.step, 1);
-        let metrics = Metrics { auc: 0.5, log_loss: 0.7, accuracy: 0.5, examples: 9 };
+        let metrics = Metrics {
+            auc: Some(0.5),
+            auc_error: Some(0.0),
+            pr_auc: Some(0.3),
+            pr_auc_error: Some(0.0),
+            log_loss: 0.7,
+            normalized_entropy: Some(1.1),
+            calibration: Some(0.9),
+            rmse: 0.4,
+            accuracy: 0.5,
+            group_auc: None,
+            groups: None,
+            examples: 9,
+        };
         book.evaluated(3, metrics);
         let stored = book.store.job("a-1").unwrap().unwrap();
         assert_eq!((stored.progress.step, stored.eval, stored.eval_epoch), (5, Some(metrics), Some(3)));

@@ -109,12 +109,12 @@ fn work(link: &mut Link) -> Result<Ended> {
     };
     let Start { role, schema } = *start;
     match role {
-        Role::Train { directory, every_steps, keep, model, training } => {
+        Role::Train { directory, every_steps, keep, model, training, group } => {
             let cadence = Cadence { every_steps, keep };
-            train::run(&directory, cadence, &schema, &model, &training, link)
+            train::run(&directory, cadence, &schema, &model, &training, group.as_deref(), link)
         }
-        Role::Score { directory, step, output, threads } => {
-            score::run(&directory, step, output, &schema, threads, link)
+        Role::Score { directory, step, output, threads, group } => {
+            score::run(&directory, step, output, &schema, threads, group.as_deref(), link)
         }
     }
 }

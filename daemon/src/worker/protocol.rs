@@ -75,6 +75,8 @@ pub enum Role {
         model: ModelSpec,
         /// How it trains.
         training: TrainingSpec,
+        /// The feature whose ids are the groups of the group AUC.
+        group: Option<String>,
     },
     /// Metrics or scores of a checkpoint's model over all batches.
     Score {
@@ -86,6 +88,8 @@ pub enum Role {
         output: Output,
         /// Threads to compute with; `None` for one a core.
         threads: Option<u32>,
+        /// As for training.
+        group: Option<String>,
     },
 }
 
@@ -179,13 +183,6 @@ pub struct Progress {
     pub waited_seconds: f64,
 }
 
-impl From<Metrics> for crate::state::Metrics {
-    fn from(metrics: Metrics) -> Self {
-        let Metrics { auc, log_loss, accuracy, examples } = metrics;
-        Self { auc: auc.unwrap_or(f64::NAN), log_loss, accuracy, examples }
-    }
-}
-
 /// Why a message could not be received.
 #[derive(Debug, thiserror::Error)]
 pub enum ProtocolError {
@@ -260,7 +257,20 @@ mod tests {
         let first = FromWorker::Scores { scores: vec![0.1, 1.0 / 3.0, f32::MIN_POSITIVE] };
         let second = FromWorker::Evaluated {
             epoch: 3,
-            metrics: Metrics { auc: Some(0.1 + 0.2), log_loss: 1e-300, accuracy: 1.0, examples: u64::MAX },
+            metrics: Metrics {
+                auc: Some(0.1 + 0.2),
+                auc_error: Some(0.0),
+                pr_auc: None,
+                pr_auc_error: None,
+                log_loss: 1e-300,
+                normalized_entropy: Some(2.0 / 3.0),
+                calibration: Some(1e83),
+                rmse: 0.1,
+                accuracy: 1.0,
+                group_auc: Some(0.7),
+                groups: Some(u64::MAX),
+                examples: u64::MAX,
+            },
         };
         let mut bytes = frame(&first);
         bytes.extend(frame(&second));

@@ -18,11 +18,15 @@ pub(super) fn run(
     output: Output,
     schema: &BatchSchema,
     threads: Option<u32>,
+    group: Option<&str>,
     link: &mut Link,
 ) -> Result<Ended> {
     let checkpoint = CheckpointStore::local(directory)?.load(step, Extent::Scoring)?;
     let mut scorer = Scorer::open(Cpu::new(threads)?, schema, &checkpoint)?;
     drop(checkpoint);
+    if let Some(feature) = group {
+        scorer.group_by(feature)?;
+    }
     link.send(&FromWorker::Ready { restored: None, passed_over: Vec::new() })?;
     let (mut ring, wishes) = link.receive_ring(schema)?;
     loop {

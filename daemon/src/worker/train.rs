@@ -67,6 +67,7 @@ pub(super) fn run(
     schema: &BatchSchema,
     model: &ModelSpec,
     training: &TrainingSpec,
+    group: Option<&str>,
     link: &mut Link,
 ) -> Result<Ended> {
     let _lock = lock(directory)?;
@@ -77,6 +78,9 @@ pub(super) fn run(
     let parts = [part(runs::JOB)?, part(runs::ANALYSIS)?];
     let store = CheckpointStore::local(directory)?;
     let mut session = Session::new(Cpu::new(training.threads)?, model, schema, training)?;
+    if let Some(feature) = group {
+        session.group_by(feature)?;
+    }
     let mut passed_over = Vec::new();
     let committed = restore(&mut session, &store, &mut passed_over)?;
     link.send(&FromWorker::Ready { restored: committed.clone(), passed_over })?;

@@ -34,7 +34,7 @@ async fn a_job_trains_evaluates_and_is_scored() {
     assert!((0.0..=1.0).contains(&job.progress.input_wait_fraction));
     let eval = job.eval.unwrap();
     assert_eq!(eval.examples, EVAL_ROWS as u64);
-    assert!(eval.auc > 0.8, "{eval:?}");
+    assert!(eval.auc.unwrap() > 0.8, "{eval:?}");
     assert_eq!(worker_in(&job.directory), None);
     let checkpoints = fs::read_dir(&job.directory)
         .unwrap()

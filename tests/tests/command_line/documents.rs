@@ -41,8 +41,15 @@ fn train_tells_what_it_came_to() {
     assert!(PathBuf::from(outcome["checkpoint"].as_str().unwrap()).join("manifest.json").exists());
     assert_eq!(outcome["reason"], Value::Null);
     let eval = &outcome["eval"];
-    assert_keys(eval, &["auc", "log_loss", "accuracy", "examples"]);
+    let promised = ["auc", "log_loss", "accuracy", "examples"];
+    let more = ["auc_error", "pr_auc", "pr_auc_error", "normalized_entropy", "calibration", "rmse"];
+    assert_keys(eval, &[&promised[..], &more, &["group_auc", "groups"]].concat());
     assert_eq!(eval["examples"], EVAL_ROWS);
+    for (exact, absent) in [("auc_error", "group_auc"), ("pr_auc_error", "groups")] {
+        assert_eq!((&eval[exact], &eval[absent]), (&0.0.into(), &Value::Null), "{eval}");
+    }
+    assert!((0.5..1.5).contains(&eval["calibration"].as_f64().unwrap()), "{eval}");
+    assert!((0.0..1.0).contains(&eval["normalized_entropy"].as_f64().unwrap()), "{eval}");
     assert!(eval["auc"].as_f64().unwrap() > 0.85, "{eval}");
 }
 

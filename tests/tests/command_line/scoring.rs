@@ -86,7 +86,19 @@ fn assert_metrics(metrics: &Value, scores: &[f32], labels: &Int64Array) {
     let won = |a: f64, b: f64| if a == b { 0.5 } else { f64::from(a > b) };
     let wins: f64 = clicked.iter().map(|c| passed.iter().map(|p| won(c.0, p.0)).sum::<f64>()).sum();
     let auc = wins / (clicked.len() * passed.len()) as f64;
-    for (name, wanted) in [("accuracy", accuracy), ("log_loss", log_loss), ("auc", auc)] {
+    let rmse = mean(|&(score, clicked)| (score - f64::from(clicked)).powi(2)).sqrt();
+    let share = clicked.len() as f64 / rows.len() as f64;
+    let entropy = -(share * share.ln() + (1.0 - share) * (1.0 - share).ln());
+    let calibration = mean(|&(score, _)| score) / share;
+    let ranks = [("auc", auc), ("auc_error", 0.0), ("pr_auc_error", 0.0)];
+    let probabilities = [
+        ("accuracy", accuracy),
+        ("log_loss", log_loss),
+        ("normalized_entropy", log_loss / entropy),
+        ("calibration", calibration),
+        ("rmse", rmse),
+    ];
+    for (name, wanted) in ranks.into_iter().chain(probabilities) {
         let told = metrics[name].as_f64().unwrap();
         assert!((told - wanted).abs() < 1e-5, "{name}: {told}, and of the scores {wanted}");
     }

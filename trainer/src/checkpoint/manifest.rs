@@ -1,7 +1,9 @@
 //! What a checkpoint says of itself: `manifest.json`.
 //!
 //! It is enough to rebuild the model and go on, without the job that wrote it. Its own last field is a
-//! SHA-256 of the document with that field empty, since a number that rots here would go unnoticed.
+//! SHA-256 of the document with that field empty, since a number that rots here would go unnoticed. It is of
+//! the bytes as they are, whatever they say: fields that are not known here are passed over, and those that
+//! may be absent, such as a metric, can be.
 
 use millstream_batch::BatchSchema;
 use serde::{Deserialize, Serialize};
@@ -11,8 +13,12 @@ use crate::loss::LossSum;
 use crate::metrics::Metrics;
 use crate::spec::{ModelSpec, Precision};
 
-/// The format written and read here.
+/// The format written and read here. Another one where a reader that passes over fields it does not know
+/// would take the checkpoint for something that it is not.
 pub const FORMAT: u32 = 1;
+
+/// Hexadecimal digits of a SHA-256.
+const HASH_DIGITS: usize = 64;
 
 /// A committed checkpoint's content.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -107,9 +113,9 @@ impl Manifest {
             return Err(ManifestError::Format(version.format));
         }
         let manifest: Self = serde_json::from_slice(json).map_err(damaged)?;
-        let expected = Self::new(manifest.snapshot.clone(), manifest.parts.clone());
-        if expected.to_json() != json {
-            let message = format!("has SHA-256 {}, and says {}", expected.sha256, manifest.sha256);
+        let found = hash_without(json, &manifest.sha256);
+        if found != manifest.sha256 {
+            let message = format!("has SHA-256 {found}, and says {}", manifest.sha256);
             return Err(ManifestError::Damaged(message));
         }
         Ok(manifest)
@@ -119,6 +125,18 @@ impl Manifest {
     pub fn part(&self, name: &str) -> Option<&PartEntry> {
         self.parts.iter().find(|part| part.name == name)
     }
+}
+
+/// The hash of a document without the last place where it says `sha256`.
+fn hash_without(json: &[u8], sha256: &str) -> String {
+    let is_it = |bytes: &[u8]| bytes == sha256.as_bytes();
+    let place = json.windows(HASH_DIGITS).rposition(is_it);
+    let (before, after) = match place {
+        Some(place) => (&json[..place], &json[place + HASH_DIGITS..]),
+        // What is written there is not what was hashed, and nothing else will be.
+        None => (json, &[][..]),
+    };
+    hex::encode(&Sha256::new().chain_update(before).chain_update(after).finalize())
 }
 
 /// Bytes as hexadecimal text.

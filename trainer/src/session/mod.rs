@@ -45,6 +45,12 @@ pub enum SessionError {
     /// Rows that have no metrics.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
+    /// Groups are ids, one a row.
+    #[error("`{feature}` cannot group rows: batches have no feature of that name with one id a row")]
+    NoGroups {
+        /// What was asked for.
+        feature: String,
+    },
     /// A checkpoint of something else.
     #[error("checkpoint {path} is of another job: {difference}")]
     Mismatch {
@@ -99,6 +105,14 @@ where
             position_in_eval: Vec::new(),
             diverged: None,
         })
+    }
+
+    /// As [`Scorer::group_by`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn group_by(&mut self, feature: &str) -> Result<(), SessionError> {
+        self.scorer.group_by(feature)
     }
 
     /// Takes a step on `batch`; returns its loss before the step.

@@ -6,7 +6,7 @@ use millstream_batch::{BatchRef, BatchSchema};
 use super::{SessionError, difference};
 use crate::checkpoint::tensors::TensorFile;
 use crate::checkpoint::{Checkpoint, Element, Extent, MODEL_PART, OPTIMIZER_PART};
-use crate::metrics::{Accumulator, Metrics};
+use crate::metrics::{Accumulator, Metrics, Scored};
 use crate::model::{Model, NamedTensor, TensorRole};
 use crate::spec::ModelSpec;
 
@@ -17,6 +17,8 @@ pub struct Scorer<B: Backend> {
     pub(super) tensors: Vec<NamedTensor>,
     pub(super) schema: BatchSchema,
     metrics: Accumulator,
+    /// The id feature whose ids are the groups of the group AUC.
+    group: Option<usize>,
     /// `[B]`
     scores: Vec<f32>,
 }
@@ -56,8 +58,19 @@ where
             model,
             schema: schema.clone(),
             metrics: Accumulator::default(),
+            group: None,
             scores: vec![0.0; schema.rows as usize],
         })
+    }
+
+    /// From the next evaluation on, takes the ids of `feature` for groups of rows, and ranks within them, too.
+    ///
+    /// # Errors
+    /// When the batches have no feature of that name with one id a row.
+    pub fn group_by(&mut self, feature: &str) -> Result<(), SessionError> {
+        let place = self.schema.ids.iter().position(|id| id.name == feature);
+        self.group = Some(place.ok_or_else(|| SessionError::NoGroups { feature: feature.to_owned() })?);
+        Ok(())
     }
 
     /// The probability of each row's label being 1, `[rows]`.
@@ -75,7 +88,12 @@ where
     /// When the batch is not the model's, or a row has no metrics.
     pub fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
         self.model.predict(batch, &mut self.scores)?;
-        self.metrics.add(&self.scores[..batch.rows()], batch.labels(), batch.weights())?;
+        self.metrics.add(Scored {
+            scores: &self.scores[..batch.rows()],
+            labels: batch.labels(),
+            weights: batch.weights(),
+            groups: self.group.map(|feature| batch.ids(feature)),
+        })?;
         Ok(())
     }
 

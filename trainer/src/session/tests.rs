@@ -10,6 +10,7 @@ use millstream_batch::{BatchBuffer, BatchHeader, IdFeature, RaggedFeature, SlotL
 
 use super::*;
 use crate::checkpoint::{MANIFEST, OnDamage};
+use crate::metrics::{Accumulator, Scored};
 use crate::spec::{DeepSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec};
 
 const KEEP: u32 = 2;
@@ -294,4 +295,46 @@ fn a_scorer_says_what_the_session_says() {
     other.dense.swap(0, 1);
     let error = Scorer::open(cpu(), &other, &scoring).err().unwrap().to_string();
     assert!(error.ends_with("schema.dense[0] is \"x\" in the checkpoint and \"y\" here"), "{error}");
+}
+
+#[test]
+fn an_evaluation_ranks_within_the_groups_of_a_feature() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut session = session(cpu());
+    session.group_by("b").unwrap();
+    run(&mut session, 5);
+    let grouped = session.last_eval().unwrap();
+    checkpoint(&session, directory.path());
+    let scoring = store(directory.path()).load_newest(Extent::Scoring, OnDamage::Fail).unwrap().unwrap();
+    let mut scorer = Scorer::open(cpu(), &schema(ROWS), &scoring).unwrap();
+
+    // The same, with the rows of each group apart.
+    let (mut sum, mut weight, mut groups) = (0.0, 0.0, 0);
+    for group in 0..5 {
+        let (mut scores, mut labels) = (Vec::new(), Vec::new());
+        for number in [3, 4] {
+            let buffer = batch(number, &schema(ROWS));
+            let batch = buffer.as_ref();
+            let scored = scorer.predict(batch).unwrap();
+            for row in (0..batch.rows()).filter(|&row| batch.ids(1)[row] == group) {
+                scores.push(scored[row]);
+                labels.push(batch.labels()[row]);
+            }
+        }
+        let mut accumulator = Accumulator::default();
+        accumulator.add(Scored { scores: &scores, labels: &labels, weights: None, groups: None }).unwrap();
+        if let Some(auc) = accumulator.finish().ok().and_then(|metrics| metrics.auc) {
+            sum += auc * scores.len() as f64;
+            weight += scores.len() as f64;
+            groups += 1;
+        }
+    }
+    assert!(groups > 1);
+    assert_eq!(grouped.groups, Some(groups));
+    assert!((grouped.group_auc.unwrap() - sum / weight).abs() < 1e-12, "{grouped:?}");
+
+    for ungrouped in ["x", "c", "d"] {
+        let error = session.group_by(ungrouped).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("`{ungrouped}` cannot group rows")), "{error}");
+    }
 }

@@ -22,10 +22,7 @@ pub(crate) async fn run(arguments: Eval, context: &Context) -> Result<(), Failur
     .await?;
     context.answer(&MetricsJson::from(&metrics), || {
         let mut table = Table::default();
-        table.row(["AUC", &figures::metric(metrics.auc)]);
-        table.row(["log loss", &figures::metric(metrics.log_loss)]);
-        table.row(["accuracy", &figures::metric(metrics.accuracy)]);
-        table.row(["examples", &figures::count(metrics.examples)]);
+        figures::metric_rows(&mut table, "", &metrics);
         table.render()
     })
 }

@@ -35,7 +35,7 @@ fn table(jobs: &[Job]) -> String {
             begun_or_dash(step),
             begun_or_dash(figures::rate(progress.examples_per_second)),
             begun_or_dash(figures::metric(progress.loss)),
-            job.eval.map_or("-".to_owned(), |eval| figures::metric(eval.auc)),
+            figures::metric(job.eval.and_then(|eval| eval.auc)),
             figures::moment(job.created_ms),
         ]);
     }

@@ -50,7 +50,10 @@ fn describe(job: &Job) -> String {
         table.row(["records left out", &figures::count(skipped)]);
     }
     if let Some(eval) = &job.eval {
-        table.row(["eval", &crate::progress::evaluation(job.eval_epoch, eval)]);
+        if let Some(epoch) = job.eval_epoch {
+            table.row(["eval after epoch", &(epoch + 1).to_string()]);
+        }
+        figures::metric_rows(&mut table, "eval ", eval);
     }
     table.row(["directory", &job.directory]);
     if let Some(checkpoint) = given(&job.checkpoint) {

@@ -126,10 +126,7 @@ fn summary(job: &Job) -> String {
         table.row(["records left out", &figures::count(skipped)]);
     }
     if let Some(eval) = &job.eval {
-        table.row(["eval AUC", &figures::metric(eval.auc)]);
-        table.row(["eval log loss", &figures::metric(eval.log_loss)]);
-        table.row(["eval accuracy", &figures::metric(eval.accuracy)]);
-        table.row(["eval examples", &figures::count(eval.examples)]);
+        figures::metric_rows(&mut table, "eval ", eval);
     }
     if let Some(checkpoint) = given(&job.checkpoint) {
         table.row(["checkpoint", checkpoint]);

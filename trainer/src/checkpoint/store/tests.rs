@@ -5,11 +5,12 @@ use std::io::Write;
 
 use millstream_batch::BatchSchema;
 use object_store::memory::InMemory;
+use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 use super::super::MODEL_PART;
 use super::super::faults::{Death, DyingStore};
-use super::super::manifest::Progress;
+use super::super::manifest::{Progress, hex};
 use super::*;
 use crate::loss::LossSum;
 use crate::metrics::Metrics;
@@ -35,7 +36,20 @@ fn snapshot(step: u64) -> Snapshot {
             loss: LossSum { loss: 0.1 + 0.2, weight: 1.0 / 3.0 },
         },
         position: vec![0, 1, 0xfe, step.to_le_bytes()[0]],
-        eval: Some(Metrics { auc: Some(0.1 + 0.7), log_loss: 2.0 / 3.0, accuracy: 0.85, examples: 16281 }),
+        eval: Some(Metrics {
+            auc: Some(0.1 + 0.7),
+            auc_error: Some(0.0),
+            pr_auc: Some(0.7),
+            pr_auc_error: Some(0.0),
+            log_loss: 2.0 / 3.0,
+            normalized_entropy: Some(1.0 / 3.0),
+            calibration: None,
+            rmse: 0.4,
+            accuracy: 0.85,
+            group_auc: None,
+            groups: None,
+            examples: 16281,
+        }),
         model: ModelSpec::WideDeep(WideDeepSpec { wide, deep }),
         schema: BatchSchema {
             rows: 256,
@@ -268,6 +282,34 @@ fn a_later_format_is_refused_by_its_number() {
     put(&store, &store.part_path(1, MANIFEST), br#"{"format": 2, "tensors": "elsewhere"}"#);
     let error = store.load_newest(Extent::Whole, OnDamage::FallBack).unwrap_err();
     assert!(matches!(error, CheckpointError::Format { found: 2, known: 1, .. }), "{error}");
+}
+
+/// A manifest's text with its hash worked out anew.
+fn hashed_anew(json: &str) -> String {
+    let (head, tail) = json.rsplit_once("\"sha256\": \"").unwrap();
+    let (_, end) = tail.split_once('"').unwrap();
+    let (head, end) = (format!("{head}\"sha256\": \""), format!("\"{end}"));
+    format!("{head}{}{end}", hex::encode(&Sha256::digest(format!("{head}{end}"))))
+}
+
+#[test]
+fn a_manifest_that_says_more_or_less_is_whole() {
+    let store = in_memory();
+    commit(&store, 1, 0, 1).unwrap();
+    let json = store.get(&store.part_path(1, MANIFEST)).unwrap().unwrap();
+    let json = String::from_utf8(json.into()).unwrap();
+    assert_eq!(hashed_anew(&json), json);
+    // Something that is not known here, and no metric that may be absent.
+    let more = json.replacen("\"step\": 1,", "\"step\": 1, \"weather\": \"fair\",", 1);
+    let less = json.replacen("\"calibration\": null,", "", 1);
+    for changed in [more, less] {
+        assert_ne!(changed, json);
+        put(&store, &store.part_path(1, MANIFEST), changed.as_bytes());
+        assert!(matches!(store.manifest(1), Err(CheckpointError::Damaged { .. })), "{changed}");
+        put(&store, &store.part_path(1, MANIFEST), hashed_anew(&changed).as_bytes());
+        assert_eq!(store.manifest(1).unwrap().snapshot, snapshot(1), "{changed}");
+        assert_holds(&store.load(1, Extent::Whole).unwrap(), 0);
+    }
 }
 
 #[test]
