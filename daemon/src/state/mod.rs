@@ -185,6 +185,13 @@ impl JobRecord {
     }
 }
 
+impl Metrics {
+    /// How good the model is, each number by its name: what curves and event files are made of.
+    pub fn named(&self) -> [(&'static str, f64); 3] {
+        [("auc", self.auc), ("log_loss", self.log_loss), ("accuracy", self.accuracy)]
+    }
+}
+
 impl JobState {
     /// All of them.
     pub const ALL: [Self; 6] =

@@ -16,6 +16,7 @@ use crate::feed::{self, Feed};
 use crate::state::{JobRecord, LogLevel};
 use crate::worker::host::WorkerProcess;
 use crate::worker::protocol::{FromWorker, Metrics, Progress, Restored, Role, Start, ToWorker};
+use crate::worker::tensorboard::EventSpec;
 
 /// How long a worker may take for its present step and a checkpoint once it is told to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
@@ -86,6 +87,7 @@ impl<'a> Attempt<'a> {
             directory: prepared.directory.clone(),
             every_steps: checkpoint.every_steps,
             keep: checkpoint.keep,
+            events: supervisor.event_spec().map(Box::new),
             model: supervisor.job.model.clone(),
             training: supervisor.job.training.clone(),
         };
@@ -187,7 +189,8 @@ impl<'a> Attempt<'a> {
             FromWorker::Checkpointed { step, path, requested } => {
                 supervisor.committed(step, path, requested);
             }
-            FromWorker::Evaluated { epoch, metrics } => evaluated(epoch, metrics, supervisor),
+            FromWorker::Evaluated { step: _, epoch, metrics } => evaluated(epoch, metrics, supervisor),
+            FromWorker::Warned { message } => supervisor.book.log(LogLevel::Warn, &message),
             FromWorker::Done => self.verdict = Some(Verdict::Done),
             FromWorker::Stopped => self.verdict = Some(Verdict::Stopped),
             FromWorker::InputLost => self.verdict = Some(Verdict::InputLost),
@@ -268,6 +271,17 @@ impl<'a> Attempt<'a> {
 }
 
 impl Supervisor {
+    /// What a worker writes for TensorBoard.
+    fn event_spec(&self) -> Option<EventSpec> {
+        let spec = self.job.tensorboard.as_ref()?;
+        Some(EventSpec {
+            directory: spec.directory.join(self.book.id()),
+            every_steps: spec.every_steps,
+            histograms_every_steps: spec.histograms_every_steps,
+            hyper_parameters: self.job.hyper_parameters(),
+        })
+    }
+
     /// Takes note of a committed checkpoint.
     fn committed(&mut self, step: u64, path: PathBuf, requested: bool) {
         self.tries.progressed();

@@ -109,9 +109,9 @@ fn work(link: &mut Link) -> Result<Ended> {
     };
     let Start { role, schema } = *start;
     match role {
-        Role::Train { directory, every_steps, keep, model, training } => {
+        Role::Train { directory, every_steps, keep, events, model, training } => {
             let cadence = Cadence { every_steps, keep };
-            train::run(&directory, cadence, &schema, &model, &training, link)
+            train::run(&directory, cadence, events.map(|events| *events), &schema, &model, &training, link)
         }
         Role::Score { directory, step, output, threads } => {
             score::run(&directory, step, output, &schema, threads, link)

@@ -6,6 +6,7 @@
 //! checkpoints are taken nor how often training was cut short leaves a trace in the final one.
 
 use std::fs::{self, File, TryLockError};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 
 use super::process::{Ended, Link, Stop, Wishes};
 use super::protocol::{FromWorker, Progress, Restored};
+use super::tensorboard::{EventSpec, EventWriter};
 use crate::runs;
 
 /// How long an earlier worker may take to let go of the job: it is dead or about to be.
@@ -47,6 +49,10 @@ struct Training<'a> {
     parts: [(&'static str, Vec<u8>); 2],
     committed: Option<Restored>,
     meter: Meter,
+    /// What TensorBoard is told, if anything.
+    events: Option<EventWriter>,
+    /// Whether it was said that events cannot be written.
+    events_warned: bool,
     link: &'a mut Link,
 }
 
@@ -64,6 +70,7 @@ struct Meter {
 pub(super) fn run(
     directory: &Path,
     cadence: Cadence,
+    events: Option<EventSpec>,
     schema: &BatchSchema,
     model: &ModelSpec,
     training: &TrainingSpec,
@@ -81,10 +88,15 @@ pub(super) fn run(
     let committed = restore(&mut session, &store, &mut passed_over)?;
     link.send(&FromWorker::Ready { restored: committed.clone(), passed_over })?;
     let (ring, wishes) = link.receive_ring(schema)?;
-    let meter = Meter::new(Instant::now());
-    let mut training = Training { session, store, cadence, parts, committed, meter, link };
+    let (meter, events_warned) = (Meter::new(Instant::now()), false);
+    let mut training =
+        Training { session, store, cadence, parts, committed, meter, events: None, events_warned, link };
+    if let Some(spec) = events {
+        training.begin_events(spec)?;
+    }
     let ended = training.follow(ring, &wishes)?;
     training.report()?;
+    training.record(|events, session| events.end(session.step()))?;
     Ok(ended)
 }
 
@@ -149,11 +161,14 @@ impl Training<'_> {
                 Stream::Train => {
                     self.train(batch)?;
                     drop(leased);
+                    self.spent(began.elapsed(), waited);
+                    self.record(|events, session| events.point_if_due(session.step()))?;
+                    let began = Instant::now();
+                    self.record(write_histograms)?;
                     if self.session.step().is_multiple_of(self.cadence.every_steps) {
                         self.checkpoint(false)?;
                     }
-                    self.meter.trained += began.elapsed();
-                    self.meter.waited += waited;
+                    self.spent(began.elapsed(), Duration::ZERO);
                 }
                 Stream::Eval => self.evaluate(batch)?,
             }
@@ -186,8 +201,12 @@ impl Training<'_> {
         if header.batch == 0 && epochs > 0 {
             self.meter.steps_per_epoch = Some(before / epochs);
         }
-        self.meter.loss += self.session.train(batch)?;
+        let loss = self.session.train(batch)?;
+        self.meter.loss += loss;
         self.meter.examples += u64::from(header.rows);
+        if let Some(events) = &mut self.events {
+            events.stepped(loss, u64::from(header.rows));
+        }
         if header.last {
             self.meter.steps_per_epoch = Some(self.session.step() / (epochs + 1));
         }
@@ -199,13 +218,19 @@ impl Training<'_> {
         self.session.evaluate(batch)?;
         if header.last {
             let metrics = self.session.end_eval()?;
-            self.link.send(&FromWorker::Evaluated { epoch: header.epoch, metrics })?;
+            let step = self.session.step();
+            // So that what was told of the training reaches up to the evaluation.
+            self.report()?;
+            self.link.send(&FromWorker::Evaluated { step, epoch: header.epoch, metrics })?;
+            self.record(|events, _| events.evaluated(step, metrics.into()))?;
         }
         Ok(())
     }
 
     /// Commits a checkpoint, unless this very state is committed already.
     fn checkpoint(&mut self, requested: bool) -> Result<()> {
+        // A worker that goes on from here tells nothing again of what came before.
+        self.record(|events, _| events.flush())?;
         let (step, position) = (self.session.step(), self.session.position());
         let current = self.committed.as_ref().filter(|last| last.step == step && last.position == position);
         let path = match current {
@@ -218,6 +243,48 @@ impl Training<'_> {
         };
         self.committed = Some(Restored { path: path.clone(), step, position: position.to_vec() });
         self.link.send(&FromWorker::Checkpointed { step, path, requested })?;
+        Ok(())
+    }
+
+    /// Takes note of time that went into training, and of its part that was spent waiting for a batch.
+    fn spent(&mut self, trained: Duration, waited: Duration) {
+        self.meter.trained += trained;
+        self.meter.waited += waited;
+        if let Some(events) = &mut self.events {
+            events.spent(trained, waited);
+        }
+    }
+
+    /// Begins an event file; without one, training goes on.
+    fn begin_events(&mut self, spec: EventSpec) -> Result<()> {
+        let directory = spec.directory.clone();
+        let job = String::from_utf8_lossy(&self.parts[0].1);
+        match EventWriter::begin(spec, self.committed.as_ref().map(|restored| restored.step), &job) {
+            Ok(events) => self.events = Some(events),
+            Err(error) => self.warn_of_events(&directory, &error)?,
+        }
+        Ok(())
+    }
+
+    /// Has something written for TensorBoard. Where that fails it is said, once, and training goes on.
+    fn record(
+        &mut self,
+        write: impl FnOnce(&mut EventWriter, &Session<Cpu>) -> io::Result<()>,
+    ) -> Result<()> {
+        let Some(events) = &mut self.events else { return Ok(()) };
+        let Err(error) = write(events, &self.session) else { return Ok(()) };
+        let path = events.path().to_owned();
+        self.warn_of_events(&path, &error)
+    }
+
+    fn warn_of_events(&mut self, path: &Path, error: &io::Error) -> Result<()> {
+        if !std::mem::replace(&mut self.events_warned, true) {
+            let message = format!(
+                "{}: {error}; training goes on, and TensorBoard will not show all of it",
+                path.display()
+            );
+            self.link.send(&FromWorker::Warned { message })?;
+        }
         Ok(())
     }
 
@@ -237,6 +304,15 @@ impl Training<'_> {
         }))?;
         Ok(())
     }
+}
+
+/// Writes the distribution of each tensor of weights, if that is due.
+fn write_histograms(events: &mut EventWriter, session: &Session<Cpu>) -> io::Result<()> {
+    let step = session.step();
+    if !events.histograms_are_due(step) {
+        return Ok(());
+    }
+    session.read_parameters(|tensor, numbers| events.histogram(step, &tensor.name, numbers))
 }
 
 impl Meter {
