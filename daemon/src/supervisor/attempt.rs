@@ -13,7 +13,7 @@ use millstream_pipeline::ingest::{Bound, Diagnosis};
 
 use super::{Event, Prepared, Supervisor};
 use crate::feed::{self, Feed};
-use crate::state::{JobRecord, LogLevel};
+use crate::state::{HistoryPoint, JobRecord, LogLevel};
 use crate::worker::host::WorkerProcess;
 use crate::worker::protocol::{FromWorker, Metrics, Progress, Restored, Role, Start, ToWorker};
 use crate::worker::tensorboard::EventSpec;
@@ -169,6 +169,7 @@ impl<'a> Attempt<'a> {
         if !supervisor.wanted.is_empty() {
             self.tell(&ToWorker::Checkpoint);
         }
+        supervisor.book.rewind(restored.as_ref().map_or(0, |restored| restored.step));
         supervisor.book.change(|record| {
             record.progress.step = restored.as_ref().map_or(0, |restored| restored.step);
             record.checkpoint = restored.map(|restored| restored.path);
@@ -189,7 +190,7 @@ impl<'a> Attempt<'a> {
             FromWorker::Checkpointed { step, path, requested } => {
                 supervisor.committed(step, path, requested);
             }
-            FromWorker::Evaluated { step: _, epoch, metrics } => evaluated(epoch, metrics, supervisor),
+            FromWorker::Evaluated { step, epoch, metrics } => evaluated(step, epoch, metrics, supervisor),
             FromWorker::Warned { message } => supervisor.book.log(LogLevel::Warn, &message),
             FromWorker::Done => self.verdict = Some(Verdict::Done),
             FromWorker::Stopped => self.verdict = Some(Verdict::Stopped),
@@ -207,7 +208,14 @@ impl<'a> Attempt<'a> {
         self.totals.examples += progress.new_examples as f64;
         let skipped = self.feed.as_ref().map_or(0, Feed::skipped);
         let epochs = supervisor.job.data.epochs;
-        supervisor.book.progress(|record| {
+        let point = HistoryPoint {
+            step: progress.step,
+            loss: progress.loss,
+            examples: progress.new_examples,
+            seconds: progress.seconds,
+            waited_seconds: progress.waited_seconds,
+        };
+        supervisor.book.progress(point, |record| {
             let told = &mut record.progress;
             told.step = progress.step;
             told.epoch = progress.epoch;
@@ -249,6 +257,7 @@ impl<'a> Attempt<'a> {
         }
         let fed = self.feed.map_or(Ok(()), Feed::stop);
         let totals = self.totals;
+        supervisor.book.end_history();
         supervisor.book.change(|record| {
             if let Some(skipped) = skipped {
                 record.progress.skipped_records = skipped;
@@ -306,7 +315,7 @@ fn log_input(input: &Diagnosis, supervisor: &Supervisor) {
     }
 }
 
-fn evaluated(epoch: u32, metrics: Metrics, supervisor: &Supervisor) {
+fn evaluated(step: u64, epoch: u32, metrics: Metrics, supervisor: &Supervisor) {
     let auc = metrics.auc.map_or_else(|| "undefined (one class only)".to_owned(), |auc| format!("{auc:.6}"));
     let text = format!(
         "epoch {}: auc {auc}, log loss {:.6}, accuracy {:.6} over {} examples",
@@ -316,7 +325,7 @@ fn evaluated(epoch: u32, metrics: Metrics, supervisor: &Supervisor) {
         metrics.examples
     );
     supervisor.book.log(LogLevel::Info, &text);
-    supervisor.book.evaluated(epoch, metrics.into());
+    supervisor.book.evaluated(step, epoch, metrics.into());
 }
 
 fn set_rates(record: &mut JobRecord, examples: f64, seconds: f64, waited: f64) {
