@@ -21,7 +21,9 @@ use crate::config::{Config, StateLocation};
 use crate::job::{Job, JobError};
 use crate::runs;
 use crate::scoring::{self, Scorer};
-use crate::state::{JobRecord, JobSource, JobState, LogLevel, LogRecord, Metrics, Store, StoreError, now_ms};
+use crate::state::{
+    History, JobRecord, JobSource, JobState, LogLevel, LogRecord, Metrics, Store, StoreError, now_ms,
+};
 use crate::supervisor::{Book, Control, Stop, Supervisor};
 
 /// Jobs that may wait for their turn.
@@ -187,6 +189,20 @@ impl Daemon {
     /// As for [`Daemon::show`].
     pub fn logs(&self, id: &str, after: u64) -> Result<Vec<LogRecord>, StoreError> {
         self.shared.store.logs(&self.shared.store.find(id)?, after)
+    }
+
+    /// A job, and its course over its steps.
+    ///
+    /// # Errors
+    /// As for [`Daemon::show`].
+    pub fn history(&self, id: &str) -> Result<(JobRecord, History), StoreError> {
+        let record = self.show(id)?;
+        let mut history = self.shared.store.history(&record.id)?;
+        // Looked at after the store: what is stored in between is missing then, and not there twice.
+        let latest = self.shared.live(&record.id).and_then(|live| live.book.latest());
+        let stored = history.points.last().map_or(0, |point| point.step);
+        history.points.extend(latest.filter(|latest| latest.step > stored));
+        Ok((record, history))
     }
 
     /// A job as it changes. The sender is gone once the job has ended.

@@ -22,7 +22,7 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use crate::daemon::{Daemon, SubmitError};
-use crate::state::{JobRecord, JobState, LogRecord, Metrics, StoreError};
+use crate::state::{Evaluation, History, HistoryPoint, JobRecord, JobState, LogRecord, Metrics, StoreError};
 
 /// Bytes under way between a client and a daemon in one process, in each direction.
 const PIPE_BYTES: usize = 64 << 10;
@@ -103,6 +103,12 @@ impl Control for Service {
             Some((Ok(message), (!ended).then_some(record)))
         });
         Ok(Response::new(jobs.boxed()))
+    }
+
+    async fn history(&self, request: Request<JobRequest>) -> Reply<proto::History> {
+        let (record, history) =
+            self.daemon.history(&request.into_inner().id).map_err(|error| unanswered(&error))?;
+        Ok(Response::new(history_message(&record, &history)))
     }
 
     async fn explain(&self, request: Request<JobRequest>) -> Reply<proto::Explanation> {
@@ -198,6 +204,27 @@ fn job_message(record: &JobRecord) -> proto::Job {
         }),
         eval: record.eval.as_ref().map(metrics_message),
         eval_epoch: record.eval_epoch,
+    }
+}
+
+fn history_message(record: &JobRecord, history: &History) -> proto::History {
+    let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+    let point = |point: &HistoryPoint| proto::HistoryPoint {
+        step: point.step,
+        loss: point.loss,
+        examples_per_second: share(point.examples as f64, point.seconds),
+        input_wait_fraction: share(point.waited_seconds, point.seconds),
+    };
+    let metric = |(name, value): &(String, f64)| proto::NamedNumber { name: name.clone(), value: *value };
+    let evaluation = |evaluation: &Evaluation| proto::Evaluation {
+        step: evaluation.step,
+        epoch: evaluation.epoch,
+        metrics: evaluation.metrics.iter().map(metric).collect(),
+    };
+    proto::History {
+        job: Some(job_message(record)),
+        points: history.points.iter().map(point).collect(),
+        evaluations: history.evaluations.iter().map(evaluation).collect(),
     }
 }
 
@@ -343,6 +370,7 @@ mod tests {
         assert!(unknown(client.cancel("nope").await.unwrap_err()));
         assert!(unknown(client.checkpoint("nope").await.unwrap_err()));
         assert!(unknown(client.explain("nope").await.unwrap_err()));
+        assert!(unknown(client.history("nope").await.unwrap_err()));
         assert!(unknown(client.watch("nope").await.unwrap_err()));
         assert!(unknown(client.logs("nope", true).await.unwrap_err()));
         let nothing = ScoreRequest { target: "nope".into(), data: vec![], base: "/".into() };

@@ -2,11 +2,12 @@
 
 import json
 import math
+import os
 import pathlib
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-MILLSTREAM = ROOT / "target" / "release" / "millstream"
+MILLSTREAM = pathlib.Path(os.environ.get("MILLSTREAM") or ROOT / "target" / "release" / "millstream")
 
 
 def millstream(*arguments, expect: int = 0):

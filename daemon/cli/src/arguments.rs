@@ -64,6 +64,8 @@ Examples:
   millstream explain census-2f9c
   millstream explain census --json | jq '.recent | .bound, .advice'")]
     Explain(JobId),
+    /// Show a job's loss and metrics over its steps, as a plot or a picture
+    History(JobHistory),
     /// Print a job's log
     Logs(Logs),
     /// Stop a job after a checkpoint
@@ -133,6 +135,7 @@ Examples:
   millstream train job.toml
   millstream train job.toml --set data.epochs=3 --set checkpoint.directory=/tmp/run
   millstream train job.toml --resume
+  millstream train job.toml --history curves.png
   millstream train job.toml --json | jq .eval.auc")]
 pub(crate) struct Train {
     #[command(flatten)]
@@ -140,6 +143,9 @@ pub(crate) struct Train {
     /// Go on with the newest unfinished run of the same job, from its last checkpoint
     #[arg(long)]
     pub(crate) resume: bool,
+    /// Write the loss and metrics over the steps of this run to FILE at its end: .svg, .png or .json
+    #[arg(long, value_name = "FILE")]
+    pub(crate) history: Option<PathBuf>,
 }
 
 /// `submit`
@@ -176,6 +182,30 @@ pub(crate) struct Logs {
     /// Go on printing until the job ends
     #[arg(short, long)]
     pub(crate) follow: bool,
+}
+
+/// `history`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Each point of the training loss is the mean of the steps since the last. Of a long job some thousand points
+are kept, and every metric of every evaluation.
+
+The daemon keeps the history. A job that `train` runs without a daemon leaves none, but `train --history FILE`
+writes it at the end, and [tensorboard] in the job file has event files written as it goes.
+
+Examples:
+  millstream history census-2f9c
+  millstream history census --svg curves.svg --png curves.png
+  millstream history census --json | jq '.evaluations[-1].metrics.auc'")]
+pub(crate) struct JobHistory {
+    #[command(flatten)]
+    pub(crate) job: JobId,
+    /// Draw it as SVG into this file, instead of the terminal
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Draw it as PNG into this file, instead of the terminal
+    #[arg(long, value_name = "FILE")]
+    pub(crate) png: Option<PathBuf>,
 }
 
 /// What is scored, with what.

@@ -12,9 +12,11 @@ mod files;
 mod interrupt;
 mod job_file;
 mod messages;
+mod plot;
 mod progress;
 mod screen;
 mod table;
+mod unfinished;
 
 use std::ffi::OsStr;
 use std::process::ExitCode;

@@ -1,6 +1,10 @@
 //! The daemon's messages as JSON.
 
-use millstream_control::proto::{Job, JobState, LogLine, Metrics, Progress};
+use std::collections::BTreeMap;
+
+use millstream_control::proto::{
+    Evaluation, History, HistoryPoint, Job, JobState, LogLine, Metrics, Progress,
+};
 use serde::Serialize;
 
 /// A job, as `show`, `list`, `submit` and `cancel` print it.
@@ -65,6 +69,32 @@ pub(crate) struct OutcomeJson<'a> {
     reason: Option<&'a str>,
 }
 
+/// A job's course over its steps.
+#[derive(Debug, Serialize)]
+pub(crate) struct HistoryJson<'a> {
+    job: &'a str,
+    state: &'static str,
+    steps: u64,
+    points: Vec<PointJson>,
+    evaluations: Vec<EvaluationJson<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct PointJson {
+    step: u64,
+    loss: f64,
+    examples_per_second: f64,
+    input_wait_fraction: f64,
+}
+
+/// A metric that is not defined is null.
+#[derive(Debug, Serialize)]
+struct EvaluationJson<'a> {
+    step: u64,
+    epoch: u32,
+    metrics: BTreeMap<&'a str, f64>,
+}
+
 /// A line of a job's log.
 #[derive(Debug, Serialize)]
 pub(crate) struct LineJson<'a> {
@@ -123,6 +153,33 @@ impl<'a> From<&'a Job> for OutcomeJson<'a> {
             checkpoint: given(&job.checkpoint),
             reason: given(&job.reason),
         }
+    }
+}
+
+impl<'a> From<&'a History> for HistoryJson<'a> {
+    fn from(history: &'a History) -> Self {
+        let job = history.job.as_ref();
+        Self {
+            job: job.map_or("", |job| &job.id),
+            state: job.map_or("unknown", state),
+            steps: job.and_then(|job| job.progress).map_or(0, |progress| progress.step),
+            points: history.points.iter().map(PointJson::from).collect(),
+            evaluations: history.evaluations.iter().map(EvaluationJson::from).collect(),
+        }
+    }
+}
+
+impl From<&HistoryPoint> for PointJson {
+    fn from(point: &HistoryPoint) -> Self {
+        let HistoryPoint { step, loss, examples_per_second, input_wait_fraction } = *point;
+        Self { step, loss, examples_per_second, input_wait_fraction }
+    }
+}
+
+impl<'a> From<&'a Evaluation> for EvaluationJson<'a> {
+    fn from(evaluation: &'a Evaluation) -> Self {
+        let metrics = evaluation.metrics.iter().map(|metric| (metric.name.as_str(), metric.value));
+        Self { step: evaluation.step, epoch: evaluation.epoch, metrics: metrics.collect() }
     }
 }
 

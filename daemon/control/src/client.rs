@@ -14,8 +14,8 @@ use tower::service_fn;
 use crate::MAX_MESSAGE_BYTES;
 use crate::proto::control_client::ControlClient;
 use crate::proto::{
-    CheckpointReply, Explanation, Job, JobRequest, ListRequest, LogLine, LogsRequest, Metrics, ScoreRequest,
-    Scores, SubmitRequest,
+    CheckpointReply, Explanation, History, Job, JobRequest, ListRequest, LogLine, LogsRequest, Metrics,
+    ScoreRequest, Scores, SubmitRequest,
 };
 
 /// A connection to a daemon.
@@ -152,6 +152,14 @@ impl Client {
     /// `NotFound` when there is no such job.
     pub async fn watch(&mut self, id: &str) -> Result<Replies<Job>, ClientError> {
         Ok(Replies(self.inner.watch(job(id)).await?.into_inner()))
+    }
+
+    /// A job's loss and metrics over its steps.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such job.
+    pub async fn history(&mut self, id: &str) -> Result<History, ClientError> {
+        Ok(self.inner.history(job(id)).await?.into_inner())
     }
 
     /// How the ingest of a running job goes, what holds it back, and what to do about it.

@@ -11,6 +11,7 @@ mod features;
 mod filter;
 mod model;
 mod section;
+mod tensorboard;
 
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ use error::{At, Problems};
 pub use error::{JobError, Place, Problem, Warning};
 use features::Feature;
 use section::{Section, Text};
+pub use tensorboard::TensorBoardSpec;
 
 /// A job, resolved: defaults filled in, names checked against each other.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +53,8 @@ pub struct Job {
     pub evaluation: EvaluationSpec,
     /// Checkpoints.
     pub checkpoint: CheckpointSpec,
+    /// Event files, if any are written.
+    pub tensorboard: Option<TensorBoardSpec>,
     /// How storage is reached, where not as the daemon does.
     pub storage: StorageSpec,
     /// The job as TOML that needs nothing beside it: every override applied, terms read from files
@@ -133,13 +137,25 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     let training = read_training(top.section("training", "[training]"), seed);
     let evaluation = read_evaluation(top.section("evaluation", "[evaluation]"), &names, &features);
     let checkpoint = read_checkpoint(top.section("checkpoint", "[checkpoint]"), &data.base);
+    let tensorboard = tensorboard::read(&mut top, &data.base);
     let storage = read_storage(top.section("storage", "[storage]"), &data.base);
     top.finish();
 
     refuse_leaks(&features, &label, problems);
     let (none, text) = (Vec::new(), String::new());
-    let job =
-        Job { name, data, label, features: none, model, training, evaluation, checkpoint, storage, text };
+    let job = Job {
+        name,
+        data,
+        label,
+        features: none,
+        model,
+        training,
+        evaluation,
+        checkpoint,
+        tensorboard,
+        storage,
+        text,
+    };
     (job, features)
 }
 

@@ -261,6 +261,19 @@ fn each_mistake_is_told_with_its_place_and_what_would_be_right() {
             "eval = []\ncache = { directory = \"x\" }",
             "7:9: error: [data.cache] needs `max_bytes`: the most that is kept there",
         ),
+        // TensorBoard.
+        (
+            "[model]",
+            "[tensorboard]\nevery_step = 10\n[model]",
+            "19:1: error: [tensorboard] needs `directory`: where event files go\n\
+             job.toml:20:1: error: unknown key `every_step` in [tensorboard]; did you mean `every_steps`?",
+        ),
+        (
+            "[model]",
+            "[tensorboard]\ndirectory = \"gs://bucket/logs\"\nevery_steps = 0\n[model]",
+            "20:13: error: event files go to a directory of this machine, found \"gs://bucket/logs\"\n\
+             job.toml:21:15: error: expected a whole number at least 1, found 0",
+        ),
         // Not TOML.
         ("seed = 7", "seed = = 7", "2:8: error: not TOML: extra `=`, expected nothing"),
         ("seed = 7", "name = \"x\"", "2:1: error: not TOML: duplicate key"),
@@ -444,9 +457,15 @@ fn the_fingerprint_is_of_the_result_alone() {
     let fingerprint = |set: &[&str]| job(SOUND, set).fingerprint();
     let plain = fingerprint(&[]);
     assert_eq!(plain.len(), 64);
-    let same = ["name=x", "checkpoint.keep=9", "checkpoint.directory=/x", "training.threads=3"];
-    let same = same.into_iter().chain(["evaluation.group=education"]);
-    let same = same.chain([
+    let same = [
+        "name=x",
+        "tensorboard.directory=x",
+        "evaluation.group=education",
+        "checkpoint.keep=9",
+        "checkpoint.directory=/x",
+        "training.threads=3",
+    ];
+    let same = same.into_iter().chain([
         "data.prefetch=9",
         "data.threads=3",
         "data.streams=2",
@@ -468,6 +487,34 @@ fn the_fingerprint_is_of_the_result_alone() {
     let filter = |set: &str| fingerprint(&[&format!("data.filter={set}")]);
     assert_eq!(filter("[]"), plain);
     assert_ne!(filter("[{ column = \"day\", op = \"<\", value = 7 }]"), plain);
+}
+
+#[test]
+fn event_files_are_written_where_the_job_says_so() {
+    assert_eq!(job(SOUND, &[]).tensorboard, None);
+    let set = ["data.base=/jobs", "tensorboard.directory=logs", "tensorboard.histograms_every_steps=500"];
+    let directory = Path::new("/jobs/logs").to_owned();
+    let wanted = TensorBoardSpec { directory, every_steps: 100, histograms_every_steps: 500 };
+    assert_eq!(job(SOUND, &set).tensorboard, Some(wanted));
+}
+
+#[test]
+fn hyper_parameters_have_the_names_of_their_keys() {
+    let found = job(SOUND, &["model.deep.hidden=[3, 2]", "data.epochs=4"]).hyper_parameters();
+    let wanted: [(&str, serde_json::Value); 8] = [
+        ("seed", 7.into()),
+        ("data.epochs", 4.into()),
+        ("data.drop_last", false.into()),
+        ("model.kind", "wide_deep".into()),
+        ("model.wide.features", "education, both, age_bucket".into()),
+        ("model.deep.hidden", "3, 2".into()),
+        ("model.deep.optimizer.learning_rate", 0.05.into()),
+        ("training.precision", "fp32".into()),
+    ];
+    for (name, value) in wanted {
+        assert_eq!(found.get(name), Some(&value), "{name}");
+    }
+    assert!(found.values().all(|value| value.is_number() || value.is_string() || value.is_boolean()));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! The records here are the daemon's own words for a job's state: the supervisor changes them, the
 //! [`Store`] keeps them, and `service` turns them into messages at the border.
 
+mod history;
 mod schema;
 mod store;
 
@@ -118,17 +119,39 @@ pub enum LogLevel {
     Error,
 }
 
-/// One point of a job's history: its curve over steps.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// A job's course over its steps.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct History {
+    /// Of the training, by step.
+    pub points: Vec<HistoryPoint>,
+    /// All that ended, by step.
+    pub evaluations: Vec<Evaluation>,
+}
+
+/// What the steps since the point before came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HistoryPoint {
-    /// Steps taken.
+    /// Steps taken, these included.
     pub step: u64,
-    /// Mean training loss since the point before.
+    /// Mean training loss of their rows.
     pub loss: f64,
-    /// Rows trained on in a second.
-    pub examples_per_second: f64,
-    /// Metrics, where an evaluation ended here.
-    pub eval: Option<Metrics>,
+    /// Rows.
+    pub examples: u64,
+    /// Time that went into training.
+    pub seconds: f64,
+    /// The part of it spent waiting for a batch.
+    pub waited_seconds: f64,
+}
+
+/// What an evaluation came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluation {
+    /// Steps taken before it.
+    pub step: u64,
+    /// The epoch that it followed, from 0.
+    pub epoch: u32,
+    /// Numbers by their names, as [`Metrics::named`] has them.
+    pub metrics: Vec<(String, f64)>,
 }
 
 /// Milliseconds since the Unix epoch; 0 on a clock set before it.

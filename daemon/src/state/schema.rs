@@ -68,14 +68,29 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE job ADD COLUMN rmse REAL;
     ALTER TABLE job ADD COLUMN group_auc REAL;
     ALTER TABLE job ADD COLUMN groups INTEGER;
-    ALTER TABLE history ADD COLUMN auc_error REAL;
-    ALTER TABLE history ADD COLUMN pr_auc REAL;
-    ALTER TABLE history ADD COLUMN pr_auc_error REAL;
-    ALTER TABLE history ADD COLUMN normalized_entropy REAL;
-    ALTER TABLE history ADD COLUMN calibration REAL;
-    ALTER TABLE history ADD COLUMN rmse REAL;
-    ALTER TABLE history ADD COLUMN group_auc REAL;
-    ALTER TABLE history ADD COLUMN groups INTEGER;
+",
+    // Nothing could show what the first table of this name held.
+    "
+    DROP TABLE history;
+
+    CREATE TABLE history (
+        job            TEXT NOT NULL REFERENCES job (id),
+        step           INTEGER NOT NULL,
+        loss           REAL,
+        examples       INTEGER NOT NULL,
+        seconds        REAL NOT NULL,
+        waited_seconds REAL NOT NULL,
+        PRIMARY KEY (job, step)
+    ) STRICT, WITHOUT ROWID;
+
+    CREATE TABLE evaluation (
+        job   TEXT NOT NULL REFERENCES job (id),
+        step  INTEGER NOT NULL,
+        epoch INTEGER NOT NULL,
+        name  TEXT NOT NULL,
+        value REAL,
+        PRIMARY KEY (job, step, name)
+    ) STRICT;
 ",
 ];
 
@@ -92,4 +107,28 @@ pub(super) fn migrate(connection: &mut Connection) -> Result<(), StoreError> {
         transaction.commit()?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_survive_every_migration() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        connection.execute_batch(MIGRATIONS[0]).unwrap();
+        connection.pragma_update(None, "user_version", 1).unwrap();
+        let job = "INSERT INTO job (id, name, text, path, state, reason, attempts, created_ms, directory, step, epoch, \
+                   epochs, examples, skipped_records) VALUES ('a', 'a', '', x'', 'running', '', 1, 2, x'', 3, 0, 1, 4, 0)";
+        connection.execute_batch(job).unwrap();
+        connection.execute_batch("INSERT INTO history (job, step, loss) VALUES ('a', 3, 0.5)").unwrap();
+        for _ in 0..2 {
+            migrate(&mut connection).unwrap();
+            let step: u64 = connection.query_row("SELECT step FROM job", [], |row| row.get(0)).unwrap();
+            let points: u64 =
+                connection.query_row("SELECT count(*) FROM history", [], |row| row.get(0)).unwrap();
+            assert_eq!((step, points), (3, 0));
+        }
+    }
 }

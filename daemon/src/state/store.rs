@@ -1,4 +1,4 @@
-//! Jobs, their logs and their history in SQLite.
+//! Jobs and their logs in SQLite; their history is next door.
 //!
 //! One connection behind a mutex, called from blocking contexts: a statement takes tens of microseconds
 //! and a job causes a few a second, so a thread with a queue of its own would add a hop and a bound
@@ -15,7 +15,7 @@ use std::time::Duration;
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
 
-use super::{HistoryPoint, JobRecord, JobSource, JobState, LogLevel, LogRecord, Metrics, Progress, schema};
+use super::{JobRecord, JobSource, JobState, LogLevel, LogRecord, Metrics, Progress, schema};
 
 /// Lines of a job's log that are kept: the newest.
 const LOG_LINES: u64 = 10_000;
@@ -226,62 +226,6 @@ impl Store {
         Ok(lines.collect::<Result<_, _>>()?)
     }
 
-    /// Adds a point to a job's history. A step that is taken again after a resume replaces its point.
-    ///
-    /// # Errors
-    /// When there is no such job.
-    pub fn append_history(&self, id: &str, point: &HistoryPoint) -> Result<(), StoreError> {
-        let eval = EvalColumns::of(point.eval);
-        self.lock()
-            .prepare_cached(
-                "INSERT OR REPLACE INTO history (job, step, loss, examples_per_second, auc, auc_error, pr_auc, \
-                 pr_auc_error, log_loss, normalized_entropy, calibration, rmse, accuracy, group_auc, groups, \
-                 eval_examples) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
-            )?
-            .execute(params![
-                id,
-                point.step,
-                point.loss,
-                point.examples_per_second,
-                eval.auc,
-                eval.auc_error,
-                eval.pr_auc,
-                eval.pr_auc_error,
-                eval.log_loss,
-                eval.normalized_entropy,
-                eval.calibration,
-                eval.rmse,
-                eval.accuracy,
-                eval.group_auc,
-                eval.groups,
-                eval.examples,
-            ])
-            .map_err(|error| missing_job(error, id))?;
-        Ok(())
-    }
-
-    /// A job's history, by step.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
-    pub fn history(&self, id: &str) -> Result<Vec<HistoryPoint>, StoreError> {
-        let connection = self.lock();
-        let mut statement = connection.prepare_cached(
-            "SELECT step, loss, examples_per_second, auc, auc_error, pr_auc, pr_auc_error, log_loss, \
-             normalized_entropy, calibration, rmse, accuracy, group_auc, groups, eval_examples \
-             FROM history WHERE job = ?1 ORDER BY step",
-        )?;
-        let points = statement.query_map([id], |row| {
-            Ok(HistoryPoint {
-                step: row.get(0)?,
-                loss: real(row, 1)?,
-                examples_per_second: real(row, 2)?,
-                eval: read_eval(row, 3)?,
-            })
-        })?;
-        Ok(points.collect::<Result<_, _>>()?)
-    }
-
     fn select_jobs(&self, clause: &str) -> Result<Vec<JobRecord>, StoreError> {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(&format!("SELECT {JOB_COLUMNS} FROM job {clause}"))?;
@@ -289,7 +233,7 @@ impl Store {
     }
 
     /// A panic in another holder cannot have left a transaction open: one rolls back when dropped.
-    fn lock(&self) -> MutexGuard<'_, Connection> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Connection> {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -430,7 +374,7 @@ fn read_eval(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<Metrics>> {
 }
 
 /// SQLite stores NaN as null.
-fn real(row: &Row<'_>, column: usize) -> rusqlite::Result<f64> {
+pub(super) fn real(row: &Row<'_>, column: usize) -> rusqlite::Result<f64> {
     Ok(row.get::<_, Option<f64>>(column)?.unwrap_or(f64::NAN))
 }
 
@@ -452,7 +396,7 @@ fn path(bytes: Vec<u8>) -> PathBuf {
     OsStr::from_bytes(&bytes).into()
 }
 
-fn missing_job(error: rusqlite::Error, id: &str) -> StoreError {
+pub(super) fn missing_job(error: rusqlite::Error, id: &str) -> StoreError {
     match error.sqlite_error_code() {
         Some(rusqlite::ErrorCode::ConstraintViolation) => StoreError::UnknownJob { id: id.to_owned() },
         _ => StoreError::Sql(error),
@@ -563,11 +507,9 @@ mod tests {
         store.insert_job(&full_record(), &source()).unwrap();
         let added = ["auc_error", "pr_auc", "pr_auc_error", "normalized_entropy", "calibration", "rmse"];
         for column in added.iter().chain(&["group_auc", "groups"]) {
-            for table in ["job", "history"] {
-                let drop = format!("ALTER TABLE {table} DROP COLUMN {column}");
-                store.lock().execute_batch(&drop).unwrap();
-            }
+            store.lock().execute_batch(&format!("ALTER TABLE job DROP COLUMN {column}")).unwrap();
         }
+        store.lock().execute_batch("DROP TABLE evaluation").unwrap();
         store.lock().pragma_update(None, "user_version", 2).unwrap();
         drop(store);
         let eval = Store::open(&file).unwrap().job("census-1").unwrap().unwrap().eval.unwrap();
@@ -634,19 +576,6 @@ mod tests {
     }
 
     #[test]
-    fn a_step_taken_again_replaces_its_history() {
-        let store = Store::open_in_memory().unwrap();
-        store.insert_job(&record("a"), &source()).unwrap();
-        let point = |step, loss| HistoryPoint { step, loss, examples_per_second: 10.0, eval: None };
-        let evaluated = HistoryPoint { eval: Some(metrics()), ..point(20, 0.3) };
-        for point in [point(20, 0.4), point(10, 0.6), evaluated] {
-            store.append_history("a", &point).unwrap();
-        }
-        assert_eq!(store.history("a").unwrap(), [point(10, 0.6), evaluated]);
-        assert!(store.append_history("b", &evaluated).is_err());
-    }
-
-    #[test]
     fn a_file_is_found_again_and_a_newer_one_refused() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("state.sqlite");
@@ -656,7 +585,7 @@ mod tests {
         let connection = Connection::open(&file).unwrap();
         connection.pragma_update(None, "user_version", 99).unwrap();
         drop(connection);
-        assert!(matches!(Store::open(&file), Err(StoreError::Newer { found: 99, known: 3 })));
+        assert!(matches!(Store::open(&file), Err(StoreError::Newer { found: 99, known: 4 })));
     }
 
     #[test]

@@ -13,9 +13,10 @@ use millstream_pipeline::ingest::{Bound, Diagnosis};
 
 use super::{Event, Prepared, Supervisor};
 use crate::feed::{self, Feed};
-use crate::state::{JobRecord, LogLevel};
+use crate::state::{HistoryPoint, JobRecord, LogLevel};
 use crate::worker::host::WorkerProcess;
-use crate::worker::protocol::{FromWorker, Metrics, Progress, Restored, Role, Start, ToWorker};
+use crate::worker::protocol::{FromWorker, Metrics, Progress, Restored, Role, Start, ToWorker, TrainRole};
+use crate::worker::tensorboard::EventSpec;
 
 /// How long a worker may take for its present step and a checkpoint once it is told to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
@@ -82,14 +83,15 @@ impl<'a> Attempt<'a> {
         let (feed, verdict, deadline, totals) = (None, None, None, Totals::default());
         let mut attempt = Self { prepared, worker, feed, verdict, deadline, totals };
         let checkpoint = &supervisor.job.checkpoint;
-        let role = Role::Train {
+        let role = Role::Train(Box::new(TrainRole {
             directory: prepared.directory.clone(),
             every_steps: checkpoint.every_steps,
             keep: checkpoint.keep,
+            events: supervisor.event_spec(),
             model: supervisor.job.model.clone(),
             training: supervisor.job.training.clone(),
             group: supervisor.job.evaluation.group.clone(),
-        };
+        }));
         let schema = prepared.schema.clone();
         attempt.tell(&ToWorker::Start(Box::new(Start { role, schema })));
         Ok(attempt)
@@ -168,6 +170,7 @@ impl<'a> Attempt<'a> {
         if !supervisor.wanted.is_empty() {
             self.tell(&ToWorker::Checkpoint);
         }
+        supervisor.book.rewind(restored.as_ref().map_or(0, |restored| restored.step));
         supervisor.book.change(|record| {
             record.progress.step = restored.as_ref().map_or(0, |restored| restored.step);
             record.checkpoint = restored.map(|restored| restored.path);
@@ -188,7 +191,8 @@ impl<'a> Attempt<'a> {
             FromWorker::Checkpointed { step, path, requested } => {
                 supervisor.committed(step, path, requested);
             }
-            FromWorker::Evaluated { epoch, metrics } => evaluated(epoch, metrics, supervisor),
+            FromWorker::Evaluated { step, epoch, metrics } => evaluated(step, epoch, metrics, supervisor),
+            FromWorker::Warned { message } => supervisor.book.log(LogLevel::Warn, &message),
             FromWorker::Done => self.verdict = Some(Verdict::Done),
             FromWorker::Stopped => self.verdict = Some(Verdict::Stopped),
             FromWorker::InputLost => self.verdict = Some(Verdict::InputLost),
@@ -205,7 +209,14 @@ impl<'a> Attempt<'a> {
         self.totals.examples += progress.new_examples as f64;
         let skipped = self.feed.as_ref().map_or(0, Feed::skipped);
         let epochs = supervisor.job.data.epochs;
-        supervisor.book.progress(|record| {
+        let point = HistoryPoint {
+            step: progress.step,
+            loss: progress.loss,
+            examples: progress.new_examples,
+            seconds: progress.seconds,
+            waited_seconds: progress.waited_seconds,
+        };
+        supervisor.book.progress(point, |record| {
             let told = &mut record.progress;
             told.step = progress.step;
             told.epoch = progress.epoch;
@@ -247,6 +258,7 @@ impl<'a> Attempt<'a> {
         }
         let fed = self.feed.map_or(Ok(()), Feed::stop);
         let totals = self.totals;
+        supervisor.book.end_history();
         supervisor.book.change(|record| {
             if let Some(skipped) = skipped {
                 record.progress.skipped_records = skipped;
@@ -269,6 +281,17 @@ impl<'a> Attempt<'a> {
 }
 
 impl Supervisor {
+    /// What a worker writes for TensorBoard.
+    fn event_spec(&self) -> Option<EventSpec> {
+        let spec = self.job.tensorboard.as_ref()?;
+        Some(EventSpec {
+            directory: spec.directory.join(self.book.id()),
+            every_steps: spec.every_steps,
+            histograms_every_steps: spec.histograms_every_steps,
+            hyper_parameters: self.job.hyper_parameters(),
+        })
+    }
+
     /// Takes note of a committed checkpoint.
     fn committed(&mut self, step: u64, path: PathBuf, requested: bool) {
         self.tries.progressed();
@@ -293,9 +316,9 @@ fn log_input(input: &Diagnosis, supervisor: &Supervisor) {
     }
 }
 
-fn evaluated(epoch: u32, metrics: Metrics, supervisor: &Supervisor) {
+fn evaluated(step: u64, epoch: u32, metrics: Metrics, supervisor: &Supervisor) {
     supervisor.book.log(LogLevel::Info, &format!("epoch {}: {}", epoch + 1, told(&metrics)));
-    supervisor.book.evaluated(epoch, metrics);
+    supervisor.book.evaluated(step, epoch, metrics);
 }
 
 /// An evaluation, for the log.

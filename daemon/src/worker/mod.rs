@@ -3,12 +3,14 @@
 //! * [`protocol`]: what a daemon and its worker say to each other.
 //! * [`host`]: the daemon's side: starting, telling, and learning how it ended.
 //! * [`process`]: the worker's side: what runs in the process; training and scoring each have a file of their own.
+//! * [`tensorboard`]: what a training worker writes for TensorBoard.
 
 pub mod host;
 pub mod process;
 pub mod protocol;
 
 mod score;
+pub mod tensorboard;
 mod train;
 
 /// The first argument of a program that is started as a worker; its second is the daemon's process id.

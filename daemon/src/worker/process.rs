@@ -24,7 +24,6 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::protocol::{self, FromWorker, ProtocolError, Role, Start, ToWorker};
-use super::train::Cadence;
 use super::{score, train};
 
 /// What the daemon wants of the worker; looked at between steps.
@@ -109,10 +108,7 @@ fn work(link: &mut Link) -> Result<Ended> {
     };
     let Start { role, schema } = *start;
     match role {
-        Role::Train { directory, every_steps, keep, model, training, group } => {
-            let cadence = Cadence { every_steps, keep };
-            train::run(&directory, cadence, &schema, &model, &training, group.as_deref(), link)
-        }
+        Role::Train(role) => train::run(*role, &schema, link),
         Role::Score { directory, step, output, threads, group } => {
             score::run(&directory, step, output, &schema, threads, group.as_deref(), link)
         }

@@ -9,7 +9,7 @@
 //!         <-------------------------------   Ready, with the position to feed it from
 //!   the ring's descriptors -------------->
 //!   Checkpoint, Stop -------------------->   at any time from here on
-//!         <-------------------------------   Progress, Checkpointed, Evaluated, Scores
+//!         <-------------------------------   Progress, Checkpointed, Evaluated, Warned, Scores
 //!         <-------------------------------   one of Done, Stopped, InputLost, Failed
 //! ```
 //!
@@ -27,6 +27,8 @@ pub use millstream_trainer::metrics::Metrics;
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
+
+use super::tensorboard::EventSpec;
 
 /// The longest message. A schema of ten thousand features, or [`SCORES_PER_MESSAGE`] scores, stay far below.
 pub const MAXIMUM_MESSAGE_BYTES: usize = 16 << 20;
@@ -64,20 +66,7 @@ pub struct Start {
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Role {
     /// A step for each training batch, metrics over eval batches, checkpoints.
-    Train {
-        /// Directory of the job, locked by the worker for as long as it runs.
-        directory: PathBuf,
-        /// Steps between checkpoints.
-        every_steps: u64,
-        /// Checkpoints kept, the newest.
-        keep: u32,
-        /// The model.
-        model: ModelSpec,
-        /// How it trains.
-        training: TrainingSpec,
-        /// The feature whose ids are the groups of the group AUC.
-        group: Option<String>,
-    },
+    Train(Box<TrainRole>),
     /// Metrics or scores of a checkpoint's model over all batches.
     Score {
         /// Directory of the job.
@@ -91,6 +80,25 @@ pub enum Role {
         /// As for training.
         group: Option<String>,
     },
+}
+
+/// What a worker that trains needs to know.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainRole {
+    /// Directory of the job, locked by the worker for as long as it runs.
+    pub directory: PathBuf,
+    /// Steps between checkpoints.
+    pub every_steps: u64,
+    /// Checkpoints kept, the newest.
+    pub keep: u32,
+    /// Event files for TensorBoard, if any are written.
+    pub events: Option<EventSpec>,
+    /// The model.
+    pub model: ModelSpec,
+    /// How it trains.
+    pub training: TrainingSpec,
+    /// The feature whose ids are the groups of the group AUC.
+    pub group: Option<String>,
 }
 
 /// What comes out of scoring.
@@ -138,10 +146,17 @@ pub enum FromWorker {
     },
     /// A pass over the held-out data is complete.
     Evaluated {
+        /// Steps taken before it.
+        step: u64,
         /// The epoch it followed.
         epoch: u32,
         /// What came out.
         metrics: Metrics,
+    },
+    /// Something is not as it should be, and training goes on.
+    Warned {
+        /// What.
+        message: String,
     },
     /// Probabilities for the next rows, in the order of the data.
     Scores {
@@ -256,6 +271,7 @@ mod tests {
     fn messages_come_back_one_by_one_and_nothing_past_them_is_read() {
         let first = FromWorker::Scores { scores: vec![0.1, 1.0 / 3.0, f32::MIN_POSITIVE] };
         let second = FromWorker::Evaluated {
+            step: 12,
             epoch: 3,
             metrics: Metrics {
                 auc: Some(0.1 + 0.2),

@@ -47,7 +47,7 @@ pub(super) fn run(
     }
     if output == Output::Metrics {
         let metrics = scorer.end_eval()?;
-        link.send(&FromWorker::Evaluated { epoch: 0, metrics })?;
+        link.send(&FromWorker::Evaluated { step, epoch: 0, metrics })?;
     }
     Ok(Ended::Done)
 }

@@ -6,6 +6,7 @@
 //! checkpoints are taken nor how often training was cut short leaves a trace in the final one.
 
 use std::fs::{self, File, TryLockError};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,10 +17,10 @@ use millstream_batch::{BatchRef, BatchSchema, Consumer, RingError, Stream};
 use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore, Extent};
 use millstream_trainer::loss::LossSum;
 use millstream_trainer::session::{Session, SessionError};
-use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 
 use super::process::{Ended, Link, Stop, Wishes};
-use super::protocol::{FromWorker, Progress, Restored};
+use super::protocol::{FromWorker, Progress, Restored, TrainRole};
+use super::tensorboard::{EventSpec, EventWriter};
 use crate::runs;
 
 /// How long an earlier worker may take to let go of the job: it is dead or about to be.
@@ -31,11 +32,11 @@ const REPORT_PERIOD: Duration = Duration::from_millis(100);
 
 /// When checkpoints are taken, and how many are kept.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cadence {
+struct Cadence {
     /// Steps from one to the next.
-    pub(super) every_steps: u64,
+    every_steps: u64,
     /// The newest that are kept.
-    pub(super) keep: u32,
+    keep: u32,
 }
 
 /// A job being trained.
@@ -47,6 +48,10 @@ struct Training<'a> {
     parts: [(&'static str, Vec<u8>); 2],
     committed: Option<Restored>,
     meter: Meter,
+    /// What TensorBoard is told, if anything.
+    events: Option<EventWriter>,
+    /// Whether it was said that events cannot be written.
+    events_warned: bool,
     link: &'a mut Link,
 }
 
@@ -60,35 +65,34 @@ struct Meter {
     steps_per_epoch: Option<u64>,
 }
 
-/// Trains the job in `directory`, from its newest whole checkpoint.
-pub(super) fn run(
-    directory: &Path,
-    cadence: Cadence,
-    schema: &BatchSchema,
-    model: &ModelSpec,
-    training: &TrainingSpec,
-    group: Option<&str>,
-    link: &mut Link,
-) -> Result<Ended> {
-    let _lock = lock(directory)?;
+/// Trains the job as `role` says, from its newest whole checkpoint.
+pub(super) fn run(role: TrainRole, schema: &BatchSchema, link: &mut Link) -> Result<Ended> {
+    let TrainRole { directory, every_steps, keep, events, model, training, group } = role;
+    let cadence = Cadence { every_steps, keep };
+    let _lock = lock(&directory)?;
     let part = |name: &'static str| {
         let path = directory.join(name);
         Ok::<_, anyhow::Error>((name, fs::read(&path).with_context(|| path.display().to_string())?))
     };
     let parts = [part(runs::JOB)?, part(runs::ANALYSIS)?];
-    let store = CheckpointStore::local(directory)?;
-    let mut session = Session::new(Cpu::new(training.threads)?, model, schema, training)?;
-    if let Some(feature) = group {
+    let store = CheckpointStore::local(&directory)?;
+    let mut session = Session::new(Cpu::new(training.threads)?, &model, schema, &training)?;
+    if let Some(feature) = &group {
         session.group_by(feature)?;
     }
     let mut passed_over = Vec::new();
     let committed = restore(&mut session, &store, &mut passed_over)?;
     link.send(&FromWorker::Ready { restored: committed.clone(), passed_over })?;
     let (ring, wishes) = link.receive_ring(schema)?;
-    let meter = Meter::new(Instant::now());
-    let mut training = Training { session, store, cadence, parts, committed, meter, link };
+    let (meter, events_warned) = (Meter::new(Instant::now()), false);
+    let mut training =
+        Training { session, store, cadence, parts, committed, meter, events: None, events_warned, link };
+    if let Some(spec) = events {
+        training.begin_events(spec)?;
+    }
     let ended = training.follow(ring, &wishes)?;
     training.report()?;
+    training.record(|events, session| events.end(session.step()))?;
     Ok(ended)
 }
 
@@ -153,11 +157,14 @@ impl Training<'_> {
                 Stream::Train => {
                     self.train(batch)?;
                     drop(leased);
+                    self.spent(began.elapsed(), waited);
+                    self.record(|events, session| events.point_if_due(session.step()))?;
+                    let began = Instant::now();
+                    self.record(write_histograms)?;
                     if self.session.step().is_multiple_of(self.cadence.every_steps) {
                         self.checkpoint(false)?;
                     }
-                    self.meter.trained += began.elapsed();
-                    self.meter.waited += waited;
+                    self.spent(began.elapsed(), Duration::ZERO);
                 }
                 Stream::Eval => self.evaluate(batch)?,
             }
@@ -190,8 +197,12 @@ impl Training<'_> {
         if header.batch == 0 && epochs > 0 {
             self.meter.steps_per_epoch = Some(before / epochs);
         }
-        self.meter.loss += self.session.train(batch)?;
+        let loss = self.session.train(batch)?;
+        self.meter.loss += loss;
         self.meter.examples += u64::from(header.rows);
+        if let Some(events) = &mut self.events {
+            events.stepped(loss, u64::from(header.rows));
+        }
         if header.last {
             self.meter.steps_per_epoch = Some(self.session.step() / (epochs + 1));
         }
@@ -203,13 +214,19 @@ impl Training<'_> {
         self.session.evaluate(batch)?;
         if header.last {
             let metrics = self.session.end_eval()?;
-            self.link.send(&FromWorker::Evaluated { epoch: header.epoch, metrics })?;
+            let step = self.session.step();
+            // So that what was told of the training reaches up to the evaluation.
+            self.report()?;
+            self.link.send(&FromWorker::Evaluated { step, epoch: header.epoch, metrics })?;
+            self.record(|events, _| events.evaluated(step, metrics))?;
         }
         Ok(())
     }
 
     /// Commits a checkpoint, unless this very state is committed already.
     fn checkpoint(&mut self, requested: bool) -> Result<()> {
+        // A worker that goes on from here tells nothing again of what came before.
+        self.record(|events, _| events.flush())?;
         let (step, position) = (self.session.step(), self.session.position());
         let current = self.committed.as_ref().filter(|last| last.step == step && last.position == position);
         let path = match current {
@@ -222,6 +239,48 @@ impl Training<'_> {
         };
         self.committed = Some(Restored { path: path.clone(), step, position: position.to_vec() });
         self.link.send(&FromWorker::Checkpointed { step, path, requested })?;
+        Ok(())
+    }
+
+    /// Takes note of time that went into training, and of its part that was spent waiting for a batch.
+    fn spent(&mut self, trained: Duration, waited: Duration) {
+        self.meter.trained += trained;
+        self.meter.waited += waited;
+        if let Some(events) = &mut self.events {
+            events.spent(trained, waited);
+        }
+    }
+
+    /// Begins an event file; without one, training goes on.
+    fn begin_events(&mut self, spec: EventSpec) -> Result<()> {
+        let directory = spec.directory.clone();
+        let job = String::from_utf8_lossy(&self.parts[0].1);
+        match EventWriter::begin(spec, self.committed.as_ref().map(|restored| restored.step), &job) {
+            Ok(events) => self.events = Some(events),
+            Err(error) => self.warn_of_events(&directory, &error)?,
+        }
+        Ok(())
+    }
+
+    /// Has something written for TensorBoard. Where that fails it is said, once, and training goes on.
+    fn record(
+        &mut self,
+        write: impl FnOnce(&mut EventWriter, &Session<Cpu>) -> io::Result<()>,
+    ) -> Result<()> {
+        let Some(events) = &mut self.events else { return Ok(()) };
+        let Err(error) = write(events, &self.session) else { return Ok(()) };
+        let path = events.path().to_owned();
+        self.warn_of_events(&path, &error)
+    }
+
+    fn warn_of_events(&mut self, path: &Path, error: &io::Error) -> Result<()> {
+        if !std::mem::replace(&mut self.events_warned, true) {
+            let message = format!(
+                "{}: {error}; training goes on, and TensorBoard will not show all of it",
+                path.display()
+            );
+            self.link.send(&FromWorker::Warned { message })?;
+        }
         Ok(())
     }
 
@@ -241,6 +300,15 @@ impl Training<'_> {
         }))?;
         Ok(())
     }
+}
+
+/// Writes the distribution of each tensor of weights, if that is due.
+fn write_histograms(events: &mut EventWriter, session: &Session<Cpu>) -> io::Result<()> {
+    let step = session.step();
+    if !events.histograms_are_due(step) {
+        return Ok(());
+    }
+    session.read_parameters(|tensor, numbers| events.histogram(step, &tensor.name, numbers))
 }
 
 impl Meter {

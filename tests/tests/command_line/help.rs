@@ -35,6 +35,7 @@ fn every_command_has_help_with_an_example() {
         "eval",
         "explain",
         "generate",
+        "history",
         "inspect",
         "list",
         "logs",

@@ -50,6 +50,11 @@ fn a_job_is_submitted_listed_shown_followed_saved_and_cancelled() {
     let refused = shell.run(&["explain", short]).with_code(1).stderr;
     assert!(refused.contains(&format!("job {short} reads no data: it is queued")), "{refused}");
 
+    let plotted = shell.run(&["history", long]).with_code(0).stdout;
+    assert!(plotted.contains("training loss") && plotted.contains("running"), "{plotted}");
+    let nothing = shell.run(&["history", short]).with_code(0).stdout;
+    assert!(nothing.contains("no history to show: it is queued"), "{nothing}");
+
     let taken = shell.run(&["checkpoint", long, "--json"]).with_code(0).json();
     let path = Path::new(taken["path"].as_str().unwrap());
     assert!(path.join("manifest.json").exists() && taken["step"].as_u64() > Some(0), "{taken}");
@@ -77,6 +82,43 @@ fn a_job_is_submitted_listed_shown_followed_saved_and_cancelled() {
     let lines = shell.run(&["logs", short, "--json"]).with_code(0).json();
     assert_eq!(lines["lines"].as_array().unwrap().len(), followed.lines().count());
     assert_eq!(daemon.show(short)["progress"]["step"], EPOCH);
+    daemon.stop();
+}
+
+#[test]
+fn the_history_of_a_job_is_told_plotted_and_drawn() {
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let daemon = Daemon::start(job.directory());
+    let line = ["train", "job.toml", "--set", "data.epochs=2", "--history", "train.json", "--json"];
+    let outcome = shell.run(&line).with_code(0).json();
+    let id = outcome["job"].as_str().unwrap();
+
+    let history = shell.run(&["history", id, "--json"]).with_code(0).json();
+    let steps = |key: &str| {
+        let points = history[key].as_array().unwrap().iter();
+        points.map(|point| point["step"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!((steps("points").last(), steps("evaluations")), (Some(&(2 * EPOCH)), vec![EPOCH, 2 * EPOCH]));
+    assert!(steps("points").is_sorted() && history["points"][0]["loss"].as_f64() > Some(0.0), "{history:#}");
+    let last = &history["evaluations"][1];
+    assert_eq!((&last["epoch"], &last["metrics"]["auc"]), (&1.into(), &outcome["eval"]["auc"]));
+    let written = std::fs::read_to_string(job.directory().join("train.json")).unwrap();
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&written).unwrap(), history);
+
+    let plotted = shell.run(&["history", id]).with_code(0).stdout;
+    for curve in ["training loss", "eval auc", "eval log_loss", "eval accuracy"] {
+        assert!(plotted.contains(curve), "{plotted}");
+    }
+    assert!(plotted.lines().all(|line| line.chars().count() <= 100), "{plotted}");
+    let drawn = shell.run(&["history", id, "--svg", "a.svg", "--png", "a.png"]).with_code(0);
+    assert_eq!(drawn.stdout, "");
+    let begins =
+        |name: &str, wanted: &[u8]| std::fs::read(job.directory().join(name)).unwrap().starts_with(wanted);
+    assert!(begins("a.svg", b"<svg ") && begins("a.png", b"\x89PNG"));
+    assert!(shell.run(&["history", "nope"]).with_code(1).stderr.contains("no job `nope`"));
+    let refused = shell.run(&["train", "job.toml", "--history", "a.pdf"]).with_code(2).stderr;
+    assert!(refused.contains(".svg, .png or .json"), "{refused}");
     daemon.stop();
 }
 

@@ -74,6 +74,23 @@ pub struct Metrics {
     pub examples: u64,
 }
 
+impl Metrics {
+    /// How good the model is, each number that is defined by its name: what curves are made of.
+    pub fn named(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let numbers = [
+            ("auc", self.auc),
+            ("pr_auc", self.pr_auc),
+            ("group_auc", self.group_auc),
+            ("log_loss", Some(self.log_loss)),
+            ("normalized_entropy", self.normalized_entropy),
+            ("calibration", self.calibration),
+            ("rmse", Some(self.rmse)),
+            ("accuracy", Some(self.accuracy)),
+        ];
+        numbers.into_iter().filter_map(|(name, value)| Some((name, value?)))
+    }
+}
+
 /// Why rows have no metrics. Rows count from 0 at the start of the evaluation.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum MetricsError {

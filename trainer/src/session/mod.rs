@@ -21,7 +21,7 @@ use crate::checkpoint::{
 };
 use crate::loss::LossSum;
 use crate::metrics::{Metrics, MetricsError};
-use crate::model::{ModelError, TensorRole};
+use crate::model::{ModelError, NamedTensor, TensorRole};
 use crate::spec::{ModelSpec, Precision, TrainingSpec};
 pub use scorer::Scorer;
 
@@ -169,6 +169,21 @@ where
     /// How far the steps have come.
     pub fn progress(&self) -> Progress {
         self.progress
+    }
+
+    /// Shows every trained tensor, in a fixed order, to `visit`; stops at its first error. One is in host memory
+    /// at a time.
+    ///
+    /// # Errors
+    /// Those of `visit`.
+    pub fn read_parameters<E>(
+        &self,
+        mut visit: impl FnMut(&NamedTensor, &[B::Scalar]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.scorer.model.read_tensors(|tensor, numbers| match tensor.role {
+            TensorRole::Parameter => visit(tensor, numbers),
+            TensorRole::OptimizerState => Ok(()),
+        })
     }
 
     /// Of the last evaluation that ended.

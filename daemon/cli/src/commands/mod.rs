@@ -8,6 +8,7 @@ mod convert;
 mod eval;
 mod explain;
 mod generate;
+mod history;
 mod inspect;
 mod list;
 mod logs;
@@ -31,6 +32,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::List => on_runtime(list::run(context)),
         Command::Show(arguments) => on_runtime(show::run(arguments, context)),
         Command::Explain(arguments) => on_runtime(explain::run(arguments, context)),
+        Command::History(arguments) => on_runtime(history::run(arguments, context)),
         Command::Logs(arguments) => on_runtime(logs::run(arguments, context)),
         Command::Cancel(arguments) => on_runtime(cancel::run(arguments, context)),
         Command::Checkpoint(arguments) => on_runtime(checkpoint::run(arguments, context)),

@@ -1,8 +1,6 @@
 //! `millstream predict`: scores, row by row, in the order of the data.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
 
 use serde_json::json;
 
@@ -11,6 +9,7 @@ use crate::connection::Connection;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::interrupt::unless_interrupted;
+use crate::unfinished::Unfinished;
 
 pub(crate) async fn run(arguments: Predict, context: &Context) -> Result<(), Failure> {
     if context.json && arguments.output.is_none() {
@@ -61,41 +60,4 @@ async fn score(
     }
     out.flush()?;
     Ok(rows)
-}
-
-/// A file under a temporary name beside its own. Unless it is kept, it goes when this does.
-struct Unfinished {
-    writer: BufWriter<File>,
-    temporary: PathBuf,
-    path: PathBuf,
-    kept: bool,
-}
-
-impl Unfinished {
-    fn create(path: &Path) -> Result<Self, Failure> {
-        let located = |error: std::io::Error| {
-            Failure::Failed(anyhow::Error::from(error).context(format!("writing {}", path.display())))
-        };
-        let mut temporary = path.as_os_str().to_owned();
-        temporary.push(format!(".{}.unfinished", std::process::id()));
-        let temporary = PathBuf::from(temporary);
-        let writer = BufWriter::new(File::create(&temporary).map_err(located)?);
-        Ok(Self { writer, temporary, path: path.to_owned(), kept: false })
-    }
-
-    fn keep(mut self) -> Result<(), Failure> {
-        self.writer.flush()?;
-        std::fs::rename(&self.temporary, &self.path)?;
-        self.kept = true;
-        Ok(())
-    }
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        if !self.kept {
-            // Nothing more can be done about a file that cannot be removed.
-            let _ = std::fs::remove_file(&self.temporary);
-        }
-    }
 }

@@ -1,13 +1,15 @@
 //! `millstream train`: a job from its file to its end.
 
+use std::path::Path;
 use std::time::Duration;
 
-use millstream_control::proto::{Job, JobState};
+use millstream_control::proto::{History, Job, JobState};
 use millstream_control::{Client, ClientError, Replies};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::arguments::Train;
+use crate::commands::history::Form;
 use crate::connection::Connection;
 use crate::context::Context;
 use crate::failure::Failure;
@@ -23,6 +25,7 @@ use crate::table::Table;
 const LAST_LINES: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failure> {
+    let form = arguments.history.as_deref().map(Form::of).transpose()?;
     let JobText { text, told } = job_file::read(&arguments.job, context)?;
     let request = job_file::request(&arguments.job, text, arguments.resume)?;
     let asked_to_stop = interrupt::listen()?;
@@ -33,6 +36,10 @@ pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failu
         context.screen.note(&told);
     }
     let outcome = follow(&mut connection.client, &job.id, told, asked_to_stop, &context.screen).await;
+    let history = match &outcome {
+        Ok(job) if form.is_some() => Some(connection.client.history(&job.id).await),
+        _ => None,
+    };
     connection.close().await;
     let job = outcome?;
     let answered = if context.json {
@@ -48,8 +55,12 @@ pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failu
     {
         return Err(failure);
     }
+    let kept = match (form, &arguments.history, history) {
+        (Some(form), Some(path), Some(history)) => keep_history(form, path, history, &context.screen),
+        _ => Ok(()),
+    };
     match job.state() {
-        JobState::Succeeded => Ok(()),
+        JobState::Succeeded => kept,
         JobState::Cancelled => {
             context.screen.note(&format!("job {} was stopped; --resume goes on with it", job.id));
             Err(Failure::Told)
@@ -59,6 +70,20 @@ pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failu
             Err(Failure::Told)
         }
     }
+}
+
+/// Writes a job's history to a file. How the job went is still to be told when that fails.
+fn keep_history(
+    form: Form,
+    path: &Path,
+    history: Result<History, ClientError>,
+    screen: &Screen,
+) -> Result<(), Failure> {
+    let written = history.map_err(Failure::from).and_then(|history| form.write(path, &history));
+    written.map_err(|failure| {
+        screen.error(&format!("the job's history is not kept: {failure}"));
+        Failure::Told
+    })
 }
 
 /// Shows a job until it has ended, and stops it when asked to.

@@ -93,7 +93,7 @@ fn mistakes_are_told_with_their_place() {
         (
             "kind = \"deep_fm\"",
             "job.toml:12:8: error: expected \"linear\", \"mlp\", \"wide_deep\", \"deepfm\", \"dcn_v2\" or \
-             \"dlrm\", found \"deep_fm\"; did you mean \"deepfm\"?",
+             \"dlrm\", found \"deep_fm\"; did you mean `deepfm`?",
         ),
         ("kind = \"mlp\"\ncross_layers = 2", "job.toml:13:1: error: unknown key `cross_layers` in [model]"),
         (

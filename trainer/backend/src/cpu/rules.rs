@@ -54,7 +54,7 @@ pub(super) fn by_rule_of(update: &Update, work: impl ByRule) {
             });
         }
         Update::Ftrl { learning_rate, beta, l1, l2 } => {
-            work.by(Ftrl { rate: learning_rate as f32, beta: beta as f32, l1: l1 as f32, l2: l2 as f32 })
+            work.by(Ftrl { rate: learning_rate as f32, beta: beta as f32, l1: l1 as f32, l2: l2 as f32 });
         }
     }
 }

@@ -1,0 +1,195 @@
+//! `millstream history`: a job's loss and metrics over its steps.
+
+use std::io::Write;
+use std::path::Path;
+
+use millstream_control::proto::{History, Job};
+use serde::Serialize;
+
+use crate::arguments::JobHistory;
+use crate::connection::to_daemon;
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::figures;
+use crate::messages::{HistoryJson, known, state};
+use crate::plot::{self, Curve, Plot};
+use crate::unfinished::Unfinished;
+
+/// Characters of a line where there is no terminal to ask.
+const USUAL_WIDTH: usize = 100;
+
+pub(crate) async fn run(arguments: JobHistory, context: &Context) -> Result<(), Failure> {
+    let history = to_daemon(context).await?.history(&arguments.job.id).await?;
+    let plot = plot_of(&history);
+    let files = [(&arguments.svg, Picture::Svg), (&arguments.png, Picture::Png)];
+    let mut wrote = false;
+    for (path, picture) in files {
+        let Some(path) = path else { continue };
+        if plot.curves.is_empty() {
+            return Err(Failure::Failed(anyhow::anyhow!("{}", nothing(&history))));
+        }
+        write(path, &picture.paint(&plot)?)?;
+        context.screen.note(&format!("wrote {}", path.display()));
+        wrote = true;
+    }
+    if wrote && !context.json {
+        return Ok(());
+    }
+    context.answer(&HistoryJson::from(&history), || match plot.curves.is_empty() {
+        true => nothing(&history),
+        false => plot::terminal(&plot, width()),
+    })
+}
+
+/// A kind of picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Picture {
+    Svg,
+    Png,
+}
+
+impl Picture {
+    fn paint(self, plot: &Plot) -> Result<Vec<u8>, Failure> {
+        Ok(match self {
+            Self::Svg => plot::svg(plot).into_bytes(),
+            Self::Png => plot::png(plot)?,
+        })
+    }
+}
+
+/// What the name of a file that a history is to be written to asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Form(Option<Picture>);
+
+impl Form {
+    /// By the name's ending. What else would keep the file from being written is better known now than when a
+    /// job has run.
+    pub(crate) fn of(path: &Path) -> Result<Self, Failure> {
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        if let Some(directory) = directory.filter(|directory| !directory.is_dir()) {
+            let message = format!("{}: there is no directory {}", path.display(), directory.display());
+            return Err(Failure::Usage(message));
+        }
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("svg") => Ok(Self(Some(Picture::Svg))),
+            Some("png") => Ok(Self(Some(Picture::Png))),
+            Some("json") => Ok(Self(None)),
+            _ => Err(Failure::Usage(format!(
+                "a history is written as .svg, .png or .json, and {} is called none of these",
+                path.display()
+            ))),
+        }
+    }
+
+    /// Writes `history` to the file.
+    pub(crate) fn write(self, path: &Path, history: &History) -> Result<(), Failure> {
+        let bytes = match self.0 {
+            Some(picture) => picture.paint(&plot_of(history))?,
+            None => document(&HistoryJson::from(history))?,
+        };
+        write(path, &bytes)
+    }
+}
+
+fn document(document: &impl Serialize) -> Result<Vec<u8>, Failure> {
+    let mut bytes = serde_json::to_vec_pretty(document).map_err(anyhow::Error::from)?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let mut file = Unfinished::create(path)?;
+    file.writer.write_all(bytes)?;
+    file.keep()
+}
+
+/// The training loss, and each metric of the evaluations.
+fn plot_of(history: &History) -> Plot {
+    let loss = history.points.iter().map(|point| (point.step, point.loss)).collect();
+    let mut curves = vec![Curve { name: "training loss".to_owned(), points: loss }];
+    for evaluation in &history.evaluations {
+        for metric in &evaluation.metrics {
+            let name = format!("eval {}", metric.name);
+            let point = (evaluation.step, metric.value);
+            match curves.iter_mut().find(|curve| curve.name == name) {
+                Some(curve) => curve.points.push(point),
+                None => curves.push(Curve { name, points: vec![point] }),
+            }
+        }
+    }
+    Plot::new(title(&history.job.clone().unwrap_or_default()), curves)
+}
+
+fn title(job: &Job) -> String {
+    let progress = job.progress.unwrap_or_default();
+    let total = known(progress.total_steps).map(|total| format!(" of {}", figures::count(total)));
+    format!("{}: {}, step {}{}", job.id, state(job), figures::count(progress.step), total.unwrap_or_default())
+}
+
+fn nothing(history: &History) -> String {
+    let job = history.job.clone().unwrap_or_default();
+    format!("job {} has no history to show: it is {}", job.id, state(&job))
+}
+
+/// Of the terminal, if that is where the plot goes.
+fn width() -> usize {
+    let columns = || std::env::var("COLUMNS").ok()?.parse().ok();
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
+    let terminal = size.map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0);
+    terminal.or_else(columns).unwrap_or(USUAL_WIDTH)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use millstream_control::proto::{Evaluation, HistoryPoint, JobState, NamedNumber, Progress};
+
+    use super::*;
+
+    fn history() -> History {
+        let point = |step, loss| HistoryPoint { step, loss, ..HistoryPoint::default() };
+        let metric = |name: &str, value| NamedNumber { name: name.into(), value };
+        let evaluation = |step, auc| Evaluation {
+            step,
+            epoch: 0,
+            metrics: vec![metric("auc", auc), metric("log_loss", 0.5)],
+        };
+        let progress = Progress { step: 2_000, total_steps: 4_000, ..Progress::default() };
+        let mut job = Job { id: "tiny-1".into(), progress: Some(progress), ..Job::default() };
+        job.set_state(JobState::Running);
+        History {
+            job: Some(job),
+            points: vec![point(10, 0.7), point(2_000, 0.4)],
+            evaluations: vec![evaluation(1_000, f64::NAN), evaluation(2_000, 0.75)],
+        }
+    }
+
+    #[test]
+    fn each_metric_is_a_curve_under_its_own_name() {
+        let plot = plot_of(&history());
+        assert_eq!(plot.title, "tiny-1: running, step 2,000 of 4,000");
+        let curves: Vec<_> =
+            plot.curves.iter().map(|curve| (curve.name.as_str(), curve.points.len())).collect();
+        assert_eq!(curves, [("training loss", 2), ("eval auc", 1), ("eval log_loss", 2)]);
+    }
+
+    #[test]
+    fn a_file_is_what_its_name_says() {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, begins) in [("a.svg", &b"<svg"[..]), ("b.png", b"\x89PNG"), ("c.json", b"{\n  \"job\"")] {
+            let path = directory.path().join(name);
+            Form::of(&path).unwrap().write(&path, &history()).unwrap();
+            assert!(std::fs::read(&path).unwrap().starts_with(begins), "{name}");
+        }
+        for path in ["curve.pdf", "curve", "no/where/curve.svg"] {
+            assert!(matches!(Form::of(path.as_ref()), Err(Failure::Usage(_))), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_job_without_steps_says_so() {
+        let history = History { points: vec![], evaluations: vec![], ..history() };
+        assert!(plot_of(&history).curves.is_empty());
+        assert_eq!(nothing(&history), "job tiny-1 has no history to show: it is running");
+    }
+}

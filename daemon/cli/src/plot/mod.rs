@@ -1,0 +1,97 @@
+//! Curves over steps: [`terminal`] shows them in characters, [`svg`] and [`png`] as a picture.
+//!
+//! Each curve has a panel of its own, with its own scale; the steps below are the same for all. A picture is laid
+//! out once ([`figure`]), as strokes and texts that both kinds of file are painted from.
+
+mod axis;
+mod figure;
+mod png;
+mod svg;
+mod terminal;
+
+pub(crate) use png::png;
+pub(crate) use svg::svg;
+pub(crate) use terminal::terminal;
+
+use crate::figures;
+
+/// A number over steps.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Curve {
+    /// What the number is.
+    pub(crate) name: String,
+    /// Steps, in their order, and finite numbers.
+    pub(crate) points: Vec<(u64, f64)>,
+}
+
+/// Curves that belong together.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Plot {
+    pub(crate) title: String,
+    /// Each has a point.
+    pub(crate) curves: Vec<Curve>,
+}
+
+impl Plot {
+    /// Of those of the `curves` that have a finite number, without what is not finite.
+    pub(crate) fn new(title: impl Into<String>, curves: Vec<Curve>) -> Self {
+        let finite = |mut curve: Curve| {
+            curve.points.retain(|(_, number)| number.is_finite());
+            (!curve.points.is_empty()).then_some(curve)
+        };
+        Self { title: title.into(), curves: curves.into_iter().filter_map(finite).collect() }
+    }
+
+    /// The last step that any curve has.
+    fn last_step(&self) -> u64 {
+        self.curves.iter().filter_map(|curve| curve.points.last()).map(|&(step, _)| step).max().unwrap_or(0)
+    }
+}
+
+impl Curve {
+    /// `last 0.3102, min 0.3011 at 1,200, max 0.6931 at 8`
+    fn extremes(&self) -> String {
+        let numbers = || self.points.iter();
+        let min = numbers().min_by(|one, other| one.1.total_cmp(&other.1));
+        let max = numbers().max_by(|one, other| one.1.total_cmp(&other.1));
+        let (Some(last), Some(min), Some(max)) = (numbers().last(), min, max) else { return String::new() };
+        let at = |(step, number): &(u64, f64)| {
+            format!("{} at {}", figures::metric(*number), figures::count(*step))
+        };
+        format!("last {}, min {}, max {}", figures::metric(last.1), at(min), at(max))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two curves, one of them noisy.
+    pub(super) fn sample() -> Plot {
+        let loss = (1..=200_u32).map(|n| {
+            let decay = 0.3 + 0.4 * (-f64::from(n) / 40.0).exp();
+            (u64::from(n) * 10, decay + 0.02 * f64::from(n * 7919 % 13) / 13.0)
+        });
+        let auc = (1..=8_u32).map(|n| (u64::from(n) * 250, 0.9 - 0.3 / f64::from(n)));
+        let curve = |name: &str, points| Curve { name: name.to_owned(), points };
+        Plot::new("tiny-k3f9q2 <succeeded>", vec![curve("loss", loss.collect()), curve("auc", auc.collect())])
+    }
+
+    #[test]
+    fn what_is_not_finite_is_left_out_and_so_are_empty_curves() {
+        let curve = |name: &str, points: &[(u64, f64)]| Curve { name: name.into(), points: points.into() };
+        let found = Plot::new(
+            "a",
+            vec![curve("auc", &[(1, f64::NAN)]), curve("loss", &[(1, f64::INFINITY), (2, 0.5)])],
+        );
+        assert_eq!(found.curves, [curve("loss", &[(2, 0.5)])]);
+        assert_eq!(found.last_step(), 2);
+    }
+
+    #[test]
+    fn extremes_say_where_they_are() {
+        let curve = Curve { name: "auc".into(), points: vec![(1_000, 0.5), (2_000, 0.9), (3_000, 0.8)] };
+        let wanted = "last 0.8000, min 0.5000 at 1,000, max 0.9000 at 2,000";
+        assert_eq!(curve.extremes(), wanted);
+    }
+}

@@ -1,0 +1,187 @@
+//! Curves in characters: each is a grid of Braille patterns, two dots wide and four high.
+
+use super::axis::Axis;
+use super::{Curve, Plot};
+
+/// Lines of the first panel, and of each further one.
+const FIRST_LINES: usize = 12;
+const FURTHER_LINES: usize = 7;
+
+/// Characters for the labels on the left, at most.
+const LABELS: usize = 9;
+
+/// The narrowest and widest grid.
+const FEWEST: usize = 16;
+const MOST: usize = 240;
+
+/// Lines of `width` characters at most, where there is room for anything at all.
+pub(crate) fn terminal(plot: &Plot, width: usize) -> String {
+    let columns = width.saturating_sub(LABELS + 2).clamp(FEWEST, MOST);
+    let steps = Axis::steps(plot.last_step(), (columns / 14).max(1));
+    let mut out = format!("{}\n", plot.title);
+    for (nth, curve) in plot.curves.iter().enumerate() {
+        let lines = if nth == 0 { FIRST_LINES } else { FURTHER_LINES };
+        out += &panel(curve, &steps, columns, lines);
+    }
+    out
+}
+
+fn panel(curve: &Curve, steps: &Axis, columns: usize, lines: usize) -> String {
+    let numbers = || curve.points.iter().map(|&(_, number)| number);
+    let (low, high) = (numbers().fold(f64::INFINITY, f64::min), numbers().fold(f64::NEG_INFINITY, f64::max));
+    let axis = Axis::over(low, high, lines / 2);
+    let mut grid = Grid::new(columns, lines);
+    grid.curve(&thinned(curve, steps, grid.width()), &axis);
+
+    let mut out = format!("\n{}  {}\n", curve.name, curve.extremes());
+    for line in 0..lines {
+        // The label of the tick that lies in this line, if any.
+        let label = axis.ticks.iter().find(|tick| line_of(axis.place(tick.at), lines) == line);
+        let (label, mark) = label.map_or(("", '│'), |tick| (tick.label.as_str(), '┤'));
+        let row = grid.line(line);
+        out += format!("{label:>LABELS$} {mark}{row}").trim_end();
+        out.push('\n');
+    }
+    out + &below(steps, columns)
+}
+
+/// The line, from the top, of what lies at `place`, which is 0 at the bottom and 1 at the top.
+fn line_of(place: f64, lines: usize) -> usize {
+    ((1.0 - place) * (lines - 1) as f64).round() as usize
+}
+
+/// The axis of the steps and its labels.
+fn below(steps: &Axis, columns: usize) -> String {
+    let mut line: Vec<char> = vec!['─'; columns];
+    let mut labels: Vec<char> = format!("{:>LABELS$}", "step").chars().collect();
+    for tick in &steps.ticks {
+        let at = (steps.place(tick.at) * (columns - 1) as f64).round() as usize;
+        line[at] = '┬';
+        // Labels are centred, within the line, and left out where they would touch another.
+        let end = LABELS + 2 + columns;
+        let start = (LABELS + 2 + at).saturating_sub(tick.label.len() / 2);
+        let start = start.min(end.saturating_sub(tick.label.len()));
+        if start > labels.len() {
+            labels.resize(start, ' ');
+            labels.extend(tick.label.chars());
+        }
+    }
+    let line: String = line.into_iter().collect();
+    let labels: String = labels.into_iter().collect();
+    format!("{:>LABELS$} └{line}\n{labels}\n", "")
+}
+
+/// The mean of the points in each of `width` columns of dots, by the place of the column: many points in one
+/// column are noise that would hide the curve.
+fn thinned(curve: &Curve, steps: &Axis, width: usize) -> Vec<(usize, f64)> {
+    let mut means: Vec<(usize, f64, f64)> = Vec::new();
+    for &(step, number) in &curve.points {
+        let column = (steps.place(step as f64) * (width - 1) as f64).round() as usize;
+        match means.last_mut() {
+            Some((last, sum, count)) if *last == column => {
+                *sum += number;
+                *count += 1.0;
+            }
+            _ => means.push((column, number, 1.0)),
+        }
+    }
+    means.into_iter().map(|(column, sum, count)| (column, sum / count)).collect()
+}
+
+/// Dots, two by four of them in a character.
+struct Grid {
+    columns: usize,
+    lines: usize,
+    /// The low byte of each character: a bit for each dot.
+    cells: Vec<u8>,
+}
+
+/// The bits of a Braille pattern, by line and column of the dot (Unicode, block U+2800).
+const DOTS: [[u8; 2]; 4] = [[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]];
+
+impl Grid {
+    fn new(columns: usize, lines: usize) -> Self {
+        Self { columns, lines, cells: vec![0; columns * lines] }
+    }
+
+    /// In dots.
+    fn width(&self) -> usize {
+        2 * self.columns
+    }
+
+    /// Draws a line from point to point.
+    fn curve(&mut self, points: &[(usize, f64)], axis: &Axis) {
+        let height = 4 * self.lines;
+        let row = |number: f64| ((1.0 - axis.place(number)) * (height - 1) as f64).round() as usize;
+        for (nth, &(x, number)) in points.iter().enumerate() {
+            let (from_x, from_number) = points[nth.saturating_sub(1)];
+            self.segment((from_x, row(from_number)), (x, row(number)));
+        }
+    }
+
+    fn segment(&mut self, from: (usize, usize), to: (usize, usize)) {
+        let dots = from.0.abs_diff(to.0).max(from.1.abs_diff(to.1)).max(1);
+        let between = |from: usize, to: usize, nth: usize| {
+            let share = nth as f64 / dots as f64;
+            (from as f64 + (to as f64 - from as f64) * share).round() as usize
+        };
+        for nth in 0..=dots {
+            self.dot(between(from.0, to.0, nth), between(from.1, to.1, nth));
+        }
+    }
+
+    fn dot(&mut self, x: usize, y: usize) {
+        self.cells[y / 4 * self.columns + x / 2] |= DOTS[y % 4][x % 2];
+    }
+
+    fn line(&self, line: usize) -> String {
+        let cells = &self.cells[line * self.columns..][..self.columns];
+        let shown = |&cell: &u8| match cell {
+            0 => ' ',
+            dots => char::from_u32(0x2800 + u32::from(dots)).unwrap_or(' '),
+        };
+        cells.iter().map(shown).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::sample;
+    use super::*;
+
+    #[test]
+    fn lines_keep_to_the_width_and_have_no_blanks_at_their_ends() {
+        for width in [40, 80, 133] {
+            let shown = terminal(&sample(), width);
+            let widest =
+                shown.lines().skip(1).filter(|line| !line.contains("last")).map(|line| line.chars().count());
+            assert!(widest.max().is_some_and(|widest| widest <= width), "{shown}");
+            assert!(shown.lines().all(|line| line == line.trim_end()), "{shown}");
+            assert_eq!(shown.matches("└").count(), 2, "{shown}");
+        }
+    }
+
+    #[test]
+    fn a_rising_line_goes_from_corner_to_corner() {
+        let points = vec![(0, 0.0), (100, 1.0)];
+        let plot = Plot::new("t", vec![Curve { name: "auc".into(), points }]);
+        let shown = terminal(&plot, LABELS + 2 + FEWEST);
+        let rows: Vec<&str> = shown.lines().filter(|line| line.contains(['│', '┤'])).collect();
+        assert_eq!(rows.len(), FIRST_LINES);
+        let dots = |line: &str| line.split(['│', '┤']).nth(1).map(|dots| dots.chars().collect::<Vec<_>>());
+        let (top, bottom) =
+            (dots(rows[0]).unwrap_or_default(), dots(rows[FIRST_LINES - 1]).unwrap_or_default());
+        assert_eq!(top.len(), FEWEST, "the line ends at the right");
+        assert!(top[..FEWEST - 4].iter().all(|&char| char == ' '));
+        assert!(bottom[0] != ' ' && bottom.len() < 4);
+    }
+
+    #[test]
+    fn a_single_point_and_a_constant_are_shown() {
+        for points in [vec![(7, 0.5)], vec![(7, 0.5), (9, 0.5)], vec![(0, 0.5)]] {
+            let shown = terminal(&Plot::new("t", vec![Curve { name: "loss".into(), points }]), 80);
+            let dots = shown.chars().filter(|char| ('\u{2801}'..='\u{28ff}').contains(char)).count();
+            assert!(dots >= 1, "{shown}");
+        }
+    }
+}

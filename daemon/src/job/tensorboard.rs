@@ -1,0 +1,85 @@
+//! The `[tensorboard]` of a job file, and what a job's hyper-parameters are.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::Job;
+use super::section::{Section, Text};
+
+/// Event files for TensorBoard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorBoardSpec {
+    /// Each run of a job writes to a directory of its own in here, named by the job's id. Absolute.
+    pub directory: PathBuf,
+    /// Steps between two points of the training curves.
+    pub every_steps: u64,
+    /// Steps between two sets of histograms of the weights; 0 for none.
+    pub histograms_every_steps: u64,
+}
+
+/// Reads the section, which may be absent.
+pub(super) fn read(top: &mut Section<'_>, base: &Path) -> Option<TensorBoardSpec> {
+    top.node("tensorboard")?;
+    let mut section = top.required_section("tensorboard", "[tensorboard]", "event files for TensorBoard");
+    let directory = section.required_text("directory", "where event files go");
+    if let Some(Text { text, at }) = directory {
+        if text.is_empty() {
+            section.error_at(at, "a path is empty");
+        } else if text.contains("://") {
+            section.error_at(at, format!("event files go to a directory of this machine, found \"{text}\""));
+        }
+    }
+    let every_steps = section.whole("every_steps", 1..=u64::MAX).unwrap_or(100);
+    let histograms_every_steps = section.whole("histograms_every_steps", 0..=u64::MAX).unwrap_or(0);
+    section.finish();
+    let directory = base.join(directory?.text);
+    Some(TensorBoardSpec { directory, every_steps, histograms_every_steps })
+}
+
+impl Job {
+    /// What a person may have tuned, defaults included, under the names of the job file's keys. Each value is a
+    /// number, a text or a truth value.
+    pub fn hyper_parameters(&self) -> BTreeMap<String, Value> {
+        let mut found = BTreeMap::new();
+        let data = &self.data;
+        found.insert("seed".to_owned(), self.training.seed.into());
+        found.insert("data.batch_size".to_owned(), data.batch_size.into());
+        found.insert("data.epochs".to_owned(), data.epochs.into());
+        found.insert("data.shuffle_rows".to_owned(), data.shuffle_rows.into());
+        found.insert("data.drop_last".to_owned(), data.drop_last.into());
+        flatten("model", document(&self.model), &mut found);
+        flatten("training.precision", document(&self.training.precision), &mut found);
+        found
+    }
+}
+
+/// By way of text, where single-precision numbers are as short as a person wrote them.
+fn document(spec: &impl Serialize) -> Value {
+    let text = serde_json::to_string(spec).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+/// Adds what is in `value` under names that begin with `name`.
+fn flatten(name: &str, value: Value, found: &mut BTreeMap<String, Value>) {
+    match value {
+        Value::Object(entries) => {
+            for (key, value) in entries {
+                flatten(&format!("{name}.{key}"), value, found);
+            }
+        }
+        Value::Null => {}
+        Value::Array(items) => {
+            let items: Vec<_> = items.iter().map(shown).collect();
+            found.insert(name.to_owned(), items.join(", ").into());
+        }
+        value => drop(found.insert(name.to_owned(), value)),
+    }
+}
+
+/// An item of a list, texts without their quotes.
+fn shown(item: &Value) -> String {
+    item.as_str().map_or_else(|| item.to_string(), str::to_owned)
+}

@@ -1,0 +1,187 @@
+//! One event file: framed records, each whole or, after a crash, a cut tail that readers skip.
+//!
+//! ```text
+//! length of the message   u64, little endian
+//! masked CRC-32C of that  u32, little endian
+//! the message             an Event
+//! masked CRC-32C of that  u32, little endian
+//! ```
+//!
+//! A CRC `c` is stored as `rotate_right(c, 15) + 0xa282ead8`. TensorBoard reads the files of a run in the order of
+//! their names, one after the other: the time in the name of a new one is above that of all others there, so
+//! that it comes last whatever the clock says.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crc_fast::{CrcAlgorithm, checksum};
+use prost::Message;
+
+use super::event::{Event, FILE_VERSION, What};
+use crate::state::now_ms;
+
+/// Records wait for so long before they are written together.
+const FLUSH_PERIOD: Duration = Duration::from_secs(1);
+
+/// What file names begin with; TensorBoard looks for `tfevents` in them.
+const PREFIX: &str = "events.out.tfevents.";
+
+/// A file that is being written.
+pub(super) struct EventFile {
+    path: PathBuf,
+    file: File,
+    /// Whether it is the only one of its run.
+    is_first: bool,
+    /// Bytes of whole records written.
+    length: u64,
+    /// Records that wait to be written.
+    pending: Vec<u8>,
+    flushed: Instant,
+}
+
+impl EventFile {
+    /// Begins a new file in `directory`, after all that are there.
+    pub(super) fn create(directory: &Path) -> io::Result<Self> {
+        fs::create_dir_all(directory)?;
+        let newest = newest(directory)?;
+        let time = newest.map_or(0, |time| time.saturating_add(1)).max(now_ms() / 1_000);
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let host = if host.trim().is_empty() { "localhost" } else { host.trim() };
+        let path = directory.join(format!("{PREFIX}{time:010}.{host}.{}", std::process::id()));
+        let file = OpenOptions::new().append(true).create_new(true).open(&path)?;
+        let (is_first, flushed) = (newest.is_none(), Instant::now());
+        let mut file = Self { path, file, is_first, length: 0, pending: Vec::new(), flushed };
+        file.append(0, What::FileVersion(FILE_VERSION.to_owned()))?;
+        Ok(file)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether there was none when it was made.
+    pub(super) fn is_first(&self) -> bool {
+        self.is_first
+    }
+
+    /// Adds an event of the present moment.
+    ///
+    /// # Errors
+    /// When records that waited cannot be written. They are lost, and the file is as if they had never been.
+    pub(super) fn append(&mut self, step: u64, what: What) -> io::Result<()> {
+        let wall_time = now_ms() as f64 / 1_000.0;
+        let event = Event { wall_time, step: i64::try_from(step).unwrap_or(i64::MAX), what: Some(what) };
+        frame(&event.encode_to_vec(), &mut self.pending);
+        if self.flushed.elapsed() >= FLUSH_PERIOD { self.flush() } else { Ok(()) }
+    }
+
+    /// Writes what waits. It survives this process then; after a power cut the file may end earlier.
+    ///
+    /// # Errors
+    /// As for [`EventFile::append`].
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        self.flushed = Instant::now();
+        let written = self.file.write_all(&self.pending);
+        match &written {
+            Ok(()) => self.length += self.pending.len() as u64,
+            // Behind half a record nothing more would be read. Taking it back needs no room on the disk.
+            Err(_) => drop(self.file.set_len(self.length)),
+        }
+        self.pending.clear();
+        written
+    }
+}
+
+/// The latest time in the names of event files in `directory`.
+fn newest(directory: &Path) -> io::Result<Option<u64>> {
+    let mut newest = None;
+    for entry in fs::read_dir(directory)? {
+        let name = entry?.file_name();
+        let time = name.to_str().and_then(|name| name.strip_prefix(PREFIX)).and_then(|rest| {
+            let (time, _) = rest.split_once('.')?;
+            time.parse().ok()
+        });
+        newest = newest.max(time);
+    }
+    Ok(newest)
+}
+
+fn frame(message: &[u8], out: &mut Vec<u8>) {
+    let length = (message.len() as u64).to_le_bytes();
+    out.extend(length);
+    out.extend(masked_crc(&length).to_le_bytes());
+    out.extend(message);
+    out.extend(masked_crc(message).to_le_bytes());
+}
+
+fn masked_crc(bytes: &[u8]) -> u32 {
+    // The algorithm is 32 bits wide.
+    let crc = checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32;
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// The events of a file, each of whose records is whole.
+    pub(in super::super) fn read(path: &Path) -> Vec<Event> {
+        let bytes = fs::read(path).unwrap();
+        let mut rest = &bytes[..];
+        let mut events = Vec::new();
+        while !rest.is_empty() {
+            let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
+            let (record, after) = rest.split_at(8 + 4 + length + 4);
+            let mut framed = Vec::new();
+            frame(&record[12..12 + length], &mut framed);
+            assert_eq!(record, framed);
+            events.push(Event::decode(&record[12..12 + length]).unwrap());
+            rest = after;
+        }
+        events
+    }
+
+    #[test]
+    fn a_record_is_framed_as_tensorflow_frames_it() {
+        // tf.io.TFRecordWriter, with the one record b"brain".
+        let wanted = b"\x05\0\0\0\0\0\0\0\xea\xb2\x04\x3ebrain\x92\xd2\x79\xcb";
+        let mut framed = Vec::new();
+        frame(b"brain", &mut framed);
+        assert_eq!(framed, wanted);
+    }
+
+    #[test]
+    fn a_new_file_comes_last_whatever_the_clock_says() {
+        let directory = tempfile::tempdir().unwrap();
+        let runs = directory.path().join("a/b");
+        let first = EventFile::create(&runs).unwrap();
+        let second = EventFile::create(&runs).unwrap();
+        fs::write(runs.join("events.out.tfevents.4000000000.elsewhere.1"), "").unwrap();
+        fs::write(runs.join("events.out.tfevents.notatime"), "").unwrap();
+        let third = EventFile::create(&runs).unwrap();
+        let name = |file: &EventFile| file.path().file_name().unwrap().to_owned();
+        assert!(name(&first) < name(&second) && name(&second) < name(&third));
+        assert!(name(&third).to_str().unwrap().starts_with("events.out.tfevents.4000000001."));
+    }
+
+    #[test]
+    fn what_cannot_be_written_leaves_whole_records_and_the_next_follows_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut file = EventFile::create(directory.path()).unwrap();
+        file.flush().unwrap();
+        let whole = file.file.try_clone().unwrap();
+        // A file that takes no bytes: as a full disk does, but for what it says.
+        file.file = File::open(file.path()).unwrap();
+        file.append(1, What::FileVersion("lost".into())).unwrap();
+        assert!(file.flush().is_err());
+        file.file = whole;
+        file.append(2, What::FileVersion("kept".into())).unwrap();
+        file.flush().unwrap();
+        let steps: Vec<_> = read(file.path()).iter().map(|event| event.step).collect();
+        assert_eq!(steps, [0, 2]);
+    }
+}

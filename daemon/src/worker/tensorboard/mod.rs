@@ -1,0 +1,256 @@
+//! TensorBoard's event files, as a worker writes them while it trains.
+//!
+//! A run has a directory, and each worker that trains it writes a file of its own in there. A worker that goes
+//! on from a checkpoint begins its file by saying so, as TensorFlow's writer does after a restart: readers then
+//! drop what earlier files say of steps behind the checkpoint, which are taken again. What was told of steps up
+//! to a checkpoint is written out before that checkpoint is committed, so that it is neither lost nor doubled.
+//!
+//! Nothing in here may end training. What cannot be written is lost, and whoever asked is told.
+
+mod event;
+mod file;
+mod histogram;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use millstream_trainer::loss::LossSum;
+use serde::{Deserialize, Serialize};
+
+use crate::state::{Metrics, now_ms};
+use event::{SessionLog, SessionStatus, Summary, Value, What};
+use file::EventFile;
+
+/// A longer job file is cut: lists of terms may have any length.
+const JOB_CHARACTERS: usize = 64 << 10;
+
+/// What is written for a run, and where.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EventSpec {
+    /// The run's own directory.
+    pub directory: PathBuf,
+    /// Steps from one point of the training curves to the next.
+    pub every_steps: u64,
+    /// Steps from one set of histograms to the next; 0 for none.
+    pub histograms_every_steps: u64,
+    /// The job's hyper-parameters: numbers, texts and truth values by name.
+    pub hyper_parameters: BTreeMap<String, serde_json::Value>,
+}
+
+/// Writes a run's events.
+pub(super) struct EventWriter {
+    spec: EventSpec,
+    file: EventFile,
+    window: Window,
+}
+
+/// The steps since the last point.
+#[derive(Default)]
+struct Window {
+    steps: u64,
+    examples: u64,
+    loss: LossSum,
+    trained: Duration,
+    waited: Duration,
+}
+
+impl EventWriter {
+    /// Begins a file for a worker that stands at checkpoint `restored`, or at the beginning. `job` is the job
+    /// file's text.
+    pub(super) fn begin(spec: EventSpec, restored: Option<u64>, job: &str) -> io::Result<Self> {
+        let mut writer = Self { file: EventFile::create(&spec.directory)?, spec, window: Window::default() };
+        // From this step on, what is there is of no account.
+        let first = restored.map_or(0, |step| step + 1);
+        let start = SessionLog { status: SessionStatus::Start.into() };
+        writer.file.append(first, What::SessionLog(start))?;
+        if restored.is_none() || writer.file.is_first() {
+            let value = vec![
+                Value::hyper_parameters(&writer.spec.hyper_parameters, now_ms() as f64 / 1_000.0),
+                Value::text("job", as_markdown(job)),
+            ];
+            writer.file.append(0, What::Summary(Summary { value }))?;
+        }
+        writer.file.flush()?;
+        Ok(writer)
+    }
+
+    /// The present file.
+    pub(super) fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Takes note of `step`: what it lost on how many rows.
+    pub(super) fn stepped(&mut self, loss: LossSum, examples: u64) {
+        self.window.steps += 1;
+        self.window.loss += loss;
+        self.window.examples += examples;
+    }
+
+    /// Takes note of time that went into training, and of its part that was spent waiting for a batch.
+    pub(super) fn spent(&mut self, trained: Duration, waited: Duration) {
+        self.window.trained += trained;
+        self.window.waited += waited;
+    }
+
+    /// Adds a point to the training curves if one is due after `step`.
+    pub(super) fn point_if_due(&mut self, step: u64) -> io::Result<()> {
+        if step.is_multiple_of(self.spec.every_steps) { self.point(step) } else { Ok(()) }
+    }
+
+    /// Whether histograms are due after `step`.
+    pub(super) fn histograms_are_due(&self, step: u64) -> bool {
+        self.spec.histograms_every_steps > 0 && step.is_multiple_of(self.spec.histograms_every_steps)
+    }
+
+    /// Adds the distribution of a tensor's numbers.
+    pub(super) fn histogram(&mut self, step: u64, tensor: &str, numbers: &[f32]) -> io::Result<()> {
+        let Some(histogram) = histogram::of(numbers) else { return Ok(()) };
+        let value = Value::histogram(format!("weights/{tensor}"), histogram);
+        self.file.append(step, What::Summary(Summary { value: vec![value] }))
+    }
+
+    /// Adds what an evaluation after `step` came to.
+    pub(super) fn evaluated(&mut self, step: u64, metrics: Metrics) -> io::Result<()> {
+        let defined = metrics.named().filter(|(_, value)| value.is_finite());
+        let value = defined.map(|(name, value)| Value::scalar(format!("eval/{name}"), value)).collect();
+        self.file.append(step, What::Summary(Summary { value }))?;
+        self.file.flush()
+    }
+
+    /// Writes what waits.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+
+    /// Adds a point for the steps since the last one, if there were any, and writes what waits.
+    pub(super) fn end(&mut self, step: u64) -> io::Result<()> {
+        if self.window.steps > 0 {
+            self.point(step)?;
+        }
+        self.file.flush()
+    }
+
+    fn point(&mut self, step: u64) -> io::Result<()> {
+        let Window { loss, examples, trained, waited, .. } = std::mem::take(&mut self.window);
+        let mut value = vec![Value::scalar("train/loss", loss.mean())];
+        let seconds = trained.as_secs_f64();
+        if seconds > 0.0 {
+            value.push(Value::scalar("train/examples_per_second", examples as f64 / seconds));
+            value.push(Value::scalar("train/input_wait_fraction", waited.as_secs_f64() / seconds));
+        }
+        self.file.append(step, What::Summary(Summary { value }))
+    }
+}
+
+/// A job file as the text plugin shows it.
+fn as_markdown(job: &str) -> String {
+    let cut = job.char_indices().nth(JOB_CHARACTERS).map(|(end, _)| &job[..end]);
+    // A fence longer than any in the text would do; indented text has no end to look out for.
+    let mut out = String::with_capacity(job.len() + job.len() / 8);
+    for line in cut.unwrap_or(job).lines() {
+        out += "    ";
+        out += line;
+        out.push('\n');
+    }
+    if cut.is_some() {
+        out += "    ...\n";
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs;
+
+    use super::event::{Data, Event};
+    use super::*;
+
+    fn spec(directory: &Path) -> EventSpec {
+        EventSpec {
+            directory: directory.join("run"),
+            every_steps: 2,
+            histograms_every_steps: 3,
+            hyper_parameters: BTreeMap::from([("data.epochs".to_owned(), 3.into())]),
+        }
+    }
+
+    fn scalars(events: &[Event]) -> Vec<(i64, String, f32)> {
+        let summaries = events.iter().filter_map(|event| match &event.what {
+            Some(What::Summary(summary)) => Some((event.step, &summary.value)),
+            _ => None,
+        });
+        let values = summaries.flat_map(|(step, values)| values.iter().map(move |value| (step, value)));
+        let simple = values.filter_map(|(step, value)| match value.data {
+            Some(Data::Simple(number)) => Some((step, value.tag.clone(), number)),
+            _ => None,
+        });
+        simple.collect()
+    }
+
+    #[test]
+    fn points_are_means_over_the_steps_since_the_last() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut writer = EventWriter::begin(spec(directory.path()), None, "name = \"a\"").unwrap();
+        for (step, loss) in [(1, 0.5), (2, 0.25), (3, 2.0)] {
+            writer.stepped(LossSum { loss: loss * 10.0, weight: 10.0 }, 10);
+            writer.spent(Duration::from_secs(2), Duration::from_secs(1));
+            writer.point_if_due(step).unwrap();
+            assert_eq!(writer.histograms_are_due(step), step == 3);
+        }
+        let metrics = Metrics {
+            auc: None,
+            auc_error: None,
+            pr_auc: None,
+            pr_auc_error: None,
+            log_loss: 0.5,
+            normalized_entropy: None,
+            calibration: None,
+            rmse: 0.25,
+            accuracy: 0.75,
+            group_auc: None,
+            groups: None,
+            examples: 9,
+        };
+        writer.evaluated(3, metrics).unwrap();
+        writer.end(3).unwrap();
+        writer.end(3).unwrap();
+        let events = file::tests::read(writer.path());
+        let wanted = [
+            (2, "train/loss", 0.375),
+            (2, "train/examples_per_second", 5.0),
+            (2, "train/input_wait_fraction", 0.5),
+            (3, "eval/log_loss", 0.5),
+            (3, "eval/rmse", 0.25),
+            (3, "eval/accuracy", 0.75),
+            (3, "train/loss", 2.0),
+            (3, "train/examples_per_second", 5.0),
+            (3, "train/input_wait_fraction", 0.5),
+        ];
+        assert_eq!(scalars(&events), wanted.map(|(step, tag, number)| (step, tag.to_owned(), number)));
+    }
+
+    #[test]
+    fn a_file_says_from_which_step_on_it_counts() {
+        let directory = tempfile::tempdir().unwrap();
+        for (restored, first) in [(None, 0), (Some(40), 41)] {
+            let writer = EventWriter::begin(spec(directory.path()), restored, "").unwrap();
+            let events = file::tests::read(writer.path());
+            assert_eq!(events[0].what, Some(What::FileVersion("brain.Event:2".into())));
+            assert_eq!(events[1].step, first);
+            assert_eq!(events[1].what, Some(What::SessionLog(SessionLog { status: 1 })));
+        }
+        assert_eq!(fs::read_dir(directory.path().join("run")).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_job_file_is_shown_as_it_is_and_a_long_one_cut() {
+        assert_eq!(as_markdown("a = 1\n\n[b]\n"), "    a = 1\n    \n    [b]\n");
+        let long = as_markdown(&"ä".repeat(JOB_CHARACTERS + 1));
+        assert!(long.ends_with("ä\n    ...\n"));
+        assert_eq!(long.matches('ä').count(), JOB_CHARACTERS);
+    }
+}
