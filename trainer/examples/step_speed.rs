@@ -1,12 +1,12 @@
-//! How fast the CPU backend steps Wide & Deep, beside the time its matrix products alone would take.
+//! How fast the CPU backend steps Wide & Deep and DLRM, beside the time their matrix products alone would take.
 //!
 //! ```text
 //! cargo run --release -p millstream-trainer --example step_speed -- [THREADS]
 //! ```
 //!
 //! 26 features of 100,000 ids drawn from a Zipf distribution, 13 dense columns; embeddings of 16, layers
-//! of 256, 128, 64 and 1; Adagrad on the deep part and FTRL on the wide part. Batches lie in memory, so
-//! this is the step alone. Prints minimum, median and maximum over runs.
+//! of 256, 128, 64 and 1 (DLRM's top, after a bottom of 64 and 16); Adagrad, and FTRL on the wide part. Batches lie in
+//! memory, so this is the step alone. Prints minimum, median and maximum over runs.
 
 #![allow(clippy::print_stdout, reason = "a measurement prints")]
 
@@ -18,13 +18,17 @@ use millstream_backend::{Activation, Backend, Cpu, Device};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout, Stream};
 use millstream_trainer::init::Init;
 use millstream_trainer::model::Model;
-use millstream_trainer::spec::{DeepSpec, ModelSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec};
+use millstream_trainer::spec::{
+    DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, ModelSpec, OptimizerSpec, Pooling, WideDeepSpec,
+    WideSpec,
+};
 
 const CATEGORICAL: usize = 26;
 const DENSE: usize = 13;
 const CARDINALITY: u32 = 100_000;
 const EMBEDDING: u32 = 16;
 const HIDDEN: [u32; 3] = [256, 128, 64];
+const BOTTOM: [u32; 1] = [64];
 const RUNS: usize = 7;
 const BATCHES: usize = 24;
 
@@ -34,15 +38,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let threads = threads.unwrap_or(cores as u32);
     let peak = products_per_second()?;
     println!("{threads} threads of {cores} cores; one core multiplies {:.0} GFLOP/s", peak / 1e9);
-    for rows in [1024, 4096] {
-        measure(rows, threads, peak * f64::from(threads))?;
+    let models = [("Wide & Deep", wide_deep(), wide_deep_flops()), ("DLRM", dlrm(), dlrm_flops())];
+    for (name, spec, flops) in models {
+        println!("{name}: {:.0} kFLOP/example", flops / 1e3);
+        for rows in [1024, 4096] {
+            measure(&spec, rows, threads, flops / (peak * f64::from(threads)))?;
+        }
     }
     Ok(())
 }
 
-fn measure(rows: u32, threads: u32, peak: f64) -> Result<(), Box<dyn Error>> {
+/// `floor` is the seconds that an example takes at least.
+fn measure(spec: &ModelSpec, rows: u32, threads: u32, floor: f64) -> Result<(), Box<dyn Error>> {
     let schema = schema(rows);
-    let mut model = Model::new(Cpu::new(Some(threads))?, &spec(), &schema, 1)?;
+    let mut model = Model::new(Cpu::new(Some(threads))?, spec, &schema, 1)?;
     let layout = Arc::new(SlotLayout::of(&schema)?);
     let batches: Vec<BatchBuffer> = (0..BATCHES as u64).map(|seed| batch(&layout, seed)).collect();
     let mut rates = Vec::new();
@@ -60,7 +69,6 @@ fn measure(rows: u32, threads: u32, peak: f64) -> Result<(), Box<dyn Error>> {
         }
     }
     rates.sort_by(f64::total_cmp);
-    let floor = flops_per_row() / peak;
     println!("batch {rows}: examples/s min / median / max, and the share of the products' floor");
     for rate in [rates[0], rates[RUNS / 2], rates[RUNS - 1]] {
         println!("  {rate:>9.0}  {:>4.0}%", 100.0 * floor * rate);
@@ -69,13 +77,29 @@ fn measure(rows: u32, threads: u32, peak: f64) -> Result<(), Box<dyn Error>> {
 }
 
 /// Forward, and twice that backward, but for the input's dense columns, which nothing learns from.
-fn flops_per_row() -> f64 {
-    let embedded = CATEGORICAL as f64 * f64::from(EMBEDDING);
-    let mut inputs = embedded + DENSE as f64;
-    let mut flops = -2.0 * DENSE as f64 * f64::from(HIDDEN[0]);
-    for outputs in HIDDEN.into_iter().chain([1]).map(f64::from) {
-        flops += 6.0 * inputs * outputs;
-        inputs = outputs;
+fn wide_deep_flops() -> f64 {
+    let inputs = CATEGORICAL as f64 * f64::from(EMBEDDING) + DENSE as f64;
+    layers_flops(inputs, &top()) - 2.0 * DENSE as f64 * f64::from(HIDDEN[0])
+}
+
+fn dlrm_flops() -> f64 {
+    let (vectors, width) = (1.0 + CATEGORICAL as f64, f64::from(EMBEDDING));
+    let pairs = vectors * (vectors - 1.0) / 2.0;
+    let bottom =
+        layers_flops(DENSE as f64, &[BOTTOM[0], EMBEDDING]) - 2.0 * DENSE as f64 * f64::from(BOTTOM[0]);
+    bottom + 6.0 * pairs * width + layers_flops(width + pairs, &top())
+}
+
+/// Outputs of the layers that end in the logit.
+fn top() -> Vec<u32> {
+    [&HIDDEN[..], &[1]].concat()
+}
+
+fn layers_flops(inputs: f64, outputs: &[u32]) -> f64 {
+    let (mut inputs, mut flops) = (inputs, 0.0);
+    for &outputs in outputs {
+        flops += 6.0 * inputs * f64::from(outputs);
+        inputs = f64::from(outputs);
     }
     flops
 }
@@ -95,32 +119,40 @@ fn products_per_second() -> Result<f64, Box<dyn Error>> {
     Ok(2.0 * (N * N * N) as f64 / best)
 }
 
-fn spec() -> ModelSpec {
-    let categorical: Vec<String> = (0..CATEGORICAL).map(|number| format!("c{number}")).collect();
-    let dense = (0..DENSE).map(|number| format!("d{number}"));
-    let deep = categorical.iter().cloned().chain(dense).collect();
+const ADAGRAD: OptimizerSpec =
+    OptimizerSpec::Adagrad { learning_rate: 0.01, initial_accumulator: 0.1, epsilon: 1e-7 };
+
+fn categorical() -> Vec<String> {
+    (0..CATEGORICAL).map(|number| format!("c{number}")).collect()
+}
+
+fn all_features() -> Vec<String> {
+    categorical().into_iter().chain((0..DENSE).map(|number| format!("d{number}"))).collect()
+}
+
+fn wide_deep() -> ModelSpec {
+    let ftrl =
+        OptimizerSpec::Ftrl { learning_rate: 0.05, beta: 1.0, l1: 0.01, l2: 0.0, initial_accumulator: 0.1 };
     ModelSpec::WideDeep(WideDeepSpec {
-        wide: WideSpec {
-            features: categorical,
-            optimizer: OptimizerSpec::Ftrl {
-                learning_rate: 0.05,
-                beta: 1.0,
-                l1: 0.01,
-                l2: 0.0,
-                initial_accumulator: 0.1,
-            },
-        },
+        wide: WideSpec { features: categorical(), optimizer: ftrl },
         deep: DeepSpec {
-            features: deep,
+            features: all_features(),
             embedding_dim: EMBEDDING,
             hidden: HIDDEN.to_vec(),
             pooling: Pooling::Mean,
-            optimizer: OptimizerSpec::Adagrad {
-                learning_rate: 0.01,
-                initial_accumulator: 0.1,
-                epsilon: 1e-7,
-            },
+            optimizer: ADAGRAD,
         },
+    })
+}
+
+fn dlrm() -> ModelSpec {
+    ModelSpec::Dlrm(DlrmSpec {
+        features: all_features(),
+        embedding: EmbeddingSpec { dim: EMBEDDING, pooling: Pooling::Mean, optimizer: ADAGRAD },
+        bottom: BOTTOM.to_vec(),
+        interaction: DlrmInteraction::Dot,
+        top: HIDDEN.to_vec(),
+        optimizer: ADAGRAD,
     })
 }
 

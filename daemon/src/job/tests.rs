@@ -630,15 +630,46 @@ fn the_reference_is_a_job_and_its_defaults_are_the_defaults() {
     assert_eq!(Job { text: String::new(), ..spelled_out }, Job { text: String::new(), ..plain });
 }
 
+/// The reference with each model that it has only in comments; and with that model's kind and features alone.
+fn other_models() -> Vec<(String, String)> {
+    let (before, after) = REFERENCE.split_once("\n[model]\n").unwrap();
+    let (_, after) = after.split_once("\n[training]\n").unwrap();
+    let lines = REFERENCE.lines().filter_map(|line| line.strip_prefix("#> "));
+    let lines: String = lines.flat_map(|line| [line, "\n"]).collect();
+    let models = lines.split("[model]\n").skip(1).map(|model| {
+        let job = |model: &str| format!("{before}\n[model]\n{model}\n[training]\n{after}");
+        let bare: String = model.lines().take(2).flat_map(|line| [line, "\n"]).collect();
+        (job(model), job(&bare))
+    });
+    models.collect()
+}
+
+#[test]
+fn every_model_of_the_reference_is_a_job_and_says_the_defaults() {
+    let models = other_models();
+    assert_eq!(models.len(), 5);
+    for (text, bare) in models {
+        let (job, _) = parse(&text, &[]).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let (bare, _) = parse(&bare, &[]).unwrap();
+        assert_eq!(job.model, bare.model);
+    }
+}
+
 #[test]
 fn the_reference_documents_every_key() {
     let path = Path::new("job.toml");
-    let problems = Problems::new(path, REFERENCE, &[]);
-    read_job(&Table::parse(REFERENCE, &[], &problems), path, &problems);
-    let known = problems.all_known();
-    assert!(known.len() > 50, "{}", known.len());
-    for Known { section, key } in known {
-        let written = [format!("\n{key} = "), format!("\n#{key} = "), format!("`{key}`")];
+    let jobs = other_models().into_iter().map(|(text, _)| text).chain([REFERENCE.to_owned()]);
+    let known: Vec<Vec<Known>> = jobs
+        .map(|text| {
+            let problems = Problems::new(path, &text, &[]);
+            read_job(&Table::parse(&text, &[], &problems), path, &problems);
+            problems.all_known()
+        })
+        .collect();
+    assert!(known.iter().all(|known| known.len() > 50), "{known:?}");
+    for Known { section, key } in known.into_iter().flatten() {
+        let written =
+            [format!("\n{key} = "), format!("\n#{key} = "), format!("\n#> {key} = "), format!("`{key}`")];
         let header = format!("\n[{}{key}", section.map(|path| path + ".").unwrap_or_default());
         assert!(
             REFERENCE.contains(&header) || written.iter().any(|text| REFERENCE.contains(text)),
