@@ -18,6 +18,7 @@ use millstream_backend::{Activation, Backend, Cpu, Device};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout, Stream};
 use millstream_trainer::init::Init;
 use millstream_trainer::model::Model;
+use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{
     DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, ModelSpec, OptimizerSpec, Pooling, WideDeepSpec,
     WideSpec,
@@ -60,7 +61,7 @@ fn measure(spec: &ModelSpec, rows: u32, threads: u32, floor: f64) -> Result<(), 
         let start = Instant::now();
         for batch in &batches {
             step += 1;
-            model.train_step(batch.as_ref(), step)?;
+            model.train_step(batch.as_ref(), Step::number(step))?;
         }
         let rate = BATCHES as f64 * f64::from(rows) / start.elapsed().as_secs_f64();
         // The first run touches memory for the first time.

@@ -2,7 +2,7 @@
 //!
 //! * [`spec`]: what a job asks of training.
 //! * [`model`]: the models; [`layers`] and [`parameter`] are what they are made of, [`init`],
-//!   [`optimizer`] and [`loss`] what they start from, change by and are judged by.
+//!   [`optimizer`], [`schedule`] and [`loss`] what they start from, change by and are judged by.
 //! * [`metrics`]: what an evaluation says of a model.
 //! * [`checkpoint`]: models and positions, stored whole or not at all.
 //! * [`session`]: training as a worker drives it, over all of these.
@@ -17,5 +17,6 @@ pub mod metrics;
 pub mod model;
 pub mod optimizer;
 pub mod parameter;
+pub mod schedule;
 pub mod session;
 pub mod spec;

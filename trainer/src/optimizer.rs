@@ -3,6 +3,7 @@
 use millstream_backend::{TablePart, Update};
 
 use crate::init::Init;
+use crate::schedule::Step;
 use crate::spec::{AdamSpec, OptimizerSpec};
 
 /// An optimizer whose constants are in range.
@@ -61,23 +62,24 @@ impl Optimizer {
         Ok(Self { spec: *spec })
     }
 
-    /// The formula and constants of step number `step`, from 1.
-    pub fn update(&self, step: u64) -> Update {
+    /// The formula and constants of `step`.
+    pub fn update(&self, step: Step) -> Update {
+        let rate = |learning_rate: f32| f64::from(learning_rate) * step.rate_factor;
         match self.spec {
-            OptimizerSpec::Sgd { learning_rate } => Update::Sgd { learning_rate: learning_rate.into() },
+            OptimizerSpec::Sgd { learning_rate } => Update::Sgd { learning_rate: rate(learning_rate) },
             OptimizerSpec::Momentum { learning_rate, momentum, nesterov } => {
-                Update::Momentum { learning_rate: learning_rate.into(), momentum: momentum.into(), nesterov }
+                Update::Momentum { learning_rate: rate(learning_rate), momentum: momentum.into(), nesterov }
             }
             OptimizerSpec::Adagrad { learning_rate, epsilon, .. } => {
-                Update::Adagrad { learning_rate: learning_rate.into(), epsilon: epsilon.into() }
+                Update::Adagrad { learning_rate: rate(learning_rate), epsilon: epsilon.into() }
             }
             OptimizerSpec::RowWiseAdagrad { learning_rate, epsilon, .. } => {
-                Update::RowWiseAdagrad { learning_rate: learning_rate.into(), epsilon: epsilon.into() }
+                Update::RowWiseAdagrad { learning_rate: rate(learning_rate), epsilon: epsilon.into() }
             }
             OptimizerSpec::Adam(adam) => adam_update(&adam, 0.0, step),
             OptimizerSpec::AdamW { adam, weight_decay } => adam_update(&adam, weight_decay, step),
             OptimizerSpec::Ftrl { learning_rate, beta, l1, l2, .. } => Update::Ftrl {
-                learning_rate: learning_rate.into(),
+                learning_rate: rate(learning_rate),
                 beta: beta.into(),
                 l1: l1.into(),
                 l2: l2.into(),
@@ -127,14 +129,14 @@ fn check_adam(adam: &AdamSpec) -> Result<(), BadConstant> {
     positive("epsilon", adam.epsilon)
 }
 
-fn adam_update(adam: &AdamSpec, weight_decay: f32, step: u64) -> Update {
+fn adam_update(adam: &AdamSpec, weight_decay: f32, step: Step) -> Update {
     Update::Adam {
-        learning_rate: adam.learning_rate.into(),
+        learning_rate: f64::from(adam.learning_rate) * step.rate_factor,
         beta1: adam.beta1.into(),
         beta2: adam.beta2.into(),
         epsilon: adam.epsilon.into(),
         weight_decay: weight_decay.into(),
-        step,
+        step: step.number,
     }
 }
 
@@ -201,7 +203,7 @@ mod tests {
         ];
         for spec in specs {
             let optimizer = Optimizer::new(&spec).unwrap();
-            let update = optimizer.update(1);
+            let update = optimizer.update(Step::number(1));
             let of_rows =
                 optimizer.states().iter().filter(|(_, part)| matches!(part, TablePart::RowState(_)));
             let (of_rows, all) = (of_rows.count(), optimizer.states().len());

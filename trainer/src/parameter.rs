@@ -8,6 +8,7 @@ use millstream_backend::{Backend, Device, Scalar, Sizes, TablePart, TableShape};
 
 use crate::init::Init;
 use crate::optimizer::Optimizer;
+use crate::schedule::Step;
 
 /// Numbers drawn at once while a parameter is filled.
 const FILL_NUMBERS: usize = 1 << 16;
@@ -145,7 +146,7 @@ impl ParameterSpec {
 
     /// The size of the table that holds it.
     pub fn table_shape(&self) -> TableShape {
-        let update = self.optimizer.update(1);
+        let update = self.optimizer.update(Step::number(1));
         let (states, row_states) = (update.states(), update.row_states());
         TableShape { rows: self.rows, width: self.columns, states, row_states }
     }
@@ -190,8 +191,8 @@ impl<D: Device> MatrixParameter<D> {
 }
 
 impl<B: Backend> MatrixParameter<B> {
-    /// Optimizer step number `step` by `gradient`.
-    pub fn step(&mut self, backend: &B, step: u64) {
+    /// One optimizer step by `gradient`.
+    pub fn step(&mut self, backend: &B, step: Step) {
         let update = self.spec.optimizer.update(step);
         backend.step(&update, &mut self.value, &mut self.states, &self.gradient);
     }

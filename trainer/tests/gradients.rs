@@ -18,6 +18,7 @@ use millstream_trainer::layers::{
 };
 use millstream_trainer::optimizer::Optimizer;
 use millstream_trainer::parameter::{MatrixParameter, ParameterSpec, Parameters};
+use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{CrossSpec, OptimizerSpec};
 
 const ROWS: usize = 6;
@@ -240,7 +241,7 @@ fn embedding() {
             rows.flat_map(|(y, w)| y.iter().zip(w)).map(|(y, w)| y * w).sum::<f64>()
         };
         let mut stepped = new();
-        stepped.step(BACKEND, (&batch, &plan), &filled(ROWS, columns, &weights), 0, 1);
+        stepped.step(BACKEND, (&batch, &plan), &filled(ROWS, columns, &weights), 0, Step::number(1));
         let at = values_of(&new());
         let after = values_of(&stepped);
         for (table, (at, after)) in at.iter().zip(&after).enumerate() {
@@ -271,7 +272,7 @@ fn linear() {
     let mut stepped = new();
     let gradient = filled(ROWS, 1, &by_output);
     stepped.backward(BACKEND, &batch, &gradient);
-    stepped.step(BACKEND, (&batch, &plan), &gradient, 1);
+    stepped.step(BACKEND, (&batch, &plan), &gradient, Step::number(1));
     let mut moved = new();
     let at = value_of(&moved.dense_weights);
     check("dense weights", &at, &read(&stepped.dense_weights.gradient, 2), |x| {
@@ -320,7 +321,7 @@ fn cross() {
         check("first", &at, &gradient, |x| value(&cross, &filled(ROWS, WIDTH, x)).0);
 
         let before = values_of(&cross);
-        cross.step(BACKEND, 1);
+        cross.step(BACKEND, Step::number(1));
         let after = values_of(&cross);
         assert_eq!(before.len(), if rank.is_some() { 9 } else { 6 });
         scatter(&mut cross);

@@ -8,6 +8,7 @@ use millstream_backend::{BatchError, Cpu};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 use millstream_trainer::init::Init;
 use millstream_trainer::model::{Model, ModelError, ModelPlan, NamedTensor, TensorRole};
+use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{DeepSpec, ModelSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec};
 
 fn schema(rows: u32) -> BatchSchema {
@@ -106,7 +107,9 @@ fn it_learns() {
     let schema = schema(256);
     let mut model = model(2, &schema);
     let losses: Vec<f64> = (0..500)
-        .map(|step| model.train_step(batch(&schema, 256, step).as_ref(), step + 1).unwrap().mean())
+        .map(|step| {
+            model.train_step(batch(&schema, 256, step).as_ref(), Step::number(step + 1)).unwrap().mean()
+        })
         .collect();
     assert!(losses[0] > 0.6, "{}", losses[0]);
     assert!(losses[499] < 0.1, "{}", losses[499]);
@@ -189,8 +192,8 @@ fn parts_may_be_as_small_as_they_get() {
         let spec = ModelSpec::WideDeep(spec);
         let mut model = Model::new(Cpu::new(Some(2)).unwrap(), &spec, &schema, 7).unwrap();
         assert_eq!(model.tensors(), ModelPlan::new(&spec, &schema).unwrap().tensors);
-        let before = model.train_step(batch(&schema, 16, 0).as_ref(), 1).unwrap().mean();
-        let after = model.train_step(batch(&schema, 16, 0).as_ref(), 1).unwrap().mean();
+        let before = model.train_step(batch(&schema, 16, 0).as_ref(), Step::number(1)).unwrap().mean();
+        let after = model.train_step(batch(&schema, 16, 0).as_ref(), Step::number(1)).unwrap().mean();
         assert!(after < before, "{after} after {before}: {spec:?}");
     }
 }
@@ -202,10 +205,10 @@ fn a_bad_or_empty_batch_changes_nothing() {
     let before = tensors(&model);
     let mut bad = batch(&schema, 16, 0);
     bad.as_mut().sections().ids[3] = 50;
-    let refusal = model.train_step(bad.as_ref(), 1).unwrap_err();
+    let refusal = model.train_step(bad.as_ref(), Step::number(1)).unwrap_err();
     assert!(matches!(refusal, BatchError::IdOutOfRange { row: 3, id: 50, .. }), "{refusal}");
     assert_eq!(model.predict(bad.as_ref(), &mut [0.0; 16]), Err(refusal));
-    let nothing = model.train_step(batch(&schema, 0, 0).as_ref(), 1).unwrap();
+    let nothing = model.train_step(batch(&schema, 0, 0).as_ref(), Step::number(1)).unwrap();
     assert_eq!((nothing.loss, nothing.weight, nothing.mean()), (0.0, 0.0, 0.0));
     assert_eq!(tensors(&model), before);
 }

@@ -187,11 +187,12 @@ pub(crate) struct Logs {
 /// `history`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each point of the training loss is the mean of the steps since the last. Of a long job some thousand points
-are kept, and every metric of every evaluation.
+Each point of the training loss is the mean of the steps since the last. Of a long job some
+thousand points are kept, and every metric of every evaluation.
 
-The daemon keeps the history. A job that `train` runs without a daemon leaves none, but `train --history FILE`
-writes it at the end, and [tensorboard] in the job file has event files written as it goes.
+The daemon keeps the history. A job that `train` runs without a daemon leaves none, but
+`train --history FILE` writes it at the end, and [tensorboard] in the job file has event files
+written as it goes.
 
 Examples:
   millstream history census-2f9c

@@ -12,6 +12,7 @@ mod filter;
 mod model;
 mod section;
 mod tensorboard;
+mod training;
 
 #[cfg(test)]
 mod tests;
@@ -24,7 +25,7 @@ use millstream_pipeline::spec::{
     CacheSpec, DataSpec, FeatureKind, FeatureSpec, FormatName, LabelSpec, OnBadRecord, Terms,
 };
 use millstream_pipeline::storage::{AzSpec, GsSpec, S3Spec, StorageSpec};
-use millstream_trainer::spec::{ModelSpec, Precision, TrainingSpec};
+use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use sha2::{Digest, Sha256};
 
 use document::{Node, Table, Value};
@@ -134,7 +135,7 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     let features = features::read(section, &data.base);
     let model = top.required_section("model", "[model]", "what is trained");
     let model = model::read(model, &names);
-    let training = read_training(top.section("training", "[training]"), seed);
+    let training = training::read(top.section("training", "[training]"), seed);
     let evaluation = read_evaluation(top.section("evaluation", "[evaluation]"), &names, &features);
     let checkpoint = read_checkpoint(top.section("checkpoint", "[checkpoint]"), &data.base);
     let tensorboard = tensorboard::read(&mut top, &data.base);
@@ -277,22 +278,6 @@ fn read_label(mut label: Section<'_>) -> LabelSpec {
     }
     label.finish();
     LabelSpec { column: column.unwrap_or_default(), positive, weight }
-}
-
-fn read_training(mut training: Section<'_>, seed: u64) -> TrainingSpec {
-    if let Some(precision) = training.text("precision") {
-        match precision.text {
-            "fp32" => {}
-            "bf16" | "fp16" => {
-                let message = format!("precision \"{}\" needs a GPU backend; use \"fp32\"", precision.text);
-                training.error_at(precision.at, message);
-            }
-            other => training.error_at(precision.at, format!("expected \"fp32\", found \"{other}\"")),
-        }
-    }
-    let threads = training.whole_u32("threads", 1..=1_024);
-    training.finish();
-    TrainingSpec { seed, precision: Precision::Fp32, threads }
 }
 
 /// Reads how to evaluate with `features`, of which the job file has `names`, some of them perhaps unsound.

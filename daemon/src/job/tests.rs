@@ -481,7 +481,8 @@ fn the_fingerprint_is_of_the_result_alone() {
         assert_ne!(fingerprint(&[set]), plain, "{set}");
     }
     let other = ["seed=8", "data.epochs=3", "data.lanes=3", "label.positive=x", "model.deep.embedding_dim=3"];
-    for set in other.into_iter().chain(["features.job.buckets=999", "data.train=x"]) {
+    let more = ["features.job.buckets=999", "data.train=x", "training.schedule.warmup_steps=3"];
+    for set in other.into_iter().chain(more) {
         assert_ne!(fingerprint(&[set]), plain, "{set}");
     }
     let filter = |set: &str| fingerprint(&[&format!("data.filter={set}")]);

@@ -12,6 +12,7 @@ use millstream_backend::{Activation, Backend, Device};
 use crate::layers::dense::Dense;
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
+use crate::schedule::Step;
 use crate::spec::CrossSpec;
 
 /// A stack of cross layers.
@@ -149,8 +150,8 @@ impl<B: Backend> Cross<B> {
         backend.add(rows, by_output, by_first);
     }
 
-    /// Optimizer step number `step` by the gradients of the last backward pass.
-    pub fn step(&mut self, backend: &B, step: u64) {
+    /// One optimizer step by the gradients of the last backward pass.
+    pub fn step(&mut self, backend: &B, step: Step) {
         for layer in &mut self.layers {
             if let Some(down) = &mut layer.down {
                 down.step(backend, step);

@@ -5,6 +5,7 @@ use millstream_backend::{Activation, Backend, Device, LayerGradient};
 use crate::init::Init;
 use crate::optimizer::Optimizer;
 use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
+use crate::schedule::Step;
 
 /// `activation(input . weights + bias)`
 pub struct Dense<D: Device> {
@@ -83,8 +84,8 @@ impl<B: Backend> Dense<B> {
         backend.layer_backward(rows, &layer, by_output, &mut self.weights.gradient, by_bias, by_input);
     }
 
-    /// Optimizer step number `step` by the gradients of the last backward pass.
-    pub fn step(&mut self, backend: &B, step: u64) {
+    /// One optimizer step by the gradients of the last backward pass.
+    pub fn step(&mut self, backend: &B, step: Step) {
         self.weights.step(backend, step);
         if let Some(bias) = &mut self.bias {
             bias.step(backend, step);

@@ -4,6 +4,7 @@ use millstream_backend::{Backend, Device, GradientColumns};
 
 use crate::layers::tables::Tables;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::schedule::Step;
 
 /// One table for each feature of ids; dense columns pass through.
 pub struct Embedding<D: Device> {
@@ -33,7 +34,7 @@ impl<B: Backend> Embedding<B> {
         backend.gather(batch, lookups, tables, &self.dense, output, first_column);
     }
 
-    /// Optimizer step number `step` on the rows that `batch` touches, by the gradient of the output, or of no
+    /// One optimizer step on the rows that `batch` touches, by the gradient of the output, or of no
     /// more than its first columns up to the tables' last.
     pub fn step(
         &mut self,
@@ -41,7 +42,7 @@ impl<B: Backend> Embedding<B> {
         (batch, plan): (&B::Batch, &B::RowPlan),
         by_output: &B::Matrix,
         first_column: usize,
-        step: u64,
+        step: Step,
     ) {
         let columns = GradientColumns::Apart { first: first_column };
         self.tables.step(backend, (batch, plan), by_output, columns, step);

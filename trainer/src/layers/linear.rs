@@ -6,6 +6,7 @@ use crate::init::Init;
 use crate::layers::tables::Tables;
 use crate::optimizer::Optimizer;
 use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
+use crate::schedule::Step;
 
 /// One weight for each id and each dense column, and a bias.
 pub struct Linear<D: Device> {
@@ -61,13 +62,13 @@ impl<B: Backend> Linear<B> {
         backend.linear_backward(batch, &self.dense, by_output, by_weights, by_bias);
     }
 
-    /// Optimizer step number `step` on dense weights, bias and the rows that `batch` touches.
+    /// One optimizer step on dense weights, bias and the rows that `batch` touches.
     pub fn step(
         &mut self,
         backend: &B,
         (batch, plan): (&B::Batch, &B::RowPlan),
         by_output: &B::Matrix,
-        step: u64,
+        step: Step,
     ) {
         self.tables.step(backend, (batch, plan), by_output, GradientColumns::Shared, step);
         self.dense_weights.step(backend, step);

@@ -5,6 +5,7 @@ use millstream_backend::{Activation, Backend, Device};
 use crate::layers::dense::Dense;
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
+use crate::schedule::Step;
 
 /// A stack of layers.
 pub struct Mlp<D: Device> {
@@ -111,8 +112,8 @@ impl<B: Backend> Mlp<B> {
         }
     }
 
-    /// Optimizer step number `step` by the gradients of the last backward pass.
-    pub fn step(&mut self, backend: &B, step: u64) {
+    /// One optimizer step by the gradients of the last backward pass.
+    pub fn step(&mut self, backend: &B, step: Step) {
         for layer in &mut self.layers {
             layer.step(backend, step);
         }

@@ -4,6 +4,7 @@ use millstream_backend::{Backend, Device, GradientColumns, IdColumn, Lookup};
 
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::schedule::Step;
 
 /// Tables with one optimizer, each looked up by a column of its own.
 pub struct Tables<D: Device> {
@@ -43,14 +44,14 @@ impl<D: Device> Tables<D> {
 }
 
 impl<B: Backend> Tables<B> {
-    /// Optimizer step number `step` on the rows that `batch` touches, by the gradient of what they gave.
+    /// One optimizer step on the rows that `batch` touches, by the gradient of what they gave.
     pub fn step(
         &mut self,
         backend: &B,
         (batch, plan): (&B::Batch, &B::RowPlan),
         gradient: &B::Matrix,
         columns: GradientColumns,
-        step: u64,
+        step: Step,
     ) {
         if !self.tables.is_empty() {
             let update = self.optimizer.update(step);

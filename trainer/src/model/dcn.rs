@@ -19,6 +19,7 @@ use crate::model::builder::Builder;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::schedule::Step;
 use crate::spec::{DcnSpec, DcnStructure};
 
 /// The model. `N` is the width of its input, embeddings and dense columns together.
@@ -131,7 +132,7 @@ impl<B: Backend> Compute<B> for Dcn<B> {
         self.cross.backward(backend, rows, input, cross, cross_work, by_cross, by_input);
     }
 
-    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), _by_logits: &B::Matrix, step: u64) {
+    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), _by_logits: &B::Matrix, step: Step) {
         self.deep.step(backend, step);
         if let Some(CrossOutput { layer, .. }) = &mut self.output {
             layer.step(backend, step);

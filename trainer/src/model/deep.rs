@@ -7,6 +7,7 @@ use crate::model::builder::Builder;
 use crate::model::error::ModelError;
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::schedule::Step;
 
 /// The part, with what a step of it needs.
 pub(super) struct Deep<D: Device> {
@@ -64,7 +65,7 @@ impl<B: Backend> Deep<B> {
         self.mlp.backward(backend, rows, input, &self.saved, &mut self.work, by_logits, by_input);
     }
 
-    pub(super) fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), step: u64) {
+    pub(super) fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), step: Step) {
         self.mlp.step(backend, step);
         if let Some(by_embedding) = &self.by_embedding {
             self.embedding.step(backend, touched, by_embedding, 0, step);

@@ -17,6 +17,7 @@ use crate::model::deep::Deep;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::schedule::Step;
 use crate::spec::DeepFmSpec;
 
 /// The model.
@@ -66,7 +67,7 @@ impl<B: Backend> Compute<B> for DeepFm<B> {
         }
     }
 
-    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), by_logits: &B::Matrix, step: u64) {
+    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), by_logits: &B::Matrix, step: Step) {
         self.deep.step(backend, touched, step);
         self.linear.step(backend, touched, by_logits, step);
     }

@@ -17,6 +17,7 @@ use crate::model::builder::Builder;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::schedule::Step;
 use crate::spec::{DlrmInteraction, DlrmSpec};
 
 /// The model. `V` is the number of vectors, the embeddings' and one of the dense columns; `W` their width.
@@ -199,7 +200,7 @@ impl<B: Backend> Compute<B> for Dlrm<B> {
         self.bottom.backward(backend, rows, dense, bottom, bottom_work, by_bottom, None);
     }
 
-    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), _by_logits: &B::Matrix, step: u64) {
+    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), _by_logits: &B::Matrix, step: Step) {
         self.top.step(backend, step);
         if let Interaction::Cross(cross) = &mut self.interaction {
             cross.layers.step(backend, step);

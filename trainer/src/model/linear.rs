@@ -7,6 +7,7 @@ use crate::model::builder::Builder;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::schedule::Step;
 use crate::spec::LinearSpec;
 
 /// The model.
@@ -38,7 +39,7 @@ impl<B: Backend> Compute<B> for LinearModel<B> {
         self.linear.backward(backend, batch, by_logits);
     }
 
-    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), by_logits: &B::Matrix, step: u64) {
+    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), by_logits: &B::Matrix, step: Step) {
         self.linear.step(backend, touched, by_logits, step);
     }
 }

@@ -8,6 +8,7 @@ use crate::model::deep::Deep;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::schedule::Step;
 use crate::spec::MlpSpec;
 
 /// The model.
@@ -39,7 +40,7 @@ impl<B: Backend> Compute<B> for MlpModel<B> {
         self.deep.backward(backend, rows, by_logits);
     }
 
-    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), _by_logits: &B::Matrix, step: u64) {
+    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), _by_logits: &B::Matrix, step: Step) {
         self.deep.step(backend, touched, step);
     }
 }

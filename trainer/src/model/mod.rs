@@ -20,6 +20,7 @@ use millstream_batch::{BatchRef, BatchSchema};
 
 use crate::loss::LossSum;
 pub use crate::parameter::{NamedTensor, TensorRole};
+use crate::schedule::Step;
 use crate::spec::ModelSpec;
 use builder::Builder;
 pub use error::ModelError;
@@ -93,13 +94,13 @@ impl<B: Backend> Model<B> {
         Ok(Self { backend, parts, host: vec![B::Scalar::default(); schema.rows as usize] })
     }
 
-    /// Takes optimizer step number `step`, from 1, on `batch`; returns its loss before the step.
+    /// Takes one optimizer step on `batch`; returns its loss before the step.
     ///
     /// A batch of no rows changes nothing.
     ///
     /// # Errors
     /// When the batch is not of the model's schema, or an id is out of range; then no step was taken.
-    pub fn train_step(&mut self, batch: BatchRef<'_>, step: u64) -> Result<LossSum, BatchError> {
+    pub fn train_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<LossSum, BatchError> {
         let Self { backend, parts: Parts { network, batch: uploaded, plan, by_logits, sums, .. }, .. } = self;
         backend.upload(batch, uploaded)?;
         let rows = batch.rows();

@@ -15,6 +15,7 @@ use crate::model::deep::Deep;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::schedule::Step;
 use crate::spec::{EmbeddingSpec, WideDeepSpec};
 
 /// The model.
@@ -57,7 +58,7 @@ impl<B: Backend> Compute<B> for WideDeep<B> {
         self.deep.backward(backend, rows, by_logits);
     }
 
-    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), by_logits: &B::Matrix, step: u64) {
+    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), by_logits: &B::Matrix, step: Step) {
         self.deep.step(backend, touched, step);
         self.wide.step(backend, touched, by_logits, step);
     }

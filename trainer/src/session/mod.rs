@@ -22,7 +22,7 @@ use crate::checkpoint::{
 use crate::loss::LossSum;
 use crate::metrics::{Metrics, MetricsError};
 use crate::model::{ModelError, NamedTensor, TensorRole};
-use crate::spec::{ModelSpec, Precision, TrainingSpec};
+use crate::spec::{ModelSpec, Precision, ScheduleSpec, TrainingSpec};
 pub use scorer::Scorer;
 
 /// Why a session cannot go on.
@@ -69,6 +69,7 @@ pub struct Session<B: Backend> {
     scorer: Scorer<B>,
     model: ModelSpec,
     seed: u64,
+    schedule: ScheduleSpec,
     precision: Precision,
     step: u64,
     progress: Progress,
@@ -97,6 +98,7 @@ where
             scorer: Scorer::new(backend, model, schema, training.seed)?,
             model: model.clone(),
             seed: training.seed,
+            schedule: training.schedule,
             precision: training.precision,
             step: 0,
             progress: Progress::default(),
@@ -121,7 +123,7 @@ where
     /// When the batch is not the model's; then nothing was changed. When the loss is not finite; then
     /// the session is good for nothing more.
     pub fn train(&mut self, batch: BatchRef<'_>) -> Result<LossSum, SessionError> {
-        let loss = self.scorer.model.train_step(batch, self.step + 1)?;
+        let loss = self.scorer.model.train_step(batch, self.schedule.step(self.step + 1))?;
         self.step += 1;
         if !loss.loss.is_finite() {
             self.diverged = Some(loss.mean());

@@ -11,7 +11,7 @@ use millstream_batch::{BatchBuffer, BatchHeader, IdFeature, RaggedFeature, SlotL
 use super::*;
 use crate::checkpoint::{MANIFEST, OnDamage};
 use crate::metrics::{Accumulator, Scored};
-use crate::spec::{DeepSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec};
+use crate::spec::{DeepSpec, LinearSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec};
 
 const KEEP: u32 = 2;
 const EXTRA: [(&str, &[u8]); 2] = [("job.toml", b"name = \"a job\""), ("analysis.json", b"{}")];
@@ -51,7 +51,7 @@ fn wide_deep() -> WideDeepSpec {
 }
 
 fn training() -> TrainingSpec {
-    TrainingSpec { seed: 7, precision: Precision::Fp32, threads: Some(2) }
+    TrainingSpec { seed: 7, schedule: ScheduleSpec::default(), precision: Precision::Fp32, threads: Some(2) }
 }
 
 fn session<B: Backend<Scalar: Element>>(backend: B) -> Session<B> {
@@ -337,4 +337,32 @@ fn an_evaluation_ranks_within_the_groups_of_a_feature() {
         let error = session.group_by(ungrouped).unwrap_err().to_string();
         assert!(error.starts_with(&format!("`{ungrouped}` cannot group rows")), "{error}");
     }
+}
+
+#[test]
+fn learning_rates_follow_the_schedule() {
+    let after = |learning_rate, warmup_steps| {
+        let optimizer = OptimizerSpec::Sgd { learning_rate };
+        let spec = ModelSpec::Linear(LinearSpec { features: vec!["x".into(), "a".into()], optimizer });
+        let schedule = ScheduleSpec { warmup_steps, ..ScheduleSpec::default() };
+        let training = TrainingSpec { schedule, ..training() };
+        let mut session = Session::new(cpu(), &spec, &schema(ROWS), &training).unwrap();
+        let mut weights = Vec::new();
+        for number in 0..2 {
+            session.train(batch(number, &schema(ROWS)).as_ref()).unwrap();
+            session
+                .scorer
+                .model
+                .read_tensors(|_, values| {
+                    weights.push(values.to_vec());
+                    Ok::<_, ()>(())
+                })
+                .unwrap();
+        }
+        weights
+    };
+    let (warming, half) = (after(0.5, 2), after(0.25, 0));
+    let tensors = warming.len() / 2;
+    assert_eq!(warming[..tensors], half[..tensors], "half the rate in the first step of two");
+    assert_ne!(warming[tensors..], half[tensors..], "all of it in the second");
 }

@@ -2,6 +2,7 @@
 
 mod model;
 mod optimizer;
+mod schedule;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,12 +11,15 @@ pub use model::{
     LinearSpec, MlpSpec, ModelSpec, Pooling, WideDeepSpec, WideSpec,
 };
 pub use optimizer::{AdamSpec, OptimizerSpec};
+pub use schedule::{DecaySpec, ScheduleSpec};
 
 /// How the job trains.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainingSpec {
     /// Fixes initial weights (and, with the data's own seed, everything else).
     pub seed: u64,
+    /// How learning rates change.
+    pub schedule: ScheduleSpec,
     /// Arithmetic of the step.
     pub precision: Precision,
     /// Threads of the CPU backend; `None` for one a core.

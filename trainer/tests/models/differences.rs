@@ -3,6 +3,7 @@
 use millstream_backend::Reference;
 
 use crate::case::{golden, gradients, tensors_of, write};
+use millstream_trainer::schedule::Step;
 
 const STEP: f64 = 1e-5;
 
@@ -13,7 +14,7 @@ fn gradients_agree_with_finite_differences() {
     for case in &golden.cases {
         let mut model = golden.model_at(Reference, &case.spec_by_descent(), &case.start);
         let start = tensors_of(&model);
-        model.train_step(batch.as_ref(), 1).expect("a batch of the schema");
+        model.train_step(batch.as_ref(), Step::number(1)).expect("a batch of the schema");
         let gradients = gradients(&start, &tensors_of(&model));
         let mut moved = start.clone();
         for (name, gradient) in &gradients {
@@ -24,7 +25,7 @@ fn gradients_agree_with_finite_differences() {
                 let mut loss_at = |x| {
                     moved.get_mut(name).expect("the same tensors")[item] = x;
                     write(&mut model, &moved);
-                    model.train_step(batch.as_ref(), 1).expect("a batch of the schema").mean()
+                    model.train_step(batch.as_ref(), Step::number(1)).expect("a batch of the schema").mean()
                 };
                 let at = start[name][item];
                 let difference = (loss_at(at + STEP) - loss_at(at - STEP)) / (2.0 * STEP);

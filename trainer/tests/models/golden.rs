@@ -3,6 +3,7 @@
 use millstream_backend::{Backend, Cpu, Reference};
 
 use crate::case::{golden, gradients, tensors_of};
+use millstream_trainer::schedule::Step;
 
 fn close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");
@@ -18,7 +19,7 @@ fn gradients_agree<B: Backend>(backend: impl Fn() -> B, tolerance: f64) {
     for case in &golden.cases {
         let mut model = golden.model_at(backend(), &case.spec_by_descent(), &case.start);
         let before = tensors_of(&model);
-        model.train_step(golden.batch(0).as_ref(), 1).expect("a batch of the schema");
+        model.train_step(golden.batch(0).as_ref(), Step::number(1)).expect("a batch of the schema");
         let found = gradients(&before, &tensors_of(&model));
         assert!(found.keys().eq(case.gradients.keys()), "{}: the same parameters", case.name);
         for (name, expected) in &case.gradients {
@@ -36,7 +37,9 @@ fn trajectories_agree<B: Backend>(backend: impl Fn() -> B, tolerance: f64) {
         for (number, step) in case.steps.iter().enumerate() {
             let what = |what: &str| format!("{}, {what} of step {number}", case.name);
             let batch = golden.batch(number);
-            let loss = model.train_step(batch.as_ref(), number as u64 + 1).expect("a batch of the schema");
+            let loss = model
+                .train_step(batch.as_ref(), Step::number(number as u64 + 1))
+                .expect("a batch of the schema");
             close(&what("loss"), &[loss.mean()], &[step.loss], tolerance);
             let (Some(expected), Some(probabilities)) = (&step.tensors, &step.probabilities) else {
                 continue;

@@ -2,6 +2,7 @@
 
 use millstream_backend::Cpu;
 use millstream_trainer::model::{Model, ModelPlan};
+use millstream_trainer::schedule::Step;
 
 use crate::case::{Case, Golden, Tensors, golden, tensors_of, write};
 
@@ -11,7 +12,9 @@ fn cpu(threads: u32) -> Cpu {
 
 fn train(golden: &Golden, model: &mut Model<Cpu>, steps: std::ops::Range<usize>) {
     for number in steps {
-        model.train_step(golden.batch(number).as_ref(), number as u64 + 1).expect("a batch of the schema");
+        model
+            .train_step(golden.batch(number).as_ref(), Step::number(number as u64 + 1))
+            .expect("a batch of the schema");
     }
 }
 
