@@ -60,7 +60,7 @@ histograms_every_steps = {HISTOGRAM_STEPS}
 """
 
 CURVES = ["train/loss", "train/examples_per_second", "train/input_wait_fraction"]
-METRICS = ["auc", "log_loss", "accuracy"]
+METRICS = ["auc", "pr_auc", "log_loss", "normalized_entropy", "calibration", "rmse", "accuracy"]
 
 
 class Events(unittest.TestCase):
