@@ -1,7 +1,5 @@
 //! How features meet: factorization machines, cross layers, products of pairs.
 
-use std::ops::Range;
-
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::memory::LINE;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
@@ -29,11 +27,11 @@ pub(crate) fn fm_forward(
         for (row, out) in block.zip(out) {
             let vectors = &vectors.row(row)[..count * width];
             let mut total = 0.0;
-            for strip in strips(width) {
-                let (sum, squares) = sums(vectors, width, strip.clone());
+            each_strip(width, |first, columns| {
+                let (sum, squares) = sums(vectors, width, first, columns);
                 let pairs = sum.iter().zip(&squares).map(|(sum, squares)| sum * sum - squares);
-                total += pairs.take(strip.len()).sum::<f32>();
-            }
+                total += pairs.take(columns).sum::<f32>();
+            });
             *out += 0.5 * total;
         }
     });
@@ -58,29 +56,38 @@ pub(crate) fn fm_backward(
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
         for (row, out) in block.zip(out.chunks_exact_mut(stride)) {
             let (vectors, g) = (&vectors.row(row)[..count * width], out_gradient.row(row)[0]);
-            for strip in strips(width) {
-                let (sum, _) = sums(vectors, width, strip.clone());
+            each_strip(width, |first, columns| {
+                let (sum, _) = sums(vectors, width, first, columns);
                 for (v, by_v) in vectors.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-                    let lanes = v[strip.clone()].iter().zip(&mut by_v[strip.clone()]).zip(&sum);
-                    lanes.for_each(|((v, by_v), sum)| *by_v += g * (sum - v));
+                    let (v, by_v) = (&v[first..first + columns], &mut by_v[first..first + columns]);
+                    for ((v, by_v), sum) in v.iter().zip(by_v).zip(&sum) {
+                        *by_v += g * (sum - v);
+                    }
                 }
-            }
+            });
         }
     });
 }
 
-/// Columns of a vector, a line at a time.
+/// Calls `strip` with the first column and the number of columns of each line of a vector. Inlined, it is compiled
+/// for whole lines, and for the rest once more.
 #[inline(always)]
-fn strips(width: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..width).step_by(LANES).map(move |first| first..(first + LANES).min(width))
+fn each_strip(width: usize, mut strip: impl FnMut(usize, usize)) {
+    let whole = width / LANES * LANES;
+    for first in (0..whole).step_by(LANES) {
+        strip(first, LANES);
+    }
+    if whole < width {
+        strip(whole, width - whole);
+    }
 }
 
 /// The sums of these columns of all vectors, and of their squares.
 #[inline(always)]
-fn sums(vectors: &[f32], width: usize, columns: Range<usize>) -> ([f32; LANES], [f32; LANES]) {
+fn sums(vectors: &[f32], width: usize, first: usize, columns: usize) -> ([f32; LANES], [f32; LANES]) {
     let (mut sum, mut squares) = ([0.0; LANES], [0.0; LANES]);
     for v in vectors.chunks_exact(width) {
-        for ((sum, squares), v) in sum.iter_mut().zip(&mut squares).zip(&v[columns.clone()]) {
+        for ((sum, squares), v) in sum.iter_mut().zip(&mut squares).zip(&v[first..first + columns]) {
             *sum += v;
             *squares += v * v;
         }
@@ -216,39 +223,41 @@ pub(crate) fn dot_backward(
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
         for (row, out) in block.zip(out.chunks_exact_mut(stride)) {
-            let (vectors, gradient) = (vectors.row(row), out_gradient.row(row));
-            let pairs = &gradient[width..];
-            for (i, by_v) in out.chunks_exact_mut(width).take(count).enumerate() {
-                for columns in strips(width) {
-                    let sum = weighted_sum(vectors, width, columns.clone(), |j| match i.cmp(&j) {
-                        std::cmp::Ordering::Greater => pairs[i * (i - 1) / 2 + j],
-                        std::cmp::Ordering::Equal => 0.0,
-                        std::cmp::Ordering::Less => pairs[j * (j - 1) / 2 + i],
-                    });
-                    by_v[columns.clone()].copy_from_slice(&sum[..columns.len()]);
-                }
-            }
-            for (by_v, g) in out[..width].iter_mut().zip(gradient) {
-                *by_v += g;
-            }
+            let (first, pairs) = out_gradient.row(row).split_at(width);
+            let out = &mut out[..count * width];
+            out.fill(0.0);
+            out[..width].copy_from_slice(first);
+            each_strip(width, |first, columns| {
+                by_pairs(vectors.row(row), width, first, columns, pairs, out);
+            });
         }
     });
 }
 
-/// These columns of the vectors, each counted by its weight and summed.
+/// Adds the gradient by these columns of both vectors of each pair, given that by their products.
 #[inline(always)]
-fn weighted_sum(
+fn by_pairs(
     vectors: &[f32],
     width: usize,
-    columns: Range<usize>,
-    weight: impl Fn(usize) -> f32,
-) -> [f32; LANES] {
-    let mut sum = [0.0; LANES];
-    for (number, v) in vectors.chunks_exact(width).enumerate() {
-        let weight = weight(number);
-        for (sum, v) in sum.iter_mut().zip(&v[columns.clone()]) {
-            *sum += weight * v;
+    first: usize,
+    columns: usize,
+    pairs: &[f32],
+    by_vectors: &mut [f32],
+) {
+    let mut pairs = pairs.iter();
+    for (i, v_i) in vectors.chunks_exact(width).enumerate().skip(1) {
+        let v_i = &v_i[first..first + columns];
+        let (before, from) = by_vectors.split_at_mut(i * width);
+        let mut by_i = [0.0; LANES];
+        by_i[..columns].copy_from_slice(&from[first..first + columns]);
+        let others = vectors.chunks_exact(width).zip(before.chunks_exact_mut(width));
+        for ((v_j, by_j), g) in others.zip(&mut pairs) {
+            let (v_j, by_j) = (&v_j[first..first + columns], &mut by_j[first..first + columns]);
+            for (((by_i, v_j), by_j), v_i) in by_i.iter_mut().zip(v_j).zip(by_j).zip(v_i) {
+                *by_i += g * v_j;
+                *by_j += g * v_i;
+            }
         }
+        from[first..first + columns].copy_from_slice(&by_i[..columns]);
     }
-    sum
 }
