@@ -49,11 +49,6 @@ impl<D: Device> Dense<D> {
         Ok(Self { weights: MatrixParameter::new(device, weights), bias: None, activation })
     }
 
-    /// Columns of its input.
-    pub fn inputs(&self) -> usize {
-        self.weights.spec.rows
-    }
-
     /// Columns of its output.
     pub fn outputs(&self) -> usize {
         self.weights.spec.columns

@@ -1,6 +1,6 @@
 //! Tables that a batch's ids are looked up in.
 
-use millstream_backend::{Backend, Device, GradientColumns, IdColumn, Lookup};
+use millstream_backend::{Backend, Device, GradientColumns, Lookup};
 
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
@@ -35,11 +35,6 @@ impl<D: Device> Tables<D> {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty()
-    }
-
-    /// The columns of ids that are looked up.
-    pub fn id_columns(&self) -> impl Iterator<Item = IdColumn> {
-        self.lookups.iter().map(|lookup| lookup.column)
     }
 }
 
