@@ -228,6 +228,16 @@ impl<'a> Section<'a> {
         self.as_choice(node, choices)
     }
 
+    /// One of some names, which must be there.
+    pub(super) fn required_choice<T: Copy>(
+        &mut self,
+        key: &'static str,
+        choices: &[(&'static str, T)],
+    ) -> Option<T> {
+        let node = self.required(key, &either(choices.iter().map(|choice| choice.0)))?;
+        self.as_choice(node, choices)
+    }
+
     pub(super) fn as_choice<T: Copy>(&self, node: &Node, choices: &[(&'static str, T)]) -> Option<T> {
         let text = self.as_text(node)?.text;
         let found = choices.iter().find(|(name, _)| *name == text).map(|&(_, choice)| choice);

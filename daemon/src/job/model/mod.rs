@@ -41,9 +41,7 @@ const STRUCTURES: [(&str, DcnStructure); 2] =
 
 /// Reads the model. `features` are the names that its parts may use.
 pub(super) fn read(mut section: Section<'_>, features: &[&str]) -> ModelSpec {
-    let what = "\"linear\", \"mlp\", \"wide_deep\", \"deepfm\", \"dcn_v2\" or \"dlrm\"";
-    let kind = section.required("kind", what).and_then(|node| section.as_choice(node, &KINDS));
-    let model = match kind {
+    let model = match section.required_choice("kind", &KINDS) {
         Some(Kind::Linear) => ModelSpec::Linear(read_linear(&mut section, features)),
         Some(Kind::Mlp) => ModelSpec::Mlp(read_mlp(&mut section, features)),
         Some(Kind::DeepFm) => ModelSpec::DeepFm(read_deepfm(&mut section, features)),

@@ -54,9 +54,7 @@ pub(super) fn read(
 ) -> OptimizerSpec {
     let Some(node) = part.node(key) else { return default };
     let Some(mut table) = part.as_section(node, title) else { return default };
-    let what = "\"sgd\", \"momentum\", \"adagrad\", \"rowwise_adagrad\", \"adam\", \"adamw\" or \"ftrl\"";
-    let kind_node = table.required("kind", what);
-    let Some(kind) = kind_node.and_then(|node| table.as_choice(node, &KINDS)) else { return default };
+    let Some(kind) = table.required_choice("kind", &KINDS) else { return default };
     if kind == Kind::RowWiseAdagrad && trains == Trains::Layers {
         table.error("kind", "`rowwise_adagrad` is for embeddings alone (`embedding_optimizer`)");
     }
