@@ -20,8 +20,8 @@ use millstream_trainer::init::Init;
 use millstream_trainer::model::Model;
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{
-    DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, ModelSpec, OptimizerSpec, Pooling, WideDeepSpec,
-    WideSpec,
+    DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, ModelSpec, OptimizerSpec, Pooling, TrainingSpec,
+    WideDeepSpec, WideSpec,
 };
 
 const CATEGORICAL: usize = 26;
@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// `floor` is the seconds that an example takes at least.
 fn measure(spec: &ModelSpec, rows: u32, threads: u32, floor: f64) -> Result<(), Box<dyn Error>> {
     let schema = schema(rows);
-    let mut model = Model::new(Cpu::new(Some(threads))?, spec, &schema, 1)?;
+    let mut model = Model::new(Cpu::new(Some(threads))?, spec, &schema, &TrainingSpec::default())?;
     let layout = Arc::new(SlotLayout::of(&schema)?);
     let batches: Vec<BatchBuffer> = (0..BATCHES as u64).map(|seed| batch(&layout, seed)).collect();
     let mut rates = Vec::new();
@@ -121,7 +121,7 @@ fn products_per_second() -> Result<f64, Box<dyn Error>> {
 }
 
 const ADAGRAD: OptimizerSpec =
-    OptimizerSpec::Adagrad { learning_rate: 0.01, initial_accumulator: 0.1, epsilon: 1e-7 };
+    OptimizerSpec::Adagrad { learning_rate: 0.01, initial_accumulator: 0.1, epsilon: 1e-7, l2: 0.0 };
 
 fn categorical() -> Vec<String> {
     (0..CATEGORICAL).map(|number| format!("c{number}")).collect()

@@ -2,7 +2,7 @@
 //!
 //! * [`spec`]: what a job asks of training.
 //! * [`model`]: the models; [`layers`] and [`parameter`] are what they are made of, [`init`],
-//!   [`optimizer`], [`schedule`] and [`loss`] what they start from, change by and are judged by.
+//!   [`learner`], [`optimizer`], [`schedule`] and [`loss`] what they start from, change by and are judged by.
 //! * [`metrics`]: what an evaluation says of a model.
 //! * [`checkpoint`]: models and positions, stored whole or not at all.
 //! * [`session`]: training as a worker drives it, over all of these.
@@ -12,6 +12,7 @@
 pub mod checkpoint;
 pub mod init;
 pub mod layers;
+pub mod learner;
 pub mod loss;
 pub mod metrics;
 pub mod model;

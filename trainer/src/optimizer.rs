@@ -1,6 +1,6 @@
 //! Optimizers: what a job asks for, as kernels see it, and what their state starts from.
 
-use millstream_backend::{TablePart, Update};
+use millstream_backend::{Formula, TablePart, Update};
 
 use crate::init::Init;
 use crate::schedule::Step;
@@ -31,14 +31,19 @@ impl Optimizer {
     /// When a constant is out of its range.
     pub fn new(spec: &OptimizerSpec) -> Result<Self, BadConstant> {
         match *spec {
-            OptimizerSpec::Sgd { learning_rate } => positive("learning_rate", learning_rate)?,
-            OptimizerSpec::Momentum { learning_rate, momentum, nesterov: _ } => {
+            OptimizerSpec::Sgd { learning_rate, l2 } => {
                 positive("learning_rate", learning_rate)?;
+                not_negative("l2", l2)?;
+            }
+            OptimizerSpec::Momentum { learning_rate, momentum, nesterov: _, l2 } => {
+                positive("learning_rate", learning_rate)?;
+                not_negative("l2", l2)?;
                 below_one("momentum", momentum)?;
             }
-            OptimizerSpec::Adagrad { learning_rate, initial_accumulator, epsilon }
-            | OptimizerSpec::RowWiseAdagrad { learning_rate, initial_accumulator, epsilon } => {
+            OptimizerSpec::Adagrad { learning_rate, initial_accumulator, epsilon, l2 }
+            | OptimizerSpec::RowWiseAdagrad { learning_rate, initial_accumulator, epsilon, l2 } => {
                 positive("learning_rate", learning_rate)?;
+                not_negative("l2", l2)?;
                 not_negative("initial_accumulator", initial_accumulator)?;
                 not_negative("epsilon", epsilon)?;
                 if initial_accumulator == 0.0 {
@@ -62,23 +67,42 @@ impl Optimizer {
         Ok(Self { spec: *spec })
     }
 
+    /// What it does in `step` to gradients of at most `clip`, which may be infinite.
+    pub fn update(&self, step: Step, clip: f64) -> Update {
+        Update { formula: self.formula(step), clip, l2: self.l2().into() }
+    }
+
+    /// The penalty that comes by the gradient.
+    fn l2(&self) -> f32 {
+        match self.spec {
+            OptimizerSpec::Sgd { l2, .. }
+            | OptimizerSpec::Momentum { l2, .. }
+            | OptimizerSpec::Adagrad { l2, .. }
+            | OptimizerSpec::RowWiseAdagrad { l2, .. }
+            | OptimizerSpec::Adam(AdamSpec { l2, .. })
+            | OptimizerSpec::AdamW { adam: AdamSpec { l2, .. }, .. } => l2,
+            // A part of the formula.
+            OptimizerSpec::Ftrl { .. } => 0.0,
+        }
+    }
+
     /// The formula and constants of `step`.
-    pub fn update(&self, step: Step) -> Update {
+    pub fn formula(&self, step: Step) -> Formula {
         let rate = |learning_rate: f32| f64::from(learning_rate) * step.rate_factor;
         match self.spec {
-            OptimizerSpec::Sgd { learning_rate } => Update::Sgd { learning_rate: rate(learning_rate) },
-            OptimizerSpec::Momentum { learning_rate, momentum, nesterov } => {
-                Update::Momentum { learning_rate: rate(learning_rate), momentum: momentum.into(), nesterov }
+            OptimizerSpec::Sgd { learning_rate, .. } => Formula::Sgd { learning_rate: rate(learning_rate) },
+            OptimizerSpec::Momentum { learning_rate, momentum, nesterov, .. } => {
+                Formula::Momentum { learning_rate: rate(learning_rate), momentum: momentum.into(), nesterov }
             }
             OptimizerSpec::Adagrad { learning_rate, epsilon, .. } => {
-                Update::Adagrad { learning_rate: rate(learning_rate), epsilon: epsilon.into() }
+                Formula::Adagrad { learning_rate: rate(learning_rate), epsilon: epsilon.into() }
             }
             OptimizerSpec::RowWiseAdagrad { learning_rate, epsilon, .. } => {
-                Update::RowWiseAdagrad { learning_rate: rate(learning_rate), epsilon: epsilon.into() }
+                Formula::RowWiseAdagrad { learning_rate: rate(learning_rate), epsilon: epsilon.into() }
             }
             OptimizerSpec::Adam(adam) => adam_update(&adam, 0.0, step),
             OptimizerSpec::AdamW { adam, weight_decay } => adam_update(&adam, weight_decay, step),
-            OptimizerSpec::Ftrl { learning_rate, beta, l1, l2, .. } => Update::Ftrl {
+            OptimizerSpec::Ftrl { learning_rate, beta, l1, l2, .. } => Formula::Ftrl {
                 learning_rate: rate(learning_rate),
                 beta: beta.into(),
                 l1: l1.into(),
@@ -123,14 +147,15 @@ impl Optimizer {
 
 fn check_adam(adam: &AdamSpec) -> Result<(), BadConstant> {
     positive("learning_rate", adam.learning_rate)?;
+    not_negative("l2", adam.l2)?;
     below_one("beta1", adam.beta1)?;
     below_one("beta2", adam.beta2)?;
     // A gradient of 0 would divide 0 by 0.
     positive("epsilon", adam.epsilon)
 }
 
-fn adam_update(adam: &AdamSpec, weight_decay: f32, step: Step) -> Update {
-    Update::Adam {
+fn adam_update(adam: &AdamSpec, weight_decay: f32, step: Step) -> Formula {
+    Formula::Adam {
         learning_rate: f64::from(adam.learning_rate) * step.rate_factor,
         beta1: adam.beta1.into(),
         beta2: adam.beta2.into(),
@@ -165,12 +190,13 @@ mod tests {
     fn constants_out_of_range_are_refused() {
         let bad = |spec| Optimizer::new(&spec).unwrap_err().constant;
         for learning_rate in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-            assert_eq!(bad(OptimizerSpec::Sgd { learning_rate }), "learning_rate");
+            assert_eq!(bad(OptimizerSpec::Sgd { learning_rate, l2: 0.0 }), "learning_rate");
         }
         let adagrad = |initial_accumulator, epsilon| OptimizerSpec::Adagrad {
             learning_rate: 0.1,
             initial_accumulator,
             epsilon,
+            l2: 0.0,
         };
         assert_eq!(bad(adagrad(-0.1, 1e-7)), "initial_accumulator");
         assert_eq!(bad(adagrad(0.0, 0.0)), "epsilon");
@@ -179,11 +205,12 @@ mod tests {
         let ftrl =
             OptimizerSpec::Ftrl { learning_rate: 0.1, beta: 0.0, l1, l2: 0.0, initial_accumulator: 0.1 };
         assert_eq!(bad(ftrl), "l1");
-        let momentum = |momentum| OptimizerSpec::Momentum { learning_rate: 0.1, momentum, nesterov: false };
+        let momentum =
+            |momentum| OptimizerSpec::Momentum { learning_rate: 0.1, momentum, nesterov: false, l2: 0.0 };
         for constant in [1.0, -0.5, f32::NAN] {
             assert_eq!(bad(momentum(constant)), "momentum");
         }
-        let adam = AdamSpec { learning_rate: 0.1, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+        let adam = AdamSpec { learning_rate: 0.1, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, l2: 0.0 };
         assert_eq!(bad(OptimizerSpec::Adam(AdamSpec { beta2: 1.0, ..adam })), "beta2");
         assert_eq!(bad(OptimizerSpec::Adam(AdamSpec { epsilon: 0.0, ..adam })), "epsilon");
         assert_eq!(bad(OptimizerSpec::AdamW { adam, weight_decay: -1.0 }), "weight_decay");
@@ -191,19 +218,24 @@ mod tests {
 
     #[test]
     fn states_are_as_many_as_the_update_keeps() {
-        let adam = AdamSpec { learning_rate: 0.1, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+        let adam = AdamSpec { learning_rate: 0.1, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, l2: 0.0 };
         let specs = [
-            OptimizerSpec::Sgd { learning_rate: 0.1 },
-            OptimizerSpec::Momentum { learning_rate: 0.1, momentum: 0.9, nesterov: true },
-            OptimizerSpec::RowWiseAdagrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-7 },
+            OptimizerSpec::Sgd { learning_rate: 0.1, l2: 0.0 },
+            OptimizerSpec::Momentum { learning_rate: 0.1, momentum: 0.9, nesterov: true, l2: 0.0 },
+            OptimizerSpec::RowWiseAdagrad {
+                learning_rate: 0.1,
+                initial_accumulator: 0.1,
+                epsilon: 1e-7,
+                l2: 0.0,
+            },
             OptimizerSpec::Adam(adam),
             OptimizerSpec::AdamW { adam, weight_decay: 0.01 },
-            OptimizerSpec::Adagrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-7 },
+            OptimizerSpec::Adagrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-7, l2: 0.0 },
             OptimizerSpec::Ftrl { learning_rate: 0.1, beta: 1.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.0 },
         ];
         for spec in specs {
             let optimizer = Optimizer::new(&spec).unwrap();
-            let update = optimizer.update(Step::number(1));
+            let update = optimizer.formula(Step::number(1));
             let of_rows =
                 optimizer.states().iter().filter(|(_, part)| matches!(part, TablePart::RowState(_)));
             let (of_rows, all) = (of_rows.count(), optimizer.states().len());

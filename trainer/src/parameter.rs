@@ -4,7 +4,7 @@
 //! Names are stable: they are the keys of a checkpoint's safetensors files. A parameter's optimizer
 //! state is named after it (`deep.layer.0.weight/accumulator`).
 
-use millstream_backend::{Backend, Device, Scalar, Sizes, TablePart, TableShape};
+use millstream_backend::{Backend, Device, Scalar, Sizes, TablePart, TableShape, Update};
 
 use crate::init::Init;
 use crate::optimizer::Optimizer;
@@ -146,8 +146,8 @@ impl ParameterSpec {
 
     /// The size of the table that holds it.
     pub fn table_shape(&self) -> TableShape {
-        let update = self.optimizer.update(Step::number(1));
-        let (states, row_states) = (update.states(), update.row_states());
+        let formula = self.optimizer.formula(Step::number(1));
+        let (states, row_states) = (formula.states(), formula.row_states());
         TableShape { rows: self.rows, width: self.columns, states, row_states }
     }
 
@@ -191,10 +191,9 @@ impl<D: Device> MatrixParameter<D> {
 }
 
 impl<B: Backend> MatrixParameter<B> {
-    /// One optimizer step by `gradient`.
-    pub fn step(&mut self, backend: &B, step: Step) {
-        let update = self.spec.optimizer.update(step);
-        backend.step(&update, &mut self.value, &mut self.states, &self.gradient);
+    /// One optimizer step by `gradient`; `scale` as [`Update`] has it.
+    pub fn step(&mut self, backend: &B, update: &Update, scale: &B::Matrix) {
+        backend.step(update, scale, &mut self.value, &mut self.states, &self.gradient);
     }
 }
 

@@ -16,6 +16,7 @@ use millstream_trainer::layers::{
     Cross, CrossActivations, CrossGradients, Dense, Embedding, Linear, Mlp, MlpActivations, MlpGradients,
     Tables,
 };
+use millstream_trainer::learner::{Descent, Learner};
 use millstream_trainer::optimizer::Optimizer;
 use millstream_trainer::parameter::{MatrixParameter, ParameterSpec, Parameters};
 use millstream_trainer::schedule::Step;
@@ -26,7 +27,7 @@ const STEP: f64 = 1e-5;
 const BACKEND: &Reference = &Reference;
 
 fn sgd() -> Optimizer {
-    Optimizer::new(&OptimizerSpec::Sgd { learning_rate: 1.0 }).unwrap()
+    Optimizer::new(&OptimizerSpec::Sgd { learning_rate: 1.0, l2: 0.0 }).unwrap()
 }
 
 fn numbers(name: &str, count: usize) -> Vec<f64> {
@@ -145,6 +146,14 @@ fn planned() -> <Reference as Device>::RowPlan {
     plan
 }
 
+/// One step of plain descent by what `layer` shows.
+fn descend(layer: impl FnOnce(&mut dyn Learner<Reference>)) {
+    let (batch, plan) = (uploaded(), planned());
+    let (touched, scale) = ((&batch, &plan), &filled(1, 1, &[1.0]));
+    let (clip, step) = (f64::INFINITY, Step::number(1));
+    layer(&mut Descent { backend: BACKEND, touched, scale, clip, step });
+}
+
 /// A parameter's numbers; and the same parameter with others.
 fn value_of(parameter: &MatrixParameter<Reference>) -> Vec<f64> {
     read(&parameter.value, parameter.spec.len())
@@ -231,7 +240,7 @@ fn embedding() {
         let width = 2;
         let columns = width * COLUMNS.len();
         let new = || Embedding { tables: tables(width, pooling), dense: vec![1] };
-        let (batch, plan) = (uploaded(), planned());
+        let batch = uploaded();
         let weights = numbers("by output", ROWS * columns);
         let value = |embedding: &Embedding<Reference>| {
             let mut output = BACKEND.matrix(ROWS, columns + 1);
@@ -241,7 +250,8 @@ fn embedding() {
             rows.flat_map(|(y, w)| y.iter().zip(w)).map(|(y, w)| y * w).sum::<f64>()
         };
         let mut stepped = new();
-        stepped.step(BACKEND, (&batch, &plan), &filled(ROWS, columns, &weights), 0, Step::number(1));
+        let gradient = filled(ROWS, columns, &weights);
+        descend(|learner| stepped.learn(&gradient, 0, learner));
         let at = values_of(&new());
         let after = values_of(&stepped);
         for (table, (at, after)) in at.iter().zip(&after).enumerate() {
@@ -262,7 +272,7 @@ fn linear() {
         scatter(&mut linear);
         linear
     };
-    let (batch, plan) = (uploaded(), planned());
+    let batch = uploaded();
     let by_output = numbers("by output", ROWS);
     let value = |linear: &Linear<Reference>| {
         let mut output = BACKEND.matrix(ROWS, 1);
@@ -272,7 +282,7 @@ fn linear() {
     let mut stepped = new();
     let gradient = filled(ROWS, 1, &by_output);
     stepped.backward(BACKEND, &batch, &gradient);
-    stepped.step(BACKEND, (&batch, &plan), &gradient, Step::number(1));
+    descend(|learner| stepped.learn(&gradient, learner));
     let mut moved = new();
     let at = value_of(&moved.dense_weights);
     check("dense weights", &at, &read(&stepped.dense_weights.gradient, 2), |x| {
@@ -321,7 +331,7 @@ fn cross() {
         check("first", &at, &gradient, |x| value(&cross, &filled(ROWS, WIDTH, x)).0);
 
         let before = values_of(&cross);
-        cross.step(BACKEND, Step::number(1));
+        descend(|learner| cross.learn(learner));
         let after = values_of(&cross);
         assert_eq!(before.len(), if rank.is_some() { 9 } else { 6 });
         scatter(&mut cross);

@@ -9,7 +9,9 @@ use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedF
 use millstream_trainer::init::Init;
 use millstream_trainer::model::{Model, ModelError, ModelPlan, NamedTensor, TensorRole};
 use millstream_trainer::schedule::Step;
-use millstream_trainer::spec::{DeepSpec, ModelSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec};
+use millstream_trainer::spec::{
+    DeepSpec, ModelSpec, OptimizerSpec, Pooling, TrainingSpec, WideDeepSpec, WideSpec,
+};
 
 fn schema(rows: u32) -> BatchSchema {
     BatchSchema {
@@ -50,6 +52,7 @@ fn spec() -> WideDeepSpec {
                 learning_rate: 0.05,
                 initial_accumulator: 0.1,
                 epsilon: 1e-7,
+                l2: 0.0,
             },
         },
     }
@@ -89,7 +92,11 @@ fn batch(schema: &BatchSchema, rows: u32, seed: u64) -> BatchBuffer {
 }
 
 fn model(threads: u32, schema: &BatchSchema) -> Model<Cpu> {
-    Model::new(Cpu::new(Some(threads)).unwrap(), &ModelSpec::WideDeep(spec()), schema, 7).unwrap()
+    Model::new(Cpu::new(Some(threads)).unwrap(), &ModelSpec::WideDeep(spec()), schema, &training()).unwrap()
+}
+
+fn training() -> TrainingSpec {
+    TrainingSpec { seed: 7, ..TrainingSpec::default() }
 }
 
 fn tensors(model: &Model<Cpu>) -> Vec<(NamedTensor, Vec<f32>)> {
@@ -166,7 +173,7 @@ fn what_cannot_be_built_is_refused() {
     assert_eq!(empty(|spec| spec.deep.features.clear()), "model.deep.features");
     assert_eq!(empty(|spec| spec.deep.embedding_dim = 0), "model.deep.embedding_dim");
     assert_eq!(empty(|spec| spec.deep.hidden.push(0)), "model.deep.hidden");
-    let constant = refusal(|spec| spec.deep.optimizer = OptimizerSpec::Sgd { learning_rate: -1.0 });
+    let constant = refusal(|spec| spec.deep.optimizer = OptimizerSpec::Sgd { learning_rate: -1.0, l2: 0.0 });
     let expected = "model.deep.optimizer: `learning_rate` is -1; expected a number above 0";
     assert_eq!(constant.to_string(), expected);
     let mut huge = schema(64);
@@ -190,7 +197,7 @@ fn parts_may_be_as_small_as_they_get() {
         let mut spec = spec();
         change(&mut spec);
         let spec = ModelSpec::WideDeep(spec);
-        let mut model = Model::new(Cpu::new(Some(2)).unwrap(), &spec, &schema, 7).unwrap();
+        let mut model = Model::new(Cpu::new(Some(2)).unwrap(), &spec, &schema, &training()).unwrap();
         assert_eq!(model.tensors(), ModelPlan::new(&spec, &schema).unwrap().tensors);
         let before = model.train_step(batch(&schema, 16, 0).as_ref(), Step::number(1)).unwrap().mean();
         let after = model.train_step(batch(&schema, 16, 0).as_ref(), Step::number(1)).unwrap().mean();

@@ -1,6 +1,6 @@
 //! The `[training]` of a job file.
 
-use millstream_trainer::spec::{DecaySpec, Precision, ScheduleSpec, TrainingSpec};
+use millstream_trainer::spec::{ClipSpec, DecaySpec, Precision, ScheduleSpec, TrainingSpec};
 
 use super::section::Section;
 
@@ -35,8 +35,10 @@ pub(super) fn read(mut training: Section<'_>, seed: u64) -> TrainingSpec {
     }
     let threads = training.whole_u32("threads", 1..=1_024);
     let schedule = read_schedule(training.section("schedule", "[training.schedule]"));
+    let clip =
+        ClipSpec { norm: training.constant("clip_norm", true), value: training.constant("clip_value", true) };
     training.finish();
-    TrainingSpec { seed, schedule, precision: Precision::Fp32, threads }
+    TrainingSpec { seed, schedule, clip, precision: Precision::Fp32, threads }
 }
 
 fn read_schedule(mut schedule: Section<'_>) -> ScheduleSpec {

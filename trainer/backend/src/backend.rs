@@ -14,6 +14,8 @@ use millstream_batch::BatchRef;
 
 use crate::device::{Device, Lookup, TablePart};
 use crate::error::BatchError;
+#[cfg(doc)]
+use crate::update::Formula;
 use crate::update::Update;
 
 /// What follows a layer's product and bias.
@@ -221,32 +223,55 @@ pub trait Backend: Device + Sized + Send {
     /// `out = 1 / (1 + exp(-logits))` over the first `rows` rows, `[B, 1]` both.
     fn sigmoid(&self, rows: usize, logits: &Self::Matrix, out: &mut Self::Matrix);
 
-    /// One optimizer step on `weights` and its [`Update::states`] state matrices, all of one shape.
+    /// `sum += sum of the squares of the gradient's numbers`, `sum` `[1, 1]`.
+    fn squares(&self, gradient: &Self::Matrix, sum: &mut Self::Matrix);
+
+    /// The same over the touched rows of tables, once the gradients of each row are summed.
+    fn row_squares(&self, gradients: &RowGradients<'_, Self>, tables: &[Self::Table], sum: &mut Self::Matrix);
+
+    /// `scale = min(1, maximum / sqrt(squares))`, both `[1, 1]`: what a gradient is multiplied by to be no longer than
+    /// `maximum`; Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013,
+    /// Algorithm 1.
+    fn clip_scale(&self, maximum: f64, squares: &Self::Matrix, scale: &mut Self::Matrix);
+
+    /// One optimizer step on `weights` and its [`Formula::states`] state matrices, all of one shape.
+    ///
+    /// `scale` is `[1, 1]`; see [`Update`].
     fn step(
         &self,
         update: &Update,
+        scale: &Self::Matrix,
         weights: &mut Self::Matrix,
         states: &mut [Self::Matrix],
         gradient: &Self::Matrix,
     );
 
-    /// One optimizer step on those rows of each table that the batch touches.
+    /// One optimizer step on those rows of each table that a batch touches.
     ///
-    /// `gradient` is that by the output of [`Backend::gather`], tables' columns apart, or of
-    /// [`Backend::linear_forward`], one column that they share. A row's gradient is summed over the batch in
-    /// the order of the batch's rows, then applied once. Combining and stepping are one operation so
-    /// that the combined gradients never go through memory.
-    #[allow(clippy::too_many_arguments, reason = "one fused operation over every table of a model")]
+    /// A row's gradient is summed over the batch in the order of the batch's rows, then applied once. Combining and
+    /// stepping are one operation so that the combined gradients never go through memory.
     fn step_rows(
         &self,
         update: &Update,
-        batch: &Self::Batch,
-        plan: &Self::RowPlan,
-        lookups: &[Lookup],
-        gradient: &Self::Matrix,
-        columns: GradientColumns,
+        scale: &Self::Matrix,
+        gradients: &RowGradients<'_, Self>,
         tables: &mut [Self::Table],
     );
+}
+
+/// Gradients of the table rows that a batch touches, before those of one row are summed.
+pub struct RowGradients<'a, D: Device> {
+    /// The batch.
+    pub batch: &'a D::Batch,
+    /// What it touches, at least in the columns of `lookups`.
+    pub plan: &'a D::RowPlan,
+    /// What is looked up in each table.
+    pub lookups: &'a [Lookup],
+    /// By what each row of the batch looked up: by the output of [`Backend::gather`], or of
+    /// [`Backend::linear_forward`].
+    pub gradient: &'a D::Matrix,
+    /// Which columns of it are a table's.
+    pub columns: GradientColumns,
 }
 
 /// Which columns of a gradient belong to a table.

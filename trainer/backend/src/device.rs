@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use millstream_batch::BatchSchema;
 
 #[cfg(doc)]
-use crate::update::Update;
+use crate::update::Formula;
 
 /// A number a backend computes with.
 pub trait Scalar: Copy + Debug + Default + PartialEq + Send + Sync + 'static {
@@ -82,9 +82,9 @@ pub struct TableShape {
     pub rows: usize,
     /// Weights of a row, `W`.
     pub width: usize,
-    /// State numbers that its optimizer keeps for each weight: [`Update::states`].
+    /// State numbers that its optimizer keeps for each weight: [`Formula::states`].
     pub states: usize,
-    /// State numbers that it keeps for each row: [`Update::row_states`].
+    /// State numbers that it keeps for each row: [`Formula::row_states`].
     pub row_states: usize,
 }
 

@@ -9,11 +9,11 @@ mod reference;
 mod sizes;
 mod update;
 
-pub use backend::{Activation, Backend, GradientColumns, LayerGradient};
+pub use backend::{Activation, Backend, GradientColumns, LayerGradient, RowGradients};
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
 pub use device::{Device, IdColumn, Lookup, Pooling, Scalar, TablePart, TableShape};
 pub use error::{BackendError, BatchError};
 pub use host::HostBatch;
 pub use reference::{Reference, ReferenceMatrix, ReferencePlan, ReferenceTable};
 pub use sizes::Sizes;
-pub use update::Update;
+pub use update::{Formula, Update};

@@ -1,11 +1,28 @@
 //! Optimizers, as kernels see them: which formula, with which constants.
 
-/// One optimizer's update of a weight `w` by its gradient `g`.
+/// One optimizer's update of weights by their gradients: first what becomes of a gradient, then the formula.
+///
+/// ```text
+/// g = min(max(scale * g, -clip), clip) + l2 * w
+/// ```
+///
+/// `scale` is a number on the device, which operations take beside the update: it may follow from the gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update {
+    /// What it does to a weight.
+    pub formula: Formula,
+    /// The most that a gradient may be, either way; may be infinite.
+    pub clip: f64,
+    /// Of the penalty `l2 / 2 * w^2`, whose gradient joins the loss's; of tables, in the rows that are touched.
+    pub l2: f64,
+}
+
+/// How a weight `w` follows from its gradient `g`.
 ///
 /// Rows of a table that a batch does not touch keep their weights and state: so Adam and momentum are "lazy" there,
 /// as `LazyAdam` of TensorFlow and `SparseAdam` of PyTorch are.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Update {
+pub enum Formula {
     /// `w -= learning_rate * g`
     Sgd {
         /// Step size.
@@ -84,7 +101,14 @@ pub enum Update {
     },
 }
 
-impl Update {
+impl From<Formula> for Update {
+    /// By the gradient as it is.
+    fn from(formula: Formula) -> Self {
+        Self { formula, clip: f64::INFINITY, l2: 0.0 }
+    }
+}
+
+impl Formula {
     /// Numbers of state kept for each weight.
     pub fn states(&self) -> usize {
         match self {

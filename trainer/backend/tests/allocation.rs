@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use millstream_backend::{
-    Backend, Cpu, Device, GradientColumns, IdColumn, Lookup, Pooling, TableShape, Update,
+    Backend, Cpu, Device, Formula, GradientColumns, IdColumn, Lookup, Pooling, RowGradients, TableShape,
+    Update,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
@@ -78,7 +79,8 @@ fn a_step_allocates_nothing() {
     let lookups = columns.map(|column| Lookup { column, pooling: Pooling::Mean });
     let cpu = Cpu::new(Some(THREADS as u32)).expect("some threads");
     let rows = ROWS as usize;
-    let update = Update::Adagrad { learning_rate: 0.1, epsilon: 1e-7 };
+    let formula = Formula::Adagrad { learning_rate: 0.1, epsilon: 1e-7 };
+    let (update, mut scale) = (Update { formula, clip: 1.0, l2: 1e-3 }, cpu.matrix(1, 1));
     let table = |width| cpu.table(TableShape { rows: CARDINALITY as usize, width, states: 1, row_states: 0 });
     let mut embeddings = [table(WIDTH), table(WIDTH)];
     let mut wide = [table(1), table(1)];
@@ -87,7 +89,7 @@ fn a_step_allocates_nothing() {
     let mut bias_state = [cpu.matrix(1, 1)];
     let (mut input, by_input) = (cpu.matrix(rows, 2 * WIDTH + 1), cpu.matrix(rows, 2 * WIDTH));
     let (mut logits, mut by_logits) = (cpu.matrix(rows, 1), cpu.matrix(rows, 1));
-    let mut sums = cpu.matrix(1, 2);
+    let (mut sums, mut squares) = (cpu.matrix(1, 2), cpu.matrix(1, 1));
     let mut uploaded = cpu.batch(&schema);
     let mut plan = cpu.row_plan(&schema, &columns);
     let slot = batch(&schema);
@@ -99,9 +101,16 @@ fn a_step_allocates_nothing() {
         cpu.bce_with_logits(&uploaded, &logits, &mut by_logits, &mut sums);
         cpu.linear_backward(&uploaded, &[0], &by_logits, &mut by_dense, &mut by_bias);
         let (apart, shared) = (GradientColumns::Apart { first: 0 }, GradientColumns::Shared);
-        cpu.step_rows(&update, &uploaded, &plan, &lookups, &by_input, apart, &mut embeddings);
-        cpu.step_rows(&update, &uploaded, &plan, &lookups, &by_logits, shared, &mut wide);
-        cpu.step(&update, &mut bias, &mut bias_state, &by_bias);
+        let (batch, plan, lookups) = (&uploaded, &plan, lookups.as_slice());
+        let of_deep = RowGradients::<Cpu> { batch, plan, lookups, gradient: &by_input, columns: apart };
+        let of_wide = RowGradients::<Cpu> { batch, plan, lookups, gradient: &by_logits, columns: shared };
+        cpu.clear(1, &mut squares);
+        cpu.row_squares(&of_deep, &embeddings, &mut squares);
+        cpu.squares(&by_bias, &mut squares);
+        cpu.clip_scale(1.0, &squares, &mut scale);
+        cpu.step_rows(&update, &scale, &of_deep, &mut embeddings);
+        cpu.step_rows(&update, &scale, &of_wide, &mut wide);
+        cpu.step(&update, &scale, &mut bias, &mut bias_state, &by_bias);
     };
     step();
     assert!(ALLOCATIONS.load(Ordering::Relaxed) > 0, "the counter counts");

@@ -10,9 +10,9 @@
 use millstream_backend::{Activation, Backend, Device};
 
 use crate::layers::dense::Dense;
+use crate::learner::Learner;
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
-use crate::schedule::Step;
 use crate::spec::CrossSpec;
 
 /// A stack of cross layers.
@@ -150,13 +150,13 @@ impl<B: Backend> Cross<B> {
         backend.add(rows, by_output, by_first);
     }
 
-    /// One optimizer step by the gradients of the last backward pass.
-    pub fn step(&mut self, backend: &B, step: Step) {
+    /// Shows the parameters with the gradients of the last backward pass.
+    pub fn learn(&mut self, learner: &mut dyn Learner<B>) {
         for layer in &mut self.layers {
             if let Some(down) = &mut layer.down {
-                down.step(backend, step);
+                down.learn(learner);
             }
-            layer.product.step(backend, step);
+            layer.product.learn(learner);
         }
     }
 }

@@ -3,9 +3,9 @@
 use millstream_backend::{Activation, Backend, Device, LayerGradient};
 
 use crate::init::Init;
+use crate::learner::Learner;
 use crate::optimizer::Optimizer;
 use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
-use crate::schedule::Step;
 
 /// `activation(input . weights + bias)`
 pub struct Dense<D: Device> {
@@ -79,11 +79,11 @@ impl<B: Backend> Dense<B> {
         backend.layer_backward(rows, &layer, by_output, &mut self.weights.gradient, by_bias, by_input);
     }
 
-    /// One optimizer step by the gradients of the last backward pass.
-    pub fn step(&mut self, backend: &B, step: Step) {
-        self.weights.step(backend, step);
+    /// Shows the parameters with the gradients of the last backward pass.
+    pub fn learn(&mut self, learner: &mut dyn Learner<B>) {
+        learner.matrix(&mut self.weights);
         if let Some(bias) = &mut self.bias {
-            bias.step(backend, step);
+            learner.matrix(bias);
         }
     }
 }

@@ -3,8 +3,8 @@
 use millstream_backend::{Backend, Device, GradientColumns};
 
 use crate::layers::tables::Tables;
+use crate::learner::Learner;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
-use crate::schedule::Step;
 
 /// One table for each feature of ids; dense columns pass through.
 pub struct Embedding<D: Device> {
@@ -34,18 +34,10 @@ impl<B: Backend> Embedding<B> {
         backend.gather(batch, lookups, tables, &self.dense, output, first_column);
     }
 
-    /// One optimizer step on the rows that `batch` touches, by the gradient of the output, or of no
-    /// more than its first columns up to the tables' last.
-    pub fn step(
-        &mut self,
-        backend: &B,
-        (batch, plan): (&B::Batch, &B::RowPlan),
-        by_output: &B::Matrix,
-        first_column: usize,
-        step: Step,
-    ) {
-        let columns = GradientColumns::Apart { first: first_column };
-        self.tables.step(backend, (batch, plan), by_output, columns, step);
+    /// Shows the tables with the gradient by the output, or by no more than its first columns up to the tables'
+    /// last.
+    pub fn learn(&mut self, by_output: &B::Matrix, first_column: usize, learner: &mut dyn Learner<B>) {
+        learner.tables(&mut self.tables, by_output, GradientColumns::Apart { first: first_column });
     }
 }
 

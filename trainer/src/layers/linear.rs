@@ -4,9 +4,9 @@ use millstream_backend::{Backend, Device, GradientColumns};
 
 use crate::init::Init;
 use crate::layers::tables::Tables;
+use crate::learner::Learner;
 use crate::optimizer::Optimizer;
 use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
-use crate::schedule::Step;
 
 /// One weight for each id and each dense column, and a bias.
 pub struct Linear<D: Device> {
@@ -62,17 +62,11 @@ impl<B: Backend> Linear<B> {
         backend.linear_backward(batch, &self.dense, by_output, by_weights, by_bias);
     }
 
-    /// One optimizer step on dense weights, bias and the rows that `batch` touches.
-    pub fn step(
-        &mut self,
-        backend: &B,
-        (batch, plan): (&B::Batch, &B::RowPlan),
-        by_output: &B::Matrix,
-        step: Step,
-    ) {
-        self.tables.step(backend, (batch, plan), by_output, GradientColumns::Shared, step);
-        self.dense_weights.step(backend, step);
-        self.bias.step(backend, step);
+    /// Shows the parameters with the gradients of the last backward pass, tables with that by the output.
+    pub fn learn(&mut self, by_output: &B::Matrix, learner: &mut dyn Learner<B>) {
+        learner.tables(&mut self.tables, by_output, GradientColumns::Shared);
+        learner.matrix(&mut self.dense_weights);
+        learner.matrix(&mut self.bias);
     }
 }
 

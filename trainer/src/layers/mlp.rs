@@ -3,9 +3,9 @@
 use millstream_backend::{Activation, Backend, Device};
 
 use crate::layers::dense::Dense;
+use crate::learner::Learner;
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
-use crate::schedule::Step;
 
 /// A stack of layers.
 pub struct Mlp<D: Device> {
@@ -112,10 +112,10 @@ impl<B: Backend> Mlp<B> {
         }
     }
 
-    /// One optimizer step by the gradients of the last backward pass.
-    pub fn step(&mut self, backend: &B, step: Step) {
+    /// Shows the parameters with the gradients of the last backward pass.
+    pub fn learn(&mut self, learner: &mut dyn Learner<B>) {
         for layer in &mut self.layers {
-            layer.step(backend, step);
+            layer.learn(learner);
         }
     }
 }

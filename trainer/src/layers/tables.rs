@@ -1,17 +1,19 @@
 //! Tables that a batch's ids are looked up in.
 
-use millstream_backend::{Backend, Device, GradientColumns, Lookup};
+use millstream_backend::{Device, Lookup};
 
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
-use crate::schedule::Step;
 
 /// Tables with one optimizer, each looked up by a column of its own.
 pub struct Tables<D: Device> {
-    pub(super) lookups: Vec<Lookup>,
-    pub(super) tables: Vec<D::Table>,
+    /// What is looked up in each.
+    pub lookups: Vec<Lookup>,
+    /// `[C, W]` each.
+    pub tables: Vec<D::Table>,
+    /// What trains them.
+    pub optimizer: Optimizer,
     specs: Vec<ParameterSpec>,
-    optimizer: Optimizer,
 }
 
 impl<D: Device> Tables<D> {
@@ -35,23 +37,6 @@ impl<D: Device> Tables<D> {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty()
-    }
-}
-
-impl<B: Backend> Tables<B> {
-    /// One optimizer step on the rows that `batch` touches, by the gradient of what they gave.
-    pub fn step(
-        &mut self,
-        backend: &B,
-        (batch, plan): (&B::Batch, &B::RowPlan),
-        gradient: &B::Matrix,
-        columns: GradientColumns,
-        step: Step,
-    ) {
-        if !self.tables.is_empty() {
-            let update = self.optimizer.update(step);
-            backend.step_rows(&update, batch, plan, &self.lookups, gradient, columns, &mut self.tables);
-        }
     }
 }
 

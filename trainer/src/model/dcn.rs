@@ -15,11 +15,11 @@ use millstream_backend::{Activation, Backend, Device};
 use crate::layers::{
     Cross, CrossActivations, CrossGradients, Dense, Embedding, Mlp, MlpActivations, MlpGradients,
 };
+use crate::learner::Learner;
 use crate::model::builder::Builder;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
-use crate::schedule::Step;
 use crate::spec::{DcnSpec, DcnStructure};
 
 /// The model. `N` is the width of its input, embeddings and dense columns together.
@@ -132,13 +132,13 @@ impl<B: Backend> Compute<B> for Dcn<B> {
         self.cross.backward(backend, rows, input, cross, cross_work, by_cross, by_input);
     }
 
-    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), _by_logits: &B::Matrix, step: Step) {
-        self.deep.step(backend, step);
+    fn learn(&mut self, _by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
+        self.deep.learn(learner);
         if let Some(CrossOutput { layer, .. }) = &mut self.output {
-            layer.step(backend, step);
+            layer.learn(learner);
         }
-        self.cross.step(backend, step);
-        self.embedding.step(backend, touched, &self.work.by_input, 0, step);
+        self.cross.learn(learner);
+        self.embedding.learn(&self.work.by_input, 0, learner);
     }
 }
 

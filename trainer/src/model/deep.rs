@@ -3,11 +3,11 @@
 use millstream_backend::{Activation, Backend, Device};
 
 use crate::layers::{Embedding, Mlp, MlpActivations, MlpGradients};
+use crate::learner::Learner;
 use crate::model::builder::Builder;
 use crate::model::error::ModelError;
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
-use crate::schedule::Step;
 
 /// The part, with what a step of it needs.
 pub(super) struct Deep<D: Device> {
@@ -65,10 +65,10 @@ impl<B: Backend> Deep<B> {
         self.mlp.backward(backend, rows, input, &self.saved, &mut self.work, by_logits, by_input);
     }
 
-    pub(super) fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), step: Step) {
-        self.mlp.step(backend, step);
+    pub(super) fn learn(&mut self, learner: &mut dyn Learner<B>) {
+        self.mlp.learn(learner);
         if let Some(by_embedding) = &self.by_embedding {
-            self.embedding.step(backend, touched, by_embedding, 0, step);
+            self.embedding.learn(by_embedding, 0, learner);
         }
     }
 }

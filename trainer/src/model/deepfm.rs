@@ -12,12 +12,12 @@
 use millstream_backend::{Backend, Device};
 
 use crate::layers::Linear;
+use crate::learner::Learner;
 use crate::model::builder::Builder;
 use crate::model::deep::Deep;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
-use crate::schedule::Step;
 use crate::spec::DeepFmSpec;
 
 /// The model.
@@ -67,9 +67,9 @@ impl<B: Backend> Compute<B> for DeepFm<B> {
         }
     }
 
-    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), by_logits: &B::Matrix, step: Step) {
-        self.deep.step(backend, touched, step);
-        self.linear.step(backend, touched, by_logits, step);
+    fn learn(&mut self, by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
+        self.deep.learn(learner);
+        self.linear.learn(by_logits, learner);
     }
 }
 

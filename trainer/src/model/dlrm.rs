@@ -13,11 +13,11 @@ use millstream_backend::{Activation, Backend, Device};
 use crate::layers::{
     Cross, CrossActivations, CrossGradients, Embedding, Mlp, MlpActivations, MlpGradients, Tables,
 };
+use crate::learner::Learner;
 use crate::model::builder::Builder;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
-use crate::schedule::Step;
 use crate::spec::{DlrmInteraction, DlrmSpec};
 
 /// The model. `V` is the number of vectors, the embeddings' and one of the dense columns; `W` their width.
@@ -200,13 +200,13 @@ impl<B: Backend> Compute<B> for Dlrm<B> {
         self.bottom.backward(backend, rows, dense, bottom, bottom_work, by_bottom, None);
     }
 
-    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), _by_logits: &B::Matrix, step: Step) {
-        self.top.step(backend, step);
+    fn learn(&mut self, _by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
+        self.top.learn(learner);
         if let Interaction::Cross(cross) = &mut self.interaction {
-            cross.layers.step(backend, step);
+            cross.layers.learn(learner);
         }
-        self.bottom.step(backend, step);
-        self.embedding.step(backend, touched, &self.work.by_vectors, self.width, step);
+        self.bottom.learn(learner);
+        self.embedding.learn(&self.work.by_vectors, self.width, learner);
     }
 }
 

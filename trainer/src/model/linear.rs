@@ -3,11 +3,11 @@
 use millstream_backend::{Backend, Device};
 
 use crate::layers::Linear;
+use crate::learner::Learner;
 use crate::model::builder::Builder;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
-use crate::schedule::Step;
 use crate::spec::LinearSpec;
 
 /// The model.
@@ -39,8 +39,8 @@ impl<B: Backend> Compute<B> for LinearModel<B> {
         self.linear.backward(backend, batch, by_logits);
     }
 
-    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), by_logits: &B::Matrix, step: Step) {
-        self.linear.step(backend, touched, by_logits, step);
+    fn learn(&mut self, by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
+        self.linear.learn(by_logits, learner);
     }
 }
 

@@ -3,12 +3,12 @@
 
 use millstream_backend::{Backend, Device};
 
+use crate::learner::Learner;
 use crate::model::builder::Builder;
 use crate::model::deep::Deep;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
-use crate::schedule::Step;
 use crate::spec::MlpSpec;
 
 /// The model.
@@ -40,8 +40,8 @@ impl<B: Backend> Compute<B> for MlpModel<B> {
         self.deep.backward(backend, rows, by_logits);
     }
 
-    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), _by_logits: &B::Matrix, step: Step) {
-        self.deep.step(backend, touched, step);
+    fn learn(&mut self, _by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
+        self.deep.learn(learner);
     }
 }
 

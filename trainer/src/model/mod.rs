@@ -18,10 +18,11 @@ mod wide_deep;
 use millstream_backend::{Backend, BatchError, Device, Scalar, Sizes};
 use millstream_batch::{BatchRef, BatchSchema};
 
+use crate::learner::{Descent, Measure};
 use crate::loss::LossSum;
 pub use crate::parameter::{NamedTensor, TensorRole};
 use crate::schedule::Step;
-use crate::spec::ModelSpec;
+use crate::spec::{ClipSpec, ModelSpec, TrainingSpec};
 use builder::Builder;
 pub use error::ModelError;
 use network::Network;
@@ -30,6 +31,7 @@ use network::Network;
 pub struct Model<B: Backend> {
     backend: B,
     parts: Parts<B>,
+    clip: ClipSpec,
     /// Probabilities on the host, `[B]`.
     host: Vec<B::Scalar>,
 }
@@ -43,6 +45,10 @@ struct Parts<D: Device> {
     by_logits: D::Matrix,
     /// Loss and weight, `[1, 2]`.
     sums: D::Matrix,
+    /// What gradients are multiplied by, `[1, 1]`.
+    scale: D::Matrix,
+    /// Of all gradients, `[1, 1]`.
+    squares: D::Matrix,
     /// `[B, 1]`
     probabilities: D::Matrix,
 }
@@ -69,6 +75,8 @@ impl<D: Device> Parts<D> {
             batch: device.batch(schema),
             by_logits: builder.matrix(1),
             sums: device.matrix(1, 2),
+            scale: device.matrix(1, 1),
+            squares: device.matrix(1, 1),
             probabilities: builder.matrix(1),
             plan: device.row_plan(schema, &builder.id_columns()),
         })
@@ -82,16 +90,27 @@ impl<D: Device> Parts<D> {
 }
 
 impl<B: Backend> Model<B> {
-    /// Builds a model for batches of `schema`, with initial weights fixed by `seed`.
+    /// Builds a model for batches of `schema`, with initial weights fixed by the seed.
     ///
     /// # Errors
     /// When a feature that `spec` names is not in `schema`, or the model cannot be.
-    pub fn new(backend: B, spec: &ModelSpec, schema: &BatchSchema, seed: u64) -> Result<Self, ModelError> {
+    pub fn new(
+        backend: B,
+        spec: &ModelSpec,
+        schema: &BatchSchema,
+        training: &TrainingSpec,
+    ) -> Result<Self, ModelError> {
         let mut parts = Parts::new(&backend, spec, schema)?;
         for (spec, mut stored) in parts.network.parameters_mut().stored_mut() {
-            stored.initialise(&backend, spec, seed);
+            stored.initialise(&backend, spec, training.seed);
         }
-        Ok(Self { backend, parts, host: vec![B::Scalar::default(); schema.rows as usize] })
+        backend.write_matrix(&mut parts.scale, &[B::Scalar::from_f64(1.0)]);
+        Ok(Self {
+            backend,
+            parts,
+            clip: training.clip,
+            host: vec![B::Scalar::default(); schema.rows as usize],
+        })
     }
 
     /// Takes one optimizer step on `batch`; returns its loss before the step.
@@ -101,7 +120,8 @@ impl<B: Backend> Model<B> {
     /// # Errors
     /// When the batch is not of the model's schema, or an id is out of range; then no step was taken.
     pub fn train_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<LossSum, BatchError> {
-        let Self { backend, parts: Parts { network, batch: uploaded, plan, by_logits, sums, .. }, .. } = self;
+        let Self { backend, parts, clip, .. } = self;
+        let Parts { network, batch: uploaded, plan, by_logits, sums, scale, squares, .. } = parts;
         backend.upload(batch, uploaded)?;
         let rows = batch.rows();
         if rows == 0 {
@@ -112,7 +132,14 @@ impl<B: Backend> Model<B> {
         network.forward(backend, uploaded, rows);
         backend.bce_with_logits(uploaded, network.logits(), by_logits, sums);
         network.backward(backend, uploaded, rows, by_logits);
-        network.step(backend, (uploaded, plan), by_logits, step);
+        let touched = (&*uploaded, &*plan);
+        if let Some(norm) = clip.norm {
+            backend.clear(1, squares);
+            network.learn(by_logits, &mut Measure { backend, touched, squares });
+            backend.clip_scale(norm.into(), squares, scale);
+        }
+        let clip = clip.value.map_or(f64::INFINITY, f64::from);
+        network.learn(by_logits, &mut Descent { backend, touched, scale, clip, step });
         let mut values = [B::Scalar::default(); 2];
         backend.read_matrix(sums, &mut values);
         Ok(LossSum { loss: values[0].to_f64(), weight: values[1].to_f64() })
@@ -126,7 +153,7 @@ impl<B: Backend> Model<B> {
     /// # Panics
     /// When `probabilities` is shorter than the batch.
     pub fn predict(&mut self, batch: BatchRef<'_>, probabilities: &mut [f32]) -> Result<(), BatchError> {
-        let Self { backend, parts, host } = self;
+        let Self { backend, parts, host, .. } = self;
         backend.upload(batch, &mut parts.batch)?;
         let rows = batch.rows();
         let network = parts.network.compute();

@@ -2,6 +2,7 @@
 
 use millstream_backend::{Backend, Device};
 
+use crate::learner::Learner;
 use crate::model::builder::Builder;
 use crate::model::dcn::Dcn;
 use crate::model::deepfm::DeepFm;
@@ -11,7 +12,6 @@ use crate::model::linear::LinearModel;
 use crate::model::mlp::MlpModel;
 use crate::model::wide_deep::WideDeep;
 use crate::parameter::Parameters;
-use crate::schedule::Step;
 use crate::spec::ModelSpec;
 
 /// What a model computes. One call follows the other, on the same batch.
@@ -26,8 +26,8 @@ pub(super) trait Compute<B: Backend> {
     /// `[B, 1]`, which stays as it is: a logit is linear in the layer before it.
     fn backward(&mut self, backend: &B, batch: &B::Batch, rows: usize, by_logits: &mut B::Matrix);
 
-    /// Takes one optimizer step by those gradients; `touched` are the batch and what it touches.
-    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), by_logits: &B::Matrix, step: Step);
+    /// Shows every parameter with its gradient, in a fixed order.
+    fn learn(&mut self, by_logits: &B::Matrix, learner: &mut dyn Learner<B>);
 }
 
 /// A model of any kind.

@@ -10,12 +10,12 @@
 use millstream_backend::{Backend, Device};
 
 use crate::layers::Linear;
+use crate::learner::Learner;
 use crate::model::builder::Builder;
 use crate::model::deep::Deep;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
-use crate::schedule::Step;
 use crate::spec::{EmbeddingSpec, WideDeepSpec};
 
 /// The model.
@@ -58,9 +58,9 @@ impl<B: Backend> Compute<B> for WideDeep<B> {
         self.deep.backward(backend, rows, by_logits);
     }
 
-    fn step(&mut self, backend: &B, touched: (&B::Batch, &B::RowPlan), by_logits: &B::Matrix, step: Step) {
-        self.deep.step(backend, touched, step);
-        self.wide.step(backend, touched, by_logits, step);
+    fn learn(&mut self, by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
+        self.deep.learn(learner);
+        self.wide.learn(by_logits, learner);
     }
 }
 

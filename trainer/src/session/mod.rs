@@ -95,7 +95,7 @@ where
         training: &TrainingSpec,
     ) -> Result<Self, SessionError> {
         Ok(Self {
-            scorer: Scorer::new(backend, model, schema, training.seed)?,
+            scorer: Scorer::new(backend, model, schema, training)?,
             model: model.clone(),
             seed: training.seed,
             schedule: training.schedule,

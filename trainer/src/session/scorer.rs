@@ -8,7 +8,7 @@ use crate::checkpoint::tensors::TensorFile;
 use crate::checkpoint::{Checkpoint, Element, Extent, MODEL_PART, OPTIMIZER_PART};
 use crate::metrics::{Accumulator, Metrics, Scored};
 use crate::model::{Model, NamedTensor, TensorRole};
-use crate::spec::ModelSpec;
+use crate::spec::{ModelSpec, TrainingSpec};
 
 /// A model that scores rows.
 pub struct Scorer<B: Backend> {
@@ -41,7 +41,8 @@ where
         if let Some(difference) = difference {
             return Err(SessionError::Mismatch { path: checkpoint.path().to_owned(), difference });
         }
-        let mut scorer = Self::new(backend, &trained.model, schema, trained.seed)?;
+        let training = TrainingSpec { seed: trained.seed, ..TrainingSpec::default() };
+        let mut scorer = Self::new(backend, &trained.model, schema, &training)?;
         scorer.load(checkpoint, Extent::Scoring)?;
         Ok(scorer)
     }
@@ -50,9 +51,9 @@ where
         backend: B,
         model: &ModelSpec,
         schema: &BatchSchema,
-        seed: u64,
+        training: &TrainingSpec,
     ) -> Result<Self, SessionError> {
-        let model = Model::new(backend, model, schema, seed)?;
+        let model = Model::new(backend, model, schema, training)?;
         Ok(Self {
             tensors: model.tensors(),
             model,

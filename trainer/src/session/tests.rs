@@ -34,7 +34,8 @@ fn model() -> ModelSpec {
 }
 
 fn wide_deep() -> WideDeepSpec {
-    let adagrad = OptimizerSpec::Adagrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon: 1e-7 };
+    let adagrad =
+        OptimizerSpec::Adagrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon: 1e-7, l2: 0.0 };
     let ftrl =
         OptimizerSpec::Ftrl { learning_rate: 0.1, beta: 1.0, l1: 0.01, l2: 0.0, initial_accumulator: 0.1 };
     let features = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
@@ -51,7 +52,7 @@ fn wide_deep() -> WideDeepSpec {
 }
 
 fn training() -> TrainingSpec {
-    TrainingSpec { seed: 7, schedule: ScheduleSpec::default(), precision: Precision::Fp32, threads: Some(2) }
+    TrainingSpec { seed: 7, threads: Some(2), ..TrainingSpec::default() }
 }
 
 fn session<B: Backend<Scalar: Element>>(backend: B) -> Session<B> {
@@ -342,7 +343,7 @@ fn an_evaluation_ranks_within_the_groups_of_a_feature() {
 #[test]
 fn learning_rates_follow_the_schedule() {
     let after = |learning_rate, warmup_steps| {
-        let optimizer = OptimizerSpec::Sgd { learning_rate };
+        let optimizer = OptimizerSpec::Sgd { learning_rate, l2: 0.0 };
         let spec = ModelSpec::Linear(LinearSpec { features: vec!["x".into(), "a".into()], optimizer });
         let schedule = ScheduleSpec { warmup_steps, ..ScheduleSpec::default() };
         let training = TrainingSpec { schedule, ..training() };

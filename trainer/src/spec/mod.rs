@@ -14,22 +14,34 @@ pub use optimizer::{AdamSpec, OptimizerSpec};
 pub use schedule::{DecaySpec, ScheduleSpec};
 
 /// How the job trains.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainingSpec {
     /// Fixes initial weights (and, with the data's own seed, everything else).
     pub seed: u64,
     /// How learning rates change.
     pub schedule: ScheduleSpec,
+    /// How long gradients may be.
+    pub clip: ClipSpec,
     /// Arithmetic of the step.
     pub precision: Precision,
     /// Threads of the CPU backend; `None` for one a core.
     pub threads: Option<u32>,
 }
 
+/// What gradients are held to, before optimizers see them. Those of a table row count once they are summed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClipSpec {
+    /// The most that the norm of all gradients together may be: they are scaled down to it.
+    pub norm: Option<f32>,
+    /// The most that a number of a gradient may be, either way, after that: it is cut to it.
+    pub value: Option<f32>,
+}
+
 /// Arithmetic of the step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// IEEE single precision throughout.
+    #[default]
     Fp32,
 }

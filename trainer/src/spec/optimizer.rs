@@ -3,6 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 /// An optimizer and its constants.
+///
+/// `l2` is that of a penalty `l2 / 2 * w^2` on every weight that it trains: its gradient, `l2 * w`, joins the loss's
+/// before anything else is done with it (PyTorch calls this `weight_decay`). Of embeddings it is taken of the rows
+/// that a batch touches. FTRL's own `l2` does the same in closed form, over all steps at once.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum OptimizerSpec {
@@ -10,6 +14,9 @@ pub enum OptimizerSpec {
     Sgd {
         /// Step size.
         learning_rate: f32,
+        /// See [`OptimizerSpec`].
+        #[serde(default)]
+        l2: f32,
     },
     /// `m = momentum * m + g; w -= learning_rate * m`; with `nesterov`, as Sutskever et al., 2013, look ahead.
     Momentum {
@@ -19,6 +26,9 @@ pub enum OptimizerSpec {
         momentum: f32,
         /// Whether the step looks ahead.
         nesterov: bool,
+        /// See [`OptimizerSpec`].
+        #[serde(default)]
+        l2: f32,
     },
     /// Duchi, Hazan and Singer, 2011: `a += g^2; w -= learning_rate * g / (sqrt(a) + epsilon)`.
     Adagrad {
@@ -28,6 +38,9 @@ pub enum OptimizerSpec {
         initial_accumulator: f32,
         /// Keeps the quotient finite.
         epsilon: f32,
+        /// See [`OptimizerSpec`].
+        #[serde(default)]
+        l2: f32,
     },
     /// Adagrad with one accumulator for each row of an embedding; Mudigere et al., 2022.
     #[serde(rename = "rowwise_adagrad")]
@@ -38,6 +51,9 @@ pub enum OptimizerSpec {
         initial_accumulator: f32,
         /// Keeps the quotient finite.
         epsilon: f32,
+        /// See [`OptimizerSpec`].
+        #[serde(default)]
+        l2: f32,
     },
     /// Kingma and Ba, 2015.
     Adam(AdamSpec),
@@ -76,4 +92,7 @@ pub struct AdamSpec {
     pub beta2: f32,
     /// Keeps the quotient finite.
     pub epsilon: f32,
+    /// See [`OptimizerSpec`].
+    #[serde(default)]
+    pub l2: f32,
 }

@@ -266,8 +266,10 @@ class Trained:
     def step(self, number, touched):
         """Step `number`, from 1; `touched` are the rows of a table that the batch names."""
         rows = touched if self.is_table else slice(None)
-        weight, gradient = self.weight[rows].clone(), self.weight.grad[rows].clone()
+        weight, gradient = self.weight[rows].clone(), self.clipped[rows].clone()
         state = {name: tensor[rows].clone() for name, tensor in self.state.items()}
+        if self.spec["kind"] == "rowwise_adagrad":
+            gradient += self.spec.get("l2", 0.0) * weight
         if self.spec["kind"] == "ftrl":
             weight = ftrl(self.spec, weight, state, gradient)
         elif self.spec["kind"] == "rowwise_adagrad":
@@ -281,7 +283,10 @@ class Trained:
             self.state[name][rows] = tensor
 
     def torch_step(self, number, weight, state, gradient):
+        # What we call `l2` is the `weight_decay` of every optimizer of torch's but AdamW.
         spec, rate = self.spec, dict(lr=self.spec["learning_rate"])
+        if spec["kind"] != "adamw":
+            rate["weight_decay"] = spec.get("l2", 0.0)
         weight.grad = gradient
         if spec["kind"] == "sgd":
             optimizer = torch.optim.SGD([weight], **rate)
@@ -313,13 +318,24 @@ def ftrl(spec, weight, state, g):
     return torch.where(z.abs() <= spec["l1"], torch.zeros_like(z), next_weight)
 
 
-def trained(name, spec):
+def clip(model, norm=None, value=None):
+    """The gradients, as a step may see them."""
+    gradients = {key: weight.grad.clone() for key, weight in model.weights.items()}
+    if norm:
+        length = torch.sqrt(sum((gradient**2).sum() for gradient in gradients.values()))
+        gradients = {key: gradient * min(1.0, norm / length.item()) for key, gradient in gradients.items()}
+    if value:
+        gradients = {key: gradient.clamp(-value, value) for key, gradient in gradients.items()}
+    return gradients
+
+
+def trained(name, spec, training):
     model = Model(spec)
     parameters = [
         Trained(key, weight, model.optimizers[key], key in model.tables) for key, weight in model.weights.items()
     ]
     snapshot = lambda: {key: values for parameter in parameters for key, values in parameter.snapshot().items()}
-    case = dict(name=name, model=spec, start=snapshot(), steps=[])
+    case = dict(name=name, model=spec, training=training, start=snapshot(), steps=[])
     for step in range(STEPS):
         b = batches[step % BATCHES]
         for weight in model.weights.values():
@@ -328,7 +344,9 @@ def trained(name, spec):
         loss.backward()
         if step == 0:
             case["gradients"] = {key: weight.grad.flatten().tolist() for key, weight in model.weights.items()}
+        clipped = clip(model, **training.get("clip", {}))
         for parameter in parameters:
+            parameter.clipped = clipped[parameter.name]
             touched = b.get(parameter.name.split(".")[-1])
             parameter.step(step + 1, None if touched is None else touched.unique())
         entry = dict(loss=loss.item())
@@ -381,6 +399,18 @@ CASES = {
     "adam": mlp(ADAM, ADAM),
     "adamw": mlp(ADAMW, ADAMW),
     "ftrl": mlp(FTRL, FTRL),
+    "sgd and row-wise adagrad with l2": mlp(dict(ROWWISE, l2=0.125), dict(SGD, l2=0.0625)),
+    "momentum and adam with l2": mlp(dict(ADAM, l2=0.125), dict(MOMENTUM, l2=0.0625)),
+    "gradients of a norm": dict(DEEPFM, optimizer=dict(ADAGRAD, l2=0.25)),
+    "gradients of a size": mlp(SGD, ADAM),
+    "gradients of a norm and a size": dict(kind="linear", features=ALL, optimizer=ADAGRAD),
+}
+
+# How they are trained, where not as they are.
+TRAINING = {
+    "gradients of a norm": dict(clip=dict(norm=0.125, value=None)),
+    "gradients of a size": dict(clip=dict(norm=None, value=0.015625)),
+    "gradients of a norm and a size": dict(clip=dict(norm=0.25, value=0.0625)),
 }
 
 batches = [batch() for _ in range(BATCHES)]
@@ -394,7 +424,7 @@ golden = dict(
         position_bytes=0,
     ),
     batches=[{name: tensor.flatten().tolist() for name, tensor in b.items()} for b in batches],
-    cases=[trained(name, spec) for name, spec in CASES.items()],
+    cases=[trained(name, spec, TRAINING.get(name, {})) for name, spec in CASES.items()],
 )
 json.dump(golden, sys.stdout, indent=None, separators=(",", ":"))
 print()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use millstream_backend::{Backend, Scalar};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, SlotLayout, Stream};
 use millstream_trainer::model::Model;
-use millstream_trainer::spec::ModelSpec;
+use millstream_trainer::spec::{ClipSpec, ModelSpec, TrainingSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -25,6 +25,8 @@ pub(crate) struct Golden {
 pub(crate) struct Case {
     pub(crate) name: String,
     model: Value,
+    #[serde(default)]
+    training: Value,
     pub(crate) start: Tensors,
     /// Of the first batch, by each parameter.
     pub(crate) gradients: Tensors,
@@ -54,20 +56,33 @@ struct GoldenBatch {
 
 pub(crate) fn golden() -> Golden {
     let golden: Golden = serde_json::from_str(include_str!("../golden/models.json")).expect("a golden file");
-    assert!(golden.cases.len() >= 18, "every kind of model and optimizer");
+    assert!(golden.cases.len() >= 23, "every kind of model and optimizer");
     golden
 }
 
 impl Case {
+    /// How it is trained, from weights fixed by `seed`.
+    pub(crate) fn training(&self, seed: u64) -> TrainingSpec {
+        let mut training = serde_json::to_value(TrainingSpec { seed, ..TrainingSpec::default() });
+        let training = training.as_mut().expect("a specification").as_object_mut().expect("keys");
+        training.extend(self.training.as_object().cloned().unwrap_or_default());
+        serde_json::from_value(Value::Object(training.clone())).expect("a specification of training")
+    }
+
     pub(crate) fn spec(&self) -> ModelSpec {
         serde_json::from_value(self.model.clone()).expect("a model's specification")
     }
 
-    /// The model with plain descent of rate 1 for each optimizer: a step takes the gradient off each weight.
-    pub(crate) fn spec_by_descent(&self) -> ModelSpec {
+    /// The model of this case with plain descent of rate 1 for each optimizer: a step takes the gradient, as the
+    /// loss has it, off each weight.
+    pub(crate) fn by_descent<B: Backend>(&self, backend: B, schema: &BatchSchema) -> Model<B> {
         let mut model = self.model.clone();
         by_descent(&mut model);
-        serde_json::from_value(model).expect("a model's specification")
+        let spec = serde_json::from_value(model).expect("a model's specification");
+        let training = TrainingSpec { clip: ClipSpec::default(), ..self.training(1) };
+        let mut model = Model::new(backend, &spec, schema, &training).expect("a model of the schema");
+        write(&mut model, &self.start);
+        model
     }
 }
 
@@ -107,10 +122,11 @@ impl Golden {
         buffer
     }
 
-    /// A model on `backend` that holds the tensors of `start`, as far as it has them.
-    pub(crate) fn model_at<B: Backend>(&self, backend: B, spec: &ModelSpec, start: &Tensors) -> Model<B> {
-        let mut model = Model::new(backend, spec, &self.schema, 1).expect("a model of the schema");
-        write(&mut model, start);
+    /// The model of `case` on `backend`, with all that it starts from.
+    pub(crate) fn model_at<B: Backend>(&self, backend: B, case: &Case) -> Model<B> {
+        let model = Model::new(backend, &case.spec(), &self.schema, &case.training(1));
+        let mut model = model.expect("a model of the schema");
+        write(&mut model, &case.start);
         model
     }
 }

@@ -12,7 +12,7 @@ fn gradients_agree_with_finite_differences() {
     let golden = golden();
     let batch = golden.batch(0);
     for case in &golden.cases {
-        let mut model = golden.model_at(Reference, &case.spec_by_descent(), &case.start);
+        let mut model = case.by_descent(Reference, &golden.schema);
         let start = tensors_of(&model);
         model.train_step(batch.as_ref(), Step::number(1)).expect("a batch of the schema");
         let gradients = gradients(&start, &tensors_of(&model));

@@ -17,7 +17,7 @@ fn close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
 fn gradients_agree<B: Backend>(backend: impl Fn() -> B, tolerance: f64) {
     let golden = golden();
     for case in &golden.cases {
-        let mut model = golden.model_at(backend(), &case.spec_by_descent(), &case.start);
+        let mut model = case.by_descent(backend(), &golden.schema);
         let before = tensors_of(&model);
         model.train_step(golden.batch(0).as_ref(), Step::number(1)).expect("a batch of the schema");
         let found = gradients(&before, &tensors_of(&model));
@@ -31,7 +31,7 @@ fn gradients_agree<B: Backend>(backend: impl Fn() -> B, tolerance: f64) {
 fn trajectories_agree<B: Backend>(backend: impl Fn() -> B, tolerance: f64) {
     let golden = golden();
     for case in &golden.cases {
-        let mut model = golden.model_at(backend(), &case.spec(), &case.start);
+        let mut model = golden.model_at(backend(), case);
         assert_eq!(case.steps.len(), 30);
         let mut compared = 0;
         for (number, step) in case.steps.iter().enumerate() {

@@ -23,7 +23,8 @@ fn bits(tensors: &Tensors) -> Vec<u64> {
 }
 
 fn new(golden: &Golden, case: &Case, threads: u32, seed: u64) -> Model<Cpu> {
-    Model::new(cpu(threads), &case.spec(), &golden.schema, seed).expect("a model of the schema")
+    Model::new(cpu(threads), &case.spec(), &golden.schema, &case.training(seed))
+        .expect("a model of the schema")
 }
 
 #[test]

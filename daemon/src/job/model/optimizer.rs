@@ -33,7 +33,7 @@ pub(super) const FTRL: OptimizerSpec =
     OptimizerSpec::Ftrl { learning_rate: 0.1, beta: 0.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.1 };
 /// Of embeddings and layers.
 pub(super) const ADAGRAD: OptimizerSpec =
-    OptimizerSpec::Adagrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon: 1e-7 };
+    OptimizerSpec::Adagrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon: 1e-7, l2: 0.0 };
 
 /// What an optimizer trains.
 #[derive(Clone, Copy, PartialEq)]
@@ -59,19 +59,21 @@ pub(super) fn read(
         table.error("kind", "`rowwise_adagrad` is for embeddings alone (`embedding_optimizer`)");
     }
     let spec = match kind {
-        Kind::Sgd => OptimizerSpec::Sgd { learning_rate: rate(&mut table, 0.01) },
+        Kind::Sgd => OptimizerSpec::Sgd { learning_rate: rate(&mut table, 0.01), l2: l2(&mut table) },
         Kind::Momentum => OptimizerSpec::Momentum {
             learning_rate: rate(&mut table, 0.01),
             momentum: table.fraction("momentum").unwrap_or(0.9),
             nesterov: table.flag("nesterov").unwrap_or(false),
+            l2: l2(&mut table),
         },
         Kind::Adagrad => {
             let (learning_rate, initial_accumulator, epsilon) = adagrad(&mut table);
-            OptimizerSpec::Adagrad { learning_rate, initial_accumulator, epsilon }
+            OptimizerSpec::Adagrad { learning_rate, initial_accumulator, epsilon, l2: l2(&mut table) }
         }
         Kind::RowWiseAdagrad => {
             let (learning_rate, initial_accumulator, epsilon) = adagrad(&mut table);
-            OptimizerSpec::RowWiseAdagrad { learning_rate, initial_accumulator, epsilon }
+            let l2 = l2(&mut table);
+            OptimizerSpec::RowWiseAdagrad { learning_rate, initial_accumulator, epsilon, l2 }
         }
         Kind::Adam => OptimizerSpec::Adam(adam(&mut table)),
         Kind::AdamW => OptimizerSpec::AdamW {
@@ -86,6 +88,11 @@ pub(super) fn read(
 
 fn rate(table: &mut Section<'_>, default: f32) -> f32 {
     table.constant("learning_rate", true).unwrap_or(default)
+}
+
+/// Of the penalty on weights.
+fn l2(table: &mut Section<'_>) -> f32 {
+    table.constant("l2", false).unwrap_or(0.0)
 }
 
 fn adagrad(table: &mut Section<'_>) -> (f32, f32, f32) {
@@ -104,6 +111,7 @@ fn adam(table: &mut Section<'_>) -> AdamSpec {
         beta1: table.fraction("beta1").unwrap_or(0.9),
         beta2: table.fraction("beta2").unwrap_or(0.999),
         epsilon: table.constant("epsilon", true).unwrap_or(1e-7),
+        l2: l2(table),
     }
 }
 
@@ -111,7 +119,7 @@ fn ftrl(table: &mut Section<'_>) -> OptimizerSpec {
     let learning_rate = rate(table, 0.1);
     let beta = table.constant("beta", false).unwrap_or(0.0);
     let l1 = table.constant("l1", false).unwrap_or(0.0);
-    let l2 = table.constant("l2", false).unwrap_or(0.0);
+    let l2 = l2(table);
     let initial_accumulator = table.constant("initial_accumulator", false).unwrap_or(0.1);
     if initial_accumulator == 0.0 && beta == 0.0 && l2 == 0.0 {
         let message = "`beta`, `l2` and `initial_accumulator` are all 0, and something must divide";

@@ -57,33 +57,37 @@ fn each_kind_has_defaults() {
 
 #[test]
 fn every_key_is_read() {
-    let adam = AdamSpec { learning_rate: 0.5, beta1: 0.25, beta2: 0.75, epsilon: 0.125 };
+    let adam = AdamSpec { learning_rate: 0.5, beta1: 0.25, beta2: 0.75, epsilon: 0.125, l2: 0.0 };
     let constants = "learning_rate = 0.5, beta1 = 0.25, beta2 = 0.75, epsilon = 0.125";
     let text = format!(
         "kind = \"dcn_v2\"\nembedding_dim = 3\npooling = \"sqrtn\"\nhidden = [7]\nstructure = \"parallel\"\n\
          cross_layers = 2\ncross_rank = 5\n\
          optimizer = {{ kind = \"adamw\", {constants}, weight_decay = 0.0625 }}\n\
-         embedding_optimizer = {{ kind = \"adam\", {constants} }}"
+         embedding_optimizer = {{ kind = \"adam\", {constants}, l2 = 0.03125 }}"
     );
     let spec = model(&text);
     assert_eq!(used(&spec).len(), 2);
     let ModelSpec::Dcn(dcn) = spec else { panic!("dcn_v2") };
     assert_eq!((dcn.embedding.dim, dcn.embedding.pooling), (3, Pooling::SqrtN));
-    assert_eq!(dcn.embedding.optimizer, OptimizerSpec::Adam(adam));
+    assert_eq!(dcn.embedding.optimizer, OptimizerSpec::Adam(AdamSpec { l2: 0.03125, ..adam }));
     assert_eq!(dcn.optimizer, OptimizerSpec::AdamW { adam, weight_decay: 0.0625 });
     assert_eq!((dcn.hidden, dcn.structure), (vec![7], DcnStructure::Parallel));
     assert_eq!(dcn.cross, CrossSpec { layers: 2, rank: Some(5) });
 
     let text = "kind = \"dlrm\"\nbottom = [9]\ntop = []\ninteraction = \"cross\"\ncross_rank = 4\n\
-                optimizer = { kind = \"momentum\", learning_rate = 0.5, momentum = 0.75, nesterov = true }\n\
-                embedding_optimizer = { kind = \"rowwise_adagrad\", initial_accumulator = 0.5 }";
+                optimizer = { kind = \"momentum\", learning_rate = 0.5, momentum = 0.75, nesterov = true, l2 = 0.25 }\n\
+                embedding_optimizer = { kind = \"rowwise_adagrad\", initial_accumulator = 0.5, l2 = 0.125 }";
     let ModelSpec::Dlrm(dlrm) = model(text) else { panic!("dlrm") };
     assert_eq!((dlrm.bottom, dlrm.top), (vec![9], vec![]));
     assert_eq!(dlrm.interaction, DlrmInteraction::Cross(CrossSpec { layers: 3, rank: Some(4) }));
-    let momentum = OptimizerSpec::Momentum { learning_rate: 0.5, momentum: 0.75, nesterov: true };
+    let momentum = OptimizerSpec::Momentum { learning_rate: 0.5, momentum: 0.75, nesterov: true, l2: 0.25 };
     assert_eq!(dlrm.optimizer, momentum);
-    let rowwise =
-        OptimizerSpec::RowWiseAdagrad { learning_rate: 0.05, initial_accumulator: 0.5, epsilon: 1e-7 };
+    let rowwise = OptimizerSpec::RowWiseAdagrad {
+        learning_rate: 0.05,
+        initial_accumulator: 0.5,
+        epsilon: 1e-7,
+        l2: 0.125,
+    };
     assert_eq!(dlrm.embedding.optimizer, rowwise);
 }
 

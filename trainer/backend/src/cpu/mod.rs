@@ -6,8 +6,9 @@
 //! * [`gemm`], [`layer`]: fully connected layers.
 //! * [`gather`], [`linear`]: lookups and the linear model.
 //! * [`interaction`]: how features meet; [`columns`]: moving and adding them.
-//! * [`rows`]: which table rows a batch touches.
-//! * [`update`]: optimizer steps, by the formulas of [`rules`].
+//! * [`rows`]: which table rows a batch touches; [`runs`]: their gradients.
+//! * [`step`], [`step_rows`]: optimizer steps, by the formulas of [`rules`] over what [`shaping`] makes of gradients.
+//! * [`squares`]: how long gradients are.
 //! * [`loss`]: the loss and the sigmoid.
 //!
 //! Each operation cuts its work into tasks by the shape of the data alone and gives each number of the
@@ -25,16 +26,20 @@ mod matrix;
 mod memory;
 mod rows;
 mod rules;
+mod runs;
+mod shaping;
 mod simd;
+mod squares;
+mod step;
+mod step_rows;
 mod team;
-mod update;
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use millstream_batch::{BatchRef, BatchSchema};
 
-use crate::backend::{Activation, Backend, GradientColumns, LayerGradient};
+use crate::backend::{Activation, Backend, LayerGradient, RowGradients};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
 use crate::error::{BackendError, BatchError};
 use crate::host::HostBatch;
@@ -303,20 +308,36 @@ impl Backend for Cpu {
         loss::sigmoid(self, rows, logits, out);
     }
 
-    fn step(&self, update: &Update, weights: &mut CpuMatrix, states: &mut [CpuMatrix], gradient: &CpuMatrix) {
-        update::step(self, update, weights, states, gradient);
+    fn squares(&self, gradient: &CpuMatrix, sum: &mut CpuMatrix) {
+        squares::squares(self, gradient, sum);
+    }
+
+    fn row_squares(&self, gradients: &RowGradients<'_, Self>, tables: &[CpuTable], sum: &mut CpuMatrix) {
+        squares::row_squares(self, gradients, tables, sum);
+    }
+
+    fn clip_scale(&self, maximum: f64, squares: &CpuMatrix, scale: &mut CpuMatrix) {
+        squares::clip_scale(maximum, squares, scale);
+    }
+
+    fn step(
+        &self,
+        update: &Update,
+        scale: &CpuMatrix,
+        weights: &mut CpuMatrix,
+        states: &mut [CpuMatrix],
+        gradient: &CpuMatrix,
+    ) {
+        step::step(self, update, scale, weights, states, gradient);
     }
 
     fn step_rows(
         &self,
         update: &Update,
-        batch: &HostBatch,
-        plan: &CpuRowPlan,
-        lookups: &[Lookup],
-        gradient: &CpuMatrix,
-        columns: GradientColumns,
+        scale: &CpuMatrix,
+        gradients: &RowGradients<'_, Self>,
         tables: &mut [CpuTable],
     ) {
-        update::step_rows(self, update, batch, plan, lookups, gradient, columns, tables);
+        step_rows::step_rows(self, update, scale, gradients, tables);
     }
 }

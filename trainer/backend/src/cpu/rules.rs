@@ -1,6 +1,6 @@
 //! The formulas of the optimizers, over one weight: each becomes kernels of its own.
 
-use crate::update::{AdamCorrection, Update};
+use crate::update::{AdamCorrection, Formula};
 
 /// The formula of an optimizer over one weight; kernels are compiled once for each.
 pub(super) trait Rule: Copy + Sync {
@@ -24,23 +24,23 @@ pub(super) trait ByRule {
     fn by<R: Rule>(self, rule: R);
 }
 
-/// Does `work` by the rule of `update`.
-pub(super) fn by_rule_of(update: &Update, work: impl ByRule) {
-    match *update {
-        Update::Sgd { learning_rate } => work.by(Sgd { rate: learning_rate as f32 }),
-        Update::Momentum { learning_rate, momentum, nesterov: false } => {
+/// Does `work` by the rule of `formula`.
+pub(super) fn by_rule_of(formula: &Formula, work: impl ByRule) {
+    match *formula {
+        Formula::Sgd { learning_rate } => work.by(Sgd { rate: learning_rate as f32 }),
+        Formula::Momentum { learning_rate, momentum, nesterov: false } => {
             work.by(Momentum { rate: learning_rate as f32, momentum: momentum as f32 });
         }
-        Update::Momentum { learning_rate, momentum, nesterov: true } => {
+        Formula::Momentum { learning_rate, momentum, nesterov: true } => {
             work.by(Nesterov { rate: learning_rate as f32, momentum: momentum as f32 });
         }
-        Update::Adagrad { learning_rate, epsilon } => {
+        Formula::Adagrad { learning_rate, epsilon } => {
             work.by(Adagrad { rate: learning_rate as f32, epsilon: epsilon as f32 });
         }
-        Update::RowWiseAdagrad { learning_rate, epsilon } => {
+        Formula::RowWiseAdagrad { learning_rate, epsilon } => {
             work.by(RowWiseAdagrad { rate: learning_rate as f32, epsilon: epsilon as f32 });
         }
-        Update::Adam { learning_rate, beta1, beta2, epsilon, weight_decay, step } => {
+        Formula::Adam { learning_rate, beta1, beta2, epsilon, weight_decay, step } => {
             let AdamCorrection { rate, root_scale } = AdamCorrection::new(learning_rate, beta1, beta2, step);
             work.by(Adam {
                 rate: rate as f32,
@@ -53,7 +53,7 @@ pub(super) fn by_rule_of(update: &Update, work: impl ByRule) {
                 keep: (1.0 - learning_rate * weight_decay) as f32,
             });
         }
-        Update::Ftrl { learning_rate, beta, l1, l2 } => {
+        Formula::Ftrl { learning_rate, beta, l1, l2 } => {
             work.by(Ftrl { rate: learning_rate as f32, beta: beta as f32, l1: l1 as f32, l2: l2 as f32 });
         }
     }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use millstream_batch::{BatchRef, BatchSchema};
 
-use crate::backend::{Activation, Backend, GradientColumns, LayerGradient};
+use crate::backend::{Activation, Backend, GradientColumns, LayerGradient, RowGradients};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
 use crate::error::BatchError;
 use crate::host::HostBatch;
@@ -394,51 +394,90 @@ impl Backend for Reference {
         }
     }
 
+    fn squares(&self, gradient: &ReferenceMatrix, sum: &mut ReferenceMatrix) {
+        *sum.at_mut(0, 0) += gradient.values.iter().map(|g| g * g).sum::<f64>();
+    }
+
+    fn row_squares(
+        &self,
+        gradients: &RowGradients<'_, Self>,
+        tables: &[ReferenceTable],
+        sum: &mut ReferenceMatrix,
+    ) {
+        let widths: Vec<usize> = tables.iter().map(|table| table.shape.width).collect();
+        for_each_touched(gradients, &widths, |_, _, g| {
+            *sum.at_mut(0, 0) += g.iter().map(|g| g * g).sum::<f64>();
+        });
+    }
+
+    fn clip_scale(&self, maximum: f64, squares: &ReferenceMatrix, scale: &mut ReferenceMatrix) {
+        let norm = squares.at(0, 0).sqrt();
+        *scale.at_mut(0, 0) = if norm <= maximum { 1.0 } else { maximum / norm };
+    }
+
     fn step(
         &self,
         update: &Update,
+        scale: &ReferenceMatrix,
         weights: &mut ReferenceMatrix,
         states: &mut [ReferenceMatrix],
         gradient: &ReferenceMatrix,
     ) {
-        for (item, &g) in gradient.values.iter().enumerate() {
+        for (item, (&g, w)) in gradient.values.iter().zip(&mut weights.values).enumerate() {
             let state = states.iter_mut().map(|state| &mut state.values[item]);
-            step_one(update, &mut weights.values[item], state, g);
+            step_one(&update.formula, w, state, shaped(update, scale.at(0, 0), g, *w));
         }
     }
 
     fn step_rows(
         &self,
         update: &Update,
-        batch: &HostBatch,
-        plan: &ReferencePlan,
-        lookups: &[Lookup],
-        gradient: &ReferenceMatrix,
-        columns: GradientColumns,
+        scale: &ReferenceMatrix,
+        gradients: &RowGradients<'_, Self>,
         tables: &mut [ReferenceTable],
     ) {
-        let mut offset = match columns {
-            GradientColumns::Apart { first } => first,
-            GradientColumns::Shared => 0,
-        };
-        for (lookup, table) in lookups.iter().zip(tables) {
-            let width = table.shape.width;
-            let planned = plan.columns.iter().find(|(column, _)| *column == lookup.column);
-            let (_, touched) = planned.expect("a lookup's column is in the plan");
-            for (&id, rows) in touched {
-                let combined = |column| {
-                    let g = rows.iter().map(|&row| {
-                        let ids = batch.ids(lookup.column).row(row).len();
-                        gradient.at(row, offset + column) * lookup.pooling.factor(ids)
-                    });
-                    g.sum::<f64>()
-                };
-                let g: Vec<f64> = (0..width).map(combined).collect();
-                table.step_row(update, id, &g);
-            }
-            if let GradientColumns::Apart { .. } = columns {
-                offset += width;
-            }
+        let widths: Vec<usize> = tables.iter().map(|table| table.shape.width).collect();
+        for_each_touched(gradients, &widths, |table, id, g| {
+            let table = &mut tables[table];
+            let weights = table.row(id as u32);
+            let g: Vec<f64> =
+                g.iter().zip(weights).map(|(&g, &w)| shaped(update, scale.at(0, 0), g, w)).collect();
+            table.step_row(&update.formula, id, &g);
+        });
+    }
+}
+
+/// What [`Update`] makes of the gradient `g` of a weight `w`.
+fn shaped(update: &Update, scale: f64, g: f64, w: f64) -> f64 {
+    (scale * g).clamp(-update.clip, update.clip) + update.l2 * w
+}
+
+/// Calls `visit` with each table that a batch touches, each row of it, and the row's gradient.
+fn for_each_touched(
+    gradients: &RowGradients<'_, Reference>,
+    widths: &[usize],
+    mut visit: impl FnMut(usize, usize, &[f64]),
+) {
+    let RowGradients { batch, plan, lookups, gradient, columns } = *gradients;
+    let mut offset = match columns {
+        GradientColumns::Apart { first } => first,
+        GradientColumns::Shared => 0,
+    };
+    for (table, (lookup, &width)) in lookups.iter().zip(widths).enumerate() {
+        let planned = plan.columns.iter().find(|(column, _)| *column == lookup.column);
+        let (_, touched) = planned.expect("a lookup's column is in the plan");
+        for (&id, rows) in touched {
+            let combined = |column| {
+                let g = rows.iter().map(|&row| {
+                    let ids = batch.ids(lookup.column).row(row).len();
+                    gradient.at(row, offset + column) * lookup.pooling.factor(ids)
+                });
+                g.sum::<f64>()
+            };
+            visit(table, id, &(0..width).map(combined).collect::<Vec<_>>());
+        }
+        if let GradientColumns::Apart { .. } = columns {
+            offset += width;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Tables of the reference, and the optimizers' formulas.
 
 use crate::device::{TablePart, TableShape};
-use crate::update::{AdamCorrection, Update};
+use crate::update::{AdamCorrection, Formula};
 
 /// A table and its optimizer state, each row-major.
 pub struct ReferenceTable {
@@ -43,9 +43,9 @@ impl ReferenceTable {
     }
 
     /// One optimizer step on row `id` by its combined gradient `g`, `[W]`.
-    pub(super) fn step_row(&mut self, update: &Update, id: usize, g: &[f64]) {
+    pub(super) fn step_row(&mut self, formula: &Formula, id: usize, g: &[f64]) {
         let start = id * self.shape.width;
-        if let Update::RowWiseAdagrad { learning_rate, epsilon } = *update {
+        if let Formula::RowWiseAdagrad { learning_rate, epsilon } = *formula {
             let a = &mut self.row_states[0][id];
             *a += g.iter().map(|g| g * g).sum::<f64>() / g.len() as f64;
             for (w, g) in self.weights[start..].iter_mut().zip(g) {
@@ -56,33 +56,33 @@ impl ReferenceTable {
         for (column, &g) in g.iter().enumerate() {
             let item = start + column;
             let state = self.states.iter_mut().map(|state| &mut state[item]);
-            step_one(update, &mut self.weights[item], state, g);
+            step_one(formula, &mut self.weights[item], state, g);
         }
     }
 }
 
-/// One weight's update, as [`Update`] writes it.
+/// One weight's update, as [`Formula`] writes it.
 pub(super) fn step_one<'a>(
-    update: &Update,
+    formula: &Formula,
     w: &mut f64,
     mut state: impl Iterator<Item = &'a mut f64>,
     g: f64,
 ) {
     let mut next = || state.next().expect("a state array for each that the update keeps");
-    match *update {
-        Update::Sgd { learning_rate } => *w -= learning_rate * g,
-        Update::Momentum { learning_rate, momentum, nesterov } => {
+    match *formula {
+        Formula::Sgd { learning_rate } => *w -= learning_rate * g,
+        Formula::Momentum { learning_rate, momentum, nesterov } => {
             let m = next();
             *m = momentum * *m + g;
             *w -= learning_rate * if nesterov { g + momentum * *m } else { *m };
         }
-        Update::Adagrad { learning_rate, epsilon } => {
+        Formula::Adagrad { learning_rate, epsilon } => {
             let a = next();
             *a += g * g;
             *w -= learning_rate * g / (a.sqrt() + epsilon);
         }
-        Update::RowWiseAdagrad { .. } => panic!("an update of whole rows"),
-        Update::Adam { learning_rate, beta1, beta2, epsilon, weight_decay, step } => {
+        Formula::RowWiseAdagrad { .. } => panic!("an update of whole rows"),
+        Formula::Adam { learning_rate, beta1, beta2, epsilon, weight_decay, step } => {
             let (m, v) = (next(), next());
             let AdamCorrection { rate, root_scale } = AdamCorrection::new(learning_rate, beta1, beta2, step);
             *w -= learning_rate * weight_decay * *w;
@@ -90,7 +90,7 @@ pub(super) fn step_one<'a>(
             *v = beta2 * *v + (1.0 - beta2) * g * g;
             *w -= rate * *m / (v.sqrt() * root_scale + epsilon);
         }
-        Update::Ftrl { learning_rate: alpha, beta, l1, l2 } => {
+        Formula::Ftrl { learning_rate: alpha, beta, l1, l2 } => {
             let (z, n) = (next(), next());
             let sigma = ((*n + g * g).sqrt() - n.sqrt()) / alpha;
             *z += g - sigma * *w;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, BatchError, Cpu, GradientColumns, IdColumn, LayerGradient, Lookup, Pooling,
-    Reference, TablePart, Update,
+    Activation, Backend, BatchError, Cpu, Formula, GradientColumns, IdColumn, LayerGradient, Lookup, Pooling,
+    Reference, RowGradients, TablePart, Update,
 };
 use millstream_batch::{
     BatchBuffer, BatchHeader, BatchMut, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream,
@@ -12,10 +12,10 @@ use millstream_batch::{
 
 use crate::case::Bench;
 
-const SGD: Update = Update::Sgd { learning_rate: 1.0 };
+const SGD: Formula = Formula::Sgd { learning_rate: 1.0 };
 
-fn adam(weight_decay: f64) -> Update {
-    Update::Adam { learning_rate: 0.5, beta1: 0.5, beta2: 0.75, epsilon: 2.0, weight_decay, step: 1 }
+fn adam(weight_decay: f64) -> Formula {
+    Formula::Adam { learning_rate: 0.5, beta1: 0.5, beta2: 0.75, epsilon: 2.0, weight_decay, step: 1 }
 }
 
 /// Declares a test that runs a body on each backend.
@@ -37,6 +37,7 @@ test_on_each!(
     the_loss_is_a_weighted_mean,
     a_batch_of_no_weight_has_no_gradient,
     optimizers_do_as_their_papers_say,
+    gradients_are_scaled_cut_and_pulled,
     vectors_meet_in_pairs,
     bad_batches_are_refused,
     matrices_and_tables_keep_what_is_written,
@@ -158,35 +159,64 @@ fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
     backend.plan_rows(&batch, &mut plan);
     // Of each row: two columns for the colour, one for the tags.
     let gradient = bench.matrix(3, 3, &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]);
-    let update = Update::Sgd { learning_rate: 1.0 };
+    let columns = GradientColumns::Apart { first: 0 };
+    let colour = &lookups(Pooling::Sum)[..1];
+    let gradients =
+        RowGradients::<B> { batch: &batch, plan: &plan, lookups: colour, gradient: &gradient, columns };
+    let scale = bench.matrix(1, 1, &[1.0]);
     for (pooling, tags) in [(Pooling::Sum, [-256.0, -8.0, -256.0]), (Pooling::Mean, [-128.0, -4.0, -128.0])] {
         let mut tables =
             [bench.table((4, 2), &[0.0; 8], &SGD, [0.0; 2]), bench.table((3, 1), &[0.0; 3], &SGD, [0.0; 2])];
-        let apart = GradientColumns::Apart { first: 0 };
-        backend.step_rows(&update, &batch, &plan, &lookups(pooling), &gradient, apart, &mut tables);
+        let lookups = lookups(pooling);
+        let all = RowGradients { lookups: &lookups, ..gradients };
+        backend.step_rows(&SGD.into(), &scale, &all, &mut tables);
         let colours = bench.read_table(&tables[0], TablePart::Weights, 8);
         close(&colours, &[-8.0, -16.0, 0.0, 0.0, -65.0, -130.0, 0.0, 0.0]);
         close(&bench.read_table(&tables[1], TablePart::Weights, 3), &tags);
     }
     // Adagrad's accumulator sees the square of the sum, not the sum of squares.
-    let update = Update::Adagrad { learning_rate: 1.0, epsilon: 0.0 };
-    let mut tables = [bench.table((4, 2), &[0.0; 8], &update, [0.0; 2])];
-    let only = &lookups(Pooling::Sum)[..1];
-    let apart = GradientColumns::Apart { first: 0 };
-    backend.step_rows(&update, &batch, &plan, only, &gradient, apart, &mut tables);
+    let formula = Formula::Adagrad { learning_rate: 1.0, epsilon: 0.0 };
+    let mut tables = [bench.table((4, 2), &[0.0; 8], &formula, [0.0; 2])];
+    backend.step_rows(&formula.into(), &scale, &gradients, &mut tables);
     let accumulators = bench.read_table(&tables[0], TablePart::State(0), 8);
     close(&accumulators, &[64.0, 256.0, 0.0, 0.0, 4225.0, 16900.0, 0.0, 0.0]);
     let weights = bench.read_table(&tables[0], TablePart::Weights, 8);
     close(&weights, &[-1.0, -1.0, 0.0, 0.0, -1.0, -1.0, 0.0, 0.0]);
     // The accumulator of a row takes the mean of its squares.
-    let update = Update::RowWiseAdagrad { learning_rate: 1.0, epsilon: 0.0 };
-    let mut tables = [bench.table((4, 2), &[0.0; 8], &update, [0.0; 2])];
-    backend.step_rows(&update, &batch, &plan, only, &gradient, apart, &mut tables);
+    let formula = Formula::RowWiseAdagrad { learning_rate: 1.0, epsilon: 0.0 };
+    let mut tables = [bench.table((4, 2), &[0.0; 8], &formula, [0.0; 2])];
+    backend.step_rows(&formula.into(), &scale, &gradients, &mut tables);
     let accumulators = bench.read_table(&tables[0], TablePart::RowState(0), 4);
     close(&accumulators, &[160.0, 0.0, 10562.5, 0.0]);
     let (first, third) = (160.0_f64.sqrt(), 10562.5_f64.sqrt());
     let weights = bench.read_table(&tables[0], TablePart::Weights, 8);
     close(&weights, &[-8.0 / first, -16.0 / first, 0.0, 0.0, -65.0 / third, -130.0 / third, 0.0, 0.0]);
+    // So does the norm: 8, 16, 65, 130 squared.
+    let mut squares = bench.matrix(1, 1, &[5.0]);
+    backend.row_squares(&gradients, &tables, &mut squares);
+    close(&bench.read(&squares, 1), &[5.0 + 64.0 + 256.0 + 4225.0 + 16900.0]);
+}
+
+fn gradients_are_scaled_cut_and_pulled<B: Backend>(backend: &B) {
+    let bench = Bench(backend);
+    let gradient = bench.matrix(1, 4, &[6.0, -8.0, 0.5, 0.0]);
+    let mut squares = bench.matrix(1, 1, &[0.0]);
+    backend.squares(&gradient, &mut squares);
+    close(&bench.read(&squares, 1), &[100.25]);
+    let mut scale = bench.matrix(1, 1, &[9.0]);
+    backend.clip_scale(11.0, &squares, &mut scale);
+    close(&bench.read(&scale, 1), &[1.0]);
+    backend.clip_scale(100.25_f64.sqrt() / 2.0, &squares, &mut scale);
+    close(&bench.read(&scale, 1), &[0.5]);
+    // Half of each, within 3.5, and a quarter of the weight.
+    let mut weights = bench.matrix(1, 4, &[1.0, -2.0, 4.0, 8.0]);
+    let update = Update { formula: SGD, clip: 3.5, l2: 0.25 };
+    backend.step(&update, &scale, &mut weights, &mut [], &gradient);
+    close(&bench.read(&weights, 4), &[1.0 - 3.25, -2.0 + 4.0, 4.0 - 1.25, 8.0 - 2.0]);
+    // A step by what is no number is none.
+    let gradient = bench.matrix(1, 4, &[f32::NAN; 4]);
+    backend.step(&update, &scale, &mut weights, &mut [], &gradient);
+    assert!(bench.read(&weights, 4).iter().all(|w| w.is_nan()));
 }
 
 fn vectors_meet_in_pairs<B: Backend>(backend: &B) {
@@ -238,19 +268,20 @@ fn a_batch_of_no_weight_has_no_gradient<B: Backend>(backend: &B) {
 fn optimizers_do_as_their_papers_say<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let gradient = bench.matrix(1, 1, &[3.0]);
-    let stepped = |update: Update, w: f32, state: &[f32]| {
+    let scale = bench.matrix(1, 1, &[1.0]);
+    let stepped = |formula: Formula, w: f32, state: &[f32]| {
         let mut weight = bench.matrix(1, 1, &[w]);
         let mut states: Vec<B::Matrix> = state.iter().map(|&s| bench.matrix(1, 1, &[s])).collect();
-        backend.step(&update, &mut weight, &mut states, &gradient);
+        backend.step(&formula.into(), &scale, &mut weight, &mut states, &gradient);
         let states = states.iter().flat_map(|state| bench.read(state, 1));
         bench.read(&weight, 1).into_iter().chain(states).collect::<Vec<_>>()
     };
-    close(&stepped(Update::Sgd { learning_rate: 0.5 }, 2.0, &[]), &[0.5]);
+    close(&stepped(Formula::Sgd { learning_rate: 0.5 }, 2.0, &[]), &[0.5]);
     // a = 16 + 9 = 25; w = 2 - 0.5 * 3 / (5 + 1)
-    let adagrad = Update::Adagrad { learning_rate: 0.5, epsilon: 1.0 };
+    let adagrad = Formula::Adagrad { learning_rate: 0.5, epsilon: 1.0 };
     close(&stepped(adagrad, 2.0, &[16.0]), &[1.75, 25.0]);
     // m = 0.5 * 4 + 3 = 5; w = 2 - 0.5 * 5, or 2 - 0.5 * (3 + 0.5 * 5)
-    let momentum = |nesterov| Update::Momentum { learning_rate: 0.5, momentum: 0.5, nesterov };
+    let momentum = |nesterov| Formula::Momentum { learning_rate: 0.5, momentum: 0.5, nesterov };
     close(&stepped(momentum(false), 2.0, &[4.0]), &[-0.5, 5.0]);
     close(&stepped(momentum(true), 2.0, &[4.0]), &[-0.75, 5.0]);
     // m = 0.5 * 1 + 0.5 * 3 = 2; v = 0.75 * 9 + 0.25 * 9 = 9; both corrected by the first step's number:
@@ -259,7 +290,7 @@ fn optimizers_do_as_their_papers_say<B: Backend>(backend: &B) {
     close(&stepped(adam(0.5), 2.0, &[1.0, 9.0]), &[1.25, 2.0, 9.0]);
     // sigma = (5 - 4) / 0.5 = 2; z = 10 + 3 - 2 * 2 = 9; n = 25;
     // w = -(9 - 1) / ((1 + 5) / 0.5 + 4) = -0.5
-    let ftrl = |l1| Update::Ftrl { learning_rate: 0.5, beta: 1.0, l1, l2: 4.0 };
+    let ftrl = |l1| Formula::Ftrl { learning_rate: 0.5, beta: 1.0, l1, l2: 4.0 };
     close(&stepped(ftrl(1.0), 2.0, &[10.0, 16.0]), &[-0.5, 9.0, 25.0]);
     close(&stepped(ftrl(9.0), 2.0, &[10.0, 16.0]), &[0.0, 9.0, 25.0]);
     // z = -16 + 3 + 4 = -9 for a weight of -2

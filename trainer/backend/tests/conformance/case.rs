@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, GradientColumns, IdColumn, LayerGradient, Lookup, Pooling, Scalar, TablePart,
-    TableShape, Update,
+    Activation, Backend, Formula, GradientColumns, IdColumn, LayerGradient, Lookup, Pooling, RowGradients,
+    Scalar, TablePart, TableShape, Update,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
@@ -149,20 +149,38 @@ impl Shapes {
 }
 
 /// Each optimizer, and what its state starts from.
-pub(crate) const UPDATES: [(&str, Update, [f32; 2]); 8] = [
-    ("sgd", Update::Sgd { learning_rate: 0.5 }, [0.0, 0.0]),
-    ("momentum", Update::Momentum { learning_rate: 0.25, momentum: 0.75, nesterov: false }, [0.5, 0.0]),
-    ("nesterov", Update::Momentum { learning_rate: 0.25, momentum: 0.75, nesterov: true }, [0.5, 0.0]),
-    ("row-wise adagrad", Update::RowWiseAdagrad { learning_rate: 0.25, epsilon: 1e-6 }, [0.125, 0.0]),
-    ("adam", adam(0.0, 3), [0.25, 0.5]),
-    ("adamw", adam(0.125, 1), [0.0, 0.0]),
-    ("adagrad", Update::Adagrad { learning_rate: 0.25, epsilon: 1e-6 }, [0.125, 0.0]),
-    ("ftrl", Update::Ftrl { learning_rate: 0.25, beta: 0.5, l1: 0.03125, l2: 0.5 }, [0.0, 0.125]),
+pub(crate) const UPDATES: [(&str, Update, [f32; 2]); 11] = [
+    ("sgd", plain(Formula::Sgd { learning_rate: 0.5 }), [0.0, 0.0]),
+    ("sgd, cut", Update { clip: 0.25, ..plain(Formula::Sgd { learning_rate: 0.5 }) }, [0.0, 0.0]),
+    ("momentum", plain(momentum(false)), [0.5, 0.0]),
+    ("nesterov", plain(momentum(true)), [0.5, 0.0]),
+    ("row-wise adagrad", plain(ROW_WISE), [0.125, 0.0]),
+    ("row-wise adagrad, cut and pulled", Update { formula: ROW_WISE, clip: 0.5, l2: 0.125 }, [0.125, 0.0]),
+    ("adam", plain(adam(0.0, 3)), [0.25, 0.5]),
+    ("adamw", plain(adam(0.125, 1)), [0.0, 0.0]),
+    ("adagrad", plain(ADAGRAD), [0.125, 0.0]),
+    ("adagrad, pulled", Update { l2: 0.25, ..plain(ADAGRAD) }, [0.125, 0.0]),
+    ("ftrl", plain(Formula::Ftrl { learning_rate: 0.25, beta: 0.5, l1: 0.03125, l2: 0.5 }), [0.0, 0.125]),
 ];
 
-const fn adam(weight_decay: f64, step: u64) -> Update {
-    Update::Adam { learning_rate: 0.125, beta1: 0.75, beta2: 0.875, epsilon: 1e-3, weight_decay, step }
+const ADAGRAD: Formula = Formula::Adagrad { learning_rate: 0.25, epsilon: 1e-6 };
+const ROW_WISE: Formula = Formula::RowWiseAdagrad { learning_rate: 0.25, epsilon: 1e-6 };
+
+const fn momentum(nesterov: bool) -> Formula {
+    Formula::Momentum { learning_rate: 0.25, momentum: 0.75, nesterov }
 }
+
+const fn adam(weight_decay: f64, step: u64) -> Formula {
+    Formula::Adam { learning_rate: 0.125, beta1: 0.75, beta2: 0.875, epsilon: 1e-3, weight_decay, step }
+}
+
+/// By the gradient as it is.
+const fn plain(formula: Formula) -> Update {
+    Update { formula, clip: f64::INFINITY, l2: 0.0 }
+}
+
+/// What gradients are multiplied by.
+const SCALE: f32 = 0.75;
 
 /// What operations gave, by name.
 pub(crate) type Outcome = Vec<(String, Vec<f64>)>;
@@ -187,13 +205,13 @@ impl<B: Backend> Bench<'_, B> {
         &self,
         (rows, width): (usize, usize),
         weights: &[f32],
-        update: &Update,
+        formula: &Formula,
         start: [f32; 2],
     ) -> B::Table {
-        let shape = TableShape { rows, width, states: update.states(), row_states: update.row_states() };
+        let shape = TableShape { rows, width, states: formula.states(), row_states: formula.row_states() };
         let mut table = self.0.table(shape);
         self.0.write_table(&mut table, TablePart::Weights, 0, &scalars::<B>(weights));
-        for (part, start) in state_parts(update).into_iter().zip(start) {
+        for (part, start) in state_parts(formula).into_iter().zip(start) {
             let values = vec![start; rows * shape.part_width(part)];
             self.0.write_table(&mut table, part, 0, &scalars::<B>(&values));
         }
@@ -208,9 +226,9 @@ impl<B: Backend> Bench<'_, B> {
 }
 
 /// Where the state of a table lies.
-fn state_parts(update: &Update) -> Vec<TablePart> {
-    let of_weights = (0..update.states()).map(TablePart::State);
-    of_weights.chain((0..update.row_states()).map(TablePart::RowState)).collect()
+fn state_parts(formula: &Formula) -> Vec<TablePart> {
+    let of_weights = (0..formula.states()).map(TablePart::State);
+    of_weights.chain((0..formula.row_states()).map(TablePart::RowState)).collect()
 }
 
 fn scalars<B: Backend>(values: &[f32]) -> Vec<B::Scalar> {
@@ -257,17 +275,21 @@ fn lookups<B: Backend>(
         let mut tables: Vec<B::Table> = sizes
             .iter()
             .zip(&weights)
-            .map(|(&size, weights)| bench.table(size, weights, &update, start))
+            .map(|(&size, weights)| bench.table(size, weights, &update.formula, start))
             .collect();
         let mut out = backend.matrix(capacity, all + dense.len());
         backend.gather(batch, &lookups, &tables, &dense, &mut out, before);
         outcome.push((format!("gather {name}"), bench.read(&out, rows * (all + dense.len()))));
+        let columns = GradientColumns::Apart { first: before };
+        let gradients = RowGradients { batch, plan: &plan, lookups: &lookups, gradient: &gradient, columns };
         for _ in 0..2 {
-            let apart = GradientColumns::Apart { first: before };
-            backend.step_rows(&update, batch, &plan, &lookups, &gradient, apart, &mut tables);
+            backend.step_rows(&update, &bench.matrix(1, 1, &[SCALE]), &gradients, &mut tables);
         }
+        let mut squares = bench.matrix(1, 1, &[2.0]);
+        backend.row_squares(&gradients, &tables, &mut squares);
+        outcome.push((format!("row_squares {name}"), bench.read(&squares, 1)));
         for (number, (table, size)) in tables.iter().zip(&sizes).enumerate() {
-            for part in state_parts(&update).into_iter().chain([TablePart::Weights]) {
+            for part in state_parts(&update.formula).into_iter().chain([TablePart::Weights]) {
                 let columns = if let TablePart::RowState(_) = part { 1 } else { size.1 };
                 let values = bench.read_table(table, part, size.0 * columns);
                 outcome.push((format!("step_rows {name} table {number} {part:?}"), values));
@@ -299,13 +321,17 @@ fn linear<B: Backend>(
         let mut tables: Vec<B::Table> = sizes
             .iter()
             .zip(&weights)
-            .map(|(&(rows, _), weights)| bench.table((rows, 1), weights, &update, start))
+            .map(|(&(rows, _), weights)| bench.table((rows, 1), weights, &update.formula, start))
             .collect();
         let mut out = bench.matrix(capacity, 1, &before);
         backend.linear_forward(batch, &lookups, &tables, &dense, &dense_weights, &bias, &mut out);
         outcome.push((format!("linear {name}"), bench.read(&out, rows)));
-        let shared = GradientColumns::Shared;
-        backend.step_rows(&update, batch, &plan, &lookups, &gradient, shared, &mut tables);
+        let columns = GradientColumns::Shared;
+        let gradients = RowGradients { batch, plan: &plan, lookups: &lookups, gradient: &gradient, columns };
+        backend.step_rows(&update, &bench.matrix(1, 1, &[SCALE]), &gradients, &mut tables);
+        let mut squares = bench.matrix(1, 1, &[2.0]);
+        backend.row_squares(&gradients, &tables, &mut squares);
+        outcome.push((format!("row_squares shared {name}"), bench.read(&squares, 1)));
         for (number, (table, size)) in tables.iter().zip(&sizes).enumerate() {
             let values = bench.read_table(table, TablePart::Weights, size.0);
             outcome.push((format!("step_rows shared {name} table {number}"), values));
@@ -391,14 +417,18 @@ fn steps<B: Backend>(bench: &Bench<'_, B>, random: &mut Random, outcome: &mut Ou
     for (rows, columns) in [(1, 1), (1, 7), (5, 16), (3, 17), (200, 100)] {
         let count = rows * columns;
         let (weights, gradient) = (random.numbers(count), random.numbers(count));
-        for (name, update, start) in UPDATES.into_iter().filter(|(_, update, _)| update.row_states() == 0) {
+        let (scale, mut squares) = (bench.matrix(1, 1, &[SCALE]), bench.matrix(1, 1, &[2.0]));
+        backend.squares(&bench.matrix(rows, columns, &gradient), &mut squares);
+        outcome.push((format!("squares {rows}x{columns}"), bench.read(&squares, 1)));
+        let of_weights = |(_, update, _): &(&str, Update, [f32; 2])| update.formula.row_states() == 0;
+        for (name, update, start) in UPDATES.into_iter().filter(of_weights) {
             let mut weights = bench.matrix(rows, columns, &weights);
             let gradient = bench.matrix(rows, columns, &gradient);
-            let mut states: Vec<B::Matrix> = (0..update.states())
+            let mut states: Vec<B::Matrix> = (0..update.formula.states())
                 .map(|state| bench.matrix(rows, columns, &vec![start[state]; count]))
                 .collect();
             for _ in 0..3 {
-                backend.step(&update, &mut weights, &mut states, &gradient);
+                backend.step(&update, &scale, &mut weights, &mut states, &gradient);
             }
             outcome.push((format!("step {name} {rows}x{columns}"), bench.read(&weights, count)));
             for state in &states {

@@ -1,0 +1,29 @@
+//! What becomes of a gradient before an optimizer's formula.
+
+use crate::cpu::matrix::CpuMatrix;
+use crate::update::Update;
+
+/// The constants of [`Update`] beside its formula.
+#[derive(Clone, Copy)]
+pub(super) struct Shaping {
+    scale: f32,
+    clip: f32,
+    l2: f32,
+}
+
+impl Shaping {
+    /// As `update` says, with `scale` `[1, 1]`.
+    pub(super) fn new(update: &Update, scale: &CpuMatrix) -> Self {
+        assert!(scale.rows() == 1 && scale.columns() == 1);
+        Self { scale: scale.row(0)[0], clip: update.clip as f32, l2: update.l2 as f32 }
+    }
+
+    /// The gradient that the formula sees of weight `w`. Keeps a NaN, so that a model that diverged shows it.
+    #[inline(always)]
+    pub(super) fn of(self, g: f32, w: f32) -> f32 {
+        let scaled = self.scale * g;
+        let below = if scaled > self.clip { self.clip } else { scaled };
+        let within = if below < -self.clip { -self.clip } else { below };
+        within + self.l2 * w
+    }
+}

@@ -1,0 +1,70 @@
+//! How long gradients are, and what makes them no longer than they may be.
+//!
+//! Each task leaves the sum of its squares; they are added in order.
+
+use crate::backend::RowGradients;
+use crate::cpu::matrix::{CpuMatrix, CpuTable};
+use crate::cpu::runs::{Runs, STRIP, tasks_each};
+use crate::cpu::{Cpu, rows_of_task, tasks_for};
+
+/// Numbers of a task.
+const NUMBERS: usize = 8192;
+
+/// `sum += sum of the squares of the gradient's numbers`
+pub(crate) fn squares(cpu: &Cpu, gradient: &CpuMatrix, sum: &mut CpuMatrix) {
+    // What lies between rows is zeros.
+    let numbers = gradient.as_slice();
+    add_all(cpu, sum, tasks_for(numbers.len(), NUMBERS), |task| {
+        let mut lanes = [0.0_f32; STRIP];
+        for strip in numbers[rows_of_task(task, NUMBERS, numbers.len())].chunks(STRIP) {
+            for (lane, g) in lanes.iter_mut().zip(strip) {
+                *lane += g * g;
+            }
+        }
+        lanes.iter().sum()
+    });
+}
+
+/// The same over the touched rows of tables, once the gradients of each row are summed.
+pub(crate) fn row_squares(
+    cpu: &Cpu,
+    gradients: &RowGradients<'_, Cpu>,
+    tables: &[CpuTable],
+    sum: &mut CpuMatrix,
+) {
+    assert_eq!(gradients.lookups.len(), tables.len(), "a lookup a table");
+    let each = tasks_each(gradients);
+    add_all(cpu, sum, tables.len() * each, |task| {
+        let runs = Runs::new(gradients, task / each, task % each, |table| tables[table].shape().width);
+        let mut lanes = [0.0_f32; STRIP];
+        for number in 0..runs.len() {
+            runs.fetch_ahead(number);
+            for (first, columns) in runs.strips() {
+                let sum = runs.sum(runs.entries(number), first, columns);
+                lanes.iter_mut().zip(sum).for_each(|(lane, g)| *lane += g * g);
+            }
+        }
+        lanes.iter().sum()
+    });
+}
+
+/// Adds what `each` gives for every task.
+fn add_all(cpu: &Cpu, sum: &mut CpuMatrix, tasks: usize, each: impl Fn(usize) -> f32 + Sync) {
+    assert!(sum.rows() == 1 && sum.columns() == 1);
+    let mut scratch = cpu.scratch(tasks);
+    let sums = scratch.parts();
+    cpu.run(tasks, |task| {
+        // SAFETY: one number a task.
+        let sum = unsafe { sums.get(task..task + 1) };
+        sum[0] = each(task);
+    });
+    let total: f64 = scratch.as_slice()[..tasks].iter().map(|&sum| f64::from(sum)).sum();
+    let sum = &mut sum.as_mut_slice()[0];
+    *sum = (f64::from(*sum) + total) as f32;
+}
+
+/// `scale = min(1, maximum / sqrt(squares))`; a NaN stays one.
+pub(crate) fn clip_scale(maximum: f64, squares: &CpuMatrix, scale: &mut CpuMatrix) {
+    let norm = f64::from(squares.row(0)[0]).sqrt();
+    scale.as_mut_slice()[0] = if norm <= maximum { 1.0 } else { (maximum / norm) as f32 };
+}

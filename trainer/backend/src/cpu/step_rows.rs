@@ -1,0 +1,193 @@
+//! Optimizer steps on the table rows that a batch touches.
+
+use crate::backend::RowGradients;
+use crate::cpu::Cpu;
+use crate::cpu::matrix::{CpuMatrix, CpuTable, SharedTables};
+use crate::cpu::memory::{LINE, Parts};
+use crate::cpu::rows::Entry;
+use crate::cpu::rules::{ByRule, Rule, by_rule_of};
+use crate::cpu::runs::{Runs, STRIP, tasks_each};
+use crate::cpu::shaping::Shaping;
+use crate::update::Update;
+
+/// Runs of equal ids that table rows are fetched ahead: enough for memory to answer, few enough that the answers are
+/// still in the first-level cache.
+const RUNS_AHEAD: usize = 16;
+
+/// One optimizer step on the touched rows of each table.
+pub(crate) fn step_rows(
+    cpu: &Cpu,
+    update: &Update,
+    scale: &CpuMatrix,
+    gradients: &RowGradients<'_, Cpu>,
+    tables: &mut [CpuTable],
+) {
+    assert_eq!(gradients.lookups.len(), tables.len(), "a lookup a table");
+    let shaping = Shaping::new(update, scale);
+    by_rule_of(&update.formula, RowsStep { cpu, shaping, gradients, tables });
+}
+
+/// One step over all tables.
+struct RowsStep<'a> {
+    cpu: &'a Cpu,
+    shaping: Shaping,
+    gradients: &'a RowGradients<'a, Cpu>,
+    tables: &'a mut [CpuTable],
+}
+
+impl ByRule for RowsStep<'_> {
+    fn by<R: Rule>(self, rule: R) {
+        let Self { cpu, shaping, gradients, tables } = self;
+        let tables = CpuTable::share(tables);
+        let each = tasks_each(gradients);
+        cpu.run(tables.len() * each, |task| {
+            let (number, task) = (task / each, task % each);
+            let runs = Runs::new(gradients, number, task, |table| tables.shape(table).width);
+            // SAFETY: each row is taken once by the task whose run of equal ids it is.
+            let step = unsafe { TableStep::new(runs, shaping, &tables, number) };
+            let shape = tables.shape(number);
+            let kept = (shape.states, shape.row_states);
+            assert_eq!(kept, (R::STATES, usize::from(R::ROW_STATE)), "the state that the update keeps");
+            match shape.width {
+                1 if !R::ROW_STATE => step.single_column(rule),
+                _ => step.run(rule),
+            }
+        });
+    }
+}
+
+/// One table's step over some runs of equal ids.
+struct TableStep<'a> {
+    runs: Runs<'a>,
+    shaping: Shaping,
+    /// The table's rows, `stride` apart; of each the weights, then the state, as many columns each.
+    table: Parts<'a, f32>,
+    stride: usize,
+}
+
+impl<'a> TableStep<'a> {
+    /// The step of table `number` by `runs`.
+    ///
+    /// # Safety
+    /// Nothing else uses the table's rows that the runs name.
+    unsafe fn new(runs: Runs<'a>, shaping: Shaping, tables: &'a SharedTables<'_>, number: usize) -> Self {
+        // SAFETY: by the caller's promise.
+        let table = unsafe { tables.parts(number) };
+        Self { runs, shaping, table, stride: tables.stride(number) }
+    }
+
+    /// Steps each row in strips of [`STRIP`] columns, and what is left of it.
+    #[inline(always)]
+    fn run<R: Rule>(&self, rule: R) {
+        for number in 0..self.runs.len() {
+            self.fetch_row_ahead(number);
+            self.runs.fetch_ahead(number);
+            let entries = self.runs.entries(number);
+            let start = entries[0].id as usize * self.stride;
+            // SAFETY: the row of this run's id, taken by no other run.
+            let row = unsafe { self.table.get(start..start + self.stride) };
+            let rule = if R::ROW_STATE { self.rule_of_row(rule, entries, row) } else { rule };
+            for (first, columns) in self.runs.strips() {
+                self.strip(rule, entries, row, first, columns);
+            }
+        }
+    }
+
+    /// Steps the state of the whole row, and returns the formula for its weights.
+    #[inline(always)]
+    fn rule_of_row<R: Rule>(&self, rule: R, entries: &[Entry], row: &mut [f32]) -> R {
+        let mut squares = [0.0_f32; STRIP];
+        for (first, columns) in self.runs.strips() {
+            let sum = self.runs.sum(entries, first, columns);
+            for ((squares, sum), &w) in squares.iter_mut().zip(sum).zip(&row[first..first + columns]) {
+                let g = self.shaping.of(sum, w);
+                *squares += g * g;
+            }
+        }
+        let mean_square = squares.iter().sum::<f32>() / self.runs.width as f32;
+        let state = &mut row[(1 + R::STATES) * self.runs.width];
+        let (rule, next) = rule.of_row(*state, mean_square);
+        *state = next;
+        rule
+    }
+
+    /// Steps `columns` columns from `first` on.
+    #[inline(always)]
+    fn strip<R: Rule>(&self, rule: R, entries: &[Entry], row: &mut [f32], first: usize, columns: usize) {
+        let sum = self.runs.sum(entries, first, columns);
+        let (mut w, mut state) = ([0.0_f32; STRIP], [[0.0_f32; STRIP]; 2]);
+        w[..columns].copy_from_slice(&row[first..first + columns]);
+        for (number, state) in state[..R::STATES].iter_mut().enumerate() {
+            let start = (1 + number) * self.runs.width + first;
+            state[..columns].copy_from_slice(&row[start..start + columns]);
+        }
+        self.step_lanes(rule, &mut w, &mut state, &sum);
+        row[first..first + columns].copy_from_slice(&w[..columns]);
+        for (number, state) in state[..R::STATES].iter().enumerate() {
+            let start = (1 + number) * self.runs.width + first;
+            row[start..start + columns].copy_from_slice(&state[..columns]);
+        }
+    }
+
+    /// Steps rows of one column, [`STRIP`] at once.
+    #[inline(always)]
+    fn single_column<R: Rule>(&self, rule: R) {
+        for first in (0..self.runs.len()).step_by(STRIP) {
+            let lanes = STRIP.min(self.runs.len() - first);
+            let mut sum = [0.0_f32; STRIP];
+            let (mut w, mut state) = ([0.0_f32; STRIP], [[0.0_f32; STRIP]; 2]);
+            let mut rows = [0_usize; STRIP];
+            for lane in 0..lanes {
+                let number = first + lane;
+                self.fetch_row_ahead(number);
+                let entries = self.runs.entries(number);
+                sum[lane] = self.runs.sum_of_one(entries);
+                rows[lane] = entries[0].id as usize * self.stride;
+                // SAFETY: the row of this run's id, taken by no other run, and released here.
+                let row = unsafe { self.table.get(rows[lane]..rows[lane] + 1 + R::STATES) };
+                w[lane] = row[0];
+                for (number, state) in state[..R::STATES].iter_mut().enumerate() {
+                    state[lane] = row[1 + number];
+                }
+            }
+            self.step_lanes(rule, &mut w, &mut state, &sum);
+            for lane in 0..lanes {
+                // SAFETY: as above.
+                let row = unsafe { self.table.get(rows[lane]..rows[lane] + 1 + R::STATES) };
+                row[0] = w[lane];
+                for (number, state) in state[..R::STATES].iter().enumerate() {
+                    row[1 + number] = state[lane];
+                }
+            }
+        }
+    }
+
+    /// Steps lanes of weights and state that lie in registers.
+    #[inline(always)]
+    fn step_lanes<R: Rule>(
+        &self,
+        rule: R,
+        w: &mut [f32; STRIP],
+        [first, second]: &mut [[f32; STRIP]; 2],
+        g: &[f32; STRIP],
+    ) {
+        for lane in 0..STRIP {
+            let g = self.shaping.of(g[lane], w[lane]);
+            let (next, state) = rule.next(w[lane], [first[lane], second[lane]], g);
+            w[lane] = next;
+            first[lane] = state[0];
+            second[lane] = state[1];
+        }
+    }
+
+    /// Asks for the table row of a run to come.
+    #[inline(always)]
+    fn fetch_row_ahead(&self, number: usize) {
+        if let Some(id) = self.runs.id(number + RUNS_AHEAD) {
+            let row = id as usize * self.stride;
+            for line in (0..self.stride).step_by(LINE) {
+                self.table.prefetch(row + line);
+            }
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! What is done with gradients once a backward pass has made them.
+//!
+//! A model shows each of its parameters with its gradient, in a fixed order; what comes of that is the learner's: a
+//! step of each optimizer, or a measure of all gradients together before it.
+
+use millstream_backend::{Backend, GradientColumns, RowGradients};
+
+use crate::layers::Tables;
+use crate::parameter::MatrixParameter;
+use crate::schedule::Step;
+
+/// Sees every parameter with its gradient.
+pub trait Learner<B: Backend> {
+    /// A parameter that has its gradient beside it.
+    fn matrix(&mut self, parameter: &mut MatrixParameter<B>);
+
+    /// Tables, with the gradient by what they gave for each row of the batch, and which columns of it are theirs.
+    fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns);
+}
+
+/// Sums the squares of all gradients.
+pub struct Measure<'a, B: Backend> {
+    /// The device.
+    pub backend: &'a B,
+    /// The batch, and which rows of tables it touches.
+    pub touched: (&'a B::Batch, &'a B::RowPlan),
+    /// What is added to, `[1, 1]`.
+    pub squares: &'a mut B::Matrix,
+}
+
+/// Takes a step of each parameter's optimizer.
+pub struct Descent<'a, B: Backend> {
+    /// The device.
+    pub backend: &'a B,
+    /// The batch, and which rows of tables it touches.
+    pub touched: (&'a B::Batch, &'a B::RowPlan),
+    /// What gradients are multiplied by, `[1, 1]`.
+    pub scale: &'a B::Matrix,
+    /// What gradients are cut to after that; may be infinite.
+    pub clip: f64,
+    /// Which step.
+    pub step: Step,
+}
+
+impl<B: Backend> Learner<B> for Measure<'_, B> {
+    fn matrix(&mut self, parameter: &mut MatrixParameter<B>) {
+        self.backend.squares(&parameter.gradient, self.squares);
+    }
+
+    fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns) {
+        if !tables.is_empty() {
+            let (batch, plan) = self.touched;
+            let gradients = RowGradients { batch, plan, lookups: &tables.lookups, gradient, columns };
+            self.backend.row_squares(&gradients, &tables.tables, self.squares);
+        }
+    }
+}
+
+impl<B: Backend> Learner<B> for Descent<'_, B> {
+    fn matrix(&mut self, parameter: &mut MatrixParameter<B>) {
+        let update = parameter.spec.optimizer.update(self.step, self.clip);
+        parameter.step(self.backend, &update, self.scale);
+    }
+
+    fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns) {
+        if !tables.is_empty() {
+            let (batch, plan) = self.touched;
+            let gradients = RowGradients { batch, plan, lookups: &tables.lookups, gradient, columns };
+            let update = tables.optimizer.update(self.step, self.clip);
+            self.backend.step_rows(&update, self.scale, &gradients, &mut tables.tables);
+        }
+    }
+}
