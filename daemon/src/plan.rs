@@ -129,7 +129,7 @@ impl JobPlan {
         };
 
         let slot_bytes = SlotLayout::of(&schema)?.slot_bytes() as u64;
-        let model = ModelPlan::new(&job.model, &schema)?;
+        let model = ModelPlan::new(&job.model, &schema, &job.training)?;
         Ok(Self { train: train_plan, eval: eval_plan, schema, slot_bytes, ingest, model, learned })
     }
 }

@@ -20,8 +20,8 @@ use millstream_trainer::init::Init;
 use millstream_trainer::model::Model;
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{
-    DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, ModelSpec, OptimizerSpec, Pooling, TrainingSpec,
-    WideDeepSpec, WideSpec,
+    DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling,
+    TrainingSpec, WideDeepSpec, WideSpec,
 };
 
 const CATEGORICAL: usize = 26;
@@ -140,6 +140,7 @@ fn wide_deep() -> ModelSpec {
             features: all_features(),
             embedding_dim: EMBEDDING,
             hidden: HIDDEN.to_vec(),
+            hidden_layer: HiddenLayerSpec::default(),
             pooling: Pooling::Mean,
             optimizer: ADAGRAD,
         },
@@ -153,6 +154,7 @@ fn dlrm() -> ModelSpec {
         bottom: BOTTOM.to_vec(),
         interaction: DlrmInteraction::Dot,
         top: HIDDEN.to_vec(),
+        hidden_layer: HiddenLayerSpec::default(),
         optimizer: ADAGRAD,
     })
 }

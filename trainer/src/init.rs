@@ -39,7 +39,7 @@ impl Init {
 
     /// The numbers of parameter `name` from position `first` on.
     pub fn values(self, seed: u64, name: &str, first: u64) -> impl Iterator<Item = f64> {
-        let key = name.bytes().fold(mix(seed ^ GAMMA), |key, byte| mix(key ^ u64::from(byte)));
+        let key = key_of(seed, name);
         (first..).map(move |position| match self {
             Self::Zeros => 0.0,
             Self::Constant(value) => f64::from(value),
@@ -51,6 +51,11 @@ impl Init {
             }
         })
     }
+}
+
+/// A random number that follows from a seed and the name of what it is for.
+pub(crate) fn key_of(seed: u64, name: &str) -> u64 {
+    name.bytes().fold(mix(seed ^ GAMMA), |key, byte| mix(key ^ u64::from(byte)))
 }
 
 /// The finaliser of splitmix64: a bijection under which nearby inputs share nothing.

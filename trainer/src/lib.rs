@@ -1,7 +1,7 @@
 //! Layers, models, losses, optimizers, metrics, checkpoints and the step.
 //!
 //! * [`spec`]: what a job asks of training.
-//! * [`model`]: the models; [`layers`] and [`parameter`] are what they are made of, [`init`],
+//! * [`model`]: the models; [`pass`], [`layers`] and [`parameter`] are what they are made of, [`init`],
 //!   [`learner`], [`optimizer`], [`schedule`] and [`loss`] what they start from, change by and are judged by.
 //! * [`metrics`]: what an evaluation says of a model.
 //! * [`checkpoint`]: models and positions, stored whole or not at all.
@@ -18,6 +18,7 @@ pub mod metrics;
 pub mod model;
 pub mod optimizer;
 pub mod parameter;
+pub mod pass;
 pub mod schedule;
 pub mod session;
 pub mod spec;

@@ -1,6 +1,9 @@
 //! The loss of a batch, as sums that add up over batches.
 
+use millstream_backend::Loss;
 use serde::{Deserialize, Serialize};
+
+use crate::spec::LossSpec;
 
 /// Weighted loss over some rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -22,5 +25,20 @@ impl std::ops::AddAssign for LossSum {
     fn add_assign(&mut self, other: Self) {
         self.loss += other.loss;
         self.weight += other.weight;
+    }
+}
+
+impl LossSpec {
+    /// The loss, as kernels see it.
+    pub(crate) fn as_loss(&self) -> Loss {
+        match *self {
+            Self::BinaryCrossEntropy { label_smoothing, positive_weight, negative_weight } => {
+                Loss::BinaryCrossEntropy {
+                    smoothing: label_smoothing.into(),
+                    positive_weight: positive_weight.into(),
+                    negative_weight: negative_weight.into(),
+                }
+            }
+        }
     }
 }

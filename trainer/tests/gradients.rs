@@ -8,7 +8,8 @@
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, Device, IdColumn, Lookup, Pooling as Pool, Reference, ReferenceMatrix, TablePart,
+    Activation, Backend, Device, IdColumn, Lookup, Loss, Pooling as Pool, Reference, ReferenceMatrix,
+    TablePart,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 use millstream_trainer::init::Init;
@@ -19,12 +20,15 @@ use millstream_trainer::layers::{
 use millstream_trainer::learner::{Descent, Learner};
 use millstream_trainer::optimizer::Optimizer;
 use millstream_trainer::parameter::{MatrixParameter, ParameterSpec, Parameters};
+use millstream_trainer::pass::{Pass, Purpose};
 use millstream_trainer::schedule::Step;
-use millstream_trainer::spec::{CrossSpec, OptimizerSpec};
+use millstream_trainer::spec::{CrossSpec, HiddenLayerSpec, OptimizerSpec};
 
 const ROWS: usize = 6;
 const STEP: f64 = 1e-5;
 const BACKEND: &Reference = &Reference;
+/// All rows at once, some of the numbers left out where layers do so.
+const PASS: Pass = Pass { rows: 0..ROWS, purpose: Purpose::Training(11) };
 
 fn sgd() -> Optimizer {
     Optimizer::new(&OptimizerSpec::Sgd { learning_rate: 1.0, l2: 0.0 }).unwrap()
@@ -173,13 +177,13 @@ fn dense_layer() {
         let by_output = numbers("by output", ROWS * outputs);
         let value = |layer: &Dense<Reference>, input: &ReferenceMatrix| {
             let mut output = BACKEND.matrix(ROWS, outputs);
-            layer.forward(BACKEND, ROWS, input, &mut output);
+            layer.forward(BACKEND, &PASS, input, &mut output);
             (dot(&output, &by_output), output)
         };
         let (_, output) = value(&layer, &input);
         let mut by_input = BACKEND.matrix(ROWS, inputs);
         let mut masked = filled(ROWS, outputs, &by_output);
-        layer.backward(BACKEND, ROWS, &input, &output, &mut masked, Some(&mut by_input));
+        layer.backward(BACKEND, &PASS, &input, &output, &mut masked, Some(&mut by_input));
 
         let at = read(&input, ROWS * inputs);
         check("input", &at, &read(&by_input, ROWS * inputs), |x| value(&layer, &filled(ROWS, inputs, x)).0);
@@ -200,13 +204,20 @@ fn dense_layer() {
 
 #[test]
 fn mlp() {
-    let mut mlp = Mlp::new(BACKEND, "mlp", 5, &[4, 3], (2, Activation::Identity), sgd()).unwrap();
+    for dropout in [0.0, 0.25] {
+        mlp_with(&HiddenLayerSpec { dropout });
+    }
+}
+
+fn mlp_with(hidden_layer: &HiddenLayerSpec) {
+    let hidden = (&[4, 3][..], hidden_layer);
+    let mut mlp = Mlp::new(BACKEND, "mlp", 5, hidden, (2, Activation::Identity), sgd()).unwrap();
     scatter(&mut mlp);
     let input = matrix("input", ROWS, 5);
     let by_output = numbers("by output", ROWS * 2);
     let value = |mlp: &Mlp<Reference>, input: &ReferenceMatrix| {
         let mut saved = MlpActivations::new(BACKEND, ROWS, mlp);
-        mlp.forward(BACKEND, ROWS, input, &mut saved);
+        mlp.forward(BACKEND, &PASS, input, &mut saved);
         (dot(saved.output(), &by_output), saved)
     };
     let (_, saved) = value(&mlp, &input);
@@ -214,7 +225,7 @@ fn mlp() {
     // The last input column is one that nothing learns from.
     let mut by_input = BACKEND.matrix(ROWS, 4);
     let mut by_last = filled(ROWS, 2, &by_output);
-    mlp.backward(BACKEND, ROWS, &input, &saved, &mut work, &mut by_last, Some(&mut by_input));
+    mlp.backward(BACKEND, &PASS, &input, &saved, &mut work, &mut by_last, Some(&mut by_input));
 
     let all = read(&input, ROWS * 5);
     let at: Vec<f64> = all.chunks(5).flat_map(|row| row[..4].to_vec()).collect();
@@ -244,7 +255,7 @@ fn embedding() {
         let weights = numbers("by output", ROWS * columns);
         let value = |embedding: &Embedding<Reference>| {
             let mut output = BACKEND.matrix(ROWS, columns + 1);
-            embedding.forward(BACKEND, &batch, &mut output, 0);
+            embedding.forward(BACKEND, &batch, &PASS, &mut output, 0);
             let all = read(&output, ROWS * (columns + 1));
             let rows = all.chunks(columns + 1).zip(weights.chunks(columns));
             rows.flat_map(|(y, w)| y.iter().zip(w)).map(|(y, w)| y * w).sum::<f64>()
@@ -276,12 +287,12 @@ fn linear() {
     let by_output = numbers("by output", ROWS);
     let value = |linear: &Linear<Reference>| {
         let mut output = BACKEND.matrix(ROWS, 1);
-        linear.forward(BACKEND, &batch, &mut output);
+        linear.forward(BACKEND, &batch, &PASS, &mut output);
         dot(&output, &by_output)
     };
     let mut stepped = new();
     let gradient = filled(ROWS, 1, &by_output);
-    stepped.backward(BACKEND, &batch, &gradient);
+    stepped.backward(BACKEND, &batch, &PASS, &gradient);
     descend(|learner| stepped.learn(&gradient, learner));
     let mut moved = new();
     let at = value_of(&moved.dense_weights);
@@ -317,7 +328,7 @@ fn cross() {
         let by_output = numbers("by output", ROWS * WIDTH);
         let value = |cross: &Cross<Reference>, first: &ReferenceMatrix| {
             let mut saved = CrossActivations::new(BACKEND, ROWS, cross);
-            cross.forward(BACKEND, ROWS, first, &mut saved);
+            cross.forward(BACKEND, &PASS, first, &mut saved);
             (dot(saved.output(), &by_output), saved)
         };
         let (_, saved) = value(&cross, &first);
@@ -325,7 +336,7 @@ fn cross() {
         let mut by_last = filled(ROWS, WIDTH, &by_output);
         // What is there already, it is added to.
         let mut by_first = filled(ROWS, WIDTH, &[100.0; ROWS * WIDTH]);
-        cross.backward(BACKEND, ROWS, &first, &saved, &mut work, &mut by_last, &mut by_first);
+        cross.backward(BACKEND, &PASS, &first, &saved, &mut work, &mut by_last, &mut by_first);
         let gradient: Vec<f64> = read(&by_first, ROWS * WIDTH).iter().map(|g| g - 100.0).collect();
         let at = read(&first, ROWS * WIDTH);
         check("first", &at, &gradient, |x| value(&cross, &filled(ROWS, WIDTH, x)).0);
@@ -364,12 +375,20 @@ fn write(parameters: &mut dyn Parameters<Reference>, number: usize, values: &[f6
 fn loss() {
     let batch = uploaded();
     let at: Vec<f64> = numbers("logits", ROWS).iter().map(|x| 3.0 * x).collect();
-    let value = |logits: &[f64]| {
-        let (mut gradient, mut sums) = (BACKEND.matrix(ROWS, 1), BACKEND.matrix(1, 2));
-        BACKEND.bce_with_logits(&batch, &filled(ROWS, 1, logits), &mut gradient, &mut sums);
-        let sums = read(&sums, 2);
-        (sums[0] / sums[1], read(&gradient, ROWS))
+    let cross_entropy = |smoothing, positive_weight| Loss::BinaryCrossEntropy {
+        smoothing,
+        positive_weight,
+        negative_weight: 1.0,
     };
-    let (_, gradient) = value(&at);
-    check("logits", &at, &gradient, |x| value(x).0);
+    for loss in [cross_entropy(0.0, 1.0), cross_entropy(0.25, 3.0), Loss::SquaredError] {
+        let value = |logits: &[f64]| {
+            let (mut gradient, mut sums) = (BACKEND.matrix(ROWS, 1), BACKEND.matrix(1, 2));
+            let logits = filled(ROWS, 1, logits);
+            BACKEND.loss(&loss, &batch, 0..ROWS, &logits, &mut gradient, &mut sums);
+            let sums = read(&sums, 2);
+            (sums[0] / sums[1], read(&gradient, ROWS))
+        };
+        let (_, gradient) = value(&at);
+        check("logits", &at, &gradient, |x| value(x).0);
+    }
 }

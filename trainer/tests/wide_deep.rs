@@ -10,7 +10,7 @@ use millstream_trainer::init::Init;
 use millstream_trainer::model::{Model, ModelError, ModelPlan, NamedTensor, TensorRole};
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{
-    DeepSpec, ModelSpec, OptimizerSpec, Pooling, TrainingSpec, WideDeepSpec, WideSpec,
+    DeepSpec, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling, TrainingSpec, WideDeepSpec, WideSpec,
 };
 
 fn schema(rows: u32) -> BatchSchema {
@@ -47,6 +47,7 @@ fn spec() -> WideDeepSpec {
             features: names(&["education", "occupation", "tags", "age", "hours_per_week"]),
             embedding_dim: 8,
             hidden: vec![20, 10],
+            hidden_layer: HiddenLayerSpec::default(),
             pooling: Pooling::Mean,
             optimizer: OptimizerSpec::Adagrad {
                 learning_rate: 0.05,
@@ -130,7 +131,7 @@ fn it_learns() {
 #[test]
 fn the_plan_names_what_the_model_holds() {
     let schema = schema(64);
-    let plan = ModelPlan::new(&ModelSpec::WideDeep(spec()), &schema).unwrap();
+    let plan = ModelPlan::new(&ModelSpec::WideDeep(spec()), &schema, &training()).unwrap();
     assert_eq!(plan.tensors, model(1, &schema).tensors());
     let wide = 50 + 90 + 1 + 1;
     let deep = (50 + 700 + 90) * 8 + (26 * 20 + 20) + (20 * 10 + 10) + (10 + 1);
@@ -155,7 +156,7 @@ fn what_cannot_be_built_is_refused() {
     let refusal = |change: fn(&mut WideDeepSpec)| {
         let mut spec = spec();
         change(&mut spec);
-        ModelPlan::new(&ModelSpec::WideDeep(spec), &schema(64)).unwrap_err()
+        ModelPlan::new(&ModelSpec::WideDeep(spec), &schema(64), &training()).unwrap_err()
     };
     let unknown = refusal(|spec| spec.wide.features[0] = "educaton".to_owned());
     assert_eq!(
@@ -180,7 +181,7 @@ fn what_cannot_be_built_is_refused() {
     huge.ids[1].cardinality = u32::MAX;
     let mut wide = spec();
     wide.deep.embedding_dim = u32::MAX;
-    let too_large = ModelPlan::new(&ModelSpec::WideDeep(wide), &huge).unwrap_err();
+    let too_large = ModelPlan::new(&ModelSpec::WideDeep(wide), &huge, &training()).unwrap_err();
     assert!(matches!(too_large, ModelError::TooLarge { .. }), "{too_large}");
 }
 
@@ -198,7 +199,7 @@ fn parts_may_be_as_small_as_they_get() {
         change(&mut spec);
         let spec = ModelSpec::WideDeep(spec);
         let mut model = Model::new(Cpu::new(Some(2)).unwrap(), &spec, &schema, &training()).unwrap();
-        assert_eq!(model.tensors(), ModelPlan::new(&spec, &schema).unwrap().tensors);
+        assert_eq!(model.tensors(), ModelPlan::new(&spec, &schema, &training()).unwrap().tensors);
         let before = model.train_step(batch(&schema, 16, 0).as_ref(), Step::number(1)).unwrap().mean();
         let after = model.train_step(batch(&schema, 16, 0).as_ref(), Step::number(1)).unwrap().mean();
         assert!(after < before, "{after} after {before}: {spec:?}");

@@ -1,6 +1,6 @@
 //! The `[training]` of a job file.
 
-use millstream_trainer::spec::{ClipSpec, DecaySpec, Precision, ScheduleSpec, TrainingSpec};
+use millstream_trainer::spec::{ClipSpec, DecaySpec, LossSpec, Precision, ScheduleSpec, TrainingSpec};
 
 use super::section::Section;
 
@@ -35,10 +35,24 @@ pub(super) fn read(mut training: Section<'_>, seed: u64) -> TrainingSpec {
     }
     let threads = training.whole_u32("threads", 1..=1_024);
     let schedule = read_schedule(training.section("schedule", "[training.schedule]"));
-    let clip =
-        ClipSpec { norm: training.constant("clip_norm", true), value: training.constant("clip_value", true) };
+    let loss = read_loss(training.section("loss", "[training.loss]"));
+    let norm = training.constant("clip_norm", true);
+    let clip = ClipSpec { norm, value: training.constant("clip_value", true) };
+    let micro_batch_rows = training.whole_u32("micro_batch_size", 1..=u32::MAX);
     training.finish();
-    TrainingSpec { seed, schedule, clip, precision: Precision::Fp32, threads }
+    let precision = Precision::Fp32;
+    TrainingSpec { seed, schedule, loss, clip, micro_batch_rows, precision, threads }
+}
+
+fn read_loss(mut loss: Section<'_>) -> LossSpec {
+    loss.choice("kind", &[("bce", ())]);
+    let spec = LossSpec::BinaryCrossEntropy {
+        label_smoothing: loss.fraction("label_smoothing").unwrap_or(0.0),
+        positive_weight: loss.constant("positive_weight", true).unwrap_or(1.0),
+        negative_weight: loss.constant("negative_weight", true).unwrap_or(1.0),
+    };
+    loss.finish();
+    spec
 }
 
 fn read_schedule(mut schedule: Section<'_>) -> ScheduleSpec {
@@ -95,7 +109,7 @@ mod tests {
 
     use std::path::Path;
 
-    use millstream_trainer::spec::{DecaySpec, ScheduleSpec};
+    use millstream_trainer::spec::{ClipSpec, DecaySpec, LossSpec, ScheduleSpec, TrainingSpec};
 
     use super::super::Job;
 
@@ -104,11 +118,32 @@ data = { train = ["train.parquet"], eval = ["eval.parquet"] }
 label = { column = "clicked" }
 features = { age = { kind = "numeric" } }
 model = { kind = "linear", features = ["age"] }
-training.schedule = "#;
+"#;
+
+    fn read(training: &str) -> Result<TrainingSpec, String> {
+        let job = Job::parse(&format!("{JOB}{training}"), Path::new("job.toml"), &[]);
+        job.map(|(job, _)| job.training).map_err(|error| error.to_string())
+    }
 
     fn parse(schedule: &str) -> Result<ScheduleSpec, String> {
-        let job = Job::parse(&format!("{JOB}{schedule}"), Path::new("job.toml"), &[]);
-        job.map(|(job, _)| job.training.schedule).map_err(|error| error.to_string())
+        read(&format!("training.schedule = {schedule}")).map(|training| training.schedule)
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let plain = read("").unwrap();
+        assert_eq!((plain.loss, plain.clip), (LossSpec::default(), ClipSpec::default()));
+        assert_eq!((plain.micro_batch_rows, plain.threads), (None, None));
+        let training = read(
+            "[training]\nclip_norm = 0.5\nclip_value = 0.25\nmicro_batch_size = 64\nthreads = 3\n\
+             loss = { kind = \"bce\", label_smoothing = 0.125, positive_weight = 3, negative_weight = 0.5 }",
+        )
+        .unwrap();
+        assert_eq!(training.clip, ClipSpec { norm: Some(0.5), value: Some(0.25) });
+        assert_eq!((training.micro_batch_rows, training.threads), (Some(64), Some(3)));
+        let (label_smoothing, positive_weight, negative_weight) = (0.125, 3.0, 0.5);
+        let loss = LossSpec::BinaryCrossEntropy { label_smoothing, positive_weight, negative_weight };
+        assert_eq!(training.loss, loss);
     }
 
     #[test]

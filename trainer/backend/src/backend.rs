@@ -10,6 +10,8 @@
 //! Shape letters beside those of `millstream_batch::schema`: `N` inputs of a layer, `M` its outputs,
 //! `W` columns of an embedding, `C` rows of a table (its cardinality).
 
+use std::ops::Range;
+
 use millstream_batch::BatchRef;
 
 use crate::device::{Device, Lookup, TablePart};
@@ -25,6 +27,32 @@ pub enum Activation {
     Identity,
     /// `max(x, 0)`
     Relu,
+}
+
+/// What is minimised, for each row: a function of its logit `x` and label `y`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Loss {
+    /// `softplus(x) - y x`, the binary cross-entropy of `sigmoid(x)`.
+    BinaryCrossEntropy {
+        /// `y` is `(1 - smoothing) y + smoothing / 2`: Szegedy et al., "Rethinking the Inception Architecture", 2016,
+        /// section 7.
+        smoothing: f64,
+        /// A row counts `y` times this (`y` as it is in the batch), and
+        positive_weight: f64,
+        /// `1 - y` times this, times its own weight.
+        negative_weight: f64,
+    },
+    /// `(x - y)^2`
+    SquaredError,
+}
+
+/// Whether sums over rows start anew, or go on from those over the rows before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sum {
+    /// What was there is replaced.
+    Anew,
+    /// What was there is added to.
+    Further,
 }
 
 /// What one layer's backward pass reads, all of the same forward pass.
@@ -69,13 +97,15 @@ pub trait Backend: Device + Sized + Send {
     /// Sorts the ids of each of the plan's columns by table row, and rows of equal id by batch row.
     fn plan_rows(&self, batch: &Self::Batch, plan: &mut Self::RowPlan);
 
-    /// `out[b] = pooled rows of every table, then dense columns`, side by side.
+    /// `out[b] = pooled rows of every table, then dense columns`, side by side, of rows `rows` of the batch.
     ///
-    /// `lookups[i]` is looked up in `tables[i]`; `out` is `[B, first_column + sum of W + dense.len()]`, and its
+    /// The first of them is row 0 of `out`. `lookups[i]` is looked up in `tables[i]`; `out` is `[B, first_column + sum of W + dense.len()]`, and its
     /// columns before `first_column` stay as they are.
+    #[allow(clippy::too_many_arguments, reason = "one fused operation over every table of a model")]
     fn gather(
         &self,
         batch: &Self::Batch,
+        rows: Range<usize>,
         lookups: &[Lookup],
         tables: &[Self::Table],
         dense: &[usize],
@@ -83,13 +113,14 @@ pub trait Backend: Device + Sized + Send {
         first_column: usize,
     );
 
-    /// `out[b] += bias + sum of the looked-up weights + dense columns . dense_weights`
+    /// `out[b] += bias + sum of the looked-up weights + dense columns . dense_weights`, of rows `rows` of the batch
     ///
     /// Tables are one column wide, `dense_weights` is `[dense.len(), 1]`, `bias` `[1, 1]`, `out` `[B, 1]`.
     #[allow(clippy::too_many_arguments, reason = "one fused operation over every part of a linear model")]
     fn linear_forward(
         &self,
         batch: &Self::Batch,
+        rows: Range<usize>,
         lookups: &[Lookup],
         tables: &[Self::Table],
         dense: &[usize],
@@ -99,11 +130,14 @@ pub trait Backend: Device + Sized + Send {
     );
 
     /// The gradient of [`Backend::linear_forward`] by its dense weights and bias, given that by `out`.
+    #[allow(clippy::too_many_arguments, reason = "one fused operation over every part of a linear model")]
     fn linear_backward(
         &self,
         batch: &Self::Batch,
+        rows: Range<usize>,
         dense: &[usize],
         out_gradient: &Self::Matrix,
+        sum: Sum,
         dense_weights_gradient: &mut Self::Matrix,
         bias_gradient: &mut Self::Matrix,
     );
@@ -121,15 +155,17 @@ pub trait Backend: Device + Sized + Send {
         output: &mut Self::Matrix,
     );
 
-    /// The gradient of [`Backend::layer_forward`] over the first `rows` rows.
+    /// The gradient of [`Backend::layer_forward`] over the first `rows` rows; `sum` is of those by weights and bias.
     ///
     /// `output_gradient` `[B, M]` is masked by the activation in place. `input_gradient` `[B, K]` takes
     /// the first `K <= N` columns only: a model's input ends in dense columns that nothing learns from.
+    #[allow(clippy::too_many_arguments, reason = "a layer has this many gradients")]
     fn layer_backward(
         &self,
         rows: usize,
         layer: &LayerGradient<'_, Self::Matrix>,
         output_gradient: &mut Self::Matrix,
+        sum: Sum,
         weights_gradient: &mut Self::Matrix,
         bias_gradient: Option<&mut Self::Matrix>,
         input_gradient: Option<&mut Self::Matrix>,
@@ -202,19 +238,31 @@ pub trait Backend: Device + Sized + Send {
         columns: usize,
     );
 
+    /// Copies the first `rows` rows of `from` to `to` from row `first` on; both have as many columns.
+    fn copy_rows(&self, rows: usize, from: &Self::Matrix, to: &mut Self::Matrix, first: usize);
+
+    /// Multiplies each number by `1 / keep`, or by 0 with probability `1 - keep`; Srivastava et al., "Dropout", 2014,
+    /// section 10 ("inverted"). Its gradient is the same operation.
+    ///
+    /// Row 0 is row `rows.start` of what `key` drops from: word `c / 16 % 4` of the [Philox](crate::philox) of
+    /// counter `(r, c / 64 * 16 + c % 16)` falls on column `c` of row `r`, and is kept below `2^32 keep`.
+    fn dropout(&self, rows: Range<usize>, keep: f64, key: u64, matrix: &mut Self::Matrix);
+
     /// `to += from`, over the columns of `to`; `from` may have more.
     fn add(&self, rows: usize, from: &Self::Matrix, to: &mut Self::Matrix);
 
     /// Zeros in the first `rows` rows.
     fn clear(&self, rows: usize, matrix: &mut Self::Matrix);
 
-    /// Binary cross-entropy with logits `[B, 1]` against the batch's labels and weights (1 without).
+    /// The loss of rows `rows` of the batch, by logits `[B, 1]` against its labels and weights (1 without).
     ///
-    /// `sums` `[1, 2]` becomes (sum of weighted losses, sum of weights); `gradient` `[B, 1]` that of the
-    /// first divided by the second, zeros where the second is 0.
-    fn bce_with_logits(
+    /// Adds to `sums` `[1, 2]` (sum of weighted losses, sum of weights). `gradient` `[B, 1]` becomes that of the
+    /// mean over the whole batch, zeros where that has no weight.
+    fn loss(
         &self,
+        loss: &Loss,
         batch: &Self::Batch,
+        rows: Range<usize>,
         logits: &Self::Matrix,
         gradient: &mut Self::Matrix,
         sums: &mut Self::Matrix,

@@ -16,7 +16,6 @@ pub struct HostBatch {
     labels: Vec<f32>,
     /// `[B]`, ones when the schema is not weighted.
     weights: Vec<f32>,
-    weight_sum: f64,
     /// `[B, D]`
     dense: Vec<f32>,
     /// `[F, B]`, each feature with room for the schema's rows.
@@ -64,7 +63,6 @@ impl HostBatch {
             rows: 0,
             labels: vec![0.0; rows],
             weights: vec![1.0; rows],
-            weight_sum: 0.0,
             dense: vec![0.0; rows * schema.dense.len()],
             ids: vec![0; rows * schema.ids.len()],
             ragged: schema
@@ -97,7 +95,6 @@ impl HostBatch {
         if let Some(weights) = batch.weights() {
             self.weights[..rows].copy_from_slice(weights);
         }
-        self.weight_sum = self.weights[..rows].iter().map(|&weight| f64::from(weight)).sum();
         let dense = batch.dense();
         self.dense[..dense.len()].copy_from_slice(dense);
         for (feature, spec) in self.schema.ids.iter().enumerate() {
@@ -138,10 +135,6 @@ impl HostBatch {
 
     pub(crate) fn weights(&self) -> &[f32] {
         &self.weights[..self.rows]
-    }
-
-    pub(crate) fn weight_sum(&self) -> f64 {
-        self.weight_sum
     }
 
     /// Dense values of row `row`, `[D]`.

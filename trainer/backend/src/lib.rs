@@ -5,11 +5,12 @@ mod cpu;
 mod device;
 mod error;
 mod host;
+pub mod philox;
 mod reference;
 mod sizes;
 mod update;
 
-pub use backend::{Activation, Backend, GradientColumns, LayerGradient, RowGradients};
+pub use backend::{Activation, Backend, GradientColumns, LayerGradient, Loss, RowGradients, Sum};
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
 pub use device::{Device, IdColumn, Lookup, Pooling, Scalar, TablePart, TableShape};
 pub use error::{BackendError, BatchError};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use millstream_backend::{
-    Backend, Cpu, Device, Formula, GradientColumns, IdColumn, Lookup, Pooling, RowGradients, TableShape,
-    Update,
+    Backend, Cpu, Device, Formula, GradientColumns, IdColumn, Lookup, Loss, Pooling, RowGradients, Sum,
+    TableShape, Update,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
@@ -90,16 +90,18 @@ fn a_step_allocates_nothing() {
     let (mut input, by_input) = (cpu.matrix(rows, 2 * WIDTH + 1), cpu.matrix(rows, 2 * WIDTH));
     let (mut logits, mut by_logits) = (cpu.matrix(rows, 1), cpu.matrix(rows, 1));
     let (mut sums, mut squares) = (cpu.matrix(1, 2), cpu.matrix(1, 1));
+    let loss = Loss::BinaryCrossEntropy { smoothing: 0.1, positive_weight: 2.0, negative_weight: 1.0 };
     let mut uploaded = cpu.batch(&schema);
     let mut plan = cpu.row_plan(&schema, &columns);
     let slot = batch(&schema);
     let mut step = || {
         cpu.upload(slot.as_ref(), &mut uploaded).expect("a batch of the schema");
         cpu.plan_rows(&uploaded, &mut plan);
-        cpu.gather(&uploaded, &lookups, &embeddings, &[0], &mut input, 0);
-        cpu.linear_forward(&uploaded, &lookups, &wide, &[0], &dense_weights, &bias, &mut logits);
-        cpu.bce_with_logits(&uploaded, &logits, &mut by_logits, &mut sums);
-        cpu.linear_backward(&uploaded, &[0], &by_logits, &mut by_dense, &mut by_bias);
+        cpu.gather(&uploaded, 0..rows, &lookups, &embeddings, &[0], &mut input, 0);
+        cpu.linear_forward(&uploaded, 0..rows, &lookups, &wide, &[0], &dense_weights, &bias, &mut logits);
+        cpu.dropout(0..rows, 0.5, 7, &mut input);
+        cpu.loss(&loss, &uploaded, 0..rows, &logits, &mut by_logits, &mut sums);
+        cpu.linear_backward(&uploaded, 0..rows, &[0], &by_logits, Sum::Anew, &mut by_dense, &mut by_bias);
         let (apart, shared) = (GradientColumns::Apart { first: 0 }, GradientColumns::Shared);
         let (batch, plan, lookups) = (&uploaded, &plan, lookups.as_slice());
         let of_deep = RowGradients::<Cpu> { batch, plan, lookups, gradient: &by_input, columns: apart };

@@ -13,6 +13,7 @@ use crate::layers::dense::Dense;
 use crate::learner::Learner;
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
+use crate::pass::Pass;
 use crate::spec::CrossSpec;
 
 /// A stack of cross layers.
@@ -106,17 +107,17 @@ impl<D: Device> CrossGradients<D> {
 }
 
 impl<B: Backend> Cross<B> {
-    /// Fills `saved` from `first`, which is `x_0`, `[B, N]`, over the first `rows` rows.
-    pub fn forward(&self, backend: &B, rows: usize, first: &B::Matrix, saved: &mut CrossActivations<B>) {
+    /// Fills `saved` from `first`, which is `x_0`, `[B, N]`.
+    pub fn forward(&self, backend: &B, pass: &Pass, first: &B::Matrix, saved: &mut CrossActivations<B>) {
         for (number, layer) in self.layers.iter().enumerate() {
             let (before, from) = saved.layers.split_at_mut(number);
             let input = before.last().map_or(first, |before| &before.output);
             let SavedLayer { inner, product, output } = &mut from[0];
             if let (Some(down), Some(inner)) = (&layer.down, inner.as_mut()) {
-                down.forward(backend, rows, input, inner);
+                down.forward(backend, pass, input, inner);
             }
-            layer.product.forward(backend, rows, inner.as_ref().unwrap_or(input), product);
-            backend.cross_forward(rows, first, product, input, output);
+            layer.product.forward(backend, pass, inner.as_ref().unwrap_or(input), product);
+            backend.cross_forward(pass.len(), first, product, input, output);
         }
     }
 
@@ -126,7 +127,7 @@ impl<B: Backend> Cross<B> {
     pub fn backward(
         &mut self,
         backend: &B,
-        rows: usize,
+        pass: &Pass,
         first: &B::Matrix,
         saved: &CrossActivations<B>,
         work: &mut CrossGradients<B>,
@@ -137,17 +138,17 @@ impl<B: Backend> Cross<B> {
         for (number, layer) in self.layers.iter_mut().enumerate().rev() {
             let input = number.checked_sub(1).map_or(first, |before| &saved.layers[before].output);
             let SavedLayer { inner, product, .. } = &saved.layers[number];
-            backend.cross_backward(rows, first, product, by_output, by_product, by_first);
+            backend.cross_backward(pass.len(), first, product, by_output, by_product, by_first);
             if let (Some(down), Some(inner), Some(by_inner)) = (&mut layer.down, inner, by_inner.as_mut()) {
-                layer.product.backward(backend, rows, inner, product, by_product, Some(by_inner));
-                down.backward(backend, rows, input, inner, by_inner, Some(by_input));
+                layer.product.backward(backend, pass, inner, product, by_product, Some(by_inner));
+                down.backward(backend, pass, input, inner, by_inner, Some(by_input));
             } else {
-                layer.product.backward(backend, rows, input, product, by_product, Some(by_input));
+                layer.product.backward(backend, pass, input, product, by_product, Some(by_input));
             }
             // From here on that by this layer's input, which is the output of the layer before.
-            backend.add(rows, by_input, by_output);
+            backend.add(pass.len(), by_input, by_output);
         }
-        backend.add(rows, by_output, by_first);
+        backend.add(pass.len(), by_output, by_first);
     }
 
     /// Shows the parameters with the gradients of the last backward pass.

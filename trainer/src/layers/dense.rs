@@ -6,6 +6,7 @@ use crate::init::Init;
 use crate::learner::Learner;
 use crate::optimizer::Optimizer;
 use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
+use crate::pass::Pass;
 
 /// `activation(input . weights + bias)`
 pub struct Dense<D: Device> {
@@ -56,10 +57,10 @@ impl<D: Device> Dense<D> {
 }
 
 impl<B: Backend> Dense<B> {
-    /// Fills `output` `[B, M]` from `input` `[B, N]`, over the first `rows` rows.
-    pub fn forward(&self, backend: &B, rows: usize, input: &B::Matrix, output: &mut B::Matrix) {
+    /// Fills `output` `[B, M]` from `input` `[B, N]`.
+    pub fn forward(&self, backend: &B, pass: &Pass, input: &B::Matrix, output: &mut B::Matrix) {
         let bias = self.bias.as_ref().map(|bias| &bias.value);
-        backend.layer_forward(rows, input, &self.weights.value, bias, self.activation, output);
+        backend.layer_forward(pass.len(), input, &self.weights.value, bias, self.activation, output);
     }
 
     /// Fills the parameters' gradients and, where wanted, that by `input` (its first columns), from
@@ -67,7 +68,7 @@ impl<B: Backend> Dense<B> {
     pub fn backward(
         &mut self,
         backend: &B,
-        rows: usize,
+        pass: &Pass,
         input: &B::Matrix,
         output: &B::Matrix,
         by_output: &mut B::Matrix,
@@ -76,7 +77,8 @@ impl<B: Backend> Dense<B> {
         let weights = &self.weights.value;
         let layer = LayerGradient { input, weights, output, activation: self.activation };
         let by_bias = self.bias.as_mut().map(|bias| &mut bias.gradient);
-        backend.layer_backward(rows, &layer, by_output, &mut self.weights.gradient, by_bias, by_input);
+        let (rows, by_weights) = (pass.len(), &mut self.weights.gradient);
+        backend.layer_backward(rows, &layer, by_output, pass.sum(), by_weights, by_bias, by_input);
     }
 
     /// Shows the parameters with the gradients of the last backward pass.

@@ -5,6 +5,7 @@ use millstream_backend::{Backend, Device, GradientColumns};
 use crate::layers::tables::Tables;
 use crate::learner::Learner;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::pass::Pass;
 
 /// One table for each feature of ids; dense columns pass through.
 pub struct Embedding<D: Device> {
@@ -29,9 +30,16 @@ impl<D: Device> Embedding<D> {
 impl<B: Backend> Embedding<B> {
     /// Fills `output` `[B, first_column + E + dense columns]` from `first_column` on: tables side by side, then
     /// dense columns.
-    pub fn forward(&self, backend: &B, batch: &B::Batch, output: &mut B::Matrix, first_column: usize) {
+    pub fn forward(
+        &self,
+        backend: &B,
+        batch: &B::Batch,
+        pass: &Pass,
+        output: &mut B::Matrix,
+        first_column: usize,
+    ) {
         let Tables { lookups, tables, .. } = &self.tables;
-        backend.gather(batch, lookups, tables, &self.dense, output, first_column);
+        backend.gather(batch, pass.rows.clone(), lookups, tables, &self.dense, output, first_column);
     }
 
     /// Shows the tables with the gradient by the output, or by no more than its first columns up to the tables'

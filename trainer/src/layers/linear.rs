@@ -7,6 +7,7 @@ use crate::layers::tables::Tables;
 use crate::learner::Learner;
 use crate::optimizer::Optimizer;
 use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
+use crate::pass::Pass;
 
 /// One weight for each id and each dense column, and a bias.
 pub struct Linear<D: Device> {
@@ -44,9 +45,10 @@ impl<D: Device> Linear<D> {
 
 impl<B: Backend> Linear<B> {
     /// Adds the model's output to `output`, `[B, 1]`.
-    pub fn forward(&self, backend: &B, batch: &B::Batch, output: &mut B::Matrix) {
+    pub fn forward(&self, backend: &B, batch: &B::Batch, pass: &Pass, output: &mut B::Matrix) {
         backend.linear_forward(
             batch,
+            pass.rows.clone(),
             &self.tables.lookups,
             &self.tables.tables,
             &self.dense,
@@ -57,9 +59,10 @@ impl<B: Backend> Linear<B> {
     }
 
     /// Fills the gradients of dense weights and bias from that by `output`, `[B, 1]`.
-    pub fn backward(&mut self, backend: &B, batch: &B::Batch, by_output: &B::Matrix) {
+    pub fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, by_output: &B::Matrix) {
         let (by_weights, by_bias) = (&mut self.dense_weights.gradient, &mut self.bias.gradient);
-        backend.linear_backward(batch, &self.dense, by_output, by_weights, by_bias);
+        let (rows, sum) = (pass.rows.clone(), pass.sum());
+        backend.linear_backward(batch, rows, &self.dense, by_output, sum, by_weights, by_bias);
     }
 
     /// Shows the parameters with the gradients of the last backward pass, tables with that by the output.

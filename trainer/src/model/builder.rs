@@ -5,22 +5,27 @@ use millstream_batch::BatchSchema;
 
 use crate::init::Init;
 use crate::layers::{Cross, Embedding, Linear, Mlp, Tables};
+use crate::model::batch_gradient::BatchGradient;
 use crate::model::error::ModelError;
 use crate::model::features::{Features, IdFeatureColumn};
 use crate::optimizer::Optimizer;
 use crate::parameter::ParameterSpec;
-use crate::spec::{CrossSpec, EmbeddingSpec, OptimizerSpec, Pooling};
+use crate::spec::{CrossSpec, EmbeddingSpec, HiddenLayerSpec, OptimizerSpec, Pooling};
 
 /// Builds the parts of one model on a device, for batches of a schema.
 pub(super) struct Builder<'a, D: Device> {
     pub(super) device: &'a D,
     schema: &'a BatchSchema,
+    /// The most rows of a pass.
+    rows: usize,
     id_columns: Vec<IdColumn>,
 }
 
 impl<'a, D: Device> Builder<'a, D> {
-    pub(super) fn new(device: &'a D, schema: &'a BatchSchema) -> Self {
-        Self { device, schema, id_columns: Vec::new() }
+    /// For batches of `schema`, of which at most `micro_batch_rows` rows pass at once, if given.
+    pub(super) fn new(device: &'a D, schema: &'a BatchSchema, micro_batch_rows: Option<u32>) -> Self {
+        let rows = micro_batch_rows.unwrap_or(schema.rows).clamp(1, schema.rows.max(1)) as usize;
+        Self { device, schema, rows, id_columns: Vec::new() }
     }
 
     /// Every column of ids that something built looks up, once.
@@ -30,14 +35,19 @@ impl<'a, D: Device> Builder<'a, D> {
         self.id_columns
     }
 
-    /// The most rows of a batch.
+    /// The most rows of a pass.
     pub(super) fn rows(&self) -> usize {
-        self.schema.rows as usize
+        self.rows
     }
 
-    /// Room for `columns` numbers a row.
+    /// Room for `columns` numbers a row of a pass.
     pub(super) fn matrix(&self, columns: usize) -> D::Matrix {
-        self.device.matrix(self.rows(), columns)
+        self.device.matrix(self.rows, columns)
+    }
+
+    /// Room for a gradient of `columns` numbers a row, by pass and for the whole batch.
+    pub(super) fn batch_gradient(&self, columns: usize) -> BatchGradient<D> {
+        BatchGradient::new(self.device, (self.rows, self.schema.rows as usize), columns)
     }
 
     /// The features that the list at `key` names.
@@ -110,12 +120,12 @@ impl<'a, D: Device> Builder<'a, D> {
         Ok(Embedding { tables, dense: features.dense })
     }
 
-    /// ReLU layers whose widths are at `key`, then one of `last`.
+    /// Hidden layers whose widths are at `key`, then one of `last`.
     pub(super) fn mlp(
         &self,
         name: &str,
         inputs: usize,
-        (key, hidden): (&'static str, &[u32]),
+        (key, hidden, hidden_layer): (&'static str, &[u32], &HiddenLayerSpec),
         last: (usize, Activation),
         optimizer: Optimizer,
     ) -> Result<Mlp<D>, ModelError> {
@@ -123,7 +133,7 @@ impl<'a, D: Device> Builder<'a, D> {
             let expected = "a hidden layer has at least one output";
             return Err(ModelError::Empty { key, expected });
         }
-        Ok(Mlp::new(self.device, name, inputs, hidden, last, optimizer)?)
+        Ok(Mlp::new(self.device, name, inputs, (hidden, hidden_layer), last, optimizer)?)
     }
 
     /// Cross layers over `width` columns.

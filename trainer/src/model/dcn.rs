@@ -16,10 +16,12 @@ use crate::layers::{
     Cross, CrossActivations, CrossGradients, Dense, Embedding, Mlp, MlpActivations, MlpGradients,
 };
 use crate::learner::Learner;
+use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::pass::Pass;
 use crate::spec::{DcnSpec, DcnStructure};
 
 /// The model. `N` is the width of its input, embeddings and dense columns together.
@@ -50,7 +52,7 @@ struct Saved<D: Device> {
 
 struct Work<D: Device> {
     /// `[B, N]`
-    by_input: D::Matrix,
+    by_input: BatchGradient<D>,
     /// `[B, N]`
     by_cross: D::Matrix,
     cross: CrossGradients<D>,
@@ -73,7 +75,7 @@ impl<D: Device> Dcn<D> {
                 Some(CrossOutput { layer, logits: builder.matrix(1) })
             }
         };
-        let hidden = ("model.hidden", spec.hidden.as_slice());
+        let hidden = ("model.hidden", spec.hidden.as_slice(), &spec.hidden_layer);
         let deep = builder.mlp("deep", width, hidden, (1, Activation::Identity), optimizer)?;
         Ok(Self {
             saved: Saved {
@@ -82,7 +84,7 @@ impl<D: Device> Dcn<D> {
                 deep: MlpActivations::new(device, rows, &deep),
             },
             work: Work {
-                by_input: builder.matrix(width),
+                by_input: builder.batch_gradient(width),
                 by_cross: builder.matrix(width),
                 cross: CrossGradients::new(device, rows, &cross),
                 deep: MlpGradients::new(device, rows, &deep),
@@ -96,16 +98,16 @@ impl<D: Device> Dcn<D> {
 }
 
 impl<B: Backend> Compute<B> for Dcn<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, rows: usize) {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
         let Saved { input, cross, deep } = &mut self.saved;
-        self.embedding.forward(backend, batch, input, 0);
-        self.cross.forward(backend, rows, input, cross);
+        self.embedding.forward(backend, batch, pass, input, 0);
+        self.cross.forward(backend, pass, input, cross);
         match &mut self.output {
-            None => self.deep.forward(backend, rows, cross.output(), deep),
+            None => self.deep.forward(backend, pass, cross.output(), deep),
             Some(CrossOutput { layer, logits }) => {
-                self.deep.forward(backend, rows, input, deep);
-                layer.forward(backend, rows, cross.output(), logits);
-                backend.add(rows, logits, deep.output_mut());
+                self.deep.forward(backend, pass, input, deep);
+                layer.forward(backend, pass, cross.output(), logits);
+                backend.add(pass.len(), logits, deep.output_mut());
             }
         }
     }
@@ -114,22 +116,24 @@ impl<B: Backend> Compute<B> for Dcn<B> {
         self.saved.deep.output()
     }
 
-    fn backward(&mut self, backend: &B, _batch: &B::Batch, rows: usize, by_logits: &mut B::Matrix) {
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix) {
         let Saved { input, cross, deep } = &self.saved;
-        let Work { by_input, by_cross, cross: cross_work, deep: deep_work } = &mut self.work;
+        let Work { by_input: by_batch, by_cross, cross: cross_work, deep: deep_work } = &mut self.work;
+        let by_input = by_batch.of_pass();
         match &mut self.output {
             None => {
-                backend.clear(rows, by_input);
+                backend.clear(pass.len(), by_input);
                 let by_cross = Some(&mut *by_cross);
-                self.deep.backward(backend, rows, cross.output(), deep, deep_work, by_logits, by_cross);
+                self.deep.backward(backend, pass, cross.output(), deep, deep_work, by_logits, by_cross);
             }
             Some(CrossOutput { layer, logits }) => {
                 let by_input = Some(&mut *by_input);
-                self.deep.backward(backend, rows, input, deep, deep_work, by_logits, by_input);
-                layer.backward(backend, rows, cross.output(), logits, by_logits, Some(by_cross));
+                self.deep.backward(backend, pass, input, deep, deep_work, by_logits, by_input);
+                layer.backward(backend, pass, cross.output(), logits, by_logits, Some(by_cross));
             }
         }
-        self.cross.backward(backend, rows, input, cross, cross_work, by_cross, by_input);
+        self.cross.backward(backend, pass, input, cross, cross_work, by_cross, by_input);
+        by_batch.keep(backend, pass);
     }
 
     fn learn(&mut self, _by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
@@ -138,7 +142,7 @@ impl<B: Backend> Compute<B> for Dcn<B> {
             layer.learn(learner);
         }
         self.cross.learn(learner);
-        self.embedding.learn(&self.work.by_input, 0, learner);
+        self.embedding.learn(self.work.by_input.of_batch(), 0, learner);
     }
 }
 

@@ -4,10 +4,13 @@ use millstream_backend::{Activation, Backend, Device};
 
 use crate::layers::{Embedding, Mlp, MlpActivations, MlpGradients};
 use crate::learner::Learner;
+use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
 use crate::model::error::ModelError;
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::pass::Pass;
+use crate::spec::HiddenLayerSpec;
 
 /// The part, with what a step of it needs.
 pub(super) struct Deep<D: Device> {
@@ -18,7 +21,7 @@ pub(super) struct Deep<D: Device> {
     saved: MlpActivations<D>,
     work: MlpGradients<D>,
     /// The gradient by the embeddings, `[B, E]`; none without any.
-    pub(super) by_embedding: Option<D::Matrix>,
+    pub(super) by_embedding: Option<BatchGradient<D>>,
 }
 
 impl<D: Device> Deep<D> {
@@ -26,7 +29,7 @@ impl<D: Device> Deep<D> {
     pub(super) fn new(
         builder: &Builder<'_, D>,
         embedding: Embedding<D>,
-        hidden: (&'static str, &[u32]),
+        hidden: (&'static str, &[u32], &HiddenLayerSpec),
         optimizer: Optimizer,
     ) -> Result<Self, ModelError> {
         let (rows, embedded) = (builder.rows(), embedding.embedded());
@@ -36,7 +39,7 @@ impl<D: Device> Deep<D> {
             input: builder.matrix(embedding.outputs()),
             saved: MlpActivations::new(builder.device, rows, &mlp),
             work: MlpGradients::new(builder.device, rows, &mlp),
-            by_embedding: (embedded > 0).then(|| builder.matrix(embedded)),
+            by_embedding: (embedded > 0).then(|| builder.batch_gradient(embedded)),
             embedding,
             mlp,
         })
@@ -49,9 +52,9 @@ impl<D: Device> Deep<D> {
 }
 
 impl<B: Backend> Deep<B> {
-    pub(super) fn forward(&mut self, backend: &B, batch: &B::Batch, rows: usize) {
-        self.embedding.forward(backend, batch, &mut self.input, 0);
-        self.mlp.forward(backend, rows, &self.input, &mut self.saved);
+    pub(super) fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+        self.embedding.forward(backend, batch, pass, &mut self.input, 0);
+        self.mlp.forward(backend, pass, &self.input, &mut self.saved);
     }
 
     /// The logits, for what is added to them; and the input, `[B, E + D]`.
@@ -60,15 +63,22 @@ impl<B: Backend> Deep<B> {
     }
 
     /// Fills the layers' gradients, and that by the embeddings.
-    pub(super) fn backward(&mut self, backend: &B, rows: usize, by_logits: &mut B::Matrix) {
-        let (input, by_input) = (&self.input, self.by_embedding.as_mut());
-        self.mlp.backward(backend, rows, input, &self.saved, &mut self.work, by_logits, by_input);
+    pub(super) fn backward(&mut self, backend: &B, pass: &Pass, by_logits: &mut B::Matrix) {
+        let (input, by_input) = (&self.input, self.by_embedding.as_mut().map(BatchGradient::of_pass));
+        self.mlp.backward(backend, pass, input, &self.saved, &mut self.work, by_logits, by_input);
+    }
+
+    /// Keeps the gradient by the embeddings, once it is whole.
+    pub(super) fn keep(&mut self, backend: &B, pass: &Pass) {
+        if let Some(by_embedding) = &mut self.by_embedding {
+            by_embedding.keep(backend, pass);
+        }
     }
 
     pub(super) fn learn(&mut self, learner: &mut dyn Learner<B>) {
         self.mlp.learn(learner);
         if let Some(by_embedding) = &self.by_embedding {
-            self.embedding.learn(by_embedding, 0, learner);
+            self.embedding.learn(by_embedding.of_batch(), 0, learner);
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::model::deep::Deep;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::pass::Pass;
 use crate::spec::DeepFmSpec;
 
 /// The model.
@@ -41,30 +42,31 @@ impl<D: Device> DeepFm<D> {
         let embedding = builder.embedding("", keys, &spec.embedding, features)?;
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
         let vectors = (embedding.tables.len(), spec.embedding.dim as usize);
-        let hidden = ("model.hidden", spec.hidden.as_slice());
+        let hidden = ("model.hidden", spec.hidden.as_slice(), &spec.hidden_layer);
         Ok(Self { linear, deep: Deep::new(builder, embedding, hidden, optimizer)?, vectors })
     }
 }
 
 impl<B: Backend> Compute<B> for DeepFm<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, rows: usize) {
-        self.deep.forward(backend, batch, rows);
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+        self.deep.forward(backend, batch, pass);
         let (logits, input) = self.deep.logits_mut();
-        backend.fm_forward(rows, input, self.vectors, logits);
-        self.linear.forward(backend, batch, logits);
+        backend.fm_forward(pass.len(), input, self.vectors, logits);
+        self.linear.forward(backend, batch, pass, logits);
     }
 
     fn logits(&self) -> &B::Matrix {
         self.deep.logits()
     }
 
-    fn backward(&mut self, backend: &B, batch: &B::Batch, rows: usize, by_logits: &mut B::Matrix) {
-        self.linear.backward(backend, batch, by_logits);
-        self.deep.backward(backend, rows, by_logits);
+    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix) {
+        self.linear.backward(backend, batch, pass, by_logits);
+        self.deep.backward(backend, pass, by_logits);
         let Deep { input, by_embedding, .. } = &mut self.deep;
         if let Some(by_embedding) = by_embedding {
-            backend.fm_backward(rows, input, self.vectors, by_logits, by_embedding);
+            backend.fm_backward(pass.len(), input, self.vectors, by_logits, by_embedding.of_pass());
         }
+        self.deep.keep(backend, pass);
     }
 
     fn learn(&mut self, by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {

@@ -14,10 +14,12 @@ use crate::layers::{
     Cross, CrossActivations, CrossGradients, Embedding, Mlp, MlpActivations, MlpGradients, Tables,
 };
 use crate::learner::Learner;
+use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::pass::Pass;
 use crate::spec::{DlrmInteraction, DlrmSpec};
 
 /// The model. `V` is the number of vectors, the embeddings' and one of the dense columns; `W` their width.
@@ -69,7 +71,7 @@ struct Work<D: Device> {
     /// `[B, W]`
     by_bottom: D::Matrix,
     /// `[B, V W]`
-    by_vectors: D::Matrix,
+    by_vectors: BatchGradient<D>,
     top: MlpGradients<D>,
 }
 
@@ -89,7 +91,7 @@ impl<D: Device> Dlrm<D> {
         let keys = ("model.embedding_dim", "model.embedding_optimizer");
         let embedding = builder.embedding("", keys, &spec.embedding, features)?;
         let (rows, width, device) = (builder.rows(), spec.embedding.dim as usize, builder.device);
-        let hidden = ("model.bottom", spec.bottom.as_slice());
+        let hidden = ("model.bottom", spec.bottom.as_slice(), &spec.hidden_layer);
         let bottom = builder.mlp("bottom", dense.outputs(), hidden, (width, Activation::Relu), optimizer)?;
         let columns = width + embedding.outputs();
         let (interaction, outputs) = match &spec.interaction {
@@ -110,7 +112,7 @@ impl<D: Device> Dlrm<D> {
                 (Interaction::Cross(Box::new(work)), columns)
             }
         };
-        let hidden = ("model.top", spec.top.as_slice());
+        let hidden = ("model.top", spec.top.as_slice(), &spec.hidden_layer);
         let top = builder.mlp("top", outputs, hidden, (1, Activation::Identity), optimizer)?;
         Ok(Self {
             saved: Saved {
@@ -122,7 +124,7 @@ impl<D: Device> Dlrm<D> {
             work: Work {
                 bottom: MlpGradients::new(device, rows, &bottom),
                 by_bottom: builder.matrix(width),
-                by_vectors: builder.matrix(columns),
+                by_vectors: builder.batch_gradient(columns),
                 top: MlpGradients::new(device, rows, &top),
             },
             dense,
@@ -146,10 +148,10 @@ impl<D: Device> Interaction<D> {
 }
 
 impl<B: Backend> Interaction<B> {
-    fn forward(&mut self, backend: &B, rows: usize, vectors: &B::Matrix, width: usize) {
+    fn forward(&mut self, backend: &B, pass: &Pass, vectors: &B::Matrix, width: usize) {
         match self {
-            Self::Dot(DotWork { output, .. }) => backend.dot_forward(rows, vectors, width, output),
-            Self::Cross(cross) => cross.layers.forward(backend, rows, vectors, &mut cross.saved),
+            Self::Dot(DotWork { output, .. }) => backend.dot_forward(pass.len(), vectors, width, output),
+            Self::Cross(cross) => cross.layers.forward(backend, pass, vectors, &mut cross.saved),
         }
     }
 
@@ -157,47 +159,49 @@ impl<B: Backend> Interaction<B> {
     fn backward(
         &mut self,
         backend: &B,
-        rows: usize,
+        pass: &Pass,
         vectors: &B::Matrix,
         width: usize,
         by_vectors: &mut B::Matrix,
     ) {
         match self {
             Self::Dot(DotWork { by_output, .. }) => {
-                backend.dot_backward(rows, vectors, width, by_output, by_vectors);
+                backend.dot_backward(pass.len(), vectors, width, by_output, by_vectors);
             }
             Self::Cross(cross) => {
                 let CrossWork { layers, saved, work, by_output } = &mut **cross;
-                backend.clear(rows, by_vectors);
-                layers.backward(backend, rows, vectors, saved, work, by_output, by_vectors);
+                backend.clear(pass.len(), by_vectors);
+                layers.backward(backend, pass, vectors, saved, work, by_output, by_vectors);
             }
         }
     }
 }
 
 impl<B: Backend> Compute<B> for Dlrm<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, rows: usize) {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
         let Saved { dense, bottom, vectors, top } = &mut self.saved;
-        self.dense.forward(backend, batch, dense, 0);
-        self.bottom.forward(backend, rows, dense, bottom);
-        backend.copy_columns(rows, (bottom.output(), 0), (vectors, 0), self.width);
-        self.embedding.forward(backend, batch, vectors, self.width);
-        self.interaction.forward(backend, rows, vectors, self.width);
-        self.top.forward(backend, rows, self.interaction.output().0, top);
+        self.dense.forward(backend, batch, pass, dense, 0);
+        self.bottom.forward(backend, pass, dense, bottom);
+        backend.copy_columns(pass.len(), (bottom.output(), 0), (vectors, 0), self.width);
+        self.embedding.forward(backend, batch, pass, vectors, self.width);
+        self.interaction.forward(backend, pass, vectors, self.width);
+        self.top.forward(backend, pass, self.interaction.output().0, top);
     }
 
     fn logits(&self) -> &B::Matrix {
         self.saved.top.output()
     }
 
-    fn backward(&mut self, backend: &B, _batch: &B::Batch, rows: usize, by_logits: &mut B::Matrix) {
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix) {
         let Saved { dense, bottom, vectors, top } = &self.saved;
-        let Work { bottom: bottom_work, by_bottom, by_vectors, top: top_work } = &mut self.work;
+        let Work { bottom: bottom_work, by_bottom, by_vectors: by_batch, top: top_work } = &mut self.work;
+        let by_vectors = by_batch.of_pass();
         let (output, by_output) = self.interaction.output();
-        self.top.backward(backend, rows, output, top, top_work, by_logits, Some(by_output));
-        self.interaction.backward(backend, rows, vectors, self.width, by_vectors);
-        backend.copy_columns(rows, (by_vectors, 0), (by_bottom, 0), self.width);
-        self.bottom.backward(backend, rows, dense, bottom, bottom_work, by_bottom, None);
+        self.top.backward(backend, pass, output, top, top_work, by_logits, Some(by_output));
+        self.interaction.backward(backend, pass, vectors, self.width, by_vectors);
+        backend.copy_columns(pass.len(), (by_vectors, 0), (by_bottom, 0), self.width);
+        self.bottom.backward(backend, pass, dense, bottom, bottom_work, by_bottom, None);
+        by_batch.keep(backend, pass);
     }
 
     fn learn(&mut self, _by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
@@ -206,7 +210,7 @@ impl<B: Backend> Compute<B> for Dlrm<B> {
             cross.layers.learn(learner);
         }
         self.bottom.learn(learner);
-        self.embedding.learn(&self.work.by_vectors, self.width, learner);
+        self.embedding.learn(self.work.by_vectors.of_batch(), self.width, learner);
     }
 }
 

@@ -8,6 +8,7 @@ use crate::model::builder::Builder;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::pass::Pass;
 use crate::spec::LinearSpec;
 
 /// The model.
@@ -26,17 +27,17 @@ impl<D: Device> LinearModel<D> {
 }
 
 impl<B: Backend> Compute<B> for LinearModel<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, rows: usize) {
-        backend.clear(rows, &mut self.logits);
-        self.linear.forward(backend, batch, &mut self.logits);
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+        backend.clear(pass.len(), &mut self.logits);
+        self.linear.forward(backend, batch, pass, &mut self.logits);
     }
 
     fn logits(&self) -> &B::Matrix {
         &self.logits
     }
 
-    fn backward(&mut self, backend: &B, batch: &B::Batch, _rows: usize, by_logits: &mut B::Matrix) {
-        self.linear.backward(backend, batch, by_logits);
+    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix) {
+        self.linear.backward(backend, batch, pass, by_logits);
     }
 
     fn learn(&mut self, by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {

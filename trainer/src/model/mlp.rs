@@ -9,6 +9,7 @@ use crate::model::deep::Deep;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::pass::Pass;
 use crate::spec::MlpSpec;
 
 /// The model.
@@ -22,22 +23,23 @@ impl<D: Device> MlpModel<D> {
         let keys = ("model.embedding_dim", "model.embedding_optimizer");
         let embedding = builder.embedding("", keys, &spec.embedding, features)?;
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
-        let hidden = ("model.hidden", spec.hidden.as_slice());
+        let hidden = ("model.hidden", spec.hidden.as_slice(), &spec.hidden_layer);
         Ok(Self { deep: Deep::new(builder, embedding, hidden, optimizer)? })
     }
 }
 
 impl<B: Backend> Compute<B> for MlpModel<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, rows: usize) {
-        self.deep.forward(backend, batch, rows);
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+        self.deep.forward(backend, batch, pass);
     }
 
     fn logits(&self) -> &B::Matrix {
         self.deep.logits()
     }
 
-    fn backward(&mut self, backend: &B, _batch: &B::Batch, rows: usize, by_logits: &mut B::Matrix) {
-        self.deep.backward(backend, rows, by_logits);
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix) {
+        self.deep.backward(backend, pass, by_logits);
+        self.deep.keep(backend, pass);
     }
 
     fn learn(&mut self, _by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {

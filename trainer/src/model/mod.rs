@@ -3,6 +3,7 @@
 //! A model is built on a device. Built on [`Sizes`], which has no memory, it tells what it takes; so the plan
 //! of a model and the model cannot differ.
 
+mod batch_gradient;
 mod builder;
 mod dcn;
 mod deep;
@@ -15,14 +16,16 @@ mod mlp;
 mod network;
 mod wide_deep;
 
-use millstream_backend::{Backend, BatchError, Device, Scalar, Sizes};
+use millstream_backend::{Backend, BatchError, Device, Loss, Scalar, Sizes};
 use millstream_batch::{BatchRef, BatchSchema};
 
 use crate::learner::{Descent, Measure};
 use crate::loss::LossSum;
 pub use crate::parameter::{NamedTensor, TensorRole};
+use crate::pass::{Pass, Purpose};
 use crate::schedule::Step;
 use crate::spec::{ClipSpec, ModelSpec, TrainingSpec};
+use batch_gradient::BatchGradient;
 use builder::Builder;
 pub use error::ModelError;
 use network::Network;
@@ -31,8 +34,10 @@ use network::Network;
 pub struct Model<B: Backend> {
     backend: B,
     parts: Parts<B>,
+    seed: u64,
+    loss: Loss,
     clip: ClipSpec,
-    /// Probabilities on the host, `[B]`.
+    /// Probabilities of a pass on the host, `[B]`.
     host: Vec<B::Scalar>,
 }
 
@@ -42,7 +47,9 @@ struct Parts<D: Device> {
     batch: D::Batch,
     plan: D::RowPlan,
     /// `[B, 1]`
-    by_logits: D::Matrix,
+    by_logits: BatchGradient<D>,
+    /// The most rows of a pass.
+    rows: usize,
     /// Loss and weight, `[1, 2]`.
     sums: D::Matrix,
     /// What gradients are multiplied by, `[1, 1]`.
@@ -67,13 +74,19 @@ pub struct ModelPlan {
 }
 
 impl<D: Device> Parts<D> {
-    fn new(device: &D, spec: &ModelSpec, schema: &BatchSchema) -> Result<Self, ModelError> {
-        let mut builder = Builder::new(device, schema);
+    fn new(
+        device: &D,
+        spec: &ModelSpec,
+        schema: &BatchSchema,
+        training: &TrainingSpec,
+    ) -> Result<Self, ModelError> {
+        let mut builder = Builder::new(device, schema, training.micro_batch_rows);
         let network = Network::new(&mut builder, spec)?;
         Ok(Self {
             network,
             batch: device.batch(schema),
-            by_logits: builder.matrix(1),
+            by_logits: builder.batch_gradient(1),
+            rows: builder.rows(),
             sums: device.matrix(1, 2),
             scale: device.matrix(1, 1),
             squares: device.matrix(1, 1),
@@ -100,16 +113,18 @@ impl<B: Backend> Model<B> {
         schema: &BatchSchema,
         training: &TrainingSpec,
     ) -> Result<Self, ModelError> {
-        let mut parts = Parts::new(&backend, spec, schema)?;
+        let mut parts = Parts::new(&backend, spec, schema, training)?;
         for (spec, mut stored) in parts.network.parameters_mut().stored_mut() {
             stored.initialise(&backend, spec, training.seed);
         }
         backend.write_matrix(&mut parts.scale, &[B::Scalar::from_f64(1.0)]);
         Ok(Self {
+            host: vec![B::Scalar::default(); parts.rows],
+            seed: training.seed,
+            loss: training.loss.as_loss(),
+            clip: training.clip,
             backend,
             parts,
-            clip: training.clip,
-            host: vec![B::Scalar::default(); schema.rows as usize],
         })
     }
 
@@ -120,8 +135,8 @@ impl<B: Backend> Model<B> {
     /// # Errors
     /// When the batch is not of the model's schema, or an id is out of range; then no step was taken.
     pub fn train_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<LossSum, BatchError> {
-        let Self { backend, parts, clip, .. } = self;
-        let Parts { network, batch: uploaded, plan, by_logits, sums, scale, squares, .. } = parts;
+        let Self { backend, parts, seed, loss, clip, .. } = self;
+        let Parts { network, batch: uploaded, plan, by_logits, rows: most, sums, scale, squares, .. } = parts;
         backend.upload(batch, uploaded)?;
         let rows = batch.rows();
         if rows == 0 {
@@ -129,9 +144,15 @@ impl<B: Backend> Model<B> {
         }
         backend.plan_rows(uploaded, plan);
         let network = network.compute();
-        network.forward(backend, uploaded, rows);
-        backend.bce_with_logits(uploaded, network.logits(), by_logits, sums);
-        network.backward(backend, uploaded, rows, by_logits);
+        backend.clear(1, sums);
+        for pass in Pass::all(rows, *most, Purpose::training(*seed, step.number)) {
+            network.forward(backend, uploaded, &pass);
+            let of_pass = by_logits.of_pass();
+            backend.loss(loss, uploaded, pass.rows.clone(), network.logits(), of_pass, sums);
+            network.backward(backend, uploaded, &pass, of_pass);
+            by_logits.keep(backend, &pass);
+        }
+        let by_logits = by_logits.of_batch();
         let touched = (&*uploaded, &*plan);
         if let Some(norm) = clip.norm {
             backend.clear(1, squares);
@@ -157,11 +178,13 @@ impl<B: Backend> Model<B> {
         backend.upload(batch, &mut parts.batch)?;
         let rows = batch.rows();
         let network = parts.network.compute();
-        network.forward(backend, &parts.batch, rows);
-        backend.sigmoid(rows, network.logits(), &mut parts.probabilities);
-        backend.read_matrix(&parts.probabilities, &mut host[..rows]);
-        for (out, probability) in probabilities[..rows].iter_mut().zip(host) {
-            *out = probability.to_f64() as f32;
+        for pass in Pass::all(rows, parts.rows, Purpose::Scoring) {
+            network.forward(backend, &parts.batch, &pass);
+            backend.sigmoid(pass.len(), network.logits(), &mut parts.probabilities);
+            backend.read_matrix(&parts.probabilities, &mut host[..pass.len()]);
+            for (out, probability) in probabilities[pass.rows].iter_mut().zip(&*host) {
+                *out = probability.to_f64() as f32;
+            }
         }
         Ok(())
     }
@@ -217,13 +240,13 @@ impl<B: Backend> Model<B> {
 }
 
 impl ModelPlan {
-    /// What the model that `spec` asks for takes, for batches of `schema`.
+    /// What the model that `spec` asks for takes, trained so, for batches of `schema`.
     ///
     /// # Errors
     /// As [`Model::new`], which then succeeds if memory suffices.
-    pub fn new(spec: &ModelSpec, schema: &BatchSchema) -> Result<Self, ModelError> {
+    pub fn new(spec: &ModelSpec, schema: &BatchSchema, training: &TrainingSpec) -> Result<Self, ModelError> {
         let sizes = Sizes::default();
-        let parts = Parts::new(&sizes, spec, schema)?;
+        let parts = Parts::new(&sizes, spec, schema, training)?;
         let parameters = parts.network.parameters().stored();
         let parameter_bytes = parameters.iter().map(|(spec, stored)| stored.bytes(spec)).sum();
         Ok(Self {

@@ -12,21 +12,22 @@ use crate::model::linear::LinearModel;
 use crate::model::mlp::MlpModel;
 use crate::model::wide_deep::WideDeep;
 use crate::parameter::Parameters;
+use crate::pass::Pass;
 use crate::spec::ModelSpec;
 
 /// What a model computes. One call follows the other, on the same batch.
 pub(super) trait Compute<B: Backend> {
-    /// Computes the logits of `batch`, which has `rows` rows.
-    fn forward(&mut self, backend: &B, batch: &B::Batch, rows: usize);
+    /// Computes the logits of the pass's rows of `batch`.
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass);
 
     /// What the last forward pass gave, `[B, 1]`.
     fn logits(&self) -> &B::Matrix;
 
     /// Computes the gradients by all parameters but tables, and by what tables gave, from that by the logits,
     /// `[B, 1]`, which stays as it is: a logit is linear in the layer before it.
-    fn backward(&mut self, backend: &B, batch: &B::Batch, rows: usize, by_logits: &mut B::Matrix);
+    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix);
 
-    /// Shows every parameter with its gradient, in a fixed order.
+    /// Shows every parameter with its gradient, in a fixed order; `by_logits` is that of the whole batch.
     fn learn(&mut self, by_logits: &B::Matrix, learner: &mut dyn Learner<B>);
 }
 

@@ -16,6 +16,7 @@ use crate::model::deep::Deep;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::pass::Pass;
 use crate::spec::{EmbeddingSpec, WideDeepSpec};
 
 /// The model.
@@ -38,24 +39,25 @@ impl<D: Device> WideDeep<D> {
         let embedding = EmbeddingSpec { dim, pooling, optimizer: deep.optimizer };
         let embedding = builder.embedding("deep.", keys, &embedding, features)?;
         let optimizer = builder.optimizer("model.deep.optimizer", &deep.optimizer)?;
-        let hidden = ("model.deep.hidden", deep.hidden.as_slice());
+        let hidden = ("model.deep.hidden", deep.hidden.as_slice(), &deep.hidden_layer);
         Ok(Self { wide: linear, deep: Deep::new(builder, embedding, hidden, optimizer)? })
     }
 }
 
 impl<B: Backend> Compute<B> for WideDeep<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, rows: usize) {
-        self.deep.forward(backend, batch, rows);
-        self.wide.forward(backend, batch, self.deep.logits_mut().0);
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+        self.deep.forward(backend, batch, pass);
+        self.wide.forward(backend, batch, pass, self.deep.logits_mut().0);
     }
 
     fn logits(&self) -> &B::Matrix {
         self.deep.logits()
     }
 
-    fn backward(&mut self, backend: &B, batch: &B::Batch, rows: usize, by_logits: &mut B::Matrix) {
-        self.wide.backward(backend, batch, by_logits);
-        self.deep.backward(backend, rows, by_logits);
+    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix) {
+        self.wide.backward(backend, batch, pass, by_logits);
+        self.deep.backward(backend, pass, by_logits);
+        self.deep.keep(backend, pass);
     }
 
     fn learn(&mut self, by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {

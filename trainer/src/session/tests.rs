@@ -11,7 +11,7 @@ use millstream_batch::{BatchBuffer, BatchHeader, IdFeature, RaggedFeature, SlotL
 use super::*;
 use crate::checkpoint::{MANIFEST, OnDamage};
 use crate::metrics::{Accumulator, Scored};
-use crate::spec::{DeepSpec, LinearSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec};
+use crate::spec::{DeepSpec, HiddenLayerSpec, LinearSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec};
 
 const KEEP: u32 = 2;
 const EXTRA: [(&str, &[u8]); 2] = [("job.toml", b"name = \"a job\""), ("analysis.json", b"{}")];
@@ -45,6 +45,7 @@ fn wide_deep() -> WideDeepSpec {
             features: features(&["x", "y", "a", "c"]),
             embedding_dim: 4,
             hidden: vec![8, 4],
+            hidden_layer: HiddenLayerSpec::default(),
             pooling: Pooling::Mean,
             optimizer: adagrad,
         },

@@ -1,14 +1,16 @@
 //! What a job asks of training, resolved.
 
+mod loss;
 mod model;
 mod optimizer;
 mod schedule;
 
 use serde::{Deserialize, Serialize};
 
+pub use loss::LossSpec;
 pub use model::{
     CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec,
-    LinearSpec, MlpSpec, ModelSpec, Pooling, WideDeepSpec, WideSpec,
+    HiddenLayerSpec, LinearSpec, MlpSpec, ModelSpec, Pooling, WideDeepSpec, WideSpec,
 };
 pub use optimizer::{AdamSpec, OptimizerSpec};
 pub use schedule::{DecaySpec, ScheduleSpec};
@@ -20,8 +22,15 @@ pub struct TrainingSpec {
     pub seed: u64,
     /// How learning rates change.
     pub schedule: ScheduleSpec,
+    /// What is minimised.
+    #[serde(default)]
+    pub loss: LossSpec,
     /// How long gradients may be.
+    #[serde(default)]
     pub clip: ClipSpec,
+    /// Rows that go through the model together; `None` for all of a batch. A step is that of the batch all the same.
+    #[serde(default)]
+    pub micro_batch_rows: Option<u32>,
     /// Arithmetic of the step.
     pub precision: Precision,
     /// Threads of the CPU backend; `None` for one a core.

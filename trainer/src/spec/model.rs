@@ -69,6 +69,9 @@ pub struct MlpSpec {
     pub embedding: EmbeddingSpec,
     /// Widths of the hidden layers.
     pub hidden: Vec<u32>,
+    /// What else they do.
+    #[serde(default)]
+    pub hidden_layer: HiddenLayerSpec,
     /// Trains the layers.
     pub optimizer: OptimizerSpec,
 }
@@ -84,6 +87,9 @@ pub struct DeepFmSpec {
     pub embedding: EmbeddingSpec,
     /// Widths of the MLP's hidden layers.
     pub hidden: Vec<u32>,
+    /// What else they do.
+    #[serde(default)]
+    pub hidden_layer: HiddenLayerSpec,
     /// Trains the first order.
     pub linear_optimizer: OptimizerSpec,
     /// Trains the MLP.
@@ -103,6 +109,9 @@ pub struct DcnSpec {
     pub structure: DcnStructure,
     /// Widths of the MLP's hidden layers.
     pub hidden: Vec<u32>,
+    /// What else they do.
+    #[serde(default)]
+    pub hidden_layer: HiddenLayerSpec,
     /// Trains cross layers and MLP.
     pub optimizer: OptimizerSpec,
 }
@@ -139,6 +148,9 @@ pub struct DlrmSpec {
     pub interaction: DlrmInteraction,
     /// Widths of the hidden layers after that; the logit follows.
     pub top: Vec<u32>,
+    /// What else the hidden layers of both do.
+    #[serde(default)]
+    pub hidden_layer: HiddenLayerSpec,
     /// Trains the layers.
     pub optimizer: OptimizerSpec,
 }
@@ -180,10 +192,20 @@ pub struct DeepSpec {
     pub embedding_dim: u32,
     /// Widths of the hidden layers.
     pub hidden: Vec<u32>,
+    /// What else they do.
+    #[serde(default)]
+    pub hidden_layer: HiddenLayerSpec,
     /// How a multi-valued feature's embeddings become one.
     pub pooling: Pooling,
     /// Trains embeddings and layers.
     pub optimizer: OptimizerSpec,
+}
+
+/// What hidden layers do beside their product and ReLU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HiddenLayerSpec {
+    /// The probability that an output is left out of a step.
+    pub dropout: f32,
 }
 
 /// How the embeddings of a row's ids become one vector. No ids give zeros.

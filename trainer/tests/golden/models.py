@@ -21,6 +21,7 @@ torch.set_default_dtype(torch.float64)
 torch.manual_seed(20)
 
 STEPS, BATCHES, ROWS, MAXIMUM = 30, 4, 9, 3
+SEED = 1
 IDS = {"colour": 6, "shape": 4, "tags": 7}
 DENSE = ["first", "second"]
 ALL = ["colour", "tags", "first", "shape", "second"]
@@ -53,6 +54,41 @@ def batch():
     )
 
 
+M32, M64 = 2**32 - 1, 2**64 - 1
+
+
+def mix(z):
+    """The finaliser of splitmix64."""
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & M64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & M64
+    return z ^ (z >> 31)
+
+
+def key_of(seed, name):
+    key = mix(seed ^ 0x9E3779B97F4A7C15)
+    for byte in name.encode():
+        key = mix(key ^ byte)
+    return key
+
+
+def philox(key, counter):
+    """Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011: Philox4x32-10."""
+    (a, b, c, d), (k, l) = counter, (key & M32, key >> 32)
+    for _ in range(10):
+        first, second = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b, c, d = (second >> 32) ^ b ^ k, second & M32, (first >> 32) ^ d ^ l, first & M32
+        k, l = (k + 0x9E3779B9) & M32, (l + 0xBB67AE85) & M32
+    return a, b, c, d
+
+
+def dropped(x, rate, step, layer):
+    """What dropout leaves of a layer's output in a step."""
+    key, keep = key_of(SEED, f"step {step}") ^ key_of(0, layer), 1 - rate
+    word = lambda r, c: philox(key, (r, c // 64 * 16 + c % 16, 0, 0))[c // 16 % 4]
+    kept = [[float(word(r, c) < int(keep * 2**32)) for c in range(x.shape[1])] for r in range(x.shape[0])]
+    return x * torch.tensor(kept) / keep
+
+
 def of_ids(features):
     return [name for name in features if name in IDS]
 
@@ -66,6 +102,8 @@ class Model:
 
     def __init__(self, spec):
         self.spec, self.kind = spec, spec["kind"]
+        # None of it where no step is taken.
+        self.dropout, self.step = spec.get("deep", spec).get("hidden_layer", {}).get("dropout", 0), None
         self.weights, self.optimizers, self.tables = {}, {}, set()
         getattr(self, "make_" + self.kind)(spec)
 
@@ -126,6 +164,8 @@ class Model:
             x = x @ self.weights[f"{name}.layer.{number}.weight"] + self.weights[f"{name}.layer.{number}.bias"]
             if number < count - 1 or last_relu:
                 x = F.relu(x)
+            if number < count - 1 and self.dropout and self.step:
+                x = dropped(x, self.dropout, self.step, f"{name}.layer.{number}")
         return x
 
     def cross(self, spec, x0):
@@ -223,9 +263,11 @@ class Model:
     def logits(self, b):
         return getattr(self, "logits_" + self.kind)(self.spec, b)
 
-    def loss(self, b):
-        losses = F.binary_cross_entropy_with_logits(self.logits(b), b["labels"], reduction="none")
-        return (b["weights"] * losses).sum() / b["weights"].sum()
+    def loss(self, b, label_smoothing=0.0, positive_weight=1.0, negative_weight=1.0):
+        labels = b["labels"] * (1 - label_smoothing) + label_smoothing / 2
+        losses = F.binary_cross_entropy_with_logits(self.logits(b), labels, reduction="none")
+        weights = b["weights"] * torch.where(b["labels"] == 1, positive_weight, negative_weight)
+        return (weights * losses).sum() / weights.sum()
 
 
 def numbers(features, b):
@@ -340,7 +382,8 @@ def trained(name, spec, training):
         b = batches[step % BATCHES]
         for weight in model.weights.values():
             weight.grad = None
-        loss = model.loss(b)
+        model.step = step + 1
+        loss = model.loss(b, **{key: value for key, value in training.get("loss", {}).items() if key != "kind"})
         loss.backward()
         if step == 0:
             case["gradients"] = {key: weight.grad.flatten().tolist() for key, weight in model.weights.items()}
@@ -351,6 +394,7 @@ def trained(name, spec, training):
             parameter.step(step + 1, None if touched is None else touched.unique())
         entry = dict(loss=loss.item())
         if step == STEPS - 1:
+            model.step = None
             entry["tensors"] = snapshot()
             entry["probabilities"] = torch.sigmoid(model.logits(b)).tolist()
         case["steps"].append(entry)
@@ -404,6 +448,13 @@ CASES = {
     "gradients of a norm": dict(DEEPFM, optimizer=dict(ADAGRAD, l2=0.25)),
     "gradients of a size": mlp(SGD, ADAM),
     "gradients of a norm and a size": dict(kind="linear", features=ALL, optimizer=ADAGRAD),
+    "labels smoothed": mlp(ADAGRAD, ADAGRAD),
+    "classes weighted": dict(kind="linear", features=ALL, optimizer=FTRL),
+    "dropout": dict(mlp(ADAGRAD, ADAGRAD), hidden=[70, 5], hidden_layer=dict(dropout=0.25)),
+    "dropout in wide_deep": dict(
+        kind="wide_deep", wide=WIDE, deep=dict(DEEP, hidden_layer=dict(dropout=0.5), optimizer=ADAGRAD)
+    ),
+    "dropout in dlrm": dict(dlrm("dot"), hidden_layer=dict(dropout=0.125)),
 }
 
 # How they are trained, where not as they are.
@@ -411,6 +462,8 @@ TRAINING = {
     "gradients of a norm": dict(clip=dict(norm=0.125, value=None)),
     "gradients of a size": dict(clip=dict(norm=None, value=0.015625)),
     "gradients of a norm and a size": dict(clip=dict(norm=0.25, value=0.0625)),
+    "labels smoothed": dict(loss=dict(kind="bce", label_smoothing=0.125, positive_weight=1.0, negative_weight=1.0)),
+    "classes weighted": dict(loss=dict(kind="bce", label_smoothing=0.25, positive_weight=4.0, negative_weight=0.5)),
 }
 
 batches = [batch() for _ in range(BATCHES)]

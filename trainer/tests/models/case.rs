@@ -56,7 +56,7 @@ struct GoldenBatch {
 
 pub(crate) fn golden() -> Golden {
     let golden: Golden = serde_json::from_str(include_str!("../golden/models.json")).expect("a golden file");
-    assert!(golden.cases.len() >= 23, "every kind of model and optimizer");
+    assert!(golden.cases.len() >= 28, "every kind of model and optimizer");
     golden
 }
 
@@ -123,8 +123,14 @@ impl Golden {
     }
 
     /// The model of `case` on `backend`, with all that it starts from.
-    pub(crate) fn model_at<B: Backend>(&self, backend: B, case: &Case) -> Model<B> {
-        let model = Model::new(backend, &case.spec(), &self.schema, &case.training(1));
+    pub(crate) fn model_at<B: Backend>(
+        &self,
+        backend: B,
+        case: &Case,
+        micro_batch_rows: Option<u32>,
+    ) -> Model<B> {
+        let training = TrainingSpec { micro_batch_rows, ..case.training(1) };
+        let model = Model::new(backend, &case.spec(), &self.schema, &training);
         let mut model = model.expect("a model of the schema");
         write(&mut model, &case.start);
         model

@@ -28,10 +28,10 @@ fn gradients_agree<B: Backend>(backend: impl Fn() -> B, tolerance: f64) {
     }
 }
 
-fn trajectories_agree<B: Backend>(backend: impl Fn() -> B, tolerance: f64) {
+fn trajectories_agree<B: Backend>(backend: impl Fn() -> B, micro_batch_rows: Option<u32>, tolerance: f64) {
     let golden = golden();
     for case in &golden.cases {
-        let mut model = golden.model_at(backend(), case);
+        let mut model = golden.model_at(backend(), case, micro_batch_rows);
         assert_eq!(case.steps.len(), 30);
         let mut compared = 0;
         for (number, step) in case.steps.iter().enumerate() {
@@ -71,10 +71,21 @@ fn gradients_agree_with_autograd_on_the_cpu() {
 
 #[test]
 fn thirty_steps_agree_with_pytorch_on_the_reference() {
-    trajectories_agree(|| Reference, 1e-12);
+    trajectories_agree(|| Reference, None, 1e-12);
+}
+
+/// Nine rows a batch: passes of four, four and one.
+#[test]
+fn micro_batches_agree_with_whole_batches_of_pytorch_on_the_reference() {
+    trajectories_agree(|| Reference, Some(4), 1e-12);
+}
+
+#[test]
+fn micro_batches_agree_with_whole_batches_of_pytorch_on_the_cpu() {
+    trajectories_agree(|| Cpu::new(Some(2)).expect("two threads"), Some(4), 1e-5);
 }
 
 #[test]
 fn thirty_steps_agree_with_pytorch_on_the_cpu() {
-    trajectories_agree(|| Cpu::new(Some(2)).expect("two threads"), 1e-5);
+    trajectories_agree(|| Cpu::new(Some(2)).expect("two threads"), None, 1e-5);
 }

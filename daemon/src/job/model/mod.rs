@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use millstream_trainer::spec::{
     CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec,
-    LinearSpec, MlpSpec, ModelSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec,
+    HiddenLayerSpec, LinearSpec, MlpSpec, ModelSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec,
 };
 
 use super::document::Node;
@@ -73,21 +73,22 @@ fn read_linear(model: &mut Section<'_>, features: &[&str]) -> LinearSpec {
 fn read_mlp(model: &mut Section<'_>, features: &[&str]) -> MlpSpec {
     let features = read_features(model, features);
     let hidden = read_widths(model, "hidden", &[100, 50]);
+    let hidden_layer = read_hidden_layer(model);
     let (embedding, optimizer) = read_optimizers(model);
-    MlpSpec { features, embedding, hidden, optimizer }
+    MlpSpec { features, embedding, hidden, hidden_layer, optimizer }
 }
 
 fn read_deepfm(model: &mut Section<'_>, features: &[&str]) -> DeepFmSpec {
-    let MlpSpec { features, embedding, hidden, optimizer } = read_mlp(model, features);
+    let MlpSpec { features, embedding, hidden, hidden_layer, optimizer } = read_mlp(model, features);
     let title = "[model.linear_optimizer]";
     let linear_optimizer = optimizer::read(model, "linear_optimizer", title, Trains::Layers, FTRL);
-    DeepFmSpec { features, embedding, hidden, linear_optimizer, optimizer }
+    DeepFmSpec { features, embedding, hidden, hidden_layer, linear_optimizer, optimizer }
 }
 
 fn read_dcn(model: &mut Section<'_>, features: &[&str]) -> DcnSpec {
-    let MlpSpec { features, embedding, hidden, optimizer } = read_mlp(model, features);
+    let MlpSpec { features, embedding, hidden, hidden_layer, optimizer } = read_mlp(model, features);
     let structure = model.choice("structure", &STRUCTURES).unwrap_or(DcnStructure::Stacked);
-    DcnSpec { features, embedding, cross: read_cross(model), structure, hidden, optimizer }
+    DcnSpec { features, embedding, cross: read_cross(model), structure, hidden, hidden_layer, optimizer }
 }
 
 fn read_dlrm(model: &mut Section<'_>, features: &[&str]) -> DlrmSpec {
@@ -111,7 +112,8 @@ fn read_dlrm(model: &mut Section<'_>, features: &[&str]) -> DlrmSpec {
     };
     let bottom = read_widths(model, "bottom", &[64, 32]);
     let top = read_widths(model, "top", &[100, 50]);
-    DlrmSpec { features, embedding, bottom, interaction, top, optimizer }
+    let hidden_layer = read_hidden_layer(model);
+    DlrmSpec { features, embedding, bottom, interaction, top, hidden_layer, optimizer }
 }
 
 fn read_wide_deep(model: &mut Section<'_>, features: &[&str]) -> WideDeepSpec {
@@ -136,6 +138,7 @@ fn read_deep(mut deep: Section<'_>, features: &[&str]) -> DeepSpec {
         features: read_features(&mut deep, features),
         embedding_dim: read_dim(&mut deep),
         hidden: read_widths(&mut deep, "hidden", &[100, 50]),
+        hidden_layer: read_hidden_layer(&mut deep),
         pooling: read_pooling(&mut deep),
         optimizer: optimizer::read(&mut deep, "optimizer", "[model.deep.optimizer]", Trains::Layers, ADAGRAD),
     };
@@ -157,6 +160,10 @@ fn read_dim(part: &mut Section<'_>) -> u32 {
 
 fn read_pooling(part: &mut Section<'_>) -> Pooling {
     part.choice("pooling", &POOLING).unwrap_or(Pooling::Mean)
+}
+
+fn read_hidden_layer(part: &mut Section<'_>) -> HiddenLayerSpec {
+    HiddenLayerSpec { dropout: part.fraction("dropout").unwrap_or(0.0) }
 }
 
 fn read_cross(model: &mut Section<'_>) -> CrossSpec {

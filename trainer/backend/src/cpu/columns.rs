@@ -1,4 +1,4 @@
-//! Moving and adding columns of matrices.
+//! Moving and adding rows and columns of matrices.
 
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
@@ -18,6 +18,19 @@ pub(crate) fn copy(
     assert!(to_first + columns <= to.columns());
     each_row(cpu, rows, to, |row, to| {
         to[to_first..to_first + columns].copy_from_slice(&from.row(row)[first..first + columns]);
+    });
+}
+
+/// Copies the first `rows` rows of `from` to `to` from row `first` on.
+pub(crate) fn copy_rows(cpu: &Cpu, rows: usize, from: &CpuMatrix, to: &mut CpuMatrix, first: usize) {
+    assert!(rows <= from.rows() && first + rows <= to.rows() && from.columns() == to.columns());
+    let stride = to.stride();
+    let out = to.parts();
+    cpu.run(tasks_for(rows, ROWS), |task| {
+        let block = rows_of_task(task, ROWS, rows);
+        // SAFETY: blocks of rows are disjoint.
+        let out = unsafe { out.get((first + block.start) * stride..(first + block.end) * stride) };
+        out.copy_from_slice(&from.as_slice()[block.start * stride..block.end * stride]);
     });
 }
 

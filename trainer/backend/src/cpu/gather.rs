@@ -1,5 +1,7 @@
 //! Pooled rows of every table beside dense columns: the input of a deep model.
 
+use std::ops::Range;
+
 use crate::cpu::matrix::{CpuMatrix, CpuTable};
 use crate::cpu::memory::prefetch;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
@@ -11,16 +13,18 @@ use crate::host::{HostBatch, Ids};
 const ROWS: usize = 64;
 
 /// `out[b] = pooled rows of every table, then dense columns`
+#[allow(clippy::too_many_arguments, reason = "the operation's own")]
 pub(crate) fn gather(
     cpu: &Cpu,
     batch: &HostBatch,
+    rows: Range<usize>,
     lookups: &[Lookup],
     tables: &[CpuTable],
     dense: &[usize],
     out: &mut CpuMatrix,
     first_column: usize,
 ) {
-    let rows = batch.rows();
+    assert!(rows.end <= batch.rows() && rows.len() <= out.rows());
     let widths: usize = tables.iter().map(|table| table.shape().width).sum();
     assert!(lookups.len() == tables.len() && out.columns() == first_column + widths + dense.len());
     let stride = out.stride();
@@ -28,10 +32,11 @@ pub(crate) fn gather(
         return;
     }
     let out = out.parts();
-    cpu.run(tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
+    cpu.run(tasks_for(rows.len(), ROWS), |task| {
+        let block = rows_of_task(task, ROWS, rows.len());
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
+        let block = rows.start + block.start..rows.start + block.end;
         let mut offset = first_column;
         for (number, (lookup, table)) in lookups.iter().zip(tables).enumerate() {
             let width = table.shape().width;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::backend::{Activation, LayerGradient};
+use crate::backend::{Activation, LayerGradient, Sum};
 use crate::cpu::gemm::{View, product};
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
@@ -51,11 +51,13 @@ pub(crate) fn forward(
 }
 
 /// The gradient by weights, bias and, where wanted, input; masks `output_gradient` in place.
+#[allow(clippy::too_many_arguments, reason = "the operation's own")]
 pub(crate) fn backward(
     cpu: &Cpu,
     rows: usize,
     layer: &LayerGradient<'_, CpuMatrix>,
     output_gradient: &mut CpuMatrix,
+    sum: Sum,
     weights_gradient: &mut CpuMatrix,
     bias_gradient: Option<&mut CpuMatrix>,
     input_gradient: Option<&mut CpuMatrix>,
@@ -65,12 +67,12 @@ pub(crate) fn backward(
     assert!(layer.output.columns() == outputs && output_gradient.stride() == layer.output.stride());
     assert!(rows <= layer.input.rows() && rows <= output_gradient.rows() && rows <= layer.output.rows());
     if bias_gradient.is_some() || layer.activation != Activation::Identity {
-        backward_by_bias(cpu, rows, layer, output_gradient, bias_gradient);
+        backward_by_bias(cpu, rows, layer, output_gradient, sum, bias_gradient);
     }
     if let Some(input_gradient) = input_gradient {
         backward_by_input(cpu, rows, layer.weights, output_gradient, input_gradient);
     }
-    backward_by_weights(cpu, rows, layer.input, output_gradient, weights_gradient);
+    backward_by_weights(cpu, rows, layer.input, output_gradient, sum, weights_gradient);
 }
 
 /// Masks the gradient by the activation and sums its columns: each block's rows, then the blocks.
@@ -79,6 +81,7 @@ fn backward_by_bias(
     rows: usize,
     layer: &LayerGradient<'_, CpuMatrix>,
     output_gradient: &mut CpuMatrix,
+    sum: Sum,
     bias_gradient: Option<&mut CpuMatrix>,
 ) {
     let (outputs, stride) = (output_gradient.columns(), output_gradient.stride());
@@ -108,7 +111,9 @@ fn backward_by_bias(
     });
     let Some(bias_gradient) = bias_gradient else { return };
     let total = &mut bias_gradient.as_mut_slice()[..outputs];
-    total.fill(0.0);
+    if sum == Sum::Anew {
+        total.fill(0.0);
+    }
     for sums in scratch.as_slice()[..blocks * outputs].chunks_exact(outputs.max(1)) {
         for (total, &sum) in total.iter_mut().zip(sums) {
             *total += sum;
@@ -154,6 +159,7 @@ fn backward_by_weights(
     rows: usize,
     input: &CpuMatrix,
     output_gradient: &CpuMatrix,
+    sum: Sum,
     weights_gradient: &mut CpuMatrix,
 ) {
     let (inputs, outputs) = (weights_gradient.rows(), weights_gradient.columns());
@@ -166,7 +172,7 @@ fn backward_by_weights(
         let rhs = rows_of(output_gradient, 0..rows, outputs);
         // SAFETY: blocks of inputs are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
-        product(lhs.transposed(), rhs, out, out_stride, false);
+        product(lhs.transposed(), rhs, out, out_stride, sum == Sum::Further);
     });
 }
 

@@ -1,5 +1,8 @@
 //! The linear model: one weight an id and a dense column.
 
+use std::ops::Range;
+
+use crate::backend::Sum;
 use crate::cpu::matrix::{CpuMatrix, CpuTable};
 use crate::cpu::memory::prefetch;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
@@ -14,6 +17,7 @@ const ROWS: usize = 128;
 pub(crate) fn forward(
     cpu: &Cpu,
     batch: &HostBatch,
+    rows: Range<usize>,
     lookups: &[Lookup],
     tables: &[CpuTable],
     dense: &[usize],
@@ -21,15 +25,16 @@ pub(crate) fn forward(
     bias: &CpuMatrix,
     out: &mut CpuMatrix,
 ) {
-    let rows = batch.rows();
-    assert!(lookups.len() == tables.len() && out.columns() == 1 && rows <= out.rows());
+    assert!(lookups.len() == tables.len() && out.columns() == 1);
+    assert!(rows.end <= batch.rows() && rows.len() <= out.rows());
     assert!(dense_weights.rows() == dense.len() && dense_weights.stride() <= 1);
     let bias = bias.row(0)[0];
     let out = out.parts();
-    cpu.run(tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
+    cpu.run(tasks_for(rows.len(), ROWS), |task| {
+        let block = rows_of_task(task, ROWS, rows.len());
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.clone()) };
+        let block = rows.start + block.start..rows.start + block.end;
         let mut sums = [bias; ROWS];
         let sums = &mut sums[..block.len()];
         for (number, (lookup, table)) in lookups.iter().zip(tables).enumerate() {
@@ -79,21 +84,26 @@ fn pool_weights(table: &CpuTable, offsets: &[u32], values: &[u32], pooling: Pool
 /// The gradient by dense weights and bias.
 ///
 /// A few numbers a row: one thread sums them, in the order of the rows.
+#[allow(clippy::too_many_arguments, reason = "the operation's own")]
 pub(crate) fn backward(
     cpu: &Cpu,
     batch: &HostBatch,
+    rows: Range<usize>,
     dense: &[usize],
     out_gradient: &CpuMatrix,
+    sum: Sum,
     dense_weights_gradient: &mut CpuMatrix,
     bias_gradient: &mut CpuMatrix,
 ) {
-    let rows = batch.rows();
     assert!(out_gradient.columns() == 1 && dense_weights_gradient.rows() == dense.len());
-    let gradients = &out_gradient.as_slice()[..rows];
+    assert!(rows.end <= batch.rows());
+    let gradients = &out_gradient.as_slice()[..rows.len()];
     let by_weights = &mut dense_weights_gradient.as_mut_slice()[..dense.len()];
     let bias = cpu.simd.run(|| {
-        by_weights.fill(0.0);
-        for (row, &g) in gradients.iter().enumerate() {
+        if sum == Sum::Anew {
+            by_weights.fill(0.0);
+        }
+        for (row, &g) in rows.zip(gradients) {
             let values = batch.dense(row);
             for (sum, &source) in by_weights.iter_mut().zip(dense) {
                 *sum += values[source] * g;
@@ -101,5 +111,9 @@ pub(crate) fn backward(
         }
         gradients.iter().map(|&g| f64::from(g)).sum::<f64>()
     });
-    bias_gradient.as_mut_slice()[0] = bias as f32;
+    let by_bias = &mut bias_gradient.as_mut_slice()[0];
+    *by_bias = match sum {
+        Sum::Anew => bias as f32,
+        Sum::Further => (f64::from(*by_bias) + bias) as f32,
+    };
 }

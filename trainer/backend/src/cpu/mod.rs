@@ -9,13 +9,14 @@
 //! * [`rows`]: which table rows a batch touches; [`runs`]: their gradients.
 //! * [`step`], [`step_rows`]: optimizer steps, by the formulas of [`rules`] over what [`shaping`] makes of gradients.
 //! * [`squares`]: how long gradients are.
-//! * [`loss`]: the loss and the sigmoid.
+//! * [`loss`]: losses and the sigmoid; [`dropout`]: what is left out of them at random.
 //!
 //! Each operation cuts its work into tasks by the shape of the data alone and gives each number of the
 //! result to one task, so that results depend neither on the number of threads nor on timing. They do
 //! depend on the kind of CPU: matrix kernels of other widths sum in another order.
 
 mod columns;
+mod dropout;
 mod gather;
 mod gemm;
 mod interaction;
@@ -39,7 +40,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use millstream_batch::{BatchRef, BatchSchema};
 
-use crate::backend::{Activation, Backend, LayerGradient, RowGradients};
+use crate::backend::{Activation, Backend, LayerGradient, Loss, RowGradients, Sum};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
 use crate::error::{BackendError, BatchError};
 use crate::host::HostBatch;
@@ -165,18 +166,20 @@ impl Backend for Cpu {
     fn gather(
         &self,
         batch: &HostBatch,
+        rows: Range<usize>,
         lookups: &[Lookup],
         tables: &[CpuTable],
         dense: &[usize],
         out: &mut CpuMatrix,
         first_column: usize,
     ) {
-        gather::gather(self, batch, lookups, tables, dense, out, first_column);
+        gather::gather(self, batch, rows, lookups, tables, dense, out, first_column);
     }
 
     fn linear_forward(
         &self,
         batch: &HostBatch,
+        rows: Range<usize>,
         lookups: &[Lookup],
         tables: &[CpuTable],
         dense: &[usize],
@@ -184,18 +187,21 @@ impl Backend for Cpu {
         bias: &CpuMatrix,
         out: &mut CpuMatrix,
     ) {
-        linear::forward(self, batch, lookups, tables, dense, dense_weights, bias, out);
+        linear::forward(self, batch, rows, lookups, tables, dense, dense_weights, bias, out);
     }
 
     fn linear_backward(
         &self,
         batch: &HostBatch,
+        rows: Range<usize>,
         dense: &[usize],
         out_gradient: &CpuMatrix,
+        sum: Sum,
         dense_weights_gradient: &mut CpuMatrix,
         bias_gradient: &mut CpuMatrix,
     ) {
-        linear::backward(self, batch, dense, out_gradient, dense_weights_gradient, bias_gradient);
+        let (by_weights, by_bias) = (dense_weights_gradient, bias_gradient);
+        linear::backward(self, batch, rows, dense, out_gradient, sum, by_weights, by_bias);
     }
 
     fn layer_forward(
@@ -215,11 +221,13 @@ impl Backend for Cpu {
         rows: usize,
         layer: &LayerGradient<'_, CpuMatrix>,
         output_gradient: &mut CpuMatrix,
+        sum: Sum,
         weights_gradient: &mut CpuMatrix,
         bias_gradient: Option<&mut CpuMatrix>,
         input_gradient: Option<&mut CpuMatrix>,
     ) {
-        layer::backward(self, rows, layer, output_gradient, weights_gradient, bias_gradient, input_gradient);
+        let (by_weights, by_bias, by_input) = (weights_gradient, bias_gradient, input_gradient);
+        layer::backward(self, rows, layer, output_gradient, sum, by_weights, by_bias, by_input);
     }
 
     fn fm_forward(&self, rows: usize, vectors: &CpuMatrix, shape: (usize, usize), out: &mut CpuMatrix) {
@@ -286,6 +294,14 @@ impl Backend for Cpu {
         columns::copy(self, rows, from, to, columns);
     }
 
+    fn copy_rows(&self, rows: usize, from: &CpuMatrix, to: &mut CpuMatrix, first: usize) {
+        columns::copy_rows(self, rows, from, to, first);
+    }
+
+    fn dropout(&self, rows: Range<usize>, keep: f64, key: u64, matrix: &mut CpuMatrix) {
+        dropout::dropout(self, rows, keep, key, matrix);
+    }
+
     fn add(&self, rows: usize, from: &CpuMatrix, to: &mut CpuMatrix) {
         columns::add(self, rows, from, to);
     }
@@ -294,14 +310,16 @@ impl Backend for Cpu {
         columns::clear(self, rows, matrix);
     }
 
-    fn bce_with_logits(
+    fn loss(
         &self,
+        loss: &Loss,
         batch: &HostBatch,
+        rows: Range<usize>,
         logits: &CpuMatrix,
         gradient: &mut CpuMatrix,
         sums: &mut CpuMatrix,
     ) {
-        loss::bce_with_logits(self, batch, logits, gradient, sums);
+        loss::loss(self, loss, batch, rows, logits, gradient, sums);
     }
 
     fn sigmoid(&self, rows: usize, logits: &CpuMatrix, out: &mut CpuMatrix) {

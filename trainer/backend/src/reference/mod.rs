@@ -6,13 +6,15 @@
 mod table;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use millstream_batch::{BatchRef, BatchSchema};
 
-use crate::backend::{Activation, Backend, GradientColumns, LayerGradient, RowGradients};
+use crate::backend::{Activation, Backend, GradientColumns, LayerGradient, Loss, RowGradients, Sum};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
 use crate::error::BatchError;
 use crate::host::HostBatch;
+use crate::philox::philox;
 use crate::update::Update;
 pub use table::ReferenceTable;
 use table::step_one;
@@ -125,24 +127,25 @@ impl Backend for Reference {
     fn gather(
         &self,
         batch: &HostBatch,
+        rows: Range<usize>,
         lookups: &[Lookup],
         tables: &[ReferenceTable],
         dense: &[usize],
         out: &mut ReferenceMatrix,
         first_column: usize,
     ) {
-        for row in 0..batch.rows() {
+        for (out_row, row) in rows.enumerate() {
             let mut offset = first_column;
             for (lookup, table) in lookups.iter().zip(tables) {
                 let ids = batch.ids(lookup.column).row(row);
                 for column in 0..table.shape.width {
                     let sum: f64 = ids.iter().map(|&id| table.row(id)[column]).sum();
-                    *out.at_mut(row, offset + column) = sum * lookup.pooling.factor(ids.len());
+                    *out.at_mut(out_row, offset + column) = sum * lookup.pooling.factor(ids.len());
                 }
                 offset += table.shape.width;
             }
             for (column, &source) in dense.iter().enumerate() {
-                *out.at_mut(row, offset + column) = f64::from(batch.dense(row)[source]);
+                *out.at_mut(out_row, offset + column) = f64::from(batch.dense(row)[source]);
             }
         }
     }
@@ -150,6 +153,7 @@ impl Backend for Reference {
     fn linear_forward(
         &self,
         batch: &HostBatch,
+        rows: Range<usize>,
         lookups: &[Lookup],
         tables: &[ReferenceTable],
         dense: &[usize],
@@ -157,7 +161,7 @@ impl Backend for Reference {
         bias: &ReferenceMatrix,
         out: &mut ReferenceMatrix,
     ) {
-        for row in 0..batch.rows() {
+        for (out_row, row) in rows.enumerate() {
             let mut sum = bias.at(0, 0);
             for (lookup, table) in lookups.iter().zip(tables) {
                 let ids = batch.ids(lookup.column).row(row);
@@ -167,23 +171,30 @@ impl Backend for Reference {
             for (column, &source) in dense.iter().enumerate() {
                 sum += f64::from(batch.dense(row)[source]) * dense_weights.at(column, 0);
             }
-            *out.at_mut(row, 0) += sum;
+            *out.at_mut(out_row, 0) += sum;
         }
     }
 
     fn linear_backward(
         &self,
         batch: &HostBatch,
+        rows: Range<usize>,
         dense: &[usize],
         out_gradient: &ReferenceMatrix,
+        sum: Sum,
         dense_weights_gradient: &mut ReferenceMatrix,
         bias_gradient: &mut ReferenceMatrix,
     ) {
-        let rows = 0..batch.rows();
-        *bias_gradient.at_mut(0, 0) = rows.clone().map(|row| out_gradient.at(row, 0)).sum();
-        for (column, &source) in dense.iter().enumerate() {
-            *dense_weights_gradient.at_mut(column, 0) =
-                rows.clone().map(|row| f64::from(batch.dense(row)[source]) * out_gradient.at(row, 0)).sum();
+        if sum == Sum::Anew {
+            dense_weights_gradient.values.fill(0.0);
+            bias_gradient.values.fill(0.0);
+        }
+        for (out_row, row) in rows.enumerate() {
+            let g = out_gradient.at(out_row, 0);
+            *bias_gradient.at_mut(0, 0) += g;
+            for (column, &source) in dense.iter().enumerate() {
+                *dense_weights_gradient.at_mut(column, 0) += f64::from(batch.dense(row)[source]) * g;
+            }
         }
     }
 
@@ -214,6 +225,7 @@ impl Backend for Reference {
         rows: usize,
         layer: &LayerGradient<'_, ReferenceMatrix>,
         output_gradient: &mut ReferenceMatrix,
+        sum: Sum,
         weights_gradient: &mut ReferenceMatrix,
         mut bias_gradient: Option<&mut ReferenceMatrix>,
         input_gradient: Option<&mut ReferenceMatrix>,
@@ -226,13 +238,19 @@ impl Backend for Reference {
                 }
             }
         }
-        for column in 0..outputs {
-            if let Some(bias_gradient) = &mut bias_gradient {
-                *bias_gradient.at_mut(0, column) = (0..rows).map(|row| output_gradient.at(row, column)).sum();
-            }
-            for k in 0..layer.weights.rows() {
-                *weights_gradient.at_mut(k, column) =
-                    (0..rows).map(|row| layer.input.at(row, k) * output_gradient.at(row, column)).sum();
+        if sum == Sum::Anew {
+            weights_gradient.values.fill(0.0);
+            bias_gradient.iter_mut().for_each(|gradient| gradient.values.fill(0.0));
+        }
+        for row in 0..rows {
+            for column in 0..outputs {
+                let g = output_gradient.at(row, column);
+                if let Some(bias_gradient) = &mut bias_gradient {
+                    *bias_gradient.at_mut(0, column) += g;
+                }
+                for k in 0..layer.weights.rows() {
+                    *weights_gradient.at_mut(k, column) += layer.input.at(row, k) * g;
+                }
             }
         }
         let Some(input_gradient) = input_gradient else { return };
@@ -356,6 +374,22 @@ impl Backend for Reference {
         }
     }
 
+    fn copy_rows(&self, rows: usize, from: &ReferenceMatrix, to: &mut ReferenceMatrix, first: usize) {
+        let columns = from.columns;
+        to.values[first * columns..][..rows * columns].copy_from_slice(&from.values[..rows * columns]);
+    }
+
+    fn dropout(&self, rows: Range<usize>, keep: f64, key: u64, matrix: &mut ReferenceMatrix) {
+        for (place, row) in rows.enumerate() {
+            for column in 0..matrix.columns {
+                let counter = [row, column / 64 * 16 + column % 16, 0, 0].map(|word| [word as u32]);
+                let [word] = philox(key, counter)[column / 16 % 4];
+                let is_kept = f64::from(word) < (keep * 2.0_f64.powi(32)).floor();
+                *matrix.at_mut(place, column) *= if is_kept { 1.0 / keep } else { 0.0 };
+            }
+        }
+    }
+
     fn add(&self, rows: usize, from: &ReferenceMatrix, to: &mut ReferenceMatrix) {
         for row in 0..rows {
             for column in 0..to.columns {
@@ -368,24 +402,41 @@ impl Backend for Reference {
         matrix.values[..rows * matrix.columns].fill(0.0);
     }
 
-    fn bce_with_logits(
+    fn loss(
         &self,
+        loss: &Loss,
         batch: &HostBatch,
+        rows: Range<usize>,
         logits: &ReferenceMatrix,
         gradient: &mut ReferenceMatrix,
         sums: &mut ReferenceMatrix,
     ) {
-        let weight_sum: f64 = batch.weights().iter().map(|&weight| f64::from(weight)).sum();
-        let mut loss_sum = 0.0;
-        for row in 0..batch.rows() {
-            let (logit, label) = (logits.at(row, 0), f64::from(batch.labels()[row]));
-            let weight = f64::from(batch.weights()[row]);
-            loss_sum += weight * (logit.max(0.0) - logit * label + (-logit.abs()).exp().ln_1p());
-            *gradient.at_mut(row, 0) =
-                if weight_sum > 0.0 { weight * (sigmoid(logit) - label) / weight_sum } else { 0.0 };
+        let weight = |row: usize| {
+            let label = f64::from(batch.labels()[row]);
+            let of_label = match *loss {
+                Loss::BinaryCrossEntropy { positive_weight, negative_weight, .. } => {
+                    label * positive_weight + (1.0 - label) * negative_weight
+                }
+                Loss::SquaredError => 1.0,
+            };
+            of_label * f64::from(batch.weights()[row])
+        };
+        let weight_of_all: f64 = (0..batch.rows()).map(weight).sum();
+        for (place, row) in rows.enumerate() {
+            let (logit, label) = (logits.at(place, 0), f64::from(batch.labels()[row]));
+            let (of_row, by_logit) = match *loss {
+                Loss::BinaryCrossEntropy { smoothing, .. } => {
+                    let label = label * (1.0 - smoothing) + smoothing / 2.0;
+                    let softplus = logit.max(0.0) + (-logit.abs()).exp().ln_1p();
+                    (softplus - logit * label, sigmoid(logit) - label)
+                }
+                Loss::SquaredError => ((logit - label).powi(2), 2.0 * (logit - label)),
+            };
+            *sums.at_mut(0, 0) += weight(row) * of_row;
+            *sums.at_mut(0, 1) += weight(row);
+            *gradient.at_mut(place, 0) =
+                if weight_of_all > 0.0 { weight(row) * by_logit / weight_of_all } else { 0.0 };
         }
-        *sums.at_mut(0, 0) = loss_sum;
-        *sums.at_mut(0, 1) = weight_sum;
     }
 
     fn sigmoid(&self, rows: usize, logits: &ReferenceMatrix, out: &mut ReferenceMatrix) {

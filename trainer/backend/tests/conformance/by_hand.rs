@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, BatchError, Cpu, Formula, GradientColumns, IdColumn, LayerGradient, Lookup, Pooling,
-    Reference, RowGradients, TablePart, Update,
+    Activation, Backend, BatchError, Cpu, Formula, GradientColumns, IdColumn, LayerGradient, Lookup, Loss,
+    Pooling, Reference, RowGradients, Sum, TablePart, Update,
 };
 use millstream_batch::{
     BatchBuffer, BatchHeader, BatchMut, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream,
@@ -13,6 +13,8 @@ use millstream_batch::{
 use crate::case::Bench;
 
 const SGD: Formula = Formula::Sgd { learning_rate: 1.0 };
+
+const BCE: Loss = Loss::BinaryCrossEntropy { smoothing: 0.0, positive_weight: 1.0, negative_weight: 1.0 };
 
 fn adam(weight_decay: f64) -> Formula {
     Formula::Adam { learning_rate: 0.5, beta1: 0.5, beta2: 0.75, epsilon: 2.0, weight_decay, step: 1 }
@@ -38,6 +40,7 @@ test_on_each!(
     a_batch_of_no_weight_has_no_gradient,
     optimizers_do_as_their_papers_say,
     gradients_are_scaled_cut_and_pulled,
+    numbers_are_dropped_as_often_as_asked,
     vectors_meet_in_pairs,
     bad_batches_are_refused,
     matrices_and_tables_keep_what_is_written,
@@ -112,7 +115,16 @@ fn a_layer_goes_forward_and_backward<B: Backend>(backend: &B) {
     let layer =
         LayerGradient { input: &input, weights: &weights, output: &output, activation: Activation::Relu };
     let by_input_wanted = Some(&mut by_input);
-    backend.layer_backward(2, &layer, &mut gradient, &mut by_weights, Some(&mut by_bias), by_input_wanted);
+    let by_bias_wanted = Some(&mut by_bias);
+    backend.layer_backward(
+        2,
+        &layer,
+        &mut gradient,
+        Sum::Anew,
+        &mut by_weights,
+        by_bias_wanted,
+        by_input_wanted,
+    );
     close(&bench.read(&gradient, 6), &[0.0, 2.0, 3.0, 4.0, 0.0, 6.0]);
     close(&bench.read(&by_bias, 3), &[4.0, 2.0, 9.0]);
     close(&bench.read(&by_weights, 6), &[12.0, 2.0, 21.0, -4.0, 4.0, 0.0]);
@@ -128,10 +140,10 @@ fn ids_are_looked_up_and_pooled<B: Backend>(backend: &B) {
         bench.table((3, 1), &[1.0, 10.0, 5.0], &SGD, [0.0; 2]),
     ];
     let mut out = backend.matrix(3, 4);
-    backend.gather(&batch, &lookups(Pooling::Sum), &tables, &[1], &mut out, 0);
+    backend.gather(&batch, 0..3, &lookups(Pooling::Sum), &tables, &[1], &mut out, 0);
     let sums = [3.0, 4.0, 20.0, 10.0, 1.0, 2.0, 0.0, 20.0, 3.0, 4.0, 6.0, 30.0];
     close(&bench.read(&out, 12), &sums);
-    backend.gather(&batch, &lookups(Pooling::Mean), &tables, &[1], &mut out, 0);
+    backend.gather(&batch, 0..3, &lookups(Pooling::Mean), &tables, &[1], &mut out, 0);
     let means = [3.0, 4.0, 10.0, 10.0, 1.0, 2.0, 0.0, 20.0, 3.0, 4.0, 3.0, 30.0];
     close(&bench.read(&out, 12), &means);
 
@@ -143,11 +155,11 @@ fn ids_are_looked_up_and_pooled<B: Backend>(backend: &B) {
     let bias = bench.matrix(1, 1, &[100.0]);
     let mut out = bench.matrix(3, 1, &[1000.0, 2000.0, 3000.0]);
     let by_sum = lookups(Pooling::Sum);
-    backend.linear_forward(&batch, &by_sum, &tables, &[0, 1], &dense_weights, &bias, &mut out);
+    backend.linear_forward(&batch, 0..3, &by_sum, &tables, &[0, 1], &dense_weights, &bias, &mut out);
     close(&bench.read(&out, 3), &[1125.0, 2107.0, 3117.0]);
     let gradient = bench.matrix(3, 1, &[1.0, 2.0, 4.0]);
     let (mut by_weights, mut by_bias) = (backend.matrix(2, 1), backend.matrix(1, 1));
-    backend.linear_backward(&batch, &[0, 1], &gradient, &mut by_weights, &mut by_bias);
+    backend.linear_backward(&batch, 0..3, &[0, 1], &gradient, Sum::Anew, &mut by_weights, &mut by_bias);
     close(&bench.read(&by_weights, 2), &[17.0, 170.0]);
     close(&bench.read(&by_bias, 1), &[7.0]);
 }
@@ -219,6 +231,25 @@ fn gradients_are_scaled_cut_and_pulled<B: Backend>(backend: &B) {
     assert!(bench.read(&weights, 4).iter().all(|w| w.is_nan()));
 }
 
+fn numbers_are_dropped_as_often_as_asked<B: Backend>(backend: &B) {
+    let bench = Bench(backend);
+    let (rows, columns) = (100, 130);
+    let dropped = |key, first| {
+        let mut matrix = bench.matrix(rows, columns, &vec![3.0; rows * columns]);
+        backend.dropout(first..first + rows, 0.75, key, &mut matrix);
+        bench.read(&matrix, rows * columns)
+    };
+    let first = dropped(1, 0);
+    assert!(first.iter().all(|&x| x == 0.0 || (x - 4.0).abs() < 1e-6));
+    let share = first.iter().filter(|&&x| x != 0.0).count() as f64 / first.len() as f64;
+    // Four standard deviations.
+    assert!((share - 0.75).abs() < 4.0 * (0.75 * 0.25 / first.len() as f64).sqrt(), "{share}");
+    assert_eq!(first, dropped(1, 0));
+    assert_ne!(first, dropped(2, 0));
+    // A row is the same in whatever pass it comes.
+    assert_eq!(first[columns * 40..], dropped(1, 40)[..columns * 60]);
+}
+
 fn vectors_meet_in_pairs<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let vectors = bench.matrix(1, 6, &[1.0, 2.0, 3.0, -1.0, 0.0, 4.0]);
@@ -243,10 +274,30 @@ fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {
     let logits = [0.0, 3.0_f64.ln(), 0.25_f64.ln()];
     let logits = bench.matrix(3, 1, &logits.map(|logit| logit as f32));
     let (mut gradient, mut sums) = (backend.matrix(3, 1), backend.matrix(1, 2));
-    backend.bce_with_logits(&batch, &logits, &mut gradient, &mut sums);
+    backend.loss(&BCE, &batch, 0..3, &logits, &mut gradient, &mut sums);
     let loss = 2.0_f64.ln() + 2.0 * 4.0_f64.ln() + 5.0_f64.ln();
     close(&bench.read(&sums, 2), &[loss, 4.0]);
     close(&bench.read(&gradient, 3), &[-0.5 / 4.0, 2.0 * 0.75 / 4.0, -0.8 / 4.0]);
+    // Of the last two rows, labels of 0.125 and 0.875, and thrice the weight of the positive one.
+    let loss = Loss::BinaryCrossEntropy { smoothing: 0.25, positive_weight: 3.0, negative_weight: 1.0 };
+    let (mut of_two, mut sums) = (backend.matrix(3, 1), bench.matrix(1, 2, &[1.0, 1.0]));
+    let last = bench.matrix(3, 1, &[3.0_f64.ln() as f32, 0.25_f64.ln() as f32, 0.0]);
+    backend.loss(&loss, &batch, 1..3, &last, &mut of_two, &mut sums);
+    let first = 2.0 * (4.0_f64.ln() - 0.125 * 3.0_f64.ln());
+    let second = 3.0 * (1.25_f64.ln() - 0.875 * 0.25_f64.ln());
+    close(&bench.read(&sums, 2), &[1.0 + first + second, 6.0]);
+    close(&bench.read(&of_two, 2), &[2.0 * 0.625 / 8.0, 3.0 * -0.675 / 8.0]);
+    let mut sums = backend.matrix(1, 2);
+    backend.loss(
+        &Loss::SquaredError,
+        &batch,
+        1..3,
+        &bench.matrix(3, 1, &[2.0, 4.0, 0.0]),
+        &mut of_two,
+        &mut sums,
+    );
+    close(&bench.read(&sums, 2), &[2.0 * 4.0 + 9.0, 3.0]);
+    close(&bench.read(&of_two, 2), &[2.0 * 4.0 / 4.0, 6.0 / 4.0]);
     let mut probabilities = backend.matrix(3, 1);
     backend.sigmoid(3, &logits, &mut probabilities);
     close(&bench.read(&probabilities, 3), &[0.5, 0.75, 0.2]);
@@ -260,7 +311,7 @@ fn a_batch_of_no_weight_has_no_gradient<B: Backend>(backend: &B) {
     backend.upload(buffer.as_ref(), &mut batch).expect("a batch of the schema");
     let logits = bench.matrix(3, 1, &[1.0, 2.0, 3.0]);
     let (mut gradient, mut sums) = (bench.matrix(3, 1, &[9.0; 3]), backend.matrix(1, 2));
-    backend.bce_with_logits(&batch, &logits, &mut gradient, &mut sums);
+    backend.loss(&BCE, &batch, 0..3, &logits, &mut gradient, &mut sums);
     close(&bench.read(&gradient, 3), &[0.0; 3]);
     close(&bench.read(&sums, 2), &[0.0; 2]);
 }

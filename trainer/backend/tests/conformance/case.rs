@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, Formula, GradientColumns, IdColumn, LayerGradient, Lookup, Pooling, RowGradients,
-    Scalar, TablePart, TableShape, Update,
+    Activation, Backend, Formula, GradientColumns, IdColumn, LayerGradient, Lookup, Loss, Pooling,
+    RowGradients, Scalar, Sum, TablePart, TableShape, Update,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
@@ -179,6 +179,13 @@ const fn plain(formula: Formula) -> Update {
     Update { formula, clip: f64::INFINITY, l2: 0.0 }
 }
 
+/// The mean of the logarithms, and others.
+const LOSSES: [Loss; 3] = [
+    Loss::BinaryCrossEntropy { smoothing: 0.0, positive_weight: 1.0, negative_weight: 1.0 },
+    Loss::BinaryCrossEntropy { smoothing: 0.125, positive_weight: 3.0, negative_weight: 0.5 },
+    Loss::SquaredError,
+];
+
 /// What gradients are multiplied by.
 const SCALE: f32 = 0.75;
 
@@ -278,8 +285,11 @@ fn lookups<B: Backend>(
             .map(|(&size, weights)| bench.table(size, weights, &update.formula, start))
             .collect();
         let mut out = backend.matrix(capacity, all + dense.len());
-        backend.gather(batch, &lookups, &tables, &dense, &mut out, before);
+        backend.gather(batch, 0..rows, &lookups, &tables, &dense, &mut out, before);
         outcome.push((format!("gather {name}"), bench.read(&out, rows * (all + dense.len()))));
+        let last = rows / 3..rows;
+        backend.gather(batch, last.clone(), &lookups, &tables, &dense, &mut out, before);
+        outcome.push((format!("gather last {name}"), bench.read(&out, last.len() * (all + dense.len()))));
         let columns = GradientColumns::Apart { first: before };
         let gradients = RowGradients { batch, plan: &plan, lookups: &lookups, gradient: &gradient, columns };
         for _ in 0..2 {
@@ -324,8 +334,11 @@ fn linear<B: Backend>(
             .map(|(&(rows, _), weights)| bench.table((rows, 1), weights, &update.formula, start))
             .collect();
         let mut out = bench.matrix(capacity, 1, &before);
-        backend.linear_forward(batch, &lookups, &tables, &dense, &dense_weights, &bias, &mut out);
+        backend.linear_forward(batch, 0..rows, &lookups, &tables, &dense, &dense_weights, &bias, &mut out);
         outcome.push((format!("linear {name}"), bench.read(&out, rows)));
+        let last = rows / 3..rows;
+        backend.linear_forward(batch, last, &lookups, &tables, &dense, &dense_weights, &bias, &mut out);
+        outcome.push((format!("linear last {name}"), bench.read(&out, rows)));
         let columns = GradientColumns::Shared;
         let gradients = RowGradients { batch, plan: &plan, lookups: &lookups, gradient: &gradient, columns };
         backend.step_rows(&update, &bench.matrix(1, 1, &[SCALE]), &gradients, &mut tables);
@@ -339,9 +352,11 @@ fn linear<B: Backend>(
     }
     let mut by_weights = backend.matrix(dense.len(), 1);
     let mut by_bias = backend.matrix(1, 1);
-    backend.linear_backward(batch, &dense, &gradient, &mut by_weights, &mut by_bias);
-    outcome.push(("linear by weights".to_owned(), bench.read(&by_weights, dense.len())));
-    outcome.push(("linear by bias".to_owned(), bench.read(&by_bias, 1)));
+    for (rows, sum) in [(0..rows, Sum::Anew), (rows / 3..rows, Sum::Further)] {
+        backend.linear_backward(batch, rows, &dense, &gradient, sum, &mut by_weights, &mut by_bias);
+        outcome.push((format!("linear by weights, {sum:?}"), bench.read(&by_weights, dense.len())));
+        outcome.push((format!("linear by bias, {sum:?}"), bench.read(&by_bias, 1)));
+    }
 }
 
 fn layers<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random, outcome: &mut Outcome) {
@@ -368,15 +383,13 @@ fn layers<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random
             let mut by_bias = backend.matrix(1, outputs);
             let mut by_input = wanted.map(|columns| backend.matrix(capacity, columns));
             let layer = LayerGradient { input: &input, weights: &weights, output: &output, activation };
-            backend.layer_backward(
-                rows,
-                &layer,
-                &mut output_gradient,
-                &mut by_weights,
-                // Wanted or not, the other gradients are the same.
-                (wanted != Some(inputs)).then_some(&mut by_bias),
-                by_input.as_mut(),
-            );
+            // Wanted or not, the other gradients are the same. The second time it is masked already.
+            let wants_bias = wanted != Some(inputs);
+            for sum in [Sum::Anew, Sum::Further] {
+                let (by_bias, by_input) = (wants_bias.then_some(&mut by_bias), by_input.as_mut());
+                let by_output = &mut output_gradient;
+                backend.layer_backward(rows, &layer, by_output, sum, &mut by_weights, by_bias, by_input);
+            }
             let name = |what| format!("layer {activation:?} {wanted:?} by {what}");
             outcome.push((name("weights"), bench.read(&by_weights, inputs * outputs)));
             outcome.push((name("bias"), bench.read(&by_bias, outputs)));
@@ -402,11 +415,16 @@ fn losses<B: Backend>(
         _ => random.number() * 8.0,
     });
     let logits = bench.matrix(capacity, 1, &logits.collect::<Vec<_>>());
-    let mut gradient = backend.matrix(capacity, 1);
-    let mut sums = backend.matrix(1, 2);
-    backend.bce_with_logits(batch, &logits, &mut gradient, &mut sums);
-    outcome.push(("bce gradient".to_owned(), bench.read(&gradient, rows)));
-    outcome.push(("bce sums".to_owned(), bench.read(&sums, 2)));
+    for (number, loss) in LOSSES.into_iter().enumerate() {
+        let mut gradient = backend.matrix(capacity, 1);
+        let mut sums = backend.matrix(1, 2);
+        for of_pass in [0..rows / 3, rows / 3..rows, 0..rows] {
+            let count = of_pass.len();
+            backend.loss(&loss, batch, of_pass, &logits, &mut gradient, &mut sums);
+            outcome.push((format!("gradient of loss {number}"), bench.read(&gradient, count)));
+            outcome.push((format!("sums of loss {number}"), bench.read(&sums, 2)));
+        }
+    }
     let mut probabilities = backend.matrix(capacity, 1);
     backend.sigmoid(rows, &logits, &mut probabilities);
     outcome.push(("sigmoid".to_owned(), bench.read(&probabilities, rows)));

@@ -75,6 +75,15 @@ fn columns<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Rando
     outcome.push(("add".to_owned(), bench.read(&to, capacity * narrow)));
     backend.copy_columns(rows, (&from, 2), (&mut to, narrow - 1), 1);
     outcome.push(("copy_columns".to_owned(), bench.read(&to, capacity * narrow)));
+    // Copied behind the first third.
+    let (from, count) = (bench.matrix(capacity, narrow, &random.numbers(capacity * narrow)), rows - rows / 3);
+    backend.copy_rows(count, &from, &mut to, rows / 3);
+    outcome.push(("copy_rows".to_owned(), bench.read(&to, capacity * narrow)));
+    for keep in [1.0, 0.75, 1e-3] {
+        let mut dropped = bench.matrix(capacity, wide, &vec![1.0; capacity * wide]);
+        backend.dropout(7..7 + rows, keep, random.next(), &mut dropped);
+        outcome.push((format!("dropout {keep}"), bench.read(&dropped, capacity * wide)));
+    }
     backend.clear(rows, &mut to);
     outcome.push(("clear".to_owned(), bench.read(&to, capacity * narrow)));
 }

@@ -14,7 +14,9 @@ use super::super::manifest::{Progress, hex};
 use super::*;
 use crate::loss::LossSum;
 use crate::metrics::Metrics;
-use crate::spec::{DeepSpec, ModelSpec, OptimizerSpec, Pooling, Precision, WideDeepSpec, WideSpec};
+use crate::spec::{
+    DeepSpec, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling, Precision, WideDeepSpec, WideSpec,
+};
 
 const OPTIMIZER: OptimizerSpec =
     OptimizerSpec::Ftrl { learning_rate: 0.1, beta: 1.0, l1: 0.5, l2: 0.0, initial_accumulator: 0.1 };
@@ -25,6 +27,7 @@ fn snapshot(step: u64) -> Snapshot {
         features: vec!["a".into(), "b".into()],
         embedding_dim: 8,
         hidden: vec![16, 4],
+        hidden_layer: HiddenLayerSpec::default(),
         pooling: Pooling::Mean,
         optimizer: OPTIMIZER,
     };

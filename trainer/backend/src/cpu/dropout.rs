@@ -1,0 +1,41 @@
+//! Dropping numbers at random, as a function of where they stand.
+
+use std::ops::Range;
+
+use crate::cpu::matrix::CpuMatrix;
+use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::philox::philox;
+
+/// Batch rows of a task.
+const ROWS: usize = 64;
+/// Counters of which random words are made at once.
+const LANES: usize = 16;
+
+/// Multiplies each number by `1 / keep`, or by 0.
+pub(crate) fn dropout(cpu: &Cpu, rows: Range<usize>, keep: f64, key: u64, matrix: &mut CpuMatrix) {
+    assert!(rows.len() <= matrix.rows() && keep > 0.0 && keep <= 1.0);
+    let (stride, columns) = (matrix.stride(), matrix.columns());
+    let (factor, below) = ((1.0 / keep) as f32, threshold(keep));
+    let numbers = matrix.parts();
+    cpu.run(tasks_for(rows.len(), ROWS), |task| {
+        let block = rows_of_task(task, ROWS, rows.len());
+        // SAFETY: blocks of rows are disjoint.
+        let numbers = unsafe { numbers.get(block.start * stride..block.end * stride) };
+        for (row, numbers) in (rows.start + block.start..).zip(numbers.chunks_exact_mut(stride.max(1))) {
+            for (first, numbers) in (0..).step_by(LANES).zip(numbers[..columns].chunks_mut(4 * LANES)) {
+                let counters = [[row as u32; LANES], std::array::from_fn(|lane| first + lane as u32)];
+                let words = philox(key, [counters[0], counters[1], [0; LANES], [0; LANES]]);
+                for (numbers, words) in numbers.chunks_mut(LANES).zip(words) {
+                    for (number, word) in numbers.iter_mut().zip(words) {
+                        *number *= if u64::from(word) < below { factor } else { 0.0 };
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Words below this are kept.
+pub(crate) fn threshold(keep: f64) -> u64 {
+    (keep * (1_u64 << 32) as f64) as u64
+}

@@ -1,0 +1,39 @@
+//! A gradient that a step needs of the whole batch, and a pass gives of its rows.
+
+use millstream_backend::{Backend, Device};
+
+use crate::pass::Pass;
+
+/// The gradient by what tables gave: tables are stepped once for all rows of a batch.
+pub(super) struct BatchGradient<D: Device> {
+    of_pass: D::Matrix,
+    /// None where a pass has all rows of a batch.
+    of_batch: Option<D::Matrix>,
+}
+
+impl<D: Device> BatchGradient<D> {
+    /// Room for `columns` numbers a row, of passes and batches of so many rows.
+    pub(super) fn new(device: &D, (pass, batch): (usize, usize), columns: usize) -> Self {
+        let of_batch = (pass < batch).then(|| device.matrix(batch, columns));
+        Self { of_pass: device.matrix(pass, columns), of_batch }
+    }
+
+    /// What a backward pass writes to.
+    pub(super) fn of_pass(&mut self) -> &mut D::Matrix {
+        &mut self.of_pass
+    }
+
+    /// That of all passes since the first.
+    pub(super) fn of_batch(&self) -> &D::Matrix {
+        self.of_batch.as_ref().unwrap_or(&self.of_pass)
+    }
+}
+
+impl<B: Backend> BatchGradient<B> {
+    /// Keeps what `pass` has written.
+    pub(super) fn keep(&mut self, backend: &B, pass: &Pass) {
+        if let Some(of_batch) = &mut self.of_batch {
+            backend.copy_rows(pass.len(), &self.of_pass, of_batch, pass.rows.start);
+        }
+    }
+}

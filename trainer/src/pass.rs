@@ -1,0 +1,76 @@
+//! One way of some rows through a model, forward and back.
+
+use std::ops::Range;
+
+use millstream_backend::Sum;
+
+use crate::init::key_of;
+
+/// Rows of a batch that go through a model together: all of them, or one micro-batch after the other.
+///
+/// Activations have the rows of a pass; what tables are stepped by has the rows of the batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// Which of the batch.
+    pub rows: Range<usize>,
+    /// What for.
+    pub purpose: Purpose,
+}
+
+/// What a pass is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Predictions: nothing is left to chance.
+    Scoring,
+    /// A step, whose random choices follow from this number.
+    Training(u64),
+}
+
+impl Purpose {
+    /// Training in step `number` of a job with this seed.
+    pub fn training(seed: u64, number: u64) -> Self {
+        Self::Training(key_of(seed, &format!("step {number}")))
+    }
+}
+
+impl Pass {
+    /// The passes of `rows` rows, at most `most` each.
+    pub fn all(rows: usize, most: usize, purpose: Purpose) -> impl Iterator<Item = Self> {
+        let starts = (0..rows).step_by(most.max(1));
+        starts.map(move |start| Self { rows: start..rows.min(start + most), purpose })
+    }
+
+    /// How many rows it has.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// What becomes of sums over the rows of the batch: its first pass starts them.
+    pub fn sum(&self) -> Sum {
+        if self.rows.start == 0 { Sum::Anew } else { Sum::Further }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passes_take_each_row_once() {
+        for (rows, most, ends) in [(7, 3, &[3, 6, 7][..]), (6, 3, &[3, 6]), (2, 3, &[2]), (0, 3, &[])] {
+            let passes: Vec<Pass> = Pass::all(rows, most, Purpose::Scoring).collect();
+            assert_eq!(passes.iter().map(|pass| pass.rows.end).collect::<Vec<_>>(), ends);
+            let mut start = 0;
+            for (number, pass) in passes.iter().enumerate() {
+                assert_eq!((pass.rows.start, pass.is_empty()), (start, false));
+                assert_eq!(pass.sum(), if number == 0 { Sum::Anew } else { Sum::Further });
+                start = pass.rows.end;
+            }
+        }
+    }
+}
