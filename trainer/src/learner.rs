@@ -58,8 +58,10 @@ impl<B: Backend> Learner<B> for Measure<'_, B> {
 
 impl<B: Backend> Learner<B> for Descent<'_, B> {
     fn matrix(&mut self, parameter: &mut MatrixParameter<B>) {
-        let update = parameter.spec.optimizer.update(self.step, self.clip);
-        parameter.step(self.backend, &update, self.scale);
+        if let Some(optimizer) = parameter.spec.optimizer {
+            let update = optimizer.update(self.step, self.clip);
+            parameter.step(self.backend, &update, self.scale);
+        }
     }
 
     fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns) {

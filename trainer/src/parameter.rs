@@ -8,7 +8,6 @@ use millstream_backend::{Backend, Device, Scalar, Sizes, TablePart, TableShape, 
 
 use crate::init::Init;
 use crate::optimizer::Optimizer;
-use crate::schedule::Step;
 
 /// Numbers drawn at once while a parameter is filled.
 const FILL_NUMBERS: usize = 1 << 16;
@@ -58,8 +57,8 @@ pub struct ParameterSpec {
     pub shape: Vec<usize>,
     /// How it starts.
     pub init: Init,
-    /// What trains it.
-    pub optimizer: Optimizer,
+    /// What trains it; `None` for what is kept beside the trained parameters and scores like them.
+    pub optimizer: Option<Optimizer>,
 }
 
 /// More numbers than memory can hold.
@@ -85,7 +84,8 @@ impl ParameterSpec {
         init: Init,
         optimizer: Optimizer,
     ) -> Result<Self, TooLarge> {
-        Self { name, rows, columns, shape: vec![rows, columns], init, optimizer }.checked()
+        let (shape, optimizer) = (vec![rows, columns], Some(optimizer));
+        Self { name, rows, columns, shape, init, optimizer }.checked()
     }
 
     /// A vector that backends see as one row.
@@ -93,7 +93,16 @@ impl ParameterSpec {
     /// # Errors
     /// As [`ParameterSpec::matrix`].
     pub fn row(name: String, columns: usize, init: Init, optimizer: Optimizer) -> Result<Self, TooLarge> {
+        let optimizer = Some(optimizer);
         Self { name, rows: 1, columns, shape: vec![columns], init, optimizer }.checked()
+    }
+
+    /// The same, which nothing trains.
+    ///
+    /// # Errors
+    /// As [`ParameterSpec::matrix`].
+    pub fn untrained_row(name: String, columns: usize, init: Init) -> Result<Self, TooLarge> {
+        Self { name, rows: 1, columns, shape: vec![columns], init, optimizer: None }.checked()
     }
 
     /// A vector that backends see as one column.
@@ -101,6 +110,7 @@ impl ParameterSpec {
     /// # Errors
     /// As [`ParameterSpec::matrix`].
     pub fn column(name: String, rows: usize, init: Init, optimizer: Optimizer) -> Result<Self, TooLarge> {
+        let optimizer = Some(optimizer);
         Self { name, rows, columns: 1, shape: vec![rows], init, optimizer }.checked()
     }
 
@@ -116,13 +126,18 @@ impl ParameterSpec {
 
     /// Weights first, then each array of state.
     pub fn parts(&self) -> impl Iterator<Item = TablePart> + use<> {
-        let states = self.optimizer.states().iter().map(|&(_, part)| part);
+        let states = self.states().iter().map(|&(_, part)| part);
         std::iter::once(TablePart::Weights).chain(states)
+    }
+
+    /// Each array of optimizer state: its name in checkpoints and where backends have it.
+    fn states(&self) -> &'static [(&'static str, TablePart)] {
+        self.optimizer.as_ref().map_or(&[], Optimizer::states)
     }
 
     /// One part, as a checkpoint sees it.
     pub fn tensor(&self, part: TablePart) -> NamedTensor {
-        let state = self.optimizer.states().iter().find(|(_, state)| *state == part);
+        let state = self.states().iter().find(|(_, state)| *state == part);
         let Some((state, _)) = state else {
             let (name, shape) = (self.name.clone(), self.shape.clone());
             return NamedTensor { name, shape, role: TensorRole::Parameter };
@@ -146,8 +161,11 @@ impl ParameterSpec {
 
     /// The size of the table that holds it.
     pub fn table_shape(&self) -> TableShape {
-        let formula = self.optimizer.formula(Step::number(1));
-        let (states, row_states) = (formula.states(), formula.row_states());
+        let count = |of_rows| {
+            let is_of_rows = |part: &TablePart| matches!(part, TablePart::RowState(_));
+            self.states().iter().filter(|(_, part)| is_of_rows(part) == of_rows).count()
+        };
+        let (states, row_states) = (count(false), count(true));
         TableShape { rows: self.rows, width: self.columns, states, row_states }
     }
 
@@ -155,7 +173,9 @@ impl ParameterSpec {
     pub fn init_of(&self, part: TablePart) -> Init {
         match part {
             TablePart::Weights => self.init,
-            TablePart::State(_) | TablePart::RowState(_) => self.optimizer.initial_state(part),
+            TablePart::State(_) | TablePart::RowState(_) => {
+                self.optimizer.map_or(Init::Zeros, |optimizer| optimizer.initial_state(part))
+            }
         }
     }
 }
@@ -175,7 +195,7 @@ impl<D: Device> MatrixParameter<D> {
     /// Makes room for the parameter.
     pub fn new(device: &D, spec: ParameterSpec) -> Self {
         let matrix = || device.matrix(spec.rows, spec.columns);
-        let states = spec.optimizer.states().iter().map(|_| matrix()).collect();
+        let states = spec.states().iter().map(|_| matrix()).collect();
         Self { value: matrix(), gradient: matrix(), states, spec }
     }
 

@@ -22,7 +22,7 @@ use millstream_trainer::optimizer::Optimizer;
 use millstream_trainer::parameter::{MatrixParameter, ParameterSpec, Parameters};
 use millstream_trainer::pass::{Pass, Purpose};
 use millstream_trainer::schedule::Step;
-use millstream_trainer::spec::{CrossSpec, HiddenLayerSpec, OptimizerSpec};
+use millstream_trainer::spec::{CrossSpec, HiddenLayerSpec, Normalization, OptimizerSpec};
 
 const ROWS: usize = 6;
 const STEP: f64 = 1e-5;
@@ -204,8 +204,10 @@ fn dense_layer() {
 
 #[test]
 fn mlp() {
-    for dropout in [0.0, 0.25] {
-        mlp_with(&HiddenLayerSpec { dropout });
+    for normalization in [None, Some(Normalization::Layer), Some(Normalization::Batch)] {
+        for dropout in [0.0, 0.25] {
+            mlp_with(&HiddenLayerSpec { dropout, normalization });
+        }
     }
 }
 
@@ -215,12 +217,12 @@ fn mlp_with(hidden_layer: &HiddenLayerSpec) {
     scatter(&mut mlp);
     let input = matrix("input", ROWS, 5);
     let by_output = numbers("by output", ROWS * 2);
-    let value = |mlp: &Mlp<Reference>, input: &ReferenceMatrix| {
+    let value = |mlp: &mut Mlp<Reference>, input: &ReferenceMatrix| {
         let mut saved = MlpActivations::new(BACKEND, ROWS, mlp);
         mlp.forward(BACKEND, &PASS, input, &mut saved);
         (dot(saved.output(), &by_output), saved)
     };
-    let (_, saved) = value(&mlp, &input);
+    let (_, saved) = value(&mut mlp, &input);
     let mut work = MlpGradients::new(BACKEND, ROWS, &mlp);
     // The last input column is one that nothing learns from.
     let mut by_input = BACKEND.matrix(ROWS, 4);
@@ -232,16 +234,22 @@ fn mlp_with(hidden_layer: &HiddenLayerSpec) {
     check("input", &at, &read(&by_input, ROWS * 4), |x| {
         let rows = x.chunks(4).zip(all.chunks(5));
         let moved: Vec<f64> = rows.flat_map(|(x, row)| [x, &row[4..]].concat()).collect();
-        value(&mlp, &filled(ROWS, 5, &moved)).0
+        value(&mut mlp, &filled(ROWS, 5, &moved)).0
     });
-    for number in 0..3 {
-        let layer = &mlp.layers[number].weights;
-        let (at, gradient) = (value_of(layer), read(&layer.gradient, layer.spec.len()));
-        check("weights", &at, &gradient, |x| {
-            set(&mut mlp.layers[number].weights, x);
-            value(&mlp, &input).0
-        });
-        set(&mut mlp.layers[number].weights, &at);
+    let before = values_of(&mlp);
+    descend(|learner| mlp.learn(learner));
+    let after = values_of(&mlp);
+    // What is kept of the moments is not trained, and scores only.
+    let trained: Vec<bool> = mlp.stored().iter().map(|(spec, _)| spec.optimizer.is_some()).collect();
+    for (parameter, at) in before.iter().enumerate() {
+        let gradient: Vec<f64> = at.iter().zip(&after[parameter]).map(|(at, after)| at - after).collect();
+        write_all(&mut mlp, &before);
+        if trained[parameter] {
+            check(&format!("parameter {parameter}"), at, &gradient, |x| {
+                write(&mut mlp, parameter, x);
+                value(&mut mlp, &input).0
+            });
+        }
     }
 }
 
@@ -364,6 +372,10 @@ fn values_of(parameters: &dyn Parameters<Reference>) -> Vec<Vec<f64>> {
         values
     });
     read.collect()
+}
+
+fn write_all(parameters: &mut dyn Parameters<Reference>, values: &[Vec<f64>]) {
+    values.iter().enumerate().for_each(|(number, values)| write(parameters, number, values));
 }
 
 fn write(parameters: &mut dyn Parameters<Reference>, number: usize, values: &[f64]) {

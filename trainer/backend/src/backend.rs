@@ -16,6 +16,7 @@ use millstream_batch::BatchRef;
 
 use crate::device::{Device, Lookup, TablePart};
 use crate::error::BatchError;
+use crate::normalization::{Axis, Normalization, Normalized};
 #[cfg(doc)]
 use crate::update::Formula;
 use crate::update::Update;
@@ -247,6 +248,45 @@ pub trait Backend: Device + Sized + Send {
     /// Row 0 is row `rows.start` of what `key` drops from: word `c / 16 % 4` of the [Philox](crate::philox) of
     /// counter `(r, c / 64 * 16 + c % 16)` falls on column `c` of row `r`, and is kept below `2^32 keep`.
     fn dropout(&self, rows: Range<usize>, keep: f64, key: u64, matrix: &mut Self::Matrix);
+
+    /// The mean and variance of each row or column over the first `rows` rows of `input`.
+    fn moments(
+        &self,
+        rows: usize,
+        axis: Axis,
+        input: &Self::Matrix,
+        mean: &mut Self::Matrix,
+        variance: &mut Self::Matrix,
+    );
+
+    /// Fills `output` from `input`, both `[B, N]`, by means and variances of any origin; see [`Normalization`].
+    fn normalize_forward(
+        &self,
+        rows: usize,
+        layer: &Normalization<'_, Self::Matrix>,
+        moments: (&Self::Matrix, &Self::Matrix),
+        input: &Self::Matrix,
+        output: &mut Self::Matrix,
+    );
+
+    /// The gradient of [`Backend::normalize_forward`] by means and variances of the same rows.
+    ///
+    /// `gradient` `[B, N]` goes in as that by the output and comes out as that by the input; `sum` is of those by
+    /// scale and shift, `[1, N]`; of columns, whose moments are of all rows, always anew.
+    #[allow(clippy::too_many_arguments, reason = "a layer has this many gradients")]
+    fn normalize_backward(
+        &self,
+        rows: usize,
+        layer: &Normalization<'_, Self::Matrix>,
+        saved: &Normalized<'_, Self::Matrix>,
+        gradient: &mut Self::Matrix,
+        sum: Sum,
+        by_scale: &mut Self::Matrix,
+        by_shift: &mut Self::Matrix,
+    );
+
+    /// `to += share * (factor * from - to)`, over all of two matrices of one shape.
+    fn blend(&self, share: f64, factor: f64, from: &Self::Matrix, to: &mut Self::Matrix);
 
     /// `to += from`, over the columns of `to`; `from` may have more.
     fn add(&self, rows: usize, from: &Self::Matrix, to: &mut Self::Matrix);

@@ -1,9 +1,13 @@
 //! Fully connected layers, one after the other.
+//!
+//! A hidden layer is a product and ReLU; with a normalisation between them, where a model asks for one; and some of
+//! its outputs are left out of each step, where it asks for dropout.
 
 use millstream_backend::{Activation, Backend, Device};
 
 use crate::init::key_of;
 use crate::layers::dense::Dense;
+use crate::layers::normalization::{Normalization, SavedMoments};
 use crate::learner::Learner;
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
@@ -12,22 +16,41 @@ use crate::spec::HiddenLayerSpec;
 
 /// A stack of layers.
 pub struct Mlp<D: Device> {
-    /// From the input on; at least one.
-    pub layers: Vec<Dense<D>>,
+    /// From the input on.
+    pub hidden: Vec<HiddenLayer<D>>,
+    /// The last one.
+    pub last: Dense<D>,
+}
+
+/// A layer before the last.
+pub struct HiddenLayer<D: Device> {
+    /// Product and ReLU; the product alone, if it is normalised.
+    pub dense: Dense<D>,
+    /// Then ReLU.
+    pub normalization: Option<Normalization<D>>,
     dropout: Option<Dropout>,
 }
 
-/// What leaves outputs of hidden layers out.
+/// What leaves outputs out.
 struct Dropout {
     /// The probability that one is kept.
     keep: f64,
-    /// What tells the layers apart, one from the other and from those of other stacks.
-    keys: Vec<u64>,
+    /// What tells the layer from others.
+    key: u64,
 }
 
-/// What a forward pass leaves for the backward pass: each layer's output, `[B, M]`.
+/// What a forward pass leaves for the backward pass.
 pub struct MlpActivations<D: Device> {
-    outputs: Vec<D::Matrix>,
+    hidden: Vec<SavedLayer<D>>,
+    /// `[B, M]`
+    output: D::Matrix,
+}
+
+struct SavedLayer<D: Device> {
+    /// What is normalised, `[B, M]`, and its moments.
+    normalized: Option<(D::Matrix, SavedMoments<D>)>,
+    /// What the next layer takes, `[B, M]`.
+    output: D::Matrix,
 }
 
 /// Workspace of a backward pass: the gradient by the output of each layer but the last, `[B, M]`.
@@ -38,33 +61,38 @@ pub struct MlpGradients<D: Device> {
 impl<D: Device> MlpActivations<D> {
     /// Room for `rows` rows.
     pub fn new(device: &D, rows: usize, mlp: &Mlp<D>) -> Self {
-        let outputs = mlp.layers.iter().map(|layer| device.matrix(rows, layer.outputs()));
-        Self { outputs: outputs.collect() }
+        let saved = |layer: &HiddenLayer<D>| {
+            let matrix = || device.matrix(rows, layer.dense.outputs());
+            let normalization = layer.normalization.as_ref();
+            let normalized = normalization.map(|layer| (matrix(), layer.saved(device, rows)));
+            SavedLayer { normalized, output: matrix() }
+        };
+        let hidden = mlp.hidden.iter().map(saved).collect();
+        Self { hidden, output: device.matrix(rows, mlp.last.outputs()) }
     }
 
     /// The last layer's output.
     pub fn output(&self) -> &D::Matrix {
-        self.outputs.last().expect("at least one layer")
+        &self.output
     }
 
     /// The last layer's output, for what is added to it.
     pub fn output_mut(&mut self) -> &mut D::Matrix {
-        self.outputs.last_mut().expect("at least one layer")
+        &mut self.output
     }
 }
 
 impl<D: Device> MlpGradients<D> {
     /// Room for `rows` rows.
     pub fn new(device: &D, rows: usize, mlp: &Mlp<D>) -> Self {
-        let hidden = &mlp.layers[..mlp.layers.len() - 1];
-        let by_outputs = hidden.iter().map(|layer| device.matrix(rows, layer.outputs()));
+        let by_outputs = mlp.hidden.iter().map(|layer| device.matrix(rows, layer.dense.outputs()));
         Self { by_outputs: by_outputs.collect() }
     }
 }
 
 impl<D: Device> Mlp<D> {
-    /// Layers `NAME.layer.0` and on: ReLU layers of widths `hidden`, which do what `hidden_layer` says, too, then one
-    /// of `outputs` and `last`.
+    /// Layers `NAME.layer.0` and on: hidden ones of widths `hidden`, which do what `spec` says, then one of `outputs`
+    /// and `last`.
     ///
     /// # Errors
     /// When a layer's weights are too many.
@@ -72,41 +100,102 @@ impl<D: Device> Mlp<D> {
         device: &D,
         name: &str,
         inputs: usize,
-        (hidden, hidden_layer): (&[u32], &HiddenLayerSpec),
+        (hidden, spec): (&[u32], &HiddenLayerSpec),
         (outputs, last): (usize, Activation),
         optimizer: Optimizer,
     ) -> Result<Self, TooLarge> {
-        let (mut layers, mut keys) = (Vec::new(), Vec::new());
-        let hidden = hidden.iter().map(|&width| (width as usize, Activation::Relu));
+        let mut layers = Vec::new();
         let mut inputs = inputs;
-        for (number, (width, activation)) in hidden.chain([(outputs, last)]).enumerate() {
-            let name = format!("{name}.layer.{number}");
-            keys.push(key_of(0, &name));
-            layers.push(Dense::new(device, &name, (inputs, width), activation, optimizer)?);
-            inputs = width;
+        for (number, &width) in hidden.iter().enumerate() {
+            let (name, shape) = (format!("{name}.layer.{number}"), (inputs, width as usize));
+            layers.push(HiddenLayer::new(device, &name, shape, spec, optimizer)?);
+            inputs = width as usize;
         }
-        let keep = 1.0 - f64::from(hidden_layer.dropout);
-        Ok(Self { layers, dropout: (keep < 1.0).then_some(Dropout { keep, keys }) })
+        let name = format!("{name}.layer.{}", hidden.len());
+        Ok(Self { hidden: layers, last: Dense::new(device, &name, (inputs, outputs), last, optimizer)? })
+    }
+}
+
+impl<D: Device> HiddenLayer<D> {
+    fn new(
+        device: &D,
+        name: &str,
+        shape: (usize, usize),
+        spec: &HiddenLayerSpec,
+        optimizer: Optimizer,
+    ) -> Result<Self, TooLarge> {
+        let dense = match spec.normalization {
+            None => Dense::new(device, name, shape, Activation::Relu, optimizer)?,
+            // A bias would be normalised away, or be another shift.
+            Some(_) => Dense::without_bias(device, name, shape, Activation::Identity, optimizer)?,
+        };
+        let normalization = spec.normalization.map(|kind| {
+            let name = format!("{name}.normalization");
+            Normalization::new(device, &name, shape.1, kind, optimizer)
+        });
+        let keep = 1.0 - f64::from(spec.dropout);
+        let dropout = (keep < 1.0).then(|| Dropout { keep, key: key_of(0, name) });
+        Ok(Self { dense, normalization: normalization.transpose()?, dropout })
+    }
+}
+
+impl<B: Backend> HiddenLayer<B> {
+    fn forward(&mut self, backend: &B, pass: &Pass, input: &B::Matrix, saved: &mut SavedLayer<B>) {
+        let SavedLayer { normalized, output } = saved;
+        match (&mut self.normalization, normalized) {
+            (Some(normalization), Some((product, moments))) => {
+                self.dense.forward(backend, pass, input, product);
+                normalization.forward(backend, pass, product, moments, output);
+            }
+            _ => self.dense.forward(backend, pass, input, output),
+        }
+        self.drop_out(backend, pass, output);
+    }
+
+    fn backward(
+        &mut self,
+        backend: &B,
+        pass: &Pass,
+        input: &B::Matrix,
+        saved: &SavedLayer<B>,
+        by_output: &mut B::Matrix,
+        by_input: Option<&mut B::Matrix>,
+    ) {
+        self.drop_out(backend, pass, by_output);
+        let SavedLayer { normalized, output } = saved;
+        match (&mut self.normalization, normalized) {
+            (Some(normalization), Some((product, moments))) => {
+                normalization.backward(backend, pass, (product, output), moments, by_output);
+                self.dense.backward(backend, pass, input, product, by_output, by_input);
+            }
+            _ => self.dense.backward(backend, pass, input, output, by_output, by_input),
+        }
+    }
+
+    /// Leaves out of `numbers`, which are outputs or the gradient by them, what the step does without.
+    fn drop_out(&self, backend: &B, pass: &Pass, numbers: &mut B::Matrix) {
+        if let (Some(Dropout { keep, key }), Purpose::Training(step)) = (&self.dropout, pass.purpose) {
+            backend.dropout(pass.rows.clone(), *keep, step ^ key, numbers);
+        }
+    }
+
+    fn learn(&mut self, learner: &mut dyn Learner<B>) {
+        self.dense.learn(learner);
+        if let Some(normalization) = &mut self.normalization {
+            normalization.learn(learner);
+        }
     }
 }
 
 impl<B: Backend> Mlp<B> {
-    /// Fills `saved` from `input` `[B, N]`.
-    pub fn forward(&self, backend: &B, pass: &Pass, input: &B::Matrix, saved: &mut MlpActivations<B>) {
-        for (number, layer) in self.layers.iter().enumerate() {
-            let (before, from) = saved.outputs.split_at_mut(number);
-            layer.forward(backend, pass, before.last().unwrap_or(input), &mut from[0]);
-            self.drop_out(backend, pass, number, &mut from[0]);
+    /// Fills `saved` from `input` `[B, N]`; in training, moves running moments.
+    pub fn forward(&mut self, backend: &B, pass: &Pass, input: &B::Matrix, saved: &mut MlpActivations<B>) {
+        let mut input = input;
+        for (layer, saved) in self.hidden.iter_mut().zip(&mut saved.hidden) {
+            layer.forward(backend, pass, input, saved);
+            input = &saved.output;
         }
-    }
-
-    /// Leaves out of `numbers`, which are outputs of layer `number` or the gradient by them, what the step does
-    /// without.
-    fn drop_out(&self, backend: &B, pass: &Pass, number: usize, numbers: &mut B::Matrix) {
-        let is_hidden = number + 1 < self.layers.len();
-        if let (Some(dropout), Purpose::Training(key), true) = (&self.dropout, pass.purpose, is_hidden) {
-            backend.dropout(pass.rows.clone(), dropout.keep, key ^ dropout.keys[number], numbers);
-        }
+        self.last.forward(backend, pass, input, &mut saved.output);
     }
 
     /// Fills every parameter's gradient and, where wanted, that by `input` (its first columns), from
@@ -122,37 +211,46 @@ impl<B: Backend> Mlp<B> {
         by_output: &mut B::Matrix,
         by_input: Option<&mut B::Matrix>,
     ) {
-        let mut by_input = by_input;
-        for number in (0..self.layers.len()).rev() {
-            let output = &saved.outputs[number];
+        let (hidden, mut by_input) = (&saved.hidden, by_input);
+        let input_of = |number: usize| number.checked_sub(1).map_or(input, |before| &hidden[before].output);
+        let count = self.hidden.len();
+        let by_last_input = work.by_outputs.last_mut().or(if count == 0 { by_input.take() } else { None });
+        self.last.backward(backend, pass, input_of(count), &saved.output, by_output, by_last_input);
+        for (number, layer) in self.hidden.iter_mut().enumerate().rev() {
             let (before, from) = work.by_outputs.split_at_mut(number);
-            let by_output = from.first_mut().unwrap_or(&mut *by_output);
-            self.drop_out(backend, pass, number, by_output);
-            let layer = &mut self.layers[number];
-            match before.last_mut() {
-                Some(by_layer_input) => {
-                    let layer_input = &saved.outputs[number - 1];
-                    layer.backward(backend, pass, layer_input, output, by_output, Some(by_layer_input));
-                }
-                None => layer.backward(backend, pass, input, output, by_output, by_input.take()),
-            }
+            let by_layer_input = before.last_mut().or_else(|| by_input.take());
+            let layer_input = input_of(number);
+            layer.backward(backend, pass, layer_input, &hidden[number], &mut from[0], by_layer_input);
         }
     }
 
     /// Shows the parameters with the gradients of the last backward pass.
     pub fn learn(&mut self, learner: &mut dyn Learner<B>) {
-        for layer in &mut self.layers {
+        for layer in &mut self.hidden {
             layer.learn(learner);
         }
+        self.last.learn(learner);
+    }
+}
+
+impl<D: Device> Parameters<D> for HiddenLayer<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        let normalization = self.normalization.iter().flat_map(Normalization::stored);
+        self.dense.stored().into_iter().chain(normalization).collect()
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        let normalization = self.normalization.iter_mut().flat_map(Normalization::stored_mut);
+        self.dense.stored_mut().into_iter().chain(normalization).collect()
     }
 }
 
 impl<D: Device> Parameters<D> for Mlp<D> {
     fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        self.layers.iter().flat_map(Dense::stored).collect()
+        self.hidden.iter().flat_map(HiddenLayer::stored).chain(self.last.stored()).collect()
     }
 
     fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        self.layers.iter_mut().flat_map(Dense::stored_mut).collect()
+        self.hidden.iter_mut().flat_map(HiddenLayer::stored_mut).chain(self.last.stored_mut()).collect()
     }
 }

@@ -11,6 +11,7 @@ pub mod dense;
 pub mod embedding;
 pub mod linear;
 pub mod mlp;
+pub mod normalization;
 pub mod tables;
 
 pub use cross::{Cross, CrossActivations, CrossGradients};
@@ -18,4 +19,5 @@ pub use dense::Dense;
 pub use embedding::Embedding;
 pub use linear::Linear;
 pub use mlp::{Mlp, MlpActivations, MlpGradients};
+pub use normalization::{Normalization, SavedMoments};
 pub use tables::Tables;

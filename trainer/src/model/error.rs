@@ -6,6 +6,9 @@ use crate::parameter::TooLarge;
 /// A model that cannot be built for a batch schema.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ModelError {
+    /// Columns are normalised over all rows of a batch, which pass in parts.
+    #[error("`normalization = \"batch\"` is over whole batches: `training.micro_batch_size` is not for it")]
+    PartsNormalized,
     /// A feature that the batch does not have.
     #[error("{key}: there is no feature `{feature}`{}", suggestion(.nearest.as_deref()))]
     UnknownFeature {

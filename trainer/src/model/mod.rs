@@ -24,7 +24,7 @@ use crate::loss::LossSum;
 pub use crate::parameter::{NamedTensor, TensorRole};
 use crate::pass::{Pass, Purpose};
 use crate::schedule::Step;
-use crate::spec::{ClipSpec, ModelSpec, TrainingSpec};
+use crate::spec::{ClipSpec, ModelSpec, Normalization, TrainingSpec};
 use batch_gradient::BatchGradient;
 use builder::Builder;
 pub use error::ModelError;
@@ -80,6 +80,11 @@ impl<D: Device> Parts<D> {
         schema: &BatchSchema,
         training: &TrainingSpec,
     ) -> Result<Self, ModelError> {
+        let in_parts = training.micro_batch_rows.is_some_and(|rows| rows < schema.rows);
+        let normalization = spec.hidden_layer().and_then(|hidden| hidden.normalization);
+        if in_parts && normalization == Some(Normalization::Batch) {
+            return Err(ModelError::PartsNormalized);
+        }
         let mut builder = Builder::new(device, schema, training.micro_batch_rows);
         let network = Network::new(&mut builder, spec)?;
         Ok(Self {
@@ -249,9 +254,10 @@ impl ModelPlan {
         let parts = Parts::new(&sizes, spec, schema, training)?;
         let parameters = parts.network.parameters().stored();
         let parameter_bytes = parameters.iter().map(|(spec, stored)| stored.bytes(spec)).sum();
+        let trained = parameters.iter().filter(|(spec, _)| spec.optimizer.is_some());
         Ok(Self {
             tensors: parts.tensors(),
-            parameters: parameters.iter().map(|(spec, _)| spec.len() as u64).sum(),
+            parameters: trained.map(|(spec, _)| spec.len() as u64).sum(),
             parameter_bytes,
             workspace_bytes: sizes.bytes() - parameter_bytes,
         })

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub use loss::LossSpec;
 pub use model::{
     CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec,
-    HiddenLayerSpec, LinearSpec, MlpSpec, ModelSpec, Pooling, WideDeepSpec, WideSpec,
+    HiddenLayerSpec, LinearSpec, MlpSpec, ModelSpec, Normalization, Pooling, WideDeepSpec, WideSpec,
 };
 pub use optimizer::{AdamSpec, OptimizerSpec};
 pub use schedule::{DecaySpec, ScheduleSpec};

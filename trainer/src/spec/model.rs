@@ -205,7 +205,35 @@ pub struct DeepSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HiddenLayerSpec {
     /// The probability that an output is left out of a step.
+    #[serde(default)]
     pub dropout: f32,
+    /// What is done between product and ReLU.
+    #[serde(default)]
+    pub normalization: Option<Normalization>,
+}
+
+/// What numbers are brought to one scale over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Normalization {
+    /// Each row over its columns: Ba, Kiros and Hinton, "Layer Normalization", 2016.
+    Layer,
+    /// Each column over the rows of a step: Ioffe and Szegedy, "Batch Normalization", 2015.
+    Batch,
+}
+
+impl ModelSpec {
+    /// What the hidden layers of its MLPs do; `None` of a model that has none.
+    pub fn hidden_layer(&self) -> Option<&HiddenLayerSpec> {
+        match self {
+            Self::Linear(_) => None,
+            Self::Mlp(spec) => Some(&spec.hidden_layer),
+            Self::WideDeep(spec) => Some(&spec.deep.hidden_layer),
+            Self::DeepFm(spec) => Some(&spec.hidden_layer),
+            Self::Dcn(spec) => Some(&spec.hidden_layer),
+            Self::Dlrm(spec) => Some(&spec.hidden_layer),
+        }
+    }
 }
 
 /// How the embeddings of a row's ids become one vector. No ids give zeros.

@@ -103,7 +103,8 @@ class Model:
     def __init__(self, spec):
         self.spec, self.kind = spec, spec["kind"]
         # None of it where no step is taken.
-        self.dropout, self.step = spec.get("deep", spec).get("hidden_layer", {}).get("dropout", 0), None
+        self.hidden_layer = spec.get("deep", spec).get("hidden_layer", {})
+        self.dropout, self.step, self.kept = self.hidden_layer.get("dropout", 0), None, {}
         self.weights, self.optimizers, self.tables = {}, {}, set()
         getattr(self, "make_" + self.kind)(spec)
 
@@ -128,8 +129,25 @@ class Model:
 
     def make_layers(self, name, widths, optimizer):
         for number, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
-            self.parameter(f"{name}.layer.{number}.weight", (inputs, outputs), optimizer)
-            self.parameter(f"{name}.layer.{number}.bias", (outputs,), optimizer, limit=0.1)
+            layer = f"{name}.layer.{number}"
+            self.parameter(f"{layer}.weight", (inputs, outputs), optimizer)
+            # Of DLRM's bottom, the last layer is not a hidden one either.
+            if self.hidden_layer.get("normalization") and number < len(widths) - 2:
+                self.parameter(f"{layer}.normalization.scale", (outputs,), optimizer)
+                self.parameter(f"{layer}.normalization.shift", (outputs,), optimizer)
+                if self.hidden_layer["normalization"] == "batch":
+                    self.kept[f"{layer}.normalization.mean"] = torch.zeros(outputs)
+                    self.kept[f"{layer}.normalization.variance"] = torch.ones(outputs)
+            else:
+                self.parameter(f"{layer}.bias", (outputs,), optimizer, limit=0.1)
+
+    def normalized(self, x, layer):
+        """torch's own, with its epsilon of 1e-5 and its tenth; running moments move where a step is taken."""
+        scale, shift = (self.weights[f"{layer}.normalization.{part}"] for part in ("scale", "shift"))
+        if self.hidden_layer["normalization"] == "layer":
+            return F.layer_norm(x, x.shape[1:], scale, shift)
+        mean, variance = (self.kept[f"{layer}.normalization.{part}"] for part in ("mean", "variance"))
+        return F.batch_norm(x, mean, variance, scale, shift, training=self.step is not None)
 
     def make_cross(self, width, spec, optimizer):
         for number in range(spec["layers"]):
@@ -161,11 +179,16 @@ class Model:
 
     def layers(self, name, count, x, last_relu=False):
         for number in range(count):
-            x = x @ self.weights[f"{name}.layer.{number}.weight"] + self.weights[f"{name}.layer.{number}.bias"]
+            layer = f"{name}.layer.{number}"
+            x = x @ self.weights[f"{layer}.weight"]
+            if f"{layer}.bias" in self.weights:
+                x = x + self.weights[f"{layer}.bias"]
+            else:
+                x = self.normalized(x, layer)
             if number < count - 1 or last_relu:
                 x = F.relu(x)
             if number < count - 1 and self.dropout and self.step:
-                x = dropped(x, self.dropout, self.step, f"{name}.layer.{number}")
+                x = dropped(x, self.dropout, self.step, layer)
         return x
 
     def cross(self, spec, x0):
@@ -376,7 +399,11 @@ def trained(name, spec, training):
     parameters = [
         Trained(key, weight, model.optimizers[key], key in model.tables) for key, weight in model.weights.items()
     ]
-    snapshot = lambda: {key: values for parameter in parameters for key, values in parameter.snapshot().items()}
+
+    def snapshot():
+        trained = {key: values for parameter in parameters for key, values in parameter.snapshot().items()}
+        return trained | {key: tensor.tolist() for key, tensor in model.kept.items()}
+
     case = dict(name=name, model=spec, training=training, start=snapshot(), steps=[])
     for step in range(STEPS):
         b = batches[step % BATCHES]
@@ -454,6 +481,10 @@ CASES = {
     "dropout in wide_deep": dict(
         kind="wide_deep", wide=WIDE, deep=dict(DEEP, hidden_layer=dict(dropout=0.5), optimizer=ADAGRAD)
     ),
+    "layers normalised": dict(mlp(ADAGRAD, MOMENTUM), hidden_layer=dict(normalization="layer")),
+    "batches normalised": dict(mlp(ADAGRAD, SGD), hidden_layer=dict(normalization="batch")),
+    "batches normalised in dcn_v2": dict(dcn("parallel", 2), hidden_layer=dict(normalization="batch", dropout=0.25)),
+    "layers normalised in dlrm": dict(dlrm("dot"), hidden_layer=dict(normalization="layer", dropout=0.125)),
     "dropout in dlrm": dict(dlrm("dot"), hidden_layer=dict(dropout=0.125)),
 }
 

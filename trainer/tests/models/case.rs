@@ -6,7 +6,7 @@ use std::sync::Arc;
 use millstream_backend::{Backend, Scalar};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, SlotLayout, Stream};
 use millstream_trainer::model::Model;
-use millstream_trainer::spec::{ClipSpec, ModelSpec, TrainingSpec};
+use millstream_trainer::spec::{ClipSpec, ModelSpec, Normalization, TrainingSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -56,7 +56,7 @@ struct GoldenBatch {
 
 pub(crate) fn golden() -> Golden {
     let golden: Golden = serde_json::from_str(include_str!("../golden/models.json")).expect("a golden file");
-    assert!(golden.cases.len() >= 28, "every kind of model and optimizer");
+    assert!(golden.cases.len() >= 32, "every kind of model and optimizer");
     golden
 }
 
@@ -71,6 +71,12 @@ impl Case {
 
     pub(crate) fn spec(&self) -> ModelSpec {
         serde_json::from_value(self.model.clone()).expect("a model's specification")
+    }
+
+    /// Whether rows see each other, so that a batch cannot pass in parts.
+    pub(crate) fn normalizes_batches(&self) -> bool {
+        let spec = self.spec();
+        spec.hidden_layer().is_some_and(|hidden| hidden.normalization == Some(Normalization::Batch))
     }
 
     /// The model of this case with plain descent of rate 1 for each optimizer: a step takes the gradient, as the

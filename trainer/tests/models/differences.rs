@@ -17,7 +17,8 @@ fn gradients_agree_with_finite_differences() {
         model.train_step(batch.as_ref(), Step::number(1)).expect("a batch of the schema");
         let gradients = gradients(&start, &tensors_of(&model));
         let mut moved = start.clone();
-        for (name, gradient) in &gradients {
+        // What is kept of the moments of columns is not trained.
+        for (name, gradient) in gradients.iter().filter(|(name, _)| case.gradients.contains_key(*name)) {
             let what = format!("{}, {name}", case.name);
             assert!(gradient.iter().any(|&g| g != 0.0), "{what}: a gradient of zeros proves nothing");
             let largest = gradient.iter().fold(0.0_f64, |largest, g| largest.max(g.abs()));

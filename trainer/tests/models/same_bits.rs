@@ -1,8 +1,9 @@
 //! What must not change a bit: threads, and going on from what a checkpoint holds. And what a plan says.
 
 use millstream_backend::Cpu;
-use millstream_trainer::model::{Model, ModelPlan};
+use millstream_trainer::model::{Model, ModelError, ModelPlan};
 use millstream_trainer::schedule::Step;
+use millstream_trainer::spec::TrainingSpec;
 
 use crate::case::{Case, Golden, Tensors, golden, tensors_of, write};
 
@@ -55,6 +56,21 @@ fn a_model_goes_on_from_its_tensors() {
         train(&golden, &mut first, 5..12);
         train(&golden, &mut second, 5..12);
         assert!(bits(&tensors_of(&second)) == bits(&tensors_of(&first)), "{}", case.name);
+    }
+}
+
+#[test]
+fn batches_that_are_normalised_do_not_pass_in_parts() {
+    let golden = golden();
+    let cases: Vec<&Case> = golden.cases.iter().filter(|case| case.normalizes_batches()).collect();
+    assert!(!cases.is_empty());
+    for case in cases {
+        let planned = |rows| {
+            let training = TrainingSpec { micro_batch_rows: Some(rows), ..case.training(7) };
+            ModelPlan::new(&case.spec(), &golden.schema, &training).map(|plan| plan.parameters)
+        };
+        assert_eq!(planned(golden.schema.rows - 1), Err(ModelError::PartsNormalized));
+        assert!(planned(golden.schema.rows).is_ok());
     }
 }
 

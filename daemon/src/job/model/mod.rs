@@ -6,7 +6,8 @@ use std::collections::HashSet;
 
 use millstream_trainer::spec::{
     CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec,
-    HiddenLayerSpec, LinearSpec, MlpSpec, ModelSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec,
+    HiddenLayerSpec, LinearSpec, MlpSpec, ModelSpec, Normalization, OptimizerSpec, Pooling, WideDeepSpec,
+    WideSpec,
 };
 
 use super::document::Node;
@@ -35,6 +36,9 @@ const KINDS: [(&str, Kind); 6] = [
 
 const POOLING: [(&str, Pooling); 3] =
     [("sum", Pooling::Sum), ("mean", Pooling::Mean), ("sqrtn", Pooling::SqrtN)];
+
+const NORMALIZATIONS: [(&str, Normalization); 2] =
+    [("layer", Normalization::Layer), ("batch", Normalization::Batch)];
 
 const STRUCTURES: [(&str, DcnStructure); 2] =
     [("stacked", DcnStructure::Stacked), ("parallel", DcnStructure::Parallel)];
@@ -163,7 +167,8 @@ fn read_pooling(part: &mut Section<'_>) -> Pooling {
 }
 
 fn read_hidden_layer(part: &mut Section<'_>) -> HiddenLayerSpec {
-    HiddenLayerSpec { dropout: part.fraction("dropout").unwrap_or(0.0) }
+    let dropout = part.fraction("dropout").unwrap_or(0.0);
+    HiddenLayerSpec { dropout, normalization: part.choice("normalization", &NORMALIZATIONS) }
 }
 
 fn read_cross(model: &mut Section<'_>) -> CrossSpec {

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use millstream_trainer::spec::{
-    AdamSpec, CrossSpec, DcnStructure, DlrmInteraction, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling,
+    AdamSpec, CrossSpec, DcnStructure, DlrmInteraction, HiddenLayerSpec, ModelSpec, Normalization,
+    OptimizerSpec, Pooling,
 };
 
 use super::super::Job;
@@ -60,7 +61,7 @@ fn every_key_is_read() {
     let adam = AdamSpec { learning_rate: 0.5, beta1: 0.25, beta2: 0.75, epsilon: 0.125, l2: 0.0 };
     let constants = "learning_rate = 0.5, beta1 = 0.25, beta2 = 0.75, epsilon = 0.125";
     let text = format!(
-        "kind = \"dcn_v2\"\nembedding_dim = 3\npooling = \"sqrtn\"\nhidden = [7]\ndropout = 0.5\nstructure = \"parallel\"\n\
+        "kind = \"dcn_v2\"\nembedding_dim = 3\npooling = \"sqrtn\"\nhidden = [7]\ndropout = 0.5\nnormalization = \"layer\"\nstructure = \"parallel\"\n\
          cross_layers = 2\ncross_rank = 5\n\
          optimizer = {{ kind = \"adamw\", {constants}, weight_decay = 0.0625 }}\n\
          embedding_optimizer = {{ kind = \"adam\", {constants}, l2 = 0.03125 }}"
@@ -71,7 +72,7 @@ fn every_key_is_read() {
     assert_eq!((dcn.embedding.dim, dcn.embedding.pooling), (3, Pooling::SqrtN));
     assert_eq!(dcn.embedding.optimizer, OptimizerSpec::Adam(AdamSpec { l2: 0.03125, ..adam }));
     assert_eq!(dcn.optimizer, OptimizerSpec::AdamW { adam, weight_decay: 0.0625 });
-    assert_eq!(dcn.hidden_layer, HiddenLayerSpec { dropout: 0.5 });
+    assert_eq!(dcn.hidden_layer, HiddenLayerSpec { dropout: 0.5, normalization: Some(Normalization::Layer) });
     assert_eq!((dcn.hidden, dcn.structure), (vec![7], DcnStructure::Parallel));
     assert_eq!(dcn.cross, CrossSpec { layers: 2, rank: Some(5) });
 

@@ -5,6 +5,7 @@
 //! * [`simd`]: kernels compiled for several vector widths.
 //! * [`gemm`], [`layer`]: fully connected layers.
 //! * [`gather`], [`linear`]: lookups and the linear model.
+//! * [`normalize`]: numbers brought to one scale, by row or column.
 //! * [`interaction`]: how features meet; [`columns`]: moving and adding them.
 //! * [`rows`]: which table rows a batch touches; [`runs`]: their gradients.
 //! * [`step`], [`step_rows`]: optimizer steps, by the formulas of [`rules`] over what [`shaping`] makes of gradients.
@@ -25,6 +26,7 @@ mod linear;
 mod loss;
 mod matrix;
 mod memory;
+mod normalize;
 mod rows;
 mod rules;
 mod runs;
@@ -44,6 +46,7 @@ use crate::backend::{Activation, Backend, LayerGradient, Loss, RowGradients, Sum
 use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
 use crate::error::{BackendError, BatchError};
 use crate::host::HostBatch;
+use crate::normalization::{Axis, Normalization, Normalized};
 use crate::update::Update;
 use memory::Memory;
 use simd::Simd;
@@ -300,6 +303,45 @@ impl Backend for Cpu {
 
     fn dropout(&self, rows: Range<usize>, keep: f64, key: u64, matrix: &mut CpuMatrix) {
         dropout::dropout(self, rows, keep, key, matrix);
+    }
+
+    fn moments(
+        &self,
+        rows: usize,
+        axis: Axis,
+        input: &CpuMatrix,
+        mean: &mut CpuMatrix,
+        variance: &mut CpuMatrix,
+    ) {
+        normalize::moments(self, rows, axis, input, mean, variance);
+    }
+
+    fn normalize_forward(
+        &self,
+        rows: usize,
+        layer: &Normalization<'_, CpuMatrix>,
+        moments: (&CpuMatrix, &CpuMatrix),
+        input: &CpuMatrix,
+        output: &mut CpuMatrix,
+    ) {
+        normalize::forward(self, rows, layer, moments, input, output);
+    }
+
+    fn normalize_backward(
+        &self,
+        rows: usize,
+        layer: &Normalization<'_, CpuMatrix>,
+        saved: &Normalized<'_, CpuMatrix>,
+        gradient: &mut CpuMatrix,
+        sum: Sum,
+        by_scale: &mut CpuMatrix,
+        by_shift: &mut CpuMatrix,
+    ) {
+        normalize::backward(self, rows, layer, saved, gradient, sum, by_scale, by_shift);
+    }
+
+    fn blend(&self, share: f64, factor: f64, from: &CpuMatrix, to: &mut CpuMatrix) {
+        normalize::blend(share, factor, from, to);
     }
 
     fn add(&self, rows: usize, from: &CpuMatrix, to: &mut CpuMatrix) {

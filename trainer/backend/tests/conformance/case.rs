@@ -9,6 +9,7 @@ use millstream_backend::{
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
 use crate::interactions::interactions;
+use crate::normalization::normalization;
 
 /// Splitmix64.
 pub(crate) struct Random(pub(crate) u64);
@@ -253,6 +254,7 @@ pub(crate) fn run<B: Backend>(backend: &B, shapes: &Shapes, seed: u64) -> Outcom
     linear(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
     layers(&Bench(backend), shapes, &mut random, &mut outcome);
     interactions(&Bench(backend), shapes, &mut random, &mut outcome);
+    normalization(&Bench(backend), shapes, &mut random, &mut outcome);
     losses(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
     steps(&Bench(backend), &mut random, &mut outcome);
     outcome

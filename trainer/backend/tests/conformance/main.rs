@@ -6,4 +6,5 @@
 mod by_hand;
 mod case;
 mod interactions;
+mod normalization;
 mod random;

@@ -1,0 +1,246 @@
+//! Normalisation of rows or columns.
+//!
+//! What is over rows is a task's own. What is over columns is summed by blocks of rows, and the blocks' sums in
+//! order; for the gradient, two sums a column say all that a number needs to know of the others.
+
+use crate::backend::Sum;
+use crate::cpu::matrix::CpuMatrix;
+use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::normalization::{Axis, Normalization, Normalized};
+
+/// Batch rows of a task.
+const ROWS: usize = 128;
+
+/// The mean and variance of each row or column.
+pub(crate) fn moments(
+    cpu: &Cpu,
+    rows: usize,
+    axis: Axis,
+    input: &CpuMatrix,
+    mean: &mut CpuMatrix,
+    variance: &mut CpuMatrix,
+) {
+    match axis {
+        Axis::Row => {
+            assert!(mean.columns() == 1 && variance.columns() == 1 && rows <= mean.rows());
+            let (means, variances) = (mean.parts(), variance.parts());
+            cpu.run(tasks_for(rows, ROWS), |task| {
+                let block = rows_of_task(task, ROWS, rows);
+                // SAFETY: blocks of rows are disjoint.
+                let (means, variances) = unsafe { (means.get(block.clone()), variances.get(block.clone())) };
+                for (row, (mean, variance)) in block.zip(means.iter_mut().zip(variances)) {
+                    let (numbers, share) = (input.row(row), 1.0 / input.columns() as f32);
+                    *mean = sum_of(numbers, |x| x) * share;
+                    let center = *mean;
+                    *variance = sum_of(numbers, |x| (x - center) * (x - center)) * share;
+                }
+            });
+        }
+        Axis::Column => {
+            assert!(mean.columns() == input.columns() && variance.columns() == input.columns());
+            let share = 1.0 / rows.max(1) as f32;
+            let means = &mut mean.as_mut_slice()[..input.columns()];
+            sum_columns(cpu, rows, Sum::Anew, [&mut *means], |row, [sums]| {
+                sums.iter_mut().zip(input.row(row)).for_each(|(sum, x)| *sum += x);
+            });
+            means.iter_mut().for_each(|mean| *mean *= share);
+            let variances = &mut variance.as_mut_slice()[..input.columns()];
+            sum_columns(cpu, rows, Sum::Anew, [&mut *variances], |row, [sums]| {
+                for ((sum, x), mean) in sums.iter_mut().zip(input.row(row)).zip(&*means) {
+                    *sum += (x - mean) * (x - mean);
+                }
+            });
+            variances.iter_mut().for_each(|variance| *variance *= share);
+        }
+    }
+}
+
+/// The sum of `of` each number, in a fixed order of lanes.
+#[inline(always)]
+fn sum_of(numbers: &[f32], of: impl Fn(f32) -> f32) -> f32 {
+    let mut lanes = [0.0_f32; 16];
+    for strip in numbers.chunks(lanes.len()) {
+        lanes.iter_mut().zip(strip).for_each(|(lane, &x)| *lane += of(x));
+    }
+    lanes.iter().sum()
+}
+
+/// Adds to each of `totals`, or to zeros, what `add` sums over rows: by blocks, then in order.
+fn sum_columns<const N: usize>(
+    cpu: &Cpu,
+    rows: usize,
+    sum: Sum,
+    totals: [&mut [f32]; N],
+    add: impl Fn(usize, [&mut [f32]; N]) + Sync,
+) {
+    let columns = totals.first().map_or(0, |total| total.len());
+    let blocks = tasks_for(rows, ROWS);
+    let mut scratch = cpu.scratch(blocks * N * columns);
+    let sums = scratch.parts();
+    cpu.run(blocks, |task| {
+        // SAFETY: one run of sums a block.
+        let sums = unsafe { sums.get(task * N * columns..(task + 1) * N * columns) };
+        sums.fill(0.0);
+        for row in rows_of_task(task, ROWS, rows) {
+            let mut rest = &mut *sums;
+            add(
+                row,
+                std::array::from_fn(|_| {
+                    let (first, others) = std::mem::take(&mut rest).split_at_mut(columns);
+                    rest = others;
+                    first
+                }),
+            );
+        }
+    });
+    let sums = &scratch.as_slice()[..blocks * N * columns];
+    for (number, total) in totals.into_iter().enumerate() {
+        if sum == Sum::Anew {
+            total.fill(0.0);
+        }
+        for block in sums.chunks_exact((N * columns).max(1)) {
+            let of_block = &block[number * columns..][..columns];
+            total.iter_mut().zip(of_block).for_each(|(total, sum)| *total += sum);
+        }
+    }
+}
+
+/// `y = activation(scale * (x - mean) / sqrt(variance + epsilon) + shift)`
+pub(crate) fn forward(
+    cpu: &Cpu,
+    rows: usize,
+    layer: &Normalization<'_, CpuMatrix>,
+    (mean, variance): (&CpuMatrix, &CpuMatrix),
+    input: &CpuMatrix,
+    output: &mut CpuMatrix,
+) {
+    let columns = input.columns();
+    assert!(output.columns() == columns && layer.scale.columns() == columns && rows <= output.rows());
+    let (scale, shift, epsilon) = (layer.scale.row(0), layer.shift.row(0), layer.epsilon as f32);
+    let least = if layer.is_rectified { 0.0 } else { f32::NEG_INFINITY };
+    let stride = output.stride();
+    let outputs = output.parts();
+    cpu.run(tasks_for(rows, ROWS), |task| {
+        let block = rows_of_task(task, ROWS, rows);
+        // SAFETY: blocks of rows are disjoint.
+        let outputs = unsafe { outputs.get(block.start * stride..block.end * stride) };
+        for (row, output) in block.zip(outputs.chunks_exact_mut(stride.max(1))) {
+            let affine = input.row(row).iter().zip(scale).zip(shift);
+            let numbers = output.iter_mut().zip(affine);
+            match layer.axis {
+                Axis::Row => {
+                    let (mean, inverse) = (mean.row(row)[0], inverse(variance.row(row)[0], epsilon));
+                    numbers.for_each(|(y, ((x, scale), shift))| {
+                        *y = at_least(least, (x - mean) * inverse * scale + shift);
+                    });
+                }
+                Axis::Column => {
+                    let moments = mean.row(0).iter().zip(variance.row(0));
+                    numbers.zip(moments).for_each(|((y, ((x, scale), shift)), (mean, variance))| {
+                        *y = at_least(least, (x - mean) * inverse(*variance, epsilon) * scale + shift);
+                    });
+                }
+            }
+        }
+    });
+}
+
+/// The gradient by input, in place, scale and shift.
+#[allow(clippy::too_many_arguments, reason = "the operation's own")]
+pub(crate) fn backward(
+    cpu: &Cpu,
+    rows: usize,
+    layer: &Normalization<'_, CpuMatrix>,
+    saved: &Normalized<'_, CpuMatrix>,
+    gradient: &mut CpuMatrix,
+    sum: Sum,
+    by_scale: &mut CpuMatrix,
+    by_shift: &mut CpuMatrix,
+) {
+    let (columns, stride) = (gradient.columns(), gradient.stride());
+    assert!(saved.input.columns() == columns && saved.output.columns() == columns);
+    assert!(layer.axis == Axis::Row || sum == Sum::Anew, "columns are normalised over all rows");
+    let sum_product = &mut by_scale.as_mut_slice()[..columns];
+    let sum_g = &mut by_shift.as_mut_slice()[..columns];
+    let normal = Normal { axis: layer.axis, saved, epsilon: layer.epsilon as f32 };
+    let masked = |row: usize, column: usize, g: f32| {
+        let is_off = layer.is_rectified && saved.output.row(row)[column] <= 0.0;
+        if is_off { 0.0 } else { g }
+    };
+    sum_columns(cpu, rows, sum, [&mut *sum_g, &mut *sum_product], |row, [sum_g, sum_product]| {
+        for (column, &g) in gradient.row(row).iter().enumerate() {
+            let g = masked(row, column, g);
+            sum_g[column] += g;
+            sum_product[column] += g * normal.at(row, column).0;
+        }
+    });
+    let (sum_g, sum_product) = (&*sum_g, &*sum_product);
+    let scale = layer.scale.row(0);
+    let gradients = gradient.parts();
+    cpu.run(tasks_for(rows, ROWS), |task| {
+        let block = rows_of_task(task, ROWS, rows);
+        // SAFETY: blocks of rows are disjoint.
+        let gradients = unsafe { gradients.get(block.start * stride..block.end * stride) };
+        for (row, gradient) in block.zip(gradients.chunks_exact_mut(stride.max(1))) {
+            let gradient = &mut gradient[..columns];
+            for (column, g) in gradient.iter_mut().enumerate() {
+                *g = masked(row, column, *g) * scale[column];
+            }
+            let of_row = (layer.axis == Axis::Row).then(|| {
+                let (mut g_sum, mut product_sum) = (0.0, 0.0);
+                for (column, g) in gradient.iter().enumerate() {
+                    g_sum += g;
+                    product_sum += g * normal.at(row, column).0;
+                }
+                (g_sum / columns as f32, product_sum / columns as f32)
+            });
+            let share = 1.0 / rows as f32;
+            for (column, g) in gradient.iter_mut().enumerate() {
+                let (x, inverse) = normal.at(row, column);
+                let of_column = scale[column] * share;
+                let (mean_g, mean_product) =
+                    of_row.unwrap_or((sum_g[column] * of_column, sum_product[column] * of_column));
+                *g = inverse * (*g - mean_g - x * mean_product);
+            }
+        }
+    });
+}
+
+/// The input, normalised.
+struct Normal<'a> {
+    axis: Axis,
+    saved: &'a Normalized<'a, CpuMatrix>,
+    epsilon: f32,
+}
+
+impl Normal<'_> {
+    /// A number, and what it was multiplied by.
+    #[inline(always)]
+    fn at(&self, row: usize, column: usize) -> (f32, f32) {
+        let (mean, variance) = match self.axis {
+            Axis::Row => (self.saved.mean.row(row)[0], self.saved.variance.row(row)[0]),
+            Axis::Column => (self.saved.mean.row(0)[column], self.saved.variance.row(0)[column]),
+        };
+        let inverse = inverse(variance, self.epsilon);
+        ((self.saved.input.row(row)[column] - mean) * inverse, inverse)
+    }
+}
+
+#[inline(always)]
+fn inverse(variance: f32, epsilon: f32) -> f32 {
+    1.0 / (variance + epsilon).sqrt()
+}
+
+/// Keeps a NaN, so that a model that diverged shows it.
+#[inline(always)]
+fn at_least(least: f32, x: f32) -> f32 {
+    if x < least { least } else { x }
+}
+
+/// `to += share * (factor * from - to)`
+pub(crate) fn blend(share: f64, factor: f64, from: &CpuMatrix, to: &mut CpuMatrix) {
+    assert!(from.rows() == to.rows() && from.columns() == to.columns());
+    for (to, &from) in to.as_mut_slice().iter_mut().zip(from.as_slice()) {
+        *to += share as f32 * (factor as f32 * from - *to);
+    }
+}

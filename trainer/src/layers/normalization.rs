@@ -1,0 +1,169 @@
+//! Outputs of a layer brought to one scale, then ReLU.
+//!
+//! ```text
+//! y = relu(scale * (x - mean) / sqrt(variance + epsilon) + shift)
+//! ```
+//!
+//! Layer normalisation takes mean and variance of each row. Batch normalisation takes those of each column, over the
+//! rows of a step; a score's are running ones, which each step moves a tenth of the way (Ioffe and Szegedy, "Batch
+//! Normalization", 2015, Algorithm 2; the tenth, epsilon and the unbiased variance as PyTorch has them).
+
+use millstream_backend::{Axis, Backend, Device, Normalization as Formula, Normalized};
+
+use crate::init::Init;
+use crate::learner::Learner;
+use crate::optimizer::Optimizer;
+use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
+use crate::pass::{Pass, Purpose};
+use crate::spec;
+
+const EPSILON: f64 = 1e-5;
+/// How far running moments go towards those of a step.
+const SHARE: f64 = 0.1;
+
+/// Scale, shift and, by columns, running moments.
+pub struct Normalization<D: Device> {
+    /// `[1, N]`
+    pub scale: MatrixParameter<D>,
+    /// `[1, N]`
+    pub shift: MatrixParameter<D>,
+    running: Option<Running<D>>,
+}
+
+/// Moments of the columns over the steps so far, `[1, N]` each: not trained, but needed to score.
+struct Running<D: Device> {
+    mean: (ParameterSpec, D::Matrix),
+    variance: (ParameterSpec, D::Matrix),
+}
+
+/// What a forward pass leaves for the backward pass.
+pub struct SavedMoments<D: Device> {
+    mean: D::Matrix,
+    variance: D::Matrix,
+}
+
+impl<D: Device> Normalization<D> {
+    /// Over `columns` columns, its parameters named after it.
+    ///
+    /// # Errors
+    /// When the columns are too many.
+    pub fn new(
+        device: &D,
+        name: &str,
+        columns: usize,
+        kind: spec::Normalization,
+        optimizer: Optimizer,
+    ) -> Result<Self, TooLarge> {
+        let trained = |part, init| {
+            let spec = ParameterSpec::row(format!("{name}.{part}"), columns, init, optimizer)?;
+            Ok(MatrixParameter::new(device, spec))
+        };
+        let kept = |part, init| {
+            let spec = ParameterSpec::untrained_row(format!("{name}.{part}"), columns, init)?;
+            Ok((spec, device.matrix(1, columns)))
+        };
+        let running = match kind {
+            spec::Normalization::Layer => None,
+            spec::Normalization::Batch => Some(Running {
+                mean: kept("mean", Init::Zeros)?,
+                variance: kept("variance", Init::Constant(1.0))?,
+            }),
+        };
+        Ok(Self {
+            scale: trained("scale", Init::Constant(1.0))?,
+            shift: trained("shift", Init::Zeros)?,
+            running,
+        })
+    }
+
+    /// Room for the moments of `rows` rows.
+    pub fn saved(&self, device: &D, rows: usize) -> SavedMoments<D> {
+        let matrix = || match self.axis() {
+            Axis::Row => device.matrix(rows, 1),
+            Axis::Column => device.matrix(1, self.scale.spec.columns),
+        };
+        SavedMoments { mean: matrix(), variance: matrix() }
+    }
+
+    fn axis(&self) -> Axis {
+        if self.running.is_some() { Axis::Column } else { Axis::Row }
+    }
+
+    fn formula(&self) -> Formula<'_, D::Matrix> {
+        let (scale, shift) = (&self.scale.value, &self.shift.value);
+        Formula { axis: self.axis(), scale, shift, epsilon: EPSILON, is_rectified: true }
+    }
+}
+
+impl<B: Backend> Normalization<B> {
+    /// Fills `saved` and `output` from `input`, `[B, N]` both.
+    pub fn forward(
+        &mut self,
+        backend: &B,
+        pass: &Pass,
+        input: &B::Matrix,
+        saved: &mut SavedMoments<B>,
+        output: &mut B::Matrix,
+    ) {
+        let rows = pass.len();
+        if let (Some(running), Purpose::Scoring) = (&self.running, pass.purpose) {
+            let moments = (&running.mean.1, &running.variance.1);
+            backend.normalize_forward(rows, &self.formula(), moments, input, output);
+            return;
+        }
+        let SavedMoments { mean, variance } = saved;
+        backend.moments(rows, self.axis(), input, mean, variance);
+        backend.normalize_forward(rows, &self.formula(), (mean, variance), input, output);
+        if let Some(running) = &mut self.running {
+            let unbiased = rows as f64 / (rows.max(2) - 1) as f64;
+            backend.blend(SHARE, 1.0, mean, &mut running.mean.1);
+            backend.blend(SHARE, unbiased, variance, &mut running.variance.1);
+        }
+    }
+
+    /// Fills the parameters' gradients and makes that by the input of that by the output, in place.
+    pub fn backward(
+        &mut self,
+        backend: &B,
+        pass: &Pass,
+        (input, output): (&B::Matrix, &B::Matrix),
+        saved: &SavedMoments<B>,
+        gradient: &mut B::Matrix,
+    ) {
+        let SavedMoments { mean, variance } = saved;
+        let axis = self.axis();
+        let (scale, shift) = (&mut self.scale, &mut self.shift);
+        let formula =
+            Formula { axis, scale: &scale.value, shift: &shift.value, epsilon: EPSILON, is_rectified: true };
+        let saved = Normalized { input, mean, variance, output };
+        let (by_scale, by_shift) = (&mut scale.gradient, &mut shift.gradient);
+        backend.normalize_backward(pass.len(), &formula, &saved, gradient, pass.sum(), by_scale, by_shift);
+    }
+
+    /// Shows the parameters with the gradients of the last backward pass.
+    pub fn learn(&mut self, learner: &mut dyn Learner<B>) {
+        learner.matrix(&mut self.scale);
+        learner.matrix(&mut self.shift);
+    }
+}
+
+impl<D: Device> Parameters<D> for Normalization<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        let mut stored = vec![self.scale.stored(), self.shift.stored()];
+        if let Some(Running { mean, variance }) = &self.running {
+            let kept = [mean, variance].map(|(spec, value)| (spec, Stored::Matrix { value, states: &[] }));
+            stored.extend(kept);
+        }
+        stored
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        let mut stored = vec![self.scale.stored_mut(), self.shift.stored_mut()];
+        if let Some(Running { mean, variance }) = &mut self.running {
+            let kept =
+                [mean, variance].map(|(spec, value)| (&*spec, StoredMut::Matrix { value, states: &mut [] }));
+            stored.extend(kept);
+        }
+        stored
+    }
+}
