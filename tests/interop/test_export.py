@@ -46,7 +46,7 @@ colour = {{ kind = "vocabulary", terms = {json.dumps(COLOURS[:4])} }}
 seen = {{ kind = "vocabulary", column = "colour" }}
 place = {{ kind = "identity", buckets = 50 }}
 zone = {{ kind = "bucketized", column = "age", boundaries = {ZONES} }}
-tags = {{ kind = "identity", buckets = 30, maximum = {MOST_TAGS} }}
+tags = {{ kind = "identity", buckets = 30, multi = true, maximum = {MOST_TAGS} }}
 """
 NUMBERS = ["age", "income", "at", "flat", "plain"]
 IDS = ["colour", "seen", "place", "zone", "tags"]
