@@ -18,8 +18,9 @@
 //!
 //! * `millstream.missing`: a list of the values that stand for an absent one.
 //!
-//! A bucket is that of `tf.strings.to_hash_bucket_fast`: farmhash's Fingerprint64 modulo the buckets. A term that is
-//! no text is `{"hex": "..."}`.
+//! A bucket is that of `tf.strings.to_hash_bucket_fast`: farmhash's Fingerprint64 modulo the buckets. A cross's is that
+//! of `tf.sparse.cross_hashed` with its own default key, over the values as text, or the numbers of their intervals
+//! where there are `boundaries`. A term that is no text is `{"hex": "..."}`.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -117,7 +118,8 @@ fn features(
     let is_read = |name: &String| lists.iter().any(|(_, list)| list.contains(name));
     let mut room = TERM_BYTES;
     let (mut told, mut left_out) = (Vec::new(), Vec::new());
-    for FeatureSpec { name, columns, kind, maximum } in job.features.iter().filter(|spec| is_read(&spec.name)) {
+    for FeatureSpec { name, columns, kind, maximum } in job.features.iter().filter(|spec| is_read(&spec.name))
+    {
         let (kind, of_kind) = match kind {
             FeatureKind::Vocabulary { terms, oov_buckets } => {
                 let terms = told_terms(terms, analysis, name, &mut room);

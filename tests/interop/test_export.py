@@ -27,6 +27,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 import safetensors.numpy
+import tensorflow as tf
 from safetensors import safe_open
 
 from support import MILLSTREAM, millstream
@@ -46,10 +47,13 @@ colour = {{ kind = "vocabulary", terms = {json.dumps(COLOURS[:4])} }}
 seen = {{ kind = "vocabulary", column = "colour" }}
 place = {{ kind = "identity", buckets = 50 }}
 zone = {{ kind = "bucketized", column = "age", boundaries = {ZONES} }}
+by_hash = {{ kind = "hashed", column = "colour", buckets = 20 }}
+both = {{ kind = "crossed", columns = ["colour", "place"], buckets = 40 }}
 tags = {{ kind = "identity", buckets = 30, multi = true, maximum = {MOST_TAGS} }}
 """
 NUMBERS = ["age", "income", "at", "flat", "plain"]
 IDS = ["colour", "seen", "place", "zone", "tags"]
+HASHED = ["by_hash", "both"]
 
 
 def listed(names) -> str:
@@ -78,6 +82,7 @@ MODELS = {
         ]
     ),
     "mlp": deep("mlp", HIDDEN, pooling="sum"),
+    "mlp_of_hashes": f'kind = "mlp"\nfeatures = {listed(HASHED)}\nembedding_dim = 4\n{HIDDEN}',
     "mlp_of_numbers": f'kind = "mlp"\nfeatures = {listed(NUMBERS)}\nembedding_dim = 4\n{HIDDEN}',
     "deepfm": deep("deepfm", HIDDEN, pooling="sqrtn"),
     "dcn_full_stacked": deep("dcn_v2", *CROSS, 'structure = "stacked"', HIDDEN),
@@ -154,21 +159,34 @@ def id_of(feature: dict, value) -> int:
     raise AssertionError(feature)
 
 
+def hashes_of(feature: dict, columns: list) -> list:
+    """The ids of a hashed or crossed feature's rows, by TensorFlow; -1 where a value is absent."""
+    texts = [tf.constant(["" if value is None else str(value) for value in column]) for column in columns]
+    if feature["kind"] == "hashed":
+        ids = tf.strings.to_hash_bucket_fast(texts[0], feature["buckets"])
+    else:
+        ids = tf.sparse.cross_hashed([text[:, None] for text in texts], num_buckets=feature["buckets"]).values
+    return [-1 if None in row else id for *row, id in zip(*columns, ids.numpy().tolist())]
+
+
+def input_of(feature: dict, data: pa.Table) -> np.ndarray:
+    """What a feature's input is fed with for the rows of `data`."""
+    columns = [data[column].to_pylist() for column in feature["columns"]]
+    if feature["kind"] in ["hashed", "crossed"]:
+        return np.array(hashes_of(feature, columns), dtype=np.int64)[:, None]
+    (values,) = columns
+    if feature["kind"] == "numeric":
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)[:, None]
+    if feature["maximum"] is None:
+        return np.array([id_of(feature, value) for value in values], dtype=np.int64)[:, None]
+    width = max(len(row) for row in values)
+    padded = [[id_of(feature, value) for value in row] + [-1] * (width - len(row)) for row in values]
+    return np.array(padded, dtype=np.int64)
+
+
 def inputs_of(session: onnxruntime.InferenceSession, features: list, data: pa.Table) -> dict:
     """What a model is fed with for the rows of `data`."""
-    inputs = {}
-    for feature in features:
-        (column,) = feature["columns"]
-        values = data[column].to_pylist()
-        if feature["kind"] == "numeric":
-            numbers = [[np.nan if value is None else value] for value in values]
-            inputs[feature["name"]] = np.array(numbers, dtype=np.float64)
-        elif feature["maximum"] is None:
-            inputs[feature["name"]] = np.array([[id_of(feature, value)] for value in values], dtype=np.int64)
-        else:
-            width = max(len(row) for row in values)
-            padded = [[id_of(feature, value) for value in row] + [-1] * (width - len(row)) for row in values]
-            inputs[feature["name"]] = np.array(padded, dtype=np.int64).reshape(len(values), width)
+    inputs = {feature["name"]: input_of(feature, data) for feature in features}
     assert {port.name for port in session.get_inputs()} == set(inputs)
     return inputs
 
@@ -206,7 +224,7 @@ class Export(unittest.TestCase):
         return session, inputs_of(session, features, self.data), told
 
     def test_onnxruntime_scores_as_predict_does(self):
-        self.assertEqual(len(MODELS), 12)
+        self.assertEqual(len(MODELS), 13)
         for name in MODELS:
             with self.subTest(name):
                 session, inputs, told = self.exported(name)
@@ -220,8 +238,7 @@ class Export(unittest.TestCase):
                 np.testing.assert_allclose(1 / (1 + np.exp(-logit)), score, atol=1e-6)
                 kinds = {port.name: (port.type, port.shape) for port in session.get_inputs()}
                 for port in told["inputs"]:
-                    shape = [int(size) if size.isdigit() else size for size in port["shape"]]
-                    self.assertEqual(kinds[port["name"]], (f"tensor({port['type']})", shape))
+                    self.assertEqual(kinds[port["name"]], (f"tensor({port['type']})", port["shape"]))
 
     def test_any_number_of_rows_goes_in(self):
         for name in ["wide_deep", "deepfm", "dcn_low_rank_parallel", "dlrm_dot"]:
@@ -279,7 +296,7 @@ class Export(unittest.TestCase):
                 self.assertEqual(json.loads(about["millstream.model"])["kind"], about["millstream.kind"])
                 self.assertIn(about["millstream.kind"], MODELS[name])
                 told = {feature["name"] for feature in json.loads(about["millstream.features"])}
-                self.assertEqual(told, {feature for feature in NUMBERS + IDS if f'"{feature}"' in MODELS[name]})
+                self.assertEqual(told, {feature for feature in NUMBERS + IDS + HASHED if f'"{feature}"' in MODELS[name]})
 
     def test_scores_are_the_same_in_every_format(self):
         target = self.checkpoints["mlp"]

@@ -236,11 +236,12 @@ pub(crate) struct Eval {
 /// `predict`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Scores are probabilities of the positive class, one for each row, in the order of the data: of its files by
-name, and of the rows in them. Rows that the job's own `filter` or `on_bad_record` leaves out have none. The
-data needs no label.
+Scores are probabilities of the positive class, one for each row, in the order of the data: files
+by their paths, each once, and the rows in them. Rows that the job's own `filter` or
+`on_bad_record` leaves out have none. The data needs no label.
 
-Parquet has one column `score` of 32-bit floats. A name such as scores.csv.gz has text compressed (.gz, .zst).
+Parquet has one column, `score`, of 32-bit floats. The name scores.csv.gz has text compressed, as
+has .zst.
 
 Examples:
   millstream predict census-2f9c 'new/*.parquet' > scores.csv
@@ -271,22 +272,25 @@ pub(crate) enum ScoreFormat {
 /// `export`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-ONNX holds the whole model, in standard operators (set 17) that onnxruntime and others run. Each feature is
-an input of its name; rows come first, as many as you like:
-  numeric             double [rows, 1]   the number as it is in the data: the graph scales it; NaN is absent
-  one id a row        int64  [rows, 1]   the id; -1 is absent
-  several ids a row   int64  [rows, N]   the ids, then -1 to the end of the row; N is any number
-Outputs are `score`, the probability that predict writes, and `logit`, both float [rows].
+ONNX holds the whole model, in standard operators (set 17) that onnxruntime and others run. Each
+feature is an input of its name; rows come first, as many as you like:
+  numeric             double [rows, 1]  the number as in the data, which the graph scales
+  one id a row        int64 [rows, 1]   the id
+  several ids a row   int64 [rows, N]   the ids, then -1 to the end of the row; N is any number
+An absent number is NaN, an absent id -1. Outputs are `score`, the probability that predict
+writes, and `logit`, both float [rows].
 
-How values become ids is in the file's metadata, `millstream.features`: terms, buckets, boundaries. Hashes are
-those of tf.strings.to_hash_bucket_fast. A model above 1 GiB has its numbers beside it, in FILE.data.
+How values become ids is in the file's metadata, `millstream.features`: terms, buckets,
+boundaries. Hashes are those of tf.strings.to_hash_bucket_fast, crosses of
+tf.sparse.cross_hashed. A model above 1 GiB has its numbers beside it, in FILE.data.
 
-safetensors holds the parameters, float32, by their names in the checkpoint, with the same metadata.
+safetensors holds the parameters, float32, by their names in the checkpoint, with the same
+metadata.
 
 Examples:
   millstream export census-2f9c --output census.onnx
   millstream export checkpoints/census-2f9c/step-0000000500 --output census.safetensors
-  millstream export census-2f9c --output census.onnx --json | jq -c '.inputs[] | [.name, .type, .shape]'")]
+  millstream export census-2f9c --output census.onnx --json | jq -c '.inputs[] | [.name, .type]'")]
 pub(crate) struct Export {
     /// A job's id, or the directory of a job or of one of its checkpoints
     #[arg(value_name = "JOB_ID|CHECKPOINT")]

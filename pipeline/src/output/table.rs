@@ -34,8 +34,15 @@ pub struct TableWriter<W: Write + Send>(Encoding<W>);
 
 enum Encoding<W: Write + Send> {
     /// Text before the first number of a line, between numbers, and after the last.
-    Lines { out: Compressor<W>, before: Vec<String>, end: &'static str },
-    Parquet { out: Box<ArrowWriter<W>>, schema: Arc<Schema> },
+    Lines {
+        out: Compressor<W>,
+        before: Vec<String>,
+        end: &'static str,
+    },
+    Parquet {
+        out: Box<ArrowWriter<W>>,
+        schema: Arc<Schema>,
+    },
 }
 
 impl TableFormat {
@@ -59,12 +66,7 @@ impl<W: Write + Send> TableWriter<W> {
     ///
     /// # Errors
     /// When `out` refuses its beginning.
-    pub fn new(
-        out: W,
-        format: TableFormat,
-        compression: Compression,
-        columns: &[&str],
-    ) -> io::Result<Self> {
+    pub fn new(out: W, format: TableFormat, compression: Compression, columns: &[&str]) -> io::Result<Self> {
         Ok(Self(match format {
             TableFormat::Csv => {
                 let mut out = Compressor::new(out, compression)?;
@@ -198,7 +200,8 @@ mod tests {
             let mut found = Vec::new();
             for batch in reader {
                 let batch = batch.unwrap();
-                let column = |name| batch.column_by_name(name).unwrap().as_primitive::<Float32Type>().values();
+                let column =
+                    |name| batch.column_by_name(name).unwrap().as_primitive::<Float32Type>().values();
                 found.extend(column("a").iter().copied().zip(column("b \"c\"").iter().copied()));
             }
             assert_eq!(found, rows);

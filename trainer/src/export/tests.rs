@@ -17,9 +17,11 @@ use crate::spec::{ModelSpec, Precision};
 fn models() -> (BatchSchema, Vec<(String, ModelSpec)>) {
     let golden: Value = serde_json::from_str(include_str!("../../tests/golden/models.json")).unwrap();
     let schema = serde_json::from_value(golden["schema"].clone()).unwrap();
-    let cases = golden["cases"].as_array().unwrap().iter().map(|case| {
-        (case["name"].to_string(), serde_json::from_value(case["model"].clone()).unwrap())
-    });
+    let cases = golden["cases"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|case| (case["name"].to_string(), serde_json::from_value(case["model"].clone()).unwrap()));
     (schema, cases.collect())
 }
 
@@ -76,7 +78,8 @@ fn every_kind_of_model_takes_the_features_that_it_reads_and_gives_scores() {
         let read: BTreeSet<_> = model.features().into_iter().flat_map(|(_, list)| list.to_vec()).collect();
         let inputs: BTreeSet<_> = onnx.inputs().into_iter().map(|port| port.name).collect();
         assert_eq!(inputs, read, "{name}");
-        let outputs: Vec<_> = onnx.outputs().into_iter().map(|Port { name, kind, .. }| (name, kind)).collect();
+        let outputs: Vec<_> =
+            onnx.outputs().into_iter().map(|Port { name, kind, .. }| (name, kind)).collect();
         assert_eq!(outputs, [("score".to_owned(), "float"), ("logit".to_owned(), "float")], "{name}");
     }
     let all = ["dcn_v2", "deepfm", "dlrm", "linear", "mlp", "wide_deep"];
@@ -87,7 +90,8 @@ fn every_kind_of_model_takes_the_features_that_it_reads_and_gives_scores() {
 fn a_parameter_that_the_graph_does_not_use_is_an_error() {
     let (schema, model) = one();
     let mut trained = trained(&schema, &model);
-    let tensor = NamedTensor { name: "deep.norm.0.scale".into(), shape: vec![1], role: TensorRole::Parameter };
+    let tensor =
+        NamedTensor { name: "deep.norm.0.scale".into(), shape: vec![1], role: TensorRole::Parameter };
     trained.parameters.push(Parameter { tensor, data: Bytes::from_static(&[0; 4]) });
     let error = OnnxModel::new(&trained, &scales(&schema), &[]).err().unwrap();
     assert!(matches!(error, ExportError::Unplaced { name } if name == "deep.norm.0.scale"));

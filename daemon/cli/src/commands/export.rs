@@ -139,8 +139,11 @@ fn beside(output: &Path) -> PathBuf {
 }
 
 fn document(model: &Exportable, output: &Path, format: ModelFormat, written: &Written) -> Value {
-    let port = |port: &Port| {
-        json!({ "name": port.name, "type": port.kind, "shape": port.shape, "description": port.about })
+    // A dimension is a number, or a name where it is free.
+    let size = |size: &String| size.parse::<u64>().map_or_else(|_| json!(size), |size| json!(size));
+    let port = |Port { name, kind, shape, about }: &Port| {
+        let shape: Vec<Value> = shape.iter().map(size).collect();
+        json!({ "name": name, "type": kind, "shape": shape, "description": about })
     };
     let ports = |ports: &[Port]| ports.iter().map(port).collect::<Vec<_>>();
     let format = match format {

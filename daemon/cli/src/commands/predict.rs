@@ -57,7 +57,9 @@ fn refuse(
         None if context.json => {
             "--json prints one document, and scores are many: give --output, or --format jsonl"
         }
-        None if format == TableFormat::Parquet => "a Parquet file does not go to standard output: give --output",
+        None if format == TableFormat::Parquet => {
+            "a Parquet file does not go to standard output: give --output"
+        }
         Some(_) if format == TableFormat::Parquet && compression != Compression::None => {
             "a Parquet file is compressed inside, with Snappy: give a name without the last extension"
         }
@@ -76,7 +78,6 @@ async fn write(
 ) -> Result<u64, Failure> {
     let mut file = Unfinished::create(path)?;
     let rows = score(connection, request, format, compression, &mut file.writer).await;
-    // What is refused here is refused by the file, and not by a reader who has had enough.
     let written = rows.and_then(|rows| file.keep().map(|()| rows));
     written.map_err(|failure| match failure {
         Failure::Failed(error) if error.is::<io::Error>() => {

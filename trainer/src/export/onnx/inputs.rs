@@ -93,7 +93,8 @@ impl Inputs {
         let several = schema.ragged.iter().filter(|feature| is_read(&feature.name)).map(|feature| {
             let (name, last) = (feature.name.as_str(), feature.cardinality.saturating_sub(1));
             let most = feature.maximum;
-            let about = format!("Ids from 0 to {last}, at most {most} a row; a row that has fewer ends in -1");
+            let about =
+                format!("Ids from 0 to {last}, at most {most} a row; a row that has fewer ends in -1");
             let shape = [rows(), Dimension::Named(format!("ids of {name}"))];
             (name, graph.input(name, DataType::Int64, &shape, about))
         });
@@ -116,7 +117,8 @@ impl Inputs {
     /// Dense columns of the schema, `[B, D]`; none of none.
     pub(super) fn numbers(&self, graph: &mut Graph, columns: &[usize], name: &str) -> Option<Value> {
         let all = self.numbers.as_ref().filter(|_| !columns.is_empty())?;
-        let places: Vec<i64> = columns.iter().filter_map(|column| self.columns.get(column).copied()).collect();
+        let places: Vec<i64> =
+            columns.iter().filter_map(|column| self.columns.get(column).copied()).collect();
         if places.iter().copied().eq(0..self.columns.len() as i64) {
             return Some(all.clone());
         }
@@ -159,7 +161,8 @@ fn scaled(graph: &mut Graph, raw: &[(Value, NumberScale)]) -> Value {
         value = logarithm(graph, &value, &scales().map(|scale| scale.logarithm).collect::<Vec<_>>());
     }
     if scales().any(|scale| scale.shift != 0.0 || scale.divisor != 1.0) {
-        let constant = |graph: &mut Graph, name, numbers| graph.constant(name, &width, DataType::Double, numbers);
+        let constant =
+            |graph: &mut Graph, name, numbers| graph.constant(name, &width, DataType::Double, numbers);
         let shift = constant(graph, "numbers/shift", doubles(scales().map(|scale| scale.shift)));
         let divisor = constant(graph, "numbers/divisor", doubles(scales().map(|scale| scale.divisor)));
         value = graph.node("Sub", &[&value, &shift], "numbers/shifted");
