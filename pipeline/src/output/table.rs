@@ -35,7 +35,7 @@ pub struct TableWriter<W: Write + Send>(Encoding<W>);
 enum Encoding<W: Write + Send> {
     /// Text before the first number of a line, between numbers, and after the last.
     Lines {
-        out: Compressor<W>,
+        out: Box<Compressor<W>>,
         before: Vec<String>,
         end: &'static str,
     },
@@ -69,7 +69,7 @@ impl<W: Write + Send> TableWriter<W> {
     pub fn new(out: W, format: TableFormat, compression: Compression, columns: &[&str]) -> io::Result<Self> {
         Ok(Self(match format {
             TableFormat::Csv => {
-                let mut out = Compressor::new(out, compression)?;
+                let mut out = Box::new(Compressor::new(out, compression)?);
                 writeln!(out, "{}", columns.join(","))?;
                 let before = columns.iter().enumerate().map(|(place, _)| if place == 0 { "" } else { "," });
                 Encoding::Lines { out, before: before.map(str::to_owned).collect(), end: "\n" }
@@ -80,7 +80,7 @@ impl<W: Write + Send> TableWriter<W> {
                     format!("{open}{}: ", serde_json::Value::from(*name))
                 };
                 let before = columns.iter().enumerate().map(key).collect();
-                Encoding::Lines { out: Compressor::new(out, compression)?, before, end: "}\n" }
+                Encoding::Lines { out: Box::new(Compressor::new(out, compression)?), before, end: "}\n" }
             }
             TableFormat::Parquet => {
                 let field = |name: &&str| Field::new(*name, DataType::Float32, false);

@@ -59,8 +59,8 @@ fn scales(schema: &BatchSchema) -> BTreeMap<String, NumberScale> {
 
 fn one() -> (BatchSchema, ModelSpec) {
     let (schema, models) = models();
-    let wide_deep = models.into_iter().map(|(_, model)| model);
-    (schema, { wide_deep }.find(|model| matches!(model, ModelSpec::WideDeep(_))).unwrap())
+    let mut models = models.into_iter().map(|(_, model)| model);
+    (schema, models.find(|model| matches!(model, ModelSpec::WideDeep(_))).unwrap())
 }
 
 fn onnx(trained: &Trained) -> OnnxModel {
