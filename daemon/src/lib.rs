@@ -6,6 +6,7 @@
 //! * `feed`: hosting ingest for a worker.
 //! * [`worker`]: the process that trains; its protocol, its own side and the daemon's.
 //! * `scoring`: evaluation and prediction with a checkpoint.
+//! * [`export`]: a checkpoint's model for other programs.
 //! * [`plan`]: what a job would do, without doing it.
 //! * `runs`: the directories of a job's runs.
 //! * [`state`]: what the daemon remembers of its jobs.
@@ -16,6 +17,7 @@
 
 pub mod config;
 pub mod daemon;
+pub mod export;
 mod feed;
 pub mod job;
 pub mod plan;

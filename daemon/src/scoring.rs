@@ -43,10 +43,10 @@ const EXIT_LIMIT: Duration = Duration::from_secs(10);
 /// A checkpoint to score with.
 pub(crate) struct Scored {
     /// The job's directory, or any that the checkpoint was copied to.
-    directory: PathBuf,
-    step: u64,
-    job: Job,
-    analysis: Analysis,
+    pub(crate) directory: PathBuf,
+    pub(crate) step: u64,
+    pub(crate) job: Job,
+    pub(crate) analysis: Analysis,
 }
 
 /// Runs scoring workers.

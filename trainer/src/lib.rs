@@ -5,11 +5,13 @@
 //!   [`learner`], [`optimizer`], [`schedule`] and [`loss`] what they start from, change by and are judged by.
 //! * [`metrics`]: what an evaluation says of a model.
 //! * [`checkpoint`]: models and positions, stored whole or not at all.
+//! * [`export`]: a trained model for other programs, as safetensors and ONNX.
 //! * [`session`]: training as a worker drives it, over all of these.
 
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+pub mod export;
 pub mod init;
 pub mod layers;
 pub mod learner;

@@ -86,6 +86,8 @@ Examples:
     Eval(Eval),
     /// Score data row by row with a trained model
     Predict(Predict),
+    /// Write a trained model for other programs: ONNX, or its parameters as safetensors
+    Export(Export),
     /// Tell what is in data files: schema, records, compression, first rows, damage
     Inspect(Inspect),
     /// Convert CSV, Parquet and TFRecord files into one another
@@ -234,20 +236,26 @@ pub(crate) struct Eval {
 /// `predict`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Scores are probabilities of the positive class, one for each row, in the order of the data.
+Scores are probabilities of the positive class, one for each row, in the order of the data: files
+by their paths, each once, and the rows in them. Rows that the job's own `filter` or
+`on_bad_record` leaves out have none. The data needs no label.
+
+Parquet has one column, `score`, of 32-bit floats. The name scores.csv.gz has text compressed, as
+has .zst.
 
 Examples:
   millstream predict census-2f9c 'new/*.parquet' > scores.csv
-  millstream predict checkpoints/census-2f9c new.parquet --format jsonl --output scores.jsonl")]
+  millstream predict census-2f9c 'new/*.parquet' --format jsonl | head
+  millstream predict checkpoints/census-2f9c new.parquet --output scores.parquet")]
 pub(crate) struct Predict {
     #[command(flatten)]
     pub(crate) scored: Scored,
     /// Write to this file instead of standard output; it appears when it is whole
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// How scores are written
-    #[arg(long, value_enum, default_value = "csv")]
-    pub(crate) format: ScoreFormat,
+    /// How scores are written [default: what the output's name says, else csv]
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<ScoreFormat>,
 }
 
 /// How scores are written.
@@ -257,6 +265,54 @@ pub(crate) enum ScoreFormat {
     Csv,
     /// `{"score": 0.5}`, one a line
     Jsonl,
+    /// A Parquet file
+    Parquet,
+}
+
+/// `export`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+ONNX holds the whole model, in standard operators (set 17) that onnxruntime and others run. Each
+feature is an input of its name; rows come first, as many as you like:
+  numeric             double [rows, 1]  the number as in the data, which the graph scales
+  one id a row        int64 [rows, 1]   the id
+  several ids a row   int64 [rows, N]   the ids, then -1 to the end of the row; N is any number
+An absent number is NaN, an absent id -1. Outputs are `score`, the probability that predict
+writes, and `logit`, both float [rows].
+
+How values become ids is in the file's metadata, `millstream.features`: terms, buckets,
+boundaries. Hashes are those of tf.strings.to_hash_bucket_fast, crosses of
+tf.sparse.cross_hashed. A model above 1 GiB has its numbers beside it, in FILE.data.
+
+safetensors holds the parameters, float32, by their names in the checkpoint, with the same
+metadata.
+
+Examples:
+  millstream export census-2f9c --output census.onnx
+  millstream export checkpoints/census-2f9c/step-0000000500 --output census.safetensors
+  millstream export census-2f9c --output census.onnx --json | jq -c '.inputs[] | [.name, .type]'")]
+pub(crate) struct Export {
+    /// A job's id, or the directory of a job or of one of its checkpoints
+    #[arg(value_name = "JOB_ID|CHECKPOINT")]
+    pub(crate) target: String,
+    /// The file to write; it appears when it is whole, in place of one that was there
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// What to write [default: what the output's name says]
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<ModelFormat>,
+    /// Put the numbers of an ONNX model into FILE.data, whatever its size
+    #[arg(long)]
+    pub(crate) external_data: bool,
+}
+
+/// What a model is written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModelFormat {
+    /// The whole model, ids in and scores out
+    Onnx,
+    /// Its parameters
+    Safetensors,
 }
 
 /// How CSV files are laid out.

@@ -29,6 +29,7 @@ impl Unfinished {
     /// Gives the file its name, with all that was written.
     pub(crate) fn keep(mut self) -> Result<(), Failure> {
         self.writer.flush()?;
+        self.writer.get_ref().sync_all()?;
         std::fs::rename(&self.temporary, &self.path)?;
         self.kept = true;
         Ok(())

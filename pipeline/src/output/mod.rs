@@ -6,6 +6,8 @@
 //! ([`crate::parallel`]) while the files' bytes do not depend on it, and what is held at a time is a few
 //! blocks, whatever the files' size.
 //!
+//! What comes in no known number of rows, such as scores, is written by a [`TableWriter`], as it comes.
+//!
 //! Files are written under temporary names, or as the parts of uploads, and get their own names when all of them
 //! are whole: a crash, a full disk or an interruption leaves nothing under the final names.
 
@@ -13,6 +15,7 @@ mod deflate;
 mod encode;
 mod names;
 mod staged;
+mod table;
 
 use std::ops::Range;
 use std::path::Path;
@@ -30,6 +33,7 @@ use crate::storage::Object;
 use encode::{Encoder, Piece, ShardFile};
 pub use staged::Destination;
 pub(crate) use staged::Staged;
+pub use table::{TableFormat, TableWriter};
 
 /// Records of a block of a TFRecord or CSV file.
 const STREAM_BLOCK_ROWS: usize = 8192;

@@ -60,6 +60,7 @@ use encoder::Encoder;
 use fault::{Problem, settle, wrong_type};
 use label::Positive;
 use memo::Memo;
+pub use numeric::Scaling;
 use numeric::{NotScaled, Numeric};
 use work::Work;
 
@@ -148,6 +149,15 @@ impl Transform {
     /// The most bytes that a [`Memory`] keeps for chunks of so many rows, besides the ids of dictionaries.
     pub(crate) fn column_bytes(&self, chunk_rows: usize) -> u64 {
         4 * (self.dense.len() + self.ids.len()) as u64 * chunk_rows as u64
+    }
+
+    /// The numeric features, in the order of the dense columns, each with how it is scaled.
+    pub fn scalings(&self) -> impl Iterator<Item = (&str, Scaling)> {
+        let scalings = self.features.iter().filter_map(|feature| match &feature.encoder {
+            Encoder::Numeric(numeric) => Some(numeric.scaling()),
+            _ => None,
+        });
+        self.dense.iter().map(String::as_str).zip(scalings)
     }
 
     /// The columns that raw chunks must have, in this order.

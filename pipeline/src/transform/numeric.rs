@@ -27,6 +27,20 @@ pub(crate) struct Numeric {
     absent: Option<f32>,
 }
 
+/// How a numeric feature is scaled, for who does it elsewhere: `y = (g(x) - shift) / divisor`, where `g` is the
+/// identity or the signed logarithm ([`crate::spec::Normalize::Log1p`]), as a float of 32 bits in the end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scaling {
+    /// Whether `g` is the logarithm.
+    pub logarithm: bool,
+    /// What is subtracted.
+    pub shift: f64,
+    /// What is divided by; infinite for a column without spread.
+    pub divisor: f64,
+    /// What an absent value becomes, scaled; `None` makes it an error.
+    pub absent: Option<f32>,
+}
+
 /// Why a value has no scaled number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotScaled {
@@ -57,6 +71,12 @@ impl Numeric {
             )));
         }
         Ok(Self { scale, absent })
+    }
+
+    /// What [`Numeric::value`] does, in numbers.
+    pub(crate) fn scaling(&self) -> Scaling {
+        let Scale { logarithm, shift, divisor } = self.scale;
+        Scaling { logarithm, shift, divisor, absent: self.absent }
     }
 
     /// Scales a column of numbers at once. `None` where a value must be looked at by itself: one stands

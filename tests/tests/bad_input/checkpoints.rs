@@ -9,6 +9,7 @@ use super::place::{Case, Place, try_all};
 const CHECKPOINT: &str = "run/step-0000000010";
 const EVAL: &[&str] = &["eval", "run/step-0000000010"];
 const PREDICT: &[&str] = &["predict", "run/step-0000000010", "eval.parquet", "--output", "scores.csv"];
+const EXPORT: &[&str] = &["export", "run/step-0000000010", "--output", "model.onnx"];
 const NOTHING: fn(&Place) = |_| {};
 
 #[test]
@@ -101,6 +102,20 @@ fn a_damaged_checkpoint() {
                 what: "a flipped bit in what was learned",
                 spoil: |place| flip(place, "analysis.json"),
                 line: EVAL,
+                code: 1,
+                says: &["/run/step-0000000010 is damaged: analysis.json has SHA-256"],
+            },
+            Case {
+                what: "a flipped bit in the model, for export",
+                spoil: |place| flip(place, "model.safetensors"),
+                line: EXPORT,
+                code: 1,
+                says: &["/run/step-0000000010 is damaged: model.safetensors has SHA-256"],
+            },
+            Case {
+                what: "a flipped bit in what was learned, for export",
+                spoil: |place| flip(place, "analysis.json"),
+                line: EXPORT,
                 code: 1,
                 says: &["/run/step-0000000010 is damaged: analysis.json has SHA-256"],
             },

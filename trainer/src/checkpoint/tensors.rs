@@ -133,12 +133,18 @@ impl<'a> TensorFile<'a> {
 
     /// Copies a tensor that [`TensorFile::open`] was told of into `numbers`.
     pub(crate) fn copy<T: Element>(&self, tensor: &NamedTensor, numbers: &mut [T]) -> Result<(), String> {
-        let found = self.0.tensor(&tensor.name).map_err(|error| error.to_string())?;
-        if found.data().len() != numbers.len() * T::BYTES {
-            return Err(format!("holds {} bytes of tensor {}", found.data().len(), tensor.name));
+        let bytes = self.bytes(tensor)?;
+        if bytes.len() != numbers.len() * T::BYTES {
+            return Err(format!("holds {} bytes of tensor {}", bytes.len(), tensor.name));
         }
-        T::copy_from_bytes(found.data(), numbers);
+        T::copy_from_bytes(bytes, numbers);
         Ok(())
+    }
+
+    /// A tensor's numbers as they are stored.
+    pub(crate) fn bytes(&self, tensor: &NamedTensor) -> Result<&'a [u8], String> {
+        let found = self.0.tensor(&tensor.name).map_err(|error| error.to_string())?;
+        Ok(found.data())
     }
 }
 

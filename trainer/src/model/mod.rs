@@ -10,7 +10,7 @@ mod deep;
 mod deepfm;
 mod dlrm;
 mod error;
-mod features;
+pub(crate) mod features;
 mod linear;
 mod mlp;
 mod network;

@@ -7,6 +7,7 @@ mod checkpoint;
 mod convert;
 mod eval;
 mod explain;
+mod export;
 mod generate;
 mod history;
 mod inspect;
@@ -37,6 +38,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Cancel(arguments) => on_runtime(cancel::run(arguments, context)),
         Command::Checkpoint(arguments) => on_runtime(checkpoint::run(arguments, context)),
         Command::Eval(arguments) => on_runtime(eval::run(arguments, context)),
+        Command::Export(arguments) => export::run(&arguments, context),
         Command::Inspect(arguments) => inspect::run(arguments, context),
         Command::Convert(arguments) => convert::run(arguments, context),
         Command::Generate(arguments) => generate::run(arguments, context),

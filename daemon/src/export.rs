@@ -1,0 +1,194 @@
+//! A checkpoint's model for other programs, with what they need to know to feed it.
+//!
+//! A model takes scaled numbers and ids; its data has numbers and values. An ONNX graph scales the numbers itself.
+//! What the ids are is told in the file's description, as JSON under two keys:
+//!
+//! * `millstream.features`: a list of the features that the model reads, each an object:
+//!
+//! | key | of | |
+//! |---|---|---|
+//! | `name`, `columns`, `kind` | all | as in the job file |
+//! | `cardinality` | all but numeric, else null | ids are below it, and the last one is that of an absent value |
+//! | `maximum` | several values a row, else null | how many of them count, the first |
+//! | `normalize`, `missing` | numeric | as in the job file |
+//! | `logarithm`, `shift`, `divisor`, `absent` | numeric | the scaling in numbers; a `divisor` of null makes all 0 |
+//! | `boundaries` | bucketized, crossed | the id is how many of them are not above the number |
+//! | `terms`, `oov_buckets` | vocabulary | the id is the place in the list, or a bucket after it; null where the list is too long |
+//! | `buckets` | hashed, identity, crossed | what values are hashed to, or numbers are below |
+//!
+//! * `millstream.missing`: a list of the values that stand for an absent one.
+//!
+//! A bucket is that of `tf.strings.to_hash_bucket_fast`: farmhash's Fingerprint64 modulo the buckets. A cross's is that
+//! of `tf.sparse.cross_hashed` with its own default key, over the values as text, or the numbers of their intervals
+//! where there are `boundaries`. A term that is no text is `{"hex": "..."}`.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::Result;
+use millstream_batch::BatchSchema;
+use millstream_pipeline::analysis::Analysis;
+use millstream_pipeline::spec::{FeatureKind, FeatureSpec, Terms};
+use millstream_pipeline::transform::{Scaling, Transform};
+use millstream_trainer::checkpoint::CheckpointStore;
+use millstream_trainer::export::onnx::{NumberScale, OnnxModel};
+use millstream_trainer::export::{ExportError, Trained, safetensors};
+use serde_json::{Value, json};
+
+use crate::job::Job;
+use crate::scoring::{self, Scored};
+
+/// Terms of all vocabularies are told up to so many bytes; readers of safetensors take 100 MB of description.
+const TERM_BYTES: usize = 32 << 20;
+
+/// A model that can be exported.
+pub struct Exportable {
+    trained: Trained,
+    scales: BTreeMap<String, NumberScale>,
+    description: Vec<(String, String)>,
+    checkpoint: String,
+    left_out: Vec<String>,
+}
+
+impl Exportable {
+    /// Opens what is in `directory`: a checkpoint, or a job, of which the newest is taken.
+    ///
+    /// # Errors
+    /// When there is none, or it is damaged.
+    pub fn open(directory: &Path) -> Result<Self> {
+        let Scored { directory, step, job, analysis } = scoring::find(directory)?;
+        let store = CheckpointStore::local(&directory)?;
+        let trained = Trained::open(&store, step)?;
+        let transform = Transform::resolve(&job.features, &job.label, &job.data.missing, &analysis)?;
+        let scalings: BTreeMap<&str, Scaling> = transform.scalings().collect();
+        let (features, left_out) = features(&job, &analysis, &trained.snapshot.schema, &scalings);
+        let description = vec![
+            ("job".to_owned(), job.name.clone()),
+            ("features".to_owned(), Value::from(features).to_string()),
+            ("missing".to_owned(), json!(job.data.missing).to_string()),
+        ];
+        let scales = scalings.iter().map(|(name, scaling)| {
+            let Scaling { logarithm, shift, divisor, absent } = *scaling;
+            ((*name).to_owned(), NumberScale { logarithm, shift, divisor, absent })
+        });
+        Ok(Self { scales: scales.collect(), checkpoint: store.path(step), trained, description, left_out })
+    }
+
+    /// The checkpoint.
+    pub fn checkpoint(&self) -> &str {
+        &self.checkpoint
+    }
+
+    /// The model.
+    pub fn trained(&self) -> &Trained {
+        &self.trained
+    }
+
+    /// Features whose vocabularies are too long to be told with the model.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
+    }
+
+    /// The model as ONNX.
+    ///
+    /// # Errors
+    /// When a part of it has no place there.
+    pub fn onnx(&self) -> Result<OnnxModel, ExportError> {
+        OnnxModel::new(&self.trained, &self.scales, &self.description)
+    }
+
+    /// Writes the parameters as safetensors.
+    ///
+    /// # Errors
+    /// When `out` refuses them.
+    pub fn write_safetensors(&self, out: &mut dyn Write) -> Result<(), ExportError> {
+        safetensors::write(&self.trained, &self.description, out)
+    }
+}
+
+/// What is told of each feature that the model reads; and those of them whose terms are too many to be told.
+fn features(
+    job: &Job,
+    analysis: &Analysis,
+    schema: &BatchSchema,
+    scalings: &BTreeMap<&str, Scaling>,
+) -> (Vec<Value>, Vec<String>) {
+    let lists = job.model.features();
+    let is_read = |name: &String| lists.iter().any(|(_, list)| list.contains(name));
+    let mut room = TERM_BYTES;
+    let (mut told, mut left_out) = (Vec::new(), Vec::new());
+    for FeatureSpec { name, columns, kind, maximum } in job.features.iter().filter(|spec| is_read(&spec.name))
+    {
+        let (kind, of_kind) = match kind {
+            FeatureKind::Vocabulary { terms, oov_buckets } => {
+                let terms = told_terms(terms, analysis, name, &mut room);
+                if terms.is_none() {
+                    left_out.push(name.clone());
+                }
+                ("vocabulary", vec![("oov_buckets", json!(oov_buckets)), ("terms", json!(terms))])
+            }
+            kind => told_kind(kind, scalings.get(name.as_str())),
+        };
+        let of_all = [
+            ("name", json!(name)),
+            ("kind", json!(kind)),
+            ("columns", json!(columns)),
+            ("cardinality", json!(cardinality(schema, name))),
+            ("maximum", json!(maximum)),
+        ];
+        let entries = of_all.into_iter().chain(of_kind);
+        let entries = entries.map(|(key, value)| (key.to_owned(), value));
+        told.push(Value::Object(entries.collect()));
+    }
+    (told, left_out)
+}
+
+/// The name of a kind, and what is told of features of it; of vocabularies nothing more.
+fn told_kind(kind: &FeatureKind, scaling: Option<&Scaling>) -> (&'static str, Vec<(&'static str, Value)>) {
+    match kind {
+        FeatureKind::Numeric { normalize, missing } => {
+            let mut told = vec![("normalize", json!(normalize)), ("missing", json!(missing))];
+            if let Some(Scaling { logarithm, shift, divisor, absent }) = scaling {
+                told.extend([("logarithm", json!(logarithm)), ("shift", json!(shift))]);
+                told.extend([("divisor", json!(divisor)), ("absent", json!(absent))]);
+            }
+            ("numeric", told)
+        }
+        FeatureKind::Bucketized { boundaries } => ("bucketized", vec![("boundaries", json!(boundaries))]),
+        FeatureKind::Vocabulary { .. } => ("vocabulary", Vec::new()),
+        FeatureKind::Hashed { buckets } => ("hashed", vec![("buckets", json!(buckets))]),
+        FeatureKind::Identity { buckets, out_of_range } => {
+            ("identity", vec![("buckets", json!(buckets)), ("out_of_range", json!(out_of_range))])
+        }
+        FeatureKind::Crossed { buckets, boundaries } => {
+            ("crossed", vec![("buckets", json!(buckets)), ("boundaries", json!(boundaries))])
+        }
+    }
+}
+
+fn cardinality(schema: &BatchSchema, feature: &str) -> Option<u32> {
+    let single = schema.ids.iter().map(|ids| (&ids.name, ids.cardinality));
+    let several = schema.ragged.iter().map(|ids| (&ids.name, ids.cardinality));
+    single.chain(several).find(|(name, _)| *name == feature).map(|(_, cardinality)| cardinality)
+}
+
+/// A vocabulary's terms in their order, unless they are more than there is `room` for.
+fn told_terms(terms: &Terms, analysis: &Analysis, feature: &str, room: &mut usize) -> Option<Value> {
+    let terms: Vec<&[u8]> = match terms {
+        Terms::Given(terms) => terms.iter().map(String::as_bytes).collect(),
+        Terms::Learned { .. } => {
+            let learned = analysis.vocabularies.get(feature)?;
+            learned.terms.iter().map(|term| term.bytes.as_slice()).collect()
+        }
+    };
+    *room = room.checked_sub(terms.iter().map(|term| term.len()).sum())?;
+    let told = |term: &&[u8]| match str::from_utf8(term) {
+        Ok(text) => json!(text),
+        Err(_) => {
+            let digits: String = term.iter().map(|byte| format!("{byte:02x}")).collect();
+            json!({ "hex": digits })
+        }
+    };
+    Some(terms.iter().map(told).collect())
+}

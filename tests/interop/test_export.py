@@ -1,0 +1,368 @@
+"""onnxruntime, ONNX's own checker, safetensors and pyarrow read what `millstream export` and `predict` write.
+
+Every kind of model is trained for some steps, exported, and fed by onnxruntime with the data's own numbers and with
+ids that are worked out here from what the exported file says of its features. Its scores must be `predict`'s.
+
+Run by `tests/run`, or alone:
+
+    target/python/bin/python -m unittest discover -s tests/interop -p test_export.py -v
+"""
+
+import csv
+import gzip
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+import numpy as np
+import onnx
+import onnxruntime
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+import safetensors.numpy
+import tensorflow as tf
+from safetensors import safe_open
+
+from support import MILLSTREAM, millstream
+
+TRAIN_ROWS, ROWS, BATCH, MOST_TAGS = 4096, 1500, 64, 5
+TOLERANCE = 1e-6
+COLOURS = ["red", "green", "blue", "ünï", "black"]
+ZONES = [0, 10, 20]
+
+FEATURES = f"""
+age = {{ kind = "numeric", normalize = "zscore", missing = "mean" }}
+income = {{ kind = "numeric", normalize = "log1p_zscore", missing = 0 }}
+at = {{ kind = "numeric", normalize = "minmax" }}
+flat = {{ kind = "numeric", normalize = "zscore" }}
+plain = {{ kind = "numeric" }}
+colour = {{ kind = "vocabulary", terms = {json.dumps(COLOURS[:4])} }}
+seen = {{ kind = "vocabulary", column = "colour" }}
+place = {{ kind = "identity", buckets = 50 }}
+zone = {{ kind = "bucketized", column = "age", boundaries = {ZONES} }}
+by_hash = {{ kind = "hashed", column = "colour", buckets = 20 }}
+both = {{ kind = "crossed", columns = ["colour", "place"], buckets = 40 }}
+tags = {{ kind = "identity", buckets = 30, multi = true, maximum = {MOST_TAGS} }}
+"""
+NUMBERS = ["age", "income", "at", "flat", "plain"]
+IDS = ["colour", "seen", "place", "zone", "tags"]
+HASHED = ["by_hash", "both"]
+
+
+def listed(names) -> str:
+    return json.dumps(names)
+
+
+def deep(kind: str, *more: str, pooling="mean") -> str:
+    keys = [f'kind = "{kind}"', f"features = {listed(NUMBERS + IDS)}", "embedding_dim = 8", f'pooling = "{pooling}"']
+    return "\n".join([*keys, *more])
+
+
+HIDDEN = "hidden = [16, 8]"
+CROSS = ["cross_layers = 2"]
+MODELS = {
+    "linear": f'kind = "linear"\nfeatures = {listed(NUMBERS + IDS)}',
+    "linear_of_ids": f'kind = "linear"\nfeatures = {listed(["tags", "place"])}',
+    "wide_deep": "\n".join(
+        [
+            'kind = "wide_deep"',
+            f'wide.features = {listed(["colour", "tags", "plain"])}',
+            # Another order of the numbers, and not all of them.
+            f'deep.features = {listed(["plain", "tags", "age", "place", "income"])}',
+            "deep.embedding_dim = 4",
+            "deep.hidden = [16]",
+            'deep.pooling = "sqrtn"',
+        ]
+    ),
+    "mlp": deep("mlp", HIDDEN, pooling="sum"),
+    "mlp_of_hashes": f'kind = "mlp"\nfeatures = {listed(HASHED)}\nembedding_dim = 4\n{HIDDEN}',
+    "mlp_of_numbers": f'kind = "mlp"\nfeatures = {listed(NUMBERS)}\nembedding_dim = 4\n{HIDDEN}',
+    "deepfm": deep("deepfm", HIDDEN, pooling="sqrtn"),
+    "dcn_full_stacked": deep("dcn_v2", *CROSS, 'structure = "stacked"', HIDDEN),
+    "dcn_full_parallel": deep("dcn_v2", *CROSS, 'structure = "parallel"', HIDDEN),
+    "dcn_low_rank_stacked": deep("dcn_v2", *CROSS, "cross_rank = 3", 'structure = "stacked"', HIDDEN),
+    "dcn_low_rank_parallel": deep("dcn_v2", *CROSS, "cross_rank = 3", 'structure = "parallel"', HIDDEN),
+    "dlrm_dot": deep("dlrm", "bottom = [16]", "top = [16]", 'interaction = "dot"'),
+    "dlrm_cross": deep("dlrm", "bottom = [16]", "top = [16]", 'interaction = "cross"', *CROSS, "cross_rank = 4"),
+}
+
+
+def job(name: str) -> str:
+    return f"""name = "{name}"
+seed = 5
+[data]
+train = ["train.parquet"]
+eval = ["eval.parquet"]
+batch_size = {BATCH}
+shuffle_rows = 1024
+lanes = 4
+[label]
+column = "clicked"
+[features]{FEATURES}
+[model]
+{MODELS[name]}
+[training]
+threads = 1
+[checkpoint]
+directory = "checkpoints"
+"""
+
+
+def table(rows: int, seed: int) -> pa.Table:
+    """Rows whose label follows from their columns, with absent values, unknown terms and empty lists among them."""
+    draw = np.random.default_rng(seed)
+    age = draw.normal(25, 15, rows)
+    income = np.round(draw.lognormal(8, 3, rows)) * draw.choice([1, 1, 1, -1], rows)
+    # Times in milliseconds: as a float of 32 bits, they would be the same for hours.
+    at = 1_700_000_000_000 + draw.integers(0, 10_000_000, rows)
+    place = draw.integers(0, 50, rows)
+    tags = [draw.integers(0, 30, count).tolist() for count in draw.integers(0, MOST_TAGS + 1, rows)]
+    colour = draw.integers(0, len(COLOURS), rows)
+    odds = age / 20 + place % 7 / 3 + np.array([sum(tag % 3 for tag in row) for row in tags]) / 4 + colour / 3 - 4
+    absent = lambda: draw.random(rows) < 0.1
+    return pa.table(
+        {
+            "age": pa.array(age, mask=absent()),
+            "income": pa.array(income, mask=absent()),
+            "at": at,
+            "flat": np.full(rows, 3.5),
+            "plain": draw.normal(0, 1, rows).astype(np.float32),
+            "colour": pa.array([COLOURS[place] for place in colour], mask=absent()),
+            "place": pa.array(place, mask=absent()),
+            "tags": tags,
+            "clicked": (draw.random(rows) < 1 / (1 + np.exp(-odds))).astype(np.int64),
+        }
+    )
+
+
+def id_of(feature: dict, value) -> int:
+    """The id of a value, by what an exported file says of its feature; -1 of an absent one."""
+    if value is None:
+        return -1
+    match feature["kind"]:
+        case "vocabulary":
+            terms = feature["terms"]
+            # One bucket: all that is unknown is in it.
+            assert feature["oov_buckets"] == 1
+            return terms.index(value) if value in terms else len(terms)
+        case "identity":
+            return value
+        case "bucketized":
+            return sum(boundary <= value for boundary in feature["boundaries"])
+    raise AssertionError(feature)
+
+
+def hashes_of(feature: dict, columns: list) -> list:
+    """The ids of a hashed or crossed feature's rows, by TensorFlow; -1 where a value is absent."""
+    texts = [tf.constant(["" if value is None else str(value) for value in column]) for column in columns]
+    if feature["kind"] == "hashed":
+        ids = tf.strings.to_hash_bucket_fast(texts[0], feature["buckets"])
+    else:
+        ids = tf.sparse.cross_hashed([text[:, None] for text in texts], num_buckets=feature["buckets"]).values
+    return [-1 if None in row else id for *row, id in zip(*columns, ids.numpy().tolist())]
+
+
+def input_of(feature: dict, data: pa.Table) -> np.ndarray:
+    """What a feature's input is fed with for the rows of `data`."""
+    columns = [data[column].to_pylist() for column in feature["columns"]]
+    if feature["kind"] in ["hashed", "crossed"]:
+        return np.array(hashes_of(feature, columns), dtype=np.int64)[:, None]
+    (values,) = columns
+    if feature["kind"] == "numeric":
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)[:, None]
+    if feature["maximum"] is None:
+        return np.array([id_of(feature, value) for value in values], dtype=np.int64)[:, None]
+    width = max(len(row) for row in values)
+    padded = [[id_of(feature, value) for value in row] + [-1] * (width - len(row)) for row in values]
+    return np.array(padded, dtype=np.int64)
+
+
+def inputs_of(session: onnxruntime.InferenceSession, features: list, data: pa.Table) -> dict:
+    """What a model is fed with for the rows of `data`."""
+    inputs = {feature["name"]: input_of(feature, data) for feature in features}
+    assert {port.name for port in session.get_inputs()} == set(inputs)
+    return inputs
+
+
+class Export(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.scratch = pathlib.Path(scratch.name)
+        # No daemon but those that commands host.
+        os.environ["MILLSTREAM_SOCKET"] = str(cls.scratch / "nobody.sock")
+        cls.addClassCleanup(os.environ.pop, "MILLSTREAM_SOCKET")
+        pq.write_table(table(TRAIN_ROWS, 1), cls.scratch / "train.parquet")
+        cls.data = table(ROWS, 2)
+        pq.write_table(cls.data, cls.scratch / "eval.parquet")
+        cls.checkpoints = {}
+        for name in MODELS:
+            file = cls.scratch / f"{name}.toml"
+            file.write_text(job(name))
+            cls.checkpoints[name] = millstream("train", file)["checkpoint"]
+
+    def predicted(self, name: str) -> np.ndarray:
+        output = self.scratch / f"{name}.parquet"
+        assert millstream("predict", self.checkpoints[name], "--output", output)["rows"] == ROWS
+        return pq.read_table(output)["score"].to_numpy()
+
+    def exported(self, name: str, *options):
+        """A model as onnxruntime runs it, what it is fed with, and what the export told."""
+        output = self.scratch / f"{name}{len(options)}.onnx"
+        told = millstream("export", self.checkpoints[name], "--output", output, *options)
+        onnx.checker.check_model(str(output), full_check=True)
+        session = onnxruntime.InferenceSession(str(output), providers=["CPUExecutionProvider"])
+        features = json.loads(session.get_modelmeta().custom_metadata_map["millstream.features"])
+        return session, inputs_of(session, features, self.data), told
+
+    def test_onnxruntime_scores_as_predict_does(self):
+        self.assertEqual(len(MODELS), 13)
+        for name in MODELS:
+            with self.subTest(name):
+                session, inputs, told = self.exported(name)
+                score, logit = session.run(["score", "logit"], inputs)
+                expected = self.predicted(name)
+                self.assertEqual(score.shape, (ROWS,))
+                self.assertGreater(expected.std(), 0.02, "scores that tell rows apart")
+                off = np.abs(score - expected).max()
+                print(f"{name}: off by {off:.1e} at most")
+                self.assertLessEqual(off, TOLERANCE)
+                np.testing.assert_allclose(1 / (1 + np.exp(-logit)), score, atol=1e-6)
+                kinds = {port.name: (port.type, port.shape) for port in session.get_inputs()}
+                for port in told["inputs"]:
+                    self.assertEqual(kinds[port["name"]], (f"tensor({port['type']})", port["shape"]))
+
+    def test_any_number_of_rows_goes_in(self):
+        for name in ["wide_deep", "deepfm", "dcn_low_rank_parallel", "dlrm_dot"]:
+            session, inputs, _ = self.exported(name)
+            (whole,) = session.run(["score"], inputs)
+            for rows in [0, 1, 7]:
+                with self.subTest(name, rows=rows):
+                    (part,) = session.run(["score"], {key: value[:rows] for key, value in inputs.items()})
+                    self.assertEqual(part.shape, (rows,))
+                    np.testing.assert_allclose(part, whole[:rows], atol=TOLERANCE)
+            # More padding changes nothing, and no column at all is no id.
+            wider = dict(inputs, tags=np.pad(inputs["tags"], ((0, 0), (0, 3)), constant_values=-1))
+            np.testing.assert_allclose(session.run(["score"], wider)[0], whole, atol=TOLERANCE)
+            none = dict(inputs, tags=np.full((ROWS, 1), -1))
+            empty = dict(inputs, tags=np.zeros((ROWS, 0), dtype=np.int64))
+            np.testing.assert_array_equal(session.run(["score"], none), session.run(["score"], empty))
+
+    def test_an_absent_value_is_its_own_id_and_a_number_that_may_not_be_absent_has_no_score(self):
+        session, inputs, _ = self.exported("mlp")
+        last = {"colour": 5, "place": 50, "zone": 4}
+        for name, cardinality in last.items():
+            self.assertIn(-1, inputs[name])
+            inputs[name] = np.where(inputs[name] < 0, cardinality, inputs[name])
+        (score,) = session.run(["score"], inputs)
+        np.testing.assert_allclose(score, self.predicted("mlp"), atol=TOLERANCE)
+        (score,) = session.run(["score"], dict(inputs, plain=np.full((ROWS, 1), np.nan)))
+        self.assertTrue(np.isnan(score).all())
+
+    def test_numbers_may_lie_beside_the_graph(self):
+        session, inputs, told = self.exported("mlp", "--external-data")
+        self.assertEqual(told["external_data"], told["output"] + ".data")
+        self.assertGreater(os.path.getsize(told["external_data"]), 1000)
+        (score,) = session.run(["score"], inputs)
+        np.testing.assert_allclose(score, self.predicted("mlp"), atol=TOLERANCE)
+        whole, _, told = self.exported("mlp")
+        self.assertIsNone(told["external_data"])
+        np.testing.assert_array_equal(whole.run(["score"], inputs)[0], score)
+
+    def test_safetensors_are_the_checkpoints_parameters(self):
+        for name in MODELS:
+            with self.subTest(name):
+                output = self.scratch / f"{name}.safetensors"
+                told = millstream("export", self.checkpoints[name], "--output", output)
+                found = safetensors.numpy.load_file(output)
+                kept = safetensors.numpy.load_file(pathlib.Path(self.checkpoints[name]) / "model.safetensors")
+                self.assertEqual(found.keys(), kept.keys())
+                for key, numbers in kept.items():
+                    self.assertEqual(numbers.dtype, np.float32)
+                    np.testing.assert_array_equal(found[key], numbers)
+                self.assertEqual(told["parameters"], sum(numbers.size for numbers in kept.values()))
+                with safe_open(output, framework="numpy") as file:
+                    about = file.metadata()
+                self.assertEqual(about["millstream.job"], name)
+                self.assertEqual(int(about["millstream.step"]), TRAIN_ROWS // BATCH)
+                self.assertEqual(json.loads(about["millstream.model"])["kind"], about["millstream.kind"])
+                self.assertIn(about["millstream.kind"], MODELS[name])
+                told = {feature["name"] for feature in json.loads(about["millstream.features"])}
+                self.assertEqual(told, {feature for feature in NUMBERS + IDS + HASHED if f'"{feature}"' in MODELS[name]})
+
+    def test_scores_are_the_same_in_every_format(self):
+        target = self.checkpoints["mlp"]
+        expected = self.predicted("mlp")
+        self.assertEqual(expected.dtype, np.float32)
+
+        def written(name, *options):
+            output = self.scratch / name
+            told = millstream("predict", target, "--output", output, *options)
+            self.assertEqual((told["rows"], told["output"]), (ROWS, str(output)))
+            return output
+
+        def same(table):
+            self.assertEqual(table.column_names, ["score"])
+            np.testing.assert_array_equal(table["score"].to_numpy().astype(np.float32), expected)
+
+        same(pq.read_table(written("scores.parquet")))
+        same(pq.read_table(written("scores", "--format", "parquet")))
+        same(pa.csv.read_csv(written("scores.csv")))
+        same(pa.csv.read_csv(written("scores.csv.gz")))
+        same(pa.csv.read_csv(written("scores.txt")))
+        same(pa.json.read_json(written("scores.jsonl")))
+        same(pa.json.read_json(written("scores2.csv", "--format", "jsonl")))
+        with gzip.open(self.scratch / "scores.csv.gz", "rt") as file:
+            self.assertEqual(len(list(csv.DictReader(file))), ROWS)
+        pipe = [MILLSTREAM, "predict", target, "--format", "jsonl"]
+        lines = subprocess.run(pipe, capture_output=True, check=True, text=True).stdout.splitlines()
+        np.testing.assert_array_equal(np.float32([json.loads(line)["score"] for line in lines]), expected)
+
+    def test_what_cannot_be_is_refused_and_leaves_nothing(self):
+        target = self.checkpoints["mlp"]
+        before = set(self.scratch.rglob("*"))
+        for arguments, status, says in [
+            (["export", "nothing", "--output", self.scratch / "a.onnx"], 1, "neither a job nor a checkpoint"),
+            (["export", self.scratch, "--output", self.scratch / "a.onnx"], 1, "holds no checkpoint"),
+            (["export", target, "--output", self.scratch / "a.bin"], 2, "a.bin: its name does not say what to write"),
+            (["export", target, "--output", self.scratch / "a", "--format", "pmml"], 2, "safetensors"),
+            (["export", target, "--output", self.scratch / "a.safetensors", "--external-data"], 2, "for ONNX"),
+            (["export", target, "--output", self.scratch / "no/a.onnx"], 1, "no/a.onnx: No such file"),
+            (["predict", target, "--output", "/dev/full/a.csv"], 1, "writing /dev/full/a.csv"),
+            (["predict", target, "--output", self.scratch / "a.parquet.gz"], 2, "compressed inside"),
+            (["predict", target, "--format", "xls", "--output", self.scratch / "a"], 2, "parquet"),
+        ]:
+            with self.subTest(arguments):
+                self.assertIn(says, millstream(*arguments, expect=status))
+        piped = subprocess.run([MILLSTREAM, "predict", target, "--format", "parquet"], capture_output=True, text=True)
+        self.assertEqual((piped.returncode, piped.stdout), (2, ""))
+        self.assertEqual(set(self.scratch.rglob("*")), before)
+
+    def test_an_interrupted_prediction_leaves_no_file(self):
+        many = self.scratch / "many"
+        many.mkdir()
+        for part in range(40):
+            pq.write_table(pa.concat_tables([self.data] * 40), many / f"{part}.parquet")
+        output = many / "scores.parquet"
+        line = [MILLSTREAM, "predict", self.checkpoints["mlp"], f"{many}/*.parquet", "--output", output]
+        running = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+        until = time.monotonic() + 60
+        while not (begun := list(many.glob("scores*"))) and time.monotonic() < until:
+            time.sleep(0.01)
+        self.assertNotIn(output, begun)
+        running.send_signal(signal.SIGINT)
+        _, told = running.communicate(timeout=60)
+        self.assertEqual(running.returncode, 1, told)
+        self.assertEqual(list(many.glob("scores*")), [])
+
+
+if __name__ == "__main__":
+    unittest.main()

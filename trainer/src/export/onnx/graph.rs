@@ -1,0 +1,156 @@
+//! A graph in the making: names that are unique, nodes in the order of computing, constants once each.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+
+use super::proto::{
+    AttributeProto, AttributeType, DataType, DimensionProto, NodeProto, TensorShapeProto, TensorTypeProto,
+    TypeProto, ValueInfoProto,
+};
+
+/// The name of the dimension that is the number of rows.
+pub(super) const ROWS: &str = "rows";
+
+/// A tensor of the graph, by its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Value(String);
+
+/// A tensor that is always the same.
+pub(super) struct Constant {
+    pub(super) name: String,
+    pub(super) dims: Vec<i64>,
+    pub(super) kind: DataType,
+    /// Little-endian.
+    pub(super) data: Bytes,
+}
+
+/// An attribute's value.
+pub(super) enum Attribute {
+    Int(i64),
+    Ints(Vec<i64>),
+}
+
+/// A dimension of an input or output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Dimension {
+    Fixed(i64),
+    /// Of any size; equal names are equal sizes.
+    Named(String),
+}
+
+/// The graph.
+#[derive(Default)]
+pub(super) struct Graph {
+    pub(super) nodes: Vec<NodeProto>,
+    pub(super) constants: Vec<Constant>,
+    pub(super) inputs: Vec<ValueInfoProto>,
+    pub(super) outputs: Vec<ValueInfoProto>,
+    taken: BTreeSet<String>,
+    /// Lists of whole numbers that are constants already.
+    lists: BTreeMap<Vec<i64>, Value>,
+}
+
+impl Graph {
+    /// Another input.
+    pub(super) fn input(&mut self, name: &str, kind: DataType, shape: &[Dimension], about: String) -> Value {
+        let name = self.unique(name);
+        self.inputs.push(port(&name, kind, shape, about));
+        Value(name)
+    }
+
+    /// Makes what a node of one output gives an output of the graph.
+    pub(super) fn output(&mut self, value: &Value, shape: &[Dimension], about: String) {
+        self.outputs.push(port(&value.0, DataType::Float, shape, about));
+    }
+
+    /// What operator `op` makes of `inputs`; named `name`, or nearly so.
+    pub(super) fn node(&mut self, op: &str, inputs: &[&Value], name: &str) -> Value {
+        self.node_with(op, inputs, &[], name)
+    }
+
+    /// The same with attributes.
+    pub(super) fn node_with(
+        &mut self,
+        op: &str,
+        inputs: &[&Value],
+        attributes: &[(&str, Attribute)],
+        name: &str,
+    ) -> Value {
+        let name = self.unique(name);
+        self.nodes.push(NodeProto {
+            input: inputs.iter().map(|input| input.0.clone()).collect(),
+            output: vec![name.clone()],
+            name: name.clone(),
+            op_type: op.to_owned(),
+            attribute: attributes.iter().map(|(name, value)| attribute(name, value)).collect(),
+        });
+        Value(name)
+    }
+
+    /// A constant named `name`, or nearly so.
+    pub(super) fn constant(&mut self, name: &str, dims: &[usize], kind: DataType, data: Bytes) -> Value {
+        let name = self.unique(name);
+        // Sizes of what is in memory.
+        let dims = dims.iter().map(|&dim| dim as i64).collect();
+        self.constants.push(Constant { name: name.clone(), dims, kind, data });
+        Value(name)
+    }
+
+    /// A list of whole numbers, `[n]`.
+    pub(super) fn list(&mut self, name: &str, numbers: &[i64]) -> Value {
+        if let Some(value) = self.lists.get(numbers) {
+            return value.clone();
+        }
+        let data: Bytes = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let value = self.constant(name, &[numbers.len()], DataType::Int64, data);
+        self.lists.insert(numbers.to_vec(), value.clone());
+        value
+    }
+
+    /// `values` side by side: their columns one after the other.
+    pub(super) fn beside(&mut self, values: &[&Value], name: &str) -> Value {
+        match values {
+            [value] => (*value).clone(),
+            values => self.node_with("Concat", values, &[("axis", Attribute::Int(1))], name),
+        }
+    }
+
+    fn unique(&mut self, name: &str) -> String {
+        let mut unique = name.to_owned();
+        let mut number = 1;
+        while !self.taken.insert(unique.clone()) {
+            number += 1;
+            unique = format!("{name}_{number}");
+        }
+        unique
+    }
+}
+
+/// Floats as a constant's data.
+pub(super) fn floats(numbers: impl IntoIterator<Item = f32>) -> Bytes {
+    numbers.into_iter().flat_map(f32::to_le_bytes).collect()
+}
+
+/// Doubles as a constant's data.
+pub(super) fn doubles(numbers: impl IntoIterator<Item = f64>) -> Bytes {
+    numbers.into_iter().flat_map(f64::to_le_bytes).collect()
+}
+
+fn attribute(name: &str, value: &Attribute) -> AttributeProto {
+    let (i, ints, kind) = match value {
+        Attribute::Int(value) => (Some(*value), Vec::new(), AttributeType::Int),
+        Attribute::Ints(values) => (None, values.clone(), AttributeType::Ints),
+    };
+    AttributeProto { name: name.to_owned(), i, ints, r#type: kind.into() }
+}
+
+fn port(name: &str, kind: DataType, shape: &[Dimension], about: String) -> ValueInfoProto {
+    let dim = shape.iter().map(|dimension| match dimension {
+        Dimension::Fixed(size) => DimensionProto { dim_value: Some(*size), dim_param: None },
+        Dimension::Named(name) => DimensionProto { dim_value: None, dim_param: Some(name.clone()) },
+    });
+    let shape = Some(TensorShapeProto { dim: dim.collect() });
+    let tensor_type = Some(TensorTypeProto { elem_type: kind.into(), shape });
+    ValueInfoProto { name: name.to_owned(), r#type: Some(TypeProto { tensor_type }), doc_string: about }
+}

@@ -1,0 +1,232 @@
+//! The layers of `crate::layers`, and what models do between them, as nodes of a graph.
+//!
+//! Shapes are those of the layers: `B` rows, `W` columns of an embedding, `V` vectors.
+
+use std::collections::BTreeMap;
+
+use millstream_backend::{Activation, IdColumn};
+
+use super::graph::{Attribute, Graph, Value, floats};
+use super::inputs::{Ids, Inputs, NumberScale, SeveralIds};
+use super::proto::DataType;
+use crate::export::{ExportError, Parameter, Trained};
+use crate::model::features::{Features, IdFeatureColumn};
+use crate::spec::{CrossSpec, Pooling};
+
+/// A model's graph in the making.
+pub(super) struct Net<'a> {
+    pub(super) graph: Graph,
+    trained: &'a Trained,
+    inputs: Inputs,
+    /// Parameters that nothing has computed with yet.
+    unplaced: BTreeMap<&'a str, &'a Parameter>,
+}
+
+impl<'a> Net<'a> {
+    /// A graph with the inputs of `trained`, whose numbers are scaled by `scales`.
+    pub(super) fn new(
+        trained: &'a Trained,
+        scales: &BTreeMap<String, NumberScale>,
+    ) -> Result<Self, ExportError> {
+        let parameters = trained.parameters.iter();
+        let lists = trained.snapshot.model.features();
+        let is_read = |feature: &str| lists.iter().any(|(_, list)| list.iter().any(|name| name == feature));
+        let mut graph = Graph::default();
+        let inputs = Inputs::new(&mut graph, &trained.snapshot.schema, scales, is_read)?;
+        let unplaced = parameters.map(|parameter| (parameter.tensor.name.as_str(), parameter)).collect();
+        Ok(Self { graph, trained, inputs, unplaced })
+    }
+
+    /// The graph, in which every parameter has its place.
+    pub(super) fn finish(self) -> Result<Graph, ExportError> {
+        match self.unplaced.keys().next() {
+            Some(&name) => Err(ExportError::Unplaced { name: name.to_owned() }),
+            None => Ok(self.graph),
+        }
+    }
+
+    /// The features that the list at `key` names.
+    pub(super) fn features(&self, key: &'static str, names: &[String]) -> Result<Features, ExportError> {
+        Ok(Features::resolve(key, names, &self.trained.snapshot.schema)?)
+    }
+
+    /// The dense columns of `features`, `[B, D]`; none of none.
+    pub(super) fn numbers(&mut self, features: &Features, name: &str) -> Option<Value> {
+        self.inputs.numbers(&mut self.graph, &features.dense, name)
+    }
+
+    /// A linear model over `features`, `[B, 1]`: what is looked up, dense columns by their weights, and a bias.
+    pub(super) fn linear(&mut self, name: &str, features: &Features) -> Result<Value, ExportError> {
+        let mut terms = Vec::new();
+        for feature in &features.ids {
+            let weights = self.column(&format!("{name}.ids.{}", feature.name))?;
+            terms.push(self.look_up(&weights, feature, Pooling::Sum, &format!("{name}/{}", feature.name))?);
+        }
+        if let Some(numbers) = self.numbers(features, &format!("{name}/numbers")) {
+            let weights = self.column(&format!("{name}.dense"))?;
+            terms.push(self.graph.node("MatMul", &[&numbers, &weights], &format!("{name}/of_numbers")));
+        }
+        terms.push(self.parameter(&format!("{name}.bias"))?);
+        Ok(self.graph.node("Sum", &terms.iter().collect::<Vec<_>>(), name))
+    }
+
+    /// The embedding of each feature of ids, `[B, W]`, from tables named `PREFIXembedding.FEATURE`.
+    pub(super) fn embeddings(
+        &mut self,
+        prefix: &str,
+        features: &Features,
+        pooling: Pooling,
+    ) -> Result<Vec<Value>, ExportError> {
+        let one = |feature: &IdFeatureColumn| {
+            let table = self.parameter(&format!("{prefix}embedding.{}", feature.name))?;
+            self.look_up(&table, feature, pooling, &format!("{prefix}embedding/{}", feature.name))
+        };
+        features.ids.iter().map(one).collect()
+    }
+
+    /// ReLU layers `NAME.layer.0` and on, as many as `hidden`, then one that `last` follows.
+    pub(super) fn mlp(
+        &mut self,
+        name: &str,
+        input: &Value,
+        hidden: &[u32],
+        last: Activation,
+    ) -> Result<Value, ExportError> {
+        let activations = hidden.iter().map(|_| Activation::Relu).chain([last]);
+        let mut value = input.clone();
+        for (number, activation) in activations.enumerate() {
+            value = self.layer(&format!("{name}.layer.{number}"), &value, activation)?;
+        }
+        Ok(value)
+    }
+
+    /// Cross layers over `first`, `[B, N]`: `x' = x_0 * (W x + b) + x`, where `W` may be `U V^T`.
+    pub(super) fn cross(&mut self, first: &Value, spec: &CrossSpec) -> Result<Value, ExportError> {
+        let CrossSpec { layers, rank } = spec;
+        let mut value = first.clone();
+        for number in 0..*layers {
+            let name = format!("cross.layer.{number}");
+            let inner = match rank {
+                None => value.clone(),
+                Some(_) => self.product(&format!("{name}.down"), &value)?,
+            };
+            let product = self.layer(&name, &inner, Activation::Identity)?;
+            let product = self.graph.node("Mul", &[first, &product], &format!("{name}/by_first"));
+            value = self.graph.node("Add", &[&product, &value], &format!("{name}/output"));
+        }
+        Ok(value)
+    }
+
+    /// The sum of the products of all pairs of `vectors`, `[B, W]` each; `[B, 1]`.
+    ///
+    /// `1/2 sum over k of ((sum of v_k)^2 - sum of v_k^2)`: Rendle, "Factorization Machines", 2010, lemma 3.1.
+    pub(super) fn pairs_summed(&mut self, vectors: &[Value], name: &str) -> Value {
+        let graph = &mut self.graph;
+        let vectors: Vec<&Value> = vectors.iter().collect();
+        let sum = graph.node("Sum", &vectors, &format!("{name}/sum"));
+        let square_of_sum = graph.node("Mul", &[&sum, &sum], &format!("{name}/square_of_sum"));
+        let mut squares = Vec::new();
+        for vector in vectors {
+            squares.push(graph.node("Mul", &[vector, vector], &format!("{name}/square")));
+        }
+        let sum_of_squares =
+            graph.node("Sum", &squares.iter().collect::<Vec<_>>(), &format!("{name}/sum_of_squares"));
+        let twice = graph.node("Sub", &[&square_of_sum, &sum_of_squares], &format!("{name}/twice"));
+        let axes = graph.list("axis.1", &[1]);
+        let keep = [("keepdims", Attribute::Int(1))];
+        let twice = graph.node_with("ReduceSum", &[&twice, &axes], &keep, &format!("{name}/twice_summed"));
+        let half = graph.constant(&format!("{name}/half"), &[1], DataType::Float, floats([0.5]));
+        graph.node("Mul", &[&twice, &half], name)
+    }
+
+    /// The products of all pairs of `vectors`, `[B, W]` each, in the order `(1, 0), (2, 0), (2, 1), ...`;
+    /// `[B, V (V - 1) / 2]`.
+    pub(super) fn pairs(&mut self, vectors: &[Value], name: &str) -> Value {
+        let graph = &mut self.graph;
+        let count = vectors.len() as i64;
+        let axes = graph.list("axis.1", &[1]);
+        let mut rows = Vec::new();
+        for vector in vectors {
+            rows.push(graph.node("Unsqueeze", &[vector, &axes], &format!("{name}/vector")));
+        }
+        // [B, V, W]
+        let matrix = graph.beside(&rows.iter().collect::<Vec<_>>(), &format!("{name}/vectors"));
+        let turned = [("perm", Attribute::Ints(vec![0, 2, 1]))];
+        let turned = graph.node_with("Transpose", &[&matrix], &turned, &format!("{name}/turned"));
+        let products = graph.node("MatMul", &[&matrix, &turned], &format!("{name}/products"));
+        // 0 keeps the number of rows, whatever it is.
+        let shape = graph.list(&format!("{name}/shape"), &[0, count * count]);
+        let products = graph.node("Reshape", &[&products, &shape], &format!("{name}/products_of_row"));
+        let below: Vec<i64> = (0..count).flat_map(|i| (0..i).map(move |j| i * count + j)).collect();
+        let below = graph.list(&format!("{name}/below_diagonal"), &below);
+        graph.node_with("Gather", &[&products, &below], &[("axis", Attribute::Int(1))], name)
+    }
+
+    /// `input . weights`
+    pub(super) fn product(&mut self, name: &str, input: &Value) -> Result<Value, ExportError> {
+        let weights = self.parameter(&format!("{name}.weight"))?;
+        Ok(self.graph.node("MatMul", &[input, &weights], name))
+    }
+
+    /// `activation(input . weights + bias)`
+    fn layer(&mut self, name: &str, input: &Value, activation: Activation) -> Result<Value, ExportError> {
+        let weights = self.parameter(&format!("{name}.weight"))?;
+        let bias = self.parameter(&format!("{name}.bias"))?;
+        let sums = self.graph.node("Gemm", &[input, &weights, &bias], name);
+        Ok(match activation {
+            Activation::Identity => sums,
+            Activation::Relu => self.graph.node("Relu", &[&sums], &format!("{name}/relu")),
+        })
+    }
+
+    /// What the ids of a feature have in `table`, `[C, W]`, pooled where they are several; `[B, W]`.
+    fn look_up(
+        &mut self,
+        table: &Value,
+        feature: &IdFeatureColumn,
+        pooling: Pooling,
+        name: &str,
+    ) -> Result<Value, ExportError> {
+        let missing = || ExportError::NoParameter { name: name.to_owned() };
+        match (feature.column, self.inputs.ids(&feature.name).ok_or_else(missing)?) {
+            (IdColumn::Single(_), Ids::Single(ids)) => Ok(self.graph.node("Gather", &[table, &ids], name)),
+            (IdColumn::Ragged(_), Ids::Several(ids)) => Ok(self.pool(table, &ids, pooling, name)),
+            _ => Err(missing()),
+        }
+    }
+
+    /// The rows of `table` that `ids` name, pooled over each row's; `[B, W]`.
+    fn pool(&mut self, table: &Value, ids: &SeveralIds, pooling: Pooling, name: &str) -> Value {
+        let graph = &mut self.graph;
+        let SeveralIds { ids, present, count } = ids;
+        let looked_up = graph.node("Gather", &[table, ids], &format!("{name}/looked_up"));
+        let kept = graph.node("Mul", &[&looked_up, present], &format!("{name}/kept"));
+        let axes = graph.list("axis.1", &[1]);
+        let drop = [("keepdims", Attribute::Int(0))];
+        let sum = graph.node_with("ReduceSum", &[&kept, &axes], &drop, &format!("{name}/sum"));
+        match pooling {
+            Pooling::Sum => sum,
+            Pooling::Mean => graph.node("Div", &[&sum, count], name),
+            Pooling::SqrtN => {
+                let root = graph.node("Sqrt", &[count], &format!("{name}/root_of_count"));
+                graph.node("Div", &[&sum, &root], name)
+            }
+        }
+    }
+
+    /// A parameter in its shape.
+    fn parameter(&mut self, name: &str) -> Result<Value, ExportError> {
+        let Parameter { tensor, data } = self.take(name)?;
+        Ok(self.graph.constant(name, &tensor.shape, DataType::Float, data.clone()))
+    }
+
+    /// A parameter that is a vector, as a matrix of one column.
+    fn column(&mut self, name: &str) -> Result<Value, ExportError> {
+        let Parameter { tensor, data } = self.take(name)?;
+        Ok(self.graph.constant(name, &[tensor.len(), 1], DataType::Float, data.clone()))
+    }
+
+    fn take(&mut self, name: &str) -> Result<&'a Parameter, ExportError> {
+        self.unplaced.remove(name).ok_or_else(|| ExportError::NoParameter { name: name.to_owned() })
+    }
+}

@@ -1,0 +1,116 @@
+//! The logits of each kind of model, `[B, 1]`, as `crate::model` computes them.
+//!
+//! Specifications are taken apart whole, so that a key that models learn later does not go unnoticed here.
+
+use millstream_backend::Activation;
+
+use super::graph::Value;
+use super::layers::Net;
+use crate::export::ExportError;
+use crate::model::features::Features;
+use crate::spec::{
+    DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, LinearSpec,
+    MlpSpec, ModelSpec, Pooling, WideDeepSpec, WideSpec,
+};
+
+const FEATURES: &str = "model.features";
+
+impl Net<'_> {
+    /// The logits of the model that `spec` describes.
+    pub(super) fn logits(&mut self, spec: &ModelSpec) -> Result<Value, ExportError> {
+        match spec {
+            ModelSpec::Linear(spec) => self.linear_model(spec),
+            ModelSpec::Mlp(spec) => self.mlp_model(spec),
+            ModelSpec::WideDeep(spec) => self.wide_deep(spec),
+            ModelSpec::DeepFm(spec) => self.deepfm(spec),
+            ModelSpec::Dcn(spec) => self.dcn(spec),
+            ModelSpec::Dlrm(spec) => self.dlrm(spec),
+        }
+    }
+
+    fn linear_model(&mut self, spec: &LinearSpec) -> Result<Value, ExportError> {
+        let LinearSpec { features, optimizer: _ } = spec;
+        let features = self.features(FEATURES, features)?;
+        self.linear("linear", &features)
+    }
+
+    fn mlp_model(&mut self, spec: &MlpSpec) -> Result<Value, ExportError> {
+        let MlpSpec { features, embedding, hidden, optimizer: _ } = spec;
+        let features = self.features(FEATURES, features)?;
+        let embeddings = self.embeddings("", &features, pooling(embedding))?;
+        let input = self.beside_numbers(&embeddings, &features);
+        self.mlp("deep", &input, hidden, Activation::Identity)
+    }
+
+    fn wide_deep(&mut self, spec: &WideDeepSpec) -> Result<Value, ExportError> {
+        let WideDeepSpec { wide, deep } = spec;
+        let WideSpec { features, optimizer: _ } = wide;
+        let features = self.features("model.wide.features", features)?;
+        let wide = self.linear("wide", &features)?;
+        let DeepSpec { features, embedding_dim: _, hidden, pooling, optimizer: _ } = deep;
+        let features = self.features("model.deep.features", features)?;
+        let embeddings = self.embeddings("deep.", &features, *pooling)?;
+        let input = self.beside_numbers(&embeddings, &features);
+        let deep = self.mlp("deep", &input, hidden, Activation::Identity)?;
+        Ok(self.graph.node("Add", &[&deep, &wide], "wide_and_deep"))
+    }
+
+    fn deepfm(&mut self, spec: &DeepFmSpec) -> Result<Value, ExportError> {
+        let DeepFmSpec { features, embedding, hidden, linear_optimizer: _, optimizer: _ } = spec;
+        let features = self.features(FEATURES, features)?;
+        let first_order = self.linear("linear", &features)?;
+        let embeddings = self.embeddings("", &features, pooling(embedding))?;
+        let second_order = self.pairs_summed(&embeddings, "second_order");
+        let input = self.beside_numbers(&embeddings, &features);
+        let deep = self.mlp("deep", &input, hidden, Activation::Identity)?;
+        Ok(self.graph.node("Sum", &[&deep, &second_order, &first_order], "deepfm"))
+    }
+
+    fn dcn(&mut self, spec: &DcnSpec) -> Result<Value, ExportError> {
+        let DcnSpec { features, embedding, cross, structure, hidden, optimizer: _ } = spec;
+        let features = self.features(FEATURES, features)?;
+        let embeddings = self.embeddings("", &features, pooling(embedding))?;
+        let input = self.beside_numbers(&embeddings, &features);
+        let crossed = self.cross(&input, cross)?;
+        match structure {
+            DcnStructure::Stacked => self.mlp("deep", &crossed, hidden, Activation::Identity),
+            DcnStructure::Parallel => {
+                let deep = self.mlp("deep", &input, hidden, Activation::Identity)?;
+                let crossed = self.product("cross.output", &crossed)?;
+                Ok(self.graph.node("Add", &[&deep, &crossed], "cross_and_deep"))
+            }
+        }
+    }
+
+    fn dlrm(&mut self, spec: &DlrmSpec) -> Result<Value, ExportError> {
+        let DlrmSpec { features, embedding, bottom, interaction, top, optimizer: _ } = spec;
+        let features = self.features(FEATURES, features)?;
+        let numbers = self.beside_numbers(&[], &features);
+        let bottom = self.mlp("bottom", &numbers, bottom, Activation::Relu)?;
+        let mut vectors = vec![bottom.clone()];
+        vectors.extend(self.embeddings("", &features, pooling(embedding))?);
+        let met = match interaction {
+            DlrmInteraction::Dot => {
+                let pairs = self.pairs(&vectors, "pairs");
+                self.graph.beside(&[&bottom, &pairs], "interaction")
+            }
+            DlrmInteraction::Cross(spec) => {
+                let vectors = self.graph.beside(&vectors.iter().collect::<Vec<_>>(), "vectors");
+                self.cross(&vectors, spec)?
+            }
+        };
+        self.mlp("top", &met, top, Activation::Identity)
+    }
+
+    /// `embeddings`, then the dense columns of `features`, side by side.
+    fn beside_numbers(&mut self, embeddings: &[Value], features: &Features) -> Value {
+        let numbers = self.numbers(features, "input/numbers");
+        let parts: Vec<&Value> = embeddings.iter().chain(&numbers).collect();
+        self.graph.beside(&parts, "input")
+    }
+}
+
+fn pooling(embedding: &EmbeddingSpec) -> Pooling {
+    let EmbeddingSpec { dim: _, pooling, optimizer: _ } = embedding;
+    *pooling
+}

@@ -1,0 +1,61 @@
+//! Parameters as a safetensors file: a checkpoint's, with what the model is beside them.
+//!
+//! The header's keys are sorted, so that equal models have equal bytes; tensors lie in the model's order, as in the
+//! checkpoint.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
+use serde::Serialize;
+
+use super::{ExportError, Trained};
+
+/// The longest header that the format's own readers take.
+const HEADER_BYTES: usize = 100_000_000;
+
+/// What the description's key is called in a header.
+const METADATA: &str = "__metadata__";
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Entry {
+    Metadata(BTreeMap<String, String>),
+    Tensor(TensorInfo),
+}
+
+/// Writes the parameters of `trained`; `added` is put beside what is always told of a model.
+///
+/// # Errors
+/// When the description is too long, or `out` refuses it.
+pub fn write(trained: &Trained, added: &[(String, String)], out: &mut dyn Write) -> Result<(), ExportError> {
+    let header = header(trained, added)?;
+    if header.len() > HEADER_BYTES {
+        let (bytes, format) = (header.len(), "safetensors");
+        return Err(ExportError::Description { bytes, format, limit: HEADER_BYTES });
+    }
+    out.write_all(&(header.len() as u64).to_le_bytes())?;
+    out.write_all(&header)?;
+    for parameter in &trained.parameters {
+        out.write_all(&parameter.data)?;
+    }
+    Ok(())
+}
+
+/// The header, padded with spaces so that the tensors start aligned.
+fn header(trained: &Trained, added: &[(String, String)]) -> Result<Vec<u8>, ExportError> {
+    let metadata = trained.description(added).into_iter().collect();
+    let mut entries = BTreeMap::from([(METADATA, Entry::Metadata(metadata))]);
+    let mut end = 0;
+    for parameter in &trained.parameters {
+        let start = end;
+        end += parameter.data.len();
+        let (dtype, shape) = (Dtype::F32, parameter.tensor.shape.clone());
+        let info = TensorInfo { dtype, shape, data_offsets: (start, end) };
+        entries.insert(&parameter.tensor.name, Entry::Tensor(info));
+    }
+    let mut header = serde_json::to_vec(&entries).map_err(std::io::Error::from)?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    Ok(header)
+}

@@ -1,0 +1,179 @@
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+
+use ::safetensors::SafeTensors;
+use millstream_batch::BatchSchema;
+use serde_json::Value;
+
+use super::onnx::{NumberScale, OnnxModel, Port};
+use super::*;
+use crate::checkpoint::Progress;
+use crate::checkpoint::store::Part;
+use crate::spec::{ModelSpec, Precision};
+
+/// Every kind of model, on one schema: those of the golden file.
+fn models() -> (BatchSchema, Vec<(String, ModelSpec)>) {
+    let golden: Value = serde_json::from_str(include_str!("../../tests/golden/models.json")).unwrap();
+    let schema = serde_json::from_value(golden["schema"].clone()).unwrap();
+    let cases = golden["cases"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|case| (case["name"].to_string(), serde_json::from_value(case["model"].clone()).unwrap()));
+    (schema, cases.collect())
+}
+
+/// A model whose numbers are 0, 1, 2 and so on.
+fn trained(schema: &BatchSchema, model: &ModelSpec) -> Trained {
+    let mut tensors = ModelPlan::new(model, schema).unwrap().tensors;
+    tensors.retain(|tensor| tensor.role == TensorRole::Parameter);
+    let mut next = 0_u16;
+    let parameters = tensors.into_iter().map(|tensor| {
+        let numbers = (0..tensor.len()).flat_map(|_| {
+            next += 1;
+            f32::from(next).to_le_bytes()
+        });
+        Parameter { data: numbers.collect(), tensor }
+    });
+    Trained {
+        parameters: parameters.collect(),
+        snapshot: Snapshot {
+            step: 12,
+            progress: Progress::default(),
+            position: Vec::new(),
+            eval: None,
+            model: model.clone(),
+            schema: schema.clone(),
+            seed: 7,
+            precision: Precision::Fp32,
+        },
+    }
+}
+
+fn scales(schema: &BatchSchema) -> BTreeMap<String, NumberScale> {
+    let scale = NumberScale { logarithm: true, shift: 1.0, divisor: 2.0, absent: Some(0.25) };
+    schema.dense.iter().map(|name| (name.clone(), scale)).collect()
+}
+
+fn one() -> (BatchSchema, ModelSpec) {
+    let (schema, models) = models();
+    let mut models = models.into_iter().map(|(_, model)| model);
+    (schema, models.find(|model| matches!(model, ModelSpec::WideDeep(_))).unwrap())
+}
+
+fn onnx(trained: &Trained) -> OnnxModel {
+    OnnxModel::new(trained, &scales(&trained.snapshot.schema), &[]).unwrap()
+}
+
+#[test]
+fn every_kind_of_model_takes_the_features_that_it_reads_and_gives_scores() {
+    let (schema, models) = models();
+    let mut kinds = BTreeSet::new();
+    for (name, model) in models {
+        let trained = trained(&schema, &model);
+        kinds.insert(trained.kind());
+        let onnx = onnx(&trained);
+        let read: BTreeSet<_> = model.features().into_iter().flat_map(|(_, list)| list.to_vec()).collect();
+        let inputs: BTreeSet<_> = onnx.inputs().into_iter().map(|port| port.name).collect();
+        assert_eq!(inputs, read, "{name}");
+        let outputs: Vec<_> =
+            onnx.outputs().into_iter().map(|Port { name, kind, .. }| (name, kind)).collect();
+        assert_eq!(outputs, [("score".to_owned(), "float"), ("logit".to_owned(), "float")], "{name}");
+    }
+    let all = ["dcn_v2", "deepfm", "dlrm", "linear", "mlp", "wide_deep"];
+    assert_eq!(kinds.iter().map(String::as_str).collect::<Vec<_>>(), all);
+}
+
+#[test]
+fn a_parameter_that_the_graph_does_not_use_is_an_error() {
+    let (schema, model) = one();
+    let mut trained = trained(&schema, &model);
+    let tensor =
+        NamedTensor { name: "deep.norm.0.scale".into(), shape: vec![1], role: TensorRole::Parameter };
+    trained.parameters.push(Parameter { tensor, data: Bytes::from_static(&[0; 4]) });
+    let error = OnnxModel::new(&trained, &scales(&schema), &[]).err().unwrap();
+    assert!(matches!(error, ExportError::Unplaced { name } if name == "deep.norm.0.scale"));
+
+    let lost = trained.parameters.remove(0).tensor.name;
+    let error = OnnxModel::new(&trained, &scales(&schema), &[]).err().unwrap();
+    assert!(matches!(error, ExportError::NoParameter { name } if name == lost));
+    trained.parameters.pop();
+    let error = OnnxModel::new(&trained, &BTreeMap::new(), &[]).err().unwrap();
+    assert!(matches!(error, ExportError::NotScaled { feature } if schema.dense.contains(&feature)));
+}
+
+#[test]
+fn a_feature_keeps_a_name_that_the_graph_would_have_taken() {
+    let (schema, _) = one();
+    for taken in ["score", "linear.bias", "numbers"] {
+        let mut schema = schema.clone();
+        schema.dense[0] = taken.to_owned();
+        let model = serde_json::json!({
+            "kind": "linear",
+            "features": [taken, schema.ids[0].name],
+            "optimizer": { "kind": "sgd", "learning_rate": 1.0 },
+        });
+        let trained = trained(&schema, &serde_json::from_value(model).unwrap());
+        let onnx = onnx(&trained);
+        assert_eq!(onnx.inputs()[0].name, taken);
+        assert_eq!(onnx.outputs()[0].name, if taken == "score" { "score_2" } else { "score" });
+    }
+}
+
+#[test]
+fn numbers_in_a_file_of_their_own_lie_where_the_graph_says() {
+    let (schema, mut model) = one();
+    let ModelSpec::WideDeep(spec) = &mut model else { panic!("not Wide & Deep") };
+    spec.deep.hidden = vec![300, 20];
+    let trained = trained(&schema, &model);
+    let (mut whole, mut graph, mut data) = (Vec::new(), Vec::new(), Vec::new());
+    onnx(&trained).write(&mut whole).unwrap();
+    onnx(&trained).write_apart(&mut graph, "model.onnx.data", &mut data).unwrap();
+    assert!(graph.len() + data.len() > whole.len() && data.len() > 20 * 300 * 4);
+    let holds = |bytes: &[u8], part: &[u8]| bytes.windows(part.len()).any(|window| window == part);
+    let mut apart = 0;
+    for Parameter { tensor, data: numbers } in &trained.parameters {
+        assert!(holds(&whole, numbers), "{}", tensor.name);
+        assert_ne!(holds(&graph, numbers), numbers.len() >= 1024, "{}", tensor.name);
+        if numbers.len() >= 1024 {
+            let place = data.chunks(4096).position(|page| page.starts_with(&numbers[..1024])).unwrap() * 4096;
+            assert_eq!(&data[place..][..numbers.len()], &numbers[..], "{}", tensor.name);
+            assert!(holds(&graph, place.to_string().as_bytes()));
+            apart += 1;
+        }
+    }
+    assert!(apart >= 2, "{apart}");
+    assert!(holds(&graph, b"model.onnx.data"));
+}
+
+#[test]
+fn safetensors_are_the_same_bytes_each_time_and_read_back_to_the_same_bits() {
+    let (schema, model) = one();
+    let trained = trained(&schema, &model);
+    let added = [("job".to_owned(), "a \"job\"".to_owned())];
+    let write = |out: &mut dyn Write| safetensors::write(&trained, &added, out).map_err(io::Error::other);
+    let (mut bytes, mut again) = (Vec::new(), Vec::new());
+    write(&mut bytes).unwrap();
+    write(&mut again).unwrap();
+    assert_eq!(bytes, again);
+
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+    let metadata = header.metadata().as_ref().unwrap();
+    assert_eq!((&*metadata["millstream.job"], &*metadata["millstream.step"]), ("a \"job\"", "12"));
+    assert_eq!(serde_json::from_str::<ModelSpec>(&metadata["millstream.model"]).unwrap(), model);
+
+    // What is written is what a checkpoint holds, but for its header.
+    let directory = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::create_local(directory.path()).unwrap();
+    let part = Part { name: MODEL_PART, write: &|out: &mut dyn Write| write(out) };
+    store.commit(trained.snapshot.clone(), &[part], 1).unwrap();
+    let read = Trained::open(&store, 12).unwrap();
+    assert_eq!((read.kind(), read.numbers()), ("wide_deep".to_owned(), trained.numbers()));
+    assert_eq!(read.parameters.len(), trained.parameters.len());
+    for (read, written) in read.parameters.iter().zip(&trained.parameters) {
+        assert_eq!((&read.tensor, &read.data), (&written.tensor, &written.data));
+    }
+    assert!(matches!(Trained::open(&store, 13), Err(ExportError::Checkpoint(_))));
+}
