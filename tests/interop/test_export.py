@@ -82,6 +82,8 @@ MODELS = {
         ]
     ),
     "mlp": deep("mlp", HIDDEN, pooling="sum"),
+    "mlp_of_normalized_layers": deep("mlp", HIDDEN, 'normalization = "layer"', "dropout = 0.1"),
+    "mlp_of_normalized_batches": deep("mlp", HIDDEN, 'normalization = "batch"'),
     "mlp_of_hashes": f'kind = "mlp"\nfeatures = {listed(HASHED)}\nembedding_dim = 4\n{HIDDEN}',
     "mlp_of_numbers": f'kind = "mlp"\nfeatures = {listed(NUMBERS)}\nembedding_dim = 4\n{HIDDEN}',
     "deepfm": deep("deepfm", HIDDEN, pooling="sqrtn"),

@@ -102,8 +102,10 @@ impl Optimizer {
             }
             OptimizerSpec::Adam(adam) => adam_update(&adam, 0.0, step),
             OptimizerSpec::AdamW { adam, weight_decay } => adam_update(&adam, weight_decay, step),
+            // Its weights follow from all gradients at once and the rate of now: a schedule would change what was
+            // learned before. Its rate falls by itself, for each weight.
             OptimizerSpec::Ftrl { learning_rate, beta, l1, l2, .. } => Formula::Ftrl {
-                learning_rate: rate(learning_rate),
+                learning_rate: learning_rate.into(),
                 beta: beta.into(),
                 l1: l1.into(),
                 l2: l2.into(),
@@ -214,6 +216,17 @@ mod tests {
         assert_eq!(bad(OptimizerSpec::Adam(AdamSpec { beta2: 1.0, ..adam })), "beta2");
         assert_eq!(bad(OptimizerSpec::Adam(AdamSpec { epsilon: 0.0, ..adam })), "epsilon");
         assert_eq!(bad(OptimizerSpec::AdamW { adam, weight_decay: -1.0 }), "weight_decay");
+    }
+
+    #[test]
+    fn a_schedule_changes_every_rate_but_that_of_ftrl() {
+        let late = Step { number: 9, rate_factor: 0.25 };
+        let sgd = Optimizer::new(&OptimizerSpec::Sgd { learning_rate: 0.5, l2: 0.0 }).unwrap();
+        assert_eq!(sgd.formula(late), Formula::Sgd { learning_rate: 0.125 });
+        let (learning_rate, initial_accumulator) = (0.5, 0.0);
+        let ftrl = OptimizerSpec::Ftrl { learning_rate, beta: 1.0, l1: 0.0, l2: 0.0, initial_accumulator };
+        let ftrl = Optimizer::new(&ftrl).unwrap();
+        assert_eq!(ftrl.formula(late), ftrl.formula(Step::number(9)));
     }
 
     #[test]

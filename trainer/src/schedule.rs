@@ -1,6 +1,6 @@
 //! How learning rates change over the steps of a job.
 //!
-//! A schedule is a factor on every optimizer's own learning rate: it warms up in a straight line from nothing, then
+//! A schedule is a factor on every optimizer's own learning rate but FTRL's: it warms up in a straight line from nothing, then
 //! decays. It is a function of the step's number alone, so a resumed job goes on where it was.
 
 use std::f64::consts::PI;

@@ -21,6 +21,7 @@ use bytes::Bytes;
 use crate::checkpoint::tensors::TensorFile;
 use crate::checkpoint::{CheckpointError, CheckpointStore, MODEL_PART, Snapshot};
 use crate::model::{ModelError, ModelPlan, NamedTensor, TensorRole};
+use crate::spec::TrainingSpec;
 
 /// A model out of a checkpoint.
 pub struct Trained {
@@ -89,7 +90,8 @@ impl Trained {
         let damaged =
             |message| CheckpointError::Damaged { path: store.path(step), part: MODEL_PART.into(), message };
         let snapshot = manifest.snapshot;
-        let mut tensors = ModelPlan::new(&snapshot.model, &snapshot.schema)?.tensors;
+        let mut tensors =
+            ModelPlan::new(&snapshot.model, &snapshot.schema, &TrainingSpec::default())?.tensors;
         tensors.retain(|tensor| tensor.role == TensorRole::Parameter);
         let file = TensorFile::open::<f32>(&bytes, tensors.iter()).map_err(damaged)?;
         let parameter = |tensor: NamedTensor| {

@@ -11,7 +11,7 @@ use super::onnx::{NumberScale, OnnxModel, Port};
 use super::*;
 use crate::checkpoint::Progress;
 use crate::checkpoint::store::Part;
-use crate::spec::{ModelSpec, Precision};
+use crate::spec::{ModelSpec, Precision, TrainingSpec};
 
 /// Every kind of model, on one schema: those of the golden file.
 fn models() -> (BatchSchema, Vec<(String, ModelSpec)>) {
@@ -27,7 +27,7 @@ fn models() -> (BatchSchema, Vec<(String, ModelSpec)>) {
 
 /// A model whose numbers are 0, 1, 2 and so on.
 fn trained(schema: &BatchSchema, model: &ModelSpec) -> Trained {
-    let mut tensors = ModelPlan::new(model, schema).unwrap().tensors;
+    let mut tensors = ModelPlan::new(model, schema, &TrainingSpec::default()).unwrap().tensors;
     tensors.retain(|tensor| tensor.role == TensorRole::Parameter);
     let mut next = 0_u16;
     let parameters = tensors.into_iter().map(|tensor| {

@@ -17,7 +17,8 @@ use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, Store
 use crate::pass::{Pass, Purpose};
 use crate::spec;
 
-const EPSILON: f64 = 1e-5;
+/// What a variance is taken for at least, nearly.
+pub(crate) const EPSILON: f64 = 1e-5;
 /// How far running moments go towards those of a step.
 const SHARE: f64 = 0.1;
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A factor on every learning rate, by the number of the step.
+/// A factor on every learning rate but FTRL's, which falls by itself, by the number of the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ScheduleSpec {
     /// Steps over which the factor grows from nothing to 1: it is `n / warmup_steps` at step `n` of them.

@@ -27,6 +27,7 @@ pub(super) struct Constant {
 
 /// An attribute's value.
 pub(super) enum Attribute {
+    Float(f32),
     Int(i64),
     Ints(Vec<i64>),
 }
@@ -138,11 +139,18 @@ pub(super) fn doubles(numbers: impl IntoIterator<Item = f64>) -> Bytes {
 }
 
 fn attribute(name: &str, value: &Attribute) -> AttributeProto {
-    let (i, ints, kind) = match value {
-        Attribute::Int(value) => (Some(*value), Vec::new(), AttributeType::Int),
-        Attribute::Ints(values) => (None, values.clone(), AttributeType::Ints),
-    };
-    AttributeProto { name: name.to_owned(), i, ints, r#type: kind.into() }
+    let none = AttributeProto { name: name.to_owned(), ..AttributeProto::default() };
+    match value {
+        Attribute::Float(value) => {
+            AttributeProto { f: Some(*value), r#type: AttributeType::Float.into(), ..none }
+        }
+        Attribute::Int(value) => {
+            AttributeProto { i: Some(*value), r#type: AttributeType::Int.into(), ..none }
+        }
+        Attribute::Ints(values) => {
+            AttributeProto { ints: values.clone(), r#type: AttributeType::Ints.into(), ..none }
+        }
+    }
 }
 
 fn port(name: &str, kind: DataType, shape: &[Dimension], about: String) -> ValueInfoProto {

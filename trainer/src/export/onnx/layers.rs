@@ -10,8 +10,9 @@ use super::graph::{Attribute, Graph, Value, floats};
 use super::inputs::{Ids, Inputs, NumberScale, SeveralIds};
 use super::proto::DataType;
 use crate::export::{ExportError, Parameter, Trained};
+use crate::layers::normalization::EPSILON;
 use crate::model::features::{Features, IdFeatureColumn};
-use crate::spec::{CrossSpec, Pooling};
+use crate::spec::{CrossSpec, HiddenLayerSpec, Normalization, Pooling};
 
 /// A model's graph in the making.
 pub(super) struct Net<'a> {
@@ -84,20 +85,48 @@ impl<'a> Net<'a> {
         features.ids.iter().map(one).collect()
     }
 
-    /// ReLU layers `NAME.layer.0` and on, as many as `hidden`, then one that `last` follows.
+    /// Hidden layers `NAME.layer.0` and on, as many as `hidden`, then one that `last` follows.
     pub(super) fn mlp(
         &mut self,
         name: &str,
         input: &Value,
-        hidden: &[u32],
+        (hidden, hidden_layer): (&[u32], &HiddenLayerSpec),
         last: Activation,
     ) -> Result<Value, ExportError> {
-        let activations = hidden.iter().map(|_| Activation::Relu).chain([last]);
+        // Scores leave nothing out.
+        let HiddenLayerSpec { dropout: _, normalization } = hidden_layer;
         let mut value = input.clone();
-        for (number, activation) in activations.enumerate() {
-            value = self.layer(&format!("{name}.layer.{number}"), &value, activation)?;
+        for number in 0..hidden.len() {
+            let name = format!("{name}.layer.{number}");
+            value = match normalization {
+                None => self.layer(&name, &value, Activation::Relu)?,
+                Some(kind) => {
+                    let product = self.product(&name, &value)?;
+                    self.normalize(&format!("{name}.normalization"), &product, *kind)?
+                }
+            };
         }
-        Ok(value)
+        self.layer(&format!("{name}.layer.{}", hidden.len()), &value, last)
+    }
+
+    /// `relu(scale * (input - mean) / sqrt(variance + epsilon) + shift)`, by rows, or by the running moments.
+    fn normalize(&mut self, name: &str, input: &Value, kind: Normalization) -> Result<Value, ExportError> {
+        let of_layer = |part: &str| format!("{name}.{part}");
+        let (scale, shift) = (self.parameter(&of_layer("scale"))?, self.parameter(&of_layer("shift"))?);
+        let epsilon = ("epsilon", Attribute::Float(EPSILON as f32));
+        let normal = match kind {
+            Normalization::Layer => {
+                let attributes = [epsilon, ("axis", Attribute::Int(1))];
+                self.graph.node_with("LayerNormalization", &[input, &scale, &shift], &attributes, name)
+            }
+            Normalization::Batch => {
+                let (mean, variance) =
+                    (self.parameter(&of_layer("mean"))?, self.parameter(&of_layer("variance"))?);
+                let inputs = [input, &scale, &shift, &mean, &variance];
+                self.graph.node_with("BatchNormalization", &inputs, &[epsilon], name)
+            }
+        };
+        Ok(self.graph.node("Relu", &[&normal], &format!("{name}/relu")))
     }
 
     /// Cross layers over `first`, `[B, N]`: `x' = x_0 * (W x + b) + x`, where `W` may be `U V^T`.

@@ -35,11 +35,11 @@ impl Net<'_> {
     }
 
     fn mlp_model(&mut self, spec: &MlpSpec) -> Result<Value, ExportError> {
-        let MlpSpec { features, embedding, hidden, optimizer: _ } = spec;
+        let MlpSpec { features, embedding, hidden, hidden_layer, optimizer: _ } = spec;
         let features = self.features(FEATURES, features)?;
         let embeddings = self.embeddings("", &features, pooling(embedding))?;
         let input = self.beside_numbers(&embeddings, &features);
-        self.mlp("deep", &input, hidden, Activation::Identity)
+        self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)
     }
 
     fn wide_deep(&mut self, spec: &WideDeepSpec) -> Result<Value, ExportError> {
@@ -47,35 +47,36 @@ impl Net<'_> {
         let WideSpec { features, optimizer: _ } = wide;
         let features = self.features("model.wide.features", features)?;
         let wide = self.linear("wide", &features)?;
-        let DeepSpec { features, embedding_dim: _, hidden, pooling, optimizer: _ } = deep;
+        let DeepSpec { features, embedding_dim: _, hidden, hidden_layer, pooling, optimizer: _ } = deep;
         let features = self.features("model.deep.features", features)?;
         let embeddings = self.embeddings("deep.", &features, *pooling)?;
         let input = self.beside_numbers(&embeddings, &features);
-        let deep = self.mlp("deep", &input, hidden, Activation::Identity)?;
+        let deep = self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)?;
         Ok(self.graph.node("Add", &[&deep, &wide], "wide_and_deep"))
     }
 
     fn deepfm(&mut self, spec: &DeepFmSpec) -> Result<Value, ExportError> {
-        let DeepFmSpec { features, embedding, hidden, linear_optimizer: _, optimizer: _ } = spec;
+        let DeepFmSpec { features, embedding, hidden, hidden_layer, linear_optimizer: _, optimizer: _ } =
+            spec;
         let features = self.features(FEATURES, features)?;
         let first_order = self.linear("linear", &features)?;
         let embeddings = self.embeddings("", &features, pooling(embedding))?;
         let second_order = self.pairs_summed(&embeddings, "second_order");
         let input = self.beside_numbers(&embeddings, &features);
-        let deep = self.mlp("deep", &input, hidden, Activation::Identity)?;
+        let deep = self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)?;
         Ok(self.graph.node("Sum", &[&deep, &second_order, &first_order], "deepfm"))
     }
 
     fn dcn(&mut self, spec: &DcnSpec) -> Result<Value, ExportError> {
-        let DcnSpec { features, embedding, cross, structure, hidden, optimizer: _ } = spec;
+        let DcnSpec { features, embedding, cross, structure, hidden, hidden_layer, optimizer: _ } = spec;
         let features = self.features(FEATURES, features)?;
         let embeddings = self.embeddings("", &features, pooling(embedding))?;
         let input = self.beside_numbers(&embeddings, &features);
         let crossed = self.cross(&input, cross)?;
         match structure {
-            DcnStructure::Stacked => self.mlp("deep", &crossed, hidden, Activation::Identity),
+            DcnStructure::Stacked => self.mlp("deep", &crossed, (hidden, hidden_layer), Activation::Identity),
             DcnStructure::Parallel => {
-                let deep = self.mlp("deep", &input, hidden, Activation::Identity)?;
+                let deep = self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)?;
                 let crossed = self.product("cross.output", &crossed)?;
                 Ok(self.graph.node("Add", &[&deep, &crossed], "cross_and_deep"))
             }
@@ -83,10 +84,10 @@ impl Net<'_> {
     }
 
     fn dlrm(&mut self, spec: &DlrmSpec) -> Result<Value, ExportError> {
-        let DlrmSpec { features, embedding, bottom, interaction, top, optimizer: _ } = spec;
+        let DlrmSpec { features, embedding, bottom, interaction, top, hidden_layer, optimizer: _ } = spec;
         let features = self.features(FEATURES, features)?;
         let numbers = self.beside_numbers(&[], &features);
-        let bottom = self.mlp("bottom", &numbers, bottom, Activation::Relu)?;
+        let bottom = self.mlp("bottom", &numbers, (bottom, hidden_layer), Activation::Relu)?;
         let mut vectors = vec![bottom.clone()];
         vectors.extend(self.embeddings("", &features, pooling(embedding))?);
         let met = match interaction {
@@ -99,7 +100,7 @@ impl Net<'_> {
                 self.cross(&vectors, spec)?
             }
         };
-        self.mlp("top", &met, top, Activation::Identity)
+        self.mlp("top", &met, (top, hidden_layer), Activation::Identity)
     }
 
     /// `embeddings`, then the dense columns of `features`, side by side.

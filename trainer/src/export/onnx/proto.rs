@@ -80,6 +80,8 @@ pub(super) struct NodeProto {
 pub(super) struct AttributeProto {
     #[prost(string, tag = "1")]
     pub(super) name: String,
+    #[prost(float, optional, tag = "2")]
+    pub(super) f: Option<f32>,
     #[prost(int64, optional, tag = "3")]
     pub(super) i: Option<i64>,
     #[prost(int64, repeated, tag = "8")]
@@ -93,6 +95,7 @@ pub(super) struct AttributeProto {
 #[repr(i32)]
 pub(super) enum AttributeType {
     Undefined = 0,
+    Float = 1,
     Int = 2,
     Ints = 7,
 }
