@@ -212,10 +212,35 @@ class Fbgemm:
         return loss
 
 
+def train_files(entrant) -> int:
+    """One pass over Parquet files, read by pyarrow in `--workers` processes; the shuffle is that of `ingest_rival.py`."""
+    import ingest_rival as ingest
+
+    workers, files = OPTIONS.workers, OPTIONS.files
+    pool = ingest.SHUFFLE // workers // ingest.BATCH * ingest.BATCH
+
+    class Rows(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            share = torch.utils.data.get_worker_info().id
+            for dense, ids, labels in ingest.pooled(files[share::workers], pool, threads=False):
+                # Compiled for one size; what a file leaves over is not counted either.
+                if len(labels) == ingest.BATCH:
+                    yield entrant.prepare(labels.astype(np.float32), np.log1p(dense), ids % IDS)
+
+    batches = 0
+    for batch in torch.utils.data.DataLoader(Rows(), batch_size=None, num_workers=workers, prefetch_factor=4):
+        entrant.step(batch)
+        batches += 1
+    return batches * ingest.BATCH
+
+
 def main() -> None:
     torch.manual_seed(1)
     kind = {"bags": Bags, "batched": Bags, "manual": Manual, "compiled": Manual, "fbgemm": Fbgemm}[OPTIONS.variant]
     entrant = kind()
+    if OPTIONS.files:
+        work.train_once(OPTIONS, lambda batch: entrant.step(entrant.prepare(*batch)), lambda: train_files(entrant))
+        return
     made = [entrant.prepare(*batch) for batch in work.batches(OPTIONS)]
 
     def one_pass(batches) -> None:

@@ -88,12 +88,22 @@ def arguments(doc: str, variants) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--losses", type=int, default=0, help="print the losses of so many steps instead, from the first weights that all share")
+    parser.add_argument("--files", nargs="*", help="train over these files once instead, for bench/train_files.py")
+    parser.add_argument("--workers", type=int, default=1, help="processes that read files, where the rival has some")
     return parser.parse_args()
 
 
 def batches(options: argparse.Namespace) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     count = options.losses or -(-EXAMPLES // options.batch)
     return [batch(seed, options.batch, options.ids) for seed in range(count)]
+
+
+def train_once(options: argparse.Namespace, warm, train) -> None:
+    """`warm(batch)` compiles what is compiled, before the clock starts; `train()` goes over the files and returns its rows."""
+    warm(batch(0, options.batch, options.ids))
+    started = time.perf_counter()
+    rows = train()
+    print(json.dumps({"rows": rows, "rate": rows / (time.perf_counter() - started)}), flush=True)
 
 
 def answer(options: argparse.Namespace, made: list, one_pass, one_loss) -> None:
