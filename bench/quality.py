@@ -246,8 +246,8 @@ def clicks_model(kind: str) -> str:
     """A model's `[model]`."""
     ids = [f"b{name}" for name in NUMERIC] + CATEGORICAL
     layers = '{ kind = "adam", learning_rate = 0.001 }'
-    # Gradients are means over a batch: the accumulators' start is that of some 100 rows of an id that is seen alone.
-    tables = '{ kind = "adagrad", learning_rate = 0.2, initial_accumulator = 1e-6 }'
+    # Gradients are means over a batch, so those of a rare id are tiny: the default accumulators would hold it still.
+    tables = '{ kind = "adagrad", learning_rate = 0.1, initial_accumulator = 1e-7 }'
     weights = '{ kind = "adagrad", learning_rate = 0.1, initial_accumulator = 1.4e-6 }'
     shared = f"features = {json.dumps(NUMERIC + ids)}\nembedding_dim = 8\noptimizer = {layers}\nembedding_optimizer = {tables}"
     return f'[model]\nkind = "{kind}"\n' + {

@@ -152,11 +152,7 @@ fn losses(model: &mut Model<Cpu>, batches: &[BatchBuffer]) -> Result<(), Box<dyn
     Ok(())
 }
 
-fn measure(
-    options: &Options,
-    model: &mut Model<Cpu>,
-    batches: &[BatchBuffer],
-) -> Result<(), Box<dyn Error>> {
+fn measure(options: &Options, model: &mut Model<Cpu>, batches: &[BatchBuffer]) -> Result<(), Box<dyn Error>> {
     let work = Work::of(options, batches);
     let mut steps = 0;
     let mut pass = |model: &mut Model<Cpu>| {
