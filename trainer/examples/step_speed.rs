@@ -1,18 +1,28 @@
-//! How fast the CPU backend steps Wide & Deep and DLRM, beside the time their matrix products alone would take.
+//! How fast the CPU backend steps Wide & Deep and DLRM, beside a floor of what the machine must do at least.
 //!
 //! ```text
-//! cargo run --release -p millstream-trainer --example step_speed -- [THREADS]
+//! cargo run --release -p millstream-trainer --example step_speed -- [--model wide_deep] [--ids 100000] [--dim 16]
+//!     [--batch 4096] [--threads 2] [--seconds 1] [--runs 5] [--json] [--wait] [--losses 0] [--rates]
 //! ```
 //!
-//! 26 features of 100,000 ids drawn from a Zipf distribution, 13 dense columns; embeddings of 16, layers
-//! of 256, 128, 64 and 1 (DLRM's top, after a bottom of 64 and 16); Adagrad, and FTRL on the wide part. Batches lie in
-//! memory, so this is the step alone. Prints minimum, median and maximum over runs.
+//! 26 features of `ids` ids drawn from a Zipf distribution, 13 dense columns; embeddings of `dim`, layers
+//! of 256, 128, 64 and 1 (DLRM's top, after a bottom of 64 and `dim`); Adagrad. Batches lie in memory, so this is
+//! the step alone. A run takes whole passes over the batches until its seconds are over.
+//!
+//! The floor is the matrix products' FLOPs at the rate that the matrix kernels reach on all threads, plus the
+//! bytes of embeddings at the bandwidth of memory, as if every distinct row of a batch came from memory.
+//!
+//! For `bench/step.py`: `--json` prints a line for each thing told; `--wait` waits for a line of standard input
+//! before each run, and ends at its end; `--losses N` prints the losses of the first N steps and takes no time;
+//! `--rates` measures the machine alone, once a run.
 
 #![allow(clippy::print_stdout, reason = "a measurement prints")]
 
+use std::collections::HashSet;
 use std::error::Error;
+use std::io::{BufRead, stdin};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use millstream_backend::{Activation, Backend, Cpu, Device};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout, Stream};
@@ -23,79 +33,209 @@ use millstream_trainer::spec::{
     DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling,
     TrainingSpec, WideDeepSpec, WideSpec,
 };
+use serde_json::json;
 
 const CATEGORICAL: usize = 26;
 const DENSE: usize = 13;
-const CARDINALITY: u32 = 100_000;
-const EMBEDDING: u32 = 16;
 const HIDDEN: [u32; 3] = [256, 128, 64];
-const BOTTOM: [u32; 1] = [64];
-const RUNS: usize = 7;
-const BATCHES: usize = 24;
+const BOTTOM: u32 = 64;
+/// Examples of all batches together, so that small batches touch as many rows of the tables as large ones.
+const EXAMPLES: u32 = 24 * 4096;
+const ADAGRAD: OptimizerSpec =
+    OptimizerSpec::Adagrad { learning_rate: 0.01, initial_accumulator: 0.1, epsilon: 1e-7, l2: 0.0 };
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    WideDeep,
+    Dlrm,
+}
+
+/// The command line.
+struct Options {
+    kind: Kind,
+    ids: u32,
+    dim: u32,
+    batch: u32,
+    threads: u32,
+    seconds: f64,
+    runs: usize,
+    json: bool,
+    wait: bool,
+    losses: usize,
+    rates: bool,
+}
+
+impl Options {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
+        let mut options = Self {
+            kind: Kind::WideDeep,
+            ids: 100_000,
+            dim: 16,
+            batch: 4096,
+            threads: cores,
+            seconds: 1.0,
+            runs: 5,
+            json: false,
+            wait: false,
+            losses: 0,
+            rates: false,
+        };
+        while let Some(key) = arguments.next() {
+            let mut value = || arguments.next().ok_or(format!("`{key}` needs a value"));
+            match key.as_str() {
+                "--model" => options.kind = kind(&value()?)?,
+                "--ids" => options.ids = value()?.parse()?,
+                "--dim" => options.dim = value()?.parse()?,
+                "--batch" => options.batch = value()?.parse()?,
+                "--threads" => options.threads = value()?.parse()?,
+                "--seconds" => options.seconds = value()?.parse()?,
+                "--runs" => options.runs = value()?.parse()?,
+                "--losses" => options.losses = value()?.parse()?,
+                "--json" => options.json = true,
+                "--wait" => options.wait = true,
+                "--rates" => options.rates = true,
+                _ => return Err(format!("unknown argument `{key}`").into()),
+            }
+        }
+        if options.batch == 0 || options.ids == 0 || options.runs == 0 {
+            return Err("`--batch`, `--ids` and `--runs` are at least 1".into());
+        }
+        Ok(options)
+    }
+
+    /// Calls `run` as often as asked, each time when it is asked for.
+    fn each_run(&self, mut run: impl FnMut() -> Result<(), Box<dyn Error>>) -> Result<(), Box<dyn Error>> {
+        if self.wait {
+            stdin().lock().lines().try_for_each(|line| line.map_err(Into::into).and_then(|_| run()))
+        } else {
+            (0..self.runs).try_for_each(|_| run())
+        }
+    }
+}
+
+fn kind(name: &str) -> Result<Kind, String> {
+    match name {
+        "wide_deep" => Ok(Kind::WideDeep),
+        "dlrm" => Ok(Kind::Dlrm),
+        _ => Err(format!("`--model` is `{name}`; expected `wide_deep` or `dlrm`")),
+    }
+}
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let threads = std::env::args().nth(1).map(|threads| threads.parse::<u32>()).transpose()?;
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = threads.unwrap_or(cores as u32);
-    let peak = products_per_second()?;
-    println!("{threads} threads of {cores} cores; one core multiplies {:.0} GFLOP/s", peak / 1e9);
-    let models = [("Wide & Deep", wide_deep(), wide_deep_flops()), ("DLRM", dlrm(), dlrm_flops())];
-    for (name, spec, flops) in models {
-        println!("{name}: {:.0} kFLOP/example", flops / 1e3);
-        for rows in [1024, 4096] {
-            measure(&spec, rows, threads, flops / (peak * f64::from(threads)))?;
-        }
+    let options = Options::parse(std::env::args().skip(1))?;
+    if options.rates {
+        return options.each_run(|| {
+            let rates = Rates::measure(options.threads)?;
+            println!("{}", json!({"flops_per_second": rates.flops, "bytes_per_second": rates.bytes}));
+            Ok(())
+        });
     }
-    Ok(())
-}
-
-/// `floor` is the seconds that an example takes at least.
-fn measure(spec: &ModelSpec, rows: u32, threads: u32, floor: f64) -> Result<(), Box<dyn Error>> {
-    let schema = schema(rows);
-    let mut model = Model::new(Cpu::new(Some(threads))?, spec, &schema, &TrainingSpec::default())?;
+    let schema = schema(&options);
+    let mut model =
+        Model::new(Cpu::new(Some(options.threads))?, &spec(&options), &schema, &TrainingSpec::default())?;
     let layout = Arc::new(SlotLayout::of(&schema)?);
-    let batches: Vec<BatchBuffer> = (0..BATCHES as u64).map(|seed| batch(&layout, seed)).collect();
-    let mut rates = Vec::new();
-    let mut step = 0;
-    for run in 0..=RUNS {
-        let start = Instant::now();
-        for batch in &batches {
-            step += 1;
-            model.train_step(batch.as_ref(), Step::number(step))?;
-        }
-        let rate = BATCHES as f64 * f64::from(rows) / start.elapsed().as_secs_f64();
-        // The first run touches memory for the first time.
-        if run > 0 {
-            rates.push(rate);
-        }
+    let seeds = 0..u64::from(EXAMPLES.div_ceil(options.batch)).max(options.losses as u64);
+    let batches: Vec<BatchBuffer> = seeds.map(|seed| batch(&layout, seed)).collect();
+    if options.losses > 0 {
+        return losses(&mut model, &batches[..options.losses]);
     }
+    measure(&options, &mut model, &batches)
+}
+
+/// Prints the mean loss of each batch, one step each.
+fn losses(model: &mut Model<Cpu>, batches: &[BatchBuffer]) -> Result<(), Box<dyn Error>> {
+    let step = |(batch, number): (&BatchBuffer, u64)| {
+        Ok::<_, Box<dyn Error>>(model.train_step(batch.as_ref(), Step::number(number))?.mean())
+    };
+    let losses = batches.iter().zip(1..).map(step).collect::<Result<Vec<_>, _>>()?;
+    println!("{}", json!({ "losses": losses }));
+    Ok(())
+}
+
+fn measure(options: &Options, model: &mut Model<Cpu>, batches: &[BatchBuffer]) -> Result<(), Box<dyn Error>> {
+    let work = Work::of(options, batches);
+    let mut steps = 0;
+    let mut pass = |model: &mut Model<Cpu>| {
+        batches.iter().try_for_each(|batch| {
+            steps += 1;
+            model.train_step(batch.as_ref(), Step::number(steps)).map(|_| ())
+        })
+    };
+    // The first pass touches memory for the first time.
+    pass(model)?;
+    if options.json {
+        println!("{}", json!({"flops": work.flops, "bytes": work.bytes}));
+    }
+    let mut rates = Vec::new();
+    options.each_run(|| {
+        let (start, least) = (Instant::now(), Duration::from_secs_f64(options.seconds));
+        let mut examples = 0.0;
+        while start.elapsed() < least {
+            pass(model)?;
+            examples += batches.len() as f64 * f64::from(options.batch);
+        }
+        let rate = examples / start.elapsed().as_secs_f64();
+        rates.push(rate);
+        if options.json {
+            println!("{}", json!({ "rate": rate }));
+        }
+        Ok(())
+    })?;
+    if options.json { Ok(()) } else { report(options, &work, rates) }
+}
+
+fn report(options: &Options, work: &Work, mut rates: Vec<f64>) -> Result<(), Box<dyn Error>> {
+    let machine = Rates::measure(options.threads)?;
+    let floor = machine.floor(work);
     rates.sort_by(f64::total_cmp);
-    println!("batch {rows}: examples/s min / median / max, and the share of the products' floor");
-    for rate in [rates[0], rates[RUNS / 2], rates[RUNS - 1]] {
-        println!("  {rate:>9.0}  {:>4.0}%", 100.0 * floor * rate);
+    let Options { kind, ids, dim, batch, threads, .. } = options;
+    println!("{kind:?}, 26 x {ids} ids, dimension {dim}, batch {batch}, {threads} threads");
+    println!(
+        "an example takes {:.0} kFLOP and {:.1} kB; the machine does {:.0} GFLOP/s and {:.1} GB/s: floor {floor:.0}/s",
+        work.flops / 1e3,
+        work.bytes / 1e3,
+        machine.flops / 1e9,
+        machine.bytes / 1e9,
+    );
+    println!("examples/s min / median / max, and the share of the floor");
+    for rate in [rates.first(), rates.get(rates.len() / 2), rates.last()].into_iter().flatten() {
+        println!("  {rate:>9.0}  {:>4.0}%", 100.0 * rate / floor);
     }
     Ok(())
 }
 
-/// Forward, and twice that backward, but for the input's dense columns, which nothing learns from.
-fn wide_deep_flops() -> f64 {
-    let inputs = CATEGORICAL as f64 * f64::from(EMBEDDING) + DENSE as f64;
-    layers_flops(inputs, &top()) - 2.0 * DENSE as f64 * f64::from(HIDDEN[0])
+/// What an example takes at least, in the mean.
+struct Work {
+    flops: f64,
+    bytes: f64,
 }
 
-fn dlrm_flops() -> f64 {
-    let (vectors, width) = (1.0 + CATEGORICAL as f64, f64::from(EMBEDDING));
-    let pairs = vectors * (vectors - 1.0) / 2.0;
-    let bottom =
-        layers_flops(DENSE as f64, &[BOTTOM[0], EMBEDDING]) - 2.0 * DENSE as f64 * f64::from(BOTTOM[0]);
-    bottom + 6.0 * pairs * width + layers_flops(width + pairs, &top())
+impl Work {
+    fn of(options: &Options, batches: &[BatchBuffer]) -> Self {
+        let (dim, width) = (f64::from(options.dim), CATEGORICAL as f64 * f64::from(options.dim));
+        let (flops, numbers) = match options.kind {
+            // Nothing learns from the input's dense columns.
+            Kind::WideDeep => {
+                let masked = 2.0 * DENSE as f64 * f64::from(HIDDEN[0]);
+                (layers_flops(width + DENSE as f64, &top()) - masked, dim + 1.0)
+            }
+            Kind::Dlrm => {
+                let vectors = 1.0 + CATEGORICAL as f64;
+                let pairs = vectors * (vectors - 1.0) / 2.0;
+                let masked = 2.0 * DENSE as f64 * f64::from(BOTTOM);
+                let bottom = layers_flops(DENSE as f64, &[BOTTOM, options.dim]) - masked;
+                (bottom + 6.0 * pairs * dim + layers_flops(dim + pairs, &top()), dim)
+            }
+        };
+        // A row is read for the forward pass, then it and its accumulators are read and written.
+        let rows = batches.iter().map(distinct_rows).sum::<usize>() as f64;
+        let rows = rows / (batches.len() as f64 * f64::from(options.batch));
+        Self { flops, bytes: 5.0 * 4.0 * numbers * rows + 4.0 * (1 + DENSE + CATEGORICAL) as f64 }
+    }
 }
 
-/// Outputs of the layers that end in the logit.
-fn top() -> Vec<u32> {
-    [&HIDDEN[..], &[1]].concat()
-}
-
+/// Forward, and twice that backward.
 fn layers_flops(inputs: f64, outputs: &[u32]) -> f64 {
     let (mut inputs, mut flops) = (inputs, 0.0);
     for &outputs in outputs {
@@ -105,64 +245,102 @@ fn layers_flops(inputs: f64, outputs: &[u32]) -> f64 {
     flops
 }
 
-/// What the matrix kernels reach on one core, at a size that suits them.
-fn products_per_second() -> Result<f64, Box<dyn Error>> {
-    const N: usize = 768;
-    let backend = Cpu::new(Some(1))?;
+/// Outputs of the layers that end in the logit.
+fn top() -> Vec<u32> {
+    [&HIDDEN[..], &[1]].concat()
+}
+
+/// Rows of all tables that a batch looks up.
+fn distinct_rows(batch: &BatchBuffer) -> usize {
+    let batch = batch.as_ref();
+    (0..CATEGORICAL).map(|feature| batch.ids(feature).iter().collect::<HashSet<_>>().len()).sum()
+}
+
+/// What the machine does at best, a second, on some threads.
+struct Rates {
+    /// Of matrix products.
+    flops: f64,
+    /// Of memory read and written.
+    bytes: f64,
+}
+
+impl Rates {
+    fn measure(threads: u32) -> Result<Self, Box<dyn Error>> {
+        Ok(Self { flops: products_per_second(threads)?, bytes: bytes_per_second(threads as usize) })
+    }
+
+    /// Examples a second.
+    fn floor(&self, work: &Work) -> f64 {
+        1.0 / (work.flops / self.flops + work.bytes / self.bytes)
+    }
+}
+
+/// What the matrix kernels reach at a size that suits them.
+fn products_per_second(threads: u32) -> Result<f64, Box<dyn Error>> {
+    const N: usize = 1024;
+    let backend = Cpu::new(Some(threads))?;
     let (input, weights) = (backend.matrix(N, N), backend.matrix(N, N));
     let (bias, mut output) = (backend.matrix(1, N), backend.matrix(N, N));
-    let mut best = f64::INFINITY;
-    for _ in 0..30 {
-        let start = Instant::now();
+    let best = best_of(20, || {
         backend.layer_forward(N, &input, &weights, Some(&bias), Activation::Identity, &mut output);
-        best = best.min(start.elapsed().as_secs_f64());
-    }
+    });
     Ok(2.0 * (N * N * N) as f64 / best)
 }
 
-const ADAGRAD: OptimizerSpec =
-    OptimizerSpec::Adagrad { learning_rate: 0.01, initial_accumulator: 0.1, epsilon: 1e-7, l2: 0.0 };
-
-fn categorical() -> Vec<String> {
-    (0..CATEGORICAL).map(|number| format!("c{number}")).collect()
+/// What threads read and write together, each in memory of its own that no cache holds.
+fn bytes_per_second(threads: usize) -> f64 {
+    const NUMBERS: usize = 64 << 20;
+    let mut memory = vec![1.0_f32; NUMBERS];
+    let best = best_of(5, || {
+        std::thread::scope(|scope| {
+            for part in memory.chunks_mut(NUMBERS.div_ceil(threads)) {
+                scope.spawn(|| part.iter_mut().for_each(|x| *x = *x * 0.5 + 1.0));
+            }
+        });
+    });
+    2.0 * 4.0 * NUMBERS as f64 / best
 }
 
-fn all_features() -> Vec<String> {
-    categorical().into_iter().chain((0..DENSE).map(|number| format!("d{number}"))).collect()
+fn best_of(runs: usize, mut run: impl FnMut()) -> f64 {
+    let seconds = (0..runs).map(|_| {
+        let start = Instant::now();
+        run();
+        start.elapsed().as_secs_f64()
+    });
+    seconds.fold(f64::INFINITY, f64::min)
 }
 
-fn wide_deep() -> ModelSpec {
-    let ftrl =
-        OptimizerSpec::Ftrl { learning_rate: 0.05, beta: 1.0, l1: 0.01, l2: 0.0, initial_accumulator: 0.1 };
-    ModelSpec::WideDeep(WideDeepSpec {
-        wide: WideSpec { features: categorical(), optimizer: ftrl },
-        deep: DeepSpec {
-            features: all_features(),
-            embedding_dim: EMBEDDING,
-            hidden: HIDDEN.to_vec(),
+fn spec(options: &Options) -> ModelSpec {
+    let categorical = || (0..CATEGORICAL).map(|number| format!("c{number}"));
+    let features: Vec<String> = categorical().chain((0..DENSE).map(|number| format!("d{number}"))).collect();
+    match options.kind {
+        Kind::WideDeep => ModelSpec::WideDeep(WideDeepSpec {
+            wide: WideSpec { features: categorical().collect(), optimizer: ADAGRAD },
+            deep: DeepSpec {
+                features,
+                embedding_dim: options.dim,
+                hidden: HIDDEN.to_vec(),
+                hidden_layer: HiddenLayerSpec::default(),
+                pooling: Pooling::Mean,
+                optimizer: ADAGRAD,
+            },
+        }),
+        Kind::Dlrm => ModelSpec::Dlrm(DlrmSpec {
+            features,
+            embedding: EmbeddingSpec { dim: options.dim, pooling: Pooling::Mean, optimizer: ADAGRAD },
+            bottom: vec![BOTTOM],
+            interaction: DlrmInteraction::Dot,
+            top: HIDDEN.to_vec(),
             hidden_layer: HiddenLayerSpec::default(),
-            pooling: Pooling::Mean,
             optimizer: ADAGRAD,
-        },
-    })
+        }),
+    }
 }
 
-fn dlrm() -> ModelSpec {
-    ModelSpec::Dlrm(DlrmSpec {
-        features: all_features(),
-        embedding: EmbeddingSpec { dim: EMBEDDING, pooling: Pooling::Mean, optimizer: ADAGRAD },
-        bottom: BOTTOM.to_vec(),
-        interaction: DlrmInteraction::Dot,
-        top: HIDDEN.to_vec(),
-        hidden_layer: HiddenLayerSpec::default(),
-        optimizer: ADAGRAD,
-    })
-}
-
-fn schema(rows: u32) -> BatchSchema {
-    let feature = |number| IdFeature { name: format!("c{number}"), cardinality: CARDINALITY };
+fn schema(options: &Options) -> BatchSchema {
+    let feature = |number| IdFeature { name: format!("c{number}"), cardinality: options.ids };
     BatchSchema {
-        rows,
+        rows: options.batch,
         weighted: false,
         dense: (0..DENSE).map(|number| format!("d{number}")).collect(),
         ids: (0..CATEGORICAL).map(feature).collect(),
@@ -176,7 +354,9 @@ fn batch(layout: &Arc<SlotLayout>, seed: u64) -> BatchBuffer {
     let mut numbers = Init::Uniform { limit: 0.5 }.values(seed, "batch", 0).map(|x| x + 0.5);
     let mut uniform = || numbers.next().unwrap_or_default();
     let mut buffer = BatchBuffer::new(Arc::clone(layout));
-    let rows = layout.schema().rows;
+    let schema = layout.schema();
+    let rows = schema.rows;
+    let ids = schema.ids.first().map_or(1, |feature| feature.cardinality);
     let mut slot = buffer.as_mut();
     slot.set_header(&BatchHeader {
         stream: Stream::Train,
@@ -190,8 +370,8 @@ fn batch(layout: &Arc<SlotLayout>, seed: u64) -> BatchBuffer {
     sections.labels.fill_with(|| f32::from(uniform() < 0.25));
     sections.dense.fill_with(|| uniform() as f32);
     sections.ids.fill_with(|| {
-        let rank = f64::from(CARDINALITY).powf(uniform()) as u64;
-        (rank.wrapping_mul(0x9e37_79b1) % u64::from(CARDINALITY)) as u32
+        let rank = f64::from(ids).powf(uniform()) as u64;
+        (rank.wrapping_mul(0x9e37_79b1) % u64::from(ids)) as u32
     });
     buffer
 }
