@@ -1,9 +1,9 @@
 //! A worker that trains: a step for each training batch, metrics for each pass over held-out data, and
 //! checkpoints.
 //!
-//! A checkpoint is taken between steps: every so many of them, when the daemon asks, before a stop, and at
-//! the end of the data. What a step does is a function of the model and the batch alone, so neither when
-//! checkpoints are taken nor how often training was cut short leaves a trace in the final one.
+//! Checkpoints are taken between steps ([`Keeper`]). What a step does is a function of the model and the batch
+//! alone, so neither when checkpoints are taken nor how often training was cut short leaves a trace in the
+//! final one.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -18,6 +18,7 @@ use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore, Extent};
 use millstream_trainer::loss::LossSum;
 use millstream_trainer::session::{Session, SessionError};
 
+use super::keeper::{Cadence, Keeper};
 use super::process::{Ended, Link, Stop, Wishes};
 use super::protocol::{FromWorker, Progress, Restored, TrainRole};
 use super::tensorboard::{EventSpec, EventWriter};
@@ -30,23 +31,10 @@ const LOCK_POLL: Duration = Duration::from_millis(10);
 /// Between reports of progress.
 const REPORT_PERIOD: Duration = Duration::from_millis(100);
 
-/// When checkpoints are taken, and how many are kept.
-#[derive(Clone, Copy, Debug)]
-struct Cadence {
-    /// Steps from one to the next.
-    every_steps: u64,
-    /// The newest that are kept.
-    keep: u32,
-}
-
 /// A job being trained.
 struct Training<'a> {
     session: Session<Cpu>,
-    store: CheckpointStore,
-    cadence: Cadence,
-    /// Carried in each checkpoint: the job, and what was learned from its data.
-    parts: [(&'static str, Vec<u8>); 2],
-    committed: Option<Restored>,
+    keeper: Keeper,
     meter: Meter,
     /// What TensorBoard is told, if anything.
     events: Option<EventWriter>,
@@ -74,7 +62,8 @@ pub(super) fn run(role: TrainRole, schema: &BatchSchema, link: &mut Link) -> Res
         let path = directory.join(name);
         Ok::<_, anyhow::Error>((name, fs::read(&path).with_context(|| path.display().to_string())?))
     };
-    let parts = [part(runs::JOB)?, part(runs::ANALYSIS)?];
+    // Carried in each checkpoint: the job, and what was learned from its data.
+    let carried = vec![part(runs::JOB)?, part(runs::ANALYSIS)?];
     let store = CheckpointStore::local(&directory)?;
     let mut session = Session::new(Cpu::new(training.threads)?, &model, schema, &training)?;
     if let Some(feature) = &group {
@@ -84,11 +73,12 @@ pub(super) fn run(role: TrainRole, schema: &BatchSchema, link: &mut Link) -> Res
     let committed = restore(&mut session, &store, &mut passed_over)?;
     link.send(&FromWorker::Ready { restored: committed.clone(), passed_over })?;
     let (ring, wishes) = link.receive_ring(schema)?;
+    let job = String::from_utf8_lossy(&carried[0].1).into_owned();
+    let keeper = Keeper::new(cadence, &session, store, carried, committed)?;
     let (meter, events_warned) = (Meter::new(Instant::now()), false);
-    let mut training =
-        Training { session, store, cadence, parts, committed, meter, events: None, events_warned, link };
+    let mut training = Training { session, keeper, meter, events: None, events_warned, link };
     if let Some(spec) = events {
-        training.begin_events(spec)?;
+        training.begin_events(spec, &job)?;
     }
     let ended = training.follow(ring, &wishes)?;
     training.report()?;
@@ -161,9 +151,8 @@ impl Training<'_> {
                     self.record(|events, session| events.point_if_due(session.step()))?;
                     let began = Instant::now();
                     self.record(write_histograms)?;
-                    if self.session.step().is_multiple_of(self.cadence.every_steps) {
-                        self.checkpoint(false)?;
-                    }
+                    self.keeper.stepped(self.session.step());
+                    self.checkpoint_if_due()?;
                     self.spent(began.elapsed(), Duration::ZERO);
                 }
                 Stream::Eval => self.evaluate(batch)?,
@@ -172,7 +161,7 @@ impl Training<'_> {
                 self.report()?;
             }
         }
-        self.checkpoint(false)?;
+        self.last_checkpoint()?;
         Ok(Ended::Done)
     }
 
@@ -181,11 +170,12 @@ impl Training<'_> {
         // Before the first batch there is nothing to save, and the wish is kept for later.
         let begun = !self.session.position().is_empty();
         if begun && wishes.take_checkpoint() {
-            self.checkpoint(true)?;
+            self.keeper.want();
         }
+        self.checkpoint_if_due()?;
         let Some(stop) = wishes.stop() else { return Ok(None) };
         if begun && stop == Stop::AfterCheckpoint {
-            self.checkpoint(false)?;
+            self.last_checkpoint()?;
         }
         Ok(Some(Ended::Stopped))
     }
@@ -223,23 +213,24 @@ impl Training<'_> {
         Ok(())
     }
 
-    /// Commits a checkpoint, unless this very state is committed already.
-    fn checkpoint(&mut self, requested: bool) -> Result<()> {
-        // A worker that goes on from here tells nothing again of what came before.
-        self.record(|events, _| events.flush())?;
-        let (step, position) = (self.session.step(), self.session.position());
-        let current = self.committed.as_ref().filter(|last| last.step == step && last.position == position);
-        let path = match current {
-            Some(_) if !requested => return Ok(()),
-            Some(last) => last.path.clone(),
-            None => {
-                let parts = self.parts.each_ref().map(|(name, bytes)| (*name, bytes.as_slice()));
-                PathBuf::from(self.session.checkpoint(&self.store, &parts, self.cadence.keep)?)
-            }
-        };
-        self.committed = Some(Restored { path: path.clone(), step, position: position.to_vec() });
-        self.link.send(&FromWorker::Checkpointed { step, path, requested })?;
+    /// Tells of a checkpoint that was committed, and begins one if that is due and can be.
+    fn checkpoint_if_due(&mut self) -> Result<()> {
+        self.keeper.collect(self.link)?;
+        if self.keeper.is_ready() {
+            self.flush_events()?;
+            self.keeper.take(&self.session, self.link)?;
+        }
         Ok(())
+    }
+
+    fn last_checkpoint(&mut self) -> Result<()> {
+        self.flush_events()?;
+        self.keeper.take_last(&self.session, self.link)
+    }
+
+    /// So that a worker that goes on from a checkpoint tells nothing again of what came before.
+    fn flush_events(&mut self) -> Result<()> {
+        self.record(|events, _| events.flush())
     }
 
     /// Takes note of time that went into training, and of its part that was spent waiting for a batch.
@@ -252,10 +243,9 @@ impl Training<'_> {
     }
 
     /// Begins an event file; without one, training goes on.
-    fn begin_events(&mut self, spec: EventSpec) -> Result<()> {
+    fn begin_events(&mut self, spec: EventSpec, job: &str) -> Result<()> {
         let directory = spec.directory.clone();
-        let job = String::from_utf8_lossy(&self.parts[0].1);
-        match EventWriter::begin(spec, self.committed.as_ref().map(|restored| restored.step), &job) {
+        match EventWriter::begin(spec, self.keeper.committed().map(|restored| restored.step), job) {
             Ok(events) => self.events = Some(events),
             Err(error) => self.warn_of_events(&directory, &error)?,
         }

@@ -9,16 +9,10 @@
 mod difference;
 mod scorer;
 
-use std::io;
-
 use millstream_backend::{Backend, BatchError};
 use millstream_batch::{BatchRef, BatchSchema};
 
-use crate::checkpoint::store::Part;
-use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointStore, Element, Extent, MODEL_PART, OPTIMIZER_PART, Progress,
-    Snapshot, tensors,
-};
+use crate::checkpoint::{Checkpoint, CheckpointError, Element, Extent, Image, Progress, Snapshot};
 use crate::loss::LossSum;
 use crate::metrics::{Metrics, MetricsError};
 use crate::model::{ModelError, NamedTensor, TensorRole};
@@ -198,26 +192,20 @@ where
         &self.position
     }
 
-    /// Commits a checkpoint of where the session stands, with the caller's own parts; returns its path.
+    /// Room for copies of the model.
+    pub fn image(&self) -> Image<B::Scalar> {
+        Image::of(&self.scorer.model)
+    }
+
+    /// Copies the model into `image`, which is one of this session's, and says where training stands: all that a
+    /// checkpoint is made of.
     ///
     /// # Errors
-    /// When training has diverged, or the checkpoint cannot be committed.
-    pub fn checkpoint(
-        &self,
-        store: &CheckpointStore,
-        extra: &[(&str, &[u8])],
-        keep: u32,
-    ) -> Result<String, SessionError> {
+    /// When training has diverged.
+    pub fn capture(&self, image: &mut Image<B::Scalar>) -> Result<Snapshot, SessionError> {
         self.refuse_divergence()?;
-        let Scorer { model, tensors, .. } = &self.scorer;
-        let parameters = |out: &mut dyn io::Write| tensors::write(model, tensors, TensorRole::Parameter, out);
-        let state = |out: &mut dyn io::Write| tensors::write(model, tensors, TensorRole::OptimizerState, out);
-        let writers: Vec<_> =
-            extra.iter().map(|&(_, bytes)| move |out: &mut dyn io::Write| out.write_all(bytes)).collect();
-        let mut parts =
-            vec![Part { name: MODEL_PART, write: &parameters }, Part { name: OPTIMIZER_PART, write: &state }];
-        parts.extend(extra.iter().zip(&writers).map(|(&(name, _), write)| Part { name, write }));
-        Ok(store.commit(self.snapshot(), &parts, keep)?)
+        image.copy(&self.scorer.model);
+        Ok(self.snapshot())
     }
 
     /// Goes on from `checkpoint`, bit by bit as if it had never stopped.

@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
+mod background;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -9,12 +11,15 @@ use millstream_backend::{Cpu, Reference};
 use millstream_batch::{BatchBuffer, BatchHeader, IdFeature, RaggedFeature, SlotLayout, Stream};
 
 use super::*;
-use crate::checkpoint::{MANIFEST, OnDamage};
+use crate::checkpoint::{Carried, CheckpointStore, MANIFEST, MODEL_PART, OPTIMIZER_PART, OnDamage, Writer};
 use crate::metrics::{Accumulator, Scored};
 use crate::spec::{DeepSpec, LinearSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec};
 
 const KEEP: u32 = 2;
-const EXTRA: [(&str, &[u8]); 2] = [("job.toml", b"name = \"a job\""), ("analysis.json", b"{}")];
+fn carried() -> Vec<Carried> {
+    vec![("job.toml", b"name = \"a job\"".to_vec()), ("analysis.json", b"{}".to_vec())]
+}
+
 const ROWS: u32 = 16;
 
 fn schema(rows: u32) -> BatchSchema {
@@ -124,7 +129,9 @@ fn checkpoint<B: Backend<Scalar: Element>>(
     directory: &Path,
 ) -> (BTreeMap<String, Vec<u8>>, Checkpoint) {
     let store = store(directory);
-    let path = session.checkpoint(&store, &EXTRA, KEEP).unwrap();
+    let mut writer = Writer::start(store.clone(), session.image(), carried()).unwrap();
+    writer.begin(KEEP, |image| session.capture(image)).unwrap();
+    let path = writer.wait().unwrap().unwrap();
     let files = fs::read_dir(path).unwrap().map(|entry| {
         let entry = entry.unwrap();
         (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())
@@ -265,8 +272,10 @@ fn divergence_is_named_and_never_checkpointed() {
     poison.as_mut().sections().dense[3] = f32::NAN;
     let error = session.train(poison.as_ref()).unwrap_err();
     assert!(matches!(error, SessionError::NotFinite { step: 3, .. }), "{error}");
-    let error = session.checkpoint(&store(directory.path()), &EXTRA, KEEP).unwrap_err();
+    let mut writer = Writer::start(store(directory.path()), session.image(), carried()).unwrap();
+    let error = writer.begin(KEEP, |image| session.capture(image)).unwrap_err();
     assert!(matches!(error, SessionError::NotFinite { step: 3, .. }), "{error}");
+    assert_eq!(writer.wait().unwrap(), None);
     assert!(store(directory.path()).steps().unwrap().is_empty());
 }
 

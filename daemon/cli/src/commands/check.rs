@@ -94,6 +94,8 @@ struct Memory {
     model_bytes: u64,
     /// Activations, gradients and workspaces.
     workspace_bytes: u64,
+    /// The copy that a checkpoint is written from.
+    checkpoint_bytes: u64,
 }
 
 pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
@@ -138,6 +140,7 @@ impl Report {
                 budget_bytes: job.data.memory_budget_bytes,
                 model_bytes: plan.model.parameter_bytes,
                 workspace_bytes: plan.model.workspace_bytes,
+                checkpoint_bytes: plan.model.copy_bytes,
             },
         }
     }
@@ -228,10 +231,11 @@ impl Report {
         table.row(["  reading".to_owned(), figures::bytes(memory.reading_bytes)]);
         table.row(["  reading ahead, at most".to_owned(), figures::bytes(memory.ahead_bytes)]);
         table.row(["  besides".to_owned(), figures::bytes(memory.fixed_bytes)]);
-        let model = memory.model_bytes + memory.workspace_bytes;
-        table.row(["worker memory".to_owned(), format!("{bound}{}", figures::bytes(model))]);
+        let worker = memory.model_bytes + memory.workspace_bytes + memory.checkpoint_bytes;
+        table.row(["worker memory".to_owned(), format!("{bound}{}", figures::bytes(worker))]);
         table.row(["  model and optimizer".to_owned(), figures::bytes(memory.model_bytes)]);
         table.row(["  workspace".to_owned(), figures::bytes(memory.workspace_bytes)]);
+        table.row(["  copy for checkpoints".to_owned(), figures::bytes(memory.checkpoint_bytes)]);
         table.render()
     }
 }

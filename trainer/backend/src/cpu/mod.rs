@@ -6,6 +6,7 @@
 //! * [`gemm`], [`layer`]: fully connected layers.
 //! * [`gather`], [`linear`]: lookups and the linear model.
 //! * [`interaction`]: how features meet; [`columns`]: moving and adding them.
+//! * [`copy`]: copying tables out.
 //! * [`rows`]: which table rows a batch touches.
 //! * [`update`]: optimizer steps, by the formulas of [`rules`].
 //! * [`loss`]: the loss and the sigmoid.
@@ -15,6 +16,7 @@
 //! depend on the kind of CPU: matrix kernels of other widths sum in another order.
 
 mod columns;
+mod copy;
 mod gather;
 mod gemm;
 mod interaction;
@@ -35,7 +37,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use millstream_batch::{BatchRef, BatchSchema};
 
 use crate::backend::{Activation, Backend, GradientColumns, LayerGradient};
-use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
+use crate::device::{Device, IdColumn, Lookup, TablePart, TablePlace, TableShape};
 use crate::error::{BackendError, BatchError};
 use crate::host::HostBatch;
 use crate::update::Update;
@@ -147,6 +149,18 @@ impl Backend for Cpu {
 
     fn read_table(&self, table: &CpuTable, part: TablePart, first_row: usize, out: &mut [f32]) {
         table.read(part, first_row, out);
+    }
+
+    fn table_place(shape: TableShape, part: TablePart) -> TablePlace {
+        CpuTable::place(shape, part)
+    }
+
+    fn copied_numbers(shape: TableShape) -> usize {
+        shape.rows * CpuTable::row_floats(shape)
+    }
+
+    fn copy_table(&self, table: &CpuTable, _shape: TableShape, out: &mut [f32]) {
+        copy::table(self, table, out);
     }
 
     fn upload(&self, batch: BatchRef<'_>, into: &mut HostBatch) -> Result<(), BatchError> {
