@@ -218,6 +218,9 @@ pub(crate) struct Scored {
     /// Files and globs to score [default: the job's own held-out data]
     #[arg(value_name = "DATA")]
     pub(crate) data: Vec<String>,
+    /// Take the job's best checkpoint (`checkpoint.keep_best`) instead of its newest
+    #[arg(long)]
+    pub(crate) best: bool,
 }
 
 /// `eval`

@@ -8,7 +8,6 @@
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -16,11 +15,11 @@ use millstream_backend::Cpu;
 use millstream_batch::{BatchRef, BatchSchema, Consumer, RingError, Stream};
 use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore, Extent};
 use millstream_trainer::loss::LossSum;
-use millstream_trainer::session::{Session, SessionError};
+use millstream_trainer::session::{Judged, Session, SessionError};
 
 use super::keeper::{Cadence, Keeper};
-use super::process::{Ended, Link, Stop, Wishes};
-use super::protocol::{FromWorker, Progress, Restored, TrainRole};
+use super::process::{Ended, Heard, Link, Stop};
+use super::protocol::{EvalCadence, FromWorker, Progress, Restored, TrainRole};
 use super::tensorboard::{EventSpec, EventWriter};
 use crate::runs;
 
@@ -34,12 +33,17 @@ const REPORT_PERIOD: Duration = Duration::from_millis(100);
 /// A job being trained.
 struct Training<'a> {
     session: Session<Cpu>,
+    /// When held-out rows are asked for; `None` where they come between those of training.
+    evaluation: Option<EvalCadence>,
+    /// Whether the last step was the last of its epoch.
+    epoch_ended: bool,
     keeper: Keeper,
     meter: Meter,
     /// What TensorBoard is told, if anything.
     events: Option<EventWriter>,
     /// Whether it was said that events cannot be written.
     events_warned: bool,
+    heard: Heard,
     link: &'a mut Link,
 }
 
@@ -55,7 +59,7 @@ struct Meter {
 
 /// Trains the job as `role` says, from its newest whole checkpoint.
 pub(super) fn run(role: TrainRole, schema: &BatchSchema, link: &mut Link) -> Result<Ended> {
-    let TrainRole { directory, every_steps, keep, events, model, training, group } = role;
+    let TrainRole { directory, every_steps, keep, events, model, training, group, evaluation, judge } = role;
     let cadence = Cadence { every_steps, keep };
     let _lock = lock(&directory)?;
     let part = |name: &'static str| {
@@ -69,18 +73,29 @@ pub(super) fn run(role: TrainRole, schema: &BatchSchema, link: &mut Link) -> Res
     if let Some(feature) = &group {
         session.group_by(feature)?;
     }
+    session.judge_by(judge);
     let mut passed_over = Vec::new();
     let committed = restore(&mut session, &store, &mut passed_over)?;
     link.send(&FromWorker::Ready { restored: committed.clone(), passed_over })?;
-    let (ring, wishes) = link.receive_ring(schema)?;
+    let (ring, heard) = link.receive_ring(schema)?;
     let job = String::from_utf8_lossy(&carried[0].1).into_owned();
     let keeper = Keeper::new(cadence, &session, store, carried, committed)?;
     let (meter, events_warned) = (Meter::new(Instant::now()), false);
-    let mut training = Training { session, keeper, meter, events: None, events_warned, link };
+    let mut training = Training {
+        session,
+        evaluation,
+        epoch_ended: false,
+        keeper,
+        meter,
+        events: None,
+        events_warned,
+        heard,
+        link,
+    };
     if let Some(spec) = events {
         training.begin_events(spec, &job)?;
     }
-    let ended = training.follow(ring, &wishes)?;
+    let ended = training.follow(ring)?;
     training.report()?;
     training.record(|events, session| events.end(session.step()))?;
     Ok(ended)
@@ -127,9 +142,9 @@ fn restore(
 }
 
 impl Training<'_> {
-    fn follow(&mut self, mut ring: Consumer, wishes: &Arc<Wishes>) -> Result<Ended> {
+    fn follow(&mut self, mut ring: Consumer) -> Result<Ended> {
         loop {
-            if let Some(ended) = self.heed(wishes)? {
+            if let Some(ended) = self.between_steps()? {
                 return Ok(ended);
             }
             let began = Instant::now();
@@ -152,7 +167,6 @@ impl Training<'_> {
                     let began = Instant::now();
                     self.record(write_histograms)?;
                     self.keeper.stepped(self.session.step());
-                    self.checkpoint_if_due()?;
                     self.spent(began.elapsed(), Duration::ZERO);
                 }
                 Stream::Eval => self.evaluate(batch)?,
@@ -161,19 +175,47 @@ impl Training<'_> {
                 self.report()?;
             }
         }
+        if self.evaluation.is_some() && !self.session.is_evaluated() {
+            self.session.set_eval_due();
+            if let Some(ended) = self.between_steps()? {
+                return Ok(ended);
+            }
+        }
         self.last_checkpoint()?;
         Ok(Ended::Done)
     }
 
-    /// Does what the daemon wishes between steps.
-    fn heed(&mut self, wishes: &Wishes) -> Result<Option<Ended>> {
+    /// Does all that is to be done before the next step; says how training ends, if it does.
+    fn between_steps(&mut self) -> Result<Option<Ended>> {
+        if let Some(ended) = self.heed()? {
+            return Ok(Some(ended));
+        }
+        if self.session.eval_is_due() {
+            if let Some(ended) = self.evaluate_aside()? {
+                return Ok(Some(ended));
+            }
+            if let Some(ended) = self.heed()? {
+                return Ok(Some(ended));
+            }
+        }
+        if let Some(why) = self.session.stop_early() {
+            self.last_checkpoint()?;
+            return Ok(Some(Ended::StoppedEarly(why)));
+        }
+        let began = Instant::now();
+        self.checkpoint_if_due()?;
+        self.spent(began.elapsed(), Duration::ZERO);
+        Ok(None)
+    }
+
+    /// Does what the daemon wishes.
+    fn heed(&mut self) -> Result<Option<Ended>> {
         // Before the first batch there is nothing to save, and the wish is kept for later.
         let begun = !self.session.position().is_empty();
-        if begun && wishes.take_checkpoint() {
+        if begun && self.heard.wishes.take_checkpoint() {
             self.keeper.want();
         }
-        self.checkpoint_if_due()?;
-        let Some(stop) = wishes.stop() else { return Ok(None) };
+        let Some(stop) = self.heard.wishes.stop() else { return Ok(None) };
         if begun && stop == Stop::AfterCheckpoint {
             self.last_checkpoint()?;
         }
@@ -196,19 +238,61 @@ impl Training<'_> {
         if header.last {
             self.meter.steps_per_epoch = Some(self.session.step() / (epochs + 1));
         }
+        self.epoch_ended = header.last;
+        let ended = header.last.then_some(header.epoch);
+        if self.evaluation.is_some_and(|cadence| cadence.is_due(self.session.step(), ended)) {
+            self.session.set_eval_due();
+        }
         Ok(())
     }
 
+    /// Takes in held-out rows that come between those of training.
     fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<()> {
         let header = batch.header();
         self.session.evaluate(batch)?;
         if header.last {
-            let metrics = self.session.end_eval()?;
-            let step = self.session.step();
-            // So that what was told of the training reaches up to the evaluation.
-            self.report()?;
-            self.link.send(&FromWorker::Evaluated { step, epoch: header.epoch, metrics })?;
-            self.record(|events, _| events.evaluated(step, metrics))?;
+            let judged = self.session.end_eval()?;
+            self.evaluated(header.epoch, true, judged)?;
+        }
+        Ok(())
+    }
+
+    /// Asks for held-out rows, and evaluates them. A wish to stop ends that early.
+    fn evaluate_aside(&mut self) -> Result<Option<Ended>> {
+        // So that what was told of the training reaches up to the evaluation.
+        self.report()?;
+        self.link.send(&FromWorker::EvalDue)?;
+        let Some(mut ring) = self.heard.next_ring() else { return Ok(None) };
+        loop {
+            let leased = match ring.next() {
+                Ok(Some(leased)) => leased,
+                Ok(None) => break,
+                Err(RingError::Interrupted) => {
+                    self.session.abandon_eval();
+                    return Ok(None);
+                }
+                Err(RingError::PeerGone) => return Ok(Some(Ended::InputLost)),
+                Err(error) => return Err(error.into()),
+            };
+            self.session.evaluate(leased.batch())?;
+        }
+        let judged = self.session.end_eval_aside()?;
+        let epoch = self.session.progress().epoch;
+        self.evaluated(epoch, self.epoch_ended, judged)?;
+        // The evaluation is none of the time that went into training.
+        self.meter.reported = Instant::now();
+        Ok(None)
+    }
+
+    /// Tells of an evaluation, and keeps what it was of if it is one of the best.
+    fn evaluated(&mut self, epoch: u32, ends_epoch: bool, Judged { metrics, is_best }: Judged) -> Result<()> {
+        let step = self.session.step();
+        self.report()?;
+        self.link.send(&FromWorker::Evaluated { step, epoch, ends_epoch, metrics })?;
+        self.record(|events, _| events.evaluated(step, metrics))?;
+        if is_best {
+            self.flush_events()?;
+            self.keeper.take(&self.session, self.link)?;
         }
         Ok(())
     }

@@ -89,6 +89,8 @@ struct Memory {
     reading_bytes: u64,
     ahead_bytes: u64,
     fixed_bytes: u64,
+    /// Evaluations, where their rows are read aside from those of training.
+    evaluation_bytes: u64,
     budget_bytes: u64,
     /// Parameters and optimizer state.
     model_bytes: u64,
@@ -137,6 +139,7 @@ impl Report {
                 reading_bytes: need.reading_bytes,
                 ahead_bytes: need.ahead_bytes,
                 fixed_bytes: need.fixed_bytes,
+                evaluation_bytes: plan.eval_ingest.as_ref().map_or(0, |eval| eval.memory().total_bytes()),
                 budget_bytes: job.data.memory_budget_bytes,
                 model_bytes: plan.model.parameter_bytes,
                 workspace_bytes: plan.model.workspace_bytes,
@@ -199,6 +202,7 @@ impl Report {
             memory.reading_bytes,
             memory.ahead_bytes,
             memory.fixed_bytes,
+            memory.evaluation_bytes,
         ];
         let ingest: u64 = parts.iter().sum();
         let mut table = Table::default();
@@ -231,6 +235,9 @@ impl Report {
         table.row(["  reading".to_owned(), figures::bytes(memory.reading_bytes)]);
         table.row(["  reading ahead, at most".to_owned(), figures::bytes(memory.ahead_bytes)]);
         table.row(["  besides".to_owned(), figures::bytes(memory.fixed_bytes)]);
+        if memory.evaluation_bytes > 0 {
+            table.row(["  evaluations".to_owned(), figures::bytes(memory.evaluation_bytes)]);
+        }
         let worker = memory.model_bytes + memory.workspace_bytes + memory.checkpoint_bytes;
         table.row(["worker memory".to_owned(), format!("{bound}{}", figures::bytes(worker))]);
         table.row(["  model and optimizer".to_owned(), figures::bytes(memory.model_bytes)]);
