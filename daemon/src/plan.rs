@@ -131,7 +131,16 @@ impl JobPlan {
 
         let slot_bytes = SlotLayout::of(&schema)?.slot_bytes() as u64;
         let model = ModelPlan::new(&job.model, &schema)?;
-        Ok(Self { train: train_plan, eval: eval_plan, schema, slot_bytes, ingest, eval_ingest, model, learned })
+        Ok(Self {
+            train: train_plan,
+            eval: eval_plan,
+            schema,
+            slot_bytes,
+            ingest,
+            eval_ingest,
+            model,
+            learned,
+        })
     }
 }
 

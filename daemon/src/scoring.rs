@@ -16,8 +16,8 @@ use millstream_pipeline::ingest::IngestPlan;
 use millstream_pipeline::spec::DataSpec;
 use millstream_pipeline::storage::Stores;
 use millstream_pipeline::transform::Transform;
-use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore};
 use millstream_trainer::checkpoint::store::parse_directory_name;
+use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
@@ -90,11 +90,16 @@ pub(crate) fn find(directory: &Path, best: bool) -> Result<Scored> {
     let given = directory.file_name().and_then(|name| name.to_str()).and_then(parse_directory_name);
     let here = || directory.display();
     let (home, step) = match (given, directory.parent()) {
-        (Some(_), Some(_)) if best => bail!("{} is a checkpoint already: which is best is a job's to say", here()),
+        (Some(_), Some(_)) if best => {
+            bail!("{} is a checkpoint already: which is best is a job's to say", here())
+        }
         (Some(step), Some(parent)) => (parent, step),
         _ if best => {
             let best = CheckpointStore::local(directory)?.best()?.first().copied();
-            (directory, best.with_context(|| format!("{} keeps no best checkpoint: `checkpoint.keep_best`", here()))?)
+            (
+                directory,
+                best.with_context(|| format!("{} keeps no best checkpoint: `checkpoint.keep_best`", here()))?,
+            )
         }
         _ => {
             let newest = CheckpointStore::local(directory)?.steps()?.pop();

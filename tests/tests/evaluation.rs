@@ -77,7 +77,10 @@ fn killed_workers_neither_lose_an_evaluation_nor_stop_elsewhere() {
     assert_eq!(wanted.iter().map(|(step, _)| *step).collect::<Vec<_>>(), steps);
     assert!(steps.len() > 6);
     let reason = undisturbed["reason"].as_str().unwrap();
-    assert!(reason.starts_with("stopped early: log_loss has not fallen by more than 0.0001 since"), "{reason}");
+    assert!(
+        reason.starts_with("stopped early: log_loss has not fallen by more than 0.0001 since"),
+        "{reason}"
+    );
 
     let mut moments = Moments::new();
     let mut kills = 0;
@@ -118,7 +121,8 @@ fn the_best_checkpoint_outlives_the_rotation_and_is_scored_with() {
     let id = submit(&daemon, &job, &set);
     let shown = daemon.succeeded(&id);
     let history = daemon.json(&["history", &id]);
-    let of = |point: &Value| (point["step"].as_u64().unwrap(), point["metrics"]["log_loss"].as_f64().unwrap());
+    let of =
+        |point: &Value| (point["step"].as_u64().unwrap(), point["metrics"]["log_loss"].as_f64().unwrap());
     let all = history["evaluations"].as_array().unwrap().iter().map(of);
     let (step, log_loss) = all.reduce(|best, next| if next.1 < best.1 { next } else { best }).unwrap();
 
@@ -128,9 +132,9 @@ fn the_best_checkpoint_outlives_the_rotation_and_is_scored_with() {
     assert_eq!(manifest(newest)["snapshot"]["standing"]["best"][0]["step"], step);
     assert_ne!(best, newest, "the job is one whose best is not its last");
     let directory = Path::new(shown["directory"].as_str().unwrap());
-    let steps = fs::read_dir(directory).unwrap().filter(|entry| {
-        entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with("step-")
-    });
+    let steps = fs::read_dir(directory)
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with("step-"));
     assert_eq!(steps.count(), 2, "the newest and the best");
 
     for target in [&["eval", &id, "--best"][..], &["eval", best.to_str().unwrap()]] {

@@ -99,8 +99,7 @@ fn kill_in(
 fn look(run: &Path) -> (Option<Phase>, Option<u64>) {
     let steps = steps(run);
     let has = |step: u64, part: &str| directory(run, step).join(part).exists();
-    let (committed, open): (Vec<u64>, Vec<u64>) =
-        steps.iter().partition(|&&step| has(step, "manifest.json"));
+    let (committed, open): (Vec<u64>, Vec<u64>) = steps.iter().partition(|&&step| has(step, "manifest.json"));
     let newest = committed.last().copied();
     let begun = open.into_iter().filter(|&step| Some(step) > newest).next_back();
     let phase = match begun {

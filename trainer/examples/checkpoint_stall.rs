@@ -83,7 +83,10 @@ fn report(what: &str, unit: &str, mut figures: Vec<f64>) {
     figures.sort_by(f64::total_cmp);
     let (Some(least), Some(most)) = (figures.first(), figures.last()) else { return };
     let median = figures[figures.len() / 2];
-    println!("{what:28} {least:.4} / {median:.4} / {most:.4} {unit}, min / median / max of {}", figures.len());
+    println!(
+        "{what:28} {least:.4} / {median:.4} / {most:.4} {unit}, min / median / max of {}",
+        figures.len()
+    );
 }
 
 fn plain_copies(bytes: usize) -> Vec<f64> {

@@ -55,8 +55,7 @@ pub(super) fn read(
         (every_steps, every_epochs) => EvalCadence { every_steps, every_epochs },
     };
     let stopping = section.node("early_stopping").is_some().then(|| {
-        let mut stopping =
-            section.section("early_stopping", "[evaluation.early_stopping]");
+        let mut stopping = section.section("early_stopping", "[evaluation.early_stopping]");
         let metric = read_metric(&mut stopping, "metric", group.as_deref());
         stopping.required("patience", "how many evaluations in a row may be no better");
         let patience = stopping.whole_u32("patience", 1..=u32::MAX).unwrap_or(1);
@@ -136,8 +135,101 @@ fn read_best(checkpoint: &mut Section<'_>, evaluation: &EvaluationSpec) -> Optio
             None
         }
     };
-    if keep.is_none() && checkpoint.has("best_metric") {
+    if !checkpoint.has("keep_best") && checkpoint.has("best_metric") {
         checkpoint.error("best_metric", "`best_metric` has no meaning without `keep_best`");
     }
     Some(BestSpec { metric: metric.unwrap_or_default(), keep: keep? })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::path::Path;
+
+    use super::super::Job;
+    use super::*;
+
+    const JOB: &str = r#"name = "clicks"
+label = { column = "clicked" }
+features = { age = { kind = "numeric" } }
+model = { kind = "linear", features = ["age"] }
+[data]
+train = ["train.parquet"]
+eval = ["eval.parquet"]
+"#;
+
+    fn parse(more: &str) -> Result<Job, String> {
+        let job = Job::parse(&format!("{JOB}{more}"), Path::new("job.toml"), &[]);
+        job.map(|(job, _)| job).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn schedules_are_read() {
+        let cadence = |text: &str| {
+            let evaluation = parse(&format!("[evaluation]\n{text}")).unwrap().evaluation;
+            (evaluation.cadence.every_steps, evaluation.cadence.every_epochs, evaluation.is_aside())
+        };
+        assert_eq!(cadence(""), (None, Some(1), false));
+        assert_eq!(cadence("every_epochs = 1"), (None, Some(1), false));
+        assert_eq!(cadence("every_epochs = 2"), (None, Some(2), true));
+        assert_eq!(cadence("every_steps = 7"), (Some(7), None, true));
+        assert_eq!(cadence("every_steps = 7\nevery_epochs = 1"), (Some(7), Some(1), true));
+    }
+
+    #[test]
+    fn what_is_judged_is_read() {
+        let judge = |text: &str| parse(text).unwrap().judge();
+        assert_eq!(judge("").stopping, None);
+        assert_eq!(judge("").best, None);
+        let stopping =
+            "[evaluation]\nearly_stopping = { metric = \"rmse\", patience = 3, min_delta = 0.001 }\n";
+        let rmse = StoppingSpec { metric: Metric::Rmse, patience: 3, min_delta: 0.001 };
+        assert_eq!(judge(stopping).stopping, Some(rmse));
+        let best = |text: &str, metric, keep| {
+            assert_eq!(judge(text).best, Some(BestSpec { metric, keep }), "{text}");
+        };
+        best("[checkpoint]\nkeep_best = true", Metric::Auc, 1);
+        best(&format!("{stopping}[checkpoint]\nkeep_best = 2"), Metric::Rmse, 2);
+        best(
+            &format!("{stopping}[checkpoint]\nkeep_best = 2\nbest_metric = \"log_loss\""),
+            Metric::LogLoss,
+            2,
+        );
+        assert_eq!(judge("[checkpoint]\nkeep_best = false").best, None);
+    }
+
+    #[test]
+    fn what_ends_with_another_model_is_another_job() {
+        let fingerprint = |text: &str| parse(text).unwrap().fingerprint();
+        let usual = fingerprint("");
+        assert_eq!(fingerprint("[checkpoint]\nkeep_best = true"), usual);
+        assert_eq!(fingerprint("[evaluation]\nevery_epochs = 1"), usual);
+        for other in ["every_steps = 7", "early_stopping = { patience = 3 }"] {
+            assert_ne!(fingerprint(&format!("[evaluation]\n{other}")), usual, "{other}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_place() {
+        let cases = [
+            ("[evaluation]\nevery_steps = 0", "expected a whole number at least 1, found 0"),
+            ("[evaluation]\nearly_stopping = {}", "needs `patience`: how many evaluations in a row"),
+            ("[evaluation]\nearly_stopping = { patience = 2, min_delta = -1 }", "at least 0, found -1"),
+            ("[evaluation]\nearly_stopping = { patience = 2, metric = \"loss\" }", "\"log_loss\""),
+            ("[evaluation]\nearly_stopping = { patience = 2, metric = \"group_auc\" }", "needs groups"),
+            ("[checkpoint]\nkeep_best = \"yes\"", "expected true, false or how many"),
+            ("[checkpoint]\nbest_metric = \"auc\"", "no meaning without `keep_best`"),
+        ];
+        for (text, expected) in cases {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+            assert!(error.starts_with("job.toml:"), "{error}");
+        }
+        for text in ["[evaluation]\nevery_steps = 5", "[checkpoint]\nkeep_best = true"] {
+            let job = format!("{JOB}{text}").replace("eval = [\"eval.parquet\"]", "eval = []");
+            let error = Job::parse(&job, Path::new("job.toml"), &[]).unwrap_err().to_string();
+            assert!(error.contains("needs held-out data"), "{error}");
+        }
+    }
 }

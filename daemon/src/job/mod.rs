@@ -143,7 +143,8 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     let model = model::read(model, &names);
     let training = training::read(top.section("training", "[training]"), seed);
     let evaluation = evaluation::read(top.section("evaluation", "[evaluation]"), &names, &features, &data);
-    let checkpoint = evaluation::read_checkpoint(top.section("checkpoint", "[checkpoint]"), &data, &evaluation);
+    let checkpoint =
+        evaluation::read_checkpoint(top.section("checkpoint", "[checkpoint]"), &data, &evaluation);
     let tensorboard = tensorboard::read(&mut top, &data.base);
     let storage = read_storage(top.section("storage", "[storage]"), &data.base);
     top.finish();

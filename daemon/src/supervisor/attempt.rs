@@ -191,7 +191,8 @@ impl<'a> Attempt<'a> {
 
     /// Feeds the worker all held-out rows, aside from what it trains on.
     fn feed_aside(&mut self) -> anyhow::Result<()> {
-        let plan = self.prepared.eval_plan.as_ref().context("a worker asked for held-out rows of a job without")?;
+        let plan =
+            self.prepared.eval_plan.as_ref().context("a worker asked for held-out rows of a job without")?;
         let (feed, ring) = Feed::start(plan, None)?;
         self.aside = Some(feed);
         self.tell(&ToWorker::EvalRing);

@@ -90,7 +90,12 @@ impl<T: Element> Image<T> {
     }
 
     /// `bytes` is room to turn numbers into bytes in, kept from tensor to tensor.
-    fn write_tensor(&self, copied: &CopiedTensor, bytes: &mut Vec<u8>, out: &mut dyn Write) -> io::Result<()> {
+    fn write_tensor(
+        &self,
+        copied: &CopiedTensor,
+        bytes: &mut Vec<u8>,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
         let CopiedTensor { tensor, first, stride, row } = copied;
         let rows_at_a_time = (NUMBERS_AT_A_TIME / row.max(&1)).max(1);
         let rows = tensor.len() / row.max(&1);

@@ -91,8 +91,7 @@ impl Standing {
 
     /// Takes in an evaluation after `step`; says whether it is one of the best.
     pub(super) fn judge(&mut self, spec: &JudgeSpec, step: u64, metrics: &Metrics) -> bool {
-        let evaluated =
-            |metric: Metric| metric.of(metrics).map(|value| Evaluated { metric, value, step });
+        let evaluated = |metric: Metric| metric.of(metrics).map(|value| Evaluated { metric, value, step });
         if let Some(spec) = &spec.stopping {
             self.judge_stopping(spec, evaluated(spec.metric));
         }
@@ -207,7 +206,9 @@ mod tests {
         standing.judge(&other, 400, &metrics(None));
         assert_eq!(standing.stop(&other), None);
         standing.judge(&other, 500, &metrics(None));
-        assert!(standing.stop(&other).is_some_and(|why| why.contains("log_loss has not fallen since step 400")));
+        assert!(
+            standing.stop(&other).is_some_and(|why| why.contains("log_loss has not fallen since step 400"))
+        );
     }
 
     #[test]

@@ -4,8 +4,8 @@ use object_store::ObjectStore;
 use object_store::memory::InMemory;
 
 use super::*;
-use crate::checkpoint::park_until_done;
 use crate::checkpoint::faults::{Death, DyingStore, GatedStore};
+use crate::checkpoint::park_until_done;
 
 /// Where the first checkpoint is taken, where the second is, and where training ends.
 const FIRST: u64 = 3;
