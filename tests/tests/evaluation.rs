@@ -105,6 +105,62 @@ fn killed_workers_neither_lose_an_evaluation_nor_stop_elsewhere() {
 }
 
 #[test]
+fn an_evaluation_that_a_stop_cuts_short_is_made_before_the_next_step() {
+    const CUT_SHORT: u32 = 3;
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let line = ["train", "job.toml", "--json", "--set", "data.epochs=1", "--set", "evaluation.every_steps=5"];
+    let resume = [&line[..], &["--resume"]].concat();
+    let contents = |outcome: &Value| Contents::of(outcome["checkpoint"].as_str().unwrap());
+    let undisturbed = shell.run(&line).with_code(0).json();
+
+    let mut moments = Moments::new();
+    let mut cut_short = 0;
+    wait_until("evaluations were cut short", || {
+        let mut ended = shell.start(&line);
+        let outcome = loop {
+            std::thread::sleep(moments.next(std::time::Duration::from_millis(400)));
+            ended.signal(rustix::process::Signal::INT);
+            let stopped = ended.wait();
+            if stopped.code() != 1 || stopped.stdout.is_empty() {
+                break stopped;
+            }
+            let outcome = stopped.json();
+            if outcome["checkpoint"].is_null() {
+                break stopped;
+            }
+            let manifest = manifest(Path::new(outcome["checkpoint"].as_str().unwrap()));
+            cut_short += u32::from(manifest["snapshot"]["eval_due"] == true);
+            ended = shell.start(&resume);
+        };
+        if outcome.code() == 0 {
+            let outcome = outcome.json();
+            contents(&outcome).assert_same(&contents(&undisturbed));
+            assert_eq!(outcome["eval"], undisturbed["eval"]);
+        }
+        cut_short >= CUT_SHORT
+    });
+}
+
+#[test]
+fn held_out_data_that_is_gone_ends_the_job_with_its_name() {
+    let job = TinyJob::new();
+    let daemon = Daemon::start(job.directory());
+    let id = submit(&daemon, &job, &["data.epochs=500", "evaluation.every_steps=50"]);
+    wait_until("it is evaluated", || !evaluations(&daemon, &id).is_empty());
+    fs::remove_file(job.directory().join("eval.parquet")).unwrap();
+    let mut shown = Value::Null;
+    wait_until("the job ends", || {
+        shown = daemon.show(&id);
+        has_ended(&shown)
+    });
+    assert_eq!(shown["state"], "failed");
+    assert!(shown["reason"].as_str().unwrap().contains("eval.parquet"), "{shown:#}");
+    assert!(children(daemon.pid()).is_empty());
+    daemon.stop();
+}
+
+#[test]
 fn the_best_checkpoint_outlives_the_rotation_and_is_scored_with() {
     let job = TinyJob::new();
     let daemon = Daemon::start(job.directory());

@@ -228,6 +228,7 @@ pub(crate) struct Scored {
 #[command(after_help = "\
 Examples:
   millstream eval census-2f9c
+  millstream eval census-2f9c --best
   millstream eval checkpoints/census-2f9c/step-0000000500 'data/2026-11-*.parquet'")]
 pub(crate) struct Eval {
     #[command(flatten)]

@@ -12,7 +12,7 @@ use millstream_batch::{BatchBuffer, BatchHeader, IdFeature, RaggedFeature, SlotL
 
 use super::*;
 use crate::checkpoint::{Carried, CheckpointStore, MANIFEST, MODEL_PART, OPTIMIZER_PART, OnDamage, Writer};
-use crate::metrics::{Accumulator, Scored};
+use crate::metrics::{Accumulator, Metric, Scored};
 use crate::spec::{DeepSpec, LinearSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec};
 
 const KEEP: u32 = 2;
@@ -21,6 +21,12 @@ fn carried() -> Vec<Carried> {
 }
 
 const ROWS: u32 = 16;
+
+/// So that what evaluations decided is part of every checkpoint here.
+const JUDGE: JudgeSpec = JudgeSpec {
+    stopping: Some(StoppingSpec { metric: Metric::LogLoss, patience: 1, min_delta: 0.25 }),
+    best: Some(BestSpec { metric: Metric::Rmse, keep: 1 }),
+};
 
 fn schema(rows: u32) -> BatchSchema {
     let id = |name: &str, cardinality| IdFeature { name: name.into(), cardinality };
@@ -60,7 +66,9 @@ fn training() -> TrainingSpec {
 }
 
 fn session<B: Backend<Scalar: Element>>(backend: B) -> Session<B> {
-    Session::new(backend, &model(), &schema(ROWS), &training()).unwrap()
+    let mut session = Session::new(backend, &model(), &schema(ROWS), &training()).unwrap();
+    session.judge_by(JUDGE);
+    session
 }
 
 fn cpu() -> Cpu {
@@ -157,6 +165,7 @@ fn resuming_changes_nothing<B: Backend<Scalar: Element>>(backend: impl Fn() -> B
         second.restore(&stopped).unwrap();
         assert_eq!(second.step(), first.step());
         assert_eq!(second.last_eval(), first.last_eval());
+        assert_eq!(second.stop_early(), first.stop_early());
         run(&mut second, END);
         let (found, _) = checkpoint(&second, &job);
         assert!(found == expected, "stopped before batch {stop}");
@@ -209,6 +218,31 @@ fn an_evaluation_cut_short_is_made_again() {
     run(&mut session, 5);
     assert_eq!(session.last_eval().unwrap().examples, 2 * 16, "no row counts twice");
     assert_eq!(session.position(), 5_u64.to_le_bytes());
+}
+
+#[test]
+fn an_evaluation_aside_moves_nothing_and_is_remembered_while_it_is_due() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut session = session(cpu());
+    run(&mut session, 2);
+    session.set_eval_due();
+    session.evaluate(batch(3, &schema(ROWS)).as_ref()).unwrap();
+    session.abandon_eval();
+    let (_, due) = checkpoint(&session, directory.path());
+    assert!(due.manifest.snapshot.eval_due);
+    session.restore(&due).unwrap();
+    assert!(session.eval_is_due() && !session.is_evaluated());
+
+    session.evaluate(batch(4, &schema(ROWS)).as_ref()).unwrap();
+    let judged = session.end_eval_aside().unwrap();
+    assert_eq!(judged.metrics.examples, 16, "no row of the one that was cut short");
+    assert!(judged.is_best && session.is_evaluated() && !session.eval_is_due());
+    assert_eq!(session.position(), 2_u64.to_le_bytes());
+    let (_, done) = checkpoint(&session, directory.path());
+    assert_eq!(done.part(MODEL_PART), due.part(MODEL_PART));
+    assert_eq!(done.manifest.snapshot.standing.best().len(), 1);
+    session.train(batch(2, &schema(ROWS)).as_ref()).unwrap();
+    assert!(!session.is_evaluated(), "the model is another one");
 }
 
 #[test]
