@@ -72,7 +72,7 @@ fn killed_workers_neither_lose_an_evaluation_nor_stop_elsewhere() {
     let wanted = evaluations(&daemon, &id);
     let stopped = undisturbed["progress"]["step"].as_u64().unwrap();
     assert!(stopped < 12 * EPOCH, "{undisturbed:#}");
-    let due = |step: u64| step % 130 == 0 || step % (2 * EPOCH) == 0;
+    let due = |step: u64| step.is_multiple_of(130) || step.is_multiple_of(2 * EPOCH);
     let steps: Vec<u64> = (1..=stopped).filter(|&step| due(step)).collect();
     assert_eq!(wanted.iter().map(|(step, _)| *step).collect::<Vec<_>>(), steps);
     assert!(steps.len() > 6);

@@ -101,7 +101,7 @@ fn look(run: &Path) -> (Option<Phase>, Option<u64>) {
     let has = |step: u64, part: &str| directory(run, step).join(part).exists();
     let (committed, open): (Vec<u64>, Vec<u64>) = steps.iter().partition(|&&step| has(step, "manifest.json"));
     let newest = committed.last().copied();
-    let begun = open.into_iter().filter(|&step| Some(step) > newest).next_back();
+    let begun = open.into_iter().rfind(|&step| Some(step) > newest);
     let phase = match begun {
         Some(step) if !has(step, "model.safetensors") => Some(Phase::Model),
         Some(step) if !has(step, "optimizer.safetensors") => Some(Phase::Optimizer),

@@ -337,7 +337,7 @@ mod tests {
         let due = |every_steps, every_epochs| {
             let cadence = EvalCadence { every_steps, every_epochs };
             // Epochs of three steps.
-            let ended = |step: u64| (step % 3 == 0).then(|| u32::try_from(step / 3).unwrap() - 1);
+            let ended = |step: u64| step.is_multiple_of(3).then(|| u32::try_from(step / 3).unwrap() - 1);
             (1..=12).filter(|&step| cadence.is_due(step, ended(step))).collect::<Vec<u64>>()
         };
         assert_eq!(due(Some(5), None), [5, 10]);
