@@ -42,6 +42,15 @@ pub struct Daemon {
     shared: Arc<Shared>,
 }
 
+/// What rows are scored with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// A job's id, or the directory of a job or of a checkpoint.
+    pub name: String,
+    /// Whether of a job's checkpoints the best is meant, and not the newest.
+    pub best: bool,
+}
+
 /// Why a job was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
@@ -268,8 +277,13 @@ impl Daemon {
     ///
     /// # Errors
     /// When there is no such checkpoint, or the data cannot be scored.
-    pub async fn evaluate(&self, target: &str, data: Vec<String>, base: PathBuf) -> Result<Metrics> {
-        let checkpoint = self.scored(target, &base).await?;
+    pub async fn evaluate(
+        &self,
+        target: impl Into<Target>,
+        data: Vec<String>,
+        base: PathBuf,
+    ) -> Result<Metrics> {
+        let checkpoint = self.scored(target.into(), &base).await?;
         self.shared.scorer.evaluate(checkpoint, data, base).await
     }
 
@@ -280,23 +294,30 @@ impl Daemon {
     /// When there is no such checkpoint; what fails later arrives as the last item.
     pub async fn predict(
         &self,
-        target: &str,
+        target: impl Into<Target>,
         data: Vec<String>,
         base: PathBuf,
     ) -> Result<mpsc::Receiver<Result<Vec<f32>>>> {
-        let checkpoint = self.scored(target, &base).await?;
+        let checkpoint = self.scored(target.into(), &base).await?;
         self.shared.scorer.predict(checkpoint, data, base).await
     }
 
-    async fn scored(&self, target: &str, base: &Path) -> Result<scoring::Scored> {
-        let (target, base) = (target.to_owned(), base.to_owned());
-        self.blocking(move |daemon| match daemon.show(&target) {
-            Ok(JobRecord { checkpoint: None, .. }) => bail!("job {target} has no checkpoint yet"),
-            Ok(record) => scoring::find(&record.directory),
-            Err(StoreError::UnknownJob { .. }) if !base.join(&target).is_dir() => {
-                bail!("`{target}` is neither a job nor a checkpoint's directory")
+    /// The checkpoint of a job's best evaluation, where that is kept.
+    pub async fn best_checkpoint(&self, record: &JobRecord) -> Option<PathBuf> {
+        let directory = record.directory.clone();
+        // Where there is none, or it cannot be told, there is none to show.
+        self.blocking(move |_| Ok::<_, anyhow::Error>(scoring::best_in(&directory)?)).await.ok().flatten()
+    }
+
+    async fn scored(&self, Target { name, best }: Target, base: &Path) -> Result<scoring::Scored> {
+        let base = base.to_owned();
+        self.blocking(move |daemon| match daemon.show(&name) {
+            Ok(JobRecord { checkpoint: None, .. }) => bail!("job {name} has no checkpoint yet"),
+            Ok(record) => scoring::find(&record.directory, best),
+            Err(StoreError::UnknownJob { .. }) if !base.join(&name).is_dir() => {
+                bail!("`{name}` is neither a job nor a checkpoint's directory")
             }
-            Err(StoreError::UnknownJob { .. }) => scoring::find(&base.join(&target)),
+            Err(StoreError::UnknownJob { .. }) => scoring::find(&base.join(&name), best),
             Err(error) => Err(error.into()),
         })
         .await
@@ -416,6 +437,18 @@ impl Daemon {
             Ok(result) => result,
             Err(error) => Err(anyhow::Error::from(error).into()),
         }
+    }
+}
+
+impl From<&str> for Target {
+    fn from(name: &str) -> Self {
+        Self { name: name.to_owned(), best: false }
+    }
+}
+
+impl From<&String> for Target {
+    fn from(name: &String) -> Self {
+        Self::from(name.as_str())
     }
 }
 

@@ -9,13 +9,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use millstream_batch::{BatchSchema, SlotLayout};
 use millstream_pipeline::analysis::{Analysis, Learn, Progress};
 use millstream_pipeline::cache::{Cache, CacheOptions, Specification};
 use millstream_pipeline::dataset::{BadRecords, Dataset};
-use millstream_pipeline::ingest::IngestPlan;
-use millstream_pipeline::spec::{FeatureKind, FeatureSpec, MissingNumber, Normalize, Terms};
+use millstream_pipeline::ingest::{ChunkSource, IngestPlan};
+use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, MissingNumber, Normalize, Terms};
 use millstream_pipeline::storage::Stores;
 use millstream_pipeline::transform::Transform;
 use millstream_trainer::model::ModelPlan;
@@ -38,6 +38,8 @@ pub struct JobPlan {
     pub slot_bytes: u64,
     /// The feed, ready to start once everything was learned.
     pub ingest: IngestPlan,
+    /// The feed of an evaluation, where held-out rows do not come between those of training.
+    pub eval_ingest: Option<IngestPlan>,
     /// The model.
     pub model: ModelPlan,
     /// Whether the features' vocabularies and statistics are those of the data.
@@ -103,7 +105,7 @@ impl JobPlan {
 
         let options = CacheOptions::of_budget(data.memory_budget_bytes);
         let cache = data.cache.as_ref().map(|spec| Arc::new(Cache::new(spec, options)));
-        let fit = |features: &[FeatureSpec], analysis: &Analysis| -> Result<(BatchSchema, IngestPlan)> {
+        let fit = |features: &[FeatureSpec], analysis: &Analysis| -> Result<(BatchSchema, Feeds)> {
             let transform = Arc::new(Transform::resolve(features, &job.label, &data.missing, analysis)?);
             let schema = feed::schema(&transform, data);
             let specification = Specification::of(features, &job.label, data, analysis);
@@ -115,22 +117,73 @@ impl JobPlan {
                 })
             };
             let (train, eval) = (source(&train)?, eval.as_ref().map(source).transpose()?);
-            let seed = job.training.seed;
-            Ok((schema.clone(), IngestPlan::training(data, seed, &job.label, schema, train, eval)?))
+            Ok((schema.clone(), feeds(job, schema, train, eval)?))
         };
         // A column that is not there, and a batch that has no room, are told before all the data is read to
         // learn from it.
         let shape = fit(&unlearned(&job.features), &Analysis::default())?;
         let analysis = learned(&train)?;
         let learned = analysis.is_some() || !Analysis::needed(&job.features);
-        let (schema, ingest) = match &analysis {
+        let (schema, (ingest, eval_ingest)) = match &analysis {
             Some(analysis) => fit(&job.features, analysis)?,
             None => shape,
         };
 
         let slot_bytes = SlotLayout::of(&schema)?.slot_bytes() as u64;
         let model = ModelPlan::new(&job.model, &schema, &job.training)?;
-        Ok(Self { train: train_plan, eval: eval_plan, schema, slot_bytes, ingest, model, learned })
+        Ok(Self {
+            train: train_plan,
+            eval: eval_plan,
+            schema,
+            slot_bytes,
+            ingest,
+            eval_ingest,
+            model,
+            learned,
+        })
+    }
+}
+
+/// The feed of a job, and that of its evaluations, where they are apart.
+type Feeds = (IngestPlan, Option<IngestPlan>);
+
+/// Slots of the ring of an evaluation that is fed aside: enough for one to be filled while one is used.
+const EVAL_SLOTS: u32 = 2;
+
+/// What an evaluation that is fed aside may take of the memory budget, beyond what it cannot do without: one in so
+/// many bytes.
+const EVAL_SHARE: u64 = 8;
+
+/// Plans the feeds of `job` within its memory budget. While an evaluation is fed aside, the feed of the training
+/// waits and keeps what it has read; so the budget is divided.
+fn feeds(
+    job: &Job,
+    schema: BatchSchema,
+    train: Arc<dyn ChunkSource>,
+    eval: Option<Arc<dyn ChunkSource>>,
+) -> Result<Feeds> {
+    let (data, seed) = (&job.data, job.training.seed);
+    let Some(eval) = eval.as_ref().filter(|_| job.evaluation.is_aside()) else {
+        return Ok((IngestPlan::training(data, seed, &job.label, schema, train, eval)?, None));
+    };
+    let scoring = |memory_budget_bytes| {
+        let data = DataSpec { memory_budget_bytes, prefetch: EVAL_SLOTS, ..data.clone() };
+        IngestPlan::scoring(&data, schema.clone(), Arc::clone(eval))
+    };
+    let need = scoring(data.memory_budget_bytes)?.memory();
+    let budget = (need.total_bytes() - need.ahead_bytes).max(data.memory_budget_bytes / EVAL_SHARE);
+    let eval = scoring(budget)?;
+    let rest = data.memory_budget_bytes.saturating_sub(eval.memory().total_bytes());
+    let data = DataSpec { memory_budget_bytes: rest, ..data.clone() };
+    let training = IngestPlan::training(&data, seed, &job.label, schema, train, None);
+    Ok((training.context("beside the held-out data, which is read aside")?, Some(eval)))
+}
+
+impl JobPlan {
+    /// The most memory that ingest comes to hold.
+    pub fn ingest_bytes(&self) -> u64 {
+        let aside = self.eval_ingest.as_ref().map_or(0, |plan| plan.memory().total_bytes());
+        self.ingest.memory().total_bytes() + aside
     }
 }
 

@@ -73,7 +73,7 @@ pub(crate) fn newest_unfinished(job: &Job) -> Result<Run> {
     let mut newest: Option<(SystemTime, PathBuf)> = None;
     for directory in directories(parent).with_context(|| parent.display().to_string())? {
         let Some(begun) = begun(&directory, &fingerprint) else { continue };
-        if newest.as_ref().is_none_or(|(time, _)| *time < begun) && !is_finished(&directory)? {
+        if newest.as_ref().is_none_or(|(time, _)| *time < begun) && !is_finished(&directory, job)? {
             newest = Some((begun, directory));
         }
     }
@@ -118,14 +118,15 @@ fn begun(directory: &Path, fingerprint: &str) -> Option<SystemTime> {
     fs::metadata(&path).ok()?.modified().ok()
 }
 
-/// Whether the newest checkpoint in `directory` is the one at the end of the data.
-fn is_finished(directory: &Path) -> Result<bool> {
+/// Whether the newest checkpoint in `directory` is the one at the end of the data, or where `job` stopped early.
+fn is_finished(directory: &Path, job: &Job) -> Result<bool> {
     let store = CheckpointStore::local(directory)?;
     let Some(step) = store.steps()?.pop() else { return Ok(false) };
     // A damaged one is passed over when the run goes on.
     let Ok(manifest) = store.manifest(step) else { return Ok(false) };
     let position = Position::decode(&manifest.snapshot.position);
-    Ok(position.is_ok_and(|position| position.pass.is_none()))
+    let ended = position.is_ok_and(|position| position.pass.is_none());
+    Ok(ended || manifest.snapshot.standing.stop(&job.judge()).is_some())
 }
 
 fn is_locked(directory: &Path) -> io::Result<bool> {

@@ -16,8 +16,8 @@ use millstream_pipeline::ingest::IngestPlan;
 use millstream_pipeline::spec::DataSpec;
 use millstream_pipeline::storage::Stores;
 use millstream_pipeline::transform::Transform;
-use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_trainer::checkpoint::store::parse_directory_name;
+use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
@@ -82,17 +82,28 @@ struct Run {
     base: PathBuf,
 }
 
-/// Finds what to score with in `directory`: a checkpoint's, or a job's, of which the newest is taken.
+/// Finds what to score with in `directory`: a checkpoint's, or a job's, of which the newest is taken, or the best.
 ///
 /// # Errors
 /// When there is none, or what is there is damaged.
-pub(crate) fn find(directory: &Path) -> Result<Scored> {
+pub(crate) fn find(directory: &Path, best: bool) -> Result<Scored> {
     let given = directory.file_name().and_then(|name| name.to_str()).and_then(parse_directory_name);
+    let here = || directory.display();
     let (home, step) = match (given, directory.parent()) {
+        (Some(_), Some(_)) if best => {
+            bail!("{} is a checkpoint already: which is best is a job's to say", here())
+        }
         (Some(step), Some(parent)) => (parent, step),
+        _ if best => {
+            let best = CheckpointStore::local(directory)?.best()?.first().copied();
+            (
+                directory,
+                best.with_context(|| format!("{} keeps no best checkpoint: `checkpoint.keep_best`", here()))?,
+            )
+        }
         _ => {
             let newest = CheckpointStore::local(directory)?.steps()?.pop();
-            (directory, newest.with_context(|| format!("{} holds no checkpoint", directory.display()))?)
+            (directory, newest.with_context(|| format!("{} holds no checkpoint", here()))?)
         }
     };
     let store = CheckpointStore::local(home)?;
@@ -106,6 +117,15 @@ pub(crate) fn find(directory: &Path) -> Result<Scored> {
     let analysis = Analysis::from_json(&part(runs::ANALYSIS)?)
         .with_context(|| checkpoint.join(runs::ANALYSIS).display().to_string())?;
     Ok(Scored { directory: home.to_owned(), step, job, analysis })
+}
+
+/// The checkpoint of the best evaluation of the job in `directory`, where that is kept.
+///
+/// # Errors
+/// When its checkpoints cannot be read.
+pub(crate) fn best_in(directory: &Path) -> Result<Option<PathBuf>, CheckpointError> {
+    let store = CheckpointStore::local(directory)?;
+    Ok(store.best()?.first().map(|&step| PathBuf::from(store.path(step))))
 }
 
 impl Scorer {
@@ -207,7 +227,7 @@ impl Run {
                     feed = Some(started);
                     worker.hand_over(ring)?;
                 }
-                Ok(FromWorker::Done) => return Ok(()),
+                Ok(FromWorker::Done { .. }) => return Ok(()),
                 Ok(FromWorker::Failed { message }) => bail!(message),
                 Ok(FromWorker::InputLost | FromWorker::Stopped) | Err(RecvTimeoutError::Disconnected) => {
                     break;

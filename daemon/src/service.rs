@@ -21,7 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use crate::daemon::{Daemon, SubmitError};
+use crate::daemon::{Daemon, SubmitError, Target};
 use crate::state::{Evaluation, History, HistoryPoint, JobRecord, JobState, LogRecord, Metrics, StoreError};
 
 /// Bytes under way between a client and a daemon in one process, in each direction.
@@ -73,7 +73,9 @@ impl Control for Service {
 
     async fn show(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
         let record = self.daemon.show(&request.into_inner().id).map_err(|error| unanswered(&error))?;
-        Ok(Response::new(job_message(&record)))
+        let best = self.daemon.best_checkpoint(&record).await;
+        let best_checkpoint = best.as_deref().map(path_text).unwrap_or_default();
+        Ok(Response::new(proto::Job { best_checkpoint, ..job_message(&record) }))
     }
 
     type LogsStream = Replies<LogLine>;
@@ -128,16 +130,16 @@ impl Control for Service {
     }
 
     async fn evaluate(&self, request: Request<ScoreRequest>) -> Reply<proto::Metrics> {
-        let ScoreRequest { target, data, base } = request.into_inner();
-        let metrics = self.daemon.evaluate(&target, data, PathBuf::from(base)).await;
+        let ScoreRequest { target, data, base, best } = request.into_inner();
+        let metrics = self.daemon.evaluate(Target { name: target, best }, data, PathBuf::from(base)).await;
         Ok(Response::new(metrics_message(&metrics.map_err(|error| failed(&error))?)))
     }
 
     type PredictStream = Replies<Scores>;
 
     async fn predict(&self, request: Request<ScoreRequest>) -> Reply<Self::PredictStream> {
-        let ScoreRequest { target, data, base } = request.into_inner();
-        let scores = self.daemon.predict(&target, data, PathBuf::from(base)).await;
+        let ScoreRequest { target, data, base, best } = request.into_inner();
+        let scores = self.daemon.predict(Target { name: target, best }, data, PathBuf::from(base)).await;
         let scores = ReceiverStream::new(scores.map_err(|error| failed(&error))?);
         let messages = scores.map(|scores| match scores {
             Ok(scores) => Ok(Scores { scores }),
@@ -204,6 +206,7 @@ fn job_message(record: &JobRecord) -> proto::Job {
         }),
         eval: record.eval.as_ref().map(metrics_message),
         eval_epoch: record.eval_epoch,
+        best_checkpoint: String::new(),
     }
 }
 
@@ -373,7 +376,7 @@ mod tests {
         assert!(unknown(client.history("nope").await.unwrap_err()));
         assert!(unknown(client.watch("nope").await.unwrap_err()));
         assert!(unknown(client.logs("nope", true).await.unwrap_err()));
-        let nothing = ScoreRequest { target: "nope".into(), data: vec![], base: "/".into() };
+        let nothing = ScoreRequest { target: "nope".into(), data: vec![], base: "/".into(), best: false };
         let error = client.evaluate(nothing).await.unwrap_err();
         assert!(error.to_string().contains("neither a job nor a checkpoint"), "{error}");
     }

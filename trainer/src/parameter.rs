@@ -4,7 +4,7 @@
 //! Names are stable: they are the keys of a checkpoint's safetensors files. A parameter's optimizer
 //! state is named after it (`deep.layer.0.weight/accumulator`).
 
-use millstream_backend::{Backend, Device, Scalar, Sizes, TablePart, TableShape, Update};
+use millstream_backend::{Backend, Cpu, Device, Scalar, Sizes, TablePart, TablePlace, TableShape, Update};
 
 use crate::init::Init;
 use crate::optimizer::Optimizer;
@@ -242,6 +242,15 @@ impl Stored<'_, Sizes> {
         }
         counted.bytes()
     }
+
+    /// Bytes of a copy of it.
+    pub(crate) fn copy_bytes(&self, spec: &ParameterSpec) -> u64 {
+        let numbers = match self {
+            Self::Table(()) => Cpu::copied_numbers(spec.table_shape()),
+            Self::Matrix { .. } => spec.parts().map(|part| spec.tensor(part).len()).sum(),
+        };
+        (numbers * size_of::<f32>()) as u64
+    }
 }
 
 impl<B: Backend> Stored<'_, B> {
@@ -254,6 +263,36 @@ impl<B: Backend> Stored<'_, B> {
             }
             (Self::Matrix { .. }, TablePart::RowState(_)) => panic!("a matrix has no state of rows"),
             (Self::Table(table), part) => backend.read_table(table, part, 0, out),
+        }
+    }
+
+    /// Numbers of a copy.
+    pub fn copied_numbers(&self, spec: &ParameterSpec) -> usize {
+        match self {
+            Self::Table(_) => B::copied_numbers(spec.table_shape()),
+            Self::Matrix { .. } => spec.parts().map(|part| spec.tensor(part).len()).sum(),
+        }
+    }
+
+    /// Where a copy has the numbers of `part`.
+    pub fn place(&self, spec: &ParameterSpec, part: TablePart) -> TablePlace {
+        if let Self::Table(_) = self {
+            return B::table_place(spec.table_shape(), part);
+        }
+        let before = spec.parts().take_while(|&other| other != part);
+        let first = before.map(|part| spec.tensor(part).len()).sum();
+        TablePlace { first, stride: spec.columns }
+    }
+
+    /// Copies all of it, as fast as can be, to `out`, which has room for just that.
+    pub fn copy(&self, backend: &B, spec: &ParameterSpec, mut out: &mut [B::Scalar]) {
+        if let Self::Table(table) = self {
+            return backend.copy_table(table, spec.table_shape(), out);
+        }
+        for part in spec.parts() {
+            let (this, rest) = out.split_at_mut(spec.tensor(part).len());
+            self.read(backend, part, this);
+            out = rest;
         }
     }
 }

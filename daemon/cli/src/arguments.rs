@@ -220,6 +220,9 @@ pub(crate) struct Scored {
     /// Files and globs to score [default: the job's own held-out data]
     #[arg(value_name = "DATA")]
     pub(crate) data: Vec<String>,
+    /// Take the job's best checkpoint (`checkpoint.keep_best`) instead of its newest
+    #[arg(long)]
+    pub(crate) best: bool,
 }
 
 /// `eval`
@@ -227,6 +230,7 @@ pub(crate) struct Scored {
 #[command(after_help = "\
 Examples:
   millstream eval census-2f9c
+  millstream eval census-2f9c --best
   millstream eval checkpoints/census-2f9c/step-0000000500 'data/2026-11-*.parquet'")]
 pub(crate) struct Eval {
     #[command(flatten)]

@@ -20,6 +20,9 @@ pub(crate) struct JobJson<'a> {
     ended_ms: Option<u64>,
     directory: &'a str,
     checkpoint: Option<&'a str>,
+    /// Of `show` only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    best_checkpoint: Option<&'a str>,
     progress: ProgressJson,
     eval: Option<MetricsJson>,
 }
@@ -116,6 +119,7 @@ impl<'a> From<&'a Job> for JobJson<'a> {
             ended_ms: known(job.ended_ms),
             directory: &job.directory,
             checkpoint: given(&job.checkpoint),
+            best_checkpoint: given(&job.best_checkpoint),
             progress: job.progress.unwrap_or_default().into(),
             eval: job.eval.as_ref().map(MetricsJson::from),
         }

@@ -7,6 +7,7 @@
 
 mod document;
 mod error;
+mod evaluation;
 mod features;
 mod filter;
 mod model;
@@ -25,12 +26,14 @@ use millstream_pipeline::spec::{
     CacheSpec, DataSpec, FeatureKind, FeatureSpec, FormatName, LabelSpec, OnBadRecord, Terms,
 };
 use millstream_pipeline::storage::{AzSpec, GsSpec, S3Spec, StorageSpec};
+use millstream_trainer::session::{BestSpec, JudgeSpec};
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use sha2::{Digest, Sha256};
 
 use document::{Node, Table, Value};
 use error::{At, Problems};
 pub use error::{JobError, Place, Problem, Warning};
+pub use evaluation::EvaluationSpec;
 use features::Feature;
 use section::{Section, Text};
 pub use tensorboard::TensorBoardSpec;
@@ -63,13 +66,6 @@ pub struct Job {
     pub text: String,
 }
 
-/// What is worked out about held-out rows besides what always is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EvaluationSpec {
-    /// The feature whose ids are the groups of the group AUC; it has one id a row.
-    pub group: Option<String>,
-}
-
 /// Where checkpoints go, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointSpec {
@@ -80,6 +76,8 @@ pub struct CheckpointSpec {
     pub every_steps: u64,
     /// Checkpoints kept, the newest.
     pub keep: u32,
+    /// Those of the best evaluations that are kept besides.
+    pub best: Option<BestSpec>,
 }
 
 impl Job {
@@ -102,6 +100,11 @@ impl Job {
         Ok((job, problems.warnings()))
     }
 
+    /// What its evaluations are to say of how to go on.
+    pub fn judge(&self) -> JudgeSpec {
+        JudgeSpec { stopping: self.evaluation.stopping, best: self.checkpoint.best }
+    }
+
     /// What fixes the result of the job, as SHA-256 in hexadecimal: two jobs with the same fingerprint, on
     /// the same data, end with the same model. Names, places, memory and threads have no part in it.
     pub fn fingerprint(&self) -> String {
@@ -117,7 +120,10 @@ impl Job {
         let training = TrainingSpec { threads: None, ..self.training.clone() };
         let what = (data, &self.label, &self.features, &self.model, training);
         // These are plain structs, enums and numbers, which JSON can always hold.
-        let json = serde_json::to_vec(&what).unwrap_or_default();
+        let mut json = serde_json::to_vec(&what).unwrap_or_default();
+        if let Some(outcome) = self.evaluation.outcome() {
+            json.extend(serde_json::to_vec(&outcome).unwrap_or_default());
+        }
         Sha256::digest(&json).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
@@ -136,8 +142,9 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     let model = top.required_section("model", "[model]", "what is trained");
     let model = model::read(model, &names);
     let training = training::read(top.section("training", "[training]"), seed);
-    let evaluation = read_evaluation(top.section("evaluation", "[evaluation]"), &names, &features);
-    let checkpoint = read_checkpoint(top.section("checkpoint", "[checkpoint]"), &data.base);
+    let evaluation = evaluation::read(top.section("evaluation", "[evaluation]"), &names, &features, &data);
+    let checkpoint =
+        evaluation::read_checkpoint(top.section("checkpoint", "[checkpoint]"), &data, &evaluation);
     let tensorboard = tensorboard::read(&mut top, &data.base);
     let storage = read_storage(top.section("storage", "[storage]"), &data.base);
     top.finish();
@@ -278,38 +285,6 @@ fn read_label(mut label: Section<'_>) -> LabelSpec {
     }
     label.finish();
     LabelSpec { column: column.unwrap_or_default(), positive, weight }
-}
-
-/// Reads how to evaluate with `features`, of which the job file has `names`, some of them perhaps unsound.
-fn read_evaluation(mut section: Section<'_>, names: &[&str], features: &[Feature]) -> EvaluationSpec {
-    let group = section.text("group");
-    if let Some(Text { text, at }) = group {
-        let spec = features.iter().map(|feature| &feature.spec).find(|spec| spec.name == text);
-        if !names.contains(&text) {
-            let hint = error::suggestion(text, names.iter().copied());
-            section.error_at(at, format!("`{text}` is not in [features]{hint}"));
-        } else if spec.is_some_and(|spec| matches!(spec.kind, FeatureKind::Numeric { .. })) {
-            section.error_at(at, format!("`{text}` is a number, and groups are ids: make it another kind"));
-        } else if spec.is_some_and(|spec| spec.maximum.is_some()) {
-            section.error_at(at, format!("`{text}` has several values a row, and a row is in one group"));
-        }
-    }
-    section.finish();
-    EvaluationSpec { group: group.map(|group| group.text.to_owned()) }
-}
-
-fn read_checkpoint(mut checkpoint: Section<'_>, base: &Path) -> CheckpointSpec {
-    let directory = checkpoint.text("directory");
-    if let Some(Text { text: "", at }) = directory {
-        checkpoint.error_at(at, "a path is empty");
-    }
-    let spec = CheckpointSpec {
-        directory: base.join(directory.map_or("checkpoints", |directory| directory.text)),
-        every_steps: checkpoint.whole("every_steps", 1..=u64::MAX).unwrap_or(1_000),
-        keep: checkpoint.whole_u32("keep", 1..=u32::MAX).unwrap_or(3),
-    };
-    checkpoint.finish();
-    spec
 }
 
 fn read_storage(mut storage: Section<'_>, base: &Path) -> StorageSpec {

@@ -42,7 +42,7 @@ pub struct JobRecord {
     pub progress: Progress,
     /// Metrics of the last evaluation.
     pub eval: Option<Metrics>,
-    /// The epoch that it followed, from 0.
+    /// The epoch that it followed, from 0; `None` where that had not ended.
     pub eval_epoch: Option<u32>,
 }
 

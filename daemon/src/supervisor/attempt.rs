@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use millstream_pipeline::ingest::{Bound, Diagnosis};
 
 use super::{Event, Prepared, Supervisor};
@@ -26,8 +27,8 @@ const EXIT_LIMIT: Duration = Duration::from_secs(10);
 
 /// How an attempt ended.
 pub(super) enum Outcome {
-    /// The job is done.
-    Finished,
+    /// The job is done; why before its data was, where that is so.
+    Finished(Option<String>),
     /// It was told to stop, and did.
     Stopped,
     /// Another try would meet the same.
@@ -42,6 +43,8 @@ pub(super) struct Attempt<'a> {
     worker: WorkerProcess,
     /// What fills the worker's ring, once it has one.
     feed: Option<Feed>,
+    /// What fills the ring of an evaluation, while there is one that is fed aside.
+    aside: Option<Feed>,
     /// The last word on how the attempt ended.
     verdict: Option<Verdict>,
     /// When the worker is killed, once it was told to stop.
@@ -50,7 +53,8 @@ pub(super) struct Attempt<'a> {
 }
 
 enum Verdict {
-    Done,
+    /// Why before the end of the data, where that is so.
+    Done(Option<String>),
     Stopped,
     InputLost,
     Failed(String),
@@ -80,8 +84,8 @@ impl<'a> Attempt<'a> {
             )
             .map_err(died)?;
         supervisor.book.change(|record| record.attempts += 1);
-        let (feed, verdict, deadline, totals) = (None, None, None, Totals::default());
-        let mut attempt = Self { prepared, worker, feed, verdict, deadline, totals };
+        let (feed, aside, verdict, deadline, totals) = (None, None, None, None, Totals::default());
+        let mut attempt = Self { prepared, worker, feed, aside, verdict, deadline, totals };
         let checkpoint = &supervisor.job.checkpoint;
         let role = Role::Train(Box::new(TrainRole {
             directory: prepared.directory.clone(),
@@ -91,6 +95,8 @@ impl<'a> Attempt<'a> {
             model: supervisor.job.model.clone(),
             training: supervisor.job.training.clone(),
             group: supervisor.job.evaluation.group.clone(),
+            evaluation: prepared.eval_plan.is_some().then_some(supervisor.job.evaluation.cadence),
+            judge: supervisor.job.judge(),
         }));
         let schema = prepared.schema.clone();
         attempt.tell(&ToWorker::Start(Box::new(Start { role, schema })));
@@ -117,6 +123,11 @@ impl<'a> Attempt<'a> {
             match event {
                 Some(Event::Worker(FromWorker::Ready { restored, passed_over })) => {
                     if let Err(error) = self.feed(restored, &passed_over, supervisor) {
+                        return Outcome::Failed(format!("{error:#}"));
+                    }
+                }
+                Some(Event::Worker(FromWorker::EvalDue)) => {
+                    if let Err(error) = self.feed_aside() {
                         return Outcome::Failed(format!("{error:#}"));
                     }
                 }
@@ -178,6 +189,19 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
+    /// Feeds the worker all held-out rows, aside from what it trains on.
+    fn feed_aside(&mut self) -> anyhow::Result<()> {
+        let plan =
+            self.prepared.eval_plan.as_ref().context("a worker asked for held-out rows of a job without")?;
+        let (feed, ring) = Feed::start(plan, None)?;
+        self.aside = Some(feed);
+        self.tell(&ToWorker::EvalRing);
+        if let Err(error) = self.worker.hand_over(ring) {
+            tracing::debug!(%error, pid = self.worker.pid(), "a worker did not take the ring of an evaluation");
+        }
+        Ok(())
+    }
+
     /// Tells the worker something. One that cannot take it has died, and is heard of as any that has.
     fn tell(&mut self, message: &ToWorker) {
         if let Err(error) = self.worker.send(message) {
@@ -191,13 +215,17 @@ impl<'a> Attempt<'a> {
             FromWorker::Checkpointed { step, path, requested } => {
                 supervisor.committed(step, path, requested);
             }
-            FromWorker::Evaluated { step, epoch, metrics } => evaluated(step, epoch, metrics, supervisor),
+            FromWorker::Evaluated { step, epoch, ends_epoch, metrics } => {
+                // All of its rows are used.
+                self.aside = None;
+                evaluated((step, epoch, ends_epoch), metrics, supervisor);
+            }
             FromWorker::Warned { message } => supervisor.book.log(LogLevel::Warn, &message),
-            FromWorker::Done => self.verdict = Some(Verdict::Done),
+            FromWorker::Done { stopped_early } => self.verdict = Some(Verdict::Done(stopped_early)),
             FromWorker::Stopped => self.verdict = Some(Verdict::Stopped),
             FromWorker::InputLost => self.verdict = Some(Verdict::InputLost),
             FromWorker::Failed { message } => self.verdict = Some(Verdict::Failed(message)),
-            FromWorker::Ready { .. } | FromWorker::Scores { .. } => {
+            FromWorker::Ready { .. } | FromWorker::EvalDue | FromWorker::Scores { .. } => {
                 tracing::warn!(job = supervisor.book.id(), "a training worker said what none says");
             }
         }
@@ -256,7 +284,12 @@ impl<'a> Attempt<'a> {
             // Reads that hang would be waited for.
             supervisor.stores.cancel();
         }
-        let fed = self.feed.map_or(Ok(()), Feed::stop);
+        let fed_aside = self.aside.map_or(Ok(()), Feed::stop);
+        // The one that failed is the reason for the other's end.
+        let fed = match (self.feed.map_or(Ok(()), Feed::stop), fed_aside) {
+            (_, Err(error)) if !feed::is_echo(&error) => Err(error),
+            (fed, _) => fed,
+        };
         let totals = self.totals;
         supervisor.book.end_history();
         supervisor.book.change(|record| {
@@ -266,7 +299,7 @@ impl<'a> Attempt<'a> {
             set_rates(record, totals.examples, totals.seconds, totals.waited);
         });
         match (self.verdict, fed) {
-            (Some(Verdict::Done), _) => Outcome::Finished,
+            (Some(Verdict::Done(stopped_early)), _) => Outcome::Finished(stopped_early),
             (Some(Verdict::Stopped), _) => Outcome::Stopped,
             (Some(Verdict::Failed(message)), _) => Outcome::Failed(message),
             (_, Err(error)) if !feed::is_echo(&error) => Outcome::Failed(error.to_string()),
@@ -316,9 +349,10 @@ fn log_input(input: &Diagnosis, supervisor: &Supervisor) {
     }
 }
 
-fn evaluated(step: u64, epoch: u32, metrics: Metrics, supervisor: &Supervisor) {
-    supervisor.book.log(LogLevel::Info, &format!("epoch {}: {}", epoch + 1, told(&metrics)));
-    supervisor.book.evaluated(step, epoch, metrics);
+fn evaluated((step, epoch, ends_epoch): (u64, u32, bool), metrics: Metrics, supervisor: &Supervisor) {
+    let when = if ends_epoch { format!("epoch {}", epoch + 1) } else { format!("step {step}") };
+    supervisor.book.log(LogLevel::Info, &format!("{when}: {}", told(&metrics)));
+    supervisor.book.evaluated(step, epoch, ends_epoch, metrics);
 }
 
 /// An evaluation, for the log.

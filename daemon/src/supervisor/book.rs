@@ -97,9 +97,9 @@ impl Book {
         }
     }
 
-    /// Keeps the metrics of the evaluation after `step` and `epoch`.
-    pub(crate) fn evaluated(&self, step: u64, epoch: u32, metrics: Metrics) {
-        self.change(|record| (record.eval, record.eval_epoch) = (Some(metrics), Some(epoch)));
+    /// Keeps the metrics of the evaluation after `step`, a step of `epoch`, with which that ended or not.
+    pub(crate) fn evaluated(&self, step: u64, epoch: u32, ends_epoch: bool, metrics: Metrics) {
+        self.change(|record| (record.eval, record.eval_epoch) = (Some(metrics), ends_epoch.then_some(epoch)));
         let metrics = metrics.named().map(|(name, value)| (name.to_owned(), value)).collect();
         self.kept(self.store.append_evaluation(&self.id, &Evaluation { step, epoch, metrics }));
     }
@@ -211,7 +211,7 @@ mod tests {
             groups: None,
             examples: 9,
         };
-        book.evaluated(5, 3, metrics);
+        book.evaluated(5, 3, true, metrics);
         let stored = book.store.job("a-1").unwrap().unwrap();
         assert_eq!((stored.progress.step, stored.eval, stored.eval_epoch), (5, Some(metrics), Some(3)));
         let evaluations = book.store.history("a-1").unwrap().evaluations;

@@ -198,7 +198,9 @@ impl Supervisor {
     pub(crate) fn run(mut self) {
         let (state, reason) = match self.live() {
             // Where it was resumed on the way, the record goes on to say why.
-            Ok(()) => (JobState::Succeeded, self.book.record().reason),
+            Ok(stopped_early) => {
+                (JobState::Succeeded, stopped_early.unwrap_or_else(|| self.book.record().reason))
+            }
             Err(End::Stopped(Stop::Cancel)) => (JobState::Cancelled, "cancelled by a person".to_owned()),
             Err(End::Stopped(Stop::Drain)) => {
                 (JobState::Queued, "the daemon stopped; goes on when it starts again".to_owned())
@@ -211,7 +213,8 @@ impl Supervisor {
         self.book.enter(state, &reason);
     }
 
-    fn live(&mut self) -> Result<(), End> {
+    /// Says why the job ended before its data did, where that is so.
+    fn live(&mut self) -> Result<Option<String>, End> {
         self.check_stop()?;
         self.book.enter(JobState::Preparing, "");
         let stopping = Arc::clone(&self.control.stopping);
@@ -224,7 +227,7 @@ impl Supervisor {
         self.book.enter(JobState::Running, "");
         loop {
             match self.attempt(&prepared) {
-                Outcome::Finished => return Ok(()),
+                Outcome::Finished(stopped_early) => return Ok(stopped_early),
                 Outcome::Stopped => {
                     return Err(End::Stopped(self.control.stop_wanted().unwrap_or(Stop::Drain)));
                 }

@@ -27,6 +27,8 @@ pub(crate) struct Prepared {
     pub(super) directory: PathBuf,
     pub(super) schema: BatchSchema,
     pub(super) plan: IngestPlan,
+    /// Of the held-out rows, where they come aside.
+    pub(super) eval_plan: Option<IngestPlan>,
 }
 
 /// Prepares `job`, whose directory the record in `book` names. Ends early, in an error, once `cancel` is set.
@@ -44,11 +46,11 @@ pub(super) fn prepare(
     let text = format!(
         "{} parameters; ingest holds at most {} of {} bytes",
         plan.model.parameters,
-        plan.ingest.memory().total_bytes(),
+        plan.ingest_bytes(),
         job.data.memory_budget_bytes
     );
     book.log(LogLevel::Info, &text);
-    Ok(Prepared { directory, schema: plan.schema, plan: plan.ingest })
+    Ok(Prepared { directory, schema: plan.schema, plan: plan.ingest, eval_plan: plan.eval_ingest })
 }
 
 /// What the job's features learned, from an earlier time or now.

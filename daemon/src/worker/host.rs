@@ -277,8 +277,9 @@ mod tests {
     #[test]
     fn messages_arrive_in_order_and_the_end_is_told_last() {
         let directory = tempfile::tempdir().unwrap();
+        let done = FromWorker::Done { stopped_early: None };
         let mut frame = Vec::new();
-        protocol::send(&mut frame, &FromWorker::Done).unwrap();
+        protocol::send(&mut frame, &done).unwrap();
         std::fs::write(directory.path().join("frame"), &frame).unwrap();
         let text = format!("cd {}; cat frame frame >&0; head -c 3 frame >&0", directory.path().display());
         let worker = start(directory.path(), &text, |_| {});
@@ -288,7 +289,7 @@ mod tests {
             .listen(move |message| sender.send(Some(message)).is_ok(), move || end.send(None).unwrap())
             .unwrap();
         let heard: Vec<_> = receiver.iter().collect();
-        assert_eq!(heard, [Some(FromWorker::Done), Some(FromWorker::Done), None]);
+        assert_eq!(heard, [Some(done.clone()), Some(done), None]);
         listener.join().unwrap();
         assert!(worker.wait(Duration::from_secs(60)).is_ok());
     }

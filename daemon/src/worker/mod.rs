@@ -2,13 +2,15 @@
 //!
 //! * [`protocol`]: what a daemon and its worker say to each other.
 //! * [`host`]: the daemon's side: starting, telling, and learning how it ended.
-//! * [`process`]: the worker's side: what runs in the process; training and scoring each have a file of their own.
+//! * [`process`]: the worker's side: what runs in the process; training, its checkpoints and scoring each have a
+//!   file of their own.
 //! * [`tensorboard`]: what a training worker writes for TensorBoard.
 
 pub mod host;
 pub mod process;
 pub mod protocol;
 
+mod keeper;
 mod score;
 pub mod tensorboard;
 mod train;

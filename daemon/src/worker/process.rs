@@ -5,8 +5,8 @@
 //! daemon then tells it to take a checkpoint and stop; and the death of the ring's other end or of the
 //! socket's ends it at once.
 //!
-//! Messages of the daemon are read on a thread of their own, which only sets flags; they are acted upon
-//! between steps. An error is told to the daemon as [`FromWorker::Failed`], which means that another try
+//! Messages of the daemon are read on a thread of their own, which only sets flags and hands on rings; they are
+//! acted upon between steps. An error is told to the daemon as [`FromWorker::Failed`], which means that another try
 //! would meet it again; a panic or a signal is a death, which means that one may not.
 
 use std::ffi::OsString;
@@ -16,6 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use anyhow::{Context, Result, bail};
 use millstream_batch::ring::Interrupter;
@@ -31,6 +32,24 @@ use super::{score, train};
 pub(super) struct Wishes {
     checkpoint: AtomicBool,
     stop: AtomicU8,
+}
+
+/// What the worker hears of its daemon once it has its ring.
+pub(super) struct Heard {
+    pub(super) wishes: Arc<Wishes>,
+    /// Rings of held-out rows. None comes any more once the worker is to stop.
+    rings: Receiver<Consumer>,
+}
+
+/// The thread that listens to the daemon.
+struct Listener {
+    socket: UnixStream,
+    schema: BatchSchema,
+    wishes: Arc<Wishes>,
+    /// Those of the rings that the worker may be waiting for: the one of the job, and that of an evaluation.
+    rings: Vec<Interrupter>,
+    /// `None` once the worker is to stop. One ring is asked for at a time, so there is always room.
+    hand_on: Option<SyncSender<Consumer>>,
 }
 
 /// How the worker is to end early.
@@ -52,6 +71,8 @@ pub(super) struct Link {
 pub(super) enum Ended {
     /// All batches are used.
     Done,
+    /// More training was of no use, for this reason.
+    StoppedEarly(String),
     /// It was told to stop.
     Stopped,
     /// The ring's producer is gone.
@@ -67,7 +88,8 @@ pub fn main() -> ExitCode {
     lines.log_internal_errors(false).without_time().with_ansi(false).init();
     let Some(mut link) = guard(std::env::args_os().nth(2)) else { return ExitCode::FAILURE };
     let last = match work(&mut link) {
-        Ok(Ended::Done) => FromWorker::Done,
+        Ok(Ended::Done) => FromWorker::Done { stopped_early: None },
+        Ok(Ended::StoppedEarly(why)) => FromWorker::Done { stopped_early: Some(why) },
         Ok(Ended::Stopped) => FromWorker::Stopped,
         Ok(Ended::InputLost) => FromWorker::InputLost,
         Err(error) => FromWorker::Failed { message: format!("{error:#}") },
@@ -122,15 +144,26 @@ impl Link {
     }
 
     /// Receives the ring, and from then on the daemon's wishes.
-    pub(super) fn receive_ring(&self, schema: &BatchSchema) -> Result<(Consumer, Arc<Wishes>)> {
+    pub(super) fn receive_ring(&self, schema: &BatchSchema) -> Result<(Consumer, Heard)> {
         let ring = Consumer::receive(&self.socket, schema)?;
         let wishes = Arc::new(Wishes::default());
-        let (mut socket, interrupter, listener) =
-            (self.socket.try_clone()?, ring.interrupter(), Arc::clone(&wishes));
-        std::thread::Builder::new()
-            .name("wishes".into())
-            .spawn(move || listener.listen(&mut socket, &interrupter))?;
-        Ok((ring, wishes))
+        let (hand_on, rings) = sync_channel(1);
+        let listener = Listener {
+            socket: self.socket.try_clone()?,
+            schema: schema.clone(),
+            wishes: Arc::clone(&wishes),
+            rings: vec![ring.interrupter()],
+            hand_on: Some(hand_on),
+        };
+        std::thread::Builder::new().name("wishes".into()).spawn(move || listener.listen())?;
+        Ok((ring, Heard { wishes, rings }))
+    }
+}
+
+impl Heard {
+    /// Waits for a ring of held-out rows; `None` when the worker is to stop.
+    pub(super) fn next_ring(&self) -> Option<Consumer> {
+        self.rings.recv().ok()
     }
 }
 
@@ -145,14 +178,23 @@ impl Wishes {
         let stop = self.stop.load(Ordering::Acquire);
         [Stop::AfterCheckpoint, Stop::AtOnce].into_iter().find(|&known| known as u8 == stop)
     }
+}
 
-    fn listen(&self, socket: &mut UnixStream, ring: &Interrupter) {
+impl Listener {
+    fn listen(mut self) {
         loop {
-            let stop = match protocol::receive(socket) {
+            let stop = match protocol::receive(&mut self.socket) {
                 Ok(Some(ToWorker::Checkpoint)) => {
-                    self.checkpoint.store(true, Ordering::Release);
+                    self.wishes.checkpoint.store(true, Ordering::Release);
                     continue;
                 }
+                Ok(Some(ToWorker::EvalRing)) => match self.hand_ring_on() {
+                    Ok(()) => continue,
+                    Err(error) => {
+                        tracing::error!("the ring of an evaluation did not come: {error:#}");
+                        Stop::AtOnce
+                    }
+                },
                 Ok(Some(ToWorker::Stop { checkpoint: true })) => Stop::AfterCheckpoint,
                 Ok(Some(ToWorker::Stop { checkpoint: false })) => Stop::AtOnce,
                 Ok(Some(ToWorker::Start(_))) => {
@@ -162,11 +204,23 @@ impl Wishes {
                 // Without a daemon there is nobody to train for, and a new one may be starting a worker.
                 Ok(None) | Err(_) => Stop::AtOnce,
             };
-            self.stop.fetch_max(stop as u8, Ordering::AcqRel);
-            ring.interrupt();
+            self.wishes.stop.fetch_max(stop as u8, Ordering::AcqRel);
+            self.hand_on = None;
+            self.rings.iter().for_each(Interrupter::interrupt);
             if stop == Stop::AtOnce {
                 return;
             }
         }
+    }
+
+    fn hand_ring_on(&mut self) -> Result<()> {
+        let ring = Consumer::receive(&self.socket, &self.schema)?;
+        self.rings.truncate(1);
+        self.rings.push(ring.interrupter());
+        if let Some(hand_on) = &self.hand_on {
+            // A worker that takes none is ending.
+            let _ = hand_on.try_send(ring);
+        }
+        Ok(())
     }
 }

@@ -10,6 +10,8 @@
 //!   the ring's descriptors -------------->
 //!   Checkpoint, Stop -------------------->   at any time from here on
 //!         <-------------------------------   Progress, Checkpointed, Evaluated, Warned, Scores
+//!         <-------------------------------   EvalDue
+//!   EvalRing, a ring's descriptors ------>   evaluates its batches and goes on training
 //!         <-------------------------------   one of Done, Stopped, InputLost, Failed
 //! ```
 //!
@@ -24,6 +26,7 @@ use std::path::PathBuf;
 
 use millstream_batch::BatchSchema;
 pub use millstream_trainer::metrics::Metrics;
+pub use millstream_trainer::session::JudgeSpec;
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -45,6 +48,8 @@ pub enum ToWorker {
     /// Take a checkpoint after the present step and report it as requested. A worker that waits for a batch
     /// takes it when that has come: the ring's waits can be ended for good only.
     Checkpoint,
+    /// The answer to [`FromWorker::EvalDue`]; the descriptors of a ring follow.
+    EvalRing,
     /// End after the present step.
     Stop {
         /// Take a checkpoint first.
@@ -99,6 +104,28 @@ pub struct TrainRole {
     pub training: TrainingSpec,
     /// The feature whose ids are the groups of the group AUC.
     pub group: Option<String>,
+    /// When the worker asks for rows to evaluate; `None` where they come between those of training.
+    pub evaluation: Option<EvalCadence>,
+    /// What evaluations are to say of how to go on.
+    pub judge: JudgeSpec,
+}
+
+/// When a worker evaluates. It does so at the end of the data in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EvalCadence {
+    /// After so many steps, and so many again.
+    pub every_steps: Option<u64>,
+    /// After so many epochs, and so many again.
+    pub every_epochs: Option<u32>,
+}
+
+impl EvalCadence {
+    /// Whether an evaluation is due after `step`; `ended` is the epoch that ended with it, from 0, if one did.
+    pub fn is_due(&self, step: u64, ended: Option<u32>) -> bool {
+        let by_steps = self.every_steps.is_some_and(|every| step.is_multiple_of(every));
+        let by_epochs = self.every_epochs.zip(ended);
+        by_steps || by_epochs.is_some_and(|(every, epoch)| (epoch + 1).is_multiple_of(every))
+    }
 }
 
 /// What comes out of scoring.
@@ -144,12 +171,16 @@ pub enum FromWorker {
         /// Whether [`ToWorker::Checkpoint`] asked for it.
         requested: bool,
     },
+    /// Held-out rows are wanted, before the next step.
+    EvalDue,
     /// A pass over the held-out data is complete.
     Evaluated {
         /// Steps taken before it.
         step: u64,
-        /// The epoch it followed.
+        /// The epoch of the last of them.
         epoch: u32,
+        /// Whether that epoch had ended.
+        ends_epoch: bool,
         /// What came out.
         metrics: Metrics,
     },
@@ -164,7 +195,10 @@ pub enum FromWorker {
         scores: Vec<f32>,
     },
     /// All batches are used and, when training, the final checkpoint is committed. The last message.
-    Done,
+    Done {
+        /// Why training ended before the batches did, where it did.
+        stopped_early: Option<String>,
+    },
     /// Stopped as told, before the end of the data. The last message.
     Stopped,
     /// The ring ended without its producer having finished. The last message.
@@ -273,6 +307,7 @@ mod tests {
         let second = FromWorker::Evaluated {
             step: 12,
             epoch: 3,
+            ends_epoch: true,
             metrics: Metrics {
                 auc: Some(0.1 + 0.2),
                 auc_error: Some(0.0),
@@ -295,6 +330,20 @@ mod tests {
         assert_eq!(receive::<FromWorker>(&mut reader).unwrap(), Some(first));
         assert_eq!(receive::<FromWorker>(&mut reader).unwrap(), Some(second));
         assert_eq!(reader, b"rest");
+    }
+
+    #[test]
+    fn evaluations_fall_due_by_steps_and_by_epochs() {
+        let due = |every_steps, every_epochs| {
+            let cadence = EvalCadence { every_steps, every_epochs };
+            // Epochs of three steps.
+            let ended = |step: u64| step.is_multiple_of(3).then(|| u32::try_from(step / 3).unwrap() - 1);
+            (1..=12).filter(|&step| cadence.is_due(step, ended(step))).collect::<Vec<u64>>()
+        };
+        assert_eq!(due(Some(5), None), [5, 10]);
+        assert_eq!(due(None, Some(2)), [6, 12]);
+        assert_eq!(due(Some(4), Some(1)), [3, 4, 6, 8, 9, 12]);
+        assert!(due(None, None).is_empty());
     }
 
     #[test]

@@ -28,9 +28,9 @@ pub(super) fn run(
         scorer.group_by(feature)?;
     }
     link.send(&FromWorker::Ready { restored: None, passed_over: Vec::new() })?;
-    let (mut ring, wishes) = link.receive_ring(schema)?;
+    let (mut ring, heard) = link.receive_ring(schema)?;
     loop {
-        if wishes.stop().is_some() {
+        if heard.wishes.stop().is_some() {
             return Ok(Ended::Stopped);
         }
         let leased = match ring.next() {
@@ -47,7 +47,7 @@ pub(super) fn run(
     }
     if output == Output::Metrics {
         let metrics = scorer.end_eval()?;
-        link.send(&FromWorker::Evaluated { step, epoch: 0, metrics })?;
+        link.send(&FromWorker::Evaluated { step, epoch: 0, ends_epoch: false, metrics })?;
     }
     Ok(Ended::Done)
 }

@@ -1,14 +1,13 @@
 //! A worker that trains: a step for each training batch, metrics for each pass over held-out data, and
 //! checkpoints.
 //!
-//! A checkpoint is taken between steps: every so many of them, when the daemon asks, before a stop, and at
-//! the end of the data. What a step does is a function of the model and the batch alone, so neither when
-//! checkpoints are taken nor how often training was cut short leaves a trace in the final one.
+//! Checkpoints are taken between steps ([`Keeper`]). What a step does is a function of the model and the batch
+//! alone, so neither when checkpoints are taken nor how often training was cut short leaves a trace in the
+//! final one.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -16,10 +15,11 @@ use millstream_backend::Cpu;
 use millstream_batch::{BatchRef, BatchSchema, Consumer, RingError, Stream};
 use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore, Extent};
 use millstream_trainer::loss::LossSum;
-use millstream_trainer::session::{Session, SessionError};
+use millstream_trainer::session::{Judged, Session, SessionError};
 
-use super::process::{Ended, Link, Stop, Wishes};
-use super::protocol::{FromWorker, Progress, Restored, TrainRole};
+use super::keeper::{Cadence, Keeper};
+use super::process::{Ended, Heard, Link, Stop};
+use super::protocol::{EvalCadence, FromWorker, Progress, Restored, TrainRole};
 use super::tensorboard::{EventSpec, EventWriter};
 use crate::runs;
 
@@ -30,28 +30,20 @@ const LOCK_POLL: Duration = Duration::from_millis(10);
 /// Between reports of progress.
 const REPORT_PERIOD: Duration = Duration::from_millis(100);
 
-/// When checkpoints are taken, and how many are kept.
-#[derive(Clone, Copy, Debug)]
-struct Cadence {
-    /// Steps from one to the next.
-    every_steps: u64,
-    /// The newest that are kept.
-    keep: u32,
-}
-
 /// A job being trained.
 struct Training<'a> {
     session: Session<Cpu>,
-    store: CheckpointStore,
-    cadence: Cadence,
-    /// Carried in each checkpoint: the job, and what was learned from its data.
-    parts: [(&'static str, Vec<u8>); 2],
-    committed: Option<Restored>,
+    /// When held-out rows are asked for; `None` where they come between those of training.
+    evaluation: Option<EvalCadence>,
+    /// Whether the last step was the last of its epoch.
+    epoch_ended: bool,
+    keeper: Keeper,
     meter: Meter,
     /// What TensorBoard is told, if anything.
     events: Option<EventWriter>,
     /// Whether it was said that events cannot be written.
     events_warned: bool,
+    heard: Heard,
     link: &'a mut Link,
 }
 
@@ -67,30 +59,43 @@ struct Meter {
 
 /// Trains the job as `role` says, from its newest whole checkpoint.
 pub(super) fn run(role: TrainRole, schema: &BatchSchema, link: &mut Link) -> Result<Ended> {
-    let TrainRole { directory, every_steps, keep, events, model, training, group } = role;
+    let TrainRole { directory, every_steps, keep, events, model, training, group, evaluation, judge } = role;
     let cadence = Cadence { every_steps, keep };
     let _lock = lock(&directory)?;
     let part = |name: &'static str| {
         let path = directory.join(name);
         Ok::<_, anyhow::Error>((name, fs::read(&path).with_context(|| path.display().to_string())?))
     };
-    let parts = [part(runs::JOB)?, part(runs::ANALYSIS)?];
+    // Carried in each checkpoint: the job, and what was learned from its data.
+    let carried = vec![part(runs::JOB)?, part(runs::ANALYSIS)?];
     let store = CheckpointStore::local(&directory)?;
     let mut session = Session::new(Cpu::new(training.threads)?, &model, schema, &training)?;
     if let Some(feature) = &group {
         session.group_by(feature)?;
     }
+    session.judge_by(judge);
     let mut passed_over = Vec::new();
     let committed = restore(&mut session, &store, &mut passed_over)?;
     link.send(&FromWorker::Ready { restored: committed.clone(), passed_over })?;
-    let (ring, wishes) = link.receive_ring(schema)?;
+    let (ring, heard) = link.receive_ring(schema)?;
+    let job = String::from_utf8_lossy(&carried[0].1).into_owned();
+    let keeper = Keeper::new(cadence, &session, store, carried, committed)?;
     let (meter, events_warned) = (Meter::new(Instant::now()), false);
-    let mut training =
-        Training { session, store, cadence, parts, committed, meter, events: None, events_warned, link };
+    let mut training = Training {
+        session,
+        evaluation,
+        epoch_ended: false,
+        keeper,
+        meter,
+        events: None,
+        events_warned,
+        heard,
+        link,
+    };
     if let Some(spec) = events {
-        training.begin_events(spec)?;
+        training.begin_events(spec, &job)?;
     }
-    let ended = training.follow(ring, &wishes)?;
+    let ended = training.follow(ring)?;
     training.report()?;
     training.record(|events, session| events.end(session.step()))?;
     Ok(ended)
@@ -137,9 +142,9 @@ fn restore(
 }
 
 impl Training<'_> {
-    fn follow(&mut self, mut ring: Consumer, wishes: &Arc<Wishes>) -> Result<Ended> {
+    fn follow(&mut self, mut ring: Consumer) -> Result<Ended> {
         loop {
-            if let Some(ended) = self.heed(wishes)? {
+            if let Some(ended) = self.between_steps()? {
                 return Ok(ended);
             }
             let began = Instant::now();
@@ -161,9 +166,7 @@ impl Training<'_> {
                     self.record(|events, session| events.point_if_due(session.step()))?;
                     let began = Instant::now();
                     self.record(write_histograms)?;
-                    if self.session.step().is_multiple_of(self.cadence.every_steps) {
-                        self.checkpoint(false)?;
-                    }
+                    self.keeper.stepped(self.session.step());
                     self.spent(began.elapsed(), Duration::ZERO);
                 }
                 Stream::Eval => self.evaluate(batch)?,
@@ -172,20 +175,49 @@ impl Training<'_> {
                 self.report()?;
             }
         }
-        self.checkpoint(false)?;
+        if self.evaluation.is_some() && !self.session.is_evaluated() {
+            self.session.set_eval_due();
+            if let Some(ended) = self.between_steps()? {
+                return Ok(ended);
+            }
+        }
+        self.last_checkpoint()?;
         Ok(Ended::Done)
     }
 
-    /// Does what the daemon wishes between steps.
-    fn heed(&mut self, wishes: &Wishes) -> Result<Option<Ended>> {
+    /// Does all that is to be done before the next step; says how training ends, if it does.
+    fn between_steps(&mut self) -> Result<Option<Ended>> {
+        if let Some(ended) = self.heed()? {
+            return Ok(Some(ended));
+        }
+        if self.session.eval_is_due() {
+            if let Some(ended) = self.evaluate_aside()? {
+                return Ok(Some(ended));
+            }
+            if let Some(ended) = self.heed()? {
+                return Ok(Some(ended));
+            }
+        }
+        if let Some(why) = self.session.stop_early() {
+            self.last_checkpoint()?;
+            return Ok(Some(Ended::StoppedEarly(why)));
+        }
+        let began = Instant::now();
+        self.checkpoint_if_due()?;
+        self.spent(began.elapsed(), Duration::ZERO);
+        Ok(None)
+    }
+
+    /// Does what the daemon wishes.
+    fn heed(&mut self) -> Result<Option<Ended>> {
         // Before the first batch there is nothing to save, and the wish is kept for later.
         let begun = !self.session.position().is_empty();
-        if begun && wishes.take_checkpoint() {
-            self.checkpoint(true)?;
+        if begun && self.heard.wishes.take_checkpoint() {
+            self.keeper.want();
         }
-        let Some(stop) = wishes.stop() else { return Ok(None) };
+        let Some(stop) = self.heard.wishes.stop() else { return Ok(None) };
         if begun && stop == Stop::AfterCheckpoint {
-            self.checkpoint(false)?;
+            self.last_checkpoint()?;
         }
         Ok(Some(Ended::Stopped))
     }
@@ -206,40 +238,83 @@ impl Training<'_> {
         if header.last {
             self.meter.steps_per_epoch = Some(self.session.step() / (epochs + 1));
         }
-        Ok(())
-    }
-
-    fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<()> {
-        let header = batch.header();
-        self.session.evaluate(batch)?;
-        if header.last {
-            let metrics = self.session.end_eval()?;
-            let step = self.session.step();
-            // So that what was told of the training reaches up to the evaluation.
-            self.report()?;
-            self.link.send(&FromWorker::Evaluated { step, epoch: header.epoch, metrics })?;
-            self.record(|events, _| events.evaluated(step, metrics))?;
+        self.epoch_ended = header.last;
+        let ended = header.last.then_some(header.epoch);
+        if self.evaluation.is_some_and(|cadence| cadence.is_due(self.session.step(), ended)) {
+            self.session.set_eval_due();
         }
         Ok(())
     }
 
-    /// Commits a checkpoint, unless this very state is committed already.
-    fn checkpoint(&mut self, requested: bool) -> Result<()> {
-        // A worker that goes on from here tells nothing again of what came before.
-        self.record(|events, _| events.flush())?;
-        let (step, position) = (self.session.step(), self.session.position());
-        let current = self.committed.as_ref().filter(|last| last.step == step && last.position == position);
-        let path = match current {
-            Some(_) if !requested => return Ok(()),
-            Some(last) => last.path.clone(),
-            None => {
-                let parts = self.parts.each_ref().map(|(name, bytes)| (*name, bytes.as_slice()));
-                PathBuf::from(self.session.checkpoint(&self.store, &parts, self.cadence.keep)?)
-            }
-        };
-        self.committed = Some(Restored { path: path.clone(), step, position: position.to_vec() });
-        self.link.send(&FromWorker::Checkpointed { step, path, requested })?;
+    /// Takes in held-out rows that come between those of training.
+    fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<()> {
+        let header = batch.header();
+        self.session.evaluate(batch)?;
+        if header.last {
+            let judged = self.session.end_eval()?;
+            self.evaluated(header.epoch, true, judged)?;
+        }
         Ok(())
+    }
+
+    /// Asks for held-out rows, and evaluates them. A wish to stop ends that early.
+    fn evaluate_aside(&mut self) -> Result<Option<Ended>> {
+        // So that what was told of the training reaches up to the evaluation.
+        self.report()?;
+        self.link.send(&FromWorker::EvalDue)?;
+        let Some(mut ring) = self.heard.next_ring() else { return Ok(None) };
+        loop {
+            let leased = match ring.next() {
+                Ok(Some(leased)) => leased,
+                Ok(None) => break,
+                Err(RingError::Interrupted) => {
+                    self.session.abandon_eval();
+                    return Ok(None);
+                }
+                Err(RingError::PeerGone) => return Ok(Some(Ended::InputLost)),
+                Err(error) => return Err(error.into()),
+            };
+            self.session.evaluate(leased.batch())?;
+        }
+        let judged = self.session.end_eval_aside()?;
+        let epoch = self.session.progress().epoch;
+        self.evaluated(epoch, self.epoch_ended, judged)?;
+        // The evaluation is none of the time that went into training.
+        self.meter.reported = Instant::now();
+        Ok(None)
+    }
+
+    /// Tells of an evaluation, and keeps what it was of if it is one of the best.
+    fn evaluated(&mut self, epoch: u32, ends_epoch: bool, Judged { metrics, is_best }: Judged) -> Result<()> {
+        let step = self.session.step();
+        self.report()?;
+        self.link.send(&FromWorker::Evaluated { step, epoch, ends_epoch, metrics })?;
+        self.record(|events, _| events.evaluated(step, metrics))?;
+        if is_best {
+            self.flush_events()?;
+            self.keeper.take(&self.session, self.link)?;
+        }
+        Ok(())
+    }
+
+    /// Tells of a checkpoint that was committed, and begins one if that is due and can be.
+    fn checkpoint_if_due(&mut self) -> Result<()> {
+        self.keeper.collect(self.link)?;
+        if self.keeper.is_ready() {
+            self.flush_events()?;
+            self.keeper.take(&self.session, self.link)?;
+        }
+        Ok(())
+    }
+
+    fn last_checkpoint(&mut self) -> Result<()> {
+        self.flush_events()?;
+        self.keeper.take_last(&self.session, self.link)
+    }
+
+    /// So that a worker that goes on from a checkpoint tells nothing again of what came before.
+    fn flush_events(&mut self) -> Result<()> {
+        self.record(|events, _| events.flush())
     }
 
     /// Takes note of time that went into training, and of its part that was spent waiting for a batch.
@@ -252,10 +327,9 @@ impl Training<'_> {
     }
 
     /// Begins an event file; without one, training goes on.
-    fn begin_events(&mut self, spec: EventSpec) -> Result<()> {
+    fn begin_events(&mut self, spec: EventSpec, job: &str) -> Result<()> {
         let directory = spec.directory.clone();
-        let job = String::from_utf8_lossy(&self.parts[0].1);
-        match EventWriter::begin(spec, self.committed.as_ref().map(|restored| restored.step), &job) {
+        match EventWriter::begin(spec, self.keeper.committed().map(|restored| restored.step), job) {
             Ok(events) => self.events = Some(events),
             Err(error) => self.warn_of_events(&directory, &error)?,
         }

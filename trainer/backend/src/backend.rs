@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use millstream_batch::BatchRef;
 
-use crate::device::{Device, Lookup, TablePart};
+use crate::device::{Device, Lookup, TablePart, TablePlace, TableShape};
 use crate::error::BatchError;
 use crate::normalization::{Axis, Normalization, Normalized};
 #[cfg(doc)]
@@ -88,6 +88,26 @@ pub trait Backend: Device + Sized + Send {
     );
     /// Copies rows of `table` from `first_row` on, as many as `out` takes, into `out`, row-major.
     fn read_table(&self, table: &Self::Table, part: TablePart, first_row: usize, out: &mut [Self::Scalar]);
+
+    /// Where [`Backend::copy_table`] puts the numbers of `part`: each part whole, one after the other, unless the
+    /// device has them otherwise.
+    fn table_place(shape: TableShape, part: TablePart) -> TablePlace {
+        let before = shape.parts().take_while(|&other| other != part);
+        let first = before.map(|part| shape.rows * shape.part_width(part)).sum();
+        TablePlace { first, stride: shape.part_width(part) }
+    }
+    /// Numbers that [`Backend::copy_table`] copies.
+    fn copied_numbers(shape: TableShape) -> usize {
+        shape.parts().map(|part| shape.rows * shape.part_width(part)).sum()
+    }
+    /// Copies a whole table of `shape` to the host, in whatever order is fastest: training waits for it.
+    fn copy_table(&self, table: &Self::Table, shape: TableShape, mut out: &mut [Self::Scalar]) {
+        for part in shape.parts() {
+            let (this, rest) = out.split_at_mut(shape.rows * shape.part_width(part));
+            self.read_table(table, part, 0, this);
+            out = rest;
+        }
+    }
 
     /// Copies a batch to the device and checks every id and offset, so that no operation need to.
     ///

@@ -99,7 +99,23 @@ pub enum TablePart {
     RowState(usize),
 }
 
+/// Where the numbers of a part lie in a copy of a table: those of row `r` begin at `first + r * stride`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TablePlace {
+    /// Where the first row's begin.
+    pub first: usize,
+    /// Numbers from one row to the next.
+    pub stride: usize,
+}
+
 impl TableShape {
+    /// All that it has: weights, then states, then those of rows.
+    pub fn parts(self) -> impl Iterator<Item = TablePart> {
+        let states = (0..self.states).map(TablePart::State);
+        let row_states = (0..self.row_states).map(TablePart::RowState);
+        std::iter::once(TablePart::Weights).chain(states).chain(row_states)
+    }
+
     /// Numbers of one row that `part` has.
     pub fn part_width(&self, part: TablePart) -> usize {
         match part {

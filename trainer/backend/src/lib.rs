@@ -13,7 +13,7 @@ mod update;
 
 pub use backend::{Activation, Backend, GradientColumns, LayerGradient, Loss, RowGradients, Sum};
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
-pub use device::{Device, IdColumn, Lookup, Pooling, Scalar, TablePart, TableShape};
+pub use device::{Device, IdColumn, Lookup, Pooling, Scalar, TablePart, TablePlace, TableShape};
 pub use error::{BackendError, BatchError};
 pub use host::HostBatch;
 pub use normalization::{Axis, Normalization, Normalized};

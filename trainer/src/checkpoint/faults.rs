@@ -1,7 +1,8 @@
-//! A store whose writer dies: at an operation, before or after it took effect, or in the middle of one.
+//! A store whose writer dies: at an operation, before or after it took effect, or in the middle of one. And one
+//! whose operations wait at a gate.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use async_trait::async_trait;
 use futures::stream::{self, BoxStream};
@@ -14,7 +15,7 @@ use object_store::{
 
 /// When the writer dies. Operations and bytes count from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Death {
+pub(crate) enum Death {
     /// This operation does not happen.
     Before(u64),
     /// This operation happens, and the writer does not learn of it.
@@ -25,7 +26,7 @@ pub(super) enum Death {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct DyingStore {
+pub(crate) struct DyingStore {
     inner: Arc<dyn ObjectStore>,
     death: Death,
     life: Arc<Mutex<Life>>,
@@ -58,11 +59,11 @@ fn died() -> Error {
 }
 
 impl DyingStore {
-    pub(super) fn new(inner: Arc<dyn ObjectStore>, death: Death) -> Self {
+    pub(crate) fn new(inner: Arc<dyn ObjectStore>, death: Death) -> Self {
         Self { inner, death, life: Arc::default() }
     }
 
-    pub(super) fn is_dead(&self) -> bool {
+    pub(crate) fn is_dead(&self) -> bool {
         self.life.lock().expect("no test panics with it").dead
     }
 
@@ -196,5 +197,87 @@ impl MultipartUpload for DyingUpload {
 
     async fn abort(&mut self) -> Result<()> {
         self.store.run(async { Ok(()) }).await
+    }
+}
+
+/// A store that does nothing before its gate is open.
+#[derive(Clone, Debug)]
+pub(crate) struct GatedStore {
+    inner: Arc<dyn ObjectStore>,
+    gate: Arc<Gate>,
+}
+
+/// Closed at first.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    /// Lets all through, now and later.
+    pub(crate) fn open(&self) {
+        *self.open.lock().expect("no test panics with it") = true;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        let open = self.open.lock().expect("no test panics with it");
+        drop(self.opened.wait_while(open, |open| !*open).expect("no test panics with it"));
+    }
+}
+
+impl GatedStore {
+    pub(crate) fn new(inner: Arc<dyn ObjectStore>) -> (Self, Arc<Gate>) {
+        let gate = Arc::<Gate>::default();
+        (Self { inner, gate: Arc::clone(&gate) }, gate)
+    }
+}
+
+impl fmt::Display for GatedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} behind a gate", self.inner)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for GatedStore {
+    async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        self.gate.pass();
+        self.inner.put_opts(location, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.gate.pass();
+        self.inner.put_multipart_opts(location, options).await
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.gate.pass();
+        self.inner.get_opts(location, options).await
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.gate.pass();
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.gate.pass();
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.gate.pass();
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.gate.pass();
+        self.inner.copy_opts(from, to, options).await
     }
 }

@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::loss::LossSum;
 use crate::metrics::Metrics;
+use crate::session::Standing;
 use crate::spec::{ModelSpec, Precision};
 
 /// The format written and read here. Another one where a reader that passes over fields it does not know
@@ -45,6 +46,15 @@ pub struct Snapshot {
     pub position: Vec<u8>,
     /// Of the last evaluation.
     pub eval: Option<Metrics>,
+    /// The step that it followed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_step: Option<u64>,
+    /// Whether one is due before the next step.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub eval_due: bool,
+    /// What evaluations came to; the checkpoints of the best are kept.
+    #[serde(default, skip_serializing_if = "Standing::is_empty")]
+    pub standing: Standing,
     /// The model.
     pub model: ModelSpec,
     /// The batches it takes.

@@ -20,21 +20,26 @@
 //! * [`store`]: committing, listing, loading, keeping the newest.
 //! * [`manifest`]: what a checkpoint says of itself.
 //! * [`tensors`]: a model as safetensors files.
+//! * [`writer`]: committing beside training.
 
 pub mod manifest;
 pub mod store;
 pub mod tensors;
+pub mod writer;
 
 mod part;
 mod wait;
 
 #[cfg(test)]
-mod faults;
+pub(crate) mod faults;
 
 pub use manifest::{Manifest, PartEntry, Progress, Snapshot};
 pub use store::{Checkpoint, CheckpointStore, Extent, OnDamage};
-pub use tensors::Element;
+pub use tensors::{Element, Image};
 pub use wait::BlockOn;
+#[cfg(test)]
+pub(crate) use wait::park_until_done;
+pub use writer::{Carried, Writer};
 
 /// The part with the model's parameters.
 pub const MODEL_PART: &str = "model.safetensors";

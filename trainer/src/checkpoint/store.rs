@@ -121,6 +121,18 @@ impl CheckpointStore {
         Ok(found.iter().filter(|(_, found)| found.committed).map(|(&step, _)| step).collect())
     }
 
+    /// The steps of the best checkpoints there are, the best first, as the newest one has it.
+    ///
+    /// # Errors
+    /// When the newest checkpoint cannot be read, or storage fails.
+    pub fn best(&self) -> Result<Vec<u64>, CheckpointError> {
+        let steps = self.steps()?;
+        let Some(&newest) = steps.last() else { return Ok(Vec::new()) };
+        let manifest = self.manifest(newest)?;
+        let best = manifest.snapshot.standing.best().iter().map(|best| best.step);
+        Ok(best.filter(|step| steps.contains(step)).collect())
+    }
+
     /// Where the checkpoint of `step` is, or would be.
     pub fn path(&self, step: u64) -> String {
         match &self.directory {
@@ -129,7 +141,8 @@ impl CheckpointStore {
         }
     }
 
-    /// Commits a checkpoint of `parts`, then removes all but the `keep` newest (at least this one).
+    /// Commits a checkpoint of `parts`, then removes all but the `keep` newest (at least this one) and the best
+    /// that `snapshot` names.
     ///
     /// A step that is committed already is committed anew; while its parts are the same and intact, only
     /// its manifest is replaced, in one operation. Checkpoints of later steps were refused by whoever
@@ -147,6 +160,7 @@ impl CheckpointStore {
         check_names(parts)?;
         self.sweep()?;
         let step = snapshot.step;
+        let best: Vec<u64> = snapshot.standing.best().iter().map(|best| best.step).collect();
         let entries = match self.reusable(step, parts)? {
             Some(entries) => entries,
             None => {
@@ -157,7 +171,7 @@ impl CheckpointStore {
         let path = self.part_path(step, MANIFEST);
         let json = Manifest::new(snapshot, entries).to_json();
         self.wait(&path, self.objects.put(&path, json.into()))?;
-        if let Err(error) = self.retain(step, keep) {
+        if let Err(error) = self.retain(step, keep, &best) {
             tracing::warn!(%error, "old checkpoints are not removed yet");
         }
         Ok(self.path(step))
@@ -307,13 +321,14 @@ impl CheckpointStore {
         Ok(bytes)
     }
 
-    /// Removes all checkpoints but `step` and the `keep - 1` before it.
-    fn retain(&self, step: u64, keep: u32) -> Result<(), CheckpointError> {
+    /// Removes all checkpoints but `step`, the `keep - 1` before it, and those of the steps `best`.
+    fn retain(&self, step: u64, keep: u32, best: &[u64]) -> Result<(), CheckpointError> {
         let steps = self.steps()?;
         let older: Vec<u64> = steps.iter().copied().filter(|&other| other < step).collect();
         let kept_from = older.len().saturating_sub(keep.saturating_sub(1) as usize);
         let refused = steps.iter().copied().filter(|&other| other > step);
-        older[..kept_from].iter().copied().chain(refused).try_for_each(|other| self.remove(other))
+        let rotated = older[..kept_from].iter().copied().filter(|other| !best.contains(other));
+        rotated.chain(refused).try_for_each(|other| self.remove(other))
     }
 
     /// Removes the checkpoint of `step`, or what there is of one.

@@ -1,7 +1,7 @@
 //! A model as safetensors files: parameters in one, optimizer state in the other.
 //!
-//! Tensors are written in the model's own order, straight from the buffer that the model shows; only a
-//! few KiB are copied at a time.
+//! What is written is an [`Image`]: a copy of all tensors, in the model's own order, that training does not
+//! touch. It is made once for a job and filled for each checkpoint.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ use millstream_backend::{Backend, Scalar};
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
 
-use crate::model::{Model, NamedTensor, TensorRole};
+use crate::model::{CopiedTensor, Model, NamedTensor, TensorRole};
 
 /// Numbers turned into bytes at a time.
 const NUMBERS_AT_A_TIME: usize = 4096;
@@ -53,32 +53,62 @@ macro_rules! element {
 element!(f32, Dtype::F32);
 element!(f64, Dtype::F64);
 
-/// Writes the tensors of `model` that have `role`; `tensors` are all that it has, in its order.
-pub(crate) fn write<B>(
-    model: &Model<B>,
-    tensors: &[NamedTensor],
-    role: TensorRole,
-    out: &mut dyn Write,
-) -> io::Result<()>
-where
-    B: Backend,
-    B::Scalar: Element,
-{
-    let header = header::<B::Scalar>(tensors.iter().filter(|tensor| tensor.role == role))?;
-    out.write_all(&(header.len() as u64).to_le_bytes())?;
-    out.write_all(&header)?;
-    let mut bytes = vec![0; NUMBERS_AT_A_TIME * B::Scalar::BYTES];
-    model.read_tensors(|tensor, numbers| {
-        if tensor.role != role {
-            return Ok(());
+/// A copy of a model, in host memory.
+pub struct Image<T> {
+    /// Where each tensor lies, in the model's order.
+    tensors: Vec<CopiedTensor>,
+    numbers: Vec<T>,
+}
+
+impl<T: Element> Image<T> {
+    /// Room for copies of `model`.
+    pub(crate) fn of<B: Backend<Scalar = T>>(model: &Model<B>) -> Self {
+        Self { tensors: model.places(), numbers: vec![T::default(); model.copied_numbers()] }
+    }
+
+    /// Writes to all of its memory, so that the system has given it before it is needed.
+    pub(crate) fn touch(&mut self) {
+        self.numbers.fill(T::default());
+    }
+
+    /// Copies `model`, which must be the one that it was made for.
+    pub(crate) fn copy<B: Backend<Scalar = T>>(&mut self, model: &Model<B>) {
+        model.copy(&mut self.numbers);
+    }
+
+    /// Writes the tensors that have `role`.
+    pub(crate) fn write(&self, role: TensorRole, out: &mut dyn Write) -> io::Result<()> {
+        let tensors = || self.tensors.iter().filter(|copied| copied.tensor.role == role);
+        let header = header::<T>(tensors().map(|copied| &copied.tensor))?;
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(&header)?;
+        let mut bytes = Vec::new();
+        for tensor in tensors() {
+            self.write_tensor(tensor, &mut bytes, out)?;
         }
-        for numbers in numbers.chunks(NUMBERS_AT_A_TIME) {
-            let bytes = &mut bytes[..numbers.len() * B::Scalar::BYTES];
-            B::Scalar::copy_to_bytes(numbers, bytes);
+        Ok(())
+    }
+
+    /// `bytes` is room to turn numbers into bytes in, kept from tensor to tensor.
+    fn write_tensor(
+        &self,
+        copied: &CopiedTensor,
+        bytes: &mut Vec<u8>,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let CopiedTensor { tensor, first, stride, row } = copied;
+        let rows_at_a_time = (NUMBERS_AT_A_TIME / row.max(&1)).max(1);
+        let rows = tensor.len() / row.max(&1);
+        for start in (0..rows).step_by(rows_at_a_time) {
+            let block = start..rows.min(start + rows_at_a_time);
+            bytes.resize(block.len() * row * T::BYTES, 0);
+            for (r, bytes) in block.zip(bytes.chunks_exact_mut((row * T::BYTES).max(1))) {
+                T::copy_to_bytes(&self.numbers[first + r * stride..][..*row], bytes);
+            }
             out.write_all(bytes)?;
         }
         Ok(())
-    })
+    }
 }
 
 /// The header: where each tensor lies, padded with spaces so that the tensors start aligned.

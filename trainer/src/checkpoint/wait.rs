@@ -22,7 +22,7 @@ impl Wake for Unpark {
 }
 
 /// Polls `work` on this thread, asleep in between.
-pub(super) fn park_until_done(work: BoxFuture<'_, ()>) {
+pub(crate) fn park_until_done(work: BoxFuture<'_, ()>) {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
     let mut work = pin!(work);

@@ -11,6 +11,7 @@ use super::onnx::{NumberScale, OnnxModel, Port};
 use super::*;
 use crate::checkpoint::Progress;
 use crate::checkpoint::store::Part;
+use crate::session::Standing;
 use crate::spec::{ModelSpec, Precision, TrainingSpec};
 
 /// Every kind of model, on one schema: those of the golden file.
@@ -44,6 +45,9 @@ fn trained(schema: &BatchSchema, model: &ModelSpec) -> Trained {
             progress: Progress::default(),
             position: Vec::new(),
             eval: None,
+            eval_step: None,
+            eval_due: false,
+            standing: Standing::default(),
             model: model.clone(),
             schema: schema.clone(),
             seed: 7,

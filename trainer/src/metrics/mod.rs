@@ -14,14 +14,17 @@
 //! * `areas`: the areas under the curves, and their bounds.
 //! * `ranking`: rows by their score; `histogram`: the same in bounded memory.
 //! * `groups`: the AUC within groups of rows.
+//! * `compared`: which number says that one model is better than another.
 
 mod areas;
+mod compared;
 mod groups;
 mod histogram;
 mod ranking;
 
 use serde::{Deserialize, Serialize};
 
+pub use compared::Metric;
 use groups::Groups;
 use ranking::{Ranking, WeightedRow};
 

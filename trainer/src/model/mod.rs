@@ -16,7 +16,7 @@ mod mlp;
 mod network;
 mod wide_deep;
 
-use millstream_backend::{Backend, BatchError, Device, Loss, Scalar, Sizes};
+use millstream_backend::{Backend, BatchError, Device, Loss, Scalar, Sizes, TablePlace};
 use millstream_batch::{BatchRef, BatchSchema};
 
 use crate::learner::{Descent, Measure};
@@ -71,6 +71,21 @@ pub struct ModelPlan {
     pub parameter_bytes: u64,
     /// Bytes of activations, gradients and workspaces for the schema's rows, on the CPU backend.
     pub workspace_bytes: u64,
+    /// Bytes of a copy of parameters and optimizer state, from which a checkpoint is written.
+    pub copy_bytes: u64,
+}
+
+/// Where a copy of a model has a tensor: its numbers lie in rows, row `r` from `first + r * stride` on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopiedTensor {
+    /// Which one.
+    pub tensor: NamedTensor,
+    /// Where its first row begins.
+    pub first: usize,
+    /// Numbers from one row to the next.
+    pub stride: usize,
+    /// Numbers of a row.
+    pub row: usize,
 }
 
 impl<D: Device> Parts<D> {
@@ -221,6 +236,36 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
+    /// Where a copy of the model has each tensor, in the order of [`Model::read_tensors`].
+    pub fn places(&self) -> Vec<CopiedTensor> {
+        let mut base = 0;
+        let mut places = Vec::new();
+        for (spec, stored) in self.parts.network.parameters().stored() {
+            for part in spec.parts() {
+                let TablePlace { first, stride } = stored.place(spec, part);
+                let (tensor, row) = (spec.tensor(part), spec.table_shape().part_width(part));
+                places.push(CopiedTensor { tensor, first: base + first, stride, row });
+            }
+            base += stored.copied_numbers(spec);
+        }
+        places
+    }
+
+    /// Numbers of a copy.
+    pub fn copied_numbers(&self) -> usize {
+        let parameters = self.parts.network.parameters().stored();
+        parameters.iter().map(|(spec, stored)| stored.copied_numbers(spec)).sum()
+    }
+
+    /// Copies the model to `out`, of [`Model::copied_numbers`]; training waits for it.
+    pub fn copy(&self, mut out: &mut [B::Scalar]) {
+        for (spec, stored) in self.parts.network.parameters().stored() {
+            let (this, rest) = out.split_at_mut(stored.copied_numbers(spec));
+            stored.copy(&self.backend, spec, this);
+            out = rest;
+        }
+    }
+
     /// Replaces every tensor, in the order of [`Model::read_tensors`], by what `fill` writes; stops at
     /// its first error, then the model is partly replaced and must be dropped.
     ///
@@ -260,6 +305,7 @@ impl ModelPlan {
             parameters: trained.map(|(spec, _)| spec.len() as u64).sum(),
             parameter_bytes,
             workspace_bytes: sizes.bytes() - parameter_bytes,
+            copy_bytes: parameters.iter().map(|(spec, stored)| stored.copy_bytes(spec)).sum(),
         })
     }
 }

@@ -4,25 +4,25 @@
 //! processes or time, so two sessions given the same batches stand at the same bits.
 //!
 //! The position it checkpoints moves on after a training batch and at the end of an evaluation, not
-//! within one: an evaluation changes no weights, so one that was cut short is simply made again.
+//! within one: an evaluation changes no weights, so one that was cut short is simply made again. Where the rows of
+//! an evaluation come aside, and not between those of training, the position knows nothing of it; then it is
+//! remembered that one is due.
+//!
+//! What evaluations say of how to go on is [`judge`]d.
 
 mod difference;
+mod judge;
 mod scorer;
-
-use std::io;
 
 use millstream_backend::{Backend, BatchError};
 use millstream_batch::{BatchRef, BatchSchema};
 
-use crate::checkpoint::store::Part;
-use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointStore, Element, Extent, MODEL_PART, OPTIMIZER_PART, Progress,
-    Snapshot, tensors,
-};
+use crate::checkpoint::{Checkpoint, CheckpointError, Element, Extent, Image, Progress, Snapshot};
 use crate::loss::LossSum;
 use crate::metrics::{Metrics, MetricsError};
 use crate::model::{ModelError, NamedTensor, TensorRole};
 use crate::spec::{ModelSpec, Precision, ScheduleSpec, TrainingSpec};
+pub use judge::{BestSpec, Evaluated, JudgeSpec, Standing, StoppingSpec};
 pub use scorer::Scorer;
 
 /// Why a session cannot go on.
@@ -74,9 +74,23 @@ pub struct Session<B: Backend> {
     step: u64,
     progress: Progress,
     last_eval: Option<Metrics>,
+    /// The step that it followed.
+    eval_step: Option<u64>,
+    eval_due: bool,
+    judge: JudgeSpec,
+    standing: Standing,
     position: Vec<u8>,
     position_in_eval: Vec<u8>,
     diverged: Option<f64>,
+}
+
+/// What an evaluation came to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Judged {
+    /// Its numbers.
+    pub metrics: Metrics,
+    /// Whether it is one of the best, whose checkpoints are kept.
+    pub is_best: bool,
 }
 
 impl<B> Session<B>
@@ -103,6 +117,10 @@ where
             step: 0,
             progress: Progress::default(),
             last_eval: None,
+            eval_step: None,
+            eval_due: false,
+            judge: JudgeSpec::default(),
+            standing: Standing::default(),
             position: Vec::new(),
             position_in_eval: Vec::new(),
             diverged: None,
@@ -115,6 +133,11 @@ where
     /// As there.
     pub fn group_by(&mut self, feature: &str) -> Result<(), SessionError> {
         self.scorer.group_by(feature)
+    }
+
+    /// From the next evaluation on, judges as `judge` says.
+    pub fn judge_by(&mut self, judge: JudgeSpec) {
+        self.judge = judge;
     }
 
     /// Takes a step on `batch`; returns its loss before the step.
@@ -152,15 +175,53 @@ where
         Ok(())
     }
 
-    /// The metrics of all rows evaluated since the last call, and the end of the evaluation.
+    /// The metrics of all rows evaluated since the last call, and the end of the evaluation. The position is now
+    /// that of its last row.
     ///
     /// # Errors
     /// When there were none.
-    pub fn end_eval(&mut self) -> Result<Metrics, SessionError> {
+    pub fn end_eval(&mut self) -> Result<Judged, SessionError> {
+        let judged = self.end_eval_aside()?;
+        std::mem::swap(&mut self.position, &mut self.position_in_eval);
+        Ok(judged)
+    }
+
+    /// As [`Session::end_eval`], of rows that came aside: the position stays.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn end_eval_aside(&mut self) -> Result<Judged, SessionError> {
         let metrics = self.scorer.end_eval()?;
         self.last_eval = Some(metrics);
-        std::mem::swap(&mut self.position, &mut self.position_in_eval);
-        Ok(metrics)
+        self.eval_step = Some(self.step);
+        self.eval_due = false;
+        let is_best = self.standing.judge(&self.judge, self.step, &metrics);
+        Ok(Judged { metrics, is_best })
+    }
+
+    /// Forgets the rows of an evaluation that was cut short.
+    pub fn abandon_eval(&mut self) {
+        self.scorer.abandon_eval();
+    }
+
+    /// Remembers that an evaluation is due before the next step.
+    pub fn set_eval_due(&mut self) {
+        self.eval_due = true;
+    }
+
+    /// Whether an evaluation is due before the next step.
+    pub fn eval_is_due(&self) -> bool {
+        self.eval_due
+    }
+
+    /// Whether the model as it is was evaluated.
+    pub fn is_evaluated(&self) -> bool {
+        self.eval_step == Some(self.step)
+    }
+
+    /// Why training is to stop early, if it is.
+    pub fn stop_early(&self) -> Option<String> {
+        self.standing.stop(&self.judge)
     }
 
     /// Steps taken.
@@ -198,26 +259,20 @@ where
         &self.position
     }
 
-    /// Commits a checkpoint of where the session stands, with the caller's own parts; returns its path.
+    /// Room for copies of the model.
+    pub fn image(&self) -> Image<B::Scalar> {
+        Image::of(&self.scorer.model)
+    }
+
+    /// Copies the model into `image`, which is one of this session's, and says where training stands: all that a
+    /// checkpoint is made of.
     ///
     /// # Errors
-    /// When training has diverged, or the checkpoint cannot be committed.
-    pub fn checkpoint(
-        &self,
-        store: &CheckpointStore,
-        extra: &[(&str, &[u8])],
-        keep: u32,
-    ) -> Result<String, SessionError> {
+    /// When training has diverged.
+    pub fn capture(&self, image: &mut Image<B::Scalar>) -> Result<Snapshot, SessionError> {
         self.refuse_divergence()?;
-        let Scorer { model, tensors, .. } = &self.scorer;
-        let parameters = |out: &mut dyn io::Write| tensors::write(model, tensors, TensorRole::Parameter, out);
-        let state = |out: &mut dyn io::Write| tensors::write(model, tensors, TensorRole::OptimizerState, out);
-        let writers: Vec<_> =
-            extra.iter().map(|&(_, bytes)| move |out: &mut dyn io::Write| out.write_all(bytes)).collect();
-        let mut parts =
-            vec![Part { name: MODEL_PART, write: &parameters }, Part { name: OPTIMIZER_PART, write: &state }];
-        parts.extend(extra.iter().zip(&writers).map(|(&(name, _), write)| Part { name, write }));
-        Ok(store.commit(self.snapshot(), &parts, keep)?)
+        image.copy(&self.scorer.model);
+        Ok(self.snapshot())
     }
 
     /// Goes on from `checkpoint`, bit by bit as if it had never stopped.
@@ -239,6 +294,9 @@ where
         self.step = theirs.step;
         self.progress = theirs.progress;
         self.last_eval = theirs.eval;
+        self.eval_step = theirs.eval_step;
+        self.eval_due = theirs.eval_due;
+        self.standing.clone_from(&theirs.standing);
         self.position.clone_from(&theirs.position);
         self.diverged = None;
         Ok(())
@@ -250,6 +308,9 @@ where
             progress: self.progress,
             position: self.position.clone(),
             eval: self.last_eval,
+            eval_step: self.eval_step,
+            eval_due: self.eval_due,
+            standing: self.standing.clone(),
             model: self.model.clone(),
             schema: self.scorer.schema.clone(),
             seed: self.seed,

@@ -106,6 +106,11 @@ where
         Ok(self.metrics.finish()?)
     }
 
+    /// Forgets all rows evaluated since the last call of [`Scorer::end_eval`].
+    pub(super) fn abandon_eval(&mut self) {
+        self.metrics.clear();
+    }
+
     /// Replaces parameters, and with [`Extent::Whole`] optimizer state, by the checkpoint's. Everything
     /// is checked first: on an error nothing was changed.
     pub(super) fn load(&mut self, checkpoint: &Checkpoint, extent: Extent) -> Result<(), SessionError> {

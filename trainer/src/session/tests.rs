@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
+mod background;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -9,13 +11,22 @@ use millstream_backend::{Cpu, Reference};
 use millstream_batch::{BatchBuffer, BatchHeader, IdFeature, RaggedFeature, SlotLayout, Stream};
 
 use super::*;
-use crate::checkpoint::{MANIFEST, OnDamage};
-use crate::metrics::{Accumulator, Scored};
+use crate::checkpoint::{Carried, CheckpointStore, MANIFEST, MODEL_PART, OPTIMIZER_PART, OnDamage, Writer};
+use crate::metrics::{Accumulator, Metric, Scored};
 use crate::spec::{DeepSpec, HiddenLayerSpec, LinearSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec};
 
 const KEEP: u32 = 2;
-const EXTRA: [(&str, &[u8]); 2] = [("job.toml", b"name = \"a job\""), ("analysis.json", b"{}")];
+fn carried() -> Vec<Carried> {
+    vec![("job.toml", b"name = \"a job\"".to_vec()), ("analysis.json", b"{}".to_vec())]
+}
+
 const ROWS: u32 = 16;
+
+/// So that what evaluations decided is part of every checkpoint here.
+const JUDGE: JudgeSpec = JudgeSpec {
+    stopping: Some(StoppingSpec { metric: Metric::LogLoss, patience: 1, min_delta: 0.25 }),
+    best: Some(BestSpec { metric: Metric::Rmse, keep: 1 }),
+};
 
 fn schema(rows: u32) -> BatchSchema {
     let id = |name: &str, cardinality| IdFeature { name: name.into(), cardinality };
@@ -57,7 +68,9 @@ fn training() -> TrainingSpec {
 }
 
 fn session<B: Backend<Scalar: Element>>(backend: B) -> Session<B> {
-    Session::new(backend, &model(), &schema(ROWS), &training()).unwrap()
+    let mut session = Session::new(backend, &model(), &schema(ROWS), &training()).unwrap();
+    session.judge_by(JUDGE);
+    session
 }
 
 fn cpu() -> Cpu {
@@ -126,7 +139,9 @@ fn checkpoint<B: Backend<Scalar: Element>>(
     directory: &Path,
 ) -> (BTreeMap<String, Vec<u8>>, Checkpoint) {
     let store = store(directory);
-    let path = session.checkpoint(&store, &EXTRA, KEEP).unwrap();
+    let mut writer = Writer::start(store.clone(), session.image(), carried()).unwrap();
+    writer.begin(KEEP, |image| session.capture(image)).unwrap();
+    let path = writer.wait().unwrap().unwrap();
     let files = fs::read_dir(path).unwrap().map(|entry| {
         let entry = entry.unwrap();
         (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())
@@ -152,6 +167,7 @@ fn resuming_changes_nothing<B: Backend<Scalar: Element>>(backend: impl Fn() -> B
         second.restore(&stopped).unwrap();
         assert_eq!(second.step(), first.step());
         assert_eq!(second.last_eval(), first.last_eval());
+        assert_eq!(second.stop_early(), first.stop_early());
         run(&mut second, END);
         let (found, _) = checkpoint(&second, &job);
         assert!(found == expected, "stopped before batch {stop}");
@@ -204,6 +220,31 @@ fn an_evaluation_cut_short_is_made_again() {
     run(&mut session, 5);
     assert_eq!(session.last_eval().unwrap().examples, 2 * 16, "no row counts twice");
     assert_eq!(session.position(), 5_u64.to_le_bytes());
+}
+
+#[test]
+fn an_evaluation_aside_moves_nothing_and_is_remembered_while_it_is_due() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut session = session(cpu());
+    run(&mut session, 2);
+    session.set_eval_due();
+    session.evaluate(batch(3, &schema(ROWS)).as_ref()).unwrap();
+    session.abandon_eval();
+    let (_, due) = checkpoint(&session, directory.path());
+    assert!(due.manifest.snapshot.eval_due);
+    session.restore(&due).unwrap();
+    assert!(session.eval_is_due() && !session.is_evaluated());
+
+    session.evaluate(batch(4, &schema(ROWS)).as_ref()).unwrap();
+    let judged = session.end_eval_aside().unwrap();
+    assert_eq!(judged.metrics.examples, 16, "no row of the one that was cut short");
+    assert!(judged.is_best && session.is_evaluated() && !session.eval_is_due());
+    assert_eq!(session.position(), 2_u64.to_le_bytes());
+    let (_, done) = checkpoint(&session, directory.path());
+    assert_eq!(done.part(MODEL_PART), due.part(MODEL_PART));
+    assert_eq!(done.manifest.snapshot.standing.best().len(), 1);
+    session.train(batch(2, &schema(ROWS)).as_ref()).unwrap();
+    assert!(!session.is_evaluated(), "the model is another one");
 }
 
 #[test]
@@ -267,8 +308,10 @@ fn divergence_is_named_and_never_checkpointed() {
     poison.as_mut().sections().dense[3] = f32::NAN;
     let error = session.train(poison.as_ref()).unwrap_err();
     assert!(matches!(error, SessionError::NotFinite { step: 3, .. }), "{error}");
-    let error = session.checkpoint(&store(directory.path()), &EXTRA, KEEP).unwrap_err();
+    let mut writer = Writer::start(store(directory.path()), session.image(), carried()).unwrap();
+    let error = writer.begin(KEEP, |image| session.capture(image)).unwrap_err();
     assert!(matches!(error, SessionError::NotFinite { step: 3, .. }), "{error}");
+    assert_eq!(writer.wait().unwrap(), None);
     assert!(store(directory.path()).steps().unwrap().is_empty());
 }
 

@@ -89,11 +89,15 @@ struct Memory {
     reading_bytes: u64,
     ahead_bytes: u64,
     fixed_bytes: u64,
+    /// Evaluations, where their rows are read aside from those of training.
+    evaluation_bytes: u64,
     budget_bytes: u64,
     /// Parameters and optimizer state.
     model_bytes: u64,
     /// Activations, gradients and workspaces.
     workspace_bytes: u64,
+    /// The copy that a checkpoint is written from.
+    checkpoint_bytes: u64,
 }
 
 pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
@@ -135,9 +139,11 @@ impl Report {
                 reading_bytes: need.reading_bytes,
                 ahead_bytes: need.ahead_bytes,
                 fixed_bytes: need.fixed_bytes,
+                evaluation_bytes: plan.eval_ingest.as_ref().map_or(0, |eval| eval.memory().total_bytes()),
                 budget_bytes: job.data.memory_budget_bytes,
                 model_bytes: plan.model.parameter_bytes,
                 workspace_bytes: plan.model.workspace_bytes,
+                checkpoint_bytes: plan.model.copy_bytes,
             },
         }
     }
@@ -196,6 +202,7 @@ impl Report {
             memory.reading_bytes,
             memory.ahead_bytes,
             memory.fixed_bytes,
+            memory.evaluation_bytes,
         ];
         let ingest: u64 = parts.iter().sum();
         let mut table = Table::default();
@@ -228,10 +235,14 @@ impl Report {
         table.row(["  reading".to_owned(), figures::bytes(memory.reading_bytes)]);
         table.row(["  reading ahead, at most".to_owned(), figures::bytes(memory.ahead_bytes)]);
         table.row(["  besides".to_owned(), figures::bytes(memory.fixed_bytes)]);
-        let model = memory.model_bytes + memory.workspace_bytes;
-        table.row(["worker memory".to_owned(), format!("{bound}{}", figures::bytes(model))]);
+        if memory.evaluation_bytes > 0 {
+            table.row(["  evaluations".to_owned(), figures::bytes(memory.evaluation_bytes)]);
+        }
+        let worker = memory.model_bytes + memory.workspace_bytes + memory.checkpoint_bytes;
+        table.row(["worker memory".to_owned(), format!("{bound}{}", figures::bytes(worker))]);
         table.row(["  model and optimizer".to_owned(), figures::bytes(memory.model_bytes)]);
         table.row(["  workspace".to_owned(), figures::bytes(memory.workspace_bytes)]);
+        table.row(["  copy for checkpoints".to_owned(), figures::bytes(memory.checkpoint_bytes)]);
         table.render()
     }
 }

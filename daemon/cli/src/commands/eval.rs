@@ -33,5 +33,6 @@ pub(super) fn request(scored: Scored) -> Result<ScoreRequest, Failure> {
     let Some(base) = base.to_str() else {
         return Err(Failure::Usage(format!("the working directory {} is not UTF-8", base.display())));
     };
-    Ok(ScoreRequest { target: scored.target, data: scored.data, base: base.to_owned() })
+    let Scored { target, data, best } = scored;
+    Ok(ScoreRequest { target, data, base: base.to_owned(), best })
 }

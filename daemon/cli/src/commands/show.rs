@@ -59,5 +59,8 @@ fn describe(job: &Job) -> String {
     if let Some(checkpoint) = given(&job.checkpoint) {
         table.row(["checkpoint", checkpoint]);
     }
+    if let Some(best) = given(&job.best_checkpoint) {
+        table.row(["best checkpoint", best]);
+    }
     table.render()
 }

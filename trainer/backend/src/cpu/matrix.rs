@@ -1,7 +1,7 @@
 //! Matrices and tables of the CPU backend: where each number lies.
 
 use crate::cpu::memory::{LINE, Memory, Parts};
-use crate::device::{TablePart, TableShape};
+use crate::device::{TablePart, TablePlace, TableShape};
 
 /// Numbers in rows and columns.
 ///
@@ -139,17 +139,27 @@ impl CpuTable {
         }
     }
 
+    /// Where the numbers of `part` lie.
+    pub(crate) fn place(shape: TableShape, part: TablePart) -> TablePlace {
+        TablePlace { first: part_start(shape, part), stride: Self::row_floats(shape) }
+    }
+
     fn part_start(&self, part: TablePart) -> usize {
-        match part {
-            TablePart::Weights => 0,
-            TablePart::State(number) => {
-                assert!(number < self.shape.states, "no state array {number}");
-                (1 + number) * self.shape.width
-            }
-            TablePart::RowState(number) => {
-                assert!(number < self.shape.row_states, "no state {number} of rows");
-                (1 + self.shape.states) * self.shape.width + number
-            }
+        part_start(self.shape, part)
+    }
+}
+
+/// Where `part` begins in a row.
+fn part_start(shape: TableShape, part: TablePart) -> usize {
+    match part {
+        TablePart::Weights => 0,
+        TablePart::State(number) => {
+            assert!(number < shape.states, "no state array {number}");
+            (1 + number) * shape.width
+        }
+        TablePart::RowState(number) => {
+            assert!(number < shape.row_states, "no state {number} of rows");
+            (1 + shape.states) * shape.width + number
         }
     }
 }

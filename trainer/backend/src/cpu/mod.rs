@@ -7,6 +7,7 @@
 //! * [`gather`], [`linear`]: lookups and the linear model.
 //! * [`normalize`]: numbers brought to one scale, by row or column.
 //! * [`interaction`]: how features meet; [`columns`]: moving and adding them.
+//! * [`copy`]: copying tables out.
 //! * [`rows`]: which table rows a batch touches; [`runs`]: their gradients.
 //! * [`step`], [`step_rows`]: optimizer steps, by the formulas of [`rules`] over what [`shaping`] makes of gradients.
 //! * [`squares`]: how long gradients are.
@@ -17,6 +18,7 @@
 //! depend on the kind of CPU: matrix kernels of other widths sum in another order.
 
 mod columns;
+mod copy;
 mod dropout;
 mod gather;
 mod gemm;
@@ -43,7 +45,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use millstream_batch::{BatchRef, BatchSchema};
 
 use crate::backend::{Activation, Backend, LayerGradient, Loss, RowGradients, Sum};
-use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
+use crate::device::{Device, IdColumn, Lookup, TablePart, TablePlace, TableShape};
 use crate::error::{BackendError, BatchError};
 use crate::host::HostBatch;
 use crate::normalization::{Axis, Normalization, Normalized};
@@ -156,6 +158,18 @@ impl Backend for Cpu {
 
     fn read_table(&self, table: &CpuTable, part: TablePart, first_row: usize, out: &mut [f32]) {
         table.read(part, first_row, out);
+    }
+
+    fn table_place(shape: TableShape, part: TablePart) -> TablePlace {
+        CpuTable::place(shape, part)
+    }
+
+    fn copied_numbers(shape: TableShape) -> usize {
+        shape.rows * CpuTable::row_floats(shape)
+    }
+
+    fn copy_table(&self, table: &CpuTable, _shape: TableShape, out: &mut [f32]) {
+        copy::table(self, table, out);
     }
 
     fn upload(&self, batch: BatchRef<'_>, into: &mut HostBatch) -> Result<(), BatchError> {

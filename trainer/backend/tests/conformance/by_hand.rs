@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use millstream_backend::{
     Activation, Backend, BatchError, Cpu, Formula, GradientColumns, IdColumn, LayerGradient, Lookup, Loss,
-    Pooling, Reference, RowGradients, Sum, TablePart, Update,
+    Pooling, Reference, RowGradients, Scalar, Sum, TablePart, TableShape, Update,
 };
 use millstream_batch::{
     BatchBuffer, BatchHeader, BatchMut, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream,
@@ -44,6 +44,7 @@ test_on_each!(
     vectors_meet_in_pairs,
     bad_batches_are_refused,
     matrices_and_tables_keep_what_is_written,
+    a_copied_table_has_each_part_in_its_place,
 );
 
 fn close(found: &[f64], expected: &[f64]) {
@@ -397,6 +398,31 @@ fn matrices_and_tables_keep_what_is_written<B: Backend>(backend: &B) {
         let table = bench.table((5, columns), &values, &adam, [7.0, 8.0]);
         close(&bench.read_table(&table, TablePart::Weights, 5 * columns), &expected);
         close(&bench.read_table(&table, TablePart::State(1), columns), &vec![8.0; columns]);
+    }
+}
+
+fn a_copied_table_has_each_part_in_its_place<B: Backend>(backend: &B) {
+    let bench = Bench(backend);
+    let rowwise = Update::RowWiseAdagrad { learning_rate: 1.0, epsilon: 0.0 };
+    // The largest is more than one task.
+    for (rows, width) in [(1, 1), (3, 5), (40_000, 1), (5_000, 8), (700, 17), (70_000, 64)] {
+        let values: Vec<f32> = (0..rows * width).map(|x| (x % 8191) as f32).collect();
+        for update in [&adam(0.0), &rowwise] {
+            let table = bench.table((rows, width), &values, update, [7.0, 8.0]);
+            let shape = TableShape { rows, width, states: update.states(), row_states: update.row_states() };
+            let mut copy = vec![B::Scalar::from_f64(-1.0); B::copied_numbers(shape)];
+            backend.copy_table(&table, shape, &mut copy);
+            let mut parts = 0;
+            for part in shape.parts() {
+                let (place, width) = (B::table_place(shape, part), shape.part_width(part));
+                let begins = (0..rows).map(|row| place.first + row * place.stride);
+                let found = begins.flat_map(|begin| &copy[begin..begin + width]).map(|x| x.to_f64());
+                let wanted = bench.read_table(&table, part, rows * width);
+                assert!(found.eq(wanted), "{part:?} of {rows} x {width}");
+                parts += 1;
+            }
+            assert_eq!(parts, 1 + update.states() + update.row_states());
+        }
     }
 }
 

@@ -13,7 +13,8 @@ use super::super::faults::{Death, DyingStore};
 use super::super::manifest::{Progress, hex};
 use super::*;
 use crate::loss::LossSum;
-use crate::metrics::Metrics;
+use crate::metrics::{Metric, Metrics};
+use crate::session::{Evaluated, Standing};
 use crate::spec::{
     DeepSpec, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling, Precision, WideDeepSpec, WideSpec,
 };
@@ -53,6 +54,9 @@ fn snapshot(step: u64) -> Snapshot {
             groups: None,
             examples: 16281,
         }),
+        eval_step: Some(step),
+        eval_due: false,
+        standing: Standing::default(),
         model: ModelSpec::WideDeep(WideDeepSpec { wide, deep }),
         schema: BatchSchema {
             rows: 256,
@@ -168,6 +172,24 @@ fn the_newest_are_kept() {
         assert_eq!(store.steps().unwrap(), [6], "at least the one committed");
         if let Some(directory) = directory {
             assert_eq!(fs::read_dir(directory.path().join("job")).unwrap().count(), 1, "no empty directory");
+        }
+    }
+}
+
+#[test]
+fn the_best_are_kept_beside_the_newest() {
+    for (store, _directory) in stores() {
+        assert!(store.best().unwrap().is_empty());
+        // The best are 1; 2 and 1; 2 and 3; 2 and 3; 6 and 2.
+        let best = [(1, &[1][..]), (2, &[2, 1]), (3, &[2, 3]), (4, &[2, 3]), (5, &[2, 3]), (6, &[6, 2])];
+        let kept = [&[1][..], &[1, 2], &[2, 3], &[2, 3, 4], &[2, 3, 4, 5], &[2, 5, 6]];
+        for ((step, best), kept) in best.into_iter().zip(kept) {
+            let evaluated = |&step| Evaluated { metric: Metric::Auc, value: 0.5, step };
+            let standing = Standing::of(best.iter().map(evaluated).collect());
+            commit_snapshot(&store, Snapshot { standing, ..snapshot(step) }, 0, 2).unwrap();
+            assert_eq!(store.steps().unwrap(), kept);
+            assert_eq!(store.best().unwrap(), best);
+            assert_holds(&store.load(step, Extent::Whole).unwrap(), 0);
         }
     }
 }
@@ -313,6 +335,11 @@ fn a_manifest_that_says_more_or_less_is_whole() {
         assert_eq!(store.manifest(1).unwrap().snapshot, snapshot(1), "{changed}");
         assert_holds(&store.load(1, Extent::Whole).unwrap(), 0);
     }
+    // As it was before evaluations were judged.
+    let older = json.replacen("\"eval_step\": 1,", "", 1);
+    assert_ne!(older, json);
+    put(&store, &store.part_path(1, MANIFEST), hashed_anew(&older).as_bytes());
+    assert_eq!(store.manifest(1).unwrap().snapshot, Snapshot { eval_step: None, ..snapshot(1) });
 }
 
 #[test]

@@ -1,0 +1,235 @@
+//! The `[evaluation]` and `[checkpoint]` of a job file: when the model is evaluated, what that decides, and what
+//! is kept.
+
+use std::path::Path;
+
+use millstream_pipeline::spec::{DataSpec, FeatureKind};
+use millstream_trainer::metrics::Metric;
+use millstream_trainer::session::{BestSpec, StoppingSpec};
+
+use super::document::Value;
+use super::features::Feature;
+use super::section::{Section, Text};
+use super::{CheckpointSpec, error};
+use crate::worker::protocol::EvalCadence;
+
+/// How the model is evaluated, and what that decides.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvaluationSpec {
+    /// The feature whose ids are the groups of the group AUC; it has one id a row.
+    pub group: Option<String>,
+    /// When.
+    pub cadence: EvalCadence,
+    /// When training ends early.
+    pub stopping: Option<StoppingSpec>,
+}
+
+/// After every epoch: held-out rows then come between those of training.
+const USUAL: EvalCadence = EvalCadence { every_steps: None, every_epochs: Some(1) };
+
+impl EvaluationSpec {
+    /// Whether held-out rows come aside from those of training, when they are asked for.
+    pub fn is_aside(&self) -> bool {
+        self.cadence != USUAL
+    }
+
+    /// What of it has a part in the job's result, or in where the job stands in its data.
+    pub(super) fn outcome(&self) -> Option<(Option<EvalCadence>, Option<StoppingSpec>)> {
+        let cadence = (self.is_aside() || self.stopping.is_some()).then_some(self.cadence);
+        cadence.map(|cadence| (Some(cadence), self.stopping))
+    }
+}
+
+/// Reads how to evaluate with `features`, of which the job file has `names`, some of them perhaps unsound.
+pub(super) fn read(
+    mut section: Section<'_>,
+    names: &[&str],
+    features: &[Feature],
+    data: &DataSpec,
+) -> EvaluationSpec {
+    let group = read_group(&mut section, names, features);
+    let every_steps = section.whole("every_steps", 1..=u64::MAX);
+    let every_epochs = section.whole_u32("every_epochs", 1..=u32::MAX);
+    let cadence = match (every_steps, every_epochs) {
+        (None, None) => USUAL,
+        (every_steps, every_epochs) => EvalCadence { every_steps, every_epochs },
+    };
+    let stopping = section.node("early_stopping").is_some().then(|| {
+        let mut stopping = section.section("early_stopping", "[evaluation.early_stopping]");
+        let metric = read_metric(&mut stopping, "metric", group.as_deref());
+        stopping.required("patience", "how many evaluations in a row may be no better");
+        let patience = stopping.whole_u32("patience", 1..=u32::MAX).unwrap_or(1);
+        let min_delta = stopping.node("min_delta").and_then(|node| stopping.as_number(node)).unwrap_or(0.0);
+        if !min_delta.is_finite() || min_delta < 0.0 {
+            stopping.error("min_delta", format!("expected a number at least 0, found {min_delta}"));
+        }
+        stopping.finish();
+        StoppingSpec { metric: metric.unwrap_or_default(), patience, min_delta }
+    });
+    for key in ["every_steps", "every_epochs", "early_stopping"] {
+        if data.eval.is_empty() && section.has(key) {
+            section.error(key, format!("`{key}` needs held-out data: `eval` in [data]"));
+        }
+    }
+    section.finish();
+    EvaluationSpec { group, cadence, stopping }
+}
+
+fn read_group(section: &mut Section<'_>, names: &[&str], features: &[Feature]) -> Option<String> {
+    let Text { text, at } = section.text("group")?;
+    let spec = features.iter().map(|feature| &feature.spec).find(|spec| spec.name == text);
+    if !names.contains(&text) {
+        let hint = error::suggestion(text, names.iter().copied());
+        section.error_at(at, format!("`{text}` is not in [features]{hint}"));
+    } else if spec.is_some_and(|spec| matches!(spec.kind, FeatureKind::Numeric { .. })) {
+        section.error_at(at, format!("`{text}` is a number, and groups are ids: make it another kind"));
+    } else if spec.is_some_and(|spec| spec.maximum.is_some()) {
+        section.error_at(at, format!("`{text}` has several values a row, and a row is in one group"));
+    }
+    Some(text.to_owned())
+}
+
+/// Reads a metric to compare evaluations by, which `group` may have to be there for.
+fn read_metric(section: &mut Section<'_>, key: &'static str, group: Option<&str>) -> Option<Metric> {
+    let metric = section.choice(key, &Metric::ALL)?;
+    if metric == Metric::GroupAuc && group.is_none() {
+        section.error(key, "\"group_auc\" needs groups: `group` in [evaluation]");
+    }
+    Some(metric)
+}
+
+/// Reads which checkpoints are kept of a job that is evaluated as `evaluation` says.
+pub(super) fn read_checkpoint(
+    mut checkpoint: Section<'_>,
+    data: &DataSpec,
+    evaluation: &EvaluationSpec,
+) -> CheckpointSpec {
+    let directory = checkpoint.text("directory");
+    if let Some(Text { text: "", at }) = directory {
+        checkpoint.error_at(at, "a path is empty");
+    }
+    let directory = directory.map_or("checkpoints", |directory| directory.text);
+    let spec = CheckpointSpec {
+        directory: data.base.join(Path::new(directory)),
+        every_steps: checkpoint.whole("every_steps", 1..=u64::MAX).unwrap_or(1_000),
+        keep: checkpoint.whole_u32("keep", 1..=u32::MAX).unwrap_or(3),
+        best: read_best(&mut checkpoint, evaluation),
+    };
+    if spec.best.is_some() && data.eval.is_empty() {
+        checkpoint.error("keep_best", "`keep_best` needs held-out data: `eval` in [data]");
+    }
+    checkpoint.finish();
+    spec
+}
+
+fn read_best(checkpoint: &mut Section<'_>, evaluation: &EvaluationSpec) -> Option<BestSpec> {
+    let stopping = evaluation.stopping.map(|stopping| stopping.metric);
+    let metric = read_metric(checkpoint, "best_metric", evaluation.group.as_deref()).or(stopping);
+    let keep = match checkpoint.node("keep_best").map(|node| &node.value) {
+        None | Some(Value::Bool(false)) => None,
+        Some(Value::Bool(true)) => Some(1),
+        Some(Value::Whole(_)) => checkpoint.whole_u32("keep_best", 1..=u32::MAX),
+        Some(other) => {
+            let found = other.describe();
+            checkpoint.error("keep_best", format!("expected true, false or how many, found {found}"));
+            None
+        }
+    };
+    if !checkpoint.has("keep_best") && checkpoint.has("best_metric") {
+        checkpoint.error("best_metric", "`best_metric` has no meaning without `keep_best`");
+    }
+    Some(BestSpec { metric: metric.unwrap_or_default(), keep: keep? })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::path::Path;
+
+    use super::super::Job;
+    use super::*;
+
+    const JOB: &str = r#"name = "clicks"
+label = { column = "clicked" }
+features = { age = { kind = "numeric" } }
+model = { kind = "linear", features = ["age"] }
+[data]
+train = ["train.parquet"]
+eval = ["eval.parquet"]
+"#;
+
+    fn parse(more: &str) -> Result<Job, String> {
+        let job = Job::parse(&format!("{JOB}{more}"), Path::new("job.toml"), &[]);
+        job.map(|(job, _)| job).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn schedules_are_read() {
+        let cadence = |text: &str| {
+            let evaluation = parse(&format!("[evaluation]\n{text}")).unwrap().evaluation;
+            (evaluation.cadence.every_steps, evaluation.cadence.every_epochs, evaluation.is_aside())
+        };
+        assert_eq!(cadence(""), (None, Some(1), false));
+        assert_eq!(cadence("every_epochs = 1"), (None, Some(1), false));
+        assert_eq!(cadence("every_epochs = 2"), (None, Some(2), true));
+        assert_eq!(cadence("every_steps = 7"), (Some(7), None, true));
+        assert_eq!(cadence("every_steps = 7\nevery_epochs = 1"), (Some(7), Some(1), true));
+    }
+
+    #[test]
+    fn what_is_judged_is_read() {
+        let judge = |text: &str| parse(text).unwrap().judge();
+        assert_eq!(judge("").stopping, None);
+        assert_eq!(judge("").best, None);
+        let stopping =
+            "[evaluation]\nearly_stopping = { metric = \"rmse\", patience = 3, min_delta = 0.001 }\n";
+        let rmse = StoppingSpec { metric: Metric::Rmse, patience: 3, min_delta: 0.001 };
+        assert_eq!(judge(stopping).stopping, Some(rmse));
+        let best = |text: &str, metric, keep| {
+            assert_eq!(judge(text).best, Some(BestSpec { metric, keep }), "{text}");
+        };
+        best("[checkpoint]\nkeep_best = true", Metric::Auc, 1);
+        best(&format!("{stopping}[checkpoint]\nkeep_best = 2"), Metric::Rmse, 2);
+        best(
+            &format!("{stopping}[checkpoint]\nkeep_best = 2\nbest_metric = \"log_loss\""),
+            Metric::LogLoss,
+            2,
+        );
+        assert_eq!(judge("[checkpoint]\nkeep_best = false").best, None);
+    }
+
+    #[test]
+    fn what_ends_with_another_model_is_another_job() {
+        let fingerprint = |text: &str| parse(text).unwrap().fingerprint();
+        let usual = fingerprint("");
+        assert_eq!(fingerprint("[checkpoint]\nkeep_best = true"), usual);
+        assert_eq!(fingerprint("[evaluation]\nevery_epochs = 1"), usual);
+        for other in ["every_steps = 7", "early_stopping = { patience = 3 }"] {
+            assert_ne!(fingerprint(&format!("[evaluation]\n{other}")), usual, "{other}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_place() {
+        let cases = [
+            ("[evaluation]\nevery_steps = 0", "expected a whole number at least 1, found 0"),
+            ("[evaluation]\nearly_stopping = {}", "needs `patience`: how many evaluations in a row"),
+            ("[evaluation]\nearly_stopping = { patience = 2, min_delta = -1 }", "at least 0, found -1"),
+            ("[evaluation]\nearly_stopping = { patience = 2, metric = \"loss\" }", "\"log_loss\""),
+            ("[evaluation]\nearly_stopping = { patience = 2, metric = \"group_auc\" }", "needs groups"),
+            ("[checkpoint]\nkeep_best = \"yes\"", "expected true, false or how many"),
+            ("[checkpoint]\nbest_metric = \"auc\"", "no meaning without `keep_best`"),
+        ];
+        for (text, expected) in cases {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+            assert!(error.starts_with("job.toml:"), "{error}");
+        }
+        for text in ["[evaluation]\nevery_steps = 5", "[checkpoint]\nkeep_best = true"] {
+            let job = format!("{JOB}{text}").replace("eval = [\"eval.parquet\"]", "eval = []");
+            let error = Job::parse(&job, Path::new("job.toml"), &[]).unwrap_err().to_string();
+            assert!(error.contains("needs held-out data"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Evaluations on a schedule, what they decide and what is kept of them, by the built programs.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::Path;
+
+use millstream_tests::programs::{Daemon, children, has_ended, kill, wait_until};
+use millstream_tests::shell::Shell;
+use millstream_tests::tiny_job::{Contents, Moments, TinyJob};
+use serde_json::Value;
+
+/// Steps of an epoch of the job: 24,000 rows in batches of 32.
+const EPOCH: u64 = 750;
+
+fn train(shell: &Shell, set: &[&str]) -> Value {
+    let mut line = vec!["train", "job.toml", "--json"];
+    line.extend(set.iter().flat_map(|set| ["--set", set]));
+    shell.run(&line).with_code(0).json()
+}
+
+/// The step and the AUC of each evaluation of a job.
+fn evaluations(daemon: &Daemon, id: &str) -> Vec<(u64, f64)> {
+    let history = daemon.json(&["history", id]);
+    let of = |point: &Value| (point["step"].as_u64().unwrap(), point["metrics"]["auc"].as_f64().unwrap());
+    history["evaluations"].as_array().unwrap().iter().map(of).collect()
+}
+
+fn submit(daemon: &Daemon, job: &TinyJob, set: &[&str]) -> String {
+    let file = job.file();
+    let mut line = vec!["submit", file.to_str().unwrap()];
+    line.extend(set.iter().flat_map(|set| ["--set", set]));
+    daemon.json(&line)["id"].as_str().unwrap().to_owned()
+}
+
+fn manifest(checkpoint: &Path) -> Value {
+    serde_json::from_slice(&fs::read(checkpoint.join("manifest.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn evaluating_changes_no_bit_of_training() {
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let weights = |outcome: &Value| {
+        assert_eq!(outcome["eval"]["examples"], 6_000, "{outcome:#}");
+        Contents::of(outcome["checkpoint"].as_str().unwrap()).without_the_job()
+    };
+    let usual = train(&shell, &["data.epochs=2"]);
+    let often = train(&shell, &["data.epochs=2", "evaluation.every_steps=170"]);
+    let seldom = train(&shell, &["data.epochs=2", "evaluation.every_epochs=2"]);
+    for other in [&often, &seldom] {
+        weights(other).assert_same(&weights(&usual));
+        assert_eq!(other["eval"], usual["eval"], "the last evaluation is of the same weights");
+    }
+}
+
+#[test]
+fn killed_workers_neither_lose_an_evaluation_nor_stop_elsewhere() {
+    const KILLS: u32 = 6;
+    const LONGEST_LIFE: std::time::Duration = std::time::Duration::from_millis(500);
+    let job = TinyJob::new();
+    let daemon = Daemon::start(job.directory());
+    let set = [
+        "data.epochs=12",
+        "evaluation.every_steps=130",
+        "evaluation.every_epochs=2",
+        "evaluation.early_stopping={ metric = \"log_loss\", patience = 6, min_delta = 0.0001 }",
+        "checkpoint.keep_best=2",
+    ];
+    let id = submit(&daemon, &job, &set);
+    let undisturbed = daemon.succeeded(&id);
+    let wanted = evaluations(&daemon, &id);
+    let stopped = undisturbed["progress"]["step"].as_u64().unwrap();
+    assert!(stopped < 12 * EPOCH, "{undisturbed:#}");
+    let due = |step: u64| step.is_multiple_of(130) || step.is_multiple_of(2 * EPOCH);
+    let steps: Vec<u64> = (1..=stopped).filter(|&step| due(step)).collect();
+    assert_eq!(wanted.iter().map(|(step, _)| *step).collect::<Vec<_>>(), steps);
+    assert!(steps.len() > 6);
+    let reason = undisturbed["reason"].as_str().unwrap();
+    assert!(
+        reason.starts_with("stopped early: log_loss has not fallen by more than 0.0001 since"),
+        "{reason}"
+    );
+
+    let mut moments = Moments::new();
+    let mut kills = 0;
+    while kills < KILLS {
+        let id = submit(&daemon, &job, &set);
+        while kills < KILLS && !has_ended(&daemon.show(&id)) {
+            let before = daemon.show(&id)["checkpoint"].clone();
+            std::thread::sleep(moments.next(LONGEST_LIFE));
+            kills += children(daemon.pid()).into_iter().filter(|&worker| kill(worker)).count() as u32;
+            wait_until("there is a new checkpoint", || {
+                let job = daemon.show(&id);
+                has_ended(&job) || job["checkpoint"] != before
+            });
+        }
+        let disturbed = daemon.succeeded(&id);
+        assert_eq!(disturbed["reason"], undisturbed["reason"]);
+        assert_eq!(evaluations(&daemon, &id), wanted);
+        let contents = |job: &Value| Contents::of(job["checkpoint"].as_str().unwrap());
+        contents(&disturbed).assert_same(&contents(&undisturbed));
+    }
+    daemon.stop();
+}
+
+#[test]
+fn an_evaluation_that_a_stop_cuts_short_is_made_before_the_next_step() {
+    const CUT_SHORT: u32 = 3;
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let line = ["train", "job.toml", "--json", "--set", "data.epochs=1", "--set", "evaluation.every_steps=5"];
+    let resume = [&line[..], &["--resume"]].concat();
+    let contents = |outcome: &Value| Contents::of(outcome["checkpoint"].as_str().unwrap());
+    let undisturbed = shell.run(&line).with_code(0).json();
+
+    let mut moments = Moments::new();
+    let mut cut_short = 0;
+    wait_until("evaluations were cut short", || {
+        let mut ended = shell.start(&line);
+        let outcome = loop {
+            std::thread::sleep(moments.next(std::time::Duration::from_millis(400)));
+            ended.signal(rustix::process::Signal::INT);
+            let stopped = ended.wait();
+            if stopped.code() != 1 || stopped.stdout.is_empty() {
+                break stopped;
+            }
+            let outcome = stopped.json();
+            if outcome["checkpoint"].is_null() {
+                break stopped;
+            }
+            let manifest = manifest(Path::new(outcome["checkpoint"].as_str().unwrap()));
+            cut_short += u32::from(manifest["snapshot"]["eval_due"] == true);
+            ended = shell.start(&resume);
+        };
+        if outcome.code() == 0 {
+            let outcome = outcome.json();
+            contents(&outcome).assert_same(&contents(&undisturbed));
+            assert_eq!(outcome["eval"], undisturbed["eval"]);
+        }
+        cut_short >= CUT_SHORT
+    });
+}
+
+#[test]
+fn held_out_data_that_is_gone_ends_the_job_with_its_name() {
+    let job = TinyJob::new();
+    let daemon = Daemon::start(job.directory());
+    let id = submit(&daemon, &job, &["data.epochs=500", "evaluation.every_steps=50"]);
+    wait_until("it is evaluated", || !evaluations(&daemon, &id).is_empty());
+    fs::remove_file(job.directory().join("eval.parquet")).unwrap();
+    let mut shown = Value::Null;
+    wait_until("the job ends", || {
+        shown = daemon.show(&id);
+        has_ended(&shown)
+    });
+    assert_eq!(shown["state"], "failed");
+    assert!(shown["reason"].as_str().unwrap().contains("eval.parquet"), "{shown:#}");
+    assert!(children(daemon.pid()).is_empty());
+    daemon.stop();
+}
+
+#[test]
+fn the_best_checkpoint_outlives_the_rotation_and_is_scored_with() {
+    let job = TinyJob::new();
+    let daemon = Daemon::start(job.directory());
+    let set = [
+        "data.epochs=3",
+        "evaluation.every_steps=50",
+        "checkpoint.every_steps=50",
+        "checkpoint.keep=1",
+        "checkpoint.keep_best=true",
+        // Too fast, so that the best is not the last.
+        "model.deep.optimizer.learning_rate=0.5",
+        "checkpoint.best_metric=\"log_loss\"",
+    ];
+    let id = submit(&daemon, &job, &set);
+    let shown = daemon.succeeded(&id);
+    let history = daemon.json(&["history", &id]);
+    let of =
+        |point: &Value| (point["step"].as_u64().unwrap(), point["metrics"]["log_loss"].as_f64().unwrap());
+    let all = history["evaluations"].as_array().unwrap().iter().map(of);
+    let (step, log_loss) = all.reduce(|best, next| if next.1 < best.1 { next } else { best }).unwrap();
+
+    let best = Path::new(shown["best_checkpoint"].as_str().unwrap());
+    assert!(best.ends_with(format!("step-{step:010}")), "{best:?} is of step {step}");
+    let newest = Path::new(shown["checkpoint"].as_str().unwrap());
+    assert_eq!(manifest(newest)["snapshot"]["standing"]["best"][0]["step"], step);
+    assert_ne!(best, newest, "the job is one whose best is not its last");
+    let directory = Path::new(shown["directory"].as_str().unwrap());
+    let steps = fs::read_dir(directory)
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with("step-"));
+    assert_eq!(steps.count(), 2, "the newest and the best");
+
+    for target in [&["eval", &id, "--best"][..], &["eval", best.to_str().unwrap()]] {
+        assert_eq!(daemon.json(target)["log_loss"].as_f64(), Some(log_loss), "{target:?}");
+    }
+    assert_ne!(daemon.json(&["eval", &id])["log_loss"].as_f64(), Some(log_loss));
+    let refused = daemon.run(&["eval", best.to_str().unwrap(), "--best"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is a checkpoint already"));
+    daemon.stop();
+}

@@ -1,0 +1,149 @@
+//! `kill -9` of the worker in each phase of writing a checkpoint: nothing that was committed is lost, and the job
+//! ends with the bits of a run that nothing disturbed.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use millstream_tests::programs::{Daemon, children, has_ended, is_alive, kill, wait_until};
+use millstream_tests::tiny_job::{Contents, TinyJob};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+/// Makes parts of several MiB, so that each phase takes its time.
+const LARGE: [&str; 2] = ["--set", "features.color_hash.buckets=1000000"];
+
+/// Of the job.
+const KEEP: usize = 2;
+
+/// What the writer is at, as the files of the job tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    /// The step's directory is there, and the model is not.
+    Model,
+    /// The model is there, the optimizer's state is not.
+    Optimizer,
+    /// Both are there, and the manifest that commits them is not.
+    Manifest,
+    /// The checkpoint is committed, and one that is kept no longer is still there.
+    Retention,
+}
+
+const PHASES: [Phase; 4] = [Phase::Model, Phase::Optimizer, Phase::Manifest, Phase::Retention];
+
+#[test]
+fn a_writer_killed_in_any_phase_loses_nothing_committed() {
+    let job = TinyJob::new();
+    let file = job.file();
+    let daemon = Daemon::start(job.directory());
+    let submit = || {
+        let line = [&["submit", file.to_str().unwrap()], &LARGE[..]].concat();
+        let submitted = daemon.json(&line);
+        let text = |key: &str| submitted[key].as_str().unwrap().to_owned();
+        (text("id"), PathBuf::from(text("directory")))
+    };
+    let (id, _) = submit();
+    let wanted = Contents::of(daemon.succeeded(&id)["checkpoint"].as_str().unwrap());
+
+    let mut hit = BTreeSet::new();
+    while hit.len() < PHASES.len() {
+        let (id, run) = submit();
+        for target in PHASES.into_iter().filter(|phase| !hit.contains(phase)).collect::<Vec<_>>() {
+            let before = daemon.show(&id)["checkpoint"].clone();
+            let ended = || has_ended(&daemon.show(&id));
+            wait_until("there is a new checkpoint", || ended() || daemon.show(&id)["checkpoint"] != before);
+            if let Some((phase, committed)) = kill_in(target, &run, &daemon, ended) {
+                hit.extend(phase);
+                assert_whole(&run, committed);
+            }
+        }
+        let job = daemon.succeeded(&id);
+        Contents::of(job["checkpoint"].as_str().unwrap()).assert_same(&wanted);
+        assert!(steps(&run).len() <= KEEP, "what was left over is gone: {:?}", steps(&run));
+    }
+    assert!(children(daemon.pid()).is_empty());
+    daemon.stop();
+}
+
+/// Kills the worker when the files of `run` say `target`; returns the phase that it was really killed in, if it
+/// was in any, and the newest step that had been committed. `None` when the job ended before.
+fn kill_in(
+    target: Phase,
+    run: &Path,
+    daemon: &Daemon,
+    ended: impl Fn() -> bool,
+) -> Option<(Option<Phase>, Option<u64>)> {
+    let mut killed = None;
+    wait_until("the writer is there, or the job ends", || {
+        let Some(&worker) = children(daemon.pid()).first() else { return ended() };
+        // A burst of looks: the phases are short, and asking the system for processes is not.
+        for _ in 0..200 {
+            let (phase, committed) = look(run);
+            if phase == Some(target) && kill(worker) {
+                killed = Some((worker, committed));
+                return true;
+            }
+        }
+        false
+    });
+    let (worker, committed) = killed?;
+    // Dead, whether or not the daemon has seen it.
+    wait_until("the worker is dead", || !is_alive(worker));
+    // A worker that follows removes what is left only after many steps.
+    Some((look(run).0, committed))
+}
+
+/// The phase that the files of `run` show, and the newest committed step.
+fn look(run: &Path) -> (Option<Phase>, Option<u64>) {
+    let steps = steps(run);
+    let has = |step: u64, part: &str| directory(run, step).join(part).exists();
+    let (committed, open): (Vec<u64>, Vec<u64>) = steps.iter().partition(|&&step| has(step, "manifest.json"));
+    let newest = committed.last().copied();
+    let begun = open.into_iter().rfind(|&step| Some(step) > newest);
+    let phase = match begun {
+        Some(step) if !has(step, "model.safetensors") => Some(Phase::Model),
+        Some(step) if !has(step, "optimizer.safetensors") => Some(Phase::Optimizer),
+        Some(_) => Some(Phase::Manifest),
+        None if steps.len() > KEEP => Some(Phase::Retention),
+        None => None,
+    };
+    (phase, newest)
+}
+
+fn steps(run: &Path) -> Vec<u64> {
+    let names = fs::read_dir(run).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut steps: Vec<u64> =
+        names.filter_map(|name| name.strip_prefix("step-").map(|step| step.parse().unwrap())).collect();
+    steps.sort_unstable();
+    steps
+}
+
+fn directory(run: &Path, step: u64) -> PathBuf {
+    run.join(format!("step-{step:010}"))
+}
+
+/// The newest checkpoint is `committed` or a later one, and has all that its manifest says.
+fn assert_whole(run: &Path, committed: Option<u64>) {
+    let (_, newest) = look(run);
+    assert!(newest >= committed, "{committed:?} was committed, and the newest is {newest:?}");
+    let Some(step) = newest else { return };
+    let directory = directory(run, step);
+    let Ok(manifest) = fs::read(directory.join("manifest.json")) else {
+        // The next worker has come so far meanwhile that it is not kept any more.
+        return assert_whole(run, committed);
+    };
+    let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+    let parts = manifest["parts"].as_array().unwrap();
+    assert_eq!(parts.len(), 4);
+    for part in parts {
+        let name = part["name"].as_str().unwrap();
+        let Ok(bytes) = fs::read(directory.join(name)) else {
+            assert!(look(run).1 > newest, "{name} of step {step} is lost");
+            return assert_whole(run, committed);
+        };
+        let sha256: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(part["sha256"], sha256.as_str(), "{name} of step {step}");
+    }
+}

@@ -1,0 +1,155 @@
+//! How long a checkpoint keeps training from its next step, beside a plain copy of as many bytes.
+//!
+//! ```text
+//! cargo run --release -p millstream-trainer --example checkpoint_stall -- [MIB] [THREADS] [DIRECTORY]
+//! ```
+//!
+//! An MLP over 26 embeddings of 16 with Adagrad, whose tables and their state take MIB mebibytes (1024 if not
+//! given), checkpointed to DIRECTORY (the system's temporary one). The plain copy is one thread's `memcpy` between
+//! memory that both sides have touched before, which is what the copy of the model must not exceed. Prints
+//! minimum, median and maximum over runs.
+
+#![allow(clippy::print_stdout, reason = "a measurement prints")]
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use millstream_backend::Cpu;
+use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout, Stream};
+use millstream_trainer::checkpoint::{CheckpointStore, Writer};
+use millstream_trainer::init::Init;
+use millstream_trainer::session::{Session, SessionError};
+use millstream_trainer::spec::{
+    EmbeddingSpec, HiddenLayerSpec, MlpSpec, ModelSpec, OptimizerSpec, Pooling, TrainingSpec,
+};
+
+const FEATURES: usize = 26;
+const WIDTH: u32 = 16;
+const ROWS: u32 = 4096;
+const RUNS: usize = 5;
+const STEPS: usize = 20;
+const BATCHES: u64 = 8;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let mib: usize = arguments.next().map_or(Ok(1024), |mib| mib.parse())?;
+    let threads = arguments.next().map(|threads| threads.parse::<u32>()).transpose()?;
+    let parent = arguments.next().map_or_else(std::env::temp_dir, PathBuf::from);
+    let bytes = mib << 20;
+
+    report("plain copy", "s", plain_copies(bytes));
+    let schema = schema(bytes);
+    let mut session = session(&schema, threads)?;
+    let layout = Arc::new(SlotLayout::of(&schema)?);
+    let batches: Vec<BatchBuffer> = (0..BATCHES).map(|seed| batch(&layout, seed)).collect();
+    let mut batches = batches.iter().cycle();
+    let mut step = |session: &mut Session<Cpu>| {
+        let start = Instant::now();
+        let batch = batches.next().ok_or("no batches")?;
+        session.train(batch.as_ref())?;
+        Ok::<_, Box<dyn Error>>(start.elapsed().as_secs_f64())
+    };
+
+    let directory = parent.join(format!("millstream-checkpoint-stall-{}", std::process::id()));
+    let store = CheckpointStore::create_local(&directory)?;
+    let mut writer = Writer::start(store, session.image(), Vec::new())?;
+    writer.wait()?;
+    (0..STEPS).try_for_each(|_| step(&mut session).map(drop))?;
+    let alone = (0..STEPS).map(|_| step(&mut session)).collect::<Result<Vec<_>, _>>()?;
+
+    let (mut stalls, mut beside, mut writes) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..RUNS {
+        let start = Instant::now();
+        writer.begin::<SessionError>(1, |image| session.capture(image))?;
+        stalls.push(start.elapsed().as_secs_f64());
+        while !writer.is_idle() {
+            beside.push(step(&mut session)?);
+        }
+        writes.push(start.elapsed().as_secs_f64());
+        writer.wait()?;
+    }
+    drop(writer);
+    std::fs::remove_dir_all(directory)?;
+    report("stall of a checkpoint", "s", stalls);
+    report("until it is committed", "s", writes);
+    report("step alone", "s", alone);
+    report("step while one is written", "s", beside);
+    Ok(())
+}
+
+fn report(what: &str, unit: &str, mut figures: Vec<f64>) {
+    figures.sort_by(f64::total_cmp);
+    let (Some(least), Some(most)) = (figures.first(), figures.last()) else { return };
+    let median = figures[figures.len() / 2];
+    println!(
+        "{what:28} {least:.4} / {median:.4} / {most:.4} {unit}, min / median / max of {}",
+        figures.len()
+    );
+}
+
+fn plain_copies(bytes: usize) -> Vec<f64> {
+    let from = vec![1_u8; bytes];
+    let mut to = vec![2_u8; bytes];
+    let copy = |_| {
+        let start = Instant::now();
+        to.copy_from_slice(&from);
+        std::hint::black_box(&mut to);
+        start.elapsed().as_secs_f64()
+    };
+    (0..RUNS).map(copy).collect()
+}
+
+fn names() -> Vec<String> {
+    (0..FEATURES).map(|number| format!("c{number}")).collect()
+}
+
+/// Tables of `bytes` bytes, weights and as much state.
+fn schema(bytes: usize) -> BatchSchema {
+    let row_bytes = FEATURES * WIDTH as usize * 2 * size_of::<f32>();
+    let cardinality = (bytes / row_bytes) as u32;
+    BatchSchema {
+        rows: ROWS,
+        weighted: false,
+        dense: Vec::new(),
+        ids: names().into_iter().map(|name| IdFeature { name, cardinality }).collect(),
+        ragged: Vec::new(),
+        position_bytes: 0,
+    }
+}
+
+fn session(schema: &BatchSchema, threads: Option<u32>) -> Result<Session<Cpu>, Box<dyn Error>> {
+    let adagrad =
+        OptimizerSpec::Adagrad { learning_rate: 0.01, initial_accumulator: 0.1, epsilon: 1e-7, l2: 0.0 };
+    let model = ModelSpec::Mlp(MlpSpec {
+        features: names(),
+        embedding: EmbeddingSpec { dim: WIDTH, pooling: Pooling::Mean, optimizer: adagrad },
+        hidden: vec![256, 128, 64],
+        hidden_layer: HiddenLayerSpec::default(),
+        optimizer: adagrad,
+    });
+    let training = TrainingSpec { seed: 1, threads, ..TrainingSpec::default() };
+    Ok(Session::new(Cpu::new(threads)?, &model, schema, &training)?)
+}
+
+/// A batch of random rows.
+fn batch(layout: &Arc<SlotLayout>, seed: u64) -> BatchBuffer {
+    let mut numbers = Init::Uniform { limit: 0.5 }.values(seed, "batch", 0).map(|x| x + 0.5);
+    let mut below = |limit: u32| (numbers.next().unwrap_or_default() * f64::from(limit)) as u32;
+    let mut buffer = BatchBuffer::new(Arc::clone(layout));
+    let schema = layout.schema();
+    let mut slot = buffer.as_mut();
+    slot.set_header(&BatchHeader {
+        stream: Stream::Train,
+        epoch: 0,
+        batch: seed,
+        rows: schema.rows,
+        global_rows: schema.rows,
+        last: false,
+    });
+    let sections = slot.sections();
+    sections.labels.fill_with(|| below(2) as f32);
+    sections.ids.fill_with(|| below(schema.ids[0].cardinality));
+    buffer
+}

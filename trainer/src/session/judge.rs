@@ -1,0 +1,229 @@
+//! What evaluations say of how to go on: whether training is of any more use, and which checkpoint is the best.
+//!
+//! **Early stopping** as Prechelt, "Early Stopping - but when?", 1998, has it by patience: the best value so far
+//! is the one that was better than the best before it by more than `min_delta`, and when `patience` evaluations
+//! in a row have not been so, training ends. An evaluation in which the metric is not defined counts as one of them.
+//!
+//! **The best** evaluations are simply those of the best values, whatever `min_delta` says; of equal ones the
+//! first.
+//!
+//! A [`Standing`] is all that is remembered, and part of a checkpoint, so that a job that goes on from one judges
+//! as if it had never stopped. Where it is of another metric than is asked for, it starts anew.
+
+use serde::{Deserialize, Serialize};
+
+use crate::metrics::{Metric, Metrics};
+
+/// What is asked of a judge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct JudgeSpec {
+    /// When to stop early; never if not given.
+    pub stopping: Option<StoppingSpec>,
+    /// Which checkpoints are the best; nobody asks if not given.
+    pub best: Option<BestSpec>,
+}
+
+/// When to stop early.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StoppingSpec {
+    /// What evaluations are compared by.
+    pub metric: Metric,
+    /// Evaluations in a row that may be no better, at least 1.
+    pub patience: u32,
+    /// What is better is so by more than this.
+    pub min_delta: f64,
+}
+
+/// Which checkpoints are the best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BestSpec {
+    /// What evaluations are compared by.
+    pub metric: Metric,
+    /// How many of the best are kept, at least 1.
+    pub keep: u32,
+}
+
+/// What the evaluations so far came to.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Standing {
+    /// Of early stopping.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stopping: Option<Stopping>,
+    /// The best evaluations, the best first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    best: Vec<Evaluated>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+struct Stopping {
+    metric: Metric,
+    best: Option<Evaluated>,
+    /// Evaluations since that one.
+    evaluations: u32,
+}
+
+/// What an evaluation came to.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evaluated {
+    /// In this number.
+    pub metric: Metric,
+    /// Its value.
+    pub value: f64,
+    /// Steps taken before it.
+    pub step: u64,
+}
+
+impl Standing {
+    #[cfg(test)]
+    pub(crate) fn of(best: Vec<Evaluated>) -> Self {
+        Self { stopping: None, best }
+    }
+
+    /// Whether there is nothing to remember.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The best evaluations, the best first; the checkpoints of their steps are kept.
+    pub fn best(&self) -> &[Evaluated] {
+        &self.best
+    }
+
+    /// Takes in an evaluation after `step`; says whether it is one of the best.
+    pub(super) fn judge(&mut self, spec: &JudgeSpec, step: u64, metrics: &Metrics) -> bool {
+        let evaluated = |metric: Metric| metric.of(metrics).map(|value| Evaluated { metric, value, step });
+        if let Some(spec) = &spec.stopping {
+            self.judge_stopping(spec, evaluated(spec.metric));
+        }
+        spec.best.is_some_and(|spec| self.judge_best(spec, evaluated(spec.metric)))
+    }
+
+    /// Why training is to stop early, if it is.
+    pub fn stop(&self, spec: &JudgeSpec) -> Option<String> {
+        let StoppingSpec { metric, patience, min_delta } = spec.stopping?;
+        let Stopping { best, evaluations, .. } = self.stopping.filter(|state| state.metric == metric)?;
+        if evaluations < patience {
+            return None;
+        }
+        let name = metric.name();
+        let Some(Evaluated { value, step, .. }) = best else {
+            return Some(format!("stopped early: {name} was not defined in {evaluations} evaluations"));
+        };
+        let by = if min_delta > 0.0 { format!(" by more than {min_delta}") } else { String::new() };
+        let verb = metric.verb();
+        Some(format!(
+            "stopped early: {name} has not {verb}{by} since step {step}, where it was {value:.6}, in {evaluations} \
+             evaluations"
+        ))
+    }
+
+    fn judge_stopping(&mut self, spec: &StoppingSpec, found: Option<Evaluated>) {
+        let fresh = Stopping { metric: spec.metric, best: None, evaluations: 0 };
+        let before = self.stopping.filter(|state| state.metric == spec.metric).unwrap_or(fresh);
+        let is_better = |found: &Evaluated| {
+            before.best.is_none_or(|best| spec.metric.gain(found.value, best.value) > spec.min_delta)
+        };
+        self.stopping = Some(match found.filter(is_better) {
+            Some(found) => Stopping { best: Some(found), evaluations: 0, ..before },
+            None => Stopping { evaluations: before.evaluations.saturating_add(1), ..before },
+        });
+    }
+
+    fn judge_best(&mut self, spec: BestSpec, found: Option<Evaluated>) -> bool {
+        self.best.retain(|best| best.metric == spec.metric);
+        let Some(found) = found else { return false };
+        // An evaluation made again.
+        self.best.retain(|best| best.step != found.step);
+        let place = self.best.iter().take_while(|best| spec.metric.gain(found.value, best.value) <= 0.0);
+        let place = place.count();
+        self.best.insert(place, found);
+        self.best.truncate(spec.keep as usize);
+        place < self.best.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metrics(auc: Option<f64>) -> Metrics {
+        Metrics {
+            auc,
+            auc_error: None,
+            pr_auc: None,
+            pr_auc_error: None,
+            log_loss: 1.0,
+            normalized_entropy: None,
+            calibration: None,
+            rmse: 1.0,
+            accuracy: 0.5,
+            group_auc: None,
+            groups: None,
+            examples: 1,
+        }
+    }
+
+    fn stopping(patience: u32, min_delta: f64) -> JudgeSpec {
+        JudgeSpec { stopping: Some(StoppingSpec { metric: Metric::Auc, patience, min_delta }), best: None }
+    }
+
+    /// At which of these evaluations training stops.
+    fn stops(spec: &JudgeSpec, values: &[Option<f64>]) -> Option<usize> {
+        let mut standing = Standing::default();
+        values.iter().enumerate().position(|(step, &auc)| {
+            standing.judge(spec, step as u64, &metrics(auc));
+            standing.stop(spec).is_some()
+        })
+    }
+
+    #[test]
+    fn training_stops_after_as_many_evaluations_without_a_gain() {
+        let values = [0.5, 0.6, 0.7, 0.65, 0.7, 0.71, 0.705, 0.71, 0.71].map(Some);
+        assert_eq!(stops(&stopping(1, 0.0), &values), Some(3));
+        assert_eq!(stops(&stopping(2, 0.0), &values), Some(4), "no gain is no gain");
+        assert_eq!(stops(&stopping(3, 0.0), &values), Some(8));
+        assert_eq!(stops(&stopping(4, 0.0), &values), None);
+        // 0.71 is not far enough above 0.7, which stays what has to be surpassed.
+        assert_eq!(stops(&stopping(3, 0.02), &values), Some(5));
+        assert_eq!(stops(&stopping(2, 0.0), &[None, Some(0.5), None, None]), Some(3));
+        assert_eq!(stops(&stopping(2, 0.0), &[None, None]), Some(1));
+        assert_eq!(stops(&JudgeSpec::default(), &values), None);
+    }
+
+    #[test]
+    fn it_says_why() {
+        let spec = stopping(2, 0.25);
+        let mut standing = Standing::default();
+        for (step, auc) in [(100, 0.5), (200, 0.625), (300, 0.75)] {
+            standing.judge(&spec, step, &metrics(Some(auc)));
+        }
+        let why = "stopped early: auc has not risen by more than 0.25 since step 100, where it was 0.500000, in 2 \
+                   evaluations";
+        assert_eq!(standing.stop(&spec).as_deref(), Some(why));
+        let other = StoppingSpec { metric: Metric::LogLoss, patience: 1, min_delta: 0.0 };
+        let other = JudgeSpec { stopping: Some(other), best: None };
+        assert_eq!(standing.stop(&other), None, "what was judged is of another metric");
+        standing.judge(&other, 400, &metrics(None));
+        assert_eq!(standing.stop(&other), None);
+        standing.judge(&other, 500, &metrics(None));
+        assert!(
+            standing.stop(&other).is_some_and(|why| why.contains("log_loss has not fallen since step 400"))
+        );
+    }
+
+    #[test]
+    fn the_best_are_those_of_the_best_values() {
+        let spec = JudgeSpec { stopping: None, best: Some(BestSpec { metric: Metric::Auc, keep: 2 }) };
+        let mut standing = Standing::default();
+        let values = [0.5, 0.7, 0.6, 0.7, 0.4, 0.8].map(Some);
+        let judged = values.into_iter().chain([None]).enumerate();
+        let best: Vec<bool> =
+            judged.map(|(step, auc)| standing.judge(&spec, step as u64, &metrics(auc))).collect();
+        assert_eq!(best, [true, true, true, true, false, true, false]);
+        let steps = |standing: &Standing| standing.best().iter().map(|best| best.step).collect::<Vec<_>>();
+        assert_eq!(steps(&standing), [5, 1]);
+        // Made again, it takes its own place.
+        assert!(standing.judge(&spec, 5, &metrics(Some(0.8))));
+        assert_eq!(steps(&standing), [5, 1]);
+    }
+}

@@ -1,0 +1,151 @@
+//! Training goes on while a checkpoint of it is written.
+
+use object_store::ObjectStore;
+use object_store::memory::InMemory;
+
+use super::*;
+use crate::checkpoint::faults::{Death, DyingStore, GatedStore};
+use crate::checkpoint::park_until_done;
+
+/// Where the first checkpoint is taken, where the second is, and where training ends.
+const FIRST: u64 = 3;
+const SECOND: u64 = 6;
+const END: u64 = 8;
+
+fn store_over(objects: Arc<dyn ObjectStore>) -> CheckpointStore {
+    CheckpointStore::new(objects, "jobs/census-1".into(), Arc::new(park_until_done))
+}
+
+fn writer(objects: Arc<dyn ObjectStore>, session: &Session<Cpu>) -> Writer<f32> {
+    Writer::start(store_over(objects), session.image(), carried()).unwrap()
+}
+
+fn begin(writer: &mut Writer<f32>, session: &Session<Cpu>) {
+    writer.begin(KEEP, |image| session.capture(image)).unwrap();
+}
+
+/// The parts of the newest checkpoint, and its manifest.
+fn newest(objects: &Arc<dyn ObjectStore>, on_damage: OnDamage) -> Checkpoint {
+    store_over(Arc::clone(objects)).load_newest(Extent::Whole, on_damage).unwrap().unwrap()
+}
+
+fn assert_same(found: &Checkpoint, wanted: &Checkpoint) {
+    assert_eq!(found.manifest, wanted.manifest);
+    for part in &wanted.manifest.parts {
+        assert!(found.part(&part.name) == wanted.part(&part.name), "{} differs", part.name);
+    }
+}
+
+/// What a checkpoint says that was taken before batch `stop`, and nothing ran beside it.
+fn undisturbed(stop: u64) -> Checkpoint {
+    let mut session = session(cpu());
+    run(&mut session, stop);
+    let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let mut writer = writer(Arc::clone(&objects), &session);
+    begin(&mut writer, &session);
+    writer.wait().unwrap().unwrap();
+    newest(&objects, OnDamage::Fail)
+}
+
+#[test]
+fn a_checkpoint_is_of_the_step_at_which_it_began() {
+    let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let (gated, gate) = GatedStore::new(Arc::clone(&objects));
+    let mut session = session(cpu());
+    let mut writer = writer(Arc::new(gated), &session);
+    run(&mut session, FIRST);
+    begin(&mut writer, &session);
+    // Not a byte is written yet, and training goes on.
+    run(&mut session, END);
+    assert!(!writer.is_idle());
+    assert_eq!(writer.poll().unwrap(), None);
+    gate.open();
+    let path = writer.wait().unwrap().unwrap();
+    assert!(path.ends_with("step-0000000003"), "{path}");
+    assert!(writer.is_idle());
+    assert_eq!(writer.poll().unwrap(), None, "it is told once");
+    assert_same(&newest(&objects, OnDamage::Fail), &undisturbed(FIRST));
+    // The same memory serves the next one.
+    begin(&mut writer, &session);
+    writer.wait().unwrap().unwrap();
+    assert_same(&newest(&objects, OnDamage::Fail), &undisturbed(END));
+}
+
+#[test]
+fn a_writer_that_is_dropped_ends_what_it_is_at() {
+    let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let mut session = session(cpu());
+    run(&mut session, FIRST);
+    let mut writer = writer(Arc::clone(&objects), &session);
+    begin(&mut writer, &session);
+    drop(writer);
+    assert_same(&newest(&objects, OnDamage::Fail), &undisturbed(FIRST));
+}
+
+#[test]
+fn a_write_that_fails_says_so_and_the_next_one_commits() {
+    let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let mut session = session(cpu());
+    run(&mut session, FIRST);
+    let dying = Arc::new(DyingStore::new(Arc::clone(&objects), Death::Before(1)));
+    let mut failing = writer(dying, &session);
+    begin(&mut failing, &session);
+    let error = failing.wait().unwrap_err().to_string();
+    assert!(error.contains("the writer has died"), "{error}");
+    assert!(store_over(Arc::clone(&objects)).steps().unwrap().is_empty());
+    let mut writer = writer(Arc::clone(&objects), &session);
+    begin(&mut writer, &session);
+    writer.wait().unwrap().unwrap();
+    assert_same(&newest(&objects, OnDamage::Fail), &undisturbed(FIRST));
+}
+
+/// The writer dies at `moment` of its second checkpoint, while training goes on. Whatever is left goes on to
+/// the bits of training that nothing disturbed. False when the second checkpoint outlived the moment.
+fn dies(death: impl Fn(u64) -> Death, moment: u64, [first, second, end]: &[Checkpoint; 3]) -> bool {
+    let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let mut trained = session(cpu());
+    run(&mut trained, FIRST);
+    let mut before = writer(Arc::clone(&objects), &trained);
+    begin(&mut before, &trained);
+    before.wait().unwrap().unwrap();
+
+    let dying = DyingStore::new(Arc::clone(&objects), death(moment));
+    run(&mut trained, SECOND);
+    let mut doomed = writer(Arc::new(dying.clone()), &trained);
+    begin(&mut doomed, &trained);
+    run(&mut trained, END);
+    let told = doomed.wait();
+    let on_damage = match death(moment) {
+        Death::AtByte(_) => OnDamage::FallBack,
+        Death::Before(_) | Death::After(_) => OnDamage::Fail,
+    };
+    let left = newest(&objects, on_damage);
+    match left.manifest.snapshot.step {
+        step if step == first.manifest.snapshot.step => {
+            assert!(told.is_err());
+            assert_same(&left, first);
+        }
+        _ => assert_same(&left, second),
+    }
+
+    let mut resumed = session(cpu());
+    resumed.restore(&left).unwrap();
+    run(&mut resumed, END);
+    let mut last = writer(Arc::clone(&objects), &resumed);
+    begin(&mut last, &resumed);
+    last.wait().unwrap().unwrap();
+    assert_same(&newest(&objects, OnDamage::Fail), end);
+    dying.is_dead()
+}
+
+#[test]
+fn a_background_writer_may_die_at_any_moment() {
+    let wanted = [FIRST, SECOND, END].map(undisturbed);
+    for death in [Death::Before, Death::After] {
+        let moments = (0..).take_while(|&moment| dies(death, moment, &wanted)).count();
+        assert!(moments > 5, "{moments}");
+    }
+    // A prime, so that cuts fall anywhere in the parts.
+    let moments = (0..).step_by(211).take_while(|&byte| dies(Death::AtByte, byte, &wanted)).count();
+    assert!(moments > 10, "{moments}");
+}
