@@ -52,12 +52,12 @@ pub struct Exportable {
 }
 
 impl Exportable {
-    /// Opens what is in `directory`: a checkpoint, or a job, of which the newest is taken.
+    /// Opens what is in `directory`: a checkpoint, or a job, of which the newest is taken, or the best.
     ///
     /// # Errors
     /// When there is none, or it is damaged.
-    pub fn open(directory: &Path) -> Result<Self> {
-        let Scored { directory, step, job, analysis } = scoring::find(directory)?;
+    pub fn open(directory: &Path, best: bool) -> Result<Self> {
+        let Scored { directory, step, job, analysis } = scoring::find(directory, best)?;
         let store = CheckpointStore::local(&directory)?;
         let trained = Trained::open(&store, step)?;
         let transform = Transform::resolve(&job.features, &job.label, &job.data.missing, &analysis)?;

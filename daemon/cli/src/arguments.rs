@@ -305,6 +305,9 @@ pub(crate) struct Export {
     /// What to write [default: what the output's name says]
     #[arg(long, value_enum)]
     pub(crate) format: Option<ModelFormat>,
+    /// Take the job's best checkpoint (`checkpoint.keep_best`) instead of its newest
+    #[arg(long)]
+    pub(crate) best: bool,
     /// Put the numbers of an ONNX model into FILE.data, whatever its size
     #[arg(long)]
     pub(crate) external_data: bool,

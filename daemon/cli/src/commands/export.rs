@@ -38,7 +38,7 @@ struct Watched<'a, F> {
 }
 
 pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> {
-    let Export { target, output, format, external_data } = arguments;
+    let Export { target, output, format, best, external_data } = arguments;
     let format = format.map_or_else(|| by_name(output), Ok)?;
     if *external_data && format != ModelFormat::Onnx {
         return Err(Failure::Usage("--external-data is for ONNX".to_owned()));
@@ -46,7 +46,7 @@ pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> 
     let runtime = Runtime::new()?;
     let is_interrupted = interrupt::flag(&runtime)?;
     let directory = runtime.block_on(locate(target, context))?;
-    let model = Exportable::open(&directory)?;
+    let model = Exportable::open(&directory, *best)?;
     if is_interrupted() {
         return Err(called_off().into());
     }

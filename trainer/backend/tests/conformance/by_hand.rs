@@ -403,7 +403,7 @@ fn matrices_and_tables_keep_what_is_written<B: Backend>(backend: &B) {
 
 fn a_copied_table_has_each_part_in_its_place<B: Backend>(backend: &B) {
     let bench = Bench(backend);
-    let rowwise = Update::RowWiseAdagrad { learning_rate: 1.0, epsilon: 0.0 };
+    let rowwise = Formula::RowWiseAdagrad { learning_rate: 1.0, epsilon: 0.0 };
     // The largest is more than one task.
     for (rows, width) in [(1, 1), (3, 5), (40_000, 1), (5_000, 8), (700, 17), (70_000, 64)] {
         let values: Vec<f32> = (0..rows * width).map(|x| (x % 8191) as f32).collect();
