@@ -100,22 +100,24 @@ fn write_onnx<'a, F: Fn() -> bool + 'a>(
 async fn locate(target: &str, context: &Context) -> Result<PathBuf, Failure> {
     let known = match context.socket() {
         Some(socket) => match Client::connect(socket).await {
-            Ok(mut client) => client.show(target).await,
-            Err(error) => Err(error),
+            Ok(mut client) => Some(client.show(target).await),
+            Err(ClientError::NoDaemon { .. }) => None,
+            Err(error) => return Err(error.into()),
         },
-        None => Err(ClientError::NotFound(String::new())),
+        None => None,
     };
-    let is_directory = Path::new(target).is_dir();
     let message = match known {
-        Ok(job) if job.checkpoint.is_empty() => format!("job {target} has no checkpoint yet"),
-        Ok(job) => return Ok(job.directory.into()),
-        Err(ClientError::NotFound(_) | ClientError::NoDaemon { .. }) if is_directory => {
+        Some(Ok(job)) if job.checkpoint.is_empty() => format!("job {target} has no checkpoint yet"),
+        Some(Ok(job)) => return Ok(job.directory.into()),
+        None | Some(Err(ClientError::NotFound(_))) if Path::new(target).is_dir() => {
             return Ok(std::env::current_dir()?.join(target));
         }
-        Err(ClientError::NotFound(_) | ClientError::NoDaemon { .. }) => {
-            format!("`{target}` is neither a job nor a checkpoint's directory")
+        None => format!("`{target}` is neither a job nor a checkpoint's directory"),
+        // There is none of this id, or there are several that begin so.
+        Some(Err(ClientError::NotFound(message))) => {
+            format!("{message}; nor is there a directory of that name")
         }
-        Err(error) => return Err(error.into()),
+        Some(Err(error)) => return Err(error.into()),
     };
     Err(Failure::Failed(anyhow::anyhow!(message)))
 }
