@@ -226,7 +226,7 @@ class Export(unittest.TestCase):
         return session, inputs_of(session, features, self.data), told
 
     def test_onnxruntime_scores_as_predict_does(self):
-        self.assertEqual(len(MODELS), 13)
+        self.assertEqual(len(MODELS), 15)
         for name in MODELS:
             with self.subTest(name):
                 session, inputs, told = self.exported(name)

@@ -319,6 +319,7 @@ fn spec(options: &Options) -> ModelSpec {
             deep: DeepSpec {
                 features,
                 embedding_dim: options.dim,
+                embedding_optimizer: None,
                 hidden: HIDDEN.to_vec(),
                 hidden_layer: HiddenLayerSpec::default(),
                 pooling: Pooling::Mean,

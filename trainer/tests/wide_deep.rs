@@ -46,6 +46,7 @@ fn spec() -> WideDeepSpec {
         deep: DeepSpec {
             features: names(&["education", "occupation", "tags", "age", "hours_per_week"]),
             embedding_dim: 8,
+            embedding_optimizer: None,
             hidden: vec![20, 10],
             hidden_layer: HiddenLayerSpec::default(),
             pooling: Pooling::Mean,

@@ -34,9 +34,12 @@ impl<D: Device> WideDeep<D> {
         let optimizer = builder.optimizer("model.wide.optimizer", &wide.optimizer)?;
         let linear = builder.linear("wide", &features, optimizer)?;
         let features = builder.some_features("model.deep.features", &deep.features)?;
-        let keys = ("model.deep.embedding_dim", "model.deep.optimizer");
-        let (dim, pooling) = (deep.embedding_dim, deep.pooling);
-        let embedding = EmbeddingSpec { dim, pooling, optimizer: deep.optimizer };
+        let (key, optimizer) = match deep.embedding_optimizer {
+            Some(optimizer) => ("model.deep.embedding_optimizer", optimizer),
+            None => ("model.deep.optimizer", deep.optimizer),
+        };
+        let keys = ("model.deep.embedding_dim", key);
+        let embedding = EmbeddingSpec { dim: deep.embedding_dim, pooling: deep.pooling, optimizer };
         let embedding = builder.embedding("deep.", keys, &embedding, features)?;
         let optimizer = builder.optimizer("model.deep.optimizer", &deep.optimizer)?;
         let hidden = ("model.deep.hidden", deep.hidden.as_slice(), &deep.hidden_layer);

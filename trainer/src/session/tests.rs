@@ -55,6 +55,7 @@ fn wide_deep() -> WideDeepSpec {
         deep: DeepSpec {
             features: features(&["x", "y", "a", "c"]),
             embedding_dim: 4,
+            embedding_optimizer: None,
             hidden: vec![8, 4],
             hidden_layer: HiddenLayerSpec::default(),
             pooling: Pooling::Mean,

@@ -197,8 +197,11 @@ pub struct DeepSpec {
     pub hidden_layer: HiddenLayerSpec,
     /// How a multi-valued feature's embeddings become one.
     pub pooling: Pooling,
-    /// Trains embeddings and layers.
+    /// Trains the layers.
     pub optimizer: OptimizerSpec,
+    /// Trains the embeddings; as the layers, if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding_optimizer: Option<OptimizerSpec>,
 }
 
 /// What hidden layers do beside their product and ReLU.

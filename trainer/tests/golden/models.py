@@ -227,7 +227,8 @@ class Model:
     def make_wide_deep(self, spec):
         wide, deep = spec["wide"], spec["deep"]
         self.make_linear_part("wide", wide["features"], wide["optimizer"])
-        embedding = dict(dim=deep["embedding_dim"], pooling=deep["pooling"], optimizer=deep["optimizer"])
+        rows = deep.get("embedding_optimizer", deep["optimizer"])
+        embedding = dict(dim=deep["embedding_dim"], pooling=deep["pooling"], optimizer=rows)
         self.deep = dict(deep, embedding=embedding)
         self.make_layers("deep", [self.make_deep(self.deep, "deep."), *deep["hidden"], 1], deep["optimizer"])
 
@@ -486,6 +487,9 @@ CASES = {
     "batches normalised in dcn_v2": dict(dcn("parallel", 2), hidden_layer=dict(normalization="batch", dropout=0.25)),
     "layers normalised in dlrm": dict(dlrm("dot"), hidden_layer=dict(normalization="layer", dropout=0.125)),
     "dropout in dlrm": dict(dlrm("dot"), hidden_layer=dict(dropout=0.125)),
+    "wide_deep of two optimizers": dict(
+        kind="wide_deep", wide=WIDE, deep=dict(DEEP, optimizer=SGD, embedding_optimizer=ROWWISE)
+    ),
 }
 
 # How they are trained, where not as they are.

@@ -56,7 +56,7 @@ struct GoldenBatch {
 
 pub(crate) fn golden() -> Golden {
     let golden: Golden = serde_json::from_str(include_str!("../golden/models.json")).expect("a golden file");
-    assert!(golden.cases.len() >= 32, "every kind of model and optimizer");
+    assert!(golden.cases.len() >= 33, "every kind of model and optimizer");
     golden
 }
 

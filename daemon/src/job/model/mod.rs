@@ -138,13 +138,17 @@ fn read_wide(mut wide: Section<'_>, features: &[&str]) -> WideSpec {
 }
 
 fn read_deep(mut deep: Section<'_>, features: &[&str]) -> DeepSpec {
+    let title = "[model.deep.embedding_optimizer]";
+    let layers = optimizer::read(&mut deep, "optimizer", "[model.deep.optimizer]", Trains::Layers, ADAGRAD);
+    let embeddings = optimizer::read(&mut deep, "embedding_optimizer", title, Trains::Embeddings, layers);
     let spec = DeepSpec {
         features: read_features(&mut deep, features),
         embedding_dim: read_dim(&mut deep),
         hidden: read_widths(&mut deep, "hidden", &[100, 50]),
         hidden_layer: read_hidden_layer(&mut deep),
         pooling: read_pooling(&mut deep),
-        optimizer: optimizer::read(&mut deep, "optimizer", "[model.deep.optimizer]", Trains::Layers, ADAGRAD),
+        optimizer: layers,
+        embedding_optimizer: (embeddings != layers).then_some(embeddings),
     };
     deep.finish();
     spec

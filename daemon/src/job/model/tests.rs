@@ -94,6 +94,22 @@ fn every_key_is_read() {
 }
 
 #[test]
+fn embeddings_of_wide_deep_may_have_an_optimizer_of_their_own() {
+    let deep = |more: &str| {
+        let data = DATA.replace("features = [\"age\", \"site\"]\n", "");
+        let text = format!("{data}kind = \"wide_deep\"\ndeep.features = [\"age\"]\n{more}");
+        let (job, _) = Job::parse(&text, Path::new("job.toml"), &[]).unwrap();
+        let ModelSpec::WideDeep(spec) = job.model else { panic!("wide_deep") };
+        (spec.deep.optimizer, spec.deep.embedding_optimizer)
+    };
+    assert_eq!(deep(""), (ADAGRAD, None));
+    let (optimizer, embedding_optimizer) =
+        deep("deep.embedding_optimizer = { kind = \"sgd\", learning_rate = 0.5 }");
+    let sgd = OptimizerSpec::Sgd { learning_rate: 0.5, l2: 0.0 };
+    assert_eq!((optimizer, embedding_optimizer), (ADAGRAD, Some(sgd)));
+}
+
+#[test]
 fn mistakes_are_told_with_their_place() {
     let cases = [
         (

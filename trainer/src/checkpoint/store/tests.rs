@@ -27,6 +27,7 @@ fn snapshot(step: u64) -> Snapshot {
     let deep = DeepSpec {
         features: vec!["a".into(), "b".into()],
         embedding_dim: 8,
+        embedding_optimizer: None,
         hidden: vec![16, 4],
         hidden_layer: HiddenLayerSpec::default(),
         pooling: Pooling::Mean,

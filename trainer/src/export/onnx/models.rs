@@ -47,7 +47,15 @@ impl Net<'_> {
         let WideSpec { features, optimizer: _ } = wide;
         let features = self.features("model.wide.features", features)?;
         let wide = self.linear("wide", &features)?;
-        let DeepSpec { features, embedding_dim: _, hidden, hidden_layer, pooling, optimizer: _ } = deep;
+        let DeepSpec {
+            features,
+            embedding_dim: _,
+            hidden,
+            hidden_layer,
+            pooling,
+            optimizer: _,
+            embedding_optimizer: _,
+        } = deep;
         let features = self.features("model.deep.features", features)?;
         let embeddings = self.embeddings("deep.", &features, *pooling)?;
         let input = self.beside_numbers(&embeddings, &features);
