@@ -89,11 +89,10 @@ impl<D: Device> Normalization<D> {
     fn axis(&self) -> Axis {
         if self.running.is_some() { Axis::Column } else { Axis::Row }
     }
+}
 
-    fn formula(&self) -> Formula<'_, D::Matrix> {
-        let (scale, shift) = (&self.scale.value, &self.shift.value);
-        Formula { axis: self.axis(), scale, shift, epsilon: EPSILON, is_rectified: true }
-    }
+fn formula<'a, M>(axis: Axis, scale: &'a M, shift: &'a M) -> Formula<'a, M> {
+    Formula { axis, scale, shift, epsilon: EPSILON, is_rectified: true }
 }
 
 impl<B: Backend> Normalization<B> {
@@ -106,15 +105,16 @@ impl<B: Backend> Normalization<B> {
         saved: &mut SavedMoments<B>,
         output: &mut B::Matrix,
     ) {
-        let rows = pass.len();
+        let (rows, axis) = (pass.len(), self.axis());
+        let formula = formula(axis, &self.scale.value, &self.shift.value);
         if let (Some(running), Purpose::Scoring) = (&self.running, pass.purpose) {
             let moments = (&running.mean.1, &running.variance.1);
-            backend.normalize_forward(rows, &self.formula(), moments, input, output);
+            backend.normalize_forward(rows, &formula, moments, input, output);
             return;
         }
         let SavedMoments { mean, variance } = saved;
-        backend.moments(rows, self.axis(), input, mean, variance);
-        backend.normalize_forward(rows, &self.formula(), (mean, variance), input, output);
+        backend.moments(rows, axis, input, mean, variance);
+        backend.normalize_forward(rows, &formula, (mean, variance), input, output);
         if let Some(running) = &mut self.running {
             let unbiased = rows as f64 / (rows.max(2) - 1) as f64;
             backend.blend(SHARE, 1.0, mean, &mut running.mean.1);
@@ -134,8 +134,7 @@ impl<B: Backend> Normalization<B> {
         let SavedMoments { mean, variance } = saved;
         let axis = self.axis();
         let (scale, shift) = (&mut self.scale, &mut self.shift);
-        let formula =
-            Formula { axis, scale: &scale.value, shift: &shift.value, epsilon: EPSILON, is_rectified: true };
+        let formula = formula(axis, &scale.value, &shift.value);
         let saved = Normalized { input, mean, variance, output };
         let (by_scale, by_shift) = (&mut scale.gradient, &mut shift.gradient);
         backend.normalize_backward(pass.len(), &formula, &saved, gradient, pass.sum(), by_scale, by_shift);

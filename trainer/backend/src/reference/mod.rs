@@ -3,14 +3,16 @@
 //! It is what [`crate::Cpu`] and every later device is tested against, and what finite differences and
 //! the float64 golden trajectory run on. It shares nothing with them but the checked batch.
 
+mod normalize;
 mod table;
+mod touched;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use millstream_batch::{BatchRef, BatchSchema};
 
-use crate::backend::{Activation, Backend, GradientColumns, LayerGradient, Loss, RowGradients, Sum};
+use crate::backend::{Activation, Backend, LayerGradient, Loss, RowGradients, Sum};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
 use crate::error::BatchError;
 use crate::host::HostBatch;
@@ -19,6 +21,7 @@ use crate::philox::philox;
 use crate::update::Update;
 pub use table::ReferenceTable;
 use table::step_one;
+use touched::{for_each_touched, shaped};
 
 /// The reference backend.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,12 +49,6 @@ impl ReferenceMatrix {
 
     fn rows(&self) -> usize {
         self.values.len() / self.columns.max(1)
-    }
-
-    /// A number of a line.
-    fn on(&self, axis: Axis, line: usize, item: usize) -> f64 {
-        let (row, column) = axis.place(line, item);
-        self.at(row, column)
     }
 
     /// The product of vectors `i` and `j` of a row, `width` columns each.
@@ -405,31 +402,18 @@ impl Backend for Reference {
         mean: &mut ReferenceMatrix,
         variance: &mut ReferenceMatrix,
     ) {
-        let (lines, items) = lines_of(axis, rows, input.columns);
-        for line in 0..lines {
-            let number = |item| input.on(axis, line, item);
-            let average = (0..items).map(number).sum::<f64>() / items as f64;
-            mean.values[line] = average;
-            variance.values[line] =
-                (0..items).map(|item| (number(item) - average).powi(2)).sum::<f64>() / items as f64;
-        }
+        normalize::moments(rows, axis, input, mean, variance);
     }
 
     fn normalize_forward(
         &self,
         rows: usize,
         layer: &Normalization<'_, ReferenceMatrix>,
-        (mean, variance): (&ReferenceMatrix, &ReferenceMatrix),
+        moments: (&ReferenceMatrix, &ReferenceMatrix),
         input: &ReferenceMatrix,
         output: &mut ReferenceMatrix,
     ) {
-        for row in 0..rows {
-            for column in 0..input.columns {
-                let normal = normal_at(layer, (mean, variance), input, (row, column)).0;
-                let y = layer.scale.at(0, column) * normal + layer.shift.at(0, column);
-                *output.at_mut(row, column) = if layer.is_rectified { y.max(0.0) } else { y };
-            }
-        }
+        normalize::forward(rows, layer, moments, input, output);
     }
 
     fn normalize_backward(
@@ -442,37 +426,7 @@ impl Backend for Reference {
         by_scale: &mut ReferenceMatrix,
         by_shift: &mut ReferenceMatrix,
     ) {
-        let normal = |at| normal_at(layer, (saved.mean, saved.variance), saved.input, at);
-        if sum == Sum::Anew {
-            by_scale.values.fill(0.0);
-            by_shift.values.fill(0.0);
-        }
-        for row in 0..rows {
-            for column in 0..gradient.columns {
-                if layer.is_rectified && saved.output.at(row, column) <= 0.0 {
-                    *gradient.at_mut(row, column) = 0.0;
-                }
-                let g = gradient.at(row, column);
-                *by_scale.at_mut(0, column) += g * normal((row, column)).0;
-                *by_shift.at_mut(0, column) += g;
-                *gradient.at_mut(row, column) = g * layer.scale.at(0, column);
-            }
-        }
-        let (lines, items) = lines_of(layer.axis, rows, gradient.columns);
-        for line in 0..lines {
-            let place = |item| layer.axis.place(line, item);
-            let mean = |of: &dyn Fn((usize, usize)) -> f64| {
-                (0..items).map(|item| of(place(item))).sum::<f64>() / items as f64
-            };
-            let g = |(row, column)| gradient.at(row, column);
-            let (mean_g, mean_product) = (mean(&|at| g(at)), mean(&|at| g(at) * normal(at).0));
-            for item in 0..items {
-                let (row, column) = place(item);
-                let (x, inverse) = normal((row, column));
-                let g = gradient.at(row, column);
-                *gradient.at_mut(row, column) = inverse * (g - mean_g - x * mean_product);
-            }
-        }
+        normalize::backward(rows, layer, saved, gradient, sum, by_scale, by_shift);
     }
 
     fn blend(&self, share: f64, factor: f64, from: &ReferenceMatrix, to: &mut ReferenceMatrix) {
@@ -587,71 +541,6 @@ impl Backend for Reference {
             table.step_row(&update.formula, id, &g);
         });
     }
-}
-
-/// What [`Update`] makes of the gradient `g` of a weight `w`.
-fn shaped(update: &Update, scale: f64, g: f64, w: f64) -> f64 {
-    (scale * g).clamp(-update.clip, update.clip) + update.l2 * w
-}
-
-/// Calls `visit` with each table that a batch touches, each row of it, and the row's gradient.
-fn for_each_touched(
-    gradients: &RowGradients<'_, Reference>,
-    widths: &[usize],
-    mut visit: impl FnMut(usize, usize, &[f64]),
-) {
-    let RowGradients { batch, plan, lookups, gradient, columns } = *gradients;
-    let mut offset = match columns {
-        GradientColumns::Apart { first } => first,
-        GradientColumns::Shared => 0,
-    };
-    for (table, (lookup, &width)) in lookups.iter().zip(widths).enumerate() {
-        let planned = plan.columns.iter().find(|(column, _)| *column == lookup.column);
-        let (_, touched) = planned.expect("a lookup's column is in the plan");
-        for (&id, rows) in touched {
-            let combined = |column| {
-                let g = rows.iter().map(|&row| {
-                    let ids = batch.ids(lookup.column).row(row).len();
-                    gradient.at(row, offset + column) * lookup.pooling.factor(ids)
-                });
-                g.sum::<f64>()
-            };
-            visit(table, id, &(0..width).map(combined).collect::<Vec<_>>());
-        }
-        if let GradientColumns::Apart { .. } = columns {
-            offset += width;
-        }
-    }
-}
-
-/// What has moments of its own, and how many numbers each is over.
-fn lines_of(axis: Axis, rows: usize, columns: usize) -> (usize, usize) {
-    match axis {
-        Axis::Row => (rows, columns),
-        Axis::Column => (columns, rows),
-    }
-}
-
-impl Axis {
-    /// Row and column of a number on a line.
-    fn place(self, line: usize, item: usize) -> (usize, usize) {
-        match self {
-            Self::Row => (line, item),
-            Self::Column => (item, line),
-        }
-    }
-}
-
-/// A number of the input, normalised, and what it was multiplied by.
-fn normal_at(
-    layer: &Normalization<'_, ReferenceMatrix>,
-    (mean, variance): (&ReferenceMatrix, &ReferenceMatrix),
-    input: &ReferenceMatrix,
-    (row, column): (usize, usize),
-) -> (f64, f64) {
-    let line = if layer.axis == Axis::Row { row } else { column };
-    let inverse = 1.0 / (variance.values[line] + layer.epsilon).sqrt();
-    ((input.at(row, column) - mean.values[line]) * inverse, inverse)
 }
 
 /// Calls `visit` with each pair of `count` vectors, the higher number first.

@@ -1,0 +1,121 @@
+//! Normalisation of rows or columns.
+
+use super::ReferenceMatrix;
+use crate::backend::Sum;
+use crate::normalization::{Axis, Normalization, Normalized};
+
+/// The mean and variance of each row or column.
+pub(super) fn moments(
+    rows: usize,
+    axis: Axis,
+    input: &ReferenceMatrix,
+    mean: &mut ReferenceMatrix,
+    variance: &mut ReferenceMatrix,
+) {
+    let (lines, items) = lines_of(axis, rows, input.columns);
+    for line in 0..lines {
+        let number = |item| input.on(axis, line, item);
+        let average = (0..items).map(number).sum::<f64>() / items as f64;
+        mean.values[line] = average;
+        variance.values[line] =
+            (0..items).map(|item| (number(item) - average).powi(2)).sum::<f64>() / items as f64;
+    }
+}
+
+/// [`Normalization`], as it is written.
+pub(super) fn forward(
+    rows: usize,
+    layer: &Normalization<'_, ReferenceMatrix>,
+    (mean, variance): (&ReferenceMatrix, &ReferenceMatrix),
+    input: &ReferenceMatrix,
+    output: &mut ReferenceMatrix,
+) {
+    for row in 0..rows {
+        for column in 0..input.columns {
+            let normal = normal_at(layer, (mean, variance), input, (row, column)).0;
+            let y = layer.scale.at(0, column) * normal + layer.shift.at(0, column);
+            *output.at_mut(row, column) = if layer.is_rectified { y.max(0.0) } else { y };
+        }
+    }
+}
+
+/// Its gradient, by every path from a number to the output.
+pub(super) fn backward(
+    rows: usize,
+    layer: &Normalization<'_, ReferenceMatrix>,
+    saved: &Normalized<'_, ReferenceMatrix>,
+    gradient: &mut ReferenceMatrix,
+    sum: Sum,
+    by_scale: &mut ReferenceMatrix,
+    by_shift: &mut ReferenceMatrix,
+) {
+    let normal = |at| normal_at(layer, (saved.mean, saved.variance), saved.input, at);
+    if sum == Sum::Anew {
+        by_scale.values.fill(0.0);
+        by_shift.values.fill(0.0);
+    }
+    for row in 0..rows {
+        for column in 0..gradient.columns {
+            if layer.is_rectified && saved.output.at(row, column) <= 0.0 {
+                *gradient.at_mut(row, column) = 0.0;
+            }
+            let g = gradient.at(row, column);
+            *by_scale.at_mut(0, column) += g * normal((row, column)).0;
+            *by_shift.at_mut(0, column) += g;
+            *gradient.at_mut(row, column) = g * layer.scale.at(0, column);
+        }
+    }
+    let (lines, items) = lines_of(layer.axis, rows, gradient.columns);
+    for line in 0..lines {
+        let place = |item| layer.axis.place(line, item);
+        let mean = |of: &dyn Fn((usize, usize)) -> f64| {
+            (0..items).map(|item| of(place(item))).sum::<f64>() / items as f64
+        };
+        let g = |(row, column)| gradient.at(row, column);
+        let (mean_g, mean_product) = (mean(&|at| g(at)), mean(&|at| g(at) * normal(at).0));
+        for item in 0..items {
+            let (row, column) = place(item);
+            let (x, inverse) = normal((row, column));
+            let g = gradient.at(row, column);
+            *gradient.at_mut(row, column) = inverse * (g - mean_g - x * mean_product);
+        }
+    }
+}
+
+/// What has moments of its own, and how many numbers each is over.
+fn lines_of(axis: Axis, rows: usize, columns: usize) -> (usize, usize) {
+    match axis {
+        Axis::Row => (rows, columns),
+        Axis::Column => (columns, rows),
+    }
+}
+
+impl ReferenceMatrix {
+    /// A number of a line.
+    fn on(&self, axis: Axis, line: usize, item: usize) -> f64 {
+        let (row, column) = axis.place(line, item);
+        self.at(row, column)
+    }
+}
+
+impl Axis {
+    /// Row and column of a number on a line.
+    fn place(self, line: usize, item: usize) -> (usize, usize) {
+        match self {
+            Self::Row => (line, item),
+            Self::Column => (item, line),
+        }
+    }
+}
+
+/// A number of the input, normalised, and what it was multiplied by.
+fn normal_at(
+    layer: &Normalization<'_, ReferenceMatrix>,
+    (mean, variance): (&ReferenceMatrix, &ReferenceMatrix),
+    input: &ReferenceMatrix,
+    (row, column): (usize, usize),
+) -> (f64, f64) {
+    let line = if layer.axis == Axis::Row { row } else { column };
+    let inverse = 1.0 / (variance.values[line] + layer.epsilon).sqrt();
+    ((input.at(row, column) - mean.values[line]) * inverse, inverse)
+}
