@@ -20,11 +20,12 @@ from tensorboard.plugins.hparams import metadata as hparams_metadata
 
 from support import MILLSTREAM, millstream
 
-EVERY_STEPS = 50
-CHECKPOINT_STEPS = 100
-HISTOGRAM_STEPS = 400
+EVERY_STEPS = 1000
+CHECKPOINT_STEPS = 2000
+HISTOGRAM_STEPS = 8000
 BATCH = 32
-ROWS = 32_000
+# Enough for a run to take a second: there is time to kill it.
+ROWS = 640_000
 EPOCHS = 2
 STEPS = EPOCHS * ROWS // BATCH
 
@@ -138,13 +139,17 @@ class Events(unittest.TestCase):
         arguments = ["--set", f"tensorboard.directory={logs}", "--set", f"checkpoint.directory={self.scratch / 'runs'}"]
         training = subprocess.Popen([MILLSTREAM, "train", self.job, *arguments], stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 120
-        while not list(self.scratch.glob("runs/*/step-*0700/manifest.json")):
+        # Checkpoints are written beside training, so which steps have one is not known.
+        committed = lambda: [int(path.parent.name[5:]) for path in self.scratch.glob("runs/*/step-*/manifest.json")]
+        while max(committed(), default=0) < STEPS // 4:
             self.assertIsNone(training.poll(), "it was over before it could be killed")
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.002)
         # The workers go with it.
         training.send_signal(signal.SIGKILL)
         training.wait()
+        newest = max(committed())
+        self.assertLess(newest, STEPS)
         [directory] = logs.iterdir()
         [first] = directory.iterdir()
         # What a crash of the machine leaves: half a record.
@@ -157,8 +162,8 @@ class Events(unittest.TestCase):
         last = max(directory.iterdir())
         starts = [event for event in event_file_loader.EventFileLoader(str(last)).Load() if event.HasField("session_log")]
         [step] = [event.step for event in starts]
-        self.assertGreaterEqual(step, 701)
-        self.assertEqual(step % CHECKPOINT_STEPS, 1)
+        # The worker may have lived a moment longer.
+        self.assertGreaterEqual(step, newest + 1)
 
         whole, resumed = self.read(self.whole), self.read(directory)
         self.assertEqual(sorted(resumed.Tags()["scalars"]), sorted(whole.Tags()["scalars"]))
