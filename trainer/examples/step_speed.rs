@@ -132,8 +132,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         });
     }
     let schema = schema(&options);
-    let mut model =
-        Model::new(Cpu::new(Some(options.threads))?, &spec(&options), &schema, &TrainingSpec::default())?;
+    // The rivals of bench/step.py start from the same weights.
+    let training = TrainingSpec { seed: 1, ..TrainingSpec::default() };
+    let mut model = Model::new(Cpu::new(Some(options.threads))?, &spec(&options), &schema, &training)?;
     let layout = Arc::new(SlotLayout::of(&schema)?);
     let seeds = 0..u64::from(EXAMPLES.div_ceil(options.batch)).max(options.losses as u64);
     let batches: Vec<BatchBuffer> = seeds.map(|seed| batch(&layout, seed)).collect();
