@@ -3,6 +3,8 @@
 //! Operations divide a product into blocks, each a task; that is where threads come in. The order in
 //! which a block's terms are summed depends on its shape only.
 
+use std::ops::Range;
+
 use gemm_common::Parallelism;
 
 /// A matrix in a slice: element `(i, j)` at `i * row_stride + j * column_stride`.
@@ -19,6 +21,11 @@ impl<'a> View<'a> {
     /// `rows` rows of `columns` numbers, `stride` apart.
     pub(crate) fn row_major(data: &'a [f32], rows: usize, columns: usize, stride: usize) -> Self {
         Self { data, rows, columns, row_stride: stride, column_stride: 1 }
+    }
+
+    /// Some of its rows.
+    pub(crate) fn rows(self, rows: Range<usize>) -> Self {
+        Self { data: &self.data[rows.start * self.row_stride..], rows: rows.len(), ..self }
     }
 
     pub(crate) fn transposed(self) -> Self {

@@ -1,11 +1,15 @@
 //! A fully connected layer: product, bias and activation, and their gradient.
+//!
+//! Products take their factors in the format of the layer's input: what has more digits is rounded to it before.
 
 use std::ops::Range;
 
 use crate::backend::{Activation, LayerGradient, Sum};
 use crate::cpu::gemm::{View, product};
 use crate::cpu::matrix::CpuMatrix;
+use crate::cpu::memory::Parts;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::float::Float;
 
 /// Batch rows of a task: a multiple of the 6 rows that an AVX-512 kernel makes at once, few enough that
 /// a task's activations stay in the second-level cache, many enough that reading the weights pays.
@@ -29,23 +33,26 @@ pub(crate) fn forward(
     assert!(input.columns() == inputs && output.columns() == outputs);
     assert!(bias.is_none_or(|bias| bias.columns() == outputs));
     assert!(rows <= input.rows() && rows <= output.rows());
-    let out_stride = output.stride();
+    let factor = Factor { float: input.float(), matrix: weights, rows: inputs };
+    let mut scratch = cpu.scratch(factor.room());
+    let rhs = factor.view(cpu, scratch.as_mut_slice());
+    let (float, out_stride) = (output.float(), output.stride());
     let out = output.parts();
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
-        let lhs = rows_of(input, block.clone(), inputs);
-        let rhs = View::row_major(weights.as_slice(), inputs, outputs, weights.stride());
+        let lhs = View::row_major(input.as_slice(), rows, inputs, input.stride()).rows(block.clone());
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
         product(lhs, rhs, out, out_stride, false);
-        for row in out.chunks_exact_mut(out_stride) {
-            let row = row[..outputs].iter_mut();
+        for out in out.chunks_exact_mut(out_stride) {
+            let row = out[..outputs].iter_mut();
             match (bias, activation) {
                 (Some(bias), Activation::Identity) => row.zip(bias.row(0)).for_each(|(y, b)| *y += b),
                 (Some(bias), Activation::Relu) => row.zip(bias.row(0)).for_each(|(y, b)| *y = relu(*y + b)),
                 (None, Activation::Identity) => {}
                 (None, Activation::Relu) => row.for_each(|y| *y = relu(*y)),
             }
+            float.round_all(&mut out[..outputs]);
         }
     });
 }
@@ -69,10 +76,55 @@ pub(crate) fn backward(
     if bias_gradient.is_some() || layer.activation != Activation::Identity {
         backward_by_bias(cpu, rows, layer, output_gradient, sum, bias_gradient);
     }
+    let float = layer.input.float();
+    let factor = Factor { float, matrix: output_gradient, rows };
+    let wanted = input_gradient.as_ref().map_or(0, |gradient| gradient.columns().next_multiple_of(TILE));
+    let mut scratch = cpu.scratch(factor.room() + outputs.next_multiple_of(TILE) * wanted);
+    let (room, transposed) = scratch.as_mut_slice().split_at_mut(factor.room());
+    let by_output = factor.view(cpu, room);
     if let Some(input_gradient) = input_gradient {
-        backward_by_input(cpu, rows, layer.weights, output_gradient, input_gradient);
+        backward_by_input(cpu, float, layer.weights, by_output, transposed, input_gradient);
     }
-    backward_by_weights(cpu, rows, layer.input, output_gradient, sum, weights_gradient);
+    backward_by_weights(cpu, layer.input, by_output, sum, weights_gradient);
+}
+
+/// A matrix as products take it.
+struct Factor<'a> {
+    float: Float,
+    matrix: &'a CpuMatrix,
+    rows: usize,
+}
+
+impl<'a> Factor<'a> {
+    fn is_rounded(&self) -> bool {
+        self.float == Float::F32 || self.float == self.matrix.float()
+    }
+
+    /// Numbers that [`Factor::view`] needs room for.
+    fn room(&self) -> usize {
+        if self.is_rounded() { 0 } else { self.rows * self.matrix.stride() }
+    }
+
+    /// The matrix, rounded in `room` where it is not.
+    fn view(&self, cpu: &Cpu, room: &'a mut [f32]) -> View<'a> {
+        let (matrix, stride) = (self.matrix, self.matrix.stride());
+        let numbers = if self.is_rounded() {
+            matrix.as_slice()
+        } else {
+            let room = &mut room[..self.room()];
+            let parts = Parts::new(room);
+            cpu.run(tasks_for(self.rows, ROWS), |task| {
+                let block = rows_of_task(task, ROWS, self.rows);
+                let part = block.start * stride..block.end * stride;
+                // SAFETY: blocks of rows are disjoint.
+                let rounded = unsafe { parts.get(part.clone()) };
+                rounded.copy_from_slice(&matrix.as_slice()[part]);
+                self.float.round_all(rounded);
+            });
+            room
+        };
+        View::row_major(numbers, self.rows, matrix.columns(), stride)
+    }
 }
 
 /// Masks the gradient by the activation and sums its columns: each block's rows, then the blocks.
@@ -123,63 +175,58 @@ fn backward_by_bias(
 
 /// `input_gradient = output_gradient . weights^T`, its first columns.
 ///
-/// The weights are transposed once: the kernels would otherwise do so for every block.
+/// The weights are transposed once, into `transposed`: the kernels would otherwise do so for every block.
 fn backward_by_input(
     cpu: &Cpu,
-    rows: usize,
+    float: Float,
     weights: &CpuMatrix,
-    output_gradient: &CpuMatrix,
+    by_output: View<'_>,
+    transposed: &mut [f32],
     input_gradient: &mut CpuMatrix,
 ) {
-    let (outputs, wanted) = (weights.columns(), input_gradient.columns());
+    let (rows, outputs, wanted) = (by_output.rows, weights.columns(), input_gradient.columns());
     assert!(wanted <= weights.rows() && rows <= input_gradient.rows());
     let stride = wanted.next_multiple_of(TILE);
-    let mut scratch = cpu.scratch(outputs.next_multiple_of(TILE) * stride);
-    let transposed = scratch.parts();
+    let strips = Parts::new(&mut *transposed);
     cpu.run(tasks_for(outputs, TILE), |task| {
         let columns = rows_of_task(task, TILE, outputs);
         // SAFETY: each task writes rows of its own of the transposed matrix.
-        let strip = unsafe { transposed.get(task * TILE * stride..(task + 1) * TILE * stride) };
+        let strip = unsafe { strips.get(task * TILE * stride..(task + 1) * TILE * stride) };
         transpose(weights, columns, wanted, strip, stride);
+        float.round_all(strip);
     });
-    let transposed = View::row_major(scratch.as_slice(), outputs, wanted, stride);
-    let out_stride = input_gradient.stride();
+    let transposed = View::row_major(transposed, outputs, wanted, stride);
+    let (float, out_stride) = (input_gradient.float(), input_gradient.stride());
     let out = input_gradient.parts();
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
-        product(rows_of(output_gradient, block, outputs), transposed, out, out_stride, false);
+        product(by_output.rows(block), transposed, out, out_stride, false);
+        float.round_all(out);
     });
 }
 
 /// `weights_gradient = input^T . output_gradient`
 fn backward_by_weights(
     cpu: &Cpu,
-    rows: usize,
     input: &CpuMatrix,
-    output_gradient: &CpuMatrix,
+    by_output: View<'_>,
     sum: Sum,
     weights_gradient: &mut CpuMatrix,
 ) {
     let (inputs, outputs) = (weights_gradient.rows(), weights_gradient.columns());
-    assert!(inputs == input.columns() && outputs == output_gradient.columns());
+    assert!(inputs == input.columns() && outputs == by_output.columns);
     let out_stride = weights_gradient.stride();
     let out = weights_gradient.parts();
     cpu.run(tasks_for(inputs, INPUTS), |task| {
         let block = rows_of_task(task, INPUTS, inputs);
-        let lhs = View::row_major(&input.as_slice()[block.start..], rows, block.len(), input.stride());
-        let rhs = rows_of(output_gradient, 0..rows, outputs);
+        let columns = &input.as_slice()[block.start..];
+        let lhs = View::row_major(columns, by_output.rows, block.len(), input.stride());
         // SAFETY: blocks of inputs are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
-        product(lhs.transposed(), rhs, out, out_stride, sum == Sum::Further);
+        product(lhs.transposed(), by_output, out, out_stride, sum == Sum::Further);
     });
-}
-
-/// Rows `block` of the first `columns` columns of `matrix`.
-fn rows_of(matrix: &CpuMatrix, block: Range<usize>, columns: usize) -> View<'_> {
-    let stride = matrix.stride();
-    View::row_major(&matrix.as_slice()[block.start * stride..], block.len(), columns, stride)
 }
 
 /// Writes `columns` of the first `wanted` rows of `matrix` as rows of `out`.

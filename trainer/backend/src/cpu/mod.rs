@@ -47,9 +47,10 @@ use millstream_batch::{BatchRef, BatchSchema};
 use crate::backend::{Activation, Backend, LayerGradient, Loss, RowGradients, Sum};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TablePlace, TableShape};
 use crate::error::{BackendError, BatchError};
+use crate::float::Float;
 use crate::host::HostBatch;
 use crate::normalization::{Axis, Normalization, Normalized};
-use crate::update::Update;
+use crate::update::{LossScaling, Update};
 use memory::Memory;
 use simd::Simd;
 use team::Team;
@@ -126,8 +127,8 @@ impl Device for Cpu {
     type Batch = HostBatch;
     type RowPlan = CpuRowPlan;
 
-    fn matrix(&self, rows: usize, columns: usize) -> CpuMatrix {
-        CpuMatrix::new(rows, columns)
+    fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> CpuMatrix {
+        CpuMatrix::new(float, rows, columns)
     }
 
     fn table(&self, shape: TableShape) -> CpuTable {
@@ -378,6 +379,10 @@ impl Backend for Cpu {
         loss::loss(self, loss, batch, rows, logits, gradient, sums);
     }
 
+    fn multiply(&self, rows: usize, factor: &CpuMatrix, matrix: &mut CpuMatrix) {
+        columns::multiply(self, rows, factor, matrix);
+    }
+
     fn sigmoid(&self, rows: usize, logits: &CpuMatrix, out: &mut CpuMatrix) {
         loss::sigmoid(self, rows, logits, out);
     }
@@ -392,6 +397,17 @@ impl Backend for Cpu {
 
     fn clip_scale(&self, maximum: f64, squares: &CpuMatrix, scale: &mut CpuMatrix) {
         squares::clip_scale(maximum, squares, scale);
+    }
+
+    fn unscale(
+        &self,
+        rule: &LossScaling,
+        maximum: Option<f64>,
+        squares: &CpuMatrix,
+        state: &mut CpuMatrix,
+        scale: &mut CpuMatrix,
+    ) {
+        squares::unscale(rule, maximum, squares, state, scale);
     }
 
     fn step(

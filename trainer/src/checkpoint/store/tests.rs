@@ -69,6 +69,7 @@ fn snapshot(step: u64) -> Snapshot {
         },
         seed: u64::MAX,
         precision: Precision::Fp32,
+        loss_scale: None,
     }
 }
 
