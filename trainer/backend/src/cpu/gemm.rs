@@ -39,7 +39,7 @@ impl<'a> View<'a> {
     }
 
     /// Whether every element lies within the slice.
-    fn is_within(&self) -> bool {
+    pub(crate) fn is_within(&self) -> bool {
         self.rows == 0
             || self.columns == 0
             || (self.rows - 1) * self.row_stride + (self.columns - 1) * self.column_stride < self.data.len()

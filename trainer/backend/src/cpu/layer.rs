@@ -5,7 +5,9 @@
 use std::ops::Range;
 
 use crate::backend::{Activation, LayerGradient, Sum};
-use crate::cpu::gemm::{View, product};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::bf16::{self, Instructions, Panels};
+use crate::cpu::gemm::{self, View};
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::memory::Parts;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
@@ -33,9 +35,9 @@ pub(crate) fn forward(
     assert!(input.columns() == inputs && output.columns() == outputs);
     assert!(bias.is_none_or(|bias| bias.columns() == outputs));
     assert!(rows <= input.rows() && rows <= output.rows());
-    let factor = Factor { float: input.float(), matrix: weights, rows: inputs };
-    let mut scratch = cpu.scratch(factor.room());
-    let rhs = factor.view(cpu, scratch.as_mut_slice());
+    let weights = Factor::of(input.float(), weights, inputs);
+    let mut scratch = cpu.scratch(weights.room(cpu));
+    let weights = weights.ready(cpu, scratch.as_mut_slice());
     let (float, out_stride) = (output.float(), output.stride());
     let out = output.parts();
     cpu.run(tasks_for(rows, ROWS), |task| {
@@ -43,7 +45,7 @@ pub(crate) fn forward(
         let lhs = View::row_major(input.as_slice(), rows, inputs, input.stride()).rows(block.clone());
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
-        product(lhs, rhs, out, out_stride, false);
+        weights.product(lhs, out, out_stride, false);
         for out in out.chunks_exact_mut(out_stride) {
             let row = out[..outputs].iter_mut();
             match (bias, activation) {
@@ -76,54 +78,95 @@ pub(crate) fn backward(
     if bias_gradient.is_some() || layer.activation != Activation::Identity {
         backward_by_bias(cpu, rows, layer, output_gradient, sum, bias_gradient);
     }
-    let float = layer.input.float();
-    let factor = Factor { float, matrix: output_gradient, rows };
-    let wanted = input_gradient.as_ref().map_or(0, |gradient| gradient.columns().next_multiple_of(TILE));
-    let mut scratch = cpu.scratch(factor.room() + outputs.next_multiple_of(TILE) * wanted);
-    let (room, transposed) = scratch.as_mut_slice().split_at_mut(factor.room());
-    let by_output = factor.view(cpu, room);
     if let Some(input_gradient) = input_gradient {
-        backward_by_input(cpu, float, layer.weights, by_output, transposed, input_gradient);
+        backward_by_input(cpu, rows, layer, output_gradient, input_gradient);
     }
-    backward_by_weights(cpu, layer.input, by_output, sum, weights_gradient);
+    backward_by_weights(cpu, rows, layer.input, output_gradient, sum, weights_gradient);
 }
 
-/// A matrix as products take it.
+/// The right factor of products of a format, row-major, before it is made ready.
 struct Factor<'a> {
     float: Float,
-    matrix: &'a CpuMatrix,
-    rows: usize,
+    /// Of its numbers.
+    of: Float,
+    view: View<'a>,
+}
+
+/// The same, ready.
+#[derive(Clone, Copy)]
+enum Ready<'a> {
+    Plain(View<'a>),
+    #[cfg(target_arch = "x86_64")]
+    Bf16(Panels<'a>),
 }
 
 impl<'a> Factor<'a> {
-    fn is_rounded(&self) -> bool {
-        self.float == Float::F32 || self.float == self.matrix.float()
+    fn of(float: Float, matrix: &'a CpuMatrix, rows: usize) -> Self {
+        let view = View::row_major(matrix.as_slice(), rows, matrix.columns(), matrix.stride());
+        Self { float, of: matrix.float(), view }
     }
 
-    /// Numbers that [`Factor::view`] needs room for.
-    fn room(&self) -> usize {
-        if self.is_rounded() { 0 } else { self.rows * self.matrix.stride() }
+    #[cfg(target_arch = "x86_64")]
+    fn instructions(&self, cpu: &Cpu) -> Option<Instructions> {
+        cpu.bf16.filter(|_| self.float == Float::Bf16)
+    }
+
+    fn is_rounded(&self) -> bool {
+        self.float == Float::F32 || self.float == self.of
+    }
+
+    /// Numbers that [`Factor::rounded`] needs room for.
+    fn rounded_room(&self) -> usize {
+        if self.is_rounded() { 0 } else { self.view.rows * self.view.row_stride }
     }
 
     /// The matrix, rounded in `room` where it is not.
-    fn view(&self, cpu: &Cpu, room: &'a mut [f32]) -> View<'a> {
-        let (matrix, stride) = (self.matrix, self.matrix.stride());
-        let numbers = if self.is_rounded() {
-            matrix.as_slice()
-        } else {
-            let room = &mut room[..self.room()];
-            let parts = Parts::new(room);
-            cpu.run(tasks_for(self.rows, ROWS), |task| {
-                let block = rows_of_task(task, ROWS, self.rows);
-                let part = block.start * stride..block.end * stride;
-                // SAFETY: blocks of rows are disjoint.
-                let rounded = unsafe { parts.get(part.clone()) };
-                rounded.copy_from_slice(&matrix.as_slice()[part]);
-                self.float.round_all(rounded);
-            });
-            room
-        };
-        View::row_major(numbers, self.rows, matrix.columns(), stride)
+    fn rounded(self, cpu: &Cpu, room: &'a mut [f32]) -> View<'a> {
+        if self.is_rounded() {
+            return self.view;
+        }
+        let (rows, stride) = (self.view.rows, self.view.row_stride);
+        let room = &mut room[..self.rounded_room()];
+        let parts = Parts::new(&mut *room);
+        cpu.run(tasks_for(rows, ROWS), |task| {
+            let block = rows_of_task(task, ROWS, rows);
+            let part = block.start * stride..block.end * stride;
+            // SAFETY: blocks of rows are disjoint.
+            let rounded = unsafe { parts.get(part.clone()) };
+            rounded.copy_from_slice(&self.view.data[part]);
+            self.float.round_all(rounded);
+        });
+        View { data: room, ..self.view }
+    }
+
+    /// Numbers that [`Factor::ready`] needs room for.
+    fn room(&self, cpu: &Cpu) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.instructions(cpu).is_some() {
+            return Panels::room(self.view.rows, self.view.columns);
+        }
+        let _ = cpu;
+        self.rounded_room()
+    }
+
+    /// Packed or rounded in `room`, where it has to be.
+    fn ready(self, cpu: &Cpu, room: &'a mut [f32]) -> Ready<'a> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(instructions) = self.instructions(cpu) {
+            return Ready::Bf16(Panels::pack(instructions, cpu, self.view, room));
+        }
+        Ready::Plain(self.rounded(cpu, room))
+    }
+}
+
+impl Ready<'_> {
+    /// As [`gemm::product`]; packing for bfloat16 rounds `lhs`, too.
+    fn product(self, lhs: View<'_>, out: &mut [f32], out_stride: usize, accumulate: bool) {
+        match self {
+            Self::Plain(rhs) => gemm::product(lhs, rhs, out, out_stride, accumulate),
+            #[cfg(target_arch = "x86_64")]
+            Self::Bf16(rhs) => bf16::product(lhs, rhs, out, out_stride, accumulate),
+        }
     }
 }
 
@@ -175,18 +218,25 @@ fn backward_by_bias(
 
 /// `input_gradient = output_gradient . weights^T`, its first columns.
 ///
-/// The weights are transposed once, into `transposed`: the kernels would otherwise do so for every block.
+/// The weights are transposed once: the kernels would otherwise do so for every block.
 fn backward_by_input(
     cpu: &Cpu,
-    float: Float,
-    weights: &CpuMatrix,
-    by_output: View<'_>,
-    transposed: &mut [f32],
+    rows: usize,
+    layer: &LayerGradient<'_, CpuMatrix>,
+    output_gradient: &CpuMatrix,
     input_gradient: &mut CpuMatrix,
 ) {
-    let (rows, outputs, wanted) = (by_output.rows, weights.columns(), input_gradient.columns());
+    let (float, weights) = (layer.input.float(), layer.weights);
+    let (outputs, wanted) = (weights.columns(), input_gradient.columns());
     assert!(wanted <= weights.rows() && rows <= input_gradient.rows());
     let stride = wanted.next_multiple_of(TILE);
+    let by_output = Factor::of(float, output_gradient, rows);
+    let of_transposed = Factor { float, of: float, view: View::row_major(&[], outputs, wanted, stride) };
+    let rooms = (by_output.rounded_room(), outputs.next_multiple_of(TILE) * stride);
+    let mut scratch = cpu.scratch(rooms.0 + rooms.1 + of_transposed.room(cpu));
+    let (room, rest) = scratch.as_mut_slice().split_at_mut(rooms.0);
+    let (transposed, packed) = rest.split_at_mut(rooms.1);
+    let by_output = by_output.rounded(cpu, room);
     let strips = Parts::new(&mut *transposed);
     cpu.run(tasks_for(outputs, TILE), |task| {
         let columns = rows_of_task(task, TILE, outputs);
@@ -195,14 +245,15 @@ fn backward_by_input(
         transpose(weights, columns, wanted, strip, stride);
         float.round_all(strip);
     });
-    let transposed = View::row_major(transposed, outputs, wanted, stride);
+    let transposed = Factor { view: View { data: transposed, ..of_transposed.view }, ..of_transposed };
+    let transposed = transposed.ready(cpu, packed);
     let (float, out_stride) = (input_gradient.float(), input_gradient.stride());
     let out = input_gradient.parts();
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
-        product(by_output.rows(block), transposed, out, out_stride, false);
+        transposed.product(by_output.rows(block), out, out_stride, false);
         float.round_all(out);
     });
 }
@@ -210,22 +261,25 @@ fn backward_by_input(
 /// `weights_gradient = input^T . output_gradient`
 fn backward_by_weights(
     cpu: &Cpu,
+    rows: usize,
     input: &CpuMatrix,
-    by_output: View<'_>,
+    output_gradient: &CpuMatrix,
     sum: Sum,
     weights_gradient: &mut CpuMatrix,
 ) {
     let (inputs, outputs) = (weights_gradient.rows(), weights_gradient.columns());
-    assert!(inputs == input.columns() && outputs == by_output.columns);
+    assert!(inputs == input.columns() && outputs == output_gradient.columns());
+    let by_output = Factor::of(input.float(), output_gradient, rows);
+    let mut scratch = cpu.scratch(by_output.room(cpu));
+    let by_output = by_output.ready(cpu, scratch.as_mut_slice());
     let out_stride = weights_gradient.stride();
     let out = weights_gradient.parts();
     cpu.run(tasks_for(inputs, INPUTS), |task| {
         let block = rows_of_task(task, INPUTS, inputs);
-        let columns = &input.as_slice()[block.start..];
-        let lhs = View::row_major(columns, by_output.rows, block.len(), input.stride());
+        let lhs = View::row_major(&input.as_slice()[block.start..], rows, block.len(), input.stride());
         // SAFETY: blocks of inputs are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
-        product(lhs.transposed(), by_output, out, out_stride, sum == Sum::Further);
+        by_output.product(lhs.transposed(), out, out_stride, sum == Sum::Further);
     });
 }
 

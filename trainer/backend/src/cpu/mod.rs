@@ -3,7 +3,7 @@
 //! * [`team`]: threads; fork and join around numbered tasks.
 //! * [`memory`], [`matrix`]: aligned memory, matrices and tables in it.
 //! * [`simd`]: kernels compiled for several vector widths.
-//! * [`gemm`], [`layer`]: fully connected layers.
+//! * [`gemm`], [`bf16`], [`layer`]: fully connected layers.
 //! * [`gather`], [`linear`]: lookups and the linear model.
 //! * [`normalize`]: numbers brought to one scale, by row or column.
 //! * [`interaction`]: how features meet; [`columns`]: moving and adding them.
@@ -17,6 +17,8 @@
 //! result to one task, so that results depend neither on the number of threads nor on timing. They do
 //! depend on the kind of CPU: matrix kernels of other widths sum in another order.
 
+#[cfg(target_arch = "x86_64")]
+mod bf16;
 mod columns;
 mod copy;
 mod dropout;
@@ -62,6 +64,9 @@ pub use rows::CpuRowPlan;
 pub struct Cpu {
     team: Team,
     simd: Simd,
+    /// For products in bfloat16, which are in single precision without.
+    #[cfg(target_arch = "x86_64")]
+    bf16: Option<bf16::Instructions>,
     /// What an operation needs besides its arguments: grows to the largest need, then stays.
     scratch: Mutex<Memory>,
 }
@@ -76,7 +81,13 @@ impl Cpu {
             Some(threads) => threads.max(1) as usize,
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
-        Ok(Self { team: Team::new(threads)?, simd: Simd::detect(), scratch: Mutex::new(Memory::zeroed(0)) })
+        Ok(Self {
+            team: Team::new(threads)?,
+            simd: Simd::detect(),
+            #[cfg(target_arch = "x86_64")]
+            bf16: bf16::Instructions::detect(),
+            scratch: Mutex::new(Memory::zeroed(0)),
+        })
     }
 
     /// Bytes that a table takes.
