@@ -20,9 +20,10 @@ use std::arch::x86_64::{
     _mm512_storeu_ps,
 };
 use std::mem::transmute;
+use std::ops::Range;
 
 use crate::cpu::gemm::View;
-use crate::cpu::memory::Parts;
+use crate::cpu::memory::{LINE, Parts, prefetch};
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
 
 /// Numbers of single precision in a vector.
@@ -89,13 +90,8 @@ impl<'a> Panels<'a> {
             let start = panel * pairs * width;
             // SAFETY: each task has pairs of a panel of its own.
             let words = unsafe { parts.get(start + block.start * width..start + block.end * width) };
-            for (pair, words) in block.zip(words.chunks_exact_mut(width)) {
-                for (vector, words) in words.chunks_exact_mut(LANES).enumerate() {
-                    let column = panel * width + vector * LANES;
-                    // SAFETY: the machine has the instructions.
-                    unsafe { pack_pair(matrix, 2 * pair, column, words) };
-                }
-            }
+            // SAFETY: the machine has the instructions.
+            unsafe { pack_pairs(matrix, block, panel * width, words, width) };
         });
         Self { words, depth, columns }
     }
@@ -134,7 +130,7 @@ struct Out<'a> {
 
 /// A left factor packed for tiles: the pair `p` of row `r` is word `r * row + p * pair`.
 struct Packed<'a> {
-    words: &'a [u32],
+    words: &'a [f32],
     row: usize,
     pair: usize,
 }
@@ -142,7 +138,7 @@ struct Packed<'a> {
 /// Of rows whose numbers lie side by side.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 fn near(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
-    let mut words = [0_u32; TILE * NEAR_PAIRS];
+    let mut words = [0.0; TILE * NEAR_PAIRS];
     for start in (0..rhs.pairs().max(1)).step_by(NEAR_PAIRS) {
         let pairs = NEAR_PAIRS.min(rhs.pairs() - start);
         for first in (0..lhs.rows).step_by(TILE) {
@@ -151,6 +147,10 @@ fn near(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
                 let begin = (first + row) * lhs.row_stride + 2 * start;
                 let depth = (2 * pairs).min(lhs.columns - 2 * start);
                 pack_row(&lhs.data[begin..begin + depth], words);
+            }
+            // Those that come next arrive while this tile is computed.
+            for row in first + TILE..(first + 2 * TILE).min(lhs.rows) {
+                fetch(lhs.data, row * lhs.row_stride + 2 * start, 2 * pairs);
             }
             let packed = Packed { words: &words, row: NEAR_PAIRS, pair: 1 };
             tiles(&packed, rhs, start..start + pairs, first..first + rows, &mut out);
@@ -161,20 +161,17 @@ fn near(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
 /// Of rows whose numbers lie far apart, and beside those of other rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 fn far(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
-    let mut words = [0_u32; COLUMNS * FAR_PAIRS];
+    let mut words = [0.0; COLUMNS * FAR_PAIRS];
     // As it lies in memory.
     let matrix = lhs.transposed();
     for column in (0..lhs.rows).step_by(COLUMNS) {
         for start in (0..rhs.pairs().max(1)).step_by(FAR_PAIRS) {
             let pairs = FAR_PAIRS.min(rhs.pairs() - start);
-            for (pair, words) in words.chunks_exact_mut(COLUMNS).take(pairs).enumerate() {
-                for (vector, words) in words.chunks_exact_mut(LANES).enumerate() {
-                    let mut packed = [0.0; LANES];
-                    pack_pair(matrix, 2 * (start + pair), column + vector * LANES, &mut packed);
-                    words.iter_mut().zip(packed).for_each(|(word, packed)| *word = packed.to_bits());
-                }
-            }
+            pack_pairs(matrix, start..start + pairs, column, &mut words, COLUMNS);
             let end = lhs.rows.min(column + COLUMNS);
+            for row in 2 * (start + pairs)..(2 * (start + pairs + FAR_PAIRS)).min(matrix.rows) {
+                fetch(matrix.data, row * matrix.row_stride + column, end - column);
+            }
             for first in (column..end).step_by(TILE) {
                 let packed = Packed { words: &words[first - column..], row: 1, pair: COLUMNS };
                 tiles(&packed, rhs, start..start + pairs, first..end.min(first + TILE), &mut out);
@@ -185,13 +182,7 @@ fn far(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
 
 /// The tiles of some rows and of all columns, over some pairs of the depth.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-fn tiles(
-    lhs: &Packed<'_>,
-    rhs: Panels<'_>,
-    pairs: std::ops::Range<usize>,
-    rows: std::ops::Range<usize>,
-    out: &mut Out<'_>,
-) {
+fn tiles(lhs: &Packed<'_>, rhs: Panels<'_>, pairs: Range<usize>, rows: Range<usize>, out: &mut Out<'_>) {
     let accumulate = out.accumulate || pairs.start > 0;
     let width = Panels::width_of(rhs.columns);
     for panel in 0..rhs.columns.div_ceil(width) {
@@ -222,7 +213,7 @@ fn tile<const V: usize>(
     assert!(pairs == 0 || (TILE - 1) * lhs.row + (pairs - 1) * lhs.pair < lhs.words.len());
     assert!(rows <= TILE && columns <= V * LANES && (rows - 1) * stride + columns <= out.len());
     let mut sums = [[_mm512_setzero_ps(); V]; TILE];
-    let (left, right) = (lhs.words.as_ptr(), rhs.as_ptr());
+    let (left, right) = (lhs.words.as_ptr().cast::<i32>(), rhs.as_ptr());
     for pair in 0..pairs {
         let mut panel = [_mm512_setzero_ps(); V];
         for (vector, numbers) in panel.iter_mut().enumerate() {
@@ -232,7 +223,7 @@ fn tile<const V: usize>(
         for (row, sums) in sums.iter_mut().enumerate() {
             // SAFETY: within the words, by the first assertion.
             let word = unsafe { *left.add(row * lhs.row + pair * lhs.pair) };
-            let numbers = pairs_of(_mm512_castsi512_ps(_mm512_set1_epi32(word.cast_signed())));
+            let numbers = pairs_of(_mm512_castsi512_ps(_mm512_set1_epi32(word)));
             for (sum, panel) in sums.iter_mut().zip(&panel) {
                 *sum = _mm512_dpbf16_ps(*sum, numbers, pairs_of(*panel));
             }
@@ -255,6 +246,13 @@ fn tile<const V: usize>(
     }
 }
 
+/// Asks for the cache lines of `count` numbers.
+fn fetch(numbers: &[f32], start: usize, count: usize) {
+    for line in (start..start + count).step_by(LINE) {
+        prefetch(numbers, line);
+    }
+}
+
 /// The first `numbers` lanes, of which there are [`LANES`].
 fn mask_of(numbers: usize) -> __mmask16 {
     if numbers >= LANES { __mmask16::MAX } else { (1 << numbers) - 1 }
@@ -269,7 +267,7 @@ fn pairs_of(words: __m512) -> __m512bh {
 
 /// Packs numbers that lie side by side, and zeros up to whole vectors.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-fn pack_row(numbers: &[f32], words: &mut [u32]) {
+fn pack_row(numbers: &[f32], words: &mut [f32]) {
     assert!(numbers.len().next_multiple_of(2 * LANES) <= 2 * words.len());
     for (numbers, words) in numbers.chunks(2 * LANES).zip(words.chunks_exact_mut(LANES)) {
         let (low, high) = (mask_of(numbers.len()), mask_of(numbers.len().saturating_sub(LANES)));
@@ -278,31 +276,38 @@ fn pack_row(numbers: &[f32], words: &mut [u32]) {
             let low = _mm512_maskz_loadu_ps(low, numbers.as_ptr());
             let high = _mm512_maskz_loadu_ps(high, numbers.as_ptr().wrapping_add(LANES));
             let packed = transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(high, low));
-            _mm512_storeu_ps(words.as_mut_ptr().cast(), packed);
+            _mm512_storeu_ps(words.as_mut_ptr(), packed);
         }
     }
 }
 
-/// Packs [`LANES`] columns of two rows of a row-major matrix, from `row` and `column` on; zeros past its end.
+/// Packs pairs of rows of a row-major matrix, `width` columns from `column` on: whole vectors of them, and zeros where
+/// the matrix ends.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-fn pack_pair(matrix: View<'_>, row: usize, column: usize, words: &mut [f32]) {
-    assert!(words.len() >= LANES);
-    let columns = matrix.columns.saturating_sub(column);
-    let vector = |row: usize| {
-        if row >= matrix.rows || columns == 0 {
-            return _mm512_setzero_ps();
+fn pack_pairs(matrix: View<'_>, pairs: Range<usize>, column: usize, words: &mut [f32], width: usize) {
+    assert!(matrix.column_stride == 1 && matrix.is_within());
+    assert!(width.is_multiple_of(LANES) && pairs.len() * width <= words.len());
+    let stride = matrix.row_stride;
+    for vector in (0..width).step_by(LANES) {
+        let column = column + vector;
+        let mask = mask_of(matrix.columns.saturating_sub(column));
+        let start = matrix.data.as_ptr().wrapping_add(column);
+        for (number, pair) in pairs.clone().enumerate() {
+            let first = start.wrapping_add(2 * pair * stride);
+            let second_mask = if 2 * pair + 1 < matrix.rows { mask } else { 0 };
+            // SAFETY: the masks leave out columns and rows past the end of the matrix, which is within its slice; there
+            // are as many words, by the second assertion.
+            unsafe {
+                let first_row = _mm512_maskz_loadu_ps(mask, first);
+                let second_row = _mm512_maskz_loadu_ps(second_mask, first.wrapping_add(stride));
+                let low = _mm512_cvtepu16_epi32(transmute(_mm512_cvtneps_pbh(first_row)));
+                let high = _mm512_cvtepu16_epi32(transmute(_mm512_cvtneps_pbh(second_row)));
+                let packed = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
+                let place = words.as_mut_ptr().add(number * width + vector);
+                _mm512_storeu_ps(place, _mm512_castsi512_ps(packed));
+            }
         }
-        let numbers = &matrix.data[row * matrix.row_stride + column..][..columns.min(LANES)];
-        // SAFETY: the mask leaves out what is past the numbers.
-        unsafe { _mm512_maskz_loadu_ps(mask_of(numbers.len()), numbers.as_ptr()) }
-    };
-    let (first, second) = (_mm512_cvtneps_pbh(vector(row)), _mm512_cvtneps_pbh(vector(row + 1)));
-    // SAFETY: both are 256 bits, and any are of both types.
-    let (first, second) = unsafe { (transmute(first), transmute(second)) };
-    let second = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(second));
-    let packed = _mm512_or_si512(_mm512_cvtepu16_epi32(first), second);
-    // SAFETY: there are as many words, by the assertion.
-    unsafe { _mm512_storeu_ps(words.as_mut_ptr(), _mm512_castsi512_ps(packed)) };
+    }
 }
 
 #[cfg(test)]
