@@ -23,12 +23,10 @@ const DECAYS: [(&str, Decay); 5] = [
     ("polynomial", Decay::Polynomial),
 ];
 
-const PRECISIONS: [(&str, Precision); 3] =
-    [("fp32", Precision::Fp32), ("bf16", Precision::Bf16), ("fp16", Precision::Fp16)];
-
 /// Reads how to train; `seed` is the job's.
 pub(super) fn read(mut training: Section<'_>, seed: u64) -> TrainingSpec {
-    let precision = training.choice("precision", &PRECISIONS).unwrap_or_default();
+    let precisions = [Precision::Fp32, Precision::Bf16, Precision::Fp16].map(|it| (it.name(), it));
+    let precision = training.choice("precision", &precisions).unwrap_or_default();
     let loss_scale = read_loss_scale(&mut training, precision);
     let threads = training.whole_u32("threads", 1..=1_024);
     let schedule = read_schedule(training.section("schedule", "[training.schedule]"));

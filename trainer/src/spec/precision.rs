@@ -32,6 +32,15 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// What a job file calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fp32 => "fp32",
+            Self::Bf16 => "bf16",
+            Self::Fp16 => "fp16",
+        }
+    }
+
     /// The format of activations and of the gradients by them.
     pub fn activations(self) -> Float {
         match self {

@@ -14,10 +14,10 @@
 //! size is fixed: the result is a function of the factors alone.
 
 use std::arch::x86_64::{
-    __m512, __m512bh, __mmask16, _mm512_add_ps, _mm512_castsi512_ps, _mm512_cvtepu16_epi32,
-    _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps,
-    _mm512_maskz_loadu_ps, _mm512_or_si512, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_slli_epi32,
-    _mm512_storeu_ps,
+    __m256bh, __m256i, __m512, __m512bh, __mmask16, _mm512_add_ps, _mm512_castsi512_ps,
+    _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh, _mm512_dpbf16_ps, _mm512_loadu_ps,
+    _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_or_si512, _mm512_set1_epi32, _mm512_setzero_ps,
+    _mm512_slli_epi32, _mm512_storeu_ps,
 };
 use std::mem::transmute;
 use std::ops::Range;
@@ -265,6 +265,13 @@ fn pairs_of(words: __m512) -> __m512bh {
     unsafe { transmute::<__m512, __m512bh>(words) }
 }
 
+/// Numbers of bfloat16, as instructions of whole numbers take them.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+fn half_pairs(numbers: __m256bh) -> __m256i {
+    // SAFETY: both are 256 bits, and any are of both types.
+    unsafe { transmute::<__m256bh, __m256i>(numbers) }
+}
+
 /// Packs numbers that lie side by side, and zeros up to whole vectors.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 fn pack_row(numbers: &[f32], words: &mut [f32]) {
@@ -300,8 +307,8 @@ fn pack_pairs(matrix: View<'_>, pairs: Range<usize>, column: usize, words: &mut 
             unsafe {
                 let first_row = _mm512_maskz_loadu_ps(mask, first);
                 let second_row = _mm512_maskz_loadu_ps(second_mask, first.wrapping_add(stride));
-                let low = _mm512_cvtepu16_epi32(transmute(_mm512_cvtneps_pbh(first_row)));
-                let high = _mm512_cvtepu16_epi32(transmute(_mm512_cvtneps_pbh(second_row)));
+                let low = _mm512_cvtepu16_epi32(half_pairs(_mm512_cvtneps_pbh(first_row)));
+                let high = _mm512_cvtepu16_epi32(half_pairs(_mm512_cvtneps_pbh(second_row)));
                 let packed = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
                 let place = words.as_mut_ptr().add(number * width + vector);
                 _mm512_storeu_ps(place, _mm512_castsi512_ps(packed));
