@@ -9,3 +9,4 @@ mod golden;
 mod loss_scale;
 mod precision;
 mod same_bits;
+mod warm_start;
