@@ -30,8 +30,8 @@ use millstream_trainer::init::Init;
 use millstream_trainer::model::Model;
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{
-    DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling,
-    TrainingSpec, WideDeepSpec, WideSpec,
+    DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingInit, EmbeddingSpec, HiddenLayerSpec, ModelSpec,
+    OptimizerSpec, Pooling, TrainingSpec, WideDeepSpec, WideSpec,
 };
 use serde_json::json;
 
@@ -320,6 +320,7 @@ fn spec(options: &Options) -> ModelSpec {
             deep: DeepSpec {
                 features,
                 embedding_dim: options.dim,
+                embedding_init: EmbeddingInit::default(),
                 embedding_optimizer: None,
                 hidden: HIDDEN.to_vec(),
                 hidden_layer: HiddenLayerSpec::default(),
@@ -329,7 +330,12 @@ fn spec(options: &Options) -> ModelSpec {
         }),
         Kind::Dlrm => ModelSpec::Dlrm(DlrmSpec {
             features,
-            embedding: EmbeddingSpec { dim: options.dim, pooling: Pooling::Mean, optimizer: ADAGRAD },
+            embedding: EmbeddingSpec {
+                dim: options.dim,
+                pooling: Pooling::Mean,
+                init: EmbeddingInit::default(),
+                optimizer: ADAGRAD,
+            },
             bottom: vec![BOTTOM],
             interaction: DlrmInteraction::Dot,
             top: HIDDEN.to_vec(),

@@ -206,7 +206,7 @@ fn dense_layer() {
 fn mlp() {
     for normalization in [None, Some(Normalization::Layer), Some(Normalization::Batch)] {
         for dropout in [0.0, 0.25] {
-            mlp_with(&HiddenLayerSpec { dropout, normalization });
+            mlp_with(&HiddenLayerSpec { dropout, normalization, ..HiddenLayerSpec::default() });
         }
     }
 }

@@ -10,7 +10,8 @@ use millstream_trainer::init::Init;
 use millstream_trainer::model::{Model, ModelError, ModelPlan, NamedTensor, TensorRole};
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{
-    DeepSpec, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling, TrainingSpec, WideDeepSpec, WideSpec,
+    DeepSpec, EmbeddingInit, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling, TrainingSpec, WideDeepSpec,
+    WideSpec,
 };
 
 fn schema(rows: u32) -> BatchSchema {
@@ -46,6 +47,7 @@ fn spec() -> WideDeepSpec {
         deep: DeepSpec {
             features: names(&["education", "occupation", "tags", "age", "hours_per_week"]),
             embedding_dim: 8,
+            embedding_init: EmbeddingInit::default(),
             embedding_optimizer: None,
             hidden: vec![20, 10],
             hidden_layer: HiddenLayerSpec::default(),

@@ -10,7 +10,24 @@ use crate::model::error::ModelError;
 use crate::model::features::{Features, IdFeatureColumn};
 use crate::optimizer::Optimizer;
 use crate::parameter::ParameterSpec;
-use crate::spec::{CrossSpec, EmbeddingSpec, HiddenLayerSpec, OptimizerSpec, Pooling};
+use crate::spec::{CrossSpec, EmbeddingInit, EmbeddingSpec, HiddenLayerSpec, OptimizerSpec, Pooling};
+
+/// Where a job says what embeddings are.
+#[derive(Clone, Copy)]
+pub(super) struct EmbeddingKeys {
+    pub(super) dim: &'static str,
+    pub(super) init: &'static str,
+    pub(super) optimizer: &'static str,
+}
+
+impl EmbeddingKeys {
+    /// Of a model that has one set of them.
+    pub(super) const MODEL: Self = Self {
+        dim: "model.embedding_dim",
+        init: "model.embedding_init",
+        optimizer: "model.embedding_optimizer",
+    };
+}
 
 /// Builds the parts of one model on a device, for batches of a schema.
 pub(super) struct Builder<'a, D: Device> {
@@ -93,29 +110,37 @@ impl<'a, D: Device> Builder<'a, D> {
         Ok(Linear::new(self.device, name, tables, features.dense.clone(), optimizer)?)
     }
 
-    /// Embeddings of the features of ids, named `PREFIXembedding.FEATURE`, beside those of numbers. `keys` are
-    /// those of width and optimizer.
+    /// Embeddings of the features of ids, named `PREFIXembedding.FEATURE`, beside those of numbers.
     pub(super) fn embedding(
         &mut self,
         prefix: &str,
-        (dim_key, optimizer_key): (&'static str, &'static str),
+        keys: EmbeddingKeys,
         spec: &EmbeddingSpec,
         features: Features,
     ) -> Result<Embedding<D>, ModelError> {
         let width = spec.dim as usize;
         if width == 0 && !features.ids.is_empty() {
             let expected = "an embedding has at least one column";
-            return Err(ModelError::Empty { key: dim_key, expected });
+            return Err(ModelError::Empty { key: keys.dim, expected });
         }
         let pooling = match spec.pooling {
             Pooling::Sum => millstream_backend::Pooling::Sum,
             Pooling::Mean => millstream_backend::Pooling::Mean,
             Pooling::SqrtN => millstream_backend::Pooling::SqrtN,
         };
-        let optimizer = self.embedding_optimizer(optimizer_key, &spec.optimizer)?;
+        if let EmbeddingInit::Uniform { limit: scale }
+        | EmbeddingInit::Normal { stddev: scale }
+        | EmbeddingInit::TruncatedNormal { stddev: scale } = spec.init
+            && !(scale > 0.0 && scale.is_finite())
+        {
+            let expected = "what embeddings start from is spread by a finite number above 0";
+            return Err(ModelError::Empty { key: keys.init, expected });
+        }
+        let optimizer = self.embedding_optimizer(keys.optimizer, &spec.optimizer)?;
         let tables = self.tables(&features.ids, pooling, optimizer, |feature| {
             let name = format!("{prefix}embedding.{}", feature.name);
-            ParameterSpec::matrix(name, (feature.cardinality, width), Init::embedding(), optimizer)
+            let init = Init::embedding(spec.init, feature.cardinality);
+            ParameterSpec::matrix(name, (feature.cardinality, width), init, optimizer)
         })?;
         Ok(Embedding { tables, dense: features.dense })
     }

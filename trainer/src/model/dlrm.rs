@@ -15,7 +15,7 @@ use crate::layers::{
 };
 use crate::learner::Learner;
 use crate::model::batch_gradient::BatchGradient;
-use crate::model::builder::Builder;
+use crate::model::builder::{Builder, EmbeddingKeys};
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
@@ -88,8 +88,7 @@ impl<D: Device> Dlrm<D> {
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
         let dense = std::mem::take(&mut features.dense);
         let dense = Embedding { tables: Tables::new(builder.device, Vec::new(), optimizer), dense };
-        let keys = ("model.embedding_dim", "model.embedding_optimizer");
-        let embedding = builder.embedding("", keys, &spec.embedding, features)?;
+        let embedding = builder.embedding("", EmbeddingKeys::MODEL, &spec.embedding, features)?;
         let (rows, width, device) = (builder.rows(), spec.embedding.dim as usize, builder.device);
         let hidden = ("model.bottom", spec.bottom.as_slice(), &spec.hidden_layer);
         let bottom = builder.mlp("bottom", dense.outputs(), hidden, (width, Activation::Relu), optimizer)?;

@@ -11,7 +11,7 @@ use millstream_backend::{Backend, Device};
 
 use crate::layers::Linear;
 use crate::learner::Learner;
-use crate::model::builder::Builder;
+use crate::model::builder::{Builder, EmbeddingKeys};
 use crate::model::deep::Deep;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
@@ -34,12 +34,17 @@ impl<D: Device> WideDeep<D> {
         let optimizer = builder.optimizer("model.wide.optimizer", &wide.optimizer)?;
         let linear = builder.linear("wide", &features, optimizer)?;
         let features = builder.some_features("model.deep.features", &deep.features)?;
-        let (key, optimizer) = match deep.embedding_optimizer {
+        let (optimizer_key, optimizer) = match deep.embedding_optimizer {
             Some(optimizer) => ("model.deep.embedding_optimizer", optimizer),
             None => ("model.deep.optimizer", deep.optimizer),
         };
-        let keys = ("model.deep.embedding_dim", key);
-        let embedding = EmbeddingSpec { dim: deep.embedding_dim, pooling: deep.pooling, optimizer };
+        let keys = EmbeddingKeys {
+            dim: "model.deep.embedding_dim",
+            init: "model.deep.embedding_init",
+            optimizer: optimizer_key,
+        };
+        let (dim, pooling, init) = (deep.embedding_dim, deep.pooling, deep.embedding_init);
+        let embedding = EmbeddingSpec { dim, pooling, init, optimizer };
         let embedding = builder.embedding("deep.", keys, &embedding, features)?;
         let optimizer = builder.optimizer("model.deep.optimizer", &deep.optimizer)?;
         let hidden = ("model.deep.hidden", deep.hidden.as_slice(), &deep.hidden_layer);

@@ -13,7 +13,9 @@ use millstream_batch::{BatchBuffer, BatchHeader, IdFeature, RaggedFeature, SlotL
 use super::*;
 use crate::checkpoint::{Carried, CheckpointStore, MANIFEST, MODEL_PART, OPTIMIZER_PART, OnDamage, Writer};
 use crate::metrics::{Accumulator, Metric, Scored};
-use crate::spec::{DeepSpec, HiddenLayerSpec, LinearSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec};
+use crate::spec::{
+    DeepSpec, EmbeddingInit, HiddenLayerSpec, LinearSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec,
+};
 
 const KEEP: u32 = 2;
 fn carried() -> Vec<Carried> {
@@ -55,6 +57,7 @@ fn wide_deep() -> WideDeepSpec {
         deep: DeepSpec {
             features: features(&["x", "y", "a", "c"]),
             embedding_dim: 4,
+            embedding_init: EmbeddingInit::default(),
             embedding_optimizer: None,
             hidden: vec![8, 4],
             hidden_layer: HiddenLayerSpec::default(),

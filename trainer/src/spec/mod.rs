@@ -1,5 +1,6 @@
 //! What a job asks of training, resolved.
 
+mod embedding;
 mod loss;
 mod model;
 mod optimizer;
@@ -7,10 +8,11 @@ mod schedule;
 
 use serde::{Deserialize, Serialize};
 
+pub use embedding::{EmbeddingInit, EmbeddingSpec, Pooling};
 pub use loss::LossSpec;
 pub use model::{
-    CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec,
-    HiddenLayerSpec, LinearSpec, MlpSpec, ModelSpec, Normalization, Pooling, WideDeepSpec, WideSpec,
+    CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, HiddenLayerSpec,
+    LayerInit, LinearSpec, MlpSpec, ModelSpec, Normalization, WideDeepSpec, WideSpec,
 };
 pub use optimizer::{AdamSpec, OptimizerSpec};
 pub use schedule::{DecaySpec, ScheduleSpec};

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::OptimizerSpec;
+use super::{EmbeddingInit, EmbeddingSpec, OptimizerSpec, Pooling};
 
 /// A model, by kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -46,17 +46,6 @@ pub struct LinearSpec {
     /// Names of its features.
     pub features: Vec<String>,
     /// Trains all of it.
-    pub optimizer: OptimizerSpec,
-}
-
-/// The embeddings of a model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct EmbeddingSpec {
-    /// Width of every embedding.
-    pub dim: u32,
-    /// How a multi-valued feature's embeddings become one.
-    pub pooling: Pooling,
-    /// Trains them.
     pub optimizer: OptimizerSpec,
 }
 
@@ -197,6 +186,9 @@ pub struct DeepSpec {
     pub hidden_layer: HiddenLayerSpec,
     /// How a multi-valued feature's embeddings become one.
     pub pooling: Pooling,
+    /// What embeddings start from.
+    #[serde(default)]
+    pub embedding_init: EmbeddingInit,
     /// Trains the layers.
     pub optimizer: OptimizerSpec,
     /// Trains the embeddings; as the layers, if not given.
@@ -213,6 +205,26 @@ pub struct HiddenLayerSpec {
     /// What is done between product and ReLU.
     #[serde(default)]
     pub normalization: Option<Normalization>,
+    /// What their weights start from.
+    #[serde(default)]
+    pub init: LayerInit,
+}
+
+/// What the weights of a layer of `N` inputs and `M` outputs start from, as Keras has it: "normal" is truncated at two
+/// deviations, of a distribution that then has the deviation that is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerInit {
+    /// Uniform within `sqrt(6 / (N + M))`: Glorot and Bengio, "Understanding the difficulty of training deep
+    /// feedforward neural networks", 2010.
+    #[default]
+    GlorotUniform,
+    /// Normal, of deviation `sqrt(2 / (N + M))`.
+    GlorotNormal,
+    /// Uniform within `sqrt(6 / N)`: He et al., "Delving Deep into Rectifiers", 2015.
+    HeUniform,
+    /// Normal, of deviation `sqrt(2 / N)`.
+    HeNormal,
 }
 
 /// What numbers are brought to one scale over.
@@ -237,17 +249,4 @@ impl ModelSpec {
             Self::Dlrm(spec) => Some(&spec.hidden_layer),
         }
     }
-}
-
-/// How the embeddings of a row's ids become one vector. No ids give zeros.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Pooling {
-    /// Their sum.
-    Sum,
-    /// Their mean.
-    Mean,
-    /// Their sum over the square root of their number.
-    #[serde(rename = "sqrtn")]
-    SqrtN,
 }

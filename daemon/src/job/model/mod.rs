@@ -1,12 +1,13 @@
 //! The `[model]` of a job file.
 
+mod embedding;
 mod optimizer;
 
 use std::collections::HashSet;
 
 use millstream_trainer::spec::{
     CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec,
-    HiddenLayerSpec, LinearSpec, MlpSpec, ModelSpec, Normalization, OptimizerSpec, Pooling, WideDeepSpec,
+    HiddenLayerSpec, LayerInit, LinearSpec, MlpSpec, ModelSpec, Normalization, OptimizerSpec, WideDeepSpec,
     WideSpec,
 };
 
@@ -34,11 +35,15 @@ const KINDS: [(&str, Kind); 6] = [
     ("dlrm", Kind::Dlrm),
 ];
 
-const POOLING: [(&str, Pooling); 3] =
-    [("sum", Pooling::Sum), ("mean", Pooling::Mean), ("sqrtn", Pooling::SqrtN)];
-
 const NORMALIZATIONS: [(&str, Normalization); 2] =
     [("layer", Normalization::Layer), ("batch", Normalization::Batch)];
+
+const LAYER_INITS: [(&str, LayerInit); 4] = [
+    ("glorot_uniform", LayerInit::GlorotUniform),
+    ("glorot_normal", LayerInit::GlorotNormal),
+    ("he_uniform", LayerInit::HeUniform),
+    ("he_normal", LayerInit::HeNormal),
+];
 
 const STRUCTURES: [(&str, DcnStructure); 2] =
     [("stacked", DcnStructure::Stacked), ("parallel", DcnStructure::Parallel)];
@@ -141,12 +146,14 @@ fn read_deep(mut deep: Section<'_>, features: &[&str]) -> DeepSpec {
     let title = "[model.deep.embedding_optimizer]";
     let layers = optimizer::read(&mut deep, "optimizer", "[model.deep.optimizer]", Trains::Layers, ADAGRAD);
     let embeddings = optimizer::read(&mut deep, "embedding_optimizer", title, Trains::Embeddings, layers);
+    let EmbeddingSpec { dim, pooling, init, optimizer: _ } = embedding::read(&mut deep, embeddings);
     let spec = DeepSpec {
         features: read_features(&mut deep, features),
-        embedding_dim: read_dim(&mut deep),
+        embedding_dim: dim,
+        embedding_init: init,
         hidden: read_widths(&mut deep, "hidden", &[100, 50]),
         hidden_layer: read_hidden_layer(&mut deep),
-        pooling: read_pooling(&mut deep),
+        pooling,
         optimizer: layers,
         embedding_optimizer: (embeddings != layers).then_some(embeddings),
     };
@@ -159,20 +166,14 @@ fn read_optimizers(model: &mut Section<'_>) -> (EmbeddingSpec, OptimizerSpec) {
     let layers = optimizer::read(model, "optimizer", "[model.optimizer]", Trains::Layers, ADAGRAD);
     let title = "[model.embedding_optimizer]";
     let optimizer = optimizer::read(model, "embedding_optimizer", title, Trains::Embeddings, layers);
-    (EmbeddingSpec { dim: read_dim(model), pooling: read_pooling(model), optimizer }, layers)
-}
-
-fn read_dim(part: &mut Section<'_>) -> u32 {
-    part.whole_u32("embedding_dim", 1..=65_536).unwrap_or(8)
-}
-
-fn read_pooling(part: &mut Section<'_>) -> Pooling {
-    part.choice("pooling", &POOLING).unwrap_or(Pooling::Mean)
+    (embedding::read(model, optimizer), layers)
 }
 
 fn read_hidden_layer(part: &mut Section<'_>) -> HiddenLayerSpec {
     let dropout = part.fraction("dropout").unwrap_or(0.0);
-    HiddenLayerSpec { dropout, normalization: part.choice("normalization", &NORMALIZATIONS) }
+    let normalization = part.choice("normalization", &NORMALIZATIONS);
+    let init = part.choice("hidden_init", &LAYER_INITS).unwrap_or_default();
+    HiddenLayerSpec { dropout, normalization, init }
 }
 
 fn read_cross(model: &mut Section<'_>) -> CrossSpec {

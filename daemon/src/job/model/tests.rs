@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use millstream_trainer::spec::{
-    AdamSpec, CrossSpec, DcnStructure, DlrmInteraction, HiddenLayerSpec, ModelSpec, Normalization,
-    OptimizerSpec, Pooling,
+    AdamSpec, CrossSpec, DcnStructure, DlrmInteraction, EmbeddingInit, HiddenLayerSpec, LayerInit, ModelSpec,
+    Normalization, OptimizerSpec, Pooling,
 };
 
 use super::super::Job;
@@ -61,7 +61,7 @@ fn every_key_is_read() {
     let adam = AdamSpec { learning_rate: 0.5, beta1: 0.25, beta2: 0.75, epsilon: 0.125, l2: 0.0 };
     let constants = "learning_rate = 0.5, beta1 = 0.25, beta2 = 0.75, epsilon = 0.125";
     let text = format!(
-        "kind = \"dcn_v2\"\nembedding_dim = 3\npooling = \"sqrtn\"\nhidden = [7]\ndropout = 0.5\nnormalization = \"layer\"\nstructure = \"parallel\"\n\
+        "kind = \"dcn_v2\"\nembedding_dim = 3\npooling = \"sqrtn\"\nhidden = [7]\ndropout = 0.5\nnormalization = \"layer\"\nhidden_init = \"he_normal\"\nstructure = \"parallel\"\n\
          cross_layers = 2\ncross_rank = 5\n\
          optimizer = {{ kind = \"adamw\", {constants}, weight_decay = 0.0625 }}\n\
          embedding_optimizer = {{ kind = \"adam\", {constants}, l2 = 0.03125 }}"
@@ -72,7 +72,14 @@ fn every_key_is_read() {
     assert_eq!((dcn.embedding.dim, dcn.embedding.pooling), (3, Pooling::SqrtN));
     assert_eq!(dcn.embedding.optimizer, OptimizerSpec::Adam(AdamSpec { l2: 0.03125, ..adam }));
     assert_eq!(dcn.optimizer, OptimizerSpec::AdamW { adam, weight_decay: 0.0625 });
-    assert_eq!(dcn.hidden_layer, HiddenLayerSpec { dropout: 0.5, normalization: Some(Normalization::Layer) });
+    assert_eq!(
+        dcn.hidden_layer,
+        HiddenLayerSpec {
+            dropout: 0.5,
+            normalization: Some(Normalization::Layer),
+            init: LayerInit::HeNormal
+        }
+    );
     assert_eq!((dcn.hidden, dcn.structure), (vec![7], DcnStructure::Parallel));
     assert_eq!(dcn.cross, CrossSpec { layers: 2, rank: Some(5) });
 
@@ -110,6 +117,22 @@ fn embeddings_of_wide_deep_may_have_an_optimizer_of_their_own() {
 }
 
 #[test]
+fn embeddings_start_as_the_job_says() {
+    let init = |text: &str| {
+        let ModelSpec::Mlp(mlp) = model(&format!("kind = \"mlp\"\n{text}")) else { panic!("mlp") };
+        mlp.embedding.init
+    };
+    assert_eq!(init(""), EmbeddingInit::Uniform { limit: 0.05 });
+    assert_eq!(init("embedding_init = \"zeros\""), EmbeddingInit::Zeros);
+    assert_eq!(init("embedding_init = \"uniform_by_rows\""), EmbeddingInit::UniformByRows);
+    assert_eq!(init("embedding_init = \"normal\""), EmbeddingInit::Normal { stddev: 0.05 });
+    let text = "embedding_init = { kind = \"uniform\", limit = 0.25 }";
+    assert_eq!(init(text), EmbeddingInit::Uniform { limit: 0.25 });
+    let text = "embedding_init = { kind = \"truncated_normal\", stddev = 2 }";
+    assert_eq!(init(text), EmbeddingInit::TruncatedNormal { stddev: 2.0 });
+}
+
+#[test]
 fn mistakes_are_told_with_their_place() {
     let cases = [
         (
@@ -121,6 +144,14 @@ fn mistakes_are_told_with_their_place() {
         (
             "kind = \"dlrm\"\ncross_layers = 2",
             "job.toml:13:16: error: `cross_layers` is for `interaction = \"cross\"`",
+        ),
+        (
+            "kind = \"mlp\"\nembedding_init = { kind = \"uniform\", stddev = 1 }",
+            "job.toml:13:39: error: unknown key `stddev` in `embedding_init`",
+        ),
+        (
+            "kind = \"mlp\"\nembedding_init = { kind = \"normal\", stddev = 0 }",
+            "job.toml:13:47: error: expected a number above 0, found 0",
         ),
         (
             "kind = \"mlp\"\noptimizer = { kind = \"rowwise_adagrad\" }",

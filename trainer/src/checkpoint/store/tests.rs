@@ -16,7 +16,8 @@ use crate::loss::LossSum;
 use crate::metrics::{Metric, Metrics};
 use crate::session::{Evaluated, Standing};
 use crate::spec::{
-    DeepSpec, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling, Precision, WideDeepSpec, WideSpec,
+    DeepSpec, EmbeddingInit, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling, Precision, WideDeepSpec,
+    WideSpec,
 };
 
 const OPTIMIZER: OptimizerSpec =
@@ -27,6 +28,7 @@ fn snapshot(step: u64) -> Snapshot {
     let deep = DeepSpec {
         features: vec!["a".into(), "b".into()],
         embedding_dim: 8,
+        embedding_init: EmbeddingInit::default(),
         embedding_optimizer: None,
         hidden: vec![16, 4],
         hidden_layer: HiddenLayerSpec::default(),

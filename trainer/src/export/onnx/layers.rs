@@ -94,7 +94,7 @@ impl<'a> Net<'a> {
         last: Activation,
     ) -> Result<Value, ExportError> {
         // Scores leave nothing out.
-        let HiddenLayerSpec { dropout: _, normalization } = hidden_layer;
+        let HiddenLayerSpec { dropout: _, normalization, init: _ } = hidden_layer;
         let mut value = input.clone();
         for number in 0..hidden.len() {
             let name = format!("{name}.layer.{number}");

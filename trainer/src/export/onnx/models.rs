@@ -50,6 +50,7 @@ impl Net<'_> {
         let DeepSpec {
             features,
             embedding_dim: _,
+            embedding_init: _,
             hidden,
             hidden_layer,
             pooling,
@@ -120,6 +121,6 @@ impl Net<'_> {
 }
 
 fn pooling(embedding: &EmbeddingSpec) -> Pooling {
-    let EmbeddingSpec { dim: _, pooling, optimizer: _ } = embedding;
+    let EmbeddingSpec { dim: _, pooling, init: _, optimizer: _ } = embedding;
     *pooling
 }
