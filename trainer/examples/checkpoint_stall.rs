@@ -123,9 +123,10 @@ fn session(schema: &BatchSchema, threads: Option<u32>) -> Result<Session<Cpu>, B
     let model = ModelSpec::Mlp(MlpSpec {
         features: names(),
         embedding: EmbeddingSpec {
-            dim: WIDTH,
+            dim: WIDTH.into(),
             pooling: Pooling::Mean,
             init: EmbeddingInit::default(),
+            tables: Vec::new(),
             optimizer: adagrad,
         },
         hidden: vec![256, 128, 64],

@@ -319,8 +319,9 @@ fn spec(options: &Options) -> ModelSpec {
             wide: WideSpec { features: categorical().collect(), optimizer: ADAGRAD },
             deep: DeepSpec {
                 features,
-                embedding_dim: options.dim,
+                embedding_dim: options.dim.into(),
                 embedding_init: EmbeddingInit::default(),
+                embeddings: Vec::new(),
                 embedding_optimizer: None,
                 hidden: HIDDEN.to_vec(),
                 hidden_layer: HiddenLayerSpec::default(),
@@ -331,9 +332,10 @@ fn spec(options: &Options) -> ModelSpec {
         Kind::Dlrm => ModelSpec::Dlrm(DlrmSpec {
             features,
             embedding: EmbeddingSpec {
-                dim: options.dim,
+                dim: options.dim.into(),
                 pooling: Pooling::Mean,
                 init: EmbeddingInit::default(),
+                tables: Vec::new(),
                 optimizer: ADAGRAD,
             },
             bottom: vec![BOTTOM],

@@ -17,7 +17,8 @@ use crate::layers::{
 };
 use crate::learner::Learner;
 use crate::model::batch_gradient::BatchGradient;
-use crate::model::builder::{Builder, EmbeddingKeys};
+use crate::model::builder::Builder;
+use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};

@@ -13,7 +13,7 @@ use millstream_backend::{Backend, Device};
 
 use crate::layers::Linear;
 use crate::learner::Learner;
-use crate::model::builder::{Builder, EmbeddingKeys};
+use crate::model::builder::Builder;
 use crate::model::deep::Deep;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
@@ -38,9 +38,9 @@ impl<D: Device> DeepFm<D> {
         }
         let linear_optimizer = builder.optimizer("model.linear_optimizer", &spec.linear_optimizer)?;
         let linear = builder.linear("linear", &features, linear_optimizer)?;
-        let embedding = builder.embedding("", EmbeddingKeys::MODEL, &spec.embedding, features)?;
+        let (embedding, width) = builder.embedding_of_one_width("DeepFM", &spec.embedding, features)?;
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
-        let vectors = (embedding.tables.len(), spec.embedding.dim as usize);
+        let vectors = (embedding.tables.lookups.len(), width);
         let hidden = ("model.hidden", spec.hidden.as_slice(), &spec.hidden_layer);
         Ok(Self { linear, deep: Deep::new(builder, embedding, hidden, optimizer)?, vectors })
     }

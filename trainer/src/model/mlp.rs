@@ -4,8 +4,9 @@
 use millstream_backend::{Backend, Device};
 
 use crate::learner::Learner;
-use crate::model::builder::{Builder, EmbeddingKeys};
+use crate::model::builder::Builder;
 use crate::model::deep::Deep;
+use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};

@@ -56,8 +56,9 @@ fn wide_deep() -> WideDeepSpec {
         wide: WideSpec { features: features(&["a", "b", "c"]), optimizer: ftrl },
         deep: DeepSpec {
             features: features(&["x", "y", "a", "c"]),
-            embedding_dim: 4,
+            embedding_dim: 4.into(),
             embedding_init: EmbeddingInit::default(),
+            embeddings: Vec::new(),
             embedding_optimizer: None,
             hidden: vec![8, 4],
             hidden_layer: HiddenLayerSpec::default(),

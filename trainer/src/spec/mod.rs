@@ -8,7 +8,7 @@ mod schedule;
 
 use serde::{Deserialize, Serialize};
 
-pub use embedding::{EmbeddingInit, EmbeddingSpec, Pooling};
+pub use embedding::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, Pooling, TableSpec};
 pub use loss::LossSpec;
 pub use model::{
     CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, HiddenLayerSpec,

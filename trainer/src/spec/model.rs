@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{EmbeddingInit, EmbeddingSpec, OptimizerSpec, Pooling};
+use super::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, OptimizerSpec, Pooling, TableSpec};
 
 /// A model, by kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -177,8 +177,8 @@ pub struct WideSpec {
 pub struct DeepSpec {
     /// Names of its features.
     pub features: Vec<String>,
-    /// Width of every embedding.
-    pub embedding_dim: u32,
+    /// Width of an embedding.
+    pub embedding_dim: EmbeddingDim,
     /// Widths of the hidden layers.
     pub hidden: Vec<u32>,
     /// What else they do.
@@ -194,6 +194,22 @@ pub struct DeepSpec {
     /// Trains the embeddings; as the layers, if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_optimizer: Option<OptimizerSpec>,
+    /// Tables that are not as the others, or that several features share.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub embeddings: Vec<TableSpec>,
+}
+
+impl DeepSpec {
+    /// Its embeddings.
+    pub fn embedding(&self) -> EmbeddingSpec {
+        EmbeddingSpec {
+            dim: self.embedding_dim,
+            pooling: self.pooling,
+            init: self.embedding_init,
+            optimizer: self.embedding_optimizer.unwrap_or(self.optimizer),
+            tables: self.embeddings.clone(),
+        }
+    }
 }
 
 /// What hidden layers do beside their product and ReLU.
