@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::OptimizerSpec;
+use super::{OptimizerSpec, is_default};
 
 /// The embeddings of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -12,7 +12,7 @@ pub struct EmbeddingSpec {
     /// How a multi-valued feature's embeddings become one.
     pub pooling: Pooling,
     /// What they start from.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub init: EmbeddingInit,
     /// Trains them.
     pub optimizer: OptimizerSpec,
@@ -29,13 +29,13 @@ pub struct TableSpec {
     /// The features of ids that are looked up in it: they have the same ids.
     pub features: Vec<String>,
     /// Width of its embeddings.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dim: Option<EmbeddingDim>,
     /// How a multi-valued feature's embeddings become one.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pooling: Option<Pooling>,
     /// What its embeddings start from.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init: Option<EmbeddingInit>,
 }
 

@@ -56,3 +56,8 @@ pub enum Precision {
     #[default]
     Fp32,
 }
+
+/// What is not told, so that what a job did not ask for does not change what is known of it.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}

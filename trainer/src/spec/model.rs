@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, OptimizerSpec, Pooling, TableSpec};
+use super::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, OptimizerSpec, Pooling, TableSpec, is_default};
 
 /// A model, by kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -187,7 +187,7 @@ pub struct DeepSpec {
     /// How a multi-valued feature's embeddings become one.
     pub pooling: Pooling,
     /// What embeddings start from.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub embedding_init: EmbeddingInit,
     /// Trains the layers.
     pub optimizer: OptimizerSpec,
@@ -222,7 +222,7 @@ pub struct HiddenLayerSpec {
     #[serde(default)]
     pub normalization: Option<Normalization>,
     /// What their weights start from.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub init: LayerInit,
 }
 
@@ -254,6 +254,18 @@ pub enum Normalization {
 }
 
 impl ModelSpec {
+    /// Tables of embeddings that are not as the others, or that several features share.
+    pub fn tables(&self) -> &[TableSpec] {
+        match self {
+            Self::Linear(_) => &[],
+            Self::Mlp(spec) => &spec.embedding.tables,
+            Self::WideDeep(spec) => &spec.deep.embeddings,
+            Self::DeepFm(spec) => &spec.embedding.tables,
+            Self::Dcn(spec) => &spec.embedding.tables,
+            Self::Dlrm(spec) => &spec.embedding.tables,
+        }
+    }
+
     /// What the hidden layers of its MLPs do; `None` of a model that has none.
     pub fn hidden_layer(&self) -> Option<&HiddenLayerSpec> {
         match self {

@@ -1,6 +1,6 @@
 //! The `[model]` of a job file.
 
-mod embedding;
+pub(super) mod embedding;
 mod optimizer;
 
 use std::collections::HashSet;
@@ -83,7 +83,7 @@ fn read_mlp(model: &mut Section<'_>, features: &[&str]) -> MlpSpec {
     let features = read_features(model, features);
     let hidden = read_widths(model, "hidden", &[100, 50]);
     let hidden_layer = read_hidden_layer(model);
-    let (embedding, optimizer) = read_optimizers(model);
+    let (embedding, optimizer) = read_optimizers(model, &features);
     MlpSpec { features, embedding, hidden, hidden_layer, optimizer }
 }
 
@@ -107,7 +107,7 @@ fn read_dlrm(model: &mut Section<'_>, features: &[&str]) -> DlrmSpec {
         Cross,
     }
     let features = read_features(model, features);
-    let (embedding, optimizer) = read_optimizers(model);
+    let (embedding, optimizer) = read_optimizers(model, &features);
     let interaction = match model.choice("interaction", &[("dot", Kind::Dot), ("cross", Kind::Cross)]) {
         Some(Kind::Cross) => DlrmInteraction::Cross(read_cross(model)),
         Some(Kind::Dot) | None => {
@@ -146,9 +146,11 @@ fn read_deep(mut deep: Section<'_>, features: &[&str]) -> DeepSpec {
     let title = "[model.deep.embedding_optimizer]";
     let layers = optimizer::read(&mut deep, "optimizer", "[model.deep.optimizer]", Trains::Layers, ADAGRAD);
     let embeddings = optimizer::read(&mut deep, "embedding_optimizer", title, Trains::Embeddings, layers);
-    let EmbeddingSpec { dim, pooling, init, optimizer: _ } = embedding::read(&mut deep, embeddings);
+    let features = read_features(&mut deep, features);
+    let EmbeddingSpec { dim, pooling, init, tables, optimizer: _ } =
+        embedding::read(&mut deep, "[model.deep.embeddings]", &features, embeddings);
     let spec = DeepSpec {
-        features: read_features(&mut deep, features),
+        features,
         embedding_dim: dim,
         embedding_init: init,
         hidden: read_widths(&mut deep, "hidden", &[100, 50]),
@@ -156,17 +158,18 @@ fn read_deep(mut deep: Section<'_>, features: &[&str]) -> DeepSpec {
         pooling,
         optimizer: layers,
         embedding_optimizer: (embeddings != layers).then_some(embeddings),
+        embeddings: tables,
     };
     deep.finish();
     spec
 }
 
 /// What trains the layers; and the embeddings, which that trains too unless they have another.
-fn read_optimizers(model: &mut Section<'_>) -> (EmbeddingSpec, OptimizerSpec) {
+fn read_optimizers(model: &mut Section<'_>, features: &[String]) -> (EmbeddingSpec, OptimizerSpec) {
     let layers = optimizer::read(model, "optimizer", "[model.optimizer]", Trains::Layers, ADAGRAD);
     let title = "[model.embedding_optimizer]";
     let optimizer = optimizer::read(model, "embedding_optimizer", title, Trains::Embeddings, layers);
-    (embedding::read(model, optimizer), layers)
+    (embedding::read(model, "[model.embeddings]", features, optimizer), layers)
 }
 
 fn read_hidden_layer(part: &mut Section<'_>) -> HiddenLayerSpec {
