@@ -144,7 +144,7 @@ impl SortedIds {
         let passes = self.id_bits.div_ceil(DIGIT_BITS).max(1);
         let digit_bits = self.id_bits.div_ceil(passes);
         // As above, with one move more.
-        let (mut from, mut to) = if passes % 2 == 0 { (entries, spare) } else { (spare, entries) };
+        let (mut from, mut to) = if passes.is_multiple_of(2) { (entries, spare) } else { (spare, entries) };
         let mut end = 0;
         for (number, &column) in self.columns.iter().enumerate() {
             let base = ((number as u64) << self.row_bits) as u32;
