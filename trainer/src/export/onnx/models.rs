@@ -7,10 +7,11 @@ use millstream_backend::Activation;
 use super::graph::Value;
 use super::layers::Net;
 use crate::export::ExportError;
+use crate::model::embeddings::EmbeddingKeys;
 use crate::model::features::Features;
 use crate::spec::{
-    DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, LinearSpec,
-    MlpSpec, ModelSpec, Pooling, WideDeepSpec, WideSpec,
+    DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, LinearSpec, MlpSpec, ModelSpec,
+    WideDeepSpec, WideSpec,
 };
 
 const FEATURES: &str = "model.features";
@@ -37,7 +38,7 @@ impl Net<'_> {
     fn mlp_model(&mut self, spec: &MlpSpec) -> Result<Value, ExportError> {
         let MlpSpec { features, embedding, hidden, hidden_layer, optimizer: _ } = spec;
         let features = self.features(FEATURES, features)?;
-        let embeddings = self.embeddings("", &features, pooling(embedding))?;
+        let embeddings = self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)
     }
@@ -47,17 +48,20 @@ impl Net<'_> {
         let WideSpec { features, optimizer: _ } = wide;
         let features = self.features("model.wide.features", features)?;
         let wide = self.linear("wide", &features)?;
+        let embedding = deep.embedding();
         let DeepSpec {
             features,
-            embedding_dim: _,
             hidden,
             hidden_layer,
-            pooling,
+            embedding_dim: _,
+            embedding_init: _,
+            pooling: _,
             optimizer: _,
             embedding_optimizer: _,
+            embeddings: _,
         } = deep;
         let features = self.features("model.deep.features", features)?;
-        let embeddings = self.embeddings("deep.", &features, *pooling)?;
+        let embeddings = self.embeddings("deep.", EmbeddingKeys::DEEP, &features, &embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         let deep = self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)?;
         Ok(self.graph.node("Add", &[&deep, &wide], "wide_and_deep"))
@@ -68,7 +72,7 @@ impl Net<'_> {
             spec;
         let features = self.features(FEATURES, features)?;
         let first_order = self.linear("linear", &features)?;
-        let embeddings = self.embeddings("", &features, pooling(embedding))?;
+        let embeddings = self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?;
         let second_order = self.pairs_summed(&embeddings, "second_order");
         let input = self.beside_numbers(&embeddings, &features);
         let deep = self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)?;
@@ -78,7 +82,7 @@ impl Net<'_> {
     fn dcn(&mut self, spec: &DcnSpec) -> Result<Value, ExportError> {
         let DcnSpec { features, embedding, cross, structure, hidden, hidden_layer, optimizer: _ } = spec;
         let features = self.features(FEATURES, features)?;
-        let embeddings = self.embeddings("", &features, pooling(embedding))?;
+        let embeddings = self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         let crossed = self.cross(&input, cross)?;
         match structure {
@@ -97,7 +101,7 @@ impl Net<'_> {
         let numbers = self.beside_numbers(&[], &features);
         let bottom = self.mlp("bottom", &numbers, (bottom, hidden_layer), Activation::Relu)?;
         let mut vectors = vec![bottom.clone()];
-        vectors.extend(self.embeddings("", &features, pooling(embedding))?);
+        vectors.extend(self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?);
         let met = match interaction {
             DlrmInteraction::Dot => {
                 let pairs = self.pairs(&vectors, "pairs");
@@ -117,9 +121,4 @@ impl Net<'_> {
         let parts: Vec<&Value> = embeddings.iter().chain(&numbers).collect();
         self.graph.beside(&parts, "input")
     }
-}
-
-fn pooling(embedding: &EmbeddingSpec) -> Pooling {
-    let EmbeddingSpec { dim: _, pooling, optimizer: _ } = embedding;
-    *pooling
 }
