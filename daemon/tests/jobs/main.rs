@@ -51,7 +51,9 @@ async fn a_job_trains_evaluates_and_is_scored() {
         assert_eq!(metrics, eval, "{target}");
     }
     let mut scores = Vec::new();
-    let mut receiver = daemon.predict(&job.id, vec!["train-1.parquet".into()], here.clone()).await.unwrap();
+    let predictions = daemon.predict(&job.id, vec!["train-1.parquet".into()], here.clone()).await.unwrap();
+    assert!(predictions.labels.is_empty());
+    let mut receiver = predictions.scores;
     while let Some(batch) = receiver.recv().await {
         scores.extend(batch.unwrap());
     }

@@ -43,7 +43,7 @@ fn features() -> Vec<FeatureSpec> {
 }
 
 fn label() -> LabelSpec {
-    LabelSpec { column: "y".into(), positive: Some("yes".into()), weight: None }
+    LabelSpec::of("y", Some("yes"))
 }
 
 fn chunk(records: &[Record]) -> RawChunk {

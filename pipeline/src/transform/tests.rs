@@ -56,7 +56,7 @@ fn half(value: f32) -> <Float16Type as ArrowPrimitiveType>::Native {
 }
 
 fn label(positive: Option<&str>) -> LabelSpec {
-    LabelSpec { column: "y".into(), positive: positive.map(Into::into), weight: None }
+    LabelSpec::of("y", positive)
 }
 
 fn analysis() -> Analysis {
@@ -74,6 +74,7 @@ fn analysis() -> Analysis {
     Analysis {
         rows: 11,
         label: None,
+        more_labels: Vec::new(),
         numbers: [("n".to_owned(), statistics)].into(),
         vocabularies: [("learned".to_owned(), vocabulary)].into(),
     }
@@ -608,7 +609,7 @@ fn bad_values_have_an_address_and_can_be_left_out() {
 
 #[test]
 fn bad_labels_and_weights_have_an_address() {
-    let spec = LabelSpec { column: "y".into(), positive: None, weight: Some("w".into()) };
+    let spec = LabelSpec { weight: Some("w".into()), ..LabelSpec::of("y", None) };
     let transform = Transform::resolve(&[], &spec, &[], &Analysis::default()).unwrap();
     let good: ArrayRef = Arc::new(Float64Array::from(vec![0.0, 1.0]));
     let bad: ArrayRef = Arc::new(Float64Array::from(vec![0.0, 1.5]));
@@ -640,7 +641,7 @@ fn the_positive_value_is_compared_by_what_it_means() {
 
 #[test]
 fn without_labels_only_the_features_columns_are_read() {
-    let spec = LabelSpec { column: "y".into(), positive: None, weight: Some("x".into()) };
+    let spec = LabelSpec { weight: Some("x".into()), ..LabelSpec::of("y", None) };
     let features = [feature("f", &["x"], FeatureKind::Hashed { buckets: 5 }, None)];
     let transform = Transform::resolve(&features, &spec, &[], &Analysis::default()).unwrap();
     let schema = transform.schema(8, 8);

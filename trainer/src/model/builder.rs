@@ -40,6 +40,19 @@ impl<'a, D: Device> Builder<'a, D> {
         self.rows
     }
 
+    /// Labels that rows have.
+    pub(super) fn label_count(&self) -> usize {
+        self.schema.label_count()
+    }
+
+    /// The name of each label; empty of one that has none.
+    pub(super) fn labels(&self) -> Vec<&'a str> {
+        match self.schema.labels.as_slice() {
+            [] => vec![""],
+            labels => labels.iter().map(String::as_str).collect(),
+        }
+    }
+
     /// Room for `columns` numbers a row of a pass.
     pub(super) fn matrix(&self, columns: usize) -> D::Matrix {
         self.device.matrix(self.rows, columns)

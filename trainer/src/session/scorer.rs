@@ -16,10 +16,11 @@ pub struct Scorer<B: Backend> {
     /// All that the model has, in its order.
     pub(super) tensors: Vec<NamedTensor>,
     pub(super) schema: BatchSchema,
-    metrics: Accumulator,
+    /// Of each label.
+    metrics: Vec<Accumulator>,
     /// The id feature whose ids are the groups of the group AUC.
     group: Option<usize>,
-    /// `[B]`
+    /// `[L, rows]`, of the last batch.
     scores: Vec<f32>,
 }
 
@@ -35,13 +36,15 @@ where
     /// When the features differ, or the checkpoint does not hold the model's parameters.
     pub fn open(backend: B, schema: &BatchSchema, checkpoint: &Checkpoint) -> Result<Self, SessionError> {
         let trained = &checkpoint.manifest.snapshot;
-        let difference = difference::first("schema.dense", &trained.schema.dense, &schema.dense)
+        let difference = difference::first("schema.labels", &trained.schema.labels, &schema.labels)
+            .or_else(|| difference::first("schema.dense", &trained.schema.dense, &schema.dense))
             .or_else(|| difference::first("schema.ids", &trained.schema.ids, &schema.ids))
             .or_else(|| difference::first("schema.ragged", &trained.schema.ragged, &schema.ragged));
         if let Some(difference) = difference {
             return Err(SessionError::Mismatch { path: checkpoint.path().to_owned(), difference });
         }
-        let training = TrainingSpec { seed: trained.seed, ..TrainingSpec::default() };
+        let tasks = trained.tasks.clone();
+        let training = TrainingSpec { seed: trained.seed, tasks, ..TrainingSpec::default() };
         let mut scorer = Self::new(backend, &trained.model, schema, &training)?;
         scorer.load(checkpoint, Extent::Scoring)?;
         Ok(scorer)
@@ -58,9 +61,9 @@ where
             tensors: model.tensors(),
             model,
             schema: schema.clone(),
-            metrics: Accumulator::default(),
+            metrics: accumulators(schema, training),
             group: None,
-            scores: vec![0.0; schema.rows as usize],
+            scores: vec![0.0; schema.label_count() * schema.rows as usize],
         })
     }
 
@@ -74,13 +77,13 @@ where
         Ok(())
     }
 
-    /// The probability of each row's label being 1, `[rows]`.
+    /// What each row's labels are taken for, `[L, rows]`: the probability of being 1, or the number itself.
     ///
     /// # Errors
     /// When the batch is not the model's.
     pub fn predict(&mut self, batch: BatchRef<'_>) -> Result<&[f32], SessionError> {
         self.model.predict(batch, &mut self.scores)?;
-        Ok(&self.scores[..batch.rows()])
+        Ok(&self.scores[..self.metrics.len() * batch.rows()])
     }
 
     /// Scores `batch` and adds it to the metrics of this evaluation.
@@ -89,26 +92,30 @@ where
     /// When the batch is not the model's, or a row has no metrics.
     pub fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
         self.model.predict(batch, &mut self.scores)?;
-        self.metrics.add(Scored {
-            scores: &self.scores[..batch.rows()],
-            labels: batch.labels(),
-            weights: batch.weights(),
-            groups: self.group.map(|feature| batch.ids(feature)),
-        })?;
+        let rows = batch.rows();
+        for (label, metrics) in self.metrics.iter_mut().enumerate() {
+            metrics.add(Scored {
+                scores: &self.scores[label * rows..][..rows],
+                labels: batch.labels(label),
+                weights: batch.weights(),
+                groups: self.group.map(|feature| batch.ids(feature)),
+            })?;
+        }
         Ok(())
     }
 
-    /// The metrics of all rows evaluated since the last call.
+    /// The metrics of all rows evaluated since the last call, of each label.
     ///
     /// # Errors
     /// When there were none.
-    pub fn end_eval(&mut self) -> Result<Metrics, SessionError> {
-        Ok(self.metrics.finish()?)
+    pub fn end_eval(&mut self) -> Result<Vec<Metrics>, SessionError> {
+        let metrics: Result<_, _> = self.metrics.iter_mut().map(Accumulator::finish).collect();
+        Ok(metrics?)
     }
 
     /// Forgets all rows evaluated since the last call of [`Scorer::end_eval`].
     pub(super) fn abandon_eval(&mut self) {
-        self.metrics.clear();
+        self.metrics.iter_mut().for_each(Accumulator::clear);
     }
 
     /// Replaces parameters, and with [`Extent::Whole`] optimizer state, by the checkpoint's. Everything
@@ -119,7 +126,7 @@ where
             Extent::Whole => Some(self.open_part(checkpoint, OPTIMIZER_PART, TensorRole::OptimizerState)?),
             Extent::Scoring => None,
         };
-        self.metrics.clear();
+        self.abandon_eval();
         self.model.write_tensors(|tensor, numbers| {
             let (part, file) = match tensor.role {
                 TensorRole::Parameter => (MODEL_PART, Some(&parameters)),
@@ -141,4 +148,11 @@ where
         let file = TensorFile::open::<B::Scalar>(bytes, tensors);
         Ok(file.map_err(|message| checkpoint.damaged(name, message))?)
     }
+}
+
+/// For the rows of evaluations: one for each label.
+fn accumulators(schema: &BatchSchema, training: &TrainingSpec) -> Vec<Accumulator> {
+    let names = schema.labels.iter().map(String::as_str).chain(schema.labels.is_empty().then_some(""));
+    let tasks = training.tasks();
+    names.zip(&tasks).map(|(name, task)| Accumulator::new(name, task.loss.prediction())).collect()
 }

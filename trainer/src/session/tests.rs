@@ -13,7 +13,9 @@ use millstream_batch::{BatchBuffer, BatchHeader, IdFeature, RaggedFeature, SlotL
 use super::*;
 use crate::checkpoint::{Carried, CheckpointStore, MANIFEST, MODEL_PART, OPTIMIZER_PART, OnDamage, Writer};
 use crate::metrics::{Accumulator, Metric, Scored};
-use crate::spec::{DeepSpec, HiddenLayerSpec, LinearSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec};
+use crate::spec::{
+    DeepSpec, HiddenLayerSpec, LinearSpec, OptimizerSpec, Pooling, Prediction, WideDeepSpec, WideSpec,
+};
 
 const KEEP: u32 = 2;
 fn carried() -> Vec<Carried> {
@@ -24,14 +26,15 @@ const ROWS: u32 = 16;
 
 /// So that what evaluations decided is part of every checkpoint here.
 const JUDGE: JudgeSpec = JudgeSpec {
-    stopping: Some(StoppingSpec { metric: Metric::LogLoss, patience: 1, min_delta: 0.25 }),
-    best: Some(BestSpec { metric: Metric::Rmse, keep: 1 }),
+    stopping: Some(StoppingSpec { metric: Metric::LogLoss, label: 0, patience: 1, min_delta: 0.25 }),
+    best: Some(BestSpec { metric: Metric::Rmse, label: 0, keep: 1 }),
 };
 
 fn schema(rows: u32) -> BatchSchema {
     let id = |name: &str, cardinality| IdFeature { name: name.into(), cardinality };
     BatchSchema {
         rows,
+        labels: Vec::new(),
         weighted: false,
         dense: vec!["x".into(), "y".into()],
         ids: vec![id("a", 11), id("b", 5)],
@@ -202,7 +205,7 @@ fn progress_counts_steps_rows_and_the_epochs_loss() {
     run(&mut session, 5);
     assert_eq!((session.step(), session.progress().epoch), (3, 0));
     assert_eq!(session.progress().examples, 3 * 16 - 1);
-    assert_eq!(session.last_eval().unwrap().examples, 2 * 16);
+    assert_eq!(session.last_eval()[0].examples, 2 * 16);
     let first_epoch = session.progress().loss;
     assert!((0.3..1.5).contains(&first_epoch.mean()), "{first_epoch:?}");
     let loss = session.train(batch(5, &schema(ROWS)).as_ref()).unwrap();
@@ -219,7 +222,7 @@ fn an_evaluation_cut_short_is_made_again() {
     let (_, cut_short) = checkpoint(&session, directory.path());
     session.restore(&cut_short).unwrap();
     run(&mut session, 5);
-    assert_eq!(session.last_eval().unwrap().examples, 2 * 16, "no row counts twice");
+    assert_eq!(session.last_eval()[0].examples, 2 * 16, "no row counts twice");
     assert_eq!(session.position(), 5_u64.to_le_bytes());
 }
 
@@ -238,7 +241,7 @@ fn an_evaluation_aside_moves_nothing_and_is_remembered_while_it_is_due() {
 
     session.evaluate(batch(4, &schema(ROWS)).as_ref()).unwrap();
     let judged = session.end_eval_aside().unwrap();
-    assert_eq!(judged.metrics.examples, 16, "no row of the one that was cut short");
+    assert_eq!(judged.metrics[0].examples, 16, "no row of the one that was cut short");
     assert!(judged.is_best && session.is_evaluated() && !session.eval_is_due());
     assert_eq!(session.position(), 2_u64.to_le_bytes());
     let (_, done) = checkpoint(&session, directory.path());
@@ -328,7 +331,7 @@ fn a_scorer_says_what_the_session_says() {
     for number in [8, 9] {
         scorer.evaluate(batch(number, &schema(ROWS)).as_ref()).unwrap();
     }
-    assert_eq!(scorer.end_eval().unwrap(), session.last_eval().unwrap());
+    assert_eq!(scorer.end_eval().unwrap(), session.last_eval());
 
     // Batches of another size hold the same features.
     let large = schema(64);
@@ -349,7 +352,7 @@ fn an_evaluation_ranks_within_the_groups_of_a_feature() {
     let mut session = session(cpu());
     session.group_by("b").unwrap();
     run(&mut session, 5);
-    let grouped = session.last_eval().unwrap();
+    let grouped = session.last_eval()[0].clone();
     checkpoint(&session, directory.path());
     let scoring = store(directory.path()).load_newest(Extent::Scoring, OnDamage::Fail).unwrap().unwrap();
     let mut scorer = Scorer::open(cpu(), &schema(ROWS), &scoring).unwrap();
@@ -364,12 +367,12 @@ fn an_evaluation_ranks_within_the_groups_of_a_feature() {
             let scored = scorer.predict(batch).unwrap();
             for row in (0..batch.rows()).filter(|&row| batch.ids(1)[row] == group) {
                 scores.push(scored[row]);
-                labels.push(batch.labels()[row]);
+                labels.push(batch.labels(0)[row]);
             }
         }
-        let mut accumulator = Accumulator::default();
+        let mut accumulator = Accumulator::new("", Prediction::Probability);
         accumulator.add(Scored { scores: &scores, labels: &labels, weights: None, groups: None }).unwrap();
-        if let Some(auc) = accumulator.finish().ok().and_then(|metrics| metrics.auc) {
+        if let Some(auc) = accumulator.finish().ok().and_then(|metrics| metrics.of(Metric::Auc)) {
             sum += auc * scores.len() as f64;
             weight += scores.len() as f64;
             groups += 1;
@@ -377,7 +380,7 @@ fn an_evaluation_ranks_within_the_groups_of_a_feature() {
     }
     assert!(groups > 1);
     assert_eq!(grouped.groups, Some(groups));
-    assert!((grouped.group_auc.unwrap() - sum / weight).abs() < 1e-12, "{grouped:?}");
+    assert!((grouped.of(Metric::GroupAuc).unwrap() - sum / weight).abs() < 1e-12, "{grouped:?}");
 
     for ungrouped in ["x", "c", "d"] {
         let error = session.group_by(ungrouped).unwrap_err().to_string();

@@ -7,10 +7,11 @@ mod schedule;
 
 use serde::{Deserialize, Serialize};
 
-pub use loss::LossSpec;
+pub use loss::{LossSpec, Prediction, TaskSpec};
 pub use model::{
     CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec,
-    HiddenLayerSpec, LinearSpec, MlpSpec, ModelSpec, Normalization, Pooling, WideDeepSpec, WideSpec,
+    HiddenLayerSpec, LinearSpec, MlpSpec, MmoeSpec, ModelSpec, Normalization, Pooling, WideDeepSpec,
+    WideSpec,
 };
 pub use optimizer::{AdamSpec, OptimizerSpec};
 pub use schedule::{DecaySpec, ScheduleSpec};
@@ -25,6 +26,9 @@ pub struct TrainingSpec {
     /// What is minimised.
     #[serde(default)]
     pub loss: LossSpec,
+    /// The same of each label, in the order of the batches, where they have several; else none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tasks: Vec<TaskSpec>,
     /// How long gradients may be.
     #[serde(default)]
     pub clip: ClipSpec,
@@ -35,6 +39,13 @@ pub struct TrainingSpec {
     pub precision: Precision,
     /// Threads of the CPU backend; `None` for one a core.
     pub threads: Option<u32>,
+}
+
+impl TrainingSpec {
+    /// How each label of a batch is learned.
+    pub fn tasks(&self) -> Vec<TaskSpec> {
+        if self.tasks.is_empty() { vec![self.loss.into()] } else { self.tasks.clone() }
+    }
 }
 
 /// What gradients are held to, before optimizers see them. Those of a table row count once they are summed.
