@@ -28,7 +28,7 @@ struct Label {
 
 /// Reads one table `[label]`, or a table for each label in `[labels]`.
 pub(super) fn read(top: &mut Section<'_>, problems: &Problems<'_>) -> Labels {
-    if !top.has("labels") {
+    if top.node("labels").is_none() {
         let mut label = top.required_section("label", "[label]", "the column to predict");
         let only = read_one(&mut label, String::new());
         let weight = label.text("weight").map(|weight| weight.text.to_owned());

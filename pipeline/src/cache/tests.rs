@@ -21,7 +21,9 @@ use crate::analysis::Analysis;
 use crate::chunk::{Chunk, RaggedColumn};
 use crate::error::Error;
 use crate::ingest::{ChunkReader, ChunkSource, Counters, LeftOut, Opened};
-use crate::spec::{CacheSpec, DataSpec, FeatureKind, FeatureSpec, LabelSpec, OnBadRecord, Terms};
+use crate::spec::{
+    CacheSpec, DataSpec, FeatureKind, FeatureSpec, LabelColumn, LabelNumbers, LabelSpec, OnBadRecord, Terms,
+};
 
 /// Splits that are there from the start.
 #[derive(Clone, Debug)]
@@ -697,11 +699,16 @@ fn a_specification_changes_with_what_bears_on_rows_and_with_nothing_else() {
 
     let missing = DataSpec { missing: vec!["?".into()], ..data.clone() };
     let other_label = LabelSpec::of("l", Some("yes"));
+    let of_numbers = LabelColumn { numbers: LabelNumbers::Any, ..label.first.clone() };
+    let two_labels = LabelSpec { others: vec![of_numbers.clone()], ..label.clone() };
+    let of_numbers = LabelSpec { first: of_numbers, ..label.clone() };
     let other_feature = [FeatureSpec { maximum: Some(3), ..feature(vocabulary.clone()) }];
     let two = [feature(vocabulary), feature(FeatureKind::Hashed { buckets: 3 })];
     let changed = [
         Specification::of(&features, &label, &missing, &analysis),
         Specification::of(&features, &other_label, &data, &analysis),
+        Specification::of(&features, &two_labels, &data, &analysis),
+        Specification::of(&features, &of_numbers, &data, &analysis),
         Specification::of(&other_feature, &label, &data, &analysis),
         Specification::of(&two, &label, &data, &analysis),
         Specification::of(&features, &label, &data, &learned(r#"[["b",5],["a",4]]"#)),

@@ -24,7 +24,8 @@ use crate::analysis::{Analysis, LearnedVocabulary, Moments, NumberStatistics, Te
 use crate::chunk::RaggedColumn;
 use crate::fingerprint::{cross64, fingerprint64};
 use crate::spec::{
-    FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize, OnBadRecord, OutOfRange, Terms,
+    FeatureKind, FeatureSpec, LabelColumn, LabelNumbers, LabelSpec, MissingNumber, Normalize, OnBadRecord,
+    OutOfRange, Terms,
 };
 
 /// A row of the plain side: each column's texts, absent ones left out.
@@ -688,4 +689,33 @@ fn features_that_make_no_sense_are_refused() {
             Transform::resolve(&[spec], &label(None), &[], &Analysis::default()).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
     }
+}
+
+#[test]
+fn each_of_several_labels_means_what_it_is_said_to() {
+    let number = LabelColumn {
+        name: "price".into(),
+        column: "p".into(),
+        numbers: LabelNumbers::Any,
+        ..LabelColumn::default()
+    };
+    let first = LabelColumn { name: "bought".into(), ..LabelSpec::of("y", Some("yes")).first };
+    let surely = LabelColumn { name: "surely".into(), ..LabelSpec::of("s", None).first };
+    let spec = LabelSpec { first, others: vec![number, surely], weight: Some("w".into()) };
+    let transform = Transform::resolve(&[], &spec, &[], &Analysis::default()).unwrap();
+    assert_eq!(transform.schema(8, 8).labels, ["bought", "price", "surely"]);
+    let floats = |values: [f64; 2]| -> ArrayRef { Arc::new(Float64Array::from(values.to_vec())) };
+    let columns = |price| {
+        let bought: ArrayRef = Arc::new(StringArray::from(vec!["no", "yes"]));
+        raw(&[("y", bought), ("p", price), ("s", floats([0.25, 1.0])), ("w", floats([2.0, 3.0]))])
+    };
+    let chunk = transform.apply(&columns(floats([-7.5, 1e6])), &strict()).unwrap().chunk;
+    assert_eq!((chunk.labels, chunk.weights), (vec![0.0, 1.0], Some(vec![2.0, 3.0])));
+    assert_eq!(chunk.more_labels, [-7.5, 0.25, 1e6, 1.0]);
+    let (error, rest) = refused(&transform, &columns(floats([1.0, f64::INFINITY])));
+    assert_eq!(error, "data/part-0: record 101, column `p`: expected a finite number, found `inf`");
+    assert_eq!((rest.labels, rest.more_labels), (vec![0.0], vec![1.0, 0.25]));
+    let unlabelled = transform.without_label();
+    assert_eq!(unlabelled.schema(8, 8).labels.len(), 3);
+    assert!(unlabelled.projection().columns.is_empty());
 }

@@ -69,7 +69,7 @@ struct Work<D: Device> {
     /// Of one expert at a time: by its output `[B, M]`, and within it.
     by_expert: D::Matrix,
     expert: MlpGradients<D>,
-    /// By the embeddings, `[B, E]`, and one expert's part in it; none without any.
+    /// By the columns that are embeddings, and one expert's part in that; none without any.
     by_embedding: Option<(BatchGradient<D>, D::Matrix)>,
 }
 

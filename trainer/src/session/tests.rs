@@ -14,7 +14,8 @@ use super::*;
 use crate::checkpoint::{Carried, CheckpointStore, MANIFEST, MODEL_PART, OPTIMIZER_PART, OnDamage, Writer};
 use crate::metrics::{Accumulator, Metric, Scored};
 use crate::spec::{
-    DeepSpec, HiddenLayerSpec, LinearSpec, OptimizerSpec, Pooling, Prediction, WideDeepSpec, WideSpec,
+    DeepSpec, EmbeddingSpec, HiddenLayerSpec, LinearSpec, LossSpec, MmoeSpec, OptimizerSpec, Pooling,
+    Prediction, TaskSpec, WideDeepSpec, WideSpec,
 };
 
 const KEEP: u32 = 2;
@@ -415,3 +416,66 @@ fn learning_rates_follow_the_schedule() {
     assert_eq!(warming[..tensors], half[..tensors], "half the rate in the first step of two");
     assert_ne!(warming[tensors..], half[tensors..], "all of it in the second");
 }
+
+/// Labels of classes and of numbers: evaluated apart, judged by the second, and the same after a checkpoint.
+#[test]
+fn several_labels_go_through_checkpoints_and_are_evaluated_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let labels = vec!["bought".to_owned(), "price".to_owned()];
+    let schema = BatchSchema { labels, ..schema(ROWS) };
+    let embedding = EmbeddingSpec { dim: 3, pooling: Pooling::Mean, optimizer: SGD };
+    let model = ModelSpec::Mmoe(MmoeSpec {
+        features: ["a", "x", "y"].map(str::to_owned).to_vec(),
+        embedding,
+        experts: 2,
+        expert: vec![4],
+        tower: vec![3],
+        hidden_layer: HiddenLayerSpec::default(),
+        optimizer: SGD,
+    });
+    let number = TaskSpec { loss: LossSpec::SquaredError, weight: 0.5 };
+    let training = TrainingSpec { tasks: vec![LossSpec::default().into(), number], ..training() };
+    let new = || {
+        let mut session = Session::new(cpu(), &model, &schema, &training).unwrap();
+        let best = BestSpec { metric: Metric::Mae, label: 1, keep: 1 };
+        session.judge_by(JudgeSpec { stopping: None, best: Some(best) });
+        session
+    };
+    let follow = |session: &mut Session<Cpu>, numbers: std::ops::Range<u64>| {
+        for number in numbers {
+            match number % 5 {
+                0..3 => drop(session.train(batch(number, &schema).as_ref()).unwrap()),
+                _ => session.evaluate(batch(number, &schema).as_ref()).unwrap(),
+            }
+        }
+        session.end_eval_aside().unwrap()
+    };
+    let mut undisturbed = new();
+    assert!(follow(&mut undisturbed, 0..5).is_best);
+    let (_, stopped) = checkpoint(&undisturbed, directory.path());
+    let mut resumed = new();
+    resumed.restore(&stopped).unwrap();
+    let after = follow(&mut resumed, 5..10);
+    assert_eq!(after.metrics, follow(&mut undisturbed, 5..10).metrics);
+    let [bought, price] = after.metrics.as_slice() else { panic!("two labels") };
+    assert_eq!((bought.label.as_str(), price.label.as_str()), ("bought", "price"));
+    assert!(bought.of(Metric::LogLoss).is_some() && bought.of(Metric::Mae).is_none());
+    assert!(price.of(Metric::Mae).is_some() && price.of(Metric::LogLoss).is_none());
+
+    let mut scorer = Scorer::open(cpu(), &schema, &stopped).unwrap();
+    let scores = scorer.predict(batch(8, &schema).as_ref()).unwrap().to_vec();
+    assert_eq!(scores.len(), 2 * ROWS as usize);
+    for number in [3, 4] {
+        scorer.evaluate(batch(number, &schema).as_ref()).unwrap();
+    }
+    assert_eq!(scorer.end_eval().unwrap(), stopped.manifest.snapshot.eval);
+    let one = BatchSchema { labels: Vec::new(), ..schema };
+    let error = Scorer::open(cpu(), &one, &stopped).err().unwrap().to_string();
+    assert!(error.contains("schema.labels"), "{error}");
+    let linear = ModelSpec::Linear(LinearSpec { features: vec!["x".into()], optimizer: SGD });
+    let two = BatchSchema { labels: stopped.manifest.snapshot.schema.labels.clone(), ..one };
+    let error = Session::new(cpu(), &linear, &two, &training).err().unwrap().to_string();
+    assert!(error.contains("\"linear\" predicts one label, and there are 2"), "{error}");
+}
+
+const SGD: OptimizerSpec = OptimizerSpec::Sgd { learning_rate: 0.1, l2: 0.0 };
