@@ -30,7 +30,7 @@ pub(super) struct Judged(Vec<(String, Prediction)>);
 
 impl Judged {
     pub(super) fn of(labels: &LabelSpec, training: &TrainingSpec) -> Self {
-        let tasks = training.tasks().into_iter().map(|task| task.loss.prediction());
+        let tasks = training.tasks(1 + labels.others.len()).into_iter().map(|task| task.loss.prediction());
         Self(labels.all().map(|label| label.name.clone()).zip(tasks).collect())
     }
 }

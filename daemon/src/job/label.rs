@@ -111,7 +111,8 @@ impl Labels {
                 format!("\"{kind}\" predicts one label, and there are {labels}; \"mmoe\" predicts several");
             problems.error(model_at, message);
         }
-        let mut columns = self.all.into_iter().zip(training.tasks()).map(|(label, task)| {
+        let tasks = training.tasks(self.all.len());
+        let mut columns = self.all.into_iter().zip(tasks).map(|(label, task)| {
             let Label { name, column, positive, at } = label;
             let numbers = match task.loss.prediction() {
                 Prediction::Probability => LabelNumbers::Probabilities,

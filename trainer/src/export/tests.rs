@@ -37,7 +37,7 @@ impl Model {
         labels.truncate(if labels.len() > 1 { labels.len() } else { 0 });
         let training = &case["training"];
         let tasks = match (&training["tasks"], &training["loss"]) {
-            (Value::Null, Value::Null) => TrainingSpec::default().tasks(),
+            (Value::Null, Value::Null) => TrainingSpec::default().tasks(1),
             (Value::Null, loss) => vec![serde_json::from_value::<LossSpec>(loss.clone()).unwrap().into()],
             (tasks, _) => serde_json::from_value(tasks.clone()).unwrap(),
         };
@@ -82,7 +82,7 @@ fn numbered(schema: &BatchSchema, model: &ModelSpec, training: &TrainingSpec) ->
             schema: schema.clone(),
             seed: 7,
             precision: Precision::Fp32,
-            tasks: training.tasks(),
+            tasks: training.tasks(schema.label_count()),
         },
     }
 }

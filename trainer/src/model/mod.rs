@@ -17,7 +17,7 @@ pub(crate) mod mmoe;
 mod network;
 mod wide_deep;
 
-use millstream_backend::{Backend, BatchError, Device, Scalar, Sizes, TablePlace, Task};
+use millstream_backend::{Backend, BatchError, Device, Scalar, Sizes, TablePart, TablePlace, Task};
 use millstream_batch::{BatchRef, BatchSchema};
 
 use crate::learner::{Descent, Measure};
@@ -106,7 +106,7 @@ impl<D: Device> Parts<D> {
         if in_parts && normalization == Some(Normalization::Batch) {
             return Err(ModelError::PartsNormalized);
         }
-        let (labels, losses) = (schema.label_count(), training.tasks().len());
+        let (labels, losses) = (schema.label_count(), training.tasks(schema.label_count()).len());
         if labels > 1 && !spec.takes_several_labels() {
             return Err(ModelError::SeveralLabels { kind: spec.kind(), labels });
         }
@@ -151,7 +151,7 @@ impl<B: Backend> Model<B> {
             stored.initialise(&backend, spec, training.seed);
         }
         backend.write_matrix(&mut parts.scale, &[B::Scalar::from_f64(1.0)]);
-        let specs = training.tasks();
+        let specs = training.tasks(schema.label_count());
         let is_number = |spec: &TaskSpec| spec.loss.prediction() == Prediction::Number;
         Ok(Self {
             host: vec![B::Scalar::default(); parts.rows * specs.len()],
@@ -311,6 +311,35 @@ impl<B: Backend> Model<B> {
                 values.resize(tensor.len(), B::Scalar::default());
                 fill(&tensor, &mut values)?;
                 stored.write(&self.backend, part, &values);
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows the weights of every parameter to `change`, which says whether it changed them; stops at its first
+    /// error. Of a model as it was built: where weights follow from optimizer state, that becomes theirs.
+    ///
+    /// # Errors
+    /// Those of `change`.
+    pub(crate) fn change_weights<E>(
+        &mut self,
+        mut change: impl FnMut(&NamedTensor, &mut [B::Scalar]) -> Result<bool, E>,
+    ) -> Result<(), E> {
+        let mut weights = Vec::new();
+        for (spec, mut stored) in self.parts.network.parameters_mut().stored_mut() {
+            let tensor = spec.tensor(TablePart::Weights);
+            weights.resize(tensor.len(), B::Scalar::default());
+            stored.read(&self.backend, TablePart::Weights, &mut weights);
+            if !change(&tensor, &mut weights)? {
+                continue;
+            }
+            stored.write(&self.backend, TablePart::Weights, &weights);
+            let Some(optimizer) = spec.optimizer else { continue };
+            if let Some((part, state_of)) = optimizer.state_by_weight() {
+                for weight in &mut weights {
+                    *weight = B::Scalar::from_f64(state_of(weight.to_f64()));
+                }
+                stored.write(&self.backend, part, &weights);
             }
         }
         Ok(())

@@ -22,6 +22,7 @@ use crate::loss::LossSum;
 use crate::metrics::{Metrics, MetricsError};
 use crate::model::{ModelError, NamedTensor, TensorRole};
 use crate::spec::{ModelSpec, Precision, ScheduleSpec, TaskSpec, TrainingSpec};
+use crate::warm_start::WarmStart;
 pub use judge::{BestSpec, Evaluated, JudgeSpec, Standing, StoppingSpec};
 pub use scorer::Scorer;
 
@@ -116,7 +117,7 @@ where
             seed: training.seed,
             schedule: training.schedule,
             precision: training.precision,
-            tasks: training.tasks(),
+            tasks: training.tasks(schema.label_count()),
             step: 0,
             progress: Progress::default(),
             last_eval: Vec::new(),
@@ -303,6 +304,15 @@ where
         self.position.clone_from(&theirs.position);
         self.diverged = None;
         Ok(())
+    }
+
+    /// Begins with weights of `checkpoint` as `warm` says, which was worked out for its model and this one's. Of a
+    /// session at step 0.
+    ///
+    /// # Errors
+    /// When the checkpoint does not hold the tensors that it was to hold; then nothing was changed.
+    pub fn warm_start(&mut self, warm: &WarmStart, checkpoint: &Checkpoint) -> Result<(), SessionError> {
+        self.scorer.warm_start(warm, checkpoint)
     }
 
     fn snapshot(&self) -> Snapshot {

@@ -9,6 +9,7 @@ use crate::checkpoint::{Checkpoint, Element, Extent, MODEL_PART, OPTIMIZER_PART}
 use crate::metrics::{Accumulator, Metrics, Scored};
 use crate::model::{Model, NamedTensor, TensorRole};
 use crate::spec::{ModelSpec, TrainingSpec};
+use crate::warm_start::WarmStart;
 
 /// A model that scores rows.
 pub struct Scorer<B: Backend> {
@@ -137,22 +138,41 @@ where
         })
     }
 
+    /// As [`Session::warm_start`](super::Session::warm_start).
+    pub(super) fn warm_start(
+        &mut self,
+        warm: &WarmStart,
+        checkpoint: &Checkpoint,
+    ) -> Result<(), SessionError> {
+        let file = open::<B::Scalar>(checkpoint, MODEL_PART, warm.tensors().iter())?;
+        warm.apply(&mut self.model, |tensor, numbers| {
+            file.copy(tensor, numbers).map_err(|message| checkpoint.damaged(MODEL_PART, message).into())
+        })
+    }
+
     fn open_part<'a>(
         &self,
         checkpoint: &'a Checkpoint,
         name: &str,
         role: TensorRole,
     ) -> Result<TensorFile<'a>, SessionError> {
-        let bytes = checkpoint.part(name).ok_or_else(|| checkpoint.damaged(name, "was not read"))?;
-        let tensors = self.tensors.iter().filter(|tensor| tensor.role == role);
-        let file = TensorFile::open::<B::Scalar>(bytes, tensors);
-        Ok(file.map_err(|message| checkpoint.damaged(name, message))?)
+        open::<B::Scalar>(checkpoint, name, self.tensors.iter().filter(|tensor| tensor.role == role))
     }
 }
 
 /// For the rows of evaluations: one for each label.
 fn accumulators(schema: &BatchSchema, training: &TrainingSpec) -> Vec<Accumulator> {
     let names = schema.labels.iter().map(String::as_str).chain(schema.labels.is_empty().then_some(""));
-    let tasks = training.tasks();
+    let tasks = training.tasks(schema.label_count());
     names.zip(&tasks).map(|(name, task)| Accumulator::new(name, task.loss.prediction())).collect()
+}
+
+/// Opens a part of a checkpoint, which must hold just `tensors`.
+fn open<'a, 't, T: Element>(
+    checkpoint: &'a Checkpoint,
+    part: &str,
+    tensors: impl Iterator<Item = &'t NamedTensor>,
+) -> Result<TensorFile<'a>, SessionError> {
+    let bytes = checkpoint.part(part).ok_or_else(|| checkpoint.damaged(part, "was not read"))?;
+    Ok(TensorFile::open::<T>(bytes, tensors).map_err(|message| checkpoint.damaged(part, message))?)
 }

@@ -42,9 +42,9 @@ pub struct TrainingSpec {
 }
 
 impl TrainingSpec {
-    /// How each label of a batch is learned.
-    pub fn tasks(&self) -> Vec<TaskSpec> {
-        if self.tasks.is_empty() { vec![self.loss.into()] } else { self.tasks.clone() }
+    /// How each of `labels` labels is learned.
+    pub fn tasks(&self, labels: usize) -> Vec<TaskSpec> {
+        if self.tasks.is_empty() { vec![self.loss.into(); labels] } else { self.tasks.clone() }
     }
 }
 
