@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, Device, IdColumn, Lookup, Loss, Pooling as Pool, Reference, ReferenceMatrix,
+    Activation, Backend, Device, Float, IdColumn, Lookup, Loss, Pooling as Pool, Reference, ReferenceMatrix,
     TablePart,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
@@ -20,13 +20,14 @@ use millstream_trainer::layers::{
 use millstream_trainer::learner::{Descent, Learner};
 use millstream_trainer::optimizer::Optimizer;
 use millstream_trainer::parameter::{MatrixParameter, ParameterSpec, Parameters};
-use millstream_trainer::pass::{Pass, Purpose};
+use millstream_trainer::pass::{Pass, Purpose, Room};
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{CrossSpec, HiddenLayerSpec, Normalization, OptimizerSpec};
 
 const ROWS: usize = 6;
 const STEP: f64 = 1e-5;
 const BACKEND: &Reference = &Reference;
+const ROOM: Room = Room { rows: ROWS, float: Float::F32 };
 /// All rows at once, some of the numbers left out where layers do so.
 const PASS: Pass = Pass { rows: 0..ROWS, purpose: Purpose::Training(11) };
 
@@ -219,12 +220,12 @@ fn mlp_with(hidden_layer: &HiddenLayerSpec) {
     let input = matrix("input", ROWS, 5);
     let by_output = numbers("by output", ROWS * 2);
     let value = |mlp: &mut Mlp<Reference>, input: &ReferenceMatrix| {
-        let mut saved = MlpActivations::new(BACKEND, ROWS, mlp);
+        let mut saved = MlpActivations::new(BACKEND, ROOM, mlp);
         mlp.forward(BACKEND, &PASS, input, &mut saved);
         (dot(saved.output(), &by_output), saved)
     };
     let (_, saved) = value(&mut mlp, &input);
-    let mut work = MlpGradients::new(BACKEND, ROWS, &mlp);
+    let mut work = MlpGradients::new(BACKEND, ROOM, &mlp);
     // The last input column is one that nothing learns from.
     let mut by_input = BACKEND.matrix(ROWS, 4);
     let mut by_last = filled(ROWS, 2, &by_output);
@@ -336,12 +337,12 @@ fn cross() {
         let first = matrix("first", ROWS, WIDTH);
         let by_output = numbers("by output", ROWS * WIDTH);
         let value = |cross: &Cross<Reference>, first: &ReferenceMatrix| {
-            let mut saved = CrossActivations::new(BACKEND, ROWS, cross);
+            let mut saved = CrossActivations::new(BACKEND, ROOM, cross);
             cross.forward(BACKEND, &PASS, first, &mut saved);
             (dot(saved.output(), &by_output), saved)
         };
         let (_, saved) = value(&cross, &first);
-        let mut work = CrossGradients::new(BACKEND, ROWS, &cross);
+        let mut work = CrossGradients::new(BACKEND, ROOM, &cross);
         let mut by_last = filled(ROWS, WIDTH, &by_output);
         // What is there already, it is added to.
         let mut by_first = filled(ROWS, WIDTH, &[100.0; ROWS * WIDTH]);

@@ -20,7 +20,7 @@ use crate::error::BatchError;
 use crate::normalization::{Axis, Normalization, Normalized};
 #[cfg(doc)]
 use crate::update::Formula;
-use crate::update::Update;
+use crate::update::{LossScaling, Update};
 
 /// What follows a layer's product and bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -387,6 +387,9 @@ pub trait Backend: Device + Sized + Send {
         sums: &mut Self::Matrix,
     );
 
+    /// Multiplies the first `rows` rows by the first number of `factor`.
+    fn multiply(&self, rows: usize, factor: &Self::Matrix, matrix: &mut Self::Matrix);
+
     /// `out = 1 / (1 + exp(-logits))` over the first `rows` rows, `[B, T]` both.
     fn sigmoid(&self, rows: usize, logits: &Self::Matrix, out: &mut Self::Matrix);
 
@@ -398,8 +401,31 @@ pub trait Backend: Device + Sized + Send {
 
     /// `scale = min(1, maximum / sqrt(squares))`, both `[1, 1]`: what a gradient is multiplied by to be no longer than
     /// `maximum`; Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013,
-    /// Algorithm 1.
+    /// Algorithm 1. NaN where `squares` is not finite.
     fn clip_scale(&self, maximum: f64, squares: &Self::Matrix, scale: &mut Self::Matrix);
+
+    /// What to multiply gradients of a scaled loss by, `scale` `[1, 1]`, and how the loss scale goes on.
+    ///
+    /// `squares` `[1, 1]` is of all of them; `state` `[1, 3]` is the loss scale, the number of steps without an overflow
+    /// since it last changed, and that of steps skipped. With `n = sqrt(squares) / loss scale`:
+    ///
+    /// ```text
+    /// squares finite:  scale = min(1, maximum / n) / loss scale
+    ///                  after growth_interval such steps in a row, loss scale *= growth, where that is finite
+    /// otherwise:       scale = 0, which skips the step
+    ///                  loss scale *= backoff
+    /// ```
+    ///
+    /// Micikevicius et al., "Mixed Precision Training", 2018, section 3.2. Gradients whose squares have no finite
+    /// sum in the device's numbers count as overflowed, too: a norm has to be a number.
+    fn unscale(
+        &self,
+        rule: &LossScaling,
+        maximum: Option<f64>,
+        squares: &Self::Matrix,
+        state: &mut Self::Matrix,
+        scale: &mut Self::Matrix,
+    );
 
     /// One optimizer step on `weights` and its [`Formula::states`] state matrices, all of one shape.
     ///

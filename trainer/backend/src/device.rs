@@ -4,6 +4,7 @@ use std::fmt::Debug;
 
 use millstream_batch::BatchSchema;
 
+use crate::float::Float;
 #[cfg(doc)]
 use crate::update::Formula;
 
@@ -141,8 +142,12 @@ pub trait Device {
     /// Which rows of which tables a batch touches, and from where.
     type RowPlan: Send;
 
-    /// A matrix of zeros.
-    fn matrix(&self, rows: usize, columns: usize) -> Self::Matrix;
+    /// A matrix of zeros, which rounds what is written to it to `float`.
+    fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> Self::Matrix;
+    /// One of single precision.
+    fn matrix(&self, rows: usize, columns: usize) -> Self::Matrix {
+        self.matrix_of(Float::F32, rows, columns)
+    }
     /// A table of zeros.
     fn table(&self, shape: TableShape) -> Self::Table;
     /// Room for a batch of `schema`.

@@ -4,6 +4,7 @@ mod backend;
 mod cpu;
 mod device;
 mod error;
+mod float;
 mod host;
 mod normalization;
 pub mod philox;
@@ -17,8 +18,9 @@ pub use backend::{
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
 pub use device::{Device, IdColumn, Lookup, Pooling, Scalar, TablePart, TablePlace, TableShape};
 pub use error::{BackendError, BatchError};
+pub use float::Float;
 pub use host::HostBatch;
 pub use normalization::{Axis, Normalization, Normalized};
 pub use reference::{Reference, ReferenceMatrix, ReferencePlan, ReferenceTable};
 pub use sizes::Sizes;
-pub use update::{Formula, Update};
+pub use update::{Formula, LossScaling, Update};

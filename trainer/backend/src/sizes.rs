@@ -6,6 +6,7 @@ use millstream_batch::BatchSchema;
 
 use crate::cpu::{Cpu, CpuMatrix};
 use crate::device::{Device, IdColumn, TableShape};
+use crate::float::Float;
 
 /// Counts the bytes of what is asked of it.
 ///
@@ -33,7 +34,7 @@ impl Device for Sizes {
     type Batch = ();
     type RowPlan = ();
 
-    fn matrix(&self, rows: usize, columns: usize) {
+    fn matrix_of(&self, _float: Float, rows: usize, columns: usize) {
         self.add(CpuMatrix::bytes(rows, columns));
     }
 

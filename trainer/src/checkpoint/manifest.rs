@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::loss::LossSum;
 use crate::metrics::{Metrics, one_or_several};
+use crate::model::LossScale;
 use crate::session::Standing;
 use crate::spec::{LossSpec, ModelSpec, Precision, TaskSpec};
 
@@ -64,6 +65,9 @@ pub struct Snapshot {
     pub seed: u64,
     /// Arithmetic of the steps.
     pub precision: Precision,
+    /// Where the loss scale stands, in half precision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
     /// How each label is learned, and so what the model's outputs are.
     #[serde(default = "probability")]
     pub tasks: Vec<TaskSpec>,

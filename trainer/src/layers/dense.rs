@@ -50,6 +50,11 @@ impl<D: Device> Dense<D> {
         Ok(Self { weights: MatrixParameter::new(device, weights), bias: None, activation })
     }
 
+    /// What follows product and bias.
+    pub fn activation(&self) -> Activation {
+        self.activation
+    }
+
     /// Columns of its output.
     pub fn outputs(&self) -> usize {
         self.weights.spec.columns

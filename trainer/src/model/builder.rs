@@ -1,6 +1,6 @@
 //! What models are built with: features by name, and layers over them, refused where a job asks for what cannot be.
 
-use millstream_backend::{Activation, Device, IdColumn, Lookup};
+use millstream_backend::{Activation, Device, Float, IdColumn, Lookup};
 use millstream_batch::BatchSchema;
 
 use crate::init::Init;
@@ -10,22 +10,24 @@ use crate::model::error::ModelError;
 use crate::model::features::{Features, IdFeatureColumn};
 use crate::optimizer::Optimizer;
 use crate::parameter::ParameterSpec;
-use crate::spec::{CrossSpec, EmbeddingSpec, HiddenLayerSpec, OptimizerSpec, Pooling};
+use crate::pass::Room;
+use crate::spec::{CrossSpec, EmbeddingSpec, HiddenLayerSpec, OptimizerSpec, Pooling, TrainingSpec};
 
 /// Builds the parts of one model on a device, for batches of a schema.
 pub(super) struct Builder<'a, D: Device> {
     pub(super) device: &'a D,
     schema: &'a BatchSchema,
-    /// The most rows of a pass.
-    rows: usize,
+    /// What activations take.
+    room: Room,
     id_columns: Vec<IdColumn>,
 }
 
 impl<'a, D: Device> Builder<'a, D> {
-    /// For batches of `schema`, of which at most `micro_batch_rows` rows pass at once, if given.
-    pub(super) fn new(device: &'a D, schema: &'a BatchSchema, micro_batch_rows: Option<u32>) -> Self {
-        let rows = micro_batch_rows.unwrap_or(schema.rows).clamp(1, schema.rows.max(1)) as usize;
-        Self { device, schema, rows, id_columns: Vec::new() }
+    /// For batches of `schema`, trained so: of which at most `micro_batch_rows` rows pass at once, if given.
+    pub(super) fn new(device: &'a D, schema: &'a BatchSchema, training: &TrainingSpec) -> Self {
+        let rows = training.micro_batch_rows.unwrap_or(schema.rows).clamp(1, schema.rows.max(1)) as usize;
+        let room = Room { rows, float: training.precision.activations() };
+        Self { device, schema, room, id_columns: Vec::new() }
     }
 
     /// Every column of ids that something built looks up, once.
@@ -35,9 +37,9 @@ impl<'a, D: Device> Builder<'a, D> {
         self.id_columns
     }
 
-    /// The most rows of a pass.
-    pub(super) fn rows(&self) -> usize {
-        self.rows
+    /// What activations take.
+    pub(super) fn room(&self) -> Room {
+        self.room
     }
 
     /// Labels that rows have.
@@ -53,14 +55,25 @@ impl<'a, D: Device> Builder<'a, D> {
         }
     }
 
-    /// Room for `columns` numbers a row of a pass.
+    /// Room for activations, `columns` numbers a row of a pass.
     pub(super) fn matrix(&self, columns: usize) -> D::Matrix {
-        self.device.matrix(self.rows, columns)
+        self.room.matrix(self.device, columns)
     }
 
-    /// Room for a gradient of `columns` numbers a row, by pass and for the whole batch.
+    /// Room for the logits of each row of a pass, one a label, or what becomes of them.
+    pub(super) fn logits(&self) -> D::Matrix {
+        self.room.sums(self.device, self.label_count())
+    }
+
+    /// Room for a gradient by activations of `columns` numbers a row, by pass and for the whole batch.
     pub(super) fn batch_gradient(&self, columns: usize) -> BatchGradient<D> {
-        BatchGradient::new(self.device, (self.rows, self.schema.rows as usize), columns)
+        BatchGradient::new(self.device, self.room, self.schema.rows as usize, columns)
+    }
+
+    /// The same by the logits.
+    pub(super) fn by_logits(&self) -> BatchGradient<D> {
+        let room = Room { float: Float::F32, ..self.room };
+        BatchGradient::new(self.device, room, self.schema.rows as usize, self.label_count())
     }
 
     /// The features that the list at `key` names.

@@ -32,13 +32,13 @@ impl<D: Device> Deep<D> {
         hidden: (&'static str, &[u32], &HiddenLayerSpec),
         optimizer: Optimizer,
     ) -> Result<Self, ModelError> {
-        let (rows, embedded) = (builder.rows(), embedding.embedded());
+        let (room, embedded) = (builder.room(), embedding.embedded());
         let logit = (1, Activation::Identity);
         let mlp = builder.mlp("deep", embedding.outputs(), hidden, logit, optimizer)?;
         Ok(Self {
             input: builder.matrix(embedding.outputs()),
-            saved: MlpActivations::new(builder.device, rows, &mlp),
-            work: MlpGradients::new(builder.device, rows, &mlp),
+            saved: MlpActivations::new(builder.device, room, &mlp),
+            work: MlpGradients::new(builder.device, room, &mlp),
             by_embedding: (embedded > 0).then(|| builder.batch_gradient(embedded)),
             embedding,
             mlp,

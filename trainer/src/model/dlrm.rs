@@ -90,7 +90,7 @@ impl<D: Device> Dlrm<D> {
         let dense = Embedding { tables: Tables::new(builder.device, Vec::new(), optimizer), dense };
         let keys = ("model.embedding_dim", "model.embedding_optimizer");
         let embedding = builder.embedding("", keys, &spec.embedding, features)?;
-        let (rows, width, device) = (builder.rows(), spec.embedding.dim as usize, builder.device);
+        let (room, width, device) = (builder.room(), spec.embedding.dim as usize, builder.device);
         let hidden = ("model.bottom", spec.bottom.as_slice(), &spec.hidden_layer);
         let bottom = builder.mlp("bottom", dense.outputs(), hidden, (width, Activation::Relu), optimizer)?;
         let columns = width + embedding.outputs();
@@ -104,8 +104,8 @@ impl<D: Device> Dlrm<D> {
             DlrmInteraction::Cross(spec) => {
                 let layers = builder.cross(columns, spec, optimizer)?;
                 let work = CrossWork {
-                    saved: CrossActivations::new(device, rows, &layers),
-                    work: CrossGradients::new(device, rows, &layers),
+                    saved: CrossActivations::new(device, room, &layers),
+                    work: CrossGradients::new(device, room, &layers),
                     by_output: builder.matrix(columns),
                     layers,
                 };
@@ -117,15 +117,15 @@ impl<D: Device> Dlrm<D> {
         Ok(Self {
             saved: Saved {
                 dense: builder.matrix(dense.outputs()),
-                bottom: MlpActivations::new(device, rows, &bottom),
+                bottom: MlpActivations::new(device, room, &bottom),
                 vectors: builder.matrix(columns),
-                top: MlpActivations::new(device, rows, &top),
+                top: MlpActivations::new(device, room, &top),
             },
             work: Work {
-                bottom: MlpGradients::new(device, rows, &bottom),
+                bottom: MlpGradients::new(device, room, &bottom),
                 by_bottom: builder.matrix(width),
                 by_vectors: builder.batch_gradient(columns),
-                top: MlpGradients::new(device, rows, &top),
+                top: MlpGradients::new(device, room, &top),
             },
             dense,
             bottom,

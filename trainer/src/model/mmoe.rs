@@ -9,7 +9,8 @@
 //!
 //! Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts", 2018, figure 1c
 //! and section 4.2: experts and towers are MLPs with ReLU, gates are linear in the input and have no bias. The gates of
-//! all tasks are one layer, task after task: columns `t E` to `(t + 1) E` are those of task `t`.
+//! all tasks are one layer, task after task: columns `t E` to `(t + 1) E` are those of task `t`. Gates, as logits, are in
+//! single precision whatever activations are in.
 
 use millstream_backend::{Activation, Backend, Device, MixtureShape};
 
@@ -147,16 +148,16 @@ impl<D: Device> Saved<D> {
         experts: &[Mlp<D>],
         towers: &[Mlp<D>],
     ) -> Self {
-        let activations = |mlp: &Mlp<D>| MlpActivations::new(builder.device, builder.rows(), mlp);
+        let activations = |mlp: &Mlp<D>| MlpActivations::new(builder.device, builder.room(), mlp);
         Self {
             input: builder.matrix(inputs),
             experts: experts.iter().map(activations).collect(),
             given: builder.matrix(count * width),
-            gate_logits: builder.matrix(tasks * count),
-            gates: builder.matrix(tasks * count),
+            gate_logits: builder.room().sums(builder.device, tasks * count),
+            gates: builder.room().sums(builder.device, tasks * count),
             mixtures: builder.matrix(tasks * width),
             towers: towers.iter().map(|tower| (builder.matrix(width), activations(tower))).collect(),
-            logits: builder.matrix(tasks),
+            logits: builder.logits(),
         }
     }
 }
@@ -169,13 +170,13 @@ impl<D: Device> Work<D> {
         expert: &Mlp<D>,
         tower: &Mlp<D>,
     ) -> Self {
-        let gradients = |mlp| MlpGradients::new(builder.device, builder.rows(), mlp);
+        let gradients = |mlp| MlpGradients::new(builder.device, builder.room(), mlp);
         Self {
-            by_logit: builder.matrix(1),
+            by_logit: builder.room().sums(builder.device, 1),
             tower: gradients(tower),
             by_mixture: builder.matrix(width),
             by_mixtures: builder.matrix(tasks * width),
-            by_gate_logits: builder.matrix(tasks * experts),
+            by_gate_logits: builder.room().sums(builder.device, tasks * experts),
             by_given: builder.matrix(experts * width),
             by_expert: builder.matrix(width),
             expert: gradients(expert),

@@ -44,8 +44,9 @@ where
         if let Some(difference) = difference {
             return Err(SessionError::Mismatch { path: checkpoint.path().to_owned(), difference });
         }
-        let tasks = trained.tasks.clone();
-        let training = TrainingSpec { seed: trained.seed, tasks, ..TrainingSpec::default() };
+        // A score is that of an evaluation during training: of the same arithmetic.
+        let (seed, precision, tasks) = (trained.seed, trained.precision, trained.tasks.clone());
+        let training = TrainingSpec { seed, precision, tasks, ..TrainingSpec::default() };
         let mut scorer = Self::new(backend, &trained.model, schema, &training)?;
         scorer.load(checkpoint, Extent::Scoring)?;
         Ok(scorer)

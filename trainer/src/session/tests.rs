@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod background;
+mod precision;
 
 use std::collections::BTreeMap;
 use std::fs;

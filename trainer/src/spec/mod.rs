@@ -3,6 +3,7 @@
 mod loss;
 mod model;
 mod optimizer;
+mod precision;
 mod schedule;
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,7 @@ pub use model::{
     WideSpec,
 };
 pub use optimizer::{AdamSpec, OptimizerSpec};
+pub use precision::{LossScaleSpec, Precision};
 pub use schedule::{DecaySpec, ScheduleSpec};
 
 /// How the job trains.
@@ -37,6 +39,9 @@ pub struct TrainingSpec {
     pub micro_batch_rows: Option<u32>,
     /// Arithmetic of the step.
     pub precision: Precision,
+    /// How the loss is scaled, where the precision asks for it.
+    #[serde(default)]
+    pub loss_scale: LossScaleSpec,
     /// Threads of the CPU backend; `None` for one a core.
     pub threads: Option<u32>,
 }
@@ -55,13 +60,4 @@ pub struct ClipSpec {
     pub norm: Option<f32>,
     /// The most that a number of a gradient may be, either way, after that: it is cut to it.
     pub value: Option<f32>,
-}
-
-/// Arithmetic of the step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    /// IEEE single precision throughout.
-    #[default]
-    Fp32,
 }

@@ -86,21 +86,32 @@ impl Case {
     /// The model of this case with plain descent of rate 1 for each optimizer: a step takes the gradient, as the
     /// loss has it, off each weight.
     pub(crate) fn by_descent<B: Backend>(&self, backend: B, schema: &BatchSchema) -> Model<B> {
-        let mut model = self.model.clone();
-        by_descent(&mut model);
-        let spec = serde_json::from_value(model).expect("a model's specification");
         let training = TrainingSpec { clip: ClipSpec::default(), ..self.training(1) };
-        let mut model = Model::new(backend, &spec, schema, &training).expect("a model of the schema");
+        self.by_descent_of(1.0, backend, schema, &training)
+    }
+
+    /// The same of another rate, trained in another way.
+    pub(crate) fn by_descent_of<B: Backend>(
+        &self,
+        rate: f64,
+        backend: B,
+        schema: &BatchSchema,
+        training: &TrainingSpec,
+    ) -> Model<B> {
+        let mut model = self.model.clone();
+        by_descent(&mut model, rate);
+        let spec = serde_json::from_value(model).expect("a model's specification");
+        let mut model = Model::new(backend, &spec, schema, training).expect("a model of the schema");
         write(&mut model, &self.start);
         model
     }
 }
 
-fn by_descent(value: &mut Value) {
+fn by_descent(value: &mut Value, rate: f64) {
     if value.get("learning_rate").is_some() {
-        *value = json!({"kind": "sgd", "learning_rate": 1.0});
+        *value = json!({"kind": "sgd", "learning_rate": rate});
     } else if let Value::Object(entries) = value {
-        entries.values_mut().for_each(by_descent);
+        entries.values_mut().for_each(|value| by_descent(value, rate));
     }
 }
 

@@ -5,7 +5,7 @@ use millstream_backend::{Backend, Cpu, Reference};
 use crate::case::{golden, gradients, tensors_of};
 use millstream_trainer::schedule::Step;
 
-fn close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
+pub(crate) fn close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let largest = expected.iter().fold(1e-3_f64, |largest, x| largest.max(x.abs()));
     for (item, (found, expected)) in found.iter().zip(expected).enumerate() {

@@ -31,7 +31,7 @@ pub(crate) fn gather(
     if stride == 0 {
         return;
     }
-    let out = out.parts();
+    let (float, out) = (out.float(), out.parts());
     cpu.run(tasks_for(rows.len(), ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows.len());
         // SAFETY: blocks of rows are disjoint.
@@ -68,6 +68,7 @@ pub(crate) fn gather(
                 *out = values[source];
             }
         }
+        float.round_all(out);
     });
 }
 

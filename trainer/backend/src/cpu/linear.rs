@@ -29,7 +29,7 @@ pub(crate) fn forward(
     assert!(rows.end <= batch.rows() && rows.len() <= out.rows());
     assert!(dense_weights.rows() == dense.len() && dense_weights.stride() <= 1);
     let bias = bias.row(0)[0];
-    let out = out.parts();
+    let (float, out) = (out.float(), out.parts());
     cpu.run(tasks_for(rows.len(), ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows.len());
         // SAFETY: blocks of rows are disjoint.
@@ -56,6 +56,7 @@ pub(crate) fn forward(
             let values = batch.dense(row);
             let products = dense.iter().zip(dense_weights.as_slice()).map(|(&d, &w)| values[d] * w);
             *out += products.fold(*sum, |sum, product| sum + product);
+            *out = float.round(*out);
         }
     });
 }

@@ -69,7 +69,7 @@ fn by_row(
     let scale = if weight_of_all > 0.0 { (task.weight / weight_of_all) as f32 } else { 0.0 };
     let mut scratch = cpu.scratch(rows.len());
     let losses = scratch.parts();
-    let stride = gradient.stride();
+    let (float, stride) = (gradient.float(), gradient.stride());
     let gradients = gradient.parts();
     cpu.run(tasks_for(rows.len(), ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows.len());
@@ -81,7 +81,7 @@ fn by_row(
         for (row, weight) in weights_of(of_batch).enumerate() {
             let (loss, gradient) = loss_of(logits.row(block.start + row)[column], labels[row]);
             losses[row] = weight * loss;
-            gradients[row * stride + column] = weight * scale * gradient;
+            gradients[row * stride + column] = float.round(weight * scale * gradient);
         }
     });
     let loss_sum: f64 = scratch.as_slice()[..rows.len()].iter().map(|&loss| f64::from(loss)).sum();
@@ -94,7 +94,7 @@ fn by_row(
 /// `1 / (1 + exp(-x))`
 pub(crate) fn sigmoid(cpu: &Cpu, rows: usize, logits: &CpuMatrix, out: &mut CpuMatrix) {
     assert!(logits.columns() == out.columns() && rows <= logits.rows() && rows <= out.rows());
-    let stride = out.stride();
+    let (float, stride) = (out.float(), out.stride());
     let out = out.parts();
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
@@ -102,7 +102,7 @@ pub(crate) fn sigmoid(cpu: &Cpu, rows: usize, logits: &CpuMatrix, out: &mut CpuM
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(numbers.clone()) };
         for (out, &logit) in out.iter_mut().zip(&logits.as_slice()[numbers]) {
-            *out = 1.0 / (1.0 + (-logit).exp());
+            *out = float.round(1.0 / (1.0 + (-logit).exp()));
         }
     });
 }

@@ -26,6 +26,7 @@ pub(crate) fn forward(
     assert!(experts.columns() == count * width && output.columns() == tasks * width);
     assert!([logits, experts, gates, output].iter().all(|matrix| rows <= matrix.rows()));
     let (gates_stride, output_stride) = (gates.stride(), output.stride());
+    let (gates_float, output_float) = (gates.float(), output.float());
     let (gates, output) = (gates.parts(), output.parts());
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
@@ -44,6 +45,8 @@ pub(crate) fn forward(
                 for (&gate, expert) in gates.iter().zip(experts.chunks_exact(width)) {
                     add_times(gate, expert, output);
                 }
+                gates_float.round_all(gates);
+                output_float.round_all(output);
             }
         }
     });
@@ -68,6 +71,7 @@ pub(crate) fn backward(
     assert!(output_gradient.columns() == tasks * width && rows <= output_gradient.rows());
     assert!([gates, experts, logits_gradient, experts_gradient].iter().all(|matrix| rows <= matrix.rows()));
     let (logits_stride, experts_stride) = (logits_gradient.stride(), experts_gradient.stride());
+    let (logits_float, experts_float) = (logits_gradient.float(), experts_gradient.float());
     let (by_logits, by_experts) = (logits_gradient.parts(), experts_gradient.parts());
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
@@ -93,9 +97,10 @@ pub(crate) fn backward(
                     add_times(gate, by_output, by_expert);
                 }
                 for (&gate, by_logit) in gates.iter().zip(by_logits) {
-                    *by_logit = gate * (*by_logit - mean);
+                    *by_logit = logits_float.round(gate * (*by_logit - mean));
                 }
             }
+            experts_float.round_all(&mut by_experts[..count * width]);
         }
     });
 }

@@ -24,6 +24,9 @@ pub(crate) fn step_rows(
 ) {
     assert_eq!(gradients.lookups.len(), tables.len(), "a lookup a table");
     let shaping = Shaping::new(update, scale);
+    if shaping.skips() {
+        return;
+    }
     by_rule_of(&update.formula, RowsStep { cpu, shaping, gradients, tables });
 }
 

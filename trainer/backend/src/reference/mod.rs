@@ -16,10 +16,11 @@ use millstream_batch::{BatchRef, BatchSchema};
 use crate::backend::{Activation, Backend, LayerGradient, Loss, MixtureShape, RowGradients, Sum, Task};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
 use crate::error::BatchError;
+use crate::float::Float;
 use crate::host::HostBatch;
 use crate::normalization::{Axis, Normalization, Normalized};
 use crate::philox::philox;
-use crate::update::Update;
+use crate::update::{LossScaling, Update};
 pub use table::ReferenceTable;
 use table::step_one;
 use touched::{for_each_touched, shaped};
@@ -30,6 +31,7 @@ pub struct Reference;
 
 /// Numbers in rows and columns, row-major.
 pub struct ReferenceMatrix {
+    float: Float,
     columns: usize,
     values: Vec<f64>,
 }
@@ -46,6 +48,19 @@ impl ReferenceMatrix {
 
     fn at_mut(&mut self, row: usize, column: usize) -> &mut f64 {
         &mut self.values[row * self.columns + column]
+    }
+
+    /// Rounds what was written to its first `rows` rows.
+    fn round(&mut self, rows: usize) {
+        for value in &mut self.values[..rows * self.columns] {
+            *value = self.float.round_f64(*value);
+        }
+    }
+
+    /// As a product takes it that has factors of the format of `input`.
+    fn factor(&self, input: &Self) -> Self {
+        let values = self.values.iter().map(|&value| input.float.round_f64(value)).collect();
+        Self { float: input.float, columns: self.columns, values }
     }
 
     fn rows(&self) -> usize {
@@ -80,8 +95,8 @@ impl Device for Reference {
     type Batch = HostBatch;
     type RowPlan = ReferencePlan;
 
-    fn matrix(&self, rows: usize, columns: usize) -> ReferenceMatrix {
-        ReferenceMatrix { columns, values: vec![0.0; rows * columns] }
+    fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> ReferenceMatrix {
+        ReferenceMatrix { float, columns, values: vec![0.0; rows * columns] }
     }
 
     fn table(&self, shape: TableShape) -> ReferenceTable {
@@ -100,6 +115,7 @@ impl Device for Reference {
 impl Backend for Reference {
     fn write_matrix(&self, matrix: &mut ReferenceMatrix, values: &[f64]) {
         matrix.values.copy_from_slice(values);
+        matrix.round(matrix.rows());
     }
 
     fn read_matrix(&self, matrix: &ReferenceMatrix, out: &mut [f64]) {
@@ -139,7 +155,7 @@ impl Backend for Reference {
         out: &mut ReferenceMatrix,
         first_column: usize,
     ) {
-        for (out_row, row) in rows.enumerate() {
+        for (out_row, row) in rows.clone().enumerate() {
             let mut offset = first_column;
             for (lookup, table) in lookups.iter().zip(tables) {
                 let ids = batch.ids(lookup.column).row(row);
@@ -153,6 +169,7 @@ impl Backend for Reference {
                 *out.at_mut(out_row, offset + column) = f64::from(batch.dense(row)[source]);
             }
         }
+        out.round(rows.len());
     }
 
     fn linear_forward(
@@ -166,7 +183,7 @@ impl Backend for Reference {
         bias: &ReferenceMatrix,
         out: &mut ReferenceMatrix,
     ) {
-        for (out_row, row) in rows.enumerate() {
+        for (out_row, row) in rows.clone().enumerate() {
             let mut sum = bias.at(0, 0);
             for (lookup, table) in lookups.iter().zip(tables) {
                 let ids = batch.ids(lookup.column).row(row);
@@ -178,6 +195,7 @@ impl Backend for Reference {
             }
             *out.at_mut(out_row, 0) += sum;
         }
+        out.round(rows.len());
     }
 
     fn linear_backward(
@@ -212,6 +230,7 @@ impl Backend for Reference {
         activation: Activation,
         output: &mut ReferenceMatrix,
     ) {
+        let weights = &weights.factor(input);
         for row in 0..rows {
             for column in 0..weights.columns {
                 let product: f64 =
@@ -219,10 +238,11 @@ impl Backend for Reference {
                 let sum = product + bias.map_or(0.0, |bias| bias.at(0, column));
                 *output.at_mut(row, column) = match activation {
                     Activation::Identity => sum,
-                    Activation::Relu => sum.max(0.0),
+                    Activation::Relu => relu(sum),
                 };
             }
         }
+        output.round(rows);
     }
 
     fn layer_backward(
@@ -247,24 +267,31 @@ impl Backend for Reference {
             weights_gradient.values.fill(0.0);
             bias_gradient.iter_mut().for_each(|gradient| gradient.values.fill(0.0));
         }
+        if let Some(bias_gradient) = &mut bias_gradient {
+            for row in 0..rows {
+                for column in 0..outputs {
+                    *bias_gradient.at_mut(0, column) += output_gradient.at(row, column);
+                }
+            }
+        }
+        let output_gradient = &output_gradient.factor(layer.input);
         for row in 0..rows {
             for column in 0..outputs {
                 let g = output_gradient.at(row, column);
-                if let Some(bias_gradient) = &mut bias_gradient {
-                    *bias_gradient.at_mut(0, column) += g;
-                }
                 for k in 0..layer.weights.rows() {
                     *weights_gradient.at_mut(k, column) += layer.input.at(row, k) * g;
                 }
             }
         }
         let Some(input_gradient) = input_gradient else { return };
+        let weights = layer.weights.factor(layer.input);
         for row in 0..rows {
             for k in 0..input_gradient.columns {
                 *input_gradient.at_mut(row, k) =
-                    (0..outputs).map(|m| output_gradient.at(row, m) * layer.weights.at(k, m)).sum();
+                    (0..outputs).map(|m| output_gradient.at(row, m) * weights.at(k, m)).sum();
             }
         }
+        input_gradient.round(rows);
     }
 
     fn fm_forward(
@@ -279,6 +306,7 @@ impl Backend for Reference {
                 *out.at_mut(row, 0) += vectors.product(row, width, i, j);
             });
         }
+        out.round(rows);
     }
 
     fn fm_backward(
@@ -295,6 +323,7 @@ impl Backend for Reference {
                 vectors.product_gradient(row, width, (i, j), g, vectors_gradient);
             });
         }
+        vectors_gradient.round(rows);
     }
 
     fn cross_forward(
@@ -311,6 +340,7 @@ impl Backend for Reference {
                     first.at(row, column) * product.at(row, column) + input.at(row, column);
             }
         }
+        output.round(rows);
     }
 
     fn cross_backward(
@@ -329,6 +359,8 @@ impl Backend for Reference {
                 *first_gradient.at_mut(row, column) += g * product.at(row, column);
             }
         }
+        product_gradient.round(rows);
+        first_gradient.round(rows);
     }
 
     fn dot_forward(&self, rows: usize, vectors: &ReferenceMatrix, width: usize, out: &mut ReferenceMatrix) {
@@ -342,6 +374,7 @@ impl Backend for Reference {
                 *out.at_mut(row, place) = vectors.product(row, width, i, j);
             });
         }
+        out.round(rows);
     }
 
     fn dot_backward(
@@ -363,6 +396,7 @@ impl Backend for Reference {
                 vectors.product_gradient(row, width, (i, j), g, vectors_gradient);
             });
         }
+        vectors_gradient.round(rows);
     }
 
     fn mixture_forward(
@@ -375,6 +409,8 @@ impl Backend for Reference {
         output: &mut ReferenceMatrix,
     ) {
         mixture::forward(rows, shape, logits, experts, gates, output);
+        gates.round(rows);
+        output.round(rows);
     }
 
     fn mixture_backward(
@@ -389,6 +425,8 @@ impl Backend for Reference {
     ) {
         let saved = (gates, experts);
         mixture::backward(rows, shape, saved, output_gradient, logits_gradient, experts_gradient);
+        logits_gradient.round(rows);
+        experts_gradient.round(rows);
     }
 
     fn copy_columns(
@@ -403,15 +441,17 @@ impl Backend for Reference {
                 *to.at_mut(row, to_first + column) = from.at(row, first + column);
             }
         }
+        to.round(rows);
     }
 
     fn copy_rows(&self, rows: usize, from: &ReferenceMatrix, to: &mut ReferenceMatrix, first: usize) {
         let columns = from.columns;
         to.values[first * columns..][..rows * columns].copy_from_slice(&from.values[..rows * columns]);
+        to.round(first + rows);
     }
 
     fn dropout(&self, rows: Range<usize>, keep: f64, key: u64, matrix: &mut ReferenceMatrix) {
-        for (place, row) in rows.enumerate() {
+        for (place, row) in rows.clone().enumerate() {
             for column in 0..matrix.columns {
                 let counter = [row, column / 64 * 16 + column % 16, 0, 0].map(|word| [word as u32]);
                 let [word] = philox(key, counter)[column / 16 % 4];
@@ -419,6 +459,7 @@ impl Backend for Reference {
                 *matrix.at_mut(place, column) *= if is_kept { 1.0 / keep } else { 0.0 };
             }
         }
+        matrix.round(rows.len());
     }
 
     fn moments(
@@ -468,6 +509,7 @@ impl Backend for Reference {
                 *to.at_mut(row, column) += from.at(row, column);
             }
         }
+        to.round(rows);
     }
 
     fn clear(&self, rows: usize, matrix: &mut ReferenceMatrix) {
@@ -495,7 +537,7 @@ impl Backend for Reference {
             of_class * f64::from(batch.weights()[row])
         };
         let weight_of_all: f64 = (0..batch.rows()).map(weight).sum();
-        for (place, row) in rows.enumerate() {
+        for (place, row) in rows.clone().enumerate() {
             let (logit, label) = (logits.at(place, of_label), f64::from(labels[row]));
             let (of_row, by_logit) = match task.loss {
                 Loss::BinaryCrossEntropy { smoothing, .. } => {
@@ -510,6 +552,13 @@ impl Backend for Reference {
             *gradient.at_mut(place, of_label) =
                 if weight_of_all > 0.0 { task.weight * weight(row) * by_logit / weight_of_all } else { 0.0 };
         }
+        gradient.round(rows.len());
+    }
+
+    fn multiply(&self, rows: usize, factor: &ReferenceMatrix, matrix: &mut ReferenceMatrix) {
+        let columns = matrix.columns;
+        matrix.values[..rows * columns].iter_mut().for_each(|number| *number *= factor.at(0, 0));
+        matrix.round(rows);
     }
 
     fn sigmoid(&self, rows: usize, logits: &ReferenceMatrix, out: &mut ReferenceMatrix) {
@@ -518,6 +567,7 @@ impl Backend for Reference {
                 *out.at_mut(row, column) = sigmoid(logits.at(row, column));
             }
         }
+        out.round(rows);
     }
 
     fn squares(&self, gradient: &ReferenceMatrix, sum: &mut ReferenceMatrix) {
@@ -538,7 +588,25 @@ impl Backend for Reference {
 
     fn clip_scale(&self, maximum: f64, squares: &ReferenceMatrix, scale: &mut ReferenceMatrix) {
         let norm = squares.at(0, 0).sqrt();
-        *scale.at_mut(0, 0) = if norm <= maximum { 1.0 } else { maximum / norm };
+        *scale.at_mut(0, 0) = match norm {
+            _ if !norm.is_finite() => f64::NAN,
+            _ if norm <= maximum => 1.0,
+            _ => maximum / norm,
+        };
+    }
+
+    fn unscale(
+        &self,
+        rule: &LossScaling,
+        maximum: Option<f64>,
+        squares: &ReferenceMatrix,
+        state: &mut ReferenceMatrix,
+        scale: &mut ReferenceMatrix,
+    ) {
+        let before = std::array::from_fn(|number| state.at(0, number));
+        let (by, after) = rule.unscale(maximum, squares.at(0, 0), before, |number| number);
+        *scale.at_mut(0, 0) = by;
+        state.values.copy_from_slice(&after);
     }
 
     fn step(
@@ -549,6 +617,9 @@ impl Backend for Reference {
         states: &mut [ReferenceMatrix],
         gradient: &ReferenceMatrix,
     ) {
+        if scale.at(0, 0) == 0.0 {
+            return;
+        }
         for (item, (&g, w)) in gradient.values.iter().zip(&mut weights.values).enumerate() {
             let state = states.iter_mut().map(|state| &mut state.values[item]);
             step_one(&update.formula, w, state, shaped(update, scale.at(0, 0), g, *w));
@@ -562,6 +633,9 @@ impl Backend for Reference {
         gradients: &RowGradients<'_, Self>,
         tables: &mut [ReferenceTable],
     ) {
+        if scale.at(0, 0) == 0.0 {
+            return;
+        }
         let widths: Vec<usize> = tables.iter().map(|table| table.shape.width).collect();
         for_each_touched(gradients, &widths, |table, id, g| {
             let table = &mut tables[table];
@@ -580,6 +654,11 @@ fn for_each_pair(count: usize, mut visit: impl FnMut(usize, usize)) {
             visit(i, j);
         }
     }
+}
+
+/// `max(x, 0)` that keeps a NaN.
+fn relu(x: f64) -> f64 {
+    if x < 0.0 { 0.0 } else { x }
 }
 
 fn sigmoid(x: f64) -> f64 {
