@@ -31,8 +31,8 @@ use millstream_trainer::init::Init;
 use millstream_trainer::model::Model;
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{
-    DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling,
-    Precision, TrainingSpec, WideDeepSpec, WideSpec,
+    DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingInit, EmbeddingSpec, HiddenLayerSpec, ModelSpec,
+    OptimizerSpec, Pooling, Precision, TrainingSpec, WideDeepSpec, WideSpec,
 };
 use serde_json::json;
 
@@ -333,7 +333,9 @@ fn spec(options: &Options) -> ModelSpec {
             wide: WideSpec { features: categorical().collect(), optimizer: ADAGRAD },
             deep: DeepSpec {
                 features,
-                embedding_dim: options.dim,
+                embedding_dim: options.dim.into(),
+                embedding_init: EmbeddingInit::default(),
+                embeddings: Vec::new(),
                 embedding_optimizer: None,
                 hidden: HIDDEN.to_vec(),
                 hidden_layer: HiddenLayerSpec::default(),
@@ -343,7 +345,13 @@ fn spec(options: &Options) -> ModelSpec {
         }),
         Kind::Dlrm => ModelSpec::Dlrm(DlrmSpec {
             features,
-            embedding: EmbeddingSpec { dim: options.dim, pooling: Pooling::Mean, optimizer: ADAGRAD },
+            embedding: EmbeddingSpec {
+                dim: options.dim.into(),
+                pooling: Pooling::Mean,
+                init: EmbeddingInit::default(),
+                tables: Vec::new(),
+                optimizer: ADAGRAD,
+            },
             bottom: vec![BOTTOM],
             interaction: DlrmInteraction::Dot,
             top: HIDDEN.to_vec(),

@@ -136,18 +136,20 @@ const COLUMNS: [IdColumn; 3] = [IdColumn::Single(0), IdColumn::Ragged(0), IdColu
 const CARDINALITIES: [usize; 3] = [4, 5, 3];
 
 fn tables(width: usize, pooling: Pool) -> Tables<Reference> {
-    let table = |number: usize| {
-        let (name, rows) = (format!("table {number}"), CARDINALITIES[number]);
-        let spec = ParameterSpec::matrix(name, (rows, width), Init::Zeros, sgd()).unwrap();
-        (Lookup { column: COLUMNS[number], pooling }, spec)
+    let spec = |(number, &rows): (usize, &usize)| {
+        ParameterSpec::matrix(format!("table {number}"), (rows, width), Init::Zeros, sgd()).unwrap()
     };
-    let mut tables = Tables::new(BACKEND, (0..COLUMNS.len()).map(table).collect(), sgd());
+    let specs = CARDINALITIES.iter().enumerate().map(spec).collect();
+    let lookup =
+        |(table, &column): (usize, &IdColumn)| Lookup { column, pooling, table, first: table * width };
+    let lookups = COLUMNS.iter().enumerate().map(lookup).collect();
+    let mut tables = Tables::new(BACKEND, lookups, specs, sgd());
     scatter(&mut tables);
     tables
 }
 
 fn planned() -> <Reference as Device>::RowPlan {
-    let mut plan = BACKEND.row_plan(&schema(), &COLUMNS);
+    let mut plan = BACKEND.row_plan(&schema(), &COLUMNS.map(|column| vec![column]));
     BACKEND.plan_rows(&uploaded(), &mut plan);
     plan
 }
@@ -208,7 +210,7 @@ fn dense_layer() {
 fn mlp() {
     for normalization in [None, Some(Normalization::Layer), Some(Normalization::Batch)] {
         for dropout in [0.0, 0.25] {
-            mlp_with(&HiddenLayerSpec { dropout, normalization });
+            mlp_with(&HiddenLayerSpec { dropout, normalization, ..HiddenLayerSpec::default() });
         }
     }
 }

@@ -145,13 +145,14 @@ pub trait Backend: Device + Sized + Send {
     /// When the batch is not of the schema that `into` was made for; then `into` holds no rows.
     fn upload(&self, batch: BatchRef<'_>, into: &mut Self::Batch) -> Result<(), BatchError>;
 
-    /// Sorts the ids of each of the plan's columns by table row, and rows of equal id by batch row.
+    /// Sorts the ids of each of the plan's groups of columns by table row, and those of equal id by column, then by
+    /// batch row.
     fn plan_rows(&self, batch: &Self::Batch, plan: &mut Self::RowPlan);
 
     /// `out[b] = pooled rows of every table, then dense columns`, side by side, of rows `rows` of the batch.
     ///
-    /// The first of them is row 0 of `out`. `lookups[i]` is looked up in `tables[i]`; `out` is `[B, first_column + sum of W + dense.len()]`, and its
-    /// columns before `first_column` stay as they are.
+    /// The first of them is row 0 of `out`. `out` is `[B, first_column + W of each lookup + dense.len()]`; its columns
+    /// before `first_column` stay as they are, and what a lookup gives begins [`Lookup::first`] columns behind.
     #[allow(clippy::too_many_arguments, reason = "one fused operation over every table of a model")]
     fn gather(
         &self,
@@ -441,8 +442,8 @@ pub trait Backend: Device + Sized + Send {
 
     /// One optimizer step on those rows of each table that a batch touches.
     ///
-    /// A row's gradient is summed over the batch in the order of the batch's rows, then applied once. Combining and
-    /// stepping are one operation so that the combined gradients never go through memory.
+    /// A row's gradient is summed over the batch in the order of the table's lookups and the batch's rows, then applied
+    /// once. Combining and stepping are one operation so that the combined gradients never go through memory.
     fn step_rows(
         &self,
         update: &Update,
@@ -456,9 +457,9 @@ pub trait Backend: Device + Sized + Send {
 pub struct RowGradients<'a, D: Device> {
     /// The batch.
     pub batch: &'a D::Batch,
-    /// What it touches, at least in the columns of `lookups`.
+    /// What it touches, at least in the columns of each table's lookups, which are a group of it.
     pub plan: &'a D::RowPlan,
-    /// What is looked up in each table.
+    /// What is looked up in the tables.
     pub lookups: &'a [Lookup],
     /// By what each row of the batch looked up: by the output of [`Backend::gather`], or of
     /// [`Backend::linear_forward`].
@@ -470,11 +471,21 @@ pub struct RowGradients<'a, D: Device> {
 /// Which columns of a gradient belong to a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradientColumns {
-    /// Tables side by side, in order.
+    /// Each lookup its own, from [`Lookup::first`] on.
     Apart {
-        /// Columns before the first table's.
+        /// Columns before all of these.
         first: usize,
     },
-    /// Every table the same, from the first on.
+    /// Every lookup the same, from the first on.
     Shared,
+}
+
+impl GradientColumns {
+    /// The first column that is of `lookup`.
+    pub(crate) fn first_of(self, lookup: &Lookup) -> usize {
+        match self {
+            Self::Apart { first } => first + lookup.first,
+            Self::Shared => 0,
+        }
+    }
 }

@@ -74,6 +74,25 @@ pub struct Lookup {
     pub column: IdColumn,
     /// What becomes of several ids in a row.
     pub pooling: Pooling,
+    /// The table's number. Several columns may be looked up in one; all lookups are in the order of their tables, of
+    /// which each has one at least.
+    pub table: usize,
+    /// Columns before its own, of those that all lookups give.
+    pub first: usize,
+}
+
+impl Lookup {
+    /// Those in table `number`.
+    pub(crate) fn of_table(all: &[Self], number: usize) -> &[Self] {
+        let first = all.partition_point(|lookup| lookup.table < number);
+        let count = all[first..].partition_point(|lookup| lookup.table == number);
+        &all[first..first + count]
+    }
+
+    /// Columns that all give, from tables of these widths.
+    pub(crate) fn widths(all: &[Self], width: impl Fn(usize) -> usize) -> usize {
+        all.iter().map(|lookup| width(lookup.table)).sum()
+    }
 }
 
 /// The size of a table.
@@ -152,6 +171,7 @@ pub trait Device {
     fn table(&self, shape: TableShape) -> Self::Table;
     /// Room for a batch of `schema`.
     fn batch(&self, schema: &BatchSchema) -> Self::Batch;
-    /// Room for the plan of any batch of `schema` over `columns`, each once.
-    fn row_plan(&self, schema: &BatchSchema, columns: &[IdColumn]) -> Self::RowPlan;
+    /// Room for the plan of any batch of `schema` over `groups` of columns, each once: a group is what is looked up in
+    /// one table, in the order of its lookups.
+    fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self::RowPlan;
 }

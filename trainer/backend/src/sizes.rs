@@ -46,7 +46,7 @@ impl Device for Sizes {
         self.add(Cpu::batch_bytes(schema));
     }
 
-    fn row_plan(&self, schema: &BatchSchema, columns: &[IdColumn]) {
-        self.add(Cpu::row_plan_bytes(schema, columns));
+    fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) {
+        self.add(Cpu::row_plan_bytes(schema, groups));
     }
 }

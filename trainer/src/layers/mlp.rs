@@ -5,7 +5,7 @@
 
 use millstream_backend::{Activation, Backend, Device};
 
-use crate::init::key_of;
+use crate::init::{Init, key_of};
 use crate::layers::dense::Dense;
 use crate::layers::normalization::{Normalization, SavedMoments};
 use crate::learner::Learner;
@@ -129,11 +129,12 @@ impl<D: Device> HiddenLayer<D> {
         spec: &HiddenLayerSpec,
         optimizer: Optimizer,
     ) -> Result<Self, TooLarge> {
-        let dense = match spec.normalization {
+        let mut dense = match spec.normalization {
             None => Dense::new(device, name, shape, Activation::Relu, optimizer)?,
             // A bias would be normalised away, or be another shift.
             Some(_) => Dense::without_bias(device, name, shape, Activation::Identity, optimizer)?,
         };
+        dense.weights.spec.init = Init::layer(spec.init, shape.0, shape.1);
         let normalization = spec.normalization.map(|kind| {
             let name = format!("{name}.normalization");
             Normalization::new(device, &name, shape.1, kind, optimizer)

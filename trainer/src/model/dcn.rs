@@ -18,6 +18,7 @@ use crate::layers::{
 use crate::learner::Learner;
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
+use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
@@ -62,8 +63,7 @@ struct Work<D: Device> {
 impl<D: Device> Dcn<D> {
     pub(super) fn new(builder: &mut Builder<'_, D>, spec: &DcnSpec) -> Result<Self, ModelError> {
         let features = builder.some_features("model.features", &spec.features)?;
-        let keys = ("model.embedding_dim", "model.embedding_optimizer");
-        let embedding = builder.embedding("", keys, &spec.embedding, features)?;
+        let embedding = builder.embedding("", EmbeddingKeys::MODEL, &spec.embedding, features)?;
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
         let (room, width, device) = (builder.room(), embedding.outputs(), builder.device);
         let cross = builder.cross(width, &spec.cross, optimizer)?;

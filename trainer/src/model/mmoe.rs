@@ -18,6 +18,7 @@ use crate::layers::{Dense, Embedding, Mlp, MlpActivations, MlpGradients};
 use crate::learner::Learner;
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
+use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::optimizer::Optimizer;
@@ -77,8 +78,7 @@ struct Work<D: Device> {
 impl<D: Device> Mmoe<D> {
     pub(super) fn new(builder: &mut Builder<'_, D>, spec: &MmoeSpec) -> Result<Self, ModelError> {
         let features = builder.some_features("model.features", &spec.features)?;
-        let keys = ("model.embedding_dim", "model.embedding_optimizer");
-        let embedding = builder.embedding("", keys, &spec.embedding, features)?;
+        let embedding = builder.embedding("", EmbeddingKeys::MODEL, &spec.embedding, features)?;
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
         let experts = experts(builder, embedding.outputs(), spec, optimizer)?;
         let [first, ..] = experts.as_slice() else {

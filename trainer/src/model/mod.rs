@@ -9,6 +9,7 @@ mod dcn;
 mod deep;
 mod deepfm;
 mod dlrm;
+pub(crate) mod embeddings;
 mod error;
 pub(crate) mod features;
 mod linear;

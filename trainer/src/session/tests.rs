@@ -15,8 +15,8 @@ use super::*;
 use crate::checkpoint::{Carried, CheckpointStore, MANIFEST, MODEL_PART, OPTIMIZER_PART, OnDamage, Writer};
 use crate::metrics::{Accumulator, Metric, Scored};
 use crate::spec::{
-    DeepSpec, EmbeddingSpec, HiddenLayerSpec, LinearSpec, LossSpec, MmoeSpec, OptimizerSpec, Pooling,
-    Prediction, TaskSpec, WideDeepSpec, WideSpec,
+    DeepSpec, EmbeddingDim, EmbeddingInit, EmbeddingSpec, HiddenLayerSpec, LinearSpec, LossSpec, MmoeSpec,
+    OptimizerSpec, Pooling, Prediction, TaskSpec, WideDeepSpec, WideSpec,
 };
 
 const KEEP: u32 = 2;
@@ -59,7 +59,9 @@ fn wide_deep() -> WideDeepSpec {
         wide: WideSpec { features: features(&["a", "b", "c"]), optimizer: ftrl },
         deep: DeepSpec {
             features: features(&["x", "y", "a", "c"]),
-            embedding_dim: 4,
+            embedding_dim: 4.into(),
+            embedding_init: EmbeddingInit::default(),
+            embeddings: Vec::new(),
             embedding_optimizer: None,
             hidden: vec![8, 4],
             hidden_layer: HiddenLayerSpec::default(),
@@ -424,7 +426,8 @@ fn several_labels_go_through_checkpoints_and_are_evaluated_apart() {
     let directory = tempfile::tempdir().unwrap();
     let labels = vec!["bought".to_owned(), "price".to_owned()];
     let schema = BatchSchema { labels, ..schema(ROWS) };
-    let embedding = EmbeddingSpec { dim: 3, pooling: Pooling::Mean, optimizer: SGD };
+    let (dim, init, tables) = (EmbeddingDim::Columns(3), EmbeddingInit::default(), Vec::new());
+    let embedding = EmbeddingSpec { dim, pooling: Pooling::Mean, init, optimizer: SGD, tables };
     let model = ModelSpec::Mmoe(MmoeSpec {
         features: ["a", "x", "y"].map(str::to_owned).to_vec(),
         embedding,

@@ -1,5 +1,6 @@
 //! What a job asks of training, resolved.
 
+mod embedding;
 mod loss;
 mod model;
 mod optimizer;
@@ -8,11 +9,11 @@ mod schedule;
 
 use serde::{Deserialize, Serialize};
 
+pub use embedding::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, Pooling, TableSpec};
 pub use loss::{LossSpec, Prediction, TaskSpec};
 pub use model::{
-    CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec,
-    HiddenLayerSpec, LinearSpec, MlpSpec, MmoeSpec, ModelSpec, Normalization, Pooling, WideDeepSpec,
-    WideSpec,
+    CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, HiddenLayerSpec,
+    LayerInit, LinearSpec, MlpSpec, MmoeSpec, ModelSpec, Normalization, WideDeepSpec, WideSpec,
 };
 pub use optimizer::{AdamSpec, OptimizerSpec};
 pub use precision::{LossScaleSpec, Precision};
@@ -60,4 +61,9 @@ pub struct ClipSpec {
     pub norm: Option<f32>,
     /// The most that a number of a gradient may be, either way, after that: it is cut to it.
     pub value: Option<f32>,
+}
+
+/// What is not told, so that what a job did not ask for does not change what is known of it.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }

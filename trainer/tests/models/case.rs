@@ -54,13 +54,14 @@ struct GoldenBatch {
     dense: Vec<f32>,
     colour: Vec<u32>,
     shape: Vec<u32>,
+    hue: Vec<u32>,
     offsets: Vec<u32>,
     tags: Vec<u32>,
 }
 
 pub(crate) fn golden() -> Golden {
     let golden: Golden = serde_json::from_str(include_str!("../golden/models.json")).expect("a golden file");
-    assert!(golden.cases.len() >= 37, "every kind of model and optimizer");
+    assert!(golden.cases.len() >= 44, "every kind of model and optimizer");
     golden
 }
 
@@ -150,6 +151,7 @@ impl Golden {
         sections.dense[..2 * rows].copy_from_slice(&batch.dense);
         sections.ids[..rows].copy_from_slice(&batch.colour);
         sections.ids[stride..stride + rows].copy_from_slice(&batch.shape);
+        sections.ids[2 * stride..2 * stride + rows].copy_from_slice(&batch.hue);
         sections.ragged[0].0[..=rows].copy_from_slice(&batch.offsets);
         sections.ragged[0].1[..batch.tags.len()].copy_from_slice(&batch.tags);
         buffer

@@ -1,12 +1,13 @@
 //! The `[model]` of a job file.
 
+pub(super) mod embedding;
 mod optimizer;
 
 use std::collections::HashSet;
 
 use millstream_trainer::spec::{
     CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec,
-    HiddenLayerSpec, LinearSpec, MlpSpec, MmoeSpec, ModelSpec, Normalization, OptimizerSpec, Pooling,
+    HiddenLayerSpec, LayerInit, LinearSpec, MlpSpec, MmoeSpec, ModelSpec, Normalization, OptimizerSpec,
     WideDeepSpec, WideSpec,
 };
 
@@ -36,11 +37,15 @@ const KINDS: [(&str, Kind); 7] = [
     ("mmoe", Kind::Mmoe),
 ];
 
-const POOLING: [(&str, Pooling); 3] =
-    [("sum", Pooling::Sum), ("mean", Pooling::Mean), ("sqrtn", Pooling::SqrtN)];
-
 const NORMALIZATIONS: [(&str, Normalization); 2] =
     [("layer", Normalization::Layer), ("batch", Normalization::Batch)];
+
+const LAYER_INITS: [(&str, LayerInit); 4] = [
+    ("glorot_uniform", LayerInit::GlorotUniform),
+    ("glorot_normal", LayerInit::GlorotNormal),
+    ("he_uniform", LayerInit::HeUniform),
+    ("he_normal", LayerInit::HeNormal),
+];
 
 const STRUCTURES: [(&str, DcnStructure); 2] =
     [("stacked", DcnStructure::Stacked), ("parallel", DcnStructure::Parallel)];
@@ -81,7 +86,7 @@ fn read_mlp(model: &mut Section<'_>, features: &[&str]) -> MlpSpec {
     let features = read_features(model, features);
     let hidden = read_widths(model, "hidden", &[100, 50]);
     let hidden_layer = read_hidden_layer(model);
-    let (embedding, optimizer) = read_optimizers(model);
+    let (embedding, optimizer) = read_optimizers(model, &features);
     MlpSpec { features, embedding, hidden, hidden_layer, optimizer }
 }
 
@@ -105,7 +110,7 @@ fn read_dlrm(model: &mut Section<'_>, features: &[&str]) -> DlrmSpec {
         Cross,
     }
     let features = read_features(model, features);
-    let (embedding, optimizer) = read_optimizers(model);
+    let (embedding, optimizer) = read_optimizers(model, &features);
     let interaction = match model.choice("interaction", &[("dot", Kind::Dot), ("cross", Kind::Cross)]) {
         Some(Kind::Cross) => DlrmInteraction::Cross(read_cross(model)),
         Some(Kind::Dot) | None => {
@@ -132,7 +137,7 @@ fn read_mmoe(model: &mut Section<'_>, features: &[&str]) -> MmoeSpec {
     }
     let tower = read_widths(model, "tower", &[32]);
     let hidden_layer = read_hidden_layer(model);
-    let (embedding, optimizer) = read_optimizers(model);
+    let (embedding, optimizer) = read_optimizers(model, &features);
     MmoeSpec { features, embedding, experts, expert, tower, hidden_layer, optimizer }
 }
 
@@ -157,38 +162,37 @@ fn read_deep(mut deep: Section<'_>, features: &[&str]) -> DeepSpec {
     let title = "[model.deep.embedding_optimizer]";
     let layers = optimizer::read(&mut deep, "optimizer", "[model.deep.optimizer]", Trains::Layers, ADAGRAD);
     let embeddings = optimizer::read(&mut deep, "embedding_optimizer", title, Trains::Embeddings, layers);
+    let features = read_features(&mut deep, features);
+    let EmbeddingSpec { dim, pooling, init, tables, optimizer: _ } =
+        embedding::read(&mut deep, "[model.deep.embeddings]", &features, embeddings);
     let spec = DeepSpec {
-        features: read_features(&mut deep, features),
-        embedding_dim: read_dim(&mut deep),
+        features,
+        embedding_dim: dim,
+        embedding_init: init,
         hidden: read_widths(&mut deep, "hidden", &[100, 50]),
         hidden_layer: read_hidden_layer(&mut deep),
-        pooling: read_pooling(&mut deep),
+        pooling,
         optimizer: layers,
         embedding_optimizer: (embeddings != layers).then_some(embeddings),
+        embeddings: tables,
     };
     deep.finish();
     spec
 }
 
 /// What trains the layers; and the embeddings, which that trains too unless they have another.
-fn read_optimizers(model: &mut Section<'_>) -> (EmbeddingSpec, OptimizerSpec) {
+fn read_optimizers(model: &mut Section<'_>, features: &[String]) -> (EmbeddingSpec, OptimizerSpec) {
     let layers = optimizer::read(model, "optimizer", "[model.optimizer]", Trains::Layers, ADAGRAD);
     let title = "[model.embedding_optimizer]";
     let optimizer = optimizer::read(model, "embedding_optimizer", title, Trains::Embeddings, layers);
-    (EmbeddingSpec { dim: read_dim(model), pooling: read_pooling(model), optimizer }, layers)
-}
-
-fn read_dim(part: &mut Section<'_>) -> u32 {
-    part.whole_u32("embedding_dim", 1..=65_536).unwrap_or(8)
-}
-
-fn read_pooling(part: &mut Section<'_>) -> Pooling {
-    part.choice("pooling", &POOLING).unwrap_or(Pooling::Mean)
+    (embedding::read(model, "[model.embeddings]", features, optimizer), layers)
 }
 
 fn read_hidden_layer(part: &mut Section<'_>) -> HiddenLayerSpec {
     let dropout = part.fraction("dropout").unwrap_or(0.0);
-    HiddenLayerSpec { dropout, normalization: part.choice("normalization", &NORMALIZATIONS) }
+    let normalization = part.choice("normalization", &NORMALIZATIONS);
+    let init = part.choice("hidden_init", &LAYER_INITS).unwrap_or_default();
+    HiddenLayerSpec { dropout, normalization, init }
 }
 
 fn read_cross(model: &mut Section<'_>) -> CrossSpec {

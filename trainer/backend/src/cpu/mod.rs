@@ -101,9 +101,9 @@ impl Cpu {
         HostBatch::bytes(schema)
     }
 
-    /// Bytes that a plan over `columns` takes.
-    pub fn row_plan_bytes(schema: &BatchSchema, columns: &[IdColumn]) -> u64 {
-        CpuRowPlan::bytes(schema, columns)
+    /// Bytes that a plan over `groups` of columns takes.
+    pub fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64 {
+        CpuRowPlan::bytes(schema, groups)
     }
 
     /// Runs `kernel` for each of `0..tasks` on all threads, compiled for the machine's vectors.
@@ -151,8 +151,8 @@ impl Device for Cpu {
         HostBatch::new(schema)
     }
 
-    fn row_plan(&self, schema: &BatchSchema, columns: &[IdColumn]) -> CpuRowPlan {
-        CpuRowPlan::new(schema, columns)
+    fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> CpuRowPlan {
+        CpuRowPlan::new(schema, groups)
     }
 }
 

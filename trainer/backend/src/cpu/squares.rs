@@ -33,10 +33,9 @@ pub(crate) fn row_squares(
     tables: &[CpuTable],
     sum: &mut CpuMatrix,
 ) {
-    assert_eq!(gradients.lookups.len(), tables.len(), "a lookup a table");
     let each = tasks_each(gradients);
     add_all(cpu, sum, tables.len() * each, |task| {
-        let runs = Runs::new(gradients, task / each, task % each, |table| tables[table].shape().width);
+        let runs = Runs::new(gradients, task / each, task % each, tables[task / each].shape().width);
         let mut lanes = [0.0_f32; STRIP];
         for number in 0..runs.len() {
             runs.fetch_ahead(number);

@@ -36,10 +36,13 @@ pub struct ReferenceMatrix {
     values: Vec<f64>,
 }
 
-/// For each column, for each id in it, the batch rows that hold it (one as often as it does).
+/// For each group of columns, for each id in it, the columns and batch rows that hold it (one as often as it does).
 pub struct ReferencePlan {
-    columns: Vec<(IdColumn, BTreeMap<usize, Vec<usize>>)>,
+    groups: Vec<(Vec<IdColumn>, Touched)>,
 }
+
+/// By id: the number of the column in its group, and the row.
+type Touched = BTreeMap<usize, Vec<(usize, usize)>>;
 
 impl ReferenceMatrix {
     fn at(&self, row: usize, column: usize) -> f64 {
@@ -107,8 +110,8 @@ impl Device for Reference {
         HostBatch::new(schema)
     }
 
-    fn row_plan(&self, _schema: &BatchSchema, columns: &[IdColumn]) -> ReferencePlan {
-        ReferencePlan { columns: columns.iter().map(|&column| (column, BTreeMap::new())).collect() }
+    fn row_plan(&self, _schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> ReferencePlan {
+        ReferencePlan { groups: groups.iter().map(|columns| (columns.clone(), Touched::new())).collect() }
     }
 }
 
@@ -135,11 +138,13 @@ impl Backend for Reference {
     }
 
     fn plan_rows(&self, batch: &HostBatch, plan: &mut ReferencePlan) {
-        for (column, touched) in &mut plan.columns {
+        for (columns, touched) in &mut plan.groups {
             touched.clear();
-            for row in 0..batch.rows() {
-                for &id in batch.ids(*column).row(row) {
-                    touched.entry(id as usize).or_default().push(row);
+            for (number, &column) in columns.iter().enumerate() {
+                for row in 0..batch.rows() {
+                    for &id in batch.ids(column).row(row) {
+                        touched.entry(id as usize).or_default().push((number, row));
+                    }
                 }
             }
         }
@@ -156,17 +161,17 @@ impl Backend for Reference {
         first_column: usize,
     ) {
         for (out_row, row) in rows.clone().enumerate() {
-            let mut offset = first_column;
-            for (lookup, table) in lookups.iter().zip(tables) {
-                let ids = batch.ids(lookup.column).row(row);
+            for lookup in lookups {
+                let (ids, table) = (batch.ids(lookup.column).row(row), &tables[lookup.table]);
                 for column in 0..table.shape.width {
                     let sum: f64 = ids.iter().map(|&id| table.row(id)[column]).sum();
-                    *out.at_mut(out_row, offset + column) = sum * lookup.pooling.factor(ids.len());
+                    *out.at_mut(out_row, first_column + lookup.first + column) =
+                        sum * lookup.pooling.factor(ids.len());
                 }
-                offset += table.shape.width;
             }
+            let first_dense = first_column + Lookup::widths(lookups, |table| tables[table].shape.width);
             for (column, &source) in dense.iter().enumerate() {
-                *out.at_mut(out_row, offset + column) = f64::from(batch.dense(row)[source]);
+                *out.at_mut(out_row, first_dense + column) = f64::from(batch.dense(row)[source]);
             }
         }
         out.round(rows.len());
@@ -185,9 +190,9 @@ impl Backend for Reference {
     ) {
         for (out_row, row) in rows.clone().enumerate() {
             let mut sum = bias.at(0, 0);
-            for (lookup, table) in lookups.iter().zip(tables) {
+            for lookup in lookups {
                 let ids = batch.ids(lookup.column).row(row);
-                let pooled: f64 = ids.iter().map(|&id| table.row(id)[0]).sum();
+                let pooled: f64 = ids.iter().map(|&id| tables[lookup.table].row(id)[0]).sum();
                 sum += pooled * lookup.pooling.factor(ids.len());
             }
             for (column, &source) in dense.iter().enumerate() {

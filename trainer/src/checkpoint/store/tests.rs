@@ -16,8 +16,8 @@ use crate::loss::LossSum;
 use crate::metrics::{Measured, Metric, Metrics};
 use crate::session::{Evaluated, Standing};
 use crate::spec::{
-    DeepSpec, HiddenLayerSpec, LossSpec, ModelSpec, OptimizerSpec, Pooling, Precision, TaskSpec,
-    WideDeepSpec, WideSpec,
+    DeepSpec, EmbeddingInit, HiddenLayerSpec, LossSpec, ModelSpec, OptimizerSpec, Pooling, Precision,
+    TaskSpec, WideDeepSpec, WideSpec,
 };
 
 const OPTIMIZER: OptimizerSpec =
@@ -27,7 +27,9 @@ fn snapshot(step: u64) -> Snapshot {
     let wide = WideSpec { features: vec!["a".into()], optimizer: OPTIMIZER };
     let deep = DeepSpec {
         features: vec!["a".into(), "b".into()],
-        embedding_dim: 8,
+        embedding_dim: 8.into(),
+        embedding_init: EmbeddingInit::default(),
+        embeddings: Vec::new(),
         embedding_optimizer: None,
         hidden: vec![16, 4],
         hidden_layer: HiddenLayerSpec::default(),

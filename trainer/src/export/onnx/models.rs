@@ -7,11 +7,12 @@ use millstream_backend::Activation;
 use super::graph::{Attribute, Value};
 use super::layers::Net;
 use crate::export::ExportError;
+use crate::model::embeddings::EmbeddingKeys;
 use crate::model::features::Features;
 use crate::model::mmoe::tower_name;
 use crate::spec::{
-    DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, LinearSpec,
-    MlpSpec, MmoeSpec, ModelSpec, Pooling, WideDeepSpec, WideSpec,
+    DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, LinearSpec, MlpSpec, MmoeSpec,
+    ModelSpec, WideDeepSpec, WideSpec,
 };
 
 const FEATURES: &str = "model.features";
@@ -40,7 +41,7 @@ impl Net<'_> {
     fn mlp_model(&mut self, spec: &MlpSpec) -> Result<Value, ExportError> {
         let MlpSpec { features, embedding, hidden, hidden_layer, optimizer: _ } = spec;
         let features = self.features(FEATURES, features)?;
-        let embeddings = self.embeddings("", &features, pooling(embedding))?;
+        let embeddings = self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)
     }
@@ -50,17 +51,20 @@ impl Net<'_> {
         let WideSpec { features, optimizer: _ } = wide;
         let features = self.features("model.wide.features", features)?;
         let wide = self.linear("wide", &features)?;
+        let embedding = deep.embedding();
         let DeepSpec {
             features,
-            embedding_dim: _,
             hidden,
             hidden_layer,
-            pooling,
+            embedding_dim: _,
+            embedding_init: _,
+            pooling: _,
             optimizer: _,
             embedding_optimizer: _,
+            embeddings: _,
         } = deep;
         let features = self.features("model.deep.features", features)?;
-        let embeddings = self.embeddings("deep.", &features, *pooling)?;
+        let embeddings = self.embeddings("deep.", EmbeddingKeys::DEEP, &features, &embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         let deep = self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)?;
         Ok(self.graph.node("Add", &[&deep, &wide], "wide_and_deep"))
@@ -71,7 +75,7 @@ impl Net<'_> {
             spec;
         let features = self.features(FEATURES, features)?;
         let first_order = self.linear("linear", &features)?;
-        let embeddings = self.embeddings("", &features, pooling(embedding))?;
+        let embeddings = self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?;
         let second_order = self.pairs_summed(&embeddings, "second_order");
         let input = self.beside_numbers(&embeddings, &features);
         let deep = self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)?;
@@ -81,7 +85,7 @@ impl Net<'_> {
     fn dcn(&mut self, spec: &DcnSpec) -> Result<Value, ExportError> {
         let DcnSpec { features, embedding, cross, structure, hidden, hidden_layer, optimizer: _ } = spec;
         let features = self.features(FEATURES, features)?;
-        let embeddings = self.embeddings("", &features, pooling(embedding))?;
+        let embeddings = self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         let crossed = self.cross(&input, cross)?;
         match structure {
@@ -100,7 +104,7 @@ impl Net<'_> {
         let numbers = self.beside_numbers(&[], &features);
         let bottom = self.mlp("bottom", &numbers, (bottom, hidden_layer), Activation::Relu)?;
         let mut vectors = vec![bottom.clone()];
-        vectors.extend(self.embeddings("", &features, pooling(embedding))?);
+        vectors.extend(self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?);
         let met = match interaction {
             DlrmInteraction::Dot => {
                 let pairs = self.pairs(&vectors, "pairs");
@@ -118,7 +122,7 @@ impl Net<'_> {
     fn mmoe(&mut self, spec: &MmoeSpec) -> Result<Vec<Value>, ExportError> {
         let MmoeSpec { features, embedding, experts, expert, tower, hidden_layer, optimizer: _ } = spec;
         let features = self.features(FEATURES, features)?;
-        let embeddings = self.embeddings("", &features, pooling(embedding))?;
+        let embeddings = self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         let hidden = expert.split_last().map_or(expert.as_slice(), |(_, hidden)| hidden);
         let given = (0..*experts).map(|number| {
@@ -155,9 +159,4 @@ impl Net<'_> {
         let parts: Vec<&Value> = embeddings.iter().chain(&numbers).collect();
         self.graph.beside(&parts, "input")
     }
-}
-
-fn pooling(embedding: &EmbeddingSpec) -> Pooling {
-    let EmbeddingSpec { dim: _, pooling, optimizer: _ } = embedding;
-    *pooling
 }
