@@ -15,11 +15,12 @@ use anyhow::{Context, Result, anyhow, bail};
 use millstream_pipeline::ingest::Explanation;
 use millstream_pipeline::storage::Stores;
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use crate::config::{Config, StateLocation};
 use crate::job::{Job, JobError};
 use crate::runs;
+pub use crate::scoring::Predictions;
 use crate::scoring::{self, Scorer};
 use crate::state::{
     History, JobRecord, JobSource, JobState, LogLevel, LogRecord, Metrics, Store, StoreError, now_ms,
@@ -282,7 +283,7 @@ impl Daemon {
         target: impl Into<Target>,
         data: Vec<String>,
         base: PathBuf,
-    ) -> Result<Metrics> {
+    ) -> Result<Vec<Metrics>> {
         let checkpoint = self.scored(target.into(), &base).await?;
         self.shared.scorer.evaluate(checkpoint, data, base).await
     }
@@ -297,7 +298,7 @@ impl Daemon {
         target: impl Into<Target>,
         data: Vec<String>,
         base: PathBuf,
-    ) -> Result<mpsc::Receiver<Result<Vec<f32>>>> {
+    ) -> Result<Predictions> {
         let checkpoint = self.scored(target.into(), &base).await?;
         self.shared.scorer.predict(checkpoint, data, base).await
     }

@@ -129,7 +129,7 @@ fn is_finished(directory: &Path, job: &Job) -> Result<bool> {
     let Ok(manifest) = store.manifest(step) else { return Ok(false) };
     let position = Position::decode(&manifest.snapshot.position);
     let ended = position.is_ok_and(|position| position.pass.is_none());
-    Ok(ended || manifest.snapshot.standing.stop(&job.judge()).is_some())
+    Ok(ended || manifest.snapshot.standing.stop(&job.judge(), &job.label.names()).is_some())
 }
 
 fn is_locked(directory: &Path) -> io::Result<bool> {

@@ -49,6 +49,14 @@ pub(crate) struct Scored {
     pub(crate) analysis: Analysis,
 }
 
+/// Scores on their way.
+pub struct Predictions {
+    /// Names of the labels; none of one that has no name.
+    pub labels: Vec<String>,
+    /// Of the next rows in order: those of the first label, then as many of the next. Dropping it ends the work.
+    pub scores: mpsc::Receiver<Result<Vec<f32>>>,
+}
+
 /// Runs scoring workers.
 pub(crate) struct Scorer {
     worker: PathBuf,
@@ -136,7 +144,12 @@ impl Scorer {
     }
 
     /// Metrics of `scored` over `data`, or over its job's held-out data.
-    pub(crate) async fn evaluate(&self, scored: Scored, data: Vec<String>, base: PathBuf) -> Result<Metrics> {
+    pub(crate) async fn evaluate(
+        &self,
+        scored: Scored,
+        data: Vec<String>,
+        base: PathBuf,
+    ) -> Result<Vec<Metrics>> {
         let (reply, metrics) = oneshot::channel();
         self.start(scored, data, base, ToEvaluate { reply, metrics: None }).await?;
         metrics.await.context("the evaluation ended without a word")?
@@ -148,10 +161,11 @@ impl Scorer {
         scored: Scored,
         data: Vec<String>,
         base: PathBuf,
-    ) -> Result<mpsc::Receiver<Result<Vec<f32>>>> {
-        let (scores, receiver) = mpsc::channel(QUEUE);
-        self.start(scored, data, base, ToPredict { scores }).await?;
-        Ok(receiver)
+    ) -> Result<Predictions> {
+        let (sender, scores) = mpsc::channel(QUEUE);
+        let labels = scored.job.label.names();
+        self.start(scored, data, base, ToPredict { scores: sender }).await?;
+        Ok(Predictions { labels, scores })
     }
 
     /// Ends all runs, and lets no further one start.
@@ -269,8 +283,8 @@ impl Run {
 }
 
 struct ToEvaluate {
-    reply: oneshot::Sender<Result<Metrics>>,
-    metrics: Option<Metrics>,
+    reply: oneshot::Sender<Result<Vec<Metrics>>>,
+    metrics: Option<Vec<Metrics>>,
 }
 
 impl Sink for ToEvaluate {

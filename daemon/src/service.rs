@@ -21,8 +21,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use crate::daemon::{Daemon, SubmitError, Target};
+use crate::daemon::{Daemon, Predictions, SubmitError, Target};
 use crate::state::{Evaluation, History, HistoryPoint, JobRecord, JobState, LogRecord, Metrics, StoreError};
+use millstream_trainer::metrics::Measured;
 
 /// Bytes under way between a client and a daemon in one process, in each direction.
 const PIPE_BYTES: usize = 64 << 10;
@@ -129,10 +130,11 @@ impl Control for Service {
         Ok(Response::new(CheckpointReply { path: path_text(&path), step }))
     }
 
-    async fn evaluate(&self, request: Request<ScoreRequest>) -> Reply<proto::Metrics> {
+    async fn evaluate(&self, request: Request<ScoreRequest>) -> Reply<proto::Evaluated> {
         let ScoreRequest { target, data, base, best } = request.into_inner();
         let metrics = self.daemon.evaluate(Target { name: target, best }, data, PathBuf::from(base)).await;
-        Ok(Response::new(metrics_message(&metrics.map_err(|error| failed(&error))?)))
+        let metrics = metrics.map_err(|error| failed(&error))?;
+        Ok(Response::new(proto::Evaluated { metrics: metrics.iter().map(metrics_message).collect() }))
     }
 
     type PredictStream = Replies<Scores>;
@@ -140,12 +142,13 @@ impl Control for Service {
     async fn predict(&self, request: Request<ScoreRequest>) -> Reply<Self::PredictStream> {
         let ScoreRequest { target, data, base, best } = request.into_inner();
         let scores = self.daemon.predict(Target { name: target, best }, data, PathBuf::from(base)).await;
-        let scores = ReceiverStream::new(scores.map_err(|error| failed(&error))?);
-        let messages = scores.map(|scores| match scores {
-            Ok(scores) => Ok(Scores { scores }),
+        let Predictions { labels, scores } = scores.map_err(|error| failed(&error))?;
+        let first = tokio_stream::once(Ok(Scores { scores: Vec::new(), labels }));
+        let messages = ReceiverStream::new(scores).map(|scores| match scores {
+            Ok(scores) => Ok(Scores { scores, labels: Vec::new() }),
             Err(error) => Err(failed(&error)),
         });
-        Ok(Response::new(messages.boxed()))
+        Ok(Response::new(first.chain(messages).boxed()))
     }
 }
 
@@ -204,7 +207,7 @@ fn job_message(record: &JobRecord) -> proto::Job {
             loss: progress.loss,
             skipped_records: progress.skipped_records,
         }),
-        eval: record.eval.as_ref().map(metrics_message),
+        eval: record.eval.iter().map(metrics_message).collect(),
         eval_epoch: record.eval_epoch,
         best_checkpoint: String::new(),
     }
@@ -243,21 +246,16 @@ fn state_message(state: JobState) -> proto::JobState {
 }
 
 fn metrics_message(metrics: &Metrics) -> proto::Metrics {
-    let Metrics { auc, auc_error, pr_auc, pr_auc_error, log_loss, normalized_entropy, .. } = *metrics;
-    let Metrics { calibration, rmse, accuracy, group_auc, groups, examples, .. } = *metrics;
+    let measured = |&Measured { metric, value, error }: &Measured| proto::Measured {
+        name: metric.name().to_owned(),
+        value,
+        error,
+    };
     proto::Metrics {
-        auc,
-        log_loss,
-        accuracy,
-        examples,
-        auc_error,
-        pr_auc,
-        pr_auc_error,
-        normalized_entropy,
-        calibration,
-        rmse,
-        group_auc,
-        groups,
+        label: metrics.label.clone(),
+        measured: metrics.measured.iter().map(measured).collect(),
+        groups: metrics.groups,
+        examples: metrics.examples,
     }
 }
 

@@ -133,7 +133,7 @@ impl Point {
 }
 
 fn label() -> LabelSpec {
-    LabelSpec { column: "clicked".into(), positive: None, weight: None }
+    LabelSpec::of("clicked", None)
 }
 
 /// A length-delimited field of a protobuf message.
@@ -274,10 +274,9 @@ impl ChunkReader for ReadyReader {
         let of = |values: &[f32]| values[..values.len() / self.chunk.rows() * rows].to_vec();
         Ok((rows > 0).then(|| Chunk {
             labels: of(&self.chunk.labels),
-            weights: None,
             dense: of(&self.chunk.dense),
             ids: self.chunk.ids[..self.chunk.ids.len() / self.chunk.rows() * rows].to_vec(),
-            ragged: Vec::new(),
+            ..Chunk::default()
         }))
     }
 
@@ -292,10 +291,9 @@ fn measure_engine(point: &Point) -> Value {
     let rows = 8192;
     let chunk = Arc::new(Chunk {
         labels: vec![1.0; rows],
-        weights: None,
         dense: vec![0.5; rows * schema.dense.len()],
         ids: vec![7; rows * schema.ids.len()],
-        ragged: Vec::new(),
+        ..Chunk::default()
     });
     let source = Arc::new(Ready { point: point.clone(), chunk });
     let plan = IngestPlan::training(&spec, 1, &label(), schema, source, None).unwrap();

@@ -6,8 +6,10 @@
 /// few cache lines; packing transposes ids into the slot's `[F, B]`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chunk {
-    /// `[rows]`
+    /// `[rows]`, of the first label.
     pub labels: Vec<f32>,
+    /// `[rows, L - 1]`, row-major, of the labels after it.
+    pub more_labels: Vec<f32>,
     /// `[rows]`, when the job weighs its rows.
     pub weights: Option<Vec<f32>>,
     /// `[rows, D]`, row-major.
@@ -43,6 +45,7 @@ impl Chunk {
         if let Some(weights) = &mut self.weights {
             retain(weights, rows, keep);
         }
+        retain(&mut self.more_labels, rows, keep);
         retain(&mut self.dense, rows, keep);
         retain(&mut self.ids, rows, keep);
         for column in &mut self.ragged {
@@ -94,6 +97,7 @@ mod tests {
     fn rows_left_out_leave_the_others_whole() {
         let mut chunk = Chunk {
             labels: vec![0.0, 1.0, 2.0],
+            more_labels: vec![0.5, 0.25, 1.5, 1.25, 2.5, 2.25],
             weights: Some(vec![0.5, 1.5, 2.5]),
             dense: vec![0.0, 0.1, 1.0, 1.1, 2.0, 2.1],
             ids: vec![0, 10, 20],
@@ -102,6 +106,7 @@ mod tests {
         chunk.retain_rows(&[true, false, true]);
         let expected = Chunk {
             labels: vec![0.0, 2.0],
+            more_labels: vec![0.5, 0.25, 2.5, 2.25],
             weights: Some(vec![0.5, 2.5]),
             dense: vec![0.0, 0.1, 2.0, 2.1],
             ids: vec![0, 20],

@@ -42,9 +42,15 @@ impl Packer {
         let schema = batch.layout().schema();
         let (capacity, dense, ids) = (schema.rows as usize, schema.dense.len(), schema.ids.len());
         assert!(at + rows.len() <= capacity, "more rows than the slot holds");
+        let more_labels = schema.label_count() - 1;
         let mut sections = batch.sections();
         self.tile.resize(BLOCK * ids, 0);
         scalars(&mut sections, at, chunks, rows);
+        for (place, out) in sections.labels.chunks_exact_mut(capacity).skip(1).enumerate() {
+            for (out, &RowRef { chunk, row }) in out[at..].iter_mut().zip(rows) {
+                *out = chunks[chunk as usize].more_labels[row as usize * more_labels + place];
+            }
+        }
         let mut following = rows.chunks(BLOCK).skip(1);
         for (block, rows) in rows.chunks(BLOCK).enumerate() {
             for &RowRef { chunk, row } in following.next().into_iter().flatten() {
@@ -150,10 +156,18 @@ mod tests {
 
     const RAGGED_MOST: u32 = 3;
 
-    fn schema(rows: u32, dense: usize, ids: usize, ragged: usize, weighted: bool) -> BatchSchema {
+    fn schema(
+        rows: u32,
+        labels: usize,
+        dense: usize,
+        ids: usize,
+        ragged: usize,
+        weighted: bool,
+    ) -> BatchSchema {
         let names = |n: usize| (0..n).map(|i| i.to_string());
         BatchSchema {
             rows,
+            labels: names(labels).collect(),
             weighted,
             dense: names(dense).collect(),
             ids: names(ids).map(|name| IdFeature { name, cardinality: u32::MAX }).collect(),
@@ -176,6 +190,7 @@ mod tests {
         let n = rows as usize;
         Chunk {
             labels: floats(many(n)),
+            more_labels: floats(many(n * (schema.label_count() - 1))),
             weights: schema.weighted.then(|| floats(many(n))),
             dense: floats(many(n * schema.dense.len())),
             ids: many(n * schema.ids.len()),
@@ -201,7 +216,11 @@ mod tests {
         let of = |i: usize| (&chunks[rows[i].chunk as usize], rows[i].row as usize);
         for i in 0..rows.len() {
             let (chunk, row) = of(i);
-            assert_eq!(batch.labels()[i], chunk.labels[row]);
+            assert_eq!(batch.labels(0)[i], chunk.labels[row]);
+            let more = schema.label_count() - 1;
+            for label in 0..more {
+                assert_eq!(batch.labels(label + 1)[i], chunk.more_labels[row * more + label]);
+            }
             assert_eq!(batch.weights().map(|w| w[i]), chunk.weights.as_ref().map(|w| w[row]));
             for d in 0..schema.dense.len() {
                 let width = schema.dense.len();
@@ -222,11 +241,11 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_the_plain_reference(
-            capacity in 1_u32..70, dense in 0_usize..20, ids in 0_usize..30, ragged in 0_usize..3, weighted: bool,
+            capacity in 1_u32..70, labels in 0_usize..4, dense in 0_usize..20, ids in 0_usize..30, ragged in 0_usize..3, weighted: bool,
             lengths in prop::collection::vec(1_u32..30, 1..4),
             draws in prop::collection::vec((any::<u32>(), any::<u32>()), 0..70), cut in 0_usize..70,
         ) {
-            let schema = schema(capacity, dense, ids, ragged, weighted);
+            let schema = schema(capacity, labels, dense, ids, ragged, weighted);
             let chunks: Vec<Chunk> =
                 (0..).zip(&lengths).map(|(number, &rows)| chunk(&schema, number, rows)).collect();
             let rows: Vec<RowRef> = draws

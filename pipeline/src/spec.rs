@@ -111,15 +111,68 @@ pub enum OnBadRecord {
     },
 }
 
-/// Where the label is.
+/// Where the labels of rows are, of which there is at least one, and their weight.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LabelSpec {
-    /// Its column.
-    pub column: String,
-    /// The value that means 1 (any other means 0). Without it the column holds numbers from 0 to 1.
-    pub positive: Option<String>,
+    /// The label, or the first of several.
+    #[serde(flatten)]
+    pub first: LabelColumn,
     /// Column of row weights.
     pub weight: Option<String>,
+    /// The labels after the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<LabelColumn>,
+}
+
+/// Where a label is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LabelColumn {
+    /// Its name; empty of a job's one label, which needs none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Its column.
+    pub column: String,
+    /// The value that means 1 (any other means 0). Without it the column holds numbers.
+    pub positive: Option<String>,
+    /// Which numbers these may be.
+    #[serde(default, skip_serializing_if = "LabelNumbers::is_usual")]
+    pub numbers: LabelNumbers,
+}
+
+/// What a column of labels that are numbers may hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LabelNumbers {
+    /// From 0 to 1: the probability, or how surely, a row is of the positive class.
+    #[default]
+    Probabilities,
+    /// Any finite ones.
+    Any,
+}
+
+impl LabelNumbers {
+    fn is_usual(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl LabelSpec {
+    /// One label without a name, and rows without weights.
+    pub fn of(column: &str, positive: Option<&str>) -> Self {
+        let (column, positive) = (column.to_owned(), positive.map(str::to_owned));
+        let first = LabelColumn { column, positive, ..LabelColumn::default() };
+        Self { first, weight: None, others: Vec::new() }
+    }
+
+    /// All labels.
+    pub fn all(&self) -> impl Iterator<Item = &LabelColumn> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    /// Names of the labels, where they have any.
+    pub fn names(&self) -> Vec<String> {
+        self.all().filter(|label| !label.name.is_empty()).map(|label| label.name.clone()).collect()
+    }
 }
 
 /// One feature: columns in, dense values or ids out.

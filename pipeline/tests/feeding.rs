@@ -102,7 +102,7 @@ fn plan(spec: &DataSpec, pattern: &str, runtime: &Runtime) -> IngestPlan {
         feature("number", FeatureKind::Numeric { normalize: Normalize::None, missing: MissingNumber::Error }),
         feature("word", FeatureKind::Hashed { buckets: BUCKETS }),
     ];
-    let label = LabelSpec { column: "clicked".into(), positive: None, weight: None };
+    let label = LabelSpec::of("clicked", None);
     let transform = Arc::new(Transform::resolve(&features, &label, &[], &Analysis::default()).unwrap());
     let dataset = runtime.block_on(Dataset::open(&[pattern.into()], &spec.base, None)).unwrap();
     let dataset = Arc::new(dataset.cut_at(spec.split_bytes));
@@ -125,7 +125,7 @@ fn run(plan: &IngestPlan, from: Position) -> (Vec<Seen>, Result<IngestReport, Er
         let rows: Vec<usize> = batch.dense().iter().map(|&number| number as usize).collect();
         for (i, &row) in rows.iter().enumerate() {
             assert_eq!(batch.ids(0)[i], bucket(word(row).as_bytes(), BUCKETS));
-            assert_eq!(batch.labels()[i], (row % 2) as f32);
+            assert_eq!(batch.labels(0)[i], (row % 2) as f32);
         }
         seen.push((batch.header(), batch.position().to_vec(), rows));
     }

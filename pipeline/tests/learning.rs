@@ -64,7 +64,7 @@ fn learn(
     threads: usize,
     runtime: &Runtime,
 ) -> Result<(Analysis, u64), Error> {
-    let label = LabelSpec { column: "income".into(), positive: Some(positive.into()), weight: None };
+    let label = LabelSpec::of("income", Some(positive));
     let rows = AtomicU64::new(0);
     let analysis = Learn {
         dataset,
@@ -103,7 +103,7 @@ fn what_is_learned_fits_the_data_and_transforms_it() {
         analysis.vocabularies["job"].terms.iter().map(|term| (term.bytes.as_slice(), term.count)).collect();
     assert_eq!(jobs, [(&b"clerk"[..], 800), (b"farmer", 400), (b"nurse", 400)]);
 
-    let label = LabelSpec { column: "income".into(), positive: Some(">50K".into()), weight: None };
+    let label = LabelSpec::of("income", Some(">50K"));
     let transform = Transform::resolve(&features(), &label, &["?".to_owned()], &analysis).unwrap();
     let bad = BadRecords::new(OnBadRecord::Fail);
     let (mut sum, mut squares, mut positives, mut ids) = (0.0, 0.0, 0.0, [0; 5]);

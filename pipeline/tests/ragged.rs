@@ -121,7 +121,7 @@ fn plan(base: &Path, pattern: &str, runtime: &Runtime) -> IngestPlan {
         feature("tags", &["tags"], FeatureKind::Hashed { buckets: TAGS }, Some(MOST_TAGS)),
         feature("pairs", &["tags", "places"], pairs, Some(MOST_PAIRS)),
     ];
-    let label = LabelSpec { column: "clicked".into(), positive: None, weight: None };
+    let label = LabelSpec::of("clicked", None);
     let transform = Arc::new(Transform::resolve(&features, &label, &[], &Analysis::default()).unwrap());
     let dataset = Arc::new(runtime.block_on(Dataset::open(&[pattern.into()], base, None)).unwrap());
     let schema = transform.schema(spec.batch_size, Position::encoded_bytes(spec.lanes) as u32);

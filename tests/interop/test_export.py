@@ -100,7 +100,24 @@ MODELS = {
     "dlrm_dot": deep("dlrm", "bottom = [16]", "top = [16]", 'interaction = "dot"'),
     "dlrm_of_a_shared_table": deep("dlrm", *SHARED, 'interaction = "dot"', features=SHARING + NUMBERS + IDS),
     "dlrm_cross": deep("dlrm", "bottom = [16]", "top = [16]", 'interaction = "cross"', *CROSS, "cross_rank = 4"),
+    "mlp_of_a_number": deep("mlp", HIDDEN),
+    "mmoe": deep("mmoe", "experts = 3", "expert = [16, 8]", "tower = [4]", 'normalization = "layer"'),
+    "mmoe_of_one_label": deep("mmoe", "experts = 2", "expert = [8]", "tower = []"),
 }
+
+# What they predict, where not the one label; and those that are predicted as numbers.
+CLICKED = '[label]\ncolumn = "clicked"'
+LABELS = {
+    "mlp_of_a_number": '[label]\ncolumn = "spent"\n[training.loss]\nkind = "mse"',
+    "mmoe": """[labels]
+clicked = { column = "clicked" }
+red = { column = "colour_seen", positive = "red" }
+spent = { column = "spent" }
+[training.losses]
+spent = { kind = "mse", weight = 0.1 }""",
+}
+NAMES = {"mmoe": ["clicked", "red", "spent"]}
+SPENT = {"mlp_of_a_number": "score", "mmoe": "score_spent"}
 
 
 def job(name: str) -> str:
@@ -112,8 +129,7 @@ eval = ["eval.parquet"]
 batch_size = {BATCH}
 shuffle_rows = 1024
 lanes = 4
-[label]
-column = "clicked"
+{LABELS.get(name, CLICKED)}
 [features]{FEATURES}
 [model]
 {MODELS[name]}
@@ -146,6 +162,8 @@ def table(rows: int, seed: int) -> pa.Table:
             "colour": pa.array([COLOURS[place] for place in colour], mask=absent()),
             "place": pa.array(place, mask=absent()),
             "tags": tags,
+            "colour_seen": [COLOURS[place] for place in colour],
+            "spent": odds * 2,
             "main": pa.array(place % 30, mask=place % 7 == 3),
             "clicked": (draw.random(rows) < 1 / (1 + np.exp(-odds))).astype(np.int64),
         }
@@ -214,10 +232,12 @@ class Export(WithoutDaemon):
             file.write_text(job(name))
             cls.checkpoints[name] = millstream("train", file)["checkpoint"]
 
-    def predicted(self, name: str) -> np.ndarray:
+    def predicted(self, name: str, column="score") -> np.ndarray:
         output = self.scratch / f"{name}.parquet"
         assert millstream("predict", self.checkpoints[name], "--output", output)["rows"] == ROWS
-        return pq.read_table(output)["score"].to_numpy()
+        table = pq.read_table(output)
+        self.assertEqual(table.column_names, [f"score_{label}" for label in NAMES.get(name, [])] or ["score"])
+        return table[column].to_numpy()
 
     def exported(self, name: str, *options):
         """A model as onnxruntime runs it, what it is fed with, and what the export told."""
@@ -229,18 +249,26 @@ class Export(WithoutDaemon):
         return session, inputs_of(session, features, self.data), told
 
     def test_onnxruntime_scores_as_predict_does(self):
-        self.assertEqual(len(MODELS), 18)
+        self.assertEqual(len(MODELS), 21)
         for name in MODELS:
             with self.subTest(name):
                 session, inputs, told = self.exported(name)
-                score, logit = session.run(["score", "logit"], inputs)
-                expected = self.predicted(name)
-                self.assertEqual(score.shape, (ROWS,))
-                self.assertGreater(expected.std(), 0.02, "scores that tell rows apart")
-                off = np.abs(score - expected).max()
-                print(f"{name}: off by {off:.1e} at most")
-                self.assertLessEqual(off, TOLERANCE)
-                np.testing.assert_allclose(1 / (1 + np.exp(-logit)), score, atol=1e-6)
+                columns = [f"score_{label}" for label in NAMES.get(name, [])] or ["score"]
+                for column in columns:
+                    (score,) = session.run([column], inputs)
+                    expected = self.predicted(name, column)
+                    self.assertEqual(score.shape, (ROWS,))
+                    self.assertGreater(expected.std(), 0.02, "scores that tell rows apart")
+                    off = np.abs(score - expected).max()
+                    print(f"{name}, {column}: off by {off:.1e} at most")
+                    if SPENT.get(name) == column:
+                        self.assertLessEqual(off, TOLERANCE * np.abs(expected).max())
+                        continue
+                    self.assertLessEqual(off, TOLERANCE)
+                    (logit,) = session.run([column.replace("score", "logit")], inputs)
+                    np.testing.assert_allclose(1 / (1 + np.exp(-logit)), score, atol=1e-6)
+                logits = [column.replace("score", "logit") for column in columns if column != SPENT.get(name)]
+                self.assertEqual({port.name for port in session.get_outputs()}, {*columns, *logits})
                 kinds = {port.name: (port.type, port.shape) for port in session.get_inputs()}
                 for port in told["inputs"]:
                     self.assertEqual(kinds[port["name"]], (f"tensor({port['type']})", port["shape"]))

@@ -109,6 +109,7 @@ fn schema(bytes: usize) -> BatchSchema {
     let cardinality = (bytes / row_bytes) as u32;
     BatchSchema {
         rows: ROWS,
+        labels: Vec::new(),
         weighted: false,
         dense: Vec::new(),
         ids: names().into_iter().map(|name| IdFeature { name, cardinality }).collect(),

@@ -365,6 +365,7 @@ fn schema(options: &Options) -> BatchSchema {
     let feature = |number| IdFeature { name: format!("c{number}"), cardinality: options.ids };
     BatchSchema {
         rows: options.batch,
+        labels: Vec::new(),
         weighted: false,
         dense: (0..DENSE).map(|number| format!("d{number}")).collect(),
         ids: (0..CATEGORICAL).map(feature).collect(),

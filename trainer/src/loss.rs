@@ -1,9 +1,9 @@
 //! The loss of a batch, as sums that add up over batches.
 
-use millstream_backend::Loss;
+use millstream_backend::{Loss, Task};
 use serde::{Deserialize, Serialize};
 
-use crate::spec::LossSpec;
+use crate::spec::{LossSpec, TaskSpec};
 
 /// Weighted loss over some rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -38,6 +38,29 @@ impl LossSpec {
                     positive_weight: positive_weight.into(),
                     negative_weight: negative_weight.into(),
                 }
+            }
+            Self::SquaredError => Loss::SquaredError,
+        }
+    }
+}
+
+impl TaskSpec {
+    /// The task of learning label `label`, as kernels see it.
+    pub(crate) fn as_task(&self, label: usize) -> Task {
+        Task { loss: self.loss.as_loss(), label, weight: self.weight.into() }
+    }
+}
+
+impl LossSum {
+    /// Of a batch, by the sums of each task: a loss is the sum over tasks of their means, each times its weight.
+    pub(crate) fn of_batch(tasks: &[Task], sums: &[Self]) -> Self {
+        match sums {
+            // As it is, without the rounding of a mean.
+            [only] => Self { loss: tasks[0].weight * only.loss, ..*only },
+            sums => {
+                let mean: f64 = tasks.iter().zip(sums).map(|(task, sum)| task.weight * sum.mean()).sum();
+                let weight = sums.first().map_or(0.0, |sum| sum.weight);
+                Self { loss: mean * weight, weight }
             }
         }
     }

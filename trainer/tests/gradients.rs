@@ -89,6 +89,7 @@ fn check(what: &str, at: &[f64], gradient: &[f64], mut function: impl FnMut(&[f6
 fn schema() -> BatchSchema {
     BatchSchema {
         rows: ROWS as u32,
+        labels: Vec::new(),
         weighted: true,
         dense: vec!["x".to_owned(), "y".to_owned()],
         ids: vec![
@@ -399,7 +400,7 @@ fn loss() {
         let value = |logits: &[f64]| {
             let (mut gradient, mut sums) = (BACKEND.matrix(ROWS, 1), BACKEND.matrix(1, 2));
             let logits = filled(ROWS, 1, logits);
-            BACKEND.loss(&loss, &batch, 0..ROWS, &logits, &mut gradient, &mut sums);
+            BACKEND.loss(&loss.into(), &batch, 0..ROWS, &logits, &mut gradient, &mut sums);
             let sums = read(&sums, 2);
             (sums[0] / sums[1], read(&gradient, ROWS))
         };

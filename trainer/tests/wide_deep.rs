@@ -17,6 +17,7 @@ use millstream_trainer::spec::{
 fn schema(rows: u32) -> BatchSchema {
     BatchSchema {
         rows,
+        labels: Vec::new(),
         weighted: false,
         dense: vec!["age".to_owned(), "hours_per_week".to_owned()],
         ids: vec![
@@ -128,7 +129,7 @@ fn it_learns() {
     let unseen = batch(&schema, 256, 10_000);
     let mut probabilities = vec![0.0; 256];
     model.predict(unseen.as_ref(), &mut probabilities).unwrap();
-    let labels = unseen.as_ref().labels().iter().zip(&probabilities);
+    let labels = unseen.as_ref().labels(0).iter().zip(&probabilities);
     assert!(labels.filter(|(label, p)| (**label > 0.5) == (**p > 0.5)).count() > 250);
 }
 

@@ -82,7 +82,7 @@ It counts as one of the newest that the job keeps, and goes when enough newer on
 Examples:
   millstream eval \"$(millstream checkpoint census-2f9c)\"")]
     Checkpoint(JobId),
-    /// Score held-out data with a trained model: AUC, log loss, calibration and more
+    /// Score held-out data with a trained model: AUC, log loss, RMSE, calibration and more
     Eval(Eval),
     /// Score data row by row with a trained model
     Predict(Predict),
@@ -228,6 +228,9 @@ pub(crate) struct Scored {
 /// `eval`
 #[derive(Debug, Args)]
 #[command(after_help = "\
+What is told depends on what the job predicts. Of a job of several labels, --json has the metrics of
+each under its name.
+
 Examples:
   millstream eval census-2f9c
   millstream eval census-2f9c --best
@@ -240,12 +243,13 @@ pub(crate) struct Eval {
 /// `predict`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Scores are probabilities of the positive class, one for each row, in the order of the data: files
-by their paths, each once, and the rows in them. Rows that the job's own `filter` or
-`on_bad_record` leaves out have none. The data needs no label.
+Scores are probabilities of the positive class, or the numbers that a job of the loss \"mse\"
+predicts, one for each row, in the order of the data: files by their paths, each once, and the rows
+in them. Rows that the job's own `filter` or `on_bad_record` leaves out have none. The data needs no
+label.
 
-Parquet has one column, `score`, of 32-bit floats. The name scores.csv.gz has text compressed, as
-has .zst.
+Parquet has one column, `score`, of 32-bit floats; of a job of several labels one for each,
+`score_LABEL`. The name scores.csv.gz has text compressed, as has .zst.
 
 Examples:
   millstream predict census-2f9c 'new/*.parquet' > scores.csv

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_control::proto::Metrics;
+use millstream_control::proto::{Measured, Metrics};
 
 use crate::table::Table;
 
@@ -63,20 +63,38 @@ fn bounded(number: Option<f64>, error: Option<f64>) -> String {
     metric(number) + &error.unwrap_or_default()
 }
 
-/// A row of a table for each of `metrics`, whose names begin with `prefix`.
-pub(crate) fn metric_rows(table: &mut Table, prefix: &str, metrics: &Metrics) {
-    let mut row = |name: &str, value: &str| table.row([format!("{prefix}{name}").as_str(), value]);
-    row("AUC", &bounded(metrics.auc, metrics.auc_error));
-    row("PR-AUC", &bounded(metrics.pr_auc, metrics.pr_auc_error));
-    if let Some(groups) = metrics.groups {
-        row("group AUC", &format!("{} over {} groups", metric(metrics.group_auc), count(groups)));
+/// A row of a table for each of the metrics, whose names begin with `prefix`, and of several labels with theirs.
+pub(crate) fn metric_rows(table: &mut Table, prefix: &str, metrics: &[Metrics]) {
+    for Metrics { label, measured, groups, examples } in metrics {
+        let label = if label.is_empty() { String::new() } else { format!("{label} ") };
+        let mut row = |name: &str, value: &str| table.row([format!("{prefix}{label}{name}").as_str(), value]);
+        for Measured { name, value, error } in measured {
+            let groups = groups.filter(|_| name == "group_auc");
+            let groups = groups.map(|groups| format!(" over {} groups", count(groups))).unwrap_or_default();
+            row(title(name), &(bounded(*value, *error) + &groups));
+        }
+        row("examples", &count(*examples));
     }
-    row("log loss", &metric(metrics.log_loss));
-    row("normalised entropy", &metric(metrics.normalized_entropy));
-    row("calibration", &metric(metrics.calibration));
-    row("RMSE", &metric(metrics.rmse));
-    row("accuracy", &metric(metrics.accuracy));
-    row("examples", &count(metrics.examples));
+}
+
+/// What people call a metric.
+fn title(metric: &str) -> &str {
+    match metric {
+        "auc" => "AUC",
+        "pr_auc" => "PR-AUC",
+        "group_auc" => "group AUC",
+        "log_loss" => "log loss",
+        "normalized_entropy" => "normalised entropy",
+        "rmse" => "RMSE",
+        "mae" => "MAE",
+        "r2" => "R²",
+        other => other,
+    }
+}
+
+/// The value of a metric, if a label has it: `None` within where it is not defined.
+pub(crate) fn find(metrics: &Metrics, name: &str) -> Option<Option<f64>> {
+    metrics.measured.iter().find(|measured| measured.name == name).map(|measured| measured.value)
 }
 
 /// `83 s` as `1m 23s`.
@@ -139,17 +157,26 @@ mod tests {
 
     #[test]
     fn metrics_that_are_not_exact_say_how_far_they_may_be_off() {
-        let known =
-            Metrics { auc: Some(0.5), auc_error: Some(0.0), pr_auc: Some(0.25), ..Metrics::default() };
+        let measured = |name: &str, value, error| Measured { name: name.to_owned(), value, error };
+        let one = vec![
+            measured("auc", Some(0.5), Some(0.0)),
+            measured("pr_auc", Some(0.25), Some(3.21e-6)),
+            measured("group_auc", None, None),
+        ];
+        let one = Metrics { measured: one, groups: Some(1_000), ..Metrics::default() };
+        let other = vec![measured("r2", Some(-1.0), None)];
+        let other = Metrics { label: "price".into(), measured: other, examples: 12, ..Metrics::default() };
         let mut table = Table::default();
-        metric_rows(
-            &mut table,
-            "eval ",
-            &Metrics { pr_auc_error: Some(3.21e-6), groups: Some(1_000), ..known },
-        );
+        metric_rows(&mut table, "eval ", &[one, other]);
         let text = table.render();
-        for wanted in ["eval AUC 0.5000", "eval PR-AUC 0.2500 ± 3.2e-6", "eval group AUC - over 1,000 groups"]
-        {
+        let rows = [
+            "eval AUC 0.5000",
+            "eval PR-AUC 0.2500 ± 3.2e-6",
+            "eval group AUC - over 1,000 groups",
+            "eval price R² -1.0000",
+            "eval price examples 12",
+        ];
+        for wanted in rows {
             let found = text.lines().any(|line| line.split_whitespace().eq(wanted.split_whitespace()));
             assert!(found, "{wanted}\n{text}");
         }

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use millstream_control::proto::{
-    Evaluation, History, HistoryPoint, Job, JobState, LogLine, Metrics, Progress,
+    Evaluation, History, HistoryPoint, Job, JobState, LogLine, Measured, Metrics, NamedNumber, Progress,
 };
-use serde::Serialize;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 
 /// A job, as `show`, `list`, `submit` and `cancel` print it.
 #[derive(Debug, Serialize)]
@@ -24,7 +25,7 @@ pub(crate) struct JobJson<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     best_checkpoint: Option<&'a str>,
     progress: ProgressJson,
-    eval: Option<MetricsJson>,
+    eval: EvalJson<'a>,
 }
 
 #[derive(Debug, Serialize)]
@@ -40,22 +41,12 @@ struct ProgressJson {
     skipped_records: u64,
 }
 
-/// How well a model scores. A metric that is not defined is null.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct MetricsJson {
-    auc: Option<f64>,
-    auc_error: Option<f64>,
-    pr_auc: Option<f64>,
-    pr_auc_error: Option<f64>,
-    log_loss: f64,
-    normalized_entropy: Option<f64>,
-    calibration: Option<f64>,
-    rmse: f64,
-    accuracy: f64,
-    group_auc: Option<f64>,
-    groups: Option<u64>,
-    examples: u64,
-}
+/// What an evaluation came to: null where there was none, the metrics of the one label, or of each label by its name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EvalJson<'a>(pub(crate) &'a [Metrics]);
+
+/// How well a label is predicted. A metric that is not defined is null.
+struct MetricsJson<'a>(&'a Metrics);
 
 /// What a training run came to.
 #[derive(Debug, Serialize)]
@@ -67,7 +58,7 @@ pub(crate) struct OutcomeJson<'a> {
     examples_per_second: f64,
     input_wait_fraction: f64,
     skipped_records: u64,
-    eval: Option<MetricsJson>,
+    eval: EvalJson<'a>,
     checkpoint: Option<&'a str>,
     reason: Option<&'a str>,
 }
@@ -90,12 +81,19 @@ struct PointJson {
     input_wait_fraction: f64,
 }
 
-/// A metric that is not defined is null.
 #[derive(Debug, Serialize)]
 struct EvaluationJson<'a> {
     step: u64,
     epoch: u32,
-    metrics: BTreeMap<&'a str, f64>,
+    metrics: BTreeMap<&'a str, NumberJson<'a>>,
+}
+
+/// A metric, null where it is not defined, or those of a label.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum NumberJson<'a> {
+    One(f64),
+    OfLabel(BTreeMap<&'a str, f64>),
 }
 
 /// A line of a job's log.
@@ -121,7 +119,7 @@ impl<'a> From<&'a Job> for JobJson<'a> {
             checkpoint: given(&job.checkpoint),
             best_checkpoint: given(&job.best_checkpoint),
             progress: job.progress.unwrap_or_default().into(),
-            eval: job.eval.as_ref().map(MetricsJson::from),
+            eval: EvalJson(&job.eval),
         }
     }
 }
@@ -153,7 +151,7 @@ impl<'a> From<&'a Job> for OutcomeJson<'a> {
             examples_per_second: progress.examples_per_second,
             input_wait_fraction: progress.input_wait_fraction,
             skipped_records: progress.skipped_records,
-            eval: job.eval.as_ref().map(MetricsJson::from),
+            eval: EvalJson(&job.eval),
             checkpoint: given(&job.checkpoint),
             reason: given(&job.reason),
         }
@@ -182,27 +180,51 @@ impl From<&HistoryPoint> for PointJson {
 
 impl<'a> From<&'a Evaluation> for EvaluationJson<'a> {
     fn from(evaluation: &'a Evaluation) -> Self {
-        let metrics = evaluation.metrics.iter().map(|metric| (metric.name.as_str(), metric.value));
-        Self { step: evaluation.step, epoch: evaluation.epoch, metrics: metrics.collect() }
+        let mut metrics = BTreeMap::new();
+        for NamedNumber { name, value } in &evaluation.metrics {
+            match name.split_once('/') {
+                None => drop(metrics.insert(name.as_str(), NumberJson::One(*value))),
+                Some((label, name)) => {
+                    let of_label =
+                        metrics.entry(label).or_insert_with(|| NumberJson::OfLabel(BTreeMap::new()));
+                    if let NumberJson::OfLabel(metrics) = of_label {
+                        metrics.insert(name, *value);
+                    }
+                }
+            }
+        }
+        Self { step: evaluation.step, epoch: evaluation.epoch, metrics }
     }
 }
 
-impl From<&Metrics> for MetricsJson {
-    fn from(metrics: &Metrics) -> Self {
-        Self {
-            auc: metrics.auc,
-            auc_error: metrics.auc_error,
-            pr_auc: metrics.pr_auc,
-            pr_auc_error: metrics.pr_auc_error,
-            log_loss: metrics.log_loss,
-            normalized_entropy: metrics.normalized_entropy,
-            calibration: metrics.calibration,
-            rmse: metrics.rmse,
-            accuracy: metrics.accuracy,
-            group_auc: metrics.group_auc,
-            groups: metrics.groups,
-            examples: metrics.examples,
+impl Serialize for EvalJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            [] => serializer.serialize_none(),
+            [only] if only.label.is_empty() => MetricsJson(only).serialize(serializer),
+            several => {
+                let by_label = several.iter().map(|metrics| (&metrics.label, MetricsJson(metrics)));
+                serializer.collect_map(by_label)
+            }
         }
+    }
+}
+
+impl Serialize for MetricsJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Metrics { measured, groups, examples, .. } = self.0;
+        let mut map = serializer.serialize_map(None)?;
+        for Measured { name, value, error } in measured {
+            map.serialize_entry(name, value)?;
+            if let Some(error) = error {
+                map.serialize_entry(&format!("{name}_error"), error)?;
+            }
+        }
+        if let Some(groups) = groups {
+            map.serialize_entry("groups", groups)?;
+        }
+        map.serialize_entry("examples", examples)?;
+        map.end()
     }
 }
 
@@ -258,28 +280,43 @@ mod tests {
             input_wait_fraction: 0.25,
             ..Progress::default()
         });
-        job.eval = Some(Metrics {
-            log_loss: 0.5,
-            accuracy: 0.75,
+        let measured = |name: &str, value, error| Measured { name: name.to_owned(), value, error };
+        let metrics = Metrics {
+            measured: vec![
+                measured("auc", None, None),
+                measured("pr_auc", Some(1.0), Some(0.0)),
+                measured("log_loss", Some(0.5), None),
+            ],
             examples: 100,
-            rmse: 0.25,
-            pr_auc: Some(1.0),
-            pr_auc_error: Some(0.0),
-            calibration: Some(0.875),
             ..Metrics::default()
-        });
+        };
+        job.eval = vec![metrics.clone()];
         let document = serde_json::to_value(OutcomeJson::from(&job)).unwrap();
         let wanted = json!({
             "job": "census-1", "state": "succeeded", "steps": 3, "examples": 700,
             "examples_per_second": 10.5, "input_wait_fraction": 0.25, "skipped_records": 0,
-            "eval": {
-                "auc": null, "auc_error": null, "pr_auc": 1.0, "pr_auc_error": 0.0, "log_loss": 0.5,
-                "normalized_entropy": null, "calibration": 0.875, "rmse": 0.25, "accuracy": 0.75,
-                "group_auc": null, "groups": null, "examples": 100,
-            },
+            "eval": { "auc": null, "pr_auc": 1.0, "pr_auc_error": 0.0, "log_loss": 0.5, "examples": 100 },
             "checkpoint": "/c/step-3", "reason": null,
         });
         assert_eq!(document, wanted);
+        // Of several labels, those of each under its name.
+        let price = vec![measured("rmse", Some(2.0), None)];
+        let price = Metrics { label: "price".into(), measured: price, groups: Some(7), examples: 100 };
+        job.eval = vec![Metrics { label: "bought".into(), ..metrics }, price];
+        let document = serde_json::to_value(OutcomeJson::from(&job)).unwrap();
+        assert_eq!(document["eval"]["bought"], wanted["eval"]);
+        assert_eq!(document["eval"]["price"], json!({ "rmse": 2.0, "groups": 7, "examples": 100 }));
+    }
+
+    #[test]
+    fn the_metrics_of_several_labels_are_apart_in_a_history() {
+        let number = |name: &str, value| NamedNumber { name: name.to_owned(), value };
+        let metrics =
+            vec![number("bought/auc", 0.5), number("price/rmse", 2.0), number("bought/log_loss", 0.25)];
+        let evaluation = Evaluation { step: 3, epoch: 0, metrics };
+        let document = serde_json::to_value(EvaluationJson::from(&evaluation)).unwrap();
+        let wanted = json!({ "bought": { "auc": 0.5, "log_loss": 0.25 }, "price": { "rmse": 2.0 } });
+        assert_eq!(document["metrics"], wanted);
     }
 
     #[test]

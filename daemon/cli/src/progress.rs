@@ -22,7 +22,7 @@ pub(crate) struct ProgressView {
     bar: Option<ProgressBar>,
     state: Option<JobState>,
     /// The evaluation shown last, and its epoch.
-    eval: Option<(Option<u32>, Metrics)>,
+    eval: (Option<u32>, Vec<Metrics>),
     last_line: Option<Instant>,
 }
 
@@ -34,7 +34,7 @@ impl ProgressView {
             bar.enable_steady_tick(SPIN);
             bar
         });
-        Self { screen: screen.clone(), bar, state: None, eval: None, last_line: None }
+        Self { screen: screen.clone(), bar, state: None, eval: (None, Vec::new()), last_line: None }
     }
 
     /// Shows the job as it is now.
@@ -42,11 +42,9 @@ impl ProgressView {
         if self.state != Some(job.state()) {
             self.enter(job);
         }
-        if let Some(eval) = &job.eval
-            && self.eval != Some((job.eval_epoch, *eval))
-        {
-            self.screen.line(&format!("  {}", evaluation(job.eval_epoch, eval)));
-            self.eval = Some((job.eval_epoch, *eval));
+        if !job.eval.is_empty() && (self.eval.0, &self.eval.1) != (job.eval_epoch, &job.eval) {
+            self.screen.line(&format!("  {}", evaluation(job.eval_epoch, &job.eval)));
+            self.eval = (job.eval_epoch, job.eval.clone());
         }
         if job.state() != JobState::Running {
             return;
@@ -118,24 +116,23 @@ impl Drop for Gauge {
 }
 
 /// Metrics, and which epoch they followed.
-pub(crate) fn evaluation(epoch: Option<u32>, eval: &Metrics) -> String {
+pub(crate) fn evaluation(epoch: Option<u32>, eval: &[Metrics]) -> String {
     let epoch = epoch.map(|epoch| format!("epoch {}: ", epoch + 1)).unwrap_or_default();
-    epoch + &metrics(eval)
+    let of_labels: Vec<String> = eval.iter().map(metrics).collect();
+    let examples = eval.first().map_or(0, |metrics| metrics.examples);
+    format!("{epoch}{}  on {} examples", of_labels.join("  |  "), figures::count(examples))
 }
 
-/// `auc 0.9051  log loss 0.3102  calibration 1.0170  accuracy 0.8551  on 16,281 examples`: of all metrics those
-/// that tell whether training goes well.
+/// `auc 0.9051  log loss 0.3102  calibration 1.0170  accuracy 0.8551`: of all metrics those that tell whether training
+/// goes well.
 fn metrics(metrics: &Metrics) -> String {
-    let group_auc = metrics.group_auc.map(|auc| format!("  group auc {}", figures::metric(Some(auc))));
-    format!(
-        "auc {}{}  log loss {}  calibration {}  accuracy {}  on {} examples",
-        figures::metric(metrics.auc),
-        group_auc.unwrap_or_default(),
-        figures::metric(metrics.log_loss),
-        figures::metric(metrics.calibration),
-        figures::metric(metrics.accuracy),
-        figures::count(metrics.examples),
-    )
+    const TELLING: [&str; 7] = ["auc", "group_auc", "log_loss", "mae", "r2", "calibration", "accuracy"];
+    let is_number = figures::find(metrics, "mae").is_some();
+    let names = is_number.then_some("rmse").into_iter().chain(TELLING);
+    let found = names.filter_map(|name| Some((name, figures::find(metrics, name)?)));
+    let figures = found.map(|(name, value)| format!("{} {}", name.replace('_', " "), figures::metric(value)));
+    let label = (!metrics.label.is_empty()).then(|| metrics.label.clone());
+    label.into_iter().chain(figures).collect::<Vec<_>>().join("  ")
 }
 
 fn line(progress: &Progress) -> String {
@@ -175,6 +172,8 @@ fn template(has_length: bool, colours: bool) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use millstream_control::proto::Measured;
+
     use super::*;
 
     #[test]
@@ -199,14 +198,21 @@ mod tests {
 
     #[test]
     fn an_evaluation_says_which_epoch_it_followed() {
-        let known = Metrics { auc: Some(0.75), calibration: Some(1.02), ..Metrics::default() };
-        let eval = Metrics { log_loss: 0.5, accuracy: 0.8, examples: 1_000, ..known };
-        let wanted =
-            "epoch 3: auc 0.7500  log loss 0.5000  calibration 1.0200  accuracy 0.8000  on 1,000 examples";
-        assert_eq!(evaluation(Some(2), &eval), wanted);
-        assert_eq!(evaluation(None, &eval), &wanted["epoch 3: ".len()..]);
-        let grouped = Metrics { group_auc: Some(0.6), groups: Some(9), auc: None, ..eval };
-        assert!(evaluation(Some(0), &grouped).starts_with("epoch 1: auc -  group auc 0.6000  log loss"));
+        let of = |label: &str, measured: &[(&str, Option<f64>)]| {
+            let measured =
+                measured.iter().map(|&(name, value)| Measured { name: name.into(), value, error: None });
+            let measured = measured.collect();
+            Metrics { label: label.into(), measured, examples: 1_000, groups: None }
+        };
+        let known =
+            [("auc", Some(0.75)), ("log_loss", Some(0.5)), ("rmse", Some(0.4)), ("accuracy", Some(0.8))];
+        let wanted = "epoch 3: auc 0.7500  log loss 0.5000  accuracy 0.8000  on 1,000 examples";
+        assert_eq!(evaluation(Some(2), &[of("", &known)]), wanted);
+        assert_eq!(evaluation(None, &[of("", &known)]), &wanted["epoch 3: ".len()..]);
+        let (grouped, number) =
+            ([("auc", None), ("group_auc", Some(0.6))], [("rmse", Some(2.0)), ("mae", Some(1.5))]);
+        let wanted = "bought  auc -  group auc 0.6000  |  price  rmse 2.0000  mae 1.5000  on 1,000 examples";
+        assert_eq!(evaluation(None, &[of("bought", &grouped), of("price", &number)]), wanted);
     }
 
     #[test]

@@ -190,8 +190,8 @@ impl Client {
     ///
     /// # Errors
     /// When there is no such checkpoint, or the data cannot be scored.
-    pub async fn evaluate(&mut self, request: ScoreRequest) -> Result<Metrics, ClientError> {
-        Ok(self.inner.evaluate(request).await?.into_inner())
+    pub async fn evaluate(&mut self, request: ScoreRequest) -> Result<Vec<Metrics>, ClientError> {
+        Ok(self.inner.evaluate(request).await?.into_inner().metrics)
     }
 
     /// Scores data row by row, in its order.

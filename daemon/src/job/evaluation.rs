@@ -3,9 +3,10 @@
 
 use std::path::Path;
 
-use millstream_pipeline::spec::{DataSpec, FeatureKind};
+use millstream_pipeline::spec::{DataSpec, FeatureKind, LabelSpec};
 use millstream_trainer::metrics::Metric;
 use millstream_trainer::session::{BestSpec, StoppingSpec};
+use millstream_trainer::spec::{Prediction, TrainingSpec};
 
 use super::document::Value;
 use super::features::Feature;
@@ -22,6 +23,16 @@ pub struct EvaluationSpec {
     pub cadence: EvalCadence,
     /// When training ends early.
     pub stopping: Option<StoppingSpec>,
+}
+
+/// What evaluations can be compared by: the labels, and how each is predicted.
+pub(super) struct Judged(Vec<(String, Prediction)>);
+
+impl Judged {
+    pub(super) fn of(labels: &LabelSpec, training: &TrainingSpec) -> Self {
+        let tasks = training.tasks(1 + labels.others.len()).into_iter().map(|task| task.loss.prediction());
+        Self(labels.all().map(|label| label.name.clone()).zip(tasks).collect())
+    }
 }
 
 /// After every epoch: held-out rows then come between those of training.
@@ -46,6 +57,7 @@ pub(super) fn read(
     names: &[&str],
     features: &[Feature],
     data: &DataSpec,
+    judged: &Judged,
 ) -> EvaluationSpec {
     let group = read_group(&mut section, names, features);
     let every_steps = section.whole("every_steps", 1..=u64::MAX);
@@ -56,7 +68,9 @@ pub(super) fn read(
     };
     let stopping = section.node("early_stopping").is_some().then(|| {
         let mut stopping = section.section("early_stopping", "[evaluation.early_stopping]");
-        let metric = read_metric(&mut stopping, "metric", group.as_deref());
+        let usual = (None, 0);
+        let (metric, label) =
+            read_metric(&mut stopping, ("metric", "label"), group.as_deref(), judged, usual);
         stopping.required("patience", "how many evaluations in a row may be no better");
         let patience = stopping.whole_u32("patience", 1..=u32::MAX).unwrap_or(1);
         let min_delta = stopping.node("min_delta").and_then(|node| stopping.as_number(node)).unwrap_or(0.0);
@@ -64,7 +78,7 @@ pub(super) fn read(
             stopping.error("min_delta", format!("expected a number at least 0, found {min_delta}"));
         }
         stopping.finish();
-        StoppingSpec { metric: metric.unwrap_or_default(), patience, min_delta }
+        StoppingSpec { metric, label, patience, min_delta }
     });
     for key in ["every_steps", "every_epochs", "early_stopping"] {
         if data.eval.is_empty() && section.has(key) {
@@ -89,13 +103,41 @@ fn read_group(section: &mut Section<'_>, names: &[&str], features: &[Feature]) -
     Some(text.to_owned())
 }
 
-/// Reads a metric to compare evaluations by, which `group` may have to be there for.
-fn read_metric(section: &mut Section<'_>, key: &'static str, group: Option<&str>) -> Option<Metric> {
-    let metric = section.choice(key, &Metric::ALL)?;
-    if metric == Metric::GroupAuc && group.is_none() {
+/// Reads a metric to compare evaluations by, which `group` may have to be there for, and the label that it is of. The
+/// keys are those of both; `usual` is what is compared by where they say nothing.
+fn read_metric(
+    section: &mut Section<'_>,
+    (key, label_key): (&'static str, &'static str),
+    group: Option<&str>,
+    Judged(labels): &Judged,
+    usual: (Option<Metric>, u32),
+) -> (Metric, u32) {
+    let given = section.text(label_key);
+    let place = given.and_then(|name| labels.iter().position(|(label, _)| label == name.text));
+    let are_named = labels.iter().any(|(name, _)| !name.is_empty());
+    if let Some(name) = given.filter(|_| !are_named) {
+        section.error_at(name.at, format!("`{label_key}` is for several [labels]"));
+    } else if let Some(name) = given.filter(|_| place.is_none()) {
+        let hint = error::suggestion(name.text, labels.iter().map(|(name, _)| name.as_str()));
+        section.error_at(name.at, format!("[labels] has no label `{}`{hint}", name.text));
+    }
+    let label = place.and_then(|place| u32::try_from(place).ok()).unwrap_or(usual.1);
+    let (name, prediction) =
+        labels.get(label as usize).map_or(("", Prediction::Probability), |(name, how)| (name, *how));
+    let metric = section.choice(key, &Metric::ALL);
+    if metric == Some(Metric::GroupAuc) && group.is_none() {
         section.error(key, "\"group_auc\" needs groups: `group` in [evaluation]");
     }
-    Some(metric)
+    if let Some(metric) = metric.filter(|metric| !metric.is_of(prediction)) {
+        let whose = if name.is_empty() { "the label".to_owned() } else { format!("`{name}`") };
+        let (of, how) = match prediction {
+            Prediction::Probability => ("numbers", "by its probability"),
+            Prediction::Number => ("probabilities", "as a number"),
+        };
+        section.error(key, format!("\"{}\" is of {of}, and {whose} is predicted {how}", metric.name()));
+    }
+    let usual = usual.0.filter(|metric| metric.is_of(prediction));
+    (metric.or(usual).unwrap_or(Metric::usual(prediction)), label)
 }
 
 /// Reads which checkpoints are kept of a job that is evaluated as `evaluation` says.
@@ -103,6 +145,7 @@ pub(super) fn read_checkpoint(
     mut checkpoint: Section<'_>,
     data: &DataSpec,
     evaluation: &EvaluationSpec,
+    judged: &Judged,
 ) -> CheckpointSpec {
     let directory = checkpoint.text("directory");
     if let Some(Text { text: "", at }) = directory {
@@ -113,7 +156,7 @@ pub(super) fn read_checkpoint(
         directory: data.base.join(Path::new(directory)),
         every_steps: checkpoint.whole("every_steps", 1..=u64::MAX).unwrap_or(1_000),
         keep: checkpoint.whole_u32("keep", 1..=u32::MAX).unwrap_or(3),
-        best: read_best(&mut checkpoint, evaluation),
+        best: read_best(&mut checkpoint, evaluation, judged),
     };
     if spec.best.is_some() && data.eval.is_empty() {
         checkpoint.error("keep_best", "`keep_best` needs held-out data: `eval` in [data]");
@@ -122,9 +165,10 @@ pub(super) fn read_checkpoint(
     spec
 }
 
-fn read_best(checkpoint: &mut Section<'_>, evaluation: &EvaluationSpec) -> Option<BestSpec> {
-    let stopping = evaluation.stopping.map(|stopping| stopping.metric);
-    let metric = read_metric(checkpoint, "best_metric", evaluation.group.as_deref()).or(stopping);
+fn read_best(checkpoint: &mut Section<'_>, evaluation: &EvaluationSpec, judged: &Judged) -> Option<BestSpec> {
+    let usual = evaluation.stopping.map_or((None, 0), |stopping| (Some(stopping.metric), stopping.label));
+    let (keys, group) = (("best_metric", "best_label"), evaluation.group.as_deref());
+    let (metric, label) = read_metric(checkpoint, keys, group, judged, usual);
     let keep = match checkpoint.node("keep_best").map(|node| &node.value) {
         None | Some(Value::Bool(false)) => None,
         Some(Value::Bool(true)) => Some(1),
@@ -135,10 +179,12 @@ fn read_best(checkpoint: &mut Section<'_>, evaluation: &EvaluationSpec) -> Optio
             None
         }
     };
-    if !checkpoint.has("keep_best") && checkpoint.has("best_metric") {
-        checkpoint.error("best_metric", "`best_metric` has no meaning without `keep_best`");
+    for key in ["best_metric", "best_label"] {
+        if !checkpoint.has("keep_best") && checkpoint.has(key) {
+            checkpoint.error(key, format!("`{key}` has no meaning without `keep_best`"));
+        }
     }
-    Some(BestSpec { metric: metric.unwrap_or_default(), keep: keep? })
+    Some(BestSpec { metric, label, keep: keep? })
 }
 
 #[cfg(test)]
@@ -184,10 +230,10 @@ eval = ["eval.parquet"]
         assert_eq!(judge("").best, None);
         let stopping =
             "[evaluation]\nearly_stopping = { metric = \"rmse\", patience = 3, min_delta = 0.001 }\n";
-        let rmse = StoppingSpec { metric: Metric::Rmse, patience: 3, min_delta: 0.001 };
+        let rmse = StoppingSpec { metric: Metric::Rmse, label: 0, patience: 3, min_delta: 0.001 };
         assert_eq!(judge(stopping).stopping, Some(rmse));
         let best = |text: &str, metric, keep| {
-            assert_eq!(judge(text).best, Some(BestSpec { metric, keep }), "{text}");
+            assert_eq!(judge(text).best, Some(BestSpec { metric, label: 0, keep }), "{text}");
         };
         best("[checkpoint]\nkeep_best = true", Metric::Auc, 1);
         best(&format!("{stopping}[checkpoint]\nkeep_best = 2"), Metric::Rmse, 2);

@@ -10,6 +10,7 @@ mod error;
 mod evaluation;
 mod features;
 mod filter;
+mod label;
 mod model;
 mod section;
 mod tensorboard;
@@ -35,6 +36,7 @@ use document::{Node, Table, Value};
 use error::{At, Problems};
 pub use error::{JobError, Place, Problem, Warning};
 pub use evaluation::EvaluationSpec;
+use evaluation::Judged;
 use features::Feature;
 use section::{Section, Text};
 pub use tensorboard::TensorBoardSpec;
@@ -47,7 +49,7 @@ pub struct Job {
     pub name: String,
     /// The data.
     pub data: DataSpec,
-    /// The label.
+    /// The label, or several.
     pub label: LabelSpec,
     /// The features that the model or its evaluation uses, in the file's order.
     pub features: Vec<FeatureSpec>,
@@ -142,17 +144,21 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     let name = read_name(&mut top);
     let seed = top.whole("seed", 0..=u64::MAX).unwrap_or(0);
     let data = read_data(top.required_section("data", "[data]", "the data to train on"), path, problems);
-    let label = read_label(top.required_section("label", "[label]", "the column to predict"));
+    let labels = label::read(&mut top, problems);
     let section = top.required_section("features", "[features]", "what is made of the columns");
     let names: Vec<_> = section.entries().map(|(name, ..)| name).collect();
     let features = features::read(section, &data.base);
     let model = top.required_section("model", "[model]", "what is trained");
+    let model_at = model.at_key("kind");
     let model = model::read(model, &names);
-    let training = training::read(top.section("training", "[training]"), seed);
+    let training = training::read(top.section("training", "[training]"), seed, &labels);
+    let label = labels.resolve(&training, &model, model_at, problems);
+    let judged = Judged::of(&label, &training);
     let warm_start = warm_start::read(&mut top, &data.base);
-    let evaluation = evaluation::read(top.section("evaluation", "[evaluation]"), &names, &features, &data);
+    let evaluation =
+        evaluation::read(top.section("evaluation", "[evaluation]"), &names, &features, &data, &judged);
     let checkpoint =
-        evaluation::read_checkpoint(top.section("checkpoint", "[checkpoint]"), &data, &evaluation);
+        evaluation::read_checkpoint(top.section("checkpoint", "[checkpoint]"), &data, &evaluation, &judged);
     let tensorboard = tensorboard::read(&mut top, &data.base);
     let storage = read_storage(top.section("storage", "[storage]"), &data.base);
     top.finish();
@@ -275,28 +281,6 @@ fn read_on_bad_record(data: &mut Section<'_>) -> OnBadRecord {
     if skip { OnBadRecord::Skip { limit: limit.unwrap_or(1_000) } } else { OnBadRecord::Fail }
 }
 
-fn read_label(mut label: Section<'_>) -> LabelSpec {
-    let column = label.required_text("column", "the column to predict").map(|column| column.text.to_owned());
-    let positive = match label.node("positive").map(|node| (node, &node.value)) {
-        None => None,
-        Some((_, Value::Text(text))) => Some(text.clone()),
-        // As the values of such columns read as text.
-        Some((_, Value::Whole(number))) => Some(number.to_string()),
-        Some((_, Value::Bool(value))) => Some(value.to_string()),
-        Some((node, other)) => {
-            let message = format!("expected the value that means 1, found {}", other.describe());
-            label.error_at(node.at, message);
-            None
-        }
-    };
-    let weight = label.text("weight").map(|weight| weight.text.to_owned());
-    if weight.is_some() && weight == column {
-        label.error("weight", "the label cannot be its own weight");
-    }
-    label.finish();
-    LabelSpec { column: column.unwrap_or_default(), positive, weight }
-}
-
 fn read_storage(mut storage: Section<'_>, base: &Path) -> StorageSpec {
     fn text(section: &mut Section<'_>, key: &'static str) -> Option<String> {
         section.text(key).map(|value| value.text.to_owned())
@@ -334,9 +318,12 @@ fn read_storage(mut storage: Section<'_>, base: &Path) -> StorageSpec {
 
 /// A model that is shown the answer learns nothing else.
 fn refuse_leaks(features: &[Feature], label: &LabelSpec, problems: &Problems<'_>) {
-    for feature in features.iter().filter(|feature| feature.spec.columns.contains(&label.column)) {
-        let message = format!("feature `{}` reads the label's column `{}`", feature.spec.name, label.column);
-        problems.error(feature.at, message);
+    for label in label.all() {
+        for feature in features.iter().filter(|feature| feature.spec.columns.contains(&label.column)) {
+            let message =
+                format!("feature `{}` reads the label's column `{}`", feature.spec.name, label.column);
+            problems.error(feature.at, message);
+        }
     }
 }
 

@@ -661,7 +661,7 @@ fn other_models() -> Vec<(String, String)> {
 #[test]
 fn every_model_of_the_reference_is_a_job_and_says_the_defaults() {
     let models = other_models();
-    assert_eq!(models.len(), 5);
+    assert_eq!(models.len(), 6);
     for (text, bare) in models {
         let (job, _) = parse(&text, &[]).unwrap_or_else(|error| panic!("{error}\n{text}"));
         let (bare, _) = parse(&bare, &[]).unwrap();

@@ -1,9 +1,11 @@
 //! The `[training]` of a job file.
 
 use millstream_trainer::spec::{
-    ClipSpec, DecaySpec, LossScaleSpec, LossSpec, Precision, ScheduleSpec, TrainingSpec,
+    ClipSpec, DecaySpec, LossScaleSpec, LossSpec, Precision, ScheduleSpec, TaskSpec, TrainingSpec,
 };
 
+use super::error::suggestion;
+use super::label::Labels;
 use super::section::Section;
 
 #[derive(Clone, Copy)]
@@ -23,19 +25,20 @@ const DECAYS: [(&str, Decay); 5] = [
     ("polynomial", Decay::Polynomial),
 ];
 
-/// Reads how to train; `seed` is the job's.
-pub(super) fn read(mut training: Section<'_>, seed: u64) -> TrainingSpec {
+/// Reads how to train to predict `labels`; `seed` is the job's.
+pub(super) fn read(mut training: Section<'_>, seed: u64, labels: &Labels) -> TrainingSpec {
     let precisions = [Precision::Fp32, Precision::Bf16, Precision::Fp16].map(|it| (it.name(), it));
     let precision = training.choice("precision", &precisions).unwrap_or_default();
     let loss_scale = read_loss_scale(&mut training, precision);
     let threads = training.whole_u32("threads", 1..=1_024);
     let schedule = read_schedule(training.section("schedule", "[training.schedule]"));
     let loss = read_loss(training.section("loss", "[training.loss]"));
+    let tasks = read_losses(&mut training, loss, labels);
     let norm = training.constant("clip_norm", true);
     let clip = ClipSpec { norm, value: training.constant("clip_value", true) };
     let micro_batch_rows = training.whole_u32("micro_batch_size", 1..=u32::MAX);
     training.finish();
-    TrainingSpec { seed, schedule, loss, clip, micro_batch_rows, precision, loss_scale, threads }
+    TrainingSpec { seed, schedule, loss, tasks, clip, micro_batch_rows, precision, loss_scale, threads }
 }
 
 /// How the loss is scaled, which half precision alone does.
@@ -63,14 +66,58 @@ fn read_loss_scale(training: &mut Section<'_>, precision: Precision) -> LossScal
 }
 
 fn read_loss(mut loss: Section<'_>) -> LossSpec {
-    loss.choice("kind", &[("bce", ())]);
-    let spec = LossSpec::BinaryCrossEntropy {
-        label_smoothing: loss.fraction("label_smoothing").unwrap_or(0.0),
-        positive_weight: loss.constant("positive_weight", true).unwrap_or(1.0),
-        negative_weight: loss.constant("negative_weight", true).unwrap_or(1.0),
-    };
+    let spec = read_kind(&mut loss);
     loss.finish();
     spec
+}
+
+fn read_kind(loss: &mut Section<'_>) -> LossSpec {
+    #[derive(Clone, Copy)]
+    enum Kind {
+        BinaryCrossEntropy,
+        SquaredError,
+    }
+    let kinds = [("bce", Kind::BinaryCrossEntropy), ("mse", Kind::SquaredError)];
+    match loss.choice("kind", &kinds).unwrap_or(Kind::BinaryCrossEntropy) {
+        Kind::BinaryCrossEntropy => LossSpec::BinaryCrossEntropy {
+            label_smoothing: loss.fraction("label_smoothing").unwrap_or(0.0),
+            positive_weight: loss.constant("positive_weight", true).unwrap_or(1.0),
+            negative_weight: loss.constant("negative_weight", true).unwrap_or(1.0),
+        },
+        Kind::SquaredError => {
+            for key in ["label_smoothing", "positive_weight", "negative_weight"] {
+                if loss.node(key).is_some() {
+                    loss.error(key, format!("`{key}` is for the loss \"bce\""));
+                }
+            }
+            LossSpec::SquaredError
+        }
+    }
+}
+
+/// The loss of each of several labels, `usual` where it has none of its own; none of one label without a name.
+fn read_losses(training: &mut Section<'_>, usual: LossSpec, labels: &Labels) -> Vec<TaskSpec> {
+    if !labels.are_named {
+        if training.node("losses").is_some() {
+            training.error("losses", "`losses` is for several [labels]; that of one is in [training.loss]");
+        }
+        return Vec::new();
+    }
+    let names = labels.names();
+    let mut tasks: Vec<TaskSpec> = names.iter().map(|_| usual.into()).collect();
+    let losses = training.section("losses", "[training.losses]");
+    for (name, at, node) in losses.entries() {
+        let Some(place) = names.iter().position(|label| *label == name) else {
+            let hint = suggestion(name, names.iter().copied());
+            losses.error_at(at, format!("[labels] has no label `{name}`{hint}"));
+            continue;
+        };
+        let Some(mut loss) = losses.as_section(node, format!("[training.losses.{name}]")) else { continue };
+        let weight = loss.constant("weight", true).unwrap_or(1.0);
+        tasks[place] = TaskSpec { loss: read_kind(&mut loss), weight };
+        loss.finish();
+    }
+    tasks
 }
 
 fn read_schedule(mut schedule: Section<'_>) -> ScheduleSpec {

@@ -40,8 +40,8 @@ pub struct JobRecord {
     pub checkpoint: Option<PathBuf>,
     /// How far it is.
     pub progress: Progress,
-    /// Metrics of the last evaluation.
-    pub eval: Option<Metrics>,
+    /// Metrics of the last evaluation, of each label; none before the first.
+    pub eval: Vec<Metrics>,
     /// The epoch that it followed, from 0; `None` where that had not ended.
     pub eval_epoch: Option<u32>,
 }
@@ -180,7 +180,7 @@ impl JobRecord {
             directory,
             checkpoint: None,
             progress: Progress::default(),
-            eval: None,
+            eval: Vec::new(),
             eval_epoch: None,
         }
     }

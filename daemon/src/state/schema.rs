@@ -92,6 +92,29 @@ const MIGRATIONS: &[&str] = &[
         PRIMARY KEY (job, step, name)
     ) STRICT;
 ",
+    // Which metrics there are depends on what a job predicts, and each label has its own.
+    "
+    ALTER TABLE job ADD COLUMN eval TEXT;
+
+    UPDATE job SET eval = json_object(
+        'auc', auc, 'auc_error', auc_error, 'pr_auc', pr_auc, 'pr_auc_error', pr_auc_error, 'log_loss', log_loss,
+        'normalized_entropy', normalized_entropy, 'calibration', calibration, 'rmse', rmse, 'accuracy', accuracy,
+        'group_auc', group_auc, 'groups', groups, 'examples', eval_examples
+    ) WHERE eval_examples IS NOT NULL;
+
+    ALTER TABLE job DROP COLUMN auc;
+    ALTER TABLE job DROP COLUMN auc_error;
+    ALTER TABLE job DROP COLUMN pr_auc;
+    ALTER TABLE job DROP COLUMN pr_auc_error;
+    ALTER TABLE job DROP COLUMN log_loss;
+    ALTER TABLE job DROP COLUMN normalized_entropy;
+    ALTER TABLE job DROP COLUMN calibration;
+    ALTER TABLE job DROP COLUMN rmse;
+    ALTER TABLE job DROP COLUMN accuracy;
+    ALTER TABLE job DROP COLUMN group_auc;
+    ALTER TABLE job DROP COLUMN groups;
+    ALTER TABLE job DROP COLUMN eval_examples;
+",
 ];
 
 /// Brings a database to the newest version, each step in a transaction of its own.
@@ -112,7 +135,32 @@ pub(super) fn migrate(connection: &mut Connection) -> Result<(), StoreError> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use millstream_trainer::metrics::{Metric, Metrics};
+
     use super::*;
+
+    #[test]
+    fn an_evaluation_kept_by_an_older_version_becomes_a_document() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        for migration in &MIGRATIONS[..4] {
+            connection.execute_batch(migration).unwrap();
+        }
+        connection.pragma_update(None, "user_version", 4).unwrap();
+        let columns = "id, name, text, path, state, reason, attempts, created_ms, directory, step, epoch, epochs, \
+                       examples, skipped_records, auc, log_loss, eval_examples";
+        for (id, eval) in [("a", "0.8125, 0.25, 99"), ("b", "NULL, NULL, NULL")] {
+            let values = format!("'{id}', 'a', '', x'', 'running', '', 1, 2, x'', 3, 0, 1, 4, 0, {eval}");
+            connection.execute_batch(&format!("INSERT INTO job ({columns}) VALUES ({values})")).unwrap();
+        }
+        migrate(&mut connection).unwrap();
+        let eval = |id: &str| -> Option<String> {
+            connection.query_row("SELECT eval FROM job WHERE id = ?1", [id], |row| row.get(0)).unwrap()
+        };
+        let metrics: Metrics = serde_json::from_str(&eval("a").unwrap()).unwrap();
+        assert_eq!((metrics.of(Metric::Auc), metrics.of(Metric::LogLoss)), (Some(0.8125), Some(0.25)));
+        assert_eq!((metrics.of(Metric::Rmse), metrics.examples, metrics.groups), (None, 99, None));
+        assert_eq!(eval("b"), None);
+    }
 
     #[test]
     fn jobs_survive_every_migration() {

@@ -15,6 +15,9 @@ use std::time::Duration;
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
 
+use millstream_trainer::metrics::one_or_several;
+use serde::{Deserialize, Serialize};
+
 use super::{JobRecord, JobSource, JobState, LogLevel, LogRecord, Metrics, Progress, schema};
 
 /// Lines of a job's log that are kept: the newest.
@@ -23,8 +26,7 @@ const LOG_LINES: u64 = 10_000;
 /// Columns of a [`JobRecord`], as [`read_job`] reads them.
 const JOB_COLUMNS: &str = "id, name, state, reason, attempts, created_ms, started_ms, ended_ms, directory, \
      checkpoint, step, total_steps, epoch, epochs, examples, examples_per_second, input_wait_fraction, loss, \
-     skipped_records, eval_epoch, auc, auc_error, pr_auc, pr_auc_error, log_loss, normalized_entropy, \
-     calibration, rmse, accuracy, group_auc, groups, eval_examples";
+     skipped_records, eval_epoch, eval";
 
 /// The daemon's memory of its jobs.
 pub struct Store {
@@ -240,17 +242,15 @@ impl Store {
 
 fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreError> {
     let progress = &record.progress;
-    let eval = EvalColumns::of(record.eval);
+    let eval = Evaluation(record.eval.clone());
+    let eval = serde_json::to_string(&eval).expect("metrics have names and numbers");
     let changed = connection
         .prepare_cached(
             "UPDATE job SET state = :state, reason = :reason, attempts = :attempts, started_ms = :started_ms, \
              ended_ms = :ended_ms, directory = :directory, checkpoint = :checkpoint, step = :step, \
              total_steps = :total_steps, epoch = :epoch, epochs = :epochs, examples = :examples, \
              examples_per_second = :rate, input_wait_fraction = :wait, loss = :loss, skipped_records = :skipped, \
-             eval_epoch = :eval_epoch, auc = :auc, auc_error = :auc_error, pr_auc = :pr_auc, \
-             pr_auc_error = :pr_auc_error, log_loss = :log_loss, normalized_entropy = :normalized_entropy, \
-             calibration = :calibration, rmse = :rmse, accuracy = :accuracy, group_auc = :group_auc, \
-             groups = :groups, eval_examples = :eval_examples WHERE id = :id",
+             eval_epoch = :eval_epoch, eval = :eval WHERE id = :id",
         )?
         .execute(named_params! {
             ":id": record.id,
@@ -271,18 +271,7 @@ fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreErr
             ":loss": progress.loss,
             ":skipped": progress.skipped_records,
             ":eval_epoch": record.eval_epoch,
-            ":auc": eval.auc,
-            ":auc_error": eval.auc_error,
-            ":pr_auc": eval.pr_auc,
-            ":pr_auc_error": eval.pr_auc_error,
-            ":log_loss": eval.log_loss,
-            ":normalized_entropy": eval.normalized_entropy,
-            ":calibration": eval.calibration,
-            ":rmse": eval.rmse,
-            ":accuracy": eval.accuracy,
-            ":group_auc": eval.group_auc,
-            ":groups": eval.groups,
-            ":eval_examples": eval.examples,
+            ":eval": eval,
         })?;
     if changed == 0 {
         return Err(StoreError::UnknownJob { id: record.id.clone() });
@@ -318,59 +307,14 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobRecord> {
     })
 }
 
-/// Metrics as columns: `examples` is null exactly when there are none.
-#[derive(Default)]
-struct EvalColumns {
-    auc: Option<f64>,
-    auc_error: Option<f64>,
-    pr_auc: Option<f64>,
-    pr_auc_error: Option<f64>,
-    log_loss: Option<f64>,
-    normalized_entropy: Option<f64>,
-    calibration: Option<f64>,
-    rmse: Option<f64>,
-    accuracy: Option<f64>,
-    group_auc: Option<f64>,
-    groups: Option<u64>,
-    examples: Option<u64>,
-}
+/// Metrics as a document.
+#[derive(Deserialize, Serialize)]
+struct Evaluation(#[serde(with = "one_or_several")] Vec<Metrics>);
 
-impl EvalColumns {
-    fn of(metrics: Option<Metrics>) -> Self {
-        metrics.map_or_else(Self::default, |metrics| Self {
-            auc: metrics.auc,
-            auc_error: metrics.auc_error,
-            pr_auc: metrics.pr_auc,
-            pr_auc_error: metrics.pr_auc_error,
-            log_loss: Some(metrics.log_loss),
-            normalized_entropy: metrics.normalized_entropy,
-            calibration: metrics.calibration,
-            rmse: Some(metrics.rmse),
-            accuracy: Some(metrics.accuracy),
-            group_auc: metrics.group_auc,
-            groups: metrics.groups,
-            examples: Some(metrics.examples),
-        })
-    }
-}
-
-/// Reads metrics from the columns from `first` on, in the order of [`EvalColumns`].
-fn read_eval(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<Metrics>> {
-    let Some(examples) = row.get(first + 11)? else { return Ok(None) };
-    Ok(Some(Metrics {
-        auc: row.get(first)?,
-        auc_error: row.get(first + 1)?,
-        pr_auc: row.get(first + 2)?,
-        pr_auc_error: row.get(first + 3)?,
-        log_loss: real(row, first + 4)?,
-        normalized_entropy: row.get(first + 5)?,
-        calibration: row.get(first + 6)?,
-        rmse: real(row, first + 7)?,
-        accuracy: real(row, first + 8)?,
-        group_auc: row.get(first + 9)?,
-        groups: row.get(first + 10)?,
-        examples,
-    }))
+fn read_eval(row: &Row<'_>, column: usize) -> rusqlite::Result<Vec<Metrics>> {
+    let Some(text) = row.get::<_, Option<String>>(column)? else { return Ok(Vec::new()) };
+    let read = serde_json::from_str::<Evaluation>(&text).map(|evaluation| evaluation.0);
+    read.map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error)))
 }
 
 /// SQLite stores NaN as null.
@@ -406,6 +350,8 @@ pub(super) fn missing_job(error: rusqlite::Error, id: &str) -> StoreError {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use millstream_trainer::metrics::{Measured, Metric};
+
     use super::*;
 
     fn record(id: &str) -> JobRecord {
@@ -418,20 +364,12 @@ mod tests {
 
     /// Each of another value, so that no two can be mistaken for each other.
     fn metrics() -> Metrics {
-        Metrics {
-            auc: Some(0.9),
-            auc_error: Some(0.01),
-            pr_auc: Some(0.6),
-            pr_auc_error: Some(0.02),
-            log_loss: 0.3,
-            normalized_entropy: Some(0.8),
-            calibration: Some(1.1),
-            rmse: 0.4,
-            accuracy: 0.85,
-            group_auc: Some(0.7),
-            groups: Some(12),
-            examples: 99,
-        }
+        let values = Metric::ALL.iter().zip(1_u8..).map(|(&(_, metric), nth)| Measured {
+            metric,
+            value: Some(f64::from(nth) / 10.0),
+            error: metric.is_bounded().then(|| f64::from(nth) / 1000.0),
+        });
+        Metrics { measured: values.collect(), groups: Some(12), examples: 99, ..Metrics::default() }
     }
 
     fn full_record() -> JobRecord {
@@ -453,7 +391,7 @@ mod tests {
                 loss: 0.5,
                 skipped_records: 3,
             },
-            eval: Some(metrics()),
+            eval: vec![metrics()],
             eval_epoch: Some(4),
             ..record("census-1")
         }
@@ -482,39 +420,18 @@ mod tests {
     }
 
     #[test]
-    fn metrics_that_are_not_defined_survive() {
+    fn metrics_of_several_labels_survive_and_those_that_are_not_defined() {
         let store = Store::open_in_memory().unwrap();
-        let eval = Metrics {
-            auc: None,
-            auc_error: None,
-            pr_auc: None,
-            pr_auc_error: None,
-            normalized_entropy: None,
-            calibration: None,
-            group_auc: None,
-            groups: None,
-            ..metrics()
-        };
-        store.insert_job(&JobRecord { eval: Some(eval), ..record("a") }, &source()).unwrap();
-        assert_eq!(store.job("a").unwrap().unwrap().eval, Some(eval));
-    }
-
-    #[test]
-    fn an_evaluation_kept_by_an_older_version_is_read() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("state.sqlite");
-        let store = Store::open(&file).unwrap();
-        store.insert_job(&full_record(), &source()).unwrap();
-        let added = ["auc_error", "pr_auc", "pr_auc_error", "normalized_entropy", "calibration", "rmse"];
-        for column in added.iter().chain(&["group_auc", "groups"]) {
-            store.lock().execute_batch(&format!("ALTER TABLE job DROP COLUMN {column}")).unwrap();
+        let undefined = |measured: &mut Measured| (measured.value, measured.error) = (None, None);
+        let mut eval = vec![metrics(), metrics()];
+        eval[0].measured.iter_mut().for_each(undefined);
+        eval[1].measured.retain(|measured| measured.metric == Metric::Rmse);
+        eval[1].groups = None;
+        for (label, metrics) in ["bought", "price"].into_iter().zip(&mut eval) {
+            metrics.label = label.to_owned();
         }
-        store.lock().execute_batch("DROP TABLE evaluation").unwrap();
-        store.lock().pragma_update(None, "user_version", 2).unwrap();
-        drop(store);
-        let eval = Store::open(&file).unwrap().job("census-1").unwrap().unwrap().eval.unwrap();
-        assert_eq!((eval.auc, eval.log_loss, eval.examples), (Some(0.9), 0.3, 99));
-        assert!(eval.pr_auc.is_none() && eval.rmse.is_nan());
+        store.insert_job(&JobRecord { eval: eval.clone(), ..record("a") }, &source()).unwrap();
+        assert_eq!(store.job("a").unwrap().unwrap().eval, eval);
     }
 
     #[test]

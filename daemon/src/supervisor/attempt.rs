@@ -18,6 +18,7 @@ use crate::state::{HistoryPoint, JobRecord, LogLevel};
 use crate::worker::host::WorkerProcess;
 use crate::worker::protocol::{FromWorker, Metrics, Progress, Restored, Role, Start, ToWorker, TrainRole};
 use crate::worker::tensorboard::EventSpec;
+use millstream_trainer::metrics::{Measured, Metric};
 
 /// How long a worker may take for its present step and a checkpoint once it is told to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
@@ -350,36 +351,29 @@ fn log_input(input: &Diagnosis, supervisor: &Supervisor) {
     }
 }
 
-fn evaluated((step, epoch, ends_epoch): (u64, u32, bool), metrics: Metrics, supervisor: &Supervisor) {
+fn evaluated((step, epoch, ends_epoch): (u64, u32, bool), metrics: Vec<Metrics>, supervisor: &Supervisor) {
     let when = if ends_epoch { format!("epoch {}", epoch + 1) } else { format!("step {step}") };
-    supervisor.book.log(LogLevel::Info, &format!("{when}: {}", told(&metrics)));
+    for metrics in &metrics {
+        supervisor.book.log(LogLevel::Info, &format!("{when}: {}", told(metrics)));
+    }
     supervisor.book.evaluated(step, epoch, ends_epoch, metrics);
 }
 
-/// An evaluation, for the log.
+/// An evaluation's metrics of a label, for the log.
 fn told(metrics: &Metrics) -> String {
-    let figure = |value: Option<f64>| {
-        value.map_or_else(|| "undefined (one class only)".to_owned(), |value| format!("{value:.6}"))
+    let figure = |&Measured { metric, value, error }: &Measured| {
+        let name = metric.name().replace('_', " ");
+        let bound = error.filter(|&error| error > 0.0).map(|error| format!(" (give or take {error:.1e})"));
+        let groups = metrics.groups.filter(|_| metric == Metric::GroupAuc);
+        let groups = groups.map(|groups| format!(" over {groups} groups")).unwrap_or_default();
+        match value {
+            Some(value) => format!("{name} {value:.6}{}{groups}", bound.unwrap_or_default()),
+            None => format!("{name} undefined{groups}"),
+        }
     };
-    let area = |value, error: Option<f64>| match error {
-        Some(error) if error > 0.0 => format!("{} (give or take {error:.1e})", figure(value)),
-        _ => figure(value),
-    };
-    let groups = metrics.groups.map_or_else(String::new, |groups| {
-        format!(", group auc {} over {groups} groups", figure(metrics.group_auc))
-    });
-    format!(
-        "auc {}, pr auc {}, log loss {:.6}, normalised entropy {}, calibration {}, rmse {:.6}, \
-         accuracy {:.6}{groups}, over {} examples",
-        area(metrics.auc, metrics.auc_error),
-        area(metrics.pr_auc, metrics.pr_auc_error),
-        metrics.log_loss,
-        figure(metrics.normalized_entropy),
-        figure(metrics.calibration),
-        metrics.rmse,
-        metrics.accuracy,
-        metrics.examples,
-    )
+    let figures: Vec<String> = metrics.measured.iter().map(figure).collect();
+    let label = if metrics.label.is_empty() { String::new() } else { format!("{}: ", metrics.label) };
+    format!("{label}{}, over {} examples", figures.join(", "), metrics.examples)
 }
 
 fn set_rates(record: &mut JobRecord, examples: f64, seconds: f64, waited: f64) {

@@ -98,9 +98,9 @@ impl Book {
     }
 
     /// Keeps the metrics of the evaluation after `step`, a step of `epoch`, with which that ended or not.
-    pub(crate) fn evaluated(&self, step: u64, epoch: u32, ends_epoch: bool, metrics: Metrics) {
-        self.change(|record| (record.eval, record.eval_epoch) = (Some(metrics), ends_epoch.then_some(epoch)));
-        let metrics = metrics.named().map(|(name, value)| (name.to_owned(), value)).collect();
+    pub(crate) fn evaluated(&self, step: u64, epoch: u32, ends_epoch: bool, eval: Vec<Metrics>) {
+        let metrics = eval.iter().flat_map(Metrics::named).collect();
+        self.change(|record| (record.eval, record.eval_epoch) = (eval, ends_epoch.then_some(epoch)));
         self.kept(self.store.append_evaluation(&self.id, &Evaluation { step, epoch, metrics }));
     }
 
@@ -167,6 +167,8 @@ fn is_due(last: &mut Option<Instant>, period: Duration) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use millstream_trainer::metrics::{Measured, Metric};
+
     use super::*;
     use crate::state::JobSource;
 
@@ -197,26 +199,16 @@ mod tests {
             assert_eq!(book.watch().borrow().progress.step, step);
         }
         assert_eq!(book.store.job("a-1").unwrap().unwrap().progress.step, 1);
-        let metrics = Metrics {
-            auc: Some(0.5),
-            auc_error: Some(0.0),
-            pr_auc: Some(0.3),
-            pr_auc_error: Some(0.0),
-            log_loss: 0.7,
-            normalized_entropy: Some(1.1),
-            calibration: Some(0.9),
-            rmse: 0.4,
-            accuracy: 0.5,
-            group_auc: None,
-            groups: None,
-            examples: 9,
-        };
-        book.evaluated(5, 3, true, metrics);
+        let measured = vec![Measured { metric: Metric::Auc, value: Some(0.5), error: Some(0.0) }];
+        let metrics = Metrics { measured, examples: 9, ..Metrics::default() };
+        let others = Metrics { label: "bought".into(), ..metrics.clone() };
+        let eval = vec![metrics, others];
+        book.evaluated(5, 3, true, eval.clone());
         let stored = book.store.job("a-1").unwrap().unwrap();
-        assert_eq!((stored.progress.step, stored.eval, stored.eval_epoch), (5, Some(metrics), Some(3)));
+        assert_eq!((stored.progress.step, stored.eval, stored.eval_epoch), (5, eval, Some(3)));
         let evaluations = book.store.history("a-1").unwrap().evaluations;
         assert_eq!((evaluations[0].step, evaluations[0].epoch), (5, 3));
-        let named: Vec<_> = metrics.named().map(|(name, value)| (name.to_owned(), value)).collect();
+        let named = ["auc", "bought/auc"].map(|name| (name.to_owned(), 0.5));
         assert_eq!(evaluations[0].metrics, named);
     }
 

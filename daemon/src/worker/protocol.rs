@@ -183,17 +183,17 @@ pub enum FromWorker {
         epoch: u32,
         /// Whether that epoch had ended.
         ends_epoch: bool,
-        /// What came out.
-        metrics: Metrics,
+        /// What came out, of each label.
+        metrics: Vec<Metrics>,
     },
     /// Something is not as it should be, and training goes on.
     Warned {
         /// What.
         message: String,
     },
-    /// Probabilities for the next rows, in the order of the data.
+    /// Scores of the next rows, in the order of the data.
     Scores {
-        /// One a row.
+        /// One a row of the first label, then as many of the next.
         scores: Vec<f32>,
     },
     /// All batches are used and, when training, the final checkpoint is committed. The last message.
@@ -295,6 +295,8 @@ fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use millstream_trainer::metrics::{Measured, Metric};
+
     use super::*;
 
     fn frame(message: &impl Serialize) -> Vec<u8> {
@@ -306,24 +308,22 @@ mod tests {
     #[test]
     fn messages_come_back_one_by_one_and_nothing_past_them_is_read() {
         let first = FromWorker::Scores { scores: vec![0.1, 1.0 / 3.0, f32::MIN_POSITIVE] };
+        let metrics = |label: &str| Metrics {
+            label: label.to_owned(),
+            measured: vec![
+                Measured { metric: Metric::Auc, value: Some(0.1 + 0.2), error: Some(0.0) },
+                Measured { metric: Metric::LogLoss, value: Some(1e-300), error: None },
+                Measured { metric: Metric::Calibration, value: Some(1e83), error: None },
+                Measured { metric: Metric::Accuracy, value: None, error: None },
+            ],
+            groups: Some(u64::MAX),
+            examples: u64::MAX,
+        };
         let second = FromWorker::Evaluated {
             step: 12,
             epoch: 3,
             ends_epoch: true,
-            metrics: Metrics {
-                auc: Some(0.1 + 0.2),
-                auc_error: Some(0.0),
-                pr_auc: None,
-                pr_auc_error: None,
-                log_loss: 1e-300,
-                normalized_entropy: Some(2.0 / 3.0),
-                calibration: Some(1e83),
-                rmse: 0.1,
-                accuracy: 1.0,
-                group_auc: Some(0.7),
-                groups: Some(u64::MAX),
-                examples: u64::MAX,
-            },
+            metrics: ["", "bought"].map(metrics).to_vec(),
         };
         let mut bytes = frame(&first);
         bytes.extend(frame(&second));

@@ -42,7 +42,10 @@ pub(super) fn run(
         };
         match output {
             Output::Metrics => scorer.evaluate(leased.batch())?,
-            Output::Scores => send_scores(scorer.predict(leased.batch())?, link)?,
+            Output::Scores => {
+                let rows = leased.batch().rows();
+                send_scores(scorer.predict(leased.batch())?, rows, link)?;
+            }
         }
     }
     if output == Output::Metrics {
@@ -52,12 +55,17 @@ pub(super) fn run(
     Ok(Ended::Done)
 }
 
-fn send_scores(scores: &[f32], link: &mut Link) -> Result<()> {
+/// Sends the scores of `rows` rows, label after label.
+fn send_scores(scores: &[f32], rows: usize, link: &mut Link) -> Result<()> {
     if let Some(score) = scores.iter().find(|score| !score.is_finite()) {
-        bail!("the model scores a row {score}, which is not a probability");
+        bail!("the model scores a row {score}, which is not a number to go by");
     }
-    for scores in scores.chunks(SCORES_PER_MESSAGE) {
-        link.send(&FromWorker::Scores { scores: scores.to_vec() })?;
+    let labels = scores.len() / rows.max(1);
+    let most = (SCORES_PER_MESSAGE / labels.max(1)).max(1);
+    for start in (0..rows).step_by(most) {
+        let of_message = start..rows.min(start + most);
+        let of_labels = scores.chunks_exact(rows).flat_map(|of_label| &of_label[of_message.clone()]);
+        link.send(&FromWorker::Scores { scores: of_labels.copied().collect() })?;
     }
     Ok(())
 }

@@ -306,8 +306,8 @@ impl Training<'_> {
     fn evaluated(&mut self, epoch: u32, ends_epoch: bool, Judged { metrics, is_best }: Judged) -> Result<()> {
         let step = self.session.step();
         self.report()?;
+        self.record(|events, _| events.evaluated(step, &metrics))?;
         self.link.send(&FromWorker::Evaluated { step, epoch, ends_epoch, metrics })?;
-        self.record(|events, _| events.evaluated(step, metrics))?;
         if is_best {
             self.flush_events()?;
             self.keeper.take(&self.session, self.link)?;

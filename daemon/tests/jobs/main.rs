@@ -13,6 +13,7 @@ use std::time::Duration;
 use millstream_daemon::config::StateLocation;
 use millstream_daemon::daemon::SubmitError;
 use millstream_daemon::state::{JobRecord, JobState, LogLevel};
+use millstream_trainer::metrics::Metric;
 use support::{
     EPOCHS, EVAL_ROWS, JOB, Place, TRAIN_ROWS, assert_same, contents, ended, kill_worker, reaches, worker_in,
 };
@@ -32,9 +33,9 @@ async fn a_job_trains_evaluates_and_is_scored() {
     assert_eq!(job.progress.examples, EPOCHS * TRAIN_ROWS as u64);
     assert!(job.progress.examples_per_second > 0.0);
     assert!((0.0..=1.0).contains(&job.progress.input_wait_fraction));
-    let eval = job.eval.unwrap();
-    assert_eq!(eval.examples, EVAL_ROWS as u64);
-    assert!(eval.auc.unwrap() > 0.8, "{eval:?}");
+    let eval = job.eval;
+    assert_eq!((eval.len(), eval[0].examples), (1, EVAL_ROWS as u64));
+    assert!(eval[0].of(Metric::Auc).unwrap() > 0.8, "{eval:?}");
     assert_eq!(worker_in(&job.directory), None);
     let checkpoints = fs::read_dir(&job.directory)
         .unwrap()
@@ -51,7 +52,9 @@ async fn a_job_trains_evaluates_and_is_scored() {
         assert_eq!(metrics, eval, "{target}");
     }
     let mut scores = Vec::new();
-    let mut receiver = daemon.predict(&job.id, vec!["train-1.parquet".into()], here.clone()).await.unwrap();
+    let predictions = daemon.predict(&job.id, vec!["train-1.parquet".into()], here.clone()).await.unwrap();
+    assert!(predictions.labels.is_empty());
+    let mut receiver = predictions.scores;
     while let Some(batch) = receiver.recv().await {
         scores.extend(batch.unwrap());
     }

@@ -45,7 +45,7 @@ pub struct BatchMut<'a> {
 
 /// All sections of a slot at once, for filling them side by side.
 pub struct Sections<'a> {
-    /// `[B]`
+    /// `[L, B]`
     pub labels: &'a mut [f32],
     /// `[B]`; present when the schema is weighted.
     pub weights: Option<&'a mut [f32]>,
@@ -202,9 +202,14 @@ impl<'a> BatchRef<'a> {
         self.header().rows as usize
     }
 
-    /// Labels, `[rows]`.
-    pub fn labels(&self) -> &'a [f32] {
-        &as_f32(self.section(self.layout.labels))[..self.rows()]
+    /// Label `label` of each row, `[rows]`.
+    ///
+    /// # Panics
+    /// When there is no such label.
+    pub fn labels(&self, label: usize) -> &'a [f32] {
+        let schema = self.layout.schema();
+        assert!(label < schema.label_count(), "no label {label}");
+        &as_f32(self.section(self.layout.labels))[label * schema.rows as usize..][..self.rows()]
     }
 
     /// Row weights, `[rows]`, when the schema is weighted.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! offset 0   header      256 bytes, see [`crate::batch::BatchHeader`]
-//!            labels      [B]      f32
+//!            labels      [L, B]   f32, one label after the other
 //!            weights     [B]      f32, only when the schema is weighted
 //!            dense       [B, D]   f32, row-major
 //!            ids         [F, B]   u32, one feature after the other
@@ -101,7 +101,7 @@ impl SlotLayout {
                 .ok_or_else(too_large)?;
             Ok(section)
         };
-        let labels = place(Some(rows), 4)?;
+        let labels = place(rows.checked_mul(schema.label_count()), 4)?;
         let weights = schema.weighted.then(|| place(Some(rows), 4)).transpose()?;
         let dense = place(rows.checked_mul(schema.dense.len()), 4)?;
         let ids = place(rows.checked_mul(schema.ids.len()), 4)?;
@@ -137,9 +137,13 @@ impl SlotLayout {
     /// 64-bit FNV-1a over the schema's fields in the order of their declaration: numbers as eight bytes,
     /// least first; texts and lists after their lengths.
     pub fn fingerprint(&self) -> u64 {
-        let BatchSchema { rows, weighted, dense, ids, ragged, position_bytes } = &self.schema;
+        let BatchSchema { rows, labels, weighted, dense, ids, ragged, position_bytes } = &self.schema;
         let mut hash = Fnv1a::new();
         hash.number(u64::from(*rows));
+        hash.number(labels.len() as u64);
+        for name in labels {
+            hash.text(name);
+        }
         hash.number(u64::from(*weighted));
         hash.number(dense.len() as u64);
         for name in dense {

@@ -1,17 +1,20 @@
 //! What one batch holds, as both sides of the ring agree on it.
 //!
-//! Shape letters, used throughout the project: `B` rows of a batch, `D` dense columns, `F` features
+//! Shape letters, used throughout the project: `B` rows of a batch, `L` labels, `D` dense columns, `F` features
 //! with one id a row, `R` ragged (multi-valued) features.
 
 use serde::{Deserialize, Serialize};
 
-/// The content of a batch: one label, `D` dense columns, `F` single-id features and `R` ragged ones.
+/// The content of a batch: `L` labels, `D` dense columns, `F` single-id features and `R` ragged ones.
 ///
 /// The order within each list is the order in the slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchSchema {
     /// Rows a slot can hold (`B`). The last batch of a pass may hold fewer.
     pub rows: u32,
+    /// Names of the labels, in slot order (`L`); none where rows have one label, which needs no name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<String>,
     /// Whether each row carries a weight.
     pub weighted: bool,
     /// Names of the dense columns, in slot order (`D`).
@@ -22,6 +25,13 @@ pub struct BatchSchema {
     pub ragged: Vec<RaggedFeature>,
     /// Room for the encoded position of the job in its data after this batch, in bytes.
     pub position_bytes: u32,
+}
+
+impl BatchSchema {
+    /// Labels that each row has (`L`), at least one.
+    pub fn label_count(&self) -> usize {
+        self.labels.len().max(1)
+    }
 }
 
 /// A feature with exactly one id a row.

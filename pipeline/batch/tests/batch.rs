@@ -13,6 +13,7 @@ use support::{check, fill, schema};
 prop_compose! {
     fn schemas()(
         rows in 1_u32..300,
+        labels in 0_usize..4,
         weighted: bool,
         dense in 0_usize..4,
         ids in 0_usize..4,
@@ -21,6 +22,7 @@ prop_compose! {
     ) -> BatchSchema {
         BatchSchema {
             rows,
+            labels: vec![String::from("l"); labels],
             weighted,
             dense: vec![String::from("d"); dense],
             ids: vec![IdFeature { name: "i".into(), cardinality: 10 }; ids],
@@ -74,7 +76,9 @@ proptest! {
         let batch = buffer.as_ref();
         prop_assert_eq!(batch.header(), header(schema.rows));
         prop_assert_eq!(batch.position(), position);
-        prop_assert_eq!(batch.labels(), vec![1.0; rows]);
+        for label in 0..schema.label_count() {
+            prop_assert_eq!(batch.labels(label), vec![1.0; rows]);
+        }
         let weights = vec![2.0; rows];
         prop_assert_eq!(batch.weights(), schema.weighted.then_some(&weights[..]));
         prop_assert_eq!(batch.dense(), vec![3.0; rows * schema.dense.len()]);
@@ -95,7 +99,7 @@ fn an_empty_batch_has_empty_views() {
     let mut buffer = buffer(&schema(20));
     buffer.as_mut().set_header(&header(0));
     let batch = buffer.as_ref();
-    assert_eq!((batch.rows(), batch.labels(), batch.dense()), (0, &[][..], &[][..]));
+    assert_eq!((batch.rows(), batch.labels(0), batch.dense()), (0, &[][..], &[][..]));
     assert_eq!(batch.weights(), Some(&[][..]));
     assert_eq!(batch.ids(1), []);
     assert_eq!(batch.ragged(0), (&[0][..], &[][..]));

@@ -30,8 +30,11 @@ pub use summary::Summary;
 pub struct Analysis {
     /// Rows counted.
     pub rows: u64,
-    /// The label; `None` when nothing was learned.
+    /// The label, or the first of several; `None` when nothing was learned.
     pub label: Option<LabelStatistics>,
+    /// The labels after the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more_labels: Vec<LabelStatistics>,
     /// By column.
     pub numbers: BTreeMap<String, NumberStatistics>,
     /// By feature.
@@ -46,6 +49,9 @@ pub struct LabelStatistics {
     pub positives: u64,
     /// The labels' mean.
     pub mean: f64,
+    /// Whether it is any number, and being above 0 means nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_number: bool,
 }
 
 /// A column of numbers. All but `missing` is over the values that are present.

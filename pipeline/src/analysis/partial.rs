@@ -13,7 +13,7 @@ use crate::dataset::{BadRecords, ProjectedColumn, Projection, RawChunk};
 use crate::spec::{FeatureKind, FeatureSpec, LabelSpec, Terms};
 use crate::transform::column::{Elements, Missing, NUMBERS, Number, Single, TEXTS, numbers, texts};
 use crate::transform::fault::{Fault, Problem, settle, wrong_type};
-use crate::transform::label::{Positive, Target, probabilities};
+use crate::transform::label::{Meaning, Target};
 use crate::transform::logarithm::signed_log1p;
 
 /// Distinct label values kept to tell a person what the label holds, and how many are told.
@@ -24,8 +24,7 @@ const MOST_TOLD: usize = 5;
 pub(super) struct Plan {
     pub(super) projection: Projection,
     missing: Missing,
-    label: usize,
-    positive: Option<Positive>,
+    labels: Vec<LabelPlan>,
     /// Columns whose statistics are taken.
     numbers: Vec<usize>,
     /// Columns whose terms are counted.
@@ -33,15 +32,28 @@ pub(super) struct Plan {
     vocabulary_bytes: usize,
 }
 
+/// Where a label is, and what its values mean.
+struct LabelPlan {
+    column: usize,
+    meaning: Meaning,
+}
+
 /// What was counted in one split, or in all up to it.
 pub(super) struct Partial {
     pub(super) rows: u64,
-    pub(super) positives: u64,
-    labels: Accumulator,
-    /// Values of the label, up to [`MOST_SEEN`].
-    seen: BTreeMap<Vec<u8>, u64>,
+    labels: Vec<LabelCounts>,
     numbers: Vec<NumberCounts>,
     terms: Vec<ColumnTerms>,
+}
+
+#[derive(Clone)]
+struct LabelCounts {
+    /// Whether rows are positive or negative.
+    has_classes: bool,
+    positives: u64,
+    numbers: Accumulator,
+    /// Its values, up to [`MOST_SEEN`].
+    seen: BTreeMap<Vec<u8>, u64>,
 }
 
 #[derive(Clone, Copy)]
@@ -61,7 +73,7 @@ struct ColumnTerms {
 
 /// A chunk's numbers and labels, read before any of its rows is counted.
 struct Read {
-    label: (Elements, Vec<Target>),
+    labels: Vec<(Elements, Vec<Target>)>,
     numbers: Vec<(Elements, Vec<Number>)>,
 }
 
@@ -93,16 +105,11 @@ impl Plan {
         };
         let numbers = columns(learns_statistics);
         let terms = columns(learns_terms);
-        let label_column = place(&label.column, false);
-        Self {
-            projection,
-            missing: Missing::new(missing),
-            label: label_column,
-            positive: label.positive.as_deref().map(Positive::new),
-            numbers,
-            terms,
-            vocabulary_bytes,
-        }
+        let labels = label
+            .all()
+            .map(|label| LabelPlan { column: place(&label.column, false), meaning: Meaning::of(label) });
+        let labels = labels.collect();
+        Self { projection, missing: Missing::new(missing), labels, numbers, terms, vocabulary_bytes }
     }
 
     /// Nothing counted yet.
@@ -117,9 +124,7 @@ impl Plan {
         let terms = || ColumnTerms { values: 0, missing: 0, counts: TermCounts::new(self.vocabulary_bytes) };
         Partial {
             rows: 0,
-            positives: 0,
-            labels: Accumulator::default(),
-            seen: BTreeMap::new(),
+            labels: self.labels.iter().map(LabelPlan::start).collect(),
             numbers: vec![number; self.numbers.len()],
             terms: self.terms.iter().map(|_| terms()).collect(),
         }
@@ -133,12 +138,13 @@ impl Plan {
         let kept = |row: usize| keep.as_ref().is_none_or(|keep| keep[row]);
         for row in (0..raw.rows()).filter(|&row| kept(row)) {
             partial.rows += 1;
-            let (elements, targets) = &read.label;
-            if let Single::One(element) = elements.single(row)
-                && let Target::Value(label) = targets[element]
-            {
-                partial.positives += u64::from(label > 0.0);
-                partial.labels.add(label.into());
+            for ((elements, targets), counts) in read.labels.iter().zip(&mut partial.labels) {
+                if let Single::One(element) = elements.single(row)
+                    && let Target::Value(label) = targets[element]
+                {
+                    counts.positives += u64::from(label > 0.0);
+                    counts.numbers.add(label.into());
+                }
             }
         }
         for ((elements, numbers), counts) in read.numbers.iter().zip(&mut partial.numbers) {
@@ -157,25 +163,8 @@ impl Plan {
 
     /// Reads labels and numbers, and notes the rows where one cannot be used.
     fn read(&self, raw: &RawChunk, faults: &mut Vec<Fault>) -> Result<Read, Error> {
-        let elements = Elements::of(raw.columns().column(self.label));
-        let (targets, expected) = match &self.positive {
-            Some(positive) => (positive.labels(&elements.leaf, &self.missing), "a label"),
-            None => (probabilities(&elements.leaf, &self.missing), "a label from 0 to 1"),
-        };
-        let targets = targets.ok_or_else(|| wrong_type(raw, self.label, TEXTS))?;
-        for row in 0..raw.rows() {
-            let problem = match elements.single(row) {
-                Single::One(element) => match targets[element] {
-                    Target::Value(_) => continue,
-                    Target::Absent => Problem::Absent,
-                    Target::Invalid => Problem::Unusable { element, expected },
-                },
-                Single::Absent => Problem::Absent,
-                Single::Several(count) => Problem::Several(count),
-            };
-            faults.push(Fault { row, column: self.label, problem });
-        }
-        let label = (elements, targets);
+        let labels = self.labels.iter().map(|label| label.read(raw, &self.missing, faults));
+        let labels = labels.collect::<Result<Vec<_>, _>>()?;
         let mut read = Vec::with_capacity(self.numbers.len());
         for &column in &self.numbers {
             let elements = Elements::of(raw.columns().column(column));
@@ -193,7 +182,7 @@ impl Plan {
             }
             read.push((elements, numbers));
         }
-        Ok(Read { label, numbers: read })
+        Ok(Read { labels, numbers: read })
     }
 
     /// Counts terms, and the label's values, of `rows` rows from row `start`.
@@ -215,18 +204,20 @@ impl Plan {
             terms.values += present;
             terms.missing += elements.leaf.len() as u64 - present;
         }
-        // What the label holds is only told when it is never positive.
-        if partial.positives == 0 {
-            let elements = Elements::of(&raw.columns().column(self.label).slice(start, rows));
+        // What a label holds is only told when it is never positive.
+        for (label, counts) in
+            self.labels.iter().zip(&mut partial.labels).filter(|(_, counts)| !counts.is_shown())
+        {
+            let elements = Elements::of(&raw.columns().column(label.column).slice(start, rows));
             let note = |text: &[u8]| {
-                if let Some(count) = partial.seen.get_mut(text) {
+                if let Some(count) = counts.seen.get_mut(text) {
                     *count += 1;
-                } else if partial.seen.len() < MOST_SEEN {
-                    partial.seen.insert(text.to_vec(), 1);
+                } else if counts.seen.len() < MOST_SEEN {
+                    counts.seen.insert(text.to_vec(), 1);
                 }
             };
             texts(&elements.leaf, &self.missing, (), note)
-                .ok_or_else(|| wrong_type(raw, self.label, TEXTS))?;
+                .ok_or_else(|| wrong_type(raw, label.column, TEXTS))?;
         }
         Ok(())
     }
@@ -247,8 +238,9 @@ impl Plan {
                 vocabularies.insert(feature.name.clone(), terms.vocabulary(&feature.kind));
             }
         }
-        let label = LabelStatistics { positives: total.positives, mean: total.labels.mean() };
-        Ok(Analysis { rows: total.rows, label: Some(label), numbers, vocabularies })
+        let mut labels = total.labels.iter().map(LabelCounts::statistics);
+        let (label, more_labels) = (labels.next(), labels.collect());
+        Ok(Analysis { rows: total.rows, label, more_labels, numbers, vocabularies })
     }
 }
 
@@ -256,12 +248,8 @@ impl Partial {
     /// Adds what was counted in the splits that follow.
     pub(super) fn merge(&mut self, other: Self) {
         self.rows += other.rows;
-        self.positives += other.positives;
-        self.labels.merge(&other.labels);
-        for (value, count) in other.seen {
-            if self.seen.len() < MOST_SEEN || self.seen.contains_key(&value) {
-                *self.seen.entry(value).or_default() += count;
-            }
+        for (labels, other) in self.labels.iter_mut().zip(other.labels) {
+            labels.merge(other);
         }
         for (numbers, other) in self.numbers.iter_mut().zip(&other.numbers) {
             numbers.missing += other.missing;
@@ -277,15 +265,22 @@ impl Partial {
         }
     }
 
-    /// Refuses a label that is never positive.
-    pub(super) fn check(&self, label: &LabelSpec) -> Result<(), Error> {
-        if self.positives > 0 {
-            return Ok(());
-        }
+    /// Whether there were rows, and each label of classes was positive somewhere.
+    pub(super) fn shows_every_label(&self) -> bool {
+        self.rows > 0 && self.labels.iter().all(LabelCounts::is_shown)
+    }
+
+    /// Refuses labels that are never positive.
+    pub(super) fn check(&self, spec: &LabelSpec) -> Result<(), Error> {
         if self.rows == 0 {
             return Err(Error::NoRows { stream: "training" });
         }
-        let mut seen: Vec<(&Vec<u8>, u64)> = self.seen.iter().map(|(value, &count)| (value, count)).collect();
+        let Some((label, counts)) = spec.all().zip(&self.labels).find(|(_, counts)| !counts.is_shown())
+        else {
+            return Ok(());
+        };
+        let mut seen: Vec<(&Vec<u8>, u64)> =
+            counts.seen.iter().map(|(value, &count)| (value, count)).collect();
         seen.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
         let seen = seen.iter().take(MOST_TOLD).map(|(value, _)| String::from_utf8_lossy(value).into_owned());
         Err(Error::NeverPositive {
@@ -294,6 +289,63 @@ impl Partial {
             records: self.rows,
             seen: seen.collect(),
         })
+    }
+}
+
+impl LabelPlan {
+    fn start(&self) -> LabelCounts {
+        LabelCounts {
+            has_classes: self.meaning.has_classes(),
+            positives: 0,
+            numbers: Accumulator::default(),
+            seen: BTreeMap::new(),
+        }
+    }
+
+    /// Reads the labels of a chunk, and notes the rows where one cannot be used.
+    fn read(
+        &self,
+        raw: &RawChunk,
+        missing: &Missing,
+        faults: &mut Vec<Fault>,
+    ) -> Result<(Elements, Vec<Target>), Error> {
+        let elements = Elements::of(raw.columns().column(self.column));
+        let targets = self.meaning.labels(&elements.leaf, missing);
+        let targets = targets.ok_or_else(|| wrong_type(raw, self.column, TEXTS))?;
+        for row in 0..raw.rows() {
+            let problem = match elements.single(row) {
+                Single::One(element) => match targets[element] {
+                    Target::Value(_) => continue,
+                    Target::Absent => Problem::Absent,
+                    Target::Invalid => Problem::Unusable { element, expected: self.meaning.expected() },
+                },
+                Single::Absent => Problem::Absent,
+                Single::Several(count) => Problem::Several(count),
+            };
+            faults.push(Fault { row, column: self.column, problem });
+        }
+        Ok((elements, targets))
+    }
+}
+
+impl LabelCounts {
+    /// Whether it is positive somewhere, or need not be.
+    fn is_shown(&self) -> bool {
+        !self.has_classes || self.positives > 0
+    }
+
+    fn statistics(&self) -> LabelStatistics {
+        LabelStatistics { positives: self.positives, mean: self.numbers.mean(), is_number: !self.has_classes }
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.positives += other.positives;
+        self.numbers.merge(&other.numbers);
+        for (value, count) in other.seen {
+            if self.seen.len() < MOST_SEEN || self.seen.contains_key(&value) {
+                *self.seen.entry(value).or_default() += count;
+            }
+        }
     }
 }
 

@@ -74,7 +74,7 @@ pub(super) struct Counting<'a> {
     pub(super) bad: &'a BadRecords,
     pub(super) cancel: &'a AtomicBool,
     pub(super) progress: &'a (dyn Fn(Progress) + Sync),
-    /// Whether to end once a positive label is found.
+    /// Whether to end once every label was found to be positive somewhere.
     pub(super) until_positive: bool,
 }
 
@@ -109,7 +109,7 @@ impl Learn<'_> {
     }
 
     /// Reads the data and learns. Where no feature learns anything, only as much is read as shows that
-    /// there are positive labels, and the analysis is empty.
+    /// there are positive labels, of each that has classes, and the analysis is empty.
     ///
     /// # Errors
     /// [`Error::NeverPositive`], a column of numbers without any, columns of the wrong type, bad records
@@ -208,7 +208,7 @@ impl Counting<'_> {
                 rows: shared.rows.fetch_add(rows, Ordering::Relaxed) + rows,
                 bytes: shared.bytes.load(Ordering::Relaxed),
             });
-            if self.until_positive && partial.positives > 0 {
+            if self.until_positive && partial.shows_every_label() {
                 break;
             }
         }
@@ -249,6 +249,6 @@ impl Merging {
                 Err(error) => self.error = self.error.take().or(Some(error)),
             }
         }
-        self.stop |= until_positive && self.total.positives > 0;
+        self.stop |= until_positive && self.total.shows_every_label();
     }
 }

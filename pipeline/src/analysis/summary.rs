@@ -19,8 +19,15 @@ impl fmt::Display for Summary<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(label) = &self.analysis.label else { return writeln!(formatter, "nothing to learn") };
         let rows = self.analysis.rows;
-        let share = if rows == 0 { 0.0 } else { 100.0 * label.positives as f64 / rows as f64 };
-        writeln!(formatter, "{rows} rows, {share:.2} % positive")?;
+        write!(formatter, "{rows} rows")?;
+        for label in std::iter::once(label).chain(&self.analysis.more_labels) {
+            let share = if rows == 0 { 0.0 } else { 100.0 * label.positives as f64 / rows as f64 };
+            match label.is_number {
+                true => write!(formatter, ", mean label {:.4}", label.mean)?,
+                false => write!(formatter, ", {share:.2} % positive")?,
+            }
+        }
+        writeln!(formatter)?;
         for (column, statistics) in &self.analysis.numbers {
             write_numbers(formatter, column, statistics)?;
         }

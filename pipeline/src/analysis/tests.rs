@@ -15,7 +15,7 @@ use super::partial::Plan;
 use super::pass::{Counting, NextChunk, Source};
 use super::*;
 use crate::dataset::{BadRecords, RawChunk};
-use crate::spec::{LabelSpec, OnBadRecord};
+use crate::spec::{LabelColumn, LabelNumbers, LabelSpec, OnBadRecord};
 
 /// Number, term, label.
 type Record = (Option<f64>, Option<String>, bool);
@@ -43,7 +43,7 @@ fn features() -> Vec<FeatureSpec> {
 }
 
 fn label() -> LabelSpec {
-    LabelSpec { column: "y".into(), positive: Some("yes".into()), weight: None }
+    LabelSpec::of("y", Some("yes"))
 }
 
 fn chunk(records: &[Record]) -> RawChunk {
@@ -69,8 +69,19 @@ fn learn(
     vocabulary_bytes: usize,
     bad: &BadRecords,
 ) -> Result<Analysis, Error> {
+    learn_of(&label(), splits, chunk_rows, threads, vocabulary_bytes, bad)
+}
+
+fn learn_of(
+    label: &LabelSpec,
+    splits: &[Vec<Record>],
+    chunk_rows: usize,
+    threads: usize,
+    vocabulary_bytes: usize,
+    bad: &BadRecords,
+) -> Result<Analysis, Error> {
     let features = features();
-    let plan = Plan::new(&features, &label(), &["?".to_owned()], vocabulary_bytes);
+    let plan = Plan::new(&features, label, &["?".to_owned()], vocabulary_bytes);
     let read = |split: usize| -> Result<NextChunk<'_>, Error> {
         let mut chunks = splits[split].chunks(chunk_rows);
         Ok(Box::new(move || Ok(chunks.next().map(chunk))))
@@ -86,7 +97,7 @@ fn learn(
         until_positive: false,
     };
     let total = counting.run(threads)?;
-    total.check(&label())?;
+    total.check(label)?;
     plan.analysis(&total, &features)
 }
 
@@ -157,6 +168,28 @@ fn a_label_that_is_never_positive_is_told_what_it_holds() {
     let splits = [vec![(Some(1.0), None, false); 3]];
     let error = learn(&splits, 2, 1, EVERYTHING, &strict()).unwrap_err();
     assert_eq!(error.to_string(), "label `y` is never `yes` in 3 records; it holds `no`");
+}
+
+#[test]
+fn each_of_several_labels_is_looked_at() {
+    let splits = [vec![(Some(1.0), Some("a".to_owned()), true), (Some(4.0), Some("b".to_owned()), false)]];
+    let with = |positive: &str| {
+        let number = LabelColumn { column: "n".into(), numbers: LabelNumbers::Any, ..LabelColumn::default() };
+        let term = LabelSpec::of("t", Some(positive)).first;
+        let spec = LabelSpec { others: vec![number, term], ..label() };
+        learn_of(&spec, &splits, 2, 1, EVERYTHING, &strict())
+    };
+    let analysis = with("b").unwrap();
+    let told: Vec<_> = analysis.more_labels.iter().map(|label| (label.mean, label.is_number)).collect();
+    assert_eq!(told, [(2.5, true), (0.5, false)]);
+    let summary = analysis.summary().to_string();
+    assert!(
+        summary.starts_with("2 rows, 50.00 % positive, mean label 2.5000, 50.00 % positive\n"),
+        "{summary}"
+    );
+    assert_eq!(Analysis::from_json(&analysis.to_json()).unwrap(), analysis);
+    let error = with("c").unwrap_err().to_string();
+    assert!(error.starts_with("label `t` is never `c` in 2 records; it holds `"), "{error}");
 }
 
 #[test]

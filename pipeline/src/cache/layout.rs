@@ -5,7 +5,7 @@
 //! tail      entries    12 bytes for each block: bytes without padding u32, rows u32, CRC-32C u32
 //!           fault      what was wrong with the last record left out, as JSON; may be empty
 //!           zeros      to a multiple of 4096 with what follows
-//!           trailer, the file's last 96 bytes:
+//!           trailer, the file's last 104 bytes:
 //!              0   magic      8 bytes, "millchnk"
 //!              8   version    u32, [`VERSION`]
 //!             12   weighted   u32, 0 or 1
@@ -17,6 +17,8 @@
 //!             52   CRC-32C of the tail, with this word as 0
 //!             56   key        32 bytes, [`Key`]
 //!             88   truncated  u64, rows truncated that no block counts: they were all left out
+//!             96   labels     u32, number of columns after the first
+//!            100   zeros      4 bytes
 //! ```
 //!
 //! A file is written from front to back, and its tail last, so one that ends early has none. A block's
@@ -34,13 +36,13 @@ use super::key::Key;
 use crate::chunk::Chunk;
 
 /// Changes whenever the bytes of a file change their meaning.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"millchnk";
 const ENTRY_BYTES: usize = 12;
 const CRC_AT: usize = 52;
 
 /// Bytes of the trailer: what must be read to know how long the tail is.
-pub(crate) const TRAILER_BYTES: usize = 96;
+pub(crate) const TRAILER_BYTES: usize = 104;
 
 /// The most columns of one kind, and blocks: far beyond what can be, and their sums do not overflow.
 const MOST: u32 = 1 << 24;
@@ -127,7 +129,7 @@ impl Contents {
         tail[content - self.fault.len()..content].copy_from_slice(&self.fault);
         let trailer = &mut tail[bytes - TRAILER_BYTES..];
         trailer[..8].copy_from_slice(MAGIC);
-        let Shape { weighted, dense, ids, ragged } = self.shape;
+        let Shape { more_labels, weighted, dense, ids, ragged } = self.shape;
         let words = [VERSION, u32::from(weighted), dense, ids, ragged, self.entries.len() as u32];
         words.iter().enumerate().for_each(|(i, &value)| put(trailer, 8 + 4 * i, value));
         trailer[32..40].copy_from_slice(&self.rows.to_le_bytes());
@@ -135,6 +137,7 @@ impl Contents {
         put(trailer, 48, self.fault.len() as u32);
         trailer[56..88].copy_from_slice(self.key.bytes());
         trailer[88..96].copy_from_slice(&self.truncated_rows.to_le_bytes());
+        put(trailer, 96, more_labels);
         let crc = crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, &tail) as u32;
         put(&mut tail[bytes - TRAILER_BYTES..], CRC_AT, crc);
         tail
@@ -154,8 +157,9 @@ impl Contents {
         if digest.finalize() as u32 != word(trailer, CRC_AT) {
             return Err(Malformed("the tail's checksum does not match"));
         }
-        let [weighted, dense, ids, ragged, blocks] = [12, 16, 20, 24, 28].map(|at| word(trailer, at));
-        if weighted > 1 || [dense, ids, ragged, blocks].iter().any(|&count| count > MOST) {
+        let [weighted, dense, ids, ragged, blocks, more_labels] =
+            [12, 16, 20, 24, 28, 96].map(|at| word(trailer, at));
+        if weighted > 1 || [dense, ids, ragged, blocks, more_labels].iter().any(|&count| count > MOST) {
             return Err(Malformed("the tail has numbers that cannot be"));
         }
         let (entries, rest) = tail.split_at(blocks as usize * ENTRY_BYTES);
@@ -178,7 +182,7 @@ impl Contents {
         }
         Ok(Self {
             key: Key::from_bytes(array(trailer, 56)),
-            shape: Shape { weighted: weighted == 1, dense, ids, ragged },
+            shape: Shape { more_labels, weighted: weighted == 1, dense, ids, ragged },
             entries,
             rows,
             left_out: u64::from_le_bytes(array(trailer, 40)),

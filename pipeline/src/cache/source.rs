@@ -50,6 +50,7 @@ impl CachedSource {
             path: dataset.objects()[split.object].path().clone(),
         });
         let shape = Shape {
+            more_labels: schema.label_count() as u32 - 1,
             weighted: schema.weighted,
             dense: schema.dense.len() as u32,
             ids: schema.ids.len() as u32,

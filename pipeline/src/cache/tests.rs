@@ -21,7 +21,9 @@ use crate::analysis::Analysis;
 use crate::chunk::{Chunk, RaggedColumn};
 use crate::error::Error;
 use crate::ingest::{ChunkReader, ChunkSource, Counters, LeftOut, Opened};
-use crate::spec::{CacheSpec, DataSpec, FeatureKind, FeatureSpec, LabelSpec, OnBadRecord, Terms};
+use crate::spec::{
+    CacheSpec, DataSpec, FeatureKind, FeatureSpec, LabelColumn, LabelNumbers, LabelSpec, OnBadRecord, Terms,
+};
 
 /// Splits that are there from the start.
 #[derive(Clone, Debug)]
@@ -107,6 +109,7 @@ fn cut(chunk: &Chunk, rows: std::ops::Range<usize>) -> Chunk {
     };
     Chunk {
         labels: block(&chunk.labels, chunk.rows(), &rows),
+        more_labels: block(&chunk.more_labels, chunk.rows(), &rows),
         weights: chunk.weights.as_ref().map(|weights| block(weights, chunk.rows(), &rows)),
         dense: block(&chunk.dense, chunk.rows(), &rows),
         ids: block(&chunk.ids, chunk.rows(), &rows),
@@ -119,6 +122,7 @@ fn cut(chunk: &Chunk, rows: std::ops::Range<usize>) -> Chunk {
 struct Read {
     rows: u64,
     labels: Vec<u32>,
+    more_labels: Vec<u32>,
     weights: Option<Vec<u32>>,
     dense: Vec<u32>,
     ids: Vec<u32>,
@@ -134,6 +138,7 @@ impl Read {
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         self.rows += chunk.rows() as u64;
         self.labels.extend(bits(&chunk.labels));
+        self.more_labels.extend(bits(&chunk.more_labels));
         if let Some(weights) = &chunk.weights {
             self.weights.get_or_insert_default().extend(bits(weights));
         }
@@ -168,7 +173,7 @@ fn read(source: &dyn ChunkSource, split: u32, from: u64, max_rows: usize) -> (Re
 }
 
 fn shape_of(chunk: &Chunk, dense: u32, ids: u32) -> Shape {
-    Shape { weighted: chunk.weights.is_some(), dense, ids, ragged: chunk.ragged.len() as u32 }
+    Shape { dense, ids, ..Shape::of(chunk) }
 }
 
 const OPTIONS: CacheOptions = CacheOptions { access: Access::BEST, queue_bytes: 64 << 20 };
@@ -219,8 +224,8 @@ fn ragged(rows: usize) -> impl Strategy<Value = RaggedColumn> {
 
 /// A chunk of any columns, and its shape.
 fn chunks(rows: impl Strategy<Value = usize>) -> impl Strategy<Value = (Chunk, Shape)> {
-    (rows, any::<bool>(), 0_usize..4, 0_usize..4, 0_usize..3).prop_flat_map(
-        |(rows, weighted, dense, ids, lists)| {
+    (rows, 0_usize..3, any::<bool>(), 0_usize..4, 0_usize..4, 0_usize..3).prop_flat_map(
+        |(rows, more, weighted, dense, ids, lists)| {
             let floats = |count| {
                 // Columns of one kind of value, so that they are narrowed often.
                 prop_oneof![
@@ -228,11 +233,13 @@ fn chunks(rows: impl Strategy<Value = usize>) -> impl Strategy<Value = (Chunk, S
                     proptest::collection::vec((0_u32..200).prop_map(|whole| whole as f32), count)
                 ]
             };
-            let columns = (floats(rows), floats(rows), floats(rows * dense), words(rows * ids));
+            let labels = (floats(rows), floats(rows * more));
+            let columns = (labels, floats(rows), floats(rows * dense), words(rows * ids));
             (columns, proptest::collection::vec(ragged(rows), lists)).prop_map(
-                move |((labels, weights, dense_values, id_values), ragged)| {
+                move |(((labels, more_labels), weights, dense_values, id_values), ragged)| {
                     let weights = weighted.then_some(weights);
-                    let chunk = Chunk { labels, weights, dense: dense_values, ids: id_values, ragged };
+                    let chunk =
+                        Chunk { labels, more_labels, weights, dense: dense_values, ids: id_values, ragged };
                     let shape = shape_of(&chunk, dense as u32, ids as u32);
                     (chunk, shape)
                 },
@@ -360,6 +367,7 @@ proptest! {
         let noticed = rows.opened.load(Ordering::Relaxed) > opened;
         let (wanted, _) = read(&rows, 0, from, 64);
         prop_assert_eq!(&seen.labels, &wanted.labels);
+        prop_assert_eq!(&seen.more_labels, &wanted.more_labels);
         prop_assert_eq!(Read { truncated_rows: 0, ..seen }, Read { truncated_rows: 0, ..wanted });
         // Padding may hold anything, and so may blocks before the first row that is wanted.
         prop_assert!(noticed || !cut_off);
@@ -374,6 +382,7 @@ fn repeated(chunk: &Chunk, times: usize) -> Chunk {
     let mut all = chunk.clone();
     let repeat = |values: &mut Vec<f32>| *values = values.repeat(times);
     repeat(&mut all.labels);
+    repeat(&mut all.more_labels);
     all.weights.as_mut().map(repeat);
     repeat(&mut all.dense);
     all.ids = all.ids.repeat(times);
@@ -397,7 +406,7 @@ fn numbered(splits: u32, rows: u32) -> (Rows, Shape) {
     };
     let splits = (0..splits).map(split).collect();
     let rows = Rows { splits, passes: true, left_out: 0, opened: Arc::default() };
-    (rows, Shape { weighted: false, dense: 0, ids: 1, ragged: 0 })
+    (rows, Shape { ids: 1, ..Shape::default() })
 }
 
 /// Reads all splits, checks their rows, and says how many came from files.
@@ -658,7 +667,7 @@ fn a_specification_changes_with_what_bears_on_rows_and_with_nothing_else() {
     let vocabulary =
         FeatureKind::Vocabulary { terms: Terms::Learned { max_terms: 9, min_count: 1 }, oov_buckets: 1 };
     let features = [feature(vocabulary.clone())];
-    let label = LabelSpec { column: "l".into(), positive: None, weight: None };
+    let label = LabelSpec::of("l", None);
     let data = DataSpec {
         base: "/data".into(),
         train: vec!["a".into()],
@@ -689,12 +698,17 @@ fn a_specification_changes_with_what_bears_on_rows_and_with_nothing_else() {
     assert_eq!(Specification::of(&features, &label, &data, &counts), plain);
 
     let missing = DataSpec { missing: vec!["?".into()], ..data.clone() };
-    let other_label = LabelSpec { positive: Some("yes".into()), ..label.clone() };
+    let other_label = LabelSpec::of("l", Some("yes"));
+    let of_numbers = LabelColumn { numbers: LabelNumbers::Any, ..label.first.clone() };
+    let two_labels = LabelSpec { others: vec![of_numbers.clone()], ..label.clone() };
+    let of_numbers = LabelSpec { first: of_numbers, ..label.clone() };
     let other_feature = [FeatureSpec { maximum: Some(3), ..feature(vocabulary.clone()) }];
     let two = [feature(vocabulary), feature(FeatureKind::Hashed { buckets: 3 })];
     let changed = [
         Specification::of(&features, &label, &missing, &analysis),
         Specification::of(&features, &other_label, &data, &analysis),
+        Specification::of(&features, &two_labels, &data, &analysis),
+        Specification::of(&features, &of_numbers, &data, &analysis),
         Specification::of(&other_feature, &label, &data, &analysis),
         Specification::of(&two, &label, &data, &analysis),
         Specification::of(&features, &label, &data, &learned(r#"[["b",5],["a",4]]"#)),

@@ -159,6 +159,7 @@ fn append(chunk: &mut Chunk, more: &Chunk) {
         return;
     }
     chunk.labels.extend_from_slice(&more.labels);
+    chunk.more_labels.extend_from_slice(&more.more_labels);
     if let (Some(weights), Some(more)) = (&mut chunk.weights, &more.weights) {
         weights.extend_from_slice(more);
     }

@@ -29,7 +29,7 @@ use super::tuner::{Bounds, Limits, MOST_STREAMS, Setting, Tuner};
 use crate::error::Error;
 use crate::order::{Cut, Feed, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError};
 use crate::pack::RowRef;
-use crate::spec::{DataSpec, LabelSpec, OnBadRecord};
+use crate::spec::{DataSpec, LabelColumn, LabelNumbers, LabelSpec, OnBadRecord};
 
 /// The fewest rows of a chunk that are worth asking for, however small the windows and wide the rows.
 const FEWEST_CHUNK_ROWS: u64 = 64;
@@ -62,7 +62,7 @@ pub struct IngestPlan {
     /// Whether a training pass leaves out its last batch when that is short.
     pub(crate) drop_last: bool,
     /// Where training insists on a positive label.
-    pub(crate) label: Option<LabelSpec>,
+    pub(crate) label: Option<LabelColumn>,
     train: Option<Arc<dyn ChunkSource>>,
     eval: Option<Arc<dyn ChunkSource>>,
     fingerprint: u64,
@@ -125,7 +125,11 @@ impl IngestPlan {
         eval: Option<Arc<dyn ChunkSource>>,
     ) -> Result<Self, Error> {
         let feed = Feed::Train { epochs: spec.epochs, eval: eval.is_some() };
-        Self::new(spec, seed, Some(label.clone()), feed, schema, Some(train), eval)
+        // Of several labels, the first: what was learned from the data has seen to all of them.
+        let has_classes =
+            label.first.positive.is_some() || label.first.numbers == LabelNumbers::Probabilities;
+        let label = has_classes.then(|| label.first.clone());
+        Self::new(spec, seed, label, feed, schema, Some(train), eval)
     }
 
     /// Plans one pass over `data` in its own order, to evaluate or to predict.
@@ -139,7 +143,7 @@ impl IngestPlan {
     fn new(
         spec: &DataSpec,
         seed: u64,
-        label: Option<LabelSpec>,
+        label: Option<LabelColumn>,
         feed: Feed,
         schema: BatchSchema,
         train: Option<Arc<dyn ChunkSource>>,
@@ -373,7 +377,10 @@ pub(crate) fn name_of(stream: Stream) -> &'static str {
 
 /// The most bytes that a row takes in a chunk.
 fn row_bytes(schema: &BatchSchema) -> u64 {
-    let words = 1 + u64::from(schema.weighted) + schema.dense.len() as u64 + schema.ids.len() as u64;
+    let words = schema.label_count() as u64
+        + u64::from(schema.weighted)
+        + schema.dense.len() as u64
+        + schema.ids.len() as u64;
     let ragged: u64 = schema.ragged.iter().map(|feature| 1 + u64::from(feature.maximum)).sum();
     4 * (words + ragged)
 }

@@ -94,10 +94,9 @@ impl ChunkReader for SyntheticReader {
         let positive = |row| source.only_positive.map_or(!source.negative, |only| only == (*split, row));
         Ok((!rows.is_empty()).then(|| Chunk {
             labels: rows.clone().map(|row| if positive(row) { 1.0 } else { 0.0 }).collect(),
-            weights: None,
             dense: rows.clone().map(|row| row as f32).collect(),
             ids: rows.flat_map(|row| [*split, row as u32]).collect(),
-            ragged: Vec::new(),
+            ..Chunk::default()
         }))
     }
 
@@ -154,6 +153,7 @@ fn schema(spec: &DataSpec) -> BatchSchema {
     let id = |name: &str| IdFeature { name: name.to_owned(), cardinality: u32::MAX };
     BatchSchema {
         rows: spec.batch_size,
+        labels: Vec::new(),
         weighted: false,
         dense: vec!["row".to_owned()],
         ids: vec![id("split"), id("row")],
@@ -174,7 +174,7 @@ fn training(
     train: Arc<dyn ChunkSource>,
     eval: Option<Arc<dyn ChunkSource>>,
 ) -> Result<IngestPlan, Error> {
-    let label = LabelSpec { column: "clicked".to_owned(), positive: None, weight: None };
+    let label = LabelSpec::of("clicked", None);
     IngestPlan::training(spec, SEED, &label, schema(spec), train, eval)
 }
 

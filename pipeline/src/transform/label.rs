@@ -3,6 +3,8 @@
 use arrow_array::Array;
 use arrow_schema::DataType;
 
+use crate::spec::{LabelColumn, LabelNumbers};
+
 use super::column::{Missing, Number, as_held, numbers, texts};
 
 /// What a label's or weight's value came to.
@@ -24,13 +26,13 @@ pub(crate) struct Positive {
 }
 
 impl Positive {
-    pub(crate) fn new(value: &str) -> Self {
+    fn new(value: &str) -> Self {
         Self { text: value.as_bytes().to_vec(), number: value.trim_ascii().parse().ok() }
     }
 
     /// 1 where the element is this value, else 0. With number columns the values are compared, not how
     /// they are written. NaN is neither.
-    pub(crate) fn labels(&self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<Target>> {
+    fn labels(&self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<Target>> {
         let number = self.number.filter(|_| is_number(leaf.data_type()));
         let Some(number) = number else {
             let label = |text: &[u8]| Target::Value(f32::from(text == self.text));
@@ -47,9 +49,48 @@ impl Positive {
     }
 }
 
-/// Labels that are given as numbers from 0 to 1.
-pub(crate) fn probabilities(leaf: &dyn Array, missing: &Missing) -> Option<Vec<Target>> {
-    targets(leaf, missing, |value| (0.0..=1.0).contains(&value))
+/// What a column's values mean as labels.
+#[derive(Clone, Debug)]
+pub(crate) enum Meaning {
+    /// One value is 1, any other 0.
+    Positive(Positive),
+    /// They are numbers from 0 to 1.
+    Probabilities,
+    /// They are any finite numbers.
+    Numbers,
+}
+
+impl Meaning {
+    pub(crate) fn of(label: &LabelColumn) -> Self {
+        match (&label.positive, label.numbers) {
+            (Some(value), _) => Self::Positive(Positive::new(value)),
+            (None, LabelNumbers::Probabilities) => Self::Probabilities,
+            (None, LabelNumbers::Any) => Self::Numbers,
+        }
+    }
+
+    /// The label of each element.
+    pub(crate) fn labels(&self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<Target>> {
+        match self {
+            Self::Positive(positive) => positive.labels(leaf, missing),
+            Self::Probabilities => targets(leaf, missing, |value| (0.0..=1.0).contains(&value)),
+            Self::Numbers => targets(leaf, missing, |value| (value as f32).is_finite()),
+        }
+    }
+
+    /// What a value should be.
+    pub(crate) fn expected(&self) -> &'static str {
+        match self {
+            Self::Positive(_) => "a label",
+            Self::Probabilities => "a label from 0 to 1",
+            Self::Numbers => "a finite number",
+        }
+    }
+
+    /// Whether rows are told apart as positive and negative.
+    pub(crate) fn has_classes(&self) -> bool {
+        !matches!(self, Self::Numbers)
+    }
 }
 
 /// Weights: finite and not negative.

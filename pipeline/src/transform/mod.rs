@@ -62,7 +62,7 @@ use column::{Missing, NUMBERS, Number, Single, TEXTS, numbers};
 use crossed::{Crossed, Part, SeveralValues, Unusable};
 use encoder::Encoder;
 use fault::{Problem, settle, wrong_type};
-use label::Positive;
+use label::Meaning;
 use memo::Memo;
 pub use numeric::Scaling;
 use numeric::{NotScaled, Numeric};
@@ -77,11 +77,16 @@ const A_NUMBER: &str = "a number";
 /// A job's features, resolved: what turns raw chunks into [`Chunk`]s.
 #[derive(Clone, Debug)]
 pub struct Transform {
-    /// The features' columns, then the label's and the weight's where no feature has them.
+    /// The features' columns, then the labels' and the weight's where no feature has them.
     projection: Projection,
     /// How many of those the features read.
     feature_columns: usize,
-    label: Option<Label>,
+    /// None where the data has none.
+    labels: Vec<Label>,
+    /// The weight's column.
+    weight: Option<usize>,
+    /// Names of the labels, where they have any.
+    label_names: Vec<String>,
     weighted: bool,
     features: Vec<Feature>,
     missing: Missing,
@@ -103,8 +108,7 @@ pub struct Transformed {
 #[derive(Clone, Debug)]
 struct Label {
     column: usize,
-    positive: Option<Positive>,
-    weight: Option<usize>,
+    meaning: Meaning,
 }
 
 #[derive(Clone, Debug)]
@@ -146,7 +150,8 @@ impl Transform {
     /// The same transform for data without labels: those columns are not read, labels are 0 and weights 1.
     pub fn without_label(mut self) -> Self {
         self.projection.columns.truncate(self.feature_columns);
-        self.label = None;
+        self.labels.clear();
+        self.weight = None;
         self
     }
 
@@ -174,6 +179,7 @@ impl Transform {
     pub fn schema(&self, rows: u32, position_bytes: u32) -> BatchSchema {
         BatchSchema {
             rows,
+            labels: self.label_names.clone(),
             weighted: self.weighted,
             dense: self.dense.clone(),
             ids: self.ids.clone(),
@@ -202,10 +208,8 @@ impl Transform {
         bad: &BadRecords,
     ) -> Result<Transformed, Error> {
         let rows = raw.rows();
-        let mut work = Work::new(raw, self.weighted);
-        if let Some(label) = &self.label {
-            self.labels(label, &mut work)?;
-        }
+        let mut work = Work::new(raw, self.label_names.len().max(1), self.weighted);
+        self.labels(&mut work)?;
         memory.memos.resize_with(self.features.len(), Memos::default);
         for (feature, memo) in self.features.iter().zip(&mut memory.memos) {
             match &feature.encoder {
@@ -220,9 +224,11 @@ impl Transform {
                 }
             }
         }
-        let Work { labels, weights, dense, ids, ragged, faults, truncated_rows, .. } = work;
+        let Work { mut labels, weights, dense, ids, ragged, faults, truncated_rows, .. } = work;
         let blocks = (rows::interleaved(&dense, rows), rows::interleaved(&ids, rows));
-        let mut chunk = Chunk { labels, weights, dense: blocks.0, ids: blocks.1, ragged };
+        let more_labels = rows::interleaved(&labels[1..], rows);
+        let labels = labels.swap_remove(0);
+        let mut chunk = Chunk { labels, more_labels, weights, dense: blocks.0, ids: blocks.1, ragged };
         (memory.dense, memory.ids) = (dense, ids);
         if let Some(keep) = settle(raw, faults, bad)? {
             chunk.retain_rows(&keep);
@@ -230,17 +236,16 @@ impl Transform {
         Ok(Transformed { chunk, truncated_rows })
     }
 
-    fn labels(&self, label: &Label, work: &mut Work<'_>) -> Result<(), Error> {
-        let elements = work.elements(label.column);
-        let (targets, expected) = match &label.positive {
-            Some(positive) => (positive.labels(&elements.leaf, &self.missing), "a label"),
-            None => (label::probabilities(&elements.leaf, &self.missing), "a label from 0 to 1"),
-        };
-        let targets = targets.ok_or_else(|| wrong_type(work.raw, label.column, TEXTS))?;
+    fn labels(&self, work: &mut Work<'_>) -> Result<(), Error> {
         let mut labels = std::mem::take(&mut work.labels);
-        work.targets(label.column, &elements, &targets, expected, &mut labels);
+        for (Label { column, meaning }, labels) in self.labels.iter().zip(&mut labels) {
+            let elements = work.elements(*column);
+            let targets = meaning.labels(&elements.leaf, &self.missing);
+            let targets = targets.ok_or_else(|| wrong_type(work.raw, *column, TEXTS))?;
+            work.targets(*column, &elements, &targets, meaning.expected(), labels);
+        }
         work.labels = labels;
-        let Some((column, mut weights)) = label.weight.zip(work.weights.take()) else { return Ok(()) };
+        let Some((column, mut weights)) = self.weight.zip(work.weights.take()) else { return Ok(()) };
         let elements = work.elements(column);
         let targets = label::weights(&elements.leaf, &self.missing);
         let targets = targets.ok_or_else(|| wrong_type(work.raw, column, NUMBERS))?;

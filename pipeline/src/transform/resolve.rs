@@ -7,7 +7,7 @@ use super::column::Missing;
 use super::crossed::Crossed;
 use super::hashed::Hashed;
 use super::identity::Identity;
-use super::label::Positive;
+use super::label::Meaning;
 use super::numeric::Numeric;
 use super::vocabulary::Vocabulary;
 use super::{Encoder, Feature, Label, Place, Transform};
@@ -31,7 +31,9 @@ impl Transform {
         let mut transform = Self {
             projection: Projection::default(),
             feature_columns: 0,
-            label: None,
+            labels: Vec::new(),
+            weight: None,
+            label_names: label.names(),
             weighted: label.weight.is_some(),
             features: Vec::with_capacity(features.len()),
             missing: Missing::new(missing),
@@ -43,11 +45,13 @@ impl Transform {
             transform.add(spec, analysis)?;
         }
         transform.feature_columns = transform.projection.columns.len();
-        transform.label = Some(Label {
-            column: column(&mut transform.projection, &label.column, false),
-            positive: label.positive.as_deref().map(Positive::new),
-            weight: label.weight.as_ref().map(|weight| column(&mut transform.projection, weight, false)),
+        let projection = &mut transform.projection;
+        let resolved = label.all().map(|label| Label {
+            column: column(projection, &label.column, false),
+            meaning: Meaning::of(label),
         });
+        transform.labels = resolved.collect();
+        transform.weight = label.weight.as_ref().map(|weight| column(projection, weight, false));
         Ok(transform)
     }
 

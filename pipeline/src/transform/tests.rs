@@ -24,7 +24,8 @@ use crate::analysis::{Analysis, LearnedVocabulary, Moments, NumberStatistics, Te
 use crate::chunk::RaggedColumn;
 use crate::fingerprint::{cross64, fingerprint64};
 use crate::spec::{
-    FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize, OnBadRecord, OutOfRange, Terms,
+    FeatureKind, FeatureSpec, LabelColumn, LabelNumbers, LabelSpec, MissingNumber, Normalize, OnBadRecord,
+    OutOfRange, Terms,
 };
 
 /// A row of the plain side: each column's texts, absent ones left out.
@@ -56,7 +57,7 @@ fn half(value: f32) -> <Float16Type as ArrowPrimitiveType>::Native {
 }
 
 fn label(positive: Option<&str>) -> LabelSpec {
-    LabelSpec { column: "y".into(), positive: positive.map(Into::into), weight: None }
+    LabelSpec::of("y", positive)
 }
 
 fn analysis() -> Analysis {
@@ -74,6 +75,7 @@ fn analysis() -> Analysis {
     Analysis {
         rows: 11,
         label: None,
+        more_labels: Vec::new(),
         numbers: [("n".to_owned(), statistics)].into(),
         vocabularies: [("learned".to_owned(), vocabulary)].into(),
     }
@@ -608,7 +610,7 @@ fn bad_values_have_an_address_and_can_be_left_out() {
 
 #[test]
 fn bad_labels_and_weights_have_an_address() {
-    let spec = LabelSpec { column: "y".into(), positive: None, weight: Some("w".into()) };
+    let spec = LabelSpec { weight: Some("w".into()), ..LabelSpec::of("y", None) };
     let transform = Transform::resolve(&[], &spec, &[], &Analysis::default()).unwrap();
     let good: ArrayRef = Arc::new(Float64Array::from(vec![0.0, 1.0]));
     let bad: ArrayRef = Arc::new(Float64Array::from(vec![0.0, 1.5]));
@@ -640,7 +642,7 @@ fn the_positive_value_is_compared_by_what_it_means() {
 
 #[test]
 fn without_labels_only_the_features_columns_are_read() {
-    let spec = LabelSpec { column: "y".into(), positive: None, weight: Some("x".into()) };
+    let spec = LabelSpec { weight: Some("x".into()), ..LabelSpec::of("y", None) };
     let features = [feature("f", &["x"], FeatureKind::Hashed { buckets: 5 }, None)];
     let transform = Transform::resolve(&features, &spec, &[], &Analysis::default()).unwrap();
     let schema = transform.schema(8, 8);
@@ -687,4 +689,33 @@ fn features_that_make_no_sense_are_refused() {
             Transform::resolve(&[spec], &label(None), &[], &Analysis::default()).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
     }
+}
+
+#[test]
+fn each_of_several_labels_means_what_it_is_said_to() {
+    let number = LabelColumn {
+        name: "price".into(),
+        column: "p".into(),
+        numbers: LabelNumbers::Any,
+        ..LabelColumn::default()
+    };
+    let first = LabelColumn { name: "bought".into(), ..LabelSpec::of("y", Some("yes")).first };
+    let surely = LabelColumn { name: "surely".into(), ..LabelSpec::of("s", None).first };
+    let spec = LabelSpec { first, others: vec![number, surely], weight: Some("w".into()) };
+    let transform = Transform::resolve(&[], &spec, &[], &Analysis::default()).unwrap();
+    assert_eq!(transform.schema(8, 8).labels, ["bought", "price", "surely"]);
+    let floats = |values: [f64; 2]| -> ArrayRef { Arc::new(Float64Array::from(values.to_vec())) };
+    let columns = |price| {
+        let bought: ArrayRef = Arc::new(StringArray::from(vec!["no", "yes"]));
+        raw(&[("y", bought), ("p", price), ("s", floats([0.25, 1.0])), ("w", floats([2.0, 3.0]))])
+    };
+    let chunk = transform.apply(&columns(floats([-7.5, 1e6])), &strict()).unwrap().chunk;
+    assert_eq!((chunk.labels, chunk.weights), (vec![0.0, 1.0], Some(vec![2.0, 3.0])));
+    assert_eq!(chunk.more_labels, [-7.5, 0.25, 1e6, 1.0]);
+    let (error, rest) = refused(&transform, &columns(floats([1.0, f64::INFINITY])));
+    assert_eq!(error, "data/part-0: record 101, column `p`: expected a finite number, found `inf`");
+    assert_eq!((rest.labels, rest.more_labels), (vec![0.0], vec![1.0, 0.25]));
+    let unlabelled = transform.without_label();
+    assert_eq!(unlabelled.schema(8, 8).labels.len(), 3);
+    assert!(unlabelled.projection().columns.is_empty());
 }

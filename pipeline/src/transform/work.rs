@@ -10,7 +10,8 @@ use crate::dataset::RawChunk;
 /// A chunk in the making.
 pub(super) struct Work<'a> {
     pub(super) raw: &'a RawChunk,
-    pub(super) labels: Vec<f32>,
+    /// `[L][rows]`
+    pub(super) labels: Vec<Vec<f32>>,
     pub(super) weights: Option<Vec<f32>>,
     /// `[D][rows]`
     pub(super) dense: Vec<Vec<f32>>,
@@ -23,11 +24,11 @@ pub(super) struct Work<'a> {
 
 impl<'a> Work<'a> {
     /// All labels 0, and weights, if there are any, 1.
-    pub(super) fn new(raw: &'a RawChunk, weighted: bool) -> Self {
+    pub(super) fn new(raw: &'a RawChunk, labels: usize, weighted: bool) -> Self {
         let rows = raw.rows();
         Self {
             raw,
-            labels: vec![0.0; rows],
+            labels: vec![vec![0.0; rows]; labels],
             weights: weighted.then(|| vec![1.0; rows]),
             dense: Vec::new(),
             ids: Vec::new(),

@@ -77,6 +77,7 @@ fn bits(chunks: &[Chunk]) -> Vec<Vec<u32>> {
         };
         let mut words = vec![chunk.labels[row].to_bits()];
         words.extend(chunk.weights.iter().map(|weights| weights[row].to_bits()));
+        words.extend(chunk.more_labels[part(chunk.more_labels.len())].iter().map(float));
         words.extend(chunk.dense[part(chunk.dense.len())].iter().map(float));
         words.extend(&chunk.ids[part(chunk.ids.len())]);
         for RaggedColumn { offsets, values } in &chunk.ragged {
@@ -95,6 +96,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         let offsets: Vec<u32> = (0..=rows).map(|row| row * row.min(3) / 2).collect();
         Chunk {
             labels: (0..rows).map(|row| (row % 2) as f32).collect(),
+            more_labels: if weighted { (0..rows).map(|row| row as f32 / 7.0).collect() } else { Vec::new() },
             weights: weighted.then(|| vec![0.5; rows as usize]),
             dense: (0..2 * rows).map(|value| value as f32 / 3.0 - 1.0).collect(),
             ids: [1, 200, 60_000, 1 << 20, u32::MAX].iter().flat_map(|&most| numbers(rows, most)).collect(),

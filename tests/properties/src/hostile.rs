@@ -23,6 +23,7 @@ pub(crate) const SLOTS: u32 = 3;
 pub(crate) fn schema() -> BatchSchema {
     BatchSchema {
         rows: 5,
+        labels: Vec::new(),
         weighted: true,
         dense: vec!["age".into(), "hours".into()],
         ids: vec![IdFeature { name: "job".into(), cardinality: 17 }],
@@ -96,7 +97,7 @@ pub(crate) fn look_at(batch: BatchRef<'_>) {
     assert!(batch.rows() <= most && batch.header().rows <= schema.rows);
     assert!(batch.position().len() <= schema.position_bytes as usize);
     let mut sum = batch.position().iter().map(|&byte| f64::from(byte)).sum::<f64>();
-    for values in [batch.labels(), batch.weights().unwrap(), batch.dense()] {
+    for values in [batch.labels(0), batch.weights().unwrap(), batch.dense()] {
         assert!(values.len() <= most * schema.dense.len());
         sum += values.iter().map(|&value| f64::from(value)).sum::<f64>();
     }

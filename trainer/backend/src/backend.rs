@@ -8,7 +8,8 @@
 //! Results are a pure function of the arguments: no operation depends on how many threads run it.
 //!
 //! Shape letters beside those of `millstream_batch::schema`: `N` inputs of a layer, `M` its outputs,
-//! `W` columns of an embedding, `C` rows of a table (its cardinality).
+//! `W` columns of an embedding, `C` rows of a table (its cardinality), `T` tasks, each to predict a label,
+//! `E` experts.
 
 use std::ops::Range;
 
@@ -47,6 +48,24 @@ pub enum Loss {
     SquaredError,
 }
 
+/// A label to be learned.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Task {
+    /// What is minimised.
+    pub loss: Loss,
+    /// Which label of the batch, and which column of the logits.
+    pub label: usize,
+    /// What its gradient is multiplied by: its part in the sum of all tasks' losses.
+    pub weight: f64,
+}
+
+/// Of the first label, by itself.
+impl From<Loss> for Task {
+    fn from(loss: Loss) -> Self {
+        Self { loss, label: 0, weight: 1.0 }
+    }
+}
+
 /// Whether sums over rows start anew, or go on from those over the rows before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sum {
@@ -54,6 +73,17 @@ pub enum Sum {
     Anew,
     /// What was there is added to.
     Further,
+}
+
+/// What a mixture of experts is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MixtureShape {
+    /// `T`
+    pub tasks: usize,
+    /// `E`
+    pub experts: usize,
+    /// Columns that each expert gives, `N`.
+    pub width: usize,
 }
 
 /// What one layer's backward pass reads, all of the same forward pass.
@@ -251,6 +281,34 @@ pub trait Backend: Device + Sized + Send {
         vectors_gradient: &mut Self::Matrix,
     );
 
+    /// What each of `shape.tasks` gates lets through of `shape.experts` experts: fills `gates` `[B, T * E]` by a softmax
+    /// over the columns of each task, and `output` `[B, T * N]` by the sum of what the experts gave, each times its gate.
+    ///
+    /// Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts", 2018,
+    /// equations 6 and 7. `logits` is `[B, T * E]`; `experts` `[B, E * N]` has what each gave side by side.
+    fn mixture_forward(
+        &self,
+        rows: usize,
+        shape: MixtureShape,
+        logits: &Self::Matrix,
+        experts: &Self::Matrix,
+        gates: &mut Self::Matrix,
+        output: &mut Self::Matrix,
+    );
+
+    /// The gradient of [`Backend::mixture_forward`] by its logits and by what the experts gave.
+    #[allow(clippy::too_many_arguments, reason = "a mixture has this many gradients")]
+    fn mixture_backward(
+        &self,
+        rows: usize,
+        shape: MixtureShape,
+        gates: &Self::Matrix,
+        experts: &Self::Matrix,
+        output_gradient: &Self::Matrix,
+        logits_gradient: &mut Self::Matrix,
+        experts_gradient: &mut Self::Matrix,
+    );
+
     /// Copies `columns` columns of one matrix to another; with each goes the first that is meant.
     fn copy_columns(
         &self,
@@ -315,13 +373,14 @@ pub trait Backend: Device + Sized + Send {
     /// Zeros in the first `rows` rows.
     fn clear(&self, rows: usize, matrix: &mut Self::Matrix);
 
-    /// The loss of rows `rows` of the batch, by logits `[B, 1]` against its labels and weights (1 without).
+    /// The loss of rows `rows` of the batch, by a column of logits `[B, T]` against the label of the task and the
+    /// rows' weights (1 without).
     ///
-    /// Adds to `sums` `[1, 2]` (sum of weighted losses, sum of weights). `gradient` `[B, 1]` becomes that of the
-    /// mean over the whole batch, zeros where that has no weight.
+    /// Adds to the label's row of `sums` `[T, 2]` (sum of weighted losses, sum of weights). Its column of `gradient`
+    /// `[B, T]` becomes that of the mean over the whole batch, zeros where that has no weight.
     fn loss(
         &self,
-        loss: &Loss,
+        task: &Task,
         batch: &Self::Batch,
         rows: Range<usize>,
         logits: &Self::Matrix,
@@ -332,7 +391,7 @@ pub trait Backend: Device + Sized + Send {
     /// Multiplies the first `rows` rows by the first number of `factor`.
     fn multiply(&self, rows: usize, factor: &Self::Matrix, matrix: &mut Self::Matrix);
 
-    /// `out = 1 / (1 + exp(-logits))` over the first `rows` rows, `[B, 1]` both.
+    /// `out = 1 / (1 + exp(-logits))` over the first `rows` rows, `[B, T]` both.
     fn sigmoid(&self, rows: usize, logits: &Self::Matrix, out: &mut Self::Matrix);
 
     /// `sum += sum of the squares of the gradient's numbers`, `sum` `[1, 1]`.

@@ -12,7 +12,7 @@ use crate::error::BatchError;
 pub struct HostBatch {
     schema: BatchSchema,
     rows: usize,
-    /// `[B]`
+    /// `[L, B]`, each label with room for the schema's rows.
     labels: Vec<f32>,
     /// `[B]`, ones when the schema is not weighted.
     weights: Vec<f32>,
@@ -61,7 +61,7 @@ impl HostBatch {
         Self {
             schema: schema.clone(),
             rows: 0,
-            labels: vec![0.0; rows],
+            labels: vec![0.0; schema.label_count() * rows],
             weights: vec![1.0; rows],
             dense: vec![0.0; rows * schema.dense.len()],
             ids: vec![0; rows * schema.ids.len()],
@@ -79,7 +79,8 @@ impl HostBatch {
     /// Bytes that a batch of `schema` takes.
     pub(crate) fn bytes(schema: &BatchSchema) -> u64 {
         let maxima: u64 = schema.ragged.iter().map(|feature| 1 + u64::from(feature.maximum)).sum();
-        let words = 2 + (schema.dense.len() + schema.ids.len()) as u64 + maxima;
+        let columns = schema.label_count() + 1 + schema.dense.len() + schema.ids.len();
+        let words = columns as u64 + maxima;
         u64::from(schema.rows) * words * size_of::<u32>() as u64
     }
 
@@ -91,7 +92,9 @@ impl HostBatch {
         }
         let rows = batch.rows();
         let stride = self.schema.rows as usize;
-        self.labels[..rows].copy_from_slice(batch.labels());
+        for label in 0..self.schema.label_count() {
+            self.labels[label * stride..][..rows].copy_from_slice(batch.labels(label));
+        }
         if let Some(weights) = batch.weights() {
             self.weights[..rows].copy_from_slice(weights);
         }
@@ -119,6 +122,7 @@ impl HostBatch {
     /// Whether a batch of `schema` can be held: the same features, and no more rows.
     fn fits(&self, schema: &BatchSchema) -> bool {
         schema.rows <= self.schema.rows
+            && schema.labels == self.schema.labels
             && schema.weighted == self.schema.weighted
             && schema.dense == self.schema.dense
             && schema.ids == self.schema.ids
@@ -129,8 +133,9 @@ impl HostBatch {
         self.rows
     }
 
-    pub(crate) fn labels(&self) -> &[f32] {
-        &self.labels[..self.rows]
+    /// Label `label` of each row.
+    pub(crate) fn labels(&self, label: usize) -> &[f32] {
+        &self.labels[label * self.schema.rows as usize..][..self.rows]
     }
 
     pub(crate) fn weights(&self) -> &[f32] {

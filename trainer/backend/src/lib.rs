@@ -12,7 +12,9 @@ mod reference;
 mod sizes;
 mod update;
 
-pub use backend::{Activation, Backend, GradientColumns, LayerGradient, Loss, RowGradients, Sum};
+pub use backend::{
+    Activation, Backend, GradientColumns, LayerGradient, Loss, MixtureShape, RowGradients, Sum, Task,
+};
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
 pub use device::{Device, IdColumn, Lookup, Pooling, Scalar, TablePart, TablePlace, TableShape};
 pub use error::{BackendError, BatchError};

@@ -69,6 +69,7 @@ fn batch(schema: &BatchSchema) -> BatchBuffer {
 fn a_step_allocates_nothing() {
     let schema = BatchSchema {
         rows: ROWS,
+        labels: Vec::new(),
         weighted: false,
         dense: vec!["x".to_owned()],
         ids: vec![IdFeature { name: "id".to_owned(), cardinality: CARDINALITY }],
@@ -107,7 +108,7 @@ fn a_step_allocates_nothing() {
         cpu.gather(&uploaded, 0..rows, &lookups, &embeddings, &[0], &mut input, 0);
         cpu.linear_forward(&uploaded, 0..rows, &lookups, &wide, &[0], &dense_weights, &bias, &mut logits);
         cpu.dropout(0..rows, 0.5, 7, &mut input);
-        cpu.loss(&loss, &uploaded, 0..rows, &logits, &mut by_logits, &mut sums);
+        cpu.loss(&loss.into(), &uploaded, 0..rows, &logits, &mut by_logits, &mut sums);
         cpu.linear_backward(&uploaded, 0..rows, &[0], &by_logits, Sum::Anew, &mut by_dense, &mut by_bias);
         cpu.gather(&uploaded, 0..rows, &shared, &one, &[0], &mut input, 0);
         let (apart, alike) = (GradientColumns::Apart { first: 0 }, GradientColumns::Shared);

@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::loss::LossSum;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, one_or_several};
 use crate::model::LossScale;
 use crate::session::Standing;
-use crate::spec::{ModelSpec, Precision};
+use crate::spec::{LossSpec, ModelSpec, Precision, TaskSpec};
 
 /// The format written and read here. Another one where a reader that passes over fields it does not know
 /// would take the checkpoint for something that it is not.
@@ -45,8 +45,9 @@ pub struct Snapshot {
     /// The encoded position of the job in its data: what comes next has not been trained on.
     #[serde(with = "hex")]
     pub position: Vec<u8>,
-    /// Of the last evaluation.
-    pub eval: Option<Metrics>,
+    /// Of the last evaluation, of each label.
+    #[serde(with = "one_or_several")]
+    pub eval: Vec<Metrics>,
     /// The step that it followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_step: Option<u64>,
@@ -67,6 +68,14 @@ pub struct Snapshot {
     /// Where the loss scale stands, in half precision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
+    /// How each label is learned, and so what the model's outputs are.
+    #[serde(default = "probability")]
+    pub tasks: Vec<TaskSpec>,
+}
+
+/// What every model learned before there was a choice.
+fn probability() -> Vec<TaskSpec> {
+    vec![LossSpec::default().into()]
 }
 
 /// How far training has come.

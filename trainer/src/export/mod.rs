@@ -90,8 +90,8 @@ impl Trained {
         let damaged =
             |message| CheckpointError::Damaged { path: store.path(step), part: MODEL_PART.into(), message };
         let snapshot = manifest.snapshot;
-        let mut tensors =
-            ModelPlan::new(&snapshot.model, &snapshot.schema, &TrainingSpec::default())?.tensors;
+        let training = TrainingSpec { tasks: snapshot.tasks.clone(), ..TrainingSpec::default() };
+        let mut tensors = ModelPlan::new(&snapshot.model, &snapshot.schema, &training)?.tensors;
         tensors.retain(|tensor| tensor.role == TensorRole::Parameter);
         let file = TensorFile::open::<f32>(&bytes, tensors.iter()).map_err(damaged)?;
         let parameter = |tensor: NamedTensor| {

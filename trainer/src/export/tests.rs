@@ -12,23 +12,53 @@ use super::*;
 use crate::checkpoint::Progress;
 use crate::checkpoint::store::Part;
 use crate::session::Standing;
-use crate::spec::{ModelSpec, Precision, TrainingSpec};
+use crate::spec::{LossSpec, ModelSpec, Precision, TaskSpec, TrainingSpec};
 
-/// Every kind of model, on one schema: those of the golden file.
-fn models() -> (BatchSchema, Vec<(String, ModelSpec)>) {
+/// Every kind of model, each by its case's name: those of the golden file, and its schema but for labels.
+fn models() -> (BatchSchema, Vec<(String, Model)>) {
     let golden: Value = serde_json::from_str(include_str!("../../tests/golden/models.json")).unwrap();
     let schema = serde_json::from_value(golden["schema"].clone()).unwrap();
-    let cases = golden["cases"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|case| (case["name"].to_string(), serde_json::from_value(case["model"].clone()).unwrap()));
+    let cases =
+        golden["cases"].as_array().unwrap().iter().map(|case| (case["name"].to_string(), Model::of(case)));
     (schema, cases.collect())
 }
 
-/// A model whose numbers are 0, 1, 2 and so on.
+/// A model, and what it learns.
+struct Model {
+    spec: ModelSpec,
+    labels: Vec<String>,
+    tasks: Vec<TaskSpec>,
+}
+
+impl Model {
+    fn of(case: &Value) -> Self {
+        let read = |value: &Value| serde_json::from_value(value.clone()).unwrap();
+        let mut labels: Vec<String> = serde_json::from_value(case["labels"].clone()).unwrap();
+        labels.truncate(if labels.len() > 1 { labels.len() } else { 0 });
+        let training = &case["training"];
+        let tasks = match (&training["tasks"], &training["loss"]) {
+            (Value::Null, Value::Null) => TrainingSpec::default().tasks(1),
+            (Value::Null, loss) => vec![serde_json::from_value::<LossSpec>(loss.clone()).unwrap().into()],
+            (tasks, _) => serde_json::from_value(tasks.clone()).unwrap(),
+        };
+        Self { spec: read(&case["model"]), labels, tasks }
+    }
+
+    /// Whose numbers are 0, 1, 2 and so on.
+    fn trained(&self, schema: &BatchSchema) -> Trained {
+        let schema = BatchSchema { labels: self.labels.clone(), ..schema.clone() };
+        let training = TrainingSpec { tasks: self.tasks.clone(), ..TrainingSpec::default() };
+        numbered(&schema, &self.spec, &training)
+    }
+}
+
+/// A model of one label whose numbers are 0, 1, 2 and so on.
 fn trained(schema: &BatchSchema, model: &ModelSpec) -> Trained {
-    let mut tensors = ModelPlan::new(model, schema, &TrainingSpec::default()).unwrap().tensors;
+    numbered(schema, model, &TrainingSpec::default())
+}
+
+fn numbered(schema: &BatchSchema, model: &ModelSpec, training: &TrainingSpec) -> Trained {
+    let mut tensors = ModelPlan::new(model, schema, training).unwrap().tensors;
     tensors.retain(|tensor| tensor.role == TensorRole::Parameter);
     let mut next = 0_u16;
     let parameters = tensors.into_iter().map(|tensor| {
@@ -44,7 +74,7 @@ fn trained(schema: &BatchSchema, model: &ModelSpec) -> Trained {
             step: 12,
             progress: Progress::default(),
             position: Vec::new(),
-            eval: None,
+            eval: Vec::new(),
             eval_step: None,
             eval_due: false,
             standing: Standing::default(),
@@ -52,6 +82,7 @@ fn trained(schema: &BatchSchema, model: &ModelSpec) -> Trained {
             schema: schema.clone(),
             seed: 7,
             precision: Precision::Fp32,
+            tasks: training.tasks(schema.label_count()),
             loss_scale: None,
         },
     }
@@ -64,7 +95,7 @@ fn scales(schema: &BatchSchema) -> BTreeMap<String, NumberScale> {
 
 fn one() -> (BatchSchema, ModelSpec) {
     let (schema, models) = models();
-    let mut models = models.into_iter().map(|(_, model)| model);
+    let mut models = models.into_iter().map(|(_, model)| model.spec);
     (schema, models.find(|model| matches!(model, ModelSpec::WideDeep(_))).unwrap())
 }
 
@@ -77,17 +108,26 @@ fn every_kind_of_model_takes_the_features_that_it_reads_and_gives_scores() {
     let (schema, models) = models();
     let mut kinds = BTreeSet::new();
     for (name, model) in models {
-        let trained = trained(&schema, &model);
+        let trained = model.trained(&schema);
         kinds.insert(trained.kind());
         let onnx = onnx(&trained);
-        let read: BTreeSet<_> = model.features().into_iter().flat_map(|(_, list)| list.to_vec()).collect();
+        let read: BTreeSet<_> =
+            model.spec.features().into_iter().flat_map(|(_, list)| list.to_vec()).collect();
         let inputs: BTreeSet<_> = onnx.inputs().into_iter().map(|port| port.name).collect();
         assert_eq!(inputs, read, "{name}");
         let outputs: Vec<_> =
             onnx.outputs().into_iter().map(|Port { name, kind, .. }| (name, kind)).collect();
-        assert_eq!(outputs, [("score".to_owned(), "float"), ("logit".to_owned(), "float")], "{name}");
+        let named = |label: &str, what| if label.is_empty() { what } else { format!("{what}_{label}") };
+        let labels = if model.labels.is_empty() { vec![String::new()] } else { model.labels };
+        let wanted = labels.iter().zip(&model.tasks).flat_map(|(label, task)| {
+            let score = (named(label, "score".to_owned()), "float");
+            let logit = (named(label, "logit".to_owned()), "float");
+            let is_number = task.loss == LossSpec::SquaredError;
+            if is_number { vec![score] } else { vec![score, logit] }
+        });
+        assert_eq!(outputs, wanted.collect::<Vec<_>>(), "{name}");
     }
-    let all = ["dcn_v2", "deepfm", "dlrm", "linear", "mlp", "wide_deep"];
+    let all = ["dcn_v2", "deepfm", "dlrm", "linear", "mlp", "mmoe", "wide_deep"];
     assert_eq!(kinds.iter().map(String::as_str).collect::<Vec<_>>(), all);
 }
 

@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use serde::Deserialize;
 
-use super::{Accumulator, Metrics, MetricsError, Scored};
+use super::{Accumulator, Metric, Metrics, MetricsError, Scored};
+use crate::spec::Prediction;
 
 /// Every pair of rows, one by one.
 fn auc_by_pairs(scores: &[f32], labels: &[f32], weights: &[f32]) -> Option<f64> {
@@ -43,8 +44,12 @@ fn scored<'a>(scores: &'a [f32], labels: &'a [f32], weights: Option<&'a [f32]>) 
     Scored { scores, labels, weights, groups: None }
 }
 
+fn of_probabilities() -> Accumulator {
+    Accumulator::new("", Prediction::Probability)
+}
+
 fn metrics(scores: &[f32], labels: &[f32], weights: Option<&[f32]>) -> Result<Metrics, MetricsError> {
-    let mut accumulator = Accumulator::default();
+    let mut accumulator = of_probabilities();
     accumulator.add(scored(scores, labels, weights))?;
     accumulator.finish()
 }
@@ -69,11 +74,11 @@ proptest! {
         let found = metrics(&scores, &labels, None).unwrap();
         let ones = vec![1.0; scores.len()];
         // Both are sums of halves, exact in f64 at this size, and one division.
-        prop_assert_eq!(found.auc, auc_by_pairs(&scores, &labels, &ones));
+        prop_assert_eq!(found.of(Metric::Auc), auc_by_pairs(&scores, &labels, &ones));
         let expected = pr_auc_by_rows(&scores, &labels, &ones);
-        prop_assert!(close(found.pr_auc, expected, 1e-12), "{:?} {:?}", found.pr_auc, expected);
-        prop_assert_eq!(found.auc_error, found.auc.map(|_| 0.0));
-        prop_assert_eq!(found.pr_auc_error, found.pr_auc.map(|_| 0.0));
+        prop_assert!(close(found.of(Metric::PrAuc), expected, 1e-12), "{:?} {:?}", found.of(Metric::PrAuc), expected);
+        prop_assert_eq!(found.error_of(Metric::Auc), found.of(Metric::Auc).map(|_| 0.0));
+        prop_assert_eq!(found.error_of(Metric::PrAuc), found.of(Metric::PrAuc).map(|_| 0.0));
     }
 
     #[test]
@@ -86,9 +91,9 @@ proptest! {
         match metrics(&scores, &labels, Some(&weights)) {
             Ok(found) => {
                 let expected = auc_by_pairs(&scores, &labels, &weights);
-                prop_assert!(close(found.auc, expected, 1e-12), "{:?} {:?}", found.auc, expected);
+                prop_assert!(close(found.of(Metric::Auc), expected, 1e-12), "{:?} {:?}", found.of(Metric::Auc), expected);
                 let expected = pr_auc_by_rows(&scores, &labels, &weights);
-                prop_assert!(close(found.pr_auc, expected, 1e-12), "{:?} {:?}", found.pr_auc, expected);
+                prop_assert!(close(found.of(Metric::PrAuc), expected, 1e-12), "{:?} {:?}", found.of(Metric::PrAuc), expected);
             }
             Err(error) => {
                 prop_assert_eq!(error, MetricsError::NoWeight { examples: rows.len() as u64 });
@@ -103,16 +108,16 @@ proptest! {
         let cut = cut.min(scores.len());
         // A weight of 2, then taken back, moves the rows to the weighted representation.
         let plain = metrics(&scores, &labels, None).unwrap();
-        let mut accumulator = Accumulator::default();
+        let mut accumulator = of_probabilities();
         accumulator.add(scored(&scores[..cut], &labels[..cut], None)).unwrap();
         accumulator.add(scored(&[0.5], &[1.0], Some(&[0.0]))).unwrap();
         accumulator.add(scored(&scores[cut..], &labels[cut..], None)).unwrap();
         let weighted = accumulator.finish().unwrap();
-        prop_assert!(close(weighted.auc, plain.auc, 1e-12));
-        prop_assert!(close(weighted.pr_auc, plain.pr_auc, 1e-12));
-        let ranked = |of: Metrics| Metrics { auc: of.auc, pr_auc: of.pr_auc, examples: of.examples, ..plain };
-        prop_assert_eq!(weighted, ranked(weighted), "all but the areas is the same sums");
+        prop_assert!(close(weighted.of(Metric::Auc), plain.of(Metric::Auc), 1e-12));
+        prop_assert!(close(weighted.of(Metric::PrAuc), plain.of(Metric::PrAuc), 1e-12));
         prop_assert_eq!(weighted.examples, plain.examples + 1);
+        let sums = |of: Metrics| of.named().filter(|(name, _)| !name.ends_with("auc")).collect::<Vec<_>>();
+        prop_assert_eq!(sums(weighted), sums(plain), "all but the areas is the same sums");
     }
 }
 
@@ -144,19 +149,19 @@ fn agrees_with_scikit_learn() {
     assert!(golden.cases.len() >= 4);
     assert!(golden.cases.iter().any(|case| case.groups.is_some()));
     for case in golden.cases {
-        let mut accumulator = Accumulator::default();
+        let mut accumulator = of_probabilities();
         let rows = scored(&case.scores, &case.labels, case.weights.as_deref());
         accumulator.add(Scored { groups: case.groups.as_deref(), ..rows }).unwrap();
         let found = accumulator.finish().unwrap();
         let compared = [
-            (found.auc, Some(case.auc)),
-            (found.pr_auc, Some(case.pr_auc)),
-            (Some(found.log_loss), Some(case.log_loss)),
-            (found.normalized_entropy, Some(case.normalized_entropy)),
-            (found.calibration, Some(case.calibration)),
-            (Some(found.rmse), Some(case.rmse)),
-            (Some(found.accuracy), Some(case.accuracy)),
-            (found.group_auc, case.group_auc),
+            (found.of(Metric::Auc), Some(case.auc)),
+            (found.of(Metric::PrAuc), Some(case.pr_auc)),
+            (found.of(Metric::LogLoss), Some(case.log_loss)),
+            (found.of(Metric::NormalizedEntropy), Some(case.normalized_entropy)),
+            (found.of(Metric::Calibration), Some(case.calibration)),
+            (found.of(Metric::Rmse), Some(case.rmse)),
+            (found.of(Metric::Accuracy), Some(case.accuracy)),
+            (found.of(Metric::GroupAuc), case.group_auc),
         ];
         for (found, expected) in compared {
             assert!(close(found, expected, 1e-12), "{}: {found:?} for {expected:?}", case.name);
@@ -172,24 +177,27 @@ fn a_case_worked_by_hand() {
     let (scores, labels, weights) = ([0.75, 0.5, 0.5, 0.25], [1.0, 1.0, 0.0, 0.0], [2.0, 1.0, 1.0, 4.0]);
     let found = metrics(&scores, &labels, Some(&weights)).unwrap();
     // Of 3 x 5 pairs the tied one counts half.
-    assert_eq!(found.auc, Some(14.5 / 15.0));
+    assert_eq!(found.of(Metric::Auc), Some(14.5 / 15.0));
     // Precision is 1 for the first positive, and (2 + 1) / 4 for the second.
-    assert_eq!(found.pr_auc, Some((2.0 + 0.75) / 3.0));
-    assert_eq!(found.calibration, Some((1.5 + 0.5 + 0.5 + 1.0) / 3.0));
-    assert_eq!(found.rmse, ((6.0 * 0.0625 + 2.0 * 0.25) / 8.0_f64).sqrt());
-    assert_eq!(found.accuracy, (2.0 + 5.0) / 8.0);
+    assert_eq!(found.of(Metric::PrAuc), Some((2.0 + 0.75) / 3.0));
+    assert_eq!(found.of(Metric::Calibration), Some((1.5 + 0.5 + 0.5 + 1.0) / 3.0));
+    assert_eq!(found.of(Metric::Rmse), Some(((6.0 * 0.0625 + 2.0 * 0.25) / 8.0_f64).sqrt()));
+    assert_eq!(found.of(Metric::Accuracy), Some((2.0 + 5.0) / 8.0));
     let log_loss = -(6.0 * 0.75_f64.ln() + 2.0 * 0.5_f64.ln()) / 8.0;
-    assert!((found.log_loss - log_loss).abs() < 1e-15);
+    assert!(close(found.of(Metric::LogLoss), Some(log_loss), 1e-15));
     let entropy = -(0.375 * 0.375_f64.ln() + 0.625 * 0.625_f64.ln());
-    assert!(close(found.normalized_entropy, Some(log_loss / entropy), 1e-15));
-    assert_eq!((found.group_auc, found.groups, found.examples), (None, None, 4));
+    assert!(close(found.of(Metric::NormalizedEntropy), Some(log_loss / entropy), 1e-15));
+    assert_eq!((found.of(Metric::GroupAuc), found.groups, found.examples), (None, None, 4));
 }
 
 #[test]
 fn always_the_mean_label_has_entropy_and_calibration_one() {
     let found = metrics(&[0.25; 8], &[0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0], None).unwrap();
-    assert!(close(found.normalized_entropy, Some(1.0), 1e-15), "{found:?}");
-    assert_eq!((found.calibration, found.auc, found.pr_auc), (Some(1.0), Some(0.5), Some(0.25)));
+    assert!(close(found.of(Metric::NormalizedEntropy), Some(1.0), 1e-15), "{found:?}");
+    assert_eq!(
+        (found.of(Metric::Calibration), found.of(Metric::Auc), found.of(Metric::PrAuc)),
+        (Some(1.0), Some(0.5), Some(0.25))
+    );
 }
 
 #[test]
@@ -197,7 +205,7 @@ fn batches_make_no_difference() {
     let scores: Vec<f32> = (0_u32..1000).map(|i| (i * 7919 % 997) as f32 / 997.0).collect();
     let labels: Vec<f32> = (0_u32..1000).map(|i| (i * 31 % 3 == 0) as u8 as f32).collect();
     let whole = metrics(&scores, &labels, None).unwrap();
-    let mut accumulator = Accumulator::default();
+    let mut accumulator = of_probabilities();
     for (scores, labels) in scores.chunks(37).zip(labels.chunks(37)) {
         accumulator.add(scored(scores, labels, None)).unwrap();
     }
@@ -210,13 +218,19 @@ fn batches_make_no_difference() {
 #[test]
 fn a_class_alone_has_what_does_not_compare_classes() {
     let positives = metrics(&[0.25, 0.75], &[1.0, 1.0], None).unwrap();
-    assert_eq!((positives.auc, positives.auc_error, positives.normalized_entropy), (None, None, None));
-    assert_eq!((positives.pr_auc, positives.pr_auc_error), (Some(1.0), Some(0.0)));
-    assert_eq!((positives.calibration, positives.accuracy), (Some(0.5), 0.5));
+    assert_eq!(
+        (positives.of(Metric::Auc), positives.error_of(Metric::Auc), positives.of(Metric::NormalizedEntropy)),
+        (None, None, None)
+    );
+    assert_eq!((positives.of(Metric::PrAuc), positives.error_of(Metric::PrAuc)), (Some(1.0), Some(0.0)));
+    assert_eq!((positives.of(Metric::Calibration), positives.of(Metric::Accuracy)), (Some(0.5), Some(0.5)));
     let negatives = metrics(&[0.25, 0.75], &[0.0, 0.0], None).unwrap();
-    assert_eq!((negatives.auc, negatives.pr_auc, negatives.pr_auc_error), (None, None, None));
-    assert_eq!((negatives.calibration, negatives.normalized_entropy), (None, None));
-    assert_eq!(negatives.rmse, (10.0_f64 / 32.0).sqrt());
+    assert_eq!(
+        (negatives.of(Metric::Auc), negatives.of(Metric::PrAuc), negatives.error_of(Metric::PrAuc)),
+        (None, None, None)
+    );
+    assert_eq!((negatives.of(Metric::Calibration), negatives.of(Metric::NormalizedEntropy)), (None, None));
+    assert_eq!(negatives.of(Metric::Rmse), Some((10.0_f64 / 32.0).sqrt()));
 }
 
 #[test]
@@ -225,45 +239,147 @@ fn rows_without_weight_have_no_say() {
     let without = metrics(&[0.5, 0.25], &[1.0, 0.0], None).unwrap();
     assert_eq!(weighted, Metrics { examples: 3, ..without });
     let only = metrics(&[0.5, 0.25], &[1.0, 0.0], Some(&[0.0, 1.0])).unwrap();
-    assert_eq!((only.auc, only.pr_auc, only.calibration), (None, None, None));
+    assert_eq!(
+        (only.of(Metric::Auc), only.of(Metric::PrAuc), only.of(Metric::Calibration)),
+        (None, None, None)
+    );
 }
 
 #[test]
 fn an_accumulator_past_its_bound_is_exact_again_for_the_next_rows() {
     let scores = [0.3, 0.300_000_1, 0.300_000_2];
     let labels = [0.0, 1.0, 0.0];
-    let mut accumulator = Accumulator::with_exact_bytes(8);
+    let mut accumulator = Accumulator::with_exact_bytes("", 8);
     accumulator.add(scored(&scores, &labels, None)).unwrap();
     let binned = accumulator.finish().unwrap();
-    assert_eq!((binned.auc, binned.auc_error), (Some(0.5), Some(0.5)));
+    assert_eq!((binned.of(Metric::Auc), binned.error_of(Metric::Auc)), (Some(0.5), Some(0.5)));
     accumulator.add(scored(&scores[..2], &labels[..2], None)).unwrap();
     let exact = accumulator.finish().unwrap();
-    assert_eq!((exact.auc, exact.auc_error), (Some(1.0), Some(0.0)));
-    assert_eq!(binned.rmse, metrics(&scores, &labels, None).unwrap().rmse, "only the areas are bounded");
+    assert_eq!((exact.of(Metric::Auc), exact.error_of(Metric::Auc)), (Some(1.0), Some(0.0)));
+    assert_eq!(
+        binned.of(Metric::Rmse),
+        metrics(&scores, &labels, None).unwrap().of(Metric::Rmse),
+        "only the areas are bounded"
+    );
 }
 
 #[test]
 fn extremes_are_ranked_and_clipped() {
     let found = metrics(&[0.0, -0.0, 1.0, f32::MIN_POSITIVE], &[0.0, 1.0, 1.0, 0.0], None).unwrap();
     // The first two are tied; the positive at 0 loses to the smallest number above it.
-    assert_eq!(found.auc, Some(2.5 / 4.0));
-    assert!(found.log_loss.is_finite());
+    assert_eq!(found.of(Metric::Auc), Some(2.5 / 4.0));
+    assert!(found.of(Metric::LogLoss).is_some());
     let wrong = metrics(&[0.0, 1.0], &[1.0, 0.0], None).unwrap();
-    assert!((wrong.log_loss - 23.0 * std::f64::consts::LN_2).abs() < 1e-12);
+    assert!(close(wrong.of(Metric::LogLoss), Some(23.0 * std::f64::consts::LN_2), 1e-12));
 }
 
 #[test]
 fn exactly_a_half_predicts_the_negative_class() {
-    assert_eq!(metrics(&[0.5, 0.5], &[0.0, 0.0], None).unwrap().accuracy, 1.0);
+    assert_eq!(metrics(&[0.5, 0.5], &[0.0, 0.0], None).unwrap().of(Metric::Accuracy), Some(1.0));
 }
 
 #[test]
 fn rows_without_metrics_are_named() {
     let bad_score = metrics(&[0.5, f32::NAN], &[0.0, 1.0], None).unwrap_err();
     assert!(matches!(bad_score, MetricsError::Score { row: 1, .. }), "{bad_score}");
-    assert_eq!(metrics(&[1.5], &[0.0], None), Err(MetricsError::Score { row: 0, score: 1.5 }));
-    assert_eq!(metrics(&[0.5], &[2.0], None), Err(MetricsError::Label { row: 0, label: 2.0 }));
+    let (row, expected) = (0, "a probability");
+    assert_eq!(metrics(&[1.5], &[0.0], None), Err(MetricsError::Score { row, score: 1.5, expected }));
+    let expected = "a number from 0 to 1";
+    assert_eq!(metrics(&[0.5], &[2.0], None), Err(MetricsError::Label { row, label: 2.0, expected }));
     let weight = f32::INFINITY;
     assert_eq!(metrics(&[0.5], &[1.0], Some(&[weight])), Err(MetricsError::Weight { row: 0, weight }));
     assert_eq!(metrics(&[0.5], &[1.0], Some(&[0.0])), Err(MetricsError::NoWeight { examples: 1 }));
+}
+
+fn of_numbers(scores: &[f32], labels: &[f32], weights: Option<&[f32]>) -> Result<Metrics, MetricsError> {
+    let mut accumulator = Accumulator::new("price", Prediction::Number);
+    for start in (0..scores.len()).step_by(7) {
+        let of = start..scores.len().min(start + 7);
+        let weights = weights.map(|weights| &weights[of.clone()]);
+        accumulator.add(scored(&scores[of.clone()], &labels[of], weights))?;
+    }
+    accumulator.finish()
+}
+
+proptest! {
+    /// In two passes, which know the mean beforehand.
+    #[test]
+    fn numbers_have_the_errors_of_their_definition(
+        rows in prop::collection::vec((-50.0_f32..50.0, -50.0_f32..50.0, 0_u8..4), 2..60), far in any::<bool>(),
+    ) {
+        let shift = if far { 4096.0 } else { 0.0 };
+        let scores: Vec<f32> = rows.iter().map(|row| row.0 + shift).collect();
+        let labels: Vec<f32> = rows.iter().map(|row| row.1 + shift).collect();
+        let weights: Vec<f32> = rows.iter().map(|row| f32::from(row.2) / 2.0).collect();
+        let total = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
+            let rows = scores.iter().zip(&labels).zip(&weights);
+            rows.map(|((&s, &y), &w)| f64::from(w) * of(s.into(), y.into())).sum()
+        };
+        let weight = total(&|_, _| 1.0);
+        prop_assume!(weight > 0.0);
+        let found = of_numbers(&scores, &labels, Some(&weights)).unwrap();
+        let (mean, squares) = (total(&|_, y| y) / weight, total(&|s, y| (s - y).powi(2)));
+        let spread = total(&|_, y| (y - mean).powi(2));
+        prop_assert!(close(found.of(Metric::Rmse), Some((squares / weight).sqrt()), 1e-9));
+        prop_assert!(close(found.of(Metric::Mae), Some(total(&|s, y| (s - y).abs()) / weight), 1e-9));
+        if spread > 1.0 {
+            prop_assert!(close(found.of(Metric::R2), Some(1.0 - squares / spread), 1e-8 * (1.0 + squares / spread)));
+        }
+        if mean.abs() > 1.0 {
+            prop_assert!(close(found.of(Metric::Calibration), Some(total(&|s, _| s) / weight / mean), 1e-8));
+        }
+        prop_assert_eq!(found.of(Metric::Auc), None);
+    }
+}
+
+#[test]
+fn numbers_worked_by_hand() {
+    let found = of_numbers(&[3.0, 1.0, -2.0], &[1.0, 1.0, 4.0], Some(&[1.0, 2.0, 0.0])).unwrap();
+    // A label of no variance explains nothing.
+    let wanted = [("rmse", (4.0_f64 / 3.0).sqrt()), ("mae", 2.0 / 3.0), ("calibration", 5.0 / 3.0)];
+    let names: Vec<String> = found.named().map(|(name, _)| name).collect();
+    assert_eq!(names, ["price/rmse", "price/mae", "price/calibration"]);
+    for (name, value) in wanted {
+        let found = found.named().find(|(found, _)| *found == format!("price/{name}"));
+        assert!(close(found.map(|(_, value)| value), Some(value), 1e-15), "{name}");
+    }
+    let mean = of_numbers(&[2.0, 2.0], &[1.0, 3.0], None).unwrap();
+    assert_eq!((mean.of(Metric::R2), mean.of(Metric::Calibration)), (Some(0.0), Some(1.0)));
+    let (row, expected) = (1, "a finite number");
+    let label = f32::INFINITY;
+    assert_eq!(
+        of_numbers(&[1.0, 1.0], &[0.0, label], None),
+        Err(MetricsError::Label { row, label, expected })
+    );
+    assert!(of_numbers(&[1.0, f32::NAN], &[0.0, 0.0], None).is_err());
+}
+
+#[derive(Debug, PartialEq, Deserialize, serde::Serialize)]
+struct Documents(#[serde(with = "super::one_or_several")] Vec<Metrics>);
+
+#[test]
+fn documents_come_back() {
+    let mut grouped = of_probabilities();
+    let rows = scored(&[0.5, 0.1 + 0.2], &[1.0, 0.0], None);
+    grouped.add(Scored { groups: Some(&[3, 4]), ..rows }).unwrap();
+    let (grouped, numbers) = (grouped.finish().unwrap(), of_numbers(&[1.0], &[2.0], None).unwrap());
+    assert_eq!(grouped.of(Metric::GroupAuc), None, "each group is of one class");
+    for metrics in [vec![], vec![grouped.clone()], vec![numbers.clone()], vec![grouped, numbers]] {
+        let text = serde_json::to_string(&Documents(metrics.clone())).unwrap();
+        assert_eq!(serde_json::from_str::<Documents>(&text).unwrap(), Documents(metrics), "{text}");
+    }
+}
+
+#[test]
+fn documents_from_before_there_were_labels_are_read() {
+    let old = r#"{"auc": 0.75, "auc_error": 0.0, "pr_auc": null, "pr_auc_error": null, "log_loss": 0.5,
+        "normalized_entropy": null, "calibration": null, "rmse": 0.25, "accuracy": 0.875, "group_auc": null,
+        "groups": null, "examples": 18446744073709551615}"#;
+    let Documents(found) = serde_json::from_str(old).unwrap();
+    let [metrics] = found.as_slice() else { panic!("one label") };
+    assert_eq!((metrics.label.as_str(), metrics.examples), ("", u64::MAX));
+    assert_eq!((metrics.of(Metric::Auc), metrics.error_of(Metric::Auc)), (Some(0.75), Some(0.0)));
+    let names: Vec<&str> = metrics.measured.iter().map(|measured| measured.metric.name()).collect();
+    let wanted = ["auc", "pr_auc", "log_loss", "normalized_entropy", "rmse", "calibration", "accuracy"];
+    assert_eq!(names, wanted);
 }

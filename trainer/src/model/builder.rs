@@ -43,14 +43,27 @@ impl<'a, D: Device> Builder<'a, D> {
         self.room
     }
 
+    /// Labels that rows have.
+    pub(super) fn label_count(&self) -> usize {
+        self.schema.label_count()
+    }
+
+    /// The name of each label; empty of one that has none.
+    pub(super) fn labels(&self) -> Vec<&'a str> {
+        match self.schema.labels.as_slice() {
+            [] => vec![""],
+            labels => labels.iter().map(String::as_str).collect(),
+        }
+    }
+
     /// Room for activations, `columns` numbers a row of a pass.
     pub(super) fn matrix(&self, columns: usize) -> D::Matrix {
         self.room.matrix(self.device, columns)
     }
 
-    /// Room for a logit of each row of a pass, or what becomes of it.
+    /// Room for the logits of each row of a pass, one a label, or what becomes of them.
     pub(super) fn logits(&self) -> D::Matrix {
-        self.room.sums(self.device, 1)
+        self.room.sums(self.device, self.label_count())
     }
 
     /// Room for a gradient by activations of `columns` numbers a row, by pass and for the whole batch.
@@ -61,7 +74,7 @@ impl<'a, D: Device> Builder<'a, D> {
     /// The same by the logits.
     pub(super) fn by_logits(&self) -> BatchGradient<D> {
         let room = Room { float: Float::F32, ..self.room };
-        BatchGradient::new(self.device, room, self.schema.rows as usize, 1)
+        BatchGradient::new(self.device, room, self.schema.rows as usize, self.label_count())
     }
 
     /// The features that the list at `key` names.

@@ -9,6 +9,22 @@ pub enum ModelError {
     /// Columns are normalised over all rows of a batch, which pass in parts.
     #[error("`normalization = \"batch\"` is over whole batches: `training.micro_batch_size` is not for it")]
     PartsNormalized,
+    /// More labels than the model predicts.
+    #[error("model.kind: \"{kind}\" predicts one label, and there are {labels}; \"mmoe\" predicts several")]
+    SeveralLabels {
+        /// As a job names it.
+        kind: &'static str,
+        /// How many.
+        labels: usize,
+    },
+    /// As many losses as labels are needed.
+    #[error("training: {losses} losses for {labels} labels")]
+    Losses {
+        /// Losses given.
+        losses: usize,
+        /// Labels of a batch.
+        labels: usize,
+    },
     /// A feature that the batch does not have.
     #[error("{key}: there is no feature `{feature}`{}", suggestion(.nearest.as_deref()))]
     UnknownFeature {

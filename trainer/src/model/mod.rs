@@ -14,11 +14,12 @@ mod error;
 pub(crate) mod features;
 mod linear;
 mod mlp;
+pub(crate) mod mmoe;
 mod network;
 mod scaling;
 mod wide_deep;
 
-use millstream_backend::{Backend, BatchError, Device, Loss, Scalar, Sizes, TablePart, TablePlace};
+use millstream_backend::{Backend, BatchError, Device, Scalar, Sizes, TablePart, TablePlace, Task};
 use millstream_batch::{BatchRef, BatchSchema};
 
 use crate::learner::{Descent, Measure};
@@ -26,7 +27,7 @@ use crate::loss::LossSum;
 pub use crate::parameter::{NamedTensor, TensorRole};
 use crate::pass::{Pass, Purpose};
 use crate::schedule::Step;
-use crate::spec::{ClipSpec, ModelSpec, Normalization, TrainingSpec};
+use crate::spec::{ClipSpec, ModelSpec, Normalization, Prediction, TaskSpec, TrainingSpec};
 use batch_gradient::BatchGradient;
 use builder::Builder;
 pub use error::ModelError;
@@ -39,10 +40,15 @@ pub struct Model<B: Backend> {
     backend: B,
     parts: Parts<B>,
     seed: u64,
-    loss: Loss,
+    /// One for each label.
+    tasks: Vec<Task>,
+    /// Labels that are predicted as they are.
+    numbers: Vec<usize>,
     clip: ClipSpec,
-    /// Probabilities of a pass on the host, `[B]`.
+    /// Scores of a pass on the host, `[B, T]`.
     host: Vec<B::Scalar>,
+    /// Sums of a step on the host, `[T, 2]`, and what they say.
+    host_sums: (Vec<B::Scalar>, Vec<LossSum>),
 }
 
 /// What a model of any kind has on its device.
@@ -50,11 +56,11 @@ struct Parts<D: Device> {
     network: Network<D>,
     batch: D::Batch,
     plan: D::RowPlan,
-    /// `[B, 1]`
+    /// `[B, T]`
     by_logits: BatchGradient<D>,
     /// The most rows of a pass.
     rows: usize,
-    /// Loss and weight, `[1, 2]`.
+    /// Loss and weight of each label, `[T, 2]`.
     sums: D::Matrix,
     /// What the loss is multiplied by, where it is.
     scaling: Option<Scaling<D>>,
@@ -62,8 +68,8 @@ struct Parts<D: Device> {
     scale: D::Matrix,
     /// Of all gradients, `[1, 1]`.
     squares: D::Matrix,
-    /// `[B, 1]`
-    probabilities: D::Matrix,
+    /// `[B, T]`
+    scores: D::Matrix,
 }
 
 /// What a model takes, known before it is built.
@@ -106,6 +112,13 @@ impl<D: Device> Parts<D> {
         if in_parts && normalization == Some(Normalization::Batch) {
             return Err(ModelError::PartsNormalized);
         }
+        let (labels, losses) = (schema.label_count(), training.tasks(schema.label_count()).len());
+        if labels > 1 && !spec.takes_several_labels() {
+            return Err(ModelError::SeveralLabels { kind: spec.kind(), labels });
+        }
+        if labels != losses {
+            return Err(ModelError::Losses { losses, labels });
+        }
         let mut builder = Builder::new(device, schema, training);
         let network = Network::new(&mut builder, spec)?;
         Ok(Self {
@@ -113,11 +126,11 @@ impl<D: Device> Parts<D> {
             batch: device.batch(schema),
             by_logits: builder.by_logits(),
             rows: builder.room().rows,
-            sums: device.matrix(1, 2),
+            sums: device.matrix(labels, 2),
             scaling: training.precision.scales_loss().then(|| Scaling::new(device, &training.loss_scale)),
             scale: device.matrix(1, 1),
             squares: device.matrix(1, 1),
-            probabilities: builder.logits(),
+            scores: builder.logits(),
             plan: device.row_plan(schema, &builder.id_columns()),
         })
     }
@@ -145,13 +158,17 @@ impl<B: Backend> Model<B> {
             stored.initialise(&backend, spec, training.seed);
         }
         backend.write_matrix(&mut parts.scale, &[B::Scalar::from_f64(1.0)]);
+        let specs = training.tasks(schema.label_count());
+        let is_number = |spec: &TaskSpec| spec.loss.prediction() == Prediction::Number;
         if let Some(scaling) = &mut parts.scaling {
             scaling.set(&backend, scaling.known);
         }
         Ok(Self {
-            host: vec![B::Scalar::default(); parts.rows],
+            host: vec![B::Scalar::default(); parts.rows * specs.len()],
+            host_sums: (vec![B::Scalar::default(); 2 * specs.len()], vec![LossSum::default(); specs.len()]),
             seed: training.seed,
-            loss: training.loss.as_loss(),
+            tasks: specs.iter().zip(0..).map(|(spec, label)| spec.as_task(label)).collect(),
+            numbers: (0..specs.len()).filter(|&label| is_number(&specs[label])).collect(),
             clip: training.clip,
             backend,
             parts,
@@ -165,7 +182,7 @@ impl<B: Backend> Model<B> {
     /// # Errors
     /// When the batch is not of the model's schema, or an id is out of range; then no step was taken.
     pub fn train_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<LossSum, BatchError> {
-        let Self { backend, parts, seed, loss, clip, .. } = self;
+        let Self { backend, parts, seed, tasks, clip, host_sums, .. } = self;
         let Parts { network, batch: uploaded, plan, by_logits, rows: most, sums, .. } = parts;
         let Parts { scaling, scale, squares, .. } = parts;
         backend.upload(batch, uploaded)?;
@@ -175,11 +192,11 @@ impl<B: Backend> Model<B> {
         }
         backend.plan_rows(uploaded, plan);
         let network = network.compute();
-        backend.clear(1, sums);
+        backend.clear(tasks.len(), sums);
         for pass in Pass::all(rows, *most, Purpose::training(*seed, step.number)) {
             network.forward(backend, uploaded, &pass);
             let of_pass = by_logits.of_pass();
-            backend.loss(loss, uploaded, pass.rows.clone(), network.logits(), of_pass, sums);
+            network.loss(backend, tasks, uploaded, &pass, of_pass, sums);
             if let Some(scaling) = scaling {
                 backend.multiply(pass.len(), &scaling.state, of_pass);
             }
@@ -204,32 +221,43 @@ impl<B: Backend> Model<B> {
         }
         let clip = clip.value.map_or(f64::INFINITY, f64::from);
         network.learn(by_logits, &mut Descent { backend, touched, scale, clip, step });
-        let mut values = [B::Scalar::default(); 2];
-        backend.read_matrix(sums, &mut values);
+        let (values, of_tasks) = host_sums;
+        backend.read_matrix(sums, values);
+        for (sum, values) in of_tasks.iter_mut().zip(values.chunks_exact(2)) {
+            *sum = LossSum { loss: values[0].to_f64(), weight: values[1].to_f64() };
+        }
         if let Some(scaling) = scaling {
             scaling.read(backend);
         }
-        Ok(LossSum { loss: values[0].to_f64(), weight: values[1].to_f64() })
+        Ok(LossSum::of_batch(tasks, of_tasks))
     }
 
-    /// The probability of each row's label being 1, into `probabilities[..batch.rows()]`.
+    /// What each row's labels are taken for: the probability of being 1, or the number itself. `scores` begins with those
+    /// of the first label, `[rows]`, then come those of the next.
     ///
     /// # Errors
     /// When the batch is not of the model's schema, or an id is out of range.
     ///
     /// # Panics
-    /// When `probabilities` is shorter than the batch.
-    pub fn predict(&mut self, batch: BatchRef<'_>, probabilities: &mut [f32]) -> Result<(), BatchError> {
-        let Self { backend, parts, host, .. } = self;
+    /// When `scores` is shorter than that.
+    pub fn predict(&mut self, batch: BatchRef<'_>, scores: &mut [f32]) -> Result<(), BatchError> {
+        let Self { backend, parts, host, tasks, numbers, .. } = self;
+        let labels = tasks.len();
         backend.upload(batch, &mut parts.batch)?;
         let rows = batch.rows();
         let network = parts.network.compute();
         for pass in Pass::all(rows, parts.rows, Purpose::Scoring) {
             network.forward(backend, &parts.batch, &pass);
-            backend.sigmoid(pass.len(), network.logits(), &mut parts.probabilities);
-            backend.read_matrix(&parts.probabilities, &mut host[..pass.len()]);
-            for (out, probability) in probabilities[pass.rows].iter_mut().zip(&*host) {
-                *out = probability.to_f64() as f32;
+            backend.sigmoid(pass.len(), network.logits(), &mut parts.scores);
+            for &label in &*numbers {
+                backend.copy_columns(pass.len(), (network.logits(), label), (&mut parts.scores, label), 1);
+            }
+            backend.read_matrix(&parts.scores, &mut host[..pass.len() * labels]);
+            for (label, scores) in scores.chunks_exact_mut(rows).take(labels).enumerate() {
+                let of_label = host.iter().skip(label).step_by(labels);
+                for (out, score) in scores[pass.rows.clone()].iter_mut().zip(of_label) {
+                    *out = score.to_f64() as f32;
+                }
             }
         }
         Ok(())

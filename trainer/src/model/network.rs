@@ -1,6 +1,6 @@
 //! The models, as a closed set: what lies between a batch and its logits.
 
-use millstream_backend::{Backend, Device};
+use millstream_backend::{Backend, Device, Task};
 
 use crate::learner::Learner;
 use crate::model::builder::Builder;
@@ -10,6 +10,7 @@ use crate::model::dlrm::Dlrm;
 use crate::model::error::ModelError;
 use crate::model::linear::LinearModel;
 use crate::model::mlp::MlpModel;
+use crate::model::mmoe::Mmoe;
 use crate::model::wide_deep::WideDeep;
 use crate::parameter::Parameters;
 use crate::pass::Pass;
@@ -20,11 +21,27 @@ pub(super) trait Compute<B: Backend> {
     /// Computes the logits of the pass's rows of `batch`.
     fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass);
 
-    /// What the last forward pass gave, `[B, 1]`.
+    /// What the last forward pass gave, `[B, T]`: a column for each label.
     fn logits(&self) -> &B::Matrix;
 
+    /// The loss of the pass's rows, as the last forward pass has them: adds to `sums` `[T, 2]`, and fills `by_logits`
+    /// `[B, T]`, as [`Backend::loss`] does.
+    fn loss(
+        &mut self,
+        backend: &B,
+        tasks: &[Task],
+        batch: &B::Batch,
+        pass: &Pass,
+        by_logits: &mut B::Matrix,
+        sums: &mut B::Matrix,
+    ) {
+        for task in tasks {
+            backend.loss(task, batch, pass.rows.clone(), self.logits(), by_logits, sums);
+        }
+    }
+
     /// Computes the gradients by all parameters but tables, and by what tables gave, from that by the logits,
-    /// `[B, 1]`, which stays as it is: a logit is linear in the layer before it.
+    /// `[B, T]`, which stays as it is: a logit is linear in the layer before it.
     fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix);
 
     /// Shows every parameter with its gradient, in a fixed order; `by_logits` is that of the whole batch.
@@ -39,6 +56,7 @@ pub(super) enum Network<D: Device> {
     DeepFm(DeepFm<D>),
     Dcn(Dcn<D>),
     Dlrm(Dlrm<D>),
+    Mmoe(Mmoe<D>),
 }
 
 impl<D: Device> Network<D> {
@@ -50,6 +68,7 @@ impl<D: Device> Network<D> {
             ModelSpec::DeepFm(spec) => Self::DeepFm(DeepFm::new(builder, spec)?),
             ModelSpec::Dcn(spec) => Self::Dcn(Dcn::new(builder, spec)?),
             ModelSpec::Dlrm(spec) => Self::Dlrm(Dlrm::new(builder, spec)?),
+            ModelSpec::Mmoe(spec) => Self::Mmoe(Mmoe::new(builder, spec)?),
         })
     }
 
@@ -61,6 +80,7 @@ impl<D: Device> Network<D> {
             Self::DeepFm(model) => model,
             Self::Dcn(model) => model,
             Self::Dlrm(model) => model,
+            Self::Mmoe(model) => model,
         }
     }
 
@@ -72,6 +92,7 @@ impl<D: Device> Network<D> {
             Self::DeepFm(model) => model,
             Self::Dcn(model) => model,
             Self::Dlrm(model) => model,
+            Self::Mmoe(model) => model,
         }
     }
 }
@@ -85,6 +106,7 @@ impl<B: Backend> Network<B> {
             Self::DeepFm(model) => model,
             Self::Dcn(model) => model,
             Self::Dlrm(model) => model,
+            Self::Mmoe(model) => model,
         }
     }
 }

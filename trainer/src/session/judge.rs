@@ -28,6 +28,9 @@ pub struct JudgeSpec {
 pub struct StoppingSpec {
     /// What evaluations are compared by.
     pub metric: Metric,
+    /// Of which label of the batches.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub label: u32,
     /// Evaluations in a row that may be no better, at least 1.
     pub patience: u32,
     /// What is better is so by more than this.
@@ -39,6 +42,9 @@ pub struct StoppingSpec {
 pub struct BestSpec {
     /// What evaluations are compared by.
     pub metric: Metric,
+    /// Of which label of the batches.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub label: u32,
     /// How many of the best are kept, at least 1.
     pub keep: u32,
 }
@@ -57,6 +63,8 @@ pub struct Standing {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Stopping {
     metric: Metric,
+    #[serde(default, skip_serializing_if = "is_first")]
+    label: u32,
     best: Option<Evaluated>,
     /// Evaluations since that one.
     evaluations: u32,
@@ -67,6 +75,9 @@ struct Stopping {
 pub struct Evaluated {
     /// In this number.
     pub metric: Metric,
+    /// Of this label of the batches.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub label: u32,
     /// Its value.
     pub value: f64,
     /// Steps taken before it.
@@ -90,22 +101,29 @@ impl Standing {
     }
 
     /// Takes in an evaluation after `step`; says whether it is one of the best.
-    pub(super) fn judge(&mut self, spec: &JudgeSpec, step: u64, metrics: &Metrics) -> bool {
-        let evaluated = |metric: Metric| metric.of(metrics).map(|value| Evaluated { metric, value, step });
+    pub(super) fn judge(&mut self, spec: &JudgeSpec, step: u64, metrics: &[Metrics]) -> bool {
+        let evaluated = |metric: Metric, label: u32| {
+            let value = metrics.get(label as usize).and_then(|metrics| metrics.of(metric));
+            value.map(|value| Evaluated { metric, label, value, step })
+        };
         if let Some(spec) = &spec.stopping {
-            self.judge_stopping(spec, evaluated(spec.metric));
+            self.judge_stopping(spec, evaluated(spec.metric, spec.label));
         }
-        spec.best.is_some_and(|spec| self.judge_best(spec, evaluated(spec.metric)))
+        spec.best.is_some_and(|spec| self.judge_best(spec, evaluated(spec.metric, spec.label)))
     }
 
-    /// Why training is to stop early, if it is.
-    pub fn stop(&self, spec: &JudgeSpec) -> Option<String> {
-        let StoppingSpec { metric, patience, min_delta } = spec.stopping?;
-        let Stopping { best, evaluations, .. } = self.stopping.filter(|state| state.metric == metric)?;
+    /// Why training is to stop early, if it is; `labels` are the names of the batches' labels, if they have any.
+    pub fn stop(&self, spec: &JudgeSpec, labels: &[String]) -> Option<String> {
+        let spec = spec.stopping.as_ref()?;
+        let StoppingSpec { metric, label, patience, min_delta } = *spec;
+        let Stopping { best, evaluations, .. } = self.stopping.filter(|state| state.is_of(spec))?;
         if evaluations < patience {
             return None;
         }
-        let name = metric.name();
+        let name = match labels.get(label as usize) {
+            Some(label) => format!("{} of {label}", metric.name()),
+            None => metric.name().to_owned(),
+        };
         let Some(Evaluated { value, step, .. }) = best else {
             return Some(format!("stopped early: {name} was not defined in {evaluations} evaluations"));
         };
@@ -118,8 +136,8 @@ impl Standing {
     }
 
     fn judge_stopping(&mut self, spec: &StoppingSpec, found: Option<Evaluated>) {
-        let fresh = Stopping { metric: spec.metric, best: None, evaluations: 0 };
-        let before = self.stopping.filter(|state| state.metric == spec.metric).unwrap_or(fresh);
+        let fresh = Stopping { metric: spec.metric, label: spec.label, best: None, evaluations: 0 };
+        let before = self.stopping.filter(|state| state.is_of(spec)).unwrap_or(fresh);
         let is_better = |found: &Evaluated| {
             before.best.is_none_or(|best| spec.metric.gain(found.value, best.value) > spec.min_delta)
         };
@@ -130,7 +148,7 @@ impl Standing {
     }
 
     fn judge_best(&mut self, spec: BestSpec, found: Option<Evaluated>) -> bool {
-        self.best.retain(|best| best.metric == spec.metric);
+        self.best.retain(|best| (best.metric, best.label) == (spec.metric, spec.label));
         let Some(found) = found else { return false };
         // An evaluation made again.
         self.best.retain(|best| best.step != found.step);
@@ -142,29 +160,34 @@ impl Standing {
     }
 }
 
+impl Stopping {
+    /// Whether it is of what is asked for.
+    fn is_of(&self, spec: &StoppingSpec) -> bool {
+        (self.metric, self.label) == (spec.metric, spec.label)
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "what serde calls")]
+fn is_first(label: &u32) -> bool {
+    *label == 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Measured;
 
-    fn metrics(auc: Option<f64>) -> Metrics {
-        Metrics {
-            auc,
-            auc_error: None,
-            pr_auc: None,
-            pr_auc_error: None,
-            log_loss: 1.0,
-            normalized_entropy: None,
-            calibration: None,
-            rmse: 1.0,
-            accuracy: 0.5,
-            group_auc: None,
-            groups: None,
-            examples: 1,
-        }
+    fn metrics(auc: Option<f64>) -> Vec<Metrics> {
+        let measured = |metric, value| Measured { metric, value, error: None };
+        let measured = vec![measured(Metric::Auc, auc), measured(Metric::LogLoss, Some(1.0))];
+        vec![Metrics { measured, examples: 1, ..Metrics::default() }]
     }
 
     fn stopping(patience: u32, min_delta: f64) -> JudgeSpec {
-        JudgeSpec { stopping: Some(StoppingSpec { metric: Metric::Auc, patience, min_delta }), best: None }
+        JudgeSpec {
+            stopping: Some(StoppingSpec { metric: Metric::Auc, label: 0, patience, min_delta }),
+            best: None,
+        }
     }
 
     /// At which of these evaluations training stops.
@@ -172,7 +195,7 @@ mod tests {
         let mut standing = Standing::default();
         values.iter().enumerate().position(|(step, &auc)| {
             standing.judge(spec, step as u64, &metrics(auc));
-            standing.stop(spec).is_some()
+            standing.stop(spec, &[]).is_some()
         })
     }
 
@@ -199,21 +222,24 @@ mod tests {
         }
         let why = "stopped early: auc has not risen by more than 0.25 since step 100, where it was 0.500000, in 2 \
                    evaluations";
-        assert_eq!(standing.stop(&spec).as_deref(), Some(why));
-        let other = StoppingSpec { metric: Metric::LogLoss, patience: 1, min_delta: 0.0 };
+        assert_eq!(standing.stop(&spec, &[]).as_deref(), Some(why));
+        let other = StoppingSpec { metric: Metric::LogLoss, label: 0, patience: 1, min_delta: 0.0 };
         let other = JudgeSpec { stopping: Some(other), best: None };
-        assert_eq!(standing.stop(&other), None, "what was judged is of another metric");
+        assert_eq!(standing.stop(&other, &[]), None, "what was judged is of another metric");
         standing.judge(&other, 400, &metrics(None));
-        assert_eq!(standing.stop(&other), None);
+        assert_eq!(standing.stop(&other, &[]), None);
         standing.judge(&other, 500, &metrics(None));
         assert!(
-            standing.stop(&other).is_some_and(|why| why.contains("log_loss has not fallen since step 400"))
+            standing
+                .stop(&other, &[])
+                .is_some_and(|why| why.contains("log_loss has not fallen since step 400"))
         );
     }
 
     #[test]
     fn the_best_are_those_of_the_best_values() {
-        let spec = JudgeSpec { stopping: None, best: Some(BestSpec { metric: Metric::Auc, keep: 2 }) };
+        let spec =
+            JudgeSpec { stopping: None, best: Some(BestSpec { metric: Metric::Auc, label: 0, keep: 2 }) };
         let mut standing = Standing::default();
         let values = [0.5, 0.7, 0.6, 0.7, 0.4, 0.8].map(Some);
         let judged = values.into_iter().chain([None]).enumerate();
@@ -225,5 +251,20 @@ mod tests {
         // Made again, it takes its own place.
         assert!(standing.judge(&spec, 5, &metrics(Some(0.8))));
         assert_eq!(steps(&standing), [5, 1]);
+    }
+    #[test]
+    fn the_label_that_is_judged_is_another_than_the_first() {
+        let stopping = StoppingSpec { metric: Metric::Auc, label: 1, patience: 1, min_delta: 0.0 };
+        let best = BestSpec { metric: Metric::Auc, label: 1, keep: 1 };
+        let spec = JudgeSpec { stopping: Some(stopping), best: Some(best) };
+        let mut standing = Standing::default();
+        let both = |first, second| [metrics(Some(first)), metrics(Some(second))].concat();
+        assert!(standing.judge(&spec, 1, &both(0.9, 0.5)));
+        assert!(!standing.judge(&spec, 2, &both(1.0, 0.4)));
+        let labels = ["bought".to_owned(), "read".to_owned()];
+        let why = standing.stop(&spec, &labels);
+        assert!(why.is_some_and(|why| why.starts_with("stopped early: auc of read has not risen")));
+        // One that is not there is not defined.
+        assert!(!standing.judge(&spec, 3, &metrics(Some(1.0))));
     }
 }

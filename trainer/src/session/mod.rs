@@ -21,7 +21,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError, Element, Extent, Image, Pro
 use crate::loss::LossSum;
 use crate::metrics::{Metrics, MetricsError};
 use crate::model::{LossScale, ModelError, NamedTensor, TensorRole};
-use crate::spec::{ModelSpec, Precision, ScheduleSpec, TrainingSpec};
+use crate::spec::{ModelSpec, Precision, ScheduleSpec, TaskSpec, TrainingSpec};
 use crate::warm_start::WarmStart;
 pub use judge::{BestSpec, Evaluated, JudgeSpec, Standing, StoppingSpec};
 pub use scorer::Scorer;
@@ -83,9 +83,11 @@ pub struct Session<B: Backend> {
     seed: u64,
     schedule: ScheduleSpec,
     precision: Precision,
+    tasks: Vec<TaskSpec>,
     step: u64,
     progress: Progress,
-    last_eval: Option<Metrics>,
+    /// Of each label; none before the first evaluation.
+    last_eval: Vec<Metrics>,
     /// The step that it followed.
     eval_step: Option<u64>,
     eval_due: bool,
@@ -110,10 +112,10 @@ enum Divergence {
 const LEAST_LOSS_SCALE: f32 = 1.0 / (1 << 14) as f32;
 
 /// What an evaluation came to.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Judged {
-    /// Its numbers.
-    pub metrics: Metrics,
+    /// Its numbers, of each label.
+    pub metrics: Vec<Metrics>,
     /// Whether it is one of the best, whose checkpoints are kept.
     pub is_best: bool,
 }
@@ -139,9 +141,10 @@ where
             seed: training.seed,
             schedule: training.schedule,
             precision: training.precision,
+            tasks: training.tasks(schema.label_count()),
             step: 0,
             progress: Progress::default(),
-            last_eval: None,
+            last_eval: Vec::new(),
             eval_step: None,
             eval_due: false,
             judge: JudgeSpec::default(),
@@ -227,7 +230,7 @@ where
     /// As there.
     pub fn end_eval_aside(&mut self) -> Result<Judged, SessionError> {
         let metrics = self.scorer.end_eval()?;
-        self.last_eval = Some(metrics);
+        self.last_eval.clone_from(&metrics);
         self.eval_step = Some(self.step);
         self.eval_due = false;
         let is_best = self.standing.judge(&self.judge, self.step, &metrics);
@@ -256,7 +259,7 @@ where
 
     /// Why training is to stop early, if it is.
     pub fn stop_early(&self) -> Option<String> {
-        self.standing.stop(&self.judge)
+        self.standing.stop(&self.judge, &self.scorer.schema.labels)
     }
 
     /// Steps taken.
@@ -293,9 +296,9 @@ where
         })
     }
 
-    /// Of the last evaluation that ended.
-    pub fn last_eval(&self) -> Option<Metrics> {
-        self.last_eval
+    /// Of the last evaluation that ended, of each label; none before the first.
+    pub fn last_eval(&self) -> &[Metrics] {
+        &self.last_eval
     }
 
     /// The encoded position to go on from; empty at the start.
@@ -337,7 +340,7 @@ where
         self.scorer.load(checkpoint, Extent::Whole)?;
         self.step = theirs.step;
         self.progress = theirs.progress;
-        self.last_eval = theirs.eval;
+        self.last_eval.clone_from(&theirs.eval);
         self.eval_step = theirs.eval_step;
         self.eval_due = theirs.eval_due;
         self.standing.clone_from(&theirs.standing);
@@ -363,7 +366,7 @@ where
             step: self.step,
             progress: self.progress,
             position: self.position.clone(),
-            eval: self.last_eval,
+            eval: self.last_eval.clone(),
             eval_step: self.eval_step,
             eval_due: self.eval_due,
             standing: self.standing.clone(),
@@ -371,6 +374,7 @@ where
             schema: self.scorer.schema.clone(),
             seed: self.seed,
             precision: self.precision,
+            tasks: self.tasks.clone(),
             loss_scale: self.loss_scale(),
         }
     }

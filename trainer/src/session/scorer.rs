@@ -17,10 +17,11 @@ pub struct Scorer<B: Backend> {
     /// All that the model has, in its order.
     pub(super) tensors: Vec<NamedTensor>,
     pub(super) schema: BatchSchema,
-    metrics: Accumulator,
+    /// Of each label.
+    metrics: Vec<Accumulator>,
     /// The id feature whose ids are the groups of the group AUC.
     group: Option<usize>,
-    /// `[B]`
+    /// `[L, rows]`, of the last batch.
     scores: Vec<f32>,
 }
 
@@ -36,15 +37,16 @@ where
     /// When the features differ, or the checkpoint does not hold the model's parameters.
     pub fn open(backend: B, schema: &BatchSchema, checkpoint: &Checkpoint) -> Result<Self, SessionError> {
         let trained = &checkpoint.manifest.snapshot;
-        let difference = difference::first("schema.dense", &trained.schema.dense, &schema.dense)
+        let difference = difference::first("schema.labels", &trained.schema.labels, &schema.labels)
+            .or_else(|| difference::first("schema.dense", &trained.schema.dense, &schema.dense))
             .or_else(|| difference::first("schema.ids", &trained.schema.ids, &schema.ids))
             .or_else(|| difference::first("schema.ragged", &trained.schema.ragged, &schema.ragged));
         if let Some(difference) = difference {
             return Err(SessionError::Mismatch { path: checkpoint.path().to_owned(), difference });
         }
         // A score is that of an evaluation during training: of the same arithmetic.
-        let (seed, precision) = (trained.seed, trained.precision);
-        let training = TrainingSpec { seed, precision, ..TrainingSpec::default() };
+        let (seed, precision, tasks) = (trained.seed, trained.precision, trained.tasks.clone());
+        let training = TrainingSpec { seed, precision, tasks, ..TrainingSpec::default() };
         let mut scorer = Self::new(backend, &trained.model, schema, &training)?;
         scorer.load(checkpoint, Extent::Scoring)?;
         Ok(scorer)
@@ -61,9 +63,9 @@ where
             tensors: model.tensors(),
             model,
             schema: schema.clone(),
-            metrics: Accumulator::default(),
+            metrics: accumulators(schema, training),
             group: None,
-            scores: vec![0.0; schema.rows as usize],
+            scores: vec![0.0; schema.label_count() * schema.rows as usize],
         })
     }
 
@@ -77,13 +79,13 @@ where
         Ok(())
     }
 
-    /// The probability of each row's label being 1, `[rows]`.
+    /// What each row's labels are taken for, `[L, rows]`: the probability of being 1, or the number itself.
     ///
     /// # Errors
     /// When the batch is not the model's.
     pub fn predict(&mut self, batch: BatchRef<'_>) -> Result<&[f32], SessionError> {
         self.model.predict(batch, &mut self.scores)?;
-        Ok(&self.scores[..batch.rows()])
+        Ok(&self.scores[..self.metrics.len() * batch.rows()])
     }
 
     /// Scores `batch` and adds it to the metrics of this evaluation.
@@ -92,26 +94,30 @@ where
     /// When the batch is not the model's, or a row has no metrics.
     pub fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
         self.model.predict(batch, &mut self.scores)?;
-        self.metrics.add(Scored {
-            scores: &self.scores[..batch.rows()],
-            labels: batch.labels(),
-            weights: batch.weights(),
-            groups: self.group.map(|feature| batch.ids(feature)),
-        })?;
+        let rows = batch.rows();
+        for (label, metrics) in self.metrics.iter_mut().enumerate() {
+            metrics.add(Scored {
+                scores: &self.scores[label * rows..][..rows],
+                labels: batch.labels(label),
+                weights: batch.weights(),
+                groups: self.group.map(|feature| batch.ids(feature)),
+            })?;
+        }
         Ok(())
     }
 
-    /// The metrics of all rows evaluated since the last call.
+    /// The metrics of all rows evaluated since the last call, of each label.
     ///
     /// # Errors
     /// When there were none.
-    pub fn end_eval(&mut self) -> Result<Metrics, SessionError> {
-        Ok(self.metrics.finish()?)
+    pub fn end_eval(&mut self) -> Result<Vec<Metrics>, SessionError> {
+        let metrics: Result<_, _> = self.metrics.iter_mut().map(Accumulator::finish).collect();
+        Ok(metrics?)
     }
 
     /// Forgets all rows evaluated since the last call of [`Scorer::end_eval`].
     pub(super) fn abandon_eval(&mut self) {
-        self.metrics.clear();
+        self.metrics.iter_mut().for_each(Accumulator::clear);
     }
 
     /// Replaces parameters, and with [`Extent::Whole`] optimizer state, by the checkpoint's. Everything
@@ -122,7 +128,7 @@ where
             Extent::Whole => Some(self.open_part(checkpoint, OPTIMIZER_PART, TensorRole::OptimizerState)?),
             Extent::Scoring => None,
         };
-        self.metrics.clear();
+        self.abandon_eval();
         self.model.write_tensors(|tensor, numbers| {
             let (part, file) = match tensor.role {
                 TensorRole::Parameter => (MODEL_PART, Some(&parameters)),
@@ -153,6 +159,13 @@ where
     ) -> Result<TensorFile<'a>, SessionError> {
         open::<B::Scalar>(checkpoint, name, self.tensors.iter().filter(|tensor| tensor.role == role))
     }
+}
+
+/// For the rows of evaluations: one for each label.
+fn accumulators(schema: &BatchSchema, training: &TrainingSpec) -> Vec<Accumulator> {
+    let names = schema.labels.iter().map(String::as_str).chain(schema.labels.is_empty().then_some(""));
+    let tasks = training.tasks(schema.label_count());
+    names.zip(&tasks).map(|(name, task)| Accumulator::new(name, task.loss.prediction())).collect()
 }
 
 /// Opens a part of a checkpoint, which must hold just `tensors`.

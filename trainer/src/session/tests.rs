@@ -15,7 +15,8 @@ use super::*;
 use crate::checkpoint::{Carried, CheckpointStore, MANIFEST, MODEL_PART, OPTIMIZER_PART, OnDamage, Writer};
 use crate::metrics::{Accumulator, Metric, Scored};
 use crate::spec::{
-    DeepSpec, EmbeddingInit, HiddenLayerSpec, LinearSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec,
+    DeepSpec, EmbeddingDim, EmbeddingInit, EmbeddingSpec, HiddenLayerSpec, LinearSpec, LossSpec, MmoeSpec,
+    OptimizerSpec, Pooling, Prediction, TaskSpec, WideDeepSpec, WideSpec,
 };
 
 const KEEP: u32 = 2;
@@ -27,14 +28,15 @@ const ROWS: u32 = 16;
 
 /// So that what evaluations decided is part of every checkpoint here.
 const JUDGE: JudgeSpec = JudgeSpec {
-    stopping: Some(StoppingSpec { metric: Metric::LogLoss, patience: 1, min_delta: 0.25 }),
-    best: Some(BestSpec { metric: Metric::Rmse, keep: 1 }),
+    stopping: Some(StoppingSpec { metric: Metric::LogLoss, label: 0, patience: 1, min_delta: 0.25 }),
+    best: Some(BestSpec { metric: Metric::Rmse, label: 0, keep: 1 }),
 };
 
 fn schema(rows: u32) -> BatchSchema {
     let id = |name: &str, cardinality| IdFeature { name: name.into(), cardinality };
     BatchSchema {
         rows,
+        labels: Vec::new(),
         weighted: false,
         dense: vec!["x".into(), "y".into()],
         ids: vec![id("a", 11), id("b", 5)],
@@ -207,7 +209,7 @@ fn progress_counts_steps_rows_and_the_epochs_loss() {
     run(&mut session, 5);
     assert_eq!((session.step(), session.progress().epoch), (3, 0));
     assert_eq!(session.progress().examples, 3 * 16 - 1);
-    assert_eq!(session.last_eval().unwrap().examples, 2 * 16);
+    assert_eq!(session.last_eval()[0].examples, 2 * 16);
     let first_epoch = session.progress().loss;
     assert!((0.3..1.5).contains(&first_epoch.mean()), "{first_epoch:?}");
     let loss = session.train(batch(5, &schema(ROWS)).as_ref()).unwrap();
@@ -224,7 +226,7 @@ fn an_evaluation_cut_short_is_made_again() {
     let (_, cut_short) = checkpoint(&session, directory.path());
     session.restore(&cut_short).unwrap();
     run(&mut session, 5);
-    assert_eq!(session.last_eval().unwrap().examples, 2 * 16, "no row counts twice");
+    assert_eq!(session.last_eval()[0].examples, 2 * 16, "no row counts twice");
     assert_eq!(session.position(), 5_u64.to_le_bytes());
 }
 
@@ -243,7 +245,7 @@ fn an_evaluation_aside_moves_nothing_and_is_remembered_while_it_is_due() {
 
     session.evaluate(batch(4, &schema(ROWS)).as_ref()).unwrap();
     let judged = session.end_eval_aside().unwrap();
-    assert_eq!(judged.metrics.examples, 16, "no row of the one that was cut short");
+    assert_eq!(judged.metrics[0].examples, 16, "no row of the one that was cut short");
     assert!(judged.is_best && session.is_evaluated() && !session.eval_is_due());
     assert_eq!(session.position(), 2_u64.to_le_bytes());
     let (_, done) = checkpoint(&session, directory.path());
@@ -333,7 +335,7 @@ fn a_scorer_says_what_the_session_says() {
     for number in [8, 9] {
         scorer.evaluate(batch(number, &schema(ROWS)).as_ref()).unwrap();
     }
-    assert_eq!(scorer.end_eval().unwrap(), session.last_eval().unwrap());
+    assert_eq!(scorer.end_eval().unwrap(), session.last_eval());
 
     // Batches of another size hold the same features.
     let large = schema(64);
@@ -354,7 +356,7 @@ fn an_evaluation_ranks_within_the_groups_of_a_feature() {
     let mut session = session(cpu());
     session.group_by("b").unwrap();
     run(&mut session, 5);
-    let grouped = session.last_eval().unwrap();
+    let grouped = session.last_eval()[0].clone();
     checkpoint(&session, directory.path());
     let scoring = store(directory.path()).load_newest(Extent::Scoring, OnDamage::Fail).unwrap().unwrap();
     let mut scorer = Scorer::open(cpu(), &schema(ROWS), &scoring).unwrap();
@@ -369,12 +371,12 @@ fn an_evaluation_ranks_within_the_groups_of_a_feature() {
             let scored = scorer.predict(batch).unwrap();
             for row in (0..batch.rows()).filter(|&row| batch.ids(1)[row] == group) {
                 scores.push(scored[row]);
-                labels.push(batch.labels()[row]);
+                labels.push(batch.labels(0)[row]);
             }
         }
-        let mut accumulator = Accumulator::default();
+        let mut accumulator = Accumulator::new("", Prediction::Probability);
         accumulator.add(Scored { scores: &scores, labels: &labels, weights: None, groups: None }).unwrap();
-        if let Some(auc) = accumulator.finish().ok().and_then(|metrics| metrics.auc) {
+        if let Some(auc) = accumulator.finish().ok().and_then(|metrics| metrics.of(Metric::Auc)) {
             sum += auc * scores.len() as f64;
             weight += scores.len() as f64;
             groups += 1;
@@ -382,7 +384,7 @@ fn an_evaluation_ranks_within_the_groups_of_a_feature() {
     }
     assert!(groups > 1);
     assert_eq!(grouped.groups, Some(groups));
-    assert!((grouped.group_auc.unwrap() - sum / weight).abs() < 1e-12, "{grouped:?}");
+    assert!((grouped.of(Metric::GroupAuc).unwrap() - sum / weight).abs() < 1e-12, "{grouped:?}");
 
     for ungrouped in ["x", "c", "d"] {
         let error = session.group_by(ungrouped).unwrap_err().to_string();
@@ -417,3 +419,67 @@ fn learning_rates_follow_the_schedule() {
     assert_eq!(warming[..tensors], half[..tensors], "half the rate in the first step of two");
     assert_ne!(warming[tensors..], half[tensors..], "all of it in the second");
 }
+
+/// Labels of classes and of numbers: evaluated apart, judged by the second, and the same after a checkpoint.
+#[test]
+fn several_labels_go_through_checkpoints_and_are_evaluated_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let labels = vec!["bought".to_owned(), "price".to_owned()];
+    let schema = BatchSchema { labels, ..schema(ROWS) };
+    let (dim, init, tables) = (EmbeddingDim::Columns(3), EmbeddingInit::default(), Vec::new());
+    let embedding = EmbeddingSpec { dim, pooling: Pooling::Mean, init, optimizer: SGD, tables };
+    let model = ModelSpec::Mmoe(MmoeSpec {
+        features: ["a", "x", "y"].map(str::to_owned).to_vec(),
+        embedding,
+        experts: 2,
+        expert: vec![4],
+        tower: vec![3],
+        hidden_layer: HiddenLayerSpec::default(),
+        optimizer: SGD,
+    });
+    let number = TaskSpec { loss: LossSpec::SquaredError, weight: 0.5 };
+    let training = TrainingSpec { tasks: vec![LossSpec::default().into(), number], ..training() };
+    let new = || {
+        let mut session = Session::new(cpu(), &model, &schema, &training).unwrap();
+        let best = BestSpec { metric: Metric::Mae, label: 1, keep: 1 };
+        session.judge_by(JudgeSpec { stopping: None, best: Some(best) });
+        session
+    };
+    let follow = |session: &mut Session<Cpu>, numbers: std::ops::Range<u64>| {
+        for number in numbers {
+            match number % 5 {
+                0..3 => drop(session.train(batch(number, &schema).as_ref()).unwrap()),
+                _ => session.evaluate(batch(number, &schema).as_ref()).unwrap(),
+            }
+        }
+        session.end_eval_aside().unwrap()
+    };
+    let mut undisturbed = new();
+    assert!(follow(&mut undisturbed, 0..5).is_best);
+    let (_, stopped) = checkpoint(&undisturbed, directory.path());
+    let mut resumed = new();
+    resumed.restore(&stopped).unwrap();
+    let after = follow(&mut resumed, 5..10);
+    assert_eq!(after.metrics, follow(&mut undisturbed, 5..10).metrics);
+    let [bought, price] = after.metrics.as_slice() else { panic!("two labels") };
+    assert_eq!((bought.label.as_str(), price.label.as_str()), ("bought", "price"));
+    assert!(bought.of(Metric::LogLoss).is_some() && bought.of(Metric::Mae).is_none());
+    assert!(price.of(Metric::Mae).is_some() && price.of(Metric::LogLoss).is_none());
+
+    let mut scorer = Scorer::open(cpu(), &schema, &stopped).unwrap();
+    let scores = scorer.predict(batch(8, &schema).as_ref()).unwrap().to_vec();
+    assert_eq!(scores.len(), 2 * ROWS as usize);
+    for number in [3, 4] {
+        scorer.evaluate(batch(number, &schema).as_ref()).unwrap();
+    }
+    assert_eq!(scorer.end_eval().unwrap(), stopped.manifest.snapshot.eval);
+    let one = BatchSchema { labels: Vec::new(), ..schema };
+    let error = Scorer::open(cpu(), &one, &stopped).err().unwrap().to_string();
+    assert!(error.contains("schema.labels"), "{error}");
+    let linear = ModelSpec::Linear(LinearSpec { features: vec!["x".into()], optimizer: SGD });
+    let two = BatchSchema { labels: stopped.manifest.snapshot.schema.labels.clone(), ..one };
+    let error = Session::new(cpu(), &linear, &two, &training).err().unwrap().to_string();
+    assert!(error.contains("\"linear\" predicts one label, and there are 2"), "{error}");
+}
+
+const SGD: OptimizerSpec = OptimizerSpec::Sgd { learning_rate: 0.1, l2: 0.0 };

@@ -16,6 +16,43 @@ pub enum LossSpec {
         /// What that of a row of label 0 is multiplied by.
         negative_weight: f32,
     },
+    /// The square of the difference between a label and what is predicted.
+    #[serde(rename = "mse")]
+    SquaredError,
+}
+
+/// What a model gives for a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prediction {
+    /// The probability of its being 1.
+    Probability,
+    /// The label itself, any number.
+    Number,
+}
+
+/// How one of several labels is learned.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TaskSpec {
+    /// What is minimised.
+    pub loss: LossSpec,
+    /// What this is multiplied by in the sum over the labels.
+    pub weight: f32,
+}
+
+impl LossSpec {
+    /// What a model that minimises it predicts.
+    pub fn prediction(&self) -> Prediction {
+        match self {
+            Self::BinaryCrossEntropy { .. } => Prediction::Probability,
+            Self::SquaredError => Prediction::Number,
+        }
+    }
+}
+
+impl From<LossSpec> for TaskSpec {
+    fn from(loss: LossSpec) -> Self {
+        Self { loss, weight: 1.0 }
+    }
 }
 
 impl Default for LossSpec {

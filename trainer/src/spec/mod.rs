@@ -10,10 +10,10 @@ mod schedule;
 use serde::{Deserialize, Serialize};
 
 pub use embedding::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, Pooling, TableSpec};
-pub use loss::LossSpec;
+pub use loss::{LossSpec, Prediction, TaskSpec};
 pub use model::{
     CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, HiddenLayerSpec,
-    LayerInit, LinearSpec, MlpSpec, ModelSpec, Normalization, WideDeepSpec, WideSpec,
+    LayerInit, LinearSpec, MlpSpec, MmoeSpec, ModelSpec, Normalization, WideDeepSpec, WideSpec,
 };
 pub use optimizer::{AdamSpec, OptimizerSpec};
 pub use precision::{LossScaleSpec, Precision};
@@ -29,6 +29,9 @@ pub struct TrainingSpec {
     /// What is minimised.
     #[serde(default)]
     pub loss: LossSpec,
+    /// The same of each label, in the order of the batches, where they have several; else none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tasks: Vec<TaskSpec>,
     /// How long gradients may be.
     #[serde(default)]
     pub clip: ClipSpec,
@@ -42,6 +45,13 @@ pub struct TrainingSpec {
     pub loss_scale: LossScaleSpec,
     /// Threads of the CPU backend; `None` for one a core.
     pub threads: Option<u32>,
+}
+
+impl TrainingSpec {
+    /// How each of `labels` labels is learned.
+    pub fn tasks(&self, labels: usize) -> Vec<TaskSpec> {
+        if self.tasks.is_empty() { vec![self.loss.into(); labels] } else { self.tasks.clone() }
+    }
 }
 
 /// What gradients are held to, before optimizers see them. Those of a table row count once they are summed.

@@ -22,6 +22,8 @@ pub enum ModelSpec {
     Dcn(DcnSpec),
     /// Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019.
     Dlrm(DlrmSpec),
+    /// Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts", 2018.
+    Mmoe(MmoeSpec),
 }
 
 impl ModelSpec {
@@ -34,6 +36,7 @@ impl ModelSpec {
             Self::DeepFm(_) => "deepfm",
             Self::Dcn(_) => "dcn_v2",
             Self::Dlrm(_) => "dlrm",
+            Self::Mmoe(_) => "mmoe",
         }
     }
 
@@ -48,6 +51,7 @@ impl ModelSpec {
             Self::DeepFm(spec) => vec![(None, &spec.features)],
             Self::Dcn(spec) => vec![(None, &spec.features)],
             Self::Dlrm(spec) => vec![(None, &spec.features)],
+            Self::Mmoe(spec) => vec![(None, &spec.features)],
         }
     }
 }
@@ -166,6 +170,27 @@ pub enum DlrmInteraction {
     Cross(CrossSpec),
 }
 
+/// Experts over embeddings and dense columns; for each label a gate over the experts, and a tower over what it lets
+/// through.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MmoeSpec {
+    /// Names of its features.
+    pub features: Vec<String>,
+    /// Of its features of ids.
+    pub embedding: EmbeddingSpec,
+    /// How many experts.
+    pub experts: u32,
+    /// Widths of an expert's layers; the last is what it gives.
+    pub expert: Vec<u32>,
+    /// Widths of a tower's hidden layers; the logit follows.
+    pub tower: Vec<u32>,
+    /// What else hidden layers do: those of towers, and of experts all but the last.
+    #[serde(default)]
+    pub hidden_layer: HiddenLayerSpec,
+    /// Trains the layers.
+    pub optimizer: OptimizerSpec,
+}
+
 /// A linear model over wide features and an MLP over embedded deep features, trained jointly.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WideDeepSpec {
@@ -266,6 +291,11 @@ pub enum Normalization {
 }
 
 impl ModelSpec {
+    /// Whether it predicts several labels.
+    pub fn takes_several_labels(&self) -> bool {
+        matches!(self, Self::Mmoe(_))
+    }
+
     /// Tables of embeddings that are not as the others, or that several features share.
     pub fn tables(&self) -> &[TableSpec] {
         match self {
@@ -275,6 +305,7 @@ impl ModelSpec {
             Self::DeepFm(spec) => &spec.embedding.tables,
             Self::Dcn(spec) => &spec.embedding.tables,
             Self::Dlrm(spec) => &spec.embedding.tables,
+            Self::Mmoe(spec) => &spec.embedding.tables,
         }
     }
 
@@ -287,6 +318,7 @@ impl ModelSpec {
             Self::DeepFm(spec) => Some(&spec.hidden_layer),
             Self::Dcn(spec) => Some(&spec.hidden_layer),
             Self::Dlrm(spec) => Some(&spec.hidden_layer),
+            Self::Mmoe(spec) => Some(&spec.hidden_layer),
         }
     }
 }

@@ -34,6 +34,8 @@ pub(super) enum Input {
     Bottom(usize),
     /// The product of two of DLRM's vectors, by their names in order; that of the bottom layers has none.
     Product(Option<String>, Option<String>),
+    /// An expert of MMoE, as the gate of this label weighs it.
+    Gate(String, u32),
 }
 
 /// Rows and columns of parameters that stand for something outside of the model; of all others, it is only
@@ -76,6 +78,17 @@ impl Axes {
                 }
             }
             ModelSpec::Dlrm(spec) => axes.dlrm(spec, taken(&spec.features)?)?,
+            ModelSpec::Mmoe(spec) => {
+                let taken = taken(&spec.features)?;
+                let mut inputs = axes.embedding("", &spec.embedding, &taken.features)?;
+                inputs.extend(taken.numbers);
+                let inputs = Axis::Inputs(inputs.into());
+                for expert in 0..spec.experts {
+                    axes.rows(format!("expert.{expert}.layer.0.weight"), inputs.clone());
+                }
+                axes.rows("gate.weight", inputs);
+                axes.columns("gate.weight", Axis::Inputs(gates(&schema.labels, spec.experts)));
+            }
         }
         Ok(axes)
     }
@@ -168,6 +181,16 @@ impl Taken {
 
 fn bottom(width: usize) -> impl Iterator<Item = Input> {
     (0..width).map(Input::Bottom)
+}
+
+/// What the columns of MMoE's gates weigh: each expert, for each label.
+fn gates(labels: &[String], experts: u32) -> Rc<[Input]> {
+    let names: Vec<&str> = labels.iter().map(String::as_str).chain(labels.is_empty().then_some("")).collect();
+    let experts = |label: &&str| {
+        let label = (*label).to_owned();
+        (0..experts).map(move |expert| Input::Gate(label.clone(), expert))
+    };
+    names.iter().flat_map(experts).collect()
 }
 
 /// What DLRM's top layers take besides the first vector: the product of each pair.

@@ -17,6 +17,7 @@ fn names(names: &[&str]) -> Vec<String> {
 fn schema(cardinality: u32) -> BatchSchema {
     BatchSchema {
         rows: 4,
+        labels: Vec::new(),
         weighted: false,
         dense: names(&["x", "y"]),
         ids: ["a", "b", "c", "d"].map(|name| IdFeature { name: name.into(), cardinality }).into(),

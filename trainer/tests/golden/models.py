@@ -43,7 +43,7 @@ def batch():
     lengths[0], lengths[-1] = 2, 0
     tags = torch.randint(0, IDS["tags"], (int(lengths.sum()),))
     tags[1] = tags[0]
-    return dict(
+    b = dict(
         labels=torch.randint(0, 2, (ROWS,)).double(),
         weights=torch.randint(1, 5, (ROWS,)) / 2.0,
         # Multiples of 1/64: exact in float32.
@@ -53,6 +53,8 @@ def batch():
         offsets=torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]),
         tags=tags,
     )
+    # Other labels, which follow from the rest: one of two classes, and a number that is exact in float32.
+    return dict(b, other=((b["colour"] + b["shape"]) % 3 == 0).double(), amount=2 * b["dense"][:, 0] - b["labels"] + 0.5)
 
 
 def with_hues(b):
@@ -106,8 +108,8 @@ def of_numbers(features):
 class Model:
     """A model by its specification: parameters by name, and its logits."""
 
-    def __init__(self, spec):
-        self.spec, self.kind = spec, spec["kind"]
+    def __init__(self, spec, labels):
+        self.spec, self.kind, self.labels = spec, spec["kind"], labels
         # None of it where no step is taken.
         self.hidden_layer = spec.get("deep", spec).get("hidden_layer", {})
         self.dropout, self.step, self.kept = self.hidden_layer.get("dropout", 0), None, {}
@@ -301,11 +303,47 @@ class Model:
     def logits(self, b):
         return getattr(self, "logits_" + self.kind)(self.spec, b)
 
-    def loss(self, b, label_smoothing=0.0, positive_weight=1.0, negative_weight=1.0):
-        labels = b["labels"] * (1 - label_smoothing) + label_smoothing / 2
-        losses = F.binary_cross_entropy_with_logits(self.logits(b), labels, reduction="none")
-        weights = b["weights"] * torch.where(b["labels"] == 1, positive_weight, negative_weight)
+    def make_mmoe(self, spec):
+        inputs, labels = self.make_deep(spec), self.labels
+        for number in range(spec["experts"]):
+            self.make_layers(f"expert.{number}", [inputs, *spec["expert"]], spec["optimizer"])
+        self.parameter("gate.weight", (inputs, len(labels) * spec["experts"]), spec["optimizer"])
+        for label in labels:
+            self.make_layers(f"tower.{label}", [spec["expert"][-1], *spec["tower"], 1], spec["optimizer"])
+
+    def logits_mmoe(self, spec, b):
+        """Equations 6 and 7 of the paper; one logit for each label."""
+        x, count = self.deep_input(spec, b), spec["experts"]
+        given = [self.layers(f"expert.{k}", len(spec["expert"]), x, last_relu=True) for k in range(count)]
+        logits = []
+        for task, label in enumerate(self.labels):
+            gate = F.softmax(x @ self.weights["gate.weight"][:, task * count : (task + 1) * count], dim=1)
+            mixture = sum(gate[:, k : k + 1] * given[k] for k in range(count))
+            logits.append(self.layers(f"tower.{label}", len(spec["tower"]) + 1, mixture)[:, 0])
+        return logits
+
+    def scores(self, b, training):
+        logits = self.logits(b) if len(self.labels) > 1 else [self.logits(b)]
+        tasks = zip(logits, tasks_of(training))
+        return torch.cat([logit if task["loss"]["kind"] == "mse" else torch.sigmoid(logit) for logit, task in tasks])
+
+    def loss(self, b, training):
+        logits = self.logits(b) if len(self.labels) > 1 else [self.logits(b)]
+        tasks = zip(logits, self.labels, tasks_of(training))
+        return sum(task["weight"] * self.task_loss(logit, b[label], b, **task["loss"]) for logit, label, task in tasks)
+
+    def task_loss(self, logits, labels, b, kind, label_smoothing=0.0, positive_weight=1.0, negative_weight=1.0):
+        if kind == "mse":
+            return (b["weights"] * (logits - labels) ** 2).sum() / b["weights"].sum()
+        smooth = labels * (1 - label_smoothing) + label_smoothing / 2
+        losses = F.binary_cross_entropy_with_logits(logits, smooth, reduction="none")
+        weights = b["weights"] * torch.where(labels == 1, positive_weight, negative_weight)
         return (weights * losses).sum() / weights.sum()
+
+
+def tasks_of(training):
+    """The loss of each label, and its weight."""
+    return training.get("tasks", [dict(loss=training.get("loss", dict(kind="bce")), weight=1.0)])
 
 
 def table_of(feature, embedding):
@@ -419,8 +457,8 @@ def clip(model, norm=None, value=None):
     return gradients
 
 
-def trained(name, spec, training):
-    model = Model(spec)
+def trained(name, spec, training, labels):
+    model = Model(spec, labels)
     parameters = [
         Trained(key, weight, model.optimizers[key], key in model.tables) for key, weight in model.weights.items()
     ]
@@ -429,13 +467,13 @@ def trained(name, spec, training):
         trained = {key: values for parameter in parameters for key, values in parameter.snapshot().items()}
         return trained | {key: tensor.tolist() for key, tensor in model.kept.items()}
 
-    case = dict(name=name, model=spec, training=training, start=snapshot(), steps=[])
+    case = dict(name=name, model=spec, labels=labels, training=training, start=snapshot(), steps=[])
     for step in range(STEPS):
         b = batches[step % BATCHES]
         for weight in model.weights.values():
             weight.grad = None
         model.step = step + 1
-        loss = model.loss(b, **{key: value for key, value in training.get("loss", {}).items() if key != "kind"})
+        loss = model.loss(b, training)
         loss.backward()
         if step == 0:
             case["gradients"] = {key: weight.grad.flatten().tolist() for key, weight in model.weights.items()}
@@ -448,7 +486,7 @@ def trained(name, spec, training):
         if step == STEPS - 1:
             model.step = None
             entry["tensors"] = snapshot()
-            entry["probabilities"] = torch.sigmoid(model.logits(b)).tolist()
+            entry["probabilities"] = model.scores(b, training).tolist()
         case["steps"].append(entry)
     return case
 
@@ -471,6 +509,12 @@ def dcn(structure, rank, features=ALL):
 def dlrm(interaction):
     kind = dict(kind="dlrm", features=ALL, embedding=embedding(), bottom=[5], interaction=interaction)
     return dict(kind, top=[6, 4], optimizer=ADAGRAD)
+
+
+
+def mmoe(expert, tower):
+    kind = dict(kind="mmoe", features=ALL, embedding=embedding(), experts=3, expert=expert)
+    return dict(kind, tower=tower, optimizer=ADAGRAD)
 
 
 WIDE = dict(features=["colour", "shape", "tags", "second"], optimizer=FTRL)
@@ -529,7 +573,13 @@ CASES = {
     ),
     "a shared table in deepfm": dict(DEEPFM, features=[*ALL, "hue"], embedding=embedding(FTRL, tables=SHARED)),
     "a shared table in dlrm": dict(dlrm("dot"), features=["hue", *ALL], embedding=embedding(ROWWISE, tables=SHARED)),
+    "numbers": mlp(ADAGRAD, ADAGRAD),
+    "mmoe": mmoe([6, 4], [5]),
+    "mmoe of a class and a number": mmoe([4], []),
+    "mmoe, layers normalised": dict(mmoe([6, 4], [5]), hidden_layer=dict(normalization="layer", dropout=0.125)),
 }
+
+BCE = dict(kind="bce", label_smoothing=0.0, positive_weight=1.0, negative_weight=1.0)
 
 # How they are trained, where not as they are.
 TRAINING = {
@@ -539,6 +589,18 @@ TRAINING = {
     "labels smoothed": dict(loss=dict(kind="bce", label_smoothing=0.125, positive_weight=1.0, negative_weight=1.0)),
     "classes weighted": dict(loss=dict(kind="bce", label_smoothing=0.25, positive_weight=4.0, negative_weight=0.5)),
     "a shared table": dict(clip=dict(norm=0.125, value=None)),
+    "numbers": dict(loss=dict(kind="mse")),
+    "mmoe": dict(tasks=[dict(loss=BCE, weight=1.0), dict(loss=dict(BCE, positive_weight=3.0), weight=0.5)]),
+    "mmoe of a class and a number": dict(tasks=[dict(loss=BCE, weight=0.75), dict(loss=dict(kind="mse"), weight=0.25)]),
+    "mmoe, layers normalised": dict(tasks=[dict(loss=BCE, weight=1.0), dict(loss=BCE, weight=2.0)]),
+}
+
+# What they learn, where not the one label.
+LABELS = {
+    "numbers": ["amount"],
+    "mmoe": ["labels", "other"],
+    "mmoe of a class and a number": ["other", "amount"],
+    "mmoe, layers normalised": ["labels", "other"],
 }
 
 batches = [with_hues(batch()) for _ in range(BATCHES)]
@@ -552,7 +614,7 @@ golden = dict(
         position_bytes=0,
     ),
     batches=[{name: tensor.flatten().tolist() for name, tensor in b.items()} for b in batches],
-    cases=[trained(name, spec, TRAINING.get(name, {})) for name, spec in CASES.items()],
+    cases=[trained(name, spec, TRAINING.get(name, {}), LABELS.get(name, ["labels"])) for name, spec in CASES.items()],
 )
 json.dump(golden, sys.stdout, indent=None, separators=(",", ":"))
 print()

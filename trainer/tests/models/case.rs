@@ -15,7 +15,7 @@ pub(crate) type Tensors = BTreeMap<String, Vec<f64>>;
 
 #[derive(Deserialize)]
 pub(crate) struct Golden {
-    pub(crate) schema: BatchSchema,
+    schema: BatchSchema,
     batches: Vec<GoldenBatch>,
     pub(crate) cases: Vec<Case>,
 }
@@ -25,6 +25,8 @@ pub(crate) struct Golden {
 pub(crate) struct Case {
     pub(crate) name: String,
     model: Value,
+    /// Where in a batch they are.
+    labels: Vec<String>,
     #[serde(default)]
     training: Value,
     pub(crate) start: Tensors,
@@ -46,6 +48,8 @@ pub(crate) struct Step {
 #[derive(Deserialize)]
 struct GoldenBatch {
     labels: Vec<f32>,
+    other: Vec<f32>,
+    amount: Vec<f32>,
     weights: Vec<f32>,
     dense: Vec<f32>,
     colour: Vec<u32>,
@@ -57,7 +61,7 @@ struct GoldenBatch {
 
 pub(crate) fn golden() -> Golden {
     let golden: Golden = serde_json::from_str(include_str!("../golden/models.json")).expect("a golden file");
-    assert!(golden.cases.len() >= 40, "every kind of model and optimizer");
+    assert!(golden.cases.len() >= 44, "every kind of model and optimizer");
     golden
 }
 
@@ -113,11 +117,17 @@ fn by_descent(value: &mut Value, rate: f64) {
 }
 
 impl Golden {
-    /// The batch of step `number`, from 0.
-    pub(crate) fn batch(&self, number: usize) -> BatchBuffer {
+    /// The batches of `case`: only where it has several labels have they names.
+    pub(crate) fn schema(&self, case: &Case) -> BatchSchema {
+        let labels = if case.labels.len() > 1 { case.labels.clone() } else { Vec::new() };
+        BatchSchema { labels, ..self.schema.clone() }
+    }
+
+    /// The batch of step `number` of `case`, from 0.
+    pub(crate) fn batch(&self, case: &Case, number: usize) -> BatchBuffer {
         let batch = &self.batches[number % self.batches.len()];
         let stride = self.schema.rows as usize;
-        let layout = SlotLayout::of(&self.schema).expect("a schema with rows");
+        let layout = SlotLayout::of(&self.schema(case)).expect("a schema with rows");
         let mut buffer = BatchBuffer::new(Arc::new(layout));
         let mut slot = buffer.as_mut();
         let rows = batch.labels.len();
@@ -130,7 +140,13 @@ impl Golden {
             last: false,
         });
         let mut sections = slot.sections();
-        sections.labels[..rows].copy_from_slice(&batch.labels);
+        for (label, place) in case.labels.iter().zip(sections.labels.chunks_exact_mut(stride)) {
+            place[..rows].copy_from_slice(match label.as_str() {
+                "labels" => &batch.labels,
+                "other" => &batch.other,
+                _ => &batch.amount,
+            });
+        }
         sections.weights.as_mut().expect("a weighted schema")[..rows].copy_from_slice(&batch.weights);
         sections.dense[..2 * rows].copy_from_slice(&batch.dense);
         sections.ids[..rows].copy_from_slice(&batch.colour);
@@ -149,7 +165,7 @@ impl Golden {
         micro_batch_rows: Option<u32>,
     ) -> Model<B> {
         let training = TrainingSpec { micro_batch_rows, ..case.training(1) };
-        let model = Model::new(backend, &case.spec(), &self.schema, &training);
+        let model = Model::new(backend, &case.spec(), &self.schema(case), &training);
         let mut model = model.expect("a model of the schema");
         write(&mut model, &case.start);
         model

@@ -18,9 +18,9 @@ pub(crate) fn close(what: &str, found: &[f64], expected: &[f64], tolerance: f64)
 fn gradients_agree<B: Backend>(backend: impl Fn() -> B, rounding: f64) {
     let golden = golden();
     for case in &golden.cases {
-        let mut model = case.by_descent(backend(), &golden.schema);
+        let mut model = case.by_descent(backend(), &golden.schema(case));
         let before = tensors_of(&model);
-        model.train_step(golden.batch(0).as_ref(), Step::number(1)).expect("a batch of the schema");
+        model.train_step(golden.batch(case, 0).as_ref(), Step::number(1)).expect("a batch of the schema");
         let found = gradients(&before, &tensors_of(&model));
         for (name, expected) in &case.gradients {
             let of = |numbers: &[f64]| numbers.iter().fold(1e-3_f64, |largest, x| largest.max(x.abs()));
@@ -41,7 +41,7 @@ fn trajectories_agree<B: Backend>(backend: impl Fn() -> B, micro_batch_rows: Opt
         let mut compared = 0;
         for (number, step) in case.steps.iter().enumerate() {
             let what = |what: &str| format!("{}, {what} of step {number}", case.name);
-            let batch = golden.batch(number);
+            let batch = golden.batch(case, number);
             let loss = model
                 .train_step(batch.as_ref(), Step::number(number as u64 + 1))
                 .expect("a batch of the schema");

@@ -87,7 +87,7 @@ fn the_scale_goes_as_in_pytorch_on_each() {
 
 /// The batch of step `number`, with a number that is none where `is_bad`.
 fn batch(golden: &Golden, number: usize, is_bad: bool) -> BatchBuffer {
-    let mut batch = golden.batch(number);
+    let mut batch = golden.batch(&golden.cases[0], number);
     if is_bad {
         // 1e6 is beyond half precision: the activation is infinite.
         batch.as_mut().sections().dense[0] = 1e6;
@@ -98,7 +98,7 @@ fn batch(golden: &Golden, number: usize, is_bad: bool) -> BatchBuffer {
 fn half<B: Backend>(backend: B, golden: &Golden, spec: &ModelSpec, loss_scale: LossScaleSpec) -> Model<B> {
     let training =
         TrainingSpec { precision: Precision::Fp16, loss_scale, seed: 7, ..TrainingSpec::default() };
-    Model::new(backend, spec, &golden.schema, &training).expect("a model of the schema")
+    Model::new(backend, spec, &golden.schema(&golden.cases[0]), &training).expect("a model of the schema")
 }
 
 fn mlp() -> ModelSpec {

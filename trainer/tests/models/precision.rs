@@ -37,8 +37,8 @@ fn rounded() -> Rounded {
     rounded
 }
 
-fn step<B: Backend>(golden: &Golden, model: &mut Model<B>, number: usize) -> f64 {
-    let batch = golden.batch(number);
+fn step<B: Backend>(golden: &Golden, case: &Case, model: &mut Model<B>, number: usize) -> f64 {
+    let batch = golden.batch(case, number);
     let loss = model.train_step(batch.as_ref(), Step::number(number as u64 + 1));
     loss.expect("a batch of the schema").mean()
 }
@@ -51,10 +51,10 @@ fn trajectories_agree<B: Backend>(backend: impl Fn() -> B, micro_batch_rows: Opt
         let loss_scale = LossScaleSpec { initial: rounded.loss_scale, ..LossScaleSpec::default() };
         let precision = expected.precision;
         let training = TrainingSpec { precision, loss_scale, micro_batch_rows, ..case.training(1) };
-        let mut model = case.by_descent_of(rounded.learning_rate, backend(), &golden.schema, &training);
+        let mut model = case.by_descent_of(rounded.learning_rate, backend(), &golden.schema(case), &training);
         assert_eq!(expected.losses.len(), 30);
         for (number, &loss) in expected.losses.iter().enumerate() {
-            let found = step(&golden, &mut model, number);
+            let found = step(&golden, case, &mut model, number);
             let what = format!("{} in {precision:?}, loss of step {number}", case.name);
             close(&what, &[found], &[loss], tolerance);
         }
@@ -84,7 +84,7 @@ fn thirty_rounded_steps_agree_with_pytorch_on_the_cpu() {
 fn cpu(case: &Case, golden: &Golden, precision: Precision, threads: u32) -> Model<Cpu> {
     let training = TrainingSpec { precision, ..case.training(7) };
     let backend = Cpu::new(Some(threads)).expect("threads");
-    Model::new(backend, &case.spec(), &golden.schema, &training).expect("a model of the schema")
+    Model::new(backend, &case.spec(), &golden.schema(case), &training).expect("a model of the schema")
 }
 
 fn bits<B: Backend>(model: &Model<B>) -> BTreeMap<String, Vec<u64>> {
@@ -99,7 +99,7 @@ fn threads_change_no_bit_of_low_precision() {
         for precision in LOW {
             let after = |threads| {
                 let mut model = cpu(case, &golden, precision, threads);
-                (0..8).for_each(|number| _ = step(&golden, &mut model, number));
+                (0..8).for_each(|number| _ = step(&golden, case, &mut model, number));
                 bits(&model)
             };
             let one = after(1);
@@ -115,15 +115,15 @@ fn a_model_of_low_precision_goes_on_from_its_tensors() {
     for case in &golden.cases {
         for precision in LOW {
             let mut first = cpu(case, &golden, precision, 2);
-            (0..5).for_each(|number| _ = step(&golden, &mut first, number));
+            (0..5).for_each(|number| _ = step(&golden, case, &mut first, number));
             let mut second = cpu(case, &golden, precision, 1);
             write(&mut second, &tensors_of(&first));
             if let Some(scale) = first.loss_scale() {
                 second.set_loss_scale(scale);
             }
             for number in 5..12 {
-                step(&golden, &mut first, number);
-                step(&golden, &mut second, number);
+                step(&golden, case, &mut first, number);
+                step(&golden, case, &mut second, number);
             }
             assert!(bits(&first) == bits(&second), "{} in {precision:?}", case.name);
         }
@@ -137,7 +137,7 @@ fn a_linear_model_is_the_same_in_every_precision() {
     let case = golden.cases.iter().find(|case| case.name == "linear").expect("a linear model");
     let after = |precision| {
         let mut model = cpu(case, &golden, precision, 1);
-        (0..30).for_each(|number| _ = step(&golden, &mut model, number));
+        (0..30).for_each(|number| _ = step(&golden, case, &mut model, number));
         bits(&model)
     };
     let whole = after(Precision::Fp32);
@@ -146,7 +146,7 @@ fn a_linear_model_is_the_same_in_every_precision() {
     let case = golden.cases.iter().find(|case| case.name == "mlp").expect("an MLP");
     let after = |precision| {
         let mut model = cpu(case, &golden, precision, 1);
-        step(&golden, &mut model, 0);
+        step(&golden, case, &mut model, 0);
         bits(&model)
     };
     let [whole, bf16, fp16] = [Precision::Fp32, Precision::Bf16, Precision::Fp16].map(after);

@@ -11,10 +11,10 @@ fn cpu(threads: u32) -> Cpu {
     Cpu::new(Some(threads)).expect("threads")
 }
 
-fn train(golden: &Golden, model: &mut Model<Cpu>, steps: std::ops::Range<usize>) {
+fn train(golden: &Golden, case: &Case, model: &mut Model<Cpu>, steps: std::ops::Range<usize>) {
     for number in steps {
         model
-            .train_step(golden.batch(number).as_ref(), Step::number(number as u64 + 1))
+            .train_step(golden.batch(case, number).as_ref(), Step::number(number as u64 + 1))
             .expect("a batch of the schema");
     }
 }
@@ -24,7 +24,7 @@ fn bits(tensors: &Tensors) -> Vec<u64> {
 }
 
 fn new(golden: &Golden, case: &Case, threads: u32, seed: u64) -> Model<Cpu> {
-    Model::new(cpu(threads), &case.spec(), &golden.schema, &case.training(seed))
+    Model::new(cpu(threads), &case.spec(), &golden.schema(case), &case.training(seed))
         .expect("a model of the schema")
 }
 
@@ -34,7 +34,7 @@ fn threads_change_no_bit() {
     for case in &golden.cases {
         let after = |threads| {
             let mut model = new(&golden, case, threads, 7);
-            train(&golden, &mut model, 0..8);
+            train(&golden, case, &mut model, 0..8);
             bits(&tensors_of(&model))
         };
         let one = after(1);
@@ -49,12 +49,12 @@ fn a_model_goes_on_from_its_tensors() {
     let golden = golden();
     for case in &golden.cases {
         let mut first = new(&golden, case, 2, 7);
-        train(&golden, &mut first, 0..5);
+        train(&golden, case, &mut first, 0..5);
         let mut second = new(&golden, case, 2, 7);
         assert!(bits(&tensors_of(&second)) != bits(&tensors_of(&first)), "{}", case.name);
         write(&mut second, &tensors_of(&first));
-        train(&golden, &mut first, 5..12);
-        train(&golden, &mut second, 5..12);
+        train(&golden, case, &mut first, 5..12);
+        train(&golden, case, &mut second, 5..12);
         assert!(bits(&tensors_of(&second)) == bits(&tensors_of(&first)), "{}", case.name);
     }
 }
@@ -67,10 +67,10 @@ fn batches_that_are_normalised_do_not_pass_in_parts() {
     for case in cases {
         let planned = |rows| {
             let training = TrainingSpec { micro_batch_rows: Some(rows), ..case.training(7) };
-            ModelPlan::new(&case.spec(), &golden.schema, &training).map(|plan| plan.parameters)
+            ModelPlan::new(&case.spec(), &golden.schema(case), &training).map(|plan| plan.parameters)
         };
-        assert_eq!(planned(golden.schema.rows - 1), Err(ModelError::PartsNormalized));
-        assert!(planned(golden.schema.rows).is_ok());
+        assert_eq!(planned(golden.schema(case).rows - 1), Err(ModelError::PartsNormalized));
+        assert!(planned(golden.schema(case).rows).is_ok());
     }
 }
 
@@ -78,8 +78,8 @@ fn batches_that_are_normalised_do_not_pass_in_parts() {
 fn plans_name_what_models_hold() {
     let golden = golden();
     for case in &golden.cases {
-        let plan =
-            ModelPlan::new(&case.spec(), &golden.schema, &case.training(7)).expect("a model of the schema");
+        let plan = ModelPlan::new(&case.spec(), &golden.schema(case), &case.training(7))
+            .expect("a model of the schema");
         assert_eq!(plan.tensors, new(&golden, case, 1, 7).tensors(), "{}", case.name);
         let held: usize = plan.tensors.iter().map(millstream_trainer::model::NamedTensor::len).sum();
         assert!(plan.parameter_bytes >= 4 * held as u64, "{}: {plan:?}", case.name);

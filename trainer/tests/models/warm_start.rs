@@ -40,12 +40,12 @@ fn with_features(spec: &ModelSpec, change: Change) -> ModelSpec {
     serde_json::from_value(value).expect("a specification")
 }
 
-fn probabilities<B: Backend>(golden: &Golden, model: &mut Model<B>) -> Vec<f32> {
+fn probabilities<B: Backend>(golden: &Golden, case: &Case, model: &mut Model<B>) -> Vec<f32> {
     let mut all = Vec::new();
     for number in 0..STEPS {
-        let batch = golden.batch(number);
+        let batch = golden.batch(case, number);
         let batch = batch.as_ref();
-        let mut scores = vec![0.0; batch.rows()];
+        let mut scores = vec![0.0; golden.schema(case).label_count() * batch.rows()];
         model.predict(batch, &mut scores).expect("a batch of the schema");
         all.extend(scores);
     }
@@ -62,14 +62,14 @@ fn begin(warm: &WarmStart, model: &mut Model<Reference>, then: &Tensors) {
 
 /// A case's model with fewer features after some steps; and with all of them, in another order, begun with its weights.
 fn trained_and_begun(golden: &Golden, case: &Case) -> (Model<Reference>, Model<Reference>) {
-    let schema: &BatchSchema = &golden.schema;
+    let schema: &BatchSchema = &golden.schema(case);
     let (then, now) = (with_features(&case.spec(), without_two), with_features(&case.spec(), turned));
     let new = |spec: &ModelSpec, seed| {
         Model::new(Reference, spec, schema, &case.training(seed)).expect("a model of the schema")
     };
     let mut trained = new(&then, 7);
     for number in 0..STEPS {
-        let batch = golden.batch(number);
+        let batch = golden.batch(case, number);
         trained.train_step(batch.as_ref(), Step::number(number as u64 + 1)).expect("a batch of the schema");
     }
     let warm = WarmStart::new((&then, schema), (&now, schema), |_| IdsThen::Same).expect("models alike");
@@ -89,7 +89,8 @@ fn new_features_change_no_score_before_they_have_learned() {
     let golden = golden();
     for case in cases(&golden) {
         let (mut trained, mut begun) = trained_and_begun(&golden, case);
-        let (then, now) = (probabilities(&golden, &mut trained), probabilities(&golden, &mut begun));
+        let (then, now) =
+            (probabilities(&golden, case, &mut trained), probabilities(&golden, case, &mut begun));
         assert!(then.iter().any(|score| *score != then[0]), "{}: all rows are alike", case.name);
         for (then, now) in then.iter().zip(&now) {
             assert!((then - now).abs() < 1e-6, "{}: {then} became {now}", case.name);
@@ -104,7 +105,7 @@ fn new_features_learn() {
     for case in cases(&golden) {
         let (_, mut begun) = trained_and_begun(&golden, case);
         for number in 0..STEPS {
-            let batch = golden.batch(number);
+            let batch = golden.batch(case, number);
             begun.train_step(batch.as_ref(), Step::number(number as u64 + 1)).expect("a batch of the schema");
         }
         for (name, numbers) in tensors_of(&begun).iter().filter(|(name, _)| name.ends_with("shape")) {
@@ -121,7 +122,7 @@ fn a_step_goes_on_from_the_weights() {
     for case in cases(&golden).filter(|case| case.name.starts_with("wide_deep")) {
         let (trained, mut begun) = trained_and_begun(&golden, case);
         let then = tensors_of(&trained);
-        let mut batch = golden.batch(0);
+        let mut batch = golden.batch(case, 0);
         batch.as_mut().sections().weights.expect("a weighted schema").fill(0.0);
         begun.train_step(batch.as_ref(), Step::number(1)).expect("a batch of the schema");
         let now = tensors_of(&begun);

@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
 use crate::interrupt::unless_interrupted;
-use crate::messages::MetricsJson;
+use crate::messages::EvalJson;
 use crate::table::Table;
 
 pub(crate) async fn run(arguments: Eval, context: &Context) -> Result<(), Failure> {
@@ -20,7 +20,7 @@ pub(crate) async fn run(arguments: Eval, context: &Context) -> Result<(), Failur
         Ok(metrics?)
     })
     .await?;
-    context.answer(&MetricsJson::from(&metrics), || {
+    context.answer(&EvalJson(&metrics), || {
         let mut table = Table::default();
         figures::metric_rows(&mut table, "", &metrics);
         table.render()

@@ -18,7 +18,7 @@ pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
 
 fn table(jobs: &[Job]) -> String {
     let mut table =
-        Table::with_titles(&["JOB", "STATE", ">EPOCH", ">STEP", ">EXAMPLES/S", ">LOSS", ">AUC", "CREATED"]);
+        Table::with_titles(&["JOB", "STATE", ">EPOCH", ">STEP", ">EXAMPLES/S", ">LOSS", ">EVAL", "CREATED"]);
     for job in jobs {
         let progress = job.progress.unwrap_or_default();
         let begun = progress.step > 0;
@@ -35,9 +35,18 @@ fn table(jobs: &[Job]) -> String {
             begun_or_dash(step),
             begun_or_dash(figures::rate(progress.examples_per_second)),
             begun_or_dash(figures::metric(progress.loss)),
-            figures::metric(job.eval.and_then(|eval| eval.auc)),
+            evaluation(job),
             figures::moment(job.created_ms),
         ]);
     }
     table.render()
+}
+
+/// The most telling metric of the first label.
+fn evaluation(job: &Job) -> String {
+    let measured = job.eval.first().and_then(|metrics| metrics.measured.first());
+    measured.map_or_else(
+        || "-".to_owned(),
+        |measured| format!("{} {}", measured.name.replace('_', " "), figures::metric(measured.value)),
+    )
 }

@@ -15,9 +15,6 @@ use crate::failure::Failure;
 use crate::interrupt::unless_interrupted;
 use crate::unfinished::Unfinished;
 
-/// The columns that are written.
-const COLUMNS: [&str; 1] = ["score"];
-
 pub(crate) async fn run(arguments: Predict, context: &Context) -> Result<(), Failure> {
     let Predict { scored, output, format } = arguments;
     let name = output.as_deref().and_then(Path::to_str);
@@ -96,14 +93,28 @@ async fn score(
     out: &mut (impl Write + Send),
 ) -> Result<u64, Failure> {
     let mut replies = connection.client.predict(request).await?;
-    let mut table = TableWriter::new(out, format, compression, &COLUMNS)?;
+    // The first reply names the labels, and has no scores yet.
+    let columns = columns(&replies.next().await?.unwrap_or_default().labels);
+    let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+    let mut table = TableWriter::new(out, format, compression, &columns)?;
     let mut rows = 0;
     while let Some(reply) = replies.next().await? {
-        rows += reply.scores.len() as u64;
-        table.write(&[&reply.scores])?;
+        let of_label = reply.scores.len() / columns.len();
+        rows += of_label as u64;
+        if of_label > 0 {
+            table.write(&reply.scores.chunks(of_label).collect::<Vec<_>>())?;
+        }
     }
     table.finish()?;
     Ok(rows)
+}
+
+/// The columns that are written: `score`, or of each of several labels `score_LABEL`.
+fn columns(labels: &[String]) -> Vec<String> {
+    match labels {
+        [] => vec!["score".to_owned()],
+        labels => labels.iter().map(|label| format!("score_{label}")).collect(),
+    }
 }
 
 impl From<ScoreFormat> for TableFormat {

@@ -49,12 +49,10 @@ fn describe(job: &Job) -> String {
     if let Some(skipped) = known(progress.skipped_records) {
         table.row(["records left out", &figures::count(skipped)]);
     }
-    if let Some(eval) = &job.eval {
-        if let Some(epoch) = job.eval_epoch {
-            table.row(["eval after epoch", &(epoch + 1).to_string()]);
-        }
-        figures::metric_rows(&mut table, "eval ", eval);
+    if let Some(epoch) = job.eval_epoch {
+        table.row(["eval after epoch", &(epoch + 1).to_string()]);
     }
+    figures::metric_rows(&mut table, "eval ", &job.eval);
     table.row(["directory", &job.directory]);
     if let Some(checkpoint) = given(&job.checkpoint) {
         table.row(["checkpoint", checkpoint]);

@@ -150,9 +150,7 @@ fn summary(job: &Job) -> String {
     if let Some(skipped) = known(progress.skipped_records) {
         table.row(["records left out", &figures::count(skipped)]);
     }
-    if let Some(eval) = &job.eval {
-        figures::metric_rows(&mut table, "eval ", eval);
-    }
+    figures::metric_rows(&mut table, "eval ", &job.eval);
     if let Some(checkpoint) = given(&job.checkpoint) {
         table.row(["checkpoint", checkpoint]);
     }

@@ -7,8 +7,8 @@ use std::collections::HashSet;
 
 use millstream_trainer::spec::{
     CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec,
-    HiddenLayerSpec, LayerInit, LinearSpec, MlpSpec, ModelSpec, Normalization, OptimizerSpec, WideDeepSpec,
-    WideSpec,
+    HiddenLayerSpec, LayerInit, LinearSpec, MlpSpec, MmoeSpec, ModelSpec, Normalization, OptimizerSpec,
+    WideDeepSpec, WideSpec,
 };
 
 use super::document::Node;
@@ -24,15 +24,17 @@ enum Kind {
     DeepFm,
     Dcn,
     Dlrm,
+    Mmoe,
 }
 
-const KINDS: [(&str, Kind); 6] = [
+const KINDS: [(&str, Kind); 7] = [
     ("linear", Kind::Linear),
     ("mlp", Kind::Mlp),
     ("wide_deep", Kind::WideDeep),
     ("deepfm", Kind::DeepFm),
     ("dcn_v2", Kind::Dcn),
     ("dlrm", Kind::Dlrm),
+    ("mmoe", Kind::Mmoe),
 ];
 
 const NORMALIZATIONS: [(&str, Normalization); 2] =
@@ -56,6 +58,7 @@ pub(super) fn read(mut section: Section<'_>, features: &[&str]) -> ModelSpec {
         Some(Kind::DeepFm) => ModelSpec::DeepFm(read_deepfm(&mut section, features)),
         Some(Kind::Dcn) => ModelSpec::Dcn(read_dcn(&mut section, features)),
         Some(Kind::Dlrm) => ModelSpec::Dlrm(read_dlrm(&mut section, features)),
+        Some(Kind::Mmoe) => ModelSpec::Mmoe(read_mmoe(&mut section, features)),
         Some(Kind::WideDeep) => ModelSpec::WideDeep(read_wide_deep(&mut section, features)),
         // The rest means something only by its kind, so nothing more is told of it.
         None => {
@@ -123,6 +126,19 @@ fn read_dlrm(model: &mut Section<'_>, features: &[&str]) -> DlrmSpec {
     let top = read_widths(model, "top", &[100, 50]);
     let hidden_layer = read_hidden_layer(model);
     DlrmSpec { features, embedding, bottom, interaction, top, hidden_layer, optimizer }
+}
+
+fn read_mmoe(model: &mut Section<'_>, features: &[&str]) -> MmoeSpec {
+    let features = read_features(model, features);
+    let experts = model.whole_u32("experts", 1..=1_024).unwrap_or(8);
+    let expert = read_widths(model, "expert", &[64]);
+    if expert.is_empty() {
+        model.error("expert", "an expert has at least one layer");
+    }
+    let tower = read_widths(model, "tower", &[32]);
+    let hidden_layer = read_hidden_layer(model);
+    let (embedding, optimizer) = read_optimizers(model, &features);
+    MmoeSpec { features, embedding, experts, expert, tower, hidden_layer, optimizer }
 }
 
 fn read_wide_deep(model: &mut Section<'_>, features: &[&str]) -> WideDeepSpec {

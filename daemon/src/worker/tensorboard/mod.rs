@@ -120,8 +120,8 @@ impl EventWriter {
     }
 
     /// Adds what an evaluation after `step` came to.
-    pub(super) fn evaluated(&mut self, step: u64, metrics: Metrics) -> io::Result<()> {
-        let defined = metrics.named().filter(|(_, value)| value.is_finite());
+    pub(super) fn evaluated(&mut self, step: u64, metrics: &[Metrics]) -> io::Result<()> {
+        let defined = metrics.iter().flat_map(Metrics::named).filter(|(_, value)| value.is_finite());
         let value = defined.map(|(name, value)| Value::scalar(format!("eval/{name}"), value)).collect();
         self.file.append(step, What::Summary(Summary { value }))?;
         self.file.flush()
@@ -178,6 +178,8 @@ mod tests {
 
     use std::fs;
 
+    use millstream_trainer::metrics::{Measured, Metric};
+
     use super::event::{Data, Event};
     use super::*;
 
@@ -213,21 +215,13 @@ mod tests {
             writer.point_if_due(step).unwrap();
             assert_eq!(writer.histograms_are_due(step), step == 3);
         }
-        let metrics = Metrics {
-            auc: None,
-            auc_error: None,
-            pr_auc: None,
-            pr_auc_error: None,
-            log_loss: 0.5,
-            normalized_entropy: None,
-            calibration: None,
-            rmse: 0.25,
-            accuracy: 0.75,
-            group_auc: None,
-            groups: None,
-            examples: 9,
-        };
-        writer.evaluated(3, metrics).unwrap();
+        let measured = |metric, value| Measured { metric, value, error: None };
+        let of = |label: &str, measured| Metrics { label: label.to_owned(), measured, ..Metrics::default() };
+        let metrics = [
+            of("", vec![measured(Metric::Auc, None), measured(Metric::LogLoss, Some(0.5))]),
+            of("price", vec![measured(Metric::Rmse, Some(0.25)), measured(Metric::Mae, Some(f64::INFINITY))]),
+        ];
+        writer.evaluated(3, &metrics).unwrap();
         writer.end(3).unwrap();
         writer.end(3).unwrap();
         let events = file::tests::read(writer.path());
@@ -236,8 +230,7 @@ mod tests {
             (2, "train/examples_per_second", 5.0),
             (2, "train/input_wait_fraction", 0.5),
             (3, "eval/log_loss", 0.5),
-            (3, "eval/rmse", 0.25),
-            (3, "eval/accuracy", 0.75),
+            (3, "eval/price/rmse", 0.25),
             (3, "train/loss", 2.0),
             (3, "train/examples_per_second", 5.0),
             (3, "train/input_wait_fraction", 0.5),

@@ -9,6 +9,7 @@ use super::*;
 prop_compose! {
     fn schemas()(
         rows in 1_u32..3000,
+        labels in 0_usize..4,
         weighted: bool,
         dense in 0_usize..6,
         ids in 0_usize..6,
@@ -17,6 +18,7 @@ prop_compose! {
     ) -> BatchSchema {
         BatchSchema {
             rows,
+            labels: (0..labels).map(|i| format!("label{i}")).collect(),
             weighted,
             dense: (0..dense).map(|i| format!("dense{i}")).collect(),
             ids: (0..ids).map(|i| IdFeature { name: format!("id{i}"), cardinality: 10 }).collect(),
@@ -58,7 +60,7 @@ proptest! {
     fn sections_have_room_for_the_schema(schema in schemas()) {
         let layout = SlotLayout::of(&schema).unwrap();
         let rows = schema.rows as usize;
-        prop_assert_eq!(layout.labels.bytes, rows * 4);
+        prop_assert_eq!(layout.labels.bytes, rows * schema.label_count() * 4);
         prop_assert_eq!(layout.weights.map(|section| section.bytes), schema.weighted.then_some(rows * 4));
         prop_assert_eq!(layout.dense.bytes, rows * schema.dense.len() * 4);
         prop_assert_eq!(layout.ids.bytes, rows * schema.ids.len() * 4);
@@ -81,6 +83,7 @@ fn small() -> BatchSchema {
     let id = |name: &str, cardinality| IdFeature { name: name.into(), cardinality };
     BatchSchema {
         rows: 256,
+        labels: Vec::new(),
         weighted: false,
         dense: vec!["age".into(), "hours".into()],
         ids: vec![id("education", 17), id("occupation", 1000)],
@@ -91,8 +94,10 @@ fn small() -> BatchSchema {
 
 #[test]
 fn a_fingerprint_depends_on_every_field() {
-    let changes: [fn(&mut BatchSchema); 12] = [
+    let changes: [fn(&mut BatchSchema); 14] = [
         |schema| schema.rows += 1,
+        |schema| schema.labels = vec!["bought".into()],
+        |schema| schema.labels = vec!["bought".into(), "read".into()],
         |schema| schema.weighted = true,
         |schema| schema.dense.swap(0, 1),
         |schema| schema.dense = vec!["agehours".into()],
@@ -120,7 +125,7 @@ fn a_fingerprint_depends_on_every_field() {
 #[test]
 fn a_fingerprint_is_the_same_in_every_build() {
     // Computed by an independent FNV-1a over the same bytes.
-    assert_eq!(SlotLayout::of(&small()).unwrap().fingerprint(), 0xfe6d_58f1_90a3_c3b6);
+    assert_eq!(SlotLayout::of(&small()).unwrap().fingerprint(), 0xb456_ce76_b5b0_c4f6);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use millstream_batch::{BatchHeader, BatchMut, BatchRef, BatchSchema, IdFeature, 
 pub(crate) fn schema(rows: u32) -> BatchSchema {
     BatchSchema {
         rows,
+        labels: vec!["clicked".into(), "bought".into()],
         weighted: true,
         dense: vec!["age".into(), "hours".into(), "gain".into()],
         ids: vec![
@@ -76,7 +77,9 @@ pub(crate) fn fill(batch: &mut BatchMut<'_>, number: u64) {
     let position: Vec<u8> = (0..position_bytes(number, &schema)).map(|_| numbers.next() as u8).collect();
     batch.set_position(&position);
     let sections = batch.sections();
-    sections.labels[..rows].fill_with(|| numbers.float());
+    for label in sections.labels.chunks_exact_mut(schema.rows as usize) {
+        label[..rows].fill_with(|| numbers.float());
+    }
     if let Some(weights) = sections.weights {
         weights[..rows].fill_with(|| numbers.float());
     }
@@ -107,7 +110,9 @@ pub(crate) fn check(batch: BatchRef<'_>, number: u64) {
         assert_eq!(values.len(), length, "length of {what} of {number}");
         assert!(values.iter().all(|&value| value == numbers.float()), "{what} of {number}");
     };
-    floats(batch.labels(), rows, "labels");
+    for label in 0..schema.label_count() {
+        floats(batch.labels(label), rows, "labels");
+    }
     if let Some(weights) = batch.weights() {
         floats(weights, rows, "weights");
     }

@@ -136,9 +136,10 @@ pub(crate) fn decoded_bytes(chunk: &Chunk, shape: &Shape) -> usize {
 /// Some rows of a chunk as a block. The chunk has the columns of `shape`, and `rows` are of those that
 /// [`rows_within`] says.
 pub(crate) fn encode(chunk: &Chunk, shape: &Shape, rows: Range<usize>, truncated_rows: u32) -> Encoded {
-    let (dense, ids) = (shape.dense as usize, shape.ids as usize);
+    let (more, dense, ids) = (shape.more_labels as usize, shape.dense as usize, shape.ids as usize);
     let count = rows.len();
     let labels = &chunk.labels[rows.clone()];
+    let more_labels = &chunk.more_labels[rows.start * more..rows.end * more];
     let weights = chunk.weights.as_ref().map_or(&[][..], |weights| &weights[rows.clone()]);
     let dense_values = &chunk.dense[rows.start * dense..rows.end * dense];
     let id_values = &chunk.ids[rows.start * ids..rows.end * ids];
@@ -146,6 +147,7 @@ pub(crate) fn encode(chunk: &Chunk, shape: &Shape, rows: Range<usize>, truncated
 
     let floats = [
         (labels, Needs::of_floats(labels, 1)),
+        (more_labels, Needs::of_floats(more_labels, more)),
         (weights, Needs::of_floats(weights, usize::from(shape.weighted))),
         (dense_values, Needs::of_floats(dense_values, dense)),
     ];

@@ -8,7 +8,7 @@
 //!             columns      one after the other
 //! ```
 //!
-//! All numbers are little-endian. The columns are: label, weight if there is one, each dense column, each id
+//! All numbers are little-endian. The columns are: each label, weight if there is one, each dense column, each id
 //! column, and for each ragged column the numbers of values and then the values. A column is as wide as its
 //! largest value here needs:
 //!
@@ -42,6 +42,8 @@ const WORDS: u8 = 4;
 /// How many columns of each kind there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shape {
+    /// Labels after the first.
+    pub(crate) more_labels: u32,
     pub(crate) weighted: bool,
     pub(crate) dense: u32,
     pub(crate) ids: u32,
@@ -53,6 +55,7 @@ impl Shape {
     pub(crate) fn of(chunk: &Chunk) -> Self {
         let columns = |values: usize| (values / chunk.rows().max(1)) as u32;
         Self {
+            more_labels: columns(chunk.more_labels.len()),
             weighted: chunk.weights.is_some(),
             dense: columns(chunk.dense.len()),
             ids: columns(chunk.ids.len()),
@@ -64,6 +67,7 @@ impl Shape {
     pub(crate) fn fits(&self, chunk: &Chunk) -> bool {
         let rows = chunk.rows();
         chunk.weights.as_ref().map(Vec::len) == self.weighted.then_some(rows)
+            && chunk.more_labels.len() == rows * self.more_labels as usize
             && chunk.dense.len() == rows * self.dense as usize
             && chunk.ids.len() == rows * self.ids as usize
             && chunk.ragged.len() == self.ragged as usize
@@ -72,15 +76,12 @@ impl Shape {
 
     /// Bytes of a row, decoded, without the values of its ragged columns.
     pub(crate) fn row_bytes(&self) -> u64 {
-        4 * (1
-            + u64::from(self.weighted)
-            + u64::from(self.dense)
-            + u64::from(self.ids)
-            + u64::from(self.ragged))
+        4 * (self.fixed_columns() + u64::from(self.ragged))
     }
 
     fn fixed_columns(&self) -> u64 {
-        1 + u64::from(self.weighted) + u64::from(self.dense) + u64::from(self.ids)
+        let Self { more_labels, weighted, dense, ids, .. } = *self;
+        1 + u64::from(more_labels) + u64::from(weighted) + u64::from(dense) + u64::from(ids)
     }
 }
 

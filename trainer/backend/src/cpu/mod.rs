@@ -6,7 +6,7 @@
 //! * [`gemm`], [`bf16`], [`layer`]: fully connected layers.
 //! * [`gather`], [`linear`]: lookups and the linear model.
 //! * [`normalize`]: numbers brought to one scale, by row or column.
-//! * [`interaction`]: how features meet; [`columns`]: moving and adding them.
+//! * [`interaction`]: how features meet; [`mixture`]: gates over experts; [`columns`]: moving and adding columns.
 //! * [`copy`]: copying tables out.
 //! * [`rows`]: which table rows a batch touches; [`runs`]: their gradients.
 //! * [`step`], [`step_rows`]: optimizer steps, by the formulas of [`rules`] over what [`shaping`] makes of gradients.
@@ -30,6 +30,7 @@ mod linear;
 mod loss;
 mod matrix;
 mod memory;
+mod mixture;
 mod normalize;
 mod rows;
 mod rules;
@@ -46,7 +47,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use millstream_batch::{BatchRef, BatchSchema};
 
-use crate::backend::{Activation, Backend, LayerGradient, Loss, RowGradients, Sum};
+use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TablePlace, TableShape};
 use crate::error::{BackendError, BatchError};
 use crate::float::Float;
@@ -313,6 +314,32 @@ impl Backend for Cpu {
         interaction::dot_backward(self, rows, vectors, width, out_gradient, vectors_gradient);
     }
 
+    fn mixture_forward(
+        &self,
+        rows: usize,
+        shape: MixtureShape,
+        logits: &CpuMatrix,
+        experts: &CpuMatrix,
+        gates: &mut CpuMatrix,
+        output: &mut CpuMatrix,
+    ) {
+        mixture::forward(self, rows, shape, logits, experts, gates, output);
+    }
+
+    fn mixture_backward(
+        &self,
+        rows: usize,
+        shape: MixtureShape,
+        gates: &CpuMatrix,
+        experts: &CpuMatrix,
+        output_gradient: &CpuMatrix,
+        logits_gradient: &mut CpuMatrix,
+        experts_gradient: &mut CpuMatrix,
+    ) {
+        let saved = (gates, experts);
+        mixture::backward(self, rows, shape, saved, output_gradient, logits_gradient, experts_gradient);
+    }
+
     fn copy_columns(
         &self,
         rows: usize,
@@ -380,14 +407,14 @@ impl Backend for Cpu {
 
     fn loss(
         &self,
-        loss: &Loss,
+        task: &Task,
         batch: &HostBatch,
         rows: Range<usize>,
         logits: &CpuMatrix,
         gradient: &mut CpuMatrix,
         sums: &mut CpuMatrix,
     ) {
-        loss::loss(self, loss, batch, rows, logits, gradient, sums);
+        loss::loss(self, task, batch, rows, logits, gradient, sums);
     }
 
     fn multiply(&self, rows: usize, factor: &CpuMatrix, matrix: &mut CpuMatrix) {

@@ -262,6 +262,7 @@ mod tests {
         for cardinality in [1, 2, 3, 1 << 11, (1 << 11) + 1, 1 << 22, (1 << 22) + 1, u32::MAX] {
             let schema = BatchSchema {
                 rows,
+                labels: Vec::new(),
                 weighted: false,
                 dense: Vec::new(),
                 ids: vec![IdFeature { name: "id".to_owned(), cardinality }],

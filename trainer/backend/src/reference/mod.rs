@@ -3,6 +3,7 @@
 //! It is what [`crate::Cpu`] and every later device is tested against, and what finite differences and
 //! the float64 golden trajectory run on. It shares nothing with them but the checked batch.
 
+mod mixture;
 mod normalize;
 mod table;
 mod touched;
@@ -12,7 +13,7 @@ use std::ops::Range;
 
 use millstream_batch::{BatchRef, BatchSchema};
 
-use crate::backend::{Activation, Backend, LayerGradient, Loss, RowGradients, Sum};
+use crate::backend::{Activation, Backend, LayerGradient, Loss, MixtureShape, RowGradients, Sum, Task};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
 use crate::error::BatchError;
 use crate::float::Float;
@@ -403,6 +404,36 @@ impl Backend for Reference {
         vectors_gradient.round(rows);
     }
 
+    fn mixture_forward(
+        &self,
+        rows: usize,
+        shape: MixtureShape,
+        logits: &ReferenceMatrix,
+        experts: &ReferenceMatrix,
+        gates: &mut ReferenceMatrix,
+        output: &mut ReferenceMatrix,
+    ) {
+        mixture::forward(rows, shape, logits, experts, gates, output);
+        gates.round(rows);
+        output.round(rows);
+    }
+
+    fn mixture_backward(
+        &self,
+        rows: usize,
+        shape: MixtureShape,
+        gates: &ReferenceMatrix,
+        experts: &ReferenceMatrix,
+        output_gradient: &ReferenceMatrix,
+        logits_gradient: &mut ReferenceMatrix,
+        experts_gradient: &mut ReferenceMatrix,
+    ) {
+        let saved = (gates, experts);
+        mixture::backward(rows, shape, saved, output_gradient, logits_gradient, experts_gradient);
+        logits_gradient.round(rows);
+        experts_gradient.round(rows);
+    }
+
     fn copy_columns(
         &self,
         rows: usize,
@@ -492,27 +523,28 @@ impl Backend for Reference {
 
     fn loss(
         &self,
-        loss: &Loss,
+        task: &Task,
         batch: &HostBatch,
         rows: Range<usize>,
         logits: &ReferenceMatrix,
         gradient: &mut ReferenceMatrix,
         sums: &mut ReferenceMatrix,
     ) {
+        let (of_label, labels) = (task.label, batch.labels(task.label));
         let weight = |row: usize| {
-            let label = f64::from(batch.labels()[row]);
-            let of_label = match *loss {
+            let label = f64::from(labels[row]);
+            let of_class = match task.loss {
                 Loss::BinaryCrossEntropy { positive_weight, negative_weight, .. } => {
                     label * positive_weight + (1.0 - label) * negative_weight
                 }
                 Loss::SquaredError => 1.0,
             };
-            of_label * f64::from(batch.weights()[row])
+            of_class * f64::from(batch.weights()[row])
         };
         let weight_of_all: f64 = (0..batch.rows()).map(weight).sum();
         for (place, row) in rows.clone().enumerate() {
-            let (logit, label) = (logits.at(place, 0), f64::from(batch.labels()[row]));
-            let (of_row, by_logit) = match *loss {
+            let (logit, label) = (logits.at(place, of_label), f64::from(labels[row]));
+            let (of_row, by_logit) = match task.loss {
                 Loss::BinaryCrossEntropy { smoothing, .. } => {
                     let label = label * (1.0 - smoothing) + smoothing / 2.0;
                     let softplus = logit.max(0.0) + (-logit.abs()).exp().ln_1p();
@@ -520,10 +552,10 @@ impl Backend for Reference {
                 }
                 Loss::SquaredError => ((logit - label).powi(2), 2.0 * (logit - label)),
             };
-            *sums.at_mut(0, 0) += weight(row) * of_row;
-            *sums.at_mut(0, 1) += weight(row);
-            *gradient.at_mut(place, 0) =
-                if weight_of_all > 0.0 { weight(row) * by_logit / weight_of_all } else { 0.0 };
+            *sums.at_mut(of_label, 0) += weight(row) * of_row;
+            *sums.at_mut(of_label, 1) += weight(row);
+            *gradient.at_mut(place, of_label) =
+                if weight_of_all > 0.0 { task.weight * weight(row) * by_logit / weight_of_all } else { 0.0 };
         }
         gradient.round(rows.len());
     }
@@ -536,7 +568,9 @@ impl Backend for Reference {
 
     fn sigmoid(&self, rows: usize, logits: &ReferenceMatrix, out: &mut ReferenceMatrix) {
         for row in 0..rows {
-            *out.at_mut(row, 0) = sigmoid(logits.at(row, 0));
+            for column in 0..logits.columns {
+                *out.at_mut(row, column) = sigmoid(logits.at(row, column));
+            }
         }
         out.round(rows);
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use millstream_backend::{
     Activation, Backend, BatchError, Cpu, Formula, GradientColumns, IdColumn, LayerGradient, Lookup, Loss,
-    Pooling, Reference, RowGradients, Scalar, Sum, TablePart, TableShape, Update,
+    MixtureShape, Pooling, Reference, RowGradients, Scalar, Sum, TablePart, TableShape, Update,
 };
 use millstream_batch::{
     BatchBuffer, BatchHeader, BatchMut, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream,
@@ -43,6 +43,7 @@ test_on_each!(
     gradients_are_scaled_cut_and_pulled,
     numbers_are_dropped_as_often_as_asked,
     vectors_meet_in_pairs,
+    gates_mix_what_experts_gave,
     bad_batches_are_refused,
     matrices_and_tables_keep_what_is_written,
     a_copied_table_has_each_part_in_its_place,
@@ -58,6 +59,7 @@ fn close(found: &[f64], expected: &[f64]) {
 fn schema() -> BatchSchema {
     BatchSchema {
         rows: 3,
+        labels: Vec::new(),
         weighted: true,
         dense: vec!["x".to_owned(), "y".to_owned()],
         ids: vec![IdFeature { name: "colour".to_owned(), cardinality: 4 }],
@@ -270,6 +272,24 @@ fn vectors_meet_in_pairs<B: Backend>(backend: &B) {
     close(&bench.read(&by_vectors, 6), &[13.0, 27.0, 1.0, 18.0, 14.0, 0.0]);
 }
 
+/// Two tasks over two experts of two columns: gates of 1/2, and of 3/4 and 1/4.
+fn gates_mix_what_experts_gave<B: Backend>(backend: &B) {
+    let bench = Bench(backend);
+    let shape = MixtureShape { tasks: 2, experts: 2, width: 2 };
+    let logits = bench.matrix(1, 4, &[5.0, 5.0, 3.0_f64.ln() as f32, 0.0]);
+    let experts = bench.matrix(1, 4, &[1.0, 2.0, 5.0, -2.0]);
+    let (mut gates, mut output) = (backend.matrix(1, 4), backend.matrix(1, 4));
+    backend.mixture_forward(1, shape, &logits, &experts, &mut gates, &mut output);
+    close(&bench.read(&gates, 4), &[0.5, 0.5, 0.75, 0.25]);
+    close(&bench.read(&output, 4), &[3.0, 0.0, 2.0, 1.0]);
+    let by_output = bench.matrix(1, 4, &[1.0, 0.0, 0.0, 4.0]);
+    let (mut by_logits, mut by_experts) = (backend.matrix(1, 4), backend.matrix(1, 4));
+    backend.mixture_backward(1, shape, &gates, &experts, &by_output, &mut by_logits, &mut by_experts);
+    // Products of 1 and 5 around their mean of 3; of 8 and -8 around theirs of 4.
+    close(&bench.read(&by_logits, 4), &[-1.0, 1.0, 3.0, -3.0]);
+    close(&bench.read(&by_experts, 4), &[0.5, 3.0, 0.5, 1.0]);
+}
+
 fn a_row_of_a_shared_table_is_stepped_once_by_the_gradients_of_all_columns<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let batch = uploaded(backend);
@@ -311,7 +331,7 @@ fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {
     let logits = [0.0, 3.0_f64.ln(), 0.25_f64.ln()];
     let logits = bench.matrix(3, 1, &logits.map(|logit| logit as f32));
     let (mut gradient, mut sums) = (backend.matrix(3, 1), backend.matrix(1, 2));
-    backend.loss(&BCE, &batch, 0..3, &logits, &mut gradient, &mut sums);
+    backend.loss(&BCE.into(), &batch, 0..3, &logits, &mut gradient, &mut sums);
     let loss = 2.0_f64.ln() + 2.0 * 4.0_f64.ln() + 5.0_f64.ln();
     close(&bench.read(&sums, 2), &[loss, 4.0]);
     close(&bench.read(&gradient, 3), &[-0.5 / 4.0, 2.0 * 0.75 / 4.0, -0.8 / 4.0]);
@@ -319,14 +339,14 @@ fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {
     let loss = Loss::BinaryCrossEntropy { smoothing: 0.25, positive_weight: 3.0, negative_weight: 1.0 };
     let (mut of_two, mut sums) = (backend.matrix(3, 1), bench.matrix(1, 2, &[1.0, 1.0]));
     let last = bench.matrix(3, 1, &[3.0_f64.ln() as f32, 0.25_f64.ln() as f32, 0.0]);
-    backend.loss(&loss, &batch, 1..3, &last, &mut of_two, &mut sums);
+    backend.loss(&loss.into(), &batch, 1..3, &last, &mut of_two, &mut sums);
     let first = 2.0 * (4.0_f64.ln() - 0.125 * 3.0_f64.ln());
     let second = 3.0 * (1.25_f64.ln() - 0.875 * 0.25_f64.ln());
     close(&bench.read(&sums, 2), &[1.0 + first + second, 6.0]);
     close(&bench.read(&of_two, 2), &[2.0 * 0.625 / 8.0, 3.0 * -0.675 / 8.0]);
     let mut sums = backend.matrix(1, 2);
     backend.loss(
-        &Loss::SquaredError,
+        &Loss::SquaredError.into(),
         &batch,
         1..3,
         &bench.matrix(3, 1, &[2.0, 4.0, 0.0]),
@@ -348,7 +368,7 @@ fn a_batch_of_no_weight_has_no_gradient<B: Backend>(backend: &B) {
     backend.upload(buffer.as_ref(), &mut batch).expect("a batch of the schema");
     let logits = bench.matrix(3, 1, &[1.0, 2.0, 3.0]);
     let (mut gradient, mut sums) = (bench.matrix(3, 1, &[9.0; 3]), backend.matrix(1, 2));
-    backend.loss(&BCE, &batch, 0..3, &logits, &mut gradient, &mut sums);
+    backend.loss(&BCE.into(), &batch, 0..3, &logits, &mut gradient, &mut sums);
     close(&bench.read(&gradient, 3), &[0.0; 3]);
     close(&bench.read(&sums, 2), &[0.0; 2]);
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use millstream_backend::{
     Activation, Backend, Formula, GradientColumns, IdColumn, LayerGradient, Lookup, Loss, Pooling,
-    RowGradients, Scalar, Sum, TablePart, TableShape, Update,
+    RowGradients, Scalar, Sum, TablePart, TableShape, Task, Update,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
@@ -70,6 +70,8 @@ impl Shapes {
     pub(crate) fn schema(&self) -> BatchSchema {
         BatchSchema {
             rows: self.capacity,
+            // One without a name, or two.
+            labels: if self.weighted { vec!["l0".to_owned(), "l1".to_owned()] } else { Vec::new() },
             weighted: self.weighted,
             dense: (0..self.dense).map(|i| format!("d{i}")).collect(),
             ids: self
@@ -107,7 +109,7 @@ impl Shapes {
         let rows = self.rows as usize;
         let stride = self.capacity as usize;
         let sections = slot.sections();
-        sections.labels[..rows].fill_with(|| random.below(2) as f32);
+        sections.labels.fill_with(|| random.below(2) as f32);
         if let Some(weights) = sections.weights {
             weights[..rows].fill_with(|| random.below(4) as f32 / 2.0);
         }
@@ -444,20 +446,28 @@ fn losses<B: Backend>(
         extreme @ 0..6 if row % 5 == 0 => extremes[extreme],
         _ => random.number() * 8.0,
     });
-    let logits = bench.matrix(capacity, 1, &logits.collect::<Vec<_>>());
+    let logits = logits.collect::<Vec<_>>();
+    let labels = shapes.schema().label_count();
+    // Each label has logits of its own: another turn of the same.
+    let logits: Vec<f32> =
+        (0..capacity * labels).map(|i| logits[(i / labels + i % labels) % capacity]).collect();
+    let logits = bench.matrix(capacity, labels, &logits);
     for (number, loss) in LOSSES.into_iter().enumerate() {
-        let mut gradient = backend.matrix(capacity, 1);
-        let mut sums = backend.matrix(1, 2);
+        let mut gradient = backend.matrix(capacity, labels);
+        let mut sums = backend.matrix(labels, 2);
         for of_pass in [0..rows / 3, rows / 3..rows, 0..rows] {
-            let count = of_pass.len();
-            backend.loss(&loss, batch, of_pass, &logits, &mut gradient, &mut sums);
+            let count = of_pass.len() * labels;
+            for label in 0..labels {
+                let task = Task { loss, label, weight: 1.0 - 0.75 * label as f64 };
+                backend.loss(&task, batch, of_pass.clone(), &logits, &mut gradient, &mut sums);
+            }
             outcome.push((format!("gradient of loss {number}"), bench.read(&gradient, count)));
-            outcome.push((format!("sums of loss {number}"), bench.read(&sums, 2)));
+            outcome.push((format!("sums of loss {number}"), bench.read(&sums, 2 * labels)));
         }
     }
-    let mut probabilities = backend.matrix(capacity, 1);
+    let mut probabilities = backend.matrix(capacity, labels);
     backend.sigmoid(rows, &logits, &mut probabilities);
-    outcome.push(("sigmoid".to_owned(), bench.read(&probabilities, rows)));
+    outcome.push(("sigmoid".to_owned(), bench.read(&probabilities, rows * labels)));
 }
 
 fn steps<B: Backend>(bench: &Bench<'_, B>, random: &mut Random, outcome: &mut Outcome) {

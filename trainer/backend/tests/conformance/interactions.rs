@@ -1,6 +1,6 @@
 //! How features meet, on random numbers.
 
-use millstream_backend::Backend;
+use millstream_backend::{Backend, MixtureShape};
 
 use crate::case::{Bench, Outcome, Random, Shapes};
 
@@ -15,6 +15,9 @@ pub(crate) fn interactions<B: Backend>(
         pairs(bench, shapes, (vectors, width), random, outcome);
     }
     cross(bench, shapes, random, outcome);
+    for (tasks, experts, width) in [(1, 1, 1), (2, 3, 5), (3, 8, 16), (2, 4, 33)] {
+        mixture(bench, shapes, MixtureShape { tasks, experts, width }, random, outcome);
+    }
     columns(bench, shapes, random, outcome);
 }
 
@@ -63,6 +66,35 @@ fn cross<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random,
     backend.cross_backward(rows, &first, &product, &gradient, &mut by_product, &mut by_first);
     outcome.push(("cross by product".to_owned(), bench.read(&by_product, count)));
     outcome.push(("cross by first".to_owned(), bench.read(&by_first, count)));
+}
+
+fn mixture<B: Backend>(
+    bench: &Bench<'_, B>,
+    shapes: &Shapes,
+    shape: MixtureShape,
+    random: &mut Random,
+    outcome: &mut Outcome,
+) {
+    let backend = bench.0;
+    let (rows, capacity) = (shapes.rows as usize, shapes.capacity as usize);
+    let (gates, inputs, outputs) =
+        (shape.tasks * shape.experts, shape.experts * shape.width, shape.tasks * shape.width);
+    let mut matrix = |columns: usize, scale: f32| {
+        let numbers: Vec<f32> = random.numbers(capacity * columns).iter().map(|x| x * scale).collect();
+        bench.matrix(capacity, columns, &numbers)
+    };
+    // Gates nearly open and shut, too.
+    let (logits, experts, by_output) = (matrix(gates, 20.0), matrix(inputs, 1.0), matrix(outputs, 1.0));
+    // What was there is of no account.
+    let (mut open, mut output) = (matrix(gates, 1.0), matrix(outputs, 1.0));
+    let (mut by_logits, mut by_experts) = (matrix(gates, 1.0), matrix(inputs, 1.0));
+    backend.mixture_forward(rows, shape, &logits, &experts, &mut open, &mut output);
+    backend.mixture_backward(rows, shape, &open, &experts, &by_output, &mut by_logits, &mut by_experts);
+    let name = |what| format!("{what} of {shape:?}");
+    outcome.push((name("gates"), bench.read(&open, rows * gates)));
+    outcome.push((name("mixture"), bench.read(&output, rows * outputs)));
+    outcome.push((name("gradient by gates"), bench.read(&by_logits, rows * gates)));
+    outcome.push((name("gradient by experts"), bench.read(&by_experts, rows * inputs)));
 }
 
 fn columns<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random, outcome: &mut Outcome) {

@@ -186,7 +186,7 @@ impl<B: Backend> Rounded<'_, B> {
         backend.linear_forward(&batch, 0..rows, &[single], &[table], &dense, &weights, &bias, &mut out);
         self.give_low("linear", &out, rows);
         let (logits, mut gradient, mut sums) = (self.whole(rows, 1), self.low(rows, 1), self.whole(1, 2));
-        backend.loss(&Loss::SquaredError, &batch, 0..rows, &logits, &mut gradient, &mut sums);
+        backend.loss(&Loss::SquaredError.into(), &batch, 0..rows, &logits, &mut gradient, &mut sums);
         self.give_low("loss", &gradient, rows);
     }
 }

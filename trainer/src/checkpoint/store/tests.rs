@@ -13,11 +13,11 @@ use super::super::faults::{Death, DyingStore};
 use super::super::manifest::{Progress, hex};
 use super::*;
 use crate::loss::LossSum;
-use crate::metrics::{Metric, Metrics};
+use crate::metrics::{Measured, Metric, Metrics};
 use crate::session::{Evaluated, Standing};
 use crate::spec::{
-    DeepSpec, EmbeddingInit, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling, Precision, WideDeepSpec,
-    WideSpec,
+    DeepSpec, EmbeddingInit, HiddenLayerSpec, LossSpec, ModelSpec, OptimizerSpec, Pooling, Precision,
+    TaskSpec, WideDeepSpec, WideSpec,
 };
 
 const OPTIMIZER: OptimizerSpec =
@@ -44,26 +44,22 @@ fn snapshot(step: u64) -> Snapshot {
             loss: LossSum { loss: 0.1 + 0.2, weight: 1.0 / 3.0 },
         },
         position: vec![0, 1, 0xfe, step.to_le_bytes()[0]],
-        eval: Some(Metrics {
-            auc: Some(0.1 + 0.7),
-            auc_error: Some(0.0),
-            pr_auc: Some(0.7),
-            pr_auc_error: Some(0.0),
-            log_loss: 2.0 / 3.0,
-            normalized_entropy: Some(1.0 / 3.0),
-            calibration: None,
-            rmse: 0.4,
-            accuracy: 0.85,
-            group_auc: None,
-            groups: None,
+        eval: vec![Metrics {
+            measured: vec![
+                Measured { metric: Metric::Auc, value: Some(0.1 + 0.7), error: Some(0.0) },
+                Measured { metric: Metric::LogLoss, value: Some(2.0 / 3.0), error: None },
+                Measured { metric: Metric::Calibration, value: None, error: None },
+            ],
             examples: 16281,
-        }),
+            ..Metrics::default()
+        }],
         eval_step: Some(step),
         eval_due: false,
         standing: Standing::default(),
         model: ModelSpec::WideDeep(WideDeepSpec { wide, deep }),
         schema: BatchSchema {
             rows: 256,
+            labels: Vec::new(),
             weighted: false,
             dense: vec!["b".into()],
             ids: vec![],
@@ -72,6 +68,7 @@ fn snapshot(step: u64) -> Snapshot {
         },
         seed: u64::MAX,
         precision: Precision::Fp32,
+        tasks: vec![TaskSpec { loss: LossSpec::SquaredError, weight: 0.5 }],
         loss_scale: None,
     }
 }
@@ -189,7 +186,7 @@ fn the_best_are_kept_beside_the_newest() {
         let best = [(1, &[1][..]), (2, &[2, 1]), (3, &[2, 3]), (4, &[2, 3]), (5, &[2, 3]), (6, &[6, 2])];
         let kept = [&[1][..], &[1, 2], &[2, 3], &[2, 3, 4], &[2, 3, 4, 5], &[2, 5, 6]];
         for ((step, best), kept) in best.into_iter().zip(kept) {
-            let evaluated = |&step| Evaluated { metric: Metric::Auc, value: 0.5, step };
+            let evaluated = |&step| Evaluated { metric: Metric::Auc, label: 0, value: 0.5, step };
             let standing = Standing::of(best.iter().map(evaluated).collect());
             commit_snapshot(&store, Snapshot { standing, ..snapshot(step) }, 0, 2).unwrap();
             assert_eq!(store.steps().unwrap(), kept);
@@ -245,7 +242,7 @@ fn a_step_is_committed_anew() {
     commit(&store, 1, 0, 2).unwrap();
     commit(&store, 2, 0, 2).unwrap();
     // The same training, now evaluated.
-    let evaluated = Snapshot { eval: None, ..snapshot(2) };
+    let evaluated = Snapshot { eval: Vec::new(), ..snapshot(2) };
     commit_snapshot(&store, evaluated.clone(), 0, 2).unwrap();
     let checkpoint = store.load(2, Extent::Whole).unwrap();
     assert_eq!(checkpoint.manifest.snapshot, evaluated);
@@ -329,10 +326,10 @@ fn a_manifest_that_says_more_or_less_is_whole() {
     let json = store.get(&store.part_path(1, MANIFEST)).unwrap().unwrap();
     let json = String::from_utf8(json.into()).unwrap();
     assert_eq!(hashed_anew(&json), json);
-    // Something that is not known here, and no metric that may be absent.
+    // Something that is not known here, a metric among it.
     let more = json.replacen("\"step\": 1,", "\"step\": 1, \"weather\": \"fair\",", 1);
-    let less = json.replacen("\"calibration\": null,", "", 1);
-    for changed in [more, less] {
+    let metric = json.replacen("\"calibration\": null,", "\"calibration\": null, \"luck\": 0.5,", 1);
+    for changed in [more, metric] {
         assert_ne!(changed, json);
         put(&store, &store.part_path(1, MANIFEST), changed.as_bytes());
         assert!(matches!(store.manifest(1), Err(CheckpointError::Damaged { .. })), "{changed}");
@@ -340,6 +337,13 @@ fn a_manifest_that_says_more_or_less_is_whole() {
         assert_eq!(store.manifest(1).unwrap().snapshot, snapshot(1), "{changed}");
         assert_holds(&store.load(1, Extent::Whole).unwrap(), 0);
     }
+    // As it was when all that there was to learn was whether a label is 1.
+    let mut document: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(document["snapshot"].as_object_mut().unwrap().remove("tasks").is_some());
+    let older = serde_json::to_string_pretty(&document).unwrap();
+    put(&store, &store.part_path(1, MANIFEST), hashed_anew(&older).as_bytes());
+    let tasks = vec![LossSpec::default().into()];
+    assert_eq!(store.manifest(1).unwrap().snapshot, Snapshot { tasks, ..snapshot(1) });
     // As it was before evaluations were judged.
     let older = json.replacen("\"eval_step\": 1,", "", 1);
     assert_ne!(older, json);
@@ -483,7 +487,7 @@ fn an_evaluation_is_added_to_a_step_without_a_moment_without_it() {
             || (in_memory(), None),
             death,
             one_and_two,
-            |store| commit_snapshot(store, Snapshot { eval: None, ..snapshot(2) }, 0, 2),
+            |store| commit_snapshot(store, Snapshot { eval: Vec::new(), ..snapshot(2) }, 0, 2),
             |newest| {
                 assert_eq!(newest.manifest.snapshot.step, 2);
                 assert_holds(newest, 0);

@@ -47,6 +47,12 @@ impl<'a> Net<'a> {
         }
     }
 
+    /// The name of each label; empty of one that has none.
+    pub(super) fn labels(&self) -> Vec<String> {
+        let labels = &self.trained.snapshot.schema.labels;
+        if labels.is_empty() { vec![String::new()] } else { labels.clone() }
+    }
+
     /// The features that the list at `key` names.
     pub(super) fn features(&self, key: &'static str, names: &[String]) -> Result<Features, ExportError> {
         Ok(Features::resolve(key, names, &self.trained.snapshot.schema)?)

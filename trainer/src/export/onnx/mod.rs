@@ -6,7 +6,9 @@
 //! * `score`: the probability of the label being 1, `float [rows]`,
 //! * `logit`: what the sigmoid makes that of, `float [rows]`.
 //!
-//! A feature of one of these names keeps it, and the output is then `score_2` or `logit_2`.
+//! A model of several labels has both for each, as `score_LABEL` and `logit_LABEL`. For a label that is predicted as the
+//! number it is, `score` is that number, and there is no `logit`. A feature of one of these names keeps it, and the
+//! output is then `score_2` or `logit_2`.
 //!
 //! `graph.rs` is a graph in the making, `layers.rs` and `models.rs` write the models into it, and `proto.rs` has the
 //! messages that a file is made of.
@@ -26,7 +28,8 @@ use std::io::{self, Write};
 use prost::Message;
 
 use super::{ExportError, Trained};
-use graph::{Constant, Dimension, Graph, ROWS};
+use crate::spec::Prediction;
+use graph::{Constant, Dimension, Graph, ROWS, Value};
 pub use inputs::NumberScale;
 use layers::Net;
 use proto::{
@@ -82,13 +85,11 @@ impl OnnxModel {
     ) -> Result<Self, ExportError> {
         let mut net = Net::new(trained, scales)?;
         let logits = net.logits(&trained.snapshot.model)?;
+        let labels = net.labels();
         let mut graph = net.finish()?;
-        let axes = graph.list("axis.1", &[1]);
-        let logit = graph.node("Squeeze", &[&logits, &axes], "logit");
-        let score = graph.node("Sigmoid", &[&logit], "score");
-        let shape = [Dimension::Named(ROWS.to_owned())];
-        graph.output(&score, &shape, "The probability of the label being 1".to_owned());
-        graph.output(&logit, &shape, "The logarithm of its odds".to_owned());
+        for ((logits, label), task) in logits.iter().zip(&labels).zip(&trained.snapshot.tasks) {
+            score(&mut graph, logits, label, task.loss.prediction());
+        }
         Ok(Self { graph, kind: trained.kind(), metadata: trained.description(added) })
     }
 
@@ -162,7 +163,7 @@ impl OnnxModel {
             ir_version: IR_VERSION,
             producer_name: "millstream".to_owned(),
             producer_version: env!("CARGO_PKG_VERSION").to_owned(),
-            doc_string: format!("A {} model: numbers and ids in, probabilities out.", self.kind),
+            doc_string: format!("A {} model: numbers and ids in, scores out.", self.kind),
             opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPERATORS }],
             metadata_props: self.metadata.iter().map(|(key, value)| entry(key, value.clone())).collect(),
             graph: Some(GraphProto {
@@ -195,6 +196,28 @@ impl Port {
             _ => "float",
         };
         Self { name: info.name.clone(), kind, shape: shape.collect(), about: info.doc_string.clone() }
+    }
+}
+
+/// Adds what is predicted for a label, given its logits, to a graph's outputs.
+fn score(graph: &mut Graph, logits: &Value, label: &str, prediction: Prediction) {
+    let (named, whose) = match label {
+        "" => (String::new(), "the label".to_owned()),
+        label => (format!("_{label}"), format!("label `{label}`")),
+    };
+    let shape = [Dimension::Named(ROWS.to_owned())];
+    let axes = graph.list("axis.1", &[1]);
+    match prediction {
+        Prediction::Number => {
+            let score = graph.node("Squeeze", &[logits, &axes], &format!("score{named}"));
+            graph.output(&score, &shape, format!("What {whose} is predicted to be"));
+        }
+        Prediction::Probability => {
+            let logit = graph.node("Squeeze", &[logits, &axes], &format!("logit{named}"));
+            let score = graph.node("Sigmoid", &[&logit], &format!("score{named}"));
+            graph.output(&score, &shape, format!("The probability of {whose} being 1"));
+            graph.output(&logit, &shape, "The logarithm of its odds".to_owned());
+        }
     }
 }
 

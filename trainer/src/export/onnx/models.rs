@@ -1,32 +1,35 @@
-//! The logits of each kind of model, `[B, 1]`, as `crate::model` computes them.
+//! The logits of each kind of model, `[B, 1]` for each label, as `crate::model` computes them.
 //!
 //! Specifications are taken apart whole, so that a key that models learn later does not go unnoticed here.
 
 use millstream_backend::Activation;
 
-use super::graph::Value;
+use super::graph::{Attribute, Value};
 use super::layers::Net;
 use crate::export::ExportError;
 use crate::model::embeddings::EmbeddingKeys;
 use crate::model::features::Features;
+use crate::model::mmoe::tower_name;
 use crate::spec::{
-    DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, LinearSpec, MlpSpec, ModelSpec,
-    WideDeepSpec, WideSpec,
+    DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, LinearSpec, MlpSpec, MmoeSpec,
+    ModelSpec, WideDeepSpec, WideSpec,
 };
 
 const FEATURES: &str = "model.features";
 
 impl Net<'_> {
-    /// The logits of the model that `spec` describes.
-    pub(super) fn logits(&mut self, spec: &ModelSpec) -> Result<Value, ExportError> {
-        match spec {
+    /// The logits of the model that `spec` describes, in the order of the labels.
+    pub(super) fn logits(&mut self, spec: &ModelSpec) -> Result<Vec<Value>, ExportError> {
+        let of_one_label = match spec {
             ModelSpec::Linear(spec) => self.linear_model(spec),
             ModelSpec::Mlp(spec) => self.mlp_model(spec),
             ModelSpec::WideDeep(spec) => self.wide_deep(spec),
             ModelSpec::DeepFm(spec) => self.deepfm(spec),
             ModelSpec::Dcn(spec) => self.dcn(spec),
             ModelSpec::Dlrm(spec) => self.dlrm(spec),
-        }
+            ModelSpec::Mmoe(spec) => return self.mmoe(spec),
+        };
+        Ok(vec![of_one_label?])
     }
 
     fn linear_model(&mut self, spec: &LinearSpec) -> Result<Value, ExportError> {
@@ -113,6 +116,41 @@ impl Net<'_> {
             }
         };
         self.mlp("top", &met, (top, hidden_layer), Activation::Identity)
+    }
+
+    /// As matrices of experts by columns, `[B, E, M]`, and of tasks by experts, `[B, T, E]`, mixtures are one product.
+    fn mmoe(&mut self, spec: &MmoeSpec) -> Result<Vec<Value>, ExportError> {
+        let MmoeSpec { features, embedding, experts, expert, tower, hidden_layer, optimizer: _ } = spec;
+        let features = self.features(FEATURES, features)?;
+        let embeddings = self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?;
+        let input = self.beside_numbers(&embeddings, &features);
+        let hidden = expert.split_last().map_or(expert.as_slice(), |(_, hidden)| hidden);
+        let given = (0..*experts).map(|number| {
+            self.mlp(&format!("expert.{number}"), &input, (hidden, hidden_layer), Activation::Relu)
+        });
+        let given = given.collect::<Result<Vec<_>, _>>()?;
+        let labels = self.labels();
+        let (tasks, count) = (labels.len() as i64, i64::from(*experts));
+        let axes = self.graph.list("axis.1", &[1]);
+        let rows: Vec<Value> =
+            given.iter().map(|given| self.graph.node("Unsqueeze", &[given, &axes], "experts/row")).collect();
+        let given = self.graph.beside(&rows.iter().collect::<Vec<_>>(), "experts");
+        let logits = self.product("gate", &input)?;
+        // 0 keeps the number of rows, whatever it is.
+        let shape = self.graph.list("gates/shape", &[0, tasks, count]);
+        let logits = self.graph.node("Reshape", &[&logits, &shape], "gates/logits");
+        let gates = self.graph.node_with("Softmax", &[&logits], &[("axis", Attribute::Int(2))], "gates");
+        let mixtures = self.graph.node("MatMul", &[&gates, &given], "mixtures");
+        let tower = |(label, task): (String, i64)| {
+            let name = tower_name(&label);
+            let place = self.graph.list(&format!("{name}/place"), &[task]);
+            let gather = [("axis", Attribute::Int(1))];
+            let mixture =
+                self.graph.node_with("Gather", &[&mixtures, &place], &gather, &format!("{name}/row"));
+            let mixture = self.graph.node("Squeeze", &[&mixture, &axes], &format!("{name}/input"));
+            self.mlp(&name, &mixture, (tower, hidden_layer), Activation::Identity)
+        };
+        labels.into_iter().zip(0..).map(tower).collect()
     }
 
     /// `embeddings`, then the dense columns of `features`, side by side.

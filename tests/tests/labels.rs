@@ -1,0 +1,132 @@
+//! Jobs of several labels, and of labels that are numbers, from the check to the export.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use millstream_tests::shell::Shell;
+use serde_json::Value;
+
+/// Rows of the example's held-out data.
+const ROWS: u64 = 16_250;
+
+fn census(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/census").join(file)
+}
+
+/// A shell in `scratch`, and what trains the example `job` into it with further arguments.
+fn train(scratch: &Path, job: &Path, more: &[&str]) -> (Shell, Value) {
+    let directory = format!("checkpoint.directory={}", scratch.join("checkpoints").display());
+    let line = ["train", job.to_str().unwrap(), "--json", "--set", &directory];
+    let shell = Shell::new(scratch);
+    let outcome = shell.run(&[&line[..], more].concat()).with_code(0).json();
+    assert_eq!(outcome["state"], "succeeded", "{outcome:#}");
+    (shell, outcome)
+}
+
+fn keys(value: &Value) -> BTreeSet<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+/// The title, and the numbers of each column.
+fn read_csv(text: &str) -> (Vec<&str>, Vec<Vec<f64>>) {
+    let (title, rows) = text.split_once('\n').unwrap();
+    let titles: Vec<&str> = title.split(',').collect();
+    let mut columns = vec![Vec::new(); titles.len()];
+    for row in rows.lines() {
+        for (column, number) in columns.iter_mut().zip(row.split(',')) {
+            column.push(number.parse().unwrap());
+        }
+    }
+    (titles, columns)
+}
+
+#[test]
+fn two_labels_of_the_census_are_learned_at_once_and_told_apart() {
+    let scratch = tempfile::tempdir().unwrap();
+    let job = census("two-labels.toml");
+    let epochs = ["--set", "data.epochs=4", "--set", "model.experts=4", "--history", "curves.svg"];
+    let (shell, outcome) = train(scratch.path(), &job, &epochs);
+    let eval = &outcome["eval"];
+    assert_eq!(keys(eval), BTreeSet::from(["income", "never_married"]));
+    for (label, floor) in [("income", 0.855), ("never_married", 0.865)] {
+        assert!(eval[label]["auc"].as_f64().unwrap() > floor, "{eval:#}");
+        assert_eq!(eval[label]["examples"], ROWS);
+        assert!(keys(&eval[label]).contains("log_loss") && !keys(&eval[label]).contains("mae"), "{eval:#}");
+    }
+    assert!(fs::read_to_string(scratch.path().join("curves.svg")).unwrap().contains("eval income/auc"));
+
+    let run = format!("checkpoints/{}", outcome["job"].as_str().unwrap());
+    assert_eq!(shell.run(&["eval", &run, "--json"]).with_code(0).json(), *eval);
+    let table = shell.run(&["eval", &run]).with_code(0).stdout;
+    assert!(table.contains("income AUC") && table.contains("never_married AUC"), "{table}");
+
+    let scores = shell.run(&["predict", &run]).with_code(0).stdout;
+    let (titles, columns) = read_csv(&scores);
+    assert_eq!(titles, ["score_income", "score_never_married"]);
+    for column in &columns {
+        assert_eq!(column.len() as u64, ROWS);
+        assert!(column.iter().all(|score| (0.0..=1.0).contains(score)));
+    }
+    assert_ne!(columns[0], columns[1]);
+
+    let exported = shell.run(&["export", &run, "--output", "model.onnx", "--json"]).with_code(0).json();
+    let names = exported["outputs"].as_array().unwrap().iter().map(|port| port["name"].as_str().unwrap());
+    let wanted = ["score_income", "logit_income", "score_never_married", "logit_never_married"];
+    assert_eq!(names.collect::<Vec<_>>(), wanted);
+}
+
+#[test]
+fn a_model_of_one_label_is_refused_two() {
+    let scratch = tempfile::tempdir().unwrap();
+    let job = census("two-labels.toml");
+    let line = ["check", job.to_str().unwrap(), "--set", "model.kind=\"mlp\""];
+    let refused = Shell::new(scratch.path()).run(&line).with_code(2);
+    let expected = "\"mlp\" predicts one label, and there are 2; \"mmoe\" predicts several";
+    assert!(refused.stderr.contains(expected), "{}", refused.stderr);
+}
+
+#[test]
+fn hours_a_week_are_predicted_as_a_number() {
+    let scratch = tempfile::tempdir().unwrap();
+    let data = |pattern: &str| format!("[\"{}\"]", census("data").join(pattern).display());
+    let job = format!(
+        r#"name = "hours"
+data = {{ train = {}, eval = {}, missing = ["?"], epochs = 3 }}
+label = {{ column = "hours_per_week" }}
+features.age = {{ kind = "numeric", normalize = "zscore" }}
+features.education = {{ kind = "vocabulary" }}
+features.occupation = {{ kind = "vocabulary" }}
+features.sex = {{ kind = "vocabulary" }}
+model = {{ kind = "mlp", features = ["age", "education", "occupation", "sex"], hidden = [16] }}
+training.loss = {{ kind = "mse" }}
+evaluation.early_stopping = {{ patience = 3 }}
+"#,
+        data("adult-train-*.parquet"),
+        data("adult-test.parquet"),
+    );
+    let file = scratch.path().join("hours.toml");
+    fs::write(&file, job).unwrap();
+    let (shell, outcome) = train(scratch.path(), &file, &[]);
+    let eval = &outcome["eval"];
+    assert_eq!(keys(eval), BTreeSet::from(["calibration", "examples", "mae", "r2", "rmse"]));
+    let number = |name: &str| eval[name].as_f64().unwrap();
+    assert!(number("r2") > 0.1 && (0.9..1.1).contains(&number("calibration")), "{eval:#}");
+
+    let run = format!("checkpoints/{}", outcome["job"].as_str().unwrap());
+    let scores = shell.run(&["predict", &run]).with_code(0).stdout;
+    let (titles, columns) = read_csv(&scores);
+    assert_eq!((titles, columns[0].len() as u64), (vec!["score"], ROWS));
+    let mean = columns[0].iter().sum::<f64>() / ROWS as f64;
+    assert!((35.0..46.0).contains(&mean), "hours, not probabilities: {mean}");
+    let exported = shell.run(&["export", &run, "--output", "model.onnx", "--json"]).with_code(0).json();
+    assert_eq!(exported["outputs"].as_array().unwrap().len(), 1);
+    assert_eq!(exported["outputs"][0]["name"], "score");
+
+    let auc = "evaluation.early_stopping.metric=\"auc\"";
+    let refused = shell.run(&["check", file.to_str().unwrap(), "--set", auc]).with_code(2);
+    let expected = "\"auc\" is of probabilities, and the label is predicted as a number";
+    assert!(refused.stderr.contains(expected), "{}", refused.stderr);
+}

@@ -1,0 +1,58 @@
+//! Mixtures of experts, as their equations say.
+
+use super::ReferenceMatrix;
+use crate::backend::MixtureShape;
+
+pub(super) fn forward(
+    rows: usize,
+    MixtureShape { tasks, experts: count, width }: MixtureShape,
+    logits: &ReferenceMatrix,
+    experts: &ReferenceMatrix,
+    gates: &mut ReferenceMatrix,
+    output: &mut ReferenceMatrix,
+) {
+    for (row, task) in (0..rows).flat_map(|row| (0..tasks).map(move |task| (row, task))) {
+        let logit = |expert| logits.at(row, task * count + expert);
+        let largest = (0..count).map(logit).fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = (0..count).map(|expert| (logit(expert) - largest).exp()).sum();
+        for expert in 0..count {
+            *gates.at_mut(row, task * count + expert) = (logit(expert) - largest).exp() / sum;
+        }
+        for column in 0..width {
+            let gated =
+                |expert| gates.at(row, task * count + expert) * experts.at(row, expert * width + column);
+            *output.at_mut(row, task * width + column) = (0..count).map(gated).sum();
+        }
+    }
+}
+
+pub(super) fn backward(
+    rows: usize,
+    MixtureShape { tasks, experts: count, width }: MixtureShape,
+    (gates, experts): (&ReferenceMatrix, &ReferenceMatrix),
+    output_gradient: &ReferenceMatrix,
+    logits_gradient: &mut ReferenceMatrix,
+    experts_gradient: &mut ReferenceMatrix,
+) {
+    for row in 0..rows {
+        let gate = |task: usize, expert: usize| gates.at(row, task * count + expert);
+        let by_output = |task: usize, column: usize| output_gradient.at(row, task * width + column);
+        for (task, expert) in (0..tasks).flat_map(|task| (0..count).map(move |expert| (task, expert))) {
+            let by_gate = |expert: usize| -> f64 {
+                (0..width)
+                    .map(|column| by_output(task, column) * experts.at(row, expert * width + column))
+                    .sum()
+            };
+            // The derivative of a softmax: g_e (1 - g_e) by its own logit, -g_e g_f by another.
+            let by_logit = (0..count).map(|other| {
+                let own = if other == expert { 1.0 } else { 0.0 };
+                by_gate(other) * gate(task, other) * (own - gate(task, expert))
+            });
+            *logits_gradient.at_mut(row, task * count + expert) = by_logit.sum();
+        }
+        for (expert, column) in (0..count).flat_map(|expert| (0..width).map(move |column| (expert, column))) {
+            *experts_gradient.at_mut(row, expert * width + column) =
+                (0..tasks).map(|task| gate(task, expert) * by_output(task, column)).sum();
+        }
+    }
+}

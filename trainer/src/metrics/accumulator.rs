@@ -1,0 +1,178 @@
+//! The rows of an evaluation, as they are scored.
+
+use super::groups::Groups;
+use super::ranking::{Ranking, WeightedRow};
+use super::{EXACT_BYTES, Measured, Metric, Metrics, MetricsError, numbers, probabilities};
+use crate::spec::Prediction;
+
+/// Gathers the rows of an evaluation, with one of their labels.
+#[derive(Clone, Debug)]
+pub struct Accumulator {
+    label: String,
+    sums: Sums,
+    /// Rows added, and their weight.
+    examples: u64,
+    weight: f64,
+}
+
+/// By what is predicted.
+#[derive(Clone, Debug)]
+enum Sums {
+    Probabilities { ranking: Ranking, groups: Option<Groups>, sums: probabilities::Sums },
+    Numbers(numbers::Sums),
+}
+
+/// A batch of rows to be added.
+#[derive(Clone, Copy, Debug)]
+pub struct Scored<'a> {
+    /// `[rows]`
+    pub scores: &'a [f32],
+    /// `[rows]`
+    pub labels: &'a [f32],
+    /// `[rows]`, when rows are weighted.
+    pub weights: Option<&'a [f32]>,
+    /// `[rows]`, when the AUC within groups is wanted: the id of each row's group.
+    pub groups: Option<&'a [u32]>,
+}
+
+impl Accumulator {
+    /// For the label of this name, empty where it has none, for which so is predicted.
+    pub fn new(label: &str, prediction: Prediction) -> Self {
+        match prediction {
+            Prediction::Probability => Self::with_exact_bytes(label, EXACT_BYTES),
+            Prediction::Number => Self::of(label, Sums::Numbers(numbers::Sums::default())),
+        }
+    }
+
+    /// An accumulator of probabilities for which [`EXACT_BYTES`] is another number.
+    pub(super) fn with_exact_bytes(label: &str, bytes: usize) -> Self {
+        let (ranking, sums) = (Ranking::new(bytes), probabilities::Sums::default());
+        Self::of(label, Sums::Probabilities { ranking, groups: None, sums })
+    }
+
+    fn of(label: &str, sums: Sums) -> Self {
+        Self { label: label.to_owned(), sums, examples: 0, weight: 0.0 }
+    }
+
+    /// Adds a batch.
+    ///
+    /// # Errors
+    /// When a row is not what metrics are defined on. What the batch had added before stays added:
+    /// [`Accumulator::clear`] before further use.
+    ///
+    /// # Panics
+    /// When lengths differ.
+    pub fn add(&mut self, batch: Scored<'_>) -> Result<(), MetricsError> {
+        let Scored { scores, labels, weights, groups } = batch;
+        assert_eq!(scores.len(), labels.len(), "a score for every label");
+        assert!(weights.is_none_or(|weights| weights.len() == labels.len()), "a weight for every label");
+        assert!(groups.is_none_or(|groups| groups.len() == labels.len()), "a group for every label");
+        self.sums.reserve(&batch);
+        for (row, (&score, &label)) in scores.iter().zip(labels).enumerate() {
+            let weight = weights.map_or(1.0, |weights| weights[row]);
+            if !(0.0..=f32::MAX).contains(&weight) {
+                return Err(MetricsError::Weight { row: self.examples, weight });
+            }
+            match &mut self.sums {
+                Sums::Numbers(sums) => sums.add(self.examples, score, label, weight)?,
+                Sums::Probabilities { ranking, groups: grouped, sums } => {
+                    sums.add(self.examples, score, label, weight)?;
+                    let ranked = WeightedRow::new(score, label, weight);
+                    ranking.push(ranked);
+                    if let (Some(grouped), Some(ids)) = (grouped, groups) {
+                        grouped.push(ids[row], ranked);
+                    }
+                }
+            }
+            self.examples += 1;
+            self.weight += f64::from(weight);
+        }
+        Ok(())
+    }
+
+    /// Rows added.
+    pub fn examples(&self) -> u64 {
+        self.examples
+    }
+
+    /// Forgets all rows, and keeps their memory for the next ones.
+    pub fn clear(&mut self) {
+        (self.examples, self.weight) = (0, 0.0);
+        match &mut self.sums {
+            Sums::Numbers(sums) => *sums = numbers::Sums::default(),
+            Sums::Probabilities { ranking, groups, sums } => {
+                ranking.clear();
+                groups.iter_mut().for_each(Groups::clear);
+                *sums = probabilities::Sums::default();
+            }
+        }
+    }
+
+    /// The metrics of all rows added; the accumulator is then empty again.
+    ///
+    /// # Errors
+    /// When there are no rows, or none of them has any weight.
+    pub fn finish(&mut self) -> Result<Metrics, MetricsError> {
+        let result = if self.weight > 0.0 {
+            Ok(self.metrics())
+        } else {
+            Err(MetricsError::NoWeight { examples: self.examples })
+        };
+        self.clear();
+        result
+    }
+
+    fn metrics(&mut self) -> Metrics {
+        let (mut measured, groups) = self.sums.measured();
+        measured.sort_by_key(|measured| measured.metric);
+        Metrics { label: self.label.clone(), measured, groups, examples: self.examples }
+    }
+}
+
+impl Sums {
+    /// Makes room for a batch.
+    fn reserve(&mut self, batch: &Scored<'_>) {
+        if let Self::Probabilities { ranking, groups, .. } = self {
+            ranking.reserve(batch.scores.len());
+            if let Some(ids) = batch.groups {
+                groups.get_or_insert_with(|| Groups::new(ranking.exact_bytes())).reserve(ids.len());
+            }
+        }
+    }
+
+    /// Each metric, and how many groups there are.
+    fn measured(&mut self) -> (Vec<Measured>, Option<u64>) {
+        let exact = |metric, value| Measured { metric, value, error: None };
+        match self {
+            Self::Numbers(sums) => {
+                let metrics = [
+                    (Metric::Rmse, Some(sums.rmse())),
+                    (Metric::Mae, Some(sums.mae())),
+                    (Metric::R2, sums.r2()),
+                    (Metric::Calibration, sums.calibration()),
+                ];
+                (metrics.map(|(metric, value)| exact(metric, value)).to_vec(), None)
+            }
+            Self::Probabilities { ranking, groups, sums } => {
+                let sweep = ranking.sweep();
+                let areas = [(Metric::Auc, sweep.roc()), (Metric::PrAuc, sweep.precision_recall())];
+                let areas = areas.map(|(metric, area)| {
+                    let (value, error) = (area.map(|area| area.value), area.map(|area| area.error));
+                    Measured { metric, value, error }
+                });
+                let groups = groups.as_mut().map(Groups::auc);
+                let metrics = [
+                    (Metric::LogLoss, Some(sums.log_loss())),
+                    (Metric::NormalizedEntropy, sums.normalized_entropy()),
+                    (Metric::Calibration, sums.calibration()),
+                    (Metric::Rmse, Some(sums.rmse())),
+                    (Metric::Accuracy, Some(sums.accuracy())),
+                ];
+                let metrics = metrics.map(|(metric, value)| exact(metric, value));
+                let of_groups = groups.map(|groups| exact(Metric::GroupAuc, groups.auc));
+                let measured = areas.into_iter().chain(metrics).chain(of_groups).collect();
+                (measured, groups.map(|groups| groups.groups))
+            }
+        }
+    }
+}

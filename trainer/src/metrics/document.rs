@@ -1,0 +1,89 @@
+//! Metrics as documents: each by its name, beside numbers of rows and groups.
+//!
+//! A bound of a metric's error is beside it, under its name and `_error`. Names that are not known are passed over.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Measured, Metric, Metrics};
+
+/// What follows a metric's name in that of the bound of its error.
+const ERROR: &str = "_error";
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Document {
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    label: String,
+    #[serde(flatten)]
+    numbers: BTreeMap<String, Option<f64>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    groups: Option<u64>,
+    examples: u64,
+}
+
+impl From<Metrics> for Document {
+    fn from(metrics: Metrics) -> Self {
+        let mut numbers = BTreeMap::new();
+        for Measured { metric, value, error } in metrics.measured {
+            // What a document cannot hold is what is not defined.
+            numbers.insert(metric.name().to_owned(), value.filter(|value| value.is_finite()));
+            if metric.is_bounded() {
+                numbers.insert(format!("{}{ERROR}", metric.name()), error);
+            }
+        }
+        Self { label: metrics.label, numbers, groups: metrics.groups, examples: metrics.examples }
+    }
+}
+
+impl From<Document> for Metrics {
+    fn from(document: Document) -> Self {
+        let Document { label, numbers, groups, examples } = document;
+        let measured = |(name, metric): (&str, Metric)| {
+            let value = *numbers.get(name)?;
+            let error = numbers.get(&format!("{name}{ERROR}")).copied().flatten();
+            // Of rows without groups, documents once said that this is not defined.
+            let is_there = metric != Metric::GroupAuc || groups.is_some();
+            is_there.then_some(Measured { metric, value, error })
+        };
+        Self { measured: Metric::ALL.into_iter().filter_map(measured).collect(), label, groups, examples }
+    }
+}
+
+/// The metrics of each label as a document: of one label without a name they stand alone, and so did they always.
+pub mod one_or_several {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::Metrics;
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrSeveral {
+        One(Metrics),
+        Several(Vec<Metrics>),
+    }
+
+    /// Writes the document.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(metrics: &[Metrics], serializer: S) -> Result<S::Ok, S::Error> {
+        match metrics {
+            [] => serializer.serialize_none(),
+            [only] if only.label.is_empty() => only.serialize(serializer),
+            several => several.serialize(serializer),
+        }
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// Those of the deserializer.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Metrics>, D::Error> {
+        Ok(match Option::deserialize(deserializer)? {
+            None => Vec::new(),
+            Some(OneOrSeveral::One(metrics)) => vec![metrics],
+            Some(OneOrSeveral::Several(metrics)) => metrics,
+        })
+    }
+}

@@ -1,0 +1,269 @@
+//! MMoE: experts that all tasks share, and for each task a gate over them and a tower.
+//!
+//! ```text
+//!                              +- expert 0 -+
+//! embeddings | dense  ---------+-    ...    +--- mixture of task 0 --- tower 0 --- logit 0
+//!                     \        +- expert n -+ \- mixture of task 1 --- tower 1 --- logit 1
+//!                      gates --- softmax -----/
+//! ```
+//!
+//! Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts", 2018, figure 1c
+//! and section 4.2: experts and towers are MLPs with ReLU, gates are linear in the input and have no bias. The gates of
+//! all tasks are one layer, task after task: columns `t E` to `(t + 1) E` are those of task `t`. Gates, as logits, are in
+//! single precision whatever activations are in.
+
+use millstream_backend::{Activation, Backend, Device, MixtureShape};
+
+use crate::layers::{Dense, Embedding, Mlp, MlpActivations, MlpGradients};
+use crate::learner::Learner;
+use crate::model::batch_gradient::BatchGradient;
+use crate::model::builder::Builder;
+use crate::model::embeddings::EmbeddingKeys;
+use crate::model::error::ModelError;
+use crate::model::network::Compute;
+use crate::optimizer::Optimizer;
+use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::pass::Pass;
+use crate::spec::MmoeSpec;
+
+/// The model. `N` is the width of its input, embeddings and dense columns together, `M` that of what an expert gives.
+pub(super) struct Mmoe<D: Device> {
+    embedding: Embedding<D>,
+    experts: Vec<Mlp<D>>,
+    /// `[N, T * E]`
+    gate: Dense<D>,
+    /// One for each task.
+    towers: Vec<Mlp<D>>,
+    shape: MixtureShape,
+    saved: Saved<D>,
+    work: Work<D>,
+}
+
+struct Saved<D: Device> {
+    /// `[B, N]`
+    input: D::Matrix,
+    experts: Vec<MlpActivations<D>>,
+    /// What the experts gave, side by side, `[B, E * M]`.
+    given: D::Matrix,
+    /// `[B, T * E]`
+    gate_logits: D::Matrix,
+    /// `[B, T * E]`
+    gates: D::Matrix,
+    /// `[B, T * M]`
+    mixtures: D::Matrix,
+    /// What each tower takes, `[B, M]`, and what comes of it.
+    towers: Vec<(D::Matrix, MlpActivations<D>)>,
+    /// `[B, T]`
+    logits: D::Matrix,
+}
+
+struct Work<D: Device> {
+    /// Of one tower at a time: by its logit `[B, 1]`, within it, and by its input `[B, M]`.
+    by_logit: D::Matrix,
+    tower: MlpGradients<D>,
+    by_mixture: D::Matrix,
+    /// `[B, T * M]`
+    by_mixtures: D::Matrix,
+    /// `[B, T * E]`
+    by_gate_logits: D::Matrix,
+    /// `[B, E * M]`
+    by_given: D::Matrix,
+    /// Of one expert at a time: by its output `[B, M]`, and within it.
+    by_expert: D::Matrix,
+    expert: MlpGradients<D>,
+    /// By the columns that are embeddings, and one expert's part in that; none without any.
+    by_embedding: Option<(BatchGradient<D>, D::Matrix)>,
+}
+
+impl<D: Device> Mmoe<D> {
+    pub(super) fn new(builder: &mut Builder<'_, D>, spec: &MmoeSpec) -> Result<Self, ModelError> {
+        let features = builder.some_features("model.features", &spec.features)?;
+        let embedding = builder.embedding("", EmbeddingKeys::MODEL, &spec.embedding, features)?;
+        let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
+        let experts = experts(builder, embedding.outputs(), spec, optimizer)?;
+        let [first, ..] = experts.as_slice() else {
+            let expected = "at least one expert is needed";
+            return Err(ModelError::Empty { key: "model.experts", expected });
+        };
+        let (tasks, width) = (builder.label_count(), first.last.outputs());
+        let shape = MixtureShape { tasks, experts: experts.len(), width };
+        let gates = (embedding.outputs(), tasks * experts.len());
+        let gate = Dense::without_bias(builder.device, "gate", gates, Activation::Identity, optimizer)?;
+        let towers = towers(builder, width, spec, optimizer)?;
+        Ok(Self {
+            saved: Saved::new(builder, embedding.outputs(), shape, &experts, &towers),
+            work: Work::new(builder, embedding.embedded(), shape, &experts[0], &towers[0]),
+            embedding,
+            experts,
+            gate,
+            towers,
+            shape,
+        })
+    }
+}
+
+/// Experts `expert.0` and on.
+fn experts<D: Device>(
+    builder: &Builder<'_, D>,
+    inputs: usize,
+    spec: &MmoeSpec,
+    optimizer: Optimizer,
+) -> Result<Vec<Mlp<D>>, ModelError> {
+    let key = "model.expert";
+    let Some((&last, hidden)) = spec.expert.split_last().filter(|(last, _)| **last > 0) else {
+        return Err(ModelError::Empty { key, expected: "an expert has at least one layer of one output" });
+    };
+    let expert = |number: u32| {
+        let (hidden, last) = ((key, hidden, &spec.hidden_layer), (last as usize, Activation::Relu));
+        builder.mlp(&format!("expert.{number}"), inputs, hidden, last, optimizer)
+    };
+    (0..spec.experts).map(expert).collect()
+}
+
+/// Towers named after their labels.
+fn towers<D: Device>(
+    builder: &Builder<'_, D>,
+    inputs: usize,
+    spec: &MmoeSpec,
+    optimizer: Optimizer,
+) -> Result<Vec<Mlp<D>>, ModelError> {
+    let tower = |label: &str| {
+        let name = tower_name(label);
+        let hidden = ("model.tower", spec.tower.as_slice(), &spec.hidden_layer);
+        builder.mlp(&name, inputs, hidden, (1, Activation::Identity), optimizer)
+    };
+    builder.labels().into_iter().map(tower).collect()
+}
+
+/// What the layers of a label's tower are named after.
+pub(crate) fn tower_name(label: &str) -> String {
+    if label.is_empty() { "tower".to_owned() } else { format!("tower.{label}") }
+}
+
+impl<D: Device> Saved<D> {
+    fn new(
+        builder: &Builder<'_, D>,
+        inputs: usize,
+        MixtureShape { tasks, experts: count, width }: MixtureShape,
+        experts: &[Mlp<D>],
+        towers: &[Mlp<D>],
+    ) -> Self {
+        let activations = |mlp: &Mlp<D>| MlpActivations::new(builder.device, builder.room(), mlp);
+        Self {
+            input: builder.matrix(inputs),
+            experts: experts.iter().map(activations).collect(),
+            given: builder.matrix(count * width),
+            gate_logits: builder.room().sums(builder.device, tasks * count),
+            gates: builder.room().sums(builder.device, tasks * count),
+            mixtures: builder.matrix(tasks * width),
+            towers: towers.iter().map(|tower| (builder.matrix(width), activations(tower))).collect(),
+            logits: builder.logits(),
+        }
+    }
+}
+
+impl<D: Device> Work<D> {
+    fn new(
+        builder: &Builder<'_, D>,
+        embedded: usize,
+        MixtureShape { tasks, experts, width }: MixtureShape,
+        expert: &Mlp<D>,
+        tower: &Mlp<D>,
+    ) -> Self {
+        let gradients = |mlp| MlpGradients::new(builder.device, builder.room(), mlp);
+        Self {
+            by_logit: builder.room().sums(builder.device, 1),
+            tower: gradients(tower),
+            by_mixture: builder.matrix(width),
+            by_mixtures: builder.matrix(tasks * width),
+            by_gate_logits: builder.room().sums(builder.device, tasks * experts),
+            by_given: builder.matrix(experts * width),
+            by_expert: builder.matrix(width),
+            expert: gradients(expert),
+            by_embedding: (embedded > 0)
+                .then(|| (builder.batch_gradient(embedded), builder.matrix(embedded))),
+        }
+    }
+}
+
+impl<B: Backend> Compute<B> for Mmoe<B> {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+        let (rows, width) = (pass.len(), self.shape.width);
+        let Saved { input, experts, given, gate_logits, gates, mixtures, towers, logits } = &mut self.saved;
+        self.embedding.forward(backend, batch, pass, input, 0);
+        for (number, (expert, saved)) in self.experts.iter_mut().zip(experts).enumerate() {
+            expert.forward(backend, pass, input, saved);
+            backend.copy_columns(rows, (saved.output(), 0), (given, number * width), width);
+        }
+        self.gate.forward(backend, pass, input, gate_logits);
+        backend.mixture_forward(rows, self.shape, gate_logits, given, gates, mixtures);
+        for (task, (tower, (mixture, saved))) in self.towers.iter_mut().zip(towers).enumerate() {
+            backend.copy_columns(rows, (mixtures, task * width), (mixture, 0), width);
+            tower.forward(backend, pass, mixture, saved);
+            backend.copy_columns(rows, (saved.output(), 0), (logits, task), 1);
+        }
+    }
+
+    fn logits(&self) -> &B::Matrix {
+        &self.saved.logits
+    }
+
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix) {
+        self.towers_backward(backend, pass, by_logits);
+        let (rows, width) = (pass.len(), self.shape.width);
+        let Saved { input, experts, given, gate_logits, gates, .. } = &self.saved;
+        let Work { by_mixtures, by_gate_logits, by_given, by_expert, expert: work, by_embedding, .. } =
+            &mut self.work;
+        backend.mixture_backward(rows, self.shape, gates, given, by_mixtures, by_gate_logits, by_given);
+        let mut by_embedding = by_embedding.as_mut();
+        let by_input = by_embedding.as_mut().map(|(whole, _)| whole.of_pass());
+        self.gate.backward(backend, pass, input, gate_logits, by_gate_logits, by_input);
+        for (number, (expert, saved)) in self.experts.iter_mut().zip(experts).enumerate() {
+            backend.copy_columns(rows, (by_given, number * width), (by_expert, 0), width);
+            let part = by_embedding.as_mut().map(|(_, part)| part);
+            expert.backward(backend, pass, input, saved, work, by_expert, part);
+            if let Some((whole, part)) = &mut by_embedding {
+                backend.add(rows, part, whole.of_pass());
+            }
+        }
+        if let Some((whole, _)) = by_embedding {
+            whole.keep(backend, pass);
+        }
+    }
+
+    fn learn(&mut self, _by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
+        self.towers.iter_mut().for_each(|tower| tower.learn(learner));
+        self.gate.learn(learner);
+        self.experts.iter_mut().for_each(|expert| expert.learn(learner));
+        if let Some((by_embedding, _)) = &self.work.by_embedding {
+            self.embedding.learn(by_embedding.of_batch(), 0, learner);
+        }
+    }
+}
+
+impl<B: Backend> Mmoe<B> {
+    /// Fills the gradients of the towers, and that by the mixtures.
+    fn towers_backward(&mut self, backend: &B, pass: &Pass, by_logits: &B::Matrix) {
+        let (rows, width) = (pass.len(), self.shape.width);
+        let Work { by_logit, tower: work, by_mixture, by_mixtures, .. } = &mut self.work;
+        for (task, (tower, (mixture, saved))) in self.towers.iter_mut().zip(&self.saved.towers).enumerate() {
+            backend.copy_columns(rows, (by_logits, task), (by_logit, 0), 1);
+            tower.backward(backend, pass, mixture, saved, work, by_logit, Some(by_mixture));
+            backend.copy_columns(rows, (by_mixture, 0), (by_mixtures, task * width), width);
+        }
+    }
+}
+
+impl<D: Device> Parameters<D> for Mmoe<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        let experts = self.experts.iter().flat_map(Mlp::stored).chain(self.gate.stored());
+        let towers = self.towers.iter().flat_map(Mlp::stored);
+        self.embedding.stored().into_iter().chain(experts).chain(towers).collect()
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        let experts = self.experts.iter_mut().flat_map(Mlp::stored_mut).chain(self.gate.stored_mut());
+        let towers = self.towers.iter_mut().flat_map(Mlp::stored_mut);
+        self.embedding.stored_mut().into_iter().chain(experts).chain(towers).collect()
+    }
+}
