@@ -5,6 +5,8 @@ use std::fmt::Debug;
 use millstream_batch::BatchSchema;
 
 #[cfg(doc)]
+use crate::backend::Backend;
+#[cfg(doc)]
 use crate::update::Formula;
 
 /// A number a backend computes with.
@@ -147,6 +149,8 @@ pub trait Device {
     fn table(&self, shape: TableShape) -> Self::Table;
     /// Room for a batch of `schema`.
     fn batch(&self, schema: &BatchSchema) -> Self::Batch;
+    /// What [`Backend::in_batch_softmax`] works in, for up to `rows` rows of `columns` columns.
+    fn softmax_work(&self, rows: usize, columns: usize) -> Self::Matrix;
     /// Room for the plan of any batch of `schema` over `columns`, each once.
     fn row_plan(&self, schema: &BatchSchema, columns: &[IdColumn]) -> Self::RowPlan;
 }

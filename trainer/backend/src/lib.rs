@@ -8,6 +8,7 @@ mod host;
 mod normalization;
 pub mod philox;
 mod reference;
+mod retrieval;
 mod sizes;
 mod update;
 
@@ -18,5 +19,6 @@ pub use error::{BackendError, BatchError};
 pub use host::HostBatch;
 pub use normalization::{Axis, Normalization, Normalized};
 pub use reference::{Reference, ReferenceMatrix, ReferencePlan, ReferenceTable};
+pub use retrieval::InBatchSoftmax;
 pub use sizes::Sizes;
 pub use update::{Formula, Update};

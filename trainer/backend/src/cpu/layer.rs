@@ -13,7 +13,7 @@ const ROWS: usize = 192;
 /// Inputs of a task that sums weight gradients over the whole batch.
 const INPUTS: usize = 48;
 /// Side of a square that is transposed at once: 16 lines read, 16 written.
-const TILE: usize = 16;
+pub(crate) const TILE: usize = 16;
 
 /// `output = activation(input . weights + bias)`
 pub(crate) fn forward(
@@ -177,14 +177,20 @@ fn backward_by_weights(
 }
 
 /// Rows `block` of the first `columns` columns of `matrix`.
-fn rows_of(matrix: &CpuMatrix, block: Range<usize>, columns: usize) -> View<'_> {
+pub(crate) fn rows_of(matrix: &CpuMatrix, block: Range<usize>, columns: usize) -> View<'_> {
     let stride = matrix.stride();
     View::row_major(&matrix.as_slice()[block.start * stride..], block.len(), columns, stride)
 }
 
 /// Writes `columns` of the first `wanted` rows of `matrix` as rows of `out`.
 #[inline(always)]
-fn transpose(matrix: &CpuMatrix, columns: Range<usize>, wanted: usize, out: &mut [f32], stride: usize) {
+pub(crate) fn transpose(
+    matrix: &CpuMatrix,
+    columns: Range<usize>,
+    wanted: usize,
+    out: &mut [f32],
+    stride: usize,
+) {
     for first in (0..wanted).step_by(TILE) {
         for row in first..(first + TILE).min(wanted) {
             let values = &matrix.row(row)[columns.clone()];

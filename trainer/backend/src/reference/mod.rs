@@ -4,6 +4,7 @@
 //! the float64 golden trajectory run on. It shares nothing with them but the checked batch.
 
 mod normalize;
+mod retrieval;
 mod table;
 mod touched;
 
@@ -18,6 +19,7 @@ use crate::error::BatchError;
 use crate::host::HostBatch;
 use crate::normalization::{Axis, Normalization, Normalized};
 use crate::philox::philox;
+use crate::retrieval::InBatchSoftmax;
 use crate::update::Update;
 pub use table::ReferenceTable;
 use table::step_one;
@@ -89,6 +91,10 @@ impl Device for Reference {
 
     fn batch(&self, schema: &BatchSchema) -> HostBatch {
         HostBatch::new(schema)
+    }
+
+    fn softmax_work(&self, _rows: usize, _columns: usize) -> ReferenceMatrix {
+        self.matrix(0, 0)
     }
 
     fn row_plan(&self, _schema: &BatchSchema, columns: &[IdColumn]) -> ReferencePlan {
@@ -427,6 +433,38 @@ impl Backend for Reference {
         by_shift: &mut ReferenceMatrix,
     ) {
         normalize::backward(rows, layer, saved, gradient, sum, by_scale, by_shift);
+    }
+
+    fn unit_forward(&self, rows: usize, input: &ReferenceMatrix, output: &mut ReferenceMatrix) {
+        retrieval::unit_forward(rows, input, output);
+    }
+
+    fn unit_backward(&self, rows: usize, input: &ReferenceMatrix, gradient: &mut ReferenceMatrix) {
+        retrieval::unit_backward(rows, input, gradient);
+    }
+
+    fn row_products(
+        &self,
+        rows: usize,
+        factor: f64,
+        left: &ReferenceMatrix,
+        right: &ReferenceMatrix,
+        out: &mut ReferenceMatrix,
+    ) {
+        for row in 0..rows {
+            *out.at_mut(row, 0) = factor * retrieval::dot((left, row), (right, row));
+        }
+    }
+
+    fn in_batch_softmax(
+        &self,
+        softmax: &InBatchSoftmax<'_, Self>,
+        _work: &mut ReferenceMatrix,
+        by_queries: &mut ReferenceMatrix,
+        by_items: &mut ReferenceMatrix,
+        sums: &mut ReferenceMatrix,
+    ) {
+        retrieval::softmax(softmax, by_queries, by_items, sums);
     }
 
     fn blend(&self, share: f64, factor: f64, from: &ReferenceMatrix, to: &mut ReferenceMatrix) {

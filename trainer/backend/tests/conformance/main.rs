@@ -8,3 +8,4 @@ mod case;
 mod interactions;
 mod normalization;
 mod random;
+mod retrieval;
