@@ -39,6 +39,7 @@ fn trained(schema: &BatchSchema, model: &ModelSpec) -> Trained {
         Parameter { data: numbers.collect(), tensor }
     });
     Trained {
+        tower: None,
         parameters: parameters.collect(),
         snapshot: Snapshot {
             step: 12,
@@ -84,10 +85,42 @@ fn every_kind_of_model_takes_the_features_that_it_reads_and_gives_scores() {
         assert_eq!(inputs, read, "{name}");
         let outputs: Vec<_> =
             onnx.outputs().into_iter().map(|Port { name, kind, .. }| (name, kind)).collect();
-        assert_eq!(outputs, [("score".to_owned(), "float"), ("logit".to_owned(), "float")], "{name}");
+        let expected = if trained.kind() == "two_tower" { &["score"][..] } else { &["score", "logit"] };
+        let expected: Vec<_> = expected.iter().map(|name| ((*name).to_owned(), "float")).collect();
+        assert_eq!(outputs, expected, "{name}");
     }
-    let all = ["dcn_v2", "deepfm", "dlrm", "linear", "mlp", "wide_deep"];
+    let all = ["dcn_v2", "deepfm", "dlrm", "linear", "mlp", "two_tower", "wide_deep"];
     assert_eq!(kinds.iter().map(String::as_str).collect::<Vec<_>>(), all);
+}
+
+#[test]
+fn a_tower_takes_its_own_features_and_gives_its_vector() {
+    let (schema, models) = models();
+    let towers = models.into_iter().filter_map(|(_, model)| match &model {
+        ModelSpec::TwoTower(spec) => Some((spec.clone(), model)),
+        _ => None,
+    });
+    let mut checked = 0;
+    for (spec, model) in towers {
+        for (tower, features) in [(Tower::Query, &spec.query.features), (Tower::Item, &spec.item.features)] {
+            let whole = trained(&schema, &model);
+            let (all, tower) = (whole.parameters.len(), whole.only(tower).unwrap());
+            assert!(tower.parameters.len() < all);
+            let onnx = onnx(&tower);
+            let inputs: BTreeSet<_> = onnx.inputs().into_iter().map(|port| port.name).collect();
+            assert_eq!(inputs, features.iter().cloned().collect());
+            let outputs = onnx.outputs();
+            assert_eq!((outputs.len(), outputs[0].name.as_str()), (1, "vector"));
+            assert_eq!(outputs[0].shape, ["rows".to_owned(), spec.dim.to_string()]);
+            let part = ("millstream.part".to_owned(), tower.tower.unwrap().name().to_owned());
+            assert!(tower.description(&[]).contains(&part));
+            checked += 1;
+        }
+    }
+    assert!(checked > 0);
+    let (schema, model) = one();
+    let error = trained(&schema, &model).only(Tower::Item).err().unwrap();
+    assert!(error.to_string().contains("a wide_deep model has no item tower"), "{error}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ pub(crate) mod features;
 mod linear;
 mod mlp;
 mod network;
+mod two_tower;
 mod wide_deep;
 
 use millstream_backend::{Backend, BatchError, Device, Loss, Scalar, Sizes, TablePlace};
@@ -24,7 +25,7 @@ use crate::loss::LossSum;
 pub use crate::parameter::{NamedTensor, TensorRole};
 use crate::pass::{Pass, Purpose};
 use crate::schedule::Step;
-use crate::spec::{ClipSpec, ModelSpec, Normalization, TrainingSpec};
+use crate::spec::{ClipSpec, ModelSpec, TrainingSpec};
 use batch_gradient::BatchGradient;
 use builder::Builder;
 pub use error::ModelError;
@@ -37,7 +38,9 @@ pub struct Model<B: Backend> {
     seed: u64,
     loss: Loss,
     clip: ClipSpec,
-    /// Probabilities of a pass on the host, `[B]`.
+    /// Whether scores are logits as they are.
+    scores_are_logits: bool,
+    /// Scores of a pass on the host, `[B]`.
     host: Vec<B::Scalar>,
 }
 
@@ -96,8 +99,10 @@ impl<D: Device> Parts<D> {
         training: &TrainingSpec,
     ) -> Result<Self, ModelError> {
         let in_parts = training.micro_batch_rows.is_some_and(|rows| rows < schema.rows);
-        let normalization = spec.hidden_layer().and_then(|hidden| hidden.normalization);
-        if in_parts && normalization == Some(Normalization::Batch) {
+        if in_parts && spec.chooses_in_batches() {
+            return Err(ModelError::PartsChoose);
+        }
+        if in_parts && spec.normalizes_batches() {
             return Err(ModelError::PartsNormalized);
         }
         let mut builder = Builder::new(device, schema, training.micro_batch_rows);
@@ -143,6 +148,7 @@ impl<B: Backend> Model<B> {
             seed: training.seed,
             loss: training.loss.as_loss(),
             clip: training.clip,
+            scores_are_logits: spec.chooses_in_batches(),
             backend,
             parts,
         })
@@ -168,7 +174,7 @@ impl<B: Backend> Model<B> {
         for pass in Pass::all(rows, *most, Purpose::training(*seed, step.number)) {
             network.forward(backend, uploaded, &pass);
             let of_pass = by_logits.of_pass();
-            backend.loss(loss, uploaded, pass.rows.clone(), network.logits(), of_pass, sums);
+            network.loss(backend, loss, uploaded, &pass, of_pass, sums);
             network.backward(backend, uploaded, &pass, of_pass);
             by_logits.keep(backend, &pass);
         }
@@ -186,27 +192,37 @@ impl<B: Backend> Model<B> {
         Ok(LossSum { loss: values[0].to_f64(), weight: values[1].to_f64() })
     }
 
-    /// The probability of each row's label being 1, into `probabilities[..batch.rows()]`.
+    /// The score of each row, into `scores[..batch.rows()]`: the probability of its label being 1; of a two-tower
+    /// model the product of both vectors over the temperature, of any size.
     ///
     /// # Errors
     /// When the batch is not of the model's schema, or an id is out of range.
     ///
     /// # Panics
-    /// When `probabilities` is shorter than the batch.
-    pub fn predict(&mut self, batch: BatchRef<'_>, probabilities: &mut [f32]) -> Result<(), BatchError> {
-        let Self { backend, parts, host, .. } = self;
+    /// When `scores` is shorter than the batch.
+    pub fn predict(&mut self, batch: BatchRef<'_>, scores: &mut [f32]) -> Result<(), BatchError> {
+        let Self { backend, parts, host, scores_are_logits, .. } = self;
         backend.upload(batch, &mut parts.batch)?;
         let rows = batch.rows();
         let network = parts.network.compute();
         for pass in Pass::all(rows, parts.rows, Purpose::Scoring) {
             network.forward(backend, &parts.batch, &pass);
-            backend.sigmoid(pass.len(), network.logits(), &mut parts.probabilities);
-            backend.read_matrix(&parts.probabilities, &mut host[..pass.len()]);
-            for (out, probability) in probabilities[pass.rows].iter_mut().zip(&*host) {
-                *out = probability.to_f64() as f32;
+            if *scores_are_logits {
+                backend.read_matrix(network.logits(), &mut host[..pass.len()]);
+            } else {
+                backend.sigmoid(pass.len(), network.logits(), &mut parts.probabilities);
+                backend.read_matrix(&parts.probabilities, &mut host[..pass.len()]);
+            }
+            for (out, score) in scores[pass.rows].iter_mut().zip(&*host) {
+                *out = score.to_f64() as f32;
             }
         }
         Ok(())
+    }
+
+    /// Whether scores are numbers of any size, which rank rows and are no probabilities.
+    pub fn scores_are_logits(&self) -> bool {
+        self.scores_are_logits
     }
 
     /// Every tensor, in the order of [`Model::read_tensors`].

@@ -1,6 +1,6 @@
 //! The models, as a closed set: what lies between a batch and its logits.
 
-use millstream_backend::{Backend, Device};
+use millstream_backend::{Backend, Device, Loss};
 
 use crate::learner::Learner;
 use crate::model::builder::Builder;
@@ -10,6 +10,7 @@ use crate::model::dlrm::Dlrm;
 use crate::model::error::ModelError;
 use crate::model::linear::LinearModel;
 use crate::model::mlp::MlpModel;
+use crate::model::two_tower::TwoTower;
 use crate::model::wide_deep::WideDeep;
 use crate::parameter::Parameters;
 use crate::pass::Pass;
@@ -22,6 +23,19 @@ pub(super) trait Compute<B: Backend> {
 
     /// What the last forward pass gave, `[B, 1]`.
     fn logits(&self) -> &B::Matrix;
+
+    /// Adds the loss of the pass's rows to `sums`, as [`Backend::loss`] does, and fills the gradient by the logits.
+    fn loss(
+        &mut self,
+        backend: &B,
+        loss: &Loss,
+        batch: &B::Batch,
+        pass: &Pass,
+        by_logits: &mut B::Matrix,
+        sums: &mut B::Matrix,
+    ) {
+        backend.loss(loss, batch, pass.rows.clone(), self.logits(), by_logits, sums);
+    }
 
     /// Computes the gradients by all parameters but tables, and by what tables gave, from that by the logits,
     /// `[B, 1]`, which stays as it is: a logit is linear in the layer before it.
@@ -39,6 +53,7 @@ pub(super) enum Network<D: Device> {
     DeepFm(DeepFm<D>),
     Dcn(Dcn<D>),
     Dlrm(Dlrm<D>),
+    TwoTower(TwoTower<D>),
 }
 
 impl<D: Device> Network<D> {
@@ -50,6 +65,7 @@ impl<D: Device> Network<D> {
             ModelSpec::DeepFm(spec) => Self::DeepFm(DeepFm::new(builder, spec)?),
             ModelSpec::Dcn(spec) => Self::Dcn(Dcn::new(builder, spec)?),
             ModelSpec::Dlrm(spec) => Self::Dlrm(Dlrm::new(builder, spec)?),
+            ModelSpec::TwoTower(spec) => Self::TwoTower(TwoTower::new(builder, spec)?),
         })
     }
 
@@ -61,6 +77,7 @@ impl<D: Device> Network<D> {
             Self::DeepFm(model) => model,
             Self::Dcn(model) => model,
             Self::Dlrm(model) => model,
+            Self::TwoTower(model) => model,
         }
     }
 
@@ -72,6 +89,7 @@ impl<D: Device> Network<D> {
             Self::DeepFm(model) => model,
             Self::Dcn(model) => model,
             Self::Dlrm(model) => model,
+            Self::TwoTower(model) => model,
         }
     }
 }
@@ -85,6 +103,7 @@ impl<B: Backend> Network<B> {
             Self::DeepFm(model) => model,
             Self::Dcn(model) => model,
             Self::Dlrm(model) => model,
+            Self::TwoTower(model) => model,
         }
     }
 }

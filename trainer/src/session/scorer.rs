@@ -74,7 +74,7 @@ where
         Ok(())
     }
 
-    /// The probability of each row's label being 1, `[rows]`.
+    /// The score of each row, `[rows]`; see [`Model::predict`].
     ///
     /// # Errors
     /// When the batch is not the model's.
@@ -89,6 +89,9 @@ where
     /// When the batch is not the model's, or a row has no metrics.
     pub fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
         self.model.predict(batch, &mut self.scores)?;
+        if self.model.scores_are_logits() {
+            self.scores[..batch.rows()].iter_mut().for_each(|score| *score = between_0_and_1(*score));
+        }
         self.metrics.add(Scored {
             scores: &self.scores[..batch.rows()],
             labels: batch.labels(),
@@ -141,4 +144,11 @@ where
         let file = TensorFile::open::<B::Scalar>(bytes, tensors);
         Ok(file.map_err(|message| checkpoint.damaged(name, message))?)
     }
+}
+
+/// A score of any size, where metrics take scores to be, in the same order: `(1 + x / (1 + |x|)) / 2`.
+///
+/// A sigmoid would do the same, and be 1 in float32 from 17 on; products over a small temperature are as large.
+fn between_0_and_1(score: f32) -> f32 {
+    0.5 + 0.5 * (score / (1.0 + score.abs()))
 }

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 pub use loss::LossSpec;
 pub use model::{
     CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec,
-    HiddenLayerSpec, LinearSpec, MlpSpec, ModelSpec, Normalization, Pooling, WideDeepSpec, WideSpec,
+    HiddenLayerSpec, LinearSpec, MlpSpec, ModelSpec, Normalization, Pooling, TwoTowerSpec, WideDeepSpec,
+    WideSpec,
 };
 pub use optimizer::{AdamSpec, OptimizerSpec};
 pub use schedule::{DecaySpec, ScheduleSpec};

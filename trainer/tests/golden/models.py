@@ -102,8 +102,8 @@ class Model:
 
     def __init__(self, spec):
         self.spec, self.kind = spec, spec["kind"]
-        # None of it where no step is taken.
-        self.hidden_layer = spec.get("deep", spec).get("hidden_layer", {})
+        # None of it where no step is taken. Both towers have the same.
+        self.hidden_layer = spec.get("deep", spec.get("query", spec)).get("hidden_layer", {})
         self.dropout, self.step, self.kept = self.hidden_layer.get("dropout", 0), None, {}
         self.weights, self.optimizers, self.tables = {}, {}, set()
         getattr(self, "make_" + self.kind)(spec)
@@ -284,10 +284,40 @@ class Model:
             met = self.cross(spec["interaction"]["cross"], torch.cat(vectors, dim=1))
         return self.layers("top", len(spec["top"]) + 1, met)[:, 0]
 
+    def make_two_tower(self, spec):
+        for name in ("query", "item"):
+            tower = spec[name]
+            widths = [self.make_deep(tower, f"{name}."), *tower["hidden"], spec["dim"]]
+            self.make_layers(name, widths, tower["optimizer"])
+
+    def vectors(self, spec, b):
+        """Of queries and of items."""
+        for name in ("query", "item"):
+            x = self.layers(name, len(spec[name]["hidden"]) + 1, self.deep_input(spec[name], b, f"{name}."))
+            yield F.normalize(x, eps=1e-6) if spec["normalize"] else x
+
+    def logits_two_tower(self, spec, b):
+        queries, items = self.vectors(spec, b)
+        return (queries * items).sum(dim=1) / spec["temperature"]
+
+    def loss_two_tower(self, spec, b):
+        """The cross-entropy of choosing each row's own item among those of the batch, others of its id left out."""
+        queries, items = self.vectors(spec, b)
+        scores = queries @ items.T / spec["temperature"]
+        if spec["item_id"]:
+            ids = b[spec["item_id"]]
+            hits = (ids[:, None] == ids) & ~torch.eye(len(ids), dtype=torch.bool)
+            scores = scores.masked_fill(hits, -torch.inf)
+        losses = F.cross_entropy(scores, torch.arange(len(scores)), reduction="none")
+        weights = b["weights"] * b["labels"]
+        return (weights * losses).sum() / weights.sum()
+
     def logits(self, b):
         return getattr(self, "logits_" + self.kind)(self.spec, b)
 
     def loss(self, b, label_smoothing=0.0, positive_weight=1.0, negative_weight=1.0):
+        if self.kind == "two_tower":
+            return self.loss_two_tower(self.spec, b)
         labels = b["labels"] * (1 - label_smoothing) + label_smoothing / 2
         losses = F.binary_cross_entropy_with_logits(self.logits(b), labels, reduction="none")
         weights = b["weights"] * torch.where(b["labels"] == 1, positive_weight, negative_weight)
@@ -424,7 +454,9 @@ def trained(name, spec, training):
         if step == STEPS - 1:
             model.step = None
             entry["tensors"] = snapshot()
-            entry["probabilities"] = torch.sigmoid(model.logits(b)).tolist()
+            logits = model.logits(b)
+            # Scores of towers are of any size.
+            entry["scores"] = (logits if model.kind == "two_tower" else torch.sigmoid(logits)).tolist()
         case["steps"].append(entry)
     return case
 
@@ -447,6 +479,14 @@ def dcn(structure, rank, features=ALL):
 def dlrm(interaction):
     kind = dict(kind="dlrm", features=ALL, embedding=embedding(), bottom=[5], interaction=interaction)
     return dict(kind, top=[6, 4], optimizer=ADAGRAD)
+
+
+def two_tower(optimizer, hidden_layer=None, **keys):
+    """What is known of both is in both towers."""
+    hidden = dict(hidden_layer=hidden_layer) if hidden_layer else {}
+    query = dict(mlp(ROWWISE, optimizer), features=["colour", "first", "tags"], **hidden)
+    item = dict(mlp(ADAGRAD, optimizer), features=["shape", "second", "tags"], hidden=[4], **hidden)
+    return dict(kind="two_tower", query=query, item=item, dim=3, **keys)
 
 
 WIDE = dict(features=["colour", "shape", "tags", "second"], optimizer=FTRL)
@@ -489,6 +529,11 @@ CASES = {
     "dropout in dlrm": dict(dlrm("dot"), hidden_layer=dict(dropout=0.125)),
     "wide_deep of two optimizers": dict(
         kind="wide_deep", wide=WIDE, deep=dict(DEEP, optimizer=SGD, embedding_optimizer=ROWWISE)
+    ),
+    "two towers": two_tower(ADAGRAD, normalize=False, temperature=1.0, item_id=None),
+    "two towers of unit length": two_tower(ADAM, normalize=True, temperature=0.125, item_id="shape"),
+    "two towers, normalised": two_tower(
+        SGD, dict(normalization="batch", dropout=0.25), normalize=True, temperature=0.5, item_id="colour"
     ),
 }
 

@@ -6,7 +6,12 @@
 //! * `score`: the probability of the label being 1, `float [rows]`,
 //! * `logit`: what the sigmoid makes that of, `float [rows]`.
 //!
-//! A feature of one of these names keeps it, and the output is then `score_2` or `logit_2`.
+//! Of a two-tower model the score is no probability, but the product of both vectors over the temperature, and there is no
+//! `logit`; of one of its towers comes nothing but
+//!
+//! * `vector`: the query's or the item's, `float [rows, W]`.
+//!
+//! A feature of one of these names keeps it, and the output is then `score_2`, `logit_2` or `vector_2`.
 //!
 //! `graph.rs` is a graph in the making, `layers.rs` and `models.rs` write the models into it, and `proto.rs` has the
 //! messages that a file is made of.
@@ -26,6 +31,7 @@ use std::io::{self, Write};
 use prost::Message;
 
 use super::{ExportError, Trained};
+use crate::spec::ModelSpec;
 use graph::{Constant, Dimension, Graph, ROWS};
 pub use inputs::NumberScale;
 use layers::Net;
@@ -81,14 +87,18 @@ impl OnnxModel {
         added: &[(String, String)],
     ) -> Result<Self, ExportError> {
         let mut net = Net::new(trained, scales)?;
-        let logits = net.logits(&trained.snapshot.model)?;
-        let mut graph = net.finish()?;
-        let axes = graph.list("axis.1", &[1]);
-        let logit = graph.node("Squeeze", &[&logits, &axes], "logit");
-        let score = graph.node("Sigmoid", &[&logit], "score");
-        let shape = [Dimension::Named(ROWS.to_owned())];
-        graph.output(&score, &shape, "The probability of the label being 1".to_owned());
-        graph.output(&logit, &shape, "The logarithm of its odds".to_owned());
+        let graph = match (&trained.snapshot.model, trained.tower) {
+            (ModelSpec::TwoTower(spec), Some(tower)) => {
+                let vectors = net.tower(spec, tower)?;
+                let mut graph = net.finish()?;
+                let vector = graph.node("Identity", &[&vectors], "vector");
+                let shape = [Dimension::Named(ROWS.to_owned()), Dimension::Fixed(spec.dim.into())];
+                let length = if spec.normalize { ", of length 1" } else { "" };
+                graph.output(&vector, &shape, format!("The {}'s vector{length}", tower.name()));
+                graph
+            }
+            (spec, _) => scores(net, spec)?,
+        };
         Ok(Self { graph, kind: trained.kind(), metadata: trained.description(added) })
     }
 
@@ -162,7 +172,7 @@ impl OnnxModel {
             ir_version: IR_VERSION,
             producer_name: "millstream".to_owned(),
             producer_version: env!("CARGO_PKG_VERSION").to_owned(),
-            doc_string: format!("A {} model: numbers and ids in, probabilities out.", self.kind),
+            doc_string: format!("A {} model: numbers and ids in, scores out.", self.kind),
             opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPERATORS }],
             metadata_props: self.metadata.iter().map(|(key, value)| entry(key, value.clone())).collect(),
             graph: Some(GraphProto {
@@ -179,6 +189,24 @@ impl OnnxModel {
         }
         Ok(out.write_all(&model.encode_to_vec())?)
     }
+}
+
+/// The graph of a whole model.
+fn scores(mut net: Net<'_>, spec: &ModelSpec) -> Result<Graph, ExportError> {
+    let logits = net.logits(spec)?;
+    let mut graph = net.finish()?;
+    let axes = graph.list("axis.1", &[1]);
+    let shape = [Dimension::Named(ROWS.to_owned())];
+    if spec.chooses_in_batches() {
+        let score = graph.node("Squeeze", &[&logits, &axes], "score");
+        graph.output(&score, &shape, "The product of both vectors, over the temperature".to_owned());
+    } else {
+        let logit = graph.node("Squeeze", &[&logits, &axes], "logit");
+        let score = graph.node("Sigmoid", &[&logit], "score");
+        graph.output(&score, &shape, "The probability of the label being 1".to_owned());
+        graph.output(&logit, &shape, "The logarithm of its odds".to_owned());
+    }
+    Ok(graph)
 }
 
 impl Port {

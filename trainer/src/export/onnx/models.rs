@@ -1,4 +1,4 @@
-//! The logits of each kind of model, `[B, 1]`, as `crate::model` computes them.
+//! The logits of each kind of model, `[B, 1]`, as `crate::model` computes them; and the vectors of towers, `[B, W]`.
 //!
 //! Specifications are taken apart whole, so that a key that models learn later does not go unnoticed here.
 
@@ -6,11 +6,11 @@ use millstream_backend::Activation;
 
 use super::graph::Value;
 use super::layers::Net;
-use crate::export::ExportError;
+use crate::export::{ExportError, Tower};
 use crate::model::features::Features;
 use crate::spec::{
     DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, LinearSpec,
-    MlpSpec, ModelSpec, Pooling, WideDeepSpec, WideSpec,
+    MlpSpec, ModelSpec, Pooling, TwoTowerSpec, WideDeepSpec, WideSpec,
 };
 
 const FEATURES: &str = "model.features";
@@ -25,6 +25,7 @@ impl Net<'_> {
             ModelSpec::DeepFm(spec) => self.deepfm(spec),
             ModelSpec::Dcn(spec) => self.dcn(spec),
             ModelSpec::Dlrm(spec) => self.dlrm(spec),
+            ModelSpec::TwoTower(spec) => self.two_tower(spec),
         }
     }
 
@@ -109,6 +110,27 @@ impl Net<'_> {
             }
         };
         self.mlp("top", &met, (top, hidden_layer), Activation::Identity)
+    }
+
+    fn two_tower(&mut self, spec: &TwoTowerSpec) -> Result<Value, ExportError> {
+        let (query, item) = (self.tower(spec, Tower::Query)?, self.tower(spec, Tower::Item)?);
+        Ok(self.row_products(&query, &item, spec.temperature, "two_tower"))
+    }
+
+    /// The vectors of a tower, `[B, W]`.
+    pub(super) fn tower(&mut self, spec: &TwoTowerSpec, tower: Tower) -> Result<Value, ExportError> {
+        // Rows choose among each other in training alone.
+        let TwoTowerSpec { query, item, dim: _, normalize, temperature: _, item_id: _ } = spec;
+        let (key, spec) = match tower {
+            Tower::Query => ("model.query.features", query),
+            Tower::Item => ("model.item.features", item),
+        };
+        let MlpSpec { features, embedding, hidden, hidden_layer, optimizer: _ } = spec;
+        let (name, features) = (tower.name(), self.features(key, features)?);
+        let embeddings = self.embeddings(&format!("{name}."), &features, pooling(embedding))?;
+        let input = self.beside_numbers(&embeddings, &features);
+        let vectors = self.mlp(name, &input, (hidden, hidden_layer), Activation::Identity)?;
+        Ok(if *normalize { self.unit(&vectors, &format!("{name}/unit")) } else { vectors })
     }
 
     /// `embeddings`, then the dense columns of `features`, side by side.
