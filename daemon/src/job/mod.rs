@@ -141,7 +141,7 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     let features = features::read(section, &data.base);
     let model = top.required_section("model", "[model]", "what is trained");
     let model = model::read(model, &names);
-    let training = training::read(top.section("training", "[training]"), seed);
+    let training = training::read(top.section("training", "[training]"), &model, seed);
     let evaluation = evaluation::read(top.section("evaluation", "[evaluation]"), &names, &features, &data);
     let checkpoint =
         evaluation::read_checkpoint(top.section("checkpoint", "[checkpoint]"), &data, &evaluation);

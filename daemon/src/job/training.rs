@@ -1,6 +1,8 @@
 //! The `[training]` of a job file.
 
-use millstream_trainer::spec::{ClipSpec, DecaySpec, LossSpec, Precision, ScheduleSpec, TrainingSpec};
+use millstream_trainer::spec::{
+    ClipSpec, DecaySpec, LossSpec, ModelSpec, Precision, ScheduleSpec, TrainingSpec,
+};
 
 use super::section::Section;
 
@@ -21,8 +23,11 @@ const DECAYS: [(&str, Decay); 5] = [
     ("polynomial", Decay::Polynomial),
 ];
 
-/// Reads how to train; `seed` is the job's.
-pub(super) fn read(mut training: Section<'_>, seed: u64) -> TrainingSpec {
+/// Reads how to train `model`; `seed` is the job's.
+pub(super) fn read(mut training: Section<'_>, model: &ModelSpec, seed: u64) -> TrainingSpec {
+    if model.chooses_in_batches() {
+        refuse_what_is_of_labels(&training);
+    }
     if let Some(precision) = training.text("precision") {
         match precision.text {
             "fp32" => {}
@@ -42,6 +47,23 @@ pub(super) fn read(mut training: Section<'_>, seed: u64) -> TrainingSpec {
     training.finish();
     let precision = Precision::Fp32;
     TrainingSpec { seed, schedule, loss, clip, micro_batch_rows, precision, threads }
+}
+
+/// A two-tower model has a loss of its own, over whole batches.
+fn refuse_what_is_of_labels(training: &Section<'_>) {
+    let loss = training.entries().find(|(key, ..)| *key == "loss");
+    let loss = loss.and_then(|(.., node)| training.as_section(node, "[training.loss]"));
+    for (key, at, _) in loss.iter().flat_map(Section::entries) {
+        let message = format!(
+            "`{key}` is of losses by labels; a two-tower model's is of choosing among a batch's items"
+        );
+        training.error_at(at, message);
+    }
+    if training.has("micro_batch_size") {
+        let message =
+            "a two-tower model chooses among the items of whole batches, which do not pass in parts";
+        training.error("micro_batch_size", message);
+    }
 }
 
 fn read_loss(mut loss: Section<'_>) -> LossSpec {

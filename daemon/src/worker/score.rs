@@ -54,7 +54,7 @@ pub(super) fn run(
 
 fn send_scores(scores: &[f32], link: &mut Link) -> Result<()> {
     if let Some(score) = scores.iter().find(|score| !score.is_finite()) {
-        bail!("the model scores a row {score}, which is not a probability");
+        bail!("the model scores a row {score}, which is no score");
     }
     for scores in scores.chunks(SCORES_PER_MESSAGE) {
         link.send(&FromWorker::Scores { scores: scores.to_vec() })?;

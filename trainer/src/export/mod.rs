@@ -147,6 +147,11 @@ impl Trained {
         Ok(self)
     }
 
+    /// Which tower there is alone, if it is not the whole model.
+    pub fn tower(&self) -> Option<Tower> {
+        self.tower
+    }
+
     /// Whether what there is of the model reads `feature`.
     pub fn reads(&self, feature: &str) -> bool {
         let lists = self.snapshot.model.features().into_iter();

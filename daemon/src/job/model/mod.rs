@@ -1,6 +1,7 @@
 //! The `[model]` of a job file.
 
 mod optimizer;
+mod two_tower;
 
 use std::collections::HashSet;
 
@@ -23,15 +24,17 @@ enum Kind {
     DeepFm,
     Dcn,
     Dlrm,
+    TwoTower,
 }
 
-const KINDS: [(&str, Kind); 6] = [
+const KINDS: [(&str, Kind); 7] = [
     ("linear", Kind::Linear),
     ("mlp", Kind::Mlp),
     ("wide_deep", Kind::WideDeep),
     ("deepfm", Kind::DeepFm),
     ("dcn_v2", Kind::Dcn),
     ("dlrm", Kind::Dlrm),
+    ("two_tower", Kind::TwoTower),
 ];
 
 const POOLING: [(&str, Pooling); 3] =
@@ -51,6 +54,7 @@ pub(super) fn read(mut section: Section<'_>, features: &[&str]) -> ModelSpec {
         Some(Kind::DeepFm) => ModelSpec::DeepFm(read_deepfm(&mut section, features)),
         Some(Kind::Dcn) => ModelSpec::Dcn(read_dcn(&mut section, features)),
         Some(Kind::Dlrm) => ModelSpec::Dlrm(read_dlrm(&mut section, features)),
+        Some(Kind::TwoTower) => ModelSpec::TwoTower(two_tower::read(&mut section, features)),
         Some(Kind::WideDeep) => ModelSpec::WideDeep(read_wide_deep(&mut section, features)),
         // The rest means something only by its kind, so nothing more is told of it.
         None => {
@@ -64,7 +68,12 @@ pub(super) fn read(mut section: Section<'_>, features: &[&str]) -> ModelSpec {
 
 /// Names of the features that a model reads.
 pub(super) fn used(model: &ModelSpec) -> HashSet<&str> {
-    model.features().into_iter().flat_map(|(_, names)| names).map(String::as_str).collect()
+    let item_id = match model {
+        ModelSpec::TwoTower(spec) => spec.item_id.as_deref(),
+        _ => None,
+    };
+    let read = model.features().into_iter().flat_map(|(_, names)| names);
+    read.map(String::as_str).chain(item_id).collect()
 }
 
 fn read_linear(model: &mut Section<'_>, features: &[&str]) -> LinearSpec {
@@ -78,7 +87,7 @@ fn read_mlp(model: &mut Section<'_>, features: &[&str]) -> MlpSpec {
     let features = read_features(model, features);
     let hidden = read_widths(model, "hidden", &[100, 50]);
     let hidden_layer = read_hidden_layer(model);
-    let (embedding, optimizer) = read_optimizers(model);
+    let (embedding, optimizer) = read_optimizers(model, "model");
     MlpSpec { features, embedding, hidden, hidden_layer, optimizer }
 }
 
@@ -102,7 +111,7 @@ fn read_dlrm(model: &mut Section<'_>, features: &[&str]) -> DlrmSpec {
         Cross,
     }
     let features = read_features(model, features);
-    let (embedding, optimizer) = read_optimizers(model);
+    let (embedding, optimizer) = read_optimizers(model, "model");
     let interaction = match model.choice("interaction", &[("dot", Kind::Dot), ("cross", Kind::Cross)]) {
         Some(Kind::Cross) => DlrmInteraction::Cross(read_cross(model)),
         Some(Kind::Dot) | None => {
@@ -154,11 +163,13 @@ fn read_deep(mut deep: Section<'_>, features: &[&str]) -> DeepSpec {
     spec
 }
 
-/// What trains the layers; and the embeddings, which that trains too unless they have another.
-fn read_optimizers(model: &mut Section<'_>) -> (EmbeddingSpec, OptimizerSpec) {
-    let layers = optimizer::read(model, "optimizer", "[model.optimizer]", Trains::Layers, ADAGRAD);
-    let title = "[model.embedding_optimizer]";
-    let optimizer = optimizer::read(model, "embedding_optimizer", title, Trains::Embeddings, layers);
+/// What trains the layers; and the embeddings, which that trains too unless they have another. `path` is that of
+/// `model`.
+fn read_optimizers(model: &mut Section<'_>, path: &str) -> (EmbeddingSpec, OptimizerSpec) {
+    let title = format!("[{path}.optimizer]");
+    let layers = optimizer::read(model, "optimizer", &title, Trains::Layers, ADAGRAD);
+    let title = format!("[{path}.embedding_optimizer]");
+    let optimizer = optimizer::read(model, "embedding_optimizer", &title, Trains::Embeddings, layers);
     (EmbeddingSpec { dim: read_dim(model), pooling: read_pooling(model), optimizer }, layers)
 }
 
