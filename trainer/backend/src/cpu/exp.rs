@@ -6,10 +6,9 @@
 /// 1.5 * 2^23: added to a small number, leaves its nearest whole number in the last bits.
 const ROUND: f32 = 12_582_912.0;
 /// `ln 2`, what has so few bits that its product with `n` is exact, and the rest.
-const LN_2: [f32; 2] = [0.693_359_375, -2.121_944_4e-4];
+const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 /// From the highest power of `r` down to its square.
-const POLYNOMIAL: [f32; 6] =
-    [1.987_569_2e-4, 1.398_2e-3, 8.333_452e-3, 4.166_58e-2, 1.666_666_5e-1, 5.000_000_1e-1];
+const POLYNOMIAL: [f32; 6] = [1.987_569_2e-4, 1.398_2e-3, 8.333_452e-3, 4.166_58e-2, 1.666_666_5e-1, 0.5];
 /// Below it `e^x` is hardly a normal number, and 0 here.
 const LEAST: f32 = -87.0;
 
