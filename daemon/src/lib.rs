@@ -28,6 +28,7 @@ pub mod service;
 pub mod socket;
 pub mod state;
 mod supervisor;
+pub mod warm_start;
 pub mod worker;
 
 /// Ingest, for the command line's tools that work on files without a job.

@@ -31,7 +31,7 @@ pub struct JobPlan {
     pub train: DataPlan,
     /// The held-out data, if the job has any.
     pub eval: Option<DataPlan>,
-    /// What a batch holds. Where `learned` is false, cardinalities of learned vocabularies are the most
+    /// What a batch holds. Without an analysis, cardinalities of learned vocabularies are the most
     /// they can be.
     pub schema: BatchSchema,
     /// Bytes of one batch in the ring.
@@ -42,8 +42,8 @@ pub struct JobPlan {
     pub eval_ingest: Option<IngestPlan>,
     /// The model.
     pub model: ModelPlan,
-    /// Whether the features' vocabularies and statistics are those of the data.
-    pub learned: bool,
+    /// What the features learned from the data; `None` where it was not read for that.
+    pub analysis: Option<Analysis>,
 }
 
 /// What was found for one of a job's data sets.
@@ -123,7 +123,7 @@ impl JobPlan {
         // learn from it.
         let shape = fit(&unlearned(&job.features), &Analysis::default())?;
         let analysis = learned(&train)?;
-        let learned = analysis.is_some() || !Analysis::needed(&job.features);
+        let analysis = analysis.or_else(|| (!Analysis::needed(&job.features)).then(Analysis::default));
         let (schema, (ingest, eval_ingest)) = match &analysis {
             Some(analysis) => fit(&job.features, analysis)?,
             None => shape,
@@ -139,7 +139,7 @@ impl JobPlan {
             ingest,
             eval_ingest,
             model,
-            learned,
+            analysis,
         })
     }
 }

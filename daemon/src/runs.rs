@@ -3,6 +3,7 @@
 //! ```text
 //! checkpoints/census-k3f9q2/job.toml             the job, whole
 //!                           analysis.json        what was learned from the data, if anything was
+//!                           warm_start           the checkpoint whose weights it begins with, if any
 //!                           train.listing        the files that it reads, in their versions
 //!                           step-0000000500/...  a checkpoint
 //! ```
@@ -25,6 +26,8 @@ use crate::job::Job;
 pub(crate) const JOB: &str = "job.toml";
 /// What was learned from the data.
 pub(crate) const ANALYSIS: &str = "analysis.json";
+/// The checkpoint whose weights it begins with.
+pub(crate) const WARM_START: &str = "warm_start";
 
 /// The files that the job reads, as they were when it started.
 pub(crate) const TRAIN_LISTING: &str = "train.listing";

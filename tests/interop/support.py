@@ -5,6 +5,8 @@ import math
 import os
 import pathlib
 import subprocess
+import tempfile
+import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MILLSTREAM = pathlib.Path(os.environ.get("MILLSTREAM") or ROOT / "target" / "release" / "millstream")
@@ -15,6 +17,20 @@ def millstream(*arguments, expect: int = 0):
     done = subprocess.run([MILLSTREAM, *map(str, arguments), "--json"], capture_output=True, text=True)
     assert done.returncode == expect, f"millstream {arguments}: status {done.returncode}\n{done.stderr}"
     return done.stderr if expect else json.loads(done.stdout)
+
+
+class WithoutDaemon(unittest.TestCase):
+    """Tests that share a directory, `scratch`, and know no daemon but those that commands host."""
+
+    scratch: pathlib.Path
+
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.scratch = pathlib.Path(scratch.name)
+        os.environ["MILLSTREAM_SOCKET"] = str(cls.scratch / "nobody.sock")
+        cls.addClassCleanup(os.environ.pop, "MILLSTREAM_SOCKET")
 
 
 def feature_values(feature) -> list:

@@ -15,7 +15,6 @@ import os
 import pathlib
 import signal
 import subprocess
-import tempfile
 import time
 import unittest
 
@@ -30,7 +29,7 @@ import safetensors.numpy
 import tensorflow as tf
 from safetensors import safe_open
 
-from support import MILLSTREAM, millstream
+from support import MILLSTREAM, WithoutDaemon, millstream
 
 TRAIN_ROWS, ROWS, BATCH, MOST_TAGS = 4096, 1500, 64, 5
 TOLERANCE = 1e-6
@@ -208,15 +207,10 @@ def inputs_of(session: onnxruntime.InferenceSession, features: list, data: pa.Ta
     return inputs
 
 
-class Export(unittest.TestCase):
+class Export(WithoutDaemon):
     @classmethod
     def setUpClass(cls):
-        scratch = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(scratch.cleanup)
-        cls.scratch = pathlib.Path(scratch.name)
-        # No daemon but those that commands host.
-        os.environ["MILLSTREAM_SOCKET"] = str(cls.scratch / "nobody.sock")
-        cls.addClassCleanup(os.environ.pop, "MILLSTREAM_SOCKET")
+        super().setUpClass()
         pq.write_table(table(TRAIN_ROWS, 1), cls.scratch / "train.parquet")
         cls.data = table(ROWS, 2)
         pq.write_table(cls.data, cls.scratch / "eval.parquet")

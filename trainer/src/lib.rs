@@ -24,3 +24,4 @@ pub mod pass;
 pub mod schedule;
 pub mod session;
 pub mod spec;
+pub mod warm_start;

@@ -141,6 +141,22 @@ impl Optimizer {
         }
     }
 
+    /// The state that a weight follows from, if it does, and what that is for a weight before the first step: such
+    /// that a step goes on from the weight.
+    ///
+    /// FTRL's `z`, by its formula for `w` solved for it; a weight of 0 is what no gradient gives.
+    pub fn state_by_weight(&self) -> Option<(TablePart, impl Fn(f64) -> f64 + use<>)> {
+        let OptimizerSpec::Ftrl { learning_rate, beta, l1, l2, initial_accumulator } = self.spec else {
+            return None;
+        };
+        let [rate, beta, l1, l2, n] = [learning_rate, beta, l1, l2, initial_accumulator].map(f64::from);
+        let divisor = (beta + n.sqrt()) / rate + l2;
+        let z = move |weight: f64| {
+            if weight == 0.0 { 0.0 } else { -weight * divisor - l1.copysign(weight) }
+        };
+        Some((TablePart::State(0), z))
+    }
+
     /// Whether it keeps state of whole rows, which only embeddings have.
     pub fn is_row_wise(&self) -> bool {
         matches!(self.spec, OptimizerSpec::RowWiseAdagrad { .. })
@@ -227,6 +243,20 @@ mod tests {
         let ftrl = OptimizerSpec::Ftrl { learning_rate, beta: 1.0, l1: 0.0, l2: 0.0, initial_accumulator };
         let ftrl = Optimizer::new(&ftrl).unwrap();
         assert_eq!(ftrl.formula(late), ftrl.formula(Step::number(9)));
+    }
+
+    #[test]
+    fn ftrl_gives_the_weight_that_its_state_was_made_for() {
+        let (rate, beta, l1, l2, n) = (0.5, 1.0, 0.25, 0.125, 0.0625);
+        let spec = OptimizerSpec::Ftrl { learning_rate: rate, beta, l1, l2, initial_accumulator: n };
+        let (_, state_of) = Optimizer::new(&spec).unwrap().state_by_weight().unwrap();
+        let [rate, beta, l1, l2, n] = [rate, beta, l1, l2, n].map(f64::from);
+        for weight in [0.75, -0.001, 0.0, 3.0] {
+            let z: f64 = state_of(weight);
+            let again =
+                if z.abs() <= l1 { 0.0 } else { (l1.copysign(z) - z) / ((beta + n.sqrt()) / rate + l2) };
+            assert!((again - weight).abs() < 1e-12, "{weight} became {again}");
+        }
     }
 
     #[test]

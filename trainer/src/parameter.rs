@@ -256,13 +256,9 @@ impl Stored<'_, Sizes> {
 impl<B: Backend> Stored<'_, B> {
     /// Copies a whole part to the host.
     pub fn read(&self, backend: &B, part: TablePart, out: &mut [B::Scalar]) {
-        match (self, part) {
-            (Self::Matrix { value, .. }, TablePart::Weights) => backend.read_matrix(value, out),
-            (Self::Matrix { states, .. }, TablePart::State(state)) => {
-                backend.read_matrix(&states[state], out);
-            }
-            (Self::Matrix { .. }, TablePart::RowState(_)) => panic!("a matrix has no state of rows"),
-            (Self::Table(table), part) => backend.read_table(table, part, 0, out),
+        match *self {
+            Self::Matrix { value, states } => read_matrix(backend, value, states, part, out),
+            Self::Table(table) => backend.read_table(table, part, 0, out),
         }
     }
 
@@ -311,6 +307,14 @@ pub enum StoredMut<'a, D: Device> {
 }
 
 impl<B: Backend> StoredMut<'_, B> {
+    /// Copies a whole part to the host.
+    pub fn read(&self, backend: &B, part: TablePart, out: &mut [B::Scalar]) {
+        match self {
+            Self::Matrix { value, states } => read_matrix(backend, value, states, part, out),
+            Self::Table(table) => backend.read_table(table, part, 0, out),
+        }
+    }
+
     /// Replaces a whole part.
     pub fn write(&mut self, backend: &B, part: TablePart, values: &[B::Scalar]) {
         match (self, part) {
@@ -334,6 +338,20 @@ impl<B: Backend> StoredMut<'_, B> {
                 self.write(backend, part, &values.map(B::Scalar::from_f64).collect::<Vec<_>>());
             }
         }
+    }
+}
+
+fn read_matrix<B: Backend>(
+    backend: &B,
+    value: &B::Matrix,
+    states: &[B::Matrix],
+    part: TablePart,
+    out: &mut [B::Scalar],
+) {
+    match part {
+        TablePart::Weights => backend.read_matrix(value, out),
+        TablePart::State(state) => backend.read_matrix(&states[state], out),
+        TablePart::RowState(_) => panic!("a matrix has no state of rows"),
     }
 }
 

@@ -14,6 +14,7 @@ mod model;
 mod section;
 mod tensorboard;
 mod training;
+mod warm_start;
 
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,7 @@ pub use evaluation::EvaluationSpec;
 use features::Feature;
 use section::{Section, Text};
 pub use tensorboard::TensorBoardSpec;
+pub use warm_start::WarmStartSpec;
 
 /// A job, resolved: defaults filled in, names checked against each other.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +55,8 @@ pub struct Job {
     pub model: ModelSpec,
     /// How it trains. Its seed is the job's, and orders the data too.
     pub training: TrainingSpec,
+    /// What weights it begins with, if not with its own.
+    pub warm_start: Option<WarmStartSpec>,
     /// How it is evaluated.
     pub evaluation: EvaluationSpec,
     /// Checkpoints.
@@ -121,6 +125,9 @@ impl Job {
         let what = (data, &self.label, &self.features, &self.model, training);
         // These are plain structs, enums and numbers, which JSON can always hold.
         let mut json = serde_json::to_vec(&what).unwrap_or_default();
+        if let Some(warm_start) = &self.warm_start {
+            json.extend(serde_json::to_vec(warm_start).unwrap_or_default());
+        }
         if let Some(outcome) = self.evaluation.outcome() {
             json.extend(serde_json::to_vec(&outcome).unwrap_or_default());
         }
@@ -142,6 +149,7 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     let model = top.required_section("model", "[model]", "what is trained");
     let model = model::read(model, &names);
     let training = training::read(top.section("training", "[training]"), &model, seed);
+    let warm_start = warm_start::read(&mut top, &data.base);
     let evaluation = evaluation::read(top.section("evaluation", "[evaluation]"), &names, &features, &data);
     let checkpoint =
         evaluation::read_checkpoint(top.section("checkpoint", "[checkpoint]"), &data, &evaluation);
@@ -158,6 +166,7 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
         features: none,
         model,
         training,
+        warm_start,
         evaluation,
         checkpoint,
         tensorboard,

@@ -500,6 +500,19 @@ fn event_files_are_written_where_the_job_says_so() {
 }
 
 #[test]
+fn a_job_may_begin_with_the_weights_of_another() {
+    assert_eq!(job(SOUND, &[]).warm_start, None);
+    let set = ["data.base=/jobs", "warm_start.checkpoint=runs/a-1", "warm_start.best=true"];
+    let wanted = WarmStartSpec { checkpoint: Path::new("/jobs/runs/a-1").to_owned(), best: true };
+    assert_eq!(job(SOUND, &set).warm_start, Some(wanted));
+    assert_ne!(job(SOUND, &set).fingerprint(), job(SOUND, &set[..2]).fingerprint());
+    let refused =
+        |set: &str| Job::parse(SOUND, Path::new("job.toml"), &[set.to_owned()]).unwrap_err().to_string();
+    assert!(refused("warm_start.best=true").contains("[warm_start] needs `checkpoint`"));
+    assert!(refused("warm_start.checkpoint=\"\"").contains("a path is empty"));
+}
+
+#[test]
 fn hyper_parameters_have_the_names_of_their_keys() {
     let found = job(SOUND, &["model.deep.hidden=[3, 2]", "data.epochs=4"]).hyper_parameters();
     let wanted: [(&str, serde_json::Value); 8] = [

@@ -97,6 +97,7 @@ impl<'a> Attempt<'a> {
             group: supervisor.job.evaluation.group.clone(),
             evaluation: prepared.eval_plan.is_some().then_some(supervisor.job.evaluation.cadence),
             judge: supervisor.job.judge(),
+            warm_start: prepared.warm_start.clone(),
         }));
         let schema = prepared.schema.clone();
         attempt.tell(&ToWorker::Start(Box::new(Start { role, schema })));

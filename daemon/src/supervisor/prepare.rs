@@ -21,6 +21,7 @@ use crate::job::Job;
 use crate::plan::{self, JobPlan};
 use crate::runs;
 use crate::state::LogLevel;
+use crate::warm_start::{self, Beginning};
 
 /// A job that is ready to run.
 pub(crate) struct Prepared {
@@ -29,6 +30,8 @@ pub(crate) struct Prepared {
     pub(super) plan: IngestPlan,
     /// Of the held-out rows, where they come aside.
     pub(super) eval_plan: Option<IngestPlan>,
+    /// The checkpoint whose weights training begins with, if not with its own.
+    pub(super) warm_start: Option<PathBuf>,
 }
 
 /// Prepares `job`, whose directory the record in `book` names. Ends early, in an error, once `cancel` is set.
@@ -50,7 +53,21 @@ pub(super) fn prepare(
         job.data.memory_budget_bytes
     );
     book.log(LogLevel::Info, &text);
-    Ok(Prepared { directory, schema: plan.schema, plan: plan.ingest, eval_plan: plan.eval_ingest })
+    let warm_start = warm_start::decided(&directory, || {
+        let beginning = Beginning::of(job, &plan)?;
+        Ok(beginning.map(|Beginning { checkpoint, report }| {
+            let text = format!("begins with the weights of {}: {report}", checkpoint.display());
+            book.log(LogLevel::Info, &text);
+            checkpoint
+        }))
+    })?;
+    Ok(Prepared {
+        directory,
+        schema: plan.schema,
+        plan: plan.ingest,
+        eval_plan: plan.eval_ingest,
+        warm_start,
+    })
 }
 
 /// What the job's features learned, from an earlier time or now.

@@ -108,6 +108,8 @@ pub struct TrainRole {
     pub evaluation: Option<EvalCadence>,
     /// What evaluations are to say of how to go on.
     pub judge: JudgeSpec,
+    /// The checkpoint whose weights it begins with, before it has one of its own.
+    pub warm_start: Option<PathBuf>,
 }
 
 /// When a worker evaluates. It does so at the end of the data in any case.

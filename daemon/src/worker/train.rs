@@ -21,7 +21,7 @@ use super::keeper::{Cadence, Keeper};
 use super::process::{Ended, Heard, Link, Stop};
 use super::protocol::{EvalCadence, FromWorker, Progress, Restored, TrainRole};
 use super::tensorboard::{EventSpec, EventWriter};
-use crate::runs;
+use crate::{runs, warm_start};
 
 /// How long an earlier worker may take to let go of the job: it is dead or about to be.
 const LOCK_LIMIT: Duration = Duration::from_secs(10);
@@ -59,7 +59,18 @@ struct Meter {
 
 /// Trains the job as `role` says, from its newest whole checkpoint.
 pub(super) fn run(role: TrainRole, schema: &BatchSchema, link: &mut Link) -> Result<Ended> {
-    let TrainRole { directory, every_steps, keep, events, model, training, group, evaluation, judge } = role;
+    let TrainRole {
+        directory,
+        every_steps,
+        keep,
+        events,
+        model,
+        training,
+        group,
+        evaluation,
+        judge,
+        warm_start: from,
+    } = role;
     let cadence = Cadence { every_steps, keep };
     let _lock = lock(&directory)?;
     let part = |name: &'static str| {
@@ -76,6 +87,9 @@ pub(super) fn run(role: TrainRole, schema: &BatchSchema, link: &mut Link) -> Res
     session.judge_by(judge);
     let mut passed_over = Vec::new();
     let committed = restore(&mut session, &store, &mut passed_over)?;
+    if let (None, Some(checkpoint)) = (&committed, &from) {
+        warm_start::begin(&mut session, checkpoint, &directory, (&model, schema))?;
+    }
     link.send(&FromWorker::Ready { restored: committed.clone(), passed_over })?;
     let (ring, heard) = link.receive_ring(schema)?;
     let job = String::from_utf8_lossy(&carried[0].1).into_owned();

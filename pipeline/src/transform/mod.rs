@@ -18,10 +18,13 @@
 //! | crossed | `crossed.rs` |
 //! | lists of any but numeric | `multivalued.rs` |
 //!
+//! What ids of one job are in another is `carried.rs`.
+//!
 //! A row with a value that cannot be used is a bad record: it is left out whole and counted, or it ends
 //! the job with its address.
 
 mod bucketized;
+mod carried;
 pub(crate) mod column;
 mod crossed;
 mod decimal;
@@ -54,6 +57,7 @@ use crate::Error;
 use crate::chunk::Chunk;
 use crate::dataset::{BadRecords, Projection, RawChunk};
 
+pub use carried::{CarriedIds, Learned, carried_ids};
 use column::{Missing, NUMBERS, Number, Single, TEXTS, numbers};
 use crossed::{Crossed, Part, SeveralValues, Unusable};
 use encoder::Encoder;

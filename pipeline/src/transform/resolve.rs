@@ -134,14 +134,29 @@ fn encoder(spec: &FeatureSpec, analysis: &Analysis) -> Result<Encoder, Error> {
             Encoder::Identity(Identity::new(*buckets, *out_of_range))
         }
         FeatureKind::Crossed { buckets, boundaries } => Encoder::Crossed(Crossed::new(*buckets, boundaries)),
-        FeatureKind::Vocabulary { terms: Terms::Given(terms), oov_buckets } => Encoder::Vocabulary(
-            Vocabulary::new(&spec.name, terms.iter().map(String::as_bytes), *oov_buckets)?,
-        ),
-        FeatureKind::Vocabulary { terms: Terms::Learned { .. }, oov_buckets } => {
-            let terms = analysis.vocabulary(&spec.name)?.terms.iter().map(|term| term.bytes.as_slice());
-            Encoder::Vocabulary(Vocabulary::new(&spec.name, terms, *oov_buckets)?)
+        FeatureKind::Vocabulary { terms, oov_buckets } => {
+            Encoder::Vocabulary(vocabulary(&spec.name, terms, *oov_buckets, analysis)?)
         }
     })
+}
+
+/// The vocabulary of `feature`.
+///
+/// # Errors
+/// As [`Transform::resolve`].
+pub(super) fn vocabulary(
+    feature: &str,
+    terms: &Terms,
+    oov_buckets: u32,
+    analysis: &Analysis,
+) -> Result<Vocabulary, Error> {
+    match terms {
+        Terms::Given(terms) => Vocabulary::new(feature, terms.iter().map(String::as_bytes), oov_buckets),
+        Terms::Learned { .. } => {
+            let terms = analysis.vocabulary(feature)?.terms.iter().map(|term| term.bytes.as_slice());
+            Vocabulary::new(feature, terms, oov_buckets)
+        }
+    }
 }
 
 fn cardinality(spec: &FeatureSpec, encoder: &Encoder) -> Result<u32, Error> {

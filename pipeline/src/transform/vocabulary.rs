@@ -43,14 +43,36 @@ impl Vocabulary {
         self.terms.len() + self.oov_buckets as usize + 1
     }
 
+    /// Buckets for unknown terms.
+    pub(crate) fn oov_buckets(&self) -> u32 {
+        self.oov_buckets
+    }
+
+    /// The terms, in the order of their ids.
+    pub(crate) fn terms(&self) -> impl Iterator<Item = &[u8]> {
+        (0..self.unknown()).map(|id| self.terms.term(id))
+    }
+
+    /// The first bucket's id. Ids are below the cardinality, which is a u32.
+    pub(crate) fn unknown(&self) -> u32 {
+        self.terms.len() as u32
+    }
+
+    /// What has no value.
+    pub(crate) fn missing(&self) -> u32 {
+        self.unknown() + self.oov_buckets
+    }
+
+    /// A term's id.
+    #[inline]
+    pub(crate) fn id(&self, term: &[u8]) -> u32 {
+        let fingerprint = fingerprint64(term);
+        let found = self.terms.find(fingerprint, term);
+        found.unwrap_or_else(|| self.unknown() + reduce(fingerprint, self.oov_buckets))
+    }
+
     /// Each element's id.
     pub(crate) fn codes(&self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<u32>> {
-        // Ids are below the cardinality, which is a u32.
-        let unknown = self.terms.len() as u32;
-        texts(leaf, missing, unknown + self.oov_buckets, |text| {
-            let fingerprint = fingerprint64(text);
-            let found = self.terms.find(fingerprint, text);
-            found.unwrap_or_else(|| unknown + reduce(fingerprint, self.oov_buckets))
-        })
+        texts(leaf, missing, self.missing(), |text| self.id(text))
     }
 }

@@ -95,9 +95,10 @@ impl CheckpointStore {
     /// When `directory` cannot be opened.
     pub fn local(directory: &std::path::Path) -> Result<Self, CheckpointError> {
         let failed = |source| CheckpointError::Storage { path: directory.display().to_string(), source };
-        let objects = LocalFileSystem::new_with_prefix(directory).map_err(|error| failed(error.into()))?;
+        let found = fs::canonicalize(directory).map_err(failed)?;
+        let objects = LocalFileSystem::new_with_prefix(&found).map_err(|error| failed(error.into()))?;
         Ok(Self {
-            directory: Some(fs::canonicalize(directory).map_err(failed)?),
+            directory: Some(found),
             ..Self::new(Arc::new(objects.with_fsync(true)), Path::default(), Arc::new(park_until_done))
         })
     }

@@ -17,7 +17,7 @@ mod network;
 mod two_tower;
 mod wide_deep;
 
-use millstream_backend::{Backend, BatchError, Device, Loss, Scalar, Sizes, TablePlace};
+use millstream_backend::{Backend, BatchError, Device, Loss, Scalar, Sizes, TablePart, TablePlace};
 use millstream_batch::{BatchRef, BatchSchema};
 
 use crate::learner::{Descent, Measure};
@@ -299,6 +299,35 @@ impl<B: Backend> Model<B> {
                 values.resize(tensor.len(), B::Scalar::default());
                 fill(&tensor, &mut values)?;
                 stored.write(&self.backend, part, &values);
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows the weights of every parameter to `change`, which says whether it changed them; stops at its first
+    /// error. Of a model as it was built: where weights follow from optimizer state, that becomes theirs.
+    ///
+    /// # Errors
+    /// Those of `change`.
+    pub(crate) fn change_weights<E>(
+        &mut self,
+        mut change: impl FnMut(&NamedTensor, &mut [B::Scalar]) -> Result<bool, E>,
+    ) -> Result<(), E> {
+        let mut weights = Vec::new();
+        for (spec, mut stored) in self.parts.network.parameters_mut().stored_mut() {
+            let tensor = spec.tensor(TablePart::Weights);
+            weights.resize(tensor.len(), B::Scalar::default());
+            stored.read(&self.backend, TablePart::Weights, &mut weights);
+            if !change(&tensor, &mut weights)? {
+                continue;
+            }
+            stored.write(&self.backend, TablePart::Weights, &weights);
+            let Some(optimizer) = spec.optimizer else { continue };
+            if let Some((part, state_of)) = optimizer.state_by_weight() {
+                for weight in &mut weights {
+                    *weight = B::Scalar::from_f64(state_of(weight.to_f64()));
+                }
+                stored.write(&self.backend, part, &weights);
             }
         }
         Ok(())

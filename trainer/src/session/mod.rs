@@ -22,6 +22,7 @@ use crate::loss::LossSum;
 use crate::metrics::{Metrics, MetricsError};
 use crate::model::{ModelError, NamedTensor, TensorRole};
 use crate::spec::{ModelSpec, Precision, ScheduleSpec, TrainingSpec};
+use crate::warm_start::WarmStart;
 pub use judge::{BestSpec, Evaluated, JudgeSpec, Standing, StoppingSpec};
 pub use scorer::Scorer;
 
@@ -300,6 +301,15 @@ where
         self.position.clone_from(&theirs.position);
         self.diverged = None;
         Ok(())
+    }
+
+    /// Begins with weights of `checkpoint` as `warm` says, which was worked out for its model and this one's. Of a
+    /// session at step 0.
+    ///
+    /// # Errors
+    /// When the checkpoint does not hold the tensors that it was to hold; then nothing was changed.
+    pub fn warm_start(&mut self, warm: &WarmStart, checkpoint: &Checkpoint) -> Result<(), SessionError> {
+        self.scorer.warm_start(warm, checkpoint)
     }
 
     fn snapshot(&self) -> Snapshot {

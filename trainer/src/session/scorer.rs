@@ -9,6 +9,7 @@ use crate::checkpoint::{Checkpoint, Element, Extent, MODEL_PART, OPTIMIZER_PART}
 use crate::metrics::{Accumulator, Metrics, Scored};
 use crate::model::{Model, NamedTensor, TensorRole};
 use crate::spec::{ModelSpec, TrainingSpec};
+use crate::warm_start::WarmStart;
 
 /// A model that scores rows.
 pub struct Scorer<B: Backend> {
@@ -133,17 +134,36 @@ where
         })
     }
 
+    /// As [`Session::warm_start`](super::Session::warm_start).
+    pub(super) fn warm_start(
+        &mut self,
+        warm: &WarmStart,
+        checkpoint: &Checkpoint,
+    ) -> Result<(), SessionError> {
+        let file = open::<B::Scalar>(checkpoint, MODEL_PART, warm.tensors().iter())?;
+        warm.apply(&mut self.model, |tensor, numbers| {
+            file.copy(tensor, numbers).map_err(|message| checkpoint.damaged(MODEL_PART, message).into())
+        })
+    }
+
     fn open_part<'a>(
         &self,
         checkpoint: &'a Checkpoint,
         name: &str,
         role: TensorRole,
     ) -> Result<TensorFile<'a>, SessionError> {
-        let bytes = checkpoint.part(name).ok_or_else(|| checkpoint.damaged(name, "was not read"))?;
-        let tensors = self.tensors.iter().filter(|tensor| tensor.role == role);
-        let file = TensorFile::open::<B::Scalar>(bytes, tensors);
-        Ok(file.map_err(|message| checkpoint.damaged(name, message))?)
+        open::<B::Scalar>(checkpoint, name, self.tensors.iter().filter(|tensor| tensor.role == role))
     }
+}
+
+/// Opens a part of a checkpoint, which must hold just `tensors`.
+fn open<'a, 't, T: Element>(
+    checkpoint: &'a Checkpoint,
+    part: &str,
+    tensors: impl Iterator<Item = &'t NamedTensor>,
+) -> Result<TensorFile<'a>, SessionError> {
+    let bytes = checkpoint.part(part).ok_or_else(|| checkpoint.damaged(part, "was not read"))?;
+    Ok(TensorFile::open::<T>(bytes, tensors).map_err(|message| checkpoint.damaged(part, message))?)
 }
 
 /// A score of any size, where metrics take scores to be, in the same order: `(1 + x / (1 + |x|)) / 2`.

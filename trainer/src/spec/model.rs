@@ -27,6 +27,19 @@ pub enum ModelSpec {
 }
 
 impl ModelSpec {
+    /// Its kind, as a job file has it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Linear(_) => "linear",
+            Self::Mlp(_) => "mlp",
+            Self::WideDeep(_) => "wide_deep",
+            Self::DeepFm(_) => "deepfm",
+            Self::Dcn(_) => "dcn_v2",
+            Self::Dlrm(_) => "dlrm",
+            Self::TwoTower(_) => "two_tower",
+        }
+    }
+
     /// Each list of features, with the name of the part that reads it, or none where the whole model does.
     pub fn features(&self) -> Vec<(Option<&'static str>, &[String])> {
         match self {

@@ -6,3 +6,4 @@ mod case;
 mod differences;
 mod golden;
 mod same_bits;
+mod warm_start;

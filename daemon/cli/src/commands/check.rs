@@ -1,12 +1,15 @@
 //! `millstream check`: what a job would do, without doing it.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use millstream_daemon::job::Job;
 use millstream_daemon::pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_daemon::plan::{DataPlan, JobPlan, Learning};
 use millstream_daemon::trainer::model::TensorRole;
 use millstream_daemon::trainer::spec::ModelSpec;
+use millstream_daemon::trainer::warm_start;
+use millstream_daemon::warm_start::Beginning;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
@@ -35,6 +38,8 @@ struct Report {
     epochs: u32,
     parameters: Parameters,
     memory: Memory,
+    /// Null without one, and where what features learn is not known.
+    warm_start: Option<WarmStart>,
 }
 
 #[derive(Debug, Serialize)]
@@ -101,6 +106,20 @@ struct Memory {
     checkpoint_bytes: u64,
 }
 
+/// What the job begins with of another one's weights.
+#[derive(Debug, Serialize)]
+struct WarmStart {
+    checkpoint: PathBuf,
+    /// Parameters carried whole.
+    whole: Vec<String>,
+    /// Those that are carried as far as they were there.
+    in_part: Vec<String>,
+    /// Those that begin anew, each with why.
+    anew: BTreeMap<String, String>,
+    /// Those of the other model that are of no use.
+    left: Vec<String>,
+}
+
 pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
     let job = job_file::resolve(&arguments.job, context)?;
     let runtime = Runtime::new()?;
@@ -111,12 +130,17 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
         JobPlan::new(&job, learning, runtime.handle())
     };
     runtime.shutdown_background();
-    let report = Report::of(&job, &plan?);
+    let plan = plan?;
+    let beginning = Beginning::of(&job, &plan)?;
+    if job.warm_start.is_some() && beginning.is_none() {
+        context.screen.note("what the warm start carries is known once the data was read: --learn");
+    }
+    let report = Report::of(&job, &plan, beginning);
     context.answer(&report, || report.describe())
 }
 
 impl Report {
-    fn of(job: &Job, plan: &JobPlan) -> Self {
+    fn of(job: &Job, plan: &JobPlan, beginning: Option<Beginning>) -> Self {
         let need = plan.ingest.memory();
         let batches = |rows: u64| rows.div_ceil(u64::from(job.data.batch_size));
         Self {
@@ -146,6 +170,7 @@ impl Report {
                 workspace_bytes: plan.model.workspace_bytes,
                 checkpoint_bytes: plan.model.copy_bytes,
             },
+            warm_start: beginning.map(Into::into),
         }
     }
 
@@ -153,13 +178,31 @@ impl Report {
         let bounded = self.parameters.bound;
         let note = if bounded { "\n<= learned from the data; --learn reads it to know\n" } else { "" };
         format!(
-            "job {}, seed {}\n\n{}\n{}{note}\n{}",
+            "job {}, seed {}\n\n{}\n{}{note}\n{}{}",
             self.name,
             self.seed,
             self.data_table(),
             self.feature_table(),
             self.size_table(),
+            self.warm_start_table(),
         )
+    }
+
+    fn warm_start_table(&self) -> String {
+        let Some(WarmStart { checkpoint, whole, in_part, anew, left }) = &self.warm_start else {
+            return String::new();
+        };
+        let mut table = Table::default();
+        table.row(["warm start".to_owned(), checkpoint.display().to_string()]);
+        let all = whole.len() + in_part.len() + anew.len();
+        table.row(["  whole".to_owned(), format!("{} of {all} parameters", whole.len())]);
+        let in_part = in_part.iter().map(|name| ("  in part", name.clone()));
+        let anew = anew.iter().map(|(name, why)| ("  anew", format!("{name}: {why}")));
+        let left = left.iter().map(|name| ("  left behind", name.clone()));
+        for (what, name) in in_part.chain(anew).chain(left) {
+            table.row([what.to_owned(), name]);
+        }
+        format!("\n{}", table.render())
     }
 
     fn data_table(&self) -> String {
@@ -248,6 +291,13 @@ impl Report {
     }
 }
 
+impl From<Beginning> for WarmStart {
+    fn from(Beginning { checkpoint, report }: Beginning) -> Self {
+        let warm_start::Report { whole, in_part, anew, left } = report;
+        Self { checkpoint, whole, in_part, anew: anew.into_iter().collect(), left }
+    }
+}
+
 impl From<DataPlan> for FilesReport {
     fn from(DataPlan { files, splits, bytes, rows }: DataPlan) -> Self {
         Self { files, splits, bytes, rows }
@@ -269,7 +319,7 @@ impl FeatureReport {
             kind: kind(&spec.kind),
             columns: spec.columns.clone(),
             ids,
-            bound: !plan.learned && is_learned(&spec.kind),
+            bound: plan.analysis.is_none() && is_learned(&spec.kind),
             maximum: spec.maximum,
             used_by: parts.map(|(part, _)| part.unwrap_or("model")).chain(tells_items_apart).collect(),
         }
@@ -282,7 +332,7 @@ impl Parameters {
         for tensor in plan.model.tensors.iter().filter(|tensor| tensor.role == TensorRole::Parameter) {
             *parts.entry(part(&tensor.name).to_owned()).or_default() += tensor.len() as u64;
         }
-        Self { total: plan.model.parameters, bound: !plan.learned, parts }
+        Self { total: plan.model.parameters, bound: plan.analysis.is_none(), parts }
     }
 }
 

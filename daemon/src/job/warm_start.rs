@@ -1,0 +1,29 @@
+//! The `[warm_start]` of a job file.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::section::{Section, Text};
+
+/// The checkpoint whose weights a job begins with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WarmStartSpec {
+    /// Its directory, or that of a run, of which the newest is taken. Absolute.
+    pub checkpoint: PathBuf,
+    /// Whether it is the best of the run's instead.
+    pub best: bool,
+}
+
+/// Reads the section, which may be absent.
+pub(super) fn read(top: &mut Section<'_>, base: &Path) -> Option<WarmStartSpec> {
+    top.node("warm_start")?;
+    let mut section = top.required_section("warm_start", "[warm_start]", "weights to begin with");
+    let checkpoint = section.required_text("checkpoint", "a checkpoint, or the directory of a run");
+    if let Some(Text { text: "", at }) = checkpoint {
+        section.error_at(at, "a path is empty");
+    }
+    let best = section.flag("best").unwrap_or(false);
+    section.finish();
+    Some(WarmStartSpec { checkpoint: base.join(checkpoint?.text), best })
+}

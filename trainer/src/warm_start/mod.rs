@@ -1,0 +1,292 @@
+//! Warm start: a job begins with the weights of another one's checkpoint, whose features may be others.
+//!
+//! Parameters are carried by name, and within them each row and column by what it stands for ([`axes`]): an id of
+//! a feature, or an input of a layer. What the earlier model did not have begins so that the new one scores rows
+//! as the earlier one did, until it learns better: embeddings of new features and new ids are zeros, as are all
+//! weights of new numbers. The remaining weights of what is new begin as they do in any job, so that both sides
+//! of a product are not zeros, which no gradient leaves. Chen, Goodfellow and Shlens, "Net2Net", 2016, call a start
+//! like this function-preserving. It does not hold for features that are left out.
+//!
+//! Optimizer state is not carried: it belongs to the rows that it was summed over. Where weights follow from state
+//! (FTRL), it becomes such that they do.
+
+mod axes;
+
+use std::collections::{BTreeMap, HashMap};
+
+use millstream_backend::Backend;
+use millstream_batch::BatchSchema;
+
+use crate::model::{Model, ModelError, ModelPlan, NamedTensor, TensorRole};
+use crate::spec::{ModelSpec, TrainingSpec};
+use axes::{Axes, Axis, Input};
+
+/// What the ids of a feature were in the earlier job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IdsThen {
+    /// The same.
+    Same,
+    /// Each id's own, if it had any.
+    Each(Vec<Option<u32>>),
+    /// They meant something else: why.
+    Unlike(String),
+}
+
+/// Which weights of an earlier model a new one begins with.
+#[derive(Debug)]
+pub struct WarmStart {
+    /// The earlier model's tensors, in their order.
+    then: Vec<NamedTensor>,
+    carried: HashMap<String, Carry>,
+    report: Report,
+}
+
+/// What becomes of the new model's parameters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Carried whole.
+    pub whole: Vec<String>,
+    /// Carried as far as the earlier model had them.
+    pub in_part: Vec<String>,
+    /// Begun as in any job, or with zeros: which, and why.
+    pub anew: Vec<(String, String)>,
+    /// Of the earlier model, and of no use here.
+    pub left: Vec<String>,
+}
+
+/// How a tensor is made of the earlier one.
+#[derive(Debug)]
+enum Carry {
+    /// All zeros.
+    Zeros,
+    /// Row by row and column by column of the earlier tensor of the same name.
+    From { rows: Vec<Place>, columns: Vec<Place>, width: usize },
+}
+
+/// Where a row or column comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Then(usize),
+    Zeros,
+    Anew,
+}
+
+/// Why a model cannot begin with the weights of another.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum WarmStartError {
+    /// One of them cannot be.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// They are of two kinds.
+    #[error("a model of kind `{now}` cannot begin with the weights of one of kind `{then}`")]
+    Kind {
+        /// The earlier model's.
+        then: &'static str,
+        /// The new model's.
+        now: &'static str,
+    },
+    /// They have nothing in common.
+    #[error("none of its weights is of use here: {0}")]
+    Nothing(Report),
+}
+
+/// A model and the batches it takes.
+pub type ModelOf<'a> = (&'a ModelSpec, &'a BatchSchema);
+
+impl WarmStart {
+    /// Holds the model `now` against the one `then`; `ids` tells of each feature that both have.
+    ///
+    /// # Errors
+    /// When either model cannot be, or they have nothing in common.
+    pub fn new(
+        then: ModelOf<'_>,
+        now: ModelOf<'_>,
+        mut ids: impl FnMut(&str) -> IdsThen,
+    ) -> Result<Self, WarmStartError> {
+        let kinds = (then.0.kind(), now.0.kind());
+        if kinds.0 != kinds.1 {
+            return Err(WarmStartError::Kind { then: kinds.0, now: kinds.1 });
+        }
+        let (axes_then, axes) = (Axes::of(then.0, then.1)?, Axes::of(now.0, now.1)?);
+        let (then, now) = (parameters(then)?, parameters(now)?);
+        let mut by_name: BTreeMap<&str, &NamedTensor> =
+            then.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        let (mut carried, mut report) = (HashMap::new(), Report::default());
+        for tensor in &now {
+            let name = tensor.name.clone();
+            let axes = (axes_then.get(&name), axes.get(&name));
+            match by_name.remove(name.as_str()) {
+                None => {
+                    report.anew.push((name.clone(), "was not there".to_owned()));
+                    if matches!(axes.1.0, Some(Axis::Ids(_))) {
+                        carried.insert(name, Carry::Zeros);
+                    }
+                }
+                Some(then) => match carry(then, tensor, axes, &mut ids) {
+                    Ok(carry) => {
+                        let list = if carry.is_whole() { &mut report.whole } else { &mut report.in_part };
+                        list.push(name.clone());
+                        carried.insert(name, carry);
+                    }
+                    Err(why) => report.anew.push((name, why)),
+                },
+            }
+        }
+        report.left = by_name.into_keys().map(str::to_owned).collect();
+        if report.whole.is_empty() && report.in_part.is_empty() {
+            return Err(WarmStartError::Nothing(report));
+        }
+        Ok(Self { then, carried, report })
+    }
+
+    /// What becomes of the new model's parameters.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// The earlier model's parameters, in their order.
+    pub(crate) fn tensors(&self) -> &[NamedTensor] {
+        &self.then
+    }
+
+    /// Changes `model`, which must be as it was built, to begin with weights that `read` reads of the earlier one.
+    ///
+    /// # Errors
+    /// Those of `read`; then the model is partly changed and must be dropped.
+    pub fn apply<B: Backend, E>(
+        &self,
+        model: &mut Model<B>,
+        mut read: impl FnMut(&NamedTensor, &mut [B::Scalar]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut numbers = Vec::new();
+        model.change_weights(|tensor, weights| {
+            match self.carried.get(&tensor.name) {
+                None => return Ok(false),
+                Some(Carry::Zeros) => weights.fill(B::Scalar::default()),
+                Some(Carry::From { rows, columns, width }) => {
+                    let then = self.then.iter().find(|then| then.name == tensor.name);
+                    let Some(then) = then else { return Ok(false) };
+                    numbers.clear();
+                    numbers.resize(then.len(), B::Scalar::default());
+                    read(then, &mut numbers)?;
+                    place(&numbers, *width, (rows, columns), weights);
+                }
+            }
+            Ok(true)
+        })
+    }
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { whole, in_part, anew, left } = self;
+        write!(
+            f,
+            "{} of {} parameters carried whole",
+            whole.len(),
+            whole.len() + in_part.len() + anew.len()
+        )?;
+        if !in_part.is_empty() {
+            write!(f, "; in part: {}", in_part.join(", "))?;
+        }
+        for (number, (name, why)) in anew.iter().enumerate() {
+            write!(f, "{}{name} ({why})", if number == 0 { "; anew: " } else { ", " })?;
+        }
+        if left.is_empty() { Ok(()) } else { write!(f, "; left behind: {}", left.join(", ")) }
+    }
+}
+
+impl Carry {
+    /// Whether each number of the new tensor is one of the earlier.
+    fn is_whole(&self) -> bool {
+        let is_carried = |place: &Place| matches!(place, Place::Then(_));
+        match self {
+            Self::Zeros => false,
+            Self::From { rows, columns, .. } => rows.iter().chain(columns).all(is_carried),
+        }
+    }
+}
+
+/// The parameters of a model, in their order.
+fn parameters((model, schema): ModelOf<'_>) -> Result<Vec<NamedTensor>, ModelError> {
+    let plan = ModelPlan::new(model, schema, &TrainingSpec::default())?;
+    Ok(plan.tensors.into_iter().filter(|tensor| tensor.role == TensorRole::Parameter).collect())
+}
+
+type AxesOf<'a> = (Option<&'a Axis>, Option<&'a Axis>);
+
+/// How `now` is made of `then`; or why it is not.
+fn carry(
+    then: &NamedTensor,
+    now: &NamedTensor,
+    (axes_then, axes): (AxesOf<'_>, AxesOf<'_>),
+    ids: &mut impl FnMut(&str) -> IdsThen,
+) -> Result<Carry, String> {
+    let unlike = || format!("has shape {:?} there and {:?} here", then.shape, now.shape);
+    let (from, to) = (matrix_shape(then, axes_then), matrix_shape(now, axes));
+    let rows = places((axes_then.0, from.0), (axes.0, to.0), ids)?.ok_or_else(unlike)?;
+    let columns = places((axes_then.1, from.1), (axes.1, to.1), ids)?.ok_or_else(unlike)?;
+    Ok(Carry::From { rows, columns, width: from.1 })
+}
+
+/// Rows and columns of a tensor. A vector is a row, unless its places stand for rows.
+fn matrix_shape(tensor: &NamedTensor, axes: AxesOf<'_>) -> (usize, usize) {
+    match tensor.shape[..] {
+        [rows, columns] => (rows, columns),
+        _ if axes.0.is_some() => (tensor.len(), 1),
+        _ => (1, tensor.len()),
+    }
+}
+
+/// Where each place of an axis comes from; `None` where the two have nothing to do with each other.
+fn places(
+    (then, then_length): (Option<&Axis>, usize),
+    (now, length): (Option<&Axis>, usize),
+    ids: &mut impl FnMut(&str) -> IdsThen,
+) -> Result<Option<Vec<Place>>, String> {
+    let in_order = || (then_length == length).then(|| (0..length).map(Place::Then).collect());
+    match (then, now) {
+        (Some(Axis::Ids(_)), Some(Axis::Ids(feature))) => match ids(feature) {
+            IdsThen::Same => Ok(in_order()),
+            IdsThen::Unlike(why) => Err(format!("`{feature}` {why}")),
+            IdsThen::Each(ids) => {
+                let is_there = |id: &u32| (*id as usize) < then_length;
+                let place =
+                    |id: Option<u32>| id.filter(is_there).map_or(Place::Zeros, |id| Place::Then(id as usize));
+                Ok((ids.len() == length).then(|| ids.into_iter().map(place).collect()))
+            }
+        },
+        (Some(Axis::Inputs(then)), Some(Axis::Inputs(now))) => {
+            let then: HashMap<&Input, usize> = then.iter().zip(0..).collect();
+            let place = |input: &Input| match (then.get(input), input) {
+                (Some(&place), _) => Place::Then(place),
+                (None, Input::Number(_)) => Place::Zeros,
+                (None, _) => Place::Anew,
+            };
+            Ok(Some(now.iter().map(place).collect()))
+        }
+        (None, None) => Ok(in_order()),
+        _ => Ok(None),
+    }
+}
+
+/// Fills `weights` from `then`, whose rows are `width` wide.
+fn place<T: Copy + Default>(
+    then: &[T],
+    width: usize,
+    (rows, columns): (&[Place], &[Place]),
+    weights: &mut [T],
+) {
+    for (row, weights) in rows.iter().zip(weights.chunks_exact_mut(columns.len().max(1))) {
+        for (column, weight) in columns.iter().zip(weights) {
+            match (*row, *column) {
+                (Place::Then(row), Place::Then(column)) => *weight = then[row * width + column],
+                (Place::Zeros, _) | (_, Place::Zeros) => *weight = T::default(),
+                (Place::Anew, _) | (_, Place::Anew) => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

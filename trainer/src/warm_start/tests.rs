@@ -1,0 +1,108 @@
+#![allow(clippy::unwrap_used)]
+
+use millstream_batch::IdFeature;
+
+use super::*;
+use crate::spec::{CrossSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, LinearSpec, OptimizerSpec, Pooling};
+
+const SGD: OptimizerSpec = OptimizerSpec::Sgd { learning_rate: 0.1, l2: 0.0 };
+
+fn names(names: &[&str]) -> Vec<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
+}
+
+/// Features `x` and `y` of numbers, and `a` to `d` of ids.
+fn schema(cardinality: u32) -> BatchSchema {
+    BatchSchema {
+        rows: 4,
+        weighted: false,
+        dense: names(&["x", "y"]),
+        ids: ["a", "b", "c", "d"].map(|name| IdFeature { name: name.into(), cardinality }).into(),
+        ragged: Vec::new(),
+        position_bytes: 0,
+    }
+}
+
+fn linear(features: &[&str]) -> ModelSpec {
+    ModelSpec::Linear(LinearSpec { features: names(features), optimizer: SGD })
+}
+
+fn dlrm(features: &[&str], interaction: DlrmInteraction) -> ModelSpec {
+    ModelSpec::Dlrm(DlrmSpec {
+        features: names(features),
+        embedding: EmbeddingSpec { dim: 2, pooling: Pooling::Sum, optimizer: SGD },
+        bottom: vec![3],
+        interaction,
+        top: vec![5],
+        hidden_layer: Default::default(),
+        optimizer: SGD,
+    })
+}
+
+fn warm(then: &ModelSpec, now: &ModelSpec) -> Result<WarmStart, WarmStartError> {
+    let schema = schema(6);
+    WarmStart::new((then, &schema), (now, &schema), |_| IdsThen::Same)
+}
+
+fn rows_of<'a>(warm: &'a WarmStart, parameter: &str) -> &'a [Place] {
+    match &warm.carried[parameter] {
+        Carry::From { rows, .. } => rows,
+        Carry::Zeros => panic!("{parameter} is carried"),
+    }
+}
+
+#[test]
+fn rows_follow_their_inputs() {
+    use Place::{Anew, Then, Zeros};
+    let then = dlrm(&["x", "a", "b", "c"], DlrmInteraction::Dot);
+    let now = dlrm(&["y", "c", "x", "a", "d"], DlrmInteraction::Dot);
+    let warm = warm(&then, &now).unwrap();
+    assert_eq!(rows_of(&warm, "bottom.layer.0.weight"), [Zeros, Then(0)]);
+    // Two columns of the bottom; then products, there of (a, 0), (b, 0), (b, a), (c, 0), (c, a), (c, b) and here of
+    // (c, 0), (a, 0), (a, c), (d, 0), (d, c), (d, a).
+    let products = [Then(5), Then(2), Then(6), Anew, Anew, Anew];
+    assert_eq!(rows_of(&warm, "top.layer.0.weight"), [&[Then(0), Then(1)][..], &products].concat());
+    let report = warm.report();
+    assert_eq!(report.in_part, ["bottom.layer.0.weight", "top.layer.0.weight"]);
+    assert_eq!(report.anew, [("embedding.d".to_owned(), "was not there".to_owned())]);
+    assert_eq!(report.left, ["embedding.b"]);
+    let told = "8 of 11 parameters carried whole; in part: bottom.layer.0.weight, top.layer.0.weight; anew: \
+                embedding.d (was not there); left behind: embedding.b";
+    assert_eq!(report.to_string(), told);
+}
+
+#[test]
+fn other_shapes_and_other_ids_begin_anew() {
+    let (then, now) = (schema(6), schema(7));
+    let spec = linear(&["x", "a", "b", "c"]);
+    let ids = |feature: &str| match feature {
+        "a" => IdsThen::Same,
+        "b" => IdsThen::Each([Some(5), None].into_iter().cycle().take(7).collect()),
+        _ => IdsThen::Unlike("is of another kind there".to_owned()),
+    };
+    let warm = WarmStart::new((&spec, &then), (&spec, &now), ids).unwrap();
+    let expected = [Place::Then(5), Place::Zeros];
+    assert_eq!(rows_of(&warm, "linear.ids.b")[..2], expected);
+    let anew = |name: &str| warm.report().anew.iter().find(|(anew, _)| anew == name).unwrap().1.as_str();
+    assert_eq!(anew("linear.ids.a"), "has shape [6] there and [7] here");
+    assert_eq!(anew("linear.ids.c"), "`c` is of another kind there");
+    assert_eq!(warm.report().whole, ["linear.dense", "linear.bias"]);
+}
+
+#[test]
+fn models_with_nothing_in_common_are_refused() {
+    let crossed = DlrmInteraction::Cross(CrossSpec { layers: 1, rank: None });
+    let refused = warm(&linear(&["x"]), &dlrm(&["x", "a"], crossed)).unwrap_err();
+    let told = "a model of kind `dlrm` cannot begin with the weights of one of kind `linear`";
+    assert_eq!(refused.to_string(), told);
+    // A bias is always there.
+    assert_eq!(warm(&linear(&["x"]), &linear(&["y"])).unwrap().report().whole, ["linear.bias"]);
+}
+
+#[test]
+fn an_earlier_id_that_never_was_is_no_place() {
+    let spec = linear(&["a"]);
+    let ids = |_: &str| IdsThen::Each(vec![Some(5), Some(6), None, None, None, None]);
+    let warm = WarmStart::new((&spec, &schema(6)), (&spec, &schema(6)), ids).unwrap();
+    assert_eq!(rows_of(&warm, "linear.ids.a")[..2], [Place::Then(5), Place::Zeros]);
+}
