@@ -336,7 +336,7 @@ def millstream(options: argparse.Namespace, *arguments: str) -> dict:
 
 
 def trained(job: pathlib.Path, options: argparse.Namespace) -> dict:
-    report = millstream(options, "train", str(job))
+    report = millstream(options, "train", str(job), "--set", f"training.precision={options.precision}")
     subprocess.run(["rm", "-rf", job.parent / "checkpoints"], check=True)
     return report
 
@@ -353,6 +353,7 @@ def main() -> None:
     parser.add_argument("--from", dest="source", type=pathlib.Path, help="where the data's own files are")
     parser.add_argument("--seeds", type=int, nargs="*")
     parser.add_argument("--only", nargs="*", choices=KINDS, default=[], help="kinds of models")
+    parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32", help="of our models")
     parser.add_argument("--ours", action="store_true", help="leave the others out")
     parser.add_argument("--validate", action="store_true", help="hold out a fifth of the training rows instead, to choose settings by")
     parser.add_argument("--rows", type=int, default=10_000_000, help="of clicks")

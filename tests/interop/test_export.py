@@ -49,23 +49,28 @@ zone = {{ kind = "bucketized", column = "age", boundaries = {ZONES} }}
 by_hash = {{ kind = "hashed", column = "colour", buckets = 20 }}
 both = {{ kind = "crossed", columns = ["colour", "place"], buckets = 40 }}
 tags = {{ kind = "identity", buckets = 30, multi = true, maximum = {MOST_TAGS} }}
+main = {{ kind = "identity", buckets = 30 }}
 """
 NUMBERS = ["age", "income", "at", "flat", "plain"]
 IDS = ["colour", "seen", "place", "zone", "tags"]
 HASHED = ["by_hash", "both"]
+# Of the same ids as the tags.
+SHARING = ["main"]
 
 
 def listed(names) -> str:
     return json.dumps(names)
 
 
-def deep(kind: str, *more: str, pooling="mean") -> str:
-    keys = [f'kind = "{kind}"', f"features = {listed(NUMBERS + IDS)}", "embedding_dim = 8", f'pooling = "{pooling}"']
+def deep(kind: str, *more: str, pooling="mean", features=NUMBERS + IDS) -> str:
+    keys = [f'kind = "{kind}"', f"features = {listed(features)}", "embedding_dim = 8", f'pooling = "{pooling}"']
     return "\n".join([*keys, *more])
 
 
 HIDDEN = "hidden = [16, 8]"
 CROSS = ["cross_layers = 2"]
+WIDTHS = ['embeddings.place.dim = "auto"', "embeddings.zone.dim = 3"]
+SHARED = ['embeddings.marks = { features = ["main", "tags"], pooling = "sqrtn", init = "uniform_by_rows" }']
 MODELS = {
     "linear": f'kind = "linear"\nfeatures = {listed(NUMBERS + IDS)}',
     "linear_of_ids": f'kind = "linear"\nfeatures = {listed(["tags", "place"])}',
@@ -85,12 +90,15 @@ MODELS = {
     "mlp_of_normalized_batches": deep("mlp", HIDDEN, 'normalization = "batch"'),
     "mlp_of_hashes": f'kind = "mlp"\nfeatures = {listed(HASHED)}\nembedding_dim = 4\n{HIDDEN}',
     "mlp_of_numbers": f'kind = "mlp"\nfeatures = {listed(NUMBERS)}\nembedding_dim = 4\n{HIDDEN}',
+    "mlp_of_tables": deep("mlp", HIDDEN, *WIDTHS, *SHARED, features=NUMBERS + IDS + SHARING),
+    "deepfm_of_a_shared_table": deep("deepfm", HIDDEN, *SHARED, features=SHARING + NUMBERS + IDS),
     "deepfm": deep("deepfm", HIDDEN, pooling="sqrtn"),
     "dcn_full_stacked": deep("dcn_v2", *CROSS, 'structure = "stacked"', HIDDEN),
     "dcn_full_parallel": deep("dcn_v2", *CROSS, 'structure = "parallel"', HIDDEN),
     "dcn_low_rank_stacked": deep("dcn_v2", *CROSS, "cross_rank = 3", 'structure = "stacked"', HIDDEN),
     "dcn_low_rank_parallel": deep("dcn_v2", *CROSS, "cross_rank = 3", 'structure = "parallel"', HIDDEN),
     "dlrm_dot": deep("dlrm", "bottom = [16]", "top = [16]", 'interaction = "dot"'),
+    "dlrm_of_a_shared_table": deep("dlrm", *SHARED, 'interaction = "dot"', features=SHARING + NUMBERS + IDS),
     "dlrm_cross": deep("dlrm", "bottom = [16]", "top = [16]", 'interaction = "cross"', *CROSS, "cross_rank = 4"),
 }
 
@@ -153,6 +161,7 @@ def table(rows: int, seed: int) -> pa.Table:
             "colour": pa.array([COLOURS[place] for place in colour], mask=absent()),
             "place": pa.array(place, mask=absent()),
             "tags": tags,
+            "main": pa.array(place % 30, mask=place % 7 == 3),
             "clicked": (draw.random(rows) < 1 / (1 + np.exp(-odds))).astype(np.int64),
         }
     )
@@ -235,7 +244,7 @@ class Export(WithoutDaemon):
         return session, inputs_of(session, features, self.data), told
 
     def test_onnxruntime_scores_as_predict_does(self):
-        self.assertEqual(len(MODELS), 17)
+        self.assertEqual(len(MODELS), 20)
         for name in MODELS:
             with self.subTest(name):
                 session, inputs, told = self.exported(name)
@@ -337,7 +346,7 @@ class Export(WithoutDaemon):
                 self.assertEqual(json.loads(about["millstream.model"])["kind"], about["millstream.kind"])
                 self.assertIn(about["millstream.kind"], MODELS[name])
                 told = {feature["name"] for feature in json.loads(about["millstream.features"])}
-                self.assertEqual(told, {feature for feature in NUMBERS + IDS + HASHED if f'"{feature}"' in MODELS[name]})
+                self.assertEqual(told, {feature for feature in NUMBERS + IDS + HASHED + SHARING if f'"{feature}"' in MODELS[name]})
 
     def test_scores_are_the_same_in_every_format(self):
         target = self.checkpoints["mlp"]

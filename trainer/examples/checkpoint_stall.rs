@@ -22,7 +22,7 @@ use millstream_trainer::checkpoint::{CheckpointStore, Writer};
 use millstream_trainer::init::Init;
 use millstream_trainer::session::{Session, SessionError};
 use millstream_trainer::spec::{
-    EmbeddingSpec, HiddenLayerSpec, MlpSpec, ModelSpec, OptimizerSpec, Pooling, TrainingSpec,
+    EmbeddingInit, EmbeddingSpec, HiddenLayerSpec, MlpSpec, ModelSpec, OptimizerSpec, Pooling, TrainingSpec,
 };
 
 const FEATURES: usize = 26;
@@ -122,7 +122,13 @@ fn session(schema: &BatchSchema, threads: Option<u32>) -> Result<Session<Cpu>, B
         OptimizerSpec::Adagrad { learning_rate: 0.01, initial_accumulator: 0.1, epsilon: 1e-7, l2: 0.0 };
     let model = ModelSpec::Mlp(MlpSpec {
         features: names(),
-        embedding: EmbeddingSpec { dim: WIDTH, pooling: Pooling::Mean, optimizer: adagrad },
+        embedding: EmbeddingSpec {
+            dim: WIDTH.into(),
+            pooling: Pooling::Mean,
+            init: EmbeddingInit::default(),
+            tables: Vec::new(),
+            optimizer: adagrad,
+        },
         hidden: vec![256, 128, 64],
         hidden_layer: HiddenLayerSpec::default(),
         optimizer: adagrad,

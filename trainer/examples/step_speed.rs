@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --release -p millstream-trainer --example step_speed -- [--model wide_deep] [--ids 100000] [--dim 16]
 //!     [--batch 4096] [--threads 2] [--seconds 1] [--runs 5] [--json] [--wait] [--losses 0] [--rates]
+//!     [--precision fp32]
 //! ```
 //!
 //! 26 features of `ids` ids drawn from a Zipf distribution, 13 dense columns; embeddings of `dim`, layers
@@ -30,8 +31,8 @@ use millstream_trainer::init::Init;
 use millstream_trainer::model::Model;
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{
-    DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling,
-    TrainingSpec, WideDeepSpec, WideSpec,
+    DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingInit, EmbeddingSpec, HiddenLayerSpec, ModelSpec,
+    OptimizerSpec, Pooling, Precision, TrainingSpec, WideDeepSpec, WideSpec,
 };
 use serde_json::json;
 
@@ -63,6 +64,7 @@ struct Options {
     wait: bool,
     losses: usize,
     rates: bool,
+    precision: Precision,
 }
 
 impl Options {
@@ -80,6 +82,7 @@ impl Options {
             wait: false,
             losses: 0,
             rates: false,
+            precision: Precision::Fp32,
         };
         while let Some(key) = arguments.next() {
             let mut value = || arguments.next().ok_or(format!("`{key}` needs a value"));
@@ -92,6 +95,7 @@ impl Options {
                 "--seconds" => options.seconds = value()?.parse()?,
                 "--runs" => options.runs = value()?.parse()?,
                 "--losses" => options.losses = value()?.parse()?,
+                "--precision" => options.precision = precision(&value()?)?,
                 "--json" => options.json = true,
                 "--wait" => options.wait = true,
                 "--rates" => options.rates = true,
@@ -122,6 +126,15 @@ fn kind(name: &str) -> Result<Kind, String> {
     }
 }
 
+fn precision(name: &str) -> Result<Precision, String> {
+    match name {
+        "fp32" => Ok(Precision::Fp32),
+        "bf16" => Ok(Precision::Bf16),
+        "fp16" => Ok(Precision::Fp16),
+        _ => Err(format!("`--precision` is `{name}`; expected `fp32`, `bf16` or `fp16`")),
+    }
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse(std::env::args().skip(1))?;
     if options.rates {
@@ -133,7 +146,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let schema = schema(&options);
     // The rivals of bench/step.py start from the same weights.
-    let training = TrainingSpec { seed: 1, ..TrainingSpec::default() };
+    let training = TrainingSpec { seed: 1, precision: options.precision, ..TrainingSpec::default() };
     let mut model = Model::new(Cpu::new(Some(options.threads))?, &spec(&options), &schema, &training)?;
     let layout = Arc::new(SlotLayout::of(&schema)?);
     let seeds = 0..u64::from(EXAMPLES.div_ceil(options.batch)).max(options.losses as u64);
@@ -191,7 +204,8 @@ fn report(options: &Options, work: &Work, mut rates: Vec<f64>) -> Result<(), Box
     let floor = machine.floor(work);
     rates.sort_by(f64::total_cmp);
     let Options { kind, ids, dim, batch, threads, .. } = options;
-    println!("{kind:?}, 26 x {ids} ids, dimension {dim}, batch {batch}, {threads} threads");
+    let precision = options.precision;
+    println!("{kind:?} in {precision:?}, 26 x {ids} ids, dimension {dim}, batch {batch}, {threads} threads");
     println!(
         "an example takes {:.0} kFLOP and {:.1} kB; the machine does {:.0} GFLOP/s and {:.1} GB/s: floor {floor:.0}/s",
         work.flops / 1e3,
@@ -319,7 +333,9 @@ fn spec(options: &Options) -> ModelSpec {
             wide: WideSpec { features: categorical().collect(), optimizer: ADAGRAD },
             deep: DeepSpec {
                 features,
-                embedding_dim: options.dim,
+                embedding_dim: options.dim.into(),
+                embedding_init: EmbeddingInit::default(),
+                embeddings: Vec::new(),
                 embedding_optimizer: None,
                 hidden: HIDDEN.to_vec(),
                 hidden_layer: HiddenLayerSpec::default(),
@@ -329,7 +345,13 @@ fn spec(options: &Options) -> ModelSpec {
         }),
         Kind::Dlrm => ModelSpec::Dlrm(DlrmSpec {
             features,
-            embedding: EmbeddingSpec { dim: options.dim, pooling: Pooling::Mean, optimizer: ADAGRAD },
+            embedding: EmbeddingSpec {
+                dim: options.dim.into(),
+                pooling: Pooling::Mean,
+                init: EmbeddingInit::default(),
+                tables: Vec::new(),
+                optimizer: ADAGRAD,
+            },
             bottom: vec![BOTTOM],
             interaction: DlrmInteraction::Dot,
             top: HIDDEN.to_vec(),

@@ -4,7 +4,11 @@
 //! The generator is counter-based: the number at position `i` is the splitmix64 finaliser (Steele, Lea
 //! and Flood, "Fast Splittable Pseudorandom Number Generators", 2014) of `key + i * gamma`, where `key`
 //! is the same finaliser folded over the seed and the bytes of the name. It is part of what makes a job
-//! repeatable and must never change.
+//! repeatable and must never change. A normal number is the quantile of a uniform one (`normal.rs`).
+
+mod normal;
+
+use crate::spec::{EmbeddingInit, LayerInit};
 
 /// How a parameter starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,39 +22,66 @@ pub enum Init {
         /// Half the width.
         limit: f64,
     },
+    /// Normal around 0.
+    Normal {
+        /// Its standard deviation.
+        stddev: f64,
+    },
+    /// The same without what lies beyond two of these deviations.
+    TruncatedNormal {
+        /// The deviation of the distribution before that.
+        stddev: f64,
+    },
 }
-
-/// Weights start within this of 0 in an embedding, as in Keras' `Embedding`.
-const EMBEDDING_LIMIT: f64 = 0.05;
 
 /// The odd number nearest 2^64 divided by the golden ratio: positions apart by it fall evenly.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Init {
-    /// Glorot and Bengio, 2010: uniform within `sqrt(6 / (inputs + outputs))`.
-    pub fn glorot_uniform(inputs: usize, outputs: usize) -> Self {
-        Self::Uniform { limit: (6.0 / (inputs + outputs).max(1) as f64).sqrt() }
+    /// How an embedding of `rows` rows starts.
+    pub fn embedding(init: EmbeddingInit, rows: usize) -> Self {
+        match init {
+            EmbeddingInit::Zeros => Self::Zeros,
+            EmbeddingInit::Uniform { limit } => Self::Uniform { limit },
+            EmbeddingInit::UniformByRows => Self::Uniform { limit: 1.0 / (rows.max(1) as f64).sqrt() },
+            EmbeddingInit::Normal { stddev } => Self::Normal { stddev },
+            EmbeddingInit::TruncatedNormal { stddev } => Self::TruncatedNormal { stddev },
+        }
     }
 
-    /// How embeddings start.
-    pub fn embedding() -> Self {
-        Self::Uniform { limit: EMBEDDING_LIMIT }
+    /// How the weights of a layer start.
+    pub fn layer(init: LayerInit, inputs: usize, outputs: usize) -> Self {
+        let (of_both, of_inputs) = ((inputs + outputs).max(1) as f64, inputs.max(1) as f64);
+        let normal = |variance: f64| {
+            let stddev = variance.sqrt() / normal::TRUNCATED_DEVIATION;
+            Self::TruncatedNormal { stddev }
+        };
+        match init {
+            LayerInit::GlorotUniform => Self::Uniform { limit: (6.0 / of_both).sqrt() },
+            LayerInit::GlorotNormal => normal(2.0 / of_both),
+            LayerInit::HeUniform => Self::Uniform { limit: (6.0 / of_inputs).sqrt() },
+            LayerInit::HeNormal => normal(2.0 / of_inputs),
+        }
     }
 
     /// The numbers of parameter `name` from position `first` on.
     pub fn values(self, seed: u64, name: &str, first: u64) -> impl Iterator<Item = f64> {
         let key = key_of(seed, name);
+        let bits = move |position: u64| mix(key.wrapping_add(position.wrapping_mul(GAMMA))) >> 11;
         (first..).map(move |position| match self {
             Self::Zeros => 0.0,
             Self::Constant(value) => f64::from(value),
-            Self::Uniform { limit } => {
-                let bits = mix(key.wrapping_add(position.wrapping_mul(GAMMA)));
-                // 53 bits, each number at the middle of its step: within -1..1, neither end included.
-                let unit = ((bits >> 11) as f64 + 0.5) * (1.0 / (1_u64 << 52) as f64) - 1.0;
-                unit * limit
-            }
+            // 53 bits, each number at the middle of its step: within -1..1, neither end included.
+            Self::Uniform { limit } => ((bits(position) as f64 + 0.5) / (1_u64 << 52) as f64 - 1.0) * limit,
+            Self::Normal { stddev } => stddev * normal::quantile(unit(bits(position))),
+            Self::TruncatedNormal { stddev } => stddev * normal::truncated_quantile(unit(bits(position))),
         })
     }
+}
+
+/// 52 of 53 bits as a number of 0..1, at the middle of its step: neither end included.
+fn unit(bits: u64) -> f64 {
+    ((bits >> 1) as f64 + 0.5) / (1_u64 << 52) as f64
 }
 
 /// A random number that follows from a seed and the name of what it is for.
@@ -83,20 +114,79 @@ mod tests {
     /// Worked out apart from this code; a change would change every job.
     #[test]
     fn numbers_stay_what_they_are() {
-        let found: Vec<f64> = Init::embedding().values(7, "deep.embedding.education", 0).take(3).collect();
+        let found: Vec<f64> = Init::embedding(EmbeddingInit::default(), 9)
+            .values(7, "deep.embedding.education", 0)
+            .take(3)
+            .collect();
         assert_eq!(found, [0.02759720351843782, -0.0254372555928645, -0.015730551486420535]);
     }
 
     #[test]
     fn numbers_are_uniform() {
-        let count = 100_000;
-        let numbers: Vec<f64> = Init::Uniform { limit: 2.0 }.values(3, "w", 0).take(count).collect();
+        let numbers = drawn(Init::Uniform { limit: 2.0 });
         assert!(numbers.iter().all(|x| x.abs() < 2.0));
-        let mean = numbers.iter().sum::<f64>() / count as f64;
-        let variance = numbers.iter().map(|x| x * x).sum::<f64>() / count as f64;
+        let [mean, variance, ..] = moments(&numbers);
         assert!(mean.abs() < 0.02, "{mean}");
         assert!((variance - 4.0 / 3.0).abs() < 0.02, "{variance}");
-        let correlation: f64 = numbers.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>() / count as f64;
-        assert!(correlation.abs() < 0.02, "{correlation}");
+    }
+
+    /// The share within one deviation, and the fourth moment, tell the distributions apart.
+    #[test]
+    fn numbers_are_normal() {
+        let numbers = drawn(Init::Normal { stddev: 2.0 });
+        let [mean, variance, fourth] = moments(&numbers);
+        assert!(mean.abs() < 0.02 && (variance - 4.0).abs() < 0.06, "{mean}, {variance}");
+        assert!((fourth / (variance * variance) - 3.0).abs() < 0.08, "{fourth}");
+        assert!((share_within(&numbers, 2.0) - 0.6827).abs() < 0.005);
+        assert!(numbers.iter().any(|x| x.abs() > 6.0), "beyond three deviations");
+    }
+
+    #[test]
+    fn truncated_numbers_are_normal_within_two_deviations() {
+        let numbers = drawn(Init::TruncatedNormal { stddev: 0.5 });
+        assert!(numbers.iter().all(|x| x.abs() <= 1.0));
+        let [mean, variance, _] = moments(&numbers);
+        assert!(mean.abs() < 0.01, "{mean}");
+        assert!((variance.sqrt() / 0.5 - normal::TRUNCATED_DEVIATION).abs() < 0.005, "{variance}");
+        assert!((share_within(&numbers, 0.5) - 0.6827 / 0.9545).abs() < 0.005);
+    }
+
+    /// Of 300 inputs and 100 outputs; what Keras says of each.
+    #[test]
+    fn layers_start_with_the_variance_of_their_kind() {
+        let kinds = [
+            (LayerInit::GlorotUniform, 2.0 / 400.0),
+            (LayerInit::GlorotNormal, 2.0 / 400.0),
+            (LayerInit::HeUniform, 2.0 / 300.0),
+            (LayerInit::HeNormal, 2.0 / 300.0),
+        ];
+        for (kind, expected) in kinds {
+            let [mean, variance, _] = moments(&drawn(Init::layer(kind, 300, 100)));
+            assert!(mean.abs() < 0.001, "{kind:?}: {mean}");
+            assert!((variance / expected - 1.0).abs() < 0.02, "{kind:?}: {variance}");
+        }
+    }
+
+    #[test]
+    fn a_table_starts_within_one_over_the_root_of_its_rows() {
+        assert_eq!(Init::embedding(EmbeddingInit::UniformByRows, 16), Init::Uniform { limit: 0.25 });
+        assert_eq!(Init::embedding(EmbeddingInit::Zeros, 16), Init::Zeros);
+    }
+
+    fn drawn(init: Init) -> Vec<f64> {
+        let numbers: Vec<f64> = init.values(3, "w", 0).take(100_000).collect();
+        let correlation = numbers.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>();
+        let squares = numbers.iter().map(|x| x * x).sum::<f64>();
+        assert!((correlation / squares).abs() < 0.01, "{init:?}: {correlation}");
+        numbers
+    }
+
+    /// Mean, variance, and the mean of fourth powers.
+    fn moments(numbers: &[f64]) -> [f64; 3] {
+        [1, 2, 4].map(|power| numbers.iter().map(|x| x.powi(power)).sum::<f64>() / numbers.len() as f64)
+    }
+
+    fn share_within(numbers: &[f64], distance: f64) -> f64 {
+        numbers.iter().filter(|x| x.abs() < distance).count() as f64 / numbers.len() as f64
     }
 }

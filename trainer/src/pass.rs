@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use millstream_backend::Sum;
+use millstream_backend::{Device, Float, Sum};
 
 use crate::init::key_of;
 
@@ -15,6 +15,27 @@ pub struct Pass {
     pub rows: Range<usize>,
     /// What for.
     pub purpose: Purpose,
+}
+
+/// What activations of a pass, and gradients by them, take room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// The most rows of a pass.
+    pub rows: usize,
+    /// The format of their numbers.
+    pub float: Float,
+}
+
+impl Room {
+    /// Room for `columns` numbers a row.
+    pub fn matrix<D: Device>(self, device: &D, columns: usize) -> D::Matrix {
+        device.matrix_of(self.float, self.rows, columns)
+    }
+
+    /// The same for what keeps single precision: logits, and moments of rows.
+    pub fn sums<D: Device>(self, device: &D, columns: usize) -> D::Matrix {
+        device.matrix(self.rows, columns)
+    }
 }
 
 /// What a pass is for.

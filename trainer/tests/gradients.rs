@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, Device, IdColumn, Lookup, Loss, Pooling as Pool, Reference, ReferenceMatrix,
+    Activation, Backend, Device, Float, IdColumn, Lookup, Loss, Pooling as Pool, Reference, ReferenceMatrix,
     TablePart,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
@@ -20,13 +20,14 @@ use millstream_trainer::layers::{
 use millstream_trainer::learner::{Descent, Learner};
 use millstream_trainer::optimizer::Optimizer;
 use millstream_trainer::parameter::{MatrixParameter, ParameterSpec, Parameters};
-use millstream_trainer::pass::{Pass, Purpose};
+use millstream_trainer::pass::{Pass, Purpose, Room};
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{CrossSpec, HiddenLayerSpec, Normalization, OptimizerSpec};
 
 const ROWS: usize = 6;
 const STEP: f64 = 1e-5;
 const BACKEND: &Reference = &Reference;
+const ROOM: Room = Room { rows: ROWS, float: Float::F32 };
 /// All rows at once, some of the numbers left out where layers do so.
 const PASS: Pass = Pass { rows: 0..ROWS, purpose: Purpose::Training(11) };
 
@@ -134,18 +135,20 @@ const COLUMNS: [IdColumn; 3] = [IdColumn::Single(0), IdColumn::Ragged(0), IdColu
 const CARDINALITIES: [usize; 3] = [4, 5, 3];
 
 fn tables(width: usize, pooling: Pool) -> Tables<Reference> {
-    let table = |number: usize| {
-        let (name, rows) = (format!("table {number}"), CARDINALITIES[number]);
-        let spec = ParameterSpec::matrix(name, (rows, width), Init::Zeros, sgd()).unwrap();
-        (Lookup { column: COLUMNS[number], pooling }, spec)
+    let spec = |(number, &rows): (usize, &usize)| {
+        ParameterSpec::matrix(format!("table {number}"), (rows, width), Init::Zeros, sgd()).unwrap()
     };
-    let mut tables = Tables::new(BACKEND, (0..COLUMNS.len()).map(table).collect(), sgd());
+    let specs = CARDINALITIES.iter().enumerate().map(spec).collect();
+    let lookup =
+        |(table, &column): (usize, &IdColumn)| Lookup { column, pooling, table, first: table * width };
+    let lookups = COLUMNS.iter().enumerate().map(lookup).collect();
+    let mut tables = Tables::new(BACKEND, lookups, specs, sgd());
     scatter(&mut tables);
     tables
 }
 
 fn planned() -> <Reference as Device>::RowPlan {
-    let mut plan = BACKEND.row_plan(&schema(), &COLUMNS);
+    let mut plan = BACKEND.row_plan(&schema(), &COLUMNS.map(|column| vec![column]));
     BACKEND.plan_rows(&uploaded(), &mut plan);
     plan
 }
@@ -206,7 +209,7 @@ fn dense_layer() {
 fn mlp() {
     for normalization in [None, Some(Normalization::Layer), Some(Normalization::Batch)] {
         for dropout in [0.0, 0.25] {
-            mlp_with(&HiddenLayerSpec { dropout, normalization });
+            mlp_with(&HiddenLayerSpec { dropout, normalization, ..HiddenLayerSpec::default() });
         }
     }
 }
@@ -218,12 +221,12 @@ fn mlp_with(hidden_layer: &HiddenLayerSpec) {
     let input = matrix("input", ROWS, 5);
     let by_output = numbers("by output", ROWS * 2);
     let value = |mlp: &mut Mlp<Reference>, input: &ReferenceMatrix| {
-        let mut saved = MlpActivations::new(BACKEND, ROWS, mlp);
+        let mut saved = MlpActivations::new(BACKEND, ROOM, mlp);
         mlp.forward(BACKEND, &PASS, input, &mut saved);
         (dot(saved.output(), &by_output), saved)
     };
     let (_, saved) = value(&mut mlp, &input);
-    let mut work = MlpGradients::new(BACKEND, ROWS, &mlp);
+    let mut work = MlpGradients::new(BACKEND, ROOM, &mlp);
     // The last input column is one that nothing learns from.
     let mut by_input = BACKEND.matrix(ROWS, 4);
     let mut by_last = filled(ROWS, 2, &by_output);
@@ -335,12 +338,12 @@ fn cross() {
         let first = matrix("first", ROWS, WIDTH);
         let by_output = numbers("by output", ROWS * WIDTH);
         let value = |cross: &Cross<Reference>, first: &ReferenceMatrix| {
-            let mut saved = CrossActivations::new(BACKEND, ROWS, cross);
+            let mut saved = CrossActivations::new(BACKEND, ROOM, cross);
             cross.forward(BACKEND, &PASS, first, &mut saved);
             (dot(saved.output(), &by_output), saved)
         };
         let (_, saved) = value(&cross, &first);
-        let mut work = CrossGradients::new(BACKEND, ROWS, &cross);
+        let mut work = CrossGradients::new(BACKEND, ROOM, &cross);
         let mut by_last = filled(ROWS, WIDTH, &by_output);
         // What is there already, it is added to.
         let mut by_first = filled(ROWS, WIDTH, &[100.0; ROWS * WIDTH]);

@@ -10,7 +10,8 @@ use millstream_trainer::init::Init;
 use millstream_trainer::model::{Model, ModelError, ModelPlan, NamedTensor, TensorRole};
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{
-    DeepSpec, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling, TrainingSpec, WideDeepSpec, WideSpec,
+    DeepSpec, EmbeddingInit, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling, TrainingSpec, WideDeepSpec,
+    WideSpec,
 };
 
 fn schema(rows: u32) -> BatchSchema {
@@ -45,7 +46,9 @@ fn spec() -> WideDeepSpec {
         },
         deep: DeepSpec {
             features: names(&["education", "occupation", "tags", "age", "hours_per_week"]),
-            embedding_dim: 8,
+            embedding_dim: 8.into(),
+            embedding_init: EmbeddingInit::default(),
+            embeddings: Vec::new(),
             embedding_optimizer: None,
             hidden: vec![20, 10],
             hidden_layer: HiddenLayerSpec::default(),
@@ -173,7 +176,7 @@ fn what_cannot_be_built_is_refused() {
         other => panic!("{other}"),
     };
     assert_eq!(empty(|spec| spec.deep.features.clear()), "model.deep.features");
-    assert_eq!(empty(|spec| spec.deep.embedding_dim = 0), "model.deep.embedding_dim");
+    assert_eq!(empty(|spec| spec.deep.embedding_dim = 0.into()), "model.deep.embedding_dim");
     assert_eq!(empty(|spec| spec.deep.hidden.push(0)), "model.deep.hidden");
     let constant = refusal(|spec| spec.deep.optimizer = OptimizerSpec::Sgd { learning_rate: -1.0, l2: 0.0 });
     let expected = "model.deep.optimizer: `learning_rate` is -1; expected a number above 0";
@@ -181,7 +184,7 @@ fn what_cannot_be_built_is_refused() {
     let mut huge = schema(64);
     huge.ids[1].cardinality = u32::MAX;
     let mut wide = spec();
-    wide.deep.embedding_dim = u32::MAX;
+    wide.deep.embedding_dim = u32::MAX.into();
     let too_large = ModelPlan::new(&ModelSpec::WideDeep(wide), &huge, &training()).unwrap_err();
     assert!(matches!(too_large, ModelError::TooLarge { .. }), "{too_large}");
 }

@@ -158,6 +158,7 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     top.finish();
 
     refuse_leaks(&features, &label, problems);
+    model::embedding::refuse_other_ids(&model, &features, problems);
     let (none, text) = (Vec::new(), String::new());
     let job = Job {
         name,

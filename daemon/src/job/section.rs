@@ -188,6 +188,17 @@ impl<'a> Section<'a> {
         Some(rounded)
     }
 
+    /// A number above 0, in double precision.
+    pub(super) fn positive(&mut self, key: &'static str) -> Option<f64> {
+        let node = self.node(key)?;
+        let number = self.as_number(node)?;
+        if number > 0.0 {
+            return Some(number);
+        }
+        self.problems.error(node.at, format!("expected a number above 0, found {number}"));
+        None
+    }
+
     /// A constant of at least 0 and below 1.
     pub(super) fn fraction(&mut self, key: &'static str) -> Option<f32> {
         let node = self.node(key)?;

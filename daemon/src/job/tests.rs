@@ -231,8 +231,8 @@ fn each_mistake_is_told_with_its_place_and_what_would_be_right() {
         ),
         (
             "[model]",
-            "[training]\nprecision = \"bf16\"\n[model]",
-            "20:13: error: precision \"bf16\" needs a GPU backend; use \"fp32\"",
+            "[training]\nprecision = \"half\"\n[model]",
+            "20:13: error: expected \"fp32\", \"bf16\" or \"fp16\", found \"half\"",
         ),
         (
             "wide.features",

@@ -1,7 +1,7 @@
 //! The `[training]` of a job file.
 
 use millstream_trainer::spec::{
-    ClipSpec, DecaySpec, LossSpec, ModelSpec, Precision, ScheduleSpec, TrainingSpec,
+    ClipSpec, DecaySpec, LossScaleSpec, LossSpec, ModelSpec, Precision, ScheduleSpec, TrainingSpec,
 };
 
 use super::section::Section;
@@ -28,16 +28,9 @@ pub(super) fn read(mut training: Section<'_>, model: &ModelSpec, seed: u64) -> T
     if model.chooses_in_batches() {
         refuse_what_is_of_labels(&training);
     }
-    if let Some(precision) = training.text("precision") {
-        match precision.text {
-            "fp32" => {}
-            "bf16" | "fp16" => {
-                let message = format!("precision \"{}\" needs a GPU backend; use \"fp32\"", precision.text);
-                training.error_at(precision.at, message);
-            }
-            other => training.error_at(precision.at, format!("expected \"fp32\", found \"{other}\"")),
-        }
-    }
+    let precisions = [Precision::Fp32, Precision::Bf16, Precision::Fp16].map(|it| (it.name(), it));
+    let precision = training.choice("precision", &precisions).unwrap_or_default();
+    let loss_scale = read_loss_scale(&mut training, precision);
     let threads = training.whole_u32("threads", 1..=1_024);
     let schedule = read_schedule(training.section("schedule", "[training.schedule]"));
     let loss = read_loss(training.section("loss", "[training.loss]"));
@@ -45,8 +38,31 @@ pub(super) fn read(mut training: Section<'_>, model: &ModelSpec, seed: u64) -> T
     let clip = ClipSpec { norm, value: training.constant("clip_value", true) };
     let micro_batch_rows = training.whole_u32("micro_batch_size", 1..=u32::MAX);
     training.finish();
-    let precision = Precision::Fp32;
-    TrainingSpec { seed, schedule, loss, clip, micro_batch_rows, precision, threads }
+    TrainingSpec { seed, schedule, loss, clip, micro_batch_rows, precision, loss_scale, threads }
+}
+
+/// How the loss is scaled, which half precision alone does.
+fn read_loss_scale(training: &mut Section<'_>, precision: Precision) -> LossScaleSpec {
+    if training.has("loss_scale") && !precision.scales_loss() {
+        let message =
+            "only `precision = \"fp16\"` scales the loss: other formats have the range of single precision";
+        training.error("loss_scale", message.to_owned());
+    }
+    let mut scale = training.section("loss_scale", "[training.loss_scale]");
+    let usual = LossScaleSpec::default();
+    let growth = scale.constant("growth", true).unwrap_or(usual.growth);
+    if growth < 1.0 {
+        scale.error("growth", format!("expected a number of at least 1, found {growth}"));
+    }
+    let backoff = scale.constant("backoff", true).unwrap_or(usual.backoff);
+    if backoff >= 1.0 {
+        scale.error("backoff", format!("expected a number above 0 and below 1, found {backoff}"));
+    }
+    let initial = scale.constant("initial", true).unwrap_or(usual.initial);
+    // Counted on the device, in single precision.
+    let interval = scale.whole_u32("growth_interval", 1..=1 << 24);
+    scale.finish();
+    LossScaleSpec { initial, growth, growth_interval: interval.unwrap_or(usual.growth_interval), backoff }
 }
 
 /// A two-tower model has a loss of its own, over whole batches.
@@ -131,7 +147,9 @@ mod tests {
 
     use std::path::Path;
 
-    use millstream_trainer::spec::{ClipSpec, DecaySpec, LossSpec, ScheduleSpec, TrainingSpec};
+    use millstream_trainer::spec::{
+        ClipSpec, DecaySpec, LossScaleSpec, LossSpec, Precision, ScheduleSpec, TrainingSpec,
+    };
 
     use super::super::Job;
 
@@ -166,6 +184,43 @@ model = { kind = "linear", features = ["age"] }
         let (label_smoothing, positive_weight, negative_weight) = (0.125, 3.0, 0.5);
         let loss = LossSpec::BinaryCrossEntropy { label_smoothing, positive_weight, negative_weight };
         assert_eq!(training.loss, loss);
+    }
+
+    #[test]
+    fn precisions_are_read() {
+        let plain = read("").unwrap();
+        assert_eq!((plain.precision, plain.loss_scale), (Precision::Fp32, LossScaleSpec::default()));
+        assert_eq!(read("training.precision = \"bf16\"").unwrap().precision, Precision::Bf16);
+        let training = read(
+            "[training]\nprecision = \"fp16\"\n\
+             loss_scale = { initial = 1024, growth = 4, growth_interval = 100, backoff = 0.25 }",
+        )
+        .unwrap();
+        let loss_scale = LossScaleSpec { initial: 1024.0, growth: 4.0, growth_interval: 100, backoff: 0.25 };
+        assert_eq!((training.precision, training.loss_scale), (Precision::Fp16, loss_scale));
+        let mistakes = [
+            ("precision = \"fp8\"", "7:13: error: expected \"fp32\", \"bf16\" or \"fp16\", found \"fp8\""),
+            (
+                "precision = \"bf16\"\nloss_scale.initial = 2",
+                "8:12: error: only `precision = \"fp16\"` scales the loss: other formats have the range of single \
+                 precision",
+            ),
+            (
+                "precision = \"fp16\"\nloss_scale.growth = 0.5",
+                "8:21: error: expected a number of at least 1, found 0.5",
+            ),
+            (
+                "precision = \"fp16\"\nloss_scale.backoff = 1",
+                "8:22: error: expected a number above 0 and below 1, found 1",
+            ),
+            (
+                "precision = \"fp16\"\nloss_scale.growth_interval = 0",
+                "8:30: error: expected a whole number from 1 to 16777216, found 0",
+            ),
+        ];
+        for (text, expected) in mistakes {
+            assert_eq!(read(&format!("[training]\n{text}")).unwrap_err(), format!("job.toml:{expected}"));
+        }
     }
 
     #[test]

@@ -112,6 +112,7 @@ pub(super) fn run(role: TrainRole, schema: &BatchSchema, link: &mut Link) -> Res
     let ended = training.follow(ring)?;
     training.report()?;
     training.record(|events, session| events.end(session.step()))?;
+    training.tell_skipped()?;
     Ok(ended)
 }
 
@@ -248,6 +249,9 @@ impl Training<'_> {
         self.meter.examples += u64::from(header.rows);
         if let Some(events) = &mut self.events {
             events.stepped(loss, u64::from(header.rows));
+            if let Some(scale) = self.session.loss_scale() {
+                events.scaled(scale);
+            }
         }
         if header.last {
             self.meter.steps_per_epoch = Some(self.session.step() / (epochs + 1));
@@ -347,6 +351,21 @@ impl Training<'_> {
             Ok(events) => self.events = Some(events),
             Err(error) => self.warn_of_events(&directory, &error)?,
         }
+        Ok(())
+    }
+
+    /// Says how many steps were skipped, where any were.
+    fn tell_skipped(&mut self) -> Result<()> {
+        let Some(scale) = self.session.loss_scale().filter(|scale| scale.skipped_steps > 0) else {
+            return Ok(());
+        };
+        let message = format!(
+            "{} of {} steps were skipped, since gradients overflowed; the loss scale is {} now",
+            scale.skipped_steps,
+            self.session.step(),
+            scale.scale
+        );
+        self.link.send(&FromWorker::Warned { message })?;
         Ok(())
     }
 

@@ -59,7 +59,18 @@ fn check_tells_the_plan() {
     let plan = shell.run(&["check", &census(), "--json"]).with_code(0).json();
     assert_keys(
         &plan,
-        &["name", "seed", "data", "features", "batch", "steps_per_epoch", "epochs", "parameters", "memory"],
+        &[
+            "name",
+            "seed",
+            "data",
+            "features",
+            "batch",
+            "steps_per_epoch",
+            "epochs",
+            "precision",
+            "parameters",
+            "memory",
+        ],
     );
     assert_eq!(plan["name"], "census-wide-deep");
     assert_eq!(plan["data"]["train"]["files"], 4);

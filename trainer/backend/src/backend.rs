@@ -20,7 +20,7 @@ use crate::normalization::{Axis, Normalization, Normalized};
 use crate::retrieval::InBatchSoftmax;
 #[cfg(doc)]
 use crate::update::Formula;
-use crate::update::Update;
+use crate::update::{LossScaling, Update};
 
 /// What follows a layer's product and bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,13 +116,14 @@ pub trait Backend: Device + Sized + Send {
     /// When the batch is not of the schema that `into` was made for; then `into` holds no rows.
     fn upload(&self, batch: BatchRef<'_>, into: &mut Self::Batch) -> Result<(), BatchError>;
 
-    /// Sorts the ids of each of the plan's columns by table row, and rows of equal id by batch row.
+    /// Sorts the ids of each of the plan's groups of columns by table row, and those of equal id by column, then by
+    /// batch row.
     fn plan_rows(&self, batch: &Self::Batch, plan: &mut Self::RowPlan);
 
     /// `out[b] = pooled rows of every table, then dense columns`, side by side, of rows `rows` of the batch.
     ///
-    /// The first of them is row 0 of `out`. `lookups[i]` is looked up in `tables[i]`; `out` is `[B, first_column + sum of W + dense.len()]`, and its
-    /// columns before `first_column` stay as they are.
+    /// The first of them is row 0 of `out`. `out` is `[B, first_column + W of each lookup + dense.len()]`; its columns
+    /// before `first_column` stay as they are, and what a lookup gives begins [`Lookup::first`] columns behind.
     #[allow(clippy::too_many_arguments, reason = "one fused operation over every table of a model")]
     fn gather(
         &self,
@@ -360,6 +361,9 @@ pub trait Backend: Device + Sized + Send {
         sums: &mut Self::Matrix,
     );
 
+    /// Multiplies the first `rows` rows by the first number of `factor`.
+    fn multiply(&self, rows: usize, factor: &Self::Matrix, matrix: &mut Self::Matrix);
+
     /// `out = 1 / (1 + exp(-logits))` over the first `rows` rows, `[B, 1]` both.
     fn sigmoid(&self, rows: usize, logits: &Self::Matrix, out: &mut Self::Matrix);
 
@@ -371,8 +375,31 @@ pub trait Backend: Device + Sized + Send {
 
     /// `scale = min(1, maximum / sqrt(squares))`, both `[1, 1]`: what a gradient is multiplied by to be no longer than
     /// `maximum`; Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013,
-    /// Algorithm 1.
+    /// Algorithm 1. NaN where `squares` is not finite.
     fn clip_scale(&self, maximum: f64, squares: &Self::Matrix, scale: &mut Self::Matrix);
+
+    /// What to multiply gradients of a scaled loss by, `scale` `[1, 1]`, and how the loss scale goes on.
+    ///
+    /// `squares` `[1, 1]` is of all of them; `state` `[1, 3]` is the loss scale, the number of steps without an overflow
+    /// since it last changed, and that of steps skipped. With `n = sqrt(squares) / loss scale`:
+    ///
+    /// ```text
+    /// squares finite:  scale = min(1, maximum / n) / loss scale
+    ///                  after growth_interval such steps in a row, loss scale *= growth, where that is finite
+    /// otherwise:       scale = 0, which skips the step
+    ///                  loss scale *= backoff
+    /// ```
+    ///
+    /// Micikevicius et al., "Mixed Precision Training", 2018, section 3.2. Gradients whose squares have no finite
+    /// sum in the device's numbers count as overflowed, too: a norm has to be a number.
+    fn unscale(
+        &self,
+        rule: &LossScaling,
+        maximum: Option<f64>,
+        squares: &Self::Matrix,
+        state: &mut Self::Matrix,
+        scale: &mut Self::Matrix,
+    );
 
     /// One optimizer step on `weights` and its [`Formula::states`] state matrices, all of one shape.
     ///
@@ -388,8 +415,8 @@ pub trait Backend: Device + Sized + Send {
 
     /// One optimizer step on those rows of each table that a batch touches.
     ///
-    /// A row's gradient is summed over the batch in the order of the batch's rows, then applied once. Combining and
-    /// stepping are one operation so that the combined gradients never go through memory.
+    /// A row's gradient is summed over the batch in the order of the table's lookups and the batch's rows, then applied
+    /// once. Combining and stepping are one operation so that the combined gradients never go through memory.
     fn step_rows(
         &self,
         update: &Update,
@@ -403,9 +430,9 @@ pub trait Backend: Device + Sized + Send {
 pub struct RowGradients<'a, D: Device> {
     /// The batch.
     pub batch: &'a D::Batch,
-    /// What it touches, at least in the columns of `lookups`.
+    /// What it touches, at least in the columns of each table's lookups, which are a group of it.
     pub plan: &'a D::RowPlan,
-    /// What is looked up in each table.
+    /// What is looked up in the tables.
     pub lookups: &'a [Lookup],
     /// By what each row of the batch looked up: by the output of [`Backend::gather`], or of
     /// [`Backend::linear_forward`].
@@ -417,11 +444,21 @@ pub struct RowGradients<'a, D: Device> {
 /// Which columns of a gradient belong to a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradientColumns {
-    /// Tables side by side, in order.
+    /// Each lookup its own, from [`Lookup::first`] on.
     Apart {
-        /// Columns before the first table's.
+        /// Columns before all of these.
         first: usize,
     },
-    /// Every table the same, from the first on.
+    /// Every lookup the same, from the first on.
     Shared,
+}
+
+impl GradientColumns {
+    /// The first column that is of `lookup`.
+    pub(crate) fn first_of(self, lookup: &Lookup) -> usize {
+        match self {
+            Self::Apart { first } => first + lookup.first,
+            Self::Shared => 0,
+        }
+    }
 }

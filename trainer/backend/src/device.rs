@@ -6,6 +6,7 @@ use millstream_batch::BatchSchema;
 
 #[cfg(doc)]
 use crate::backend::Backend;
+use crate::float::Float;
 #[cfg(doc)]
 use crate::update::Formula;
 
@@ -75,6 +76,25 @@ pub struct Lookup {
     pub column: IdColumn,
     /// What becomes of several ids in a row.
     pub pooling: Pooling,
+    /// The table's number. Several columns may be looked up in one; all lookups are in the order of their tables, of
+    /// which each has one at least.
+    pub table: usize,
+    /// Columns before its own, of those that all lookups give.
+    pub first: usize,
+}
+
+impl Lookup {
+    /// Those in table `number`.
+    pub(crate) fn of_table(all: &[Self], number: usize) -> &[Self] {
+        let first = all.partition_point(|lookup| lookup.table < number);
+        let count = all[first..].partition_point(|lookup| lookup.table == number);
+        &all[first..first + count]
+    }
+
+    /// Columns that all give, from tables of these widths.
+    pub(crate) fn widths(all: &[Self], width: impl Fn(usize) -> usize) -> usize {
+        all.iter().map(|lookup| width(lookup.table)).sum()
+    }
 }
 
 /// The size of a table.
@@ -143,14 +163,19 @@ pub trait Device {
     /// Which rows of which tables a batch touches, and from where.
     type RowPlan: Send;
 
-    /// A matrix of zeros.
-    fn matrix(&self, rows: usize, columns: usize) -> Self::Matrix;
+    /// A matrix of zeros, which rounds what is written to it to `float`.
+    fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> Self::Matrix;
+    /// One of single precision.
+    fn matrix(&self, rows: usize, columns: usize) -> Self::Matrix {
+        self.matrix_of(Float::F32, rows, columns)
+    }
     /// A table of zeros.
     fn table(&self, shape: TableShape) -> Self::Table;
     /// Room for a batch of `schema`.
     fn batch(&self, schema: &BatchSchema) -> Self::Batch;
     /// What [`Backend::in_batch_softmax`] works in, for up to `rows` rows of `columns` columns.
     fn softmax_work(&self, rows: usize, columns: usize) -> Self::Matrix;
-    /// Room for the plan of any batch of `schema` over `columns`, each once.
-    fn row_plan(&self, schema: &BatchSchema, columns: &[IdColumn]) -> Self::RowPlan;
+    /// Room for the plan of any batch of `schema` over `groups` of columns, each once: a group is what is looked up in
+    /// one table, in the order of its lookups.
+    fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self::RowPlan;
 }

@@ -6,6 +6,7 @@ use millstream_batch::BatchSchema;
 
 use crate::cpu::{Cpu, CpuMatrix};
 use crate::device::{Device, IdColumn, TableShape};
+use crate::float::Float;
 
 /// Counts the bytes of what is asked of it.
 ///
@@ -33,7 +34,7 @@ impl Device for Sizes {
     type Batch = ();
     type RowPlan = ();
 
-    fn matrix(&self, rows: usize, columns: usize) {
+    fn matrix_of(&self, _float: Float, rows: usize, columns: usize) {
         self.add(CpuMatrix::bytes(rows, columns));
     }
 
@@ -49,7 +50,7 @@ impl Device for Sizes {
         self.matrix(1, Cpu::softmax_numbers(rows, columns));
     }
 
-    fn row_plan(&self, schema: &BatchSchema, columns: &[IdColumn]) {
-        self.add(Cpu::row_plan_bytes(schema, columns));
+    fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) {
+        self.add(Cpu::row_plan_bytes(schema, groups));
     }
 }

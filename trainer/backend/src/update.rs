@@ -6,7 +6,8 @@
 /// g = min(max(scale * g, -clip), clip) + l2 * w
 /// ```
 ///
-/// `scale` is a number on the device, which operations take beside the update: it may follow from the gradients.
+/// `scale` is a number on the device, which operations take beside the update: it may follow from the gradients. Where
+/// it is 0, the step is skipped: weights and state stay as they are, whatever the gradients are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
     /// What it does to a weight.
@@ -99,6 +100,43 @@ pub enum Formula {
         /// `lambda_2`
         l2: f64,
     },
+}
+
+/// How a loss scale moves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossScaling {
+    /// What it is multiplied by after
+    pub growth: f64,
+    /// so many steps in a row without an overflow.
+    pub growth_interval: u32,
+    /// What it is multiplied by after an overflow.
+    pub backoff: f64,
+}
+
+impl LossScaling {
+    /// What gradients are multiplied by, and the state after it; see [`crate::Backend::unscale`]. A device rounds the
+    /// scale by `round`.
+    pub(crate) fn unscale(
+        &self,
+        maximum: Option<f64>,
+        squares: f64,
+        [loss_scale, good_steps, skipped_steps]: [f64; 3],
+        round: impl Fn(f64) -> f64,
+    ) -> (f64, [f64; 3]) {
+        if !squares.is_finite() {
+            return (0.0, [round(loss_scale * self.backoff), 0.0, skipped_steps + 1.0]);
+        }
+        let norm = squares.sqrt() / loss_scale;
+        let shortened = maximum.map_or(1.0, |maximum| if norm <= maximum { 1.0 } else { maximum / norm });
+        let good_steps = good_steps + 1.0;
+        let state = if good_steps < f64::from(self.growth_interval) {
+            [loss_scale, good_steps, skipped_steps]
+        } else {
+            let grown = round(loss_scale * self.growth);
+            [if grown.is_finite() { grown } else { loss_scale }, 0.0, skipped_steps]
+        };
+        (shortened / loss_scale, state)
+    }
 }
 
 impl From<Formula> for Update {

@@ -76,13 +76,20 @@ fn a_step_allocates_nothing() {
         position_bytes: 0,
     };
     let columns = [IdColumn::Single(0), IdColumn::Ragged(0)];
-    let lookups = columns.map(|column| Lookup { column, pooling: Pooling::Mean });
+    // One column each in the tables of two; both in a shared one.
+    let lookup = |number: usize| {
+        let (column, first) = (columns[number], number * WIDTH);
+        Lookup { column, pooling: Pooling::Mean, table: number, first }
+    };
+    let lookups = [lookup(0), lookup(1)];
+    let shared = lookups.map(|lookup| Lookup { table: 0, ..lookup });
     let cpu = Cpu::new(Some(THREADS as u32)).expect("some threads");
     let rows = ROWS as usize;
     let formula = Formula::Adagrad { learning_rate: 0.1, epsilon: 1e-7 };
     let (update, mut scale) = (Update { formula, clip: 1.0, l2: 1e-3 }, cpu.matrix(1, 1));
     let table = |width| cpu.table(TableShape { rows: CARDINALITY as usize, width, states: 1, row_states: 0 });
     let mut embeddings = [table(WIDTH), table(WIDTH)];
+    let mut one = [table(WIDTH)];
     let mut wide = [table(1), table(1)];
     let (dense_weights, mut bias) = (cpu.matrix(1, 1), cpu.matrix(1, 1));
     let (mut by_dense, mut by_bias) = (cpu.matrix(1, 1), cpu.matrix(1, 1));
@@ -92,7 +99,7 @@ fn a_step_allocates_nothing() {
     let (mut sums, mut squares) = (cpu.matrix(1, 2), cpu.matrix(1, 1));
     let loss = Loss::BinaryCrossEntropy { smoothing: 0.1, positive_weight: 2.0, negative_weight: 1.0 };
     let mut uploaded = cpu.batch(&schema);
-    let mut plan = cpu.row_plan(&schema, &columns);
+    let mut plan = cpu.row_plan(&schema, &[vec![columns[0]], vec![columns[1]], columns.to_vec()]);
     let slot = batch(&schema);
     let mut step = || {
         cpu.upload(slot.as_ref(), &mut uploaded).expect("a batch of the schema");
@@ -102,16 +109,20 @@ fn a_step_allocates_nothing() {
         cpu.dropout(0..rows, 0.5, 7, &mut input);
         cpu.loss(&loss, &uploaded, 0..rows, &logits, &mut by_logits, &mut sums);
         cpu.linear_backward(&uploaded, 0..rows, &[0], &by_logits, Sum::Anew, &mut by_dense, &mut by_bias);
-        let (apart, shared) = (GradientColumns::Apart { first: 0 }, GradientColumns::Shared);
+        cpu.gather(&uploaded, 0..rows, &shared, &one, &[0], &mut input, 0);
+        let (apart, alike) = (GradientColumns::Apart { first: 0 }, GradientColumns::Shared);
         let (batch, plan, lookups) = (&uploaded, &plan, lookups.as_slice());
         let of_deep = RowGradients::<Cpu> { batch, plan, lookups, gradient: &by_input, columns: apart };
-        let of_wide = RowGradients::<Cpu> { batch, plan, lookups, gradient: &by_logits, columns: shared };
+        let of_wide = RowGradients::<Cpu> { batch, plan, lookups, gradient: &by_logits, columns: alike };
+        let lookups = shared.as_slice();
+        let of_one = RowGradients::<Cpu> { batch, plan, lookups, gradient: &by_input, columns: apart };
         cpu.clear(1, &mut squares);
         cpu.row_squares(&of_deep, &embeddings, &mut squares);
         cpu.squares(&by_bias, &mut squares);
         cpu.clip_scale(1.0, &squares, &mut scale);
         cpu.step_rows(&update, &scale, &of_deep, &mut embeddings);
         cpu.step_rows(&update, &scale, &of_wide, &mut wide);
+        cpu.step_rows(&update, &scale, &of_one, &mut one);
         cpu.step(&update, &scale, &mut bias, &mut bias_state, &by_bias);
     };
     step();

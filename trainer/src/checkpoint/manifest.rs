@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::loss::LossSum;
 use crate::metrics::Metrics;
+use crate::model::LossScale;
 use crate::session::Standing;
 use crate::spec::{ModelSpec, Precision};
 
@@ -63,6 +64,9 @@ pub struct Snapshot {
     pub seed: u64,
     /// Arithmetic of the steps.
     pub precision: Precision,
+    /// Where the loss scale stands, in half precision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
 }
 
 /// How far training has come.

@@ -53,6 +53,7 @@ fn trained(schema: &BatchSchema, model: &ModelSpec) -> Trained {
             schema: schema.clone(),
             seed: 7,
             precision: Precision::Fp32,
+            loss_scale: None,
         },
     }
 }

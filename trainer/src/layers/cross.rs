@@ -13,7 +13,7 @@ use crate::layers::dense::Dense;
 use crate::learner::Learner;
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
-use crate::pass::Pass;
+use crate::pass::{Pass, Room};
 use crate::spec::CrossSpec;
 
 /// A stack of cross layers.
@@ -77,9 +77,9 @@ impl<D: Device> Cross<D> {
 }
 
 impl<D: Device> CrossActivations<D> {
-    /// Room for `rows` rows.
-    pub fn new(device: &D, rows: usize, cross: &Cross<D>) -> Self {
-        let matrix = |columns| device.matrix(rows, columns);
+    /// As much as activations take.
+    pub fn new(device: &D, room: Room, cross: &Cross<D>) -> Self {
+        let matrix = |columns| room.matrix(device, columns);
         let saved = cross.layers.iter().map(|layer| SavedLayer {
             inner: layer.down.as_ref().map(|down| matrix(down.outputs())),
             product: matrix(cross.width()),
@@ -95,9 +95,9 @@ impl<D: Device> CrossActivations<D> {
 }
 
 impl<D: Device> CrossGradients<D> {
-    /// Room for `rows` rows.
-    pub fn new(device: &D, rows: usize, cross: &Cross<D>) -> Self {
-        let matrix = |columns| device.matrix(rows, columns);
+    /// As much as activations take.
+    pub fn new(device: &D, room: Room, cross: &Cross<D>) -> Self {
+        let matrix = |columns| room.matrix(device, columns);
         Self {
             by_inner: cross.layers[0].down.as_ref().map(|down| matrix(down.outputs())),
             by_product: matrix(cross.width()),

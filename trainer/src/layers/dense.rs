@@ -7,6 +7,7 @@ use crate::learner::Learner;
 use crate::optimizer::Optimizer;
 use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
 use crate::pass::Pass;
+use crate::spec::LayerInit;
 
 /// `activation(input . weights + bias)`
 pub struct Dense<D: Device> {
@@ -45,9 +46,14 @@ impl<D: Device> Dense<D> {
         activation: Activation,
         optimizer: Optimizer,
     ) -> Result<Self, TooLarge> {
-        let init = Init::glorot_uniform(inputs, outputs);
+        let init = Init::layer(LayerInit::default(), inputs, outputs);
         let weights = ParameterSpec::matrix(format!("{name}.weight"), (inputs, outputs), init, optimizer)?;
         Ok(Self { weights: MatrixParameter::new(device, weights), bias: None, activation })
+    }
+
+    /// What follows product and bias.
+    pub fn activation(&self) -> Activation {
+        self.activation
     }
 
     /// Columns of its output.

@@ -7,7 +7,7 @@ use crate::learner::Learner;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
 use crate::pass::Pass;
 
-/// One table for each feature of ids; dense columns pass through.
+/// A table for each feature of ids, or for several that share it; dense columns pass through.
 pub struct Embedding<D: Device> {
     /// `[C, W]` each.
     pub tables: Tables<D>,
@@ -16,7 +16,7 @@ pub struct Embedding<D: Device> {
 }
 
 impl<D: Device> Embedding<D> {
-    /// Columns that all tables give together, `E`.
+    /// Columns that all features of ids give together, `E`.
     pub fn embedded(&self) -> usize {
         self.tables.widths()
     }
@@ -28,8 +28,8 @@ impl<D: Device> Embedding<D> {
 }
 
 impl<B: Backend> Embedding<B> {
-    /// Fills `output` `[B, first_column + E + dense columns]` from `first_column` on: tables side by side, then
-    /// dense columns.
+    /// Fills `output` `[B, first_column + E + dense columns]` from `first_column` on: features of ids side by
+    /// side, then dense columns.
     pub fn forward(
         &self,
         backend: &B,

@@ -5,13 +5,13 @@
 
 use millstream_backend::{Activation, Backend, Device};
 
-use crate::init::key_of;
+use crate::init::{Init, key_of};
 use crate::layers::dense::Dense;
 use crate::layers::normalization::{Normalization, SavedMoments};
 use crate::learner::Learner;
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
-use crate::pass::{Pass, Purpose};
+use crate::pass::{Pass, Purpose, Room};
 use crate::spec::HiddenLayerSpec;
 
 /// A stack of layers.
@@ -59,16 +59,21 @@ pub struct MlpGradients<D: Device> {
 }
 
 impl<D: Device> MlpActivations<D> {
-    /// Room for `rows` rows.
-    pub fn new(device: &D, rows: usize, mlp: &Mlp<D>) -> Self {
+    /// As much as activations take. A last layer whose sums nothing follows gives logits, which keep single
+    /// precision.
+    pub fn new(device: &D, room: Room, mlp: &Mlp<D>) -> Self {
         let saved = |layer: &HiddenLayer<D>| {
-            let matrix = || device.matrix(rows, layer.dense.outputs());
+            let matrix = || room.matrix(device, layer.dense.outputs());
             let normalization = layer.normalization.as_ref();
-            let normalized = normalization.map(|layer| (matrix(), layer.saved(device, rows)));
+            let normalized = normalization.map(|layer| (matrix(), layer.saved(device, room)));
             SavedLayer { normalized, output: matrix() }
         };
         let hidden = mlp.hidden.iter().map(saved).collect();
-        Self { hidden, output: device.matrix(rows, mlp.last.outputs()) }
+        let output = match mlp.last.activation() {
+            Activation::Identity => room.sums(device, mlp.last.outputs()),
+            Activation::Relu => room.matrix(device, mlp.last.outputs()),
+        };
+        Self { hidden, output }
     }
 
     /// The last layer's output.
@@ -83,9 +88,9 @@ impl<D: Device> MlpActivations<D> {
 }
 
 impl<D: Device> MlpGradients<D> {
-    /// Room for `rows` rows.
-    pub fn new(device: &D, rows: usize, mlp: &Mlp<D>) -> Self {
-        let by_outputs = mlp.hidden.iter().map(|layer| device.matrix(rows, layer.dense.outputs()));
+    /// As much as activations take.
+    pub fn new(device: &D, room: Room, mlp: &Mlp<D>) -> Self {
+        let by_outputs = mlp.hidden.iter().map(|layer| room.matrix(device, layer.dense.outputs()));
         Self { by_outputs: by_outputs.collect() }
     }
 }
@@ -124,11 +129,12 @@ impl<D: Device> HiddenLayer<D> {
         spec: &HiddenLayerSpec,
         optimizer: Optimizer,
     ) -> Result<Self, TooLarge> {
-        let dense = match spec.normalization {
+        let mut dense = match spec.normalization {
             None => Dense::new(device, name, shape, Activation::Relu, optimizer)?,
             // A bias would be normalised away, or be another shift.
             Some(_) => Dense::without_bias(device, name, shape, Activation::Identity, optimizer)?,
         };
+        dense.weights.spec.init = Init::layer(spec.init, shape.0, shape.1);
         let normalization = spec.normalization.map(|kind| {
             let name = format!("{name}.normalization");
             Normalization::new(device, &name, shape.1, kind, optimizer)

@@ -14,7 +14,7 @@ use crate::init::Init;
 use crate::learner::Learner;
 use crate::optimizer::Optimizer;
 use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
-use crate::pass::{Pass, Purpose};
+use crate::pass::{Pass, Purpose, Room};
 use crate::spec;
 
 /// What a variance is taken for at least, nearly.
@@ -77,10 +77,10 @@ impl<D: Device> Normalization<D> {
         })
     }
 
-    /// Room for the moments of `rows` rows.
-    pub fn saved(&self, device: &D, rows: usize) -> SavedMoments<D> {
+    /// Room for the moments of a pass's activations.
+    pub fn saved(&self, device: &D, room: Room) -> SavedMoments<D> {
         let matrix = || match self.axis() {
-            Axis::Row => device.matrix(rows, 1),
+            Axis::Row => room.sums(device, 1),
             Axis::Column => device.matrix(1, self.scale.spec.columns),
         };
         SavedMoments { mean: matrix(), variance: matrix() }

@@ -5,9 +5,9 @@ use millstream_backend::{Device, Lookup};
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
 
-/// Tables with one optimizer, each looked up by a column of its own.
+/// Tables with one optimizer, each looked up by a column of its own or by several.
 pub struct Tables<D: Device> {
-    /// What is looked up in each.
+    /// What is looked up in them, in the order of the tables.
     pub lookups: Vec<Lookup>,
     /// `[C, W]` each.
     pub tables: Vec<D::Table>,
@@ -17,21 +17,15 @@ pub struct Tables<D: Device> {
 }
 
 impl<D: Device> Tables<D> {
-    /// Makes room for tables `[C, W]`, each with what is looked up in it; `optimizer` trains them all.
-    pub fn new(device: &D, tables: Vec<(Lookup, ParameterSpec)>, optimizer: Optimizer) -> Self {
-        let (lookups, specs): (Vec<_>, Vec<ParameterSpec>) = tables.into_iter().unzip();
+    /// Makes room for tables `[C, W]`, in which `lookups` are looked up; `optimizer` trains them all.
+    pub fn new(device: &D, lookups: Vec<Lookup>, specs: Vec<ParameterSpec>, optimizer: Optimizer) -> Self {
         let tables = specs.iter().map(|spec| device.table(spec.table_shape())).collect();
         Self { lookups, tables, specs, optimizer }
     }
 
-    /// Columns of all tables together.
+    /// Columns of all lookups together.
     pub fn widths(&self) -> usize {
-        self.specs.iter().map(|spec| spec.columns).sum()
-    }
-
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.tables.len()
+        self.lookups.iter().map(|lookup| self.specs[lookup.table].columns).sum()
     }
 
     /// Whether there are none.

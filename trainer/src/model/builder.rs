@@ -1,53 +1,67 @@
 //! What models are built with: features by name, and layers over them, refused where a job asks for what cannot be.
 
-use millstream_backend::{Activation, Device, IdColumn, Lookup};
+use millstream_backend::{Activation, Device, Float, IdColumn, Lookup};
 use millstream_batch::BatchSchema;
 
 use crate::init::Init;
 use crate::layers::{Cross, Embedding, Linear, Mlp, Tables};
 use crate::model::batch_gradient::BatchGradient;
+use crate::model::embeddings::{EmbeddingKeys, EmbeddingTable, EmbeddingTables};
 use crate::model::error::ModelError;
 use crate::model::features::{Features, IdFeatureColumn};
 use crate::optimizer::Optimizer;
 use crate::parameter::ParameterSpec;
-use crate::spec::{CrossSpec, EmbeddingSpec, HiddenLayerSpec, OptimizerSpec, Pooling};
+use crate::pass::Room;
+use crate::spec::{CrossSpec, EmbeddingSpec, HiddenLayerSpec, OptimizerSpec, Pooling, TrainingSpec};
 
 /// Builds the parts of one model on a device, for batches of a schema.
 pub(super) struct Builder<'a, D: Device> {
     pub(super) device: &'a D,
     schema: &'a BatchSchema,
-    /// The most rows of a pass.
-    rows: usize,
-    id_columns: Vec<IdColumn>,
+    /// What activations take.
+    room: Room,
+    id_columns: Vec<Vec<IdColumn>>,
 }
 
 impl<'a, D: Device> Builder<'a, D> {
-    /// For batches of `schema`, of which at most `micro_batch_rows` rows pass at once, if given.
-    pub(super) fn new(device: &'a D, schema: &'a BatchSchema, micro_batch_rows: Option<u32>) -> Self {
-        let rows = micro_batch_rows.unwrap_or(schema.rows).clamp(1, schema.rows.max(1)) as usize;
-        Self { device, schema, rows, id_columns: Vec::new() }
+    /// For batches of `schema`, trained so: of which at most `micro_batch_rows` rows pass at once, if given.
+    pub(super) fn new(device: &'a D, schema: &'a BatchSchema, training: &TrainingSpec) -> Self {
+        let rows = training.micro_batch_rows.unwrap_or(schema.rows).clamp(1, schema.rows.max(1)) as usize;
+        let room = Room { rows, float: training.precision.activations() };
+        Self { device, schema, room, id_columns: Vec::new() }
     }
 
-    /// Every column of ids that something built looks up, once.
-    pub(super) fn id_columns(mut self) -> Vec<IdColumn> {
+    /// The columns of ids that are looked up in each table of what was built, each group once.
+    pub(super) fn id_columns(mut self) -> Vec<Vec<IdColumn>> {
         self.id_columns.sort();
         self.id_columns.dedup();
         self.id_columns
     }
 
-    /// The most rows of a pass.
-    pub(super) fn rows(&self) -> usize {
-        self.rows
+    /// What activations take.
+    pub(super) fn room(&self) -> Room {
+        self.room
     }
 
-    /// Room for `columns` numbers a row of a pass.
+    /// Room for activations, `columns` numbers a row of a pass.
     pub(super) fn matrix(&self, columns: usize) -> D::Matrix {
-        self.device.matrix(self.rows, columns)
+        self.room.matrix(self.device, columns)
     }
 
-    /// Room for a gradient of `columns` numbers a row, by pass and for the whole batch.
+    /// Room for a logit of each row of a pass, or what becomes of it.
+    pub(super) fn logits(&self) -> D::Matrix {
+        self.room.sums(self.device, 1)
+    }
+
+    /// Room for a gradient by activations of `columns` numbers a row, by pass and for the whole batch.
     pub(super) fn batch_gradient(&self, columns: usize) -> BatchGradient<D> {
-        BatchGradient::new(self.device, (self.rows, self.schema.rows as usize), columns)
+        BatchGradient::new(self.device, self.room, self.schema.rows as usize, columns)
+    }
+
+    /// The same by the logits.
+    pub(super) fn by_logits(&self) -> BatchGradient<D> {
+        let room = Room { float: Float::F32, ..self.room };
+        BatchGradient::new(self.device, room, self.schema.rows as usize, 1)
     }
 
     /// The features that the list at `key` names.
@@ -78,46 +92,62 @@ impl<'a, D: Device> Builder<'a, D> {
         if optimizer.is_row_wise() { Err(ModelError::RowWise { key }) } else { Ok(optimizer) }
     }
 
-    /// A linear model over `features`, its parameters named after it.
+    /// A linear model over `features`, its parameters named after it. Each feature has weights of its own.
     pub(super) fn linear(
         &mut self,
         name: &str,
         features: &Features,
         optimizer: Optimizer,
     ) -> Result<Linear<D>, ModelError> {
-        let pooling = millstream_backend::Pooling::Sum;
-        let tables = self.tables(&features.ids, pooling, optimizer, |feature| {
+        let table = |feature: &IdFeatureColumn| {
             let name = format!("{name}.ids.{}", feature.name);
             ParameterSpec::column(name, feature.cardinality, Init::Zeros, optimizer)
-        })?;
+        };
+        let tables = features.ids.iter().map(table).collect::<Result<Vec<_>, _>>()?;
+        let pooling = millstream_backend::Pooling::Sum;
+        let lookups = features.ids.iter().enumerate();
+        let lookups = lookups.map(|(table, feature)| (feature.column, table, pooling));
+        let tables = self.tables(lookups.collect(), tables, optimizer);
         Ok(Linear::new(self.device, name, tables, features.dense.clone(), optimizer)?)
     }
 
-    /// Embeddings of the features of ids, named `PREFIXembedding.FEATURE`, beside those of numbers. `keys` are
-    /// those of width and optimizer.
+    /// Embeddings of the features of ids, tables named `PREFIXembedding.TABLE`, beside those of numbers.
     pub(super) fn embedding(
         &mut self,
         prefix: &str,
-        (dim_key, optimizer_key): (&'static str, &'static str),
+        keys: EmbeddingKeys,
         spec: &EmbeddingSpec,
         features: Features,
     ) -> Result<Embedding<D>, ModelError> {
-        let width = spec.dim as usize;
-        if width == 0 && !features.ids.is_empty() {
-            let expected = "an embedding has at least one column";
-            return Err(ModelError::Empty { key: dim_key, expected });
-        }
-        let pooling = match spec.pooling {
-            Pooling::Sum => millstream_backend::Pooling::Sum,
-            Pooling::Mean => millstream_backend::Pooling::Mean,
-            Pooling::SqrtN => millstream_backend::Pooling::SqrtN,
+        let EmbeddingTables { tables, lookups } = EmbeddingTables::resolve(keys, spec, &features.ids)?;
+        let optimizer = self.embedding_optimizer(keys.optimizer, &spec.optimizer)?;
+        let table = |table: &EmbeddingTable| {
+            let (name, shape) = (format!("{prefix}embedding.{}", table.name), (table.rows, table.width));
+            ParameterSpec::matrix(name, shape, Init::embedding(table.init, table.rows), optimizer)
         };
-        let optimizer = self.embedding_optimizer(optimizer_key, &spec.optimizer)?;
-        let tables = self.tables(&features.ids, pooling, optimizer, |feature| {
-            let name = format!("{prefix}embedding.{}", feature.name);
-            ParameterSpec::matrix(name, (feature.cardinality, width), Init::embedding(), optimizer)
-        })?;
+        let tables = tables.iter().map(table).collect::<Result<Vec<_>, _>>()?;
+        let lookups = features.ids.iter().zip(lookups).map(|(feature, lookup)| {
+            let pooling = match lookup.pooling {
+                Pooling::Sum => millstream_backend::Pooling::Sum,
+                Pooling::Mean => millstream_backend::Pooling::Mean,
+                Pooling::SqrtN => millstream_backend::Pooling::SqrtN,
+            };
+            (feature.column, lookup.table, pooling)
+        });
+        let tables = self.tables(lookups.collect(), tables, optimizer);
         Ok(Embedding { tables, dense: features.dense })
+    }
+
+    /// The same of `model`, which computes with vectors of one width; and that width.
+    pub(super) fn embedding_of_one_width(
+        &mut self,
+        model: &'static str,
+        spec: &EmbeddingSpec,
+        features: Features,
+    ) -> Result<(Embedding<D>, usize), ModelError> {
+        let keys = EmbeddingKeys::MODEL;
+        let width = EmbeddingTables::resolve(keys, spec, &features.ids)?.one_width(keys, model)?;
+        Ok((self.embedding("", keys, spec, features)?, width))
     }
 
     /// Hidden layers whose widths are at `key`, then one of `last`.
@@ -154,18 +184,23 @@ impl<'a, D: Device> Builder<'a, D> {
         Ok(Cross::new(self.device, width, spec, optimizer)?)
     }
 
+    /// Tables of `specs`, with the number of the table and the pooling of what each column gives, in that order.
     fn tables(
         &mut self,
-        features: &[IdFeatureColumn],
-        pooling: millstream_backend::Pooling,
+        lookups: Vec<(IdColumn, usize, millstream_backend::Pooling)>,
+        specs: Vec<ParameterSpec>,
         optimizer: Optimizer,
-        spec: impl Fn(&IdFeatureColumn) -> Result<ParameterSpec, crate::parameter::TooLarge>,
-    ) -> Result<Tables<D>, ModelError> {
-        let table = |feature: &IdFeatureColumn| {
-            Ok::<_, ModelError>((Lookup { column: feature.column, pooling }, spec(feature)?))
-        };
-        let tables = features.iter().map(table).collect::<Result<Vec<_>, _>>()?;
-        self.id_columns.extend(features.iter().map(|feature| feature.column));
-        Ok(Tables::new(self.device, tables, optimizer))
+    ) -> Tables<D> {
+        let mut first = 0;
+        let lookups = lookups.into_iter().map(|(column, table, pooling)| {
+            let lookup = Lookup { column, pooling, table, first };
+            first += specs[table].columns;
+            lookup
+        });
+        let mut lookups: Vec<Lookup> = lookups.collect();
+        lookups.sort_by_key(|lookup| lookup.table);
+        let groups = lookups.chunk_by(|one, next| one.table == next.table);
+        self.id_columns.extend(groups.map(|group| group.iter().map(|lookup| lookup.column).collect()));
+        Tables::new(self.device, lookups, specs, optimizer)
     }
 }

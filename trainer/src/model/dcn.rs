@@ -18,6 +18,7 @@ use crate::layers::{
 use crate::learner::Learner;
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
+use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
@@ -62,17 +63,16 @@ struct Work<D: Device> {
 impl<D: Device> Dcn<D> {
     pub(super) fn new(builder: &mut Builder<'_, D>, spec: &DcnSpec) -> Result<Self, ModelError> {
         let features = builder.some_features("model.features", &spec.features)?;
-        let keys = ("model.embedding_dim", "model.embedding_optimizer");
-        let embedding = builder.embedding("", keys, &spec.embedding, features)?;
+        let embedding = builder.embedding("", EmbeddingKeys::MODEL, &spec.embedding, features)?;
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
-        let (rows, width, device) = (builder.rows(), embedding.outputs(), builder.device);
+        let (room, width, device) = (builder.room(), embedding.outputs(), builder.device);
         let cross = builder.cross(width, &spec.cross, optimizer)?;
         let output = match spec.structure {
             DcnStructure::Stacked => None,
             DcnStructure::Parallel => {
                 let (shape, activation) = ((width, 1), Activation::Identity);
                 let layer = Dense::without_bias(device, "cross.output", shape, activation, optimizer)?;
-                Some(CrossOutput { layer, logits: builder.matrix(1) })
+                Some(CrossOutput { layer, logits: builder.logits() })
             }
         };
         let hidden = ("model.hidden", spec.hidden.as_slice(), &spec.hidden_layer);
@@ -80,14 +80,14 @@ impl<D: Device> Dcn<D> {
         Ok(Self {
             saved: Saved {
                 input: builder.matrix(width),
-                cross: CrossActivations::new(device, rows, &cross),
-                deep: MlpActivations::new(device, rows, &deep),
+                cross: CrossActivations::new(device, room, &cross),
+                deep: MlpActivations::new(device, room, &deep),
             },
             work: Work {
                 by_input: builder.batch_gradient(width),
                 by_cross: builder.matrix(width),
-                cross: CrossGradients::new(device, rows, &cross),
-                deep: MlpGradients::new(device, rows, &deep),
+                cross: CrossGradients::new(device, room, &cross),
+                deep: MlpGradients::new(device, room, &deep),
             },
             embedding,
             cross,

@@ -44,13 +44,13 @@ impl<D: Device> Deep<D> {
         outputs: usize,
         optimizer: Optimizer,
     ) -> Result<Self, ModelError> {
-        let (rows, embedded) = (builder.rows(), embedding.embedded());
+        let (room, embedded) = (builder.room(), embedding.embedded());
         let last = (outputs, Activation::Identity);
         let mlp = builder.mlp(name, embedding.outputs(), hidden, last, optimizer)?;
         Ok(Self {
             input: builder.matrix(embedding.outputs()),
-            saved: MlpActivations::new(builder.device, rows, &mlp),
-            work: MlpGradients::new(builder.device, rows, &mlp),
+            saved: MlpActivations::new(builder.device, room, &mlp),
+            work: MlpGradients::new(builder.device, room, &mlp),
             by_embedding: (embedded > 0).then(|| builder.batch_gradient(embedded)),
             embedding,
             mlp,

@@ -38,10 +38,9 @@ impl<D: Device> DeepFm<D> {
         }
         let linear_optimizer = builder.optimizer("model.linear_optimizer", &spec.linear_optimizer)?;
         let linear = builder.linear("linear", &features, linear_optimizer)?;
-        let keys = ("model.embedding_dim", "model.embedding_optimizer");
-        let embedding = builder.embedding("", keys, &spec.embedding, features)?;
+        let (embedding, width) = builder.embedding_of_one_width("DeepFM", &spec.embedding, features)?;
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
-        let vectors = (embedding.tables.len(), spec.embedding.dim as usize);
+        let vectors = (embedding.tables.lookups.len(), width);
         let hidden = ("model.hidden", spec.hidden.as_slice(), &spec.hidden_layer);
         Ok(Self { linear, deep: Deep::new(builder, embedding, hidden, optimizer)?, vectors })
     }

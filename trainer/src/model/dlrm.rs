@@ -16,11 +16,12 @@ use crate::layers::{
 use crate::learner::Learner;
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
+use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
 use crate::pass::Pass;
-use crate::spec::{DlrmInteraction, DlrmSpec};
+use crate::spec::{DlrmInteraction, DlrmSpec, EmbeddingDim};
 
 /// The model. `V` is the number of vectors, the embeddings' and one of the dense columns; `W` their width.
 pub(super) struct Dlrm<D: Device> {
@@ -87,16 +88,26 @@ impl<D: Device> Dlrm<D> {
         }
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
         let dense = std::mem::take(&mut features.dense);
-        let dense = Embedding { tables: Tables::new(builder.device, Vec::new(), optimizer), dense };
-        let keys = ("model.embedding_dim", "model.embedding_optimizer");
-        let embedding = builder.embedding("", keys, &spec.embedding, features)?;
-        let (rows, width, device) = (builder.rows(), spec.embedding.dim as usize, builder.device);
+        let dense =
+            Embedding { tables: Tables::new(builder.device, Vec::new(), Vec::new(), optimizer), dense };
+        let (embedding, width) = match spec.interaction {
+            DlrmInteraction::Dot => builder.embedding_of_one_width("DLRM", &spec.embedding, features)?,
+            DlrmInteraction::Cross(_) => {
+                let keys = EmbeddingKeys::MODEL;
+                // That of what the dense columns become.
+                let EmbeddingDim::Columns(width) = spec.embedding.dim else {
+                    return Err(ModelError::Widths { key: keys.dim, model: "DLRM" });
+                };
+                (builder.embedding("", keys, &spec.embedding, features)?, width as usize)
+            }
+        };
+        let (room, device) = (builder.room(), builder.device);
         let hidden = ("model.bottom", spec.bottom.as_slice(), &spec.hidden_layer);
         let bottom = builder.mlp("bottom", dense.outputs(), hidden, (width, Activation::Relu), optimizer)?;
         let columns = width + embedding.outputs();
         let (interaction, outputs) = match &spec.interaction {
             DlrmInteraction::Dot => {
-                let vectors = 1 + embedding.tables.len();
+                let vectors = 1 + embedding.tables.lookups.len();
                 let outputs = width + vectors * (vectors - 1) / 2;
                 let (output, by_output) = (builder.matrix(outputs), builder.matrix(outputs));
                 (Interaction::Dot(DotWork { output, by_output }), outputs)
@@ -104,8 +115,8 @@ impl<D: Device> Dlrm<D> {
             DlrmInteraction::Cross(spec) => {
                 let layers = builder.cross(columns, spec, optimizer)?;
                 let work = CrossWork {
-                    saved: CrossActivations::new(device, rows, &layers),
-                    work: CrossGradients::new(device, rows, &layers),
+                    saved: CrossActivations::new(device, room, &layers),
+                    work: CrossGradients::new(device, room, &layers),
                     by_output: builder.matrix(columns),
                     layers,
                 };
@@ -117,15 +128,15 @@ impl<D: Device> Dlrm<D> {
         Ok(Self {
             saved: Saved {
                 dense: builder.matrix(dense.outputs()),
-                bottom: MlpActivations::new(device, rows, &bottom),
+                bottom: MlpActivations::new(device, room, &bottom),
                 vectors: builder.matrix(columns),
-                top: MlpActivations::new(device, rows, &top),
+                top: MlpActivations::new(device, room, &top),
             },
             work: Work {
-                bottom: MlpGradients::new(device, rows, &bottom),
+                bottom: MlpGradients::new(device, room, &bottom),
                 by_bottom: builder.matrix(width),
                 by_vectors: builder.batch_gradient(columns),
-                top: MlpGradients::new(device, rows, &top),
+                top: MlpGradients::new(device, room, &top),
             },
             dense,
             bottom,

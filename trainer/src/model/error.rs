@@ -50,6 +50,24 @@ pub enum ModelError {
         /// What it should be.
         expected: &'static str,
     },
+    /// A table of embeddings that cannot be as the job has it.
+    #[error("{key}.{table}: {message}")]
+    Table {
+        /// The job's key of all tables.
+        key: &'static str,
+        /// Its name.
+        table: String,
+        /// What is wrong, and what was expected.
+        message: String,
+    },
+    /// Embeddings of several widths, or of none in particular, where a model computes with one.
+    #[error("{key}: {model} needs embeddings of one width, a number")]
+    Widths {
+        /// The job's key.
+        key: &'static str,
+        /// The model's name.
+        model: &'static str,
+    },
     /// A constant of an optimizer out of its range.
     #[error("{key}: {source}")]
     Optimizer {

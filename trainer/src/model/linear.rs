@@ -22,7 +22,7 @@ impl<D: Device> LinearModel<D> {
     pub(super) fn new(builder: &mut Builder<'_, D>, spec: &LinearSpec) -> Result<Self, ModelError> {
         let features = builder.some_features("model.features", &spec.features)?;
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
-        Ok(Self { linear: builder.linear("linear", &features, optimizer)?, logits: builder.matrix(1) })
+        Ok(Self { linear: builder.linear("linear", &features, optimizer)?, logits: builder.logits() })
     }
 }
 

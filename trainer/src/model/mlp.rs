@@ -6,6 +6,7 @@ use millstream_backend::{Backend, Device};
 use crate::learner::Learner;
 use crate::model::builder::Builder;
 use crate::model::deep::Deep;
+use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
@@ -20,8 +21,7 @@ pub(super) struct MlpModel<D: Device> {
 impl<D: Device> MlpModel<D> {
     pub(super) fn new(builder: &mut Builder<'_, D>, spec: &MlpSpec) -> Result<Self, ModelError> {
         let features = builder.some_features("model.features", &spec.features)?;
-        let keys = ("model.embedding_dim", "model.embedding_optimizer");
-        let embedding = builder.embedding("", keys, &spec.embedding, features)?;
+        let embedding = builder.embedding("", EmbeddingKeys::MODEL, &spec.embedding, features)?;
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
         let hidden = ("model.hidden", spec.hidden.as_slice(), &spec.hidden_layer);
         Ok(Self { deep: Deep::new(builder, embedding, hidden, optimizer)? })

@@ -9,11 +9,13 @@ mod dcn;
 mod deep;
 mod deepfm;
 mod dlrm;
+pub(crate) mod embeddings;
 mod error;
 pub(crate) mod features;
 mod linear;
 mod mlp;
 mod network;
+mod scaling;
 mod two_tower;
 mod wide_deep;
 
@@ -30,6 +32,8 @@ use batch_gradient::BatchGradient;
 use builder::Builder;
 pub use error::ModelError;
 use network::Network;
+pub use scaling::LossScale;
+use scaling::Scaling;
 
 /// A model on a backend, of any kind.
 pub struct Model<B: Backend> {
@@ -55,7 +59,9 @@ struct Parts<D: Device> {
     rows: usize,
     /// Loss and weight, `[1, 2]`.
     sums: D::Matrix,
-    /// What gradients are multiplied by, `[1, 1]`.
+    /// What the loss is multiplied by, where it is.
+    scaling: Option<Scaling<D>>,
+    /// What gradients are multiplied by, `[1, 1]`; 0 skips the step.
     scale: D::Matrix,
     /// Of all gradients, `[1, 1]`.
     squares: D::Matrix,
@@ -105,17 +111,18 @@ impl<D: Device> Parts<D> {
         if in_parts && spec.normalizes_batches() {
             return Err(ModelError::PartsNormalized);
         }
-        let mut builder = Builder::new(device, schema, training.micro_batch_rows);
+        let mut builder = Builder::new(device, schema, training);
         let network = Network::new(&mut builder, spec)?;
         Ok(Self {
             network,
             batch: device.batch(schema),
-            by_logits: builder.batch_gradient(1),
-            rows: builder.rows(),
+            by_logits: builder.by_logits(),
+            rows: builder.room().rows,
             sums: device.matrix(1, 2),
+            scaling: training.precision.scales_loss().then(|| Scaling::new(device, &training.loss_scale)),
             scale: device.matrix(1, 1),
             squares: device.matrix(1, 1),
-            probabilities: builder.matrix(1),
+            probabilities: builder.logits(),
             plan: device.row_plan(schema, &builder.id_columns()),
         })
     }
@@ -143,6 +150,9 @@ impl<B: Backend> Model<B> {
             stored.initialise(&backend, spec, training.seed);
         }
         backend.write_matrix(&mut parts.scale, &[B::Scalar::from_f64(1.0)]);
+        if let Some(scaling) = &mut parts.scaling {
+            scaling.set(&backend, scaling.known);
+        }
         Ok(Self {
             host: vec![B::Scalar::default(); parts.rows],
             seed: training.seed,
@@ -156,13 +166,14 @@ impl<B: Backend> Model<B> {
 
     /// Takes one optimizer step on `batch`; returns its loss before the step.
     ///
-    /// A batch of no rows changes nothing.
+    /// A batch of no rows changes nothing. Where the loss is scaled, a gradient that is not finite skips the step.
     ///
     /// # Errors
     /// When the batch is not of the model's schema, or an id is out of range; then no step was taken.
     pub fn train_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<LossSum, BatchError> {
         let Self { backend, parts, seed, loss, clip, .. } = self;
-        let Parts { network, batch: uploaded, plan, by_logits, rows: most, sums, scale, squares, .. } = parts;
+        let Parts { network, batch: uploaded, plan, by_logits, rows: most, sums, .. } = parts;
+        let Parts { scaling, scale, squares, .. } = parts;
         backend.upload(batch, uploaded)?;
         let rows = batch.rows();
         if rows == 0 {
@@ -175,20 +186,35 @@ impl<B: Backend> Model<B> {
             network.forward(backend, uploaded, &pass);
             let of_pass = by_logits.of_pass();
             network.loss(backend, loss, uploaded, &pass, of_pass, sums);
+            if let Some(scaling) = scaling {
+                network.scale(backend, &pass, &scaling.state, of_pass);
+            }
             network.backward(backend, uploaded, &pass, of_pass);
             by_logits.keep(backend, &pass);
         }
         let by_logits = by_logits.of_batch();
         let touched = (&*uploaded, &*plan);
-        if let Some(norm) = clip.norm {
+        let norm = clip.norm.map(f64::from);
+        if norm.is_some() || scaling.is_some() {
             backend.clear(1, squares);
             network.learn(by_logits, &mut Measure { backend, touched, squares });
-            backend.clip_scale(norm.into(), squares, scale);
+        }
+        let mut step = step;
+        match (scaling.as_mut(), norm) {
+            (Some(Scaling { rule, state, known }), norm) => {
+                step.number -= u64::from(known.skipped_steps);
+                backend.unscale(rule, norm, squares, state, scale);
+            }
+            (None, Some(norm)) => backend.clip_scale(norm, squares, scale),
+            (None, None) => {}
         }
         let clip = clip.value.map_or(f64::INFINITY, f64::from);
         network.learn(by_logits, &mut Descent { backend, touched, scale, clip, step });
         let mut values = [B::Scalar::default(); 2];
         backend.read_matrix(sums, &mut values);
+        if let Some(scaling) = scaling {
+            scaling.read(backend);
+        }
         Ok(LossSum { loss: values[0].to_f64(), weight: values[1].to_f64() })
     }
 
@@ -223,6 +249,18 @@ impl<B: Backend> Model<B> {
     /// Whether scores are numbers of any size, which rank rows and are no probabilities.
     pub fn scores_are_logits(&self) -> bool {
         self.scores_are_logits
+    }
+
+    /// Where the loss scale stands, where there is one.
+    pub fn loss_scale(&self) -> Option<LossScale> {
+        self.parts.scaling.as_ref().map(|scaling| scaling.known)
+    }
+
+    /// From here on it stands at `scale`, where there is one.
+    pub fn set_loss_scale(&mut self, scale: LossScale) {
+        if let Some(scaling) = &mut self.parts.scaling {
+            scaling.set(&self.backend, scale);
+        }
     }
 
     /// Every tensor, in the order of [`Model::read_tensors`].

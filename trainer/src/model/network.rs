@@ -37,6 +37,11 @@ pub(super) trait Compute<B: Backend> {
         backend.loss(loss, batch, pass.rows.clone(), self.logits(), by_logits, sums);
     }
 
+    /// Multiplies what the last call of [`Compute::loss`] gave for a gradient by the number in `factor`, `[1, 1]` or wider.
+    fn scale(&mut self, backend: &B, pass: &Pass, factor: &B::Matrix, by_logits: &mut B::Matrix) {
+        backend.multiply(pass.len(), factor, by_logits);
+    }
+
     /// Computes the gradients by all parameters but tables, and by what tables gave, from that by the logits,
     /// `[B, 1]`, which stays as it is: a logit is linear in the layer before it.
     fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix);

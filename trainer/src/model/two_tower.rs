@@ -11,12 +11,15 @@
 //! of all rows of the batch (equations 3 to 5): the other rows are what it was not. So rows see each other, and a batch
 //! does not pass in parts. The towers meet in the score alone: each is of use without the other, items' vectors in an
 //! index of neighbours and queries' to ask it.
+//!
+//! What the towers give, and all that follows, is in single precision.
 
 use millstream_backend::{Backend, Device, IdColumn, InBatchSoftmax, Loss};
 
 use crate::learner::Learner;
 use crate::model::builder::Builder;
 use crate::model::deep::Deep;
+use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::model::features::Features;
 use crate::model::network::Compute;
@@ -49,24 +52,21 @@ struct Tower<D: Device> {
 /// Where a job says what a tower is.
 struct Keys {
     features: &'static str,
-    dim: &'static str,
-    embedding_optimizer: &'static str,
+    embedding: EmbeddingKeys,
     hidden: &'static str,
     optimizer: &'static str,
 }
 
 const QUERY: Keys = Keys {
     features: "model.query.features",
-    dim: "model.query.embedding_dim",
-    embedding_optimizer: "model.query.embedding_optimizer",
+    embedding: EmbeddingKeys::QUERY,
     hidden: "model.query.hidden",
     optimizer: "model.query.optimizer",
 };
 
 const ITEM: Keys = Keys {
     features: "model.item.features",
-    dim: "model.item.embedding_dim",
-    embedding_optimizer: "model.item.embedding_optimizer",
+    embedding: EmbeddingKeys::ITEM,
     hidden: "model.item.hidden",
     optimizer: "model.item.optimizer",
 };
@@ -88,8 +88,8 @@ impl<D: Device> TwoTower<D> {
             item: Tower::new(builder, "item", &ITEM, item, vectors)?,
             temperature: f64::from(*temperature),
             item_id: item_id.as_ref().map(|name| Self::find_id(builder, name)).transpose()?,
-            logits: builder.matrix(1),
-            softmax: builder.device.softmax_work(builder.rows(), *dim as usize),
+            logits: builder.logits(),
+            softmax: builder.device.softmax_work(builder.room().rows, *dim as usize),
         })
     }
 
@@ -113,14 +113,13 @@ impl<D: Device> Tower<D> {
         (dim, normalize): (usize, bool),
     ) -> Result<Self, ModelError> {
         let features = builder.some_features(keys.features, &spec.features)?;
-        let of_embedding = (keys.dim, keys.embedding_optimizer);
-        let embedding = builder.embedding(&format!("{name}."), of_embedding, &spec.embedding, features)?;
+        let embedding = builder.embedding(&format!("{name}."), keys.embedding, &spec.embedding, features)?;
         let optimizer = builder.optimizer(keys.optimizer, &spec.optimizer)?;
         let hidden = (keys.hidden, spec.hidden.as_slice(), &spec.hidden_layer);
         Ok(Self {
             deep: Deep::named(builder, name, embedding, hidden, dim, optimizer)?,
-            unit: normalize.then(|| builder.matrix(dim)),
-            by_vectors: builder.matrix(dim),
+            unit: normalize.then(|| builder.room().sums(builder.device, dim)),
+            by_vectors: builder.room().sums(builder.device, dim),
         })
     }
 
@@ -176,6 +175,12 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
         let softmax = InBatchSoftmax { batch, queries, items, temperature: *temperature, item_id: *item_id };
         let (by_queries, by_items) = (&mut query.by_vectors, &mut item.by_vectors);
         backend.in_batch_softmax(&softmax, work, by_queries, by_items, sums);
+    }
+
+    fn scale(&mut self, backend: &B, pass: &Pass, factor: &B::Matrix, _by_logits: &mut B::Matrix) {
+        for tower in [&mut self.query, &mut self.item] {
+            backend.multiply(pass.len(), factor, &mut tower.by_vectors);
+        }
     }
 
     fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, _by_logits: &mut B::Matrix) {

@@ -13,11 +13,12 @@ use crate::layers::Linear;
 use crate::learner::Learner;
 use crate::model::builder::Builder;
 use crate::model::deep::Deep;
+use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
 use crate::pass::Pass;
-use crate::spec::{EmbeddingSpec, WideDeepSpec};
+use crate::spec::WideDeepSpec;
 
 /// The model.
 pub(super) struct WideDeep<D: Device> {
@@ -34,13 +35,12 @@ impl<D: Device> WideDeep<D> {
         let optimizer = builder.optimizer("model.wide.optimizer", &wide.optimizer)?;
         let linear = builder.linear("wide", &features, optimizer)?;
         let features = builder.some_features("model.deep.features", &deep.features)?;
-        let (key, optimizer) = match deep.embedding_optimizer {
-            Some(optimizer) => ("model.deep.embedding_optimizer", optimizer),
-            None => ("model.deep.optimizer", deep.optimizer),
+        let optimizer = match deep.embedding_optimizer {
+            Some(_) => EmbeddingKeys::DEEP.optimizer,
+            None => "model.deep.optimizer",
         };
-        let keys = ("model.deep.embedding_dim", key);
-        let embedding = EmbeddingSpec { dim: deep.embedding_dim, pooling: deep.pooling, optimizer };
-        let embedding = builder.embedding("deep.", keys, &embedding, features)?;
+        let keys = EmbeddingKeys { optimizer, ..EmbeddingKeys::DEEP };
+        let embedding = builder.embedding("deep.", keys, &deep.embedding(), features)?;
         let optimizer = builder.optimizer("model.deep.optimizer", &deep.optimizer)?;
         let hidden = ("model.deep.hidden", deep.hidden.as_slice(), &deep.hidden_layer);
         Ok(Self { wide: linear, deep: Deep::new(builder, embedding, hidden, optimizer)? })

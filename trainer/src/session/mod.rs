@@ -20,7 +20,7 @@ use millstream_batch::{BatchRef, BatchSchema};
 use crate::checkpoint::{Checkpoint, CheckpointError, Element, Extent, Image, Progress, Snapshot};
 use crate::loss::LossSum;
 use crate::metrics::{Metrics, MetricsError};
-use crate::model::{ModelError, NamedTensor, TensorRole};
+use crate::model::{LossScale, ModelError, NamedTensor, TensorRole};
 use crate::spec::{ModelSpec, Precision, ScheduleSpec, TrainingSpec};
 use crate::warm_start::WarmStart;
 pub use judge::{BestSpec, Evaluated, JudgeSpec, Standing, StoppingSpec};
@@ -42,6 +42,17 @@ pub enum SessionError {
         step: u64,
         /// Its mean loss.
         loss: f64,
+    },
+    /// Training in half precision has diverged.
+    #[error(
+        "gradients of step {step} overflowed even at a loss scale of {scale:e}: training has diverged (is a learning \
+         rate too high, or a feature of numbers not normalised?)"
+    )]
+    Overflow {
+        /// Which step, from 1.
+        step: u64,
+        /// What the loss was multiplied by.
+        scale: f32,
     },
     /// Rows that have no metrics.
     #[error(transparent)]
@@ -82,8 +93,21 @@ pub struct Session<B: Backend> {
     standing: Standing,
     position: Vec<u8>,
     position_in_eval: Vec<u8>,
-    diverged: Option<f64>,
+    diverged: Option<Divergence>,
 }
+
+/// How training diverged.
+#[derive(Clone, Copy)]
+enum Divergence {
+    /// A step's mean loss is not finite.
+    Loss(f64),
+    /// Gradients overflowed at this loss scale.
+    Scale(f32),
+}
+
+/// A gradient of 1 is no normal number of half precision any more where the loss scale is below: there is nothing to
+/// learn from, and smaller scales are not tried.
+const LEAST_LOSS_SCALE: f32 = 1.0 / (1 << 14) as f32;
 
 /// What an evaluation came to.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -141,16 +165,26 @@ where
         self.judge = judge;
     }
 
-    /// Takes a step on `batch`; returns its loss before the step.
+    /// Takes a step on `batch`; returns its loss before the step, over no weight where that is not finite and the step
+    /// was skipped for it.
     ///
     /// # Errors
-    /// When the batch is not the model's; then nothing was changed. When the loss is not finite; then
-    /// the session is good for nothing more.
+    /// When the batch is not the model's; then nothing was changed. When the loss of a step that was taken is not
+    /// finite, or gradients overflow however small the loss scale is; then the session is good for nothing more.
     pub fn train(&mut self, batch: BatchRef<'_>) -> Result<LossSum, SessionError> {
-        let loss = self.scorer.model.train_step(batch, self.schedule.step(self.step + 1))?;
+        let before = self.loss_scale();
+        let mut loss = self.scorer.model.train_step(batch, self.schedule.step(self.step + 1))?;
         self.step += 1;
-        if !loss.loss.is_finite() {
-            self.diverged = Some(loss.mean());
+        let skipped = before.filter(|before| Some(before.skipped_steps) < self.skipped_steps());
+        if let Some(before) = skipped {
+            if before.scale < LEAST_LOSS_SCALE {
+                self.diverged = Some(Divergence::Scale(before.scale));
+            }
+            if !loss.loss.is_finite() {
+                loss = LossSum::default();
+            }
+        } else if !loss.loss.is_finite() {
+            self.diverged = Some(Divergence::Loss(loss.mean()));
         }
         self.refuse_divergence()?;
         let header = batch.header();
@@ -230,6 +264,15 @@ where
         self.step
     }
 
+    /// Where the loss scale stands, in half precision.
+    pub fn loss_scale(&self) -> Option<LossScale> {
+        self.scorer.model.loss_scale()
+    }
+
+    fn skipped_steps(&self) -> Option<u32> {
+        self.loss_scale().map(|scale| scale.skipped_steps)
+    }
+
     /// How far the steps have come.
     pub fn progress(&self) -> Progress {
         self.progress
@@ -299,6 +342,9 @@ where
         self.eval_due = theirs.eval_due;
         self.standing.clone_from(&theirs.standing);
         self.position.clone_from(&theirs.position);
+        if let Some(scale) = theirs.loss_scale {
+            self.scorer.model.set_loss_scale(scale);
+        }
         self.diverged = None;
         Ok(())
     }
@@ -325,12 +371,14 @@ where
             schema: self.scorer.schema.clone(),
             seed: self.seed,
             precision: self.precision,
+            loss_scale: self.loss_scale(),
         }
     }
 
     fn refuse_divergence(&self) -> Result<(), SessionError> {
         match self.diverged {
-            Some(loss) => Err(SessionError::NotFinite { step: self.step, loss }),
+            Some(Divergence::Loss(loss)) => Err(SessionError::NotFinite { step: self.step, loss }),
+            Some(Divergence::Scale(scale)) => Err(SessionError::Overflow { step: self.step, scale }),
             None => Ok(()),
         }
     }

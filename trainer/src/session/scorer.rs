@@ -42,7 +42,9 @@ where
         if let Some(difference) = difference {
             return Err(SessionError::Mismatch { path: checkpoint.path().to_owned(), difference });
         }
-        let training = TrainingSpec { seed: trained.seed, ..TrainingSpec::default() };
+        // A score is that of an evaluation during training: of the same arithmetic.
+        let (seed, precision) = (trained.seed, trained.precision);
+        let training = TrainingSpec { seed, precision, ..TrainingSpec::default() };
         let mut scorer = Self::new(backend, &trained.model, schema, &training)?;
         scorer.load(checkpoint, Extent::Scoring)?;
         Ok(scorer)

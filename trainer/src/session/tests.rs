@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod background;
+mod precision;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +14,9 @@ use millstream_batch::{BatchBuffer, BatchHeader, IdFeature, RaggedFeature, SlotL
 use super::*;
 use crate::checkpoint::{Carried, CheckpointStore, MANIFEST, MODEL_PART, OPTIMIZER_PART, OnDamage, Writer};
 use crate::metrics::{Accumulator, Metric, Scored};
-use crate::spec::{DeepSpec, HiddenLayerSpec, LinearSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec};
+use crate::spec::{
+    DeepSpec, EmbeddingInit, HiddenLayerSpec, LinearSpec, OptimizerSpec, Pooling, WideDeepSpec, WideSpec,
+};
 
 const KEEP: u32 = 2;
 fn carried() -> Vec<Carried> {
@@ -54,7 +57,9 @@ fn wide_deep() -> WideDeepSpec {
         wide: WideSpec { features: features(&["a", "b", "c"]), optimizer: ftrl },
         deep: DeepSpec {
             features: features(&["x", "y", "a", "c"]),
-            embedding_dim: 4,
+            embedding_dim: 4.into(),
+            embedding_init: EmbeddingInit::default(),
+            embeddings: Vec::new(),
             embedding_optimizer: None,
             hidden: vec![8, 4],
             hidden_layer: HiddenLayerSpec::default(),

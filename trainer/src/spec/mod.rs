@@ -1,19 +1,22 @@
 //! What a job asks of training, resolved.
 
+mod embedding;
 mod loss;
 mod model;
 mod optimizer;
+mod precision;
 mod schedule;
 
 use serde::{Deserialize, Serialize};
 
+pub use embedding::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, Pooling, TableSpec};
 pub use loss::LossSpec;
 pub use model::{
-    CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec,
-    HiddenLayerSpec, LinearSpec, MlpSpec, ModelSpec, Normalization, Pooling, TwoTowerSpec, WideDeepSpec,
-    WideSpec,
+    CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, HiddenLayerSpec,
+    LayerInit, LinearSpec, MlpSpec, ModelSpec, Normalization, TwoTowerSpec, WideDeepSpec, WideSpec,
 };
 pub use optimizer::{AdamSpec, OptimizerSpec};
+pub use precision::{LossScaleSpec, Precision};
 pub use schedule::{DecaySpec, ScheduleSpec};
 
 /// How the job trains.
@@ -34,6 +37,9 @@ pub struct TrainingSpec {
     pub micro_batch_rows: Option<u32>,
     /// Arithmetic of the step.
     pub precision: Precision,
+    /// How the loss is scaled, where the precision asks for it.
+    #[serde(default)]
+    pub loss_scale: LossScaleSpec,
     /// Threads of the CPU backend; `None` for one a core.
     pub threads: Option<u32>,
 }
@@ -47,11 +53,7 @@ pub struct ClipSpec {
     pub value: Option<f32>,
 }
 
-/// Arithmetic of the step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    /// IEEE single precision throughout.
-    #[default]
-    Fp32,
+/// What is not told, so that what a job did not ask for does not change what is known of it.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::OptimizerSpec;
+use super::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, OptimizerSpec, Pooling, TableSpec, is_default};
 
 /// A model, by kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -64,17 +64,6 @@ pub struct LinearSpec {
     /// Names of its features.
     pub features: Vec<String>,
     /// Trains all of it.
-    pub optimizer: OptimizerSpec,
-}
-
-/// The embeddings of a model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct EmbeddingSpec {
-    /// Width of every embedding.
-    pub dim: u32,
-    /// How a multi-valued feature's embeddings become one.
-    pub pooling: Pooling,
-    /// Trains them.
     pub optimizer: OptimizerSpec,
 }
 
@@ -223,8 +212,8 @@ pub struct WideSpec {
 pub struct DeepSpec {
     /// Names of its features.
     pub features: Vec<String>,
-    /// Width of every embedding.
-    pub embedding_dim: u32,
+    /// Width of an embedding.
+    pub embedding_dim: EmbeddingDim,
     /// Widths of the hidden layers.
     pub hidden: Vec<u32>,
     /// What else they do.
@@ -232,11 +221,30 @@ pub struct DeepSpec {
     pub hidden_layer: HiddenLayerSpec,
     /// How a multi-valued feature's embeddings become one.
     pub pooling: Pooling,
+    /// What embeddings start from.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub embedding_init: EmbeddingInit,
     /// Trains the layers.
     pub optimizer: OptimizerSpec,
     /// Trains the embeddings; as the layers, if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_optimizer: Option<OptimizerSpec>,
+    /// Tables that are not as the others, or that several features share.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub embeddings: Vec<TableSpec>,
+}
+
+impl DeepSpec {
+    /// Its embeddings.
+    pub fn embedding(&self) -> EmbeddingSpec {
+        EmbeddingSpec {
+            dim: self.embedding_dim,
+            pooling: self.pooling,
+            init: self.embedding_init,
+            optimizer: self.embedding_optimizer.unwrap_or(self.optimizer),
+            tables: self.embeddings.clone(),
+        }
+    }
 }
 
 /// What hidden layers do beside their product and ReLU.
@@ -248,6 +256,26 @@ pub struct HiddenLayerSpec {
     /// What is done between product and ReLU.
     #[serde(default)]
     pub normalization: Option<Normalization>,
+    /// What their weights start from.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub init: LayerInit,
+}
+
+/// What the weights of a layer of `N` inputs and `M` outputs start from, as Keras has it: "normal" is truncated at two
+/// deviations, of a distribution that then has the deviation that is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerInit {
+    /// Uniform within `sqrt(6 / (N + M))`: Glorot and Bengio, "Understanding the difficulty of training deep
+    /// feedforward neural networks", 2010.
+    #[default]
+    GlorotUniform,
+    /// Normal, of deviation `sqrt(2 / (N + M))`.
+    GlorotNormal,
+    /// Uniform within `sqrt(6 / N)`: He et al., "Delving Deep into Rectifiers", 2015.
+    HeUniform,
+    /// Normal, of deviation `sqrt(2 / N)`.
+    HeNormal,
 }
 
 /// What numbers are brought to one scale over.
@@ -261,6 +289,21 @@ pub enum Normalization {
 }
 
 impl ModelSpec {
+    /// Tables of embeddings that are not as the others, or that several features share.
+    pub fn tables(&self) -> Vec<&TableSpec> {
+        match self {
+            Self::Linear(_) => vec![],
+            Self::Mlp(spec) => spec.embedding.tables.iter().collect(),
+            Self::WideDeep(spec) => spec.deep.embeddings.iter().collect(),
+            Self::DeepFm(spec) => spec.embedding.tables.iter().collect(),
+            Self::Dcn(spec) => spec.embedding.tables.iter().collect(),
+            Self::Dlrm(spec) => spec.embedding.tables.iter().collect(),
+            Self::TwoTower(TwoTowerSpec { query, item, .. }) => {
+                query.embedding.tables.iter().chain(&item.embedding.tables).collect()
+            }
+        }
+    }
+
     /// What the hidden layers of each of its MLPs do.
     pub fn hidden_layers(&self) -> Vec<&HiddenLayerSpec> {
         match self {
@@ -283,17 +326,4 @@ impl ModelSpec {
     pub fn chooses_in_batches(&self) -> bool {
         matches!(self, Self::TwoTower(_))
     }
-}
-
-/// How the embeddings of a row's ids become one vector. No ids give zeros.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Pooling {
-    /// Their sum.
-    Sum,
-    /// Their mean.
-    Mean,
-    /// Their sum over the square root of their number.
-    #[serde(rename = "sqrtn")]
-    SqrtN,
 }

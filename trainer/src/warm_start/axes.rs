@@ -10,8 +10,9 @@ use std::rc::Rc;
 use millstream_batch::BatchSchema;
 
 use crate::model::ModelError;
+use crate::model::embeddings::{EmbeddingKeys, EmbeddingTables};
 use crate::model::features::Features;
-use crate::spec::{CrossSpec, DcnStructure, DlrmInteraction, ModelSpec};
+use crate::spec::{CrossSpec, DcnStructure, DlrmInteraction, DlrmSpec, EmbeddingSpec, ModelSpec};
 
 /// What the places along an axis stand for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +43,7 @@ pub(super) struct Axes(HashMap<String, (Option<Axis>, Option<Axis>)>);
 
 /// The features of a list, as layers take them.
 struct Taken {
-    ids: Vec<String>,
+    features: Features,
     numbers: Vec<Input>,
 }
 
@@ -50,50 +51,35 @@ impl Axes {
     /// Those of the model that `spec` asks for, for batches of `schema`.
     ///
     /// # Errors
-    /// When a feature is not in `schema`.
+    /// When the model cannot be.
     pub(super) fn of(spec: &ModelSpec, schema: &BatchSchema) -> Result<Self, ModelError> {
         let mut axes = Self::default();
         let taken = |names: &[String]| Taken::new(names, schema);
         match spec {
             ModelSpec::Linear(spec) => axes.linear("linear", &taken(&spec.features)?),
             ModelSpec::Mlp(spec) => {
-                axes.deep("", taken(&spec.features)?, spec.embedding.dim);
+                axes.deep("", &spec.embedding, taken(&spec.features)?)?;
             }
             ModelSpec::WideDeep(spec) => {
                 axes.linear("wide", &taken(&spec.wide.features)?);
-                axes.deep("deep.", taken(&spec.deep.features)?, spec.deep.embedding_dim);
+                axes.deep("deep.", &spec.deep.embedding(), taken(&spec.deep.features)?)?;
             }
             ModelSpec::DeepFm(spec) => {
                 axes.linear("linear", &taken(&spec.features)?);
-                axes.deep("", taken(&spec.features)?, spec.embedding.dim);
+                axes.deep("", &spec.embedding, taken(&spec.features)?)?;
             }
             ModelSpec::Dcn(spec) => {
-                let inputs = axes.deep("", taken(&spec.features)?, spec.embedding.dim);
+                let inputs = axes.deep("", &spec.embedding, taken(&spec.features)?)?;
                 axes.cross(&spec.cross, &inputs);
                 if spec.structure == DcnStructure::Parallel {
                     axes.rows("cross.output.weight", inputs);
                 }
             }
-            ModelSpec::Dlrm(spec) => {
-                let Taken { ids, numbers } = taken(&spec.features)?;
-                axes.rows("bottom.layer.0.weight", Axis::Inputs(numbers.into()));
-                axes.tables("embedding", &ids);
-                let top = match &spec.interaction {
-                    DlrmInteraction::Dot => products(&ids, spec.embedding.dim),
-                    DlrmInteraction::Cross(_) => {
-                        bottom(spec.embedding.dim).chain(embedded(&ids, spec.embedding.dim)).collect()
-                    }
-                };
-                let top = Axis::Inputs(top);
-                if let DlrmInteraction::Cross(spec) = &spec.interaction {
-                    axes.cross(spec, &top);
-                }
-                axes.rows("top.layer.0.weight", top);
-            }
+            ModelSpec::Dlrm(spec) => axes.dlrm(spec, taken(&spec.features)?)?,
             ModelSpec::TwoTower(spec) => {
                 for (name, tower) in [("query", &spec.query), ("item", &spec.item)] {
                     let taken = taken(&tower.features)?;
-                    axes.over(&format!("{name}."), name, taken, tower.embedding.dim);
+                    axes.over(&format!("{name}."), name, &tower.embedding, taken)?;
                 }
             }
         }
@@ -113,29 +99,68 @@ impl Axes {
         self.0.entry(parameter.into()).or_default().1 = Some(axis);
     }
 
-    /// Tables `NAME.FEATURE`.
-    fn tables(&mut self, name: &str, ids: &[String]) {
-        for feature in ids {
-            self.rows(format!("{name}.{feature}"), Axis::Ids(feature.clone()));
-        }
-    }
-
     fn linear(&mut self, name: &str, taken: &Taken) {
-        self.tables(&format!("{name}.ids"), &taken.ids);
+        for feature in &taken.features.ids {
+            self.rows(format!("{name}.ids.{}", feature.name), Axis::Ids(feature.name.clone()));
+        }
         self.rows(format!("{name}.dense"), Axis::Inputs(taken.numbers.as_slice().into()));
     }
 
+    /// Tables of embeddings, and what they give side by side. Features that share a table have the same ids.
+    fn embedding(
+        &mut self,
+        prefix: &str,
+        spec: &EmbeddingSpec,
+        features: &Features,
+    ) -> Result<Vec<Input>, ModelError> {
+        let EmbeddingTables { tables, lookups } =
+            EmbeddingTables::resolve(EmbeddingKeys::MODEL, spec, &features.ids)?;
+        let mut embedded = Vec::new();
+        for (feature, lookup) in features.ids.iter().zip(lookups) {
+            let table = &tables[lookup.table];
+            self.rows(format!("{prefix}embedding.{}", table.name), Axis::Ids(feature.name.clone()));
+            embedded.extend((0..table.width).map(|column| Input::Embedded(feature.name.clone(), column)));
+        }
+        Ok(embedded)
+    }
+
     /// Embeddings beside numbers, and the first layer over them.
-    fn deep(&mut self, prefix: &str, taken: Taken, width: u32) -> Axis {
-        self.over(prefix, "deep", taken, width)
+    fn deep(&mut self, prefix: &str, spec: &EmbeddingSpec, taken: Taken) -> Result<Axis, ModelError> {
+        self.over(prefix, "deep", spec, taken)
     }
 
     /// The same, of layers of another name.
-    fn over(&mut self, prefix: &str, layers: &str, Taken { ids, numbers }: Taken, width: u32) -> Axis {
-        self.tables(&format!("{prefix}embedding"), &ids);
-        let inputs = Axis::Inputs(embedded(&ids, width).chain(numbers).collect());
+    fn over(
+        &mut self,
+        prefix: &str,
+        layers: &str,
+        spec: &EmbeddingSpec,
+        taken: Taken,
+    ) -> Result<Axis, ModelError> {
+        let mut inputs = self.embedding(prefix, spec, &taken.features)?;
+        inputs.extend(taken.numbers);
+        let inputs = Axis::Inputs(inputs.into());
         self.rows(format!("{layers}.layer.0.weight"), inputs.clone());
-        inputs
+        Ok(inputs)
+    }
+
+    fn dlrm(&mut self, spec: &DlrmSpec, Taken { features, numbers }: Taken) -> Result<(), ModelError> {
+        self.rows("bottom.layer.0.weight", Axis::Inputs(numbers.into()));
+        let embedded = self.embedding("", &spec.embedding, &features)?;
+        let top: Rc<[Input]> = match (&spec.interaction, spec.embedding.dim) {
+            (DlrmInteraction::Dot, _) => {
+                // All vectors have one width.
+                let width = embedded.len() / features.ids.len().max(1);
+                bottom(width).chain(products(&features)).collect()
+            }
+            (DlrmInteraction::Cross(_), dim) => bottom(dim.columns(0)).chain(embedded).collect(),
+        };
+        let top = Axis::Inputs(top);
+        if let DlrmInteraction::Cross(spec) = &spec.interaction {
+            self.cross(spec, &top);
+        }
+        self.rows("top.layer.0.weight", top);
+        Ok(())
     }
 
     /// Cross layers, which give what they take.
@@ -154,32 +179,21 @@ impl Taken {
     fn new(names: &[String], schema: &BatchSchema) -> Result<Self, ModelError> {
         let features = Features::resolve("features", names, schema)?;
         let number = |&column: &usize| Input::Number(schema.dense[column].clone());
-        Ok(Self {
-            numbers: features.dense.iter().map(number).collect(),
-            ids: features.ids.into_iter().map(|feature| feature.name).collect(),
-        })
+        Ok(Self { numbers: features.dense.iter().map(number).collect(), features })
     }
 }
 
-fn embedded(ids: &[String], width: u32) -> impl Iterator<Item = Input> {
-    let columns = move |feature: &String| {
-        let feature = feature.clone();
-        (0..width as usize).map(move |column| Input::Embedded(feature.clone(), column))
-    };
-    ids.iter().flat_map(columns)
+fn bottom(width: usize) -> impl Iterator<Item = Input> {
+    (0..width).map(Input::Bottom)
 }
 
-fn bottom(width: u32) -> impl Iterator<Item = Input> {
-    (0..width as usize).map(Input::Bottom)
-}
-
-/// What DLRM's top layers take: the first vector, then the product of each pair.
-fn products(ids: &[String], width: u32) -> Rc<[Input]> {
-    let vectors: Vec<_> = std::iter::once(None).chain(ids.iter().cloned().map(Some)).collect();
+/// What DLRM's top layers take besides the first vector: the product of each pair.
+fn products(features: &Features) -> impl Iterator<Item = Input> {
+    let names = features.ids.iter().map(|feature| Some(feature.name.clone()));
+    let vectors: Vec<_> = std::iter::once(None).chain(names).collect();
     let pairs = (0..vectors.len()).flat_map(|first| (0..first).map(move |second| (first, second)));
-    let product = |(first, second): (usize, usize)| {
+    pairs.map(move |(first, second)| {
         let (a, b) = (vectors[first].clone(), vectors[second].clone());
         if a <= b { Input::Product(a, b) } else { Input::Product(b, a) }
-    };
-    bottom(width).chain(pairs.map(product)).collect()
+    })
 }

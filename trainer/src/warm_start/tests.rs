@@ -3,7 +3,9 @@
 use millstream_batch::IdFeature;
 
 use super::*;
-use crate::spec::{CrossSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, LinearSpec, OptimizerSpec, Pooling};
+use crate::spec::{
+    CrossSpec, DlrmInteraction, DlrmSpec, EmbeddingInit, EmbeddingSpec, LinearSpec, OptimizerSpec, Pooling,
+};
 
 const SGD: OptimizerSpec = OptimizerSpec::Sgd { learning_rate: 0.1, l2: 0.0 };
 
@@ -30,7 +32,13 @@ fn linear(features: &[&str]) -> ModelSpec {
 fn dlrm(features: &[&str], interaction: DlrmInteraction) -> ModelSpec {
     ModelSpec::Dlrm(DlrmSpec {
         features: names(features),
-        embedding: EmbeddingSpec { dim: 2, pooling: Pooling::Sum, optimizer: SGD },
+        embedding: EmbeddingSpec {
+            dim: 2.into(),
+            pooling: Pooling::Sum,
+            init: EmbeddingInit::default(),
+            optimizer: SGD,
+            tables: Vec::new(),
+        },
         bottom: vec![3],
         interaction,
         top: vec![5],

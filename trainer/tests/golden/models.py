@@ -12,6 +12,7 @@ Constants of optimizers are exact in float32, as the jobs' are float32 numbers.
 
 import itertools
 import json
+import math
 import sys
 
 import torch
@@ -22,7 +23,7 @@ torch.manual_seed(20)
 
 STEPS, BATCHES, ROWS, MAXIMUM = 30, 4, 9, 3
 SEED = 1
-IDS = {"colour": 6, "shape": 4, "tags": 7}
+IDS = {"colour": 6, "shape": 4, "tags": 7, "hue": 7}
 DENSE = ["first", "second"]
 ALL = ["colour", "tags", "first", "shape", "second"]
 
@@ -52,6 +53,11 @@ def batch():
         offsets=torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]),
         tags=tags,
     )
+
+
+def with_hues(b):
+    """With another feature of the tags' ids."""
+    return dict(b, hue=(2 * b["colour"] + b["shape"]) % IDS["hue"])
 
 
 M32, M64 = 2**32 - 1, 2**64 - 1
@@ -105,27 +111,35 @@ class Model:
         # None of it where no step is taken. Both towers have the same.
         self.hidden_layer = spec.get("deep", spec.get("query", spec)).get("hidden_layer", {})
         self.dropout, self.step, self.kept = self.hidden_layer.get("dropout", 0), None, {}
-        self.weights, self.optimizers, self.tables = {}, {}, set()
+        # Of each table, the features that are looked up in it.
+        self.weights, self.optimizers, self.tables = {}, {}, {}
         getattr(self, "make_" + self.kind)(spec)
 
-    def parameter(self, name, shape, optimizer, limit=0.8, table=False):
+    def parameter(self, name, shape, optimizer, limit=0.8, table=()):
         self.weights[name] = ((torch.rand(*shape) * 2 - 1) * limit).requires_grad_(True)
         self.optimizers[name] = optimizer
         if table:
-            self.tables.add(name)
+            self.tables[name] = table
 
     # What models are made of.
 
     def make_linear_part(self, name, features, optimizer):
         for feature in of_ids(features):
-            self.parameter(f"{name}.ids.{feature}", (IDS[feature],), optimizer, table=True)
+            self.parameter(f"{name}.ids.{feature}", (IDS[feature],), optimizer, table=[feature])
         if of_numbers(features):
             self.parameter(f"{name}.dense", (len(of_numbers(features)),), optimizer)
         self.parameter(f"{name}.bias", (1,), optimizer)
 
-    def make_embedding(self, prefix, features, dim, optimizer):
+    def make_embedding(self, prefix, features, embedding):
+        """Returns how wide all are together."""
+        width = 0
         for feature in of_ids(features):
-            self.parameter(f"{prefix}embedding.{feature}", (IDS[feature], dim), optimizer, table=True)
+            table = table_of(feature, embedding)
+            name, dim = f"{prefix}embedding.{table['name']}", table["dim"]
+            if name not in self.weights:
+                self.parameter(name, (IDS[feature], dim), embedding["optimizer"], table=table["features"])
+            width += dim
+        return width
 
     def make_layers(self, name, widths, optimizer):
         for number, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
@@ -173,9 +187,10 @@ class Model:
         pooled = F.embedding_bag(b["tags"], table, b["offsets"], mode="sum", include_last_offset=True)
         return pooled / {"sum": 1, "mean": counts, "sqrtn": counts.sqrt()}[pooling]
 
-    def embedded(self, prefix, features, pooling, b):
-        tables = [(self.weights[f"{prefix}embedding.{feature}"], feature) for feature in of_ids(features)]
-        return [self.looked_up(table, feature, pooling, b) for table, feature in tables]
+    def embedded(self, prefix, features, embedding, b):
+        tables = [(table_of(feature, embedding), feature) for feature in of_ids(features)]
+        weights = lambda table: self.weights[f"{prefix}embedding.{table['name']}"]
+        return [self.looked_up(weights(table), feature, table["pooling"], b) for table, feature in tables]
 
     def layers(self, name, count, x, last_relu=False):
         for number in range(count):
@@ -209,13 +224,11 @@ class Model:
 
     def make_deep(self, spec, prefix=""):
         features, embedding = spec["features"], spec["embedding"]
-        self.make_embedding(prefix, features, embedding["dim"], embedding["optimizer"])
-        width = len(of_ids(features)) * embedding["dim"] + len(of_numbers(features))
-        return width
+        return self.make_embedding(prefix, features, embedding) + len(of_numbers(features))
 
     def deep_input(self, spec, b, prefix=""):
         features = spec["features"]
-        parts = self.embedded(prefix, features, spec["embedding"]["pooling"], b)
+        parts = self.embedded(prefix, features, spec["embedding"], b)
         return torch.cat([*parts, numbers(features, b)], dim=1)
 
     def make_mlp(self, spec):
@@ -229,6 +242,7 @@ class Model:
         self.make_linear_part("wide", wide["features"], wide["optimizer"])
         rows = deep.get("embedding_optimizer", deep["optimizer"])
         embedding = dict(dim=deep["embedding_dim"], pooling=deep["pooling"], optimizer=rows)
+        embedding["tables"] = deep.get("embeddings", [])
         self.deep = dict(deep, embedding=embedding)
         self.make_layers("deep", [self.make_deep(self.deep, "deep."), *deep["hidden"], 1], deep["optimizer"])
 
@@ -242,7 +256,7 @@ class Model:
         self.make_mlp(spec)
 
     def logits_deepfm(self, spec, b):
-        vectors = self.embedded("", spec["features"], spec["embedding"]["pooling"], b)
+        vectors = self.embedded("", spec["features"], spec["embedding"], b)
         pairs = sum((v * w).sum(dim=1) for v, w in itertools.combinations(vectors, 2))
         return self.linear_part("linear", spec["features"], b) + pairs + self.logits_mlp(spec, b)
 
@@ -263,18 +277,18 @@ class Model:
     def make_dlrm(self, spec):
         features, embedding, optimizer = spec["features"], spec["embedding"], spec["optimizer"]
         dim, vectors = embedding["dim"], 1 + len(of_ids(features))
-        self.make_embedding("", features, dim, embedding["optimizer"])
+        width = self.make_embedding("", features, embedding)
         self.make_layers("bottom", [len(of_numbers(features)), *spec["bottom"], dim], optimizer)
         if spec["interaction"] == "dot":
             outputs = dim + vectors * (vectors - 1) // 2
         else:
-            outputs = vectors * dim
+            outputs = dim + width
             self.make_cross(outputs, spec["interaction"]["cross"], optimizer)
         self.make_layers("top", [outputs, *spec["top"], 1], optimizer)
 
     def logits_dlrm(self, spec, b):
         x = self.layers("bottom", len(spec["bottom"]) + 1, numbers(spec["features"], b), last_relu=True)
-        vectors = [x, *self.embedded("", spec["features"], spec["embedding"]["pooling"], b)]
+        vectors = [x, *self.embedded("", spec["features"], spec["embedding"], b)]
         if spec["interaction"] == "dot":
             stacked = torch.stack(vectors, dim=1)
             products = torch.bmm(stacked, stacked.transpose(1, 2))
@@ -322,6 +336,16 @@ class Model:
         losses = F.binary_cross_entropy_with_logits(self.logits(b), labels, reduction="none")
         weights = b["weights"] * torch.where(b["labels"] == 1, positive_weight, negative_weight)
         return (weights * losses).sum() / weights.sum()
+
+
+def table_of(feature, embedding):
+    """The table that a feature is looked up in."""
+    own = dict(name=feature, features=[feature])
+    special = next((table for table in embedding.get("tables", []) if feature in table["features"]), own)
+    table = dict(pooling=embedding["pooling"], dim=embedding["dim"]) | special
+    if table["dim"] == "auto":
+        table["dim"] = math.ceil(IDS[feature] ** 0.25)
+    return table
 
 
 def numbers(features, b):
@@ -448,8 +472,8 @@ def trained(name, spec, training):
         clipped = clip(model, **training.get("clip", {}))
         for parameter in parameters:
             parameter.clipped = clipped[parameter.name]
-            touched = b.get(parameter.name.split(".")[-1])
-            parameter.step(step + 1, None if touched is None else touched.unique())
+            touched = [b[feature] for feature in model.tables.get(parameter.name, [])]
+            parameter.step(step + 1, torch.cat(touched).unique() if touched else None)
         entry = dict(loss=loss.item())
         if step == STEPS - 1:
             model.step = None
@@ -461,8 +485,8 @@ def trained(name, spec, training):
     return case
 
 
-def embedding(optimizer=ADAGRAD, pooling="mean", dim=3):
-    return dict(dim=dim, pooling=pooling, optimizer=optimizer)
+def embedding(optimizer=ADAGRAD, pooling="mean", dim=3, **more):
+    return dict(dim=dim, pooling=pooling, optimizer=optimizer, **more)
 
 
 def mlp(embedding_optimizer, optimizer, pooling="mean"):
@@ -491,6 +515,8 @@ def two_tower(optimizer, hidden_layer=None, **keys):
 
 WIDE = dict(features=["colour", "shape", "tags", "second"], optimizer=FTRL)
 DEEP = dict(features=["colour", "tags", "first", "second"], embedding_dim=3, hidden=[5, 4], pooling="mean")
+WIDTHS = [dict(name="colour", features=["colour"], dim="auto"), dict(name="tags", features=["tags"], dim=5, pooling="sum")]
+SHARED = [dict(name="tints", features=["tags", "hue"], pooling="sqrtn")]
 DEEPFM = dict(kind="deepfm", features=ALL, embedding=embedding(), hidden=[5], linear_optimizer=FTRL, optimizer=ADAGRAD)
 CASES = {
     "linear": dict(kind="linear", features=ALL, optimizer=ADAGRAD),
@@ -530,6 +556,19 @@ CASES = {
     "wide_deep of two optimizers": dict(
         kind="wide_deep", wide=WIDE, deep=dict(DEEP, optimizer=SGD, embedding_optimizer=ROWWISE)
     ),
+    "embeddings of several widths": dict(mlp(ADAGRAD, ADAGRAD), embedding=embedding(tables=WIDTHS)),
+    "embeddings of several widths in dcn_v2": dict(dcn("stacked", None), embedding=embedding(ADAM, tables=WIDTHS)),
+    "embeddings of several widths in dlrm": dict(
+        dlrm(dict(cross=dict(layers=2, rank=4))), embedding=embedding(tables=WIDTHS)
+    ),
+    "a shared table": dict(mlp(ADAM, ADAGRAD), features=["hue", *ALL], embedding=embedding(tables=SHARED)),
+    "a shared table in wide_deep": dict(
+        kind="wide_deep",
+        wide=dict(WIDE, features=["tags", "hue", "first"]),
+        deep=dict(DEEP, features=["tags", "colour", "hue"], embeddings=SHARED, optimizer=SGD, embedding_optimizer=ROWWISE),
+    ),
+    "a shared table in deepfm": dict(DEEPFM, features=[*ALL, "hue"], embedding=embedding(FTRL, tables=SHARED)),
+    "a shared table in dlrm": dict(dlrm("dot"), features=["hue", *ALL], embedding=embedding(ROWWISE, tables=SHARED)),
     "two towers": two_tower(ADAGRAD, normalize=False, temperature=1.0, item_id=None),
     "two towers of unit length": two_tower(ADAM, normalize=True, temperature=0.125, item_id="shape"),
     "two towers, normalised": two_tower(
@@ -544,15 +583,16 @@ TRAINING = {
     "gradients of a norm and a size": dict(clip=dict(norm=0.25, value=0.0625)),
     "labels smoothed": dict(loss=dict(kind="bce", label_smoothing=0.125, positive_weight=1.0, negative_weight=1.0)),
     "classes weighted": dict(loss=dict(kind="bce", label_smoothing=0.25, positive_weight=4.0, negative_weight=0.5)),
+    "a shared table": dict(clip=dict(norm=0.125, value=None)),
 }
 
-batches = [batch() for _ in range(BATCHES)]
+batches = [with_hues(batch()) for _ in range(BATCHES)]
 golden = dict(
     schema=dict(
         rows=12,
         weighted=True,
         dense=DENSE,
-        ids=[dict(name=name, cardinality=IDS[name]) for name in ("colour", "shape")],
+        ids=[dict(name=name, cardinality=IDS[name]) for name in ("colour", "shape", "hue")],
         ragged=[dict(name="tags", cardinality=IDS["tags"], maximum=MAXIMUM)],
         position_bytes=0,
     ),

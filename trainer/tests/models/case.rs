@@ -50,13 +50,14 @@ struct GoldenBatch {
     dense: Vec<f32>,
     colour: Vec<u32>,
     shape: Vec<u32>,
+    hue: Vec<u32>,
     offsets: Vec<u32>,
     tags: Vec<u32>,
 }
 
 pub(crate) fn golden() -> Golden {
     let golden: Golden = serde_json::from_str(include_str!("../golden/models.json")).expect("a golden file");
-    assert!(golden.cases.len() >= 36, "every kind of model and optimizer");
+    assert!(golden.cases.len() >= 43, "every kind of model and optimizer");
     golden
 }
 
@@ -82,21 +83,32 @@ impl Case {
     /// The model of this case with plain descent of rate 1 for each optimizer: a step takes the gradient, as the
     /// loss has it, off each weight.
     pub(crate) fn by_descent<B: Backend>(&self, backend: B, schema: &BatchSchema) -> Model<B> {
-        let mut model = self.model.clone();
-        by_descent(&mut model);
-        let spec = serde_json::from_value(model).expect("a model's specification");
         let training = TrainingSpec { clip: ClipSpec::default(), ..self.training(1) };
-        let mut model = Model::new(backend, &spec, schema, &training).expect("a model of the schema");
+        self.by_descent_of(1.0, backend, schema, &training)
+    }
+
+    /// The same of another rate, trained in another way.
+    pub(crate) fn by_descent_of<B: Backend>(
+        &self,
+        rate: f64,
+        backend: B,
+        schema: &BatchSchema,
+        training: &TrainingSpec,
+    ) -> Model<B> {
+        let mut model = self.model.clone();
+        by_descent(&mut model, rate);
+        let spec = serde_json::from_value(model).expect("a model's specification");
+        let mut model = Model::new(backend, &spec, schema, training).expect("a model of the schema");
         write(&mut model, &self.start);
         model
     }
 }
 
-fn by_descent(value: &mut Value) {
+fn by_descent(value: &mut Value, rate: f64) {
     if value.get("learning_rate").is_some() {
-        *value = json!({"kind": "sgd", "learning_rate": 1.0});
+        *value = json!({"kind": "sgd", "learning_rate": rate});
     } else if let Value::Object(entries) = value {
-        entries.values_mut().for_each(by_descent);
+        entries.values_mut().for_each(|value| by_descent(value, rate));
     }
 }
 
@@ -123,6 +135,7 @@ impl Golden {
         sections.dense[..2 * rows].copy_from_slice(&batch.dense);
         sections.ids[..rows].copy_from_slice(&batch.colour);
         sections.ids[stride..stride + rows].copy_from_slice(&batch.shape);
+        sections.ids[2 * stride..2 * stride + rows].copy_from_slice(&batch.hue);
         sections.ragged[0].0[..=rows].copy_from_slice(&batch.offsets);
         sections.ragged[0].1[..batch.tags.len()].copy_from_slice(&batch.tags);
         buffer

@@ -5,7 +5,7 @@ use millstream_backend::{Backend, Cpu, Reference};
 use crate::case::{golden, gradients, tensors_of};
 use millstream_trainer::schedule::Step;
 
-fn close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
+pub(crate) fn close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
     close_beside(1e-3, what, found, expected, tolerance);
 }
 

@@ -1,9 +1,12 @@
 //! Every kind of model and optimizer: against PyTorch, against finite differences, and against itself.
 //!
-//! `golden/models.py` made the models, the batches and the numbers.
+//! `golden/models.py` made the models, the batches and the numbers; `golden/precision.py` and `golden/loss_scale.py`
+//! those of [`precision`] and [`loss_scale`].
 
 mod case;
 mod differences;
 mod golden;
+mod loss_scale;
+mod precision;
 mod same_bits;
 mod warm_start;

@@ -36,6 +36,7 @@ struct Report {
     /// Of one epoch; null where the files do not say their rows.
     steps_per_epoch: Option<u64>,
     epochs: u32,
+    precision: &'static str,
     parameters: Parameters,
     memory: Memory,
     /// Null without one, and where what features learn is not known.
@@ -157,6 +158,7 @@ impl Report {
             },
             steps_per_epoch: plan.train.rows.map(batches),
             epochs: job.data.epochs,
+            precision: job.training.precision.name(),
             parameters: Parameters::of(plan),
             memory: Memory {
                 ring_bytes: need.ring_bytes,
@@ -268,6 +270,7 @@ impl Report {
             None => format!("{epochs} epochs; the files do not say their rows"),
         };
         table.row(["steps".to_owned(), steps]);
+        table.row(["precision".to_owned(), self.precision.to_owned()]);
         table.row(["parameters".to_owned(), format!("{bound}{}", figures::count(parameters.total))]);
         for (part, count) in &parameters.parts {
             table.row([format!("  {part}"), figures::count(*count)]);

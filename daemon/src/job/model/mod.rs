@@ -1,5 +1,6 @@
 //! The `[model]` of a job file.
 
+pub(super) mod embedding;
 mod optimizer;
 mod two_tower;
 
@@ -7,7 +8,7 @@ use std::collections::HashSet;
 
 use millstream_trainer::spec::{
     CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec,
-    HiddenLayerSpec, LinearSpec, MlpSpec, ModelSpec, Normalization, OptimizerSpec, Pooling, WideDeepSpec,
+    HiddenLayerSpec, LayerInit, LinearSpec, MlpSpec, ModelSpec, Normalization, OptimizerSpec, WideDeepSpec,
     WideSpec,
 };
 
@@ -37,11 +38,15 @@ const KINDS: [(&str, Kind); 7] = [
     ("two_tower", Kind::TwoTower),
 ];
 
-const POOLING: [(&str, Pooling); 3] =
-    [("sum", Pooling::Sum), ("mean", Pooling::Mean), ("sqrtn", Pooling::SqrtN)];
-
 const NORMALIZATIONS: [(&str, Normalization); 2] =
     [("layer", Normalization::Layer), ("batch", Normalization::Batch)];
+
+const LAYER_INITS: [(&str, LayerInit); 4] = [
+    ("glorot_uniform", LayerInit::GlorotUniform),
+    ("glorot_normal", LayerInit::GlorotNormal),
+    ("he_uniform", LayerInit::HeUniform),
+    ("he_normal", LayerInit::HeNormal),
+];
 
 const STRUCTURES: [(&str, DcnStructure); 2] =
     [("stacked", DcnStructure::Stacked), ("parallel", DcnStructure::Parallel)];
@@ -87,7 +92,7 @@ fn read_mlp(model: &mut Section<'_>, features: &[&str]) -> MlpSpec {
     let features = read_features(model, features);
     let hidden = read_widths(model, "hidden", &[100, 50]);
     let hidden_layer = read_hidden_layer(model);
-    let (embedding, optimizer) = read_optimizers(model, "model");
+    let (embedding, optimizer) = read_optimizers(model, "model", &features);
     MlpSpec { features, embedding, hidden, hidden_layer, optimizer }
 }
 
@@ -111,7 +116,7 @@ fn read_dlrm(model: &mut Section<'_>, features: &[&str]) -> DlrmSpec {
         Cross,
     }
     let features = read_features(model, features);
-    let (embedding, optimizer) = read_optimizers(model, "model");
+    let (embedding, optimizer) = read_optimizers(model, "model", &features);
     let interaction = match model.choice("interaction", &[("dot", Kind::Dot), ("cross", Kind::Cross)]) {
         Some(Kind::Cross) => DlrmInteraction::Cross(read_cross(model)),
         Some(Kind::Dot) | None => {
@@ -150,40 +155,43 @@ fn read_deep(mut deep: Section<'_>, features: &[&str]) -> DeepSpec {
     let title = "[model.deep.embedding_optimizer]";
     let layers = optimizer::read(&mut deep, "optimizer", "[model.deep.optimizer]", Trains::Layers, ADAGRAD);
     let embeddings = optimizer::read(&mut deep, "embedding_optimizer", title, Trains::Embeddings, layers);
+    let features = read_features(&mut deep, features);
+    let EmbeddingSpec { dim, pooling, init, tables, optimizer: _ } =
+        embedding::read(&mut deep, "[model.deep.embeddings]", &features, embeddings);
     let spec = DeepSpec {
-        features: read_features(&mut deep, features),
-        embedding_dim: read_dim(&mut deep),
+        features,
+        embedding_dim: dim,
+        embedding_init: init,
         hidden: read_widths(&mut deep, "hidden", &[100, 50]),
         hidden_layer: read_hidden_layer(&mut deep),
-        pooling: read_pooling(&mut deep),
+        pooling,
         optimizer: layers,
         embedding_optimizer: (embeddings != layers).then_some(embeddings),
+        embeddings: tables,
     };
     deep.finish();
     spec
 }
 
 /// What trains the layers; and the embeddings, which that trains too unless they have another. `path` is that of
-/// `model`.
-fn read_optimizers(model: &mut Section<'_>, path: &str) -> (EmbeddingSpec, OptimizerSpec) {
-    let title = format!("[{path}.optimizer]");
-    let layers = optimizer::read(model, "optimizer", &title, Trains::Layers, ADAGRAD);
-    let title = format!("[{path}.embedding_optimizer]");
-    let optimizer = optimizer::read(model, "embedding_optimizer", &title, Trains::Embeddings, layers);
-    (EmbeddingSpec { dim: read_dim(model), pooling: read_pooling(model), optimizer }, layers)
-}
-
-fn read_dim(part: &mut Section<'_>) -> u32 {
-    part.whole_u32("embedding_dim", 1..=65_536).unwrap_or(8)
-}
-
-fn read_pooling(part: &mut Section<'_>) -> Pooling {
-    part.choice("pooling", &POOLING).unwrap_or(Pooling::Mean)
+/// `model`, and `features` are its own.
+fn read_optimizers(
+    model: &mut Section<'_>,
+    path: &str,
+    features: &[String],
+) -> (EmbeddingSpec, OptimizerSpec) {
+    let title = |key: &str| format!("[{path}.{key}]");
+    let layers = optimizer::read(model, "optimizer", &title("optimizer"), Trains::Layers, ADAGRAD);
+    let of_embeddings = title("embedding_optimizer");
+    let optimizer = optimizer::read(model, "embedding_optimizer", &of_embeddings, Trains::Embeddings, layers);
+    (embedding::read(model, &title("embeddings"), features, optimizer), layers)
 }
 
 fn read_hidden_layer(part: &mut Section<'_>) -> HiddenLayerSpec {
     let dropout = part.fraction("dropout").unwrap_or(0.0);
-    HiddenLayerSpec { dropout, normalization: part.choice("normalization", &NORMALIZATIONS) }
+    let normalization = part.choice("normalization", &NORMALIZATIONS);
+    let init = part.choice("hidden_init", &LAYER_INITS).unwrap_or_default();
+    HiddenLayerSpec { dropout, normalization, init }
 }
 
 fn read_cross(model: &mut Section<'_>) -> CrossSpec {

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use millstream_trainer::spec::{
-    AdamSpec, CrossSpec, DcnStructure, DlrmInteraction, HiddenLayerSpec, ModelSpec, Normalization,
-    OptimizerSpec, Pooling,
+    AdamSpec, CrossSpec, DcnStructure, DlrmInteraction, EmbeddingDim, EmbeddingInit, HiddenLayerSpec,
+    LayerInit, ModelSpec, Normalization, OptimizerSpec, Pooling, TableSpec,
 };
 
 use super::super::Job;
@@ -46,7 +46,7 @@ fn each_kind_has_defaults() {
     assert_eq!((mlp.hidden, mlp.optimizer), (vec![100, 50], ADAGRAD));
     assert_eq!(
         (mlp.embedding.dim, mlp.embedding.pooling, mlp.embedding.optimizer),
-        (8, Pooling::Mean, ADAGRAD)
+        (8.into(), Pooling::Mean, ADAGRAD)
     );
     let ModelSpec::DeepFm(deepfm) = model("kind = \"deepfm\"") else { panic!("deepfm") };
     assert_eq!((deepfm.linear_optimizer, deepfm.optimizer), (FTRL, ADAGRAD));
@@ -62,7 +62,7 @@ fn every_key_is_read() {
     let adam = AdamSpec { learning_rate: 0.5, beta1: 0.25, beta2: 0.75, epsilon: 0.125, l2: 0.0 };
     let constants = "learning_rate = 0.5, beta1 = 0.25, beta2 = 0.75, epsilon = 0.125";
     let text = format!(
-        "kind = \"dcn_v2\"\nembedding_dim = 3\npooling = \"sqrtn\"\nhidden = [7]\ndropout = 0.5\nnormalization = \"layer\"\nstructure = \"parallel\"\n\
+        "kind = \"dcn_v2\"\nembedding_dim = 3\npooling = \"sqrtn\"\nhidden = [7]\ndropout = 0.5\nnormalization = \"layer\"\nhidden_init = \"he_normal\"\nstructure = \"parallel\"\n\
          cross_layers = 2\ncross_rank = 5\n\
          optimizer = {{ kind = \"adamw\", {constants}, weight_decay = 0.0625 }}\n\
          embedding_optimizer = {{ kind = \"adam\", {constants}, l2 = 0.03125 }}"
@@ -70,10 +70,17 @@ fn every_key_is_read() {
     let spec = model(&text);
     assert_eq!(used(&spec).len(), 2);
     let ModelSpec::Dcn(dcn) = spec else { panic!("dcn_v2") };
-    assert_eq!((dcn.embedding.dim, dcn.embedding.pooling), (3, Pooling::SqrtN));
+    assert_eq!((dcn.embedding.dim, dcn.embedding.pooling), (3.into(), Pooling::SqrtN));
     assert_eq!(dcn.embedding.optimizer, OptimizerSpec::Adam(AdamSpec { l2: 0.03125, ..adam }));
     assert_eq!(dcn.optimizer, OptimizerSpec::AdamW { adam, weight_decay: 0.0625 });
-    assert_eq!(dcn.hidden_layer, HiddenLayerSpec { dropout: 0.5, normalization: Some(Normalization::Layer) });
+    assert_eq!(
+        dcn.hidden_layer,
+        HiddenLayerSpec {
+            dropout: 0.5,
+            normalization: Some(Normalization::Layer),
+            init: LayerInit::HeNormal
+        }
+    );
     assert_eq!((dcn.hidden, dcn.structure), (vec![7], DcnStructure::Parallel));
     assert_eq!(dcn.cross, CrossSpec { layers: 2, rank: Some(5) });
 
@@ -111,6 +118,100 @@ fn embeddings_of_wide_deep_may_have_an_optimizer_of_their_own() {
 }
 
 #[test]
+fn embeddings_start_as_the_job_says() {
+    let init = |text: &str| {
+        let ModelSpec::Mlp(mlp) = model(&format!("kind = \"mlp\"\n{text}")) else { panic!("mlp") };
+        mlp.embedding.init
+    };
+    assert_eq!(init(""), EmbeddingInit::Uniform { limit: 0.05 });
+    assert_eq!(init("embedding_init = \"zeros\""), EmbeddingInit::Zeros);
+    assert_eq!(init("embedding_init = \"uniform_by_rows\""), EmbeddingInit::UniformByRows);
+    assert_eq!(init("embedding_init = \"normal\""), EmbeddingInit::Normal { stddev: 0.05 });
+    let text = "embedding_init = { kind = \"uniform\", limit = 0.25 }";
+    assert_eq!(init(text), EmbeddingInit::Uniform { limit: 0.25 });
+    let text = "embedding_init = { kind = \"truncated_normal\", stddev = 2 }";
+    assert_eq!(init(text), EmbeddingInit::TruncatedNormal { stddev: 2.0 });
+}
+
+const SEEN: &str = "seen = { kind = \"hashed\", buckets = 100, multi = true, maximum = 5 }\n\
+                    place = { kind = \"hashed\", buckets = 50 }\n\
+                    colour = { kind = \"vocabulary\" }\nhue = { kind = \"vocabulary\" }\n\
+                    again = { kind = \"vocabulary\", column = \"colour\" }\n[model]\n\
+                    features = [\"seen\", \"site\", \"place\", \"colour\", \"hue\", \"again\"]\n\
+                    kind = \"dcn_v2\"\n";
+
+/// The job of a model over more features.
+fn sharing(text: &str) -> Result<(Job, Vec<String>), String> {
+    let data = DATA.split("[model]").next().unwrap();
+    let text = format!("{data}{SEEN}{text}");
+    let (job, _) = Job::parse(&text, Path::new("job.toml"), &[]).map_err(|error| error.to_string())?;
+    let names = job.model.tables().iter().map(|table| table.name.clone()).collect();
+    Ok((job, names))
+}
+
+#[test]
+fn tables_of_embeddings_are_read() {
+    let text = "embedding_dim = \"auto\"\n[model.embeddings.place]\ndim = 3\n\
+                [model.embeddings.sites]\nfeatures = [\"seen\", \"site\"]\npooling = \"sqrtn\"\n\
+                init = \"uniform_by_rows\"\n[model.embeddings.terms]\nfeatures = [\"colour\", \"again\"]\ndim = \"auto\"";
+    let (job, names) = sharing(text).unwrap();
+    assert_eq!(names, ["place", "sites", "terms"]);
+    let ModelSpec::Dcn(dcn) = &job.model else { panic!("dcn_v2") };
+    assert_eq!(dcn.embedding.dim, EmbeddingDim::Auto);
+    let [place, sites, terms] = dcn.embedding.tables.as_slice() else { panic!("three tables") };
+    let of_place = TableSpec {
+        name: "place".into(),
+        features: vec!["place".into()],
+        dim: Some(3.into()),
+        pooling: None,
+        init: None,
+    };
+    assert_eq!(*place, of_place);
+    assert_eq!(sites.features, ["seen", "site"]);
+    assert_eq!((sites.dim, sites.pooling), (None, Some(Pooling::SqrtN)));
+    assert_eq!(sites.init, Some(EmbeddingInit::UniformByRows));
+    assert_eq!(terms.dim, Some(EmbeddingDim::Auto));
+    let (again, _) = Job::parse(&job.text, Path::new("job.toml"), &[]).unwrap();
+    assert_eq!(again.model, job.model);
+}
+
+#[test]
+fn tables_that_cannot_be_are_told_with_their_place() {
+    let cases = [
+        (
+            "embeddings.sites = { features = [\"sit\"] }",
+            "job.toml:18:34: error: `sit` is no feature of the model's; did you mean `site`?",
+        ),
+        (
+            "embeddings.sites.dim = 3",
+            "job.toml:18:12: error: `sites` is no feature of the model's; did you mean `site`?",
+        ),
+        (
+            "embeddings.site.dim = 3\nembeddings.all.features = [\"seen\", \"site\"]",
+            "job.toml:19:36: error: feature `site` is in table `site`, too",
+        ),
+        (
+            "embeddings.all.features = [\"seen\", \"place\"]",
+            "job.toml:11:1: error: feature `place` shares table `all` with `seen`, so both need the same kind \
+             and the same `buckets`, `boundaries` or given terms",
+        ),
+        (
+            "embeddings.all.features = [\"colour\", \"hue\"]",
+            "job.toml:13:1: error: feature `hue` shares table `all` with `colour`, so both need the same kind \
+             and the same `buckets`, `boundaries` or given terms",
+        ),
+        ("embeddings.site.dim = \"wide\"", "job.toml:18:23: error: expected \"auto\", found \"wide\""),
+        (
+            "embeddings.site.width = 3",
+            "job.toml:18:17: error: unknown key `width` in table `site` of embeddings",
+        ),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(sharing(text).err().unwrap(), expected);
+    }
+}
+
+#[test]
 fn mistakes_are_told_with_their_place() {
     let cases = [
         (
@@ -122,6 +223,14 @@ fn mistakes_are_told_with_their_place() {
         (
             "kind = \"dlrm\"\ncross_layers = 2",
             "job.toml:13:16: error: `cross_layers` is for `interaction = \"cross\"`",
+        ),
+        (
+            "kind = \"mlp\"\nembedding_init = { kind = \"uniform\", stddev = 1 }",
+            "job.toml:13:38: error: unknown key `stddev` in `embedding_init`",
+        ),
+        (
+            "kind = \"mlp\"\nembedding_init = { kind = \"normal\", stddev = 0 }",
+            "job.toml:13:46: error: expected a number above 0, found 0",
         ),
         (
             "kind = \"mlp\"\noptimizer = { kind = \"rowwise_adagrad\" }",

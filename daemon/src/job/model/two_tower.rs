@@ -31,7 +31,7 @@ fn read_tower(mut tower: Section<'_>, path: &str, features: &[&str]) -> MlpSpec 
     let features = read_features(&mut tower, features);
     let hidden = read_widths(&mut tower, "hidden", &[64]);
     let hidden_layer = read_hidden_layer(&mut tower);
-    let (embedding, optimizer) = read_optimizers(&mut tower, path);
+    let (embedding, optimizer) = read_optimizers(&mut tower, path, &features);
     tower.finish();
     MlpSpec { features, embedding, hidden, hidden_layer, optimizer }
 }

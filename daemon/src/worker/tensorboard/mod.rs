@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use millstream_trainer::loss::LossSum;
+use millstream_trainer::model::LossScale;
 use serde::{Deserialize, Serialize};
 
 use crate::state::{Metrics, now_ms};
@@ -44,6 +45,7 @@ pub(super) struct EventWriter {
     spec: EventSpec,
     file: EventFile,
     window: Window,
+    loss_scale: Option<LossScale>,
 }
 
 /// The steps since the last point.
@@ -60,7 +62,8 @@ impl EventWriter {
     /// Begins a file for a worker that stands at checkpoint `restored`, or at the beginning. `job` is the job
     /// file's text.
     pub(super) fn begin(spec: EventSpec, restored: Option<u64>, job: &str) -> io::Result<Self> {
-        let mut writer = Self { file: EventFile::create(&spec.directory)?, spec, window: Window::default() };
+        let (file, window) = (EventFile::create(&spec.directory)?, Window::default());
+        let mut writer = Self { file, spec, window, loss_scale: None };
         // From this step on, what is there is of no account.
         let first = restored.map_or(0, |step| step + 1);
         let start = SessionLog { status: SessionStatus::Start.into() };
@@ -86,6 +89,11 @@ impl EventWriter {
         self.window.steps += 1;
         self.window.loss += loss;
         self.window.examples += examples;
+    }
+
+    /// Takes note of where the loss scale stands.
+    pub(super) fn scaled(&mut self, scale: LossScale) {
+        self.loss_scale = Some(scale);
     }
 
     /// Takes note of time that went into training, and of its part that was spent waiting for a batch.
@@ -139,6 +147,10 @@ impl EventWriter {
         if seconds > 0.0 {
             value.push(Value::scalar("train/examples_per_second", examples as f64 / seconds));
             value.push(Value::scalar("train/input_wait_fraction", waited.as_secs_f64() / seconds));
+        }
+        if let Some(LossScale { scale, skipped_steps, .. }) = self.loss_scale {
+            value.push(Value::scalar("train/loss_scale", scale.into()));
+            value.push(Value::scalar("train/skipped_steps", skipped_steps.into()));
         }
         self.file.append(step, What::Summary(Summary { value }))
     }
@@ -231,6 +243,18 @@ mod tests {
             (3, "train/input_wait_fraction", 0.5),
         ];
         assert_eq!(scalars(&events), wanted.map(|(step, tag, number)| (step, tag.to_owned(), number)));
+    }
+
+    #[test]
+    fn a_loss_scale_has_its_curve() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut writer = EventWriter::begin(spec(directory.path()), None, "name = \"a\"").unwrap();
+        writer.stepped(LossSum { loss: 5.0, weight: 10.0 }, 10);
+        writer.scaled(LossScale { scale: 32768.0, good_steps: 4, skipped_steps: 1 });
+        writer.end(1).unwrap();
+        let found = scalars(&file::tests::read(writer.path()));
+        let wanted = [("train/loss", 0.5), ("train/loss_scale", 32768.0), ("train/skipped_steps", 1.0)];
+        assert_eq!(found, wanted.map(|(tag, number)| (1, tag.to_owned(), number)));
     }
 
     #[test]

@@ -25,12 +25,13 @@ pub(crate) fn copy(
 pub(crate) fn copy_rows(cpu: &Cpu, rows: usize, from: &CpuMatrix, to: &mut CpuMatrix, first: usize) {
     assert!(rows <= from.rows() && first + rows <= to.rows() && from.columns() == to.columns());
     let stride = to.stride();
-    let out = to.parts();
+    let (float, out) = (to.float(), to.parts());
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get((first + block.start) * stride..(first + block.end) * stride) };
         out.copy_from_slice(&from.as_slice()[block.start * stride..block.end * stride]);
+        float.round_all(out);
     });
 }
 
@@ -42,6 +43,12 @@ pub(crate) fn add(cpu: &Cpu, rows: usize, from: &CpuMatrix, to: &mut CpuMatrix) 
             *to += from;
         }
     });
+}
+
+/// Multiplies the first `rows` rows by the first number of `factor`.
+pub(crate) fn multiply(cpu: &Cpu, rows: usize, factor: &CpuMatrix, matrix: &mut CpuMatrix) {
+    let factor = factor.row(0)[0];
+    each_row(cpu, rows, matrix, |_, row| row.iter_mut().for_each(|number| *number *= factor));
 }
 
 /// Zeros in the first `rows` rows.
@@ -58,7 +65,7 @@ pub(crate) fn each_row(
     write: impl Fn(usize, &mut [f32]) + Sync,
 ) {
     assert!(rows <= matrix.rows());
-    let (stride, columns) = (matrix.stride(), matrix.columns());
+    let (float, stride, columns) = (matrix.float(), matrix.stride(), matrix.columns());
     let out = matrix.parts();
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
@@ -66,6 +73,7 @@ pub(crate) fn each_row(
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
         for (row, out) in block.zip(out.chunks_exact_mut(stride.max(1))) {
             write(row, &mut out[..columns]);
+            float.round_all(&mut out[..columns]);
         }
     });
 }

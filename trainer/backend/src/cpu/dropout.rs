@@ -14,7 +14,7 @@ const LANES: usize = 16;
 /// Multiplies each number by `1 / keep`, or by 0.
 pub(crate) fn dropout(cpu: &Cpu, rows: Range<usize>, keep: f64, key: u64, matrix: &mut CpuMatrix) {
     assert!(rows.len() <= matrix.rows() && keep > 0.0 && keep <= 1.0);
-    let (stride, columns) = (matrix.stride(), matrix.columns());
+    let (float, stride, columns) = (matrix.float(), matrix.stride(), matrix.columns());
     let (factor, below) = ((1.0 / keep) as f32, threshold(keep));
     let numbers = matrix.parts();
     cpu.run(tasks_for(rows.len(), ROWS), |task| {
@@ -31,6 +31,7 @@ pub(crate) fn dropout(cpu: &Cpu, rows: Range<usize>, keep: f64, key: u64, matrix
                     }
                 }
             }
+            float.round_all(&mut numbers[..columns]);
         }
     });
 }

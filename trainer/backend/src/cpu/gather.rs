@@ -25,25 +25,25 @@ pub(crate) fn gather(
     first_column: usize,
 ) {
     assert!(rows.end <= batch.rows() && rows.len() <= out.rows());
-    let widths: usize = tables.iter().map(|table| table.shape().width).sum();
-    assert!(lookups.len() == tables.len() && out.columns() == first_column + widths + dense.len());
+    let widths = Lookup::widths(lookups, |table| tables[table].shape().width);
+    assert_eq!(out.columns(), first_column + widths + dense.len());
     let stride = out.stride();
     if stride == 0 {
         return;
     }
-    let out = out.parts();
+    let (float, out) = (out.float(), out.parts());
     cpu.run(tasks_for(rows.len(), ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows.len());
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
         let block = rows.start + block.start..rows.start + block.end;
-        let mut offset = first_column;
-        for (number, (lookup, table)) in lookups.iter().zip(tables).enumerate() {
+        for (number, lookup) in lookups.iter().enumerate() {
+            let table = &tables[lookup.table];
             let width = table.shape().width;
-            let out = Out { rows: out, stride, offset };
-            let next = lookups.get(number + 1).zip(tables.get(number + 1));
-            let next = next.and_then(|(lookup, table)| match batch.ids(lookup.column) {
-                Ids::Single(ids) => Some((&ids[block.clone()], table)),
+            let out = Out { rows: out, stride, offset: first_column + lookup.first };
+            let next = lookups.get(number + 1);
+            let next = next.and_then(|lookup| match batch.ids(lookup.column) {
+                Ids::Single(ids) => Some((&ids[block.clone()], &tables[lookup.table])),
                 Ids::Ragged(..) => None,
             });
             match batch.ids(lookup.column) {
@@ -60,14 +60,14 @@ pub(crate) fn gather(
                     pool_rows(table, &offsets[block.start..=block.end], values, lookup.pooling, out);
                 }
             }
-            offset += width;
         }
         for (row, out) in block.zip(out.chunks_exact_mut(stride)) {
             let values = batch.dense(row);
-            for (out, &source) in out[offset..].iter_mut().zip(dense) {
+            for (out, &source) in out[first_column + widths..].iter_mut().zip(dense) {
                 *out = values[source];
             }
         }
+        float.round_all(out);
     });
 }
 

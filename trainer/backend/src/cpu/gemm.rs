@@ -3,6 +3,8 @@
 //! Operations divide a product into blocks, each a task; that is where threads come in. The order in
 //! which a block's terms are summed depends on its shape only.
 
+use std::ops::Range;
+
 use gemm_common::Parallelism;
 
 /// A matrix in a slice: element `(i, j)` at `i * row_stride + j * column_stride`.
@@ -21,6 +23,11 @@ impl<'a> View<'a> {
         Self { data, rows, columns, row_stride: stride, column_stride: 1 }
     }
 
+    /// Some of its rows.
+    pub(crate) fn rows(self, rows: Range<usize>) -> Self {
+        Self { data: &self.data[rows.start * self.row_stride..], rows: rows.len(), ..self }
+    }
+
     pub(crate) fn transposed(self) -> Self {
         Self {
             data: self.data,
@@ -32,7 +39,7 @@ impl<'a> View<'a> {
     }
 
     /// Whether every element lies within the slice.
-    fn is_within(&self) -> bool {
+    pub(crate) fn is_within(&self) -> bool {
         self.rows == 0
             || self.columns == 0
             || (self.rows - 1) * self.row_stride + (self.columns - 1) * self.column_stride < self.data.len()

@@ -19,7 +19,7 @@ pub(crate) fn fm_forward(
 ) {
     assert!(rows <= vectors.rows() && rows <= out.rows() && out.columns() == 1);
     assert!(count * width <= vectors.columns());
-    let out = out.parts();
+    let (float, out) = (out.float(), out.parts());
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
@@ -32,7 +32,7 @@ pub(crate) fn fm_forward(
                 let pairs = sum.iter().zip(&squares).map(|(sum, squares)| sum * sum - squares);
                 total += pairs.take(columns).sum::<f32>();
             });
-            *out += 0.5 * total;
+            *out = float.round(*out + 0.5 * total);
         }
     });
 }
@@ -49,7 +49,7 @@ pub(crate) fn fm_backward(
     assert!(rows <= vectors.rows() && rows <= out_gradient.rows() && rows <= vectors_gradient.rows());
     assert!(count * width <= vectors.columns() && count * width <= vectors_gradient.columns());
     let stride = vectors_gradient.stride();
-    let out = vectors_gradient.parts();
+    let (float, out) = (vectors_gradient.float(), vectors_gradient.parts());
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
@@ -65,6 +65,7 @@ pub(crate) fn fm_backward(
                     }
                 }
             });
+            float.round_all(&mut out[..count * width]);
         }
     });
 }
@@ -107,7 +108,7 @@ pub(crate) fn cross_forward(
     let stride = output.stride();
     assert!([first, product, input].iter().all(|matrix| matrix.stride() == stride && rows <= matrix.rows()));
     assert!(rows <= output.rows());
-    let output = output.parts();
+    let (float, output) = (output.float(), output.parts());
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         let part = block.start * stride..block.end * stride;
@@ -116,7 +117,7 @@ pub(crate) fn cross_forward(
         let (first, product) = (&first.as_slice()[part.clone()], &product.as_slice()[part.clone()]);
         let input = &input.as_slice()[part];
         for (((output, x0), u), x) in output.iter_mut().zip(first).zip(product).zip(input) {
-            *output = x0 * u + x;
+            *output = float.round(x0 * u + x);
         }
     });
 }
@@ -136,6 +137,7 @@ pub(crate) fn cross_backward(
     assert!(read.iter().all(|matrix| matrix.stride() == stride && rows <= matrix.rows()));
     let written = [&*product_gradient, &*first_gradient];
     assert!(written.iter().all(|matrix| matrix.stride() == stride && rows <= matrix.rows()));
+    let (product_float, first_float) = (product_gradient.float(), first_gradient.float());
     let (by_product, by_first) = (product_gradient.parts(), first_gradient.parts());
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
@@ -148,8 +150,8 @@ pub(crate) fn cross_backward(
         let by_output = &output_gradient.as_slice()[part];
         let read = first.iter().zip(product).zip(by_output);
         for (((x0, u), g), (by_product, by_first)) in read.zip(by_product.iter_mut().zip(by_first)) {
-            *by_product = g * x0;
-            *by_first += g * u;
+            *by_product = product_float.round(g * x0);
+            *by_first = first_float.round(*by_first + g * u);
         }
     });
 }
@@ -164,7 +166,7 @@ pub(crate) fn dot_forward(cpu: &Cpu, rows: usize, vectors: &CpuMatrix, width: us
     let (tasks, stride, lanes) = (tasks_for(rows, ROWS), out.stride(), count.next_multiple_of(LANES));
     let mut scratch = cpu.scratch(tasks * lanes * width);
     let transposed = scratch.parts();
-    let out = out.parts();
+    let (float, out) = (out.float(), out.parts());
     cpu.run(tasks, |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: a part a task, and blocks of rows are disjoint.
@@ -186,6 +188,7 @@ pub(crate) fn dot_forward(cpu: &Cpu, rows: usize, vectors: &CpuMatrix, width: us
                     pairs += wanted;
                 }
             }
+            float.round_all(out);
         }
     });
 }
@@ -217,7 +220,7 @@ pub(crate) fn dot_backward(
     assert!(vectors.columns() == count * width && vectors_gradient.columns() == vectors.columns());
     assert!(rows <= vectors.rows() && rows <= out_gradient.rows() && rows <= vectors_gradient.rows());
     let stride = vectors_gradient.stride();
-    let out = vectors_gradient.parts();
+    let (float, out) = (vectors_gradient.float(), vectors_gradient.parts());
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
@@ -230,6 +233,7 @@ pub(crate) fn dot_backward(
             each_strip(width, |first, columns| {
                 by_pairs(vectors.row(row), width, first, columns, pairs, out);
             });
+            float.round_all(out);
         }
     });
 }

@@ -1,11 +1,17 @@
 //! A fully connected layer: product, bias and activation, and their gradient.
+//!
+//! Products take their factors in the format of the layer's input: what has more digits is rounded to it before.
 
 use std::ops::Range;
 
 use crate::backend::{Activation, LayerGradient, Sum};
-use crate::cpu::gemm::{View, product};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::bf16::{self, Instructions, Panels};
+use crate::cpu::gemm::{self, View};
 use crate::cpu::matrix::CpuMatrix;
+use crate::cpu::memory::Parts;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::float::Float;
 
 /// Batch rows of a task: a multiple of the 6 rows that an AVX-512 kernel makes at once, few enough that
 /// a task's activations stay in the second-level cache, many enough that reading the weights pays.
@@ -29,23 +35,26 @@ pub(crate) fn forward(
     assert!(input.columns() == inputs && output.columns() == outputs);
     assert!(bias.is_none_or(|bias| bias.columns() == outputs));
     assert!(rows <= input.rows() && rows <= output.rows());
-    let out_stride = output.stride();
+    let weights = Factor::of(input.float(), weights, inputs);
+    let mut scratch = cpu.scratch(weights.room(cpu));
+    let weights = weights.ready(cpu, scratch.as_mut_slice());
+    let (float, out_stride) = (output.float(), output.stride());
     let out = output.parts();
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
-        let lhs = rows_of(input, block.clone(), inputs);
-        let rhs = View::row_major(weights.as_slice(), inputs, outputs, weights.stride());
+        let lhs = View::row_major(input.as_slice(), rows, inputs, input.stride()).rows(block.clone());
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
-        product(lhs, rhs, out, out_stride, false);
-        for row in out.chunks_exact_mut(out_stride) {
-            let row = row[..outputs].iter_mut();
+        weights.product(lhs, out, out_stride, false);
+        for out in out.chunks_exact_mut(out_stride) {
+            let row = out[..outputs].iter_mut();
             match (bias, activation) {
                 (Some(bias), Activation::Identity) => row.zip(bias.row(0)).for_each(|(y, b)| *y += b),
                 (Some(bias), Activation::Relu) => row.zip(bias.row(0)).for_each(|(y, b)| *y = relu(*y + b)),
                 (None, Activation::Identity) => {}
                 (None, Activation::Relu) => row.for_each(|y| *y = relu(*y)),
             }
+            float.round_all(&mut out[..outputs]);
         }
     });
 }
@@ -70,9 +79,95 @@ pub(crate) fn backward(
         backward_by_bias(cpu, rows, layer, output_gradient, sum, bias_gradient);
     }
     if let Some(input_gradient) = input_gradient {
-        backward_by_input(cpu, rows, layer.weights, output_gradient, input_gradient);
+        backward_by_input(cpu, rows, layer, output_gradient, input_gradient);
     }
     backward_by_weights(cpu, rows, layer.input, output_gradient, sum, weights_gradient);
+}
+
+/// The right factor of products of a format, row-major, before it is made ready.
+struct Factor<'a> {
+    float: Float,
+    /// Of its numbers.
+    of: Float,
+    view: View<'a>,
+}
+
+/// The same, ready.
+#[derive(Clone, Copy)]
+enum Ready<'a> {
+    Plain(View<'a>),
+    #[cfg(target_arch = "x86_64")]
+    Bf16(Panels<'a>),
+}
+
+impl<'a> Factor<'a> {
+    fn of(float: Float, matrix: &'a CpuMatrix, rows: usize) -> Self {
+        let view = View::row_major(matrix.as_slice(), rows, matrix.columns(), matrix.stride());
+        Self { float, of: matrix.float(), view }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn instructions(&self, cpu: &Cpu) -> Option<Instructions> {
+        cpu.bf16.filter(|_| self.float == Float::Bf16)
+    }
+
+    fn is_rounded(&self) -> bool {
+        self.float == Float::F32 || self.float == self.of
+    }
+
+    /// Numbers that [`Factor::rounded`] needs room for.
+    fn rounded_room(&self) -> usize {
+        if self.is_rounded() { 0 } else { self.view.rows * self.view.row_stride }
+    }
+
+    /// The matrix, rounded in `room` where it is not.
+    fn rounded(self, cpu: &Cpu, room: &'a mut [f32]) -> View<'a> {
+        if self.is_rounded() {
+            return self.view;
+        }
+        let (rows, stride) = (self.view.rows, self.view.row_stride);
+        let room = &mut room[..self.rounded_room()];
+        let parts = Parts::new(&mut *room);
+        cpu.run(tasks_for(rows, ROWS), |task| {
+            let block = rows_of_task(task, ROWS, rows);
+            let part = block.start * stride..block.end * stride;
+            // SAFETY: blocks of rows are disjoint.
+            let rounded = unsafe { parts.get(part.clone()) };
+            rounded.copy_from_slice(&self.view.data[part]);
+            self.float.round_all(rounded);
+        });
+        View { data: room, ..self.view }
+    }
+
+    /// Numbers that [`Factor::ready`] needs room for.
+    fn room(&self, cpu: &Cpu) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.instructions(cpu).is_some() {
+            return Panels::room(self.view.rows, self.view.columns);
+        }
+        let _ = cpu;
+        self.rounded_room()
+    }
+
+    /// Packed or rounded in `room`, where it has to be.
+    fn ready(self, cpu: &Cpu, room: &'a mut [f32]) -> Ready<'a> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(instructions) = self.instructions(cpu) {
+            return Ready::Bf16(Panels::pack(instructions, cpu, self.view, room));
+        }
+        Ready::Plain(self.rounded(cpu, room))
+    }
+}
+
+impl Ready<'_> {
+    /// As [`gemm::product`]; packing for bfloat16 rounds `lhs`, too.
+    fn product(self, lhs: View<'_>, out: &mut [f32], out_stride: usize, accumulate: bool) {
+        match self {
+            Self::Plain(rhs) => gemm::product(lhs, rhs, out, out_stride, accumulate),
+            #[cfg(target_arch = "x86_64")]
+            Self::Bf16(rhs) => bf16::product(lhs, rhs, out, out_stride, accumulate),
+        }
+    }
 }
 
 /// Masks the gradient by the activation and sums its columns: each block's rows, then the blocks.
@@ -127,29 +222,39 @@ fn backward_by_bias(
 fn backward_by_input(
     cpu: &Cpu,
     rows: usize,
-    weights: &CpuMatrix,
+    layer: &LayerGradient<'_, CpuMatrix>,
     output_gradient: &CpuMatrix,
     input_gradient: &mut CpuMatrix,
 ) {
+    let (float, weights) = (layer.input.float(), layer.weights);
     let (outputs, wanted) = (weights.columns(), input_gradient.columns());
     assert!(wanted <= weights.rows() && rows <= input_gradient.rows());
     let stride = wanted.next_multiple_of(TILE);
-    let mut scratch = cpu.scratch(outputs.next_multiple_of(TILE) * stride);
-    let transposed = scratch.parts();
+    let by_output = Factor::of(float, output_gradient, rows);
+    let of_transposed = Factor { float, of: float, view: View::row_major(&[], outputs, wanted, stride) };
+    let rooms = (by_output.rounded_room(), outputs.next_multiple_of(TILE) * stride);
+    let mut scratch = cpu.scratch(rooms.0 + rooms.1 + of_transposed.room(cpu));
+    let (room, rest) = scratch.as_mut_slice().split_at_mut(rooms.0);
+    let (transposed, packed) = rest.split_at_mut(rooms.1);
+    let by_output = by_output.rounded(cpu, room);
+    let strips = Parts::new(&mut *transposed);
     cpu.run(tasks_for(outputs, TILE), |task| {
         let columns = rows_of_task(task, TILE, outputs);
         // SAFETY: each task writes rows of its own of the transposed matrix.
-        let strip = unsafe { transposed.get(task * TILE * stride..(task + 1) * TILE * stride) };
+        let strip = unsafe { strips.get(task * TILE * stride..(task + 1) * TILE * stride) };
         transpose(weights, columns, wanted, strip, stride);
+        float.round_all(strip);
     });
-    let transposed = View::row_major(scratch.as_slice(), outputs, wanted, stride);
-    let out_stride = input_gradient.stride();
+    let transposed = Factor { view: View { data: transposed, ..of_transposed.view }, ..of_transposed };
+    let transposed = transposed.ready(cpu, packed);
+    let (float, out_stride) = (input_gradient.float(), input_gradient.stride());
     let out = input_gradient.parts();
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
-        product(rows_of(output_gradient, block, outputs), transposed, out, out_stride, false);
+        transposed.product(by_output.rows(block), out, out_stride, false);
+        float.round_all(out);
     });
 }
 
@@ -164,22 +269,18 @@ fn backward_by_weights(
 ) {
     let (inputs, outputs) = (weights_gradient.rows(), weights_gradient.columns());
     assert!(inputs == input.columns() && outputs == output_gradient.columns());
+    let by_output = Factor::of(input.float(), output_gradient, rows);
+    let mut scratch = cpu.scratch(by_output.room(cpu));
+    let by_output = by_output.ready(cpu, scratch.as_mut_slice());
     let out_stride = weights_gradient.stride();
     let out = weights_gradient.parts();
     cpu.run(tasks_for(inputs, INPUTS), |task| {
         let block = rows_of_task(task, INPUTS, inputs);
         let lhs = View::row_major(&input.as_slice()[block.start..], rows, block.len(), input.stride());
-        let rhs = rows_of(output_gradient, 0..rows, outputs);
         // SAFETY: blocks of inputs are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
-        product(lhs.transposed(), rhs, out, out_stride, sum == Sum::Further);
+        by_output.product(lhs.transposed(), out, out_stride, sum == Sum::Further);
     });
-}
-
-/// Rows `block` of the first `columns` columns of `matrix`.
-pub(crate) fn rows_of(matrix: &CpuMatrix, block: Range<usize>, columns: usize) -> View<'_> {
-    let stride = matrix.stride();
-    View::row_major(&matrix.as_slice()[block.start * stride..], block.len(), columns, stride)
 }
 
 /// Writes `columns` of the first `wanted` rows of `matrix` as rows of `out`.

@@ -25,11 +25,11 @@ pub(crate) fn forward(
     bias: &CpuMatrix,
     out: &mut CpuMatrix,
 ) {
-    assert!(lookups.len() == tables.len() && out.columns() == 1);
+    assert!(out.columns() == 1);
     assert!(rows.end <= batch.rows() && rows.len() <= out.rows());
     assert!(dense_weights.rows() == dense.len() && dense_weights.stride() <= 1);
     let bias = bias.row(0)[0];
-    let out = out.parts();
+    let (float, out) = (out.float(), out.parts());
     cpu.run(tasks_for(rows.len(), ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows.len());
         // SAFETY: blocks of rows are disjoint.
@@ -37,12 +37,13 @@ pub(crate) fn forward(
         let block = rows.start + block.start..rows.start + block.end;
         let mut sums = [bias; ROWS];
         let sums = &mut sums[..block.len()];
-        for (number, (lookup, table)) in lookups.iter().zip(tables).enumerate() {
+        for (number, lookup) in lookups.iter().enumerate() {
+            let table = &tables[lookup.table];
             match batch.ids(lookup.column) {
                 Ids::Single(ids) => {
-                    let next = lookups.get(number + 1).zip(tables.get(number + 1));
-                    let next = next.and_then(|(lookup, table)| match batch.ids(lookup.column) {
-                        Ids::Single(ids) => Some((&ids[block.clone()], table)),
+                    let next = lookups.get(number + 1);
+                    let next = next.and_then(|lookup| match batch.ids(lookup.column) {
+                        Ids::Single(ids) => Some((&ids[block.clone()], &tables[lookup.table])),
                         Ids::Ragged(..) => None,
                     });
                     add_weights(table, &ids[block.clone()], next, sums);
@@ -56,6 +57,7 @@ pub(crate) fn forward(
             let values = batch.dense(row);
             let products = dense.iter().zip(dense_weights.as_slice()).map(|(&d, &w)| values[d] * w);
             *out += products.fold(*sum, |sum, product| sum + product);
+            *out = float.round(*out);
         }
     });
 }

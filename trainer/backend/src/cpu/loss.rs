@@ -74,7 +74,7 @@ fn by_row(
     let scale = if weight_of_all > 0.0 { (1.0 / weight_of_all) as f32 } else { 0.0 };
     let mut scratch = cpu.scratch(rows.len());
     let losses = scratch.parts();
-    let gradients = gradient.parts();
+    let (float, gradients) = (gradient.float(), gradient.parts());
     cpu.run(tasks_for(rows.len(), ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows.len());
         // SAFETY: blocks of rows are disjoint.
@@ -85,7 +85,7 @@ fn by_row(
         for (row, weight) in weights_of(of_batch).enumerate() {
             let (loss, gradient) = loss_of(logits[row], labels[row]);
             losses[row] = weight * loss;
-            gradients[row] = weight * scale * gradient;
+            gradients[row] = float.round(weight * scale * gradient);
         }
     });
     let loss_sum: f64 = scratch.as_slice()[..rows.len()].iter().map(|&loss| f64::from(loss)).sum();
@@ -97,13 +97,13 @@ fn by_row(
 /// `1 / (1 + exp(-x))`
 pub(crate) fn sigmoid(cpu: &Cpu, rows: usize, logits: &CpuMatrix, out: &mut CpuMatrix) {
     assert!(logits.columns() == 1 && out.columns() == 1);
-    let out = out.parts();
+    let (float, out) = (out.float(), out.parts());
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.clone()) };
         for (out, &logit) in out.iter_mut().zip(&logits.as_slice()[block]) {
-            *out = 1.0 / (1.0 + (-logit).exp());
+            *out = float.round(1.0 / (1.0 + (-logit).exp()));
         }
     });
 }

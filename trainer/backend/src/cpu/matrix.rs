@@ -2,12 +2,14 @@
 
 use crate::cpu::memory::{LINE, Memory, Parts};
 use crate::device::{TablePart, TablePlace, TableShape};
+use crate::float::Float;
 
 /// Numbers in rows and columns.
 ///
 /// Rows of a cache line or more start at cache lines: so do the rows that a gather writes, and vector
 /// loads do not straddle. What lies between a row's end and the next row is never read.
 pub struct CpuMatrix {
+    float: Float,
     rows: usize,
     columns: usize,
     stride: usize,
@@ -15,9 +17,9 @@ pub struct CpuMatrix {
 }
 
 impl CpuMatrix {
-    pub(crate) fn new(rows: usize, columns: usize) -> Self {
+    pub(crate) fn new(float: Float, rows: usize, columns: usize) -> Self {
         let stride = Self::stride_of(columns);
-        Self { rows, columns, stride, memory: Memory::zeroed(rows * stride) }
+        Self { float, rows, columns, stride, memory: Memory::zeroed(rows * stride) }
     }
 
     /// Bytes that a matrix takes.
@@ -28,6 +30,11 @@ impl CpuMatrix {
     /// Floats from one row to the next of a matrix of so many columns.
     pub(crate) fn stride_of(columns: usize) -> usize {
         if columns < LINE { columns } else { columns.next_multiple_of(LINE) }
+    }
+
+    /// What its numbers are rounded to.
+    pub(crate) fn float(&self) -> Float {
+        self.float
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -66,6 +73,7 @@ impl CpuMatrix {
         for (row, values) in values.chunks_exact(columns.max(1)).enumerate() {
             self.as_mut_slice()[row * stride..][..columns].copy_from_slice(values);
         }
+        self.float.round_all(self.memory.as_mut_slice());
     }
 
     pub(crate) fn read(&self, out: &mut [f32]) {

@@ -3,7 +3,7 @@
 //! * [`team`]: threads; fork and join around numbered tasks.
 //! * [`memory`], [`matrix`]: aligned memory, matrices and tables in it.
 //! * [`simd`]: kernels compiled for several vector widths.
-//! * [`gemm`], [`layer`]: fully connected layers.
+//! * [`gemm`], [`bf16`], [`layer`]: fully connected layers.
 //! * [`gather`], [`linear`]: lookups and the linear model.
 //! * [`normalize`]: numbers brought to one scale, by row or column.
 //! * [`interaction`]: how features meet; [`columns`]: moving and adding them.
@@ -18,6 +18,8 @@
 //! result to one task, so that results depend neither on the number of threads nor on timing. They do
 //! depend on the kind of CPU: matrix kernels of other widths sum in another order.
 
+#[cfg(target_arch = "x86_64")]
+mod bf16;
 mod columns;
 mod copy;
 mod dropout;
@@ -51,10 +53,11 @@ use millstream_batch::{BatchRef, BatchSchema};
 use crate::backend::{Activation, Backend, LayerGradient, Loss, RowGradients, Sum};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TablePlace, TableShape};
 use crate::error::{BackendError, BatchError};
+use crate::float::Float;
 use crate::host::HostBatch;
 use crate::normalization::{Axis, Normalization, Normalized};
 use crate::retrieval::InBatchSoftmax;
-use crate::update::Update;
+use crate::update::{LossScaling, Update};
 use memory::Memory;
 use simd::Simd;
 use team::Team;
@@ -66,6 +69,9 @@ pub use rows::CpuRowPlan;
 pub struct Cpu {
     team: Team,
     simd: Simd,
+    /// For products in bfloat16, which are in single precision without.
+    #[cfg(target_arch = "x86_64")]
+    bf16: Option<bf16::Instructions>,
     /// What an operation needs besides its arguments: grows to the largest need, then stays.
     scratch: Mutex<Memory>,
 }
@@ -80,7 +86,13 @@ impl Cpu {
             Some(threads) => threads.max(1) as usize,
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
-        Ok(Self { team: Team::new(threads)?, simd: Simd::detect(), scratch: Mutex::new(Memory::zeroed(0)) })
+        Ok(Self {
+            team: Team::new(threads)?,
+            simd: Simd::detect(),
+            #[cfg(target_arch = "x86_64")]
+            bf16: bf16::Instructions::detect(),
+            scratch: Mutex::new(Memory::zeroed(0)),
+        })
     }
 
     /// Bytes that a table takes.
@@ -93,9 +105,9 @@ impl Cpu {
         HostBatch::bytes(schema)
     }
 
-    /// Bytes that a plan over `columns` takes.
-    pub fn row_plan_bytes(schema: &BatchSchema, columns: &[IdColumn]) -> u64 {
-        CpuRowPlan::bytes(schema, columns)
+    /// Bytes that a plan over `groups` of columns takes.
+    pub fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64 {
+        CpuRowPlan::bytes(schema, groups)
     }
 
     /// Numbers that an in-batch softmax of so many rows and columns works in.
@@ -136,8 +148,8 @@ impl Device for Cpu {
     type Batch = HostBatch;
     type RowPlan = CpuRowPlan;
 
-    fn matrix(&self, rows: usize, columns: usize) -> CpuMatrix {
-        CpuMatrix::new(rows, columns)
+    fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> CpuMatrix {
+        CpuMatrix::new(float, rows, columns)
     }
 
     fn table(&self, shape: TableShape) -> CpuTable {
@@ -149,11 +161,11 @@ impl Device for Cpu {
     }
 
     fn softmax_work(&self, rows: usize, columns: usize) -> CpuMatrix {
-        CpuMatrix::new(1, Self::softmax_numbers(rows, columns))
+        CpuMatrix::new(Float::F32, 1, Self::softmax_numbers(rows, columns))
     }
 
-    fn row_plan(&self, schema: &BatchSchema, columns: &[IdColumn]) -> CpuRowPlan {
-        CpuRowPlan::new(schema, columns)
+    fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> CpuRowPlan {
+        CpuRowPlan::new(schema, groups)
     }
 }
 
@@ -422,6 +434,10 @@ impl Backend for Cpu {
         loss::loss(self, loss, batch, rows, logits, gradient, sums);
     }
 
+    fn multiply(&self, rows: usize, factor: &CpuMatrix, matrix: &mut CpuMatrix) {
+        columns::multiply(self, rows, factor, matrix);
+    }
+
     fn sigmoid(&self, rows: usize, logits: &CpuMatrix, out: &mut CpuMatrix) {
         loss::sigmoid(self, rows, logits, out);
     }
@@ -436,6 +452,17 @@ impl Backend for Cpu {
 
     fn clip_scale(&self, maximum: f64, squares: &CpuMatrix, scale: &mut CpuMatrix) {
         squares::clip_scale(maximum, squares, scale);
+    }
+
+    fn unscale(
+        &self,
+        rule: &LossScaling,
+        maximum: Option<f64>,
+        squares: &CpuMatrix,
+        state: &mut CpuMatrix,
+        scale: &mut CpuMatrix,
+    ) {
+        squares::unscale(rule, maximum, squares, state, scale);
     }
 
     fn step(

@@ -118,7 +118,7 @@ pub(crate) fn forward(
     assert!(output.columns() == columns && layer.scale.columns() == columns && rows <= output.rows());
     let (scale, shift, epsilon) = (layer.scale.row(0), layer.shift.row(0), layer.epsilon as f32);
     let least = if layer.is_rectified { 0.0 } else { f32::NEG_INFINITY };
-    let stride = output.stride();
+    let (float, stride) = (output.float(), output.stride());
     let outputs = output.parts();
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
@@ -141,6 +141,7 @@ pub(crate) fn forward(
                     });
                 }
             }
+            float.round_all(&mut output[..columns]);
         }
     });
 }
@@ -176,7 +177,7 @@ pub(crate) fn backward(
     });
     let (sum_g, sum_product) = (&*sum_g, &*sum_product);
     let scale = layer.scale.row(0);
-    let gradients = gradient.parts();
+    let (float, gradients) = (gradient.float(), gradient.parts());
     cpu.run(tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
@@ -200,7 +201,7 @@ pub(crate) fn backward(
                 let of_column = scale[column] * share;
                 let (mean_g, mean_product) =
                     of_row.unwrap_or((sum_g[column] * of_column, sum_product[column] * of_column));
-                *g = inverse * (*g - mean_g - x * mean_product);
+                *g = float.round(inverse * (*g - mean_g - x * mean_product));
             }
         }
     });

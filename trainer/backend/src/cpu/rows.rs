@@ -1,25 +1,30 @@
 //! Which rows of a table a batch touches, and from which of its own rows: ids sorted stably, so that
 //! gradients of one table row lie side by side and are summed in the order of the batch.
+//!
+//! Columns that are looked up in one table are sorted together, one column after the other: an entry then has its
+//! column's number in the bits above its row.
 
 use millstream_batch::BatchSchema;
 
 use crate::cpu::Cpu;
 use crate::cpu::memory::Parts;
-use crate::device::IdColumn;
+use crate::device::{IdColumn, Lookup};
 use crate::host::{HostBatch, Ids, capacity, cardinality};
 
 /// Most bits of a digit of the radix sort: its counters take 8 KiB of the stack.
 const DIGIT_BITS: u32 = 11;
 
-/// The plan of a batch: a sorted column for each column of ids.
+/// The plan of a batch: sorted ids for each group of columns.
 pub struct CpuRowPlan {
-    columns: Vec<SortedColumn>,
+    groups: Vec<SortedIds>,
 }
 
-/// The ids of one column, sorted.
-pub(crate) struct SortedColumn {
-    column: IdColumn,
+/// The ids of a group of columns, sorted.
+pub(crate) struct SortedIds {
+    columns: Vec<IdColumn>,
     id_bits: u32,
+    /// Bits of an entry's row below its column's number.
+    row_bits: u32,
     entries: Vec<Entry>,
     spare: Vec<Entry>,
     /// Where each run of equal ids starts in `entries`, then the end of the last.
@@ -34,17 +39,26 @@ pub(crate) struct SortedColumn {
 pub(crate) struct Entry {
     /// Row of the table.
     pub(crate) id: u32,
-    /// Row of the batch.
+    /// Row of the batch, below the number of the column in its group.
     pub(crate) row: u32,
 }
 
 impl CpuRowPlan {
-    pub(crate) fn new(schema: &BatchSchema, columns: &[IdColumn]) -> Self {
-        let sorted = columns.iter().map(|&column| {
-            let capacity = capacity(schema, column);
-            SortedColumn {
-                column,
-                id_bits: u32::BITS - cardinality(schema, column).saturating_sub(1).leading_zeros(),
+    /// Room for `groups`.
+    ///
+    /// # Panics
+    /// When a group has more columns than fit above the rows of a batch in 32 bits.
+    pub(crate) fn new(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self {
+        let sorted = groups.iter().map(|columns| {
+            let capacity = capacity_of(schema, columns);
+            let row_bits = bits_below(schema.rows);
+            let places = (columns.len() as u64) << row_bits;
+            assert!(columns.len() == 1 || places <= 1 << u32::BITS, "too many columns share a table");
+            let ids = columns.iter().map(|&column| cardinality(schema, column)).max();
+            SortedIds {
+                columns: columns.clone(),
+                id_bits: bits_below(ids.unwrap_or_default()),
+                row_bits,
                 entries: vec![Entry::default(); capacity],
                 spare: vec![Entry::default(); capacity],
                 starts: vec![0; capacity + 1],
@@ -52,22 +66,37 @@ impl CpuRowPlan {
                 runs_used: 0,
             }
         });
-        Self { columns: sorted.collect() }
+        Self { groups: sorted.collect() }
     }
 
-    /// Bytes that a plan over `columns` takes.
-    pub(crate) fn bytes(schema: &BatchSchema, columns: &[IdColumn]) -> u64 {
+    /// Bytes that a plan over `groups` takes.
+    pub(crate) fn bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64 {
         let each = 2 * size_of::<Entry>() + size_of::<u32>();
-        columns.iter().map(|&column| (capacity(schema, column) * each) as u64).sum()
+        groups.iter().map(|columns| (capacity_of(schema, columns) * each) as u64).sum()
     }
 
-    /// The sorted ids of `column`.
-    pub(crate) fn column(&self, column: IdColumn) -> &SortedColumn {
-        self.columns.iter().find(|sorted| sorted.column == column).expect("a lookup's column is in the plan")
+    /// The sorted ids of the columns of `lookups`, those of one table.
+    pub(crate) fn group(&self, lookups: &[Lookup]) -> &SortedIds {
+        let is_of_all =
+            |sorted: &&SortedIds| sorted.columns.iter().eq(lookups.iter().map(|lookup| &lookup.column));
+        self.groups.iter().find(is_of_all).expect("a table's lookups are in the plan")
     }
 }
 
-impl SortedColumn {
+impl SortedIds {
+    /// The number of an entry's column, and its row.
+    #[inline(always)]
+    pub(crate) fn place(row_bits: u32, entry: &Entry) -> (usize, usize) {
+        let column = u64::from(entry.row) >> row_bits;
+        let row = u64::from(entry.row) & ((1 << row_bits) - 1);
+        (column as usize, row as usize)
+    }
+
+    /// Bits of an entry's row below its column's number.
+    pub(crate) fn row_bits(&self) -> u32 {
+        self.row_bits
+    }
+
     /// Sorted by id, then by row.
     pub(crate) fn entries(&self) -> &[Entry] {
         &self.entries[..self.entries_used]
@@ -79,7 +108,17 @@ impl SortedColumn {
     }
 
     #[inline(always)]
-    fn sort(&mut self, ids: Ids<'_>) {
+    fn sort(&mut self, batch: &HostBatch) {
+        match *self.columns {
+            [column] => self.sort_one(batch.ids(column)),
+            _ => self.sort_several(batch),
+        }
+        self.find_runs();
+    }
+
+    /// Sorts one column straight from the batch.
+    #[inline(always)]
+    fn sort_one(&mut self, ids: Ids<'_>) {
         let count = ids.len();
         let (entries, spare) = (&mut self.entries[..count], &mut self.spare[..count]);
         let passes = self.id_bits.div_ceil(DIGIT_BITS).max(1);
@@ -87,23 +126,41 @@ impl SortedColumn {
         // Passes alternate between two places; start so that the last ends in `entries`.
         let (mut to, mut from) = if passes % 2 == 1 { (entries, spare) } else { (spare, entries) };
         match ids {
-            Ids::Single(ids) => {
-                let unsorted = ids.iter().zip(0..).map(|(&id, row)| Entry { id, row });
-                scatter(unsorted, to, 0, digit_bits);
-            }
-            Ids::Ragged(offsets, values) => {
-                let unsorted = offsets.windows(2).zip(0..).flat_map(|(pair, row)| {
-                    values[pair[0] as usize..pair[1] as usize].iter().map(move |&id| Entry { id, row })
-                });
-                scatter(unsorted, to, 0, digit_bits);
-            }
+            Ids::Single(ids) => scatter(of_single(ids, 0), to, 0, digit_bits),
+            Ids::Ragged(offsets, values) => scatter(of_ragged(offsets, values, 0), to, 0, digit_bits),
         }
         for pass in 1..passes {
             std::mem::swap(&mut to, &mut from);
             scatter(from.iter().copied(), to, pass * digit_bits, digit_bits);
         }
         self.entries_used = count;
-        self.find_runs();
+    }
+
+    /// Puts several columns one after the other, and sorts that.
+    #[inline(always)]
+    fn sort_several(&mut self, batch: &HostBatch) {
+        let count = self.columns.iter().map(|&column| batch.ids(column).len()).sum();
+        let (entries, spare) = (&mut self.entries[..count], &mut self.spare[..count]);
+        let passes = self.id_bits.div_ceil(DIGIT_BITS).max(1);
+        let digit_bits = self.id_bits.div_ceil(passes);
+        // As above, with one move more.
+        let (mut from, mut to) = if passes.is_multiple_of(2) { (entries, spare) } else { (spare, entries) };
+        let mut end = 0;
+        for (number, &column) in self.columns.iter().enumerate() {
+            let base = ((number as u64) << self.row_bits) as u32;
+            let ids = batch.ids(column);
+            let of_column = &mut from[end..end + ids.len()];
+            match ids {
+                Ids::Single(ids) => fill(of_column, of_single(ids, base)),
+                Ids::Ragged(offsets, values) => fill(of_column, of_ragged(offsets, values, base)),
+            }
+            end += ids.len();
+        }
+        for pass in 0..passes {
+            scatter(from.iter().copied(), to, pass * digit_bits, digit_bits);
+            std::mem::swap(&mut to, &mut from);
+        }
+        self.entries_used = count;
     }
 
     #[inline(always)]
@@ -121,6 +178,39 @@ impl SortedColumn {
         self.starts[runs] = entries.len() as u32;
         self.runs_used = runs;
     }
+}
+
+/// Entries of one id a row.
+#[inline(always)]
+fn of_single(ids: &[u32], base: u32) -> impl Iterator<Item = Entry> + Clone {
+    ids.iter().zip(base..).map(|(&id, row)| Entry { id, row })
+}
+
+/// Entries of any number of ids a row.
+#[inline(always)]
+fn of_ragged<'a>(
+    offsets: &'a [u32],
+    values: &'a [u32],
+    base: u32,
+) -> impl Iterator<Item = Entry> + Clone + 'a {
+    offsets.windows(2).zip(base..).flat_map(move |(pair, row)| {
+        values[pair[0] as usize..pair[1] as usize].iter().map(move |&id| Entry { id, row })
+    })
+}
+
+#[inline(always)]
+fn fill(to: &mut [Entry], from: impl Iterator<Item = Entry>) {
+    to.iter_mut().zip(from).for_each(|(to, entry)| *to = entry);
+}
+
+/// Bits of the numbers below `bound`.
+fn bits_below(bound: u32) -> u32 {
+    u32::BITS - bound.saturating_sub(1).leading_zeros()
+}
+
+/// The most ids that one batch can hold in all of `columns`.
+fn capacity_of(schema: &BatchSchema, columns: &[IdColumn]) -> usize {
+    columns.iter().map(|&column| capacity(schema, column)).sum()
 }
 
 /// One pass of a radix sort: places `from` in `to` by the digit at `shift`, stably.
@@ -143,14 +233,14 @@ fn scatter(from: impl Iterator<Item = Entry> + Clone, to: &mut [Entry], shift: u
     }
 }
 
-/// Sorts each of the plan's columns; a task each.
+/// Sorts each of the plan's groups; a task each.
 pub(crate) fn plan(cpu: &Cpu, batch: &HostBatch, plan: &mut CpuRowPlan) {
-    let count = plan.columns.len();
-    let columns = Parts::new(&mut plan.columns);
+    let count = plan.groups.len();
+    let groups = Parts::new(&mut plan.groups);
     cpu.run(count, |task| {
-        // SAFETY: each task takes a column of its own.
-        let sorted = &mut unsafe { columns.get(task..task + 1) }[0];
-        sorted.sort(batch.ids(sorted.column));
+        // SAFETY: each task takes a group of its own.
+        let sorted = &mut unsafe { groups.get(task..task + 1) }[0];
+        sorted.sort(batch);
     });
 }
 
@@ -163,6 +253,7 @@ mod tests {
     use millstream_batch::{BatchBuffer, BatchHeader, IdFeature, SlotLayout, Stream};
 
     use super::*;
+    use crate::device::Pooling;
 
     /// Ids of one, two and three digits, and at the ends of each.
     #[test]
@@ -197,9 +288,10 @@ mod tests {
             let mut batch = HostBatch::new(&schema);
             batch.upload(buffer.as_ref()).unwrap();
 
-            let mut plan = CpuRowPlan::new(&schema, &[IdColumn::Single(0)]);
+            let mut plan = CpuRowPlan::new(&schema, &[vec![IdColumn::Single(0)]]);
             super::plan(&Cpu::new(Some(1)).unwrap(), &batch, &mut plan);
-            let sorted = plan.column(IdColumn::Single(0));
+            let column = IdColumn::Single(0);
+            let sorted = plan.group(&[Lookup { column, pooling: Pooling::Sum, table: 0, first: 0 }]);
             let found: Vec<(u32, u32)> = sorted.entries().iter().map(|e| (e.id, e.row)).collect();
             assert_eq!(found, expected, "{cardinality}");
             for bounds in sorted.starts().windows(2) {

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use crate::backend::{GradientColumns, RowGradients};
 use crate::cpu::memory::prefetch;
-use crate::cpu::rows::Entry;
+use crate::cpu::rows::{Entry, SortedIds};
 use crate::cpu::{Cpu, tasks_for};
-use crate::device::Pooling;
-use crate::host::Ids;
+use crate::device::{Lookup, Pooling};
+use crate::host::{HostBatch, Ids};
 
 /// Sorted ids of a task. A task takes the runs of equal ids that start among its own, so that each row is one task's.
 const ENTRIES: usize = 1024;
@@ -19,8 +19,9 @@ pub(super) const STRIP: usize = 16;
 
 /// Tasks that the runs of each table make.
 pub(super) fn tasks_each(gradients: &RowGradients<'_, Cpu>) -> usize {
-    let columns = gradients.lookups.iter().map(|lookup| gradients.plan.column(lookup.column));
-    tasks_for(columns.map(|sorted| sorted.entries().len()).max().unwrap_or(0), ENTRIES)
+    let tables = gradients.lookups.chunk_by(|one, next| one.table == next.table);
+    let entries = tables.map(|lookups| gradients.plan.group(lookups).entries().len());
+    tasks_for(entries.max().unwrap_or(0), ENTRIES)
 }
 
 /// Some runs of equal ids of one table, with their gradients.
@@ -28,44 +29,73 @@ pub(super) struct Runs<'a> {
     entries: &'a [Entry],
     /// Bounds of the runs, one more than there are.
     starts: &'a [u32],
-    /// Where ids count by how many there are in a batch row: how, and the offsets of each row's ids.
+    /// Of the table's one lookup; none of several.
     pooled: Option<(Pooling, &'a [u32])>,
-    /// From the first column on that is this table's.
+    several: Option<Several<'a>>,
+    /// From the first column on that is the table's one lookup's.
     gradient: &'a [f32],
     gradient_stride: usize,
     pub(super) width: usize,
 }
 
+/// Where the gradients of a table lie that several columns are looked up in.
+struct Several<'a> {
+    lookups: &'a [Lookup],
+    batch: &'a HostBatch,
+    columns: GradientColumns,
+    row_bits: u32,
+}
+
+impl Several<'_> {
+    /// Where the gradient of `entry` begins, in rows `stride` apart, and what it counts for.
+    #[inline(always)]
+    fn place(&self, entry: &Entry, stride: usize) -> (usize, f32) {
+        let (number, row) = SortedIds::place(self.row_bits, entry);
+        let lookup = &self.lookups[number];
+        let factor = factor(pooled(self.batch, lookup), row);
+        (row * stride + self.columns.first_of(lookup), factor)
+    }
+}
+
+/// Where ids count by how many there are in a batch row: how, and the offsets of each row's ids.
+fn pooled<'a>(batch: &'a HostBatch, lookup: &Lookup) -> Option<(Pooling, &'a [u32])> {
+    match (lookup.pooling, batch.ids(lookup.column)) {
+        (Pooling::Sum, _) | (_, Ids::Single(_)) => None,
+        (pooling, Ids::Ragged(offsets, _)) => Some((pooling, offsets)),
+    }
+}
+
+/// What the gradient of an id of batch row `row` counts for.
+#[inline(always)]
+fn factor(pooled: Option<(Pooling, &[u32])>, row: usize) -> f32 {
+    match pooled {
+        Some((pooling, offsets)) => pooling.factor((offsets[row + 1] - offsets[row]) as usize) as f32,
+        None => 1.0,
+    }
+}
+
 impl<'a> Runs<'a> {
-    /// The runs of table `number` that start among the ids of its task `task`; `width` gives each table's width.
-    pub(super) fn new(
-        gradients: &RowGradients<'a, Cpu>,
-        number: usize,
-        task: usize,
-        width: impl Fn(usize) -> usize,
-    ) -> Self {
+    /// The runs of table `number`, of this width, that start among the ids of its task `task`.
+    pub(super) fn new(gradients: &RowGradients<'a, Cpu>, number: usize, task: usize, width: usize) -> Self {
         let RowGradients { batch, plan, lookups, gradient, columns } = *gradients;
-        let lookup = &lookups[number];
-        let sorted = plan.column(lookup.column);
+        let lookups = Lookup::of_table(lookups, number);
+        let sorted = plan.group(lookups);
         let bounds = sorted.starts();
         let runs = &bounds[..bounds.len() - 1];
         let first = runs.partition_point(|&start| (start as usize) < task * ENTRIES);
         let end = runs.partition_point(|&start| (start as usize) < (task + 1) * ENTRIES);
-        let offset = match columns {
-            GradientColumns::Apart { first } => first + (0..number).map(&width).sum::<usize>(),
-            GradientColumns::Shared => 0,
-        };
-        let pooled = match (lookup.pooling, batch.ids(lookup.column)) {
-            (Pooling::Sum, _) | (_, Ids::Single(_)) => None,
-            (pooling, Ids::Ragged(offsets, _)) => Some((pooling, offsets)),
+        let (offset, pooled, several) = match lookups {
+            [lookup] => (columns.first_of(lookup), pooled(batch, lookup), None),
+            _ => (0, None, Some(Several { lookups, batch, columns, row_bits: sorted.row_bits() })),
         };
         Self {
             entries: sorted.entries(),
             starts: &bounds[first..=end],
             pooled,
+            several,
             gradient: &gradient.as_slice()[offset..],
             gradient_stride: gradient.stride(),
-            width: width(number),
+            width,
         }
     }
 
@@ -103,12 +133,16 @@ impl<'a> Runs<'a> {
     #[inline(always)]
     pub(super) fn sum(&self, entries: &[Entry], first: usize, columns: usize) -> [f32; STRIP] {
         let mut sum = [0.0_f32; STRIP];
-        for entry in entries {
-            let start = entry.row as usize * self.gradient_stride + first;
-            let gradient = &self.gradient[start..start + columns];
-            let factor = self.factor(entry);
+        let mut add = |(start, factor): (usize, f32)| {
+            let gradient = &self.gradient[start + first..][..columns];
             for (sum, &g) in sum[..columns].iter_mut().zip(gradient) {
                 *sum += g * factor;
+            }
+        };
+        match &self.several {
+            None => entries.iter().for_each(|entry| add(self.place(entry))),
+            Some(several) => {
+                entries.iter().for_each(|entry| add(several.place(entry, self.gradient_stride)));
             }
         }
         sum
@@ -118,22 +152,21 @@ impl<'a> Runs<'a> {
     #[inline(always)]
     pub(super) fn sum_of_one(&self, entries: &[Entry]) -> f32 {
         let mut sum = 0.0;
-        for entry in entries {
-            sum += self.gradient[entry.row as usize * self.gradient_stride] * self.factor(entry);
+        let mut add = |(start, factor): (usize, f32)| sum += self.gradient[start] * factor;
+        match &self.several {
+            None => entries.iter().for_each(|entry| add(self.place(entry))),
+            Some(several) => {
+                entries.iter().for_each(|entry| add(several.place(entry, self.gradient_stride)));
+            }
         }
         sum
     }
 
-    /// What the gradient of `entry` counts for.
+    /// Where the gradient of `entry` of the one lookup begins, and what it counts for.
     #[inline(always)]
-    fn factor(&self, entry: &Entry) -> f32 {
-        match self.pooled {
-            Some((pooling, offsets)) => {
-                let row = entry.row as usize;
-                pooling.factor((offsets[row + 1] - offsets[row]) as usize) as f32
-            }
-            None => 1.0,
-        }
+    fn place(&self, entry: &Entry) -> (usize, f32) {
+        let row = entry.row as usize;
+        (row * self.gradient_stride, factor(self.pooled, row))
     }
 
     /// Asks for the gradients of as many ids to come as run `number` has.
@@ -142,7 +175,11 @@ impl<'a> Runs<'a> {
         let run = self.range(number);
         let ahead = self.entries.get(run.start + ENTRIES_AHEAD..).unwrap_or_default();
         for entry in ahead.iter().take(run.len()) {
-            prefetch(self.gradient, entry.row as usize * self.gradient_stride);
+            let start = match &self.several {
+                None => entry.row as usize * self.gradient_stride,
+                Some(several) => several.place(entry, self.gradient_stride).0,
+            };
+            prefetch(self.gradient, start);
         }
     }
 }

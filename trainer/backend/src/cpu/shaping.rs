@@ -18,6 +18,11 @@ impl Shaping {
         Self { scale: scale.row(0)[0], clip: update.clip as f32, l2: update.l2 as f32 }
     }
 
+    /// Whether there is no step.
+    pub(super) fn skips(self) -> bool {
+        self.scale == 0.0
+    }
+
     /// The gradient that the formula sees of weight `w`. Keeps a NaN, so that a model that diverged shows it.
     #[inline(always)]
     pub(super) fn of(self, g: f32, w: f32) -> f32 {

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use crate::cpu::exp::exp;
 use crate::cpu::gemm::{View, product};
-use crate::cpu::layer::{TILE, rows_of, transpose};
+use crate::cpu::layer::{TILE, transpose};
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::memory::{LINE, Parts};
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
@@ -146,7 +146,7 @@ fn sweep(
     let (losses, scores) = (Parts::new(divided.losses), Parts::new(divided.scores));
     let by_items = Parts::new(divided.by_items);
     let (query_stride, item_stride) = (by_queries.stride(), CpuMatrix::stride_of(columns));
-    let by_queries = by_queries.parts();
+    let (float, by_queries) = (by_queries.float(), by_queries.parts());
     cpu.run(work.groups(), |group| {
         // SAFETY: each group has its own.
         let scores = unsafe { scores.get(group * STRIP * stride..(group + 1) * STRIP * stride) };
@@ -158,14 +158,15 @@ fn sweep(
             let losses = unsafe { losses.get(block.clone()) };
             // SAFETY: as above.
             let by_queries = unsafe { by_queries.get(block.start * query_stride..block.end * query_stride) };
-            let of_strip = rows_of(queries, block.clone(), columns);
+            let of_strip = rows_of(queries, block.clone());
             product(of_strip, turned, scores, stride, false);
             for ((row, loss), scores) in block.clone().zip(losses).zip(scores.chunks_exact_mut(stride)) {
                 let weight = weight_of(batch, row);
                 *loss = weight * choose(&mut scores[..rows], row, ids, weight * by_score);
             }
             let scores = View::row_major(scores, block.len(), rows, stride);
-            product(scores, rows_of(items, 0..rows, columns), by_queries, query_stride, false);
+            product(scores, rows_of(items, 0..rows), by_queries, query_stride, false);
+            float.round_all(by_queries);
             let is_first = strip == work.group(group).start;
             product(scores.transposed(), of_strip, by_items, item_stride, !is_first);
         }
@@ -220,7 +221,7 @@ fn by_lanes(numbers: &mut [f32], start: f32, with: impl Fn(f32, &mut f32) -> f32
 /// The gradient by the items from that of each group.
 fn sum_groups(cpu: &Cpu, work: Work, groups: &[f32], by_items: &mut CpuMatrix) {
     let stride = by_items.stride();
-    let out = by_items.parts();
+    let (float, out) = (by_items.float(), by_items.parts());
     cpu.run(tasks_for(work.rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, work.rows);
         let block = block.start * stride..block.end * stride;
@@ -232,5 +233,12 @@ fn sum_groups(cpu: &Cpu, work: Work, groups: &[f32], by_items: &mut CpuMatrix) {
                 *sum += x;
             }
         }
+        float.round_all(out);
     });
+}
+
+/// Rows `block` of `matrix`.
+fn rows_of(matrix: &CpuMatrix, block: Range<usize>) -> View<'_> {
+    let stride = matrix.stride();
+    View::row_major(&matrix.as_slice()[block.start * stride..], block.len(), matrix.columns(), stride)
 }

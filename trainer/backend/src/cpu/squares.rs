@@ -6,6 +6,7 @@ use crate::backend::RowGradients;
 use crate::cpu::matrix::{CpuMatrix, CpuTable};
 use crate::cpu::runs::{Runs, STRIP, tasks_each};
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::update::LossScaling;
 
 /// Numbers of a task.
 const NUMBERS: usize = 8192;
@@ -32,10 +33,9 @@ pub(crate) fn row_squares(
     tables: &[CpuTable],
     sum: &mut CpuMatrix,
 ) {
-    assert_eq!(gradients.lookups.len(), tables.len(), "a lookup a table");
     let each = tasks_each(gradients);
     add_all(cpu, sum, tables.len() * each, |task| {
-        let runs = Runs::new(gradients, task / each, task % each, |table| tables[table].shape().width);
+        let runs = Runs::new(gradients, task / each, task % each, tables[task / each].shape().width);
         let mut lanes = [0.0_f32; STRIP];
         for number in 0..runs.len() {
             runs.fetch_ahead(number);
@@ -63,8 +63,27 @@ fn add_all(cpu: &Cpu, sum: &mut CpuMatrix, tasks: usize, each: impl Fn(usize) ->
     *sum = (f64::from(*sum) + total) as f32;
 }
 
-/// `scale = min(1, maximum / sqrt(squares))`; a NaN stays one.
+/// `scale = min(1, maximum / sqrt(squares))`; NaN where there is no norm, so that a model that diverged shows it.
 pub(crate) fn clip_scale(maximum: f64, squares: &CpuMatrix, scale: &mut CpuMatrix) {
     let norm = f64::from(squares.row(0)[0]).sqrt();
-    scale.as_mut_slice()[0] = if norm <= maximum { 1.0 } else { (maximum / norm) as f32 };
+    scale.as_mut_slice()[0] = match norm {
+        _ if !norm.is_finite() => f32::NAN,
+        _ if norm <= maximum => 1.0,
+        _ => (maximum / norm) as f32,
+    };
+}
+
+/// See [`crate::Backend::unscale`].
+pub(crate) fn unscale(
+    rule: &LossScaling,
+    maximum: Option<f64>,
+    squares: &CpuMatrix,
+    state: &mut CpuMatrix,
+    scale: &mut CpuMatrix,
+) {
+    let before = std::array::from_fn(|number| f64::from(state.row(0)[number]));
+    let squares = f64::from(squares.row(0)[0]);
+    let (by, after) = rule.unscale(maximum, squares, before, |number| f64::from(number as f32));
+    scale.as_mut_slice()[0] = by as f32;
+    state.as_mut_slice().iter_mut().zip(after).for_each(|(number, after)| *number = after as f32);
 }

@@ -20,6 +20,9 @@ pub(crate) fn step(
     gradient: &CpuMatrix,
 ) {
     let shaping = Shaping::new(update, scale);
+    if shaping.skips() {
+        return;
+    }
     by_rule_of(&update.formula, MatrixStep { cpu, shaping, weights, states, gradient });
 }
 

@@ -22,8 +22,10 @@ pub(crate) fn step_rows(
     gradients: &RowGradients<'_, Cpu>,
     tables: &mut [CpuTable],
 ) {
-    assert_eq!(gradients.lookups.len(), tables.len(), "a lookup a table");
     let shaping = Shaping::new(update, scale);
+    if shaping.skips() {
+        return;
+    }
     by_rule_of(&update.formula, RowsStep { cpu, shaping, gradients, tables });
 }
 
@@ -42,7 +44,7 @@ impl ByRule for RowsStep<'_> {
         let each = tasks_each(gradients);
         cpu.run(tables.len() * each, |task| {
             let (number, task) = (task / each, task % each);
-            let runs = Runs::new(gradients, number, task, |table| tables.shape(table).width);
+            let runs = Runs::new(gradients, number, task, tables.shape(number).width);
             // SAFETY: each row is taken once by the task whose run of equal ids it is.
             let step = unsafe { TableStep::new(runs, shaping, &tables, number) };
             let shape = tables.shape(number);

@@ -16,11 +16,12 @@ use millstream_batch::{BatchRef, BatchSchema};
 use crate::backend::{Activation, Backend, LayerGradient, Loss, RowGradients, Sum};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
 use crate::error::BatchError;
+use crate::float::Float;
 use crate::host::HostBatch;
 use crate::normalization::{Axis, Normalization, Normalized};
 use crate::philox::philox;
 use crate::retrieval::InBatchSoftmax;
-use crate::update::Update;
+use crate::update::{LossScaling, Update};
 pub use table::ReferenceTable;
 use table::step_one;
 use touched::{for_each_touched, shaped};
@@ -31,14 +32,18 @@ pub struct Reference;
 
 /// Numbers in rows and columns, row-major.
 pub struct ReferenceMatrix {
+    float: Float,
     columns: usize,
     values: Vec<f64>,
 }
 
-/// For each column, for each id in it, the batch rows that hold it (one as often as it does).
+/// For each group of columns, for each id in it, the columns and batch rows that hold it (one as often as it does).
 pub struct ReferencePlan {
-    columns: Vec<(IdColumn, BTreeMap<usize, Vec<usize>>)>,
+    groups: Vec<(Vec<IdColumn>, Touched)>,
 }
+
+/// By id: the number of the column in its group, and the row.
+type Touched = BTreeMap<usize, Vec<(usize, usize)>>;
 
 impl ReferenceMatrix {
     fn at(&self, row: usize, column: usize) -> f64 {
@@ -47,6 +52,19 @@ impl ReferenceMatrix {
 
     fn at_mut(&mut self, row: usize, column: usize) -> &mut f64 {
         &mut self.values[row * self.columns + column]
+    }
+
+    /// Rounds what was written to its first `rows` rows.
+    fn round(&mut self, rows: usize) {
+        for value in &mut self.values[..rows * self.columns] {
+            *value = self.float.round_f64(*value);
+        }
+    }
+
+    /// As a product takes it that has factors of the format of `input`.
+    fn factor(&self, input: &Self) -> Self {
+        let values = self.values.iter().map(|&value| input.float.round_f64(value)).collect();
+        Self { float: input.float, columns: self.columns, values }
     }
 
     fn rows(&self) -> usize {
@@ -81,8 +99,8 @@ impl Device for Reference {
     type Batch = HostBatch;
     type RowPlan = ReferencePlan;
 
-    fn matrix(&self, rows: usize, columns: usize) -> ReferenceMatrix {
-        ReferenceMatrix { columns, values: vec![0.0; rows * columns] }
+    fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> ReferenceMatrix {
+        ReferenceMatrix { float, columns, values: vec![0.0; rows * columns] }
     }
 
     fn table(&self, shape: TableShape) -> ReferenceTable {
@@ -97,14 +115,15 @@ impl Device for Reference {
         self.matrix(0, 0)
     }
 
-    fn row_plan(&self, _schema: &BatchSchema, columns: &[IdColumn]) -> ReferencePlan {
-        ReferencePlan { columns: columns.iter().map(|&column| (column, BTreeMap::new())).collect() }
+    fn row_plan(&self, _schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> ReferencePlan {
+        ReferencePlan { groups: groups.iter().map(|columns| (columns.clone(), Touched::new())).collect() }
     }
 }
 
 impl Backend for Reference {
     fn write_matrix(&self, matrix: &mut ReferenceMatrix, values: &[f64]) {
         matrix.values.copy_from_slice(values);
+        matrix.round(matrix.rows());
     }
 
     fn read_matrix(&self, matrix: &ReferenceMatrix, out: &mut [f64]) {
@@ -124,11 +143,13 @@ impl Backend for Reference {
     }
 
     fn plan_rows(&self, batch: &HostBatch, plan: &mut ReferencePlan) {
-        for (column, touched) in &mut plan.columns {
+        for (columns, touched) in &mut plan.groups {
             touched.clear();
-            for row in 0..batch.rows() {
-                for &id in batch.ids(*column).row(row) {
-                    touched.entry(id as usize).or_default().push(row);
+            for (number, &column) in columns.iter().enumerate() {
+                for row in 0..batch.rows() {
+                    for &id in batch.ids(column).row(row) {
+                        touched.entry(id as usize).or_default().push((number, row));
+                    }
                 }
             }
         }
@@ -144,20 +165,21 @@ impl Backend for Reference {
         out: &mut ReferenceMatrix,
         first_column: usize,
     ) {
-        for (out_row, row) in rows.enumerate() {
-            let mut offset = first_column;
-            for (lookup, table) in lookups.iter().zip(tables) {
-                let ids = batch.ids(lookup.column).row(row);
+        for (out_row, row) in rows.clone().enumerate() {
+            for lookup in lookups {
+                let (ids, table) = (batch.ids(lookup.column).row(row), &tables[lookup.table]);
                 for column in 0..table.shape.width {
                     let sum: f64 = ids.iter().map(|&id| table.row(id)[column]).sum();
-                    *out.at_mut(out_row, offset + column) = sum * lookup.pooling.factor(ids.len());
+                    *out.at_mut(out_row, first_column + lookup.first + column) =
+                        sum * lookup.pooling.factor(ids.len());
                 }
-                offset += table.shape.width;
             }
+            let first_dense = first_column + Lookup::widths(lookups, |table| tables[table].shape.width);
             for (column, &source) in dense.iter().enumerate() {
-                *out.at_mut(out_row, offset + column) = f64::from(batch.dense(row)[source]);
+                *out.at_mut(out_row, first_dense + column) = f64::from(batch.dense(row)[source]);
             }
         }
+        out.round(rows.len());
     }
 
     fn linear_forward(
@@ -171,11 +193,11 @@ impl Backend for Reference {
         bias: &ReferenceMatrix,
         out: &mut ReferenceMatrix,
     ) {
-        for (out_row, row) in rows.enumerate() {
+        for (out_row, row) in rows.clone().enumerate() {
             let mut sum = bias.at(0, 0);
-            for (lookup, table) in lookups.iter().zip(tables) {
+            for lookup in lookups {
                 let ids = batch.ids(lookup.column).row(row);
-                let pooled: f64 = ids.iter().map(|&id| table.row(id)[0]).sum();
+                let pooled: f64 = ids.iter().map(|&id| tables[lookup.table].row(id)[0]).sum();
                 sum += pooled * lookup.pooling.factor(ids.len());
             }
             for (column, &source) in dense.iter().enumerate() {
@@ -183,6 +205,7 @@ impl Backend for Reference {
             }
             *out.at_mut(out_row, 0) += sum;
         }
+        out.round(rows.len());
     }
 
     fn linear_backward(
@@ -217,6 +240,7 @@ impl Backend for Reference {
         activation: Activation,
         output: &mut ReferenceMatrix,
     ) {
+        let weights = &weights.factor(input);
         for row in 0..rows {
             for column in 0..weights.columns {
                 let product: f64 =
@@ -224,10 +248,11 @@ impl Backend for Reference {
                 let sum = product + bias.map_or(0.0, |bias| bias.at(0, column));
                 *output.at_mut(row, column) = match activation {
                     Activation::Identity => sum,
-                    Activation::Relu => sum.max(0.0),
+                    Activation::Relu => relu(sum),
                 };
             }
         }
+        output.round(rows);
     }
 
     fn layer_backward(
@@ -252,24 +277,31 @@ impl Backend for Reference {
             weights_gradient.values.fill(0.0);
             bias_gradient.iter_mut().for_each(|gradient| gradient.values.fill(0.0));
         }
+        if let Some(bias_gradient) = &mut bias_gradient {
+            for row in 0..rows {
+                for column in 0..outputs {
+                    *bias_gradient.at_mut(0, column) += output_gradient.at(row, column);
+                }
+            }
+        }
+        let output_gradient = &output_gradient.factor(layer.input);
         for row in 0..rows {
             for column in 0..outputs {
                 let g = output_gradient.at(row, column);
-                if let Some(bias_gradient) = &mut bias_gradient {
-                    *bias_gradient.at_mut(0, column) += g;
-                }
                 for k in 0..layer.weights.rows() {
                     *weights_gradient.at_mut(k, column) += layer.input.at(row, k) * g;
                 }
             }
         }
         let Some(input_gradient) = input_gradient else { return };
+        let weights = layer.weights.factor(layer.input);
         for row in 0..rows {
             for k in 0..input_gradient.columns {
                 *input_gradient.at_mut(row, k) =
-                    (0..outputs).map(|m| output_gradient.at(row, m) * layer.weights.at(k, m)).sum();
+                    (0..outputs).map(|m| output_gradient.at(row, m) * weights.at(k, m)).sum();
             }
         }
+        input_gradient.round(rows);
     }
 
     fn fm_forward(
@@ -284,6 +316,7 @@ impl Backend for Reference {
                 *out.at_mut(row, 0) += vectors.product(row, width, i, j);
             });
         }
+        out.round(rows);
     }
 
     fn fm_backward(
@@ -300,6 +333,7 @@ impl Backend for Reference {
                 vectors.product_gradient(row, width, (i, j), g, vectors_gradient);
             });
         }
+        vectors_gradient.round(rows);
     }
 
     fn cross_forward(
@@ -316,6 +350,7 @@ impl Backend for Reference {
                     first.at(row, column) * product.at(row, column) + input.at(row, column);
             }
         }
+        output.round(rows);
     }
 
     fn cross_backward(
@@ -334,6 +369,8 @@ impl Backend for Reference {
                 *first_gradient.at_mut(row, column) += g * product.at(row, column);
             }
         }
+        product_gradient.round(rows);
+        first_gradient.round(rows);
     }
 
     fn dot_forward(&self, rows: usize, vectors: &ReferenceMatrix, width: usize, out: &mut ReferenceMatrix) {
@@ -347,6 +384,7 @@ impl Backend for Reference {
                 *out.at_mut(row, place) = vectors.product(row, width, i, j);
             });
         }
+        out.round(rows);
     }
 
     fn dot_backward(
@@ -368,6 +406,7 @@ impl Backend for Reference {
                 vectors.product_gradient(row, width, (i, j), g, vectors_gradient);
             });
         }
+        vectors_gradient.round(rows);
     }
 
     fn copy_columns(
@@ -382,15 +421,17 @@ impl Backend for Reference {
                 *to.at_mut(row, to_first + column) = from.at(row, first + column);
             }
         }
+        to.round(rows);
     }
 
     fn copy_rows(&self, rows: usize, from: &ReferenceMatrix, to: &mut ReferenceMatrix, first: usize) {
         let columns = from.columns;
         to.values[first * columns..][..rows * columns].copy_from_slice(&from.values[..rows * columns]);
+        to.round(first + rows);
     }
 
     fn dropout(&self, rows: Range<usize>, keep: f64, key: u64, matrix: &mut ReferenceMatrix) {
-        for (place, row) in rows.enumerate() {
+        for (place, row) in rows.clone().enumerate() {
             for column in 0..matrix.columns {
                 let counter = [row, column / 64 * 16 + column % 16, 0, 0].map(|word| [word as u32]);
                 let [word] = philox(key, counter)[column / 16 % 4];
@@ -398,6 +439,7 @@ impl Backend for Reference {
                 *matrix.at_mut(place, column) *= if is_kept { 1.0 / keep } else { 0.0 };
             }
         }
+        matrix.round(rows.len());
     }
 
     fn moments(
@@ -454,6 +496,7 @@ impl Backend for Reference {
         for row in 0..rows {
             *out.at_mut(row, 0) = factor * retrieval::dot((left, row), (right, row));
         }
+        out.round(rows);
     }
 
     fn in_batch_softmax(
@@ -479,6 +522,7 @@ impl Backend for Reference {
                 *to.at_mut(row, column) += from.at(row, column);
             }
         }
+        to.round(rows);
     }
 
     fn clear(&self, rows: usize, matrix: &mut ReferenceMatrix) {
@@ -505,7 +549,7 @@ impl Backend for Reference {
             of_label * f64::from(batch.weights()[row])
         };
         let weight_of_all: f64 = (0..batch.rows()).map(weight).sum();
-        for (place, row) in rows.enumerate() {
+        for (place, row) in rows.clone().enumerate() {
             let (logit, label) = (logits.at(place, 0), f64::from(batch.labels()[row]));
             let (of_row, by_logit) = match *loss {
                 Loss::BinaryCrossEntropy { smoothing, .. } => {
@@ -520,12 +564,20 @@ impl Backend for Reference {
             *gradient.at_mut(place, 0) =
                 if weight_of_all > 0.0 { weight(row) * by_logit / weight_of_all } else { 0.0 };
         }
+        gradient.round(rows.len());
+    }
+
+    fn multiply(&self, rows: usize, factor: &ReferenceMatrix, matrix: &mut ReferenceMatrix) {
+        let columns = matrix.columns;
+        matrix.values[..rows * columns].iter_mut().for_each(|number| *number *= factor.at(0, 0));
+        matrix.round(rows);
     }
 
     fn sigmoid(&self, rows: usize, logits: &ReferenceMatrix, out: &mut ReferenceMatrix) {
         for row in 0..rows {
             *out.at_mut(row, 0) = sigmoid(logits.at(row, 0));
         }
+        out.round(rows);
     }
 
     fn squares(&self, gradient: &ReferenceMatrix, sum: &mut ReferenceMatrix) {
@@ -546,7 +598,25 @@ impl Backend for Reference {
 
     fn clip_scale(&self, maximum: f64, squares: &ReferenceMatrix, scale: &mut ReferenceMatrix) {
         let norm = squares.at(0, 0).sqrt();
-        *scale.at_mut(0, 0) = if norm <= maximum { 1.0 } else { maximum / norm };
+        *scale.at_mut(0, 0) = match norm {
+            _ if !norm.is_finite() => f64::NAN,
+            _ if norm <= maximum => 1.0,
+            _ => maximum / norm,
+        };
+    }
+
+    fn unscale(
+        &self,
+        rule: &LossScaling,
+        maximum: Option<f64>,
+        squares: &ReferenceMatrix,
+        state: &mut ReferenceMatrix,
+        scale: &mut ReferenceMatrix,
+    ) {
+        let before = std::array::from_fn(|number| state.at(0, number));
+        let (by, after) = rule.unscale(maximum, squares.at(0, 0), before, |number| number);
+        *scale.at_mut(0, 0) = by;
+        state.values.copy_from_slice(&after);
     }
 
     fn step(
@@ -557,6 +627,9 @@ impl Backend for Reference {
         states: &mut [ReferenceMatrix],
         gradient: &ReferenceMatrix,
     ) {
+        if scale.at(0, 0) == 0.0 {
+            return;
+        }
         for (item, (&g, w)) in gradient.values.iter().zip(&mut weights.values).enumerate() {
             let state = states.iter_mut().map(|state| &mut state.values[item]);
             step_one(&update.formula, w, state, shaped(update, scale.at(0, 0), g, *w));
@@ -570,6 +643,9 @@ impl Backend for Reference {
         gradients: &RowGradients<'_, Self>,
         tables: &mut [ReferenceTable],
     ) {
+        if scale.at(0, 0) == 0.0 {
+            return;
+        }
         let widths: Vec<usize> = tables.iter().map(|table| table.shape.width).collect();
         for_each_touched(gradients, &widths, |table, id, g| {
             let table = &mut tables[table];
@@ -588,6 +664,11 @@ fn for_each_pair(count: usize, mut visit: impl FnMut(usize, usize)) {
             visit(i, j);
         }
     }
+}
+
+/// `max(x, 0)` that keeps a NaN.
+fn relu(x: f64) -> f64 {
+    if x < 0.0 { 0.0 } else { x }
 }
 
 fn sigmoid(x: f64) -> f64 {

@@ -1,6 +1,6 @@
 //! Normalisation of rows or columns.
 
-use super::ReferenceMatrix;
+use super::{ReferenceMatrix, relu};
 use crate::backend::Sum;
 use crate::normalization::{Axis, Normalization, Normalized};
 
@@ -34,9 +34,10 @@ pub(super) fn forward(
         for column in 0..input.columns {
             let normal = normal_at(layer, (mean, variance), input, (row, column)).0;
             let y = layer.scale.at(0, column) * normal + layer.shift.at(0, column);
-            *output.at_mut(row, column) = if layer.is_rectified { y.max(0.0) } else { y };
+            *output.at_mut(row, column) = if layer.is_rectified { relu(y) } else { y };
         }
     }
+    output.round(rows);
 }
 
 /// Its gradient, by every path from a number to the output.
@@ -80,6 +81,7 @@ pub(super) fn backward(
             *gradient.at_mut(row, column) = inverse * (g - mean_g - x * mean_product);
         }
     }
+    gradient.round(rows);
 }
 
 /// What has moments of its own, and how many numbers each is over.

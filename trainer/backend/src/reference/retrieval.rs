@@ -15,6 +15,7 @@ pub(super) fn unit_forward(rows: usize, input: &ReferenceMatrix, output: &mut Re
             *output.at_mut(row, column) = input.at(row, column) / length;
         }
     }
+    output.round(rows);
 }
 
 pub(super) fn unit_backward(rows: usize, input: &ReferenceMatrix, gradient: &mut ReferenceMatrix) {
@@ -28,6 +29,7 @@ pub(super) fn unit_backward(rows: usize, input: &ReferenceMatrix, gradient: &mut
             *gradient.at_mut(row, column) = across / length;
         }
     }
+    gradient.round(rows);
 }
 
 pub(super) fn softmax(
@@ -60,4 +62,6 @@ pub(super) fn softmax(
         }
     }
     *sums.at_mut(0, 1) += weight_of_all;
+    by_queries.round(rows);
+    by_items.round(rows);
 }

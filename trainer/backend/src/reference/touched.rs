@@ -1,7 +1,8 @@
 //! The table rows that a batch touches, and what becomes of their gradients.
 
 use super::Reference;
-use crate::backend::{GradientColumns, RowGradients};
+use crate::backend::RowGradients;
+use crate::device::{IdColumn, Lookup};
 use crate::update::Update;
 
 /// What [`Update`] makes of the gradient `g` of a weight `w`.
@@ -16,25 +17,21 @@ pub(super) fn for_each_touched(
     mut visit: impl FnMut(usize, usize, &[f64]),
 ) {
     let RowGradients { batch, plan, lookups, gradient, columns } = *gradients;
-    let mut offset = match columns {
-        GradientColumns::Apart { first } => first,
-        GradientColumns::Shared => 0,
-    };
-    for (table, (lookup, &width)) in lookups.iter().zip(widths).enumerate() {
-        let planned = plan.columns.iter().find(|(column, _)| *column == lookup.column);
-        let (_, touched) = planned.expect("a lookup's column is in the plan");
-        for (&id, rows) in touched {
+    for (table, &width) in widths.iter().enumerate() {
+        let lookups = Lookup::of_table(lookups, table);
+        let is_of_all = |columns: &[IdColumn]| columns.iter().eq(lookups.iter().map(|lookup| &lookup.column));
+        let planned = plan.groups.iter().find(|(columns, _)| is_of_all(columns));
+        let (_, touched) = planned.expect("a table's lookups are in the plan");
+        for (&id, places) in touched {
             let combined = |column| {
-                let g = rows.iter().map(|&row| {
+                let g = places.iter().map(|&(number, row)| {
+                    let lookup = &lookups[number];
                     let ids = batch.ids(lookup.column).row(row).len();
-                    gradient.at(row, offset + column) * lookup.pooling.factor(ids)
+                    gradient.at(row, columns.first_of(lookup) + column) * lookup.pooling.factor(ids)
                 });
                 g.sum::<f64>()
             };
             visit(table, id, &(0..width).map(combined).collect::<Vec<_>>());
-        }
-        if let GradientColumns::Apart { .. } = columns {
-            offset += width;
         }
     }
 }

@@ -36,6 +36,7 @@ test_on_each!(
     a_layer_goes_forward_and_backward,
     ids_are_looked_up_and_pooled,
     a_row_is_stepped_once_by_all_its_gradients,
+    a_row_of_a_shared_table_is_stepped_once_by_the_gradients_of_all_columns,
     the_loss_is_a_weighted_mean,
     a_batch_of_no_weight_has_no_gradient,
     optimizers_do_as_their_papers_say,
@@ -101,7 +102,8 @@ fn uploaded<B: Backend>(backend: &B) -> B::Batch {
 }
 
 fn lookups(pooling: Pooling) -> [Lookup; 2] {
-    [IdColumn::Single(0), IdColumn::Ragged(0)].map(|column| Lookup { column, pooling })
+    let colour = Lookup { column: IdColumn::Single(0), pooling, table: 0, first: 0 };
+    [colour, Lookup { column: IdColumn::Ragged(0), table: 1, first: 2, ..colour }]
 }
 
 fn a_layer_goes_forward_and_backward<B: Backend>(backend: &B) {
@@ -170,7 +172,7 @@ fn ids_are_looked_up_and_pooled<B: Backend>(backend: &B) {
 fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let batch = uploaded(backend);
-    let mut plan = backend.row_plan(&schema(), &[IdColumn::Single(0), IdColumn::Ragged(0)]);
+    let mut plan = backend.row_plan(&schema(), &[vec![IdColumn::Single(0)], vec![IdColumn::Ragged(0)]]);
     backend.plan_rows(&batch, &mut plan);
     // Of each row: two columns for the colour, one for the tags.
     let gradient = bench.matrix(3, 3, &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]);
@@ -309,6 +311,40 @@ fn vectors_are_made_of_length_1<B: Backend>(backend: &B) {
     let mut products = bench.matrix(3, 1, &[7.0; 3]);
     backend.row_products(2, 2.0, &input, &output, &mut products);
     close(&bench.read(&products, 3), &[10.0, 0.0, 7.0]);
+}
+
+fn a_row_of_a_shared_table_is_stepped_once_by_the_gradients_of_all_columns<B: Backend>(backend: &B) {
+    let bench = Bench(backend);
+    let batch = uploaded(backend);
+    let mut plan = backend.row_plan(&schema(), &[vec![IdColumn::Single(0), IdColumn::Ragged(0)]]);
+    backend.plan_rows(&batch, &mut plan);
+    // What the tags give stands before what the colour gives.
+    let colour = Lookup { column: IdColumn::Single(0), pooling: Pooling::Sum, table: 0, first: 1 };
+    let tags = Lookup { column: IdColumn::Ragged(0), pooling: Pooling::Mean, first: 0, ..colour };
+    let lookups = [colour, tags];
+    let table = |weights: &[f32], formula| [bench.table((4, 1), weights, formula, [0.0; 2])];
+    let mut out = backend.matrix(3, 3);
+    let looked_up = table(&[1.0, 10.0, 5.0, 7.0], &SGD);
+    backend.gather(&batch, 0..3, &lookups, &looked_up, &[1], &mut out, 0);
+    close(&bench.read(&out, 9), &[10.0, 5.0, 10.0, 0.0, 1.0, 20.0, 3.0, 5.0, 30.0]);
+    let (dense_weights, bias) = (backend.matrix(0, 1), backend.matrix(1, 1));
+    let mut out = backend.matrix(3, 1);
+    backend.linear_forward(&batch, 0..3, &lookups, &looked_up, &[], &dense_weights, &bias, &mut out);
+    close(&bench.read(&out, 3), &[15.0, 1.0, 8.0]);
+
+    let gradient = bench.matrix(3, 2, &[2.0, 1.0, 8.0, 4.0, 32.0, 16.0]);
+    let columns = GradientColumns::Apart { first: 0 };
+    let gradients =
+        RowGradients::<B> { batch: &batch, plan: &plan, lookups: &lookups, gradient: &gradient, columns };
+    // The accumulator sees the square of the sum: of 4 and 32 / 2; of 2; of 1, 16 and 32 / 2.
+    let formula = Formula::Adagrad { learning_rate: 1.0, epsilon: 0.0 };
+    let mut tables = table(&[0.0; 4], &formula);
+    backend.step_rows(&formula.into(), &bench.matrix(1, 1, &[1.0]), &gradients, &mut tables);
+    close(&bench.read_table(&tables[0], TablePart::State(0), 4), &[400.0, 4.0, 1089.0, 0.0]);
+    close(&bench.read_table(&tables[0], TablePart::Weights, 4), &[-1.0, -1.0, -1.0, 0.0]);
+    let mut squares = bench.matrix(1, 1, &[5.0]);
+    backend.row_squares(&gradients, &tables, &mut squares);
+    close(&bench.read(&squares, 1), &[5.0 + 400.0 + 4.0 + 1089.0]);
 }
 
 fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {

@@ -59,6 +59,8 @@ pub(crate) struct Shapes {
     /// Cardinality, width and maximum of each ragged feature's table.
     pub(crate) ragged: Vec<(u32, usize, u32)>,
     pub(crate) pooling: Pooling,
+    /// Whether columns share two tables, one taking the first, third and so on.
+    pub(crate) shared: bool,
     pub(crate) weighted: bool,
     pub(crate) ids: IdsFall,
     /// Inputs and outputs of a layer.
@@ -135,19 +137,46 @@ impl Shapes {
         buffer
     }
 
-    /// Every id column, looked up.
+    /// Every id column, looked up; what they give lies in the order of the columns.
     pub(crate) fn lookups(&self) -> Vec<Lookup> {
         let single = (0..self.single.len()).map(IdColumn::Single);
         let ragged = (0..self.ragged.len()).map(IdColumn::Ragged);
-        single.chain(ragged).map(|column| Lookup { column, pooling: self.pooling }).collect()
+        let (tables, mut first) = (self.tables(), 0);
+        let lookups = single.chain(ragged).enumerate().map(|(number, column)| {
+            let table = self.table_of(number);
+            let pooling = if self.shared && number % 3 == 1 { Pooling::Sum } else { self.pooling };
+            let lookup = Lookup { column, pooling, table, first };
+            first += tables[table].1;
+            lookup
+        });
+        let mut lookups: Vec<Lookup> = lookups.collect();
+        lookups.sort_by_key(|lookup| lookup.table);
+        lookups
     }
 
-    /// The size of each lookup's table.
+    /// The size of each table: rows for all of its columns, and the width of the first.
     pub(crate) fn tables(&self) -> Vec<(usize, usize)> {
         let single = self.single.iter().map(|&(rows, width)| (rows as usize, width));
         let ragged = self.ragged.iter().map(|&(rows, width, _)| (rows as usize, width));
-        single.chain(ragged).collect()
+        let mut tables: Vec<(usize, usize)> = Vec::new();
+        for (number, (rows, width)) in single.chain(ragged).enumerate() {
+            match tables.get_mut(self.table_of(number)) {
+                Some(table) => table.0 = table.0.max(rows),
+                None => tables.push((rows, width)),
+            }
+        }
+        tables
     }
+
+    fn table_of(&self, column: usize) -> usize {
+        if self.shared { column % 2 } else { column }
+    }
+}
+
+/// The columns of each table.
+fn groups(lookups: &[Lookup]) -> Vec<Vec<IdColumn>> {
+    let tables = lookups.chunk_by(|one, next| one.table == next.table);
+    tables.map(|lookups| lookups.iter().map(|lookup| lookup.column).collect()).collect()
 }
 
 /// Each optimizer, and what its state starts from.
@@ -272,11 +301,10 @@ fn lookups<B: Backend>(
     let backend = bench.0;
     let (lookups, sizes) = (shapes.lookups(), shapes.tables());
     let (rows, capacity) = (shapes.rows as usize, shapes.capacity as usize);
-    let width: usize = sizes.iter().map(|size| size.1).sum();
+    let width: usize = lookups.iter().map(|lookup| sizes[lookup.table].1).sum();
     let dense: Vec<usize> = (0..shapes.dense).rev().step_by(2).collect();
     let weights: Vec<Vec<f32>> = sizes.iter().map(|size| random.numbers(size.0 * size.1)).collect();
-    let columns: Vec<IdColumn> = lookups.iter().map(|lookup| lookup.column).collect();
-    let mut plan = backend.row_plan(&shapes.schema(), &columns);
+    let mut plan = backend.row_plan(&shapes.schema(), &groups(&lookups));
     backend.plan_rows(batch, &mut plan);
     // Tables' columns follow others that are not theirs.
     let before = capacity % 3;
@@ -328,8 +356,8 @@ fn linear<B: Backend>(
     let weights: Vec<Vec<f32>> = sizes.iter().map(|size| random.numbers(size.0)).collect();
     let before = random.numbers(capacity);
     let gradient = bench.matrix(capacity, 1, &random.numbers(capacity));
-    let columns: Vec<IdColumn> = lookups.iter().rev().map(|lookup| lookup.column).collect();
-    let mut plan = backend.row_plan(&shapes.schema(), &columns);
+    let in_another_order: Vec<_> = groups(&lookups).into_iter().rev().collect();
+    let mut plan = backend.row_plan(&shapes.schema(), &in_another_order);
     backend.plan_rows(batch, &mut plan);
     for (name, update, start) in UPDATES {
         let mut tables: Vec<B::Table> = sizes

@@ -16,7 +16,8 @@ use crate::loss::LossSum;
 use crate::metrics::{Metric, Metrics};
 use crate::session::{Evaluated, Standing};
 use crate::spec::{
-    DeepSpec, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling, Precision, WideDeepSpec, WideSpec,
+    DeepSpec, EmbeddingInit, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling, Precision, WideDeepSpec,
+    WideSpec,
 };
 
 const OPTIMIZER: OptimizerSpec =
@@ -26,7 +27,9 @@ fn snapshot(step: u64) -> Snapshot {
     let wide = WideSpec { features: vec!["a".into()], optimizer: OPTIMIZER };
     let deep = DeepSpec {
         features: vec!["a".into(), "b".into()],
-        embedding_dim: 8,
+        embedding_dim: 8.into(),
+        embedding_init: EmbeddingInit::default(),
+        embeddings: Vec::new(),
         embedding_optimizer: None,
         hidden: vec![16, 4],
         hidden_layer: HiddenLayerSpec::default(),
@@ -69,6 +72,7 @@ fn snapshot(step: u64) -> Snapshot {
         },
         seed: u64::MAX,
         precision: Precision::Fp32,
+        loss_scale: None,
     }
 }
 

@@ -11,8 +11,9 @@ use super::inputs::{Ids, Inputs, NumberScale, SeveralIds};
 use super::proto::DataType;
 use crate::export::{ExportError, Parameter, Trained};
 use crate::layers::normalization::EPSILON;
+use crate::model::embeddings::{EmbeddingKeys, EmbeddingTable, EmbeddingTables, TableLookup};
 use crate::model::features::{Features, IdFeatureColumn};
-use crate::spec::{CrossSpec, HiddenLayerSpec, Normalization, Pooling};
+use crate::spec::{CrossSpec, EmbeddingSpec, HiddenLayerSpec, Normalization, Pooling};
 
 /// A model's graph in the making.
 pub(super) struct Net<'a> {
@@ -70,18 +71,24 @@ impl<'a> Net<'a> {
         Ok(self.graph.node("Sum", &terms.iter().collect::<Vec<_>>(), name))
     }
 
-    /// The embedding of each feature of ids, `[B, W]`, from tables named `PREFIXembedding.FEATURE`.
+    /// The embedding of each feature of ids, `[B, W]`, from tables named `PREFIXembedding.TABLE`.
     pub(super) fn embeddings(
         &mut self,
         prefix: &str,
+        keys: EmbeddingKeys,
         features: &Features,
-        pooling: Pooling,
+        spec: &EmbeddingSpec,
     ) -> Result<Vec<Value>, ExportError> {
-        let one = |feature: &IdFeatureColumn| {
-            let table = self.parameter(&format!("{prefix}embedding.{}", feature.name))?;
-            self.look_up(&table, feature, pooling, &format!("{prefix}embedding/{}", feature.name))
+        // Dimensions are those of the parameters, and the rest is how they became what they are.
+        let EmbeddingSpec { dim: _, pooling: _, init: _, optimizer: _, tables: _ } = spec;
+        let EmbeddingTables { tables, lookups } = EmbeddingTables::resolve(keys, spec, &features.ids)?;
+        let table = |table: &EmbeddingTable| self.parameter(&format!("{prefix}embedding.{}", table.name));
+        let tables = tables.iter().map(table).collect::<Result<Vec<_>, _>>()?;
+        let one = |(feature, lookup): (&IdFeatureColumn, TableLookup)| {
+            let name = format!("{prefix}embedding/{}", feature.name);
+            self.look_up(&tables[lookup.table], feature, lookup.pooling, &name)
         };
-        features.ids.iter().map(one).collect()
+        features.ids.iter().zip(lookups).map(one).collect()
     }
 
     /// Hidden layers `NAME.layer.0` and on, as many as `hidden`, then one that `last` follows.
@@ -93,7 +100,7 @@ impl<'a> Net<'a> {
         last: Activation,
     ) -> Result<Value, ExportError> {
         // Scores leave nothing out.
-        let HiddenLayerSpec { dropout: _, normalization } = hidden_layer;
+        let HiddenLayerSpec { dropout: _, normalization, init: _ } = hidden_layer;
         let mut value = input.clone();
         for number in 0..hidden.len() {
             let name = format!("{name}.layer.{number}");

@@ -7,10 +7,11 @@ use millstream_backend::Activation;
 use super::graph::Value;
 use super::layers::Net;
 use crate::export::{ExportError, Tower};
+use crate::model::embeddings::EmbeddingKeys;
 use crate::model::features::Features;
 use crate::spec::{
-    DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, LinearSpec,
-    MlpSpec, ModelSpec, Pooling, TwoTowerSpec, WideDeepSpec, WideSpec,
+    DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, LinearSpec, MlpSpec, ModelSpec,
+    TwoTowerSpec, WideDeepSpec, WideSpec,
 };
 
 const FEATURES: &str = "model.features";
@@ -38,7 +39,7 @@ impl Net<'_> {
     fn mlp_model(&mut self, spec: &MlpSpec) -> Result<Value, ExportError> {
         let MlpSpec { features, embedding, hidden, hidden_layer, optimizer: _ } = spec;
         let features = self.features(FEATURES, features)?;
-        let embeddings = self.embeddings("", &features, pooling(embedding))?;
+        let embeddings = self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)
     }
@@ -48,17 +49,20 @@ impl Net<'_> {
         let WideSpec { features, optimizer: _ } = wide;
         let features = self.features("model.wide.features", features)?;
         let wide = self.linear("wide", &features)?;
+        let embedding = deep.embedding();
         let DeepSpec {
             features,
-            embedding_dim: _,
             hidden,
             hidden_layer,
-            pooling,
+            embedding_dim: _,
+            embedding_init: _,
+            pooling: _,
             optimizer: _,
             embedding_optimizer: _,
+            embeddings: _,
         } = deep;
         let features = self.features("model.deep.features", features)?;
-        let embeddings = self.embeddings("deep.", &features, *pooling)?;
+        let embeddings = self.embeddings("deep.", EmbeddingKeys::DEEP, &features, &embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         let deep = self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)?;
         Ok(self.graph.node("Add", &[&deep, &wide], "wide_and_deep"))
@@ -69,7 +73,7 @@ impl Net<'_> {
             spec;
         let features = self.features(FEATURES, features)?;
         let first_order = self.linear("linear", &features)?;
-        let embeddings = self.embeddings("", &features, pooling(embedding))?;
+        let embeddings = self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?;
         let second_order = self.pairs_summed(&embeddings, "second_order");
         let input = self.beside_numbers(&embeddings, &features);
         let deep = self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)?;
@@ -79,7 +83,7 @@ impl Net<'_> {
     fn dcn(&mut self, spec: &DcnSpec) -> Result<Value, ExportError> {
         let DcnSpec { features, embedding, cross, structure, hidden, hidden_layer, optimizer: _ } = spec;
         let features = self.features(FEATURES, features)?;
-        let embeddings = self.embeddings("", &features, pooling(embedding))?;
+        let embeddings = self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         let crossed = self.cross(&input, cross)?;
         match structure {
@@ -98,7 +102,7 @@ impl Net<'_> {
         let numbers = self.beside_numbers(&[], &features);
         let bottom = self.mlp("bottom", &numbers, (bottom, hidden_layer), Activation::Relu)?;
         let mut vectors = vec![bottom.clone()];
-        vectors.extend(self.embeddings("", &features, pooling(embedding))?);
+        vectors.extend(self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?);
         let met = match interaction {
             DlrmInteraction::Dot => {
                 let pairs = self.pairs(&vectors, "pairs");
@@ -121,13 +125,13 @@ impl Net<'_> {
     pub(super) fn tower(&mut self, spec: &TwoTowerSpec, tower: Tower) -> Result<Value, ExportError> {
         // Rows choose among each other in training alone.
         let TwoTowerSpec { query, item, dim: _, normalize, temperature: _, item_id: _ } = spec;
-        let (key, spec) = match tower {
-            Tower::Query => ("model.query.features", query),
-            Tower::Item => ("model.item.features", item),
+        let (key, keys, spec) = match tower {
+            Tower::Query => ("model.query.features", EmbeddingKeys::QUERY, query),
+            Tower::Item => ("model.item.features", EmbeddingKeys::ITEM, item),
         };
         let MlpSpec { features, embedding, hidden, hidden_layer, optimizer: _ } = spec;
         let (name, features) = (tower.name(), self.features(key, features)?);
-        let embeddings = self.embeddings(&format!("{name}."), &features, pooling(embedding))?;
+        let embeddings = self.embeddings(&format!("{name}."), keys, &features, embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         let vectors = self.mlp(name, &input, (hidden, hidden_layer), Activation::Identity)?;
         Ok(if *normalize { self.unit(&vectors, &format!("{name}/unit")) } else { vectors })
@@ -139,9 +143,4 @@ impl Net<'_> {
         let parts: Vec<&Value> = embeddings.iter().chain(&numbers).collect();
         self.graph.beside(&parts, "input")
     }
-}
-
-fn pooling(embedding: &EmbeddingSpec) -> Pooling {
-    let EmbeddingSpec { dim: _, pooling, optimizer: _ } = embedding;
-    *pooling
 }

@@ -1,0 +1,151 @@
+//! What a job says of embeddings.
+
+use millstream_pipeline::spec::{FeatureKind, FeatureSpec, Terms};
+use millstream_trainer::spec::{
+    EmbeddingDim, EmbeddingInit, EmbeddingSpec, ModelSpec, OptimizerSpec, Pooling, TableSpec,
+};
+
+use super::super::document::Value;
+use super::super::error::{Problems, suggestion};
+use super::super::features::Feature;
+use super::super::section::{Section, Text};
+
+const POOLING: [(&str, Pooling); 3] =
+    [("sum", Pooling::Sum), ("mean", Pooling::Mean), ("sqrtn", Pooling::SqrtN)];
+
+#[derive(Clone, Copy, PartialEq)]
+enum Start {
+    Zeros,
+    Uniform,
+    UniformByRows,
+    Normal,
+    TruncatedNormal,
+}
+
+const STARTS: [(&str, Start); 5] = [
+    ("zeros", Start::Zeros),
+    ("uniform", Start::Uniform),
+    ("uniform_by_rows", Start::UniformByRows),
+    ("normal", Start::Normal),
+    ("truncated_normal", Start::TruncatedNormal),
+];
+
+/// How far a distribution is spread, unless the job says otherwise: as in Keras.
+const SPREAD: f64 = 0.05;
+
+/// Reads the embeddings of `part`, whose features are `features`; `title` is what its table of tables is called, and
+/// `optimizer` trains them.
+pub(super) fn read(
+    part: &mut Section<'_>,
+    title: &str,
+    features: &[String],
+    optimizer: OptimizerSpec,
+) -> EmbeddingSpec {
+    EmbeddingSpec {
+        dim: read_dim(part, "embedding_dim").unwrap_or(EmbeddingDim::Columns(8)),
+        pooling: part.choice("pooling", &POOLING).unwrap_or(Pooling::Mean),
+        init: read_init(part, "embedding_init").unwrap_or_default(),
+        tables: read_tables(part.section("embeddings", title), features),
+        optimizer,
+    }
+}
+
+/// Tables by name; of the feature of that name, unless they list others.
+fn read_tables(section: Section<'_>, features: &[String]) -> Vec<TableSpec> {
+    let mut tables: Vec<TableSpec> = Vec::new();
+    for (name, at, node) in section.entries() {
+        let Some(mut table) = section.as_section(node, format!("table `{name}` of embeddings")) else {
+            continue;
+        };
+        let own = vec![Text { text: name, at }];
+        let looked_up = table.texts("features").unwrap_or(own);
+        for &Text { text, at } in &looked_up {
+            let taken = tables.iter().find(|table| table.features.iter().any(|feature| feature == text));
+            if !features.iter().any(|feature| feature == text) {
+                let hint = suggestion(text, features.iter().map(String::as_str));
+                table.error_at(at, format!("`{text}` is no feature of the model's{hint}"));
+            } else if let Some(other) = taken {
+                table.error_at(at, format!("feature `{text}` is in table `{}`, too", other.name));
+            }
+        }
+        tables.push(TableSpec {
+            name: name.to_owned(),
+            features: looked_up.iter().map(|feature| feature.text.to_owned()).collect(),
+            dim: read_dim(&mut table, "dim"),
+            pooling: table.choice("pooling", &POOLING),
+            init: read_init(&mut table, "init"),
+        });
+        table.finish();
+    }
+    tables
+}
+
+/// Refuses tables of features whose ids mean something else.
+pub(in crate::job) fn refuse_other_ids(model: &ModelSpec, features: &[Feature], problems: &Problems<'_>) {
+    let find = |name: &String| features.iter().find(|feature| feature.spec.name == *name);
+    for table in model.tables() {
+        let mut sharing = table.features.iter().filter_map(find);
+        let Some(first) = sharing.next() else { continue };
+        for feature in sharing.filter(|feature| !have_same_ids(&first.spec, &feature.spec)) {
+            let (name, first) = (&feature.spec.name, &first.spec.name);
+            let message = format!(
+                "feature `{name}` shares table `{}` with `{first}`, so both need the same kind and the same \
+                 `buckets`, `boundaries` or given terms",
+                table.name
+            );
+            problems.error(feature.at, message);
+        }
+    }
+}
+
+/// Whether a value has the same id by both. Two vocabularies that are learned apart have not, unless from one column.
+fn have_same_ids(one: &FeatureSpec, other: &FeatureSpec) -> bool {
+    match (&one.kind, &other.kind) {
+        (
+            FeatureKind::Vocabulary { terms: Terms::Learned { .. }, .. },
+            FeatureKind::Vocabulary { terms: Terms::Learned { .. }, .. },
+        ) => one.kind == other.kind && one.columns == other.columns,
+        (
+            FeatureKind::Identity { buckets, out_of_range: _ },
+            FeatureKind::Identity { buckets: of_other, out_of_range: _ },
+        ) => buckets == of_other,
+        (one, other) => one == other,
+    }
+}
+
+/// A number of columns, or the rule.
+fn read_dim(part: &mut Section<'_>, key: &'static str) -> Option<EmbeddingDim> {
+    let node = part.node(key)?;
+    if let Value::Text(_) = node.value {
+        return part.as_choice(node, &[("auto", EmbeddingDim::Auto)]);
+    }
+    part.as_whole(node, 1..=65_536).and_then(|columns| u32::try_from(columns).ok()).map(EmbeddingDim::Columns)
+}
+
+/// The name of a distribution, or a table of that and of how far it is spread.
+fn read_init(part: &mut Section<'_>, key: &'static str) -> Option<EmbeddingInit> {
+    let node = part.node(key)?;
+    if let Value::Text(_) = node.value {
+        let start = part.as_choice(node, &STARTS)?;
+        return Some(spread(start, SPREAD));
+    }
+    let mut table = part.as_section(node, format!("`{key}`"))?;
+    let start = table.required_choice("kind", &STARTS)?;
+    let scale = match start {
+        Start::Zeros | Start::UniformByRows => None,
+        Start::Uniform => table.positive("limit"),
+        Start::Normal | Start::TruncatedNormal => table.positive("stddev"),
+    };
+    table.finish();
+    Some(spread(start, scale.unwrap_or(SPREAD)))
+}
+
+fn spread(start: Start, scale: f64) -> EmbeddingInit {
+    match start {
+        Start::Zeros => EmbeddingInit::Zeros,
+        Start::Uniform => EmbeddingInit::Uniform { limit: scale },
+        Start::UniformByRows => EmbeddingInit::UniformByRows,
+        Start::Normal => EmbeddingInit::Normal { stddev: scale },
+        Start::TruncatedNormal => EmbeddingInit::TruncatedNormal { stddev: scale },
+    }
+}

@@ -1,0 +1,301 @@
+//! Operations on matrices of fewer digits: what they write is rounded, and the CPU's is the reference's.
+//!
+//! Both see the same rounded numbers. The reference sums in double precision and the CPU in single, or by pairs in
+//! bfloat16's own instructions: so a result is off by what single precision loses over the sum, and where that falls on
+//! the other side of the middle between two numbers of the format, by one unit of the format more.
+
+use millstream_backend::{
+    Activation, Axis, Backend, Cpu, Float, IdColumn, LayerGradient, Lookup, Loss, LossScaling, Normalization,
+    Normalized, Pooling, Reference, Sum,
+};
+
+use crate::case::{Bench, IdsFall, Random, Shapes};
+
+const LOW: [Float; 2] = [Float::Bf16, Float::F16];
+
+/// What an operation gave, and to what it was rounded.
+struct Given {
+    name: String,
+    float: Float,
+    numbers: Vec<f64>,
+}
+
+/// Runs operations on matrices of one format.
+struct Rounded<'a, B: Backend> {
+    bench: Bench<'a, B>,
+    float: Float,
+    random: Random,
+    given: Vec<Given>,
+}
+
+impl<B: Backend> Rounded<'_, B> {
+    fn matrix_of(&mut self, float: Float, rows: usize, columns: usize) -> B::Matrix {
+        let numbers = self.random.numbers(rows * columns);
+        let numbers: Vec<B::Scalar> = numbers.into_iter().map(scalar::<B>).collect();
+        let mut matrix = self.bench.0.matrix_of(float, rows, columns);
+        self.bench.0.write_matrix(&mut matrix, &numbers);
+        matrix
+    }
+
+    /// Random numbers of the format.
+    fn low(&mut self, rows: usize, columns: usize) -> B::Matrix {
+        self.matrix_of(self.float, rows, columns)
+    }
+
+    /// Random numbers of single precision.
+    fn whole(&mut self, rows: usize, columns: usize) -> B::Matrix {
+        self.matrix_of(Float::F32, rows, columns)
+    }
+
+    fn give(&mut self, name: &str, float: Float, matrix: &B::Matrix, count: usize) {
+        let numbers = self.bench.read(matrix, count);
+        self.given.push(Given { name: name.to_owned(), float, numbers });
+    }
+
+    /// What is of the format.
+    fn give_low(&mut self, name: &str, matrix: &B::Matrix, count: usize) {
+        self.give(name, self.float, matrix, count);
+    }
+
+    fn layers(&mut self, rows: usize, (inputs, outputs): (usize, usize)) {
+        let backend = self.bench.0;
+        let (input, weights, bias) =
+            (self.low(rows, inputs), self.whole(inputs, outputs), self.whole(1, outputs));
+        for activation in [Activation::Identity, Activation::Relu] {
+            for float in [self.float, Float::F32] {
+                let mut output = backend.matrix_of(float, rows, outputs);
+                backend.layer_forward(rows, &input, &weights, Some(&bias), activation, &mut output);
+                self.give(&format!("layer {activation:?}"), float, &output, rows * outputs);
+                // By a gradient of the format, and by one that products have to round.
+                let output = self.low(rows, outputs);
+                let mut by_output = self.matrix_of(float, rows, outputs);
+                let (mut by_weights, mut by_bias) = (self.whole(inputs, outputs), self.whole(1, outputs));
+                let mut by_input = self.low(rows, inputs.div_ceil(2));
+                let layer = LayerGradient { input: &input, weights: &weights, output: &output, activation };
+                for sum in [Sum::Anew, Sum::Further] {
+                    let (by_bias, by_input) = (Some(&mut by_bias), Some(&mut by_input));
+                    backend.layer_backward(
+                        rows,
+                        &layer,
+                        &mut by_output,
+                        sum,
+                        &mut by_weights,
+                        by_bias,
+                        by_input,
+                    );
+                }
+                let name = |what| format!("layer {activation:?} by {what}, {float:?}");
+                self.give(&name("weights"), Float::F32, &by_weights, inputs * outputs);
+                self.give(&name("bias"), Float::F32, &by_bias, outputs);
+                self.give_low(&name("input"), &by_input, rows * inputs.div_ceil(2));
+                self.give(&name("output"), float, &by_output, rows * outputs);
+            }
+        }
+    }
+
+    fn interactions(&mut self, rows: usize, (count, width): (usize, usize)) {
+        let (backend, columns) = (self.bench.0, count * width);
+        let vectors = self.low(rows, columns);
+        let (mut logits, by_logits) = (self.low(rows, 1), self.whole(rows, 1));
+        backend.fm_forward(rows, &vectors, (count, width), &mut logits);
+        self.give_low("fm", &logits, rows);
+        let mut by_vectors = self.low(rows, columns);
+        backend.fm_backward(rows, &vectors, (count, width), &by_logits, &mut by_vectors);
+        self.give_low("fm by vectors", &by_vectors, rows * columns);
+        let outputs = width + count * (count - 1) / 2;
+        let (mut out, by_out) = (self.low(rows, outputs), self.low(rows, outputs));
+        backend.dot_forward(rows, &vectors, width, &mut out);
+        self.give_low("dot", &out, rows * outputs);
+        backend.dot_backward(rows, &vectors, width, &by_out, &mut by_vectors);
+        self.give_low("dot by vectors", &by_vectors, rows * columns);
+        let (first, product, by_output) =
+            (self.low(rows, columns), self.low(rows, columns), self.low(rows, columns));
+        let (mut output, mut by_product) = (self.low(rows, columns), self.low(rows, columns));
+        backend.cross_forward(rows, &first, &product, &vectors, &mut output);
+        self.give_low("cross", &output, rows * columns);
+        let mut by_first = self.low(rows, columns);
+        backend.cross_backward(rows, &first, &product, &by_output, &mut by_product, &mut by_first);
+        self.give_low("cross by product", &by_product, rows * columns);
+        self.give_low("cross by first", &by_first, rows * columns);
+    }
+
+    fn columns(&mut self, rows: usize, columns: usize) {
+        let backend = self.bench.0;
+        let (from, mut to) = (self.whole(rows, columns), self.low(rows, columns));
+        backend.add(rows, &from, &mut to);
+        self.give_low("add", &to, rows * columns);
+        backend.copy_columns(rows, (&from, 0), (&mut to, columns - 1), 1);
+        self.give_low("copy_columns", &to, rows * columns);
+        backend.copy_rows(rows - 1, &from, &mut to, 1);
+        self.give_low("copy_rows", &to, rows * columns);
+        backend.dropout(0..rows, 0.7, 3, &mut to);
+        self.give_low("dropout", &to, rows * columns);
+        let factor = self.whole(1, 1);
+        backend.multiply(rows, &factor, &mut to);
+        self.give_low("multiply", &to, rows * columns);
+        let mut out = self.low(rows, 1);
+        let logits = self.whole(rows, 1);
+        backend.sigmoid(rows, &logits, &mut out);
+        self.give_low("sigmoid", &out, rows);
+    }
+
+    fn normalization(&mut self, rows: usize, columns: usize) {
+        let backend = self.bench.0;
+        let (input, given, by_output) =
+            (self.low(rows, columns), self.low(rows, columns), self.low(rows, columns));
+        let (scale, shift) = (self.whole(1, columns), self.whole(1, columns));
+        for axis in [Axis::Row, Axis::Column] {
+            let lines = if axis == Axis::Row { (rows, 1) } else { (1, columns) };
+            let (mut mean, mut variance) = (self.whole(lines.0, lines.1), self.whole(lines.0, lines.1));
+            backend.moments(rows, axis, &input, &mut mean, &mut variance);
+            let layer =
+                Normalization { axis, scale: &scale, shift: &shift, epsilon: 0.125, is_rectified: true };
+            let mut output = self.low(rows, columns);
+            backend.normalize_forward(rows, &layer, (&mean, &variance), &input, &mut output);
+            self.give_low(&format!("normalised by {axis:?}"), &output, rows * columns);
+            let saved = Normalized { input: &input, mean: &mean, variance: &variance, output: &given };
+            let (mut by_scale, mut by_shift) = (self.whole(1, columns), self.whole(1, columns));
+            let mut gradient = self.low(rows, columns);
+            backend.copy_rows(rows, &by_output, &mut gradient, 0);
+            let (by, anew) = ((&mut by_scale, &mut by_shift), Sum::Anew);
+            backend.normalize_backward(rows, &layer, &saved, &mut gradient, anew, by.0, by.1);
+            self.give_low(&format!("normalised by {axis:?}, by input"), &gradient, rows * columns);
+        }
+    }
+
+    fn lookups(&mut self, shapes: &Shapes) {
+        let backend = self.bench.0;
+        let buffer = shapes.batch(&mut self.random);
+        let mut batch = backend.batch(&shapes.schema());
+        backend.upload(buffer.as_ref(), &mut batch).expect("a batch of the schema");
+        let (rows, lookups, sizes) = (shapes.rows as usize, shapes.lookups(), shapes.tables());
+        let none = millstream_backend::Formula::Sgd { learning_rate: 1.0 };
+        let table = |random: &mut Random, bench: &Bench<'_, B>, (rows, width): (usize, usize)| {
+            bench.table((rows, width), &random.numbers(rows * width), &none, [0.0; 2])
+        };
+        let tables: Vec<B::Table> =
+            sizes.iter().map(|&size| table(&mut self.random, &self.bench, size)).collect();
+        let dense: Vec<usize> = (0..shapes.dense).collect();
+        let columns = 1 + sizes.iter().map(|size| size.1).sum::<usize>() + dense.len();
+        let mut out = self.low(rows, columns);
+        backend.gather(&batch, 0..rows, &lookups, &tables, &dense, &mut out, 1);
+        self.give_low("gather", &out, rows * columns);
+        let single = Lookup { column: IdColumn::Single(0), pooling: Pooling::Sum };
+        let table = table(&mut self.random, &self.bench, (sizes[0].0, 1));
+        let (weights, bias, mut out) = (self.whole(dense.len(), 1), self.whole(1, 1), self.low(rows, 1));
+        backend.linear_forward(&batch, 0..rows, &[single], &[table], &dense, &weights, &bias, &mut out);
+        self.give_low("linear", &out, rows);
+        let (logits, mut gradient, mut sums) = (self.whole(rows, 1), self.low(rows, 1), self.whole(1, 2));
+        backend.loss(&Loss::SquaredError, &batch, 0..rows, &logits, &mut gradient, &mut sums);
+        self.give_low("loss", &gradient, rows);
+    }
+}
+
+fn scalar<B: Backend>(number: f32) -> B::Scalar {
+    millstream_backend::Scalar::from_f64(f64::from(number))
+}
+
+/// Every operation that rounds, over a few sizes where blocks and vectors begin and end.
+fn run<B: Backend>(backend: &B, float: Float) -> Vec<Given> {
+    let mut rounded = Rounded { bench: Bench(backend), float, random: Random(5), given: Vec::new() };
+    let sizes =
+        [(1, (1, 1)), (3, (5, 1)), (193, (429, 64)), (400, (33, 17)), (65, (48, 256)), (16, (64, 32))];
+    for (rows, layer) in sizes {
+        rounded.layers(rows, layer);
+    }
+    for (rows, vectors) in [(3, (2, 1)), (70, (5, 16)), (64, (3, 17))] {
+        rounded.interactions(rows, vectors);
+        rounded.columns(rows, vectors.1);
+        rounded.normalization(rows, vectors.1);
+    }
+    for pooling in [Pooling::Sum, Pooling::Mean, Pooling::SqrtN] {
+        rounded.lookups(&Shapes {
+            rows: 65,
+            capacity: 65,
+            dense: 3,
+            single: vec![(7, 16), (9, 5)],
+            ragged: vec![(11, 8, 4)],
+            pooling,
+            weighted: true,
+            ids: IdsFall::Anywhere,
+            layer: (1, 1),
+        });
+    }
+    rounded.given
+}
+
+/// The distance from `x` to the next number of the format.
+fn unit(float: Float, x: f64) -> f64 {
+    let (digits, least_exponent) = match float {
+        Float::F32 => return 0.0,
+        Float::Bf16 => (8, -126),
+        Float::F16 => (11, -14),
+    };
+    2.0_f64.powi((x.abs().log2().floor() as i32).max(least_exponent) - (digits - 1))
+}
+
+#[test]
+fn the_cpu_rounds_as_the_reference_does() {
+    let cpu = Cpu::new(Some(2)).expect("two threads");
+    for float in LOW {
+        let (expected, found) = (run(&Reference, float), run(&cpu, float));
+        assert!(expected.len() > 100 && expected.len() == found.len());
+        let (mut numbers, mut off) = (0, 0);
+        for (expected, found) in expected.iter().zip(&found) {
+            let name = format!("{}, {float:?}", expected.name);
+            assert_eq!((&expected.name, expected.numbers.len()), (&found.name, found.numbers.len()));
+            let largest = expected.numbers.iter().fold(1.0_f64, |largest, x| largest.max(x.abs()));
+            for (item, (&expected, &number)) in expected.numbers.iter().zip(&found.numbers).enumerate() {
+                let rounded = f64::from(found.float.round(number as f32));
+                assert_eq!(
+                    rounded.to_bits(),
+                    number.to_bits(),
+                    "{name}, item {item}: {number} is of the format"
+                );
+                let bound = unit(found.float, expected) + 1e-5 * largest;
+                let is_close = (expected - number).abs() <= bound;
+                assert!(is_close, "{name}, item {item}: {number}, not {expected}");
+                numbers += 1;
+                off += usize::from(found.float != Float::F32 && expected != number);
+            }
+        }
+        // Few sums lie so near to a middle that their own rounding tells.
+        assert!(off * 100 < numbers, "{off} of {numbers} numbers of {float:?} differ");
+    }
+}
+
+#[test]
+fn threads_change_no_bit_of_fewer_digits() {
+    for float in LOW {
+        let bits = |threads| -> Vec<u64> {
+            let given = run(&Cpu::new(Some(threads)).expect("threads"), float);
+            given.iter().flat_map(|given| given.numbers.iter().map(|number| number.to_bits())).collect()
+        };
+        let one = bits(1);
+        assert!(one == bits(2) && one == bits(3), "{float:?}");
+    }
+}
+
+/// A loss scale's way, as PyTorch's GradScaler takes it: `golden/loss_scale.py` has the longer ways.
+fn a_loss_scale_moves<B: Backend>(backend: &B) {
+    let bench = Bench(backend);
+    let rule = LossScaling { growth: 2.0, growth_interval: 2, backoff: 0.25 };
+    let (mut state, mut scale) = (bench.matrix(1, 3, &[64.0, 0.0, 0.0]), bench.matrix(1, 1, &[1.0]));
+    let mut step = |squares: f32, maximum: Option<f64>| {
+        let squares = bench.matrix(1, 1, &[squares]);
+        backend.unscale(&rule, maximum, &squares, &mut state, &mut scale);
+        (bench.read(&scale, 1)[0], bench.read(&state, 3))
+    };
+    assert_eq!(step(1.0, None), (1.0 / 64.0, vec![64.0, 1.0, 0.0]));
+    assert_eq!(step(f32::INFINITY, None), (0.0, vec![16.0, 0.0, 1.0]));
+    // Gradients of a norm of 64 / 16 = 4, no longer than 1.
+    assert_eq!(step(4096.0, Some(1.0)), (0.25 / 16.0, vec![16.0, 1.0, 1.0]));
+    assert_eq!(step(4096.0, Some(4.0)), (1.0 / 16.0, vec![32.0, 0.0, 1.0]));
+    assert_eq!(step(f32::NAN, Some(4.0)), (0.0, vec![8.0, 0.0, 2.0]));
+}
+
+#[test]
+fn a_loss_scale_moves_on_each() {
+    a_loss_scale_moves(&Cpu::new(Some(1)).expect("a thread"));
+    a_loss_scale_moves(&Reference);
+}

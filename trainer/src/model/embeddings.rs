@@ -1,0 +1,269 @@
+//! Which table each feature of ids is looked up in, and what the table is: a model's embeddings, resolved.
+//!
+//! A feature has a table of its own, named after it, unless the job puts it into another. Tables are in the order in
+//! which the model's features first name them; features keep their order in what is looked up.
+
+use std::collections::HashMap;
+
+use crate::model::error::ModelError;
+use crate::model::features::IdFeatureColumn;
+use crate::spec::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, Pooling, TableSpec};
+
+/// Where a job says what embeddings are.
+#[derive(Clone, Copy)]
+pub(crate) struct EmbeddingKeys {
+    pub(crate) dim: &'static str,
+    pub(crate) init: &'static str,
+    pub(crate) tables: &'static str,
+    pub(crate) optimizer: &'static str,
+}
+
+impl EmbeddingKeys {
+    /// Of a model that has one set of them.
+    pub(crate) const MODEL: Self = Self {
+        dim: "model.embedding_dim",
+        init: "model.embedding_init",
+        tables: "model.embeddings",
+        optimizer: "model.embedding_optimizer",
+    };
+
+    /// Of the deep part of Wide & Deep.
+    pub(crate) const DEEP: Self = Self {
+        dim: "model.deep.embedding_dim",
+        init: "model.deep.embedding_init",
+        tables: "model.deep.embeddings",
+        optimizer: "model.deep.embedding_optimizer",
+    };
+
+    /// Of the tower of queries.
+    pub(crate) const QUERY: Self = Self {
+        dim: "model.query.embedding_dim",
+        init: "model.query.embedding_init",
+        tables: "model.query.embeddings",
+        optimizer: "model.query.embedding_optimizer",
+    };
+
+    /// Of the tower of items.
+    pub(crate) const ITEM: Self = Self {
+        dim: "model.item.embedding_dim",
+        init: "model.item.embedding_init",
+        tables: "model.item.embeddings",
+        optimizer: "model.item.embedding_optimizer",
+    };
+}
+
+/// The tables of some features.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct EmbeddingTables {
+    pub(crate) tables: Vec<EmbeddingTable>,
+    /// What each feature is looked up in, in the features' order.
+    pub(crate) lookups: Vec<TableLookup>,
+}
+
+/// A table, `[rows, width]`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct EmbeddingTable {
+    pub(crate) name: String,
+    pub(crate) rows: usize,
+    pub(crate) width: usize,
+    pub(crate) init: EmbeddingInit,
+}
+
+/// What a feature is looked up in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct TableLookup {
+    /// The table's number.
+    pub(crate) table: usize,
+    pub(crate) pooling: Pooling,
+}
+
+impl EmbeddingTables {
+    /// The tables of `features` that `spec` asks for.
+    pub(crate) fn resolve(
+        keys: EmbeddingKeys,
+        spec: &EmbeddingSpec,
+        features: &[IdFeatureColumn],
+    ) -> Result<Self, ModelError> {
+        check_spread(spec.init).map_err(|expected| ModelError::Empty { key: keys.init, expected })?;
+        if spec.dim == EmbeddingDim::Columns(0) && !features.is_empty() {
+            return Err(ModelError::Empty { key: keys.dim, expected: NO_COLUMNS });
+        }
+        for table in &spec.tables {
+            let refused =
+                |message| ModelError::Table { key: keys.tables, table: table.name.clone(), message };
+            check(table, spec, features).map_err(refused)?;
+        }
+        let mut all = Self::default();
+        let mut numbers = HashMap::new();
+        for feature in features {
+            let special = spec.tables.iter().find(|table| table.features.contains(&feature.name));
+            let name = special.map_or(&feature.name, |table| &table.name);
+            let table = *numbers.entry(name).or_insert_with(|| {
+                let dim = special.and_then(|table| table.dim).unwrap_or(spec.dim);
+                all.tables.push(EmbeddingTable {
+                    name: name.clone(),
+                    rows: feature.cardinality,
+                    width: dim.columns(feature.cardinality),
+                    init: special.and_then(|table| table.init).unwrap_or(spec.init),
+                });
+                all.tables.len() - 1
+            });
+            let pooling = special.and_then(|table| table.pooling).unwrap_or(spec.pooling);
+            all.lookups.push(TableLookup { table, pooling });
+        }
+        Ok(all)
+    }
+
+    /// The width of every embedding of `model`, which computes with vectors of one width.
+    pub(crate) fn one_width(&self, keys: EmbeddingKeys, model: &'static str) -> Result<usize, ModelError> {
+        let mut widths = self.tables.iter().map(|table| table.width);
+        let first = widths.next().unwrap_or_default();
+        if widths.all(|width| width == first) {
+            return Ok(first);
+        }
+        Err(ModelError::Widths { key: keys.dim, model })
+    }
+}
+
+const NO_COLUMNS: &str = "an embedding has at least one column";
+
+/// What is wrong with a table.
+fn check(table: &TableSpec, spec: &EmbeddingSpec, features: &[IdFeatureColumn]) -> Result<(), String> {
+    let find = |name: &String| features.iter().find(|feature| feature.name == *name);
+    let same_name = spec.tables.iter().filter(|other| other.name == table.name).count();
+    if same_name > 1 {
+        return Err("there is another table of this name".to_owned());
+    }
+    let Some(first) = table.features.first() else {
+        return Err("at least one feature is needed".to_owned());
+    };
+    for (number, name) in table.features.iter().enumerate() {
+        let Some(feature) = find(name) else {
+            return Err(format!("`{name}` is none of the features of ids that the model embeds"));
+        };
+        let elsewhere = spec.tables.iter().find(|other| *other != table && other.features.contains(name));
+        if let Some(other) = elsewhere {
+            return Err(format!("feature `{name}` is in table `{}`, too", other.name));
+        }
+        if table.features[..number].contains(name) {
+            return Err(format!("feature `{name}` is named twice"));
+        }
+        if let Some(one) = find(first).filter(|one| one.cardinality != feature.cardinality) {
+            let (found, expected) = (feature.cardinality, one.cardinality);
+            return Err(format!(
+                "features that share a table have the same ids: `{first}` has {expected}, and `{name}` {found}"
+            ));
+        }
+    }
+    let is_elsewhere = |name| spec.tables.iter().any(|other| other.features.contains(name));
+    if find(&table.name).is_some() && !is_elsewhere(&table.name) {
+        return Err(format!("feature `{}` has a table of this name, and is not in this one", table.name));
+    }
+    if table.dim == Some(EmbeddingDim::Columns(0)) {
+        return Err(NO_COLUMNS.to_owned());
+    }
+    table.init.map_or(Ok(()), check_spread).map_err(str::to_owned)
+}
+
+fn check_spread(init: EmbeddingInit) -> Result<(), &'static str> {
+    match init {
+        EmbeddingInit::Uniform { limit: scale }
+        | EmbeddingInit::Normal { stddev: scale }
+        | EmbeddingInit::TruncatedNormal { stddev: scale }
+            if !(scale > 0.0 && scale.is_finite()) =>
+        {
+            Err("what embeddings start from is spread by a finite number above 0")
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use millstream_backend::IdColumn;
+
+    use super::*;
+    use crate::spec::OptimizerSpec;
+
+    fn features() -> Vec<IdFeatureColumn> {
+        let feature = |(place, (name, cardinality)): (usize, (&str, usize))| IdFeatureColumn {
+            name: name.to_owned(),
+            column: IdColumn::Single(place),
+            cardinality,
+        };
+        let all = [("page", 100), ("colour", 7), ("seen", 100), ("liked", 100)];
+        all.into_iter().enumerate().map(feature).collect()
+    }
+
+    fn table(name: &str, features: &[&str]) -> TableSpec {
+        let features = features.iter().map(|&name| name.to_owned()).collect();
+        TableSpec { name: name.to_owned(), features, dim: None, pooling: None, init: None }
+    }
+
+    fn resolve(tables: Vec<TableSpec>) -> Result<EmbeddingTables, String> {
+        let spec = EmbeddingSpec {
+            dim: 8.into(),
+            pooling: Pooling::Mean,
+            init: EmbeddingInit::Zeros,
+            optimizer: OptimizerSpec::Sgd { learning_rate: 1.0, l2: 0.0 },
+            tables,
+        };
+        EmbeddingTables::resolve(EmbeddingKeys::MODEL, &spec, &features()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn each_feature_has_a_table_unless_the_job_puts_it_into_another() {
+        let colour = TableSpec { dim: Some(EmbeddingDim::Auto), ..table("colour", &["colour"]) };
+        let pages = TableSpec {
+            pooling: Some(Pooling::Sum),
+            init: Some(EmbeddingInit::UniformByRows),
+            ..table("pages", &["seen", "page"])
+        };
+        let found = resolve(vec![colour, pages]).unwrap();
+        let table =
+            |name: &str, rows, width, init| EmbeddingTable { name: name.to_owned(), rows, width, init };
+        let by_rows = EmbeddingInit::UniformByRows;
+        let zeros = EmbeddingInit::Zeros;
+        let expected =
+            [table("pages", 100, 8, by_rows), table("colour", 7, 2, zeros), table("liked", 100, 8, zeros)];
+        assert_eq!(found.tables, expected);
+        let lookup = |table, pooling| TableLookup { table, pooling };
+        let (sum, mean) = (Pooling::Sum, Pooling::Mean);
+        assert_eq!(found.lookups, [lookup(0, sum), lookup(1, mean), lookup(0, sum), lookup(2, mean)]);
+        let message = found.one_width(EmbeddingKeys::MODEL, "DeepFM").unwrap_err().to_string();
+        assert_eq!(message, "model.embedding_dim: DeepFM needs embeddings of one width, a number");
+        assert_eq!(resolve(Vec::new()).unwrap().one_width(EmbeddingKeys::MODEL, "DeepFM"), Ok(8));
+    }
+
+    #[test]
+    fn what_no_table_can_be_is_refused() {
+        let no_columns = TableSpec { dim: Some(0.into()), ..table("page", &["page"]) };
+        let no_spread =
+            TableSpec { init: Some(EmbeddingInit::Normal { stddev: 0.0 }), ..table("page", &["page"]) };
+        let cases = [
+            (vec![table("p", &[])], "p: at least one feature is needed"),
+            (vec![table("p", &["pge"])], "p: `pge` is none of the features of ids that the model embeds"),
+            (
+                vec![table("p", &["page", "colour"])],
+                "p: features that share a table have the same ids: `page` has 100, and `colour` 7",
+            ),
+            (
+                vec![table("p", &["page"]), table("q", &["seen", "page"])],
+                "p: feature `page` is in table `q`, too",
+            ),
+            (vec![table("p", &["page", "seen", "page"])], "p: feature `page` is named twice"),
+            (vec![table("p", &["page"]), table("p", &["seen"])], "p: there is another table of this name"),
+            (
+                vec![table("page", &["seen"])],
+                "page: feature `page` has a table of this name, and is not in this one",
+            ),
+            (vec![no_columns], "page: an embedding has at least one column"),
+            (vec![no_spread], "page: what embeddings start from is spread by a finite number above 0"),
+        ];
+        for (tables, expected) in cases {
+            assert_eq!(resolve(tables).unwrap_err(), format!("model.embeddings.{expected}"));
+        }
+    }
+}

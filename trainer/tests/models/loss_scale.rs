@@ -1,0 +1,221 @@
+//! The loss scale: its way against PyTorch's `GradScaler`, and what a skipped step leaves alone.
+
+use millstream_backend::{Backend, Cpu, LossScaling, Reference, Scalar};
+use millstream_batch::BatchBuffer;
+use millstream_trainer::model::{LossScale, Model};
+use millstream_trainer::schedule::Step;
+use millstream_trainer::spec::{LossScaleSpec, ModelSpec, Precision, TrainingSpec};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::case::{Case, Golden, golden, tensors_of, write};
+
+/// The way of one scaler.
+#[derive(Deserialize)]
+struct Way {
+    #[serde(flatten)]
+    spec: LossScaleSpec,
+    moves: Vec<Move>,
+}
+
+#[derive(Deserialize)]
+struct Move {
+    gradient: Gradient,
+    /// After the step, as are the others.
+    scale: f64,
+    good_steps: u32,
+    weight: f64,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum Gradient {
+    Good,
+    Infinite,
+    Nan,
+}
+
+fn ways() -> Vec<Way> {
+    let ways: Vec<Way> =
+        serde_json::from_str(include_str!("../golden/loss_scale.json")).expect("a golden file");
+    let skipped = |way: &Way| way.moves.iter().filter(|step| step.gradient != Gradient::Good).count();
+    assert!(ways.len() == 4 && ways.iter().all(|way| skipped(way) > 0));
+    ways
+}
+
+fn the_scale_goes_as_in_pytorch<B: Backend>(backend: &B) {
+    let matrix = |numbers: &[f64]| {
+        let mut matrix = backend.matrix(1, numbers.len());
+        let numbers: Vec<B::Scalar> = numbers.iter().map(|&number| B::Scalar::from_f64(number)).collect();
+        backend.write_matrix(&mut matrix, &numbers);
+        matrix
+    };
+    for Way { spec, moves } in ways() {
+        let LossScaleSpec { initial, growth, growth_interval, backoff } = spec;
+        let rule = LossScaling { growth: growth.into(), growth_interval, backoff: backoff.into() };
+        let (mut state, mut scale) = (matrix(&[initial.into(), 0.0, 0.0]), matrix(&[1.0]));
+        let mut now = f64::from(initial);
+        for (number, expected) in moves.iter().enumerate() {
+            // What the gradient squared is: here of the scaled gradient 1, so that it is finite at any scale.
+            let squares = match expected.gradient {
+                Gradient::Good => 1.0,
+                Gradient::Infinite => f64::INFINITY,
+                Gradient::Nan => f64::NAN,
+            };
+            backend.unscale(&rule, None, &matrix(&[squares]), &mut state, &mut scale);
+            let (mut by, mut after) = ([B::Scalar::default()], [B::Scalar::default(); 3]);
+            backend.read_matrix(&scale, &mut by);
+            backend.read_matrix(&state, &mut after);
+            let wanted = if expected.gradient == Gradient::Good { 1.0 / now } else { 0.0 };
+            assert_eq!(by[0].to_f64(), wanted, "step {number} of {spec:?}");
+            let after = after.map(Scalar::to_f64);
+            // Beyond single precision the reference grows on, and then there is nothing to compare with.
+            if expected.scale == 2.0_f64.powi(127) && after[0] > expected.scale {
+                break;
+            }
+            assert_eq!(after[..2], [expected.scale, expected.good_steps.into()], "step {number} of {spec:?}");
+            now = expected.scale;
+        }
+    }
+}
+
+#[test]
+fn the_scale_goes_as_in_pytorch_on_each() {
+    the_scale_goes_as_in_pytorch(&Cpu::new(Some(1)).expect("a thread"));
+    the_scale_goes_as_in_pytorch(&Reference);
+}
+
+/// The batch of step `number`, with a number that is none where `is_bad`.
+fn batch(golden: &Golden, number: usize, is_bad: bool) -> BatchBuffer {
+    let mut batch = golden.batch(number);
+    if is_bad {
+        // 1e6 is beyond half precision: the activation is infinite.
+        batch.as_mut().sections().dense[0] = 1e6;
+    }
+    batch
+}
+
+fn half<B: Backend>(backend: B, golden: &Golden, spec: &ModelSpec, loss_scale: LossScaleSpec) -> Model<B> {
+    let training =
+        TrainingSpec { precision: Precision::Fp16, loss_scale, seed: 7, ..TrainingSpec::default() };
+    Model::new(backend, spec, &golden.schema, &training).expect("a model of the schema")
+}
+
+fn mlp() -> ModelSpec {
+    let adam =
+        json!({"kind": "adam", "learning_rate": 0.03125, "beta1": 0.875, "beta2": 0.96875, "epsilon": 1e-6});
+    let embedding = json!({"dim": 3, "pooling": "mean", "optimizer": adam});
+    let spec = json!({"kind": "mlp", "features": ["colour", "first", "second"], "embedding": embedding,
+        "hidden": [5], "optimizer": adam});
+    serde_json::from_value(spec).expect("a model's specification")
+}
+
+/// The same way as a whole model takes it whose activations overflow, with Adam's steps: as if the skipped batches
+/// had never been.
+fn a_model_skips_as_in_pytorch<B: Backend>(backend: impl Fn() -> B) {
+    let golden = golden();
+    for Way { spec, moves } in ways().into_iter().take(3) {
+        let mut model = half(backend(), &golden, &mlp(), spec);
+        let mut without = half(backend(), &golden, &mlp(), spec);
+        let (mut taken, mut skipped) = (0, 0);
+        for (number, expected) in moves.iter().take(60).enumerate() {
+            let before = tensors_of(&model);
+            let is_bad = expected.gradient != Gradient::Good;
+            let batch = batch(&golden, number, is_bad);
+            model.train_step(batch.as_ref(), Step::number(number as u64 + 1)).expect("a batch");
+            if is_bad {
+                skipped += 1;
+                assert!(tensors_of(&model) == before, "step {number} of {spec:?} was skipped");
+            } else {
+                taken += 1;
+                let scale = model.loss_scale().expect("a loss scale");
+                // The scale has no part in it: a power of two.
+                without.set_loss_scale(LossScale { skipped_steps: 0, ..scale });
+                without.train_step(batch.as_ref(), Step::number(taken)).expect("a batch");
+                without.set_loss_scale(LossScale { skipped_steps: 0, ..scale });
+                assert!(tensors_of(&model) != before, "step {number} of {spec:?} was taken");
+            }
+            let scale = model.loss_scale().expect("a loss scale");
+            assert_eq!(f64::from(scale.scale), expected.scale, "step {number} of {spec:?}");
+            assert_eq!((scale.good_steps, scale.skipped_steps), (expected.good_steps, skipped));
+        }
+        assert!(taken > 0 && skipped > 0);
+    }
+}
+
+#[test]
+fn a_model_skips_as_in_pytorch_on_each() {
+    a_model_skips_as_in_pytorch(|| Cpu::new(Some(2)).expect("threads"));
+    a_model_skips_as_in_pytorch(|| Reference);
+}
+
+/// Adam's corrections tell the number of a step: PyTorch counts those that are taken.
+#[test]
+fn adam_counts_the_steps_it_takes() {
+    let golden = golden();
+    // Of one weight and a gradient of 1, as in the golden file: what is left is the number of the step.
+    let way = &ways()[1];
+    let steps: Vec<&Move> = way.moves.iter().take(30).collect();
+    let (mut model, mut plain) = (
+        half(Cpu::new(Some(1)).expect("a thread"), &golden, &mlp(), way.spec),
+        half(Cpu::new(Some(1)).expect("a thread"), &golden, &mlp(), way.spec),
+    );
+    let mut weight = 1.0;
+    let mut taken = 0;
+    for (number, expected) in steps.iter().enumerate() {
+        let is_bad = expected.gradient != Gradient::Good;
+        let batch = batch(&golden, number, is_bad);
+        // The same batches without the bad ones, each with the scale that it has among them.
+        let scale = model.loss_scale().expect("a loss scale");
+        model.train_step(batch.as_ref(), Step::number(number as u64 + 1)).expect("a batch");
+        assert_eq!(is_bad, expected.weight == weight, "PyTorch skipped the same steps");
+        weight = expected.weight;
+        if !is_bad {
+            taken += 1;
+            plain.set_loss_scale(LossScale { skipped_steps: 0, ..scale });
+            plain.train_step(batch.as_ref(), Step::number(taken)).expect("a batch");
+        }
+        assert!(tensors_of(&model) == tensors_of(&plain), "step {number}");
+    }
+    assert!((taken as usize) < steps.len());
+}
+
+/// A bad step leaves every weight and all state of every model and optimizer as they are; running moments move.
+#[test]
+fn a_skipped_step_changes_no_bit() {
+    let golden = golden();
+    let mut seen = 0;
+    for case in golden.cases.iter().filter(|case| reads_numbers(case)) {
+        let mut model =
+            half(Cpu::new(Some(2)).expect("threads"), &golden, &case.spec(), LossScaleSpec::default());
+        model.train_step(batch(&golden, 0, false).as_ref(), Step::number(1)).expect("a batch");
+        let before = tensors_of(&model);
+        model.train_step(batch(&golden, 1, true).as_ref(), Step::number(2)).expect("a batch");
+        let after = tensors_of(&model);
+        for (name, before) in &before {
+            let is_running = name.ends_with(".mean") || name.ends_with(".variance");
+            assert!(is_running || *before == after[name], "{}, {name}", case.name);
+        }
+        assert_eq!(model.loss_scale(), Some(LossScale { scale: 32768.0, good_steps: 0, skipped_steps: 1 }));
+        // What comes next is a step like any other, from the same weights.
+        if !case.normalizes_batches() {
+            let mut again =
+                half(Cpu::new(Some(1)).expect("a thread"), &golden, &case.spec(), LossScaleSpec::default());
+            write(&mut again, &before);
+            again.set_loss_scale(model.loss_scale().expect("a loss scale"));
+            model.train_step(batch(&golden, 2, false).as_ref(), Step::number(3)).expect("a batch");
+            again.train_step(batch(&golden, 2, false).as_ref(), Step::number(3)).expect("a batch");
+            assert!(tensors_of(&model) == tensors_of(&again), "{}", case.name);
+        }
+        seen += 1;
+    }
+    assert!(seen >= 15, "{seen} models");
+}
+
+/// Whether the model's activations have the first dense column; a linear model's sums do not overflow by it.
+fn reads_numbers(case: &Case) -> bool {
+    let spec = case.spec();
+    let parts = spec.features();
+    let (_, features) = parts.last().expect("a part that reads features");
+    !matches!(spec, ModelSpec::Linear(_)) && features.iter().any(|feature| feature == "first")
+}
