@@ -180,7 +180,7 @@ impl<B: Backend> Rounded<'_, B> {
         let mut out = self.low(rows, columns);
         backend.gather(&batch, 0..rows, &lookups, &tables, &dense, &mut out, 1);
         self.give_low("gather", &out, rows * columns);
-        let single = Lookup { column: IdColumn::Single(0), pooling: Pooling::Sum };
+        let single = Lookup { column: IdColumn::Single(0), pooling: Pooling::Sum, table: 0, first: 0 };
         let table = table(&mut self.random, &self.bench, (sizes[0].0, 1));
         let (weights, bias, mut out) = (self.whole(dense.len(), 1), self.whole(1, 1), self.low(rows, 1));
         backend.linear_forward(&batch, 0..rows, &[single], &[table], &dense, &weights, &bias, &mut out);
@@ -216,6 +216,7 @@ fn run<B: Backend>(backend: &B, float: Float) -> Vec<Given> {
             single: vec![(7, 16), (9, 5)],
             ragged: vec![(11, 8, 4)],
             pooling,
+            shared: false,
             weighted: true,
             ids: IdsFall::Anywhere,
             layer: (1, 1),
