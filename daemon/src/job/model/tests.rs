@@ -279,7 +279,8 @@ fn two_towers_are_read() {
     let (spec, used) = spec(text);
     assert_eq!((spec.dim, spec.normalize, spec.temperature), (7, false, 1.0));
     assert_eq!((spec.item_id.as_deref(), used), (Some("film"), 4));
-    assert_eq!((spec.query.embedding.dim, spec.item.embedding.dim), (8, 3));
+    let dims = [spec.query.embedding.dim, spec.item.embedding.dim];
+    assert_eq!(dims, [8, 3].map(EmbeddingDim::Columns));
     assert!(matches!(spec.query.embedding.optimizer, OptimizerSpec::RowWiseAdagrad { .. }));
     assert_eq!((spec.query.hidden, spec.query.optimizer), (vec![], ADAGRAD));
 }
