@@ -18,6 +18,8 @@
 //!
 //! * `millstream.missing`: a list of the values that stand for an absent one.
 //!
+//! `millstream.part` says which tower of a two-tower model a file has, where it is one alone.
+//!
 //! A bucket is that of `tf.strings.to_hash_bucket_fast`: farmhash's Fingerprint64 modulo the buckets. A cross's is that
 //! of `tf.sparse.cross_hashed` with its own default key, over the values as text, or the numbers of their intervals
 //! where there are `boundaries`. A term that is no text is `{"hex": "..."}`.
@@ -33,7 +35,7 @@ use millstream_pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_pipeline::transform::{Scaling, Transform};
 use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_trainer::export::onnx::{NumberScale, OnnxModel};
-use millstream_trainer::export::{ExportError, Trained, safetensors};
+use millstream_trainer::export::{ExportError, Tower, Trained, safetensors};
 use serde_json::{Value, json};
 
 use crate::job::Job;
@@ -52,17 +54,21 @@ pub struct Exportable {
 }
 
 impl Exportable {
-    /// Opens what is in `directory`: a checkpoint, or a job, of which the newest is taken, or the best.
+    /// Opens what is in `directory`: a checkpoint, or a job, of which the newest is taken, or the best; of a two-tower
+    /// model one tower alone, if it is asked for.
     ///
     /// # Errors
     /// When there is none, or it is damaged.
-    pub fn open(directory: &Path, best: bool) -> Result<Self> {
+    pub fn open(directory: &Path, best: bool, tower: Option<Tower>) -> Result<Self> {
         let Scored { directory, step, job, analysis } = scoring::find(directory, best)?;
         let store = CheckpointStore::local(&directory)?;
-        let trained = Trained::open(&store, step)?;
+        let mut trained = Trained::open(&store, step)?;
+        if let Some(tower) = tower {
+            trained = trained.only(tower)?;
+        }
         let transform = Transform::resolve(&job.features, &job.label, &job.data.missing, &analysis)?;
         let scalings: BTreeMap<&str, Scaling> = transform.scalings().collect();
-        let (features, left_out) = features(&job, &analysis, &trained.snapshot.schema, &scalings);
+        let (features, left_out) = features(&job, &analysis, &trained, &scalings);
         let description = vec![
             ("job".to_owned(), job.name.clone()),
             ("features".to_owned(), Value::from(features).to_string()),
@@ -111,15 +117,14 @@ impl Exportable {
 fn features(
     job: &Job,
     analysis: &Analysis,
-    schema: &BatchSchema,
+    trained: &Trained,
     scalings: &BTreeMap<&str, Scaling>,
 ) -> (Vec<Value>, Vec<String>) {
-    let lists = job.model.features();
-    let is_read = |name: &String| lists.iter().any(|(_, list)| list.contains(name));
+    let schema = &trained.snapshot.schema;
     let mut room = TERM_BYTES;
     let (mut told, mut left_out) = (Vec::new(), Vec::new());
-    for FeatureSpec { name, columns, kind, maximum } in job.features.iter().filter(|spec| is_read(&spec.name))
-    {
+    let read = job.features.iter().filter(|spec| trained.reads(&spec.name));
+    for FeatureSpec { name, columns, kind, maximum } in read {
         let (kind, of_kind) = match kind {
             FeatureKind::Vocabulary { terms, oov_buckets } => {
                 let terms = told_terms(terms, analysis, name, &mut room);

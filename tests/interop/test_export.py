@@ -120,6 +120,21 @@ NAMES = {"mmoe": ["clicked", "red", "spent"]}
 SPENT = {"mlp_of_a_number": "score", "mmoe": "score_spent"}
 
 
+# What each tower reads.
+TOWERS = {"query": ["age", "colour", "tags"], "item": ["tags", "place", "income", "plain"]}
+MODELS["two_tower"] = "\n".join(
+    [
+        'kind = "two_tower"',
+        *(f"{name}.features = {listed(features)}" for name, features in TOWERS.items()),
+        "dim = 6",
+        "temperature = 0.125",
+        'item_id = "place"',
+        'item.normalization = "batch"',
+    ]
+)
+MODELS["two_tower_of_any_length"] = MODELS["two_tower"].replace("temperature", "normalize = false\ntemperature")
+
+
 def job(name: str) -> str:
     return f"""name = "{name}"
 seed = 5
@@ -249,7 +264,7 @@ class Export(WithoutDaemon):
         return session, inputs_of(session, features, self.data), told
 
     def test_onnxruntime_scores_as_predict_does(self):
-        self.assertEqual(len(MODELS), 21)
+        self.assertEqual(len(MODELS), 23)
         for name in MODELS:
             with self.subTest(name):
                 session, inputs, told = self.exported(name)
@@ -261,17 +276,47 @@ class Export(WithoutDaemon):
                     self.assertGreater(expected.std(), 0.02, "scores that tell rows apart")
                     off = np.abs(score - expected).max()
                     print(f"{name}, {column}: off by {off:.1e} at most")
-                    if SPENT.get(name) == column:
-                        self.assertLessEqual(off, TOLERANCE * np.abs(expected).max())
+                    if SPENT.get(name) == column or name.startswith("two_tower"):
+                        self.assertLessEqual(off, TOLERANCE * max(1, np.abs(expected).max()))
                         continue
                     self.assertLessEqual(off, TOLERANCE)
                     (logit,) = session.run([column.replace("score", "logit")], inputs)
                     np.testing.assert_allclose(1 / (1 + np.exp(-logit)), score, atol=1e-6)
                 logits = [column.replace("score", "logit") for column in columns if column != SPENT.get(name)]
+                if name.startswith("two_tower"):
+                    logits = []
                 self.assertEqual({port.name for port in session.get_outputs()}, {*columns, *logits})
                 kinds = {port.name: (port.type, port.shape) for port in session.get_inputs()}
                 for port in told["inputs"]:
                     self.assertEqual(kinds[port["name"]], (f"tensor({port['type']})", port["shape"]))
+
+    def test_towers_alone_make_the_vectors_whose_product_is_the_score(self):
+        for name in ["two_tower", "two_tower_of_any_length"]:
+            vectors = {}
+            for part, features in TOWERS.items():
+                with self.subTest(name, part=part):
+                    output = self.scratch / f"{name}.{part}.onnx"
+                    told = millstream("export", self.checkpoints[name], "--part", part, "--output", output)
+                    onnx.checker.check_model(str(output), full_check=True)
+                    session = onnxruntime.InferenceSession(str(output), providers=["CPUExecutionProvider"])
+                    about = session.get_modelmeta().custom_metadata_map
+                    self.assertEqual((about["millstream.part"], told["part"]), (part, part))
+                    described = json.loads(about["millstream.features"])
+                    self.assertEqual({feature["name"] for feature in described}, set(features))
+                    self.assertEqual([port["shape"] for port in told["outputs"]], [["rows", 6]])
+                    (vectors[part],) = session.run(["vector"], inputs_of(session, described, self.data))
+
+                    output = self.scratch / f"{name}.{part}.safetensors"
+                    told = millstream("export", self.checkpoints[name], "--part", part, "--output", output)
+                    kept = safetensors.numpy.load_file(output)
+                    self.assertTrue(kept and all(key.startswith(f"{part}.") for key in kept))
+                    self.assertEqual(told["parameters"], sum(numbers.size for numbers in kept.values()))
+            if name == "two_tower":
+                for part in vectors.values():
+                    np.testing.assert_allclose(np.linalg.norm(part, axis=1), 1, atol=1e-6)
+            products = (vectors["query"] * vectors["item"]).sum(axis=1) / 0.125
+            expected = self.predicted(name)
+            np.testing.assert_allclose(products, expected, atol=TOLERANCE * max(1, np.abs(expected).max()))
 
     def test_any_number_of_rows_goes_in(self):
         for name in ["wide_deep", "deepfm", "dcn_low_rank_parallel", "dlrm_dot"]:
@@ -368,6 +413,7 @@ class Export(WithoutDaemon):
             (["export", target, "--output", self.scratch / "a.bin"], 2, "a.bin: its name does not say what to write"),
             (["export", target, "--output", self.scratch / "a", "--format", "pmml"], 2, "safetensors"),
             (["export", target, "--output", self.scratch / "a.safetensors", "--external-data"], 2, "for ONNX"),
+            (["export", target, "--output", self.scratch / "a.onnx", "--part", "item"], 1, "has no item tower"),
             (["export", target, "--output", self.scratch / "no/a.onnx"], 1, "no/a.onnx: No such file"),
             (["predict", target, "--output", "/dev/full/a.csv"], 1, "writing /dev/full/a.csv"),
             (["predict", target, "--output", self.scratch / "a.parquet.gz"], 2, "compressed inside"),

@@ -40,6 +40,11 @@ impl Table {
         Self { columns }
     }
 
+    /// These columns.
+    pub fn of(columns: Vec<(&'static str, ArrayRef)>) -> Self {
+        Self { columns }
+    }
+
     /// The table with another column in place of `name`.
     ///
     /// # Panics

@@ -246,7 +246,7 @@ pub(crate) struct Eval {
 Scores are probabilities of the positive class, or the numbers that a job of the loss \"mse\"
 predicts, one for each row, in the order of the data: files by their paths, each once, and the rows
 in them. Rows that the job's own `filter` or `on_bad_record` leaves out have none. The data needs no
-label.
+label. Those of a two-tower model are products of its vectors, over the temperature.
 
 Parquet has one column, `score`, of 32-bit floats; of a job of several labels one for each,
 `score_LABEL`. The name scores.csv.gz has text compressed, as has .zst.
@@ -286,7 +286,8 @@ feature is an input of its name; rows come first, as many as you like:
   one id a row        int64 [rows, 1]   the id
   several ids a row   int64 [rows, N]   the ids, then -1 to the end of the row; N is any number
 An absent number is NaN, an absent id -1. Outputs are `score`, the probability that predict
-writes, and `logit`, both float [rows].
+writes, and `logit`, both float [rows]. A two-tower model has no `logit`; a part of it has
+`vector`, float [rows, dim].
 
 How values become ids is in the file's metadata, `millstream.features`: terms, buckets,
 boundaries. Hashes are those of tf.strings.to_hash_bucket_fast, crosses of
@@ -298,6 +299,7 @@ metadata.
 Examples:
   millstream export census-2f9c --output census.onnx
   millstream export checkpoints/census-2f9c/step-0000000500 --output census.safetensors
+  millstream export films-81d0 --part item --output items.onnx
   millstream export census-2f9c --output census.onnx --json | jq -c '.inputs[] | [.name, .type]'")]
 pub(crate) struct Export {
     /// A job's id, or the directory of a job or of one of its checkpoints
@@ -312,9 +314,21 @@ pub(crate) struct Export {
     /// Take the job's best checkpoint (`checkpoint.keep_best`) instead of its newest
     #[arg(long)]
     pub(crate) best: bool,
+    /// One tower of a two-tower model alone: its features in, its vector out
+    #[arg(long, value_enum)]
+    pub(crate) part: Option<ModelPart>,
     /// Put the numbers of an ONNX model into FILE.data, whatever its size
     #[arg(long)]
     pub(crate) external_data: bool,
+}
+
+/// A part of a model that is of use alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModelPart {
+    /// What makes a query's vector, to ask an index with
+    Query,
+    /// What makes an item's vector, to be indexed
+    Item,
 }
 
 /// What a model is written as.

@@ -151,7 +151,7 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     let model = top.required_section("model", "[model]", "what is trained");
     let model_at = model.at_key("kind");
     let model = model::read(model, &names);
-    let training = training::read(top.section("training", "[training]"), seed, &labels);
+    let training = training::read(top.section("training", "[training]"), seed, &model, &labels);
     let label = labels.resolve(&training, &model, model_at, problems);
     let judged = Judged::of(&label, &training);
     let warm_start = warm_start::read(&mut top, &data.base);

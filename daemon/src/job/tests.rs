@@ -652,8 +652,14 @@ fn other_models() -> Vec<(String, String)> {
     let lines: String = lines.flat_map(|line| [line, "\n"]).collect();
     let models = lines.split("[model]\n").skip(1).map(|model| {
         let job = |model: &str| format!("{before}\n[model]\n{model}\n[training]\n{after}");
-        let bare: String = model.lines().take(2).flat_map(|line| [line, "\n"]).collect();
-        (job(model), job(&bare))
+        let needed = model.lines().filter(|line| line.starts_with("kind = ") || line.contains("features = "));
+        let bare: String = needed.flat_map(|line| [line, "\n"]).collect();
+        // One that chooses among the items of whole batches.
+        let allowed = |job: String| match model.contains("\"two_tower\"") {
+            true => job.replace("\nmicro_batch_size = 1024\n", "\n"),
+            false => job,
+        };
+        (allowed(job(model)), allowed(job(&bare)))
     });
     models.collect()
 }

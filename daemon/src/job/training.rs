@@ -1,7 +1,7 @@
 //! The `[training]` of a job file.
 
 use millstream_trainer::spec::{
-    ClipSpec, DecaySpec, LossScaleSpec, LossSpec, Precision, ScheduleSpec, TaskSpec, TrainingSpec,
+    ClipSpec, DecaySpec, LossScaleSpec, LossSpec, ModelSpec, Precision, ScheduleSpec, TaskSpec, TrainingSpec,
 };
 
 use super::error::suggestion;
@@ -25,8 +25,11 @@ const DECAYS: [(&str, Decay); 5] = [
     ("polynomial", Decay::Polynomial),
 ];
 
-/// Reads how to train to predict `labels`; `seed` is the job's.
-pub(super) fn read(mut training: Section<'_>, seed: u64, labels: &Labels) -> TrainingSpec {
+/// Reads how to train `model` to predict `labels`; `seed` is the job's.
+pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labels: &Labels) -> TrainingSpec {
+    if model.chooses_in_batches() {
+        refuse_what_is_of_labels(&training);
+    }
     let precisions = [Precision::Fp32, Precision::Bf16, Precision::Fp16].map(|it| (it.name(), it));
     let precision = training.choice("precision", &precisions).unwrap_or_default();
     let loss_scale = read_loss_scale(&mut training, precision);
@@ -63,6 +66,23 @@ fn read_loss_scale(training: &mut Section<'_>, precision: Precision) -> LossScal
     let interval = scale.whole_u32("growth_interval", 1..=1 << 24);
     scale.finish();
     LossScaleSpec { initial, growth, growth_interval: interval.unwrap_or(usual.growth_interval), backoff }
+}
+
+/// A two-tower model has a loss of its own, over whole batches.
+fn refuse_what_is_of_labels(training: &Section<'_>) {
+    let loss = training.entries().find(|(key, ..)| *key == "loss");
+    let loss = loss.and_then(|(.., node)| training.as_section(node, "[training.loss]"));
+    for (key, at, _) in loss.iter().flat_map(Section::entries) {
+        let message = format!(
+            "`{key}` is of losses by labels; a two-tower model's is of choosing among a batch's items"
+        );
+        training.error_at(at, message);
+    }
+    if training.has("micro_batch_size") {
+        let message =
+            "a two-tower model chooses among the items of whole batches, which do not pass in parts";
+        training.error("micro_batch_size", message);
+    }
 }
 
 fn read_loss(mut loss: Section<'_>) -> LossSpec {

@@ -18,6 +18,7 @@ use millstream_batch::BatchRef;
 use crate::device::{Device, Lookup, TablePart, TablePlace, TableShape};
 use crate::error::BatchError;
 use crate::normalization::{Axis, Normalization, Normalized};
+use crate::retrieval::InBatchSoftmax;
 #[cfg(doc)]
 use crate::update::Formula;
 use crate::update::{LossScaling, Update};
@@ -362,6 +363,37 @@ pub trait Backend: Device + Sized + Send {
         sum: Sum,
         by_scale: &mut Self::Matrix,
         by_shift: &mut Self::Matrix,
+    );
+
+    /// `output[b] = input[b] / sqrt(max(sum of input[b]^2, 1e-12))`, both `[B, N]`: rows of length 1.
+    fn unit_forward(&self, rows: usize, input: &Self::Matrix, output: &mut Self::Matrix);
+
+    /// The gradient of [`Backend::unit_forward`]: `gradient` `[B, N]` goes in as that by the output and comes out as
+    /// that by the input.
+    fn unit_backward(&self, rows: usize, input: &Self::Matrix, gradient: &mut Self::Matrix);
+
+    /// `out[b] = factor * left[b] . right[b]`, `[B, N]` both, `out` `[B, 1]`.
+    fn row_products(
+        &self,
+        rows: usize,
+        factor: f64,
+        left: &Self::Matrix,
+        right: &Self::Matrix,
+        out: &mut Self::Matrix,
+    );
+
+    /// The loss of all rows of a batch whose queries choose among its items, and its gradient by both; see
+    /// [`InBatchSoftmax`].
+    ///
+    /// Adds to `sums` `[1, 2]` (sum of weighted losses, sum of weights). The gradients, `[B, W]` both, become those of
+    /// the mean, zeros where there is no weight. `work` is of [`Device::softmax_work`].
+    fn in_batch_softmax(
+        &self,
+        softmax: &InBatchSoftmax<'_, Self>,
+        work: &mut Self::Matrix,
+        by_queries: &mut Self::Matrix,
+        by_items: &mut Self::Matrix,
+        sums: &mut Self::Matrix,
     );
 
     /// `to += share * (factor * from - to)`, over all of two matrices of one shape.

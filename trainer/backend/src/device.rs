@@ -4,6 +4,8 @@ use std::fmt::Debug;
 
 use millstream_batch::BatchSchema;
 
+#[cfg(doc)]
+use crate::backend::Backend;
 use crate::float::Float;
 #[cfg(doc)]
 use crate::update::Formula;
@@ -171,6 +173,8 @@ pub trait Device {
     fn table(&self, shape: TableShape) -> Self::Table;
     /// Room for a batch of `schema`.
     fn batch(&self, schema: &BatchSchema) -> Self::Batch;
+    /// What [`Backend::in_batch_softmax`] works in, for up to `rows` rows of `columns` columns.
+    fn softmax_work(&self, rows: usize, columns: usize) -> Self::Matrix;
     /// Room for the plan of any batch of `schema` over `groups` of columns, each once: a group is what is looked up in
     /// one table, in the order of its lookups.
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self::RowPlan;

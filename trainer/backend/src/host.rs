@@ -148,11 +148,14 @@ impl HostBatch {
         &self.dense[row * columns..][..columns]
     }
 
+    /// The ids of a feature of one id a row.
+    pub(crate) fn single_ids(&self, feature: usize) -> &[u32] {
+        &self.ids[feature * self.schema.rows as usize..][..self.rows]
+    }
+
     pub(crate) fn ids(&self, column: IdColumn) -> Ids<'_> {
         match column {
-            IdColumn::Single(feature) => {
-                Ids::Single(&self.ids[feature * self.schema.rows as usize..][..self.rows])
-            }
+            IdColumn::Single(feature) => Ids::Single(self.single_ids(feature)),
             IdColumn::Ragged(feature) => {
                 let ragged = &self.ragged[feature];
                 let offsets = &ragged.offsets[..=self.rows];

@@ -9,6 +9,7 @@ mod host;
 mod normalization;
 pub mod philox;
 mod reference;
+mod retrieval;
 mod sizes;
 mod update;
 
@@ -22,5 +23,6 @@ pub use float::Float;
 pub use host::HostBatch;
 pub use normalization::{Axis, Normalization, Normalized};
 pub use reference::{Reference, ReferenceMatrix, ReferencePlan, ReferenceTable};
+pub use retrieval::InBatchSoftmax;
 pub use sizes::Sizes;
 pub use update::{Formula, LossScaling, Update};

@@ -46,6 +46,10 @@ impl Device for Sizes {
         self.add(Cpu::batch_bytes(schema));
     }
 
+    fn softmax_work(&self, rows: usize, columns: usize) {
+        self.matrix(1, Cpu::softmax_numbers(rows, columns));
+    }
+
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) {
         self.add(Cpu::row_plan_bytes(schema, groups));
     }

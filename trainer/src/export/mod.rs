@@ -7,6 +7,8 @@
 //! * [`safetensors`]: the parameters, named as in the checkpoint.
 //! * [`onnx`]: a graph from numbers and ids to scores, out of operators that every runtime has.
 //!
+//! A tower of a two-tower model goes alone as well: its own features in, its vector out.
+//!
 //! Nothing here computes. A model's graph is written from its specification, and then held against the parameters
 //! that the model has: one that the graph does not use is an error. So a kind of model, or a layer, that was taught to
 //! train and not to be exported is refused, and never exported as something else.
@@ -21,14 +23,35 @@ use bytes::Bytes;
 use crate::checkpoint::tensors::TensorFile;
 use crate::checkpoint::{CheckpointError, CheckpointStore, MODEL_PART, Snapshot};
 use crate::model::{ModelError, ModelPlan, NamedTensor, TensorRole};
-use crate::spec::TrainingSpec;
+use crate::spec::{ModelSpec, TrainingSpec};
 
 /// A model out of a checkpoint.
 pub struct Trained {
     /// What it is, and where training stood.
     pub snapshot: Snapshot,
+    /// Which tower of it there is; `None` for the whole model.
+    tower: Option<Tower>,
     /// In the model's order.
     parameters: Vec<Parameter>,
+}
+
+/// A part of a two-tower model that is of use alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tower {
+    /// What makes a vector of a query.
+    Query,
+    /// What makes one of an item.
+    Item,
+}
+
+impl Tower {
+    /// Its name in a job and at the beginning of its parameters'.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Query => "query",
+            Self::Item => "item",
+        }
+    }
 }
 
 /// A parameter's numbers: float32, row-major, little-endian.
@@ -51,6 +74,14 @@ pub enum ExportError {
     NotScaled {
         /// The feature.
         feature: String,
+    },
+    /// A tower of a model that has none.
+    #[error("a {kind} model has no {tower} tower; those of `two_tower` can be exported alone")]
+    NoTower {
+        /// The model's kind.
+        kind: String,
+        /// Which one was asked for.
+        tower: &'static str,
     },
     /// The graph asks for what the model has not.
     #[error("the model has no parameter {name}, which its graph takes")]
@@ -99,7 +130,33 @@ impl Trained {
             Ok(Parameter { tensor, data })
         };
         let parameters = tensors.into_iter().map(parameter).collect::<Result<_, String>>();
-        Ok(Self { parameters: parameters.map_err(damaged)?, snapshot })
+        Ok(Self { parameters: parameters.map_err(damaged)?, snapshot, tower: None })
+    }
+
+    /// One tower of it alone.
+    ///
+    /// # Errors
+    /// When the model has no towers.
+    pub fn only(mut self, tower: Tower) -> Result<Self, ExportError> {
+        if !matches!(self.snapshot.model, ModelSpec::TwoTower(_)) {
+            return Err(ExportError::NoTower { kind: self.kind(), tower: tower.name() });
+        }
+        let is_its = |name: &str| name.split_once('.').is_some_and(|(first, _)| first == tower.name());
+        self.parameters.retain(|parameter| is_its(&parameter.tensor.name));
+        self.tower = Some(tower);
+        Ok(self)
+    }
+
+    /// Which tower there is alone, if it is not the whole model.
+    pub fn tower(&self) -> Option<Tower> {
+        self.tower
+    }
+
+    /// Whether what there is of the model reads `feature`.
+    pub fn reads(&self, feature: &str) -> bool {
+        let lists = self.snapshot.model.features().into_iter();
+        let mut lists = lists.filter(|(part, _)| self.tower.is_none_or(|tower| *part == Some(tower.name())));
+        lists.any(|(_, list)| list.iter().any(|name| name == feature))
     }
 
     /// The model's kind, as a job names it.
@@ -121,8 +178,9 @@ impl Trained {
             ("step", self.snapshot.step.to_string()),
             ("model", self.spec().to_string()),
         ];
+        let of_model = of_model.into_iter().chain(self.tower.map(|tower| ("part", tower.name().to_owned())));
         let of_model = of_model.map(|(key, value)| (key.to_owned(), value));
-        let all = of_model.into_iter().chain(added.iter().cloned());
+        let all = of_model.chain(added.iter().cloned());
         all.map(|(key, value)| (format!("millstream.{key}"), value)).collect()
     }
 

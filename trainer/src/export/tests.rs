@@ -69,6 +69,7 @@ fn numbered(schema: &BatchSchema, model: &ModelSpec, training: &TrainingSpec) ->
         Parameter { data: numbers.collect(), tensor }
     });
     Trained {
+        tower: None,
         parameters: parameters.collect(),
         snapshot: Snapshot {
             step: 12,
@@ -122,13 +123,43 @@ fn every_kind_of_model_takes_the_features_that_it_reads_and_gives_scores() {
         let wanted = labels.iter().zip(&model.tasks).flat_map(|(label, task)| {
             let score = (named(label, "score".to_owned()), "float");
             let logit = (named(label, "logit".to_owned()), "float");
-            let is_number = task.loss == LossSpec::SquaredError;
-            if is_number { vec![score] } else { vec![score, logit] }
+            let has_no_logit = task.loss == LossSpec::SquaredError || trained.kind() == "two_tower";
+            if has_no_logit { vec![score] } else { vec![score, logit] }
         });
         assert_eq!(outputs, wanted.collect::<Vec<_>>(), "{name}");
     }
-    let all = ["dcn_v2", "deepfm", "dlrm", "linear", "mlp", "mmoe", "wide_deep"];
+    let all = ["dcn_v2", "deepfm", "dlrm", "linear", "mlp", "mmoe", "two_tower", "wide_deep"];
     assert_eq!(kinds.iter().map(String::as_str).collect::<Vec<_>>(), all);
+}
+
+#[test]
+fn a_tower_takes_its_own_features_and_gives_its_vector() {
+    let (schema, models) = models();
+    let towers = models.into_iter().filter_map(|(_, model)| match &model.spec {
+        ModelSpec::TwoTower(spec) => Some((spec.clone(), model)),
+        _ => None,
+    });
+    let mut checked = 0;
+    for (spec, model) in towers {
+        for (tower, features) in [(Tower::Query, &spec.query.features), (Tower::Item, &spec.item.features)] {
+            let whole = model.trained(&schema);
+            let (all, tower) = (whole.parameters.len(), whole.only(tower).unwrap());
+            assert!(tower.parameters.len() < all);
+            let onnx = onnx(&tower);
+            let inputs: BTreeSet<_> = onnx.inputs().into_iter().map(|port| port.name).collect();
+            assert_eq!(inputs, features.iter().cloned().collect());
+            let outputs = onnx.outputs();
+            assert_eq!((outputs.len(), outputs[0].name.as_str()), (1, "vector"));
+            assert_eq!(outputs[0].shape, ["rows".to_owned(), spec.dim.to_string()]);
+            let part = ("millstream.part".to_owned(), tower.tower.unwrap().name().to_owned());
+            assert!(tower.description(&[]).contains(&part));
+            checked += 1;
+        }
+    }
+    assert!(checked > 0);
+    let (schema, model) = one();
+    let error = trained(&schema, &model).only(Tower::Item).err().unwrap();
+    assert!(error.to_string().contains("a wide_deep model has no item tower"), "{error}");
 }
 
 #[test]

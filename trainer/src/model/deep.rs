@@ -32,9 +32,21 @@ impl<D: Device> Deep<D> {
         hidden: (&'static str, &[u32], &HiddenLayerSpec),
         optimizer: Optimizer,
     ) -> Result<Self, ModelError> {
+        Self::named(builder, "deep", embedding, hidden, 1, optimizer)
+    }
+
+    /// Layers `NAME.layer.0` and on, of widths `hidden`, then one of `outputs` in the logit's place.
+    pub(super) fn named(
+        builder: &Builder<'_, D>,
+        name: &str,
+        embedding: Embedding<D>,
+        hidden: (&'static str, &[u32], &HiddenLayerSpec),
+        outputs: usize,
+        optimizer: Optimizer,
+    ) -> Result<Self, ModelError> {
         let (room, embedded) = (builder.room(), embedding.embedded());
-        let logit = (1, Activation::Identity);
-        let mlp = builder.mlp("deep", embedding.outputs(), hidden, logit, optimizer)?;
+        let last = (outputs, Activation::Identity);
+        let mlp = builder.mlp(name, embedding.outputs(), hidden, last, optimizer)?;
         Ok(Self {
             input: builder.matrix(embedding.outputs()),
             saved: MlpActivations::new(builder.device, room, &mlp),

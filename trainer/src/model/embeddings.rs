@@ -34,6 +34,22 @@ impl EmbeddingKeys {
         tables: "model.deep.embeddings",
         optimizer: "model.deep.embedding_optimizer",
     };
+
+    /// Of the tower of queries.
+    pub(crate) const QUERY: Self = Self {
+        dim: "model.query.embedding_dim",
+        init: "model.query.embedding_init",
+        tables: "model.query.embeddings",
+        optimizer: "model.query.embedding_optimizer",
+    };
+
+    /// Of the tower of items.
+    pub(crate) const ITEM: Self = Self {
+        dim: "model.item.embedding_dim",
+        init: "model.item.embedding_init",
+        tables: "model.item.embeddings",
+        optimizer: "model.item.embedding_optimizer",
+    };
 }
 
 /// The tables of some features.

@@ -25,6 +25,11 @@ pub enum ModelError {
         /// Labels of a batch.
         labels: usize,
     },
+    /// Rows choose among the items of a whole batch, which passes in parts.
+    #[error(
+        "a two-tower model chooses among the items of whole batches: `training.micro_batch_size` is not for it"
+    )]
+    PartsChoose,
     /// A feature that the batch does not have.
     #[error("{key}: there is no feature `{feature}`{}", suggestion(.nearest.as_deref()))]
     UnknownFeature {
@@ -38,6 +43,16 @@ pub enum ModelError {
     /// A feature named twice.
     #[error("{key}: feature `{feature}` is named twice")]
     RepeatedFeature {
+        /// The job's key.
+        key: &'static str,
+        /// Its name.
+        feature: String,
+    },
+    /// A feature that is not of one id a row.
+    #[error(
+        "{key}: feature `{feature}` has not one id a row, which would say whether two items are the same"
+    )]
+    NotOneId {
         /// The job's key.
         key: &'static str,
         /// Its name.

@@ -17,6 +17,7 @@ mod mlp;
 pub(crate) mod mmoe;
 mod network;
 mod scaling;
+mod two_tower;
 mod wide_deep;
 
 use millstream_backend::{Backend, BatchError, Device, Scalar, Sizes, TablePart, TablePlace, Task};
@@ -27,7 +28,7 @@ use crate::loss::LossSum;
 pub use crate::parameter::{NamedTensor, TensorRole};
 use crate::pass::{Pass, Purpose};
 use crate::schedule::Step;
-use crate::spec::{ClipSpec, ModelSpec, Normalization, Prediction, TaskSpec, TrainingSpec};
+use crate::spec::{ClipSpec, ModelSpec, Prediction, TaskSpec, TrainingSpec};
 use batch_gradient::BatchGradient;
 use builder::Builder;
 pub use error::ModelError;
@@ -42,8 +43,10 @@ pub struct Model<B: Backend> {
     seed: u64,
     /// One for each label.
     tasks: Vec<Task>,
-    /// Labels that are predicted as they are.
+    /// Labels whose scores are logits as they are.
     numbers: Vec<usize>,
+    /// Whether such scores rank rows, and are no labels.
+    scores_are_logits: bool,
     clip: ClipSpec,
     /// Scores of a pass on the host, `[B, T]`.
     host: Vec<B::Scalar>,
@@ -108,8 +111,10 @@ impl<D: Device> Parts<D> {
         training: &TrainingSpec,
     ) -> Result<Self, ModelError> {
         let in_parts = training.micro_batch_rows.is_some_and(|rows| rows < schema.rows);
-        let normalization = spec.hidden_layer().and_then(|hidden| hidden.normalization);
-        if in_parts && normalization == Some(Normalization::Batch) {
+        if in_parts && spec.chooses_in_batches() {
+            return Err(ModelError::PartsChoose);
+        }
+        if in_parts && spec.normalizes_batches() {
             return Err(ModelError::PartsNormalized);
         }
         let (labels, losses) = (schema.label_count(), training.tasks(schema.label_count()).len());
@@ -159,7 +164,8 @@ impl<B: Backend> Model<B> {
         }
         backend.write_matrix(&mut parts.scale, &[B::Scalar::from_f64(1.0)]);
         let specs = training.tasks(schema.label_count());
-        let is_number = |spec: &TaskSpec| spec.loss.prediction() == Prediction::Number;
+        let scores_are_logits = spec.chooses_in_batches();
+        let is_number = |spec: &TaskSpec| scores_are_logits || spec.loss.prediction() == Prediction::Number;
         if let Some(scaling) = &mut parts.scaling {
             scaling.set(&backend, scaling.known);
         }
@@ -170,6 +176,7 @@ impl<B: Backend> Model<B> {
             tasks: specs.iter().zip(0..).map(|(spec, label)| spec.as_task(label)).collect(),
             numbers: (0..specs.len()).filter(|&label| is_number(&specs[label])).collect(),
             clip: training.clip,
+            scores_are_logits,
             backend,
             parts,
         })
@@ -198,7 +205,7 @@ impl<B: Backend> Model<B> {
             let of_pass = by_logits.of_pass();
             network.loss(backend, tasks, uploaded, &pass, of_pass, sums);
             if let Some(scaling) = scaling {
-                backend.multiply(pass.len(), &scaling.state, of_pass);
+                network.scale(backend, &pass, &scaling.state, of_pass);
             }
             network.backward(backend, uploaded, &pass, of_pass);
             by_logits.keep(backend, &pass);
@@ -232,8 +239,9 @@ impl<B: Backend> Model<B> {
         Ok(LossSum::of_batch(tasks, of_tasks))
     }
 
-    /// What each row's labels are taken for: the probability of being 1, or the number itself. `scores` begins with those
-    /// of the first label, `[rows]`, then come those of the next.
+    /// The scores of each row, by label: the probability of its being 1, or the number itself; of a two-tower model the
+    /// product of both vectors over the temperature, of any size. `scores` begins with those of the first label,
+    /// `[rows]`, then come those of the next.
     ///
     /// # Errors
     /// When the batch is not of the model's schema, or an id is out of range.
@@ -261,6 +269,11 @@ impl<B: Backend> Model<B> {
             }
         }
         Ok(())
+    }
+
+    /// Whether scores are numbers of any size, which rank rows and are no probabilities.
+    pub fn scores_are_logits(&self) -> bool {
+        self.scores_are_logits
     }
 
     /// Where the loss scale stands, where there is one.

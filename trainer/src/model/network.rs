@@ -11,6 +11,7 @@ use crate::model::error::ModelError;
 use crate::model::linear::LinearModel;
 use crate::model::mlp::MlpModel;
 use crate::model::mmoe::Mmoe;
+use crate::model::two_tower::TwoTower;
 use crate::model::wide_deep::WideDeep;
 use crate::parameter::Parameters;
 use crate::pass::Pass;
@@ -40,6 +41,11 @@ pub(super) trait Compute<B: Backend> {
         }
     }
 
+    /// Multiplies what the last call of [`Compute::loss`] gave for a gradient by the number in `factor`, `[1, 1]` or wider.
+    fn scale(&mut self, backend: &B, pass: &Pass, factor: &B::Matrix, by_logits: &mut B::Matrix) {
+        backend.multiply(pass.len(), factor, by_logits);
+    }
+
     /// Computes the gradients by all parameters but tables, and by what tables gave, from that by the logits,
     /// `[B, T]`, which stays as it is: a logit is linear in the layer before it.
     fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix);
@@ -57,6 +63,7 @@ pub(super) enum Network<D: Device> {
     Dcn(Dcn<D>),
     Dlrm(Dlrm<D>),
     Mmoe(Mmoe<D>),
+    TwoTower(TwoTower<D>),
 }
 
 impl<D: Device> Network<D> {
@@ -69,6 +76,7 @@ impl<D: Device> Network<D> {
             ModelSpec::Dcn(spec) => Self::Dcn(Dcn::new(builder, spec)?),
             ModelSpec::Dlrm(spec) => Self::Dlrm(Dlrm::new(builder, spec)?),
             ModelSpec::Mmoe(spec) => Self::Mmoe(Mmoe::new(builder, spec)?),
+            ModelSpec::TwoTower(spec) => Self::TwoTower(TwoTower::new(builder, spec)?),
         })
     }
 
@@ -81,6 +89,7 @@ impl<D: Device> Network<D> {
             Self::Dcn(model) => model,
             Self::Dlrm(model) => model,
             Self::Mmoe(model) => model,
+            Self::TwoTower(model) => model,
         }
     }
 
@@ -93,6 +102,7 @@ impl<D: Device> Network<D> {
             Self::Dcn(model) => model,
             Self::Dlrm(model) => model,
             Self::Mmoe(model) => model,
+            Self::TwoTower(model) => model,
         }
     }
 }
@@ -107,6 +117,7 @@ impl<B: Backend> Network<B> {
             Self::Dcn(model) => model,
             Self::Dlrm(model) => model,
             Self::Mmoe(model) => model,
+            Self::TwoTower(model) => model,
         }
     }
 }

@@ -79,7 +79,7 @@ where
         Ok(())
     }
 
-    /// What each row's labels are taken for, `[L, rows]`: the probability of being 1, or the number itself.
+    /// The scores of each row, `[L, rows]`; see [`Model::predict`].
     ///
     /// # Errors
     /// When the batch is not the model's.
@@ -95,6 +95,9 @@ where
     pub fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
         self.model.predict(batch, &mut self.scores)?;
         let rows = batch.rows();
+        if self.model.scores_are_logits() {
+            self.scores[..rows].iter_mut().for_each(|score| *score = between_0_and_1(*score));
+        }
         for (label, metrics) in self.metrics.iter_mut().enumerate() {
             metrics.add(Scored {
                 scores: &self.scores[label * rows..][..rows],
@@ -176,4 +179,11 @@ fn open<'a, 't, T: Element>(
 ) -> Result<TensorFile<'a>, SessionError> {
     let bytes = checkpoint.part(part).ok_or_else(|| checkpoint.damaged(part, "was not read"))?;
     Ok(TensorFile::open::<T>(bytes, tensors).map_err(|message| checkpoint.damaged(part, message))?)
+}
+
+/// A score of any size, where metrics take scores to be, in the same order: `(1 + x / (1 + |x|)) / 2`.
+///
+/// A sigmoid would do the same, and be 1 in float32 from 17 on; products over a small temperature are as large.
+fn between_0_and_1(score: f32) -> f32 {
+    0.5 + 0.5 * (score / (1.0 + score.abs()))
 }

@@ -24,6 +24,8 @@ pub enum ModelSpec {
     Dlrm(DlrmSpec),
     /// Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts", 2018.
     Mmoe(MmoeSpec),
+    /// Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations", 2019.
+    TwoTower(TwoTowerSpec),
 }
 
 impl ModelSpec {
@@ -37,6 +39,7 @@ impl ModelSpec {
             Self::Dcn(_) => "dcn_v2",
             Self::Dlrm(_) => "dlrm",
             Self::Mmoe(_) => "mmoe",
+            Self::TwoTower(_) => "two_tower",
         }
     }
 
@@ -52,6 +55,9 @@ impl ModelSpec {
             Self::Dcn(spec) => vec![(None, &spec.features)],
             Self::Dlrm(spec) => vec![(None, &spec.features)],
             Self::Mmoe(spec) => vec![(None, &spec.features)],
+            Self::TwoTower(spec) => {
+                vec![(Some("query"), &spec.query.features), (Some("item"), &spec.item.features)]
+            }
         }
     }
 }
@@ -191,6 +197,23 @@ pub struct MmoeSpec {
     pub optimizer: OptimizerSpec,
 }
 
+/// A tower for queries and one for items, whose vectors' product is the score.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TwoTowerSpec {
+    /// Embeddings and dense columns side by side, then ReLU layers, then the vector.
+    pub query: MlpSpec,
+    /// The same of items.
+    pub item: MlpSpec,
+    /// Width of both towers' vectors.
+    pub dim: u32,
+    /// Whether they are made of length 1.
+    pub normalize: bool,
+    /// What products are divided by.
+    pub temperature: f32,
+    /// The feature whose ids say which rows have the same item; without it no two have.
+    pub item_id: Option<String>,
+}
+
 /// A linear model over wide features and an MLP over embedded deep features, trained jointly.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WideDeepSpec {
@@ -297,28 +320,42 @@ impl ModelSpec {
     }
 
     /// Tables of embeddings that are not as the others, or that several features share.
-    pub fn tables(&self) -> &[TableSpec] {
+    pub fn tables(&self) -> Vec<&TableSpec> {
         match self {
-            Self::Linear(_) => &[],
-            Self::Mlp(spec) => &spec.embedding.tables,
-            Self::WideDeep(spec) => &spec.deep.embeddings,
-            Self::DeepFm(spec) => &spec.embedding.tables,
-            Self::Dcn(spec) => &spec.embedding.tables,
-            Self::Dlrm(spec) => &spec.embedding.tables,
-            Self::Mmoe(spec) => &spec.embedding.tables,
+            Self::Linear(_) => vec![],
+            Self::Mlp(spec) => spec.embedding.tables.iter().collect(),
+            Self::WideDeep(spec) => spec.deep.embeddings.iter().collect(),
+            Self::DeepFm(spec) => spec.embedding.tables.iter().collect(),
+            Self::Dcn(spec) => spec.embedding.tables.iter().collect(),
+            Self::Dlrm(spec) => spec.embedding.tables.iter().collect(),
+            Self::TwoTower(TwoTowerSpec { query, item, .. }) => {
+                query.embedding.tables.iter().chain(&item.embedding.tables).collect()
+            }
+            Self::Mmoe(spec) => spec.embedding.tables.iter().collect(),
         }
     }
 
-    /// What the hidden layers of its MLPs do; `None` of a model that has none.
-    pub fn hidden_layer(&self) -> Option<&HiddenLayerSpec> {
+    /// What the hidden layers of each of its MLPs do.
+    pub fn hidden_layers(&self) -> Vec<&HiddenLayerSpec> {
         match self {
-            Self::Linear(_) => None,
-            Self::Mlp(spec) => Some(&spec.hidden_layer),
-            Self::WideDeep(spec) => Some(&spec.deep.hidden_layer),
-            Self::DeepFm(spec) => Some(&spec.hidden_layer),
-            Self::Dcn(spec) => Some(&spec.hidden_layer),
-            Self::Dlrm(spec) => Some(&spec.hidden_layer),
-            Self::Mmoe(spec) => Some(&spec.hidden_layer),
+            Self::Linear(_) => vec![],
+            Self::Mlp(spec) => vec![&spec.hidden_layer],
+            Self::WideDeep(spec) => vec![&spec.deep.hidden_layer],
+            Self::DeepFm(spec) => vec![&spec.hidden_layer],
+            Self::Dcn(spec) => vec![&spec.hidden_layer],
+            Self::Dlrm(spec) => vec![&spec.hidden_layer],
+            Self::TwoTower(spec) => vec![&spec.query.hidden_layer, &spec.item.hidden_layer],
+            Self::Mmoe(spec) => vec![&spec.hidden_layer],
         }
+    }
+
+    /// Whether it brings columns to one scale over the rows of a step.
+    pub fn normalizes_batches(&self) -> bool {
+        self.hidden_layers().iter().any(|hidden| hidden.normalization == Some(Normalization::Batch))
+    }
+
+    /// Whether its loss is of choosing among what the other rows of a step have, in place of one of labels.
+    pub fn chooses_in_batches(&self) -> bool {
+        matches!(self, Self::TwoTower(_))
     }
 }

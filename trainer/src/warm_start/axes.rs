@@ -89,6 +89,12 @@ impl Axes {
                 axes.rows("gate.weight", inputs);
                 axes.columns("gate.weight", Axis::Inputs(gates(&schema.labels, spec.experts)));
             }
+            ModelSpec::TwoTower(spec) => {
+                for (name, tower) in [("query", &spec.query), ("item", &spec.item)] {
+                    let taken = taken(&tower.features)?;
+                    axes.over(&format!("{name}."), name, &tower.embedding, taken)?;
+                }
+            }
         }
         Ok(axes)
     }
@@ -133,10 +139,21 @@ impl Axes {
 
     /// Embeddings beside numbers, and the first layer over them.
     fn deep(&mut self, prefix: &str, spec: &EmbeddingSpec, taken: Taken) -> Result<Axis, ModelError> {
+        self.over(prefix, "deep", spec, taken)
+    }
+
+    /// The same, of layers of another name.
+    fn over(
+        &mut self,
+        prefix: &str,
+        layers: &str,
+        spec: &EmbeddingSpec,
+        taken: Taken,
+    ) -> Result<Axis, ModelError> {
         let mut inputs = self.embedding(prefix, spec, &taken.features)?;
         inputs.extend(taken.numbers);
         let inputs = Axis::Inputs(inputs.into());
-        self.rows("deep.layer.0.weight", inputs.clone());
+        self.rows(format!("{layers}.layer.0.weight"), inputs.clone());
         Ok(inputs)
     }
 

@@ -110,8 +110,8 @@ class Model:
 
     def __init__(self, spec, labels):
         self.spec, self.kind, self.labels = spec, spec["kind"], labels
-        # None of it where no step is taken.
-        self.hidden_layer = spec.get("deep", spec).get("hidden_layer", {})
+        # None of it where no step is taken. Both towers have the same.
+        self.hidden_layer = spec.get("deep", spec.get("query", spec)).get("hidden_layer", {})
         self.dropout, self.step, self.kept = self.hidden_layer.get("dropout", 0), None, {}
         # Of each table, the features that are looked up in it.
         self.weights, self.optimizers, self.tables = {}, {}, {}
@@ -300,6 +300,34 @@ class Model:
             met = self.cross(spec["interaction"]["cross"], torch.cat(vectors, dim=1))
         return self.layers("top", len(spec["top"]) + 1, met)[:, 0]
 
+    def make_two_tower(self, spec):
+        for name in ("query", "item"):
+            tower = spec[name]
+            widths = [self.make_deep(tower, f"{name}."), *tower["hidden"], spec["dim"]]
+            self.make_layers(name, widths, tower["optimizer"])
+
+    def vectors(self, spec, b):
+        """Of queries and of items."""
+        for name in ("query", "item"):
+            x = self.layers(name, len(spec[name]["hidden"]) + 1, self.deep_input(spec[name], b, f"{name}."))
+            yield F.normalize(x, eps=1e-6) if spec["normalize"] else x
+
+    def logits_two_tower(self, spec, b):
+        queries, items = self.vectors(spec, b)
+        return (queries * items).sum(dim=1) / spec["temperature"]
+
+    def loss_two_tower(self, spec, b):
+        """The cross-entropy of choosing each row's own item among those of the batch, others of its id left out."""
+        queries, items = self.vectors(spec, b)
+        scores = queries @ items.T / spec["temperature"]
+        if spec["item_id"]:
+            ids = b[spec["item_id"]]
+            hits = (ids[:, None] == ids) & ~torch.eye(len(ids), dtype=torch.bool)
+            scores = scores.masked_fill(hits, -torch.inf)
+        losses = F.cross_entropy(scores, torch.arange(len(scores)), reduction="none")
+        weights = b["weights"] * b["labels"]
+        return (weights * losses).sum() / weights.sum()
+
     def logits(self, b):
         return getattr(self, "logits_" + self.kind)(self.spec, b)
 
@@ -323,11 +351,15 @@ class Model:
         return logits
 
     def scores(self, b, training):
+        if self.kind == "two_tower":
+            return self.logits(b)
         logits = self.logits(b) if len(self.labels) > 1 else [self.logits(b)]
         tasks = zip(logits, tasks_of(training))
         return torch.cat([logit if task["loss"]["kind"] == "mse" else torch.sigmoid(logit) for logit, task in tasks])
 
     def loss(self, b, training):
+        if self.kind == "two_tower":
+            return self.loss_two_tower(self.spec, b)
         logits = self.logits(b) if len(self.labels) > 1 else [self.logits(b)]
         tasks = zip(logits, self.labels, tasks_of(training))
         return sum(task["weight"] * self.task_loss(logit, b[label], b, **task["loss"]) for logit, label, task in tasks)
@@ -486,7 +518,8 @@ def trained(name, spec, training, labels):
         if step == STEPS - 1:
             model.step = None
             entry["tensors"] = snapshot()
-            entry["probabilities"] = model.scores(b, training).tolist()
+            # Of any size, where they are no probabilities.
+            entry["scores"] = model.scores(b, training).tolist()
         case["steps"].append(entry)
     return case
 
@@ -511,10 +544,17 @@ def dlrm(interaction):
     return dict(kind, top=[6, 4], optimizer=ADAGRAD)
 
 
-
 def mmoe(expert, tower):
     kind = dict(kind="mmoe", features=ALL, embedding=embedding(), experts=3, expert=expert)
     return dict(kind, tower=tower, optimizer=ADAGRAD)
+
+
+def two_tower(optimizer, hidden_layer=None, **keys):
+    """What is known of both is in both towers."""
+    hidden = dict(hidden_layer=hidden_layer) if hidden_layer else {}
+    query = dict(mlp(ROWWISE, optimizer), features=["colour", "first", "tags"], **hidden)
+    item = dict(mlp(ADAGRAD, optimizer), features=["shape", "second", "tags"], hidden=[4], **hidden)
+    return dict(kind="two_tower", query=query, item=item, dim=3, **keys)
 
 
 WIDE = dict(features=["colour", "shape", "tags", "second"], optimizer=FTRL)
@@ -577,6 +617,11 @@ CASES = {
     "mmoe": mmoe([6, 4], [5]),
     "mmoe of a class and a number": mmoe([4], []),
     "mmoe, layers normalised": dict(mmoe([6, 4], [5]), hidden_layer=dict(normalization="layer", dropout=0.125)),
+    "two towers": two_tower(ADAGRAD, normalize=False, temperature=1.0, item_id=None),
+    "two towers of unit length": two_tower(ADAM, normalize=True, temperature=0.125, item_id="shape"),
+    "two towers, normalised": two_tower(
+        SGD, dict(normalization="batch", dropout=0.25), normalize=True, temperature=0.5, item_id="colour"
+    ),
 }
 
 BCE = dict(kind="bce", label_smoothing=0.0, positive_weight=1.0, negative_weight=1.0)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use millstream_backend::{Backend, Scalar};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, SlotLayout, Stream};
 use millstream_trainer::model::Model;
-use millstream_trainer::spec::{ClipSpec, ModelSpec, Normalization, TrainingSpec};
+use millstream_trainer::spec::{ClipSpec, ModelSpec, TrainingSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -42,7 +42,7 @@ pub(crate) struct Step {
     /// After it.
     pub(crate) tensors: Option<Tensors>,
     /// After it, of the same batch.
-    pub(crate) probabilities: Option<Vec<f64>>,
+    pub(crate) scores: Option<Vec<f64>>,
 }
 
 #[derive(Deserialize)]
@@ -61,7 +61,7 @@ struct GoldenBatch {
 
 pub(crate) fn golden() -> Golden {
     let golden: Golden = serde_json::from_str(include_str!("../golden/models.json")).expect("a golden file");
-    assert!(golden.cases.len() >= 44, "every kind of model and optimizer");
+    assert!(golden.cases.len() >= 47, "every kind of model and optimizer");
     golden
 }
 
@@ -79,9 +79,9 @@ impl Case {
     }
 
     /// Whether rows see each other, so that a batch cannot pass in parts.
-    pub(crate) fn normalizes_batches(&self) -> bool {
+    pub(crate) fn needs_whole_batches(&self) -> bool {
         let spec = self.spec();
-        spec.hidden_layer().is_some_and(|hidden| hidden.normalization == Some(Normalization::Batch))
+        spec.normalizes_batches() || spec.chooses_in_batches()
     }
 
     /// The model of this case with plain descent of rate 1 for each optimizer: a step takes the gradient, as the

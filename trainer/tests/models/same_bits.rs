@@ -3,7 +3,7 @@
 use millstream_backend::Cpu;
 use millstream_trainer::model::{Model, ModelError, ModelPlan};
 use millstream_trainer::schedule::Step;
-use millstream_trainer::spec::TrainingSpec;
+use millstream_trainer::spec::{ModelSpec, TrainingSpec, TwoTowerSpec};
 
 use crate::case::{Case, Golden, Tensors, golden, tensors_of, write};
 
@@ -60,16 +60,19 @@ fn a_model_goes_on_from_its_tensors() {
 }
 
 #[test]
-fn batches_that_are_normalised_do_not_pass_in_parts() {
+fn batches_whose_rows_see_each_other_do_not_pass_in_parts() {
     let golden = golden();
-    let cases: Vec<&Case> = golden.cases.iter().filter(|case| case.normalizes_batches()).collect();
-    assert!(!cases.is_empty());
+    let cases: Vec<&Case> = golden.cases.iter().filter(|case| case.needs_whole_batches()).collect();
+    let choosing = cases.iter().filter(|case| case.spec().chooses_in_batches()).count();
+    assert!(choosing > 0 && choosing < cases.len());
     for case in cases {
+        let chooses = case.spec().chooses_in_batches();
         let planned = |rows| {
             let training = TrainingSpec { micro_batch_rows: Some(rows), ..case.training(7) };
             ModelPlan::new(&case.spec(), &golden.schema(case), &training).map(|plan| plan.parameters)
         };
-        assert_eq!(planned(golden.schema(case).rows - 1), Err(ModelError::PartsNormalized));
+        let error = if chooses { ModelError::PartsChoose } else { ModelError::PartsNormalized };
+        assert_eq!(planned(golden.schema(case).rows - 1), Err(error));
         assert!(planned(golden.schema(case).rows).is_ok());
     }
 }
@@ -85,4 +88,22 @@ fn plans_name_what_models_hold() {
         assert!(plan.parameter_bytes >= 4 * held as u64, "{}: {plan:?}", case.name);
         assert!(plan.workspace_bytes > 0);
     }
+}
+
+#[test]
+fn items_are_told_apart_by_a_feature_of_one_id() {
+    let golden = golden();
+    let planned = |item_id: &str| {
+        let case = golden.cases.iter().find(|case| case.spec().chooses_in_batches()).expect("two towers");
+        let ModelSpec::TwoTower(spec) = case.spec() else { panic!("{}", case.name) };
+        let spec = ModelSpec::TwoTower(TwoTowerSpec { item_id: Some(item_id.to_owned()), ..spec });
+        ModelPlan::new(&spec, &golden.schema(case), &case.training(7)).map(|plan| plan.parameters)
+    };
+    assert!(planned("shape").is_ok());
+    let error = planned("tags").expect_err("several ids a row").to_string();
+    assert!(error.starts_with("model.item_id: feature `tags` has not one id a row"), "{error}");
+    let error = planned("shapes").expect_err("no feature").to_string();
+    assert_eq!(error, "model.item_id: there is no feature `shapes`; the nearest is `shape`");
+    let error = planned("first").expect_err("a number").to_string();
+    assert!(error.starts_with("model.item_id: feature `first` has not one id a row"), "{error}");
 }

@@ -7,6 +7,7 @@ use millstream_daemon::job::Job;
 use millstream_daemon::pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_daemon::plan::{DataPlan, JobPlan, Learning};
 use millstream_daemon::trainer::model::TensorRole;
+use millstream_daemon::trainer::spec::ModelSpec;
 use millstream_daemon::trainer::warm_start;
 use millstream_daemon::warm_start::Beginning;
 use serde::Serialize;
@@ -309,6 +310,10 @@ impl From<DataPlan> for FilesReport {
 impl FeatureReport {
     fn of(spec: &FeatureSpec, job: &Job, plan: &JobPlan) -> Self {
         let parts = job.model.features().into_iter().filter(|(_, names)| names.contains(&spec.name));
+        let tells_items_apart = match &job.model {
+            ModelSpec::TwoTower(model) => (model.item_id.as_ref() == Some(&spec.name)).then_some("item_id"),
+            _ => None,
+        };
         let single = plan.schema.ids.iter().find(|feature| feature.name == spec.name);
         let ragged = plan.schema.ragged.iter().find(|feature| feature.name == spec.name);
         let ids = single.map(|feature| feature.cardinality).or(ragged.map(|feature| feature.cardinality));
@@ -319,7 +324,7 @@ impl FeatureReport {
             ids,
             bound: plan.analysis.is_none() && is_learned(&spec.kind),
             maximum: spec.maximum,
-            used_by: parts.map(|(part, _)| part.unwrap_or("model")).collect(),
+            used_by: parts.map(|(part, _)| part.unwrap_or("model")).chain(tells_items_apart).collect(),
         }
     }
 }

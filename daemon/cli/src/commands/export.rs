@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use millstream_control::{Client, ClientError};
 use millstream_daemon::export::Exportable;
-use millstream_daemon::trainer::export::ExportError;
 use millstream_daemon::trainer::export::onnx::{OnnxModel, Port};
+use millstream_daemon::trainer::export::{ExportError, Tower};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::arguments::{Export, ModelFormat};
+use crate::arguments::{Export, ModelFormat, ModelPart};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::table::Table;
@@ -38,7 +38,7 @@ struct Watched<'a, F> {
 }
 
 pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> {
-    let Export { target, output, format, best, external_data } = arguments;
+    let Export { target, output, format, best, part, external_data } = arguments;
     let format = format.map_or_else(|| by_name(output), Ok)?;
     if *external_data && format != ModelFormat::Onnx {
         return Err(Failure::Usage("--external-data is for ONNX".to_owned()));
@@ -46,7 +46,11 @@ pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> 
     let runtime = Runtime::new()?;
     let is_interrupted = interrupt::flag(&runtime)?;
     let directory = runtime.block_on(locate(target, context))?;
-    let model = Exportable::open(&directory, *best)?;
+    let tower = part.map(|part| match part {
+        ModelPart::Query => Tower::Query,
+        ModelPart::Item => Tower::Item,
+    });
+    let model = Exportable::open(&directory, *best, tower)?;
     if is_interrupted() {
         return Err(called_off().into());
     }
@@ -158,6 +162,7 @@ fn document(model: &Exportable, output: &Path, format: ModelFormat, written: &Wr
         "format": format,
         "checkpoint": model.checkpoint(),
         "model": model.trained().kind(),
+        "part": model.trained().tower().map(Tower::name),
         "step": model.trained().snapshot.step,
         "parameters": model.trained().numbers(),
         "inputs": ports(&written.inputs),
@@ -167,8 +172,9 @@ fn document(model: &Exportable, output: &Path, format: ModelFormat, written: &Wr
 
 fn text(model: &Exportable, output: &Path, written: &Written) -> String {
     let mut lines = format!(
-        "{}: {} after step {}, {} parameters\n",
+        "{}: {}{} after step {}, {} parameters\n",
         output.display(),
+        model.trained().tower().map(|tower| format!("the {} tower of ", tower.name())).unwrap_or_default(),
         model.trained().kind(),
         figures::count(model.trained().snapshot.step),
         figures::count(model.trained().numbers()),

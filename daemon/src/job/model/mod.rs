@@ -2,6 +2,7 @@
 
 pub(super) mod embedding;
 mod optimizer;
+mod two_tower;
 
 use std::collections::HashSet;
 
@@ -25,9 +26,10 @@ enum Kind {
     Dcn,
     Dlrm,
     Mmoe,
+    TwoTower,
 }
 
-const KINDS: [(&str, Kind); 7] = [
+const KINDS: [(&str, Kind); 8] = [
     ("linear", Kind::Linear),
     ("mlp", Kind::Mlp),
     ("wide_deep", Kind::WideDeep),
@@ -35,6 +37,7 @@ const KINDS: [(&str, Kind); 7] = [
     ("dcn_v2", Kind::Dcn),
     ("dlrm", Kind::Dlrm),
     ("mmoe", Kind::Mmoe),
+    ("two_tower", Kind::TwoTower),
 ];
 
 const NORMALIZATIONS: [(&str, Normalization); 2] =
@@ -59,6 +62,7 @@ pub(super) fn read(mut section: Section<'_>, features: &[&str]) -> ModelSpec {
         Some(Kind::Dcn) => ModelSpec::Dcn(read_dcn(&mut section, features)),
         Some(Kind::Dlrm) => ModelSpec::Dlrm(read_dlrm(&mut section, features)),
         Some(Kind::Mmoe) => ModelSpec::Mmoe(read_mmoe(&mut section, features)),
+        Some(Kind::TwoTower) => ModelSpec::TwoTower(two_tower::read(&mut section, features)),
         Some(Kind::WideDeep) => ModelSpec::WideDeep(read_wide_deep(&mut section, features)),
         // The rest means something only by its kind, so nothing more is told of it.
         None => {
@@ -72,7 +76,12 @@ pub(super) fn read(mut section: Section<'_>, features: &[&str]) -> ModelSpec {
 
 /// Names of the features that a model reads.
 pub(super) fn used(model: &ModelSpec) -> HashSet<&str> {
-    model.features().into_iter().flat_map(|(_, names)| names).map(String::as_str).collect()
+    let item_id = match model {
+        ModelSpec::TwoTower(spec) => spec.item_id.as_deref(),
+        _ => None,
+    };
+    let read = model.features().into_iter().flat_map(|(_, names)| names);
+    read.map(String::as_str).chain(item_id).collect()
 }
 
 fn read_linear(model: &mut Section<'_>, features: &[&str]) -> LinearSpec {
@@ -86,7 +95,7 @@ fn read_mlp(model: &mut Section<'_>, features: &[&str]) -> MlpSpec {
     let features = read_features(model, features);
     let hidden = read_widths(model, "hidden", &[100, 50]);
     let hidden_layer = read_hidden_layer(model);
-    let (embedding, optimizer) = read_optimizers(model, &features);
+    let (embedding, optimizer) = read_optimizers(model, "model", &features);
     MlpSpec { features, embedding, hidden, hidden_layer, optimizer }
 }
 
@@ -110,7 +119,7 @@ fn read_dlrm(model: &mut Section<'_>, features: &[&str]) -> DlrmSpec {
         Cross,
     }
     let features = read_features(model, features);
-    let (embedding, optimizer) = read_optimizers(model, &features);
+    let (embedding, optimizer) = read_optimizers(model, "model", &features);
     let interaction = match model.choice("interaction", &[("dot", Kind::Dot), ("cross", Kind::Cross)]) {
         Some(Kind::Cross) => DlrmInteraction::Cross(read_cross(model)),
         Some(Kind::Dot) | None => {
@@ -137,7 +146,7 @@ fn read_mmoe(model: &mut Section<'_>, features: &[&str]) -> MmoeSpec {
     }
     let tower = read_widths(model, "tower", &[32]);
     let hidden_layer = read_hidden_layer(model);
-    let (embedding, optimizer) = read_optimizers(model, &features);
+    let (embedding, optimizer) = read_optimizers(model, "model", &features);
     MmoeSpec { features, embedding, experts, expert, tower, hidden_layer, optimizer }
 }
 
@@ -180,12 +189,18 @@ fn read_deep(mut deep: Section<'_>, features: &[&str]) -> DeepSpec {
     spec
 }
 
-/// What trains the layers; and the embeddings, which that trains too unless they have another.
-fn read_optimizers(model: &mut Section<'_>, features: &[String]) -> (EmbeddingSpec, OptimizerSpec) {
-    let layers = optimizer::read(model, "optimizer", "[model.optimizer]", Trains::Layers, ADAGRAD);
-    let title = "[model.embedding_optimizer]";
-    let optimizer = optimizer::read(model, "embedding_optimizer", title, Trains::Embeddings, layers);
-    (embedding::read(model, "[model.embeddings]", features, optimizer), layers)
+/// What trains the layers; and the embeddings, which that trains too unless they have another. `path` is that of
+/// `model`, and `features` are its own.
+fn read_optimizers(
+    model: &mut Section<'_>,
+    path: &str,
+    features: &[String],
+) -> (EmbeddingSpec, OptimizerSpec) {
+    let title = |key: &str| format!("[{path}.{key}]");
+    let layers = optimizer::read(model, "optimizer", &title("optimizer"), Trains::Layers, ADAGRAD);
+    let of_embeddings = title("embedding_optimizer");
+    let optimizer = optimizer::read(model, "embedding_optimizer", &of_embeddings, Trains::Embeddings, layers);
+    (embedding::read(model, &title("embeddings"), features, optimizer), layers)
 }
 
 fn read_hidden_layer(part: &mut Section<'_>) -> HiddenLayerSpec {

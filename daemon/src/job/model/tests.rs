@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use millstream_trainer::spec::{
@@ -215,8 +216,8 @@ fn mistakes_are_told_with_their_place() {
     let cases = [
         (
             "kind = \"deep_fm\"",
-            "job.toml:12:8: error: expected \"linear\", \"mlp\", \"wide_deep\", \"deepfm\", \"dcn_v2\" or \
-             \"dlrm\", found \"deep_fm\"; did you mean `deepfm`?",
+            "job.toml:12:8: error: expected \"linear\", \"mlp\", \"wide_deep\", \"deepfm\", \"dcn_v2\", \"dlrm\" \
+             or \"two_tower\", found \"deep_fm\"; did you mean `deepfm`?",
         ),
         ("kind = \"mlp\"\ncross_layers = 2", "job.toml:13:1: error: unknown key `cross_layers` in [model]"),
         (
@@ -242,5 +243,65 @@ fn mistakes_are_told_with_their_place() {
     ];
     for (text, expected) in cases {
         assert_eq!(told(text), expected);
+    }
+}
+
+const TOWERS: &str = r#"name = "films"
+[data]
+train = ["train.parquet"]
+eval = ["eval.parquet"]
+[label]
+column = "watched"
+[features]
+age = { kind = "numeric" }
+user = { kind = "hashed", buckets = 100 }
+genre = { kind = "hashed", buckets = 10 }
+film = { kind = "hashed", buckets = 1000 }
+[model]
+kind = "two_tower"
+query.features = ["user", "age"]
+item.features = ["genre"]
+"#;
+
+#[test]
+fn two_towers_are_read() {
+    let spec = |more: &str| {
+        let (job, _) = Job::parse(&format!("{TOWERS}{more}"), Path::new("job.toml"), &[]).unwrap();
+        let used: BTreeSet<_> = job.features.iter().map(|feature| feature.name.clone()).collect();
+        let ModelSpec::TwoTower(spec) = job.model else { panic!("two_tower") };
+        (spec, used.len())
+    };
+    let (usual, used) = spec("");
+    assert_eq!((usual.dim, usual.normalize, usual.temperature, usual.item_id), (32, true, 0.05, None));
+    assert_eq!((usual.query.hidden, usual.item.optimizer, used), (vec![64], ADAGRAD, 3));
+    let text = "dim = 7\nnormalize = false\nitem_id = \"film\"\nitem.embedding_dim = 3\nquery.hidden = []\n\
+                query.embedding_optimizer = { kind = \"rowwise_adagrad\" }";
+    let (spec, used) = spec(text);
+    assert_eq!((spec.dim, spec.normalize, spec.temperature), (7, false, 1.0));
+    assert_eq!((spec.item_id.as_deref(), used), (Some("film"), 4));
+    let dims = [spec.query.embedding.dim, spec.item.embedding.dim];
+    assert_eq!(dims, [8, 3].map(EmbeddingDim::Columns));
+    assert!(matches!(spec.query.embedding.optimizer, OptimizerSpec::RowWiseAdagrad { .. }));
+    assert_eq!((spec.query.hidden, spec.query.optimizer), (vec![], ADAGRAD));
+}
+
+#[test]
+fn what_two_towers_cannot_have_is_told_with_its_place() {
+    for (text, expected) in [
+        ("item_id = \"fil\"", "job.toml:16:11: error: `fil` is not in [features]; did you mean `film`?"),
+        ("temperature = 0", "job.toml:16:15: error: "),
+        ("query.dims = 3", "job.toml:16:1: error: unknown key `dims` in [model.query]"),
+        (
+            "[training.loss]\nlabel_smoothing = 0.1",
+            "job.toml:17:1: error: `label_smoothing` is of losses by labels; a two-tower model's is of choosing among",
+        ),
+        (
+            "[training]\nmicro_batch_size = 16",
+            "job.toml:17:20: error: a two-tower model chooses among the items of whole batches, which do not pass",
+        ),
+    ] {
+        let told =
+            Job::parse(&format!("{TOWERS}{text}"), Path::new("job.toml"), &[]).unwrap_err().to_string();
+        assert!(told.starts_with(expected), "{told}");
     }
 }

@@ -58,7 +58,12 @@ pub(crate) fn clear(cpu: &Cpu, rows: usize, matrix: &mut CpuMatrix) {
 
 /// Calls `write` with each of the first `rows` rows of `matrix`, and its number.
 #[inline(always)]
-fn each_row(cpu: &Cpu, rows: usize, matrix: &mut CpuMatrix, write: impl Fn(usize, &mut [f32]) + Sync) {
+pub(crate) fn each_row(
+    cpu: &Cpu,
+    rows: usize,
+    matrix: &mut CpuMatrix,
+    write: impl Fn(usize, &mut [f32]) + Sync,
+) {
     assert!(rows <= matrix.rows());
     let (float, stride, columns) = (matrix.float(), matrix.stride(), matrix.columns());
     let out = matrix.parts();

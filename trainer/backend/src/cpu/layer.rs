@@ -19,7 +19,7 @@ const ROWS: usize = 192;
 /// Inputs of a task that sums weight gradients over the whole batch.
 const INPUTS: usize = 48;
 /// Side of a square that is transposed at once: 16 lines read, 16 written.
-const TILE: usize = 16;
+pub(crate) const TILE: usize = 16;
 
 /// `output = activation(input . weights + bias)`
 pub(crate) fn forward(
@@ -285,7 +285,13 @@ fn backward_by_weights(
 
 /// Writes `columns` of the first `wanted` rows of `matrix` as rows of `out`.
 #[inline(always)]
-fn transpose(matrix: &CpuMatrix, columns: Range<usize>, wanted: usize, out: &mut [f32], stride: usize) {
+pub(crate) fn transpose(
+    matrix: &CpuMatrix,
+    columns: Range<usize>,
+    wanted: usize,
+    out: &mut [f32],
+    stride: usize,
+) {
     for first in (0..wanted).step_by(TILE) {
         for row in first..(first + TILE).min(wanted) {
             let values = &matrix.row(row)[columns.clone()];

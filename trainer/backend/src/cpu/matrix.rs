@@ -27,7 +27,8 @@ impl CpuMatrix {
         (rows as u64).saturating_mul((Self::stride_of(columns) * size_of::<f32>()) as u64)
     }
 
-    fn stride_of(columns: usize) -> usize {
+    /// Floats from one row to the next of a matrix of so many columns.
+    pub(crate) fn stride_of(columns: usize) -> usize {
         if columns < LINE { columns } else { columns.next_multiple_of(LINE) }
     }
 

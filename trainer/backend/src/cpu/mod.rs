@@ -7,6 +7,7 @@
 //! * [`gather`], [`linear`]: lookups and the linear model.
 //! * [`normalize`]: numbers brought to one scale, by row or column.
 //! * [`interaction`]: how features meet; [`mixture`]: gates over experts; [`columns`]: moving and adding columns.
+//! * [`vectors`]: rows of length 1, and their products; [`softmax`]: the softmax over a batch's items, by [`exp`].
 //! * [`copy`]: copying tables out.
 //! * [`rows`]: which table rows a batch touches; [`runs`]: their gradients.
 //! * [`step`], [`step_rows`]: optimizer steps, by the formulas of [`rules`] over what [`shaping`] makes of gradients.
@@ -22,6 +23,7 @@ mod bf16;
 mod columns;
 mod copy;
 mod dropout;
+mod exp;
 mod gather;
 mod gemm;
 mod interaction;
@@ -37,10 +39,12 @@ mod rules;
 mod runs;
 mod shaping;
 mod simd;
+mod softmax;
 mod squares;
 mod step;
 mod step_rows;
 mod team;
+mod vectors;
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -53,6 +57,7 @@ use crate::error::{BackendError, BatchError};
 use crate::float::Float;
 use crate::host::HostBatch;
 use crate::normalization::{Axis, Normalization, Normalized};
+use crate::retrieval::InBatchSoftmax;
 use crate::update::{LossScaling, Update};
 use memory::Memory;
 use simd::Simd;
@@ -106,6 +111,11 @@ impl Cpu {
         CpuRowPlan::bytes(schema, groups)
     }
 
+    /// Numbers that an in-batch softmax of so many rows and columns works in.
+    pub(crate) fn softmax_numbers(rows: usize, columns: usize) -> usize {
+        softmax::Work::of(rows, columns).numbers()
+    }
+
     /// Runs `kernel` for each of `0..tasks` on all threads, compiled for the machine's vectors.
     fn run(&self, tasks: usize, kernel: impl Fn(usize) + Sync) {
         let simd = self.simd;
@@ -149,6 +159,10 @@ impl Device for Cpu {
 
     fn batch(&self, schema: &BatchSchema) -> HostBatch {
         HostBatch::new(schema)
+    }
+
+    fn softmax_work(&self, rows: usize, columns: usize) -> CpuMatrix {
+        CpuMatrix::new(Float::F32, 1, Self::softmax_numbers(rows, columns))
     }
 
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> CpuRowPlan {
@@ -391,6 +405,36 @@ impl Backend for Cpu {
         by_shift: &mut CpuMatrix,
     ) {
         normalize::backward(self, rows, layer, saved, gradient, sum, by_scale, by_shift);
+    }
+
+    fn unit_forward(&self, rows: usize, input: &CpuMatrix, output: &mut CpuMatrix) {
+        vectors::unit_forward(self, rows, input, output);
+    }
+
+    fn unit_backward(&self, rows: usize, input: &CpuMatrix, gradient: &mut CpuMatrix) {
+        vectors::unit_backward(self, rows, input, gradient);
+    }
+
+    fn row_products(
+        &self,
+        rows: usize,
+        factor: f64,
+        left: &CpuMatrix,
+        right: &CpuMatrix,
+        out: &mut CpuMatrix,
+    ) {
+        vectors::products(self, rows, factor, left, right, out);
+    }
+
+    fn in_batch_softmax(
+        &self,
+        softmax: &InBatchSoftmax<'_, Self>,
+        work: &mut CpuMatrix,
+        by_queries: &mut CpuMatrix,
+        by_items: &mut CpuMatrix,
+        sums: &mut CpuMatrix,
+    ) {
+        softmax::softmax(self, softmax, work, by_queries, by_items, sums);
     }
 
     fn blend(&self, share: f64, factor: f64, from: &CpuMatrix, to: &mut CpuMatrix) {

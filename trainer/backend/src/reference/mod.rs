@@ -5,6 +5,7 @@
 
 mod mixture;
 mod normalize;
+mod retrieval;
 mod table;
 mod touched;
 
@@ -20,6 +21,7 @@ use crate::float::Float;
 use crate::host::HostBatch;
 use crate::normalization::{Axis, Normalization, Normalized};
 use crate::philox::philox;
+use crate::retrieval::InBatchSoftmax;
 use crate::update::{LossScaling, Update};
 pub use table::ReferenceTable;
 use table::step_one;
@@ -108,6 +110,10 @@ impl Device for Reference {
 
     fn batch(&self, schema: &BatchSchema) -> HostBatch {
         HostBatch::new(schema)
+    }
+
+    fn softmax_work(&self, _rows: usize, _columns: usize) -> ReferenceMatrix {
+        self.matrix(0, 0)
     }
 
     fn row_plan(&self, _schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> ReferencePlan {
@@ -500,6 +506,39 @@ impl Backend for Reference {
         by_shift: &mut ReferenceMatrix,
     ) {
         normalize::backward(rows, layer, saved, gradient, sum, by_scale, by_shift);
+    }
+
+    fn unit_forward(&self, rows: usize, input: &ReferenceMatrix, output: &mut ReferenceMatrix) {
+        retrieval::unit_forward(rows, input, output);
+    }
+
+    fn unit_backward(&self, rows: usize, input: &ReferenceMatrix, gradient: &mut ReferenceMatrix) {
+        retrieval::unit_backward(rows, input, gradient);
+    }
+
+    fn row_products(
+        &self,
+        rows: usize,
+        factor: f64,
+        left: &ReferenceMatrix,
+        right: &ReferenceMatrix,
+        out: &mut ReferenceMatrix,
+    ) {
+        for row in 0..rows {
+            *out.at_mut(row, 0) = factor * retrieval::dot((left, row), (right, row));
+        }
+        out.round(rows);
+    }
+
+    fn in_batch_softmax(
+        &self,
+        softmax: &InBatchSoftmax<'_, Self>,
+        _work: &mut ReferenceMatrix,
+        by_queries: &mut ReferenceMatrix,
+        by_items: &mut ReferenceMatrix,
+        sums: &mut ReferenceMatrix,
+    ) {
+        retrieval::softmax(softmax, by_queries, by_items, sums);
     }
 
     fn blend(&self, share: f64, factor: f64, from: &ReferenceMatrix, to: &mut ReferenceMatrix) {

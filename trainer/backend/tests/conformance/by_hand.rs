@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, BatchError, Cpu, Formula, GradientColumns, IdColumn, LayerGradient, Lookup, Loss,
-    MixtureShape, Pooling, Reference, RowGradients, Scalar, Sum, TablePart, TableShape, Update,
+    Activation, Backend, BatchError, Cpu, Formula, GradientColumns, IdColumn, InBatchSoftmax, LayerGradient,
+    Lookup, Loss, MixtureShape, Pooling, Reference, RowGradients, Scalar, Sum, TablePart, TableShape, Update,
 };
 use millstream_batch::{
     BatchBuffer, BatchHeader, BatchMut, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream,
@@ -44,6 +44,8 @@ test_on_each!(
     numbers_are_dropped_as_often_as_asked,
     vectors_meet_in_pairs,
     gates_mix_what_experts_gave,
+    a_query_chooses_among_the_items_of_its_batch,
+    vectors_are_made_of_length_1,
     bad_batches_are_refused,
     matrices_and_tables_keep_what_is_written,
     a_copied_table_has_each_part_in_its_place,
@@ -288,6 +290,47 @@ fn gates_mix_what_experts_gave<B: Backend>(backend: &B) {
     // Products of 1 and 5 around their mean of 3; of 8 and -8 around theirs of 4.
     close(&bench.read(&by_logits, 4), &[-1.0, 1.0, 3.0, -3.0]);
     close(&bench.read(&by_experts, 4), &[0.5, 3.0, 0.5, 1.0]);
+}
+
+/// Rows 0 and 2 have one item, and row 1 is of label 0.
+fn a_query_chooses_among_the_items_of_its_batch<B: Backend>(backend: &B) {
+    let bench = Bench(backend);
+    let batch = uploaded(backend);
+    let items = [3.0_f64.ln() / 2.0, 0.0, 2.0_f64.ln() / 2.0];
+    let (queries, items_matrix) =
+        (bench.matrix(3, 1, &[1.0, 5.0, 2.0]), bench.matrix(3, 1, &items.map(|item| item as f32)));
+    let mut work = backend.softmax_work(3, 1);
+    let (mut by_queries, mut by_items) = (backend.matrix(3, 1), backend.matrix(3, 1));
+    let mut run = |item_id| {
+        let mut sums = bench.matrix(1, 2, &[1.0, 1.0]);
+        let (queries, items) = (&queries, &items_matrix);
+        let softmax = InBatchSoftmax { batch: &batch, queries, items, temperature: 0.5, item_id };
+        backend.in_batch_softmax(&softmax, &mut work, &mut by_queries, &mut by_items, &mut sums);
+        [bench.read(&sums, 2), bench.read(&by_queries, 3), bench.read(&by_items, 3)]
+    };
+    // Of probability 3/4 and 4/5.
+    let [sums, by_queries, by_items] = run(Some(0));
+    close(&sums, &[1.0 + (5.0_f64 / 3.0).ln(), 3.0]);
+    close(&by_queries, &[-items[0] / 4.0, 0.0, -items[2] / 5.0]);
+    close(&by_items, &[-0.25, 0.25 + 0.4, -0.4]);
+    // Each is the other's rival: of probability 1/2 and 4/14.
+    let [sums, by_queries, _] = run(None);
+    close(&sums, &[1.0 + 7.0_f64.ln(), 3.0]);
+    close(&by_queries, &[-0.5 * items[0] + items[2] / 3.0, 0.0, (9.0 * items[0] - 10.0 * items[2]) / 14.0]);
+}
+
+fn vectors_are_made_of_length_1<B: Backend>(backend: &B) {
+    let bench = Bench(backend);
+    let input = bench.matrix(3, 2, &[3.0, 4.0, 0.0, 0.0, 6e-7, -8e-7]);
+    let mut output = backend.matrix(3, 2);
+    backend.unit_forward(3, &input, &mut output);
+    close(&bench.read(&output, 6), &[0.6, 0.8, 0.0, 0.0, 0.6, -0.8]);
+    let mut gradient = bench.matrix(2, 2, &[1.0, 0.0, 1e-6, 2e-6]);
+    backend.unit_backward(2, &input, &mut gradient);
+    close(&bench.read(&gradient, 4), &[0.64 / 5.0, -0.48 / 5.0, 1.0, 2.0]);
+    let mut products = bench.matrix(3, 1, &[7.0; 3]);
+    backend.row_products(2, 2.0, &input, &output, &mut products);
+    close(&bench.read(&products, 3), &[10.0, 0.0, 7.0]);
 }
 
 fn a_row_of_a_shared_table_is_stepped_once_by_the_gradients_of_all_columns<B: Backend>(backend: &B) {

@@ -10,6 +10,7 @@ use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedF
 
 use crate::interactions::interactions;
 use crate::normalization::normalization;
+use crate::retrieval::retrieval;
 
 /// Splitmix64.
 pub(crate) struct Random(pub(crate) u64);
@@ -287,6 +288,7 @@ pub(crate) fn run<B: Backend>(backend: &B, shapes: &Shapes, seed: u64) -> Outcom
     interactions(&Bench(backend), shapes, &mut random, &mut outcome);
     normalization(&Bench(backend), shapes, &mut random, &mut outcome);
     losses(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
+    retrieval(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
     steps(&Bench(backend), &mut random, &mut outcome);
     outcome
 }

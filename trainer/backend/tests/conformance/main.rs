@@ -10,3 +10,4 @@ mod interactions;
 mod normalization;
 mod precision;
 mod random;
+mod retrieval;

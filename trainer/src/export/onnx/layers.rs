@@ -31,10 +31,9 @@ impl<'a> Net<'a> {
         scales: &BTreeMap<String, NumberScale>,
     ) -> Result<Self, ExportError> {
         let parameters = trained.parameters.iter();
-        let lists = trained.snapshot.model.features();
-        let is_read = |feature: &str| lists.iter().any(|(_, list)| list.iter().any(|name| name == feature));
         let mut graph = Graph::default();
-        let inputs = Inputs::new(&mut graph, &trained.snapshot.schema, scales, is_read)?;
+        let inputs =
+            Inputs::new(&mut graph, &trained.snapshot.schema, scales, |feature| trained.reads(feature))?;
         let unplaced = parameters.map(|parameter| (parameter.tensor.name.as_str(), parameter)).collect();
         Ok(Self { graph, trained, inputs, unplaced })
     }
@@ -204,6 +203,24 @@ impl<'a> Net<'a> {
         graph.node_with("Gather", &[&products, &below], &[("axis", Attribute::Int(1))], name)
     }
 
+    /// Rows of length 1; see [`millstream_backend::Backend::unit_forward`].
+    pub(super) fn unit(&mut self, vectors: &Value, name: &str) -> Value {
+        let graph = &mut self.graph;
+        let square = product_of_rows(graph, vectors, vectors, &format!("{name}/square"));
+        let least = graph.constant(&format!("{name}/least"), &[1], DataType::Float, floats([1e-12]));
+        let square = graph.node("Max", &[&square, &least], &format!("{name}/no_less"));
+        let length = graph.node("Sqrt", &[&square], &format!("{name}/length"));
+        graph.node("Div", &[vectors, &length], name)
+    }
+
+    /// The product of each row of one with that of the other over `divisor`, `[B, 1]`.
+    pub(super) fn row_products(&mut self, left: &Value, right: &Value, divisor: f32, name: &str) -> Value {
+        let graph = &mut self.graph;
+        let product = product_of_rows(graph, left, right, &format!("{name}/product"));
+        let divisor = graph.constant(&format!("{name}/divisor"), &[1], DataType::Float, floats([divisor]));
+        graph.node("Div", &[&product, &divisor], name)
+    }
+
     /// `input . weights`
     pub(super) fn product(&mut self, name: &str, input: &Value) -> Result<Value, ExportError> {
         let weights = self.parameter(&format!("{name}.weight"))?;
@@ -271,4 +288,11 @@ impl<'a> Net<'a> {
     fn take(&mut self, name: &str) -> Result<&'a Parameter, ExportError> {
         self.unplaced.remove(name).ok_or_else(|| ExportError::NoParameter { name: name.to_owned() })
     }
+}
+
+/// The product of each row of one with that of the other, `[B, 1]`.
+fn product_of_rows(graph: &mut Graph, left: &Value, right: &Value, name: &str) -> Value {
+    let products = graph.node("Mul", &[left, right], &format!("{name}/of_columns"));
+    let axes = graph.list("axis.1", &[1]);
+    graph.node_with("ReduceSum", &[&products, &axes], &[("keepdims", Attribute::Int(1))], name)
 }

@@ -7,8 +7,14 @@
 //! * `logit`: what the sigmoid makes that of, `float [rows]`.
 //!
 //! A model of several labels has both for each, as `score_LABEL` and `logit_LABEL`. For a label that is predicted as the
-//! number it is, `score` is that number, and there is no `logit`. A feature of one of these names keeps it, and the
-//! output is then `score_2` or `logit_2`.
+//! number it is, `score` is that number, and there is no `logit`.
+//!
+//! Of a two-tower model the score is no probability, but the product of both vectors over the temperature, and there is no
+//! `logit`; of one of its towers comes nothing but
+//!
+//! * `vector`: the query's or the item's, `float [rows, W]`.
+//!
+//! A feature of one of these names keeps it, and the output is then `score_2`, `logit_2` or `vector_2`.
 //!
 //! `graph.rs` is a graph in the making, `layers.rs` and `models.rs` write the models into it, and `proto.rs` has the
 //! messages that a file is made of.
@@ -28,7 +34,7 @@ use std::io::{self, Write};
 use prost::Message;
 
 use super::{ExportError, Trained};
-use crate::spec::Prediction;
+use crate::spec::{ModelSpec, Prediction};
 use graph::{Constant, Dimension, Graph, ROWS, Value};
 pub use inputs::NumberScale;
 use layers::Net;
@@ -84,12 +90,18 @@ impl OnnxModel {
         added: &[(String, String)],
     ) -> Result<Self, ExportError> {
         let mut net = Net::new(trained, scales)?;
-        let logits = net.logits(&trained.snapshot.model)?;
-        let labels = net.labels();
-        let mut graph = net.finish()?;
-        for ((logits, label), task) in logits.iter().zip(&labels).zip(&trained.snapshot.tasks) {
-            score(&mut graph, logits, label, task.loss.prediction());
-        }
+        let graph = match (&trained.snapshot.model, trained.tower) {
+            (ModelSpec::TwoTower(spec), Some(tower)) => {
+                let vectors = net.tower(spec, tower)?;
+                let mut graph = net.finish()?;
+                let vector = graph.node("Identity", &[&vectors], "vector");
+                let shape = [Dimension::Named(ROWS.to_owned()), Dimension::Fixed(spec.dim.into())];
+                let length = if spec.normalize { ", of length 1" } else { "" };
+                graph.output(&vector, &shape, format!("The {}'s vector{length}", tower.name()));
+                graph
+            }
+            _ => scores(net, trained)?,
+        };
         Ok(Self { graph, kind: trained.kind(), metadata: trained.description(added) })
     }
 
@@ -180,6 +192,25 @@ impl OnnxModel {
         }
         Ok(out.write_all(&model.encode_to_vec())?)
     }
+}
+
+/// The graph of a whole model.
+fn scores(mut net: Net<'_>, trained: &Trained) -> Result<Graph, ExportError> {
+    let spec = &trained.snapshot.model;
+    let logits = net.logits(spec)?;
+    let labels = net.labels();
+    let mut graph = net.finish()?;
+    if spec.chooses_in_batches() {
+        let axes = graph.list("axis.1", &[1]);
+        let score = graph.node("Squeeze", &[&logits[0], &axes], "score");
+        let shape = [Dimension::Named(ROWS.to_owned())];
+        graph.output(&score, &shape, "The product of both vectors, over the temperature".to_owned());
+        return Ok(graph);
+    }
+    for ((logits, label), task) in logits.iter().zip(&labels).zip(&trained.snapshot.tasks) {
+        score(&mut graph, logits, label, task.loss.prediction());
+    }
+    Ok(graph)
 }
 
 impl Port {

@@ -1,4 +1,5 @@
-//! The logits of each kind of model, `[B, 1]` for each label, as `crate::model` computes them.
+//! The logits of each kind of model, `[B, 1]` for each label, as `crate::model` computes them; and the vectors of towers,
+//! `[B, W]`.
 //!
 //! Specifications are taken apart whole, so that a key that models learn later does not go unnoticed here.
 
@@ -6,13 +7,13 @@ use millstream_backend::Activation;
 
 use super::graph::{Attribute, Value};
 use super::layers::Net;
-use crate::export::ExportError;
+use crate::export::{ExportError, Tower};
 use crate::model::embeddings::EmbeddingKeys;
 use crate::model::features::Features;
 use crate::model::mmoe::tower_name;
 use crate::spec::{
     DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, LinearSpec, MlpSpec, MmoeSpec,
-    ModelSpec, WideDeepSpec, WideSpec,
+    ModelSpec, TwoTowerSpec, WideDeepSpec, WideSpec,
 };
 
 const FEATURES: &str = "model.features";
@@ -27,6 +28,7 @@ impl Net<'_> {
             ModelSpec::DeepFm(spec) => self.deepfm(spec),
             ModelSpec::Dcn(spec) => self.dcn(spec),
             ModelSpec::Dlrm(spec) => self.dlrm(spec),
+            ModelSpec::TwoTower(spec) => self.two_tower(spec),
             ModelSpec::Mmoe(spec) => return self.mmoe(spec),
         };
         Ok(vec![of_one_label?])
@@ -151,6 +153,27 @@ impl Net<'_> {
             self.mlp(&name, &mixture, (tower, hidden_layer), Activation::Identity)
         };
         labels.into_iter().zip(0..).map(tower).collect()
+    }
+
+    fn two_tower(&mut self, spec: &TwoTowerSpec) -> Result<Value, ExportError> {
+        let (query, item) = (self.tower(spec, Tower::Query)?, self.tower(spec, Tower::Item)?);
+        Ok(self.row_products(&query, &item, spec.temperature, "two_tower"))
+    }
+
+    /// The vectors of a tower, `[B, W]`.
+    pub(super) fn tower(&mut self, spec: &TwoTowerSpec, tower: Tower) -> Result<Value, ExportError> {
+        // Rows choose among each other in training alone.
+        let TwoTowerSpec { query, item, dim: _, normalize, temperature: _, item_id: _ } = spec;
+        let (key, keys, spec) = match tower {
+            Tower::Query => ("model.query.features", EmbeddingKeys::QUERY, query),
+            Tower::Item => ("model.item.features", EmbeddingKeys::ITEM, item),
+        };
+        let MlpSpec { features, embedding, hidden, hidden_layer, optimizer: _ } = spec;
+        let (name, features) = (tower.name(), self.features(key, features)?);
+        let embeddings = self.embeddings(&format!("{name}."), keys, &features, embedding)?;
+        let input = self.beside_numbers(&embeddings, &features);
+        let vectors = self.mlp(name, &input, (hidden, hidden_layer), Activation::Identity)?;
+        Ok(if *normalize { self.unit(&vectors, &format!("{name}/unit")) } else { vectors })
     }
 
     /// `embeddings`, then the dense columns of `features`, side by side.

@@ -1,0 +1,120 @@
+//! Two towers find what was planted, by the built programs.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, Int64Array};
+use millstream_tests::programs::Daemon;
+use millstream_tests::table::Table;
+use millstream_tests::tiny_job::draw;
+use serde_json::Value;
+
+/// A user likes the items of one taste, each as much as the other: `user % TASTES` is `item % TASTES`.
+const TASTES: u64 = 8;
+const USERS: u64 = 240;
+const ITEMS: u64 = 160;
+const BATCH: u32 = 64;
+
+const JOB: &str = r#"name = "tastes"
+seed = 3
+[data]
+train = ["train.parquet"]
+eval = ["eval.parquet"]
+batch_size = 64
+epochs = 6
+shuffle_rows = 8192
+lanes = 4
+[label]
+column = "chosen"
+[features]
+user = { kind = "identity", buckets = 240 }
+item = { kind = "identity", buckets = 160 }
+[model]
+kind = "two_tower"
+dim = 8
+item_id = "item"
+[model.query]
+features = ["user"]
+hidden = [16]
+[model.item]
+features = ["item"]
+hidden = [16]
+[training]
+threads = 1
+[checkpoint]
+every_steps = 100
+"#;
+
+/// Users, each with an item: one of their taste, or, as likely, of any.
+fn choices(rows: usize, seed: u64, of_any_taste: bool) -> Table {
+    let mut state = seed;
+    let rows = (0..rows).map(|_| {
+        let (user, item) = (draw(&mut state, USERS), draw(&mut state, ITEMS));
+        let is_any = of_any_taste && draw(&mut state, 2) == 0;
+        let item = if is_any { item } else { item - item % TASTES + user % TASTES };
+        (user.cast_signed(), item.cast_signed(), i64::from(user % TASTES == item % TASTES))
+    });
+    let rows: Vec<(i64, i64, i64)> = rows.collect();
+    let column = |of: fn(&(i64, i64, i64)) -> i64| -> ArrayRef {
+        Arc::new(Int64Array::from_iter_values(rows.iter().map(of)))
+    };
+    Table::of(vec![
+        ("user", column(|row| row.0)),
+        ("item", column(|row| row.1)),
+        ("chosen", column(|row| row.2)),
+    ])
+}
+
+/// The least loss that there is to learn: of a choice among those items of the batch that are of the user's taste, its
+/// own and, of the other rows, as many as fall so, without those that are the same item.
+fn planted_loss() -> f64 {
+    let share = (1.0 / TASTES as f64) * (1.0 - TASTES as f64 / ITEMS as f64);
+    let others = BATCH - 1;
+    let mut probability = (1.0 - share).powi(others.cast_signed());
+    (0..=others)
+        .map(|rivals| {
+            let term = probability * f64::from(1 + rivals).ln();
+            probability *= f64::from(others - rivals) / f64::from(rivals + 1) * share / (1.0 - share);
+            term
+        })
+        .sum()
+}
+
+fn trained(directory: &Path, daemon: &Daemon) -> (Value, Value) {
+    choices(24_000, 1, false).write_parquet(&directory.join("train.parquet"));
+    choices(4_000, 2, true).write_parquet(&directory.join("eval.parquet"));
+    let file = directory.join("job.toml");
+    fs::write(&file, JOB).unwrap();
+    let submitted = daemon.json(&["submit", file.to_str().unwrap()]);
+    let id = submitted["id"].as_str().unwrap();
+    (daemon.succeeded(id), daemon.json(&["history", id]))
+}
+
+#[test]
+fn planted_tastes_are_found() {
+    let scratch = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(scratch.path());
+    let (job, history) = trained(scratch.path(), &daemon);
+    let points = history["points"].as_array().unwrap();
+    // The mean since the point before it, which in a hurry is the first step: untaught, it is ln 64, or 4.2.
+    let last = points.last().unwrap()["loss"].as_f64().unwrap();
+    let planted = planted_loss();
+    assert!((last - planted).abs() < 0.1, "{last}, and planted is {planted}");
+    let evaluations = history["evaluations"].as_array().unwrap();
+    let auc = evaluations.last().unwrap()["metrics"]["auc"].as_f64().unwrap();
+    assert!(auc > 0.99, "{auc}");
+
+    let id = job["id"].as_str().unwrap();
+    for (part, numbers) in [("query", 240 * 8 + 9 * 16 + 17 * 8), ("item", 160 * 8 + 9 * 16 + 17 * 8)] {
+        for format in ["onnx", "safetensors"] {
+            let output = scratch.path().join(format!("{part}.{format}"));
+            let told = daemon.json(&["export", id, "--part", part, "--output", output.to_str().unwrap()]);
+            assert_eq!((&told["part"], &told["parameters"]), (&part.into(), &numbers.into()), "{told:#}");
+            assert!(fs::metadata(&output).unwrap().len() > 4 * numbers);
+        }
+    }
+    daemon.stop();
+}

@@ -1,0 +1,244 @@
+//! The softmax of each query over the items of its batch: loss and gradient by both, in one sweep.
+//!
+//! The matrix of all scores, `[B, B]`, never exists. Queries are taken in strips of [`STRIP`] rows; a strip's scores over
+//! all items fill a block that stays in the second-level cache while they become probabilities, and these the gradient by
+//! the strip's queries and what the strip adds to that by the items. So each score and each exponential is computed once:
+//! three products of `2 B^2 W` floating-point operations are all that there is. (Blocks of items as well, with running
+//! maxima, would compute scores and exponentials a second time: 8 `B^2 W` in place of 6.)
+//!
+//! What strips add to the gradient by the items is summed in a copy of it for each of a few groups of strips, and then
+//! over the groups. Groups follow from the number of rows alone, so sums do not depend on threads.
+
+use std::ops::Range;
+
+use crate::cpu::exp::exp;
+use crate::cpu::gemm::{View, product};
+use crate::cpu::layer::{TILE, transpose};
+use crate::cpu::matrix::CpuMatrix;
+use crate::cpu::memory::{LINE, Parts};
+use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::host::HostBatch;
+use crate::retrieval::InBatchSoftmax;
+
+/// Queries of a strip: a multiple of the 6 rows that an AVX-512 kernel makes at once.
+const STRIP: usize = 48;
+/// The most groups of strips, and so the most threads that are of use.
+const GROUPS: usize = 8;
+/// Rows of a task that sums over groups.
+const ROWS: usize = 128;
+
+/// How a workspace is divided, for so many rows and columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Work {
+    rows: usize,
+    /// Numbers from one row of scores to the next: an odd number of lines, so that a column's are not all in one set of
+    /// a cache.
+    stride: usize,
+    /// Of the items over the temperature, a column each: `[W, B]`.
+    turned: usize,
+    /// Of a group's gradient by the items, `[B, W]`.
+    by_items: usize,
+}
+
+/// A workspace, divided.
+struct Divided<'a> {
+    turned: &'a mut [f32],
+    losses: &'a mut [f32],
+    /// A strip of scores for each group, `[STRIP, B]`.
+    scores: &'a mut [f32],
+    /// A gradient by the items for each group, `[B, W]`.
+    by_items: &'a mut [f32],
+}
+
+impl Work {
+    pub(crate) fn of(rows: usize, columns: usize) -> Self {
+        let stride = (rows.div_ceil(LINE) | 1) * LINE;
+        let turned = columns.next_multiple_of(TILE) * stride;
+        Self { rows, stride, turned, by_items: rows * CpuMatrix::stride_of(columns) }
+    }
+
+    fn strips(&self) -> usize {
+        tasks_for(self.rows, STRIP)
+    }
+
+    fn groups(&self) -> usize {
+        self.strips().min(GROUPS)
+    }
+
+    /// The strips of group `number`.
+    fn group(&self, number: usize) -> Range<usize> {
+        let start = |number: usize| number * self.strips() / self.groups();
+        start(number)..start(number + 1)
+    }
+
+    /// Numbers of it all.
+    pub(crate) fn numbers(&self) -> usize {
+        self.turned + self.stride + self.groups() * (STRIP * self.stride + self.by_items)
+    }
+
+    fn divide<'a>(&self, memory: &'a mut [f32]) -> Divided<'a> {
+        let (turned, rest) = memory.split_at_mut(self.turned);
+        let (losses, rest) = rest.split_at_mut(self.stride);
+        let (scores, rest) = rest.split_at_mut(self.groups() * STRIP * self.stride);
+        let by_items = &mut rest[..self.groups() * self.by_items];
+        Divided { turned, losses: &mut losses[..self.rows], scores, by_items }
+    }
+}
+
+/// Loss, and gradients by queries and items.
+pub(crate) fn softmax(
+    cpu: &Cpu,
+    softmax: &InBatchSoftmax<'_, Cpu>,
+    memory: &mut CpuMatrix,
+    by_queries: &mut CpuMatrix,
+    by_items: &mut CpuMatrix,
+    sums: &mut CpuMatrix,
+) {
+    let InBatchSoftmax { batch, queries, items, .. } = *softmax;
+    let (rows, columns) = (batch.rows(), queries.columns());
+    assert!(columns == items.columns() && columns == by_queries.columns() && columns == by_items.columns());
+    assert!(rows <= queries.rows() && rows <= items.rows() && sums.columns() == 2);
+    assert!(rows <= by_queries.rows() && rows <= by_items.rows());
+    let work = Work::of(rows, columns);
+    let mut divided = work.divide(memory.as_mut_slice());
+    turn(cpu, softmax, work, divided.turned);
+    let weight = (0..rows).map(|row| f64::from(weight_of(batch, row))).sum::<f64>();
+    sweep(cpu, softmax, work, weight, &mut divided, by_queries);
+    sum_groups(cpu, work, divided.by_items, by_items);
+    let loss = divided.losses.iter().map(|&loss| f64::from(loss)).sum::<f64>();
+    for (sum, of_rows) in sums.as_mut_slice().iter_mut().zip([loss, weight]) {
+        *sum = (f64::from(*sum) + of_rows) as f32;
+    }
+}
+
+/// A row counts by its weight, as far as its label is 1.
+fn weight_of(batch: &HostBatch, row: usize) -> f32 {
+    batch.labels(0)[row] * batch.weights()[row]
+}
+
+/// Turns the items' rows into columns, and divides them by the temperature, so that products are scores.
+fn turn(cpu: &Cpu, softmax: &InBatchSoftmax<'_, Cpu>, work: Work, turned: &mut [f32]) {
+    let factor = (1.0 / softmax.temperature) as f32;
+    let (columns, stride) = (softmax.items.columns(), work.stride);
+    let turned = Parts::new(turned);
+    cpu.run(tasks_for(columns, TILE), |task| {
+        // SAFETY: each task writes rows of its own.
+        let strip = unsafe { turned.get(task * TILE * stride..(task + 1) * TILE * stride) };
+        transpose(softmax.items, rows_of_task(task, TILE, columns), work.rows, strip, stride);
+        strip.iter_mut().for_each(|x| *x *= factor);
+    });
+}
+
+/// Fills losses, the gradient by queries, and each group's by items.
+fn sweep(
+    cpu: &Cpu,
+    softmax: &InBatchSoftmax<'_, Cpu>,
+    work: Work,
+    weight: f64,
+    divided: &mut Divided<'_>,
+    by_queries: &mut CpuMatrix,
+) {
+    let &InBatchSoftmax { batch, queries, items, temperature, item_id } = softmax;
+    let (rows, columns, stride) = (work.rows, queries.columns(), work.stride);
+    let ids = item_id.map(|feature| batch.single_ids(feature));
+    let by_score = if weight > 0.0 { (1.0 / (weight * temperature)) as f32 } else { 0.0 };
+    let turned = View::row_major(divided.turned, columns, rows, stride);
+    let (losses, scores) = (Parts::new(divided.losses), Parts::new(divided.scores));
+    let by_items = Parts::new(divided.by_items);
+    let (query_stride, item_stride) = (by_queries.stride(), CpuMatrix::stride_of(columns));
+    let (float, by_queries) = (by_queries.float(), by_queries.parts());
+    cpu.run(work.groups(), |group| {
+        // SAFETY: each group has its own.
+        let scores = unsafe { scores.get(group * STRIP * stride..(group + 1) * STRIP * stride) };
+        // SAFETY: as above.
+        let by_items = unsafe { by_items.get(group * work.by_items..(group + 1) * work.by_items) };
+        for strip in work.group(group) {
+            let block = rows_of_task(strip, STRIP, rows);
+            // SAFETY: strips are disjoint.
+            let losses = unsafe { losses.get(block.clone()) };
+            // SAFETY: as above.
+            let by_queries = unsafe { by_queries.get(block.start * query_stride..block.end * query_stride) };
+            let of_strip = rows_of(queries, block.clone());
+            product(of_strip, turned, scores, stride, false);
+            for ((row, loss), scores) in block.clone().zip(losses).zip(scores.chunks_exact_mut(stride)) {
+                let weight = weight_of(batch, row);
+                *loss = weight * choose(&mut scores[..rows], row, ids, weight * by_score);
+            }
+            let scores = View::row_major(scores, block.len(), rows, stride);
+            product(scores, rows_of(items, 0..rows), by_queries, query_stride, false);
+            float.round_all(by_queries);
+            let is_first = strip == work.group(group).start;
+            product(scores.transposed(), of_strip, by_items, item_stride, !is_first);
+        }
+    });
+}
+
+/// What row `row` loses by its choice among items by `scores`, which become the gradient by themselves times `factor`.
+#[inline(always)]
+fn choose(scores: &mut [f32], row: usize, ids: Option<&[u32]>, factor: f32) -> f32 {
+    if factor == 0.0 {
+        scores.fill(0.0);
+        return 0.0;
+    }
+    let score = scores[row];
+    if let Some(ids) = ids {
+        let id = ids[row];
+        for (score, &other) in scores.iter_mut().zip(ids) {
+            *score = if other == id { f32::NEG_INFINITY } else { *score };
+        }
+        scores[row] = score;
+    }
+    let larger = |largest: f32, score: f32| if score > largest { score } else { largest };
+    let largest = by_lanes(scores, f32::NEG_INFINITY, |largest, score| larger(largest, *score));
+    let largest = largest.into_iter().fold(f32::NEG_INFINITY, larger);
+    let total = by_lanes(scores, 0.0, |sum, score| {
+        *score = exp(*score - largest);
+        sum + *score
+    });
+    let total = total.into_iter().sum::<f32>();
+    let share = factor / total;
+    scores.iter_mut().for_each(|score| *score *= share);
+    scores[row] -= factor;
+    total.ln() + largest - score
+}
+
+/// Folds numbers from `start` on, each lane of a line by itself.
+#[inline(always)]
+fn by_lanes(numbers: &mut [f32], start: f32, with: impl Fn(f32, &mut f32) -> f32) -> [f32; LINE] {
+    let mut lanes = [start; LINE];
+    let mut chunks = numbers.chunks_exact_mut(LINE);
+    for chunk in &mut chunks {
+        for (lane, number) in lanes.iter_mut().zip(chunk) {
+            *lane = with(*lane, number);
+        }
+    }
+    for (lane, number) in lanes.iter_mut().zip(chunks.into_remainder()) {
+        *lane = with(*lane, number);
+    }
+    lanes
+}
+
+/// The gradient by the items from that of each group.
+fn sum_groups(cpu: &Cpu, work: Work, groups: &[f32], by_items: &mut CpuMatrix) {
+    let stride = by_items.stride();
+    let (float, out) = (by_items.float(), by_items.parts());
+    cpu.run(tasks_for(work.rows, ROWS), |task| {
+        let block = rows_of_task(task, ROWS, work.rows);
+        let block = block.start * stride..block.end * stride;
+        // SAFETY: blocks of rows are disjoint.
+        let out = unsafe { out.get(block.clone()) };
+        out.fill(0.0);
+        for of_group in groups.chunks_exact(work.by_items.max(1)) {
+            for (sum, x) in out.iter_mut().zip(&of_group[block.clone()]) {
+                *sum += x;
+            }
+        }
+        float.round_all(out);
+    });
+}
+
+/// Rows `block` of `matrix`.
+fn rows_of(matrix: &CpuMatrix, block: Range<usize>) -> View<'_> {
+    let stride = matrix.stride();
+    View::row_major(&matrix.as_slice()[block.start * stride..], block.len(), matrix.columns(), stride)
+}

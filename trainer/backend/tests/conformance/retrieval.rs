@@ -1,0 +1,66 @@
+//! Vectors of length 1, and the softmax over a batch's items, on random numbers.
+
+use millstream_backend::{Backend, InBatchSoftmax};
+
+use crate::case::{Bench, Outcome, Random, Shapes};
+
+/// Runs the operations on vectors of several widths; items are told apart by each of the batch's id features.
+pub(crate) fn retrieval<B: Backend>(
+    bench: &Bench<'_, B>,
+    shapes: &Shapes,
+    batch: &B::Batch,
+    random: &mut Random,
+    outcome: &mut Outcome,
+) {
+    vectors(bench, shapes, random, outcome);
+    for (number, width) in [1, 5, 16, 33].into_iter().enumerate() {
+        let item_id = number.checked_sub(1).filter(|&feature| feature < shapes.single.len());
+        softmax(bench, shapes, (batch, width, item_id), random, outcome);
+    }
+}
+
+fn vectors<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random, outcome: &mut Outcome) {
+    let backend = bench.0;
+    let (rows, capacity, columns) = (shapes.rows as usize, shapes.capacity as usize, shapes.layer.1);
+    let mut numbers = random.numbers(capacity * columns);
+    // One that has no length.
+    numbers[..columns].fill(0.0);
+    let input = bench.matrix(capacity, columns, &numbers);
+    let mut output = backend.matrix(capacity, columns);
+    backend.unit_forward(rows, &input, &mut output);
+    outcome.push(("unit".to_owned(), bench.read(&output, rows * columns)));
+    let mut gradient = random.numbers(capacity * columns);
+    gradient[..columns].iter_mut().for_each(|g| *g *= 1e-6);
+    let mut gradient = bench.matrix(capacity, columns, &gradient);
+    backend.unit_backward(rows, &input, &mut gradient);
+    outcome.push(("unit gradient".to_owned(), bench.read(&gradient, rows * columns)));
+    let mut products = backend.matrix(capacity, 1);
+    backend.row_products(rows, 2.5, &input, &output, &mut products);
+    outcome.push(("row_products".to_owned(), bench.read(&products, rows)));
+}
+
+fn softmax<B: Backend>(
+    bench: &Bench<'_, B>,
+    shapes: &Shapes,
+    (batch, width, item_id): (&B::Batch, usize, Option<usize>),
+    random: &mut Random,
+    outcome: &mut Outcome,
+) {
+    let backend = bench.0;
+    let (rows, capacity) = (shapes.rows as usize, shapes.capacity as usize);
+    let mut matrix = || bench.matrix(capacity, width, &random.numbers(capacity * width));
+    let (queries, items, mut by_queries, mut by_items) = (matrix(), matrix(), matrix(), matrix());
+    let mut sums = bench.matrix(1, 2, &[2.0, 0.5]);
+    let mut work = backend.softmax_work(capacity, width);
+    for temperature in [1.0, 0.0625] {
+        let softmax = InBatchSoftmax { batch, queries: &queries, items: &items, temperature, item_id };
+        backend.in_batch_softmax(&softmax, &mut work, &mut by_queries, &mut by_items, &mut sums);
+        let name = |what| format!("in-batch softmax of {width}, {item_id:?}, {temperature}: {what}");
+        // Gradients are shares of a batch: as large as those of a row.
+        let share =
+            |gradient: Vec<f64>| gradient.into_iter().map(|g| g * rows as f64 * temperature).collect();
+        outcome.push((name("by queries"), share(bench.read(&by_queries, rows * width))));
+        outcome.push((name("by items"), share(bench.read(&by_items, rows * width))));
+        outcome.push((name("sums"), bench.read(&sums, 2)));
+    }
+}

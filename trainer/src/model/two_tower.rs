@@ -1,0 +1,205 @@
+//! Two towers: one makes a vector of what is known of a query, the other of an item, and their product is the score.
+//!
+//! ```text
+//! query features --- embeddings | dense --- ReLU layers --- W, of length 1 -- q
+//!                                                                              . --- q . v / temperature
+//! item features ---- embeddings | dense --- ReLU layers --- W, of length 1 -- v
+//! ```
+//!
+//! Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations", RecSys 2019. Trained on
+//! rows of a query and the item that was chosen, each row's loss is the cross-entropy of choosing that item among those
+//! of all rows of the batch (equations 3 to 5): the other rows are what it was not. So rows see each other, and a batch
+//! does not pass in parts. The towers meet in the score alone: each is of use without the other, items' vectors in an
+//! index of neighbours and queries' to ask it.
+//!
+//! What the towers give, and all that follows, is in single precision.
+
+use millstream_backend::{Backend, Device, IdColumn, InBatchSoftmax, Task};
+
+use crate::learner::Learner;
+use crate::model::builder::Builder;
+use crate::model::deep::Deep;
+use crate::model::embeddings::EmbeddingKeys;
+use crate::model::error::ModelError;
+use crate::model::features::Features;
+use crate::model::network::Compute;
+use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::pass::Pass;
+use crate::spec::{MlpSpec, TwoTowerSpec};
+
+/// The model. `W` is the width of both towers' vectors.
+pub(super) struct TwoTower<D: Device> {
+    query: Tower<D>,
+    item: Tower<D>,
+    temperature: f64,
+    /// The feature of one id a row that tells items apart.
+    item_id: Option<usize>,
+    /// `[B, 1]`
+    logits: D::Matrix,
+    softmax: D::Matrix,
+}
+
+/// A tower.
+struct Tower<D: Device> {
+    /// Its vectors, `[B, W]`, before they are made of length 1.
+    deep: Deep<D>,
+    /// `[B, W]`; none if they stay as they are.
+    unit: Option<D::Matrix>,
+    /// The gradient by its vectors, `[B, W]`.
+    by_vectors: D::Matrix,
+}
+
+/// Where a job says what a tower is.
+struct Keys {
+    features: &'static str,
+    embedding: EmbeddingKeys,
+    hidden: &'static str,
+    optimizer: &'static str,
+}
+
+const QUERY: Keys = Keys {
+    features: "model.query.features",
+    embedding: EmbeddingKeys::QUERY,
+    hidden: "model.query.hidden",
+    optimizer: "model.query.optimizer",
+};
+
+const ITEM: Keys = Keys {
+    features: "model.item.features",
+    embedding: EmbeddingKeys::ITEM,
+    hidden: "model.item.hidden",
+    optimizer: "model.item.optimizer",
+};
+
+impl<D: Device> TwoTower<D> {
+    pub(super) fn new(builder: &mut Builder<'_, D>, spec: &TwoTowerSpec) -> Result<Self, ModelError> {
+        let TwoTowerSpec { query, item, dim, normalize, temperature, item_id } = spec;
+        if *dim == 0 {
+            let expected = "a vector has at least one number";
+            return Err(ModelError::Empty { key: "model.dim", expected });
+        }
+        if !(*temperature > 0.0 && temperature.is_finite()) {
+            let expected = "scores are divided by a number above 0";
+            return Err(ModelError::Empty { key: "model.temperature", expected });
+        }
+        let vectors = (*dim as usize, *normalize);
+        Ok(Self {
+            query: Tower::new(builder, "query", &QUERY, query, vectors)?,
+            item: Tower::new(builder, "item", &ITEM, item, vectors)?,
+            temperature: f64::from(*temperature),
+            item_id: item_id.as_ref().map(|name| Self::find_id(builder, name)).transpose()?,
+            logits: builder.logits(),
+            softmax: builder.device.softmax_work(builder.room().rows, *dim as usize),
+        })
+    }
+
+    fn find_id(builder: &Builder<'_, D>, name: &str) -> Result<usize, ModelError> {
+        let key = "model.item_id";
+        let Features { ids, .. } = builder.features(key, &[name.to_owned()])?;
+        match ids.first().map(|feature| feature.column) {
+            Some(IdColumn::Single(place)) => Ok(place),
+            _ => Err(ModelError::NotOneId { key, feature: name.to_owned() }),
+        }
+    }
+}
+
+impl<D: Device> Tower<D> {
+    /// Embeddings `NAME.embedding.FEATURE` and layers `NAME.layer.0` and on.
+    fn new(
+        builder: &mut Builder<'_, D>,
+        name: &str,
+        keys: &Keys,
+        spec: &MlpSpec,
+        (dim, normalize): (usize, bool),
+    ) -> Result<Self, ModelError> {
+        let features = builder.some_features(keys.features, &spec.features)?;
+        let embedding = builder.embedding(&format!("{name}."), keys.embedding, &spec.embedding, features)?;
+        let optimizer = builder.optimizer(keys.optimizer, &spec.optimizer)?;
+        let hidden = (keys.hidden, spec.hidden.as_slice(), &spec.hidden_layer);
+        Ok(Self {
+            deep: Deep::named(builder, name, embedding, hidden, dim, optimizer)?,
+            unit: normalize.then(|| builder.room().sums(builder.device, dim)),
+            by_vectors: builder.room().sums(builder.device, dim),
+        })
+    }
+
+    /// What the last forward pass gave, `[B, W]`.
+    fn vectors(&self) -> &D::Matrix {
+        self.unit.as_ref().unwrap_or(self.deep.logits())
+    }
+}
+
+impl<B: Backend> Tower<B> {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+        self.deep.forward(backend, batch, pass);
+        if let Some(unit) = &mut self.unit {
+            backend.unit_forward(pass.len(), self.deep.logits(), unit);
+        }
+    }
+
+    /// Goes back from the gradient by the vectors.
+    fn backward(&mut self, backend: &B, pass: &Pass) {
+        if self.unit.is_some() {
+            backend.unit_backward(pass.len(), self.deep.logits(), &mut self.by_vectors);
+        }
+        self.deep.backward(backend, pass, &mut self.by_vectors);
+        self.deep.keep(backend, pass);
+    }
+}
+
+impl<B: Backend> Compute<B> for TwoTower<B> {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+        self.query.forward(backend, batch, pass);
+        self.item.forward(backend, batch, pass);
+        let (queries, items) = (self.query.vectors(), self.item.vectors());
+        backend.row_products(pass.len(), 1.0 / self.temperature, queries, items, &mut self.logits);
+    }
+
+    fn logits(&self) -> &B::Matrix {
+        &self.logits
+    }
+
+    /// Of choosing items, by the towers' vectors; `_tasks` are of models that predict labels.
+    fn loss(
+        &mut self,
+        backend: &B,
+        _tasks: &[Task],
+        batch: &B::Batch,
+        _pass: &Pass,
+        _by_logits: &mut B::Matrix,
+        sums: &mut B::Matrix,
+    ) {
+        let Self { query, item, temperature, item_id, softmax: work, .. } = self;
+        let (queries, items) = (query.unit.as_ref(), item.unit.as_ref());
+        let (queries, items) = (queries.unwrap_or(query.deep.logits()), items.unwrap_or(item.deep.logits()));
+        let softmax = InBatchSoftmax { batch, queries, items, temperature: *temperature, item_id: *item_id };
+        let (by_queries, by_items) = (&mut query.by_vectors, &mut item.by_vectors);
+        backend.in_batch_softmax(&softmax, work, by_queries, by_items, sums);
+    }
+
+    fn scale(&mut self, backend: &B, pass: &Pass, factor: &B::Matrix, _by_logits: &mut B::Matrix) {
+        for tower in [&mut self.query, &mut self.item] {
+            backend.multiply(pass.len(), factor, &mut tower.by_vectors);
+        }
+    }
+
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, _by_logits: &mut B::Matrix) {
+        self.query.backward(backend, pass);
+        self.item.backward(backend, pass);
+    }
+
+    fn learn(&mut self, _by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
+        self.query.deep.learn(learner);
+        self.item.deep.learn(learner);
+    }
+}
+
+impl<D: Device> Parameters<D> for TwoTower<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        self.query.deep.stored().into_iter().chain(self.item.deep.stored()).collect()
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        self.query.deep.stored_mut().into_iter().chain(self.item.deep.stored_mut()).collect()
+    }
+}
