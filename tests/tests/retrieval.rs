@@ -104,8 +104,10 @@ fn planted_tastes_are_found() {
     let planted = planted_loss();
     assert!((last - planted).abs() < 0.1, "{last}, and planted is {planted}");
     let evaluations = history["evaluations"].as_array().unwrap();
-    let auc = evaluations.last().unwrap()["metrics"]["auc"].as_f64().unwrap();
+    let metrics = &evaluations.last().unwrap()["metrics"];
+    let auc = metrics["auc"].as_f64().unwrap();
     assert!(auc > 0.99, "{auc}");
+    assert_eq!(metrics.get("log_loss"), None, "scores are no probabilities");
 
     let id = job["id"].as_str().unwrap();
     // A value that is absent has an id, too.

@@ -6,7 +6,7 @@ use std::path::Path;
 use millstream_pipeline::spec::{DataSpec, FeatureKind, LabelSpec};
 use millstream_trainer::metrics::Metric;
 use millstream_trainer::session::{BestSpec, StoppingSpec};
-use millstream_trainer::spec::{Prediction, TrainingSpec};
+use millstream_trainer::spec::{ModelSpec, Prediction, TrainingSpec};
 
 use super::document::Value;
 use super::features::Feature;
@@ -29,8 +29,9 @@ pub struct EvaluationSpec {
 pub(super) struct Judged(Vec<(String, Prediction)>);
 
 impl Judged {
-    pub(super) fn of(labels: &LabelSpec, training: &TrainingSpec) -> Self {
-        let tasks = training.tasks(1 + labels.others.len()).into_iter().map(|task| task.loss.prediction());
+    pub(super) fn of(labels: &LabelSpec, model: &ModelSpec, training: &TrainingSpec) -> Self {
+        let tasks = training.tasks(1 + labels.others.len()).into_iter();
+        let tasks = tasks.map(|task| model.prediction(&task.loss));
         Self(labels.all().map(|label| label.name.clone()).zip(tasks).collect())
     }
 }
@@ -133,6 +134,7 @@ fn read_metric(
         let (of, how) = match prediction {
             Prediction::Probability => ("numbers", "by its probability"),
             Prediction::Number => ("probabilities", "as a number"),
+            Prediction::Rank => ("probabilities and numbers", "by scores that do no more than rank"),
         };
         section.error(key, format!("\"{}\" is of {of}, and {whose} is predicted {how}", metric.name()));
     }

@@ -114,8 +114,8 @@ impl Labels {
         let tasks = training.tasks(self.all.len());
         let mut columns = self.all.into_iter().zip(tasks).map(|(label, task)| {
             let Label { name, column, positive, at } = label;
-            let numbers = match task.loss.prediction() {
-                Prediction::Probability => LabelNumbers::Probabilities,
+            let numbers = match model.prediction(&task.loss) {
+                Prediction::Probability | Prediction::Rank => LabelNumbers::Probabilities,
                 Prediction::Number => LabelNumbers::Any,
             };
             if numbers == LabelNumbers::Any && positive.is_some() {

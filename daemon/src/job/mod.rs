@@ -153,7 +153,7 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     let model = model::read(model, &names);
     let training = training::read(top.section("training", "[training]"), seed, &model, &labels);
     let label = labels.resolve(&training, &model, model_at, problems);
-    let judged = Judged::of(&label, &training);
+    let judged = Judged::of(&label, &model, &training);
     let warm_start = warm_start::read(&mut top, &data.base);
     let evaluation =
         evaluation::read(top.section("evaluation", "[evaluation]"), &names, &features, &data, &judged);

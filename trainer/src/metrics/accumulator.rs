@@ -18,7 +18,12 @@ pub struct Accumulator {
 /// By what is predicted.
 #[derive(Clone, Debug)]
 enum Sums {
-    Probabilities { ranking: Ranking, groups: Option<Groups>, sums: probabilities::Sums },
+    /// Without the sums where scores do no more than rank.
+    Ranked {
+        ranking: Ranking,
+        groups: Option<Groups>,
+        sums: Option<probabilities::Sums>,
+    },
     Numbers(numbers::Sums),
 }
 
@@ -40,14 +45,17 @@ impl Accumulator {
     pub fn new(label: &str, prediction: Prediction) -> Self {
         match prediction {
             Prediction::Probability => Self::with_exact_bytes(label, EXACT_BYTES),
+            Prediction::Rank => {
+                Self::of(label, Sums::Ranked { ranking: Ranking::new(EXACT_BYTES), groups: None, sums: None })
+            }
             Prediction::Number => Self::of(label, Sums::Numbers(numbers::Sums::default())),
         }
     }
 
     /// An accumulator of probabilities for which [`EXACT_BYTES`] is another number.
     pub(super) fn with_exact_bytes(label: &str, bytes: usize) -> Self {
-        let (ranking, sums) = (Ranking::new(bytes), probabilities::Sums::default());
-        Self::of(label, Sums::Probabilities { ranking, groups: None, sums })
+        let (ranking, sums) = (Ranking::new(bytes), Some(probabilities::Sums::default()));
+        Self::of(label, Sums::Ranked { ranking, groups: None, sums })
     }
 
     fn of(label: &str, sums: Sums) -> Self {
@@ -75,8 +83,11 @@ impl Accumulator {
             }
             match &mut self.sums {
                 Sums::Numbers(sums) => sums.add(self.examples, score, label, weight)?,
-                Sums::Probabilities { ranking, groups: grouped, sums } => {
-                    sums.add(self.examples, score, label, weight)?;
+                Sums::Ranked { ranking, groups: grouped, sums } => {
+                    let score = match sums {
+                        Some(sums) => sums.add(self.examples, score, label, weight).map(|()| score)?,
+                        None => between_0_and_1(self.examples, score, label)?,
+                    };
                     let ranked = WeightedRow::new(score, label, weight);
                     ranking.push(ranked);
                     if let (Some(grouped), Some(ids)) = (grouped, groups) {
@@ -100,10 +111,10 @@ impl Accumulator {
         (self.examples, self.weight) = (0, 0.0);
         match &mut self.sums {
             Sums::Numbers(sums) => *sums = numbers::Sums::default(),
-            Sums::Probabilities { ranking, groups, sums } => {
+            Sums::Ranked { ranking, groups, sums } => {
                 ranking.clear();
                 groups.iter_mut().for_each(Groups::clear);
-                *sums = probabilities::Sums::default();
+                sums.iter_mut().for_each(|sums| *sums = probabilities::Sums::default());
             }
         }
     }
@@ -132,7 +143,7 @@ impl Accumulator {
 impl Sums {
     /// Makes room for a batch.
     fn reserve(&mut self, batch: &Scored<'_>) {
-        if let Self::Probabilities { ranking, groups, .. } = self {
+        if let Self::Ranked { ranking, groups, .. } = self {
             ranking.reserve(batch.scores.len());
             if let Some(ids) = batch.groups {
                 groups.get_or_insert_with(|| Groups::new(ranking.exact_bytes())).reserve(ids.len());
@@ -153,7 +164,7 @@ impl Sums {
                 ];
                 (metrics.map(|(metric, value)| exact(metric, value)).to_vec(), None)
             }
-            Self::Probabilities { ranking, groups, sums } => {
+            Self::Ranked { ranking, groups, sums } => {
                 let sweep = ranking.sweep();
                 let areas = [(Metric::Auc, sweep.roc()), (Metric::PrAuc, sweep.precision_recall())];
                 let areas = areas.map(|(metric, area)| {
@@ -161,13 +172,15 @@ impl Sums {
                     Measured { metric, value, error }
                 });
                 let groups = groups.as_mut().map(Groups::auc);
-                let metrics = [
-                    (Metric::LogLoss, Some(sums.log_loss())),
-                    (Metric::NormalizedEntropy, sums.normalized_entropy()),
-                    (Metric::Calibration, sums.calibration()),
-                    (Metric::Rmse, Some(sums.rmse())),
-                    (Metric::Accuracy, Some(sums.accuracy())),
-                ];
+                let metrics = sums.iter().flat_map(|sums| {
+                    [
+                        (Metric::LogLoss, Some(sums.log_loss())),
+                        (Metric::NormalizedEntropy, sums.normalized_entropy()),
+                        (Metric::Calibration, sums.calibration()),
+                        (Metric::Rmse, Some(sums.rmse())),
+                        (Metric::Accuracy, Some(sums.accuracy())),
+                    ]
+                });
                 let metrics = metrics.map(|(metric, value)| exact(metric, value));
                 let of_groups = groups.map(|groups| exact(Metric::GroupAuc, groups.auc));
                 let measured = areas.into_iter().chain(metrics).chain(of_groups).collect();
@@ -175,4 +188,17 @@ impl Sums {
             }
         }
     }
+}
+
+/// A score of any size as one from 0 to 1, in the same order, of a row of this number and label.
+///
+/// A sigmoid would do the same, and be 1 in float32 from 17 on; products over a small temperature are as large.
+fn between_0_and_1(row: u64, score: f32, label: f32) -> Result<f32, MetricsError> {
+    if !score.is_finite() {
+        return Err(MetricsError::Score { row, score, expected: "a finite number" });
+    }
+    if !(0.0..=1.0).contains(&label) {
+        return Err(MetricsError::Label { row, label, expected: "a number from 0 to 1" });
+    }
+    Ok(0.5 + 0.5 * (score / (1.0 + score.abs())))
 }

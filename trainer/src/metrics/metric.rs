@@ -63,21 +63,17 @@ impl Metric {
     /// Whether it is known of what is predicted so.
     pub fn is_of(self, prediction: Prediction) -> bool {
         match self {
-            Self::Calibration | Self::Rmse => true,
+            Self::Calibration | Self::Rmse => prediction != Prediction::Rank,
             Self::Mae | Self::R2 => prediction == Prediction::Number,
-            Self::Auc
-            | Self::PrAuc
-            | Self::GroupAuc
-            | Self::LogLoss
-            | Self::NormalizedEntropy
-            | Self::Accuracy => prediction == Prediction::Probability,
+            Self::Auc | Self::PrAuc | Self::GroupAuc => prediction != Prediction::Number,
+            Self::LogLoss | Self::NormalizedEntropy | Self::Accuracy => prediction == Prediction::Probability,
         }
     }
 
     /// What models that predict so are compared by, where nobody says otherwise.
     pub fn usual(prediction: Prediction) -> Self {
         match prediction {
-            Prediction::Probability => Self::Auc,
+            Prediction::Probability | Prediction::Rank => Self::Auc,
             Prediction::Number => Self::Rmse,
         }
     }

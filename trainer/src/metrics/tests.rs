@@ -291,6 +291,24 @@ fn rows_without_metrics_are_named() {
     assert_eq!(metrics(&[0.5], &[1.0], Some(&[0.0])), Err(MetricsError::NoWeight { examples: 1 }));
 }
 
+#[test]
+fn scores_of_any_size_are_ranked_and_no_more() {
+    let ranked = |scores: &[f32]| {
+        let mut accumulator = Accumulator::new("", Prediction::Rank);
+        let (labels, groups) = ([1.0, 0.0, 1.0, 0.0], [3, 3, 4, 4]);
+        accumulator.add(Scored { groups: Some(&groups), ..scored(scores, &labels, None) })?;
+        accumulator.finish()
+    };
+    // Positives above three of four negatives; within groups, above all.
+    let found = ranked(&[40.0, 30.0, -20.0, -25.0]).unwrap();
+    let names: Vec<_> = found.measured.iter().map(|measured| measured.metric.name()).collect();
+    assert_eq!(names, ["auc", "pr_auc", "group_auc"]);
+    assert_eq!((found.of(Metric::Auc), found.of(Metric::GroupAuc)), (Some(0.75), Some(1.0)));
+    assert!(Metric::ALL.iter().all(|(name, metric)| metric.is_of(Prediction::Rank) == names.contains(name)));
+    let (row, score, expected) = (2, f32::INFINITY, "a finite number");
+    assert_eq!(ranked(&[1.0, 2.0, score, 3.0]), Err(MetricsError::Score { row, score, expected }));
+}
+
 fn of_numbers(scores: &[f32], labels: &[f32], weights: Option<&[f32]>) -> Result<Metrics, MetricsError> {
     let mut accumulator = Accumulator::new("price", Prediction::Number);
     for start in (0..scores.len()).step_by(7) {

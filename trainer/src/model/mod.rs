@@ -45,8 +45,6 @@ pub struct Model<B: Backend> {
     tasks: Vec<Task>,
     /// Labels whose scores are logits as they are.
     numbers: Vec<usize>,
-    /// Whether such scores rank rows, and are no labels.
-    scores_are_logits: bool,
     clip: ClipSpec,
     /// Scores of a pass on the host, `[B, T]`.
     host: Vec<B::Scalar>,
@@ -164,8 +162,7 @@ impl<B: Backend> Model<B> {
         }
         backend.write_matrix(&mut parts.scale, &[B::Scalar::from_f64(1.0)]);
         let specs = training.tasks(schema.label_count());
-        let scores_are_logits = spec.chooses_in_batches();
-        let is_number = |spec: &TaskSpec| scores_are_logits || spec.loss.prediction() == Prediction::Number;
+        let is_logit = |task: &TaskSpec| spec.prediction(&task.loss) != Prediction::Probability;
         if let Some(scaling) = &mut parts.scaling {
             scaling.set(&backend, scaling.known);
         }
@@ -174,9 +171,8 @@ impl<B: Backend> Model<B> {
             host_sums: (vec![B::Scalar::default(); 2 * specs.len()], vec![LossSum::default(); specs.len()]),
             seed: training.seed,
             tasks: specs.iter().zip(0..).map(|(spec, label)| spec.as_task(label)).collect(),
-            numbers: (0..specs.len()).filter(|&label| is_number(&specs[label])).collect(),
+            numbers: (0..specs.len()).filter(|&label| is_logit(&specs[label])).collect(),
             clip: training.clip,
-            scores_are_logits,
             backend,
             parts,
         })
@@ -269,11 +265,6 @@ impl<B: Backend> Model<B> {
             }
         }
         Ok(())
-    }
-
-    /// Whether scores are numbers of any size, which rank rows and are no probabilities.
-    pub fn scores_are_logits(&self) -> bool {
-        self.scores_are_logits
     }
 
     /// Where the loss scale stands, where there is one.

@@ -54,16 +54,16 @@ where
 
     pub(super) fn new(
         backend: B,
-        model: &ModelSpec,
+        spec: &ModelSpec,
         schema: &BatchSchema,
         training: &TrainingSpec,
     ) -> Result<Self, SessionError> {
-        let model = Model::new(backend, model, schema, training)?;
+        let model = Model::new(backend, spec, schema, training)?;
         Ok(Self {
             tensors: model.tensors(),
             model,
             schema: schema.clone(),
-            metrics: accumulators(schema, training),
+            metrics: accumulators(spec, schema, training),
             group: None,
             scores: vec![0.0; schema.label_count() * schema.rows as usize],
         })
@@ -95,9 +95,6 @@ where
     pub fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
         self.model.predict(batch, &mut self.scores)?;
         let rows = batch.rows();
-        if self.model.scores_are_logits() {
-            self.scores[..rows].iter_mut().for_each(|score| *score = between_0_and_1(*score));
-        }
         for (label, metrics) in self.metrics.iter_mut().enumerate() {
             metrics.add(Scored {
                 scores: &self.scores[label * rows..][..rows],
@@ -165,10 +162,10 @@ where
 }
 
 /// For the rows of evaluations: one for each label.
-fn accumulators(schema: &BatchSchema, training: &TrainingSpec) -> Vec<Accumulator> {
+fn accumulators(model: &ModelSpec, schema: &BatchSchema, training: &TrainingSpec) -> Vec<Accumulator> {
     let names = schema.labels.iter().map(String::as_str).chain(schema.labels.is_empty().then_some(""));
     let tasks = training.tasks(schema.label_count());
-    names.zip(&tasks).map(|(name, task)| Accumulator::new(name, task.loss.prediction())).collect()
+    names.zip(&tasks).map(|(name, task)| Accumulator::new(name, model.prediction(&task.loss))).collect()
 }
 
 /// Opens a part of a checkpoint, which must hold just `tensors`.
@@ -179,11 +176,4 @@ fn open<'a, 't, T: Element>(
 ) -> Result<TensorFile<'a>, SessionError> {
     let bytes = checkpoint.part(part).ok_or_else(|| checkpoint.damaged(part, "was not read"))?;
     Ok(TensorFile::open::<T>(bytes, tensors).map_err(|message| checkpoint.damaged(part, message))?)
-}
-
-/// A score of any size, where metrics take scores to be, in the same order: `(1 + x / (1 + |x|)) / 2`.
-///
-/// A sigmoid would do the same, and be 1 in float32 from 17 on; products over a small temperature are as large.
-fn between_0_and_1(score: f32) -> f32 {
-    0.5 + 0.5 * (score / (1.0 + score.abs()))
 }

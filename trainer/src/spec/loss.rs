@@ -28,6 +28,8 @@ pub enum Prediction {
     Probability,
     /// The label itself, any number.
     Number,
+    /// A number of any size, the larger the likelier the label is 1: rows are ranked by it.
+    Rank,
 }
 
 /// How one of several labels is learned.
@@ -40,7 +42,7 @@ pub struct TaskSpec {
 }
 
 impl LossSpec {
-    /// What a model that minimises it predicts.
+    /// What a model that minimises it predicts; see [`ModelSpec::prediction`](super::ModelSpec::prediction).
     pub fn prediction(&self) -> Prediction {
         match self {
             Self::BinaryCrossEntropy { .. } => Prediction::Probability,

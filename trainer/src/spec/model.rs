@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, OptimizerSpec, Pooling, TableSpec, is_default};
+use super::{
+    EmbeddingDim, EmbeddingInit, EmbeddingSpec, LossSpec, OptimizerSpec, Pooling, Prediction, TableSpec,
+    is_default,
+};
 
 /// A model, by kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -314,6 +317,11 @@ pub enum Normalization {
 }
 
 impl ModelSpec {
+    /// What it gives for a label whose loss is `loss`.
+    pub fn prediction(&self, loss: &LossSpec) -> Prediction {
+        if self.chooses_in_batches() { Prediction::Rank } else { loss.prediction() }
+    }
+
     /// Whether it predicts several labels.
     pub fn takes_several_labels(&self) -> bool {
         matches!(self, Self::Mmoe(_))

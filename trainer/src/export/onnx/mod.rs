@@ -200,15 +200,8 @@ fn scores(mut net: Net<'_>, trained: &Trained) -> Result<Graph, ExportError> {
     let logits = net.logits(spec)?;
     let labels = net.labels();
     let mut graph = net.finish()?;
-    if spec.chooses_in_batches() {
-        let axes = graph.list("axis.1", &[1]);
-        let score = graph.node("Squeeze", &[&logits[0], &axes], "score");
-        let shape = [Dimension::Named(ROWS.to_owned())];
-        graph.output(&score, &shape, "The product of both vectors, over the temperature".to_owned());
-        return Ok(graph);
-    }
     for ((logits, label), task) in logits.iter().zip(&labels).zip(&trained.snapshot.tasks) {
-        score(&mut graph, logits, label, task.loss.prediction());
+        score(&mut graph, logits, label, spec.prediction(&task.loss));
     }
     Ok(graph)
 }
@@ -239,9 +232,13 @@ fn score(graph: &mut Graph, logits: &Value, label: &str, prediction: Prediction)
     let shape = [Dimension::Named(ROWS.to_owned())];
     let axes = graph.list("axis.1", &[1]);
     match prediction {
-        Prediction::Number => {
+        Prediction::Number | Prediction::Rank => {
             let score = graph.node("Squeeze", &[logits, &axes], &format!("score{named}"));
-            graph.output(&score, &shape, format!("What {whose} is predicted to be"));
+            let about = match prediction {
+                Prediction::Number => format!("What {whose} is predicted to be"),
+                _ => "The product of both vectors, over the temperature".to_owned(),
+            };
+            graph.output(&score, &shape, about);
         }
         Prediction::Probability => {
             let logit = graph.node("Squeeze", &[logits, &axes], &format!("logit{named}"));
