@@ -613,15 +613,15 @@ CASES = {
     ),
     "a shared table in deepfm": dict(DEEPFM, features=[*ALL, "hue"], embedding=embedding(FTRL, tables=SHARED)),
     "a shared table in dlrm": dict(dlrm("dot"), features=["hue", *ALL], embedding=embedding(ROWWISE, tables=SHARED)),
-    "numbers": mlp(ADAGRAD, ADAGRAD),
-    "mmoe": mmoe([6, 4], [5]),
-    "mmoe of a class and a number": mmoe([4], []),
-    "mmoe, layers normalised": dict(mmoe([6, 4], [5]), hidden_layer=dict(normalization="layer", dropout=0.125)),
     "two towers": two_tower(ADAGRAD, normalize=False, temperature=1.0, item_id=None),
     "two towers of unit length": two_tower(ADAM, normalize=True, temperature=0.125, item_id="shape"),
     "two towers, normalised": two_tower(
         SGD, dict(normalization="batch", dropout=0.25), normalize=True, temperature=0.5, item_id="colour"
     ),
+    "numbers": mlp(ADAGRAD, ADAGRAD),
+    "mmoe": mmoe([6, 4], [5]),
+    "mmoe of a class and a number": mmoe([4], []),
+    "mmoe, layers normalised": dict(mmoe([6, 4], [5]), hidden_layer=dict(normalization="layer", dropout=0.125)),
 }
 
 BCE = dict(kind="bce", label_smoothing=0.0, positive_weight=1.0, negative_weight=1.0)
