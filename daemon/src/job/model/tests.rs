@@ -216,8 +216,8 @@ fn mistakes_are_told_with_their_place() {
     let cases = [
         (
             "kind = \"deep_fm\"",
-            "job.toml:12:8: error: expected \"linear\", \"mlp\", \"wide_deep\", \"deepfm\", \"dcn_v2\", \"dlrm\" \
-             or \"two_tower\", found \"deep_fm\"; did you mean `deepfm`?",
+            "job.toml:12:8: error: expected \"linear\", \"mlp\", \"wide_deep\", \"deepfm\", \"dcn_v2\", \"dlrm\", \
+             \"mmoe\" or \"two_tower\", found \"deep_fm\"; did you mean `deepfm`?",
         ),
         ("kind = \"mlp\"\ncross_layers = 2", "job.toml:13:1: error: unknown key `cross_layers` in [model]"),
         (
