@@ -249,7 +249,7 @@ model = { kind = "linear", features = ["age"] }
             ("precision = \"fp8\"", "7:13: error: expected \"fp32\", \"bf16\" or \"fp16\", found \"fp8\""),
             (
                 "precision = \"bf16\"\nloss_scale.initial = 2",
-                "8:12: error: only `precision = \"fp16\"` scales the loss: other formats have the range of single \
+                "8:1: error: only `precision = \"fp16\"` scales the loss: other formats have the range of single \
                  precision",
             ),
             (

@@ -216,8 +216,8 @@ fn mistakes_are_told_with_their_place() {
     let cases = [
         (
             "kind = \"deep_fm\"",
-            "job.toml:12:8: error: expected \"linear\", \"mlp\", \"wide_deep\", \"deepfm\", \"dcn_v2\", \"dlrm\" \
-             or \"two_tower\", found \"deep_fm\"; did you mean `deepfm`?",
+            "job.toml:12:8: error: expected \"linear\", \"mlp\", \"wide_deep\", \"deepfm\", \"dcn_v2\", \"dlrm\", \
+             \"mmoe\" or \"two_tower\", found \"deep_fm\"; did you mean `deepfm`?",
         ),
         ("kind = \"mlp\"\ncross_layers = 2", "job.toml:13:1: error: unknown key `cross_layers` in [model]"),
         (
@@ -290,7 +290,7 @@ fn what_two_towers_cannot_have_is_told_with_its_place() {
     for (text, expected) in [
         ("item_id = \"fil\"", "job.toml:16:11: error: `fil` is not in [features]; did you mean `film`?"),
         ("temperature = 0", "job.toml:16:15: error: "),
-        ("query.dims = 3", "job.toml:16:1: error: unknown key `dims` in [model.query]"),
+        ("query.dims = 3", "job.toml:16:7: error: unknown key `dims` in [model.query]"),
         (
             "[training.loss]\nlabel_smoothing = 0.1",
             "job.toml:17:1: error: `label_smoothing` is of losses by labels; a two-tower model's is of choosing among",
