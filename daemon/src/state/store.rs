@@ -502,7 +502,7 @@ mod tests {
         let connection = Connection::open(&file).unwrap();
         connection.pragma_update(None, "user_version", 99).unwrap();
         drop(connection);
-        assert!(matches!(Store::open(&file), Err(StoreError::Newer { found: 99, known: 4 })));
+        assert!(matches!(Store::open(&file), Err(StoreError::Newer { found: 99, known: 5 })));
     }
 
     #[test]

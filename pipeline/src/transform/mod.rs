@@ -245,7 +245,9 @@ impl Transform {
             work.targets(*column, &elements, &targets, meaning.expected(), labels);
         }
         work.labels = labels;
-        let Some((column, mut weights)) = self.weight.zip(work.weights.take()) else { return Ok(()) };
+        // Without a column of them, the weights of a weighted schema stay 1.
+        let Some(column) = self.weight else { return Ok(()) };
+        let Some(mut weights) = work.weights.take() else { return Ok(()) };
         let elements = work.elements(column);
         let targets = label::weights(&elements.leaf, &self.missing);
         let targets = targets.ok_or_else(|| wrong_type(work.raw, column, NUMBERS))?;

@@ -43,10 +43,11 @@ fn train_tells_what_it_came_to() {
     let eval = &outcome["eval"];
     let promised = ["auc", "log_loss", "accuracy", "examples"];
     let more = ["auc_error", "pr_auc", "pr_auc_error", "normalized_entropy", "calibration", "rmse"];
-    assert_keys(eval, &[&promised[..], &more, &["group_auc", "groups"]].concat());
+    // Rows have no groups here.
+    assert_keys(eval, &[&promised[..], &more].concat());
     assert_eq!(eval["examples"], EVAL_ROWS);
-    for (exact, absent) in [("auc_error", "group_auc"), ("pr_auc_error", "groups")] {
-        assert_eq!((&eval[exact], &eval[absent]), (&0.0.into(), &Value::Null), "{eval}");
+    for exact in ["auc_error", "pr_auc_error"] {
+        assert_eq!(eval[exact], 0.0, "{eval}");
     }
     assert!((0.5..1.5).contains(&eval["calibration"].as_f64().unwrap()), "{eval}");
     assert!((0.0..1.0).contains(&eval["normalized_entropy"].as_f64().unwrap()), "{eval}");
@@ -70,9 +71,11 @@ fn check_tells_the_plan() {
             "precision",
             "parameters",
             "memory",
+            "warm_start",
         ],
     );
     assert_eq!(plan["name"], "census-wide-deep");
+    assert_eq!(plan["warm_start"], Value::Null);
     assert_eq!(plan["data"]["train"]["files"], 4);
     assert_eq!(plan["data"]["train"]["rows"], TRAIN_ROWS);
     assert_eq!(plan["data"]["eval"]["rows"], EVAL_ROWS);
