@@ -127,12 +127,8 @@ fn kind(name: &str) -> Result<Kind, String> {
 }
 
 fn precision(name: &str) -> Result<Precision, String> {
-    match name {
-        "fp32" => Ok(Precision::Fp32),
-        "bf16" => Ok(Precision::Bf16),
-        "fp16" => Ok(Precision::Fp16),
-        _ => Err(format!("`--precision` is `{name}`; expected `fp32`, `bf16` or `fp16`")),
-    }
+    let found = Precision::ALL.into_iter().find(|precision| precision.name() == name);
+    found.ok_or_else(|| format!("`--precision` is `{name}`; expected `fp32`, `bf16` or `fp16`"))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

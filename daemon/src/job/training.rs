@@ -30,7 +30,7 @@ pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labe
     if model.chooses_in_batches() {
         refuse_what_is_of_labels(&training);
     }
-    let precisions = [Precision::Fp32, Precision::Bf16, Precision::Fp16].map(|it| (it.name(), it));
+    let precisions = Precision::ALL.map(|it| (it.name(), it));
     let precision = training.choice("precision", &precisions).unwrap_or_default();
     let loss_scale = read_loss_scale(&mut training, precision);
     let threads = training.whole_u32("threads", 1..=1_024);

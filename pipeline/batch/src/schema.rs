@@ -32,6 +32,14 @@ impl BatchSchema {
     pub fn label_count(&self) -> usize {
         self.labels.len().max(1)
     }
+
+    /// The name of each label; an empty one of one that has none.
+    pub fn label_names(&self) -> Vec<&str> {
+        match self.labels.as_slice() {
+            [] => vec![""],
+            labels => labels.iter().map(String::as_str).collect(),
+        }
+    }
 }
 
 /// A feature with exactly one id a row.

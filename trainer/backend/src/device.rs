@@ -10,6 +10,10 @@ use crate::float::Float;
 #[cfg(doc)]
 use crate::update::Formula;
 
+/// Bits that tell apart, in a group of several columns, the columns and, of each, the rows of a batch: their number
+/// times the rows, rounded up to a power of two, is at most two to this power.
+pub const PLACE_BITS: u32 = 32;
+
 /// A number a backend computes with.
 pub trait Scalar: Copy + Debug + Default + PartialEq + Send + Sync + 'static {
     /// The nearest value.
@@ -176,6 +180,6 @@ pub trait Device {
     /// What [`Backend::in_batch_softmax`] works in, for up to `rows` rows of `columns` columns.
     fn softmax_work(&self, rows: usize, columns: usize) -> Self::Matrix;
     /// Room for the plan of any batch of `schema` over `groups` of columns, each once: a group is what is looked up in
-    /// one table, in the order of its lookups.
+    /// one table, in the order of its lookups; [`PLACE_BITS`] bounds them.
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self::RowPlan;
 }

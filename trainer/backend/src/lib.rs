@@ -17,7 +17,7 @@ pub use backend::{
     Activation, Backend, GradientColumns, LayerGradient, Loss, MixtureShape, RowGradients, Sum, Task,
 };
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
-pub use device::{Device, IdColumn, Lookup, Pooling, Scalar, TablePart, TablePlace, TableShape};
+pub use device::{Device, IdColumn, Lookup, PLACE_BITS, Pooling, Scalar, TablePart, TablePlace, TableShape};
 pub use error::{BackendError, BatchError};
 pub use float::Float;
 pub use host::HostBatch;

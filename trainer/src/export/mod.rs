@@ -79,7 +79,7 @@ pub enum ExportError {
     #[error("a {kind} model has no {tower} tower; those of `two_tower` can be exported alone")]
     NoTower {
         /// The model's kind.
-        kind: String,
+        kind: &'static str,
         /// Which one was asked for.
         tower: &'static str,
     },
@@ -160,9 +160,8 @@ impl Trained {
     }
 
     /// The model's kind, as a job names it.
-    pub fn kind(&self) -> String {
-        let spec = self.spec();
-        spec.get("kind").and_then(|kind| kind.as_str()).unwrap_or_default().to_owned()
+    pub fn kind(&self) -> &'static str {
+        self.snapshot.model.kind()
     }
 
     /// Trained numbers.
@@ -174,7 +173,7 @@ impl Trained {
     fn description(&self, added: &[(String, String)]) -> Vec<(String, String)> {
         let of_model = [
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
-            ("kind", self.kind()),
+            ("kind", self.kind().to_owned()),
             ("step", self.snapshot.step.to_string()),
             ("model", self.spec().to_string()),
         ];

@@ -129,7 +129,7 @@ fn every_kind_of_model_takes_the_features_that_it_reads_and_gives_scores() {
         assert_eq!(outputs, wanted.collect::<Vec<_>>(), "{name}");
     }
     let all = ["dcn_v2", "deepfm", "dlrm", "linear", "mlp", "mmoe", "two_tower", "wide_deep"];
-    assert_eq!(kinds.iter().map(String::as_str).collect::<Vec<_>>(), all);
+    assert_eq!(kinds.iter().copied().collect::<Vec<_>>(), all);
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn safetensors_are_the_same_bytes_each_time_and_read_back_to_the_same_bits() {
     let part = Part { name: MODEL_PART, write: &|out: &mut dyn Write| write(out) };
     store.commit(trained.snapshot.clone(), &[part], 1).unwrap();
     let read = Trained::open(&store, 12).unwrap();
-    assert_eq!((read.kind(), read.numbers()), ("wide_deep".to_owned(), trained.numbers()));
+    assert_eq!((read.kind(), read.numbers()), ("wide_deep", trained.numbers()));
     assert_eq!(read.parameters.len(), trained.parameters.len());
     for (read, written) in read.parameters.iter().zip(&trained.parameters) {
         assert_eq!((&read.tensor, &read.data), (&written.tensor, &written.data));

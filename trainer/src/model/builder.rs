@@ -50,10 +50,7 @@ impl<'a, D: Device> Builder<'a, D> {
 
     /// The name of each label; empty of one that has none.
     pub(super) fn labels(&self) -> Vec<&'a str> {
-        match self.schema.labels.as_slice() {
-            [] => vec![""],
-            labels => labels.iter().map(String::as_str).collect(),
-        }
+        self.schema.label_names()
     }
 
     /// Room for activations, `columns` numbers a row of a pass.
@@ -132,7 +129,9 @@ impl<'a, D: Device> Builder<'a, D> {
         spec: &EmbeddingSpec,
         features: Features,
     ) -> Result<Embedding<D>, ModelError> {
-        let EmbeddingTables { tables, lookups } = EmbeddingTables::resolve(keys, spec, &features.ids)?;
+        let resolved = EmbeddingTables::resolve(keys, spec, &features.ids)?;
+        resolved.check_sharing(keys, self.schema.rows)?;
+        let EmbeddingTables { tables, lookups } = resolved;
         let optimizer = self.embedding_optimizer(keys.optimizer, &spec.optimizer)?;
         let table = |table: &EmbeddingTable| {
             let (name, shape) = (format!("{prefix}embedding.{}", table.name), (table.rows, table.width));

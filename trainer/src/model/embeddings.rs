@@ -5,6 +5,8 @@
 
 use std::collections::HashMap;
 
+use millstream_backend::PLACE_BITS;
+
 use crate::model::error::ModelError;
 use crate::model::features::IdFeatureColumn;
 use crate::spec::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, Pooling, TableSpec};
@@ -112,6 +114,22 @@ impl EmbeddingTables {
             all.lookups.push(TableLookup { table, pooling });
         }
         Ok(all)
+    }
+
+    /// That backends can tell the features of each table and the rows of a batch of `rows` apart, in
+    /// [`PLACE_BITS`] bits.
+    pub(crate) fn check_sharing(&self, keys: EmbeddingKeys, rows: u32) -> Result<(), ModelError> {
+        let most = (1 << PLACE_BITS) / u64::from(rows).next_power_of_two();
+        for (number, table) in self.tables.iter().enumerate() {
+            let sharing = self.lookups.iter().filter(|lookup| lookup.table == number).count();
+            if sharing > 1 && sharing as u64 > most {
+                let message = format!(
+                    "{sharing} features share the table; with batches of {rows} rows, at most {most} can"
+                );
+                return Err(ModelError::Table { key: keys.tables, table: table.name.clone(), message });
+            }
+        }
+        Ok(())
     }
 
     /// The width of every embedding of `model`, which computes with vectors of one width.
@@ -235,6 +253,16 @@ mod tests {
         let message = found.one_width(EmbeddingKeys::MODEL, "DeepFM").unwrap_err().to_string();
         assert_eq!(message, "model.embedding_dim: DeepFM needs embeddings of one width, a number");
         assert_eq!(resolve(Vec::new()).unwrap().one_width(EmbeddingKeys::MODEL, "DeepFM"), Ok(8));
+    }
+
+    #[test]
+    fn as_many_features_share_a_table_as_backends_can_tell_apart() {
+        let found = resolve(vec![table("pages", &["seen", "page", "liked"])]).unwrap();
+        let check = |rows| found.check_sharing(EmbeddingKeys::MODEL, rows).map_err(|error| error.to_string());
+        assert_eq!(check(1 << 30), Ok(()));
+        let message = "3 features share the table; with batches of 1073741825 rows, at most 2 can";
+        assert_eq!(check((1 << 30) + 1), Err(format!("model.embeddings.pages: {message}")));
+        assert_eq!(resolve(Vec::new()).unwrap().check_sharing(EmbeddingKeys::MODEL, u32::MAX), Ok(()));
     }
 
     #[test]

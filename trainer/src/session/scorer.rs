@@ -163,9 +163,13 @@ where
 
 /// For the rows of evaluations: one for each label.
 fn accumulators(model: &ModelSpec, schema: &BatchSchema, training: &TrainingSpec) -> Vec<Accumulator> {
-    let names = schema.labels.iter().map(String::as_str).chain(schema.labels.is_empty().then_some(""));
     let tasks = training.tasks(schema.label_count());
-    names.zip(&tasks).map(|(name, task)| Accumulator::new(name, model.prediction(&task.loss))).collect()
+    schema
+        .label_names()
+        .into_iter()
+        .zip(&tasks)
+        .map(|(name, task)| Accumulator::new(name, model.prediction(&task.loss)))
+        .collect()
 }
 
 /// Opens a part of a checkpoint, which must hold just `tensors`.

@@ -32,6 +32,9 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Fp32, Self::Bf16, Self::Fp16];
+
     /// What a job file calls it.
     pub fn name(self) -> &'static str {
         match self {

@@ -12,7 +12,7 @@
 
 mod axes;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use millstream_backend::Backend;
 use millstream_batch::BatchSchema;
@@ -38,6 +38,8 @@ pub struct WarmStart {
     /// The earlier model's tensors, in their order.
     then: Vec<NamedTensor>,
     carried: HashMap<String, Carry>,
+    /// Embeddings that the earlier model did not have.
+    zeros: HashSet<String>,
     report: Report,
 }
 
@@ -54,13 +56,14 @@ pub struct Report {
     pub left: Vec<String>,
 }
 
-/// How a tensor is made of the earlier one.
+/// How a tensor is made of the earlier one of its name: row by row and column by column.
 #[derive(Debug)]
-enum Carry {
-    /// All zeros.
-    Zeros,
-    /// Row by row and column by column of the earlier tensor of the same name.
-    From { rows: Vec<Place>, columns: Vec<Place>, width: usize },
+struct Carry {
+    then: NamedTensor,
+    /// Columns of that.
+    width: usize,
+    rows: Vec<Place>,
+    columns: Vec<Place>,
 }
 
 /// Where a row or column comes from.
@@ -111,7 +114,7 @@ impl WarmStart {
         let (then, now) = (parameters(then)?, parameters(now)?);
         let mut by_name: BTreeMap<&str, &NamedTensor> =
             then.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
-        let (mut carried, mut report) = (HashMap::new(), Report::default());
+        let (mut carried, mut zeros, mut report) = (HashMap::new(), HashSet::new(), Report::default());
         for tensor in &now {
             let name = tensor.name.clone();
             let axes = (axes_then.get(&name), axes.get(&name));
@@ -119,7 +122,7 @@ impl WarmStart {
                 None => {
                     report.anew.push((name.clone(), "was not there".to_owned()));
                     if matches!(axes.1.0, Some(Axis::Ids(_))) {
-                        carried.insert(name, Carry::Zeros);
+                        zeros.insert(name);
                     }
                 }
                 Some(then) => match carry(then, tensor, axes, &mut ids) {
@@ -136,7 +139,7 @@ impl WarmStart {
         if report.whole.is_empty() && report.in_part.is_empty() {
             return Err(WarmStartError::Nothing(report));
         }
-        Ok(Self { then, carried, report })
+        Ok(Self { then, carried, zeros, report })
     }
 
     /// What becomes of the new model's parameters.
@@ -160,19 +163,18 @@ impl WarmStart {
     ) -> Result<(), E> {
         let mut numbers = Vec::new();
         model.change_weights(|tensor, weights| {
-            match self.carried.get(&tensor.name) {
-                None => return Ok(false),
-                Some(Carry::Zeros) => weights.fill(B::Scalar::default()),
-                Some(Carry::From { rows, columns, width }) => {
-                    let then = self.then.iter().find(|then| then.name == tensor.name);
-                    let Some(then) = then else { return Ok(false) };
-                    numbers.clear();
-                    numbers.resize(then.len(), B::Scalar::default());
-                    read(then, &mut numbers)?;
-                    place(&numbers, *width, (rows, columns), weights);
-                }
+            if let Some(carry) = self.carried.get(&tensor.name) {
+                numbers.clear();
+                numbers.resize(carry.then.len(), B::Scalar::default());
+                read(&carry.then, &mut numbers)?;
+                carry.place(&numbers, weights);
+                return Ok(true);
             }
-            Ok(true)
+            let is_new = self.zeros.contains(&tensor.name);
+            if is_new {
+                weights.fill(B::Scalar::default());
+            }
+            Ok(is_new)
         })
     }
 }
@@ -199,10 +201,19 @@ impl std::fmt::Display for Report {
 impl Carry {
     /// Whether each number of the new tensor is one of the earlier.
     fn is_whole(&self) -> bool {
-        let is_carried = |place: &Place| matches!(place, Place::Then(_));
-        match self {
-            Self::Zeros => false,
-            Self::From { rows, columns, .. } => rows.iter().chain(columns).all(is_carried),
+        self.rows.iter().chain(&self.columns).all(|place| matches!(place, Place::Then(_)))
+    }
+
+    /// Fills `weights` from the earlier tensor's numbers.
+    fn place<T: Copy + Default>(&self, then: &[T], weights: &mut [T]) {
+        for (row, weights) in self.rows.iter().zip(weights.chunks_exact_mut(self.columns.len().max(1))) {
+            for (column, weight) in self.columns.iter().zip(weights) {
+                match (*row, *column) {
+                    (Place::Then(row), Place::Then(column)) => *weight = then[row * self.width + column],
+                    (Place::Zeros, _) | (_, Place::Zeros) => *weight = T::default(),
+                    (Place::Anew, _) | (_, Place::Anew) => {}
+                }
+            }
         }
     }
 }
@@ -226,7 +237,7 @@ fn carry(
     let (from, to) = (matrix_shape(then, axes_then), matrix_shape(now, axes));
     let rows = places((axes_then.0, from.0), (axes.0, to.0), ids)?.ok_or_else(unlike)?;
     let columns = places((axes_then.1, from.1), (axes.1, to.1), ids)?.ok_or_else(unlike)?;
-    Ok(Carry::From { rows, columns, width: from.1 })
+    Ok(Carry { then: then.clone(), width: from.1, rows, columns })
 }
 
 /// Rows and columns of a tensor. A vector is a row, unless its places stand for rows.
@@ -267,24 +278,6 @@ fn places(
         }
         (None, None) => Ok(in_order()),
         _ => Ok(None),
-    }
-}
-
-/// Fills `weights` from `then`, whose rows are `width` wide.
-fn place<T: Copy + Default>(
-    then: &[T],
-    width: usize,
-    (rows, columns): (&[Place], &[Place]),
-    weights: &mut [T],
-) {
-    for (row, weights) in rows.iter().zip(weights.chunks_exact_mut(columns.len().max(1))) {
-        for (column, weight) in columns.iter().zip(weights) {
-            match (*row, *column) {
-                (Place::Then(row), Place::Then(column)) => *weight = then[row * width + column],
-                (Place::Zeros, _) | (_, Place::Zeros) => *weight = T::default(),
-                (Place::Anew, _) | (_, Place::Anew) => {}
-            }
-        }
     }
 }
 

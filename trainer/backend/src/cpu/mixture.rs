@@ -5,7 +5,7 @@
 
 use crate::backend::MixtureShape;
 use crate::cpu::matrix::CpuMatrix;
-use crate::cpu::memory::LINE;
+use crate::cpu::vectors::product;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
 
 /// Batch rows of a task.
@@ -122,17 +122,4 @@ fn add_times(factor: f32, from: &[f32], to: &mut [f32]) {
     for (to, from) in to.iter_mut().zip(from) {
         *to += factor * from;
     }
-}
-
-/// The inner product, by sums side by side, which vector instructions make at once.
-#[inline(always)]
-fn product(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0; LINE];
-    let (a, b) = (a.chunks(LINE), b.chunks(LINE));
-    for (a, b) in a.zip(b) {
-        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
-            *sum += a * b;
-        }
-    }
-    sums.iter().sum()
 }

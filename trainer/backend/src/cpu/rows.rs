@@ -8,7 +8,7 @@ use millstream_batch::BatchSchema;
 
 use crate::cpu::Cpu;
 use crate::cpu::memory::Parts;
-use crate::device::{IdColumn, Lookup};
+use crate::device::{IdColumn, Lookup, PLACE_BITS};
 use crate::host::{HostBatch, Ids, capacity, cardinality};
 
 /// Most bits of a digit of the radix sort: its counters take 8 KiB of the stack.
@@ -47,13 +47,13 @@ impl CpuRowPlan {
     /// Room for `groups`.
     ///
     /// # Panics
-    /// When a group has more columns than fit above the rows of a batch in 32 bits.
+    /// When a group has more columns than fit above the rows of a batch in [`PLACE_BITS`].
     pub(crate) fn new(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self {
         let sorted = groups.iter().map(|columns| {
             let capacity = capacity_of(schema, columns);
             let row_bits = bits_below(schema.rows);
             let places = (columns.len() as u64) << row_bits;
-            assert!(columns.len() == 1 || places <= 1 << u32::BITS, "too many columns share a table");
+            assert!(columns.len() == 1 || places <= 1 << PLACE_BITS, "too many columns share a table");
             let ids = columns.iter().map(|&column| cardinality(schema, column)).max();
             SortedIds {
                 columns: columns.clone(),

@@ -49,7 +49,7 @@ pub(crate) fn products(
 
 /// The product of two vectors, in as many partial sums as a line has numbers.
 #[inline(always)]
-fn product(left: &[f32], right: &[f32]) -> f32 {
+pub(crate) fn product(left: &[f32], right: &[f32]) -> f32 {
     let mut sums = [0.0_f32; LINE];
     let (lefts, rights) = (left.chunks_exact(LINE), right.chunks_exact(LINE));
     let rest = lefts.remainder().iter().zip(rights.remainder());

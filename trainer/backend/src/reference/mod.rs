@@ -3,6 +3,7 @@
 //! It is what [`crate::Cpu`] and every later device is tested against, and what finite differences and
 //! the float64 golden trajectory run on. It shares nothing with them but the checked batch.
 
+mod interaction;
 mod mixture;
 mod normalize;
 mod retrieval;
@@ -70,26 +71,6 @@ impl ReferenceMatrix {
 
     fn rows(&self) -> usize {
         self.values.len() / self.columns.max(1)
-    }
-
-    /// The product of vectors `i` and `j` of a row, `width` columns each.
-    fn product(&self, row: usize, width: usize, i: usize, j: usize) -> f64 {
-        (0..width).map(|k| self.at(row, i * width + k) * self.at(row, j * width + k)).sum()
-    }
-
-    /// Adds the gradient of [`ReferenceMatrix::product`] by both vectors to `gradient`, given that by the product.
-    fn product_gradient(
-        &self,
-        row: usize,
-        width: usize,
-        (i, j): (usize, usize),
-        g: f64,
-        gradient: &mut Self,
-    ) {
-        for k in 0..width {
-            *gradient.at_mut(row, i * width + k) += g * self.at(row, j * width + k);
-            *gradient.at_mut(row, j * width + k) += g * self.at(row, i * width + k);
-        }
     }
 }
 
@@ -309,32 +290,21 @@ impl Backend for Reference {
         &self,
         rows: usize,
         vectors: &ReferenceMatrix,
-        (count, width): (usize, usize),
+        shape: (usize, usize),
         out: &mut ReferenceMatrix,
     ) {
-        for row in 0..rows {
-            for_each_pair(count, |i, j| {
-                *out.at_mut(row, 0) += vectors.product(row, width, i, j);
-            });
-        }
-        out.round(rows);
+        interaction::fm_forward(rows, vectors, shape, out);
     }
 
     fn fm_backward(
         &self,
         rows: usize,
         vectors: &ReferenceMatrix,
-        (count, width): (usize, usize),
+        shape: (usize, usize),
         out_gradient: &ReferenceMatrix,
         vectors_gradient: &mut ReferenceMatrix,
     ) {
-        for row in 0..rows {
-            let g = out_gradient.at(row, 0);
-            for_each_pair(count, |i, j| {
-                vectors.product_gradient(row, width, (i, j), g, vectors_gradient);
-            });
-        }
-        vectors_gradient.round(rows);
+        interaction::fm_backward(rows, vectors, shape, out_gradient, vectors_gradient);
     }
 
     fn cross_forward(
@@ -345,13 +315,7 @@ impl Backend for Reference {
         input: &ReferenceMatrix,
         output: &mut ReferenceMatrix,
     ) {
-        for row in 0..rows {
-            for column in 0..first.columns {
-                *output.at_mut(row, column) =
-                    first.at(row, column) * product.at(row, column) + input.at(row, column);
-            }
-        }
-        output.round(rows);
+        interaction::cross_forward(rows, first, product, input, output);
     }
 
     fn cross_backward(
@@ -363,29 +327,11 @@ impl Backend for Reference {
         product_gradient: &mut ReferenceMatrix,
         first_gradient: &mut ReferenceMatrix,
     ) {
-        for row in 0..rows {
-            for column in 0..first.columns {
-                let g = output_gradient.at(row, column);
-                *product_gradient.at_mut(row, column) = g * first.at(row, column);
-                *first_gradient.at_mut(row, column) += g * product.at(row, column);
-            }
-        }
-        product_gradient.round(rows);
-        first_gradient.round(rows);
+        interaction::cross_backward(rows, first, product, output_gradient, product_gradient, first_gradient);
     }
 
     fn dot_forward(&self, rows: usize, vectors: &ReferenceMatrix, width: usize, out: &mut ReferenceMatrix) {
-        for row in 0..rows {
-            for column in 0..width {
-                *out.at_mut(row, column) = vectors.at(row, column);
-            }
-            let mut place = width..;
-            for_each_pair(vectors.columns / width, |i, j| {
-                let place = place.next().expect("no end");
-                *out.at_mut(row, place) = vectors.product(row, width, i, j);
-            });
-        }
-        out.round(rows);
+        interaction::dot_forward(rows, vectors, width, out);
     }
 
     fn dot_backward(
@@ -396,18 +342,7 @@ impl Backend for Reference {
         out_gradient: &ReferenceMatrix,
         vectors_gradient: &mut ReferenceMatrix,
     ) {
-        for row in 0..rows {
-            for column in 0..vectors.columns {
-                *vectors_gradient.at_mut(row, column) =
-                    if column < width { out_gradient.at(row, column) } else { 0.0 };
-            }
-            let mut place = width..;
-            for_each_pair(vectors.columns / width, |i, j| {
-                let g = out_gradient.at(row, place.next().expect("no end"));
-                vectors.product_gradient(row, width, (i, j), g, vectors_gradient);
-            });
-        }
-        vectors_gradient.round(rows);
+        interaction::dot_backward(rows, vectors, width, out_gradient, vectors_gradient);
     }
 
     fn mixture_forward(
@@ -688,15 +623,6 @@ impl Backend for Reference {
                 g.iter().zip(weights).map(|(&g, &w)| shaped(update, scale.at(0, 0), g, w)).collect();
             table.step_row(&update.formula, id, &g);
         });
-    }
-}
-
-/// Calls `visit` with each pair of `count` vectors, the higher number first.
-fn for_each_pair(count: usize, mut visit: impl FnMut(usize, usize)) {
-    for i in 0..count {
-        for j in 0..i {
-            visit(i, j);
-        }
     }
 }
 

@@ -5,8 +5,8 @@
 //! the other side of the middle between two numbers of the format, by one unit of the format more.
 
 use millstream_backend::{
-    Activation, Axis, Backend, Cpu, Float, IdColumn, LayerGradient, Lookup, Loss, LossScaling, Normalization,
-    Normalized, Pooling, Reference, Sum,
+    Activation, Axis, Backend, Cpu, Float, IdColumn, LayerGradient, Lookup, Loss, LossScaling, MixtureShape,
+    Normalization, Normalized, Pooling, Reference, Sum,
 };
 
 use crate::case::{Bench, IdsFall, Random, Shapes};
@@ -119,6 +119,31 @@ impl<B: Backend> Rounded<'_, B> {
         self.give_low("cross by first", &by_first, rows * columns);
     }
 
+    fn mixtures(&mut self, rows: usize, shape: MixtureShape) {
+        let (backend, MixtureShape { tasks, experts, width }) = (self.bench.0, shape);
+        let (of_gates, of_experts, outputs) = (tasks * experts, experts * width, tasks * width);
+        let (logits, given) = (self.low(rows, of_gates), self.low(rows, of_experts));
+        let (mut gates, mut output) = (self.low(rows, of_gates), self.low(rows, outputs));
+        backend.mixture_forward(rows, shape, &logits, &given, &mut gates, &mut output);
+        self.give_low("gates", &gates, rows * of_gates);
+        self.give_low("mixture", &output, rows * outputs);
+        let (gates, by_output) = (self.low(rows, of_gates), self.low(rows, outputs));
+        let (mut by_logits, mut by_experts) = (self.low(rows, of_gates), self.low(rows, of_experts));
+        backend.mixture_backward(rows, shape, &gates, &given, &by_output, &mut by_logits, &mut by_experts);
+        self.give_low("mixture by logits", &by_logits, rows * of_gates);
+        self.give_low("mixture by experts", &by_experts, rows * of_experts);
+    }
+
+    fn vectors(&mut self, rows: usize, columns: usize) {
+        let backend = self.bench.0;
+        let (input, other) = (self.low(rows, columns), self.low(rows, columns));
+        let (mut output, mut products) = (self.low(rows, columns), self.low(rows, 1));
+        backend.unit_forward(rows, &input, &mut output);
+        self.give_low("unit", &output, rows * columns);
+        backend.row_products(rows, 0.3, &input, &other, &mut products);
+        self.give_low("row_products", &products, rows);
+    }
+
     fn columns(&mut self, rows: usize, columns: usize) {
         let backend = self.bench.0;
         let (from, mut to) = (self.whole(rows, columns), self.low(rows, columns));
@@ -207,6 +232,8 @@ fn run<B: Backend>(backend: &B, float: Float) -> Vec<Given> {
         rounded.interactions(rows, vectors);
         rounded.columns(rows, vectors.1);
         rounded.normalization(rows, vectors.1);
+        rounded.vectors(rows, vectors.0 * vectors.1);
+        rounded.mixtures(rows, MixtureShape { tasks: 2, experts: vectors.0, width: vectors.1 });
     }
     for pooling in [Pooling::Sum, Pooling::Mean, Pooling::SqrtN] {
         rounded.lookups(&Shapes {

@@ -47,9 +47,8 @@ impl<'a> Net<'a> {
     }
 
     /// The name of each label; empty of one that has none.
-    pub(super) fn labels(&self) -> Vec<String> {
-        let labels = &self.trained.snapshot.schema.labels;
-        if labels.is_empty() { vec![String::new()] } else { labels.clone() }
+    pub(super) fn labels(&self) -> Vec<&'a str> {
+        self.trained.snapshot.schema.label_names()
     }
 
     /// The features that the list at `key` names.

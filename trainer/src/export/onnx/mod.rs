@@ -9,8 +9,8 @@
 //! A model of several labels has both for each, as `score_LABEL` and `logit_LABEL`. For a label that is predicted as the
 //! number it is, `score` is that number, and there is no `logit`.
 //!
-//! Of a two-tower model the score is no probability, but the product of both vectors over the temperature, and there is no
-//! `logit`; of one of its towers comes nothing but
+//! Of a two-tower model the score is no probability, but the product of both vectors over the temperature, and there
+//! is no `logit`; of one of its towers comes nothing but
 //!
 //! * `vector`: the query's or the item's, `float [rows, W]`.
 //!
@@ -61,7 +61,7 @@ const ALIGNMENT: u64 = 4096;
 /// A model as ONNX has it.
 pub struct OnnxModel {
     graph: Graph,
-    kind: String,
+    kind: &'static str,
     metadata: Vec<(String, String)>,
 }
 
@@ -180,7 +180,7 @@ impl OnnxModel {
             metadata_props: self.metadata.iter().map(|(key, value)| entry(key, value.clone())).collect(),
             graph: Some(GraphProto {
                 node: nodes.clone(),
-                name: self.kind.clone(),
+                name: self.kind.to_owned(),
                 initializer,
                 input: inputs.clone(),
                 output: outputs.clone(),
@@ -231,22 +231,18 @@ fn score(graph: &mut Graph, logits: &Value, label: &str, prediction: Prediction)
     };
     let shape = [Dimension::Named(ROWS.to_owned())];
     let axes = graph.list("axis.1", &[1]);
-    match prediction {
-        Prediction::Number | Prediction::Rank => {
-            let score = graph.node("Squeeze", &[logits, &axes], &format!("score{named}"));
-            let about = match prediction {
-                Prediction::Number => format!("What {whose} is predicted to be"),
-                _ => "The product of both vectors, over the temperature".to_owned(),
-            };
-            graph.output(&score, &shape, about);
-        }
+    let about = match prediction {
+        Prediction::Number => format!("What {whose} is predicted to be"),
+        Prediction::Rank => "The product of both vectors, over the temperature".to_owned(),
         Prediction::Probability => {
             let logit = graph.node("Squeeze", &[logits, &axes], &format!("logit{named}"));
             let score = graph.node("Sigmoid", &[&logit], &format!("score{named}"));
             graph.output(&score, &shape, format!("The probability of {whose} being 1"));
-            graph.output(&logit, &shape, "The logarithm of its odds".to_owned());
+            return graph.output(&logit, &shape, "The logarithm of its odds".to_owned());
         }
-    }
+    };
+    let score = graph.node("Squeeze", &[logits, &axes], &format!("score{named}"));
+    graph.output(&score, &shape, about);
 }
 
 /// A tensor, but for its numbers.

@@ -143,8 +143,8 @@ impl Net<'_> {
         let logits = self.graph.node("Reshape", &[&logits, &shape], "gates/logits");
         let gates = self.graph.node_with("Softmax", &[&logits], &[("axis", Attribute::Int(2))], "gates");
         let mixtures = self.graph.node("MatMul", &[&gates, &given], "mixtures");
-        let tower = |(label, task): (String, i64)| {
-            let name = tower_name(&label);
+        let tower = |(label, task): (&str, i64)| {
+            let name = tower_name(label);
             let place = self.graph.list(&format!("{name}/place"), &[task]);
             let gather = [("axis", Attribute::Int(1))];
             let mixture =

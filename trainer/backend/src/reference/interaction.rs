@@ -1,0 +1,134 @@
+//! How features meet, as the equations say.
+
+use super::ReferenceMatrix;
+
+pub(super) fn fm_forward(
+    rows: usize,
+    vectors: &ReferenceMatrix,
+    (count, width): (usize, usize),
+    out: &mut ReferenceMatrix,
+) {
+    for row in 0..rows {
+        for_each_pair(count, |i, j| {
+            *out.at_mut(row, 0) += vectors.product(row, width, i, j);
+        });
+    }
+    out.round(rows);
+}
+
+pub(super) fn fm_backward(
+    rows: usize,
+    vectors: &ReferenceMatrix,
+    (count, width): (usize, usize),
+    out_gradient: &ReferenceMatrix,
+    vectors_gradient: &mut ReferenceMatrix,
+) {
+    for row in 0..rows {
+        let g = out_gradient.at(row, 0);
+        for_each_pair(count, |i, j| {
+            vectors.product_gradient(row, width, (i, j), g, vectors_gradient);
+        });
+    }
+    vectors_gradient.round(rows);
+}
+
+pub(super) fn cross_forward(
+    rows: usize,
+    first: &ReferenceMatrix,
+    product: &ReferenceMatrix,
+    input: &ReferenceMatrix,
+    output: &mut ReferenceMatrix,
+) {
+    for row in 0..rows {
+        for column in 0..first.columns {
+            *output.at_mut(row, column) =
+                first.at(row, column) * product.at(row, column) + input.at(row, column);
+        }
+    }
+    output.round(rows);
+}
+
+pub(super) fn cross_backward(
+    rows: usize,
+    first: &ReferenceMatrix,
+    product: &ReferenceMatrix,
+    output_gradient: &ReferenceMatrix,
+    product_gradient: &mut ReferenceMatrix,
+    first_gradient: &mut ReferenceMatrix,
+) {
+    for row in 0..rows {
+        for column in 0..first.columns {
+            let g = output_gradient.at(row, column);
+            *product_gradient.at_mut(row, column) = g * first.at(row, column);
+            *first_gradient.at_mut(row, column) += g * product.at(row, column);
+        }
+    }
+    product_gradient.round(rows);
+    first_gradient.round(rows);
+}
+
+pub(super) fn dot_forward(rows: usize, vectors: &ReferenceMatrix, width: usize, out: &mut ReferenceMatrix) {
+    for row in 0..rows {
+        for column in 0..width {
+            *out.at_mut(row, column) = vectors.at(row, column);
+        }
+        let mut place = width..;
+        for_each_pair(vectors.columns / width, |i, j| {
+            let place = place.next().expect("no end");
+            *out.at_mut(row, place) = vectors.product(row, width, i, j);
+        });
+    }
+    out.round(rows);
+}
+
+pub(super) fn dot_backward(
+    rows: usize,
+    vectors: &ReferenceMatrix,
+    width: usize,
+    out_gradient: &ReferenceMatrix,
+    vectors_gradient: &mut ReferenceMatrix,
+) {
+    for row in 0..rows {
+        for column in 0..vectors.columns {
+            *vectors_gradient.at_mut(row, column) =
+                if column < width { out_gradient.at(row, column) } else { 0.0 };
+        }
+        let mut place = width..;
+        for_each_pair(vectors.columns / width, |i, j| {
+            let g = out_gradient.at(row, place.next().expect("no end"));
+            vectors.product_gradient(row, width, (i, j), g, vectors_gradient);
+        });
+    }
+    vectors_gradient.round(rows);
+}
+
+impl ReferenceMatrix {
+    /// The product of vectors `i` and `j` of a row, `width` columns each.
+    fn product(&self, row: usize, width: usize, i: usize, j: usize) -> f64 {
+        (0..width).map(|k| self.at(row, i * width + k) * self.at(row, j * width + k)).sum()
+    }
+
+    /// Adds the gradient of [`ReferenceMatrix::product`] by both vectors to `gradient`, given that by the product.
+    fn product_gradient(
+        &self,
+        row: usize,
+        width: usize,
+        (i, j): (usize, usize),
+        g: f64,
+        gradient: &mut Self,
+    ) {
+        for k in 0..width {
+            *gradient.at_mut(row, i * width + k) += g * self.at(row, j * width + k);
+            *gradient.at_mut(row, j * width + k) += g * self.at(row, i * width + k);
+        }
+    }
+}
+
+/// Calls `visit` with each pair of `count` vectors, the higher number first.
+fn for_each_pair(count: usize, mut visit: impl FnMut(usize, usize)) {
+    for i in 0..count {
+        for j in 0..i {
+            visit(i, j);
+        }
+    }
+}
