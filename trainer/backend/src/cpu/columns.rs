@@ -16,9 +16,15 @@ pub(crate) fn copy(
 ) {
     assert!(rows <= from.rows() && first + columns <= from.columns());
     assert!(to_first + columns <= to.columns());
-    each_row(cpu, rows, to, |row, to| {
-        to[to_first..to_first + columns].copy_from_slice(&from.row(row)[first..first + columns]);
-    });
+    each_row(
+        cpu,
+        rows,
+        to,
+        #[inline(always)]
+        |row, to| {
+            to[to_first..to_first + columns].copy_from_slice(&from.row(row)[first..first + columns]);
+        },
+    );
 }
 
 /// Copies the first `rows` rows of `from` to `to` from row `first` on.
@@ -26,7 +32,7 @@ pub(crate) fn copy_rows(cpu: &Cpu, rows: usize, from: &CpuMatrix, to: &mut CpuMa
     assert!(rows <= from.rows() && first + rows <= to.rows() && from.columns() == to.columns());
     let stride = to.stride();
     let (float, out) = (to.float(), to.parts());
-    cpu.run(tasks_for(rows, ROWS), |task| {
+    run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get((first + block.start) * stride..(first + block.end) * stride) };
@@ -38,22 +44,40 @@ pub(crate) fn copy_rows(cpu: &Cpu, rows: usize, from: &CpuMatrix, to: &mut CpuMa
 /// `to += from`, over the columns of `to`.
 pub(crate) fn add(cpu: &Cpu, rows: usize, from: &CpuMatrix, to: &mut CpuMatrix) {
     assert!(rows <= from.rows() && to.columns() <= from.columns());
-    each_row(cpu, rows, to, |row, to| {
-        for (to, from) in to.iter_mut().zip(from.row(row)) {
-            *to += from;
-        }
-    });
+    each_row(
+        cpu,
+        rows,
+        to,
+        #[inline(always)]
+        |row, to| {
+            for (to, from) in to.iter_mut().zip(from.row(row)) {
+                *to += from;
+            }
+        },
+    );
 }
 
 /// Multiplies the first `rows` rows by the first number of `factor`.
 pub(crate) fn multiply(cpu: &Cpu, rows: usize, factor: &CpuMatrix, matrix: &mut CpuMatrix) {
     let factor = factor.row(0)[0];
-    each_row(cpu, rows, matrix, |_, row| row.iter_mut().for_each(|number| *number *= factor));
+    each_row(
+        cpu,
+        rows,
+        matrix,
+        #[inline(always)]
+        |_, row| row.iter_mut().for_each(|number| *number *= factor),
+    );
 }
 
 /// Zeros in the first `rows` rows.
 pub(crate) fn clear(cpu: &Cpu, rows: usize, matrix: &mut CpuMatrix) {
-    each_row(cpu, rows, matrix, |_, row| row.fill(0.0));
+    each_row(
+        cpu,
+        rows,
+        matrix,
+        #[inline(always)]
+        |_, row| row.fill(0.0),
+    );
 }
 
 /// Calls `write` with each of the first `rows` rows of `matrix`, and its number.
@@ -67,7 +91,7 @@ pub(crate) fn each_row(
     assert!(rows <= matrix.rows());
     let (float, stride, columns) = (matrix.float(), matrix.stride(), matrix.columns());
     let out = matrix.parts();
-    cpu.run(tasks_for(rows, ROWS), |task| {
+    run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };

@@ -16,7 +16,7 @@ pub(crate) fn table(cpu: &Cpu, table: &CpuTable, out: &mut [f32]) {
     let from = table.as_slice();
     assert_eq!(out.len(), from.len(), "as many numbers as the table has");
     let out = Parts::new(out);
-    cpu.run(tasks_for(from.len(), FLOATS), |task| {
+    run!(cpu, tasks_for(from.len(), FLOATS), |task| {
         let part = rows_of_task(task, FLOATS, from.len());
         // SAFETY: the parts of tasks are disjoint.
         unsafe { out.get(part.clone()) }.copy_from_slice(&from[part]);

@@ -17,7 +17,7 @@ pub(crate) fn dropout(cpu: &Cpu, rows: Range<usize>, keep: f64, key: u64, matrix
     let (float, stride, columns) = (matrix.float(), matrix.stride(), matrix.columns());
     let (factor, below) = ((1.0 / keep) as f32, threshold(keep));
     let numbers = matrix.parts();
-    cpu.run(tasks_for(rows.len(), ROWS), |task| {
+    run!(cpu, tasks_for(rows.len(), ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows.len());
         // SAFETY: blocks of rows are disjoint.
         let numbers = unsafe { numbers.get(block.start * stride..block.end * stride) };

@@ -32,7 +32,7 @@ pub(crate) fn gather(
         return;
     }
     let (float, out) = (out.float(), out.parts());
-    cpu.run(tasks_for(rows.len(), ROWS), |task| {
+    run!(cpu, tasks_for(rows.len(), ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows.len());
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };

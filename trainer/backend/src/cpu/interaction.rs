@@ -9,6 +9,29 @@ const ROWS: usize = 64;
 /// Vectors that are worked on at once: a line of a transposed row.
 const LANES: usize = LINE;
 
+/// Does work for `N` columns of vectors of some width from `first` on, all of them once. It is compiled for as many as a
+/// line has, for half of them and for one.
+macro_rules! by_columns {
+    ($width:expr, |$first:ident, $n:ident| $work:block) => {{
+        let mut $first = 0;
+        while $first + LANES <= $width {
+            const $n: usize = LANES;
+            $work
+            $first += $n;
+        }
+        if $first + LANES / 2 <= $width {
+            const $n: usize = LANES / 2;
+            $work
+            $first += $n;
+        }
+        while $first < $width {
+            const $n: usize = 1;
+            $work
+            $first += $n;
+        }
+    }};
+}
+
 /// `out += 1/2 sum over k of ((sum of v_k)^2 - sum of v_k^2)`
 pub(crate) fn fm_forward(
     cpu: &Cpu,
@@ -20,17 +43,16 @@ pub(crate) fn fm_forward(
     assert!(rows <= vectors.rows() && rows <= out.rows() && out.columns() == 1);
     assert!(count * width <= vectors.columns());
     let (float, out) = (out.float(), out.parts());
-    cpu.run(tasks_for(rows, ROWS), |task| {
+    run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.clone()) };
         for (row, out) in block.zip(out) {
             let vectors = &vectors.row(row)[..count * width];
             let mut total = 0.0;
-            each_strip(width, |first, columns| {
-                let (sum, squares) = sums(vectors, width, first, columns);
-                let pairs = sum.iter().zip(&squares).map(|(sum, squares)| sum * sum - squares);
-                total += pairs.take(columns).sum::<f32>();
+            by_columns!(width, |first, N| {
+                let (sum, squares) = sums::<N>(vectors, width, first);
+                total += sum.iter().zip(&squares).map(|(sum, squares)| sum * sum - squares).sum::<f32>();
             });
             *out = float.round(*out + 0.5 * total);
         }
@@ -50,19 +72,18 @@ pub(crate) fn fm_backward(
     assert!(count * width <= vectors.columns() && count * width <= vectors_gradient.columns());
     let stride = vectors_gradient.stride();
     let (float, out) = (vectors_gradient.float(), vectors_gradient.parts());
-    cpu.run(tasks_for(rows, ROWS), |task| {
+    run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
         for (row, out) in block.zip(out.chunks_exact_mut(stride)) {
             let (vectors, g) = (&vectors.row(row)[..count * width], out_gradient.row(row)[0]);
-            each_strip(width, |first, columns| {
-                let (sum, _) = sums(vectors, width, first, columns);
+            by_columns!(width, |first, N| {
+                let (sum, _) = sums::<N>(vectors, width, first);
                 for (v, by_v) in vectors.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-                    let (v, by_v) = (&v[first..first + columns], &mut by_v[first..first + columns]);
-                    for ((v, by_v), sum) in v.iter().zip(by_v).zip(&sum) {
-                        *by_v += g * (sum - v);
-                    }
+                    let v = *columns::<N>(&v[first..]);
+                    let others = std::array::from_fn(|lane| sum[lane] - v[lane]);
+                    add_times::<N>(columns_mut(&mut by_v[first..]), g, &others);
                 }
             });
             float.round_all(&mut out[..count * width]);
@@ -70,28 +91,14 @@ pub(crate) fn fm_backward(
     });
 }
 
-/// Calls `strip` with the first column and the number of columns of each line of a vector. Inlined, it is compiled
-/// for whole lines, and for the rest once more.
-#[inline(always)]
-fn each_strip(width: usize, mut strip: impl FnMut(usize, usize)) {
-    let whole = width / LANES * LANES;
-    for first in (0..whole).step_by(LANES) {
-        strip(first, LANES);
-    }
-    if whole < width {
-        strip(whole, width - whole);
-    }
-}
-
 /// The sums of these columns of all vectors, and of their squares.
 #[inline(always)]
-fn sums(vectors: &[f32], width: usize, first: usize, columns: usize) -> ([f32; LANES], [f32; LANES]) {
-    let (mut sum, mut squares) = ([0.0; LANES], [0.0; LANES]);
+fn sums<const N: usize>(vectors: &[f32], width: usize, first: usize) -> ([f32; N], [f32; N]) {
+    let (mut sum, mut squares) = ([0.0; N], [0.0; N]);
     for v in vectors.chunks_exact(width) {
-        for ((sum, squares), v) in sum.iter_mut().zip(&mut squares).zip(&v[first..first + columns]) {
-            *sum += v;
-            *squares += v * v;
-        }
+        let v = *columns::<N>(&v[first..]);
+        add_times(&mut sum, 1.0, &v);
+        add_times(&mut squares, 1.0, &v.map(|v| v * v));
     }
     (sum, squares)
 }
@@ -109,7 +116,7 @@ pub(crate) fn cross_forward(
     assert!([first, product, input].iter().all(|matrix| matrix.stride() == stride && rows <= matrix.rows()));
     assert!(rows <= output.rows());
     let (float, output) = (output.float(), output.parts());
-    cpu.run(tasks_for(rows, ROWS), |task| {
+    run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         let part = block.start * stride..block.end * stride;
         // SAFETY: blocks of rows are disjoint.
@@ -139,7 +146,7 @@ pub(crate) fn cross_backward(
     assert!(written.iter().all(|matrix| matrix.stride() == stride && rows <= matrix.rows()));
     let (product_float, first_float) = (product_gradient.float(), first_gradient.float());
     let (by_product, by_first) = (product_gradient.parts(), first_gradient.parts());
-    cpu.run(tasks_for(rows, ROWS), |task| {
+    run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         let part = block.start * stride..block.end * stride;
         // SAFETY: blocks of rows are disjoint.
@@ -167,12 +174,14 @@ pub(crate) fn dot_forward(cpu: &Cpu, rows: usize, vectors: &CpuMatrix, width: us
     let mut scratch = cpu.scratch(tasks * lanes * width);
     let transposed = scratch.parts();
     let (float, out) = (out.float(), out.parts());
-    cpu.run(tasks, |task| {
+    run!(cpu, tasks, |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: a part a task, and blocks of rows are disjoint.
         let transposed = unsafe { transposed.get(task * lanes * width..(task + 1) * lanes * width) };
         // SAFETY: as above.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
+        // Lanes past the last vector are multiplied, too: what was there before may be numbers that take long.
+        transposed.fill(0.0);
         for (row, out) in block.zip(out.chunks_exact_mut(stride)) {
             let vectors = vectors.row(row);
             out[..width].copy_from_slice(&vectors[..width]);
@@ -184,7 +193,11 @@ pub(crate) fn dot_forward(cpu: &Cpu, rows: usize, vectors: &CpuMatrix, width: us
                 for first in (0..number).step_by(LANES) {
                     let products = multiply(v, &transposed[first..], lanes);
                     let wanted = LANES.min(number - first);
-                    out[pairs..pairs + wanted].copy_from_slice(&products[..wanted]);
+                    match out[pairs..].first_chunk_mut() {
+                        // What is more than wanted, the pairs that follow overwrite.
+                        Some(out) => *out = products,
+                        None => out[pairs..pairs + wanted].copy_from_slice(&products[..wanted]),
+                    }
                     pairs += wanted;
                 }
             }
@@ -221,7 +234,7 @@ pub(crate) fn dot_backward(
     assert!(rows <= vectors.rows() && rows <= out_gradient.rows() && rows <= vectors_gradient.rows());
     let stride = vectors_gradient.stride();
     let (float, out) = (vectors_gradient.float(), vectors_gradient.parts());
-    cpu.run(tasks_for(rows, ROWS), |task| {
+    run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
@@ -230,38 +243,55 @@ pub(crate) fn dot_backward(
             let out = &mut out[..count * width];
             out.fill(0.0);
             out[..width].copy_from_slice(first);
-            each_strip(width, |first, columns| {
-                by_pairs(vectors.row(row), width, first, columns, pairs, out);
+            by_columns!(width, |first, N| {
+                by_pairs::<N>(vectors.row(row), width, first, pairs, out);
             });
             float.round_all(out);
         }
     });
 }
 
-/// Adds the gradient by these columns of both vectors of each pair, given that by their products.
+/// Adds the gradient by `N` columns, from `first` on, of both vectors of each pair, given that by their products.
 #[inline(always)]
-fn by_pairs(
+fn by_pairs<const N: usize>(
     vectors: &[f32],
     width: usize,
     first: usize,
-    columns: usize,
     pairs: &[f32],
     by_vectors: &mut [f32],
 ) {
     let mut pairs = pairs.iter();
-    for (i, v_i) in vectors.chunks_exact(width).enumerate().skip(1) {
-        let v_i = &v_i[first..first + columns];
+    for i in 1..vectors.len() / width {
+        let v_i = *columns::<N>(&vectors[i * width + first..]);
         let (before, from) = by_vectors.split_at_mut(i * width);
-        let mut by_i = [0.0; LANES];
-        by_i[..columns].copy_from_slice(&from[first..first + columns]);
+        let by_i = columns_mut::<N>(&mut from[first..]);
+        let mut sum = *by_i;
         let others = vectors.chunks_exact(width).zip(before.chunks_exact_mut(width));
-        for ((v_j, by_j), g) in others.zip(&mut pairs) {
-            let (v_j, by_j) = (&v_j[first..first + columns], &mut by_j[first..first + columns]);
-            for (((by_i, v_j), by_j), v_i) in by_i.iter_mut().zip(v_j).zip(by_j).zip(v_i) {
-                *by_i += g * v_j;
-                *by_j += g * v_i;
-            }
+        for ((v_j, by_j), &g) in others.zip(&mut pairs) {
+            add_times(&mut sum, g, columns(&v_j[first..]));
+            add_times(columns_mut(&mut by_j[first..]), g, &v_i);
         }
-        from[first..first + columns].copy_from_slice(&by_i[..columns]);
+        *by_i = sum;
     }
+}
+
+/// `to += factor * from`, as whole vectors: read, computed, then written.
+#[inline(always)]
+fn add_times<const N: usize>(to: &mut [f32; N], factor: f32, from: &[f32; N]) {
+    let from = *from;
+    let mut sum = *to;
+    for lane in 0..N {
+        sum[lane] += factor * from[lane];
+    }
+    *to = sum;
+}
+
+#[inline(always)]
+fn columns<const N: usize>(vector: &[f32]) -> &[f32; N] {
+    vector.first_chunk().expect("columns of a vector")
+}
+
+#[inline(always)]
+fn columns_mut<const N: usize>(vector: &mut [f32]) -> &mut [f32; N] {
+    vector.first_chunk_mut().expect("columns of a vector")
 }

@@ -40,7 +40,7 @@ pub(crate) fn forward(
     let weights = weights.ready(cpu, scratch.as_mut_slice());
     let (float, out_stride) = (output.float(), output.stride());
     let out = output.parts();
-    cpu.run(tasks_for(rows, ROWS), |task| {
+    run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         let lhs = View::row_major(input.as_slice(), rows, inputs, input.stride()).rows(block.clone());
         // SAFETY: blocks of rows are disjoint.
@@ -128,7 +128,7 @@ impl<'a> Factor<'a> {
         let (rows, stride) = (self.view.rows, self.view.row_stride);
         let room = &mut room[..self.rounded_room()];
         let parts = Parts::new(&mut *room);
-        cpu.run(tasks_for(rows, ROWS), |task| {
+        run!(cpu, tasks_for(rows, ROWS), |task| {
             let block = rows_of_task(task, ROWS, rows);
             let part = block.start * stride..block.end * stride;
             // SAFETY: blocks of rows are disjoint.
@@ -142,8 +142,8 @@ impl<'a> Factor<'a> {
     /// Numbers that [`Factor::ready`] needs room for.
     fn room(&self, cpu: &Cpu) -> usize {
         #[cfg(target_arch = "x86_64")]
-        if self.instructions(cpu).is_some() {
-            return Panels::room(self.view.rows, self.view.columns);
+        if let Some(instructions) = self.instructions(cpu) {
+            return Panels::room(instructions, self.view.rows, self.view.columns);
         }
         let _ = cpu;
         self.rounded_room()
@@ -160,6 +160,15 @@ impl<'a> Factor<'a> {
 }
 
 impl Ready<'_> {
+    /// Rows of the left factor for a task, some `rows`: whole tiles.
+    fn block(&self, rows: usize) -> usize {
+        match self {
+            Self::Plain(_) => rows,
+            #[cfg(target_arch = "x86_64")]
+            Self::Bf16(rhs) => rows.next_multiple_of(rhs.tile_rows()),
+        }
+    }
+
     /// As [`gemm::product`]; packing for bfloat16 rounds `lhs`, too.
     fn product(self, lhs: View<'_>, out: &mut [f32], out_stride: usize, accumulate: bool) {
         match self {
@@ -184,7 +193,7 @@ fn backward_by_bias(
     let mut scratch = cpu.scratch(blocks * outputs);
     let sums = scratch.parts();
     let gradient = output_gradient.parts();
-    cpu.run(blocks, |task| {
+    run!(cpu, blocks, |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: one run of sums a block, and blocks of rows are disjoint.
         let sums = unsafe { sums.get(task * outputs..(task + 1) * outputs) };
@@ -238,7 +247,7 @@ fn backward_by_input(
     let (transposed, packed) = rest.split_at_mut(rooms.1);
     let by_output = by_output.rounded(cpu, room);
     let strips = Parts::new(&mut *transposed);
-    cpu.run(tasks_for(outputs, TILE), |task| {
+    run!(cpu, tasks_for(outputs, TILE), |task| {
         let columns = rows_of_task(task, TILE, outputs);
         // SAFETY: each task writes rows of its own of the transposed matrix.
         let strip = unsafe { strips.get(task * TILE * stride..(task + 1) * TILE * stride) };
@@ -249,7 +258,7 @@ fn backward_by_input(
     let transposed = transposed.ready(cpu, packed);
     let (float, out_stride) = (input_gradient.float(), input_gradient.stride());
     let out = input_gradient.parts();
-    cpu.run(tasks_for(rows, ROWS), |task| {
+    run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
@@ -274,8 +283,9 @@ fn backward_by_weights(
     let by_output = by_output.ready(cpu, scratch.as_mut_slice());
     let out_stride = weights_gradient.stride();
     let out = weights_gradient.parts();
-    cpu.run(tasks_for(inputs, INPUTS), |task| {
-        let block = rows_of_task(task, INPUTS, inputs);
+    let each = by_output.block(INPUTS);
+    run!(cpu, tasks_for(inputs, each), |task| {
+        let block = rows_of_task(task, each, inputs);
         let lhs = View::row_major(&input.as_slice()[block.start..], rows, block.len(), input.stride());
         // SAFETY: blocks of inputs are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };

@@ -30,7 +30,7 @@ pub(crate) fn forward(
     assert!(dense_weights.rows() == dense.len() && dense_weights.stride() <= 1);
     let bias = bias.row(0)[0];
     let (float, out) = (out.float(), out.parts());
-    cpu.run(tasks_for(rows.len(), ROWS), |task| {
+    run!(cpu, tasks_for(rows.len(), ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows.len());
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.clone()) };
@@ -101,18 +101,21 @@ pub(crate) fn backward(
     assert!(rows.end <= batch.rows());
     let gradients = &out_gradient.as_slice()[..rows.len()];
     let by_weights = &mut dense_weights_gradient.as_mut_slice()[..dense.len()];
-    let bias = cpu.simd.run(|| {
-        if sum == Sum::Anew {
-            by_weights.fill(0.0);
-        }
-        for (row, &g) in rows.zip(gradients) {
-            let values = batch.dense(row);
-            for (sum, &source) in by_weights.iter_mut().zip(dense) {
-                *sum += values[source] * g;
+    let bias = cpu.simd.run(
+        #[inline(always)]
+        || {
+            if sum == Sum::Anew {
+                by_weights.fill(0.0);
             }
-        }
-        gradients.iter().map(|&g| f64::from(g)).sum::<f64>()
-    });
+            for (row, &g) in rows.zip(gradients) {
+                let values = batch.dense(row);
+                for (sum, &source) in by_weights.iter_mut().zip(dense) {
+                    *sum += values[source] * g;
+                }
+            }
+            gradients.iter().map(|&g| f64::from(g)).sum::<f64>()
+        },
+    );
     let by_bias = &mut bias_gradient.as_mut_slice()[0];
     *by_bias = match sum {
         Sum::Anew => bias as f32,

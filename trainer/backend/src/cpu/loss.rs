@@ -71,7 +71,7 @@ fn by_row(
     let losses = scratch.parts();
     let (float, stride) = (gradient.float(), gradient.stride());
     let gradients = gradient.parts();
-    cpu.run(tasks_for(rows.len(), ROWS), |task| {
+    run!(cpu, tasks_for(rows.len(), ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows.len());
         // SAFETY: blocks of rows are disjoint.
         let (losses, gradients) =
@@ -96,7 +96,7 @@ pub(crate) fn sigmoid(cpu: &Cpu, rows: usize, logits: &CpuMatrix, out: &mut CpuM
     assert!(logits.columns() == out.columns() && rows <= logits.rows() && rows <= out.rows());
     let (float, stride) = (out.float(), out.stride());
     let out = out.parts();
-    cpu.run(tasks_for(rows, ROWS), |task| {
+    run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         let numbers = block.start * stride..block.end * stride;
         // SAFETY: blocks of rows are disjoint.

@@ -28,7 +28,7 @@ pub(crate) fn forward(
     let (gates_stride, output_stride) = (gates.stride(), output.stride());
     let (gates_float, output_float) = (gates.float(), output.float());
     let (gates, output) = (gates.parts(), output.parts());
-    cpu.run(tasks_for(rows, ROWS), |task| {
+    run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let (gates, output) = unsafe {
@@ -73,7 +73,7 @@ pub(crate) fn backward(
     let (logits_stride, experts_stride) = (logits_gradient.stride(), experts_gradient.stride());
     let (logits_float, experts_float) = (logits_gradient.float(), experts_gradient.float());
     let (by_logits, by_experts) = (logits_gradient.parts(), experts_gradient.parts());
-    cpu.run(tasks_for(rows, ROWS), |task| {
+    run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let (by_logits, by_experts) = unsafe {
@@ -106,6 +106,7 @@ pub(crate) fn backward(
 }
 
 /// `exp(x - m) / sum of exp(x - m)`, where `m` is the largest `x`, so that nothing overflows.
+#[inline(always)]
 fn softmax(logits: &[f32], out: &mut [f32]) {
     let largest = logits.iter().fold(f32::NEG_INFINITY, |largest, &x| largest.max(x));
     let mut sum = 0.0;

@@ -18,6 +18,10 @@
 //! result to one task, so that results depend neither on the number of threads nor on timing. They do
 //! depend on the kind of CPU: matrix kernels of other widths sum in another order.
 
+// First, for its macro.
+#[macro_use]
+mod simd;
+
 #[cfg(target_arch = "x86_64")]
 mod bf16;
 mod columns;
@@ -38,7 +42,6 @@ mod rows;
 mod rules;
 mod runs;
 mod shaping;
-mod simd;
 mod softmax;
 mod squares;
 mod step;
@@ -116,10 +119,16 @@ impl Cpu {
         softmax::Work::of(rows, columns).numbers()
     }
 
-    /// Runs `kernel` for each of `0..tasks` on all threads, compiled for the machine's vectors.
-    fn run(&self, tasks: usize, kernel: impl Fn(usize) + Sync) {
+    /// Runs `kernel` for each of `0..tasks` on all threads. For [`run!`] alone.
+    fn run_kernel(&self, tasks: usize, kernel: impl Fn(usize) + Sync) {
         let simd = self.simd;
-        self.team.run(tasks, &|task| simd.run(|| kernel(task)));
+        let run = |task| {
+            simd.run(
+                #[inline(always)]
+                || kernel(task),
+            );
+        };
+        self.team.run(tasks, &run);
     }
 
     /// At least `len` floats of any content, an operation's until dropped.

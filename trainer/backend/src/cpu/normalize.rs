@@ -24,7 +24,7 @@ pub(crate) fn moments(
         Axis::Row => {
             assert!(mean.columns() == 1 && variance.columns() == 1 && rows <= mean.rows());
             let (means, variances) = (mean.parts(), variance.parts());
-            cpu.run(tasks_for(rows, ROWS), |task| {
+            run!(cpu, tasks_for(rows, ROWS), |task| {
                 let block = rows_of_task(task, ROWS, rows);
                 // SAFETY: blocks of rows are disjoint.
                 let (means, variances) = unsafe { (means.get(block.clone()), variances.get(block.clone())) };
@@ -77,7 +77,7 @@ fn sum_columns<const N: usize>(
     let blocks = tasks_for(rows, ROWS);
     let mut scratch = cpu.scratch(blocks * N * columns);
     let sums = scratch.parts();
-    cpu.run(blocks, |task| {
+    run!(cpu, blocks, |task| {
         // SAFETY: one run of sums a block.
         let sums = unsafe { sums.get(task * N * columns..(task + 1) * N * columns) };
         sums.fill(0.0);
@@ -120,7 +120,7 @@ pub(crate) fn forward(
     let least = if layer.is_rectified { 0.0 } else { f32::NEG_INFINITY };
     let (float, stride) = (output.float(), output.stride());
     let outputs = output.parts();
-    cpu.run(tasks_for(rows, ROWS), |task| {
+    run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let outputs = unsafe { outputs.get(block.start * stride..block.end * stride) };
@@ -178,7 +178,7 @@ pub(crate) fn backward(
     let (sum_g, sum_product) = (&*sum_g, &*sum_product);
     let scale = layer.scale.row(0);
     let (float, gradients) = (gradient.float(), gradient.parts());
-    cpu.run(tasks_for(rows, ROWS), |task| {
+    run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let gradients = unsafe { gradients.get(block.start * stride..block.end * stride) };

@@ -237,7 +237,7 @@ fn scatter(from: impl Iterator<Item = Entry> + Clone, to: &mut [Entry], shift: u
 pub(crate) fn plan(cpu: &Cpu, batch: &HostBatch, plan: &mut CpuRowPlan) {
     let count = plan.groups.len();
     let groups = Parts::new(&mut plan.groups);
-    cpu.run(count, |task| {
+    run!(cpu, count, |task| {
         // SAFETY: each task takes a group of its own.
         let sorted = &mut unsafe { groups.get(task..task + 1) }[0];
         sorted.sort(batch);

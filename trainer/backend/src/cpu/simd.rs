@@ -1,9 +1,24 @@
 //! Which vector instructions the machine has, and running a kernel compiled for them.
 //!
-//! Kernels are plain loops that the compiler vectorises. A kernel is a closure; run by
-//! [`Simd::run`], it is inlined into a function that may use wider instructions than the build's
-//! baseline, and compiled once for each width. Loops are written so that the width changes no result:
-//! sums keep the order of their terms, and nothing contracts to fused multiply-adds by itself.
+//! Kernels are plain loops that the compiler vectorises. A kernel is a closure; run by [`run!`], it is inlined into
+//! functions that may use wider instructions than the build's baseline, and compiled once for each width. What it
+//! calls that is large, functions and closures, is marked `#[inline(always)]` for the same reason. Loops are written
+//! so that the width changes no result: sums keep the order of their terms, and nothing contracts to fused
+//! multiply-adds by itself.
+
+/// Runs a kernel, `|task| ..`, for each of some tasks on all threads of a backend, compiled for the machine's vectors.
+///
+/// Kernels have to be inlined where they run. By its own measure the compiler would make one copy of a large kernel,
+/// for the build's baseline, and call that from everywhere.
+macro_rules! run {
+    ($cpu:expr, $tasks:expr, |$task:ident| $kernel:expr $(,)?) => {
+        $cpu.run_kernel(
+            $tasks,
+            #[inline(always)]
+            |$task| $kernel,
+        )
+    };
+}
 
 /// The widest vector instructions to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

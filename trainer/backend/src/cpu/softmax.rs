@@ -121,7 +121,7 @@ fn turn(cpu: &Cpu, softmax: &InBatchSoftmax<'_, Cpu>, work: Work, turned: &mut [
     let factor = (1.0 / softmax.temperature) as f32;
     let (columns, stride) = (softmax.items.columns(), work.stride);
     let turned = Parts::new(turned);
-    cpu.run(tasks_for(columns, TILE), |task| {
+    run!(cpu, tasks_for(columns, TILE), |task| {
         // SAFETY: each task writes rows of its own.
         let strip = unsafe { turned.get(task * TILE * stride..(task + 1) * TILE * stride) };
         transpose(softmax.items, rows_of_task(task, TILE, columns), work.rows, strip, stride);
@@ -147,7 +147,7 @@ fn sweep(
     let by_items = Parts::new(divided.by_items);
     let (query_stride, item_stride) = (by_queries.stride(), CpuMatrix::stride_of(columns));
     let (float, by_queries) = (by_queries.float(), by_queries.parts());
-    cpu.run(work.groups(), |group| {
+    run!(cpu, work.groups(), |group| {
         // SAFETY: each group has its own.
         let scores = unsafe { scores.get(group * STRIP * stride..(group + 1) * STRIP * stride) };
         // SAFETY: as above.
@@ -222,7 +222,7 @@ fn by_lanes(numbers: &mut [f32], start: f32, with: impl Fn(f32, &mut f32) -> f32
 fn sum_groups(cpu: &Cpu, work: Work, groups: &[f32], by_items: &mut CpuMatrix) {
     let stride = by_items.stride();
     let (float, out) = (by_items.float(), by_items.parts());
-    cpu.run(tasks_for(work.rows, ROWS), |task| {
+    run!(cpu, tasks_for(work.rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, work.rows);
         let block = block.start * stride..block.end * stride;
         // SAFETY: blocks of rows are disjoint.

@@ -15,15 +15,21 @@ const NUMBERS: usize = 8192;
 pub(crate) fn squares(cpu: &Cpu, gradient: &CpuMatrix, sum: &mut CpuMatrix) {
     // What lies between rows is zeros.
     let numbers = gradient.as_slice();
-    add_all(cpu, sum, tasks_for(numbers.len(), NUMBERS), |task| {
-        let mut lanes = [0.0_f32; STRIP];
-        for strip in numbers[rows_of_task(task, NUMBERS, numbers.len())].chunks(STRIP) {
-            for (lane, g) in lanes.iter_mut().zip(strip) {
-                *lane += g * g;
+    add_all(
+        cpu,
+        sum,
+        tasks_for(numbers.len(), NUMBERS),
+        #[inline(always)]
+        |task| {
+            let mut lanes = [0.0_f32; STRIP];
+            for strip in numbers[rows_of_task(task, NUMBERS, numbers.len())].chunks(STRIP) {
+                for (lane, g) in lanes.iter_mut().zip(strip) {
+                    *lane += g * g;
+                }
             }
-        }
-        lanes.iter().sum()
-    });
+            lanes.iter().sum()
+        },
+    );
 }
 
 /// The same over the touched rows of tables, once the gradients of each row are summed.
@@ -34,18 +40,24 @@ pub(crate) fn row_squares(
     sum: &mut CpuMatrix,
 ) {
     let each = tasks_each(gradients);
-    add_all(cpu, sum, tables.len() * each, |task| {
-        let runs = Runs::new(gradients, task / each, task % each, tables[task / each].shape().width);
-        let mut lanes = [0.0_f32; STRIP];
-        for number in 0..runs.len() {
-            runs.fetch_ahead(number);
-            for (first, columns) in runs.strips() {
-                let sum = runs.sum(runs.entries(number), first, columns);
-                lanes.iter_mut().zip(sum).for_each(|(lane, g)| *lane += g * g);
+    add_all(
+        cpu,
+        sum,
+        tables.len() * each,
+        #[inline(always)]
+        |task| {
+            let runs = Runs::new(gradients, task / each, task % each, tables[task / each].shape().width);
+            let mut lanes = [0.0_f32; STRIP];
+            for number in 0..runs.len() {
+                runs.fetch_ahead(number);
+                for (first, columns) in runs.strips() {
+                    let sum = runs.sum(runs.entries(number), first, columns);
+                    lanes.iter_mut().zip(sum).for_each(|(lane, g)| *lane += g * g);
+                }
             }
-        }
-        lanes.iter().sum()
-    });
+            lanes.iter().sum()
+        },
+    );
 }
 
 /// Adds what `each` gives for every task.
@@ -53,7 +65,7 @@ fn add_all(cpu: &Cpu, sum: &mut CpuMatrix, tasks: usize, each: impl Fn(usize) ->
     assert!(sum.rows() == 1 && sum.columns() == 1);
     let mut scratch = cpu.scratch(tasks);
     let sums = scratch.parts();
-    cpu.run(tasks, |task| {
+    run!(cpu, tasks, |task| {
         // SAFETY: one number a task.
         let sum = unsafe { sums.get(task..task + 1) };
         sum[0] = each(task);

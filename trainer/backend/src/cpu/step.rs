@@ -48,7 +48,7 @@ impl ByRule for MatrixStep<'_> {
         let gradient = gradient.as_slice();
         let weights = weights.parts();
         let [first, second] = states_of(states);
-        cpu.run(tasks_for(gradient.len(), NUMBERS), |task| {
+        run!(cpu, tasks_for(gradient.len(), NUMBERS), |task| {
             let part = rows_of_task(task, NUMBERS, gradient.len());
             let gradient = &gradient[part.clone()];
             // SAFETY: parts of tasks are disjoint.

@@ -42,7 +42,7 @@ impl ByRule for RowsStep<'_> {
         let Self { cpu, shaping, gradients, tables } = self;
         let tables = CpuTable::share(tables);
         let each = tasks_each(gradients);
-        cpu.run(tables.len() * each, |task| {
+        run!(cpu, tables.len() * each, |task| {
             let (number, task) = (task / each, task % each);
             let runs = Runs::new(gradients, number, task, tables.shape(number).width);
             // SAFETY: each row is taken once by the task whose run of equal ids it is.
@@ -90,7 +90,11 @@ impl<'a> TableStep<'a> {
             let row = unsafe { self.table.get(start..start + self.stride) };
             let rule = if R::ROW_STATE { self.rule_of_row(rule, entries, row) } else { rule };
             for (first, columns) in self.runs.strips() {
-                self.strip(rule, entries, row, first, columns);
+                match columns {
+                    // Compiled for this number of columns.
+                    STRIP => self.strip(rule, entries, row, first, STRIP),
+                    _ => self.strip(rule, entries, row, first, columns),
+                }
             }
         }
     }

@@ -9,28 +9,40 @@ use crate::retrieval::LEAST_SQUARE;
 /// Rows of length 1.
 pub(crate) fn unit_forward(cpu: &Cpu, rows: usize, input: &CpuMatrix, output: &mut CpuMatrix) {
     assert!(rows <= input.rows() && input.columns() == output.columns());
-    each_row(cpu, rows, output, |row, output| {
-        let input = input.row(row);
-        let factor = 1.0 / product(input, input).max(LEAST_SQUARE as f32).sqrt();
-        for (y, x) in output.iter_mut().zip(input) {
-            *y = x * factor;
-        }
-    });
+    each_row(
+        cpu,
+        rows,
+        output,
+        #[inline(always)]
+        |row, output| {
+            let input = input.row(row);
+            let factor = 1.0 / product(input, input).max(LEAST_SQUARE as f32).sqrt();
+            for (y, x) in output.iter_mut().zip(input) {
+                *y = x * factor;
+            }
+        },
+    );
 }
 
 /// The gradient by the input, in place of that by the output.
 pub(crate) fn unit_backward(cpu: &Cpu, rows: usize, input: &CpuMatrix, gradient: &mut CpuMatrix) {
     assert!(rows <= input.rows() && input.columns() == gradient.columns());
-    each_row(cpu, rows, gradient, |row, gradient| {
-        let input = input.row(row);
-        let square = product(input, input);
-        let factor = 1.0 / square.max(LEAST_SQUARE as f32).sqrt();
-        // What is along the vector changes its length alone; of one that is too short, that is all that there is.
-        let along = if square > LEAST_SQUARE as f32 { product(input, gradient) / square } else { 0.0 };
-        for (g, x) in gradient.iter_mut().zip(input) {
-            *g = (*g - along * x) * factor;
-        }
-    });
+    each_row(
+        cpu,
+        rows,
+        gradient,
+        #[inline(always)]
+        |row, gradient| {
+            let input = input.row(row);
+            let square = product(input, input);
+            let factor = 1.0 / square.max(LEAST_SQUARE as f32).sqrt();
+            // What is along the vector changes its length alone; of one that is too short, that is all that there is.
+            let along = if square > LEAST_SQUARE as f32 { product(input, gradient) / square } else { 0.0 };
+            for (g, x) in gradient.iter_mut().zip(input) {
+                *g = (*g - along * x) * factor;
+            }
+        },
+    );
 }
 
 /// `out[b] = factor * left[b] . right[b]`
@@ -44,7 +56,13 @@ pub(crate) fn products(
 ) {
     assert!(rows <= left.rows() && rows <= right.rows() && left.columns() == right.columns());
     assert_eq!(out.columns(), 1);
-    each_row(cpu, rows, out, |row, out| out[0] = factor as f32 * product(left.row(row), right.row(row)));
+    each_row(
+        cpu,
+        rows,
+        out,
+        #[inline(always)]
+        |row, out| out[0] = factor as f32 * product(left.row(row), right.row(row)),
+    );
 }
 
 /// The product of two vectors, in as many partial sums as a line has numbers.

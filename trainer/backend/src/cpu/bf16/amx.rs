@@ -1,0 +1,288 @@
+//! Products by AMX's `TDPBF16PS`: tiles of 16 rows of 64 bytes, in registers of their own.
+//!
+//! Two tiles of rows by two of columns stay in registers over the depth of a chunk; each instruction adds 32 terms to
+//! each of 256 sums. It sums the products of the pairs' first numbers, those of their second numbers, then adds both
+//! sums' sum to what was there (Intel, as in [`super`], TDPBF16PS). What a chunk left is read into the tiles again, so
+//! chunks change no result.
+//!
+//! Tiles are set up in one block of assembly and used in others. No code that the compiler makes touches them: it knows
+//! them only where `amx-tile` is enabled.
+
+use std::arch::asm;
+use std::arch::x86_64::{
+    __cpuid, __cpuid_count, __m512i, _mm512_castsi512_ps, _mm512_setzero_si512, _mm512_shuffle_i32x4,
+    _mm512_storeu_ps, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
+    _mm512_unpacklo_epi64,
+};
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use super::{LANES, Out, Panels, fetch, pack_row, packed};
+use crate::cpu::gemm::View;
+
+/// Rows, and columns, that are computed at once: two tiles of each.
+pub(super) const SIDE: usize = 32;
+/// Pairs of a tile.
+pub(super) const PAIRS: usize = 16;
+/// Pairs of a chunk of the depth: the left factor's rows of it stay in the first-level cache.
+const CHUNK: usize = 256;
+/// Words from one packed row to the next: rows of a tile then lie in different sets of the cache.
+const ROW: usize = CHUNK + PAIRS;
+
+/// Whether there is AMX, and the system lets this process use it.
+pub(super) fn is_there() -> bool {
+    static IS_THERE: LazyLock<bool> = LazyLock::new(|| has_tiles() && may_use_tiles());
+    *IS_THERE
+}
+
+fn has_tiles() -> bool {
+    const TILES: u32 = 1 << 24;
+    const BF16: u32 = 1 << 22;
+    let features = if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx };
+    features & (TILES | BF16) == TILES | BF16
+}
+
+/// Asks Linux for the registers, whose contents each thread's state then has room for (Linux,
+/// `Documentation/arch/x86/xstate.rst`). A system that knows nothing of them refuses.
+fn may_use_tiles() -> bool {
+    const ARCH_PRCTL: i64 = 158;
+    const REQUEST: i64 = 0x1023;
+    const TILE_DATA: i64 = 18;
+    if !cfg!(target_os = "linux") {
+        return false;
+    }
+    let mut result = ARCH_PRCTL;
+    // SAFETY: the call reads and writes no memory of the process, and keeps every register but these.
+    unsafe {
+        asm!(
+            "syscall", inlateout("rax") result, in("rdi") REQUEST, in("rsi") TILE_DATA,
+            lateout("rcx") _, lateout("r11") _, options(nostack),
+        );
+    }
+    result == 0
+}
+
+/// What tiles are: palette 1, each of 16 rows of 64 bytes.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+static CONFIGURATION: Configuration = Configuration {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+/// Tiles, set up for as long as this lives.
+struct Tiles(());
+
+impl Tiles {
+    /// # Safety
+    /// [`is_there`] is true.
+    unsafe fn new() -> Self {
+        // SAFETY: there are tiles, and the configuration is 64 bytes that Intel's manual allows.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly)) };
+        Self(())
+    }
+
+    /// Adds to `sums`, [`SIDE`] rows that are `stride` numbers apart, or puts there, the products of [`SIDE`] rows of
+    /// `left`, [`ROW`] words apart, and of a panel.
+    fn add(
+        &mut self,
+        left: &[f32; SIDE * ROW],
+        panel: &[f32],
+        sums: &mut [f32],
+        stride: usize,
+        to_sums: bool,
+    ) {
+        let steps = panel.len() / (PAIRS * SIDE);
+        assert!(steps * PAIRS <= CHUNK && steps > 0);
+        assert!((SIDE - 1) * stride + SIDE <= sums.len());
+        let (row, line) = (ROW * size_of::<f32>(), stride * size_of::<f32>());
+        // SAFETY: tiles are set up. What is read of `left` are `steps` tiles of two times 16 rows, of the panel as many
+        // of two times 16 columns; and the sums are within their slice; all by the assertions.
+        unsafe {
+            let second_sums = sums.as_mut_ptr().add(16 * stride);
+            if to_sums {
+                asm!(
+                    "tileloadd tmm0, [{first} + {line}]",
+                    "tileloadd tmm1, [{first} + {line} + 64]",
+                    "tileloadd tmm2, [{second} + {line}]",
+                    "tileloadd tmm3, [{second} + {line} + 64]",
+                    first = in(reg) sums.as_ptr(), second = in(reg) second_sums, line = in(reg) line,
+                    options(nostack, readonly),
+                );
+            } else {
+                asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack));
+            }
+            asm!(
+                "2:",
+                "tileloadd tmm6, [{panel} + {line}]",
+                "tileloadd tmm4, [{first} + {row}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{second} + {row}]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tileloadd tmm7, [{panel} + {line} + 64]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {first}, 64",
+                "add {second}, 64",
+                "add {panel}, 2048",
+                "dec {steps}",
+                "jnz 2b",
+                first = inout(reg) left.as_ptr() => _,
+                second = inout(reg) left.as_ptr().add(16 * ROW) => _,
+                panel = inout(reg) panel.as_ptr() => _,
+                steps = inout(reg) steps => _,
+                row = in(reg) row, line = in(reg) SIDE * size_of::<f32>(),
+                options(nostack, readonly),
+            );
+            asm!(
+                "tilestored [{first} + {line}], tmm0",
+                "tilestored [{first} + {line} + 64], tmm1",
+                "tilestored [{second} + {line}], tmm2",
+                "tilestored [{second} + {line} + 64], tmm3",
+                first = in(reg) sums.as_mut_ptr(), second = in(reg) second_sums, line = in(reg) line,
+                options(nostack),
+            );
+        }
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: there are tiles.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+/// Of rows whose numbers lie side by side.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) fn near(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
+    // SAFETY: the panels are a proof of it.
+    let mut tiles = unsafe { Tiles::new() };
+    let mut words = [0.0; SIDE * ROW];
+    for start in (0..rhs.pairs()).step_by(CHUNK) {
+        let pairs = start..rhs.pairs().min(start + CHUNK);
+        let columns = 2 * start..lhs.columns.min(2 * pairs.end);
+        for first in (0..lhs.rows).step_by(SIDE) {
+            let rows = first..lhs.rows.min(first + SIDE);
+            for (row, words) in rows.clone().zip(words.chunks_exact_mut(ROW)) {
+                let numbers = &lhs.data[row * lhs.row_stride..];
+                pack_row(&numbers[columns.clone()], words);
+            }
+            // Those that come next arrive while these are computed.
+            for row in rows.end..(rows.end + SIDE).min(lhs.rows) {
+                fetch(lhs.data, row * lhs.row_stride + columns.start, columns.len());
+            }
+            multiply(&mut tiles, &words, rhs, pairs.clone(), rows, &mut out);
+        }
+    }
+}
+
+/// Of rows whose numbers lie far apart, and beside those of other rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) fn far(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
+    // SAFETY: the panels are a proof of it.
+    let mut tiles = unsafe { Tiles::new() };
+    let mut words = [0.0; SIDE * ROW];
+    // As it lies in memory.
+    let matrix = lhs.transposed();
+    for start in (0..rhs.pairs()).step_by(CHUNK) {
+        let pairs = start..rhs.pairs().min(start + CHUNK);
+        for first in (0..lhs.rows).step_by(SIDE) {
+            let rows = first..lhs.rows.min(first + SIDE);
+            for pair in pairs.clone().step_by(PAIRS) {
+                for vector in (0..rows.len()).step_by(LANES) {
+                    let place = vector * ROW + pair - start;
+                    // SAFETY: the matrix is row-major, and within its slice as the left factor is.
+                    unsafe { pack_tile(matrix, pair, first + vector, &mut words[place..]) };
+                }
+            }
+            multiply(&mut tiles, &words, rhs, pairs.clone(), rows, &mut out);
+        }
+    }
+}
+
+/// Some rows, packed, by all columns, over some pairs of the depth.
+fn multiply(
+    tiles: &mut Tiles,
+    left: &[f32; SIDE * ROW],
+    rhs: Panels<'_>,
+    pairs: Range<usize>,
+    rows: Range<usize>,
+    out: &mut Out<'_>,
+) {
+    let to_sums = out.accumulate || pairs.start > 0;
+    for (column, columns, panel) in rhs.each(pairs) {
+        let stride = out.stride;
+        let numbers = &mut out.numbers[rows.start * stride + column..];
+        if rows.len() == SIDE && columns == SIDE {
+            tiles.add(left, panel, numbers, stride, to_sums);
+            continue;
+        }
+        let mut sums = [0.0; SIDE * SIDE];
+        for (sums, numbers) in sums.chunks_exact_mut(SIDE).zip(numbers.chunks(stride)).take(rows.len()) {
+            sums[..columns].copy_from_slice(&numbers[..columns]);
+        }
+        tiles.add(left, panel, &mut sums, SIDE, to_sums);
+        for (sums, numbers) in sums.chunks_exact(SIDE).zip(numbers.chunks_mut(stride)).take(rows.len()) {
+            numbers[..columns].copy_from_slice(&sums[..columns]);
+        }
+    }
+}
+
+/// Packs a tile of [`LANES`] columns and [`PAIRS`] pairs of rows of a row-major matrix: a row of words for each column,
+/// [`ROW`] apart.
+///
+/// # Safety
+/// The matrix is row-major and within its slice.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn pack_tile(matrix: View<'_>, pair: usize, column: usize, words: &mut [f32]) {
+    assert!((LANES - 1) * ROW + PAIRS <= words.len());
+    let mut rows = [_mm512_setzero_si512(); PAIRS];
+    for (number, row) in rows.iter_mut().enumerate() {
+        // SAFETY: as the caller promises.
+        *row = unsafe { packed(matrix, pair + number, column) };
+    }
+    for (number, row) in transposed(rows).into_iter().enumerate() {
+        // SAFETY: within the words, by the assertion.
+        unsafe { _mm512_storeu_ps(words.as_mut_ptr().add(number * ROW), _mm512_castsi512_ps(row)) };
+    }
+}
+
+/// A square of words, its rows as columns: by pairs of words, by fours, and by quarters of vectors.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transposed(rows: [__m512i; 16]) -> [__m512i; 16] {
+    // Of each four rows, the words of columns `c`, `c + 4`, `c + 8` and `c + 12`, side by side for each.
+    let mut fours = [[_mm512_setzero_si512(); 4]; 4];
+    for (four, rows) in fours.iter_mut().zip(rows.as_chunks::<4>().0) {
+        let low = [_mm512_unpacklo_epi32(rows[0], rows[1]), _mm512_unpacklo_epi32(rows[2], rows[3])];
+        let high = [_mm512_unpackhi_epi32(rows[0], rows[1]), _mm512_unpackhi_epi32(rows[2], rows[3])];
+        *four = [
+            _mm512_unpacklo_epi64(low[0], low[1]),
+            _mm512_unpackhi_epi64(low[0], low[1]),
+            _mm512_unpacklo_epi64(high[0], high[1]),
+            _mm512_unpackhi_epi64(high[0], high[1]),
+        ];
+    }
+    let mut out = [_mm512_setzero_si512(); 16];
+    for column in 0..4 {
+        let [a, b, c, d] = fours.map(|four| four[column]);
+        let even = [_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0x88>(c, d)];
+        let odd = [_mm512_shuffle_i32x4::<0xdd>(a, b), _mm512_shuffle_i32x4::<0xdd>(c, d)];
+        out[column] = _mm512_shuffle_i32x4::<0x88>(even[0], even[1]);
+        out[column + 4] = _mm512_shuffle_i32x4::<0x88>(odd[0], odd[1]);
+        out[column + 8] = _mm512_shuffle_i32x4::<0xdd>(even[0], even[1]);
+        out[column + 12] = _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]);
+    }
+    out
+}

@@ -1,0 +1,350 @@
+//! Matrix products in bfloat16, by the instructions that machines have for them.
+//!
+//! The right factor is packed once for an operation into panels of some columns, in which two rows lie as pairs beside
+//! each other (`[pair][column]`, 32 bits each), since the instructions add products of pairs. Of the left factor some
+//! rows at a time are packed on the stack, and meet every panel. Packing rounds to bfloat16, to the nearest, ties to
+//! even; numbers that are of the format already stay as they are.
+//!
+//! * [`avx512`]: `VDPBF16PS`, on vectors. Twice the terms an instruction of single precision has.
+//! * [`amx`]: `TDPBF16PS`, on tiles. Sixteen times as many terms a cycle, where there is AMX.
+//!
+//! **How they sum.** Two bfloat16 numbers have a product of 16 digits, which single precision holds; sums are of single
+//! precision, rounded to the nearest. Subnormal numbers, read or made, count as 0, and what is set of rounding and
+//! exceptions is ignored (Intel, "Architecture Instruction Set Extensions Programming Reference"). So what differs from
+//! plain sums of single precision is their order, and what is below 2^-126. The order is fixed by the instruction and
+//! the depth: the result is a function of the factors alone, on machines with the same instructions.
+
+mod amx;
+mod avx512;
+
+use std::arch::x86_64::{
+    __m256bh, __m256i, __m512, __m512bh, __m512i, __mmask16, _mm512_castsi512_ps, _mm512_cvtepu16_epi32,
+    _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh, _mm512_maskz_loadu_ps, _mm512_or_si512, _mm512_slli_epi32,
+    _mm512_storeu_ps,
+};
+use std::mem::transmute;
+use std::ops::Range;
+
+use crate::cpu::gemm::View;
+use crate::cpu::memory::{LINE, Parts, prefetch};
+use crate::cpu::{Cpu, rows_of_task, tasks_for};
+
+/// Numbers of single precision in a vector.
+const LANES: usize = 16;
+/// Pairs of a task that packs the right factor.
+const PACKED_PAIRS: usize = 64;
+
+/// Instructions for products that this machine has: made by [`Instructions::detect`] alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Instructions(Kernel);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kernel {
+    Avx512,
+    Amx,
+}
+
+impl Instructions {
+    /// The fastest of them, if there are any.
+    pub(crate) fn detect() -> Option<Self> {
+        let has_vectors = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512bf16");
+        let kernel = if amx::is_there() { Kernel::Amx } else { Kernel::Avx512 };
+        has_vectors.then_some(Self(kernel))
+    }
+
+    /// Pairs that a depth is packed to.
+    fn pairs(self, depth: usize) -> usize {
+        match self.0 {
+            Kernel::Avx512 => depth.div_ceil(2),
+            Kernel::Amx => depth.div_ceil(2).next_multiple_of(amx::PAIRS),
+        }
+    }
+
+    /// Columns of a panel of a factor of so many.
+    fn width(self, columns: usize) -> usize {
+        match self.0 {
+            Kernel::Avx512 => avx512::width(columns),
+            Kernel::Amx => amx::SIDE,
+        }
+    }
+}
+
+/// The right factor of products, `[K, N]`, packed: made only where the machine has the instructions.
+#[derive(Clone, Copy)]
+pub(crate) struct Panels<'a> {
+    instructions: Instructions,
+    /// `[panel][pair][column]`, each 32 bits of two numbers.
+    words: &'a [f32],
+    depth: usize,
+    columns: usize,
+}
+
+impl<'a> Panels<'a> {
+    /// Numbers that the panels of `[depth, columns]` take.
+    pub(crate) fn room(instructions: Instructions, depth: usize, columns: usize) -> usize {
+        instructions.pairs(depth) * columns.next_multiple_of(instructions.width(columns))
+    }
+
+    /// Packs `matrix`, row-major, into `room`.
+    pub(crate) fn pack(instructions: Instructions, cpu: &Cpu, matrix: View<'_>, room: &'a mut [f32]) -> Self {
+        let (depth, columns) = (matrix.rows, matrix.columns);
+        assert!(matrix.column_stride == 1 && matrix.is_within(), "a row-major matrix within its slice");
+        let words = &mut room[..Self::room(instructions, depth, columns)];
+        let (pairs, width) = (instructions.pairs(depth), instructions.width(columns));
+        let chunks = tasks_for(pairs, PACKED_PAIRS);
+        let parts = Parts::new(&mut *words);
+        run!(cpu, columns.div_ceil(width) * chunks, |task| {
+            let (panel, first) = (task / chunks, task % chunks);
+            let block = rows_of_task(first, PACKED_PAIRS, pairs);
+            let start = panel * pairs * width;
+            // SAFETY: each task has pairs of a panel of its own.
+            let words = unsafe { parts.get(start + block.start * width..start + block.end * width) };
+            // SAFETY: the machine has the instructions.
+            unsafe { pack_pairs(matrix, block, panel * width, words, width) };
+        });
+        Self { instructions, words, depth, columns }
+    }
+
+    /// Rows of the left factor that fill whole tiles: blocks of a multiple of them compute nothing in vain.
+    pub(crate) fn tile_rows(&self) -> usize {
+        match self.instructions.0 {
+            Kernel::Avx512 => avx512::TILE,
+            Kernel::Amx => amx::SIDE,
+        }
+    }
+
+    fn pairs(&self) -> usize {
+        self.instructions.pairs(self.depth)
+    }
+
+    fn width(&self) -> usize {
+        self.instructions.width(self.columns)
+    }
+
+    /// Each panel's first column, how many it has, and its words of `pairs`.
+    fn each(&self, pairs: Range<usize>) -> impl Iterator<Item = (usize, usize, &'a [f32])> {
+        let Self { words, columns, .. } = *self;
+        let (width, all) = (self.width(), self.pairs());
+        (0..columns).step_by(width).map(move |column| {
+            let panel = &words[column / width * all * width..];
+            (column, width.min(columns - column), &panel[pairs.start * width..pairs.end * width])
+        })
+    }
+}
+
+/// `out = lhs . rhs`, or `out += lhs . rhs` when `accumulate`; `out` is row-major, its rows `out_stride` apart.
+pub(crate) fn product(lhs: View<'_>, rhs: Panels<'_>, out: &mut [f32], out_stride: usize, accumulate: bool) {
+    assert_eq!(lhs.columns, rhs.depth, "factors that fit each other");
+    assert!(lhs.is_within(), "a factor within its slice");
+    assert!(rhs.columns <= out_stride, "rows of the product side by side");
+    if lhs.rows == 0 || rhs.columns == 0 {
+        return;
+    }
+    assert!((lhs.rows - 1) * out_stride + rhs.columns <= out.len(), "a product within its slice");
+    let out = Out { numbers: out, stride: out_stride, accumulate };
+    if rhs.depth == 0 {
+        return out.end(lhs.rows, rhs.columns);
+    }
+    // SAFETY: the panels are a proof that the machine has the instructions.
+    unsafe {
+        match (rhs.instructions.0, lhs.row_stride, lhs.column_stride) {
+            (Kernel::Avx512, _, 1) => avx512::near(lhs, rhs, out),
+            (Kernel::Avx512, 1, _) => avx512::far(lhs, rhs, out),
+            (Kernel::Amx, _, 1) => amx::near(lhs, rhs, out),
+            (Kernel::Amx, 1, _) => amx::far(lhs, rhs, out),
+            (_, row, column) => panic!("a factor of strides {row} and {column}"),
+        }
+    }
+}
+
+/// Where a product goes.
+struct Out<'a> {
+    numbers: &'a mut [f32],
+    stride: usize,
+    accumulate: bool,
+}
+
+impl Out<'_> {
+    /// A product of no terms.
+    fn end(self, rows: usize, columns: usize) {
+        if !self.accumulate {
+            self.numbers.chunks_mut(self.stride).take(rows).for_each(|row| row[..columns].fill(0.0));
+        }
+    }
+}
+
+/// Asks for the cache lines of `count` numbers.
+fn fetch(numbers: &[f32], start: usize, count: usize) {
+    for line in (start..start + count).step_by(LINE) {
+        prefetch(numbers, line);
+    }
+}
+
+/// The first `numbers` lanes, of which there are [`LANES`].
+fn mask_of(numbers: usize) -> __mmask16 {
+    if numbers >= LANES { __mmask16::MAX } else { (1 << numbers) - 1 }
+}
+
+/// Numbers of bfloat16, as instructions of whole numbers take them.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+fn half_pairs(numbers: __m256bh) -> __m256i {
+    // SAFETY: both are 256 bits, and any are of both types.
+    unsafe { transmute::<__m256bh, __m256i>(numbers) }
+}
+
+/// Packs numbers that lie side by side, and zeros up to whole vectors.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+fn pack_row(numbers: &[f32], words: &mut [f32]) {
+    assert!(numbers.len().next_multiple_of(2 * LANES) <= 2 * words.len());
+    for (numbers, words) in numbers.chunks(2 * LANES).zip(words.chunks_exact_mut(LANES)) {
+        let (low, high) = (mask_of(numbers.len()), mask_of(numbers.len().saturating_sub(LANES)));
+        // SAFETY: the masks leave out what is past the chunk; a vector of words is 64 bytes.
+        unsafe {
+            let low = _mm512_maskz_loadu_ps(low, numbers.as_ptr());
+            let high = _mm512_maskz_loadu_ps(high, numbers.as_ptr().wrapping_add(LANES));
+            let packed = transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_storeu_ps(words.as_mut_ptr(), packed);
+        }
+    }
+}
+
+/// Packs pairs of rows of a row-major matrix, `width` columns from `column` on: whole vectors of them, and zeros where
+/// the matrix ends.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+fn pack_pairs(matrix: View<'_>, pairs: Range<usize>, column: usize, words: &mut [f32], width: usize) {
+    assert!(matrix.column_stride == 1 && matrix.is_within());
+    assert!(width.is_multiple_of(LANES) && pairs.len() * width <= words.len());
+    for vector in (0..width).step_by(LANES) {
+        for (number, pair) in pairs.clone().enumerate() {
+            // SAFETY: there are as many words, by the second assertion.
+            unsafe {
+                let place = words.as_mut_ptr().add(number * width + vector);
+                _mm512_storeu_ps(place, _mm512_castsi512_ps(packed(matrix, pair, column + vector)));
+            }
+        }
+    }
+}
+
+/// Two rows of a row-major matrix as pairs, a vector of columns from `column` on, and zeros where the matrix ends.
+///
+/// # Safety
+/// The matrix is row-major and within its slice.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn packed(matrix: View<'_>, pair: usize, column: usize) -> __m512i {
+    let mask = mask_of(matrix.columns.saturating_sub(column));
+    let first = matrix.data.as_ptr().wrapping_add(column + 2 * pair * matrix.row_stride);
+    let [low, high] = [0, 1].map(|row| {
+        let mask = if 2 * pair + row < matrix.rows { mask } else { 0 };
+        // SAFETY: the mask leaves out columns and rows past the end of the matrix, which is within its slice.
+        let row = unsafe { _mm512_maskz_loadu_ps(mask, first.wrapping_add(row * matrix.row_stride)) };
+        _mm512_cvtepu16_epi32(half_pairs(_mm512_cvtneps_pbh(row)))
+    });
+    _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::float::Float;
+    use crate::philox::philox;
+
+    /// Numbers of every kind of sign and size near 1, rounded or not.
+    fn numbers(count: usize, seed: u64) -> Vec<f32> {
+        let number = |item: usize| philox(seed, [item as u32, 0, 0, 0].map(|word| [word]))[0][0];
+        (0..count).map(|item| number(item) as f32 / (1_u32 << 31) as f32 - 1.0).collect()
+    }
+
+    /// All that this machine has.
+    fn available() -> Vec<Instructions> {
+        let found = Instructions::detect();
+        let vectors = found.map(|_| Instructions(Kernel::Avx512));
+        vectors.into_iter().chain(found.filter(|found| found.0 == Kernel::Amx)).collect()
+    }
+
+    fn check(
+        instructions: Instructions,
+        cpu: &Cpu,
+        (rows, depth, columns): (usize, usize, usize),
+        is_far: bool,
+    ) {
+        let (stride, out_stride) = (depth.max(rows) + 3, columns + 1);
+        let (left, right) = (numbers(stride * stride, 1), numbers(depth * out_stride, 2));
+        let lhs = if is_far {
+            View::row_major(&left, depth, rows, stride).transposed()
+        } else {
+            View::row_major(&left, rows, depth, stride)
+        };
+        let mut room = vec![f32::NAN; Panels::room(instructions, depth, columns)];
+        let rhs = View::row_major(&right, depth, columns, out_stride);
+        let panels = Panels::pack(instructions, cpu, rhs, &mut room);
+        let before = numbers(rows * out_stride, 3);
+        for accumulate in [false, true] {
+            let mut out = before.clone();
+            product(lhs, panels, &mut out, out_stride, accumulate);
+            for (item, (&found, &before)) in out.iter().zip(&before).enumerate() {
+                let (row, column) = (item / out_stride, item % out_stride);
+                let (mut sum, mut size) = (if accumulate { f64::from(before) } else { 0.0 }, 1.0);
+                for k in 0..depth {
+                    let left = lhs.data[row * lhs.row_stride + k * lhs.column_stride];
+                    let [left, right] = [left, right[k * out_stride + column]].map(|x| Float::Bf16.round(x));
+                    let term = f64::from(left) * f64::from(right);
+                    sum += term;
+                    size += term.abs();
+                }
+                let what = format!("{instructions:?} {rows} {depth} {columns}, far: {is_far}, item {item}");
+                if column == columns {
+                    assert_eq!(found.to_bits(), before.to_bits(), "{what}: not of the product");
+                } else {
+                    let error = (f64::from(found) - sum).abs();
+                    assert!(error <= 1e-6 * size, "{what}: {found}, not {sum}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn products_are_those_of_rounded_factors() {
+        let cpu = Cpu::new(Some(2)).unwrap();
+        for rows in [1, 11, 12, 13, 47, 48, 49, 100] {
+            for depth in [0, 1, 2, 3, 31, 33, 64, 255, 257, 429, 1030] {
+                for columns in [1, 5, 16, 17, 32, 33, 64, 70] {
+                    for instructions in available() {
+                        check(instructions, &cpu, (rows, depth, columns), false);
+                        check(instructions, &cpu, (rows, depth, columns), true);
+                    }
+                }
+            }
+        }
+    }
+
+    /// One product of one pair.
+    fn sum_of(instructions: Instructions, before: f32, left: [f32; 2], right: [f32; 2]) -> f32 {
+        let cpu = Cpu::new(Some(1)).unwrap();
+        let mut room = vec![0.0; Panels::room(instructions, 2, 1)];
+        let panels = Panels::pack(instructions, &cpu, View::row_major(&right, 2, 1, 1), &mut room);
+        let mut out = [before];
+        product(View::row_major(&left, 1, 2, 2), panels, &mut out, 1, true);
+        out[0]
+    }
+
+    #[test]
+    fn extremes_are_as_documented() {
+        let (least, tiny) = (f32::MIN_POSITIVE, f32::MIN_POSITIVE / 2.0);
+        for instructions in available() {
+            let sum_of = |before, left, right| sum_of(instructions, before, left, right);
+            assert_eq!(sum_of(0.0, [1.0, 0.0], [least, 0.0]), least);
+            // Subnormal factors and sums count as 0.
+            assert_eq!(sum_of(0.0, [1.0, 0.0], [tiny, 0.0]), 0.0);
+            assert_eq!(sum_of(0.0, [0.5, 0.0], [least, 0.0]), 0.0);
+            assert_eq!(sum_of(1.0, [f32::MAX, 0.0], [2.0, 0.0]), f32::INFINITY);
+            assert!(sum_of(1.0, [f32::INFINITY, 1.0], [1.0, f32::NEG_INFINITY]).is_nan());
+            assert!(sum_of(1.0, [f32::NAN, 1.0], [0.0, 1.0]).is_nan());
+        }
+    }
+}
