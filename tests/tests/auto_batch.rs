@@ -183,6 +183,33 @@ fn a_worker_without_memory_begins_again_with_half_the_rows() {
 }
 
 #[test]
+fn a_plan_that_is_wrong_shows_before_the_first_step() {
+    let job = TinyJob::new();
+    let file = job.file();
+    let set = [AUTO, WIDE_MODEL, "data.epochs=1", "data.auto_batch.memory=4GiB"];
+    let daemon = Daemon::start(job.directory());
+    let id =
+        daemon.json(&with_set(&["submit", file.to_str().unwrap()], &set))["id"].as_str().unwrap().to_owned();
+    let run = job.directory().join("checkpoints").join(&id);
+    let kept = run.join("auto_batch.json");
+    wait_until("a size is decided", || kept.exists());
+    daemon.kill();
+    assert!(!has_checkpoint(&run));
+    // As if the plan had taken these batches for ones that fit in there.
+    fs::write(&kept, "{\"rows\":16384,\"limit_bytes\":200000000}").unwrap();
+    let daemon = Daemon::start(job.directory());
+    let ended = daemon.succeeded(&id);
+    let rows = serde_json::from_str::<Value>(&decided(checkpoint(&ended))).unwrap()["rows"].as_u64().unwrap();
+    assert!(rows.is_power_of_two() && (16..16_384).contains(&rows), "{rows}");
+    let log = daemon.run(&["logs", &id]);
+    let log = String::from_utf8_lossy(&log.stdout);
+    for message in ["memory allocation of", "begins again with batches of 8192 rows"] {
+        assert!(log.contains(message), "{message}: {log}");
+    }
+    daemon.stop();
+}
+
+#[test]
 fn where_nothing_is_small_enough_for_the_system_it_is_an_error() {
     let job = TinyJob::new();
     // Parameters alone are too much for the system, though not for the limit.
