@@ -237,6 +237,7 @@ impl Whole {
             rows: whole.schema.rows,
             limit,
             needed_bytes: ingest + auto_batch::worker_bytes(&whole.model, job.training.threads),
+            process_bytes: auto_batch::process_bytes(job.training.threads),
             worker_bytes: limit.bytes.saturating_sub(ingest),
             why_not_more,
         };

@@ -91,7 +91,12 @@ fn what_is_found_fits_and_trains_as_if_it_were_written_out() {
     let found = &plan["auto_batch"];
     assert!(rows.is_power_of_two() && rows > 256, "{plan:#}");
     assert_eq!((&found["limit_bytes"], &found["limit_of"]), (&(80 << 20).into(), &limit[..22].into()));
-    assert!(found["needed_bytes"].as_u64().unwrap() <= 80 << 20, "{plan:#}");
+    let memory = |key: &str| plan["memory"][key].as_u64().unwrap();
+    let worker = ["model_bytes", "workspace_bytes", "checkpoint_bytes"].map(memory).iter().sum::<u64>();
+    let ingest = ["ring_bytes", "pool_bytes", "reading_bytes", "fixed_bytes"].map(memory).iter().sum::<u64>();
+    let needed = found["needed_bytes"].as_u64().unwrap();
+    assert_eq!(needed, worker + found["process_bytes"].as_u64().unwrap() + ingest, "{plan:#}");
+    assert!(needed <= 80 << 20 && needed + memory("ahead_bytes") <= 80 << 20, "{plan:#}");
     let why = found["why_not_more"].as_str().unwrap();
     assert!(
         why.contains(&format!("batches of {} rows take", 2 * rows)) && why.contains("memory limit"),

@@ -74,6 +74,8 @@ pub struct Choice {
     pub limit: Limit,
     /// What it takes at least, with these batches.
     pub needed_bytes: u64,
+    /// The part of it that the worker's process takes, whatever its model is.
+    pub process_bytes: u64,
     /// Of the limit, what ingest leaves to the worker.
     pub worker_bytes: u64,
     /// Why not twice the rows; `None` where that was not looked for.
@@ -138,16 +140,14 @@ impl Display for Choice {
 
 /// The bytes that a worker of `threads` computing threads takes for `model`.
 pub(crate) fn worker_bytes(model: &ModelPlan, threads: Option<u32>) -> u64 {
-    let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
-    let threads = threads.map_or_else(cores, u64::from) + OTHER_THREADS;
-    let parts = [
-        model.parameter_bytes,
-        model.workspace_bytes,
-        model.copy_bytes,
-        WORKER_BYTES,
-        threads * THREAD_BYTES,
-    ];
+    let parts = [model.parameter_bytes, model.workspace_bytes, model.copy_bytes, process_bytes(threads)];
     parts.into_iter().fold(0, u64::saturating_add)
+}
+
+/// The bytes that it takes whatever its model is.
+pub(crate) fn process_bytes(threads: Option<u32>) -> u64 {
+    let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    WORKER_BYTES + (threads.map_or_else(cores, u64::from) + OTHER_THREADS) * THREAD_BYTES
 }
 
 /// The largest power of two, from the least on and not above `most`, for which there is a plan; that plan, and why

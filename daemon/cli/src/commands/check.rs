@@ -89,6 +89,8 @@ struct BatchReport {
 struct AutoBatch {
     /// What all of the job takes at least.
     needed_bytes: u64,
+    /// The part of it that the worker's process takes besides its model.
+    process_bytes: u64,
     limit_bytes: u64,
     /// Who says so.
     limit_of: String,
@@ -289,9 +291,13 @@ impl Report {
             figures::bytes(batch.slot_bytes)
         );
         table.row(["batch".to_owned(), shape]);
-        if let Some(AutoBatch { needed_bytes, limit_bytes, limit_of, why_not_more }) = &self.auto_batch {
-            let [needed, limit] = [needed_bytes, limit_bytes].map(|&bytes| figures::bytes(bytes));
-            table.row(["  found to fit".to_owned(), format!("{bound}{needed} of {limit}, {limit_of}")]);
+        if let Some(auto) = &self.auto_batch {
+            let AutoBatch { needed_bytes, process_bytes, limit_bytes, limit_of, why_not_more } = auto;
+            let [needed, process, limit] =
+                [needed_bytes, process_bytes, limit_bytes].map(|&bytes| figures::bytes(bytes));
+            let fits =
+                format!("{bound}{needed}, {process} of it the worker's process, of {limit}: {limit_of}");
+            table.row(["  found to fit".to_owned(), fits]);
             if let Some(why) = why_not_more {
                 table.row(["  no more since".to_owned(), why.clone()]);
             }
@@ -347,9 +353,10 @@ impl From<Beginning> for WarmStart {
 
 impl From<&Choice> for AutoBatch {
     fn from(choice: &Choice) -> Self {
-        let Choice { limit: Limit { bytes, source }, needed_bytes, why_not_more, .. } = choice;
+        let Choice { limit: Limit { bytes, source }, needed_bytes, process_bytes, why_not_more, .. } = choice;
         Self {
             needed_bytes: *needed_bytes,
+            process_bytes: *process_bytes,
             limit_bytes: *bytes,
             limit_of: source.to_string(),
             why_not_more: why_not_more.clone(),
