@@ -8,6 +8,7 @@
 //! * `scoring`: evaluation and prediction with a checkpoint.
 //! * [`export`]: a checkpoint's model for other programs.
 //! * [`plan`]: what a job would do, without doing it.
+//! * [`auto_batch`]: the largest batch that memory has room for.
 //! * `runs`: the directories of a job's runs.
 //! * [`state`]: what the daemon remembers of its jobs.
 //! * [`service`]: the control API over the daemon.
@@ -15,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod auto_batch;
 pub mod config;
 pub mod daemon;
 pub mod export;

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use millstream_batch::{BatchSchema, SlotLayout};
 use millstream_pipeline::analysis::{Analysis, Learn, Progress};
 use millstream_pipeline::cache::{Cache, CacheOptions, Specification};
@@ -21,12 +21,17 @@ use millstream_pipeline::transform::Transform;
 use millstream_trainer::model::ModelPlan;
 use tokio::runtime::Handle;
 
+use crate::auto_batch::{self, Choice, Decided, Limit, LimitSource};
 use crate::feed;
-use crate::job::Job;
+use crate::job::{AutoBatchSpec, Job};
 use crate::runs;
 
 /// What a job would do.
 pub struct JobPlan {
+    /// The job, with the batch size that was found for it, where one was to be.
+    pub job: Job,
+    /// How that was found.
+    pub batch: Option<Choice>,
     /// The training data.
     pub train: DataPlan,
     /// The held-out data, if the job has any.
@@ -105,7 +110,7 @@ impl JobPlan {
 
         let options = CacheOptions::of_budget(data.memory_budget_bytes);
         let cache = data.cache.as_ref().map(|spec| Arc::new(Cache::new(spec, options)));
-        let fit = |features: &[FeatureSpec], analysis: &Analysis| -> Result<(BatchSchema, Feeds)> {
+        let fit = |features: &[FeatureSpec], analysis: &Analysis| -> Result<Fitted> {
             let transform = Arc::new(Transform::resolve(features, &job.label, &data.missing, analysis)?);
             let schema = feed::schema(&transform, data);
             let specification = Specification::of(features, &job.label, data, analysis);
@@ -117,30 +122,126 @@ impl JobPlan {
                 })
             };
             let (train, eval) = (source(&train)?, eval.as_ref().map(source).transpose()?);
-            Ok((schema.clone(), feeds(job, schema, train, eval)?))
+            Ok(Fitted { schema, train, eval })
         };
         // A column that is not there, and a batch that has no room, are told before all the data is read to
         // learn from it.
         let shape = fit(&unlearned(&job.features), &Analysis::default())?;
+        feeds(job, data, shape.schema.clone(), &shape)?;
+        let decided = directory.map(auto_batch::decided).transpose()?.flatten();
         let analysis = learned(&train)?;
         let analysis = analysis.or_else(|| (!Analysis::needed(&job.features)).then(Analysis::default));
-        let (schema, (ingest, eval_ingest)) = match &analysis {
+        let fitted = match &analysis {
             Some(analysis) => fit(&job.features, analysis)?,
             None => shape,
         };
-
-        let slot_bytes = SlotLayout::of(&schema)?.slot_bytes() as u64;
-        let model = ModelPlan::new(&job.model, &schema, &job.training)?;
+        let (whole, batch) = match &job.auto_batch {
+            Some(auto) => {
+                let counted = analysis.as_ref().filter(|analysis| analysis.label.is_some());
+                let rows = train_plan.rows.or(counted.map(|analysis| analysis.rows));
+                let (whole, choice) = Whole::found(job, auto, &fitted, rows, decided)?;
+                (whole, Some(choice))
+            }
+            None => (Whole::new(job, &fitted, data.batch_size, None)?, None),
+        };
+        let Whole { schema, feeds: (ingest, eval_ingest), model } = whole;
         Ok(Self {
+            job: job.with_batch_size(schema.rows),
+            batch,
             train: train_plan,
             eval: eval_plan,
+            slot_bytes: SlotLayout::of(&schema)?.slot_bytes() as u64,
             schema,
-            slot_bytes,
             ingest,
             eval_ingest,
             model,
             analysis,
         })
+    }
+}
+
+/// What a job reads, as its features see it.
+struct Fitted {
+    /// What a batch holds, of the least rows that it may have.
+    schema: BatchSchema,
+    train: Arc<dyn ChunkSource>,
+    eval: Option<Arc<dyn ChunkSource>>,
+}
+
+/// All that depends on the rows of a batch.
+struct Whole {
+    schema: BatchSchema,
+    feeds: Feeds,
+    model: ModelPlan,
+}
+
+impl Whole {
+    /// Plans batches of `rows` rows, all of which is to fit `limit_bytes`, if there is a limit.
+    fn new(job: &Job, fitted: &Fitted, rows: u32, limit_bytes: Option<u64>) -> Result<Self> {
+        let schema = BatchSchema { rows, ..fitted.schema.clone() };
+        let model = ModelPlan::new(&job.model, &schema, &job.training)?;
+        let Some(limit) = limit_bytes else {
+            return Ok(Self { feeds: feeds(job, &job.data, schema.clone(), fitted)?, schema, model });
+        };
+        let worker = auto_batch::worker_bytes(&model, job.training.threads);
+        let ModelPlan { parameter_bytes, workspace_bytes, copy_bytes, .. } = &model;
+        let takes = format!(
+            "batches of {rows} rows take {worker} bytes in the worker ({parameter_bytes} for parameters and optimizer \
+             state, {workspace_bytes} for activations, gradients and workspaces, {copy_bytes} for a checkpoint's copy)"
+        );
+        if worker >= limit {
+            bail!("{takes}, of a memory limit of {limit} bytes");
+        }
+        let memory_budget_bytes = job.data.memory_budget_bytes.min(limit - worker);
+        let data = DataSpec { memory_budget_bytes, ..job.data.clone() };
+        let feeds = feeds(job, &data, schema.clone(), fitted);
+        let feeds = feeds.with_context(|| {
+            format!("{takes}, which leaves {} of a memory limit of {limit} bytes", limit - worker)
+        })?;
+        Ok(Self { schema, feeds, model })
+    }
+
+    /// Plans the batches that were `decided` on, or else the largest that the limit has room for, and that there are
+    /// rows for.
+    fn found(
+        job: &Job,
+        auto: &AutoBatchSpec,
+        fitted: &Fitted,
+        rows: Option<u64>,
+        decided: Option<Decided>,
+    ) -> Result<(Self, Choice)> {
+        let (whole, limit, why_not_more) = match decided {
+            Some(Decided { rows, limit_bytes: bytes }) => {
+                // A host of more cores takes somewhat more for their threads, and batches stay what they are.
+                let within = Self::new(job, fitted, rows, Some(bytes));
+                let whole = within.or_else(|_| Self::new(job, fitted, rows, None))?;
+                (whole, Limit { bytes, source: LimitSource::Run }, None)
+            }
+            None => {
+                let limit = Limit::of(auto)?;
+                let of_data = rows.and_then(|rows| u32::try_from(rows).ok()).filter(|&rows| rows < auto.most);
+                let most = of_data.unwrap_or(auto.most);
+                let (_, whole, why) =
+                    auto_batch::largest(most, |rows| Self::new(job, fitted, rows, Some(limit.bytes)))?;
+                let why = why.map(|error| format!("{error:#}")).unwrap_or_else(|| match of_data {
+                    Some(rows) => format!("the training data has {rows} rows"),
+                    None => format!("`data.auto_batch.most` is {most}"),
+                });
+                (whole, limit, Some(why))
+            }
+        };
+        let (training, eval) = &whole.feeds;
+        let needs = std::iter::once(training).chain(eval).map(|plan| plan.memory());
+        let ingest: u64 = needs.map(|need| need.total_bytes() - need.ahead_bytes).sum();
+        let choice = Choice {
+            rows: whole.schema.rows,
+            limit,
+            needed_bytes: ingest + auto_batch::worker_bytes(&whole.model, job.training.threads),
+            process_bytes: auto_batch::process_bytes(job.training.threads),
+            worker_bytes: limit.bytes.saturating_sub(ingest),
+            why_not_more,
+        };
+        Ok((whole, choice))
     }
 }
 
@@ -154,15 +255,10 @@ const EVAL_SLOTS: u32 = 2;
 /// many bytes.
 const EVAL_SHARE: u64 = 8;
 
-/// Plans the feeds of `job` within its memory budget. While an evaluation is fed aside, the feed of the training
+/// Plans the feeds of `job` within the memory budget of `data`, its data section. While an evaluation is fed aside, the feed of the training
 /// waits and keeps what it has read; so the budget is divided.
-fn feeds(
-    job: &Job,
-    schema: BatchSchema,
-    train: Arc<dyn ChunkSource>,
-    eval: Option<Arc<dyn ChunkSource>>,
-) -> Result<Feeds> {
-    let (data, seed) = (&job.data, job.training.seed);
+fn feeds(job: &Job, data: &DataSpec, schema: BatchSchema, fitted: &Fitted) -> Result<Feeds> {
+    let (seed, train, eval) = (job.training.seed, Arc::clone(&fitted.train), fitted.eval.clone());
     let Some(eval) = eval.as_ref().filter(|_| job.evaluation.is_aside()) else {
         return Ok((IngestPlan::training(data, seed, &job.label, schema, train, eval)?, None));
     };

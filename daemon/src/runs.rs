@@ -4,6 +4,7 @@
 //! checkpoints/census-k3f9q2/job.toml             the job, whole
 //!                           analysis.json        what was learned from the data, if anything was
 //!                           warm_start           the checkpoint whose weights it begins with, if any
+//!                           auto_batch.json      how large batches are, where that was found and not given
 //!                           train.listing        the files that it reads, in their versions
 //!                           step-0000000500/...  a checkpoint
 //! ```
@@ -28,6 +29,8 @@ pub(crate) const JOB: &str = "job.toml";
 pub(crate) const ANALYSIS: &str = "analysis.json";
 /// The checkpoint whose weights it begins with.
 pub(crate) const WARM_START: &str = "warm_start";
+/// How large its batches are, where that was found.
+pub(crate) const AUTO_BATCH: &str = "auto_batch.json";
 
 /// The files that the job reads, as they were when it started.
 pub(crate) const TRAIN_LISTING: &str = "train.listing";

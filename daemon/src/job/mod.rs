@@ -5,6 +5,7 @@
 //! is a [`Job`] in which nothing is left to validate but the data itself, or a [`JobError`] with all
 //! that is wrong.
 
+mod batch;
 mod document;
 mod error;
 mod evaluation;
@@ -29,9 +30,10 @@ use millstream_pipeline::spec::{
 };
 use millstream_pipeline::storage::{AzSpec, GsSpec, S3Spec, StorageSpec};
 use millstream_trainer::session::{BestSpec, JudgeSpec};
-use millstream_trainer::spec::{ModelSpec, TrainingSpec};
+use millstream_trainer::spec::{BatchScaling, ModelSpec, TrainingSpec};
 use sha2::{Digest, Sha256};
 
+pub use batch::{AutoBatchSpec, LEAST_AUTO_ROWS};
 use document::{Node, Table, Value};
 use error::{At, Problems};
 pub use error::{JobError, Place, Problem, Warning};
@@ -47,8 +49,13 @@ pub use warm_start::WarmStartSpec;
 pub struct Job {
     /// Its name; job ids begin with it.
     pub name: String,
-    /// The data.
+    /// The data. Of a job whose batch size is to be found, that is the least that it can be.
     pub data: DataSpec,
+    /// How the batch size is found, if it is not given.
+    pub auto_batch: Option<AutoBatchSpec>,
+    /// How learning rates follow from it, if they do. Those of `model` are as they are for batches of this size, once
+    /// that is known.
+    pub batch_scaling: Option<BatchScaling>,
     /// The label, or several.
     pub label: LabelSpec,
     /// The features that the model or its evaluation uses, in the file's order.
@@ -112,7 +119,8 @@ impl Job {
     }
 
     /// What fixes the result of the job, as SHA-256 in hexadecimal: two jobs with the same fingerprint, on
-    /// the same data, end with the same model. Names, places, memory and threads have no part in it.
+    /// the same data, end with the same model. Names, places, memory and threads have no part in it; of a job whose
+    /// batch size is to be found, it is as if memory sufficed for the same one.
     pub fn fingerprint(&self) -> String {
         let data = DataSpec {
             base: PathBuf::new(),
@@ -127,6 +135,9 @@ impl Job {
         let what = (data, &self.label, &self.features, &self.model, training);
         // These are plain structs, enums and numbers, which JSON can always hold.
         let mut json = serde_json::to_vec(&what).unwrap_or_default();
+        if let Some(AutoBatchSpec { most, memory_bytes: _ }) = self.auto_batch {
+            json.extend(serde_json::to_vec(&(most, self.batch_scaling)).unwrap_or_default());
+        }
         if let Some(warm_start) = &self.warm_start {
             json.extend(serde_json::to_vec(warm_start).unwrap_or_default());
         }
@@ -143,15 +154,21 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     let mut top = Section::new(table, At::Offset(0), "the job file", problems);
     let name = read_name(&mut top);
     let seed = top.whole("seed", 0..=u64::MAX).unwrap_or(0);
-    let data = read_data(top.required_section("data", "[data]", "the data to train on"), path, problems);
+    let section = top.required_section("data", "[data]", "the data to train on");
+    let (data, auto_batch) = read_data(section, path, problems);
     let labels = label::read(&mut top, problems);
     let section = top.required_section("features", "[features]", "what is made of the columns");
     let names: Vec<_> = section.entries().map(|(name, ..)| name).collect();
     let features = features::read(section, &data.base);
     let model = top.required_section("model", "[model]", "what is trained");
     let model_at = model.at_key("kind");
-    let model = model::read(model, &names);
-    let training = training::read(top.section("training", "[training]"), seed, &model, &labels);
+    let mut model = model::read(model, &names);
+    let mut section = top.section("training", "[training]");
+    let batch_scaling = batch::read_scaling(&mut section, auto_batch.is_some());
+    if let (Some(scaling), None) = (batch_scaling, auto_batch) {
+        scaling.apply(&mut model, data.batch_size);
+    }
+    let training = training::read(section, seed, &model, &labels);
     let label = labels.resolve(&training, &model, model_at, problems);
     let judged = Judged::of(&label, &model, &training);
     let warm_start = warm_start::read(&mut top, &data.base);
@@ -169,6 +186,8 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     let job = Job {
         name,
         data,
+        auto_batch,
+        batch_scaling,
         label,
         features: none,
         model,
@@ -198,7 +217,11 @@ fn read_name(top: &mut Section<'_>) -> String {
     name.text.to_owned()
 }
 
-fn read_data(mut data: Section<'_>, path: &Path, problems: &Problems<'_>) -> DataSpec {
+fn read_data(
+    mut data: Section<'_>,
+    path: &Path,
+    problems: &Problems<'_>,
+) -> (DataSpec, Option<AutoBatchSpec>) {
     let home = path.parent().unwrap_or(Path::new(""));
     let base = absolute(&data.text("base").map_or(home.to_owned(), |base| home.join(base.text)));
     if base.to_str().is_none() {
@@ -218,6 +241,7 @@ fn read_data(mut data: Section<'_>, path: &Path, problems: &Problems<'_>) -> Dat
         data.error_at(pattern.at, "a path is empty");
     }
     let cache = read_cache(&mut data, &base);
+    let (batch_size, auto_batch) = batch::read_size(&mut data);
     let usual = DataSpec::default();
     let spec = DataSpec {
         base,
@@ -226,7 +250,7 @@ fn read_data(mut data: Section<'_>, path: &Path, problems: &Problems<'_>) -> Dat
         format: data.choice("format", &FORMATS),
         missing: owned(&data.texts("missing").unwrap_or_default()),
         filter: filter::read(&mut data),
-        batch_size: data.whole_u32("batch_size", 1..=16_777_216).unwrap_or(usual.batch_size),
+        batch_size,
         epochs: data.whole_u32("epochs", 1..=u32::MAX).unwrap_or(usual.epochs),
         shuffle_rows: data.whole("shuffle_rows", 0..=u64::MAX).unwrap_or(usual.shuffle_rows),
         lanes: data.whole_u32("lanes", 1..=4_096).unwrap_or(usual.lanes),
@@ -253,7 +277,7 @@ fn read_data(mut data: Section<'_>, path: &Path, problems: &Problems<'_>) -> Dat
         data.error("shuffle_rows", message);
     }
     data.finish();
-    spec
+    (spec, auto_batch)
 }
 
 fn read_cache(data: &mut Section<'_>, base: &Path) -> Option<CacheSpec> {

@@ -13,7 +13,9 @@ use anyhow::Context;
 use millstream_pipeline::ingest::{Bound, Diagnosis};
 
 use super::{Event, Prepared, Supervisor};
+use crate::auto_batch::available;
 use crate::feed::{self, Feed};
+use crate::job::Job;
 use crate::state::{HistoryPoint, JobRecord, LogLevel};
 use crate::worker::host::WorkerProcess;
 use crate::worker::protocol::{FromWorker, Metrics, Progress, Restored, Role, Start, ToWorker, TrainRole};
@@ -35,7 +37,21 @@ pub(super) enum Outcome {
     /// Another try would meet the same.
     Failed(String),
     /// The worker is gone; another try may do better.
-    Died(String),
+    Died(Death),
+}
+
+/// How a worker died.
+pub(super) struct Death {
+    /// What is known of it.
+    pub(super) reason: String,
+    /// Whether it was for lack of memory.
+    pub(super) of_memory: bool,
+}
+
+impl Death {
+    fn of(reason: String) -> Self {
+        Self { reason, of_memory: false }
+    }
 }
 
 /// A running attempt.
@@ -51,6 +67,8 @@ pub(super) struct Attempt<'a> {
     /// When the worker is killed, once it was told to stop.
     deadline: Option<Instant>,
     totals: Totals,
+    /// How often the kernel had killed for lack of memory when this began, where it tells.
+    kills_before: Option<u64>,
 }
 
 enum Verdict {
@@ -74,7 +92,10 @@ impl<'a> Attempt<'a> {
     pub(super) fn start(supervisor: &Supervisor, prepared: &'a Prepared) -> Result<Self, Outcome> {
         let book = Arc::clone(&supervisor.book);
         let log = move |line: &str| book.log(LogLevel::Warn, &format!("worker: {line}"));
-        let died = |error: std::io::Error| Outcome::Died(format!("the worker cannot be started: {error}"));
+        let died = |error: std::io::Error| {
+            Outcome::Died(Death::of(format!("the worker cannot be started: {error}")))
+        };
+        let kills_before = available::kills();
         let worker = WorkerProcess::spawn(&supervisor.worker, log).map_err(died)?;
         let events = supervisor.control.events.clone();
         let gone = events.clone();
@@ -86,19 +107,21 @@ impl<'a> Attempt<'a> {
             .map_err(died)?;
         supervisor.book.change(|record| record.attempts += 1);
         let (feed, aside, verdict, deadline, totals) = (None, None, None, None, Totals::default());
-        let mut attempt = Self { prepared, worker, feed, aside, verdict, deadline, totals };
-        let checkpoint = &supervisor.job.checkpoint;
+        let mut attempt = Self { prepared, worker, feed, aside, verdict, deadline, totals, kills_before };
+        let job = &prepared.job;
+        let checkpoint = &job.checkpoint;
         let role = Role::Train(Box::new(TrainRole {
             directory: prepared.directory.clone(),
             every_steps: checkpoint.every_steps,
             keep: checkpoint.keep,
-            events: supervisor.event_spec(),
-            model: supervisor.job.model.clone(),
-            training: supervisor.job.training.clone(),
-            group: supervisor.job.evaluation.group.clone(),
-            evaluation: prepared.eval_plan.is_some().then_some(supervisor.job.evaluation.cadence),
-            judge: supervisor.job.judge(),
+            events: event_spec(job, supervisor.book.id()),
+            model: job.model.clone(),
+            training: job.training.clone(),
+            group: job.evaluation.group.clone(),
+            evaluation: prepared.eval_plan.is_some().then_some(job.evaluation.cadence),
+            judge: job.judge(),
             warm_start: prepared.warm_start.clone(),
+            trial: prepared.batch.as_ref().map(|choice| choice.trial(prepared.plan.slots())),
         }));
         let schema = prepared.schema.clone();
         attempt.tell(&ToWorker::Start(Box::new(Start { role, schema })));
@@ -273,6 +296,9 @@ impl<'a> Attempt<'a> {
             EXIT_LIMIT
         };
         let ending = self.worker.wait(limit);
+        let kernel_killed = self.kills_before.zip(available::kills()).map(|(before, now)| now > before);
+        // Before it is fed, a worker takes memory and does nothing else.
+        let is_taking = self.feed.is_none();
         if let Some(control) = supervisor.control.ingest().take() {
             log_input(&control.explain().whole, supervisor);
         }
@@ -306,27 +332,30 @@ impl<'a> Attempt<'a> {
             (Some(Verdict::Failed(message)), _) => Outcome::Failed(message),
             (_, Err(error)) if !feed::is_echo(&error) => Outcome::Failed(error.to_string()),
             _ if stopped => Outcome::Stopped,
-            (Some(Verdict::InputLost), _) => Outcome::Died("the worker lost its input".to_owned()),
+            (Some(Verdict::InputLost), _) => Outcome::Died(Death::of("the worker lost its input".to_owned())),
             (None, _) => Outcome::Died(match ending {
-                Ok(ending) => ending.to_string(),
-                Err(error) => format!("the worker is lost: {error}"),
+                Ok(ending) => Death {
+                    of_memory: ending.is_lack_of_memory(kernel_killed, is_taking),
+                    reason: ending.to_string(),
+                },
+                Err(error) => Death::of(format!("the worker is lost: {error}")),
             }),
         }
     }
 }
 
-impl Supervisor {
-    /// What a worker writes for TensorBoard.
-    fn event_spec(&self) -> Option<EventSpec> {
-        let spec = self.job.tensorboard.as_ref()?;
-        Some(EventSpec {
-            directory: spec.directory.join(self.book.id()),
-            every_steps: spec.every_steps,
-            histograms_every_steps: spec.histograms_every_steps,
-            hyper_parameters: self.job.hyper_parameters(),
-        })
-    }
+/// What a worker of `job` writes for TensorBoard, in its run `id`.
+fn event_spec(job: &Job, id: &str) -> Option<EventSpec> {
+    let spec = job.tensorboard.as_ref()?;
+    Some(EventSpec {
+        directory: spec.directory.join(id),
+        every_steps: spec.every_steps,
+        histograms_every_steps: spec.histograms_every_steps,
+        hyper_parameters: job.hyper_parameters(),
+    })
+}
 
+impl Supervisor {
     /// Takes note of a committed checkpoint.
     fn committed(&mut self, step: u64, path: PathBuf, requested: bool) {
         self.tries.progressed();

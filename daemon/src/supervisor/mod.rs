@@ -4,7 +4,8 @@
 //! queued -> preparing -> running -> succeeded
 //!               |         |   ^ \-> failed       an error that another try would meet again, or too many
 //!               |         \---/                  workers that died without progress ([`tries`])
-//!               |    a worker died: again from the newest checkpoint
+//!               |    a worker died: again from the newest checkpoint, or where batches that were found to
+//!               |    fit memory did not, and there is none yet, from the beginning with smaller ones
 //!               \--> failed | cancelled
 //! ```
 //!
@@ -26,18 +27,20 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use millstream_pipeline::ingest::{Explanation, IngestControl};
 use millstream_pipeline::storage::Stores;
+use millstream_trainer::checkpoint::CheckpointStore;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
+use crate::auto_batch::{self, Decided};
 use crate::job::Job;
 use crate::runs;
 use crate::state::{JobState, LogLevel};
 use crate::worker::protocol::FromWorker;
-use attempt::{Attempt, Outcome};
+use attempt::{Attempt, Death, Outcome};
 pub(crate) use book::Book;
 pub(crate) use prepare::Prepared;
 use tries::Tries;
@@ -217,13 +220,7 @@ impl Supervisor {
     fn live(&mut self) -> Result<Option<String>, End> {
         self.check_stop()?;
         self.book.enter(JobState::Preparing, "");
-        let stopping = Arc::clone(&self.control.stopping);
-        let prepared = {
-            let _watch = CalledOff::with(&self.stores, &stopping, &self.runtime);
-            prepare::prepare(&self.job, &self.stores, &self.runtime, &self.book, &stopping)
-        };
-        self.check_stop()?;
-        let prepared = prepared.map_err(|error| End::Failed(format!("{error:#}")))?;
+        let mut prepared = self.prepare()?;
         self.book.enter(JobState::Running, "");
         loop {
             match self.attempt(&prepared) {
@@ -232,9 +229,63 @@ impl Supervisor {
                     return Err(End::Stopped(self.control.stop_wanted().unwrap_or(Stop::Drain)));
                 }
                 Outcome::Failed(reason) => return Err(End::Failed(reason)),
-                Outcome::Died(reason) => self.back_off(reason)?,
+                Outcome::Died(Death { reason, of_memory: false }) => self.back_off(reason)?,
+                Outcome::Died(Death { reason, of_memory: true }) => match &prepared.batch {
+                    None => self.back_off(reason)?,
+                    Some(choice) => {
+                        if let Some(with_less) = self.with_less(choice.decided(), &prepared, reason)? {
+                            prepared = with_less;
+                        }
+                    }
+                },
             }
         }
+    }
+
+    fn prepare(&mut self) -> Result<Prepared, End> {
+        let stopping = Arc::clone(&self.control.stopping);
+        let prepared = {
+            let _watch = CalledOff::with(&self.stores, &stopping, &self.runtime);
+            prepare::prepare(&self.job, &self.stores, &self.runtime, &self.book, &stopping)
+        };
+        self.check_stop()?;
+        prepared.map_err(|error| End::Failed(format!("{error:#}")))
+    }
+
+    /// A worker died for lack of memory, of a job that found the size of its batches, which is `decided`. Before there
+    /// is a checkpoint the job begins again with half of it; from then on batches stay what they are, and another try
+    /// may do better.
+    fn with_less(
+        &mut self,
+        decided: Decided,
+        prepared: &Prepared,
+        reason: String,
+    ) -> Result<Option<Prepared>, End> {
+        let failed = |error: anyhow::Error| End::Failed(format!("{error:#}"));
+        let steps = CheckpointStore::local(&prepared.directory).and_then(|store| store.steps());
+        if !steps.map_err(|error| failed(error.into()))?.is_empty() {
+            let rows = decided.rows;
+            self.back_off(format!(
+                "{reason}; this run has a checkpoint, so its batches stay at {rows} rows: let it have more memory and \
+                 `--resume`, or begin another run with a lower `data.auto_batch.memory` or \
+                 `data.batch_size = {}`",
+                rows / 2
+            ))?;
+            return Ok(None);
+        }
+        let less = auto_batch::halve(&prepared.directory, decided);
+        let less = less.with_context(|| reason.clone()).map_err(failed)?;
+        let told = format!(
+            "{reason}: too little memory for batches of {} rows; begins again with batches of {} rows; {}",
+            decided.rows,
+            less.rows,
+            auto_batch::told_change(&prepared.job, &self.job.with_batch_size(less.rows)),
+        );
+        self.book.log(LogLevel::Warn, &told);
+        self.book.change(|record| record.reason = told);
+        // Another size is another try, and there are only so many sizes.
+        self.tries.progressed();
+        self.prepare().map(Some)
     }
 
     /// Leaves nothing of a job that came to nothing.

@@ -17,6 +17,7 @@ use millstream_pipeline::storage::Stores;
 use tokio::runtime::Handle;
 
 use super::Book;
+use crate::auto_batch::{self, Choice, LimitSource};
 use crate::job::Job;
 use crate::plan::{self, JobPlan};
 use crate::runs;
@@ -25,6 +26,8 @@ use crate::warm_start::{self, Beginning};
 
 /// A job that is ready to run.
 pub(crate) struct Prepared {
+    /// The job, with the batch size that was found for it, where one was to be.
+    pub(super) job: Job,
     pub(super) directory: PathBuf,
     pub(super) schema: BatchSchema,
     pub(super) plan: IngestPlan,
@@ -32,6 +35,8 @@ pub(crate) struct Prepared {
     pub(super) eval_plan: Option<IngestPlan>,
     /// The checkpoint whose weights training begins with, if not with its own.
     pub(super) warm_start: Option<PathBuf>,
+    /// How large batches are, where that was found.
+    pub(super) batch: Option<Choice>,
 }
 
 /// Prepares `job`, whose directory the record in `book` names. Ends early, in an error, once `cancel` is set.
@@ -46,6 +51,12 @@ pub(super) fn prepare(
     let plan = JobPlan::with(job, stores, Some(&directory), runtime, |train| {
         analysis(job, &directory, train, runtime, book, cancel).map(Some)
     })?;
+    if let Some(choice) = &plan.batch {
+        if choice.limit.source != LimitSource::Run {
+            auto_batch::keep(&directory, choice.decided())?;
+        }
+        book.log(LogLevel::Info, &format!("{choice}; {}", auto_batch::told_rates(&plan.job)));
+    }
     let text = format!(
         "{} parameters; ingest holds at most {} of {} bytes",
         plan.model.parameters,
@@ -62,6 +73,8 @@ pub(super) fn prepare(
         }))
     })?;
     Ok(Prepared {
+        job: plan.job,
+        batch: plan.batch,
         directory,
         schema: plan.schema,
         plan: plan.ingest,

@@ -16,6 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use millstream_batch::{HandOff, RingError};
+use rustix::process::Signal;
 
 use super::protocol::{self, FromWorker, ProtocolError, ToWorker};
 
@@ -24,6 +25,9 @@ const LAST_LINES: usize = 5;
 
 /// A longer line of standard error is cut.
 const LINE_BYTES: u64 = 4096;
+
+/// What Rust's runtime says before it ends a process that was refused memory: "memory allocation of 64 bytes failed".
+const REFUSED: &str = "memory allocation of ";
 
 /// A worker that does not take a message for so long is as good as dead: it reads them on a thread of its
 /// own.
@@ -36,14 +40,22 @@ const POLL: Duration = Duration::from_millis(5);
 pub struct WorkerProcess {
     child: Child,
     socket: UnixStream,
-    stderr: Option<JoinHandle<Vec<String>>>,
+    stderr: Option<JoinHandle<LastWords>>,
 }
 
 /// How a worker ended.
 #[derive(Clone, Debug)]
 pub struct Ending {
     status: ExitStatus,
-    last_lines: Vec<String>,
+    last_words: LastWords,
+}
+
+/// What a worker wrote to its standard error.
+#[derive(Clone, Debug, Default)]
+struct LastWords {
+    lines: VecDeque<String>,
+    /// Whether it said that it was refused memory. A backtrace may have followed.
+    was_refused: bool,
 }
 
 impl WorkerProcess {
@@ -138,8 +150,21 @@ impl WorkerProcess {
             }
             std::thread::sleep(POLL);
         };
-        let last_lines = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        Ok(Ending { status, last_lines })
+        let last_words = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        Ok(Ending { status, last_words })
+    }
+}
+
+impl Ending {
+    /// Whether it was for lack of memory: the process ended itself when it was refused some, or the kernel killed it.
+    /// `kernel_killed` says whether the kernel killed any process for that while this one ran; where that is not known,
+    /// a SIGKILL is taken for the kernel's if `is_likely`.
+    pub fn is_lack_of_memory(&self, kernel_killed: Option<bool>, is_likely: bool) -> bool {
+        match self.status.signal().and_then(Signal::from_named_raw) {
+            Some(Signal::ABORT) => self.last_words.was_refused,
+            Some(Signal::KILL) => kernel_killed.unwrap_or(is_likely),
+            _ => false,
+        }
     }
 }
 
@@ -164,15 +189,15 @@ impl std::fmt::Display for Ending {
             (None, Some(code)) => write!(f, "the worker exited with status {code}")?,
             (None, None) => write!(f, "the worker ended")?,
         }
-        if !self.last_lines.is_empty() {
-            write!(f, ": {}", self.last_lines.join(" | "))?;
+        let lines: Vec<&str> = self.last_words.lines.iter().map(String::as_str).collect();
+        if !lines.is_empty() {
+            write!(f, ": {}", lines.join(" | "))?;
         }
         Ok(())
     }
 }
 
 fn signal_name(signal: i32) -> &'static str {
-    use rustix::process::Signal;
     let named = [
         (Signal::KILL, " (SIGKILL: by a person, or the kernel for lack of memory)"),
         (Signal::SEGV, " (SIGSEGV)"),
@@ -188,9 +213,9 @@ fn signal_name(signal: i32) -> &'static str {
 }
 
 /// Gives each line to `log`, and returns the last ones when the other end is closed.
-fn read_lines(stderr: ChildStderr, mut log: impl FnMut(&str)) -> Vec<String> {
+fn read_lines(stderr: ChildStderr, mut log: impl FnMut(&str)) -> LastWords {
     let mut reader = BufReader::new(stderr);
-    let mut last = VecDeque::with_capacity(LAST_LINES);
+    let mut last = LastWords::default();
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -206,12 +231,13 @@ fn read_lines(stderr: ChildStderr, mut log: impl FnMut(&str)) -> Vec<String> {
             continue;
         }
         log(text);
-        if last.len() == LAST_LINES {
-            last.pop_front();
+        last.was_refused |= text.starts_with(REFUSED);
+        if last.lines.len() == LAST_LINES {
+            last.lines.pop_front();
         }
-        last.push_back(text.to_owned());
+        last.lines.push_back(text.to_owned());
     }
-    last.into()
+    last
 }
 
 #[cfg(test)]
@@ -254,6 +280,26 @@ mod tests {
         let (ending, _) = end_of("kill -SEGV $$", minute);
         assert_eq!(ending, "the worker was killed by signal 11 (SIGSEGV)");
         assert_eq!(end_of("exit 0", minute).0, "the worker exited with status 0");
+    }
+
+    #[test]
+    fn lack_of_memory_is_told_from_other_ends() {
+        let lacked = |text: &str, kernel_killed, is_likely| {
+            let directory = tempfile::tempdir().unwrap();
+            let ending = start(directory.path(), text, |_| {}).wait(Duration::from_secs(60)).unwrap();
+            ending.is_lack_of_memory(kernel_killed, is_likely)
+        };
+        let refused = "echo memory allocation of 64 bytes failed >&2; kill -ABRT $$";
+        assert!(lacked(refused, Some(false), false));
+        let traced = "echo memory allocation of 64 bytes failed >&2; seq 20 >&2; kill -ABRT $$";
+        assert!(lacked(traced, Some(false), false));
+        assert!(!lacked("echo another reason >&2; kill -ABRT $$", Some(true), true));
+        assert!(!lacked("kill -SEGV $$", Some(true), true));
+        assert!(!lacked("echo memory allocation of 64 bytes failed >&2; exit 1", Some(true), true));
+        let killed = [(Some(true), false), (Some(false), true), (None, true), (None, false)];
+        let killed =
+            killed.map(|(kernel_killed, is_likely)| lacked("kill -KILL $$", kernel_killed, is_likely));
+        assert_eq!(killed, [true, false, true, false]);
     }
 
     #[test]

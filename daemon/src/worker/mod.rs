@@ -2,8 +2,8 @@
 //!
 //! * [`protocol`]: what a daemon and its worker say to each other.
 //! * [`host`]: the daemon's side: starting, telling, and learning how it ended.
-//! * [`process`]: the worker's side: what runs in the process; training, its checkpoints and scoring each have a
-//!   file of their own.
+//! * [`process`]: the worker's side: what runs in the process; training, its checkpoints, the trial of its memory and
+//!   scoring each have a file of their own.
 //! * [`tensorboard`]: what a training worker writes for TensorBoard.
 
 pub mod host;
@@ -14,6 +14,7 @@ mod keeper;
 mod score;
 pub mod tensorboard;
 mod train;
+mod trial;
 
 /// The first argument of a program that is started as a worker; its second is the daemon's process id.
 pub const ARGUMENT: &str = "worker";

@@ -5,7 +5,8 @@
 //!
 //! ```text
 //! daemon                                   worker
-//!   Start ------------------------------->   locks the job, restores its newest whole checkpoint
+//!   Start ------------------------------->   locks the job, tries its memory if it is to,
+//!                                            restores its newest whole checkpoint
 //!         <-------------------------------   Ready, with the position to feed it from
 //!   the ring's descriptors -------------->
 //!   Checkpoint, Stop -------------------->   at any time from here on
@@ -32,6 +33,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::tensorboard::EventSpec;
+use crate::auto_batch::TrialSpec;
 
 /// The longest message. A schema of ten thousand features, or [`SCORES_PER_MESSAGE`] scores, stay far below.
 pub const MAXIMUM_MESSAGE_BYTES: usize = 16 << 20;
@@ -110,6 +112,8 @@ pub struct TrainRole {
     pub judge: JudgeSpec,
     /// The checkpoint whose weights it begins with, before it has one of its own.
     pub warm_start: Option<PathBuf>,
+    /// What it is to try before it has a checkpoint, where the size of batches was found and not given.
+    pub trial: Option<TrialSpec>,
 }
 
 /// When a worker evaluates. It does so at the end of the data in any case.

@@ -21,7 +21,8 @@ use super::keeper::{Cadence, Keeper};
 use super::process::{Ended, Heard, Link, Stop};
 use super::protocol::{EvalCadence, FromWorker, Progress, Restored, TrainRole};
 use super::tensorboard::{EventSpec, EventWriter};
-use crate::{runs, warm_start};
+use super::trial;
+use crate::{auto_batch, runs, warm_start};
 
 /// How long an earlier worker may take to let go of the job: it is dead or about to be.
 const LOCK_LIMIT: Duration = Duration::from_secs(10);
@@ -70,16 +71,19 @@ pub(super) fn run(role: TrainRole, schema: &BatchSchema, link: &mut Link) -> Res
         evaluation,
         judge,
         warm_start: from,
+        trial,
     } = role;
     let cadence = Cadence { every_steps, keep };
     let _lock = lock(&directory)?;
-    let part = |name: &'static str| {
-        let path = directory.join(name);
-        Ok::<_, anyhow::Error>((name, fs::read(&path).with_context(|| path.display().to_string())?))
-    };
-    // Carried in each checkpoint: the job, and what was learned from its data.
-    let carried = vec![part(runs::JOB)?, part(runs::ANALYSIS)?];
+    let analysis = directory.join(runs::ANALYSIS);
+    let analysis = fs::read(&analysis).with_context(|| analysis.display().to_string())?;
+    let job = auto_batch::job_text(&directory)?;
     let store = CheckpointStore::local(&directory)?;
+    if let Some(spec) = trial
+        && store.steps()?.is_empty()
+    {
+        trial::run(spec, &model, schema, &training).context("trying the memory of a step")?;
+    }
     let mut session = Session::new(Cpu::new(training.threads)?, &model, schema, &training)?;
     if let Some(feature) = &group {
         session.group_by(feature)?;
@@ -92,7 +96,8 @@ pub(super) fn run(role: TrainRole, schema: &BatchSchema, link: &mut Link) -> Res
     }
     link.send(&FromWorker::Ready { restored: committed.clone(), passed_over })?;
     let (ring, heard) = link.receive_ring(schema)?;
-    let job = String::from_utf8_lossy(&carried[0].1).into_owned();
+    // Carried in each checkpoint: the job, and what was learned from its data.
+    let carried = vec![(runs::JOB, job.clone().into_bytes()), (runs::ANALYSIS, analysis)];
     let keeper = Keeper::new(cadence, &session, store, carried, committed)?;
     let (meter, events_warned) = (Meter::new(Instant::now()), false);
     let mut training = Training {

@@ -66,9 +66,11 @@ fn check_tells_the_plan() {
             "data",
             "features",
             "batch",
+            "auto_batch",
             "steps_per_epoch",
             "epochs",
             "precision",
+            "learning_rates",
             "parameters",
             "memory",
             "warm_start",
@@ -76,6 +78,8 @@ fn check_tells_the_plan() {
     );
     assert_eq!(plan["name"], "census-wide-deep");
     assert_eq!(plan["warm_start"], Value::Null);
+    assert_eq!(plan["auto_batch"], Value::Null);
+    assert_eq!(plan["learning_rates"]["factor"], Value::Null);
     assert_eq!(plan["data"]["train"]["files"], 4);
     assert_eq!(plan["data"]["train"]["rows"], TRAIN_ROWS);
     assert_eq!(plan["data"]["eval"]["rows"], EVAL_ROWS);

@@ -155,6 +155,19 @@ where
         })
     }
 
+    /// Takes a step on `batch`, scores it and copies the model as a checkpoint does: all the memory that training takes
+    /// was taken then. What comes of it is nothing to go on with, so the session is used up.
+    ///
+    /// # Errors
+    /// When the batch is not the model's.
+    pub fn rehearse(mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
+        let mut image = self.image();
+        self.scorer.model.train_step(batch, self.schedule.step(self.step + 1))?;
+        self.scorer.predict(batch)?;
+        image.copy(&self.scorer.model);
+        Ok(())
+    }
+
     /// As [`Scorer::group_by`].
     ///
     /// # Errors

@@ -137,6 +137,19 @@ fn run<B: Backend<Scalar: Element>>(session: &mut Session<B>, end: u64) {
     }
 }
 
+#[test]
+fn a_rehearsal_takes_whatever_batch_training_would() {
+    let taken = |rows, of: u32| {
+        let session = session(cpu());
+        session.rehearse(batch(rows, &schema(of)).as_ref())
+    };
+    taken(0, ROWS).unwrap();
+    // One of fewer rows than the batch has room for.
+    taken(2, ROWS).unwrap();
+    let error = taken(0, ROWS + 1).unwrap_err();
+    assert!(matches!(error, SessionError::Batch(BatchError::WrongSchema)), "{error}");
+}
+
 fn store(directory: &Path) -> CheckpointStore {
     CheckpointStore::create_local(directory).unwrap()
 }

@@ -1,5 +1,6 @@
 //! What a job asks of training, resolved.
 
+mod batch_scaling;
 mod embedding;
 mod loss;
 mod model;
@@ -9,6 +10,7 @@ mod schedule;
 
 use serde::{Deserialize, Serialize};
 
+pub use batch_scaling::{BatchScaling, RateRule};
 pub use embedding::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, Pooling, TableSpec};
 pub use loss::{LossSpec, Prediction, TaskSpec};
 pub use model::{

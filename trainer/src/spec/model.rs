@@ -343,6 +343,28 @@ impl ModelSpec {
         }
     }
 
+    /// All that it is trained by.
+    pub(super) fn optimizers_mut(&mut self) -> Vec<&mut OptimizerSpec> {
+        match self {
+            Self::Linear(spec) => vec![&mut spec.optimizer],
+            Self::Mlp(spec) => vec![&mut spec.embedding.optimizer, &mut spec.optimizer],
+            Self::WideDeep(WideDeepSpec { wide, deep }) => {
+                let layers = [&mut wide.optimizer, &mut deep.optimizer];
+                layers.into_iter().chain(&mut deep.embedding_optimizer).collect()
+            }
+            Self::DeepFm(spec) => {
+                vec![&mut spec.embedding.optimizer, &mut spec.linear_optimizer, &mut spec.optimizer]
+            }
+            Self::Dcn(spec) => vec![&mut spec.embedding.optimizer, &mut spec.optimizer],
+            Self::Dlrm(spec) => vec![&mut spec.embedding.optimizer, &mut spec.optimizer],
+            Self::TwoTower(TwoTowerSpec { query, item, .. }) => {
+                let towers = [query, item].into_iter();
+                towers.flat_map(|tower| [&mut tower.embedding.optimizer, &mut tower.optimizer]).collect()
+            }
+            Self::Mmoe(spec) => vec![&mut spec.embedding.optimizer, &mut spec.optimizer],
+        }
+    }
+
     /// What the hidden layers of each of its MLPs do.
     pub fn hidden_layers(&self) -> Vec<&HiddenLayerSpec> {
         match self {

@@ -81,6 +81,20 @@ pub enum OptimizerSpec {
     },
 }
 
+impl OptimizerSpec {
+    /// Its step size.
+    pub(super) fn learning_rate_mut(&mut self) -> &mut f32 {
+        match self {
+            Self::Sgd { learning_rate, .. }
+            | Self::Momentum { learning_rate, .. }
+            | Self::Adagrad { learning_rate, .. }
+            | Self::RowWiseAdagrad { learning_rate, .. }
+            | Self::Ftrl { learning_rate, .. } => learning_rate,
+            Self::Adam(adam) | Self::AdamW { adam, .. } => &mut adam.learning_rate,
+        }
+    }
+}
+
 /// The constants of Adam.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamSpec {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use millstream_daemon::auto_batch::{Choice, Limit};
 use millstream_daemon::job::Job;
 use millstream_daemon::pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_daemon::plan::{DataPlan, JobPlan, Learning};
@@ -33,10 +34,13 @@ struct Report {
     data: DataReport,
     features: Vec<FeatureReport>,
     batch: BatchReport,
+    /// How the rows of a batch were found, where they are not given.
+    auto_batch: Option<AutoBatch>,
     /// Of one epoch; null where the files do not say their rows.
     steps_per_epoch: Option<u64>,
     epochs: u32,
     precision: &'static str,
+    learning_rates: LearningRates,
     parameters: Parameters,
     memory: Memory,
     /// Null without one, and where what features learn is not known.
@@ -79,6 +83,30 @@ struct BatchReport {
     ids: usize,
     ragged: usize,
     slot_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct AutoBatch {
+    /// What all of the job takes at least.
+    needed_bytes: u64,
+    /// The part of it that the worker's process takes besides its model.
+    process_bytes: u64,
+    limit_bytes: u64,
+    /// Who says so.
+    limit_of: String,
+    /// Why batches have not twice the rows.
+    why_not_more: Option<String>,
+}
+
+/// Of each optimizer, by its name in the model, as they are for the job's batches.
+#[derive(Debug, Serialize)]
+struct LearningRates {
+    /// What they were multiplied by; null where the job asks for nothing of the kind.
+    factor: Option<f64>,
+    /// The rows that they are stated for.
+    reference: Option<u32>,
+    rule: Option<&'static str>,
+    optimizers: BTreeMap<String, f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -136,13 +164,13 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
     if job.warm_start.is_some() && beginning.is_none() {
         context.screen.note("what the warm start carries is known once the data was read: --learn");
     }
-    let report = Report::of(&job, &plan, beginning);
+    let report = Report::of(&plan, beginning);
     context.answer(&report, || report.describe())
 }
 
 impl Report {
-    fn of(job: &Job, plan: &JobPlan, beginning: Option<Beginning>) -> Self {
-        let need = plan.ingest.memory();
+    fn of(plan: &JobPlan, beginning: Option<Beginning>) -> Self {
+        let (job, need) = (&plan.job, plan.ingest.memory());
         let batches = |rows: u64| rows.div_ceil(u64::from(job.data.batch_size));
         Self {
             name: job.name.clone(),
@@ -156,9 +184,11 @@ impl Report {
                 ragged: plan.schema.ragged.len(),
                 slot_bytes: plan.slot_bytes,
             },
+            auto_batch: plan.batch.as_ref().map(Into::into),
             steps_per_epoch: plan.train.rows.map(batches),
             epochs: job.data.epochs,
             precision: job.training.precision.name(),
+            learning_rates: LearningRates::of(job),
             parameters: Parameters::of(plan),
             memory: Memory {
                 ring_bytes: need.ring_bytes,
@@ -261,6 +291,17 @@ impl Report {
             figures::bytes(batch.slot_bytes)
         );
         table.row(["batch".to_owned(), shape]);
+        if let Some(auto) = &self.auto_batch {
+            let AutoBatch { needed_bytes, process_bytes, limit_bytes, limit_of, why_not_more } = auto;
+            let [needed, process, limit] =
+                [needed_bytes, process_bytes, limit_bytes].map(|&bytes| figures::bytes(bytes));
+            let fits =
+                format!("{bound}{needed}, {process} of it the worker's process, of {limit}: {limit_of}");
+            table.row(["  found to fit".to_owned(), fits]);
+            if let Some(why) = why_not_more {
+                table.row(["  no more since".to_owned(), why.clone()]);
+            }
+        }
         let epochs = u64::from(self.epochs);
         let steps = match self.steps_per_epoch {
             Some(steps) => {
@@ -271,6 +312,15 @@ impl Report {
         };
         table.row(["steps".to_owned(), steps]);
         table.row(["precision".to_owned(), self.precision.to_owned()]);
+        let LearningRates { factor, reference, rule, optimizers } = &self.learning_rates;
+        if let (Some(factor), Some(reference), Some(rule)) = (factor, reference, rule) {
+            let reference = figures::count((*reference).into());
+            let scaled = format!("{factor:.4} times those for {reference} rows ({rule})");
+            table.row(["learning rates".to_owned(), scaled]);
+            for (optimizer, rate) in optimizers {
+                table.row([format!("  {optimizer}"), rate.to_string()]);
+            }
+        }
         table.row(["parameters".to_owned(), format!("{bound}{}", figures::count(parameters.total))]);
         for (part, count) in &parameters.parts {
             table.row([format!("  {part}"), figures::count(*count)]);
@@ -298,6 +348,31 @@ impl From<Beginning> for WarmStart {
     fn from(Beginning { checkpoint, report }: Beginning) -> Self {
         let warm_start::Report { whole, in_part, anew, left } = report;
         Self { checkpoint, whole, in_part, anew: anew.into_iter().collect(), left }
+    }
+}
+
+impl From<&Choice> for AutoBatch {
+    fn from(choice: &Choice) -> Self {
+        let Choice { limit: Limit { bytes, source }, needed_bytes, process_bytes, why_not_more, .. } = choice;
+        Self {
+            needed_bytes: *needed_bytes,
+            process_bytes: *process_bytes,
+            limit_bytes: *bytes,
+            limit_of: source.to_string(),
+            why_not_more: why_not_more.clone(),
+        }
+    }
+}
+
+impl LearningRates {
+    fn of(job: &Job) -> Self {
+        let scaling = job.batch_scaling;
+        Self {
+            factor: scaling.map(|scaling| scaling.factor(job.data.batch_size)),
+            reference: scaling.map(|scaling| scaling.reference),
+            rule: scaling.map(|scaling| scaling.rule.name()),
+            optimizers: job.learning_rates(),
+        }
     }
 }
 

@@ -1,0 +1,106 @@
+//! What memory there is: of the host, and of the control groups that this process is in.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where control groups are.
+const GROUPS: &str = "/sys/fs/cgroup";
+
+/// Bytes that can be had without swapping: what the kernel says is available, and no more than any control group has
+/// left, whose cache of files that nobody uses counts as free. `None` where the kernel does not say.
+pub(crate) fn bytes() -> Option<u64> {
+    let memory = fs::read_to_string("/proc/meminfo").ok()?;
+    let of_host = field(&memory, "MemAvailable:")?.checked_mul(1024)?;
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    Some(left_in_groups(Path::new(GROUPS), &groups).into_iter().fold(of_host, u64::min))
+}
+
+/// How often the kernel has killed a process of this host for lack of memory since it started; `None` where it does
+/// not say.
+pub(crate) fn kills() -> Option<u64> {
+    field(&fs::read_to_string("/proc/vmstat").ok()?, "oom_kill")
+}
+
+/// The number after `name`, in lines of a name and a number.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let mut lines = text.lines().map(str::split_whitespace);
+    lines.find_map(|mut words| if words.next() == Some(name) { words.next()?.parse().ok() } else { None })
+}
+
+/// What each group that has a limit has left: those that `groups`, `/proc/self/cgroup`, names, and those around them.
+fn left_in_groups(root: &Path, groups: &str) -> Vec<u64> {
+    // `0::/path` of version 2, `4:memory:/path` of version 1.
+    let named = groups.lines().filter_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
+        match controllers {
+            "" => Some((root.to_owned(), path, ["memory.max", "memory.current", "inactive_file"])),
+            _ if controllers.split(',').any(|it| it == "memory") => {
+                let files = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"];
+                Some((root.join("memory"), path, files))
+            }
+            _ => None,
+        }
+    });
+    named
+        .flat_map(|(mount, path, files)| {
+            let group = mount.join(path.trim_start_matches('/'));
+            let around = group.ancestors().map(Path::to_owned).collect::<Vec<PathBuf>>();
+            let within = around.into_iter().take_while(move |group| group.starts_with(&mount));
+            within.filter_map(move |group| left_in(&group, files))
+        })
+        .collect()
+}
+
+/// What a group has left; `None` where it has no limit, or is not to be seen from here.
+fn left_in(group: &Path, [limit, used, unused]: [&str; 3]) -> Option<u64> {
+    let read = |name: &str| fs::read_to_string(group.join(name)).ok();
+    // "max" is none.
+    let limit: u64 = read(limit)?.trim().parse().ok()?;
+    let used: u64 = read(used)?.trim().parse().ok()?;
+    let unused = read("memory.stat").and_then(|text| field(&text, unused)).unwrap_or(0);
+    Some(limit.saturating_sub(used.saturating_sub(unused)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn the_host_says_what_it_has() {
+        let available = bytes().unwrap();
+        assert!(available > 1 << 20, "{available}");
+        assert!(kills().is_some());
+    }
+
+    #[test]
+    fn a_group_has_left_what_is_not_used_and_those_around_it_count_too() {
+        let root = tempfile::tempdir().unwrap();
+        let group = root.path().join("a/b");
+        fs::create_dir_all(&group).unwrap();
+        let put = |group: &Path, limit: &str, used: &str| {
+            fs::write(group.join("memory.max"), limit).unwrap();
+            fs::write(group.join("memory.current"), used).unwrap();
+        };
+        put(&group, "max\n", "700\n");
+        put(&root.path().join("a"), "1000\n", "900\n");
+        fs::write(root.path().join("a/memory.stat"), "file 300\ninactive_file 150\n").unwrap();
+        assert_eq!(left_in_groups(root.path(), "3:cpu:/x\n0::/a/b\n"), [250]);
+        put(&group, "200\n", "700\n");
+        assert_eq!(left_in_groups(root.path(), "0::/a/b\n"), [0, 250]);
+        assert!(left_in_groups(root.path(), "0::/elsewhere\n").is_empty());
+    }
+
+    #[test]
+    fn groups_of_the_first_version_are_read_too() {
+        let root = tempfile::tempdir().unwrap();
+        let group = root.path().join("memory/a");
+        fs::create_dir_all(&group).unwrap();
+        fs::write(group.join("memory.limit_in_bytes"), "1000").unwrap();
+        fs::write(group.join("memory.usage_in_bytes"), "600").unwrap();
+        fs::write(group.join("memory.stat"), "inactive_file 1\ntotal_inactive_file 100\n").unwrap();
+        assert_eq!(left_in_groups(root.path(), "5:cpu,memory:/a\n0::/\n"), [500]);
+    }
+}

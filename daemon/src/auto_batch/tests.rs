@@ -1,0 +1,99 @@
+#![allow(clippy::unwrap_used)]
+
+use anyhow::anyhow;
+
+use super::*;
+
+/// A plan of `row_bytes` a row and 100 more, which fits `limit` bytes.
+fn plan(limit: u64, row_bytes: u64) -> impl FnMut(u32) -> Result<u64> {
+    move |rows| {
+        let bytes = 100 + row_bytes * u64::from(rows);
+        if bytes <= limit { Ok(bytes) } else { Err(anyhow!("{rows} rows take {bytes} of {limit} bytes")) }
+    }
+}
+
+#[test]
+fn the_largest_power_of_two_that_fits_is_found() {
+    for row_bytes in [1, 3, 8] {
+        for limit in [148, 500, 1_000, 5_000, 100_000] {
+            let wanted =
+                (4..=16).map(|power| 1 << power).filter(|rows| 100 + row_bytes * rows <= limit).max();
+            match (largest(65_536, plan(limit, row_bytes)), wanted) {
+                (Ok((rows, bytes, why)), Some(wanted)) => {
+                    assert_eq!((u64::from(rows), bytes), (wanted, 100 + row_bytes * wanted));
+                    assert_eq!(why.is_none(), wanted == 65_536, "{why:?}");
+                }
+                (Err(_), None) => {}
+                (found, wanted) => panic!("{found:?} for {wanted:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn no_more_rows_are_taken_than_asked_for() {
+    for (most, wanted) in [(16, 16), (31, 16), (32, 32), (1_000, 512), (1_024, 1_024)] {
+        let (rows, _, why) = largest(most, plan(u64::MAX, 1)).unwrap();
+        assert_eq!((rows, why.map(|why| why.to_string())), (wanted, None), "{most}");
+    }
+}
+
+#[test]
+fn why_there_is_no_more_is_told_and_why_there_is_nothing() {
+    let (rows, _, why) = largest(65_536, plan(1_000, 8)).unwrap();
+    assert_eq!((rows, why.unwrap().to_string().as_str()), (64, "128 rows take 1124 of 1000 bytes"));
+    let error = format!("{:#}", largest(65_536, plan(100, 8)).unwrap_err());
+    assert_eq!(
+        error,
+        "`data.batch_size = \"auto\"`: not even batches of 16 rows can be: 16 rows take 228 of 100 bytes"
+    );
+}
+
+#[test]
+fn what_was_decided_is_kept_and_halved_to_the_least() {
+    let run = tempfile::tempdir().unwrap();
+    let directory = run.path();
+    assert_eq!(decided(directory).unwrap(), None);
+    let mut now = Decided { rows: 64, limit_bytes: 999 };
+    keep(directory, now).unwrap();
+    for rows in [32, 16] {
+        now = halve(directory, now).unwrap();
+        assert_eq!(now, Decided { rows, limit_bytes: 999 });
+        assert_eq!(decided(directory).unwrap(), Some(now));
+    }
+    let error = halve(directory, now).unwrap_err().to_string();
+    assert!(error.contains("not enough memory for batches of 16 rows") && error.contains("999"), "{error}");
+    assert_eq!(decided(directory).unwrap(), Some(now));
+    fs::write(directory.join(runs::AUTO_BATCH), "{\"rows\":").unwrap();
+    let error = format!("{:#}", decided(directory).unwrap_err());
+    assert!(error.contains("auto_batch.json"), "{error}");
+}
+
+#[test]
+fn the_limit_is_the_jobs_or_a_part_of_what_the_host_has() {
+    let of_job = Limit::of(&AutoBatchSpec { memory_bytes: Some(7), most: 16 }).unwrap();
+    assert_eq!(of_job, Limit { bytes: 7, source: LimitSource::Job });
+    let of_host = Limit::of(&AutoBatchSpec { memory_bytes: None, most: 16 }).unwrap();
+    assert_eq!(of_host.source, LimitSource::Host);
+    assert!(of_host.bytes > 0);
+}
+
+#[test]
+fn checkpoints_carry_the_job_with_the_size_that_was_decided() {
+    let text = "name = \"clicks\"\nlabel = { column = \"clicked\" }\n\
+                features = { age = { kind = \"numeric\" } }\n\
+                model = { kind = \"linear\", features = [\"age\"] }\n\
+                data = { train = [\"t.parquet\"], eval = [], batch_size = \"auto\" }\n";
+    let run = tempfile::tempdir().unwrap();
+    fs::write(run.path().join(runs::JOB), text).unwrap();
+    assert_eq!(job_text(run.path()).unwrap(), text);
+    keep(run.path(), Decided { rows: 1024, limit_bytes: 1 }).unwrap();
+    let (job, _) = Job::parse(&job_text(run.path()).unwrap(), Path::new("/job.toml"), &[]).unwrap();
+    assert_eq!((job.data.batch_size, job.auto_batch), (1024, None));
+    assert_eq!(told_rates(&job), "learning rates 2.0000 times those for 256 rows (sqrt): optimizer 0.2");
+    let (auto, _) = Job::parse(text, Path::new("/job.toml"), &[]).unwrap();
+    assert_eq!(
+        told_change(&job, &auto.with_batch_size(256)),
+        "learning rates 1.0000 times those for 256 rows (sqrt): optimizer 0.2 -> 0.1"
+    );
+}

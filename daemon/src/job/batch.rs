@@ -1,0 +1,226 @@
+//! How large batches are, and what learning rates that asks for: `data.batch_size`, `[data.auto_batch]` and
+//! `[training.batch_scaling]`.
+//!
+//! A size that is to be found is a [`Job`]'s whole meaning but for one number, which depends on the data and the
+//! machine. Once it is found, [`Job::with_batch_size`] makes the job that a person would have written with it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use millstream_pipeline::spec::DataSpec;
+use millstream_trainer::spec::{BatchScaling, RateRule};
+use serde_json::Value as Json;
+
+use super::Job;
+use super::document::{self, Entry, Node, Table, Value};
+use super::error::{At, Problems};
+use super::section::Section;
+
+/// The most rows of a batch.
+const MOST_ROWS: u32 = 16_777_216;
+
+/// Fewer rows are no batch that a search should end with.
+pub const LEAST_AUTO_ROWS: u32 = 16;
+
+/// Batches as large as memory lets them be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AutoBatchSpec {
+    /// What all of a job, ingest and worker, may take together; `None` for a part of what the host has available.
+    pub memory_bytes: Option<u64>,
+    /// The most rows.
+    pub most: u32,
+}
+
+/// Reads `batch_size` and what goes with it. Of one that is to be found, the rows are the least it can be.
+pub(super) fn read_size(data: &mut Section<'_>) -> (u32, Option<AutoBatchSpec>) {
+    let node = data.node("batch_size");
+    let is_auto = match node.map(|node| &node.value) {
+        Some(Value::Text(text)) => {
+            if text != "auto" {
+                data.error("batch_size", format!("expected a whole number or \"auto\", found \"{text}\""));
+            }
+            true
+        }
+        _ => false,
+    };
+    if data.has("auto_batch") && !is_auto {
+        data.error("auto_batch", "`auto_batch` has no meaning without `batch_size = \"auto\"`");
+    }
+    let mut auto = data.section("auto_batch", "[data.auto_batch]");
+    let memory_bytes = auto.bytes("memory");
+    let most = auto.whole_u32("most", LEAST_AUTO_ROWS..=MOST_ROWS).unwrap_or(65_536);
+    auto.finish();
+    if is_auto {
+        return (LEAST_AUTO_ROWS, Some(AutoBatchSpec { memory_bytes, most }));
+    }
+    let rows = node.and_then(|node| data.as_whole(node, 1..=MOST_ROWS.into()));
+    let rows = rows.and_then(|rows| u32::try_from(rows).ok());
+    (rows.unwrap_or(DataSpec::default().batch_size), None)
+}
+
+/// Reads what learning rates are stated for, if that matters: where batches are of a size that is to be found, or the
+/// job says so.
+pub(super) fn read_scaling(training: &mut Section<'_>, is_auto: bool) -> Option<BatchScaling> {
+    let is_given = training.has("batch_scaling");
+    let mut scaling = training.section("batch_scaling", "[training.batch_scaling]");
+    let reference = scaling.whole_u32("reference", 1..=MOST_ROWS);
+    let rule = scaling.choice("learning_rate", &RateRule::ALL).unwrap_or(RateRule::Sqrt);
+    scaling.finish();
+    let reference = reference.unwrap_or(DataSpec::default().batch_size);
+    (is_given || is_auto).then_some(BatchScaling { reference, rule })
+}
+
+impl Job {
+    /// This job with batches of `rows` rows, if their size is to be found: what it would be with that number written
+    /// out. Any other job as it is.
+    #[must_use]
+    pub fn with_batch_size(&self, rows: u32) -> Self {
+        let (Some(_), Some(scaling)) = (self.auto_batch, self.batch_scaling) else { return self.clone() };
+        let mut job = Self { auto_batch: None, text: write_out(&self.text, rows, scaling), ..self.clone() };
+        job.data.batch_size = rows;
+        scaling.apply(&mut job.model, rows);
+        job
+    }
+
+    /// The learning rate of each optimizer, by its name in the model, as it is for this job's batches.
+    pub fn learning_rates(&self) -> BTreeMap<String, f64> {
+        let rate = |(name, value): (String, Json)| {
+            let optimizer = name.strip_prefix("model.")?.strip_suffix(".learning_rate")?;
+            Some((optimizer.to_owned(), value.as_f64()?))
+        };
+        self.hyper_parameters().into_iter().filter_map(rate).collect()
+    }
+}
+
+/// The text of a job, as [`Job::text`] has it, with `rows` in the place of "auto".
+fn write_out(text: &str, rows: u32, scaling: BatchScaling) -> String {
+    let at = At::Offset(0);
+    // It was read before, so there is nothing to tell.
+    let problems = Problems::new(Path::new(""), text, &[]);
+    let mut table = Table::parse(text, &[], &problems);
+    if let Some(data) = table.table_mut("data", at) {
+        data.put("batch_size", Node { at, value: Value::Whole(rows.into()) });
+        data.remove("auto_batch");
+    }
+    if let Some(training) = table.table_mut("training", at) {
+        let entry = |key: &str, value| Entry { key: key.to_owned(), at, node: Node { at, value } };
+        let entries = vec![
+            entry("reference", Value::Whole(scaling.reference.into())),
+            entry("learning_rate", Value::Text(scaling.rule.name().to_owned())),
+        ];
+        training.put("batch_scaling", Node { at, value: Value::Table(Table { entries }) });
+    }
+    document::write(&table)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use millstream_trainer::spec::ModelSpec;
+
+    use super::*;
+
+    const JOB: &str = r#"name = "clicks"
+data = { train = ["train.parquet"], eval = ["eval.parquet"] }
+label = { column = "clicked" }
+features = { age = { kind = "numeric" }, job = { kind = "hashed", buckets = 10 } }
+model = { kind = "mlp", features = ["age", "job"], hidden = [4], optimizer = { kind = "adam" } }
+"#;
+
+    fn read(set: &[&str]) -> Result<Job, String> {
+        let set: Vec<String> = set.iter().map(|&text| text.to_owned()).collect();
+        let job = Job::parse(JOB, Path::new("job.toml"), &set);
+        job.map(|(job, _)| job).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let plain = read(&[]).unwrap();
+        assert_eq!((plain.data.batch_size, plain.auto_batch, plain.batch_scaling), (256, None, None));
+        let auto = read(&["data.batch_size=auto"]).unwrap();
+        assert_eq!(auto.auto_batch, Some(AutoBatchSpec { memory_bytes: None, most: 65_536 }));
+        assert_eq!(auto.batch_scaling, Some(BatchScaling { reference: 256, rule: RateRule::Sqrt }));
+        assert_eq!((auto.data.batch_size, &auto.model), (LEAST_AUTO_ROWS, &plain.model));
+        let auto = read(&[
+            "data.batch_size=auto",
+            "data.auto_batch={ memory = \"3GiB\", most = 1024 }",
+            "training.batch_scaling={ reference = 100, learning_rate = \"linear\" }",
+        ]);
+        let auto = auto.unwrap();
+        assert_eq!(auto.auto_batch, Some(AutoBatchSpec { memory_bytes: Some(3 << 30), most: 1024 }));
+        assert_eq!(auto.batch_scaling, Some(BatchScaling { reference: 100, rule: RateRule::Linear }));
+    }
+
+    #[test]
+    fn learning_rates_of_a_given_size_are_scaled_where_that_is_asked_for() {
+        let rates = |set: &[&str]| read(set).unwrap().learning_rates().into_values().collect::<Vec<_>>();
+        assert_eq!(rates(&["data.batch_size=4096"]), [0.001, 0.001]);
+        assert_eq!(rates(&["data.batch_size=4096", "training.batch_scaling={}"]), [0.004, 0.004]);
+        let linear = "training.batch_scaling={ reference = 1024, learning_rate = \"linear\" }";
+        assert_eq!(rates(&["data.batch_size=4096", linear]), [0.004, 0.004]);
+        let none = "training.batch_scaling.learning_rate=none";
+        assert_eq!(rates(&["data.batch_size=4096", none]), [0.001, 0.001]);
+    }
+
+    #[test]
+    fn a_size_that_was_found_makes_the_job_that_one_would_write_with_it() {
+        let base = "data.base=/data";
+        let auto = read(&[base, "data.batch_size=auto", "data.auto_batch.most=1024"]).unwrap();
+        let found = auto.with_batch_size(512);
+        let written = read(&[base, "data.batch_size=512", "training.batch_scaling={}"]).unwrap();
+        assert_eq!(
+            Job { text: String::new(), ..found.clone() },
+            Job { text: String::new(), ..written.clone() }
+        );
+        assert_eq!(found.fingerprint(), written.fingerprint());
+        assert_ne!(found.fingerprint(), auto.fingerprint());
+        // Wherever it is read again, it is the same.
+        let again = Job::parse(&found.text, Path::new("/elsewhere/job.toml"), &[]).unwrap().0;
+        assert_eq!(again, found);
+        assert_eq!(found.with_batch_size(64), found);
+        let ModelSpec::Mlp(model) = &found.model else { panic!("{:?}", found.model) };
+        assert!(format!("{:?}", model.optimizer).contains("0.0014142"), "{model:?}");
+    }
+
+    #[test]
+    fn the_fingerprint_of_a_size_to_be_found_is_of_how_it_is_found() {
+        let fingerprint = |set: &str| read(&["data.batch_size=auto", set]).unwrap().fingerprint();
+        let plain = fingerprint("seed=0");
+        assert_ne!(plain, read(&["data.batch_size=16"]).unwrap().fingerprint());
+        assert_eq!(plain, fingerprint("data.auto_batch.memory=1GiB"));
+        assert_ne!(plain, fingerprint("data.auto_batch.most=64"));
+        assert_ne!(plain, fingerprint("training.batch_scaling.reference=64"));
+        assert_ne!(plain, fingerprint("training.batch_scaling.learning_rate=none"));
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_place() {
+        let cases: [(&[&str], &str); 5] = [
+            (
+                &["data.batch_size=large"],
+                "--set data.batch_size=large: error: expected a whole number or \"auto\", found \"large\"",
+            ),
+            (
+                &["data.auto_batch.most=64"],
+                "--set data.auto_batch.most=64: error: `auto_batch` has no meaning without `batch_size = \"auto\"`",
+            ),
+            (
+                &["data.batch_size=auto", "data.auto_batch.most=8"],
+                "--set data.auto_batch.most=8: error: expected a whole number from 16 to 16777216, found 8",
+            ),
+            (
+                &["data.batch_size=auto", "data.auto_batch.memory=lots"],
+                "--set data.auto_batch.memory=lots: error: expected a size like \"512MiB\" or \"2GiB\", found \"lots\"",
+            ),
+            (
+                &["training.batch_scaling.learning_rate=cubic"],
+                "--set training.batch_scaling.learning_rate=cubic: error: expected \"linear\", \"sqrt\" or \"none\", \
+                 found \"cubic\"",
+            ),
+        ];
+        for (set, expected) in cases {
+            assert_eq!(read(set).unwrap_err(), expected);
+        }
+    }
+}
