@@ -47,6 +47,7 @@ fn features() -> Vec<FeatureSpec> {
         columns: vec![column.into()],
         kind,
         maximum: None,
+        weights: None,
     };
     vec![
         feature("age", FeatureKind::Numeric { normalize: Normalize::Zscore, missing: MissingNumber::Mean }),
