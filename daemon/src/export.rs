@@ -10,6 +10,7 @@
 //! | `name`, `columns`, `kind` | all | as in the job file |
 //! | `cardinality` | all but numeric, else null | ids are below it, and the last one is that of an absent value |
 //! | `maximum` | several values a row, else null | how many of them count, the first |
+//! | `weights` | several values a row, else null | the column that says how much each counts, if any |
 //! | `normalize`, `missing` | numeric | as in the job file |
 //! | `logarithm`, `shift`, `divisor`, `absent` | numeric | the scaling in numbers; a `divisor` of null makes all 0 |
 //! | `boundaries` | bucketized, crossed | the id is how many of them are not above the number |
@@ -124,7 +125,7 @@ fn features(
     let mut room = TERM_BYTES;
     let (mut told, mut left_out) = (Vec::new(), Vec::new());
     let read = job.features.iter().filter(|spec| trained.reads(&spec.name));
-    for FeatureSpec { name, columns, kind, maximum } in read {
+    for FeatureSpec { name, columns, kind, maximum, weights } in read {
         let (kind, of_kind) = match kind {
             FeatureKind::Vocabulary { terms, oov_buckets } => {
                 let terms = told_terms(terms, analysis, name, &mut room);
@@ -141,6 +142,7 @@ fn features(
             ("columns", json!(columns)),
             ("cardinality", json!(cardinality(schema, name))),
             ("maximum", json!(maximum)),
+            ("weights", json!(weights)),
         ];
         let entries = of_all.into_iter().chain(of_kind);
         let entries = entries.map(|(key, value)| (key.to_owned(), value));

@@ -342,7 +342,13 @@ mod tests {
 
     #[test]
     fn what_stands_in_for_a_learned_feature_has_its_shape() {
-        let spec = |kind| FeatureSpec { name: "f".into(), columns: vec!["c".into()], kind, maximum: Some(3) };
+        let spec = |kind| FeatureSpec {
+            name: "f".into(),
+            columns: vec!["c".into()],
+            kind,
+            maximum: Some(3),
+            weights: Some("w".into()),
+        };
         let learned = Terms::Learned { max_terms: 7, min_count: 1 };
         let given = FeatureKind::Vocabulary { terms: Terms::Given(vec!["a".into()]), oov_buckets: 2 };
         let features = [
@@ -355,6 +361,10 @@ mod tests {
         assert!(!Analysis::needed(&stand_ins));
         assert_eq!(stand_ins[1].kind, FeatureKind::Hashed { buckets: 9 });
         assert_eq!(stand_ins[2].kind, given);
-        assert!(stand_ins.iter().all(|spec| spec.columns == ["c"] && spec.maximum == Some(3)));
+        assert!(
+            stand_ins
+                .iter()
+                .all(|spec| spec.columns == ["c"] && spec.maximum == Some(3) && spec.weights.is_some())
+        );
     }
 }

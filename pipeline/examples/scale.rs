@@ -126,6 +126,7 @@ impl Point {
                     FeatureKind::Hashed { buckets: 100_000 }
                 },
                 maximum: None,
+                weights: None,
             })
             .collect();
         Arc::new(Transform::resolve(&features, &label(), &[], &Analysis::default()).unwrap())

@@ -27,6 +27,8 @@ pub struct RaggedColumn {
     pub offsets: Vec<u32>,
     /// All rows' ids, one after the other.
     pub values: Vec<u32>,
+    /// The weight of each, when the feature is weighted.
+    pub weights: Option<Vec<f32>>,
 }
 
 impl Chunk {
@@ -63,6 +65,9 @@ impl RaggedColumn {
             let next = self.offsets[row] as usize;
             if keep {
                 self.values.copy_within(start..next, end);
+                if let Some(weights) = &mut self.weights {
+                    weights.copy_within(start..next, end);
+                }
                 end += next - start;
                 kept += 1;
                 // At most what it was before.
@@ -72,6 +77,9 @@ impl RaggedColumn {
         }
         self.offsets.truncate(kept + 1);
         self.values.truncate(end);
+        if let Some(weights) = &mut self.weights {
+            weights.truncate(end);
+        }
     }
 }
 
@@ -101,7 +109,14 @@ mod tests {
             weights: Some(vec![0.5, 1.5, 2.5]),
             dense: vec![0.0, 0.1, 1.0, 1.1, 2.0, 2.1],
             ids: vec![0, 10, 20],
-            ragged: vec![RaggedColumn { offsets: vec![0, 2, 3, 5], values: vec![1, 2, 3, 4, 5] }],
+            ragged: vec![
+                RaggedColumn { offsets: vec![0, 2, 3, 5], values: vec![1, 2, 3, 4, 5], weights: None },
+                RaggedColumn {
+                    offsets: vec![0, 1, 3, 4],
+                    values: vec![6, 7, 8, 9],
+                    weights: Some(vec![0.6, 0.7, 0.8, 0.9]),
+                },
+            ],
         };
         chunk.retain_rows(&[true, false, true]);
         let expected = Chunk {
@@ -110,11 +125,15 @@ mod tests {
             weights: Some(vec![0.5, 2.5]),
             dense: vec![0.0, 0.1, 2.0, 2.1],
             ids: vec![0, 20],
-            ragged: vec![RaggedColumn { offsets: vec![0, 2, 4], values: vec![1, 2, 4, 5] }],
+            ragged: vec![
+                RaggedColumn { offsets: vec![0, 2, 4], values: vec![1, 2, 4, 5], weights: None },
+                RaggedColumn { offsets: vec![0, 1, 2], values: vec![6, 9], weights: Some(vec![0.6, 0.9]) },
+            ],
         };
         assert_eq!(chunk, expected);
         chunk.retain_rows(&[false, false]);
         assert_eq!(chunk.rows(), 0);
-        assert_eq!(chunk.ragged[0], RaggedColumn { offsets: vec![0], values: vec![] });
+        assert_eq!(chunk.ragged[0], RaggedColumn { offsets: vec![0], values: vec![], weights: None });
+        assert_eq!(chunk.ragged[1], RaggedColumn { offsets: vec![0], values: vec![], weights: Some(vec![]) });
     }
 }

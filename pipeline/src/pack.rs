@@ -69,13 +69,14 @@ impl Packer {
                 self.pack_ids(sections.ids, capacity, at, chunks, rows);
             }
         }
-        for (feature, (offsets, values)) in sections.ragged.iter_mut().enumerate() {
-            pack_ragged(
-                offsets,
-                values,
-                at,
-                rows.iter().map(|r| (&chunks[r.chunk as usize].ragged[feature], r.row)),
-            );
+        let weights = sections.ragged_weights.iter_mut();
+        for (feature, ((offsets, values), weights)) in sections.ragged.iter_mut().zip(weights).enumerate() {
+            let of_rows = rows.iter().map(|r| (&chunks[r.chunk as usize].ragged[feature], r.row));
+            if let Some(weights) = weights {
+                let first = if at == 0 { 0 } else { offsets[at] as usize };
+                pack_weights(&mut weights[first..], of_rows.clone());
+            }
+            pack_ragged(offsets, values, at, of_rows);
         }
     }
 
@@ -121,6 +122,17 @@ fn scalars(sections: &mut Sections<'_>, at: usize, chunks: &[Arc<Chunk>], rows: 
                 None => 1.0,
             };
         }
+    }
+}
+
+/// The weights of the values that [`pack_ragged`] packs.
+fn pack_weights<'a>(out: &mut [f32], rows: impl Iterator<Item = (&'a RaggedColumn, u32)>) {
+    let mut end = 0;
+    for (column, row) in rows {
+        let values = column.offsets[row as usize] as usize..column.offsets[row as usize + 1] as usize;
+        let weights = column.weights.as_ref().expect("a chunk of the batch's features");
+        out[end..end + values.len()].copy_from_slice(&weights[values.clone()]);
+        end += values.len();
     }
 }
 
@@ -172,7 +184,10 @@ mod tests {
             dense: names(dense).collect(),
             ids: names(ids).map(|name| IdFeature { name, cardinality: u32::MAX }).collect(),
             ragged: names(ragged)
-                .map(|name| RaggedFeature { name, cardinality: u32::MAX, maximum: RAGGED_MOST })
+                .map(|name| {
+                    let weighted = name == "1";
+                    RaggedFeature { name, cardinality: u32::MAX, maximum: RAGGED_MOST, weighted }
+                })
                 .collect(),
             position_bytes: 0,
         }
@@ -203,7 +218,9 @@ mod tests {
                     });
                     let offsets: Vec<u32> = std::iter::once(0).chain(ends).collect();
                     let values = many(offsets[n] as usize);
-                    RaggedColumn { offsets, values }
+                    let weighted = schema.ragged[feature as usize].weighted;
+                    let weights = weighted.then(|| floats(many(offsets[n] as usize)));
+                    RaggedColumn { offsets, values, weights }
                 })
                 .collect(),
         }
@@ -234,6 +251,10 @@ mod tests {
                 let packed = &values[offsets[i] as usize..offsets[i + 1] as usize];
                 let source = &column.values[column.offsets[row] as usize..column.offsets[row + 1] as usize];
                 assert_eq!(packed, source);
+                let weights = batch.ragged_weights(r);
+                let packed = weights.map(|weights| &weights[offsets[i] as usize..offsets[i + 1] as usize]);
+                let source = column.offsets[row] as usize..column.offsets[row + 1] as usize;
+                assert_eq!(packed, column.weights.as_ref().map(|weights| &weights[source]));
             }
         }
     }

@@ -186,6 +186,10 @@ pub struct FeatureSpec {
     pub kind: FeatureKind,
     /// For a multi-valued feature, the most values a row keeps; `None` for exactly one value a row.
     pub maximum: Option<u32>,
+    /// For a multi-valued feature of one column, the column that has a number for each of a row's values, which
+    /// says how much it counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<String>,
 }
 
 /// What is made of a feature's columns.

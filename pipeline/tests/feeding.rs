@@ -97,6 +97,7 @@ fn plan(spec: &DataSpec, pattern: &str, runtime: &Runtime) -> IngestPlan {
         columns: vec![column.into()],
         kind,
         maximum: None,
+        weights: None,
     };
     let features = [
         feature("number", FeatureKind::Numeric { normalize: Normalize::None, missing: MissingNumber::Error }),

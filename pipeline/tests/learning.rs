@@ -10,6 +10,7 @@ use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use millstream_pipeline::Error;
 use millstream_pipeline::analysis::{Analysis, Learn};
 use millstream_pipeline::dataset::{BadRecords, Dataset};
+use millstream_pipeline::fingerprint::bucket;
 use millstream_pipeline::spec::{
     FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize, OnBadRecord, Terms,
 };
@@ -47,6 +48,7 @@ fn features() -> Vec<FeatureSpec> {
         columns: vec![column.into()],
         kind,
         maximum: None,
+        weights: None,
     };
     vec![
         feature("age", FeatureKind::Numeric { normalize: Normalize::Zscore, missing: MissingNumber::Mean }),
@@ -122,6 +124,34 @@ fn what_is_learned_fits_the_data_and_transforms_it() {
     assert!(sum.abs() < 0.01 && (squares - 1800.0).abs() < 0.1, "{sum} {squares}");
     assert_eq!(positives, 500.0);
     assert_eq!(ids, [800, 400, 400, 0, 400]);
+}
+
+/// `min_count` is a frequency filter: what is seen less often is out of the vocabulary, as what was never seen.
+#[test]
+fn a_term_below_the_least_count_is_out_of_the_vocabulary() {
+    let directory = tempfile::tempdir().unwrap();
+    write(directory.path());
+    let runtime = Runtime::new().unwrap();
+    let dataset = runtime.block_on(Dataset::open(&["*.parquet".to_owned()], directory.path(), None)).unwrap();
+    for (min_count, learned) in [(400, vec!["clerk", "farmer", "nurse"]), (401, vec!["clerk"])] {
+        let terms = Terms::Learned { max_terms: 10, min_count };
+        let job =
+            FeatureSpec { kind: FeatureKind::Vocabulary { terms, oov_buckets: 3 }, ..features().remove(1) };
+        let (analysis, _) = learn(&dataset, std::slice::from_ref(&job), ">50K", 2, &runtime).unwrap();
+        let missing = ["?".to_owned()];
+        let label = LabelSpec::of("income", Some(">50K"));
+        let transform = Transform::resolve(&[job], &label, &missing, &analysis).unwrap();
+        let bad = BadRecords::new(OnBadRecord::Fail);
+        let mut reader = dataset.read(0, transform.projection(), &bad, runtime.handle()).unwrap();
+        let raw = reader.next_chunk(5).unwrap().unwrap();
+        let ids = transform.apply(&raw, &bad).unwrap().chunk.ids;
+        let id = |term: &str| match learned.iter().position(|known| *known == term) {
+            Some(place) => place as u32,
+            None if term == "?" => learned.len() as u32 + 3,
+            None => learned.len() as u32 + bucket(term.as_bytes(), 3),
+        };
+        assert_eq!(ids, ["clerk", "clerk", "?", "farmer", "nurse"].map(id), "{min_count}");
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Multi-valued features from files of both formats to batches: every row's values, cut at the maximum, at
-//! the row's own place, and the rows that were cut counted.
+//! the row's own place and with the weight that is its own, and the rows that were cut counted.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arrow_array::builder::{ListBuilder, StringBuilder};
-use arrow_array::{ArrayRef, Float32Array, RecordBatch};
+use arrow_array::types::Float64Type;
+use arrow_array::{ArrayRef, Float32Array, ListArray, RecordBatch};
 use millstream_batch::Producer;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::dataset::Dataset;
@@ -31,6 +32,11 @@ const MOST_PAIRS: usize = 4;
 /// None to five values; of every eleventh row not even an empty list.
 fn tags(row: usize) -> Option<Vec<String>> {
     (row % 11 != 5).then(|| (0..row * 7 % 6).map(|nth| format!("tag {}", (row + nth * 13) % 40)).collect())
+}
+
+/// One for each tag.
+fn tag_weights(row: usize) -> Option<Vec<f32>> {
+    Some((0..tags(row)?.len()).map(|nth| (row * 5 + nth * 3) as f32 / 8.0 - 20.0).collect())
 }
 
 fn places(row: usize) -> Vec<String> {
@@ -56,12 +62,16 @@ fn write_parquet(path: &Path) {
         }
         Arc::new(builder.finish())
     };
+    let weights = ListArray::from_iter_primitive::<Float64Type, _, _>(
+        (0..ROWS).map(|row| Some(tag_weights(row)?.into_iter().map(|weight| Some(f64::from(weight))))),
+    );
     let numbers = |of: &dyn Fn(usize) -> f32| -> ArrayRef {
         Arc::new(Float32Array::from_iter_values((0..ROWS).map(of)))
     };
     let batch = RecordBatch::try_from_iter([
         ("number", numbers(&|row| row as f32)),
         ("tags", lists(&tags)),
+        ("tag_weights", Arc::new(weights)),
         ("places", lists(&|row| Some(places(row)))),
         ("clicked", numbers(&|row| (row % 2) as f32)),
     ])
@@ -88,12 +98,16 @@ fn write_tfrecord(path: &Path) {
         let feature =
             |name: &str, value: &[u8]| field(1, &[field(1, name.as_bytes()), field(2, value)].concat());
         let float = |value: f32| field(2, &field(1, &value.to_le_bytes()));
+        let floats = |list: &[f32]| {
+            field(2, &field(1, &list.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>()))
+        };
         let texts = |list: &[String]| {
             field(1, &list.iter().flat_map(|text| field(1, text.as_bytes())).collect::<Vec<u8>>())
         };
         let mut features =
             vec![feature("number", &float(row as f32)), feature("clicked", &float((row % 2) as f32))];
         features.extend(tags(row).map(|tags| feature("tags", &texts(&tags))));
+        features.extend(tag_weights(row).map(|weights| feature("tag_weights", &floats(&weights))));
         features.push(feature("places", &texts(&places(row))));
         writer.write(&field(1, &features.concat())).unwrap();
     }
@@ -113,6 +127,7 @@ fn plan(base: &Path, pattern: &str, runtime: &Runtime) -> IngestPlan {
         columns: columns.iter().map(|&column| column.into()).collect(),
         kind,
         maximum: maximum.map(|maximum| maximum as u32),
+        weights: None,
     };
     let number = FeatureKind::Numeric { normalize: Normalize::None, missing: MissingNumber::Error };
     let pairs = FeatureKind::Crossed { buckets: PAIRS, boundaries: Vec::new() };
@@ -120,6 +135,10 @@ fn plan(base: &Path, pattern: &str, runtime: &Runtime) -> IngestPlan {
         feature("number", &["number"], number, None),
         feature("tags", &["tags"], FeatureKind::Hashed { buckets: TAGS }, Some(MOST_TAGS)),
         feature("pairs", &["tags", "places"], pairs, Some(MOST_PAIRS)),
+        FeatureSpec {
+            weights: Some("tag_weights".into()),
+            ..feature("weighted", &["tags"], FeatureKind::Hashed { buckets: TAGS }, Some(MOST_TAGS))
+        },
     ];
     let label = LabelSpec::of("clicked", None);
     let transform = Arc::new(Transform::resolve(&features, &label, &[], &Analysis::default()).unwrap());
@@ -143,7 +162,7 @@ fn check(base: &Path, pattern: &str) {
         for (place, &number) in batch.dense().iter().enumerate() {
             let row = number as usize;
             for (feature, mut expected, maximum) in
-                [(0, tag_ids(row), MOST_TAGS), (1, pair_ids(row), MOST_PAIRS)]
+                [(0, tag_ids(row), MOST_TAGS), (1, pair_ids(row), MOST_PAIRS), (2, tag_ids(row), MOST_TAGS)]
             {
                 let (offsets, values) = batch.ragged(feature);
                 expected.truncate(maximum);
@@ -153,6 +172,12 @@ fn check(base: &Path, pattern: &str) {
                     "row {row}"
                 );
             }
+            let mut expected = tag_weights(row).unwrap_or_default();
+            expected.truncate(MOST_TAGS);
+            let (offsets, _) = batch.ragged(2);
+            let weights = batch.ragged_weights(2).unwrap();
+            assert_eq!(weights[offsets[place] as usize..offsets[place + 1] as usize], expected, "row {row}");
+            assert_eq!((batch.ragged_weights(0), batch.ragged_weights(1)), (None, None));
             seen.push(row);
         }
     }
@@ -162,7 +187,7 @@ fn check(base: &Path, pattern: &str) {
     assert_eq!(seen, (0..ROWS).collect::<Vec<_>>());
     let cut = |ids: Vec<u32>, maximum| u64::from(ids.len() > maximum);
     let truncated: u64 =
-        (0..ROWS).map(|row| cut(tag_ids(row), MOST_TAGS) + cut(pair_ids(row), MOST_PAIRS)).sum();
+        (0..ROWS).map(|row| 2 * cut(tag_ids(row), MOST_TAGS) + cut(pair_ids(row), MOST_PAIRS)).sum();
     assert!(truncated > 50);
     assert_eq!(report.stats.truncated_rows, truncated);
 }

@@ -50,12 +50,15 @@ by_hash = {{ kind = "hashed", column = "colour", buckets = 20 }}
 both = {{ kind = "crossed", columns = ["colour", "place"], buckets = 40 }}
 tags = {{ kind = "identity", buckets = 30, multi = true, maximum = {MOST_TAGS} }}
 main = {{ kind = "identity", buckets = 30 }}
+marks = {{ kind = "identity", buckets = 30, column = "tags", multi = true, maximum = {MOST_TAGS - 1}, weights = "tag_weights" }}
 """
 NUMBERS = ["age", "income", "at", "flat", "plain"]
 IDS = ["colour", "seen", "place", "zone", "tags"]
 HASHED = ["by_hash", "both"]
 # Of the same ids as the tags.
 SHARING = ["main"]
+# The tags, all but one at most, with weights.
+MARKS = ["marks"]
 
 
 def listed(names) -> str:
@@ -104,6 +107,13 @@ MODELS = {
     "mmoe": deep("mmoe", "experts = 3", "expert = [16, 8]", "tower = [4]", 'normalization = "layer"'),
     "mmoe_of_one_label": deep("mmoe", "experts = 2", "expert = [8]", "tower = []"),
 }
+
+for pooling in ["sum", "mean", "sqrtn"]:
+    MODELS[f"mlp_weighted_{pooling}"] = deep("mlp", HIDDEN, pooling=pooling, features=MARKS + NUMBERS + IDS)
+MODELS["linear_weighted"] = f'kind = "linear"\nfeatures = {listed(["plain", "marks"])}'
+MODELS["deepfm_weighted"] = deep(
+    "deepfm", HIDDEN, 'embeddings.marks = { features = ["main", "marks", "tags"] }', features=SHARING + MARKS + NUMBERS + IDS
+)
 
 # What they predict, where not the one label; and those that are predicted as numbers.
 CLICKED = '[label]\ncolumn = "clicked"'
@@ -165,6 +175,7 @@ def table(rows: int, seed: int) -> pa.Table:
     place = draw.integers(0, 50, rows)
     tags = [draw.integers(0, 30, count).tolist() for count in draw.integers(0, MOST_TAGS + 1, rows)]
     colour = draw.integers(0, len(COLOURS), rows)
+    weights = [draw.choice([-0.5, 0, 0.25, 1, 3.5], len(row)).tolist() for row in tags]
     odds = age / 20 + place % 7 / 3 + np.array([sum(tag % 3 for tag in row) for row in tags]) / 4 + colour / 3 - 4
     absent = lambda: draw.random(rows) < 0.1
     return pa.table(
@@ -177,6 +188,7 @@ def table(rows: int, seed: int) -> pa.Table:
             "colour": pa.array([COLOURS[place] for place in colour], mask=absent()),
             "place": pa.array(place, mask=absent()),
             "tags": tags,
+            "tag_weights": pa.array(weights, pa.list_(pa.float64())),
             "colour_seen": [COLOURS[place] for place in colour],
             "spent": odds * 2,
             "main": pa.array(place % 30, mask=place % 7 == 3),
@@ -222,14 +234,25 @@ def input_of(feature: dict, data: pa.Table) -> np.ndarray:
         return np.array([np.nan if value is None else value for value in values], dtype=np.float64)[:, None]
     if feature["maximum"] is None:
         return np.array([id_of(feature, value) for value in values], dtype=np.int64)[:, None]
+    values = [row[: feature["maximum"]] for row in values]
     width = max(len(row) for row in values)
     padded = [[id_of(feature, value) for value in row] + [-1] * (width - len(row)) for row in values]
     return np.array(padded, dtype=np.int64)
 
 
+def weights_of(feature: dict, data: pa.Table) -> np.ndarray:
+    """What the input of a feature's weights is fed with: beside where there is no id, what is no number."""
+    rows = [row[: feature["maximum"]] for row in data[feature["weights"]].to_pylist()]
+    width = max(map(len, rows))
+    return np.array([row + [np.nan] * (width - len(row)) for row in rows], dtype=np.float32)
+
+
 def inputs_of(session: onnxruntime.InferenceSession, features: list, data: pa.Table) -> dict:
     """What a model is fed with for the rows of `data`."""
     inputs = {feature["name"]: input_of(feature, data) for feature in features}
+    for feature in features:
+        if feature["weights"]:
+            inputs[feature["name"] + "_weights"] = weights_of(feature, data)
     assert {port.name for port in session.get_inputs()} == set(inputs)
     return inputs
 
@@ -264,7 +287,7 @@ class Export(WithoutDaemon):
         return session, inputs_of(session, features, self.data), told
 
     def test_onnxruntime_scores_as_predict_does(self):
-        self.assertEqual(len(MODELS), 23)
+        self.assertEqual(len(MODELS), 28)
         for name in MODELS:
             with self.subTest(name):
                 session, inputs, told = self.exported(name)
@@ -374,7 +397,7 @@ class Export(WithoutDaemon):
                 self.assertEqual(json.loads(about["millstream.model"])["kind"], about["millstream.kind"])
                 self.assertIn(about["millstream.kind"], MODELS[name])
                 told = {feature["name"] for feature in json.loads(about["millstream.features"])}
-                self.assertEqual(told, {feature for feature in NUMBERS + IDS + HASHED + SHARING if f'"{feature}"' in MODELS[name]})
+                self.assertEqual(told, {feature for feature in NUMBERS + IDS + HASHED + SHARING + MARKS if f'"{feature}"' in MODELS[name]})
 
     def test_scores_are_the_same_in_every_format(self):
         target = self.checkpoints["mlp"]

@@ -114,6 +114,13 @@ impl Table {
 }
 
 fn value(column: &ArrayRef, row: usize) -> Value {
+    if let Some(lists) = column.as_list_opt::<i32>() {
+        let list = lists.value(row);
+        return match list.as_primitive_opt::<Float64Type>() {
+            Some(numbers) => Value::Floats(numbers.values().iter().map(|&number| number as f32).collect()),
+            None => Value::Texts(list.as_string::<i32>().iter().flatten().map(str::to_owned).collect()),
+        };
+    }
     if let Some(numbers) = column.as_primitive_opt::<Float64Type>() {
         return Value::Float(numbers.value(row) as f32);
     }

@@ -9,6 +9,10 @@ pub enum Value {
     Float(f32),
     /// A whole number.
     Int(i64),
+    /// Several texts.
+    Texts(Vec<String>),
+    /// Several numbers.
+    Floats(Vec<f32>),
 }
 
 /// Bytes before a record's data, in a file.
@@ -54,6 +58,12 @@ fn feature(value: Value) -> Vec<u8> {
         Value::Bytes(text) => field(1, &field(1, text.as_bytes())),
         Value::Float(number) => field(2, &field(1, &number.to_le_bytes())),
         Value::Int(number) => field(3, &field(1, &varint(number as u64))),
+        Value::Texts(texts) => {
+            field(1, &texts.iter().flat_map(|text| field(1, text.as_bytes())).collect::<Vec<_>>())
+        }
+        Value::Floats(numbers) => {
+            field(2, &field(1, &numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>()))
+        }
     }
 }
 

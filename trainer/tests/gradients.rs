@@ -96,7 +96,10 @@ fn schema() -> BatchSchema {
             IdFeature { name: "colour".to_owned(), cardinality: 4 },
             IdFeature { name: "shape".to_owned(), cardinality: 3 },
         ],
-        ragged: vec![RaggedFeature { name: "tags".to_owned(), cardinality: 5, maximum: 3 }],
+        ragged: vec![
+            RaggedFeature { name: "tags".to_owned(), cardinality: 5, maximum: 3, weighted: false },
+            RaggedFeature { name: "marks".to_owned(), cardinality: 4, maximum: 3, weighted: true },
+        ],
         position_bytes: 0,
     }
 }
@@ -123,6 +126,10 @@ fn batch() -> BatchBuffer {
     sections.ids.copy_from_slice(&[0, 1, 1, 3, 1, 0, 2, 2, 0, 1, 0, 2]);
     sections.ragged[0].0.copy_from_slice(&[0, 2, 2, 5, 6, 8, 9]);
     sections.ragged[0].1[..9].copy_from_slice(&[1, 1, 0, 2, 4, 3, 2, 2, 0]);
+    sections.ragged[1].0.copy_from_slice(&[0, 2, 3, 3, 6, 7, 9]);
+    sections.ragged[1].1[..9].copy_from_slice(&[2, 2, 0, 1, 3, 0, 1, 3, 1]);
+    let weights = sections.ragged_weights[1].as_mut().unwrap();
+    weights[..9].copy_from_slice(&[0.5, 2.0, -1.0, 1.0, 0.25, -0.5, 3.0, 0.0, 0.75]);
     buffer
 }
 
@@ -132,8 +139,9 @@ fn uploaded() -> <Reference as Device>::Batch {
     uploaded
 }
 
-const COLUMNS: [IdColumn; 3] = [IdColumn::Single(0), IdColumn::Ragged(0), IdColumn::Single(1)];
-const CARDINALITIES: [usize; 3] = [4, 5, 3];
+const COLUMNS: [IdColumn; 4] =
+    [IdColumn::Single(0), IdColumn::Ragged(0), IdColumn::Single(1), IdColumn::Ragged(1)];
+const CARDINALITIES: [usize; 4] = [4, 5, 3, 4];
 
 fn tables(width: usize, pooling: Pool) -> Tables<Reference> {
     let spec = |(number, &rows): (usize, &usize)| {

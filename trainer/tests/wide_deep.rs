@@ -24,7 +24,7 @@ fn schema(rows: u32) -> BatchSchema {
             IdFeature { name: "education".to_owned(), cardinality: 50 },
             IdFeature { name: "occupation".to_owned(), cardinality: 700 },
         ],
-        ragged: vec![RaggedFeature { name: "tags".to_owned(), cardinality: 90, maximum: 4 }],
+        ragged: vec![RaggedFeature { name: "tags".to_owned(), cardinality: 90, maximum: 4, weighted: false }],
         position_bytes: 0,
     }
 }

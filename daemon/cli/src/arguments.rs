@@ -285,6 +285,7 @@ feature is an input of its name; rows come first, as many as you like:
   numeric             double [rows, 1]  the number as in the data, which the graph scales
   one id a row        int64 [rows, 1]   the id
   several ids a row   int64 [rows, N]   the ids, then -1 to the end of the row; N is any number
+  and their weights   float [rows, N]   as NAME_weights: each beside its id, where the feature NAME has `weights`
 An absent number is NaN, an absent id -1. Outputs are `score`, the probability that predict
 writes, and `logit`, both float [rows]. A two-tower model has no `logit`; a part of it has
 `vector`, float [rows, dim].

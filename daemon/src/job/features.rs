@@ -110,8 +110,9 @@ fn read_feature<'a>(mut table: Section<'a>, name: &str, base: &Path) -> Option<(
         }
     };
     let maximum = if kind == Kind::Numeric { None } else { read_maximum(&mut table) };
+    let weights = if kind == Kind::Numeric { None } else { read_weights(&mut table, kind) };
     table.finish();
-    Some((FeatureSpec { name: name.to_owned(), columns, kind: spec_kind, maximum }, parts))
+    Some((FeatureSpec { name: name.to_owned(), columns, kind: spec_kind, maximum, weights }, parts))
 }
 
 fn read_numeric(table: &mut Section<'_>) -> FeatureKind {
@@ -187,6 +188,17 @@ fn read_maximum(table: &mut Section<'_>) -> Option<u32> {
         _ => {}
     }
     maximum.filter(|_| multi)
+}
+
+/// The column of the values' weights.
+fn read_weights(table: &mut Section<'_>, kind: Kind) -> Option<String> {
+    let column = table.text("weights")?;
+    if kind == Kind::Crossed {
+        table.error("weights", "a cross has no `weights`: they are of the values of one column");
+    } else if !table.flag("multi").unwrap_or(false) {
+        table.error("weights", "`weights` has no meaning without `multi = true`");
+    }
+    Some(column.text.to_owned())
 }
 
 fn read_vocabulary(table: &mut Section<'_>, base: &Path) -> FeatureKind {

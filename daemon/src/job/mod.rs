@@ -343,7 +343,11 @@ fn read_storage(mut storage: Section<'_>, base: &Path) -> StorageSpec {
 /// A model that is shown the answer learns nothing else.
 fn refuse_leaks(features: &[Feature], label: &LabelSpec, problems: &Problems<'_>) {
     for label in label.all() {
-        for feature in features.iter().filter(|feature| feature.spec.columns.contains(&label.column)) {
+        let reads = |feature: &&Feature| {
+            let FeatureSpec { columns, weights, .. } = &feature.spec;
+            columns.iter().chain(weights).any(|column| *column == label.column)
+        };
+        for feature in features.iter().filter(reads) {
             let message =
                 format!("feature `{}` reads the label's column `{}`", feature.spec.name, label.column);
             problems.error(feature.at, message);

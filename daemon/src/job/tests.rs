@@ -212,6 +212,26 @@ fn each_mistake_is_told_with_its_place_and_what_would_be_right() {
             "15:46: error: `maximum` has no meaning without `multi = true`",
         ),
         (
+            "kind = \"vocabulary\"",
+            "kind = \"vocabulary\", weights = \"shares\"",
+            "15:46: error: `weights` has no meaning without `multi = true`",
+        ),
+        (
+            "kind = \"vocabulary\"",
+            "kind = \"vocabulary\", multi = true, maximum = 3, weights = \"income\"",
+            "15:1: error: feature `education` reads the label's column `income`",
+        ),
+        (
+            "[\"education\", \"job\", \"sex\"]",
+            "[\"education\", \"job\", \"sex\"], multi = true, maximum = 3, weights = \"shares\"",
+            "17:111: error: a cross has no `weights`: they are of the values of one column",
+        ),
+        (
+            "age = { kind = \"numeric\"",
+            "age = { kind = \"numeric\", weights = \"shares\"",
+            "13:25: error: unknown key `weights` in feature `age`",
+        ),
+        (
             "[\"education\", \"job\", \"sex\"]",
             "[\"age\", \"age\"]",
             "17:39: error: `age` is numeric; cross a bucketized, vocabulary or hashed feature, or a column\n\
@@ -358,6 +378,27 @@ fn a_feature_that_groups_rows_is_kept() {
     let (plain, warnings) = parse(SOUND, &set[1..]).unwrap();
     assert_eq!((plain.evaluation.group, warnings.len()), (None, 1), "in vain without");
     assert!(plain.features.iter().all(|feature| feature.name != "user"));
+}
+
+#[test]
+fn values_may_have_weights() {
+    let set = ["features.job.multi=true", "features.job.maximum=5", "features.job.weights=shares"];
+    let parsed = |set: &[&str]| {
+        let job = job(SOUND, set);
+        let feature = job.features.iter().find(|feature| feature.name == "job").unwrap().clone();
+        (feature, job.fingerprint())
+    };
+    let (with, fingerprint) = parsed(&set);
+    assert_eq!(with.weights.as_deref(), Some("shares"));
+    let (without, other) = parsed(&set[..2]);
+    assert_eq!(without.weights, None);
+    assert_ne!(fingerprint, other, "another job");
+    // Whatever knows features by their JSON (a job's fingerprint, a cache's keys) knows those without weights as ever.
+    let json = serde_json::json!({
+        "name": "job", "columns": ["occupation"], "kind": { "hashed": { "buckets": 1000 } }, "maximum": 5
+    });
+    assert_eq!(serde_json::to_value(&without).unwrap(), json);
+    assert_eq!(serde_json::from_value::<FeatureSpec>(json).unwrap(), without);
 }
 
 #[test]

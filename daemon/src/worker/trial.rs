@@ -102,6 +102,7 @@ fn fill(batch: &mut BatchMut<'_>, schema: &BatchSchema) {
         }
         spread(values, feature.cardinality);
     }
+    sections.ragged_weights.into_iter().flatten().for_each(|weights| weights.fill(1.0));
 }
 
 /// Ids below `cardinality`, few of them the same.
@@ -134,7 +135,12 @@ mod tests {
                 IdFeature { name: "few".into(), cardinality: 3 },
                 IdFeature { name: "many".into(), cardinality: u32::MAX },
             ],
-            ragged: vec![RaggedFeature { name: "tags".into(), cardinality: 5_000, maximum: 4 }],
+            ragged: vec![RaggedFeature {
+                name: "tags".into(),
+                cardinality: 5_000,
+                maximum: 4,
+                weighted: true,
+            }],
             position_bytes: 24,
         }
     }
@@ -154,5 +160,6 @@ mod tests {
         assert_eq!((offsets.len(), offsets[300], values.len()), (301, 1_200, 1_200));
         assert!(offsets.windows(2).all(|pair| pair[1] - pair[0] == 4));
         assert!(values.iter().all(|&id| id < 5_000) && distinct(values) > 1_000);
+        assert_eq!(batch.ragged_weights(0).map(|weights| weights.iter().sum()), Some(1_200.0));
     }
 }

@@ -55,6 +55,8 @@ pub struct Sections<'a> {
     pub ids: &'a mut [u32],
     /// For each ragged feature: offsets `[B + 1]` and values `[B * maximum]`.
     pub ragged: Vec<(&'a mut [u32], &'a mut [u32])>,
+    /// For each ragged feature that is weighted, the weights of its values, `[B * maximum]`.
+    pub ragged_weights: Vec<Option<&'a mut [f32]>>,
 }
 
 /// A slot being read.
@@ -141,17 +143,15 @@ impl<'a> BatchMut<'a> {
             taken = section.offset + section.bytes;
             section_bytes
         };
-        Sections {
-            labels: as_f32_mut(take(layout.labels)),
-            weights: layout.weights.map(|section| as_f32_mut(take(section))),
-            dense: as_f32_mut(take(layout.dense)),
-            ids: as_u32_mut(take(layout.ids)),
-            ragged: layout
-                .ragged
-                .iter()
-                .map(|section| (as_u32_mut(take(section.offsets)), as_u32_mut(take(section.values))))
-                .collect(),
-        }
+        let labels = as_f32_mut(take(layout.labels));
+        let weights = layout.weights.map(|section| as_f32_mut(take(section)));
+        let (dense, ids) = (as_f32_mut(take(layout.dense)), as_u32_mut(take(layout.ids)));
+        let ragged = layout.ragged.iter().map(|section| {
+            let values = (as_u32_mut(take(section.offsets)), as_u32_mut(take(section.values)));
+            (values, section.weights.map(|section| as_f32_mut(take(section))))
+        });
+        let (ragged, ragged_weights) = ragged.unzip();
+        Sections { labels, weights, dense, ids, ragged, ragged_weights }
     }
 
     /// The slot as its reader will see it.
@@ -242,6 +242,14 @@ impl<'a> BatchRef<'a> {
         let values = as_u32(self.section(section.values));
         let used = offsets.last().map_or(0, |&end| end as usize).min(values.len());
         (offsets, &values[..used])
+    }
+
+    /// The weights of ragged feature `feature`, when it is weighted: as many of the first as it has values count.
+    ///
+    /// # Panics
+    /// When there is no such feature.
+    pub fn ragged_weights(&self, feature: usize) -> Option<&'a [f32]> {
+        self.layout.ragged[feature].weights.map(|section| as_f32(self.section(section)))
     }
 
     /// The encoded position of the job in its data after this batch.

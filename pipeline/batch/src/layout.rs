@@ -9,6 +9,7 @@
 //!            ragged, for each of R features:
 //!              offsets   [B + 1]  u32, row i holds values[offsets[i]..offsets[i + 1]]
 //!              values    [B * maximum] u32
+//!              weights   [B * maximum] f32, beside the values, only when the feature is weighted
 //!            position    opaque bytes
 //! ```
 //!
@@ -33,13 +34,15 @@ pub struct Section {
     pub bytes: usize,
 }
 
-/// The two sections of one ragged feature.
+/// The sections of one ragged feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RaggedSection {
     /// `[B + 1]` u32.
     pub offsets: Section,
     /// `[B * maximum]` u32.
     pub values: Section,
+    /// `[B * maximum]` f32, when the feature is weighted.
+    pub weights: Option<Section>,
 }
 
 /// The layout of a slot, computed from a schema by [`SlotLayout::of`].
@@ -115,7 +118,11 @@ impl SlotLayout {
                     maximum: feature.maximum,
                 });
             }
-            ragged.push(RaggedSection { offsets: place(Some(rows + 1), 4)?, values: place(values, 4)? });
+            ragged.push(RaggedSection {
+                offsets: place(Some(rows + 1), 4)?,
+                values: place(values, 4)?,
+                weights: feature.weighted.then(|| place(values, 4)).transpose()?,
+            });
         }
         let position = place(Some(schema.position_bytes as usize), 1)?;
         Ok(Self { schema: schema.clone(), labels, weights, dense, ids, ragged, position, slot_bytes: end })
@@ -135,7 +142,7 @@ impl SlotLayout {
     /// order and cardinalities count, and not only the bytes they lead to.
     ///
     /// 64-bit FNV-1a over the schema's fields in the order of their declaration: numbers as eight bytes,
-    /// least first; texts and lists after their lengths.
+    /// least first; texts and lists after their lengths. Whether a ragged feature is weighted is bit 32 of its maximum.
     pub fn fingerprint(&self) -> u64 {
         let BatchSchema { rows, labels, weighted, dense, ids, ragged, position_bytes } = &self.schema;
         let mut hash = Fnv1a::new();
@@ -155,10 +162,10 @@ impl SlotLayout {
             hash.number(u64::from(*cardinality));
         }
         hash.number(ragged.len() as u64);
-        for RaggedFeature { name, cardinality, maximum } in ragged {
+        for RaggedFeature { name, cardinality, maximum, weighted } in ragged {
             hash.text(name);
             hash.number(u64::from(*cardinality));
-            hash.number(u64::from(*maximum));
+            hash.number(u64::from(*maximum) | u64::from(*weighted) << 32);
         }
         hash.number(u64::from(*position_bytes));
         hash.0

@@ -60,4 +60,12 @@ pub struct RaggedFeature {
     pub cardinality: u32,
     /// The most ids one row may hold.
     pub maximum: u32,
+    /// Whether each id has a number of its own that says how much it counts.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub weighted: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }

@@ -17,7 +17,7 @@ prop_compose! {
         weighted: bool,
         dense in 0_usize..4,
         ids in 0_usize..4,
-        maxima in prop::collection::vec(0_u32..5, 0..4),
+        maxima in prop::collection::vec((0_u32..5, any::<bool>()), 0..4),
         position_bytes in 0_u32..300,
     ) -> BatchSchema {
         BatchSchema {
@@ -28,7 +28,7 @@ prop_compose! {
             ids: vec![IdFeature { name: "i".into(), cardinality: 10 }; ids],
             ragged: maxima
                 .into_iter()
-                .map(|maximum| RaggedFeature { name: "r".into(), cardinality: 10, maximum })
+                .map(|(maximum, weighted)| RaggedFeature { name: "r".into(), cardinality: 10, maximum, weighted })
                 .collect(),
             position_bytes,
         }
@@ -73,6 +73,9 @@ proptest! {
             offsets.fill(values.len() as u32);
             values.fill(5 + index as u32);
         }
+        for (index, weights) in sections.ragged_weights.into_iter().enumerate() {
+            weights.into_iter().for_each(|weights| weights.fill(0.5 + index as f32));
+        }
         let batch = buffer.as_ref();
         prop_assert_eq!(batch.header(), header(schema.rows));
         prop_assert_eq!(batch.position(), position);
@@ -90,6 +93,8 @@ proptest! {
             let (offsets, values) = batch.ragged(index);
             prop_assert_eq!(offsets, vec![room as u32; rows + 1]);
             prop_assert_eq!(values, vec![5 + index as u32; room]);
+            let weights = vec![0.5 + index as f32; room];
+            prop_assert_eq!(batch.ragged_weights(index), feature.weighted.then_some(&weights[..]));
         }
     }
 }

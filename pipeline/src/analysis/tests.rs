@@ -33,6 +33,7 @@ fn features() -> Vec<FeatureSpec> {
         columns: vec![column.into()],
         kind,
         maximum: None,
+        weights: None,
     };
     vec![
         feature("x", "n", numeric),

@@ -18,7 +18,7 @@
 //!             56   key        32 bytes, [`Key`]
 //!             88   truncated  u64, rows truncated that no block counts: they were all left out
 //!             96   labels     u32, number of columns after the first
-//!            100   zeros      4 bytes
+//!            100   weighted lists   u32, number of ragged columns with weights
 //! ```
 //!
 //! A file is written from front to back, and its tail last, so one that ends early has none. A block's
@@ -129,7 +129,7 @@ impl Contents {
         tail[content - self.fault.len()..content].copy_from_slice(&self.fault);
         let trailer = &mut tail[bytes - TRAILER_BYTES..];
         trailer[..8].copy_from_slice(MAGIC);
-        let Shape { more_labels, weighted, dense, ids, ragged } = self.shape;
+        let Shape { more_labels, weighted, dense, ids, ragged, weighted_ragged } = self.shape;
         let words = [VERSION, u32::from(weighted), dense, ids, ragged, self.entries.len() as u32];
         words.iter().enumerate().for_each(|(i, &value)| put(trailer, 8 + 4 * i, value));
         trailer[32..40].copy_from_slice(&self.rows.to_le_bytes());
@@ -138,6 +138,7 @@ impl Contents {
         trailer[56..88].copy_from_slice(self.key.bytes());
         trailer[88..96].copy_from_slice(&self.truncated_rows.to_le_bytes());
         put(trailer, 96, more_labels);
+        put(trailer, 100, weighted_ragged);
         let crc = crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, &tail) as u32;
         put(&mut tail[bytes - TRAILER_BYTES..], CRC_AT, crc);
         tail
@@ -157,9 +158,10 @@ impl Contents {
         if digest.finalize() as u32 != word(trailer, CRC_AT) {
             return Err(Malformed("the tail's checksum does not match"));
         }
-        let [weighted, dense, ids, ragged, blocks, more_labels] =
-            [12, 16, 20, 24, 28, 96].map(|at| word(trailer, at));
-        if weighted > 1 || [dense, ids, ragged, blocks, more_labels].iter().any(|&count| count > MOST) {
+        let [weighted, dense, ids, ragged, blocks, more_labels, weighted_ragged] =
+            [12, 16, 20, 24, 28, 96, 100].map(|at| word(trailer, at));
+        let most = [dense, ids, ragged, blocks, more_labels].into_iter().max();
+        if weighted > 1 || weighted_ragged > ragged || most > Some(MOST) {
             return Err(Malformed("the tail has numbers that cannot be"));
         }
         let (entries, rest) = tail.split_at(blocks as usize * ENTRY_BYTES);
@@ -182,7 +184,7 @@ impl Contents {
         }
         Ok(Self {
             key: Key::from_bytes(array(trailer, 56)),
-            shape: Shape { more_labels, weighted: weighted == 1, dense, ids, ragged },
+            shape: Shape { more_labels, weighted: weighted == 1, dense, ids, ragged, weighted_ragged },
             entries,
             rows,
             left_out: u64::from_le_bytes(array(trailer, 40)),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millstream_batch::BatchSchema;
+use millstream_batch::{BatchSchema, RaggedFeature};
 use serde::{Deserialize, Serialize};
 
 use super::block::{BLOCK_BYTES, Shape};
@@ -55,9 +55,10 @@ impl CachedSource {
             dense: schema.dense.len() as u32,
             ids: schema.ids.len() as u32,
             ragged: schema.ragged.len() as u32,
+            weighted_ragged: schema.ragged.iter().filter(|feature| feature.weighted).count() as u32,
         };
-        let values: u64 = schema.ragged.iter().map(|feature| u64::from(feature.maximum)).sum();
-        let row_bytes = shape.row_bytes() + 4 * values;
+        let words = |feature: &RaggedFeature| (1 + u64::from(feature.weighted)) * u64::from(feature.maximum);
+        let row_bytes = shape.row_bytes() + 4 * schema.ragged.iter().map(words).sum::<u64>();
         Self::of_splits(inner, cache, splits.collect(), shape, row_bytes, on_bad_record)
     }
 

@@ -104,8 +104,12 @@ fn cut(chunk: &Chunk, rows: std::ops::Range<usize>) -> Chunk {
     }
     let ragged = |column: &RaggedColumn| {
         let offsets = &column.offsets[rows.start..=rows.end];
-        let values = column.values[offsets[0] as usize..offsets[rows.len()] as usize].to_vec();
-        RaggedColumn { offsets: offsets.iter().map(|offset| offset - offsets[0]).collect(), values }
+        let all = offsets[0] as usize..offsets[rows.len()] as usize;
+        RaggedColumn {
+            offsets: offsets.iter().map(|offset| offset - offsets[0]).collect(),
+            values: column.values[all.clone()].to_vec(),
+            weights: column.weights.as_ref().map(|weights| weights[all].to_vec()),
+        }
     };
     Chunk {
         labels: block(&chunk.labels, chunk.rows(), &rows),
@@ -127,6 +131,7 @@ struct Read {
     dense: Vec<u32>,
     ids: Vec<u32>,
     ragged: Vec<Vec<Vec<u32>>>,
+    value_weights: Vec<Option<Vec<u32>>>,
     left_out: u64,
     last: Option<String>,
     truncated_rows: u64,
@@ -148,6 +153,12 @@ impl Read {
         for (rows, column) in self.ragged.iter_mut().zip(&chunk.ragged) {
             let ends = column.offsets.windows(2);
             rows.extend(ends.map(|e| column.values[e[0] as usize..e[1] as usize].to_vec()));
+        }
+        self.value_weights.resize(chunk.ragged.len(), None);
+        for (all, column) in self.value_weights.iter_mut().zip(&chunk.ragged) {
+            if let Some(weights) = &column.weights {
+                all.get_or_insert_default().extend(bits(weights));
+            }
         }
     }
 }
@@ -214,10 +225,11 @@ fn ragged(rows: usize) -> impl Strategy<Value = RaggedColumn> {
     let lengths = proptest::collection::vec(0_u32..5, rows);
     lengths.prop_flat_map(|lengths| {
         let count = lengths.iter().sum::<u32>() as usize;
-        words(count).prop_map(move |values| {
+        let weights = proptest::option::of(proptest::collection::vec(floats(), count));
+        (words(count), weights).prop_map(move |(values, weights)| {
             let mut offsets = vec![0];
             lengths.iter().for_each(|length| offsets.push(offsets[offsets.len() - 1] + length));
-            RaggedColumn { offsets, values }
+            RaggedColumn { offsets, values, weights }
         })
     })
 }
@@ -393,6 +405,7 @@ fn repeated(chunk: &Chunk, times: usize) -> Chunk {
         });
         column.offsets = std::iter::once(0).chain(ends).collect();
         column.values = column.values.repeat(times);
+        column.weights.as_mut().map(repeat);
     }
     all
 }
@@ -431,7 +444,8 @@ fn a_row_larger_than_a_block_is_a_block_of_its_own() {
         let count = BLOCK_BYTES as u32;
         let mut values: Vec<u32> = vec![value; count as usize];
         values.extend([1, 2, 3]);
-        let column = RaggedColumn { offsets: vec![0, 0, count, count + 3], values };
+        let weights = (value == 5).then(|| vec![0.5; values.len()]);
+        let column = RaggedColumn { offsets: vec![0, 0, count, count + 3], values, weights };
         let chunk = Chunk { labels: vec![0.0, 1.0, 0.0], ragged: vec![column], ..Chunk::default() };
         let shape = shape_of(&chunk, 0, 0);
         let rows = Rows { splits: vec![chunk], passes: true, left_out: 0, opened: Arc::default() };
@@ -659,7 +673,7 @@ fn a_full_disk_costs_the_cache_and_nothing_else() {
 }
 
 fn feature(kind: FeatureKind) -> FeatureSpec {
-    FeatureSpec { name: "f".into(), columns: vec!["c".into()], kind, maximum: None }
+    FeatureSpec { name: "f".into(), columns: vec!["c".into()], kind, maximum: None, weights: None }
 }
 
 #[test]
@@ -703,6 +717,7 @@ fn a_specification_changes_with_what_bears_on_rows_and_with_nothing_else() {
     let two_labels = LabelSpec { others: vec![of_numbers.clone()], ..label.clone() };
     let of_numbers = LabelSpec { first: of_numbers, ..label.clone() };
     let other_feature = [FeatureSpec { maximum: Some(3), ..feature(vocabulary.clone()) }];
+    let weighted = [FeatureSpec { weights: Some("w".into()), ..other_feature[0].clone() }];
     let two = [feature(vocabulary), feature(FeatureKind::Hashed { buckets: 3 })];
     let changed = [
         Specification::of(&features, &label, &missing, &analysis),
@@ -710,6 +725,7 @@ fn a_specification_changes_with_what_bears_on_rows_and_with_nothing_else() {
         Specification::of(&features, &two_labels, &data, &analysis),
         Specification::of(&features, &of_numbers, &data, &analysis),
         Specification::of(&other_feature, &label, &data, &analysis),
+        Specification::of(&weighted, &label, &data, &analysis),
         Specification::of(&two, &label, &data, &analysis),
         Specification::of(&features, &label, &data, &learned(r#"[["b",5],["a",4]]"#)),
         Specification::of(&features, &label, &data, &learned(r#"[["ab",5]]"#)),

@@ -169,6 +169,9 @@ fn append(chunk: &mut Chunk, more: &Chunk) {
         let end = column.values.len() as u32;
         column.offsets.extend(more.offsets[1..].iter().map(|offset| end + offset));
         column.values.extend_from_slice(&more.values);
+        if let (Some(weights), Some(more)) = (&mut column.weights, &more.weights) {
+            weights.extend_from_slice(more);
+        }
     }
 }
 

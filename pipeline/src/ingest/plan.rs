@@ -21,7 +21,7 @@
 
 use std::sync::Arc;
 
-use millstream_batch::{BatchSchema, SlotLayout, Stream};
+use millstream_batch::{BatchSchema, RaggedFeature, SlotLayout, Stream};
 
 use super::explain::Resources;
 use super::source::{ChunkSize, ChunkSource, Elastic};
@@ -381,6 +381,7 @@ fn row_bytes(schema: &BatchSchema) -> u64 {
         + u64::from(schema.weighted)
         + schema.dense.len() as u64
         + schema.ids.len() as u64;
-    let ragged: u64 = schema.ragged.iter().map(|feature| 1 + u64::from(feature.maximum)).sum();
+    let of_values = |feature: &RaggedFeature| (1 + u64::from(feature.weighted)) * u64::from(feature.maximum);
+    let ragged: u64 = schema.ragged.iter().map(|feature| 1 + of_values(feature)).sum();
     4 * (words + ragged)
 }

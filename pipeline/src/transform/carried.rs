@@ -86,7 +86,7 @@ mod tests {
     use crate::spec::{OutOfRange, Terms};
 
     fn feature(kind: FeatureKind) -> FeatureSpec {
-        FeatureSpec { name: "f".into(), columns: vec!["f".into()], kind, maximum: None }
+        FeatureSpec { name: "f".into(), columns: vec!["f".into()], kind, maximum: None, weights: None }
     }
 
     fn carried(then: FeatureKind, now: FeatureKind) -> CarriedIds {

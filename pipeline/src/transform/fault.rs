@@ -29,6 +29,15 @@ pub(crate) enum Problem {
     AbsentNumber,
     /// There are this many instead of one.
     Several(usize),
+    /// There are other numbers of values and of their weights.
+    Weights {
+        /// The column of the values.
+        column: usize,
+        /// How many there are of these.
+        values: usize,
+        /// And of the weights.
+        weights: usize,
+    },
     /// This element is no id of so many.
     NoId {
         /// Its number among the column's elements.
@@ -84,6 +93,12 @@ fn describe(raw: &RawChunk, fault: Fault) -> Error {
             "a value is missing; give the feature `missing = \"mean\"`, or a number to stand for it".into()
         }
         Problem::Several(count) => format!("expected one value, found {count}").into(),
+        Problem::Weights { column, values, weights } => {
+            let schema = raw.columns().schema();
+            let of = schema.field(column).name();
+            format!("expected a weight for each value of column `{of}`, of which there are {values}; found {weights}")
+                .into()
+        }
         Problem::NoId { element, buckets } => {
             let most = buckets.saturating_sub(1);
             format!("expected a whole number from 0 to {most}, found {}", found(element)).into()

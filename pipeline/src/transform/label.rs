@@ -98,6 +98,11 @@ pub(crate) fn weights(leaf: &dyn Array, missing: &Missing) -> Option<Vec<Target>
     targets(leaf, missing, |value| value >= 0.0 && (value as f32).is_finite())
 }
 
+/// Weights of values: finite.
+pub(crate) fn value_weights(leaf: &dyn Array, missing: &Missing) -> Option<Vec<Target>> {
+    targets(leaf, missing, |value| (value as f32).is_finite())
+}
+
 fn targets(leaf: &dyn Array, missing: &Missing, usable: impl Fn(f64) -> bool) -> Option<Vec<Target>> {
     let target = |number| match number {
         Number::Value(value) if usable(value) => Target::Value(value as f32),

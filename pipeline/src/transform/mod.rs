@@ -115,6 +115,8 @@ struct Label {
 struct Feature {
     /// Positions in the projection.
     columns: Vec<usize>,
+    /// That of its values' weights.
+    weights: Option<usize>,
     encoder: Encoder,
     place: Place,
 }
@@ -318,7 +320,19 @@ impl Transform {
         let rows = work.raw.rows();
         if let Place::Ragged(position) = feature.place {
             let maximum = self.ragged[position].maximum;
-            let (ragged, filled) = multivalued::fill(&elements, &codes, absent, maximum, rows);
+            let (ragged, filled) = match feature.weights {
+                None => multivalued::fill(&elements, &codes, absent, maximum, rows),
+                Some(of_weights) => {
+                    let weights = self.value_weights(of_weights, work)?;
+                    let elements = (&elements, column);
+                    let (ragged, filled) =
+                        multivalued::fill_weighted(elements, &codes, &weights, absent, maximum, rows);
+                    for &(row, problem) in &filled.unweighted {
+                        work.fault(row, of_weights, problem);
+                    }
+                    (ragged, filled)
+                }
+            };
             for &(row, element) in &filled.invalid {
                 work.fault(row, column, encoder.problem(element));
             }
@@ -346,6 +360,13 @@ impl Transform {
         }
         work.ids.push(ids);
         Ok(())
+    }
+
+    fn value_weights(&self, column: usize, work: &Work<'_>) -> Result<multivalued::Weights, Error> {
+        let elements = work.elements(column);
+        let targets = label::value_weights(&elements.leaf, &self.missing);
+        let targets = targets.ok_or_else(|| wrong_type(work.raw, column, NUMBERS))?;
+        Ok(multivalued::Weights { elements, targets })
     }
 
     fn cross(&self, feature: &Feature, crossed: &Crossed, work: &mut Work<'_>) -> Result<(), Error> {

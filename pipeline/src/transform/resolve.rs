@@ -70,13 +70,15 @@ impl Transform {
             }
             (encoder, Some(maximum)) => {
                 let cardinality = cardinality(spec, encoder)?;
-                self.ragged.push(RaggedFeature { name: spec.name.clone(), cardinality, maximum });
+                let (name, weighted) = (spec.name.clone(), spec.weights.is_some());
+                self.ragged.push(RaggedFeature { name, cardinality, maximum, weighted });
                 Place::Ragged(self.ragged.len() - 1)
             }
         };
         let multi = spec.maximum.is_some();
         let columns = spec.columns.iter().map(|name| column(&mut self.projection, name, multi)).collect();
-        self.features.push(Feature { columns, encoder, place });
+        let weights = spec.weights.as_ref().map(|name| column(&mut self.projection, name, true));
+        self.features.push(Feature { columns, weights, encoder, place });
         Ok(())
     }
 }
@@ -97,7 +99,11 @@ fn check(spec: &FeatureSpec) -> Result<(), Error> {
     if spec.maximum == Some(0) {
         return refuse("`maximum` must be at least 1");
     }
+    if spec.weights.is_some() && spec.maximum.is_none() {
+        return refuse("`weights` are of several values a row");
+    }
     match &spec.kind {
+        FeatureKind::Crossed { .. } if spec.weights.is_some() => return refuse("a cross has no `weights`"),
         FeatureKind::Crossed { .. } if spec.columns.len() < 2 => {
             return refuse("a cross needs two columns or more");
         }

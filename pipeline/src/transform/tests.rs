@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod weighted;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -32,7 +34,8 @@ use crate::spec::{
 type Row = BTreeMap<&'static str, Vec<String>>;
 
 fn feature(name: &str, columns: &[&str], kind: FeatureKind, maximum: Option<u32>) -> FeatureSpec {
-    FeatureSpec { name: name.into(), columns: columns.iter().map(|&c| c.into()).collect(), kind, maximum }
+    let columns = columns.iter().map(|&c| c.into()).collect();
+    FeatureSpec { name: name.into(), columns, kind, maximum, weights: None }
 }
 
 fn numeric(normalize: Normalize, missing: MissingNumber) -> FeatureKind {
@@ -198,7 +201,7 @@ fn reference(features: &[FeatureSpec], rows: &[Row], analysis: &Analysis) -> Tra
     let mut chunk = Chunk::default();
     let mut truncated_rows = 0;
     for _ in features.iter().filter(|spec| spec.maximum.is_some()) {
-        chunk.ragged.push(RaggedColumn { offsets: vec![0], values: vec![] });
+        chunk.ragged.push(RaggedColumn { offsets: vec![0], values: vec![], weights: None });
     }
     for row in rows {
         chunk.labels.push(f32::from(row["y"][0] == "yes"));

@@ -9,7 +9,7 @@ use crate::input::Input;
 /// Blocks and the whole tail are padded to a multiple of this.
 const SECTOR: usize = 4096;
 /// The end of the tail, in the order of the file's description.
-const TRAILER_BYTES: usize = 96;
+const TRAILER_BYTES: usize = 104;
 
 /// An odd first byte: the rest is a file. An even one: the rest is what a file holds, around which one is made
 /// whose lengths and checksums are right.
@@ -24,6 +24,7 @@ pub fn check(data: &[u8]) {
             assert_eq!(column.offsets.len(), rows + 1);
             assert!(column.offsets.is_sorted(), "offsets go back");
             assert_eq!(column.offsets[rows] as usize, column.values.len());
+            assert!(column.weights.as_ref().is_none_or(|weights| weights.len() == column.values.len()));
         }
     }
     let again = read_all(&write_all(&chunks)).expect("what was just written");
@@ -33,7 +34,8 @@ pub fn check(data: &[u8]) {
 /// A file of columns and blocks as `input` says: the numbers of columns, then for each block its rows, the length
 /// of its bytes and the bytes.
 fn around(mut input: Input<'_>) -> Vec<u8> {
-    let [weighted, dense, ids, ragged] = [input.byte() & 1, input.byte(), input.byte(), input.byte()];
+    let weighted = input.byte() & 1;
+    let [dense, ids, ragged, more_labels, weighted_ragged] = [(); 5].map(|()| input.byte());
     let (mut file, mut entries, mut rows, mut blocks) = (Vec::new(), Vec::new(), 0_u64, 0_u32);
     while !input.is_empty() {
         let block_rows = input.word();
@@ -52,11 +54,14 @@ fn around(mut input: Input<'_>) -> Vec<u8> {
         blocks += 1;
     }
     let mut trailer = b"millchnk".to_vec();
-    for word in [1, weighted.into(), dense.into(), ids.into(), ragged.into(), blocks] {
+    for word in [2, weighted.into(), dense.into(), ids.into(), ragged.into(), blocks] {
         trailer.extend(u32::to_le_bytes(word));
     }
     trailer.extend(rows.to_le_bytes());
-    trailer.resize(TRAILER_BYTES, 0);
+    trailer.resize(96, 0);
+    for word in [more_labels, weighted_ragged] {
+        trailer.extend(u32::from(word).to_le_bytes());
+    }
     let mut tail = entries;
     tail.resize((tail.len() + TRAILER_BYTES).next_multiple_of(SECTOR) - TRAILER_BYTES, 0);
     tail.extend(trailer);
@@ -80,9 +85,11 @@ fn bits(chunks: &[Chunk]) -> Vec<Vec<u32>> {
         words.extend(chunk.more_labels[part(chunk.more_labels.len())].iter().map(float));
         words.extend(chunk.dense[part(chunk.dense.len())].iter().map(float));
         words.extend(&chunk.ids[part(chunk.ids.len())]);
-        for RaggedColumn { offsets, values } in &chunk.ragged {
+        for RaggedColumn { offsets, values, weights } in &chunk.ragged {
+            let of_row = offsets[row] as usize..offsets[row + 1] as usize;
             words.push(offsets[row + 1] - offsets[row]);
-            words.extend(&values[offsets[row] as usize..offsets[row + 1] as usize]);
+            words.extend(&values[of_row.clone()]);
+            words.extend(weights.iter().flat_map(|weights| &weights[of_row.clone()]).map(float));
         }
         words
     };
@@ -102,7 +109,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
             ids: [1, 200, 60_000, 1 << 20, u32::MAX].iter().flat_map(|&most| numbers(rows, most)).collect(),
             ragged: if ragged {
                 let count = offsets.last().copied().unwrap_or(0);
-                vec![RaggedColumn { values: numbers(count, 50).collect(), offsets }]
+                let values: Vec<u32> = numbers(count, 50).collect();
+                let weights = Some(values.iter().map(|&value| value as f32 / 4.0 - 1.0).collect());
+                vec![
+                    RaggedColumn { values: values.clone(), offsets: offsets.clone(), weights: None },
+                    RaggedColumn { values, offsets, weights },
+                ]
             } else {
                 Vec::new()
             },
@@ -129,7 +141,7 @@ fn held(file: &[u8]) -> Vec<u8> {
     let blocks = word(trailer + 28) as usize;
     let tail = file.len() - (12 * blocks + TRAILER_BYTES).next_multiple_of(SECTOR);
     let mut held = vec![0];
-    held.extend([12, 16, 20, 24].map(|at| word(trailer + at) as u8));
+    held.extend([12, 16, 20, 24, 96, 100].map(|at| word(trailer + at) as u8));
     let mut start = 0;
     for entry in (tail..).step_by(12).take(blocks) {
         let (bytes, rows) = (word(entry) as usize, word(entry + 4));

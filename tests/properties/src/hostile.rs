@@ -27,7 +27,7 @@ pub(crate) fn schema() -> BatchSchema {
         weighted: true,
         dense: vec!["age".into(), "hours".into()],
         ids: vec![IdFeature { name: "job".into(), cardinality: 17 }],
-        ragged: vec![RaggedFeature { name: "tags".into(), cardinality: 50, maximum: 3 }],
+        ragged: vec![RaggedFeature { name: "tags".into(), cardinality: 50, maximum: 3, weighted: true }],
         position_bytes: 100,
     }
 }
@@ -109,6 +109,8 @@ pub(crate) fn look_at(batch: BatchRef<'_>) {
         let (offsets, values) = batch.ragged(feature);
         assert!(offsets.len() <= most + 1 && values.len() <= most * described.maximum as usize);
         sum += offsets.iter().chain(values).map(|&value| f64::from(value)).sum::<f64>();
+        let weights = batch.ragged_weights(feature).map_or(&[][..], |weights| &weights[..values.len()]);
+        sum += weights.iter().map(|&weight| f64::from(weight)).sum::<f64>();
     }
     std::hint::black_box(sum);
 }

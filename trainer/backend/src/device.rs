@@ -52,6 +52,11 @@ pub enum IdColumn {
 }
 
 /// How the table rows of one batch row become one vector. No ids give zeros.
+///
+/// In a weighted column each id counts by its weight `w`: the sum is that of `w * row`, the mean that over the sum of
+/// `w`, and over the root is that over the root of the sum of `w^2`. In the latter two an id whose weight is not above 0
+/// counts for nothing, so that nothing is divided by 0: TensorFlow's `safe_embedding_lookup_sparse`. The gradient by
+/// its table row is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// Their sum.

@@ -1,8 +1,8 @@
 //! A batch in host memory, checked: what both backends that compute on the host read from.
 
-use millstream_batch::{BatchRef, BatchSchema};
+use millstream_batch::{BatchRef, BatchSchema, RaggedFeature};
 
-use crate::device::IdColumn;
+use crate::device::{IdColumn, Pooling};
 use crate::error::BatchError;
 
 /// A copy of a batch whose ids are all in range and whose offsets all hold.
@@ -27,6 +27,21 @@ pub struct HostBatch {
 struct Ragged {
     offsets: Vec<u32>,
     values: Vec<u32>,
+    weights: Option<ValueWeights>,
+}
+
+/// The weights of a multi-valued feature's values.
+struct ValueWeights {
+    /// One a value.
+    weights: Vec<f32>,
+    /// What the positive weights of each row are multiplied by, one a row; 0 where there are none.
+    scales: RowScales,
+}
+
+/// For each pooling that divides, 1 over what it divides by.
+struct RowScales {
+    mean: Vec<f64>,
+    sqrtn: Vec<f64>,
 }
 
 /// The ids of one column.
@@ -36,6 +51,45 @@ pub(crate) enum Ids<'a> {
     Single(&'a [u32]),
     /// Any number a row: offsets `[B + 1]`, values.
     Ragged(&'a [u32], &'a [u32]),
+    /// The same with weights.
+    Weighted(&'a [u32], &'a [u32], Weights<'a>),
+}
+
+/// The weights of a column's values.
+#[derive(Clone, Copy)]
+pub(crate) struct Weights<'a> {
+    /// Beside the values.
+    pub(crate) of_values: &'a [f32],
+    scales: &'a RowScales,
+}
+
+impl<'a> Weights<'a> {
+    /// What values count for, pooled so.
+    pub(crate) fn shares(self, pooling: Pooling) -> Shares<'a> {
+        Shares(match pooling {
+            Pooling::Sum => None,
+            Pooling::Mean => Some(&self.scales.mean),
+            Pooling::SqrtN => Some(&self.scales.sqrtn),
+        })
+    }
+}
+
+/// What values with weights count for in their rows, each row with its scale; none where weights count as they are.
+#[derive(Clone, Copy)]
+pub(crate) struct Shares<'a>(Option<&'a [f64]>);
+
+impl Shares<'_> {
+    /// That of a value of batch row `row` with this weight.
+    ///
+    /// Worked out in double precision: the sum of some weights, and of their squares even more so, may be beyond
+    /// single precision where their shares are not.
+    #[inline(always)]
+    pub(crate) fn of(self, row: usize, weight: f32) -> f32 {
+        match self.0 {
+            None => weight,
+            Some(scales) => (f64::from(weight.max(0.0)) * scales[row]) as f32,
+        }
+    }
 }
 
 impl<'a> Ids<'a> {
@@ -43,14 +97,26 @@ impl<'a> Ids<'a> {
     pub(crate) fn row(self, row: usize) -> &'a [u32] {
         match self {
             Self::Single(ids) => &ids[row..=row],
-            Self::Ragged(offsets, values) => &values[offsets[row] as usize..offsets[row + 1] as usize],
+            Self::Ragged(offsets, values) | Self::Weighted(offsets, values, _) => {
+                &values[offsets[row] as usize..offsets[row + 1] as usize]
+            }
+        }
+    }
+
+    /// The weights of the ids of row `row`, where they have any.
+    pub(crate) fn weights_of_row(self, row: usize) -> Option<&'a [f32]> {
+        match self {
+            Self::Single(_) | Self::Ragged(..) => None,
+            Self::Weighted(offsets, _, weights) => {
+                Some(&weights.of_values[offsets[row] as usize..offsets[row + 1] as usize])
+            }
         }
     }
 
     /// Ids of all rows.
     pub(crate) fn len(self) -> usize {
         match self {
-            Self::Single(ids) | Self::Ragged(_, ids) => ids.len(),
+            Self::Single(ids) | Self::Ragged(_, ids) | Self::Weighted(_, ids, _) => ids.len(),
         }
     }
 }
@@ -68,9 +134,13 @@ impl HostBatch {
             ragged: schema
                 .ragged
                 .iter()
-                .map(|feature| Ragged {
-                    offsets: vec![0; rows + 1],
-                    values: vec![0; rows * feature.maximum as usize],
+                .map(|feature| {
+                    let values = rows * feature.maximum as usize;
+                    Ragged {
+                        offsets: vec![0; rows + 1],
+                        values: vec![0; values],
+                        weights: feature.weighted.then(|| ValueWeights::new(rows, values)),
+                    }
                 })
                 .collect(),
         }
@@ -78,9 +148,11 @@ impl HostBatch {
 
     /// Bytes that a batch of `schema` takes.
     pub(crate) fn bytes(schema: &BatchSchema) -> u64 {
-        let maxima: u64 = schema.ragged.iter().map(|feature| 1 + u64::from(feature.maximum)).sum();
+        // Of weights, and of scales in double precision.
+        let more = |feature: &RaggedFeature| u64::from(feature.weighted) * (u64::from(feature.maximum) + 4);
+        let ragged = schema.ragged.iter().map(|feature| 1 + u64::from(feature.maximum) + more(feature));
         let columns = schema.label_count() + 1 + schema.dense.len() + schema.ids.len();
-        let words = columns as u64 + maxima;
+        let words = columns as u64 + ragged.sum::<u64>();
         u64::from(schema.rows) * words * size_of::<u32>() as u64
     }
 
@@ -114,6 +186,9 @@ impl HostBatch {
             check_offsets(&spec.name, spec.maximum, offsets, values.len())?;
             let row_of = |position| offsets.partition_point(|&start| start as usize <= position) - 1;
             check_ids(&spec.name, spec.cardinality, &ragged.values[..values.len()], row_of)?;
+            if let (Some(into), Some(weights)) = (&mut ragged.weights, batch.ragged_weights(feature)) {
+                into.fill(offsets, &weights[..values.len()]);
+            }
         }
         self.rows = rows;
         Ok(())
@@ -159,8 +234,38 @@ impl HostBatch {
             IdColumn::Ragged(feature) => {
                 let ragged = &self.ragged[feature];
                 let offsets = &ragged.offsets[..=self.rows];
-                Ids::Ragged(offsets, &ragged.values[..offsets[self.rows] as usize])
+                let count = offsets[self.rows] as usize;
+                let values = &ragged.values[..count];
+                match &ragged.weights {
+                    None => Ids::Ragged(offsets, values),
+                    Some(ValueWeights { weights, scales }) => {
+                        Ids::Weighted(offsets, values, Weights { of_values: &weights[..count], scales })
+                    }
+                }
             }
+        }
+    }
+}
+
+impl ValueWeights {
+    fn new(rows: usize, values: usize) -> Self {
+        let scales = RowScales { mean: vec![0.0; rows], sqrtn: vec![0.0; rows] };
+        Self { weights: vec![0.0; values], scales }
+    }
+
+    /// Copies the weights of rows that end at `offsets`.
+    fn fill(&mut self, offsets: &[u32], weights: &[f32]) {
+        self.weights[..weights.len()].copy_from_slice(weights);
+        for (row, pair) in offsets.windows(2).enumerate() {
+            let (mut sum, mut squares) = (0.0, 0.0);
+            for &weight in &self.weights[pair[0] as usize..pair[1] as usize] {
+                let weight = f64::from(weight.max(0.0));
+                sum += weight;
+                squares += weight * weight;
+            }
+            let over = |divisor: f64| if divisor > 0.0 { 1.0 / divisor } else { 0.0 };
+            self.scales.mean[row] = over(sum);
+            self.scales.sqrtn[row] = over(squares.sqrt());
         }
     }
 }
@@ -170,6 +275,14 @@ pub(crate) fn cardinality(schema: &BatchSchema, column: IdColumn) -> u32 {
     match column {
         IdColumn::Single(feature) => schema.ids[feature].cardinality,
         IdColumn::Ragged(feature) => schema.ragged[feature].cardinality,
+    }
+}
+
+/// Whether ids of `column` have weights.
+pub(crate) fn is_weighted(schema: &BatchSchema, column: IdColumn) -> bool {
+    match column {
+        IdColumn::Single(_) => false,
+        IdColumn::Ragged(feature) => schema.ragged[feature].weighted,
     }
 }
 

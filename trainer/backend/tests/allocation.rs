@@ -62,18 +62,30 @@ fn batch(schema: &BatchSchema) -> BatchBuffer {
     for (number, value) in (0..2 * ROWS).zip(values.iter_mut()) {
         *value = number % CARDINALITY;
     }
+    sections.ragged_weights.into_iter().flatten().for_each(|weights| weights.fill(1.5));
     buffer
 }
 
 #[test]
 fn a_step_allocates_nothing() {
+    // One after the other: the counter is everybody's.
+    [false, true].into_iter().for_each(check);
+}
+
+/// With or without weights of ids.
+fn check(weighted: bool) {
     let schema = BatchSchema {
         rows: ROWS,
         labels: Vec::new(),
         weighted: false,
         dense: vec!["x".to_owned()],
         ids: vec![IdFeature { name: "id".to_owned(), cardinality: CARDINALITY }],
-        ragged: vec![RaggedFeature { name: "ids".to_owned(), cardinality: CARDINALITY, maximum: 2 }],
+        ragged: vec![RaggedFeature {
+            name: "ids".to_owned(),
+            cardinality: CARDINALITY,
+            maximum: 2,
+            weighted,
+        }],
         position_bytes: 0,
     };
     let columns = [IdColumn::Single(0), IdColumn::Ragged(0)];

@@ -107,7 +107,7 @@ fn onnx(trained: &Trained) -> OnnxModel {
 #[test]
 fn every_kind_of_model_takes_the_features_that_it_reads_and_gives_scores() {
     let (schema, models) = models();
-    let mut kinds = BTreeSet::new();
+    let (mut kinds, mut weighted) = (BTreeSet::new(), 0);
     for (name, model) in models {
         let trained = model.trained(&schema);
         kinds.insert(trained.kind());
@@ -115,7 +115,9 @@ fn every_kind_of_model_takes_the_features_that_it_reads_and_gives_scores() {
         let read: BTreeSet<_> =
             model.spec.features().into_iter().flat_map(|(_, list)| list.to_vec()).collect();
         let inputs: BTreeSet<_> = onnx.inputs().into_iter().map(|port| port.name).collect();
-        assert_eq!(inputs, read, "{name}");
+        let weights = if read.contains("marks") { vec!["marks_weights".to_owned()] } else { Vec::new() };
+        weighted += weights.len();
+        assert_eq!(inputs, read.into_iter().chain(weights).collect(), "{name}");
         let outputs: Vec<_> =
             onnx.outputs().into_iter().map(|Port { name, kind, .. }| (name, kind)).collect();
         let named = |label: &str, what| if label.is_empty() { what } else { format!("{what}_{label}") };
@@ -130,6 +132,30 @@ fn every_kind_of_model_takes_the_features_that_it_reads_and_gives_scores() {
     }
     let all = ["dcn_v2", "deepfm", "dlrm", "linear", "mlp", "mmoe", "two_tower", "wide_deep"];
     assert_eq!(kinds.iter().copied().collect::<Vec<_>>(), all);
+    assert!(weighted >= 7, "{weighted} models of weighted features");
+}
+
+#[test]
+fn weights_have_an_input_beside_that_of_their_ids() {
+    let (mut schema, _) = one();
+    let spec = |features: &[&str]| {
+        let optimizer = serde_json::json!({ "kind": "sgd", "learning_rate": 1.0 });
+        let model = serde_json::json!({ "kind": "linear", "features": features, "optimizer": optimizer });
+        serde_json::from_value(model).unwrap()
+    };
+    let inputs = |schema: &BatchSchema, features: &[&str]| {
+        let ports = onnx(&trained(schema, &spec(features))).inputs();
+        ports.into_iter().map(|port| (port.name, port.kind, port.shape)).collect::<Vec<_>>()
+    };
+    let port = |name: &str, kind, ids: &str| (name.to_owned(), kind, vec!["rows".to_owned(), ids.to_owned()]);
+    let marks = || port("marks", "int64", "ids of marks");
+    let expected = [marks(), port("marks_weights", "float", "ids of marks")];
+    assert_eq!(inputs(&schema, &["marks"]), expected);
+    // A feature keeps a name that the weights would have taken.
+    schema.ids[0].name = "marks_weights".to_owned();
+    let expected =
+        [port("marks_weights", "int64", "1"), marks(), port("marks_weights_2", "float", "ids of marks")];
+    assert_eq!(inputs(&schema, &["marks", "marks_weights"]), expected);
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn schema(rows: u32) -> BatchSchema {
         weighted: false,
         dense: vec!["x".into(), "y".into()],
         ids: vec![id("a", 11), id("b", 5)],
-        ragged: vec![RaggedFeature { name: "c".into(), cardinality: 7, maximum: 3 }],
+        ragged: vec![RaggedFeature { name: "c".into(), cardinality: 7, maximum: 3, weighted: false }],
         position_bytes: 16,
     }
 }

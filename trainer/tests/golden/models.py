@@ -23,7 +23,7 @@ torch.manual_seed(20)
 
 STEPS, BATCHES, ROWS, MAXIMUM = 30, 4, 9, 3
 SEED = 1
-IDS = {"colour": 6, "shape": 4, "tags": 7, "hue": 7}
+IDS = {"colour": 6, "shape": 4, "tags": 7, "hue": 7, "marks": 7}
 DENSE = ["first", "second"]
 ALL = ["colour", "tags", "first", "shape", "second"]
 
@@ -60,6 +60,19 @@ def batch():
 def with_hues(b):
     """With another feature of the tags' ids."""
     return dict(b, hue=(2 * b["colour"] + b["shape"]) % IDS["hue"])
+
+
+def with_marks(b):
+    """With another feature of as many ids a row as there are tags, each with a weight that is exact in float32. Those of
+    the row before the last are not above 0."""
+    places, rows = torch.arange(len(b["tags"])), rows_of(b)
+    weights = ((5 * places + b["tags"]) % 9 - 2) / 4
+    return dict(b, marks=(3 * b["tags"] + 1) % IDS["marks"], mark_weights=torch.where(rows == ROWS - 2, -weights.abs(), weights))
+
+
+def rows_of(b):
+    """The row of each tag."""
+    return torch.repeat_interleave(torch.arange(ROWS), b["offsets"].diff())
 
 
 M32, M64 = 2**32 - 1, 2**64 - 1
@@ -183,6 +196,8 @@ class Model:
         return logit
 
     def looked_up(self, table, feature, pooling, b):
+        if feature == "marks":
+            return weighted_bag(table[b["marks"]], b["mark_weights"], rows_of(b), pooling)
         if feature != "tags":
             return F.embedding(b[feature], table)
         counts = b["offsets"].diff().clamp(min=1)[:, None]
@@ -378,6 +393,18 @@ def tasks_of(training):
     return training.get("tasks", [dict(loss=training.get("loss", dict(kind="bce")), weight=1.0)])
 
 
+def weighted_bag(embeddings, weights, rows, pooling):
+    """TensorFlow's safe_embedding_lookup_sparse: what is divided leaves out what has no weight above 0."""
+    if pooling != "sum":
+        weights = weights.clamp(min=0)
+    total = torch.zeros(ROWS, embeddings.shape[1]).index_add(0, rows, embeddings * weights[:, None])
+    if pooling == "sum":
+        return total
+    divisor = torch.zeros(ROWS).index_add(0, rows, weights if pooling == "mean" else weights**2)
+    divisor = divisor if pooling == "mean" else divisor.sqrt()
+    return torch.where(divisor[:, None] > 0, total / divisor.where(divisor > 0, torch.ones(()))[:, None], 0.0)
+
+
 def table_of(feature, embedding):
     """The table that a feature is looked up in."""
     own = dict(name=feature, features=[feature])
@@ -560,6 +587,8 @@ def two_tower(optimizer, hidden_layer=None, **keys):
 WIDE = dict(features=["colour", "shape", "tags", "second"], optimizer=FTRL)
 DEEP = dict(features=["colour", "tags", "first", "second"], embedding_dim=3, hidden=[5, 4], pooling="mean")
 WIDTHS = [dict(name="colour", features=["colour"], dim="auto"), dict(name="tags", features=["tags"], dim=5, pooling="sum")]
+MARKED = ["marks", *ALL]
+MARKS = [dict(name="marks", features=["tags", "marks", "hue"])]
 SHARED = [dict(name="tints", features=["tags", "hue"], pooling="sqrtn")]
 DEEPFM = dict(kind="deepfm", features=ALL, embedding=embedding(), hidden=[5], linear_optimizer=FTRL, optimizer=ADAGRAD)
 CASES = {
@@ -622,6 +651,17 @@ CASES = {
     "mmoe": mmoe([6, 4], [5]),
     "mmoe of a class and a number": mmoe([4], []),
     "mmoe, layers normalised": dict(mmoe([6, 4], [5]), hidden_layer=dict(normalization="layer", dropout=0.125)),
+    "weighted sums": dict(mlp(ADAGRAD, ADAGRAD, "sum"), features=MARKED),
+    "weighted means": dict(mlp(SGD, ADAGRAD), features=MARKED),
+    "weighted sums over roots": dict(mlp(ROWWISE, SGD, "sqrtn"), features=MARKED),
+    "weighted in linear": dict(kind="linear", features=MARKED, optimizer=FTRL),
+    "weighted in wide_deep": dict(
+        kind="wide_deep",
+        wide=dict(WIDE, features=["marks", "tags", "first"]),
+        deep=dict(DEEP, features=["tags", "marks", "second"], optimizer=ADAGRAD, embedding_optimizer=ADAM),
+    ),
+    "weighted in deepfm": dict(DEEPFM, features=MARKED, embedding=embedding(MOMENTUM, "sqrtn")),
+    "weighted in a shared table": dict(dlrm("dot"), features=["hue", *MARKED], embedding=embedding(ROWWISE, tables=MARKS)),
 }
 
 BCE = dict(kind="bce", label_smoothing=0.0, positive_weight=1.0, negative_weight=1.0)
@@ -648,14 +688,17 @@ LABELS = {
     "mmoe, layers normalised": ["labels", "other"],
 }
 
-batches = [with_hues(batch()) for _ in range(BATCHES)]
+batches = [with_marks(with_hues(batch())) for _ in range(BATCHES)]
 golden = dict(
     schema=dict(
         rows=12,
         weighted=True,
         dense=DENSE,
         ids=[dict(name=name, cardinality=IDS[name]) for name in ("colour", "shape", "hue")],
-        ragged=[dict(name="tags", cardinality=IDS["tags"], maximum=MAXIMUM)],
+        ragged=[
+            dict(name="tags", cardinality=IDS["tags"], maximum=MAXIMUM),
+            dict(name="marks", cardinality=IDS["marks"], maximum=MAXIMUM, weighted=True),
+        ],
         position_bytes=0,
     ),
     batches=[{name: tensor.flatten().tolist() for name, tensor in b.items()} for b in batches],

@@ -57,11 +57,13 @@ struct GoldenBatch {
     hue: Vec<u32>,
     offsets: Vec<u32>,
     tags: Vec<u32>,
+    marks: Vec<u32>,
+    mark_weights: Vec<f32>,
 }
 
 pub(crate) fn golden() -> Golden {
     let golden: Golden = serde_json::from_str(include_str!("../golden/models.json")).expect("a golden file");
-    assert!(golden.cases.len() >= 47, "every kind of model and optimizer");
+    assert!(golden.cases.len() >= 54, "every kind of model and optimizer");
     golden
 }
 
@@ -152,8 +154,12 @@ impl Golden {
         sections.ids[..rows].copy_from_slice(&batch.colour);
         sections.ids[stride..stride + rows].copy_from_slice(&batch.shape);
         sections.ids[2 * stride..2 * stride + rows].copy_from_slice(&batch.hue);
-        sections.ragged[0].0[..=rows].copy_from_slice(&batch.offsets);
-        sections.ragged[0].1[..batch.tags.len()].copy_from_slice(&batch.tags);
+        for ((offsets, values), given) in sections.ragged.iter_mut().zip([&batch.tags, &batch.marks]) {
+            offsets[..=rows].copy_from_slice(&batch.offsets);
+            values[..given.len()].copy_from_slice(given);
+        }
+        let weights = sections.ragged_weights[1].as_mut().expect("marks have weights");
+        weights[..batch.mark_weights.len()].copy_from_slice(&batch.mark_weights);
         buffer
     }
 

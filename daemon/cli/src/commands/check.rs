@@ -72,6 +72,8 @@ struct FeatureReport {
     bound: bool,
     /// The most values a row keeps, where a row may hold several.
     maximum: Option<u32>,
+    /// The column that says how much each of them counts.
+    weights: Option<String>,
     /// The parts of the model that read it; `model` where it has no parts.
     used_by: Vec<&'static str>,
 }
@@ -260,7 +262,7 @@ impl Report {
             table.row([
                 feature.name.clone(),
                 feature.kind.to_owned(),
-                feature.columns.join(" x "),
+                feature.columns_and_weights(),
                 feature.ids.map_or("-".to_owned(), |ids| format!("{bound}{}", figures::count(ids.into()))),
                 feature.maximum.map_or("1".to_owned(), |maximum| format!("<= {maximum}")),
                 feature.used_by.join(", "),
@@ -383,6 +385,11 @@ impl From<DataPlan> for FilesReport {
 }
 
 impl FeatureReport {
+    fn columns_and_weights(&self) -> String {
+        let columns = self.columns.join(" x ");
+        self.weights.as_ref().map_or(columns.clone(), |weights| format!("{columns} by {weights}"))
+    }
+
     fn of(spec: &FeatureSpec, job: &Job, plan: &JobPlan) -> Self {
         let parts = job.model.features().into_iter().filter(|(_, names)| names.contains(&spec.name));
         let tells_items_apart = match &job.model {
@@ -399,6 +406,7 @@ impl FeatureReport {
             ids,
             bound: plan.analysis.is_none() && is_learned(&spec.kind),
             maximum: spec.maximum,
+            weights: spec.weights.clone(),
             used_by: parts.map(|(part, _)| part.unwrap_or("model")).chain(tells_items_apart).collect(),
         }
     }

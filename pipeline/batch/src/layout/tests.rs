@@ -13,7 +13,7 @@ prop_compose! {
         weighted: bool,
         dense in 0_usize..6,
         ids in 0_usize..6,
-        maxima in prop::collection::vec(0_u32..9, 0..4),
+        maxima in prop::collection::vec((0_u32..9, any::<bool>()), 0..4),
         position_bytes in 0_u32..700,
     ) -> BatchSchema {
         BatchSchema {
@@ -25,7 +25,12 @@ prop_compose! {
             ragged: maxima
                 .into_iter()
                 .enumerate()
-                .map(|(i, maximum)| RaggedFeature { name: format!("ragged{i}"), cardinality: 10, maximum })
+                .map(|(i, (maximum, weighted))| RaggedFeature {
+                    name: format!("ragged{i}"),
+                    cardinality: 10,
+                    maximum,
+                    weighted,
+                })
                 .collect(),
             position_bytes,
         }
@@ -37,7 +42,9 @@ fn sections(layout: &SlotLayout) -> Vec<Section> {
     let mut all = vec![layout.labels];
     all.extend(layout.weights);
     all.extend([layout.dense, layout.ids]);
-    all.extend(layout.ragged.iter().flat_map(|ragged| [ragged.offsets, ragged.values]));
+    for RaggedSection { offsets, values, weights } in &layout.ragged {
+        all.extend([offsets, values].into_iter().chain(weights));
+    }
     all.push(layout.position);
     all
 }
@@ -68,6 +75,8 @@ proptest! {
         for (section, feature) in layout.ragged.iter().zip(&schema.ragged) {
             prop_assert_eq!(section.offsets.bytes, (rows + 1) * 4);
             prop_assert_eq!(section.values.bytes, rows * feature.maximum as usize * 4);
+            let weights = section.weights.map(|section| section.bytes);
+            prop_assert_eq!(weights, feature.weighted.then_some(section.values.bytes));
         }
         prop_assert_eq!(layout.position.bytes, schema.position_bytes as usize);
     }
@@ -87,14 +96,14 @@ fn small() -> BatchSchema {
         weighted: false,
         dense: vec!["age".into(), "hours".into()],
         ids: vec![id("education", 17), id("occupation", 1000)],
-        ragged: vec![RaggedFeature { name: "tags".into(), cardinality: 50, maximum: 4 }],
+        ragged: vec![RaggedFeature { name: "tags".into(), cardinality: 50, maximum: 4, weighted: false }],
         position_bytes: 64,
     }
 }
 
 #[test]
 fn a_fingerprint_depends_on_every_field() {
-    let changes: [fn(&mut BatchSchema); 14] = [
+    let changes: [fn(&mut BatchSchema); 15] = [
         |schema| schema.rows += 1,
         |schema| schema.labels = vec!["bought".into()],
         |schema| schema.labels = vec!["bought".into(), "read".into()],
@@ -108,6 +117,7 @@ fn a_fingerprint_depends_on_every_field() {
         |schema| schema.ragged[0].name.push('x'),
         |schema| schema.ragged[0].cardinality += 1,
         |schema| schema.ragged[0].maximum += 1,
+        |schema| schema.ragged[0].weighted = true,
         |schema| schema.position_bytes += 1,
     ];
     let mut seen = vec![SlotLayout::of(&small()).unwrap().fingerprint()];
@@ -126,6 +136,19 @@ fn a_fingerprint_depends_on_every_field() {
 fn a_fingerprint_is_the_same_in_every_build() {
     // Computed by an independent FNV-1a over the same bytes.
     assert_eq!(SlotLayout::of(&small()).unwrap().fingerprint(), 0xb456_ce76_b5b0_c4f6);
+}
+
+/// Manifests of checkpoints hold schemas.
+#[test]
+fn a_schema_without_weights_is_written_as_ever() {
+    let written = serde_json::to_value(small()).unwrap();
+    let tags = serde_json::json!({"name": "tags", "cardinality": 50, "maximum": 4});
+    assert_eq!(written["ragged"], serde_json::json!([tags]));
+    assert_eq!(serde_json::from_value::<BatchSchema>(written).unwrap(), small());
+    let mut weighted = small();
+    weighted.ragged[0].weighted = true;
+    let written = serde_json::to_value(&weighted).unwrap();
+    assert_eq!(serde_json::from_value::<BatchSchema>(written).unwrap(), weighted);
 }
 
 #[test]

@@ -15,7 +15,10 @@ pub(crate) fn schema(rows: u32) -> BatchSchema {
             IdFeature { name: "education".into(), cardinality: 17 },
             IdFeature { name: "occupation".into(), cardinality: 1000 },
         ],
-        ragged: vec![RaggedFeature { name: "tags".into(), cardinality: 5000, maximum: 3 }],
+        ragged: vec![
+            RaggedFeature { name: "tags".into(), cardinality: 5000, maximum: 3, weighted: true },
+            RaggedFeature { name: "words".into(), cardinality: 700, maximum: 2, weighted: false },
+        ],
         position_bytes: 100,
     }
 }
@@ -87,7 +90,8 @@ pub(crate) fn fill(batch: &mut BatchMut<'_>, number: u64) {
     for feature in sections.ids.chunks_exact_mut(schema.rows as usize) {
         feature[..rows].fill_with(|| numbers.id());
     }
-    for ((offsets, values), feature) in sections.ragged.into_iter().zip(&schema.ragged) {
+    let ragged = sections.ragged.into_iter().zip(sections.ragged_weights);
+    for (((offsets, values), weights), feature) in ragged.zip(&schema.ragged) {
         let mut end = 0;
         offsets[0] = 0;
         for offset in &mut offsets[1..=rows] {
@@ -95,6 +99,9 @@ pub(crate) fn fill(batch: &mut BatchMut<'_>, number: u64) {
             *offset = end;
         }
         values[..end as usize].fill_with(|| numbers.id());
+        if let Some(weights) = weights {
+            weights[..end as usize].fill_with(|| numbers.float());
+        }
     }
 }
 
@@ -131,5 +138,10 @@ pub(crate) fn check(batch: BatchRef<'_>, number: u64) {
         }
         assert_eq!(values.len(), offsets[rows] as usize);
         assert!(values.iter().all(|&id| id == numbers.id()), "values {index} of {number}");
+        let weights = batch.ragged_weights(index);
+        assert_eq!(weights.is_some(), feature.weighted);
+        for &weight in weights.iter().flat_map(|weights| &weights[..values.len()]) {
+            assert_eq!(weight, numbers.float(), "weights of values {index} of {number}");
+        }
     }
 }

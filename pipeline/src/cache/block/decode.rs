@@ -23,8 +23,15 @@ pub(crate) struct Block<'a> {
     truncated_rows: u32,
     /// Label, weight, dense columns, id columns.
     fixed: Vec<Column<'a>>,
-    /// Numbers of values, and values.
-    ragged: Vec<(Column<'a>, Column<'a>)>,
+    ragged: Vec<RaggedColumns<'a>>,
+}
+
+/// Those of a ragged column.
+struct RaggedColumns<'a> {
+    /// Numbers of values.
+    lengths: Column<'a>,
+    values: Column<'a>,
+    weights: Option<Column<'a>>,
 }
 
 /// Takes bytes from the front.
@@ -57,15 +64,24 @@ impl<'a> Block<'a> {
         let mut input = Input(bytes);
         let rows = input.word()?;
         let truncated_rows = input.word()?;
-        let columns = shape.fixed_columns() + 2 * u64::from(shape.ragged);
-        if columns + 4 * u64::from(shape.ragged) > input.0.len() as u64 {
+        let (lists, weighted) = (u64::from(shape.ragged), u64::from(shape.weighted_ragged));
+        let columns = shape.fixed_columns() + 2 * lists + weighted;
+        if columns + 4 * (lists + weighted) > input.0.len() as u64 {
             return Err(Malformed("a block is shorter than its columns' widths"));
         }
         let mut counts = Vec::with_capacity(shape.ragged as usize);
         for _ in 0..shape.ragged {
             counts.push(input.word()?);
         }
-        let values: u64 = counts.iter().map(|&count| u64::from(count)).sum();
+        let mut weighted = Vec::with_capacity(shape.weighted_ragged as usize);
+        for _ in 0..shape.weighted_ragged {
+            weighted.push(input.word()? as usize);
+        }
+        if !weighted.is_sorted_by(|one, next| one < next) || weighted.last() >= Some(&counts.len()) {
+            return Err(Malformed("a block has weights of columns that there are not"));
+        }
+        let values = counts.iter().chain(weighted.iter().map(|&column| &counts[column]));
+        let values: u64 = values.map(|&count| u64::from(count)).sum();
         let decoded = u64::from(rows).saturating_mul(shape.row_bytes()) + 4 * values;
         if rows == 0 || (rows > 1 && decoded > BLOCK_BYTES as u64) {
             return Err(Malformed("a block has no rows, or too many"));
@@ -78,17 +94,17 @@ impl<'a> Block<'a> {
         };
         let fixed = (0..shape.fixed_columns()).map(|_| next(&mut input, rows)).collect::<Result<_, _>>()?;
         let mut ragged = Vec::with_capacity(counts.len());
-        for count in counts {
+        for &count in &counts {
             let lengths = next(&mut input, rows)?;
-            let values = next(&mut input, count as usize)?;
-            // A row of its own may have any number of values, but they must be there.
-            if values.width == SAME && u64::from(count) * 4 > BLOCK_BYTES as u64 {
-                return Err(Malformed("a block has too many values"));
-            }
+            let values = next(&mut input, count as usize)?.of_values(count)?;
             if lengths.sum(0..rows) != u64::from(count) {
                 return Err(Malformed("a ragged column's numbers do not add up"));
             }
-            ragged.push((lengths, values));
+            ragged.push(RaggedColumns { lengths, values, weights: None });
+        }
+        for column in weighted {
+            ragged[column].weights =
+                Some(next(&mut input, counts[column] as usize)?.of_values(counts[column])?);
         }
         if !input.0.is_empty() {
             return Err(Malformed("a block has bytes left over"));
@@ -121,12 +137,20 @@ impl<'a> Block<'a> {
             weights: self.shape.weighted.then(|| floats(weights)),
             dense: floats(dense),
             ids: row_major(ids, rows.clone(), |whole| whole, |word| word),
-            ragged: self.ragged.iter().map(|(lengths, values)| ragged(lengths, values, &rows)).collect(),
+            ragged: self.ragged.iter().map(|columns| columns.decode(&rows)).collect(),
         }
     }
 }
 
 impl Column<'_> {
+    /// The same, of `count` values: a row of its own may have any number of them, but they must be there.
+    fn of_values(self, count: u32) -> Result<Self, Malformed> {
+        if self.width == SAME && u64::from(count) * 4 > BLOCK_BYTES as u64 {
+            return Err(Malformed("a block has too many values"));
+        }
+        Ok(self)
+    }
+
     /// Hands each of some values to `put`, as a whole number or as a word.
     fn each<T>(
         &self,
@@ -184,22 +208,30 @@ fn row_major<T: Copy + Default>(
     values
 }
 
-fn ragged(lengths: &Column<'_>, values: &Column<'_>, rows: &Range<usize>) -> RaggedColumn {
-    let mut offsets = Vec::with_capacity(rows.len() + 1);
-    let mut end = 0_u32;
-    offsets.push(end);
-    lengths.each(
-        rows.clone(),
-        |n| n,
-        |n| n,
-        |_, length| {
-            end += length;
-            offsets.push(end);
-        },
-    );
-    let before = lengths.sum(0..rows.start) as usize;
-    RaggedColumn {
-        offsets,
-        values: row_major(std::slice::from_ref(values), before..before + end as usize, |n| n, |n| n),
+impl RaggedColumns<'_> {
+    fn decode(&self, rows: &Range<usize>) -> RaggedColumn {
+        let Self { lengths, values, weights } = self;
+        let mut offsets = Vec::with_capacity(rows.len() + 1);
+        let mut end = 0_u32;
+        offsets.push(end);
+        lengths.each(
+            rows.clone(),
+            |n| n,
+            |n| n,
+            |_, length| {
+                end += length;
+                offsets.push(end);
+            },
+        );
+        let before = lengths.sum(0..rows.start) as usize;
+        let all = before..before + end as usize;
+        let floats = |column: &Column<'_>| {
+            row_major(std::slice::from_ref(column), all.clone(), |whole| whole as f32, f32::from_bits)
+        };
+        RaggedColumn {
+            offsets,
+            values: row_major(std::slice::from_ref(values), all.clone(), |n| n, |n| n),
+            weights: weights.as_ref().map(floats),
+        }
     }
 }

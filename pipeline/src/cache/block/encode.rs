@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use millstream_disk::{ALIGNMENT, AlignedBuffer};
 
-use super::{BLOCK_BYTES, HEAD_BYTES, SAME, Shape, column_bytes};
+use super::{BLOCK_BYTES, HEAD_BYTES, SAME, Shape, column_bytes, weights_of};
 use crate::chunk::{Chunk, RaggedColumn};
 
 /// A block's bytes, padded with zeros to whole sectors.
@@ -115,10 +115,7 @@ pub(crate) fn rows_within(chunk: &Chunk, shape: &Shape, start: usize) -> usize {
     if chunk.ragged.is_empty() {
         return left.min((BLOCK_BYTES / row_bytes).max(1));
     }
-    let bytes_to = |end: usize| {
-        let values = chunk.ragged.iter().map(|column| column.offsets[end] - column.offsets[start]);
-        (end - start) * row_bytes + 4 * values.map(|count| count as usize).sum::<usize>()
-    };
+    let bytes_to = |end: usize| (end - start) * row_bytes + value_bytes(chunk, start..end);
     let (mut fits, mut above) = (1.min(left), left + 1);
     while above - fits > 1 {
         let middle = fits.midpoint(above);
@@ -129,8 +126,16 @@ pub(crate) fn rows_within(chunk: &Chunk, shape: &Shape, start: usize) -> usize {
 
 /// Bytes of a chunk, decoded.
 pub(crate) fn decoded_bytes(chunk: &Chunk, shape: &Shape) -> usize {
-    let values: usize = chunk.ragged.iter().map(|column| column.values.len()).sum();
-    chunk.rows() * shape.row_bytes() as usize + 4 * values
+    chunk.rows() * shape.row_bytes() as usize + value_bytes(chunk, 0..chunk.rows())
+}
+
+/// Bytes of the values of some rows of ragged columns, decoded, and of their weights.
+fn value_bytes(chunk: &Chunk, rows: Range<usize>) -> usize {
+    let words = chunk.ragged.iter().map(|column| {
+        let values = (column.offsets[rows.end] - column.offsets[rows.start]) as usize;
+        if column.weights.is_some() { 2 * values } else { values }
+    });
+    4 * words.sum::<usize>()
 }
 
 /// Some rows of a chunk as a block. The chunk has the columns of `shape`, and `rows` are of those that
@@ -154,45 +159,59 @@ pub(crate) fn encode(chunk: &Chunk, shape: &Shape, rows: Range<usize>, truncated
     let mut words = vec![(id_values, Needs::of_words(id_values, ids))];
     for (lengths, values) in &ragged {
         words.push((lengths, Needs::of_words(lengths, 1)));
-        words.push((values, Needs::of_values(values)));
+        words.push((values, Needs::of_values(values, Needs::of_words)));
     }
-    let all = || floats.iter().map(|(_, needs)| needs).chain(words.iter().map(|(_, needs)| needs));
+    let value_weights: Vec<(&[f32], Needs)> = weights_of(chunk)
+        .map(|(column, weights)| {
+            let offsets = &chunk.ragged[column].offsets;
+            let weights = &weights[offsets[rows.start] as usize..offsets[rows.end] as usize];
+            (weights, Needs::of_values(weights, Needs::of_floats))
+        })
+        .collect();
+    let all = || {
+        let columns = floats.iter().map(|(_, needs)| needs).chain(words.iter().map(|(_, needs)| needs));
+        columns.chain(value_weights.iter().map(|(_, needs)| needs))
+    };
     let widths: Vec<u8> =
         all().flat_map(|needs| (0..needs.first.len()).map(|column| needs.width(column))).collect();
     let counts = floats.iter().map(|(values, needs)| (values.len(), needs));
     let counts = counts.chain(words.iter().map(|(values, needs)| (values.len(), needs)));
+    let counts = counts.chain(value_weights.iter().map(|(weights, needs)| (weights.len(), needs)));
     let data: usize = counts
         .flat_map(|(values, needs)| {
             let rows = values / needs.first.len().max(1);
             (0..needs.first.len()).map(move |column| column_bytes(needs.width(column), rows))
         })
         .sum();
-    let bytes = HEAD_BYTES + 4 * ragged.len() + widths.len() + data;
+    let bytes = HEAD_BYTES + 4 * (ragged.len() + value_weights.len()) + widths.len() + data;
     let mut buffer = AlignedBuffer::zeroed(bytes.next_multiple_of(ALIGNMENT));
     let mut output = Output { bytes: &mut buffer, at: 0 };
     output.word(count as u32);
     output.word(truncated_rows);
     ragged.iter().for_each(|(_, values)| output.word(values.len() as u32));
+    weights_of(chunk).for_each(|(column, _)| output.word(column as u32));
     output.bytes[output.at..output.at + widths.len()].copy_from_slice(&widths);
     output.at += widths.len();
-    for (values, needs) in &floats {
+    let put_floats = |output: &mut Output<'_>, (values, needs): &(&[f32], Needs)| {
         (0..needs.first.len())
             .for_each(|column| output.column(needs, column, values, f32::to_bits, |value| value as u32));
-    }
+    };
+    floats.iter().for_each(|columns| put_floats(&mut output, columns));
     for (values, needs) in &words {
         (0..needs.first.len())
             .for_each(|column| output.column(needs, column, values, |word| word, |word| word));
     }
+    value_weights.iter().for_each(|column| put_floats(&mut output, column));
     Encoded { buffer, bytes }
 }
 
 impl Needs {
-    /// Of a ragged column's values, of which there may be none, or more than may be made of one word.
-    fn of_values(values: &[u32]) -> Self {
+    /// Of a ragged column's values, or their weights, of which there may be none, or more than may be made of one word.
+    fn of_values<T>(values: &[T], of: impl Fn(&[T], usize) -> Self) -> Self {
         if values.is_empty() {
             return Self { bits: vec![0], differing: vec![0], first: vec![0] };
         }
-        let mut needs = Self::of_words(values, 1);
+        let mut needs = of(values, 1);
         needs.differing[0] |= u32::from(values.len() * 4 > BLOCK_BYTES);
         needs
     }

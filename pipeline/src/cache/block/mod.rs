@@ -4,13 +4,14 @@
 //! offset  0   rows         u32, at least 1
 //!         4   truncated    u32, rows that lost values of a multi-valued feature, once for each feature
 //!         8   values       u32 for each ragged column: values of all rows together
+//!             weighted     u32 for each ragged column with weights: its number, increasing
 //!             widths       u8 for each column
 //!             columns      one after the other
 //! ```
 //!
 //! All numbers are little-endian. The columns are: each label, weight if there is one, each dense column, each id
-//! column, and for each ragged column the numbers of values and then the values. A column is as wide as its
-//! largest value here needs:
+//! column, and for each ragged column the numbers of values and then the values; last, the weights of those that
+//! have any. A column is as wide as its largest value here needs:
 //!
 //! | width | bytes | |
 //! |---|---|---|
@@ -48,6 +49,8 @@ pub(crate) struct Shape {
     pub(crate) dense: u32,
     pub(crate) ids: u32,
     pub(crate) ragged: u32,
+    /// Ragged columns whose values have weights.
+    pub(crate) weighted_ragged: u32,
 }
 
 impl Shape {
@@ -60,6 +63,7 @@ impl Shape {
             dense: columns(chunk.dense.len()),
             ids: columns(chunk.ids.len()),
             ragged: chunk.ragged.len() as u32,
+            weighted_ragged: weights_of(chunk).count() as u32,
         }
     }
 
@@ -72,6 +76,8 @@ impl Shape {
             && chunk.ids.len() == rows * self.ids as usize
             && chunk.ragged.len() == self.ragged as usize
             && chunk.ragged.iter().all(|column| column.offsets.len() == rows + 1)
+            && weights_of(chunk).count() == self.weighted_ragged as usize
+            && weights_of(chunk).all(|(column, weights)| weights.len() == chunk.ragged[column].values.len())
     }
 
     /// Bytes of a row, decoded, without the values of its ragged columns.
@@ -83,6 +89,12 @@ impl Shape {
         let Self { more_labels, weighted, dense, ids, .. } = *self;
         1 + u64::from(more_labels) + u64::from(weighted) + u64::from(dense) + u64::from(ids)
     }
+}
+
+/// The weights of ragged columns that have any, with the column's number.
+fn weights_of(chunk: &Chunk) -> impl Iterator<Item = (usize, &[f32])> {
+    let columns = chunk.ragged.iter().enumerate();
+    columns.filter_map(|(number, column)| Some((number, column.weights.as_deref()?)))
 }
 
 /// Bytes of a column of `count` values.

@@ -6,7 +6,7 @@ use crate::cpu::matrix::{CpuMatrix, CpuTable};
 use crate::cpu::memory::prefetch;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
 use crate::device::{Lookup, Pooling};
-use crate::host::{HostBatch, Ids};
+use crate::host::{HostBatch, Ids, Shares};
 
 /// Batch rows of a task, and how far ahead table rows are fetched: while a task copies these rows from
 /// one table it asks for the same rows of the next.
@@ -44,7 +44,7 @@ pub(crate) fn gather(
             let next = lookups.get(number + 1);
             let next = next.and_then(|lookup| match batch.ids(lookup.column) {
                 Ids::Single(ids) => Some((&ids[block.clone()], &tables[lookup.table])),
-                Ids::Ragged(..) => None,
+                Ids::Ragged(..) | Ids::Weighted(..) => None,
             });
             match batch.ids(lookup.column) {
                 Ids::Single(ids) => {
@@ -58,6 +58,11 @@ pub(crate) fn gather(
                 }
                 Ids::Ragged(offsets, values) => {
                     pool_rows(table, &offsets[block.start..=block.end], values, lookup.pooling, out);
+                }
+                Ids::Weighted(offsets, values, weights) => {
+                    let shares = weights.shares(lookup.pooling);
+                    let of_rows = (block.start, &offsets[block.start..=block.end]);
+                    pool_weighted_rows(table, of_rows, (values, weights.of_values), shares, out);
                 }
             }
         }
@@ -116,6 +121,31 @@ fn pool_rows(table: &CpuTable, offsets: &[u32], values: &[u32], pooling: Pooling
         if pooling != Pooling::Sum && ids.len() > 1 {
             let factor = pooling.factor(ids.len()) as f32;
             sum.iter_mut().for_each(|sum| *sum *= factor);
+        }
+    }
+}
+
+/// Sums each row's table rows by their shares. With the offsets goes the first batch row, and with the values their
+/// weights.
+#[inline(always)]
+fn pool_weighted_rows(
+    table: &CpuTable,
+    (first, offsets): (usize, &[u32]),
+    (values, weights): (&[u32], &[f32]),
+    shares: Shares<'_>,
+    out: Out<'_>,
+) {
+    let (data, stride, width) = (table.as_slice(), table.stride(), table.shape().width);
+    for ((row, pair), out_row) in (first..).zip(offsets.windows(2)).zip(out.rows.chunks_exact_mut(out.stride))
+    {
+        let sum = &mut out_row[out.offset..][..width];
+        let of_row = pair[0] as usize..pair[1] as usize;
+        sum.fill(0.0);
+        for (&id, &weight) in values[of_row.clone()].iter().zip(&weights[of_row]) {
+            let share = shares.of(row, weight);
+            for (sum, &value) in sum.iter_mut().zip(&data[id as usize * stride..][..width]) {
+                *sum += share * value;
+            }
         }
     }
 }

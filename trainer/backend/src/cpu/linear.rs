@@ -7,7 +7,7 @@ use crate::cpu::matrix::{CpuMatrix, CpuTable};
 use crate::cpu::memory::prefetch;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
 use crate::device::{Lookup, Pooling};
-use crate::host::{HostBatch, Ids};
+use crate::host::{HostBatch, Ids, Shares};
 
 /// Batch rows of a task, and how far ahead weights are fetched (see [`super::gather`]).
 const ROWS: usize = 128;
@@ -44,12 +44,17 @@ pub(crate) fn forward(
                     let next = lookups.get(number + 1);
                     let next = next.and_then(|lookup| match batch.ids(lookup.column) {
                         Ids::Single(ids) => Some((&ids[block.clone()], &tables[lookup.table])),
-                        Ids::Ragged(..) => None,
+                        Ids::Ragged(..) | Ids::Weighted(..) => None,
                     });
                     add_weights(table, &ids[block.clone()], next, sums);
                 }
                 Ids::Ragged(offsets, values) => {
                     pool_weights(table, &offsets[block.start..=block.end], values, lookup.pooling, sums);
+                }
+                Ids::Weighted(offsets, values, weights) => {
+                    let shares = weights.shares(lookup.pooling);
+                    let of_rows = (block.start, &offsets[block.start..=block.end]);
+                    pool_weights_by_shares(table, of_rows, (values, weights.of_values), shares, sums);
                 }
             }
         }
@@ -80,6 +85,24 @@ fn pool_weights(table: &CpuTable, offsets: &[u32], values: &[u32], pooling: Pool
         let ids = &values[pair[0] as usize..pair[1] as usize];
         let pooled: f32 = ids.iter().map(|&id| data[id as usize * stride]).sum();
         *sum += if ids.len() > 1 { pooled * pooling.factor(ids.len()) as f32 } else { pooled };
+    }
+}
+
+/// With the offsets goes the first batch row, and with the values their weights.
+#[inline(always)]
+fn pool_weights_by_shares(
+    table: &CpuTable,
+    (first, offsets): (usize, &[u32]),
+    (values, weights): (&[u32], &[f32]),
+    shares: Shares<'_>,
+    sums: &mut [f32],
+) {
+    let (data, stride) = (table.as_slice(), table.stride());
+    for ((row, pair), sum) in (first..).zip(offsets.windows(2)).zip(sums) {
+        let of_row = pair[0] as usize..pair[1] as usize;
+        let values = values[of_row.clone()].iter().zip(&weights[of_row]);
+        let products = values.map(|(&id, &weight)| shares.of(row, weight) * data[id as usize * stride]);
+        *sum += products.sum::<f32>();
     }
 }
 

@@ -3,13 +3,16 @@
 //!
 //! Columns that are looked up in one table are sorted together, one column after the other: an entry then has its
 //! column's number in the bits above its row.
+//!
+//! Where one of them is weighted, entries are sorted with their weights, and these then lie beside the entries: groups
+//! of none have no such thing.
 
 use millstream_batch::BatchSchema;
 
 use crate::cpu::Cpu;
 use crate::cpu::memory::Parts;
 use crate::device::{IdColumn, Lookup, PLACE_BITS};
-use crate::host::{HostBatch, Ids, capacity, cardinality};
+use crate::host::{HostBatch, Ids, capacity, cardinality, is_weighted};
 
 /// Most bits of a digit of the radix sort: its counters take 8 KiB of the stack.
 const DIGIT_BITS: u32 = 11;
@@ -26,7 +29,10 @@ pub(crate) struct SortedIds {
     /// Bits of an entry's row below its column's number.
     row_bits: u32,
     entries: Vec<Entry>,
+    /// What sorting alternates with; none in a group with weights.
     spare: Vec<Entry>,
+    /// In a group with weights alone.
+    weighted: Option<Box<WeightedIds>>,
     /// Where each run of equal ids starts in `entries`, then the end of the last.
     starts: Vec<u32>,
     /// Parts of the above in use.
@@ -43,6 +49,40 @@ pub(crate) struct Entry {
     pub(crate) row: u32,
 }
 
+/// The weights of sorted ids.
+struct WeightedIds {
+    /// Beside the entries.
+    weights: Vec<f32>,
+    /// Two places that sorting alternates between.
+    entries: [Vec<WeightedEntry>; 2],
+}
+
+/// An id with its weight: 1 in a column that has none.
+#[derive(Clone, Copy, Default)]
+struct WeightedEntry {
+    entry: Entry,
+    weight: f32,
+}
+
+/// What is sorted by an id.
+trait OfId: Copy {
+    fn id(&self) -> u32;
+}
+
+impl OfId for Entry {
+    #[inline(always)]
+    fn id(&self) -> u32 {
+        self.id
+    }
+}
+
+impl OfId for WeightedEntry {
+    #[inline(always)]
+    fn id(&self) -> u32 {
+        self.entry.id
+    }
+}
+
 impl CpuRowPlan {
     /// Room for `groups`.
     ///
@@ -55,12 +95,14 @@ impl CpuRowPlan {
             let places = (columns.len() as u64) << row_bits;
             assert!(columns.len() == 1 || places <= 1 << PLACE_BITS, "too many columns share a table");
             let ids = columns.iter().map(|&column| cardinality(schema, column)).max();
+            let weighted = has_weights(schema, columns);
             SortedIds {
                 columns: columns.clone(),
                 id_bits: bits_below(ids.unwrap_or_default()),
                 row_bits,
                 entries: vec![Entry::default(); capacity],
-                spare: vec![Entry::default(); capacity],
+                spare: vec![Entry::default(); if weighted { 0 } else { capacity }],
+                weighted: weighted.then(|| Box::new(WeightedIds::new(capacity))),
                 starts: vec![0; capacity + 1],
                 entries_used: 0,
                 runs_used: 0,
@@ -71,8 +113,11 @@ impl CpuRowPlan {
 
     /// Bytes that a plan over `groups` takes.
     pub(crate) fn bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64 {
-        let each = 2 * size_of::<Entry>() + size_of::<u32>();
-        groups.iter().map(|columns| (capacity_of(schema, columns) * each) as u64).sum()
+        let each = |columns| match has_weights(schema, columns) {
+            false => 2 * size_of::<Entry>() + size_of::<u32>(),
+            true => size_of::<Entry>() + 2 * size_of::<WeightedEntry>() + size_of::<f32>() + size_of::<u32>(),
+        };
+        groups.iter().map(|columns| (capacity_of(schema, columns) * each(columns)) as u64).sum()
     }
 
     /// The sorted ids of the columns of `lookups`, those of one table.
@@ -102,6 +147,11 @@ impl SortedIds {
         &self.entries[..self.entries_used]
     }
 
+    /// The weights of [`SortedIds::entries`], where any column has some.
+    pub(crate) fn weights(&self) -> Option<&[f32]> {
+        self.weighted.as_ref().map(|weighted| &weighted.weights[..self.entries_used])
+    }
+
     /// `n + 1` bounds of `n` runs of equal ids in [`SortedColumn::entries`].
     pub(crate) fn starts(&self) -> &[u32] {
         &self.starts[..=self.runs_used]
@@ -109,9 +159,10 @@ impl SortedIds {
 
     #[inline(always)]
     fn sort(&mut self, batch: &HostBatch) {
-        match *self.columns {
-            [column] => self.sort_one(batch.ids(column)),
-            _ => self.sort_several(batch),
+        match (&*self.columns, &self.weighted) {
+            (_, Some(_)) => self.sort_weighted(batch),
+            (&[column], None) => self.sort_one(batch.ids(column)),
+            (_, None) => self.sort_several(batch),
         }
         self.find_runs();
     }
@@ -127,7 +178,9 @@ impl SortedIds {
         let (mut to, mut from) = if passes % 2 == 1 { (entries, spare) } else { (spare, entries) };
         match ids {
             Ids::Single(ids) => scatter(of_single(ids, 0), to, 0, digit_bits),
-            Ids::Ragged(offsets, values) => scatter(of_ragged(offsets, values, 0), to, 0, digit_bits),
+            Ids::Ragged(offsets, values) | Ids::Weighted(offsets, values, _) => {
+                scatter(of_ragged(offsets, values, 0), to, 0, digit_bits);
+            }
         }
         for pass in 1..passes {
             std::mem::swap(&mut to, &mut from);
@@ -152,13 +205,52 @@ impl SortedIds {
             let of_column = &mut from[end..end + ids.len()];
             match ids {
                 Ids::Single(ids) => fill(of_column, of_single(ids, base)),
-                Ids::Ragged(offsets, values) => fill(of_column, of_ragged(offsets, values, base)),
+                Ids::Ragged(offsets, values) | Ids::Weighted(offsets, values, _) => {
+                    fill(of_column, of_ragged(offsets, values, base));
+                }
             }
             end += ids.len();
         }
         for pass in 0..passes {
             scatter(from.iter().copied(), to, pass * digit_bits, digit_bits);
             std::mem::swap(&mut to, &mut from);
+        }
+        self.entries_used = count;
+    }
+
+    /// Sorts any number of columns with the weights of their ids.
+    #[inline(always)]
+    fn sort_weighted(&mut self, batch: &HostBatch) {
+        let Some(weighted) = &mut self.weighted else { return };
+        let count = self.columns.iter().map(|&column| batch.ids(column).len()).sum();
+        let [from, to] = &mut weighted.entries;
+        let (mut from, mut to) = (&mut from[..count], &mut to[..count]);
+        let mut end = 0;
+        for (number, &column) in self.columns.iter().enumerate() {
+            let base = ((number as u64) << self.row_bits) as u32;
+            let ids = batch.ids(column);
+            let of_column = &mut from[end..end + ids.len()];
+            match ids {
+                Ids::Single(ids) => fill(of_column, with_weight_1(of_single(ids, base))),
+                Ids::Ragged(offsets, values) => {
+                    fill(of_column, with_weight_1(of_ragged(offsets, values, base)));
+                }
+                Ids::Weighted(offsets, values, weights) => {
+                    let entries = of_ragged(offsets, values, base).zip(weights.of_values);
+                    fill(of_column, entries.map(|(entry, &weight)| WeightedEntry { entry, weight }));
+                }
+            }
+            end += ids.len();
+        }
+        let passes = self.id_bits.div_ceil(DIGIT_BITS).max(1);
+        let digit_bits = self.id_bits.div_ceil(passes);
+        for pass in 0..passes {
+            scatter(from.iter().copied(), to, pass * digit_bits, digit_bits);
+            std::mem::swap(&mut to, &mut from);
+        }
+        let apart = self.entries.iter_mut().zip(&mut weighted.weights);
+        for ((entry, weight), sorted) in apart.zip(from) {
+            (*entry, *weight) = (sorted.entry, sorted.weight);
         }
         self.entries_used = count;
     }
@@ -180,6 +272,24 @@ impl SortedIds {
     }
 }
 
+impl WeightedIds {
+    fn new(capacity: usize) -> Self {
+        let entries = || vec![WeightedEntry::default(); capacity];
+        Self { weights: vec![0.0; capacity], entries: [entries(), entries()] }
+    }
+}
+
+/// Whether any of `columns` is weighted.
+fn has_weights(schema: &BatchSchema, columns: &[IdColumn]) -> bool {
+    columns.iter().any(|&column| is_weighted(schema, column))
+}
+
+/// Entries of a column without weights, among others that have some.
+#[inline(always)]
+fn with_weight_1(entries: impl Iterator<Item = Entry>) -> impl Iterator<Item = WeightedEntry> {
+    entries.map(|entry| WeightedEntry { entry, weight: 1.0 })
+}
+
 /// Entries of one id a row.
 #[inline(always)]
 fn of_single(ids: &[u32], base: u32) -> impl Iterator<Item = Entry> + Clone {
@@ -199,7 +309,7 @@ fn of_ragged<'a>(
 }
 
 #[inline(always)]
-fn fill(to: &mut [Entry], from: impl Iterator<Item = Entry>) {
+fn fill<E>(to: &mut [E], from: impl Iterator<Item = E>) {
     to.iter_mut().zip(from).for_each(|(to, entry)| *to = entry);
 }
 
@@ -215,19 +325,19 @@ fn capacity_of(schema: &BatchSchema, columns: &[IdColumn]) -> usize {
 
 /// One pass of a radix sort: places `from` in `to` by the digit at `shift`, stably.
 #[inline(always)]
-fn scatter(from: impl Iterator<Item = Entry> + Clone, to: &mut [Entry], shift: u32, digit_bits: u32) {
+fn scatter<E: OfId>(from: impl Iterator<Item = E> + Clone, to: &mut [E], shift: u32, digit_bits: u32) {
     let mask = (1_usize << digit_bits) - 1;
     let mut places = [0_u32; 1 << DIGIT_BITS];
     let places = &mut places[..=mask];
     for entry in from.clone() {
-        places[(entry.id >> shift) as usize & mask] += 1;
+        places[(entry.id() >> shift) as usize & mask] += 1;
     }
     let mut start = 0;
     for place in places.iter_mut() {
         start += std::mem::replace(place, start);
     }
     for entry in from {
-        let place = &mut places[(entry.id >> shift) as usize & mask];
+        let place = &mut places[(entry.id() >> shift) as usize & mask];
         to[*place as usize] = entry;
         *place += 1;
     }

@@ -7,7 +7,7 @@ use crate::cpu::memory::prefetch;
 use crate::cpu::rows::{Entry, SortedIds};
 use crate::cpu::{Cpu, tasks_for};
 use crate::device::{Lookup, Pooling};
-use crate::host::{HostBatch, Ids};
+use crate::host::{HostBatch, Ids, Shares};
 
 /// Sorted ids of a task. A task takes the runs of equal ids that start among its own, so that each row is one task's.
 const ENTRIES: usize = 1024;
@@ -27,10 +27,14 @@ pub(super) fn tasks_each(gradients: &RowGradients<'_, Cpu>) -> usize {
 /// Some runs of equal ids of one table, with their gradients.
 pub(super) struct Runs<'a> {
     entries: &'a [Entry],
+    /// Beside the entries, of a table that a weighted column is looked up in.
+    weights: Option<&'a [f32]>,
     /// Bounds of the runs, one more than there are.
     starts: &'a [u32],
     /// Of the table's one lookup; none of several.
     pooled: Option<(Pooling, &'a [u32])>,
+    /// Of its one lookup, if its column is weighted.
+    shares: Option<Shares<'a>>,
     several: Option<Several<'a>>,
     /// From the first column on that is the table's one lookup's.
     gradient: &'a [f32],
@@ -50,18 +54,42 @@ impl Several<'_> {
     /// Where the gradient of `entry` begins, in rows `stride` apart, and what it counts for.
     #[inline(always)]
     fn place(&self, entry: &Entry, stride: usize) -> (usize, f32) {
-        let (number, row) = SortedIds::place(self.row_bits, entry);
-        let lookup = &self.lookups[number];
-        let factor = factor(pooled(self.batch, lookup), row);
+        let (lookup, row) = self.lookup(entry);
+        (row * stride + self.columns.first_of(lookup), factor(pooled(self.batch, lookup), row))
+    }
+
+    /// The same, where some columns are weighted; `weight` is the entry's.
+    #[inline(always)]
+    fn place_by_weight(&self, entry: &Entry, weight: f32, stride: usize) -> (usize, f32) {
+        let (lookup, row) = self.lookup(entry);
+        let factor = match shares(self.batch, lookup) {
+            Some(shares) => shares.of(row, weight),
+            None => factor(pooled(self.batch, lookup), row),
+        };
         (row * stride + self.columns.first_of(lookup), factor)
+    }
+
+    /// What `entry` was looked up by, and its batch row.
+    #[inline(always)]
+    fn lookup(&self, entry: &Entry) -> (&Lookup, usize) {
+        let (number, row) = SortedIds::place(self.row_bits, entry);
+        (&self.lookups[number], row)
     }
 }
 
 /// Where ids count by how many there are in a batch row: how, and the offsets of each row's ids.
 fn pooled<'a>(batch: &'a HostBatch, lookup: &Lookup) -> Option<(Pooling, &'a [u32])> {
     match (lookup.pooling, batch.ids(lookup.column)) {
-        (Pooling::Sum, _) | (_, Ids::Single(_)) => None,
+        (Pooling::Sum, _) | (_, Ids::Single(_) | Ids::Weighted(..)) => None,
         (pooling, Ids::Ragged(offsets, _)) => Some((pooling, offsets)),
+    }
+}
+
+/// Where ids count by their weights.
+fn shares<'a>(batch: &'a HostBatch, lookup: &Lookup) -> Option<Shares<'a>> {
+    match batch.ids(lookup.column) {
+        Ids::Single(_) | Ids::Ragged(..) => None,
+        Ids::Weighted(_, _, weights) => Some(weights.shares(lookup.pooling)),
     }
 }
 
@@ -84,14 +112,17 @@ impl<'a> Runs<'a> {
         let runs = &bounds[..bounds.len() - 1];
         let first = runs.partition_point(|&start| (start as usize) < task * ENTRIES);
         let end = runs.partition_point(|&start| (start as usize) < (task + 1) * ENTRIES);
-        let (offset, pooled, several) = match lookups {
-            [lookup] => (columns.first_of(lookup), pooled(batch, lookup), None),
-            _ => (0, None, Some(Several { lookups, batch, columns, row_bits: sorted.row_bits() })),
+        let several = Several { lookups, batch, columns, row_bits: sorted.row_bits() };
+        let (offset, pooled, shares, several) = match lookups {
+            [lookup] => (columns.first_of(lookup), pooled(batch, lookup), shares(batch, lookup), None),
+            _ => (0, None, None, Some(several)),
         };
         Self {
             entries: sorted.entries(),
+            weights: sorted.weights(),
             starts: &bounds[first..=end],
             pooled,
+            shares,
             several,
             gradient: &gradient.as_slice()[offset..],
             gradient_stride: gradient.stride(),
@@ -104,16 +135,16 @@ impl<'a> Runs<'a> {
         self.starts.len() - 1
     }
 
-    /// The ids of run `number`: never none.
+    /// The id of run `number`.
     #[inline(always)]
-    pub(super) fn entries(&self, number: usize) -> &'a [Entry] {
-        &self.entries[self.range(number)]
+    pub(super) fn id_of(&self, number: usize) -> u32 {
+        self.entries[self.starts[number] as usize].id
     }
 
     /// The id of run `number`, if there is one.
     #[inline(always)]
     pub(super) fn id(&self, number: usize) -> Option<u32> {
-        (number < self.len()).then(|| self.entries[self.starts[number] as usize].id)
+        (number < self.len()).then(|| self.id_of(number))
     }
 
     #[inline(always)]
@@ -129,37 +160,52 @@ impl<'a> Runs<'a> {
         (0..whole).step_by(STRIP).map(|first| (first, STRIP)).chain((rest > 0).then_some((whole, rest)))
     }
 
-    /// The gradient of `columns` columns from `first` on, summed over `entries`.
+    /// The gradient of `columns` columns from `first` on, summed over the ids of run `number`.
     #[inline(always)]
-    pub(super) fn sum(&self, entries: &[Entry], first: usize, columns: usize) -> [f32; STRIP] {
+    pub(super) fn sum(&self, number: usize, first: usize, columns: usize) -> [f32; STRIP] {
         let mut sum = [0.0_f32; STRIP];
-        let mut add = |(start, factor): (usize, f32)| {
-            let gradient = &self.gradient[start + first..][..columns];
-            for (sum, &g) in sum[..columns].iter_mut().zip(gradient) {
-                *sum += g * factor;
-            }
-        };
-        match &self.several {
-            None => entries.iter().for_each(|entry| add(self.place(entry))),
-            Some(several) => {
-                entries.iter().for_each(|entry| add(several.place(entry, self.gradient_stride)));
-            }
-        }
+        self.each(
+            number,
+            #[inline(always)]
+            |(start, factor)| {
+                let gradient = &self.gradient[start + first..][..columns];
+                for (sum, &g) in sum[..columns].iter_mut().zip(gradient) {
+                    *sum += g * factor;
+                }
+            },
+        );
         sum
     }
 
     /// The same of a table of one column.
     #[inline(always)]
-    pub(super) fn sum_of_one(&self, entries: &[Entry]) -> f32 {
+    pub(super) fn sum_of_one(&self, number: usize) -> f32 {
         let mut sum = 0.0;
-        let mut add = |(start, factor): (usize, f32)| sum += self.gradient[start] * factor;
-        match &self.several {
-            None => entries.iter().for_each(|entry| add(self.place(entry))),
-            Some(several) => {
-                entries.iter().for_each(|entry| add(several.place(entry, self.gradient_stride)));
+        self.each(
+            number,
+            #[inline(always)]
+            |(start, factor)| sum += self.gradient[start] * factor,
+        );
+        sum
+    }
+
+    /// Calls `add` with where the gradient of each id of run `number` begins, and what it counts for.
+    #[inline(always)]
+    fn each(&self, number: usize, mut add: impl FnMut((usize, f32))) {
+        let (range, stride) = (self.range(number), self.gradient_stride);
+        let entries = &self.entries[range.clone()];
+        match (&self.several, self.weights) {
+            (None, None) => entries.iter().for_each(|entry| add(self.place(entry))),
+            (Some(several), None) => entries.iter().for_each(|entry| add(several.place(entry, stride))),
+            (several, Some(weights)) => {
+                for (entry, &weight) in entries.iter().zip(&weights[range]) {
+                    add(match several {
+                        None => self.place_by_weight(entry, weight),
+                        Some(several) => several.place_by_weight(entry, weight, stride),
+                    });
+                }
             }
         }
-        sum
     }
 
     /// Where the gradient of `entry` of the one lookup begins, and what it counts for.
@@ -167,6 +213,13 @@ impl<'a> Runs<'a> {
     fn place(&self, entry: &Entry) -> (usize, f32) {
         let row = entry.row as usize;
         (row * self.gradient_stride, factor(self.pooled, row))
+    }
+
+    /// The same, where its column is weighted; `weight` is the entry's.
+    #[inline(always)]
+    fn place_by_weight(&self, entry: &Entry, weight: f32) -> (usize, f32) {
+        let row = entry.row as usize;
+        (row * self.gradient_stride, self.shares.map_or(weight, |shares| shares.of(row, weight)))
     }
 
     /// Asks for the gradients of as many ids to come as run `number` has.

@@ -51,7 +51,7 @@ pub(crate) fn row_squares(
             for number in 0..runs.len() {
                 runs.fetch_ahead(number);
                 for (first, columns) in runs.strips() {
-                    let sum = runs.sum(runs.entries(number), first, columns);
+                    let sum = runs.sum(number, first, columns);
                     lanes.iter_mut().zip(sum).for_each(|(lane, g)| *lane += g * g);
                 }
             }

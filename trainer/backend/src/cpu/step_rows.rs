@@ -4,7 +4,6 @@ use crate::backend::RowGradients;
 use crate::cpu::Cpu;
 use crate::cpu::matrix::{CpuMatrix, CpuTable, SharedTables};
 use crate::cpu::memory::{LINE, Parts};
-use crate::cpu::rows::Entry;
 use crate::cpu::rules::{ByRule, Rule, by_rule_of};
 use crate::cpu::runs::{Runs, STRIP, tasks_each};
 use crate::cpu::shaping::Shaping;
@@ -84,16 +83,15 @@ impl<'a> TableStep<'a> {
         for number in 0..self.runs.len() {
             self.fetch_row_ahead(number);
             self.runs.fetch_ahead(number);
-            let entries = self.runs.entries(number);
-            let start = entries[0].id as usize * self.stride;
+            let start = self.runs.id_of(number) as usize * self.stride;
             // SAFETY: the row of this run's id, taken by no other run.
             let row = unsafe { self.table.get(start..start + self.stride) };
-            let rule = if R::ROW_STATE { self.rule_of_row(rule, entries, row) } else { rule };
+            let rule = if R::ROW_STATE { self.rule_of_row(rule, number, row) } else { rule };
             for (first, columns) in self.runs.strips() {
                 match columns {
                     // Compiled for this number of columns.
-                    STRIP => self.strip(rule, entries, row, first, STRIP),
-                    _ => self.strip(rule, entries, row, first, columns),
+                    STRIP => self.strip(rule, number, row, first, STRIP),
+                    _ => self.strip(rule, number, row, first, columns),
                 }
             }
         }
@@ -101,10 +99,10 @@ impl<'a> TableStep<'a> {
 
     /// Steps the state of the whole row, and returns the formula for its weights.
     #[inline(always)]
-    fn rule_of_row<R: Rule>(&self, rule: R, entries: &[Entry], row: &mut [f32]) -> R {
+    fn rule_of_row<R: Rule>(&self, rule: R, number: usize, row: &mut [f32]) -> R {
         let mut squares = [0.0_f32; STRIP];
         for (first, columns) in self.runs.strips() {
-            let sum = self.runs.sum(entries, first, columns);
+            let sum = self.runs.sum(number, first, columns);
             for ((squares, sum), &w) in squares.iter_mut().zip(sum).zip(&row[first..first + columns]) {
                 let g = self.shaping.of(sum, w);
                 *squares += g * g;
@@ -117,10 +115,10 @@ impl<'a> TableStep<'a> {
         rule
     }
 
-    /// Steps `columns` columns from `first` on.
+    /// Steps `columns` columns from `first` on, of the row of run `number`.
     #[inline(always)]
-    fn strip<R: Rule>(&self, rule: R, entries: &[Entry], row: &mut [f32], first: usize, columns: usize) {
-        let sum = self.runs.sum(entries, first, columns);
+    fn strip<R: Rule>(&self, rule: R, number: usize, row: &mut [f32], first: usize, columns: usize) {
+        let sum = self.runs.sum(number, first, columns);
         let (mut w, mut state) = ([0.0_f32; STRIP], [[0.0_f32; STRIP]; 2]);
         w[..columns].copy_from_slice(&row[first..first + columns]);
         for (number, state) in state[..R::STATES].iter_mut().enumerate() {
@@ -146,9 +144,8 @@ impl<'a> TableStep<'a> {
             for lane in 0..lanes {
                 let number = first + lane;
                 self.fetch_row_ahead(number);
-                let entries = self.runs.entries(number);
-                sum[lane] = self.runs.sum_of_one(entries);
-                rows[lane] = entries[0].id as usize * self.stride;
+                sum[lane] = self.runs.sum_of_one(number);
+                rows[lane] = self.runs.id_of(number) as usize * self.stride;
                 // SAFETY: the row of this run's id, taken by no other run, and released here.
                 let row = unsafe { self.table.get(rows[lane]..rows[lane] + 1 + R::STATES) };
                 w[lane] = row[0];

@@ -26,7 +26,7 @@ use crate::retrieval::InBatchSoftmax;
 use crate::update::{LossScaling, Update};
 pub use table::ReferenceTable;
 use table::step_one;
-use touched::{for_each_touched, shaped};
+use touched::{for_each_touched, shaped, shares};
 
 /// The reference backend.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,13 +39,13 @@ pub struct ReferenceMatrix {
     values: Vec<f64>,
 }
 
-/// For each group of columns, for each id in it, the columns and batch rows that hold it (one as often as it does).
+/// For each group of columns, for each id in it, the columns, batch rows and places in these that hold it.
 pub struct ReferencePlan {
     groups: Vec<(Vec<IdColumn>, Touched)>,
 }
 
-/// By id: the number of the column in its group, and the row.
-type Touched = BTreeMap<usize, Vec<(usize, usize)>>;
+/// By id: the number of the column in its group, the row, and which of the row's ids it is.
+type Touched = BTreeMap<usize, Vec<(usize, usize, usize)>>;
 
 impl ReferenceMatrix {
     fn at(&self, row: usize, column: usize) -> f64 {
@@ -129,8 +129,8 @@ impl Backend for Reference {
             touched.clear();
             for (number, &column) in columns.iter().enumerate() {
                 for row in 0..batch.rows() {
-                    for &id in batch.ids(column).row(row) {
-                        touched.entry(id as usize).or_default().push((number, row));
+                    for (place, &id) in batch.ids(column).row(row).iter().enumerate() {
+                        touched.entry(id as usize).or_default().push((number, row, place));
                     }
                 }
             }
@@ -150,10 +150,10 @@ impl Backend for Reference {
         for (out_row, row) in rows.clone().enumerate() {
             for lookup in lookups {
                 let (ids, table) = (batch.ids(lookup.column).row(row), &tables[lookup.table]);
+                let shares = shares(batch, lookup, row);
                 for column in 0..table.shape.width {
-                    let sum: f64 = ids.iter().map(|&id| table.row(id)[column]).sum();
-                    *out.at_mut(out_row, first_column + lookup.first + column) =
-                        sum * lookup.pooling.factor(ids.len());
+                    let products = ids.iter().zip(&shares).map(|(&id, share)| share * table.row(id)[column]);
+                    *out.at_mut(out_row, first_column + lookup.first + column) = products.sum();
                 }
             }
             let first_dense = first_column + Lookup::widths(lookups, |table| tables[table].shape.width);
@@ -179,8 +179,10 @@ impl Backend for Reference {
             let mut sum = bias.at(0, 0);
             for lookup in lookups {
                 let ids = batch.ids(lookup.column).row(row);
-                let pooled: f64 = ids.iter().map(|&id| tables[lookup.table].row(id)[0]).sum();
-                sum += pooled * lookup.pooling.factor(ids.len());
+                let shares = shares(batch, lookup, row);
+                let products =
+                    ids.iter().zip(&shares).map(|(&id, share)| share * tables[lookup.table].row(id)[0]);
+                sum += products.sum::<f64>();
             }
             for (column, &source) in dense.iter().enumerate() {
                 sum += f64::from(batch.dense(row)[source]) * dense_weights.at(column, 0);

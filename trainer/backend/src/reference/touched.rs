@@ -2,12 +2,32 @@
 
 use super::Reference;
 use crate::backend::RowGradients;
-use crate::device::{IdColumn, Lookup};
+use crate::device::{IdColumn, Lookup, Pooling};
+use crate::host::HostBatch;
 use crate::update::Update;
 
 /// What [`Update`] makes of the gradient `g` of a weight `w`.
 pub(super) fn shaped(update: &Update, scale: f64, g: f64, w: f64) -> f64 {
     (scale * g).clamp(-update.clip, update.clip) + update.l2 * w
+}
+
+/// What each id that `lookup` has in batch row `row` counts for; see [`Pooling`].
+pub(super) fn shares(batch: &HostBatch, lookup: &Lookup, row: usize) -> Vec<f64> {
+    let ids = batch.ids(lookup.column);
+    let count = ids.row(row).len();
+    let weights = ids.weights_of_row(row).map(|weights| weights.iter().map(|&weight| f64::from(weight)));
+    match (weights, lookup.pooling) {
+        (None, pooling) => vec![pooling.factor(count); count],
+        (Some(weights), Pooling::Sum) => weights.collect(),
+        (Some(weights), pooling) => {
+            let positive: Vec<f64> = weights.map(|weight| if weight > 0.0 { weight } else { 0.0 }).collect();
+            let divisor = match pooling {
+                Pooling::SqrtN => positive.iter().map(|weight| weight * weight).sum::<f64>().sqrt(),
+                _ => positive.iter().sum(),
+            };
+            positive.into_iter().map(|weight| if weight > 0.0 { weight / divisor } else { 0.0 }).collect()
+        }
+    }
 }
 
 /// Calls `visit` with each table that a batch touches, each row of it, and the row's gradient.
@@ -24,10 +44,9 @@ pub(super) fn for_each_touched(
         let (_, touched) = planned.expect("a table's lookups are in the plan");
         for (&id, places) in touched {
             let combined = |column| {
-                let g = places.iter().map(|&(number, row)| {
+                let g = places.iter().map(|&(number, row, place)| {
                     let lookup = &lookups[number];
-                    let ids = batch.ids(lookup.column).row(row).len();
-                    gradient.at(row, columns.first_of(lookup) + column) * lookup.pooling.factor(ids)
+                    gradient.at(row, columns.first_of(lookup) + column) * shares(batch, lookup, row)[place]
                 });
                 g.sum::<f64>()
             };

@@ -35,6 +35,8 @@ macro_rules! test_on_each {
 test_on_each!(
     a_layer_goes_forward_and_backward,
     ids_are_looked_up_and_pooled,
+    ids_count_by_their_weights,
+    shares_are_finite_whatever_the_weights,
     a_row_is_stepped_once_by_all_its_gradients,
     a_row_of_a_shared_table_is_stepped_once_by_the_gradients_of_all_columns,
     the_loss_is_a_weighted_mean,
@@ -65,7 +67,7 @@ fn schema() -> BatchSchema {
         weighted: true,
         dense: vec!["x".to_owned(), "y".to_owned()],
         ids: vec![IdFeature { name: "colour".to_owned(), cardinality: 4 }],
-        ragged: vec![RaggedFeature { name: "tags".to_owned(), cardinality: 3, maximum: 2 }],
+        ragged: vec![RaggedFeature { name: "tags".to_owned(), cardinality: 3, maximum: 2, weighted: false }],
         position_bytes: 0,
     }
 }
@@ -101,6 +103,20 @@ fn uploaded<B: Backend>(backend: &B) -> B::Batch {
     let mut batch = backend.batch(&schema());
     backend.upload(three_rows().as_ref(), &mut batch).expect("a batch of the schema");
     batch
+}
+
+/// Tags alone, with weights: {1: 2, 1: 1}, {}, {0: -1, 2: 4}.
+fn weighted_rows() -> BatchBuffer {
+    let weighted = RaggedFeature { weighted: true, ..schema().ragged.remove(0) };
+    let schema = BatchSchema { weighted: false, ragged: vec![weighted], ..schema() };
+    let mut buffer = BatchBuffer::new(Arc::new(SlotLayout::of(&schema).expect("three rows")));
+    let mut slot = buffer.as_mut();
+    set_rows(&mut slot, 3);
+    let mut sections = slot.sections();
+    sections.ragged[0].0.copy_from_slice(&[0, 2, 2, 4]);
+    sections.ragged[0].1[..4].copy_from_slice(&[1, 1, 0, 2]);
+    sections.ragged_weights[0].as_mut().expect("weights")[..4].copy_from_slice(&[2.0, 1.0, -1.0, 4.0]);
+    buffer
 }
 
 fn lookups(pooling: Pooling) -> [Lookup; 2] {
@@ -169,6 +185,61 @@ fn ids_are_looked_up_and_pooled<B: Backend>(backend: &B) {
     backend.linear_backward(&batch, 0..3, &[0, 1], &gradient, Sum::Anew, &mut by_weights, &mut by_bias);
     close(&bench.read(&by_weights, 2), &[17.0, 170.0]);
     close(&bench.read(&by_bias, 1), &[7.0]);
+}
+
+/// What the rows of `buffer` give, summed as the pooling says, from a table `[3, 1]` and from a linear model of it; and
+/// the table after a step of gradients 1, 10 and 100.
+fn of_tags<B: Backend>(backend: &B, buffer: &BatchBuffer, pooling: Pooling) -> [Vec<f64>; 3] {
+    let bench = Bench(backend);
+    let schema = buffer.as_ref().layout().schema().clone();
+    let mut batch = backend.batch(&schema);
+    backend.upload(buffer.as_ref(), &mut batch).expect("a batch of the schema");
+    let column = IdColumn::Ragged(0);
+    let lookups = [Lookup { column, pooling, table: 0, first: 0 }];
+    let mut tables = vec![bench.table((3, 1), &[1.0, 3.0, 5.0], &SGD, [0.0, 0.0])];
+    let (mut out, mut sums) = (backend.matrix(3, 1), bench.matrix(3, 1, &[0.0; 3]));
+    backend.gather(&batch, 0..3, &lookups, &tables, &[], &mut out, 0);
+    let (none, bias) = (backend.matrix(0, 1), bench.matrix(1, 1, &[0.5]));
+    backend.linear_forward(&batch, 0..3, &lookups, &tables, &[], &none, &bias, &mut sums);
+    let mut plan = backend.row_plan(&schema, &[vec![column]]);
+    backend.plan_rows(&batch, &mut plan);
+    let gradient = bench.matrix(3, 1, &[1.0, 10.0, 100.0]);
+    let columns = GradientColumns::Shared;
+    let gradients =
+        RowGradients { batch: &batch, plan: &plan, lookups: &lookups, gradient: &gradient, columns };
+    let update = Update { formula: SGD, clip: f64::INFINITY, l2: 0.0 };
+    backend.step_rows(&update, &bench.matrix(1, 1, &[1.0]), &gradients, &mut tables);
+    [bench.read(&out, 3), bench.read(&sums, 3), bench.read_table(&tables[0], TablePart::Weights, 3)]
+}
+
+fn ids_count_by_their_weights<B: Backend>(backend: &B) {
+    // Twice 3 and once 3; nothing; -1 times 1 and four times 5. What is not above 0 has no share in what is divided.
+    let root = 5.0_f64.sqrt();
+    let cases = [
+        (Pooling::Sum, [9.0, 0.0, 19.0], [101.0, 0.0, -395.0]),
+        (Pooling::Mean, [3.0, 0.0, 5.0], [1.0, 2.0, -95.0]),
+        (Pooling::SqrtN, [9.0 / root, 0.0, 5.0], [1.0, 3.0 - 3.0 / root, -95.0]),
+    ];
+    for (pooling, expected, stepped) in cases {
+        let [out, sums, table] = of_tags(backend, &weighted_rows(), pooling);
+        close(&out, &expected);
+        close(&sums, &expected.map(|pooled| pooled + 0.5));
+        close(&table, &stepped);
+    }
+}
+
+fn shares_are_finite_whatever_the_weights<B: Backend>(backend: &B) {
+    // Sums and squares beyond single precision, above and below; and rows without a weight above 0.
+    for weight in [f32::MAX, 1e-45, 0.0, -1.0] {
+        let mut buffer = weighted_rows();
+        buffer.as_mut().sections().ragged_weights[0].as_mut().expect("weights")[..4].fill(weight);
+        let alone = if weight > 0.0 { 1.0 } else { 0.0 };
+        let [mean, _, table] = of_tags(backend, &buffer, Pooling::Mean);
+        close(&mean, &[3.0 * alone, 0.0, 3.0 * alone]);
+        close(&table, &[1.0 - 50.0 * alone, 3.0 - alone, 5.0 - 50.0 * alone]);
+        let [root, _, _] = of_tags(backend, &buffer, Pooling::SqrtN);
+        close(&root, &[6.0, 0.0, 6.0].map(|sum| sum * alone / 2.0_f64.sqrt()));
+    }
 }
 
 fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {

@@ -62,6 +62,8 @@ pub(crate) struct Shapes {
     /// Whether columns share two tables, one taking the first, third and so on.
     pub(crate) shared: bool,
     pub(crate) weighted: bool,
+    /// Whether ids of the first ragged feature have weights, and of the third and so on.
+    pub(crate) weighted_ids: bool,
     pub(crate) ids: IdsFall,
     /// Inputs and outputs of a layer.
     pub(crate) layer: (usize, usize),
@@ -89,6 +91,7 @@ impl Shapes {
                     name: format!("r{i}"),
                     cardinality,
                     maximum,
+                    weighted: self.weighted_ids && i % 2 == 0,
                 })
                 .collect(),
             position_bytes: 0,
@@ -124,6 +127,11 @@ impl Shapes {
             sections.ids[feature * stride..][..rows].fill_with(|| id(cardinality));
         }
         let mut lengths = Random(u64::from(self.rows));
+        // Negative ones and zeros among them.
+        let mut weight = Random(!u64::from(self.rows));
+        for weights in sections.ragged_weights.into_iter().flatten() {
+            weights.fill_with(|| (weight.below(12) as f32 - 2.0) / 8.0);
+        }
         for ((offsets, values), &(cardinality, _, maximum)) in sections.ragged.into_iter().zip(&self.ragged) {
             let mut end = 0;
             for offset in &mut offsets[1..=rows] {

@@ -245,6 +245,7 @@ fn run<B: Backend>(backend: &B, float: Float) -> Vec<Given> {
             pooling,
             shared: false,
             weighted: true,
+            weighted_ids: pooling == Pooling::Mean,
             ids: IdsFall::Anywhere,
             layer: (1, 1),
         });

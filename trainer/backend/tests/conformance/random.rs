@@ -29,6 +29,7 @@ fn shapes() -> Vec<Shapes> {
             pooling: [Pooling::Sum, Pooling::Mean, Pooling::SqrtN][number % 3],
             shared: number % 2 == 1,
             weighted: number % 3 == 0,
+            weighted_ids: number % 4 > 1,
             ids: falls[number % falls.len()],
             layer: layers[number % layers.len()],
         });

@@ -8,6 +8,9 @@
 //! | one id a row | `int64 [rows, 1]`: the id | the last id, which -1 stands for as well |
 //! | several ids a row | `int64 [rows, N]`: the ids, then -1 to the end of the row | all -1 |
 //!
+//! A feature `X` of several ids with weights has these in a further input, `X_weights`, `float [rows, N]`: each beside
+//! its id, and anything beside -1. (If there is a feature of that name, it keeps it, and the weights are `X_weights_2`.)
+//!
 //! Numbers are scaled by the graph as they were in training, in double precision and rounded to float32 last: an
 //! offset much larger than the spread (a time in seconds) would lose all that matters if it came as float32. All
 //! of a model's numbers are scaled at once, since a node costs more than a row's arithmetic.
@@ -61,6 +64,8 @@ pub(super) struct SeveralIds {
     pub(super) present: Value,
     /// How many a row has, and 1 where it has none; `[B, 1]`.
     pub(super) count: Value,
+    /// Their weights, and 0 elsewhere, in double precision; `[B, L]`.
+    pub(super) weights: Option<Value>,
 }
 
 impl Inputs {
@@ -96,7 +101,15 @@ impl Inputs {
             let about =
                 format!("Ids from 0 to {last}, at most {most} a row; a row that has fewer ends in -1");
             let shape = [rows(), Dimension::Named(format!("ids of {name}"))];
-            (name, graph.input(name, DataType::Int64, &shape, about))
+            (feature, graph.input(name, DataType::Int64, &shape, about))
+        });
+        let several: Vec<_> = several.collect();
+        let several = several.into_iter().map(|(feature, ids)| {
+            let name = feature.name.as_str();
+            let shape = [rows(), Dimension::Named(format!("ids of {name}"))];
+            let about = format!("What each id of {name} counts for");
+            let input = format!("{name}_weights");
+            (name, ids, feature.weighted.then(|| graph.input(&input, DataType::Float, &shape, about)))
         });
         let several: Vec<_> = several.collect();
 
@@ -108,8 +121,8 @@ impl Inputs {
             let value = graph.node("Squeeze", &[&input, &axes], &format!("{name}/ids"));
             ids.insert(name.to_owned(), Ids::Single(value));
         }
-        for (name, input) in several {
-            ids.insert(name.to_owned(), Ids::Several(SeveralIds::new(graph, name, &input)));
+        for (name, input, weights) in several {
+            ids.insert(name.to_owned(), Ids::Several(SeveralIds::new(graph, name, &input, weights.as_ref())));
         }
         Ok(Self { numbers, columns, ids })
     }
@@ -133,7 +146,7 @@ impl Inputs {
 }
 
 impl SeveralIds {
-    fn new(graph: &mut Graph, name: &str, input: &Value) -> Self {
+    fn new(graph: &mut Graph, name: &str, input: &Value, weights: Option<&Value>) -> Self {
         let zero = graph.list("zero", &[0]);
         let ids = graph.node("Max", &[input, &zero], &format!("{name}/ids"));
         let is_present = graph.node("GreaterOrEqual", &[input, &zero], &format!("{name}/is_present"));
@@ -146,7 +159,14 @@ impl SeveralIds {
         let sum = graph.node_with("ReduceSum", &[&flags, &axes], &keep, &format!("{name}/ids_of_row"));
         let one = graph.constant(&format!("{name}/one"), &[1], DataType::Float, floats([1.0]));
         let count = graph.node("Max", &[&sum, &one], &format!("{name}/count"));
-        Self { ids, present, count }
+        let weights = weights.map(|weights| {
+            let none = graph.constant(&format!("{name}/no_weight"), &[1], DataType::Float, floats([0.0]));
+            let of_ids = [&is_present, weights, &none];
+            let of_ids = graph.node("Where", &of_ids, &format!("{name}/weights_of_ids"));
+            let to_double = [("to", Attribute::Int(DataType::Double as i64))];
+            graph.node_with("Cast", &[&of_ids], &to_double, &format!("{name}/weights"))
+        });
+        Self { ids, present, count, weights }
     }
 }
 

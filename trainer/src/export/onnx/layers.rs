@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use millstream_backend::{Activation, IdColumn};
 
-use super::graph::{Attribute, Graph, Value, floats};
+use super::graph::{Attribute, Graph, Value, doubles, floats};
 use super::inputs::{Ids, Inputs, NumberScale, SeveralIds};
 use super::proto::DataType;
 use crate::export::{ExportError, Parameter, Trained};
@@ -256,13 +256,16 @@ impl<'a> Net<'a> {
     /// The rows of `table` that `ids` name, pooled over each row's; `[B, W]`.
     fn pool(&mut self, table: &Value, ids: &SeveralIds, pooling: Pooling, name: &str) -> Value {
         let graph = &mut self.graph;
-        let SeveralIds { ids, present, count } = ids;
+        let SeveralIds { ids, present, count, weights } = ids;
         let looked_up = graph.node("Gather", &[table, ids], &format!("{name}/looked_up"));
-        let kept = graph.node("Mul", &[&looked_up, present], &format!("{name}/kept"));
+        let shares = weights.as_ref().map(|weights| shares(graph, weights, pooling, name));
+        let kept =
+            graph.node("Mul", &[&looked_up, shares.as_ref().unwrap_or(present)], &format!("{name}/kept"));
         let axes = graph.list("axis.1", &[1]);
         let drop = [("keepdims", Attribute::Int(0))];
         let sum = graph.node_with("ReduceSum", &[&kept, &axes], &drop, &format!("{name}/sum"));
         match pooling {
+            _ if weights.is_some() => sum,
             Pooling::Sum => sum,
             Pooling::Mean => graph.node("Div", &[&sum, count], name),
             Pooling::SqrtN => {
@@ -287,6 +290,39 @@ impl<'a> Net<'a> {
     fn take(&mut self, name: &str) -> Result<&'a Parameter, ExportError> {
         self.unplaced.remove(name).ok_or_else(|| ExportError::NoParameter { name: name.to_owned() })
     }
+}
+
+/// What ids of these weights, `[B, L]`, count for in their rows; `[B, L, 1]`. See [`millstream_backend::Pooling`].
+fn shares(graph: &mut Graph, weights: &Value, pooling: Pooling, name: &str) -> Value {
+    let share = match pooling {
+        Pooling::Sum => weights.clone(),
+        Pooling::Mean | Pooling::SqrtN => {
+            let zero = graph.constant(&format!("{name}/zero"), &[1], DataType::Double, doubles([0.0]));
+            let positive = graph.node("Max", &[weights, &zero], &format!("{name}/positive_weights"));
+            let summed = match pooling {
+                Pooling::SqrtN => {
+                    graph.node("Mul", &[&positive, &positive], &format!("{name}/weights_squared"))
+                }
+                _ => positive.clone(),
+            };
+            let axes = graph.list("axis.1", &[1]);
+            let keep = [("keepdims", Attribute::Int(1))];
+            let sum =
+                graph.node_with("ReduceSum", &[&summed, &axes], &keep, &format!("{name}/sum_of_weights"));
+            // Below the square of every float above 0, so that only a sum of 0 is replaced: the shares are then 0.
+            let least = graph.constant(&format!("{name}/least"), &[1], DataType::Double, doubles([1e-300]));
+            let sum = graph.node("Max", &[&sum, &least], &format!("{name}/no_less"));
+            let divisor = match pooling {
+                Pooling::SqrtN => graph.node("Sqrt", &[&sum], &format!("{name}/root_of_squares")),
+                _ => sum,
+            };
+            graph.node("Div", &[&positive, &divisor], &format!("{name}/shares"))
+        }
+    };
+    let to_float = [("to", Attribute::Int(DataType::Float as i64))];
+    let share = graph.node_with("Cast", &[&share], &to_float, &format!("{name}/shares_of_ids"));
+    let axes = graph.list("axis.2", &[2]);
+    graph.node("Unsqueeze", &[&share, &axes], &format!("{name}/shares_of_rows"))
 }
 
 /// The product of each row of one with that of the other, `[B, 1]`.
