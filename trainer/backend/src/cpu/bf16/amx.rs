@@ -24,8 +24,8 @@ use crate::cpu::gemm::View;
 pub(super) const SIDE: usize = 32;
 /// Pairs of a tile.
 pub(super) const PAIRS: usize = 16;
-/// Pairs of a chunk of the depth: the left factor's rows of it stay in the first-level cache.
-const CHUNK: usize = 256;
+/// Pairs of a chunk of the depth: the rows of it that are packed stay in the first-level cache beside a panel.
+const CHUNK: usize = 128;
 /// Words from one packed row to the next: rows of a tile then lie in different sets of the cache.
 const ROW: usize = CHUNK + PAIRS;
 
@@ -206,6 +206,11 @@ pub(super) fn far(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
                     unsafe { pack_tile(matrix, pair, first + vector, &mut words[place..]) };
                 }
             }
+            // Those that come next arrive while these are computed.
+            let (next, depth) = if rows.end < lhs.rows { (rows.end, start) } else { (0, pairs.end) };
+            for row in 2 * depth..(2 * (depth + pairs.len())).min(matrix.rows) {
+                fetch(matrix.data, row * matrix.row_stride + next, SIDE.min(lhs.rows - next));
+            }
             multiply(&mut tiles, &words, rhs, pairs.clone(), rows, &mut out);
         }
     }
@@ -225,6 +230,10 @@ fn multiply(
         let stride = out.stride;
         let numbers = &mut out.numbers[rows.start * stride + column..];
         if rows.len() == SIDE && columns == SIDE {
+            // Where the sums go arrives while they are computed.
+            for row in 0..SIDE {
+                fetch(numbers, row * stride, SIDE);
+            }
             tiles.add(left, panel, numbers, stride, to_sums);
             continue;
         }
