@@ -219,17 +219,18 @@ fn each_mistake_is_told_with_its_place_and_what_would_be_right() {
         (
             "kind = \"vocabulary\"",
             "kind = \"vocabulary\", multi = true, maximum = 3, weights = \"income\"",
-            "15:1: error: feature `education` reads the label's column `income`",
+            "15:1: error: feature `education` reads the label's column `income`\n\
+             job.toml:17:39: error: `education` is multi-valued, so the cross needs `multi = true` and `maximum`",
         ),
         (
             "[\"education\", \"job\", \"sex\"]",
             "[\"education\", \"job\", \"sex\"], multi = true, maximum = 3, weights = \"shares\"",
-            "17:111: error: a cross has no `weights`: they are of the values of one column",
+            "17:104: error: a cross has no `weights`: they are of the values of one column",
         ),
         (
             "age = { kind = \"numeric\"",
             "age = { kind = \"numeric\", weights = \"shares\"",
-            "13:25: error: unknown key `weights` in feature `age`",
+            "13:27: error: unknown key `weights` in feature `age`",
         ),
         (
             "[\"education\", \"job\", \"sex\"]",
@@ -382,7 +383,8 @@ fn a_feature_that_groups_rows_is_kept() {
 
 #[test]
 fn values_may_have_weights() {
-    let set = ["features.job.multi=true", "features.job.maximum=5", "features.job.weights=shares"];
+    let several = ["features.both.multi=true", "features.both.maximum=9", "features.job.multi=true"];
+    let set = [&several[..], &["features.job.maximum=5", "features.job.weights=shares"]].concat();
     let parsed = |set: &[&str]| {
         let job = job(SOUND, set);
         let feature = job.features.iter().find(|feature| feature.name == "job").unwrap().clone();
@@ -390,7 +392,7 @@ fn values_may_have_weights() {
     };
     let (with, fingerprint) = parsed(&set);
     assert_eq!(with.weights.as_deref(), Some("shares"));
-    let (without, other) = parsed(&set[..2]);
+    let (without, other) = parsed(&set[..4]);
     assert_eq!(without.weights, None);
     assert_ne!(fingerprint, other, "another job");
     // Whatever knows features by their JSON (a job's fingerprint, a cache's keys) knows those without weights as ever.
