@@ -51,7 +51,7 @@ fn a_job_file_is_refused_before_any_work() {
             spoil: |place| place.edit("batch_size = 32", "batch_size = \"32\""),
             line: TRAIN,
             code: 2,
-            says: &["job.toml:6:14: error: expected a whole number", "found a string"],
+            says: &["job.toml:6:14: error: expected a whole number or \"auto\", found \"32\""],
         },
         Case {
             what: "not TOML",
