@@ -255,8 +255,8 @@ const EVAL_SLOTS: u32 = 2;
 /// many bytes.
 const EVAL_SHARE: u64 = 8;
 
-/// Plans the feeds of `job` within the memory budget of `data`, its data section. While an evaluation is fed aside, the feed of the training
-/// waits and keeps what it has read; so the budget is divided.
+/// Plans the feeds of `job` within the memory budget of `data`, its data section. While an evaluation is fed aside, the
+/// feed of the training waits and keeps what it has read; so the budget is divided.
 fn feeds(job: &Job, data: &DataSpec, schema: BatchSchema, fitted: &Fitted) -> Result<Feeds> {
     let (seed, train, eval) = (job.training.seed, Arc::clone(&fitted.train), fitted.eval.clone());
     let Some(eval) = eval.as_ref().filter(|_| job.evaluation.is_aside()) else {

@@ -42,25 +42,45 @@ pub(crate) fn fill(
     let mut column = empty(rows, codes.len());
     let mut filled = Filled::default();
     for row in 0..rows {
-        let start = column.values.len();
-        for element in elements.of_row(row) {
-            let code = codes[element];
-            if code == INVALID {
-                filled.invalid.push((row, element));
-                break;
-            }
-            if code == absent {
-                continue;
-            }
-            if column.values.len() - start == maximum as usize {
-                filled.truncated_rows += 1;
-                break;
-            }
-            column.values.push(code);
-        }
-        end_row(&mut column);
+        fill_row(&mut column, &mut filled, row, elements.of_row(row), codes, absent, maximum, |_| Ok(()));
     }
     (column, filled)
+}
+
+/// Fills a row of a ragged column with the ids of `elements` that are not left out, each once `keep` has taken it.
+#[inline]
+#[allow(clippy::too_many_arguments, reason = "what is filled, from what, and how")]
+fn fill_row(
+    column: &mut RaggedColumn,
+    filled: &mut Filled,
+    row: usize,
+    elements: Range<usize>,
+    codes: &[u32],
+    absent: u32,
+    maximum: u32,
+    mut keep: impl FnMut(usize) -> Result<(), Problem>,
+) {
+    let start = column.values.len();
+    for element in elements {
+        let code = codes[element];
+        if code == INVALID {
+            filled.invalid.push((row, element));
+            break;
+        }
+        if code == absent {
+            continue;
+        }
+        if column.values.len() - start == maximum as usize {
+            filled.truncated_rows += 1;
+            break;
+        }
+        if let Err(problem) = keep(element) {
+            filled.unweighted.push((row, problem));
+            break;
+        }
+        column.values.push(code);
+    }
+    end_row(column);
 }
 
 /// The weights of a column's values.
@@ -91,33 +111,16 @@ pub(crate) fn fill_weighted(
             end_row(&mut ragged);
             continue;
         }
-        let start = ragged.values.len();
-        for (element, weight) in values.zip(numbers) {
-            let code = codes[element];
-            if code == INVALID {
-                filled.invalid.push((row, element));
-                break;
+        let (first, first_weight) = (values.start, numbers.start);
+        fill_row(&mut ragged, &mut filled, row, values, codes, absent, maximum, |element| {
+            let weight = first_weight + (element - first);
+            match weights.targets[weight] {
+                Target::Value(weight) => kept.push(weight),
+                Target::Absent => return Err(Problem::Absent),
+                Target::Invalid => return Err(Problem::Unusable { element: weight, expected: A_WEIGHT }),
             }
-            if code == absent {
-                continue;
-            }
-            if ragged.values.len() - start == maximum as usize {
-                filled.truncated_rows += 1;
-                break;
-            }
-            let problem = match weights.targets[weight] {
-                Target::Value(weight) => {
-                    ragged.values.push(code);
-                    kept.push(weight);
-                    continue;
-                }
-                Target::Absent => Problem::Absent,
-                Target::Invalid => Problem::Unusable { element: weight, expected: A_WEIGHT },
-            };
-            filled.unweighted.push((row, problem));
-            break;
-        }
-        end_row(&mut ragged);
+            Ok(())
+        });
     }
     ragged.weights = Some(kept);
     (ragged, filled)

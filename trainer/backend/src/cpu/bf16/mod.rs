@@ -146,7 +146,7 @@ pub(crate) fn product(lhs: View<'_>, rhs: Panels<'_>, out: &mut [f32], out_strid
     assert!((lhs.rows - 1) * out_stride + rhs.columns <= out.len(), "a product within its slice");
     let out = Out { numbers: out, stride: out_stride, accumulate };
     if rhs.depth == 0 {
-        return out.end(lhs.rows, rhs.columns);
+        return out.without_terms(lhs.rows, rhs.columns);
     }
     // SAFETY: the panels are a proof that the machine has the instructions.
     unsafe {
@@ -169,7 +169,7 @@ struct Out<'a> {
 
 impl Out<'_> {
     /// A product of no terms.
-    fn end(self, rows: usize, columns: usize) {
+    fn without_terms(self, rows: usize, columns: usize) {
         if !self.accumulate {
             self.numbers.chunks_mut(self.stride).take(rows).for_each(|row| row[..columns].fill(0.0));
         }
