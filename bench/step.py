@@ -17,7 +17,7 @@ one at a time, started anew for each round, and only those rivals are there that
 ones (Keras would take more memory than 24 GiB). A contest that the memory at hand does not allow is left out, with a line that
 says so.
 
-The floor: the matrix products' FLOPs at the rate that the library's kernels reach on all threads, plus the bytes of
+The floor: the matrix products' FLOPs at the rate that a library of matrix products reaches on all threads, plus the bytes of
 embeddings at the bandwidth of memory; both are measured in each round, and the best counts. See
 `trainer/examples/step_speed.rs`. Figures are examples/s, min / median / max over the rounds; ratios are of medians.
 
@@ -167,6 +167,7 @@ def contest(model: str, size: tuple[int, int], batch: int, options: argparse.Nam
 
 def table(title: str, rates: dict[str, list[float]], machine: list[dict], work: dict, one: str, threads: int) -> list[str]:
     flops, memory = (max(found[key] for found in machine) for key in ("flops_per_second", "bytes_per_second"))
+    fastest = max(found["fastest_flops_per_second"] for found in machine)
     floor = 1 / (work["flops"] / flops + work["bytes"] / memory)
     medians = {name: statistics.median(found) for name, found in rates.items() if found}
     ours, rivals = medians[OURS], {name: rate for name, rate in medians.items() if name not in (OURS, one)}
@@ -177,7 +178,7 @@ def table(title: str, rates: dict[str, list[float]], machine: list[dict], work: 
         share = "" if name == one else f"{median / floor:.0%}"
         lines.append(f"| {name} | {min(found):,.0f} / {median:,.0f} / {max(found):,.0f} | {ratio} | {share} |")
     best = max(rivals, key=rivals.get) if rivals else None
-    lines += ["", f"An example takes {work['flops'] / 1e3:,.0f} kFLOP and {work['bytes'] / 1e3:.1f} kB; the machine does {flops / 1e9:.0f} GFLOP/s and {memory / 1e9:.0f} GB/s: the floor is {floor:,.0f} examples/s."]
+    lines += ["", f"An example takes {work['flops'] / 1e3:,.0f} kFLOP and {work['bytes'] / 1e3:.1f} kB; the machine does {flops / 1e9:.0f} GFLOP/s and {memory / 1e9:.0f} GB/s: the floor is {floor:,.0f} examples/s. Products as Millstream makes them: {fastest / 1e9:.0f} GFLOP/s."]
     if best:
         lines += [f"Against the best rival, {best}: {ours / rivals[best]:.2f}x (wanted: 2x). Of the floor: {ours / floor:.0%} (wanted: 60%). {threads} threads against one: {ours / medians[one]:.2f}x (wanted, of two: 1.8x)."]
     return lines + [""]

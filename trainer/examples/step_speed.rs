@@ -3,15 +3,17 @@
 //! ```text
 //! cargo run --release -p millstream-trainer --example step_speed -- [--model wide_deep] [--ids 100000] [--dim 16]
 //!     [--batch 4096] [--threads 2] [--seconds 1] [--runs 5] [--json] [--wait] [--losses 0] [--rates]
-//!     [--precision fp32]
+//!     [--precision fp32] [--without-tiles]
 //! ```
 //!
 //! 26 features of `ids` ids drawn from a Zipf distribution, 13 dense columns; embeddings of `dim`, layers
 //! of 256, 128, 64 and 1 (DLRM's top, after a bottom of 64 and `dim`); Adagrad. Batches lie in memory, so this is
 //! the step alone. A run takes whole passes over the batches until its seconds are over.
 //!
-//! The floor is the matrix products' FLOPs at the rate that the matrix kernels reach on all threads, plus the
-//! bytes of embeddings at the bandwidth of memory, as if every distinct row of a batch came from memory.
+//! The floor is the matrix products' FLOPs at the rate that a library of matrix products in single precision reaches on
+//! all threads (the `gemm` crate's), plus the bytes of embeddings at the bandwidth of memory, as if every distinct row of
+//! a batch came from memory. Products by AMX's tiles are faster than the library's, so with them the floor is not one;
+//! their own rate is told beside it. `--without-tiles` steps as a machine without AMX does.
 //!
 //! For `bench/step.py`: `--json` prints a line for each thing told; `--wait` waits for a line of standard input
 //! before each run, and ends at its end; `--losses N` prints the losses of the first N steps and takes no time;
@@ -64,6 +66,7 @@ struct Options {
     wait: bool,
     losses: usize,
     rates: bool,
+    without_tiles: bool,
     precision: Precision,
 }
 
@@ -82,6 +85,7 @@ impl Options {
             wait: false,
             losses: 0,
             rates: false,
+            without_tiles: false,
             precision: Precision::Fp32,
         };
         while let Some(key) = arguments.next() {
@@ -99,6 +103,7 @@ impl Options {
                 "--json" => options.json = true,
                 "--wait" => options.wait = true,
                 "--rates" => options.rates = true,
+                "--without-tiles" => options.without_tiles = true,
                 _ => return Err(format!("unknown argument `{key}`").into()),
             }
         }
@@ -136,14 +141,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     if options.rates {
         return options.each_run(|| {
             let rates = Rates::measure(options.threads)?;
-            println!("{}", json!({"flops_per_second": rates.flops, "bytes_per_second": rates.bytes}));
+            let Rates { flops, fastest, bytes } = rates;
+            println!(
+                "{}",
+                json!({"flops_per_second": flops, "fastest_flops_per_second": fastest, "bytes_per_second": bytes})
+            );
             Ok(())
         });
     }
     let schema = schema(&options);
     // The rivals of bench/step.py start from the same weights.
     let training = TrainingSpec { seed: 1, precision: options.precision, ..TrainingSpec::default() };
-    let mut model = Model::new(Cpu::new(Some(options.threads))?, &spec(&options), &schema, &training)?;
+    let cpu = Cpu::new(Some(options.threads))?;
+    let cpu = if options.without_tiles { cpu.without_tiles() } else { cpu };
+    let mut model = Model::new(cpu, &spec(&options), &schema, &training)?;
     let layout = Arc::new(SlotLayout::of(&schema)?);
     let seeds = 0..u64::from(EXAMPLES.div_ceil(options.batch)).max(options.losses as u64);
     let batches: Vec<BatchBuffer> = seeds.map(|seed| batch(&layout, seed)).collect();
@@ -209,6 +220,7 @@ fn report(options: &Options, work: &Work, mut rates: Vec<f64>) -> Result<(), Box
         machine.flops / 1e9,
         machine.bytes / 1e9,
     );
+    println!("products as steps make them, in fp32: {:.0} GFLOP/s", machine.fastest / 1e9);
     println!("examples/s min / median / max, and the share of the floor");
     for rate in [rates.first(), rates.get(rates.len() / 2), rates.last()].into_iter().flatten() {
         println!("  {rate:>9.0}  {:>4.0}%", 100.0 * rate / floor);
@@ -269,15 +281,22 @@ fn distinct_rows(batch: &BatchBuffer) -> usize {
 
 /// What the machine does at best, a second, on some threads.
 struct Rates {
-    /// Of matrix products.
+    /// Of matrix products by the library.
     flops: f64,
+    /// Of matrix products as steps make them.
+    fastest: f64,
     /// Of memory read and written.
     bytes: f64,
 }
 
 impl Rates {
     fn measure(threads: u32) -> Result<Self, Box<dyn Error>> {
-        Ok(Self { flops: products_per_second(threads)?, bytes: bytes_per_second(threads as usize) })
+        let (library, fastest) = (Cpu::new(Some(threads))?.without_tiles(), Cpu::new(Some(threads))?);
+        Ok(Self {
+            flops: products_per_second(&library),
+            fastest: products_per_second(&fastest),
+            bytes: bytes_per_second(threads as usize),
+        })
     }
 
     /// Examples a second.
@@ -286,16 +305,15 @@ impl Rates {
     }
 }
 
-/// What the matrix kernels reach at a size that suits them.
-fn products_per_second(threads: u32) -> Result<f64, Box<dyn Error>> {
+/// What matrix products reach at a size that suits them, in FLOP/s.
+fn products_per_second(backend: &Cpu) -> f64 {
     const N: usize = 1024;
-    let backend = Cpu::new(Some(threads))?;
     let (input, weights) = (backend.matrix(N, N), backend.matrix(N, N));
     let (bias, mut output) = (backend.matrix(1, N), backend.matrix(N, N));
     let best = best_of(20, || {
         backend.layer_forward(N, &input, &weights, Some(&bias), Activation::Identity, &mut output);
     });
-    Ok(2.0 * (N * N * N) as f64 / best)
+    2.0 * (N * N * N) as f64 / best
 }
 
 /// What threads read and write together, each in memory of its own that no cache holds.

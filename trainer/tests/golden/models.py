@@ -516,8 +516,13 @@ def clip(model, norm=None, value=None):
     return gradients
 
 
-def trained(name, spec, training, labels):
+def trained(name, spec, training, labels, start=None):
+    """A case, from random weights or from those of `start`."""
     model = Model(spec, labels)
+    if start:
+        with torch.no_grad():
+            for key, weight in model.weights.items():
+                weight.copy_(start[key].reshape(weight.shape))
     parameters = [
         Trained(key, weight, model.optimizers[key], key in model.tables) for key, weight in model.weights.items()
     ]
@@ -549,6 +554,25 @@ def trained(name, spec, training, labels):
             entry["scores"] = model.scores(b, training).tolist()
         case["steps"].append(entry)
     return case
+
+
+def sensitivity(case):
+    """How far the last state moves where weights start from others, by half a unit of float32 at most.
+
+    The most of four such moves, as a share of each tensor's largest number. No float32 can be asked to agree closer.
+    """
+    generator, last, most = torch.Generator().manual_seed(1), case["steps"][-1]["tensors"], 0.0
+    for _ in range(4):
+        start = {key: torch.tensor(numbers) for key, numbers in case["start"].items()}
+        for numbers in start.values():
+            numbers *= 1 + 2**-24 * (2 * torch.rand(numbers.shape, generator=generator) - 1)
+        # The cases to come start from what they always did.
+        with torch.random.fork_rng():
+            moved = trained(case["name"], case["model"], case["training"], case["labels"], start)
+        for key, found in moved["steps"][-1]["tensors"].items():
+            largest = max(1e-3, *(abs(x) for x in last[key]))
+            most = max(most, *(abs(x - y) / largest for x, y in zip(found, last[key])))
+    return float(f"{most:.2e}")
 
 
 def embedding(optimizer=ADAGRAD, pooling="mean", dim=3, **more):
@@ -704,5 +728,7 @@ golden = dict(
     batches=[{name: tensor.flatten().tolist() for name, tensor in b.items()} for b in batches],
     cases=[trained(name, spec, TRAINING.get(name, {}), LABELS.get(name, ["labels"])) for name, spec in CASES.items()],
 )
+for case in golden["cases"]:
+    case["sensitivity"] = sensitivity(case)
 json.dump(golden, sys.stdout, indent=None, separators=(",", ":"))
 print()

@@ -33,6 +33,9 @@ pub(crate) struct Case {
     /// Of the first batch, by each parameter.
     pub(crate) gradients: Tensors,
     pub(crate) steps: Vec<Step>,
+    /// How far the last state moves where weights start from others, by half a unit of single precision at most: a share
+    /// of each tensor's largest number.
+    pub(crate) sensitivity: f64,
 }
 
 #[derive(Deserialize)]

@@ -13,11 +13,13 @@ use crate::cpu::memory::Parts;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
 use crate::float::Float;
 
-/// Batch rows of a task: a multiple of the 6 rows that an AVX-512 kernel makes at once, few enough that
-/// a task's activations stay in the second-level cache, many enough that reading the weights pays.
+/// The most batch rows of a task: a multiple of the 6 rows that a library's kernel makes at once, few enough that a
+/// task's activations stay in the second-level cache, many enough that reading the weights pays.
 const ROWS: usize = 192;
-/// Inputs of a task that sums weight gradients over the whole batch.
+/// Inputs of a task that sums weight gradients over the whole batch, by the library.
 const INPUTS: usize = 48;
+/// Batch rows that a bias gradient is summed over at first, whatever the tasks.
+const SUMMED: usize = 64;
 /// Side of a square that is transposed at once: 16 lines read, 16 written.
 pub(crate) const TILE: usize = 16;
 
@@ -40,8 +42,9 @@ pub(crate) fn forward(
     let weights = weights.ready(cpu, scratch.as_mut_slice());
     let (float, out_stride) = (output.float(), output.stride());
     let out = output.parts();
-    run!(cpu, tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
+    let each = weights.batch_rows(cpu, rows);
+    run!(cpu, tasks_for(rows, each), |task| {
+        let block = rows_of_task(task, each, rows);
         let lhs = View::row_major(input.as_slice(), rows, inputs, input.stride()).rows(block.clone());
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
@@ -108,7 +111,11 @@ impl<'a> Factor<'a> {
 
     #[cfg(target_arch = "x86_64")]
     fn instructions(&self, cpu: &Cpu) -> Option<Instructions> {
-        cpu.bf16.filter(|_| self.float == Float::Bf16)
+        match self.float {
+            Float::Bf16 => cpu.bf16,
+            Float::F32 => cpu.split,
+            Float::F16 => None,
+        }
     }
 
     fn is_rounded(&self) -> bool {
@@ -160,12 +167,24 @@ impl<'a> Factor<'a> {
 }
 
 impl Ready<'_> {
-    /// Rows of the left factor for a task, some `rows`: whole tiles.
-    fn block(&self, rows: usize) -> usize {
+    /// Rows of the left factor for a task, of `rows` in all, that divide the batch.
+    fn batch_rows(&self, cpu: &Cpu, rows: usize) -> usize {
+        let _ = (cpu, rows);
         match self {
-            Self::Plain(_) => rows,
+            Self::Plain(_) => ROWS,
             #[cfg(target_arch = "x86_64")]
-            Self::Bf16(rhs) => rows.next_multiple_of(rhs.tile_rows()),
+            Self::Bf16(rhs) => cpu.items_of_task(rows, rhs.tile_rows(), ROWS),
+        }
+    }
+
+    /// The same of inputs, which a task sums over the whole batch. So it reads all of the other factor: one for each
+    /// thread is best, where how many there are changes no sum.
+    fn inputs(&self, cpu: &Cpu, inputs: usize) -> usize {
+        let _ = (cpu, inputs);
+        match self {
+            Self::Plain(_) => INPUTS,
+            #[cfg(target_arch = "x86_64")]
+            Self::Bf16(rhs) => cpu.items_of_task(inputs, rhs.tile_rows(), usize::MAX),
         }
     }
 
@@ -189,12 +208,12 @@ fn backward_by_bias(
     bias_gradient: Option<&mut CpuMatrix>,
 ) {
     let (outputs, stride) = (output_gradient.columns(), output_gradient.stride());
-    let blocks = tasks_for(rows, ROWS);
+    let blocks = tasks_for(rows, SUMMED);
     let mut scratch = cpu.scratch(blocks * outputs);
     let sums = scratch.parts();
     let gradient = output_gradient.parts();
     run!(cpu, blocks, |task| {
-        let block = rows_of_task(task, ROWS, rows);
+        let block = rows_of_task(task, SUMMED, rows);
         // SAFETY: one run of sums a block, and blocks of rows are disjoint.
         let sums = unsafe { sums.get(task * outputs..(task + 1) * outputs) };
         // SAFETY: as above.
@@ -258,8 +277,9 @@ fn backward_by_input(
     let transposed = transposed.ready(cpu, packed);
     let (float, out_stride) = (input_gradient.float(), input_gradient.stride());
     let out = input_gradient.parts();
-    run!(cpu, tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
+    let each = transposed.batch_rows(cpu, rows);
+    run!(cpu, tasks_for(rows, each), |task| {
+        let block = rows_of_task(task, each, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
         transposed.product(by_output.rows(block), out, out_stride, false);
@@ -283,7 +303,7 @@ fn backward_by_weights(
     let by_output = by_output.ready(cpu, scratch.as_mut_slice());
     let out_stride = weights_gradient.stride();
     let out = weights_gradient.parts();
-    let each = by_output.block(INPUTS);
+    let each = by_output.inputs(cpu, inputs);
     run!(cpu, tasks_for(inputs, each), |task| {
         let block = rows_of_task(task, each, inputs);
         let lhs = View::row_major(&input.as_slice()[block.start..], rows, block.len(), input.stride());

@@ -76,6 +76,9 @@ pub struct Cpu {
     /// For products in bfloat16, which are in single precision without.
     #[cfg(target_arch = "x86_64")]
     bf16: Option<bf16::Instructions>,
+    /// For products in single precision, which are by its own instructions without.
+    #[cfg(target_arch = "x86_64")]
+    split: Option<bf16::Instructions>,
     /// What an operation needs besides its arguments: grows to the largest need, then stays.
     scratch: Mutex<Memory>,
 }
@@ -95,8 +98,20 @@ impl Cpu {
             simd: Simd::detect(),
             #[cfg(target_arch = "x86_64")]
             bf16: bf16::Instructions::detect(),
+            #[cfg(target_arch = "x86_64")]
+            split: bf16::Instructions::detect_split(),
             scratch: Mutex::new(Memory::zeroed(0)),
         })
+    }
+
+    /// The same without AMX, as on most machines: it multiplies by vectors, and so sums in another order.
+    #[must_use]
+    pub fn without_tiles(self) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        let this = Self { bf16: bf16::Instructions::detect_vectors(), split: None, ..self };
+        #[cfg(not(target_arch = "x86_64"))]
+        let this = self;
+        this
     }
 
     /// Bytes that a table takes.
@@ -129,6 +144,14 @@ impl Cpu {
             );
         };
         self.team.run(tasks, &run);
+    }
+
+    /// Items of each task of an operation on `items`: whole tiles of so many, at most some `most`, and as many for one
+    /// thread as for another.
+    fn items_of_task(&self, items: usize, tile: usize, most: usize) -> usize {
+        let tiles = items.div_ceil(tile).div_ceil(self.team.threads());
+        let tasks = (tiles * tile).div_ceil(most).max(1);
+        (tiles.div_ceil(tasks) * tile).max(tile)
     }
 
     /// At least `len` floats of any content, an operation's until dropped.

@@ -3,9 +3,10 @@
 //! A step is some thirty short parallel operations in a row, so what counts is the cost of one fork
 //! and join. Three properties are wanted that a general pool does not give at once: nothing is
 //! allocated, threads stay awake between the operations of one step, and a thread that wakes late is
-//! not waited for: who comes takes the next task, and the caller takes tasks too. Which thread takes
-//! which task is up to chance; operations cut their work into tasks by the shape of the data alone and
-//! give each result to one task, so results do not depend on it.
+//! not waited for: who comes takes tasks, and the caller does too. A thread begins with a share of its own, the same
+//! part of each operation's tasks, so that it finds the rows it wrote in its core's caches; then it takes what others
+//! have left. So which thread takes which task is up to chance; operations give each result to one task, and its terms
+//! an order that does not depend on tasks, so results do not depend on it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -33,12 +34,17 @@ struct Shared {
     work: Condvar,
     /// Copy of `state.generation`, to spin on.
     generation: AtomicU64,
-    /// The next task of the present job.
-    next: AtomicUsize,
+    /// The next task of each thread's share of the present job.
+    next: Box<[Next]>,
     /// Helpers that hold the present job. Grows only under `state` while a job is set, so once the job
     /// is taken back and this is 0, no helper holds it.
     holders: AtomicUsize,
 }
+
+/// In a cache line of its own: threads take from their shares at once.
+#[derive(Default)]
+#[repr(align(64))]
+struct Next(AtomicUsize);
 
 struct State {
     job: Option<Job>,
@@ -63,7 +69,7 @@ impl Team {
             state: Mutex::new(state),
             work: Condvar::new(),
             generation: AtomicU64::new(0),
-            next: AtomicUsize::new(0),
+            next: (0..threads).map(|_| Next::default()).collect(),
             holders: AtomicUsize::new(0),
         });
         // Dropping the team on an error ends the threads already started.
@@ -72,11 +78,16 @@ impl Team {
             let shared = Arc::clone(&team.shared);
             let helper = std::thread::Builder::new()
                 .name(format!("cpu-{thread}"))
-                .spawn(move || help(&shared))
+                .spawn(move || help(&shared, thread))
                 .map_err(|source| BackendError::Thread { thread, source })?;
             team.helpers.push(helper);
         }
         Ok(team)
+    }
+
+    /// How many threads it has, the caller of [`Team::run`] included.
+    pub(crate) fn threads(&self) -> usize {
+        self.helpers.len() + 1
     }
 
     /// Calls `body` once with each of `0..tasks`, in any order, on any of the threads, and returns when
@@ -94,7 +105,7 @@ impl Team {
         // holds it before this function returns or unwinds, so the reference is not used after that.
         let body: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(body) };
         let present = Present::begin(&self.shared, Job { body, tasks });
-        self.shared.work_through(Job { body, tasks });
+        self.shared.work_through(Job { body, tasks }, 0);
         drop(present);
         let panicked = std::mem::take(&mut self.shared.lock().panicked);
         assert!(!panicked, "a task of the CPU backend panicked");
@@ -119,13 +130,23 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn work_through(&self, job: Job) {
-        loop {
-            let task = self.next.fetch_add(1, Ordering::Relaxed);
-            if task >= job.tasks {
-                return;
+    /// The first task of a thread's share.
+    fn share(&self, thread: usize, tasks: usize) -> usize {
+        thread * tasks / self.next.len()
+    }
+
+    /// Takes tasks of the share of `thread`, then of those after it.
+    fn work_through(&self, job: Job, thread: usize) {
+        let threads = self.next.len();
+        for share in (thread..threads).chain(0..thread) {
+            let end = self.share(share + 1, job.tasks);
+            loop {
+                let task = self.next[share].0.fetch_add(1, Ordering::Relaxed);
+                if task >= end {
+                    break;
+                }
+                (job.body)(task);
             }
-            (job.body)(task);
         }
     }
 
@@ -162,7 +183,9 @@ struct Present<'a>(&'a Shared);
 impl<'a> Present<'a> {
     fn begin(shared: &'a Shared, job: Job) -> Self {
         let mut state = shared.lock();
-        shared.next.store(0, Ordering::Relaxed);
+        for (thread, next) in shared.next.iter().enumerate() {
+            next.0.store(shared.share(thread, job.tasks), Ordering::Relaxed);
+        }
         state.job = Some(job);
         state.panicked = false;
         state.generation += 1;
@@ -192,10 +215,10 @@ impl Drop for Present<'_> {
 }
 
 /// A helper's life.
-fn help(shared: &Shared) {
+fn help(shared: &Shared, thread: usize) {
     let mut seen = 0;
     while let Some(job) = shared.take_job(&mut seen) {
-        let outcome = catch_unwind(AssertUnwindSafe(|| shared.work_through(job)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| shared.work_through(job, thread)));
         if outcome.is_err() {
             shared.lock().panicked = true;
         }

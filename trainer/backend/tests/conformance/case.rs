@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, Formula, GradientColumns, IdColumn, LayerGradient, Lookup, Loss, Pooling,
+    Activation, Backend, Cpu, Formula, GradientColumns, IdColumn, LayerGradient, Lookup, Loss, Pooling,
     RowGradients, Scalar, Sum, TablePart, TableShape, Task, Update,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
@@ -11,6 +11,12 @@ use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedF
 use crate::interactions::interactions;
 use crate::normalization::normalization;
 use crate::retrieval::retrieval;
+
+/// Backends of so many threads: as this machine is, and as one without AMX.
+pub(crate) fn cpus(threads: u32) -> [Cpu; 2] {
+    let cpu = || Cpu::new(Some(threads)).expect("threads");
+    [cpu(), cpu().without_tiles()]
+}
 
 /// Splitmix64.
 pub(crate) struct Random(pub(crate) u64);

@@ -9,7 +9,7 @@ use millstream_backend::{
     Normalization, Normalized, Pooling, Reference, Sum,
 };
 
-use crate::case::{Bench, IdsFall, Random, Shapes};
+use crate::case::{Bench, IdsFall, Random, Shapes, cpus};
 
 const LOW: [Float; 2] = [Float::Bf16, Float::F16];
 
@@ -265,8 +265,7 @@ fn unit(float: Float, x: f64) -> f64 {
 
 #[test]
 fn the_cpu_rounds_as_the_reference_does() {
-    let cpu = Cpu::new(Some(2)).expect("two threads");
-    for float in LOW {
+    for (float, cpu) in LOW.into_iter().flat_map(|float| cpus(2).map(|cpu| (float, cpu))) {
         let (expected, found) = (run(&Reference, float), run(&cpu, float));
         assert!(expected.len() > 100 && expected.len() == found.len());
         let (mut numbers, mut off) = (0, 0);
@@ -297,8 +296,8 @@ fn the_cpu_rounds_as_the_reference_does() {
 fn threads_change_no_bit_of_fewer_digits() {
     for float in LOW {
         let bits = |threads| -> Vec<u64> {
-            let given = run(&Cpu::new(Some(threads)).expect("threads"), float);
-            given.iter().flat_map(|given| given.numbers.iter().map(|number| number.to_bits())).collect()
+            let given = cpus(threads).into_iter().flat_map(|cpu| run(&cpu, float));
+            given.flat_map(|given| given.numbers).map(f64::to_bits).collect()
         };
         let one = bits(1);
         assert!(one == bits(2) && one == bits(3), "{float:?}");

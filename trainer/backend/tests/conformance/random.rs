@@ -1,8 +1,8 @@
 //! The CPU against the reference, and against itself on other numbers of threads.
 
-use millstream_backend::{Cpu, Pooling, Reference};
+use millstream_backend::{Pooling, Reference};
 
-use crate::case::{IdsFall, Outcome, Random, Shapes, run};
+use crate::case::{IdsFall, Outcome, Random, Shapes, cpus, run};
 
 /// Sizes where blocks, strips and vectors begin and end.
 fn shapes() -> Vec<Shapes> {
@@ -39,22 +39,27 @@ fn shapes() -> Vec<Shapes> {
 
 #[test]
 fn the_cpu_agrees_with_the_reference() {
-    let cpu = Cpu::new(Some(2)).expect("two threads");
+    let cpus = cpus(2);
     for (number, shapes) in shapes().iter().enumerate() {
         // A table row that every batch row names, by three columns where they share it, has the sum of as many
         // gradients, which nearly cancel.
         let summed = f64::from(shapes.rows) * if shapes.shared { 3.0 } else { 1.0 };
         let tolerance = 1e-5 * (summed / 300.0).max(1.0);
         let expected = run(&Reference, shapes, number as u64);
-        let found = run(&cpu, shapes, number as u64);
-        assert_eq!(expected.len(), found.len());
-        for ((name, expected), (_, found)) in expected.iter().zip(&found) {
-            assert_eq!(expected.len(), found.len(), "{name}");
-            let largest = expected.iter().fold(1.0_f64, |largest, x| largest.max(x.abs()));
-            for (item, (expected, found)) in expected.iter().zip(found).enumerate() {
-                let close = (expected - found).abs() <= tolerance * largest;
-                assert!(close, "{name}, item {item}: {found}, not {expected}; {shapes:?}");
-            }
+        for cpu in &cpus {
+            agree(&expected, &run(cpu, shapes, number as u64), tolerance, shapes);
+        }
+    }
+}
+
+fn agree(expected: &Outcome, found: &Outcome, tolerance: f64, shapes: &Shapes) {
+    assert_eq!(expected.len(), found.len());
+    for ((name, expected), (_, found)) in expected.iter().zip(found) {
+        assert_eq!(expected.len(), found.len(), "{name}");
+        let largest = expected.iter().fold(1.0_f64, |largest, x| largest.max(x.abs()));
+        for (item, (expected, found)) in expected.iter().zip(found).enumerate() {
+            let close = (expected - found).abs() <= tolerance * largest;
+            assert!(close, "{name}, item {item}: {found}, not {expected}; {shapes:?}");
         }
     }
 }
@@ -62,9 +67,9 @@ fn the_cpu_agrees_with_the_reference() {
 #[test]
 fn threads_change_no_bit() {
     for (number, shapes) in shapes().iter().enumerate() {
-        let outcome = |threads| bits(&run(&Cpu::new(Some(threads)).expect("threads"), shapes, number as u64));
+        let outcome = |threads| cpus(threads).map(|cpu| bits(&run(&cpu, shapes, number as u64)));
         let one = outcome(1);
-        assert!(!one.is_empty());
+        assert!(one.iter().all(|outcome| !outcome.is_empty()));
         assert_eq!(one, outcome(2), "{shapes:?}");
         assert_eq!(one, outcome(3), "{shapes:?}");
     }

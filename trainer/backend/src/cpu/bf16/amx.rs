@@ -17,6 +17,7 @@ use std::arch::x86_64::{
 use std::ops::Range;
 use std::sync::LazyLock;
 
+use super::split::{split_row, split_tile};
 use super::{LANES, Out, Panels, fetch, pack_row, packed};
 use crate::cpu::gemm::View;
 
@@ -24,10 +25,18 @@ use crate::cpu::gemm::View;
 pub(super) const SIDE: usize = 32;
 /// Pairs of a tile.
 pub(super) const PAIRS: usize = 16;
-/// Pairs of a chunk of the depth: the rows of it that are packed stay in the first-level cache beside a panel.
-const CHUNK: usize = 128;
+/// Words of a packed row in a chunk of the depth: the rows of it stay in the first-level cache beside a panel.
+const CHUNK: usize = 144;
 /// Words from one packed row to the next: rows of a tile then lie in different sets of the cache.
-const ROW: usize = CHUNK + PAIRS;
+pub(super) const ROW: usize = CHUNK + PAIRS;
+
+/// Packed rows of the left factor, from the start of a cache line on.
+#[repr(align(64))]
+struct Words([f32; SIDE * ROW]);
+
+/// Sums of two tiles by two that are not whole, as [`Words`].
+#[repr(align(64))]
+struct Sums([f32; SIDE * SIDE]);
 
 /// Whether there is AMX, and the system lets this process use it.
 pub(super) fn is_there() -> bool {
@@ -80,6 +89,42 @@ static CONFIGURATION: Configuration = Configuration {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
+/// Two tiles of rows of the left factor, some bytes after where a step's begin.
+macro_rules! left {
+    ($bytes:literal) => {
+        concat!(
+            "tileloadd tmm4, [{first} + {row} + ",
+            $bytes,
+            "]\n",
+            "tileloadd tmm5, [{second} + {row} + ",
+            $bytes,
+            "]",
+        )
+    };
+}
+
+/// Two tiles of columns of a panel, as [`left!`].
+macro_rules! panel {
+    ($bytes:literal) => {
+        concat!(
+            "tileloadd tmm6, [{panel} + {line} + ",
+            $bytes,
+            "]\n",
+            "tileloadd tmm7, [{panel} + {line} + 64 + ",
+            $bytes,
+            "]",
+        )
+    };
+}
+
+/// Their products.
+macro_rules! multiply {
+    () => {
+        "tdpbf16ps tmm0, tmm4, tmm6\n tdpbf16ps tmm2, tmm5, tmm6\n \
+         tdpbf16ps tmm1, tmm4, tmm7\n tdpbf16ps tmm3, tmm5, tmm7"
+    };
+}
+
 /// Tiles, set up for as long as this lives.
 struct Tiles(());
 
@@ -93,21 +138,21 @@ impl Tiles {
     }
 
     /// Adds to `sums`, [`SIDE`] rows that are `stride` numbers apart, or puts there, the products of [`SIDE`] rows of
-    /// `left`, [`ROW`] words apart, and of a panel.
-    fn add(
+    /// `left`, [`ROW`] words apart, and of a panel; numbers are sums of `TERMS`.
+    fn add<const TERMS: usize>(
         &mut self,
-        left: &[f32; SIDE * ROW],
+        left: &Words,
         panel: &[f32],
         sums: &mut [f32],
         stride: usize,
         to_sums: bool,
     ) {
-        let steps = panel.len() / (PAIRS * SIDE);
-        assert!(steps * PAIRS <= CHUNK && steps > 0);
+        let steps = panel.len() / (TERMS * PAIRS * SIDE);
+        assert!(steps * TERMS * PAIRS <= CHUNK && steps > 0);
         assert!((SIDE - 1) * stride + SIDE <= sums.len());
         let (row, line) = (ROW * size_of::<f32>(), stride * size_of::<f32>());
-        // SAFETY: tiles are set up. What is read of `left` are `steps` tiles of two times 16 rows, of the panel as many
-        // of two times 16 columns; and the sums are within their slice; all by the assertions.
+        // SAFETY: tiles are set up. What is read of `left` are `steps` tiles of each term of two times 16 rows, of the
+        // panel as many of two times 16 columns; and the sums are within their slice; all by the assertions.
         unsafe {
             let second_sums = sums.as_mut_ptr().add(16 * stride);
             if to_sums {
@@ -122,28 +167,47 @@ impl Tiles {
             } else {
                 asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack));
             }
-            asm!(
-                "2:",
-                "tileloadd tmm6, [{panel} + {line}]",
-                "tileloadd tmm4, [{first} + {row}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{second} + {row}]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tileloadd tmm7, [{panel} + {line} + 64]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {first}, 64",
-                "add {second}, 64",
-                "add {panel}, 2048",
-                "dec {steps}",
-                "jnz 2b",
-                first = inout(reg) left.as_ptr() => _,
-                second = inout(reg) left.as_ptr().add(16 * ROW) => _,
-                panel = inout(reg) panel.as_ptr() => _,
-                steps = inout(reg) steps => _,
-                row = in(reg) row, line = in(reg) SIDE * size_of::<f32>(),
-                options(nostack, readonly),
-            );
+            macro_rules! steps {
+                ($left:literal, $panel:literal, $($instruction:expr),+) => {
+                    asm!(
+                        "2:",
+                        $($instruction,)+
+                        concat!("add {first}, ", $left),
+                        concat!("add {second}, ", $left),
+                        concat!("add {panel}, ", $panel),
+                        "dec {steps}",
+                        "jnz 2b",
+                        first = inout(reg) left.0.as_ptr() => _,
+                        second = inout(reg) left.0.as_ptr().add(16 * ROW) => _,
+                        panel = inout(reg) panel.as_ptr() => _,
+                        steps = inout(reg) steps => _,
+                        row = in(reg) row, line = in(reg) SIDE * size_of::<f32>(),
+                        options(nostack, readonly),
+                    )
+                };
+            }
+            if TERMS == 1 {
+                steps!("64", "2048", left!("0"), panel!("0"), multiply!());
+            } else {
+                // The small ones first: (1, 3), (1, 2), (2, 2), (2, 1), (3, 1), (1, 1).
+                steps!(
+                    "192",
+                    "6144",
+                    left!("0"),
+                    panel!("4096"),
+                    multiply!(),
+                    panel!("2048"),
+                    multiply!(),
+                    left!("64"),
+                    multiply!(),
+                    panel!("0"),
+                    multiply!(),
+                    left!("128"),
+                    multiply!(),
+                    left!("0"),
+                    multiply!()
+                );
+            }
             asm!(
                 "tilestored [{first} + {line}], tmm0",
                 "tilestored [{first} + {line} + 64], tmm1",
@@ -165,61 +229,69 @@ impl Drop for Tiles {
 
 /// Of rows whose numbers lie side by side.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) fn near(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
+pub(super) fn near<const TERMS: usize>(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
     // SAFETY: the panels are a proof of it.
     let mut tiles = unsafe { Tiles::new() };
-    let mut words = [0.0; SIDE * ROW];
-    for start in (0..rhs.pairs()).step_by(CHUNK) {
-        let pairs = start..rhs.pairs().min(start + CHUNK);
+    let mut words = Words([0.0; SIDE * ROW]);
+    let chunk = CHUNK / TERMS;
+    for start in (0..rhs.pairs()).step_by(chunk) {
+        let pairs = start..rhs.pairs().min(start + chunk);
         let columns = 2 * start..lhs.columns.min(2 * pairs.end);
         for first in (0..lhs.rows).step_by(SIDE) {
             let rows = first..lhs.rows.min(first + SIDE);
-            for (row, words) in rows.clone().zip(words.chunks_exact_mut(ROW)) {
-                let numbers = &lhs.data[row * lhs.row_stride..];
-                pack_row(&numbers[columns.clone()], words);
+            for (row, words) in rows.clone().zip(words.0.chunks_exact_mut(ROW)) {
+                let numbers = &lhs.data[row * lhs.row_stride..][columns.clone()];
+                if TERMS == 1 { pack_row(numbers, words) } else { split_row(numbers, words) }
             }
             // Those that come next arrive while these are computed.
-            for row in rows.end..(rows.end + SIDE).min(lhs.rows) {
-                fetch(lhs.data, row * lhs.row_stride + columns.start, columns.len());
-            }
-            multiply(&mut tiles, &words, rhs, pairs.clone(), rows, &mut out);
+            let (next, stride) = (SIDE.min(lhs.rows - rows.end), lhs.row_stride);
+            fetch(lhs.data, rows.end * stride + columns.start, stride, next, columns.len());
+            multiply::<TERMS>(&mut tiles, &words, rhs, pairs.clone(), rows, &mut out);
         }
     }
 }
 
 /// Of rows whose numbers lie far apart, and beside those of other rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) fn far(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
+pub(super) fn far<const TERMS: usize>(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
     // SAFETY: the panels are a proof of it.
     let mut tiles = unsafe { Tiles::new() };
-    let mut words = [0.0; SIDE * ROW];
+    let mut words = Words([0.0; SIDE * ROW]);
     // As it lies in memory.
     let matrix = lhs.transposed();
-    for start in (0..rhs.pairs()).step_by(CHUNK) {
-        let pairs = start..rhs.pairs().min(start + CHUNK);
+    let chunk = CHUNK / TERMS;
+    for start in (0..rhs.pairs()).step_by(chunk) {
+        let pairs = start..rhs.pairs().min(start + chunk);
         for first in (0..lhs.rows).step_by(SIDE) {
             let rows = first..lhs.rows.min(first + SIDE);
             for pair in pairs.clone().step_by(PAIRS) {
                 for vector in (0..rows.len()).step_by(LANES) {
-                    let place = vector * ROW + pair - start;
+                    let words = &mut words.0[vector * ROW + TERMS * (pair - start)..];
                     // SAFETY: the matrix is row-major, and within its slice as the left factor is.
-                    unsafe { pack_tile(matrix, pair, first + vector, &mut words[place..]) };
+                    unsafe {
+                        if TERMS == 1 {
+                            pack_tile(matrix, pair, first + vector, words);
+                        } else {
+                            split_tile(matrix, pair, first + vector, words);
+                        }
+                    }
                 }
             }
             // Those that come next arrive while these are computed.
             let (next, depth) = if rows.end < lhs.rows { (rows.end, start) } else { (0, pairs.end) };
-            for row in 2 * depth..(2 * (depth + pairs.len())).min(matrix.rows) {
-                fetch(matrix.data, row * matrix.row_stride + next, SIDE.min(lhs.rows - next));
-            }
-            multiply(&mut tiles, &words, rhs, pairs.clone(), rows, &mut out);
+            let (stride, count) =
+                (matrix.row_stride, (2 * pairs.len()).min(matrix.rows.saturating_sub(2 * depth)));
+            fetch(matrix.data, 2 * depth * stride + next, stride, count, SIDE.min(lhs.rows - next));
+            multiply::<TERMS>(&mut tiles, &words, rhs, pairs.clone(), rows, &mut out);
         }
     }
 }
 
 /// Some rows, packed, by all columns, over some pairs of the depth.
-fn multiply(
+#[inline(always)]
+fn multiply<const TERMS: usize>(
     tiles: &mut Tiles,
-    left: &[f32; SIDE * ROW],
+    left: &Words,
     rhs: Panels<'_>,
     pairs: Range<usize>,
     rows: Range<usize>,
@@ -231,18 +303,16 @@ fn multiply(
         let numbers = &mut out.numbers[rows.start * stride + column..];
         if rows.len() == SIDE && columns == SIDE {
             // Where the sums go arrives while they are computed.
-            for row in 0..SIDE {
-                fetch(numbers, row * stride, SIDE);
-            }
-            tiles.add(left, panel, numbers, stride, to_sums);
+            fetch(numbers, 0, stride, SIDE, SIDE);
+            tiles.add::<TERMS>(left, panel, numbers, stride, to_sums);
             continue;
         }
-        let mut sums = [0.0; SIDE * SIDE];
-        for (sums, numbers) in sums.chunks_exact_mut(SIDE).zip(numbers.chunks(stride)).take(rows.len()) {
+        let mut sums = Sums([0.0; SIDE * SIDE]);
+        for (sums, numbers) in sums.0.chunks_exact_mut(SIDE).zip(numbers.chunks(stride)).take(rows.len()) {
             sums[..columns].copy_from_slice(&numbers[..columns]);
         }
-        tiles.add(left, panel, &mut sums, SIDE, to_sums);
-        for (sums, numbers) in sums.chunks_exact(SIDE).zip(numbers.chunks_mut(stride)).take(rows.len()) {
+        tiles.add::<TERMS>(left, panel, &mut sums.0, SIDE, to_sums);
+        for (sums, numbers) in sums.0.chunks_exact(SIDE).zip(numbers.chunks_mut(stride)).take(rows.len()) {
             numbers[..columns].copy_from_slice(&sums[..columns]);
         }
     }
@@ -270,7 +340,7 @@ unsafe fn pack_tile(matrix: View<'_>, pair: usize, column: usize, words: &mut [f
 /// A square of words, its rows as columns: by pairs of words, by fours, and by quarters of vectors.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transposed(rows: [__m512i; 16]) -> [__m512i; 16] {
+pub(super) fn transposed(rows: [__m512i; 16]) -> [__m512i; 16] {
     // Of each four rows, the words of columns `c`, `c + 4`, `c + 8` and `c + 12`, side by side for each.
     let mut fours = [[_mm512_setzero_si512(); 4]; 4];
     for (four, rows) in fours.iter_mut().zip(rows.as_chunks::<4>().0) {

@@ -47,9 +47,8 @@ pub(super) fn near(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
                 pack_row(&lhs.data[begin..begin + depth], words);
             }
             // Those that come next arrive while this tile is computed.
-            for row in first + TILE..(first + 2 * TILE).min(lhs.rows) {
-                fetch(lhs.data, row * lhs.row_stride + 2 * start, 2 * pairs);
-            }
+            let (next, stride) = (TILE.min(lhs.rows - first - rows), lhs.row_stride);
+            fetch(lhs.data, (first + rows) * stride + 2 * start, stride, next, 2 * pairs);
             let packed = Packed { words: &words, row: NEAR_PAIRS, pair: 1 };
             tiles(&packed, rhs, start..start + pairs, first..first + rows, &mut out);
         }
@@ -67,9 +66,9 @@ pub(super) fn far(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
             let pairs = FAR_PAIRS.min(rhs.pairs() - start);
             pack_pairs(matrix, start..start + pairs, column, &mut words, COLUMNS);
             let end = lhs.rows.min(column + COLUMNS);
-            for row in 2 * (start + pairs)..(2 * (start + pairs + FAR_PAIRS)).min(matrix.rows) {
-                fetch(matrix.data, row * matrix.row_stride + column, end - column);
-            }
+            let (depth, stride) = (2 * (start + pairs), matrix.row_stride);
+            let next = (2 * FAR_PAIRS).min(matrix.rows.saturating_sub(depth));
+            fetch(matrix.data, depth * stride + column, stride, next, end - column);
             for first in (column..end).step_by(TILE) {
                 let packed = Packed { words: &words[first - column..], row: 1, pair: COLUMNS };
                 tiles(&packed, rhs, start..start + pairs, first..end.min(first + TILE), &mut out);

@@ -1,4 +1,5 @@
-//! Matrix products in bfloat16, by the instructions that machines have for them.
+//! Matrix products by the instructions that machines have for bfloat16: in that format, and where they are so many times
+//! faster that it pays, in single precision.
 //!
 //! The right factor is packed once for an operation into panels of some columns, in which two rows lie as pairs beside
 //! each other (`[pair][column]`, 32 bits each), since the instructions add products of pairs. Of the left factor some
@@ -6,7 +7,16 @@
 //! even; numbers that are of the format already stay as they are.
 //!
 //! * [`avx512`]: `VDPBF16PS`, on vectors. Twice the terms an instruction of single precision has.
-//! * [`amx`]: `TDPBF16PS`, on tiles. Sixteen times as many terms a cycle, where there is AMX.
+//! * [`amx`]: `TDPBF16PS`, on tiles. Sixteen times as many terms a cycle, where there is AMX; of [`split`] numbers nearly
+//!   three times as many.
+//!
+//! **Single precision.** A number of 24 digits is the sum of three bfloat16 numbers of 8, of which each is what the ones
+//! before leave: `x = x1 + x2 + x3`, where `x2` is at most `2^-8 x1` and `x3` at most `2^-16 x1`. Of the nine products of
+//! two such sums six count, `x1 y1 + x1 y2 + x2 y1 + x2 y2 + x1 y3 + x3 y1`; the others are below `2^-23 x y` together,
+//! a unit of single precision, and mostly far below. Products of bfloat16 numbers are exact, so what is rounded are the
+//! sums alone, as of any product in single precision (Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial
+//! Intelligence Datatype For Higher-Precision Computations", 2019). The range is that of single precision, but for
+//! numbers within `2^-9` of its largest one, which count as infinite; and infinite numbers give NaN.
 //!
 //! **How they sum.** Two bfloat16 numbers have a product of 16 digits, which single precision holds; sums are of single
 //! precision, rounded to the nearest. Subnormal numbers, read or made, count as 0, and what is set of rounding and
@@ -16,6 +26,7 @@
 
 mod amx;
 mod avx512;
+mod split;
 
 use std::arch::x86_64::{
     __m256bh, __m256i, __m512, __m512bh, __m512i, __mmask16, _mm512_castsi512_ps, _mm512_cvtepu16_epi32,
@@ -25,8 +36,10 @@ use std::arch::x86_64::{
 use std::mem::transmute;
 use std::ops::Range;
 
+use millstream_batch::cache_lines::prefetch_line;
+
 use crate::cpu::gemm::View;
-use crate::cpu::memory::{LINE, Parts, prefetch};
+use crate::cpu::memory::{LINE, Parts};
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
 
 /// Numbers of single precision in a vector.
@@ -42,24 +55,40 @@ pub(crate) struct Instructions(Kernel);
 enum Kernel {
     Avx512,
     Amx,
+    /// In single precision.
+    AmxSplit,
 }
 
 impl Instructions {
-    /// The fastest of them, if there are any.
+    /// The fastest for factors of bfloat16, if there are any.
     pub(crate) fn detect() -> Option<Self> {
-        let has_vectors = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512bf16");
-        let kernel = if amx::is_there() { Kernel::Amx } else { Kernel::Avx512 };
-        has_vectors.then_some(Self(kernel))
+        let vectors = Self::detect_vectors();
+        vectors.map(|vectors| if amx::is_there() { Self(Kernel::Amx) } else { vectors })
+    }
+
+    /// Vectors, whatever else there is.
+    pub(crate) fn detect_vectors() -> Option<Self> {
+        has_vectors().then_some(Self(Kernel::Avx512))
+    }
+
+    /// Those for factors of single precision, where they are faster than its own.
+    pub(crate) fn detect_split() -> Option<Self> {
+        (has_vectors() && amx::is_there()).then_some(Self(Kernel::AmxSplit))
+    }
+
+    /// Bfloat16 numbers that one of a factor is packed to.
+    fn terms(self) -> usize {
+        match self.0 {
+            Kernel::Avx512 | Kernel::Amx => 1,
+            Kernel::AmxSplit => split::TERMS,
+        }
     }
 
     /// Pairs that a depth is packed to.
     fn pairs(self, depth: usize) -> usize {
         match self.0 {
             Kernel::Avx512 => depth.div_ceil(2),
-            Kernel::Amx => depth.div_ceil(2).next_multiple_of(amx::PAIRS),
+            Kernel::Amx | Kernel::AmxSplit => depth.div_ceil(2).next_multiple_of(amx::PAIRS),
         }
     }
 
@@ -67,16 +96,29 @@ impl Instructions {
     fn width(self, columns: usize) -> usize {
         match self.0 {
             Kernel::Avx512 => avx512::width(columns),
-            Kernel::Amx => amx::SIDE,
+            Kernel::Amx | Kernel::AmxSplit => amx::SIDE,
         }
     }
+
+    /// Words of a pair of rows, of a panel of so many columns.
+    fn words(self, width: usize) -> usize {
+        self.terms() * width
+    }
+}
+
+fn has_vectors() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512bf16")
 }
 
 /// The right factor of products, `[K, N]`, packed: made only where the machine has the instructions.
 #[derive(Clone, Copy)]
 pub(crate) struct Panels<'a> {
     instructions: Instructions,
-    /// `[panel][pair][column]`, each 32 bits of two numbers.
+    /// `[panel][pair][column]`, each 32 bits of two numbers; of split numbers
+    /// `[panel][pair / PAIRS][term][pair % PAIRS][column]`.
     words: &'a [f32],
     depth: usize,
     columns: usize,
@@ -85,7 +127,7 @@ pub(crate) struct Panels<'a> {
 impl<'a> Panels<'a> {
     /// Numbers that the panels of `[depth, columns]` take.
     pub(crate) fn room(instructions: Instructions, depth: usize, columns: usize) -> usize {
-        instructions.pairs(depth) * columns.next_multiple_of(instructions.width(columns))
+        instructions.pairs(depth) * instructions.words(columns.next_multiple_of(instructions.width(columns)))
     }
 
     /// Packs `matrix`, row-major, into `room`.
@@ -96,14 +138,20 @@ impl<'a> Panels<'a> {
         let (pairs, width) = (instructions.pairs(depth), instructions.width(columns));
         let chunks = tasks_for(pairs, PACKED_PAIRS);
         let parts = Parts::new(&mut *words);
-        run!(cpu, columns.div_ceil(width) * chunks, |task| {
-            let (panel, first) = (task / chunks, task % chunks);
+        let panels = columns.div_ceil(width);
+        run!(cpu, panels * chunks, |task| {
+            let (first, panel) = (task / panels, task % panels);
             let block = rows_of_task(first, PACKED_PAIRS, pairs);
-            let start = panel * pairs * width;
+            let (start, each) = (panel * pairs, instructions.words(width));
             // SAFETY: each task has pairs of a panel of its own.
-            let words = unsafe { parts.get(start + block.start * width..start + block.end * width) };
+            let words = unsafe { parts.get((start + block.start) * each..(start + block.end) * each) };
             // SAFETY: the machine has the instructions.
-            unsafe { pack_pairs(matrix, block, panel * width, words, width) };
+            unsafe {
+                match instructions.0 {
+                    Kernel::Avx512 | Kernel::Amx => pack_pairs(matrix, block, panel * width, words, width),
+                    Kernel::AmxSplit => split::split_panel(matrix, block, panel * width, words),
+                }
+            }
         });
         Self { instructions, words, depth, columns }
     }
@@ -112,7 +160,7 @@ impl<'a> Panels<'a> {
     pub(crate) fn tile_rows(&self) -> usize {
         match self.instructions.0 {
             Kernel::Avx512 => avx512::TILE,
-            Kernel::Amx => amx::SIDE,
+            Kernel::Amx | Kernel::AmxSplit => amx::SIDE,
         }
     }
 
@@ -128,9 +176,10 @@ impl<'a> Panels<'a> {
     fn each(&self, pairs: Range<usize>) -> impl Iterator<Item = (usize, usize, &'a [f32])> {
         let Self { words, columns, .. } = *self;
         let (width, all) = (self.width(), self.pairs());
+        let each = self.instructions.words(width);
         (0..columns).step_by(width).map(move |column| {
-            let panel = &words[column / width * all * width..];
-            (column, width.min(columns - column), &panel[pairs.start * width..pairs.end * width])
+            let panel = &words[column / width * all * each..];
+            (column, width.min(columns - column), &panel[pairs.start * each..pairs.end * each])
         })
     }
 }
@@ -153,8 +202,10 @@ pub(crate) fn product(lhs: View<'_>, rhs: Panels<'_>, out: &mut [f32], out_strid
         match (rhs.instructions.0, lhs.row_stride, lhs.column_stride) {
             (Kernel::Avx512, _, 1) => avx512::near(lhs, rhs, out),
             (Kernel::Avx512, 1, _) => avx512::far(lhs, rhs, out),
-            (Kernel::Amx, _, 1) => amx::near(lhs, rhs, out),
-            (Kernel::Amx, 1, _) => amx::far(lhs, rhs, out),
+            (Kernel::Amx, _, 1) => amx::near::<1>(lhs, rhs, out),
+            (Kernel::Amx, 1, _) => amx::far::<1>(lhs, rhs, out),
+            (Kernel::AmxSplit, _, 1) => amx::near::<{ split::TERMS }>(lhs, rhs, out),
+            (Kernel::AmxSplit, 1, _) => amx::far::<{ split::TERMS }>(lhs, rhs, out),
             (_, row, column) => panic!("a factor of strides {row} and {column}"),
         }
     }
@@ -176,10 +227,13 @@ impl Out<'_> {
     }
 }
 
-/// Asks for the cache lines of `count` numbers.
-fn fetch(numbers: &[f32], start: usize, count: usize) {
-    for line in (start..start + count).step_by(LINE) {
-        prefetch(numbers, line);
+/// Asks for the cache lines of `columns` numbers of each of some rows, `stride` apart, the first of which is at `start`.
+#[inline(always)]
+fn fetch(numbers: &[f32], start: usize, stride: usize, rows: usize, columns: usize) {
+    let start = numbers.as_ptr().wrapping_add(start);
+    for row in 0..rows {
+        let row = start.wrapping_add(row * stride);
+        (0..columns.div_ceil(LINE)).for_each(|line| prefetch_line(row.wrapping_add(line * LINE)));
     }
 }
 
@@ -235,15 +289,25 @@ fn pack_pairs(matrix: View<'_>, pairs: Range<usize>, column: usize, words: &mut 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn packed(matrix: View<'_>, pair: usize, column: usize) -> __m512i {
-    let mask = mask_of(matrix.columns.saturating_sub(column));
-    let first = matrix.data.as_ptr().wrapping_add(column + 2 * pair * matrix.row_stride);
     let [low, high] = [0, 1].map(|row| {
-        let mask = if 2 * pair + row < matrix.rows { mask } else { 0 };
-        // SAFETY: the mask leaves out columns and rows past the end of the matrix, which is within its slice.
-        let row = unsafe { _mm512_maskz_loadu_ps(mask, first.wrapping_add(row * matrix.row_stride)) };
+        // SAFETY: as the caller promises.
+        let row = unsafe { vector_of(matrix, 2 * pair + row, column) };
         _mm512_cvtepu16_epi32(half_pairs(_mm512_cvtneps_pbh(row)))
     });
     _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
+}
+
+/// A vector of a row of a row-major matrix, from `column` on, and zeros where the matrix ends.
+///
+/// # Safety
+/// The matrix is row-major and within its slice.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn vector_of(matrix: View<'_>, row: usize, column: usize) -> __m512 {
+    let columns = if row < matrix.rows { matrix.columns.saturating_sub(column) } else { 0 };
+    let start = matrix.data.as_ptr().wrapping_add(row * matrix.row_stride + column);
+    // SAFETY: the mask leaves out columns and rows past the end of the matrix, which is within its slice.
+    unsafe { _mm512_maskz_loadu_ps(mask_of(columns), start) }
 }
 
 #[cfg(test)]
@@ -262,9 +326,16 @@ mod tests {
 
     /// All that this machine has.
     fn available() -> Vec<Instructions> {
-        let found = Instructions::detect();
-        let vectors = found.map(|_| Instructions(Kernel::Avx512));
-        vectors.into_iter().chain(found.filter(|found| found.0 == Kernel::Amx)).collect()
+        let fastest = Instructions::detect().filter(|found| found.0 == Kernel::Amx);
+        [Instructions::detect_vectors(), fastest, Instructions::detect_split()]
+            .into_iter()
+            .flatten()
+            .collect()
+    }
+
+    /// A factor's number, as it counts.
+    fn packed(instructions: Instructions, number: f32) -> f32 {
+        if instructions.0 == Kernel::AmxSplit { number } else { Float::Bf16.round(number) }
     }
 
     fn check(
@@ -292,7 +363,8 @@ mod tests {
                 let (mut sum, mut size) = (if accumulate { f64::from(before) } else { 0.0 }, 1.0);
                 for k in 0..depth {
                     let left = lhs.data[row * lhs.row_stride + k * lhs.column_stride];
-                    let [left, right] = [left, right[k * out_stride + column]].map(|x| Float::Bf16.round(x));
+                    let factors = [left, right[k * out_stride + column]];
+                    let [left, right] = factors.map(|number| packed(instructions, number));
                     let term = f64::from(left) * f64::from(right);
                     sum += term;
                     size += term.abs();
@@ -309,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn products_are_those_of_rounded_factors() {
+    fn products_are_those_of_packed_factors() {
         let cpu = Cpu::new(Some(2)).unwrap();
         for rows in [1, 11, 12, 13, 47, 48, 49, 100] {
             for depth in [0, 1, 2, 3, 31, 33, 64, 255, 257, 429, 1030] {
@@ -342,9 +414,34 @@ mod tests {
             // Subnormal factors and sums count as 0.
             assert_eq!(sum_of(0.0, [1.0, 0.0], [tiny, 0.0]), 0.0);
             assert_eq!(sum_of(0.0, [0.5, 0.0], [least, 0.0]), 0.0);
-            assert_eq!(sum_of(1.0, [f32::MAX, 0.0], [2.0, 0.0]), f32::INFINITY);
+            let infinite = sum_of(1.0, [f32::MAX, 0.0], [2.0, 0.0]);
+            assert!(if instructions.terms() > 1 { infinite.is_nan() } else { infinite == f32::INFINITY });
             assert!(sum_of(1.0, [f32::INFINITY, 1.0], [1.0, f32::NEG_INFINITY]).is_nan());
             assert!(sum_of(1.0, [f32::NAN, 1.0], [0.0, 1.0]).is_nan());
+        }
+    }
+
+    #[test]
+    fn split_numbers_have_products_of_single_precision() {
+        let Some(instructions) = Instructions::detect_split() else { return };
+        let (large, small) = (2.0_f32.powi(126), 2.0_f32.powi(-60));
+        let scales = [(1.0, 1.0), (large, small), (small, 1.0), (3.0, large)];
+        let mut worst: f64 = 0.0;
+        for (number, (left, right)) in numbers(5000, 1).into_iter().zip(numbers(5000, 2)).enumerate() {
+            let (by_left, by_right) = scales[number % scales.len()];
+            let (left, right) = (left * by_left, right * by_right);
+            let expected = f64::from(left) * f64::from(right);
+            if expected.abs() < f64::from(f32::MAX) {
+                let found = sum_of(instructions, 0.0, [left, 0.0], [right, 0.0]);
+                worst = worst.max(((f64::from(found) - expected) / expected).abs());
+            }
+        }
+        // Rounded once, and short of a few of the last digits' products.
+        assert!(worst < 2.0_f64.powi(-23), "{worst}");
+        // The digits that only the third terms have.
+        for tail in [1.0, -1.0].map(|sign| 1.0 + sign * f32::EPSILON) {
+            assert_eq!(sum_of(instructions, 0.0, [tail, 0.0], [1.0, 0.0]), tail);
+            assert_eq!(sum_of(instructions, -1.0, [1.0, 0.0], [tail, 0.0]), tail - 1.0);
         }
     }
 }
