@@ -10,14 +10,13 @@ use crate::cpu::bf16::{self, Instructions, Panels};
 use crate::cpu::gemm::{self, View};
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::memory::Parts;
+use crate::cpu::weights;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
 use crate::float::Float;
 
 /// The most batch rows of a task: a multiple of the 6 rows that a library's kernel makes at once, few enough that a
 /// task's activations stay in the second-level cache, many enough that reading the weights pays.
 const ROWS: usize = 192;
-/// Inputs of a task that sums weight gradients over the whole batch, by the library.
-const INPUTS: usize = 48;
 /// Batch rows that a bias gradient is summed over at first, whatever the tasks.
 const SUMMED: usize = 64;
 /// Side of a square that is transposed at once: 16 lines read, 16 written.
@@ -42,7 +41,7 @@ pub(crate) fn forward(
     let weights = weights.ready(cpu, scratch.as_mut_slice());
     let (float, out_stride) = (output.float(), output.stride());
     let out = output.parts();
-    let each = weights.batch_rows(cpu, rows);
+    let each = weights.rows_of_task(cpu, rows, ROWS, ROWS);
     run!(cpu, tasks_for(rows, each), |task| {
         let block = rows_of_task(task, each, rows);
         let lhs = View::row_major(input.as_slice(), rows, inputs, input.stride()).rows(block.clone());
@@ -84,33 +83,33 @@ pub(crate) fn backward(
     if let Some(input_gradient) = input_gradient {
         backward_by_input(cpu, rows, layer, output_gradient, input_gradient);
     }
-    backward_by_weights(cpu, rows, layer.input, output_gradient, sum, weights_gradient);
+    weights::backward(cpu, rows, layer.input, output_gradient, sum, weights_gradient);
 }
 
 /// The right factor of products of a format, row-major, before it is made ready.
-struct Factor<'a> {
+pub(crate) struct Factor<'a> {
     float: Float,
     /// Of its numbers.
     of: Float,
-    view: View<'a>,
+    pub(crate) view: View<'a>,
 }
 
 /// The same, ready.
 #[derive(Clone, Copy)]
-enum Ready<'a> {
+pub(crate) enum Ready<'a> {
     Plain(View<'a>),
     #[cfg(target_arch = "x86_64")]
     Bf16(Panels<'a>),
 }
 
 impl<'a> Factor<'a> {
-    fn of(float: Float, matrix: &'a CpuMatrix, rows: usize) -> Self {
+    pub(crate) fn of(float: Float, matrix: &'a CpuMatrix, rows: usize) -> Self {
         let view = View::row_major(matrix.as_slice(), rows, matrix.columns(), matrix.stride());
         Self { float, of: matrix.float(), view }
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn instructions(&self, cpu: &Cpu) -> Option<Instructions> {
+    pub(crate) fn instructions(&self, cpu: &Cpu) -> Option<Instructions> {
         match self.float {
             Float::Bf16 => cpu.bf16,
             Float::F32 => cpu.split,
@@ -147,7 +146,7 @@ impl<'a> Factor<'a> {
     }
 
     /// Numbers that [`Factor::ready`] needs room for.
-    fn room(&self, cpu: &Cpu) -> usize {
+    pub(crate) fn room(&self, cpu: &Cpu) -> usize {
         #[cfg(target_arch = "x86_64")]
         if let Some(instructions) = self.instructions(cpu) {
             return Panels::room(instructions, self.view.rows, self.view.columns);
@@ -157,7 +156,7 @@ impl<'a> Factor<'a> {
     }
 
     /// Packed or rounded in `room`, where it has to be.
-    fn ready(self, cpu: &Cpu, room: &'a mut [f32]) -> Ready<'a> {
+    pub(crate) fn ready(self, cpu: &Cpu, room: &'a mut [f32]) -> Ready<'a> {
         #[cfg(target_arch = "x86_64")]
         if let Some(instructions) = self.instructions(cpu) {
             return Ready::Bf16(Panels::pack(instructions, cpu, self.view, room));
@@ -167,29 +166,19 @@ impl<'a> Factor<'a> {
 }
 
 impl Ready<'_> {
-    /// Rows of the left factor for a task, of `rows` in all, that divide the batch.
-    fn batch_rows(&self, cpu: &Cpu, rows: usize) -> usize {
-        let _ = (cpu, rows);
+    /// Rows of the left factor for a task, of `rows` in all: `block` where the library multiplies, whose order of sums
+    /// follows from the shape of a block; of tiles at most `most`, and as many for one thread as for another.
+    pub(crate) fn rows_of_task(&self, cpu: &Cpu, rows: usize, block: usize, most: usize) -> usize {
+        let _ = (cpu, rows, most);
         match self {
-            Self::Plain(_) => ROWS,
+            Self::Plain(_) => block,
             #[cfg(target_arch = "x86_64")]
-            Self::Bf16(rhs) => cpu.items_of_task(rows, rhs.tile_rows(), ROWS),
-        }
-    }
-
-    /// The same of inputs, which a task sums over the whole batch. So it reads all of the other factor: one for each
-    /// thread is best, where how many there are changes no sum.
-    fn inputs(&self, cpu: &Cpu, inputs: usize) -> usize {
-        let _ = (cpu, inputs);
-        match self {
-            Self::Plain(_) => INPUTS,
-            #[cfg(target_arch = "x86_64")]
-            Self::Bf16(rhs) => cpu.items_of_task(inputs, rhs.tile_rows(), usize::MAX),
+            Self::Bf16(rhs) => cpu.items_of_task(rows, rhs.tile_rows(), most),
         }
     }
 
     /// As [`gemm::product`]; packing for bfloat16 rounds `lhs`, too.
-    fn product(self, lhs: View<'_>, out: &mut [f32], out_stride: usize, accumulate: bool) {
+    pub(crate) fn product(self, lhs: View<'_>, out: &mut [f32], out_stride: usize, accumulate: bool) {
         match self {
             Self::Plain(rhs) => gemm::product(lhs, rhs, out, out_stride, accumulate),
             #[cfg(target_arch = "x86_64")]
@@ -277,39 +266,13 @@ fn backward_by_input(
     let transposed = transposed.ready(cpu, packed);
     let (float, out_stride) = (input_gradient.float(), input_gradient.stride());
     let out = input_gradient.parts();
-    let each = transposed.batch_rows(cpu, rows);
+    let each = transposed.rows_of_task(cpu, rows, ROWS, ROWS);
     run!(cpu, tasks_for(rows, each), |task| {
         let block = rows_of_task(task, each, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
         transposed.product(by_output.rows(block), out, out_stride, false);
         float.round_all(out);
-    });
-}
-
-/// `weights_gradient = input^T . output_gradient`
-fn backward_by_weights(
-    cpu: &Cpu,
-    rows: usize,
-    input: &CpuMatrix,
-    output_gradient: &CpuMatrix,
-    sum: Sum,
-    weights_gradient: &mut CpuMatrix,
-) {
-    let (inputs, outputs) = (weights_gradient.rows(), weights_gradient.columns());
-    assert!(inputs == input.columns() && outputs == output_gradient.columns());
-    let by_output = Factor::of(input.float(), output_gradient, rows);
-    let mut scratch = cpu.scratch(by_output.room(cpu));
-    let by_output = by_output.ready(cpu, scratch.as_mut_slice());
-    let out_stride = weights_gradient.stride();
-    let out = weights_gradient.parts();
-    let each = by_output.inputs(cpu, inputs);
-    run!(cpu, tasks_for(inputs, each), |task| {
-        let block = rows_of_task(task, each, inputs);
-        let lhs = View::row_major(&input.as_slice()[block.start..], rows, block.len(), input.stride());
-        // SAFETY: blocks of inputs are disjoint.
-        let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
-        by_output.product(lhs.transposed(), out, out_stride, sum == Sum::Further);
     });
 }
 

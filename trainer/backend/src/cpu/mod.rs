@@ -3,7 +3,7 @@
 //! * [`team`]: threads; fork and join around numbered tasks.
 //! * [`memory`], [`matrix`]: aligned memory, matrices and tables in it.
 //! * [`simd`]: kernels compiled for several vector widths.
-//! * [`gemm`], [`bf16`], [`layer`]: fully connected layers.
+//! * [`gemm`], [`bf16`], [`layer`], [`weights`]: fully connected layers.
 //! * [`gather`], [`linear`]: lookups and the linear model.
 //! * [`normalize`]: numbers brought to one scale, by row or column.
 //! * [`interaction`]: how features meet; [`mixture`]: gates over experts; [`columns`]: moving and adding columns.
@@ -48,6 +48,7 @@ mod step;
 mod step_rows;
 mod team;
 mod vectors;
+mod weights;
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -146,10 +147,14 @@ impl Cpu {
         self.team.run(tasks, &run);
     }
 
+    fn threads(&self) -> usize {
+        self.team.threads()
+    }
+
     /// Items of each task of an operation on `items`: whole tiles of so many, at most some `most`, and as many for one
     /// thread as for another.
     fn items_of_task(&self, items: usize, tile: usize, most: usize) -> usize {
-        let tiles = items.div_ceil(tile).div_ceil(self.team.threads());
+        let tiles = items.div_ceil(tile).div_ceil(self.threads());
         let tasks = (tiles * tile).div_ceil(most).max(1);
         (tiles.div_ceil(tasks) * tile).max(tile)
     }

@@ -104,6 +104,25 @@ impl Instructions {
     fn words(self, width: usize) -> usize {
         self.terms() * width
     }
+
+    /// Rows of the left factor that fill whole tiles: blocks of a multiple of them compute nothing in vain.
+    pub(crate) fn tile_rows(self) -> usize {
+        match self.0 {
+            Kernel::Avx512 => avx512::TILE,
+            Kernel::Amx | Kernel::AmxSplit => amx::SIDE,
+        }
+    }
+
+    /// Packs pairs of rows of a row-major matrix, `width` columns from `column` on.
+    fn pack(self, matrix: View<'_>, pairs: Range<usize>, column: usize, words: &mut [f32], width: usize) {
+        // SAFETY: the machine has the instructions.
+        unsafe {
+            match self.0 {
+                Kernel::Avx512 | Kernel::Amx => pack_pairs(matrix, pairs, column, words, width),
+                Kernel::AmxSplit => split::split_panel(matrix, pairs, column, words),
+            }
+        }
+    }
 }
 
 fn has_vectors() -> bool {
@@ -145,23 +164,27 @@ impl<'a> Panels<'a> {
             let (start, each) = (panel * pairs, instructions.words(width));
             // SAFETY: each task has pairs of a panel of its own.
             let words = unsafe { parts.get((start + block.start) * each..(start + block.end) * each) };
-            // SAFETY: the machine has the instructions.
-            unsafe {
-                match instructions.0 {
-                    Kernel::Avx512 | Kernel::Amx => pack_pairs(matrix, block, panel * width, words, width),
-                    Kernel::AmxSplit => split::split_panel(matrix, block, panel * width, words),
-                }
-            }
+            instructions.pack(matrix, block, panel * width, words, width);
         });
         Self { instructions, words, depth, columns }
     }
 
-    /// Rows of the left factor that fill whole tiles: blocks of a multiple of them compute nothing in vain.
-    pub(crate) fn tile_rows(&self) -> usize {
-        match self.instructions.0 {
-            Kernel::Avx512 => avx512::TILE,
-            Kernel::Amx | Kernel::AmxSplit => amx::SIDE,
+    /// The same by the calling thread alone.
+    pub(crate) fn pack_alone(instructions: Instructions, matrix: View<'_>, room: &'a mut [f32]) -> Self {
+        let (depth, columns) = (matrix.rows, matrix.columns);
+        assert!(matrix.column_stride == 1 && matrix.is_within(), "a row-major matrix within its slice");
+        let words = &mut room[..Self::room(instructions, depth, columns)];
+        let (pairs, width) = (instructions.pairs(depth), instructions.width(columns));
+        let panels = words.chunks_exact_mut((pairs * instructions.words(width)).max(1));
+        for (words, column) in panels.zip((0..columns).step_by(width)) {
+            instructions.pack(matrix, 0..pairs, column, words, width);
         }
+        Self { instructions, words, depth, columns }
+    }
+
+    /// As [`Instructions::tile_rows`].
+    pub(crate) fn tile_rows(&self) -> usize {
+        self.instructions.tile_rows()
     }
 
     fn pairs(&self) -> usize {
