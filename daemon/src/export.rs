@@ -18,6 +18,7 @@
 //! | `buckets` | hashed, identity, crossed | what values are hashed to, or numbers are below |
 //!
 //! * `millstream.missing`: a list of the values that stand for an absent one.
+//! * `millstream.classes`: where the label is one of several classes, a list of their values in the order of the scores.
 //!
 //! `millstream.part` says which tower of a two-tower model a file has, where it is one alone.
 //!
@@ -70,11 +71,13 @@ impl Exportable {
         let transform = Transform::resolve(&job.features, &job.label, &job.data.missing, &analysis)?;
         let scalings: BTreeMap<&str, Scaling> = transform.scalings().collect();
         let (features, left_out) = features(&job, &analysis, &trained, &scalings);
-        let description = vec![
+        let mut description = vec![
             ("job".to_owned(), job.name.clone()),
             ("features".to_owned(), Value::from(features).to_string()),
             ("missing".to_owned(), json!(job.data.missing).to_string()),
         ];
+        let classes = &job.label.first.classes;
+        description.extend((!classes.is_empty()).then(|| ("classes".to_owned(), json!(classes).to_string())));
         let scales = scalings.iter().map(|(name, scaling)| {
             let Scaling { logarithm, shift, divisor, absent } = *scaling;
             ((*name).to_owned(), NumberScale { logarithm, shift, divisor, absent })

@@ -53,7 +53,10 @@ pub(crate) struct Scored {
 pub struct Predictions {
     /// Names of the labels; none of one that has no name.
     pub labels: Vec<String>,
-    /// Of the next rows in order: those of the first label, then as many of the next. Dropping it ends the work.
+    /// The classes of the one label, where it is one of several.
+    pub classes: Vec<String>,
+    /// Of the next rows in order: those of the first label, or class, then as many of the next. Dropping it ends the
+    /// work.
     pub scores: mpsc::Receiver<Result<Vec<f32>>>,
 }
 
@@ -163,9 +166,9 @@ impl Scorer {
         base: PathBuf,
     ) -> Result<Predictions> {
         let (sender, scores) = mpsc::channel(QUEUE);
-        let labels = scored.job.label.names();
+        let (labels, classes) = (scored.job.label.names(), scored.job.label.first.classes.clone());
         self.start(scored, data, base, ToPredict { scores: sender }).await?;
-        Ok(Predictions { labels, scores })
+        Ok(Predictions { labels, classes, scores })
     }
 
     /// Ends all runs, and lets no further one start.

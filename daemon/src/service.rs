@@ -142,10 +142,10 @@ impl Control for Service {
     async fn predict(&self, request: Request<ScoreRequest>) -> Reply<Self::PredictStream> {
         let ScoreRequest { target, data, base, best } = request.into_inner();
         let scores = self.daemon.predict(Target { name: target, best }, data, PathBuf::from(base)).await;
-        let Predictions { labels, scores } = scores.map_err(|error| failed(&error))?;
-        let first = tokio_stream::once(Ok(Scores { scores: Vec::new(), labels }));
+        let Predictions { labels, classes, scores } = scores.map_err(|error| failed(&error))?;
+        let first = tokio_stream::once(Ok(Scores { scores: Vec::new(), labels, classes }));
         let messages = ReceiverStream::new(scores).map(|scores| match scores {
-            Ok(scores) => Ok(Scores { scores, labels: Vec::new() }),
+            Ok(scores) => Ok(Scores { scores, ..Scores::default() }),
             Err(error) => Err(failed(&error)),
         });
         Ok(Response::new(first.chain(messages).boxed()))

@@ -9,13 +9,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use millstream_backend::Backend;
 use millstream_batch::BatchSchema;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::spec::FeatureSpec;
 use millstream_pipeline::transform::{CarriedIds, carried_ids};
-use millstream_trainer::checkpoint::{CheckpointStore, Element, Extent};
+use millstream_trainer::checkpoint::{CheckpointStore, Element, Extent, Snapshot};
 use millstream_trainer::session::Session;
 use millstream_trainer::spec::ModelSpec;
 use millstream_trainer::warm_start::{IdsThen, Report, WarmStart};
@@ -35,7 +35,7 @@ pub struct Beginning {
 
 /// A job's own part of it.
 struct Now<'a> {
-    features: &'a [FeatureSpec],
+    job: &'a Job,
     analysis: &'a Analysis,
     model: &'a ModelSpec,
     schema: &'a BatchSchema,
@@ -51,12 +51,12 @@ impl Beginning {
         else {
             return Ok(None);
         };
-        let now = Now { features: &job.features, analysis, model: &job.model, schema: &plan.schema };
+        let now = Now { job, analysis, model: &job.model, schema: &plan.schema };
         let here = || format!("`warm_start.checkpoint`, {}", checkpoint.display());
         let then = scoring::find(checkpoint, *best).with_context(here)?;
         let store = CheckpointStore::local(&then.directory)?;
-        let manifest = store.manifest(then.step)?.snapshot;
-        let warm = compare(&then, (&manifest.model, &manifest.schema), &now).with_context(here)?;
+        let snapshot = store.manifest(then.step)?.snapshot;
+        let warm = compare(&then, &snapshot, &now).with_context(here)?;
         let checkpoint = PathBuf::from(store.path(then.step));
         Ok(Some(Self { checkpoint, report: warm.report().clone() }))
     }
@@ -98,26 +98,34 @@ pub(crate) fn begin<B: Backend<Scalar: Element>>(
     };
     let ((job, path), (analysis, _)) = (read(runs::JOB)?, read(runs::ANALYSIS)?);
     let ((job, _), analysis) = (Job::parse(&job, &path, &[])?, Analysis::from_json(&analysis)?);
-    let now = Now { features: &job.features, analysis: &analysis, model, schema };
-    let snapshot = &loaded.manifest.snapshot;
-    let warm = compare(&then, (&snapshot.model, &snapshot.schema), &now).with_context(here)?;
+    let now = Now { job: &job, analysis: &analysis, model, schema };
+    let warm = compare(&then, &loaded.manifest.snapshot, &now).with_context(here)?;
     session.warm_start(&warm, &loaded).with_context(here)
 }
 
-fn compare(then: &Scored, model: (&ModelSpec, &BatchSchema), now: &Now<'_>) -> Result<WarmStart> {
+fn compare(then: &Scored, snapshot: &Snapshot, now: &Now<'_>) -> Result<WarmStart> {
     let of = |features: &[FeatureSpec], name: &str| features.iter().position(|spec| spec.name == name);
     let mut failed = None;
     let ids = |feature: &str| {
-        let both = of(&then.job.features, feature).zip(of(now.features, feature));
+        let both = of(&then.job.features, feature).zip(of(&now.job.features, feature));
         let Some((before, here)) = both else { return IdsThen::Unlike("is no feature of both jobs".into()) };
         let before = (&then.job.features[before], &then.analysis);
-        match carried_ids(before, (&now.features[here], now.analysis)) {
+        match carried_ids(before, (&now.job.features[here], now.analysis)) {
             Ok(CarriedIds::Same) => IdsThen::Same,
             Ok(CarriedIds::Each(ids)) => IdsThen::Each(ids),
             Ok(CarriedIds::Unlike(why)) => IdsThen::Unlike(why),
             Err(error) => IdsThen::Unlike(failed.insert(error).to_string()),
         }
     };
-    let warm = WarmStart::new(model, (now.model, now.schema), ids)?;
+    let (classes_then, tasks) =
+        (&then.job.label.first.classes, now.job.training.tasks(now.schema.label_count()));
+    let classes = &now.job.label.first.classes;
+    if classes_then.len() == classes.len() && classes_then != classes {
+        bail!(
+            "its classes are others than the job's, or in another order: `classes` of both are to be the same"
+        );
+    }
+    let of_then = (&snapshot.model, &snapshot.schema, snapshot.tasks.as_slice());
+    let warm = WarmStart::new(of_then, (now.model, now.schema, &tasks), ids)?;
     failed.map_or(Ok(warm), |error| Err(error.into()))
 }

@@ -137,6 +137,10 @@ pub struct LabelColumn {
     /// Which numbers these may be.
     #[serde(default, skip_serializing_if = "LabelNumbers::is_usual")]
     pub numbers: LabelNumbers,
+    /// The values that it may have, each the class of its number; none where a label is no class. With columns of
+    /// numbers the values are compared, not how they are written.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<String>,
 }
 
 /// What a column of labels that are numbers may hold.
@@ -148,6 +152,13 @@ pub enum LabelNumbers {
     Probabilities,
     /// Any finite ones.
     Any,
+}
+
+impl LabelColumn {
+    /// Whether rows are told apart as positive and negative.
+    pub(crate) fn has_positives(&self) -> bool {
+        self.classes.is_empty() && (self.positive.is_some() || self.numbers == LabelNumbers::Probabilities)
+    }
 }
 
 impl LabelNumbers {

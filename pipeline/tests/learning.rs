@@ -97,7 +97,7 @@ fn what_is_learned_fits_the_data_and_transforms_it() {
     assert_eq!(learn(&dataset, &features(), ">50K", 1, &runtime).unwrap().0.to_json(), analysis.to_json());
 
     assert_eq!((analysis.rows, progress), (2000, 2000));
-    assert_eq!(analysis.label.unwrap().positives, 500);
+    assert_eq!(analysis.label.as_ref().unwrap().positives, 500);
     let age = analysis.numbers["age"];
     assert_eq!((age.values, age.missing, age.minimum, age.maximum), (1800, 200, 21.0, 69.0));
     assert!((age.plain.mean - 45.0).abs() < 1e-9);

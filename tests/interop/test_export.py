@@ -107,6 +107,14 @@ MODELS = {
     "mmoe": deep("mmoe", "experts = 3", "expert = [16, 8]", "tower = [4]", 'normalization = "layer"'),
     "mmoe_of_one_label": deep("mmoe", "experts = 2", "expert = [8]", "tower = []"),
 }
+# Of classes, each of another way to the logits.
+OF_CLASSES = {
+    "linear_of_classes": f'kind = "linear"\nfeatures = {listed(["plain", "marks", "place", "age"])}',
+    "wide_deep_of_classes": MODELS["wide_deep"],
+    "mlp_of_classes": MODELS["mlp"],
+    "dcn_of_classes": MODELS["dcn_full_parallel"],
+    "dlrm_of_classes": MODELS["dlrm_dot"],
+}
 
 for pooling in ["sum", "mean", "sqrtn"]:
     MODELS[f"mlp_weighted_{pooling}"] = deep("mlp", HIDDEN, pooling=pooling, features=MARKS + NUMBERS + IDS)
@@ -142,6 +150,9 @@ MODELS["two_tower"] = "\n".join(
         'item.normalization = "batch"',
     ]
 )
+CLASSES = ["low", "in, between", "high"]
+LABELS |= {name: f'[label]\ncolumn = "level"\nclasses = {json.dumps(CLASSES)}' for name in OF_CLASSES}
+NAMES |= {name: CLASSES for name in OF_CLASSES}
 MODELS["two_tower_of_any_length"] = MODELS["two_tower"].replace("temperature", "normalize = false\ntemperature")
 
 
@@ -157,7 +168,7 @@ lanes = 4
 {LABELS.get(name, CLICKED)}
 [features]{FEATURES}
 [model]
-{MODELS[name]}
+{(MODELS | OF_CLASSES)[name]}
 [training]
 threads = 1
 [checkpoint]
@@ -191,6 +202,7 @@ def table(rows: int, seed: int) -> pa.Table:
             "tag_weights": pa.array(weights, pa.list_(pa.float64())),
             "colour_seen": [COLOURS[place] for place in colour],
             "spent": odds * 2,
+            "level": [CLASSES[place] for place in np.digitize(odds, [-1, 2])],
             "main": pa.array(place % 30, mask=place % 7 == 3),
             "clicked": (draw.random(rows) < 1 / (1 + np.exp(-odds))).astype(np.int64),
         }
@@ -265,7 +277,7 @@ class Export(WithoutDaemon):
         cls.data = table(ROWS, 2)
         pq.write_table(cls.data, cls.scratch / "eval.parquet")
         cls.checkpoints = {}
-        for name in MODELS:
+        for name in MODELS | OF_CLASSES:
             file = cls.scratch / f"{name}.toml"
             file.write_text(job(name))
             cls.checkpoints[name] = millstream("train", file)["checkpoint"]
@@ -274,7 +286,8 @@ class Export(WithoutDaemon):
         output = self.scratch / f"{name}.parquet"
         assert millstream("predict", self.checkpoints[name], "--output", output)["rows"] == ROWS
         table = pq.read_table(output)
-        self.assertEqual(table.column_names, [f"score_{label}" for label in NAMES.get(name, [])] or ["score"])
+        columns = [f"score_{label}" for label in NAMES.get(name, [])] or ["score"]
+        self.assertEqual(table.column_names, columns + ["class"] * (name in OF_CLASSES))
         return table[column].to_numpy()
 
     def exported(self, name: str, *options):
@@ -312,6 +325,24 @@ class Export(WithoutDaemon):
                 kinds = {port.name: (port.type, port.shape) for port in session.get_inputs()}
                 for port in told["inputs"]:
                     self.assertEqual(kinds[port["name"]], (f"tensor({port['type']})", port["shape"]))
+
+    def test_onnxruntime_tells_classes_apart_as_predict_does(self):
+        self.assertEqual(len(OF_CLASSES), 5)
+        for name in OF_CLASSES:
+            with self.subTest(name):
+                session, inputs, told = self.exported(name)
+                self.assertEqual([port["shape"] for port in told["outputs"]], [["rows", 3]] * 2)
+                score, logit = session.run(["score", "logit"], inputs)
+                expected = np.stack([self.predicted(name, f"score_{label}") for label in CLASSES], axis=1)
+                off = np.abs(score - expected).max()
+                print(f"{name}: off by {off:.1e} at most")
+                self.assertLessEqual(off, TOLERANCE)
+                self.assertGreater(expected.std(axis=0).max(), 0.02, "scores that tell rows apart")
+                odds = np.exp(logit - logit.max(axis=1, keepdims=True))
+                np.testing.assert_allclose(odds / odds.sum(axis=1, keepdims=True), score, atol=1e-6)
+                self.assertEqual(json.loads(session.get_modelmeta().custom_metadata_map["millstream.classes"]), CLASSES)
+                likeliest = [CLASSES[place] for place in expected.argmax(axis=1)]
+                self.assertEqual(list(self.predicted(name, "class")), likeliest)
 
     def test_towers_alone_make_the_vectors_whose_product_is_the_score(self):
         for name in ["two_tower", "two_tower_of_any_length"]:

@@ -31,15 +31,22 @@ impl std::ops::AddAssign for LossSum {
 impl LossSpec {
     /// The loss, as kernels see it.
     pub(crate) fn as_loss(&self) -> Loss {
-        match *self {
+        match self {
             Self::BinaryCrossEntropy { label_smoothing, positive_weight, negative_weight } => {
                 Loss::BinaryCrossEntropy {
-                    smoothing: label_smoothing.into(),
-                    positive_weight: positive_weight.into(),
-                    negative_weight: negative_weight.into(),
+                    smoothing: (*label_smoothing).into(),
+                    positive_weight: (*positive_weight).into(),
+                    negative_weight: (*negative_weight).into(),
                 }
             }
             Self::SquaredError => Loss::SquaredError,
+            Self::CrossEntropy { classes, label_smoothing, class_weights } => Loss::CrossEntropy {
+                smoothing: (*label_smoothing).into(),
+                class_weights: match class_weights.as_slice() {
+                    [] => vec![1.0; *classes as usize],
+                    weights => weights.iter().copied().map(f64::from).collect(),
+                },
+            },
         }
     }
 }

@@ -299,7 +299,7 @@ fn embedding() {
 #[test]
 fn linear() {
     let new = || {
-        let mut linear = Linear::new(BACKEND, "linear", tables(1, Pool::Sum), vec![1, 0], sgd()).unwrap();
+        let mut linear = Linear::new(BACKEND, "linear", tables(1, Pool::Sum), vec![1, 0], 1, sgd()).unwrap();
         scatter(&mut linear);
         linear
     };
@@ -408,11 +408,30 @@ fn loss() {
         let value = |logits: &[f64]| {
             let (mut gradient, mut sums) = (BACKEND.matrix(ROWS, 1), BACKEND.matrix(1, 2));
             let logits = filled(ROWS, 1, logits);
-            BACKEND.loss(&loss.into(), &batch, 0..ROWS, &logits, &mut gradient, &mut sums);
+            BACKEND.loss(&loss.clone().into(), &batch, 0..ROWS, &logits, &mut gradient, &mut sums);
             let sums = read(&sums, 2);
             (sums[0] / sums[1], read(&gradient, ROWS))
         };
         let (_, gradient) = value(&at);
         check("logits", &at, &gradient, |x| value(x).0);
+    }
+}
+
+#[test]
+fn loss_of_classes() {
+    const CLASSES: usize = 4;
+    let batch = uploaded();
+    let at: Vec<f64> = numbers("logits", ROWS * CLASSES).iter().map(|x| 3.0 * x).collect();
+    for (smoothing, class_weights) in [(0.0, vec![1.0; CLASSES]), (0.25, vec![0.5, 3.0, 1.0, 2.0])] {
+        let loss = Loss::CrossEntropy { smoothing, class_weights };
+        let value = |logits: &[f64]| {
+            let (mut gradient, mut sums) = (BACKEND.matrix(ROWS, CLASSES), BACKEND.matrix(1, 2));
+            let logits = filled(ROWS, CLASSES, logits);
+            BACKEND.loss(&loss.clone().into(), &batch, 0..ROWS, &logits, &mut gradient, &mut sums);
+            let sums = read(&sums, 2);
+            (sums[0] / sums[1], read(&gradient, ROWS * CLASSES))
+        };
+        let (_, gradient) = value(&at);
+        check("logits of classes", &at, &gradient, |x| value(x).0);
     }
 }

@@ -246,10 +246,13 @@ pub(crate) struct Eval {
 Scores are probabilities of the positive class, or the numbers that a job of the loss \"mse\"
 predicts, one for each row, in the order of the data: files by their paths, each once, and the rows
 in them. Rows that the job's own `filter` or `on_bad_record` leaves out have none. The data needs no
-label. Those of a two-tower model are products of its vectors, over the temperature.
+label. Those of a two-tower model are products of its vectors, over the temperature. Of a label of
+`classes` there is the probability of each class, and the class that is predicted, which has the
+highest.
 
 Parquet has one column, `score`, of 32-bit floats; of a job of several labels one for each,
-`score_LABEL`. The name scores.csv.gz has text compressed, as has .zst.
+`score_LABEL`; of a label of classes one for each, `score_CLASS`, and `class`, which is text. The
+name scores.csv.gz has text compressed, as has .zst.
 
 Examples:
   millstream predict census-2f9c 'new/*.parquet' > scores.csv

@@ -88,6 +88,7 @@ fn title(metric: &str) -> &str {
         "rmse" => "RMSE",
         "mae" => "MAE",
         "r2" => "R²",
+        "top5_accuracy" => "top-5 accuracy",
         other => other,
     }
 }

@@ -126,7 +126,8 @@ pub(crate) fn evaluation(epoch: Option<u32>, eval: &[Metrics]) -> String {
 /// `auc 0.9051  log loss 0.3102  calibration 1.0170  accuracy 0.8551`: of all metrics those that tell whether training
 /// goes well.
 fn metrics(metrics: &Metrics) -> String {
-    const TELLING: [&str; 7] = ["auc", "group_auc", "log_loss", "mae", "r2", "calibration", "accuracy"];
+    const TELLING: [&str; 8] =
+        ["auc", "group_auc", "log_loss", "mae", "r2", "calibration", "accuracy", "top5_accuracy"];
     let is_number = figures::find(metrics, "mae").is_some();
     let names = is_number.then_some("rmse").into_iter().chain(TELLING);
     let found = names.filter_map(|name| Some((name, figures::find(metrics, name)?)));

@@ -132,6 +132,8 @@ fn read_metric(
     if let Some(metric) = metric.filter(|metric| !metric.is_of(prediction)) {
         let whose = if name.is_empty() { "the label".to_owned() } else { format!("`{name}`") };
         let (of, how) = match prediction {
+            _ if metric == Metric::Top5Accuracy => ("more than 5 classes", "otherwise"),
+            Prediction::Classes(_) => ("other predictions", "as one of its classes"),
             Prediction::Probability => ("numbers", "by its probability"),
             Prediction::Number => ("probabilities", "as a number"),
             Prediction::Rank => ("probabilities and numbers", "by scores that do no more than rank"),

@@ -3,12 +3,17 @@
 //! What a label's column may hold depends on its loss, which is read later: so labels are read first and resolved
 //! once that is known.
 
+use std::collections::HashSet;
+
 use millstream_pipeline::spec::{LabelColumn, LabelNumbers, LabelSpec};
 use millstream_trainer::spec::{ModelSpec, Prediction, TrainingSpec};
 
-use super::document::Value;
+use super::document::{Node, Value};
 use super::error::{At, Problems};
 use super::section::Section;
+
+/// The most classes: each has a logit in every row of a step.
+const MOST_CLASSES: usize = 65_536;
 
 /// The labels, as they were written.
 pub(super) struct Labels {
@@ -24,13 +29,16 @@ struct Label {
     positive: Option<String>,
     /// Where `positive` is, or else the label.
     at: At,
+    /// Its values, where each is a class.
+    classes: Vec<String>,
 }
 
 /// Reads one table `[label]`, or a table for each label in `[labels]`.
 pub(super) fn read(top: &mut Section<'_>, problems: &Problems<'_>) -> Labels {
     if top.node("labels").is_none() {
         let mut label = top.required_section("label", "[label]", "the column to predict");
-        let only = read_one(&mut label, String::new());
+        let mut only = read_one(&mut label, String::new());
+        only.classes = read_classes(&mut label);
         let weight = label.text("weight").map(|weight| weight.text.to_owned());
         if weight.as_ref() == Some(&only.column) {
             label.error("weight", "the label cannot be its own weight");
@@ -47,6 +55,9 @@ pub(super) fn read(top: &mut Section<'_>, problems: &Problems<'_>) -> Labels {
     for (name, at, node) in labels.entries().filter(|(name, ..)| *name != "weight") {
         let Some(mut table) = labels.as_section(node, format!("label `{name}`")) else { continue };
         check_name(name, at, problems);
+        if table.node("classes").is_some() {
+            table.error("classes", "`classes` is for one [label]: several are each 0 or 1, or numbers");
+        }
         let label = read_one(&mut table, name.to_owned());
         if weight.as_ref() == Some(&label.column) {
             problems.error(labels.at_key("weight"), "a label cannot be the rows' weight");
@@ -76,25 +87,79 @@ fn check_name(name: &str, at: At, problems: &Problems<'_>) {
 
 fn read_one(label: &mut Section<'_>, name: String) -> Label {
     let column = label.required_text("column", "the column to predict").map(|column| column.text.to_owned());
-    let positive = match label.node("positive").map(|node| (node, &node.value)) {
-        None => None,
-        Some((_, Value::Text(text))) => Some(text.clone()),
-        // As the values of such columns read as text.
-        Some((_, Value::Whole(number))) => Some(number.to_string()),
-        Some((_, Value::Bool(value))) => Some(value.to_string()),
-        Some((node, other)) => {
-            let message = format!("expected the value that means 1, found {}", other.describe());
+    let positive = label.node("positive").and_then(|node| {
+        let value = value(node);
+        if value.is_none() {
+            let message = format!("expected the value that means 1, found {}", node.value.describe());
             label.error_at(node.at, message);
-            None
         }
+        value
+    });
+    let (column, at) = (column.unwrap_or_default(), label.at_key("positive"));
+    Label { name, column, positive, at, classes: Vec::new() }
+}
+
+/// A value of a column, as those of such columns read as text.
+fn value(node: &Node) -> Option<String> {
+    match &node.value {
+        Value::Text(text) => Some(text.clone()),
+        Value::Whole(number) => Some(number.to_string()),
+        Value::Bool(value) => Some(value.to_string()),
+        _ => None,
+    }
+}
+
+/// The values of classes: a list of them, or their number, where they are 0, 1 and so on.
+fn read_classes(label: &mut Section<'_>) -> Vec<String> {
+    let Some(node) = label.node("classes") else { return Vec::new() };
+    if label.has("positive") {
+        label.error("positive", "`positive` makes two classes of a label, and `classes` lists them");
+    }
+    let Value::List(items) = &node.value else {
+        let number = match node.value {
+            Value::Whole(_) => label.whole("classes", 2..=MOST_CLASSES as u64),
+            _ => {
+                let message =
+                    format!("expected a list of values, or how many, found {}", node.value.describe());
+                label.error_at(node.at, message);
+                None
+            }
+        };
+        return (0..number.unwrap_or(2)).map(|class| class.to_string()).collect();
     };
-    Label { name, column: column.unwrap_or_default(), positive, at: label.at_key("positive") }
+    if !(2..=MOST_CLASSES).contains(&items.len()) {
+        let message = format!("a label has from 2 to {MOST_CLASSES} classes, found {}", items.len());
+        label.error_at(node.at, message);
+    }
+    let mut classes: Vec<String> = Vec::with_capacity(items.len());
+    let (mut texts, mut numbers) = (HashSet::new(), HashSet::new());
+    for item in items {
+        let Some(class) = value(item) else {
+            let message = format!("expected the value of a class, found {}", item.value.describe());
+            label.error_at(item.at, message);
+            continue;
+        };
+        // Columns of numbers know only these apart: 0 and -0 are one.
+        let number = class.trim_ascii().parse::<f64>().ok().filter(|number| number.is_finite());
+        let number = number.map(|number| (number + 0.0).to_bits());
+        if !texts.insert(class.clone()) || number.is_some_and(|number| !numbers.insert(number)) {
+            label.error_at(item.at, format!("`{class}` is a class already"));
+        }
+        classes.push(class);
+    }
+    classes
 }
 
 impl Labels {
     /// Their names; an empty one where there is but one without.
     pub(super) fn names(&self) -> Vec<&str> {
         self.all.iter().map(|label| label.name.as_str()).collect()
+    }
+
+    /// How many classes the label has, if they are classes.
+    pub(super) fn classes(&self) -> Option<u32> {
+        let only = self.all.first().filter(|label| !label.classes.is_empty())?;
+        u32::try_from(only.classes.len()).ok()
     }
 
     /// What is to be read of them, trained so; the model, whose kind is at `model_at`, must take as many.
@@ -111,11 +176,21 @@ impl Labels {
                 format!("\"{kind}\" predicts one label, and there are {labels}; \"mmoe\" predicts several");
             problems.error(model_at, message);
         }
+        if self.classes().is_some() && !model.takes_classes() {
+            let message = format!(
+                "\"{}\" does not predict one of several classes; \"linear\", \"mlp\", \"wide_deep\", \"dcn_v2\" and \
+                 \"dlrm\" do",
+                model.kind()
+            );
+            problems.error(model_at, message);
+        }
         let tasks = training.tasks(self.all.len());
         let mut columns = self.all.into_iter().zip(tasks).map(|(label, task)| {
-            let Label { name, column, positive, at } = label;
+            let Label { name, column, positive, at, classes } = label;
             let numbers = match model.prediction(&task.loss) {
-                Prediction::Probability | Prediction::Rank => LabelNumbers::Probabilities,
+                Prediction::Probability | Prediction::Rank | Prediction::Classes(_) => {
+                    LabelNumbers::Probabilities
+                }
                 Prediction::Number => LabelNumbers::Any,
             };
             if numbers == LabelNumbers::Any && positive.is_some() {
@@ -123,7 +198,7 @@ impl Labels {
                     "`positive` makes classes of a label, and the loss \"mse\" takes it for a number";
                 problems.error(at, message);
             }
-            LabelColumn { name, column, positive, numbers }
+            LabelColumn { name, column, positive, numbers, classes }
         });
         LabelSpec {
             first: columns.next().unwrap_or_default(),
@@ -167,7 +242,7 @@ features = { age = { kind = "numeric" } }
         assert_eq!((job.label.first.column.as_str(), job.label.first.positive.as_deref()), ("b", Some("1")));
         assert_eq!(job.label.others[0].numbers, LabelNumbers::Any);
         let mse = TaskSpec { loss: LossSpec::SquaredError, weight: 0.25 };
-        assert_eq!(job.training.tasks, [LossSpec::default().into(), mse]);
+        assert_eq!(job.training.tasks, [LossSpec::default().into(), mse.clone()]);
         // What one that is not named has.
         let usual = "[training.loss]\npositive_weight = 3\n";
         let job = self::job("mmoe", &format!("{TWO}{usual}{losses}")).unwrap();
@@ -208,6 +283,121 @@ features = { age = { kind = "numeric" } }
             error.contains("\"mae\" is of numbers, and `bought` is predicted by its probability"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn classes_are_values_in_their_order_or_so_many_numbers() {
+        let of = |classes: &str, rest: &str| {
+            job("mlp", &format!("label = {{ column = \"c\", classes = {classes} }}\n{rest}")).unwrap()
+        };
+        assert_eq!(of("[\"nan\", \"NaN\"]", "").label.first.classes, ["nan", "NaN"]);
+        let named = of("[\"a b\", 7, true]", "[checkpoint]\nkeep_best = true\n");
+        assert_eq!(named.label.first.classes, ["a b", "7", "true"]);
+        let plain = |classes| LossSpec::CrossEntropy { classes, label_smoothing: 0.0, class_weights: vec![] };
+        assert_eq!(named.training.loss, plain(3));
+        assert_eq!(named.checkpoint.best.map(|best| best.metric), Some(Metric::LogLoss));
+        let again = Job::parse(&named.text, Path::new("elsewhere.toml"), &[]).unwrap().0;
+        assert_eq!((again.label, again.training), (named.label.clone(), named.training.clone()));
+        let loss = "[training.loss]\nkind = \"cross_entropy\"\nlabel_smoothing = 0.25\nclass_weights = [1, 2.5, 3, 4]\n";
+        let counted = of("4", loss);
+        assert_eq!(counted.label.first.classes, ["0", "1", "2", "3"]);
+        let class_weights = vec![1.0, 2.5, 3.0, 4.0];
+        let expected = LossSpec::CrossEntropy { classes: 4, label_smoothing: 0.25, class_weights };
+        assert_eq!(counted.training.loss, expected);
+        let other = of("[\"7\", \"a b\", \"true\"]", "[checkpoint]\nkeep_best = true\n");
+        assert_ne!(other.fingerprint(), named.fingerprint(), "another order is another job");
+        let json = serde_json::to_string(&named.label).unwrap();
+        assert_eq!(json, r#"{"column":"c","positive":null,"classes":["a b","7","true"],"weight":null}"#);
+    }
+
+    #[test]
+    fn mistakes_with_classes_are_told_with_their_place() {
+        let (classes, of) =
+            ("label = { column = \"c\", classes = [\"a\", \"b\", \"c\"] }\n", "[training.loss]\n");
+        let label = |keys: &str| format!("label = {{ column = \"c\", {keys} }}\n");
+        let best =
+            |metric: &str| format!("{classes}[checkpoint]\nkeep_best = true\nbest_metric = \"{metric}\"\n");
+        let cases = [
+            ("mlp", label("classes = [\"a\"]"), ":5:35: error: a label has from 2 to 65536 classes, found 1"),
+            ("mlp", label("classes = 1"), ":5:35: error: expected a whole number from 2 to 65536, found 1"),
+            (
+                "mlp",
+                label("classes = \"a\""),
+                ":5:35: error: expected a list of values, or how many, found a string",
+            ),
+            (
+                "mlp",
+                label("classes = [\"a\", 0.5]"),
+                ":5:41: error: expected the value of a class, found a number with a fraction",
+            ),
+            ("mlp", label("classes = [\"a\", \"b\", \"a\"]"), ":5:46: error: `a` is a class already"),
+            ("mlp", label("classes = [1, \"01\"]"), ":5:39: error: `01` is a class already"),
+            (
+                "mlp",
+                label("positive = 1, classes = 3"),
+                ":5:36: error: `positive` makes two classes of a label",
+            ),
+            (
+                "deepfm",
+                classes.to_owned(),
+                ":4:18: error: \"deepfm\" does not predict one of several classes; \"linear\"",
+            ),
+            ("mmoe", classes.to_owned(), "\"mmoe\" does not predict one of several classes"),
+            (
+                "mmoe",
+                "[labels]\na = { column = \"a\", classes = 3 }".to_owned(),
+                ":6:31: error: `classes` is for one [label]",
+            ),
+            (
+                "mlp",
+                format!("{classes}{of}kind = \"bce\""),
+                ":7:8: error: a label of `classes` has the loss \"cross_entropy\"",
+            ),
+            (
+                "mlp",
+                format!("{classes}{of}kind = \"mse\""),
+                ":7:8: error: a label of `classes` has the loss \"cross_entropy\"",
+            ),
+            (
+                "mlp",
+                format!("{}{of}kind = \"cross_entropy\"", label("positive = 1")),
+                ":7:8: error: the loss \"cross_entropy\" is of a label's classes",
+            ),
+            (
+                "mlp",
+                format!("{classes}{of}class_weights = [1, 2]"),
+                ":7:17: error: expected a weight for each of 3 classes, found 2",
+            ),
+            (
+                "mlp",
+                format!("{classes}{of}class_weights = [1, 2, 0]"),
+                ":7:24: error: expected a number above 0, found 0",
+            ),
+            ("mlp", format!("{classes}{of}class_weights = 2"), ":7:17: error: expected a list of numbers"),
+            ("mlp", format!("{classes}{of}positive_weight = 2"), "`positive_weight` is for the loss \"bce\""),
+            (
+                "mlp",
+                format!("{}{of}class_weights = [1, 2]", label("positive = 1")),
+                "`class_weights` is for the loss \"cross_entropy\"",
+            ),
+            (
+                "mlp",
+                format!("{}{of}kind = \"mse\"\nlabel_smoothing = 0.5", "label = { column = \"c\" }\n"),
+                "`label_smoothing` is for the losses \"bce\" and \"cross_entropy\"",
+            ),
+            (
+                "mlp",
+                best("auc"),
+                "\"auc\" is of other predictions, and the label is predicted as one of its classes",
+            ),
+            ("mlp", best("rmse"), "\"rmse\" is of other predictions"),
+            ("mlp", best("top5_accuracy"), "\"top5_accuracy\" is of more than 5 classes"),
+        ];
+        for (kind, rest, expected) in cases {
+            let error = job(kind, &rest).unwrap_err();
+            assert!(error.contains(expected), "{rest}: {error}");
+            assert!(error.starts_with("job.toml:"), "{error}");
+        }
     }
 
     #[test]

@@ -178,6 +178,10 @@ impl<'a> Section<'a> {
     /// A constant of the arithmetic: at least 0, or above it.
     pub(super) fn constant(&mut self, key: &'static str, positive: bool) -> Option<f32> {
         let node = self.node(key)?;
+        self.as_constant(node, positive)
+    }
+
+    pub(super) fn as_constant(&self, node: &Node, positive: bool) -> Option<f32> {
         let number = self.as_number(node)?;
         let rounded = number as f32;
         if !rounded.is_finite() || rounded < 0.0 || (positive && rounded == 0.0) {

@@ -35,8 +35,8 @@ pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labe
     let loss_scale = read_loss_scale(&mut training, precision);
     let threads = training.whole_u32("threads", 1..=1_024);
     let schedule = read_schedule(training.section("schedule", "[training.schedule]"));
-    let loss = read_loss(training.section("loss", "[training.loss]"));
-    let tasks = read_losses(&mut training, loss, labels);
+    let loss = read_loss(training.section("loss", "[training.loss]"), labels);
+    let tasks = read_losses(&mut training, &loss, labels);
     let norm = training.constant("clip_norm", true);
     let clip = ClipSpec { norm, value: training.constant("clip_value", true) };
     let micro_batch_rows = training.whole_u32("micro_batch_size", 1..=u32::MAX);
@@ -85,38 +85,82 @@ fn refuse_what_is_of_labels(training: &Section<'_>) {
     }
 }
 
-fn read_loss(mut loss: Section<'_>) -> LossSpec {
-    let spec = read_kind(&mut loss);
+fn read_loss(mut loss: Section<'_>, labels: &Labels) -> LossSpec {
+    let spec = read_kind(&mut loss, labels.classes());
     loss.finish();
     spec
 }
 
-fn read_kind(loss: &mut Section<'_>) -> LossSpec {
-    #[derive(Clone, Copy)]
-    enum Kind {
-        BinaryCrossEntropy,
-        SquaredError,
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    BinaryCrossEntropy,
+    SquaredError,
+    CrossEntropy,
+}
+
+const KINDS: [(&str, Kind); 3] =
+    [("bce", Kind::BinaryCrossEntropy), ("mse", Kind::SquaredError), ("cross_entropy", Kind::CrossEntropy)];
+
+/// The keys of losses, and which have them.
+const KEYS: [(&str, &[Kind]); 4] = [
+    ("label_smoothing", &[Kind::BinaryCrossEntropy, Kind::CrossEntropy]),
+    ("positive_weight", &[Kind::BinaryCrossEntropy]),
+    ("negative_weight", &[Kind::BinaryCrossEntropy]),
+    ("class_weights", &[Kind::CrossEntropy]),
+];
+
+/// Reads the loss of a label, which may have `classes`.
+fn read_kind(loss: &mut Section<'_>, classes: Option<u32>) -> LossSpec {
+    let usual = if classes.is_some() { Kind::CrossEntropy } else { Kind::BinaryCrossEntropy };
+    let kind = loss.choice("kind", &KINDS).unwrap_or(usual);
+    if kind != Kind::CrossEntropy && classes.is_some() {
+        loss.error("kind", "a label of `classes` has the loss \"cross_entropy\"");
     }
-    let kinds = [("bce", Kind::BinaryCrossEntropy), ("mse", Kind::SquaredError)];
-    match loss.choice("kind", &kinds).unwrap_or(Kind::BinaryCrossEntropy) {
+    for (key, kinds) in KEYS.iter().filter(|(_, kinds)| !kinds.contains(&kind)) {
+        if loss.node(key).is_some() {
+            let names = KINDS.iter().filter(|(_, kind)| kinds.contains(kind));
+            let names: Vec<_> = names.map(|(name, _)| format!("\"{name}\"")).collect();
+            let losses = if names.len() > 1 { "losses" } else { "loss" };
+            loss.error(key, format!("`{key}` is for the {losses} {}", names.join(" and ")));
+        }
+    }
+    match kind {
         Kind::BinaryCrossEntropy => LossSpec::BinaryCrossEntropy {
             label_smoothing: loss.fraction("label_smoothing").unwrap_or(0.0),
             positive_weight: loss.constant("positive_weight", true).unwrap_or(1.0),
             negative_weight: loss.constant("negative_weight", true).unwrap_or(1.0),
         },
-        Kind::SquaredError => {
-            for key in ["label_smoothing", "positive_weight", "negative_weight"] {
-                if loss.node(key).is_some() {
-                    loss.error(key, format!("`{key}` is for the loss \"bce\""));
-                }
+        Kind::SquaredError => LossSpec::SquaredError,
+        Kind::CrossEntropy => {
+            let Some(classes) = classes else {
+                let message = "the loss \"cross_entropy\" is of a label's classes: `classes` of one [label]";
+                loss.error("kind", message);
+                // What else there is cannot be read without them, and is no unknown key.
+                let _ = KEYS.map(|(key, _)| loss.node(key).is_some());
+                return LossSpec::default();
+            };
+            LossSpec::CrossEntropy {
+                classes,
+                label_smoothing: loss.fraction("label_smoothing").unwrap_or(0.0),
+                class_weights: read_class_weights(loss, classes),
             }
-            LossSpec::SquaredError
         }
     }
 }
 
+/// What rows of each class count; none where all count alike.
+fn read_class_weights(loss: &mut Section<'_>, classes: u32) -> Vec<f32> {
+    let Some(node) = loss.node("class_weights") else { return Vec::new() };
+    let Some(items) = loss.as_list(node, "numbers") else { return Vec::new() };
+    if items.len() != classes as usize {
+        let message = format!("expected a weight for each of {classes} classes, found {}", items.len());
+        loss.error_at(node.at, message);
+    }
+    items.iter().filter_map(|item| loss.as_constant(item, true)).collect()
+}
+
 /// The loss of each of several labels, `usual` where it has none of its own; none of one label without a name.
-fn read_losses(training: &mut Section<'_>, usual: LossSpec, labels: &Labels) -> Vec<TaskSpec> {
+fn read_losses(training: &mut Section<'_>, usual: &LossSpec, labels: &Labels) -> Vec<TaskSpec> {
     if !labels.are_named {
         if training.node("losses").is_some() {
             training.error("losses", "`losses` is for several [labels]; that of one is in [training.loss]");
@@ -124,7 +168,7 @@ fn read_losses(training: &mut Section<'_>, usual: LossSpec, labels: &Labels) -> 
         return Vec::new();
     }
     let names = labels.names();
-    let mut tasks: Vec<TaskSpec> = names.iter().map(|_| usual.into()).collect();
+    let mut tasks: Vec<TaskSpec> = names.iter().map(|_| usual.clone().into()).collect();
     let losses = training.section("losses", "[training.losses]");
     for (name, at, node) in losses.entries() {
         let Some(place) = names.iter().position(|label| *label == name) else {
@@ -134,7 +178,7 @@ fn read_losses(training: &mut Section<'_>, usual: LossSpec, labels: &Labels) -> 
         };
         let Some(mut loss) = losses.as_section(node, format!("[training.losses.{name}]")) else { continue };
         let weight = loss.constant("weight", true).unwrap_or(1.0);
-        tasks[place] = TaskSpec { loss: read_kind(&mut loss), weight };
+        tasks[place] = TaskSpec { loss: read_kind(&mut loss, None), weight };
         loss.finish();
     }
     tasks

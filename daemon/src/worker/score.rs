@@ -55,7 +55,7 @@ pub(super) fn run(
     Ok(Ended::Done)
 }
 
-/// Sends the scores of `rows` rows, label after label.
+/// Sends the scores of `rows` rows, label after label, or class after class.
 fn send_scores(scores: &[f32], rows: usize, link: &mut Link) -> Result<()> {
     if let Some(score) = scores.iter().find(|score| !score.is_finite()) {
         bail!("the model scores a row {score}, which is not a number to go by");

@@ -42,7 +42,7 @@ pub struct Analysis {
 }
 
 /// The labels of the training data.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LabelStatistics {
     /// Rows whose label is above 0.
@@ -52,6 +52,9 @@ pub struct LabelStatistics {
     /// Whether it is any number, and being above 0 means nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_number: bool,
+    /// Rows of each class, where it is the number of one; then mean and being above 0 mean nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<u64>,
 }
 
 /// A column of numbers. All but `missing` is over the values that are present.

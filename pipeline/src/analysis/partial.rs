@@ -49,9 +49,11 @@ pub(super) struct Partial {
 #[derive(Clone)]
 struct LabelCounts {
     /// Whether rows are positive or negative.
-    has_classes: bool,
+    has_positives: bool,
     positives: u64,
     numbers: Accumulator,
+    /// Rows of each class, where it is one.
+    classes: Vec<u64>,
     /// Its values, up to [`MOST_SEEN`].
     seen: BTreeMap<Vec<u8>, u64>,
 }
@@ -144,6 +146,9 @@ impl Plan {
                 {
                     counts.positives += u64::from(label > 0.0);
                     counts.numbers.add(label.into());
+                    if let Some(rows) = counts.classes.get_mut(label as usize) {
+                        *rows += 1;
+                    }
                 }
             }
         }
@@ -265,7 +270,7 @@ impl Partial {
         }
     }
 
-    /// Whether there were rows, and each label of classes was positive somewhere.
+    /// Whether there were rows, and each label that can be was positive somewhere.
     pub(super) fn shows_every_label(&self) -> bool {
         self.rows > 0 && self.labels.iter().all(LabelCounts::is_shown)
     }
@@ -295,9 +300,10 @@ impl Partial {
 impl LabelPlan {
     fn start(&self) -> LabelCounts {
         LabelCounts {
-            has_classes: self.meaning.has_classes(),
+            has_positives: self.meaning.has_positives(),
             positives: 0,
             numbers: Accumulator::default(),
+            classes: vec![0; self.meaning.classes()],
             seen: BTreeMap::new(),
         }
     }
@@ -331,16 +337,24 @@ impl LabelPlan {
 impl LabelCounts {
     /// Whether it is positive somewhere, or need not be.
     fn is_shown(&self) -> bool {
-        !self.has_classes || self.positives > 0
+        !self.has_positives || self.positives > 0
     }
 
     fn statistics(&self) -> LabelStatistics {
-        LabelStatistics { positives: self.positives, mean: self.numbers.mean(), is_number: !self.has_classes }
+        LabelStatistics {
+            positives: self.positives,
+            mean: self.numbers.mean(),
+            is_number: !self.has_positives && self.classes.is_empty(),
+            classes: self.classes.clone(),
+        }
     }
 
     fn merge(&mut self, other: Self) {
         self.positives += other.positives;
         self.numbers.merge(&other.numbers);
+        for (rows, others) in self.classes.iter_mut().zip(&other.classes) {
+            *rows += others;
+        }
         for (value, count) in other.seen {
             if self.seen.len() < MOST_SEEN || self.seen.contains_key(&value) {
                 *self.seen.entry(value).or_default() += count;

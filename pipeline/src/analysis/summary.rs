@@ -21,10 +21,14 @@ impl fmt::Display for Summary<'_> {
         let rows = self.analysis.rows;
         write!(formatter, "{rows} rows")?;
         for label in std::iter::once(label).chain(&self.analysis.more_labels) {
-            let share = if rows == 0 { 0.0 } else { 100.0 * label.positives as f64 / rows as f64 };
-            match label.is_number {
-                true => write!(formatter, ", mean label {:.4}", label.mean)?,
-                false => write!(formatter, ", {share:.2} % positive")?,
+            let share = |part: u64| if rows == 0 { 0.0 } else { 100.0 * part as f64 / rows as f64 };
+            match (label.classes.iter().min(), label.classes.iter().max()) {
+                (Some(&least), Some(&most)) => {
+                    let (classes, least, most) = (label.classes.len(), share(least), share(most));
+                    write!(formatter, ", {classes} classes of {least:.2} to {most:.2} %")?;
+                }
+                _ if label.is_number => write!(formatter, ", mean label {:.4}", label.mean)?,
+                _ => write!(formatter, ", {:.2} % positive", share(label.positives))?,
             }
         }
         writeln!(formatter)?;

@@ -194,6 +194,27 @@ fn each_of_several_labels_is_looked_at() {
 }
 
 #[test]
+fn a_label_of_classes_is_told_by_how_often_each_is() {
+    let splits: Vec<_> =
+        ["a", "b", "a", "d"].map(|term| vec![(Some(1.0), Some(term.to_owned()), true)]).into();
+    let of = |classes: [&str; 3]| {
+        let classes = classes.map(str::to_owned).to_vec();
+        let first = LabelColumn { classes, ..LabelSpec::of("t", None).first };
+        learn_of(&LabelSpec { first, ..label() }, &splits, 2, 1, EVERYTHING, &strict())
+    };
+    let analysis = of(["a", "d", "b"]).unwrap();
+    assert_eq!(analysis.label.as_ref().unwrap().classes, [2, 1, 1]);
+    let summary = analysis.summary().to_string();
+    assert!(summary.starts_with("4 rows, 3 classes of 25.00 to 50.00 %\n"), "{summary}");
+    assert_eq!(Analysis::from_json(&analysis.to_json()).unwrap(), analysis);
+    // No row need be of a class, and every row must be of one.
+    assert_eq!(
+        of(["a", "b", "c"]).unwrap_err().to_string(),
+        "part: record 0, column `t`: expected one of the label's classes, found `d`"
+    );
+}
+
+#[test]
 fn a_column_without_numbers_is_refused() {
     let splits = [vec![(None, None, true); 3]];
     let error = learn(&splits, 2, 1, EVERYTHING, &strict()).unwrap_err().to_string();

@@ -716,6 +716,11 @@ fn a_specification_changes_with_what_bears_on_rows_and_with_nothing_else() {
     let of_numbers = LabelColumn { numbers: LabelNumbers::Any, ..label.first.clone() };
     let two_labels = LabelSpec { others: vec![of_numbers.clone()], ..label.clone() };
     let of_numbers = LabelSpec { first: of_numbers, ..label.clone() };
+    let classes = |of: [&str; 2]| LabelSpec {
+        first: LabelColumn { classes: of.map(str::to_owned).to_vec(), ..label.first.clone() },
+        ..label.clone()
+    };
+    let (of_classes, turned) = (classes(["a", "b"]), classes(["b", "a"]));
     let other_feature = [FeatureSpec { maximum: Some(3), ..feature(vocabulary.clone()) }];
     let weighted = [FeatureSpec { weights: Some("w".into()), ..other_feature[0].clone() }];
     let two = [feature(vocabulary), feature(FeatureKind::Hashed { buckets: 3 })];
@@ -724,6 +729,8 @@ fn a_specification_changes_with_what_bears_on_rows_and_with_nothing_else() {
         Specification::of(&features, &other_label, &data, &analysis),
         Specification::of(&features, &two_labels, &data, &analysis),
         Specification::of(&features, &of_numbers, &data, &analysis),
+        Specification::of(&features, &of_classes, &data, &analysis),
+        Specification::of(&features, &turned, &data, &analysis),
         Specification::of(&other_feature, &label, &data, &analysis),
         Specification::of(&weighted, &label, &data, &analysis),
         Specification::of(&two, &label, &data, &analysis),

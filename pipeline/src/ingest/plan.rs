@@ -29,7 +29,7 @@ use super::tuner::{Bounds, Limits, MOST_STREAMS, Setting, Tuner};
 use crate::error::Error;
 use crate::order::{Cut, Feed, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError};
 use crate::pack::RowRef;
-use crate::spec::{DataSpec, LabelColumn, LabelNumbers, LabelSpec, OnBadRecord};
+use crate::spec::{DataSpec, LabelColumn, LabelSpec, OnBadRecord};
 
 /// The fewest rows of a chunk that are worth asking for, however small the windows and wide the rows.
 const FEWEST_CHUNK_ROWS: u64 = 64;
@@ -126,9 +126,7 @@ impl IngestPlan {
     ) -> Result<Self, Error> {
         let feed = Feed::Train { epochs: spec.epochs, eval: eval.is_some() };
         // Of several labels, the first: what was learned from the data has seen to all of them.
-        let has_classes =
-            label.first.positive.is_some() || label.first.numbers == LabelNumbers::Probabilities;
-        let label = has_classes.then(|| label.first.clone());
+        let label = label.first.has_positives().then(|| label.first.clone());
         Self::new(spec, seed, label, feed, schema, Some(train), eval)
     }
 

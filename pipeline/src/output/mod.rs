@@ -33,7 +33,7 @@ use crate::storage::Object;
 use encode::{Encoder, Piece, ShardFile};
 pub use staged::Destination;
 pub(crate) use staged::Staged;
-pub use table::{TableFormat, TableWriter};
+pub use table::{CellKind, Cells, TableFormat, TableWriter};
 
 /// Records of a block of a TFRecord or CSV file.
 const STREAM_BLOCK_ROWS: usize = 8192;

@@ -1,12 +1,13 @@
-//! Columns of floats, written as they come, to a file or into a pipe: the scores of a model.
+//! Columns of floats, and of names beside them, written as they come, to a file or into a pipe: the scores of a model.
 //!
 //! How many rows there will be is not known, and they come slower than one thread writes them; so there are no
 //! blocks here, no shards and no threads. What is held of text is the writer's buffer, of Parquet one row group.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use arrow_array::{ArrayRef, Float32Array, RecordBatch};
+use arrow_array::{ArrayRef, Float32Array, RecordBatch, StringArray};
 use arrow_schema::{DataType, Field, Schema};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::Compression as ParquetCompression;
@@ -25,19 +26,38 @@ pub enum TableFormat {
     Csv,
     /// An object for each row, one a line.
     JsonLines,
-    /// Columns of 32-bit floats, none absent; compressed with Snappy.
+    /// Columns of 32-bit floats or text, none absent; compressed with Snappy.
     Parquet,
+}
+
+/// What a column holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CellKind {
+    /// 32-bit floats.
+    Numbers,
+    /// Text.
+    Texts,
+}
+
+/// Some rows of a column.
+#[derive(Clone, Copy, Debug)]
+pub enum Cells<'a> {
+    /// Finite ones, in JSON.
+    Numbers(&'a [f32]),
+    /// Any text.
+    Texts(&'a [&'a str]),
 }
 
 /// A table in the making; whole only after [`TableWriter::finish`].
 pub struct TableWriter<W: Write + Send>(Encoding<W>);
 
 enum Encoding<W: Write + Send> {
-    /// Text before the first number of a line, between numbers, and after the last.
+    /// Text before the first cell of a line, between cells, and after the last; and how text is quoted.
     Lines {
         out: Box<Compressor<W>>,
         before: Vec<String>,
         end: &'static str,
+        quoted: fn(&str) -> Cow<'_, str>,
     },
     Parquet {
         out: Box<ArrowWriter<W>>,
@@ -62,28 +82,39 @@ impl TableFormat {
 }
 
 impl<W: Write + Send> TableWriter<W> {
-    /// A table with columns of these names; text is compressed, Parquet has a way of its own.
+    /// A table with columns of these names and kinds; text is compressed, Parquet has a way of its own.
     ///
     /// # Errors
     /// When `out` refuses its beginning.
-    pub fn new(out: W, format: TableFormat, compression: Compression, columns: &[&str]) -> io::Result<Self> {
+    pub fn new(
+        out: W,
+        format: TableFormat,
+        compression: Compression,
+        columns: &[(&str, CellKind)],
+    ) -> io::Result<Self> {
         Ok(Self(match format {
             TableFormat::Csv => {
                 let mut out = Box::new(Compressor::new(out, compression)?);
-                writeln!(out, "{}", columns.join(","))?;
+                let names: Vec<_> = columns.iter().map(|(name, _)| quoted_in_csv(name)).collect();
+                writeln!(out, "{}", names.join(","))?;
                 let before = columns.iter().enumerate().map(|(place, _)| if place == 0 { "" } else { "," });
-                Encoding::Lines { out, before: before.map(str::to_owned).collect(), end: "\n" }
+                let before = before.map(str::to_owned).collect();
+                Encoding::Lines { out, before, end: "\n", quoted: quoted_in_csv }
             }
             TableFormat::JsonLines => {
-                let key = |(place, name): (usize, &&str)| {
+                let key = |(place, (name, _)): (usize, &(&str, CellKind))| {
                     let open = if place == 0 { "{" } else { ", " };
-                    format!("{open}{}: ", serde_json::Value::from(*name))
+                    format!("{open}{}: ", quoted_in_json(name))
                 };
                 let before = columns.iter().enumerate().map(key).collect();
-                Encoding::Lines { out: Box::new(Compressor::new(out, compression)?), before, end: "}\n" }
+                let out = Box::new(Compressor::new(out, compression)?);
+                Encoding::Lines { out, before, end: "}\n", quoted: quoted_in_json }
             }
             TableFormat::Parquet => {
-                let field = |name: &&str| Field::new(*name, DataType::Float32, false);
+                let field = |&(name, kind): &(&str, CellKind)| match kind {
+                    CellKind::Numbers => Field::new(name, DataType::Float32, false),
+                    CellKind::Texts => Field::new(name, DataType::Utf8, false),
+                };
                 let schema = Arc::new(Schema::new(columns.iter().map(field).collect::<Vec<_>>()));
                 // Hardly a score comes twice.
                 let properties = WriterProperties::builder()
@@ -97,31 +128,37 @@ impl<W: Write + Send> TableWriter<W> {
         }))
     }
 
-    /// Adds rows: each column's numbers, all as many. In JSON they must be finite.
+    /// Adds rows: each column's cells, all as many.
     ///
     /// # Errors
     /// When the output refuses them.
     ///
     /// # Panics
-    /// When there are more columns or fewer than the table has, or they are not of one length.
-    pub fn write(&mut self, columns: &[&[f32]]) -> io::Result<()> {
+    /// When there are more columns or fewer than the table has, or of other kinds, or they are not of one length.
+    pub fn write(&mut self, columns: &[Cells<'_>]) -> io::Result<()> {
         let rows = columns.first().map_or(0, |column| column.len());
         assert!(columns.iter().all(|column| column.len() == rows), "columns of one length");
         match &mut self.0 {
-            Encoding::Lines { out, before, end } => {
+            Encoding::Lines { out, before, end, quoted } => {
                 assert_eq!(before.len(), columns.len(), "columns");
                 for row in 0..rows {
                     for (before, column) in before.iter().zip(columns) {
-                        write!(out, "{before}{}", column[row])?;
+                        match column {
+                            Cells::Numbers(numbers) => write!(out, "{before}{}", numbers[row])?,
+                            Cells::Texts(texts) => write!(out, "{before}{}", quoted(texts[row]))?,
+                        }
                     }
                     out.write_all(end.as_bytes())?;
                 }
                 Ok(())
             }
             Encoding::Parquet { out, schema } => {
-                let column = |column: &&[f32]| Arc::new(Float32Array::from(column.to_vec())) as ArrayRef;
+                let column = |cells: &Cells<'_>| match cells {
+                    Cells::Numbers(numbers) => Arc::new(Float32Array::from(numbers.to_vec())) as ArrayRef,
+                    Cells::Texts(texts) => Arc::new(StringArray::from(texts.to_vec())),
+                };
                 let batch = RecordBatch::try_new(schema.clone(), columns.iter().map(column).collect());
-                out.write(&batch.expect("as many columns as the table has")).map_err(io_error)
+                out.write(&batch.expect("columns as the table has them")).map_err(io_error)
             }
         }
     }
@@ -136,6 +173,28 @@ impl<W: Write + Send> TableWriter<W> {
             Encoding::Parquet { out, .. } => out.into_inner().map_err(io_error),
         }
     }
+}
+
+impl Cells<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Numbers(numbers) => numbers.len(),
+            Self::Texts(texts) => texts.len(),
+        }
+    }
+}
+
+/// As RFC 4180 has it, where it must be.
+fn quoted_in_csv(text: &str) -> Cow<'_, str> {
+    if text.contains(['"', ',', '\n', '\r']) {
+        Cow::Owned(format!("\"{}\"", text.replace('"', "\"\"")))
+    } else {
+        Cow::Borrowed(text)
+    }
+}
+
+fn quoted_in_json(text: &str) -> Cow<'_, str> {
+    Cow::Owned(serde_json::Value::from(text).to_string())
 }
 
 /// What the output said, if it was the output.
@@ -163,33 +222,37 @@ mod tests {
     use crate::format::compression::Decompressed;
 
     fn table(format: TableFormat, compression: Compression, rows: &[(f32, f32)]) -> Vec<u8> {
-        let mut writer = TableWriter::new(Vec::new(), format, compression, &["a", "b \"c\""]).unwrap();
+        let columns = [("a", CellKind::Numbers), ("b \"c\"", CellKind::Numbers), ("d", CellKind::Texts)];
+        let mut writer = TableWriter::new(Vec::new(), format, compression, &columns).unwrap();
         for rows in rows.chunks(2) {
             let (a, b): (Vec<f32>, Vec<f32>) = rows.iter().copied().unzip();
-            writer.write(&[&a, &b]).unwrap();
+            let d: Vec<&str> = a.iter().map(|&a| if a < 0.5 { "low, \"so\"" } else { "high" }).collect();
+            writer.write(&[Cells::Numbers(&a), Cells::Numbers(&b), Cells::Texts(&d)]).unwrap();
         }
         writer.finish().unwrap()
     }
 
     const ROWS: [(f32, f32); 3] = [(0.5, 1.0), (1e-9, -2.0), (0.1, f32::MIN_POSITIVE)];
 
+    const CSV: &str = "a,\"b \"\"c\"\"\",d\n0.5,1,high\n0.000000001,-2,\"low, \"\"so\"\"\"\n";
+
     #[test]
     fn text_has_a_line_for_each_row() {
         let lines = table(TableFormat::JsonLines, Compression::None, &ROWS);
         let lines = String::from_utf8(lines).unwrap();
         let second = lines.lines().nth(1).unwrap();
-        assert_eq!(second, r#"{"a": 0.000000001, "b \"c\"": -2}"#);
+        assert_eq!(second, r#"{"a": 0.000000001, "b \"c\"": -2, "d": "low, \"so\""}"#);
         for (line, row) in lines.lines().zip(ROWS) {
             let read: serde_json::Value = serde_json::from_str(line).unwrap();
             assert_eq!((read["a"].as_f64().unwrap() as f32, read["b \"c\""].as_f64().unwrap() as f32), row);
         }
         assert_eq!(lines.lines().count(), ROWS.len());
 
-        let packed = table(TableFormat::Csv, Compression::Gzip, &ROWS[..1]);
+        let packed = table(TableFormat::Csv, Compression::Gzip, &ROWS[..2]);
         let (mut reader, found) = Decompressed::new(&packed[..]).unwrap();
         let mut text = String::new();
         reader.read_to_string(&mut text).unwrap();
-        assert_eq!((found, text.as_str()), (Compression::Gzip, "a,b \"c\"\n0.5,1\n"));
+        assert_eq!((found, text.as_str()), (Compression::Gzip, CSV));
     }
 
     #[test]
@@ -202,6 +265,9 @@ mod tests {
                 let batch = batch.unwrap();
                 let column =
                     |name| batch.column_by_name(name).unwrap().as_primitive::<Float32Type>().values();
+                let names = batch.column_by_name("d").unwrap().as_string::<i32>();
+                let expected = column("a").iter().map(|&a| if a < 0.5 { "low, \"so\"" } else { "high" });
+                assert!(names.iter().flatten().eq(expected));
                 found.extend(column("a").iter().copied().zip(column("b \"c\"").iter().copied()));
             }
             assert_eq!(found, rows);

@@ -1,5 +1,7 @@
 //! The label and the weight of a row.
 
+use std::collections::HashMap;
+
 use arrow_array::Array;
 use arrow_schema::DataType;
 
@@ -49,6 +51,44 @@ impl Positive {
     }
 }
 
+/// The values of classes, each with the number of its class.
+#[derive(Clone, Debug)]
+pub(crate) struct Classes {
+    by_text: HashMap<Vec<u8>, f32>,
+    /// Those that read as numbers.
+    numbers: Vec<(f64, f32)>,
+}
+
+impl Classes {
+    fn new(values: &[String]) -> Self {
+        let classes = || values.iter().zip(0_u32..).map(|(value, class)| (value, class as f32));
+        let number =
+            |value: &String| value.trim_ascii().parse().ok().filter(|number: &f64| number.is_finite());
+        Self {
+            by_text: classes().map(|(value, class)| (value.as_bytes().to_vec(), class)).collect(),
+            numbers: classes().filter_map(|(value, class)| Some((number(value)?, class))).collect(),
+        }
+    }
+
+    /// The class whose value the element is. With number columns the values are compared, not how they are written.
+    fn labels(&self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<Target>> {
+        let target = |class: Option<&f32>| class.map_or(Target::Invalid, |&class| Target::Value(class));
+        if self.numbers.is_empty() || !is_number(leaf.data_type()) {
+            return texts(leaf, missing, Target::Absent, |text: &[u8]| target(self.by_text.get(text)));
+        }
+        // 0 and -0 are one number, of two bit patterns.
+        let bits = |number: f64| (as_held(leaf.data_type(), number) + 0.0).to_bits();
+        let by_number: HashMap<u64, f32> =
+            self.numbers.iter().map(|&(number, class)| (bits(number), class)).collect();
+        let label = |found| match found {
+            Number::Value(value) => target(by_number.get(&bits(value))),
+            Number::Absent => Target::Absent,
+            Number::Unreadable => Target::Invalid,
+        };
+        numbers(leaf, missing, label)
+    }
+}
+
 /// What a column's values mean as labels.
 #[derive(Clone, Debug)]
 pub(crate) enum Meaning {
@@ -58,10 +98,15 @@ pub(crate) enum Meaning {
     Probabilities,
     /// They are any finite numbers.
     Numbers,
+    /// Each is a class.
+    Classes(Classes),
 }
 
 impl Meaning {
     pub(crate) fn of(label: &LabelColumn) -> Self {
+        if !label.classes.is_empty() {
+            return Self::Classes(Classes::new(&label.classes));
+        }
         match (&label.positive, label.numbers) {
             (Some(value), _) => Self::Positive(Positive::new(value)),
             (None, LabelNumbers::Probabilities) => Self::Probabilities,
@@ -75,6 +120,7 @@ impl Meaning {
             Self::Positive(positive) => positive.labels(leaf, missing),
             Self::Probabilities => targets(leaf, missing, |value| (0.0..=1.0).contains(&value)),
             Self::Numbers => targets(leaf, missing, |value| (value as f32).is_finite()),
+            Self::Classes(classes) => classes.labels(leaf, missing),
         }
     }
 
@@ -84,12 +130,18 @@ impl Meaning {
             Self::Positive(_) => "a label",
             Self::Probabilities => "a label from 0 to 1",
             Self::Numbers => "a finite number",
+            Self::Classes(_) => "one of the label's classes",
         }
     }
 
+    /// How many classes there are, where each label is one.
+    pub(crate) fn classes(&self) -> usize {
+        if let Self::Classes(classes) = self { classes.by_text.len() } else { 0 }
+    }
+
     /// Whether rows are told apart as positive and negative.
-    pub(crate) fn has_classes(&self) -> bool {
-        !matches!(self, Self::Numbers)
+    pub(crate) fn has_positives(&self) -> bool {
+        !matches!(self, Self::Numbers | Self::Classes(_))
     }
 }
 

@@ -722,3 +722,58 @@ fn each_of_several_labels_means_what_it_is_said_to() {
     assert_eq!(unlabelled.schema(8, 8).labels.len(), 3);
     assert!(unlabelled.projection().columns.is_empty());
 }
+
+#[test]
+fn a_label_of_classes_is_the_number_of_one() {
+    let spec = |classes: &[&str]| {
+        let classes = classes.iter().map(|&class| class.to_owned()).collect();
+        LabelSpec {
+            first: LabelColumn { classes, ..LabelSpec::of("y", None).first },
+            ..LabelSpec::of("y", None)
+        }
+    };
+    let transform =
+        |classes: &[&str]| Transform::resolve(&[], &spec(classes), &[], &Analysis::default()).unwrap();
+    let named = transform(&["red", "green", "7"]);
+    let texts = |values: [Option<&str>; 3]| -> ArrayRef { Arc::new(StringArray::from(values.to_vec())) };
+    let labels = |transform: &Transform, column: ArrayRef| {
+        transform.apply(&raw(&[("y", column)]), &strict()).unwrap().chunk.labels
+    };
+    assert_eq!(labels(&named, texts([Some("7"), Some("red"), Some("green")])), [2.0, 0.0, 1.0]);
+    for (column, found) in [
+        (
+            texts([Some("green"), Some("Red"), Some("red")]),
+            "record 101, column `y`: expected one of the label's classes, found `Red`",
+        ),
+        (
+            texts([Some("green"), Some("7.0"), Some("red")]),
+            "record 101, column `y`: expected one of the label's classes, found `7.0`",
+        ),
+        (texts([Some("green"), None, Some("red")]), "record 101, column `y`: a value is missing"),
+    ] {
+        let (error, rest) = refused(&named, &raw(&[("y", column)]));
+        assert_eq!(error, format!("data/part-0: {found}"));
+        assert_eq!(rest.labels, [1.0, 0.0]);
+    }
+    // Numbers are what they are, however they are written.
+    let numbered = transform(&["10", "-0", "2.50", "0.1"]);
+    let whole: ArrayRef = Arc::new(Int64Array::from(vec![0, 10, 0]));
+    assert_eq!(labels(&numbered, whole), [1.0, 0.0, 1.0]);
+    let floats: ArrayRef = Arc::new(Float64Array::from(vec![2.5, 10.0, -0.0]));
+    assert_eq!(labels(&numbered, floats), [2.0, 0.0, 1.0]);
+    let floats: ArrayRef = Arc::new(Float32Array::from(vec![2.5, 0.1]));
+    assert_eq!(labels(&numbered, floats), [2.0, 3.0]);
+    let floats: ArrayRef = Arc::new(Float64Array::from(vec![2.5, f64::NAN, 3.0]));
+    let flags: ArrayRef = Arc::new(BooleanArray::from(vec![true, false]));
+    assert_eq!(labels(&transform(&["false", "true"]), flags.clone()), [1.0, 0.0]);
+    assert_eq!(labels(&transform(&["1", "0"]), flags), [0.0, 1.0]);
+    let unheard = transform(&["2.5", "3", "nan"]);
+    let (error, rest) = refused(&unheard, &raw(&[("y", floats)]));
+    assert_eq!(
+        (error.as_str(), rest.labels.as_slice()),
+        (
+            "data/part-0: record 101, column `y`: expected one of the label's classes, found `NaN`",
+            [0.0, 1.0].as_slice()
+        )
+    );
+}

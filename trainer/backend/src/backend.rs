@@ -9,7 +9,7 @@
 //!
 //! Shape letters beside those of `millstream_batch::schema`: `N` inputs of a layer, `M` its outputs,
 //! `W` columns of an embedding, `C` rows of a table (its cardinality), `T` tasks, each to predict a label,
-//! `E` experts.
+//! `K` classes of a label, `E` experts.
 
 use std::ops::Range;
 
@@ -32,8 +32,8 @@ pub enum Activation {
     Relu,
 }
 
-/// What is minimised, for each row: a function of its logit `x` and label `y`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What is minimised, for each row: a function of its logit `x`, or logits, and label `y`.
+#[derive(Clone, Debug, PartialEq)]
 pub enum Loss {
     /// `softplus(x) - y x`, the binary cross-entropy of `sigmoid(x)`.
     BinaryCrossEntropy {
@@ -47,14 +47,23 @@ pub enum Loss {
     },
     /// `(x - y)^2`
     SquaredError,
+    /// `log(sum of e^x) - sum of t x`, the cross-entropy of the softmax of all logits of a row, one for each class; `y`
+    /// is the number of a class, from 0.
+    CrossEntropy {
+        /// Of each class, `t` is `smoothing` over the number of classes, and `1 - smoothing` more of class `y`.
+        smoothing: f64,
+        /// A row counts this times its own weight, of each class `y`: as many as there are classes. All of a row's loss
+        /// counts so, as in Keras; PyTorch weights the part that is smoothed by the class that it goes to.
+        class_weights: Vec<f64>,
+    },
 }
 
 /// A label to be learned.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Task {
     /// What is minimised.
     pub loss: Loss,
-    /// Which label of the batch, and which column of the logits.
+    /// Which label of the batch, and which column of the logits; of classes, all columns are.
     pub label: usize,
     /// What its gradient is multiplied by: its part in the sum of all tasks' losses.
     pub weight: f64,
@@ -168,7 +177,8 @@ pub trait Backend: Device + Sized + Send {
 
     /// `out[b] += bias + sum of the looked-up weights + dense columns . dense_weights`, of rows `rows` of the batch
     ///
-    /// Tables are one column wide, `dense_weights` is `[dense.len(), 1]`, `bias` `[1, 1]`, `out` `[B, 1]`.
+    /// Tables are one column wide, `dense_weights` is `[dense.len(), 1]`, `bias` `[1, 1]`, `out` `[B, 1]`; or all of them
+    /// have `K` columns.
     #[allow(clippy::too_many_arguments, reason = "one fused operation over every part of a linear model")]
     fn linear_forward(
         &self,
@@ -405,11 +415,14 @@ pub trait Backend: Device + Sized + Send {
     /// Zeros in the first `rows` rows.
     fn clear(&self, rows: usize, matrix: &mut Self::Matrix);
 
-    /// The loss of rows `rows` of the batch, by a column of logits `[B, T]` against the label of the task and the
-    /// rows' weights (1 without).
+    /// The loss of rows `rows` of the batch, by a column of logits `[B, T]`, or by all of one task's logits `[B, K]` of
+    /// `K` classes, against the label of the task and the rows' weights (1 without).
     ///
-    /// Adds to the label's row of `sums` `[T, 2]` (sum of weighted losses, sum of weights). Its column of `gradient`
-    /// `[B, T]` becomes that of the mean over the whole batch, zeros where that has no weight.
+    /// Adds to the label's row of `sums` `[T, 2]` (sum of weighted losses, sum of weights). What of `gradient`, as the
+    /// logits, is the task's becomes that of the mean over the whole batch, zeros where that has no weight.
+    ///
+    /// # Panics
+    /// When a label is to be a class and there is none of its number.
     fn loss(
         &self,
         task: &Task,
@@ -425,6 +438,9 @@ pub trait Backend: Device + Sized + Send {
 
     /// `out = 1 / (1 + exp(-logits))` over the first `rows` rows, `[B, T]` both.
     fn sigmoid(&self, rows: usize, logits: &Self::Matrix, out: &mut Self::Matrix);
+
+    /// `out = e^logits / sum of e^logits` of each of the first `rows` rows, `[B, K]` both.
+    fn softmax(&self, rows: usize, logits: &Self::Matrix, out: &mut Self::Matrix);
 
     /// `sum += sum of the squares of the gradient's numbers`, `sum` `[1, 1]`.
     fn squares(&self, gradient: &Self::Matrix, sum: &mut Self::Matrix);

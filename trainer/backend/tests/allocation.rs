@@ -114,13 +114,14 @@ fn check(weighted: bool) {
     let mut uploaded = cpu.batch(&schema);
     let mut plan = cpu.row_plan(&schema, &[vec![columns[0]], vec![columns[1]], columns.to_vec()]);
     let slot = batch(&schema);
+    let loss = loss.into();
     let mut step = || {
         cpu.upload(slot.as_ref(), &mut uploaded).expect("a batch of the schema");
         cpu.plan_rows(&uploaded, &mut plan);
         cpu.gather(&uploaded, 0..rows, &lookups, &embeddings, &[0], &mut input, 0);
         cpu.linear_forward(&uploaded, 0..rows, &lookups, &wide, &[0], &dense_weights, &bias, &mut logits);
         cpu.dropout(0..rows, 0.5, 7, &mut input);
-        cpu.loss(&loss.into(), &uploaded, 0..rows, &logits, &mut by_logits, &mut sums);
+        cpu.loss(&loss, &uploaded, 0..rows, &logits, &mut by_logits, &mut sums);
         cpu.linear_backward(&uploaded, 0..rows, &[0], &by_logits, Sum::Anew, &mut by_dense, &mut by_bias);
         cpu.gather(&uploaded, 0..rows, &shared, &one, &[0], &mut input, 0);
         let (apart, alike) = (GradientColumns::Apart { first: 0 }, GradientColumns::Shared);

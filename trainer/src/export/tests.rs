@@ -107,7 +107,7 @@ fn onnx(trained: &Trained) -> OnnxModel {
 #[test]
 fn every_kind_of_model_takes_the_features_that_it_reads_and_gives_scores() {
     let (schema, models) = models();
-    let (mut kinds, mut weighted) = (BTreeSet::new(), 0);
+    let (mut kinds, mut weighted, mut of_classes) = (BTreeSet::new(), 0, 0);
     for (name, model) in models {
         let trained = model.trained(&schema);
         kinds.insert(trained.kind());
@@ -128,11 +128,16 @@ fn every_kind_of_model_takes_the_features_that_it_reads_and_gives_scores() {
             let has_no_logit = task.loss == LossSpec::SquaredError || trained.kind() == "two_tower";
             if has_no_logit { vec![score] } else { vec![score, logit] }
         });
+        if let [TaskSpec { loss: LossSpec::CrossEntropy { classes, .. }, .. }] = model.tasks[..] {
+            assert!(onnx.outputs().iter().all(|port| port.shape == ["rows".to_owned(), classes.to_string()]));
+            of_classes += 1;
+        }
         assert_eq!(outputs, wanted.collect::<Vec<_>>(), "{name}");
     }
     let all = ["dcn_v2", "deepfm", "dlrm", "linear", "mlp", "mmoe", "two_tower", "wide_deep"];
     assert_eq!(kinds.iter().copied().collect::<Vec<_>>(), all);
     assert!(weighted >= 7, "{weighted} models of weighted features");
+    assert!(of_classes >= 6, "{of_classes} models of classes");
 }
 
 #[test]

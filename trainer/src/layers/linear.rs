@@ -9,19 +9,19 @@ use crate::optimizer::Optimizer;
 use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
 use crate::pass::Pass;
 
-/// One weight for each id and each dense column, and a bias.
+/// One weight for each id and each dense column, and a bias; or as many of each as there are outputs, `K`.
 pub struct Linear<D: Device> {
-    /// `[C, 1]` each.
+    /// `[C, 1]` each, or `[C, K]`.
     pub tables: Tables<D>,
-    /// `[dense columns, 1]`
+    /// `[dense columns, 1]`, or `[dense columns, K]`
     pub dense_weights: MatrixParameter<D>,
-    /// `[1, 1]`
+    /// `[1, 1]`, or `[1, K]`
     pub bias: MatrixParameter<D>,
     dense: Vec<usize>,
 }
 
 impl<D: Device> Linear<D> {
-    /// A model over `tables` of one column and columns `dense` of the batch, its parameters named after it.
+    /// A model over `tables` of `outputs` columns and columns `dense` of the batch, its parameters named after it.
     ///
     /// # Errors
     /// When the dense columns are too many.
@@ -30,21 +30,41 @@ impl<D: Device> Linear<D> {
         name: &str,
         tables: Tables<D>,
         dense: Vec<usize>,
+        outputs: usize,
         optimizer: Optimizer,
     ) -> Result<Self, TooLarge> {
-        let zeros =
-            |part: &str, rows| ParameterSpec::column(format!("{name}.{part}"), rows, Init::Zeros, optimizer);
+        let zeros = |part: &str, rows| linear_weights(format!("{name}.{part}"), rows, outputs, optimizer);
+        let bias = match outputs {
+            1 => zeros("bias", 1)?,
+            _ => ParameterSpec::row(format!("{name}.bias"), outputs, Init::Zeros, optimizer)?,
+        };
         Ok(Self {
             tables,
             dense_weights: MatrixParameter::new(device, zeros("dense", dense.len())?),
-            bias: MatrixParameter::new(device, zeros("bias", 1)?),
+            bias: MatrixParameter::new(device, bias),
             dense,
         })
     }
 }
 
+/// Weights of `rows` ids or columns for each output, which begin as zeros: of one output a vector.
+///
+/// # Errors
+/// When they are too many.
+pub fn linear_weights(
+    name: String,
+    rows: usize,
+    outputs: usize,
+    optimizer: Optimizer,
+) -> Result<ParameterSpec, TooLarge> {
+    match outputs {
+        1 => ParameterSpec::column(name, rows, Init::Zeros, optimizer),
+        _ => ParameterSpec::matrix(name, (rows, outputs), Init::Zeros, optimizer),
+    }
+}
+
 impl<B: Backend> Linear<B> {
-    /// Adds the model's output to `output`, `[B, 1]`.
+    /// Adds the model's output to `output`, `[B, 1]` or `[B, K]`.
     pub fn forward(&self, backend: &B, batch: &B::Batch, pass: &Pass, output: &mut B::Matrix) {
         backend.linear_forward(
             batch,
@@ -58,7 +78,7 @@ impl<B: Backend> Linear<B> {
         );
     }
 
-    /// Fills the gradients of dense weights and bias from that by `output`, `[B, 1]`.
+    /// Fills the gradients of dense weights and bias from that by `output`.
     pub fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, by_output: &B::Matrix) {
         let (by_weights, by_bias) = (&mut self.dense_weights.gradient, &mut self.bias.gradient);
         let (rows, sum) = (pass.rows.clone(), pass.sum());

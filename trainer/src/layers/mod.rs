@@ -17,7 +17,7 @@ pub mod tables;
 pub use cross::{Cross, CrossActivations, CrossGradients};
 pub use dense::Dense;
 pub use embedding::Embedding;
-pub use linear::Linear;
+pub use linear::{Linear, linear_weights};
 pub use mlp::{Mlp, MlpActivations, MlpGradients};
 pub use normalization::{Normalization, SavedMoments};
 pub use tables::Tables;

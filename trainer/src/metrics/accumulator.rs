@@ -2,7 +2,7 @@
 
 use super::groups::Groups;
 use super::ranking::{Ranking, WeightedRow};
-use super::{EXACT_BYTES, Measured, Metric, Metrics, MetricsError, numbers, probabilities};
+use super::{EXACT_BYTES, Measured, Metric, Metrics, MetricsError, classes, numbers, probabilities};
 use crate::spec::Prediction;
 
 /// Gathers the rows of an evaluation, with one of their labels.
@@ -25,12 +25,13 @@ enum Sums {
         sums: Option<probabilities::Sums>,
     },
     Numbers(numbers::Sums),
+    Classes(classes::Sums),
 }
 
 /// A batch of rows to be added.
 #[derive(Clone, Copy, Debug)]
 pub struct Scored<'a> {
-    /// `[rows]`
+    /// `[rows]`; of `K` classes `[K, rows]`
     pub scores: &'a [f32],
     /// `[rows]`
     pub labels: &'a [f32],
@@ -49,6 +50,7 @@ impl Accumulator {
                 Self::of(label, Sums::Ranked { ranking: Ranking::new(EXACT_BYTES), groups: None, sums: None })
             }
             Prediction::Number => Self::of(label, Sums::Numbers(numbers::Sums::default())),
+            Prediction::Classes(classes) => Self::of(label, Sums::Classes(classes::Sums::new(classes))),
         }
     }
 
@@ -72,18 +74,23 @@ impl Accumulator {
     /// When lengths differ.
     pub fn add(&mut self, batch: Scored<'_>) -> Result<(), MetricsError> {
         let Scored { scores, labels, weights, groups } = batch;
-        assert_eq!(scores.len(), labels.len(), "a score for every label");
+        assert_eq!(scores.len(), self.sums.scores() * labels.len(), "scores for every label");
         assert!(weights.is_none_or(|weights| weights.len() == labels.len()), "a weight for every label");
         assert!(groups.is_none_or(|groups| groups.len() == labels.len()), "a group for every label");
         self.sums.reserve(&batch);
-        for (row, (&score, &label)) in scores.iter().zip(labels).enumerate() {
+        for (row, &label) in labels.iter().enumerate() {
             let weight = weights.map_or(1.0, |weights| weights[row]);
             if !(0.0..=f32::MAX).contains(&weight) {
                 return Err(MetricsError::Weight { row: self.examples, weight });
             }
             match &mut self.sums {
-                Sums::Numbers(sums) => sums.add(self.examples, score, label, weight)?,
+                Sums::Numbers(sums) => sums.add(self.examples, scores[row], label, weight)?,
+                Sums::Classes(sums) => {
+                    let score = |class| scores[class * labels.len() + row];
+                    sums.add(self.examples, score, label, weight)?;
+                }
                 Sums::Ranked { ranking, groups: grouped, sums } => {
+                    let score = scores[row];
                     let score = match sums {
                         Some(sums) => sums.add(self.examples, score, label, weight).map(|()| score)?,
                         None => between_0_and_1(self.examples, score, label)?,
@@ -111,6 +118,7 @@ impl Accumulator {
         (self.examples, self.weight) = (0, 0.0);
         match &mut self.sums {
             Sums::Numbers(sums) => *sums = numbers::Sums::default(),
+            Sums::Classes(sums) => sums.clear(),
             Sums::Ranked { ranking, groups, sums } => {
                 ranking.clear();
                 groups.iter_mut().for_each(Groups::clear);
@@ -141,6 +149,14 @@ impl Accumulator {
 }
 
 impl Sums {
+    /// Scores of a row.
+    fn scores(&self) -> usize {
+        match self {
+            Self::Ranked { .. } | Self::Numbers(_) => 1,
+            Self::Classes(sums) => sums.classes(),
+        }
+    }
+
     /// Makes room for a batch.
     fn reserve(&mut self, batch: &Scored<'_>) {
         if let Self::Ranked { ranking, groups, .. } = self {
@@ -163,6 +179,16 @@ impl Sums {
                     (Metric::Calibration, sums.calibration()),
                 ];
                 (metrics.map(|(metric, value)| exact(metric, value)).to_vec(), None)
+            }
+            Self::Classes(sums) => {
+                let top5 = sums.top5_accuracy().map(|share| (Metric::Top5Accuracy, Some(share)));
+                let metrics = [
+                    (Metric::LogLoss, Some(sums.log_loss())),
+                    (Metric::NormalizedEntropy, sums.normalized_entropy()),
+                    (Metric::Accuracy, Some(sums.accuracy())),
+                ];
+                let metrics = metrics.into_iter().chain(top5);
+                (metrics.map(|(metric, value)| exact(metric, value)).collect(), None)
             }
             Self::Ranked { ranking, groups, sums } => {
                 let sweep = ranking.sweep();

@@ -18,10 +18,11 @@ pub enum Metric {
     /// The mean of the AUCs within groups of rows, weighted by the groups' weights. Not defined when no group has both
     /// classes. The larger the better; there only where rows have groups.
     GroupAuc,
-    /// Mean binary cross-entropy, natural logarithm, scores clipped to `[2^-23, 1 - 2^-23]`. The smaller the better.
+    /// Mean binary cross-entropy, natural logarithm, scores clipped to `[2^-23, 1 - 2^-23]`; of classes, mean
+    /// cross-entropy. The smaller the better.
     LogLoss,
-    /// Normalised entropy: the log loss divided by that of always predicting the mean label; below 1 is
-    /// better than that. He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", 2014.
+    /// Normalised entropy: the log loss divided by that of always predicting the mean label, or each class by its
+    /// share of the rows; below 1 is better than that. He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", 2014.
     /// Not defined when the rows are all of one class. The smaller the better.
     NormalizedEntropy,
     /// Root of the mean squared difference between score and label; of the Brier score, where labels are 0
@@ -35,14 +36,18 @@ pub enum Metric {
     /// The sum of scores divided by the sum of labels: above 1, too much is predicted. Not defined when
     /// that is 0. The nearer to 1 the better.
     Calibration,
-    /// Share of the weight where a score above 0.5 meets a positive row, or another a negative one. The larger the
-    /// better.
+    /// Share of the weight where a score above 0.5 meets a positive row, or another a negative one; of classes, where
+    /// the row's class scores highest, the first of those that score the same. The larger the better.
     Accuracy,
+    /// Of more than 5 classes, the share of the weight where the row's class is among the 5 that score highest. The
+    /// larger the better.
+    #[serde(rename = "top5_accuracy")]
+    Top5Accuracy,
 }
 
 impl Metric {
     /// All of them, by their names.
-    pub const ALL: [(&'static str, Self); 10] = [
+    pub const ALL: [(&'static str, Self); 11] = [
         ("auc", Self::Auc),
         ("pr_auc", Self::PrAuc),
         ("group_auc", Self::GroupAuc),
@@ -53,6 +58,7 @@ impl Metric {
         ("r2", Self::R2),
         ("calibration", Self::Calibration),
         ("accuracy", Self::Accuracy),
+        ("top5_accuracy", Self::Top5Accuracy),
     ];
 
     /// Its name.
@@ -62,11 +68,15 @@ impl Metric {
 
     /// Whether it is known of what is predicted so.
     pub fn is_of(self, prediction: Prediction) -> bool {
-        match self {
-            Self::Calibration | Self::Rmse => prediction != Prediction::Rank,
-            Self::Mae | Self::R2 => prediction == Prediction::Number,
-            Self::Auc | Self::PrAuc | Self::GroupAuc => prediction != Prediction::Number,
-            Self::LogLoss | Self::NormalizedEntropy | Self::Accuracy => prediction == Prediction::Probability,
+        match prediction {
+            Prediction::Probability => !matches!(self, Self::Mae | Self::R2 | Self::Top5Accuracy),
+            Prediction::Number => matches!(self, Self::Calibration | Self::Rmse | Self::Mae | Self::R2),
+            Prediction::Rank => matches!(self, Self::Auc | Self::PrAuc | Self::GroupAuc),
+            Prediction::Classes(classes) => match self {
+                Self::LogLoss | Self::NormalizedEntropy | Self::Accuracy => true,
+                Self::Top5Accuracy => classes > 5,
+                _ => false,
+            },
         }
     }
 
@@ -75,6 +85,7 @@ impl Metric {
         match prediction {
             Prediction::Probability | Prediction::Rank => Self::Auc,
             Prediction::Number => Self::Rmse,
+            Prediction::Classes(_) => Self::LogLoss,
         }
     }
 
@@ -86,7 +97,9 @@ impl Metric {
     /// By how much `value` is better than `than`; below 0 where it is worse.
     pub fn gain(self, value: f64, than: f64) -> f64 {
         match self {
-            Self::Auc | Self::PrAuc | Self::GroupAuc | Self::R2 | Self::Accuracy => value - than,
+            Self::Auc | Self::PrAuc | Self::GroupAuc | Self::R2 | Self::Accuracy | Self::Top5Accuracy => {
+                value - than
+            }
             Self::LogLoss | Self::NormalizedEntropy | Self::Rmse | Self::Mae => than - value,
             Self::Calibration => (than - 1.0).abs() - (value - 1.0).abs(),
         }
@@ -95,7 +108,9 @@ impl Metric {
     /// What it does when it gets better, after "has not".
     pub(crate) fn verb(self) -> &'static str {
         match self {
-            Self::Auc | Self::PrAuc | Self::GroupAuc | Self::R2 | Self::Accuracy => "risen",
+            Self::Auc | Self::PrAuc | Self::GroupAuc | Self::R2 | Self::Accuracy | Self::Top5Accuracy => {
+                "risen"
+            }
             Self::LogLoss | Self::NormalizedEntropy | Self::Rmse | Self::Mae => "fallen",
             Self::Calibration => "come nearer to 1",
         }
@@ -117,7 +132,10 @@ mod tests {
     #[test]
     fn better_is_what_people_mean_by_it() {
         for (name, metric) in Metric::ALL {
-            let rises = matches!(name, "auc" | "pr_auc" | "group_auc" | "accuracy" | "calibration" | "r2");
+            let rises = matches!(
+                name,
+                "auc" | "pr_auc" | "group_auc" | "accuracy" | "top5_accuracy" | "calibration" | "r2"
+            );
             assert_eq!(metric.gain(0.75, 0.5), if rises { 0.25 } else { -0.25 }, "{name}");
             assert_eq!(metric.verb() == "fallen", !rises, "{name}");
         }

@@ -2,7 +2,7 @@
 //!
 //! Batches are added as they are scored; [`Accumulator::finish`] then gives the metrics of all rows
 //! together. Which these are follows from what is predicted: ranking, log loss and accuracy are of probabilities;
-//! of numbers there are errors and the share of their variance that is explained.
+//! of numbers there are errors and the share of their variance that is explained; of classes, log loss and accuracy.
 //!
 //! Ranking (AUC, PR-AUC) is exact while its rows fit in [`EXACT_BYTES`]: nothing is sampled or binned, which
 //! is why every row's score is kept (4 bytes a row; 12 when rows carry weights or labels between 0 and 1).
@@ -13,13 +13,14 @@
 //! `w (1 - y)`; with labels 0 and 1 this is what everybody means by these metrics.
 //!
 //! * `metric`: the metrics, by name; `accumulator`: rows of an evaluation.
-//! * `probabilities`, `numbers`: sums over rows, by what is predicted.
+//! * `probabilities`, `numbers`, `classes`: sums over rows, by what is predicted.
 //! * `areas`: the areas under the curves, and their bounds.
 //! * `ranking`: rows by their score; `histogram`: the same in bounded memory.
 //! * `groups`: the AUC within groups of rows.
 
 mod accumulator;
 mod areas;
+mod classes;
 mod document;
 mod groups;
 mod histogram;

@@ -4,7 +4,7 @@ use super::MetricsError;
 
 /// Scores are kept this far from 0 and 1 before their logarithm is taken, as scikit-learn's `log_loss`
 /// does for single precision.
-const CLIP: f64 = f32::EPSILON as f64;
+pub(super) const CLIP: f64 = f32::EPSILON as f64;
 
 /// A score above this predicts the positive class, as in Keras and scikit-learn.
 const THRESHOLD: f32 = 0.5;

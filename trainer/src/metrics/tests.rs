@@ -401,3 +401,72 @@ fn documents_from_before_there_were_labels_are_read() {
     let wanted = ["auc", "pr_auc", "log_loss", "normalized_entropy", "rmse", "calibration", "accuracy"];
     assert_eq!(names, wanted);
 }
+
+#[test]
+fn classes_worked_by_hand() {
+    // Of each class, those of four rows.
+    let scores = [0.5, 0.25, 0.4, 0.0, 0.25, 0.25, 0.4, 0.0, 0.25, 0.5, 0.2, 1.0];
+    let (labels, weights) = ([0.0, 1.0, 1.0, 0.0], [1.0, 2.0, 1.0, 4.0]);
+    let mut accumulator = Accumulator::new("", Prediction::Classes(3));
+    let of = |weights| Scored { scores: &scores, labels: &labels, weights, groups: None };
+    accumulator.add(of(Some(&weights))).unwrap();
+    let metrics = accumulator.finish().unwrap();
+    let found: Vec<Metric> = metrics.measured.iter().map(|measured| measured.metric).collect();
+    assert_eq!(found, [Metric::LogLoss, Metric::NormalizedEntropy, Metric::Accuracy]);
+    let of_none = f64::from(f32::EPSILON).ln();
+    let log_loss = -(0.5_f64.ln() + 2.0 * 0.25_f64.ln() + f64::from(0.4_f32).ln() + 4.0 * of_none) / 8.0;
+    let entropy = -(5.0 / 8.0 * (5.0_f64 / 8.0).ln() + 3.0 / 8.0 * (3.0_f64 / 8.0).ln());
+    let close = |metric, expected: f64| {
+        let found = metrics.of(metric).unwrap();
+        assert!((found - expected).abs() < 1e-12, "{metric:?}: {found}, not {expected}");
+    };
+    close(Metric::LogLoss, log_loss);
+    close(Metric::NormalizedEntropy, log_loss / entropy);
+    // Of two that score the same, the first is predicted: the third row is none of it.
+    close(Metric::Accuracy, 1.0 / 8.0);
+    // Once more, of another weight, and nothing of before.
+    accumulator.add(of(None)).unwrap();
+    assert_eq!(accumulator.finish().unwrap().of(Metric::Accuracy), Some(0.25));
+    // Rows of one class have no entropy to compare with.
+    accumulator
+        .add(Scored { scores: &[1.0, 0.0, 0.0], labels: &[0.0], weights: None, groups: None })
+        .unwrap();
+    let metrics = accumulator.finish().unwrap();
+    assert_eq!(metrics.of(Metric::NormalizedEntropy), None);
+    assert_eq!(metrics.of(Metric::Accuracy), Some(1.0));
+}
+
+#[test]
+fn of_many_classes_the_first_five_count_too() {
+    // Class 0 scores highest, then 1 and so on.
+    let scores: Vec<f32> = (0..7).flat_map(|class| [0.25 / (1.0 + class as f32); 7]).collect();
+    let labels: Vec<f32> = (0..7).map(|class| class as f32).collect();
+    let mut accumulator = Accumulator::new("", Prediction::Classes(7));
+    accumulator.add(scored(&scores, &labels, None)).unwrap();
+    let metrics = accumulator.finish().unwrap();
+    assert_eq!(metrics.of(Metric::Top5Accuracy), Some(5.0 / 7.0));
+    assert_eq!(metrics.of(Metric::Accuracy), Some(1.0 / 7.0));
+    for metric in Metric::ALL.map(|(_, metric)| metric) {
+        let there = metrics.measured.iter().any(|measured| measured.metric == metric);
+        assert_eq!(there, metric.is_of(Prediction::Classes(7)), "{metric:?}");
+    }
+    assert!(!Metric::Top5Accuracy.is_of(Prediction::Classes(5)));
+}
+
+#[test]
+fn what_is_no_class_or_no_probability_of_one_is_named() {
+    let added = |scores: [f32; 2], label: f32| {
+        let mut accumulator = Accumulator::new("", Prediction::Classes(2));
+        let row = Scored { scores: &scores, labels: &[label], weights: None, groups: None };
+        accumulator.add(row).map_err(|error| error.to_string())
+    };
+    assert_eq!(added([0.5, 0.5], 1.0), Ok(()));
+    for label in [2.0, -1.0, 0.5, f32::NAN] {
+        let expected = format!("row 0 of the evaluation has label {label}: expected the number of a class");
+        assert_eq!(added([0.5, 0.5], label), Err(expected));
+    }
+    for score in [1.5, -0.5, f32::NAN] {
+        let expected = format!("row 0 of the evaluation scores {score}, which is not a probability");
+        assert_eq!(added([0.5, score], 0.0), Err(expected));
+    }
+}

@@ -4,7 +4,7 @@ use millstream_backend::{Activation, Device, Float, IdColumn, Lookup};
 use millstream_batch::BatchSchema;
 
 use crate::init::Init;
-use crate::layers::{Cross, Embedding, Linear, Mlp, Tables};
+use crate::layers::{Cross, Embedding, Linear, Mlp, Tables, linear_weights};
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::embeddings::{EmbeddingKeys, EmbeddingTable, EmbeddingTables};
 use crate::model::error::ModelError;
@@ -18,6 +18,8 @@ use crate::spec::{CrossSpec, EmbeddingSpec, HiddenLayerSpec, OptimizerSpec, Pool
 pub(super) struct Builder<'a, D: Device> {
     pub(super) device: &'a D,
     schema: &'a BatchSchema,
+    /// Logits of a row.
+    outputs: usize,
     /// What activations take.
     room: Room,
     id_columns: Vec<Vec<IdColumn>>,
@@ -28,7 +30,8 @@ impl<'a, D: Device> Builder<'a, D> {
     pub(super) fn new(device: &'a D, schema: &'a BatchSchema, training: &TrainingSpec) -> Self {
         let rows = training.micro_batch_rows.unwrap_or(schema.rows).clamp(1, schema.rows.max(1)) as usize;
         let room = Room { rows, float: training.precision.activations() };
-        Self { device, schema, room, id_columns: Vec::new() }
+        let outputs = training.outputs(schema.label_count());
+        Self { device, schema, outputs, room, id_columns: Vec::new() }
     }
 
     /// The columns of ids that are looked up in each table of what was built, each group once.
@@ -53,14 +56,19 @@ impl<'a, D: Device> Builder<'a, D> {
         self.schema.label_names()
     }
 
+    /// Logits of a row: one a label, or one a class of the one label.
+    pub(super) fn outputs(&self) -> usize {
+        self.outputs
+    }
+
     /// Room for activations, `columns` numbers a row of a pass.
     pub(super) fn matrix(&self, columns: usize) -> D::Matrix {
         self.room.matrix(self.device, columns)
     }
 
-    /// Room for the logits of each row of a pass, one a label, or what becomes of them.
+    /// Room for the logits of each row of a pass, or what becomes of them.
     pub(super) fn logits(&self) -> D::Matrix {
-        self.room.sums(self.device, self.label_count())
+        self.room.sums(self.device, self.outputs)
     }
 
     /// Room for a gradient by activations of `columns` numbers a row, by pass and for the whole batch.
@@ -71,7 +79,7 @@ impl<'a, D: Device> Builder<'a, D> {
     /// The same by the logits.
     pub(super) fn by_logits(&self) -> BatchGradient<D> {
         let room = Room { float: Float::F32, ..self.room };
-        BatchGradient::new(self.device, room, self.schema.rows as usize, self.label_count())
+        BatchGradient::new(self.device, room, self.schema.rows as usize, self.outputs)
     }
 
     /// The features that the list at `key` names.
@@ -111,14 +119,14 @@ impl<'a, D: Device> Builder<'a, D> {
     ) -> Result<Linear<D>, ModelError> {
         let table = |feature: &IdFeatureColumn| {
             let name = format!("{name}.ids.{}", feature.name);
-            ParameterSpec::column(name, feature.cardinality, Init::Zeros, optimizer)
+            linear_weights(name, feature.cardinality, self.outputs, optimizer)
         };
         let tables = features.ids.iter().map(table).collect::<Result<Vec<_>, _>>()?;
         let pooling = millstream_backend::Pooling::Sum;
         let lookups = features.ids.iter().enumerate();
         let lookups = lookups.map(|(table, feature)| (feature.column, table, pooling));
         let tables = self.tables(lookups.collect(), tables, optimizer);
-        Ok(Linear::new(self.device, name, tables, features.dense.clone(), optimizer)?)
+        Ok(Linear::new(self.device, name, tables, features.dense.clone(), self.outputs, optimizer)?)
     }
 
     /// Embeddings of the features of ids, tables named `PREFIXembedding.TABLE`, beside those of numbers.

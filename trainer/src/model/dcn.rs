@@ -36,11 +36,11 @@ pub(super) struct Dcn<D: Device> {
     work: Work<D>,
 }
 
-/// A layer of one output over what the cross layers gave.
+/// A layer over what the cross layers gave, of as many outputs as there are logits.
 struct CrossOutput<D: Device> {
-    /// `[N, 1]`, without a bias: the MLP's last layer has one.
+    /// `[N, 1]`, or of `K` classes `[N, K]`, without a bias: the MLP's last layer has one.
     layer: Dense<D>,
-    /// `[B, 1]`
+    /// `[B, 1]`, or `[B, K]`
     logits: D::Matrix,
 }
 
@@ -70,13 +70,14 @@ impl<D: Device> Dcn<D> {
         let output = match spec.structure {
             DcnStructure::Stacked => None,
             DcnStructure::Parallel => {
-                let (shape, activation) = ((width, 1), Activation::Identity);
+                let (shape, activation) = ((width, builder.outputs()), Activation::Identity);
                 let layer = Dense::without_bias(device, "cross.output", shape, activation, optimizer)?;
                 Some(CrossOutput { layer, logits: builder.logits() })
             }
         };
         let hidden = ("model.hidden", spec.hidden.as_slice(), &spec.hidden_layer);
-        let deep = builder.mlp("deep", width, hidden, (1, Activation::Identity), optimizer)?;
+        let last = (builder.outputs(), Activation::Identity);
+        let deep = builder.mlp("deep", width, hidden, last, optimizer)?;
         Ok(Self {
             saved: Saved {
                 input: builder.matrix(width),

@@ -25,14 +25,14 @@ pub(super) struct Deep<D: Device> {
 }
 
 impl<D: Device> Deep<D> {
-    /// Layers `deep.layer.0` and on, of widths `hidden`, then one logit.
+    /// Layers `deep.layer.0` and on, of widths `hidden`, then the logits of a row.
     pub(super) fn new(
         builder: &Builder<'_, D>,
         embedding: Embedding<D>,
         hidden: (&'static str, &[u32], &HiddenLayerSpec),
         optimizer: Optimizer,
     ) -> Result<Self, ModelError> {
-        Self::named(builder, "deep", embedding, hidden, 1, optimizer)
+        Self::named(builder, "deep", embedding, hidden, builder.outputs(), optimizer)
     }
 
     /// Layers `NAME.layer.0` and on, of widths `hidden`, then one of `outputs` in the logit's place.

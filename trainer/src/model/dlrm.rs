@@ -124,7 +124,8 @@ impl<D: Device> Dlrm<D> {
             }
         };
         let hidden = ("model.top", spec.top.as_slice(), &spec.hidden_layer);
-        let top = builder.mlp("top", outputs, hidden, (1, Activation::Identity), optimizer)?;
+        let top =
+            builder.mlp("top", outputs, hidden, (builder.outputs(), Activation::Identity), optimizer)?;
         Ok(Self {
             saved: Saved {
                 dense: builder.matrix(dense.outputs()),

@@ -17,6 +17,22 @@ pub enum ModelError {
         /// How many.
         labels: usize,
     },
+    /// Classes of a label, where a model predicts none.
+    #[error(
+        "model.kind: \"{kind}\" does not predict one of several classes; \"linear\", \"mlp\", \"wide_deep\", \"dcn_v2\" and \"dlrm\" do, of one label"
+    )]
+    Classes {
+        /// As a job names it.
+        kind: &'static str,
+    },
+    /// Classes are two at least, and weights none or as many.
+    #[error("training.loss: {weights} weights of {classes} classes")]
+    ClassWeights {
+        /// Classes of the label.
+        classes: u32,
+        /// Weights given.
+        weights: usize,
+    },
     /// As many losses as labels are needed.
     #[error("training: {losses} losses for {labels} labels")]
     Losses {

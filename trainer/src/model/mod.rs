@@ -28,7 +28,7 @@ use crate::loss::LossSum;
 pub use crate::parameter::{NamedTensor, TensorRole};
 use crate::pass::{Pass, Purpose};
 use crate::schedule::Step;
-use crate::spec::{ClipSpec, ModelSpec, Prediction, TaskSpec, TrainingSpec};
+use crate::spec::{ClipSpec, LossSpec, ModelSpec, Prediction, TaskSpec, TrainingSpec};
 use batch_gradient::BatchGradient;
 use builder::Builder;
 pub use error::ModelError;
@@ -43,13 +43,21 @@ pub struct Model<B: Backend> {
     seed: u64,
     /// One for each label.
     tasks: Vec<Task>,
-    /// Labels whose scores are logits as they are.
-    numbers: Vec<usize>,
+    /// What becomes of logits.
+    scoring: Scoring,
     clip: ClipSpec,
-    /// Scores of a pass on the host, `[B, T]`.
+    /// Scores of a pass on the host, `[B, T]`, or of the `K` classes of one label `[B, K]`.
     host: Vec<B::Scalar>,
     /// Sums of a step on the host, `[T, 2]`, and what they say.
     host_sums: (Vec<B::Scalar>, Vec<LossSum>),
+}
+
+/// How scores are made of logits.
+enum Scoring {
+    /// Of each label by itself: by a sigmoid, but of these labels logits as they are.
+    Labels { numbers: Vec<usize> },
+    /// By a softmax over the classes of the one label.
+    Classes,
 }
 
 /// What a model of any kind has on its device.
@@ -57,7 +65,7 @@ struct Parts<D: Device> {
     network: Network<D>,
     batch: D::Batch,
     plan: D::RowPlan,
-    /// `[B, T]`
+    /// `[B, T]`, or of classes `[B, K]`
     by_logits: BatchGradient<D>,
     /// The most rows of a pass.
     rows: usize,
@@ -69,7 +77,7 @@ struct Parts<D: Device> {
     scale: D::Matrix,
     /// Of all gradients, `[1, 1]`.
     squares: D::Matrix,
-    /// `[B, T]`
+    /// As the logits.
     scores: D::Matrix,
 }
 
@@ -115,7 +123,10 @@ impl<D: Device> Parts<D> {
         if in_parts && spec.normalizes_batches() {
             return Err(ModelError::PartsNormalized);
         }
-        let (labels, losses) = (schema.label_count(), training.tasks(schema.label_count()).len());
+        let labels = schema.label_count();
+        let tasks = training.tasks(labels);
+        let losses = tasks.len();
+        check_classes(spec, &tasks)?;
         if labels > 1 && !spec.takes_several_labels() {
             return Err(ModelError::SeveralLabels { kind: spec.kind(), labels });
         }
@@ -145,6 +156,32 @@ impl<D: Device> Parts<D> {
     }
 }
 
+/// Classes are for models that predict them, of one label.
+fn check_classes(spec: &ModelSpec, tasks: &[TaskSpec]) -> Result<(), ModelError> {
+    for task in tasks {
+        let LossSpec::CrossEntropy { classes, class_weights, .. } = &task.loss else { continue };
+        if tasks.len() > 1 || !spec.takes_classes() {
+            return Err(ModelError::Classes { kind: spec.kind() });
+        }
+        let weights = class_weights.len();
+        if *classes < 2 || ![0, *classes as usize].contains(&weights) {
+            return Err(ModelError::ClassWeights { classes: *classes, weights });
+        }
+    }
+    Ok(())
+}
+
+impl Scoring {
+    fn of(spec: &ModelSpec, tasks: &[TaskSpec]) -> Self {
+        let predicted: Vec<_> = tasks.iter().map(|task| spec.prediction(&task.loss)).collect();
+        if let [Prediction::Classes(_)] = predicted[..] {
+            return Self::Classes;
+        }
+        let is_logit = |label: &usize| predicted[*label] != Prediction::Probability;
+        Self::Labels { numbers: (0..predicted.len()).filter(is_logit).collect() }
+    }
+}
+
 impl<B: Backend> Model<B> {
     /// Builds a model for batches of `schema`, with initial weights fixed by the seed.
     ///
@@ -162,16 +199,16 @@ impl<B: Backend> Model<B> {
         }
         backend.write_matrix(&mut parts.scale, &[B::Scalar::from_f64(1.0)]);
         let specs = training.tasks(schema.label_count());
-        let is_logit = |task: &TaskSpec| spec.prediction(&task.loss) != Prediction::Probability;
+        let outputs = training.outputs(schema.label_count());
         if let Some(scaling) = &mut parts.scaling {
             scaling.set(&backend, scaling.known);
         }
         Ok(Self {
-            host: vec![B::Scalar::default(); parts.rows * specs.len()],
+            host: vec![B::Scalar::default(); parts.rows * outputs],
             host_sums: (vec![B::Scalar::default(); 2 * specs.len()], vec![LossSum::default(); specs.len()]),
             seed: training.seed,
             tasks: specs.iter().zip(0..).map(|(spec, label)| spec.as_task(label)).collect(),
-            numbers: (0..specs.len()).filter(|&label| is_logit(&specs[label])).collect(),
+            scoring: Scoring::of(spec, &specs),
             clip: training.clip,
             backend,
             parts,
@@ -237,7 +274,7 @@ impl<B: Backend> Model<B> {
 
     /// The scores of each row, by label: the probability of its being 1, or the number itself; of a two-tower model the
     /// product of both vectors over the temperature, of any size. `scores` begins with those of the first label,
-    /// `[rows]`, then come those of the next.
+    /// `[rows]`, then come those of the next. Of a label of classes there are those of each class in place of labels.
     ///
     /// # Errors
     /// When the batch is not of the model's schema, or an id is out of range.
@@ -245,21 +282,27 @@ impl<B: Backend> Model<B> {
     /// # Panics
     /// When `scores` is shorter than that.
     pub fn predict(&mut self, batch: BatchRef<'_>, scores: &mut [f32]) -> Result<(), BatchError> {
-        let Self { backend, parts, host, tasks, numbers, .. } = self;
-        let labels = tasks.len();
+        let Self { backend, parts, host, scoring, .. } = self;
+        let outputs = host.len() / parts.rows;
         backend.upload(batch, &mut parts.batch)?;
         let rows = batch.rows();
         let network = parts.network.compute();
         for pass in Pass::all(rows, parts.rows, Purpose::Scoring) {
             network.forward(backend, &parts.batch, &pass);
-            backend.sigmoid(pass.len(), network.logits(), &mut parts.scores);
-            for &label in &*numbers {
-                backend.copy_columns(pass.len(), (network.logits(), label), (&mut parts.scores, label), 1);
+            let (logits, out) = (network.logits(), &mut parts.scores);
+            match scoring {
+                Scoring::Classes => backend.softmax(pass.len(), logits, out),
+                Scoring::Labels { numbers } => {
+                    backend.sigmoid(pass.len(), logits, out);
+                    for &label in &*numbers {
+                        backend.copy_columns(pass.len(), (logits, label), (&mut *out, label), 1);
+                    }
+                }
             }
-            backend.read_matrix(&parts.scores, &mut host[..pass.len() * labels]);
-            for (label, scores) in scores.chunks_exact_mut(rows).take(labels).enumerate() {
-                let of_label = host.iter().skip(label).step_by(labels);
-                for (out, score) in scores[pass.rows.clone()].iter_mut().zip(of_label) {
+            backend.read_matrix(out, &mut host[..pass.len() * outputs]);
+            for (output, scores) in scores.chunks_exact_mut(rows).take(outputs).enumerate() {
+                let of_output = host.iter().skip(output).step_by(outputs);
+                for (out, score) in scores[pass.rows.clone()].iter_mut().zip(of_output) {
                     *out = score.to_f64() as f32;
                 }
             }

@@ -22,7 +22,8 @@ pub(super) trait Compute<B: Backend> {
     /// Computes the logits of the pass's rows of `batch`.
     fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass);
 
-    /// What the last forward pass gave, `[B, T]`: a column for each label.
+    /// What the last forward pass gave, `[B, T]`: a column for each label. Of a label of `K` classes, which is alone, it
+    /// is `[B, K]`: a column for each class; and so is the gradient by it.
     fn logits(&self) -> &B::Matrix;
 
     /// The loss of the pass's rows, as the last forward pass has them: adds to `sums` `[T, 2]`, and fills `by_logits`

@@ -17,11 +17,13 @@ pub struct Scorer<B: Backend> {
     /// All that the model has, in its order.
     pub(super) tensors: Vec<NamedTensor>,
     pub(super) schema: BatchSchema,
+    /// Scores of a row.
+    outputs: usize,
     /// Of each label.
     metrics: Vec<Accumulator>,
     /// The id feature whose ids are the groups of the group AUC.
     group: Option<usize>,
-    /// `[L, rows]`, of the last batch.
+    /// `[L, rows]`, of the last batch; of the `K` classes of one label `[K, rows]`.
     scores: Vec<f32>,
 }
 
@@ -65,7 +67,8 @@ where
             schema: schema.clone(),
             metrics: accumulators(spec, schema, training),
             group: None,
-            scores: vec![0.0; schema.label_count() * schema.rows as usize],
+            outputs: training.outputs(schema.label_count()),
+            scores: vec![0.0; training.outputs(schema.label_count()) * schema.rows as usize],
         })
     }
 
@@ -79,13 +82,13 @@ where
         Ok(())
     }
 
-    /// The scores of each row, `[L, rows]`; see [`Model::predict`].
+    /// The scores of each row, `[L, rows]`, or of the `K` classes of one label `[K, rows]`; see [`Model::predict`].
     ///
     /// # Errors
     /// When the batch is not the model's.
     pub fn predict(&mut self, batch: BatchRef<'_>) -> Result<&[f32], SessionError> {
         self.model.predict(batch, &mut self.scores)?;
-        Ok(&self.scores[..self.metrics.len() * batch.rows()])
+        Ok(&self.scores[..self.outputs * batch.rows()])
     }
 
     /// Scores `batch` and adds it to the metrics of this evaluation.
@@ -95,9 +98,11 @@ where
     pub fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
         self.model.predict(batch, &mut self.scores)?;
         let rows = batch.rows();
+        // One of each label; all of them are of classes where the one label has some.
+        let of_label = self.outputs / self.metrics.len() * rows;
         for (label, metrics) in self.metrics.iter_mut().enumerate() {
             metrics.add(Scored {
-                scores: &self.scores[label * rows..][..rows],
+                scores: &self.scores[label * of_label..][..of_label],
                 labels: batch.labels(label),
                 weights: batch.weights(),
                 groups: self.group.map(|feature| batch.ids(feature)),

@@ -15,8 +15,8 @@ use super::*;
 use crate::checkpoint::{Carried, CheckpointStore, MANIFEST, MODEL_PART, OPTIMIZER_PART, OnDamage, Writer};
 use crate::metrics::{Accumulator, Metric, Scored};
 use crate::spec::{
-    DeepSpec, EmbeddingDim, EmbeddingInit, EmbeddingSpec, HiddenLayerSpec, LinearSpec, LossSpec, MmoeSpec,
-    OptimizerSpec, Pooling, Prediction, TaskSpec, WideDeepSpec, WideSpec,
+    DeepSpec, EmbeddingDim, EmbeddingInit, EmbeddingSpec, HiddenLayerSpec, LinearSpec, LossSpec, MlpSpec,
+    MmoeSpec, OptimizerSpec, Pooling, Prediction, TaskSpec, WideDeepSpec, WideSpec,
 };
 
 const KEEP: u32 = 2;
@@ -493,6 +493,60 @@ fn several_labels_go_through_checkpoints_and_are_evaluated_apart() {
     let two = BatchSchema { labels: stopped.manifest.snapshot.schema.labels.clone(), ..one };
     let error = Session::new(cpu(), &linear, &two, &training).err().unwrap().to_string();
     assert!(error.contains("\"linear\" predicts one label, and there are 2"), "{error}");
+}
+
+/// A label of classes, in half precision and in parts, judged by what classes are judged by.
+#[test]
+fn classes_go_through_checkpoints_and_are_evaluated() {
+    let directory = tempfile::tempdir().unwrap();
+    let schema = schema(ROWS);
+    let (dim, init, tables) = (EmbeddingDim::Columns(3), EmbeddingInit::default(), Vec::new());
+    let embedding = EmbeddingSpec { dim, pooling: Pooling::Mean, init, optimizer: SGD, tables };
+    let model = ModelSpec::Mlp(MlpSpec {
+        features: ["a", "x", "y"].map(str::to_owned).to_vec(),
+        embedding,
+        hidden: vec![5],
+        hidden_layer: HiddenLayerSpec::default(),
+        optimizer: SGD,
+    });
+    let class_weights = vec![1.0, 2.0, 0.5];
+    let loss = LossSpec::CrossEntropy { classes: 3, label_smoothing: 0.125, class_weights };
+    for precision in Precision::ALL {
+        let training =
+            TrainingSpec { loss: loss.clone(), micro_batch_rows: Some(3), precision, ..training() };
+        let new = || Session::new(cpu(), &model, &schema, &training).unwrap();
+        let follow = |session: &mut Session<Cpu>, numbers: std::ops::Range<u64>| {
+            for number in numbers {
+                match number % 5 {
+                    0..3 => drop(session.train(batch(number, &schema).as_ref()).unwrap()),
+                    _ => session.evaluate(batch(number, &schema).as_ref()).unwrap(),
+                }
+            }
+            session.end_eval_aside().unwrap().metrics
+        };
+        let mut undisturbed = new();
+        follow(&mut undisturbed, 0..5);
+        let (_, stopped) = checkpoint(&undisturbed, directory.path());
+        let mut resumed = new();
+        resumed.restore(&stopped).unwrap();
+        let after = follow(&mut resumed, 5..10);
+        assert_eq!(after, follow(&mut undisturbed, 5..10));
+        let measured: Vec<_> = after[0].measured.iter().map(|measured| measured.metric).collect();
+        assert_eq!(measured, [Metric::LogLoss, Metric::NormalizedEntropy, Metric::Accuracy]);
+
+        let mut scorer = Scorer::open(cpu(), &schema, &stopped).unwrap();
+        let rows = batch(8, &schema).as_ref().rows();
+        let scores = scorer.predict(batch(8, &schema).as_ref()).unwrap().to_vec();
+        assert_eq!(scores.len(), 3 * rows);
+        for row in 0..rows {
+            let sum: f32 = (0..3).map(|class| scores[class * rows + row]).sum();
+            assert!((sum - 1.0).abs() < 1e-6, "row {row} of {precision:?}: {sum}");
+        }
+        for number in [3, 4] {
+            scorer.evaluate(batch(number, &schema).as_ref()).unwrap();
+        }
+        assert_eq!(scorer.end_eval().unwrap(), stopped.manifest.snapshot.eval);
+    }
 }
 
 const SGD: OptimizerSpec = OptimizerSpec::Sgd { learning_rate: 0.1, l2: 0.0 };

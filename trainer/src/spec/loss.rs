@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// What is minimised: the mean over the rows of a batch, by their weights.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum LossSpec {
     /// Binary cross-entropy of the probability that a label is 1.
@@ -19,6 +19,15 @@ pub enum LossSpec {
     /// The square of the difference between a label and what is predicted.
     #[serde(rename = "mse")]
     SquaredError,
+    /// Cross-entropy of how probable a softmax makes each of several classes: a label is the number of one, from 0.
+    CrossEntropy {
+        /// How many.
+        classes: u32,
+        /// The share of a label that is spread over all classes alike.
+        label_smoothing: f32,
+        /// What the weight of a row of each class is multiplied by; none where all count alike.
+        class_weights: Vec<f32>,
+    },
 }
 
 /// What a model gives for a label.
@@ -30,10 +39,12 @@ pub enum Prediction {
     Number,
     /// A number of any size, the larger the likelier the label is 1: rows are ranked by it.
     Rank,
+    /// Of each of so many classes, the probability that the label is its number.
+    Classes(u32),
 }
 
 /// How one of several labels is learned.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskSpec {
     /// What is minimised.
     pub loss: LossSpec,
@@ -47,6 +58,15 @@ impl LossSpec {
         match self {
             Self::BinaryCrossEntropy { .. } => Prediction::Probability,
             Self::SquaredError => Prediction::Number,
+            Self::CrossEntropy { classes, .. } => Prediction::Classes(*classes),
+        }
+    }
+
+    /// Logits of a row.
+    pub fn outputs(&self) -> usize {
+        match self {
+            Self::BinaryCrossEntropy { .. } | Self::SquaredError => 1,
+            Self::CrossEntropy { classes, .. } => *classes as usize,
         }
     }
 }

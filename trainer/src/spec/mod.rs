@@ -52,7 +52,12 @@ pub struct TrainingSpec {
 impl TrainingSpec {
     /// How each of `labels` labels is learned.
     pub fn tasks(&self, labels: usize) -> Vec<TaskSpec> {
-        if self.tasks.is_empty() { vec![self.loss.into(); labels] } else { self.tasks.clone() }
+        if self.tasks.is_empty() { vec![self.loss.clone().into(); labels] } else { self.tasks.clone() }
+    }
+
+    /// Logits of a row of `labels` labels.
+    pub fn outputs(&self, labels: usize) -> usize {
+        self.tasks(labels).iter().map(|task| task.loss.outputs()).sum()
     }
 }
 

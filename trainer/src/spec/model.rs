@@ -74,7 +74,7 @@ pub struct LinearSpec {
     pub optimizer: OptimizerSpec,
 }
 
-/// Embeddings and dense columns side by side, then ReLU layers, then one logit.
+/// Embeddings and dense columns side by side, then ReLU layers, then the logit, or one of each class.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MlpSpec {
     /// Names of its features.
@@ -325,6 +325,11 @@ impl ModelSpec {
     /// Whether it predicts several labels.
     pub fn takes_several_labels(&self) -> bool {
         matches!(self, Self::Mmoe(_))
+    }
+
+    /// Whether it predicts one of several classes.
+    pub fn takes_classes(&self) -> bool {
+        !matches!(self, Self::DeepFm(_) | Self::TwoTower(_) | Self::Mmoe(_))
     }
 
     /// Tables of embeddings that are not as the others, or that several features share.

@@ -18,7 +18,7 @@ use millstream_backend::Backend;
 use millstream_batch::BatchSchema;
 
 use crate::model::{Model, ModelError, ModelPlan, NamedTensor, TensorRole};
-use crate::spec::{ModelSpec, TrainingSpec};
+use crate::spec::{ModelSpec, TaskSpec, TrainingSpec};
 use axes::{Axes, Axis, Input};
 
 /// What the ids of a feature were in the earlier job.
@@ -93,8 +93,8 @@ pub enum WarmStartError {
     Nothing(Report),
 }
 
-/// A model and the batches it takes.
-pub type ModelOf<'a> = (&'a ModelSpec, &'a BatchSchema);
+/// A model, the batches it takes, and how each of their labels is learned; none where by the usual loss.
+pub type ModelOf<'a> = (&'a ModelSpec, &'a BatchSchema, &'a [TaskSpec]);
 
 impl WarmStart {
     /// Holds the model `now` against the one `then`; `ids` tells of each feature that both have.
@@ -219,8 +219,9 @@ impl Carry {
 }
 
 /// The parameters of a model, in their order.
-fn parameters((model, schema): ModelOf<'_>) -> Result<Vec<NamedTensor>, ModelError> {
-    let plan = ModelPlan::new(model, schema, &TrainingSpec::default())?;
+fn parameters((model, schema, tasks): ModelOf<'_>) -> Result<Vec<NamedTensor>, ModelError> {
+    let training = TrainingSpec { tasks: tasks.to_vec(), ..TrainingSpec::default() };
+    let plan = ModelPlan::new(model, schema, &training)?;
     Ok(plan.tensors.into_iter().filter(|tensor| tensor.role == TensorRole::Parameter).collect())
 }
 

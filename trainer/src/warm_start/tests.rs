@@ -50,7 +50,7 @@ fn dlrm(features: &[&str], interaction: DlrmInteraction) -> ModelSpec {
 
 fn warm(then: &ModelSpec, now: &ModelSpec) -> Result<WarmStart, WarmStartError> {
     let schema = schema(6);
-    WarmStart::new((then, &schema), (now, &schema), |_| IdsThen::Same)
+    WarmStart::new((then, &schema, &[]), (now, &schema, &[]), |_| IdsThen::Same)
 }
 
 fn rows_of<'a>(warm: &'a WarmStart, parameter: &str) -> &'a [Place] {
@@ -86,7 +86,7 @@ fn other_shapes_and_other_ids_begin_anew() {
         "b" => IdsThen::Each([Some(5), None].into_iter().cycle().take(7).collect()),
         _ => IdsThen::Unlike("is of another kind there".to_owned()),
     };
-    let warm = WarmStart::new((&spec, &then), (&spec, &now), ids).unwrap();
+    let warm = WarmStart::new((&spec, &then, &[]), (&spec, &now, &[]), ids).unwrap();
     let expected = [Place::Then(5), Place::Zeros];
     assert_eq!(rows_of(&warm, "linear.ids.b")[..2], expected);
     let anew = |name: &str| warm.report().anew.iter().find(|(anew, _)| anew == name).unwrap().1.as_str();
@@ -109,6 +109,6 @@ fn models_with_nothing_in_common_are_refused() {
 fn an_earlier_id_that_never_was_is_no_place() {
     let spec = linear(&["a"]);
     let ids = |_: &str| IdsThen::Each(vec![Some(5), Some(6), None, None, None, None]);
-    let warm = WarmStart::new((&spec, &schema(6)), (&spec, &schema(6)), ids).unwrap();
+    let warm = WarmStart::new((&spec, &schema(6), &[]), (&spec, &schema(6), &[]), ids).unwrap();
     assert_eq!(rows_of(&warm, "linear.ids.a")[..2], [Place::Then(5), Place::Zeros]);
 }

@@ -53,8 +53,10 @@ def batch():
         offsets=torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]),
         tags=tags,
     )
-    # Other labels, which follow from the rest: one of two classes, and a number that is exact in float32.
-    return dict(b, other=((b["colour"] + b["shape"]) % 3 == 0).double(), amount=2 * b["dense"][:, 0] - b["labels"] + 0.5)
+    # Other labels, which follow from the rest: one of two classes, a number that is exact in float32, and one of four
+    # classes.
+    other, amount = ((b["colour"] + b["shape"]) % 3 == 0).double(), 2 * b["dense"][:, 0] - b["labels"] + 0.5
+    return dict(b, other=other, amount=amount, sort=((2 * b["colour"] + b["shape"]) % 4).double())
 
 
 def with_hues(b):
@@ -121,8 +123,10 @@ def of_numbers(features):
 class Model:
     """A model by its specification: parameters by name, and its logits."""
 
-    def __init__(self, spec, labels):
+    def __init__(self, spec, labels, classes=1):
         self.spec, self.kind, self.labels = spec, spec["kind"], labels
+        # Logits of a row: one a label, or one a class.
+        self.outputs = classes
         # None of it where no step is taken. Both towers have the same.
         self.hidden_layer = spec.get("deep", spec.get("query", spec)).get("hidden_layer", {})
         self.dropout, self.step, self.kept = self.hidden_layer.get("dropout", 0), None, {}
@@ -139,11 +143,12 @@ class Model:
     # What models are made of.
 
     def make_linear_part(self, name, features, optimizer):
+        columns = [self.outputs] if self.outputs > 1 else []
         for feature in of_ids(features):
-            self.parameter(f"{name}.ids.{feature}", (IDS[feature],), optimizer, table=[feature])
+            self.parameter(f"{name}.ids.{feature}", (IDS[feature], *columns), optimizer, table=[feature])
         if of_numbers(features):
-            self.parameter(f"{name}.dense", (len(of_numbers(features)),), optimizer)
-        self.parameter(f"{name}.bias", (1,), optimizer)
+            self.parameter(f"{name}.dense", (len(of_numbers(features)), *columns), optimizer)
+        self.parameter(f"{name}.bias", (self.outputs,), optimizer)
 
     def make_embedding(self, prefix, features, embedding):
         """Returns how wide all are together."""
@@ -190,7 +195,8 @@ class Model:
     def linear_part(self, name, features, b):
         logit = self.weights[f"{name}.bias"]
         for feature in of_ids(features):
-            logit = logit + self.looked_up(self.weights[f"{name}.ids.{feature}"][:, None], feature, "sum", b)[:, 0]
+            weights = self.weights[f"{name}.ids.{feature}"].reshape(-1, self.outputs)
+            logit = logit + self.of_rows(self.looked_up(weights, feature, "sum", b))
         if of_numbers(features):
             logit = logit + numbers(features, b) @ self.weights[f"{name}.dense"]
         return logit
@@ -223,6 +229,9 @@ class Model:
                 x = dropped(x, self.dropout, self.step, layer)
         return x
 
+    def of_rows(self, logits):
+        return logits if self.outputs > 1 else logits[:, 0]
+
     def cross(self, spec, x0):
         x = x0
         for number in range(spec["layers"]):
@@ -249,10 +258,10 @@ class Model:
         return torch.cat([*parts, numbers(features, b)], dim=1)
 
     def make_mlp(self, spec):
-        self.make_layers("deep", [self.make_deep(spec), *spec["hidden"], 1], spec["optimizer"])
+        self.make_layers("deep", [self.make_deep(spec), *spec["hidden"], self.outputs], spec["optimizer"])
 
     def logits_mlp(self, spec, b):
-        return self.layers("deep", len(spec["hidden"]) + 1, self.deep_input(spec, b))[:, 0]
+        return self.of_rows(self.layers("deep", len(spec["hidden"]) + 1, self.deep_input(spec, b)))
 
     def make_wide_deep(self, spec):
         wide, deep = spec["wide"], spec["deep"]
@@ -261,11 +270,11 @@ class Model:
         embedding = dict(dim=deep["embedding_dim"], pooling=deep["pooling"], optimizer=rows)
         embedding["tables"] = deep.get("embeddings", [])
         self.deep = dict(deep, embedding=embedding)
-        self.make_layers("deep", [self.make_deep(self.deep, "deep."), *deep["hidden"], 1], deep["optimizer"])
+        self.make_layers("deep", [self.make_deep(self.deep, "deep."), *deep["hidden"], self.outputs], deep["optimizer"])
 
     def logits_wide_deep(self, spec, b):
         x = self.deep_input(self.deep, b, "deep.")
-        deep = self.layers("deep", len(spec["deep"]["hidden"]) + 1, x)[:, 0]
+        deep = self.of_rows(self.layers("deep", len(spec["deep"]["hidden"]) + 1, x))
         return deep + self.linear_part("wide", spec["wide"]["features"], b)
 
     def make_deepfm(self, spec):
@@ -281,15 +290,15 @@ class Model:
         width = self.make_deep(spec)
         self.make_cross(width, spec["cross"], spec["optimizer"])
         if spec["structure"] == "parallel":
-            self.parameter("cross.output.weight", (width, 1), spec["optimizer"])
-        self.make_layers("deep", [width, *spec["hidden"], 1], spec["optimizer"])
+            self.parameter("cross.output.weight", (width, self.outputs), spec["optimizer"])
+        self.make_layers("deep", [width, *spec["hidden"], self.outputs], spec["optimizer"])
 
     def logits_dcn_v2(self, spec, b):
         x, count = self.deep_input(spec, b), len(spec["hidden"]) + 1
         crossed = self.cross(spec["cross"], x)
         if spec["structure"] == "stacked":
-            return self.layers("deep", count, crossed)[:, 0]
-        return (self.layers("deep", count, x) + crossed @ self.weights["cross.output.weight"])[:, 0]
+            return self.of_rows(self.layers("deep", count, crossed))
+        return self.of_rows(self.layers("deep", count, x) + crossed @ self.weights["cross.output.weight"])
 
     def make_dlrm(self, spec):
         features, embedding, optimizer = spec["features"], spec["embedding"], spec["optimizer"]
@@ -301,7 +310,7 @@ class Model:
         else:
             outputs = dim + width
             self.make_cross(outputs, spec["interaction"]["cross"], optimizer)
-        self.make_layers("top", [outputs, *spec["top"], 1], optimizer)
+        self.make_layers("top", [outputs, *spec["top"], self.outputs], optimizer)
 
     def logits_dlrm(self, spec, b):
         x = self.layers("bottom", len(spec["bottom"]) + 1, numbers(spec["features"], b), last_relu=True)
@@ -313,7 +322,7 @@ class Model:
             met = torch.cat([x, products[:, rows, columns]], dim=1)
         else:
             met = self.cross(spec["interaction"]["cross"], torch.cat(vectors, dim=1))
-        return self.layers("top", len(spec["top"]) + 1, met)[:, 0]
+        return self.of_rows(self.layers("top", len(spec["top"]) + 1, met))
 
     def make_two_tower(self, spec):
         for name in ("query", "item"):
@@ -369,6 +378,9 @@ class Model:
         if self.kind == "two_tower":
             return self.logits(b)
         logits = self.logits(b) if len(self.labels) > 1 else [self.logits(b)]
+        if self.outputs > 1:
+            # Those of the first class, then those of the next.
+            return torch.softmax(logits[0], dim=1).T.flatten()
         tasks = zip(logits, tasks_of(training))
         return torch.cat([logit if task["loss"]["kind"] == "mse" else torch.sigmoid(logit) for logit, task in tasks])
 
@@ -379,9 +391,24 @@ class Model:
         tasks = zip(logits, self.labels, tasks_of(training))
         return sum(task["weight"] * self.task_loss(logit, b[label], b, **task["loss"]) for logit, label, task in tasks)
 
-    def task_loss(self, logits, labels, b, kind, label_smoothing=0.0, positive_weight=1.0, negative_weight=1.0):
+    def task_loss(
+        self,
+        logits,
+        labels,
+        b,
+        kind,
+        label_smoothing=0.0,
+        positive_weight=1.0,
+        negative_weight=1.0,
+        classes=1,
+        class_weights=(),
+    ):
         if kind == "mse":
             return (b["weights"] * (logits - labels) ** 2).sum() / b["weights"].sum()
+        if kind == "cross_entropy":
+            losses = F.cross_entropy(logits, labels.long(), label_smoothing=label_smoothing, reduction="none")
+            weights = b["weights"] * torch.tensor(class_weights or [1.0] * classes)[labels.long()]
+            return (weights * losses).sum() / weights.sum()
         smooth = labels * (1 - label_smoothing) + label_smoothing / 2
         losses = F.binary_cross_entropy_with_logits(logits, smooth, reduction="none")
         weights = b["weights"] * torch.where(labels == 1, positive_weight, negative_weight)
@@ -518,7 +545,7 @@ def clip(model, norm=None, value=None):
 
 def trained(name, spec, training, labels, start=None):
     """A case, from random weights or from those of `start`."""
-    model = Model(spec, labels)
+    model = Model(spec, labels, training.get("loss", {}).get("classes", 1))
     if start:
         with torch.no_grad():
             for key, weight in model.weights.items():
@@ -686,9 +713,18 @@ CASES = {
     ),
     "weighted in deepfm": dict(DEEPFM, features=MARKED, embedding=embedding(MOMENTUM, "sqrtn")),
     "weighted in a shared table": dict(dlrm("dot"), features=["hue", *MARKED], embedding=embedding(ROWWISE, tables=MARKS)),
+    "several classes": mlp(ADAGRAD, ADAGRAD),
+    "several classes, smoothed and weighted": dict(
+        mlp(ADAGRAD, MOMENTUM), hidden_layer=dict(normalization="layer", dropout=0.125)
+    ),
+    "several classes in dcn_v2": dcn("parallel", 2),
+    "several classes in dlrm": dlrm("dot"),
+    "several classes in linear": dict(kind="linear", features=MARKED, optimizer=FTRL),
+    "several classes in wide_deep": dict(kind="wide_deep", wide=WIDE, deep=dict(DEEP, optimizer=ADAGRAD)),
 }
 
 BCE = dict(kind="bce", label_smoothing=0.0, positive_weight=1.0, negative_weight=1.0)
+CLASSES = dict(kind="cross_entropy", classes=4, label_smoothing=0.0, class_weights=[])
 
 # How they are trained, where not as they are.
 TRAINING = {
@@ -702,6 +738,14 @@ TRAINING = {
     "mmoe": dict(tasks=[dict(loss=BCE, weight=1.0), dict(loss=dict(BCE, positive_weight=3.0), weight=0.5)]),
     "mmoe of a class and a number": dict(tasks=[dict(loss=BCE, weight=0.75), dict(loss=dict(kind="mse"), weight=0.25)]),
     "mmoe, layers normalised": dict(tasks=[dict(loss=BCE, weight=1.0), dict(loss=BCE, weight=2.0)]),
+    "several classes": dict(loss=CLASSES),
+    "several classes, smoothed and weighted": dict(
+        loss=dict(CLASSES, label_smoothing=0.25, class_weights=[0.5, 1.0, 4.0, 2.0]), clip=dict(norm=0.25, value=None)
+    ),
+    "several classes in dcn_v2": dict(loss=dict(CLASSES, class_weights=[0.5, 1.0, 4.0, 2.0])),
+    "several classes in dlrm": dict(loss=dict(CLASSES, label_smoothing=0.125)),
+    "several classes in linear": dict(loss=dict(CLASSES, class_weights=[1.0, 3.0, 1.0, 0.5])),
+    "several classes in wide_deep": dict(loss=CLASSES),
 }
 
 # What they learn, where not the one label.
@@ -710,6 +754,12 @@ LABELS = {
     "mmoe": ["labels", "other"],
     "mmoe of a class and a number": ["other", "amount"],
     "mmoe, layers normalised": ["labels", "other"],
+    "several classes": ["sort"],
+    "several classes, smoothed and weighted": ["sort"],
+    "several classes in dcn_v2": ["sort"],
+    "several classes in dlrm": ["sort"],
+    "several classes in linear": ["sort"],
+    "several classes in wide_deep": ["sort"],
 }
 
 batches = [with_marks(with_hues(batch())) for _ in range(BATCHES)]

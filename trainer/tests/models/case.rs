@@ -53,6 +53,7 @@ struct GoldenBatch {
     labels: Vec<f32>,
     other: Vec<f32>,
     amount: Vec<f32>,
+    sort: Vec<f32>,
     weights: Vec<f32>,
     dense: Vec<f32>,
     colour: Vec<u32>,
@@ -66,7 +67,7 @@ struct GoldenBatch {
 
 pub(crate) fn golden() -> Golden {
     let golden: Golden = serde_json::from_str(include_str!("../golden/models.json")).expect("a golden file");
-    assert!(golden.cases.len() >= 54, "every kind of model and optimizer");
+    assert!(golden.cases.len() >= 60, "every kind of model and optimizer");
     golden
 }
 
@@ -149,6 +150,7 @@ impl Golden {
             place[..rows].copy_from_slice(match label.as_str() {
                 "labels" => &batch.labels,
                 "other" => &batch.other,
+                "sort" => &batch.sort,
                 _ => &batch.amount,
             });
         }

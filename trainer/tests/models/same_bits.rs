@@ -3,7 +3,7 @@
 use millstream_backend::Cpu;
 use millstream_trainer::model::{Model, ModelError, ModelPlan};
 use millstream_trainer::schedule::Step;
-use millstream_trainer::spec::{ModelSpec, TrainingSpec, TwoTowerSpec};
+use millstream_trainer::spec::{LossSpec, ModelSpec, TrainingSpec, TwoTowerSpec};
 
 use crate::case::{Case, Golden, Tensors, golden, tensors_of, write};
 
@@ -106,4 +106,31 @@ fn items_are_told_apart_by_a_feature_of_one_id() {
     assert_eq!(error, "model.item_id: there is no feature `shapes`; the nearest is `shape`");
     let error = planned("first").expect_err("a number").to_string();
     assert!(error.starts_with("model.item_id: feature `first` has not one id a row"), "{error}");
+}
+
+#[test]
+fn classes_are_for_models_that_predict_them() {
+    let golden = golden();
+    let planned = |case: &Case, classes, class_weights: Vec<f32>| {
+        let loss = LossSpec::CrossEntropy { classes, label_smoothing: 0.0, class_weights };
+        let tasks = vec![loss.into(); golden.schema(case).label_count()];
+        let training = TrainingSpec { tasks, ..TrainingSpec::default() };
+        ModelPlan::new(&case.spec(), &golden.schema(case), &training).map(|plan| plan.parameters)
+    };
+    let (mut taken, mut refused) = (0, 0);
+    for case in &golden.cases {
+        let (spec, plan) = (case.spec(), planned(case, 3, Vec::new()));
+        if spec.takes_classes() {
+            let more = planned(case, 4, vec![1.0; 4]).expect("a model of four classes");
+            assert!(plan.expect("a model of three") < more, "{}", case.name);
+            taken += 1;
+        } else {
+            assert_eq!(plan, Err(ModelError::Classes { kind: spec.kind() }), "{}", case.name);
+            refused += 1;
+        }
+    }
+    assert!(taken > 0 && refused > 0);
+    let case = golden.cases.iter().find(|case| case.spec().takes_classes()).expect("an MLP");
+    assert_eq!(planned(case, 1, Vec::new()), Err(ModelError::ClassWeights { classes: 1, weights: 0 }));
+    assert_eq!(planned(case, 3, vec![1.0]), Err(ModelError::ClassWeights { classes: 3, weights: 1 }));
 }

@@ -45,7 +45,8 @@ fn probabilities<B: Backend>(golden: &Golden, case: &Case, model: &mut Model<B>)
     for number in 0..STEPS {
         let batch = golden.batch(case, number);
         let batch = batch.as_ref();
-        let mut scores = vec![0.0; golden.schema(case).label_count() * batch.rows()];
+        let mut scores =
+            vec![0.0; case.training(1).outputs(golden.schema(case).label_count()) * batch.rows()];
         model.predict(batch, &mut scores).expect("a batch of the schema");
         all.extend(scores);
     }
@@ -72,7 +73,9 @@ fn trained_and_begun(golden: &Golden, case: &Case) -> (Model<Reference>, Model<R
         let batch = golden.batch(case, number);
         trained.train_step(batch.as_ref(), Step::number(number as u64 + 1)).expect("a batch of the schema");
     }
-    let warm = WarmStart::new((&then, schema), (&now, schema), |_| IdsThen::Same).expect("models alike");
+    let tasks = case.training(7).tasks(schema.label_count());
+    let (of_then, of_now) = ((&then, schema, tasks.as_slice()), (&now, schema, tasks.as_slice()));
+    let warm = WarmStart::new(of_then, of_now, |_| IdsThen::Same).expect("models alike");
     let mut begun = new(&now, 8);
     begin(&warm, &mut begun, &tensors_of(&trained));
     (trained, begun)

@@ -3,9 +3,9 @@
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use millstream_control::proto::ScoreRequest;
+use millstream_control::proto::{ScoreRequest, Scores};
 use millstream_daemon::pipeline::format::compression::Compression;
-use millstream_daemon::pipeline::output::{TableFormat, TableWriter};
+use millstream_daemon::pipeline::output::{CellKind, Cells, TableFormat, TableWriter};
 use serde_json::json;
 
 use crate::arguments::{Predict, ScoreFormat};
@@ -14,6 +14,9 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::interrupt::unless_interrupted;
 use crate::unfinished::Unfinished;
+
+/// The column of the class that is predicted.
+const CLASS: &str = "class";
 
 pub(crate) async fn run(arguments: Predict, context: &Context) -> Result<(), Failure> {
     let Predict { scored, output, format } = arguments;
@@ -93,27 +96,46 @@ async fn score(
     out: &mut (impl Write + Send),
 ) -> Result<u64, Failure> {
     let mut replies = connection.client.predict(request).await?;
-    // The first reply names the labels, and has no scores yet.
-    let columns = columns(&replies.next().await?.unwrap_or_default().labels);
-    let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+    // The first reply names labels and classes, and has no scores yet.
+    let Scores { labels, classes, .. } = replies.next().await?.unwrap_or_default();
+    let names = columns(if classes.is_empty() { &labels } else { &classes });
+    let mut columns: Vec<_> = names.iter().map(|name| (name.as_str(), CellKind::Numbers)).collect();
+    columns.extend((!classes.is_empty()).then_some((CLASS, CellKind::Texts)));
     let mut table = TableWriter::new(out, format, compression, &columns)?;
     let mut rows = 0;
     while let Some(reply) = replies.next().await? {
-        let of_label = reply.scores.len() / columns.len();
-        rows += of_label as u64;
-        if of_label > 0 {
-            table.write(&reply.scores.chunks(of_label).collect::<Vec<_>>())?;
+        let of_name = reply.scores.len() / names.len();
+        rows += of_name as u64;
+        if of_name > 0 {
+            let scores: Vec<&[f32]> = reply.scores.chunks(of_name).collect();
+            let predicted = predicted(&scores, &classes);
+            let mut cells: Vec<_> = scores.into_iter().map(Cells::Numbers).collect();
+            cells.extend((!classes.is_empty()).then_some(Cells::Texts(&predicted)));
+            table.write(&cells)?;
         }
     }
     table.finish()?;
     Ok(rows)
 }
 
-/// The columns that are written: `score`, or of each of several labels `score_LABEL`.
-fn columns(labels: &[String]) -> Vec<String> {
-    match labels {
+/// The class of each row that scores highest, the first of those that score the same; none without classes.
+fn predicted<'a>(scores: &[&[f32]], classes: &'a [String]) -> Vec<&'a str> {
+    let rows = scores.first().filter(|_| !classes.is_empty()).map_or(0, |scores| scores.len());
+    let best = |row: usize| {
+        let first = (0, f32::NEG_INFINITY);
+        let best = scores.iter().enumerate().fold(first, |best, (class, scores)| {
+            if scores[row] > best.1 { (class, scores[row]) } else { best }
+        });
+        classes[best.0].as_str()
+    };
+    (0..rows).map(best).collect()
+}
+
+/// The columns of scores: `score`, or of each of several labels or classes `score_NAME`.
+fn columns(names: &[String]) -> Vec<String> {
+    match names {
         [] => vec!["score".to_owned()],
-        labels => labels.iter().map(|label| format!("score_{label}")).collect(),
+        names => names.iter().map(|name| format!("score_{name}")).collect(),
     }
 }
 

@@ -1,11 +1,11 @@
-//! The linear model: one weight an id and a dense column.
+//! The linear model: one weight an id and a dense column. That of several columns is in [`super::linear_columns`].
 
 use std::ops::Range;
 
 use crate::backend::Sum;
 use crate::cpu::matrix::{CpuMatrix, CpuTable};
 use crate::cpu::memory::prefetch;
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::cpu::{Cpu, linear_columns, rows_of_task, tasks_for};
 use crate::device::{Lookup, Pooling};
 use crate::host::{HostBatch, Ids, Shares};
 
@@ -25,7 +25,9 @@ pub(crate) fn forward(
     bias: &CpuMatrix,
     out: &mut CpuMatrix,
 ) {
-    assert!(out.columns() == 1);
+    if out.columns() != 1 {
+        return linear_columns::forward(cpu, batch, rows, lookups, tables, dense, dense_weights, bias, out);
+    }
     assert!(rows.end <= batch.rows() && rows.len() <= out.rows());
     assert!(dense_weights.rows() == dense.len() && dense_weights.stride() <= 1);
     let bias = bias.row(0)[0];
@@ -120,7 +122,11 @@ pub(crate) fn backward(
     dense_weights_gradient: &mut CpuMatrix,
     bias_gradient: &mut CpuMatrix,
 ) {
-    assert!(out_gradient.columns() == 1 && dense_weights_gradient.rows() == dense.len());
+    if out_gradient.columns() != 1 {
+        let by = (dense_weights_gradient, bias_gradient);
+        return linear_columns::backward(cpu, batch, rows, dense, out_gradient, sum, by);
+    }
+    assert!(dense_weights_gradient.rows() == dense.len());
     assert!(rows.end <= batch.rows());
     let gradients = &out_gradient.as_slice()[..rows.len()];
     let by_weights = &mut dense_weights_gradient.as_mut_slice()[..dense.len()];

@@ -1,10 +1,13 @@
-//! Losses with their gradients, and the sigmoid.
+//! Losses with their gradients, and what probabilities are made of logits by: the sigmoid, and the softmax over classes.
 
 use std::ops::Range;
 
 use crate::backend::{Loss, Task};
+use crate::cpu::columns::each_row;
+use crate::cpu::exp::exp;
 use crate::cpu::matrix::CpuMatrix;
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::cpu::{Cpu, rows_of_task, tasks_for, vectors};
+use crate::float::Float;
 use crate::host::HostBatch;
 
 /// Rows of a task.
@@ -20,30 +23,80 @@ pub(crate) fn loss(
     gradient: &mut CpuMatrix,
     sums: &mut CpuMatrix,
 ) {
+    let (column, float) = (task.label, gradient.float());
     match task.loss {
         Loss::BinaryCrossEntropy { smoothing, positive_weight, negative_weight } => {
             let (keep, add) = ((1.0 - smoothing) as f32, (smoothing / 2.0) as f32);
             let (positive, negative) = (positive_weight as f32, negative_weight as f32);
             let weight = move |label: f32| label * positive + (1.0 - label) * negative;
-            by_row(cpu, task, batch, rows, logits, gradient, sums, weight, move |logit, label| {
+            let loss = of_column(column, float, move |logit, label| {
                 let label = label * keep + add;
                 // e = exp(-|x|) is at most 1, so neither the loss nor the sigmoid overflows.
                 let e = (-logit.abs()).exp();
                 let probability = if logit >= 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) };
                 (logit.max(0.0) - logit * label + e.ln_1p(), probability - label)
             });
+            by_row(cpu, task, batch, rows, logits, gradient, sums, weight, loss);
         }
         Loss::SquaredError => {
             let weight = |_: f32| 1.0;
-            by_row(cpu, task, batch, rows, logits, gradient, sums, weight, |logit, label| {
+            let loss = of_column(column, float, |logit, label| {
                 let difference = logit - label;
                 (difference * difference, 2.0 * difference)
             });
+            by_row(cpu, task, batch, rows, logits, gradient, sums, weight, loss);
+        }
+        Loss::CrossEntropy { smoothing, ref class_weights } => {
+            let classes = class_weights.len();
+            assert!(column == 0 && [logits, &*gradient].iter().all(|matrix| matrix.columns() == classes));
+            let (keep, add) = ((1.0 - smoothing) as f32, (smoothing / classes as f64) as f32);
+            let weight = |label: f32| class_weights[label as usize] as f32;
+            by_row(
+                cpu,
+                task,
+                batch,
+                rows,
+                logits,
+                gradient,
+                sums,
+                weight,
+                #[inline(always)]
+                |logits, label, scale, gradients| {
+                    let class = label as usize;
+                    let (largest, sum) = softmax(logits, gradients);
+                    // Less the largest, which both terms have: what is left are small numbers.
+                    let others = add
+                        * vectors::sum(
+                            logits,
+                            #[inline(always)]
+                            |x| x - largest,
+                        );
+                    let loss = sum.ln() - keep * (logits[class] - largest) - others;
+                    gradients.iter_mut().for_each(|gradient| *gradient -= add);
+                    gradients[class] -= keep;
+                    gradients.iter_mut().for_each(|gradient| *gradient = float.round(scale * *gradient));
+                    loss
+                },
+            );
         }
     }
 }
 
-/// By each row's loss and gradient, and by what its weight is multiplied by for its label.
+/// The loss of a row by one of its logits, of which `loss_of` tells the loss and its gradient.
+fn of_column(
+    column: usize,
+    float: Float,
+    loss_of: impl Fn(f32, f32) -> (f32, f32) + Sync,
+) -> impl Fn(&[f32], f32, f32, &mut [f32]) -> f32 + Sync {
+    move |logits, label, scale, gradients| {
+        let (loss, gradient) = loss_of(logits[column], label);
+        gradients[column] = float.round(scale * gradient);
+        loss
+    }
+}
+
+/// By what each row's weight is multiplied by for its label; and by its loss, of its logits and its label, which also
+/// fills its gradient, times a scale.
 #[allow(clippy::too_many_arguments, reason = "the operation's own, and what differs between losses")]
 fn by_row(
     cpu: &Cpu,
@@ -54,7 +107,7 @@ fn by_row(
     gradient: &mut CpuMatrix,
     sums: &mut CpuMatrix,
     weight_of: impl Fn(f32) -> f32 + Sync,
-    loss_of: impl Fn(f32, f32) -> (f32, f32) + Sync,
+    loss_of: impl Fn(&[f32], f32, f32, &mut [f32]) -> f32 + Sync,
 ) {
     let column = task.label;
     assert!(column < logits.columns() && column < gradient.columns() && sums.columns() == 2);
@@ -69,7 +122,7 @@ fn by_row(
     let scale = if weight_of_all > 0.0 { (task.weight / weight_of_all) as f32 } else { 0.0 };
     let mut scratch = cpu.scratch(rows.len());
     let losses = scratch.parts();
-    let (float, stride) = (gradient.float(), gradient.stride());
+    let (columns, stride) = (gradient.columns(), gradient.stride());
     let gradients = gradient.parts();
     run!(cpu, tasks_for(rows.len(), ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows.len());
@@ -79,9 +132,9 @@ fn by_row(
         let of_batch = rows.start + block.start..rows.start + block.end;
         let labels = &labels[of_batch.clone()];
         for (row, weight) in weights_of(of_batch).enumerate() {
-            let (loss, gradient) = loss_of(logits.row(block.start + row)[column], labels[row]);
-            losses[row] = weight * loss;
-            gradients[row * stride + column] = float.round(weight * scale * gradient);
+            let gradients = &mut gradients[row * stride..][..columns];
+            losses[row] =
+                weight * loss_of(logits.row(block.start + row), labels[row], weight * scale, gradients);
         }
     });
     let loss_sum: f64 = scratch.as_slice()[..rows.len()].iter().map(|&loss| f64::from(loss)).sum();
@@ -105,4 +158,34 @@ pub(crate) fn sigmoid(cpu: &Cpu, rows: usize, logits: &CpuMatrix, out: &mut CpuM
             *out = float.round(1.0 / (1.0 + (-logit).exp()));
         }
     });
+}
+
+/// `exp(x) / sum of exp(x)` of each row.
+pub(crate) fn softmax_of_rows(cpu: &Cpu, rows: usize, logits: &CpuMatrix, out: &mut CpuMatrix) {
+    assert!(logits.columns() == out.columns() && rows <= logits.rows());
+    each_row(
+        cpu,
+        rows,
+        out,
+        #[inline(always)]
+        |row, out| {
+            softmax(logits.row(row), out);
+        },
+    );
+}
+
+/// `exp(x - m) / sum of exp(x - m)`, where `m` is the largest `x`, so that nothing overflows; returns `m` and the sum.
+#[inline(always)]
+fn softmax(logits: &[f32], out: &mut [f32]) -> (f32, f32) {
+    let largest = logits.iter().fold(f32::NEG_INFINITY, |largest, &x| largest.max(x));
+    for (out, x) in out.iter_mut().zip(logits) {
+        *out = exp(x - largest);
+    }
+    let sum = vectors::sum(
+        out,
+        #[inline(always)]
+        |x| x,
+    );
+    out.iter_mut().for_each(|out| *out /= sum);
+    (largest, sum)
 }

@@ -12,7 +12,7 @@
 //! * [`rows`]: which table rows a batch touches; [`runs`]: their gradients.
 //! * [`step`], [`step_rows`]: optimizer steps, by the formulas of [`rules`] over what [`shaping`] makes of gradients.
 //! * [`squares`]: how long gradients are.
-//! * [`loss`]: losses and the sigmoid; [`dropout`]: what is left out of them at random.
+//! * [`loss`]: losses, the sigmoid and the softmax over classes; [`dropout`]: what is left out of them at random.
 //!
 //! Each operation cuts its work into tasks by the shape of the data alone and gives each number of the
 //! result to one task, so that results depend neither on the number of threads nor on timing. They do
@@ -33,6 +33,7 @@ mod gemm;
 mod interaction;
 mod layer;
 mod linear;
+mod linear_columns;
 mod loss;
 mod matrix;
 mod memory;
@@ -504,6 +505,10 @@ impl Backend for Cpu {
 
     fn sigmoid(&self, rows: usize, logits: &CpuMatrix, out: &mut CpuMatrix) {
         loss::sigmoid(self, rows, logits, out);
+    }
+
+    fn softmax(&self, rows: usize, logits: &CpuMatrix, out: &mut CpuMatrix) {
+        loss::softmax_of_rows(self, rows, logits, out);
     }
 
     fn squares(&self, gradient: &CpuMatrix, sum: &mut CpuMatrix) {

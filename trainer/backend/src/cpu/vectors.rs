@@ -81,3 +81,15 @@ pub(crate) fn product(left: &[f32], right: &[f32]) -> f32 {
     }
     sums.iter().sum()
 }
+
+/// The sum of a term of each number, in as many partial sums as a line has numbers.
+#[inline(always)]
+pub(crate) fn sum(numbers: &[f32], term: impl Fn(f32) -> f32) -> f32 {
+    let mut sums = [0.0_f32; LINE];
+    for numbers in numbers.chunks(LINE) {
+        for (sum, &number) in sums.iter_mut().zip(numbers) {
+            *sum += term(number);
+        }
+    }
+    sums.iter().sum()
+}

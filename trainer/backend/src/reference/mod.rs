@@ -3,6 +3,7 @@
 //! It is what [`crate::Cpu`] and every later device is tested against, and what finite differences and
 //! the float64 golden trajectory run on. It shares nothing with them but the checked batch.
 
+mod classes;
 mod interaction;
 mod mixture;
 mod normalize;
@@ -48,6 +49,10 @@ pub struct ReferencePlan {
 type Touched = BTreeMap<usize, Vec<(usize, usize, usize)>>;
 
 impl ReferenceMatrix {
+    fn row(&self, row: usize) -> &[f64] {
+        &self.values[row * self.columns..][..self.columns]
+    }
+
     fn at(&self, row: usize, column: usize) -> f64 {
         self.values[row * self.columns + column]
     }
@@ -176,18 +181,24 @@ impl Backend for Reference {
         out: &mut ReferenceMatrix,
     ) {
         for (out_row, row) in rows.clone().enumerate() {
-            let mut sum = bias.at(0, 0);
-            for lookup in lookups {
-                let ids = batch.ids(lookup.column).row(row);
-                let shares = shares(batch, lookup, row);
-                let products =
-                    ids.iter().zip(&shares).map(|(&id, share)| share * tables[lookup.table].row(id)[0]);
-                sum += products.sum::<f64>();
+            for column in 0..out.columns {
+                let mut sum = bias.at(0, column);
+                for lookup in lookups {
+                    let ids = batch.ids(lookup.column).row(row);
+                    let shares = shares(batch, lookup, row);
+                    let weight = |&id: &u32| tables[lookup.table].row(id)[column];
+                    sum += ids
+                        .iter()
+                        .map(weight)
+                        .zip(&shares)
+                        .map(|(weight, share)| share * weight)
+                        .sum::<f64>();
+                }
+                for (place, &source) in dense.iter().enumerate() {
+                    sum += f64::from(batch.dense(row)[source]) * dense_weights.at(place, column);
+                }
+                *out.at_mut(out_row, column) += sum;
             }
-            for (column, &source) in dense.iter().enumerate() {
-                sum += f64::from(batch.dense(row)[source]) * dense_weights.at(column, 0);
-            }
-            *out.at_mut(out_row, 0) += sum;
         }
         out.round(rows.len());
     }
@@ -207,10 +218,12 @@ impl Backend for Reference {
             bias_gradient.values.fill(0.0);
         }
         for (out_row, row) in rows.enumerate() {
-            let g = out_gradient.at(out_row, 0);
-            *bias_gradient.at_mut(0, 0) += g;
-            for (column, &source) in dense.iter().enumerate() {
-                *dense_weights_gradient.at_mut(column, 0) += f64::from(batch.dense(row)[source]) * g;
+            for column in 0..out_gradient.columns {
+                let g = out_gradient.at(out_row, column);
+                *bias_gradient.at_mut(0, column) += g;
+                for (place, &source) in dense.iter().enumerate() {
+                    *dense_weights_gradient.at_mut(place, column) += f64::from(batch.dense(row)[source]) * g;
+                }
             }
         }
     }
@@ -509,29 +522,41 @@ impl Backend for Reference {
         let (of_label, labels) = (task.label, batch.labels(task.label));
         let weight = |row: usize| {
             let label = f64::from(labels[row]);
-            let of_class = match task.loss {
+            let of_class = match &task.loss {
                 Loss::BinaryCrossEntropy { positive_weight, negative_weight, .. } => {
                     label * positive_weight + (1.0 - label) * negative_weight
                 }
                 Loss::SquaredError => 1.0,
+                Loss::CrossEntropy { class_weights, .. } => class_weights[labels[row] as usize],
             };
             of_class * f64::from(batch.weights()[row])
         };
         let weight_of_all: f64 = (0..batch.rows()).map(weight).sum();
         for (place, row) in rows.clone().enumerate() {
             let (logit, label) = (logits.at(place, of_label), f64::from(labels[row]));
-            let (of_row, by_logit) = match task.loss {
+            let (of_row, by_logits) = match &task.loss {
                 Loss::BinaryCrossEntropy { smoothing, .. } => {
                     let label = label * (1.0 - smoothing) + smoothing / 2.0;
                     let softplus = logit.max(0.0) + (-logit.abs()).exp().ln_1p();
-                    (softplus - logit * label, sigmoid(logit) - label)
+                    (softplus - logit * label, vec![sigmoid(logit) - label])
                 }
-                Loss::SquaredError => ((logit - label).powi(2), 2.0 * (logit - label)),
+                Loss::SquaredError => ((logit - label).powi(2), vec![2.0 * (logit - label)]),
+                Loss::CrossEntropy { smoothing, class_weights } => classes::cross_entropy(
+                    logits.row(place),
+                    labels[row] as usize,
+                    *smoothing,
+                    class_weights.len(),
+                ),
             };
             *sums.at_mut(of_label, 0) += weight(row) * of_row;
             *sums.at_mut(of_label, 1) += weight(row);
-            *gradient.at_mut(place, of_label) =
-                if weight_of_all > 0.0 { task.weight * weight(row) * by_logit / weight_of_all } else { 0.0 };
+            for (column, by_logit) in (of_label..).zip(by_logits) {
+                *gradient.at_mut(place, column) = if weight_of_all > 0.0 {
+                    task.weight * weight(row) * by_logit / weight_of_all
+                } else {
+                    0.0
+                };
+            }
         }
         gradient.round(rows.len());
     }
@@ -546,6 +571,15 @@ impl Backend for Reference {
         for row in 0..rows {
             for column in 0..logits.columns {
                 *out.at_mut(row, column) = sigmoid(logits.at(row, column));
+            }
+        }
+        out.round(rows);
+    }
+
+    fn softmax(&self, rows: usize, logits: &ReferenceMatrix, out: &mut ReferenceMatrix) {
+        for row in 0..rows {
+            for (column, probability) in classes::softmax(logits.row(row)).into_iter().enumerate() {
+                *out.at_mut(row, column) = probability;
             }
         }
         out.round(rows);

@@ -40,6 +40,7 @@ test_on_each!(
     a_row_is_stepped_once_by_all_its_gradients,
     a_row_of_a_shared_table_is_stepped_once_by_the_gradients_of_all_columns,
     the_loss_is_a_weighted_mean,
+    the_loss_of_classes_is_a_weighted_mean,
     a_batch_of_no_weight_has_no_gradient,
     optimizers_do_as_their_papers_say,
     gradients_are_scaled_cut_and_pulled,
@@ -474,6 +475,51 @@ fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {
     close(&bench.read(&probabilities, 3), &[0.5, 0.75, 0.2]);
 }
 
+fn the_loss_of_classes_is_a_weighted_mean<B: Backend>(backend: &B) {
+    let bench = Bench(backend);
+    // Labels 1, 0 and 1, of weights 1, 2 and 1.
+    let batch = uploaded(backend);
+    // Of probabilities 1/2, 1/4, 1/4; of 1/7, 4/7, 2/7; and of a third each, far from 0.
+    let logs = [2.0, 1.0, 1.0, 1.0, 4.0, 2.0].map(|x: f64| x.ln() as f32);
+    let logits: Vec<f32> = logs.into_iter().chain([-500.0; 3]).collect();
+    let logits = bench.matrix(3, 3, &logits);
+    let (mut gradient, mut sums) = (backend.matrix(3, 3), backend.matrix(1, 2));
+    let plain = Loss::CrossEntropy { smoothing: 0.0, class_weights: vec![1.0; 3] };
+    backend.loss(&plain.into(), &batch, 0..3, &logits, &mut gradient, &mut sums);
+    let loss = 4.0_f64.ln() + 2.0 * 7.0_f64.ln() + 3.0_f64.ln();
+    close(&bench.read(&sums, 2), &[loss, 4.0]);
+    let expected = [
+        [0.5 / 4.0, -0.75 / 4.0, 0.25 / 4.0],
+        [-12.0 / 28.0, 8.0 / 28.0, 4.0 / 28.0],
+        [1.0 / 12.0, -2.0 / 12.0, 1.0 / 12.0],
+    ];
+    close(&bench.read(&gradient, 9), expected.as_flattened());
+    // The first two rows: targets of 1/8, 6/8, 1/8 and of 6/8, 1/8, 1/8; rows of class 0 count half, of class 1 thrice.
+    let loss = Loss::CrossEntropy { smoothing: 0.375, class_weights: vec![0.5, 3.0, 7.0] };
+    let mut sums = bench.matrix(1, 2, &[1.0, 1.0]);
+    backend.loss(
+        &millstream_backend::Task { weight: 2.0, ..loss.into() },
+        &batch,
+        0..2,
+        &logits,
+        &mut gradient,
+        &mut sums,
+    );
+    let first = 2.0_f64.ln() / 8.0 + 4.0_f64.ln() * 7.0 / 8.0;
+    let second = 7.0_f64.ln() - (4.0_f64.ln() + 2.0_f64.ln()) / 8.0;
+    close(&bench.read(&sums, 2), &[1.0 + 3.0 * first + second, 1.0 + 4.0]);
+    // Of a weight of 2 of the task over one of 7 of the batch, the third row's with it.
+    let expected =
+        [[3.0 * 0.375, -3.0 * 0.5, 3.0 * 0.125], [1.0 / 7.0 - 0.75, 4.0 / 7.0 - 0.125, 2.0 / 7.0 - 0.125]];
+    let expected: Vec<f64> = expected.as_flattened().iter().map(|g| g * 2.0 / 7.0).collect();
+    close(&bench.read(&gradient, 6), &expected);
+    let mut probabilities = backend.matrix(3, 3);
+    backend.softmax(3, &logits, &mut probabilities);
+    let thirds = [1.0 / 3.0; 3];
+    let expected = [[0.5, 0.25, 0.25], [1.0 / 7.0, 4.0 / 7.0, 2.0 / 7.0], thirds];
+    close(&bench.read(&probabilities, 9), expected.as_flattened());
+}
+
 fn a_batch_of_no_weight_has_no_gradient<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let mut buffer = three_rows();
@@ -484,6 +530,11 @@ fn a_batch_of_no_weight_has_no_gradient<B: Backend>(backend: &B) {
     let (mut gradient, mut sums) = (bench.matrix(3, 1, &[9.0; 3]), backend.matrix(1, 2));
     backend.loss(&BCE.into(), &batch, 0..3, &logits, &mut gradient, &mut sums);
     close(&bench.read(&gradient, 3), &[0.0; 3]);
+    close(&bench.read(&sums, 2), &[0.0; 2]);
+    let (logits, mut gradient) = (bench.matrix(3, 2, &[1.0; 6]), bench.matrix(3, 2, &[9.0; 6]));
+    let of_classes = Loss::CrossEntropy { smoothing: 0.0, class_weights: vec![1.0; 2] };
+    backend.loss(&of_classes.into(), &batch, 0..3, &logits, &mut gradient, &mut sums);
+    close(&bench.read(&gradient, 6), &[0.0; 6]);
     close(&bench.read(&sums, 2), &[0.0; 2]);
 }
 

@@ -297,11 +297,14 @@ pub(crate) fn run<B: Backend>(backend: &B, shapes: &Shapes, seed: u64) -> Outcom
     backend.upload(buffer.as_ref(), &mut batch).expect("a batch of the schema");
     let mut outcome = Outcome::new();
     lookups(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
-    linear(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
+    for columns in [1, 3, 70] {
+        linear(&Bench(backend), shapes, columns, &batch, &mut random, &mut outcome);
+    }
     layers(&Bench(backend), shapes, &mut random, &mut outcome);
     interactions(&Bench(backend), shapes, &mut random, &mut outcome);
     normalization(&Bench(backend), shapes, &mut random, &mut outcome);
     losses(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
+    losses_of_classes(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
     retrieval(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
     steps(&Bench(backend), &mut random, &mut outcome);
     outcome
@@ -356,9 +359,11 @@ fn lookups<B: Backend>(
     }
 }
 
+/// The linear model of one column, or of more.
 fn linear<B: Backend>(
     bench: &Bench<'_, B>,
     shapes: &Shapes,
+    columns: usize,
     batch: &B::Batch,
     random: &mut Random,
     outcome: &mut Outcome,
@@ -367,11 +372,11 @@ fn linear<B: Backend>(
     let (lookups, sizes) = (shapes.lookups(), shapes.tables());
     let (rows, capacity) = (shapes.rows as usize, shapes.capacity as usize);
     let dense: Vec<usize> = (0..shapes.dense).collect();
-    let dense_weights = bench.matrix(dense.len(), 1, &random.numbers(dense.len()));
-    let bias = bench.matrix(1, 1, &random.numbers(1));
-    let weights: Vec<Vec<f32>> = sizes.iter().map(|size| random.numbers(size.0)).collect();
-    let before = random.numbers(capacity);
-    let gradient = bench.matrix(capacity, 1, &random.numbers(capacity));
+    let dense_weights = bench.matrix(dense.len(), columns, &random.numbers(dense.len() * columns));
+    let bias = bench.matrix(1, columns, &random.numbers(columns));
+    let weights: Vec<Vec<f32>> = sizes.iter().map(|size| random.numbers(size.0 * columns)).collect();
+    let before = random.numbers(capacity * columns);
+    let gradient = bench.matrix(capacity, columns, &random.numbers(capacity * columns));
     let in_another_order: Vec<_> = groups(&lookups).into_iter().rev().collect();
     let mut plan = backend.row_plan(&shapes.schema(), &in_another_order);
     backend.plan_rows(batch, &mut plan);
@@ -379,31 +384,31 @@ fn linear<B: Backend>(
         let mut tables: Vec<B::Table> = sizes
             .iter()
             .zip(&weights)
-            .map(|(&(rows, _), weights)| bench.table((rows, 1), weights, &update.formula, start))
+            .map(|(&(rows, _), weights)| bench.table((rows, columns), weights, &update.formula, start))
             .collect();
-        let mut out = bench.matrix(capacity, 1, &before);
+        let mut out = bench.matrix(capacity, columns, &before);
         backend.linear_forward(batch, 0..rows, &lookups, &tables, &dense, &dense_weights, &bias, &mut out);
-        outcome.push((format!("linear {name}"), bench.read(&out, rows)));
+        outcome.push((format!("linear of {columns} {name}"), bench.read(&out, rows * columns)));
         let last = rows / 3..rows;
         backend.linear_forward(batch, last, &lookups, &tables, &dense, &dense_weights, &bias, &mut out);
-        outcome.push((format!("linear last {name}"), bench.read(&out, rows)));
-        let columns = GradientColumns::Shared;
-        let gradients = RowGradients { batch, plan: &plan, lookups: &lookups, gradient: &gradient, columns };
+        outcome.push((format!("linear of {columns} last {name}"), bench.read(&out, rows * columns)));
+        let (plan, lookups, shared) = (&plan, lookups.as_slice(), GradientColumns::Shared);
+        let gradients = RowGradients { batch, plan, lookups, gradient: &gradient, columns: shared };
         backend.step_rows(&update, &bench.matrix(1, 1, &[SCALE]), &gradients, &mut tables);
         let mut squares = bench.matrix(1, 1, &[2.0]);
         backend.row_squares(&gradients, &tables, &mut squares);
         outcome.push((format!("row_squares shared {name}"), bench.read(&squares, 1)));
         for (number, (table, size)) in tables.iter().zip(&sizes).enumerate() {
-            let values = bench.read_table(table, TablePart::Weights, size.0);
+            let values = bench.read_table(table, TablePart::Weights, size.0 * columns);
             outcome.push((format!("step_rows shared {name} table {number}"), values));
         }
     }
-    let mut by_weights = backend.matrix(dense.len(), 1);
-    let mut by_bias = backend.matrix(1, 1);
+    let mut by_weights = backend.matrix(dense.len(), columns);
+    let mut by_bias = backend.matrix(1, columns);
     for (rows, sum) in [(0..rows, Sum::Anew), (rows / 3..rows, Sum::Further)] {
         backend.linear_backward(batch, rows, &dense, &gradient, sum, &mut by_weights, &mut by_bias);
-        outcome.push((format!("linear by weights, {sum:?}"), bench.read(&by_weights, dense.len())));
-        outcome.push((format!("linear by bias, {sum:?}"), bench.read(&by_bias, 1)));
+        outcome.push((format!("linear by weights, {sum:?}"), bench.read(&by_weights, dense.len() * columns)));
+        outcome.push((format!("linear by bias, {sum:?}"), bench.read(&by_bias, columns)));
     }
 }
 
@@ -468,13 +473,13 @@ fn losses<B: Backend>(
     let logits: Vec<f32> =
         (0..capacity * labels).map(|i| logits[(i / labels + i % labels) % capacity]).collect();
     let logits = bench.matrix(capacity, labels, &logits);
-    for (number, loss) in LOSSES.into_iter().enumerate() {
+    for (number, loss) in LOSSES.iter().enumerate() {
         let mut gradient = backend.matrix(capacity, labels);
         let mut sums = backend.matrix(labels, 2);
         for of_pass in [0..rows / 3, rows / 3..rows, 0..rows] {
             let count = of_pass.len() * labels;
             for label in 0..labels {
-                let task = Task { loss, label, weight: 1.0 - 0.75 * label as f64 };
+                let task = Task { loss: loss.clone(), label, weight: 1.0 - 0.75 * label as f64 };
                 backend.loss(&task, batch, of_pass.clone(), &logits, &mut gradient, &mut sums);
             }
             outcome.push((format!("gradient of loss {number}"), bench.read(&gradient, count)));
@@ -484,6 +489,43 @@ fn losses<B: Backend>(
     let mut probabilities = backend.matrix(capacity, labels);
     backend.sigmoid(rows, &logits, &mut probabilities);
     outcome.push(("sigmoid".to_owned(), bench.read(&probabilities, rows * labels)));
+}
+
+/// Losses of classes, of which there are two at least: those of labels 0 and 1, which batches have.
+fn losses_of_classes<B: Backend>(
+    bench: &Bench<'_, B>,
+    shapes: &Shapes,
+    batch: &B::Batch,
+    random: &mut Random,
+    outcome: &mut Outcome,
+) {
+    let backend = bench.0;
+    let (rows, capacity) = (shapes.rows as usize, shapes.capacity as usize);
+    let labels = shapes.schema().label_count();
+    for (classes, smoothing) in [(2, 0.0), (3, 0.25), (17, 0.0), (40, 0.125)] {
+        let class_weights = (0..classes).map(|class| 0.5 + class as f64).collect();
+        let task = Task { weight: 0.75, ..Loss::CrossEntropy { smoothing, class_weights }.into() };
+        let mut logits: Vec<f32> = (0..capacity * classes).map(|_| random.number() * 8.0).collect();
+        // Far apart, all the same, and all beyond what has an exponential.
+        for (row, logits) in logits.chunks_exact_mut(classes).enumerate().filter(|(row, _)| row % 4 == 1) {
+            match row % 3 {
+                0 => (logits[0], logits[1]) = (1e4, -1e4),
+                1 => logits.fill(88.0),
+                _ => logits.iter_mut().for_each(|x| *x -= 1e3),
+            }
+        }
+        let logits = bench.matrix(capacity, classes, &logits);
+        let (mut gradient, mut sums) = (backend.matrix(capacity, classes), backend.matrix(labels, 2));
+        for of_pass in [0..rows / 3, rows / 3..rows, 0..rows] {
+            backend.loss(&task, batch, of_pass.clone(), &logits, &mut gradient, &mut sums);
+            let name = format!("of {classes} classes");
+            outcome.push((format!("gradient {name}"), bench.read(&gradient, of_pass.len() * classes)));
+            outcome.push((format!("sums {name}"), bench.read(&sums, 2 * labels)));
+        }
+        let mut probabilities = backend.matrix(capacity, classes);
+        backend.softmax(rows, &logits, &mut probabilities);
+        outcome.push((format!("softmax of {classes}"), bench.read(&probabilities, rows * classes)));
+    }
 }
 
 fn steps<B: Backend>(bench: &Bench<'_, B>, random: &mut Random, outcome: &mut Outcome) {

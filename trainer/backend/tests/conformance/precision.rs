@@ -210,9 +210,17 @@ impl<B: Backend> Rounded<'_, B> {
         let (weights, bias, mut out) = (self.whole(dense.len(), 1), self.whole(1, 1), self.low(rows, 1));
         backend.linear_forward(&batch, 0..rows, &[single], &[table], &dense, &weights, &bias, &mut out);
         self.give_low("linear", &out, rows);
+        let table = self.bench.table((sizes[0].0, 3), &self.random.numbers(sizes[0].0 * 3), &none, [0.0; 2]);
+        let (weights, bias, mut out) = (self.whole(dense.len(), 3), self.whole(1, 3), self.low(rows, 3));
+        backend.linear_forward(&batch, 0..rows, &[single], &[table], &dense, &weights, &bias, &mut out);
+        self.give_low("linear of three columns", &out, rows * 3);
         let (logits, mut gradient, mut sums) = (self.whole(rows, 1), self.low(rows, 1), self.whole(1, 2));
         backend.loss(&Loss::SquaredError.into(), &batch, 0..rows, &logits, &mut gradient, &mut sums);
         self.give_low("loss", &gradient, rows);
+        let of_classes = Loss::CrossEntropy { smoothing: 0.25, class_weights: vec![0.5, 3.0, 1.0] };
+        let (logits, mut gradient) = (self.whole(rows, 3), self.low(rows, 3));
+        backend.loss(&of_classes.into(), &batch, 0..rows, &logits, &mut gradient, &mut sums);
+        self.give_low("loss of classes", &gradient, rows * 3);
     }
 }
 

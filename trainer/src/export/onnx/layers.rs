@@ -281,10 +281,11 @@ impl<'a> Net<'a> {
         Ok(self.graph.constant(name, &tensor.shape, DataType::Float, data.clone()))
     }
 
-    /// A parameter that is a vector, as a matrix of one column.
+    /// A parameter as a matrix: one that is a vector is one column.
     fn column(&mut self, name: &str) -> Result<Value, ExportError> {
         let Parameter { tensor, data } = self.take(name)?;
-        Ok(self.graph.constant(name, &[tensor.len(), 1], DataType::Float, data.clone()))
+        let shape = if tensor.shape.len() == 1 { &[tensor.len(), 1] } else { tensor.shape.as_slice() };
+        Ok(self.graph.constant(name, shape, DataType::Float, data.clone()))
     }
 
     fn take(&mut self, name: &str) -> Result<&'a Parameter, ExportError> {

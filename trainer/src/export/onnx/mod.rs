@@ -35,7 +35,7 @@ use prost::Message;
 
 use super::{ExportError, Trained};
 use crate::spec::{ModelSpec, Prediction};
-use graph::{Constant, Dimension, Graph, ROWS, Value};
+use graph::{Attribute, Constant, Dimension, Graph, ROWS, Value};
 pub use inputs::NumberScale;
 use layers::Net;
 use proto::{
@@ -233,6 +233,7 @@ fn score(graph: &mut Graph, logits: &Value, label: &str, prediction: Prediction)
     let axes = graph.list("axis.1", &[1]);
     let about = match prediction {
         Prediction::Number => format!("What {whose} is predicted to be"),
+        Prediction::Classes(classes) => return scores_of_classes(graph, logits, (&named, &whose), classes),
         Prediction::Rank => "The product of both vectors, over the temperature".to_owned(),
         Prediction::Probability => {
             let logit = graph.node("Squeeze", &[logits, &axes], &format!("logit{named}"));
@@ -243,6 +244,16 @@ fn score(graph: &mut Graph, logits: &Value, label: &str, prediction: Prediction)
     };
     let score = graph.node("Squeeze", &[logits, &axes], &format!("score{named}"));
     graph.output(&score, &shape, about);
+}
+
+/// The same of classes; with the logits go the end of names and what is predicted.
+fn scores_of_classes(graph: &mut Graph, logits: &Value, (named, whose): (&str, &str), classes: u32) {
+    let shape = [Dimension::Named(ROWS.to_owned()), Dimension::Fixed(classes.into())];
+    let logits = graph.node("Identity", &[logits], &format!("logit{named}"));
+    let over_classes = [("axis", Attribute::Int(1))];
+    let scores = graph.node_with("Softmax", &[&logits], &over_classes, &format!("score{named}"));
+    graph.output(&scores, &shape, format!("The probability of {whose} being each of its classes"));
+    graph.output(&logits, &shape, "Their logarithms, but for what is the same for all of a row".to_owned());
 }
 
 /// A tensor, but for its numbers.

@@ -1,0 +1,125 @@
+//! The linear model of several columns, one for each class: a vector of weights an id and a dense column.
+//!
+//! A row's sums stay in the first-level cache while all of its vectors are added; inner loops go over columns.
+
+use std::ops::Range;
+
+use crate::backend::Sum;
+use crate::cpu::matrix::{CpuMatrix, CpuTable};
+use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::device::Lookup;
+use crate::host::{HostBatch, Ids};
+
+/// Batch rows of a task.
+const ROWS: usize = 64;
+/// Columns of a task that sums over rows.
+const COLUMNS: usize = 64;
+
+/// `out[b] += bias + sum of the looked-up vectors + dense columns . dense_weights`
+#[allow(clippy::too_many_arguments, reason = "the operation's own")]
+pub(crate) fn forward(
+    cpu: &Cpu,
+    batch: &HostBatch,
+    rows: Range<usize>,
+    lookups: &[Lookup],
+    tables: &[CpuTable],
+    dense: &[usize],
+    dense_weights: &CpuMatrix,
+    bias: &CpuMatrix,
+    out: &mut CpuMatrix,
+) {
+    let (columns, stride) = (out.columns(), out.stride());
+    assert!(rows.end <= batch.rows() && rows.len() <= out.rows());
+    assert!(
+        dense_weights.rows() == dense.len() && [dense_weights, bias].iter().all(|it| it.columns() == columns)
+    );
+    assert!(lookups.iter().all(|lookup| tables[lookup.table].shape().width == columns));
+    let (float, out) = (out.float(), out.parts());
+    run!(cpu, tasks_for(rows.len(), ROWS), |task| {
+        let block = rows_of_task(task, ROWS, rows.len());
+        // SAFETY: blocks of rows are disjoint.
+        let out = unsafe { out.get(block.start * stride..block.end * stride) };
+        for (row, out) in (rows.start + block.start..).zip(out.chunks_exact_mut(stride)) {
+            let out = &mut out[..columns];
+            add_times(1.0, bias.row(0), out);
+            for lookup in lookups {
+                add_vectors(batch, lookup, row, &tables[lookup.table], out);
+            }
+            let values = batch.dense(row);
+            for (place, &source) in dense.iter().enumerate() {
+                add_times(values[source], dense_weights.row(place), out);
+            }
+            float.round_all(out);
+        }
+    });
+}
+
+/// Adds what a row looks up in a table, pooled.
+#[inline(always)]
+fn add_vectors(batch: &HostBatch, lookup: &Lookup, row: usize, table: &CpuTable, out: &mut [f32]) {
+    let columns = out.len();
+    let vector = |id: u32| &table.as_slice()[id as usize * table.stride()..][..columns];
+    let of_row = |offsets: &[u32]| offsets[row] as usize..offsets[row + 1] as usize;
+    match batch.ids(lookup.column) {
+        Ids::Single(ids) => add_times(1.0, vector(ids[row]), out),
+        Ids::Ragged(offsets, values) => {
+            let ids = &values[of_row(offsets)];
+            let factor = if ids.len() > 1 { lookup.pooling.factor(ids.len()) as f32 } else { 1.0 };
+            ids.iter().for_each(|&id| add_times(factor, vector(id), out));
+        }
+        Ids::Weighted(offsets, values, weights) => {
+            let shares = weights.shares(lookup.pooling);
+            let ids = values[of_row(offsets)].iter().zip(&weights.of_values[of_row(offsets)]);
+            ids.for_each(|(&id, &weight)| add_times(shares.of(row, weight), vector(id), out));
+        }
+    }
+}
+
+/// The gradient by dense weights and bias; rows are summed in their order.
+pub(crate) fn backward(
+    cpu: &Cpu,
+    batch: &HostBatch,
+    rows: Range<usize>,
+    dense: &[usize],
+    out_gradient: &CpuMatrix,
+    sum: Sum,
+    (by_weights, by_bias): (&mut CpuMatrix, &mut CpuMatrix),
+) {
+    let columns = out_gradient.columns();
+    assert!(rows.end <= batch.rows() && rows.len() <= out_gradient.rows());
+    assert!(
+        by_weights.rows() == dense.len()
+            && [&*by_weights, &*by_bias].iter().all(|it| it.columns() == columns)
+    );
+    let stride = by_weights.stride();
+    let (by_weights, by_bias) = (by_weights.parts(), by_bias.parts());
+    run!(cpu, tasks_for(columns, COLUMNS), |task| {
+        let block = rows_of_task(task, COLUMNS, columns);
+        // SAFETY: blocks of columns are disjoint.
+        let by_bias = unsafe { by_bias.get(block.clone()) };
+        for (place, &source) in dense.iter().enumerate() {
+            // SAFETY: the same.
+            let by_weights =
+                unsafe { by_weights.get(place * stride + block.start..place * stride + block.end) };
+            if sum == Sum::Anew {
+                by_weights.fill(0.0);
+            }
+            for (row, place) in rows.clone().zip(0..) {
+                add_times(batch.dense(row)[source], &out_gradient.row(place)[block.clone()], by_weights);
+            }
+        }
+        for (column, by_bias) in block.zip(by_bias) {
+            let before = if sum == Sum::Anew { 0.0 } else { f64::from(*by_bias) };
+            let gradients = (0..rows.len()).map(|row| f64::from(out_gradient.row(row)[column]));
+            *by_bias = (before + gradients.sum::<f64>()) as f32;
+        }
+    });
+}
+
+/// `to += factor * from`
+#[inline(always)]
+fn add_times(factor: f32, from: &[f32], to: &mut [f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to += factor * from;
+    }
+}
