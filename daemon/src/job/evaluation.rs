@@ -61,6 +61,10 @@ pub(super) fn read(
     judged: &Judged,
 ) -> EvaluationSpec {
     let group = read_group(&mut section, names, features);
+    let Judged(labels) = judged;
+    if group.is_some() && !labels.iter().any(|&(_, prediction)| Metric::GroupAuc.is_of(prediction)) {
+        section.error("group", "groups are those of the group AUC, which is of labels that are 0 or 1");
+    }
     let every_steps = section.whole("every_steps", 1..=u64::MAX);
     let every_epochs = section.whole_u32("every_epochs", 1..=u32::MAX);
     let cadence = match (every_steps, every_epochs) {
@@ -276,6 +280,8 @@ eval = ["eval.parquet"]
             assert!(error.contains(expected), "{text}: {error}");
             assert!(error.starts_with("job.toml:"), "{error}");
         }
+        let error = parse("[evaluation]\ngroup = \"age\"\n[training.loss]\nkind = \"mse\"").unwrap_err();
+        assert!(error.contains("which is of labels that are 0 or 1"), "{error}");
         for text in ["[evaluation]\nevery_steps = 5", "[checkpoint]\nkeep_best = true"] {
             let job = format!("{JOB}{text}").replace("eval = [\"eval.parquet\"]", "eval = []");
             let error = Job::parse(&job, Path::new("job.toml"), &[]).unwrap_err().to_string();

@@ -91,7 +91,7 @@ pub(crate) struct Factor<'a> {
     float: Float,
     /// Of its numbers.
     of: Float,
-    pub(crate) view: View<'a>,
+    view: View<'a>,
 }
 
 /// The same, ready.
@@ -112,8 +112,7 @@ impl<'a> Factor<'a> {
     pub(crate) fn instructions(&self, cpu: &Cpu) -> Option<Instructions> {
         match self.float {
             Float::Bf16 => cpu.bf16,
-            Float::F32 => cpu.split,
-            Float::F16 => None,
+            Float::F32 | Float::F16 => cpu.split,
         }
     }
 
@@ -145,11 +144,23 @@ impl<'a> Factor<'a> {
         View { data: room, ..self.view }
     }
 
+    /// Numbers that [`Factor::packable`] needs room for.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn packable_room(&self) -> usize {
+        if self.float == Float::Bf16 { 0 } else { self.rounded_room() }
+    }
+
+    /// The matrix, rounded in `room` where packing does not.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn packable(self, cpu: &Cpu, room: &'a mut [f32]) -> View<'a> {
+        if self.float == Float::Bf16 { self.view } else { self.rounded(cpu, room) }
+    }
+
     /// Numbers that [`Factor::ready`] needs room for.
     pub(crate) fn room(&self, cpu: &Cpu) -> usize {
         #[cfg(target_arch = "x86_64")]
         if let Some(instructions) = self.instructions(cpu) {
-            return Panels::room(instructions, self.view.rows, self.view.columns);
+            return self.packable_room() + Panels::room(instructions, self.view.rows, self.view.columns);
         }
         let _ = cpu;
         self.rounded_room()
@@ -159,7 +170,9 @@ impl<'a> Factor<'a> {
     pub(crate) fn ready(self, cpu: &Cpu, room: &'a mut [f32]) -> Ready<'a> {
         #[cfg(target_arch = "x86_64")]
         if let Some(instructions) = self.instructions(cpu) {
-            return Ready::Bf16(Panels::pack(instructions, cpu, self.view, room));
+            let (room, packed) = room.split_at_mut(self.packable_room());
+            let packable = self.packable(cpu, room);
+            return Ready::Bf16(Panels::pack(instructions, cpu, packable, packed));
         }
         Ready::Plain(self.rounded(cpu, room))
     }

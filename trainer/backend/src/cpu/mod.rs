@@ -78,7 +78,7 @@ pub struct Cpu {
     /// For products in bfloat16, which are in single precision without.
     #[cfg(target_arch = "x86_64")]
     bf16: Option<bf16::Instructions>,
-    /// For products in single precision, which are by its own instructions without.
+    /// For products in single and half precision, which are by instructions of single precision without.
     #[cfg(target_arch = "x86_64")]
     split: Option<bf16::Instructions>,
     /// What an operation needs besides its arguments: grows to the largest need, then stays.

@@ -12,7 +12,7 @@ use crate::cpu::gemm::View;
 use crate::cpu::layer::Factor;
 use crate::cpu::matrix::CpuMatrix;
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::memory::with_own;
+use crate::cpu::memory::{Parts, with_own};
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
 
 /// Inputs of a task that sums over all rows, by the library.
@@ -41,8 +41,7 @@ pub(crate) fn backward(
     let by_output = Factor::of(input.float(), output_gradient, rows);
     #[cfg(target_arch = "x86_64")]
     if let Some(instructions) = by_output.instructions(cpu).filter(|_| inputs * outputs <= GROUPED) {
-        let groups = tasks_for(rows, GROUP).clamp(1, GROUPS);
-        return in_groups(cpu, instructions, groups, input, by_output.view, sum, weights_gradient);
+        return in_groups(cpu, instructions, rows, input, by_output, sum, weights_gradient);
     }
     let mut scratch = cpu.scratch(by_output.room(cpu));
     let by_output = by_output.ready(cpu, scratch.as_mut_slice());
@@ -63,27 +62,30 @@ pub(crate) fn backward(
 fn in_groups(
     cpu: &Cpu,
     instructions: Instructions,
-    groups: usize,
+    rows: usize,
     input: &CpuMatrix,
-    by_output: View<'_>,
+    by_output: Factor<'_>,
     sum: Sum,
     weights_gradient: &mut CpuMatrix,
 ) {
-    let (inputs, outputs, rows) = (weights_gradient.rows(), weights_gradient.columns(), by_output.rows);
-    let stride = weights_gradient.stride();
+    let (inputs, outputs) = (weights_gradient.rows(), weights_gradient.columns());
+    let (stride, groups) = (weights_gradient.stride(), tasks_for(rows, GROUP).clamp(1, GROUPS));
     let of_group = rows.div_ceil(groups).next_multiple_of(instructions.tile_rows());
     // Inputs are divided only where there are more threads than groups.
     let tiles = inputs.div_ceil(instructions.tile_rows()).div_ceil(cpu.threads().div_ceil(groups));
     let each = (tiles * instructions.tile_rows()).max(1);
     let blocks = tasks_for(inputs, each);
-    let mut scratch = cpu.scratch(groups * inputs * stride);
-    let sums = scratch.parts();
+    let rooms = (by_output.packable_room(), groups * inputs * stride);
+    let mut scratch = cpu.scratch(rooms.0 + rooms.1);
+    let (room, sums) = scratch.as_mut_slice()[..rooms.0 + rooms.1].split_at_mut(rooms.0);
+    let by_output = by_output.packable(cpu, room);
+    let of_groups = Parts::new(&mut *sums);
     let room = Panels::room(instructions, PACKED, outputs);
     run!(cpu, groups * blocks, |task| {
         let (group, block) = (task / blocks, rows_of_task(task % blocks, each, inputs));
         let start = group * inputs * stride;
         // SAFETY: each task has a block of inputs of a group of its own.
-        let sums = unsafe { sums.get(start + block.start * stride..start + block.end * stride) };
+        let sums = unsafe { of_groups.get(start + block.start * stride..start + block.end * stride) };
         let group = rows_of_task(group, of_group, rows);
         if group.is_empty() {
             sums.fill(0.0);
@@ -98,7 +100,6 @@ fn in_groups(
             }
         });
     });
-    let sums = &scratch.as_slice()[..groups * inputs * stride];
     let out = weights_gradient.parts();
     run!(cpu, tasks_for(inputs, SUMMED), |task| {
         let block = rows_of_task(task, SUMMED, inputs);
@@ -109,7 +110,52 @@ fn in_groups(
             out.fill(0.0);
         }
         for sums in sums.chunks_exact(inputs * stride) {
-            out.iter_mut().zip(&sums[part.clone()]).for_each(|(out, sum)| *out += sum);
+            for (out, sums) in out.chunks_exact_mut(stride).zip(sums[part.clone()].chunks_exact(stride)) {
+                // What is past the columns stays 0.
+                out[..outputs].iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
+            }
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::float::Float;
+
+    /// A matrix whose numbers follow from their places.
+    fn matrix(rows: usize, columns: usize) -> CpuMatrix {
+        let mut matrix = CpuMatrix::new(Float::F32, rows, columns);
+        let numbers = (0..rows * columns).map(|place| (place * 37 % 101) as f32 / 64.0 - 0.75);
+        matrix.write(&numbers.collect::<Vec<_>>());
+        matrix
+    }
+
+    #[test]
+    fn groups_leave_what_is_past_the_columns() {
+        let cpu = Cpu::new(Some(2)).unwrap();
+        let outputs = 5;
+        for (rows, inputs) in [(1, 3), (511, 40), (1100, 40), (5000, 70)] {
+            let (input, by_output) = (matrix(rows, inputs), matrix(rows, outputs));
+            let mut gradient = CpuMatrix::new(Float::F32, inputs, outputs);
+            // What operations before have left.
+            cpu.scratch(1 << 20).as_mut_slice().fill(f32::NAN);
+            for (sum, times) in [(Sum::Anew, 1.0), (Sum::Further, 2.0)] {
+                backward(&cpu, rows, &input, &by_output, sum, &mut gradient);
+                for (place, found) in gradient.as_slice().iter().enumerate() {
+                    let (to, from) = (place % gradient.stride(), place / gradient.stride());
+                    let product =
+                        |row: usize| f64::from(input.row(row)[from]) * f64::from(by_output.row(row)[to]);
+                    let expected =
+                        if to < outputs { times * (0..rows).map(product).sum::<f64>() } else { 0.0 };
+                    assert!(
+                        (f64::from(*found) - expected).abs() <= 1e-6 * rows as f64,
+                        "{rows}: {found}, not {expected}"
+                    );
+                }
+            }
+        }
+    }
 }
