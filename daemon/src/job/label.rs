@@ -13,7 +13,7 @@ use super::error::{At, Problems};
 use super::section::Section;
 
 /// The most classes: each has a logit in every row of a step.
-const MOST_CLASSES: usize = 65_536;
+const MOST_CLASSES: usize = 4_096;
 
 /// The labels, as they were written.
 pub(super) struct Labels {
@@ -318,8 +318,8 @@ features = { age = { kind = "numeric" } }
         let best =
             |metric: &str| format!("{classes}[checkpoint]\nkeep_best = true\nbest_metric = \"{metric}\"\n");
         let cases = [
-            ("mlp", label("classes = [\"a\"]"), ":5:35: error: a label has from 2 to 65536 classes, found 1"),
-            ("mlp", label("classes = 1"), ":5:35: error: expected a whole number from 2 to 65536, found 1"),
+            ("mlp", label("classes = [\"a\"]"), ":5:35: error: a label has from 2 to 4096 classes, found 1"),
+            ("mlp", label("classes = 1"), ":5:35: error: expected a whole number from 2 to 4096, found 1"),
             (
                 "mlp",
                 label("classes = \"a\""),

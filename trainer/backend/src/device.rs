@@ -184,6 +184,8 @@ pub trait Device {
     fn batch(&self, schema: &BatchSchema) -> Self::Batch;
     /// What [`Backend::in_batch_softmax`] works in, for up to `rows` rows of `columns` columns.
     fn softmax_work(&self, rows: usize, columns: usize) -> Self::Matrix;
+    /// Makes ready what layers of so many inputs and outputs work in, one after the other.
+    fn layer_work(&self, inputs: usize, outputs: usize);
     /// Room for the plan of any batch of `schema` over `groups` of columns, each once: a group is what is looked up in
     /// one table, in the order of its lookups; [`PLACE_BITS`] bounds them.
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self::RowPlan;

@@ -14,12 +14,14 @@ use crate::float::Float;
 #[derive(Debug, Default)]
 pub struct Sizes {
     bytes: Cell<u64>,
+    /// The most that a layer works in.
+    work: Cell<u64>,
 }
 
 impl Sizes {
     /// All that was asked for so far.
     pub fn bytes(&self) -> u64 {
-        self.bytes.get()
+        self.bytes.get().saturating_add(self.work.get())
     }
 
     fn add(&self, bytes: u64) {
@@ -44,6 +46,10 @@ impl Device for Sizes {
 
     fn batch(&self, schema: &BatchSchema) {
         self.add(Cpu::batch_bytes(schema));
+    }
+
+    fn layer_work(&self, inputs: usize, outputs: usize) {
+        self.work.set(self.work.get().max(Cpu::layer_bytes(inputs, outputs)));
     }
 
     fn softmax_work(&self, rows: usize, columns: usize) {

@@ -48,6 +48,7 @@ impl<D: Device> Dense<D> {
     ) -> Result<Self, TooLarge> {
         let init = Init::layer(LayerInit::default(), inputs, outputs);
         let weights = ParameterSpec::matrix(format!("{name}.weight"), (inputs, outputs), init, optimizer)?;
+        device.layer_work(inputs, outputs);
         Ok(Self { weights: MatrixParameter::new(device, weights), bias: None, activation })
     }
 

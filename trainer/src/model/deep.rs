@@ -57,7 +57,7 @@ impl<D: Device> Deep<D> {
         })
     }
 
-    /// What the last forward pass gave, `[B, 1]`.
+    /// What the last forward pass gave, `[B, 1]`, or `[B, K]` of classes.
     pub(super) fn logits(&self) -> &D::Matrix {
         self.saved.output()
     }

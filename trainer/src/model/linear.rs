@@ -14,7 +14,7 @@ use crate::spec::LinearSpec;
 /// The model.
 pub(super) struct LinearModel<D: Device> {
     linear: Linear<D>,
-    /// `[B, 1]`
+    /// `[B, 1]`, or `[B, K]` of classes.
     logits: D::Matrix,
 }
 

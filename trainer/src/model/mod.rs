@@ -441,12 +441,15 @@ impl ModelPlan {
         let parts = Parts::new(&sizes, spec, schema, training)?;
         let parameters = parts.network.parameters().stored();
         let parameter_bytes = parameters.iter().map(|(spec, stored)| stored.bytes(spec)).sum();
+        // Of a pass, and of a batch.
+        let rows = parts.rows as u64 + u64::from(schema.rows);
+        let scores = rows * (training.outputs(schema.label_count()) * size_of::<f32>()) as u64;
         let trained = parameters.iter().filter(|(spec, _)| spec.optimizer.is_some());
         Ok(Self {
             tensors: parts.tensors(),
             parameters: trained.map(|(spec, _)| spec.len() as u64).sum(),
             parameter_bytes,
-            workspace_bytes: sizes.bytes() - parameter_bytes,
+            workspace_bytes: sizes.bytes() - parameter_bytes + scores,
             copy_bytes: parameters.iter().map(|(spec, stored)| stored.copy_bytes(spec)).sum(),
         })
     }

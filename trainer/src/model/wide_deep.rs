@@ -1,7 +1,7 @@
 //! Wide & Deep: a linear model and an MLP over embeddings, trained jointly.
 //!
 //! ```text
-//! ids, dense --- linear --------------------------------- + --- logit --- sigmoid
+//! ids, dense --- linear --------------------------------- + --- logit --- sigmoid, or softmax of classes
 //! ids ---------- embeddings | dense --- ReLU layers --- 1 /
 //! ```
 //!

@@ -235,7 +235,7 @@ pub struct WideSpec {
     pub optimizer: OptimizerSpec,
 }
 
-/// The deep part: embeddings and dense columns side by side, then ReLU layers, then one logit.
+/// The deep part: embeddings and dense columns side by side, then ReLU layers, then the logits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeepSpec {
     /// Names of its features.

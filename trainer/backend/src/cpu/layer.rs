@@ -8,8 +8,10 @@ use crate::backend::{Activation, LayerGradient, Sum};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::bf16::{self, Instructions, Panels};
 use crate::cpu::gemm::{self, View};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::groups;
 use crate::cpu::matrix::CpuMatrix;
-use crate::cpu::memory::Parts;
+use crate::cpu::memory::{LINE, Parts};
 use crate::cpu::weights;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
 use crate::float::Float;
@@ -21,6 +23,20 @@ const ROWS: usize = 192;
 const SUMMED: usize = 64;
 /// Side of a square that is transposed at once: 16 lines read, 16 written.
 pub(crate) const TILE: usize = 16;
+
+/// Numbers that layers of so many inputs and outputs work in on so many threads, of any format and for any batch; what is
+/// rounded before, logits and gradients by them, is a few more.
+pub(crate) fn work(threads: usize, inputs: usize, outputs: usize) -> usize {
+    let _ = threads;
+    let transposed = outputs.next_multiple_of(TILE) * inputs.next_multiple_of(TILE);
+    #[cfg(target_arch = "x86_64")]
+    if let Some(instructions) = Instructions::detect_split().or_else(Instructions::detect) {
+        let forward = Panels::room(instructions, inputs, outputs);
+        let by_input = transposed + Panels::room(instructions, outputs, inputs);
+        return forward.max(by_input).max(groups::work(instructions, threads, inputs, outputs));
+    }
+    transposed
+}
 
 /// `output = activation(input . weights + bias)`
 pub(crate) fn forward(
@@ -36,7 +52,7 @@ pub(crate) fn forward(
     assert!(input.columns() == inputs && output.columns() == outputs);
     assert!(bias.is_none_or(|bias| bias.columns() == outputs));
     assert!(rows <= input.rows() && rows <= output.rows());
-    let weights = Factor::of(input.float(), weights, inputs);
+    let weights = Factor::of(input.float(), weights, 0..inputs);
     let mut scratch = cpu.scratch(weights.room(cpu));
     let weights = weights.ready(cpu, scratch.as_mut_slice());
     let (float, out_stride) = (output.float(), output.stride());
@@ -103,8 +119,10 @@ pub(crate) enum Ready<'a> {
 }
 
 impl<'a> Factor<'a> {
-    pub(crate) fn of(float: Float, matrix: &'a CpuMatrix, rows: usize) -> Self {
-        let view = View::row_major(matrix.as_slice(), rows, matrix.columns(), matrix.stride());
+    /// Some rows of a matrix.
+    pub(crate) fn of(float: Float, matrix: &'a CpuMatrix, rows: Range<usize>) -> Self {
+        let numbers = &matrix.as_slice()[rows.start * matrix.stride()..];
+        let view = View::row_major(numbers, rows.len(), matrix.columns(), matrix.stride());
         Self { float, of: matrix.float(), view }
     }
 
@@ -147,7 +165,7 @@ impl<'a> Factor<'a> {
     /// Numbers that [`Factor::packable`] needs room for.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn packable_room(&self) -> usize {
-        if self.float == Float::Bf16 { 0 } else { self.rounded_room() }
+        if self.float == Float::Bf16 { 0 } else { self.rounded_room().next_multiple_of(LINE) }
     }
 
     /// The matrix, rounded in `room` where packing does not.
@@ -260,7 +278,7 @@ fn backward_by_input(
     let (outputs, wanted) = (weights.columns(), input_gradient.columns());
     assert!(wanted <= weights.rows() && rows <= input_gradient.rows());
     let stride = wanted.next_multiple_of(TILE);
-    let by_output = Factor::of(float, output_gradient, rows);
+    let by_output = Factor::of(float, output_gradient, 0..rows);
     let of_transposed = Factor { float, of: float, view: View::row_major(&[], outputs, wanted, stride) };
     let rooms = (by_output.rounded_room(), outputs.next_multiple_of(TILE) * stride);
     let mut scratch = cpu.scratch(rooms.0 + rooms.1 + of_transposed.room(cpu));

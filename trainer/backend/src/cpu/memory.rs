@@ -2,7 +2,6 @@
 //! among the tasks of one operation.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
-use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -123,21 +122,6 @@ impl Parts<'_, f32> {
             prefetch_line(self.start.as_ptr().wrapping_add(index));
         }
     }
-}
-
-thread_local! {
-    static OWN: RefCell<Memory> = RefCell::new(Memory::zeroed(0));
-}
-
-/// Calls `work` with at least `len` floats of any content that are the calling thread's own: the same ones each time, so
-/// that they stay in its core's caches.
-pub(crate) fn with_own<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
-    OWN.with_borrow_mut(|own| {
-        if own.as_slice().len() < len {
-            *own = Memory::zeroed(len);
-        }
-        work(own.as_mut_slice())
-    })
 }
 
 /// Asks for the cache line of `items[index]`, if there is one.

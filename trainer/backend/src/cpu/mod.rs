@@ -3,7 +3,7 @@
 //! * [`team`]: threads; fork and join around numbered tasks.
 //! * [`memory`], [`matrix`]: aligned memory, matrices and tables in it.
 //! * [`simd`]: kernels compiled for several vector widths.
-//! * [`gemm`], [`bf16`], [`layer`], [`weights`]: fully connected layers.
+//! * [`gemm`], [`bf16`], [`layer`], [`weights`], [`groups`]: fully connected layers.
 //! * [`gather`], [`linear`]: lookups and the linear model.
 //! * [`normalize`]: numbers brought to one scale, by row or column.
 //! * [`interaction`]: how features meet; [`mixture`]: gates over experts; [`columns`]: moving and adding columns.
@@ -14,9 +14,9 @@
 //! * [`squares`]: how long gradients are.
 //! * [`loss`]: losses, the sigmoid and the softmax over classes; [`dropout`]: what is left out of them at random.
 //!
-//! Each operation cuts its work into tasks by the shape of the data alone and gives each number of the
-//! result to one task, so that results depend neither on the number of threads nor on timing. They do
-//! depend on the kind of CPU: matrix kernels of other widths sum in another order.
+//! Each operation gives each number of the result to one task, and sums its terms in an order that follows from the
+//! shape of the data alone, whatever tasks the work is cut into; so results depend neither on the number of threads nor on
+//! timing. They do depend on the kind of CPU: matrix kernels of other widths sum in another order.
 
 // First, for its macro.
 #[macro_use]
@@ -30,6 +30,8 @@ mod dropout;
 mod exp;
 mod gather;
 mod gemm;
+#[cfg(target_arch = "x86_64")]
+mod groups;
 mod interaction;
 mod layer;
 mod linear;
@@ -131,6 +133,11 @@ impl Cpu {
         CpuRowPlan::bytes(schema, groups)
     }
 
+    /// Bytes that layers of so many inputs and outputs work in, but for what each thread has besides, a quarter of a MiB.
+    pub(crate) fn layer_bytes(inputs: usize, outputs: usize) -> u64 {
+        (layer::work(1, inputs, outputs) * size_of::<f32>()) as u64
+    }
+
     /// Numbers that an in-batch softmax of so many rows and columns works in.
     pub(crate) fn softmax_numbers(rows: usize, columns: usize) -> usize {
         softmax::Work::of(rows, columns).numbers()
@@ -148,12 +155,14 @@ impl Cpu {
         self.team.run(tasks, &run);
     }
 
+    #[cfg(target_arch = "x86_64")]
     fn threads(&self) -> usize {
         self.team.threads()
     }
 
     /// Items of each task of an operation on `items`: whole tiles of so many, at most some `most`, and as many for one
     /// thread as for another.
+    #[cfg(target_arch = "x86_64")]
     fn items_of_task(&self, items: usize, tile: usize, most: usize) -> usize {
         let tiles = items.div_ceil(tile).div_ceil(self.threads());
         let tasks = (tiles * tile).div_ceil(most).max(1);
@@ -197,6 +206,10 @@ impl Device for Cpu {
 
     fn batch(&self, schema: &BatchSchema) -> HostBatch {
         HostBatch::new(schema)
+    }
+
+    fn layer_work(&self, inputs: usize, outputs: usize) {
+        drop(self.scratch(layer::work(self.team.threads(), inputs, outputs)));
     }
 
     fn softmax_work(&self, rows: usize, columns: usize) -> CpuMatrix {

@@ -8,6 +8,7 @@
 //! have left. So which thread takes which task is up to chance; operations give each result to one task, and its terms
 //! an order that does not depend on tasks, so results do not depend on it.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,6 +20,16 @@ use crate::error::BackendError;
 const SPINS_BEFORE_SLEEP: u32 = 20_000;
 /// Turns of the caller's spin before it yields its core to the helpers it waits for.
 const SPINS_BEFORE_YIELD: u32 = 2_000;
+
+thread_local! {
+    static NUMBER: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The number of the calling thread in its team, from 0; that of the caller of [`Team::run`] is 0.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn thread_number() -> usize {
+    NUMBER.get()
+}
 
 /// Threads that help the caller of [`Team::run`].
 pub(crate) struct Team {
@@ -216,6 +227,7 @@ impl Drop for Present<'_> {
 
 /// A helper's life.
 fn help(shared: &Shared, thread: usize) {
+    NUMBER.set(thread);
     let mut seen = 0;
     while let Some(job) = shared.take_job(&mut seen) {
         let outcome = catch_unwind(AssertUnwindSafe(|| shared.work_through(job, thread)));

@@ -98,6 +98,8 @@ impl Device for Reference {
         HostBatch::new(schema)
     }
 
+    fn layer_work(&self, _inputs: usize, _outputs: usize) {}
+
     fn softmax_work(&self, _rows: usize, _columns: usize) -> ReferenceMatrix {
         self.matrix(0, 0)
     }

@@ -20,6 +20,7 @@ fn shapes() -> Vec<Shapes> {
         let ragged = (0..(number + 1) % 3).map(|_| size());
         let ragged = ragged.map(|(cardinality, width)| (cardinality, width, 5)).collect();
         let layers = [(1, 1), (3, 5), (429, 64), (48, 16), (49, 15), (100, 1), (17, 33), (130, 256)];
+        let large = (520, 513);
         all.push(Shapes {
             rows,
             capacity: rows + (number as u32 % 3) * 7,
@@ -31,7 +32,7 @@ fn shapes() -> Vec<Shapes> {
             weighted: number % 3 == 0,
             weighted_ids: number % 4 > 1,
             ids: falls[number % falls.len()],
-            layer: layers[number % layers.len()],
+            layer: if number == 8 { large } else { layers[number % layers.len()] },
         });
     }
     all

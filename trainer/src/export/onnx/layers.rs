@@ -61,7 +61,7 @@ impl<'a> Net<'a> {
         self.inputs.numbers(&mut self.graph, &features.dense, name)
     }
 
-    /// A linear model over `features`, `[B, 1]`: what is looked up, dense columns by their weights, and a bias.
+    /// A linear model over `features`, `[B, 1]` or `[B, K]`: what is looked up, dense columns by their weights, and a bias.
     pub(super) fn linear(&mut self, name: &str, features: &Features) -> Result<Value, ExportError> {
         let mut terms = Vec::new();
         for feature in &features.ids {

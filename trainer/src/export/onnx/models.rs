@@ -1,5 +1,5 @@
-//! The logits of each kind of model, `[B, 1]` for each label, as `crate::model` computes them; and the vectors of towers,
-//! `[B, W]`.
+//! The logits of each kind of model, `[B, 1]` for each label or `[B, K]` of classes, as `crate::model` computes them; and
+//! the vectors of towers, `[B, W]`.
 //!
 //! Specifications are taken apart whole, so that a key that models learn later does not go unnoticed here.
 

@@ -1,0 +1,116 @@
+//! The gradient of a layer by its weights, in groups of rows: where products are packed for tiles.
+//!
+//! Rows are summed in groups, each by itself, and then the groups. So a thread takes rows that it had in the other
+//! operations as well, and packs what it needs of them in a room of its own that stays in its core's second-level cache;
+//! taken by inputs, each thread would read what all others have written. Groups follow from the shape alone, so sums do
+//! not depend on threads.
+
+use crate::backend::Sum;
+use crate::cpu::bf16::{self, Instructions, Panels};
+use crate::cpu::gemm::View;
+use crate::cpu::layer::Factor;
+use crate::cpu::matrix::CpuMatrix;
+use crate::cpu::memory::Parts;
+use crate::cpu::team::thread_number;
+use crate::cpu::{Cpu, rows_of_task, tasks_for};
+
+/// Rows of a group, at least, and how many groups there are at most.
+const ROWS: usize = 512;
+const GROUPS: usize = 8;
+/// Numbers of a gradient that a group still has a sum of its own of: those of a second-level cache, with room to spare.
+const GROUPED: usize = 1 << 18;
+/// Numbers that rows are packed to at once: by one thread for itself, and by all where there are no groups.
+const PACKED: usize = 1 << 16;
+const PACKED_BY_ALL: usize = 1 << 22;
+/// Rows of a tile: as many are packed at least, and no more than so many times that.
+const TILE: usize = 32;
+const MOST_TILES: usize = 64;
+/// Rows of the gradient of a task that sums over groups.
+const SUMMED: usize = 16;
+
+/// Whether groups pay for weights of this shape.
+pub(crate) fn suit(inputs: usize, outputs: usize) -> bool {
+    inputs * outputs <= GROUPED && TILE * packed_row(outputs) <= PACKED
+}
+
+/// Rows that all threads pack together at once, of so many outputs.
+pub(crate) fn packed_by_all(outputs: usize) -> usize {
+    (PACKED_BY_ALL / packed_row(outputs) / TILE).clamp(1, MOST_TILES) * TILE
+}
+
+/// Numbers that a row is packed to, at most: three of half their size, of whole tiles.
+fn packed_row(outputs: usize) -> usize {
+    outputs.next_multiple_of(TILE).max(TILE) * 3 / 2
+}
+
+/// Numbers that the gradient by weights of this shape works in, where products are packed and `threads` pack, but for
+/// what rounding takes.
+pub(crate) fn work(instructions: Instructions, threads: usize, inputs: usize, outputs: usize) -> usize {
+    if suit(inputs, outputs) {
+        threads * PACKED + GROUPS * inputs * CpuMatrix::stride_of(outputs)
+    } else {
+        Panels::room(instructions, packed_by_all(outputs), outputs)
+    }
+}
+
+/// The sum of each group's rows, and of these.
+pub(crate) fn backward(
+    cpu: &Cpu,
+    instructions: Instructions,
+    rows: usize,
+    input: &CpuMatrix,
+    by_output: Factor<'_>,
+    sum: Sum,
+    weights_gradient: &mut CpuMatrix,
+) {
+    let (inputs, outputs) = (weights_gradient.rows(), weights_gradient.columns());
+    let (stride, groups) = (weights_gradient.stride(), tasks_for(rows, ROWS).clamp(1, GROUPS));
+    let of_group = rows.div_ceil(groups).next_multiple_of(TILE);
+    // Inputs are divided only where there are more threads than groups.
+    let tiles = inputs.div_ceil(TILE).div_ceil(cpu.threads().div_ceil(groups));
+    let each = (tiles * TILE).max(1);
+    let blocks = tasks_for(inputs, each);
+    let packed = (PACKED / packed_row(outputs) / TILE).clamp(1, MOST_TILES) * TILE;
+    let rooms = (by_output.packable_room(), cpu.threads() * PACKED, groups * inputs * stride);
+    let mut scratch = cpu.scratch(rooms.0 + rooms.1 + rooms.2);
+    let (room, rest) = scratch.as_mut_slice()[..rooms.0 + rooms.1 + rooms.2].split_at_mut(rooms.0);
+    let (of_threads, sums) = rest.split_at_mut(rooms.1);
+    let by_output = by_output.packable(cpu, room);
+    let (of_threads, of_groups) = (Parts::new(of_threads), Parts::new(&mut *sums));
+    run!(cpu, groups * blocks, |task| {
+        let (group, block) = (task / blocks, rows_of_task(task % blocks, each, inputs));
+        let start = group * inputs * stride;
+        // SAFETY: each task has a block of inputs of a group of its own.
+        let sums = unsafe { of_groups.get(start + block.start * stride..start + block.end * stride) };
+        let number = thread_number();
+        // SAFETY: a thread is in one task at a time, and the threads of a team have numbers of their own.
+        let room = unsafe { of_threads.get(number * PACKED..(number + 1) * PACKED) };
+        let group = rows_of_task(group, of_group, rows);
+        if group.is_empty() {
+            sums.fill(0.0);
+        }
+        for first in group.clone().step_by(packed) {
+            let rows = first..group.end.min(first + packed);
+            let panels = Panels::pack_alone(instructions, by_output.rows(rows.clone()), room);
+            let lhs = &input.as_slice()[rows.start * input.stride() + block.start..];
+            let lhs = View::row_major(lhs, rows.len(), block.len(), input.stride());
+            bf16::product(lhs.transposed(), panels, sums, stride, first > group.start);
+        }
+    });
+    let out = weights_gradient.parts();
+    run!(cpu, tasks_for(inputs, SUMMED), |task| {
+        let block = rows_of_task(task, SUMMED, inputs);
+        let part = block.start * stride..block.end * stride;
+        // SAFETY: blocks of inputs are disjoint.
+        let out = unsafe { out.get(part.clone()) };
+        if sum == Sum::Anew {
+            out.fill(0.0);
+        }
+        for sums in sums.chunks_exact(inputs * stride) {
+            for (out, sums) in out.chunks_exact_mut(stride).zip(sums[part.clone()].chunks_exact(stride)) {
+                // What is past the columns stays 0.
+                out[..outputs].iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
+            }
+        }
+    });
+}
