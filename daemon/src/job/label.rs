@@ -33,12 +33,13 @@ struct Label {
     classes: Vec<String>,
 }
 
-/// Reads one table `[label]`, or a table for each label in `[labels]`.
-pub(super) fn read(top: &mut Section<'_>, problems: &Problems<'_>) -> Labels {
+/// Reads one table `[label]`, or a table for each label in `[labels]`, of data in which some values mean that there is
+/// none.
+pub(super) fn read(top: &mut Section<'_>, missing: &[String], problems: &Problems<'_>) -> Labels {
     if top.node("labels").is_none() {
         let mut label = top.required_section("label", "[label]", "the column to predict");
         let mut only = read_one(&mut label, String::new());
-        only.classes = read_classes(&mut label);
+        only.classes = read_classes(&mut label, missing);
         let weight = label.text("weight").map(|weight| weight.text.to_owned());
         if weight.as_ref() == Some(&only.column) {
             label.error("weight", "the label cannot be its own weight");
@@ -110,7 +111,7 @@ fn value(node: &Node) -> Option<String> {
 }
 
 /// The values of classes: a list of them, or their number, where they are 0, 1 and so on.
-fn read_classes(label: &mut Section<'_>) -> Vec<String> {
+fn read_classes(label: &mut Section<'_>, missing: &[String]) -> Vec<String> {
     let Some(node) = label.node("classes") else { return Vec::new() };
     if label.has("positive") {
         label.error("positive", "`positive` makes two classes of a label, and `classes` lists them");
@@ -144,6 +145,9 @@ fn read_classes(label: &mut Section<'_>) -> Vec<String> {
         let number = number.map(|number| (number + 0.0).to_bits());
         if !texts.insert(class.clone()) || number.is_some_and(|number| !numbers.insert(number)) {
             label.error_at(item.at, format!("`{class}` is a class already"));
+        }
+        if missing.contains(&class) {
+            label.error_at(item.at, format!("`{class}` is a missing value: `missing` of [data] has it"));
         }
         classes.push(class);
     }
@@ -308,6 +312,22 @@ features = { age = { kind = "numeric" } }
         assert_ne!(other.fingerprint(), named.fingerprint(), "another order is another job");
         let json = serde_json::to_string(&named.label).unwrap();
         assert_eq!(json, r#"{"column":"c","positive":null,"classes":["a b","7","true"],"weight":null}"#);
+    }
+
+    #[test]
+    fn a_class_is_no_missing_value() {
+        let job = format!("{JOB}model = {{ kind = \"mlp\", features = [\"age\"] }}\n");
+        let job = job.replace("data = { ", "data = { missing = [\"?\"], ");
+        let parse = |classes: &str| {
+            let text = format!("{job}label = {{ column = \"c\", classes = [{classes}] }}\n");
+            Job::parse(&text, Path::new("job.toml"), &[]).map_err(|error| error.to_string())
+        };
+        assert!(parse("1, \"!\"").is_ok());
+        let error = parse("1, \"?\"").unwrap_err();
+        assert!(
+            error.contains(":5:39: error: `?` is a missing value: `missing` of [data] has it"),
+            "{error}"
+        );
     }
 
     #[test]

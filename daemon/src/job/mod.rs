@@ -156,7 +156,7 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     let seed = top.whole("seed", 0..=u64::MAX).unwrap_or(0);
     let section = top.required_section("data", "[data]", "the data to train on");
     let (data, auto_batch) = read_data(section, path, problems);
-    let labels = label::read(&mut top, problems);
+    let labels = label::read(&mut top, &data.missing, problems);
     let section = top.required_section("features", "[features]", "what is made of the columns");
     let names: Vec<_> = section.entries().map(|(name, ..)| name).collect();
     let features = features::read(section, &data.base);
