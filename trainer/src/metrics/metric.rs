@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::classes::NEAR;
 use crate::spec::Prediction;
 
 /// A number that says which of two models is better.
@@ -74,7 +75,7 @@ impl Metric {
             Prediction::Rank => matches!(self, Self::Auc | Self::PrAuc | Self::GroupAuc),
             Prediction::Classes(classes) => match self {
                 Self::LogLoss | Self::NormalizedEntropy | Self::Accuracy => true,
-                Self::Top5Accuracy => classes > 5,
+                Self::Top5Accuracy => classes as usize > NEAR,
                 _ => false,
             },
         }

@@ -35,7 +35,12 @@ pub(crate) fn suit(inputs: usize, outputs: usize) -> bool {
 
 /// Rows that all threads pack together at once, of so many outputs.
 pub(crate) fn packed_by_all(outputs: usize) -> usize {
-    (PACKED_BY_ALL / packed_row(outputs) / TILE).clamp(1, MOST_TILES) * TILE
+    rows_packed_to(PACKED_BY_ALL, outputs)
+}
+
+/// Rows of so many outputs that are packed to at most so many numbers, where one tile of them is.
+fn rows_packed_to(numbers: usize, outputs: usize) -> usize {
+    (numbers / packed_row(outputs) / TILE).clamp(1, MOST_TILES) * TILE
 }
 
 /// Numbers that a row is packed to, at most: three of half their size, of whole tiles.
@@ -70,10 +75,11 @@ pub(crate) fn backward(
     let tiles = inputs.div_ceil(TILE).div_ceil(cpu.threads().div_ceil(groups));
     let each = (tiles * TILE).max(1);
     let blocks = tasks_for(inputs, each);
-    let packed = (PACKED / packed_row(outputs) / TILE).clamp(1, MOST_TILES) * TILE;
+    let packed = rows_packed_to(PACKED, outputs);
     let rooms = (by_output.packable_room(), cpu.threads() * PACKED, groups * inputs * stride);
-    let mut scratch = cpu.scratch(rooms.0 + rooms.1 + rooms.2);
-    let (room, rest) = scratch.as_mut_slice()[..rooms.0 + rooms.1 + rooms.2].split_at_mut(rooms.0);
+    let all = rooms.0 + rooms.1 + rooms.2;
+    let mut scratch = cpu.scratch(all);
+    let (room, rest) = scratch.as_mut_slice()[..all].split_at_mut(rooms.0);
     let (of_threads, sums) = rest.split_at_mut(rooms.1);
     let by_output = by_output.packable(cpu, room);
     let (of_threads, of_groups) = (Parts::new(of_threads), Parts::new(&mut *sums));
@@ -83,7 +89,8 @@ pub(crate) fn backward(
         // SAFETY: each task has a block of inputs of a group of its own.
         let sums = unsafe { of_groups.get(start + block.start * stride..start + block.end * stride) };
         let number = thread_number();
-        // SAFETY: a thread is in one task at a time, and the threads of a team have numbers of their own.
+        // SAFETY: a thread is in one task at a time, which calls no operation, and the threads of a team have numbers
+        // of their own.
         let room = unsafe { of_threads.get(number * PACKED..(number + 1) * PACKED) };
         let group = rows_of_task(group, of_group, rows);
         if group.is_empty() {

@@ -151,10 +151,8 @@ impl<'a> Panels<'a> {
 
     /// Packs `matrix`, row-major, into `room`.
     pub(crate) fn pack(instructions: Instructions, cpu: &Cpu, matrix: View<'_>, room: &'a mut [f32]) -> Self {
+        let (words, pairs, width) = Self::begin(instructions, matrix, room);
         let (depth, columns) = (matrix.rows, matrix.columns);
-        assert!(matrix.column_stride == 1 && matrix.is_within(), "a row-major matrix within its slice");
-        let words = &mut room[..Self::room(instructions, depth, columns)];
-        let (pairs, width) = (instructions.pairs(depth), instructions.width(columns));
         let chunks = tasks_for(pairs, PACKED_PAIRS);
         let parts = Parts::new(&mut *words);
         let panels = columns.div_ceil(width);
@@ -169,12 +167,21 @@ impl<'a> Panels<'a> {
         Self { instructions, words, depth, columns }
     }
 
-    /// The same by the calling thread alone.
-    pub(crate) fn pack_alone(instructions: Instructions, matrix: View<'_>, room: &'a mut [f32]) -> Self {
-        let (depth, columns) = (matrix.rows, matrix.columns);
+    /// Where `matrix` is packed to, in how many pairs of its rows, and panels of how many columns.
+    fn begin(
+        instructions: Instructions,
+        matrix: View<'_>,
+        room: &'a mut [f32],
+    ) -> (&'a mut [f32], usize, usize) {
         assert!(matrix.column_stride == 1 && matrix.is_within(), "a row-major matrix within its slice");
-        let words = &mut room[..Self::room(instructions, depth, columns)];
-        let (pairs, width) = (instructions.pairs(depth), instructions.width(columns));
+        let words = &mut room[..Self::room(instructions, matrix.rows, matrix.columns)];
+        (words, instructions.pairs(matrix.rows), instructions.width(matrix.columns))
+    }
+
+    /// The same as [`Panels::pack`] by the calling thread alone.
+    pub(crate) fn pack_alone(instructions: Instructions, matrix: View<'_>, room: &'a mut [f32]) -> Self {
+        let (words, pairs, width) = Self::begin(instructions, matrix, room);
+        let (depth, columns) = (matrix.rows, matrix.columns);
         let panels = words.chunks_exact_mut((pairs * instructions.words(width)).max(1));
         for (words, column) in panels.zip((0..columns).step_by(width)) {
             instructions.pack(matrix, 0..pairs, column, words, width);
@@ -459,12 +466,40 @@ mod tests {
                 worst = worst.max(((f64::from(found) - expected) / expected).abs());
             }
         }
-        // Rounded once, and short of a few of the last digits' products.
+        // Rounded twice: to the sum of the products of terms, the last of which are left out.
         assert!(worst < 2.0_f64.powi(-23), "{worst}");
         // The digits that only the third terms have.
         for tail in [1.0, -1.0].map(|sign| 1.0 + sign * f32::EPSILON) {
             assert_eq!(sum_of(instructions, 0.0, [tail, 0.0], [1.0, 0.0]), tail);
             assert_eq!(sum_of(instructions, -1.0, [1.0, 0.0], [tail, 0.0]), tail - 1.0);
+        }
+    }
+
+    #[test]
+    fn sums_of_split_numbers_are_as_exact_as_those_of_single_precision() {
+        let Some(instructions) = Instructions::detect_split() else { return };
+        let cpu = Cpu::new(Some(1)).unwrap();
+        for depth in [1, 4, 16, 64, 429, 2048] {
+            let (left, right) = (numbers(32 * depth, 3), numbers(depth * 32, 4));
+            let (lhs, rhs) =
+                (View::row_major(&left, 32, depth, depth), View::row_major(&right, depth, 32, 32));
+            let mut room = vec![0.0; Panels::room(instructions, depth, 32)];
+            let panels = Panels::pack(instructions, &cpu, rhs, &mut room);
+            let mut found = [[0.0; 32 * 32]; 2];
+            product(lhs, panels, &mut found[0], 32, false);
+            crate::cpu::gemm::product(lhs, rhs, &mut found[1], 32, false);
+            // Of all sums, the squares of errors as shares of the terms' sizes.
+            let [split, plain] = found.map(|sums| {
+                let squares = sums.iter().enumerate().map(|(place, &sum)| {
+                    let terms = (0..depth).map(|k| {
+                        f64::from(left[place / 32 * depth + k]) * f64::from(right[k * 32 + place % 32])
+                    });
+                    let (exact, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
+                    ((f64::from(sum) - exact) / size).powi(2)
+                });
+                squares.sum::<f64>().sqrt()
+            });
+            assert!(split <= 1.1 * plain, "{depth} terms: {split:e}, and by single precision {plain:e}");
         }
     }
 }
