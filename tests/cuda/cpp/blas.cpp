@@ -1,0 +1,488 @@
+// Stands in for cuBLASLt: products of column-major matrices, with the epilogues that make a layer's steps of them.
+//
+// Sums are kept in single precision, in the order of k, and rounded once to D's format. What the library does not
+// offer for a combination of formats is CUBLAS_STATUS_NOT_SUPPORTED, as in the tables of cublasLtMatmul's
+// documentation. The work itself is a stream's, put there by libcuda's stand-in in the same folder.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "api.h"
+#include "on_host_formats.h"
+#include "script.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// From the variant that is linked in: 12080 is 12.8.
+extern "C" const int stand_in_version;
+
+using cublasStatus_t = int;
+enum : cublasStatus_t {
+    CUBLAS_STATUS_SUCCESS = 0,
+    CUBLAS_STATUS_NOT_INITIALIZED = 1,
+    CUBLAS_STATUS_ALLOC_FAILED = 3,
+    CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_ARCH_MISMATCH = 8,
+    CUBLAS_STATUS_MAPPING_ERROR = 11,
+    CUBLAS_STATUS_EXECUTION_FAILED = 13,
+    CUBLAS_STATUS_INTERNAL_ERROR = 14,
+    CUBLAS_STATUS_NOT_SUPPORTED = 15,
+    CUBLAS_STATUS_LICENSE_ERROR = 16,
+};
+
+namespace {
+
+enum { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
+enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_PEDANTIC = 69, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 };
+// CUBLASLT_EPILOGUE_...: flags, but for DEFAULT.
+enum { EPILOGUE_DEFAULT = 1, RELU = 2, BIAS = 4, DRELU = 8, BGRAD = 16, AUX = 128, BGRADA = 256, BGRADB = 512 };
+
+// What the library keeps in place of its opaque descriptors, each no larger than those (cublasLt.h: 32, 14, 12 words of
+// 8 bytes).
+struct MatmulDesc {
+    int32_t compute_type, scale_type, pointer_mode, transa, transb, transc;
+    uint32_t epilogue;
+    int32_t bias_type, sm_count;
+    void* bias;
+    void* aux;
+    int64_t aux_ld, bias_stride, aux_stride;
+};
+struct MatrixLayout {
+    int32_t type, order;
+    uint64_t rows, cols;
+    int64_t ld;
+    int32_t batches;
+    int64_t stride;
+};
+struct Preference {
+    uint64_t workspace_bytes;
+    uint32_t alignment[4];  // A, B, C, D
+};
+struct Algo {
+    uint64_t magic, workspace_bytes;
+    uint32_t alignment[4];
+    uint64_t rest[4];
+};
+static_assert(sizeof(Algo) == 64, "cublasLtMatmulAlgo_t");
+struct HeuristicResult {
+    Algo algo;
+    size_t workspace_bytes;
+    cublasStatus_t state;
+    float waves;
+    int reserved[4];
+};
+constexpr uint64_t algo_magic = 0x7374616e642d696e;
+
+struct Handle {};
+
+std::mutex mutex;
+stand_in::Script script("STAND_IN_FAIL_CUBLASLT");
+
+size_t bytes_of(int type) { return type == CUDA_R_32F ? 4 : 2; }
+
+// The driver's side: stand_in_enqueue and stand_in_reaches of control.h.
+struct Driver {
+    CUresult (*enqueue)(CUstream, const char*, CUresult (*)(void*), void (*)(void*), void*) = nullptr;
+    int (*reaches)(uintptr_t, size_t) = nullptr;
+};
+
+const Driver& driver() {
+    static const Driver driver = [] {
+        Dl_info info;
+        dladdr(reinterpret_cast<void*>(&bytes_of), &info);
+        auto path = std::filesystem::canonical(info.dli_fname).parent_path() / "libcuda.so.1";
+        Driver found;
+        void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+        if (library != nullptr) {
+            found.enqueue = reinterpret_cast<decltype(found.enqueue)>(dlsym(library, "stand_in_enqueue"));
+            found.reaches = reinterpret_cast<decltype(found.reaches)>(dlsym(library, "stand_in_reaches"));
+        }
+        return found;
+    }();
+    return driver;
+}
+
+cublasStatus_t enter(const char* function) {
+    std::lock_guard<std::mutex> lock(mutex);
+    return script.call(function);
+}
+
+float load(int type, const void* from, int64_t at) {
+    if (type == CUDA_R_32F) return static_cast<const float*>(from)[at];
+    unsigned short bits = static_cast<const unsigned short*>(from)[at];
+    return type == CUDA_R_16F ? on_host::half_to_float(bits) : on_host::bfloat16_to_float(bits);
+}
+
+void store(int type, void* to, int64_t at, float value) {
+    if (type == CUDA_R_32F) static_cast<float*>(to)[at] = value;
+    else if (type == CUDA_R_16F) static_cast<unsigned short*>(to)[at] = on_host::float_to_half(value);
+    else static_cast<unsigned short*>(to)[at] = on_host::float_to_bfloat16(value);
+}
+
+// TF32 has single precision's exponent and 10 bits of fraction: to the nearest, ties away from zero (cvt.rna).
+float to_tf32(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    if ((bits & 0x7f800000) != 0x7f800000) bits = (bits + 0x1000) & ~0x1fffu;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+struct Product {
+    MatmulDesc desc;
+    float alpha, beta;
+    const void* a;
+    const void* b;
+    const void* c;
+    void* d;
+    MatrixLayout la, lb, lc, ld;
+    void* workspace;
+    size_t workspace_bytes;
+
+    int64_t m() const { return int64_t(ld.rows); }
+    int64_t n() const { return int64_t(ld.cols); }
+    int64_t k() const { return int64_t(desc.transa ? la.rows : la.cols); }
+    bool has(unsigned flag) const { return desc.epilogue != EPILOGUE_DEFAULT && (desc.epilogue & flag) != 0; }
+    int bias_type() const { return desc.bias_type < 0 ? ld.type : desc.bias_type; }
+    // Length of the bias, or of its gradient.
+    int64_t bias_length() const { return has(BGRADB) ? n() : m(); }
+};
+
+// From the first to the last element.
+size_t span(const MatrixLayout& layout) {
+    auto last = (layout.batches - 1) * layout.stride + (int64_t(layout.cols) - 1) * layout.ld + int64_t(layout.rows);
+    return size_t(last) * bytes_of(layout.type);
+}
+
+// A matrix as its operation makes it, in single precision, columns of `rows` one after another.
+std::vector<float> unpacked(const void* from, const MatrixLayout& layout, int64_t offset, bool transposed, bool tf32) {
+    int64_t rows = int64_t(layout.rows), cols = int64_t(layout.cols);
+    std::vector<float> to(size_t(rows * cols));
+    for (int64_t col = 0; col < cols; ++col)
+        for (int64_t row = 0; row < rows; ++row) {
+            float value = load(layout.type, from, offset + col * layout.ld + row);
+            to[size_t(transposed ? row * cols + col : col * rows + row)] = tf32 ? to_tf32(value) : value;
+        }
+    return to;
+}
+
+bool bit(const void* mask, int64_t at) { return static_cast<const unsigned char*>(mask)[at / 8] >> (at % 8) & 1; }
+
+void set_bit(void* mask, int64_t at, bool value) {
+    auto& byte = static_cast<unsigned char*>(mask)[at / 8];
+    byte = static_cast<unsigned char>((byte & ~(1 << (at % 8))) | value << (at % 8));
+}
+
+// One matrix of a batch.
+void multiply(const Product& it, int64_t batch) {
+    int64_t m = it.m(), n = it.n(), k = it.k();
+    bool tf32 = it.desc.compute_type == CUBLAS_COMPUTE_32F_FAST_TF32;
+    std::vector<float> a = unpacked(it.a, it.la, batch * it.la.stride, it.desc.transa, tf32);
+    std::vector<float> b = unpacked(it.b, it.lb, batch * it.lb.stride, it.desc.transb, tf32);
+    std::vector<float> sums(static_cast<size_t>(m)), gradient(static_cast<size_t>(it.bias_length()));
+    auto* bias = static_cast<unsigned char*>(it.desc.bias) + size_t(batch * it.desc.bias_stride) * bytes_of(it.bias_type());
+    auto* aux = static_cast<unsigned char*>(it.desc.aux) + batch * it.desc.aux_stride / 8;
+    for (int64_t col = 0; col < n; ++col) {
+        std::fill(sums.begin(), sums.end(), 0.0f);
+        for (int64_t i = 0; i < k; ++i) {
+            const float* column = &a[size_t(i * m)];
+            float factor = b[size_t(col * k + i)];
+            for (int64_t row = 0; row < m; ++row) sums[size_t(row)] += column[row] * factor;
+        }
+        for (int64_t row = 0; row < m; ++row) {
+            float value = it.alpha * sums[size_t(row)];
+            // Where beta is 0, C is not read.
+            if (it.beta != 0) value += it.beta * load(it.lc.type, it.c, batch * it.lc.stride + col * it.lc.ld + row);
+            if (it.has(BIAS)) value += load(it.bias_type(), bias, row);
+            if (it.has(RELU)) {
+                if (it.has(AUX)) set_bit(aux, col * it.desc.aux_ld + row, value > 0);
+                value = value > 0 || value != value ? value : 0;
+            }
+            if (it.has(DRELU) && !bit(aux, col * it.desc.aux_ld + row)) value = 0;
+            if (it.has(DRELU) && it.has(BGRAD)) gradient[size_t(row)] += value;
+            store(it.ld.type, it.d, batch * it.ld.stride + col * it.ld.ld + row, value);
+        }
+    }
+    for (int64_t i = 0; i < k; ++i) {
+        if (it.has(BGRADA))
+            for (int64_t row = 0; row < m; ++row) gradient[size_t(row)] += a[size_t(i * m + row)];
+        if (it.has(BGRADB))
+            for (int64_t col = 0; col < n; ++col) gradient[size_t(col)] += b[size_t(col * k + i)];
+    }
+    if (it.has(BGRADA) || it.has(BGRADB) || it.has(BGRAD))
+        for (int64_t i = 0; i < it.bias_length(); ++i) store(it.bias_type(), bias, i, gradient[size_t(i)]);
+}
+
+// When the product runs.
+CUresult run(void* raw) {
+    const Product& it = *static_cast<const Product*>(raw);
+    auto reaches = [](const void* at, size_t bytes) {
+        return driver().reaches(reinterpret_cast<uintptr_t>(at), bytes) != 0;
+    };
+    bool there = reaches(it.a, span(it.la)) && reaches(it.b, span(it.lb)) && reaches(it.d, span(it.ld)) &&
+                 (it.beta == 0 || reaches(it.c, span(it.lc))) &&
+                 (it.workspace_bytes == 0 || reaches(it.workspace, it.workspace_bytes));
+    if (it.has(BIAS | BGRAD | BGRADA | BGRADB))
+        there &= reaches(it.desc.bias, size_t((it.ld.batches - 1) * it.desc.bias_stride + it.bias_length()) *
+                                           bytes_of(it.bias_type()));
+    if (it.has(AUX))
+        there &= reaches(it.desc.aux,
+                         size_t((it.ld.batches - 1) * it.desc.aux_stride + it.n() * it.desc.aux_ld) / 8);
+    if (!there) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    // Whoever else relies on the workspace at this time finds it overwritten.
+    std::memset(it.workspace, 0xff, it.workspace_bytes);
+    for (int64_t batch = 0; batch < it.ld.batches; ++batch) multiply(it, batch);
+    return CUDA_SUCCESS;
+}
+
+cublasStatus_t check(const MatmulDesc& desc, const MatrixLayout& a, const MatrixLayout& b, const MatrixLayout& c,
+                     const MatrixLayout& d) {
+    if (desc.scale_type != CUDA_R_32F || desc.pointer_mode != 0 || desc.transc != 0 || desc.transa > 1 ||
+        desc.transb > 1)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    for (const MatrixLayout* layout : {&a, &b, &c, &d}) {
+        if (layout->rows == 0 || layout->cols == 0 || layout->ld < int64_t(layout->rows) || layout->batches < 1 ||
+            layout->batches != d.batches)
+            return CUBLAS_STATUS_INVALID_VALUE;
+        if (layout->order != 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    uint64_t m = desc.transa ? a.cols : a.rows, k = desc.transa ? a.rows : a.cols;
+    uint64_t k_of_b = desc.transb ? b.cols : b.rows, n = desc.transb ? b.rows : b.cols;
+    if (k != k_of_b || m != d.rows || n != d.cols || c.rows != d.rows || c.cols != d.cols)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    bool single = a.type == CUDA_R_32F;
+    if (!single && a.type != CUDA_R_16F && a.type != CUDA_R_16BF) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (b.type != a.type || c.type != d.type || (d.type != a.type && d.type != CUDA_R_32F))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    switch (desc.compute_type) {
+        case CUBLAS_COMPUTE_32F:
+        case CUBLAS_COMPUTE_32F_PEDANTIC: break;
+        case CUBLAS_COMPUTE_32F_FAST_TF32:
+            if (single) break;
+            [[fallthrough]];
+        default: return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    static const uint32_t epilogues[] = {EPILOGUE_DEFAULT, RELU, RELU | AUX, BIAS, RELU | BIAS, RELU | AUX | BIAS,
+                                         DRELU | AUX, DRELU | AUX | BGRAD, BGRADA, BGRADB};
+    if (std::find(std::begin(epilogues), std::end(epilogues), desc.epilogue) == std::end(epilogues))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (desc.epilogue == EPILOGUE_DEFAULT) return CUBLAS_STATUS_SUCCESS;
+    // A bias has D's format.
+    if (desc.bias_type >= 0 && desc.bias_type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+    // "Must be divisible by 128 and be no less than the number of rows in the output matrix."
+    if ((desc.epilogue & AUX) && (desc.aux_ld % 128 != 0 || desc.aux_ld < int64_t(d.rows)))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// Sets a field of the length that the attribute has.
+template <typename T>
+cublasStatus_t set(T& field, const void* from, size_t bytes) {
+    if (from == nullptr || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(&field, from, sizeof(T));
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+bool overlap(const void* x, size_t x_bytes, const void* y, size_t y_bytes) {
+    auto a = reinterpret_cast<uintptr_t>(x), b = reinterpret_cast<uintptr_t>(y);
+    return a < b + y_bytes && b < a + x_bytes;
+}
+
+}  // namespace
+
+#define ENTER() \
+    if (cublasStatus_t fault = enter(__func__)) return fault
+
+EXPORT void stand_in_fail(const char* function, std::uint64_t nth, int code) {
+    std::lock_guard<std::mutex> lock(mutex);
+    script.fail(function, nth, code);
+}
+
+EXPORT std::uint64_t stand_in_calls(const char* function) {
+    std::lock_guard<std::mutex> lock(mutex);
+    return script.made(function);
+}
+
+EXPORT size_t cublasLtGetVersion() {
+    // 12.8.4 is 120804; before 12, 11.11.3 was 111103.
+    return size_t(stand_in_version / 1000 * 10000 + stand_in_version % 1000 / 10 * 100);
+}
+
+EXPORT const char* cublasLtGetStatusString(cublasStatus_t status) {
+    switch (status) {
+        case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+        case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
+        case CUBLAS_STATUS_ALLOC_FAILED: return "CUBLAS_STATUS_ALLOC_FAILED";
+        case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+        case CUBLAS_STATUS_ARCH_MISMATCH: return "CUBLAS_STATUS_ARCH_MISMATCH";
+        case CUBLAS_STATUS_MAPPING_ERROR: return "CUBLAS_STATUS_MAPPING_ERROR";
+        case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
+        case CUBLAS_STATUS_INTERNAL_ERROR: return "CUBLAS_STATUS_INTERNAL_ERROR";
+        case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+        case CUBLAS_STATUS_LICENSE_ERROR: return "CUBLAS_STATUS_LICENSE_ERROR";
+    }
+    return "CUBLAS_STATUS_UNKNOWN";
+}
+
+EXPORT cublasStatus_t cublasLtCreate(Handle** handle) {
+    ENTER();
+    if (driver().enqueue == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+    *handle = new Handle;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t cublasLtDestroy(Handle* handle) {
+    ENTER();
+    delete handle;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t cublasLtMatmulDescCreate(MatmulDesc** desc, int compute_type, int scale_type) {
+    ENTER();
+    *desc = new MatmulDesc{};
+    (*desc)->compute_type = compute_type;
+    (*desc)->scale_type = scale_type;
+    (*desc)->epilogue = EPILOGUE_DEFAULT;
+    (*desc)->bias_type = -1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t cublasLtMatmulDescSetAttribute(MatmulDesc* desc, int attribute, const void* from, size_t bytes) {
+    ENTER();
+    switch (attribute) {
+        case 0: return set(desc->compute_type, from, bytes);
+        case 1: return set(desc->scale_type, from, bytes);
+        case 2: return set(desc->pointer_mode, from, bytes);
+        case 3: return set(desc->transa, from, bytes);
+        case 4: return set(desc->transb, from, bytes);
+        case 5: return set(desc->transc, from, bytes);
+        case 7: return set(desc->epilogue, from, bytes);
+        case 8: return set(desc->bias, from, bytes);
+        case 10: return set(desc->bias_stride, from, bytes);
+        case 11: return set(desc->aux, from, bytes);
+        case 12: return set(desc->aux_ld, from, bytes);
+        case 13: return set(desc->aux_stride, from, bytes);
+        case 15: return set(desc->sm_count, from, bytes);
+        case 26: return set(desc->bias_type, from, bytes);
+        default: return CUBLAS_STATUS_INVALID_VALUE;
+    }
+}
+
+EXPORT cublasStatus_t cublasLtMatmulDescDestroy(MatmulDesc* desc) {
+    ENTER();
+    delete desc;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t cublasLtMatrixLayoutCreate(MatrixLayout** layout, int type, uint64_t rows, uint64_t cols,
+                                                 int64_t ld) {
+    ENTER();
+    *layout = new MatrixLayout{type, 0, rows, cols, ld, 1, 0};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t cublasLtMatrixLayoutSetAttribute(MatrixLayout* layout, int attribute, const void* from,
+                                                       size_t bytes) {
+    ENTER();
+    switch (attribute) {
+        case 0: return set(layout->type, from, bytes);
+        case 1: return set(layout->order, from, bytes);
+        case 2: return set(layout->rows, from, bytes);
+        case 3: return set(layout->cols, from, bytes);
+        case 4: return set(layout->ld, from, bytes);
+        case 5: return set(layout->batches, from, bytes);
+        case 6: return set(layout->stride, from, bytes);
+        default: return CUBLAS_STATUS_INVALID_VALUE;
+    }
+}
+
+EXPORT cublasStatus_t cublasLtMatrixLayoutDestroy(MatrixLayout* layout) {
+    ENTER();
+    delete layout;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t cublasLtMatmulPreferenceCreate(Preference** preference) {
+    ENTER();
+    *preference = new Preference{0, {256, 256, 256, 256}};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t cublasLtMatmulPreferenceSetAttribute(Preference* preference, int attribute, const void* from,
+                                                           size_t bytes) {
+    ENTER();
+    switch (attribute) {
+        case 1: return set(preference->workspace_bytes, from, bytes);
+        case 5:
+        case 6:
+        case 7:
+        case 8: return set(preference->alignment[attribute - 5], from, bytes);
+        case 0:
+        case 3: return CUBLAS_STATUS_SUCCESS;  // search mode, schemes of reduction: one algorithm fits all
+        default: return CUBLAS_STATUS_INVALID_VALUE;
+    }
+}
+
+EXPORT cublasStatus_t cublasLtMatmulPreferenceDestroy(Preference* preference) {
+    ENTER();
+    delete preference;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// One algorithm, which wants some of the workspace that it may have, and the alignment it was promised (of which the
+// library's make use up to 16 bytes).
+EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(Handle*, const MatmulDesc* desc, const MatrixLayout* a,
+                                                     const MatrixLayout* b, const MatrixLayout* c,
+                                                     const MatrixLayout* d, const Preference* preference,
+                                                     int requested, HeuristicResult* results, int* found) {
+    ENTER();
+    *found = 0;
+    if (requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    if (cublasStatus_t fault = check(*desc, *a, *b, *c, *d)) return fault;
+    HeuristicResult& result = results[0];
+    result = {};
+    result.algo.magic = algo_magic;
+    result.algo.workspace_bytes = std::min<uint64_t>(preference->workspace_bytes, 64 << 10);
+    for (int i = 0; i < 4; ++i) result.algo.alignment[i] = std::min(preference->alignment[i], 16u);
+    result.workspace_bytes = result.algo.workspace_bytes;
+    result.state = CUBLAS_STATUS_SUCCESS;
+    result.waves = 1;
+    *found = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t cublasLtMatmul(Handle*, const MatmulDesc* desc, const void* alpha, const void* a,
+                                     const MatrixLayout* la, const void* b, const MatrixLayout* lb, const void* beta,
+                                     const void* c, const MatrixLayout* lc, void* d, const MatrixLayout* ld,
+                                     const Algo* algo, void* workspace, size_t workspace_bytes, CUstream stream) {
+    ENTER();
+    if (cublasStatus_t fault = check(*desc, *la, *lb, *lc, *ld)) return fault;
+    if (algo != nullptr) {
+        if (algo->magic != algo_magic || workspace_bytes < algo->workspace_bytes) return CUBLAS_STATUS_INVALID_VALUE;
+        const void* pointers[] = {a, b, c, d};
+        for (int i = 0; i < 4; ++i)
+            if (reinterpret_cast<uintptr_t>(pointers[i]) % std::max(algo->alignment[i], 1u) != 0)
+                return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    auto product = std::make_unique<Product>();
+    *product = {*desc, *static_cast<const float*>(alpha), *static_cast<const float*>(beta), a, b, c, d, *la, *lb, *lc,
+                *ld, workspace, algo == nullptr ? 0 : algo->workspace_bytes};
+    // "D can be C if their layouts are the same"; what a product reads it must not write otherwise.
+    bool in_place = c == d && lc->ld == ld->ld && lc->stride == ld->stride;
+    if (overlap(d, span(*ld), a, span(*la)) || overlap(d, span(*ld), b, span(*lb)) ||
+        (product->beta != 0 && !in_place && overlap(d, span(*ld), c, span(*lc))))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    bool has_bias = product->has(BIAS | BGRAD | BGRADA | BGRADB), has_aux = product->has(AUX);
+    if ((has_bias && desc->bias == nullptr) || (has_aux && desc->aux == nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
+    // Freed by the stream, also when it refuses.
+    CUresult enqueued = driver().enqueue(
+        stream, "a product", run, [](void* raw) { delete static_cast<Product*>(raw); }, product.release());
+    return enqueued == CUDA_SUCCESS ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+}

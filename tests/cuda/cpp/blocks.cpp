@@ -1,0 +1,252 @@
+#include "blocks.h"
+
+namespace stand_in {
+
+thread_local Multiprocessor* Multiprocessor::running = nullptr;
+
+Failure Multiprocessor::run(const Launch& launch, std::uint64_t seed) {
+    random_ = Random(seed);
+    launch_ = &launch;
+    failure_ = {};
+    block_.dimensions = launch.dimensions;
+    block_.grid = launch.grid;
+    block_.shared_bytes = shared_end_ - (launch.shared_bytes + 15) / 16 * 16;
+    block_.calls = &calls;
+    block_.multiprocessor = this;
+    count_ = launch.dimensions.x * launch.dimensions.y * launch.dimensions.z;
+    std::uint64_t blocks = std::uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;
+    Order order(blocks, random_);
+    running = this;
+    for (std::uint64_t i = 0; i < blocks && failure_.code == CUDA_SUCCESS; ++i) run_block(order.next());
+    running = nullptr;
+    if (failure_.code != CUDA_SUCCESS) fibers_.reset();
+    return failure_;
+}
+
+void Multiprocessor::run_block(std::uint64_t index) {
+    const Launch& launch = *launch_;
+    block_.index = {unsigned(index % launch.grid.x), unsigned(index / launch.grid.x % launch.grid.y),
+                    unsigned(index / launch.grid.x / launch.grid.y)};
+    std::memset(block_.shared_bytes, poison, launch.shared_bytes);
+    std::memset(launch.static_shared, poison, launch.static_bytes);
+    returned_ = 0;
+    barrier_arrived_ = barrier_true_ = 0;
+    for (unsigned warp = 0; warp * 32 < count_; ++warp) warps_[warp].arrived = 0;
+    eager_lanes_ = random_.below(2) == 0;
+    fill_queue(unstarted);
+    resume_next(&outside_);
+}
+
+// All threads stand in the queue: warp by warp or scattered.
+void Multiprocessor::fill_queue(State from) {
+    head_ = tail_ = queue_room;
+    std::memset(state_, from, count_);
+    if (random_.below(2) == 0 && count_ % 32 == 0) {
+        Order warps(count_ / 32, random_), lanes(32, random_);
+        unsigned order[32];
+        for (unsigned& lane : order) lane = unsigned(lanes.next());
+        for (unsigned i = 0; i < count_ / 32; ++i) {
+            unsigned warp = unsigned(warps.next());
+            for (unsigned lane : order) push(warp * 32 + lane);
+        }
+    } else {
+        Order threads(count_, random_);
+        for (unsigned i = 0; i < count_; ++i) push(unsigned(threads.next()));
+    }
+}
+
+// Of every fiber: runs the thread it was resumed for, then others that have not begun, as they come.
+void Multiprocessor::fiber_main() {
+    Multiprocessor& multiprocessor = of_this_thread();
+    Fiber* self = multiprocessor.fiber_[on_host::this_thread()->number];
+    for (;;) {
+        const Launch& launch = *multiprocessor.launch_;
+        unsigned number = self->next;
+        do {
+            multiprocessor.start(self, number);
+            launch.kernel->run(launch.args);
+            multiprocessor.state_[number] = returned;
+            ++multiprocessor.returned_;
+        } while (multiprocessor.next_in_place(self, number));
+    }
+}
+
+void Multiprocessor::start(Fiber* self, unsigned number) {
+    const auto& dimensions = block_.dimensions;
+    state_[number] = ready;
+    fiber_[number] = self;
+    self->thread->number = number;
+    self->thread->index = {number, 0, 0};
+    if (number >= dimensions.x)
+        self->thread->index = {number % dimensions.x, number / dimensions.x % dimensions.y,
+                               number / dimensions.x / dimensions.y};
+}
+
+// What a fiber goes on with when its thread has returned. Gives up the fiber if the next one has its own; then this
+// returns when somebody has taken the fiber out of the pool.
+bool Multiprocessor::next_in_place(Fiber* self, unsigned& number) {
+    if (head_ != tail_ && state_[queue_[head_ % queue_room]] == unstarted) {
+        number = queue_[head_++ % queue_room];
+        return true;
+    }
+    fibers_.release(self);
+    resume_next(&self->stack_pointer);
+    return false;
+}
+
+void Multiprocessor::resume_next(void** save) {
+    if (head_ == tail_) {
+        if (returned_ < count_) stuck();
+        stand_in_switch(save, outside_);
+        return;
+    }
+    unsigned number = queue_[head_++ % queue_room];
+    if (state_[number] == unstarted) {
+        Fiber* fiber = fibers_.acquire();
+        fiber->next = number;
+        fiber->thread->number = number;
+        fiber->thread->block = &block_;
+        fiber_[number] = fiber;
+    } else {
+        state_[number] = ready;
+    }
+    // The last to come to a barrier may be the first to go on.
+    if (save == &fiber_[number]->stack_pointer) return;
+    stand_in_switch(save, fiber_[number]->stack_pointer);
+}
+
+void Multiprocessor::wait(unsigned number, State state) {
+    state_[number] = state;
+    resume_next(&fiber_[number]->stack_pointer);
+}
+
+int Multiprocessor::barrier(on_host::Barrier kind, int predicate, on_host::Place place) {
+    Multiprocessor& self = of_this_thread();
+    unsigned number = on_host::this_thread()->number;
+    if (self.barrier_arrived_ == 0) {
+        self.barrier_kind_ = kind;
+        self.barrier_place_ = place;
+    } else if (kind != self.barrier_kind_ || place.line != self.barrier_place_.line) {
+        self.end(CUDA_ERROR_LAUNCH_FAILED,
+                 format("%s came to the barrier at %s:%d while others wait at that at %s:%d",
+                        self.where(number).c_str(), place.file, place.line, self.barrier_place_.file,
+                        self.barrier_place_.line));
+    }
+    self.barrier_true_ += predicate != 0;
+    if (++self.barrier_arrived_ == self.count_) {
+        unsigned holds = self.barrier_true_;
+        self.barrier_result_ = kind == on_host::or_barrier    ? holds != 0
+                               : kind == on_host::and_barrier ? holds == self.count_
+                                                              : int(holds);
+        self.barrier_arrived_ = self.barrier_true_ = 0;
+        self.fill_queue(at_barrier);
+    }
+    self.wait(number, at_barrier);
+    // Nobody can pass the next barrier before all have taken this one's result.
+    return self.barrier_result_;
+}
+
+on_host::u64 Multiprocessor::exchange(on_host::Exchange kind, unsigned mask, on_host::u64 value,
+                                             unsigned source, on_host::Place place) {
+    Multiprocessor& self = of_this_thread();
+    unsigned number = on_host::this_thread()->number, lane = number % 32;
+    Warp& warp = self.warps_[number / 32];
+    if (!(mask >> lane & 1))
+        self.end(CUDA_ERROR_LAUNCH_FAILED, format("%s: the mask %08x at %s:%d does not name its own lane",
+                                                  self.where(number).c_str(), mask, place.file, place.line));
+    if (kind == on_host::shuffle && !(mask >> source & 1))
+        self.end(CUDA_ERROR_LAUNCH_FAILED,
+                 format("%s: the shuffle at %s:%d reads lane %u, which its mask %08x does not name",
+                        self.where(number).c_str(), place.file, place.line, source, mask));
+    warp.kind[lane] = kind;
+    warp.mask[lane] = mask;
+    warp.source[lane] = static_cast<unsigned char>(source);
+    warp.place[lane] = place;
+    warp.given[lane] = value;
+    warp.arrived |= 1u << lane;
+    if ((warp.arrived & mask) == mask) {
+        self.complete(warp, mask, lane, number - lane);
+    } else {
+        self.wait(number, in_exchange);
+    }
+    // Its own: other lanes may be served anew before this one goes on.
+    return warp.taken[lane];
+}
+
+// All lanes of `mask` have come, `last` the last of them: each gets its result, and goes on.
+void Multiprocessor::complete(Warp& warp, unsigned mask, unsigned last, unsigned first_thread) {
+    on_host::Exchange kind = warp.kind[last];
+    unsigned voted = 0;
+    for (unsigned left = mask; left != 0; left &= left - 1) {
+        unsigned lane = unsigned(__builtin_ctz(left));
+        if (warp.kind[lane] != kind || warp.mask[lane] != mask)
+            end(CUDA_ERROR_LAUNCH_FAILED,
+                format("%s is at %s:%d with mask %08x, %s at %s:%d with mask %08x",
+                       where(first_thread + last).c_str(), warp.place[last].file, warp.place[last].line, mask,
+                       where(first_thread + lane).c_str(), warp.place[lane].file, warp.place[lane].line,
+                       warp.mask[lane]));
+        voted |= unsigned(warp.given[lane] != 0) << lane;
+    }
+    for (unsigned left = mask; left != 0; left &= left - 1) {
+        unsigned lane = unsigned(__builtin_ctz(left));
+        switch (kind) {
+            case on_host::shuffle: warp.taken[lane] = warp.given[warp.source[lane]]; break;
+            case on_host::ballot: warp.taken[lane] = voted; break;
+            case on_host::match: {
+                unsigned same = 0;
+                for (unsigned other = mask; other != 0; other &= other - 1) {
+                    unsigned at = unsigned(__builtin_ctz(other));
+                    same |= unsigned(warp.given[at] == warp.given[lane]) << at;
+                }
+                warp.taken[lane] = same;
+                break;
+            }
+            case on_host::sync_warp: break;
+        }
+        if (lane != last) {
+            if (eager_lanes_) push_front(first_thread + lane);
+            else push(first_thread + lane);
+        }
+    }
+    warp.arrived &= ~mask;
+}
+
+void Multiprocessor::stuck() {
+    for (unsigned number = 0; number < count_; ++number) {
+        if (state_[number] != in_exchange) continue;
+        const Warp& warp = warps_[number / 32];
+        unsigned lane = number % 32, missing = warp.mask[lane] & ~warp.arrived;
+        end(CUDA_ERROR_LAUNCH_FAILED,
+            format("%s waits at %s:%d with mask %08x for lanes %08x, which never come", where(number).c_str(),
+                   warp.place[lane].file, warp.place[lane].line, warp.mask[lane], missing));
+    }
+    unsigned missing = 0;
+    while (missing < count_ && state_[missing] == at_barrier) ++missing;
+    end(CUDA_ERROR_LAUNCH_FAILED, format("the barrier at %s:%d was reached by %u of %u threads; %s returned before it",
+                                         barrier_place_.file, barrier_place_.line, barrier_arrived_, count_,
+                                         where(missing).c_str()));
+}
+
+std::string Multiprocessor::where(unsigned number) const {
+    const auto& d = block_.dimensions;
+    return format("thread (%u, %u, %u) of block (%u, %u, %u) of %s", number % d.x, number / d.x % d.y,
+                  number / d.x / d.y, block_.index.x, block_.index.y, block_.index.z, launch_->name);
+}
+
+void Multiprocessor::end(CUresult code, std::string why) {
+    failure_ = {code, std::move(why)};
+    leave();
+}
+
+void* Multiprocessor::fault(CUresult code, const std::string& what, unsigned thread) {
+    failure_ = {code, format("%s by %s", what.c_str(), where(thread).c_str())};
+    return outside_;
+}
+
+void Multiprocessor::fail(int code, const char* why, on_host::Place place) {
+    Multiprocessor& self = of_this_thread();
+    self.end(code, format("%s at %s:%d by %s", why, place.file, place.line,
+                          self.where(on_host::this_thread()->number).c_str()));
+}
+
+}  // namespace stand_in

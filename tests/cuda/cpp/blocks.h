@@ -1,0 +1,144 @@
+// How a block runs: its threads, one after another, until each waits or has returned.
+//
+// Threads that are ready stand in a queue. A thread that has not begun is run in place by whichever fiber is free, so a
+// kernel without barriers costs a call a thread; one that waits keeps its fiber, and another goes on. Which thread comes
+// first after the start and after each barrier is random (Order), as is whether lanes that an exchange has served go
+// on at once or after all others.
+//
+// When none is ready and not all have returned, some wait for what never comes: a barrier that not all threads reach, or
+// an exchange that lanes of its mask skip. The device would hang, or go on with undefined values; here the launch
+// fails, with a message. Threads that have returned count as missing too, though compute capability 7.0 and later
+// forgives that.
+#pragma once
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "api.h"
+#include "fibers.h"
+#include "random.h"
+
+namespace stand_in {
+
+// What memory holds before it is written: NaN in every format of floating point, and indices far out of bounds.
+constexpr unsigned char poison = 0xff;
+constexpr unsigned most_threads = 1024;
+constexpr size_t most_shared_bytes = 227 << 10;  // of a block, compute capability 9.0
+
+inline std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));
+inline std::string format(const char* text, ...) {
+    char buffer[1024];
+    va_list values;
+    va_start(values, text);
+    vsnprintf(buffer, sizeof(buffer), text, values);
+    va_end(values);
+    return buffer;
+}
+
+struct Failure {
+    CUresult code = CUDA_SUCCESS;
+    std::string why;
+};
+
+struct Launch {
+    const on_host::Kernel* kernel = nullptr;
+    const char* name = "";
+    on_host::Index grid{}, dimensions{};
+    size_t shared_bytes = 0;
+    const void* args = nullptr;
+    // The kernel's static shared memory as this thread of the host has it.
+    void* static_shared = nullptr;
+    size_t static_bytes = 0;
+};
+
+// Runs blocks, for one thread of the host at a time.
+class Multiprocessor {
+public:
+    Multiprocessor() : fibers_(fiber_main) {
+        // Dynamic shared memory ends where a page that may not be touched begins.
+        constexpr size_t room = 256 << 10, beyond = 64 << 10;
+        static_assert(room >= most_shared_bytes && room % beyond == 0, "whole pages of any size");
+        void* mapped = mmap(nullptr, room + beyond, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (mapped == MAP_FAILED) throw std::bad_alloc();
+        shared_end_ = static_cast<unsigned char*>(mapped) + room;
+        mprotect(shared_end_, beyond, PROT_NONE);
+    }
+    Multiprocessor(const Multiprocessor&) = delete;
+
+    // All blocks of a launch, in an order that follows from the seed.
+    Failure run(const Launch& launch, std::uint64_t seed);
+
+    // For the handler of faults: notes that the running launch has failed, and says where to go on.
+    void* fault(CUresult code, const std::string& what, unsigned thread);
+
+    bool is_beyond_shared(std::uintptr_t address) const {
+        return address - reinterpret_cast<std::uintptr_t>(shared_end_) < (64 << 10);
+    }
+
+    // What runs on this thread of the host.
+    static thread_local Multiprocessor* running;
+
+private:
+    enum State : unsigned char { unstarted, ready, at_barrier, in_exchange, returned };
+
+    struct Warp {
+        unsigned arrived = 0;
+        on_host::Exchange kind[32];
+        unsigned mask[32];
+        unsigned char source[32];
+        on_host::Place place[32];
+        on_host::u64 given[32], taken[32];
+    };
+
+    void run_block(std::uint64_t index);
+    void fill_queue(State from);
+    void push(unsigned thread) { queue_[tail_++ % queue_room] = static_cast<unsigned short>(thread); }
+    void push_front(unsigned thread) { queue_[--head_ % queue_room] = static_cast<unsigned short>(thread); }
+
+    static Multiprocessor& of_this_thread() {
+        return *static_cast<Multiprocessor*>(on_host::this_thread()->block->multiprocessor);
+    }
+    static void fiber_main();
+    void start(Fiber* self, unsigned thread);
+    bool next_in_place(Fiber* self, unsigned& thread);
+    void wait(unsigned thread, State state);
+    void resume_next(void** save);
+    [[noreturn]] void leave() { stand_in_jump(outside_); }
+    void stuck();
+    void complete(Warp& warp, unsigned mask, unsigned last, unsigned first_thread);
+    std::string where(unsigned thread) const;
+    [[noreturn]] void end(CUresult code, std::string why);
+
+    static int barrier(on_host::Barrier kind, int predicate, on_host::Place place);
+    static on_host::u64 exchange(on_host::Exchange kind, unsigned mask, on_host::u64 value, unsigned source,
+                                 on_host::Place place);
+    static void fail(int code, const char* why, on_host::Place place);
+    static constexpr on_host::Calls calls{barrier, exchange, fail};
+
+    static constexpr unsigned queue_room = 2 * most_threads;
+
+    Fibers fibers_;
+    unsigned char* shared_end_;
+    void* outside_ = nullptr;  // the stack pointer of run_block, while fibers run
+    Random random_{0};
+    const Launch* launch_ = nullptr;
+    Failure failure_;
+
+    on_host::Block block_{};
+    unsigned count_ = 0, returned_ = 0;
+    State state_[most_threads];
+    Fiber* fiber_[most_threads];
+    unsigned short queue_[queue_room];
+    unsigned head_ = 0, tail_ = 0;
+    bool eager_lanes_ = false;
+    Warp warps_[most_threads / 32];
+
+    on_host::Barrier barrier_kind_{};
+    on_host::Place barrier_place_{};
+    unsigned barrier_arrived_ = 0, barrier_true_ = 0;
+    int barrier_result_ = 0;
+};
+
+}  // namespace stand_in

@@ -1,0 +1,98 @@
+// Stacks that threads of a block run on, and the switch between them.
+//
+// The switch saves what the calling convention says a callee keeps, and nothing else: ucontext's would ask the kernel
+// for the signal mask each time. Stacks are made when first needed and kept. Each ends below in a page that may not be
+// touched, so that a kernel that needs more than there is faults (segfaults.h).
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "thread.h"
+
+extern "C" {
+// Suspends the running context, leaving its stack pointer in `*from`, and resumes that at `to`.
+void stand_in_switch(void** from, void* to);
+// Resumes the context at `to`; the running one is lost.
+[[noreturn]] void stand_in_jump(void* to);
+}
+
+namespace stand_in {
+
+struct Fiber {
+    on_host::Thread* thread;  // what the code on this stack finds by its stack pointer
+    void* stack_pointer;      // while suspended
+    void* first;              // the stack pointer from which it begins anew
+    unsigned next;            // the thread to run when resumed from the pool
+};
+
+class Fibers {
+public:
+    explicit Fibers(void (*entry)()) : entry_(entry) {}
+    Fibers(const Fibers&) = delete;
+
+    // One that begins at the entry, or is suspended where it went back into the pool.
+    Fiber* acquire() {
+        if (pool_.empty()) make();
+        Fiber* fiber = pool_.back();
+        pool_.pop_back();
+        return fiber;
+    }
+
+    void release(Fiber* fiber) { pool_.push_back(fiber); }
+
+    // All begin anew: what was suspended on them is lost.
+    void reset() {
+        pool_.clear();
+        for (auto& fiber : all_) {
+            begin(*fiber);
+            pool_.push_back(fiber.get());
+        }
+    }
+
+private:
+    void make() {
+        using on_host::stack_bytes;
+        // Twice the length has an aligned stack in it wherever it lies; pages not touched are not there.
+        void* mapped = mmap(nullptr, 2 * stack_bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+        if (mapped == MAP_FAILED) throw std::bad_alloc();
+        auto low = (reinterpret_cast<std::uintptr_t>(mapped) + stack_bytes - 1) & ~(stack_bytes - 1);
+        mprotect(reinterpret_cast<void*>(low), size_t(sysconf(_SC_PAGESIZE)), PROT_NONE);
+        auto fiber = std::make_unique<Fiber>();
+        fiber->thread = reinterpret_cast<on_host::Thread*>(low + on_host::thread_offset);
+        // Stacks that all begin at the same offset of a page would share a few sets of the cache.
+        std::uintptr_t colour = all_.size() % 16 * 256;
+        fiber->first = reinterpret_cast<void*>(low + on_host::thread_offset - 256 - colour);
+        begin(*fiber);
+        pool_.push_back(fiber.get());
+        all_.push_back(std::move(fiber));
+    }
+
+    // As if the entry had been called and had then been suspended before its first instruction.
+    void begin(Fiber& fiber) {
+        auto* frame = static_cast<std::uintptr_t*>(fiber.first);
+        auto entry = reinterpret_cast<std::uintptr_t>(entry_);
+#if defined(__x86_64__)
+        for (int i = 0; i < 6; ++i) frame[i] = 0;
+        frame[6] = entry;
+        frame[7] = 0;
+        static_assert(on_host::thread_offset % 16 == 0, "the entry finds its stack aligned");
+#elif defined(__aarch64__)
+        for (int i = 0; i < 20; ++i) frame[i] = 0;
+        frame[11] = entry;
+#endif
+        fiber.stack_pointer = frame;
+    }
+
+    void (*entry_)();
+    std::vector<std::unique_ptr<Fiber>> all_;
+    std::vector<Fiber*> pool_;
+};
+
+}  // namespace stand_in

@@ -1,0 +1,112 @@
+// Memory of the device, and page-locked memory of the host.
+//
+// Addresses come from a range reserved once and are handed out once: what was freed is never there again, so that its
+// use is a fault whenever it happens. An allocation ends (up to its alignment) where a page that may not be touched
+// begins; what is left over of its pages holds a pattern, which is looked at when it is freed.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <string>
+
+#include "blocks.h"
+
+namespace stand_in {
+
+class Arena {
+public:
+    struct Allocation {
+        size_t bytes;
+        std::uintptr_t pages, end;  // the whole pages it lies in
+        bool freed;
+        int owner;
+    };
+
+    // Room for `bytes`, poisoned. Null if there is none.
+    void* allocate(size_t bytes, int owner) {
+        if (base_ == 0 && !reserve()) return nullptr;
+        size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+        size_t length = (rounded + page_ - 1) / page_ * page_;
+        if (next_ + length + page_ > base_ + reserved) return nullptr;
+        std::uintptr_t pages = next_, end = next_ + length, address = end - rounded;
+        if (mprotect(reinterpret_cast<void*>(pages), length, PROT_READ | PROT_WRITE) != 0) return nullptr;
+        next_ = end + page_;
+        std::memset(reinterpret_cast<void*>(pages), poison, length);
+        all_[address] = {bytes, pages, end, false, owner};
+        return reinterpret_cast<void*>(address);
+    }
+
+    // The live allocation that begins at `address`, or null.
+    const Allocation* at(std::uintptr_t address) const {
+        auto found = all_.find(address);
+        return found == all_.end() || found->second.freed ? nullptr : &found->second;
+    }
+
+    // Frees the live allocation at `address`. Whether all that was written to lay within it.
+    bool free(std::uintptr_t address) {
+        Allocation& freed = all_.at(address);
+        bool intact = true;
+        for (auto at = freed.pages; at < address; ++at) intact &= *reinterpret_cast<unsigned char*>(at) == poison;
+        for (auto at = address + freed.bytes; at < freed.end; ++at)
+            intact &= *reinterpret_cast<unsigned char*>(at) == poison;
+        freed.freed = true;
+        // The addresses stay taken, the memory goes back.
+        mmap(reinterpret_cast<void*>(freed.pages), freed.end - freed.pages, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        return intact;
+    }
+
+    // Whether all of these bytes lie in one live allocation.
+    bool holds(std::uintptr_t address, size_t bytes) const {
+        auto found = all_.upper_bound(address);
+        if (found == all_.begin()) return false;
+        --found;
+        return !found->second.freed && address - found->first <= found->second.bytes &&
+               bytes <= found->second.bytes - (address - found->first);
+    }
+
+    bool has(std::uintptr_t address) const { return address - base_ < reserved && base_ != 0; }
+
+    // What lies at an address, for messages.
+    std::string describe(std::uintptr_t address) const {
+        auto found = all_.upper_bound(address + page_);
+        while (found != all_.begin()) {
+            --found;
+            const Allocation& it = found->second;
+            if (address + page_ < it.pages || address >= it.end + page_) continue;
+            auto offset = static_cast<long long>(address - found->first);
+            return format("%#llx, byte %lld of an allocation of %zu bytes%s", static_cast<unsigned long long>(address),
+                          offset, it.bytes, it.freed ? " that was freed" : "");
+        }
+        return format("%#llx, where nothing was ever allocated", static_cast<unsigned long long>(address));
+    }
+
+    // Live allocations, by address.
+    template <typename Visit>
+    void each(Visit visit) const {
+        for (const auto& [address, allocation] : all_)
+            if (!allocation.freed) visit(address, allocation);
+    }
+
+private:
+    static constexpr size_t alignment = 256;  // of cuMemAlloc: "suitably aligned for any kind of variable"
+    static constexpr size_t reserved = size_t(1) << 40;
+
+    bool reserve() {
+        page_ = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+        void* range = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (range == MAP_FAILED) return false;
+        base_ = reinterpret_cast<std::uintptr_t>(range);
+        next_ = base_ + page_;
+        return true;
+    }
+
+    size_t page_ = 4096;
+    std::uintptr_t base_ = 0, next_ = 0;
+    std::map<std::uintptr_t, Allocation> all_;
+};
+
+}  // namespace stand_in

@@ -1,0 +1,35 @@
+// Modules, and kernels to launch.
+#pragma once
+
+#include "driver.h"
+
+namespace stand_in {
+
+// A shared object that the stand-in of NVRTC made. Loading one twice shares its variables.
+struct Module {
+    Context* context;
+    void* object = nullptr;
+    size_t shared_bytes = 0;  // static shared memory of all its kernels
+    ~Module();
+
+    // Where the calling thread of the host has that memory.
+    void* shared_memory() const;
+};
+
+struct Function {
+    Context* context;
+    std::shared_ptr<Module> module;
+    std::string name;
+    const on_host::Kernel* kernel;
+    int most_dynamic_bytes = 48 << 10;
+};
+
+struct Dimensions {
+    on_host::Index grid, block;
+    unsigned shared_bytes;
+};
+
+// Checks a launch, and makes work of it with a copy of the kernel's parameters.
+CUresult make_launch(CUfunction handle, const Dimensions& dimensions, void** parameters, void** extra, Shared& work);
+
+}  // namespace stand_in

@@ -1,0 +1,75 @@
+// What a kernel built for the host and the driver's stand-in know of each other: a thread of a block, its block,
+// and the calls a thread makes when it has to wait for others.
+//
+// Included by on_host.h, before any kernel, so it includes nothing itself.
+#pragma once
+
+namespace on_host {
+
+using u64 = unsigned long long;
+
+struct Index {
+    unsigned x, y, z;
+};
+
+// A line of a kernel's source, for messages.
+struct Place {
+    const char* file;
+    int line;
+};
+
+// Barriers of a block; PTX forbids mixing those that reduce with those that do not.
+enum Barrier { plain_barrier, or_barrier, and_barrier, count_barrier };
+
+// Operations of a warp. All lanes that a mask names take part in the same one.
+enum Exchange { shuffle, ballot, match, sync_warp };
+
+struct Calls {
+    int (*barrier)(Barrier kind, int predicate, Place place);
+    // `value` is what this lane gives, `source` the lane whose value it wants (of a shuffle). Returns that value,
+    // the lanes whose value was not 0 (ballot), or the lanes that gave the same value (match).
+    u64 (*exchange)(Exchange kind, unsigned mask, u64 value, unsigned source, Place place);
+    // Ends the launch with this CUresult. Does not return.
+    void (*fail)(int code, const char* why, Place place);
+};
+
+struct Block {
+    Index index, dimensions, grid;
+    unsigned char* shared_bytes;  // dynamic shared memory
+    const Calls* calls;
+    void* multiprocessor;  // of `calls`
+};
+
+// Lies at the upper end of the stack that the thread runs on.
+struct Thread {
+    Index index;
+    unsigned number;  // x + y * width + z * width * height: 32 consecutive ones are a warp
+    const Block* block;
+};
+
+// Stacks are as long as they are aligned, so that a thread finds itself by its stack pointer: no thread-local
+// variable, and right in whichever fiber and module the code runs.
+constexpr u64 stack_bytes = 256 << 10;
+constexpr u64 thread_offset = stack_bytes - 64;
+static_assert(sizeof(Thread) <= 64, "lies above the stack");
+
+inline __attribute__((always_inline)) Thread* this_thread() {
+    u64 stack_pointer;
+#if defined(__x86_64__)
+    asm("mov %%rsp, %0" : "=r"(stack_pointer));
+#elif defined(__aarch64__)
+    asm("mov %0, sp" : "=r"(stack_pointer));
+#else
+#error "the stand-in knows the stacks of x86-64 and aarch64"
+#endif
+    return reinterpret_cast<Thread*>((stack_pointer & ~(stack_bytes - 1)) + thread_offset);
+}
+
+// What a module exports for each kernel, as `on_host_kernel_NAME`.
+struct Kernel {
+    void (*run)(const void* args);
+    unsigned args_bytes;
+    unsigned most_threads;
+};
+
+}  // namespace on_host

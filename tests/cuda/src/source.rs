@@ -1,0 +1,58 @@
+//! The stand-ins' source.
+
+use crate::Library;
+
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../cpp/", $name)))),*]
+    };
+}
+
+/// What a kernel is compiled with, beside NVRTC's stand-in.
+pub(crate) const SHIM: &[(&str, &str)] = files![
+    "on_host.h",
+    "on_host_atomics.h",
+    "on_host_formats.h",
+    "on_host_math.h",
+    "on_host_vectors.h",
+    "on_host_warps.h",
+    "thread.h",
+];
+
+/// Headers of the libraries, beyond the shim's.
+pub(crate) const HEADERS: &[(&str, &str)] = files![
+    "api.h",
+    "blocks.h",
+    "control.h",
+    "copies.h",
+    "driver.h",
+    "fibers.h",
+    "graphs.h",
+    "memory.h",
+    "modules.h",
+    "random.h",
+    "script.h",
+    "segfaults.h",
+    "work.h",
+];
+
+/// What a library consists of.
+pub(crate) fn units(library: Library) -> &'static [(&'static str, &'static str)] {
+    match library {
+        Library::Cuda => files![
+            "blocks.cpp",
+            "control.cpp",
+            "copies.cpp",
+            "device.cpp",
+            "driver.cpp",
+            "graphs.cpp",
+            "memory.cpp",
+            "modules.cpp",
+            "segfaults.cpp",
+            "streams.cpp",
+            "switch.cpp",
+        ],
+        Library::Nvrtc => files!["nvrtc.cpp"],
+        Library::CublasLt => files!["blas.cpp"],
+    }
+}
