@@ -49,11 +49,16 @@ pub struct RaggedSection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotLayout {
     schema: BatchSchema,
-    pub(crate) labels: Section,
-    pub(crate) weights: Option<Section>,
-    pub(crate) dense: Section,
-    pub(crate) ids: Section,
-    pub(crate) ragged: Vec<RaggedSection>,
+    /// `[L, B]` f32.
+    pub labels: Section,
+    /// `[B]` f32, when the schema is weighted.
+    pub weights: Option<Section>,
+    /// `[B, D]` f32.
+    pub dense: Section,
+    /// `[F, B]` u32.
+    pub ids: Section,
+    /// Of each ragged feature.
+    pub ragged: Vec<RaggedSection>,
     pub(crate) position: Section,
     slot_bytes: usize,
 }

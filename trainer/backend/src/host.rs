@@ -159,7 +159,7 @@ impl HostBatch {
     /// Copies and checks `batch`. On an error no rows are held.
     pub(crate) fn upload(&mut self, batch: BatchRef<'_>) -> Result<(), BatchError> {
         self.rows = 0;
-        if !self.fits(batch.layout().schema()) {
+        if !fits(&self.schema, batch.layout().schema()) {
             return Err(BatchError::WrongSchema);
         }
         let rows = batch.rows();
@@ -192,16 +192,6 @@ impl HostBatch {
         }
         self.rows = rows;
         Ok(())
-    }
-
-    /// Whether a batch of `schema` can be held: the same features, and no more rows.
-    fn fits(&self, schema: &BatchSchema) -> bool {
-        schema.rows <= self.schema.rows
-            && schema.labels == self.schema.labels
-            && schema.weighted == self.schema.weighted
-            && schema.dense == self.schema.dense
-            && schema.ids == self.schema.ids
-            && schema.ragged == self.schema.ragged
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -268,6 +258,16 @@ impl ValueWeights {
             self.scales.sqrtn[row] = over(squares.sqrt());
         }
     }
+}
+
+/// Whether room for a batch of schema `held` takes one of `given`: the same features, and no more rows.
+pub(crate) fn fits(held: &BatchSchema, given: &BatchSchema) -> bool {
+    given.rows <= held.rows
+        && given.labels == held.labels
+        && given.weighted == held.weighted
+        && given.dense == held.dense
+        && given.ids == held.ids
+        && given.ragged == held.ragged
 }
 
 /// Ids below this, in `column`.

@@ -2,6 +2,7 @@
 
 mod backend;
 mod cpu;
+mod cuda;
 mod device;
 mod error;
 mod float;
@@ -17,6 +18,10 @@ pub use backend::{
     Activation, Backend, GradientColumns, LayerGradient, Loss, MixtureShape, RowGradients, Sum, Task,
 };
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
+pub use cuda::{
+    CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaRowPlan, CudaTable, DriverError, Fault, Gpu,
+    Libraries, LibraryError, OpenBlasError, ProgramError, Resources,
+};
 pub use device::{Device, IdColumn, Lookup, PLACE_BITS, Pooling, Scalar, TablePart, TablePlace, TableShape};
 pub use error::{BackendError, BatchError};
 pub use float::Float;

@@ -1,4 +1,4 @@
-//! Numbers worked out by hand, on both backends; and what both refuse.
+//! Numbers worked out by hand, on every backend; and what all refuse.
 
 use std::sync::Arc;
 
@@ -28,6 +28,9 @@ macro_rules! test_on_each {
         }
         mod on_reference {
             $(#[test] fn $body() { super::$body(&millstream_backend::Reference); })*
+        }
+        mod on_cuda {
+            $(#[test] fn $body() { super::$body(&crate::case::cuda()); })*
         }
     };
 }

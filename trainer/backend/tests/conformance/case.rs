@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, Cpu, Formula, GradientColumns, IdColumn, LayerGradient, Lookup, Loss, Pooling,
-    RowGradients, Scalar, Sum, TablePart, TableShape, Task, Update,
+    Activation, Backend, Cpu, Cuda, Formula, GradientColumns, IdColumn, LayerGradient, Libraries, Lookup,
+    Loss, Pooling, RowGradients, Scalar, Sum, TablePart, TableShape, Task, Update,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
+
+use millstream_test_cuda::StandIn;
 
 use crate::interactions::interactions;
 use crate::normalization::normalization;
@@ -16,6 +18,13 @@ use crate::retrieval::retrieval;
 pub(crate) fn cpus(threads: u32) -> [Cpu; 2] {
     let cpu = || Cpu::new(Some(threads)).expect("threads");
     [cpu(), cpu().without_tiles()]
+}
+
+/// The CUDA backend, on stand-ins for a GPU and its libraries, with kernels compiled for the host.
+pub(crate) fn cuda() -> Cuda {
+    let stand_in = StandIn::whole().expect("a C++ compiler");
+    let images = stand_in.folder().join("images");
+    Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).expect("a device")
 }
 
 /// Splitmix64.

@@ -1,6 +1,6 @@
-//! Operations on matrices of fewer digits: what they write is rounded, and the CPU's is the reference's.
+//! Operations on matrices of fewer digits: what they write is rounded, and as the reference rounds it.
 //!
-//! Both see the same rounded numbers. The reference sums in double precision and the CPU in single, or by pairs in
+//! All see the same rounded numbers. The reference sums in double precision and the others in single, or by pairs in
 //! bfloat16's own instructions: so a result is off by what single precision loses over the sum, and where that falls on
 //! the other side of the middle between two numbers of the format, by one unit of the format more.
 
@@ -9,7 +9,7 @@ use millstream_backend::{
     Normalization, Normalized, Pooling, Reference, Sum,
 };
 
-use crate::case::{Bench, IdsFall, Random, Shapes, cpus};
+use crate::case::{Bench, IdsFall, Random, Shapes, cpus, cuda};
 
 const LOW: [Float; 2] = [Float::Bf16, Float::F16];
 
@@ -274,30 +274,36 @@ fn unit(float: Float, x: f64) -> f64 {
 #[test]
 fn the_cpu_rounds_as_the_reference_does() {
     for (float, cpu) in LOW.into_iter().flat_map(|float| cpus(2).map(|cpu| (float, cpu))) {
-        let (expected, found) = (run(&Reference, float), run(&cpu, float));
-        assert!(expected.len() > 100 && expected.len() == found.len());
-        let (mut numbers, mut off) = (0, 0);
-        for (expected, found) in expected.iter().zip(&found) {
-            let name = format!("{}, {float:?}", expected.name);
-            assert_eq!((&expected.name, expected.numbers.len()), (&found.name, found.numbers.len()));
-            let largest = expected.numbers.iter().fold(1.0_f64, |largest, x| largest.max(x.abs()));
-            for (item, (&expected, &number)) in expected.numbers.iter().zip(&found.numbers).enumerate() {
-                let rounded = f64::from(found.float.round(number as f32));
-                assert_eq!(
-                    rounded.to_bits(),
-                    number.to_bits(),
-                    "{name}, item {item}: {number} is of the format"
-                );
-                let bound = unit(found.float, expected) + 1e-5 * largest;
-                let is_close = (expected - number).abs() <= bound;
-                assert!(is_close, "{name}, item {item}: {number}, not {expected}");
-                numbers += 1;
-                off += usize::from(found.float != Float::F32 && expected != number);
-            }
-        }
-        // Few sums lie so near to a middle that their own rounding tells.
-        assert!(off * 100 < numbers, "{off} of {numbers} numbers of {float:?} differ");
+        rounds_as_the_reference_does(&cpu, float);
     }
+}
+
+#[test]
+fn cuda_rounds_as_the_reference_does() {
+    let cuda = cuda();
+    LOW.into_iter().for_each(|float| rounds_as_the_reference_does(&cuda, float));
+}
+
+fn rounds_as_the_reference_does<B: Backend>(backend: &B, float: Float) {
+    let (expected, found) = (run(&Reference, float), run(backend, float));
+    assert!(expected.len() > 100 && expected.len() == found.len());
+    let (mut numbers, mut off) = (0, 0);
+    for (expected, found) in expected.iter().zip(&found) {
+        let name = format!("{}, {float:?}", expected.name);
+        assert_eq!((&expected.name, expected.numbers.len()), (&found.name, found.numbers.len()));
+        let largest = expected.numbers.iter().fold(1.0_f64, |largest, x| largest.max(x.abs()));
+        for (item, (&expected, &number)) in expected.numbers.iter().zip(&found.numbers).enumerate() {
+            let rounded = f64::from(found.float.round(number as f32));
+            assert_eq!(rounded.to_bits(), number.to_bits(), "{name}, item {item}: {number} is of the format");
+            let bound = unit(found.float, expected) + 1e-5 * largest;
+            let is_close = (expected - number).abs() <= bound;
+            assert!(is_close, "{name}, item {item}: {number}, not {expected}");
+            numbers += 1;
+            off += usize::from(found.float != Float::F32 && expected != number);
+        }
+    }
+    // Few sums lie so near to a middle that their own rounding tells.
+    assert!(off * 100 < numbers, "{off} of {numbers} numbers of {float:?} differ");
 }
 
 #[test]
@@ -332,6 +338,7 @@ fn a_loss_scale_moves<B: Backend>(backend: &B) {
 
 #[test]
 fn a_loss_scale_moves_on_each() {
+    a_loss_scale_moves(&cuda());
     a_loss_scale_moves(&Cpu::new(Some(1)).expect("a thread"));
     a_loss_scale_moves(&Reference);
 }

@@ -1,8 +1,8 @@
-//! The CPU against the reference, and against itself on other numbers of threads.
+//! The CPU and CUDA against the reference, and the CPU against itself on other numbers of threads.
 
 use millstream_backend::{Pooling, Reference};
 
-use crate::case::{IdsFall, Outcome, Random, Shapes, cpus, run};
+use crate::case::{IdsFall, Outcome, Random, Shapes, cpus, cuda, run};
 
 /// Sizes where blocks, strips and vectors begin and end.
 fn shapes() -> Vec<Shapes> {
@@ -42,15 +42,27 @@ fn shapes() -> Vec<Shapes> {
 fn the_cpu_agrees_with_the_reference() {
     let cpus = cpus(2);
     for (number, shapes) in shapes().iter().enumerate() {
-        // A table row that every batch row names, by three columns where they share it, has the sum of as many
-        // gradients, which nearly cancel.
-        let summed = f64::from(shapes.rows) * if shapes.shared { 3.0 } else { 1.0 };
-        let tolerance = 1e-5 * (summed / 300.0).max(1.0);
         let expected = run(&Reference, shapes, number as u64);
         for cpu in &cpus {
-            agree(&expected, &run(cpu, shapes, number as u64), tolerance, shapes);
+            agree(&expected, &run(cpu, shapes, number as u64), tolerance(shapes), shapes);
         }
     }
+}
+
+#[test]
+fn cuda_agrees_with_the_reference() {
+    let cuda = cuda();
+    for (number, shapes) in shapes().iter().enumerate() {
+        let expected = run(&Reference, shapes, number as u64);
+        agree(&expected, &run(&cuda, shapes, number as u64), tolerance(shapes), shapes);
+    }
+}
+
+/// A table row that every batch row names, by three columns where they share it, has the sum of as many gradients, which
+/// nearly cancel.
+fn tolerance(shapes: &Shapes) -> f64 {
+    let summed = f64::from(shapes.rows) * if shapes.shared { 3.0 } else { 1.0 };
+    1e-5 * (summed / 300.0).max(1.0)
 }
 
 fn agree(expected: &Outcome, found: &Outcome, tolerance: f64, shapes: &Shapes) {

@@ -1,0 +1,407 @@
+//! The backend's operations, each by the module that has it.
+
+use std::ops::Range;
+
+use millstream_batch::{BatchRef, BatchSchema};
+
+use super::batch::CudaBatch;
+use super::buffers::{CudaMatrix, CudaTable, Shape};
+use super::interactions::{CrossParts, MixtureParts};
+use super::lookups::LinearPart;
+use super::moves::{bytes, bytes_mut};
+use super::plan::CudaRowPlan;
+use super::retrieval::Work;
+use super::{Cuda, must};
+use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
+use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
+use crate::error::BatchError;
+use crate::float::Float;
+use crate::normalization::{Axis, Normalization, Normalized};
+use crate::retrieval::InBatchSoftmax;
+use crate::update::{LossScaling, Update};
+
+impl Device for Cuda {
+    type Scalar = f32;
+    type Matrix = CudaMatrix;
+    type Table = CudaTable;
+    type Batch = CudaBatch;
+    type RowPlan = CudaRowPlan;
+
+    fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> CudaMatrix {
+        self.zeros(Shape::of(float, rows, columns))
+    }
+
+    fn table(&self, shape: TableShape) -> CudaTable {
+        let table = must(CudaTable::new(self.context(), shape));
+        must(self.stream.clear(table.memory()));
+        table
+    }
+
+    fn batch(&self, schema: &BatchSchema) -> CudaBatch {
+        CudaBatch::new(self, schema)
+    }
+
+    fn softmax_work(&self, rows: usize, columns: usize) -> CudaMatrix {
+        self.matrix(1, Work::of(rows, columns).numbers())
+    }
+
+    fn layer_work(&self, _inputs: usize, _outputs: usize) {}
+
+    fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> CudaRowPlan {
+        CudaRowPlan::new(self, schema, groups)
+    }
+}
+
+impl Backend for Cuda {
+    fn write_matrix(&self, matrix: &mut CudaMatrix, values: &[f32]) {
+        self.write(matrix, values);
+    }
+
+    fn read_matrix(&self, matrix: &CudaMatrix, out: &mut [f32]) {
+        self.read(matrix, out);
+    }
+
+    fn write_table(&self, table: &mut CudaTable, part: TablePart, first_row: usize, values: &[f32]) {
+        assert!(first_row * table.shape().part_width(part) + values.len() <= table.part_numbers(part));
+        self.copy_to(table.part(part, first_row), bytes(values));
+    }
+
+    fn read_table(&self, table: &CudaTable, part: TablePart, first_row: usize, out: &mut [f32]) {
+        assert!(first_row * table.shape().part_width(part) + out.len() <= table.part_numbers(part));
+        self.copy_from(bytes_mut(out), table.part(part, first_row));
+    }
+
+    fn upload(&self, batch: BatchRef<'_>, into: &mut CudaBatch) -> Result<(), BatchError> {
+        into.upload(self, batch)
+    }
+
+    fn plan_rows(&self, batch: &CudaBatch, plan: &mut CudaRowPlan) {
+        plan.fill(self, batch);
+    }
+
+    fn gather(
+        &self,
+        batch: &CudaBatch,
+        rows: Range<usize>,
+        lookups: &[Lookup],
+        tables: &[CudaTable],
+        dense: &[usize],
+        out: &mut CudaMatrix,
+        first_column: usize,
+    ) {
+        self.look_up(batch, &rows, lookups, tables, dense, out, first_column);
+    }
+
+    fn linear_forward(
+        &self,
+        batch: &CudaBatch,
+        rows: Range<usize>,
+        lookups: &[Lookup],
+        tables: &[CudaTable],
+        dense: &[usize],
+        dense_weights: &CudaMatrix,
+        bias: &CudaMatrix,
+        out: &mut CudaMatrix,
+    ) {
+        let part = LinearPart { dense, weights: dense_weights, bias };
+        self.linear(batch, &rows, lookups, tables, &part, out);
+    }
+
+    fn linear_backward(
+        &self,
+        batch: &CudaBatch,
+        rows: Range<usize>,
+        dense: &[usize],
+        out_gradient: &CudaMatrix,
+        sum: Sum,
+        dense_weights_gradient: &mut CudaMatrix,
+        bias_gradient: &mut CudaMatrix,
+    ) {
+        let (by_weights, by_bias) = (dense_weights_gradient, bias_gradient);
+        self.linear_gradient(batch, &rows, dense, out_gradient, sum, by_weights, by_bias);
+    }
+
+    fn layer_forward(
+        &self,
+        rows: usize,
+        input: &CudaMatrix,
+        weights: &CudaMatrix,
+        bias: Option<&CudaMatrix>,
+        activation: Activation,
+        output: &mut CudaMatrix,
+    ) {
+        self.forward(rows, input, weights, bias, activation, output);
+    }
+
+    fn layer_backward(
+        &self,
+        rows: usize,
+        layer: &LayerGradient<'_, CudaMatrix>,
+        output_gradient: &mut CudaMatrix,
+        sum: Sum,
+        weights_gradient: &mut CudaMatrix,
+        bias_gradient: Option<&mut CudaMatrix>,
+        input_gradient: Option<&mut CudaMatrix>,
+    ) {
+        let (by_bias, by_input) = (bias_gradient.as_deref(), input_gradient.as_deref());
+        self.backward(rows, layer, output_gradient, sum, weights_gradient, by_bias, by_input);
+    }
+
+    fn fm_forward(&self, rows: usize, vectors: &CudaMatrix, shape: (usize, usize), out: &mut CudaMatrix) {
+        self.fm(rows, vectors, shape, out, None);
+    }
+
+    fn fm_backward(
+        &self,
+        rows: usize,
+        vectors: &CudaMatrix,
+        shape: (usize, usize),
+        out_gradient: &CudaMatrix,
+        vectors_gradient: &mut CudaMatrix,
+    ) {
+        self.fm(rows, vectors, shape, out_gradient, Some(vectors_gradient));
+    }
+
+    fn cross_forward(
+        &self,
+        rows: usize,
+        first: &CudaMatrix,
+        product: &CudaMatrix,
+        input: &CudaMatrix,
+        output: &mut CudaMatrix,
+    ) {
+        let parts = CrossParts { input: Some(input), output: Some(output), ..CrossParts::default() };
+        self.cross(rows, first, product, &parts);
+    }
+
+    fn cross_backward(
+        &self,
+        rows: usize,
+        first: &CudaMatrix,
+        product: &CudaMatrix,
+        output_gradient: &CudaMatrix,
+        product_gradient: &mut CudaMatrix,
+        first_gradient: &mut CudaMatrix,
+    ) {
+        let parts = CrossParts {
+            by_output: Some(output_gradient),
+            by_product: Some(product_gradient),
+            by_first: Some(first_gradient),
+            ..CrossParts::default()
+        };
+        self.cross(rows, first, product, &parts);
+    }
+
+    fn dot_forward(&self, rows: usize, vectors: &CudaMatrix, width: usize, out: &mut CudaMatrix) {
+        self.dot(rows, vectors, width, out, None);
+    }
+
+    fn dot_backward(
+        &self,
+        rows: usize,
+        vectors: &CudaMatrix,
+        width: usize,
+        out_gradient: &CudaMatrix,
+        vectors_gradient: &mut CudaMatrix,
+    ) {
+        self.dot(rows, vectors, width, out_gradient, Some(vectors_gradient));
+    }
+
+    fn mixture_forward(
+        &self,
+        rows: usize,
+        shape: MixtureShape,
+        logits: &CudaMatrix,
+        experts: &CudaMatrix,
+        gates: &mut CudaMatrix,
+        output: &mut CudaMatrix,
+    ) {
+        let parts = MixtureParts { logits: Some(logits), output: Some(output), ..MixtureParts::default() };
+        self.mix(rows, shape, gates, experts, &parts);
+    }
+
+    fn mixture_backward(
+        &self,
+        rows: usize,
+        shape: MixtureShape,
+        gates: &CudaMatrix,
+        experts: &CudaMatrix,
+        output_gradient: &CudaMatrix,
+        logits_gradient: &mut CudaMatrix,
+        experts_gradient: &mut CudaMatrix,
+    ) {
+        let parts = MixtureParts {
+            by_output: Some(output_gradient),
+            by_logits: Some(logits_gradient),
+            by_experts: Some(experts_gradient),
+            ..MixtureParts::default()
+        };
+        self.mix(rows, shape, gates, experts, &parts);
+    }
+
+    fn copy_columns(
+        &self,
+        rows: usize,
+        (from, first): (&CudaMatrix, usize),
+        (to, to_first): (&mut CudaMatrix, usize),
+        columns: usize,
+    ) {
+        assert!(first + columns <= from.columns() && to_first + columns <= to.columns());
+        assert!(rows <= from.rows().min(to.rows()));
+        self.copy(rows, (from.view(), first), (to.view(), to_first), columns);
+    }
+
+    fn copy_rows(&self, rows: usize, from: &CudaMatrix, to: &mut CudaMatrix, first: usize) {
+        assert!(from.columns() == to.columns() && rows <= from.rows() && first + rows <= to.rows());
+        self.copy(rows, (from.view(), 0), (to.view_from(first), 0), from.columns());
+    }
+
+    fn dropout(&self, rows: Range<usize>, keep: f64, key: u64, matrix: &mut CudaMatrix) {
+        self.drop_out(&rows, keep, key, matrix);
+    }
+
+    fn moments(
+        &self,
+        rows: usize,
+        axis: Axis,
+        input: &CudaMatrix,
+        mean: &mut CudaMatrix,
+        variance: &mut CudaMatrix,
+    ) {
+        self.moments_of(rows, axis, input, mean, variance);
+    }
+
+    fn normalize_forward(
+        &self,
+        rows: usize,
+        layer: &Normalization<'_, CudaMatrix>,
+        moments: (&CudaMatrix, &CudaMatrix),
+        input: &CudaMatrix,
+        output: &mut CudaMatrix,
+    ) {
+        self.normalize(rows, layer, moments, input, output);
+    }
+
+    fn normalize_backward(
+        &self,
+        rows: usize,
+        layer: &Normalization<'_, CudaMatrix>,
+        saved: &Normalized<'_, CudaMatrix>,
+        gradient: &mut CudaMatrix,
+        sum: Sum,
+        by_scale: &mut CudaMatrix,
+        by_shift: &mut CudaMatrix,
+    ) {
+        self.normalize_gradient(rows, layer, saved, gradient, sum, (by_scale, by_shift));
+    }
+
+    fn unit_forward(&self, rows: usize, input: &CudaMatrix, output: &mut CudaMatrix) {
+        self.unit(rows, input, output);
+    }
+
+    fn unit_backward(&self, rows: usize, input: &CudaMatrix, gradient: &mut CudaMatrix) {
+        self.unit_gradient(rows, input, gradient);
+    }
+
+    fn row_products(
+        &self,
+        rows: usize,
+        factor: f64,
+        left: &CudaMatrix,
+        right: &CudaMatrix,
+        out: &mut CudaMatrix,
+    ) {
+        self.products_of_rows(rows, factor, left, right, out);
+    }
+
+    fn in_batch_softmax(
+        &self,
+        softmax: &InBatchSoftmax<'_, Self>,
+        work: &mut CudaMatrix,
+        by_queries: &mut CudaMatrix,
+        by_items: &mut CudaMatrix,
+        sums: &mut CudaMatrix,
+    ) {
+        self.softmax_over_items(softmax, work, by_queries, by_items, sums);
+    }
+
+    fn blend(&self, share: f64, factor: f64, from: &CudaMatrix, to: &mut CudaMatrix) {
+        self.blend_all(share, factor, from, to);
+    }
+
+    fn add(&self, rows: usize, from: &CudaMatrix, to: &mut CudaMatrix) {
+        self.add_rows(rows, from, to);
+    }
+
+    fn clear(&self, rows: usize, matrix: &mut CudaMatrix) {
+        self.clear_rows(rows, matrix);
+    }
+
+    fn loss(
+        &self,
+        task: &Task,
+        batch: &CudaBatch,
+        rows: Range<usize>,
+        logits: &CudaMatrix,
+        gradient: &mut CudaMatrix,
+        sums: &mut CudaMatrix,
+    ) {
+        self.loss_of(task, batch, &rows, logits, gradient, sums);
+    }
+
+    fn multiply(&self, rows: usize, factor: &CudaMatrix, matrix: &mut CudaMatrix) {
+        self.multiply_rows(rows, factor, matrix);
+    }
+
+    fn sigmoid(&self, rows: usize, logits: &CudaMatrix, out: &mut CudaMatrix) {
+        self.sigmoids(rows, logits, out);
+    }
+
+    fn softmax(&self, rows: usize, logits: &CudaMatrix, out: &mut CudaMatrix) {
+        self.softmaxes(rows, logits, out);
+    }
+
+    fn squares(&self, gradient: &CudaMatrix, sum: &mut CudaMatrix) {
+        self.add_squares(gradient, sum);
+    }
+
+    fn row_squares(&self, gradients: &RowGradients<'_, Self>, tables: &[CudaTable], sum: &mut CudaMatrix) {
+        self.touched_squares(gradients, tables, sum);
+    }
+
+    fn clip_scale(&self, maximum: f64, squares: &CudaMatrix, scale: &mut CudaMatrix) {
+        self.set_scale(None, Some(maximum), squares, scale);
+    }
+
+    fn unscale(
+        &self,
+        rule: &LossScaling,
+        maximum: Option<f64>,
+        squares: &CudaMatrix,
+        state: &mut CudaMatrix,
+        scale: &mut CudaMatrix,
+    ) {
+        self.set_scale(Some((rule, state)), maximum, squares, scale);
+    }
+
+    fn step(
+        &self,
+        update: &Update,
+        scale: &CudaMatrix,
+        weights: &mut CudaMatrix,
+        states: &mut [CudaMatrix],
+        gradient: &CudaMatrix,
+    ) {
+        self.step_all(update, scale, weights, states, gradient);
+    }
+
+    fn step_rows(
+        &self,
+        update: &Update,
+        scale: &CudaMatrix,
+        gradients: &RowGradients<'_, Self>,
+        tables: &mut [CudaTable],
+    ) {
+        self.step_touched(update, scale, gradients, tables);
+    }
+}

@@ -1,0 +1,418 @@
+//! Products of matrices, by cuBLASLt.
+//!
+//! The library has matrices column by column. Row-major matrices are to it the transposes of what they are to us, so it is
+//! asked for the transpose of the product: `C^T = B^T A^T`.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::driver::{Address, Context, Fault, Memory, Stream};
+use super::library::{Libraries, LibraryError, Name, functions};
+use crate::float::Float;
+
+type Status = c_int;
+type Handle = *mut c_void;
+
+functions! {
+    /// Of libcublasLt.
+    struct Functions {
+        cublasLtCreate: fn(handle: *mut Handle) -> Status,
+        cublasLtDestroy: fn(handle: Handle) -> Status,
+        cublasLtGetStatusString: fn(status: Status) -> *const c_char,
+        cublasLtMatmulDescCreate: fn(descriptor: *mut Handle, compute: c_int, scale: c_int) -> Status,
+        cublasLtMatmulDescSetAttribute: fn(
+            descriptor: Handle, attribute: c_int, value: *const c_void, bytes: usize,
+        ) -> Status,
+        cublasLtMatmulDescDestroy: fn(descriptor: Handle) -> Status,
+        cublasLtMatrixLayoutCreate: fn(
+            layout: *mut Handle, kind: c_int, rows: u64, columns: u64, stride: i64,
+        ) -> Status,
+        cublasLtMatrixLayoutDestroy: fn(layout: Handle) -> Status,
+        cublasLtMatmulPreferenceCreate: fn(preference: *mut Handle) -> Status,
+        cublasLtMatmulPreferenceSetAttribute: fn(
+            preference: Handle, attribute: c_int, value: *const c_void, bytes: usize,
+        ) -> Status,
+        cublasLtMatmulPreferenceDestroy: fn(preference: Handle) -> Status,
+        cublasLtMatmulAlgoGetHeuristic: fn(
+            handle: Handle,
+            descriptor: Handle,
+            a: Handle, b: Handle, c: Handle, d: Handle,
+            preference: Handle,
+            most: c_int,
+            found: *mut Heuristic,
+            count: *mut c_int,
+        ) -> Status,
+        cublasLtMatmul: fn(
+            handle: Handle,
+            descriptor: Handle,
+            alpha: *const c_void,
+            a: Address, a_layout: Handle,
+            b: Address, b_layout: Handle,
+            beta: *const c_void,
+            c: Address, c_layout: Handle,
+            d: Address, d_layout: Handle,
+            algorithm: *const Algorithm,
+            workspace: Address,
+            workspace_bytes: usize,
+            stream: Handle,
+        ) -> Status,
+    }
+}
+
+const NAME: Name = Name {
+    library: "NVIDIA's library of matrix products (cuBLASLt)",
+    files: &["libcublasLt.so.13", "libcublasLt.so.12"],
+    remedy: "install package libcublas-13-0 or later, of the series of CUDA that your driver serves",
+};
+/// As the library counts: `10000 * major + 100 * minor`; see [`Blas::open`].
+const LEAST_VERSION: usize = 120_000;
+
+/// Of the library's enumerations, what is used here.
+mod constant {
+    use std::ffi::c_int;
+
+    /// CUBLAS_COMPUTE_32F: sums, and factors of single precision as they are.
+    pub(super) const COMPUTE_F32: c_int = 68;
+    pub(super) const R_F32: c_int = 0;
+    pub(super) const R_F16: c_int = 2;
+    pub(super) const R_BF16: c_int = 14;
+
+    pub(super) const TRANSPOSE_A: c_int = 3;
+    pub(super) const TRANSPOSE_B: c_int = 4;
+    pub(super) const EPILOGUE: c_int = 7;
+    pub(super) const BIAS_POINTER: c_int = 8;
+    pub(super) const BIAS_KIND: c_int = 26;
+
+    pub(super) const TRANSPOSED: c_int = 1;
+    pub(super) const MOST_WORKSPACE: c_int = 1;
+
+    pub(super) const PLAIN: u32 = 1;
+    pub(super) const RELU: u32 = 2;
+    pub(super) const BIAS: u32 = 4;
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Algorithm([u64; 8]);
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Heuristic {
+    algorithm: Algorithm,
+    workspace_bytes: usize,
+    status: Status,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+/// A product that the library did not make.
+#[derive(Debug, thiserror::Error)]
+#[error("{function} of cuBLASLt failed: {text}")]
+pub(super) struct BlasError {
+    function: &'static str,
+    text: String,
+}
+
+/// A matrix on the device.
+#[derive(Clone, Copy)]
+pub(super) struct Factor {
+    pub(super) address: Address,
+    pub(super) float: Float,
+    /// Numbers from one row to the next.
+    pub(super) stride: usize,
+    /// Whether its transpose is meant.
+    pub(super) is_transposed: bool,
+}
+
+/// `out = [out +] activation(left . right + bias)`, `[rows, depth] . [depth, columns]`, sums in single precision.
+#[derive(Clone, Copy)]
+pub(super) struct Product {
+    pub(super) rows: usize,
+    pub(super) depth: usize,
+    pub(super) columns: usize,
+    pub(super) left: Factor,
+    /// Of the format of `left`.
+    pub(super) right: Factor,
+    pub(super) out: Factor,
+    /// Whether what is in `out` is added to.
+    pub(super) adds: bool,
+    /// `[1, columns]` of single precision.
+    pub(super) bias: Option<Address>,
+    pub(super) is_rectified: bool,
+}
+
+/// What a plan is for: all of a product but its addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    sizes: [usize; 3],
+    strides: [usize; 3],
+    floats: [Float; 2],
+    transposed: [bool; 2],
+    epilogue: u32,
+}
+
+/// How the library makes a product.
+struct Plan {
+    descriptor: Handle,
+    /// Of a, b and d; c is d.
+    layouts: [Handle; 3],
+    algorithm: Algorithm,
+}
+
+/// The library, open.
+pub(super) struct Blas {
+    functions: Functions,
+    handle: Handle,
+    workspace: Memory,
+    /// None where the library has no way.
+    plans: Mutex<HashMap<Key, Option<Plan>>>,
+}
+
+// SAFETY: the library may be called from any thread; plans are behind a lock.
+unsafe impl Send for Blas {}
+
+/// What the library may work in: as its maker recommends for Hopper.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// Why the library cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenBlasError {
+    /// It is missing or too old.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// There is no memory for it.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// It refuses.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl Blas {
+    pub(super) fn open(libraries: &Libraries, context: &Arc<Context>) -> Result<Self, OpenBlasError> {
+        let library = libraries.open(&NAME)?;
+        // SAFETY: declared as in cublasLt.h.
+        let found = unsafe {
+            let get: unsafe extern "C" fn() -> usize = library.function("cublasLtGetVersion")?;
+            get()
+        };
+        library.check_version((found / 10) as i32, (LEAST_VERSION / 10) as i32)?;
+        let functions = Functions::load(library)?;
+        let workspace = Memory::new(context, WORKSPACE_BYTES)?;
+        let mut this =
+            Self { functions, handle: ptr::null_mut(), workspace, plans: Mutex::new(HashMap::new()) };
+        // SAFETY: the handle is written.
+        let created = unsafe { (this.functions.cublasLtCreate)(&raw mut this.handle) };
+        this.check("cublasLtCreate", created).map_err(|error| OpenBlasError::Refused(error.to_string()))?;
+        Ok(this)
+    }
+
+    fn check(&self, function: &'static str, status: Status) -> Result<(), BlasError> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: the library has a text for every status, which lives as long as it does.
+        let text = unsafe { CStr::from_ptr((self.functions.cublasLtGetStatusString)(status)) };
+        Err(BlasError { function, text: text.to_string_lossy().into_owned() })
+    }
+
+    /// Makes a product. False where the library has no way to add a bias, or to rectify, in these formats.
+    ///
+    /// # Safety
+    /// The matrices are memory of the stream's device, of the sizes that are said.
+    pub(super) unsafe fn multiply(&self, stream: &Stream, product: &Product) -> Result<bool, BlasError> {
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = product.key();
+        let plan = match plans.entry(key) {
+            std::collections::hash_map::Entry::Occupied(found) => found.into_mut(),
+            std::collections::hash_map::Entry::Vacant(place) => place.insert(self.plan(&key)?),
+        };
+        let Some(plan) = plan else { return Ok(false) };
+        if let Some(bias) = product.bias {
+            self.set(plan.descriptor, constant::BIAS_POINTER, &bias)?;
+        }
+        let (alpha, beta) = (1.0_f32, if product.adds { 1.0_f32 } else { 0.0 });
+        let [a, b, d] = plan.layouts;
+        let (left, right, out) = (product.left.address, product.right.address, product.out.address);
+        // SAFETY: by the caller's promise; both factors are numbers on the host, as is the rule if not said otherwise.
+        let status = unsafe {
+            (self.functions.cublasLtMatmul)(
+                self.handle,
+                plan.descriptor,
+                (&raw const alpha).cast(),
+                right,
+                a,
+                left,
+                b,
+                (&raw const beta).cast(),
+                out,
+                d,
+                out,
+                d,
+                &raw const plan.algorithm,
+                self.workspace.address(),
+                self.workspace.bytes(),
+                stream.handle(),
+            )
+        };
+        self.check("cublasLtMatmul", status)?;
+        Ok(true)
+    }
+
+    fn set<T>(&self, descriptor: Handle, attribute: c_int, value: &T) -> Result<(), BlasError> {
+        // SAFETY: the library reads as many bytes as the attribute has, which is checked against what is said.
+        let status = unsafe {
+            let value = ptr::from_ref(value).cast();
+            (self.functions.cublasLtMatmulDescSetAttribute)(descriptor, attribute, value, size_of::<T>())
+        };
+        self.check("cublasLtMatmulDescSetAttribute", status)
+    }
+
+    fn plan(&self, key: &Key) -> Result<Option<Plan>, BlasError> {
+        let mut plan =
+            Plan { descriptor: ptr::null_mut(), layouts: [ptr::null_mut(); 3], algorithm: Algorithm([0; 8]) };
+        let found = self.fill(key, &mut plan);
+        if let Ok(true) = found {
+            return Ok(Some(plan));
+        }
+        self.end(&plan);
+        found.map(|_| None)
+    }
+
+    /// Whether there is a way.
+    fn fill(&self, key: &Key, plan: &mut Plan) -> Result<bool, BlasError> {
+        let functions = &self.functions;
+        // SAFETY: the descriptor is written.
+        let created = unsafe {
+            let (compute, scale) = (constant::COMPUTE_F32, constant::R_F32);
+            (functions.cublasLtMatmulDescCreate)(&raw mut plan.descriptor, compute, scale)
+        };
+        self.check("cublasLtMatmulDescCreate", created)?;
+        for (is_transposed, attribute) in
+            key.transposed.into_iter().rev().zip([constant::TRANSPOSE_A, constant::TRANSPOSE_B])
+        {
+            if is_transposed {
+                self.set(plan.descriptor, attribute, &constant::TRANSPOSED)?;
+            }
+        }
+        self.set(plan.descriptor, constant::EPILOGUE, &key.epilogue)?;
+        if key.epilogue & constant::BIAS != 0 {
+            self.set(plan.descriptor, constant::BIAS_KIND, &constant::R_F32)?;
+        }
+        for (layout, (float, rows, columns, stride)) in plan.layouts.iter_mut().zip(key.layouts()) {
+            let kind = match float {
+                Float::F32 => constant::R_F32,
+                Float::Bf16 => constant::R_BF16,
+                Float::F16 => constant::R_F16,
+            };
+            // SAFETY: the layout is written.
+            let created = unsafe {
+                let (rows, columns, stride) = (rows as u64, columns as u64, stride as i64);
+                (functions.cublasLtMatrixLayoutCreate)(layout, kind, rows, columns, stride)
+            };
+            self.check("cublasLtMatrixLayoutCreate", created)?;
+        }
+        self.choose(plan)
+    }
+
+    /// Takes the library's first choice.
+    fn choose(&self, plan: &mut Plan) -> Result<bool, BlasError> {
+        let functions = &self.functions;
+        let mut preference = ptr::null_mut();
+        let mut found = Heuristic {
+            algorithm: Algorithm([0; 8]),
+            workspace_bytes: 0,
+            status: 0,
+            waves: 0.0,
+            reserved: [0; 4],
+        };
+        let mut count = 0;
+        let [a, b, d] = plan.layouts;
+        // SAFETY: what is written is of the sizes that the library's header has; `found` is one of one.
+        let answered = unsafe {
+            self.check(
+                "cublasLtMatmulPreferenceCreate",
+                (functions.cublasLtMatmulPreferenceCreate)(&raw mut preference),
+            )?;
+            let bytes = self.workspace.bytes() as u64;
+            let value = (&raw const bytes).cast();
+            (functions.cublasLtMatmulPreferenceSetAttribute)(
+                preference,
+                constant::MOST_WORKSPACE,
+                value,
+                size_of::<u64>(),
+            );
+            let answered = (functions.cublasLtMatmulAlgoGetHeuristic)(
+                self.handle,
+                plan.descriptor,
+                a,
+                b,
+                d,
+                d,
+                preference,
+                1,
+                &raw mut found,
+                &raw mut count,
+            );
+            (functions.cublasLtMatmulPreferenceDestroy)(preference);
+            answered
+        };
+        plan.algorithm = found.algorithm;
+        Ok(answered == 0 && count > 0 && found.status == 0)
+    }
+
+    fn end(&self, plan: &Plan) {
+        // SAFETY: each was created once, or is null.
+        unsafe {
+            for layout in plan.layouts.into_iter().filter(|layout| !layout.is_null()) {
+                (self.functions.cublasLtMatrixLayoutDestroy)(layout);
+            }
+            if !plan.descriptor.is_null() {
+                (self.functions.cublasLtMatmulDescDestroy)(plan.descriptor);
+            }
+        }
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        let plans = std::mem::take(self.plans.get_mut().unwrap_or_else(PoisonError::into_inner));
+        plans.values().flatten().for_each(|plan| self.end(plan));
+        if !self.handle.is_null() {
+            // SAFETY: created once, destroyed once.
+            unsafe { (self.functions.cublasLtDestroy)(self.handle) };
+        }
+    }
+}
+
+impl Product {
+    fn key(&self) -> Key {
+        let is_biased = if self.bias.is_some() { constant::BIAS } else { 0 };
+        let is_rectified = if self.is_rectified { constant::RELU } else { 0 };
+        let epilogue = is_biased | is_rectified;
+        Key {
+            sizes: [self.rows, self.depth, self.columns],
+            strides: [self.left.stride, self.right.stride, self.out.stride],
+            floats: [self.left.float, self.out.float],
+            transposed: [self.left.is_transposed, self.right.is_transposed],
+            epilogue: if epilogue == 0 { constant::PLAIN } else { epilogue },
+        }
+    }
+}
+
+impl Key {
+    /// Of a, b and d: format, and rows and columns as the library has them, as stored, before any transposing.
+    fn layouts(&self) -> [(Float, usize, usize, usize); 3] {
+        let [rows, depth, columns] = self.sizes;
+        let [left, right, out] = self.strides;
+        let stored = |is_transposed: bool, rows: usize, columns: usize| {
+            if is_transposed { (columns, rows) } else { (rows, columns) }
+        };
+        let a = stored(self.transposed[1], columns, depth);
+        let b = stored(self.transposed[0], depth, rows);
+        let [factors, product] = self.floats;
+        [(factors, a.0, a.1, right), (factors, b.0, b.1, left), (product, columns, rows, out)]
+    }
+}

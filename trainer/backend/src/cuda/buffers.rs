@@ -1,0 +1,164 @@
+//! Matrices and tables in a GPU's memory.
+
+use std::sync::Arc;
+
+use super::driver::{Address, Context, Fault, Memory};
+use super::kernels::MatrixView;
+use crate::device::{TablePart, TableShape};
+use crate::float::Float;
+
+/// Bytes to which parts of an allocation are aligned.
+pub(super) const ALIGNMENT: usize = 256;
+/// Rows of matrices begin at multiples of so many bytes: what one load of a thread takes, and tensor cores ask for.
+const ROW_BYTES: usize = 16;
+
+/// Bytes of a number of `float`.
+pub(super) fn number_bytes(float: Float) -> usize {
+    match float {
+        Float::F32 => 4,
+        Float::Bf16 | Float::F16 => 2,
+    }
+}
+
+/// As kernels number formats.
+fn code(float: Float) -> u32 {
+    match float {
+        Float::F32 => 0,
+        Float::Bf16 => 1,
+        Float::F16 => 2,
+    }
+}
+
+/// How a matrix lies in memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) float: Float,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+}
+
+impl Shape {
+    pub(super) fn of(float: Float, rows: usize, columns: usize) -> Self {
+        Self { float, rows, columns }
+    }
+
+    /// Numbers from one row to the next. Numbers of one column follow on each other.
+    pub(super) fn stride(self) -> usize {
+        match self.columns {
+            0 | 1 => self.columns,
+            columns => columns.next_multiple_of(ROW_BYTES / number_bytes(self.float)),
+        }
+    }
+
+    pub(super) fn bytes(self) -> usize {
+        self.rows * self.stride() * number_bytes(self.float)
+    }
+
+    /// At `data`.
+    pub(super) fn view(self, data: Address) -> MatrixView {
+        MatrixView {
+            data,
+            stride: self.stride() as u64,
+            format: code(self.float),
+            columns: self.columns as u32,
+        }
+    }
+}
+
+/// Numbers in rows, in the memory of a GPU, each of its format's size.
+pub struct CudaMatrix {
+    memory: Memory,
+    shape: Shape,
+}
+
+impl CudaMatrix {
+    /// Of any content.
+    pub(super) fn new(context: &Arc<Context>, shape: Shape) -> Result<Self, Fault> {
+        Ok(Self { memory: Memory::new(context, shape.bytes())?, shape })
+    }
+
+    pub(super) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    pub(super) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    pub(super) fn float(&self) -> Float {
+        self.shape.float
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.shape.rows
+    }
+
+    pub(super) fn columns(&self) -> usize {
+        self.shape.columns
+    }
+
+    pub(super) fn address(&self) -> Address {
+        self.memory.address()
+    }
+
+    pub(super) fn view(&self) -> MatrixView {
+        self.shape.view(self.address())
+    }
+
+    /// From row `first` on.
+    pub(super) fn view_from(&self, first: usize) -> MatrixView {
+        let before = first * self.shape.stride() * number_bytes(self.shape.float);
+        self.shape.view(self.address() + before as Address)
+    }
+
+    /// Where its numbers are, which are of single precision in one row: what kernels take as a pointer.
+    pub(super) fn numbers(&self) -> Address {
+        assert!(self.shape.float == Float::F32, "a matrix of single precision");
+        self.address()
+    }
+}
+
+/// An embedding table in the memory of a GPU: weights, then each state array, then those of rows.
+pub struct CudaTable {
+    memory: Memory,
+    shape: TableShape,
+}
+
+impl CudaTable {
+    /// Of any content.
+    pub(super) fn new(context: &Arc<Context>, shape: TableShape) -> Result<Self, Fault> {
+        let bytes = shape.parts().map(|part| part_bytes(shape, part)).sum();
+        Ok(Self { memory: Memory::new(context, bytes)?, shape })
+    }
+
+    pub(super) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    pub(super) fn shape(&self) -> TableShape {
+        self.shape
+    }
+
+    /// Numbers of `part`.
+    pub(super) fn part_numbers(&self, part: TablePart) -> usize {
+        self.shape.rows * self.shape.part_width(part)
+    }
+
+    /// Where `part` begins, from row `row` on; 0 where there is no such part.
+    pub(super) fn part(&self, part: TablePart, row: usize) -> Address {
+        if !self.shape.parts().any(|other| other == part) {
+            return 0;
+        }
+        let before: usize = self
+            .shape
+            .parts()
+            .take_while(|&other| other != part)
+            .map(|part| part_bytes(self.shape, part))
+            .sum();
+        self.memory.address() + (before + row * self.shape.part_width(part) * size_of::<f32>()) as Address
+    }
+}
+
+fn part_bytes(shape: TableShape, part: TablePart) -> usize {
+    (shape.rows * shape.part_width(part) * size_of::<f32>()).next_multiple_of(ALIGNMENT)
+}

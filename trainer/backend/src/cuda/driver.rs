@@ -1,0 +1,500 @@
+//! The driver: contexts, memory, streams, events, modules and launches, as Rust values that end what they began.
+//!
+//! Every call that fails is a [`Fault`] that names the function and what the driver says of it. Once a kernel has
+//! failed, all further calls of its context do: there is nothing left but to end the process, which is a worker's.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use super::library::{Libraries, LibraryError, Name, functions};
+
+/// What functions return: 0, or a fault.
+type Status = c_int;
+/// An address on the device.
+pub(super) type Address = u64;
+type Handle = *mut c_void;
+
+functions! {
+    /// Of libcuda.
+    struct Functions {
+        cuInit: fn(flags: c_uint) -> Status,
+        cuGetErrorName: fn(status: Status, name: *mut *const c_char) -> Status,
+        cuGetErrorString: fn(status: Status, text: *mut *const c_char) -> Status,
+        cuDeviceGetCount: fn(count: *mut c_int) -> Status,
+        cuDeviceGet: fn(device: *mut c_int, ordinal: c_int) -> Status,
+        cuDeviceGetName: fn(name: *mut c_char, length: c_int, device: c_int) -> Status,
+        cuDeviceGetAttribute: fn(value: *mut c_int, attribute: c_int, device: c_int) -> Status,
+        cuDeviceTotalMem_v2: fn(bytes: *mut usize, device: c_int) -> Status,
+        cuDevicePrimaryCtxRetain: fn(context: *mut Handle, device: c_int) -> Status,
+        cuDevicePrimaryCtxRelease_v2: fn(device: c_int) -> Status,
+        cuCtxSetCurrent: fn(context: Handle) -> Status,
+        cuMemGetInfo_v2: fn(free: *mut usize, total: *mut usize) -> Status,
+        cuMemAlloc_v2: fn(address: *mut Address, bytes: usize) -> Status,
+        cuMemFree_v2: fn(address: Address) -> Status,
+        cuMemcpyHtoDAsync_v2: fn(to: Address, from: *const c_void, bytes: usize, stream: Handle) -> Status,
+        cuMemcpyDtoHAsync_v2: fn(to: *mut c_void, from: Address, bytes: usize, stream: Handle) -> Status,
+        cuMemsetD8Async: fn(to: Address, value: u8, bytes: usize, stream: Handle) -> Status,
+        cuStreamCreate: fn(stream: *mut Handle, flags: c_uint) -> Status,
+        cuStreamDestroy_v2: fn(stream: Handle) -> Status,
+        cuStreamSynchronize: fn(stream: Handle) -> Status,
+        cuModuleLoadData: fn(module: *mut Handle, image: *const c_void) -> Status,
+        cuModuleUnload: fn(module: Handle) -> Status,
+        cuModuleGetFunction: fn(function: *mut Handle, module: Handle, name: *const c_char) -> Status,
+        cuLaunchKernel: fn(
+            function: Handle,
+            blocks_x: c_uint, blocks_y: c_uint, blocks_z: c_uint,
+            threads_x: c_uint, threads_y: c_uint, threads_z: c_uint,
+            shared_bytes: c_uint,
+            stream: Handle,
+            parameters: *mut *mut c_void,
+            extra: *mut *mut c_void,
+        ) -> Status,
+    }
+}
+
+const NAME: Name = Name {
+    library: "NVIDIA's driver",
+    files: &["libcuda.so.1"],
+    remedy: "install the driver for this GPU (packages nvidia-driver-580 or later, or your cloud's GPU image)",
+};
+/// CUDA 12.0, of driver 525: the first with all functions that are called here.
+const LEAST_VERSION: i32 = 12_000;
+/// Of compute capability 8.0 (A100) on, numbers of bfloat16 have instructions.
+const LEAST_CAPABILITY: (i32, i32) = (8, 0);
+const OUT_OF_MEMORY: Status = 2;
+/// A stream that does not wait for the one that programs have without asking.
+const NON_BLOCKING: c_uint = 1;
+
+mod attribute {
+    use std::ffi::c_int;
+
+    pub(super) const MULTIPROCESSORS: c_int = 16;
+    pub(super) const CAPABILITY_MAJOR: c_int = 75;
+    pub(super) const CAPABILITY_MINOR: c_int = 76;
+}
+
+/// A call of the driver that failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{function} of NVIDIA's driver failed: {name}, {text}")]
+pub struct Fault {
+    /// Which function.
+    pub function: &'static str,
+    /// What the driver calls the fault.
+    pub name: String,
+    /// What it says of it.
+    pub text: String,
+    status: Status,
+}
+
+impl Fault {
+    /// Whether the device has too little memory.
+    pub fn is_out_of_memory(&self) -> bool {
+        self.status == OUT_OF_MEMORY
+    }
+}
+
+/// Why a GPU cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// The driver is missing or too old.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// It refuses.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// It has no such device.
+    #[error("there is no GPU number {wanted} on this host: the driver knows {count}")]
+    NoDevice {
+        /// Which was asked for, from 0.
+        wanted: u32,
+        /// How many there are.
+        count: u32,
+    },
+    /// It is older than what kernels are written for.
+    #[error("GPU {number} ({name}) has compute capability {found}: Millstream needs 8.0 (A100) or later")]
+    OldDevice {
+        /// Its number.
+        number: u32,
+        /// What it is called.
+        name: String,
+        /// What it can.
+        found: String,
+    },
+}
+
+/// What the driver says of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Its number on this host.
+    pub number: u32,
+    /// As its maker calls it.
+    pub name: String,
+    /// Compute capability: major and minor.
+    pub capability: (i32, i32),
+    /// How many multiprocessors it has.
+    pub multiprocessors: u32,
+    /// All its memory.
+    pub memory_bytes: u64,
+    /// The latest version of CUDA that the driver serves.
+    pub driver: String,
+}
+
+/// The driver, open.
+pub(super) struct Driver {
+    functions: Functions,
+    version: i32,
+}
+
+impl Driver {
+    pub(super) fn open(libraries: &Libraries) -> Result<Self, DriverError> {
+        let library = libraries.open(&NAME)?;
+        // First of all, so that an old driver is called old.
+        // SAFETY: declared as in cuda.h; both pointers are to what is written.
+        let version = unsafe {
+            let get: unsafe extern "C" fn(*mut c_int) -> Status = library.function("cuDriverGetVersion")?;
+            let mut version = 0;
+            get(&raw mut version);
+            version
+        };
+        library.check_version(version, LEAST_VERSION)?;
+        let this = Self { functions: Functions::load(library)?, version };
+        // SAFETY: no pointers.
+        this.check("cuInit", unsafe { (this.functions.cuInit)(0) })?;
+        Ok(this)
+    }
+
+    pub(super) fn devices(&self) -> Result<u32, Fault> {
+        let mut count = 0;
+        // SAFETY: `count` is written.
+        self.check("cuDeviceGetCount", unsafe { (self.functions.cuDeviceGetCount)(&raw mut count) })?;
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    /// What device `number` is.
+    pub(super) fn describe(&self, number: u32) -> Result<Gpu, DriverError> {
+        let count = self.devices()?;
+        if number >= count {
+            return Err(DriverError::NoDevice { wanted: number, count });
+        }
+        let (mut device, mut name, mut bytes) = (0, [0; 256], 0);
+        let functions = &self.functions;
+        // SAFETY: each pointer is to what is written, of the length that is said.
+        unsafe {
+            self.check("cuDeviceGet", (functions.cuDeviceGet)(&raw mut device, number as c_int))?;
+            let named = (functions.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int, device);
+            self.check("cuDeviceGetName", named)?;
+            self.check("cuDeviceTotalMem", (functions.cuDeviceTotalMem_v2)(&raw mut bytes, device))?;
+        }
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: `value` is written.
+            let status = unsafe { (functions.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
+            self.check("cuDeviceGetAttribute", status).map(|()| value)
+        };
+        // SAFETY: the driver ends names by a zero, within the length that it was given.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        Ok(Gpu {
+            number,
+            name,
+            capability: (attribute(attribute::CAPABILITY_MAJOR)?, attribute(attribute::CAPABILITY_MINOR)?),
+            multiprocessors: attribute(attribute::MULTIPROCESSORS)? as u32,
+            memory_bytes: bytes as u64,
+            driver: super::library::version(self.version),
+        })
+    }
+
+    fn check(&self, function: &'static str, status: Status) -> Result<(), Fault> {
+        if status == 0 {
+            return Ok(());
+        }
+        let text_of = |get: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
+            let mut text = ptr::null();
+            // SAFETY: `text` is written: null, or a text that lives as long as the driver.
+            match unsafe { get(status, &raw mut text) } {
+                // SAFETY: as above.
+                0 if !text.is_null() => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
+                _ => format!("status {status}"),
+            }
+        };
+        let (name, text) = (text_of(self.functions.cuGetErrorName), text_of(self.functions.cuGetErrorString));
+        Err(Fault { function, name, text, status })
+    }
+}
+
+/// A device in use.
+pub(super) struct Context {
+    driver: Driver,
+    gpu: Gpu,
+    device: c_int,
+    handle: Handle,
+}
+
+// SAFETY: the driver's functions may be called from any thread, and each call first makes the context its thread's.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub(super) fn new(driver: Driver, number: u32) -> Result<Arc<Self>, DriverError> {
+        let gpu = driver.describe(number)?;
+        if gpu.capability < LEAST_CAPABILITY {
+            let found = format!("{}.{}", gpu.capability.0, gpu.capability.1);
+            return Err(DriverError::OldDevice { number, name: gpu.name, found });
+        }
+        let (mut device, mut handle) = (0, ptr::null_mut());
+        // SAFETY: both are written.
+        unsafe {
+            driver.check("cuDeviceGet", (driver.functions.cuDeviceGet)(&raw mut device, number as c_int))?;
+            let retained = (driver.functions.cuDevicePrimaryCtxRetain)(&raw mut handle, device);
+            driver.check("cuDevicePrimaryCtxRetain", retained)?;
+        }
+        Ok(Arc::new(Self { driver, gpu, device, handle }))
+    }
+
+    pub(super) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// The functions, with this context the calling thread's.
+    fn enter(&self) -> Result<&Functions, Fault> {
+        let functions = &self.driver.functions;
+        // SAFETY: the context was retained, and is until it is dropped.
+        self.check("cuCtxSetCurrent", unsafe { (functions.cuCtxSetCurrent)(self.handle) })?;
+        Ok(functions)
+    }
+
+    fn check(&self, function: &'static str, status: Status) -> Result<(), Fault> {
+        self.driver.check(function, status)
+    }
+
+    /// Bytes that are free.
+    pub(super) fn free_bytes(&self) -> Result<u64, Fault> {
+        let functions = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are written.
+        self.check("cuMemGetInfo", unsafe { (functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
+        Ok(free as u64)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once, released once. What a broken context answers changes nothing any more.
+        unsafe { (self.driver.functions.cuDevicePrimaryCtxRelease_v2)(self.device) };
+    }
+}
+
+/// Memory of a device, of any content.
+pub(super) struct Memory {
+    context: Arc<Context>,
+    address: Address,
+    bytes: usize,
+}
+
+impl Memory {
+    pub(super) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, Fault> {
+        let functions = context.enter()?;
+        let mut address = 0;
+        if bytes > 0 {
+            // SAFETY: `address` is written.
+            let status = unsafe { (functions.cuMemAlloc_v2)(&raw mut address, bytes) };
+            context.check("cuMemAlloc", status)?;
+        }
+        Ok(Self { context: Arc::clone(context), address, bytes })
+    }
+
+    /// Where it begins: at a multiple of 256; 0 where there is none.
+    pub(super) fn address(&self) -> Address {
+        self.address
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let (true, Ok(functions)) = (self.bytes > 0, self.context.enter()) {
+            // SAFETY: allocated once, freed once; the driver waits for what still works with it.
+            unsafe { (functions.cuMemFree_v2)(self.address) };
+        }
+    }
+}
+
+/// Work for a device, done in order.
+pub(super) struct Stream {
+    context: Arc<Context>,
+    handle: Handle,
+}
+
+// SAFETY: as of the context.
+unsafe impl Send for Stream {}
+// SAFETY: as of the context.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self, Fault> {
+        let functions = context.enter()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is written.
+        let status = unsafe { (functions.cuStreamCreate)(&raw mut handle, NON_BLOCKING) };
+        context.check("cuStreamCreate", status)?;
+        Ok(Self { context: Arc::clone(context), handle })
+    }
+
+    pub(super) fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Waits for all that was asked of it.
+    pub(super) fn wait(&self) -> Result<(), Fault> {
+        let functions = self.context.enter()?;
+        // SAFETY: a stream of this context.
+        self.context.check("cuStreamSynchronize", unsafe { (functions.cuStreamSynchronize)(self.handle) })
+    }
+
+    /// Copies `from` to `address` on the device.
+    ///
+    /// # Safety
+    /// So many bytes from there on are memory of this device. `from` stays as it is until the stream has come by, if it
+    /// is page-locked.
+    pub(super) unsafe fn copy_to_device(&self, address: Address, from: &[u8]) -> Result<(), Fault> {
+        let functions = self.context.enter()?;
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: by the caller's promise.
+        let status = unsafe {
+            (functions.cuMemcpyHtoDAsync_v2)(address, from.as_ptr().cast(), from.len(), self.handle)
+        };
+        self.context.check("cuMemcpyHtoDAsync", status)
+    }
+
+    /// Copies memory of the device to `to`.
+    ///
+    /// # Safety
+    /// As of [`Stream::copy_to_device`]; `to` is not looked at before the stream has come by.
+    pub(super) unsafe fn copy_to_host(&self, to: &mut [u8], address: Address) -> Result<(), Fault> {
+        let functions = self.context.enter()?;
+        if to.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: by the caller's promise.
+        let status = unsafe {
+            (functions.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), address, to.len(), self.handle)
+        };
+        self.context.check("cuMemcpyDtoHAsync", status)
+    }
+
+    /// Fills memory with zeros.
+    pub(super) fn clear(&self, memory: &Memory) -> Result<(), Fault> {
+        let functions = self.context.enter()?;
+        if memory.bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: all of an allocation.
+        let status = unsafe { (functions.cuMemsetD8Async)(memory.address, 0, memory.bytes, self.handle) };
+        self.context.check("cuMemsetD8Async", status)
+    }
+
+    /// Runs `blocks` blocks of `threads` threads of a kernel.
+    ///
+    /// # Safety
+    /// The kernel takes one argument, which is laid out as `arguments` is, and does with it what is sound.
+    pub(super) unsafe fn launch<A: Copy>(
+        &self,
+        kernel: &Kernel,
+        blocks: [u32; 3],
+        threads: u32,
+        arguments: &A,
+    ) -> Result<(), Fault> {
+        let functions = self.context.enter()?;
+        let mut parameters = [ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
+        let [x, y, z] = blocks;
+        // SAFETY: by the caller's promise; parameters are copied before the call returns.
+        let status = unsafe {
+            let (parameters, extra) = (parameters.as_mut_ptr(), ptr::null_mut());
+            (functions.cuLaunchKernel)(
+                kernel.handle,
+                x,
+                y,
+                z,
+                threads,
+                1,
+                1,
+                0,
+                self.handle,
+                parameters,
+                extra,
+            )
+        };
+        self.context.check("cuLaunchKernel", status)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Ok(functions) = self.context.enter() {
+            // SAFETY: created once, destroyed once; what was asked of it is still done.
+            unsafe { (functions.cuStreamDestroy_v2)(self.handle) };
+        }
+    }
+}
+
+/// A compiled program, loaded.
+pub(super) struct Module {
+    context: Arc<Context>,
+    handle: Handle,
+}
+
+// SAFETY: as of the context.
+unsafe impl Send for Module {}
+// SAFETY: as of the context.
+unsafe impl Sync for Module {}
+
+/// A kernel of a module, good as long as that is.
+pub(super) struct Kernel {
+    handle: Handle,
+}
+
+// SAFETY: as of the context.
+unsafe impl Send for Kernel {}
+// SAFETY: as of the context.
+unsafe impl Sync for Kernel {}
+
+impl Module {
+    /// `image` is machine code, or PTX for the driver to compile, with a zero behind.
+    pub(super) fn load(context: &Arc<Context>, image: &[u8]) -> Result<Self, Fault> {
+        assert_eq!(image.last(), Some(&0), "an image ends in a zero");
+        let functions = context.enter()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is written; an image says its length itself, or ends by the zero.
+        let status = unsafe { (functions.cuModuleLoadData)(&raw mut handle, image.as_ptr().cast()) };
+        context.check("cuModuleLoadData", status)?;
+        Ok(Self { context: Arc::clone(context), handle })
+    }
+
+    pub(super) fn kernel(&self, name: &CStr) -> Result<Kernel, Fault> {
+        let functions = self.context.enter()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is written.
+        let status = unsafe { (functions.cuModuleGetFunction)(&raw mut handle, self.handle, name.as_ptr()) };
+        self.context.check("cuModuleGetFunction", status)?;
+        Ok(Kernel { handle })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if let Ok(functions) = self.context.enter() {
+            // SAFETY: loaded once, unloaded once.
+            unsafe { (functions.cuModuleUnload)(self.handle) };
+        }
+    }
+}

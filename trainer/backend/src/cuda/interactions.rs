@@ -1,0 +1,187 @@
+//! How features meet, gates over experts, and products of rows.
+
+use super::Cuda;
+use super::buffers::CudaMatrix;
+use super::kernels::{
+    CROSS_BACKWARD, CROSS_FORWARD, Cross, DOT_BACKWARD, DOT_FORWARD, Dot, FM_BACKWARD, FM_FORWARD, Fm,
+    MIXTURE_BACKWARD, MIXTURE_FORWARD, MatrixView, Mixture, ROW_PRODUCTS, UNIT_BACKWARD, UNIT_FORWARD,
+    Vectors, WARP,
+};
+use super::moves::quads;
+use super::programs::Entry;
+use crate::backend::MixtureShape;
+
+/// Threads of a warp for each row.
+pub(super) fn warps(rows: usize) -> [usize; 2] {
+    [rows * WARP as usize, 1]
+}
+
+fn view(matrix: Option<&CudaMatrix>) -> MatrixView {
+    matrix.map_or(MatrixView::NULL, CudaMatrix::view)
+}
+
+/// What a cross layer reads and writes, forward or backward.
+#[derive(Default)]
+pub(super) struct CrossParts<'a> {
+    pub(super) input: Option<&'a CudaMatrix>,
+    pub(super) output: Option<&'a CudaMatrix>,
+    pub(super) by_output: Option<&'a CudaMatrix>,
+    pub(super) by_product: Option<&'a CudaMatrix>,
+    pub(super) by_first: Option<&'a CudaMatrix>,
+}
+
+/// What a mixture reads and writes, forward or backward.
+#[derive(Default)]
+pub(super) struct MixtureParts<'a> {
+    pub(super) logits: Option<&'a CudaMatrix>,
+    pub(super) output: Option<&'a CudaMatrix>,
+    pub(super) by_output: Option<&'a CudaMatrix>,
+    pub(super) by_logits: Option<&'a CudaMatrix>,
+    pub(super) by_experts: Option<&'a CudaMatrix>,
+}
+
+impl Cuda {
+    /// Adds to `logits`.
+    pub(super) fn fm(
+        &self,
+        rows: usize,
+        vectors: &CudaMatrix,
+        (count, width): (usize, usize),
+        logits: &CudaMatrix,
+        by_vectors: Option<&CudaMatrix>,
+    ) {
+        assert!(count * width <= vectors.columns() && rows <= vectors.rows().min(logits.rows()));
+        assert!(by_vectors.is_none_or(|by| count * width <= by.columns() && rows <= by.rows()));
+        let fm = Fm {
+            vectors: vectors.view(),
+            logits: logits.view(),
+            by_vectors: view(by_vectors),
+            rows: rows as u32,
+            count: count as u32,
+            width: width as u32,
+            unused: 0,
+        };
+        match by_vectors {
+            None => self.launch(FM_FORWARD, warps(rows), &fm),
+            Some(_) => self.launch(FM_BACKWARD, [rows * width, 1], &fm),
+        }
+    }
+
+    pub(super) fn cross(
+        &self,
+        rows: usize,
+        first: &CudaMatrix,
+        product: &CudaMatrix,
+        parts: &CrossParts<'_>,
+    ) {
+        let all = [parts.input, parts.output, parts.by_output, parts.by_product, parts.by_first];
+        let all = all.into_iter().flatten().chain([first, product]);
+        all.for_each(|matrix| assert!(matrix.columns() == first.columns() && rows <= matrix.rows()));
+        let cross = Cross {
+            first: first.view(),
+            product: product.view(),
+            input: view(parts.input),
+            output: view(parts.output),
+            by_output: view(parts.by_output),
+            by_product: view(parts.by_product),
+            by_first: view(parts.by_first),
+            rows: rows as u32,
+            unused: 0,
+        };
+        let entry = if parts.output.is_some() { CROSS_FORWARD } else { CROSS_BACKWARD };
+        self.launch(entry, quads(rows, first.columns()), &cross);
+    }
+
+    /// Fills `out`, or `by_vectors` given the gradient by `out`.
+    pub(super) fn dot(
+        &self,
+        rows: usize,
+        vectors: &CudaMatrix,
+        width: usize,
+        out: &CudaMatrix,
+        by_vectors: Option<&CudaMatrix>,
+    ) {
+        let count = vectors.columns() / width;
+        assert!(vectors.columns() == count * width && rows <= vectors.rows().min(out.rows()));
+        assert!(out.columns() == width + count * (count - 1) / 2);
+        assert!(by_vectors.is_none_or(|by| by.columns() == vectors.columns() && rows <= by.rows()));
+        let dot = Dot {
+            vectors: vectors.view(),
+            out: out.view(),
+            by_vectors: view(by_vectors),
+            rows: rows as u32,
+            count: count as u32,
+            width: width as u32,
+            unused: 0,
+        };
+        let entry = if by_vectors.is_some() { DOT_BACKWARD } else { DOT_FORWARD };
+        self.launch_blocks(entry, [rows, 1], &dot);
+    }
+
+    pub(super) fn mix(
+        &self,
+        rows: usize,
+        MixtureShape { tasks, experts: count, width }: MixtureShape,
+        gates: &CudaMatrix,
+        experts: &CudaMatrix,
+        parts: &MixtureParts<'_>,
+    ) {
+        let of_gates = [parts.logits, parts.by_logits, Some(gates)];
+        let of_experts = [parts.by_experts, Some(experts)];
+        let of_output = [parts.output, parts.by_output];
+        let is_of = |matrices: &[Option<&CudaMatrix>], columns: usize| {
+            matrices.iter().flatten().all(|matrix| matrix.columns() == columns && rows <= matrix.rows())
+        };
+        assert!(is_of(&of_gates, tasks * count) && is_of(&of_experts, count * width));
+        assert!(is_of(&of_output, tasks * width));
+        let mixture = Mixture {
+            logits: view(parts.logits),
+            experts: experts.view(),
+            gates: gates.view(),
+            output: view(parts.output),
+            by_output: view(parts.by_output),
+            by_logits: view(parts.by_logits),
+            by_experts: view(parts.by_experts),
+            rows: rows as u32,
+            tasks: tasks as u32,
+            count: count as u32,
+            width: width as u32,
+        };
+        let entry = if parts.output.is_some() { MIXTURE_FORWARD } else { MIXTURE_BACKWARD };
+        self.launch(entry, warps(rows), &mixture);
+    }
+
+    pub(super) fn unit(&self, rows: usize, input: &CudaMatrix, output: &CudaMatrix) {
+        self.vectors(UNIT_FORWARD, rows, 1.0, [input, input, output]);
+    }
+
+    /// `gradient` in place.
+    pub(super) fn unit_gradient(&self, rows: usize, input: &CudaMatrix, gradient: &CudaMatrix) {
+        self.vectors(UNIT_BACKWARD, rows, 1.0, [input, input, gradient]);
+    }
+
+    pub(super) fn products_of_rows(
+        &self,
+        rows: usize,
+        factor: f64,
+        left: &CudaMatrix,
+        right: &CudaMatrix,
+        out: &CudaMatrix,
+    ) {
+        self.vectors(ROW_PRODUCTS, rows, factor, [left, right, out]);
+    }
+
+    fn vectors(&self, entry: Entry<Vectors>, rows: usize, factor: f64, matrices: [&CudaMatrix; 3]) {
+        matrices.iter().for_each(|matrix| assert!(rows <= matrix.rows()));
+        let [left, right, out] = matrices;
+        assert!(left.columns() == right.columns() && [1, left.columns()].contains(&out.columns()));
+        let vectors = Vectors {
+            left: left.view(),
+            right: right.view(),
+            out: out.view(),
+            factor: factor as f32,
+            rows: rows as u32,
+        };
+        self.launch(entry, warps(rows), &vectors);
+    }
+}

@@ -1,0 +1,319 @@
+//! The kernels and what each takes, as the files of `kernels/` declare it.
+
+use super::driver::Address;
+use super::programs::{Program, program};
+
+/// Threads of most blocks.
+const THREADS: u32 = 256;
+/// Threads of a warp.
+pub(super) const WARP: u32 = 32;
+/// `COLUMN_THREADS` of reduce.cuh, and the columns of a block.
+const COLUMN_THREADS: u32 = 256;
+pub(super) const COLUMNS: u32 = 32;
+/// Of kernels of one block, which add up what others have left.
+const SUM_THREADS: u32 = 1024;
+/// `ROWS_AT_ONCE` of lookup.cu.
+pub(super) const ROWS_AT_ONCE: u32 = 4;
+/// `TILE` and `DIGITS` of plan.cu.
+pub(super) const TILE: u32 = 4096;
+pub(super) const DIGITS: u32 = 256;
+pub(super) const DIGIT_BITS: u32 = 8;
+/// `PIECE` of rows.cu.
+pub(super) const PIECE: u32 = 64;
+/// `QUAD` of device.cuh.
+pub(super) const QUAD: u32 = 4;
+
+/// Every program.
+pub(super) const PROGRAMS: [Program; 12] =
+    [MATRIX, BATCH, LOOKUP, PLAN, ROWS, LAYER, INTERACTION, MIXTURE, NORMALIZE, VECTORS, LOSS, UPDATE];
+/// `Matrix` of device.cuh.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct MatrixView {
+    pub(super) data: Address,
+    pub(super) stride: u64,
+    pub(super) format: u32,
+    pub(super) columns: u32,
+}
+
+impl MatrixView {
+    /// None.
+    pub(super) const NULL: Self = Self { data: 0, stride: 0, format: 0, columns: 1 };
+}
+
+/// `IdColumn` of batch.cuh.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct ColumnView {
+    pub(super) ids: u64,
+    pub(super) offsets: u64,
+    pub(super) rows: u64,
+    pub(super) weights: u64,
+    pub(super) mean_scales: u64,
+    pub(super) root_scales: u64,
+    pub(super) cardinality: u32,
+    pub(super) maximum: u32,
+}
+
+/// `Lookup` of lookup.cu.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct LookupView {
+    pub(super) table: Address,
+    pub(super) column: ColumnView,
+    pub(super) width: u32,
+    pub(super) first: u32,
+    pub(super) pooling: u32,
+    pub(super) unused: u32,
+}
+
+/// `Group` of plan.cu.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct GroupView {
+    pub(super) ids: [Address; 2],
+    pub(super) places: [Address; 2],
+    pub(super) counts: Address,
+    pub(super) first_column: u32,
+    pub(super) columns: u32,
+    pub(super) capacity: u32,
+    pub(super) passes: u32,
+}
+
+/// `Source` of rows.cu.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct SourceView {
+    pub(super) column: ColumnView,
+    pub(super) first: u32,
+    pub(super) pooling: u32,
+}
+
+/// `Table` of rows.cu.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct TableView {
+    pub(super) ids: Address,
+    pub(super) places: Address,
+    pub(super) size: Address,
+    pub(super) starts: Address,
+    pub(super) sources: Address,
+    pub(super) weights: Address,
+    pub(super) states: [Address; 2],
+    pub(super) row_state: Address,
+    pub(super) partials: Address,
+    pub(super) squares: Address,
+    pub(super) source_count: u32,
+    pub(super) width: u32,
+    pub(super) lanes: u32,
+    pub(super) unused: u32,
+}
+
+/// `Update` of update.cuh.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct UpdateView {
+    pub(super) kind: u32,
+    pub(super) learning_rate: f32,
+    /// By kind.
+    pub(super) constants: [f32; 6],
+    pub(super) clip: f32,
+    pub(super) l2: f32,
+}
+
+program! {
+    MATRIX = "matrix.cu";
+    struct Transfer { dense: Address, matrix: MatrixView, rows: u32, unused: u32 }
+    struct CopyColumns {
+        from: MatrixView, to: MatrixView, from_first: u32, to_first: u32, rows: u32, columns: u32,
+    }
+    struct Blend { from: MatrixView, to: MatrixView, rows: u32, share: f32, factor: f32, unused: u32 }
+    struct Change { matrix: MatrixView, factor: Address, rows: u32, unused: u32 }
+    struct Dropout {
+        matrix: MatrixView, key: u64, kept: u64, first_row: u32, rows: u32, factor: f32, unused: u32,
+    }
+    kernel WRITE_ROWS = write_rows(Transfer, THREADS);
+    kernel READ_ROWS = read_rows(Transfer, THREADS);
+    kernel COPY_COLUMNS = copy_columns(CopyColumns, THREADS);
+    kernel ADD = add(Blend, THREADS);
+    kernel BLEND = blend(Blend, THREADS);
+    kernel MULTIPLY = multiply(Change, THREADS);
+    kernel CLEAR = clear(Change, THREADS);
+    kernel DROPOUT = dropout(Dropout, THREADS);
+}
+
+program! {
+    BATCH = "batch.cu";
+    struct CheckColumns { batch: Address, columns: Address, fault: Address, rows: u32, unused: u32 }
+    kernel CHECK_OFFSETS = check_offsets(CheckColumns, THREADS);
+    kernel CHECK_IDS = check_ids(CheckColumns, THREADS);
+}
+
+program! {
+    LOOKUP = "lookup.cu";
+    struct Gather {
+        batch: Address, lookups: Address, out: MatrixView,
+        first_row: u32, rows: u32, first_column: u32, unused: u32,
+    }
+    struct GatherDense {
+        dense: Address, columns: Address, out: MatrixView,
+        all_columns: u32, count: u32, first_row: u32, rows: u32, first_column: u32, unused: u32,
+    }
+    struct Linear {
+        batch: Address, lookups: Address, dense: Address, columns: Address,
+        weights: MatrixView, bias: MatrixView, out: MatrixView,
+        lookup_count: u32, all_columns: u32, dense_count: u32, first_row: u32, rows: u32, unused: u32,
+    }
+    struct LinearBackward {
+        dense: Address, columns: Address, by_out: MatrixView, partials: Address,
+        all_columns: u32, dense_count: u32, first_row: u32, rows: u32,
+    }
+    kernel GATHER = gather(Gather, THREADS);
+    kernel GATHER_DENSE = gather_dense(GatherDense, THREADS);
+    kernel LINEAR = linear(Linear, THREADS);
+    kernel LINEAR_BACKWARD = linear_backward(LinearBackward, COLUMN_THREADS);
+}
+
+program! {
+    PLAN = "plan.cu";
+    struct Plan {
+        batch: Address, columns: Address, groups: Address, starts: Address, sizes: Address,
+        rows: u32, group_count: u32, pass: u32, unused: u32,
+    }
+    kernel SIZE_GROUPS = size_groups(Plan, THREADS);
+    kernel FILL_GROUPS = fill_groups(Plan, THREADS);
+    kernel COUNT_DIGITS = count_digits(Plan, THREADS);
+    kernel PLACE_DIGITS = place_digits(Plan, THREADS);
+    kernel MOVE_IDS = move_ids(Plan, THREADS);
+}
+
+program! {
+    ROWS = "rows.cu";
+    struct StepRows {
+        update: UpdateView, batch: Address, tables: Address, scale: Address, gradient: MatrixView,
+        steps: u32, unused: u32,
+    }
+    struct RowSquares { tables: Address, sum: Address, table_count: u32, unused: u32 }
+    kernel STEP_PIECES = step_pieces(StepRows, THREADS);
+    kernel STEP_SPANS = step_spans(StepRows, THREADS);
+    kernel ADD_ROW_SQUARES = add_row_squares(RowSquares, SUM_THREADS);
+}
+
+program! {
+    LAYER = "layer.cu";
+    struct Finish {
+        sums: MatrixView, bias: MatrixView, output: MatrixView,
+        rows: u32, is_biased: u32, is_rectified: u32, unused: u32,
+    }
+    struct Mask { output: MatrixView, gradient: MatrixView, partials: Address, rows: u32, is_rectified: u32 }
+    struct FinishColumns {
+        partials: Address, first: MatrixView, second: MatrixView,
+        factor: f32, columns: u32, stride: u32, shares: u32, adds: u32, unused: u32,
+    }
+    kernel FINISH_LAYER = finish_layer(Finish, THREADS);
+    kernel MASK_GRADIENT = mask_gradient(Mask, COLUMN_THREADS);
+    kernel FINISH_COLUMNS = finish_columns(FinishColumns, THREADS);
+}
+
+program! {
+    INTERACTION = "interaction.cu";
+    struct Fm {
+        vectors: MatrixView, logits: MatrixView, by_vectors: MatrixView,
+        rows: u32, count: u32, width: u32, unused: u32,
+    }
+    struct Cross {
+        first: MatrixView, product: MatrixView, input: MatrixView, output: MatrixView,
+        by_output: MatrixView, by_product: MatrixView, by_first: MatrixView, rows: u32, unused: u32,
+    }
+    struct Dot {
+        vectors: MatrixView, out: MatrixView, by_vectors: MatrixView,
+        rows: u32, count: u32, width: u32, unused: u32,
+    }
+    kernel FM_FORWARD = fm_forward(Fm, THREADS);
+    kernel FM_BACKWARD = fm_backward(Fm, THREADS);
+    kernel CROSS_FORWARD = cross_forward(Cross, THREADS);
+    kernel CROSS_BACKWARD = cross_backward(Cross, THREADS);
+    kernel DOT_FORWARD = dot_forward(Dot, 128);
+    kernel DOT_BACKWARD = dot_backward(Dot, 128);
+}
+
+program! {
+    MIXTURE = "mixture.cu";
+    struct Mixture {
+        logits: MatrixView, experts: MatrixView, gates: MatrixView, output: MatrixView,
+        by_output: MatrixView, by_logits: MatrixView, by_experts: MatrixView,
+        rows: u32, tasks: u32, count: u32, width: u32,
+    }
+    kernel MIXTURE_FORWARD = mixture_forward(Mixture, THREADS);
+    kernel MIXTURE_BACKWARD = mixture_backward(Mixture, THREADS);
+}
+
+program! {
+    NORMALIZE = "normalize.cu";
+    struct Moments {
+        input: MatrixView, mean: MatrixView, variance: MatrixView, partials: Address, rows: u32, unused: u32,
+    }
+    struct Normalize {
+        input: MatrixView, mean: MatrixView, variance: MatrixView, scale: MatrixView, shift: MatrixView,
+        output: MatrixView, gradient: MatrixView, partials: Address, of_lines: Address,
+        epsilon: f32, rows: u32, is_by_row: u32, is_rectified: u32, shares: u32, unused: u32,
+    }
+    kernel ROW_MOMENTS = row_moments(Moments, THREADS);
+    kernel COLUMN_MEANS = column_means(Moments, COLUMN_THREADS);
+    kernel COLUMN_VARIANCES = column_variances(Moments, COLUMN_THREADS);
+    kernel NORMALIZE_FORWARD = normalize_forward(Normalize, THREADS);
+    kernel NORMALIZE_BY_PARAMETERS = normalize_by_parameters(Normalize, COLUMN_THREADS);
+    kernel NORMALIZE_ROW_MEANS = normalize_row_means(Normalize, THREADS);
+    kernel NORMALIZE_COLUMN_MEANS = normalize_column_means(Normalize, THREADS);
+    kernel NORMALIZE_BACKWARD = normalize_backward(Normalize, THREADS);
+}
+
+program! {
+    VECTORS = "vectors.cu";
+    struct Vectors { left: MatrixView, right: MatrixView, out: MatrixView, factor: f32, rows: u32 }
+    struct Softmax {
+        scores: MatrixView, labels: Address, weights: Address, items: Address, weight: Address,
+        of_rows: Address, temperature: f32, first_row: u32, rows: u32, all_rows: u32,
+    }
+    kernel ROW_PRODUCTS = row_products(Vectors, THREADS);
+    kernel UNIT_FORWARD = unit_forward(Vectors, THREADS);
+    kernel UNIT_BACKWARD = unit_backward(Vectors, THREADS);
+    kernel IN_BATCH_SOFTMAX = in_batch_softmax(Softmax, THREADS);
+}
+
+program! {
+    LOSS = "loss.cu";
+    struct LossOf {
+        labels: Address, weights: Address, class_weights: Address,
+        logits: MatrixView, gradient: MatrixView, weight: Address, partials: Address,
+        kind: u32, first_row: u32, rows: u32, column: u32,
+        smoothing: f32, positive_weight: f32, negative_weight: f32, task_weight: f32,
+        classes: u32, unused: u32,
+    }
+    struct Sums { partials: Address, first: Address, second: Address, count: u32, adds: u32 }
+    struct Scores { logits: MatrixView, out: MatrixView, rows: u32, unused: u32 }
+    kernel SUM_WEIGHTS = sum_weights(LossOf, THREADS);
+    kernel LOSS_OF_ROWS = loss(LossOf, THREADS);
+    kernel LOSS_OF_CLASSES = loss_of_classes(LossOf, THREADS);
+    kernel FINISH_SUMS = finish_sums(Sums, SUM_THREADS);
+    kernel SIGMOID = sigmoid(Scores, THREADS);
+    kernel SOFTMAX = softmax(Scores, THREADS);
+}
+
+program! {
+    UPDATE = "update.cu";
+    struct Step {
+        update: UpdateView, weights: MatrixView, first: MatrixView, second: MatrixView, gradient: MatrixView,
+        scale: Address, rows: u32, unused: u32,
+    }
+    struct Squares { matrix: MatrixView, partials: Address, rows: u32, unused: u32 }
+    struct AddUp { partials: Address, sum: Address, count: u32, unused: u32 }
+    struct Scale {
+        squares: Address, scale: Address, state: Address,
+        growth: f32, backoff: f32, maximum: f32, growth_interval: u32,
+    }
+    kernel STEP = step(Step, THREADS);
+    kernel SQUARES = squares(Squares, THREADS);
+    kernel ADD_UP = add_up(AddUp, SUM_THREADS);
+    kernel SET_SCALE = set_scale(Scale, 1);
+}

@@ -1,0 +1,152 @@
+// Losses by each row, their gradients, and what scores are made of logits.
+#include "reduce.cuh"
+
+enum Kind : u32 { BINARY_CROSS_ENTROPY = 0, SQUARED_ERROR = 1, CROSS_ENTROPY = 2, RETRIEVAL = 3 };
+
+struct Loss {
+    const float* labels;
+    // Of rows; null where all weigh 1.
+    const float* weights;
+    // Of classes.
+    const float* class_weights;
+    Matrix logits, gradient;
+    // The sum of the weights of all of the batch's rows.
+    float* weight;
+    // A sum each of some rows' losses and weights.
+    Pair* partials;
+    u32 kind, first_row, rows, column;
+    float smoothing, positive_weight, negative_weight, task_weight;
+    u32 classes, unused;
+};
+
+__device__ __forceinline__ float weight_of(const Loss& args, u32 row) {
+    float label = args.labels[row], weight = args.weights ? args.weights[row] : 1.0f;
+    switch (args.kind) {
+        case BINARY_CROSS_ENTROPY: return (label * args.positive_weight + (1.0f - label) * args.negative_weight) * weight;
+        case CROSS_ENTROPY: return args.class_weights[u32(label)] * weight;
+        case RETRIEVAL: return label * weight;
+        default: return weight;
+    }
+}
+
+// Partial sums of the weights of `rows` rows from the first on.
+ENTRY(sum_weights, Loss) {
+    float sum = 0.0f;
+    for (u32 row = blockIdx.x * blockDim.x + threadIdx.x; row < args.rows; row += gridDim.x * blockDim.x) {
+        sum += weight_of(args, args.first_row + row);
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) args.partials[blockIdx.x] = {sum, 0.0f};
+}
+
+// The partial sums of loss and weight of a block's rows.
+__device__ __forceinline__ void put_partials(const Loss& args, Pair of_thread) {
+    float loss = block_sum(of_thread.first), weight = block_sum(of_thread.second);
+    if (threadIdx.x == 0) args.partials[blockIdx.x] = {loss, weight};
+}
+
+// What the gradient of a row of this weight is multiplied by.
+__device__ __forceinline__ float gradient_factor(const Loss& args, float weight) {
+    float all = *args.weight;
+    return all > 0.0f ? args.task_weight * weight / all : 0.0f;
+}
+
+// A thread a row.
+ENTRY(loss, Loss) {
+    u32 place = blockIdx.x * blockDim.x + threadIdx.x, row = args.first_row + place;
+    Pair sums = {0.0f, 0.0f};
+    if (place < args.rows) {
+        float x = load(args.logits, place, args.column), y = args.labels[row], weight = weight_of(args, row), value, g;
+        if (args.kind == BINARY_CROSS_ENTROPY) {
+            y = y * (1.0f - args.smoothing) + args.smoothing / 2.0f;
+            // Softplus.
+            value = fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))) - x * y;
+            g = 1.0f / (1.0f + expf(-x)) - y;
+            if (x != x) value = x;
+        } else {
+            value = (x - y) * (x - y);
+            g = 2.0f * (x - y);
+        }
+        float factor = gradient_factor(args, weight);
+        store(args.gradient, place, args.column, factor != 0.0f ? factor * g : 0.0f);
+        sums = {weight * value, weight};
+    }
+    put_partials(args, sums);
+}
+
+// A warp's row of logits: the largest, and the sum of what is left of e^x.
+__device__ __forceinline__ Pair softmax_of_row(const Matrix& logits, u32 row, u32 classes) {
+    u32 lane = threadIdx.x % WARP;
+    float largest = -__uint_as_float(0x7f800000u), sum = 0.0f;
+    for (u32 c = lane; c < classes; c += WARP) {
+        float x = load(logits, row, c);
+        largest = x > largest || x != x ? x : largest;
+    }
+    largest = warp_max(largest);
+    for (u32 c = lane; c < classes; c += WARP) sum += expf(load(logits, row, c) - largest);
+    return {largest, warp_sum(sum)};
+}
+
+// A warp a row.
+ENTRY(loss_of_classes, Loss) {
+    u32 place = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP, row = args.first_row + place;
+    Pair sums = {0.0f, 0.0f};
+    if (place < args.rows) {
+        Pair softmax = softmax_of_row(args.logits, place, args.classes);
+        float weight = weight_of(args, row), log_of_rest = logf(softmax.second), value = 0.0f;
+        float factor = gradient_factor(args, weight), even = args.smoothing / float(args.classes);
+        u32 class_of_row = u32(args.labels[row]);
+        for (u32 c = lane; c < args.classes; c += WARP) {
+            float x = load(args.logits, place, c), target = even + (c == class_of_row ? 1.0f - args.smoothing : 0.0f);
+            // The largest first, so that logits far from 0 lose nothing.
+            value = fmaf(target, softmax.first - x + log_of_rest, value);
+            float g = expf(x - softmax.first) / softmax.second - target;
+            store(args.gradient, place, c, factor != 0.0f ? factor * g : 0.0f);
+        }
+        value = warp_sum(value);
+        if (lane == 0) sums = {weight * value, weight};
+    }
+    put_partials(args, sums);
+}
+
+struct Sums {
+    const Pair* partials;
+    // Where the sum of the first numbers goes, and of the second; null of what is not wanted.
+    float* first;
+    float* second;
+    u32 count, adds;
+};
+
+// One block.
+ENTRY(finish_sums, Sums) {
+    Pair sum = {0.0f, 0.0f};
+    for (u32 at = threadIdx.x; at < args.count; at += blockDim.x) sum = sum + args.partials[at];
+    sum = {block_sum(sum.first), block_sum(sum.second)};
+    if (threadIdx.x > 0) return;
+    if (args.first) *args.first = args.adds ? *args.first + sum.first : sum.first;
+    if (args.second) *args.second = args.adds ? *args.second + sum.second : sum.second;
+}
+
+struct Scores {
+    Matrix logits, out;
+    u32 rows, unused;
+};
+
+ENTRY(sigmoid, Scores) {
+    Place at = place_of_thread(args.rows, args.logits.columns);
+    if (!at.is_within) return;
+    Quad quad = load_quad(args.logits, at.row, at.column, at.count);
+#pragma unroll
+    for (u32 i = 0; i < QUAD; i++) quad.x[i] = 1.0f / (1.0f + expf(-quad.x[i]));
+    store_quad(args.out, at.row, at.column, at.count, quad);
+}
+
+// A warp a row.
+ENTRY(softmax, Scores) {
+    u32 row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    if (row >= args.rows) return;
+    Pair softmax = softmax_of_row(args.logits, row, args.logits.columns);
+    for (u32 c = threadIdx.x % WARP; c < args.logits.columns; c += WARP) {
+        store(args.out, row, c, expf(load(args.logits, row, c) - softmax.first) / softmax.second);
+    }
+}

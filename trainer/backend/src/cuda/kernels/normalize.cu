@@ -1,0 +1,115 @@
+// Normalisation of rows and of columns: see `Normalization` on the host.
+#include "reduce.cuh"
+
+struct Moments {
+    Matrix input, mean, variance;
+    // Of columns.
+    Pair* partials;
+    u32 rows, unused;
+};
+
+// A warp a row, twice over it: the mean first.
+ENTRY(row_moments, Moments) {
+    u32 row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP;
+    if (row >= args.rows) return;
+    u32 columns = args.input.columns;
+    float sum = 0.0f, squares = 0.0f;
+    for (u32 column = lane; column < columns; column += WARP) sum += load(args.input, row, column);
+    float mean = warp_sum(sum) / float(columns);
+    for (u32 column = lane; column < columns; column += WARP) {
+        float off = load(args.input, row, column) - mean;
+        squares = fmaf(off, off, squares);
+    }
+    squares = warp_sum(squares);
+    if (lane == 0) {
+        store(args.mean, row, 0, mean);
+        store(args.variance, row, 0, squares / float(columns));
+    }
+}
+
+ENTRY(column_means, Moments) {
+    column_sums(args.rows, args.input.columns, args.partials, [&](u32 row, u32 column) {
+        return Pair{load(args.input, row, column), 0.0f};
+    });
+}
+
+// Once means are there.
+ENTRY(column_variances, Moments) {
+    column_sums(args.rows, args.input.columns, args.partials, [&](u32 row, u32 column) {
+        float off = load(args.input, row, column) - load(args.mean, 0, column);
+        return Pair{off * off, 0.0f};
+    });
+}
+
+struct Normalize {
+    Matrix input, mean, variance, scale, shift, output, gradient;
+    Pair* partials;
+    // Of each line along the axis: the mean of the gradients by normal numbers, and of those times these numbers.
+    Pair* of_lines;
+    float epsilon;
+    u32 rows, is_by_row, is_rectified;
+    // Of the rows, that `partials` are of.
+    u32 shares, unused;
+};
+
+// A number of the input, normalised, and what it was multiplied by.
+__device__ __forceinline__ Pair normal_at(const Normalize& args, u32 row, u32 column) {
+    u32 r = args.is_by_row ? row : 0, c = args.is_by_row ? 0 : column;
+    float inverse = 1.0f / sqrtf(load(args.variance, r, c) + args.epsilon);
+    return {(load(args.input, row, column) - load(args.mean, r, c)) * inverse, inverse};
+}
+
+ENTRY(normalize_forward, Normalize) {
+    u32 columns = args.input.columns, number = blockIdx.x * blockDim.x + threadIdx.x;
+    u32 row = number / columns, column = number % columns;
+    if (row >= args.rows) return;
+    float x = fmaf(load(args.scale, 0, column), normal_at(args, row, column).first, load(args.shift, 0, column));
+    store(args.output, row, column, args.is_rectified && x < 0.0f ? 0.0f : x);
+}
+
+// The gradient by the output, less what rectifying lets through.
+__device__ __forceinline__ float gradient_at(const Normalize& args, u32 row, u32 column) {
+    if (args.is_rectified && load(args.output, row, column) <= 0.0f) return 0.0f;
+    return load(args.gradient, row, column);
+}
+
+// By scale and shift, over rows.
+ENTRY(normalize_by_parameters, Normalize) {
+    column_sums(args.rows, args.input.columns, args.partials, [&](u32 row, u32 column) {
+        float g = gradient_at(args, row, column);
+        return Pair{g * normal_at(args, row, column).first, g};
+    });
+}
+
+// Means along each row, a warp each.
+ENTRY(normalize_row_means, Normalize) {
+    u32 row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP, columns = args.input.columns;
+    if (row >= args.rows) return;
+    Pair sum = {0.0f, 0.0f};
+    for (u32 column = lane; column < columns; column += WARP) {
+        float g = gradient_at(args, row, column) * load(args.scale, 0, column);
+        sum = sum + Pair{g, g * normal_at(args, row, column).first};
+    }
+    sum = {warp_sum(sum.first), warp_sum(sum.second)};
+    if (lane == 0) args.of_lines[row] = {sum.first / float(columns), sum.second / float(columns)};
+}
+
+// Means along each column, from the sums over rows by scale and shift.
+ENTRY(normalize_column_means, Normalize) {
+    u32 column = blockIdx.x * blockDim.x + threadIdx.x, columns = args.input.columns;
+    if (column >= columns) return;
+    Pair sum = {0.0f, 0.0f};
+    for (u32 share = 0; share < args.shares; share++) sum = sum + args.partials[u64(share) * columns + column];
+    float scale = load(args.scale, 0, column) / float(args.rows);
+    args.of_lines[column] = {sum.second * scale, sum.first * scale};
+}
+
+// By the input, once means are there.
+ENTRY(normalize_backward, Normalize) {
+    u32 columns = args.input.columns, number = blockIdx.x * blockDim.x + threadIdx.x;
+    u32 row = number / columns, column = number % columns;
+    if (row >= args.rows) return;
+    Pair normal = normal_at(args, row, column), line = args.of_lines[args.is_by_row ? row : column];
+    float g = gradient_at(args, row, column) * load(args.scale, 0, column);
+    store(args.gradient, row, column, normal.second * (g - line.first - normal.first * line.second));
+}

@@ -1,0 +1,185 @@
+// Which rows of which tables a batch touches: the ids of each group of columns, sorted, with the places that they
+// come from. Those of equal id stay in the order of columns, rows and places.
+//
+// A radix sort from the last digit on, of all groups at once: count the digits of each tile, sum the counts up, move each
+// tile's ids to where they belong. What moves where follows from counts alone: no order of threads or blocks tells.
+#include "batch.cuh"
+
+constexpr u32 DIGIT_BITS = 8;
+constexpr u32 DIGITS = 1 << DIGIT_BITS;
+constexpr u32 TILE_THREADS = 256;
+constexpr u32 TILE_WARPS = TILE_THREADS / WARP;
+// Ids of a thread.
+constexpr u32 EACH = 16;
+constexpr u32 TILE = TILE_THREADS * EACH;
+
+// Columns that are looked up in one table, and where their ids are sorted.
+struct Group {
+    // Two turns of each, as the passes go from one to the other.
+    u32* ids[2];
+    u32* places[2];
+    // By digit and tile.
+    u32* counts;
+    // Of this group, of all groups' columns.
+    u32 first_column, columns;
+    u32 capacity, passes;
+};
+
+struct Plan {
+    const char* batch;
+    const IdColumn* columns;
+    const Group* groups;
+    // Where each column's ids begin among its group's, and how many ids each group has.
+    u32* starts;
+    u32* sizes;
+    u32 rows, group_count, pass, unused;
+};
+
+// Values of a column.
+__device__ __forceinline__ u32 size_of(const char* batch, const IdColumn& column, u32 rows) {
+    return column.offsets == 0 ? rows : part<u32>(batch, column.offsets)[rows];
+}
+
+// A thread a group.
+ENTRY(size_groups, Plan) {
+    u32 number = blockIdx.x * blockDim.x + threadIdx.x;
+    if (number >= args.group_count) return;
+    const Group& group = args.groups[number];
+    u32 size = 0;
+    for (u32 i = 0; i < group.columns; i++) {
+        args.starts[group.first_column + i] = size;
+        size += size_of(args.batch, args.columns[group.first_column + i], args.rows);
+    }
+    args.sizes[number] = size;
+}
+
+// A grid row to a group; its columns one after the other.
+ENTRY(fill_groups, Plan) {
+    const Group& group = args.groups[blockIdx.y];
+    for (u32 i = 0; i < group.columns; i++) {
+        const IdColumn& column = args.columns[group.first_column + i];
+        u32 start = args.starts[group.first_column + i], size = size_of(args.batch, column, args.rows);
+        const u32* ids = part<u32>(args.batch, column.ids);
+        for (u32 value = blockIdx.x * blockDim.x + threadIdx.x; value < size; value += gridDim.x * blockDim.x) {
+            group.ids[0][start + value] = ids[value];
+            group.places[0][start + value] = start + value;
+        }
+    }
+}
+
+__device__ __forceinline__ u32 digit_of(u32 id, u32 pass) {
+    return id >> (pass * DIGIT_BITS) & (DIGITS - 1);
+}
+
+// Tiles that a group has room for.
+__device__ __forceinline__ u32 tiles_of(const Group& group) {
+    return (group.capacity + TILE - 1) / TILE;
+}
+
+// A block to a tile: how often each digit is there.
+ENTRY(count_digits, Plan) {
+    __shared__ u32 counts[DIGITS];
+    const Group& group = args.groups[blockIdx.y];
+    u32 tiles = tiles_of(group);
+    if (args.pass >= group.passes || blockIdx.x >= tiles) return;
+    counts[threadIdx.x] = 0;
+    __syncthreads();
+    u32 size = args.sizes[blockIdx.y], first = blockIdx.x * TILE;
+    const u32* ids = group.ids[args.pass & 1];
+    for (u32 i = threadIdx.x; i < TILE && first + i < size; i += TILE_THREADS) {
+        atomicAdd(&counts[digit_of(ids[first + i], args.pass)], 1u);
+    }
+    __syncthreads();
+    group.counts[threadIdx.x * tiles + blockIdx.x] = counts[threadIdx.x];
+}
+
+// What comes before each number of a warp.
+__device__ __forceinline__ u32 sum_before(u32 x) {
+    u32 sum = x;
+#pragma unroll
+    for (u32 distance = 1; distance < WARP; distance *= 2) {
+        u32 other = __shfl_up_sync(0xffffffffu, sum, distance);
+        if (threadIdx.x % WARP >= distance) sum += other;
+    }
+    return sum - x;
+}
+
+// What comes before each number of a block of `TILE_THREADS`, and all together.
+__device__ __forceinline__ u32 block_sum_before(u32 x, u32& total) {
+    __shared__ u32 sums[TILE_WARPS];
+    u32 before = sum_before(x), warp = threadIdx.x / WARP;
+    __syncthreads();
+    if (threadIdx.x % WARP == WARP - 1) sums[warp] = before + x;
+    __syncthreads();
+    u32 of_warps = 0;
+    total = 0;
+    for (u32 i = 0; i < TILE_WARPS; i++) {
+        if (i < warp) of_warps += sums[i];
+        total += sums[i];
+    }
+    return of_warps + before;
+}
+
+// A block to a group: counts become the first places of each digit of each tile.
+ENTRY(place_digits, Plan) {
+    const Group& group = args.groups[blockIdx.x];
+    if (args.pass >= group.passes) return;
+    u32 all = tiles_of(group) * DIGITS, before = 0;
+    for (u32 first = 0; first < all; first += TILE_THREADS) {
+        u32 at = first + threadIdx.x, total;
+        u32 count = at < all ? group.counts[at] : 0;
+        u32 place = before + block_sum_before(count, total);
+        if (at < all) group.counts[at] = place;
+        before += total;
+    }
+}
+
+// A block to a tile. A warp has 512 ids that follow on each other, and takes 32 at a time: lanes of one digit find
+// each other, and what the warp has had of that digit before.
+ENTRY(move_ids, Plan) {
+    __shared__ u32 counts[TILE_WARPS][DIGITS];
+    const Group& group = args.groups[blockIdx.y];
+    u32 tiles = tiles_of(group);
+    if (args.pass >= group.passes || blockIdx.x >= tiles) return;
+    u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    for (u32 i = lane; i < DIGITS; i += WARP) counts[warp][i] = 0;
+    __syncwarp();
+    u32 size = args.sizes[blockIdx.y], first = blockIdx.x * TILE + warp * (WARP * EACH) + lane;
+    const u32* ids = group.ids[args.pass & 1];
+    const u32* places = group.places[args.pass & 1];
+    u32 id[EACH], before[EACH];
+#pragma unroll
+    for (u32 i = 0; i < EACH; i++) {
+        u32 at = first + i * WARP;
+        bool is_within = at < size;
+        id[i] = is_within ? ids[at] : 0;
+        // Lanes past the end have a digit of their own.
+        u32 digit = is_within ? digit_of(id[i], args.pass) : DIGITS;
+        u32 alike = __match_any_sync(0xffffffffu, digit);
+        u32 ahead = __popc(alike & ((1u << lane) - 1));
+        u32 had = is_within ? counts[warp][digit] : 0;
+        before[i] = had + ahead;
+        __syncwarp();
+        if (is_within && ahead == 0) counts[warp][digit] = had + __popc(alike);
+        __syncwarp();
+    }
+    __syncthreads();
+    // Where the tile's ids of each digit begin, by warp.
+    u32 place = group.counts[threadIdx.x * tiles + blockIdx.x];
+    for (u32 i = 0; i < TILE_WARPS; i++) {
+        u32 count = counts[i][threadIdx.x];
+        counts[i][threadIdx.x] = place;
+        place += count;
+    }
+    __syncthreads();
+    u32* to_ids = group.ids[~args.pass & 1];
+    u32* to_places = group.places[~args.pass & 1];
+#pragma unroll
+    for (u32 i = 0; i < EACH; i++) {
+        u32 at = first + i * WARP;
+        if (at >= size) break;
+        u32 to = counts[warp][digit_of(id[i], args.pass)] + before[i];
+        to_ids[to] = id[i];
+        to_places[to] = places[at];
+    }
+}

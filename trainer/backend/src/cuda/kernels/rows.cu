@@ -1,0 +1,241 @@
+// Optimizer steps of the table rows that a batch touches.
+//
+// Ids come sorted, so the gradients of a row are those of a run of equal ids. Sorted ids are cut into pieces of 64,
+// whatever runs they cut: a worker, some lanes of a warp, sums the runs of one piece. A run that lies within a piece is
+// stepped at once; of one that goes on, each piece keeps a partial sum, and `step_spans` adds those up in order. So how
+// sums are ordered follows from the ids alone, a row that all of a batch names takes no longer than its share, and combined
+// gradients of the others never go through memory.
+#include "batch.cuh"
+#include "reduce.cuh"
+#include "update.cuh"
+
+constexpr u32 PIECE = 64;
+// Gradients that are on their way at once.
+constexpr u32 AHEAD = 4;
+
+// A column of a table's ids: where its gradient begins, and what ids count for.
+struct Source {
+    IdColumn column;
+    u32 first, pooling;
+};
+
+struct Table {
+    const u32* ids;
+    const u32* places;
+    const u32* size;
+    // Where each source's places begin, beside `sources`.
+    const u32* starts;
+    const Source* sources;
+    float* weights;
+    // State arrays, by weight; null where there is none.
+    float* first;
+    float* second;
+    // By row, as row-wise Adagrad has it.
+    float* row_state;
+    // Two partial sums a piece.
+    float* partials;
+    // Two sums of squares a piece.
+    float* squares;
+    u32 source_count, width;
+    // Lanes of a worker: a power of two.
+    u32 lanes, unused;
+};
+
+struct StepRows {
+    Update update;
+    const char* batch;
+    const Table* tables;
+    const float* scale;
+    Matrix gradient;
+    // Whether rows are stepped; else the squares of their gradients are summed.
+    u32 steps, unused;
+};
+
+// A worker's way through a row: quads of columns, a strip of them at a time, each lane one of a strip.
+struct Worker {
+    const StepRows& args;
+    const Table& table;
+    u32 lane, mask;
+    float scale;
+    // Of gradients, while rows are not stepped.
+    float squares;
+
+    __device__ __forceinline__ u32 strip() const { return table.lanes * QUAD; }
+
+    __device__ __forceinline__ float sum_of_lanes(float x) const {
+        for (u32 distance = table.lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(mask, x, distance);
+        return x;
+    }
+
+    // Adds the gradient at `place`, of the columns from `column` on.
+    __device__ __forceinline__ Quad gradient_at(u32 place, u32 column, float& share) const {
+        u32 number = table.source_count - 1;
+        while (table.starts[number] > place) number--;
+        const Source& source = table.sources[number];
+        u32 value = place - table.starts[number], row = value;
+        share = 1.0f;
+        if (source.column.offsets != 0) {
+            row = part<u32>(args.batch, source.column.rows)[value];
+            Values values = values_of(args.batch, source.column, row);
+            share = share_of(args.batch, source.column, source.pooling, row, value, values.end - values.first);
+        }
+        u32 count = column < table.width ? min(table.width - column, QUAD) : 0;
+        return load_quad(args.gradient, row, source.first + column, count);
+    }
+
+    // Steps the columns from `column` on of row `id` by their gradient; of row-wise Adagrad the row's state is new already.
+    __device__ __forceinline__ void step(u32 id, u32 column, const Quad& gradient) const {
+        for (u32 i = 0; i < QUAD && column + i < table.width; i++) {
+            u64 at = u64(id) * table.width + column + i;
+            float w = table.weights[at], g = shaped(args.update, scale, gradient.x[i], w);
+            if (args.update.kind == ROW_WISE_ADAGRAD) {
+                table.weights[at] = w - args.update.learning_rate * g / (sqrtf(table.row_state[id]) + args.update.a);
+            } else {
+                float first = table.first ? table.first[at] : 0.0f, second = table.second ? table.second[at] : 0.0f;
+                table.weights[at] = stepped(args.update, w, first, second, g);
+                if (table.first) table.first[at] = first;
+                if (table.second) table.second[at] = second;
+            }
+        }
+    }
+
+    // The squares of what the gradients of some columns of row `id` are shaped to.
+    __device__ __forceinline__ float shaped_squares(u32 id, u32 column, const Quad& gradient) const {
+        float sum = 0.0f;
+        for (u32 i = 0; i < QUAD && column + i < table.width; i++) {
+            float g = shaped(args.update, scale, gradient.x[i], table.weights[u64(id) * table.width + column + i]);
+            sum = fmaf(g, g, sum);
+        }
+        return sum;
+    }
+
+    // Does with row `id` what is to be done: `sum_of(column)` is its gradient's quad there.
+    template <typename F>
+    __device__ __forceinline__ void finish(u32 id, F sum_of) {
+        if (!args.steps) {
+            for (u32 column = lane * QUAD; column < table.width; column += strip()) {
+                Quad sum = sum_of(column);
+                for (u32 i = 0; i < QUAD; i++) squares = fmaf(sum.x[i], sum.x[i], squares);
+            }
+            return;
+        }
+        if (args.update.kind == ROW_WISE_ADAGRAD) {
+            float of_row = 0.0f;
+            for (u32 column = lane * QUAD; column < table.width; column += strip()) {
+                of_row += shaped_squares(id, column, sum_of(column));
+            }
+            of_row = sum_of_lanes(of_row);
+            if (lane == 0) table.row_state[id] += of_row / float(table.width);
+            __syncwarp(mask);
+        }
+        for (u32 column = lane * QUAD; column < table.width; column += strip()) step(id, column, sum_of(column));
+    }
+
+    __device__ __forceinline__ float* partial(u32 number) const { return table.partials + u64(number) * table.width; }
+};
+
+// The worker that this thread is of, and its piece.
+__device__ __forceinline__ Worker worker_of_thread(const StepRows& args, u32& piece) {
+    const Table& table = args.tables[blockIdx.y];
+    u32 thread = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % table.lanes;
+    piece = thread / table.lanes;
+    u32 of_warp = threadIdx.x % WARP - lane;
+    u32 mask = (table.lanes == WARP ? 0xffffffffu : (1u << table.lanes) - 1) << of_warp;
+    return {args, table, lane, mask, args.steps ? *args.scale : 1.0f, 0.0f};
+}
+
+// The sums of the gradients from `first` to `end` of columns from `column` on: in the order of their places.
+__device__ __forceinline__ Quad sum_of_run(const Worker& worker, u32 first, u32 end, u32 column) {
+    Quad sum = {};
+    for (u32 at = first; at < end; at += AHEAD) {
+        Quad found[AHEAD];
+        float shares[AHEAD];
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; i++) {
+            shares[i] = 0.0f;
+            if (at + i < end) found[i] = worker.gradient_at(worker.table.places[at + i], column, shares[i]);
+        }
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; i++) {
+            if (at + i >= end) break;
+#pragma unroll
+            for (u32 k = 0; k < QUAD; k++) sum.x[k] = fmaf(shares[i], found[i].x[k], sum.x[k]);
+        }
+    }
+    return sum;
+}
+
+ENTRY(step_pieces, StepRows) {
+    u32 piece;
+    Worker worker = worker_of_thread(args, piece);
+    const Table& table = worker.table;
+    u32 size = *table.size, begin = piece * PIECE, end = min(begin + PIECE, size);
+    if (begin >= size || worker.scale == 0.0f) return;
+    for (u32 first = begin, next; first < end; first = next) {
+        u32 id = table.ids[first];
+        next = first + 1;
+        while (next < end && table.ids[next] == id) next++;
+        bool starts = first > begin || begin == 0 || table.ids[begin - 1] != id;
+        bool ends = next < end || end == size || table.ids[end] != id;
+        if (starts && ends) {
+            worker.finish(id, [&](u32 column) { return sum_of_run(worker, first, next, column); });
+            continue;
+        }
+        float* partial = worker.partial(2 * piece + (first > begin));
+        for (u32 column = worker.lane * QUAD; column < table.width; column += worker.strip()) {
+            Quad sum = sum_of_run(worker, first, next, column);
+            for (u32 i = 0; i < QUAD && column + i < table.width; i++) partial[column + i] = sum.x[i];
+        }
+    }
+    if (!args.steps) {
+        float squares = worker.sum_of_lanes(worker.squares);
+        if (worker.lane == 0) table.squares[2 * piece] = squares;
+    }
+}
+
+// A worker to each run that begins in its piece and goes on behind it.
+ENTRY(step_spans, StepRows) {
+    u32 piece;
+    Worker worker = worker_of_thread(args, piece);
+    const Table& table = worker.table;
+    u32 size = *table.size, begin = piece * PIECE, end = min(begin + PIECE, size);
+    if (begin >= size || worker.scale == 0.0f) return;
+    u32 id = table.ids[end - 1];
+    bool goes_on = end < size && table.ids[end] == id;
+    bool fills = table.ids[begin] == id;
+    bool starts = !fills || begin == 0 || table.ids[begin - 1] != id;
+    if (goes_on && starts) {
+        u32 last = piece + 1;
+        while ((last + 1) * PIECE < size && table.ids[(last + 1) * PIECE] == id) last++;
+        worker.finish(id, [&](u32 column) {
+            Quad sum = {};
+            for (u32 number = piece; number <= last; number++) {
+                const float* partial = worker.partial(2 * number + (number == piece && !fills));
+                for (u32 i = 0; i < QUAD && column + i < table.width; i++) sum.x[i] += partial[column + i];
+            }
+            return sum;
+        });
+    }
+    if (!args.steps) {
+        float squares = worker.sum_of_lanes(worker.squares);
+        if (worker.lane == 0) table.squares[2 * piece + 1] = squares;
+    }
+}
+
+struct RowSquares {
+    const Table* tables;
+    float* sum;
+    u32 table_count, unused;
+};
+
+// One block: sum += the squares of all pieces of all tables.
+ENTRY(add_row_squares, RowSquares) {
+    float sum = 0.0f;
+    for (u32 number = 0; number < args.table_count; number++) {
+        const Table& table = args.tables[number];
+        u32 pieces = (*table.size + PIECE - 1) / PIECE;
+        for (u32 at = threadIdx.x; at < 2 * pieces; at += blockDim.x) sum += table.squares[at];
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *args.sum += sum;
+}

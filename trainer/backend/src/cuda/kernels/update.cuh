@@ -1,0 +1,48 @@
+// Optimizers' formulas: see `Formula` and `Update` on the host.
+#pragma once
+
+#include "device.cuh"
+
+enum Kind : u32 { SGD = 0, MOMENTUM = 1, NESTEROV = 2, ADAGRAD = 3, ROW_WISE_ADAGRAD = 4, ADAM = 5, FTRL = 6 };
+
+struct Update {
+    u32 kind;
+    float learning_rate;
+    // By kind: momentum; epsilon; beta1, beta2, epsilon, and what the step's number makes of the constants; beta, l1, l2.
+    float a, b, c, d, e, f;
+    float clip, l2;
+};
+
+__device__ __forceinline__ float shaped(const Update& update, float scale, float g, float w) {
+    float x = scale * g;
+    // Not fminf, which loses a NaN.
+    x = x > update.clip ? update.clip : x < -update.clip ? -update.clip : x;
+    return update.l2 != 0.0f ? fmaf(update.l2, w, x) : x;
+}
+
+// The new weight, given what its gradient was shaped to; states change in place.
+__device__ __forceinline__ float stepped(const Update& update, float w, float& first, float& second, float g) {
+    float rate = update.learning_rate;
+    switch (update.kind) {
+        case SGD: return w - rate * g;
+        case MOMENTUM: first = update.a * first + g; return w - rate * first;
+        case NESTEROV: first = update.a * first + g; return w - rate * (g + update.a * first);
+        case ADAGRAD: first += g * g; return w - rate * g / (sqrtf(first) + update.a);
+        case ADAM: {
+            // a, b: betas; c: epsilon; d: rate by the step; e: root's scale by the step; f: decay of weights.
+            w -= update.f * w;
+            first = update.a * first + (1.0f - update.a) * g;
+            second = update.b * second + (1.0f - update.b) * g * g;
+            return w - update.d * first / (sqrtf(second) * update.e + update.c);
+        }
+        default: {
+            // FTRL. a: beta; b, c: l1, l2.
+            float n = second + g * g;
+            float sigma = (sqrtf(n) - sqrtf(second)) / rate;
+            first += g - sigma * w;
+            second = n;
+            float sign = first < 0.0f ? -1.0f : 1.0f;
+            return fabsf(first) <= update.b ? 0.0f : (sign * update.b - first) / ((update.a + sqrtf(n)) / rate + update.c);
+        }
+    }
+}

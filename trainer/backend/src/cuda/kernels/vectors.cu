@@ -1,0 +1,106 @@
+// Rows of length 1, their products, and the softmax over a batch's items. A warp a row.
+#include "reduce.cuh"
+
+// The square of a length counts as no less; `LEAST_SQUARE` on the host.
+constexpr float LEAST_SQUARE = 1e-12f;
+
+struct Vectors {
+    Matrix left, right, out;
+    float factor;
+    u32 rows;
+};
+
+__device__ __forceinline__ u32 row_of_warp() {
+    return (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+}
+
+__device__ __forceinline__ float product_of_rows(const Matrix& left, const Matrix& right, u32 row) {
+    float sum = 0.0f;
+    for (u32 column = threadIdx.x % WARP; column < left.columns; column += WARP) {
+        sum = fmaf(load(left, row, column), load(right, row, column), sum);
+    }
+    return warp_sum(sum);
+}
+
+ENTRY(row_products, Vectors) {
+    u32 row = row_of_warp();
+    if (row >= args.rows) return;
+    float product = product_of_rows(args.left, args.right, row);
+    if (threadIdx.x % WARP == 0) store(args.out, row, 0, args.factor * product);
+}
+
+// out = left / |left|
+ENTRY(unit_forward, Vectors) {
+    u32 row = row_of_warp();
+    if (row >= args.rows) return;
+    float length = sqrtf(fmaxf(product_of_rows(args.left, args.left, row), LEAST_SQUARE));
+    for (u32 column = threadIdx.x % WARP; column < args.left.columns; column += WARP) {
+        store(args.out, row, column, load(args.left, row, column) / length);
+    }
+}
+
+// What is along the vector, `left`, changes its length alone; of one that is too short, that is all that there is. `out`
+// is the gradient, in place.
+ENTRY(unit_backward, Vectors) {
+    u32 row = row_of_warp();
+    if (row >= args.rows) return;
+    float square = product_of_rows(args.left, args.left, row), length = sqrtf(fmaxf(square, LEAST_SQUARE));
+    float along = product_of_rows(args.left, args.out, row);
+    along = square > LEAST_SQUARE ? along / square : 0.0f;
+    for (u32 column = threadIdx.x % WARP; column < args.left.columns; column += WARP) {
+        float across = load(args.out, row, column) - along * load(args.left, row, column);
+        store(args.out, row, column, across / length);
+    }
+}
+
+struct Softmax {
+    // Products of some queries with all items, and then the gradient by them.
+    Matrix scores;
+    const float* labels;
+    // Null where all rows weigh 1.
+    const float* weights;
+    // Of each row; null where all items are rivals.
+    const u32* items;
+    // The sum of all rows' weights.
+    const float* weight;
+    // Loss and weight of each row.
+    Pair* of_rows;
+    float temperature;
+    u32 first_row, rows, all_rows;
+};
+
+__device__ __forceinline__ float weight_of(const Softmax& args, u32 row) {
+    return args.labels[row] * (args.weights ? args.weights[row] : 1.0f);
+}
+
+// A block a query.
+ENTRY(in_batch_softmax, Softmax) {
+    __shared__ float largest_of_warps[WARP];
+    u32 place = blockIdx.x, row = args.first_row + place;
+    float weight = weight_of(args, row), all_weight = *args.weight;
+    if (weight == 0.0f) {
+        for (u32 j = threadIdx.x; j < args.all_rows; j += blockDim.x) store(args.scores, place, j, 0.0f);
+        if (threadIdx.x == 0) args.of_rows[place] = {0.0f, 0.0f};
+        return;
+    }
+    auto is_rival = [&](u32 j) { return j == row || !args.items || args.items[j] != args.items[row]; };
+    float own = load(args.scores, place, row) / args.temperature;
+    float largest = own, sum = 0.0f;
+    for (u32 j = threadIdx.x; j < args.all_rows; j += blockDim.x) {
+        if (is_rival(j)) largest = fmaxf(largest, load(args.scores, place, j) / args.temperature);
+    }
+    largest = warp_max(largest);
+    if (threadIdx.x % WARP == 0) largest_of_warps[threadIdx.x / WARP] = largest;
+    __syncthreads();
+    for (u32 warp = 0; warp < blockDim.x / WARP; warp++) largest = fmaxf(largest, largest_of_warps[warp]);
+    for (u32 j = threadIdx.x; j < args.all_rows; j += blockDim.x) {
+        if (is_rival(j)) sum += expf(load(args.scores, place, j) / args.temperature - largest);
+    }
+    sum = block_sum(sum);
+    float factor = weight / all_weight / args.temperature;
+    for (u32 j = threadIdx.x; j < args.all_rows; j += blockDim.x) {
+        float probability = is_rival(j) ? expf(load(args.scores, place, j) / args.temperature - largest) / sum : 0.0f;
+        store(args.scores, place, j, (probability - (j == row ? 1.0f : 0.0f)) * factor);
+    }
+    if (threadIdx.x == 0) args.of_rows[place] = {weight * (largest - own + logf(sum)), weight};
+}

@@ -1,0 +1,209 @@
+//! Fully connected layers: products by cuBLASLt, and what surrounds them.
+
+use super::Cuda;
+use super::blas::{Factor, Product};
+use super::buffers::{ALIGNMENT, CudaMatrix, Shape};
+use super::driver::Address;
+use super::kernels::{
+    COLUMNS, FINISH_COLUMNS, FINISH_LAYER, Finish, FinishColumns, MASK_GRADIENT, Mask, MatrixView,
+};
+use super::moves::quads;
+use crate::backend::{Activation, LayerGradient, Sum};
+use crate::float::Float;
+
+/// Rows of a share of a sum over rows, and the most shares.
+const SHARE: usize = 256;
+const MOST_SHARES: usize = 128;
+/// Bytes of two sums.
+pub(super) const PAIR_BYTES: usize = 8;
+
+/// Into how many shares a sum over rows is cut.
+pub(super) fn shares(rows: usize) -> usize {
+    rows.div_ceil(SHARE).clamp(1, MOST_SHARES)
+}
+
+/// Bytes of the partial sums over rows of so many columns.
+pub(super) fn partial_bytes(rows: usize, columns: usize) -> usize {
+    shares(rows) * columns * PAIR_BYTES
+}
+
+/// The grid that sums rows by columns.
+pub(super) fn column_blocks(rows: usize, columns: usize) -> [usize; 2] {
+    [columns.div_ceil(COLUMNS as usize), shares(rows)]
+}
+
+/// Places in scratch, one after the other.
+#[derive(Default)]
+pub(super) struct Rooms(usize);
+
+impl Rooms {
+    /// Where so many bytes begin.
+    pub(super) fn add(&mut self, bytes: usize) -> Address {
+        let start = self.0;
+        self.0 += bytes.next_multiple_of(ALIGNMENT);
+        start as Address
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.0
+    }
+}
+
+fn factor(view: MatrixView, float: Float, is_transposed: bool) -> Factor {
+    Factor { address: view.data, float, stride: view.stride as usize, is_transposed }
+}
+
+impl Cuda {
+    pub(super) fn forward(
+        &self,
+        rows: usize,
+        input: &CudaMatrix,
+        weights: &CudaMatrix,
+        bias: Option<&CudaMatrix>,
+        activation: Activation,
+        output: &CudaMatrix,
+    ) {
+        let (inputs, outputs) = (weights.rows(), weights.columns());
+        assert!(input.columns() == inputs && output.columns() == outputs);
+        assert!(rows <= input.rows().min(output.rows()));
+        assert!(bias.is_none_or(|bias| bias.columns() == outputs && bias.float() == Float::F32));
+        let float = input.float();
+        let sums = Shape::of(Float::F32, rows, outputs);
+        let mut rooms = Rooms::default();
+        let (of_weights, of_sums) = (rooms.add(cast_bytes(weights, inputs, float)), rooms.add(sums.bytes()));
+        let scratch = self.scratch(rooms.bytes());
+        let weights = self.in_format(weights, inputs, float, scratch + of_weights);
+        let is_rectified = activation == Activation::Relu;
+        let mut product = Product {
+            rows,
+            depth: inputs,
+            columns: outputs,
+            left: factor(input.view(), float, false),
+            right: factor(weights, float, false),
+            out: factor(output.view(), output.float(), false),
+            adds: false,
+            bias: bias.map(CudaMatrix::address),
+            is_rectified,
+        };
+        if rows == 0 || self.multiply(&product) {
+            return;
+        }
+        let sums = sums.view(scratch + of_sums);
+        product =
+            Product { out: factor(sums, Float::F32, false), bias: None, is_rectified: false, ..product };
+        self.must_multiply(&product);
+        let finish = Finish {
+            sums,
+            bias: bias.map_or(MatrixView::NULL, CudaMatrix::view),
+            output: output.view(),
+            rows: rows as u32,
+            is_biased: u32::from(bias.is_some()),
+            is_rectified: u32::from(is_rectified),
+            unused: 0,
+        };
+        self.launch(FINISH_LAYER, quads(rows, outputs), &finish);
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "a layer has this many gradients")]
+    pub(super) fn backward(
+        &self,
+        rows: usize,
+        layer: &LayerGradient<'_, CudaMatrix>,
+        output_gradient: &CudaMatrix,
+        sum: Sum,
+        weights_gradient: &CudaMatrix,
+        bias_gradient: Option<&CudaMatrix>,
+        input_gradient: Option<&CudaMatrix>,
+    ) {
+        let (inputs, outputs, float) = (layer.weights.rows(), layer.weights.columns(), layer.input.float());
+        assert!(weights_gradient.rows() == inputs && weights_gradient.columns() == outputs);
+        assert!(output_gradient.columns() == outputs && layer.output.columns() == outputs);
+        assert!(layer.input.columns() == inputs && rows <= layer.input.rows().min(output_gradient.rows()));
+        let mut rooms = Rooms::default();
+        let partials = rooms.add(partial_bytes(rows, outputs));
+        let by_output = rooms.add(cast_bytes(output_gradient, rows, float));
+        let of_weights = rooms.add(cast_bytes(layer.weights, inputs, float));
+        let scratch = self.scratch(rooms.bytes());
+        let is_rectified = layer.activation == Activation::Relu;
+        if is_rectified || bias_gradient.is_some() {
+            let mask = Mask {
+                output: layer.output.view(),
+                gradient: output_gradient.view(),
+                partials: scratch + partials,
+                rows: rows as u32,
+                is_rectified: u32::from(is_rectified),
+            };
+            self.launch_blocks(MASK_GRADIENT, column_blocks(rows, outputs), &mask);
+        }
+        if let Some(bias_gradient) = bias_gradient {
+            self.finish_columns(rows, outputs, scratch + partials, [Some(bias_gradient), None], sum, 1.0);
+        }
+        let by_output = self.in_format(output_gradient, rows, float, scratch + by_output);
+        let by_output = |is_transposed| factor(by_output, float, is_transposed);
+        if rows > 0 {
+            self.must_multiply(&Product {
+                rows: inputs,
+                depth: rows,
+                columns: outputs,
+                left: factor(layer.input.view(), float, true),
+                right: by_output(false),
+                out: factor(weights_gradient.view(), weights_gradient.float(), false),
+                adds: sum == Sum::Further,
+                bias: None,
+                is_rectified: false,
+            });
+        }
+        let Some(input_gradient) = input_gradient.filter(|_| rows > 0) else { return };
+        assert!(input_gradient.columns() <= inputs && rows <= input_gradient.rows());
+        let weights = self.in_format(layer.weights, inputs, float, scratch + of_weights);
+        self.must_multiply(&Product {
+            rows,
+            depth: outputs,
+            columns: input_gradient.columns(),
+            left: by_output(false),
+            right: factor(weights, float, true),
+            out: factor(input_gradient.view(), input_gradient.float(), false),
+            adds: false,
+            bias: None,
+            is_rectified: false,
+        });
+    }
+
+    /// A product that is nothing but one.
+    pub(super) fn must_multiply(&self, product: &Product) {
+        let Product { rows, depth, columns, .. } = product;
+        if *rows > 0 && *columns > 0 {
+            assert!(self.multiply(product), "cuBLASLt has no product {rows} x {depth} x {columns}");
+        }
+    }
+
+    /// The sums over rows of `columns` columns, of which there are partial ones, to where each is wanted.
+    pub(super) fn finish_columns(
+        &self,
+        rows: usize,
+        columns: usize,
+        partials: Address,
+        to: [Option<&CudaMatrix>; 2],
+        sum: Sum,
+        factor: f32,
+    ) {
+        let [first, second] = to.map(|to| to.map_or(MatrixView::NULL, CudaMatrix::view));
+        let finish = FinishColumns {
+            partials,
+            first,
+            second,
+            factor,
+            columns: columns as u32,
+            stride: columns as u32,
+            shares: shares(rows) as u32,
+            adds: u32::from(sum == Sum::Further),
+            unused: 0,
+        };
+        self.launch(FINISH_COLUMNS, [columns, 1], &finish);
+    }
+}
+
+/// Bytes of the first `rows` rows of `matrix` in the format `float`, if it has another.
+fn cast_bytes(matrix: &CudaMatrix, rows: usize, float: Float) -> usize {
+    if matrix.float() == float { 0 } else { Shape::of(float, rows, matrix.columns()).bytes() }
+}

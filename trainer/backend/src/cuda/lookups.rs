@@ -1,0 +1,165 @@
+//! Looking up: embeddings side by side, and linear models.
+
+use std::ops::Range;
+
+use super::Cuda;
+use super::batch::{CudaBatch, code};
+use super::buffers::{CudaMatrix, CudaTable};
+use super::kernels::{
+    FINISH_COLUMNS, FinishColumns, GATHER, GATHER_DENSE, Gather, GatherDense, LINEAR, LINEAR_BACKWARD,
+    Linear, LinearBackward, LookupView, MatrixView, QUAD, ROWS_AT_ONCE,
+};
+use super::layers::{PAIR_BYTES, column_blocks, partial_bytes, shares};
+use crate::backend::Sum;
+use crate::device::{Lookup, TablePart};
+
+/// What of a linear model goes forward, besides its lookups.
+pub(super) struct LinearPart<'a> {
+    pub(super) dense: &'a [usize],
+    pub(super) weights: &'a CudaMatrix,
+    pub(super) bias: &'a CudaMatrix,
+}
+
+fn views(batch: &CudaBatch, lookups: &[Lookup], tables: &[CudaTable]) -> Vec<LookupView> {
+    let view = |lookup: &Lookup| {
+        let table = &tables[lookup.table];
+        LookupView {
+            table: table.part(TablePart::Weights, 0),
+            column: batch.column(lookup.column),
+            width: table.shape().width as u32,
+            first: lookup.first as u32,
+            pooling: code(lookup.pooling),
+            unused: 0,
+        }
+    };
+    lookups.iter().map(view).collect()
+}
+
+fn numbers(columns: &[usize]) -> Vec<u32> {
+    columns.iter().map(|&column| column as u32).collect()
+}
+
+impl Cuda {
+    #[allow(clippy::too_many_arguments, reason = "one fused operation over every table of a model")]
+    pub(super) fn look_up(
+        &self,
+        batch: &CudaBatch,
+        rows: &Range<usize>,
+        lookups: &[Lookup],
+        tables: &[CudaTable],
+        dense: &[usize],
+        out: &CudaMatrix,
+        first_column: usize,
+    ) {
+        let width = |table: usize| tables[table].shape().width;
+        let first_dense = first_column + Lookup::widths(lookups, width);
+        assert!(rows.end <= batch.rows() && rows.len() <= out.rows());
+        assert!(out.columns() == first_dense + dense.len());
+        if !lookups.is_empty() {
+            let gather = Gather {
+                batch: batch.address(),
+                lookups: self.constants(&views(batch, lookups, tables)),
+                out: out.view(),
+                first_row: rows.start as u32,
+                rows: rows.len() as u32,
+                first_column: first_column as u32,
+                unused: 0,
+            };
+            let quads = lookups.iter().map(|lookup| width(lookup.table).div_ceil(QUAD as usize)).max();
+            let threads = rows.len().div_ceil(ROWS_AT_ONCE as usize) * quads.unwrap_or(0);
+            self.launch(GATHER, [threads, lookups.len()], &gather);
+        }
+        if !dense.is_empty() {
+            let gather = GatherDense {
+                dense: batch.dense(),
+                columns: self.constants(&numbers(dense)),
+                out: out.view(),
+                all_columns: batch.dense_columns() as u32,
+                count: dense.len() as u32,
+                first_row: rows.start as u32,
+                rows: rows.len() as u32,
+                first_column: first_dense as u32,
+                unused: 0,
+            };
+            self.launch(GATHER_DENSE, [rows.len() * dense.len(), 1], &gather);
+        }
+    }
+
+    pub(super) fn linear(
+        &self,
+        batch: &CudaBatch,
+        rows: &Range<usize>,
+        lookups: &[Lookup],
+        tables: &[CudaTable],
+        part: &LinearPart<'_>,
+        out: &CudaMatrix,
+    ) {
+        let LinearPart { dense, weights, bias } = *part;
+        assert!(rows.end <= batch.rows() && rows.len() <= out.rows());
+        assert!(weights.rows() == dense.len() && bias.columns() == out.columns());
+        assert!(dense.is_empty() || weights.columns() == out.columns());
+        assert!(lookups.iter().all(|lookup| tables[lookup.table].shape().width == out.columns()));
+        let linear = Linear {
+            batch: batch.address(),
+            lookups: self.constants_or_none(&views(batch, lookups, tables)),
+            dense: batch.dense(),
+            columns: self.constants_or_none(&numbers(dense)),
+            weights: weights.view(),
+            bias: bias.view(),
+            out: out.view(),
+            lookup_count: lookups.len() as u32,
+            all_columns: batch.dense_columns() as u32,
+            dense_count: dense.len() as u32,
+            first_row: rows.start as u32,
+            rows: rows.len() as u32,
+            unused: 0,
+        };
+        self.launch(LINEAR, [rows.len() * out.columns(), 1], &linear);
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "one fused operation over every part of a linear model")]
+    pub(super) fn linear_gradient(
+        &self,
+        batch: &CudaBatch,
+        rows: &Range<usize>,
+        dense: &[usize],
+        by_out: &CudaMatrix,
+        sum: Sum,
+        by_weights: &CudaMatrix,
+        by_bias: &CudaMatrix,
+    ) {
+        let outputs = by_out.columns();
+        assert!(rows.end <= batch.rows() && rows.len() <= by_out.rows());
+        assert!(by_weights.rows() == dense.len() && by_bias.columns() == outputs);
+        let columns = (dense.len() + 1) * outputs;
+        let partials = self.scratch(partial_bytes(rows.len(), columns));
+        let backward = LinearBackward {
+            dense: batch.dense(),
+            columns: self.constants_or_none(&numbers(dense)),
+            by_out: by_out.view(),
+            partials,
+            all_columns: batch.dense_columns() as u32,
+            dense_count: dense.len() as u32,
+            first_row: rows.start as u32,
+            rows: rows.len() as u32,
+        };
+        self.launch_blocks(LINEAR_BACKWARD, column_blocks(rows.len(), columns), &backward);
+        // The bias comes behind all dense columns.
+        for (to, first, columns) in
+            [(by_weights, 0, columns - outputs), (by_bias, columns - outputs, outputs)]
+        {
+            let finish = FinishColumns {
+                partials: partials + (first * PAIR_BYTES) as u64,
+                first: to.view(),
+                second: MatrixView::NULL,
+                factor: 1.0,
+                columns: columns as u32,
+                stride: ((dense.len() + 1) * outputs) as u32,
+                shares: shares(rows.len()) as u32,
+                adds: u32::from(sum == Sum::Further),
+                unused: 0,
+            };
+            self.launch(FINISH_COLUMNS, [columns, 1], &finish);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Losses of rows, and scores.
+
+use std::ops::Range;
+
+use super::Cuda;
+use super::batch::CudaBatch;
+use super::buffers::CudaMatrix;
+use super::driver::Address;
+use super::interactions::warps;
+use super::kernels::{
+    FINISH_SUMS, LOSS_OF_CLASSES, LOSS_OF_ROWS, LossOf, MatrixView, SIGMOID, SOFTMAX, SUM_WEIGHTS, Scores,
+    Sums, WARP,
+};
+use super::layers::{PAIR_BYTES, Rooms};
+use super::moves::quads;
+use crate::backend::{Loss, Task};
+
+/// Blocks of a sum of weights, at most.
+const MOST_BLOCKS: usize = 256;
+
+/// As loss.cu numbers kinds of losses.
+pub(super) mod kind {
+    pub(super) const BINARY_CROSS_ENTROPY: u32 = 0;
+    pub(super) const SQUARED_ERROR: u32 = 1;
+    pub(super) const CROSS_ENTROPY: u32 = 2;
+    pub(in crate::cuda) const RETRIEVAL: u32 = 3;
+}
+
+/// Of a batch, and of no task yet.
+pub(super) fn of_batch(batch: &CudaBatch, label: usize, kind: u32) -> LossOf {
+    LossOf {
+        labels: batch.labels(label),
+        weights: batch.weights(),
+        class_weights: 0,
+        logits: MatrixView::NULL,
+        gradient: MatrixView::NULL,
+        weight: 0,
+        partials: 0,
+        kind,
+        first_row: 0,
+        rows: batch.rows() as u32,
+        column: 0,
+        smoothing: 0.0,
+        positive_weight: 1.0,
+        negative_weight: 1.0,
+        task_weight: 1.0,
+        classes: 0,
+        unused: 0,
+    }
+}
+
+impl Cuda {
+    pub(super) fn loss_of(
+        &self,
+        task: &Task,
+        batch: &CudaBatch,
+        rows: &Range<usize>,
+        logits: &CudaMatrix,
+        gradient: &CudaMatrix,
+        sums: &CudaMatrix,
+    ) {
+        assert!(rows.end <= batch.rows() && rows.len() <= logits.rows().min(gradient.rows()));
+        assert!(logits.columns() == gradient.columns() && task.label < sums.rows());
+        let mut of_task = self.arguments(task, batch);
+        let is_of_classes = of_task.kind == kind::CROSS_ENTROPY;
+        assert!(!is_of_classes || logits.columns() == of_task.classes as usize, "a logit for each class");
+        let (entry, threads) = match is_of_classes {
+            true => (LOSS_OF_CLASSES, rows.len() * WARP as usize),
+            false => (LOSS_OF_ROWS, rows.len()),
+        };
+        let blocks = threads.div_ceil(entry.threads as usize);
+        let mut rooms = Rooms::default();
+        let weight = rooms.add(size_of::<f32>());
+        let partials = rooms.add(blocks.max(MOST_BLOCKS) * PAIR_BYTES);
+        let scratch = self.scratch(rooms.bytes());
+        of_task.weight = scratch + weight;
+        of_task.partials = scratch + partials;
+        self.sum_weights(&of_task, batch.rows());
+        let of_rows = LossOf {
+            logits: logits.view(),
+            gradient: gradient.view(),
+            first_row: rows.start as u32,
+            rows: rows.len() as u32,
+            column: task.label as u32,
+            ..of_task
+        };
+        self.launch_blocks(entry, [blocks, 1], &of_rows);
+        let of_label = sums.numbers() + (task.label * sums.shape().stride() * size_of::<f32>()) as Address;
+        self.finish_sums(of_rows.partials, blocks, [of_label, of_label + size_of::<f32>() as Address], true);
+    }
+
+    fn arguments(&self, task: &Task, batch: &CudaBatch) -> LossOf {
+        let of = |kind| of_batch(batch, task.label, kind);
+        let of_kind = match &task.loss {
+            Loss::BinaryCrossEntropy { smoothing, positive_weight, negative_weight } => LossOf {
+                smoothing: *smoothing as f32,
+                positive_weight: *positive_weight as f32,
+                negative_weight: *negative_weight as f32,
+                ..of(kind::BINARY_CROSS_ENTROPY)
+            },
+            Loss::SquaredError => of(kind::SQUARED_ERROR),
+            Loss::CrossEntropy { smoothing, class_weights } => {
+                let weights: Vec<f32> = class_weights.iter().map(|&weight| weight as f32).collect();
+                LossOf {
+                    class_weights: self.constants(&weights),
+                    smoothing: *smoothing as f32,
+                    classes: weights.len() as u32,
+                    ..of(kind::CROSS_ENTROPY)
+                }
+            }
+        };
+        LossOf { task_weight: task.weight as f32, ..of_kind }
+    }
+
+    /// The weight of all of a batch's rows, to where it is wanted.
+    pub(super) fn sum_weights(&self, of: &LossOf, rows: usize) {
+        let blocks = rows.div_ceil(SUM_WEIGHTS.threads as usize).min(MOST_BLOCKS);
+        self.launch_blocks(SUM_WEIGHTS, [blocks, 1], of);
+        self.finish_sums(of.partials, blocks, [of.weight, 0], false);
+    }
+
+    /// Partial sums of two numbers each, added up to where each is wanted.
+    pub(super) fn finish_sums(&self, partials: Address, count: usize, to: [Address; 2], adds: bool) {
+        let [first, second] = to;
+        let sums = Sums { partials, first, second, count: count as u32, adds: u32::from(adds) };
+        self.launch_blocks(FINISH_SUMS, [1, 1], &sums);
+    }
+
+    pub(super) fn sigmoids(&self, rows: usize, logits: &CudaMatrix, out: &CudaMatrix) {
+        assert!(rows <= logits.rows().min(out.rows()) && logits.columns() == out.columns());
+        let scores = Scores { logits: logits.view(), out: out.view(), rows: rows as u32, unused: 0 };
+        self.launch(SIGMOID, quads(rows, logits.columns()), &scores);
+    }
+
+    pub(super) fn softmaxes(&self, rows: usize, logits: &CudaMatrix, out: &CudaMatrix) {
+        assert!(rows <= logits.rows().min(out.rows()) && logits.columns() == out.columns());
+        let scores = Scores { logits: logits.view(), out: out.view(), rows: rows as u32, unused: 0 };
+        self.launch(SOFTMAX, warps(rows), &scores);
+    }
+}

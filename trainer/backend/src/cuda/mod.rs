@@ -1,0 +1,226 @@
+//! The CUDA backend: one NVIDIA GPU, by kernels of our own and cuBLASLt's products.
+//!
+//! * [`library`], [`driver`], [`nvrtc`], [`blas`]: NVIDIA's libraries, opened at run time.
+//! * [`programs`], [`kernels`]: the files of `kernels/`, compiled for the GPU at hand, and what each kernel takes.
+//! * [`buffers`], [`batch`], [`plan`]: what is in the GPU's memory.
+//! * [`lookups`], [`rows`]: embeddings and linear models, forward, and the step of the rows that were touched.
+//! * [`layers`], [`interactions`], [`normalize`], [`retrieval`], [`losses`], [`updates`], [`moves`]: the operations.
+//!
+//! Operations are put on one stream and return; [`Cuda::read`] waits. Every number of a result is one thread's, or the sum
+//! of others' numbers in an order that follows from shapes and ids alone: no operation adds by atomics, so two runs on
+//! GPUs of one kind have the same bits.
+//!
+//! A fault of the GPU is no error that an operation could return: nothing on it can be used any more. It panics, which
+//! ends the worker's process, and the daemon goes on from the last checkpoint.
+
+mod backend;
+mod batch;
+mod blas;
+mod buffers;
+mod driver;
+mod interactions;
+mod kernels;
+mod layers;
+mod library;
+mod lookups;
+mod losses;
+mod moves;
+mod normalize;
+mod nvrtc;
+mod plan;
+mod programs;
+mod retrieval;
+mod rows;
+mod updates;
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::host;
+pub use batch::CudaBatch;
+pub use blas::OpenBlasError;
+use blas::{Blas, Product};
+pub use buffers::{CudaMatrix, CudaTable};
+use driver::{Address, Context, Driver, Memory, Stream};
+pub use driver::{DriverError, Fault, Gpu};
+pub use library::{Libraries, LibraryError};
+pub use nvrtc::CompileError;
+use nvrtc::{Architecture, Compiler};
+pub use plan::CudaRowPlan;
+use programs::{Arguments, Entry, Kernels};
+pub use programs::{ProgramError, Resources};
+
+/// Why the GPU cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaError {
+    /// The driver, or what it drives.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The compiler of kernels.
+    #[error(transparent)]
+    Compiler(#[from] LibraryError),
+    /// The kernels.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// The library of matrix products.
+    #[error(transparent)]
+    Blas(#[from] OpenBlasError),
+}
+
+/// The CUDA backend.
+pub struct Cuda {
+    // In the order in which they are to end.
+    constants: Mutex<HashMap<Box<[u8]>, Memory>>,
+    scratch: Mutex<Memory>,
+    kernels: Kernels,
+    blas: Blas,
+    stream: Stream,
+}
+
+impl Cuda {
+    /// GPU number `number` of this host. Compiled kernels are kept in `cache`, if it is given.
+    ///
+    /// # Errors
+    /// When a library is missing or too old, or there is no such GPU, or none that is new enough.
+    pub fn new(libraries: &Libraries, number: u32, cache: Option<&Path>) -> Result<Self, CudaError> {
+        let context = Context::new(Driver::open(libraries)?, number)?;
+        let compiler = Compiler::open(libraries)?;
+        let blas = Blas::open(libraries, &context)?;
+        let kernels = Kernels::load(&context, &compiler, &kernels::PROGRAMS, cache)?;
+        let stream = Stream::new(&context).map_err(DriverError::from)?;
+        let scratch = Memory::new(&context, 0).map_err(DriverError::from)?;
+        Ok(Self { constants: Mutex::default(), scratch: Mutex::new(scratch), kernels, blas, stream })
+    }
+
+    /// Which GPU it is.
+    pub fn gpu(&self) -> &Gpu {
+        self.context().gpu()
+    }
+
+    /// What each kernel takes of a GPU of compute capability `capability`, `10 * major + minor`: compiled anew, without a
+    /// GPU.
+    ///
+    /// # Errors
+    /// When the compiler is missing, or refuses a kernel.
+    pub fn resources(libraries: &Libraries, capability: u32) -> Result<Vec<Resources>, CompileError> {
+        let compiler = Compiler::open(libraries)?;
+        let of = |program: &programs::Program| program.resources(&compiler, Architecture::Real(capability));
+        let all: Result<Vec<_>, _> = kernels::PROGRAMS.iter().map(of).collect();
+        Ok(all?.into_iter().flatten().collect())
+    }
+
+    /// Bytes of its memory that are free.
+    ///
+    /// # Errors
+    /// When the GPU does not answer.
+    pub fn free_bytes(&self) -> Result<u64, Fault> {
+        self.context().free_bytes()
+    }
+
+    fn context(&self) -> &Arc<Context> {
+        self.stream.context()
+    }
+
+    /// Memory of any content.
+    fn memory(&self, bytes: usize) -> Memory {
+        must(Memory::new(self.context(), bytes))
+    }
+
+    /// At least so many bytes of any content, an operation's until the next.
+    fn scratch(&self, bytes: usize) -> Address {
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        if scratch.bytes() < bytes {
+            *scratch = self.memory(bytes);
+        }
+        scratch.address()
+    }
+
+    /// Some numbers, in the GPU's memory once and for all: operations are given the same ones again and again.
+    fn constants<T: Constant>(&self, values: &[T]) -> Address {
+        // SAFETY: plain numbers without padding, as the trait promises.
+        let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
+        let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(memory) = constants.get(bytes) {
+            return memory.address();
+        }
+        let memory = self.memory(bytes.len());
+        self.copy_to(memory.address(), bytes);
+        let address = memory.address();
+        constants.insert(bytes.into(), memory);
+        address
+    }
+
+    /// The same; no address where there are none.
+    fn constants_or_none<T: Constant>(&self, values: &[T]) -> Address {
+        if values.is_empty() { 0 } else { self.constants(values) }
+    }
+
+    /// Copies to the GPU, to memory of this backend. The bytes may change once this returns.
+    fn copy_to(&self, address: Address, bytes: &[u8]) {
+        // SAFETY: addresses come from buffers of this backend, with room for what is copied. Host memory that is not
+        // page-locked is read before the call returns.
+        must(unsafe { self.stream.copy_to_device(address, bytes) });
+    }
+
+    /// Waits for all that was asked for, and copies from the GPU.
+    fn copy_from(&self, bytes: &mut [u8], address: Address) {
+        // SAFETY: as above; what is copied is looked at after waiting.
+        must(unsafe { self.stream.copy_to_host(bytes, address) });
+        must(self.stream.wait());
+    }
+
+    fn read_word(&self, address: Address) -> u64 {
+        let mut bytes = [0; size_of::<u64>()];
+        self.copy_from(&mut bytes, address);
+        u64::from_ne_bytes(bytes)
+    }
+
+    /// Runs a kernel, a thread for each of `threads[0]` items, by `threads[1]`.
+    fn launch<A: Arguments>(&self, entry: Entry<A>, threads: [usize; 2], arguments: &A) {
+        self.launch_blocks(entry, [threads[0].div_ceil(entry.threads as usize), threads[1]], arguments);
+    }
+
+    /// Runs so many blocks of a kernel; none where one of the two is 0.
+    fn launch_blocks<A: Arguments>(&self, entry: Entry<A>, blocks: [usize; 2], arguments: &A) {
+        let [x, y] = blocks.map(|count| u32::try_from(count).expect("blocks of a grid"));
+        if x == 0 || y == 0 {
+            return;
+        }
+        // SAFETY: the entry's argument is laid out as the kernel's, and addresses in it are of this backend's buffers, whose
+        // shapes the operations check.
+        must(unsafe { self.stream.launch(self.kernels.of(entry), [x, y, 1], entry.threads, arguments) });
+    }
+
+    /// Makes a product of matrices. False where the library has no way to do all of it at once.
+    fn multiply(&self, product: &Product) -> bool {
+        // SAFETY: operations check the shapes of what they multiply.
+        must(unsafe { self.blas.multiply(&self.stream, product) })
+    }
+}
+
+/// What kernels read from memory as it is.
+///
+/// # Safety
+/// It consists of numbers, without padding.
+unsafe trait Constant: Copy {}
+// SAFETY: numbers.
+unsafe impl Constant for u32 {}
+// SAFETY: a number.
+unsafe impl Constant for f32 {}
+// SAFETY: numbers of eight bytes, and then an even number of four.
+unsafe impl Constant for kernels::ColumnView {}
+// SAFETY: as above.
+unsafe impl Constant for kernels::LookupView {}
+// SAFETY: as above.
+unsafe impl Constant for kernels::GroupView {}
+// SAFETY: as above.
+unsafe impl Constant for kernels::SourceView {}
+// SAFETY: as above.
+unsafe impl Constant for kernels::TableView {}
+
+/// What went wrong on the GPU cannot be put right.
+fn must<T, E: Display>(result: Result<T, E>) -> T {
+    result.unwrap_or_else(|error| panic!("{error}"))
+}

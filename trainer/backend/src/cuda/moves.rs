@@ -1,0 +1,140 @@
+//! Numbers to and from the host, and moved or changed one by one.
+
+use std::ops::Range;
+
+use super::buffers::{CudaMatrix, Shape};
+use super::driver::Address;
+use super::kernels::{
+    ADD, BLEND, Blend, CLEAR, COPY_COLUMNS, Change, CopyColumns, DROPOUT, Dropout, MULTIPLY, MatrixView,
+    QUAD, READ_ROWS, Transfer, WRITE_ROWS,
+};
+use super::{Cuda, must};
+use crate::float::Float;
+
+/// Counters of [`crate::philox`] that 64 columns take.
+const COUNTERS: usize = 16;
+
+/// Threads that take the quads of so many rows.
+pub(super) fn quads(rows: usize, columns: usize) -> [usize; 2] {
+    [rows * columns.div_ceil(QUAD as usize), 1]
+}
+
+/// Numbers as bytes.
+pub(super) fn bytes(numbers: &[f32]) -> &[u8] {
+    // SAFETY: numbers without padding.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
+}
+
+/// The same to write to.
+pub(super) fn bytes_mut(numbers: &mut [f32]) -> &mut [u8] {
+    // SAFETY: as above, and any bytes are numbers.
+    unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
+}
+
+impl Cuda {
+    /// A matrix of zeros.
+    pub(super) fn zeros(&self, shape: Shape) -> CudaMatrix {
+        let matrix = must(CudaMatrix::new(self.context(), shape));
+        must(self.stream.clear(matrix.memory()));
+        matrix
+    }
+
+    pub(super) fn write(&self, matrix: &CudaMatrix, values: &[f32]) {
+        assert_eq!(values.len(), matrix.rows() * matrix.columns(), "a value for each number");
+        let dense = self.scratch(size_of_val(values));
+        self.copy_to(dense, bytes(values));
+        let transfer = Transfer { dense, matrix: matrix.view(), rows: matrix.rows() as u32, unused: 0 };
+        self.launch(WRITE_ROWS, [values.len(), 1], &transfer);
+    }
+
+    /// The first rows, as many as `out` takes. Waits for all that was asked for.
+    pub(super) fn read(&self, matrix: &CudaMatrix, out: &mut [f32]) {
+        assert!(out.len() <= matrix.rows() * matrix.columns(), "rows of the matrix");
+        let rows = out.len().div_ceil(matrix.columns().max(1));
+        let dense = self.scratch(rows * matrix.columns() * size_of::<f32>());
+        let transfer = Transfer { dense, matrix: matrix.view(), rows: rows as u32, unused: 0 };
+        self.launch(READ_ROWS, [rows * matrix.columns(), 1], &transfer);
+        self.copy_from(bytes_mut(out), dense);
+    }
+
+    pub(super) fn copy(
+        &self,
+        rows: usize,
+        (from, from_first): (MatrixView, usize),
+        (to, to_first): (MatrixView, usize),
+        columns: usize,
+    ) {
+        let copy = CopyColumns {
+            from,
+            to,
+            from_first: from_first as u32,
+            to_first: to_first as u32,
+            rows: rows as u32,
+            columns: columns as u32,
+        };
+        self.launch(COPY_COLUMNS, quads(rows, columns), &copy);
+    }
+
+    /// The first `rows` rows of `matrix` in the format `float`: as they are, or rounded to `room`, which is for all of them.
+    pub(super) fn in_format(
+        &self,
+        matrix: &CudaMatrix,
+        rows: usize,
+        float: Float,
+        room: Address,
+    ) -> MatrixView {
+        if matrix.float() == float {
+            return matrix.view();
+        }
+        let view = Shape::of(float, rows, matrix.columns()).view(room);
+        self.copy(rows, (matrix.view(), 0), (view, 0), matrix.columns());
+        view
+    }
+
+    pub(super) fn add_rows(&self, rows: usize, from: &CudaMatrix, to: &CudaMatrix) {
+        assert!(from.columns() >= to.columns() && rows <= from.rows().min(to.rows()));
+        let blend =
+            Blend { from: from.view(), to: to.view(), rows: rows as u32, share: 1.0, factor: 1.0, unused: 0 };
+        self.launch(ADD, quads(rows, to.columns()), &blend);
+    }
+
+    pub(super) fn blend_all(&self, share: f64, factor: f64, from: &CudaMatrix, to: &CudaMatrix) {
+        assert!(from.columns() == to.columns() && from.rows() == to.rows());
+        let blend = Blend {
+            from: from.view(),
+            to: to.view(),
+            rows: to.rows() as u32,
+            share: share as f32,
+            factor: factor as f32,
+            unused: 0,
+        };
+        self.launch(BLEND, quads(to.rows(), to.columns()), &blend);
+    }
+
+    pub(super) fn multiply_rows(&self, rows: usize, factor: &CudaMatrix, matrix: &CudaMatrix) {
+        assert!(rows <= matrix.rows());
+        let change = Change { matrix: matrix.view(), factor: factor.numbers(), rows: rows as u32, unused: 0 };
+        self.launch(MULTIPLY, quads(rows, matrix.columns()), &change);
+    }
+
+    pub(super) fn clear_rows(&self, rows: usize, matrix: &CudaMatrix) {
+        assert!(rows <= matrix.rows());
+        let change = Change { matrix: matrix.view(), factor: 0, rows: rows as u32, unused: 0 };
+        self.launch(CLEAR, quads(rows, matrix.columns()), &change);
+    }
+
+    pub(super) fn drop_out(&self, rows: &Range<usize>, keep: f64, key: u64, matrix: &CudaMatrix) {
+        assert!(rows.len() <= matrix.rows());
+        let dropout = Dropout {
+            matrix: matrix.view(),
+            key,
+            kept: (keep * 2.0_f64.powi(32)) as u64,
+            first_row: rows.start as u32,
+            rows: rows.len() as u32,
+            factor: (1.0 / keep) as f32,
+            unused: 0,
+        };
+        let counters = matrix.columns().div_ceil(64) * COUNTERS;
+        self.launch(DROPOUT, [rows.len() * counters, 1], &dropout);
+    }
+}

@@ -1,0 +1,121 @@
+//! Normalisation of rows and of columns.
+
+use super::Cuda;
+use super::buffers::CudaMatrix;
+use super::driver::Address;
+use super::interactions::warps;
+use super::kernels::{
+    COLUMN_MEANS, COLUMN_VARIANCES, MatrixView, Moments, NORMALIZE_BACKWARD, NORMALIZE_BY_PARAMETERS,
+    NORMALIZE_COLUMN_MEANS, NORMALIZE_FORWARD, NORMALIZE_ROW_MEANS, Normalize, ROW_MOMENTS,
+};
+use super::layers::{PAIR_BYTES, Rooms, column_blocks, partial_bytes, shares};
+use crate::backend::Sum;
+use crate::normalization::{Axis, Normalization, Normalized};
+
+impl Cuda {
+    pub(super) fn moments_of(
+        &self,
+        rows: usize,
+        axis: Axis,
+        input: &CudaMatrix,
+        mean: &CudaMatrix,
+        variance: &CudaMatrix,
+    ) {
+        assert!(rows <= input.rows());
+        let columns = input.columns();
+        let mut moments = Moments {
+            input: input.view(),
+            mean: mean.view(),
+            variance: variance.view(),
+            partials: 0,
+            rows: rows as u32,
+            unused: 0,
+        };
+        if axis == Axis::Row {
+            assert!(rows <= mean.rows().min(variance.rows()));
+            self.launch(ROW_MOMENTS, warps(rows), &moments);
+            return;
+        }
+        assert!(mean.columns() == columns && variance.columns() == columns);
+        moments.partials = self.scratch(partial_bytes(rows, columns));
+        for (entry, to) in [(COLUMN_MEANS, mean), (COLUMN_VARIANCES, variance)] {
+            self.launch_blocks(entry, column_blocks(rows, columns), &moments);
+            let share = 1.0 / rows as f32;
+            self.finish_columns(rows, columns, moments.partials, [Some(to), None], Sum::Anew, share);
+        }
+    }
+
+    pub(super) fn normalize(
+        &self,
+        rows: usize,
+        layer: &Normalization<'_, CudaMatrix>,
+        moments: (&CudaMatrix, &CudaMatrix),
+        input: &CudaMatrix,
+        output: &CudaMatrix,
+    ) {
+        assert!(rows <= input.rows().min(output.rows()) && input.columns() == output.columns());
+        let arguments = Normalize { output: output.view(), ..arguments(rows, layer, moments, input) };
+        self.launch(NORMALIZE_FORWARD, [rows * input.columns(), 1], &arguments);
+    }
+
+    pub(super) fn normalize_gradient(
+        &self,
+        rows: usize,
+        layer: &Normalization<'_, CudaMatrix>,
+        saved: &Normalized<'_, CudaMatrix>,
+        gradient: &CudaMatrix,
+        sum: Sum,
+        (by_scale, by_shift): (&CudaMatrix, &CudaMatrix),
+    ) {
+        let (input, columns) = (saved.input, saved.input.columns());
+        assert!(rows <= input.rows().min(gradient.rows()).min(saved.output.rows()));
+        assert!(gradient.columns() == columns && saved.output.columns() == columns);
+        let lines = if layer.axis == Axis::Row { rows } else { columns };
+        let mut rooms = Rooms::default();
+        let (partials, of_lines) = (rooms.add(partial_bytes(rows, columns)), rooms.add(lines * PAIR_BYTES));
+        let scratch: Address = self.scratch(rooms.bytes());
+        let arguments = Normalize {
+            output: saved.output.view(),
+            gradient: gradient.view(),
+            partials: scratch + partials,
+            of_lines: scratch + of_lines,
+            shares: shares(rows) as u32,
+            ..arguments(rows, layer, (saved.mean, saved.variance), input)
+        };
+        self.launch_blocks(NORMALIZE_BY_PARAMETERS, column_blocks(rows, columns), &arguments);
+        // By the moments of all rows, sums are of all rows.
+        let sum = if layer.axis == Axis::Column { Sum::Anew } else { sum };
+        let to = [Some(by_scale), Some(by_shift)];
+        self.finish_columns(rows, columns, scratch + partials, to, sum, 1.0);
+        match layer.axis {
+            Axis::Row => self.launch(NORMALIZE_ROW_MEANS, warps(rows), &arguments),
+            Axis::Column => self.launch(NORMALIZE_COLUMN_MEANS, [columns, 1], &arguments),
+        }
+        self.launch(NORMALIZE_BACKWARD, [rows * columns, 1], &arguments);
+    }
+}
+
+fn arguments(
+    rows: usize,
+    layer: &Normalization<'_, CudaMatrix>,
+    (mean, variance): (&CudaMatrix, &CudaMatrix),
+    input: &CudaMatrix,
+) -> Normalize {
+    Normalize {
+        input: input.view(),
+        mean: mean.view(),
+        variance: variance.view(),
+        scale: layer.scale.view(),
+        shift: layer.shift.view(),
+        output: MatrixView::NULL,
+        gradient: MatrixView::NULL,
+        partials: 0,
+        of_lines: 0,
+        epsilon: layer.epsilon as f32,
+        rows: rows as u32,
+        is_by_row: u32::from(layer.axis == Axis::Row),
+        is_rectified: u32::from(layer.is_rectified),
+        shares: 0,
+        unused: 0,
+    }
+}

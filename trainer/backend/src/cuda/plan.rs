@@ -1,0 +1,134 @@
+//! The plan of the rows that a batch touches, in a GPU's memory.
+
+use std::iter::once;
+
+use millstream_batch::{BatchSchema, SlotLayout};
+
+use super::batch::{CudaBatch, column_of, columns_of};
+use super::buffers::ALIGNMENT;
+use super::driver::{Address, Memory};
+use super::kernels::{
+    COUNT_DIGITS, ColumnView, DIGIT_BITS, DIGITS, FILL_GROUPS, GroupView, MOVE_IDS, PLACE_DIGITS, Plan,
+    SIZE_GROUPS, TILE,
+};
+use super::{Cuda, host};
+use crate::device::{IdColumn, Lookup};
+
+/// Which rows of which tables a batch touches: ids of each group of columns, sorted.
+pub struct CudaRowPlan {
+    groups: Vec<Group>,
+    /// Of all groups, in their order.
+    columns: Vec<ColumnView>,
+    views: Vec<GroupView>,
+    /// Where each column's ids begin in its group, and ids of each group.
+    starts: Address,
+    sizes: Address,
+    _memory: Memory,
+}
+
+/// Columns that are looked up in one table.
+struct Group {
+    columns: Vec<IdColumn>,
+    capacity: usize,
+    /// Of `columns` of all groups.
+    first_column: usize,
+}
+
+/// What kernels read of a sorted group.
+pub(super) struct Sorted {
+    pub(super) ids: Address,
+    pub(super) places: Address,
+    pub(super) size: Address,
+    pub(super) starts: Address,
+    pub(super) capacity: usize,
+}
+
+impl CudaRowPlan {
+    pub(super) fn new(cuda: &Cuda, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self {
+        let layout = SlotLayout::of(schema).expect("a model's schema has a layout");
+        let (all, _) = columns_of(&layout);
+        let mut columns = Vec::new();
+        let mut own = Vec::new();
+        for group in groups {
+            let capacity = group.iter().map(|&column| host::capacity(schema, column)).sum();
+            own.push(Group { columns: group.clone(), capacity, first_column: columns.len() });
+            columns.extend(group.iter().map(|&column| column_of(schema, &all, column)));
+        }
+        // First the sizes, then where everything is.
+        let mut bytes = 0;
+        let mut place = |numbers: usize| {
+            let start = bytes;
+            bytes += (numbers * size_of::<u32>()).next_multiple_of(ALIGNMENT);
+            start as Address
+        };
+        let mut views: Vec<GroupView> = own
+            .iter()
+            .map(|group| {
+                let cardinality = group.columns.iter().map(|&column| host::cardinality(schema, column)).max();
+                let bits = u32::BITS - cardinality.unwrap_or(1).saturating_sub(1).leading_zeros();
+                GroupView {
+                    ids: [place(group.capacity), place(group.capacity)],
+                    places: [place(group.capacity), place(group.capacity)],
+                    counts: place(DIGITS as usize * group.capacity.div_ceil(TILE as usize)),
+                    first_column: group.first_column as u32,
+                    columns: group.columns.len() as u32,
+                    capacity: group.capacity as u32,
+                    passes: bits.div_ceil(DIGIT_BITS),
+                }
+            })
+            .collect();
+        let (starts, sizes) = (place(columns.len()), place(own.len()));
+        let memory = cuda.memory(bytes);
+        let base = memory.address();
+        for view in &mut views {
+            let arrays = view.ids.iter_mut().chain(&mut view.places).chain(once(&mut view.counts));
+            arrays.for_each(|array| *array += base);
+        }
+        Self { groups: own, columns, views, starts: base + starts, sizes: base + sizes, _memory: memory }
+    }
+
+    /// Sorts the ids of `batch`.
+    pub(super) fn fill(&self, cuda: &Cuda, batch: &CudaBatch) {
+        if self.groups.is_empty() {
+            return;
+        }
+        let mut plan = Plan {
+            batch: batch.address(),
+            columns: cuda.constants(&self.columns),
+            groups: cuda.constants(&self.views),
+            starts: self.starts,
+            sizes: self.sizes,
+            rows: batch.rows() as u32,
+            group_count: self.groups.len() as u32,
+            pass: 0,
+            unused: 0,
+        };
+        let largest = self.groups.iter().map(|group| group.capacity).max().unwrap_or(0);
+        let groups = self.groups.len();
+        cuda.launch(SIZE_GROUPS, [groups, 1], &plan);
+        cuda.launch(FILL_GROUPS, [largest, groups], &plan);
+        for pass in 0..self.views.iter().map(|view| view.passes).max().unwrap_or(0) {
+            plan.pass = pass;
+            let tiles = largest.div_ceil(TILE as usize);
+            cuda.launch_blocks(COUNT_DIGITS, [tiles, groups], &plan);
+            cuda.launch_blocks(PLACE_DIGITS, [groups, 1], &plan);
+            cuda.launch_blocks(MOVE_IDS, [tiles, groups], &plan);
+        }
+    }
+
+    /// The group of exactly these lookups' columns.
+    pub(super) fn sorted(&self, lookups: &[Lookup]) -> Sorted {
+        let is_of_all = |group: &Group| group.columns.iter().eq(lookups.iter().map(|lookup| &lookup.column));
+        let number = self.groups.iter().position(is_of_all).expect("a table's lookups are in the plan");
+        let (group, view) = (&self.groups[number], &self.views[number]);
+        let turn = (view.passes % 2) as usize;
+        let words = |number: usize| (number * size_of::<u32>()) as Address;
+        Sorted {
+            ids: view.ids[turn],
+            places: view.places[turn],
+            size: self.sizes + words(number),
+            starts: self.starts + words(group.first_column),
+            capacity: group.capacity,
+        }
+    }
+}

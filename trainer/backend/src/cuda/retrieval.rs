@@ -1,0 +1,147 @@
+//! The softmax over a batch's items: some queries at a time, so that scores take bounded room.
+
+use super::Cuda;
+use super::blas::{Factor, Product};
+use super::buffers::{CudaMatrix, Shape};
+use super::driver::Address;
+use super::kernels::{IN_BATCH_SOFTMAX, MatrixView, Softmax};
+use super::layers::{PAIR_BYTES, Rooms};
+use super::losses::{kind, of_batch};
+use crate::device::IdColumn;
+use crate::float::Float;
+use crate::retrieval::InBatchSoftmax;
+
+/// Scores that are there at once, at most, but for those of one query.
+const MOST_SCORES: usize = 16 << 20;
+/// Blocks that sum weights, at most.
+const WEIGHT_BLOCKS: usize = 256;
+
+/// Where everything is that it works in, all in single precision.
+pub(super) struct Work {
+    /// Queries that are taken at once.
+    each: usize,
+    vectors: Shape,
+    scores: Shape,
+    queries: Address,
+    items: Address,
+    by_queries: Address,
+    by_items: Address,
+    of_scores: Address,
+    of_rows: Address,
+    weight: Address,
+    partials: Address,
+    bytes: usize,
+}
+
+impl Work {
+    pub(super) fn of(rows: usize, columns: usize) -> Self {
+        let each = (MOST_SCORES / rows.max(1)).clamp(1, rows.max(1));
+        let (vectors, scores) = (Shape::of(Float::F32, rows, columns), Shape::of(Float::F32, each, rows));
+        let mut rooms = Rooms::default();
+        Self {
+            each,
+            vectors,
+            scores,
+            queries: rooms.add(vectors.bytes()),
+            items: rooms.add(vectors.bytes()),
+            by_queries: rooms.add(vectors.bytes()),
+            by_items: rooms.add(vectors.bytes()),
+            of_scores: rooms.add(scores.bytes()),
+            of_rows: rooms.add(rows * PAIR_BYTES),
+            weight: rooms.add(size_of::<f32>()),
+            partials: rooms.add(WEIGHT_BLOCKS * PAIR_BYTES),
+            bytes: rooms.bytes(),
+        }
+    }
+
+    pub(super) fn numbers(&self) -> usize {
+        self.bytes / size_of::<f32>()
+    }
+}
+
+impl Cuda {
+    pub(super) fn softmax_over_items(
+        &self,
+        softmax: &InBatchSoftmax<'_, Self>,
+        room: &CudaMatrix,
+        by_queries: &CudaMatrix,
+        by_items: &CudaMatrix,
+        sums: &CudaMatrix,
+    ) {
+        let &InBatchSoftmax { batch, queries, items, temperature, item_id } = softmax;
+        let (rows, width) = (batch.rows(), queries.columns());
+        let work = Work::of(rows, width);
+        assert!(items.columns() == width && work.numbers() <= room.columns());
+        let at = |place: Address| room.numbers() + place;
+        let whole = |place: Address| work.vectors.view(at(place));
+        self.copy(rows, (queries.view(), 0), (whole(work.queries), 0), width);
+        self.copy(rows, (items.view(), 0), (whole(work.items), 0), width);
+        let weights = super::kernels::LossOf {
+            weight: at(work.weight),
+            partials: at(work.partials),
+            ..of_batch(batch, 0, kind::RETRIEVAL)
+        };
+        self.sum_weights(&weights, rows);
+        let factor = |view: MatrixView, is_transposed| Factor {
+            address: view.data,
+            float: Float::F32,
+            stride: view.stride as usize,
+            is_transposed,
+        };
+        for first in (0..rows).step_by(work.each) {
+            let count = work.each.min(rows - first);
+            let before = (first * work.vectors.stride() * size_of::<f32>()) as Address;
+            let some = |place: Address| work.vectors.view(at(place) + before);
+            let scores = MatrixView { columns: rows as u32, ..work.scores.view(at(work.of_scores)) };
+            let product = Product {
+                rows: count,
+                depth: width,
+                columns: rows,
+                left: factor(some(work.queries), false),
+                right: factor(whole(work.items), true),
+                out: factor(scores, false),
+                adds: false,
+                bias: None,
+                is_rectified: false,
+            };
+            self.must_multiply(&product);
+            let arguments = Softmax {
+                scores,
+                labels: batch.labels(0),
+                weights: batch.weights(),
+                items: item_id
+                    .map_or(0, |feature| batch.address() + batch.column(IdColumn::Single(feature)).ids),
+                weight: at(work.weight),
+                of_rows: at(work.of_rows) + (first * PAIR_BYTES) as Address,
+                temperature: temperature as f32,
+                first_row: first as u32,
+                rows: count as u32,
+                all_rows: rows as u32,
+            };
+            self.launch_blocks(IN_BATCH_SOFTMAX, [count, 1], &arguments);
+            self.must_multiply(&Product {
+                rows: count,
+                depth: rows,
+                columns: width,
+                left: factor(scores, false),
+                right: factor(whole(work.items), false),
+                out: factor(some(work.by_queries), false),
+                ..product
+            });
+            self.must_multiply(&Product {
+                rows,
+                depth: count,
+                columns: width,
+                left: factor(scores, true),
+                right: factor(some(work.queries), false),
+                out: factor(whole(work.by_items), false),
+                adds: first > 0,
+                ..product
+            });
+        }
+        self.copy(rows, (whole(work.by_queries), 0), (by_queries.view(), 0), width);
+        self.copy(rows, (whole(work.by_items), 0), (by_items.view(), 0), width);
+        let to = [sums.numbers(), sums.numbers() + size_of::<f32>() as Address];
+        self.finish_sums(at(work.of_rows), rows, to, true);
+    }
+}

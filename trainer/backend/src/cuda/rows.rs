@@ -1,0 +1,125 @@
+//! Optimizer steps of the table rows that a batch touches.
+
+use super::Cuda;
+use super::batch::code;
+use super::buffers::{CudaMatrix, CudaTable};
+use super::driver::Address;
+use super::kernels::{
+    ADD_ROW_SQUARES, PIECE, QUAD, RowSquares, STEP_PIECES, STEP_SPANS, SourceView, StepRows, TableView,
+    UpdateView, WARP,
+};
+use super::layers::Rooms;
+use super::updates::view;
+use crate::backend::RowGradients;
+use crate::device::{Lookup, TablePart};
+use crate::update::{Formula, Update};
+
+/// Tables as kernels take them, and the threads that the largest takes.
+struct Tables {
+    address: Address,
+    count: usize,
+    threads: usize,
+}
+
+/// Lanes of a warp that share a row of so many columns, each four of them.
+fn lanes(width: usize) -> u32 {
+    (width.div_ceil(QUAD as usize) as u32).next_power_of_two().min(WARP)
+}
+
+impl Cuda {
+    pub(super) fn step_touched(
+        &self,
+        update: &Update,
+        scale: &CudaMatrix,
+        gradients: &RowGradients<'_, Self>,
+        tables: &[CudaTable],
+    ) {
+        let views = self.tables(gradients, tables);
+        self.run_rows(view(update), scale.numbers(), gradients, &views, true);
+    }
+
+    pub(super) fn touched_squares(
+        &self,
+        gradients: &RowGradients<'_, Self>,
+        tables: &[CudaTable],
+        sum: &CudaMatrix,
+    ) {
+        let views = self.tables(gradients, tables);
+        // Squares know no update.
+        let update = view(&Formula::Sgd { learning_rate: 0.0 }.into());
+        self.run_rows(update, 0, gradients, &views, false);
+        let squares = RowSquares {
+            tables: views.address,
+            sum: sum.numbers(),
+            table_count: views.count as u32,
+            unused: 0,
+        };
+        self.launch_blocks(ADD_ROW_SQUARES, [1, usize::from(views.count > 0)], &squares);
+    }
+
+    fn run_rows(
+        &self,
+        update: UpdateView,
+        scale: Address,
+        gradients: &RowGradients<'_, Self>,
+        tables: &Tables,
+        steps: bool,
+    ) {
+        let step = StepRows {
+            update,
+            batch: gradients.batch.address(),
+            tables: tables.address,
+            scale,
+            gradient: gradients.gradient.view(),
+            steps: u32::from(steps),
+            unused: 0,
+        };
+        self.launch(STEP_PIECES, [tables.threads, tables.count], &step);
+        self.launch(STEP_SPANS, [tables.threads, tables.count], &step);
+    }
+
+    fn tables(&self, gradients: &RowGradients<'_, Self>, tables: &[CudaTable]) -> Tables {
+        let RowGradients { batch, plan, lookups, columns, .. } = *gradients;
+        let mut rooms = Rooms::default();
+        let mut threads = 0;
+        let mut views: Vec<TableView> = tables
+            .iter()
+            .enumerate()
+            .map(|(number, table)| {
+                let lookups = Lookup::of_table(lookups, number);
+                let source = |lookup: &Lookup| SourceView {
+                    column: batch.column(lookup.column),
+                    first: columns.first_of(lookup) as u32,
+                    pooling: code(lookup.pooling),
+                };
+                let sources: Vec<SourceView> = lookups.iter().map(source).collect();
+                let (sorted, shape) = (plan.sorted(lookups), table.shape());
+                let pieces = sorted.capacity.div_ceil(PIECE as usize);
+                let lanes = lanes(shape.width);
+                threads = threads.max(pieces * lanes as usize);
+                TableView {
+                    ids: sorted.ids,
+                    places: sorted.places,
+                    size: sorted.size,
+                    starts: sorted.starts,
+                    sources: self.constants(&sources),
+                    weights: table.part(TablePart::Weights, 0),
+                    states: [0, 1].map(|state| table.part(TablePart::State(state), 0)),
+                    row_state: table.part(TablePart::RowState(0), 0),
+                    partials: rooms.add(2 * pieces * shape.width * size_of::<f32>()),
+                    squares: rooms.add(2 * pieces * size_of::<f32>()),
+                    source_count: sources.len() as u32,
+                    width: shape.width as u32,
+                    lanes,
+                    unused: 0,
+                }
+            })
+            .collect();
+        let scratch = self.scratch(rooms.bytes());
+        for view in &mut views {
+            view.partials += scratch;
+            view.squares += scratch;
+        }
+        Tables { address: self.constants_or_none(&views), count: views.len(), threads }
+    }
+}
