@@ -19,7 +19,7 @@ const MAY_KNOW: [(&str, &[&str]); 13] = [
     ("millstream-control", &[]),
     ("millstream-pipeline", &["millstream-batch", "millstream-disk"]),
     ("millstream-backend", &["millstream-batch", "millstream-test-cuda"]),
-    ("millstream-trainer", &["millstream-backend", "millstream-batch"]),
+    ("millstream-trainer", &["millstream-backend", "millstream-batch", "millstream-test-cuda"]),
     (
         "millstream-daemon",
         &[

@@ -3,12 +3,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use millstream_backend::{Backend, Scalar};
+use millstream_backend::{Backend, Cuda, Libraries, Scalar};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, SlotLayout, Stream};
+use millstream_test_cuda::StandIn;
 use millstream_trainer::model::Model;
 use millstream_trainer::spec::{ClipSpec, ModelSpec, TrainingSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+/// The CUDA backend, on stand-ins for a GPU and its libraries, with kernels compiled for the host.
+pub(crate) fn cuda() -> Cuda {
+    let stand_in = StandIn::whole().expect("a C++ compiler");
+    let images = stand_in.folder().join("images");
+    Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).expect("a device")
+}
 
 /// Numbers by the name of their tensor.
 pub(crate) type Tensors = BTreeMap<String, Vec<f64>>;

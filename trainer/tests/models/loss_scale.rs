@@ -8,7 +8,7 @@ use millstream_trainer::spec::{LossScaleSpec, ModelSpec, Precision, TrainingSpec
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::case::{Case, Golden, golden, tensors_of, write};
+use crate::case::{Case, Golden, cuda, golden, tensors_of, write};
 
 /// The way of one scaler.
 #[derive(Deserialize)]
@@ -82,6 +82,7 @@ fn the_scale_goes_as_in_pytorch<B: Backend>(backend: &B) {
 #[test]
 fn the_scale_goes_as_in_pytorch_on_each() {
     the_scale_goes_as_in_pytorch(&Cpu::new(Some(1)).expect("a thread"));
+    the_scale_goes_as_in_pytorch(&cuda());
     the_scale_goes_as_in_pytorch(&Reference);
 }
 
@@ -146,6 +147,7 @@ fn a_model_skips_as_in_pytorch<B: Backend>(backend: impl Fn() -> B) {
 #[test]
 fn a_model_skips_as_in_pytorch_on_each() {
     a_model_skips_as_in_pytorch(|| Cpu::new(Some(2)).expect("threads"));
+    a_model_skips_as_in_pytorch(cuda);
     a_model_skips_as_in_pytorch(|| Reference);
 }
 

@@ -9,7 +9,7 @@ use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{LossScaleSpec, Precision, TrainingSpec};
 use serde::Deserialize;
 
-use crate::case::{Case, Golden, Tensors, golden, tensors_of, write};
+use crate::case::{Case, Golden, Tensors, cuda, golden, tensors_of, write};
 use crate::golden::close;
 
 const LOW: [Precision; 2] = [Precision::Bf16, Precision::Fp16];
@@ -81,7 +81,13 @@ fn thirty_rounded_steps_agree_with_pytorch_on_the_cpu() {
     trajectories_agree(|| Cpu::new(Some(2)).expect("two threads"), Some(4), 1e-3);
 }
 
-fn cpu(case: &Case, golden: &Golden, precision: Precision, threads: u32) -> Model<Cpu> {
+#[test]
+fn thirty_rounded_steps_agree_with_pytorch_on_cuda() {
+    trajectories_agree(cuda, None, 1e-3);
+    trajectories_agree(cuda, Some(4), 1e-3);
+}
+
+fn on_cpu(case: &Case, golden: &Golden, precision: Precision, threads: u32) -> Model<Cpu> {
     let training = TrainingSpec { precision, ..case.training(7) };
     let backend = Cpu::new(Some(threads)).expect("threads");
     Model::new(backend, &case.spec(), &golden.schema(case), &training).expect("a model of the schema")
@@ -98,7 +104,7 @@ fn threads_change_no_bit_of_low_precision() {
     for case in &golden.cases {
         for precision in LOW {
             let after = |threads| {
-                let mut model = cpu(case, &golden, precision, threads);
+                let mut model = on_cpu(case, &golden, precision, threads);
                 (0..8).for_each(|number| _ = step(&golden, case, &mut model, number));
                 bits(&model)
             };
@@ -114,9 +120,9 @@ fn a_model_of_low_precision_goes_on_from_its_tensors() {
     let golden = golden();
     for case in &golden.cases {
         for precision in LOW {
-            let mut first = cpu(case, &golden, precision, 2);
+            let mut first = on_cpu(case, &golden, precision, 2);
             (0..5).for_each(|number| _ = step(&golden, case, &mut first, number));
-            let mut second = cpu(case, &golden, precision, 1);
+            let mut second = on_cpu(case, &golden, precision, 1);
             write(&mut second, &tensors_of(&first));
             if let Some(scale) = first.loss_scale() {
                 second.set_loss_scale(scale);
@@ -136,7 +142,7 @@ fn a_linear_model_is_the_same_in_every_precision() {
     let golden = golden();
     let case = golden.cases.iter().find(|case| case.name == "linear").expect("a linear model");
     let after = |precision| {
-        let mut model = cpu(case, &golden, precision, 1);
+        let mut model = on_cpu(case, &golden, precision, 1);
         (0..30).for_each(|number| _ = step(&golden, case, &mut model, number));
         bits(&model)
     };
@@ -145,7 +151,7 @@ fn a_linear_model_is_the_same_in_every_precision() {
     // And a deep one is not.
     let case = golden.cases.iter().find(|case| case.name == "mlp").expect("an MLP");
     let after = |precision| {
-        let mut model = cpu(case, &golden, precision, 1);
+        let mut model = on_cpu(case, &golden, precision, 1);
         step(&golden, case, &mut model, 0);
         bits(&model)
     };

@@ -1,17 +1,17 @@
 //! What must not change a bit: threads, and going on from what a checkpoint holds. And what a plan says.
 
-use millstream_backend::Cpu;
+use millstream_backend::{Backend, Cpu};
 use millstream_trainer::model::{Model, ModelError, ModelPlan};
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{LossSpec, ModelSpec, TrainingSpec, TwoTowerSpec};
 
-use crate::case::{Case, Golden, Tensors, golden, tensors_of, write};
+use crate::case::{Case, Golden, Tensors, cuda, golden, tensors_of, write};
 
 fn cpu(threads: u32) -> Cpu {
     Cpu::new(Some(threads)).expect("threads")
 }
 
-fn train(golden: &Golden, case: &Case, model: &mut Model<Cpu>, steps: std::ops::Range<usize>) {
+fn train<B: Backend>(golden: &Golden, case: &Case, model: &mut Model<B>, steps: std::ops::Range<usize>) {
     for number in steps {
         model
             .train_step(golden.batch(case, number).as_ref(), Step::number(number as u64 + 1))
@@ -24,7 +24,11 @@ fn bits(tensors: &Tensors) -> Vec<u64> {
 }
 
 fn new(golden: &Golden, case: &Case, threads: u32, seed: u64) -> Model<Cpu> {
-    Model::new(cpu(threads), &case.spec(), &golden.schema(case), &case.training(seed))
+    new_on(cpu(threads), golden, case, seed)
+}
+
+fn new_on<B: Backend>(backend: B, golden: &Golden, case: &Case, seed: u64) -> Model<B> {
+    Model::new(backend, &case.spec(), &golden.schema(case), &case.training(seed))
         .expect("a model of the schema")
 }
 
@@ -46,11 +50,21 @@ fn threads_change_no_bit() {
 /// Tensors, the seed and the number of the step are all that a step depends on.
 #[test]
 fn a_model_goes_on_from_its_tensors() {
+    goes_on_from_its_tensors(|| cpu(2));
+}
+
+/// Streams run in another order each time, as those of a GPU do.
+#[test]
+fn a_model_on_cuda_goes_on_from_its_tensors() {
+    goes_on_from_its_tensors(cuda);
+}
+
+fn goes_on_from_its_tensors<B: Backend>(backend: impl Fn() -> B) {
     let golden = golden();
     for case in &golden.cases {
-        let mut first = new(&golden, case, 2, 7);
+        let mut first = new_on(backend(), &golden, case, 7);
         train(&golden, case, &mut first, 0..5);
-        let mut second = new(&golden, case, 2, 7);
+        let mut second = new_on(backend(), &golden, case, 7);
         assert!(bits(&tensors_of(&second)) != bits(&tensors_of(&first)), "{}", case.name);
         write(&mut second, &tensors_of(&first));
         train(&golden, case, &mut first, 5..12);

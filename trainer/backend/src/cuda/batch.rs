@@ -205,8 +205,7 @@ pub(super) fn columns_of(layout: &SlotLayout) -> (Vec<ColumnView>, usize) {
     let mut columns: Vec<ColumnView> = single.collect();
     for (spec, section) in schema.ragged.iter().zip(&layout.ragged) {
         let values = rows * spec.maximum as usize;
-        let mut scales = || section.weights.map_or(0, |_| place(rows * size_of::<f64>()));
-        let (mean_scales, root_scales) = (scales(), scales());
+        let (mean_scales, root_scales) = (place(rows * size_of::<f64>()), place(rows * size_of::<f64>()));
         columns.push(ColumnView {
             ids: section.values.offset as u64,
             offsets: section.offsets.offset as u64,

@@ -25,7 +25,8 @@ ENTRY(check_offsets, Columns) {
     if (!holds) report(args.fault, blockIdx.y, false, row);
 }
 
-// Ids, where offsets hold, which has been checked: and which row each value is of, and what weights count times.
+// Ids, where offsets hold, which has been checked: and which row each value is of, and what
+// values count times.
 ENTRY(check_ids, Columns) {
     const IdColumn& column = args.columns[blockIdx.y];
     u32 row = blockIdx.x * blockDim.x + threadIdx.x;
@@ -41,11 +42,10 @@ ENTRY(check_ids, Columns) {
     if (column.offsets == 0) return;
     u32* rows = (u32*)(args.batch + column.rows);
     for (u32 value = values.first; value < values.end; value++) rows[value] = row;
-    if (column.weights == 0) return;
-    const float* weights = part<float>(args.batch, column.weights);
+    const float* weights = column.weights == 0 ? nullptr : part<float>(args.batch, column.weights);
     double sum = 0.0, squares = 0.0;
     for (u32 value = values.first; value < values.end; value++) {
-        double weight = double(fmaxf(weights[value], 0.0f));
+        double weight = weights ? double(fmaxf(weights[value], 0.0f)) : 1.0;
         sum += weight;
         squares += weight * weight;
     }

@@ -13,7 +13,7 @@ struct IdColumn {
     u64 rows;
     // A number beside each value, f32; 0 where they have none.
     u64 weights;
-    // Of values with weights, what those above 0 count times, f64 a row; by a mean, and over a root.
+    // What the values of a row count times, f64 a row, by a mean and over a root; of a ragged feature.
     u64 mean_scales, root_scales;
     // Ids are below this.
     u32 cardinality;
@@ -40,13 +40,10 @@ __device__ __forceinline__ Values values_of(const char* batch, const IdColumn& c
     return {offsets[row], offsets[row + 1]};
 }
 
-// What value `value` of a row of `count` counts for.
-__device__ __forceinline__ float share_of(const char* batch, const IdColumn& column, u32 pooling, u32 row, u32 value, u32 count) {
-    if (column.weights == 0) {
-        if (pooling == SUM) return 1.0f;
-        return pooling == MEAN ? 1.0f / float(count) : 1.0f / sqrtf(float(count));
-    }
-    float weight = part<float>(batch, column.weights)[value];
+// What value `value` of row `row` counts for.
+__device__ __forceinline__ float share_of(const char* batch, const IdColumn& column, u32 pooling, u32 row, u32 value) {
+    if (column.offsets == 0) return 1.0f;
+    float weight = column.weights == 0 ? 1.0f : part<float>(batch, column.weights)[value];
     if (pooling == SUM) return weight;
     double scale = part<double>(batch, pooling == MEAN ? column.mean_scales : column.root_scales)[row];
     return float(double(fmaxf(weight, 0.0f)) * scale);

@@ -11,7 +11,7 @@ using u64 = unsigned long long;
 
 #ifndef KERNEL
 #define KERNEL(name, threads, Arguments) \
-    extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Arguments args)
+    extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ Arguments args)
 #endif
 
 // Begins a kernel. Its argument has the size that the host gives it.

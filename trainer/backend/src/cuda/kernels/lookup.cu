@@ -65,7 +65,7 @@ ENTRY(gather, Gather) {
         Values values = values_of(args.batch, lookup.column, args.first_row + row);
         Quad sum = {};
         for (u32 value = values.first; value < values.end; value++) {
-            float share = share_of(args.batch, lookup.column, lookup.pooling, args.first_row + row, value, values.end - values.first);
+            float share = share_of(args.batch, lookup.column, lookup.pooling, args.first_row + row, value);
             Quad weights = load_weights(lookup.table, lookup.width, ids[value], column);
 #pragma unroll
             for (u32 k = 0; k < QUAD; k++) sum.x[k] = fmaf(share, weights.x[k], sum.x[k]);
@@ -112,7 +112,7 @@ ENTRY(linear, Linear) {
         const u32* ids = part<u32>(args.batch, lookup.column.ids);
         Values values = values_of(args.batch, lookup.column, of_batch);
         for (u32 value = values.first; value < values.end; value++) {
-            float share = share_of(args.batch, lookup.column, lookup.pooling, of_batch, value, values.end - values.first);
+            float share = share_of(args.batch, lookup.column, lookup.pooling, of_batch, value);
             sum = fmaf(share, __ldg(lookup.table + u64(ids[value]) * lookup.width + k), sum);
         }
     }

@@ -76,8 +76,7 @@ struct Worker {
         share = 1.0f;
         if (source.column.offsets != 0) {
             row = part<u32>(args.batch, source.column.rows)[value];
-            Values values = values_of(args.batch, source.column, row);
-            share = share_of(args.batch, source.column, source.pooling, row, value, values.end - values.first);
+            share = share_of(args.batch, source.column, source.pooling, row, value);
         }
         u32 count = column < table.width ? min(table.width - column, QUAD) : 0;
         return load_quad(args.gradient, row, source.first + column, count);
