@@ -42,8 +42,8 @@ void handle(int signal, siginfo_t* info, void* raw) {
         return;
     }
     auto& context = *static_cast<ucontext_t*>(raw);
-    auto stack = (stack_pointer_of(context) & ~(on_host::stack_bytes - 1)) + on_host::thread_offset;
-    unsigned thread = reinterpret_cast<const on_host::Thread*>(stack)->number;
+    auto stack = stack_pointer_of(context) & ~(on_host::stack_bytes - 1);
+    unsigned thread = on_host::thread_at(reinterpret_cast<void*>(stack))->number;
     auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
     CUresult code = CUDA_ERROR_ILLEGAL_ADDRESS;
     std::string what;
@@ -53,7 +53,7 @@ void handle(int signal, siginfo_t* info, void* raw) {
     } else if (signal == SIGILL) {
         code = CUDA_ERROR_ILLEGAL_INSTRUCTION;
         what = "an illegal instruction";
-    } else if (address + (64 << 10) > stack + 64 - on_host::stack_bytes && address < stack) {
+    } else if (address >= stack && address < stack + on_host::stack_bytes) {
         code = CUDA_ERROR_LAUNCH_FAILED;
         what = "the stack was overrun";
     } else if (running->is_beyond_shared(address)) {

@@ -19,7 +19,7 @@ fn program() -> &'static Path {
     PROGRAM.get_or_init(|| {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/check");
         let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-in-check");
-        let units = ["kernels.cpp", "main.cpp", "memory.cpp", "products.cpp", "streams.cpp"];
+        let units = ["graphs.cpp", "kernels.cpp", "main.cpp", "memory.cpp", "products.cpp", "streams.cpp"];
         let compiler = env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
         let output = Command::new(compiler)
             .args(["-std=c++17", "-O1", "-Wall", "-Wno-unused-function"])
@@ -27,7 +27,7 @@ fn program() -> &'static Path {
             .args(units.map(|unit| source.join(unit)))
             .arg("-o")
             .arg(&program)
-            .arg("-ldl")
+            .args(["-ldl", "-pthread"])
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -66,6 +66,11 @@ fn memory_is_where_it_was_allocated() {
 #[test]
 fn kernels_compute_and_fail_as_on_a_device() {
     check("kernels", 22);
+}
+
+#[test]
+fn graphs_run_what_they_are_made_of() {
+    check("graphs", 12);
 }
 
 #[test]
