@@ -1,5 +1,7 @@
 #include "blocks.h"
 
+#include "segfaults.h"
+
 namespace stand_in {
 
 thread_local Multiprocessor* Multiprocessor::running = nullptr;
@@ -35,6 +37,7 @@ void Multiprocessor::run_block(std::uint64_t index) {
     eager_lanes_ = random_.below(4) != 0;
     fill_queue(unstarted);
     resume_next(&outside_);
+    if (fault_.signal != 0) explain_fault();
 }
 
 // All threads stand in the queue: warp by warp or scattered.
@@ -248,9 +251,10 @@ void Multiprocessor::end(CUresult code, std::string why) {
     leave();
 }
 
-void* Multiprocessor::fault(CUresult code, const std::string& what, unsigned thread) {
-    failure_ = {code, format("%s by %s", what.c_str(), where(thread).c_str())};
-    return outside_;
+void Multiprocessor::explain_fault() {
+    failure_ = explain(fault_, is_beyond_shared(fault_.address));
+    failure_.why += " by " + where(fault_.thread);
+    fault_ = {};
 }
 
 void Multiprocessor::fail(int code, const char* why, on_host::Place place) {

@@ -42,6 +42,14 @@ struct Failure {
     std::string why;
 };
 
+// A signal while a kernel ran.
+struct Fault {
+    int signal = 0;
+    std::uintptr_t address = 0;
+    unsigned thread = 0;
+    bool is_in_stack = false;
+};
+
 struct Launch {
     const on_host::Kernel* kernel = nullptr;
     const char* name = "";
@@ -70,8 +78,12 @@ public:
     // All blocks of a launch, in an order that follows from the seed.
     Failure run(const Launch& launch, std::uint64_t seed);
 
-    // For the handler of faults: notes that the running launch has failed, and says where to go on.
-    void* fault(CUresult code, const std::string& what, unsigned thread);
+    // For the handler of signals, which has little room: notes why the running launch has failed, and says where to go
+    // on.
+    void* fault(const Fault& fault) {
+        fault_ = fault;
+        return outside_;
+    }
 
     bool is_beyond_shared(std::uintptr_t address) const {
         return address - reinterpret_cast<std::uintptr_t>(shared_end_) < (64 << 10);
@@ -97,6 +109,7 @@ private:
     };
 
     void run_block(std::uint64_t index);
+    void explain_fault();
     void fill_queue(State from);
     void push(unsigned thread) { queue_[tail_++ % queue_room] = static_cast<unsigned short>(thread); }
     void push_front(unsigned thread) { queue_[--head_ % queue_room] = static_cast<unsigned short>(thread); }
@@ -136,6 +149,7 @@ private:
     Random random_{0};
     const Launch* launch_ = nullptr;
     Failure failure_;
+    Fault fault_;
 
     on_host::Block block_{};
     unsigned count_ = 0, returned_ = 0;
