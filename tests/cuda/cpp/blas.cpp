@@ -109,7 +109,7 @@ CUresult run(void* raw) {
                          size_t((it.ld.batches - 1) * it.desc.aux_stride + it.n() * it.desc.aux_ld) / 8);
     if (!there) return CUDA_ERROR_ILLEGAL_ADDRESS;
     // Whoever else relies on the workspace at this time finds it overwritten.
-    std::memset(it.workspace, 0xff, it.workspace_bytes);
+    if (it.workspace_bytes != 0) std::memset(it.workspace, 0xff, it.workspace_bytes);
     for (int64_t batch = 0; batch < it.ld.batches; ++batch) multiply(it, batch);
     return CUDA_SUCCESS;
 }

@@ -156,7 +156,7 @@ private:
     State state_[most_threads];
     Fiber* fiber_[most_threads];
     void* suspended_[most_threads]{};  // the stack pointers of those that wait
-    unsigned short queue_[queue_room];
+    unsigned short queue_[queue_room]{};  // of whichever threads; read beyond its end, to fetch what may come
     unsigned head_ = 0, tail_ = 0;
     bool eager_lanes_ = false;
     Warp warps_[most_threads / 32];
