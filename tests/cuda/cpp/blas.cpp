@@ -1,8 +1,7 @@
 // Stands in for cuBLASLt: products of column-major matrices, with the epilogues that make a layer's steps of them.
 //
-// Sums are kept in single precision, in the order of k, and rounded once to D's format. What the library does not
-// offer for a combination of formats is CUBLAS_STATUS_NOT_SUPPORTED, as in the tables of cublasLtMatmul's
-// documentation. The work itself is a stream's, put there by libcuda's stand-in in the same folder.
+// What the library does not offer for a combination of formats is CUBLAS_STATUS_NOT_SUPPORTED, as in the tables of
+// cublasLtMatmul's documentation. The work itself is a stream's, put there by the driver's stand-in in the same folder.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -12,10 +11,9 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "api.h"
-#include "on_host_formats.h"
+#include "products.h"
 #include "script.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -37,30 +35,12 @@ enum : cublasStatus_t {
     CUBLAS_STATUS_LICENSE_ERROR = 16,
 };
 
+EXPORT size_t cublasLtGetVersion();
+
+using namespace stand_in;
+
 namespace {
 
-enum { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
-enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_PEDANTIC = 69, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 };
-// CUBLASLT_EPILOGUE_...: flags, but for DEFAULT.
-enum { EPILOGUE_DEFAULT = 1, RELU = 2, BIAS = 4, DRELU = 8, BGRAD = 16, AUX = 128, BGRADA = 256, BGRADB = 512 };
-
-// What the library keeps in place of its opaque descriptors, each no larger than those (cublasLt.h: 32, 14, 12 words of
-// 8 bytes).
-struct MatmulDesc {
-    int32_t compute_type, scale_type, pointer_mode, transa, transb, transc;
-    uint32_t epilogue;
-    int32_t bias_type, sm_count;
-    void* bias;
-    void* aux;
-    int64_t aux_ld, bias_stride, aux_stride;
-};
-struct MatrixLayout {
-    int32_t type, order;
-    uint64_t rows, cols;
-    int64_t ld;
-    int32_t batches;
-    int64_t stride;
-};
 struct Preference {
     uint64_t workspace_bytes;
     uint32_t alignment[4];  // A, B, C, D
@@ -83,9 +63,7 @@ constexpr uint64_t algo_magic = 0x7374616e642d696e;
 struct Handle {};
 
 std::mutex mutex;
-stand_in::Script script("STAND_IN_FAIL_CUBLASLT");
-
-size_t bytes_of(int type) { return type == CUDA_R_32F ? 4 : 2; }
+Script script;
 
 // The driver's side: stand_in_enqueue and stand_in_reaches of control.h.
 struct Driver {
@@ -96,7 +74,7 @@ struct Driver {
 const Driver& driver() {
     static const Driver driver = [] {
         Dl_info info;
-        dladdr(reinterpret_cast<void*>(&bytes_of), &info);
+        dladdr(reinterpret_cast<void*>(&cublasLtGetVersion), &info);
         auto path = std::filesystem::canonical(info.dli_fname).parent_path() / "libcuda.so.1";
         Driver found;
         void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
@@ -112,112 +90,6 @@ const Driver& driver() {
 cublasStatus_t enter(const char* function) {
     std::lock_guard<std::mutex> lock(mutex);
     return script.call(function);
-}
-
-float load(int type, const void* from, int64_t at) {
-    if (type == CUDA_R_32F) return static_cast<const float*>(from)[at];
-    unsigned short bits = static_cast<const unsigned short*>(from)[at];
-    return type == CUDA_R_16F ? on_host::half_to_float(bits) : on_host::bfloat16_to_float(bits);
-}
-
-void store(int type, void* to, int64_t at, float value) {
-    if (type == CUDA_R_32F) static_cast<float*>(to)[at] = value;
-    else if (type == CUDA_R_16F) static_cast<unsigned short*>(to)[at] = on_host::float_to_half(value);
-    else static_cast<unsigned short*>(to)[at] = on_host::float_to_bfloat16(value);
-}
-
-// TF32 has single precision's exponent and 10 bits of fraction: to the nearest, ties away from zero (cvt.rna).
-float to_tf32(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    if ((bits & 0x7f800000) != 0x7f800000) bits = (bits + 0x1000) & ~0x1fffu;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-
-struct Product {
-    MatmulDesc desc;
-    float alpha, beta;
-    const void* a;
-    const void* b;
-    const void* c;
-    void* d;
-    MatrixLayout la, lb, lc, ld;
-    void* workspace;
-    size_t workspace_bytes;
-
-    int64_t m() const { return int64_t(ld.rows); }
-    int64_t n() const { return int64_t(ld.cols); }
-    int64_t k() const { return int64_t(desc.transa ? la.rows : la.cols); }
-    bool has(unsigned flag) const { return desc.epilogue != EPILOGUE_DEFAULT && (desc.epilogue & flag) != 0; }
-    int bias_type() const { return desc.bias_type < 0 ? ld.type : desc.bias_type; }
-    // Length of the bias, or of its gradient.
-    int64_t bias_length() const { return has(BGRADB) ? n() : m(); }
-};
-
-// From the first to the last element.
-size_t span(const MatrixLayout& layout) {
-    auto last = (layout.batches - 1) * layout.stride + (int64_t(layout.cols) - 1) * layout.ld + int64_t(layout.rows);
-    return size_t(last) * bytes_of(layout.type);
-}
-
-// A matrix as its operation makes it, in single precision, columns of `rows` one after another.
-std::vector<float> unpacked(const void* from, const MatrixLayout& layout, int64_t offset, bool transposed, bool tf32) {
-    int64_t rows = int64_t(layout.rows), cols = int64_t(layout.cols);
-    std::vector<float> to(size_t(rows * cols));
-    for (int64_t col = 0; col < cols; ++col)
-        for (int64_t row = 0; row < rows; ++row) {
-            float value = load(layout.type, from, offset + col * layout.ld + row);
-            to[size_t(transposed ? row * cols + col : col * rows + row)] = tf32 ? to_tf32(value) : value;
-        }
-    return to;
-}
-
-bool bit(const void* mask, int64_t at) { return static_cast<const unsigned char*>(mask)[at / 8] >> (at % 8) & 1; }
-
-void set_bit(void* mask, int64_t at, bool value) {
-    auto& byte = static_cast<unsigned char*>(mask)[at / 8];
-    byte = static_cast<unsigned char>((byte & ~(1 << (at % 8))) | value << (at % 8));
-}
-
-// One matrix of a batch.
-void multiply(const Product& it, int64_t batch) {
-    int64_t m = it.m(), n = it.n(), k = it.k();
-    bool tf32 = it.desc.compute_type == CUBLAS_COMPUTE_32F_FAST_TF32;
-    std::vector<float> a = unpacked(it.a, it.la, batch * it.la.stride, it.desc.transa, tf32);
-    std::vector<float> b = unpacked(it.b, it.lb, batch * it.lb.stride, it.desc.transb, tf32);
-    std::vector<float> sums(static_cast<size_t>(m)), gradient(static_cast<size_t>(it.bias_length()));
-    auto* bias = static_cast<unsigned char*>(it.desc.bias) + size_t(batch * it.desc.bias_stride) * bytes_of(it.bias_type());
-    auto* aux = static_cast<unsigned char*>(it.desc.aux) + batch * it.desc.aux_stride / 8;
-    for (int64_t col = 0; col < n; ++col) {
-        std::fill(sums.begin(), sums.end(), 0.0f);
-        for (int64_t i = 0; i < k; ++i) {
-            const float* column = &a[size_t(i * m)];
-            float factor = b[size_t(col * k + i)];
-            for (int64_t row = 0; row < m; ++row) sums[size_t(row)] += column[row] * factor;
-        }
-        for (int64_t row = 0; row < m; ++row) {
-            float value = it.alpha * sums[size_t(row)];
-            // Where beta is 0, C is not read.
-            if (it.beta != 0) value += it.beta * load(it.lc.type, it.c, batch * it.lc.stride + col * it.lc.ld + row);
-            if (it.has(BIAS)) value += load(it.bias_type(), bias, row);
-            if (it.has(RELU)) {
-                if (it.has(AUX)) set_bit(aux, col * it.desc.aux_ld + row, value > 0);
-                value = value > 0 || value != value ? value : 0;
-            }
-            if (it.has(DRELU) && !bit(aux, col * it.desc.aux_ld + row)) value = 0;
-            if (it.has(DRELU) && it.has(BGRAD)) gradient[size_t(row)] += value;
-            store(it.ld.type, it.d, batch * it.ld.stride + col * it.ld.ld + row, value);
-        }
-    }
-    for (int64_t i = 0; i < k; ++i) {
-        if (it.has(BGRADA))
-            for (int64_t row = 0; row < m; ++row) gradient[size_t(row)] += a[size_t(i * m + row)];
-        if (it.has(BGRADB))
-            for (int64_t col = 0; col < n; ++col) gradient[size_t(col)] += b[size_t(col * k + i)];
-    }
-    if (it.has(BGRADA) || it.has(BGRADB) || it.has(BGRAD))
-        for (int64_t i = 0; i < it.bias_length(); ++i) store(it.bias_type(), bias, i, gradient[size_t(i)]);
 }
 
 // When the product runs.
@@ -237,7 +109,7 @@ CUresult run(void* raw) {
                          size_t((it.ld.batches - 1) * it.desc.aux_stride + it.n() * it.desc.aux_ld) / 8);
     if (!there) return CUDA_ERROR_ILLEGAL_ADDRESS;
     // Whoever else relies on the workspace at this time finds it overwritten.
-    std::memset(it.workspace, 0xff, it.workspace_bytes);
+    if (it.workspace_bytes != 0) std::memset(it.workspace, 0xff, it.workspace_bytes);
     for (int64_t batch = 0; batch < it.ld.batches; ++batch) multiply(it, batch);
     return CUDA_SUCCESS;
 }

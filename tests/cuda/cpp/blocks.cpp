@@ -1,5 +1,7 @@
 #include "blocks.h"
 
+#include "segfaults.h"
+
 namespace stand_in {
 
 thread_local Multiprocessor* Multiprocessor::running = nullptr;
@@ -32,16 +34,17 @@ void Multiprocessor::run_block(std::uint64_t index) {
     returned_ = 0;
     barrier_arrived_ = barrier_true_ = 0;
     for (unsigned warp = 0; warp * 32 < count_; ++warp) warps_[warp].arrived = 0;
-    eager_lanes_ = random_.below(2) == 0;
+    eager_lanes_ = random_.below(4) != 0;
     fill_queue(unstarted);
     resume_next(&outside_);
+    if (fault_.signal != 0) explain_fault();
 }
 
 // All threads stand in the queue: warp by warp or scattered.
 void Multiprocessor::fill_queue(State from) {
     head_ = tail_ = queue_room;
     std::memset(state_, from, count_);
-    if (random_.below(2) == 0 && count_ % 32 == 0) {
+    if (random_.below(4) != 0 && count_ % 32 == 0) {
         Order warps(count_ / 32, random_), lanes(32, random_);
         unsigned order[32];
         for (unsigned& lane : order) lane = unsigned(lanes.next());
@@ -94,6 +97,15 @@ bool Multiprocessor::next_in_place(Fiber* self, unsigned& number) {
     return false;
 }
 
+Fiber* Multiprocessor::begin_fiber(unsigned number) {
+    Fiber* fiber = fibers_.acquire();
+    fiber->next = number;
+    fiber->thread->number = number;
+    fiber->thread->block = &block_;
+    fiber_[number] = fiber;
+    return fiber;
+}
+
 void Multiprocessor::resume_next(void** save) {
     if (head_ == tail_) {
         if (returned_ < count_) stuck();
@@ -102,22 +114,22 @@ void Multiprocessor::resume_next(void** save) {
     }
     unsigned number = queue_[head_++ % queue_room];
     if (state_[number] == unstarted) {
-        Fiber* fiber = fibers_.acquire();
-        fiber->next = number;
-        fiber->thread->number = number;
-        fiber->thread->block = &block_;
-        fiber_[number] = fiber;
-    } else {
-        state_[number] = ready;
+        stand_in_switch(save, begin_fiber(number)->stack_pointer);
+        return;
     }
+    state_[number] = ready;
+    // Stacks of other threads are seldom in the nearest cache: that of the one after this is fetched meanwhile.
+    auto* coming = static_cast<char*>(suspended_[queue_[head_ % queue_room]]);
+    __builtin_prefetch(coming);
+    __builtin_prefetch(coming + 64);
+    __builtin_prefetch(on_host::thread_at(coming));
     // The last to come to a barrier may be the first to go on.
-    if (save == &fiber_[number]->stack_pointer) return;
-    stand_in_switch(save, fiber_[number]->stack_pointer);
+    if (save != &suspended_[number]) stand_in_switch(save, suspended_[number]);
 }
 
 void Multiprocessor::wait(unsigned number, State state) {
     state_[number] = state;
-    resume_next(&fiber_[number]->stack_pointer);
+    resume_next(&suspended_[number]);
 }
 
 int Multiprocessor::barrier(on_host::Barrier kind, int predicate, on_host::Place place) {
@@ -127,10 +139,7 @@ int Multiprocessor::barrier(on_host::Barrier kind, int predicate, on_host::Place
         self.barrier_kind_ = kind;
         self.barrier_place_ = place;
     } else if (kind != self.barrier_kind_ || place.line != self.barrier_place_.line) {
-        self.end(CUDA_ERROR_LAUNCH_FAILED,
-                 format("%s came to the barrier at %s:%d while others wait at that at %s:%d",
-                        self.where(number).c_str(), place.file, place.line, self.barrier_place_.file,
-                        self.barrier_place_.line));
+        self.end_apart(number, place);
     }
     self.barrier_true_ += predicate != 0;
     if (++self.barrier_arrived_ == self.count_) {
@@ -146,23 +155,14 @@ int Multiprocessor::barrier(on_host::Barrier kind, int predicate, on_host::Place
     return self.barrier_result_;
 }
 
-on_host::u64 Multiprocessor::exchange(on_host::Exchange kind, unsigned mask, on_host::u64 value,
-                                             unsigned source, on_host::Place place) {
+on_host::u64 Multiprocessor::exchange(on_host::Exchange kind, unsigned mask, on_host::u64 value, unsigned source,
+                                      on_host::Place place) {
     Multiprocessor& self = of_this_thread();
     unsigned number = on_host::this_thread()->number, lane = number % 32;
+    if (!(mask >> lane & 1)) self.end_unnamed(number, lane, mask, place);
+    if (kind == on_host::shuffle && !(mask >> source & 1)) self.end_unnamed(number, source, mask, place);
     Warp& warp = self.warps_[number / 32];
-    if (!(mask >> lane & 1))
-        self.end(CUDA_ERROR_LAUNCH_FAILED, format("%s: the mask %08x at %s:%d does not name its own lane",
-                                                  self.where(number).c_str(), mask, place.file, place.line));
-    if (kind == on_host::shuffle && !(mask >> source & 1))
-        self.end(CUDA_ERROR_LAUNCH_FAILED,
-                 format("%s: the shuffle at %s:%d reads lane %u, which its mask %08x does not name",
-                        self.where(number).c_str(), place.file, place.line, source, mask));
-    warp.kind[lane] = kind;
-    warp.mask[lane] = mask;
-    warp.source[lane] = static_cast<unsigned char>(source);
-    warp.place[lane] = place;
-    warp.given[lane] = value;
+    warp.lanes[lane] = {value, 0, place, mask, kind, source};
     warp.arrived |= 1u << lane;
     if ((warp.arrived & mask) == mask) {
         self.complete(warp, mask, lane, number - lane);
@@ -170,43 +170,36 @@ on_host::u64 Multiprocessor::exchange(on_host::Exchange kind, unsigned mask, on_
         self.wait(number, in_exchange);
     }
     // Its own: other lanes may be served anew before this one goes on.
-    return warp.taken[lane];
+    return warp.lanes[lane].taken;
 }
 
 // All lanes of `mask` have come, `last` the last of them: each gets its result, and goes on.
 void Multiprocessor::complete(Warp& warp, unsigned mask, unsigned last, unsigned first_thread) {
-    on_host::Exchange kind = warp.kind[last];
+    on_host::Exchange kind = warp.lanes[last].kind;
     unsigned voted = 0;
     for (unsigned left = mask; left != 0; left &= left - 1) {
         unsigned lane = unsigned(__builtin_ctz(left));
-        if (warp.kind[lane] != kind || warp.mask[lane] != mask)
-            end(CUDA_ERROR_LAUNCH_FAILED,
-                format("%s is at %s:%d with mask %08x, %s at %s:%d with mask %08x",
-                       where(first_thread + last).c_str(), warp.place[last].file, warp.place[last].line, mask,
-                       where(first_thread + lane).c_str(), warp.place[lane].file, warp.place[lane].line,
-                       warp.mask[lane]));
-        voted |= unsigned(warp.given[lane] != 0) << lane;
+        const Lane& it = warp.lanes[lane];
+        if (it.kind != kind || it.mask != mask) end_exchange_apart(warp, first_thread, last, lane);
+        voted |= unsigned(it.given != 0) << lane;
     }
     for (unsigned left = mask; left != 0; left &= left - 1) {
         unsigned lane = unsigned(__builtin_ctz(left));
+        Lane& it = warp.lanes[lane];
         switch (kind) {
-            case on_host::shuffle: warp.taken[lane] = warp.given[warp.source[lane]]; break;
-            case on_host::ballot: warp.taken[lane] = voted; break;
-            case on_host::match: {
-                unsigned same = 0;
-                for (unsigned other = mask; other != 0; other &= other - 1) {
-                    unsigned at = unsigned(__builtin_ctz(other));
-                    same |= unsigned(warp.given[at] == warp.given[lane]) << at;
+            case on_host::shuffle: it.taken = warp.lanes[it.source].given; break;
+            case on_host::ballot: it.taken = voted; break;
+            case on_host::match:
+                for (unsigned others = mask; others != 0; others &= others - 1) {
+                    unsigned other = unsigned(__builtin_ctz(others));
+                    it.taken |= on_host::u64(warp.lanes[other].given == it.given) << other;
                 }
-                warp.taken[lane] = same;
                 break;
-            }
             case on_host::sync_warp: break;
         }
-        if (lane != last) {
-            if (eager_lanes_) push_front(first_thread + lane);
-            else push(first_thread + lane);
-        }
+        if (lane == last) continue;
+        if (eager_lanes_) push_front(first_thread + lane);
+        else push(first_thread + lane);
     }
     warp.arrived &= ~mask;
 }
@@ -215,16 +208,36 @@ void Multiprocessor::stuck() {
     for (unsigned number = 0; number < count_; ++number) {
         if (state_[number] != in_exchange) continue;
         const Warp& warp = warps_[number / 32];
-        unsigned lane = number % 32, missing = warp.mask[lane] & ~warp.arrived;
+        const Lane& lane = warp.lanes[number % 32];
         end(CUDA_ERROR_LAUNCH_FAILED,
             format("%s waits at %s:%d with mask %08x for lanes %08x, which never come", where(number).c_str(),
-                   warp.place[lane].file, warp.place[lane].line, warp.mask[lane], missing));
+                   lane.place.file, lane.place.line, lane.mask, lane.mask & ~warp.arrived));
     }
     unsigned missing = 0;
     while (missing < count_ && state_[missing] == at_barrier) ++missing;
     end(CUDA_ERROR_LAUNCH_FAILED, format("the barrier at %s:%d was reached by %u of %u threads; %s returned before it",
                                          barrier_place_.file, barrier_place_.line, barrier_arrived_, count_,
                                          where(missing).c_str()));
+}
+
+void Multiprocessor::end_apart(unsigned thread, on_host::Place place) {
+    end(CUDA_ERROR_LAUNCH_FAILED, format("%s came to the barrier at %s:%d while others wait at that at %s:%d",
+                                         where(thread).c_str(), place.file, place.line, barrier_place_.file,
+                                         barrier_place_.line));
+}
+
+void Multiprocessor::end_unnamed(unsigned thread, unsigned lane, unsigned mask, on_host::Place place) {
+    end(CUDA_ERROR_LAUNCH_FAILED, format("%s at %s:%d: the mask %08x does not name lane %u, %s", where(thread).c_str(),
+                                         place.file, place.line, mask, lane,
+                                         lane == thread % 32 ? "its own" : "whose value it wants"));
+}
+
+void Multiprocessor::end_exchange_apart(const Warp& warp, unsigned first_thread, unsigned lane, unsigned other) {
+    const Lane &one = warp.lanes[lane], &two = warp.lanes[other];
+    end(CUDA_ERROR_LAUNCH_FAILED,
+        format("%s is at %s:%d with mask %08x, %s at %s:%d with mask %08x", where(first_thread + lane).c_str(),
+               one.place.file, one.place.line, one.mask, where(first_thread + other).c_str(), two.place.file,
+               two.place.line, two.mask));
 }
 
 std::string Multiprocessor::where(unsigned number) const {
@@ -238,9 +251,10 @@ void Multiprocessor::end(CUresult code, std::string why) {
     leave();
 }
 
-void* Multiprocessor::fault(CUresult code, const std::string& what, unsigned thread) {
-    failure_ = {code, format("%s by %s", what.c_str(), where(thread).c_str())};
-    return outside_;
+void Multiprocessor::explain_fault() {
+    failure_ = explain(fault_, is_beyond_shared(fault_.address));
+    failure_.why += " by " + where(fault_.thread);
+    fault_ = {};
 }
 
 void Multiprocessor::fail(int code, const char* why, on_host::Place place) {

@@ -42,6 +42,14 @@ struct Failure {
     std::string why;
 };
 
+// A signal while a kernel ran.
+struct Fault {
+    int signal = 0;
+    std::uintptr_t address = 0;
+    unsigned thread = 0;
+    bool is_in_stack = false;
+};
+
 struct Launch {
     const on_host::Kernel* kernel = nullptr;
     const char* name = "";
@@ -70,8 +78,12 @@ public:
     // All blocks of a launch, in an order that follows from the seed.
     Failure run(const Launch& launch, std::uint64_t seed);
 
-    // For the handler of faults: notes that the running launch has failed, and says where to go on.
-    void* fault(CUresult code, const std::string& what, unsigned thread);
+    // For the handler of signals, which has little room: notes why the running launch has failed, and says where to go
+    // on.
+    void* fault(const Fault& fault) {
+        fault_ = fault;
+        return outside_;
+    }
 
     bool is_beyond_shared(std::uintptr_t address) const {
         return address - reinterpret_cast<std::uintptr_t>(shared_end_) < (64 << 10);
@@ -83,16 +95,21 @@ public:
 private:
     enum State : unsigned char { unstarted, ready, at_barrier, in_exchange, returned };
 
+    // A lane that has come to an exchange.
+    struct Lane {
+        on_host::u64 given, taken;
+        on_host::Place place;
+        unsigned mask;
+        on_host::Exchange kind;
+        unsigned source;
+    };
     struct Warp {
-        unsigned arrived = 0;
-        on_host::Exchange kind[32];
-        unsigned mask[32];
-        unsigned char source[32];
-        on_host::Place place[32];
-        on_host::u64 given[32], taken[32];
+        unsigned arrived;
+        Lane lanes[32];
     };
 
     void run_block(std::uint64_t index);
+    void explain_fault();
     void fill_queue(State from);
     void push(unsigned thread) { queue_[tail_++ % queue_room] = static_cast<unsigned short>(thread); }
     void push_front(unsigned thread) { queue_[--head_ % queue_room] = static_cast<unsigned short>(thread); }
@@ -101,15 +118,22 @@ private:
         return *static_cast<Multiprocessor*>(on_host::this_thread()->block->multiprocessor);
     }
     static void fiber_main();
+    [[gnu::noinline]] Fiber* begin_fiber(unsigned thread);
     void start(Fiber* self, unsigned thread);
     bool next_in_place(Fiber* self, unsigned& thread);
     void wait(unsigned thread, State state);
     void resume_next(void** save);
     [[noreturn]] void leave() { stand_in_jump(outside_); }
-    void stuck();
-    void complete(Warp& warp, unsigned mask, unsigned last, unsigned first_thread);
+    [[noreturn, gnu::cold, gnu::noinline]] void stuck();
+    [[gnu::noinline]] void complete(Warp& warp, unsigned mask, unsigned last, unsigned first_thread);
     std::string where(unsigned thread) const;
     [[noreturn]] void end(CUresult code, std::string why);
+    // Out of line, so that threads that wait leave little on their stacks.
+    [[noreturn, gnu::cold, gnu::noinline]] void end_apart(unsigned thread, on_host::Place place);
+    [[noreturn, gnu::cold, gnu::noinline]] void end_unnamed(unsigned thread, unsigned lane, unsigned mask,
+                                                            on_host::Place place);
+    [[noreturn, gnu::cold, gnu::noinline]] void end_exchange_apart(const Warp& warp, unsigned first_thread,
+                                                                   unsigned lane, unsigned other);
 
     static int barrier(on_host::Barrier kind, int predicate, on_host::Place place);
     static on_host::u64 exchange(on_host::Exchange kind, unsigned mask, on_host::u64 value, unsigned source,
@@ -125,12 +149,14 @@ private:
     Random random_{0};
     const Launch* launch_ = nullptr;
     Failure failure_;
+    Fault fault_;
 
     on_host::Block block_{};
     unsigned count_ = 0, returned_ = 0;
     State state_[most_threads];
     Fiber* fiber_[most_threads];
-    unsigned short queue_[queue_room];
+    void* suspended_[most_threads]{};  // the stack pointers of those that wait
+    unsigned short queue_[queue_room]{};  // of whichever threads; read beyond its end, to fetch what may come
     unsigned head_ = 0, tail_ = 0;
     bool eager_lanes_ = false;
     Warp warps_[most_threads / 32];

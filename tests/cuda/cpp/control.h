@@ -1,4 +1,5 @@
-// What tests, and the stand-in of cuBLASLt, ask of the driver's stand-in. CUDA has none of it.
+// What tests, and the stand-in of cuBLASLt, ask of the driver's stand-in. CUDA has none of it. Those of NVRTC and
+// cuBLASLt have stand_in_fail and stand_in_calls too, for functions of their own.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +22,8 @@ void stand_in_devices(int count);
 void stand_in_attribute(int attribute, int value);
 
 // Has the `nth` call of a function from now on (1: the next) fail with this code. The function "work" stands for
-// pieces of work that run, kernels, copies and fills: their failure is the context's, as that of a launch is.
-// At first: STAND_IN_FAIL, a list like `cuMemAlloc_v2:3:2,work:10:719`.
+// pieces of work that run, kernels, copies, fills and products: their failure is the context's, as that of a launch is.
+// At first, for all three libraries: STAND_IN_FAIL, a list like `cuMemAlloc_v2:3:2,work:10:719`.
 void stand_in_fail(const char* function, std::uint64_t nth, int code);
 
 // Calls of a function, or pieces of "work" run, so far.

@@ -71,7 +71,7 @@ bool Driver::breaks_capture() {
     bool broken = false;
     for (size_t i = 0; i < captures.size();) {
         auto capture = captures[i].lock();
-        if (capture == nullptr) {
+        if (capture == nullptr || capture->ended) {
             captures.erase(captures.begin() + long(i));
             continue;
         }

@@ -40,7 +40,7 @@ struct Driver {
     Handles<Executable> executables;
 
     Random random{0};
-    Script script{"STAND_IN_FAIL"};
+    Script script;
     std::string message;  // why the last call failed, as far as there is more to say than its code
     std::vector<std::unique_ptr<Multiprocessor>> idle;
     // Captures that forbid calls like cuMemAlloc: on the thread that began them, or on all (CU_STREAM_CAPTURE_MODE).

@@ -58,17 +58,20 @@ public:
 private:
     void make() {
         using on_host::stack_bytes;
-        // Twice the length has an aligned stack in it wherever it lies; pages not touched are not there.
-        void* mapped = mmap(nullptr, 2 * stack_bytes, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
-        if (mapped == MAP_FAILED) throw std::bad_alloc();
-        auto low = (reinterpret_cast<std::uintptr_t>(mapped) + stack_bytes - 1) & ~(stack_bytes - 1);
-        mprotect(reinterpret_cast<void*>(low), size_t(sysconf(_SC_PAGESIZE)), PROT_NONE);
+        if (all_.size() % stacks_at_once == 0) {
+            // One more than are used has as many aligned ones in it; pages that are not touched are not there.
+            size_t bytes = (stacks_at_once + 1) * stack_bytes;
+            void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+            if (mapped == MAP_FAILED) throw std::bad_alloc();
+            next_ = (reinterpret_cast<std::uintptr_t>(mapped) + stack_bytes - 1) & ~(stack_bytes - 1);
+        }
+        auto* low = reinterpret_cast<void*>(next_);
+        next_ += stack_bytes;
+        mprotect(low, size_t(sysconf(_SC_PAGESIZE)), PROT_NONE);
         auto fiber = std::make_unique<Fiber>();
-        fiber->thread = reinterpret_cast<on_host::Thread*>(low + on_host::thread_offset);
-        // Stacks that all begin at the same offset of a page would share a few sets of the cache.
-        std::uintptr_t colour = all_.size() % 16 * 256;
-        fiber->first = reinterpret_cast<void*>(low + on_host::thread_offset - 256 - colour);
+        fiber->thread = on_host::thread_at(low);
+        fiber->first = reinterpret_cast<char*>(fiber->thread) - frame_bytes;
         begin(*fiber);
         pool_.push_back(fiber.get());
         all_.push_back(std::move(fiber));
@@ -82,7 +85,6 @@ private:
         for (int i = 0; i < 6; ++i) frame[i] = 0;
         frame[6] = entry;
         frame[7] = 0;
-        static_assert(on_host::thread_offset % 16 == 0, "the entry finds its stack aligned");
 #elif defined(__aarch64__)
         for (int i = 0; i < 20; ++i) frame[i] = 0;
         frame[11] = entry;
@@ -90,7 +92,11 @@ private:
         fiber.stack_pointer = frame;
     }
 
+    static constexpr size_t stacks_at_once = 128;
+    static constexpr size_t frame_bytes = 192;  // room for the first frame, and aligned as one
+
     void (*entry_)();
+    std::uintptr_t next_ = 0;
     std::vector<std::unique_ptr<Fiber>> all_;
     std::vector<Fiber*> pool_;
 };

@@ -34,6 +34,7 @@ public:
         std::uintptr_t pages = next_, end = next_ + length, address = end - rounded;
         if (mprotect(reinterpret_cast<void*>(pages), length, PROT_READ | PROT_WRITE) != 0) return nullptr;
         next_ = end + page_;
+        if (length >= huge) madvise(reinterpret_cast<void*>(pages), length, MADV_HUGEPAGE);
         std::memset(reinterpret_cast<void*>(pages), poison, length);
         all_[address] = {bytes, pages, end, false, owner};
         return reinterpret_cast<void*>(address);
@@ -93,6 +94,7 @@ public:
 
 private:
     static constexpr size_t alignment = 256;  // of cuMemAlloc: "suitably aligned for any kind of variable"
+    static constexpr size_t huge = size_t(4) << 20;  // from here on larger pages are worth it
     static constexpr size_t reserved = size_t(1) << 40;
 
     bool reserve() {

@@ -10,9 +10,9 @@ namespace stand_in {
 
 class Script {
 public:
-    // Reads `FUNCTION:NTH:CODE,...` of an environment variable, for programs that load the libraries by themselves.
-    explicit Script(const char* variable) {
-        const char* text = std::getenv(variable);
+    // Begins with `FUNCTION:NTH:CODE,...` of STAND_IN_FAIL, for programs that tests start.
+    Script() {
+        const char* text = std::getenv("STAND_IN_FAIL");
         std::string left = text == nullptr ? "" : text;
         while (!left.empty()) {
             std::string fault = left.substr(0, left.find(','));

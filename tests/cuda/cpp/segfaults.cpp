@@ -33,7 +33,7 @@ void leave(ucontext_t& context, void* outside) {
 #endif
 }
 
-// Called where the kernel's code stands, which holds no lock of ours.
+// Threads of Rust have a small stack for signals, so this does little.
 void handle(int signal, siginfo_t* info, void* raw) {
     Multiprocessor* running = Multiprocessor::running;
     if (running == nullptr) {
@@ -42,31 +42,26 @@ void handle(int signal, siginfo_t* info, void* raw) {
         return;
     }
     auto& context = *static_cast<ucontext_t*>(raw);
-    auto stack = (stack_pointer_of(context) & ~(on_host::stack_bytes - 1)) + on_host::thread_offset;
-    unsigned thread = reinterpret_cast<const on_host::Thread*>(stack)->number;
-    auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
-    CUresult code = CUDA_ERROR_ILLEGAL_ADDRESS;
-    std::string what;
-    if (signal == SIGFPE) {
-        code = CUDA_ERROR_LAUNCH_FAILED;
-        what = "an integer was divided by 0";
-    } else if (signal == SIGILL) {
-        code = CUDA_ERROR_ILLEGAL_INSTRUCTION;
-        what = "an illegal instruction";
-    } else if (address + (64 << 10) > stack + 64 - on_host::stack_bytes && address < stack) {
-        code = CUDA_ERROR_LAUNCH_FAILED;
-        what = "the stack was overrun";
-    } else if (running->is_beyond_shared(address)) {
-        what = "access beyond the dynamic shared memory";
-    } else {
-        std::lock_guard<std::mutex> lock(driver().mutex);
-        const Arena& arena = driver().host_memory.has(address) ? driver().host_memory : driver().device_memory;
-        what = "access to " + arena.describe(address);
-    }
-    leave(context, running->fault(code, what, thread));
+    auto stack = stack_pointer_of(context) & ~(on_host::stack_bytes - 1);
+    Fault fault;
+    fault.signal = signal;
+    fault.address = reinterpret_cast<std::uintptr_t>(info->si_addr);
+    fault.thread = on_host::thread_at(reinterpret_cast<void*>(stack))->number;
+    fault.is_in_stack = fault.address - stack < on_host::stack_bytes;
+    leave(context, running->fault(fault));
 }
 
 }  // namespace
+
+Failure explain(const Fault& fault, bool is_beyond_shared) {
+    if (fault.signal == SIGFPE) return {CUDA_ERROR_LAUNCH_FAILED, "an integer divided by 0"};
+    if (fault.signal == SIGILL) return {CUDA_ERROR_ILLEGAL_INSTRUCTION, "an illegal instruction"};
+    if (fault.is_in_stack) return {CUDA_ERROR_LAUNCH_FAILED, "the stack overrun"};
+    if (is_beyond_shared) return {CUDA_ERROR_ILLEGAL_ADDRESS, "access beyond the dynamic shared memory"};
+    std::lock_guard<std::mutex> lock(driver().mutex);
+    const Arena& arena = driver().host_memory.has(fault.address) ? driver().host_memory : driver().device_memory;
+    return {CUDA_ERROR_ILLEGAL_ADDRESS, "access to " + arena.describe(fault.address)};
+}
 
 void handle_segfaults() {
     static std::once_flag once;

@@ -52,6 +52,7 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
     auto stream = find_stream(handle, fault);
     if (stream == nullptr) return fault;
     stream->destroyed = true;
+    if (stream->capture != nullptr) stream->capture->ended = true;
     stream->capture = nullptr;
     driver().streams.remove(handle);
     Context& it = *stream->context;
@@ -207,6 +208,7 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
     if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != std::this_thread::get_id())
         return driver().refuse(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "a capture ended by another thread");
     stream->capture = nullptr;
+    capture->ended = true;
     if (capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     driver().graphs.add(capture->graph, graph);
     return CUDA_SUCCESS;

@@ -50,11 +50,18 @@ struct Thread {
 // Stacks are as long as they are aligned, so that a thread finds itself by its stack pointer: no thread-local
 // variable, and right in whichever fiber and module the code runs.
 constexpr u64 stack_bytes = 256 << 10;
-constexpr u64 thread_offset = stack_bytes - 64;
+
+// The thread whose stack an address lies in. Stacks that all began at the same offset of a page would share a few sets
+// of the cache, so one in 16 does.
+inline __attribute__((always_inline)) Thread* thread_at(const void* address) {
+    u64 stack = reinterpret_cast<u64>(address) & ~(stack_bytes - 1);
+    u64 colour = stack / stack_bytes % 16;
+    return reinterpret_cast<Thread*>(stack + stack_bytes - 64 - colour * 256);
+}
 static_assert(sizeof(Thread) <= 64, "lies above the stack");
 
 inline __attribute__((always_inline)) Thread* this_thread() {
-    u64 stack_pointer;
+    const void* stack_pointer;
 #if defined(__x86_64__)
     asm("mov %%rsp, %0" : "=r"(stack_pointer));
 #elif defined(__aarch64__)
@@ -62,7 +69,7 @@ inline __attribute__((always_inline)) Thread* this_thread() {
 #else
 #error "the stand-in knows the stacks of x86-64 and aarch64"
 #endif
-    return reinterpret_cast<Thread*>((stack_pointer & ~(stack_bytes - 1)) + thread_offset);
+    return thread_at(stack_pointer);
 }
 
 // What a module exports for each kernel, as `on_host_kernel_NAME`.

@@ -69,6 +69,7 @@ struct Capture {
     std::shared_ptr<Graph> graph;
     std::shared_ptr<Node> last;
     bool invalidated = false;
+    bool ended = false;
 };
 
 struct Context;

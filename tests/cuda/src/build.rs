@@ -19,7 +19,8 @@ use std::thread;
 use crate::source::{HEADERS, SHIM, units};
 use crate::{Library, Variant};
 
-const FLAGS: [&str; 6] = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"];
+const FLAGS: [&str; 7] =
+    ["-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"];
 
 /// The folder with a variant's libraries.
 pub(crate) fn folder_of(variant: &Variant) -> io::Result<PathBuf> {

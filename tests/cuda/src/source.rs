@@ -23,6 +23,7 @@ pub(crate) const SHIM: &[(&str, &str)] = files![
 pub(crate) const HEADERS: &[(&str, &str)] = files![
     "api.h",
     "blocks.h",
+    "compile.h",
     "control.h",
     "copies.h",
     "driver.h",
@@ -30,6 +31,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = files![
     "graphs.h",
     "memory.h",
     "modules.h",
+    "products.h",
     "random.h",
     "script.h",
     "segfaults.h",
@@ -52,7 +54,7 @@ pub(crate) fn units(library: Library) -> &'static [(&'static str, &'static str)]
             "streams.cpp",
             "switch.cpp",
         ],
-        Library::Nvrtc => files!["nvrtc.cpp"],
-        Library::CublasLt => files!["blas.cpp"],
+        Library::Nvrtc => files!["compile.cpp", "nvrtc.cpp"],
+        Library::CublasLt => files!["blas.cpp", "products.cpp"],
     }
 }

@@ -38,6 +38,10 @@ void equal(const A& left, const B& right, const char* what, const char* file, in
 // A function of one of the libraries: `in_cuda<CUresult>("cuInit", 0u)`.
 enum Of { cuda, nvrtc, cublaslt };
 void* symbol(Of library, const char* name);
+// The same, or null.
+void* find(Of library, const char* name);
+// From now on the libraries are those of the second folder.
+void look_into_copy();
 
 template <typename Result = CUresult, typename... Args>
 Result call(Of library, const char* name, Args... args) {

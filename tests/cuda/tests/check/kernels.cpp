@@ -214,7 +214,7 @@ CASE(kernels_beyond_shared) {
 
 CASE(kernels_stack_overrun) {
     begin();
-    fails("overrun", 32, allocate(4), CUDA_ERROR_LAUNCH_FAILED, "the stack was overrun");
+    fails("overrun", 32, allocate(4), CUDA_ERROR_LAUNCH_FAILED, "the stack overrun");
 }
 
 CASE(kernels_go_on_after_a_failure) {

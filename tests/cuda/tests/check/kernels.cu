@@ -179,3 +179,10 @@ KERNEL(arithmetic, 32, Bits) {
     to[12] = __funnelshift_l(0x80000001u, 0x1u, 4);
     to[13] = unsigned(min(-1, 2)) + max(3u, 4u);
 }
+
+struct Scale {
+    unsigned* number;
+    unsigned by, more;
+};
+// number = number * by + more
+KERNEL(scale, 1, Scale) { *args.number = *args.number * args.by + args.more; }

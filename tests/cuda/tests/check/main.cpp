@@ -1,4 +1,4 @@
-// Runs one case on the stand-ins in a folder: `check FOLDER CASE`. Lists the cases: `check`.
+// Runs one case on the stand-ins in a folder: `check FOLDER CASE [COPY]`. Lists the cases: `check`.
 #include "check.h"
 
 #include <fstream>
@@ -12,7 +12,7 @@ std::map<std::string, void (*)()>& cases() {
     return cases;
 }
 
-std::string folder;
+std::string folder, copy;
 void* libraries[3];
 
 std::string text_of(const std::string& path) {
@@ -31,15 +31,25 @@ void fail(const char* file, int line, const std::string& what) {
     std::_Exit(1);
 }
 
+void* find(Of library, const char* name) {
+    static const std::vector<const char*> names[] = {
+        {"libcuda.so.1"}, {"libnvrtc.so.13", "libnvrtc.so.12"}, {"libcublasLt.so.13", "libcublasLt.so.12"}};
+    void*& opened = libraries[library];
+    for (const char* file : names[library])
+        if (opened == nullptr) opened = dlopen((folder + "/" + file).c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (opened == nullptr) fail(__FILE__, __LINE__, dlerror());
+    return dlsym(opened, name);
+}
+
 void* symbol(Of library, const char* name) {
-    static const char* const names[] = {"libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13"};
-    if (libraries[library] == nullptr) {
-        libraries[library] = dlopen((folder + "/" + names[library]).c_str(), RTLD_NOW | RTLD_LOCAL);
-        if (libraries[library] == nullptr) fail(__FILE__, __LINE__, dlerror());
-    }
-    void* found = dlsym(libraries[library], name);
+    void* found = find(library, name);
     if (found == nullptr) fail(__FILE__, __LINE__, std::string("no ") + name);
     return found;
+}
+
+void look_into_copy() {
+    folder = copy;
+    for (void*& library : libraries) library = nullptr;
 }
 
 CUcontext begin() {
@@ -113,6 +123,7 @@ int main(int count, char** words) {
         return 0;
     }
     folder = words[1];
+    copy = count > 3 ? words[3] : "";
     auto found = cases().find(words[2]);
     if (found == cases().end()) fail(__FILE__, __LINE__, std::string("no case ") + words[2]);
     found->second();
