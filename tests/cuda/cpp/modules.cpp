@@ -73,7 +73,7 @@ CUresult make_launch(CUfunction handle, const Dimensions& dimensions, void** par
         launch.shared_bytes = shared_bytes;
         launch.args = args.data();
         launch.static_shared = function->module->shared_memory();
-        launch.static_bytes = function->module->shared_bytes;
+        launch.static_bytes = launch.static_shared == nullptr ? 0 : function->module->shared_bytes;
         return driver().launch(launch, seed);
     };
     work = std::make_shared<Work>(Work{function->name, std::move(run)});

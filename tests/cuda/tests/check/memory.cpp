@@ -27,6 +27,21 @@ CASE(memory_is_poisoned) {
     }
 }
 
+CASE(memory_that_is_not_touched_takes_none) {
+    begin();
+    call<void>(cuda, "stand_in_memory", std::uint64_t(64) << 30);
+    size_t bytes = (size_t(60) << 30) + 100;
+    CUdeviceptr memory = allocate(bytes);
+    for (CUdeviceptr at : {memory, memory + (size_t(31) << 30), memory + bytes - 16})
+        for (unsigned char byte : download<unsigned char>(at, 16)) EQUAL(byte, 0xff);
+    CUstream by = stream();
+    OK(cu("cuMemsetD8Async", memory + (size_t(31) << 30), static_cast<unsigned char>(3), size_t(16), by));
+    synchronize(by);
+    EQUAL(download<unsigned char>(memory + (size_t(31) << 30), 16)[15], 3);
+    EQUAL(download<unsigned char>(memory + (size_t(31) << 30) + (size_t(16) << 20), 1)[0], 0xff);
+    OK(cu("cuMemFree_v2", memory));
+}
+
 CASE(memory_is_freed_once) {
     begin();
     CUdeviceptr memory = allocate(100);
