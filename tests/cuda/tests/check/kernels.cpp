@@ -223,7 +223,8 @@ CASE(kernels_stack_overrun) {
 CASE(kernels_go_on_after_a_failure) {
     begin();
     fails("barrier_for_some", 64, 0, CUDA_ERROR_LAUNCH_FAILED, "was reached by");
-    CUmodule module = compile("struct A { int* to; }; KERNEL(one, 64, A) { __syncthreads(); args.to[threadIdx.x] = 1; }");
+    CUmodule module =
+        compile("struct A { int* to; }; KERNEL(one, 64, A) { __syncthreads(); args.to[threadIdx.x] = 1; }");
     CUfunction function;
     OK(cu("cuModuleGetFunction", &function, module, "one"));
     CUdeviceptr to = allocate(256);

@@ -73,14 +73,16 @@ CASE(memory_copies_are_checked) {
     OK(cu("cuMemcpyHtoDAsync_v2", memory, from, size_t(100), by));
     EQUAL(cu("cuMemcpyHtoDAsync_v2", memory, from, size_t(101), by), CUDA_ERROR_INVALID_VALUE);
     EQUAL(cu("cuMemcpyHtoDAsync_v2", memory + 50, from, size_t(51), by), CUDA_ERROR_INVALID_VALUE);
-    EQUAL(cu("cuMemcpyDtoHAsync_v2", static_cast<void*>(host.data()), memory - 1, size_t(1), by), CUDA_ERROR_INVALID_VALUE);
+    void* to = host.data();
+    EQUAL(cu("cuMemcpyDtoHAsync_v2", to, memory - 1, size_t(1), by), CUDA_ERROR_INVALID_VALUE);
     EQUAL(cu("cuMemcpyDtoDAsync_v2", other, memory, size_t(101), by), CUDA_ERROR_INVALID_VALUE);
     EQUAL(cu("cuMemsetD8Async", memory, static_cast<unsigned char>(0), size_t(101), by), CUDA_ERROR_INVALID_VALUE);
     EQUAL(cu("cuMemsetD32Async", memory + 2, 0u, size_t(1), by), CUDA_ERROR_INVALID_VALUE);
     OK(cu("cuMemcpyDtoDAsync_v2", other, memory, size_t(0), by));
     OK(cu("cuMemFree_v2", other));
     EQUAL(cu("cuMemcpyDtoDAsync_v2", other, memory, size_t(1), by), CUDA_ERROR_INVALID_VALUE);
-    EQUAL(cu("cuMemcpyDtoDAsync_v2", memory, memory, size_t(1), static_cast<CUstream>(nullptr)), CUDA_ERROR_INVALID_HANDLE);
+    by = nullptr;
+    EQUAL(cu("cuMemcpyDtoDAsync_v2", memory, memory, size_t(1), by), CUDA_ERROR_INVALID_HANDLE);
 }
 
 CASE(memory_page_locked_must_outlive_copies) {
