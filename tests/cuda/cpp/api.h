@@ -41,7 +41,8 @@ using CUgraphExec = struct CUgraphExec_st*;
     RESULT(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, 701, "too many resources requested for launch")    \
     RESULT(CUDA_ERROR_LAUNCH_TIMEOUT, 702, "the launch timed out and was terminated")             \
     RESULT(CUDA_ERROR_ASSERT, 710, "device-side assert triggered")                                \
-    RESULT(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712, "part or all of the requested memory range is already mapped") \
+    RESULT(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712, \
+           "part or all of the requested memory range is already mapped") \
     RESULT(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, 713, "pointer does not correspond to a registered memory region") \
     RESULT(CUDA_ERROR_ILLEGAL_INSTRUCTION, 715, "an illegal instruction was encountered")         \
     RESULT(CUDA_ERROR_MISALIGNED_ADDRESS, 716, "misaligned address")                              \
@@ -52,10 +53,11 @@ using CUgraphExec = struct CUgraphExec_st*;
     RESULT(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, 803, "system has unsupported display driver / cuda driver combination") \
     RESULT(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900, "operation not permitted when stream is capturing") \
     RESULT(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, 901, "operation failed due to a previous error during capture") \
-    RESULT(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, 903, "operation failed because no capture is active on this stream") \
+    RESULT(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, 903, "capture was not ended in the same stream as it began") \
     RESULT(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, 905, "dependency created on uncaptured work in another stream") \
     RESULT(CUDA_ERROR_CAPTURED_EVENT, 907, "operation not permitted on an event last recorded in a capturing stream") \
-    RESULT(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, 908, "attempt to terminate a thread-local capture sequence from another thread") \
+    RESULT(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, 908, \
+           "attempt to terminate a thread-local capture sequence from another thread") \
     RESULT(CUDA_ERROR_UNKNOWN, 999, "unknown error")
 
 enum : CUresult {

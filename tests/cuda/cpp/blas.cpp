@@ -35,8 +35,6 @@ enum : cublasStatus_t {
     CUBLAS_STATUS_LICENSE_ERROR = 16,
 };
 
-EXPORT size_t cublasLtGetVersion();
-
 using namespace stand_in;
 
 namespace {
@@ -72,9 +70,9 @@ struct Driver {
 };
 
 const Driver& driver() {
-    static const Driver driver = [] {
+    static const Driver found = [] {
         Dl_info info;
-        dladdr(reinterpret_cast<void*>(&cublasLtGetVersion), &info);
+        dladdr(reinterpret_cast<void*>(&driver), &info);
         auto path = std::filesystem::canonical(info.dli_fname).parent_path() / "libcuda.so.1";
         Driver found;
         void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
@@ -84,7 +82,7 @@ const Driver& driver() {
         }
         return found;
     }();
-    return driver;
+    return found;
 }
 
 cublasStatus_t enter(const char* function) {

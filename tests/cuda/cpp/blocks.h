@@ -1,12 +1,12 @@
 // How a block runs: its threads, one after another, until each waits or has returned.
 //
-// Threads that are ready stand in a queue. A thread that has not begun is run in place by whichever fiber is free, so a
-// kernel without barriers costs a call a thread; one that waits keeps its fiber, and another goes on. Which thread comes
-// first after the start and after each barrier is random (Order), as is whether lanes that an exchange has served go
-// on at once or after all others.
+// Threads that are ready stand in a queue. A thread that has not begun is run in place by whichever fiber is free, so
+// a kernel without barriers costs a call a thread; one that waits keeps its fiber, and another goes on. Which thread
+// comes first after the start and after each barrier is random (Order), as is whether lanes that an exchange has
+// served go on at once or after all others.
 //
-// When none is ready and not all have returned, some wait for what never comes: a barrier that not all threads reach, or
-// an exchange that lanes of its mask skip. The device would hang, or go on with undefined values; here the launch
+// When none is ready and not all have returned, some wait for what never comes: a barrier that not all threads reach,
+// or an exchange that lanes of its mask skip. The device would hang, or go on with undefined values; here the launch
 // fails, with a message. Threads that have returned count as missing too, though compute capability 7.0 and later
 // forgives that.
 #pragma once

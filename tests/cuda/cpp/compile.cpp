@@ -74,7 +74,8 @@ std::string compiler() {
 }
 
 // Every operation is rounded by itself, as a kernel's arithmetic is where it says so; a device contracts the rest.
-// Type punning by pointers is common in kernels, and their compiler allows it. There are no headers but a program's own.
+// Type punning by pointers is common in kernels, and their compiler allows it. There are no headers but a program's
+// own. Thread-local variables lie where the loader can tell (modules.cpp).
 const char* const flags[] = {
     "-O2",
     "-shared",
@@ -86,6 +87,11 @@ const char* const flags[] = {
     "-fno-rtti",
     "-fno-strict-aliasing",
     "-nostdinc",
+#if defined(__aarch64__)
+    "-mtls-dialect=trad",
+#else
+    "-mtls-dialect=gnu",
+#endif
     "-Wno-unknown-pragmas",
     "-Wno-attributes",
 };

@@ -51,8 +51,8 @@ struct Driver {
     // Notes why, and says so on standard error: what is refused is mostly a defect of the caller.
     CUresult refuse(CUresult code, std::string why);
 
-    // Runs work until `done` or until the context fails. A lazy wait runs what `wanted` needs and nothing else; null: for
-    // all of the context's.
+    // Runs work until `done` or until the context fails. A lazy wait runs what `wanted` needs and nothing else; null:
+    // the wait is for all of the context's.
     CUresult wait(std::unique_lock<std::mutex>& lock, Context& context, Stream* wanted,
                   const std::function<bool()>& done);
     // Runs one piece of work, if there is any.

@@ -12,7 +12,7 @@ using namespace stand_in;
 
 namespace {
 
-// Adds a graph's nodes to a plan, behind `first` (which is there before them) and, all of them, before what is returned.
+// Adds a graph's nodes to a plan, behind `first` (which is there before them) and before what is returned.
 unsigned add_to(Plan& plan, const Graph& graph, unsigned first, std::unordered_map<const Node*, unsigned>* at) {
     auto node = [&](Shared work) {
         plan.work.push_back(std::move(work));

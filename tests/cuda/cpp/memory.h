@@ -8,9 +8,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "blocks.h"
 
@@ -32,10 +34,8 @@ public:
         size_t length = (rounded + page_ - 1) / page_ * page_;
         if (next_ + length + page_ > base_ + reserved) return nullptr;
         std::uintptr_t pages = next_, end = next_ + length, address = end - rounded;
-        if (mprotect(reinterpret_cast<void*>(pages), length, PROT_READ | PROT_WRITE) != 0) return nullptr;
+        if (!(length < large ? fill(pages, length) : map_filled(pages, length))) return nullptr;
         next_ = end + page_;
-        if (length >= huge) madvise(reinterpret_cast<void*>(pages), length, MADV_HUGEPAGE);
-        std::memset(reinterpret_cast<void*>(pages), poison, length);
         all_[address] = {bytes, pages, end, false, owner};
         return reinterpret_cast<void*>(address);
     }
@@ -94,7 +94,7 @@ public:
 
 private:
     static constexpr size_t alignment = 256;  // of cuMemAlloc: "suitably aligned for any kind of variable"
-    static constexpr size_t huge = size_t(4) << 20;  // from here on larger pages are worth it
+    static constexpr size_t large = size_t(64) << 20, huge = size_t(4) << 20, piece = size_t(16) << 20;
     static constexpr size_t reserved = size_t(1) << 40;
 
     bool reserve() {
@@ -106,6 +106,31 @@ private:
         return true;
     }
 
+    static bool fill(std::uintptr_t pages, size_t length) {
+        auto* at = reinterpret_cast<void*>(pages);
+        if (mprotect(at, length, PROT_READ | PROT_WRITE) != 0) return false;
+        if (length >= huge) madvise(at, length, MADV_HUGEPAGE);
+        std::memset(at, poison, length);
+        return true;
+    }
+
+    // The same by copies, made on writing, of one piece that is poisoned: what is allocated but not used, as by who
+    // tries how much there is, takes no memory.
+    bool map_filled(std::uintptr_t pages, size_t length) {
+        if (filled_ < 0) {
+            filled_ = memfd_create("poison", MFD_CLOEXEC);
+            std::vector<unsigned char> bytes(piece, poison);
+            if (filled_ < 0 || write(filled_, bytes.data(), piece) != ssize_t(piece)) return false;
+        }
+        for (size_t at = 0; at < length; at += piece) {
+            void* mapped = mmap(reinterpret_cast<void*>(pages + at), std::min(piece, length - at),
+                                PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, filled_, 0);
+            if (mapped == MAP_FAILED) return false;
+        }
+        return true;
+    }
+
+    int filled_ = -1;  // a file of one piece
     size_t page_ = 4096;
     std::uintptr_t base_ = 0, next_ = 0;
     std::map<std::uintptr_t, Allocation> all_;

@@ -10,6 +10,8 @@ int stand_in_attribute_of_device(int attribute);
 namespace stand_in {
 namespace {
 
+constexpr char gone[] = "a function of a module that was unloaded";
+
 // Length of a loaded object's thread-local variables: nothing but shared memory is one.
 size_t thread_local_bytes(void* object) {
     link_map* wanted = nullptr;
@@ -45,7 +47,7 @@ void* Module::shared_memory() const {
 CUresult make_launch(CUfunction handle, const Dimensions& dimensions, void** parameters, void** extra, Shared& work) {
     Driver& all = driver();
     auto function = all.functions.find(handle);
-    if (function == nullptr) return all.refuse(CUDA_ERROR_INVALID_HANDLE, "a function of a module that was unloaded");
+    if (function == nullptr) return all.refuse(CUDA_ERROR_INVALID_HANDLE, gone);
     const char* name = function->name.c_str();
     auto [grid, block, shared_bytes] = dimensions;
     std::uint64_t threads = std::uint64_t(block.x) * block.y * block.z;
@@ -73,7 +75,7 @@ CUresult make_launch(CUfunction handle, const Dimensions& dimensions, void** par
         launch.shared_bytes = shared_bytes;
         launch.args = args.data();
         launch.static_shared = function->module->shared_memory();
-        launch.static_bytes = function->module->shared_bytes;
+        launch.static_bytes = launch.static_shared == nullptr ? 0 : function->module->shared_bytes;
         return driver().launch(launch, seed);
     };
     work = std::make_shared<Work>(Work{function->name, std::move(run)});
@@ -145,7 +147,7 @@ EXPORT CUresult cuModuleGetFunction(CUfunction* handle, CUmodule module_handle, 
 EXPORT CUresult cuFuncGetAttribute(int* value, int attribute, CUfunction handle) {
     ENTRY(context);
     auto function = driver().functions.find(handle);
-    if (function == nullptr) return driver().refuse(CUDA_ERROR_INVALID_HANDLE, "a function of a module that was unloaded");
+    if (function == nullptr) return driver().refuse(CUDA_ERROR_INVALID_HANDLE, gone);
     switch (attribute) {
         case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = int(function->kernel->most_threads); break;
         case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *value = int(function->module->shared_bytes); break;
@@ -164,13 +166,14 @@ EXPORT CUresult cuFuncGetAttribute(int* value, int attribute, CUfunction handle)
 EXPORT CUresult cuFuncSetAttribute(CUfunction handle, int attribute, int value) {
     ENTRY(context);
     auto function = driver().functions.find(handle);
-    if (function == nullptr) return driver().refuse(CUDA_ERROR_INVALID_HANDLE, "a function of a module that was unloaded");
+    if (function == nullptr) return driver().refuse(CUDA_ERROR_INVALID_HANDLE, gone);
     if (attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) return CUDA_SUCCESS;
     if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
         return driver().refuse(CUDA_ERROR_INVALID_VALUE, format("attribute %d of a function, to be set", attribute));
     int most = stand_in_attribute_of_device(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
     if (value < 0 || value > std::min(most, int(most_shared_bytes)))
-        return driver().refuse(CUDA_ERROR_INVALID_VALUE, format("%d bytes of dynamic shared memory of %d", value, most));
+        return driver().refuse(CUDA_ERROR_INVALID_VALUE,
+                               format("%d bytes of dynamic shared memory of %d", value, most));
     function->most_dynamic_bytes = value;
     return CUDA_SUCCESS;
 }

@@ -57,7 +57,8 @@ void multiply(const Product& it, int64_t batch) {
     std::vector<float> a = unpacked(it.a, it.la, batch * it.la.stride, it.desc.transa, tf32);
     std::vector<float> b = unpacked(it.b, it.lb, batch * it.lb.stride, it.desc.transb, tf32);
     std::vector<float> sums(static_cast<size_t>(m)), gradient(static_cast<size_t>(it.bias_length()));
-    auto* bias = static_cast<unsigned char*>(it.desc.bias) + size_t(batch * it.desc.bias_stride) * bytes_of(it.bias_type());
+    auto* bias =
+        static_cast<unsigned char*>(it.desc.bias) + size_t(batch * it.desc.bias_stride) * bytes_of(it.bias_type());
     auto* aux = static_cast<unsigned char*>(it.desc.aux) + batch * it.desc.aux_stride / 8;
     for (int64_t col = 0; col < n; ++col) {
         std::fill(sums.begin(), sums.end(), 0.0f);

@@ -57,7 +57,8 @@ inline size_t span(const MatrixLayout& layout) {
     return size_t(last) * bytes_of(layout.type);
 }
 
-// Computes one product of a batch. Sums are kept in single precision, in the order of k, and rounded once to D's format.
+// Computes one product of a batch. Sums are kept in single precision, in the order of k, and rounded once to D's
+// format.
 void multiply(const Product& it, int64_t batch);
 
 }  // namespace stand_in

@@ -23,7 +23,8 @@ private:
     std::uint64_t state_;
 };
 
-// 0 to `count` - 1, of which there is one at least, in one of many orders, without a list of them: an affine map over the next power of two.
+// 0 to `count` - 1, of which there is one at least, in one of many orders, without a list of them: an affine map over
+// the next power of two.
 class Order {
 public:
     Order(std::uint64_t count, Random& random) : count_(count) {

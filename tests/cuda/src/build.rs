@@ -158,7 +158,7 @@ fn link(root: &Path, variant: &Variant, folder: &Path) -> io::Result<()> {
         let local = if variant.lacks(library).next().is_some() { local } else { String::new() };
         fs::write(&exports, format!("{{ global: cu*; nvrtc*; stand_in_*; {local}}};\n"))?;
         let mut command = Command::new(compiler());
-        command.args(FLAGS).args(["-w", "-shared", "-Wl,-z,nodelete"]);
+        command.args(FLAGS).args(["-w", "-shared", "-Wl,-z,nodelete", "-Wl,-Bsymbolic"]);
         command.arg(format!("-Wl,-soname,{name}")).arg("-o").arg(folder.join(&name)).arg(&version);
         command.args(units(library).iter().map(|(unit, _)| object(&root.join("objects"), unit)));
         command.arg(format!("-Wl,--version-script={}", exports.display())).args(["-ldl", "-pthread"]);

@@ -32,7 +32,8 @@ struct Case {
 
 template <typename A, typename B>
 void equal(const A& left, const B& right, const char* what, const char* file, int line) {
-    if (!(left == right)) fail(file, line, std::string(what) + " is " + std::to_string(left) + ", not " + std::to_string(right));
+    if (left == right) return;
+    fail(file, line, std::string(what) + " is " + std::to_string(left) + ", not " + std::to_string(right));
 }
 
 // A function of one of the libraries: `in_cuda<CUresult>("cuInit", 0u)`.

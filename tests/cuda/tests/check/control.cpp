@@ -9,7 +9,9 @@ void fail_call(Of library, const char* function, std::uint64_t nth, int code) {
     call<void>(library, "stand_in_fail", function, nth, code);
 }
 
-std::uint64_t calls(Of library, const char* function) { return call<std::uint64_t>(library, "stand_in_calls", function); }
+std::uint64_t calls(Of library, const char* function) {
+    return call<std::uint64_t>(library, "stand_in_calls", function);
+}
 
 struct Fill {
     CUdeviceptr to;

@@ -277,7 +277,8 @@ CASE(graphs_of_a_captured_product) {
     void *handle, *desc, *layout;
     OK(call<int>(cublaslt, "cublasLtCreate", &handle));
     OK(call<int>(cublaslt, "cublasLtMatmulDescCreate", &desc, 68, 0));
-    OK(call<int>(cublaslt, "cublasLtMatrixLayoutCreate", &layout, 0, std::uint64_t(2), std::uint64_t(2), std::int64_t(2)));
+    std::uint64_t two = 2;
+    OK(call<int>(cublaslt, "cublasLtMatrixLayoutCreate", &layout, 0, two, two, std::int64_t(2)));
     float one = 1;
     const void* alpha = &one;
     CUstream by = stream();

@@ -192,10 +192,13 @@ CASE(kernels_use_after_free) {
     fails("store", 32, memory + 8, CUDA_ERROR_ILLEGAL_ADDRESS, "byte 8 of an allocation of 1000 bytes that was freed");
 }
 
+// Neither a device nor aarch64 minds, but the result is nobody's.
+#if defined(__x86_64__)
 CASE(kernels_divide_by_0) {
     begin();
     fails("divide", 32, upload(std::vector<int>(32, 0)), CUDA_ERROR_LAUNCH_FAILED, "divided by 0");
 }
+#endif
 
 CASE(kernels_trap) {
     begin();
@@ -220,7 +223,8 @@ CASE(kernels_stack_overrun) {
 CASE(kernels_go_on_after_a_failure) {
     begin();
     fails("barrier_for_some", 64, 0, CUDA_ERROR_LAUNCH_FAILED, "was reached by");
-    CUmodule module = compile("struct A { int* to; }; KERNEL(one, 64, A) { __syncthreads(); args.to[threadIdx.x] = 1; }");
+    CUmodule module =
+        compile("struct A { int* to; }; KERNEL(one, 64, A) { __syncthreads(); args.to[threadIdx.x] = 1; }");
     CUfunction function;
     OK(cu("cuModuleGetFunction", &function, module, "one"));
     CUdeviceptr to = allocate(256);

@@ -90,8 +90,8 @@ void synchronize(CUstream stream) { OK(cu("cuStreamSynchronize", stream)); }
 
 CUmodule compile(const std::string& source) {
     void* program = nullptr;
-    OK(call(nvrtc, "nvrtcCreateProgram", &program, source.c_str(), "check.cu", 0, static_cast<const char* const*>(nullptr),
-            static_cast<const char* const*>(nullptr)));
+    const char* const* none = nullptr;
+    OK(call(nvrtc, "nvrtcCreateProgram", &program, source.c_str(), "check.cu", 0, none, none));
     const char* options[] = {"--gpu-architecture=sm_90", "--std=c++17"};
     if (call(nvrtc, "nvrtcCompileProgram", program, 2, static_cast<const char* const*>(options)) != 0) {
         size_t size = 0;

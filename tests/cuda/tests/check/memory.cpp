@@ -27,6 +27,21 @@ CASE(memory_is_poisoned) {
     }
 }
 
+CASE(memory_that_is_not_touched_takes_none) {
+    begin();
+    call<void>(cuda, "stand_in_memory", std::uint64_t(64) << 30);
+    size_t bytes = (size_t(60) << 30) + 100;
+    CUdeviceptr memory = allocate(bytes);
+    for (CUdeviceptr at : {memory, memory + (size_t(31) << 30), memory + bytes - 16})
+        for (unsigned char byte : download<unsigned char>(at, 16)) EQUAL(byte, 0xff);
+    CUstream by = stream();
+    OK(cu("cuMemsetD8Async", memory + (size_t(31) << 30), static_cast<unsigned char>(3), size_t(16), by));
+    synchronize(by);
+    EQUAL(download<unsigned char>(memory + (size_t(31) << 30), 16)[15], 3);
+    EQUAL(download<unsigned char>(memory + (size_t(31) << 30) + (size_t(16) << 20), 1)[0], 0xff);
+    OK(cu("cuMemFree_v2", memory));
+}
+
 CASE(memory_is_freed_once) {
     begin();
     CUdeviceptr memory = allocate(100);
@@ -58,14 +73,16 @@ CASE(memory_copies_are_checked) {
     OK(cu("cuMemcpyHtoDAsync_v2", memory, from, size_t(100), by));
     EQUAL(cu("cuMemcpyHtoDAsync_v2", memory, from, size_t(101), by), CUDA_ERROR_INVALID_VALUE);
     EQUAL(cu("cuMemcpyHtoDAsync_v2", memory + 50, from, size_t(51), by), CUDA_ERROR_INVALID_VALUE);
-    EQUAL(cu("cuMemcpyDtoHAsync_v2", static_cast<void*>(host.data()), memory - 1, size_t(1), by), CUDA_ERROR_INVALID_VALUE);
+    void* to = host.data();
+    EQUAL(cu("cuMemcpyDtoHAsync_v2", to, memory - 1, size_t(1), by), CUDA_ERROR_INVALID_VALUE);
     EQUAL(cu("cuMemcpyDtoDAsync_v2", other, memory, size_t(101), by), CUDA_ERROR_INVALID_VALUE);
     EQUAL(cu("cuMemsetD8Async", memory, static_cast<unsigned char>(0), size_t(101), by), CUDA_ERROR_INVALID_VALUE);
     EQUAL(cu("cuMemsetD32Async", memory + 2, 0u, size_t(1), by), CUDA_ERROR_INVALID_VALUE);
     OK(cu("cuMemcpyDtoDAsync_v2", other, memory, size_t(0), by));
     OK(cu("cuMemFree_v2", other));
     EQUAL(cu("cuMemcpyDtoDAsync_v2", other, memory, size_t(1), by), CUDA_ERROR_INVALID_VALUE);
-    EQUAL(cu("cuMemcpyDtoDAsync_v2", memory, memory, size_t(1), static_cast<CUstream>(nullptr)), CUDA_ERROR_INVALID_HANDLE);
+    by = nullptr;
+    EQUAL(cu("cuMemcpyDtoDAsync_v2", memory, memory, size_t(1), by), CUDA_ERROR_INVALID_HANDLE);
 }
 
 CASE(memory_page_locked_must_outlive_copies) {

@@ -75,7 +75,8 @@ void set(void* desc, int attribute, T value) {
 }
 
 void check(const Kind& kind) {
-    std::uint64_t m = std::uint64_t(1 + random(40)), n = std::uint64_t(1 + random(40)), k = std::uint64_t(1 + random(40));
+    auto size = [] { return std::uint64_t(1 + random(40)); };
+    std::uint64_t m = size(), n = size(), k = size();
     Matrix a(kind.transa ? k : m, kind.transa ? m : k, random(3), kind.type);
     Matrix b(kind.transb ? n : k, kind.transb ? k : n, random(3), kind.type);
     Matrix d(m, n, random(3), kind.out);

@@ -10,7 +10,9 @@ struct Fill {
 };
 
 // A kernel that sets 1000 numbers to `value` and what follows.
-void fill(CUdeviceptr to, unsigned value, CUstream by) { OK(launch(kernel("fill"), 4, 256, by, Fill{to, 1000, value})); }
+void fill(CUdeviceptr to, unsigned value, CUstream by) {
+    OK(launch(kernel("fill"), 4, 256, by, Fill{to, 1000, value}));
+}
 
 void seed(std::uint64_t seed) { call<void>(cuda, "stand_in_seed", seed); }
 
