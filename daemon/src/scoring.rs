@@ -226,6 +226,7 @@ impl Run {
             directory: directory.clone(),
             step: *step,
             output: S::OUTPUT,
+            device: job.training.device,
             threads: job.training.threads,
             group: job.evaluation.group.clone(),
         };

@@ -47,6 +47,7 @@ const MAY_KNOW: [(&str, &[&str]); 13] = [
             "millstream-control",
             "millstream-daemon",
             "millstream-pipeline",
+            "millstream-test-cuda",
             "millstream-test-storage",
             "millstream-trainer",
         ],

@@ -30,7 +30,7 @@ use millstream_pipeline::spec::{
 };
 use millstream_pipeline::storage::{AzSpec, GsSpec, S3Spec, StorageSpec};
 use millstream_trainer::session::{BestSpec, JudgeSpec};
-use millstream_trainer::spec::{BatchScaling, ModelSpec, TrainingSpec};
+use millstream_trainer::spec::{BatchScaling, DeviceSpec, ModelSpec, TrainingSpec};
 use sha2::{Digest, Sha256};
 
 pub use batch::{AutoBatchSpec, LEAST_AUTO_ROWS};
@@ -119,7 +119,7 @@ impl Job {
     }
 
     /// What fixes the result of the job, as SHA-256 in hexadecimal: two jobs with the same fingerprint, on
-    /// the same data, end with the same model. Names, places, memory and threads have no part in it; of a job whose
+    /// the same data, end with the same model. Names, places, devices, memory and threads have no part in it; of a job whose
     /// batch size is to be found, it is as if memory sufficed for the same one.
     pub fn fingerprint(&self) -> String {
         let data = DataSpec {
@@ -131,7 +131,7 @@ impl Job {
             cache: None,
             ..self.data.clone()
         };
-        let training = TrainingSpec { threads: None, ..self.training.clone() };
+        let training = TrainingSpec { threads: None, device: DeviceSpec::default(), ..self.training.clone() };
         let what = (data, &self.label, &self.features, &self.model, training);
         // These are plain structs, enums and numbers, which JSON can always hold.
         let mut json = serde_json::to_vec(&what).unwrap_or_default();
@@ -168,7 +168,7 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     if let (Some(scaling), None) = (batch_scaling, auto_batch) {
         scaling.apply(&mut model, data.batch_size);
     }
-    let training = training::read(section, seed, &model, &labels);
+    let training = training::read(section, seed, &model, &labels, auto_batch.is_some());
     let label = labels.resolve(&training, &model, model_at, problems);
     let judged = Judged::of(&label, &model, &training);
     let warm_start = warm_start::read(&mut top, &data.base);

@@ -1,7 +1,8 @@
 //! The `[training]` of a job file.
 
 use millstream_trainer::spec::{
-    ClipSpec, DecaySpec, LossScaleSpec, LossSpec, ModelSpec, Precision, ScheduleSpec, TaskSpec, TrainingSpec,
+    ClipSpec, DecaySpec, DeviceSpec, LossScaleSpec, LossSpec, ModelSpec, Precision, ScheduleSpec, TaskSpec,
+    TrainingSpec,
 };
 
 use super::error::suggestion;
@@ -25,14 +26,22 @@ const DECAYS: [(&str, Decay); 5] = [
     ("polynomial", Decay::Polynomial),
 ];
 
-/// Reads how to train `model` to predict `labels`; `seed` is the job's.
-pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labels: &Labels) -> TrainingSpec {
+/// Reads how to train `model` to predict `labels`; `seed` is the job's, and `finds_batch` says whether the size of its batches
+/// is to be found.
+pub(super) fn read(
+    mut training: Section<'_>,
+    seed: u64,
+    model: &ModelSpec,
+    labels: &Labels,
+    finds_batch: bool,
+) -> TrainingSpec {
     if model.chooses_in_batches() {
         refuse_what_is_of_labels(&training);
     }
     let precisions = Precision::ALL.map(|it| (it.name(), it));
     let precision = training.choice("precision", &precisions).unwrap_or_default();
     let loss_scale = read_loss_scale(&mut training, precision);
+    let device = read_device(&mut training, finds_batch);
     let threads = training.whole_u32("threads", 1..=1_024);
     let schedule = read_schedule(training.section("schedule", "[training.schedule]"));
     let loss = read_loss(training.section("loss", "[training.loss]"), labels);
@@ -41,7 +50,32 @@ pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labe
     let clip = ClipSpec { norm, value: training.constant("clip_value", true) };
     let micro_batch_rows = training.whole_u32("micro_batch_size", 1..=u32::MAX);
     training.finish();
-    TrainingSpec { seed, schedule, loss, tasks, clip, micro_batch_rows, precision, loss_scale, threads }
+    TrainingSpec {
+        seed,
+        schedule,
+        loss,
+        tasks,
+        clip,
+        micro_batch_rows,
+        precision,
+        loss_scale,
+        threads,
+        device,
+    }
+}
+
+fn read_device(training: &mut Section<'_>, finds_batch: bool) -> DeviceSpec {
+    let Some(text) = training.text("device") else { return DeviceSpec::default() };
+    let Ok(device) = text.text.parse() else {
+        training.error_at(text.at, format!("expected {}, found \"{}\"", DeviceSpec::WRITTEN, text.text));
+        return DeviceSpec::default();
+    };
+    if finds_batch && device != DeviceSpec::Cpu {
+        let message =
+            "`batch_size = \"auto\"` is planned for the host's memory, not a GPU's: give a number of rows";
+        training.error_at(text.at, message.to_owned());
+    }
+    device
 }
 
 /// How the loss is scaled, which half precision alone does.
@@ -239,7 +273,7 @@ mod tests {
     use std::path::Path;
 
     use millstream_trainer::spec::{
-        ClipSpec, DecaySpec, LossScaleSpec, LossSpec, Precision, ScheduleSpec, TrainingSpec,
+        ClipSpec, DecaySpec, DeviceSpec, LossScaleSpec, LossSpec, Precision, ScheduleSpec, TrainingSpec,
     };
 
     use super::super::Job;
@@ -275,6 +309,28 @@ model = { kind = "linear", features = ["age"] }
         let (label_smoothing, positive_weight, negative_weight) = (0.125, 3.0, 0.5);
         let loss = LossSpec::BinaryCrossEntropy { label_smoothing, positive_weight, negative_weight };
         assert_eq!(training.loss, loss);
+    }
+
+    #[test]
+    fn devices_are_read() {
+        assert_eq!(read("").unwrap().device, DeviceSpec::Cpu);
+        for (text, device) in
+            [("cpu", DeviceSpec::Cpu), ("cuda", DeviceSpec::Cuda(0)), ("cuda:7", DeviceSpec::Cuda(7))]
+        {
+            let training = read(&format!("training.device = \"{text}\"")).unwrap();
+            assert_eq!(training.device, device);
+            let written = read(&format!("training.device = \"{device}\"")).unwrap();
+            assert_eq!(written.device, device, "as it is written");
+        }
+        for text in ["gpu", "cuda:", "cuda:-1", "cuda:x", ""] {
+            let error = read(&format!("training.device = \"{text}\"")).unwrap_err();
+            let expected = "6:19: error: expected \"cpu\", \"cuda\", or \"cuda:N\" for GPU number N, found";
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        let found = JOB.replace("train.parquet\"]", "train.parquet\"], batch_size = \"auto\"");
+        let job = Job::parse(&format!("{found}training.device = \"cuda\""), Path::new("job.toml"), &[]);
+        let error = job.unwrap_err().to_string();
+        assert!(error.contains("is planned for the host's memory, not a GPU's"), "{error}");
     }
 
     #[test]

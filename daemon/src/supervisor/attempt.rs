@@ -146,8 +146,8 @@ impl<'a> Attempt<'a> {
                 }
             };
             match event {
-                Some(Event::Worker(FromWorker::Ready { restored, passed_over })) => {
-                    if let Err(error) = self.feed(restored, &passed_over, supervisor) {
+                Some(Event::Worker(FromWorker::Ready { restored, passed_over, device })) => {
+                    if let Err(error) = self.feed(restored, &passed_over, &device, supervisor) {
                         return Outcome::Failed(format!("{error:#}"));
                     }
                 }
@@ -181,6 +181,7 @@ impl<'a> Attempt<'a> {
         &mut self,
         restored: Option<Restored>,
         passed_over: &[String],
+        device: &str,
         supervisor: &mut Supervisor,
     ) -> anyhow::Result<()> {
         if restored.as_ref().is_some_and(|restored| Some(restored.step) > supervisor.newest) {
@@ -195,7 +196,7 @@ impl<'a> Attempt<'a> {
             Some(restored) => format!("goes on from step {}", restored.step),
             None => "begins".to_owned(),
         };
-        supervisor.book.log(LogLevel::Info, &format!("worker {} {whence}", self.worker.pid()));
+        supervisor.book.log(LogLevel::Info, &format!("worker {} {whence}, on {device}", self.worker.pid()));
         let position = restored.as_ref().map(|restored| restored.position.as_slice());
         let (feed, ring) = Feed::start(&self.prepared.plan, position)?;
         *supervisor.control.ingest() = Some(feed.control());
@@ -250,7 +251,10 @@ impl<'a> Attempt<'a> {
             FromWorker::Stopped => self.verdict = Some(Verdict::Stopped),
             FromWorker::InputLost => self.verdict = Some(Verdict::InputLost),
             FromWorker::Failed { message } => self.verdict = Some(Verdict::Failed(message)),
-            FromWorker::Ready { .. } | FromWorker::EvalDue | FromWorker::Scores { .. } => {
+            FromWorker::Surveyed { .. }
+            | FromWorker::Ready { .. }
+            | FromWorker::EvalDue
+            | FromWorker::Scores { .. } => {
                 tracing::warn!(job = supervisor.book.id(), "a training worker said what none says");
             }
         }

@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use millstream_backend::Cpu;
+use millstream_backend::Backend;
 use millstream_trainer::checkpoint::{Carried, CheckpointStore, Writer};
 use millstream_trainer::session::Session;
 
@@ -48,9 +48,9 @@ struct Writing {
 
 impl Keeper {
     /// A keeper of the checkpoints of `session` in `store`, of which `committed` is the newest.
-    pub(super) fn new(
+    pub(super) fn new<B: Backend<Scalar = f32>>(
         cadence: Cadence,
-        session: &Session<Cpu>,
+        session: &Session<B>,
         store: CheckpointStore,
         carried: Vec<Carried>,
         committed: Option<Restored>,
@@ -89,7 +89,11 @@ impl Keeper {
 
     /// Takes a checkpoint of where `session` stands, unless it is committed; what was being written is waited
     /// for.
-    pub(super) fn take(&mut self, session: &Session<Cpu>, link: &mut Link) -> Result<()> {
+    pub(super) fn take<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &Session<B>,
+        link: &mut Link,
+    ) -> Result<()> {
         self.settle(link)?;
         self.due = false;
         let requested = std::mem::take(&mut self.wanted);
@@ -109,7 +113,11 @@ impl Keeper {
     }
 
     /// Takes the last checkpoint, and waits until it is committed.
-    pub(super) fn take_last(&mut self, session: &Session<Cpu>, link: &mut Link) -> Result<()> {
+    pub(super) fn take_last<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &Session<B>,
+        link: &mut Link,
+    ) -> Result<()> {
         self.take(session, link)?;
         self.settle(link)
     }

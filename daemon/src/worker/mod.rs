@@ -1,11 +1,13 @@
 //! Workers: the processes that train.
 //!
 //! * [`protocol`]: what a daemon and its worker say to each other.
+//! * [`device`]: the GPU that a worker computes on.
 //! * [`host`]: the daemon's side: starting, telling, and learning how it ended.
 //! * [`process`]: the worker's side: what runs in the process; training, its checkpoints, the trial of its memory and
 //!   scoring each have a file of their own.
 //! * [`tensorboard`]: what a training worker writes for TensorBoard.
 
+pub mod device;
 pub mod host;
 pub mod process;
 pub mod protocol;

@@ -13,19 +13,23 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::panic;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use anyhow::{Context, Result, bail};
+use millstream_backend::{Cpu, DeviceFault};
 use millstream_batch::ring::Interrupter;
 use millstream_batch::{BatchSchema, Consumer};
+use millstream_trainer::spec::DeviceSpec;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use super::device::HostSurvey;
 use super::protocol::{self, FromWorker, ProtocolError, Role, Start, ToWorker};
-use super::{score, train};
+use super::{device, score, train};
 
 /// What the daemon wants of the worker; looked at between steps.
 #[derive(Default)]
@@ -87,6 +91,7 @@ pub fn main() -> ExitCode {
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     lines.log_internal_errors(false).without_time().with_ansi(false).init();
     let Some(mut link) = guard(std::env::args_os().nth(2)) else { return ExitCode::FAILURE };
+    tell_faults();
     let last = match work(&mut link) {
         Ok(Ended::Done) => FromWorker::Done { stopped_early: None },
         Ok(Ended::StoppedEarly(why)) => FromWorker::Done { stopped_early: Some(why) },
@@ -101,6 +106,15 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Has a device's fault tell what it is and no more: where in our code it was met says nothing of it.
+fn tell_faults() {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |info| match info.payload().downcast_ref::<DeviceFault>() {
+        Some(DeviceFault(what)) => tracing::error!("{what}"),
+        None => usual(info),
+    }));
 }
 
 /// Ties this process to its daemon; `None` when that cannot be, or the daemon is gone already.
@@ -125,14 +139,26 @@ fn guard(parent: Option<OsString>) -> Option<Link> {
 }
 
 fn work(link: &mut Link) -> Result<Ended> {
-    let Some(ToWorker::Start(start)) = protocol::receive(&mut link.socket)? else {
-        bail!("the daemon did not say what to do");
+    let start = match protocol::receive(&mut link.socket)? {
+        Some(ToWorker::Start(start)) => start,
+        Some(ToWorker::Survey) => {
+            link.send(&FromWorker::Surveyed { survey: HostSurvey::of_host() })?;
+            return Ok(Ended::Done);
+        }
+        _ => bail!("the daemon did not say what to do"),
     };
     let Start { role, schema } = *start;
     match role {
-        Role::Train(role) => train::run(*role, &schema, link),
-        Role::Score { directory, step, output, threads, group } => {
-            score::run(&directory, step, output, &schema, threads, group.as_deref(), link)
+        Role::Train(role) => match role.training.device {
+            DeviceSpec::Cpu => train::run(|threads| Ok(Cpu::new(threads)?), *role, &schema, link),
+            DeviceSpec::Cuda(number) => train::run(|_| device::cuda(number), *role, &schema, link),
+        },
+        Role::Score { directory, step, output, device, threads, group } => {
+            let (what, group) = ((directory.as_path(), step, output), group.as_deref());
+            match device {
+                DeviceSpec::Cpu => score::run(Cpu::new(threads)?, what, &schema, group, link),
+                DeviceSpec::Cuda(number) => score::run(device::cuda(number)?, what, &schema, group, link),
+            }
         }
     }
 }
@@ -197,7 +223,7 @@ impl Listener {
                 },
                 Ok(Some(ToWorker::Stop { checkpoint: true })) => Stop::AfterCheckpoint,
                 Ok(Some(ToWorker::Stop { checkpoint: false })) => Stop::AtOnce,
-                Ok(Some(ToWorker::Start(_))) => {
+                Ok(Some(ToWorker::Start(_) | ToWorker::Survey)) => {
                     tracing::warn!("a second start is ignored");
                     continue;
                 }

@@ -28,10 +28,11 @@ use std::path::PathBuf;
 use millstream_batch::BatchSchema;
 pub use millstream_trainer::metrics::Metrics;
 pub use millstream_trainer::session::JudgeSpec;
-use millstream_trainer::spec::{ModelSpec, TrainingSpec};
+use millstream_trainer::spec::{DeviceSpec, ModelSpec, TrainingSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::device::HostSurvey;
 use super::tensorboard::EventSpec;
 use crate::auto_batch::TrialSpec;
 
@@ -47,6 +48,8 @@ pub const SCORES_PER_MESSAGE: usize = 8192;
 pub enum ToWorker {
     /// What to do; sent once, first.
     Start(Box<Start>),
+    /// In its place: say what there is to compute on a GPU with, and end.
+    Survey,
     /// Take a checkpoint after the present step and report it as requested. A worker that waits for a batch
     /// takes it when that has come: the ring's waits can be ended for good only.
     Checkpoint,
@@ -82,7 +85,9 @@ pub enum Role {
         step: u64,
         /// What is sent back.
         output: Output,
-        /// Threads to compute with; `None` for one a core.
+        /// Where it computes,
+        device: DeviceSpec,
+        /// and threads of the CPU; `None` for one a core.
         threads: Option<u32>,
         /// As for training.
         group: Option<String>,
@@ -159,12 +164,19 @@ pub struct Restored {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FromWorker {
+    /// The answer to [`ToWorker::Survey`].
+    Surveyed {
+        /// What there is.
+        survey: HostSurvey,
+    },
     /// The model stands, and the ring may come.
     Ready {
         /// The checkpoint that training goes on from; `None` from the beginning.
         restored: Option<Restored>,
         /// Newer checkpoints that are damaged: what is wrong with each.
         passed_over: Vec<String>,
+        /// What it computes on, for people.
+        device: String,
     },
     /// How far training is; several times a second at most, and once at the end.
     Progress(Progress),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use millstream_backend::Cpu;
+use millstream_backend::Backend;
 use millstream_batch::{BatchSchema, RingError};
 use millstream_trainer::checkpoint::{CheckpointStore, Extent};
 use millstream_trainer::session::Scorer;
@@ -11,23 +11,22 @@ use millstream_trainer::session::Scorer;
 use super::process::{Ended, Link};
 use super::protocol::{FromWorker, Output, SCORES_PER_MESSAGE};
 
-/// Scores with the checkpoint of `step` of the job in `directory`.
-pub(super) fn run(
-    directory: &Path,
-    step: u64,
-    output: Output,
+/// Scores with the checkpoint of a step of the job in a directory.
+pub(super) fn run<B: Backend<Scalar = f32>>(
+    backend: B,
+    (directory, step, output): (&Path, u64, Output),
     schema: &BatchSchema,
-    threads: Option<u32>,
     group: Option<&str>,
     link: &mut Link,
 ) -> Result<Ended> {
     let checkpoint = CheckpointStore::local(directory)?.load(step, Extent::Scoring)?;
-    let mut scorer = Scorer::open(Cpu::new(threads)?, schema, &checkpoint)?;
+    let mut scorer = Scorer::open(backend, schema, &checkpoint)?;
     drop(checkpoint);
     if let Some(feature) = group {
         scorer.group_by(feature)?;
     }
-    link.send(&FromWorker::Ready { restored: None, passed_over: Vec::new() })?;
+    let device = scorer.device();
+    link.send(&FromWorker::Ready { restored: None, passed_over: Vec::new(), device })?;
     let (mut ring, heard) = link.receive_ring(schema)?;
     loop {
         if heard.wishes.stop().is_some() {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use millstream_backend::Cpu;
+use millstream_backend::Backend;
 use millstream_batch::{BatchRef, BatchSchema, Consumer, RingError, Stream};
 use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore, Extent};
 use millstream_trainer::loss::LossSum;
@@ -32,8 +32,8 @@ const LOCK_POLL: Duration = Duration::from_millis(10);
 const REPORT_PERIOD: Duration = Duration::from_millis(100);
 
 /// A job being trained.
-struct Training<'a> {
-    session: Session<Cpu>,
+struct Training<'a, B: Backend> {
+    session: Session<B>,
     /// When held-out rows are asked for; `None` where they come between those of training.
     evaluation: Option<EvalCadence>,
     /// Whether the last step was the last of its epoch.
@@ -58,8 +58,13 @@ struct Meter {
     steps_per_epoch: Option<u64>,
 }
 
-/// Trains the job as `role` says, from its newest whole checkpoint.
-pub(super) fn run(role: TrainRole, schema: &BatchSchema, link: &mut Link) -> Result<Ended> {
+/// Trains the job as `role` says, from its newest whole checkpoint, on the device that `open` opens with so many threads.
+pub(super) fn run<B: Backend<Scalar = f32>>(
+    open: impl Fn(Option<u32>) -> Result<B>,
+    role: TrainRole,
+    schema: &BatchSchema,
+    link: &mut Link,
+) -> Result<Ended> {
     let TrainRole {
         directory,
         every_steps,
@@ -82,9 +87,10 @@ pub(super) fn run(role: TrainRole, schema: &BatchSchema, link: &mut Link) -> Res
     if let Some(spec) = trial
         && store.steps()?.is_empty()
     {
-        trial::run(spec, &model, schema, &training).context("trying the memory of a step")?;
+        let backend = open(training.threads)?;
+        trial::run(backend, spec, &model, schema, &training).context("trying the memory of a step")?;
     }
-    let mut session = Session::new(Cpu::new(training.threads)?, &model, schema, &training)?;
+    let mut session = Session::new(open(training.threads)?, &model, schema, &training)?;
     if let Some(feature) = &group {
         session.group_by(feature)?;
     }
@@ -94,7 +100,8 @@ pub(super) fn run(role: TrainRole, schema: &BatchSchema, link: &mut Link) -> Res
     if let (None, Some(checkpoint)) = (&committed, &from) {
         warm_start::begin(&mut session, checkpoint, &directory, (&model, schema))?;
     }
-    link.send(&FromWorker::Ready { restored: committed.clone(), passed_over })?;
+    let device = session.device();
+    link.send(&FromWorker::Ready { restored: committed.clone(), passed_over, device })?;
     let (ring, heard) = link.receive_ring(schema)?;
     // Carried in each checkpoint: the job, and what was learned from its data.
     let carried = vec![(runs::JOB, job.clone().into_bytes()), (runs::ANALYSIS, analysis)];
@@ -137,8 +144,8 @@ fn lock(directory: &Path) -> Result<File> {
 }
 
 /// Restores the newest checkpoint that is whole; what is wrong with newer ones goes to `passed_over`.
-fn restore(
-    session: &mut Session<Cpu>,
+fn restore<B: Backend<Scalar = f32>>(
+    session: &mut Session<B>,
     store: &CheckpointStore,
     passed_over: &mut Vec<String>,
 ) -> Result<Option<Restored>> {
@@ -161,7 +168,7 @@ fn restore(
     Ok(None)
 }
 
-impl Training<'_> {
+impl<B: Backend<Scalar = f32>> Training<'_, B> {
     fn follow(&mut self, mut ring: Consumer) -> Result<Ended> {
         loop {
             if let Some(ended) = self.between_steps()? {
@@ -375,10 +382,7 @@ impl Training<'_> {
     }
 
     /// Has something written for TensorBoard. Where that fails it is said, once, and training goes on.
-    fn record(
-        &mut self,
-        write: impl FnOnce(&mut EventWriter, &Session<Cpu>) -> io::Result<()>,
-    ) -> Result<()> {
+    fn record(&mut self, write: impl FnOnce(&mut EventWriter, &Session<B>) -> io::Result<()>) -> Result<()> {
         let Some(events) = &mut self.events else { return Ok(()) };
         let Err(error) = write(events, &self.session) else { return Ok(()) };
         let path = events.path().to_owned();
@@ -415,7 +419,10 @@ impl Training<'_> {
 }
 
 /// Writes the distribution of each tensor of weights, if that is due.
-fn write_histograms(events: &mut EventWriter, session: &Session<Cpu>) -> io::Result<()> {
+fn write_histograms<B: Backend<Scalar = f32>>(
+    events: &mut EventWriter,
+    session: &Session<B>,
+) -> io::Result<()> {
     let step = session.step();
     if !events.histograms_are_due(step) {
         return Ok(());

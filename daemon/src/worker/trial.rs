@@ -13,7 +13,7 @@
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result};
-use millstream_backend::Cpu;
+use millstream_backend::Backend;
 use millstream_batch::{BatchHeader, BatchMut, BatchSchema, Consumer, Producer, Stream};
 use millstream_trainer::session::Session;
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
@@ -33,7 +33,8 @@ struct Limited {
 ///
 /// # Errors
 /// When the system refuses a ring, or threads; when the model cannot be.
-pub(super) fn run(
+pub(super) fn run<B: Backend<Scalar = f32>>(
+    backend: B,
     spec: TrialSpec,
     model: &ModelSpec,
     schema: &BatchSchema,
@@ -48,7 +49,6 @@ pub(super) fn run(
         fill(&mut slot.batch(), schema);
         slot.publish();
     }
-    let backend = Cpu::new(training.threads)?;
     let limited = Limited::to(spec.most_bytes)?;
     let leased = ring.next()?.context("a ring that was filled is empty")?;
     Session::new(backend, model, schema, training)?.rehearse(leased.batch())?;

@@ -113,6 +113,9 @@ pub struct LayerGradient<'a, M> {
 /// # Panics
 /// Operations panic when buffers do not have the shapes noted beside them: a defect of the model.
 pub trait Backend: Device + Sized + Send {
+    /// What it computes on, for people.
+    fn describe(&self) -> String;
+
     /// Fills `matrix` from `values`, row-major.
     fn write_matrix(&self, matrix: &mut Self::Matrix, values: &[Self::Scalar]);
     /// Copies the first rows of `matrix`, as many as `out` takes, into `out`, row-major.

@@ -19,8 +19,8 @@ pub use backend::{
 };
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
 pub use cuda::{
-    CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaRowPlan, CudaTable, DriverError, Fault, Gpu,
-    Libraries, LibraryError, OpenBlasError, ProgramError, Resources,
+    CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaRowPlan, CudaTable, DeviceFault, DriverError,
+    Fault, Found, Gpu, Libraries, LibraryError, OpenBlasError, ProgramError, Resources, Survey,
 };
 pub use device::{Device, IdColumn, Lookup, PLACE_BITS, Pooling, Scalar, TablePart, TablePlace, TableShape};
 pub use error::{BackendError, BatchError};

@@ -310,6 +310,11 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
+    /// What it computes on, for people.
+    pub fn device(&self) -> String {
+        self.backend.describe()
+    }
+
     /// Where the loss scale stands, where there is one.
     pub fn loss_scale(&self) -> Option<LossScale> {
         self.parts.scaling.as_ref().map(|scaling| scaling.known)

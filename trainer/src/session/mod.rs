@@ -275,6 +275,11 @@ where
         self.standing.stop(&self.judge, &self.scorer.schema.labels)
     }
 
+    /// What it computes on, for people.
+    pub fn device(&self) -> String {
+        self.scorer.model.device()
+    }
+
     /// Steps taken.
     pub fn step(&self) -> u64 {
         self.step

@@ -72,6 +72,11 @@ where
         })
     }
 
+    /// What it computes on, for people.
+    pub fn device(&self) -> String {
+        self.model.device()
+    }
+
     /// From the next evaluation on, takes the ids of `feature` for groups of rows, and ranks within them, too.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! What a job asks of training, resolved.
 
 mod batch_scaling;
+mod device;
 mod embedding;
 mod loss;
 mod model;
@@ -11,6 +12,7 @@ mod schedule;
 use serde::{Deserialize, Serialize};
 
 pub use batch_scaling::{BatchScaling, RateRule};
+pub use device::DeviceSpec;
 pub use embedding::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, Pooling, TableSpec};
 pub use loss::{LossSpec, Prediction, TaskSpec};
 pub use model::{
@@ -47,6 +49,9 @@ pub struct TrainingSpec {
     pub loss_scale: LossScaleSpec,
     /// Threads of the CPU backend; `None` for one a core.
     pub threads: Option<u32>,
+    /// Where it computes.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub device: DeviceSpec,
 }
 
 impl TrainingSpec {

@@ -1,6 +1,7 @@
 //! `millstream check`: what a job would do, without doing it.
 
 use std::collections::BTreeMap;
+use std::env;
 use std::path::PathBuf;
 
 use millstream_daemon::auto_batch::{Choice, Limit};
@@ -8,9 +9,10 @@ use millstream_daemon::job::Job;
 use millstream_daemon::pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_daemon::plan::{DataPlan, JobPlan, Learning};
 use millstream_daemon::trainer::model::TensorRole;
-use millstream_daemon::trainer::spec::ModelSpec;
+use millstream_daemon::trainer::spec::{DeviceSpec, ModelSpec};
 use millstream_daemon::trainer::warm_start;
 use millstream_daemon::warm_start::Beginning;
+use millstream_daemon::worker::device::{GpuSurvey, HostSurvey, LibrarySurvey};
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
@@ -40,6 +42,10 @@ struct Report {
     steps_per_epoch: Option<u64>,
     epochs: u32,
     precision: &'static str,
+    /// What the job asks for.
+    device: String,
+    /// What this host has for it, where it is a GPU.
+    host: Option<HostSurvey>,
     learning_rates: LearningRates,
     parameters: Parameters,
     memory: Memory,
@@ -166,7 +172,10 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
     if job.warm_start.is_some() && beginning.is_none() {
         context.screen.note("what the warm start carries is known once the data was read: --learn");
     }
-    let report = Report::of(&plan, beginning);
+    let mut report = Report::of(&plan, beginning);
+    if let DeviceSpec::Cuda(_) = job.training.device {
+        report.host = Some(HostSurvey::by_worker(&env::current_exe()?)?);
+    }
     context.answer(&report, || report.describe())
 }
 
@@ -190,6 +199,8 @@ impl Report {
             steps_per_epoch: plan.train.rows.map(batches),
             epochs: job.data.epochs,
             precision: job.training.precision.name(),
+            device: job.training.device.to_string(),
+            host: None,
             learning_rates: LearningRates::of(job),
             parameters: Parameters::of(plan),
             memory: Memory {
@@ -314,6 +325,10 @@ impl Report {
         };
         table.row(["steps".to_owned(), steps]);
         table.row(["precision".to_owned(), self.precision.to_owned()]);
+        table.row(["device".to_owned(), self.device.clone()]);
+        for (what, found) in self.host.iter().flat_map(describe_host) {
+            table.row([format!("  {what}"), found]);
+        }
         let LearningRates { factor, reference, rule, optimizers } = &self.learning_rates;
         if let (Some(factor), Some(reference), Some(rule)) = (factor, reference, rule) {
             let reference = figures::count((*reference).into());
@@ -344,6 +359,22 @@ impl Report {
         table.row(["  copy for checkpoints".to_owned(), figures::bytes(memory.checkpoint_bytes)]);
         table.render()
     }
+}
+
+/// What there is and what is wrong, each with its name.
+fn describe_host(host: &HostSurvey) -> Vec<(String, String)> {
+    let of_gpu = |gpu: &GpuSurvey| {
+        let GpuSurvey { number, name, capability, multiprocessors, memory_bytes } = gpu;
+        let memory = figures::bytes(*memory_bytes);
+        let what =
+            format!("{name}, compute capability {capability}, {multiprocessors} multiprocessors, {memory}");
+        (format!("GPU {number}"), what)
+    };
+    let of_library = |found: &LibrarySurvey| {
+        let LibrarySurvey { library, version, problem } = found;
+        (library.clone(), version.clone().or(problem.clone()).unwrap_or_default())
+    };
+    host.gpus.iter().map(of_gpu).chain(host.libraries.iter().map(of_library)).collect()
 }
 
 impl From<Beginning> for WarmStart {

@@ -155,7 +155,6 @@ impl Cpu {
         self.team.run(tasks, &run);
     }
 
-    #[cfg(target_arch = "x86_64")]
     fn threads(&self) -> usize {
         self.team.threads()
     }
@@ -222,6 +221,13 @@ impl Device for Cpu {
 }
 
 impl Backend for Cpu {
+    fn describe(&self) -> String {
+        match self.threads() {
+            1 => "the CPU, by one thread".to_owned(),
+            threads => format!("the CPU, by {threads} threads"),
+        }
+    }
+
     fn write_matrix(&self, matrix: &mut CpuMatrix, values: &[f32]) {
         matrix.write(values);
     }

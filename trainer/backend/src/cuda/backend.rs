@@ -11,7 +11,7 @@ use super::lookups::LinearPart;
 use super::moves::{bytes, bytes_mut};
 use super::plan::CudaRowPlan;
 use super::retrieval::Work;
-use super::{Cuda, must};
+use super::{Cuda, must, must_have};
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
 use crate::error::BatchError;
@@ -32,7 +32,8 @@ impl Device for Cuda {
     }
 
     fn table(&self, shape: TableShape) -> CudaTable {
-        let table = must(CudaTable::new(self.context(), shape));
+        let bytes = CudaTable::bytes(shape);
+        let table = must_have(bytes, CudaTable::new(self.context(), shape));
         must(self.stream.clear(table.memory()));
         table
     }
@@ -53,6 +54,11 @@ impl Device for Cuda {
 }
 
 impl Backend for Cuda {
+    fn describe(&self) -> String {
+        let gpu = self.gpu();
+        format!("GPU {}, {}", gpu.number, gpu.name)
+    }
+
     fn write_matrix(&self, matrix: &mut CudaMatrix, values: &[f32]) {
         self.write(matrix, values);
     }

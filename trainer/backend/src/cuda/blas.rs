@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::driver::{Address, Context, Fault, Memory, Stream};
-use super::library::{Libraries, LibraryError, Name, functions};
+use super::library::{Libraries, Library, LibraryError, Name, functions};
 use crate::float::Float;
 
 type Status = c_int;
@@ -61,13 +61,12 @@ functions! {
     }
 }
 
-const NAME: Name = Name {
+pub(super) const NAME: Name = Name {
     library: "NVIDIA's library of matrix products (cuBLASLt)",
     files: &["libcublasLt.so.13", "libcublasLt.so.12"],
     remedy: "install package libcublas-13-0 or later, of the series of CUDA that your driver serves",
 };
-/// As the library counts: `10000 * major + 100 * minor`; see [`Blas::open`].
-const LEAST_VERSION: usize = 120_000;
+const LEAST_VERSION: i32 = 12_000;
 
 /// Of the library's enumerations, what is used here.
 mod constant {
@@ -190,15 +189,27 @@ pub enum OpenBlasError {
     Refused(String),
 }
 
+/// The library, of a version that will do, as `1000 * major + 10 * minor`.
+fn open(libraries: &Libraries) -> Result<(Library, i32), LibraryError> {
+    let library = libraries.open(&NAME)?;
+    // SAFETY: declared as in cublasLt.h.
+    let found = unsafe {
+        let get: unsafe extern "C" fn() -> usize = library.function("cublasLtGetVersion")?;
+        // As the library counts: `10000 * major + 100 * minor`, and then what changes nothing here.
+        (get() / 10) as i32
+    };
+    library.check_version(found, LEAST_VERSION)?;
+    Ok((library, found))
+}
+
+/// The version of the library that this host has.
+pub(super) fn version(libraries: &Libraries) -> Result<String, LibraryError> {
+    open(libraries).map(|(_, version)| super::library::version(version))
+}
+
 impl Blas {
     pub(super) fn open(libraries: &Libraries, context: &Arc<Context>) -> Result<Self, OpenBlasError> {
-        let library = libraries.open(&NAME)?;
-        // SAFETY: declared as in cublasLt.h.
-        let found = unsafe {
-            let get: unsafe extern "C" fn() -> usize = library.function("cublasLtGetVersion")?;
-            get()
-        };
-        library.check_version((found / 10) as i32, (LEAST_VERSION / 10) as i32)?;
+        let (library, _) = open(libraries)?;
         let functions = Functions::load(library)?;
         let workspace = Memory::new(context, WORKSPACE_BYTES)?;
         let mut this =

@@ -127,8 +127,12 @@ pub struct CudaTable {
 impl CudaTable {
     /// Of any content.
     pub(super) fn new(context: &Arc<Context>, shape: TableShape) -> Result<Self, Fault> {
-        let bytes = shape.parts().map(|part| part_bytes(shape, part)).sum();
-        Ok(Self { memory: Memory::new(context, bytes)?, shape })
+        Ok(Self { memory: Memory::new(context, Self::bytes(shape))?, shape })
+    }
+
+    /// Bytes that a table takes.
+    pub(super) fn bytes(shape: TableShape) -> usize {
+        shape.parts().map(|part| part_bytes(shape, part)).sum()
     }
 
     pub(super) fn memory(&self) -> &Memory {

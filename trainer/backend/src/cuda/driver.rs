@@ -53,7 +53,7 @@ functions! {
     }
 }
 
-const NAME: Name = Name {
+pub(super) const NAME: Name = Name {
     library: "NVIDIA's driver",
     files: &["libcuda.so.1"],
     remedy: "install the driver for this GPU (packages nvidia-driver-580 or later, or your cloud's GPU image)",
@@ -164,6 +164,11 @@ impl Driver {
         Ok(this)
     }
 
+    /// The latest version of CUDA that it serves.
+    pub(super) fn version(&self) -> String {
+        super::library::version(self.version)
+    }
+
     pub(super) fn devices(&self) -> Result<u32, Fault> {
         let mut count = 0;
         // SAFETY: `count` is written.
@@ -200,7 +205,7 @@ impl Driver {
             capability: (attribute(attribute::CAPABILITY_MAJOR)?, attribute(attribute::CAPABILITY_MINOR)?),
             multiprocessors: attribute(attribute::MULTIPROCESSORS)? as u32,
             memory_bytes: bytes as u64,
-            driver: super::library::version(self.version),
+            driver: self.version(),
         })
     }
 

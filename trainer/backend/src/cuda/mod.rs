@@ -1,6 +1,6 @@
 //! The CUDA backend: one NVIDIA GPU, by kernels of our own and cuBLASLt's products.
 //!
-//! * [`library`], [`driver`], [`nvrtc`], [`blas`]: NVIDIA's libraries, opened at run time.
+//! * [`library`], [`driver`], [`nvrtc`], [`blas`]: NVIDIA's libraries, opened at run time; [`survey`]: which of them a host has.
 //! * [`programs`], [`kernels`]: the files of `kernels/`, compiled for the GPU at hand, and what each kernel takes.
 //! * [`buffers`], [`batch`], [`plan`]: what is in the GPU's memory.
 //! * [`lookups`], [`rows`]: embeddings and linear models, forward, and the step of the rows that were touched.
@@ -10,8 +10,8 @@
 //! of others' numbers in an order that follows from shapes and ids alone: no operation adds by atomics, so two runs on
 //! GPUs of one kind have the same bits.
 //!
-//! A fault of the GPU is no error that an operation could return: nothing on it can be used any more. It panics, which
-//! ends the worker's process, and the daemon goes on from the last checkpoint.
+//! A fault of the GPU is no error that an operation could return: nothing on it can be used any more. It panics with a
+//! [`DeviceFault`], which ends the worker's process, and the daemon goes on from the last checkpoint.
 
 mod backend;
 mod batch;
@@ -31,10 +31,12 @@ mod plan;
 mod programs;
 mod retrieval;
 mod rows;
+mod survey;
 mod updates;
 
 use std::collections::HashMap;
 use std::fmt::Display;
+use std::panic::panic_any;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -51,6 +53,7 @@ use nvrtc::{Architecture, Compiler};
 pub use plan::CudaRowPlan;
 use programs::{Arguments, Entry, Kernels};
 pub use programs::{ProgramError, Resources};
+pub use survey::{Found, Survey};
 
 /// Why the GPU cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -125,7 +128,7 @@ impl Cuda {
 
     /// Memory of any content.
     fn memory(&self, bytes: usize) -> Memory {
-        must(Memory::new(self.context(), bytes))
+        must_have(bytes, Memory::new(self.context(), bytes))
     }
 
     /// At least so many bytes of any content, an operation's until the next.
@@ -220,7 +223,20 @@ unsafe impl Constant for kernels::SourceView {}
 // SAFETY: as above.
 unsafe impl Constant for kernels::TableView {}
 
+/// What an operation panics with when its device fails.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFault(pub String);
+
 /// What went wrong on the GPU cannot be put right.
 fn must<T, E: Display>(result: Result<T, E>) -> T {
-    result.unwrap_or_else(|error| panic!("{error}"))
+    result.unwrap_or_else(|error| panic_any(DeviceFault(error.to_string())))
+}
+
+/// The same of memory, of which there may be too little.
+fn must_have<T>(bytes: usize, result: Result<T, Fault>) -> T {
+    let advice = "give the job a smaller `batch_size`, a `micro_batch_size`, or smaller tables";
+    must(result.map_err(|fault| match fault.is_out_of_memory() {
+        true => format!("the GPU has no {bytes} bytes of memory left: {advice} ({fault})"),
+        false => fault.to_string(),
+    }))
 }

@@ -8,7 +8,7 @@ use super::kernels::{
     ADD, BLEND, Blend, CLEAR, COPY_COLUMNS, Change, CopyColumns, DROPOUT, Dropout, MULTIPLY, MatrixView,
     QUAD, READ_ROWS, Transfer, WRITE_ROWS,
 };
-use super::{Cuda, must};
+use super::{Cuda, must, must_have};
 use crate::float::Float;
 
 /// Counters of [`crate::philox`] that 64 columns take.
@@ -34,7 +34,7 @@ pub(super) fn bytes_mut(numbers: &mut [f32]) -> &mut [u8] {
 impl Cuda {
     /// A matrix of zeros.
     pub(super) fn zeros(&self, shape: Shape) -> CudaMatrix {
-        let matrix = must(CudaMatrix::new(self.context(), shape));
+        let matrix = must_have(shape.bytes(), CudaMatrix::new(self.context(), shape));
         must(self.stream.clear(matrix.memory()));
         matrix
     }

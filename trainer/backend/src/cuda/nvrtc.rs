@@ -35,7 +35,7 @@ functions! {
     }
 }
 
-const NAME: Name = Name {
+pub(super) const NAME: Name = Name {
     library: "NVIDIA's run-time compiler (NVRTC)",
     files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
     remedy: "install package cuda-nvrtc-13-0 or later, of the series of CUDA that your driver serves",

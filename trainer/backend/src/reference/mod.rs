@@ -110,6 +110,10 @@ impl Device for Reference {
 }
 
 impl Backend for Reference {
+    fn describe(&self) -> String {
+        "the reference".to_owned()
+    }
+
     fn write_matrix(&self, matrix: &mut ReferenceMatrix, values: &[f64]) {
         matrix.values.copy_from_slice(values);
         matrix.round(matrix.rows());

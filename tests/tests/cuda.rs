@@ -1,0 +1,162 @@
+//! Jobs on a GPU, from the check to the checkpoint, on stand-ins for the GPU and its libraries; and what is said where
+//! one of them is missing, too old or fails.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use millstream_test_cuda::{Library, StandIn, Variant};
+use millstream_tests::shell::Shell;
+use millstream_tests::tiny_job::TinyJob;
+use serde_json::Value;
+
+/// As the worker has it.
+const LIBRARIES: &str = "MILLSTREAM_CUDA_LIBRARIES";
+const ON_CUDA: [&str; 2] = ["--set", "training.device=cuda"];
+/// One epoch: kernels run on the host.
+const SHORT: [&str; 2] = ["--set", "data.epochs=1"];
+
+/// A command's end: its status, what it printed and what it said.
+struct Ended {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+/// Runs `millstream`, in `directory`, where the host has these libraries.
+fn run(directory: &Path, libraries: &Path, more: &[(&str, &str)], arguments: &[&str]) -> Ended {
+    let mut command: Command = Shell::new(directory).command(arguments);
+    command.env(LIBRARIES, libraries).env("CACHE_DIRECTORY", directory.join("cache"));
+    command.envs(more.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = command.output().unwrap();
+    let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert!(!stdout.contains("panicked"), "{stdout}");
+    Ended { code: output.status.code(), stdout, stderr }
+}
+
+fn auc(document: &str) -> f64 {
+    let document: Value = serde_json::from_str(document).unwrap();
+    document["eval"]["auc"].as_f64().unwrap_or_else(|| panic!("{document}"))
+}
+
+#[test]
+fn a_job_trains_on_a_gpu_and_goes_on_on_a_cpu() {
+    let stand_in = StandIn::whole().unwrap();
+    let (gpu, cpu) = (TinyJob::new(), TinyJob::new());
+    let train = |job: &TinyJob, more: &[&str]| {
+        let arguments = [&["train", "job.toml", "--json"], &SHORT[..], more].concat();
+        let ended = run(job.directory(), stand_in.folder(), &[], &arguments);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        auc(&ended.stdout)
+    };
+    let (on_gpu, on_cpu) = (train(&gpu, &ON_CUDA), train(&cpu, &[]));
+    assert!((on_gpu - on_cpu).abs() < 1e-3, "{on_gpu}, and on the CPU {on_cpu}");
+    let kernels = fs::read_dir(gpu.directory().join("cache/kernels")).unwrap().count();
+    assert!(kernels > 5, "{kernels} compiled programs are kept");
+    // One more epoch, from the GPU's checkpoint: a device has no part in what a job is.
+    let again = ["train", "job.toml", "--json", "--set", "data.epochs=2"];
+    let ended = run(gpu.directory(), Path::new("/nowhere"), &[], &again);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}
+
+#[test]
+fn check_says_what_a_host_has() {
+    let (job, stand_in) = (TinyJob::new(), StandIn::whole().unwrap());
+    let check = |folder: &Path, more: &[&str]| {
+        let arguments = [&["check", "job.toml"], more].concat();
+        let ended = run(job.directory(), folder, &[], &arguments);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended.stdout
+    };
+    let told = check(stand_in.folder(), &ON_CUDA);
+    for line in [
+        "device cuda:0",
+        "GPU 0 stand-in, compute capability 9.0, 132 multiprocessors, 8.0 GiB",
+        "NVIDIA's driver 13.0",
+        "NVIDIA's run-time compiler (NVRTC) 13.0",
+        "NVIDIA's library of matrix products (cuBLASLt) 13.0",
+    ] {
+        let is_line = |told: &str| told.split_whitespace().eq(line.split_whitespace());
+        assert!(told.lines().any(is_line), "{line}: {told}");
+    }
+    let document: Value =
+        serde_json::from_str(&check(stand_in.folder(), &[&ON_CUDA[..], &["--json"]].concat())).unwrap();
+    assert_eq!(document["device"], "cuda:0");
+    assert_eq!(document["host"]["gpus"][0]["capability"], "9.0");
+    assert_eq!(document["host"]["libraries"].as_array().unwrap().len(), 3);
+    // A job for the CPU does not ask.
+    let document: Value = serde_json::from_str(&check(Path::new("/nowhere"), &["--json"])).unwrap();
+    assert_eq!((&document["device"], &document["host"]), (&"cpu".into(), &Value::Null));
+    let told = check(Path::new("/nowhere"), &ON_CUDA);
+    assert!(
+        told.contains("NVIDIA's driver is not on this host (looked for libcuda.so.1): install"),
+        "{told}"
+    );
+}
+
+#[test]
+fn what_is_missing_or_too_old_is_said_with_what_brings_it() {
+    let job = TinyJob::new();
+    let (cuda, nvrtc, blas) = (Library::Cuda, Library::Nvrtc, Library::CublasLt);
+    let variants = [
+        (Variant::default().without(cuda), "NVIDIA's driver is not on this host", "install the driver"),
+        (Variant::default().without(nvrtc), "(NVRTC) is not on this host", "cuda-nvrtc-13-0"),
+        (Variant::default().without(blas), "(cuBLASLt) is not on this host", "libcublas-13-0"),
+        (
+            Variant::default().without_function(cuda, "cuLaunchKernel"),
+            "has no function cuLaunchKernel",
+            "older",
+        ),
+        (
+            Variant::default().without_function(nvrtc, "nvrtcGetCUBIN"),
+            "has no function nvrtcGetCUBIN",
+            "older",
+        ),
+        (
+            Variant::default().without_function(blas, "cublasLtMatmul"),
+            "has no function cublasLtMatmul",
+            "older",
+        ),
+        (Variant::default().with_version(cuda, 11_080), "is of version 11.8", "needs 12.0 or later"),
+        (Variant::default().with_version(nvrtc, 11_080), "is of version 11.8", "cuda-nvrtc-13-0"),
+        (Variant::default().with_version(blas, 11_080), "is of version 11.8", "libcublas-13-0"),
+    ];
+    for (variant, what, remedy) in variants {
+        let stand_in = StandIn::of(&variant).unwrap();
+        let arguments = [&["train", "job.toml"], &ON_CUDA[..]].concat();
+        let ended = run(job.directory(), stand_in.folder(), &[], &arguments);
+        assert_eq!(ended.code, Some(1), "{variant:?}: {}", ended.stderr);
+        for part in ["training.device = \"cuda:0\"", what, remedy] {
+            assert!(ended.stderr.contains(part), "{variant:?}: {part}: {}", ended.stderr);
+        }
+        assert!(!ended.stderr.contains("panicked"), "{variant:?}: {}", ended.stderr);
+    }
+    let arguments = ["train", "job.toml", "--set", "training.device=cuda:3"];
+    let ended = run(job.directory(), StandIn::whole().unwrap().folder(), &[], &arguments);
+    assert_eq!(ended.code, Some(1));
+    assert!(
+        ended.stderr.contains("there is no GPU number 3 on this host: the driver knows 1"),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn a_fault_of_the_gpu_ends_the_worker_and_is_named() {
+    let (job, stand_in) = (TinyJob::new(), StandIn::whole().unwrap());
+    let arguments = [&["train", "job.toml", "--json"], &ON_CUDA[..], &SHORT[..]].concat();
+    // An illegal address, every time after so much work; then no memory.
+    for (script, said) in [
+        ("work:4000:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("cuMemAlloc_v2:9:2", "bytes of memory left: give the job a smaller `batch_size`"),
+    ] {
+        let ended = run(job.directory(), stand_in.folder(), &[("STAND_IN_FAIL", script)], &arguments);
+        assert_eq!(ended.code, Some(1), "{script}: {}", ended.stderr);
+        assert!(ended.stderr.contains(said), "{script}: {}", ended.stderr);
+    }
+    // Nothing is left behind that would be in the way.
+    let ended = run(job.directory(), stand_in.folder(), &[], &arguments);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}

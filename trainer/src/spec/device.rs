@@ -1,0 +1,46 @@
+//! Where a job computes.
+
+use std::fmt::{self, Display, Formatter};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A device, as jobs name it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceSpec {
+    /// `cpu`: the CPU, by all its cores or so many threads.
+    #[default]
+    Cpu,
+    /// `cuda:N`: NVIDIA's GPU number `N` of the host; `cuda` is the first.
+    Cuda(u32),
+}
+
+impl DeviceSpec {
+    /// What it is written as, for a message.
+    pub const WRITTEN: &'static str = "\"cpu\", \"cuda\", or \"cuda:N\" for GPU number N";
+}
+
+impl Display for DeviceSpec {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => out.write_str("cpu"),
+            Self::Cuda(number) => write!(out, "cuda:{number}"),
+        }
+    }
+}
+
+impl FromStr for DeviceSpec {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => {
+                let number = text.strip_prefix("cuda:").ok_or(())?;
+                number.parse().map(Self::Cuda).map_err(|_| ())
+            }
+        }
+    }
+}
