@@ -1,9 +1,9 @@
-//! How fast the CPU backend steps Wide & Deep and DLRM, beside a floor of what the machine must do at least.
+//! How fast Wide & Deep and DLRM are stepped, beside a floor of what the machine must do at least.
 //!
 //! ```text
 //! cargo run --release -p millstream-trainer --example step_speed -- [--model wide_deep] [--ids 100000] [--dim 16]
 //!     [--batch 4096] [--threads 2] [--seconds 1] [--runs 5] [--json] [--wait] [--losses 0] [--rates]
-//!     [--precision fp32] [--without-tiles]
+//!     [--precision fp32] [--without-tiles] [--device cpu]
 //! ```
 //!
 //! 26 features of `ids` ids drawn from a Zipf distribution, 13 dense columns; embeddings of `dim`, layers
@@ -14,6 +14,8 @@
 //! all threads (the `gemm` crate's), plus the bytes of embeddings at the bandwidth of memory, as if every distinct row of
 //! a batch came from memory. Products by AMX's tiles are faster than the library's, so with them the floor is not one;
 //! their own rate is told beside it. `--without-tiles` steps as a machine without AMX does.
+//!
+//! `--device cuda` steps on a GPU, to which each batch is copied from memory that is not page-locked; no floor is told.
 //!
 //! For `bench/step.py`: `--json` prints a line for each thing told; `--wait` waits for a line of standard input
 //! before each run, and ends at its end; `--losses N` prints the losses of the first N steps and takes no time;
@@ -27,14 +29,14 @@ use std::io::{BufRead, stdin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millstream_backend::{Activation, Backend, Cpu, Device};
+use millstream_backend::{Activation, Backend, Cpu, Cuda, Device, Libraries};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout, Stream};
 use millstream_trainer::init::Init;
 use millstream_trainer::model::Model;
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{
-    DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingInit, EmbeddingSpec, HiddenLayerSpec, ModelSpec,
-    OptimizerSpec, Pooling, Precision, TrainingSpec, WideDeepSpec, WideSpec,
+    DeepSpec, DeviceSpec, DlrmInteraction, DlrmSpec, EmbeddingInit, EmbeddingSpec, HiddenLayerSpec,
+    ModelSpec, OptimizerSpec, Pooling, Precision, TrainingSpec, WideDeepSpec, WideSpec,
 };
 use serde_json::json;
 
@@ -66,6 +68,7 @@ struct Options {
     wait: bool,
     losses: usize,
     rates: bool,
+    device: DeviceSpec,
     without_tiles: bool,
     precision: Precision,
 }
@@ -85,6 +88,7 @@ impl Options {
             wait: false,
             losses: 0,
             rates: false,
+            device: DeviceSpec::Cpu,
             without_tiles: false,
             precision: Precision::Fp32,
         };
@@ -104,6 +108,7 @@ impl Options {
                 "--wait" => options.wait = true,
                 "--rates" => options.rates = true,
                 "--without-tiles" => options.without_tiles = true,
+                "--device" => options.device = device(&value()?)?,
                 _ => return Err(format!("unknown argument `{key}`").into()),
             }
         }
@@ -131,6 +136,10 @@ fn kind(name: &str) -> Result<Kind, String> {
     }
 }
 
+fn device(name: &str) -> Result<DeviceSpec, String> {
+    name.parse().map_err(|()| format!("`--device` is `{name}`; expected {}", DeviceSpec::WRITTEN))
+}
+
 fn precision(name: &str) -> Result<Precision, String> {
     let found = Precision::ALL.into_iter().find(|precision| precision.name() == name);
     found.ok_or_else(|| format!("`--precision` is `{name}`; expected `fp32`, `bf16` or `fp16`"))
@@ -149,23 +158,31 @@ fn main() -> Result<(), Box<dyn Error>> {
             Ok(())
         });
     }
-    let schema = schema(&options);
+    match options.device {
+        DeviceSpec::Cpu => {
+            let cpu = Cpu::new(Some(options.threads))?;
+            run(&options, if options.without_tiles { cpu.without_tiles() } else { cpu })
+        }
+        DeviceSpec::Cuda(number) => run(&options, Cuda::new(&Libraries::default(), number, None)?),
+    }
+}
+
+fn run<B: Backend>(options: &Options, backend: B) -> Result<(), Box<dyn Error>> {
+    let schema = schema(options);
     // The rivals of bench/step.py start from the same weights.
     let training = TrainingSpec { seed: 1, precision: options.precision, ..TrainingSpec::default() };
-    let cpu = Cpu::new(Some(options.threads))?;
-    let cpu = if options.without_tiles { cpu.without_tiles() } else { cpu };
-    let mut model = Model::new(cpu, &spec(&options), &schema, &training)?;
+    let mut model = Model::new(backend, &spec(options), &schema, &training)?;
     let layout = Arc::new(SlotLayout::of(&schema)?);
     let seeds = 0..u64::from(EXAMPLES.div_ceil(options.batch)).max(options.losses as u64);
     let batches: Vec<BatchBuffer> = seeds.map(|seed| batch(&layout, seed)).collect();
     if options.losses > 0 {
         return losses(&mut model, &batches[..options.losses]);
     }
-    measure(&options, &mut model, &batches)
+    measure(options, &mut model, &batches)
 }
 
 /// Prints the mean loss of each batch, one step each.
-fn losses(model: &mut Model<Cpu>, batches: &[BatchBuffer]) -> Result<(), Box<dyn Error>> {
+fn losses<B: Backend>(model: &mut Model<B>, batches: &[BatchBuffer]) -> Result<(), Box<dyn Error>> {
     let step = |(batch, number): (&BatchBuffer, u64)| {
         Ok::<_, Box<dyn Error>>(model.train_step(batch.as_ref(), Step::number(number))?.mean())
     };
@@ -174,10 +191,14 @@ fn losses(model: &mut Model<Cpu>, batches: &[BatchBuffer]) -> Result<(), Box<dyn
     Ok(())
 }
 
-fn measure(options: &Options, model: &mut Model<Cpu>, batches: &[BatchBuffer]) -> Result<(), Box<dyn Error>> {
+fn measure<B: Backend>(
+    options: &Options,
+    model: &mut Model<B>,
+    batches: &[BatchBuffer],
+) -> Result<(), Box<dyn Error>> {
     let work = Work::of(options, batches);
     let mut steps = 0;
-    let mut pass = |model: &mut Model<Cpu>| {
+    let mut pass = |model: &mut Model<B>| {
         batches.iter().try_for_each(|batch| {
             steps += 1;
             model.train_step(batch.as_ref(), Step::number(steps)).map(|_| ())
@@ -203,7 +224,19 @@ fn measure(options: &Options, model: &mut Model<Cpu>, batches: &[BatchBuffer]) -
         }
         Ok(())
     })?;
-    if options.json { Ok(()) } else { report(options, &work, rates) }
+    match options.device {
+        _ if options.json => Ok(()),
+        DeviceSpec::Cpu => report(options, &work, rates),
+        DeviceSpec::Cuda(_) => {
+            let Options { kind, ids, dim, batch, precision, .. } = options;
+            println!(
+                "{kind:?} in {precision:?}, 26 x {ids} ids, dimension {dim}, batch {batch}, on {}",
+                model.device()
+            );
+            rates.iter().for_each(|rate| println!("  {rate:>9.0} examples/s"));
+            Ok(())
+        }
+    }
 }
 
 fn report(options: &Options, work: &Work, mut rates: Vec<f64>) -> Result<(), Box<dyn Error>> {

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use anyhow::{Context, Result, bail};
-use millstream_backend::{Cpu, DeviceFault};
+use millstream_backend::{Cpu, DEVICE_FAULT};
 use millstream_batch::ring::Interrupter;
 use millstream_batch::{BatchSchema, Consumer};
 use millstream_trainer::spec::DeviceSpec;
@@ -111,9 +111,11 @@ pub fn main() -> ExitCode {
 /// Has a device's fault tell what it is and no more: where in our code it was met says nothing of it.
 fn tell_faults() {
     let usual = panic::take_hook();
-    panic::set_hook(Box::new(move |info| match info.payload().downcast_ref::<DeviceFault>() {
-        Some(DeviceFault(what)) => tracing::error!("{what}"),
-        None => usual(info),
+    panic::set_hook(Box::new(move |info| {
+        match info.payload_as_str().and_then(|message| message.strip_prefix(DEVICE_FAULT)) {
+            Some(what) => tracing::error!("{what}"),
+            None => usual(info),
+        }
     }));
 }
 

@@ -19,7 +19,7 @@ pub use backend::{
 };
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
 pub use cuda::{
-    CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaRowPlan, CudaTable, DeviceFault, DriverError,
+    CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaRowPlan, CudaTable, DEVICE_FAULT, DriverError,
     Fault, Found, Gpu, Libraries, LibraryError, OpenBlasError, ProgramError, Resources, Survey,
 };
 pub use device::{Device, IdColumn, Lookup, PLACE_BITS, Pooling, Scalar, TablePart, TablePlace, TableShape};

@@ -10,8 +10,9 @@
 //! of others' numbers in an order that follows from shapes and ids alone: no operation adds by atomics, so two runs on
 //! GPUs of one kind have the same bits.
 //!
-//! A fault of the GPU is no error that an operation could return: nothing on it can be used any more. It panics with a
-//! [`DeviceFault`], which ends the worker's process, and the daemon goes on from the last checkpoint.
+//! A fault of the GPU is no error that an operation could return: nothing on it can be used any more. It panics, with
+//! a message that begins with [`DEVICE_FAULT`]: that ends the worker's process, and the daemon goes on from the last
+//! checkpoint.
 
 mod backend;
 mod batch;
@@ -36,7 +37,6 @@ mod updates;
 
 use std::collections::HashMap;
 use std::fmt::Display;
-use std::panic::panic_any;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -223,13 +223,12 @@ unsafe impl Constant for kernels::SourceView {}
 // SAFETY: as above.
 unsafe impl Constant for kernels::TableView {}
 
-/// What an operation panics with when its device fails.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceFault(pub String);
+/// What the message of an operation's panic begins with when its device failed.
+pub const DEVICE_FAULT: &str = "the device failed: ";
 
 /// What went wrong on the GPU cannot be put right.
 fn must<T, E: Display>(result: Result<T, E>) -> T {
-    result.unwrap_or_else(|error| panic_any(DeviceFault(error.to_string())))
+    result.unwrap_or_else(|error| panic!("{DEVICE_FAULT}{error}"))
 }
 
 /// The same of memory, of which there may be too little.

@@ -20,8 +20,12 @@ pub(crate) fn cpus(threads: u32) -> [Cpu; 2] {
     [cpu(), cpu().without_tiles()]
 }
 
-/// The CUDA backend, on stand-ins for a GPU and its libraries, with kernels compiled for the host.
+/// The CUDA backend, on stand-ins for a GPU and its libraries, with kernels compiled for the host; on the host's own GPU
+/// where `MILLSTREAM_GPU` is set (see `bench/gpu`).
 pub(crate) fn cuda() -> Cuda {
+    if std::env::var_os("MILLSTREAM_GPU").is_some() {
+        return Cuda::new(&Libraries::default(), 0, None).expect("a GPU");
+    }
     let stand_in = StandIn::whole().expect("a C++ compiler");
     let images = stand_in.folder().join("images");
     Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).expect("a device")
