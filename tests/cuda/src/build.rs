@@ -58,9 +58,10 @@ pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
 /// Where all that follows from this source is kept, in the target directory that the running test was built in.
 fn root() -> io::Result<PathBuf> {
     let program = env::current_exe()?;
-    let target = program
-        .ancestors()
-        .find(|folder| folder.join("CACHEDIR.TAG").exists())
+    // <target>/<profile>/deps/<program>
+    let programs = program.ancestors().find(|folder| folder.ends_with("deps"));
+    let target = programs
+        .and_then(|programs| programs.parent()?.parent())
         .ok_or_else(|| io::Error::other(format!("{} is in no target directory", program.display())))?;
     let mut hash = DefaultHasher::new();
     (SHIM, HEADERS, FLAGS, compiler()).hash(&mut hash);
