@@ -596,6 +596,15 @@ fn bad_batches_are_refused<B: Backend>(backend: &B) {
     assert_eq!(refusal(|buffer| buffer.as_mut().sections().ragged[0].0[2] = 1), bad_offsets(1, 2, 1));
     assert_eq!(refusal(|buffer| buffer.as_mut().sections().ragged[0].0[2] = 5), bad_offsets(1, 2, 5));
     assert_eq!(refusal(|buffer| buffer.as_mut().sections().ragged[0].0[3] = 9), bad_offsets(2, 2, 9));
+    // The first of several is told, by column and then by row, whichever is found first.
+    let several = refusal(|buffer| {
+        let mut slot = buffer.as_mut();
+        let sections = slot.sections();
+        (sections.ids[2], sections.ids[1]) = (7, 5);
+        sections.ragged.into_iter().for_each(|(offsets, _)| offsets[2] = 5);
+    });
+    let feature = "colour".to_owned();
+    assert_eq!(several, BatchError::IdOutOfRange { feature, row: 1, id: 5, cardinality: 4 });
 
     // Past the rows that count, anything may lie.
     let mut buffer = three_rows();

@@ -25,12 +25,16 @@ ENTRY(check_offsets, Columns) {
     if (!holds) report(args.fault, blockIdx.y, false, row);
 }
 
-// Ids, where offsets hold, which has been checked: and which row each value is of, and what
-// values count times.
+// Whether a fault that was found lies before all ids of a column: in a column before it, or in its own offsets.
+__device__ __forceinline__ bool is_before(u64 fault, u32 column) {
+    return fault >> 33 < column || (fault >> 33 == column && (fault >> 32 & 1) == 0);
+}
+
+// Ids, where offsets hold, which has been checked; and which row each value is of, and what values count times.
 ENTRY(check_ids, Columns) {
     const IdColumn& column = args.columns[blockIdx.y];
     u32 row = blockIdx.x * blockDim.x + threadIdx.x;
-    if (row >= args.rows || *(const volatile u64*)args.fault != ~u64(0)) return;
+    if (row >= args.rows || is_before(*(const volatile u64*)args.fault, blockIdx.y)) return;
     Values values = values_of(args.batch, column, row);
     const u32* ids = part<u32>(args.batch, column.ids);
     for (u32 value = values.first; value < values.end; value++) {

@@ -8,7 +8,7 @@ struct Fm {
 
 // A warp a row: logits += 1/2 sum over k of ((sum of v_k)^2 - sum of v_k^2)
 ENTRY(fm_forward, Fm) {
-    u32 row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    u32 row = row_of_warp();
     if (row >= args.rows) return;
     float all = 0.0f;
     for (u32 k = threadIdx.x % WARP; k < args.width; k += WARP) {

@@ -89,7 +89,7 @@ __device__ __forceinline__ Pair softmax_of_row(const Matrix& logits, u32 row, u3
 
 // A warp a row.
 ENTRY(loss_of_classes, Loss) {
-    u32 place = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP, row = args.first_row + place;
+    u32 place = row_of_warp(), lane = threadIdx.x % WARP, row = args.first_row + place;
     Pair sums = {0.0f, 0.0f};
     if (place < args.rows) {
         Pair softmax = softmax_of_row(args.logits, place, args.classes);
@@ -143,7 +143,7 @@ ENTRY(sigmoid, Scores) {
 
 // A warp a row.
 ENTRY(softmax, Scores) {
-    u32 row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    u32 row = row_of_warp();
     if (row >= args.rows) return;
     Pair softmax = softmax_of_row(args.logits, row, args.logits.columns);
     for (u32 c = threadIdx.x % WARP; c < args.logits.columns; c += WARP) {

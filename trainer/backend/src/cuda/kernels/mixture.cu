@@ -6,10 +6,6 @@ struct Mixture {
     u32 rows, tasks, count, width;
 };
 
-__device__ __forceinline__ u32 row_of_warp() {
-    return (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-}
-
 ENTRY(mixture_forward, Mixture) {
     u32 row = row_of_warp(), lane = threadIdx.x % WARP, count = args.count, width = args.width;
     if (row >= args.rows) return;

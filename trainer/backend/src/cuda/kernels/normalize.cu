@@ -10,7 +10,7 @@ struct Moments {
 
 // A warp a row, twice over it: the mean first.
 ENTRY(row_moments, Moments) {
-    u32 row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP;
+    u32 row = row_of_warp(), lane = threadIdx.x % WARP;
     if (row >= args.rows) return;
     u32 columns = args.input.columns;
     float sum = 0.0f, squares = 0.0f;
@@ -83,7 +83,7 @@ ENTRY(normalize_by_parameters, Normalize) {
 
 // Means along each row, a warp each.
 ENTRY(normalize_row_means, Normalize) {
-    u32 row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, lane = threadIdx.x % WARP, columns = args.input.columns;
+    u32 row = row_of_warp(), lane = threadIdx.x % WARP, columns = args.input.columns;
     if (row >= args.rows) return;
     Pair sum = {0.0f, 0.0f};
     for (u32 column = lane; column < columns; column += WARP) {

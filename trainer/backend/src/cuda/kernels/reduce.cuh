@@ -3,6 +3,11 @@
 
 #include "device.cuh"
 
+// The row of this thread's warp, where each warp has one.
+__device__ __forceinline__ u32 row_of_warp() {
+    return (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+}
+
 // Of all lanes of a warp, to each.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll

@@ -10,10 +10,6 @@ struct Vectors {
     u32 rows;
 };
 
-__device__ __forceinline__ u32 row_of_warp() {
-    return (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-}
-
 __device__ __forceinline__ float product_of_rows(const Matrix& left, const Matrix& right, u32 row) {
     float sum = 0.0f;
     for (u32 column = threadIdx.x % WARP; column < left.columns; column += WARP) {
