@@ -4,6 +4,7 @@
 //! asked for the transpose of the product: `C^T = B^T A^T`.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -115,7 +116,7 @@ pub(super) struct BlasError {
 }
 
 /// A matrix on the device.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Factor {
     pub(super) address: Address,
     pub(super) float: Float,
@@ -126,7 +127,7 @@ pub(super) struct Factor {
 }
 
 /// `out = [out +] activation(left . right + bias)`, `[rows, depth] . [depth, columns]`, sums in single precision.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Product {
     pub(super) rows: usize,
     pub(super) depth: usize,
@@ -229,18 +230,24 @@ impl Blas {
         Err(BlasError { function, text: text.to_string_lossy().into_owned() })
     }
 
-    /// Makes a product. False where the library has no way to add a bias, or to rectify, in these formats.
-    ///
-    /// # Safety
-    /// The matrices are memory of the stream's device, of the sizes that are said.
-    pub(super) unsafe fn multiply(&self, stream: &Stream, product: &Product) -> Result<bool, BlasError> {
+    /// Whether the library has a way to make a product: to add a bias, or to rectify, in its formats.
+    pub(super) fn can(&self, product: &Product) -> Result<bool, BlasError> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let key = product.key();
         let plan = match plans.entry(key) {
-            std::collections::hash_map::Entry::Occupied(found) => found.into_mut(),
-            std::collections::hash_map::Entry::Vacant(place) => place.insert(self.plan(&key)?),
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(place) => place.insert(self.plan(&key)?),
         };
-        let Some(plan) = plan else { return Ok(false) };
+        Ok(plan.is_some())
+    }
+
+    /// Makes a product that can be made.
+    ///
+    /// # Safety
+    /// The matrices are memory of the stream's device, of the sizes that are said.
+    pub(super) unsafe fn multiply(&self, stream: &Stream, product: &Product) -> Result<(), BlasError> {
+        let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let plan = plans.get(&product.key()).and_then(Option::as_ref).expect("a product that can be made");
         if let Some(bias) = product.bias {
             self.set(plan.descriptor, constant::BIAS_POINTER, &bias)?;
         }
@@ -268,8 +275,7 @@ impl Blas {
                 stream.handle(),
             )
         };
-        self.check("cublasLtMatmul", status)?;
-        Ok(true)
+        self.check("cublasLtMatmul", status)
     }
 
     fn set<T>(&self, descriptor: Handle, attribute: c_int, value: &T) -> Result<(), BlasError> {

@@ -2,12 +2,13 @@
 //!
 //! * [`library`], [`driver`], [`nvrtc`], [`blas`]: NVIDIA's libraries, opened at run time; [`survey`]: which of them a host has.
 //! * [`programs`], [`kernels`]: the files of `kernels/`, compiled for the GPU at hand, and what each kernel takes.
+//! * [`commands`]: what operations ask for, as lists and graphs.
 //! * [`buffers`], [`batch`], [`plan`]: what is in the GPU's memory.
 //! * [`lookups`], [`rows`]: embeddings and linear models, forward, and the step of the rows that were touched.
 //! * [`layers`], [`interactions`], [`normalize`], [`retrieval`], [`losses`], [`updates`], [`moves`]: the operations.
 //!
-//! Operations are put on one stream and return; [`Cuda::read`] waits. Every number of a result is one thread's, or the sum
-//! of others' numbers in an order that follows from shapes and ids alone: no operation adds by atomics, so two runs on
+//! Operations are put on a list and return; what reads or writes the device's memory has the list done, and waits if it reads. Every number of a result is one thread's, or the sum
+//! of others' numbers in an order that follows from shapes and ids alone: no atomics but on whole numbers, so two runs on
 //! GPUs of one kind have the same bits.
 //!
 //! A fault of the GPU is no error that an operation could return: nothing on it can be used any more. It panics, with
@@ -18,6 +19,7 @@ mod backend;
 mod batch;
 mod blas;
 mod buffers;
+mod commands;
 mod driver;
 mod interactions;
 mod kernels;
@@ -38,14 +40,15 @@ mod updates;
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::host;
 pub use batch::CudaBatch;
 pub use blas::OpenBlasError;
 use blas::{Blas, Product};
 pub use buffers::{CudaMatrix, CudaTable};
-use driver::{Address, Context, Driver, Memory, Stream};
+use commands::Commands;
+use driver::{Address, Context, Driver, Launch, Memory, Stream};
 pub use driver::{DriverError, Fault, Gpu};
 pub use library::{Libraries, LibraryError};
 pub use nvrtc::CompileError;
@@ -75,6 +78,7 @@ pub enum CudaError {
 /// The CUDA backend.
 pub struct Cuda {
     // In the order in which they are to end.
+    commands: Mutex<Commands>,
     constants: Mutex<HashMap<Box<[u8]>, Memory>>,
     scratch: Mutex<Memory>,
     kernels: Kernels,
@@ -94,7 +98,8 @@ impl Cuda {
         let kernels = Kernels::load(&context, &compiler, &kernels::PROGRAMS, cache)?;
         let stream = Stream::new(&context).map_err(DriverError::from)?;
         let scratch = Memory::new(&context, 0).map_err(DriverError::from)?;
-        Ok(Self { constants: Mutex::default(), scratch: Mutex::new(scratch), kernels, blas, stream })
+        let (commands, constants) = (Mutex::default(), Mutex::default());
+        Ok(Self { commands, constants, scratch: Mutex::new(scratch), kernels, blas, stream })
     }
 
     /// Which GPU it is.
@@ -149,8 +154,10 @@ impl Cuda {
             return memory.address();
         }
         let memory = self.memory(bytes.len());
-        self.copy_to(memory.address(), bytes);
         let address = memory.address();
+        // SAFETY: memory that nothing on the list of commands knows of. Host memory that is not page-locked is read before
+        // the call returns.
+        must(unsafe { self.stream.copy_to_device(address, bytes) });
         constants.insert(bytes.into(), memory);
         address
     }
@@ -162,6 +169,7 @@ impl Cuda {
 
     /// Copies to the GPU, to memory of this backend. The bytes may change once this returns.
     fn copy_to(&self, address: Address, bytes: &[u8]) {
+        self.flush();
         // SAFETY: addresses come from buffers of this backend, with room for what is copied. Host memory that is not
         // page-locked is read before the call returns.
         must(unsafe { self.stream.copy_to_device(address, bytes) });
@@ -169,6 +177,7 @@ impl Cuda {
 
     /// Waits for all that was asked for, and copies from the GPU.
     fn copy_from(&self, bytes: &mut [u8], address: Address) {
+        self.flush();
         // SAFETY: as above; what is copied is looked at after waiting.
         must(unsafe { self.stream.copy_to_host(bytes, address) });
         must(self.stream.wait());
@@ -191,15 +200,36 @@ impl Cuda {
         if x == 0 || y == 0 {
             return;
         }
+        let launch = Launch { kernel: *self.kernels.of(entry), blocks: [x, y], threads: entry.threads };
         // SAFETY: the entry's argument is laid out as the kernel's, and addresses in it are of this backend's buffers, whose
-        // shapes the operations check.
-        must(unsafe { self.stream.launch(self.kernels.of(entry), [x, y, 1], entry.threads, arguments) });
+        // shapes the operations check; memory that is dropped is kept until the list is done.
+        unsafe { self.commands().kernel(self.context(), launch, arguments) };
     }
 
     /// Makes a product of matrices. False where the library has no way to do all of it at once.
     fn multiply(&self, product: &Product) -> bool {
-        // SAFETY: operations check the shapes of what they multiply.
-        must(unsafe { self.blas.multiply(&self.stream, product) })
+        let can = must(self.blas.can(product));
+        if can {
+            // SAFETY: operations check the shapes of what they multiply; memory is kept as above.
+            unsafe { self.commands().product(self.context(), *product) };
+        }
+        can
+    }
+
+    /// Has the device do what was asked for so far.
+    fn flush(&self) {
+        must(self.commands().flush(&self.stream, &self.blas));
+    }
+
+    fn commands(&self) -> MutexGuard<'_, Commands> {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        // What is on the list nobody will look at any more.
+        self.context().catch_up();
     }
 }
 

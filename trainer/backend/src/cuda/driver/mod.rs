@@ -1,13 +1,18 @@
-//! The driver: contexts, memory, streams, events, modules and launches, as Rust values that end what they began.
+//! The driver: contexts, memory, streams, modules, launches and graphs, as Rust values that end what they began.
 //!
 //! Every call that fails is a [`Fault`] that names the function and what the driver says of it. Once a kernel has
 //! failed, all further calls of its context do: there is nothing left but to end the process, which is a worker's.
 
+mod graph;
+
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::library::{Libraries, LibraryError, Name, functions};
+use graph::KernelNode;
+pub(super) use graph::{Executable, Graph, Node};
 
 /// What functions return: 0, or a fault.
 type Status = c_int;
@@ -38,6 +43,22 @@ functions! {
         cuStreamCreate: fn(stream: *mut Handle, flags: c_uint) -> Status,
         cuStreamDestroy_v2: fn(stream: Handle) -> Status,
         cuStreamSynchronize: fn(stream: Handle) -> Status,
+        cuStreamBeginCapture_v2: fn(stream: Handle, mode: c_int) -> Status,
+        cuStreamEndCapture: fn(stream: Handle, graph: *mut Handle) -> Status,
+        cuGraphCreate: fn(graph: *mut Handle, flags: c_uint) -> Status,
+        cuGraphDestroy: fn(graph: Handle) -> Status,
+        cuGraphAddKernelNode_v2: fn(
+            node: *mut Handle, graph: Handle, after: *const Handle, count: usize, kernel: *const KernelNode,
+        ) -> Status,
+        cuGraphAddChildGraphNode: fn(
+            node: *mut Handle, graph: Handle, after: *const Handle, count: usize, child: Handle,
+        ) -> Status,
+        cuGraphInstantiateWithFlags: fn(executable: *mut Handle, graph: Handle, flags: u64) -> Status,
+        cuGraphExecKernelNodeSetParams_v2: fn(
+            executable: Handle, node: Handle, kernel: *const KernelNode,
+        ) -> Status,
+        cuGraphLaunch: fn(executable: Handle, stream: Handle) -> Status,
+        cuGraphExecDestroy: fn(executable: Handle) -> Status,
         cuModuleLoadData: fn(module: *mut Handle, image: *const c_void) -> Status,
         cuModuleUnload: fn(module: Handle) -> Status,
         cuModuleGetFunction: fn(function: *mut Handle, module: Handle, name: *const c_char) -> Status,
@@ -233,6 +254,10 @@ pub(super) struct Context {
     gpu: Gpu,
     device: c_int,
     handle: Handle,
+    /// Whether there is work that the driver does not know of yet.
+    is_behind: AtomicBool,
+    /// Memory that such work may still name: nobody's any more, and not yet free.
+    left: Mutex<Vec<Address>>,
 }
 
 // SAFETY: the driver's functions may be called from any thread, and each call first makes the context its thread's.
@@ -254,7 +279,8 @@ impl Context {
             let retained = (driver.functions.cuDevicePrimaryCtxRetain)(&raw mut handle, device);
             driver.check("cuDevicePrimaryCtxRetain", retained)?;
         }
-        Ok(Arc::new(Self { driver, gpu, device, handle }))
+        let (is_behind, left) = (AtomicBool::new(false), Mutex::default());
+        Ok(Arc::new(Self { driver, gpu, device, handle, is_behind, left }))
     }
 
     pub(super) fn gpu(&self) -> &Gpu {
@@ -271,6 +297,23 @@ impl Context {
 
     fn check(&self, function: &'static str, status: Status) -> Result<(), Fault> {
         self.driver.check(function, status)
+    }
+
+    /// From here on memory that is dropped stays as it is, for work that the driver does not know of yet.
+    pub(super) fn fall_behind(&self) {
+        self.is_behind.store(true, Ordering::Relaxed);
+    }
+
+    /// The driver knows of all work, or there will be none: what was dropped meanwhile is free.
+    pub(super) fn catch_up(&self) {
+        self.is_behind.store(false, Ordering::Relaxed);
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (false, Ok(functions)) = (left.is_empty(), self.enter()) {
+            for address in left.drain(..) {
+                // SAFETY: allocated once, freed once; the driver waits for what still works with it.
+                unsafe { (functions.cuMemFree_v2)(address) };
+            }
+        }
     }
 
     /// Bytes that are free.
@@ -321,9 +364,11 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let (true, Ok(functions)) = (self.bytes > 0, self.context.enter()) {
-            // SAFETY: allocated once, freed once; the driver waits for what still works with it.
-            unsafe { (functions.cuMemFree_v2)(self.address) };
+        if self.bytes > 0 {
+            self.context.left.lock().unwrap_or_else(PoisonError::into_inner).push(self.address);
+            if !self.context.is_behind.load(Ordering::Relaxed) {
+                self.context.catch_up();
+            }
         }
     }
 }
@@ -408,20 +453,14 @@ impl Stream {
         self.context.check("cuMemsetD8Async", status)
     }
 
-    /// Runs `blocks` blocks of `threads` threads of a kernel.
+    /// Runs a kernel.
     ///
     /// # Safety
-    /// The kernel takes one argument, which is laid out as `arguments` is, and does with it what is sound.
-    pub(super) unsafe fn launch<A: Copy>(
-        &self,
-        kernel: &Kernel,
-        blocks: [u32; 3],
-        threads: u32,
-        arguments: &A,
-    ) -> Result<(), Fault> {
+    /// The kernel takes one argument, which is laid out as `argument` is, and does with it what is sound.
+    pub(super) unsafe fn launch(&self, launch: Launch, argument: &[u64]) -> Result<(), Fault> {
         let functions = self.context.enter()?;
-        let mut parameters = [ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
-        let [x, y, z] = blocks;
+        let mut parameters = [argument.as_ptr().cast_mut().cast::<c_void>()];
+        let Launch { kernel, blocks: [x, y], threads } = launch;
         // SAFETY: by the caller's promise; parameters are copied before the call returns.
         let status = unsafe {
             let (parameters, extra) = (parameters.as_mut_ptr(), ptr::null_mut());
@@ -429,7 +468,7 @@ impl Stream {
                 kernel.handle,
                 x,
                 y,
-                z,
+                1,
                 threads,
                 1,
                 1,
@@ -464,8 +503,17 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 /// A kernel of a module, good as long as that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kernel {
     handle: Handle,
+}
+
+/// A run of a kernel, but for its argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Launch {
+    pub(super) kernel: Kernel,
+    pub(super) blocks: [u32; 2],
+    pub(super) threads: u32,
 }
 
 // SAFETY: as of the context.

@@ -1,0 +1,265 @@
+//! What operations have asked for and the driver does not know of yet; and how it is told.
+//!
+//! Operations are not launched one by one. They are put on a list, and the list goes to the driver when somebody is about
+//! to copy to or from the device. Training asks for the same list step after step, but for some arguments: the
+//! optimizer's, or a dropout's. So a list that comes for the second time becomes a graph, which the driver runs as a whole;
+//! from then on only the arguments that changed are told.
+//!
+//! A list is the same as another when it has the same kernels over the same blocks, and the same products of the same
+//! matrices, in the same order.
+
+use std::collections::VecDeque;
+
+use super::blas::{Blas, BlasError, Product};
+use super::driver::{Context, Executable, Fault, Graph, Launch, Node, Stream};
+
+/// Lists that are known as graphs, at most: of whole batches and last ones, of training and scoring.
+const MOST_GRAPHS: usize = 8;
+/// A list that is shorter is launched as it is.
+const LEAST_COMMANDS: usize = 4;
+
+/// Something to be done by the device.
+#[derive(Clone, Copy, PartialEq)]
+enum Command {
+    /// A kernel; so many numbers of its argument.
+    Kernel(Launch, usize),
+    Product(Product),
+}
+
+/// A list, its kernels' arguments side by side.
+#[derive(Default)]
+struct List {
+    commands: Vec<Command>,
+    arguments: Vec<u64>,
+}
+
+/// A list as a graph.
+struct Known {
+    list: List,
+    /// Of its kernels, in their order.
+    nodes: Vec<Node>,
+    executable: Executable,
+}
+
+/// The device did not do what it was asked to.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CommandError {
+    #[error(transparent)]
+    Driver(#[from] Fault),
+    #[error(transparent)]
+    Blas(#[from] BlasError),
+}
+
+/// What was asked for, and what came before.
+#[derive(Default)]
+pub(super) struct Commands {
+    list: List,
+    known: VecDeque<Known>,
+    /// The last lists that are no graphs.
+    seen: VecDeque<Vec<Command>>,
+}
+
+impl Commands {
+    /// Puts a kernel on the list.
+    ///
+    /// # Safety
+    /// The kernel takes one argument, which is laid out as `argument` is, and does with it what is sound, when it runs.
+    pub(super) unsafe fn kernel<A: Copy>(&mut self, context: &Context, launch: Launch, argument: &A) {
+        const { assert!(size_of::<A>().is_multiple_of(size_of::<u64>()) && align_of::<A>() == align_of::<u64>()) };
+        let numbers = size_of::<A>() / size_of::<u64>();
+        // SAFETY: arguments are plain numbers without padding, of as many bytes.
+        let argument = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(argument).cast(), numbers) };
+        self.list.commands.push(Command::Kernel(launch, numbers));
+        self.list.arguments.extend_from_slice(argument);
+        context.fall_behind();
+    }
+
+    /// Puts a product on the list.
+    ///
+    /// # Safety
+    /// As of [`Blas::multiply`], when it runs.
+    pub(super) unsafe fn product(&mut self, context: &Context, product: Product) {
+        self.list.commands.push(Command::Product(product));
+        context.fall_behind();
+    }
+
+    /// Has the stream do all that is on the list.
+    pub(super) fn flush(&mut self, stream: &Stream, blas: &Blas) -> Result<(), CommandError> {
+        if self.list.commands.is_empty() {
+            return Ok(());
+        }
+        let done = self.run(stream, blas);
+        self.list.commands.clear();
+        self.list.arguments.clear();
+        stream.context().catch_up();
+        done
+    }
+
+    fn run(&mut self, stream: &Stream, blas: &Blas) -> Result<(), CommandError> {
+        let is_this = |known: &Known| known.list.commands == self.list.commands;
+        if let Some(place) = self.known.iter().position(is_this) {
+            self.known[place].tell(&self.list.arguments)?;
+            return Ok(stream.run(&self.known[place].executable)?);
+        }
+        let commands = &self.list.commands;
+        if commands.len() < LEAST_COMMANDS {
+            return self.list.launch(stream, blas);
+        }
+        if !self.seen.contains(commands) {
+            if self.seen.len() == MOST_GRAPHS {
+                self.seen.pop_front();
+            }
+            self.seen.push_back(commands.clone());
+            return self.list.launch(stream, blas);
+        }
+        if self.known.len() == MOST_GRAPHS {
+            self.known.pop_front();
+        }
+        let known = Known::of(&self.list, stream, blas)?;
+        stream.run(&known.executable)?;
+        self.known.push_back(known);
+        Ok(())
+    }
+}
+
+impl List {
+    /// Each command with its argument, which products have none of.
+    fn each(&self) -> impl Iterator<Item = (&Command, &[u64])> {
+        let mut rest = self.arguments.as_slice();
+        self.commands.iter().map(move |command| {
+            let numbers = if let Command::Kernel(_, numbers) = command { *numbers } else { 0 };
+            let (argument, others) = rest.split_at(numbers);
+            rest = others;
+            (command, argument)
+        })
+    }
+
+    /// One by one.
+    fn launch(&self, stream: &Stream, blas: &Blas) -> Result<(), CommandError> {
+        for (command, argument) in self.each() {
+            match command {
+                // SAFETY: by the promise of who put it on the list.
+                Command::Kernel(launch, _) => unsafe { stream.launch(*launch, argument) }?,
+                // SAFETY: as above.
+                Command::Product(product) => unsafe { blas.multiply(stream, product) }?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Known {
+    fn of(list: &List, stream: &Stream, blas: &Blas) -> Result<Self, CommandError> {
+        let (mut graph, mut nodes) = (Graph::new(stream.context())?, Vec::new());
+        for (command, argument) in list.each() {
+            match command {
+                Command::Kernel(launch, _) => {
+                    // SAFETY: by the promise of who put it on the list.
+                    nodes.push(unsafe { graph.add_kernel(*launch, argument) }?);
+                }
+                Command::Product(product) => {
+                    // SAFETY: as above.
+                    let multiply = || Ok::<_, CommandError>(unsafe { blas.multiply(stream, product) }?);
+                    graph.add_graph(&stream.capture(multiply)?)?;
+                }
+            }
+        }
+        let executable = graph.instantiate()?;
+        let list = List { commands: list.commands.clone(), arguments: list.arguments.clone() };
+        Ok(Self { list, nodes, executable })
+    }
+
+    /// The arguments that are new.
+    fn tell(&mut self, arguments: &[u64]) -> Result<(), Fault> {
+        let mut new = arguments;
+        let kernels = self.list.each().filter_map(|(command, argument)| match command {
+            Command::Kernel(launch, _) => Some((*launch, argument)),
+            Command::Product(_) => None,
+        });
+        for ((launch, argument), &node) in kernels.zip(&self.nodes) {
+            let (this, others) = new.split_at(argument.len());
+            if argument != this {
+                // SAFETY: by the promise of who put it on the list.
+                unsafe { self.executable.set(node, launch, this) }?;
+            }
+            new = others;
+        }
+        self.list.arguments.copy_from_slice(arguments);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::ffi::{CStr, c_char};
+
+    use millstream_test_cuda::{Library, StandIn};
+
+    use crate::{Backend, Cuda, CudaMatrix, Device, Libraries};
+
+    /// A GPU of its own.
+    fn alone() -> (StandIn, Cuda) {
+        let stand_in = StandIn::whole().unwrap().alone().unwrap();
+        let images = stand_in.folder().join("images");
+        let cuda = Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).unwrap();
+        (stand_in, cuda)
+    }
+
+    /// How often the driver's function was called.
+    fn calls(stand_in: &StandIn, function: &CStr) -> u64 {
+        // SAFETY: the library that is open already, and its function as control.h declares it.
+        unsafe {
+            let driver = libloading::Library::new(stand_in.library(Library::Cuda)).unwrap();
+            let calls = driver.get::<unsafe extern "C" fn(*const c_char) -> u64>("stand_in_calls").unwrap();
+            calls(function.as_ptr())
+        }
+    }
+
+    fn matrix(cuda: &Cuda, numbers: &[f32]) -> CudaMatrix {
+        let mut matrix = cuda.matrix(1, numbers.len());
+        cuda.write_matrix(&mut matrix, numbers);
+        matrix
+    }
+
+    #[test]
+    fn a_list_that_comes_again_is_a_graph_with_the_arguments_of_now() {
+        let (stand_in, cuda) = alone();
+        let (from, mut to) = (matrix(&cuda, &[1.0, 2.0, 3.0]), matrix(&cuda, &[0.0; 3]));
+        let mut expected = [0.0_f32; 3];
+        let mut found = [0.0; 3];
+        cuda.read_matrix(&to, &mut found);
+        let before = calls(&stand_in, c"cuLaunchKernel");
+        for round in 1..=6 {
+            for factor in [f64::from(round), 0.5, -2.0, 4.0] {
+                cuda.blend(0.5, factor, &from, &mut to);
+                for (expected, from) in expected.iter_mut().zip([1.0, 2.0, 3.0]) {
+                    *expected += 0.5 * (factor as f32 * from - *expected);
+                }
+            }
+            cuda.read_matrix(&to, &mut found);
+            assert_eq!(found, expected, "round {round}");
+        }
+        // Four blends and a read, the first time one by one.
+        assert_eq!(calls(&stand_in, c"cuLaunchKernel") - before, 5);
+        assert_eq!(calls(&stand_in, c"cuGraphLaunch"), 5);
+        // In the third round and those after it, what one blend of four multiplies by was new.
+        assert_eq!(calls(&stand_in, c"cuGraphExecKernelNodeSetParams_v2"), 4);
+    }
+
+    #[test]
+    fn memory_that_is_dropped_stays_until_the_list_is_done() {
+        let (_stand_in, cuda) = alone();
+        let mut to = matrix(&cuda, &[1.0, 1.0]);
+        for number in [1.0, 2.0, 3.0] {
+            let from = matrix(&cuda, &[number, -number]);
+            cuda.add(1, &from, &mut to);
+            drop(from);
+            drop(cuda.matrix(1, 2));
+        }
+        let mut found = [0.0; 2];
+        cuda.read_matrix(&to, &mut found);
+        assert_eq!(found, [7.0, -5.0]);
+    }
+}
