@@ -70,6 +70,8 @@ fn check_tells_the_plan() {
             "steps_per_epoch",
             "epochs",
             "precision",
+            "device",
+            "host",
             "learning_rates",
             "parameters",
             "memory",
