@@ -3,6 +3,7 @@
 //! A library is a table of functions, each looked up by its name. One that lacks a function is too old, and is refused
 //! with that name; a library that is not there is an error that says which package brings it.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 
 /// Why the GPU of a host cannot be used.
@@ -82,7 +83,8 @@ impl Libraries {
             // that uses a GPU; they ask nothing of the one that loads them.
             match unsafe { libloading::Library::new(&file) } {
                 Ok(library) => return Ok(Library { library, file, name: Name { ..*name } }),
-                Err(error) => reason = error.to_string(),
+                // The loader's own words are below.
+                Err(error) => reason = error.source().map_or_else(|| error.to_string(), ToString::to_string),
             }
         }
         let names = name.files.join(", ");
@@ -172,3 +174,22 @@ macro_rules! functions {
 }
 
 pub(super) use functions;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_told_with_what_the_loader_says() {
+        let name = Name { library: "A library", files: &["libnothing.so.1"], remedy: "install it" };
+        let Err(error) = Libraries::of(Path::new("/nowhere")).open(&name) else { panic!("it is there") };
+        let told = error.to_string();
+        assert!(
+            told.starts_with(
+                "A library is not on this host (looked for libnothing.so.1): install it (/nowhere/"
+            ),
+            "{told}"
+        );
+        assert!(told.contains("No such file"), "{told}");
+    }
+}
