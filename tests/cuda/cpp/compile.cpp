@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -185,11 +184,13 @@ bool parse(int count, const char* const* texts, Options& options, std::string& l
 }
 
 std::string compile(Program& program, const Options& options) {
-    static std::atomic<unsigned> serial{0};
     fs::path here = folder(), object = here / "kernels" / (key_of(program, options) + ".so");
     if (fs::exists(object)) return object.string();
-    fs::path work = object;
-    work += "." + std::to_string(getpid()) + "." + std::to_string(serial++);
+    // A folder of this call's own: copies of the stand-ins in one process keep kernels in one place.
+    fs::create_directories(object.parent_path());
+    std::string work_name = object.string() + ".XXXXXX";
+    if (mkdtemp(work_name.data()) == nullptr) return program.log = "no folder to compile in\n", std::string();
+    fs::path work = work_name;
     fs::path source = work / (program.name.empty() ? "default_program" : program.name);
     fs::path include = work / "include", made = work / "made.so";
     write(source, program.source);

@@ -8,10 +8,10 @@ use super::batch::CudaBatch;
 use super::buffers::{CudaMatrix, CudaTable, Shape};
 use super::interactions::{CrossParts, MixtureParts};
 use super::lookups::LinearPart;
-use super::moves::{bytes, bytes_mut};
+use super::moves::bytes_mut;
 use super::plan::CudaRowPlan;
 use super::retrieval::Work;
-use super::{Cuda, must, must_have};
+use super::{Cuda, bytes_of, must, must_have};
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
 use crate::error::BatchError;
@@ -69,7 +69,7 @@ impl Backend for Cuda {
 
     fn write_table(&self, table: &mut CudaTable, part: TablePart, first_row: usize, values: &[f32]) {
         assert!(first_row * table.shape().part_width(part) + values.len() <= table.part_numbers(part));
-        self.copy_to(table.part(part, first_row), bytes(values));
+        self.copy_to(table.part(part, first_row), bytes_of(values));
     }
 
     fn read_table(&self, table: &CudaTable, part: TablePart, first_row: usize, out: &mut [f32]) {

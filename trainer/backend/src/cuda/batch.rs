@@ -2,10 +2,10 @@
 
 use millstream_batch::{BatchRef, BatchSchema, SlotLayout};
 
-use super::Cuda;
 use super::buffers::ALIGNMENT;
 use super::driver::{Address, Memory};
 use super::kernels::{CHECK_IDS, CHECK_OFFSETS, CheckColumns, ColumnView};
+use super::{Cuda, bytes_of};
 use crate::device::{IdColumn, Pooling};
 use crate::error::BatchError;
 use crate::host;
@@ -174,7 +174,7 @@ impl CudaBatch {
     }
 }
 
-/// Bytes that a batch of `schema` takes.
+/// That of `column`, of those that [`columns_of`] gave.
 pub(super) fn column_of(schema: &BatchSchema, columns: &[ColumnView], column: IdColumn) -> ColumnView {
     match column {
         IdColumn::Single(feature) => columns[feature],
@@ -219,14 +219,3 @@ pub(super) fn columns_of(layout: &SlotLayout) -> (Vec<ColumnView>, usize) {
     }
     (columns, end)
 }
-
-/// Numbers of a slot, as bytes.
-fn bytes_of<T: Number>(numbers: &[T]) -> &[u8] {
-    // SAFETY: numbers of four bytes, without padding.
-    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
-}
-
-/// Those that slots are of.
-trait Number: Copy {}
-impl Number for f32 {}
-impl Number for u32 {}

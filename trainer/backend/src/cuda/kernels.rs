@@ -26,6 +26,7 @@ pub(super) const QUAD: u32 = 4;
 /// Every program.
 pub(super) const PROGRAMS: [Program; 12] =
     [MATRIX, BATCH, LOOKUP, PLAN, ROWS, LAYER, INTERACTION, MIXTURE, NORMALIZE, VECTORS, LOSS, UPDATE];
+
 /// `Matrix` of device.cuh.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

@@ -50,6 +50,7 @@ pub enum LibraryError {
 }
 
 /// What a library is called, and how its files are.
+#[derive(Clone, Copy)]
 pub(super) struct Name {
     /// For people.
     pub(super) library: &'static str,
@@ -82,7 +83,7 @@ impl Libraries {
             // SAFETY: what these libraries do when they are loaded is their makers' affair, as it is for every program
             // that uses a GPU; they ask nothing of the one that loads them.
             match unsafe { libloading::Library::new(&file) } {
-                Ok(library) => return Ok(Library { library, file, name: Name { ..*name } }),
+                Ok(library) => return Ok(Library { library, file, name: *name }),
                 // The loader's own words are below.
                 Err(error) => reason = error.source().map_or_else(|| error.to_string(), ToString::to_string),
             }

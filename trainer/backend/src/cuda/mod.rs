@@ -1,14 +1,15 @@
 //! The CUDA backend: one NVIDIA GPU, by kernels of our own and cuBLASLt's products.
 //!
-//! * [`library`], [`driver`], [`nvrtc`], [`blas`]: NVIDIA's libraries, opened at run time; [`survey`]: which of them a host has.
+//! * [`library`], [`driver`], [`nvrtc`], [`blas`]: NVIDIA's libraries, opened at run time.
+//! * [`survey`]: which of them a host has.
 //! * [`programs`], [`kernels`]: the files of `kernels/`, compiled for the GPU at hand, and what each kernel takes.
 //! * [`commands`]: what operations ask for, as lists and graphs.
 //! * [`buffers`], [`batch`], [`plan`]: what is in the GPU's memory.
 //! * [`lookups`], [`rows`]: embeddings and linear models, forward, and the step of the rows that were touched.
 //! * [`layers`], [`interactions`], [`normalize`], [`retrieval`], [`losses`], [`updates`], [`moves`]: the operations.
 //!
-//! Operations are put on a list and return; what reads or writes the device's memory has the list done, and waits if it reads. Every number of a result is one thread's, or the sum
-//! of others' numbers in an order that follows from shapes and ids alone: no atomics but on whole numbers, so two runs on
+//! Operations are put on a list and return; what reads or writes the device's memory has the list done, and waits if it
+//! reads. Every number of a result is one thread's, or the sum of others' numbers in an order that follows from shapes and ids alone: no atomics but on whole numbers, so two runs on
 //! GPUs of one kind have the same bits.
 //!
 //! A fault of the GPU is no error that an operation could return: nothing on it can be used any more. It panics, with
@@ -119,14 +120,6 @@ impl Cuda {
         Ok(all?.into_iter().flatten().collect())
     }
 
-    /// Bytes of its memory that are free.
-    ///
-    /// # Errors
-    /// When the GPU does not answer.
-    pub fn free_bytes(&self) -> Result<u64, Fault> {
-        self.context().free_bytes()
-    }
-
     fn context(&self) -> &Arc<Context> {
         self.stream.context()
     }
@@ -147,8 +140,7 @@ impl Cuda {
 
     /// Some numbers, in the GPU's memory once and for all: operations are given the same ones again and again.
     fn constants<T: Constant>(&self, values: &[T]) -> Address {
-        // SAFETY: plain numbers without padding, as the trait promises.
-        let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
+        let bytes = bytes_of(values);
         let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(memory) = constants.get(bytes) {
             return memory.address();
@@ -252,6 +244,12 @@ unsafe impl Constant for kernels::GroupView {}
 unsafe impl Constant for kernels::SourceView {}
 // SAFETY: as above.
 unsafe impl Constant for kernels::TableView {}
+
+/// Numbers as bytes.
+fn bytes_of<T: Constant>(values: &[T]) -> &[u8] {
+    // SAFETY: numbers without padding, as the trait promises.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
 
 /// What the message of an operation's panic begins with when its device failed.
 pub const DEVICE_FAULT: &str = "the device failed: ";

@@ -8,7 +8,7 @@ use super::kernels::{
     ADD, BLEND, Blend, CLEAR, COPY_COLUMNS, Change, CopyColumns, DROPOUT, Dropout, MULTIPLY, MatrixView,
     QUAD, READ_ROWS, Transfer, WRITE_ROWS,
 };
-use super::{Cuda, must, must_have};
+use super::{Cuda, bytes_of, must, must_have};
 use crate::float::Float;
 
 /// Counters of [`crate::philox`] that 64 columns take.
@@ -19,15 +19,9 @@ pub(super) fn quads(rows: usize, columns: usize) -> [usize; 2] {
     [rows * columns.div_ceil(QUAD as usize), 1]
 }
 
-/// Numbers as bytes.
-pub(super) fn bytes(numbers: &[f32]) -> &[u8] {
-    // SAFETY: numbers without padding.
-    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
-}
-
-/// The same to write to.
+/// Numbers as bytes, to write to.
 pub(super) fn bytes_mut(numbers: &mut [f32]) -> &mut [u8] {
-    // SAFETY: as above, and any bytes are numbers.
+    // SAFETY: numbers without padding, and any bytes are numbers.
     unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
 }
 
@@ -42,7 +36,7 @@ impl Cuda {
     pub(super) fn write(&self, matrix: &CudaMatrix, values: &[f32]) {
         assert_eq!(values.len(), matrix.rows() * matrix.columns(), "a value for each number");
         let dense = self.scratch(size_of_val(values));
-        self.copy_to(dense, bytes(values));
+        self.copy_to(dense, bytes_of(values));
         let transfer = Transfer { dense, matrix: matrix.view(), rows: matrix.rows() as u32, unused: 0 };
         self.launch(WRITE_ROWS, [values.len(), 1], &transfer);
     }

@@ -34,7 +34,6 @@ functions! {
         cuDevicePrimaryCtxRetain: fn(context: *mut Handle, device: c_int) -> Status,
         cuDevicePrimaryCtxRelease_v2: fn(device: c_int) -> Status,
         cuCtxSetCurrent: fn(context: Handle) -> Status,
-        cuMemGetInfo_v2: fn(free: *mut usize, total: *mut usize) -> Status,
         cuMemAlloc_v2: fn(address: *mut Address, bytes: usize) -> Status,
         cuMemFree_v2: fn(address: Address) -> Status,
         cuMemcpyHtoDAsync_v2: fn(to: Address, from: *const c_void, bytes: usize, stream: Handle) -> Status,
@@ -314,15 +313,6 @@ impl Context {
                 unsafe { (functions.cuMemFree_v2)(address) };
             }
         }
-    }
-
-    /// Bytes that are free.
-    pub(super) fn free_bytes(&self) -> Result<u64, Fault> {
-        let functions = self.enter()?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: both are written.
-        self.check("cuMemGetInfo", unsafe { (functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
-        Ok(free as u64)
     }
 }
 

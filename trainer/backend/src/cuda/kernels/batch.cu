@@ -4,7 +4,7 @@
 struct Columns {
     char* batch;
     const IdColumn* columns;
-    // The first fault found, in the order of columns: all ones if there is none. See `fault`.
+    // The first fault found, in the order of columns: all ones if there is none. See `report`.
     u64* fault;
     u32 rows, unused;
 };
