@@ -62,6 +62,24 @@ fn a_job_trains_on_a_gpu_and_goes_on_on_a_cpu() {
 }
 
 #[test]
+fn a_ring_that_cannot_be_page_locked_is_said_and_changes_nothing() {
+    let stand_in = StandIn::whole().unwrap();
+    let arguments = [&["train", "job.toml", "--json"], &ON_CUDA[..], &SHORT[..]].concat();
+    let train = |more: &[(&str, &str)]| {
+        let job = TinyJob::new();
+        let ended = run(job.directory(), stand_in.folder(), more, &arguments);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        (auc(&ended.stdout), ended.stderr)
+    };
+    let said = "the GPU cannot copy from the ring's memory by itself";
+    let (pinned, told) = train(&[]);
+    assert!(!told.contains(said), "{told}");
+    let (staged, told) = train(&[("STAND_IN_FAIL", "cuMemHostRegister_v2:1:801")]);
+    assert!(told.contains(said) && told.contains("CUDA_ERROR_NOT_SUPPORTED"), "{told}");
+    assert_eq!(staged, pinned);
+}
+
+#[test]
 fn check_says_what_a_host_has() {
     let (job, stand_in) = (TinyJob::new(), StandIn::whole().unwrap());
     let check = |folder: &Path, more: &[&str]| {

@@ -8,10 +8,11 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use millstream_backend::{Cuda, Found, Gpu, Libraries, Survey};
+use millstream_backend::{Cuda, Found, Gpu, Libraries, PinError, Survey};
 use serde::{Deserialize, Serialize};
 
 use super::host::WorkerProcess;
+use super::process::Link;
 use super::protocol::{FromWorker, ToWorker};
 
 /// Names a folder that CUDA's libraries are in, if the system's loader does not find them.
@@ -110,6 +111,24 @@ impl HostSurvey {
 pub(super) fn cuda(number: u32) -> Result<Cuda> {
     let opened = Cuda::new(&libraries(), number, kernel_folder().as_deref());
     opened.with_context(|| format!("training.device = \"cuda:{number}\""))
+}
+
+/// What holds the ring's memory for the device to copy from by itself. Where it cannot be had that is said, and training goes on.
+///
+/// # Errors
+/// When nobody listens.
+pub(super) fn pinned<P>(pinned: Result<P, PinError>, link: &mut Link) -> Result<Option<P>> {
+    match pinned {
+        Ok(pinned) => Ok(Some(pinned)),
+        Err(error) => {
+            let message = format!(
+                "the GPU cannot copy from the ring's memory by itself: each batch is copied once more on the host \
+                 ({error})"
+            );
+            link.send(&FromWorker::Warned { message })?;
+            Ok(None)
+        }
+    }
 }
 
 /// CUDA's libraries of this host.

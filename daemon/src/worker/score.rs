@@ -8,6 +8,7 @@ use millstream_batch::{BatchSchema, RingError};
 use millstream_trainer::checkpoint::{CheckpointStore, Extent};
 use millstream_trainer::session::Scorer;
 
+use super::device;
 use super::process::{Ended, Link};
 use super::protocol::{FromWorker, Output, SCORES_PER_MESSAGE};
 
@@ -28,6 +29,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
     let device = scorer.device();
     link.send(&FromWorker::Ready { restored: None, passed_over: Vec::new(), device })?;
     let (mut ring, heard) = link.receive_ring(schema)?;
+    let _pinned = device::pinned(scorer.pin(&ring.pages()), link)?;
     loop {
         if heard.wishes.stop().is_some() {
             return Ok(Ended::Stopped);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use millstream_backend::Backend;
-use millstream_batch::{BatchRef, BatchSchema, Consumer, RingError, Stream};
+use millstream_batch::{BatchRef, BatchSchema, Consumer, Leased, RingError, Stream};
 use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore, Extent};
 use millstream_trainer::loss::LossSum;
 use millstream_trainer::session::{Judged, Session, SessionError};
@@ -21,7 +21,7 @@ use super::keeper::{Cadence, Keeper};
 use super::process::{Ended, Heard, Link, Stop};
 use super::protocol::{EvalCadence, FromWorker, Progress, Restored, TrainRole};
 use super::tensorboard::{EventSpec, EventWriter};
-use super::trial;
+use super::{device, trial};
 use crate::{auto_batch, runs, warm_start};
 
 /// How long an earlier worker may take to let go of the job: it is dead or about to be.
@@ -170,11 +170,17 @@ fn restore<B: Backend<Scalar = f32>>(
 
 impl<B: Backend<Scalar = f32>> Training<'_, B> {
     fn follow(&mut self, mut ring: Consumer) -> Result<Ended> {
+        let _pinned = device::pinned(self.session.pin(&ring.pages()), self.link)?;
         loop {
             if let Some(ended) = self.between_steps()? {
                 return Ok(ended);
             }
             let began = Instant::now();
+            if !ring.has_next() {
+                // As long as the device has something to do, nobody waits for input.
+                self.settle()?;
+            }
+            let asked = Instant::now();
             let leased = match ring.next() {
                 Ok(Some(leased)) => leased,
                 Ok(None) => break,
@@ -183,12 +189,10 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
                 Err(RingError::PeerGone) => return Ok(Ended::InputLost),
                 Err(error) => return Err(error.into()),
             };
-            let waited = began.elapsed();
-            let batch = leased.batch();
-            match batch.header().stream {
+            let waited = asked.elapsed();
+            match leased.batch().header().stream {
                 Stream::Train => {
-                    self.train(batch)?;
-                    drop(leased);
+                    self.train(leased)?;
                     self.spent(began.elapsed(), waited);
                     self.record(|events, session| events.point_if_due(session.step()))?;
                     let began = Instant::now();
@@ -196,7 +200,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
                     self.keeper.stepped(self.session.step());
                     self.spent(began.elapsed(), Duration::ZERO);
                 }
-                Stream::Eval => self.evaluate(batch)?,
+                Stream::Eval => self.evaluate(leased.batch())?,
             }
             if self.meter.reported.elapsed() >= REPORT_PERIOD {
                 self.report()?;
@@ -249,20 +253,25 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         Ok(Some(Ended::Stopped))
     }
 
-    fn train(&mut self, batch: BatchRef<'_>) -> Result<()> {
-        let header = batch.header();
+    fn train(&mut self, leased: Leased) -> Result<()> {
+        let header = leased.batch().header();
         // All epochs have the same rows. Where a short last batch is left out, only the next epoch tells.
         let (before, epochs) = (self.session.step(), u64::from(header.epoch));
         if header.batch == 0 && epochs > 0 {
             self.meter.steps_per_epoch = Some(before / epochs);
         }
-        let loss = self.session.train(batch)?;
-        self.meter.loss += loss;
+        self.session.begin(leased.batch())?;
+        // It was copied, and the slot goes back while the step is under way.
+        drop(leased);
         self.meter.examples += u64::from(header.rows);
         if let Some(events) = &mut self.events {
-            events.stepped(loss, u64::from(header.rows));
-            if let Some(scale) = self.session.loss_scale() {
-                events.scaled(scale);
+            events.stepped(u64::from(header.rows));
+        }
+        match self.events.as_ref().is_some_and(|events| events.point_is_due(self.session.step())) {
+            true => self.settle()?,
+            false => {
+                let lost = self.session.catch_up()?;
+                self.lost(lost);
             }
         }
         if header.last {
@@ -274,6 +283,24 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             self.session.set_eval_due();
         }
         Ok(())
+    }
+
+    /// Waits until all steps have ended.
+    fn settle(&mut self) -> Result<()> {
+        let lost = self.session.settle()?;
+        self.lost(lost);
+        Ok(())
+    }
+
+    /// Takes note of what steps lost that have ended.
+    fn lost(&mut self, loss: LossSum) {
+        self.meter.loss += loss;
+        if let Some(events) = &mut self.events {
+            events.lost(loss);
+            if let Some(scale) = self.session.loss_scale() {
+                events.scaled(scale);
+            }
+        }
     }
 
     /// Takes in held-out rows that come between those of training.
@@ -290,9 +317,12 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     /// Asks for held-out rows, and evaluates them. A wish to stop ends that early.
     fn evaluate_aside(&mut self) -> Result<Option<Ended>> {
         // So that what was told of the training reaches up to the evaluation.
+        self.settle()?;
         self.report()?;
         self.link.send(&FromWorker::EvalDue)?;
         let Some(mut ring) = self.heard.next_ring() else { return Ok(None) };
+        // Where it cannot be, that was said of the ring before.
+        let _pinned = self.session.pin(&ring.pages()).ok();
         loop {
             let leased = match ring.next() {
                 Ok(Some(leased)) => leased,
@@ -317,6 +347,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     /// Tells of an evaluation, and keeps what it was of if it is one of the best.
     fn evaluated(&mut self, epoch: u32, ends_epoch: bool, Judged { metrics, is_best }: Judged) -> Result<()> {
         let step = self.session.step();
+        self.settle()?;
         self.report()?;
         self.record(|events, _| events.evaluated(step, &metrics))?;
         self.link.send(&FromWorker::Evaluated { step, epoch, ends_epoch, metrics })?;
@@ -331,6 +362,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     fn checkpoint_if_due(&mut self) -> Result<()> {
         self.keeper.collect(self.link)?;
         if self.keeper.is_ready() {
+            self.settle()?;
             self.flush_events()?;
             self.keeper.take(&self.session, self.link)?;
         }
@@ -338,6 +370,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     }
 
     fn last_checkpoint(&mut self) -> Result<()> {
+        self.settle()?;
         self.flush_events()?;
         self.keeper.take_last(&self.session, self.link)
     }

@@ -179,6 +179,11 @@ impl<'a> BatchRef<'a> {
         self.layout
     }
 
+    /// The whole slot.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// What the batch says of itself.
     pub fn header(&self) -> BatchHeader {
         let most = self.layout.schema().rows;

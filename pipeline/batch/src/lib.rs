@@ -22,5 +22,5 @@ pub mod schema;
 pub use batch::{BatchBuffer, BatchHeader, BatchMut, BatchRef, Stream};
 pub use layout::{LayoutError, SlotLayout};
 #[cfg(not(loom))]
-pub use ring::{Consumer, Filling, HandOff, Interrupter, Leased, Producer, RingError};
+pub use ring::{Consumer, Filling, HandOff, Interrupter, Leased, Pages, Producer, RingError};
 pub use schema::{BatchSchema, IdFeature, RaggedFeature};

@@ -124,6 +124,27 @@ fn a_lease_outlives_both_ends() {
 }
 
 #[test]
+fn pages_hold_every_slot_and_outlive_both_ends() {
+    let (mut producer, mut consumer) = ring(7, 2);
+    let pages = consumer.pages();
+    for number in 0..3 {
+        assert!(!consumer.has_next());
+        publish(&mut producer, number);
+        assert!(consumer.has_next());
+        let lease = consumer.next().unwrap().unwrap();
+        let slot = lease.batch().bytes().as_ptr_range();
+        assert!(pages.addresses().start < slot.start && slot.end <= pages.addresses().end);
+    }
+    let lease = {
+        publish(&mut producer, 3);
+        consumer.next().unwrap().unwrap()
+    };
+    let byte = lease.batch().bytes().as_ptr();
+    drop((producer, consumer, lease));
+    assert!(pages.addresses().contains(&byte));
+}
+
+#[test]
 fn the_producer_waits_for_the_oldest_lease() {
     let (mut producer, mut consumer) = ring(10, 2);
     publish(&mut producer, 0);

@@ -2,8 +2,8 @@
 //!
 //! An operation is as large as a device wants it: one call covers every table of a model, or a layer's
 //! product, bias and activation. Memory is made once, when a model is built; an operation writes into
-//! what it is given and never returns a buffer. Only [`Backend::upload`], `write_*` and `read_*` touch
-//! host memory, so a device may queue everything else and wait at the reads.
+//! what it is given and never returns a buffer. Only [`Backend::upload`], [`Backend::receive`], `write_*` and `read_*`
+//! touch host memory, so a device may queue everything else and wait there.
 //!
 //! Results are a pure function of the arguments: no operation depends on how many threads run it.
 //!
@@ -13,10 +13,10 @@
 
 use std::ops::Range;
 
-use millstream_batch::BatchRef;
+use millstream_batch::{BatchRef, Pages};
 
 use crate::device::{Device, Lookup, TablePart, TablePlace, TableShape};
-use crate::error::BatchError;
+use crate::error::{BatchError, PinError};
 use crate::normalization::{Axis, Normalization, Normalized};
 use crate::retrieval::InBatchSoftmax;
 #[cfg(doc)]
@@ -113,6 +113,14 @@ pub struct LayerGradient<'a, M> {
 /// # Panics
 /// Operations panic when buffers do not have the shapes noted beside them: a defect of the model.
 pub trait Backend: Device + Sized + Send {
+    /// Memory of a ring that the device copies from by itself, as long as this is held.
+    type Pinned: Send;
+    /// Numbers on their way to the host: see [`Backend::send`].
+    type Report: Send;
+
+    /// So many steps may be asked for before the first one's report is received, for a device never to wait.
+    const STEPS_AHEAD: usize;
+
     /// What it computes on, for people.
     fn describe(&self) -> String;
 
@@ -152,11 +160,38 @@ pub trait Backend: Device + Sized + Send {
         }
     }
 
-    /// Copies a batch to the device and checks every id and offset, so that no operation need to.
+    /// Has the device copy batches from memory of a ring by itself, as long as what is returned is held. Without that,
+    /// batches are copied all the same.
+    ///
+    /// # Errors
+    /// When it cannot.
+    fn pin(&self, pages: &Pages) -> Result<Self::Pinned, PinError>;
+    /// Copies a batch to the device and checks every id and offset, so that no operation need to. The batch's memory may
+    /// change once this returns.
+    ///
+    /// A device may check beside the host's work. Then operations on a batch that is not sound do something
+    /// harmless, weights, states and moments stay as they are from this batch on, whatever is asked, and
+    /// [`Backend::check`] or [`Backend::receive`] says so.
     ///
     /// # Errors
     /// When the batch is not of the schema that `into` was made for; then `into` holds no rows.
     fn upload(&self, batch: BatchRef<'_>, into: &mut Self::Batch) -> Result<(), BatchError>;
+    /// Waits until `batch` was checked.
+    ///
+    /// # Errors
+    /// What is wrong with it, once: after that, steps are taken again.
+    fn check(&self, batch: &Self::Batch) -> Result<(), BatchError>;
+
+    /// Room for a report of so many numbers.
+    fn report(&self, numbers: usize) -> Self::Report;
+    /// Has the host told of all numbers of two `matrices`, or fewer, as they are once what was asked for so far is done, and
+    /// of whether `batch` is sound. Does not wait.
+    fn send(&self, batch: &Self::Batch, matrices: &[&Self::Matrix], report: &mut Self::Report);
+    /// Waits for what was sent, and puts the matrices' numbers, one after the other, into `numbers`.
+    ///
+    /// # Errors
+    /// As of [`Backend::check`].
+    fn receive(&self, report: &mut Self::Report, numbers: &mut [Self::Scalar]) -> Result<(), BatchError>;
 
     /// Sorts the ids of each of the plan's groups of columns by table row, and those of equal id by column, then by
     /// batch row.

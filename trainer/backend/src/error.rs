@@ -34,6 +34,11 @@ pub enum BatchError {
     },
 }
 
+/// Memory that a device does not copy from by itself.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct PinError(pub(crate) String);
+
 /// A backend that cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {

@@ -2,7 +2,7 @@
 
 use millstream_batch::{BatchRef, BatchSchema, RaggedFeature};
 
-use crate::device::{IdColumn, Pooling};
+use crate::device::{IdColumn, Pooling, Scalar};
 use crate::error::BatchError;
 
 /// A copy of a batch whose ids are all in range and whose offsets all hold.
@@ -257,6 +257,34 @@ impl ValueWeights {
             self.scales.mean[row] = over(sum);
             self.scales.sqrtn[row] = over(squares.sqrt());
         }
+    }
+}
+
+/// What is told of a step on the host, which knows it at once.
+pub struct HostReport<S>(Vec<S>);
+
+impl<S: Scalar> HostReport<S> {
+    pub(crate) fn new(numbers: usize) -> Self {
+        Self(vec![S::default(); numbers])
+    }
+
+    /// Takes in all of `matrices`, of `numbers` numbers each, which `read` reads.
+    pub(crate) fn take<M>(
+        &mut self,
+        matrices: &[&M],
+        numbers: impl Fn(&M) -> usize,
+        read: impl Fn(&M, &mut [S]),
+    ) {
+        let mut rest = self.0.as_mut_slice();
+        for matrix in matrices {
+            let (of_matrix, others) = rest.split_at_mut(numbers(matrix));
+            read(matrix, of_matrix);
+            rest = others;
+        }
+    }
+
+    pub(crate) fn tell(&self, numbers: &mut [S]) {
+        numbers.copy_from_slice(&self.0[..numbers.len()]);
     }
 }
 

@@ -20,8 +20,10 @@ mod scaling;
 mod two_tower;
 mod wide_deep;
 
-use millstream_backend::{Backend, BatchError, Device, Scalar, Sizes, TablePart, TablePlace, Task};
-use millstream_batch::{BatchRef, BatchSchema};
+use std::collections::VecDeque;
+
+use millstream_backend::{Backend, BatchError, Device, PinError, Scalar, Sizes, TablePart, TablePlace, Task};
+use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use crate::learner::{Descent, Measure};
 use crate::loss::LossSum;
@@ -48,8 +50,17 @@ pub struct Model<B: Backend> {
     clip: ClipSpec,
     /// Scores of a pass on the host, `[B, T]`, or of the `K` classes of one label `[B, K]`.
     host: Vec<B::Scalar>,
-    /// Sums of a step on the host, `[T, 2]`, and what they say.
-    host_sums: (Vec<B::Scalar>, Vec<LossSum>),
+    steps: Steps<B>,
+}
+
+/// Steps that were begun and have not ended, and what the host is told of them.
+struct Steps<B: Backend> {
+    begun: VecDeque<B::Report>,
+    idle: Vec<B::Report>,
+    /// Of one on the host: sums `[T, 2]`, and then where the loss scale stands.
+    numbers: Vec<B::Scalar>,
+    /// What the sums say.
+    of_tasks: Vec<LossSum>,
 }
 
 /// How scores are made of logits.
@@ -205,7 +216,7 @@ impl<B: Backend> Model<B> {
         }
         Ok(Self {
             host: vec![B::Scalar::default(); parts.rows * outputs],
-            host_sums: (vec![B::Scalar::default(); 2 * specs.len()], vec![LossSum::default(); specs.len()]),
+            steps: Steps::new(specs.len(), parts.scaling.is_some()),
             seed: training.seed,
             tasks: specs.iter().zip(0..).map(|(spec, label)| spec.as_task(label)).collect(),
             scoring: Scoring::of(spec, &specs),
@@ -215,24 +226,39 @@ impl<B: Backend> Model<B> {
         })
     }
 
-    /// Takes one optimizer step on `batch`; returns its loss before the step.
+    /// Takes one optimizer step on `batch`, and waits for it; returns its loss before the step. All steps that were begun
+    /// before have ended.
+    ///
+    /// # Errors
+    /// As of [`Model::begin_step`] and [`Model::end_step`].
+    pub fn train_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<LossSum, BatchError> {
+        assert_eq!(self.steps_begun(), 0, "steps end in their order");
+        self.begin_step(batch, step)?;
+        self.end_step()
+    }
+
+    /// Begins an optimizer step on `batch`, whose memory may change once this returns. Steps are taken in the order in which
+    /// they are begun; [`Backend::STEPS_AHEAD`] says how many may well be at once. A model with a loss scale is to have
+    /// none begun: what its optimizers count depends on whether the last step was skipped.
     ///
     /// A batch of no rows changes nothing. Where the loss is scaled, a gradient that is not finite skips the step.
     ///
     /// # Errors
-    /// When the batch is not of the model's schema, or an id is out of range; then no step was taken.
-    pub fn train_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<LossSum, BatchError> {
-        let Self { backend, parts, seed, tasks, clip, host_sums, .. } = self;
+    /// When the batch is found not to be of the model's schema, or to have an id that is out of range; then no step was begun.
+    pub fn begin_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<(), BatchError> {
+        let Self { backend, parts, seed, tasks, clip, steps, .. } = self;
         let Parts { network, batch: uploaded, plan, by_logits, rows: most, sums, .. } = parts;
         let Parts { scaling, scale, squares, .. } = parts;
+        assert!(scaling.is_none() || steps.begun.is_empty(), "the loss scale is known");
         backend.upload(batch, uploaded)?;
         let rows = batch.rows();
+        backend.clear(tasks.len(), sums);
         if rows == 0 {
-            return Ok(LossSum::default());
+            steps.send(backend, uploaded, sums, scaling.as_ref());
+            return Ok(());
         }
         backend.plan_rows(uploaded, plan);
         let network = network.compute();
-        backend.clear(tasks.len(), sums);
         for pass in Pass::all(rows, *most, Purpose::training(*seed, step.number)) {
             network.forward(backend, uploaded, &pass);
             let of_pass = by_logits.of_pass();
@@ -261,15 +287,35 @@ impl<B: Backend> Model<B> {
         }
         let clip = clip.value.map_or(f64::INFINITY, f64::from);
         network.learn(by_logits, &mut Descent { backend, touched, scale, clip, step });
-        let (values, of_tasks) = host_sums;
-        backend.read_matrix(sums, values);
-        for (sum, values) in of_tasks.iter_mut().zip(values.chunks_exact(2)) {
-            *sum = LossSum { loss: values[0].to_f64(), weight: values[1].to_f64() };
-        }
-        if let Some(scaling) = scaling {
-            scaling.read(backend);
-        }
-        Ok(LossSum::of_batch(tasks, of_tasks))
+        steps.send(backend, uploaded, sums, scaling.as_ref());
+        Ok(())
+    }
+
+    /// Waits for the end of the step that was begun first, of those that have not ended; returns its loss before the step.
+    ///
+    /// # Errors
+    /// When its batch was not sound; then neither it nor any step that was begun after it was taken, and all of them have
+    /// ended.
+    ///
+    /// # Panics
+    /// When none was begun.
+    pub fn end_step(&mut self) -> Result<LossSum, BatchError> {
+        let Self { backend, parts, tasks, steps, .. } = self;
+        steps.receive(backend, parts.scaling.as_mut())?;
+        Ok(LossSum::of_batch(tasks, &steps.of_tasks))
+    }
+
+    /// How many steps were begun and have not ended.
+    pub fn steps_begun(&self) -> usize {
+        self.steps.begun.len()
+    }
+
+    /// As [`Backend::pin`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn pin(&self, pages: &Pages) -> Result<B::Pinned, PinError> {
+        self.backend.pin(pages)
     }
 
     /// The scores of each row, by label: the probability of its being 1, or the number itself; of a two-tower model the
@@ -300,6 +346,7 @@ impl<B: Backend> Model<B> {
                 }
             }
             backend.read_matrix(out, &mut host[..pass.len() * outputs]);
+            backend.check(&parts.batch)?;
             for (output, scores) in scores.chunks_exact_mut(rows).take(outputs).enumerate() {
                 let of_output = host.iter().skip(output).step_by(outputs);
                 for (out, score) in scores[pass.rows.clone()].iter_mut().zip(of_output) {
@@ -431,6 +478,44 @@ impl<B: Backend> Model<B> {
                 }
                 stored.write(&self.backend, part, &weights);
             }
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> Steps<B> {
+    fn new(tasks: usize, is_scaled: bool) -> Self {
+        let numbers = vec![B::Scalar::default(); 2 * tasks + usize::from(is_scaled) * LossScale::NUMBERS];
+        Self { begun: VecDeque::new(), idle: Vec::new(), numbers, of_tasks: vec![LossSum::default(); tasks] }
+    }
+
+    fn send(&mut self, backend: &B, batch: &B::Batch, sums: &B::Matrix, scaling: Option<&Scaling<B>>) {
+        let mut report = self.idle.pop().unwrap_or_else(|| backend.report(self.numbers.len()));
+        match scaling {
+            Some(scaling) => backend.send(batch, &[sums, &scaling.state], &mut report),
+            None => backend.send(batch, &[sums], &mut report),
+        }
+        self.begun.push_back(report);
+    }
+
+    fn receive(&mut self, backend: &B, scaling: Option<&mut Scaling<B>>) -> Result<(), BatchError> {
+        let mut report = self.begun.pop_front().expect("a step that was begun");
+        let received = backend.receive(&mut report, &mut self.numbers);
+        self.idle.push(report);
+        if received.is_err() {
+            // They were not taken either, and say no more.
+            for mut report in self.begun.drain(..) {
+                let _ = backend.receive(&mut report, &mut self.numbers);
+                self.idle.push(report);
+            }
+            return received;
+        }
+        let (sums, scale) = self.numbers.split_at(2 * self.of_tasks.len());
+        for (sum, values) in self.of_tasks.iter_mut().zip(sums.chunks_exact(2)) {
+            *sum = LossSum { loss: values[0].to_f64(), weight: values[1].to_f64() };
+        }
+        if let Some(scaling) = scaling {
+            scaling.known = LossScale::of(scale);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! Where it stands is a matrix on the device, and so is what it makes of a step: the number that all gradients are
 //! multiplied by, which undoes the scale and is 0 where the step is to be skipped. No operation waits for the host.
-//! The host reads where the scale stands at the end of a step, when it reads the loss.
+//! The host hears where the scale stands when a step has ended, with its loss.
 //!
 //! A skipped step changes no weight and no optimizer state, and does not count as one of Adam's. Running moments move
 //! all the same, since the forward pass was made: both as in PyTorch.
@@ -23,6 +23,17 @@ pub struct LossScale {
     pub skipped_steps: u32,
 }
 
+impl LossScale {
+    /// Numbers by which a device has it: as [`Backend::unscale`] has them.
+    pub(super) const NUMBERS: usize = 3;
+
+    /// As it stands by these numbers.
+    pub(super) fn of<S: Scalar>(numbers: &[S]) -> Self {
+        let [scale, good_steps, skipped_steps] = [0, 1, 2].map(|number| numbers[number].to_f64());
+        Self { scale: scale as f32, good_steps: good_steps as u32, skipped_steps: skipped_steps as u32 }
+    }
+}
+
 impl From<&LossScaleSpec> for LossScale {
     fn from(spec: &LossScaleSpec) -> Self {
         Self { scale: spec.initial, good_steps: 0, skipped_steps: 0 }
@@ -34,7 +45,7 @@ pub(super) struct Scaling<D: Device> {
     pub(super) rule: LossScaling,
     /// As [`Backend::unscale`] has it, `[1, 3]`.
     pub(super) state: D::Matrix,
-    /// The same at the end of the last step.
+    /// The same, by the last step that the host knows has ended.
     pub(super) known: LossScale,
 }
 
@@ -42,7 +53,7 @@ impl<D: Device> Scaling<D> {
     pub(super) fn new(device: &D, spec: &LossScaleSpec) -> Self {
         let LossScaleSpec { growth, growth_interval, backoff, .. } = *spec;
         let rule = LossScaling { growth: growth.into(), growth_interval, backoff: backoff.into() };
-        Self { rule, state: device.matrix(1, 3), known: LossScale::from(spec) }
+        Self { rule, state: device.matrix(1, LossScale::NUMBERS), known: LossScale::from(spec) }
     }
 }
 
@@ -53,14 +64,5 @@ impl<B: Backend> Scaling<B> {
         let numbers = [f64::from(factor), good_steps.into(), skipped_steps.into()];
         backend.write_matrix(&mut self.state, &numbers.map(B::Scalar::from_f64));
         self.known = scale;
-    }
-
-    /// Reads where it stands.
-    pub(super) fn read(&mut self, backend: &B) {
-        let mut numbers = [B::Scalar::default(); 3];
-        backend.read_matrix(&self.state, &mut numbers);
-        let [scale, good_steps, skipped_steps] = numbers.map(Scalar::to_f64);
-        let (good_steps, skipped_steps) = (good_steps as u32, skipped_steps as u32);
-        self.known = LossScale { scale: scale as f32, good_steps, skipped_steps };
     }
 }

@@ -3,6 +3,9 @@
 //! A [`Session`] owns the model and all that a checkpoint of it says. It knows nothing of rings,
 //! processes or time, so two sessions given the same batches stand at the same bits.
 //!
+//! A device may have several steps to do at once, so a step is begun, and its end is waited for later: what it lost is known
+//! then. Checkpoints are taken where all have ended.
+//!
 //! The position it checkpoints moves on after a training batch and at the end of an evaluation, not
 //! within one: an evaluation changes no weights, so one that was cut short is simply made again. Where the rows of
 //! an evaluation come aside, and not between those of training, the position knows nothing of it; then it is
@@ -14,8 +17,10 @@ mod difference;
 mod judge;
 mod scorer;
 
-use millstream_backend::{Backend, BatchError};
-use millstream_batch::{BatchRef, BatchSchema};
+use std::collections::VecDeque;
+
+use millstream_backend::{Backend, BatchError, PinError};
+use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use crate::checkpoint::{Checkpoint, CheckpointError, Element, Extent, Image, Progress, Snapshot};
 use crate::loss::LossSum;
@@ -95,16 +100,27 @@ pub struct Session<B: Backend> {
     standing: Standing,
     position: Vec<u8>,
     position_in_eval: Vec<u8>,
-    diverged: Option<Divergence>,
+    /// Steps that have not ended.
+    begun: VecDeque<Begun>,
+    broken: Option<Broken>,
 }
 
-/// How training diverged.
-#[derive(Clone, Copy)]
-enum Divergence {
-    /// A step's mean loss is not finite.
-    Loss(f64),
-    /// Gradients overflowed at this loss scale.
-    Scale(f32),
+/// A step that was begun.
+struct Begun {
+    step: u64,
+    epoch: u32,
+    rows: u32,
+}
+
+/// Why nothing can go on from where a session stands.
+#[derive(Clone)]
+enum Broken {
+    /// The mean loss of a step is not finite.
+    Loss { step: u64, loss: f64 },
+    /// Gradients of a step overflowed at this loss scale.
+    Scale { step: u64, scale: f32 },
+    /// Steps were begun on a batch that was not sound.
+    Batch(BatchError),
 }
 
 /// A gradient of 1 is no normal number of half precision any more where the loss scale is below: there is nothing to
@@ -151,7 +167,8 @@ where
             standing: Standing::default(),
             position: Vec::new(),
             position_in_eval: Vec::new(),
-            diverged: None,
+            begun: VecDeque::new(),
+            broken: None,
         })
     }
 
@@ -168,6 +185,14 @@ where
         Ok(())
     }
 
+    /// As [`Scorer::pin`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn pin(&self, pages: &Pages) -> Result<B::Pinned, PinError> {
+        self.scorer.pin(pages)
+    }
+
     /// As [`Scorer::group_by`].
     ///
     /// # Errors
@@ -181,37 +206,88 @@ where
         self.judge = judge;
     }
 
-    /// Takes a step on `batch`; returns its loss before the step, over no weight where that is not finite and the step
-    /// was skipped for it.
+    /// Takes a step on `batch` and waits for its end: [`Session::begin`] and [`Session::settle`].
     ///
     /// # Errors
-    /// When the batch is not the model's; then nothing was changed. When the loss of a step that was taken is not
-    /// finite, or gradients overflow however small the loss scale is; then the session is good for nothing more.
+    /// As of both.
     pub fn train(&mut self, batch: BatchRef<'_>) -> Result<LossSum, SessionError> {
-        let before = self.loss_scale();
-        let mut loss = self.scorer.model.train_step(batch, self.schedule.step(self.step + 1))?;
+        self.begin(batch)?;
+        self.settle()
+    }
+
+    /// Begins a step on `batch`, whose memory may change once this returns. From here on it counts as taken.
+    ///
+    /// # Errors
+    /// When the batch is found not to be the model's; then nothing was changed.
+    pub fn begin(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
+        self.refuse_broken()?;
+        let header = batch.header();
+        self.scorer.model.begin_step(batch, self.schedule.step(self.step + 1))?;
         self.step += 1;
+        self.begun.push_back(Begun { step: self.step, epoch: header.epoch, rows: header.rows });
+        self.position.clear();
+        self.position.extend_from_slice(batch.position());
+        Ok(())
+    }
+
+    /// Waits for the end of steps until no more are begun than the device needs, so as to have something to do; returns the
+    /// losses of those that ended, before each step, over no weight where one is not finite and the step was
+    /// skipped for it.
+    ///
+    /// # Errors
+    /// When the loss of a step that was taken is not finite, or gradients overflow however small the loss scale is, or a
+    /// batch turns out not to be the model's; then the session is good for nothing more.
+    pub fn catch_up(&mut self) -> Result<LossSum, SessionError> {
+        // Where the scale stands after a step is to be known before the next.
+        self.end_steps(if self.loss_scale().is_some() { 0 } else { B::STEPS_AHEAD })
+    }
+
+    /// As [`Session::catch_up`], until all steps have ended.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn settle(&mut self) -> Result<LossSum, SessionError> {
+        self.end_steps(0)
+    }
+
+    fn end_steps(&mut self, ahead: usize) -> Result<LossSum, SessionError> {
+        let mut losses = LossSum::default();
+        while let Some(Begun { step, epoch, rows }) =
+            self.begun.pop_front_if(|_| self.scorer.model.steps_begun() > ahead)
+        {
+            let loss = self.end_step(step)?;
+            if epoch != self.progress.epoch {
+                self.progress.epoch = epoch;
+                self.progress.loss = LossSum::default();
+            }
+            self.progress.examples += u64::from(rows);
+            self.progress.loss += loss;
+            losses += loss;
+        }
+        Ok(losses)
+    }
+
+    /// The loss of the step that was begun first; over no weight where it was skipped and has none.
+    fn end_step(&mut self, step: u64) -> Result<LossSum, SessionError> {
+        let before = self.loss_scale();
+        let ended = self.scorer.model.end_step();
+        if let Err(error) = &ended {
+            self.begun.clear();
+            self.broken = Some(Broken::Batch(error.clone()));
+        }
+        let mut loss = ended?;
         let skipped = before.filter(|before| Some(before.skipped_steps) < self.skipped_steps());
         if let Some(before) = skipped {
             if before.scale < LEAST_LOSS_SCALE {
-                self.diverged = Some(Divergence::Scale(before.scale));
+                self.broken = Some(Broken::Scale { step, scale: before.scale });
             }
             if !loss.loss.is_finite() {
                 loss = LossSum::default();
             }
         } else if !loss.loss.is_finite() {
-            self.diverged = Some(Divergence::Loss(loss.mean()));
+            self.broken = Some(Broken::Loss { step, loss: loss.mean() });
         }
-        self.refuse_divergence()?;
-        let header = batch.header();
-        if header.epoch != self.progress.epoch {
-            self.progress.epoch = header.epoch;
-            self.progress.loss = LossSum::default();
-        }
-        self.progress.examples += u64::from(header.rows);
-        self.progress.loss += loss;
-        self.position.clear();
-        self.position.extend_from_slice(batch.position());
+        self.refuse_broken()?;
         Ok(loss)
     }
 
@@ -280,7 +356,7 @@ where
         self.scorer.model.device()
     }
 
-    /// Steps taken.
+    /// Steps taken, or begun.
     pub fn step(&self) -> u64 {
         self.step
     }
@@ -294,7 +370,7 @@ where
         self.loss_scale().map(|scale| scale.skipped_steps)
     }
 
-    /// How far the steps have come.
+    /// How far the steps that have ended have come.
     pub fn progress(&self) -> Progress {
         self.progress
     }
@@ -334,8 +410,12 @@ where
     ///
     /// # Errors
     /// When training has diverged.
+    ///
+    /// # Panics
+    /// When a step has not ended: see [`Session::settle`].
     pub fn capture(&self, image: &mut Image<B::Scalar>) -> Result<Snapshot, SessionError> {
-        self.refuse_divergence()?;
+        self.refuse_broken()?;
+        assert!(self.begun.is_empty(), "a checkpoint is taken between steps");
         image.copy(&self.scorer.model);
         Ok(self.snapshot())
     }
@@ -366,7 +446,7 @@ where
         if let Some(scale) = theirs.loss_scale {
             self.scorer.model.set_loss_scale(scale);
         }
-        self.diverged = None;
+        self.broken = None;
         Ok(())
     }
 
@@ -397,10 +477,11 @@ where
         }
     }
 
-    fn refuse_divergence(&self) -> Result<(), SessionError> {
-        match self.diverged {
-            Some(Divergence::Loss(loss)) => Err(SessionError::NotFinite { step: self.step, loss }),
-            Some(Divergence::Scale(scale)) => Err(SessionError::Overflow { step: self.step, scale }),
+    fn refuse_broken(&self) -> Result<(), SessionError> {
+        match self.broken.clone() {
+            Some(Broken::Loss { step, loss }) => Err(SessionError::NotFinite { step, loss }),
+            Some(Broken::Scale { step, scale }) => Err(SessionError::Overflow { step, scale }),
+            Some(Broken::Batch(error)) => Err(error.into()),
             None => Ok(()),
         }
     }

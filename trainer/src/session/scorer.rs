@@ -1,7 +1,7 @@
 //! Scoring rows with a model: evaluation and prediction.
 
-use millstream_backend::Backend;
-use millstream_batch::{BatchRef, BatchSchema};
+use millstream_backend::{Backend, PinError};
+use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use super::{SessionError, difference};
 use crate::checkpoint::tensors::TensorFile;
@@ -75,6 +75,14 @@ where
     /// What it computes on, for people.
     pub fn device(&self) -> String {
         self.model.device()
+    }
+
+    /// As [`Backend::pin`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn pin(&self, pages: &Pages) -> Result<B::Pinned, PinError> {
+        self.model.pin(pages)
     }
 
     /// From the next evaluation on, takes the ids of `feature` for groups of rows, and ranks within them, too.

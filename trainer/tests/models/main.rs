@@ -3,6 +3,7 @@
 //! `golden/models.py` made the models, the batches and the numbers; `golden/precision.py` and `golden/loss_scale.py`
 //! those of [`precision`] and [`loss_scale`].
 
+mod ahead;
 mod case;
 mod differences;
 mod golden;

@@ -84,11 +84,15 @@ impl EventWriter {
         self.file.path()
     }
 
-    /// Takes note of `step`: what it lost on how many rows.
-    pub(super) fn stepped(&mut self, loss: LossSum, examples: u64) {
+    /// Takes note of a step of so many rows.
+    pub(super) fn stepped(&mut self, examples: u64) {
         self.window.steps += 1;
-        self.window.loss += loss;
         self.window.examples += examples;
+    }
+
+    /// Takes note of what steps lost that have ended.
+    pub(super) fn lost(&mut self, loss: LossSum) {
+        self.window.loss += loss;
     }
 
     /// Takes note of where the loss scale stands.
@@ -102,9 +106,14 @@ impl EventWriter {
         self.window.waited += waited;
     }
 
+    /// Whether a point of the training curves is due after `step`.
+    pub(super) fn point_is_due(&self, step: u64) -> bool {
+        step.is_multiple_of(self.spec.every_steps)
+    }
+
     /// Adds a point to the training curves if one is due after `step`.
     pub(super) fn point_if_due(&mut self, step: u64) -> io::Result<()> {
-        if step.is_multiple_of(self.spec.every_steps) { self.point(step) } else { Ok(()) }
+        if self.point_is_due(step) { self.point(step) } else { Ok(()) }
     }
 
     /// Whether histograms are due after `step`.
@@ -210,7 +219,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut writer = EventWriter::begin(spec(directory.path()), None, "name = \"a\"").unwrap();
         for (step, loss) in [(1, 0.5), (2, 0.25), (3, 2.0)] {
-            writer.stepped(LossSum { loss: loss * 10.0, weight: 10.0 }, 10);
+            writer.stepped(10);
+            writer.lost(LossSum { loss: loss * 10.0, weight: 10.0 });
             writer.spent(Duration::from_secs(2), Duration::from_secs(1));
             writer.point_if_due(step).unwrap();
             assert_eq!(writer.histograms_are_due(step), step == 3);
@@ -242,7 +252,8 @@ mod tests {
     fn a_loss_scale_has_its_curve() {
         let directory = tempfile::tempdir().unwrap();
         let mut writer = EventWriter::begin(spec(directory.path()), None, "name = \"a\"").unwrap();
-        writer.stepped(LossSum { loss: 5.0, weight: 10.0 }, 10);
+        writer.stepped(10);
+        writer.lost(LossSum { loss: 5.0, weight: 10.0 });
         writer.scaled(LossScale { scale: 32768.0, good_steps: 4, skipped_steps: 1 });
         writer.end(1).unwrap();
         let found = scalars(&file::tests::read(writer.path()));

@@ -1,5 +1,6 @@
 //! The emptying end.
 
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -32,6 +33,11 @@ pub struct Leased {
     shared: Arc<Shared>,
     slot: usize,
 }
+
+/// All of a ring's memory, as a device asks for it that is to copy from there by itself. It stays mapped as long as this
+/// value is there.
+#[derive(Clone)]
+pub struct Pages(Arc<Shared>);
 
 /// What leases need of their ring.
 struct Shared {
@@ -91,9 +97,19 @@ impl Consumer {
         }
     }
 
+    /// Whether the next batch is there already.
+    pub fn has_next(&self) -> bool {
+        self.shared.memory.control().is_ready(self.cursor)
+    }
+
     /// A handle that ends this end's waits.
     pub fn interrupter(&self) -> Interrupter {
         self.watch.interrupter()
+    }
+
+    /// Its memory.
+    pub fn pages(&self) -> Pages {
+        Pages(Arc::clone(&self.shared))
     }
 
     /// Slots of the ring.
@@ -104,6 +120,13 @@ impl Consumer {
     /// Time spent waiting for a batch.
     pub fn waited(&self) -> Duration {
         self.watch.slept()
+    }
+}
+
+impl Pages {
+    /// Where they begin and end. What lies between is read only by who leases a slot.
+    pub fn addresses(&self) -> Range<*const u8> {
+        self.0.memory.addresses()
     }
 }
 

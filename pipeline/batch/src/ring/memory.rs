@@ -23,6 +23,7 @@
 //! bytes are read once, by [`Memory::open`]; from then on an end goes by what it has computed itself.
 
 use std::mem::offset_of;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -178,6 +179,12 @@ impl Memory {
     /// Slots of the ring.
     pub(super) fn slots(&self) -> usize {
         self.geometry.slots
+    }
+
+    /// Where the mapping begins and ends.
+    pub(super) fn addresses(&self) -> Range<*const u8> {
+        let start = self.base.as_ptr().cast_const();
+        start..start.wrapping_add(self.mapped_bytes)
     }
 
     /// The bytes of a slot, to read.

@@ -92,7 +92,7 @@ mod model;
 
 #[cfg(not(loom))]
 pub use self::{
-    consumer::{Consumer, Leased},
+    consumer::{Consumer, Leased, Pages},
     handoff::HandOff,
     memory::MAX_SLOTS,
     producer::{Filling, Producer},

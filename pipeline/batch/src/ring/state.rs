@@ -126,6 +126,12 @@ impl Control<'_> {
         }
     }
 
+    /// Consumer: whether a slot can be leased.
+    pub(super) fn is_ready(self, slot: usize) -> bool {
+        // Whoever leases it looks again.
+        self.slots[slot].0.load(Ordering::Relaxed) == READY
+    }
+
     /// Consumer: frees a slot it had leased.
     pub(super) fn release(self, slot: usize) -> Result<(), Corrupt> {
         // Release: pairs with `claim`.

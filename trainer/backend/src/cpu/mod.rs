@@ -56,13 +56,13 @@ mod weights;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use millstream_batch::{BatchRef, BatchSchema};
+use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TablePlace, TableShape};
-use crate::error::{BackendError, BatchError};
+use crate::error::{BackendError, BatchError, PinError};
 use crate::float::Float;
-use crate::host::HostBatch;
+use crate::host::{HostBatch, HostReport};
 use crate::normalization::{Axis, Normalization, Normalized};
 use crate::retrieval::InBatchSoftmax;
 use crate::update::{LossScaling, Update};
@@ -221,6 +221,11 @@ impl Device for Cpu {
 }
 
 impl Backend for Cpu {
+    type Pinned = ();
+    type Report = HostReport<f32>;
+
+    const STEPS_AHEAD: usize = 0;
+
     fn describe(&self) -> String {
         match self.threads() {
             1 => "the CPU, by one thread".to_owned(),
@@ -258,6 +263,31 @@ impl Backend for Cpu {
 
     fn upload(&self, batch: BatchRef<'_>, into: &mut HostBatch) -> Result<(), BatchError> {
         into.upload(batch)
+    }
+
+    fn pin(&self, _pages: &Pages) -> Result<(), PinError> {
+        Ok(())
+    }
+
+    fn check(&self, _batch: &HostBatch) -> Result<(), BatchError> {
+        Ok(())
+    }
+
+    fn report(&self, numbers: usize) -> HostReport<f32> {
+        HostReport::new(numbers)
+    }
+
+    fn send(&self, _batch: &HostBatch, matrices: &[&CpuMatrix], report: &mut HostReport<f32>) {
+        report.take(
+            matrices,
+            |matrix| matrix.rows() * matrix.columns(),
+            |matrix, out| self.read_matrix(matrix, out),
+        );
+    }
+
+    fn receive(&self, report: &mut HostReport<f32>, numbers: &mut [f32]) -> Result<(), BatchError> {
+        report.tell(numbers);
+        Ok(())
     }
 
     fn plan_rows(&self, batch: &HostBatch, plan: &mut CpuRowPlan) {

@@ -2,19 +2,19 @@
 
 use std::ops::Range;
 
-use millstream_batch::{BatchRef, BatchSchema};
+use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use super::batch::CudaBatch;
 use super::buffers::{CudaMatrix, CudaTable, Shape};
 use super::interactions::{CrossParts, MixtureParts};
 use super::lookups::LinearPart;
-use super::moves::bytes_mut;
 use super::plan::CudaRowPlan;
+use super::report::CudaReport;
 use super::retrieval::Work;
-use super::{Cuda, bytes_of, must, must_have};
+use super::{Cuda, CudaPinned, bytes_of, bytes_of_mut, must, must_have};
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
-use crate::error::BatchError;
+use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::normalization::{Axis, Normalization, Normalized};
 use crate::retrieval::InBatchSoftmax;
@@ -54,6 +54,12 @@ impl Device for Cuda {
 }
 
 impl Backend for Cuda {
+    type Pinned = CudaPinned;
+    type Report = CudaReport;
+
+    /// As many as there are slots for batches to come through.
+    const STEPS_AHEAD: usize = super::feed::SLOTS;
+
     fn describe(&self) -> String {
         let gpu = self.gpu();
         format!("GPU {}, {}", gpu.number, gpu.name)
@@ -74,11 +80,31 @@ impl Backend for Cuda {
 
     fn read_table(&self, table: &CudaTable, part: TablePart, first_row: usize, out: &mut [f32]) {
         assert!(first_row * table.shape().part_width(part) + out.len() <= table.part_numbers(part));
-        self.copy_from(bytes_mut(out), table.part(part, first_row));
+        self.copy_from(bytes_of_mut(out), table.part(part, first_row));
     }
 
     fn upload(&self, batch: BatchRef<'_>, into: &mut CudaBatch) -> Result<(), BatchError> {
         into.upload(self, batch)
+    }
+
+    fn pin(&self, pages: &Pages) -> Result<CudaPinned, PinError> {
+        self.pinned.pin(self.context(), pages).map_err(|fault| PinError(fault.to_string()))
+    }
+
+    fn check(&self, batch: &CudaBatch) -> Result<(), BatchError> {
+        self.check_batch(batch)
+    }
+
+    fn report(&self, numbers: usize) -> CudaReport {
+        CudaReport::new(self, numbers)
+    }
+
+    fn send(&self, batch: &CudaBatch, matrices: &[&CudaMatrix], report: &mut CudaReport) {
+        self.send_report(batch, matrices, report);
+    }
+
+    fn receive(&self, report: &mut CudaReport, numbers: &mut [f32]) -> Result<(), BatchError> {
+        self.receive_report(report, numbers)
     }
 
     fn plan_rows(&self, batch: &CudaBatch, plan: &mut CudaRowPlan) {

@@ -1,10 +1,18 @@
-//! A batch in a GPU's memory: the slot as the host has it, checked there, and behind it what follows from its offsets.
+//! A batch in a GPU's memory: what was sound of a slot, and behind it what follows from its offsets.
+//!
+//! Kernels check a batch as they take it in from the slot that it came through. Where it is not sound they leave ids at 0
+//! and rows of multi-valued features empty, so that whatever is asked of the batch is harmless, and tell of the
+//! first fault. From then on nothing steps a weight until the host knows: [`Cuda::check`](crate::Backend::check) or a
+//! [report](super::report) says so. So no step waits for what its batch's check says.
+
+use std::sync::Arc;
 
 use millstream_batch::{BatchRef, BatchSchema, SlotLayout};
 
 use super::buffers::ALIGNMENT;
 use super::driver::{Address, Memory};
-use super::kernels::{CHECK_IDS, CHECK_OFFSETS, CheckColumns, ColumnView};
+use super::feed::Feed;
+use super::kernels::{CHECK_OFFSETS, ColumnView, Faults, Intake, TAKE_IDS, TAKE_NUMBERS};
 use super::{Cuda, bytes_of};
 use crate::device::{IdColumn, Pooling};
 use crate::error::BatchError;
@@ -12,13 +20,12 @@ use crate::host;
 
 /// A batch in the memory of a GPU, checked.
 pub struct CudaBatch {
-    layout: SlotLayout,
+    layout: Arc<SlotLayout>,
     memory: Memory,
     rows: usize,
     /// Columns of one id a row, then ragged ones.
     columns: Vec<ColumnView>,
-    /// The first fault that was found.
-    fault: Memory,
+    feed: Feed,
 }
 
 /// As kernels number poolings.
@@ -30,27 +37,12 @@ pub(super) fn code(pooling: Pooling) -> u32 {
     }
 }
 
-/// A fault that kernels report: see `report` of batch.cu.
-struct Fault {
-    column: usize,
-    is_of_ids: bool,
-    place: usize,
-}
-
-impl Fault {
-    const NONE: u64 = u64::MAX;
-
-    fn of(word: u64) -> Option<Self> {
-        let (column, place) = ((word >> 33) as usize, word as u32 as usize);
-        (word != Self::NONE).then_some(Self { column, is_of_ids: word >> 32 & 1 == 1, place })
-    }
-}
-
 impl CudaBatch {
     pub(super) fn new(cuda: &Cuda, schema: &BatchSchema) -> Self {
-        let layout = SlotLayout::of(schema).expect("a model's schema has a layout");
+        let layout = Arc::new(SlotLayout::of(schema).expect("a model's schema has a layout"));
         let (columns, bytes) = columns_of(&layout);
-        Self { memory: cuda.memory(bytes), fault: cuda.memory(size_of::<u64>()), layout, rows: 0, columns }
+        let feed = Feed::new(cuda, &layout);
+        Self { memory: cuda.memory(bytes), layout, rows: 0, columns, feed }
     }
 
     pub(super) fn address(&self) -> Address {
@@ -85,92 +77,103 @@ impl CudaBatch {
         self.layout.schema().dense.len()
     }
 
-    /// Copies and checks `batch`. On an error no rows are held.
+    /// Has `batch` copied and checked. Of one that is refused at once no rows are held.
     pub(super) fn upload(&mut self, cuda: &Cuda, batch: BatchRef<'_>) -> Result<(), BatchError> {
         self.rows = 0;
         if !host::fits(self.layout.schema(), batch.layout().schema()) {
             return Err(BatchError::WrongSchema);
         }
-        let rows = batch.rows();
-        self.copy(cuda, batch);
-        if self.columns.is_empty() {
-            self.rows = rows;
-            return Ok(());
-        }
-        cuda.copy_to(self.fault.address(), &Fault::NONE.to_ne_bytes());
-        let columns = cuda.constants(&self.columns);
-        let arguments = CheckColumns {
-            batch: self.address(),
-            columns,
-            fault: self.fault.address(),
-            rows: rows as u32,
-            unused: 0,
-        };
-        cuda.launch(CHECK_OFFSETS, [rows, self.columns.len()], &arguments);
-        cuda.launch(CHECK_IDS, [rows, self.columns.len()], &arguments);
-        match Fault::of(cuda.read_word(self.fault.address())) {
-            None => self.rows = rows,
-            Some(fault) => return Err(self.describe(cuda, &fault, rows)),
-        }
+        self.rows = batch.rows();
+        let intake = self.intake(cuda);
+        let numbers = self.rows * self.dense_columns().max(1);
+        let (columns, others) = (self.columns.len(), self.layout.schema().label_count() + 2);
+        let (rows, layout) = (self.rows, Arc::clone(&self.layout));
+        self.feed.bring(cuda, batch, &layout, |slot| {
+            let intake = Intake { slot, ..intake };
+            cuda.launch(CHECK_OFFSETS, [rows, columns], &intake);
+            cuda.launch(TAKE_IDS, [rows, columns], &intake);
+            cuda.launch(TAKE_NUMBERS, [numbers, others], &intake);
+        });
         Ok(())
     }
 
-    /// The sections of a slot of any layout to where this one has them.
-    fn copy(&self, cuda: &Cuda, batch: BatchRef<'_>) {
-        let (schema, rows) = (self.layout.schema(), batch.rows());
-        let stride = schema.rows as usize * size_of::<f32>();
-        let put = |place: usize, bytes: &[u8]| cuda.copy_to(self.address() + place as Address, bytes);
-        for label in 0..schema.label_count() {
-            put(self.layout.labels.offset + label * stride, bytes_of(batch.labels(label)));
-        }
-        if let (Some(section), Some(weights)) = (self.layout.weights, batch.weights()) {
-            put(section.offset, bytes_of(weights));
-        }
-        put(self.layout.dense.offset, bytes_of(batch.dense()));
-        for feature in 0..schema.ids.len() {
-            put(self.layout.ids.offset + feature * stride, bytes_of(batch.ids(feature)));
-        }
-        for (feature, section) in self.layout.ragged.iter().enumerate() {
-            let (offsets, values) = batch.ragged(feature);
-            put(section.offsets.offset, bytes_of(&offsets[..=rows]));
-            put(section.values.offset, bytes_of(values));
-            if let (Some(section), Some(weights)) = (section.weights, batch.ragged_weights(feature)) {
-                put(section.offset, bytes_of(&weights[..values.len()]));
-            }
+    /// From no slot yet.
+    fn intake(&self, cuda: &Cuda) -> Intake {
+        let schema = self.layout.schema();
+        Intake {
+            slot: 0,
+            batch: self.address(),
+            columns: cuda.constants_or_none(&self.columns),
+            faults: cuda.faults.address(),
+            labels: self.layout.labels.offset as u64,
+            weights: self.layout.weights.map_or(0, |section| section.offset as u64),
+            dense: self.layout.dense.offset as u64,
+            label_count: schema.label_count() as u32,
+            label_stride: schema.rows,
+            dense_columns: schema.dense.len() as u32,
+            rows: self.rows as u32,
         }
     }
 
-    /// What is wrong, as the host would say it.
-    fn describe(&self, cuda: &Cuda, fault: &Fault, rows: usize) -> BatchError {
-        let (schema, column) = (self.layout.schema(), self.columns[fault.column]);
-        let word = |place: u64, number: usize| {
-            let mut bytes = [0; size_of::<u32>()];
-            cuda.copy_from(&mut bytes, self.address() + place + (number * size_of::<u32>()) as Address);
-            u32::from_ne_bytes(bytes)
-        };
-        let feature = match fault.column.checked_sub(schema.ids.len()) {
-            None => schema.ids[fault.column].name.clone(),
-            Some(ragged) => schema.ragged[ragged].name.clone(),
-        };
-        let (place, offset) = (fault.place, |number| word(column.offsets, number));
-        if !fault.is_of_ids {
-            return match offset(0) {
-                0 => {
-                    BatchError::BadOffsets { feature, row: place, from: offset(place), to: offset(place + 1) }
-                }
-                first => BatchError::BadOffsets { feature, row: 0, from: first, to: first },
-            };
+    /// By which a fault is told that was found in it.
+    pub(super) fn layout(&self) -> &Arc<SlotLayout> {
+        &self.layout
+    }
+}
+
+impl Faults {
+    const NONE: u64 = u64::MAX;
+
+    /// Nothing was found.
+    pub(super) const CLEAR: Self = Self {
+        of_offsets: Self::NONE,
+        of_ids: Self::NONE,
+        found: Self::NONE,
+        batch: 0,
+        row: 0,
+        first: 0,
+        second: 0,
+        unused: 0,
+    };
+
+    /// What was found in the batch at `address`, of `layout`, if anything was: as the host would say it.
+    pub(super) fn of(&self, address: Address, layout: &SlotLayout) -> Result<(), BatchError> {
+        if self.found == Self::NONE || self.batch != address {
+            return Ok(());
         }
-        let row = match column.offsets {
-            0 => place,
-            _ => (0..rows).take_while(|&row| offset(row) as usize <= place).count() - 1,
+        let (schema, column) = (layout.schema(), (self.found >> 33) as usize);
+        let (is_of_ids, row) = (self.found >> 32 & 1 == 1, self.row as usize);
+        let (feature, cardinality) = match column.checked_sub(schema.ids.len()) {
+            None => (schema.ids[column].name.clone(), schema.ids[column].cardinality),
+            Some(ragged) => (schema.ragged[ragged].name.clone(), schema.ragged[ragged].cardinality),
         };
-        BatchError::IdOutOfRange {
-            feature,
-            row,
-            id: word(column.ids, place),
-            cardinality: column.cardinality,
+        Err(match is_of_ids {
+            true => BatchError::IdOutOfRange { feature, row, id: self.first, cardinality },
+            false => BatchError::BadOffsets { feature, row, from: self.first, to: self.second },
+        })
+    }
+}
+
+impl Cuda {
+    /// Forgets the fault that was found: the host knows of it.
+    pub(super) fn clear_faults(&self) {
+        self.copy_to(self.faults.address(), bytes_of(&[Faults::CLEAR]));
+    }
+
+    /// Where kernels look that change weights: all ones where every batch since the last one was sound.
+    pub(super) fn fault(&self) -> Address {
+        self.faults.address() + std::mem::offset_of!(Faults, found) as Address
+    }
+
+    /// Waits; says what is wrong with the batch that was uploaded last, and forgets it.
+    pub(super) fn check_batch(&self, batch: &CudaBatch) -> Result<(), BatchError> {
+        let mut faults = [Faults::CLEAR];
+        self.copy_from(super::bytes_of_mut(&mut faults), self.faults.address());
+        let sound = faults[0].of(batch.address(), batch.layout());
+        if sound.is_err() {
+            self.clear_faults();
         }
+        sound
     }
 }
 

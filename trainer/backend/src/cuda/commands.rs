@@ -193,29 +193,8 @@ impl Known {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::ffi::{CStr, c_char};
-
-    use millstream_test_cuda::{Library, StandIn};
-
-    use crate::{Backend, Cuda, CudaMatrix, Device, Libraries};
-
-    /// A GPU of its own.
-    fn alone() -> (StandIn, Cuda) {
-        let stand_in = StandIn::whole().unwrap().alone().unwrap();
-        let images = stand_in.folder().join("images");
-        let cuda = Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).unwrap();
-        (stand_in, cuda)
-    }
-
-    /// How often the driver's function was called.
-    fn calls(stand_in: &StandIn, function: &CStr) -> u64 {
-        // SAFETY: the library that is open already, and its function as control.h declares it.
-        unsafe {
-            let driver = libloading::Library::new(stand_in.library(Library::Cuda)).unwrap();
-            let calls = driver.get::<unsafe extern "C" fn(*const c_char) -> u64>("stand_in_calls").unwrap();
-            calls(function.as_ptr())
-        }
-    }
+    use super::super::testing::{alone, calls};
+    use crate::{Backend, Cuda, CudaMatrix, Device};
 
     fn matrix(cuda: &Cuda, numbers: &[f32]) -> CudaMatrix {
         let mut matrix = cuda.matrix(1, numbers.len());

@@ -20,6 +20,8 @@ pub(super) const DIGITS: u32 = 256;
 pub(super) const DIGIT_BITS: u32 = 8;
 /// `PIECE` of rows.cu.
 pub(super) const PIECE: u32 = 64;
+/// `REPORTED` of batch.cu: matrices of a report, at most.
+pub(super) const REPORTED_MATRICES: usize = 2;
 /// `QUAD` of device.cuh.
 pub(super) const QUAD: u32 = 4;
 
@@ -110,6 +112,24 @@ pub(super) struct TableView {
     pub(super) unused: u32,
 }
 
+/// `Faults` of batch.cu.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct Faults {
+    pub(super) of_offsets: u64,
+    pub(super) of_ids: u64,
+    /// The first fault that was found; all ones if there is none. In which column, whether it is one of ids, and where.
+    pub(super) found: u64,
+    /// In which batch.
+    pub(super) batch: Address,
+    pub(super) row: u32,
+    /// The id, or where the row's ids begin.
+    pub(super) first: u32,
+    /// Where they end.
+    pub(super) second: u32,
+    pub(super) unused: u32,
+}
+
 /// `Update` of update.cuh.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -128,7 +148,7 @@ program! {
     struct CopyColumns {
         from: MatrixView, to: MatrixView, from_first: u32, to_first: u32, rows: u32, columns: u32,
     }
-    struct Blend { from: MatrixView, to: MatrixView, rows: u32, share: f32, factor: f32, unused: u32 }
+    struct Blend { from: MatrixView, to: MatrixView, fault: Address, rows: u32, share: f32, factor: f32, unused: u32 }
     struct Change { matrix: MatrixView, factor: Address, rows: u32, unused: u32 }
     struct Dropout {
         matrix: MatrixView, key: u64, kept: u64, first_row: u32, rows: u32, factor: f32, unused: u32,
@@ -145,9 +165,17 @@ program! {
 
 program! {
     BATCH = "batch.cu";
-    struct CheckColumns { batch: Address, columns: Address, fault: Address, rows: u32, unused: u32 }
-    kernel CHECK_OFFSETS = check_offsets(CheckColumns, THREADS);
-    kernel CHECK_IDS = check_ids(CheckColumns, THREADS);
+    struct Intake {
+        slot: Address, batch: Address, columns: Address, faults: Address, labels: u64, weights: u64, dense: u64,
+        label_count: u32, label_stride: u32, dense_columns: u32, rows: u32,
+    }
+    struct Report {
+        faults: Address, out: Address, parts: [MatrixView; REPORTED_MATRICES], rows: [u32; REPORTED_MATRICES],
+    }
+    kernel CHECK_OFFSETS = check_offsets(Intake, THREADS);
+    kernel TAKE_IDS = take_ids(Intake, THREADS);
+    kernel TAKE_NUMBERS = take_numbers(Intake, THREADS);
+    kernel REPORT = report(Report, THREADS);
 }
 
 program! {
@@ -191,7 +219,7 @@ program! {
 program! {
     ROWS = "rows.cu";
     struct StepRows {
-        update: UpdateView, batch: Address, tables: Address, scale: Address, gradient: MatrixView,
+        update: UpdateView, batch: Address, tables: Address, scale: Address, fault: Address, gradient: MatrixView,
         steps: u32, unused: u32,
     }
     struct RowSquares { tables: Address, sum: Address, table_count: u32, unused: u32 }
@@ -305,12 +333,12 @@ program! {
     UPDATE = "update.cu";
     struct Step {
         update: UpdateView, weights: MatrixView, first: MatrixView, second: MatrixView, gradient: MatrixView,
-        scale: Address, rows: u32, unused: u32,
+        scale: Address, fault: Address, rows: u32, unused: u32,
     }
     struct Squares { matrix: MatrixView, partials: Address, rows: u32, unused: u32 }
     struct AddUp { partials: Address, sum: Address, count: u32, unused: u32 }
     struct Scale {
-        squares: Address, scale: Address, state: Address,
+        squares: Address, scale: Address, state: Address, fault: Address,
         growth: f32, backoff: f32, maximum: f32, growth_interval: u32,
     }
     kernel STEP = step(Step, THREADS);

@@ -5,12 +5,14 @@
 //! * [`programs`], [`kernels`]: the files of `kernels/`, compiled for the GPU at hand, and what each kernel takes.
 //! * [`commands`]: what operations ask for, as lists and graphs.
 //! * [`buffers`], [`batch`], [`plan`]: what is in the GPU's memory.
+//! * [`feed`], [`report`]: how batches come there, and what the host hears of a step, both beside the work.
 //! * [`lookups`], [`rows`]: embeddings and linear models, forward, and the step of the rows that were touched.
 //! * [`layers`], [`interactions`], [`normalize`], [`retrieval`], [`losses`], [`updates`], [`moves`]: the operations.
 //!
 //! Operations are put on a list and return; what reads or writes the device's memory has the list done, and waits if it
-//! reads. Every number of a result is one thread's, or the sum of others' numbers in an order that follows from shapes and ids alone: no atomics but on whole numbers, so two runs on
-//! GPUs of one kind have the same bits.
+//! reads. A training step does neither. Every number of a result is one thread's, or the sum of others' numbers in an order
+//! that follows from shapes and ids alone: no atomics but on whole numbers, so two runs on GPUs of one kind have the same
+//! bits.
 //!
 //! A fault of the GPU is no error that an operation could return: nothing on it can be used any more. It panics, with
 //! a message that begins with [`DEVICE_FAULT`]: that ends the worker's process, and the daemon goes on from the last
@@ -22,6 +24,7 @@ mod blas;
 mod buffers;
 mod commands;
 mod driver;
+mod feed;
 mod interactions;
 mod kernels;
 mod layers;
@@ -33,9 +36,12 @@ mod normalize;
 mod nvrtc;
 mod plan;
 mod programs;
+mod report;
 mod retrieval;
 mod rows;
 mod survey;
+#[cfg(test)]
+mod testing;
 mod updates;
 
 use std::collections::HashMap;
@@ -51,12 +57,16 @@ pub use buffers::{CudaMatrix, CudaTable};
 use commands::Commands;
 use driver::{Address, Context, Driver, Launch, Memory, Stream};
 pub use driver::{DriverError, Fault, Gpu};
+pub use feed::CudaPinned;
+use feed::PinnedRanges;
+use kernels::Faults;
 pub use library::{Libraries, LibraryError};
 pub use nvrtc::CompileError;
 use nvrtc::{Architecture, Compiler};
 pub use plan::CudaRowPlan;
 use programs::{Arguments, Entry, Kernels};
 pub use programs::{ProgramError, Resources};
+pub use report::CudaReport;
 pub use survey::{Found, Survey};
 
 /// Why the GPU cannot be used.
@@ -82,8 +92,14 @@ pub struct Cuda {
     commands: Mutex<Commands>,
     constants: Mutex<HashMap<Box<[u8]>, Memory>>,
     scratch: Mutex<Memory>,
+    /// What was found wrong with batches.
+    faults: Memory,
+    pinned: PinnedRanges,
     kernels: Kernels,
     blas: Blas,
+    /// For batches to come on.
+    copies: Stream,
+    /// For all else.
     stream: Stream,
 }
 
@@ -97,10 +113,16 @@ impl Cuda {
         let compiler = Compiler::open(libraries)?;
         let blas = Blas::open(libraries, &context)?;
         let kernels = Kernels::load(&context, &compiler, &kernels::PROGRAMS, cache)?;
-        let stream = Stream::new(&context).map_err(DriverError::from)?;
-        let scratch = Memory::new(&context, 0).map_err(DriverError::from)?;
-        let (commands, constants) = (Mutex::default(), Mutex::default());
-        Ok(Self { commands, constants, scratch: Mutex::new(scratch), kernels, blas, stream })
+        let new = || {
+            let (stream, copies) = (Stream::new(&context)?, Stream::new(&context)?);
+            let (scratch, faults) = (Memory::new(&context, 0)?, Memory::new(&context, size_of::<Faults>())?);
+            let (commands, constants, scratch) = (Mutex::default(), Mutex::default(), Mutex::new(scratch));
+            let pinned = PinnedRanges::default();
+            Ok(Self { commands, constants, scratch, faults, pinned, kernels, blas, copies, stream })
+        };
+        let this = new().map_err(|fault: Fault| DriverError::from(fault))?;
+        this.clear_faults();
+        Ok(this)
     }
 
     /// Which GPU it is.
@@ -175,12 +197,6 @@ impl Cuda {
         must(self.stream.wait());
     }
 
-    fn read_word(&self, address: Address) -> u64 {
-        let mut bytes = [0; size_of::<u64>()];
-        self.copy_from(&mut bytes, address);
-        u64::from_ne_bytes(bytes)
-    }
-
     /// Runs a kernel, a thread for each of `threads[0]` items, by `threads[1]`.
     fn launch<A: Arguments>(&self, entry: Entry<A>, threads: [usize; 2], arguments: &A) {
         self.launch_blocks(entry, [threads[0].div_ceil(entry.threads as usize), threads[1]], arguments);
@@ -244,11 +260,19 @@ unsafe impl Constant for kernels::GroupView {}
 unsafe impl Constant for kernels::SourceView {}
 // SAFETY: as above.
 unsafe impl Constant for kernels::TableView {}
+// SAFETY: as above.
+unsafe impl Constant for Faults {}
 
 /// Numbers as bytes.
 fn bytes_of<T: Constant>(values: &[T]) -> &[u8] {
     // SAFETY: numbers without padding, as the trait promises.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+/// Numbers as bytes, to write to.
+fn bytes_of_mut<T: Constant>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: numbers without padding, and any bytes are numbers.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 
 /// What the message of an operation's panic begins with when its device failed.

@@ -8,7 +8,7 @@ use super::kernels::{
     ADD, BLEND, Blend, CLEAR, COPY_COLUMNS, Change, CopyColumns, DROPOUT, Dropout, MULTIPLY, MatrixView,
     QUAD, READ_ROWS, Transfer, WRITE_ROWS,
 };
-use super::{Cuda, bytes_of, must, must_have};
+use super::{Cuda, bytes_of, bytes_of_mut, must, must_have};
 use crate::float::Float;
 
 /// Counters of [`crate::philox`] that 64 columns take.
@@ -17,12 +17,6 @@ const COUNTERS: usize = 16;
 /// Threads that take the quads of so many rows.
 pub(super) fn quads(rows: usize, columns: usize) -> [usize; 2] {
     [rows * columns.div_ceil(QUAD as usize), 1]
-}
-
-/// Numbers as bytes, to write to.
-pub(super) fn bytes_mut(numbers: &mut [f32]) -> &mut [u8] {
-    // SAFETY: numbers without padding, and any bytes are numbers.
-    unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
 }
 
 impl Cuda {
@@ -48,7 +42,7 @@ impl Cuda {
         let dense = self.scratch(rows * matrix.columns() * size_of::<f32>());
         let transfer = Transfer { dense, matrix: matrix.view(), rows: rows as u32, unused: 0 };
         self.launch(READ_ROWS, [rows * matrix.columns(), 1], &transfer);
-        self.copy_from(bytes_mut(out), dense);
+        self.copy_from(bytes_of_mut(out), dense);
     }
 
     pub(super) fn copy(
@@ -87,8 +81,15 @@ impl Cuda {
 
     pub(super) fn add_rows(&self, rows: usize, from: &CudaMatrix, to: &CudaMatrix) {
         assert!(from.columns() >= to.columns() && rows <= from.rows().min(to.rows()));
-        let blend =
-            Blend { from: from.view(), to: to.view(), rows: rows as u32, share: 1.0, factor: 1.0, unused: 0 };
+        let blend = Blend {
+            from: from.view(),
+            to: to.view(),
+            fault: 0,
+            rows: rows as u32,
+            share: 1.0,
+            factor: 1.0,
+            unused: 0,
+        };
         self.launch(ADD, quads(rows, to.columns()), &blend);
     }
 
@@ -97,6 +98,7 @@ impl Cuda {
         let blend = Blend {
             from: from.view(),
             to: to.view(),
+            fault: self.fault(),
             rows: to.rows() as u32,
             share: share as f32,
             factor: factor as f32,

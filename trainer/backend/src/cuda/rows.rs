@@ -70,6 +70,7 @@ impl Cuda {
             batch: gradients.batch.address(),
             tables: tables.address,
             scale,
+            fault: self.fault(),
             gradient: gradients.gradient.view(),
             steps: u32::from(steps),
             unused: 0,

@@ -60,6 +60,7 @@ impl Cuda {
             second: state(1),
             gradient: gradient.view(),
             scale: scale.numbers(),
+            fault: self.fault(),
             rows: weights.rows() as u32,
             unused: 0,
         };
@@ -90,6 +91,7 @@ impl Cuda {
             squares: squares.numbers(),
             scale: scale.numbers(),
             state: scaling.map_or(0, |(_, state)| state.numbers()),
+            fault: self.fault(),
             growth: rule.growth as f32,
             backoff: rule.backoff as f32,
             maximum: maximum.map_or(f32::INFINITY, |maximum| maximum as f32),

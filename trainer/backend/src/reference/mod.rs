@@ -14,13 +14,13 @@ mod touched;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use millstream_batch::{BatchRef, BatchSchema};
+use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use crate::backend::{Activation, Backend, LayerGradient, Loss, MixtureShape, RowGradients, Sum, Task};
 use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
-use crate::error::BatchError;
+use crate::error::{BatchError, PinError};
 use crate::float::Float;
-use crate::host::HostBatch;
+use crate::host::{HostBatch, HostReport};
 use crate::normalization::{Axis, Normalization, Normalized};
 use crate::philox::philox;
 use crate::retrieval::InBatchSoftmax;
@@ -110,6 +110,11 @@ impl Device for Reference {
 }
 
 impl Backend for Reference {
+    type Pinned = ();
+    type Report = HostReport<f64>;
+
+    const STEPS_AHEAD: usize = 0;
+
     fn describe(&self) -> String {
         "the reference".to_owned()
     }
@@ -133,6 +138,27 @@ impl Backend for Reference {
 
     fn upload(&self, batch: BatchRef<'_>, into: &mut HostBatch) -> Result<(), BatchError> {
         into.upload(batch)
+    }
+
+    fn pin(&self, _pages: &Pages) -> Result<(), PinError> {
+        Ok(())
+    }
+
+    fn check(&self, _batch: &HostBatch) -> Result<(), BatchError> {
+        Ok(())
+    }
+
+    fn report(&self, numbers: usize) -> HostReport<f64> {
+        HostReport::new(numbers)
+    }
+
+    fn send(&self, _batch: &HostBatch, matrices: &[&ReferenceMatrix], report: &mut HostReport<f64>) {
+        report.take(matrices, |matrix| matrix.values.len(), |matrix, out| self.read_matrix(matrix, out));
+    }
+
+    fn receive(&self, report: &mut HostReport<f64>, numbers: &mut [f64]) -> Result<(), BatchError> {
+        report.tell(numbers);
+        Ok(())
     }
 
     fn plan_rows(&self, batch: &HostBatch, plan: &mut ReferencePlan) {

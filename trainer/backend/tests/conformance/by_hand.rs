@@ -579,7 +579,9 @@ fn bad_batches_are_refused<B: Backend>(backend: &B) {
         let mut buffer = three_rows();
         change(&mut buffer);
         let mut batch = backend.batch(&schema());
-        backend.upload(buffer.as_ref(), &mut batch).expect_err("a bad batch")
+        let sound = backend.upload(buffer.as_ref(), &mut batch).and_then(|()| backend.check(&batch));
+        assert_eq!(backend.check(&batch), Ok(()), "it is told once");
+        sound.expect_err("a bad batch")
     };
     let (id, cardinality) = (4, 4);
     assert_eq!(
@@ -611,6 +613,7 @@ fn bad_batches_are_refused<B: Backend>(backend: &B) {
     set_rows(&mut buffer.as_mut(), 2);
     buffer.as_mut().sections().ids[2] = 99;
     backend.upload(buffer.as_ref(), &mut batch).expect("two good rows");
+    backend.check(&batch).expect("two good rows");
 
     let mut other = schema();
     other.ids[0].cardinality = 5;

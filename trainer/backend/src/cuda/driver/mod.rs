@@ -1,9 +1,12 @@
-//! The driver: contexts, memory, streams, modules, launches and graphs, as Rust values that end what they began.
+//! The driver: contexts, memory, streams, events, modules, launches and graphs, as Rust values that end what they began.
 //!
 //! Every call that fails is a [`Fault`] that names the function and what the driver says of it. Once a kernel has
 //! failed, all further calls of its context do: there is nothing left but to end the process, which is a worker's.
 
 mod graph;
+mod memory;
+mod module;
+mod stream;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -13,6 +16,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::library::{Libraries, LibraryError, Name, functions};
 use graph::KernelNode;
 pub(super) use graph::{Executable, Graph, Node};
+pub(super) use memory::{Memory, PageLocked, Registered};
+pub(super) use module::{Kernel, Launch, Module};
+pub(super) use stream::{Event, Stream};
 
 /// What functions return: 0, or a fault.
 type Status = c_int;
@@ -36,12 +42,21 @@ functions! {
         cuCtxSetCurrent: fn(context: Handle) -> Status,
         cuMemAlloc_v2: fn(address: *mut Address, bytes: usize) -> Status,
         cuMemFree_v2: fn(address: Address) -> Status,
+        cuMemHostAlloc: fn(start: *mut *mut c_void, bytes: usize, flags: c_uint) -> Status,
+        cuMemFreeHost: fn(start: *mut c_void) -> Status,
+        cuMemHostRegister_v2: fn(start: *mut c_void, bytes: usize, flags: c_uint) -> Status,
+        cuMemHostUnregister: fn(start: *mut c_void) -> Status,
         cuMemcpyHtoDAsync_v2: fn(to: Address, from: *const c_void, bytes: usize, stream: Handle) -> Status,
         cuMemcpyDtoHAsync_v2: fn(to: *mut c_void, from: Address, bytes: usize, stream: Handle) -> Status,
         cuMemsetD8Async: fn(to: Address, value: u8, bytes: usize, stream: Handle) -> Status,
         cuStreamCreate: fn(stream: *mut Handle, flags: c_uint) -> Status,
         cuStreamDestroy_v2: fn(stream: Handle) -> Status,
         cuStreamSynchronize: fn(stream: Handle) -> Status,
+        cuStreamWaitEvent: fn(stream: Handle, event: Handle, flags: c_uint) -> Status,
+        cuEventCreate: fn(event: *mut Handle, flags: c_uint) -> Status,
+        cuEventDestroy_v2: fn(event: Handle) -> Status,
+        cuEventRecord: fn(event: Handle, stream: Handle) -> Status,
+        cuEventSynchronize: fn(event: Handle) -> Status,
         cuStreamBeginCapture_v2: fn(stream: Handle, mode: c_int) -> Status,
         cuStreamEndCapture: fn(stream: Handle, graph: *mut Handle) -> Status,
         cuGraphCreate: fn(graph: *mut Handle, flags: c_uint) -> Status,
@@ -83,8 +98,6 @@ const LEAST_VERSION: i32 = 12_000;
 /// Of compute capability 8.0 (A100) on, numbers of bfloat16 have instructions.
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
 const OUT_OF_MEMORY: Status = 2;
-/// A stream that does not wait for the one that programs have without asking.
-const NON_BLOCKING: c_uint = 1;
 
 mod attribute {
     use std::ffi::c_int;
@@ -320,224 +333,5 @@ impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: retained once, released once. What a broken context answers changes nothing any more.
         unsafe { (self.driver.functions.cuDevicePrimaryCtxRelease_v2)(self.device) };
-    }
-}
-
-/// Memory of a device, of any content.
-pub(super) struct Memory {
-    context: Arc<Context>,
-    address: Address,
-    bytes: usize,
-}
-
-impl Memory {
-    pub(super) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, Fault> {
-        let functions = context.enter()?;
-        let mut address = 0;
-        if bytes > 0 {
-            // SAFETY: `address` is written.
-            let status = unsafe { (functions.cuMemAlloc_v2)(&raw mut address, bytes) };
-            context.check("cuMemAlloc", status)?;
-        }
-        Ok(Self { context: Arc::clone(context), address, bytes })
-    }
-
-    /// Where it begins: at a multiple of 256; 0 where there is none.
-    pub(super) fn address(&self) -> Address {
-        self.address
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if self.bytes > 0 {
-            self.context.left.lock().unwrap_or_else(PoisonError::into_inner).push(self.address);
-            if !self.context.is_behind.load(Ordering::Relaxed) {
-                self.context.catch_up();
-            }
-        }
-    }
-}
-
-/// Work for a device, done in order.
-pub(super) struct Stream {
-    context: Arc<Context>,
-    handle: Handle,
-}
-
-// SAFETY: as of the context.
-unsafe impl Send for Stream {}
-// SAFETY: as of the context.
-unsafe impl Sync for Stream {}
-
-impl Stream {
-    pub(super) fn new(context: &Arc<Context>) -> Result<Self, Fault> {
-        let functions = context.enter()?;
-        let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is written.
-        let status = unsafe { (functions.cuStreamCreate)(&raw mut handle, NON_BLOCKING) };
-        context.check("cuStreamCreate", status)?;
-        Ok(Self { context: Arc::clone(context), handle })
-    }
-
-    pub(super) fn handle(&self) -> Handle {
-        self.handle
-    }
-
-    pub(super) fn context(&self) -> &Arc<Context> {
-        &self.context
-    }
-
-    /// Waits for all that was asked of it.
-    pub(super) fn wait(&self) -> Result<(), Fault> {
-        let functions = self.context.enter()?;
-        // SAFETY: a stream of this context.
-        self.context.check("cuStreamSynchronize", unsafe { (functions.cuStreamSynchronize)(self.handle) })
-    }
-
-    /// Copies `from` to `address` on the device.
-    ///
-    /// # Safety
-    /// So many bytes from there on are memory of this device. `from` stays as it is until the stream has come by, if it
-    /// is page-locked.
-    pub(super) unsafe fn copy_to_device(&self, address: Address, from: &[u8]) -> Result<(), Fault> {
-        let functions = self.context.enter()?;
-        if from.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: by the caller's promise.
-        let status = unsafe {
-            (functions.cuMemcpyHtoDAsync_v2)(address, from.as_ptr().cast(), from.len(), self.handle)
-        };
-        self.context.check("cuMemcpyHtoDAsync", status)
-    }
-
-    /// Copies memory of the device to `to`.
-    ///
-    /// # Safety
-    /// As of [`Stream::copy_to_device`]; `to` is not looked at before the stream has come by.
-    pub(super) unsafe fn copy_to_host(&self, to: &mut [u8], address: Address) -> Result<(), Fault> {
-        let functions = self.context.enter()?;
-        if to.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: by the caller's promise.
-        let status = unsafe {
-            (functions.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), address, to.len(), self.handle)
-        };
-        self.context.check("cuMemcpyDtoHAsync", status)
-    }
-
-    /// Fills memory with zeros.
-    pub(super) fn clear(&self, memory: &Memory) -> Result<(), Fault> {
-        let functions = self.context.enter()?;
-        if memory.bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: all of an allocation.
-        let status = unsafe { (functions.cuMemsetD8Async)(memory.address, 0, memory.bytes, self.handle) };
-        self.context.check("cuMemsetD8Async", status)
-    }
-
-    /// Runs a kernel.
-    ///
-    /// # Safety
-    /// The kernel takes one argument, which is laid out as `argument` is, and does with it what is sound.
-    pub(super) unsafe fn launch(&self, launch: Launch, argument: &[u64]) -> Result<(), Fault> {
-        let functions = self.context.enter()?;
-        let mut parameters = [argument.as_ptr().cast_mut().cast::<c_void>()];
-        let Launch { kernel, blocks: [x, y], threads } = launch;
-        // SAFETY: by the caller's promise; parameters are copied before the call returns.
-        let status = unsafe {
-            let (parameters, extra) = (parameters.as_mut_ptr(), ptr::null_mut());
-            (functions.cuLaunchKernel)(
-                kernel.handle,
-                x,
-                y,
-                1,
-                threads,
-                1,
-                1,
-                0,
-                self.handle,
-                parameters,
-                extra,
-            )
-        };
-        self.context.check("cuLaunchKernel", status)
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if let Ok(functions) = self.context.enter() {
-            // SAFETY: created once, destroyed once; what was asked of it is still done.
-            unsafe { (functions.cuStreamDestroy_v2)(self.handle) };
-        }
-    }
-}
-
-/// A compiled program, loaded.
-pub(super) struct Module {
-    context: Arc<Context>,
-    handle: Handle,
-}
-
-// SAFETY: as of the context.
-unsafe impl Send for Module {}
-// SAFETY: as of the context.
-unsafe impl Sync for Module {}
-
-/// A kernel of a module, good as long as that is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Kernel {
-    handle: Handle,
-}
-
-/// A run of a kernel, but for its argument.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Launch {
-    pub(super) kernel: Kernel,
-    pub(super) blocks: [u32; 2],
-    pub(super) threads: u32,
-}
-
-// SAFETY: as of the context.
-unsafe impl Send for Kernel {}
-// SAFETY: as of the context.
-unsafe impl Sync for Kernel {}
-
-impl Module {
-    /// `image` is machine code, or PTX for the driver to compile, with a zero behind.
-    pub(super) fn load(context: &Arc<Context>, image: &[u8]) -> Result<Self, Fault> {
-        assert_eq!(image.last(), Some(&0), "an image ends in a zero");
-        let functions = context.enter()?;
-        let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is written; an image says its length itself, or ends by the zero.
-        let status = unsafe { (functions.cuModuleLoadData)(&raw mut handle, image.as_ptr().cast()) };
-        context.check("cuModuleLoadData", status)?;
-        Ok(Self { context: Arc::clone(context), handle })
-    }
-
-    pub(super) fn kernel(&self, name: &CStr) -> Result<Kernel, Fault> {
-        let functions = self.context.enter()?;
-        let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is written.
-        let status = unsafe { (functions.cuModuleGetFunction)(&raw mut handle, self.handle, name.as_ptr()) };
-        self.context.check("cuModuleGetFunction", status)?;
-        Ok(Kernel { handle })
-    }
-}
-
-impl Drop for Module {
-    fn drop(&mut self) {
-        if let Ok(functions) = self.context.enter() {
-            // SAFETY: loaded once, unloaded once.
-            unsafe { (functions.cuModuleUnload)(self.handle) };
-        }
     }
 }

@@ -1,58 +1,146 @@
-// What is to be known of a batch before anything reads it: that ids are in range, and what follows from its offsets.
+// A batch as it is taken in from the slot that it came through: what is to be known of it before anything reads it, that
+// ids are in range, and what follows from its offsets. And what the host is told of a step.
 #include "batch.cuh"
 
-struct Columns {
-    char* batch;
-    const IdColumn* columns;
-    // The first fault found, in the order of columns: all ones if there is none. See `report`.
-    u64* fault;
-    u32 rows, unused;
+constexpr u32 REPORTED = 2;
+constexpr u64 NONE = ~0ull;
+
+// Faults, in the order in which the host would find them: by column; in it offsets before ids; by place.
+struct Faults {
+    // Of the batch that is being taken in.
+    u64 of_offsets, of_ids;
+    // Of the first batch that had one, until the host knows.
+    u64 found;
+    const char* batch;
+    u32 row, first, second, unused;
 };
 
-// Faults in the order in which the host would find them: by column; in it offsets before ids; by place.
-__device__ __forceinline__ void report(u64* fault, u32 column, bool is_of_ids, u32 place) {
-    atomicMin(fault, u64(column) << 33 | u64(is_of_ids) << 32 | place);
+struct Intake {
+    const char* slot;
+    char* batch;
+    const IdColumn* columns;
+    Faults* faults;
+    // Places, in the slot as in the batch; that of weights is 0 where there are none.
+    u64 labels, weights, dense;
+    u32 label_count, label_stride, dense_columns, rows;
+};
+
+__device__ __forceinline__ u64 fault_of(u32 column, bool is_of_ids, u32 place) {
+    return u64(column) << 33 | u64(is_of_ids) << 32 | place;
 }
 
 // Offsets of ragged columns, one a block row: as many values as the slot has, at most `maximum` a row, in order.
-ENTRY(check_offsets, Columns) {
+ENTRY(check_offsets, Intake) {
     const IdColumn& column = args.columns[blockIdx.y];
     u32 row = blockIdx.x * blockDim.x + threadIdx.x;
     if (column.offsets == 0 || row >= args.rows) return;
-    const u32* offsets = part<u32>(args.batch, column.offsets);
+    const u32* offsets = part<u32>(args.slot, column.offsets);
     u32 from = offsets[row], to = offsets[row + 1];
     bool holds = from <= to && to - from <= column.maximum && (row > 0 || from == 0);
-    if (!holds) report(args.fault, blockIdx.y, false, row);
+    if (!holds) atomicMin(&args.faults->of_offsets, fault_of(blockIdx.y, false, row));
 }
 
-// Whether a fault that was found lies before all ids of a column: in a column before it, or in its own offsets.
-__device__ __forceinline__ bool is_before(u64 fault, u32 column) {
-    return fault >> 33 < column || (fault >> 33 == column && (fault >> 32 & 1) == 0);
+// An id that is not in range is told of, and is 0.
+__device__ __forceinline__ void take_id(const Intake& args, const IdColumn& column, u32 value) {
+    u32 id = part<u32>(args.slot, column.ids)[value];
+    bool is_in_range = id < column.cardinality;
+    if (!is_in_range) atomicMin(&args.faults->of_ids, fault_of(blockIdx.y, true, value));
+    ((u32*)(args.batch + column.ids))[value] = is_in_range ? id : 0;
 }
 
-// Ids, where offsets hold, which has been checked; and which row each value is of, and what values count times.
-ENTRY(check_ids, Columns) {
+// Ids; and of ragged columns offsets, which row each value is of, and what values count times. From the first column with
+// bad offsets on all rows are empty, and ids are not looked at: the host would not.
+ENTRY(take_ids, Intake) {
     const IdColumn& column = args.columns[blockIdx.y];
     u32 row = blockIdx.x * blockDim.x + threadIdx.x;
-    if (row >= args.rows || is_before(*(const volatile u64*)args.fault, blockIdx.y)) return;
-    Values values = values_of(args.batch, column, row);
-    const u32* ids = part<u32>(args.batch, column.ids);
-    for (u32 value = values.first; value < values.end; value++) {
-        if (ids[value] >= column.cardinality) {
-            report(args.fault, blockIdx.y, true, value);
-            return;
+    if (row >= args.rows) return;
+    bool is_behind = args.faults->of_offsets >> 33 <= blockIdx.y;
+    if (column.offsets == 0) {
+        if (is_behind) {
+            ((u32*)(args.batch + column.ids))[row] = 0;
+        } else {
+            take_id(args, column, row);
         }
+        return;
     }
-    if (column.offsets == 0) return;
-    u32* rows = (u32*)(args.batch + column.rows);
-    for (u32 value = values.first; value < values.end; value++) rows[value] = row;
-    const float* weights = column.weights == 0 ? nullptr : part<float>(args.batch, column.weights);
+    Values values = is_behind ? Values{0, 0} : values_of(args.slot, column, row);
+    u32* offsets = (u32*)(args.batch + column.offsets);
+    if (row == 0) offsets[0] = 0;
+    offsets[row + 1] = values.end;
+    const float* weights = column.weights == 0 ? nullptr : part<float>(args.slot, column.weights);
     double sum = 0.0, squares = 0.0;
     for (u32 value = values.first; value < values.end; value++) {
+        take_id(args, column, value);
+        ((u32*)(args.batch + column.rows))[value] = row;
+        if (weights) ((float*)(args.batch + column.weights))[value] = weights[value];
         double weight = weights ? double(fmaxf(weights[value], 0.0f)) : 1.0;
         sum += weight;
         squares += weight * weight;
     }
     ((double*)(args.batch + column.mean_scales))[row] = sum > 0.0 ? 1.0 / sum : 0.0;
     ((double*)(args.batch + column.root_scales))[row] = squares > 0.0 ? 1.0 / sqrt(squares) : 0.0;
+}
+
+// Says what was found in this batch, unless the host has yet to hear of another, and clears the way for the next.
+__device__ void conclude(const Intake& args) {
+    Faults& faults = *args.faults;
+    u64 found = min(faults.of_offsets, faults.of_ids);
+    faults.of_offsets = NONE;
+    faults.of_ids = NONE;
+    if (found == NONE || faults.found != NONE) return;
+    const IdColumn& column = args.columns[found >> 33];
+    const u32* offsets = part<u32>(args.slot, column.offsets);
+    u32 place = u32(found);
+    faults.row = place;
+    if (found >> 32 & 1) {
+        faults.first = part<u32>(args.slot, column.ids)[place];
+        if (column.offsets != 0) {
+            for (faults.row = 0; offsets[faults.row + 1] <= place;) faults.row++;
+        }
+    } else {
+        bool begins = offsets[0] == 0;
+        faults.row = begins ? place : 0;
+        faults.first = offsets[faults.row];
+        faults.second = begins ? offsets[faults.row + 1] : faults.first;
+    }
+    faults.batch = args.batch;
+    faults.found = found;
+}
+
+// Labels, weights and dense values, a run of them to a block row; after the kernels above.
+ENTRY(take_numbers, Intake) {
+    u32 at = blockIdx.x * blockDim.x + threadIdx.x, run = blockIdx.y;
+    if (run == 0 && at == 0) conclude(args);
+    u64 place = args.dense;
+    u32 count = args.rows * args.dense_columns;
+    if (run < args.label_count) {
+        place = args.labels + u64(run) * args.label_stride * sizeof(float);
+        count = args.rows;
+    } else if (run == args.label_count) {
+        place = args.weights;
+        count = args.weights ? args.rows : 0;
+    }
+    if (at < count) ((u32*)(args.batch + place))[at] = part<u32>(args.slot, place)[at];
+}
+
+struct Report {
+    const Faults* faults;
+    // Those, then the numbers of all matrices.
+    char* out;
+    Matrix parts[REPORTED];
+    u32 rows[REPORTED];
+};
+
+// One block.
+ENTRY(report, Report) {
+    if (threadIdx.x == 0) *(Faults*)args.out = *args.faults;
+    float* out = (float*)(args.out + sizeof(Faults));
+    for (u32 number = 0; number < REPORTED; number++) {
+        const Matrix& matrix = args.parts[number];
+        u32 count = args.rows[number] * matrix.columns;
+        for (u32 at = threadIdx.x; at < count; at += blockDim.x) {
+            out[at] = load(matrix, at / matrix.columns, at % matrix.columns);
+        }
+        out += count;
+    }
 }

@@ -37,6 +37,8 @@ ENTRY(copy_columns, CopyColumns) {
 // Two matrices, and a number or two.
 struct Blend {
     Matrix from, to;
+    // Where it is not all ones, nothing is blended: see `scale_of` of update.cuh.
+    const u64* fault;
     u32 rows;
     float share, factor;
     u32 unused;
@@ -53,7 +55,7 @@ ENTRY(add, Blend) {
 // to += share * (factor * from - to)
 ENTRY(blend, Blend) {
     Place at = place_of_thread(args.rows, args.to.columns);
-    if (!at.is_within) return;
+    if (!at.is_within || *args.fault != ~0ull) return;
     Quad from = load_quad(args.from, at.row, at.column, at.count);
     change_quad(args.to, at, [&](u32 i, float x) { return x + args.share * (args.factor * from.x[i] - x); });
 }

@@ -46,6 +46,7 @@ struct StepRows {
     const char* batch;
     const Table* tables;
     const float* scale;
+    const u64* fault;
     Matrix gradient;
     // Whether rows are stepped; else the squares of their gradients are summed.
     u32 steps, unused;
@@ -140,7 +141,7 @@ __device__ __forceinline__ Worker worker_of_thread(const StepRows& args, u32& pi
     piece = thread / table.lanes;
     u32 of_warp = threadIdx.x % WARP - lane;
     u32 mask = (table.lanes == WARP ? 0xffffffffu : (1u << table.lanes) - 1) << of_warp;
-    return {args, table, lane, mask, args.steps ? *args.scale : 1.0f, 0.0f};
+    return {args, table, lane, mask, args.steps ? scale_of(args.scale, args.fault) : 1.0f, 0.0f};
 }
 
 // The sums of the gradients from `first` to `end` of columns from `column` on: in the order of their places.

@@ -6,11 +6,12 @@ struct Step {
     Update update;
     Matrix weights, first, second, gradient;
     const float* scale;
+    const u64* fault;
     u32 rows, unused;
 };
 
 ENTRY(step, Step) {
-    float scale = *args.scale;
+    float scale = scale_of(args.scale, args.fault);
     Place at = place_of_thread(args.rows, args.weights.columns);
     if (!at.is_within || scale == 0.0f) return;
     Quad weights = load_quad(args.weights, at.row, at.column, at.count), first = {}, second = {};
@@ -66,6 +67,7 @@ struct Scale {
     float* scale;
     // Loss scale, good steps, skipped steps; null without a loss scale.
     float* state;
+    const u64* fault;
     float growth, backoff;
     // Infinite where there is none.
     float maximum;
@@ -74,6 +76,7 @@ struct Scale {
 
 // See `Backend::clip_scale` and `Backend::unscale`. One thread.
 ENTRY(set_scale, Scale) {
+    if (*args.fault != ~0ull) return;
     // In double precision as on the host: one thread, once a step.
     double squares = *args.squares, loss_scale = args.state ? args.state[0] : 1.0f;
     bool is_finite = squares - squares == 0.0;

@@ -13,6 +13,11 @@ struct Update {
     float clip, l2;
 };
 
+// What gradients are multiplied by; 0, which skips a step, too, from a batch on that is not sound, until the host knows.
+__device__ __forceinline__ float scale_of(const float* scale, const u64* fault) {
+    return *fault == ~0ull ? *scale : 0.0f;
+}
+
 __device__ __forceinline__ float shaped(const Update& update, float scale, float g, float w) {
     float x = scale * g;
     // Not fminf, which loses a NaN.

@@ -1,0 +1,83 @@
+//! What the host is told of a step, when it is done: without waiting for it.
+
+use std::sync::Arc;
+
+use millstream_batch::SlotLayout;
+
+use super::batch::CudaBatch;
+use super::buffers::CudaMatrix;
+use super::driver::{Address, Event, Memory, PageLocked};
+use super::kernels::{Faults, MatrixView, REPORT, REPORTED_MATRICES, Report};
+use super::{Cuda, must, must_have};
+use crate::error::BatchError;
+
+/// Numbers on their way to the host, and whether a batch is sound.
+pub struct CudaReport {
+    /// Faults, and behind them numbers.
+    memory: Memory,
+    host: PageLocked,
+    arrived: Event,
+    /// Of which batch, and how that is laid out.
+    batch: Option<(Address, Arc<SlotLayout>)>,
+}
+
+/// Bytes of a report of so many numbers.
+fn bytes(numbers: usize) -> usize {
+    size_of::<Faults>() + numbers * size_of::<f32>()
+}
+
+impl CudaReport {
+    pub(super) fn new(cuda: &Cuda, numbers: usize) -> Self {
+        let bytes = bytes(numbers);
+        Self {
+            memory: cuda.memory(bytes),
+            host: must_have(bytes, PageLocked::new(cuda.context(), bytes)),
+            arrived: must(Event::new(cuda.context())),
+            batch: None,
+        }
+    }
+}
+
+impl Cuda {
+    pub(super) fn send_report(&self, batch: &CudaBatch, matrices: &[&CudaMatrix], report: &mut CudaReport) {
+        assert!(matrices.len() <= REPORTED_MATRICES, "matrices of a report");
+        let bytes = bytes(matrices.iter().map(|matrix| matrix.rows() * matrix.columns()).sum());
+        assert!(bytes <= report.memory.bytes(), "room for all numbers");
+        let part = |number: usize| matrices.get(number).map_or(MatrixView::NULL, |matrix| matrix.view());
+        let rows = |number: usize| matrices.get(number).map_or(0, |matrix| matrix.rows() as u32);
+        let arguments = Report {
+            faults: self.faults.address(),
+            out: report.memory.address(),
+            parts: std::array::from_fn(part),
+            rows: std::array::from_fn(rows),
+        };
+        self.launch_blocks(REPORT, [1, 1], &arguments);
+        self.flush();
+        // SAFETY: as much memory as the host's, which is not looked at before the event.
+        must(unsafe {
+            self.stream.copy_to_host(&mut report.host.bytes_mut()[..bytes], report.memory.address())
+        });
+        must(report.arrived.record(&self.stream));
+        report.batch = Some((batch.address(), Arc::clone(batch.layout())));
+    }
+
+    pub(super) fn receive_report(
+        &self,
+        report: &mut CudaReport,
+        numbers: &mut [f32],
+    ) -> Result<(), BatchError> {
+        let (address, layout) = report.batch.take().expect("a report that was sent");
+        must(report.arrived.wait());
+        let (faults, rest) = report.host.bytes_mut().split_at(size_of::<Faults>());
+        for (number, bytes) in numbers.iter_mut().zip(rest.chunks_exact(size_of::<f32>())) {
+            *number = f32::from_ne_bytes(bytes.try_into().expect("four bytes"));
+        }
+        let mut found = [Faults::CLEAR];
+        super::bytes_of_mut(&mut found).copy_from_slice(faults);
+        let sound = found[0].of(address, &layout);
+        if sound.is_err() {
+            self.clear_faults();
+        }
+        sound
+    }
+}
