@@ -20,6 +20,8 @@ pub(super) const DIGITS: u32 = 256;
 pub(super) const DIGIT_BITS: u32 = 8;
 /// `PIECE` of rows.cu.
 pub(super) const PIECE: u32 = 64;
+/// `STEPS` of update.cu: as many as an argument of 4 KiB holds, the most that every driver takes.
+pub(super) const STEPS_AT_ONCE: usize = 24;
 /// `REPORTED` of batch.cu: matrices of a report, at most.
 pub(super) const REPORTED_MATRICES: usize = 2;
 /// `QUAD` of device.cuh.
@@ -341,7 +343,8 @@ program! {
         squares: Address, scale: Address, state: Address, fault: Address,
         growth: f32, backoff: f32, maximum: f32, growth_interval: u32,
     }
-    kernel STEP = step(Step, THREADS);
+    struct Steps { of: [Step; STEPS_AT_ONCE] }
+    kernel STEP = step(Steps, THREADS);
     kernel SQUARES = squares(Squares, THREADS);
     kernel ADD_UP = add_up(AddUp, SUM_THREADS);
     kernel SET_SCALE = set_scale(Scale, 1);

@@ -59,7 +59,7 @@ use driver::{Address, Context, Driver, Launch, Memory, Stream};
 pub use driver::{DriverError, Fault, Gpu};
 pub use feed::CudaPinned;
 use feed::PinnedRanges;
-use kernels::Faults;
+use kernels::{Faults, Step};
 pub use library::{Libraries, LibraryError};
 pub use nvrtc::CompileError;
 use nvrtc::{Architecture, Compiler};
@@ -90,6 +90,8 @@ pub enum CudaError {
 pub struct Cuda {
     // In the order in which they are to end.
     commands: Mutex<Commands>,
+    /// Steps that are to be on the list before anything else.
+    steps: Mutex<Vec<Step>>,
     constants: Mutex<HashMap<Box<[u8]>, Memory>>,
     scratch: Mutex<Memory>,
     /// What was found wrong with batches.
@@ -116,9 +118,10 @@ impl Cuda {
         let new = || {
             let (stream, copies) = (Stream::new(&context)?, Stream::new(&context)?);
             let (scratch, faults) = (Memory::new(&context, 0)?, Memory::new(&context, size_of::<Faults>())?);
-            let (commands, constants, scratch) = (Mutex::default(), Mutex::default(), Mutex::new(scratch));
+            let (commands, steps, constants) = (Mutex::default(), Mutex::default(), Mutex::default());
+            let scratch = Mutex::new(scratch);
             let pinned = PinnedRanges::default();
-            Ok(Self { commands, constants, scratch, faults, pinned, kernels, blas, copies, stream })
+            Ok(Self { commands, steps, constants, scratch, faults, pinned, kernels, blas, copies, stream })
         };
         let this = new().map_err(|fault: Fault| DriverError::from(fault))?;
         this.clear_faults();
@@ -204,6 +207,16 @@ impl Cuda {
 
     /// Runs so many blocks of a kernel; none where one of the two is 0.
     fn launch_blocks<A: Arguments>(&self, entry: Entry<A>, blocks: [usize; 2], arguments: &A) {
+        self.put_blocks(&mut self.commands(), entry, blocks, arguments);
+    }
+
+    fn put_blocks<A: Arguments>(
+        &self,
+        commands: &mut Commands,
+        entry: Entry<A>,
+        blocks: [usize; 2],
+        arguments: &A,
+    ) {
         let [x, y] = blocks.map(|count| u32::try_from(count).expect("blocks of a grid"));
         if x == 0 || y == 0 {
             return;
@@ -211,7 +224,7 @@ impl Cuda {
         let launch = Launch { kernel: *self.kernels.of(entry), blocks: [x, y], threads: entry.threads };
         // SAFETY: the entry's argument is laid out as the kernel's, and addresses in it are of this backend's buffers, whose
         // shapes the operations check; memory that is dropped is kept until the list is done.
-        unsafe { self.commands().kernel(self.context(), launch, arguments) };
+        unsafe { commands.kernel(self.context(), launch, arguments) };
     }
 
     /// Makes a product of matrices. False where the library has no way to do all of it at once.
@@ -229,8 +242,11 @@ impl Cuda {
         must(self.commands().flush(&self.stream, &self.blas));
     }
 
+    /// The list, with all that was asked for so far.
     fn commands(&self) -> MutexGuard<'_, Commands> {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        self.put_steps(&mut commands);
+        commands
     }
 }
 

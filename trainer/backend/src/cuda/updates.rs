@@ -1,9 +1,16 @@
 //! Optimizer steps of matrices, and how long gradients are.
+//!
+//! A model asks for the steps of its matrices one by one. Those that come in a row are one launch: most are too small to
+//! be worth one of their own.
+
+use std::sync::PoisonError;
 
 use super::Cuda;
 use super::buffers::CudaMatrix;
+use super::commands::Commands;
 use super::kernels::{
-    ADD_UP, AddUp, MatrixView, QUAD, SET_SCALE, SQUARES, STEP, Scale, Squares, Step, UpdateView,
+    ADD_UP, AddUp, MatrixView, QUAD, SET_SCALE, SQUARES, STEP, STEPS_AT_ONCE, Scale, Squares, Step, Steps,
+    UpdateView,
 };
 use super::moves::quads;
 use crate::update::{AdamCorrection, Formula, LossScaling, Update};
@@ -64,7 +71,36 @@ impl Cuda {
             rows: weights.rows() as u32,
             unused: 0,
         };
-        self.launch(STEP, quads(weights.rows(), weights.columns()), &step);
+        if step.rows == 0 || step.weights.columns == 0 {
+            return;
+        }
+        let is_full = {
+            let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+            steps.push(step);
+            // Memory that it names is to stay.
+            self.context().fall_behind();
+            steps.len() == STEPS_AT_ONCE
+        };
+        if is_full {
+            drop(self.commands());
+        }
+    }
+
+    /// Puts the steps that were asked for in a row on the list.
+    pub(super) fn put_steps(&self, commands: &mut Commands) {
+        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        if steps.is_empty() {
+            return;
+        }
+        let blocks = |step: &Step| {
+            let [threads, _] = quads(step.rows as usize, step.weights.columns as usize);
+            threads.div_ceil(STEP.threads as usize)
+        };
+        let blocks = [steps.iter().map(blocks).max().unwrap_or(0), steps.len()];
+        // The kernel does not look at those behind the last.
+        let of = std::array::from_fn(|number| steps[number.min(steps.len() - 1)]);
+        self.put_blocks(commands, STEP, blocks, &Steps { of });
+        steps.clear();
     }
 
     pub(super) fn add_squares(&self, matrix: &CudaMatrix, sum: &CudaMatrix) {
@@ -98,5 +134,69 @@ impl Cuda {
             growth_interval: rule.growth_interval,
         };
         self.launch_blocks(SET_SCALE, [1, 1], &arguments);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{alone, calls};
+    use super::*;
+    use crate::{Backend, Device};
+
+    /// Of sizes from 1 on, each with its own rate.
+    fn matrices(cuda: &Cuda, count: usize) -> Vec<(CudaMatrix, CudaMatrix, Update)> {
+        let matrix = |columns: usize, number: f32| {
+            let mut matrix = cuda.matrix(3, columns);
+            cuda.write_matrix(&mut matrix, &vec![number; 3 * columns]);
+            matrix
+        };
+        let rate = |number: usize| Formula::Sgd { learning_rate: 0.5_f64.powi(number as i32 % 5) };
+        (1..=count)
+            .map(|number| (matrix(number, number as f32), matrix(number, -1.0), rate(number).into()))
+            .collect()
+    }
+
+    #[test]
+    fn steps_in_a_row_are_one_launch() {
+        let (stand_in, cuda) = alone();
+        let mut scale = cuda.matrix(1, 1);
+        cuda.write_matrix(&mut scale, &[1.0]);
+        let mut all = matrices(&cuda, 2 * STEPS_AT_ONCE + 3);
+        let mut none = cuda.matrix(0, 5);
+        let empty = cuda.matrix(0, 5);
+        cuda.flush();
+        let before = calls(&stand_in, c"cuLaunchKernel");
+        for (weights, gradient, update) in &mut all {
+            cuda.step(update, &scale, weights, &mut [], gradient);
+            cuda.step(update, &scale, &mut none, &mut [], &empty);
+        }
+        cuda.flush();
+        assert_eq!(calls(&stand_in, c"cuLaunchKernel") - before, 3);
+        for (weights, _, update) in &all {
+            let columns = weights.columns();
+            let mut found = vec![0.0; 3 * columns];
+            cuda.read_matrix(weights, &mut found);
+            let Formula::Sgd { learning_rate } = update.formula else { panic!("{update:?}") };
+            assert_eq!(found, vec![columns as f32 + learning_rate as f32; 3 * columns]);
+        }
+    }
+
+    #[test]
+    fn a_step_comes_before_what_was_asked_for_after_it() {
+        let (_stand_in, cuda) = alone();
+        let mut scale = cuda.matrix(1, 1);
+        cuda.write_matrix(&mut scale, &[1.0]);
+        let mut all = matrices(&cuda, 2);
+        let mut sum = cuda.matrix(3, 1);
+        for _ in 0..3 {
+            let (weights, gradient, update) = &mut all[0];
+            cuda.step(update, &scale, weights, &mut [], gradient);
+            cuda.add(3, weights, &mut sum);
+        }
+        drop(all);
+        let mut found = [0.0; 3];
+        cuda.read_matrix(&sum, &mut found);
+        // 1.5 + 2 + 2.5
+        assert_eq!(found, [6.0; 3]);
     }
 }

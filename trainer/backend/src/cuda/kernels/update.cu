@@ -10,22 +10,31 @@ struct Step {
     u32 rows, unused;
 };
 
-ENTRY(step, Step) {
-    float scale = scale_of(args.scale, args.fault);
-    Place at = place_of_thread(args.rows, args.weights.columns);
-    if (!at.is_within || scale == 0.0f) return;
-    Quad weights = load_quad(args.weights, at.row, at.column, at.count), first = {}, second = {};
-    Quad gradient = load_quad(args.gradient, at.row, at.column, at.count);
-    if (args.first.data) first = load_quad(args.first, at.row, at.column, at.count);
-    if (args.second.data) second = load_quad(args.second, at.row, at.column, at.count);
+// As many as the host gives at once, at most: those that there are, each a block row, come first.
+constexpr u32 STEPS = 24;
+
+struct Steps {
+    Step of[STEPS];
+};
+
+ENTRY(step, Steps) {
+    const Step& step = args.of[blockIdx.y];
+    Place at = place_of_thread(step.rows, step.weights.columns);
+    if (!at.is_within) return;
+    float scale = scale_of(step.scale, step.fault);
+    if (scale == 0.0f) return;
+    Quad weights = load_quad(step.weights, at.row, at.column, at.count), first = {}, second = {};
+    Quad gradient = load_quad(step.gradient, at.row, at.column, at.count);
+    if (step.first.data) first = load_quad(step.first, at.row, at.column, at.count);
+    if (step.second.data) second = load_quad(step.second, at.row, at.column, at.count);
 #pragma unroll
     for (u32 i = 0; i < QUAD; i++) {
-        float g = shaped(args.update, scale, gradient.x[i], weights.x[i]);
-        weights.x[i] = stepped(args.update, weights.x[i], first.x[i], second.x[i], g);
+        float g = shaped(step.update, scale, gradient.x[i], weights.x[i]);
+        weights.x[i] = stepped(step.update, weights.x[i], first.x[i], second.x[i], g);
     }
-    store_quad(args.weights, at.row, at.column, at.count, weights);
-    if (args.first.data) store_quad(args.first, at.row, at.column, at.count, first);
-    if (args.second.data) store_quad(args.second, at.row, at.column, at.count, second);
+    store_quad(step.weights, at.row, at.column, at.count, weights);
+    if (step.first.data) store_quad(step.first, at.row, at.column, at.count, first);
+    if (step.second.data) store_quad(step.second, at.row, at.column, at.count, second);
 }
 
 struct Squares {
