@@ -72,6 +72,11 @@ impl Optimizer {
         Update { formula: self.formula(step), clip, l2: self.l2().into() }
     }
 
+    /// Whether what it does depends on how many steps were taken before.
+    pub fn counts_steps(&self) -> bool {
+        matches!(self.spec, OptimizerSpec::Adam(_) | OptimizerSpec::AdamW { .. })
+    }
+
     /// The penalty that comes by the gradient.
     fn l2(&self) -> f32 {
         match self.spec {

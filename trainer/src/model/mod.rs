@@ -55,6 +55,8 @@ pub struct Model<B: Backend> {
 
 /// Steps that were begun and have not ended, and what the host is told of them.
 struct Steps<B: Backend> {
+    /// So many may be begun before another one is.
+    ahead: usize,
     begun: VecDeque<B::Report>,
     idle: Vec<B::Report>,
     /// Of one on the host: sums `[T, 2]`, and then where the loss scale stands.
@@ -216,7 +218,7 @@ impl<B: Backend> Model<B> {
         }
         Ok(Self {
             host: vec![B::Scalar::default(); parts.rows * outputs],
-            steps: Steps::new(specs.len(), parts.scaling.is_some()),
+            steps: Steps::new(specs.len(), &parts),
             seed: training.seed,
             tasks: specs.iter().zip(0..).map(|(spec, label)| spec.as_task(label)).collect(),
             scoring: Scoring::of(spec, &specs),
@@ -238,18 +240,20 @@ impl<B: Backend> Model<B> {
     }
 
     /// Begins an optimizer step on `batch`, whose memory may change once this returns. Steps are taken in the order in which
-    /// they are begun; [`Backend::STEPS_AHEAD`] says how many may well be at once. A model with a loss scale is to have
-    /// none begun: what its optimizers count depends on whether the last step was skipped.
+    /// they are begun.
     ///
     /// A batch of no rows changes nothing. Where the loss is scaled, a gradient that is not finite skips the step.
     ///
     /// # Errors
     /// When the batch is found not to be of the model's schema, or to have an id that is out of range; then no step was begun.
+    ///
+    /// # Panics
+    /// When more than [`Model::steps_ahead`] steps were begun and have not ended.
     pub fn begin_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<(), BatchError> {
         let Self { backend, parts, seed, tasks, clip, steps, .. } = self;
         let Parts { network, batch: uploaded, plan, by_logits, rows: most, sums, .. } = parts;
         let Parts { scaling, scale, squares, .. } = parts;
-        assert!(scaling.is_none() || steps.begun.is_empty(), "the loss scale is known");
+        assert!(steps.begun.len() <= steps.ahead, "{} steps ahead", steps.begun.len());
         backend.upload(batch, uploaded)?;
         let rows = batch.rows();
         backend.clear(tasks.len(), sums);
@@ -303,6 +307,13 @@ impl<B: Backend> Model<B> {
         let Self { backend, parts, tasks, steps, .. } = self;
         steps.receive(backend, parts.scaling.as_mut())?;
         Ok(LossSum::of_batch(tasks, &steps.of_tasks))
+    }
+
+    /// How many steps may be begun, and should be for a device never to wait, when another one is: as many as
+    /// [`Backend::STEPS_AHEAD`] says. But none where an optimizer counts the steps that were taken and a loss scale may
+    /// skip some: then the end of each is to be known before the next.
+    pub fn steps_ahead(&self) -> usize {
+        self.steps.ahead
     }
 
     /// How many steps were begun and have not ended.
@@ -484,9 +495,17 @@ impl<B: Backend> Model<B> {
 }
 
 impl<B: Backend> Steps<B> {
-    fn new(tasks: usize, is_scaled: bool) -> Self {
-        let numbers = vec![B::Scalar::default(); 2 * tasks + usize::from(is_scaled) * LossScale::NUMBERS];
-        Self { begun: VecDeque::new(), idle: Vec::new(), numbers, of_tasks: vec![LossSum::default(); tasks] }
+    fn new(tasks: usize, parts: &Parts<B>) -> Self {
+        let of_scale = if parts.scaling.is_some() { LossScale::NUMBERS } else { 0 };
+        let parameters = parts.network.parameters().stored();
+        let counts = parameters.iter().any(|(spec, _)| spec.optimizer.is_some_and(|it| it.counts_steps()));
+        Self {
+            ahead: if counts && parts.scaling.is_some() { 0 } else { B::STEPS_AHEAD },
+            begun: VecDeque::new(),
+            idle: Vec::new(),
+            numbers: vec![B::Scalar::default(); 2 * tasks + of_scale],
+            of_tasks: vec![LossSum::default(); tasks],
+        }
     }
 
     fn send(&mut self, backend: &B, batch: &B::Batch, sums: &B::Matrix, scaling: Option<&Scaling<B>>) {

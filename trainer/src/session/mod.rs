@@ -215,7 +215,8 @@ where
         self.settle()
     }
 
-    /// Begins a step on `batch`, whose memory may change once this returns. From here on it counts as taken.
+    /// Begins a step on `batch`, whose memory may change once this returns. From here on it counts as taken. Before the next
+    /// one is begun, [`Session::catch_up`] is to be called.
     ///
     /// # Errors
     /// When the batch is found not to be the model's; then nothing was changed.
@@ -238,8 +239,7 @@ where
     /// When the loss of a step that was taken is not finite, or gradients overflow however small the loss scale is, or a
     /// batch turns out not to be the model's; then the session is good for nothing more.
     pub fn catch_up(&mut self) -> Result<LossSum, SessionError> {
-        // Where the scale stands after a step is to be known before the next.
-        self.end_steps(if self.loss_scale().is_some() { 0 } else { B::STEPS_AHEAD })
+        self.end_steps(self.scorer.model.steps_ahead())
     }
 
     /// As [`Session::catch_up`], until all steps have ended.

@@ -44,11 +44,11 @@ fn steps_end_as_they_would_one_by_one<B: Backend>(backend: impl Fn() -> B) {
         let mut ended = Vec::new();
         for number in 0..STEPS {
             begin(&mut ahead, &golden.batch(case, number), number);
-            if number >= 2 {
-                assert_eq!(ahead.steps_begun(), 3, "{}", case.name);
+            while ahead.steps_begun() > ahead.steps_ahead() {
                 ended.push(ahead.end_step().expect("a good batch"));
             }
         }
+        assert_eq!(ahead.steps_begun(), B::STEPS_AHEAD, "{}", case.name);
         while ahead.steps_begun() > 0 {
             ended.push(ahead.end_step().expect("a good batch"));
         }

@@ -1,12 +1,12 @@
 //! The loss scale: its way against PyTorch's `GradScaler`, and what a skipped step leaves alone.
 
-use millstream_backend::{Backend, Cpu, LossScaling, Reference, Scalar};
+use millstream_backend::{Backend, Cpu, Cuda, LossScaling, Reference, Scalar};
 use millstream_batch::BatchBuffer;
 use millstream_trainer::model::{LossScale, Model};
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{LossScaleSpec, ModelSpec, Precision, TrainingSpec};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::case::{Case, Golden, cuda, golden, tensors_of, write};
 
@@ -103,11 +103,15 @@ fn half<B: Backend>(backend: B, golden: &Golden, spec: &ModelSpec, loss_scale: L
 }
 
 fn mlp() -> ModelSpec {
-    let adam =
-        json!({"kind": "adam", "learning_rate": 0.03125, "beta1": 0.875, "beta2": 0.96875, "epsilon": 1e-6});
-    let embedding = json!({"dim": 3, "pooling": "mean", "optimizer": adam});
+    mlp_with(
+        &json!({"kind": "adam", "learning_rate": 0.03125, "beta1": 0.875, "beta2": 0.96875, "epsilon": 1e-6}),
+    )
+}
+
+fn mlp_with(optimizer: &Value) -> ModelSpec {
+    let embedding = json!({"dim": 3, "pooling": "mean", "optimizer": optimizer});
     let spec = json!({"kind": "mlp", "features": ["colour", "first", "second"], "embedding": embedding,
-        "hidden": [5], "optimizer": adam});
+        "hidden": [5], "optimizer": optimizer});
     serde_json::from_value(spec).expect("a model's specification")
 }
 
@@ -149,6 +153,34 @@ fn a_model_skips_as_in_pytorch_on_each() {
     a_model_skips_as_in_pytorch(|| Cpu::new(Some(2)).expect("threads"));
     a_model_skips_as_in_pytorch(cuda);
     a_model_skips_as_in_pytorch(|| Reference);
+}
+
+/// A GPU takes steps ahead of what the host knows of the loss scale; but not those of optimizers that count them.
+#[test]
+fn steps_are_begun_before_it_is_known_which_were_skipped() {
+    let golden = golden();
+    let sgd = mlp_with(&json!({"kind": "sgd", "learning_rate": 0.03125, "l2": 0.0}));
+    for (spec, ahead) in [(sgd, Cuda::STEPS_AHEAD), (mlp(), 0)] {
+        let train = |ahead: usize| {
+            let mut model = half(cuda(), &golden, &spec, LossScaleSpec::default());
+            assert!(ahead <= model.steps_ahead());
+            let mut losses = Vec::new();
+            for number in 0..10 {
+                let batch = batch(&golden, number, [2, 3, 7].contains(&number));
+                model.begin_step(batch.as_ref(), Step::number(number as u64 + 1)).expect("a batch");
+                while model.steps_begun() > ahead {
+                    losses.push(model.end_step().expect("a batch").loss.to_bits());
+                }
+            }
+            while model.steps_begun() > 0 {
+                losses.push(model.end_step().expect("a batch").loss.to_bits());
+            }
+            (losses, model.loss_scale(), tensors_of(&model))
+        };
+        let (one_by_one, at_once) = (train(0), train(ahead));
+        assert_eq!(one_by_one.1.map(|scale| scale.skipped_steps), Some(3));
+        assert!(at_once == one_by_one);
+    }
 }
 
 /// Adam's corrections tell the number of a step: PyTorch counts those that are taken.
