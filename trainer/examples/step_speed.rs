@@ -3,19 +3,20 @@
 //! ```text
 //! cargo run --release -p millstream-trainer --example step_speed -- [--model wide_deep] [--ids 100000] [--dim 16]
 //!     [--batch 4096] [--threads 2] [--seconds 1] [--runs 5] [--json] [--wait] [--losses 0] [--rates]
-//!     [--precision fp32] [--without-tiles] [--device cpu]
+//!     [--hidden 256,128,64] [--bottom 64] [--precision fp32] [--without-tiles] [--device cpu]
 //! ```
 //!
 //! 26 features of `ids` ids drawn from a Zipf distribution, 13 dense columns; embeddings of `dim`, layers
-//! of 256, 128, 64 and 1 (DLRM's top, after a bottom of 64 and `dim`); Adagrad. Batches lie in memory, so this is
-//! the step alone. A run takes whole passes over the batches until its seconds are over.
+//! of `hidden` and 1 (DLRM's top, after layers of `bottom` and `dim`); Adagrad. Batches lie in the slots of a ring and are
+//! taken from there again and again, so this is the step alone. A run takes whole passes over the batches until its
+//! seconds are over.
 //!
 //! The floor is the matrix products' FLOPs at the rate that a library of matrix products in single precision reaches on
 //! all threads (the `gemm` crate's), plus the bytes of embeddings at the bandwidth of memory, as if every distinct row of
 //! a batch came from memory. Products by AMX's tiles are faster than the library's, so with them the floor is not one;
 //! their own rate is told beside it. `--without-tiles` steps as a machine without AMX does.
 //!
-//! `--device cuda` steps on a GPU, to which each batch is copied from memory that is not page-locked; no floor is told.
+//! `--device cuda` steps on a GPU, to which each batch is copied from the ring as in training; no floor is told.
 //!
 //! For `bench/step.py`: `--json` prints a line for each thing told; `--wait` waits for a line of standard input
 //! before each run, and ends at its end; `--losses N` prints the losses of the first N steps and takes no time;
@@ -26,11 +27,11 @@
 use std::collections::HashSet;
 use std::error::Error;
 use std::io::{BufRead, stdin};
-use std::sync::Arc;
+use std::num::ParseIntError;
 use std::time::{Duration, Instant};
 
-use millstream_backend::{Activation, Backend, Cpu, Cuda, Device, Libraries};
-use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout, Stream};
+use millstream_backend::{Activation, Backend, BatchError, Cpu, Cuda, Device, Libraries};
+use millstream_batch::{BatchHeader, BatchMut, BatchSchema, IdFeature, Leased, Producer, Stream};
 use millstream_trainer::init::Init;
 use millstream_trainer::model::Model;
 use millstream_trainer::schedule::Step;
@@ -42,8 +43,6 @@ use serde_json::json;
 
 const CATEGORICAL: usize = 26;
 const DENSE: usize = 13;
-const HIDDEN: [u32; 3] = [256, 128, 64];
-const BOTTOM: u32 = 64;
 /// Examples of all batches together, so that small batches touch as many rows of the tables as large ones.
 const EXAMPLES: u32 = 24 * 4096;
 const ADAGRAD: OptimizerSpec =
@@ -60,6 +59,10 @@ struct Options {
     kind: Kind,
     ids: u32,
     dim: u32,
+    /// Layers before the last one.
+    hidden: Vec<u32>,
+    /// Of DLRM.
+    bottom: Vec<u32>,
     batch: u32,
     threads: u32,
     seconds: f64,
@@ -80,6 +83,8 @@ impl Options {
             kind: Kind::WideDeep,
             ids: 100_000,
             dim: 16,
+            hidden: vec![256, 128, 64],
+            bottom: vec![64],
             batch: 4096,
             threads: cores,
             seconds: 1.0,
@@ -98,6 +103,8 @@ impl Options {
                 "--model" => options.kind = kind(&value()?)?,
                 "--ids" => options.ids = value()?.parse()?,
                 "--dim" => options.dim = value()?.parse()?,
+                "--hidden" => options.hidden = layers(&value()?)?,
+                "--bottom" => options.bottom = layers(&value()?)?,
                 "--batch" => options.batch = value()?.parse()?,
                 "--threads" => options.threads = value()?.parse()?,
                 "--seconds" => options.seconds = value()?.parse()?,
@@ -136,6 +143,10 @@ fn kind(name: &str) -> Result<Kind, String> {
     }
 }
 
+fn layers(widths: &str) -> Result<Vec<u32>, ParseIntError> {
+    widths.split(',').map(str::parse).collect()
+}
+
 fn device(name: &str) -> Result<DeviceSpec, String> {
     name.parse().map_err(|()| format!("`--device` is `{name}`; expected {}", DeviceSpec::WRITTEN))
 }
@@ -172,9 +183,17 @@ fn run<B: Backend>(options: &Options, backend: B) -> Result<(), Box<dyn Error>> 
     // The rivals of bench/step.py start from the same weights.
     let training = TrainingSpec { seed: 1, precision: options.precision, ..TrainingSpec::default() };
     let mut model = Model::new(backend, &spec(options), &schema, &training)?;
-    let layout = Arc::new(SlotLayout::of(&schema)?);
-    let seeds = 0..u64::from(EXAMPLES.div_ceil(options.batch)).max(options.losses as u64);
-    let batches: Vec<BatchBuffer> = seeds.map(|seed| batch(&layout, seed)).collect();
+    let count = EXAMPLES.div_ceil(options.batch).max(options.losses as u32);
+    let (mut producer, hand_off) = Producer::create(&schema, count)?;
+    let mut ring = hand_off.open(&schema)?;
+    let _pinned = model.pin(&ring.pages())?;
+    let mut batches = Vec::new();
+    for seed in 0..u64::from(count) {
+        let mut slot = producer.fill()?;
+        fill(&mut slot.batch(), &schema, seed);
+        slot.publish();
+        batches.extend(ring.next()?);
+    }
     if options.losses > 0 {
         return losses(&mut model, &batches[..options.losses]);
     }
@@ -182,9 +201,9 @@ fn run<B: Backend>(options: &Options, backend: B) -> Result<(), Box<dyn Error>> 
 }
 
 /// Prints the mean loss of each batch, one step each.
-fn losses<B: Backend>(model: &mut Model<B>, batches: &[BatchBuffer]) -> Result<(), Box<dyn Error>> {
-    let step = |(batch, number): (&BatchBuffer, u64)| {
-        Ok::<_, Box<dyn Error>>(model.train_step(batch.as_ref(), Step::number(number))?.mean())
+fn losses<B: Backend>(model: &mut Model<B>, batches: &[Leased]) -> Result<(), Box<dyn Error>> {
+    let step = |(batch, number): (&Leased, u64)| {
+        Ok::<_, Box<dyn Error>>(model.train_step(batch.batch(), Step::number(number))?.mean())
     };
     let losses = batches.iter().zip(1..).map(step).collect::<Result<Vec<_>, _>>()?;
     println!("{}", json!({ "losses": losses }));
@@ -194,15 +213,23 @@ fn losses<B: Backend>(model: &mut Model<B>, batches: &[BatchBuffer]) -> Result<(
 fn measure<B: Backend>(
     options: &Options,
     model: &mut Model<B>,
-    batches: &[BatchBuffer],
+    batches: &[Leased],
 ) -> Result<(), Box<dyn Error>> {
     let work = Work::of(options, batches);
     let mut steps = 0;
     let mut pass = |model: &mut Model<B>| {
-        batches.iter().try_for_each(|batch| {
+        let end = |model: &mut Model<B>, ahead: usize| {
+            while model.steps_begun() > ahead {
+                model.end_step()?;
+            }
+            Ok::<_, BatchError>(())
+        };
+        for batch in batches {
             steps += 1;
-            model.train_step(batch.as_ref(), Step::number(steps)).map(|_| ())
-        })
+            model.begin_step(batch.batch(), Step::number(steps))?;
+            end(model, model.steps_ahead())?;
+        }
+        end(model, 0)
     };
     // The first pass touches memory for the first time.
     pass(model)?;
@@ -268,20 +295,23 @@ struct Work {
 }
 
 impl Work {
-    fn of(options: &Options, batches: &[BatchBuffer]) -> Self {
+    fn of(options: &Options, batches: &[Leased]) -> Self {
         let (dim, width) = (f64::from(options.dim), CATEGORICAL as f64 * f64::from(options.dim));
+        // Outputs of the layers that end in the logit.
+        let top = [&options.hidden[..], &[1]].concat();
         let (flops, numbers) = match options.kind {
             // Nothing learns from the input's dense columns.
             Kind::WideDeep => {
-                let masked = 2.0 * DENSE as f64 * f64::from(HIDDEN[0]);
-                (layers_flops(width + DENSE as f64, &top()) - masked, dim + 1.0)
+                let masked = 2.0 * DENSE as f64 * f64::from(top[0]);
+                (layers_flops(width + DENSE as f64, &top) - masked, dim + 1.0)
             }
             Kind::Dlrm => {
                 let vectors = 1.0 + CATEGORICAL as f64;
                 let pairs = vectors * (vectors - 1.0) / 2.0;
-                let masked = 2.0 * DENSE as f64 * f64::from(BOTTOM);
-                let bottom = layers_flops(DENSE as f64, &[BOTTOM, options.dim]) - masked;
-                (bottom + 6.0 * pairs * dim + layers_flops(dim + pairs, &top()), dim)
+                let bottom = [&options.bottom[..], &[options.dim]].concat();
+                let masked = 2.0 * DENSE as f64 * f64::from(bottom[0]);
+                let bottom = layers_flops(DENSE as f64, &bottom) - masked;
+                (bottom + 6.0 * pairs * dim + layers_flops(dim + pairs, &top), dim)
             }
         };
         // A row is read for the forward pass, then it and its accumulators are read and written.
@@ -301,14 +331,9 @@ fn layers_flops(inputs: f64, outputs: &[u32]) -> f64 {
     flops
 }
 
-/// Outputs of the layers that end in the logit.
-fn top() -> Vec<u32> {
-    [&HIDDEN[..], &[1]].concat()
-}
-
 /// Rows of all tables that a batch looks up.
-fn distinct_rows(batch: &BatchBuffer) -> usize {
-    let batch = batch.as_ref();
+fn distinct_rows(leased: &Leased) -> usize {
+    let batch = leased.batch();
     (0..CATEGORICAL).map(|feature| batch.ids(feature).iter().collect::<HashSet<_>>().len()).sum()
 }
 
@@ -384,7 +409,7 @@ fn spec(options: &Options) -> ModelSpec {
                 embedding_init: EmbeddingInit::default(),
                 embeddings: Vec::new(),
                 embedding_optimizer: None,
-                hidden: HIDDEN.to_vec(),
+                hidden: options.hidden.clone(),
                 hidden_layer: HiddenLayerSpec::default(),
                 pooling: Pooling::Mean,
                 optimizer: ADAGRAD,
@@ -399,9 +424,9 @@ fn spec(options: &Options) -> ModelSpec {
                 tables: Vec::new(),
                 optimizer: ADAGRAD,
             },
-            bottom: vec![BOTTOM],
+            bottom: options.bottom.clone(),
             interaction: DlrmInteraction::Dot,
-            top: HIDDEN.to_vec(),
+            top: options.hidden.clone(),
             hidden_layer: HiddenLayerSpec::default(),
             optimizer: ADAGRAD,
         }),
@@ -421,15 +446,12 @@ fn schema(options: &Options) -> BatchSchema {
     }
 }
 
-/// A batch of random numbers; ids fall as one over their rank, scattered over the table.
-fn batch(layout: &Arc<SlotLayout>, seed: u64) -> BatchBuffer {
+/// Fills a batch with random numbers; ids fall as one over their rank, scattered over the table.
+fn fill(slot: &mut BatchMut<'_>, schema: &BatchSchema, seed: u64) {
     let mut numbers = Init::Uniform { limit: 0.5 }.values(seed, "batch", 0).map(|x| x + 0.5);
     let mut uniform = || numbers.next().unwrap_or_default();
-    let mut buffer = BatchBuffer::new(Arc::clone(layout));
-    let schema = layout.schema();
     let rows = schema.rows;
     let ids = schema.ids.first().map_or(1, |feature| feature.cardinality);
-    let mut slot = buffer.as_mut();
     slot.set_header(&BatchHeader {
         stream: Stream::Train,
         epoch: 0,
@@ -445,5 +467,4 @@ fn batch(layout: &Arc<SlotLayout>, seed: u64) -> BatchBuffer {
         let rank = f64::from(ids).powf(uniform()) as u64;
         (rank.wrapping_mul(0x9e37_79b1) % u64::from(ids)) as u32
     });
-    buffer
 }
