@@ -1,7 +1,7 @@
 //! The models: upload, forward, loss, backward, update; and what each kind of model does in between.
 //!
-//! A model is built on a device. Built on [`Sizes`], which has no memory, it tells what it takes; so the plan
-//! of a model and the model cannot differ.
+//! A model is built on a device. Built on [`Sizes`], which has no memory, it tells what it takes of the one that it
+//! trains on; so the plan of a model and the model cannot differ.
 
 mod batch_gradient;
 mod builder;
@@ -20,7 +20,9 @@ mod scaling;
 mod two_tower;
 mod wide_deep;
 
-use millstream_backend::{Backend, BatchError, Device, Scalar, Sizes, TablePart, TablePlace, Task};
+use millstream_backend::{
+    Backend, BatchError, Cpu, Cuda, Device, Layout, Operation, Scalar, Sizes, TablePart, TablePlace, Task,
+};
 use millstream_batch::{BatchRef, BatchSchema};
 
 use crate::learner::{Descent, Measure};
@@ -28,7 +30,7 @@ use crate::loss::LossSum;
 pub use crate::parameter::{NamedTensor, TensorRole};
 use crate::pass::{Pass, Purpose};
 use crate::schedule::Step;
-use crate::spec::{ClipSpec, LossSpec, ModelSpec, Prediction, TaskSpec, TrainingSpec};
+use crate::spec::{ClipSpec, DeviceSpec, LossSpec, ModelSpec, Prediction, TaskSpec, TrainingSpec};
 use batch_gradient::BatchGradient;
 use builder::Builder;
 pub use error::ModelError;
@@ -81,18 +83,21 @@ struct Parts<D: Device> {
     scores: D::Matrix,
 }
 
-/// What a model takes, known before it is built.
+/// What a model takes on the device that it trains on, known before it is built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelPlan {
     /// Every tensor, in the order of [`Model::read_tensors`].
     pub tensors: Vec<NamedTensor>,
     /// Trained numbers.
     pub parameters: u64,
-    /// Bytes of parameters and optimizer state, as laid out by the CPU backend.
+    /// Bytes of parameters and optimizer state, as laid out on the device.
     pub parameter_bytes: u64,
-    /// Bytes of activations, gradients and workspaces for the schema's rows, on the CPU backend.
+    /// Bytes of batches, activations, gradients and workspaces for the schema's rows, on the device.
     pub workspace_bytes: u64,
-    /// Bytes of a copy of parameters and optimizer state, from which a checkpoint is written.
+    /// Bytes of the host that batches and scores take, where the device has memory of its own; else they are in
+    /// `workspace_bytes`.
+    pub staging_bytes: u64,
+    /// Bytes of a copy of parameters and optimizer state on the host, from which a checkpoint is written.
     pub copy_bytes: u64,
 }
 
@@ -135,11 +140,21 @@ impl<D: Device> Parts<D> {
         }
         let mut builder = Builder::new(device, schema, training);
         let network = Network::new(&mut builder, spec)?;
+        let (rows, outputs) = (builder.room().rows, builder.outputs());
+        for task in &tasks {
+            let classes =
+                if let LossSpec::CrossEntropy { classes, .. } = task.loss { classes as usize } else { 0 };
+            device.make_ready(&Operation::Loss { rows, classes });
+        }
+        if training.clip.norm.is_some() || training.precision.scales_loss() {
+            device.make_ready(&Operation::Squares);
+        }
+        device.make_ready(&Operation::Transfer { numbers: (rows * outputs).max(2 * labels) });
         Ok(Self {
             network,
             batch: device.batch(schema),
             by_logits: builder.by_logits(),
-            rows: builder.room().rows,
+            rows,
             sums: device.matrix(labels, 2),
             scaling: training.precision.scales_loss().then(|| Scaling::new(device, &training.loss_scale)),
             scale: device.matrix(1, 1),
@@ -310,9 +325,9 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
-    /// What it computes on, for people.
-    pub fn device(&self) -> String {
-        self.backend.describe()
+    /// What it computes on.
+    pub fn backend(&self) -> &B {
+        &self.backend
     }
 
     /// Where the loss scale stands, where there is one.
@@ -442,19 +457,34 @@ impl ModelPlan {
     /// # Errors
     /// As [`Model::new`], which then succeeds if memory suffices.
     pub fn new(spec: &ModelSpec, schema: &BatchSchema, training: &TrainingSpec) -> Result<Self, ModelError> {
-        let sizes = Sizes::default();
+        match training.device {
+            DeviceSpec::Cpu => Self::on::<Cpu>(spec, schema, training),
+            DeviceSpec::Cuda(_) => Self::on::<Cuda>(spec, schema, training),
+        }
+    }
+
+    fn on<L: Layout>(
+        spec: &ModelSpec,
+        schema: &BatchSchema,
+        training: &TrainingSpec,
+    ) -> Result<Self, ModelError> {
+        let sizes = Sizes::<L>::default();
         let parts = Parts::new(&sizes, spec, schema, training)?;
         let parameters = parts.network.parameters().stored();
         let parameter_bytes = parameters.iter().map(|(spec, stored)| stored.bytes(spec)).sum();
         // Of a pass, and of a batch.
         let rows = parts.rows as u64 + u64::from(schema.rows);
         let scores = rows * (training.outputs(schema.label_count()) * size_of::<f32>()) as u64;
+        let on_host = scores.saturating_add(L::staging_bytes(schema));
+        let (beside, staging_bytes) = if L::IS_APART { (0, on_host) } else { (on_host, 0) };
+        let on_device = L::base_bytes().saturating_add(sizes.bytes());
         let trained = parameters.iter().filter(|(spec, _)| spec.optimizer.is_some());
         Ok(Self {
             tensors: parts.tensors(),
             parameters: trained.map(|(spec, _)| spec.len() as u64).sum(),
             parameter_bytes,
-            workspace_bytes: sizes.bytes() - parameter_bytes + scores,
+            workspace_bytes: (on_device - parameter_bytes).saturating_add(beside),
+            staging_bytes,
             copy_bytes: parameters.iter().map(|(spec, stored)| stored.copy_bytes(spec)).sum(),
         })
     }

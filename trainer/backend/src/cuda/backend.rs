@@ -7,13 +7,14 @@ use millstream_batch::{BatchRef, BatchSchema};
 use super::batch::CudaBatch;
 use super::buffers::{CudaMatrix, CudaTable, Shape};
 use super::interactions::{CrossParts, MixtureParts};
+use super::layout::scratch_bytes;
 use super::lookups::LinearPart;
 use super::moves::bytes_mut;
 use super::plan::CudaRowPlan;
 use super::retrieval::Work;
-use super::{Cuda, bytes_of, must, must_have};
+use super::{Cuda, bytes_of, must};
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
-use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
+use crate::device::{Device, IdColumn, Lookup, Operation, TablePart, TableShape};
 use crate::error::BatchError;
 use crate::float::Float;
 use crate::normalization::{Axis, Normalization, Normalized};
@@ -33,7 +34,7 @@ impl Device for Cuda {
 
     fn table(&self, shape: TableShape) -> CudaTable {
         let bytes = CudaTable::bytes(shape);
-        let table = must_have(bytes, CudaTable::new(self.context(), shape));
+        let table = self.must_have(bytes, CudaTable::new(self.context(), shape));
         must(self.stream.clear(table.memory()));
         table
     }
@@ -46,7 +47,9 @@ impl Device for Cuda {
         self.matrix(1, Work::of(rows, columns).numbers())
     }
 
-    fn layer_work(&self, _inputs: usize, _outputs: usize) {}
+    fn make_ready(&self, operation: &Operation<'_>) {
+        self.scratch(scratch_bytes(operation));
+    }
 
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> CudaRowPlan {
         CudaRowPlan::new(self, schema, groups)

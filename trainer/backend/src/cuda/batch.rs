@@ -53,6 +53,19 @@ impl CudaBatch {
         Self { memory: cuda.memory(bytes), fault: cuda.memory(size_of::<u64>()), layout, rows: 0, columns }
     }
 
+    /// Bytes of the GPU's memory that a batch of `schema` takes, as many as can be where it has no layout.
+    pub(super) fn bytes_of(schema: &BatchSchema) -> u64 {
+        let Ok(layout) = SlotLayout::of(schema) else { return u64::MAX };
+        let (columns, bytes) = columns_of(&layout);
+        [bytes, size_of_val(columns.as_slice()), size_of::<u64>()].into_iter().map(Memory::taken).sum()
+    }
+
+    /// Bytes of the host's memory that batches of `schema` come through: two, of which one is filled while the other is
+    /// copied.
+    pub(super) fn staging_bytes_of(schema: &BatchSchema) -> u64 {
+        SlotLayout::of(schema).map_or(u64::MAX, |layout| 2 * layout.slot_bytes() as u64)
+    }
+
     pub(super) fn address(&self) -> Address {
         self.memory.address()
     }

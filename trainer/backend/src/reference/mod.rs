@@ -17,7 +17,7 @@ use std::ops::Range;
 use millstream_batch::{BatchRef, BatchSchema};
 
 use crate::backend::{Activation, Backend, LayerGradient, Loss, MixtureShape, RowGradients, Sum, Task};
-use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
+use crate::device::{Device, IdColumn, Lookup, Operation, TablePart, TableShape};
 use crate::error::BatchError;
 use crate::float::Float;
 use crate::host::HostBatch;
@@ -98,7 +98,7 @@ impl Device for Reference {
         HostBatch::new(schema)
     }
 
-    fn layer_work(&self, _inputs: usize, _outputs: usize) {}
+    fn make_ready(&self, _operation: &Operation<'_>) {}
 
     fn softmax_work(&self, _rows: usize, _columns: usize) -> ReferenceMatrix {
         self.matrix(0, 0)

@@ -7,9 +7,10 @@ mod graph;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::DeviceFault;
 use super::library::{Libraries, LibraryError, Name, functions};
 use graph::KernelNode;
 pub(super) use graph::{Executable, Graph, Node};
@@ -83,6 +84,9 @@ const LEAST_VERSION: i32 = 12_000;
 /// Of compute capability 8.0 (A100) on, numbers of bfloat16 have instructions.
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
 const OUT_OF_MEMORY: Status = 2;
+/// Pages of a device's memory, and the pieces that they are cut into.
+const PAGE_BYTES: usize = 2 << 20;
+const PIECE_BYTES: usize = 512;
 /// A stream that does not wait for the one that programs have without asking.
 const NON_BLOCKING: c_uint = 1;
 
@@ -107,9 +111,8 @@ pub struct Fault {
     status: Status,
 }
 
-impl Fault {
-    /// Whether the device has too little memory.
-    pub fn is_out_of_memory(&self) -> bool {
+impl DeviceFault for Fault {
+    fn is_out_of_memory(&self) -> bool {
         self.status == OUT_OF_MEMORY
     }
 }
@@ -257,6 +260,8 @@ pub(super) struct Context {
     is_behind: AtomicBool,
     /// Memory that such work may still name: nobody's any more, and not yet free.
     left: Mutex<Vec<Address>>,
+    /// What all memory that is somebody's takes.
+    held_bytes: AtomicU64,
 }
 
 // SAFETY: the driver's functions may be called from any thread, and each call first makes the context its thread's.
@@ -278,12 +283,17 @@ impl Context {
             let retained = (driver.functions.cuDevicePrimaryCtxRetain)(&raw mut handle, device);
             driver.check("cuDevicePrimaryCtxRetain", retained)?;
         }
-        let (is_behind, left) = (AtomicBool::new(false), Mutex::default());
-        Ok(Arc::new(Self { driver, gpu, device, handle, is_behind, left }))
+        let (is_behind, left, held_bytes) = (AtomicBool::new(false), Mutex::default(), AtomicU64::new(0));
+        Ok(Arc::new(Self { driver, gpu, device, handle, is_behind, left, held_bytes }))
     }
 
     pub(super) fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    /// Bytes of the device's memory that are held.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.held_bytes.load(Ordering::Relaxed)
     }
 
     /// The functions, with this context the calling thread's.
@@ -338,8 +348,16 @@ impl Memory {
             // SAFETY: `address` is written.
             let status = unsafe { (functions.cuMemAlloc_v2)(&raw mut address, bytes) };
             context.check("cuMemAlloc", status)?;
+            context.held_bytes.fetch_add(Self::taken(bytes), Ordering::Relaxed);
         }
         Ok(Self { context: Arc::clone(context), address, bytes })
+    }
+
+    /// Bytes of the device that so many bytes take. Small pieces come from pages of 2 MiB, larger ones have pages of
+    /// their own: what drivers are seen to do, and no promise of theirs.
+    pub(super) fn taken(bytes: usize) -> u64 {
+        let unit = if bytes <= PAGE_BYTES / 2 { PIECE_BYTES } else { PAGE_BYTES };
+        bytes.next_multiple_of(unit) as u64
     }
 
     /// Where it begins: at a multiple of 256; 0 where there is none.
@@ -355,6 +373,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if self.bytes > 0 {
+            self.context.held_bytes.fetch_sub(Self::taken(self.bytes), Ordering::Relaxed);
             self.context.left.lock().unwrap_or_else(PoisonError::into_inner).push(self.address);
             if !self.context.is_behind.load(Ordering::Relaxed) {
                 self.context.catch_up();
