@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(usable_bytes(1 << 29), 0);
 
         let refusal = |host: HostSurvey| format!("{:#}", limit(&spec, 0, &|| Ok(host.clone())).unwrap_err());
-        let error = refusal(host(vec![gpu.clone()], None));
+        let error = refusal(host(vec![gpu], None));
         for part in ["cuda:0", "`data.auto_batch.gpu_memory`", "no GPU number 0 on this host, which has 1"] {
             assert!(error.contains(part), "{part}: {error}");
         }
