@@ -19,12 +19,14 @@ use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, MissingNumbe
 use millstream_pipeline::storage::Stores;
 use millstream_pipeline::transform::Transform;
 use millstream_trainer::model::ModelPlan;
+use millstream_trainer::spec::DeviceSpec;
 use tokio::runtime::Handle;
 
-use crate::auto_batch::{self, Choice, Decided, Limit, LimitSource};
+use crate::auto_batch::{self, Choice, Decided, GpuChoice, Limit, LimitSource, gpu};
 use crate::feed;
 use crate::job::{AutoBatchSpec, Job};
 use crate::runs;
+use crate::worker::device::HostSurvey;
 
 /// What a job would do.
 pub struct JobPlan {
@@ -74,14 +76,19 @@ pub struct Learning<'a> {
 }
 
 impl JobPlan {
-    /// Plans `job`. Blocks: to be called outside of async code.
+    /// Plans `job`. Blocks: to be called outside of async code. `host` says what there is of GPUs, where that matters.
     ///
     /// # Errors
-    /// When data is absent, is not what the job says, or does not fit its memory budget.
-    pub fn new(job: &Job, learning: Learning<'_>, runtime: &Handle) -> Result<Self> {
+    /// When data is absent, is not what the job says, or does not fit its memory budget; those of `host`.
+    pub fn new(
+        job: &Job,
+        host: &dyn Fn() -> Result<HostSurvey>,
+        learning: Learning<'_>,
+        runtime: &Handle,
+    ) -> Result<Self> {
         let never = AtomicBool::new(false);
         let stores = Stores::default().for_job(&job.storage);
-        Self::with(job, &stores, None, runtime, |train| {
+        Self::with(job, &stores, None, runtime, host, |train| {
             let reads = DataPlan::of(train).bytes <= learning.most_bytes;
             reads.then(|| learn(job, train, runtime, &never, learning.progress)).transpose()
         })
@@ -97,6 +104,7 @@ impl JobPlan {
         stores: &Stores,
         directory: Option<&Path>,
         runtime: &Handle,
+        host: &dyn Fn() -> Result<HostSurvey>,
         learned: impl FnOnce(&Dataset) -> Result<Option<Analysis>>,
     ) -> Result<Self> {
         let data = &job.data;
@@ -139,7 +147,7 @@ impl JobPlan {
             Some(auto) => {
                 let counted = analysis.as_ref().filter(|analysis| analysis.label.is_some());
                 let rows = train_plan.rows.or(counted.map(|analysis| analysis.rows));
-                let (whole, choice) = Whole::found(job, auto, &fitted, rows, decided)?;
+                let (whole, choice) = Whole::found(job, auto, &fitted, rows, decided, host)?;
                 (whole, Some(choice))
             }
             None => (Whole::new(job, &fitted, data.batch_size, None)?, None),
@@ -168,6 +176,14 @@ struct Fitted {
     eval: Option<Arc<dyn ChunkSource>>,
 }
 
+/// What all of a job may take, in bytes.
+#[derive(Clone, Copy)]
+struct Limits {
+    host: u64,
+    /// Of its GPU, if it has one.
+    gpu: Option<u64>,
+}
+
 /// All that depends on the rows of a batch.
 struct Whole {
     schema: BatchSchema,
@@ -176,18 +192,31 @@ struct Whole {
 }
 
 impl Whole {
-    /// Plans batches of `rows` rows, all of which is to fit `limit_bytes`, if there is a limit.
-    fn new(job: &Job, fitted: &Fitted, rows: u32, limit_bytes: Option<u64>) -> Result<Self> {
+    /// Plans batches of `rows` rows, all of which is to fit `limits`, if there are any.
+    fn new(job: &Job, fitted: &Fitted, rows: u32, limits: Option<Limits>) -> Result<Self> {
         let schema = BatchSchema { rows, ..fitted.schema.clone() };
         let model = ModelPlan::new(&job.model, &schema, &job.training)?;
-        let Some(limit) = limit_bytes else {
+        let Some(Limits { host: limit, gpu: gpu_limit }) = limits else {
             return Ok(Self { feeds: feeds(job, &job.data, schema.clone(), fitted)?, schema, model });
         };
-        let worker = auto_batch::worker_bytes(&model, job.training.threads);
-        let ModelPlan { parameter_bytes, workspace_bytes, copy_bytes, .. } = &model;
+        let worker = auto_batch::worker_bytes(&model, &job.training);
+        let ModelPlan { parameter_bytes, workspace_bytes, staging_bytes, copy_bytes, .. } = &model;
+        let of_model = format!(
+            "{parameter_bytes} for parameters and optimizer state, {workspace_bytes} for activations, gradients and \
+             workspaces"
+        );
+        let on_gpu = gpu::needed_bytes(&model);
+        if let Some(limit) = gpu_limit.filter(|&limit| on_gpu > limit) {
+            bail!(
+                "batches of {rows} rows take {on_gpu} bytes of the GPU ({of_model}), of a limit of {limit} bytes"
+            );
+        }
+        let of_worker = match job.training.device {
+            DeviceSpec::Cpu => of_model,
+            DeviceSpec::Cuda(_) => format!("{staging_bytes} for what comes from the GPU and goes there"),
+        };
         let takes = format!(
-            "batches of {rows} rows take {worker} bytes in the worker ({parameter_bytes} for parameters and optimizer \
-             state, {workspace_bytes} for activations, gradients and workspaces, {copy_bytes} for a checkpoint's copy)"
+            "batches of {rows} rows take {worker} bytes in the worker ({of_worker}, {copy_bytes} for a checkpoint's copy)"
         );
         if worker >= limit {
             bail!("{takes}, of a memory limit of {limit} bytes");
@@ -209,25 +238,34 @@ impl Whole {
         fitted: &Fitted,
         rows: Option<u64>,
         decided: Option<Decided>,
+        host: &dyn Fn() -> Result<HostSurvey>,
     ) -> Result<(Self, Choice)> {
-        let (whole, limit, why_not_more) = match decided {
-            Some(Decided { rows, limit_bytes: bytes }) => {
+        let (whole, limit, of_gpu, why_not_more) = match decided {
+            Some(Decided { rows, limit_bytes, gpu_limit_bytes }) => {
                 // A host of more cores takes somewhat more for their threads, and batches stay what they are.
-                let within = Self::new(job, fitted, rows, Some(bytes));
+                let gpu = gpu_limit_bytes.filter(|_| job.training.device != DeviceSpec::Cpu);
+                let limits = Limits { host: limit_bytes, gpu };
+                let within = Self::new(job, fitted, rows, Some(limits));
                 let whole = within.or_else(|_| Self::new(job, fitted, rows, None))?;
-                (whole, Limit { bytes, source: LimitSource::Run }, None)
+                let of_run = |bytes| Limit { bytes, source: LimitSource::Run };
+                (whole, of_run(limit_bytes), gpu.map(of_run), None)
             }
             None => {
                 let limit = Limit::of(auto)?;
+                let of_gpu = match job.training.device {
+                    DeviceSpec::Cpu => None,
+                    DeviceSpec::Cuda(number) => Some(gpu::limit(auto, number, host)?),
+                };
+                let limits = Limits { host: limit.bytes, gpu: of_gpu.map(|limit| limit.bytes) };
                 let of_data = rows.and_then(|rows| u32::try_from(rows).ok()).filter(|&rows| rows < auto.most);
                 let most = of_data.unwrap_or(auto.most);
                 let (_, whole, why) =
-                    auto_batch::largest(most, |rows| Self::new(job, fitted, rows, Some(limit.bytes)))?;
+                    auto_batch::largest(most, |rows| Self::new(job, fitted, rows, Some(limits)))?;
                 let why = why.map(|error| format!("{error:#}")).unwrap_or_else(|| match of_data {
                     Some(rows) => format!("the training data has {rows} rows"),
                     None => format!("`data.auto_batch.most` is {most}"),
                 });
-                (whole, limit, Some(why))
+                (whole, limit, of_gpu, Some(why))
             }
         };
         let (training, eval) = &whole.feeds;
@@ -236,9 +274,11 @@ impl Whole {
         let choice = Choice {
             rows: whole.schema.rows,
             limit,
-            needed_bytes: ingest + auto_batch::worker_bytes(&whole.model, job.training.threads),
-            process_bytes: auto_batch::process_bytes(job.training.threads),
-            worker_bytes: limit.bytes.saturating_sub(ingest),
+            needed_bytes: ingest + auto_batch::worker_bytes(&whole.model, &job.training),
+            process_bytes: auto_batch::process_bytes(&job.training),
+            worker_bytes: (job.training.device == DeviceSpec::Cpu)
+                .then(|| limit.bytes.saturating_sub(ingest)),
+            gpu: of_gpu.map(|limit| GpuChoice { limit, needed_bytes: gpu::needed_bytes(&whole.model) }),
             why_not_more,
         };
         Ok((whole, choice))

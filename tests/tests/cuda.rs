@@ -168,7 +168,7 @@ fn a_fault_of_the_gpu_ends_the_worker_and_is_named() {
     // An illegal address, every time after so much work; then no memory.
     for (script, said) in [
         ("work:4000:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
-        ("cuMemAlloc_v2:9:2", "bytes of memory left: give the job a smaller `batch_size`"),
+        ("cuMemAlloc_v2:9:2", "that this job has of it: give the job a smaller `batch_size`"),
     ] {
         let ended = run(job.directory(), stand_in.folder(), &[("STAND_IN_FAIL", script)], &arguments);
         assert_eq!(ended.code, Some(1), "{script}: {}", ended.stderr);

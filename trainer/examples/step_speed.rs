@@ -258,7 +258,7 @@ fn measure<B: Backend>(
             let Options { kind, ids, dim, batch, precision, .. } = options;
             println!(
                 "{kind:?} in {precision:?}, 26 x {ids} ids, dimension {dim}, batch {batch}, on {}",
-                model.device()
+                model.backend().describe()
             );
             rates.iter().for_each(|rate| println!("  {rate:>9.0} examples/s"));
             Ok(())

@@ -4,7 +4,9 @@
 //! Names are stable: they are the keys of a checkpoint's safetensors files. A parameter's optimizer
 //! state is named after it (`deep.layer.0.weight/accumulator`).
 
-use millstream_backend::{Backend, Cpu, Device, Scalar, Sizes, TablePart, TablePlace, TableShape, Update};
+use millstream_backend::{
+    Backend, Device, Layout, Operation, Scalar, Sizes, TablePart, TablePlace, TableShape, Update,
+};
 
 use crate::init::Init;
 use crate::optimizer::Optimizer;
@@ -196,6 +198,7 @@ impl<D: Device> MatrixParameter<D> {
     pub fn new(device: &D, spec: ParameterSpec) -> Self {
         let matrix = || device.matrix(spec.rows, spec.columns);
         let states = spec.states().iter().map(|_| matrix()).collect();
+        device.make_ready(&Operation::Transfer { numbers: spec.len() });
         Self { value: matrix(), gradient: matrix(), states, spec }
     }
 
@@ -230,10 +233,10 @@ pub enum Stored<'a, D: Device> {
     Table(&'a D::Table),
 }
 
-impl Stored<'_, Sizes> {
+impl<L: Layout> Stored<'_, Sizes<L>> {
     /// Bytes that it takes with its state.
     pub(crate) fn bytes(&self, spec: &ParameterSpec) -> u64 {
-        let counted = Sizes::default();
+        let counted = Sizes::<L>::default();
         match self {
             Self::Matrix { states, .. } => {
                 (0..=states.len()).for_each(|_| counted.matrix(spec.rows, spec.columns));
@@ -246,7 +249,7 @@ impl Stored<'_, Sizes> {
     /// Bytes of a copy of it.
     pub(crate) fn copy_bytes(&self, spec: &ParameterSpec) -> u64 {
         let numbers = match self {
-            Self::Table(()) => Cpu::copied_numbers(spec.table_shape()),
+            Self::Table(()) => L::copied_numbers(spec.table_shape()),
             Self::Matrix { .. } => spec.parts().map(|part| spec.tensor(part).len()).sum(),
         };
         (numbers * size_of::<f32>()) as u64

@@ -5,6 +5,9 @@
 //! workspaces, the copy for checkpoints and what any process takes, and in ingest what it cannot do without. What
 //! ingest takes besides, to read ahead, comes out of what is left of the limit.
 //!
+//! A GPU has memory of its own, and a limit of its own ([`gpu`]): parameters, optimizer state, activations and workspaces are
+//! there, the rest is on the host.
+//!
 //! The order of rows, positions and checkpoints depend on the size. So it is decided once, when a job is prepared, and
 //! kept in its run's directory with the limit that it was decided for: every later attempt, by whatever daemon and
 //! however much memory there is then, has the same batches. A plan may still be wrong, so the worker of a job that has
@@ -12,6 +15,7 @@
 //! there is a checkpoint, the size is [halved](halve), and the job begins again; from the first checkpoint on it stays.
 
 pub(crate) mod available;
+pub mod gpu;
 
 use std::fmt::{self, Display};
 use std::fs;
@@ -20,7 +24,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use millstream_trainer::model::ModelPlan;
-use millstream_trainer::spec::BatchScaling;
+use millstream_trainer::spec::{BatchScaling, DeviceSpec, TrainingSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::job::{AutoBatchSpec, Job, LEAST_AUTO_ROWS};
@@ -28,6 +32,9 @@ use crate::runs;
 
 /// What a worker takes besides its model: the program's own data, the allocator's, what its messages are made in.
 const WORKER_BYTES: u64 = 16 << 20;
+
+/// What NVIDIA's libraries take of the host in a worker's process: an allowance.
+const CUDA_BYTES: u64 = 1 << 30;
 
 /// What each of its threads takes: a stack and an arena of the allocator.
 const THREAD_BYTES: u64 = 3 << 20;
@@ -43,6 +50,9 @@ pub(crate) struct Decided {
     pub(crate) rows: u32,
     /// The memory limit that it was decided for.
     pub(crate) limit_bytes: u64,
+    /// The same of the GPU's memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) gpu_limit_bytes: Option<u64>,
 }
 
 /// The memory that a job may take.
@@ -61,6 +71,10 @@ pub enum LimitSource {
     Job,
     /// The host, by what it had available.
     Host,
+    /// The job, of its GPU: `data.auto_batch.gpu_memory`.
+    JobOfGpu,
+    /// The GPU, by what it has.
+    Gpu,
     /// An earlier time, whose decision the run keeps.
     Run,
 }
@@ -76,10 +90,22 @@ pub struct Choice {
     pub needed_bytes: u64,
     /// The part of it that the worker's process takes, whatever its model is.
     pub process_bytes: u64,
-    /// Of the limit, what ingest leaves to the worker.
-    pub worker_bytes: u64,
+    /// Of the limit, what ingest leaves to the worker; `None` where libraries that are not ours take some of it as they see
+    /// fit.
+    pub worker_bytes: Option<u64>,
+    /// What it takes of its GPU, where it has one.
+    pub gpu: Option<GpuChoice>,
     /// Why not twice the rows; `None` where that was not looked for.
     pub why_not_more: Option<String>,
+}
+
+/// What a job with batches of a size that was found takes of its GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuChoice {
+    /// What it may take.
+    pub limit: Limit,
+    /// What it takes.
+    pub needed_bytes: u64,
 }
 
 /// What a worker tries to take before the first step.
@@ -87,8 +113,8 @@ pub struct Choice {
 pub struct TrialSpec {
     /// Slots of the ring that it will share.
     pub slots: u32,
-    /// The most bytes that it may have for itself.
-    pub most_bytes: u64,
+    /// The most bytes that it may have for itself, if there is such a limit.
+    pub most_bytes: Option<u64>,
 }
 
 impl Limit {
@@ -113,6 +139,8 @@ impl Display for LimitSource {
         f.write_str(match self {
             Self::Job => "data.auto_batch.memory",
             Self::Host => "three quarters of what the host has available",
+            Self::JobOfGpu => "data.auto_batch.gpu_memory",
+            Self::Gpu => "the GPU's memory, less what the driver and others may take",
             Self::Run => "the limit that it was decided for",
         })
     }
@@ -126,28 +154,40 @@ impl Choice {
 
     /// What is kept of it.
     pub(crate) fn decided(&self) -> Decided {
-        Decided { rows: self.rows, limit_bytes: self.limit.bytes }
+        let gpu_limit_bytes = self.gpu.map(|gpu| gpu.limit.bytes);
+        Decided { rows: self.rows, limit_bytes: self.limit.bytes, gpu_limit_bytes }
     }
 }
 
 impl Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, limit: Limit { bytes, source }, needed_bytes, why_not_more, .. } = self;
+        let Self { rows, limit: Limit { bytes, source }, needed_bytes, why_not_more, gpu, .. } = self;
         write!(f, "batches of {rows} rows, which take {needed_bytes} of {bytes} bytes ({source})")?;
+        if let Some(GpuChoice { limit: Limit { bytes, source }, needed_bytes }) = gpu {
+            write!(f, ", and on the GPU {needed_bytes} of {bytes} bytes ({source})")?;
+        }
         why_not_more.as_ref().map_or(Ok(()), |why| write!(f, "; no more since {why}"))
     }
 }
 
-/// The bytes that a worker of `threads` computing threads takes for `model`.
-pub(crate) fn worker_bytes(model: &ModelPlan, threads: Option<u32>) -> u64 {
-    let parts = [model.parameter_bytes, model.workspace_bytes, model.copy_bytes, process_bytes(threads)];
+/// The bytes of the host that a worker takes for `model`, trained so.
+pub(crate) fn worker_bytes(model: &ModelPlan, training: &TrainingSpec) -> u64 {
+    let [parameters, workspace] = match training.device {
+        DeviceSpec::Cpu => [model.parameter_bytes, model.workspace_bytes],
+        DeviceSpec::Cuda(_) => [0, model.staging_bytes],
+    };
+    let parts = [parameters, workspace, model.copy_bytes, process_bytes(training)];
     parts.into_iter().fold(0, u64::saturating_add)
 }
 
 /// The bytes that it takes whatever its model is.
-pub(crate) fn process_bytes(threads: Option<u32>) -> u64 {
+pub(crate) fn process_bytes(training: &TrainingSpec) -> u64 {
     let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
-    WORKER_BYTES + (threads.map_or_else(cores, u64::from) + OTHER_THREADS) * THREAD_BYTES
+    let (threads, libraries) = match training.device {
+        DeviceSpec::Cpu => (training.threads.map_or_else(cores, u64::from), 0),
+        DeviceSpec::Cuda(_) => (0, CUDA_BYTES),
+    };
+    WORKER_BYTES + libraries + (threads + OTHER_THREADS) * THREAD_BYTES
 }
 
 /// The largest power of two, from the least on and not above `most`, for which there is a plan; that plan, and why
@@ -203,11 +243,11 @@ pub(crate) fn keep(directory: &Path, decided: Decided) -> Result<()> {
 pub(crate) fn halve(directory: &Path, before: Decided) -> Result<Decided> {
     let after = Decided { rows: before.rows / 2, ..before };
     if after.rows < LEAST_AUTO_ROWS {
+        let Decided { rows, limit_bytes, gpu_limit_bytes } = before;
+        let of_gpu = gpu_limit_bytes.map(|bytes| format!(", and on the GPU {bytes}")).unwrap_or_default();
         bail!(
-            "`data.batch_size = \"auto\"`: there is not enough memory for batches of {} rows, and fewer are not \
-             tried: the plan is within {} bytes, and the system does not give them",
-            before.rows,
-            before.limit_bytes
+            "`data.batch_size = \"auto\"`: there is not enough memory for batches of {rows} rows, and fewer are not \
+             tried: the plan is within {limit_bytes} bytes{of_gpu}, and the system does not give them"
         );
     }
     keep(directory, after)?;

@@ -54,11 +54,11 @@ fn what_was_decided_is_kept_and_halved_to_the_least() {
     let run = tempfile::tempdir().unwrap();
     let directory = run.path();
     assert_eq!(decided(directory).unwrap(), None);
-    let mut now = Decided { rows: 64, limit_bytes: 999 };
+    let mut now = Decided { rows: 64, limit_bytes: 999, gpu_limit_bytes: Some(77) };
     keep(directory, now).unwrap();
     for rows in [32, 16] {
         now = halve(directory, now).unwrap();
-        assert_eq!(now, Decided { rows, limit_bytes: 999 });
+        assert_eq!(now, Decided { rows, limit_bytes: 999, gpu_limit_bytes: Some(77) });
         assert_eq!(decided(directory).unwrap(), Some(now));
     }
     let error = halve(directory, now).unwrap_err().to_string();
@@ -71,9 +71,10 @@ fn what_was_decided_is_kept_and_halved_to_the_least() {
 
 #[test]
 fn the_limit_is_the_jobs_or_a_part_of_what_the_host_has() {
-    let of_job = Limit::of(&AutoBatchSpec { memory_bytes: Some(7), most: 16 }).unwrap();
+    let spec = |memory_bytes| AutoBatchSpec { memory_bytes, gpu_memory_bytes: Some(9), most: 16 };
+    let of_job = Limit::of(&spec(Some(7))).unwrap();
     assert_eq!(of_job, Limit { bytes: 7, source: LimitSource::Job });
-    let of_host = Limit::of(&AutoBatchSpec { memory_bytes: None, most: 16 }).unwrap();
+    let of_host = Limit::of(&spec(None)).unwrap();
     assert_eq!(of_host.source, LimitSource::Host);
     assert!(of_host.bytes > 0);
 }
@@ -87,7 +88,7 @@ fn checkpoints_carry_the_job_with_the_size_that_was_decided() {
     let run = tempfile::tempdir().unwrap();
     fs::write(run.path().join(runs::JOB), text).unwrap();
     assert_eq!(job_text(run.path()).unwrap(), text);
-    keep(run.path(), Decided { rows: 1024, limit_bytes: 1 }).unwrap();
+    keep(run.path(), Decided { rows: 1024, limit_bytes: 1, gpu_limit_bytes: None }).unwrap();
     let (job, _) = Job::parse(&job_text(run.path()).unwrap(), Path::new("/job.toml"), &[]).unwrap();
     assert_eq!((job.data.batch_size, job.auto_batch), (1024, None));
     assert_eq!(told_rates(&job), "learning rates 2.0000 times those for 256 rows (sqrt): optimizer 0.2");

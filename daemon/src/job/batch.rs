@@ -27,6 +27,8 @@ pub const LEAST_AUTO_ROWS: u32 = 16;
 pub struct AutoBatchSpec {
     /// What all of a job, ingest and worker, may take together; `None` for a part of what the host has available.
     pub memory_bytes: Option<u64>,
+    /// What it may take of its GPU's memory; `None` for nearly all of it.
+    pub gpu_memory_bytes: Option<u64>,
     /// The most rows.
     pub most: u32,
 }
@@ -47,11 +49,11 @@ pub(super) fn read_size(data: &mut Section<'_>) -> (u32, Option<AutoBatchSpec>) 
         data.error("auto_batch", "`auto_batch` has no meaning without `batch_size = \"auto\"`");
     }
     let mut auto = data.section("auto_batch", "[data.auto_batch]");
-    let memory_bytes = auto.bytes("memory");
+    let (memory_bytes, gpu_memory_bytes) = (auto.bytes("memory"), auto.bytes("gpu_memory"));
     let most = auto.whole_u32("most", LEAST_AUTO_ROWS..=MOST_ROWS).unwrap_or(65_536);
     auto.finish();
     if is_auto {
-        return (LEAST_AUTO_ROWS, Some(AutoBatchSpec { memory_bytes, most }));
+        return (LEAST_AUTO_ROWS, Some(AutoBatchSpec { memory_bytes, gpu_memory_bytes, most }));
     }
     let rows = node.and_then(|node| data.as_whole(node, 1..=MOST_ROWS.into()));
     let rows = rows.and_then(|rows| u32::try_from(rows).ok());
@@ -139,16 +141,19 @@ model = { kind = "mlp", features = ["age", "job"], hidden = [4], optimizer = { k
         let plain = read(&[]).unwrap();
         assert_eq!((plain.data.batch_size, plain.auto_batch, plain.batch_scaling), (256, None, None));
         let auto = read(&["data.batch_size=auto"]).unwrap();
-        assert_eq!(auto.auto_batch, Some(AutoBatchSpec { memory_bytes: None, most: 65_536 }));
+        let spec = |memory_bytes, gpu_memory_bytes, most| {
+            Some(AutoBatchSpec { memory_bytes, gpu_memory_bytes, most })
+        };
+        assert_eq!(auto.auto_batch, spec(None, None, 65_536));
         assert_eq!(auto.batch_scaling, Some(BatchScaling { reference: 256, rule: RateRule::Sqrt }));
         assert_eq!((auto.data.batch_size, &auto.model), (LEAST_AUTO_ROWS, &plain.model));
         let auto = read(&[
             "data.batch_size=auto",
-            "data.auto_batch={ memory = \"3GiB\", most = 1024 }",
+            "data.auto_batch={ memory = \"3GiB\", gpu_memory = \"7GiB\", most = 1024 }",
             "training.batch_scaling={ reference = 100, learning_rate = \"linear\" }",
         ]);
         let auto = auto.unwrap();
-        assert_eq!(auto.auto_batch, Some(AutoBatchSpec { memory_bytes: Some(3 << 30), most: 1024 }));
+        assert_eq!(auto.auto_batch, spec(Some(3 << 30), Some(7 << 30), 1024));
         assert_eq!(auto.batch_scaling, Some(BatchScaling { reference: 100, rule: RateRule::Linear }));
     }
 
@@ -189,6 +194,7 @@ model = { kind = "mlp", features = ["age", "job"], hidden = [4], optimizer = { k
         let plain = fingerprint("seed=0");
         assert_ne!(plain, read(&["data.batch_size=16"]).unwrap().fingerprint());
         assert_eq!(plain, fingerprint("data.auto_batch.memory=1GiB"));
+        assert_eq!(plain, fingerprint("data.auto_batch.gpu_memory=1GiB"));
         assert_ne!(plain, fingerprint("data.auto_batch.most=64"));
         assert_ne!(plain, fingerprint("training.batch_scaling.reference=64"));
         assert_ne!(plain, fingerprint("training.batch_scaling.learning_rate=none"));

@@ -135,7 +135,7 @@ impl Job {
         let what = (data, &self.label, &self.features, &self.model, training);
         // These are plain structs, enums and numbers, which JSON can always hold.
         let mut json = serde_json::to_vec(&what).unwrap_or_default();
-        if let Some(AutoBatchSpec { most, memory_bytes: _ }) = self.auto_batch {
+        if let Some(AutoBatchSpec { most, memory_bytes: _, gpu_memory_bytes: _ }) = self.auto_batch {
             json.extend(serde_json::to_vec(&(most, self.batch_scaling)).unwrap_or_default());
         }
         if let Some(warm_start) = &self.warm_start {
@@ -168,7 +168,7 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     if let (Some(scaling), None) = (batch_scaling, auto_batch) {
         scaling.apply(&mut model, data.batch_size);
     }
-    let training = training::read(section, seed, &model, &labels, auto_batch.is_some());
+    let training = training::read(section, seed, &model, &labels);
     let label = labels.resolve(&training, &model, model_at, problems);
     let judged = Judged::of(&label, &model, &training);
     let warm_start = warm_start::read(&mut top, &data.base);

@@ -26,22 +26,15 @@ const DECAYS: [(&str, Decay); 5] = [
     ("polynomial", Decay::Polynomial),
 ];
 
-/// Reads how to train `model` to predict `labels`; `seed` is the job's, and `finds_batch` says whether the size of its batches
-/// is to be found.
-pub(super) fn read(
-    mut training: Section<'_>,
-    seed: u64,
-    model: &ModelSpec,
-    labels: &Labels,
-    finds_batch: bool,
-) -> TrainingSpec {
+/// Reads how to train `model` to predict `labels`; `seed` is the job's.
+pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labels: &Labels) -> TrainingSpec {
     if model.chooses_in_batches() {
         refuse_what_is_of_labels(&training);
     }
     let precisions = Precision::ALL.map(|it| (it.name(), it));
     let precision = training.choice("precision", &precisions).unwrap_or_default();
     let loss_scale = read_loss_scale(&mut training, precision);
-    let device = read_device(&mut training, finds_batch);
+    let device = read_device(&mut training);
     let threads = training.whole_u32("threads", 1..=1_024);
     let schedule = read_schedule(training.section("schedule", "[training.schedule]"));
     let loss = read_loss(training.section("loss", "[training.loss]"), labels);
@@ -64,18 +57,12 @@ pub(super) fn read(
     }
 }
 
-fn read_device(training: &mut Section<'_>, finds_batch: bool) -> DeviceSpec {
+fn read_device(training: &mut Section<'_>) -> DeviceSpec {
     let Some(text) = training.text("device") else { return DeviceSpec::default() };
-    let Ok(device) = text.text.parse() else {
+    text.text.parse().unwrap_or_else(|()| {
         training.error_at(text.at, format!("expected {}, found \"{}\"", DeviceSpec::WRITTEN, text.text));
-        return DeviceSpec::default();
-    };
-    if finds_batch && device != DeviceSpec::Cpu {
-        let message =
-            "`batch_size = \"auto\"` is planned for the host's memory, not a GPU's: give a number of rows";
-        training.error_at(text.at, message.to_owned());
-    }
-    device
+        DeviceSpec::default()
+    })
 }
 
 /// How the loss is scaled, which half precision alone does.
@@ -327,10 +314,6 @@ model = { kind = "linear", features = ["age"] }
             let expected = "6:19: error: expected \"cpu\", \"cuda\", or \"cuda:N\" for GPU number N, found";
             assert!(error.contains(expected), "{text}: {error}");
         }
-        let found = JOB.replace("train.parquet\"]", "train.parquet\"], batch_size = \"auto\"");
-        let job = Job::parse(&format!("{found}training.device = \"cuda\""), Path::new("job.toml"), &[]);
-        let error = job.unwrap_err().to_string();
-        assert!(error.contains("is planned for the host's memory, not a GPU's"), "{error}");
     }
 
     #[test]

@@ -39,6 +39,7 @@ use crate::auto_batch::{self, Decided};
 use crate::job::Job;
 use crate::runs;
 use crate::state::{JobState, LogLevel};
+use crate::worker::device::HostSurvey;
 use crate::worker::protocol::FromWorker;
 use attempt::{Attempt, Death, Outcome};
 pub(crate) use book::Book;
@@ -246,7 +247,8 @@ impl Supervisor {
         let stopping = Arc::clone(&self.control.stopping);
         let prepared = {
             let _watch = CalledOff::with(&self.stores, &stopping, &self.runtime);
-            prepare::prepare(&self.job, &self.stores, &self.runtime, &self.book, &stopping)
+            let host = || HostSurvey::by_worker(&self.worker);
+            prepare::prepare(&self.job, &self.stores, &self.runtime, &host, &self.book, &stopping)
         };
         self.check_stop()?;
         prepared.map_err(|error| End::Failed(format!("{error:#}")))
@@ -267,8 +269,8 @@ impl Supervisor {
             let rows = decided.rows;
             self.back_off(format!(
                 "{reason}; this run has a checkpoint, so its batches stay at {rows} rows: let it have more memory and \
-                 `--resume`, or begin another run with a lower `data.auto_batch.memory` or \
-                 `data.batch_size = {}`",
+                 `--resume`, or begin another run with a lower `data.auto_batch.{}` or `data.batch_size = {}`",
+                if decided.gpu_limit_bytes.is_some() { "gpu_memory" } else { "memory" },
                 rows / 2
             ))?;
             return Ok(None);

@@ -14,15 +14,17 @@ use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::ingest::IngestPlan;
 use millstream_pipeline::storage::Stores;
+use millstream_trainer::spec::DeviceSpec;
 use tokio::runtime::Handle;
 
 use super::Book;
-use crate::auto_batch::{self, Choice, LimitSource};
+use crate::auto_batch::{self, Choice, LimitSource, gpu};
 use crate::job::Job;
 use crate::plan::{self, JobPlan};
 use crate::runs;
 use crate::state::LogLevel;
 use crate::warm_start::{self, Beginning};
+use crate::worker::device::HostSurvey;
 
 /// A job that is ready to run.
 pub(crate) struct Prepared {
@@ -39,16 +41,17 @@ pub(crate) struct Prepared {
     pub(super) batch: Option<Choice>,
 }
 
-/// Prepares `job`, whose directory the record in `book` names. Ends early, in an error, once `cancel` is set.
+/// Prepares `job`, whose directory the record in `book` names; `host` says what there is of GPUs, if asked. Ends early, in an error, once `cancel` is set.
 pub(super) fn prepare(
     job: &Job,
     stores: &Stores,
     runtime: &Handle,
+    host: &dyn Fn() -> Result<HostSurvey>,
     book: &Book,
     cancel: &AtomicBool,
 ) -> Result<Prepared> {
     let directory = book.record().directory;
-    let plan = JobPlan::with(job, stores, Some(&directory), runtime, |train| {
+    let plan = JobPlan::with(job, stores, Some(&directory), runtime, host, |train| {
         analysis(job, &directory, train, runtime, book, cancel).map(Some)
     })?;
     if let Some(choice) = &plan.batch {
@@ -57,12 +60,15 @@ pub(super) fn prepare(
         }
         book.log(LogLevel::Info, &format!("{choice}; {}", auto_batch::told_rates(&plan.job)));
     }
-    let text = format!(
+    let mut text = format!(
         "{} parameters; ingest holds at most {} of {} bytes",
         plan.model.parameters,
         plan.ingest_bytes(),
         job.data.memory_budget_bytes
     );
+    if let DeviceSpec::Cuda(number) = job.training.device {
+        text += &format!("; GPU {number} holds {} bytes", gpu::needed_bytes(&plan.model));
+    }
     book.log(LogLevel::Info, &text);
     let warm_start = warm_start::decided(&directory, || {
         let beginning = Beginning::of(job, &plan)?;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use millstream_backend::{Cuda, Found, Gpu, Libraries, PinError, Survey};
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +59,26 @@ pub struct GpuSurvey {
 }
 
 impl HostSurvey {
+    /// GPU number `number`.
+    ///
+    /// # Errors
+    /// When there is none: why, as far as it is known.
+    pub fn gpu(&self, number: u32) -> Result<&GpuSurvey> {
+        let gpu = self.gpus.iter().find(|gpu| gpu.number == number);
+        gpu.ok_or_else(|| match self.libraries.iter().find_map(|library| library.problem.as_ref()) {
+            Some(problem) if self.gpus.is_empty() => anyhow!("{problem}"),
+            _ => anyhow!("there is no GPU number {number} on this host, which has {}", self.gpus.len()),
+        })
+    }
+
+    /// Asks a worker, started as this program is.
+    ///
+    /// # Errors
+    /// As of [`HostSurvey::by_worker`].
+    pub fn by_this_program() -> Result<Self> {
+        Self::by_worker(&env::current_exe()?)
+    }
+
     /// Asks a worker, started as `program`.
     ///
     /// # Errors

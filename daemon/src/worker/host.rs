@@ -15,6 +15,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use millstream_backend::NO_MEMORY;
 use millstream_batch::{HandOff, RingError};
 use rustix::process::Signal;
 
@@ -56,6 +57,8 @@ struct LastWords {
     lines: VecDeque<String>,
     /// Whether it said that it was refused memory. A backtrace may have followed.
     was_refused: bool,
+    /// Whether it said that its GPU has too little.
+    was_refused_by_gpu: bool,
 }
 
 impl WorkerProcess {
@@ -156,14 +159,16 @@ impl WorkerProcess {
 }
 
 impl Ending {
-    /// Whether it was for lack of memory: the process ended itself when it was refused some, or the kernel killed it.
+    /// Whether it was for lack of memory: the process ended itself when it was refused some, or the kernel killed it; or the
+    /// GPU had too little.
     /// `kernel_killed` says whether the kernel killed any process for that while this one ran; where that is not known,
     /// a SIGKILL is taken for the kernel's if `is_likely`.
     pub fn is_lack_of_memory(&self, kernel_killed: Option<bool>, is_likely: bool) -> bool {
         match self.status.signal().and_then(Signal::from_named_raw) {
             Some(Signal::ABORT) => self.last_words.was_refused,
             Some(Signal::KILL) => kernel_killed.unwrap_or(is_likely),
-            _ => false,
+            Some(_) => false,
+            None => !self.status.success() && self.last_words.was_refused_by_gpu,
         }
     }
 }
@@ -232,6 +237,7 @@ fn read_lines(stderr: ChildStderr, mut log: impl FnMut(&str)) -> LastWords {
         }
         log(text);
         last.was_refused |= text.starts_with(REFUSED);
+        last.was_refused_by_gpu |= text.contains(NO_MEMORY);
         if last.lines.len() == LAST_LINES {
             last.lines.pop_front();
         }
@@ -296,6 +302,10 @@ mod tests {
         assert!(!lacked("echo another reason >&2; kill -ABRT $$", Some(true), true));
         assert!(!lacked("kill -SEGV $$", Some(true), true));
         assert!(!lacked("echo memory allocation of 64 bytes failed >&2; exit 1", Some(true), true));
+        let of_gpu = format!("echo ERROR worker: {NO_MEMORY} for 64 bytes >&2; exit");
+        assert!(lacked(&format!("{of_gpu} 101"), Some(false), false));
+        assert!(!lacked(&format!("{of_gpu} 0"), Some(false), false));
+        assert!(!lacked("echo ERROR worker: another reason >&2; exit 101", Some(false), false));
         let killed = [(Some(true), false), (Some(false), true), (None, true), (None, false)];
         let killed =
             killed.map(|(kernel_killed, is_likely)| lacked("kill -KILL $$", kernel_killed, is_likely));

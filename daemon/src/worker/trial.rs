@@ -5,7 +5,9 @@
 //! it. While it does, the system refuses it more memory of its own than the limit leaves it, so that a plan that is
 //! wrong shows here and not after hours: the process dies of the first allocation that is too much, which the daemon
 //! takes for what it is. Where the machine, or a control group, has less than the limit, the kernel kills it as well.
-//! From then on nothing is refused: what evaluations gather grows with their rows, and is no matter of batches.
+//! From then on nothing is refused: what evaluations gather grows with their rows, and is no matter of batches. On a GPU
+//! the same is done, so that its memory is tried; what NVIDIA's libraries take of the host is not limited, since they
+//! would not say that it was.
 //!
 //! Made-up rows take as much as any can: multi-valued features have all the values that they may, and ids are spread
 //! over their tables.
@@ -29,7 +31,7 @@ struct Limited {
     before: Rlimit,
 }
 
-/// Takes what training takes, of `spec`'s limit, and gives it back. Dies where that is too much.
+/// Takes what training takes, of `spec`'s limit if it has one, and gives it back. Dies where that is too much.
 ///
 /// # Errors
 /// When the system refuses a ring, or threads; when the model cannot be.
@@ -49,7 +51,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
         fill(&mut slot.batch(), schema);
         slot.publish();
     }
-    let limited = Limited::to(spec.most_bytes)?;
+    let limited = spec.most_bytes.map(Limited::to).transpose()?;
     let leased = ring.next()?.context("a ring that was filled is empty")?;
     Session::new(backend, model, schema, training)?.rehearse(leased.batch())?;
     drop(limited);

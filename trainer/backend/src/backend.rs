@@ -115,11 +115,6 @@ pub struct LayerGradient<'a, M> {
 pub trait Backend: Device + Sized + Send {
     /// Memory of a ring that the device copies from by itself, as long as this is held.
     type Pinned: Send;
-    /// Numbers on their way to the host: see [`Backend::send`].
-    type Report: Send;
-
-    /// So many steps may be asked for before the first one's report is received, for a device never to wait.
-    const STEPS_AHEAD: usize;
 
     /// What it computes on, for people.
     fn describe(&self) -> String;
@@ -182,8 +177,6 @@ pub trait Backend: Device + Sized + Send {
     /// What is wrong with it, once: after that, steps are taken again.
     fn check(&self, batch: &Self::Batch) -> Result<(), BatchError>;
 
-    /// Room for a report of so many numbers.
-    fn report(&self, numbers: usize) -> Self::Report;
     /// Has the host told of all numbers of two `matrices`, or fewer, as they are once what was asked for so far is done, and
     /// of whether `batch` is sound. Does not wait.
     fn send(&self, batch: &Self::Batch, matrices: &[&Self::Matrix], report: &mut Self::Report);

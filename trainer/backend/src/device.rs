@@ -7,6 +7,7 @@ use millstream_batch::BatchSchema;
 #[cfg(doc)]
 use crate::backend::Backend;
 use crate::float::Float;
+use crate::normalization::Axis;
 #[cfg(doc)]
 use crate::update::Formula;
 
@@ -156,6 +157,65 @@ impl TableShape {
     }
 }
 
+/// What a model computes that takes memory besides its arguments: known when it is built, so that the memory is, too.
+#[derive(Clone, Copy, Debug)]
+pub enum Operation<'a> {
+    /// A fully connected layer, forward and back.
+    Layer {
+        /// What its input and its weights are rounded to.
+        float: Float,
+        /// At most.
+        rows: usize,
+        /// `N`
+        inputs: usize,
+        /// `M`
+        outputs: usize,
+    },
+    /// A normalisation, forward and back.
+    Normalization {
+        /// What over.
+        axis: Axis,
+        /// At most.
+        rows: usize,
+        /// `N`
+        columns: usize,
+    },
+    /// Looking up side by side, and stepping the tables' rows.
+    Lookups {
+        /// Of batches.
+        schema: &'a BatchSchema,
+        /// In these tables.
+        lookups: &'a [Lookup],
+        /// Of each table.
+        shapes: &'a [TableShape],
+        /// Columns that are no ids, beside them.
+        dense: usize,
+    },
+    /// The gradients of a linear model's dense weights and bias.
+    Linear {
+        /// At most.
+        rows: usize,
+        /// Dense columns.
+        dense: usize,
+        /// Columns of what it gives.
+        outputs: usize,
+    },
+    /// The loss of rows.
+    Loss {
+        /// At most.
+        rows: usize,
+        /// Classes with a weight each; 0 of any other loss.
+        classes: usize,
+    },
+    /// The sum of a gradient's squares.
+    Squares,
+    /// Filling a matrix from the host, or reading it.
+    Transfer {
+        /// At most.
+        numbers: usize,
+    },
+}
+
 /// A device's memory.
 ///
 /// Memory is made once, when a model is built. What a model takes is known without any, by building it on
@@ -171,6 +231,11 @@ pub trait Device {
     type Batch: Send;
     /// Which rows of which tables a batch touches, and from where.
     type RowPlan: Send;
+    /// Numbers on their way to the host: see [`Backend::send`].
+    type Report: Send;
+
+    /// So many steps may be asked for before the first one's report is received, for a device never to wait.
+    const STEPS_AHEAD: usize;
 
     /// A matrix of zeros, which rounds what is written to it to `float`.
     fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> Self::Matrix;
@@ -184,8 +249,10 @@ pub trait Device {
     fn batch(&self, schema: &BatchSchema) -> Self::Batch;
     /// What [`Backend::in_batch_softmax`] works in, for up to `rows` rows of `columns` columns.
     fn softmax_work(&self, rows: usize, columns: usize) -> Self::Matrix;
-    /// Makes ready what layers of so many inputs and outputs work in, one after the other.
-    fn layer_work(&self, inputs: usize, outputs: usize);
+    /// Room for a report of so many numbers.
+    fn report(&self, numbers: usize) -> Self::Report;
+    /// Makes ready what `operation` works in.
+    fn make_ready(&self, operation: &Operation<'_>);
     /// Room for the plan of any batch of `schema` over `groups` of columns, each once: a group is what is looked up in
     /// one table, in the order of its lookups; [`PLACE_BITS`] bounds them.
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self::RowPlan;

@@ -268,6 +268,11 @@ impl<S: Scalar> HostReport<S> {
         Self(vec![S::default(); numbers])
     }
 
+    /// Bytes that one of so many numbers takes.
+    pub(crate) fn bytes(numbers: usize) -> u64 {
+        (numbers * size_of::<S>()) as u64
+    }
+
     /// Takes in all of `matrices`, of `numbers` numbers each, which `read` reads.
     pub(crate) fn take<M>(
         &mut self,

@@ -20,15 +20,17 @@ pub use backend::{
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
 pub use cuda::{
     CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaPinned, CudaReport, CudaRowPlan, CudaTable,
-    DEVICE_FAULT, DriverError, Fault, Found, Gpu, Libraries, LibraryError, OpenBlasError, ProgramError,
-    Resources, Survey,
+    DEVICE_FAULT, DriverError, Fault, Found, Gpu, Libraries, LibraryError, NO_MEMORY, OpenBlasError,
+    ProgramError, Resources, Survey,
 };
-pub use device::{Device, IdColumn, Lookup, PLACE_BITS, Pooling, Scalar, TablePart, TablePlace, TableShape};
+pub use device::{
+    Device, IdColumn, Lookup, Operation, PLACE_BITS, Pooling, Scalar, TablePart, TablePlace, TableShape,
+};
 pub use error::{BackendError, BatchError, PinError};
 pub use float::Float;
 pub use host::{HostBatch, HostReport};
 pub use normalization::{Axis, Normalization, Normalized};
 pub use reference::{Reference, ReferenceMatrix, ReferencePlan, ReferenceTable};
 pub use retrieval::InBatchSoftmax;
-pub use sizes::Sizes;
+pub use sizes::{Layout, OperationBytes, Sizes};
 pub use update::{Formula, LossScaling, Update};

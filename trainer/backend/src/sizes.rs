@@ -1,27 +1,69 @@
-//! A device that only counts: what the CPU backend would take.
+//! A device that only counts: what a model would take of a backend's memory.
 
 use std::cell::Cell;
+use std::marker::PhantomData;
 
 use millstream_batch::BatchSchema;
 
-use crate::cpu::{Cpu, CpuMatrix};
-use crate::device::{Device, IdColumn, TableShape};
+use crate::backend::Backend;
+use crate::device::{Device, IdColumn, Operation, TableShape};
 use crate::float::Float;
+
+/// What a backend takes for each thing that [`Device`] makes, in bytes: by the functions that it makes them by.
+pub trait Layout: Backend<Scalar = f32> {
+    /// Whether its memory is another than the host's.
+    const IS_APART: bool;
+
+    /// What it takes before there is a model.
+    fn base_bytes() -> u64;
+    /// A matrix.
+    fn matrix_bytes(float: Float, rows: usize, columns: usize) -> u64;
+    /// A table with its optimizer state.
+    fn table_bytes(shape: TableShape) -> u64;
+    /// A batch.
+    fn batch_bytes(schema: &BatchSchema) -> u64;
+    /// What batches come through, of the host's memory; nothing where they are not staged.
+    fn staging_bytes(schema: &BatchSchema) -> u64;
+    /// What [`Device::softmax_work`] gives.
+    fn softmax_bytes(rows: usize, columns: usize) -> u64;
+    /// The plan of a batch's rows.
+    fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64;
+    /// A report of so many numbers.
+    fn report_bytes(numbers: usize) -> u64;
+    /// What an operation works in.
+    fn operation_bytes(operation: &Operation<'_>) -> OperationBytes;
+}
+
+/// What an operation works in, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OperationBytes {
+    /// One operation's until the next: they share what the largest takes.
+    pub shared: u64,
+    /// Its own.
+    pub own: u64,
+}
 
 /// Counts the bytes of what is asked of it.
 ///
-/// A model built on it holds nothing, and tells what the same model takes on [`Cpu`].
-#[derive(Debug, Default)]
-pub struct Sizes {
+/// A model built on it holds nothing, and tells what the same model takes on the backend `L`.
+#[derive(Debug)]
+pub struct Sizes<L> {
     bytes: Cell<u64>,
-    /// The most that a layer works in.
-    work: Cell<u64>,
+    /// The most that an operation shares with others.
+    shared: Cell<u64>,
+    layout: PhantomData<L>,
 }
 
-impl Sizes {
+impl<L> Default for Sizes<L> {
+    fn default() -> Self {
+        Self { bytes: Cell::default(), shared: Cell::default(), layout: PhantomData }
+    }
+}
+
+impl<L: Layout> Sizes<L> {
     /// All that was asked for so far.
     pub fn bytes(&self) -> u64 {
-        self.bytes.get().saturating_add(self.work.get())
+        self.bytes.get().saturating_add(self.shared.get())
     }
 
     fn add(&self, bytes: u64) {
@@ -29,34 +71,43 @@ impl Sizes {
     }
 }
 
-impl Device for Sizes {
+impl<L: Layout> Device for Sizes<L> {
     type Scalar = f32;
     type Matrix = ();
     type Table = ();
     type Batch = ();
     type RowPlan = ();
+    type Report = ();
 
-    fn matrix_of(&self, _float: Float, rows: usize, columns: usize) {
-        self.add(CpuMatrix::bytes(rows, columns));
+    const STEPS_AHEAD: usize = L::STEPS_AHEAD;
+
+    fn matrix_of(&self, float: Float, rows: usize, columns: usize) {
+        self.add(L::matrix_bytes(float, rows, columns));
     }
 
     fn table(&self, shape: TableShape) {
-        self.add(Cpu::table_bytes(shape));
+        self.add(L::table_bytes(shape));
     }
 
     fn batch(&self, schema: &BatchSchema) {
-        self.add(Cpu::batch_bytes(schema));
-    }
-
-    fn layer_work(&self, inputs: usize, outputs: usize) {
-        self.work.set(self.work.get().max(Cpu::layer_bytes(inputs, outputs)));
+        self.add(L::batch_bytes(schema));
     }
 
     fn softmax_work(&self, rows: usize, columns: usize) {
-        self.matrix(1, Cpu::softmax_numbers(rows, columns));
+        self.add(L::softmax_bytes(rows, columns));
+    }
+
+    fn report(&self, numbers: usize) {
+        self.add(L::report_bytes(numbers));
+    }
+
+    fn make_ready(&self, operation: &Operation<'_>) {
+        let OperationBytes { shared, own } = L::operation_bytes(operation);
+        self.shared.set(self.shared.get().max(shared));
+        self.add(own);
     }
 
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) {
-        self.add(Cpu::row_plan_bytes(schema, groups));
+        self.add(L::row_plan_bytes(schema, groups));
     }
 }

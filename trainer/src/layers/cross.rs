@@ -80,12 +80,15 @@ impl<D: Device> CrossActivations<D> {
     /// As much as activations take.
     pub fn new(device: &D, room: Room, cross: &Cross<D>) -> Self {
         let matrix = |columns| room.matrix(device, columns);
-        let saved = cross.layers.iter().map(|layer| SavedLayer {
-            inner: layer.down.as_ref().map(|down| matrix(down.outputs())),
-            product: matrix(cross.width()),
-            output: matrix(cross.width()),
-        });
-        Self { layers: saved.collect() }
+        let saved = |layer: &CrossLayer<D>| {
+            layer.down.iter().chain([&layer.product]).for_each(|dense| dense.make_ready(device, room));
+            SavedLayer {
+                inner: layer.down.as_ref().map(|down| matrix(down.outputs())),
+                product: matrix(cross.width()),
+                output: matrix(cross.width()),
+            }
+        };
+        Self { layers: cross.layers.iter().map(saved).collect() }
     }
 
     /// What the last layer gave, `[B, N]`.

@@ -1,12 +1,12 @@
 //! A fully connected layer.
 
-use millstream_backend::{Activation, Backend, Device, LayerGradient};
+use millstream_backend::{Activation, Backend, Device, LayerGradient, Operation};
 
 use crate::init::Init;
 use crate::learner::Learner;
 use crate::optimizer::Optimizer;
 use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
-use crate::pass::Pass;
+use crate::pass::{Pass, Room};
 use crate::spec::LayerInit;
 
 /// `activation(input . weights + bias)`
@@ -48,8 +48,13 @@ impl<D: Device> Dense<D> {
     ) -> Result<Self, TooLarge> {
         let init = Init::layer(LayerInit::default(), inputs, outputs);
         let weights = ParameterSpec::matrix(format!("{name}.weight"), (inputs, outputs), init, optimizer)?;
-        device.layer_work(inputs, outputs);
         Ok(Self { weights: MatrixParameter::new(device, weights), bias: None, activation })
+    }
+
+    /// Makes ready what it works in, for activations that take `room`.
+    pub fn make_ready(&self, device: &D, Room { rows, float }: Room) {
+        let ParameterSpec { rows: inputs, columns: outputs, .. } = self.weights.spec;
+        device.make_ready(&Operation::Layer { float, rows, inputs, outputs });
     }
 
     /// What follows product and bias.

@@ -63,12 +63,14 @@ impl<D: Device> MlpActivations<D> {
     /// precision.
     pub fn new(device: &D, room: Room, mlp: &Mlp<D>) -> Self {
         let saved = |layer: &HiddenLayer<D>| {
+            layer.dense.make_ready(device, room);
             let matrix = || room.matrix(device, layer.dense.outputs());
             let normalization = layer.normalization.as_ref();
             let normalized = normalization.map(|layer| (matrix(), layer.saved(device, room)));
             SavedLayer { normalized, output: matrix() }
         };
         let hidden = mlp.hidden.iter().map(saved).collect();
+        mlp.last.make_ready(device, room);
         let output = match mlp.last.activation() {
             Activation::Identity => room.sums(device, mlp.last.outputs()),
             Activation::Relu => room.matrix(device, mlp.last.outputs()),

@@ -8,7 +8,7 @@
 //! rows of a step; a score's are running ones, which each step moves a tenth of the way (Ioffe and Szegedy, "Batch
 //! Normalization", 2015, Algorithm 2; the tenth, epsilon and the unbiased variance as PyTorch has them).
 
-use millstream_backend::{Axis, Backend, Device, Normalization as Formula, Normalized};
+use millstream_backend::{Axis, Backend, Device, Normalization as Formula, Normalized, Operation};
 
 use crate::init::Init;
 use crate::learner::Learner;
@@ -77,11 +77,13 @@ impl<D: Device> Normalization<D> {
         })
     }
 
-    /// Room for the moments of a pass's activations.
+    /// Room for the moments of a pass's activations; makes ready what it works in.
     pub fn saved(&self, device: &D, room: Room) -> SavedMoments<D> {
-        let matrix = || match self.axis() {
+        let (axis, rows, columns) = (self.axis(), room.rows, self.scale.spec.columns);
+        device.make_ready(&Operation::Normalization { axis, rows, columns });
+        let matrix = || match axis {
             Axis::Row => room.sums(device, 1),
-            Axis::Column => device.matrix(1, self.scale.spec.columns),
+            Axis::Column => device.matrix(1, columns),
         };
         SavedMoments { mean: matrix(), variance: matrix() }
     }

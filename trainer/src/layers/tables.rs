@@ -1,6 +1,6 @@
 //! Tables that a batch's ids are looked up in.
 
-use millstream_backend::{Device, Lookup};
+use millstream_backend::{Device, Lookup, TableShape};
 
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
@@ -26,6 +26,11 @@ impl<D: Device> Tables<D> {
     /// Columns of all lookups together.
     pub fn widths(&self) -> usize {
         self.lookups.iter().map(|lookup| self.specs[lookup.table].columns).sum()
+    }
+
+    /// The size of each table.
+    pub fn shapes(&self) -> Vec<TableShape> {
+        self.specs.iter().map(ParameterSpec::table_shape).collect()
     }
 
     /// Whether there are none.

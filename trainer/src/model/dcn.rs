@@ -72,6 +72,7 @@ impl<D: Device> Dcn<D> {
             DcnStructure::Parallel => {
                 let (shape, activation) = ((width, builder.outputs()), Activation::Identity);
                 let layer = Dense::without_bias(device, "cross.output", shape, activation, optimizer)?;
+                layer.make_ready(device, room);
                 Some(CrossOutput { layer, logits: builder.logits() })
             }
         };

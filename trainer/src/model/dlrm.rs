@@ -10,9 +10,7 @@
 
 use millstream_backend::{Activation, Backend, Device};
 
-use crate::layers::{
-    Cross, CrossActivations, CrossGradients, Embedding, Mlp, MlpActivations, MlpGradients, Tables,
-};
+use crate::layers::{Cross, CrossActivations, CrossGradients, Embedding, Mlp, MlpActivations, MlpGradients};
 use crate::learner::Learner;
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
@@ -87,9 +85,7 @@ impl<D: Device> Dlrm<D> {
             return Err(ModelError::NoFeature { key, model: "DLRM", kind: "of numbers" });
         }
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
-        let dense = std::mem::take(&mut features.dense);
-        let dense =
-            Embedding { tables: Tables::new(builder.device, Vec::new(), Vec::new(), optimizer), dense };
+        let dense = builder.numbers(std::mem::take(&mut features.dense), optimizer);
         let (embedding, width) = match spec.interaction {
             DlrmInteraction::Dot => builder.embedding_of_one_width("DLRM", &spec.embedding, features)?,
             DlrmInteraction::Cross(_) => {

@@ -89,6 +89,7 @@ impl<D: Device> Mmoe<D> {
         let shape = MixtureShape { tasks, experts: experts.len(), width };
         let gates = (embedding.outputs(), tasks * experts.len());
         let gate = Dense::without_bias(builder.device, "gate", gates, Activation::Identity, optimizer)?;
+        gate.make_ready(builder.device, builder.room());
         let towers = towers(builder, width, spec, optimizer)?;
         Ok(Self {
             saved: Saved::new(builder, embedding.outputs(), shape, &experts, &towers),

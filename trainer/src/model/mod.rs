@@ -1,7 +1,7 @@
 //! The models: upload, forward, loss, backward, update; and what each kind of model does in between.
 //!
-//! A model is built on a device. Built on [`Sizes`], which has no memory, it tells what it takes; so the plan
-//! of a model and the model cannot differ.
+//! A model is built on a device. Built on [`Sizes`], which has no memory, it tells what it takes of the one that it
+//! trains on; so the plan of a model and the model cannot differ.
 
 mod batch_gradient;
 mod builder;
@@ -22,7 +22,10 @@ mod wide_deep;
 
 use std::collections::VecDeque;
 
-use millstream_backend::{Backend, BatchError, Device, PinError, Scalar, Sizes, TablePart, TablePlace, Task};
+use millstream_backend::{
+    Backend, BatchError, Cpu, Cuda, Device, Layout, Operation, PinError, Scalar, Sizes, TablePart,
+    TablePlace, Task,
+};
 use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use crate::learner::{Descent, Measure};
@@ -30,7 +33,7 @@ use crate::loss::LossSum;
 pub use crate::parameter::{NamedTensor, TensorRole};
 use crate::pass::{Pass, Purpose};
 use crate::schedule::Step;
-use crate::spec::{ClipSpec, LossSpec, ModelSpec, Prediction, TaskSpec, TrainingSpec};
+use crate::spec::{ClipSpec, DeviceSpec, LossSpec, ModelSpec, Prediction, TaskSpec, TrainingSpec};
 use batch_gradient::BatchGradient;
 use builder::Builder;
 pub use error::ModelError;
@@ -58,7 +61,6 @@ struct Steps<B: Backend> {
     /// So many may be begun before another one is.
     ahead: usize,
     begun: VecDeque<B::Report>,
-    idle: Vec<B::Report>,
     /// Of one on the host: sums `[T, 2]`, and then where the loss scale stands.
     numbers: Vec<B::Scalar>,
     /// What the sums say.
@@ -84,6 +86,8 @@ struct Parts<D: Device> {
     rows: usize,
     /// Loss and weight of each label, `[T, 2]`.
     sums: D::Matrix,
+    /// For steps to come.
+    reports: Vec<D::Report>,
     /// What the loss is multiplied by, where it is.
     scaling: Option<Scaling<D>>,
     /// What gradients are multiplied by, `[1, 1]`; 0 skips the step.
@@ -94,18 +98,21 @@ struct Parts<D: Device> {
     scores: D::Matrix,
 }
 
-/// What a model takes, known before it is built.
+/// What a model takes on the device that it trains on, known before it is built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelPlan {
     /// Every tensor, in the order of [`Model::read_tensors`].
     pub tensors: Vec<NamedTensor>,
     /// Trained numbers.
     pub parameters: u64,
-    /// Bytes of parameters and optimizer state, as laid out by the CPU backend.
+    /// Bytes of parameters and optimizer state, as laid out on the device.
     pub parameter_bytes: u64,
-    /// Bytes of activations, gradients and workspaces for the schema's rows, on the CPU backend.
+    /// Bytes of batches, activations, gradients and workspaces for the schema's rows, on the device.
     pub workspace_bytes: u64,
-    /// Bytes of a copy of parameters and optimizer state, from which a checkpoint is written.
+    /// Bytes of the host that batches and scores take, where the device has memory of its own; else they are in
+    /// `workspace_bytes`.
+    pub staging_bytes: u64,
+    /// Bytes of a copy of parameters and optimizer state on the host, from which a checkpoint is written.
     pub copy_bytes: u64,
 }
 
@@ -148,12 +155,24 @@ impl<D: Device> Parts<D> {
         }
         let mut builder = Builder::new(device, schema, training);
         let network = Network::new(&mut builder, spec)?;
+        let (rows, outputs) = (builder.room().rows, builder.outputs());
+        let reported = reported_numbers(labels, training.precision.scales_loss());
+        for task in &tasks {
+            let classes =
+                if let LossSpec::CrossEntropy { classes, .. } = task.loss { classes as usize } else { 0 };
+            device.make_ready(&Operation::Loss { rows, classes });
+        }
+        if training.clip.norm.is_some() || training.precision.scales_loss() {
+            device.make_ready(&Operation::Squares);
+        }
+        device.make_ready(&Operation::Transfer { numbers: (rows * outputs).max(2 * labels) });
         Ok(Self {
             network,
             batch: device.batch(schema),
             by_logits: builder.by_logits(),
-            rows: builder.room().rows,
+            rows,
             sums: device.matrix(labels, 2),
+            reports: (0..=D::STEPS_AHEAD).map(|_| device.report(reported)).collect(),
             scaling: training.precision.scales_loss().then(|| Scaling::new(device, &training.loss_scale)),
             scale: device.matrix(1, 1),
             squares: device.matrix(1, 1),
@@ -252,13 +271,13 @@ impl<B: Backend> Model<B> {
     pub fn begin_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<(), BatchError> {
         let Self { backend, parts, seed, tasks, clip, steps, .. } = self;
         let Parts { network, batch: uploaded, plan, by_logits, rows: most, sums, .. } = parts;
-        let Parts { scaling, scale, squares, .. } = parts;
+        let Parts { scaling, scale, squares, reports, .. } = parts;
         assert!(steps.begun.len() <= steps.ahead, "{} steps ahead", steps.begun.len());
         backend.upload(batch, uploaded)?;
         let rows = batch.rows();
         backend.clear(tasks.len(), sums);
         if rows == 0 {
-            steps.send(backend, uploaded, sums, scaling.as_ref());
+            steps.send(backend, reports, uploaded, sums, scaling.as_ref());
             return Ok(());
         }
         backend.plan_rows(uploaded, plan);
@@ -291,7 +310,7 @@ impl<B: Backend> Model<B> {
         }
         let clip = clip.value.map_or(f64::INFINITY, f64::from);
         network.learn(by_logits, &mut Descent { backend, touched, scale, clip, step });
-        steps.send(backend, uploaded, sums, scaling.as_ref());
+        steps.send(backend, reports, uploaded, sums, scaling.as_ref());
         Ok(())
     }
 
@@ -305,7 +324,7 @@ impl<B: Backend> Model<B> {
     /// When none was begun.
     pub fn end_step(&mut self) -> Result<LossSum, BatchError> {
         let Self { backend, parts, tasks, steps, .. } = self;
-        steps.receive(backend, parts.scaling.as_mut())?;
+        steps.receive(backend, &mut parts.reports, parts.scaling.as_mut())?;
         Ok(LossSum::of_batch(tasks, &steps.of_tasks))
     }
 
@@ -368,9 +387,9 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
-    /// What it computes on, for people.
-    pub fn device(&self) -> String {
-        self.backend.describe()
+    /// What it computes on.
+    pub fn backend(&self) -> &B {
+        &self.backend
     }
 
     /// Where the loss scale stands, where there is one.
@@ -494,22 +513,32 @@ impl<B: Backend> Model<B> {
     }
 }
 
+/// Numbers that the host is told of a step: sums of each task, and where the loss scale stands.
+fn reported_numbers(tasks: usize, is_scaled: bool) -> usize {
+    2 * tasks + if is_scaled { LossScale::NUMBERS } else { 0 }
+}
+
 impl<B: Backend> Steps<B> {
     fn new(tasks: usize, parts: &Parts<B>) -> Self {
-        let of_scale = if parts.scaling.is_some() { LossScale::NUMBERS } else { 0 };
         let parameters = parts.network.parameters().stored();
         let counts = parameters.iter().any(|(spec, _)| spec.optimizer.is_some_and(|it| it.counts_steps()));
         Self {
             ahead: if counts && parts.scaling.is_some() { 0 } else { B::STEPS_AHEAD },
-            begun: VecDeque::new(),
-            idle: Vec::new(),
-            numbers: vec![B::Scalar::default(); 2 * tasks + of_scale],
+            begun: VecDeque::with_capacity(B::STEPS_AHEAD + 1),
+            numbers: vec![B::Scalar::default(); reported_numbers(tasks, parts.scaling.is_some())],
             of_tasks: vec![LossSum::default(); tasks],
         }
     }
 
-    fn send(&mut self, backend: &B, batch: &B::Batch, sums: &B::Matrix, scaling: Option<&Scaling<B>>) {
-        let mut report = self.idle.pop().unwrap_or_else(|| backend.report(self.numbers.len()));
+    fn send(
+        &mut self,
+        backend: &B,
+        idle: &mut Vec<B::Report>,
+        batch: &B::Batch,
+        sums: &B::Matrix,
+        scaling: Option<&Scaling<B>>,
+    ) {
+        let mut report = idle.pop().expect("a report for each step that may be begun");
         match scaling {
             Some(scaling) => backend.send(batch, &[sums, &scaling.state], &mut report),
             None => backend.send(batch, &[sums], &mut report),
@@ -517,15 +546,20 @@ impl<B: Backend> Steps<B> {
         self.begun.push_back(report);
     }
 
-    fn receive(&mut self, backend: &B, scaling: Option<&mut Scaling<B>>) -> Result<(), BatchError> {
+    fn receive(
+        &mut self,
+        backend: &B,
+        idle: &mut Vec<B::Report>,
+        scaling: Option<&mut Scaling<B>>,
+    ) -> Result<(), BatchError> {
         let mut report = self.begun.pop_front().expect("a step that was begun");
         let received = backend.receive(&mut report, &mut self.numbers);
-        self.idle.push(report);
+        idle.push(report);
         if received.is_err() {
             // They were not taken either, and say no more.
             for mut report in self.begun.drain(..) {
                 let _ = backend.receive(&mut report, &mut self.numbers);
-                self.idle.push(report);
+                idle.push(report);
             }
             return received;
         }
@@ -546,19 +580,34 @@ impl ModelPlan {
     /// # Errors
     /// As [`Model::new`], which then succeeds if memory suffices.
     pub fn new(spec: &ModelSpec, schema: &BatchSchema, training: &TrainingSpec) -> Result<Self, ModelError> {
-        let sizes = Sizes::default();
+        match training.device {
+            DeviceSpec::Cpu => Self::on::<Cpu>(spec, schema, training),
+            DeviceSpec::Cuda(_) => Self::on::<Cuda>(spec, schema, training),
+        }
+    }
+
+    fn on<L: Layout>(
+        spec: &ModelSpec,
+        schema: &BatchSchema,
+        training: &TrainingSpec,
+    ) -> Result<Self, ModelError> {
+        let sizes = Sizes::<L>::default();
         let parts = Parts::new(&sizes, spec, schema, training)?;
         let parameters = parts.network.parameters().stored();
         let parameter_bytes = parameters.iter().map(|(spec, stored)| stored.bytes(spec)).sum();
         // Of a pass, and of a batch.
         let rows = parts.rows as u64 + u64::from(schema.rows);
         let scores = rows * (training.outputs(schema.label_count()) * size_of::<f32>()) as u64;
+        let on_host = scores.saturating_add(L::staging_bytes(schema));
+        let (beside, staging_bytes) = if L::IS_APART { (0, on_host) } else { (on_host, 0) };
+        let on_device = L::base_bytes().saturating_add(sizes.bytes());
         let trained = parameters.iter().filter(|(spec, _)| spec.optimizer.is_some());
         Ok(Self {
             tensors: parts.tensors(),
             parameters: trained.map(|(spec, _)| spec.len() as u64).sum(),
             parameter_bytes,
-            workspace_bytes: sizes.bytes() - parameter_bytes + scores,
+            workspace_bytes: (on_device - parameter_bytes).saturating_add(beside),
+            staging_bytes,
             copy_bytes: parameters.iter().map(|(spec, stored)| stored.copy_bytes(spec)).sum(),
         })
     }

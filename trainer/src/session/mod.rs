@@ -353,7 +353,7 @@ where
 
     /// What it computes on, for people.
     pub fn device(&self) -> String {
-        self.scorer.model.device()
+        self.scorer.model.backend().describe()
     }
 
     /// Steps taken, or begun.

@@ -74,7 +74,7 @@ where
 
     /// What it computes on, for people.
     pub fn device(&self) -> String {
-        self.model.device()
+        self.model.backend().describe()
     }
 
     /// As [`Backend::pin`].

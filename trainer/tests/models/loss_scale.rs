@@ -1,6 +1,6 @@
 //! The loss scale: its way against PyTorch's `GradScaler`, and what a skipped step leaves alone.
 
-use millstream_backend::{Backend, Cpu, Cuda, LossScaling, Reference, Scalar};
+use millstream_backend::{Backend, Cpu, Cuda, Device, LossScaling, Reference, Scalar};
 use millstream_batch::BatchBuffer;
 use millstream_trainer::model::{LossScale, Model};
 use millstream_trainer::schedule::Step;

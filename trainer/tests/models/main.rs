@@ -8,6 +8,7 @@ mod case;
 mod differences;
 mod golden;
 mod loss_scale;
+mod memory;
 mod precision;
 mod same_bits;
 mod warm_start;

@@ -5,6 +5,7 @@ use std::time::Instant;
 use millstream_daemon::pipeline::ingest::{self, IngestMeasurement};
 use millstream_daemon::plan::{JobPlan, Learning};
 use millstream_daemon::service::explanation_message;
+use millstream_daemon::worker::device::HostSurvey;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
@@ -37,7 +38,7 @@ pub(crate) fn ingest(arguments: &BenchIngest, context: &Context) -> Result<(), F
     let plan = {
         let gauge = Gauge::rows(&context.screen, "learning");
         let learning = Learning { most_bytes: u64::MAX, progress: &|now| gauge.update(now.rows) };
-        JobPlan::new(&job, learning, runtime.handle())?
+        JobPlan::new(&job, &HostSurvey::by_this_program, learning, runtime.handle())?
     };
     let planning_seconds = start.elapsed().as_secs_f64();
     let measured = Measured { planning_seconds, ingest: ingest::measure(plan.ingest)? };

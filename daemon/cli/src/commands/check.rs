@@ -1,14 +1,14 @@
 //! `millstream check`: what a job would do, without doing it.
 
 use std::collections::BTreeMap;
-use std::env;
 use std::path::PathBuf;
 
-use millstream_daemon::auto_batch::{Choice, Limit};
+use anyhow::Context as _;
+use millstream_daemon::auto_batch::{Choice, GpuChoice, Limit, gpu};
 use millstream_daemon::job::Job;
 use millstream_daemon::pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_daemon::plan::{DataPlan, JobPlan, Learning};
-use millstream_daemon::trainer::model::TensorRole;
+use millstream_daemon::trainer::model::{ModelPlan, TensorRole};
 use millstream_daemon::trainer::spec::{DeviceSpec, ModelSpec};
 use millstream_daemon::trainer::warm_start;
 use millstream_daemon::warm_start::Beginning;
@@ -102,8 +102,17 @@ struct AutoBatch {
     limit_bytes: u64,
     /// Who says so.
     limit_of: String,
+    /// The same of the GPU's memory; null on the CPU.
+    gpu: Option<AutoBatchGpu>,
     /// Why batches have not twice the rows.
     why_not_more: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct AutoBatchGpu {
+    needed_bytes: u64,
+    limit_bytes: u64,
+    limit_of: String,
 }
 
 /// Of each optimizer, by its name in the model, as they are for the job's batches.
@@ -141,6 +150,24 @@ struct Memory {
     workspace_bytes: u64,
     /// The copy that a checkpoint is written from.
     checkpoint_bytes: u64,
+    /// What the job takes of its GPU; null on the CPU.
+    gpu: Option<GpuMemory>,
+}
+
+/// A GPU's memory, of which a job takes some. What it takes there it does not take of the host.
+#[derive(Debug, Serialize)]
+struct GpuMemory {
+    number: u32,
+    /// Parameters and optimizer state.
+    model_bytes: u64,
+    /// Batches, activations, gradients and workspaces.
+    workspace_bytes: u64,
+    /// All that the GPU has; null where this host has none of that number, as are the next two.
+    memory_bytes: Option<u64>,
+    /// What the driver and others leave of that, most likely.
+    usable_bytes: Option<u64>,
+    /// Whether the job fits that.
+    fits: Option<bool>,
 }
 
 /// What the job begins with of another one's weights.
@@ -159,12 +186,17 @@ struct WarmStart {
 
 pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
     let job = job_file::resolve(&arguments.job, context)?;
+    let host = match job.training.device {
+        DeviceSpec::Cpu => None,
+        DeviceSpec::Cuda(_) => Some(HostSurvey::by_this_program()?),
+    };
+    let surveyed = || host.clone().context("a job for the CPU asks for no GPU");
     let runtime = Runtime::new()?;
     let plan = {
         let gauge = Gauge::rows(&context.screen, "learning");
         let most_bytes = if arguments.learn { u64::MAX } else { READ_UNASKED };
         let learning = Learning { most_bytes, progress: &|now| gauge.update(now.rows) };
-        JobPlan::new(&job, learning, runtime.handle())
+        JobPlan::new(&job, &surveyed, learning, runtime.handle())
     };
     runtime.shutdown_background();
     let plan = plan?;
@@ -172,16 +204,13 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
     if job.warm_start.is_some() && beginning.is_none() {
         context.screen.note("what the warm start carries is known once the data was read: --learn");
     }
-    let mut report = Report::of(&plan, beginning);
-    if let DeviceSpec::Cuda(_) = job.training.device {
-        report.host = Some(HostSurvey::by_worker(&env::current_exe()?)?);
-    }
+    let report = Report::of(&plan, host, beginning);
     context.answer(&report, || report.describe())
 }
 
 impl Report {
-    fn of(plan: &JobPlan, beginning: Option<Beginning>) -> Self {
-        let (job, need) = (&plan.job, plan.ingest.memory());
+    fn of(plan: &JobPlan, host: Option<HostSurvey>, beginning: Option<Beginning>) -> Self {
+        let job = &plan.job;
         let batches = |rows: u64| rows.div_ceil(u64::from(job.data.batch_size));
         Self {
             name: job.name.clone(),
@@ -200,21 +229,10 @@ impl Report {
             epochs: job.data.epochs,
             precision: job.training.precision.name(),
             device: job.training.device.to_string(),
-            host: None,
             learning_rates: LearningRates::of(job),
             parameters: Parameters::of(plan),
-            memory: Memory {
-                ring_bytes: need.ring_bytes,
-                pool_bytes: need.pool_bytes,
-                reading_bytes: need.reading_bytes,
-                ahead_bytes: need.ahead_bytes,
-                fixed_bytes: need.fixed_bytes,
-                evaluation_bytes: plan.eval_ingest.as_ref().map_or(0, |eval| eval.memory().total_bytes()),
-                budget_bytes: job.data.memory_budget_bytes,
-                model_bytes: plan.model.parameter_bytes,
-                workspace_bytes: plan.model.workspace_bytes,
-                checkpoint_bytes: plan.model.copy_bytes,
-            },
+            memory: Memory::of(plan, host.as_ref()),
+            host,
             warm_start: beginning.map(Into::into),
         }
     }
@@ -305,12 +323,16 @@ impl Report {
         );
         table.row(["batch".to_owned(), shape]);
         if let Some(auto) = &self.auto_batch {
-            let AutoBatch { needed_bytes, process_bytes, limit_bytes, limit_of, why_not_more } = auto;
+            let AutoBatch { needed_bytes, process_bytes, limit_bytes, limit_of, gpu, why_not_more } = auto;
             let [needed, process, limit] =
                 [needed_bytes, process_bytes, limit_bytes].map(|&bytes| figures::bytes(bytes));
             let fits =
                 format!("{bound}{needed}, {process} of it the worker's process, of {limit}: {limit_of}");
             table.row(["  found to fit".to_owned(), fits]);
+            if let Some(AutoBatchGpu { needed_bytes, limit_bytes, limit_of }) = gpu {
+                let [needed, limit] = [needed_bytes, limit_bytes].map(|&bytes| figures::bytes(bytes));
+                table.row(["  on the GPU".to_owned(), format!("{bound}{needed} of {limit}: {limit_of}")]);
+            }
             if let Some(why) = why_not_more {
                 table.row(["  no more since".to_owned(), why.clone()]);
             }
@@ -354,10 +376,82 @@ impl Report {
         }
         let worker = memory.model_bytes + memory.workspace_bytes + memory.checkpoint_bytes;
         table.row(["worker memory".to_owned(), format!("{bound}{}", figures::bytes(worker))]);
-        table.row(["  model and optimizer".to_owned(), figures::bytes(memory.model_bytes)]);
+        if memory.gpu.is_none() {
+            table.row(["  model and optimizer".to_owned(), figures::bytes(memory.model_bytes)]);
+        }
         table.row(["  workspace".to_owned(), figures::bytes(memory.workspace_bytes)]);
         table.row(["  copy for checkpoints".to_owned(), figures::bytes(memory.checkpoint_bytes)]);
+        if let Some(gpu) = &memory.gpu {
+            gpu.describe(bound, &mut table);
+        }
         table.render()
+    }
+}
+
+impl Memory {
+    fn of(plan: &JobPlan, host: Option<&HostSurvey>) -> Self {
+        let (need, model) = (plan.ingest.memory(), &plan.model);
+        let gpu = match plan.job.training.device {
+            DeviceSpec::Cpu => None,
+            DeviceSpec::Cuda(number) => Some(GpuMemory::of(model, number, host)),
+        };
+        let (model_bytes, workspace_bytes) = match gpu {
+            None => (model.parameter_bytes, model.workspace_bytes),
+            Some(_) => (0, model.staging_bytes),
+        };
+        Self {
+            ring_bytes: need.ring_bytes,
+            pool_bytes: need.pool_bytes,
+            reading_bytes: need.reading_bytes,
+            ahead_bytes: need.ahead_bytes,
+            fixed_bytes: need.fixed_bytes,
+            evaluation_bytes: plan.eval_ingest.as_ref().map_or(0, |eval| eval.memory().total_bytes()),
+            budget_bytes: plan.job.data.memory_budget_bytes,
+            model_bytes,
+            workspace_bytes,
+            checkpoint_bytes: model.copy_bytes,
+            gpu,
+        }
+    }
+}
+
+impl GpuMemory {
+    fn of(model: &ModelPlan, number: u32, host: Option<&HostSurvey>) -> Self {
+        let memory_bytes = host.and_then(|host| host.gpu(number).ok()).map(|gpu| gpu.memory_bytes);
+        let usable_bytes = memory_bytes.map(gpu::usable_bytes);
+        Self {
+            number,
+            model_bytes: model.parameter_bytes,
+            workspace_bytes: model.workspace_bytes,
+            memory_bytes,
+            usable_bytes,
+            fits: usable_bytes.map(|usable| gpu::needed_bytes(model) <= usable),
+        }
+    }
+
+    /// `bound` stands before what may be less.
+    fn describe(&self, bound: &str, table: &mut Table) {
+        let Self { number, model_bytes, workspace_bytes, memory_bytes, usable_bytes, fits } = self;
+        let mut takes = format!("{bound}{}", figures::bytes(model_bytes.saturating_add(*workspace_bytes)));
+        if let Some((usable, all)) = usable_bytes.zip(*memory_bytes) {
+            takes +=
+                &format!(" of {}, which others leave of {}", figures::bytes(usable), figures::bytes(all));
+        }
+        table.row([format!("memory of GPU {number}"), takes]);
+        table.row(["  model and optimizer".to_owned(), figures::bytes(*model_bytes)]);
+        table.row(["  batch and workspace".to_owned(), figures::bytes(*workspace_bytes)]);
+        if *fits == Some(false) {
+            table.row(["  does not fit".to_owned(), self.advice().to_owned()]);
+        }
+    }
+
+    /// What to change of a job that does not fit.
+    fn advice(&self) -> &'static str {
+        if self.usable_bytes.is_some_and(|usable| self.model_bytes >= usable) {
+            "give the job smaller tables (fewer ids, a lower `embedding_dim`), or optimizers with less state"
+        } else {
+            "give the job a smaller `data.batch_size`, or a `training.micro_batch_size`"
+        }
     }
 }
 
@@ -386,12 +480,19 @@ impl From<Beginning> for WarmStart {
 
 impl From<&Choice> for AutoBatch {
     fn from(choice: &Choice) -> Self {
-        let Choice { limit: Limit { bytes, source }, needed_bytes, process_bytes, why_not_more, .. } = choice;
+        let Choice { limit: Limit { bytes, source }, needed_bytes, process_bytes, gpu, why_not_more, .. } =
+            choice;
+        let of_gpu = |GpuChoice { limit, needed_bytes }: &GpuChoice| AutoBatchGpu {
+            needed_bytes: *needed_bytes,
+            limit_bytes: limit.bytes,
+            limit_of: limit.source.to_string(),
+        };
         Self {
             needed_bytes: *needed_bytes,
             process_bytes: *process_bytes,
             limit_bytes: *bytes,
             limit_of: source.to_string(),
+            gpu: gpu.as_ref().map(of_gpu),
             why_not_more: why_not_more.clone(),
         }
     }

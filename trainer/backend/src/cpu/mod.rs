@@ -59,12 +59,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
-use crate::device::{Device, IdColumn, Lookup, TablePart, TablePlace, TableShape};
+use crate::device::{Device, IdColumn, Lookup, Operation, TablePart, TablePlace, TableShape};
 use crate::error::{BackendError, BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostReport};
 use crate::normalization::{Axis, Normalization, Normalized};
 use crate::retrieval::InBatchSoftmax;
+use crate::sizes::{Layout, OperationBytes};
 use crate::update::{LossScaling, Update};
 use memory::Memory;
 use simd::Simd;
@@ -118,28 +119,8 @@ impl Cpu {
         this
     }
 
-    /// Bytes that a table takes.
-    pub fn table_bytes(shape: TableShape) -> u64 {
-        (shape.rows as u64) * (CpuTable::row_floats(shape) * size_of::<f32>()) as u64
-    }
-
-    /// Bytes that a batch takes.
-    pub fn batch_bytes(schema: &BatchSchema) -> u64 {
-        HostBatch::bytes(schema)
-    }
-
-    /// Bytes that a plan over `groups` of columns takes.
-    pub fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64 {
-        CpuRowPlan::bytes(schema, groups)
-    }
-
-    /// Bytes that layers of so many inputs and outputs work in, but for what each thread has besides, a quarter of a MiB.
-    pub(crate) fn layer_bytes(inputs: usize, outputs: usize) -> u64 {
-        (layer::work(1, inputs, outputs) * size_of::<f32>()) as u64
-    }
-
     /// Numbers that an in-batch softmax of so many rows and columns works in.
-    pub(crate) fn softmax_numbers(rows: usize, columns: usize) -> usize {
+    fn softmax_numbers(rows: usize, columns: usize) -> usize {
         softmax::Work::of(rows, columns).numbers()
     }
 
@@ -194,6 +175,9 @@ impl Device for Cpu {
     type Table = CpuTable;
     type Batch = HostBatch;
     type RowPlan = CpuRowPlan;
+    type Report = HostReport<f32>;
+
+    const STEPS_AHEAD: usize = 0;
 
     fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> CpuMatrix {
         CpuMatrix::new(float, rows, columns)
@@ -207,8 +191,14 @@ impl Device for Cpu {
         HostBatch::new(schema)
     }
 
-    fn layer_work(&self, inputs: usize, outputs: usize) {
-        drop(self.scratch(layer::work(self.team.threads(), inputs, outputs)));
+    fn report(&self, numbers: usize) -> HostReport<f32> {
+        HostReport::new(numbers)
+    }
+
+    fn make_ready(&self, operation: &Operation<'_>) {
+        if let Operation::Layer { inputs, outputs, .. } = *operation {
+            drop(self.scratch(layer::work(self.team.threads(), inputs, outputs)));
+        }
     }
 
     fn softmax_work(&self, rows: usize, columns: usize) -> CpuMatrix {
@@ -220,11 +210,51 @@ impl Device for Cpu {
     }
 }
 
+impl Layout for Cpu {
+    const IS_APART: bool = false;
+
+    fn base_bytes() -> u64 {
+        0
+    }
+
+    fn matrix_bytes(_float: Float, rows: usize, columns: usize) -> u64 {
+        CpuMatrix::bytes(rows, columns)
+    }
+
+    fn table_bytes(shape: TableShape) -> u64 {
+        (shape.rows as u64) * (CpuTable::row_floats(shape) * size_of::<f32>()) as u64
+    }
+
+    fn batch_bytes(schema: &BatchSchema) -> u64 {
+        HostBatch::bytes(schema)
+    }
+
+    fn staging_bytes(_schema: &BatchSchema) -> u64 {
+        0
+    }
+
+    fn softmax_bytes(rows: usize, columns: usize) -> u64 {
+        CpuMatrix::bytes(1, Self::softmax_numbers(rows, columns))
+    }
+
+    fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64 {
+        CpuRowPlan::bytes(schema, groups)
+    }
+
+    fn report_bytes(numbers: usize) -> u64 {
+        HostReport::<f32>::bytes(numbers)
+    }
+
+    /// Of layers, but for what each thread has besides, a quarter of a MiB; what others take is little.
+    fn operation_bytes(operation: &Operation<'_>) -> OperationBytes {
+        let Operation::Layer { inputs, outputs, .. } = *operation else { return OperationBytes::default() };
+        let shared = (layer::work(1, inputs, outputs) * size_of::<f32>()) as u64;
+        OperationBytes { shared, own: 0 }
+    }
+}
+
 impl Backend for Cpu {
     type Pinned = ();
-    type Report = HostReport<f32>;
-
-    const STEPS_AHEAD: usize = 0;
 
     fn describe(&self) -> String {
         match self.threads() {
@@ -271,10 +301,6 @@ impl Backend for Cpu {
 
     fn check(&self, _batch: &HostBatch) -> Result<(), BatchError> {
         Ok(())
-    }
-
-    fn report(&self, numbers: usize) -> HostReport<f32> {
-        HostReport::new(numbers)
     }
 
     fn send(&self, _batch: &HostBatch, matrices: &[&CpuMatrix], report: &mut HostReport<f32>) {

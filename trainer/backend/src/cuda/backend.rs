@@ -7,13 +7,14 @@ use millstream_batch::{BatchRef, BatchSchema, Pages};
 use super::batch::CudaBatch;
 use super::buffers::{CudaMatrix, CudaTable, Shape};
 use super::interactions::{CrossParts, MixtureParts};
+use super::layout::scratch_bytes;
 use super::lookups::LinearPart;
 use super::plan::CudaRowPlan;
 use super::report::CudaReport;
 use super::retrieval::Work;
-use super::{Cuda, CudaPinned, bytes_of, bytes_of_mut, must, must_have};
+use super::{Cuda, CudaPinned, bytes_of, bytes_of_mut, must};
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
-use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
+use crate::device::{Device, IdColumn, Lookup, Operation, TablePart, TableShape};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::normalization::{Axis, Normalization, Normalized};
@@ -26,6 +27,10 @@ impl Device for Cuda {
     type Table = CudaTable;
     type Batch = CudaBatch;
     type RowPlan = CudaRowPlan;
+    type Report = CudaReport;
+
+    /// As many as there are slots for batches to come through.
+    const STEPS_AHEAD: usize = super::feed::SLOTS;
 
     fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> CudaMatrix {
         self.zeros(Shape::of(float, rows, columns))
@@ -33,7 +38,7 @@ impl Device for Cuda {
 
     fn table(&self, shape: TableShape) -> CudaTable {
         let bytes = CudaTable::bytes(shape);
-        let table = must_have(bytes, CudaTable::new(self.context(), shape));
+        let table = self.must_have(bytes, CudaTable::new(self.context(), shape));
         must(self.stream.clear(table.memory()));
         table
     }
@@ -46,7 +51,13 @@ impl Device for Cuda {
         self.matrix(1, Work::of(rows, columns).numbers())
     }
 
-    fn layer_work(&self, _inputs: usize, _outputs: usize) {}
+    fn report(&self, numbers: usize) -> CudaReport {
+        CudaReport::new(self, numbers)
+    }
+
+    fn make_ready(&self, operation: &Operation<'_>) {
+        self.scratch(scratch_bytes(operation));
+    }
 
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> CudaRowPlan {
         CudaRowPlan::new(self, schema, groups)
@@ -55,10 +66,6 @@ impl Device for Cuda {
 
 impl Backend for Cuda {
     type Pinned = CudaPinned;
-    type Report = CudaReport;
-
-    /// As many as there are slots for batches to come through.
-    const STEPS_AHEAD: usize = super::feed::SLOTS;
 
     fn describe(&self) -> String {
         let gpu = self.gpu();
@@ -93,10 +100,6 @@ impl Backend for Cuda {
 
     fn check(&self, batch: &CudaBatch) -> Result<(), BatchError> {
         self.check_batch(batch)
-    }
-
-    fn report(&self, numbers: usize) -> CudaReport {
-        CudaReport::new(self, numbers)
     }
 
     fn send(&self, batch: &CudaBatch, matrices: &[&CudaMatrix], report: &mut CudaReport) {

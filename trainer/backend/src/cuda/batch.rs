@@ -11,7 +11,7 @@ use millstream_batch::{BatchRef, BatchSchema, SlotLayout};
 
 use super::buffers::ALIGNMENT;
 use super::driver::{Address, Memory};
-use super::feed::Feed;
+use super::feed::{Feed, SLOTS};
 use super::kernels::{CHECK_OFFSETS, ColumnView, Faults, Intake, TAKE_IDS, TAKE_NUMBERS};
 use super::{Cuda, bytes_of};
 use crate::device::{IdColumn, Pooling};
@@ -43,6 +43,19 @@ impl CudaBatch {
         let (columns, bytes) = columns_of(&layout);
         let feed = Feed::new(cuda, &layout);
         Self { memory: cuda.memory(bytes), layout, rows: 0, columns, feed }
+    }
+
+    /// Bytes of the GPU's memory that a batch of `schema` takes, as many as can be where it has no layout.
+    pub(super) fn bytes_of(schema: &BatchSchema) -> u64 {
+        let Ok(layout) = SlotLayout::of(schema) else { return u64::MAX };
+        let (columns, bytes) = columns_of(&layout);
+        let own: u64 = [bytes, size_of_val(columns.as_slice())].into_iter().map(Memory::taken).sum();
+        own + SLOTS as u64 * Memory::taken(layout.slot_bytes())
+    }
+
+    /// Bytes of the host's memory that batches of `schema` come through where the ring's own cannot be page-locked.
+    pub(super) fn staging_bytes_of(schema: &BatchSchema) -> u64 {
+        SlotLayout::of(schema).map_or(u64::MAX, |layout| (SLOTS * layout.slot_bytes()) as u64)
     }
 
     pub(super) fn address(&self) -> Address {

@@ -9,6 +9,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::DeviceFault;
 use super::driver::{Address, Context, Fault, Memory, Stream};
 use super::library::{Libraries, Library, LibraryError, Name, functions};
 use crate::float::Float;
@@ -115,6 +116,13 @@ pub(super) struct BlasError {
     text: String,
 }
 
+impl DeviceFault for BlasError {
+    /// The library works in memory that it was given.
+    fn is_out_of_memory(&self) -> bool {
+        false
+    }
+}
+
 /// A matrix on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Factor {
@@ -174,7 +182,7 @@ pub(super) struct Blas {
 unsafe impl Send for Blas {}
 
 /// What the library may work in: as its maker recommends for Hopper.
-const WORKSPACE_BYTES: usize = 32 << 20;
+pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// Why the library cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 
+use super::DeviceFault;
 use super::blas::{Blas, BlasError, Product};
 use super::driver::{Context, Executable, Fault, Graph, Launch, Node, Stream};
 
@@ -48,6 +49,15 @@ pub(super) enum CommandError {
     Driver(#[from] Fault),
     #[error(transparent)]
     Blas(#[from] BlasError),
+}
+
+impl DeviceFault for CommandError {
+    fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::Driver(fault) => fault.is_out_of_memory(),
+            Self::Blas(error) => error.is_out_of_memory(),
+        }
+    }
 }
 
 /// What was asked for, and what came before.

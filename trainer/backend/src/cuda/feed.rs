@@ -18,7 +18,7 @@ use millstream_batch::layout::Section;
 use millstream_batch::{BatchRef, Pages, SlotLayout};
 
 use super::driver::{Address, Context, Event, Fault, Memory, PageLocked, Registered, Stream};
-use super::{Cuda, must, must_have};
+use super::{Cuda, must};
 
 /// Slots on the device.
 pub(super) const SLOTS: usize = 2;
@@ -129,10 +129,8 @@ impl Slot {
         }
         // What was copied from it before.
         must(self.copied.wait());
-        let staging = self.staging.get_or_insert_with(|| {
-            let bytes = layout.slot_bytes();
-            must_have(bytes, PageLocked::new(cuda.context(), bytes))
-        });
+        let staging =
+            self.staging.get_or_insert_with(|| must(PageLocked::new(cuda.context(), layout.slot_bytes())));
         let staging = staging.bytes_mut();
         for run in &runs {
             staging[run.to..][..run.bytes].copy_from_slice(&batch.bytes()[run.from..][..run.bytes]);

@@ -68,11 +68,9 @@ impl Cuda {
         assert!(rows <= input.rows().min(output.rows()));
         assert!(bias.is_none_or(|bias| bias.columns() == outputs && bias.float() == Float::F32));
         let float = input.float();
-        let sums = Shape::of(Float::F32, rows, outputs);
-        let mut rooms = Rooms::default();
-        let (of_weights, of_sums) = (rooms.add(cast_bytes(weights, inputs, float)), rooms.add(sums.bytes()));
-        let scratch = self.scratch(rooms.bytes());
-        let weights = self.in_format(weights, inputs, float, scratch + of_weights);
+        let work = ForwardWork::of(rows, [inputs, outputs], [weights.float(), float]);
+        let scratch = self.scratch(work.bytes);
+        let weights = self.in_format(weights, inputs, float, scratch + work.weights);
         let is_rectified = activation == Activation::Relu;
         let mut product = Product {
             rows,
@@ -88,7 +86,7 @@ impl Cuda {
         if rows == 0 || self.multiply(&product) {
             return;
         }
-        let sums = sums.view(scratch + of_sums);
+        let sums = Shape::of(Float::F32, rows, outputs).view(scratch + work.sums);
         product =
             Product { out: factor(sums, Float::F32, false), bias: None, is_rectified: false, ..product };
         self.must_multiply(&product);
@@ -119,26 +117,25 @@ impl Cuda {
         assert!(weights_gradient.rows() == inputs && weights_gradient.columns() == outputs);
         assert!(output_gradient.columns() == outputs && layer.output.columns() == outputs);
         assert!(layer.input.columns() == inputs && rows <= layer.input.rows().min(output_gradient.rows()));
-        let mut rooms = Rooms::default();
-        let partials = rooms.add(partial_bytes(rows, outputs));
-        let by_output = rooms.add(cast_bytes(output_gradient, rows, float));
-        let of_weights = rooms.add(cast_bytes(layer.weights, inputs, float));
-        let scratch = self.scratch(rooms.bytes());
+        let floats = [layer.weights.float(), output_gradient.float(), float];
+        let work = BackwardWork::of(rows, [inputs, outputs], floats);
+        let scratch = self.scratch(work.bytes);
+        let partials = scratch + work.partials;
         let is_rectified = layer.activation == Activation::Relu;
         if is_rectified || bias_gradient.is_some() {
             let mask = Mask {
                 output: layer.output.view(),
                 gradient: output_gradient.view(),
-                partials: scratch + partials,
+                partials,
                 rows: rows as u32,
                 is_rectified: u32::from(is_rectified),
             };
             self.launch_blocks(MASK_GRADIENT, column_blocks(rows, outputs), &mask);
         }
         if let Some(bias_gradient) = bias_gradient {
-            self.finish_columns(rows, outputs, scratch + partials, [Some(bias_gradient), None], sum, 1.0);
+            self.finish_columns(rows, outputs, partials, [Some(bias_gradient), None], sum, 1.0);
         }
-        let by_output = self.in_format(output_gradient, rows, float, scratch + by_output);
+        let by_output = self.in_format(output_gradient, rows, float, scratch + work.by_output);
         let by_output = |is_transposed| factor(by_output, float, is_transposed);
         if rows > 0 {
             self.must_multiply(&Product {
@@ -155,7 +152,7 @@ impl Cuda {
         }
         let Some(input_gradient) = input_gradient.filter(|_| rows > 0) else { return };
         assert!(input_gradient.columns() <= inputs && rows <= input_gradient.rows());
-        let weights = self.in_format(layer.weights, inputs, float, scratch + of_weights);
+        let weights = self.in_format(layer.weights, inputs, float, scratch + work.weights);
         self.must_multiply(&Product {
             rows,
             depth: outputs,
@@ -203,7 +200,55 @@ impl Cuda {
     }
 }
 
-/// Bytes of the first `rows` rows of `matrix` in the format `float`, if it has another.
-fn cast_bytes(matrix: &CudaMatrix, rows: usize, float: Float) -> usize {
-    if matrix.float() == float { 0 } else { Shape::of(float, rows, matrix.columns()).bytes() }
+/// Bytes of scratch that a layer takes, whose parameters and the gradient by whose output have single precision: those by
+/// outputs of hidden layers take no more.
+pub(super) fn scratch_bytes(float: Float, rows: usize, inputs: usize, outputs: usize) -> usize {
+    let (single, sizes) = (Float::F32, [inputs, outputs]);
+    let forward = ForwardWork::of(rows, sizes, [single, float]);
+    forward.bytes.max(BackwardWork::of(rows, sizes, [single, single, float]).bytes)
+}
+
+/// Where a layer has what it works in, forward.
+struct ForwardWork {
+    weights: Address,
+    sums: Address,
+    bytes: usize,
+}
+
+/// Where it has it, back.
+struct BackwardWork {
+    partials: Address,
+    by_output: Address,
+    weights: Address,
+    bytes: usize,
+}
+
+impl ForwardWork {
+    /// Of so many rows, inputs and outputs; with weights, and products, of these formats.
+    fn of(rows: usize, [inputs, outputs]: [usize; 2], [weights, float]: [Float; 2]) -> Self {
+        let mut rooms = Rooms::default();
+        Self {
+            weights: rooms.add(cast_bytes(weights, float, inputs, outputs)),
+            sums: rooms.add(Shape::of(Float::F32, rows, outputs).bytes()),
+            bytes: rooms.bytes(),
+        }
+    }
+}
+
+impl BackwardWork {
+    /// The same with a gradient by the output.
+    fn of(rows: usize, [inputs, outputs]: [usize; 2], [weights, by_output, float]: [Float; 3]) -> Self {
+        let mut rooms = Rooms::default();
+        Self {
+            partials: rooms.add(partial_bytes(rows, outputs)),
+            by_output: rooms.add(cast_bytes(by_output, float, rows, outputs)),
+            weights: rooms.add(cast_bytes(weights, float, inputs, outputs)),
+            bytes: rooms.bytes(),
+        }
+    }
+}
+
+/// Bytes of a matrix `from` one format in another; none if it is the same.
+fn cast_bytes(from: Float, to: Float, rows: usize, columns: usize) -> usize {
+    if from == to { 0 } else { Shape::of(to, rows, columns).bytes() }
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::Cuda;
 use super::batch::{CudaBatch, code};
 use super::buffers::{CudaMatrix, CudaTable};
+use super::driver::Memory;
 use super::kernels::{
     FINISH_COLUMNS, FinishColumns, GATHER, GATHER_DENSE, Gather, GatherDense, LINEAR, LINEAR_BACKWARD,
     Linear, LinearBackward, LookupView, MatrixView, QUAD, ROWS_AT_ONCE,
@@ -33,6 +34,16 @@ fn views(batch: &CudaBatch, lookups: &[Lookup], tables: &[CudaTable]) -> Vec<Loo
         }
     };
     lookups.iter().map(view).collect()
+}
+
+/// Bytes of what kernels are told of lookups, and of dense columns beside them.
+pub(super) fn constant_bytes(lookups: &[Lookup], dense: usize) -> u64 {
+    Memory::taken(lookups.len() * size_of::<LookupView>()) + Memory::taken(dense * size_of::<u32>())
+}
+
+/// Bytes of scratch that a linear model over so many dense columns takes.
+pub(super) fn scratch_bytes(rows: usize, dense: usize, outputs: usize) -> usize {
+    partial_bytes(rows, (dense + 1) * outputs)
 }
 
 fn numbers(columns: &[usize]) -> Vec<u32> {
@@ -132,7 +143,7 @@ impl Cuda {
         assert!(rows.end <= batch.rows() && rows.len() <= by_out.rows());
         assert!(by_weights.rows() == dense.len() && by_bias.columns() == outputs);
         let columns = (dense.len() + 1) * outputs;
-        let partials = self.scratch(partial_bytes(rows.len(), columns));
+        let partials = self.scratch(scratch_bytes(rows.len(), dense.len(), outputs));
         let backward = LinearBackward {
             dense: batch.dense(),
             columns: self.constants_or_none(&numbers(dense)),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Cuda;
 use super::batch::CudaBatch;
 use super::buffers::CudaMatrix;
-use super::driver::Address;
+use super::driver::{Address, Memory};
 use super::interactions::warps;
 use super::kernels::{
     FINISH_SUMS, LOSS_OF_CLASSES, LOSS_OF_ROWS, LossOf, MatrixView, SIGMOID, SOFTMAX, SUM_WEIGHTS, Scores,
@@ -13,6 +13,7 @@ use super::kernels::{
 };
 use super::layers::{PAIR_BYTES, Rooms};
 use super::moves::quads;
+use super::programs::Entry;
 use crate::backend::{Loss, Task};
 
 /// Blocks of a sum of weights, at most.
@@ -24,6 +25,39 @@ pub(super) mod kind {
     pub(super) const SQUARED_ERROR: u32 = 1;
     pub(super) const CROSS_ENTROPY: u32 = 2;
     pub(in crate::cuda) const RETRIEVAL: u32 = 3;
+}
+
+/// How the loss of some rows is worked out, and where it has what that takes.
+struct Work {
+    entry: Entry<LossOf>,
+    blocks: usize,
+    weight: Address,
+    partials: Address,
+    bytes: usize,
+}
+
+impl Work {
+    fn of(rows: usize, is_of_classes: bool) -> Self {
+        let (entry, threads) = match is_of_classes {
+            true => (LOSS_OF_CLASSES, rows * WARP as usize),
+            false => (LOSS_OF_ROWS, rows),
+        };
+        let blocks = threads.div_ceil(entry.threads as usize);
+        let mut rooms = Rooms::default();
+        let weight = rooms.add(size_of::<f32>());
+        let partials = rooms.add(blocks.max(MOST_BLOCKS) * PAIR_BYTES);
+        Self { entry, blocks, weight, partials, bytes: rooms.bytes() }
+    }
+}
+
+/// Bytes of scratch that the loss of so many rows takes.
+pub(super) fn scratch_bytes(rows: usize, is_of_classes: bool) -> usize {
+    Work::of(rows, is_of_classes).bytes
+}
+
+/// Bytes of what kernels are told of so many classes.
+pub(super) fn constant_bytes(classes: usize) -> u64 {
+    Memory::taken(classes * size_of::<f32>())
 }
 
 /// Of a batch, and of no task yet.
@@ -64,15 +98,8 @@ impl Cuda {
         let mut of_task = self.arguments(task, batch);
         let is_of_classes = of_task.kind == kind::CROSS_ENTROPY;
         assert!(!is_of_classes || logits.columns() == of_task.classes as usize, "a logit for each class");
-        let (entry, threads) = match is_of_classes {
-            true => (LOSS_OF_CLASSES, rows.len() * WARP as usize),
-            false => (LOSS_OF_ROWS, rows.len()),
-        };
-        let blocks = threads.div_ceil(entry.threads as usize);
-        let mut rooms = Rooms::default();
-        let weight = rooms.add(size_of::<f32>());
-        let partials = rooms.add(blocks.max(MOST_BLOCKS) * PAIR_BYTES);
-        let scratch = self.scratch(rooms.bytes());
+        let Work { entry, blocks, weight, partials, bytes } = Work::of(rows.len(), is_of_classes);
+        let scratch = self.scratch(bytes);
         of_task.weight = scratch + weight;
         of_task.partials = scratch + partials;
         self.sum_weights(&of_task, batch.rows());

@@ -4,7 +4,7 @@
 //! * [`survey`]: which of them a host has.
 //! * [`programs`], [`kernels`]: the files of `kernels/`, compiled for the GPU at hand, and what each kernel takes.
 //! * [`commands`]: what operations ask for, as lists and graphs.
-//! * [`buffers`], [`batch`], [`plan`]: what is in the GPU's memory.
+//! * [`buffers`], [`batch`], [`plan`]: what is in the GPU's memory; [`layout`]: how much of it.
 //! * [`feed`], [`report`]: how batches come there, and what the host hears of a step, both beside the work.
 //! * [`lookups`], [`rows`]: embeddings and linear models, forward, and the step of the rows that were touched.
 //! * [`layers`], [`interactions`], [`normalize`], [`retrieval`], [`losses`], [`updates`], [`moves`]: the operations.
@@ -28,6 +28,7 @@ mod feed;
 mod interactions;
 mod kernels;
 mod layers;
+mod layout;
 mod library;
 mod lookups;
 mod losses;
@@ -151,13 +152,35 @@ impl Cuda {
 
     /// Memory of any content.
     fn memory(&self, bytes: usize) -> Memory {
-        must_have(bytes, Memory::new(self.context(), bytes))
+        self.must_have(bytes, Memory::new(self.context(), bytes))
     }
 
-    /// At least so many bytes of any content, an operation's until the next.
+    /// What takes so many bytes of memory, of which there may be too little.
+    fn must_have<T>(&self, bytes: usize, result: Result<T, Fault>) -> T {
+        must(result.inspect_err(|fault| {
+            if fault.is_out_of_memory() {
+                let held = self.held_bytes();
+                out_of_memory(
+                    &format!(" for {bytes} bytes beside the {held} that this job has of it"),
+                    fault,
+                );
+            }
+        }))
+    }
+
+    /// Bytes of the GPU's memory that it holds, with all that was made on it.
+    pub fn held_bytes(&self) -> u64 {
+        self.context().held_bytes()
+    }
+
+    /// At least so many bytes of any content, an operation's until the next. What [`layout`] says of an operation is made
+    /// when a model is built.
     fn scratch(&self, bytes: usize) -> Address {
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         if scratch.bytes() < bytes {
+            // What was asked for so far works in the present one, and there is to be room for one of both only.
+            self.flush();
+            *scratch = self.memory(0);
             *scratch = self.memory(bytes);
         }
         scratch.address()
@@ -293,17 +316,24 @@ fn bytes_of_mut<T: Constant>(values: &mut [T]) -> &mut [u8] {
 
 /// What the message of an operation's panic begins with when its device failed.
 pub const DEVICE_FAULT: &str = "the device failed: ";
+/// What follows where the device has no memory left.
+pub const NO_MEMORY: &str = "the GPU has too little memory";
 
-/// What went wrong on the GPU cannot be put right.
-fn must<T, E: Display>(result: Result<T, E>) -> T {
-    result.unwrap_or_else(|error| panic!("{DEVICE_FAULT}{error}"))
+/// What went wrong on the GPU.
+trait DeviceFault: Display {
+    /// Whether it has too little memory.
+    fn is_out_of_memory(&self) -> bool;
 }
 
-/// The same of memory, of which there may be too little.
-fn must_have<T>(bytes: usize, result: Result<T, Fault>) -> T {
+/// What went wrong on the GPU cannot be put right.
+fn must<T, E: DeviceFault>(result: Result<T, E>) -> T {
+    result.unwrap_or_else(|fault| match fault.is_out_of_memory() {
+        true => out_of_memory("", &fault),
+        false => panic!("{DEVICE_FAULT}{fault}"),
+    })
+}
+
+fn out_of_memory(what: &str, fault: &dyn Display) -> ! {
     let advice = "give the job a smaller `batch_size`, a `micro_batch_size`, or smaller tables";
-    must(result.map_err(|fault| match fault.is_out_of_memory() {
-        true => format!("the GPU has no {bytes} bytes of memory left: {advice} ({fault})"),
-        false => fault.to_string(),
-    }))
+    panic!("{DEVICE_FAULT}{NO_MEMORY}{what}: {advice} ({fault})")
 }

@@ -8,7 +8,7 @@ use super::kernels::{
     ADD, BLEND, Blend, CLEAR, COPY_COLUMNS, Change, CopyColumns, DROPOUT, Dropout, MULTIPLY, MatrixView,
     QUAD, READ_ROWS, Transfer, WRITE_ROWS,
 };
-use super::{Cuda, bytes_of, bytes_of_mut, must, must_have};
+use super::{Cuda, bytes_of, bytes_of_mut, must};
 use crate::float::Float;
 
 /// Counters of [`crate::philox`] that 64 columns take.
@@ -22,7 +22,7 @@ pub(super) fn quads(rows: usize, columns: usize) -> [usize; 2] {
 impl Cuda {
     /// A matrix of zeros.
     pub(super) fn zeros(&self, shape: Shape) -> CudaMatrix {
-        let matrix = must_have(shape.bytes(), CudaMatrix::new(self.context(), shape));
+        let matrix = self.must_have(shape.bytes(), CudaMatrix::new(self.context(), shape));
         must(self.stream.clear(matrix.memory()));
         matrix
     }

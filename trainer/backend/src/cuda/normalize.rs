@@ -37,7 +37,7 @@ impl Cuda {
             return;
         }
         assert!(mean.columns() == columns && variance.columns() == columns);
-        moments.partials = self.scratch(partial_bytes(rows, columns));
+        moments.partials = self.scratch(Work::of(axis, rows, columns).bytes);
         for (entry, to) in [(COLUMN_MEANS, mean), (COLUMN_VARIANCES, variance)] {
             self.launch_blocks(entry, column_blocks(rows, columns), &moments);
             let share = 1.0 / rows as f32;
@@ -70,15 +70,14 @@ impl Cuda {
         let (input, columns) = (saved.input, saved.input.columns());
         assert!(rows <= input.rows().min(gradient.rows()).min(saved.output.rows()));
         assert!(gradient.columns() == columns && saved.output.columns() == columns);
-        let lines = if layer.axis == Axis::Row { rows } else { columns };
-        let mut rooms = Rooms::default();
-        let (partials, of_lines) = (rooms.add(partial_bytes(rows, columns)), rooms.add(lines * PAIR_BYTES));
-        let scratch: Address = self.scratch(rooms.bytes());
+        let work = Work::of(layer.axis, rows, columns);
+        let scratch = self.scratch(work.bytes);
+        let partials = scratch + work.partials;
         let arguments = Normalize {
             output: saved.output.view(),
             gradient: gradient.view(),
-            partials: scratch + partials,
-            of_lines: scratch + of_lines,
+            partials,
+            of_lines: scratch + work.of_lines,
             shares: shares(rows) as u32,
             ..arguments(rows, layer, (saved.mean, saved.variance), input)
         };
@@ -86,13 +85,37 @@ impl Cuda {
         // By the moments of all rows, sums are of all rows.
         let sum = if layer.axis == Axis::Column { Sum::Anew } else { sum };
         let to = [Some(by_scale), Some(by_shift)];
-        self.finish_columns(rows, columns, scratch + partials, to, sum, 1.0);
+        self.finish_columns(rows, columns, partials, to, sum, 1.0);
         match layer.axis {
             Axis::Row => self.launch(NORMALIZE_ROW_MEANS, warps(rows), &arguments),
             Axis::Column => self.launch(NORMALIZE_COLUMN_MEANS, [columns, 1], &arguments),
         }
         self.launch(NORMALIZE_BACKWARD, [rows * columns, 1], &arguments);
     }
+}
+
+/// Where a normalisation has what it works in.
+struct Work {
+    partials: Address,
+    of_lines: Address,
+    bytes: usize,
+}
+
+impl Work {
+    fn of(axis: Axis, rows: usize, columns: usize) -> Self {
+        let lines = if axis == Axis::Row { rows } else { columns };
+        let mut rooms = Rooms::default();
+        Self {
+            partials: rooms.add(partial_bytes(rows, columns)),
+            of_lines: rooms.add(lines * PAIR_BYTES),
+            bytes: rooms.bytes(),
+        }
+    }
+}
+
+/// Bytes of scratch that a normalisation takes.
+pub(super) fn scratch_bytes(axis: Axis, rows: usize, columns: usize) -> usize {
+    Work::of(axis, rows, columns).bytes
 }
 
 fn arguments(

@@ -26,6 +26,16 @@ pub struct CudaRowPlan {
     _memory: Memory,
 }
 
+/// Where everything is, from an address on.
+struct Arrangement {
+    groups: Vec<Group>,
+    columns: Vec<ColumnView>,
+    views: Vec<GroupView>,
+    starts: Address,
+    sizes: Address,
+    bytes: usize,
+}
+
 /// Columns that are looked up in one table.
 struct Group {
     columns: Vec<IdColumn>,
@@ -46,45 +56,23 @@ pub(super) struct Sorted {
 impl CudaRowPlan {
     pub(super) fn new(cuda: &Cuda, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self {
         let layout = SlotLayout::of(schema).expect("a model's schema has a layout");
-        let (all, _) = columns_of(&layout);
-        let mut columns = Vec::new();
-        let mut own = Vec::new();
-        for group in groups {
-            let capacity = group.iter().map(|&column| host::capacity(schema, column)).sum();
-            own.push(Group { columns: group.clone(), capacity, first_column: columns.len() });
-            columns.extend(group.iter().map(|&column| column_of(schema, &all, column)));
-        }
-        // First the sizes, then where everything is.
-        let mut bytes = 0;
-        let mut place = |numbers: usize| {
-            let start = bytes;
-            bytes += (numbers * size_of::<u32>()).next_multiple_of(ALIGNMENT);
-            start as Address
-        };
-        let mut views: Vec<GroupView> = own
-            .iter()
-            .map(|group| {
-                let cardinality = group.columns.iter().map(|&column| host::cardinality(schema, column)).max();
-                let bits = u32::BITS - cardinality.unwrap_or(1).saturating_sub(1).leading_zeros();
-                GroupView {
-                    ids: [place(group.capacity), place(group.capacity)],
-                    places: [place(group.capacity), place(group.capacity)],
-                    counts: place(DIGITS as usize * group.capacity.div_ceil(TILE as usize)),
-                    first_column: group.first_column as u32,
-                    columns: group.columns.len() as u32,
-                    capacity: group.capacity as u32,
-                    passes: bits.div_ceil(DIGIT_BITS),
-                }
-            })
-            .collect();
-        let (starts, sizes) = (place(columns.len()), place(own.len()));
+        let Arrangement { groups, columns, mut views, starts, sizes, bytes } =
+            Arrangement::of(&layout, groups);
         let memory = cuda.memory(bytes);
         let base = memory.address();
         for view in &mut views {
             let arrays = view.ids.iter_mut().chain(&mut view.places).chain(once(&mut view.counts));
             arrays.for_each(|array| *array += base);
         }
-        Self { groups: own, columns, views, starts: base + starts, sizes: base + sizes, _memory: memory }
+        Self { groups, columns, views, starts: base + starts, sizes: base + sizes, _memory: memory }
+    }
+
+    /// Bytes that a plan takes with what kernels are told of it, as many as can be where batches have no layout.
+    pub(super) fn bytes_of(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64 {
+        let Ok(layout) = SlotLayout::of(schema) else { return u64::MAX };
+        let Arrangement { columns, views, bytes, .. } = Arrangement::of(&layout, groups);
+        let parts = [bytes, size_of_val(columns.as_slice()), size_of_val(views.as_slice())];
+        parts.into_iter().map(Memory::taken).sum()
     }
 
     /// Sorts the ids of `batch`.
@@ -130,5 +118,43 @@ impl CudaRowPlan {
             starts: self.starts + words(group.first_column),
             capacity: group.capacity,
         }
+    }
+}
+
+impl Arrangement {
+    fn of(layout: &SlotLayout, groups: &[Vec<IdColumn>]) -> Self {
+        let schema = layout.schema();
+        let (all, _) = columns_of(layout);
+        let mut columns = Vec::new();
+        let mut own = Vec::new();
+        for group in groups {
+            let capacity = group.iter().map(|&column| host::capacity(schema, column)).sum();
+            own.push(Group { columns: group.clone(), capacity, first_column: columns.len() });
+            columns.extend(group.iter().map(|&column| column_of(schema, &all, column)));
+        }
+        let mut bytes = 0;
+        let mut place = |numbers: usize| {
+            let start = bytes;
+            bytes += (numbers * size_of::<u32>()).next_multiple_of(ALIGNMENT);
+            start as Address
+        };
+        let views = own
+            .iter()
+            .map(|group| {
+                let cardinality = group.columns.iter().map(|&column| host::cardinality(schema, column)).max();
+                let bits = u32::BITS - cardinality.unwrap_or(1).saturating_sub(1).leading_zeros();
+                GroupView {
+                    ids: [place(group.capacity), place(group.capacity)],
+                    places: [place(group.capacity), place(group.capacity)],
+                    counts: place(DIGITS as usize * group.capacity.div_ceil(TILE as usize)),
+                    first_column: group.first_column as u32,
+                    columns: group.columns.len() as u32,
+                    capacity: group.capacity as u32,
+                    passes: bits.div_ceil(DIGIT_BITS),
+                }
+            })
+            .collect();
+        let (starts, sizes) = (place(columns.len()), place(own.len()));
+        Self { groups: own, columns, views, starts, sizes, bytes }
     }
 }

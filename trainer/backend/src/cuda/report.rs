@@ -8,7 +8,7 @@ use super::batch::CudaBatch;
 use super::buffers::CudaMatrix;
 use super::driver::{Address, Event, Memory, PageLocked};
 use super::kernels::{Faults, MatrixView, REPORT, REPORTED_MATRICES, Report};
-use super::{Cuda, must, must_have};
+use super::{Cuda, must};
 use crate::error::BatchError;
 
 /// Numbers on their way to the host, and whether a batch is sound.
@@ -22,7 +22,7 @@ pub struct CudaReport {
 }
 
 /// Bytes of a report of so many numbers.
-fn bytes(numbers: usize) -> usize {
+pub(super) fn bytes(numbers: usize) -> usize {
     size_of::<Faults>() + numbers * size_of::<f32>()
 }
 
@@ -31,7 +31,7 @@ impl CudaReport {
         let bytes = bytes(numbers);
         Self {
             memory: cuda.memory(bytes),
-            host: must_have(bytes, PageLocked::new(cuda.context(), bytes)),
+            host: must(PageLocked::new(cuda.context(), bytes)),
             arrived: must(Event::new(cuda.context())),
             batch: None,
         }

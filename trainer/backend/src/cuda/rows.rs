@@ -1,17 +1,19 @@
 //! Optimizer steps of the table rows that a batch touches.
 
-use super::Cuda;
+use millstream_batch::BatchSchema;
+
 use super::batch::code;
 use super::buffers::{CudaMatrix, CudaTable};
-use super::driver::Address;
+use super::driver::{Address, Memory};
 use super::kernels::{
     ADD_ROW_SQUARES, PIECE, QUAD, RowSquares, STEP_PIECES, STEP_SPANS, SourceView, StepRows, TableView,
     UpdateView, WARP,
 };
 use super::layers::Rooms;
 use super::updates::view;
+use super::{Cuda, host};
 use crate::backend::RowGradients;
-use crate::device::{Lookup, TablePart};
+use crate::device::{Lookup, TablePart, TableShape};
 use crate::update::{Formula, Update};
 
 /// Tables as kernels take them, and the threads that the largest takes.
@@ -24,6 +26,34 @@ struct Tables {
 /// Lanes of a warp that share a row of so many columns, each four of them.
 fn lanes(width: usize) -> u32 {
     (width.div_ceil(QUAD as usize) as u32).next_power_of_two().min(WARP)
+}
+
+/// Into how many pieces so many ids are cut.
+fn pieces(ids: usize) -> usize {
+    ids.div_ceil(PIECE as usize)
+}
+
+/// Where the partial sums of rows that are cut by pieces are: of their gradients, and of the squares of those.
+fn rooms_of(rooms: &mut Rooms, pieces: usize, width: usize) -> [Address; 2] {
+    [2 * pieces * width, 2 * pieces].map(|numbers| rooms.add(numbers * size_of::<f32>()))
+}
+
+/// Bytes of scratch that a step of tables takes, in which ids of batches of `schema` are looked up.
+pub(super) fn scratch_bytes(schema: &BatchSchema, lookups: &[Lookup], shapes: &[TableShape]) -> usize {
+    let mut rooms = Rooms::default();
+    for (number, shape) in shapes.iter().enumerate() {
+        let columns = Lookup::of_table(lookups, number).iter().map(|lookup| lookup.column);
+        let ids = columns.map(|column| host::capacity(schema, column)).sum();
+        rooms_of(&mut rooms, pieces(ids), shape.width);
+    }
+    rooms.bytes()
+}
+
+/// Bytes of what kernels are told of tables and what is looked up in each.
+pub(super) fn constant_bytes(lookups: &[Lookup], shapes: &[TableShape]) -> u64 {
+    let sources = |table| Lookup::of_table(lookups, table).len() * size_of::<SourceView>();
+    let sources: u64 = (0..shapes.len()).map(|table| Memory::taken(sources(table))).sum();
+    sources + Memory::taken(size_of::<TableView>() * shapes.len())
 }
 
 impl Cuda {
@@ -95,8 +125,9 @@ impl Cuda {
                 };
                 let sources: Vec<SourceView> = lookups.iter().map(source).collect();
                 let (sorted, shape) = (plan.sorted(lookups), table.shape());
-                let pieces = sorted.capacity.div_ceil(PIECE as usize);
+                let pieces = pieces(sorted.capacity);
                 let lanes = lanes(shape.width);
+                let [partials, squares] = rooms_of(&mut rooms, pieces, shape.width);
                 threads = threads.max(pieces * lanes as usize);
                 TableView {
                     ids: sorted.ids,
@@ -107,8 +138,8 @@ impl Cuda {
                     weights: table.part(TablePart::Weights, 0),
                     states: [0, 1].map(|state| table.part(TablePart::State(state), 0)),
                     row_state: table.part(TablePart::RowState(0), 0),
-                    partials: rooms.add(2 * pieces * shape.width * size_of::<f32>()),
-                    squares: rooms.add(2 * pieces * size_of::<f32>()),
+                    partials,
+                    squares,
                     source_count: sources.len() as u32,
                     width: shape.width as u32,
                     lanes,

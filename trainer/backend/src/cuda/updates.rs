@@ -17,6 +17,8 @@ use crate::update::{AdamCorrection, Formula, LossScaling, Update};
 
 /// Blocks of a sum of squares, at most.
 const MOST_BLOCKS: usize = 512;
+/// Bytes of scratch that a sum of squares takes.
+pub(super) const SCRATCH_BYTES: usize = MOST_BLOCKS * size_of::<f32>();
 
 /// As kernels take it: kinds and constants of update.cuh.
 pub(super) fn view(update: &Update) -> UpdateView {
@@ -106,7 +108,7 @@ impl Cuda {
     pub(super) fn add_squares(&self, matrix: &CudaMatrix, sum: &CudaMatrix) {
         let quads = matrix.rows() * matrix.columns().div_ceil(QUAD as usize);
         let blocks = quads.div_ceil(SQUARES.threads as usize).min(MOST_BLOCKS);
-        let partials = self.scratch(MOST_BLOCKS * size_of::<f32>());
+        let partials = self.scratch(SCRATCH_BYTES);
         let squares = Squares { matrix: matrix.view(), partials, rows: matrix.rows() as u32, unused: 0 };
         self.launch_blocks(SQUARES, [blocks, 1], &squares);
         let add_up = AddUp { partials, sum: sum.numbers(), count: blocks as u32, unused: 0 };

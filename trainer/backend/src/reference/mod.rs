@@ -17,7 +17,7 @@ use std::ops::Range;
 use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use crate::backend::{Activation, Backend, LayerGradient, Loss, MixtureShape, RowGradients, Sum, Task};
-use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
+use crate::device::{Device, IdColumn, Lookup, Operation, TablePart, TableShape};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostReport};
@@ -85,6 +85,9 @@ impl Device for Reference {
     type Table = ReferenceTable;
     type Batch = HostBatch;
     type RowPlan = ReferencePlan;
+    type Report = HostReport<f64>;
+
+    const STEPS_AHEAD: usize = 0;
 
     fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> ReferenceMatrix {
         ReferenceMatrix { float, columns, values: vec![0.0; rows * columns] }
@@ -98,7 +101,11 @@ impl Device for Reference {
         HostBatch::new(schema)
     }
 
-    fn layer_work(&self, _inputs: usize, _outputs: usize) {}
+    fn report(&self, numbers: usize) -> HostReport<f64> {
+        HostReport::new(numbers)
+    }
+
+    fn make_ready(&self, _operation: &Operation<'_>) {}
 
     fn softmax_work(&self, _rows: usize, _columns: usize) -> ReferenceMatrix {
         self.matrix(0, 0)
@@ -111,9 +118,6 @@ impl Device for Reference {
 
 impl Backend for Reference {
     type Pinned = ();
-    type Report = HostReport<f64>;
-
-    const STEPS_AHEAD: usize = 0;
 
     fn describe(&self) -> String {
         "the reference".to_owned()
@@ -146,10 +150,6 @@ impl Backend for Reference {
 
     fn check(&self, _batch: &HostBatch) -> Result<(), BatchError> {
         Ok(())
-    }
-
-    fn report(&self, numbers: usize) -> HostReport<f64> {
-        HostReport::new(numbers)
     }
 
     fn send(&self, _batch: &HostBatch, matrices: &[&ReferenceMatrix], report: &mut HostReport<f64>) {

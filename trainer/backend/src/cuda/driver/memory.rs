@@ -8,7 +8,12 @@ use std::sync::{Arc, PoisonError};
 
 use millstream_batch::Pages;
 
+use super::super::DeviceFault;
 use super::{Address, Context, Fault};
+
+/// Pages of a device's memory, and the pieces that they are cut into.
+const PAGE_BYTES: usize = 2 << 20;
+const PIECE_BYTES: usize = 512;
 
 /// Memory of a device, of any content.
 pub(in crate::cuda) struct Memory {
@@ -25,8 +30,16 @@ impl Memory {
             // SAFETY: `address` is written.
             let status = unsafe { (functions.cuMemAlloc_v2)(&raw mut address, bytes) };
             context.check("cuMemAlloc", status)?;
+            context.held_bytes.fetch_add(Self::taken(bytes), Ordering::Relaxed);
         }
         Ok(Self { context: Arc::clone(context), address, bytes })
+    }
+
+    /// Bytes of the device that so many bytes take. Small pieces come from pages of 2 MiB, larger ones have pages of
+    /// their own: what drivers are seen to do, and no promise of theirs.
+    pub(in crate::cuda) fn taken(bytes: usize) -> u64 {
+        let unit = if bytes <= PAGE_BYTES / 2 { PIECE_BYTES } else { PAGE_BYTES };
+        bytes.next_multiple_of(unit) as u64
     }
 
     /// Where it begins: at a multiple of 256; 0 where there is none.
@@ -42,11 +55,27 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if self.bytes > 0 {
+            self.context.held_bytes.fetch_sub(Self::taken(self.bytes), Ordering::Relaxed);
             self.context.left.lock().unwrap_or_else(PoisonError::into_inner).push(self.address);
             if !self.context.is_behind.load(Ordering::Relaxed) {
                 self.context.catch_up();
             }
         }
+    }
+}
+
+/// The host has no such memory.
+#[derive(Debug, thiserror::Error)]
+#[error("the host has no {bytes} bytes to page-lock: {fault}")]
+pub(in crate::cuda) struct NotLocked {
+    bytes: usize,
+    fault: Fault,
+}
+
+impl DeviceFault for NotLocked {
+    /// It is not the GPU that has too little.
+    fn is_out_of_memory(&self) -> bool {
+        false
     }
 }
 
@@ -61,7 +90,11 @@ pub(in crate::cuda) struct PageLocked {
 unsafe impl Send for PageLocked {}
 
 impl PageLocked {
-    pub(in crate::cuda) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, Fault> {
+    pub(in crate::cuda) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, NotLocked> {
+        Self::of(context, bytes).map_err(|fault| NotLocked { bytes, fault })
+    }
+
+    fn of(context: &Arc<Context>, bytes: usize) -> Result<Self, Fault> {
         let functions = context.enter()?;
         let mut start: *mut c_void = ptr::null_mut();
         // SAFETY: `start` is written.

@@ -10,9 +10,10 @@ mod stream;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::DeviceFault;
 use super::library::{Libraries, LibraryError, Name, functions};
 use graph::KernelNode;
 pub(super) use graph::{Executable, Graph, Node};
@@ -120,9 +121,8 @@ pub struct Fault {
     status: Status,
 }
 
-impl Fault {
-    /// Whether the device has too little memory.
-    pub fn is_out_of_memory(&self) -> bool {
+impl DeviceFault for Fault {
+    fn is_out_of_memory(&self) -> bool {
         self.status == OUT_OF_MEMORY
     }
 }
@@ -270,6 +270,8 @@ pub(super) struct Context {
     is_behind: AtomicBool,
     /// Memory that such work may still name: nobody's any more, and not yet free.
     left: Mutex<Vec<Address>>,
+    /// What all memory that is somebody's takes.
+    held_bytes: AtomicU64,
 }
 
 // SAFETY: the driver's functions may be called from any thread, and each call first makes the context its thread's.
@@ -291,12 +293,17 @@ impl Context {
             let retained = (driver.functions.cuDevicePrimaryCtxRetain)(&raw mut handle, device);
             driver.check("cuDevicePrimaryCtxRetain", retained)?;
         }
-        let (is_behind, left) = (AtomicBool::new(false), Mutex::default());
-        Ok(Arc::new(Self { driver, gpu, device, handle, is_behind, left }))
+        let (is_behind, left, held_bytes) = (AtomicBool::new(false), Mutex::default(), AtomicU64::new(0));
+        Ok(Arc::new(Self { driver, gpu, device, handle, is_behind, left, held_bytes }))
     }
 
     pub(super) fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    /// Bytes of the device's memory that are held.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.held_bytes.load(Ordering::Relaxed)
     }
 
     /// The functions, with this context the calling thread's.

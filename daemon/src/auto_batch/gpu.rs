@@ -1,0 +1,92 @@
+//! What a job may take of a GPU's memory.
+//!
+//! The driver keeps some for itself: for its context, for kernels, ours and cuBLASLt's, and for graphs, some hundreds of
+//! megabytes; and a screen or another program may have some. None of that is known before a worker has opened the GPU. So a
+//! plan leaves it 1 GiB and a sixteenth of the GPU's memory: 6 GiB of 80.
+
+use anyhow::{Context, Result};
+use millstream_trainer::model::ModelPlan;
+
+use super::{Limit, LimitSource};
+use crate::job::AutoBatchSpec;
+use crate::worker::device::HostSurvey;
+
+/// What is left to others of any GPU,
+const OTHERS_BYTES: u64 = 1 << 30;
+/// and one in so many bytes besides.
+const OTHERS_SHARE: u64 = 16;
+
+/// What a job may take of a GPU that has `memory_bytes`.
+pub fn usable_bytes(memory_bytes: u64) -> u64 {
+    memory_bytes.saturating_sub(OTHERS_BYTES + memory_bytes / OTHERS_SHARE)
+}
+
+/// What a model takes of its GPU.
+pub fn needed_bytes(model: &ModelPlan) -> u64 {
+    model.parameter_bytes.saturating_add(model.workspace_bytes)
+}
+
+/// What the plan of a job with a size to be found must fit on GPU number `number` of the host that `host` looks at.
+///
+/// # Errors
+/// When the job does not say, and the host has no such GPU.
+pub(crate) fn limit(
+    spec: &AutoBatchSpec,
+    number: u32,
+    host: &dyn Fn() -> Result<HostSurvey>,
+) -> Result<Limit> {
+    if let Some(bytes) = spec.gpu_memory_bytes {
+        return Ok(Limit { bytes, source: LimitSource::JobOfGpu });
+    }
+    let host = host()?;
+    let gpu = host.gpu(number).with_context(|| {
+        format!(
+            "`data.batch_size = \"auto\"`, `training.device = \"cuda:{number}\"`: what memory the GPU has is not \
+             known, and `data.auto_batch.gpu_memory` does not say"
+        )
+    })?;
+    Ok(Limit { bytes: usable_bytes(gpu.memory_bytes), source: LimitSource::Gpu })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::worker::device::{GpuSurvey, LibrarySurvey};
+
+    fn host(gpus: Vec<GpuSurvey>, problem: Option<&str>) -> HostSurvey {
+        let library = LibrarySurvey {
+            library: "the driver".to_owned(),
+            version: problem.is_none().then(|| "13.0".to_owned()),
+            problem: problem.map(str::to_owned),
+        };
+        HostSurvey { libraries: vec![library], gpus }
+    }
+
+    #[test]
+    fn the_limit_is_the_jobs_or_most_of_what_the_gpu_has() {
+        let spec = AutoBatchSpec { memory_bytes: Some(7), gpu_memory_bytes: None, most: 16 };
+        let gpu = GpuSurvey {
+            number: 1,
+            name: "a GPU".to_owned(),
+            capability: "9.0".to_owned(),
+            multiprocessors: 132,
+            memory_bytes: 80 << 30,
+        };
+        let of_gpu = limit(&spec, 1, &|| Ok(host(vec![gpu.clone()], None))).unwrap();
+        assert_eq!(of_gpu, Limit { bytes: 74 << 30, source: LimitSource::Gpu });
+        let told = AutoBatchSpec { gpu_memory_bytes: Some(9), ..spec };
+        let of_job = limit(&told, 1, &|| panic!("the job says it")).unwrap();
+        assert_eq!(of_job, Limit { bytes: 9, source: LimitSource::JobOfGpu });
+        assert_eq!(usable_bytes(1 << 29), 0);
+
+        let refusal = |host: HostSurvey| format!("{:#}", limit(&spec, 0, &|| Ok(host.clone())).unwrap_err());
+        let error = refusal(host(vec![gpu], None));
+        for part in ["cuda:0", "`data.auto_batch.gpu_memory`", "no GPU number 0 on this host, which has 1"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        let error = refusal(host(Vec::new(), Some("it is missing")));
+        assert!(error.ends_with("it is missing"), "{error}");
+    }
+}

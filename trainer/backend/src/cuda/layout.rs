@@ -1,0 +1,119 @@
+//! What is held of a GPU's memory, known without one.
+
+use millstream_batch::BatchSchema;
+
+use super::Cuda;
+use super::batch::CudaBatch;
+use super::blas::WORKSPACE_BYTES;
+use super::buffers::{CudaTable, Shape};
+use super::driver::Memory;
+use super::kernels::Faults;
+use super::plan::CudaRowPlan;
+use super::{layers, lookups, losses, normalize, report, retrieval, rows, updates};
+use crate::device::{IdColumn, Operation, TableShape};
+use crate::float::Float;
+use crate::sizes::{Layout, OperationBytes};
+
+impl Layout for Cuda {
+    const IS_APART: bool = true;
+
+    fn base_bytes() -> u64 {
+        Memory::taken(WORKSPACE_BYTES) + Memory::taken(size_of::<Faults>())
+    }
+
+    fn matrix_bytes(float: Float, rows: usize, columns: usize) -> u64 {
+        Memory::taken(Shape::of(float, rows, columns).bytes())
+    }
+
+    fn table_bytes(shape: TableShape) -> u64 {
+        Memory::taken(CudaTable::bytes(shape))
+    }
+
+    fn batch_bytes(schema: &BatchSchema) -> u64 {
+        CudaBatch::bytes_of(schema)
+    }
+
+    fn staging_bytes(schema: &BatchSchema) -> u64 {
+        CudaBatch::staging_bytes_of(schema)
+    }
+
+    fn softmax_bytes(rows: usize, columns: usize) -> u64 {
+        Self::matrix_bytes(Float::F32, 1, retrieval::Work::of(rows, columns).numbers())
+    }
+
+    fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64 {
+        CudaRowPlan::bytes_of(schema, groups)
+    }
+
+    fn report_bytes(numbers: usize) -> u64 {
+        Memory::taken(report::bytes(numbers))
+    }
+
+    fn operation_bytes(operation: &Operation<'_>) -> OperationBytes {
+        let own = match *operation {
+            Operation::Lookups { lookups, shapes, dense, .. } => {
+                lookups::constant_bytes(lookups, dense) + rows::constant_bytes(lookups, shapes)
+            }
+            Operation::Loss { classes, .. } => losses::constant_bytes(classes),
+            _ => 0,
+        };
+        OperationBytes { shared: Memory::taken(scratch_bytes(operation)), own }
+    }
+}
+
+/// What an operation asks of [`Cuda::scratch`] at most.
+pub(super) fn scratch_bytes(operation: &Operation<'_>) -> usize {
+    match *operation {
+        Operation::Layer { float, rows, inputs, outputs } => {
+            layers::scratch_bytes(float, rows, inputs, outputs)
+        }
+        Operation::Normalization { axis, rows, columns } => normalize::scratch_bytes(axis, rows, columns),
+        Operation::Lookups { schema, lookups, shapes, .. } => rows::scratch_bytes(schema, lookups, shapes),
+        Operation::Linear { rows, dense, outputs } => lookups::scratch_bytes(rows, dense, outputs),
+        Operation::Loss { rows, classes } => losses::scratch_bytes(rows, classes > 0),
+        Operation::Squares => updates::SCRATCH_BYTES,
+        Operation::Transfer { numbers } => numbers * size_of::<f32>(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{alone, count};
+    use super::*;
+    use crate::{Backend, Device};
+
+    #[test]
+    fn what_is_held_is_what_the_driver_has_given() {
+        let (stand_in, cuda) = alone();
+        // The driver's stand-in gives no more than it is asked for.
+        let is_held = || {
+            let (given, pieces) = (count(&stand_in, c"bytes"), count(&stand_in, c"allocations"));
+            let held = cuda.held_bytes();
+            assert!(
+                (given..given + 512 * pieces).contains(&held),
+                "{held} of {given} bytes, {pieces} pieces"
+            );
+            (held, pieces)
+        };
+        assert_eq!(is_held(), (Cuda::base_bytes(), 2));
+        let mut matrix = cuda.matrix(100, 30);
+        assert_eq!(is_held(), (Cuda::base_bytes() + Cuda::matrix_bytes(Float::F32, 100, 30), 3));
+        // What an operation works in gives way to what the next one does, and not the other way round.
+        for (numbers, more) in [(1_000, 4_096), (3_000, 12_288), (2_000, 12_288)] {
+            cuda.make_ready(&Operation::Transfer { numbers });
+            let planned = Cuda::base_bytes() + Cuda::matrix_bytes(Float::F32, 100, 30) + more;
+            assert_eq!(is_held(), (planned, 4), "{numbers}");
+        }
+        cuda.write_matrix(&mut matrix, &[1.0; 3_000]);
+        assert_eq!(is_held().1, 4);
+        drop(matrix);
+        cuda.read_matrix(&cuda.matrix(1, 1), &mut [0.0]);
+        assert_eq!(is_held(), (Cuda::base_bytes() + 12_288, 3));
+    }
+
+    #[test]
+    fn large_pieces_have_pages_of_their_own() {
+        let taken = [0, 1, 512, 513, 1 << 20, (1 << 20) + 1, 2 << 20, (2 << 20) + 1].map(Memory::taken);
+        assert_eq!(taken, [0, 512, 512, 1_024, 1 << 20, 2 << 20, 2 << 20, 4 << 20]);
+    }
+}

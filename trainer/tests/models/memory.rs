@@ -1,0 +1,80 @@
+//! What a plan says of a GPU's memory, and what is held of it.
+
+use std::sync::Arc;
+
+use millstream_backend::Cuda;
+use millstream_batch::{BatchBuffer, BatchHeader, BatchRef, BatchSchema, SlotLayout, Stream};
+use millstream_trainer::model::{Model, ModelPlan};
+use millstream_trainer::schedule::Step;
+use millstream_trainer::spec::{DeviceSpec, Precision, TrainingSpec};
+
+use crate::case::{Case, cuda, golden};
+
+/// What a GPU gives at least. A model of two parts that name the same numbers tells kernels so once, and plans it twice.
+const PIECE: u64 = 512;
+
+/// Has the model of `case` take a step on `batch`, score it and be copied, and holds what it has of a GPU then against its plan.
+fn assert_planned(case: &Case, training: TrainingSpec, schema: &BatchSchema, batch: BatchRef<'_>) {
+    let training = TrainingSpec { device: DeviceSpec::Cuda(0), ..training };
+    let plan = ModelPlan::new(&case.spec(), schema, &training).expect("a plan");
+    let model = Model::new(cuda(), &case.spec(), schema, &training);
+    let mut model: Model<Cuda> = model.expect("a model of the schema");
+    model.train_step(batch, Step::number(1)).expect("a batch of the schema");
+    let scores = training.outputs(schema.label_count()) * schema.rows as usize;
+    model.predict(batch, &mut vec![0.0; scores]).expect("a batch of the schema");
+    model.copy(&mut vec![0.0; model.copied_numbers()]);
+    let (held, planned) = (model.backend().held_bytes(), plan.parameter_bytes + plan.workspace_bytes);
+    let (precision, parts) = (training.precision, training.micro_batch_rows);
+    let most = held + PIECE;
+    assert!(
+        (held..=most).contains(&planned),
+        "{}, {precision:?}, in parts of {parts:?}: {planned} bytes are planned, {held} held",
+        case.name
+    );
+    assert_eq!(plan.copy_bytes, 4 * model.copied_numbers() as u64, "{}", case.name);
+    assert!(plan.staging_bytes > 4 * scores as u64, "{}", case.name);
+}
+
+/// A full batch of the first id of each feature.
+fn full(schema: &BatchSchema) -> BatchBuffer {
+    let layout = SlotLayout::of(schema).expect("a schema with rows");
+    let mut buffer = BatchBuffer::new(Arc::new(layout));
+    let mut slot = buffer.as_mut();
+    let rows = schema.rows;
+    let (stream, epoch, batch) = (Stream::Train, 0, 0);
+    slot.set_header(&BatchHeader { stream, epoch, batch, rows, global_rows: rows, last: false });
+    let sections = slot.sections();
+    sections.weights.expect("a weighted schema").fill(1.0);
+    for ((offsets, _), feature) in sections.ragged.into_iter().zip(&schema.ragged) {
+        offsets.iter_mut().zip(0..).for_each(|(offset, row)| *offset = row * feature.maximum);
+    }
+    buffer
+}
+
+#[test]
+fn a_gpu_holds_what_was_planned() {
+    let golden = golden();
+    for case in &golden.cases {
+        let schema = golden.schema(case);
+        let batch = golden.batch(case, 0);
+        let parts = (!case.needs_whole_batches()).then_some(schema.rows / 3);
+        for (precision, micro_batch_rows) in
+            [(Precision::Fp32, None), (Precision::Bf16, parts), (Precision::Fp16, None)]
+        {
+            let training = TrainingSpec { precision, micro_batch_rows, ..case.training(7) };
+            assert_planned(case, training, &schema, batch.as_ref());
+        }
+    }
+}
+
+/// Sums over rows are in more and more shares, and ids in pieces.
+#[test]
+fn what_many_rows_take_is_planned() {
+    let golden = golden();
+    let precisions = [Precision::Fp32, Precision::Bf16];
+    for (case, precision) in golden.cases.iter().step_by(5).zip(precisions.into_iter().cycle()) {
+        let schema = BatchSchema { rows: 1_100, ..golden.schema(case) };
+        let training = TrainingSpec { precision, ..case.training(7) };
+        assert_planned(case, training, &schema, full(&schema).as_ref());
+    }
+}
