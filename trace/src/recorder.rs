@@ -36,7 +36,15 @@ pub struct Recorder {
 struct State {
     recording: Recording,
     spans: usize,
-    tracks: HashMap<Option<ThreadId>, usize>,
+    tracks: HashMap<Owner, usize>,
+}
+
+/// Whose a track is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Owner {
+    Thread(ThreadId),
+    /// None's: by its name.
+    Device(String),
 }
 
 /// What was recorded.
@@ -153,6 +161,12 @@ impl Recorder {
         result
     }
 
+    /// Records a span that is no thread's, on the track `track`: of storage, or of a device with a clock of its own that
+    /// was brought onto this one.
+    pub fn add_to(&self, track: &str, span: Span) {
+        self.put(Owner::Device(track.to_owned()), span);
+    }
+
     /// The phase that training is in.
     pub fn current_phase(&self) -> Option<Phase> {
         let place = self.phase.load(Ordering::Relaxed).checked_sub(1)?;
@@ -166,8 +180,15 @@ impl Recorder {
         let Operation { name, work, shape } = operation;
         let name = Cow::Borrowed(name);
         let span = Span { name, category, phase, start_ns, end_ns, work, shape };
+        match category {
+            Category::Fetch => self.add_to(OVERLAPPING, span),
+            _ => self.put(Owner::Thread(thread::current().id()), span),
+        }
+    }
+
+    fn put(&self, owner: Owner, span: Span) {
         let mut state = self.lock();
-        if !self.is_on() || start_ns < state.recording.began_ns {
+        if !self.is_on() || span.start_ns < state.recording.began_ns {
             return;
         }
         if state.spans >= self.most_spans {
@@ -175,13 +196,13 @@ impl Recorder {
             return;
         }
         state.spans += 1;
-        let is_overlapping = category == Category::Fetch;
         let next = state.recording.tracks.len();
-        let thread = (!is_overlapping).then(|| thread::current().id());
-        let place = *state.tracks.entry(thread).or_insert(next);
+        let place = *state.tracks.entry(owner.clone()).or_insert(next);
         if place == next {
-            let of_thread = || thread::current().name().unwrap_or("thread").to_owned();
-            let name = if is_overlapping { OVERLAPPING.to_owned() } else { of_thread() };
+            let name = match owner {
+                Owner::Thread(_) => thread::current().name().unwrap_or("thread").to_owned(),
+                Owner::Device(name) => name,
+            };
             state.recording.tracks.push(Track { name, spans: Vec::new() });
         }
         state.recording.tracks[place].spans.push(span);

@@ -86,6 +86,8 @@ pub enum Phase {
     Update,
     /// Reading the loss.
     Read,
+    /// Giving the batch's slot back, which wakes ingest.
+    Release,
     /// Evaluating held-out rows.
     Evaluation,
     /// Copying the model for a checkpoint, or waiting for one.
@@ -96,7 +98,7 @@ pub enum Phase {
 
 impl Phase {
     /// All, in the order of a step.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Wait,
         Self::Upload,
         Self::Plan,
@@ -105,6 +107,7 @@ impl Phase {
         Self::Backward,
         Self::Update,
         Self::Read,
+        Self::Release,
         Self::Evaluation,
         Self::Checkpoint,
         Self::Events,
@@ -121,6 +124,7 @@ impl Phase {
             Self::Backward => "backward",
             Self::Update => "update",
             Self::Read => "read",
+            Self::Release => "release",
             Self::Evaluation => "evaluation",
             Self::Checkpoint => "checkpoint",
             Self::Events => "events",

@@ -7,6 +7,7 @@ mod device;
 mod error;
 mod float;
 mod host;
+mod measured;
 mod normalization;
 pub mod philox;
 mod reference;
@@ -22,10 +23,13 @@ pub use cuda::{
     CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaRowPlan, CudaTable, DEVICE_FAULT, DriverError,
     Fault, Found, Gpu, Libraries, LibraryError, OpenBlasError, ProgramError, Resources, Survey,
 };
-pub use device::{Device, IdColumn, Lookup, PLACE_BITS, Pooling, Scalar, TablePart, TablePlace, TableShape};
+pub use device::{
+    Device, IdColumn, Lookup, MatrixShape, PLACE_BITS, Pooling, Scalar, TablePart, TablePlace, TableShape,
+};
 pub use error::{BackendError, BatchError};
 pub use float::Float;
 pub use host::HostBatch;
+pub use measured::{Floors, Measured, MeasuredBatch, MeasuredPlan};
 pub use normalization::{Axis, Normalization, Normalized};
 pub use reference::{Reference, ReferenceMatrix, ReferencePlan, ReferenceTable};
 pub use retrieval::InBatchSoftmax;

@@ -22,6 +22,7 @@ mod wide_deep;
 
 use millstream_backend::{Backend, BatchError, Device, Scalar, Sizes, TablePart, TablePlace, Task};
 use millstream_batch::{BatchRef, BatchSchema};
+use millstream_trace::Phase;
 
 use crate::learner::{Descent, Measure};
 use crate::loss::LossSum;
@@ -225,44 +226,48 @@ impl<B: Backend> Model<B> {
         let Self { backend, parts, seed, tasks, clip, host_sums, .. } = self;
         let Parts { network, batch: uploaded, plan, by_logits, rows: most, sums, .. } = parts;
         let Parts { scaling, scale, squares, .. } = parts;
-        backend.upload(batch, uploaded)?;
+        backend.phase(Phase::Upload, || backend.upload(batch, uploaded))?;
         let rows = batch.rows();
         if rows == 0 {
             return Ok(LossSum::default());
         }
-        backend.plan_rows(uploaded, plan);
+        backend.phase(Phase::Plan, || backend.plan_rows(uploaded, plan));
         let network = network.compute();
         backend.clear(tasks.len(), sums);
         for pass in Pass::all(rows, *most, Purpose::training(*seed, step.number)) {
-            network.forward(backend, uploaded, &pass);
+            backend.phase(Phase::Forward, || network.forward(backend, uploaded, &pass));
             let of_pass = by_logits.of_pass();
-            network.loss(backend, tasks, uploaded, &pass, of_pass, sums);
-            if let Some(scaling) = scaling {
-                network.scale(backend, &pass, &scaling.state, of_pass);
-            }
-            network.backward(backend, uploaded, &pass, of_pass);
+            backend.phase(Phase::Loss, || {
+                network.loss(backend, tasks, uploaded, &pass, of_pass, sums);
+                if let Some(scaling) = scaling {
+                    network.scale(backend, &pass, &scaling.state, of_pass);
+                }
+            });
+            backend.phase(Phase::Backward, || network.backward(backend, uploaded, &pass, of_pass));
             by_logits.keep(backend, &pass);
         }
         let by_logits = by_logits.of_batch();
         let touched = (&*uploaded, &*plan);
-        let norm = clip.norm.map(f64::from);
-        if norm.is_some() || scaling.is_some() {
-            backend.clear(1, squares);
-            network.learn(by_logits, &mut Measure { backend, touched, squares });
-        }
-        let mut step = step;
-        match (scaling.as_mut(), norm) {
-            (Some(Scaling { rule, state, known }), norm) => {
-                step.number -= u64::from(known.skipped_steps);
-                backend.unscale(rule, norm, squares, state, scale);
+        backend.phase(Phase::Update, || {
+            let norm = clip.norm.map(f64::from);
+            if norm.is_some() || scaling.is_some() {
+                backend.clear(1, squares);
+                network.learn(by_logits, &mut Measure { backend, touched, squares });
             }
-            (None, Some(norm)) => backend.clip_scale(norm, squares, scale),
-            (None, None) => {}
-        }
-        let clip = clip.value.map_or(f64::INFINITY, f64::from);
-        network.learn(by_logits, &mut Descent { backend, touched, scale, clip, step });
+            let mut step = step;
+            match (scaling.as_mut(), norm) {
+                (Some(Scaling { rule, state, known }), norm) => {
+                    step.number -= u64::from(known.skipped_steps);
+                    backend.unscale(rule, norm, squares, state, scale);
+                }
+                (None, Some(norm)) => backend.clip_scale(norm, squares, scale),
+                (None, None) => {}
+            }
+            let clip = clip.value.map_or(f64::INFINITY, f64::from);
+            network.learn(by_logits, &mut Descent { backend, touched, scale, clip, step });
+        });
         let (values, of_tasks) = host_sums;
-        backend.read_matrix(sums, values);
+        backend.phase(Phase::Read, || backend.read_matrix(sums, values));
         for (sum, values) in of_tasks.iter_mut().zip(values.chunks_exact(2)) {
             *sum = LossSum { loss: values[0].to_f64(), weight: values[1].to_f64() };
         }
@@ -313,6 +318,11 @@ impl<B: Backend> Model<B> {
     /// What it computes on, for people.
     pub fn device(&self) -> String {
         self.backend.describe()
+    }
+
+    /// What it computes on.
+    pub fn backend(&self) -> &B {
+        &self.backend
     }
 
     /// Where the loss scale stands, where there is one.

@@ -280,6 +280,11 @@ where
         self.scorer.model.device()
     }
 
+    /// What it computes on.
+    pub fn backend(&self) -> &B {
+        self.scorer.model.backend()
+    }
+
     /// Steps taken.
     pub fn step(&self) -> u64 {
         self.step

@@ -5,7 +5,7 @@ use std::ops::Range;
 use millstream_batch::{BatchRef, BatchSchema};
 
 use super::batch::CudaBatch;
-use super::buffers::{CudaMatrix, CudaTable, Shape};
+use super::buffers::{CudaMatrix, CudaTable, Shape, number_bytes};
 use super::interactions::{CrossParts, MixtureParts};
 use super::lookups::LinearPart;
 use super::moves::bytes_mut;
@@ -13,7 +13,7 @@ use super::plan::CudaRowPlan;
 use super::retrieval::Work;
 use super::{Cuda, bytes_of, must, must_have};
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
-use crate::device::{Device, IdColumn, Lookup, TablePart, TableShape};
+use crate::device::{Device, IdColumn, Lookup, MatrixShape, TablePart, TableShape};
 use crate::error::BatchError;
 use crate::float::Float;
 use crate::normalization::{Axis, Normalization, Normalized};
@@ -57,6 +57,15 @@ impl Backend for Cuda {
     fn describe(&self) -> String {
         let gpu = self.gpu();
         format!("GPU {}, {}", gpu.number, gpu.name)
+    }
+
+    fn matrix_shape(matrix: &CudaMatrix) -> MatrixShape {
+        let number_bytes = number_bytes(matrix.float());
+        MatrixShape { rows: matrix.rows(), columns: matrix.columns(), number_bytes }
+    }
+
+    fn table_shape(table: &CudaTable) -> TableShape {
+        table.shape()
     }
 
     fn write_matrix(&self, matrix: &mut CudaMatrix, values: &[f32]) {
