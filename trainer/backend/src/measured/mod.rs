@@ -394,7 +394,7 @@ impl<B: Backend> Backend for Measured<B> {
             cost::pairs(rows, shape, false, 4, moved)
         });
         self.run(operation, |backend| {
-            backend.fm_backward(rows, vectors, shape, out_gradient, vectors_gradient)
+            backend.fm_backward(rows, vectors, shape, out_gradient, vectors_gradient);
         });
     }
 
