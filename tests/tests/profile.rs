@@ -59,7 +59,6 @@ impl Bench {
             let refused = self.shell.run(&["profile", id, "--steps", "1", "--output", "second.json"]);
             refused.stderr.contains("it is being profiled already, and one profile is recorded at a time")
         });
-        assert!(!self.job.directory().join("second.json").exists());
         profile
     }
 }
