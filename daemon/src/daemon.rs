@@ -25,7 +25,7 @@ use crate::scoring::{self, Scorer};
 use crate::state::{
     History, JobRecord, JobSource, JobState, LogLevel, LogRecord, Metrics, Store, StoreError, now_ms,
 };
-use crate::supervisor::{Book, Control, Stop, Supervisor};
+use crate::supervisor::{Book, Control, PendingProfile, Stop, Supervisor};
 
 /// Jobs that may wait for their turn.
 const QUEUE: usize = 10_000;
@@ -270,6 +270,24 @@ impl Daemon {
         }
         let committed = live.control.checkpoint()?;
         committed.await.map_err(|_| anyhow!("job {} ended before the checkpoint was taken", record.id))
+    }
+
+    /// Records the next `steps` steps of a job that trains, and the ingest that feeds them. Dropping what is returned
+    /// calls that off.
+    ///
+    /// # Errors
+    /// When there is no such job, or it takes no steps.
+    pub(crate) fn profile(&self, id: &str, steps: u64) -> Result<(String, PendingProfile)> {
+        let JobRecord { id, state, .. } = self.show(id)?;
+        match state {
+            JobState::Queued => bail!("job {id} waits for its turn and takes no steps yet"),
+            JobState::Preparing => bail!("job {id} is being prepared and takes no steps yet"),
+            JobState::Running => {}
+            _ => bail!("job {id} is over: {state}"),
+        }
+        let live = self.shared.live(&id).with_context(|| format!("job {id} is over"))?;
+        let pending = live.control.profile(steps).with_context(|| format!("job {id}"))?;
+        Ok((id, pending))
     }
 
     /// Scores held-out data with a checkpoint. `target` is a job's id, or the directory of a job or of a

@@ -35,5 +35,7 @@ pub mod worker;
 
 /// Ingest, for the command line's tools that work on files without a job.
 pub use millstream_pipeline as pipeline;
+/// What spans are, for who reads a profile.
+pub use millstream_trace as trace;
 /// Training's own words, for who describes a job.
 pub use millstream_trainer as trainer;

@@ -4,6 +4,8 @@
 //! of the API's types goes further. A mistake in a job file is `INVALID_ARGUMENT`, a job that is not there
 //! `NOT_FOUND`, and what was tried and failed `UNKNOWN` with its message.
 
+mod profile;
+
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
@@ -11,8 +13,8 @@ use futures::stream::{self, Stream, StreamExt};
 use millstream_control::MAX_MESSAGE_BYTES;
 use millstream_control::proto::control_server::{Control, ControlServer};
 use millstream_control::proto::{
-    self, CheckpointReply, JobRequest, ListReply, ListRequest, LogLine, LogsRequest, ScoreRequest, Scores,
-    SubmitRequest,
+    self, CheckpointReply, JobRequest, ListReply, ListRequest, LogLine, LogsRequest, ProfileReply,
+    ProfileRequest, ScoreRequest, Scores, SubmitRequest,
 };
 use millstream_pipeline::ingest::{CacheStats, Diagnosis, Explanation, Resources, StageUse};
 use tokio::io::DuplexStream;
@@ -117,6 +119,14 @@ impl Control for Service {
     async fn explain(&self, request: Request<JobRequest>) -> Reply<proto::Explanation> {
         let explained = self.daemon.explain(&request.into_inner().id).map_err(|error| failed(&error))?;
         Ok(Response::new(explanation_message(&explained)))
+    }
+
+    type ProfileStream = Replies<ProfileReply>;
+
+    async fn profile(&self, request: Request<ProfileRequest>) -> Reply<Self::ProfileStream> {
+        let ProfileRequest { id, steps } = request.into_inner();
+        let (id, pending) = self.daemon.profile(&id, steps.max(1)).map_err(|error| failed(&error))?;
+        Ok(Response::new(profile::replies(id, pending)))
     }
 
     async fn cancel(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
@@ -372,6 +382,7 @@ mod tests {
         assert!(unknown(client.checkpoint("nope").await.unwrap_err()));
         assert!(unknown(client.explain("nope").await.unwrap_err()));
         assert!(unknown(client.history("nope").await.unwrap_err()));
+        assert!(unknown(client.profile("nope", 1).await.unwrap_err()));
         assert!(unknown(client.watch("nope").await.unwrap_err()));
         assert!(unknown(client.logs("nope", true).await.unwrap_err()));
         let nothing = ScoreRequest { target: "nope".into(), data: vec![], base: "/".into(), best: false };

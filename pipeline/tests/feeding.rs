@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use millstream_pipeline::spec::{
     DataSpec, FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize, OnBadRecord,
 };
 use millstream_pipeline::transform::Transform;
+use millstream_trace::{Category, Recorder};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use tokio::runtime::Runtime;
@@ -164,6 +166,34 @@ fn parquet_is_fed_exactly_once_and_resumed_anywhere() {
     let report = check(&plan, &(0..FILES * ROWS).collect::<Vec<_>>());
     assert_eq!(report.stats.rows, 4 * (FILES * ROWS) as u64);
     assert!(report.stats.bytes > 0);
+}
+
+#[test]
+fn a_feed_that_is_recorded_is_the_same_and_tells_the_work_of_every_stage() {
+    let directory = tempfile::tempdir().unwrap();
+    write_parquet(directory.path());
+    let runtime = Runtime::new().unwrap();
+    let plan = plan(&spec(directory.path(), OnBadRecord::Fail), "*.parquet", &runtime);
+    let (unrecorded, _) = run(&plan, plan.start());
+    let recorder = Arc::new(Recorder::default());
+    let plan = plan.recorded_by(&recorder);
+    recorder.begin();
+    let (recorded, report) = run(&plan, plan.start());
+    let recording = recorder.end();
+    assert_eq!(recorded, unrecorded);
+    let spans = recording.tracks.iter().flat_map(|track| &track.spans);
+    let rows_of = |stage: &str| {
+        let of_stage = spans.clone().filter(|span| span.category == Category::Ingest && span.name == stage);
+        of_stage.map(|span| span.work.rows).sum::<u64>()
+    };
+    let rows = 4 * (FILES * ROWS) as u64;
+    assert_eq!(["decode", "transform", "shuffle", "pack"].map(rows_of), [rows; 4]);
+    let decoded = spans.clone().filter(|span| span.name == "decode").map(|span| span.work.bytes).sum::<u64>();
+    assert_eq!(decoded, report.unwrap().stats.bytes);
+    assert!(spans.clone().any(|span| span.name == "wait for a window"));
+    // One track for the packer, and one for each lane.
+    let names: BTreeSet<&str> = recording.tracks.iter().map(|track| track.name.as_str()).collect();
+    assert!(names.contains("ingest-packer") && names.contains("ingest-lane-0"), "{names:?}");
 }
 
 #[test]

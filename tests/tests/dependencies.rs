@@ -13,13 +13,17 @@ use cargo_metadata::{Metadata, MetadataCommand, Package, Target};
 
 /// Every crate of the workspace, and the crates of the workspace that it may depend on, in its code as in
 /// its tests and build script.
-const MAY_KNOW: [(&str, &[&str]); 13] = [
+const MAY_KNOW: [(&str, &[&str]); 14] = [
+    ("millstream-trace", &[]),
     ("millstream-batch", &[]),
     ("millstream-disk", &[]),
     ("millstream-control", &[]),
-    ("millstream-pipeline", &["millstream-batch", "millstream-disk"]),
-    ("millstream-backend", &["millstream-batch", "millstream-test-cuda"]),
-    ("millstream-trainer", &["millstream-backend", "millstream-batch", "millstream-test-cuda"]),
+    ("millstream-pipeline", &["millstream-batch", "millstream-disk", "millstream-trace"]),
+    ("millstream-backend", &["millstream-batch", "millstream-test-cuda", "millstream-trace"]),
+    (
+        "millstream-trainer",
+        &["millstream-backend", "millstream-batch", "millstream-test-cuda", "millstream-trace"],
+    ),
     (
         "millstream-daemon",
         &[
@@ -27,6 +31,7 @@ const MAY_KNOW: [(&str, &[&str]); 13] = [
             "millstream-batch",
             "millstream-control",
             "millstream-pipeline",
+            "millstream-trace",
             "millstream-trainer",
         ],
     ),
@@ -55,8 +60,8 @@ const MAY_KNOW: [(&str, &[&str]); 13] = [
 ];
 
 /// Crates whose code is synchronous, on threads of its own: no runtime in them.
-const SYNCHRONOUS: [&str; 4] =
-    ["millstream-batch", "millstream-disk", "millstream-backend", "millstream-trainer"];
+const SYNCHRONOUS: [&str; 5] =
+    ["millstream-trace", "millstream-batch", "millstream-disk", "millstream-backend", "millstream-trainer"];
 
 /// Where `unsafe` may live: memory and the ring; buffers that the kernel fills; kernels.
 const UNSAFE: [&str; 3] = ["millstream-batch", "millstream-disk", "millstream-backend"];
@@ -116,12 +121,13 @@ fn pipeline_and_trainer_never_see_each_other() {
             "millstream-backend",
             "millstream-batch",
             "millstream-test-cuda",
+            "millstream-trace",
             "millstream-trainer"
         ])
     );
     assert_eq!(
         reachable("millstream-pipeline"),
-        BTreeSet::from(["millstream-batch", "millstream-disk", "millstream-pipeline"])
+        BTreeSet::from(["millstream-batch", "millstream-disk", "millstream-pipeline", "millstream-trace"])
     );
 }
 

@@ -64,6 +64,8 @@ Examples:
   millstream explain census-2f9c
   millstream explain census --json | jq '.recent | .bound, .advice'")]
     Explain(JobId),
+    /// Record a running job's next steps: where their time goes, as tables and as a trace to look at
+    Profile(JobProfile),
     /// Show a job's loss and metrics over its steps, as a plot or a picture
     History(JobHistory),
     /// Print a job's log
@@ -184,6 +186,39 @@ pub(crate) struct Logs {
     /// Go on printing until the job ends
     #[arg(short, long)]
     pub(crate) follow: bool,
+}
+
+/// `profile`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+FILE has every stage of ingest and every operation of training on one line of time, in Chrome's trace
+event format. Open it at https://ui.perfetto.dev, which keeps it in your browser, or in Chrome at
+chrome://tracing.
+
+MS is the time a step, and CALLS the calls a step. GB/S counts each input of an operation read once and
+each output written once, GFLOP/S its additions and multiplications. ROOFLINE is the least time that
+the operation could take on this device over the time that it took: by its bytes at the rate at which
+the device copies 64 MiB, or by its FLOPs at the rate at which it multiplies large matrices in the
+job's precision, whichever is longer. Both rates are measured after the steps. What lies in the
+processor's caches moves faster than memory, so that small operations may be above 100 %.
+
+The job trains as ever, and to the same bits; recording costs it some microseconds a step. It is to be
+a job of a daemon (`submit`, or `train` while `millstreamd` runs). Ctrl-C ends the recording, and not
+the job.
+
+Examples:
+  millstream profile census-2f9c
+  millstream profile census --steps 200 --output slow.trace.json
+  millstream profile census --json | jq '.phases[] | [.phase, .share]'")]
+pub(crate) struct JobProfile {
+    #[command(flatten)]
+    pub(crate) job: JobId,
+    /// Steps to record
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) steps: u64,
+    /// Where the trace goes, in place of a file that was there [default: JOB_ID.trace.json, here]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 /// `history`

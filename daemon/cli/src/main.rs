@@ -13,6 +13,7 @@ mod interrupt;
 mod job_file;
 mod messages;
 mod plot;
+mod profile;
 mod progress;
 mod screen;
 mod table;

@@ -99,6 +99,17 @@ impl Gauge {
         Self { bar }
     }
 
+    /// For so many steps.
+    pub(crate) fn steps(screen: &Screen, label: &'static str, steps: u64) -> Self {
+        let bar = screen.is_terminal().then(|| {
+            let bar = ProgressBar::new(steps);
+            bar.set_style(style(true, screen.has_colours()));
+            bar.set_prefix(label);
+            screen.bars().add(bar)
+        });
+        Self { bar }
+    }
+
     /// Shows that `done` is done.
     pub(crate) fn update(&self, done: u64) {
         if let Some(bar) = &self.bar {

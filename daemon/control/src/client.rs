@@ -15,7 +15,7 @@ use crate::MAX_MESSAGE_BYTES;
 use crate::proto::control_client::ControlClient;
 use crate::proto::{
     CheckpointReply, Explanation, History, Job, JobRequest, ListRequest, LogLine, LogsRequest, Metrics,
-    ScoreRequest, Scores, SubmitRequest,
+    ProfileReply, ProfileRequest, ScoreRequest, Scores, SubmitRequest,
 };
 
 /// A connection to a daemon.
@@ -168,6 +168,15 @@ impl Client {
     /// `NotFound` when there is no such job, `Failed` when it does not run.
     pub async fn explain(&mut self, id: &str) -> Result<Explanation, ClientError> {
         Ok(self.inner.explain(job(id)).await?.into_inner())
+    }
+
+    /// Records the next steps of a running job, until what is returned is dropped.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such job, `Failed` when it takes no steps; what fails later comes with the replies.
+    pub async fn profile(&mut self, id: &str, steps: u64) -> Result<Replies<ProfileReply>, ClientError> {
+        let request = ProfileRequest { id: id.to_owned(), steps };
+        Ok(Replies(self.inner.profile(request).await?.into_inner()))
     }
 
     /// Stops a job after a checkpoint, and returns once it has ended.

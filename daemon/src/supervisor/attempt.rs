@@ -9,10 +9,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use millstream_pipeline::ingest::{Bound, Diagnosis};
 
-use super::{Event, Prepared, Supervisor};
+use super::profile::Profiling;
+use super::{Event, Prepared, ProfileRequest, Supervisor};
 use crate::auto_batch::available;
 use crate::feed::{self, Feed};
 use crate::job::Job;
@@ -62,6 +63,8 @@ pub(super) struct Attempt<'a> {
     feed: Option<Feed>,
     /// What fills the ring of an evaluation, while there is one that is fed aside.
     aside: Option<Feed>,
+    /// What somebody waits for, if anybody does.
+    profiling: Option<Profiling>,
     /// The last word on how the attempt ended.
     verdict: Option<Verdict>,
     /// When the worker is killed, once it was told to stop.
@@ -107,7 +110,9 @@ impl<'a> Attempt<'a> {
             .map_err(died)?;
         supervisor.book.change(|record| record.attempts += 1);
         let (feed, aside, verdict, deadline, totals) = (None, None, None, None, Totals::default());
-        let mut attempt = Self { prepared, worker, feed, aside, verdict, deadline, totals, kills_before };
+        let profiling = None;
+        let mut attempt =
+            Self { prepared, worker, feed, aside, profiling, verdict, deadline, totals, kills_before };
         let job = &prepared.job;
         let checkpoint = &job.checkpoint;
         let role = Role::Train(Box::new(TrainRole {
@@ -163,6 +168,7 @@ impl<'a> Attempt<'a> {
                         self.tell(&ToWorker::Checkpoint);
                     }
                 }
+                Some(Event::Profile(request)) => self.profile(request),
                 Some(Event::Stop) => {}
                 Some(Event::WorkerGone) => break,
                 None => {
@@ -228,6 +234,18 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
+    /// Has the worker record its next steps.
+    fn profile(&mut self, request: ProfileRequest) {
+        if self.feed.is_none() {
+            request.refuse(anyhow!("its worker is starting and takes no steps yet; try again in a moment"));
+        } else if self.profiling.is_some() {
+            request.refuse(anyhow!("it is being profiled already, and one profile is recorded at a time"));
+        } else {
+            self.tell(&ToWorker::Profile { steps: request.steps });
+            self.profiling = Some(Profiling::new(request));
+        }
+    }
+
     /// Tells the worker something. One that cannot take it has died, and is heard of as any that has.
     fn tell(&mut self, message: &ToWorker) {
         if let Err(error) = self.worker.send(message) {
@@ -245,6 +263,22 @@ impl<'a> Attempt<'a> {
                 // All of its rows are used.
                 self.aside = None;
                 evaluated((step, epoch, ends_epoch), metrics, supervisor);
+            }
+            FromWorker::Profiling { steps, is_over } => {
+                let profiling = self.profiling.as_mut();
+                if profiling.is_some_and(|profiling| profiling.recorded(steps, is_over, supervisor)) {
+                    self.tell(&ToWorker::EndProfile);
+                }
+            }
+            FromWorker::Spans(track) => {
+                if let Some(profiling) = &mut self.profiling {
+                    profiling.add(track);
+                }
+            }
+            FromWorker::Profiled(profile) => {
+                if let Some(profiling) = self.profiling.take() {
+                    profiling.finish(profile, self.worker.pid());
+                }
             }
             FromWorker::Warned { message } => supervisor.book.log(LogLevel::Warn, &message),
             FromWorker::Done { stopped_early } => self.verdict = Some(Verdict::Done(stopped_early)),
@@ -291,7 +325,22 @@ impl<'a> Attempt<'a> {
     }
 
     /// Takes everything down and says how it went.
-    fn end(self, supervisor: &Supervisor) -> Outcome {
+    fn end(mut self, supervisor: &Supervisor) -> Outcome {
+        let profiling = self.profiling.take();
+        let outcome = self.take_down(supervisor);
+        if let Some(profiling) = profiling {
+            let why = match &outcome {
+                Outcome::Finished(_) => "the job has ended",
+                Outcome::Stopped => "the job was stopped",
+                Outcome::Failed(reason) => reason,
+                Outcome::Died(death) => &death.reason,
+            };
+            profiling.lose(why, supervisor);
+        }
+        outcome
+    }
+
+    fn take_down(self, supervisor: &Supervisor) -> Outcome {
         let stopped = supervisor.control.stop_wanted().is_some();
         // Past a deadline there is nothing left to wait for.
         let limit = if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {

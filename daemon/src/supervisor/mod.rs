@@ -19,6 +19,7 @@
 mod attempt;
 mod book;
 mod prepare;
+mod profile;
 mod tries;
 
 use std::path::PathBuf;
@@ -27,7 +28,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use millstream_pipeline::ingest::{Explanation, IngestControl};
 use millstream_pipeline::storage::Stores;
 use millstream_trainer::checkpoint::CheckpointStore;
@@ -44,6 +45,7 @@ use crate::worker::protocol::FromWorker;
 use attempt::{Attempt, Death, Outcome};
 pub(crate) use book::Book;
 pub(crate) use prepare::Prepared;
+pub(crate) use profile::{PendingProfile, Profile, ProfileRequest};
 use tries::Tries;
 
 /// Events that a job's thread has not taken up yet.
@@ -58,6 +60,8 @@ pub(crate) enum Event {
     Stop,
     /// A checkpoint is asked for.
     Checkpoint(oneshot::Sender<Committed>),
+    /// Steps are to be recorded.
+    Profile(ProfileRequest),
     /// The worker says something.
     Worker(FromWorker),
     /// The worker has gone; the last event of an attempt.
@@ -123,8 +127,23 @@ impl Control {
     /// When the job has ended, or too much is asked of it at once.
     pub(crate) fn checkpoint(&self) -> Result<oneshot::Receiver<Committed>> {
         let (reply, committed) = oneshot::channel();
-        match self.events.try_send(Event::Checkpoint(reply)) {
-            Ok(()) => Ok(committed),
+        self.ask(Event::Checkpoint(reply))?;
+        Ok(committed)
+    }
+
+    /// Asks for a profile of the next `steps` steps.
+    ///
+    /// # Errors
+    /// As [`Control::checkpoint`].
+    pub(crate) fn profile(&self, steps: u64) -> Result<PendingProfile> {
+        let (request, pending) = ProfileRequest::new(steps);
+        self.ask(Event::Profile(request))?;
+        Ok(pending)
+    }
+
+    fn ask(&self, event: Event) -> Result<()> {
+        match self.events.try_send(event) {
+            Ok(()) => Ok(()),
             Err(TrySendError::Full(_)) => bail!("the job is busy; try again"),
             Err(TrySendError::Disconnected(_)) => bail!("the job has ended"),
         }
@@ -320,6 +339,9 @@ impl Supervisor {
             self.check_stop()?;
             match self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(Event::Checkpoint(reply)) => self.wanted.push(reply),
+                Ok(Event::Profile(request)) => {
+                    request.refuse(anyhow!("its worker has died, and the next one is not there yet"));
+                }
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Ok(()),
             }

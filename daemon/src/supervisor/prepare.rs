@@ -83,8 +83,8 @@ pub(super) fn prepare(
         batch: plan.batch,
         directory,
         schema: plan.schema,
-        plan: plan.ingest,
-        eval_plan: plan.eval_ingest,
+        plan: plan.ingest.recorded_by(stores.recorder()),
+        eval_plan: plan.eval_ingest.map(|plan| plan.recorded_by(stores.recorder())),
         warm_start,
     })
 }

@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::panic;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use anyhow::{Context, Result, bail};
@@ -36,6 +36,9 @@ use super::{device, score, train};
 pub(super) struct Wishes {
     checkpoint: AtomicBool,
     stop: AtomicU8,
+    /// Steps to be recorded; 0 while none are.
+    profile: AtomicU64,
+    profile_unwanted: AtomicBool,
 }
 
 /// What the worker hears of its daemon once it has its ring.
@@ -201,6 +204,16 @@ impl Wishes {
         self.checkpoint.swap(false, Ordering::AcqRel)
     }
 
+    /// How many steps are to be recorded, if any; asking takes the wish.
+    pub(super) fn take_profile(&self) -> Option<u64> {
+        Some(self.profile.swap(0, Ordering::AcqRel)).filter(|&steps| steps > 0)
+    }
+
+    /// Whether nobody wants what is being recorded; asking takes the wish.
+    pub(super) fn take_profile_unwanted(&self) -> bool {
+        self.profile_unwanted.swap(false, Ordering::AcqRel)
+    }
+
     /// How to end early, if that is wanted.
     pub(super) fn stop(&self) -> Option<Stop> {
         let stop = self.stop.load(Ordering::Acquire);
@@ -214,6 +227,16 @@ impl Listener {
             let stop = match protocol::receive(&mut self.socket) {
                 Ok(Some(ToWorker::Checkpoint)) => {
                     self.wishes.checkpoint.store(true, Ordering::Release);
+                    continue;
+                }
+                Ok(Some(ToWorker::Profile { steps })) => {
+                    // What is not wanted any more is what was asked for before.
+                    self.wishes.profile_unwanted.store(false, Ordering::Release);
+                    self.wishes.profile.store(steps, Ordering::Release);
+                    continue;
+                }
+                Ok(Some(ToWorker::EndProfile)) => {
+                    self.wishes.profile_unwanted.store(true, Ordering::Release);
                     continue;
                 }
                 Ok(Some(ToWorker::EvalRing)) => match self.hand_ring_on() {

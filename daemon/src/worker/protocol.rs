@@ -13,6 +13,8 @@
 //!         <-------------------------------   Progress, Checkpointed, Evaluated, Warned, Scores
 //!         <-------------------------------   EvalDue
 //!   EvalRing, a ring's descriptors ------>   evaluates its batches and goes on training
+//!   Profile, EndProfile ----------------->   records its next steps
+//!         <-------------------------------   Profiling, as it does; Spans, as many as it takes; Profiled
 //!         <-------------------------------   one of Done, Stopped, InputLost, Failed
 //! ```
 //!
@@ -25,10 +27,12 @@
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 
+use millstream_backend::Floors;
 use millstream_batch::BatchSchema;
+use millstream_trace::Track;
 pub use millstream_trainer::metrics::Metrics;
 pub use millstream_trainer::session::JudgeSpec;
-use millstream_trainer::spec::{DeviceSpec, ModelSpec, TrainingSpec};
+use millstream_trainer::spec::{DeviceSpec, ModelSpec, Precision, TrainingSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -38,6 +42,9 @@ use crate::auto_batch::TrialSpec;
 
 /// The longest message. A schema of ten thousand features, or [`SCORES_PER_MESSAGE`] scores, stay far below.
 pub const MAXIMUM_MESSAGE_BYTES: usize = 16 << 20;
+
+/// The most spans in one [`FromWorker::Spans`].
+pub const SPANS_PER_MESSAGE: usize = 8192;
 
 /// The most scores in one [`FromWorker::Scores`].
 pub const SCORES_PER_MESSAGE: usize = 8192;
@@ -55,6 +62,13 @@ pub enum ToWorker {
     Checkpoint,
     /// The answer to [`FromWorker::EvalDue`]; the descriptors of a ring follow.
     EvalRing,
+    /// Record the next steps, and say what was recorded.
+    Profile {
+        /// How many.
+        steps: u64,
+    },
+    /// Nobody wants to know any more: the recording ends after the present step.
+    EndProfile,
     /// End after the present step.
     Stop {
         /// Take a checkpoint first.
@@ -207,6 +221,17 @@ pub enum FromWorker {
         /// What.
         message: String,
     },
+    /// Steps are being recorded.
+    Profiling {
+        /// So many so far.
+        steps: u64,
+        /// Whether that is all of them; the spans follow.
+        is_over: bool,
+    },
+    /// Some of the spans that were recorded.
+    Spans(Track),
+    /// All spans were told.
+    Profiled(WorkerProfile),
     /// Scores of the next rows, in the order of the data.
     Scores {
         /// One a row of the first label, then as many of the next.
@@ -226,6 +251,27 @@ pub enum FromWorker {
         /// Why.
         message: String,
     },
+}
+
+/// What a worker recorded, besides the spans.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkerProfile {
+    /// From when, as [`millstream_trace::Span::start_ns`],
+    pub began_ns: u64,
+    /// to when.
+    pub ended_ns: u64,
+    /// The step before the first that was recorded.
+    pub after_step: u64,
+    /// Steps recorded.
+    pub steps: u64,
+    /// Rows of them.
+    pub examples: u64,
+    /// Whether there was room for no more spans, so that recording ended early.
+    pub is_full: bool,
+    /// What the device can do at the most, measured afterwards.
+    pub floors: Floors,
+    /// The arithmetic of the job.
+    pub precision: Precision,
 }
 
 /// How far training is.

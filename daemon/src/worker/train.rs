@@ -8,17 +8,20 @@
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use millstream_backend::Backend;
+use millstream_backend::{Backend, Measured};
 use millstream_batch::{BatchRef, BatchSchema, Consumer, Leased, RingError, Stream};
+use millstream_trace::{Category, Phase, Recorder, Work};
 use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore, Extent};
 use millstream_trainer::loss::LossSum;
 use millstream_trainer::session::{Judged, Session, SessionError};
 
 use super::keeper::{Cadence, Keeper};
 use super::process::{Ended, Heard, Link, Stop};
+use super::profiler::Profiler;
 use super::protocol::{EvalCadence, FromWorker, Progress, Restored, TrainRole};
 use super::tensorboard::{EventSpec, EventWriter};
 use super::{device, trial};
@@ -33,7 +36,7 @@ const REPORT_PERIOD: Duration = Duration::from_millis(100);
 
 /// A job being trained.
 struct Training<'a, B: Backend> {
-    session: Session<B>,
+    session: Session<Measured<B>>,
     /// When held-out rows are asked for; `None` where they come between those of training.
     evaluation: Option<EvalCadence>,
     /// Whether the last step was the last of its epoch.
@@ -44,6 +47,7 @@ struct Training<'a, B: Backend> {
     events: Option<EventWriter>,
     /// Whether it was said that events cannot be written.
     events_warned: bool,
+    profiler: Profiler,
     heard: Heard,
     link: &'a mut Link,
 }
@@ -78,6 +82,8 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
         warm_start: from,
         trial,
     } = role;
+    let recorder = Arc::new(Recorder::default());
+    let open = |threads| Ok::<_, anyhow::Error>(Measured::new(open(threads)?, Arc::clone(&recorder)));
     let cadence = Cadence { every_steps, keep };
     let _lock = lock(&directory)?;
     let analysis = directory.join(runs::ANALYSIS);
@@ -107,6 +113,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
     let carried = vec![(runs::JOB, job.clone().into_bytes()), (runs::ANALYSIS, analysis)];
     let keeper = Keeper::new(cadence, &session, store, carried, committed)?;
     let (meter, events_warned) = (Meter::new(Instant::now()), false);
+    let profiler = Profiler::new(Arc::clone(&recorder), training.precision);
     let mut training = Training {
         session,
         evaluation,
@@ -115,6 +122,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
         meter,
         events: None,
         events_warned,
+        profiler,
         heard,
         link,
     };
@@ -122,6 +130,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
         training.begin_events(spec, &job)?;
     }
     let ended = training.follow(ring)?;
+    training.profiler.end(&training.session, true, training.link)?;
     training.report()?;
     training.record(|events, session| events.end(session.step()))?;
     training.tell_skipped()?;
@@ -171,17 +180,18 @@ fn restore<B: Backend<Scalar = f32>>(
 impl<B: Backend<Scalar = f32>> Training<'_, B> {
     fn follow(&mut self, mut ring: Consumer) -> Result<Ended> {
         let _pinned = device::pinned(self.session.pin(&ring.pages()), self.link)?;
+        let recorder = Arc::clone(self.profiler.recorder());
         loop {
             if let Some(ended) = self.between_steps()? {
                 return Ok(ended);
             }
-            let began = Instant::now();
+            let (began, start) = (Instant::now(), recorder.start());
             if !ring.has_next() {
                 // As long as the device has something to do, nobody waits for input.
                 self.settle()?;
             }
             let asked = Instant::now();
-            let leased = match ring.next() {
+            let leased = match recorder.phase(Phase::Wait, || ring.next()) {
                 Ok(Some(leased)) => leased,
                 Ok(None) => break,
                 // A stop is wanted: it is heeded above.
@@ -192,15 +202,22 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             let waited = asked.elapsed();
             match leased.batch().header().stream {
                 Stream::Train => {
+                    let rows = leased.batch().rows() as u64;
                     self.train(leased)?;
                     self.spent(began.elapsed(), waited);
                     self.record(|events, session| events.point_if_due(session.step()))?;
                     let began = Instant::now();
-                    self.record(write_histograms)?;
+                    if self.events.is_some() {
+                        recorder.phase(Phase::Events, || self.record(write_histograms))?;
+                    }
                     self.keeper.stepped(self.session.step());
                     self.spent(began.elapsed(), Duration::ZERO);
+                    recorder.add(start, Category::Step, "step", || Work { rows, ..Work::default() });
                 }
-                Stream::Eval => self.evaluate(leased.batch())?,
+                Stream::Eval => {
+                    recorder.phase(Phase::Evaluation, || self.evaluate(leased.batch()))?;
+                    recorder.phase(Phase::Release, || drop(leased));
+                }
             }
             if self.meter.reported.elapsed() >= REPORT_PERIOD {
                 self.report()?;
@@ -222,7 +239,8 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             return Ok(Some(ended));
         }
         if self.session.eval_is_due() {
-            if let Some(ended) = self.evaluate_aside()? {
+            let recorder = Arc::clone(self.profiler.recorder());
+            if let Some(ended) = recorder.phase(Phase::Evaluation, || self.evaluate_aside())? {
                 return Ok(Some(ended));
             }
             if let Some(ended) = self.heed()? {
@@ -236,6 +254,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         let began = Instant::now();
         self.checkpoint_if_due()?;
         self.spent(began.elapsed(), Duration::ZERO);
+        self.profiler.between_steps(&self.session, &self.heard.wishes, self.link)?;
         Ok(None)
     }
 
@@ -262,7 +281,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         }
         self.session.begin(leased.batch())?;
         // It was copied, and the slot goes back while the step is under way.
-        drop(leased);
+        self.profiler.recorder().phase(Phase::Release, || drop(leased));
         self.meter.examples += u64::from(header.rows);
         if let Some(events) = &mut self.events {
             events.stepped(u64::from(header.rows));
@@ -352,8 +371,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         self.record(|events, _| events.evaluated(step, &metrics))?;
         self.link.send(&FromWorker::Evaluated { step, epoch, ends_epoch, metrics })?;
         if is_best {
-            self.flush_events()?;
-            self.keeper.take(&self.session, self.link)?;
+            self.take_checkpoint()?;
         }
         Ok(())
     }
@@ -362,17 +380,23 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     fn checkpoint_if_due(&mut self) -> Result<()> {
         self.keeper.collect(self.link)?;
         if self.keeper.is_ready() {
-            self.settle()?;
-            self.flush_events()?;
-            self.keeper.take(&self.session, self.link)?;
+            self.take_checkpoint()?;
         }
         Ok(())
+    }
+
+    fn take_checkpoint(&mut self) -> Result<()> {
+        self.settle()?;
+        self.flush_events()?;
+        let recorder = Arc::clone(self.profiler.recorder());
+        recorder.phase(Phase::Checkpoint, || self.keeper.take(&self.session, self.link))
     }
 
     fn last_checkpoint(&mut self) -> Result<()> {
         self.settle()?;
         self.flush_events()?;
-        self.keeper.take_last(&self.session, self.link)
+        let recorder = Arc::clone(self.profiler.recorder());
+        recorder.phase(Phase::Checkpoint, || self.keeper.take_last(&self.session, self.link))
     }
 
     /// So that a worker that goes on from a checkpoint tells nothing again of what came before.
@@ -415,7 +439,10 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     }
 
     /// Has something written for TensorBoard. Where that fails it is said, once, and training goes on.
-    fn record(&mut self, write: impl FnOnce(&mut EventWriter, &Session<B>) -> io::Result<()>) -> Result<()> {
+    fn record(
+        &mut self,
+        write: impl FnOnce(&mut EventWriter, &Session<Measured<B>>) -> io::Result<()>,
+    ) -> Result<()> {
         let Some(events) = &mut self.events else { return Ok(()) };
         let Err(error) = write(events, &self.session) else { return Ok(()) };
         let path = events.path().to_owned();
@@ -434,6 +461,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     }
 
     fn report(&mut self) -> Result<()> {
+        self.profiler.report(&self.session, self.link)?;
         let now = Instant::now();
         let meter = std::mem::replace(&mut self.meter, Meter::new(now));
         let progress = self.session.progress();

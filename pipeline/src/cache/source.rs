@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use millstream_batch::{BatchSchema, RaggedFeature};
+use millstream_trace::Category;
 use serde::{Deserialize, Serialize};
 
 use super::block::{BLOCK_BYTES, Shape};
@@ -239,12 +240,16 @@ fn read_cached(
     max_rows: usize,
     counters: &Counters,
 ) -> Result<Option<Chunk>, reader::Unreadable> {
-    let decoding = Stretch::begin();
+    let (decoding, start) = (Stretch::begin(), counters.recorder.start());
     let chunk = cached.next(max_rows);
     let work = cached.take_work();
     counters.cache_read_bytes.add(work.read_bytes);
     counters.truncated_rows.add(work.truncated_rows);
     counters.decode.add(&decoding, work.waited);
+    if let Ok(Some(chunk)) = &chunk {
+        let done = || millstream_trace::Work { rows: chunk.rows() as u64, bytes: work.read_bytes, flops: 0 };
+        counters.recorder.add(start, Category::Ingest, "decode", done);
+    }
     chunk
 }
 

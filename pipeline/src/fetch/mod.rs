@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use futures::{FutureExt, StreamExt, TryStreamExt};
+use millstream_trace::{Category, Work};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::task::AbortHandle;
@@ -104,12 +105,16 @@ impl Source {
         if range.is_empty() {
             return Ok(Bytes::new());
         }
-        let cancel = self.object.stores().calls_off().clone();
-        if self.object.is_local() {
+        let stores = self.object.stores();
+        let (cancel, start, bytes) =
+            (stores.calls_off().clone(), stores.recorder().start(), range.end - range.start);
+        let read = if self.object.is_local() {
             cancel.or(self.pread(range)).await?
         } else {
             cancel.or(self.fetch(range)).await?
-        }
+        };
+        stores.recorder().add(start, Category::Fetch, "fetch", || Work { bytes, ..Work::default() });
+        read
     }
 
     /// Reads several ranges, in their order: where each starts, and its bytes.

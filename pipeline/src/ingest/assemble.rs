@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_batch::{BatchHeader, BatchMut, Producer, RingError, Stream};
+use millstream_trace::{Category, Start, Work};
 
 use super::Shared;
 use super::handover::Bell;
@@ -32,7 +33,7 @@ use super::lane::{Piece, Window};
 use super::peers::{Peers, PieceKey, Told};
 use super::plan::{IngestPlan, name_of};
 use super::source::LeftOut;
-use super::stats::Stretch;
+use super::stats::{Counters, Stretch};
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::order::{LanePosition, Merge, Pass, PassOrder, Position, Share, Turn};
@@ -118,6 +119,28 @@ struct Lane {
     rows: Vec<RowRef>,
 }
 
+/// A stretch of filling a slot, between two waits for a window.
+struct Filling<'a> {
+    counters: &'a Counters,
+    stretch: Stretch,
+    start: Start,
+    /// Rows packed before.
+    before: usize,
+}
+
+impl<'a> Filling<'a> {
+    fn begin(counters: &'a Counters, before: usize) -> Self {
+        Self { counters, stretch: Stretch::begin(), start: counters.recorder.start(), before }
+    }
+
+    /// Counts it, when `packed` rows are in the slot.
+    fn end(self, packed: usize) {
+        let rows = (packed - self.before) as u64;
+        self.counters.pack.add(&self.stretch, Duration::ZERO);
+        self.counters.recorder.add(self.start, Category::Ingest, "pack", || Work { rows, ..Work::default() });
+    }
+}
+
 impl Assembler<'_> {
     /// Delivers the rest of the pass; returns the beginning of the next.
     fn run(mut self, mut position: Position, producer: &mut Producer) -> Result<Position, Error> {
@@ -128,7 +151,9 @@ impl Assembler<'_> {
         let mut encoded = Vec::new();
         while let Some(first) = next {
             let counters = &self.shared.counters;
-            let mut slot = counters.ring_wait.time(|| producer.fill()).map_err(ring_error)?;
+            let mut slot = counters
+                .wait(|counters| &counters.ring_wait, "wait for a free slot", || producer.fill())
+                .map_err(ring_error)?;
             let (rows, global_rows) = self.fill(&mut slot.batch(), first)?;
             self.merge.store(&mut position);
             let batch = position.batch;
@@ -163,7 +188,8 @@ impl Assembler<'_> {
     fn fill(&mut self, batch: &mut BatchMut<'_>, first: Place) -> Result<(u32, u32), Error> {
         let capacity = self.plan.schema.rows;
         let (mut packed, mut global_rows) = (0, 0);
-        let mut at_work = Stretch::begin();
+        let shared = self.shared;
+        let mut at_work = Filling::begin(&shared.counters, packed);
         let mut note = |assembler: &mut Self, (lane, index): Place| {
             global_rows += 1;
             if assembler.share.owns(lane) {
@@ -178,15 +204,15 @@ impl Assembler<'_> {
                 Turn::Wait { lane } if self.leaves_out(lane) => self.merge.pass_over(),
                 Turn::Wait { lane } => {
                     packed += self.pack(batch, packed);
-                    self.shared.counters.pack.add(&at_work, Duration::ZERO);
+                    at_work.end(packed);
                     self.take_window(lane)?;
-                    at_work = Stretch::begin();
+                    at_work = Filling::begin(&shared.counters, packed);
                 }
                 Turn::End => break,
             }
         }
         packed += self.pack(batch, packed);
-        self.shared.counters.pack.add(&at_work, Duration::ZERO);
+        at_work.end(packed);
         Ok((packed as u32, global_rows))
     }
 
@@ -217,7 +243,8 @@ impl Assembler<'_> {
         if readiness.is_ready(lane, || self.shared.lanes[lane as usize].is_ready()) {
             return false;
         }
-        self.shared.counters.window_wait.time(|| readiness.wait_if_none(self.merge.live()));
+        let wait = || readiness.wait_if_none(self.merge.live());
+        self.shared.counters.wait(|counters| &counters.window_wait, "wait for a window", wait);
         true
     }
 
@@ -233,7 +260,11 @@ impl Assembler<'_> {
         if !handover.is_ready() {
             self.shared.gate.wanted(lane);
         }
-        let piece = self.shared.counters.window_wait.time(|| handover.take());
+        let piece = self.shared.counters.wait(
+            |counters| &counters.window_wait,
+            "wait for a window",
+            || handover.take(),
+        );
         match piece.map_err(|_| Error::Cancelled)?? {
             Piece::Window(window) => {
                 self.merge.supply(lane, window.extent)?;
@@ -251,7 +282,12 @@ impl Assembler<'_> {
     fn hear_of_window(&mut self, peers: &dyn Peers, key: PieceKey) -> Result<(), Error> {
         let host = self.share.owner(key.lane);
         let error = |message: Option<String>| message.map(|message| Error::Peer { host, message });
-        match self.shared.counters.window_wait.time(|| peers.hear(key))? {
+        let told = self.shared.counters.wait(
+            |counters| &counters.window_wait,
+            "wait for a host",
+            || peers.hear(key),
+        );
+        match told? {
             Told::Window(extent, left_out) => {
                 self.merge.supply(key.lane, extent)?;
                 self.check_left_out(error(left_out))

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_trace::{Category, Work};
 use tokio::runtime::Handle;
 
 use super::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, LeftOut, Opened};
@@ -118,12 +119,16 @@ impl ChunkSource for DatasetSource {
 impl ChunkReader for Reader {
     fn next(&mut self, max_rows: usize) -> Result<Option<Chunk>, Error> {
         loop {
-            let decoding = Stretch::begin();
+            let (decoding, start) = (Stretch::begin(), self.counters.recorder.start());
             let raw = self.split.next_chunk(max_rows);
-            self.count_decoding(&decoding);
+            let bytes = self.count_decoding(&decoding);
             let Some(raw) = raw? else { return Ok(None) };
+            let work = |bytes| Work { rows: raw.rows() as u64, bytes, flops: 0 };
+            self.counters.recorder.add(start, Category::Ingest, "decode", || work(bytes));
             let Self { transform, memory, bad, counters, .. } = self;
+            let start = counters.recorder.start();
             let transformed = counters.transform.time(|| transform.apply_with(memory, &raw, bad))?;
+            counters.recorder.add(start, Category::Ingest, "transform", || work(0));
             self.counters.truncated_rows.add(transformed.truncated_rows);
             self.truncated_rows += transformed.truncated_rows;
             if transformed.chunk.rows() > 0 {
@@ -142,12 +147,15 @@ impl ChunkReader for Reader {
 }
 
 impl Reader {
-    /// Counts the time of a call but for waiting for bytes, which is counted where it is done.
-    fn count_decoding(&mut self, decoding: &Stretch) {
+    /// Counts the time of a call but for waiting for bytes, which is counted where it is done. Returns the bytes
+    /// that it has taken.
+    fn count_decoding(&mut self, decoding: &Stretch) -> u64 {
         let (bytes, waited) = (self.split.fetched_bytes(), self.split.fetch_wait());
         let waited_now = waited - self.waited;
-        self.counters.bytes.add(bytes - self.bytes);
+        let taken = bytes - self.bytes;
+        self.counters.bytes.add(taken);
         self.counters.decode.add(decoding, waited_now);
         (self.bytes, self.waited) = (bytes, waited);
+        taken
     }
 }

@@ -23,6 +23,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use millstream_trace::{Category, Recorder, Work};
+
 use super::stats::Clock;
 
 thread_local! {
@@ -40,6 +42,7 @@ pub(crate) struct Gate {
     /// Time that lanes have waited for a permit, and for bytes.
     pub(crate) queueing: Clock,
     pub(crate) fetching: Clock,
+    recorder: Arc<Recorder>,
 }
 
 #[derive(Debug)]
@@ -72,8 +75,8 @@ struct Seat {
 pub(crate) struct Seated(());
 
 impl Gate {
-    /// A gate of `permits` permits for `lanes` lanes.
-    pub(crate) fn new(lanes: u32, permits: u32) -> Self {
+    /// A gate of `permits` permits for `lanes` lanes, whose waits are recorded by `recorder`.
+    pub(crate) fn new(lanes: u32, permits: u32, recorder: &Arc<Recorder>) -> Self {
         let waiting = Lane::default();
         let state = State {
             permits: permits.max(1),
@@ -88,6 +91,7 @@ impl Gate {
             first: AtomicU64::new(u64::MAX),
             queueing: Clock::default(),
             fetching: Clock::default(),
+            recorder: Arc::clone(recorder),
         }
     }
 
@@ -128,7 +132,7 @@ impl Gate {
             state.held += 1;
             return;
         }
-        let start = Instant::now();
+        let (began, start) = (Instant::now(), self.recorder.start());
         state.lanes[lane as usize].waits = true;
         self.grant(&mut state);
         while !state.lanes[lane as usize].granted && !state.closed {
@@ -141,7 +145,9 @@ impl Gate {
             state.held += 1;
         }
         self.note_first(&state);
-        self.queueing.add(start.elapsed());
+        self.queueing.add(began.elapsed());
+        drop(state);
+        self.recorder.add(start, Category::Wait, "wait for a turn", Work::default);
     }
 
     fn leave(&self) {
@@ -240,16 +246,20 @@ fn with_seat(act: impl FnOnce(&mut Seat)) {
 /// Does `wait`, which blocks for something else than a core, while the thread's lane holds no permit. On
 /// any thread that is not a lane's, it is just done.
 pub(crate) fn waiting<T>(wait: impl FnOnce() -> T) -> T {
-    let mut held = false;
+    let (mut held, mut start) = (false, None);
     with_seat(|seat| {
         held = seat.holds;
         seat.leave();
+        start = Some(seat.gate.recorder.start());
     });
-    let start = Instant::now();
+    let began = Instant::now();
     let result = wait();
-    let waited = start.elapsed();
+    let waited = began.elapsed();
     with_seat(|seat| {
         seat.gate.fetching.add(waited);
+        if let Some(start) = start {
+            seat.gate.recorder.add(start, Category::Wait, "wait for bytes", Work::default);
+        }
         if held {
             seat.gate.enter(seat.lane);
             seat.holds = true;
@@ -276,7 +286,7 @@ mod tests {
     #[test]
     fn no_more_than_the_permits_are_inside() {
         const LANES: u32 = 9;
-        let gate = Arc::new(Gate::new(LANES, 3));
+        let gate = Arc::new(Gate::new(LANES, 3, &Arc::default()));
         let (inside, most) = (AtomicU32::new(0), AtomicU32::new(0));
         thread::scope(|scope| {
             for lane in 0..LANES {
@@ -305,7 +315,7 @@ mod tests {
 
     #[test]
     fn permits_go_by_the_order_of_windows_and_first_to_the_one_wanted() {
-        let gate = Arc::new(Gate::new(4, 1));
+        let gate = Arc::new(Gate::new(4, 1, &Arc::default()));
         let order = Mutex::new(Vec::new());
         let holder = gate.seat(0);
         holder.begin();
@@ -330,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_lane_that_waits_for_bytes_lets_others_decode() {
-        let gate = Arc::new(Gate::new(2, 1));
+        let gate = Arc::new(Gate::new(2, 1, &Arc::default()));
         let first = gate.seat(0);
         first.begin();
         first.enter();
@@ -352,7 +362,7 @@ mod tests {
 
     #[test]
     fn more_permits_let_more_in_and_closing_lets_all() {
-        let gate = Arc::new(Gate::new(3, 1));
+        let gate = Arc::new(Gate::new(3, 1, &Arc::default()));
         let seat = gate.seat(0);
         seat.enter();
         thread::scope(|scope| {

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use millstream_trace::{Category, Work};
+
 use super::gate::Seated;
 use super::source::{ChunkReader, ChunkSource, LeftOut, Opened};
 use super::stats::Counters;
@@ -119,7 +121,10 @@ impl<'a> LaneReader<'a> {
             self.seat.leave();
             return Ok(Some(Piece::End(LeftOut { records: self.cutter.left_out(), last: last_left_out })));
         };
+        let start = self.counters.recorder.start();
         self.counters.shuffle.time(|| self.order.permute(self.lane, number, &mut rows));
+        let work = || Work { rows: rows.len() as u64, ..Work::default() };
+        self.counters.recorder.add(start, Category::Ingest, "shuffle", work);
         if self.seeks_positive {
             let positive = |row: &RowRef| chunks[row.chunk as usize].labels[row.row as usize] > 0.0;
             extent.first_positive = rows.iter().position(positive).map(|place| place as u32);

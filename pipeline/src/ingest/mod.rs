@@ -144,10 +144,10 @@ fn start_with(
     let tuner = plan.tuner(cores());
     let shared = Arc::new(Shared {
         lanes: (0..plan.live_lanes()).map(|_| Handover::new(bell.clone())).collect(),
-        gate: Arc::new(Gate::new(plan.live_lanes(), tuner.setting().decoders)),
+        gate: Arc::new(Gate::new(plan.live_lanes(), tuner.setting().decoders, &plan.recorder)),
         bell,
         peers,
-        counters: Arc::default(),
+        counters: Arc::new(Counters::recorded_by(&plan.recorder)),
         limits: plan.elastic().map(|elastic| Arc::clone(elastic.limits)).collect(),
         drive: Drive::new(tuner.clone()),
         resources: plan.resources(cores()),
@@ -184,6 +184,12 @@ impl IngestControl {
             cache: (stats.cache.hits + stats.cache.misses > 0).then_some(stats.cache),
             truncated_rows: stats.truncated_rows,
         }
+    }
+
+    /// How it went since it stood at `before`, `seconds` ago, and what held it back.
+    pub fn explain_since(&self, before: &IngestStats, seconds: f64) -> Diagnosis {
+        let resources = self.explain().resources;
+        diagnose(&self.stats().since(before), seconds, &resources)
     }
 
     /// Calls the work off at any moment. [`IngestHandle::join`] then returns [`Error::Cancelled`], unless
@@ -353,7 +359,11 @@ fn read_lane(
                 }
                 let Some(piece) = piece? else { return Ok(()) };
                 let end = matches!(piece, Piece::End(_));
-                if shared.counters.hand_wait.time(|| handover.put(Ok(piece))).is_err() {
+                if shared
+                    .counters
+                    .wait(|counters| &counters.hand_wait, "wait for the packer", || handover.put(Ok(piece)))
+                    .is_err()
+                {
                     return Ok(());
                 }
                 if end {

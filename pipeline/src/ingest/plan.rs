@@ -22,6 +22,7 @@
 use std::sync::Arc;
 
 use millstream_batch::{BatchSchema, RaggedFeature, SlotLayout, Stream};
+use millstream_trace::Recorder;
 
 use super::explain::Resources;
 use super::source::{ChunkSize, ChunkSource, Elastic};
@@ -72,6 +73,7 @@ pub struct IngestPlan {
     streams: Option<u32>,
     /// The most bytes that the reading of one object may hold.
     object_bytes: u64,
+    pub(crate) recorder: Arc<Recorder>,
 }
 
 /// The most memory that ingest comes to hold, in bytes.
@@ -170,6 +172,7 @@ impl IngestPlan {
             threads: spec.threads,
             streams: spec.streams,
             object_bytes: Limits::FEWEST_OBJECT_BYTES,
+            recorder: Arc::default(),
             schema,
         };
         for stream in [Stream::Train, Stream::Eval] {
@@ -297,6 +300,12 @@ impl IngestPlan {
         let more = rest.min(most);
         self.object_bytes = Limits::FEWEST_OBJECT_BYTES + more;
         self.memory.ahead_bytes = objects * more;
+    }
+
+    /// The same, whose work is recorded by `recorder` while somebody looks.
+    #[must_use]
+    pub fn recorded_by(self, recorder: &Arc<Recorder>) -> Self {
+        Self { recorder: Arc::clone(recorder), ..self }
     }
 
     /// The sources whose read-ahead can be given more or less memory.

@@ -1,8 +1,10 @@
 //! What ingest has done, and where its time went.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use millstream_trace::{Category, Recorder};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
@@ -135,6 +137,8 @@ pub struct Counters {
     pub(crate) pack: WorkClock,
     pub(crate) window_wait: Clock,
     pub(crate) ring_wait: Clock,
+    /// Where the same work is recorded, span by span, while somebody looks.
+    pub(crate) recorder: Arc<Recorder>,
 }
 
 /// A number that threads add to.
@@ -227,6 +231,21 @@ fn core_time() -> Duration {
 }
 
 impl Counters {
+    /// Counters of a feed whose work is recorded by `recorder`.
+    pub(crate) fn recorded_by(recorder: &Arc<Recorder>) -> Self {
+        Self { recorder: Arc::clone(recorder), ..Self::default() }
+    }
+
+    /// Does `wait`, which blocks, and adds the time to the clock that `clock` picks.
+    pub(crate) fn wait<T>(
+        &self,
+        clock: impl Fn(&Self) -> &Clock,
+        name: &'static str,
+        wait: impl FnOnce() -> T,
+    ) -> T {
+        clock(self).time(|| self.recorder.time(Category::Wait, name, wait))
+    }
+
     /// All but what is known at the gate and in fetching.
     pub(crate) fn snapshot(&self) -> IngestStats {
         let stage =

@@ -23,6 +23,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use millstream_trace::Recorder;
+
 pub use self::frozen::{Kept, Listing};
 pub use self::object::Object;
 pub use self::spec::{AzSpec, GsSpec, S3Spec, StorageSpec};
@@ -46,12 +48,13 @@ const MOST_STORES: usize = 256;
 /// Storage, as those who share a host share it.
 ///
 /// Clones are the same value. [`Stores::for_job`] shares clients and what is fetched too, but is called off
-/// by itself.
+/// and recorded by itself.
 #[derive(Clone, Debug)]
 pub struct Stores {
     host: Arc<Host>,
     spec: Arc<StorageSpec>,
     cancel: Cancel,
+    recorder: Arc<Recorder>,
 }
 
 /// What all on this host share.
@@ -75,7 +78,12 @@ impl Stores {
             buffers: Buffers::default(),
             shared: Shared::new(shared_bytes),
         };
-        Self { host: Arc::new(host), spec: Arc::new(spec), cancel: Cancel::default() }
+        Self {
+            host: Arc::new(host),
+            spec: Arc::new(spec),
+            cancel: Cancel::default(),
+            recorder: Arc::default(),
+        }
     }
 
     /// The same storage for one job: what `spec` says counts before what was said for the host, and
@@ -86,6 +94,7 @@ impl Stores {
             host: Arc::clone(&self.host),
             spec: Arc::new(self.spec.overridden_by(spec)),
             cancel: self.cancel.child(),
+            recorder: Arc::default(),
         }
     }
 
@@ -156,6 +165,11 @@ impl Stores {
         }
         stores.push(((*self.spec).clone(), Arc::clone(&made)));
         Ok(made)
+    }
+
+    /// Where what is read by this value and its clones is recorded while somebody looks.
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
     }
 
     pub(crate) fn buffers(&self) -> &Buffers {

@@ -41,6 +41,7 @@ fn every_command_has_help_with_an_example() {
         "list",
         "logs",
         "predict",
+        "profile",
         "show",
         "submit",
         "train",

@@ -12,10 +12,12 @@
 //! `K` classes of a label, `E` experts.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use millstream_batch::{BatchRef, Pages};
+use millstream_trace::{Operation, Phase, Recorder};
 
-use crate::device::{Device, Lookup, TablePart, TablePlace, TableShape};
+use crate::device::{Device, Lookup, MatrixShape, TablePart, TablePlace, TableShape};
 use crate::error::{BatchError, PinError};
 use crate::normalization::{Axis, Normalization, Normalized};
 use crate::retrieval::InBatchSoftmax;
@@ -118,6 +120,28 @@ pub trait Backend: Device + Sized + Send {
 
     /// What it computes on, for people.
     fn describe(&self) -> String;
+
+    /// The size of a matrix.
+    fn matrix_shape(matrix: &Self::Matrix) -> MatrixShape;
+    /// The size of a table.
+    fn table_shape(table: &Self::Table) -> TableShape;
+    /// How many rows of their table a batch touches by `lookups`, all those in it; `None` where the host does not know.
+    fn touched_rows(&self, _plan: &Self::RowPlan, _lookups: &[Lookup]) -> Option<usize> {
+        None
+    }
+
+    /// Does `work`, which is a part of a step: what operations in it are recorded as, where they are.
+    fn phase<T>(&self, _phase: Phase, work: impl FnOnce() -> T) -> T {
+        work()
+    }
+    /// Does `work`, which is `operation`, and records it: as done when the call returns, unless the device knows better.
+    fn record<T>(&self, recorder: &Recorder, operation: Operation, work: impl FnOnce() -> T) -> T {
+        recorder.operation(operation, work)
+    }
+    /// Recording begins: a device that does later what it is asked for takes note of when it does.
+    fn begin_recording(&self, _recorder: &Arc<Recorder>) {}
+    /// Recording ends: all that was asked for is done and recorded when this returns.
+    fn end_recording(&self) {}
 
     /// Fills `matrix` from `values`, row-major.
     fn write_matrix(&self, matrix: &mut Self::Matrix, values: &[Self::Scalar]);

@@ -107,6 +107,17 @@ impl Lookup {
     }
 }
 
+/// The size of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixShape {
+    /// Its rows.
+    pub rows: usize,
+    /// Numbers of a row.
+    pub columns: usize,
+    /// Bytes that a number takes on the device.
+    pub number_bytes: usize,
+}
+
 /// The size of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableShape {

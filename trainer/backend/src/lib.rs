@@ -7,6 +7,7 @@ mod device;
 mod error;
 mod float;
 mod host;
+mod measured;
 mod normalization;
 pub mod philox;
 mod reference;
@@ -24,11 +25,13 @@ pub use cuda::{
     ProgramError, Resources, Survey,
 };
 pub use device::{
-    Device, IdColumn, Lookup, Operation, PLACE_BITS, Pooling, Scalar, TablePart, TablePlace, TableShape,
+    Device, IdColumn, Lookup, MatrixShape, Operation, PLACE_BITS, Pooling, Scalar, TablePart, TablePlace,
+    TableShape,
 };
 pub use error::{BackendError, BatchError, PinError};
 pub use float::Float;
 pub use host::{HostBatch, HostReport};
+pub use measured::{Floors, Measured, MeasuredBatch, MeasuredPlan};
 pub use normalization::{Axis, Normalization, Normalized};
 pub use reference::{Reference, ReferenceMatrix, ReferencePlan, ReferenceTable};
 pub use retrieval::InBatchSoftmax;

@@ -27,6 +27,7 @@ use millstream_backend::{
     TablePlace, Task,
 };
 use millstream_batch::{BatchRef, BatchSchema, Pages};
+use millstream_trace::Phase;
 
 use crate::learner::{Descent, Measure};
 use crate::loss::LossSum;
@@ -273,43 +274,47 @@ impl<B: Backend> Model<B> {
         let Parts { network, batch: uploaded, plan, by_logits, rows: most, sums, .. } = parts;
         let Parts { scaling, scale, squares, reports, .. } = parts;
         assert!(steps.begun.len() <= steps.ahead, "{} steps ahead", steps.begun.len());
-        backend.upload(batch, uploaded)?;
+        backend.phase(Phase::Upload, || backend.upload(batch, uploaded))?;
         let rows = batch.rows();
         backend.clear(tasks.len(), sums);
         if rows == 0 {
             steps.send(backend, reports, uploaded, sums, scaling.as_ref());
             return Ok(());
         }
-        backend.plan_rows(uploaded, plan);
+        backend.phase(Phase::Plan, || backend.plan_rows(uploaded, plan));
         let network = network.compute();
         for pass in Pass::all(rows, *most, Purpose::training(*seed, step.number)) {
-            network.forward(backend, uploaded, &pass);
+            backend.phase(Phase::Forward, || network.forward(backend, uploaded, &pass));
             let of_pass = by_logits.of_pass();
-            network.loss(backend, tasks, uploaded, &pass, of_pass, sums);
-            if let Some(scaling) = scaling {
-                network.scale(backend, &pass, &scaling.state, of_pass);
-            }
-            network.backward(backend, uploaded, &pass, of_pass);
+            backend.phase(Phase::Loss, || {
+                network.loss(backend, tasks, uploaded, &pass, of_pass, sums);
+                if let Some(scaling) = scaling {
+                    network.scale(backend, &pass, &scaling.state, of_pass);
+                }
+            });
+            backend.phase(Phase::Backward, || network.backward(backend, uploaded, &pass, of_pass));
             by_logits.keep(backend, &pass);
         }
         let by_logits = by_logits.of_batch();
         let touched = (&*uploaded, &*plan);
-        let norm = clip.norm.map(f64::from);
-        if norm.is_some() || scaling.is_some() {
-            backend.clear(1, squares);
-            network.learn(by_logits, &mut Measure { backend, touched, squares });
-        }
-        let mut step = step;
-        match (scaling.as_mut(), norm) {
-            (Some(Scaling { rule, state, known }), norm) => {
-                step.number -= u64::from(known.skipped_steps);
-                backend.unscale(rule, norm, squares, state, scale);
+        backend.phase(Phase::Update, || {
+            let norm = clip.norm.map(f64::from);
+            if norm.is_some() || scaling.is_some() {
+                backend.clear(1, squares);
+                network.learn(by_logits, &mut Measure { backend, touched, squares });
             }
-            (None, Some(norm)) => backend.clip_scale(norm, squares, scale),
-            (None, None) => {}
-        }
-        let clip = clip.value.map_or(f64::INFINITY, f64::from);
-        network.learn(by_logits, &mut Descent { backend, touched, scale, clip, step });
+            let mut step = step;
+            match (scaling.as_mut(), norm) {
+                (Some(Scaling { rule, state, known }), norm) => {
+                    step.number -= u64::from(known.skipped_steps);
+                    backend.unscale(rule, norm, squares, state, scale);
+                }
+                (None, Some(norm)) => backend.clip_scale(norm, squares, scale),
+                (None, None) => {}
+            }
+            let clip = clip.value.map_or(f64::INFINITY, f64::from);
+            network.learn(by_logits, &mut Descent { backend, touched, scale, clip, step });
+        });
         steps.send(backend, reports, uploaded, sums, scaling.as_ref());
         Ok(())
     }
@@ -324,7 +329,8 @@ impl<B: Backend> Model<B> {
     /// When none was begun.
     pub fn end_step(&mut self) -> Result<LossSum, BatchError> {
         let Self { backend, parts, tasks, steps, .. } = self;
-        steps.receive(backend, &mut parts.reports, parts.scaling.as_mut())?;
+        let (reports, scaling) = (&mut parts.reports, parts.scaling.as_mut());
+        backend.phase(Phase::Read, || steps.receive(backend, reports, scaling))?;
         Ok(LossSum::of_batch(tasks, &steps.of_tasks))
     }
 

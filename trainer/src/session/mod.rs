@@ -356,6 +356,11 @@ where
         self.scorer.model.backend().describe()
     }
 
+    /// What it computes on.
+    pub fn backend(&self) -> &B {
+        self.scorer.model.backend()
+    }
+
     /// Steps taken, or begun.
     pub fn step(&self) -> u64 {
         self.step

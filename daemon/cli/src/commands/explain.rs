@@ -122,7 +122,7 @@ struct ResourcesJson {
 }
 
 #[derive(Debug, Serialize)]
-struct DiagnosisJson<'a> {
+pub(crate) struct DiagnosisJson<'a> {
     seconds: f64,
     rows_per_second: f64,
     bytes_per_second: f64,

@@ -14,6 +14,7 @@ mod inspect;
 mod list;
 mod logs;
 mod predict;
+mod profile;
 mod show;
 mod submit;
 mod train;
@@ -33,6 +34,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::List => on_runtime(list::run(context)),
         Command::Show(arguments) => on_runtime(show::run(arguments, context)),
         Command::Explain(arguments) => on_runtime(explain::run(arguments, context)),
+        Command::Profile(arguments) => on_runtime(profile::run(arguments, context)),
         Command::History(arguments) => on_runtime(history::run(arguments, context)),
         Command::Logs(arguments) => on_runtime(logs::run(arguments, context)),
         Command::Cancel(arguments) => on_runtime(cancel::run(arguments, context)),

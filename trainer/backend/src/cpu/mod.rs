@@ -59,7 +59,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
-use crate::device::{Device, IdColumn, Lookup, Operation, TablePart, TablePlace, TableShape};
+use crate::device::{Device, IdColumn, Lookup, MatrixShape, Operation, TablePart, TablePlace, TableShape};
 use crate::error::{BackendError, BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostReport};
@@ -261,6 +261,18 @@ impl Backend for Cpu {
             1 => "the CPU, by one thread".to_owned(),
             threads => format!("the CPU, by {threads} threads"),
         }
+    }
+
+    fn matrix_shape(matrix: &CpuMatrix) -> MatrixShape {
+        MatrixShape { rows: matrix.rows(), columns: matrix.columns(), number_bytes: size_of::<f32>() }
+    }
+
+    fn table_shape(table: &CpuTable) -> TableShape {
+        table.shape()
+    }
+
+    fn touched_rows(&self, plan: &CpuRowPlan, lookups: &[Lookup]) -> Option<usize> {
+        Some(plan.group(lookups).starts().len() - 1)
     }
 
     fn write_matrix(&self, matrix: &mut CpuMatrix, values: &[f32]) {

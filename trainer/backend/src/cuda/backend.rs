@@ -5,7 +5,7 @@ use std::ops::Range;
 use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use super::batch::CudaBatch;
-use super::buffers::{CudaMatrix, CudaTable, Shape};
+use super::buffers::{CudaMatrix, CudaTable, Shape, number_bytes};
 use super::interactions::{CrossParts, MixtureParts};
 use super::layout::scratch_bytes;
 use super::lookups::LinearPart;
@@ -14,7 +14,7 @@ use super::report::CudaReport;
 use super::retrieval::Work;
 use super::{Cuda, CudaPinned, bytes_of, bytes_of_mut, must};
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
-use crate::device::{Device, IdColumn, Lookup, Operation, TablePart, TableShape};
+use crate::device::{Device, IdColumn, Lookup, MatrixShape, Operation, TablePart, TableShape};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::normalization::{Axis, Normalization, Normalized};
@@ -70,6 +70,15 @@ impl Backend for Cuda {
     fn describe(&self) -> String {
         let gpu = self.gpu();
         format!("GPU {}, {}", gpu.number, gpu.name)
+    }
+
+    fn matrix_shape(matrix: &CudaMatrix) -> MatrixShape {
+        let number_bytes = number_bytes(matrix.float());
+        MatrixShape { rows: matrix.rows(), columns: matrix.columns(), number_bytes }
+    }
+
+    fn table_shape(table: &CudaTable) -> TableShape {
+        table.shape()
     }
 
     fn write_matrix(&self, matrix: &mut CudaMatrix, values: &[f32]) {

@@ -13,7 +13,7 @@ pub(super) const ALIGNMENT: usize = 256;
 const ROW_BYTES: usize = 16;
 
 /// Bytes of a number of `float`.
-fn number_bytes(float: Float) -> usize {
+pub(super) fn number_bytes(float: Float) -> usize {
     match float {
         Float::F32 => 4,
         Float::Bf16 | Float::F16 => 2,

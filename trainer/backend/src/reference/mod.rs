@@ -17,7 +17,7 @@ use std::ops::Range;
 use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use crate::backend::{Activation, Backend, LayerGradient, Loss, MixtureShape, RowGradients, Sum, Task};
-use crate::device::{Device, IdColumn, Lookup, Operation, TablePart, TableShape};
+use crate::device::{Device, IdColumn, Lookup, MatrixShape, Operation, TablePart, TableShape};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostReport};
@@ -121,6 +121,14 @@ impl Backend for Reference {
 
     fn describe(&self) -> String {
         "the reference".to_owned()
+    }
+
+    fn matrix_shape(matrix: &ReferenceMatrix) -> MatrixShape {
+        MatrixShape { rows: matrix.rows(), columns: matrix.columns, number_bytes: size_of::<f64>() }
+    }
+
+    fn table_shape(table: &ReferenceTable) -> TableShape {
+        table.shape
     }
 
     fn write_matrix(&self, matrix: &mut ReferenceMatrix, values: &[f64]) {

@@ -29,6 +29,9 @@ macro_rules! test_on_each {
         mod on_reference {
             $(#[test] fn $body() { super::$body(&millstream_backend::Reference); })*
         }
+        mod on_cpu_recorded {
+            $(#[test] fn $body() { crate::case::recorded(&|backend| super::$body(backend)); })*
+        }
         mod on_cuda {
             $(#[test] fn $body() { super::$body(&crate::case::cuda()); })*
         }

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use millstream_backend::{
     Activation, Backend, Cpu, Cuda, Formula, GradientColumns, IdColumn, LayerGradient, Libraries, Lookup,
-    Loss, Pooling, RowGradients, Scalar, Sum, TablePart, TableShape, Task, Update,
+    Loss, Measured, Pooling, RowGradients, Scalar, Sum, TablePart, TableShape, Task, Update,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
 use millstream_test_cuda::StandIn;
+use millstream_trace::Category;
 
 use crate::interactions::interactions;
 use crate::normalization::normalization;
@@ -29,6 +30,20 @@ pub(crate) fn cuda() -> Cuda {
     let stand_in = StandIn::whole().expect("a C++ compiler");
     let images = stand_in.folder().join("images");
     Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).expect("a device")
+}
+
+/// Runs `body` on the CPU while its operations are recorded, and looks at what was.
+pub(crate) fn recorded(body: &dyn Fn(&Measured<Cpu>)) {
+    let backend = Measured::new(Cpu::new(Some(2)).expect("threads"), Arc::default());
+    backend.begin_recording();
+    body(&backend);
+    let recording = backend.end_recording();
+    let spans: Vec<_> = recording.tracks.iter().flat_map(|track| &track.spans).collect();
+    assert!(!spans.is_empty() && recording.dropped == 0, "{} spans", spans.len());
+    for span in spans {
+        let moves = span.work.bytes > 0 || span.work.rows == 0;
+        assert!(span.category == Category::Operation && moves && span.start_ns <= span.end_ns, "{span:?}");
+    }
 }
 
 /// Splitmix64.

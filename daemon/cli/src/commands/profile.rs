@@ -1,0 +1,335 @@
+//! `millstream profile`: where the time of a job's steps goes.
+
+use std::path::{Path, PathBuf};
+
+use millstream_control::Client;
+use millstream_control::proto::profile_reply::Reply;
+use millstream_control::proto::{Diagnosis, StageUse};
+use serde::Serialize;
+
+use super::explain::DiagnosisJson;
+use crate::arguments::JobProfile;
+use crate::connection::to_daemon;
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::profile::{self, OperationSum, PhaseSum, Recorded, StageRate, Sums};
+use crate::progress::Gauge;
+use crate::screen::Screen;
+use crate::table::Table;
+use crate::unfinished::Unfinished;
+use crate::{figures, interrupt};
+
+/// Operations are shown down to this share of the steps' time.
+const LEAST_SHARE: f64 = 0.0005;
+
+pub(crate) async fn run(arguments: JobProfile, context: &Context) -> Result<(), Failure> {
+    let JobProfile { job, steps, output } = arguments;
+    let mut daemon = to_daemon(context).await?;
+    let id = daemon.show(&job.id).await?.id;
+    let path = output.unwrap_or_else(|| PathBuf::from(format!("{id}.trace.json")));
+    // What keeps it from being written is better known now.
+    let mut file = Unfinished::create(&path)?;
+    let recorded = interrupt::unless_interrupted(record(&mut daemon, &id, steps, &context.screen)).await?;
+    profile::write(&recorded, &mut file.writer)?;
+    file.keep()?;
+    warn(&recorded, steps, &context.screen);
+    let sums = Sums::of(&recorded);
+    context.answer(&ProfileJson::new(&recorded, &sums, steps, &path), || describe(&recorded, &sums, &path))
+}
+
+/// Has the steps recorded; dropped, that is called off.
+async fn record(daemon: &mut Client, id: &str, steps: u64, screen: &Screen) -> Result<Recorded, Failure> {
+    let mut replies = daemon.profile(id, steps).await?;
+    let gauge = Gauge::steps(screen, "recording", steps);
+    let mut recorded = None;
+    while let Some(reply) = replies.next().await? {
+        match (reply.reply, &mut recorded) {
+            (Some(Reply::RecordedSteps(steps)), _) => gauge.update(steps),
+            (Some(Reply::Profile(profile)), _) => recorded = Some(Recorded::new(profile)),
+            (Some(Reply::Track(track)), Some(recorded)) => recorded.add(track),
+            (Some(Reply::Track(_)) | None, _) => {}
+        }
+    }
+    let mut recorded = recorded.ok_or_else(|| anyhow::anyhow!("the daemon told no profile of job {id}"))?;
+    recorded.sort();
+    Ok(recorded)
+}
+
+/// Says what is missing.
+fn warn(recorded: &Recorded, asked: u64, screen: &Screen) {
+    let profile = &recorded.profile;
+    if profile.steps < asked {
+        let why = if profile.full { "there was no room for more spans" } else { "the job took no more" };
+        let (steps, asked) = (figures::count(profile.steps), figures::count(asked));
+        screen.warning(&format!("{steps} of {asked} steps were recorded: {why}"));
+    }
+    if profile.dropped_spans > 0 {
+        let spans = figures::count(profile.dropped_spans);
+        screen.warning(&format!("{spans} spans of ingest are not in the trace: there was no room for them"));
+    }
+}
+
+/// All that is told, on a screen or two.
+fn describe(recorded: &Recorded, sums: &Sums, path: &Path) -> String {
+    let profile = &recorded.profile;
+    let (seconds, steps) = (recorded.nanoseconds() as f64 / 1e9, profile.steps.max(1) as f64);
+    let milliseconds = |seconds: f64| format!("{:.3}", seconds * 1e3 / steps);
+    let mut rates = Table::default();
+    let [first, last] = [profile.after_step + 1, profile.after_step + profile.steps].map(figures::count);
+    rates.row(["steps", &format!("{}, from {first} to {last}", figures::count(profile.steps))]);
+    rates.row(["a step", &format!("{} ms", milliseconds(seconds))]);
+    rates.row(["examples/s", &figures::rate(profile.examples as f64 / seconds)]);
+    let [bytes, flops] = [profile.bytes_per_second, profile.flops_per_second].map(giga);
+    let precision = &profile.precision;
+    rates.row(["the device", &format!("copies {bytes} GB/s, multiplies {flops} GFLOP/s ({precision})")]);
+
+    let mut phases = Table::with_titles(&["PART OF A STEP", ">MS", ">SHARE"]);
+    for PhaseSum { phase, seconds, share } in &sums.phases {
+        phases.row([(*phase).to_owned(), milliseconds(*seconds), figures::percent(*share)]);
+    }
+
+    let titles = ["OPERATION", "IN", ">CALLS", ">MS", ">SHARE", ">GB/S", ">GFLOP/S", ">ROOFLINE"];
+    let mut operations = Table::with_titles(&titles);
+    let (shown, rest): (Vec<_>, Vec<_>) = sums.operations.iter().partition(|sum| sum.share >= LEAST_SHARE);
+    for sum in shown {
+        let OperationSum { phase, calls, seconds, share, roofline, .. } = sum;
+        operations.row([
+            name(sum),
+            phase.clone(),
+            format!("{:.4}", *calls as f64 / steps).trim_end_matches('0').trim_end_matches('.').to_owned(),
+            milliseconds(*seconds),
+            figures::percent(*share),
+            giga(sum.bytes_per_second),
+            giga(sum.flops_per_second),
+            figures::percent(*roofline),
+        ]);
+    }
+    if !rest.is_empty() {
+        let (calls, seconds, share) = rest.iter().fold((0, 0.0, 0.0), |(calls, seconds, share), sum| {
+            (calls + sum.calls, seconds + sum.seconds, share + sum.share)
+        });
+        let (name, calls) = (format!("{} others", rest.len()), format!("{:.0}", calls as f64 / steps));
+        let (milliseconds, share) = (milliseconds(seconds), figures::percent(share));
+        operations.row([name, String::new(), calls, milliseconds, share]);
+    }
+
+    let wrote = format!("wrote {}; open it at https://ui.perfetto.dev or chrome://tracing", path.display());
+    let tables = [rates, phases, operations].map(|table| table.render()).join("\n");
+    format!("{tables}\n{}\n{wrote}", ingest(profile.ingest.as_ref().unwrap_or(&Diagnosis::default()), sums))
+}
+
+/// An operation's name, with the size of a layer.
+fn name(sum: &OperationSum) -> String {
+    match sum {
+        OperationSum { operation, outputs: 0, .. } => operation.clone(),
+        OperationSum { operation, inputs, outputs, .. } => format!("{operation} {inputs}x{outputs}"),
+    }
+}
+
+/// Billions.
+fn giga(number: f64) -> String {
+    let number = number / 1e9;
+    if number >= 100.0 { figures::rate(number) } else { format!("{number:.2}") }
+}
+
+fn ingest(found: &Diagnosis, sums: &Sums) -> String {
+    let mut stages = Table::with_titles(&["STAGE", ">BUSY", ">ROWS/S A THREAD", ">WAITING", "FOR"]);
+    for StageUse { stage, busy, waiting, waits_for } in &found.stages {
+        let rate = sums.stages.iter().find(|rate| rate.stage == stage);
+        let rate = rate.map(|rate| figures::rate(rate.rows as f64 / rate.seconds));
+        let busy = busy.map_or_else(|| "-".to_owned(), figures::percent);
+        let waiting = if waits_for.is_empty() { "-".to_owned() } else { format!("{waiting:.1}") };
+        stages.row([stage.clone(), busy, rate.unwrap_or_else(|| "-".to_owned()), waiting, waits_for.clone()]);
+    }
+    let mut finding = Table::default();
+    finding.row(["input", &format!("{} rows/s", figures::rate(found.rows_per_second))]);
+    finding.row(["what binds it", &format!("{}: {}", found.bound, found.because)]);
+    format!("{}\n{}", stages.render(), finding.render())
+}
+
+#[derive(Debug, Serialize)]
+struct ProfileJson<'a> {
+    job: &'a str,
+    after_step: u64,
+    steps: u64,
+    asked_steps: u64,
+    full: bool,
+    examples: u64,
+    seconds: f64,
+    examples_per_second: f64,
+    trace: String,
+    device: DeviceJson<'a>,
+    phases: Vec<PhaseJson>,
+    operations: Vec<OperationJson<'a>>,
+    stages: Vec<StageJson>,
+    ingest: Option<DiagnosisJson<'a>>,
+    dropped_spans: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct DeviceJson<'a> {
+    bytes_per_second: f64,
+    flops_per_second: f64,
+    precision: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+struct PhaseJson {
+    phase: &'static str,
+    seconds: f64,
+    share: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct OperationJson<'a> {
+    operation: &'a str,
+    phase: Option<&'a str>,
+    /// Inputs and outputs, of a layer.
+    shape: Option<[u32; 2]>,
+    calls: u64,
+    seconds: f64,
+    share: f64,
+    bytes_per_second: f64,
+    flops_per_second: f64,
+    roofline: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct StageJson {
+    stage: &'static str,
+    seconds: f64,
+    rows: u64,
+}
+
+impl<'a> ProfileJson<'a> {
+    fn new(recorded: &'a Recorded, sums: &'a Sums, asked_steps: u64, path: &Path) -> Self {
+        let profile = &recorded.profile;
+        let seconds = recorded.nanoseconds() as f64 / 1e9;
+        let phase = |&PhaseSum { phase, seconds, share }: &PhaseSum| PhaseJson { phase, seconds, share };
+        let stage = |&StageRate { stage, seconds, rows }: &StageRate| StageJson { stage, seconds, rows };
+        Self {
+            job: &profile.id,
+            after_step: profile.after_step,
+            steps: profile.steps,
+            asked_steps,
+            full: profile.full,
+            examples: profile.examples,
+            seconds,
+            examples_per_second: profile.examples as f64 / seconds,
+            trace: path.display().to_string(),
+            device: DeviceJson {
+                bytes_per_second: profile.bytes_per_second,
+                flops_per_second: profile.flops_per_second,
+                precision: &profile.precision,
+            },
+            phases: sums.phases.iter().map(phase).collect(),
+            operations: sums.operations.iter().map(OperationJson::from).collect(),
+            stages: sums.stages.iter().map(stage).collect(),
+            ingest: profile.ingest.as_ref().map(DiagnosisJson::from),
+            dropped_spans: profile.dropped_spans,
+        }
+    }
+}
+
+impl<'a> From<&'a OperationSum> for OperationJson<'a> {
+    fn from(sum: &'a OperationSum) -> Self {
+        Self {
+            operation: &sum.operation,
+            phase: (!sum.phase.is_empty()).then_some(&sum.phase),
+            shape: (sum.outputs > 0).then_some([sum.inputs, sum.outputs]),
+            calls: sum.calls,
+            seconds: sum.seconds,
+            share: sum.share,
+            bytes_per_second: sum.bytes_per_second,
+            flops_per_second: sum.flops_per_second,
+            roofline: sum.roofline,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_control::proto::Profile;
+
+    use super::*;
+
+    #[test]
+    fn two_tables_say_where_a_step_goes_and_a_third_what_feeds_it() {
+        let stage = |stage: &str, busy, waiting, waits_for: &str| StageUse {
+            stage: stage.into(),
+            busy,
+            waiting,
+            waits_for: waits_for.into(),
+        };
+        let ingest = Diagnosis {
+            rows_per_second: 200_000.0,
+            stages: vec![
+                stage("decode", Some(0.125), 0.0, ""),
+                stage("ring", None, 0.9, "packer for a slot"),
+            ],
+            bound: "consumer".into(),
+            because: "the ring is full".into(),
+            ..Diagnosis::default()
+        };
+        let profile = Profile {
+            ended_ns: 20_000_000,
+            after_step: 999,
+            steps: 10,
+            examples: 4_000,
+            bytes_per_second: 12.5e9,
+            flops_per_second: 480e9,
+            precision: "fp32".into(),
+            ingest: Some(ingest),
+            ..Profile::default()
+        };
+        let operation = |operation: &str, outputs, seconds, share| OperationSum {
+            operation: operation.into(),
+            phase: "forward".into(),
+            inputs: 2 * outputs,
+            outputs,
+            calls: 15,
+            seconds,
+            share,
+            bytes_per_second: 5e9,
+            flops_per_second: 240e9,
+            roofline: 0.5,
+        };
+        let sums = Sums {
+            phases: vec![
+                PhaseSum { phase: "forward", seconds: 0.015, share: 0.75 },
+                PhaseSum { phase: "other", seconds: 0.005, share: 0.25 },
+            ],
+            operations: vec![
+                operation("layer_forward", 64, 0.01, 0.5),
+                operation("gather", 0, 0.002, 0.1),
+                operation("clear", 0, 0.000_002, 0.000_1),
+            ],
+            stages: vec![StageRate { stage: "decode", seconds: 0.01, rows: 5_000 }],
+        };
+        let wanted = "\
+steps       10, from 1,000 to 1,009
+a step      2.000 ms
+examples/s  200,000
+the device  copies 12.50 GB/s, multiplies 480 GFLOP/s (fp32)
+
+PART OF A STEP     MS   SHARE
+forward         1.500  75.0 %
+other           0.500  25.0 %
+
+OPERATION             IN       CALLS     MS   SHARE  GB/S  GFLOP/S  ROOFLINE
+layer_forward 128x64  forward    1.5  1.000  50.0 %  5.00      240    50.0 %
+gather                forward    1.5  0.200  10.0 %  5.00      240    50.0 %
+1 others                           2  0.000   0.0 %
+
+STAGE     BUSY  ROWS/S A THREAD  WAITING  FOR
+decode  12.5 %          500,000        -
+ring         -                -      0.9  packer for a slot
+
+input          200,000 rows/s
+what binds it  consumer: the ring is full
+
+wrote a.json; open it at https://ui.perfetto.dev or chrome://tracing";
+        let recorded = Recorded::new(profile);
+        assert_eq!(describe(&recorded, &sums, Path::new("a.json")), wanted);
+    }
+}

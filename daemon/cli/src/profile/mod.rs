@@ -1,0 +1,49 @@
+//! What was recorded of a job's steps: gathered from the daemon, then summed up and written as a trace.
+
+mod sums;
+mod trace;
+
+use millstream_control::proto::{Profile, Span, Track};
+
+pub(crate) use sums::{OperationSum, PhaseSum, StageRate, Sums};
+pub(crate) use trace::write;
+
+/// A profile with all of its spans.
+#[derive(Debug, Default)]
+pub(crate) struct Recorded {
+    pub(crate) profile: Profile,
+    pub(crate) tracks: Vec<Track>,
+}
+
+impl Recorded {
+    /// One of no spans yet.
+    pub(crate) fn new(profile: Profile) -> Self {
+        Self { profile, tracks: Vec::new() }
+    }
+
+    /// Adds spans of a track, after those that are there.
+    pub(crate) fn add(&mut self, track: Track) {
+        let is_same = |known: &&mut Track| known.pid == track.pid && known.number == track.number;
+        match self.tracks.iter_mut().find(is_same) {
+            Some(known) => known.spans.extend(track.spans),
+            None => self.tracks.push(track),
+        }
+    }
+
+    /// Puts spans in the order in which they began, those that lie within others behind these.
+    pub(crate) fn sort(&mut self) {
+        for track in &mut self.tracks {
+            track.spans.sort_by_key(|span| (span.start_ns, std::cmp::Reverse(span.end_ns)));
+        }
+    }
+
+    /// Time from when to when steps were recorded.
+    pub(crate) fn nanoseconds(&self) -> u64 {
+        self.profile.ended_ns - self.profile.began_ns
+    }
+}
+
+/// How long a span took, in nanoseconds.
+fn length(span: &Span) -> u64 {
+    span.end_ns.saturating_sub(span.start_ns)
+}

@@ -1,0 +1,256 @@
+//! Sums over the spans of a profile: what a step's time goes into, operation by operation and stage by stage.
+
+use std::collections::BTreeMap;
+
+use millstream_control::proto::{Span, Track};
+use millstream_daemon::trace::{Category, Phase};
+
+use super::{Recorded, length};
+
+/// All sums.
+#[derive(Debug, Default)]
+pub(crate) struct Sums {
+    /// In the order of a step; then what is none of them. Together, all the time that was recorded.
+    pub(crate) phases: Vec<PhaseSum>,
+    /// The longest first.
+    pub(crate) operations: Vec<OperationSum>,
+    /// In the data's order.
+    pub(crate) stages: Vec<StageRate>,
+}
+
+/// A part of all steps.
+#[derive(Debug, PartialEq)]
+pub(crate) struct PhaseSum {
+    pub(crate) phase: &'static str,
+    pub(crate) seconds: f64,
+    /// Of the time of all steps.
+    pub(crate) share: f64,
+}
+
+/// All calls of an operation, and of layers, all calls on this many inputs and outputs.
+#[derive(Debug, PartialEq)]
+pub(crate) struct OperationSum {
+    pub(crate) operation: String,
+    /// Empty where it is none's.
+    pub(crate) phase: String,
+    /// 0 of what is no layer.
+    pub(crate) inputs: u32,
+    pub(crate) outputs: u32,
+    pub(crate) calls: u64,
+    pub(crate) seconds: f64,
+    /// Of the time of all steps.
+    pub(crate) share: f64,
+    pub(crate) bytes_per_second: f64,
+    pub(crate) flops_per_second: f64,
+    /// The least time that it could take on this device over what it took.
+    pub(crate) roofline: f64,
+}
+
+/// What a stage of ingest does while it is at work.
+#[derive(Debug, PartialEq)]
+pub(crate) struct StageRate {
+    pub(crate) stage: &'static str,
+    /// Of all threads together.
+    pub(crate) seconds: f64,
+    pub(crate) rows: u64,
+}
+
+/// The stages whose work is recorded.
+const STAGES: [&str; 4] = ["decode", "transform", "shuffle", "pack"];
+
+/// What none of the phases is.
+const OTHER: &str = "other";
+
+#[derive(Default)]
+struct Totals {
+    calls: u64,
+    nanoseconds: u64,
+    bytes: u64,
+    flops: u64,
+    least_seconds: f64,
+}
+
+impl Sums {
+    /// Those of a profile whose spans are sorted.
+    pub(crate) fn of(recorded: &Recorded) -> Self {
+        let all = recorded.nanoseconds() as f64 / 1e9;
+        let share = |seconds: f64| if all > 0.0 { seconds / all } else { 0.0 };
+        let phases = phases(recorded, all, share);
+        let (bytes, flops) = (recorded.profile.bytes_per_second, recorded.profile.flops_per_second);
+        let mut totals = BTreeMap::<_, Totals>::new();
+        for span in recorded.tracks.iter().flat_map(|track| &track.spans).filter(is(Category::Operation)) {
+            let key = (&span.name, &span.phase, span.inputs, span.outputs);
+            let total = totals.entry(key).or_default();
+            total.calls += 1;
+            total.nanoseconds += length(span);
+            total.bytes += span.bytes;
+            total.flops += span.flops;
+            total.least_seconds += f64::max(span.bytes as f64 / bytes, span.flops as f64 / flops);
+        }
+        let mut operations: Vec<_> = totals
+            .into_iter()
+            .map(|((name, phase, inputs, outputs), total)| {
+                let seconds = total.nanoseconds as f64 / 1e9;
+                let per_second = |number: f64| if seconds > 0.0 { number / seconds } else { 0.0 };
+                OperationSum {
+                    operation: name.clone(),
+                    phase: phase.clone(),
+                    inputs,
+                    outputs,
+                    calls: total.calls,
+                    seconds,
+                    share: share(seconds),
+                    bytes_per_second: per_second(total.bytes as f64),
+                    flops_per_second: per_second(total.flops as f64),
+                    roofline: per_second(total.least_seconds),
+                }
+            })
+            .collect();
+        operations.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        Self { phases, operations, stages: stages(&recorded.tracks) }
+    }
+}
+
+fn is(category: Category) -> impl Fn(&&Span) -> bool {
+    move |span| span.category == category.name()
+}
+
+fn phases(recorded: &Recorded, all: f64, share: impl Fn(f64) -> f64) -> Vec<PhaseSum> {
+    let mut nanoseconds = BTreeMap::<&str, u64>::new();
+    for track in &recorded.tracks {
+        // A phase may lie in another: a checkpoint of the best evaluation.
+        for (span, own) in own_times(track, |span| is(Category::Phase)(&span)) {
+            *nanoseconds.entry(&span.name).or_default() += own;
+        }
+    }
+    let known = Phase::ALL.iter().filter_map(|phase| Some((phase.name(), *nanoseconds.get(phase.name())?)));
+    let mut sums: Vec<_> = known
+        .map(|(phase, nanoseconds)| {
+            let seconds = nanoseconds as f64 / 1e9;
+            PhaseSum { phase, seconds, share: share(seconds) }
+        })
+        .collect();
+    let seconds = (all - sums.iter().map(|sum| sum.seconds).sum::<f64>()).max(0.0);
+    sums.push(PhaseSum { phase: OTHER, seconds, share: share(seconds) });
+    sums
+}
+
+/// Stages at work: less what they wait for in between.
+fn stages(tracks: &[Track]) -> Vec<StageRate> {
+    let mut sums = STAGES.map(|stage| StageRate { stage, seconds: 0.0, rows: 0 });
+    for track in tracks {
+        let is_any = |span: &Span| is(Category::Ingest)(&span) || is(Category::Wait)(&span);
+        for (span, own) in own_times(track, is_any) {
+            if let Some(sum) = sums.iter_mut().find(|sum| sum.stage == span.name) {
+                sum.seconds += own as f64 / 1e9;
+                sum.rows += span.rows;
+            }
+        }
+    }
+    sums.into_iter().filter(|sum| sum.seconds > 0.0).collect()
+}
+
+/// Of the spans that `counts`, how long each took without those that lie within it.
+fn own_times(track: &Track, counts: impl Fn(&Span) -> bool) -> Vec<(&Span, u64)> {
+    let mut times: Vec<(&Span, u64)> = Vec::new();
+    // Places of the spans that the next one may lie within.
+    let mut around: Vec<usize> = Vec::new();
+    for span in track.spans.iter().filter(|span| counts(span)) {
+        while around.last().is_some_and(|&place| times[place].0.end_ns <= span.start_ns) {
+            around.pop();
+        }
+        if let Some(&place) = around.last() {
+            times[place].1 = times[place].1.saturating_sub(length(span));
+        }
+        around.push(times.len());
+        times.push((span, length(span)));
+    }
+    times
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_control::proto::Profile;
+
+    use super::*;
+
+    fn span(category: Category, name: &str, milliseconds: [u64; 2]) -> Span {
+        let [start_ns, end_ns] = milliseconds.map(|time| time * 1_000_000);
+        Span { name: name.into(), category: category.name().into(), start_ns, end_ns, ..Span::default() }
+    }
+
+    fn recorded(spans: Vec<Span>) -> Recorded {
+        let profile = Profile {
+            began_ns: 0,
+            ended_ns: 100_000_000,
+            bytes_per_second: 1e9,
+            flops_per_second: 10e9,
+            ..Profile::default()
+        };
+        let mut recorded = Recorded::new(profile);
+        recorded.add(Track { spans, ..Track::default() });
+        recorded.sort();
+        recorded
+    }
+
+    #[test]
+    fn phases_add_up_to_all_of_the_time_and_are_counted_once() {
+        let spans = vec![
+            span(Category::Phase, "checkpoint", [50, 60]),
+            span(Category::Phase, "evaluation", [40, 70]),
+            span(Category::Phase, "forward", [10, 30]),
+            span(Category::Step, "step", [5, 35]),
+            span(Category::Phase, "wait", [0, 10]),
+        ];
+        let sums = Sums::of(&recorded(spans));
+        let found: Vec<_> = sums.phases.iter().map(|sum| (sum.phase, (sum.share * 100.0).round())).collect();
+        let wanted =
+            [("wait", 10.0), ("forward", 20.0), ("evaluation", 20.0), ("checkpoint", 10.0), ("other", 40.0)];
+        assert_eq!(found, wanted);
+        assert!((sums.phases.iter().map(|sum| sum.seconds).sum::<f64>() - 0.1).abs() < 1e-12);
+    }
+
+    #[test]
+    fn an_operation_is_held_against_what_binds_it() {
+        let call = |milliseconds, bytes, flops| Span {
+            phase: "forward".into(),
+            bytes,
+            flops,
+            inputs: 8,
+            outputs: 4,
+            ..span(Category::Operation, "layer_forward", milliseconds)
+        };
+        // The first can be done in 2 ms by its bytes, the second in 3 by its FLOPs.
+        let spans = vec![
+            call([0, 4], 2_000_000, 0),
+            call([4, 10], 0, 30_000_000),
+            span(Category::Operation, "clear", [10, 11]),
+        ];
+        let sums = Sums::of(&recorded(spans));
+        let [layer, clear] = &sums.operations[..] else { panic!("{sums:?}") };
+        assert_eq!(
+            (layer.operation.as_str(), layer.calls, layer.inputs, layer.outputs),
+            ("layer_forward", 2, 8, 4)
+        );
+        let close =
+            |found: f64, wanted: f64| assert!((found / wanted - 1.0).abs() < 1e-9, "{found} {wanted}");
+        close(layer.roofline, 0.5);
+        close(layer.share, 0.1);
+        close(layer.bytes_per_second, 2e8);
+        close(layer.flops_per_second, 3e9);
+        assert_eq!((clear.operation.as_str(), clear.roofline), ("clear", 0.0));
+    }
+
+    #[test]
+    fn a_stage_is_at_work_when_it_does_not_wait() {
+        let decode = |rows, milliseconds| Span { rows, ..span(Category::Ingest, "decode", milliseconds) };
+        let spans = vec![
+            decode(300, [0, 20]),
+            span(Category::Wait, "wait for bytes", [5, 15]),
+            decode(100, [30, 40]),
+            span(Category::Wait, "wait for the packer", [40, 90]),
+        ];
+        let sums = Sums::of(&recorded(spans));
+        assert_eq!(sums.stages, [StageRate { stage: "decode", seconds: 0.02, rows: 400 }]);
+    }
+}

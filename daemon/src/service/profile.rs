@@ -1,0 +1,127 @@
+//! Profiles as messages: progress, then what was recorded, then the spans.
+
+use std::iter;
+
+use futures::stream::StreamExt;
+use millstream_control::proto::profile_reply::Reply;
+use millstream_control::proto::{self, ProfileReply};
+use millstream_trace::{Span, Track};
+use tokio::sync::mpsc::{Sender, channel};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+
+use super::{Replies, diagnosis_message, failed};
+use crate::supervisor::{PendingProfile, Profile};
+
+/// Spans of one message: some hundred KB.
+const SPANS_PER_MESSAGE: usize = 4096;
+
+/// Messages that wait for the client.
+const MESSAGES: usize = 4;
+
+/// What comes of `pending`, a profile of the job `id`. Dropped, it calls the profile off.
+pub(super) fn replies(id: String, pending: PendingProfile) -> Replies<ProfileReply> {
+    let (sender, receiver) = channel(MESSAGES);
+    tokio::spawn(async move {
+        tokio::select! {
+            () = sender.closed() => {}
+            () = tell(id, pending, &sender) => {}
+        }
+    });
+    ReceiverStream::new(receiver).boxed()
+}
+
+/// Tells all there is. A client that takes no more has gone.
+async fn tell(id: String, pending: PendingProfile, sender: &Sender<Result<ProfileReply, Status>>) {
+    let PendingProfile { mut progress, mut done } = pending;
+    let told = |reply| Ok(ProfileReply { reply: Some(reply) });
+    let profile = loop {
+        tokio::select! {
+            profile = &mut done => break profile,
+            Ok(()) = progress.changed() => {
+                let steps = *progress.borrow_and_update();
+                if sender.send(told(Reply::RecordedSteps(steps))).await.is_err() {
+                    return;
+                }
+            }
+        }
+    };
+    let profile = match profile {
+        Ok(Ok(profile)) => profile,
+        Ok(Err(error)) => {
+            // Whoever asked may have gone.
+            let _ = sender.send(Err(failed(&error.context(format!("job {id}"))))).await;
+            return;
+        }
+        Err(_) => {
+            let error = Status::unknown(format!("job {id} ended before a step was recorded"));
+            // As above.
+            let _ = sender.send(Err(error)).await;
+            return;
+        }
+    };
+    for reply in messages(id, profile) {
+        if sender.send(told(reply)).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn messages(id: String, profile: Profile) -> impl Iterator<Item = Reply> {
+    let Profile { worker, pid, tracks, ingest, input } = profile;
+    let summary = proto::Profile {
+        id,
+        began_ns: worker.began_ns,
+        ended_ns: worker.ended_ns,
+        after_step: worker.after_step,
+        steps: worker.steps,
+        full: worker.is_full,
+        examples: worker.examples,
+        dropped_spans: ingest.dropped,
+        bytes_per_second: worker.floors.bytes_per_second,
+        flops_per_second: worker.floors.flops_per_second,
+        precision: worker.precision.name().to_owned(),
+        ingest: Some(diagnosis_message(&input)),
+    };
+    let of = |process: &'static str, pid, tracks: Vec<Track>| {
+        let numbered = (1..).zip(tracks);
+        numbered.flat_map(move |(number, track)| track_messages(process, pid, number, track))
+    };
+    let spans = of("millstream worker", pid, tracks).chain(of(
+        "millstream ingest",
+        std::process::id(),
+        ingest.tracks,
+    ));
+    iter::once(Reply::Profile(summary)).chain(spans.map(Reply::Track))
+}
+
+fn track_messages(
+    process: &'static str,
+    pid: u32,
+    number: u32,
+    track: Track,
+) -> impl Iterator<Item = proto::Track> {
+    let Track { name, spans } = track;
+    let mut spans = spans.into_iter();
+    iter::from_fn(move || {
+        let spans: Vec<_> = spans.by_ref().take(SPANS_PER_MESSAGE).map(span_message).collect();
+        let (process, name) = (process.to_owned(), name.clone());
+        (!spans.is_empty()).then_some(proto::Track { process, pid, name, number, spans })
+    })
+}
+
+fn span_message(span: Span) -> proto::Span {
+    let [inputs, outputs] = span.shape.unwrap_or_default();
+    proto::Span {
+        name: span.name.into_owned(),
+        category: span.category.name().to_owned(),
+        phase: span.phase.map(|phase| phase.name().to_owned()).unwrap_or_default(),
+        start_ns: span.start_ns,
+        end_ns: span.end_ns,
+        rows: span.work.rows,
+        bytes: span.work.bytes,
+        flops: span.work.flops,
+        inputs,
+        outputs,
+    }
+}

@@ -1,0 +1,292 @@
+//! `millstream profile` of a real daemon's job: what is recorded adds up, and leaves no trace in the model.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use millstream_tests::programs::{Daemon, children, kill, wait_until};
+use millstream_tests::shell::Shell;
+use millstream_tests::tiny_job::{Contents, TinyJob};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// Rows of a batch of the tiny job.
+const ROWS: u64 = 32;
+
+/// More steps than the job can take while a test looks.
+const FOREVER: &str = "data.epochs=100000";
+
+/// Steps of some milliseconds, so that much can happen in a few: 12 an epoch.
+const SLOW: [&str; 2] = ["data.batch_size=2048", "model.deep.hidden=[256, 256]"];
+
+struct Bench {
+    job: TinyJob,
+    shell: Shell,
+    daemon: Daemon,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let job = TinyJob::new();
+        let (shell, daemon) = (Shell::new(job.directory()), Daemon::start(job.directory()));
+        Self { job, shell, daemon }
+    }
+
+    fn submit(&self, set: &[&str]) -> String {
+        let line = ["submit", "job.toml"].into_iter().chain(set.iter().flat_map(|set| ["--set", set]));
+        self.shell.run(&line.collect::<Vec<_>>()).with_code(0).stdout.trim().to_owned()
+    }
+
+    /// Waits until a job has taken steps.
+    fn until_it_trains(&self, id: &str) {
+        wait_until("it trains", || self.step(id) > 0);
+    }
+
+    fn step(&self, id: &str) -> u64 {
+        self.daemon.show(id)["progress"]["step"].as_u64().unwrap()
+    }
+
+    /// Starts a profile that would never end, and waits until steps are being recorded.
+    fn start_recording(&self, id: &str) -> millstream_tests::shell::Job {
+        let start = || self.shell.start(&["profile", id, "--steps", "1000000000"]);
+        let mut profile = start();
+        wait_until("steps are recorded", || {
+            // It was refused for the second one, which came first.
+            if profile.has_ended() {
+                profile = start();
+            }
+            let refused = self.shell.run(&["profile", id, "--steps", "1", "--output", "second.json"]);
+            refused.stderr.contains("it is being profiled already, and one profile is recorded at a time")
+        });
+        profile
+    }
+}
+
+fn events(trace: &Value, category: &str) -> Vec<Value> {
+    let events = trace["traceEvents"].as_array().unwrap().iter();
+    events.filter(|event| event["cat"] == category).cloned().collect()
+}
+
+fn names(events: &[Value]) -> BTreeSet<&str> {
+    events.iter().map(|event| event["name"].as_str().unwrap()).collect()
+}
+
+/// Complete events of each thread: when each begins and ends, in the order of the file.
+fn threads(trace: &Value) -> BTreeMap<(u64, u64), Vec<(f64, f64)>> {
+    let mut threads = BTreeMap::<_, Vec<_>>::new();
+    for event in trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "X") {
+        let [pid, tid] = ["pid", "tid"].map(|key| event[key].as_u64().unwrap());
+        let [start, length] = ["ts", "dur"].map(|key| event[key].as_f64().unwrap());
+        assert!(start >= 0.0 && length >= 0.0, "{event}");
+        threads.entry((pid, tid)).or_default().push((start, start + length));
+    }
+    threads
+}
+
+/// Each event lies within an earlier one, or behind it.
+fn assert_nested(events: &[(f64, f64)]) {
+    /// Times are whole nanoseconds, told as microseconds.
+    const ROUNDING: f64 = 1e-4;
+    let mut around: Vec<f64> = Vec::new();
+    for &(start, end) in events {
+        while around.last().is_some_and(|&outer| outer <= start + ROUNDING) {
+            around.pop();
+        }
+        assert!(around.last().is_none_or(|&outer| end <= outer + ROUNDING), "{start} to {end} is cut");
+        around.push(end);
+    }
+}
+
+#[test]
+fn the_next_steps_are_recorded_with_all_that_feeds_them() {
+    const STEPS: u64 = 600;
+    let bench = Bench::new();
+    let id = bench.submit(&[FOREVER, "checkpoint.every_steps=40", "evaluation.every_steps=50"]);
+    bench.until_it_trains(&id);
+    let line = ["profile", "tiny", "--steps", "600", "--json"];
+    let profile = bench.shell.run(&line).with_code(0).json();
+    assert_eq!(
+        (&profile["job"], &profile["steps"], &profile["full"]),
+        (&id.as_str().into(), &STEPS.into(), &false.into())
+    );
+    assert_eq!(profile["examples"], STEPS * ROWS);
+
+    // The parts of a step come to the whole, and so do the operations in them.
+    let seconds = profile["seconds"].as_f64().unwrap();
+    let sum = |key: &str| {
+        profile[key].as_array().unwrap().iter().map(|part| part["seconds"].as_f64().unwrap()).sum::<f64>()
+    };
+    assert!((sum("phases") / seconds - 1.0).abs() < 1e-9, "{profile:#}");
+    assert!(sum("operations") > 0.0 && sum("operations") <= seconds, "{profile:#}");
+    let phases = profile["phases"].as_array().unwrap().iter().map(|part| part["phase"].as_str().unwrap());
+    let wanted = [
+        "wait",
+        "upload",
+        "plan",
+        "forward",
+        "loss",
+        "backward",
+        "update",
+        "read",
+        "release",
+        "evaluation",
+        "checkpoint",
+        "other",
+    ];
+    assert_eq!(phases.collect::<Vec<_>>(), wanted);
+    let operations = profile["operations"].as_array().unwrap();
+    let layers: Vec<_> = operations
+        .iter()
+        .filter(|sum| sum["operation"] == "layer_forward" && sum["phase"] == "forward")
+        .collect();
+    assert_eq!(layers.len(), 3, "two hidden layers and one of logits: {layers:?}");
+    for operation in operations {
+        assert!(
+            operation["roofline"].as_f64() >= Some(0.0) && operation["calls"].as_u64() > Some(0),
+            "{operation}"
+        );
+    }
+    assert!(
+        layers.iter().all(|layer| layer["calls"] == STEPS && layer["flops_per_second"].as_f64() > Some(0.0))
+    );
+    for rate in ["bytes_per_second", "flops_per_second"] {
+        assert!(profile["device"][rate].as_f64() > Some(1e8), "{profile:#}");
+    }
+    assert!(profile["ingest"]["bound"].is_string());
+
+    // The file has the name of the job, and is what it should be.
+    let path = bench.job.directory().join(format!("{id}.trace.json"));
+    assert_eq!(profile["trace"], format!("{id}.trace.json"));
+    let trace: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let steps = events(&trace, "step");
+    assert_eq!(steps.len() as u64, STEPS);
+    assert!(steps.iter().all(|step| step["args"]["rows"] == ROWS));
+    let (ingest, waits, fetches) =
+        (events(&trace, "ingest"), events(&trace, "wait"), events(&trace, "fetch"));
+    assert_eq!(names(&ingest), BTreeSet::from(["decode", "pack", "shuffle", "transform"]));
+    let packed: u64 = ingest
+        .iter()
+        .filter(|span| span["name"] == "pack")
+        .map(|span| span["args"]["rows"].as_u64().unwrap_or(0))
+        .sum();
+    assert!(packed > 0 && names(&waits).contains("wait for a free slot"), "{:?}", names(&waits));
+    assert!(fetches.len() >= 2 && fetches.iter().all(|event| event["ph"] == "b" || event["ph"] == "e"));
+    let processes: BTreeSet<_> = trace["traceEvents"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|event| event["name"] == "process_name")
+        .map(|event| event["pid"].as_u64().unwrap())
+        .collect();
+    let worker = children(bench.daemon.pid());
+    assert_eq!(processes, BTreeSet::from([u64::from(bench.daemon.pid()), u64::from(worker[0])]));
+    let threads = threads(&trace);
+    assert!(threads.len() >= 4, "the worker, the packer and lanes: {:?}", threads.keys());
+    threads.values().for_each(|events| assert_nested(events));
+
+    // For people, with a name of their own; what was there is replaced.
+    fs::write(bench.job.directory().join("mine.json"), "old").unwrap();
+    let text =
+        bench.shell.run(&["profile", &id, "--steps", "3", "--output", "mine.json"]).with_code(0).stdout;
+    for wanted in ["PART OF A STEP", "ROOFLINE", "what binds it", "ui.perfetto.dev", "mine.json"] {
+        assert!(text.contains(wanted), "{text}");
+    }
+    let trace: Value =
+        serde_json::from_slice(&fs::read(bench.job.directory().join("mine.json")).unwrap()).unwrap();
+    assert_eq!(events(&trace, "step").len(), 3);
+    bench.daemon.json(&["cancel", &id]);
+    bench.daemon.stop();
+}
+
+#[test]
+fn a_profile_leaves_no_trace_in_the_model() {
+    let bench = Bench::new();
+    let set = [SLOW[0], SLOW[1], "data.epochs=20", "checkpoint.every_steps=50"];
+    let undisturbed = bench.daemon.succeeded(&bench.submit(&set));
+    let wanted = Contents::of(undisturbed["checkpoint"].as_str().unwrap());
+    let id = bench.submit(&set);
+    bench.until_it_trains(&id);
+    let mut profiles = 0;
+    for _ in 0..3 {
+        let ended = bench.shell.run(&["profile", &id, "--steps", "20"]);
+        profiles += u32::from(ended.status.success());
+    }
+    assert!(profiles > 0, "the job was over too soon");
+    let profiled = bench.daemon.succeeded(&id);
+    Contents::of(profiled["checkpoint"].as_str().unwrap()).assert_same(&wanted);
+    bench.daemon.stop();
+}
+
+#[test]
+fn what_cannot_be_recorded_is_said() {
+    let bench = Bench::new();
+    let refused = |id: &str, wanted: &str| {
+        let ended = bench.shell.run(&["profile", id, "--steps", "5"]).with_code(1);
+        assert!(ended.stderr.contains(wanted), "{}", ended.stderr);
+        assert!(!bench.job.directory().join(format!("{id}.trace.json")).exists());
+    };
+    refused("nope", "no job `nope`");
+    let none = bench.shell.run(&["profile", "nope", "--steps", "0"]).with_code(2);
+    assert!(none.stderr.contains("--steps"), "{}", none.stderr);
+    let running = bench.submit(&[SLOW[0], SLOW[1], FOREVER]);
+    bench.until_it_trains(&running);
+    let waiting = bench.submit(&["name=waiting"]);
+    refused(&waiting, &format!("job {waiting} waits for its turn"));
+    let nowhere = bench.shell.run(&["profile", &running, "--output", "no/such/trace.json"]).with_code(1);
+    assert!(nowhere.stderr.contains("writing no/such/trace.json"), "{}", nowhere.stderr);
+
+    // Ctrl-C ends the recording, and not the job: soon the next one may begin.
+    let profile = bench.start_recording(&running);
+    profile.signal(Signal::INT);
+    let ended = profile.wait().with_code(1);
+    assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);
+    assert!(!bench.job.directory().join(format!("{running}.trace.json")).exists());
+    wait_until("the next one is recorded", || {
+        let line = ["profile", &running, "--steps", "2", "--output", "next.json"];
+        bench.shell.run(&line).status.success()
+    });
+
+    // A worker that dies takes what was recorded along; the job goes on.
+    let profile = bench.start_recording(&running);
+    assert!(children(bench.daemon.pid()).into_iter().any(kill));
+    let ended = profile.wait().with_code(1);
+    assert!(
+        ended.stderr.contains("what was recorded is lost") && ended.stderr.contains("SIGKILL"),
+        "{}",
+        ended.stderr
+    );
+    wait_until("a new worker trains", || {
+        let line = ["profile", &running, "--steps", "2", "--output", "new.json"];
+        bench.shell.run(&line).status.success()
+    });
+
+    // A job that is cancelled, or ends: what there is by then.
+    let profile = bench.start_recording(&running);
+    bench.daemon.json(&["cancel", &running]);
+    let ended = profile.wait().with_code(0);
+    assert!(
+        ended.stderr.contains("of 1,000,000,000 steps were recorded: the job took no more"),
+        "{}",
+        ended.stderr
+    );
+    assert!(bench.job.directory().join(format!("{running}.trace.json")).exists());
+    fs::remove_file(bench.job.directory().join(format!("{running}.trace.json"))).unwrap();
+    refused(&running, &format!("job {running} is over: cancelled"));
+    bench.daemon.succeeded(&waiting);
+    bench.daemon.stop();
+}
+
+#[test]
+fn a_job_that_ends_meanwhile_is_told_as_far_as_it_went() {
+    let bench = Bench::new();
+    let id = bench.submit(&[SLOW[0], SLOW[1], "data.epochs=30"]);
+    bench.until_it_trains(&id);
+    let profile = bench.shell.run(&["profile", &id, "--steps", "1000000", "--json"]).with_code(0);
+    let told = profile.json();
+    let steps = told["steps"].as_u64().unwrap();
+    assert_eq!(told["after_step"].as_u64().unwrap() + steps, 30 * 12, "{told:#}");
+    assert!(steps > 0 && profile.stderr.contains("the job took no more"), "{}", profile.stderr);
+    bench.daemon.succeeded(&id);
+    bench.daemon.stop();
+}

@@ -1,0 +1,190 @@
+//! What operations take at the least, by the shapes of their arguments.
+//!
+//! As a roofline wants it (Williams, Waterman and Patterson, "Roofline", 2009): bytes are those of each input read once
+//! and each output written once, as if caches were perfect between; FLOPs are the additions and multiplications of the
+//! formula, an exponential, a root or a division counting as one. Letters are those of [`crate::backend`].
+
+use millstream_trace::Work;
+
+use crate::backend::MixtureShape;
+use crate::device::{MatrixShape, TableShape};
+use crate::update::Formula;
+
+/// Bytes of a number that is not a matrix's: an id, a label, a weight, a number of a table.
+const WORD: usize = 4;
+
+/// Bytes of an entry of a plan of rows: an id, and whose it is.
+const ENTRY: usize = 8;
+
+/// `rows` rows, in which so many bytes are moved and so many FLOPs are done.
+fn work(rows: usize, bytes: usize, flops: usize) -> Work {
+    Work { rows: rows as u64, bytes: bytes as u64, flops: flops as u64 }
+}
+
+/// Bytes of the first `rows` rows of a matrix.
+fn bytes(rows: usize, shape: MatrixShape) -> usize {
+    rows * shape.columns * shape.number_bytes
+}
+
+/// An operation on each number of `rows` rows: `moved` are the matrices that are read or written, each as often as it
+/// is; `flops` are of a number of the first of them.
+pub(super) fn elementwise<const N: usize>(rows: usize, moved: [MatrixShape; N], flops: usize) -> Work {
+    let bytes = moved.iter().map(|&shape| bytes(rows, shape)).sum();
+    work(rows, bytes, rows * moved[0].columns * flops)
+}
+
+/// Ids sorted.
+pub(super) fn plan(rows: usize, ids: usize) -> Work {
+    work(rows, ids * (WORD + ENTRY), 0)
+}
+
+/// What lookups in tables read: ids, and each row of a table once, at the least; and their additions.
+pub(super) fn lookup(ids: usize, table: TableShape) -> Work {
+    work(0, WORD * (ids + ids.min(table.rows) * table.width), ids * table.width)
+}
+
+/// What an operation moves and does besides, and two others in one.
+pub(super) fn sum(rows: usize, parts: impl Iterator<Item = Work>) -> Work {
+    let add =
+        |sum: Work, part: Work| Work { bytes: sum.bytes + part.bytes, flops: sum.flops + part.flops, ..sum };
+    parts.fold(work(rows, 0, 0), add)
+}
+
+/// So many columns of single precision read or written.
+pub(super) fn columns(rows: usize, columns: usize, number_bytes: usize) -> Work {
+    work(rows, rows * columns * number_bytes, 0)
+}
+
+/// Dense columns times weights `[D, K]` and a bias, one way or back.
+pub(super) fn linear(rows: usize, dense: usize, out: MatrixShape) -> Work {
+    let (weights, products) = (dense * out.columns * WORD, rows * out.columns * (2 * dense + 1));
+    work(rows, rows * dense * WORD + weights + bytes(rows, out), products)
+}
+
+/// `[B, N] . [N, M]`
+pub(super) fn layer_forward(
+    rows: usize,
+    input: MatrixShape,
+    weights: MatrixShape,
+    output: MatrixShape,
+) -> Work {
+    let moved = bytes(rows, input) + bytes(weights.rows, weights) + bytes(rows, output);
+    work(rows, moved, 2 * rows * weights.rows * weights.columns)
+}
+
+/// `[N, B] . [B, M]`, and `[B, M] . [M, K]` for the `K` columns of the input that have a gradient.
+pub(super) fn layer_backward(
+    rows: usize,
+    input: MatrixShape,
+    weights: MatrixShape,
+    output_gradient: MatrixShape,
+    input_gradient: Option<MatrixShape>,
+) -> Work {
+    let by_input = input_gradient.map_or(0, |shape| bytes(rows, shape) + bytes(weights.rows, weights));
+    let moved = bytes(rows, input) + bytes(rows, output_gradient) + bytes(weights.rows, weights) + by_input;
+    let inputs = weights.rows + input_gradient.map_or(0, |shape| shape.columns);
+    work(rows, moved, 2 * rows * inputs * weights.columns)
+}
+
+/// Products of all pairs of `V` vectors of `W` columns, or of their sum: `flops` of each number of the vectors, `moved`
+/// as for [`elementwise`].
+pub(super) fn pairs<const N: usize>(
+    rows: usize,
+    (vectors, width): (usize, usize),
+    is_each_pair: bool,
+    flops: usize,
+    moved: [MatrixShape; N],
+) -> Work {
+    let products = if is_each_pair { vectors * vectors.saturating_sub(1) / 2 } else { vectors };
+    Work { flops: (rows * products * width * flops) as u64, ..elementwise(rows, moved, 0) }
+}
+
+/// `T` sums of `E` experts of `N` columns, `flops` of each product.
+pub(super) fn mixture<const N: usize>(
+    rows: usize,
+    shape: MixtureShape,
+    flops: usize,
+    moved: [MatrixShape; N],
+) -> Work {
+    let products = shape.tasks * shape.experts * shape.width;
+    Work { flops: (rows * products * flops) as u64, ..elementwise(rows, moved, 0) }
+}
+
+/// Each query times each item, and each gradient of a product times both.
+pub(super) fn in_batch_softmax(rows: usize, queries: MatrixShape) -> Work {
+    work(rows, 4 * bytes(rows, queries), 6 * rows * rows * queries.columns)
+}
+
+/// An optimizer's step on a matrix with its states.
+pub(super) fn step(weights: MatrixShape, states: usize, formula: &Formula) -> Work {
+    let numbers = weights.rows * weights.columns;
+    let moved = numbers * weights.number_bytes * (2 + 2 * states + 1);
+    work(weights.rows, moved, numbers * step_flops(formula))
+}
+
+/// One on the touched rows of a table: gradients of `ids` ids, summed for each of `touched` rows.
+pub(super) fn step_rows(ids: usize, touched: usize, table: TableShape, formula: &Formula) -> Work {
+    let row = table.width * (1 + table.states) + table.row_states;
+    let moved = ids * ENTRY + 2 * touched * row * WORD;
+    work(0, moved, ids * table.width + touched * table.width * step_flops(formula))
+}
+
+/// The squares of the same gradients.
+pub(super) fn row_squares(ids: usize, touched: usize, table: TableShape) -> Work {
+    work(0, ids * ENTRY, (ids + 2 * touched) * table.width)
+}
+
+/// FLOPs of a formula for each weight, as it is written at [`Formula`].
+fn step_flops(formula: &Formula) -> usize {
+    match formula {
+        Formula::Sgd { .. } => 2,
+        Formula::Momentum { nesterov, .. } => 4 + 2 * usize::from(*nesterov),
+        Formula::Adagrad { .. } | Formula::RowWiseAdagrad { .. } => 6,
+        Formula::Adam { .. } => 13,
+        Formula::Ftrl { .. } => 14,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(rows: usize, columns: usize) -> MatrixShape {
+        MatrixShape { rows, columns, number_bytes: 4 }
+    }
+
+    #[test]
+    fn a_layer_moves_its_matrices_once_and_multiplies_all_with_all() {
+        let (input, weights, output) = (shape(100, 3), shape(3, 5), shape(100, 5));
+        let forward = layer_forward(10, input, weights, output);
+        assert_eq!(forward, work(10, 4 * (30 + 15 + 50), 2 * 10 * 15));
+        let backward = layer_backward(10, input, weights, output, None);
+        assert_eq!(backward, work(10, 4 * (30 + 50 + 15), 2 * 10 * 15));
+        // Two of the three inputs have gradients.
+        let backward = layer_backward(10, input, weights, output, Some(shape(100, 2)));
+        assert_eq!(backward, work(10, 4 * (30 + 50 + 15 + 20 + 15), 2 * 10 * 5 * (3 + 2)));
+    }
+
+    #[test]
+    fn half_the_bytes_of_a_number_are_half_the_bytes_moved() {
+        let half = MatrixShape { number_bytes: 2, ..shape(8, 6) };
+        assert_eq!(elementwise(8, [half, half], 3), work(8, 2 * 2 * 48, 3 * 48));
+        assert_eq!(elementwise(8, [shape(8, 6); 2], 3), work(8, 2 * 4 * 48, 3 * 48));
+    }
+
+    #[test]
+    fn a_table_is_read_at_most_whole_and_stepped_where_it_is_touched() {
+        let table = TableShape { rows: 10, width: 4, states: 1, row_states: 0 };
+        assert_eq!(lookup(3, table), work(0, 4 * (3 + 3 * 4), 12));
+        assert_eq!(lookup(1000, table), work(0, 4 * (1000 + 10 * 4), 4000));
+        let adagrad = Formula::Adagrad { learning_rate: 0.1, epsilon: 0.0 };
+        assert_eq!(step_rows(7, 5, table, &adagrad), work(0, 7 * 8 + 2 * 5 * 8 * 4, 7 * 4 + 5 * 4 * 6));
+    }
+
+    #[test]
+    fn pairs_of_vectors_are_counted_once() {
+        let (vectors, out) = (shape(9, 12), shape(9, 7));
+        assert_eq!(pairs(9, (3, 4), true, 2, [vectors, out]), work(9, 9 * 4 * (12 + 7), 9 * 3 * 4 * 2));
+        assert_eq!(pairs(9, (3, 4), false, 4, [vectors, out]).flops, 9 * 12 * 4);
+    }
+}

@@ -1,0 +1,95 @@
+//! What a device can do at the most, measured by its own operations: the roof that others are held against.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::{Activation, Backend};
+use crate::device::Operation;
+use crate::float::Float;
+
+/// Columns of the matrices, and rows of those that are multiplied.
+const SIDE: usize = 1024;
+
+/// Rows of a matrix that is copied: 64 MiB of it.
+const COPIED_ROWS: usize = 16 << 10;
+
+/// Rows of one that is multiplied.
+const MULTIPLIED_ROWS: usize = 2 * SIDE;
+
+/// How long each of both is repeated.
+const ENOUGH: Duration = Duration::from_millis(120);
+
+/// How often at the least, after the first time, which meets memory that nobody has touched.
+const LEAST_TIMES: u32 = 3;
+
+/// The least time that work can take: at the rate of a copy, or of a product of matrices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Floors {
+    /// Read and written by a copy of matrices of 64 MiB.
+    pub bytes_per_second: f64,
+    /// Of a layer of 1024 inputs and outputs over 2048 rows, in the format of the activations.
+    pub flops_per_second: f64,
+}
+
+impl Floors {
+    /// Those of `backend`, for activations of the format `float`: the best of some times.
+    pub(super) fn measure<B: Backend>(backend: &B, float: Float) -> Self {
+        let copied = [COPIED_ROWS; 2].map(|rows| backend.matrix(rows, SIDE));
+        let [mut from, mut to] = copied;
+        let bytes = 2 * COPIED_ROWS * SIDE * B::matrix_shape(&from).number_bytes;
+        let copy = best(backend, |backend| {
+            backend.copy_rows(COPIED_ROWS, &from, &mut to, 0);
+            std::mem::swap(&mut from, &mut to);
+            look(backend, &from);
+        });
+        drop((from, to));
+        let [input, mut output] = [MULTIPLIED_ROWS; 2].map(|rows| backend.matrix_of(float, rows, SIDE));
+        let weights = backend.matrix(SIDE, SIDE);
+        backend.make_ready(&Operation::Layer { float, rows: MULTIPLIED_ROWS, inputs: SIDE, outputs: SIDE });
+        let multiply = best(backend, |backend| {
+            let identity = Activation::Identity;
+            backend.layer_forward(MULTIPLIED_ROWS, &input, &weights, None, identity, &mut output);
+            look(backend, &output);
+        });
+        let flops = 2 * MULTIPLIED_ROWS * SIDE * SIDE;
+        Self { bytes_per_second: bytes as f64 / copy, flops_per_second: flops as f64 / multiply }
+    }
+}
+
+/// Reads a row: what a device was asked to do before is done then.
+fn look<B: Backend>(backend: &B, matrix: &B::Matrix) {
+    backend.read_matrix(matrix, &mut [B::Scalar::default(); SIDE]);
+}
+
+/// The least seconds that `work` takes.
+fn best<B: Backend>(backend: &B, mut work: impl FnMut(&B)) -> f64 {
+    // Twice: both of two matrices that take turns.
+    work(backend);
+    work(backend);
+    let (began, mut least, mut times) = (Instant::now(), f64::INFINITY, 0);
+    while times < LEAST_TIMES || began.elapsed() < ENOUGH {
+        let start = Instant::now();
+        work(backend);
+        least = least.min(start.elapsed().as_secs_f64());
+        times += 1;
+    }
+    least
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::Cpu;
+
+    #[test]
+    fn a_machine_copies_and_multiplies_at_rates_that_machines_have() {
+        let began = Instant::now();
+        let floors = Floors::measure(&Cpu::new(Some(1)).unwrap(), Float::F32);
+        assert!((1e8..1e13).contains(&floors.bytes_per_second), "{floors:?}");
+        assert!((1e9..1e15).contains(&floors.flops_per_second), "{floors:?}");
+        assert!(began.elapsed() < Duration::from_secs(20));
+    }
+}
