@@ -11,5 +11,5 @@
 pub mod recorder;
 pub mod span;
 
-pub use recorder::{Recorder, Recording, Start, Track};
+pub use recorder::{Recorder, Recording, Start, Track, now_ns};
 pub use span::{Category, Operation, Phase, Span, Work};

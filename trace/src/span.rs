@@ -50,6 +50,8 @@ pub enum Category {
     Phase,
     /// An operation of a backend.
     Operation,
+    /// A device copies from the host's memory.
+    Copy,
 }
 
 impl Category {
@@ -62,6 +64,7 @@ impl Category {
             Self::Step => "step",
             Self::Phase => "phase",
             Self::Operation => "operation",
+            Self::Copy => "copy",
         }
     }
 }

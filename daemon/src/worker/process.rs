@@ -204,6 +204,11 @@ impl Wishes {
         self.checkpoint.swap(false, Ordering::AcqRel)
     }
 
+    /// Whether a recording is wanted that was not, or not any more.
+    pub(super) fn change_profile(&self) -> bool {
+        self.profile.load(Ordering::Acquire) > 0 || self.profile_unwanted.load(Ordering::Acquire)
+    }
+
     /// How many steps are to be recorded, if any; asking takes the wish.
     pub(super) fn take_profile(&self) -> Option<u64> {
         Some(self.profile.swap(0, Ordering::AcqRel)).filter(|&steps| steps > 0)

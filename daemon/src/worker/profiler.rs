@@ -41,7 +41,17 @@ impl Profiler {
         &self.recorder
     }
 
-    /// Between two steps: begins a recording that is wanted, and ends one that has all steps, or is not wanted.
+    /// Whether a recording is to be begun or ended before the next step: then all steps are to have ended.
+    pub(super) fn is_due<B: Backend<Scalar = f32>>(
+        &self,
+        session: &Session<Measured<B>>,
+        wishes: &Wishes,
+    ) -> bool {
+        let is_over = |running: &Running| running.steps(session) >= running.asked || self.recorder.is_full();
+        wishes.change_profile() || self.running.as_ref().is_some_and(is_over)
+    }
+
+    /// Between two steps, when that is due: begins a recording that is wanted, and ends one that has all steps, or is not wanted.
     pub(super) fn between_steps<B: Backend<Scalar = f32>>(
         &mut self,
         session: &Session<Measured<B>>,

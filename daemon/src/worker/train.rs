@@ -130,6 +130,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
         training.begin_events(spec, &job)?;
     }
     let ended = training.follow(ring)?;
+    training.settle()?;
     training.profiler.end(&training.session, true, training.link)?;
     training.report()?;
     training.record(|events, session| events.end(session.step()))?;
@@ -254,7 +255,10 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         let began = Instant::now();
         self.checkpoint_if_due()?;
         self.spent(began.elapsed(), Duration::ZERO);
-        self.profiler.between_steps(&self.session, &self.heard.wishes, self.link)?;
+        if self.profiler.is_due(&self.session, &self.heard.wishes) {
+            self.settle()?;
+            self.profiler.between_steps(&self.session, &self.heard.wishes, self.link)?;
+        }
         Ok(None)
     }
 

@@ -138,6 +138,8 @@ pub trait Backend: Device + Sized + Send {
     fn record<T>(&self, recorder: &Recorder, operation: Operation, work: impl FnOnce() -> T) -> T {
         recorder.operation(operation, work)
     }
+    /// Waits until the device has done all that it was asked for.
+    fn finish(&self) {}
     /// Recording begins: a device that does later what it is asked for takes note of when it does.
     fn begin_recording(&self, _recorder: &Arc<Recorder>) {}
     /// Recording ends: all that was asked for is done and recorded when this returns.

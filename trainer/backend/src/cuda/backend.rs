@@ -1,8 +1,10 @@
 //! The backend's operations, each by the module that has it.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use millstream_batch::{BatchRef, BatchSchema, Pages};
+use millstream_trace::Recorder;
 
 use super::batch::CudaBatch;
 use super::buffers::{CudaMatrix, CudaTable, Shape, number_bytes};
@@ -66,6 +68,28 @@ impl Device for Cuda {
 
 impl Backend for Cuda {
     type Pinned = CudaPinned;
+
+    fn record<T>(
+        &self,
+        _recorder: &Recorder,
+        operation: millstream_trace::Operation,
+        work: impl FnOnce() -> T,
+    ) -> T {
+        self.record_operation(operation, work)
+    }
+
+    fn begin_recording(&self, recorder: &Arc<Recorder>) {
+        self.begin_spans(recorder);
+    }
+
+    fn end_recording(&self) {
+        self.end_spans();
+    }
+
+    fn finish(&self) {
+        self.flush();
+        must(self.stream.wait());
+    }
 
     fn describe(&self) -> String {
         let gpu = self.gpu();

@@ -67,6 +67,7 @@ pub(super) struct Commands {
     known: VecDeque<Known>,
     /// The last lists that are no graphs.
     seen: VecDeque<Vec<Command>>,
+    is_one_by_one: bool,
 }
 
 impl Commands {
@@ -93,6 +94,11 @@ impl Commands {
         context.fall_behind();
     }
 
+    /// From here on lists are launched as they are, or no longer so.
+    pub(super) fn launch_one_by_one(&mut self, one_by_one: bool) {
+        self.is_one_by_one = one_by_one;
+    }
+
     /// Has the stream do all that is on the list.
     pub(super) fn flush(&mut self, stream: &Stream, blas: &Blas) -> Result<(), CommandError> {
         if self.list.commands.is_empty() {
@@ -106,6 +112,9 @@ impl Commands {
     }
 
     fn run(&mut self, stream: &Stream, blas: &Blas) -> Result<(), CommandError> {
+        if self.is_one_by_one {
+            return self.list.launch(stream, blas);
+        }
         let is_this = |known: &Known| known.list.commands == self.list.commands;
         if let Some(place) = self.known.iter().position(is_this) {
             self.known[place].tell(&self.list.arguments)?;

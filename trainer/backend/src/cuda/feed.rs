@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_batch::layout::Section;
 use millstream_batch::{BatchRef, Pages, SlotLayout};
+use millstream_trace::{Category, Operation, Work};
 
 use super::driver::{Address, Context, Event, Fault, Memory, PageLocked, Registered, Stream};
 use super::{Cuda, must};
@@ -107,7 +108,11 @@ impl Feed {
         self.next = (self.next + 1) % SLOTS;
         let is_pinned = cuda.pinned.hold(batch.bytes());
         must(cuda.copies.wait_for(&slot.taken));
-        slot.copy(cuda, batch, layout, is_pinned);
+        let start = cuda.point(&cuda.copies);
+        let bytes = slot.copy(cuda, batch, layout, is_pinned);
+        let work = Work { rows: batch.rows() as u64, bytes: bytes as u64, flops: 0 };
+        let operation = Operation { name: "copy a batch", work, shape: None };
+        cuda.span(start, &cuda.copies, ", copies", Category::Copy, operation);
         must(slot.copied.record(&cuda.copies));
         cuda.flush();
         must(cuda.stream.wait_for(&slot.copied));
@@ -121,11 +126,13 @@ impl Feed {
 }
 
 impl Slot {
-    fn copy(&mut self, cuda: &Cuda, batch: BatchRef<'_>, layout: &SlotLayout, is_pinned: bool) {
+    /// Returns how many bytes are copied.
+    fn copy(&mut self, cuda: &Cuda, batch: BatchRef<'_>, layout: &SlotLayout, is_pinned: bool) -> usize {
         let runs = runs(batch, layout);
-        let address = self.memory.address();
+        let (address, bytes) = (self.memory.address(), runs.iter().map(|run| run.bytes).sum());
         if is_pinned {
-            return copy_runs(&cuda.copies, &runs, address, |run| &batch.bytes()[run.from..][..run.bytes]);
+            copy_runs(&cuda.copies, &runs, address, |run| &batch.bytes()[run.from..][..run.bytes]);
+            return bytes;
         }
         // What was copied from it before.
         must(self.copied.wait());
@@ -136,6 +143,7 @@ impl Slot {
             staging[run.to..][..run.bytes].copy_from_slice(&batch.bytes()[run.from..][..run.bytes]);
         }
         copy_runs(&cuda.copies, &runs, address, |run| &staging[run.to..][..run.bytes]);
+        bytes
     }
 }
 

@@ -6,6 +6,7 @@
 //! * [`commands`]: what operations ask for, as lists and graphs.
 //! * [`buffers`], [`batch`], [`plan`]: what is in the GPU's memory; [`layout`]: how much of it.
 //! * [`feed`], [`report`]: how batches come there, and what the host hears of a step, both beside the work.
+//! * [`spans`]: when it did what, while somebody looks.
 //! * [`lookups`], [`rows`]: embeddings and linear models, forward, and the step of the rows that were touched.
 //! * [`layers`], [`interactions`], [`normalize`], [`retrieval`], [`losses`], [`updates`], [`moves`]: the operations.
 //!
@@ -40,6 +41,7 @@ mod programs;
 mod report;
 mod retrieval;
 mod rows;
+mod spans;
 mod survey;
 #[cfg(test)]
 mod testing;
@@ -68,6 +70,7 @@ pub use plan::CudaRowPlan;
 use programs::{Arguments, Entry, Kernels};
 pub use programs::{ProgramError, Resources};
 pub use report::CudaReport;
+use spans::Spans;
 pub use survey::{Found, Survey};
 
 /// Why the GPU cannot be used.
@@ -95,6 +98,8 @@ pub struct Cuda {
     steps: Mutex<Vec<Step>>,
     constants: Mutex<HashMap<Box<[u8]>, Memory>>,
     scratch: Mutex<Memory>,
+    /// What it does, while somebody looks.
+    spans: Mutex<Option<Spans>>,
     /// What was found wrong with batches.
     faults: Memory,
     pinned: PinnedRanges,
@@ -121,8 +126,20 @@ impl Cuda {
             let (scratch, faults) = (Memory::new(&context, 0)?, Memory::new(&context, size_of::<Faults>())?);
             let (commands, steps, constants) = (Mutex::default(), Mutex::default(), Mutex::default());
             let scratch = Mutex::new(scratch);
-            let pinned = PinnedRanges::default();
-            Ok(Self { commands, steps, constants, scratch, faults, pinned, kernels, blas, copies, stream })
+            let (pinned, spans) = (PinnedRanges::default(), Mutex::default());
+            Ok(Self {
+                commands,
+                steps,
+                constants,
+                scratch,
+                spans,
+                faults,
+                pinned,
+                kernels,
+                blas,
+                copies,
+                stream,
+            })
         };
         let this = new().map_err(|fault: Fault| DriverError::from(fault))?;
         this.clear_faults();

@@ -23,6 +23,10 @@ const ENOUGH: Duration = Duration::from_millis(120);
 /// How often at the least, after the first time, which meets memory that nobody has touched.
 const LEAST_TIMES: u32 = 3;
 
+/// Work is repeated until it takes so long before its end is waited for: waiting for a device takes some
+/// hundredths of it.
+const LONG: Duration = Duration::from_millis(4);
+
 /// The least time that work can take: at the rate of a copy, or of a product of matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Floors {
@@ -41,7 +45,6 @@ impl Floors {
         let copy = best(backend, |backend| {
             backend.copy_rows(COPIED_ROWS, &from, &mut to, 0);
             std::mem::swap(&mut from, &mut to);
-            look(backend, &from);
         });
         drop((from, to));
         let [input, mut output] = [MULTIPLIED_ROWS; 2].map(|rows| backend.matrix_of(float, rows, SIDE));
@@ -50,31 +53,32 @@ impl Floors {
         let multiply = best(backend, |backend| {
             let identity = Activation::Identity;
             backend.layer_forward(MULTIPLIED_ROWS, &input, &weights, None, identity, &mut output);
-            look(backend, &output);
         });
         let flops = 2 * MULTIPLIED_ROWS * SIDE * SIDE;
         Self { bytes_per_second: bytes as f64 / copy, flops_per_second: flops as f64 / multiply }
     }
 }
 
-/// Reads a row: what a device was asked to do before is done then.
-fn look<B: Backend>(backend: &B, matrix: &B::Matrix) {
-    backend.read_matrix(matrix, &mut [B::Scalar::default(); SIDE]);
-}
-
 /// The least seconds that `work` takes.
 fn best<B: Backend>(backend: &B, mut work: impl FnMut(&B)) -> f64 {
-    // Twice: both of two matrices that take turns.
-    work(backend);
-    work(backend);
-    let (began, mut least, mut times) = (Instant::now(), f64::INFINITY, 0);
-    while times < LEAST_TIMES || began.elapsed() < ENOUGH {
+    let mut repeated = |times: u32| {
         let start = Instant::now();
-        work(backend);
-        least = least.min(start.elapsed().as_secs_f64());
+        (0..times).for_each(|_| work(backend));
+        backend.finish();
+        start.elapsed()
+    };
+    // Twice: both of two matrices that take turns.
+    repeated(2);
+    let mut repeats = 1;
+    while repeated(repeats) < LONG {
+        repeats *= 2;
+    }
+    let (began, mut least, mut times) = (Instant::now(), Duration::MAX, 0);
+    while times < LEAST_TIMES || began.elapsed() < ENOUGH {
+        least = least.min(repeated(repeats));
         times += 1;
     }
-    least
+    least.as_secs_f64() / f64::from(repeats)
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 //! It is the one place where operations are measured: each is handed to the backend within, with what it takes at the
 //! least ([`cost`]), which follows from shapes that any backend tells. [`Backend::record`] decides what the time of an
 //! operation is: on a device that has done it when the call returns, that of the call. A device that only takes note of
-//! it has spans of its own, on tracks of its own ([`Recorder::add_to`]), from [`Backend::begin_recording`] on.
+//! it has spans of its own, on tracks of its own ([`Recorder::add_to`]), from [`Backend::begin_recording`] on, and ends
+//! each phase ([`Backend::finish`]) before the next begins.
 //!
 //! While nobody looks, an operation costs one relaxed load more.
 
@@ -222,8 +223,20 @@ impl<B: Backend> Backend for Measured<B> {
         self.backend.touched_rows(&plan.plan, lookups)
     }
 
+    /// While it is recorded, the device has done a phase's work when the phase ends, so that its time is the device's:
+    /// nothing goes on beside anything else then.
     fn phase<T>(&self, phase: Phase, work: impl FnOnce() -> T) -> T {
-        self.recorder.phase(phase, work)
+        self.recorder.phase(phase, || {
+            let result = work();
+            if self.recorder.is_on() {
+                self.backend.finish();
+            }
+            result
+        })
+    }
+
+    fn finish(&self) {
+        self.backend.finish();
     }
 
     fn write_matrix(&self, matrix: &mut B::Matrix, values: &[B::Scalar]) {

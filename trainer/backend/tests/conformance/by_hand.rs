@@ -30,7 +30,16 @@ macro_rules! test_on_each {
             $(#[test] fn $body() { super::$body(&millstream_backend::Reference); })*
         }
         mod on_cpu_recorded {
-            $(#[test] fn $body() { crate::case::recorded(&|backend| super::$body(backend)); })*
+            $(#[test] fn $body() {
+                let cpu = millstream_backend::Cpu::new(Some(2)).expect("threads");
+                crate::case::recorded(cpu, &[], &|backend| super::$body(backend));
+            })*
+        }
+        mod on_cuda_recorded {
+            $(#[test] fn $body() {
+                let tracks = ["GPU 0", "GPU 0, copies"];
+                crate::case::recorded(crate::case::cuda(), &tracks, &|backend| super::$body(backend));
+            })*
         }
         mod on_cuda {
             $(#[test] fn $body() { super::$body(&crate::case::cuda()); })*

@@ -32,9 +32,9 @@ pub(crate) fn cuda() -> Cuda {
     Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).expect("a device")
 }
 
-/// Runs `body` on the CPU while its operations are recorded, and looks at what was.
-pub(crate) fn recorded(body: &dyn Fn(&Measured<Cpu>)) {
-    let backend = Measured::new(Cpu::new(Some(2)).expect("threads"), Arc::default());
+/// Runs `body` on a backend while its operations are recorded, and looks at what was: on tracks of these names.
+pub(crate) fn recorded<B: Backend>(backend: B, tracks: &[&str], body: &dyn Fn(&Measured<B>)) {
+    let backend = Measured::new(backend, Arc::default());
     backend.begin_recording();
     body(&backend);
     let recording = backend.end_recording();
@@ -42,7 +42,16 @@ pub(crate) fn recorded(body: &dyn Fn(&Measured<Cpu>)) {
     assert!(!spans.is_empty() && recording.dropped == 0, "{} spans", spans.len());
     for span in spans {
         let moves = span.work.bytes > 0 || span.work.rows == 0;
-        assert!(span.category == Category::Operation && moves && span.start_ns <= span.end_ns, "{span:?}");
+        assert!([Category::Operation, Category::Copy].contains(&span.category) && moves, "{span:?}");
+        assert!(span.start_ns <= span.end_ns && span.end_ns <= recording.ended_ns, "{span:?}");
+    }
+    for track in &recording.tracks {
+        assert!(tracks.is_empty() || tracks.contains(&track.name.as_str()), "{}", track.name);
+        assert!(
+            track.spans.windows(2).all(|pair| pair[0].end_ns <= pair[1].start_ns + 1_000),
+            "{}",
+            track.name
+        );
     }
 }
 

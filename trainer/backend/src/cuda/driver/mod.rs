@@ -58,6 +58,7 @@ functions! {
         cuEventDestroy_v2: fn(event: Handle) -> Status,
         cuEventRecord: fn(event: Handle, stream: Handle) -> Status,
         cuEventSynchronize: fn(event: Handle) -> Status,
+        cuEventElapsedTime: fn(milliseconds: *mut f32, start: Handle, end: Handle) -> Status,
         cuStreamBeginCapture_v2: fn(stream: Handle, mode: c_int) -> Status,
         cuStreamEndCapture: fn(stream: Handle, graph: *mut Handle) -> Status,
         cuGraphCreate: fn(graph: *mut Handle, flags: c_uint) -> Status,
@@ -99,6 +100,7 @@ const LEAST_VERSION: i32 = 12_000;
 /// Of compute capability 8.0 (A100) on, numbers of bfloat16 have instructions.
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
 const OUT_OF_MEMORY: Status = 2;
+const NOT_READY: Status = 600;
 
 mod attribute {
     use std::ffi::c_int;

@@ -3,8 +3,9 @@
 use std::ffi::{c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::{Address, Context, Fault, Handle, Launch, Memory};
+use super::{Address, Context, Fault, Handle, Launch, Memory, NOT_READY};
 
 /// A stream that does not wait for the one that programs have without asking.
 const NON_BLOCKING: c_uint = 1;
@@ -151,10 +152,19 @@ unsafe impl Send for Event {}
 impl Event {
     /// One that was never recorded: nobody waits for it.
     pub(in crate::cuda) fn new(context: &Arc<Context>) -> Result<Self, Fault> {
+        Self::of(context, BLOCKING_SYNC | DISABLE_TIMING)
+    }
+
+    /// One that tells when its stream came by.
+    pub(in crate::cuda) fn timed(context: &Arc<Context>) -> Result<Self, Fault> {
+        Self::of(context, BLOCKING_SYNC)
+    }
+
+    fn of(context: &Arc<Context>, flags: c_uint) -> Result<Self, Fault> {
         let functions = context.enter()?;
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` is written.
-        let status = unsafe { (functions.cuEventCreate)(&raw mut handle, BLOCKING_SYNC | DISABLE_TIMING) };
+        let status = unsafe { (functions.cuEventCreate)(&raw mut handle, flags) };
         context.check("cuEventCreate", status)?;
         Ok(Self { context: Arc::clone(context), handle })
     }
@@ -165,6 +175,21 @@ impl Event {
         // SAFETY: both are of this context.
         let status = unsafe { (functions.cuEventRecord)(self.handle, stream.handle) };
         self.context.check("cuEventRecord", status)
+    }
+
+    /// How long after `start` its stream came by, both of them timed; `None` as long as it has not. To half a microsecond,
+    /// or a part in 2^24.
+    pub(in crate::cuda) fn since(&self, start: &Self) -> Result<Option<Duration>, Fault> {
+        let functions = self.context.enter()?;
+        let mut milliseconds = 0.0_f32;
+        // SAFETY: `milliseconds` is written; both are of this context.
+        let status =
+            unsafe { (functions.cuEventElapsedTime)(&raw mut milliseconds, start.handle, self.handle) };
+        if status == NOT_READY {
+            return Ok(None);
+        }
+        self.context.check("cuEventElapsedTime", status)?;
+        Ok(Some(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3)))
     }
 
     /// Waits until its stream has come by.

@@ -1,0 +1,124 @@
+//! When the device did what it was asked for, while somebody looks.
+//!
+//! Each operation is handed to the driver by itself then, without a graph, between two events that tell the time; so is
+//! each copy of a batch. Steps take longer by what that costs.
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use millstream_trace::{Category, Operation, Phase, Recorder, Span, now_ns};
+
+use super::driver::{Event, Stream};
+use super::{Cuda, must};
+
+/// Spans that may wait for the device before the first of them are asked.
+const MOST_WAITING: usize = 256;
+
+/// A recording of what a device does.
+pub(super) struct Spans {
+    recorder: Arc<Recorder>,
+    /// A point in time that both clocks know.
+    base: Event,
+    base_ns: u64,
+    waiting: VecDeque<Waiting>,
+}
+
+/// What the device has yet to do, or to be asked about.
+struct Waiting {
+    track: String,
+    category: Category,
+    operation: Operation,
+    phase: Option<Phase>,
+    start: Event,
+    end: Event,
+}
+
+impl Spans {
+    /// Tells the recorder of those that are done, in their order.
+    fn tell(&mut self) {
+        while let Some(first) = self.waiting.front() {
+            let Some(from_base) = must(first.start.since(&self.base)) else { return };
+            let Some(duration) = must(first.end.since(&first.start)) else { return };
+            let start_ns = self.base_ns + from_base.as_nanos() as u64;
+            let Operation { name, work, shape } = first.operation;
+            let span = Span {
+                name: Cow::Borrowed(name),
+                category: first.category,
+                phase: first.phase,
+                start_ns,
+                end_ns: start_ns + duration.as_nanos() as u64,
+                work,
+                shape,
+            };
+            self.recorder.add_to(&first.track, span);
+            self.waiting.pop_front();
+        }
+    }
+}
+
+impl Cuda {
+    pub(super) fn begin_spans(&self, recorder: &Arc<Recorder>) {
+        self.flush();
+        must(self.stream.wait());
+        let base = must(Event::timed(self.context()));
+        must(base.record(&self.stream));
+        must(base.wait());
+        let spans =
+            Spans { recorder: Arc::clone(recorder), base, base_ns: now_ns(), waiting: VecDeque::new() };
+        *self.spans() = Some(spans);
+        self.commands().launch_one_by_one(true);
+    }
+
+    pub(super) fn end_spans(&self) {
+        self.flush();
+        must(self.copies.wait());
+        must(self.stream.wait());
+        if let Some(mut spans) = self.spans().take() {
+            spans.tell();
+        }
+        self.commands().launch_one_by_one(false);
+    }
+
+    /// Does `work`, which asks the device for `operation` and for nothing else.
+    pub(super) fn record_operation<T>(&self, operation: Operation, work: impl FnOnce() -> T) -> T {
+        self.flush();
+        let start = self.point(&self.stream);
+        let result = work();
+        self.flush();
+        self.span(start, &self.stream, "", Category::Operation, operation);
+        result
+    }
+
+    /// The point that `stream` has come to, where spans are recorded.
+    pub(super) fn point(&self, stream: &Stream) -> Option<Event> {
+        self.spans().as_ref()?;
+        let event = must(Event::timed(self.context()));
+        must(event.record(stream));
+        Some(event)
+    }
+
+    /// What was asked of `stream` since `start` is a span, of the track of this GPU's `part`.
+    pub(super) fn span(
+        &self,
+        start: Option<Event>,
+        stream: &Stream,
+        part: &str,
+        category: Category,
+        operation: Operation,
+    ) {
+        let (Some(start), Some(end)) = (start, self.point(stream)) else { return };
+        let mut spans = self.spans();
+        let Some(spans) = spans.as_mut() else { return };
+        let track = format!("GPU {}{part}", self.gpu().number);
+        let phase = spans.recorder.current_phase();
+        spans.waiting.push_back(Waiting { track, category, operation, phase, start, end });
+        if spans.waiting.len() > MOST_WAITING {
+            spans.tell();
+        }
+    }
+
+    fn spans(&self) -> MutexGuard<'_, Option<Spans>> {
+        self.spans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
