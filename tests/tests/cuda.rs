@@ -107,6 +107,12 @@ fn check_says_what_a_host_has() {
     // A job for the CPU does not ask.
     let document: Value = serde_json::from_str(&check(Path::new("/nowhere"), &["--json"])).unwrap();
     assert_eq!((&document["device"], &document["host"]), (&"cpu".into(), &Value::Null));
+    // A driver that is there and does not describe a GPU.
+    let arguments = [&["check", "job.toml"], &ON_CUDA[..]].concat();
+    let fails = [("STAND_IN_FAIL", "cuDeviceGetName:1:999")];
+    let ended = run(job.directory(), stand_in.folder(), &fails, &arguments);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stdout.contains("GPU 0: cuDeviceGetName of NVIDIA's driver failed"), "{}", ended.stdout);
     let told = check(Path::new("/nowhere"), &ON_CUDA);
     assert!(
         told.contains("NVIDIA's driver is not on this host (looked for libcuda.so.1): install"),

@@ -202,6 +202,9 @@ the device copies 64 MiB, or by its FLOPs at the rate at which it multiplies lar
 job's precision, whichever is longer. Both rates are measured after the steps. What lies in the
 processor's caches moves faster than memory, so that small operations may be above 100 %.
 
+On a GPU the times of operations and copies are the GPU's own, and while steps are recorded none of a
+step's parts goes on beside another: such steps take longer than others.
+
 The job trains as ever, and to the same bits; recording costs it some microseconds a step. It is to be
 a job of a daemon (`submit`, or `train` while `millstreamd` runs). Ctrl-C ends the recording, and not
 the job.

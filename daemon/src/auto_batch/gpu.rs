@@ -61,7 +61,7 @@ mod tests {
             version: problem.is_none().then(|| "13.0".to_owned()),
             problem: problem.map(str::to_owned),
         };
-        HostSurvey { libraries: vec![library], gpus }
+        HostSurvey { libraries: vec![library], gpus, problem: None }
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub struct HostSurvey {
     pub libraries: Vec<LibrarySurvey>,
     /// The GPUs that the driver knows.
     pub gpus: Vec<GpuSurvey>,
+    /// Why it does not say so of one of them, or of any.
+    pub problem: Option<String>,
 }
 
 /// A library of NVIDIA's on a host.
@@ -65,9 +67,13 @@ impl HostSurvey {
     /// When there is none: why, as far as it is known.
     pub fn gpu(&self, number: u32) -> Result<&GpuSurvey> {
         let gpu = self.gpus.iter().find(|gpu| gpu.number == number);
-        gpu.ok_or_else(|| match self.libraries.iter().find_map(|library| library.problem.as_ref()) {
-            Some(problem) if self.gpus.is_empty() => anyhow!("{problem}"),
-            _ => anyhow!("there is no GPU number {number} on this host, which has {}", self.gpus.len()),
+        let of_libraries = || {
+            let problem = self.libraries.iter().find_map(|library| library.problem.as_ref());
+            problem.filter(|_| self.gpus.is_empty())
+        };
+        gpu.ok_or_else(|| match self.problem.as_ref().or_else(of_libraries) {
+            Some(problem) => anyhow!("{problem}"),
+            None => anyhow!("there is no GPU number {number} on this host, which has {}", self.gpus.len()),
         })
     }
 
@@ -101,7 +107,7 @@ impl HostSurvey {
 
     /// Looks by itself; for a worker.
     pub(super) fn of_host() -> Self {
-        let Survey { libraries, gpus } = Survey::of(&libraries());
+        let Survey { libraries, gpus, problem } = Survey::of(&libraries());
         let of_library = |Found { library, version }| LibrarySurvey {
             library: String::from(library),
             problem: version.as_ref().err().cloned(),
@@ -119,7 +125,8 @@ impl HostSurvey {
         };
         Self {
             libraries: libraries.into_iter().map(of_library).collect(),
-            gpus: gpus.unwrap_or_default().into_iter().map(of_gpu).collect(),
+            gpus: gpus.into_iter().map(of_gpu).collect(),
+            problem,
         }
     }
 }

@@ -468,7 +468,9 @@ fn describe_host(host: &HostSurvey) -> Vec<(String, String)> {
         let LibrarySurvey { library, version, problem } = found;
         (library.clone(), version.clone().or(problem.clone()).unwrap_or_default())
     };
-    host.gpus.iter().map(of_gpu).chain(host.libraries.iter().map(of_library)).collect()
+    let of_problem = |problem: &String| ("GPUs".to_owned(), problem.clone());
+    let problem = host.problem.iter().map(of_problem);
+    host.gpus.iter().map(of_gpu).chain(problem).chain(host.libraries.iter().map(of_library)).collect()
 }
 
 impl From<Beginning> for WarmStart {

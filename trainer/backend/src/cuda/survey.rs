@@ -1,7 +1,7 @@
 //! What a host has for computing on a GPU, and what it lacks: found out without computing anything.
 
 use super::blas;
-use super::driver::{Driver, DriverError, Gpu};
+use super::driver::{Driver, Gpu};
 use super::library::{Libraries, LibraryError};
 use super::nvrtc::Compiler;
 
@@ -10,8 +10,10 @@ use super::nvrtc::Compiler;
 pub struct Survey {
     /// Each library that the backend opens.
     pub libraries: Vec<Found>,
-    /// The GPUs that the driver knows, or why it does not say.
-    pub gpus: Result<Vec<Gpu>, String>,
+    /// The GPUs that the driver knows.
+    pub gpus: Vec<Gpu>,
+    /// Why it does not say so of one of them, or of any, though it is there and new enough.
+    pub problem: Option<String>,
 }
 
 /// A library of a host.
@@ -27,10 +29,7 @@ impl Survey {
     /// Looks at the host that this runs on. Driver and GPU are woken.
     pub fn of(libraries: &Libraries) -> Self {
         let driver = Driver::open(libraries);
-        let gpus = match &driver {
-            Ok(driver) => gpus(driver),
-            Err(error) => Err(error.to_string()),
-        };
+        let (gpus, problem) = driver.as_ref().map(gpus).unwrap_or_default();
         let versions = [
             (
                 super::driver::NAME.library,
@@ -40,7 +39,7 @@ impl Survey {
             (blas::NAME.library, of(blas::version(libraries))),
         ];
         let found = versions.map(|(library, version)| Found { library, version });
-        Self { libraries: found.into(), gpus }
+        Self { libraries: found.into(), gpus, problem }
     }
 }
 
@@ -48,8 +47,18 @@ fn of(version: Result<String, LibraryError>) -> Result<String, String> {
     version.map_err(|error| error.to_string())
 }
 
-fn gpus(driver: &Driver) -> Result<Vec<Gpu>, String> {
-    let count = driver.devices().map_err(|fault| fault.to_string())?;
-    let described: Result<_, DriverError> = (0..count).map(|number| driver.describe(number)).collect();
-    described.map_err(|error| error.to_string())
+/// Those that the driver describes, and why it does not describe another.
+fn gpus(driver: &Driver) -> (Vec<Gpu>, Option<String>) {
+    let count = match driver.devices() {
+        Ok(count) => count,
+        Err(fault) => return (Vec::new(), Some(fault.to_string())),
+    };
+    let (mut gpus, mut problem) = (Vec::new(), None);
+    for number in 0..count {
+        match driver.describe(number) {
+            Ok(gpu) => gpus.push(gpu),
+            Err(error) => problem = problem.or_else(|| Some(format!("GPU {number}: {error}"))),
+        }
+    }
+    (gpus, problem)
 }
