@@ -127,6 +127,7 @@ impl Control<'_> {
     }
 
     /// Consumer: whether a slot can be leased.
+    #[cfg(not(loom))]
     pub(super) fn is_ready(self, slot: usize) -> bool {
         // Whoever leases it looks again.
         self.slots[slot].0.load(Ordering::Relaxed) == READY
