@@ -3,7 +3,7 @@
 //! ```text
 //! cargo run --release -p millstream-trainer --example step_speed -- [--model wide_deep] [--ids 100000] [--dim 16]
 //!     [--batch 4096] [--threads 2] [--seconds 1] [--runs 5] [--json] [--wait] [--losses 0] [--rates]
-//!     [--hidden 256,128,64] [--bottom 64] [--precision fp32] [--without-tiles] [--device cpu]
+//!     [--hidden 256,128,64] [--bottom 64] [--precision fp32] [--without-tiles] [--device cpu] [--record no]
 //! ```
 //!
 //! 26 features of `ids` ids drawn from a Zipf distribution, 13 dense columns; embeddings of `dim`, layers
@@ -18,6 +18,9 @@
 //!
 //! `--device cuda` steps on a GPU, to which each batch is copied from the ring as in training; no floor is told.
 //!
+//! `--record` tells what it costs that operations may be recorded, and that they are: `no` leaves out what records
+//! them, with `off` it is there and nobody looks, with `on` each run is recorded.
+//!
 //! For `bench/step.py`: `--json` prints a line for each thing told; `--wait` waits for a line of standard input
 //! before each run, and ends at its end; `--losses N` prints the losses of the first N steps and takes no time;
 //! `--rates` measures the machine alone, once a run.
@@ -28,9 +31,10 @@ use std::collections::HashSet;
 use std::error::Error;
 use std::io::{BufRead, stdin};
 use std::num::ParseIntError;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millstream_backend::{Activation, Backend, BatchError, Cpu, Cuda, Device, Libraries};
+use millstream_backend::{Activation, Backend, BatchError, Cpu, Cuda, Device, Libraries, Measured};
 use millstream_batch::{BatchHeader, BatchMut, BatchSchema, IdFeature, Leased, Producer, Stream};
 use millstream_trainer::init::Init;
 use millstream_trainer::model::Model;
@@ -54,6 +58,14 @@ enum Kind {
     Dlrm,
 }
 
+/// Whether operations are recorded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Record {
+    No,
+    Off,
+    On,
+}
+
 /// The command line.
 struct Options {
     kind: Kind,
@@ -72,6 +84,7 @@ struct Options {
     losses: usize,
     rates: bool,
     device: DeviceSpec,
+    record: Record,
     without_tiles: bool,
     precision: Precision,
 }
@@ -94,6 +107,7 @@ impl Options {
             losses: 0,
             rates: false,
             device: DeviceSpec::Cpu,
+            record: Record::No,
             without_tiles: false,
             precision: Precision::Fp32,
         };
@@ -115,6 +129,7 @@ impl Options {
                 "--wait" => options.wait = true,
                 "--rates" => options.rates = true,
                 "--without-tiles" => options.without_tiles = true,
+                "--record" => options.record = record(&value()?)?,
                 "--device" => options.device = device(&value()?)?,
                 _ => return Err(format!("unknown argument `{key}`").into()),
             }
@@ -140,6 +155,15 @@ fn kind(name: &str) -> Result<Kind, String> {
         "wide_deep" => Ok(Kind::WideDeep),
         "dlrm" => Ok(Kind::Dlrm),
         _ => Err(format!("`--model` is `{name}`; expected `wide_deep` or `dlrm`")),
+    }
+}
+
+fn record(name: &str) -> Result<Record, String> {
+    match name {
+        "no" => Ok(Record::No),
+        "off" => Ok(Record::Off),
+        "on" => Ok(Record::On),
+        _ => Err(format!("`--record` is `{name}`; expected `no`, `off` or `on`")),
     }
 }
 
@@ -172,13 +196,24 @@ fn main() -> Result<(), Box<dyn Error>> {
     match options.device {
         DeviceSpec::Cpu => {
             let cpu = Cpu::new(Some(options.threads))?;
-            run(&options, if options.without_tiles { cpu.without_tiles() } else { cpu })
+            run_recorded(&options, if options.without_tiles { cpu.without_tiles() } else { cpu })
         }
-        DeviceSpec::Cuda(number) => run(&options, Cuda::new(&Libraries::default(), number, None)?),
+        DeviceSpec::Cuda(number) => run_recorded(&options, Cuda::new(&Libraries::default(), number, None)?),
     }
 }
 
-fn run<B: Backend>(options: &Options, backend: B) -> Result<(), Box<dyn Error>> {
+fn run_recorded<B: Backend>(options: &Options, backend: B) -> Result<(), Box<dyn Error>> {
+    let measured = |backend| Measured::new(backend, Arc::default());
+    match options.record {
+        Record::No => run(options, backend, &|_| ()),
+        Record::Off => run(options, measured(backend), &|_| ()),
+        // Each run begins anew, so that there is room for its spans.
+        Record::On => run(options, measured(backend), &Measured::begin_recording),
+    }
+}
+
+/// Calls `begin` before each run.
+fn run<B: Backend>(options: &Options, backend: B, begin: &dyn Fn(&B)) -> Result<(), Box<dyn Error>> {
     let schema = schema(options);
     // The rivals of bench/step.py start from the same weights.
     let training = TrainingSpec { seed: 1, precision: options.precision, ..TrainingSpec::default() };
@@ -197,7 +232,7 @@ fn run<B: Backend>(options: &Options, backend: B) -> Result<(), Box<dyn Error>> 
     if options.losses > 0 {
         return losses(&mut model, &batches[..options.losses]);
     }
-    measure(options, &mut model, &batches)
+    measure(options, &mut model, &batches, begin)
 }
 
 /// Prints the mean loss of each batch, one step each.
@@ -214,6 +249,7 @@ fn measure<B: Backend>(
     options: &Options,
     model: &mut Model<B>,
     batches: &[Leased],
+    begin: &dyn Fn(&B),
 ) -> Result<(), Box<dyn Error>> {
     let work = Work::of(options, batches);
     let mut steps = 0;
@@ -238,6 +274,7 @@ fn measure<B: Backend>(
     }
     let mut rates = Vec::new();
     options.each_run(|| {
+        begin(model.backend());
         let (start, least) = (Instant::now(), Duration::from_secs_f64(options.seconds));
         let mut examples = 0.0;
         while start.elapsed() < least {

@@ -205,9 +205,9 @@ processor's caches moves faster than memory, so that small operations may be abo
 On a GPU the times of operations and copies are the GPU's own, and while steps are recorded none of a
 step's parts goes on beside another: such steps take longer than others.
 
-The job trains as ever, and to the same bits; recording costs it some microseconds a step. It is to be
-a job of a daemon (`submit`, or `train` while `millstreamd` runs). Ctrl-C ends the recording, and not
-the job.
+The job trains as ever, and to the same bits; while it is recorded its steps take some hundredths
+longer. It is to be a job of a daemon (`submit`, or `train` while `millstreamd` runs). Ctrl-C ends the
+recording, and not the job.
 
 Examples:
   millstream profile census-2f9c
