@@ -14,13 +14,13 @@ use super::{Cuda, must};
 
 /// Spans that may wait for the device before the first of them are asked.
 const MOST_WAITING: usize = 256;
+/// Points in time that are taken before the one that both clocks know best is chosen.
+const CLOCK_READINGS: usize = 8;
 
 /// A recording of what a device does.
 pub(super) struct Spans {
     recorder: Arc<Recorder>,
-    /// A point in time that both clocks know.
-    base: Event,
-    base_ns: u64,
+    base: Base,
     waiting: VecDeque<Waiting>,
 }
 
@@ -34,13 +34,37 @@ struct Waiting {
     end: Event,
 }
 
+/// A point in time that both clocks know.
+struct Base {
+    event: Event,
+    /// When the host asked for it: not after it, so that no span seems to end after the host has waited for its end.
+    asked_ns: u64,
+}
+
+impl Base {
+    /// The host knows of an event only that it was between two readings of its own clock, and may be held up between
+    /// them: of several events, the one whose readings are closest.
+    fn of(device: &Cuda) -> Self {
+        let reading = || {
+            let event = must(Event::timed(device.context()));
+            let asked_ns = now_ns();
+            must(event.record(&device.stream));
+            must(event.wait());
+            (now_ns() - asked_ns, Self { event, asked_ns })
+        };
+        let readings = (0..CLOCK_READINGS).map(|_| reading());
+        let closest = readings.min_by_key(|(apart_ns, _)| *apart_ns);
+        closest.expect("more than no readings").1
+    }
+}
+
 impl Spans {
     /// Tells the recorder of those that are done, in their order.
     fn tell(&mut self) {
         while let Some(first) = self.waiting.front() {
-            let Some(from_base) = must(first.start.since(&self.base)) else { return };
+            let Some(from_base) = must(first.start.since(&self.base.event)) else { return };
             let Some(duration) = must(first.end.since(&first.start)) else { return };
-            let start_ns = self.base_ns + from_base.as_nanos() as u64;
+            let start_ns = self.base.asked_ns + from_base.as_nanos() as u64;
             let Operation { name, work, shape } = first.operation;
             let span = Span {
                 name: Cow::Borrowed(name),
@@ -61,11 +85,7 @@ impl Cuda {
     pub(super) fn begin_spans(&self, recorder: &Arc<Recorder>) {
         self.flush();
         must(self.stream.wait());
-        let base = must(Event::timed(self.context()));
-        must(base.record(&self.stream));
-        must(base.wait());
-        let spans =
-            Spans { recorder: Arc::clone(recorder), base, base_ns: now_ns(), waiting: VecDeque::new() };
+        let spans = Spans { recorder: Arc::clone(recorder), base: Base::of(self), waiting: VecDeque::new() };
         *self.spans() = Some(spans);
         self.commands().launch_one_by_one(true);
     }
