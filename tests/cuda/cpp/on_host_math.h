@@ -94,6 +94,17 @@ __forceinline__ int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
 __forceinline__ int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(x); }
 __forceinline__ int __ffs(int x) { return __builtin_ffs(x); }
 __forceinline__ int __ffsll(long long x) { return __builtin_ffsll(x); }
+// Each four bits of `selector` choose one of the eight bytes of both; with the highest of them, its sign only.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+    unsigned long long both = (unsigned long long)(y) << 32 | x;
+    unsigned chosen = 0;
+    for (unsigned i = 0; i < 4; ++i) {
+        unsigned select = selector >> 4 * i, byte = unsigned(both >> 8 * (select & 7)) & 0xff;
+        if (select & 8) byte = byte & 0x80 ? 0xff : 0;
+        chosen |= byte << 8 * i;
+    }
+    return chosen;
+}
 inline unsigned __brev(unsigned x) {
     x = x >> 1 & 0x55555555u | (x & 0x55555555u) << 1;
     x = x >> 2 & 0x33333333u | (x & 0x33333333u) << 2;

@@ -14,6 +14,7 @@ pub(crate) const SHIM: &[(&str, &str)] = files![
     "on_host_atomics.h",
     "on_host_formats.h",
     "on_host_math.h",
+    "on_host_tensor.h",
     "on_host_vectors.h",
     "on_host_warps.h",
     "thread.h",

@@ -3,13 +3,14 @@
 use super::Cuda;
 use super::buffers::CudaMatrix;
 use super::kernels::{
-    CROSS_BACKWARD, CROSS_FORWARD, Cross, DOT_BACKWARD, DOT_FORWARD, Dot, FM_BACKWARD, FM_FORWARD, Fm,
-    MIXTURE_BACKWARD, MIXTURE_FORWARD, MatrixView, Mixture, ROW_PRODUCTS, UNIT_BACKWARD, UNIT_FORWARD,
-    Vectors, WARP,
+    CROSS_BACKWARD, CROSS_FORWARD, Cross, DOT_BACKWARD, DOT_BACKWARD_TENSOR, DOT_FORWARD, DOT_FORWARD_TENSOR,
+    Dot, EIGHT, FM_BACKWARD, FM_FORWARD, Fm, MIXTURE_BACKWARD, MIXTURE_FORWARD, MOST_TENSOR_VECTORS,
+    MatrixView, Mixture, ROW_PRODUCTS, UNIT_BACKWARD, UNIT_FORWARD, Vectors, WARP,
 };
 use super::moves::quads;
 use super::programs::Entry;
 use crate::backend::MixtureShape;
+use crate::float::Float;
 
 /// Threads of a warp for each row.
 pub(super) fn warps(rows: usize) -> [usize; 2] {
@@ -114,8 +115,15 @@ impl Cuda {
             width: width as u32,
             unused: 0,
         };
-        let entry = if by_vectors.is_some() { DOT_BACKWARD } else { DOT_FORWARD };
-        self.launch_blocks(entry, [rows, 1], &dot);
+        let float = vectors.float();
+        let is_all = [Some(out), by_vectors].into_iter().flatten().all(|other| other.float() == float);
+        if float != Float::F32 && is_all && count <= MOST_TENSOR_VECTORS && width.is_multiple_of(EIGHT) {
+            let entry = if by_vectors.is_some() { DOT_BACKWARD_TENSOR } else { DOT_FORWARD_TENSOR };
+            self.launch(entry, warps(rows), &dot);
+        } else {
+            let entry = if by_vectors.is_some() { DOT_BACKWARD } else { DOT_FORWARD };
+            self.launch_blocks(entry, [rows, 1], &dot);
+        }
     }
 
     pub(super) fn mix(

@@ -24,12 +24,15 @@ pub(super) const PIECE: u32 = 64;
 pub(super) const STEPS_AT_ONCE: usize = 24;
 /// `REPORTED` of batch.cu: matrices of a report, at most.
 pub(super) const REPORTED_MATRICES: usize = 2;
+/// `MOST_VECTORS` and `EIGHT` of dot.cu.
+pub(super) const MOST_TENSOR_VECTORS: usize = 32;
+pub(super) const EIGHT: usize = 8;
 /// `QUAD` of device.cuh.
 pub(super) const QUAD: u32 = 4;
 
 /// Every program.
-pub(super) const PROGRAMS: [Program; 12] =
-    [MATRIX, BATCH, LOOKUP, PLAN, ROWS, LAYER, INTERACTION, MIXTURE, NORMALIZE, VECTORS, LOSS, UPDATE];
+pub(super) const PROGRAMS: [Program; 13] =
+    [MATRIX, BATCH, LOOKUP, PLAN, ROWS, LAYER, INTERACTION, DOT, MIXTURE, NORMALIZE, VECTORS, LOSS, UPDATE];
 
 /// `Matrix` of device.cuh.
 #[derive(Clone, Copy, Debug)]
@@ -256,16 +259,22 @@ program! {
         first: MatrixView, product: MatrixView, input: MatrixView, output: MatrixView,
         by_output: MatrixView, by_product: MatrixView, by_first: MatrixView, rows: u32, unused: u32,
     }
-    struct Dot {
-        vectors: MatrixView, out: MatrixView, by_vectors: MatrixView,
-        rows: u32, count: u32, width: u32, unused: u32,
-    }
     kernel FM_FORWARD = fm_forward(Fm, THREADS);
     kernel FM_BACKWARD = fm_backward(Fm, THREADS);
     kernel CROSS_FORWARD = cross_forward(Cross, THREADS);
     kernel CROSS_BACKWARD = cross_backward(Cross, THREADS);
+}
+
+program! {
+    DOT = "dot.cu";
+    struct Dot {
+        vectors: MatrixView, out: MatrixView, by_vectors: MatrixView,
+        rows: u32, count: u32, width: u32, unused: u32,
+    }
     kernel DOT_FORWARD = dot_forward(Dot, 128);
     kernel DOT_BACKWARD = dot_backward(Dot, 128);
+    kernel DOT_FORWARD_TENSOR = dot_forward_tensor(Dot, 128);
+    kernel DOT_BACKWARD_TENSOR = dot_backward_tensor(Dot, 128);
 }
 
 program! {

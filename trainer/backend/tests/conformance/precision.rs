@@ -93,27 +93,32 @@ impl<B: Backend> Rounded<'_, B> {
         }
     }
 
-    fn interactions(&mut self, rows: usize, (count, width): (usize, usize)) {
+    /// Products of pairs, each and their sum.
+    fn pairs(&mut self, rows: usize, (count, width): (usize, usize)) {
         let (backend, columns) = (self.bench.0, count * width);
+        let name = |what| format!("{what} of {count} vectors of {width}");
         let vectors = self.low(rows, columns);
         let (mut logits, by_logits) = (self.low(rows, 1), self.whole(rows, 1));
         backend.fm_forward(rows, &vectors, (count, width), &mut logits);
-        self.give_low("fm", &logits, rows);
+        self.give_low(&name("fm"), &logits, rows);
         let mut by_vectors = self.low(rows, columns);
         backend.fm_backward(rows, &vectors, (count, width), &by_logits, &mut by_vectors);
-        self.give_low("fm by vectors", &by_vectors, rows * columns);
+        self.give_low(&name("fm by vectors"), &by_vectors, rows * columns);
         let outputs = width + count * (count - 1) / 2;
         let (mut out, by_out) = (self.low(rows, outputs), self.low(rows, outputs));
         backend.dot_forward(rows, &vectors, width, &mut out);
-        self.give_low("dot", &out, rows * outputs);
+        self.give_low(&name("dot"), &out, rows * outputs);
         backend.dot_backward(rows, &vectors, width, &by_out, &mut by_vectors);
-        self.give_low("dot by vectors", &by_vectors, rows * columns);
-        let (first, product, by_output) =
-            (self.low(rows, columns), self.low(rows, columns), self.low(rows, columns));
-        let (mut output, mut by_product) = (self.low(rows, columns), self.low(rows, columns));
-        backend.cross_forward(rows, &first, &product, &vectors, &mut output);
+        self.give_low(&name("dot by vectors"), &by_vectors, rows * columns);
+    }
+
+    fn cross(&mut self, rows: usize, columns: usize) {
+        let backend = self.bench.0;
+        let mut low = || self.low(rows, columns);
+        let (first, product, input, by_output) = (low(), low(), low(), low());
+        let (mut output, mut by_product, mut by_first) = (low(), low(), low());
+        backend.cross_forward(rows, &first, &product, &input, &mut output);
         self.give_low("cross", &output, rows * columns);
-        let mut by_first = self.low(rows, columns);
         backend.cross_backward(rows, &first, &product, &by_output, &mut by_product, &mut by_first);
         self.give_low("cross by product", &by_product, rows * columns);
         self.give_low("cross by first", &by_first, rows * columns);
@@ -237,11 +242,18 @@ fn run<B: Backend>(backend: &B, float: Float) -> Vec<Given> {
         rounded.layers(rows, layer);
     }
     for (rows, vectors) in [(3, (2, 1)), (70, (5, 16)), (64, (3, 17))] {
-        rounded.interactions(rows, vectors);
+        rounded.pairs(rows, vectors);
+        rounded.cross(rows, vectors.0 * vectors.1);
         rounded.columns(rows, vectors.1);
         rounded.normalization(rows, vectors.1);
         rounded.vectors(rows, vectors.0 * vectors.1);
         rounded.mixtures(rows, MixtureShape { tasks: 2, experts: vectors.0, width: vectors.1 });
+    }
+    // As many vectors as tensor cores take at once, and more; as wide as they take at once, and not.
+    for (rows, vectors) in
+        [(9, (27, 128)), (6, (32, 16)), (3, (33, 8)), (5, (17, 24)), (4, (8, 40)), (2, (1, 8))]
+    {
+        rounded.pairs(rows, vectors);
     }
     for pooling in [Pooling::Sum, Pooling::Mean, Pooling::SqrtN] {
         rounded.lookups(&Shapes {

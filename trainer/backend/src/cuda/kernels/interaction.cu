@@ -1,4 +1,4 @@
-// How features meet: factorization machines, cross layers, products of pairs.
+// How features meet: factorization machines and cross layers.
 #include "reduce.cuh"
 
 struct Fm {
@@ -65,64 +65,4 @@ ENTRY(cross_backward, Cross) {
     for (u32 i = 0; i < QUAD; i++) first.x[i] *= g.x[i];
     store_quad(args.by_product, at.row, at.column, at.count, first);
     change_quad(args.by_first, at, [&](u32 i, float x) { return fmaf(g.x[i], product.x[i], x); });
-}
-
-// Numbers of a row's vectors, and of its pairs, that a block keeps.
-constexpr u32 KEPT_NUMBERS = 8192;
-constexpr u32 KEPT_PAIRS = 2048;
-
-struct Dot {
-    Matrix vectors, out, by_vectors;
-    u32 rows, count, width, unused;
-};
-
-// A block a row: the first vector, then the products (1, 0), (2, 0), (2, 1), ...
-ENTRY(dot_forward, Dot) {
-    // Rows an odd number of numbers apart, so that threads with neighbouring vectors read different banks.
-    __shared__ float kept[KEPT_NUMBERS];
-    u32 row = blockIdx.x, count = args.count, width = args.width, stride = width | 1;
-    bool keeps = count * stride <= KEPT_NUMBERS;
-    for (u32 at = threadIdx.x; at < count * width; at += blockDim.x) {
-        float v = load(args.vectors, row, at);
-        if (keeps) kept[at / width * stride + at % width] = v;
-        if (at < width) store(args.out, row, at, v);
-    }
-    __syncthreads();
-    for (u32 pair = threadIdx.x; pair < count * (count - 1) / 2; pair += blockDim.x) {
-        // i (i - 1) / 2 pairs are before those of vector i.
-        u32 i = u32((1.0f + sqrtf(1.0f + 8.0f * float(pair))) / 2.0f);
-        while (i * (i - 1) / 2 > pair) i--;
-        while (i * (i + 1) / 2 <= pair) i++;
-        u32 j = pair - i * (i - 1) / 2;
-        float sum = 0.0f;
-        for (u32 k = 0; k < width; k++) {
-            float left = keeps ? kept[i * stride + k] : load(args.vectors, row, i * width + k);
-            float right = keeps ? kept[j * stride + k] : load(args.vectors, row, j * width + k);
-            sum = fmaf(left, right, sum);
-        }
-        store(args.out, row, width + pair, sum);
-    }
-}
-
-// A block a row: by v_i = sum over j of (gradient of the pair i, j) v_j; the first vector also was given as it is.
-ENTRY(dot_backward, Dot) {
-    __shared__ float kept[KEPT_NUMBERS];
-    __shared__ float pairs[KEPT_PAIRS];
-    u32 row = blockIdx.x, count = args.count, width = args.width, all = count * (count - 1) / 2;
-    bool keeps = count * width <= KEPT_NUMBERS, keeps_pairs = all <= KEPT_PAIRS;
-    for (u32 at = threadIdx.x; keeps && at < count * width; at += blockDim.x) kept[at] = load(args.vectors, row, at);
-    for (u32 at = threadIdx.x; keeps_pairs && at < all; at += blockDim.x) pairs[at] = load(args.out, row, width + at);
-    __syncthreads();
-    for (u32 at = threadIdx.x; at < count * width; at += blockDim.x) {
-        u32 i = at / width, k = at % width;
-        float sum = i == 0 ? load(args.out, row, k) : 0.0f;
-        for (u32 j = 0; j < count; j++) {
-            if (j == i) continue;
-            u32 pair = j < i ? i * (i - 1) / 2 + j : j * (j - 1) / 2 + i;
-            float g = keeps_pairs ? pairs[pair] : load(args.out, row, width + pair);
-            float v = keeps ? kept[j * width + k] : load(args.vectors, row, j * width + k);
-            sum = fmaf(g, v, sum);
-        }
-        store(args.by_vectors, row, at, sum);
-    }
 }
