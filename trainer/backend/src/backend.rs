@@ -262,7 +262,8 @@ pub trait Backend: Device + Sized + Send {
         bias_gradient: &mut Self::Matrix,
     );
 
-    /// `output = activation(input . weights + bias)` over the first `rows` rows.
+    /// `output = activation(input . weights + bias)` over the first `rows` rows; weights are rounded to the format of
+    /// `input`, and the bias is to that of `output`.
     ///
     /// `[B, N] . [N, M] + [1, M] -> [B, M]`
     fn layer_forward(

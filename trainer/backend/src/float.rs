@@ -3,7 +3,8 @@
 //! A matrix has a format ([`Device::matrix_of`](crate::Device::matrix_of)), and **what is written to a matrix is
 //! rounded to its format once, to the nearest, ties to even**; sums and everything else inside an operation have at
 //! least single precision. A product of matrices takes its factors in the format of its input: weights, and a
-//! gradient by its output that has more digits, are rounded to it on their way in. Nothing else rounds. So what is
+//! gradient by its output that has more digits, are rounded to it on their way in; and it takes a bias in the format of
+//! its output, which is the only one that libraries of GPUs add while they multiply. Nothing else rounds. So what is
 //! rounded where follows from the formats that a model gives to its matrices, and is the same on every device.
 //!
 //! Backends on the host keep the numbers of every format in memory as their own scalars: they hold what a GPU's

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 /// | outputs of hidden layers, of cross layers, interactions and normalisations | f32 | bf16 | f16 |
 /// | gradients by those | f32 | bf16 | f16 |
 /// | both factors of a layer's products: weights, and gradients by logits, rounded on their way in | f32 | bf16 | f16 |
+/// | biases of hidden layers, rounded on their way in | f32 | bf16 | f16 |
 /// | what the gradient by the logits is multiplied by | 1 | 1 | the [loss scale](LossScaleSpec) |
 ///
 /// So a logit keeps the digits that tell one row's score from another's, and what a linear model adds to it never

@@ -91,7 +91,7 @@ class Net:
             product = x @ Factor.apply(weight, self.precision)
             bias = self.weights[f"{name}.layer.{number}.bias"]
             if number < len(widths) - 1 or last_relu:
-                x = self.stored(F.relu(product + bias))
+                x = self.stored(F.relu(product + Factor.apply(bias, self.precision)))
             else:
                 x = Sum.apply(product, self.precision) + bias
         return x

@@ -56,6 +56,7 @@ pub(crate) fn forward(
     let mut scratch = cpu.scratch(weights.room(cpu));
     let weights = weights.ready(cpu, scratch.as_mut_slice());
     let (float, out_stride) = (output.float(), output.stride());
+    let bias: Option<Vec<f32>> = bias.map(|bias| bias.row(0).iter().map(|&b| float.round(b)).collect());
     let out = output.parts();
     let each = weights.rows_of_task(cpu, rows, ROWS, ROWS);
     run!(cpu, tasks_for(rows, each), |task| {
@@ -66,9 +67,9 @@ pub(crate) fn forward(
         weights.product(lhs, out, out_stride, false);
         for out in out.chunks_exact_mut(out_stride) {
             let row = out[..outputs].iter_mut();
-            match (bias, activation) {
-                (Some(bias), Activation::Identity) => row.zip(bias.row(0)).for_each(|(y, b)| *y += b),
-                (Some(bias), Activation::Relu) => row.zip(bias.row(0)).for_each(|(y, b)| *y = relu(*y + b)),
+            match (&bias, activation) {
+                (Some(bias), Activation::Identity) => row.zip(bias).for_each(|(y, b)| *y += b),
+                (Some(bias), Activation::Relu) => row.zip(bias).for_each(|(y, b)| *y = relu(*y + b)),
                 (None, Activation::Identity) => {}
                 (None, Activation::Relu) => row.for_each(|y| *y = relu(*y)),
             }

@@ -84,7 +84,6 @@ mod constant {
     pub(super) const TRANSPOSE_B: c_int = 4;
     pub(super) const EPILOGUE: c_int = 7;
     pub(super) const BIAS_POINTER: c_int = 8;
-    pub(super) const BIAS_KIND: c_int = 26;
 
     pub(super) const TRANSPOSED: c_int = 1;
     pub(super) const MOST_WORKSPACE: c_int = 1;
@@ -146,7 +145,7 @@ pub(super) struct Product {
     pub(super) out: Factor,
     /// Whether what is in `out` is added to.
     pub(super) adds: bool,
-    /// `[1, columns]` of single precision.
+    /// `[1, columns]` of the format of `out`.
     pub(super) bias: Option<Address>,
     pub(super) is_rectified: bool,
 }
@@ -323,9 +322,6 @@ impl Blas {
             }
         }
         self.set(plan.descriptor, constant::EPILOGUE, &key.epilogue)?;
-        if key.epilogue & constant::BIAS != 0 {
-            self.set(plan.descriptor, constant::BIAS_KIND, &constant::R_F32)?;
-        }
         for (layout, (float, rows, columns, stride)) in plan.layouts.iter_mut().zip(key.layouts()) {
             let kind = match float {
                 Float::F32 => constant::R_F32,

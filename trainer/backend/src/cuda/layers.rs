@@ -66,11 +66,12 @@ impl Cuda {
         let (inputs, outputs) = (weights.rows(), weights.columns());
         assert!(input.columns() == inputs && output.columns() == outputs);
         assert!(rows <= input.rows().min(output.rows()));
-        assert!(bias.is_none_or(|bias| bias.columns() == outputs && bias.float() == Float::F32));
+        assert!(bias.is_none_or(|bias| bias.columns() == outputs));
         let float = input.float();
-        let work = ForwardWork::of(rows, [inputs, outputs], [weights.float(), float]);
+        let work = ForwardWork::of(rows, [inputs, outputs], [weights.float(), float, output.float()]);
         let scratch = self.scratch(work.bytes);
         let weights = self.in_format(weights, inputs, float, scratch + work.weights);
+        let bias = bias.map(|bias| self.in_format(bias, 1, output.float(), scratch + work.bias));
         let is_rectified = activation == Activation::Relu;
         let mut product = Product {
             rows,
@@ -80,7 +81,7 @@ impl Cuda {
             right: factor(weights, float, false),
             out: factor(output.view(), output.float(), false),
             adds: false,
-            bias: bias.map(CudaMatrix::address),
+            bias: bias.map(|bias| bias.data),
             is_rectified,
         };
         if rows == 0 || self.multiply(&product) {
@@ -92,7 +93,7 @@ impl Cuda {
         self.must_multiply(&product);
         let finish = Finish {
             sums,
-            bias: bias.map_or(MatrixView::NULL, CudaMatrix::view),
+            bias: bias.unwrap_or(MatrixView::NULL),
             output: output.view(),
             rows: rows as u32,
             is_biased: u32::from(bias.is_some()),
@@ -204,13 +205,14 @@ impl Cuda {
 /// outputs of hidden layers take no more.
 pub(super) fn scratch_bytes(float: Float, rows: usize, inputs: usize, outputs: usize) -> usize {
     let (single, sizes) = (Float::F32, [inputs, outputs]);
-    let forward = ForwardWork::of(rows, sizes, [single, float]);
+    let forward = ForwardWork::of(rows, sizes, [single, float, float]);
     forward.bytes.max(BackwardWork::of(rows, sizes, [single, single, float]).bytes)
 }
 
 /// Where a layer has what it works in, forward.
 struct ForwardWork {
     weights: Address,
+    bias: Address,
     sums: Address,
     bytes: usize,
 }
@@ -224,11 +226,12 @@ struct BackwardWork {
 }
 
 impl ForwardWork {
-    /// Of so many rows, inputs and outputs; with weights, and products, of these formats.
-    fn of(rows: usize, [inputs, outputs]: [usize; 2], [weights, float]: [Float; 2]) -> Self {
+    /// Of so many rows, inputs and outputs; with parameters, products, and an output of these formats.
+    fn of(rows: usize, [inputs, outputs]: [usize; 2], [parameters, float, output]: [Float; 3]) -> Self {
         let mut rooms = Rooms::default();
         Self {
-            weights: rooms.add(cast_bytes(weights, float, inputs, outputs)),
+            weights: rooms.add(cast_bytes(parameters, float, inputs, outputs)),
+            bias: rooms.add(cast_bytes(parameters, output, 1, outputs)),
             sums: rooms.add(Shape::of(Float::F32, rows, outputs).bytes()),
             bytes: rooms.bytes(),
         }

@@ -278,11 +278,12 @@ impl Backend for Reference {
         output: &mut ReferenceMatrix,
     ) {
         let weights = &weights.factor(input);
+        let bias = &bias.map(|bias| bias.factor(output));
         for row in 0..rows {
             for column in 0..weights.columns {
                 let product: f64 =
                     (0..weights.rows()).map(|k| input.at(row, k) * weights.at(k, column)).sum();
-                let sum = product + bias.map_or(0.0, |bias| bias.at(0, column));
+                let sum = product + bias.as_ref().map_or(0.0, |bias| bias.at(0, column));
                 *output.at_mut(row, column) = match activation {
                     Activation::Identity => sum,
                     Activation::Relu => relu(sum),
