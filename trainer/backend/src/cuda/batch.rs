@@ -103,6 +103,8 @@ impl CudaBatch {
         let (rows, layout) = (self.rows, Arc::clone(&self.layout));
         self.feed.bring(cuda, batch, &layout, |slot| {
             let intake = Intake { slot, ..intake };
+            // The batch before may still be read.
+            cuda.join();
             cuda.launch(CHECK_OFFSETS, [rows, columns], &intake);
             cuda.launch(TAKE_IDS, [rows, columns], &intake);
             cuda.launch(TAKE_NUMBERS, [numbers, others], &intake);

@@ -5,6 +5,9 @@
 //! optimizer's, or a dropout's. So a list that comes for the second time becomes a graph, which the driver runs as a whole;
 //! from then on only the arguments that changed are told.
 //!
+//! Kernels may be put aside: what follows them on the list does not wait for them, in a graph, until it joins them. So ids
+//! are sorted while a model goes forward and back.
+//!
 //! A list is the same as another when it has the same kernels over the same blocks, and the same products of the same
 //! matrices, in the same order.
 
@@ -12,7 +15,7 @@ use std::collections::VecDeque;
 
 use super::DeviceFault;
 use super::blas::{Blas, BlasError, Product};
-use super::driver::{Context, Executable, Fault, Graph, Launch, Node, Stream};
+use super::driver::{Context, Executable, Fault, Graph, Lane, Launch, Node, Stream};
 
 /// Lists that are known as graphs, at most: of whole batches and last ones, of training and scoring.
 const MOST_GRAPHS: usize = 8;
@@ -23,8 +26,10 @@ const LEAST_COMMANDS: usize = 4;
 #[derive(Clone, Copy, PartialEq)]
 enum Command {
     /// A kernel; so many numbers of its argument.
-    Kernel(Launch, usize),
+    Kernel(Launch, usize, Lane),
     Product(Product),
+    /// What follows waits for what was put aside.
+    Join,
 }
 
 /// A list, its kernels' arguments side by side.
@@ -68,9 +73,24 @@ pub(super) struct Commands {
     /// The last lists that are no graphs.
     seen: VecDeque<Vec<Command>>,
     is_one_by_one: bool,
+    /// Where kernels are put.
+    lane: Lane,
 }
 
 impl Commands {
+    /// From here on kernels are put into `lane`.
+    pub(super) fn take(&mut self, lane: Lane) {
+        self.lane = lane;
+    }
+
+    /// What follows waits for what was put aside.
+    pub(super) fn join(&mut self) {
+        let is_aside =
+            |command: &&Command| matches!(command, Command::Kernel(_, _, Lane::Aside) | Command::Join);
+        if let Some(Command::Kernel(..)) = self.list.commands.iter().rev().find(is_aside) {
+            self.list.commands.push(Command::Join);
+        }
+    }
     /// Puts a kernel on the list.
     ///
     /// # Safety
@@ -80,7 +100,7 @@ impl Commands {
         let numbers = size_of::<A>() / size_of::<u64>();
         // SAFETY: arguments are plain numbers without padding, of as many bytes.
         let argument = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(argument).cast(), numbers) };
-        self.list.commands.push(Command::Kernel(launch, numbers));
+        self.list.commands.push(Command::Kernel(launch, numbers, self.lane));
         self.list.arguments.extend_from_slice(argument);
         context.fall_behind();
     }
@@ -146,21 +166,22 @@ impl List {
     fn each(&self) -> impl Iterator<Item = (&Command, &[u64])> {
         let mut rest = self.arguments.as_slice();
         self.commands.iter().map(move |command| {
-            let numbers = if let Command::Kernel(_, numbers) = command { *numbers } else { 0 };
+            let numbers = if let Command::Kernel(_, numbers, _) = command { *numbers } else { 0 };
             let (argument, others) = rest.split_at(numbers);
             rest = others;
             (command, argument)
         })
     }
 
-    /// One by one.
+    /// One by one, in their order.
     fn launch(&self, stream: &Stream, blas: &Blas) -> Result<(), CommandError> {
         for (command, argument) in self.each() {
             match command {
                 // SAFETY: by the promise of who put it on the list.
-                Command::Kernel(launch, _) => unsafe { stream.launch(*launch, argument) }?,
+                Command::Kernel(launch, ..) => unsafe { stream.launch(*launch, argument) }?,
                 // SAFETY: as above.
                 Command::Product(product) => unsafe { blas.multiply(stream, product) }?,
+                Command::Join => {}
             }
         }
         Ok(())
@@ -172,15 +193,16 @@ impl Known {
         let (mut graph, mut nodes) = (Graph::new(stream.context())?, Vec::new());
         for (command, argument) in list.each() {
             match command {
-                Command::Kernel(launch, _) => {
+                Command::Kernel(launch, _, lane) => {
                     // SAFETY: by the promise of who put it on the list.
-                    nodes.push(unsafe { graph.add_kernel(*launch, argument) }?);
+                    nodes.push(unsafe { graph.add_kernel(*lane, *launch, argument) }?);
                 }
                 Command::Product(product) => {
                     // SAFETY: as above.
                     let multiply = || Ok::<_, CommandError>(unsafe { blas.multiply(stream, product) }?);
                     graph.add_graph(&stream.capture(multiply)?)?;
                 }
+                Command::Join => graph.join(),
             }
         }
         let executable = graph.instantiate()?;
@@ -192,8 +214,8 @@ impl Known {
     fn tell(&mut self, arguments: &[u64]) -> Result<(), Fault> {
         let mut new = arguments;
         let kernels = self.list.each().filter_map(|(command, argument)| match command {
-            Command::Kernel(launch, _) => Some((*launch, argument)),
-            Command::Product(_) => None,
+            Command::Kernel(launch, ..) => Some((*launch, argument)),
+            Command::Product(_) | Command::Join => None,
         });
         for ((launch, argument), &node) in kernels.zip(&self.nodes) {
             let (this, others) = new.split_at(argument.len());
@@ -244,6 +266,32 @@ mod tests {
         assert_eq!(calls(&stand_in, c"cuGraphLaunch"), 5);
         // In the third round and those after it, what one blend of four multiplies by was new.
         assert_eq!(calls(&stand_in, c"cuGraphExecKernelNodeSetParams_v2"), 4);
+    }
+
+    #[test]
+    fn what_is_put_aside_is_done_when_it_is_joined() {
+        let (stand_in, cuda) = alone();
+        let one = matrix(&cuda, &[1.0]);
+        let [mut main, mut other, mut sum] = [0.0; 3].map(|number| matrix(&cuda, &[number]));
+        let (mut found, mut of_other, mut expected) = ([0.0], 0.0, 0.0);
+        for round in 1..=20_u8 {
+            cuda.add(1, &one, &mut main);
+            cuda.aside(|| {
+                // After what came before.
+                cuda.add(1, &main, &mut other);
+                cuda.add(1, &one, &mut other);
+            });
+            cuda.add(1, &one, &mut sum);
+            cuda.add(1, &main, &mut sum);
+            cuda.join();
+            cuda.add(1, &other, &mut sum);
+            of_other += f32::from(round) + 1.0;
+            expected += 1.0 + f32::from(round) + of_other;
+            cuda.read_matrix(&sum, &mut found);
+            assert_eq!(found, [expected], "round {round}");
+        }
+        // The first list is another, as it fills the matrices, and the second one is seen for the first time.
+        assert_eq!(calls(&stand_in, c"cuGraphLaunch"), 18);
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub use blas::OpenBlasError;
 use blas::{Blas, Product};
 pub use buffers::{CudaMatrix, CudaTable};
 use commands::Commands;
-use driver::{Address, Context, Driver, Launch, Memory, Stream};
+use driver::{Address, Context, Driver, Lane, Launch, Memory, Stream};
 pub use driver::{DriverError, Fault, Gpu};
 pub use feed::CudaPinned;
 use feed::PinnedRanges;
@@ -265,6 +265,18 @@ impl Cuda {
         // SAFETY: the entry's argument is laid out as the kernel's, and addresses in it are of this backend's buffers, whose
         // shapes the operations check; memory that is dropped is kept until the list is done.
         unsafe { commands.kernel(self.context(), launch, arguments) };
+    }
+
+    /// Does `work`, which launches kernels that share no memory with what follows them until it joins them.
+    fn aside(&self, work: impl FnOnce()) {
+        self.commands().take(Lane::Aside);
+        work();
+        self.commands().take(Lane::Main);
+    }
+
+    /// What follows comes after what was put aside.
+    fn join(&self) {
+        self.commands().join();
     }
 
     /// Makes a product of matrices. False where the library has no way to do all of it at once.

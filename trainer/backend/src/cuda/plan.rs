@@ -75,7 +75,7 @@ impl CudaRowPlan {
         parts.into_iter().map(Memory::taken).sum()
     }
 
-    /// Sorts the ids of `batch`.
+    /// Sorts the ids of `batch`, while others do what they do without the plan.
     pub(super) fn fill(&self, cuda: &Cuda, batch: &CudaBatch) {
         if self.groups.is_empty() {
             return;
@@ -93,15 +93,17 @@ impl CudaRowPlan {
         };
         let largest = self.groups.iter().map(|group| group.capacity).max().unwrap_or(0);
         let groups = self.groups.len();
-        cuda.launch(SIZE_GROUPS, [groups, 1], &plan);
-        cuda.launch(FILL_GROUPS, [largest, groups], &plan);
-        for pass in 0..self.views.iter().map(|view| view.passes).max().unwrap_or(0) {
-            plan.pass = pass;
-            let tiles = largest.div_ceil(TILE as usize);
-            cuda.launch_blocks(COUNT_DIGITS, [tiles, groups], &plan);
-            cuda.launch_blocks(PLACE_DIGITS, [groups, 1], &plan);
-            cuda.launch_blocks(MOVE_IDS, [tiles, groups], &plan);
-        }
+        cuda.aside(|| {
+            cuda.launch(SIZE_GROUPS, [groups, 1], &plan);
+            cuda.launch(FILL_GROUPS, [largest, groups], &plan);
+            for pass in 0..self.views.iter().map(|view| view.passes).max().unwrap_or(0) {
+                plan.pass = pass;
+                let tiles = largest.div_ceil(TILE as usize);
+                cuda.launch_blocks(COUNT_DIGITS, [tiles, groups], &plan);
+                cuda.launch_blocks(PLACE_DIGITS, [groups, 1], &plan);
+                cuda.launch_blocks(MOVE_IDS, [tiles, groups], &plan);
+            }
+        });
     }
 
     /// The group of exactly these lookups' columns.

@@ -105,6 +105,8 @@ impl Cuda {
             steps: u32::from(steps),
             unused: 0,
         };
+        // The plan is read from here on.
+        self.join();
         self.launch(STEP_PIECES, [tables.threads, tables.count], &step);
         self.launch(STEP_SPANS, [tables.threads, tables.count], &step);
     }

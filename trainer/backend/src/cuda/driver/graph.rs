@@ -23,11 +23,25 @@ pub(super) struct KernelNode {
     context: Handle,
 }
 
-/// Work, each piece after the one before.
+/// Work in two lanes, each piece after the one before in its lane.
 pub(in crate::cuda) struct Graph {
     context: Arc<Context>,
     handle: Handle,
+    /// The last pieces: of the main lane, and of the other since it was joined.
     last: Option<Node>,
+    aside: Option<Node>,
+    /// What the main lane's next piece waits for besides.
+    joined: Option<Node>,
+}
+
+/// Which of a graph's pieces come one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::cuda) enum Lane {
+    /// The main one.
+    #[default]
+    Main,
+    /// One that begins after what is in the main lane, and is done beside what follows there.
+    Aside,
 }
 
 /// A piece of a graph.
@@ -63,7 +77,7 @@ impl Stream {
         let mut handle = ptr::null_mut();
         // SAFETY: begun above; `handle` is written.
         let status = unsafe { (functions.cuStreamEndCapture)(self.handle, &raw mut handle) };
-        let graph = Graph { context: Arc::clone(&self.context), handle, last: None };
+        let graph = Graph::of(&self.context, handle);
         done?;
         self.context.check("cuStreamEndCapture", status)?;
         Ok(graph)
@@ -84,47 +98,75 @@ impl Graph {
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` is written.
         context.check("cuGraphCreate", unsafe { (functions.cuGraphCreate)(&raw mut handle, 0) })?;
-        Ok(Self { context: Arc::clone(context), handle, last: None })
+        Ok(Self::of(context, handle))
     }
 
-    /// Adds a run of a kernel.
+    fn of(context: &Arc<Context>, handle: Handle) -> Self {
+        Self { context: Arc::clone(context), handle, last: None, aside: None, joined: None }
+    }
+
+    /// Adds a run of a kernel to a lane.
     ///
     /// # Safety
     /// The kernel takes one argument, which is laid out as `argument` is, and does with it what is sound.
     pub(in crate::cuda) unsafe fn add_kernel(
         &mut self,
+        lane: Lane,
         launch: Launch,
         argument: &[u64],
     ) -> Result<Node, Fault> {
         let functions = self.context.enter()?;
         let mut node = ptr::null_mut();
-        let (after, count) = self.after();
+        let (after, count) = self.after(lane);
         // SAFETY: by the caller's promise; `node` is written, and what is read is copied.
         let status = with_node(launch, argument, |kernel| unsafe {
-            (functions.cuGraphAddKernelNode_v2)(&raw mut node, self.handle, after, count, kernel)
+            (functions.cuGraphAddKernelNode_v2)(&raw mut node, self.handle, after.as_ptr(), count, kernel)
         });
         self.context.check("cuGraphAddKernelNode", status)?;
-        self.last = Some(Node(node));
+        self.has_added(lane, Node(node));
         Ok(Node(node))
     }
 
-    /// Adds all of another graph.
+    /// What is added to the main lane from here on comes after what is in the other, too.
+    pub(in crate::cuda) fn join(&mut self) {
+        self.joined = self.aside.take().or(self.joined);
+    }
+
+    /// Adds all of another graph to the main lane.
     pub(in crate::cuda) fn add_graph(&mut self, graph: &Self) -> Result<(), Fault> {
         let functions = self.context.enter()?;
         let mut node = ptr::null_mut();
-        let (after, count) = self.after();
+        let (after, count) = self.after(Lane::Main);
         // SAFETY: both graphs are there; `node` is written, and the other graph is copied.
         let status = unsafe {
+            let after = after.as_ptr();
             (functions.cuGraphAddChildGraphNode)(&raw mut node, self.handle, after, count, graph.handle)
         };
         self.context.check("cuGraphAddChildGraphNode", status)?;
-        self.last = Some(Node(node));
+        self.has_added(Lane::Main, Node(node));
         Ok(())
     }
 
-    /// What the next piece comes after, as the driver reads it.
-    fn after(&self) -> (*const Handle, usize) {
-        self.last.as_ref().map_or((ptr::null(), 0), |Node(handle)| (ptr::from_ref(handle), 1))
+    /// What a lane's next piece comes after, and how many those are.
+    fn after(&self, lane: Lane) -> ([Handle; 2], usize) {
+        let pieces = match lane {
+            Lane::Main => [self.last, self.joined],
+            Lane::Aside => [self.aside.or(self.last), None],
+        };
+        let mut handles = [ptr::null_mut(); 2];
+        let mut count = 0;
+        for Node(handle) in pieces.into_iter().flatten() {
+            handles[count] = handle;
+            count += 1;
+        }
+        (handles, count)
+    }
+
+    fn has_added(&mut self, lane: Lane, node: Node) {
+        match lane {
+            Lane::Main => (self.last, self.joined) = (Some(node), None),
+            Lane::Aside => self.aside = Some(node),
+        }
     }
 
     pub(in crate::cuda) fn instantiate(self) -> Result<Executable, Fault> {

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::DeviceFault;
 use super::library::{Libraries, LibraryError, Name, functions};
 use graph::KernelNode;
-pub(super) use graph::{Executable, Graph, Node};
+pub(super) use graph::{Executable, Graph, Lane, Node};
 pub(super) use memory::{Memory, PageLocked, Registered};
 pub(super) use module::{Kernel, Launch, Module};
 pub(super) use stream::{Event, Stream};
