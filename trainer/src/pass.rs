@@ -32,6 +32,11 @@ impl Room {
         device.matrix_of(self.float, self.rows, columns)
     }
 
+    /// The same for what ReLU gives.
+    pub fn rectified<D: Device>(self, device: &D, columns: usize) -> D::Matrix {
+        device.rectified(self.float, self.rows, columns)
+    }
+
     /// The same for what keeps single precision: logits, and moments of rows.
     pub fn sums<D: Device>(self, device: &D, columns: usize) -> D::Matrix {
         device.matrix(self.rows, columns)

@@ -20,6 +20,7 @@
 
 // From the variant that is linked in: 12080 is 12.8.
 extern "C" const int stand_in_version;
+extern "C" const bool stand_in_has_plain_products;
 
 using cublasStatus_t = int;
 enum : cublasStatus_t {
@@ -144,6 +145,7 @@ cublasStatus_t check(const MatmulDesc& desc, const MatrixLayout& a, const Matrix
     if (std::find(std::begin(epilogues), std::end(epilogues), desc.epilogue) == std::end(epilogues))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (desc.epilogue == EPILOGUE_DEFAULT) return CUBLAS_STATUS_SUCCESS;
+    if (stand_in_has_plain_products) return CUBLAS_STATUS_NOT_SUPPORTED;
     // A bias has D's format.
     if (desc.bias_type >= 0 && desc.bias_type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
     // "Must be divisible by 128 and be no less than the number of rows in the output matrix."

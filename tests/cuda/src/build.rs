@@ -152,7 +152,12 @@ fn link(root: &Path, variant: &Variant, folder: &Path) -> io::Result<()> {
         let exports = folder.join("exports");
         fs::write(
             &version,
-            format!("extern \"C\" {{ extern const int stand_in_version = {}; }}\n", variant.version(library)),
+            format!(
+                "extern \"C\" {{ extern const int stand_in_version = {}; extern const bool \
+                 stand_in_has_plain_products = {}; }}\n",
+                variant.version(library),
+                variant.has_plain_products()
+            ),
         )?;
         let mut local: String = variant.lacks(library).map(|function| format!("{function}; ")).collect();
         local.insert_str(0, "local: ");

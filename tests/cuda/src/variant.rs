@@ -23,6 +23,7 @@ pub struct Variant {
     libraries: BTreeSet<Library>,
     functions: BTreeSet<(Library, String)>,
     versions: BTreeMap<Library, u32>,
+    has_plain_products: bool,
 }
 
 impl Variant {
@@ -46,6 +47,17 @@ impl Variant {
     pub fn with_version(mut self, library: Library, version: u32) -> Self {
         self.versions.insert(library, version);
         self
+    }
+
+    /// With a cuBLASLt that only multiplies, and does nothing else by the way.
+    #[must_use]
+    pub fn with_plain_products(mut self) -> Self {
+        self.has_plain_products = true;
+        self
+    }
+
+    pub(crate) fn has_plain_products(&self) -> bool {
+        self.has_plain_products
     }
 
     pub(crate) fn has(&self, library: Library) -> bool {

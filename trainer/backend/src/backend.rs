@@ -102,11 +102,13 @@ pub struct MixtureShape {
 pub struct LayerGradient<'a, M> {
     /// Its input, `[B, N]`.
     pub input: &'a M,
+    /// What the input came through: the gradient by input is that by what this was given.
+    pub input_activation: Activation,
     /// Its weights, `[N, M]`.
     pub weights: &'a M,
     /// What it gave, `[B, M]`.
     pub output: &'a M,
-    /// What followed product and bias.
+    /// What followed product and bias, where the gradient by the output is not yet masked by it.
     pub activation: Activation,
 }
 

@@ -250,6 +250,10 @@ pub trait Device {
 
     /// A matrix of zeros, which rounds what is written to it to `float`.
     fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> Self::Matrix;
+    /// The same for what ReLU gives: a device may keep beside it which numbers are above 0.
+    fn rectified(&self, float: Float, rows: usize, columns: usize) -> Self::Matrix {
+        self.matrix_of(float, rows, columns)
+    }
     /// One of single precision.
     fn matrix(&self, rows: usize, columns: usize) -> Self::Matrix {
         self.matrix_of(Float::F32, rows, columns)

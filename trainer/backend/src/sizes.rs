@@ -18,6 +18,10 @@ pub trait Layout: Backend<Scalar = f32> {
     fn base_bytes() -> u64;
     /// A matrix.
     fn matrix_bytes(float: Float, rows: usize, columns: usize) -> u64;
+    /// The same for what ReLU gives.
+    fn rectified_bytes(float: Float, rows: usize, columns: usize) -> u64 {
+        Self::matrix_bytes(float, rows, columns)
+    }
     /// A table with its optimizer state.
     fn table_bytes(shape: TableShape) -> u64;
     /// A batch.
@@ -83,6 +87,10 @@ impl<L: Layout> Device for Sizes<L> {
 
     fn matrix_of(&self, float: Float, rows: usize, columns: usize) {
         self.add(L::matrix_bytes(float, rows, columns));
+    }
+
+    fn rectified(&self, float: Float, rows: usize, columns: usize) {
+        self.add(L::rectified_bytes(float, rows, columns));
     }
 
     fn table(&self, shape: TableShape) {

@@ -9,6 +9,21 @@ use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, Store
 use crate::pass::{Pass, Room};
 use crate::spec::LayerInit;
 
+/// What a layer was given, or gave, and what the gradient by it is still to be masked by.
+pub struct Given<'a, D: Device> {
+    /// `[B, N]`
+    pub numbers: &'a D::Matrix,
+    /// What it came through.
+    pub activation: Activation,
+}
+
+impl<'a, D: Device> Given<'a, D> {
+    /// Numbers the gradient by which is not masked, or already is.
+    pub fn whole(numbers: &'a D::Matrix) -> Self {
+        Self { numbers, activation: Activation::Identity }
+    }
+}
+
 /// `activation(input . weights + bias)`
 pub struct Dense<D: Device> {
     /// `[N, M]`
@@ -86,8 +101,28 @@ impl<B: Backend> Dense<B> {
         by_output: &mut B::Matrix,
         by_input: Option<&mut B::Matrix>,
     ) {
-        let weights = &self.weights.value;
-        let layer = LayerGradient { input, weights, output, activation: self.activation };
+        let (input, output) = (Given::whole(input), Given { numbers: output, activation: self.activation });
+        self.backward_between(backend, pass, input, output, by_output, by_input);
+    }
+
+    /// The same between what other layers mask: the gradient by the output is masked by what is said of the output, and
+    /// that by the input is by what is said of the input.
+    pub fn backward_between(
+        &mut self,
+        backend: &B,
+        pass: &Pass,
+        input: Given<'_, B>,
+        output: Given<'_, B>,
+        by_output: &mut B::Matrix,
+        by_input: Option<&mut B::Matrix>,
+    ) {
+        let layer = LayerGradient {
+            input: input.numbers,
+            input_activation: input.activation,
+            weights: &self.weights.value,
+            output: output.numbers,
+            activation: output.activation,
+        };
         let by_bias = self.bias.as_mut().map(|bias| &mut bias.gradient);
         let (rows, by_weights) = (pass.len(), &mut self.weights.gradient);
         backend.layer_backward(rows, &layer, by_output, pass.sum(), by_weights, by_bias, by_input);

@@ -6,7 +6,7 @@
 use millstream_backend::{Activation, Backend, Device};
 
 use crate::init::{Init, key_of};
-use crate::layers::dense::Dense;
+use crate::layers::dense::{Dense, Given};
 use crate::layers::normalization::{Normalization, SavedMoments};
 use crate::learner::Learner;
 use crate::optimizer::Optimizer;
@@ -64,10 +64,14 @@ impl<D: Device> MlpActivations<D> {
     pub fn new(device: &D, room: Room, mlp: &Mlp<D>) -> Self {
         let saved = |layer: &HiddenLayer<D>| {
             layer.dense.make_ready(device, room);
-            let matrix = || room.matrix(device, layer.dense.outputs());
-            let normalization = layer.normalization.as_ref();
-            let normalized = normalization.map(|layer| (matrix(), layer.saved(device, room)));
-            SavedLayer { normalized, output: matrix() }
+            let outputs = layer.dense.outputs();
+            match &layer.normalization {
+                None => SavedLayer { normalized: None, output: room.rectified(device, outputs) },
+                Some(normalization) => {
+                    let saved = (room.matrix(device, outputs), normalization.saved(device, room));
+                    SavedLayer { normalized: Some(saved), output: room.matrix(device, outputs) }
+                }
+            }
         };
         let hidden = mlp.hidden.iter().map(saved).collect();
         mlp.last.make_ready(device, room);
@@ -160,24 +164,31 @@ impl<B: Backend> HiddenLayer<B> {
         self.drop_out(backend, pass, output);
     }
 
+    /// What the next layer takes: that layer masks the gradient by it, but where a normalisation does.
+    fn given<'a>(&self, saved: &'a SavedLayer<B>) -> Given<'a, B> {
+        Given { numbers: &saved.output, activation: self.dense.activation() }
+    }
+
     fn backward(
         &mut self,
         backend: &B,
         pass: &Pass,
-        input: &B::Matrix,
+        input: Given<'_, B>,
         saved: &SavedLayer<B>,
         by_output: &mut B::Matrix,
         by_input: Option<&mut B::Matrix>,
     ) {
+        // Numbers that are left out are left out of what is masked as of what is not.
         self.drop_out(backend, pass, by_output);
         let SavedLayer { normalized, output } = saved;
-        match (&mut self.normalization, normalized) {
+        let product = match (&mut self.normalization, normalized) {
             (Some(normalization), Some((product, moments))) => {
                 normalization.backward(backend, pass, (product, output), moments, by_output);
-                self.dense.backward(backend, pass, input, product, by_output, by_input);
+                product
             }
-            _ => self.dense.backward(backend, pass, input, output, by_output, by_input),
-        }
+            _ => output,
+        };
+        self.dense.backward_between(backend, pass, input, Given::whole(product), by_output, by_input);
     }
 
     /// Leaves out of `numbers`, which are outputs or the gradient by them, what the step does without.
@@ -220,15 +231,20 @@ impl<B: Backend> Mlp<B> {
         by_input: Option<&mut B::Matrix>,
     ) {
         let (hidden, mut by_input) = (&saved.hidden, by_input);
-        let input_of = |number: usize| number.checked_sub(1).map_or(input, |before| &hidden[before].output);
-        let count = self.hidden.len();
-        let by_last_input = work.by_outputs.last_mut().or(if count == 0 { by_input.take() } else { None });
-        self.last.backward(backend, pass, input_of(count), &saved.output, by_output, by_last_input);
-        for (number, layer) in self.hidden.iter_mut().enumerate().rev() {
+        let input_of = |before: &[HiddenLayer<B>]| match (before.last(), before.len()) {
+            (Some(layer), count) => layer.given(&hidden[count - 1]),
+            (None, _) => Given::whole(input),
+        };
+        let by_last_input = work.by_outputs.last_mut().or_else(|| by_input.take_if(|_| hidden.is_empty()));
+        let output = Given { numbers: &saved.output, activation: self.last.activation() };
+        let last_input = input_of(&self.hidden);
+        self.last.backward_between(backend, pass, last_input, output, by_output, by_last_input);
+        for number in (0..hidden.len()).rev() {
             let (before, from) = work.by_outputs.split_at_mut(number);
             let by_layer_input = before.last_mut().or_else(|| by_input.take());
-            let layer_input = input_of(number);
-            layer.backward(backend, pass, layer_input, &hidden[number], &mut from[0], by_layer_input);
+            let (layers, layer) = self.hidden.split_at_mut(number);
+            let layer_input = input_of(layers);
+            layer[0].backward(backend, pass, layer_input, &hidden[number], &mut from[0], by_layer_input);
         }
     }
 

@@ -543,8 +543,8 @@ def clip(model, norm=None, value=None):
     return gradients
 
 
-def trained(name, spec, training, labels, start=None):
-    """A case, from random weights or from those of `start`."""
+def trained(name, spec, training, labels, start=None, blur=lambda weight: weight):
+    """A case, from random weights or from those of `start`, on weights that each step finds blurred."""
     model = Model(spec, labels, training.get("loss", {}).get("classes", 1))
     if start:
         with torch.no_grad():
@@ -563,6 +563,7 @@ def trained(name, spec, training, labels, start=None):
         b = batches[step % BATCHES]
         for weight in model.weights.values():
             weight.grad = None
+            weight.data.copy_(blur(weight.data))
         model.step = step + 1
         loss = model.loss(b, training)
         loss.backward()
@@ -584,18 +585,20 @@ def trained(name, spec, training, labels, start=None):
 
 
 def sensitivity(case):
-    """How far the last state moves where weights start from others, by half a unit of float32 at most.
+    """How far the last state moves where each step finds other weights, by half a unit of float32 at most.
 
     The most of four such moves, as a share of each tensor's largest number. No float32 can be asked to agree closer.
     """
     generator, last, most = torch.Generator().manual_seed(1), case["steps"][-1]["tensors"], 0.0
+
+    def blur(weight):
+        return weight * (1 + 2**-24 * (2 * torch.rand(weight.shape, generator=generator) - 1))
+
     for _ in range(4):
         start = {key: torch.tensor(numbers) for key, numbers in case["start"].items()}
-        for numbers in start.values():
-            numbers *= 1 + 2**-24 * (2 * torch.rand(numbers.shape, generator=generator) - 1)
         # The cases to come start from what they always did.
         with torch.random.fork_rng():
-            moved = trained(case["name"], case["model"], case["training"], case["labels"], start)
+            moved = trained(case["name"], case["model"], case["training"], case["labels"], start, blur)
         for key, found in moved["steps"][-1]["tensors"].items():
             largest = max(1e-3, *(abs(x) for x in last[key]))
             most = max(most, *(abs(x - y) / largest for x, y in zip(found, last[key])))

@@ -244,9 +244,7 @@ fn backward_by_bias(
         for (gradient, output) in gradient.chunks_exact_mut(stride).zip(output.chunks_exact(stride)) {
             let gradient = &mut gradient[..outputs];
             if layer.activation == Activation::Relu {
-                for (g, &y) in gradient.iter_mut().zip(output) {
-                    *g = if y > 0.0 { *g } else { 0.0 };
-                }
+                mask(gradient, output);
             }
             for (sum, &g) in sums.iter_mut().zip(&*gradient) {
                 *sum += g;
@@ -265,7 +263,7 @@ fn backward_by_bias(
     }
 }
 
-/// `input_gradient = output_gradient . weights^T`, its first columns.
+/// `input_gradient = output_gradient . weights^T`, its first columns, masked by what the input came through.
 ///
 /// The weights are transposed once: the kernels would otherwise do so for every block.
 fn backward_by_input(
@@ -303,8 +301,13 @@ fn backward_by_input(
         let block = rows_of_task(task, each, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
-        transposed.product(by_output.rows(block), out, out_stride, false);
+        transposed.product(by_output.rows(block.clone()), out, out_stride, false);
         float.round_all(out);
+        if layer.input_activation == Activation::Relu {
+            for (out, row) in out.chunks_exact_mut(out_stride).zip(block) {
+                mask(&mut out[..wanted], layer.input.row(row));
+            }
+        }
     });
 }
 
@@ -324,6 +327,14 @@ pub(crate) fn transpose(
                 out[column * stride + row] = value;
             }
         }
+    }
+}
+
+/// The gradient by what ReLU was given, from that by what it gave.
+#[inline(always)]
+fn mask(gradient: &mut [f32], given: &[f32]) {
+    for (g, &y) in gradient.iter_mut().zip(given) {
+        *g = if y > 0.0 { *g } else { 0.0 };
     }
 }
 

@@ -38,6 +38,10 @@ impl Device for Cuda {
         self.zeros(Shape::of(float, rows, columns))
     }
 
+    fn rectified(&self, float: Float, rows: usize, columns: usize) -> CudaMatrix {
+        self.zeros_with_signs(Shape::of(float, rows, columns))
+    }
+
     fn table(&self, shape: TableShape) -> CudaTable {
         let bytes = CudaTable::bytes(shape);
         let table = self.must_have(bytes, CudaTable::new(self.context(), shape));

@@ -10,6 +10,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::DeviceFault;
+use super::buffers::Bits;
 use super::driver::{Address, Context, Fault, Memory, Stream};
 use super::library::{Libraries, Library, LibraryError, Name, functions};
 use crate::float::Float;
@@ -84,6 +85,8 @@ mod constant {
     pub(super) const TRANSPOSE_B: c_int = 4;
     pub(super) const EPILOGUE: c_int = 7;
     pub(super) const BIAS_POINTER: c_int = 8;
+    pub(super) const AUX_POINTER: c_int = 11;
+    pub(super) const AUX_STRIDE: c_int = 12;
 
     pub(super) const TRANSPOSED: c_int = 1;
     pub(super) const MOST_WORKSPACE: c_int = 1;
@@ -91,6 +94,11 @@ mod constant {
     pub(super) const PLAIN: u32 = 1;
     pub(super) const RELU: u32 = 2;
     pub(super) const BIAS: u32 = 4;
+    /// With RELU or DRELU: bits of signs are written, or read.
+    pub(super) const AUX: u32 = 128;
+    pub(super) const DRELU: u32 = 8;
+    /// The sums of a, which is `right`, by row.
+    pub(super) const BGRADA: u32 = 256;
 }
 
 #[derive(Clone, Copy)]
@@ -133,7 +141,23 @@ pub(super) struct Factor {
     pub(super) is_transposed: bool,
 }
 
-/// `out = [out +] activation(left . right + bias)`, `[rows, depth] . [depth, columns]`, sums in single precision.
+/// What else is done while a product is made. A bias, and sums, are `[1, columns]` and of the format of `out`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Epilogue {
+    /// Nothing.
+    #[default]
+    Plain,
+    /// A bias is added.
+    Bias(Address),
+    /// Then what is below 0 is made 0; which numbers are above it is noted.
+    Rectified { bias: Option<Address>, signs: Option<Bits> },
+    /// What was not above 0 when signs were noted is made 0.
+    Masked(Bits),
+    /// The sums of `right` by column are made, too.
+    Sums(Address),
+}
+
+/// `out = [out +] left . right`, `[rows, depth] . [depth, columns]`, sums in single precision; and an epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Product {
     pub(super) rows: usize,
@@ -145,9 +169,7 @@ pub(super) struct Product {
     pub(super) out: Factor,
     /// Whether what is in `out` is added to.
     pub(super) adds: bool,
-    /// `[1, columns]` of the format of `out`.
-    pub(super) bias: Option<Address>,
-    pub(super) is_rectified: bool,
+    pub(super) epilogue: Epilogue,
 }
 
 /// What a plan is for: all of a product but its addresses.
@@ -158,6 +180,7 @@ struct Key {
     floats: [Float; 2],
     transposed: [bool; 2],
     epilogue: u32,
+    sign_stride: usize,
 }
 
 /// How the library makes a product.
@@ -243,7 +266,7 @@ impl Blas {
         let key = product.key();
         let plan = match plans.entry(key) {
             Entry::Occupied(found) => found.into_mut(),
-            Entry::Vacant(place) => place.insert(self.plan(&key)?),
+            Entry::Vacant(place) => place.insert(self.plan(&key, &product.epilogue)?),
         };
         Ok(plan.is_some())
     }
@@ -255,9 +278,7 @@ impl Blas {
     pub(super) unsafe fn multiply(&self, stream: &Stream, product: &Product) -> Result<(), BlasError> {
         let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let plan = plans.get(&product.key()).and_then(Option::as_ref).expect("a product that can be made");
-        if let Some(bias) = product.bias {
-            self.set(plan.descriptor, constant::BIAS_POINTER, &bias)?;
-        }
+        self.set_addresses(plan.descriptor, &product.epilogue)?;
         let (alpha, beta) = (1.0_f32, if product.adds { 1.0_f32 } else { 0.0 });
         let [a, b, d] = plan.layouts;
         let (left, right, out) = (product.left.address, product.right.address, product.out.address);
@@ -294,10 +315,20 @@ impl Blas {
         self.check("cublasLtMatmulDescSetAttribute", status)
     }
 
-    fn plan(&self, key: &Key) -> Result<Option<Plan>, BlasError> {
+    fn set_addresses(&self, descriptor: Handle, epilogue: &Epilogue) -> Result<(), BlasError> {
+        if let Some(bias) = epilogue.bias() {
+            self.set(descriptor, constant::BIAS_POINTER, &bias)?;
+        }
+        if let Some(Bits { address, .. }) = epilogue.signs() {
+            self.set(descriptor, constant::AUX_POINTER, &address)?;
+        }
+        Ok(())
+    }
+
+    fn plan(&self, key: &Key, epilogue: &Epilogue) -> Result<Option<Plan>, BlasError> {
         let mut plan =
             Plan { descriptor: ptr::null_mut(), layouts: [ptr::null_mut(); 3], algorithm: Algorithm([0; 8]) };
-        let found = self.fill(key, &mut plan);
+        let found = self.fill(key, epilogue, &mut plan);
         if let Ok(true) = found {
             return Ok(Some(plan));
         }
@@ -306,7 +337,7 @@ impl Blas {
     }
 
     /// Whether there is a way.
-    fn fill(&self, key: &Key, plan: &mut Plan) -> Result<bool, BlasError> {
+    fn fill(&self, key: &Key, epilogue: &Epilogue, plan: &mut Plan) -> Result<bool, BlasError> {
         let functions = &self.functions;
         // SAFETY: the descriptor is written.
         let created = unsafe {
@@ -322,6 +353,10 @@ impl Blas {
             }
         }
         self.set(plan.descriptor, constant::EPILOGUE, &key.epilogue)?;
+        self.set_addresses(plan.descriptor, epilogue)?;
+        if key.sign_stride > 0 {
+            self.set(plan.descriptor, constant::AUX_STRIDE, &(key.sign_stride as i64))?;
+        }
         for (layout, (float, rows, columns, stride)) in plan.layouts.iter_mut().zip(key.layouts()) {
             let kind = match float {
                 Float::F32 => constant::R_F32,
@@ -410,15 +445,46 @@ impl Drop for Blas {
 
 impl Product {
     fn key(&self) -> Key {
-        let is_biased = if self.bias.is_some() { constant::BIAS } else { 0 };
-        let is_rectified = if self.is_rectified { constant::RELU } else { 0 };
-        let epilogue = is_biased | is_rectified;
         Key {
             sizes: [self.rows, self.depth, self.columns],
             strides: [self.left.stride, self.right.stride, self.out.stride],
             floats: [self.left.float, self.out.float],
             transposed: [self.left.is_transposed, self.right.is_transposed],
-            epilogue: if epilogue == 0 { constant::PLAIN } else { epilogue },
+            epilogue: self.epilogue.code(),
+            sign_stride: self.epilogue.signs().map_or(0, |signs| signs.stride),
+        }
+    }
+}
+
+impl Epilogue {
+    /// As the library numbers them.
+    fn code(self) -> u32 {
+        match self {
+            Self::Plain => constant::PLAIN,
+            Self::Bias(_) => constant::BIAS,
+            Self::Rectified { bias, signs } => {
+                let bias = bias.map_or(0, |_| constant::BIAS);
+                constant::RELU | bias | signs.map_or(0, |_| constant::AUX)
+            }
+            Self::Masked(_) => constant::DRELU | constant::AUX,
+            Self::Sums(_) => constant::BGRADA,
+        }
+    }
+
+    /// What the library calls a bias: one, or where sums go.
+    fn bias(self) -> Option<Address> {
+        match self {
+            Self::Bias(address) | Self::Sums(address) => Some(address),
+            Self::Rectified { bias, .. } => bias,
+            Self::Plain | Self::Masked(_) => None,
+        }
+    }
+
+    fn signs(self) -> Option<Bits> {
+        match self {
+            Self::Rectified { signs, .. } => signs,
+            Self::Masked(signs) => Some(signs),
+            Self::Plain | Self::Bias(_) | Self::Sums(_) => None,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Matrices and tables in a GPU's memory.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::driver::{Address, Context, Fault, Memory};
 use super::kernels::MatrixView;
@@ -69,12 +70,64 @@ impl Shape {
 pub struct CudaMatrix {
     memory: Memory,
     shape: Shape,
+    signs: Option<Signs>,
+}
+
+/// Which numbers of a matrix are above 0, a bit each: what cuBLASLt notes of ReLU, and masks a gradient by.
+struct Signs {
+    memory: Memory,
+    /// Whether they are those of the matrix.
+    are_noted: AtomicBool,
+}
+
+/// Bits in rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bits {
+    pub(super) address: Address,
+    /// Bits from one row to the next.
+    pub(super) stride: usize,
+}
+
+/// Bits from one row to the next of the signs of so many columns: cuBLASLt asks for a multiple of 128.
+fn sign_stride(columns: usize) -> usize {
+    columns.next_multiple_of(128)
+}
+
+/// Bytes of the signs of a matrix.
+pub(super) fn sign_bytes(rows: usize, columns: usize) -> usize {
+    rows * sign_stride(columns) / 8
 }
 
 impl CudaMatrix {
     /// Of any content.
     pub(super) fn new(context: &Arc<Context>, shape: Shape) -> Result<Self, Fault> {
-        Ok(Self { memory: Memory::new(context, shape.bytes())?, shape })
+        Ok(Self { memory: Memory::new(context, shape.bytes())?, shape, signs: None })
+    }
+
+    /// Gets room for signs.
+    pub(super) fn add_signs(&mut self, context: &Arc<Context>) -> Result<(), Fault> {
+        let memory = Memory::new(context, sign_bytes(self.rows(), self.columns()))?;
+        self.signs = Some(Signs { memory, are_noted: AtomicBool::new(false) });
+        Ok(())
+    }
+
+    /// Where signs are to be noted, if there is room for them.
+    pub(super) fn sign_room(&self) -> Option<Bits> {
+        let address = self.signs.as_ref()?.memory.address();
+        Some(Bits { address, stride: sign_stride(self.columns()) })
+    }
+
+    /// Signs, if they are those of its numbers.
+    pub(super) fn signs(&self) -> Option<Bits> {
+        let are_noted = self.signs.as_ref()?.are_noted.load(Ordering::Relaxed);
+        if are_noted { self.sign_room() } else { None }
+    }
+
+    /// Its numbers were written, and signs were noted or were not.
+    pub(super) fn has_noted_signs(&self, are_noted: bool) {
+        if let Some(signs) = &self.signs {
+            signs.are_noted.store(are_noted, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn memory(&self) -> &Memory {

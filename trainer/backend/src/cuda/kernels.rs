@@ -239,13 +239,16 @@ program! {
         sums: MatrixView, bias: MatrixView, output: MatrixView,
         rows: u32, is_biased: u32, is_rectified: u32, unused: u32,
     }
-    struct Mask { output: MatrixView, gradient: MatrixView, partials: Address, rows: u32, is_rectified: u32 }
+    struct Mask {
+        output: MatrixView, gradient: MatrixView, partials: Address,
+        rows: u32, is_rectified: u32, lanes: u32, unused: u32,
+    }
     struct FinishColumns {
         partials: Address, first: MatrixView, second: MatrixView,
         factor: f32, columns: u32, stride: u32, shares: u32, adds: u32, unused: u32,
     }
     kernel FINISH_LAYER = finish_layer(Finish, THREADS);
-    kernel MASK_GRADIENT = mask_gradient(Mask, COLUMN_THREADS);
+    kernel MASK_GRADIENT = mask_gradient(Mask, THREADS);
     kernel FINISH_COLUMNS = finish_columns(FinishColumns, THREADS);
 }
 

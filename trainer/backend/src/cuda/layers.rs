@@ -1,11 +1,11 @@
 //! Fully connected layers: products by cuBLASLt, and what surrounds them.
 
 use super::Cuda;
-use super::blas::{Factor, Product};
+use super::blas::{Epilogue, Factor, Product};
 use super::buffers::{ALIGNMENT, CudaMatrix, Shape};
 use super::driver::Address;
 use super::kernels::{
-    COLUMNS, FINISH_COLUMNS, FINISH_LAYER, Finish, FinishColumns, MASK_GRADIENT, Mask, MatrixView,
+    COLUMNS, FINISH_COLUMNS, FINISH_LAYER, Finish, FinishColumns, MASK_GRADIENT, Mask, MatrixView, QUAD, WARP,
 };
 use super::moves::quads;
 use crate::backend::{Activation, LayerGradient, Sum};
@@ -30,6 +30,11 @@ pub(super) fn partial_bytes(rows: usize, columns: usize) -> usize {
 /// The grid that sums rows by columns.
 pub(super) fn column_blocks(rows: usize, columns: usize) -> [usize; 2] {
     [columns.div_ceil(COLUMNS as usize), shares(rows)]
+}
+
+/// Threads that share a row of so many columns, each four of them: a power of two, a warp's at most.
+fn lanes_of_row(columns: usize) -> usize {
+    columns.div_ceil(QUAD as usize).next_power_of_two().min(WARP as usize)
 }
 
 /// Places in scratch, one after the other.
@@ -73,7 +78,8 @@ impl Cuda {
         let weights = self.in_format(weights, inputs, float, scratch + work.weights);
         let bias = bias.map(|bias| self.in_format(bias, 1, output.float(), scratch + work.bias));
         let is_rectified = activation == Activation::Relu;
-        let mut product = Product {
+        let bias_address = bias.map(|bias| bias.data);
+        let of_epilogue = |epilogue| Product {
             rows,
             depth: inputs,
             columns: outputs,
@@ -81,16 +87,23 @@ impl Cuda {
             right: factor(weights, float, false),
             out: factor(output.view(), output.float(), false),
             adds: false,
-            bias: bias.map(|bias| bias.data),
-            is_rectified,
+            epilogue,
         };
-        if rows == 0 || self.multiply(&product) {
+        let signs = output.sign_room().filter(|_| is_rectified);
+        let with_signs = Epilogue::Rectified { bias: bias_address, signs };
+        let notes_signs = signs.is_some() && rows > 0 && self.multiply(&of_epilogue(with_signs));
+        output.has_noted_signs(notes_signs);
+        let epilogue = match bias_address {
+            _ if is_rectified => Epilogue::Rectified { bias: bias_address, signs: None },
+            Some(bias) => Epilogue::Bias(bias),
+            None => Epilogue::Plain,
+        };
+        if notes_signs || rows == 0 || self.multiply(&of_epilogue(epilogue)) {
             return;
         }
         let sums = Shape::of(Float::F32, rows, outputs).view(scratch + work.sums);
-        product =
-            Product { out: factor(sums, Float::F32, false), bias: None, is_rectified: false, ..product };
-        self.must_multiply(&product);
+        let product = of_epilogue(Epilogue::Plain);
+        self.must_multiply(&Product { out: factor(sums, Float::F32, false), ..product });
         let finish = Finish {
             sums,
             bias: bias.unwrap_or(MatrixView::NULL),
@@ -122,49 +135,82 @@ impl Cuda {
         let work = BackwardWork::of(rows, [inputs, outputs], floats);
         let scratch = self.scratch(work.bytes);
         let partials = scratch + work.partials;
-        let is_rectified = layer.activation == Activation::Relu;
-        if is_rectified || bias_gradient.is_some() {
-            let mask = Mask {
-                output: layer.output.view(),
-                gradient: output_gradient.view(),
-                partials,
-                rows: rows as u32,
-                is_rectified: u32::from(is_rectified),
-            };
-            self.launch_blocks(MASK_GRADIENT, column_blocks(rows, outputs), &mask);
-        }
-        if let Some(bias_gradient) = bias_gradient {
-            self.finish_columns(rows, outputs, partials, [Some(bias_gradient), None], sum, 1.0);
+        // The product by weights may sum the bias's gradient by the way, where it reads just that; but by one number after
+        // the other, which loses more than numbers of 16 bits have lost already.
+        let sums_by_the_way = layer.activation == Activation::Identity
+            && sum == Sum::Anew
+            && output_gradient.float() == float
+            && float != Float::F32;
+        if layer.activation == Activation::Relu {
+            self.mask(rows, Some(layer.output), output_gradient, Some(partials));
         }
         let by_output = self.in_format(output_gradient, rows, float, scratch + work.by_output);
-        let by_output = |is_transposed| factor(by_output, float, is_transposed);
-        if rows > 0 {
-            self.must_multiply(&Product {
-                rows: inputs,
-                depth: rows,
-                columns: outputs,
-                left: factor(layer.input.view(), float, true),
-                right: by_output(false),
-                out: factor(weights_gradient.view(), weights_gradient.float(), false),
-                adds: sum == Sum::Further,
-                bias: None,
-                is_rectified: false,
-            });
+        let by_weights = |epilogue| Product {
+            rows: inputs,
+            depth: rows,
+            columns: outputs,
+            left: factor(layer.input.view(), float, true),
+            right: factor(by_output, float, false),
+            out: factor(weights_gradient.view(), weights_gradient.float(), false),
+            adds: sum == Sum::Further,
+            epilogue,
+        };
+        let sums = bias_gradient.filter(|_| sums_by_the_way && rows > 0).map(CudaMatrix::numbers);
+        let has_sums = sums.is_some_and(|sums| self.multiply(&by_weights(Epilogue::Sums(sums))));
+        if rows > 0 && !has_sums {
+            self.must_multiply(&by_weights(Epilogue::Plain));
+        }
+        if let Some(bias_gradient) = bias_gradient.filter(|_| !has_sums) {
+            if layer.activation == Activation::Identity {
+                self.mask(rows, None, output_gradient, Some(partials));
+            }
+            self.finish_columns(rows, outputs, partials, [Some(bias_gradient), None], sum, 1.0);
         }
         let Some(input_gradient) = input_gradient.filter(|_| rows > 0) else { return };
         assert!(input_gradient.columns() <= inputs && rows <= input_gradient.rows());
         let weights = self.in_format(layer.weights, inputs, float, scratch + work.weights);
-        self.must_multiply(&Product {
+        let by_input = |epilogue| Product {
             rows,
             depth: outputs,
             columns: input_gradient.columns(),
-            left: by_output(false),
+            left: factor(by_output, float, false),
             right: factor(weights, float, true),
             out: factor(input_gradient.view(), input_gradient.float(), false),
             adds: false,
-            bias: None,
-            is_rectified: false,
-        });
+            epilogue,
+        };
+        let is_masked = layer.input_activation == Activation::Relu;
+        let signs = layer.input.signs().filter(|_| is_masked);
+        if signs.is_some_and(|signs| self.multiply(&by_input(Epilogue::Masked(signs)))) {
+            return;
+        }
+        self.must_multiply(&by_input(Epilogue::Plain));
+        if is_masked {
+            self.mask(rows, Some(layer.input), input_gradient, None);
+        }
+    }
+
+    /// Masks `gradient` by what ReLU gave, if that is what `given` is; leaves in `partials` its sums over rows.
+    fn mask(
+        &self,
+        rows: usize,
+        given: Option<&CudaMatrix>,
+        gradient: &CudaMatrix,
+        partials: Option<Address>,
+    ) {
+        let columns = gradient.columns();
+        let lanes = lanes_of_row(columns);
+        let mask = Mask {
+            output: given.map_or(MatrixView::NULL, CudaMatrix::view),
+            gradient: gradient.view(),
+            partials: partials.unwrap_or(0),
+            rows: rows as u32,
+            is_rectified: u32::from(given.is_some()),
+            lanes: lanes as u32,
+            unused: 0,
+        };
+        let across = columns.div_ceil(lanes * QUAD as usize);
+        self.launch_blocks(MASK_GRADIENT, [across, shares(rows)], &mask);
     }
 
     /// A product that is nothing but one.

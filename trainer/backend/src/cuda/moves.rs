@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::buffers::{CudaMatrix, Shape};
+use super::buffers::{CudaMatrix, Shape, sign_bytes};
 use super::driver::Address;
 use super::kernels::{
     ADD, BLEND, Blend, CLEAR, COPY_COLUMNS, Change, CopyColumns, DROPOUT, Dropout, MULTIPLY, MatrixView,
@@ -27,8 +27,17 @@ impl Cuda {
         matrix
     }
 
+    /// The same with room for signs.
+    pub(super) fn zeros_with_signs(&self, shape: Shape) -> CudaMatrix {
+        let mut matrix = self.zeros(shape);
+        let bytes = sign_bytes(shape.rows, shape.columns);
+        self.must_have(bytes, matrix.add_signs(self.context()));
+        matrix
+    }
+
     pub(super) fn write(&self, matrix: &CudaMatrix, values: &[f32]) {
         assert_eq!(values.len(), matrix.rows() * matrix.columns(), "a value for each number");
+        matrix.has_noted_signs(false);
         let dense = self.scratch(size_of_val(values));
         self.copy_to(dense, bytes_of(values));
         let transfer = Transfer { dense, matrix: matrix.view(), rows: matrix.rows() as u32, unused: 0 };

@@ -1,7 +1,7 @@
 //! The softmax over a batch's items: some queries at a time, so that scores take bounded room.
 
 use super::Cuda;
-use super::blas::{Factor, Product};
+use super::blas::{Epilogue, Factor, Product};
 use super::buffers::{CudaMatrix, Shape};
 use super::driver::Address;
 use super::kernels::{IN_BATCH_SOFTMAX, MatrixView, Softmax};
@@ -101,8 +101,7 @@ impl Cuda {
                 right: factor(whole(work.items), true),
                 out: factor(scores, false),
                 adds: false,
-                bias: None,
-                is_rectified: false,
+                epilogue: Epilogue::Plain,
             };
             self.must_multiply(&product);
             let arguments = Softmax {

@@ -179,6 +179,10 @@ impl<B: Backend> Device for Measured<B> {
         self.backend.matrix_of(float, rows, columns)
     }
 
+    fn rectified(&self, float: Float, rows: usize, columns: usize) -> B::Matrix {
+        self.backend.rectified(float, rows, columns)
+    }
+
     fn table(&self, shape: TableShape) -> B::Table {
         self.backend.table(shape)
     }

@@ -335,8 +335,9 @@ impl Backend for Reference {
         let weights = layer.weights.factor(layer.input);
         for row in 0..rows {
             for k in 0..input_gradient.columns {
-                *input_gradient.at_mut(row, k) =
-                    (0..outputs).map(|m| output_gradient.at(row, m) * weights.at(k, m)).sum();
+                let is_masked = layer.input_activation == Activation::Relu && layer.input.at(row, k) <= 0.0;
+                let products = (0..outputs).map(|m| output_gradient.at(row, m) * weights.at(k, m));
+                *input_gradient.at_mut(row, k) = if is_masked { 0.0 } else { products.sum() };
             }
         }
         input_gradient.round(rows);

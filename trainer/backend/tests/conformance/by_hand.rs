@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, BatchError, Cpu, Formula, GradientColumns, IdColumn, InBatchSoftmax, LayerGradient,
-    Lookup, Loss, MixtureShape, Pooling, Reference, RowGradients, Scalar, Sum, TablePart, TableShape, Update,
+    Activation, Backend, BatchError, Cpu, Float, Formula, GradientColumns, IdColumn, InBatchSoftmax,
+    LayerGradient, Lookup, Loss, MixtureShape, Pooling, Reference, RowGradients, Scalar, Sum, TablePart,
+    TableShape, Update,
 };
 use millstream_batch::{
     BatchBuffer, BatchHeader, BatchMut, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream,
 };
 
-use crate::case::Bench;
+use crate::case::{Bench, scalars};
 
 const SGD: Formula = Formula::Sgd { learning_rate: 1.0 };
 
@@ -49,6 +50,7 @@ macro_rules! test_on_each {
 
 test_on_each!(
     a_layer_goes_forward_and_backward,
+    a_gradient_is_masked_by_what_the_input_came_through,
     ids_are_looked_up_and_pooled,
     ids_count_by_their_weights,
     shares_are_finite_whatever_the_weights,
@@ -151,8 +153,13 @@ fn a_layer_goes_forward_and_backward<B: Backend>(backend: &B) {
     let mut gradient = bench.matrix(2, 3, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let (mut by_weights, mut by_bias) = (backend.matrix(2, 3), backend.matrix(1, 3));
     let mut by_input = backend.matrix(2, 2);
-    let layer =
-        LayerGradient { input: &input, weights: &weights, output: &output, activation: Activation::Relu };
+    let layer = LayerGradient {
+        input: &input,
+        input_activation: Activation::Identity,
+        weights: &weights,
+        output: &output,
+        activation: Activation::Relu,
+    };
     let by_input_wanted = Some(&mut by_input);
     let by_bias_wanted = Some(&mut by_bias);
     backend.layer_backward(
@@ -168,6 +175,44 @@ fn a_layer_goes_forward_and_backward<B: Backend>(backend: &B) {
     close(&bench.read(&by_bias, 3), &[4.0, 2.0, 9.0]);
     close(&bench.read(&by_weights, 6), &[12.0, 2.0, 21.0, -4.0, 4.0, 0.0]);
     close(&bench.read(&by_input, 4), &[6.0, 5.0, 16.0, 2.0]);
+}
+
+fn a_gradient_is_masked_by_what_the_input_came_through<B: Backend>(backend: &B) {
+    let bench = Bench(backend);
+    for float in [Float::F32, Float::Bf16, Float::F16] {
+        let mut input = backend.matrix_of(float, 2, 2);
+        backend.write_matrix(&mut input, &scalars::<B>(&[1.0, 2.0, 3.0, -1.0]));
+        let weights = bench.matrix(2, 3, &[1.0, 0.0, 2.0, -1.0, 1.0, 1.0]);
+        let bias = bench.matrix(1, 3, &[0.5, -0.5, 0.0]);
+        let mut given = backend.rectified(float, 2, 3);
+        backend.layer_forward(2, &input, &weights, Some(&bias), Activation::Relu, &mut given);
+        close(&bench.read(&given, 6), &[0.0, 1.5, 4.0, 4.5, 0.0, 5.0]);
+        let weights = bench.matrix(3, 1, &[1.0, 2.0, -1.0]);
+        let output = backend.matrix(2, 1);
+        let mut by_input = backend.matrix_of(float, 2, 3);
+        let mut backward = |given: &B::Matrix| {
+            let layer = LayerGradient {
+                input: given,
+                input_activation: Activation::Relu,
+                weights: &weights,
+                output: &output,
+                activation: Activation::Identity,
+            };
+            let mut gradient = backend.matrix_of(float, 2, 1);
+            backend.write_matrix(&mut gradient, &scalars::<B>(&[1.0, 10.0]));
+            let (mut by_weights, mut by_bias) = (backend.matrix(3, 1), backend.matrix(1, 1));
+            let wanted = (Some(&mut by_bias), Some(&mut by_input));
+            backend.layer_backward(2, &layer, &mut gradient, Sum::Anew, &mut by_weights, wanted.0, wanted.1);
+            (bench.read(&by_weights, 3), bench.read(&by_bias, 1), bench.read(&by_input, 6))
+        };
+        let (by_weights, by_bias, masked) = backward(&given);
+        close(&by_weights, &[45.0, 1.5, 54.0]);
+        close(&by_bias, &[11.0]);
+        close(&masked, &[0.0, 2.0, -1.0, 10.0, 0.0, -10.0]);
+        // What the device has noted of the matrix is of no account any more.
+        backend.write_matrix(&mut given, &scalars::<B>(&[1.0, 0.0, 0.0, 0.0, 1.0, 1.0]));
+        close(&backward(&given).2, &[1.0, 0.0, 0.0, 0.0, 20.0, -10.0]);
+    }
 }
 
 fn ids_are_looked_up_and_pooled<B: Backend>(backend: &B) {

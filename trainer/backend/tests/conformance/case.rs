@@ -8,7 +8,7 @@ use millstream_backend::{
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
-use millstream_test_cuda::StandIn;
+use millstream_test_cuda::{StandIn, Variant};
 use millstream_trace::Category;
 
 use crate::interactions::interactions;
@@ -28,6 +28,13 @@ pub(crate) fn cuda() -> Cuda {
         return Cuda::new(&Libraries::default(), 0, None).expect("a GPU");
     }
     let stand_in = StandIn::whole().expect("a C++ compiler");
+    let images = stand_in.folder().join("images");
+    Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).expect("a device")
+}
+
+/// The same with a library of products that does nothing else by the way.
+pub(crate) fn cuda_of_plain_products() -> Cuda {
+    let stand_in = StandIn::of(&Variant::default().with_plain_products()).expect("a C++ compiler");
     let images = stand_in.folder().join("images");
     Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).expect("a device")
 }
@@ -322,7 +329,7 @@ fn state_parts(formula: &Formula) -> Vec<TablePart> {
     of_weights.chain((0..formula.row_states()).map(TablePart::RowState)).collect()
 }
 
-fn scalars<B: Backend>(values: &[f32]) -> Vec<B::Scalar> {
+pub(crate) fn scalars<B: Backend>(values: &[f32]) -> Vec<B::Scalar> {
     values.iter().map(|&value| B::Scalar::from_f64(f64::from(value))).collect()
 }
 
@@ -472,7 +479,13 @@ fn layers<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random
             let mut by_weights = backend.matrix(inputs, outputs);
             let mut by_bias = backend.matrix(1, outputs);
             let mut by_input = wanted.map(|columns| backend.matrix(capacity, columns));
-            let layer = LayerGradient { input: &input, weights: &weights, output: &output, activation };
+            let layer = LayerGradient {
+                input: &input,
+                input_activation: Activation::Identity,
+                weights: &weights,
+                output: &output,
+                activation,
+            };
             // Wanted or not, the other gradients are the same. The second time it is masked already.
             let wants_bias = wanted != Some(inputs);
             for sum in [Sum::Anew, Sum::Further] {

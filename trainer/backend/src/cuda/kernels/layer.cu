@@ -23,20 +23,53 @@ ENTRY(finish_layer, Finish) {
 
 struct Mask {
     Matrix output, gradient;
+    // `[shares, columns]`, or null.
     Pair* partials;
     u32 rows, is_rectified;
+    // Threads that share a row, each four columns: a power of two, at most 32.
+    u32 lanes, unused;
 };
 
-// Zeros in the gradient where the output is not above 0, and the sums of what is left over the rows.
+// Zeros in the gradient where the output is not above 0, and the sums of what is left over a share of the rows.
+//
+// A grid of (columns / 4 lanes) x shares: as many rows are read at once as there are threads for.
 ENTRY(mask_gradient, Mask) {
-    column_sums(args.rows, args.gradient.columns, args.partials, [&](u32 row, u32 column) {
-        float g = load(args.gradient, row, column);
-        if (args.is_rectified && load(args.output, row, column) <= 0.0f) {
-            g = 0.0f;
-            store(args.gradient, row, column, g);
+    __shared__ Quad sums[THREADS_OF_mask_gradient];
+    u32 columns = args.gradient.columns, rows_at_once = blockDim.x / args.lanes;
+    u32 column = (blockIdx.x * args.lanes + threadIdx.x % args.lanes) * QUAD, lane = threadIdx.x / args.lanes;
+    u32 each = (args.rows + gridDim.y - 1) / gridDim.y;
+    u32 first = blockIdx.y * each, end = min(first + each, args.rows);
+    Quad sum = {};
+    if (column < columns) {
+        u32 count = min(columns - column, QUAD);
+#pragma unroll 4
+        for (u32 row = first + lane; row < end; row += rows_at_once) {
+            Quad g = load_quad(args.gradient, row, column, count);
+            if (args.is_rectified) {
+                Quad y = load_quad(args.output, row, column, count);
+#pragma unroll
+                for (u32 i = 0; i < QUAD; i++) g.x[i] = y.x[i] <= 0.0f ? 0.0f : g.x[i];
+                store_quad(args.gradient, row, column, count, g);
+            }
+#pragma unroll
+            for (u32 i = 0; i < QUAD; i++) sum.x[i] += g.x[i];
         }
-        return Pair{g, 0.0f};
-    });
+    }
+    if (!args.partials) return;
+    // By halves, so that no sum is of many numbers one after the other.
+    sums[threadIdx.x] = sum;
+    for (u32 half = rows_at_once / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (lane >= half) continue;
+        const Quad& other = sums[threadIdx.x + half * args.lanes];
+#pragma unroll
+        for (u32 i = 0; i < QUAD; i++) sum.x[i] += other.x[i];
+        sums[threadIdx.x] = sum;
+    }
+    if (lane > 0) return;
+    for (u32 i = 0; i < QUAD && column + i < columns; i++) {
+        args.partials[u64(blockIdx.y) * columns + column + i] = {sum.x[i], 0.0f};
+    }
 }
 
 struct Columns {
