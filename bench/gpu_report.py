@@ -182,16 +182,13 @@ def files(figures: Figures) -> list[str]:
 
 def auc(figures: Figures) -> list[str]:
     rows = []
-    for name in figures.names("Census in", "clicks in"):
-        if not name.endswith(" on cpu"):
-            continue
-        on_cpu = figures.told[name][-1]["eval"]["auc"]
-        on_gpu = figures.told.get(name.removesuffix("cpu") + "cuda", [])
-        for told in on_gpu[-1:]:
-            apart = abs(told["eval"]["auc"] - on_cpu)
-            rows.append([name.removesuffix(" on cpu"), f"{on_cpu:.6f}", f"{told['eval']['auc']:.6f}", f"{apart:.6f}", verdict(apart, WANTED_AUC, at_most=True)])
-        if not on_gpu:
-            rows.append([name.removesuffix(" on cpu"), f"{on_cpu:.6f}", "", "", ""])
+    for job in (name.removesuffix(" on cpu") for name in figures.names("Census in", "clicks in") if name.endswith(" on cpu")):
+        # A job that failed came to nothing.
+        ends = [figures.told.get(f"{job} on {device}", [{}])[-1].get("eval") for device in ("cpu", "cuda")]
+        found = [end["auc"] if end else None for end in ends]
+        apart = abs(found[0] - found[1]) if None not in found else None
+        known = ["" if number is None else f"{number:.6f}" for number in (*found, apart)]
+        rows.append([job, *known, "" if apart is None else verdict(apart, WANTED_AUC, at_most=True)])
     return ["### Held-out AUC", "", *table(["", "on the CPU", "on the GPU", "apart", f"within {WANTED_AUC}"], rows)] if rows else []
 
 

@@ -42,6 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ids", type=int, default=1_000_000)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--batch", type=int, default=65_536)
+    parser.add_argument("--examples", type=int, default=work.EXAMPLES, help="of all batches together")
     parser.add_argument("--hidden", type=widths, default=[1024, 1024, 512, 256])
     parser.add_argument("--bottom", type=widths, default=[512, 256])
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
@@ -220,7 +221,7 @@ def measure(rival: Rival, batches: list) -> list[float]:
 
 def main() -> None:
     rival = Rival(OPTIONS)
-    count = OPTIONS.losses or -(-work.EXAMPLES // OPTIONS.batch)
+    count = OPTIONS.losses or -(-OPTIONS.examples // OPTIONS.batch)
     batches = [rival.prepared(*work.batch(seed, OPTIONS.batch, OPTIONS.ids)) for seed in range(count)]
     told = {"variant": OPTIONS.variant + (" --tune" if OPTIONS.tune else ""), "torch": torch.__version__}
     if OPTIONS.losses:

@@ -3,7 +3,7 @@
 
 for_run() {
     device="cuda"
-    step=(--device cuda)
+    step=(--device cuda --cache "$work/kernels")
     shape=(--ids 1000000 --dim 128 --batch 65536 --bottom "512,256" --hidden "1024,1024,512,256")
     # Tables of a tenth, which are read back whole.
     same_shape=(--ids 100000 --dim 128 --batch 65536 --bottom "512,256" --hidden "1024,1024,512,256")
@@ -24,7 +24,7 @@ for_try() {
     rival=(--device cpu --runs 1 --seconds 0.2)
     if [[ -n "${MILLSTREAM_CUDA_LIBRARIES:-}" ]]; then
         device="cuda"
-        step=(--device cuda --libraries "$MILLSTREAM_CUDA_LIBRARIES")
+        step=(--device cuda --libraries "$MILLSTREAM_CUDA_LIBRARIES" --cache "$work/kernels")
     fi
     on_device=(--set "training.device=$device")
     shape=(--ids 500 --dim 8 --batch 128 --bottom 16 --hidden "32,16" --examples 512)

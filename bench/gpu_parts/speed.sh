@@ -27,15 +27,7 @@ part_rival() {
     for model in dlrm wide_deep; do
         agree "$model" "$python"
         measure "PyTorch: $model in bf16" "$python" bench/gpu_rival.py all --model "$model" \
-            $(rival_shape "${shape[@]}") "${rival[@]}"
-    done
-}
-
-# The words of a shape that a rival knows.
-rival_shape() {
-    local words=("$@") number
-    for ((number = 0; number < ${#words[@]}; number += 2)); do
-        [[ "${words[number]}" == --examples ]] || echo "${words[number]} ${words[number + 1]}"
+            "${shape[@]}" "${rival[@]}"
     done
 }
 

@@ -6,7 +6,7 @@ part_tests() {
         ended "suites" left_out "they find their own stand-ins: cargo test"
         return
     fi
-    export MILLSTREAM_GPU=1
+    export MILLSTREAM_GPU="$work/kernels"
     check "operations" "$programs/conformance" cuda --test-threads 1
     check "models" "$programs/models" cuda --test-threads 1
     check "loss scale" "$programs/models" loss_scale --test-threads 1
@@ -19,7 +19,7 @@ part_sanitizer() {
         return
     fi
     local tool
-    export MILLSTREAM_GPU=1
+    export MILLSTREAM_GPU="$work/kernels"
     for tool in memcheck racecheck initcheck; do
         MOST=170 check "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$programs/conformance" on_cuda --test-threads 1
     done

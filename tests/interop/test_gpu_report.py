@@ -53,6 +53,8 @@ class Report(unittest.TestCase):
             {"part": "files", "name": "DLRM from tfrecord", "explained": {"whole": {"bound": "decode", "because": "all cores decode"}}},
             *of_part("auc", "Census in fp32 on cpu", auc(0.9)),
             *of_part("auc", "Census in fp32 on cuda", auc(0.9004)),
+            *of_part("auc", "Census in bf16 on cpu", auc(0.9)),
+            *of_part("auc", "Census in bf16 on cuda", [{"eval": None}]),
             *of_part("auc", "clicks in fp16 on cpu", auc(0.7)),
             *of_part("auc", "clicks in fp16 on cuda", auc(0.7006)),
             {"part": "sanitizer", "check": "compute-sanitizer", "ended": "left out", "why": "it is not installed"},
@@ -68,6 +70,7 @@ class Report(unittest.TestCase):
             "| DLRM from tfrecord | 2,500,000 | 0.0300 | < 0.02: no | 9 |",
             "DLRM from tfrecord: bound by decode: all cores decode.",
             "| Census in fp32 | 0.900000 | 0.900400 | 0.000400 | yes |",
+            "| Census in bf16 | 0.900000 |  |  |  |",
             "| clicks in fp16 | 0.700000 | 0.700600 | 0.000600 | no |",
         ]:
             self.assertIn(wanted, lines)

@@ -5,6 +5,7 @@
 //!     [--batch 4096] [--threads 2] [--seconds 1] [--runs 5] [--json] [--wait] [--losses 0] [--rates]
 //!     [--hidden 256,128,64] [--bottom 64] [--precision fp32] [--without-tiles] [--device cpu] [--record no]
 //!     [--part 8] [--examples 98304] [--operations] [--roof 1] [--libraries FOLDER]
+//!     [--cache FOLDER]
 //! ```
 //!
 //! 26 features of `ids` ids drawn from a Zipf distribution, 13 dense columns; embeddings of `dim`, layers
@@ -21,7 +22,7 @@
 //! row and its cross layers; layers and dimension as told.
 //!
 //! `--device cuda` steps on a GPU, to which each batch is copied from the ring as in training. CUDA's libraries are those
-//! of the host, or of the folder `--libraries`.
+//! of the host, or of the folder `--libraries`; kernels that were compiled are kept in the folder `--cache`, if it is given.
 //!
 //! `--operations` records a pass after the runs, and tells what each operation took, and what the device can do at the
 //! most: how fast it copies matrices of `--roof` times 64 MiB, and multiplies ones of `--roof` times 2048 rows.
@@ -87,7 +88,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         DeviceSpec::Cuda(number) => {
             let libraries = options.libraries.as_deref().map_or_else(Libraries::default, Libraries::of);
-            run_recorded(&options, Cuda::new(&libraries, number, None)?)
+            run_recorded(&options, Cuda::new(&libraries, number, options.cache.as_deref())?)
         }
     }
 }

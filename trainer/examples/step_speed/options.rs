@@ -50,6 +50,8 @@ pub(crate) struct Options {
     pub(crate) roof: usize,
     pub(crate) device: DeviceSpec,
     pub(crate) libraries: Option<PathBuf>,
+    /// Where compiled kernels are kept.
+    pub(crate) cache: Option<PathBuf>,
     pub(crate) record: Record,
     pub(crate) without_tiles: bool,
     pub(crate) precision: Precision,
@@ -83,6 +85,7 @@ impl Options {
                 "--record" => options.record = record(&value()?)?,
                 "--device" => options.device = device(&value()?)?,
                 "--libraries" => options.libraries = Some(value()?.into()),
+                "--cache" => options.cache = Some(value()?.into()),
                 _ => return Err(format!("unknown argument `{key}`").into()),
             }
         }
@@ -135,6 +138,7 @@ impl Default for Options {
             roof: 1,
             device: DeviceSpec::Cpu,
             libraries: None,
+            cache: None,
             record: Record::No,
             without_tiles: false,
             precision: Precision::Fp32,
