@@ -15,7 +15,8 @@ import time
 import numpy as np
 
 CATEGORICAL, DENSE = 26, 13
-HIDDEN, BOTTOM = [256, 128, 64], 64
+# Layers before the last one, and those over dense columns before the one of the embeddings' width; unless said otherwise.
+HIDDEN, BOTTOM = [256, 128, 64], [64]
 # Examples of all batches together.
 EXAMPLES = 24 * 4096
 # Adagrad, on everything.
@@ -51,15 +52,15 @@ def batch(seed: int, rows: int, ids: int) -> tuple[np.ndarray, np.ndarray, np.nd
     return (labels < 0.25).astype(np.float32), dense.astype(np.float32).reshape(rows, DENSE), columns
 
 
-def stacks(model: str, dim: int) -> dict[str, list[int]]:
+def stacks(model: str, dim: int, hidden: list[int] = HIDDEN, bottom: list[int] = BOTTOM) -> dict[str, list[int]]:
     """Widths of each stack of layers, its input's first; all but the last of `top` and `deep` end in a ReLU."""
     if model == "wide_deep":
-        return {"deep": [CATEGORICAL * dim + DENSE, *HIDDEN, 1]}
+        return {"deep": [CATEGORICAL * dim + DENSE, *hidden, 1]}
     pairs = (CATEGORICAL + 1) * CATEGORICAL // 2
-    return {"bottom": [DENSE, BOTTOM, dim], "top": [dim + pairs, *HIDDEN, 1]}
+    return {"bottom": [DENSE, *bottom, dim], "top": [dim + pairs, *hidden, 1]}
 
 
-def first_layers(model: str, dim: int) -> dict[str, list[np.ndarray]]:
+def first_layers(model: str, dim: int, hidden: list[int] = HIDDEN, bottom: list[int] = BOTTOM) -> dict[str, list[np.ndarray]]:
     """First weights of each layer, `[inputs, outputs]`; biases are 0."""
 
     def weights(stack: str, number: int, inputs: int, outputs: int) -> np.ndarray:
@@ -68,7 +69,7 @@ def first_layers(model: str, dim: int) -> dict[str, list[np.ndarray]]:
 
     return {
         stack: [weights(stack, number, *shape) for number, shape in enumerate(zip(widths, widths[1:]))]
-        for stack, widths in stacks(model, dim).items()
+        for stack, widths in stacks(model, dim, hidden, bottom).items()
     }
 
 

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 use futures::stream::{self, Stream, StreamExt};
+use millstream_backend::{Description, LibraryVersion};
 use millstream_control::MAX_MESSAGE_BYTES;
 use millstream_control::proto::control_server::{Control, ControlServer};
 use millstream_control::proto::{
@@ -220,6 +221,21 @@ fn job_message(record: &JobRecord) -> proto::Job {
         eval: record.eval.iter().map(metrics_message).collect(),
         eval_epoch: record.eval_epoch,
         best_checkpoint: String::new(),
+        device: record.device.as_ref().map(device_message),
+    }
+}
+
+fn device_message(device: &Description) -> proto::Device {
+    let Description { text, gpu, libraries } = device;
+    let library = |LibraryVersion { library, version }: &LibraryVersion| proto::Library {
+        name: library.clone(),
+        version: version.clone(),
+    };
+    proto::Device {
+        description: text.clone(),
+        gpu: gpu.as_ref().map(|gpu| gpu.number),
+        gpu_name: gpu.as_ref().map(|gpu| gpu.name.clone()).unwrap_or_default(),
+        libraries: libraries.iter().map(library).collect(),
     }
 }
 

@@ -44,8 +44,17 @@ impl Daemon {
     /// # Panics
     /// When it does not.
     pub fn start(directory: &Path) -> Self {
+        Self::start_in(directory, &[])
+    }
+
+    /// Starts one in whose environment these variables are.
+    ///
+    /// # Panics
+    /// As [`Daemon::start`].
+    pub fn start_in(directory: &Path, variables: &[(&str, &Path)]) -> Self {
         let socket = directory.join("millstreamd.sock");
         let child = Command::new(program("millstreamd"))
+            .envs(variables.iter().copied())
             .arg("--socket")
             .arg(&socket)
             .arg("--state")

@@ -8,9 +8,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use millstream_test_cuda::{Library, StandIn, Variant};
+use millstream_tests::programs::Daemon;
 use millstream_tests::shell::Shell;
 use millstream_tests::tiny_job::TinyJob;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// As the worker has it.
 const LIBRARIES: &str = "MILLSTREAM_CUDA_LIBRARIES";
@@ -95,6 +96,7 @@ fn check_says_what_a_host_has() {
         "NVIDIA's driver 13.0",
         "NVIDIA's run-time compiler (NVRTC) 13.0",
         "NVIDIA's library of matrix products (cuBLASLt) 13.0",
+        "NVIDIA's library of collectives (NCCL) 2.27.3",
     ] {
         let is_line = |told: &str| told.split_whitespace().eq(line.split_whitespace());
         assert!(told.lines().any(is_line), "{line}: {told}");
@@ -103,7 +105,11 @@ fn check_says_what_a_host_has() {
         serde_json::from_str(&check(stand_in.folder(), &[&ON_CUDA[..], &["--json"]].concat())).unwrap();
     assert_eq!(document["device"], "cuda:0");
     assert_eq!(document["host"]["gpus"][0]["capability"], "9.0");
-    assert_eq!(document["host"]["libraries"].as_array().unwrap().len(), 3);
+    let for_several = |document: &Value| {
+        let libraries = document["host"]["libraries"].as_array().unwrap();
+        libraries.iter().map(|library| library["for_several_gpus"].as_bool().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(for_several(&document), [false, false, false, true]);
     // A job for the CPU does not ask.
     let document: Value = serde_json::from_str(&check(Path::new("/nowhere"), &["--json"])).unwrap();
     assert_eq!((&document["device"], &document["host"]), (&"cpu".into(), &Value::Null));
@@ -118,6 +124,98 @@ fn check_says_what_a_host_has() {
         told.contains("NVIDIA's driver is not on this host (looked for libcuda.so.1): install"),
         "{told}"
     );
+}
+
+#[test]
+fn one_gpu_does_without_what_several_need() {
+    let job = TinyJob::new();
+    let (without, old) = (Variant::default().without(Library::Nccl), Variant::default());
+    for (variant, told) in [
+        (without, "(NCCL) is not on this host (looked for libnccl.so.2): for jobs on several GPUs install"),
+        (
+            old.with_version(Library::Nccl, 2_080),
+            "(NCCL) of this host is of version 2.8, and Millstream needs",
+        ),
+    ] {
+        let stand_in = StandIn::of(&variant).unwrap();
+        let run = |words: &[&str]| run(job.directory(), stand_in.folder(), &[], &[words, &ON_CUDA].concat());
+        let check = run(&["check", "job.toml"]);
+        let line = check.stdout.lines().find(|line| line.contains(told));
+        assert!(line.is_some_and(|line| line.contains("libnccl2 (deb)")), "{told}: {}", check.stdout);
+        let document: Value = serde_json::from_str(&run(&["check", "job.toml", "--json"]).stdout).unwrap();
+        let found = &document["host"]["libraries"][3];
+        assert!(found["version"].is_null() && found["problem"].as_str().unwrap().contains(told), "{found}");
+        let trained = run(&["train", "job.toml", "--json", "--set", "data.epochs=1"]);
+        assert_eq!(trained.code, Some(0), "{}", trained.stderr);
+        assert!(!trained.stderr.contains("NCCL"), "{}", trained.stderr);
+    }
+}
+
+#[test]
+fn show_tells_what_a_job_trains_on() {
+    let (job, stand_in) = (TinyJob::new(), StandIn::whole().unwrap());
+    let cache = job.directory().join("cache");
+    let daemon = Daemon::start_in(
+        job.directory(),
+        &[(LIBRARIES, stand_in.folder()), ("CACHE_DIRECTORY", cache.as_path())],
+    );
+    let file = job.directory().join("job.toml");
+    let submit = |device: &str| {
+        let set = format!("training.device={device}");
+        let submitted = daemon.json(&["submit", file.to_str().unwrap(), "--set", &set, "--set", SHORT[1]]);
+        (submitted["device"].clone(), submitted["id"].as_str().unwrap().to_owned())
+    };
+    let (before, on_gpu) = submit("cuda");
+    assert_eq!(before, Value::Null, "no worker has said anything yet");
+    let (_, on_cpu) = submit("cpu");
+    let device = &daemon.succeeded(&on_gpu)["device"];
+    assert_eq!(device["description"], "GPU 0, stand-in");
+    assert_eq!(device["gpu"], json!({ "number": 0, "name": "stand-in" }));
+    let libraries = device["libraries"].as_array().unwrap().iter();
+    let libraries: Vec<_> = libraries.map(|library| library["library"].as_str().unwrap()).collect();
+    let wanted = ["NVIDIA's driver", "NVIDIA's run-time compiler (NVRTC)"];
+    assert_eq!(libraries[..2], wanted);
+    assert!(libraries[2].contains("cuBLASLt") && libraries.len() == 3, "{libraries:?}");
+    assert_eq!(device["libraries"][0]["version"], "13.0");
+    let shown = String::from_utf8(daemon.run(&["show", &on_gpu]).stdout).unwrap();
+    let has = |words: &[&str]| shown.lines().any(|line| line.split_whitespace().eq(words.iter().copied()));
+    assert!(has(&["device", "GPU", "0,", "stand-in"]) && has(&["NVIDIA's", "driver", "13.0"]), "{shown}");
+
+    let device = &daemon.succeeded(&on_cpu)["device"];
+    assert!(device["description"].as_str().unwrap().starts_with("the CPU, by "), "{device}");
+    assert_eq!((&device["gpu"], &device["libraries"]), (&Value::Null, &json!([])));
+}
+
+#[test]
+fn a_gpu_that_others_have_filled_is_told_with_what_is_left() {
+    let (job, stand_in) = (TinyJob::new(), StandIn::whole().unwrap());
+    let train = |more: &[(&str, &str)]| {
+        let arguments = [&["train", "job.toml", "--json"], &ON_CUDA[..]].concat();
+        let ended = run(job.directory(), stand_in.folder(), more, &arguments);
+        assert_eq!(ended.code, Some(1), "{more:?}: {}", ended.stderr);
+        let reason = serde_json::from_str::<Value>(&ended.stdout).unwrap()["reason"].clone();
+        let reason = reason.as_str().unwrap().to_owned();
+        for part in [
+            "given up after 3 tries",
+            "GPU 0 (stand-in) has too little memory left to begin with: ",
+            "end what else runs on it (`nvidia-smi` lists it), or give the job another by `training.device`",
+            "CUDA_ERROR_OUT_OF_MEMORY",
+        ] {
+            assert!(reason.contains(part), "{more:?}: {part}: {reason}");
+        }
+        assert!(!reason.contains("panicked"), "{reason}");
+        reason
+    };
+    // The context; then the kernels' programs, and what products work in.
+    let reason = train(&[("STAND_IN_FAIL", "cuDevicePrimaryCtxRetain:1:2")]);
+    assert!(reason.contains("it has 8589934592 bytes in all"), "{reason}");
+    let all_free = format!("{} bytes are free of its {0}", 8_u64 << 30);
+    for function in ["cuModuleLoadData", "cuMemAlloc_v2"] {
+        let reason = train(&[("STAND_IN_FAIL", &format!("{function}:1:2"))]);
+        assert!(reason.contains(&all_free), "{reason}");
+    }
+    let reason = train(&[("STAND_IN_MEMORY_BYTES", "1048576")]);
+    assert!(reason.contains("1048576 bytes are free of its 1048576"), "{reason}");
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use millstream_control::proto::{
-    Evaluation, History, HistoryPoint, Job, JobState, LogLine, Measured, Metrics, NamedNumber, Progress,
+    Device, Evaluation, History, HistoryPoint, Job, JobState, Library, LogLine, Measured, Metrics,
+    NamedNumber, Progress,
 };
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -24,8 +25,31 @@ pub(crate) struct JobJson<'a> {
     /// Of `show` only.
     #[serde(skip_serializing_if = "Option::is_none")]
     best_checkpoint: Option<&'a str>,
+    /// Null before a worker said it.
+    device: Option<DeviceJson<'a>>,
     progress: ProgressJson,
     eval: EvalJson<'a>,
+}
+
+/// What a job trains on.
+#[derive(Debug, Serialize)]
+struct DeviceJson<'a> {
+    description: &'a str,
+    /// Null on the CPU.
+    gpu: Option<GpuJson<'a>>,
+    libraries: Vec<LibraryJson<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct GpuJson<'a> {
+    number: u32,
+    name: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+struct LibraryJson<'a> {
+    library: &'a str,
+    version: &'a str,
 }
 
 #[derive(Debug, Serialize)]
@@ -118,8 +142,21 @@ impl<'a> From<&'a Job> for JobJson<'a> {
             directory: &job.directory,
             checkpoint: given(&job.checkpoint),
             best_checkpoint: given(&job.best_checkpoint),
+            device: job.device.as_ref().map(DeviceJson::from),
             progress: job.progress.unwrap_or_default().into(),
             eval: EvalJson(&job.eval),
+        }
+    }
+}
+
+impl<'a> From<&'a Device> for DeviceJson<'a> {
+    fn from(device: &'a Device) -> Self {
+        let library =
+            |library: &'a Library| LibraryJson { library: &library.name, version: &library.version };
+        Self {
+            description: &device.description,
+            gpu: device.gpu.map(|number| GpuJson { number, name: &device.gpu_name }),
+            libraries: device.libraries.iter().map(library).collect(),
         }
     }
 }
@@ -320,9 +357,33 @@ mod tests {
     }
 
     #[test]
+    fn a_device_is_told_with_what_computes_on_it() {
+        let driver = Library { name: "a driver".into(), version: "13.0".into() };
+        let gpu = Device {
+            description: "GPU 0, some GPU".into(),
+            gpu: Some(0),
+            gpu_name: "some GPU".into(),
+            libraries: vec![driver],
+        };
+        let document = |device| {
+            serde_json::to_value(JobJson::from(&Job { device: Some(device), ..Job::default() })).unwrap()
+                ["device"]
+                .clone()
+        };
+        let wanted = json!({
+            "description": "GPU 0, some GPU", "gpu": { "number": 0, "name": "some GPU" },
+            "libraries": [{ "library": "a driver", "version": "13.0" }],
+        });
+        assert_eq!(document(gpu), wanted);
+        let cpu = Device { description: "the CPU, by 4 threads".into(), ..Device::default() };
+        let wanted = json!({ "description": "the CPU, by 4 threads", "gpu": null, "libraries": [] });
+        assert_eq!(document(cpu), wanted);
+    }
+
+    #[test]
     fn what_a_message_leaves_out_is_null() {
         let document = serde_json::to_value(JobJson::from(&Job::default())).unwrap();
-        for key in ["reason", "started_ms", "ended_ms", "checkpoint", "eval"] {
+        for key in ["reason", "started_ms", "ended_ms", "checkpoint", "device", "eval"] {
             assert!(document[key].is_null(), "{key}");
         }
         assert!(document["progress"]["total_steps"].is_null());

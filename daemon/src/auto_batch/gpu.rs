@@ -60,8 +60,15 @@ mod tests {
             library: "the driver".to_owned(),
             version: problem.is_none().then(|| "13.0".to_owned()),
             problem: problem.map(str::to_owned),
+            for_several_gpus: false,
         };
-        HostSurvey { libraries: vec![library], gpus, problem: None }
+        let of_several = LibrarySurvey {
+            library: "collectives".to_owned(),
+            version: None,
+            problem: Some("one GPU does without it".to_owned()),
+            for_several_gpus: true,
+        };
+        HostSurvey { libraries: vec![of_several, library], gpus, problem: None }
     }
 
     #[test]
@@ -86,6 +93,7 @@ mod tests {
         for part in ["cuda:0", "`data.auto_batch.gpu_memory`", "no GPU number 0 on this host, which has 1"] {
             assert!(error.contains(part), "{part}: {error}");
         }
+        assert!(refusal(host(Vec::new(), None)).ends_with("no GPU number 0 on this host, which has 0"));
         let error = refusal(host(Vec::new(), Some("it is missing")));
         assert!(error.ends_with("it is missing"), "{error}");
     }

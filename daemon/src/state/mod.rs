@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+pub use millstream_backend::Description;
 pub use millstream_trainer::metrics::Metrics;
 pub use store::{Store, StoreError};
 
@@ -38,6 +39,8 @@ pub struct JobRecord {
     pub directory: PathBuf,
     /// The newest committed checkpoint.
     pub checkpoint: Option<PathBuf>,
+    /// What it trains on, as its last worker said; none before the first did.
+    pub device: Option<Description>,
     /// How far it is.
     pub progress: Progress,
     /// Metrics of the last evaluation, of each label; none before the first.
@@ -179,6 +182,7 @@ impl JobRecord {
             ended_ms: None,
             directory,
             checkpoint: None,
+            device: None,
             progress: Progress::default(),
             eval: Vec::new(),
             eval_epoch: None,

@@ -115,6 +115,8 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE job DROP COLUMN groups;
     ALTER TABLE job DROP COLUMN eval_examples;
 ",
+    // A document: what the job's last worker said that it computes on.
+    "ALTER TABLE job ADD COLUMN device TEXT",
 ];
 
 /// Brings a database to the newest version, each step in a transaction of its own.

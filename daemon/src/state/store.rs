@@ -16,6 +16,7 @@ use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
 
 use millstream_trainer::metrics::one_or_several;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{JobRecord, JobSource, JobState, LogLevel, LogRecord, Metrics, Progress, schema};
@@ -26,7 +27,7 @@ const LOG_LINES: u64 = 10_000;
 /// Columns of a [`JobRecord`], as [`read_job`] reads them.
 const JOB_COLUMNS: &str = "id, name, state, reason, attempts, created_ms, started_ms, ended_ms, directory, \
      checkpoint, step, total_steps, epoch, epochs, examples, examples_per_second, input_wait_fraction, loss, \
-     skipped_records, eval_epoch, eval";
+     skipped_records, eval_epoch, eval, device";
 
 /// The daemon's memory of its jobs.
 pub struct Store {
@@ -244,13 +245,15 @@ fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreErr
     let progress = &record.progress;
     let eval = Evaluation(record.eval.clone());
     let eval = serde_json::to_string(&eval).expect("metrics have names and numbers");
+    let text = |device| serde_json::to_string(device).expect("a device has names and numbers");
+    let device = record.device.as_ref().map(text);
     let changed = connection
         .prepare_cached(
             "UPDATE job SET state = :state, reason = :reason, attempts = :attempts, started_ms = :started_ms, \
              ended_ms = :ended_ms, directory = :directory, checkpoint = :checkpoint, step = :step, \
              total_steps = :total_steps, epoch = :epoch, epochs = :epochs, examples = :examples, \
              examples_per_second = :rate, input_wait_fraction = :wait, loss = :loss, skipped_records = :skipped, \
-             eval_epoch = :eval_epoch, eval = :eval WHERE id = :id",
+             eval_epoch = :eval_epoch, eval = :eval, device = :device WHERE id = :id",
         )?
         .execute(named_params! {
             ":id": record.id,
@@ -272,6 +275,7 @@ fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreErr
             ":skipped": progress.skipped_records,
             ":eval_epoch": record.eval_epoch,
             ":eval": eval,
+            ":device": device,
         })?;
     if changed == 0 {
         return Err(StoreError::UnknownJob { id: record.id.clone() });
@@ -304,6 +308,7 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobRecord> {
         },
         eval_epoch: row.get(19)?,
         eval: read_eval(row, 20)?,
+        device: read_document(row, 21)?,
     })
 }
 
@@ -312,8 +317,12 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobRecord> {
 struct Evaluation(#[serde(with = "one_or_several")] Vec<Metrics>);
 
 fn read_eval(row: &Row<'_>, column: usize) -> rusqlite::Result<Vec<Metrics>> {
-    let Some(text) = row.get::<_, Option<String>>(column)? else { return Ok(Vec::new()) };
-    let read = serde_json::from_str::<Evaluation>(&text).map(|evaluation| evaluation.0);
+    Ok(read_document::<Evaluation>(row, column)?.map_or_else(Vec::new, |evaluation| evaluation.0))
+}
+
+fn read_document<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<T>> {
+    let Some(text) = row.get::<_, Option<String>>(column)? else { return Ok(None) };
+    let read = serde_json::from_str(&text);
     read.map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error)))
 }
 
@@ -350,6 +359,7 @@ pub(super) fn missing_job(error: rusqlite::Error, id: &str) -> StoreError {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use millstream_backend::{Description, GpuName, LibraryVersion};
     use millstream_trainer::metrics::{Measured, Metric};
 
     use super::*;
@@ -391,6 +401,11 @@ mod tests {
                 loss: 0.5,
                 skipped_records: 3,
             },
+            device: Some(Description {
+                text: "GPU 1, some GPU".into(),
+                gpu: Some(GpuName { number: 1, name: "some GPU".into() }),
+                libraries: vec![LibraryVersion { library: "a driver".into(), version: "13.0".into() }],
+            }),
             eval: vec![metrics()],
             eval_epoch: Some(4),
             ..record("census-1")
@@ -502,7 +517,7 @@ mod tests {
         let connection = Connection::open(&file).unwrap();
         connection.pragma_update(None, "user_version", 99).unwrap();
         drop(connection);
-        assert!(matches!(Store::open(&file), Err(StoreError::Newer { found: 99, known: 5 })));
+        assert!(matches!(Store::open(&file), Err(StoreError::Newer { found: 99, known: 6 })));
     }
 
     #[test]

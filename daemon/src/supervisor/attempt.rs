@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use millstream_backend::Description;
 use millstream_pipeline::ingest::{Bound, Diagnosis};
 
 use super::profile::Profiling;
@@ -152,7 +153,7 @@ impl<'a> Attempt<'a> {
             };
             match event {
                 Some(Event::Worker(FromWorker::Ready { restored, passed_over, device })) => {
-                    if let Err(error) = self.feed(restored, &passed_over, &device, supervisor) {
+                    if let Err(error) = self.feed(restored, &passed_over, device, supervisor) {
                         return Outcome::Failed(format!("{error:#}"));
                     }
                 }
@@ -187,7 +188,7 @@ impl<'a> Attempt<'a> {
         &mut self,
         restored: Option<Restored>,
         passed_over: &[String],
-        device: &str,
+        device: Description,
         supervisor: &mut Supervisor,
     ) -> anyhow::Result<()> {
         if restored.as_ref().is_some_and(|restored| Some(restored.step) > supervisor.newest) {
@@ -217,6 +218,7 @@ impl<'a> Attempt<'a> {
         supervisor.book.change(|record| {
             record.progress.step = restored.as_ref().map_or(0, |restored| restored.step);
             record.checkpoint = restored.map(|restored| restored.path);
+            record.device = Some(device);
         });
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use millstream_backend::{Cuda, Found, Gpu, Libraries, PinError, Survey};
+use millstream_backend::{Cuda, DEVICE_FAULT, Found, Gpu, Libraries, PinError, Survey};
 use serde::{Deserialize, Serialize};
 
 use super::host::WorkerProcess;
@@ -43,6 +43,8 @@ pub struct LibrarySurvey {
     pub version: Option<String>,
     /// Else what is wrong, and what to do.
     pub problem: Option<String>,
+    /// Whether only jobs on several GPUs need it.
+    pub for_several_gpus: bool,
 }
 
 /// A GPU of a host.
@@ -68,7 +70,8 @@ impl HostSurvey {
     pub fn gpu(&self, number: u32) -> Result<&GpuSurvey> {
         let gpu = self.gpus.iter().find(|gpu| gpu.number == number);
         let of_libraries = || {
-            let problem = self.libraries.iter().find_map(|library| library.problem.as_ref());
+            let mut needed = self.libraries.iter().filter(|library| !library.for_several_gpus);
+            let problem = needed.find_map(|library| library.problem.as_ref());
             problem.filter(|_| self.gpus.is_empty())
         };
         gpu.ok_or_else(|| match self.problem.as_ref().or_else(of_libraries) {
@@ -108,10 +111,11 @@ impl HostSurvey {
     /// Looks by itself; for a worker.
     pub(super) fn of_host() -> Self {
         let Survey { libraries, gpus, problem } = Survey::of(&libraries());
-        let of_library = |Found { library, version }| LibrarySurvey {
+        let of_library = |Found { library, version, is_for_several }| LibrarySurvey {
             library: String::from(library),
             problem: version.as_ref().err().cloned(),
             version: version.ok(),
+            for_several_gpus: is_for_several,
         };
         let of_gpu = |Gpu {
                           number,
@@ -135,9 +139,14 @@ impl HostSurvey {
 ///
 /// # Errors
 /// When there is none, or a library is missing or too old.
+///
+/// # Panics
+/// When it has no room: others may have left it by the next try.
 pub(super) fn cuda(number: u32) -> Result<Cuda> {
-    let opened = Cuda::new(&libraries(), number, kernel_folder().as_deref());
-    opened.with_context(|| format!("training.device = \"cuda:{number}\""))
+    match Cuda::new(&libraries(), number, kernel_folder().as_deref()) {
+        Err(error) if error.is_crowded() => panic!("{DEVICE_FAULT}{error}"),
+        opened => opened.with_context(|| format!("training.device = \"cuda:{number}\"")),
+    }
 }
 
 /// What holds the ring's memory for the device to copy from by itself. Where it cannot be had that is said, and training goes on.

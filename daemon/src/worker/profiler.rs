@@ -106,7 +106,7 @@ impl Profiler {
             }
         }
         let floors = match is_wanted {
-            true => session.backend().floors(self.precision.activations()),
+            true => session.backend().floors(self.precision.activations(), 1),
             false => Floors::default(),
         };
         link.send(&FromWorker::Profiled(WorkerProfile {

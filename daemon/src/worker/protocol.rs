@@ -27,7 +27,7 @@
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 
-use millstream_backend::Floors;
+use millstream_backend::{Description, Floors};
 use millstream_batch::BatchSchema;
 use millstream_trace::Track;
 pub use millstream_trainer::metrics::Metrics;
@@ -189,8 +189,8 @@ pub enum FromWorker {
         restored: Option<Restored>,
         /// Newer checkpoints that are damaged: what is wrong with each.
         passed_over: Vec<String>,
-        /// What it computes on, for people.
-        device: String,
+        /// What it computes on.
+        device: Description,
     },
     /// How far training is; several times a second at most, and once at the end.
     Progress(Progress),

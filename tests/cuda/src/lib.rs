@@ -1,6 +1,7 @@
 //! Stand-ins for CUDA's libraries, so that code for GPUs is tested without one: host code and kernels.
 //!
-//! `libcuda.so.1`, `libnvrtc.so` and `libcublasLt.so` with the functions that the CUDA backend calls, in C++ (`cpp/`).
+//! `libcuda.so.1`, `libnvrtc.so`, `libcublasLt.so` and `libnccl.so` with the functions that the CUDA backend calls, in C++
+//! (`cpp/`).
 //! They do what the documentation says and nothing sooner: streams are queues that run when somebody waits, in an
 //! order drawn at random among those that are allowed, so that a missing wait shows. Kernels are compiled by the
 //! system's C++ compiler and run on the host, a thread of a block a fiber. Memory is poisoned, bounds are checked, and

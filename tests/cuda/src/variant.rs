@@ -11,13 +11,16 @@ pub enum Library {
     Nvrtc,
     /// Products of matrices.
     CublasLt,
+    /// What several GPUs tell each other.
+    Nccl,
 }
 
 impl Library {
-    pub(crate) const ALL: [Self; 3] = [Self::Cuda, Self::Nvrtc, Self::CublasLt];
+    pub(crate) const ALL: [Self; 4] = [Self::Cuda, Self::Nvrtc, Self::CublasLt, Self::Nccl];
 }
 
-/// What a set of stand-ins lacks, and which versions it reports: CUDA 13.0, unless said otherwise.
+/// What a set of stand-ins lacks, and which versions it reports: those of CUDA 13.0, with NCCL 2.27, unless
+/// said otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variant {
     libraries: BTreeSet<Library>,
@@ -41,8 +44,9 @@ impl Variant {
         self
     }
 
-    /// Reporting a version, given as the driver does: 12080 is CUDA 12.8, with cuBLASLt 12.8. Libraries before version
-    /// 13 are found under the file name of version 12, so that code that finds them has to ask them.
+    /// Reporting a version, given as the driver does: 12080 is CUDA 12.8, with cuBLASLt 12.8; 2180 is NCCL 2.18. CUDA's
+    /// libraries before version 13 are found under the file name of version 12, so that code that finds them has to ask
+    /// them.
     #[must_use]
     pub fn with_version(mut self, library: Library, version: u32) -> Self {
         self.versions.insert(library, version);
@@ -70,7 +74,8 @@ impl Variant {
     }
 
     pub(crate) fn version(&self, library: Library) -> u32 {
-        self.versions.get(&library).copied().unwrap_or(13_000)
+        let newest = if library == Library::Nccl { 2_270 } else { 13_000 };
+        self.versions.get(&library).copied().unwrap_or(newest)
     }
 
     pub(crate) fn file_name(&self, library: Library) -> String {
@@ -79,6 +84,7 @@ impl Variant {
             Library::Cuda => "libcuda.so.1".to_owned(),
             Library::Nvrtc => format!("libnvrtc.so.{major}"),
             Library::CublasLt => format!("libcublasLt.so.{major}"),
+            Library::Nccl => "libnccl.so.2".to_owned(),
         }
     }
 }

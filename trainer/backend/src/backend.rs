@@ -17,6 +17,7 @@ use std::sync::Arc;
 use millstream_batch::{BatchRef, Pages};
 use millstream_trace::{Operation, Phase, Recorder};
 
+use crate::description::Description;
 use crate::device::{Device, Lookup, MatrixShape, TablePart, TablePlace, TableShape};
 use crate::error::{BatchError, PinError};
 use crate::normalization::{Axis, Normalization, Normalized};
@@ -120,8 +121,8 @@ pub trait Backend: Device + Sized + Send {
     /// Memory of a ring that the device copies from by itself, as long as this is held.
     type Pinned: Send;
 
-    /// What it computes on, for people.
-    fn describe(&self) -> String;
+    /// What it computes on.
+    fn describe(&self) -> Description;
 
     /// The size of a matrix.
     fn matrix_shape(matrix: &Self::Matrix) -> MatrixShape;

@@ -3,6 +3,7 @@
 mod backend;
 mod cpu;
 mod cuda;
+mod description;
 mod device;
 mod error;
 mod float;
@@ -20,10 +21,11 @@ pub use backend::{
 };
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
 pub use cuda::{
-    CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaPinned, CudaReport, CudaRowPlan, CudaTable,
-    DEVICE_FAULT, DriverError, Fault, Found, Gpu, Libraries, LibraryError, NO_MEMORY, OpenBlasError,
-    ProgramError, Resources, Survey,
+    CompileError, Crowded, Cuda, CudaBatch, CudaError, CudaMatrix, CudaPinned, CudaReport, CudaRowPlan,
+    CudaTable, DEVICE_FAULT, DriverError, Fault, Found, Gpu, Libraries, LibraryError, NO_MEMORY,
+    OpenBlasError, ProgramError, Resources, Survey,
 };
+pub use description::{Description, GpuName, LibraryVersion};
 pub use device::{
     Device, IdColumn, Lookup, MatrixShape, Operation, PLACE_BITS, Pooling, Scalar, TablePart, TablePlace,
     TableShape,

@@ -19,7 +19,7 @@ mod scorer;
 
 use std::collections::VecDeque;
 
-use millstream_backend::{Backend, BatchError, PinError};
+use millstream_backend::{Backend, BatchError, Description, PinError};
 use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use crate::checkpoint::{Checkpoint, CheckpointError, Element, Extent, Image, Progress, Snapshot};
@@ -351,8 +351,8 @@ where
         self.standing.stop(&self.judge, &self.scorer.schema.labels)
     }
 
-    /// What it computes on, for people.
-    pub fn device(&self) -> String {
+    /// What it computes on.
+    pub fn device(&self) -> Description {
         self.scorer.model.backend().describe()
     }
 

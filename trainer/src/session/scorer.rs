@@ -1,6 +1,6 @@
 //! Scoring rows with a model: evaluation and prediction.
 
-use millstream_backend::{Backend, PinError};
+use millstream_backend::{Backend, Description, PinError};
 use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use super::{SessionError, difference};
@@ -72,8 +72,8 @@ where
         })
     }
 
-    /// What it computes on, for people.
-    pub fn device(&self) -> String {
+    /// What it computes on.
+    pub fn device(&self) -> Description {
         self.model.backend().describe()
     }
 

@@ -1,6 +1,7 @@
 //! The models and batches of the golden file.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use millstream_backend::{Backend, Cuda, Libraries, Scalar};
@@ -12,10 +13,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// The CUDA backend, on stand-ins for a GPU and its libraries, with kernels compiled for the host; on the host's own GPU
-/// where `MILLSTREAM_GPU` is set (see `bench/gpu`).
+/// where `MILLSTREAM_GPU` names a folder to keep compiled kernels in (see `bench/gpu`).
 pub(crate) fn cuda() -> Cuda {
-    if std::env::var_os("MILLSTREAM_GPU").is_some() {
-        return Cuda::new(&Libraries::default(), 0, None).expect("a GPU");
+    if let Some(images) = std::env::var_os("MILLSTREAM_GPU") {
+        return Cuda::new(&Libraries::default(), 0, Some(Path::new(&images))).expect("a GPU");
     }
     let stand_in = StandIn::whole().expect("a C++ compiler");
     let images = stand_in.folder().join("images");

@@ -465,7 +465,7 @@ fn describe_host(host: &HostSurvey) -> Vec<(String, String)> {
         (format!("GPU {number}"), what)
     };
     let of_library = |found: &LibrarySurvey| {
-        let LibrarySurvey { library, version, problem } = found;
+        let LibrarySurvey { library, version, problem, for_several_gpus: _ } = found;
         (library.clone(), version.clone().or(problem.clone()).unwrap_or_default())
     };
     let of_problem = |problem: &String| ("GPUs".to_owned(), problem.clone());

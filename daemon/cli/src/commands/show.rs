@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_control::proto::Job;
+use millstream_control::proto::{Job, Library};
 
 use crate::arguments::JobId;
 use crate::connection::to_daemon;
@@ -36,6 +36,12 @@ fn describe(job: &Job) -> String {
         table.row(["ended", &(figures::moment(ended) + &took.unwrap_or_default())]);
     }
     table.row(["attempts", &job.attempts.to_string()]);
+    if let Some(device) = &job.device {
+        table.row(["device", &device.description]);
+        for Library { name, version } in &device.libraries {
+            table.row([format!("  {name}"), version.clone()]);
+        }
+    }
     if progress.step > 0 {
         let total = known(progress.total_steps).map(|total| format!(" of {}", figures::count(total)));
         table.row(["steps", &(figures::count(progress.step) + &total.unwrap_or_default())]);
@@ -61,4 +67,27 @@ fn describe(job: &Job) -> String {
         table.row(["best checkpoint", best]);
     }
     table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_control::proto::Device;
+
+    use super::*;
+
+    #[test]
+    fn a_device_is_shown_where_a_daemon_tells_of_one() {
+        let lines =
+            |job: &Job| describe(job).lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();
+        // A daemon from before it did, or a job without a worker yet.
+        let before = lines(&Job::default());
+        assert!(before.iter().all(|line| !line.starts_with("device")), "{before:?}");
+        let library = Library { name: "a driver".into(), version: "13.0".into() };
+        let device =
+            Device { description: "GPU 0, some GPU".into(), libraries: vec![library], ..Device::default() };
+        let shown = lines(&Job { device: Some(device), ..Job::default() });
+        let at = shown.iter().position(|line| line == "device      GPU 0, some GPU");
+        assert_eq!(at.map(|at| shown[at + 1].as_str()), Some("  a driver  13.0"), "{shown:?}");
+        assert_eq!(shown.len(), before.len() + 2);
+    }
 }

@@ -59,6 +59,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
+use crate::description::Description;
 use crate::device::{Device, IdColumn, Lookup, MatrixShape, Operation, TablePart, TablePlace, TableShape};
 use crate::error::{BackendError, BatchError, PinError};
 use crate::float::Float;
@@ -256,11 +257,11 @@ impl Layout for Cpu {
 impl Backend for Cpu {
     type Pinned = ();
 
-    fn describe(&self) -> String {
-        match self.threads() {
+    fn describe(&self) -> Description {
+        Description::of(match self.threads() {
             1 => "the CPU, by one thread".to_owned(),
             threads => format!("the CPU, by {threads} threads"),
-        }
+        })
     }
 
     fn matrix_shape(matrix: &CpuMatrix) -> MatrixShape {

@@ -14,8 +14,9 @@ use super::lookups::LinearPart;
 use super::plan::CudaRowPlan;
 use super::report::CudaReport;
 use super::retrieval::Work;
-use super::{Cuda, CudaPinned, bytes_of, bytes_of_mut, must};
+use super::{Cuda, CudaPinned, Gpu, bytes_of, bytes_of_mut, must};
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
+use crate::description::{Description, GpuName};
 use crate::device::{Device, IdColumn, Lookup, MatrixShape, Operation, TablePart, TableShape};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
@@ -95,9 +96,13 @@ impl Backend for Cuda {
         must(self.stream.wait());
     }
 
-    fn describe(&self) -> String {
-        let gpu = self.gpu();
-        format!("GPU {}, {}", gpu.number, gpu.name)
+    fn describe(&self) -> Description {
+        let Gpu { number, name, .. } = self.gpu();
+        Description {
+            text: format!("GPU {number}, {name}"),
+            gpu: Some(GpuName { number: *number, name: name.clone() }),
+            libraries: self.libraries.clone(),
+        }
     }
 
     fn matrix_shape(matrix: &CudaMatrix) -> MatrixShape {

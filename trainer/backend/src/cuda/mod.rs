@@ -1,7 +1,7 @@
 //! The CUDA backend: one NVIDIA GPU, by kernels of our own and cuBLASLt's products.
 //!
-//! * [`library`], [`driver`], [`nvrtc`], [`blas`]: NVIDIA's libraries, opened at run time.
-//! * [`survey`]: which of them a host has.
+//! * [`library`], [`driver`], [`nvrtc`], [`blas`], [`nccl`]: NVIDIA's libraries, opened at run time.
+//! * [`survey`]: which of them a host has; [`crowded`]: a GPU that others leave no room on.
 //! * [`programs`], [`kernels`]: the files of `kernels/`, compiled for the GPU at hand, and what each kernel takes.
 //! * [`commands`]: what operations ask for, as lists and graphs.
 //! * [`buffers`], [`batch`], [`plan`]: what is in the GPU's memory; [`layout`]: how much of it.
@@ -24,6 +24,7 @@ mod batch;
 mod blas;
 mod buffers;
 mod commands;
+mod crowded;
 mod driver;
 mod feed;
 mod interactions;
@@ -34,6 +35,7 @@ mod library;
 mod lookups;
 mod losses;
 mod moves;
+mod nccl;
 mod normalize;
 mod nvrtc;
 mod plan;
@@ -52,12 +54,14 @@ use std::fmt::Display;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::description::LibraryVersion;
 use crate::host;
 pub use batch::CudaBatch;
 pub use blas::OpenBlasError;
 use blas::{Blas, Product};
 pub use buffers::{CudaMatrix, CudaTable};
 use commands::Commands;
+pub use crowded::Crowded;
 use driver::{Address, Context, Driver, Lane, Launch, Memory, Stream};
 pub use driver::{DriverError, Fault, Gpu};
 pub use feed::CudaPinned;
@@ -105,6 +109,8 @@ pub struct Cuda {
     pinned: PinnedRanges,
     kernels: Kernels,
     blas: Blas,
+    /// What computes, beside our kernels.
+    libraries: Vec<LibraryVersion>,
     /// For batches to come on.
     copies: Stream,
     /// For all else.
@@ -115,15 +121,29 @@ impl Cuda {
     /// GPU number `number` of this host. Compiled kernels are kept in `cache`, if it is given.
     ///
     /// # Errors
-    /// When a library is missing or too old, or there is no such GPU, or none that is new enough.
+    /// When a library is missing or too old, or there is no such GPU, or none that is new enough or has any room.
     pub fn new(libraries: &Libraries, number: u32, cache: Option<&Path>) -> Result<Self, CudaError> {
         let context = Context::new(Driver::open(libraries)?, number)?;
+        Self::on(&context, libraries, cache).map_err(|error| error.of_opened(&context))
+    }
+
+    fn on(context: &Arc<Context>, libraries: &Libraries, cache: Option<&Path>) -> Result<Self, CudaError> {
         let compiler = Compiler::open(libraries)?;
-        let blas = Blas::open(libraries, &context)?;
-        let kernels = Kernels::load(&context, &compiler, &kernels::PROGRAMS, cache)?;
+        let blas = Blas::open(libraries, context)?;
+        let kernels = Kernels::load(context, &compiler, &kernels::PROGRAMS, cache)?;
+        let versions = [
+            (driver::NAME, context.gpu().driver.clone()),
+            (nvrtc::NAME, compiler.version()),
+            (blas::NAME, blas::version(libraries).map_err(OpenBlasError::from)?),
+        ];
+        let library = |(name, version): (library::Name, String)| LibraryVersion {
+            library: name.library.to_owned(),
+            version,
+        };
+        let libraries = versions.map(library).to_vec();
         let new = || {
-            let (stream, copies) = (Stream::new(&context)?, Stream::new(&context)?);
-            let (scratch, faults) = (Memory::new(&context, 0)?, Memory::new(&context, size_of::<Faults>())?);
+            let (stream, copies) = (Stream::new(context)?, Stream::new(context)?);
+            let (scratch, faults) = (Memory::new(context, 0)?, Memory::new(context, size_of::<Faults>())?);
             let (commands, steps, constants) = (Mutex::default(), Mutex::default(), Mutex::default());
             let scratch = Mutex::new(scratch);
             let (pinned, spans) = (PinnedRanges::default(), Mutex::default());
@@ -137,6 +157,7 @@ impl Cuda {
                 pinned,
                 kernels,
                 blas,
+                libraries,
                 copies,
                 stream,
             })

@@ -3,6 +3,7 @@
 use super::blas;
 use super::driver::{Driver, Gpu};
 use super::library::{Libraries, LibraryError};
+use super::nccl;
 use super::nvrtc::Compiler;
 
 /// What was found on a host.
@@ -23,6 +24,8 @@ pub struct Found {
     pub library: &'static str,
     /// Its version, or what is wrong and what to do.
     pub version: Result<String, String>,
+    /// Whether one GPU does without it.
+    pub is_for_several: bool,
 }
 
 impl Survey {
@@ -37,8 +40,13 @@ impl Survey {
             ),
             (super::nvrtc::NAME.library, of(Compiler::open(libraries).map(|compiler| compiler.version()))),
             (blas::NAME.library, of(blas::version(libraries))),
+            (nccl::NAME.library, of(nccl::version(libraries))),
         ];
-        let found = versions.map(|(library, version)| Found { library, version });
+        let found = versions.map(|(library, version)| Found {
+            library,
+            version,
+            is_for_several: library == nccl::NAME.library,
+        });
         Self { libraries: found.into(), gpus, problem }
     }
 }

@@ -11,10 +11,10 @@ use crate::float::Float;
 /// Columns of the matrices, and rows of those that are multiplied.
 const SIDE: usize = 1024;
 
-/// Rows of a matrix that is copied: 64 MiB of it.
+/// Rows of a matrix that is copied, of the smallest size: 64 MiB of it.
 const COPIED_ROWS: usize = 16 << 10;
 
-/// Rows of one that is multiplied.
+/// Rows of one that is multiplied, of the smallest size.
 const MULTIPLIED_ROWS: usize = 2 * SIDE;
 
 /// How long each of both is repeated.
@@ -30,31 +30,32 @@ const LONG: Duration = Duration::from_millis(4);
 /// The least time that work can take: at the rate of a copy, or of a product of matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Floors {
-    /// Read and written by a copy of matrices of 64 MiB.
+    /// Read and written by a copy of matrices of 64 MiB or more.
     pub bytes_per_second: f64,
-    /// Of a layer of 1024 inputs and outputs over 2048 rows, in the format of the activations.
+    /// Of a layer of 1024 inputs and outputs over 2048 rows or more, in the format of the activations.
     pub flops_per_second: f64,
 }
 
 impl Floors {
-    /// Those of `backend`, for activations of the format `float`: the best of some times.
-    pub(super) fn measure<B: Backend>(backend: &B, float: Float) -> Self {
-        let copied = [COPIED_ROWS; 2].map(|rows| backend.matrix(rows, SIDE));
-        let [mut from, mut to] = copied;
-        let bytes = 2 * COPIED_ROWS * SIDE * B::matrix_shape(&from).number_bytes;
+    /// Those of `backend`, for activations of the format `float`, by matrices of `size` times the smallest: the best of
+    /// some times.
+    pub(super) fn measure<B: Backend>(backend: &B, float: Float, size: usize) -> Self {
+        let (copied_rows, multiplied_rows) = (size * COPIED_ROWS, size * MULTIPLIED_ROWS);
+        let [mut from, mut to] = [copied_rows; 2].map(|rows| backend.matrix(rows, SIDE));
+        let bytes = 2 * copied_rows * SIDE * B::matrix_shape(&from).number_bytes;
         let copy = best(backend, |backend| {
-            backend.copy_rows(COPIED_ROWS, &from, &mut to, 0);
+            backend.copy_rows(copied_rows, &from, &mut to, 0);
             std::mem::swap(&mut from, &mut to);
         });
         drop((from, to));
-        let [input, mut output] = [MULTIPLIED_ROWS; 2].map(|rows| backend.matrix_of(float, rows, SIDE));
+        let [input, mut output] = [multiplied_rows; 2].map(|rows| backend.matrix_of(float, rows, SIDE));
         let weights = backend.matrix(SIDE, SIDE);
-        backend.make_ready(&Operation::Layer { float, rows: MULTIPLIED_ROWS, inputs: SIDE, outputs: SIDE });
+        backend.make_ready(&Operation::Layer { float, rows: multiplied_rows, inputs: SIDE, outputs: SIDE });
         let multiply = best(backend, |backend| {
             let identity = Activation::Identity;
-            backend.layer_forward(MULTIPLIED_ROWS, &input, &weights, None, identity, &mut output);
+            backend.layer_forward(multiplied_rows, &input, &weights, None, identity, &mut output);
         });
-        let flops = 2 * MULTIPLIED_ROWS * SIDE * SIDE;
+        let flops = 2 * multiplied_rows * SIDE * SIDE;
         Self { bytes_per_second: bytes as f64 / copy, flops_per_second: flops as f64 / multiply }
     }
 }
@@ -91,7 +92,7 @@ mod tests {
     #[test]
     fn a_machine_copies_and_multiplies_at_rates_that_machines_have() {
         let began = Instant::now();
-        let floors = Floors::measure(&Cpu::new(Some(1)).unwrap(), Float::F32);
+        let floors = Floors::measure(&Cpu::new(Some(1)).unwrap(), Float::F32, 1);
         assert!((1e8..1e13).contains(&floors.bytes_per_second), "{floors:?}");
         assert!((1e9..1e15).contains(&floors.flops_per_second), "{floors:?}");
         assert!(began.elapsed() < Duration::from_secs(20));

@@ -18,6 +18,7 @@ use millstream_batch::{BatchRef, BatchSchema, Pages};
 use millstream_trace::{Operation, Phase, Recorder, Recording, Work};
 
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
+use crate::description::Description;
 use crate::device::{self, Device, IdColumn, Lookup, MatrixShape, TablePart, TablePlace, TableShape};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
@@ -87,9 +88,10 @@ impl<B: Backend> Measured<B> {
         self.recorder.end()
     }
 
-    /// What the device can do at the most; takes well under a second.
-    pub fn floors(&self, float: Float) -> Floors {
-        Floors::measure(&self.backend, float)
+    /// What the device can do at the most, by matrices of `size` times 64 MiB: at size 1 it takes well under a second,
+    /// and a device whose caches are as large does more by them than by any that are larger.
+    pub fn floors(&self, float: Float, size: usize) -> Floors {
+        Floors::measure(&self.backend, float, size)
     }
 
     /// The operation `name`, where it is to be recorded: only then `cost` is worked out.
@@ -211,7 +213,7 @@ impl<B: Backend> Device for Measured<B> {
 impl<B: Backend> Backend for Measured<B> {
     type Pinned = B::Pinned;
 
-    fn describe(&self) -> String {
+    fn describe(&self) -> Description {
         self.backend.describe()
     }
 

@@ -17,6 +17,7 @@ use std::ops::Range;
 use millstream_batch::{BatchRef, BatchSchema, Pages};
 
 use crate::backend::{Activation, Backend, LayerGradient, Loss, MixtureShape, RowGradients, Sum, Task};
+use crate::description::Description;
 use crate::device::{Device, IdColumn, Lookup, MatrixShape, Operation, TablePart, TableShape};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
@@ -119,8 +120,8 @@ impl Device for Reference {
 impl Backend for Reference {
     type Pinned = ();
 
-    fn describe(&self) -> String {
-        "the reference".to_owned()
+    fn describe(&self) -> Description {
+        Description::of("the reference")
     }
 
     fn matrix_shape(matrix: &ReferenceMatrix) -> MatrixShape {

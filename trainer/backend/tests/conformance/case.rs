@@ -1,5 +1,6 @@
 //! A batch and a model's worth of shapes to run every operation on.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use millstream_backend::{
@@ -22,10 +23,10 @@ pub(crate) fn cpus(threads: u32) -> [Cpu; 2] {
 }
 
 /// The CUDA backend, on stand-ins for a GPU and its libraries, with kernels compiled for the host; on the host's own GPU
-/// where `MILLSTREAM_GPU` is set (see `bench/gpu`).
+/// where `MILLSTREAM_GPU` names a folder to keep compiled kernels in (see `bench/gpu`).
 pub(crate) fn cuda() -> Cuda {
-    if std::env::var_os("MILLSTREAM_GPU").is_some() {
-        return Cuda::new(&Libraries::default(), 0, None).expect("a GPU");
+    if let Some(images) = std::env::var_os("MILLSTREAM_GPU") {
+        return Cuda::new(&Libraries::default(), 0, Some(Path::new(&images))).expect("a GPU");
     }
     let stand_in = StandIn::whole().expect("a C++ compiler");
     let images = stand_in.folder().join("images");

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::DeviceFault;
+use super::crowded::Crowded;
 use super::library::{Libraries, LibraryError, Name, functions};
 use graph::KernelNode;
 pub(super) use graph::{Executable, Graph, Lane, Node};
@@ -41,6 +42,7 @@ functions! {
         cuDevicePrimaryCtxRetain: fn(context: *mut Handle, device: c_int) -> Status,
         cuDevicePrimaryCtxRelease_v2: fn(device: c_int) -> Status,
         cuCtxSetCurrent: fn(context: Handle) -> Status,
+        cuMemGetInfo_v2: fn(free: *mut usize, total: *mut usize) -> Status,
         cuMemAlloc_v2: fn(address: *mut Address, bytes: usize) -> Status,
         cuMemFree_v2: fn(address: Address) -> Status,
         cuMemHostAlloc: fn(start: *mut *mut c_void, bytes: usize, flags: c_uint) -> Status,
@@ -138,6 +140,9 @@ pub enum DriverError {
     /// It refuses.
     #[error(transparent)]
     Fault(#[from] Fault),
+    /// It has too little memory.
+    #[error(transparent)]
+    Crowded(Box<Crowded>),
     /// It has no such device.
     #[error("there is no GPU number {wanted} on this host: the driver knows {count}")]
     NoDevice {
@@ -293,7 +298,13 @@ impl Context {
         unsafe {
             driver.check("cuDeviceGet", (driver.functions.cuDeviceGet)(&raw mut device, number as c_int))?;
             let retained = (driver.functions.cuDevicePrimaryCtxRetain)(&raw mut handle, device);
-            driver.check("cuDevicePrimaryCtxRetain", retained)?;
+            if let Err(fault) = driver.check("cuDevicePrimaryCtxRetain", retained) {
+                return Err(match fault.is_out_of_memory() {
+                    // Without a context the driver does not say what is free.
+                    true => DriverError::Crowded(Box::new(Crowded { gpu, free_bytes: None, fault })),
+                    false => fault.into(),
+                });
+            }
         }
         let (is_behind, left, held_bytes) = (AtomicBool::new(false), Mutex::default(), AtomicU64::new(0));
         Ok(Arc::new(Self { driver, gpu, device, handle, is_behind, left, held_bytes }))
@@ -306,6 +317,16 @@ impl Context {
     /// Bytes of the device's memory that are held.
     pub(super) fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What nobody holds of the device's memory.
+    pub(super) fn free_bytes(&self) -> Result<u64, Fault> {
+        let functions = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are written.
+        let status = unsafe { (functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
+        self.check("cuMemGetInfo", status)?;
+        Ok(free as u64)
     }
 
     /// The functions, with this context the calling thread's.

@@ -1,0 +1,15 @@
+#!/usr/bin/env python3
+"""Whether two programs lost the same in each step: `bench/gpu_agree.py OURS THEIRS`, files whose last line is JSON."""
+
+import json
+import pathlib
+import sys
+
+# As of bench/step.py: first weights are rounded, and sums are in another order.
+AGREEMENT = 5e-5
+
+ours, theirs = (json.loads(pathlib.Path(path).read_text().splitlines()[-1])["losses"] for path in sys.argv[1:3])
+assert len(ours) > 1 and ours[-1] < ours[0], f"nothing was learned: {ours}"
+worst = max(abs(b - a) / a for a, b in zip(ours, theirs, strict=True))
+print(f"losses of {len(ours)} steps agree to {worst:.1e}")
+sys.exit(worst >= AGREEMENT)

@@ -1,0 +1,52 @@
+# The suites, and what runs beside them.
+# shellcheck shell=bash disable=SC2154
+
+part_tests() {
+    if [[ "$device" == cpu || -n "${MILLSTREAM_CUDA_LIBRARIES:-}" ]]; then
+        ended "suites" left_out "they find their own stand-ins: cargo test"
+        return
+    fi
+    export MILLSTREAM_GPU="$work/kernels"
+    check "operations" "$programs/conformance" cuda --test-threads 1
+    check "models" "$programs/models" cuda --test-threads 1
+    check "loss scale" "$programs/models" loss_scale --test-threads 1
+    unset MILLSTREAM_GPU
+}
+
+part_sanitizer() {
+    if ! command -v compute-sanitizer >/dev/null; then
+        ended "compute-sanitizer" left_out "it is not installed"
+        return
+    fi
+    local tool
+    export MILLSTREAM_GPU="$work/kernels"
+    for tool in memcheck racecheck initcheck; do
+        MOST=170 check "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$programs/conformance" on_cuda --test-threads 1
+    done
+    unset MILLSTREAM_GPU
+}
+
+part_same() {
+    local model precision
+    for model in wide_deep dlrm; do
+        for precision in fp32 bf16 fp16; do
+            twice "same bits: $model in $precision" "$programs/step_speed" "${step[@]}" --model "$model" \
+                --precision "$precision" "${same_shape[@]}" --losses 5
+        done
+    done
+}
+
+# twice NAME COMMAND...: passes where both times print the same, and anything at all.
+twice() {
+    local name="$1" began=$SECONDS status=0 number
+    echo "== $name"
+    for number in 1 2; do
+        within "${@:2}" >"$work/told-$number" || status=$?
+    done
+    if ((status == 0)); then
+        grep -q '"digest"' "$work/told-1" && cmp "$work/told-1" "$work/told-2" || status=1
+        note "\"name\":$(text "$name"),\"told\":$(document "$work/told-1")"
+        cut -c1-240 "$work/told-1"
+    fi
+    judge "$name" $status $((SECONDS - began))
+}

@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""The figures of `bench/gpu run` as Markdown, for bench/results: `bench/gpu_report.py FIGURES.jsonl...`.
+
+Files of several runs are taken together: of a check that was made twice the later counts. What is wanted stands beside what
+was found. A table's share of its roofline is told twice: by all rows that are looked up, as `millstream profile` has it
+on a GPU, and by those that differ, as if each came from memory once.
+"""
+
+import json
+import pathlib
+import statistics
+import sys
+
+# What the project wants of one H200.
+WANTED_RATE = {"dlrm": 10e6, "wide_deep": 15e6}
+WANTED_RATIO, WANTED_WAIT, WANTED_AUC, MLPERF_RATE = 3.0, 0.02, 0.0005, 1.9e6
+WANTED_SHARE = {"gather": 0.70, "linear_forward": 0.70, "step_rows": 0.50}
+# Operations on each number of matrices by itself.
+ELEMENTWISE = {"add", "blend", "clear", "copy_columns", "copy_rows", "cross_forward", "cross_backward", "dropout", "loss", "multiply", "sigmoid", "step"}
+WANTED_ELEMENTWISE = 0.85
+# An operation of less time is not told of, unless it is one of tables.
+LEAST_SHARE = 0.005
+# Bytes of an id, of a number of a table, and numbers of a table's row with Adagrad's state.
+WORD, STATES = 4, 2
+
+
+class Figures:
+    """All lines, by part."""
+
+    def __init__(self, paths: list[str]):
+        lines = [json.loads(line) for path in paths for line in pathlib.Path(path).read_text().splitlines()]
+        self.hosts = [line for line in lines if line["part"] == "host"]
+        self.checks = {line["check"]: line for line in lines if "check" in line}
+        # Lines of a measurement that was made again replace those of the first.
+        self.told: dict[str, list[dict]] = {}
+        self.explained = {line["name"]: line["explained"] for line in lines if "explained" in line}
+        open_name = None
+        for line in lines:
+            if "told" in line:
+                if line["name"] != open_name:
+                    self.told[line["name"]] = []
+                open_name = line["name"]
+                self.told[open_name].append(line["told"])
+            elif "check" in line:
+                open_name = None
+
+    def names(self, *starts: str) -> list[str]:
+        return [name for name in self.told if name.startswith(starts)]
+
+
+def verdict(found: float, wanted: float, at_most: bool = False) -> str:
+    return "yes" if (found < wanted if at_most else found >= wanted) else "no"
+
+
+def spread(rates: list[float]) -> str:
+    return f"{min(rates):,.0f} / {statistics.median(rates):,.0f} / {max(rates):,.0f}"
+
+
+def table(titles: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|", *("| " + " | ".join(row) + " |" for row in rows), ""] if rows else []
+
+
+def head(figures: Figures) -> list[str]:
+    lines = ["## On a GPU", ""]
+    for host in figures.hosts:
+        rehearsal = " A rehearsal: nothing here was measured on a GPU." if "bench/gpu try" in host["command"] else ""
+        lines.append(f"{host['date']}: GPU {host['gpu']}; {host['cpu']}, {host['kernel']}; `{host['command']}` of {host['commit'][:12] or 'an unknown commit'}.{rehearsal}")
+    devices = {json.dumps(line["device"]) for told in figures.told.values() for line in told if "device" in line}
+    for device in map(json.loads, sorted(devices)):
+        libraries = ", ".join(f"{library['library']} {library['version']}" for library in device["libraries"])
+        lines.append(f"Computed on {device['text']}{': ' + libraries if libraries else ''}.")
+    return lines + [""]
+
+
+def checks(figures: Figures) -> list[str]:
+    rows = []
+    for name, check in figures.checks.items():
+        why = check.get("why") or f"{check['seconds']} s"
+        rows.append([name, check["ended"], why])
+    return ["### What was run", "", *table(["", "ended", ""], rows)]
+
+
+def parted(lines: list[dict]) -> tuple[dict, list[float], list[dict], dict]:
+    """Of a measurement of steps: the work of an example, rates, operations, and what the device can do."""
+    work = next((line for line in lines if "rows" in line), {})
+    rates = [line["rate"] for line in lines if "rate" in line]
+    return work, rates, [line for line in lines if "operation" in line], next((line for line in lines if "floors" in line), {})
+
+
+def floor(work: dict, floors: dict) -> float:
+    """Examples a second, if products and the tables' bytes were all, one after the other."""
+    return 1 / (work["flops"] / floors["flops_per_second"] + work["bytes"] / floors["bytes_per_second"])
+
+
+def steps(figures: Figures) -> list[str]:
+    best = {model: rivals(figures, model) for model in WANTED_RATE}
+    lines, rows, roofs = ["### Steps from memory", ""], [], []
+    for name in figures.names("dlrm in", "wide_deep in"):
+        work, rates, operations, roof = parted(figures.told[name])
+        if not rates or not roof:
+            continue
+        model, median, floors = name.split()[0], statistics.median(rates), roof["floors"]
+        least = sum(operation["least_seconds"] for operation in operations)
+        examples = roof["steps"] * work["batch"]
+        rival = best[model]
+        ratio = f"{median / max(rival):.2f}x ({verdict(median / max(rival), WANTED_RATIO)})" if rival and "bf16" in name else ""
+        rows.append([name, spread(rates), f"{WANTED_RATE[model]:,.0f}: {verdict(median, WANTED_RATE[model])}", ratio, f"{median / floor(work, floors):.0%}", f"{median * least / examples:.0%}"])
+        roofs.append(f"{name}: an example takes {work['flops'] / 1e6:.2f} MFLOP and {work['bytes'] / 1e3:.1f} kB of tables; the device copies {floors['bytes_per_second'] / 1e12:.3f} TB/s and multiplies {floors['flops_per_second'] / 1e12:.1f} TFLOP/s: floor {floor(work, floors):,.0f} examples/s.")
+    titles = ["", "examples/s, min / median / max", "wanted", f"of PyTorch's (wanted: {WANTED_RATIO:.0f}x)", "of the floor", "of all operations' floors"]
+    lines += table(titles, rows) + [line for roof in roofs for line in (roof, "")]
+    for name in figures.names("PyTorch: "):
+        found = [[line["variant"], spread(line["rates"]) if "rates" in line else f"failed: {line['failed'][-120:]}".replace("\n", " ")] for line in figures.told[name]]
+        version = next((line["torch"] for line in figures.told[name] if "torch" in line), "")
+        lines += [f"{name}, torch {version}, batches in the device's memory (ours come from the host's):", "", *table(["", "examples/s, min / median / max"], found)]
+    return lines if len(lines) > 2 else []
+
+
+def rivals(figures: Figures, model: str) -> list[float]:
+    """The median of each variant."""
+    told = figures.told.get(f"PyTorch: {model} in bf16", [])
+    return [statistics.median(line["rates"]) for line in told if "rates" in line]
+
+
+def mlperf(figures: Figures) -> list[str]:
+    rows = []
+    for name in figures.names("DLRM-DCNv2"):
+        work, rates, _, roof = parted(figures.told[name])
+        if rates and roof:
+            median = statistics.median(rates)
+            rows.append([name, spread(rates), f"{median / MLPERF_RATE:.2f}x", f"{median / floor(work, roof['floors']):.0%}"])
+    titles = ["", "examples/s, min / median / max", f"of {MLPERF_RATE:,.0f}, an H200's of eight", "of the floor"]
+    return ["### MLPerf's DLRM-DCNv2, an eighth of its tables", "", *table(titles, rows)] if rows else []
+
+
+def operations(figures: Figures) -> list[str]:
+    lines = []
+    for name in figures.names("dlrm in", "wide_deep in", "DLRM-DCNv2"):
+        work, _, found, roof = parted(figures.told[name])
+        if not found or not roof:
+            continue
+        all_seconds, rows = sum(operation["seconds"] for operation in found), []
+        # The wide part has tables of one number a row beside the others, and MLPerf's small tables are read whole.
+        is_plain = name.startswith("dlrm in")
+        for operation in found:
+            kind, share = operation["operation"], operation["least_seconds"] / operation["seconds"]
+            if operation["seconds"] < LEAST_SHARE * all_seconds and kind not in WANTED_SHARE:
+                continue
+            wanted = WANTED_SHARE.get(kind) or (WANTED_ELEMENTWISE if kind in ELEMENTWISE else None)
+            layer = f" {operation['inputs']} x {operation['outputs']}" if operation["inputs"] else ""
+            rows.append([
+                kind + layer, operation["phase"] or "", f"{operation['seconds'] / operation['calls'] * 1e6:,.1f}", f"{operation['seconds'] / all_seconds:.1%}",
+                f"{operation['bytes'] / operation['seconds'] / 1e9:,.0f}", f"{operation['flops'] / operation['seconds'] / 1e12:.2f}", f"{share:.0%}",
+                distinct_share(operation, work, roof) if is_plain else "", f"{wanted:.0%}: {verdict(share, wanted)}" if wanted else "",
+            ])
+        titles = ["operation", "of", "us a call", "of all time", "GB/s", "TFLOP/s", "of its roofline", "by rows that differ", "wanted"]
+        lines += [f"### Operations of {name}", "", f"Recorded one by one, without graphs, over {roof['steps']} steps.", "", *table(titles, rows)]
+    return lines
+
+
+def distinct_share(operation: dict, work: dict, roof: dict) -> str:
+    """As if each row that a batch names came from memory once."""
+    times = {"gather": 1, "step_rows": 2 * STATES}.get(operation["operation"])
+    if times is None:
+        return ""
+    again = (work["ids"] - work["rows"]) * work["batch"] * roof["steps"]
+    least = (operation["bytes"] - again * times * work["dim"] * WORD) / roof["floors"]["bytes_per_second"]
+    return f"{least / operation['seconds']:.0%}"
+
+
+def files(figures: Figures) -> list[str]:
+    rows, bounds = [], []
+    for name in figures.names("DLRM from"):
+        told = figures.told[name][-1]
+        wait = told["input_wait_fraction"]
+        rows.append([name, f"{told['examples_per_second']:,.0f}", f"{wait:.4f}", f"< {WANTED_WAIT}: {verdict(wait, WANTED_WAIT, at_most=True)}", f"{told['examples']:,}"])
+        if name in figures.explained:
+            whole = figures.explained[name]["whole"]
+            bounds += [f"{name}: bound by {whole['bound']}: {whole['because']}.", ""]
+    titles = ["", "rows/s", "input_wait_fraction", "wanted", "rows"]
+    return ["### From files", "", *table(titles, rows), *bounds] if rows else []
+
+
+def auc(figures: Figures) -> list[str]:
+    rows = []
+    for job in (name.removesuffix(" on cpu") for name in figures.names("Census in", "clicks in") if name.endswith(" on cpu")):
+        # A job that failed came to nothing.
+        ends = [figures.told.get(f"{job} on {device}", [{}])[-1].get("eval") for device in ("cpu", "cuda")]
+        found = [end["auc"] if end else None for end in ends]
+        apart = abs(found[0] - found[1]) if None not in found else None
+        known = ["" if number is None else f"{number:.6f}" for number in (*found, apart)]
+        rows.append([job, *known, "" if apart is None else verdict(apart, WANTED_AUC, at_most=True)])
+    return ["### Held-out AUC", "", *table(["", "on the CPU", "on the GPU", "apart", f"within {WANTED_AUC}"], rows)] if rows else []
+
+
+def main() -> None:
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    figures = Figures(sys.argv[1:])
+    parts = (head, checks, steps, mlperf, operations, files, auc)
+    print("\n".join(line for part in parts for line in part(figures)), end="")
+
+
+if __name__ == "__main__":
+    main()

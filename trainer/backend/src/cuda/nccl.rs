@@ -1,0 +1,72 @@
+//! The library by which GPUs talk to each other: what a host has of it. One GPU has nobody to talk to.
+
+use std::ffi::c_int;
+
+use super::library::{Libraries, LibraryError, Name};
+
+pub(super) const NAME: Name = Name {
+    library: "NVIDIA's library of collectives (NCCL)",
+    files: &["libnccl.so.2"],
+    remedy: "for jobs on several GPUs install package libnccl2 (deb) or libnccl (rpm), 2.18 or later, of the series of \
+             CUDA that your driver serves",
+};
+/// The first whose communicators may be split, given up and told how many blocks of a GPU to take; of CUDA 12.
+const LEAST_VERSION: i32 = 2_180;
+
+/// The version of the library that this host has.
+pub(super) fn version(libraries: &Libraries) -> Result<String, LibraryError> {
+    let library = libraries.open(&NAME)?;
+    let mut code = 0;
+    // SAFETY: declared as in nccl.h; the number is written.
+    unsafe {
+        let get: unsafe extern "C" fn(*mut c_int) -> c_int = library.function("ncclGetVersion")?;
+        get(&raw mut code);
+    }
+    let [major, minor, patch] = parts(code);
+    library.check_version(1000 * major + 10 * minor, LEAST_VERSION)?;
+    Ok(format!("{major}.{minor}.{patch}"))
+}
+
+/// A version as the library counts: `10000 * major + 100 * minor + patch`, and before 2.9 with 1000 in place of 10000.
+fn parts(code: i32) -> [i32; 3] {
+    let unit = if code < 10_000 { 1_000 } else { 10_000 };
+    [code / unit, code % unit / 100, code % 100]
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use millstream_test_cuda::{Library, StandIn, Variant};
+
+    use super::*;
+
+    #[test]
+    fn versions_are_counted_in_two_ways() {
+        assert_eq!(parts(2_804), [2, 8, 4]);
+        assert_eq!(parts(20_907), [2, 9, 7]);
+        assert_eq!(parts(22_703), [2, 27, 3]);
+    }
+
+    #[test]
+    fn what_a_host_has_of_it_is_told() {
+        let told = |variant: &Variant| {
+            let stand_in = StandIn::of(variant).unwrap();
+            version(&Libraries::of(stand_in.folder())).map_err(|error| error.to_string())
+        };
+        let whole = Variant::default();
+        assert_eq!(told(&whole), Ok("2.27.3".to_owned()));
+        for (variant, what) in [
+            (whole.clone().without(Library::Nccl), "(NCCL) is not on this host (looked for libnccl.so.2): "),
+            (whole.clone().without_function(Library::Nccl, "ncclGetVersion"), "no function ncclGetVersion"),
+            (whole.clone().with_version(Library::Nccl, 2_170), "version 2.17, and Millstream needs 2.18 or"),
+            (whole.with_version(Library::Nccl, 2_080), "version 2.8, and Millstream needs 2.18 or"),
+        ] {
+            let problem = told(&variant).unwrap_err();
+            assert!(
+                problem.contains(what) && problem.contains("package libnccl2 (deb)"),
+                "{what}: {problem}"
+            );
+        }
+    }
+}

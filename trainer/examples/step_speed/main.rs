@@ -1,0 +1,256 @@
+//! How fast Wide & Deep and DLRM are stepped, beside a floor of what the machine must do at least.
+//!
+//! ```text
+//! cargo run --release -p millstream-trainer --example step_speed -- [--model wide_deep] [--ids 100000] [--dim 16]
+//!     [--batch 4096] [--threads 2] [--seconds 1] [--runs 5] [--json] [--wait] [--losses 0] [--rates]
+//!     [--hidden 256,128,64] [--bottom 64] [--precision fp32] [--without-tiles] [--device cpu] [--record no]
+//!     [--part 8] [--examples 98304] [--operations] [--roof 1] [--libraries FOLDER]
+//!     [--cache FOLDER]
+//! ```
+//!
+//! 26 features of `ids` ids drawn from a Zipf distribution, 13 dense columns; embeddings of `dim`, layers
+//! of `hidden` and 1 (DLRM's top, after layers of `bottom` and `dim`); Adagrad. Batches lie in the slots of a ring and are
+//! taken from there again and again, so this is the step alone. A run takes whole passes over the batches until its
+//! seconds are over.
+//!
+//! The floor is the matrix products' FLOPs at the rate that a library of matrix products in single precision reaches on
+//! all threads (the `gemm` crate's), plus the bytes of embeddings at the bandwidth of memory, as if every distinct row of
+//! a batch came from memory. Products by AMX's tiles are faster than the library's, so with them the floor is not one;
+//! their own rate is told beside it. `--without-tiles` steps as a machine without AMX does.
+//!
+//! `--model mlperf` is DLRM-DCNv2 of MLPerf Training: the reference's tables, each of the `--part`th of its rows, its ids a
+//! row and its cross layers; layers and dimension as told.
+//!
+//! `--device cuda` steps on a GPU, to which each batch is copied from the ring as in training. CUDA's libraries are those
+//! of the host, or of the folder `--libraries`; kernels that were compiled are kept in the folder `--cache`, if it is given.
+//!
+//! `--operations` records a pass after the runs, and tells what each operation took, and what the device can do at the
+//! most: how fast it copies matrices of `--roof` times 64 MiB, and multiplies ones of `--roof` times 2048 rows.
+//!
+//! `--record` tells what it costs that operations may be recorded, and that they are: `no` leaves out what records
+//! them, with `off` it is there and nobody looks, with `on` each run is recorded.
+//!
+//! For `bench/step.py`: `--json` prints a line for each thing told; `--wait` waits for a line of standard input
+//! before each run, and ends at its end; `--losses N` prints the losses of the first N steps and takes no time;
+//! `--rates` measures the machine alone, once a run. With the losses comes a digest of the bits of all weights and
+//! optimizer state after them.
+
+#![allow(clippy::print_stdout, reason = "a measurement prints")]
+
+mod operations;
+mod options;
+mod shapes;
+mod work;
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use millstream_backend::{Backend, BatchError, Cpu, Cuda, Floors, Libraries, Measured};
+use millstream_batch::{Leased, Producer};
+use millstream_trace::Recording;
+use millstream_trainer::model::Model;
+use millstream_trainer::schedule::Step;
+use millstream_trainer::spec::{DeviceSpec, TrainingSpec};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use options::{Options, Record};
+use work::{Rates, Work};
+
+/// What is done with a backend beside its steps.
+struct Looks<'a, B> {
+    /// Before each run.
+    before: &'a dyn Fn(&B),
+    /// Begins a recording,
+    begin: &'a dyn Fn(&B),
+    /// and ends it.
+    end: &'a dyn Fn(&B) -> (Recording, Floors),
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let options = Options::parse(std::env::args().skip(1))?;
+    if options.rates {
+        return options.each_run(|| {
+            let rates = Rates::measure(options.threads)?;
+            let Rates { flops, fastest, bytes } = rates;
+            println!(
+                "{}",
+                json!({"flops_per_second": flops, "fastest_flops_per_second": fastest, "bytes_per_second": bytes})
+            );
+            Ok(())
+        });
+    }
+    match options.device {
+        DeviceSpec::Cpu => {
+            let cpu = Cpu::new(Some(options.threads))?;
+            run_recorded(&options, if options.without_tiles { cpu.without_tiles() } else { cpu })
+        }
+        DeviceSpec::Cuda(number) => {
+            let libraries = options.libraries.as_deref().map_or_else(Libraries::default, Libraries::of);
+            run_recorded(&options, Cuda::new(&libraries, number, options.cache.as_deref())?)
+        }
+    }
+}
+
+fn run_recorded<B: Backend<Scalar = f32>>(options: &Options, backend: B) -> Result<(), Box<dyn Error>> {
+    let measured = |backend| Measured::new(backend, Arc::default());
+    let (nothing, none) = (|_: &Measured<B>| (), |_: &B| ());
+    let end = |backend: &Measured<B>| {
+        let recording = backend.end_recording();
+        (recording, backend.floors(options.precision.activations(), options.roof))
+    };
+    let looks = Looks { before: &nothing, begin: &Measured::begin_recording, end: &end };
+    match options.record {
+        Record::No if options.operations => run(options, measured(backend), &looks),
+        Record::No => {
+            run(options, backend, &Looks { before: &none, begin: &none, end: &|_| Default::default() })
+        }
+        Record::Off => run(options, measured(backend), &looks),
+        // Each run begins anew, so that there is room for its spans.
+        Record::On => run(options, measured(backend), &Looks { before: &Measured::begin_recording, ..looks }),
+    }
+}
+
+fn run<B: Backend<Scalar = f32>>(
+    options: &Options,
+    backend: B,
+    looks: &Looks<'_, B>,
+) -> Result<(), Box<dyn Error>> {
+    let schema = shapes::schema(options);
+    // The rivals of bench/step.py start from the same weights.
+    let training = TrainingSpec { seed: 1, precision: options.precision, ..TrainingSpec::default() };
+    let mut model = Model::new(backend, &shapes::spec(options), &schema, &training)?;
+    let count = options.examples.div_ceil(options.batch).max(options.losses as u32);
+    let (mut producer, hand_off) = Producer::create(&schema, count)?;
+    let mut ring = hand_off.open(&schema)?;
+    let _pinned = model.pin(&ring.pages())?;
+    let mut batches = Vec::new();
+    for seed in 0..u64::from(count) {
+        let mut slot = producer.fill()?;
+        shapes::fill(&mut slot.batch(), &schema, seed);
+        slot.publish();
+        batches.extend(ring.next()?);
+    }
+    if options.losses > 0 {
+        return losses(&mut model, &batches[..options.losses]);
+    }
+    measure(options, &mut model, &batches, looks)
+}
+
+/// Prints the mean loss of each batch, one step each, and what became of the weights.
+fn losses<B: Backend<Scalar = f32>>(model: &mut Model<B>, batches: &[Leased]) -> Result<(), Box<dyn Error>> {
+    let step = |(batch, number): (&Leased, u64)| {
+        Ok::<_, Box<dyn Error>>(model.train_step(batch.batch(), Step::number(number))?.mean())
+    };
+    let losses = batches.iter().zip(1..).map(step).collect::<Result<Vec<_>, _>>()?;
+    let mut digest = Sha256::new();
+    model.read_tensors(|_, numbers| {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_bits().to_le_bytes()).collect();
+        digest.update(bytes);
+        Ok::<_, BatchError>(())
+    })?;
+    let digest: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    println!("{}", json!({ "losses": losses, "digest": digest }));
+    Ok(())
+}
+
+fn measure<B: Backend<Scalar = f32>>(
+    options: &Options,
+    model: &mut Model<B>,
+    batches: &[Leased],
+    looks: &Looks<'_, B>,
+) -> Result<(), Box<dyn Error>> {
+    let work = Work::of(options, batches);
+    let mut steps = 0;
+    let mut pass = |model: &mut Model<B>| {
+        let end = |model: &mut Model<B>, ahead: usize| {
+            while model.steps_begun() > ahead {
+                model.end_step()?;
+            }
+            Ok::<_, BatchError>(())
+        };
+        for batch in batches {
+            steps += 1;
+            model.begin_step(batch.batch(), Step::number(steps))?;
+            end(model, model.steps_ahead())?;
+        }
+        end(model, 0)
+    };
+    // The first pass touches memory for the first time.
+    pass(model)?;
+    if options.json {
+        let device = model.backend().describe();
+        println!(
+            "{}",
+            json!({
+                "flops": work.flops, "bytes": work.bytes, "ids": work.ids, "rows": work.rows,
+                "batch": options.batch, "dim": options.dim, "device": device,
+            })
+        );
+    }
+    let mut rates = Vec::new();
+    options.each_run(|| {
+        (looks.before)(model.backend());
+        let (start, least) = (Instant::now(), Duration::from_secs_f64(options.seconds));
+        let mut examples = 0.0;
+        while start.elapsed() < least {
+            pass(model)?;
+            examples += batches.len() as f64 * f64::from(options.batch);
+        }
+        let rate = examples / start.elapsed().as_secs_f64();
+        rates.push(rate);
+        if options.json {
+            println!("{}", json!({ "rate": rate }));
+        }
+        Ok(())
+    })?;
+    if options.operations {
+        (looks.begin)(model.backend());
+        pass(model)?;
+        let (recording, floors) = (looks.end)(model.backend());
+        for document in operations::documents(&recording, &floors) {
+            println!("{document}");
+        }
+        println!("{}", json!({ "floors": floors, "steps": batches.len() }));
+    }
+    match options.device {
+        _ if options.json => Ok(()),
+        DeviceSpec::Cpu => report(options, &work, rates),
+        DeviceSpec::Cuda(_) => {
+            println!("{} on {}", shape(options), model.backend().describe());
+            rates.iter().for_each(|rate| println!("  {rate:>9.0} examples/s"));
+            Ok(())
+        }
+    }
+}
+
+/// What was stepped.
+fn shape(options: &Options) -> String {
+    let Options { kind, ids, part, dim, batch, precision, .. } = options;
+    let tables = match kind {
+        options::Kind::Mlperf => format!("MLPerf's tables over {part}"),
+        _ => format!("26 x {ids} ids"),
+    };
+    format!("{kind:?} in {precision:?}, {tables}, dimension {dim}, batch {batch},")
+}
+
+fn report(options: &Options, work: &Work, mut rates: Vec<f64>) -> Result<(), Box<dyn Error>> {
+    let machine = Rates::measure(options.threads)?;
+    let floor = machine.floor(work);
+    rates.sort_by(f64::total_cmp);
+    println!("{} {} threads", shape(options), options.threads);
+    println!(
+        "an example takes {:.0} kFLOP and {:.1} kB; the machine does {:.0} GFLOP/s and {:.1} GB/s: floor {floor:.0}/s",
+        work.flops / 1e3,
+        work.bytes / 1e3,
+        machine.flops / 1e9,
+        machine.bytes / 1e9,
+    );
+    println!("products as steps make them, in fp32: {:.0} GFLOP/s", machine.fastest / 1e9);
+    println!("examples/s min / median / max, and the share of the floor");
+    for rate in [rates.first(), rates.get(rates.len() / 2), rates.last()].into_iter().flatten() {
+        println!("  {rate:>9.0}  {:>4.0}%", 100.0 * rate / floor);
+    }
+    Ok(())
+}

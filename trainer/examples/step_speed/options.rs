@@ -1,0 +1,178 @@
+//! The command line.
+
+use std::error::Error;
+use std::io::{BufRead, stdin};
+use std::num::ParseIntError;
+use std::path::PathBuf;
+
+use millstream_trainer::spec::{DeviceSpec, Precision};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Kind {
+    WideDeep,
+    Dlrm,
+    /// DLRM-DCNv2 of MLPerf Training.
+    Mlperf,
+}
+
+/// Whether operations are recorded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Record {
+    No,
+    Off,
+    On,
+}
+
+/// The command line.
+pub(crate) struct Options {
+    pub(crate) kind: Kind,
+    /// A table's rows, but for those of MLPerf,
+    pub(crate) ids: u32,
+    /// which are divided by this.
+    pub(crate) part: u32,
+    pub(crate) dim: u32,
+    /// Layers before the last one.
+    pub(crate) hidden: Vec<u32>,
+    /// Of DLRM.
+    pub(crate) bottom: Vec<u32>,
+    pub(crate) batch: u32,
+    /// Of all batches together, so that small batches touch as many rows of the tables as large ones.
+    pub(crate) examples: u32,
+    pub(crate) threads: u32,
+    pub(crate) seconds: f64,
+    pub(crate) runs: usize,
+    pub(crate) json: bool,
+    pub(crate) wait: bool,
+    pub(crate) losses: usize,
+    pub(crate) rates: bool,
+    pub(crate) operations: bool,
+    /// How large the matrices are by which the device is measured.
+    pub(crate) roof: usize,
+    pub(crate) device: DeviceSpec,
+    pub(crate) libraries: Option<PathBuf>,
+    /// Where compiled kernels are kept.
+    pub(crate) cache: Option<PathBuf>,
+    pub(crate) record: Record,
+    pub(crate) without_tiles: bool,
+    pub(crate) precision: Precision,
+}
+
+impl Options {
+    pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
+        let mut options = Self::default();
+        while let Some(key) = arguments.next() {
+            let mut value = || arguments.next().ok_or(format!("`{key}` needs a value"));
+            match key.as_str() {
+                "--model" => options.kind = kind(&value()?)?,
+                "--ids" => options.ids = value()?.parse()?,
+                "--part" => options.part = value()?.parse()?,
+                "--dim" => options.dim = value()?.parse()?,
+                "--hidden" => options.hidden = layers(&value()?)?,
+                "--bottom" => options.bottom = layers(&value()?)?,
+                "--batch" => options.batch = value()?.parse()?,
+                "--examples" => options.examples = value()?.parse()?,
+                "--threads" => options.threads = value()?.parse()?,
+                "--seconds" => options.seconds = value()?.parse()?,
+                "--runs" => options.runs = value()?.parse()?,
+                "--losses" => options.losses = value()?.parse()?,
+                "--precision" => options.precision = precision(&value()?)?,
+                "--json" => options.json = true,
+                "--wait" => options.wait = true,
+                "--rates" => options.rates = true,
+                "--operations" => options.operations = true,
+                "--roof" => options.roof = value()?.parse()?,
+                "--without-tiles" => options.without_tiles = true,
+                "--record" => options.record = record(&value()?)?,
+                "--device" => options.device = device(&value()?)?,
+                "--libraries" => options.libraries = Some(value()?.into()),
+                "--cache" => options.cache = Some(value()?.into()),
+                _ => return Err(format!("unknown argument `{key}`").into()),
+            }
+        }
+        let counts = [options.batch, options.examples, options.ids, options.part];
+        if counts.contains(&0) || options.runs == 0 || options.roof == 0 {
+            return Err(
+                "`--batch`, `--examples`, `--ids`, `--part`, `--runs` and `--roof` are at least 1".into()
+            );
+        }
+        Ok(options)
+    }
+
+    /// Calls `run` as often as asked, each time when it is asked for.
+    pub(crate) fn each_run(
+        &self,
+        mut run: impl FnMut() -> Result<(), Box<dyn Error>>,
+    ) -> Result<(), Box<dyn Error>> {
+        if self.wait {
+            stdin().lock().lines().try_for_each(|line| line.map_err(Into::into).and_then(|_| run()))
+        } else {
+            (0..self.runs).try_for_each(|_| run())
+        }
+    }
+
+    /// Outputs of the layers that end in the logit.
+    pub(crate) fn top(&self) -> Vec<u32> {
+        [&self.hidden[..], &[1]].concat()
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            kind: Kind::WideDeep,
+            ids: 100_000,
+            part: 8,
+            dim: 16,
+            hidden: vec![256, 128, 64],
+            bottom: vec![64],
+            batch: 4096,
+            examples: 24 * 4096,
+            threads: std::thread::available_parallelism().map_or(1, usize::from) as u32,
+            seconds: 1.0,
+            runs: 5,
+            json: false,
+            wait: false,
+            losses: 0,
+            rates: false,
+            operations: false,
+            roof: 1,
+            device: DeviceSpec::Cpu,
+            libraries: None,
+            cache: None,
+            record: Record::No,
+            without_tiles: false,
+            precision: Precision::Fp32,
+        }
+    }
+}
+
+fn kind(name: &str) -> Result<Kind, String> {
+    match name {
+        "wide_deep" => Ok(Kind::WideDeep),
+        "dlrm" => Ok(Kind::Dlrm),
+        "mlperf" => Ok(Kind::Mlperf),
+        _ => Err(format!("`--model` is `{name}`; expected `wide_deep`, `dlrm` or `mlperf`")),
+    }
+}
+
+fn record(name: &str) -> Result<Record, String> {
+    match name {
+        "no" => Ok(Record::No),
+        "off" => Ok(Record::Off),
+        "on" => Ok(Record::On),
+        _ => Err(format!("`--record` is `{name}`; expected `no`, `off` or `on`")),
+    }
+}
+
+fn layers(widths: &str) -> Result<Vec<u32>, ParseIntError> {
+    widths.split(',').map(str::parse).collect()
+}
+
+fn device(name: &str) -> Result<DeviceSpec, String> {
+    name.parse().map_err(|()| format!("`--device` is `{name}`; expected {}", DeviceSpec::WRITTEN))
+}
+
+fn precision(name: &str) -> Result<Precision, String> {
+    let found = Precision::ALL.into_iter().find(|precision| precision.name() == name);
+    found.ok_or_else(|| format!("`--precision` is `{name}`; expected `fp32`, `bf16` or `fp16`"))
+}

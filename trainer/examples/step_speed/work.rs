@@ -1,0 +1,139 @@
+//! What a step takes at least, and what the machine does at best.
+
+use std::error::Error;
+use std::time::Instant;
+
+use millstream_backend::{Activation, Backend, Cpu, Device};
+use millstream_batch::{BatchSchema, Leased};
+
+use crate::options::{Kind, Options};
+use crate::shapes::{CATEGORICAL, DENSE, MLPERF_CROSS, schema};
+
+/// What an example takes at least, in the mean.
+pub(crate) struct Work {
+    pub(crate) flops: f64,
+    pub(crate) bytes: f64,
+    /// Ids that are looked up, and rows of tables that are touched: those of a batch, by its examples.
+    pub(crate) ids: f64,
+    pub(crate) rows: f64,
+}
+
+impl Work {
+    pub(crate) fn of(options: &Options, batches: &[Leased]) -> Self {
+        let (dim, width) = (f64::from(options.dim), CATEGORICAL as f64 * f64::from(options.dim));
+        let (top, vectors) = (options.top(), 1.0 + CATEGORICAL as f64);
+        let bottom = || {
+            let outputs = [&options.bottom[..], &[options.dim]].concat();
+            // Nothing learns from the input's dense columns.
+            layers_flops(DENSE as f64, &outputs) - 2.0 * DENSE as f64 * f64::from(outputs[0])
+        };
+        let (flops, numbers) = match options.kind {
+            Kind::WideDeep => {
+                let masked = 2.0 * DENSE as f64 * f64::from(top[0]);
+                (layers_flops(width + DENSE as f64, &top) - masked, dim + 1.0)
+            }
+            Kind::Dlrm => {
+                let pairs = vectors * (vectors - 1.0) / 2.0;
+                (bottom() + 6.0 * pairs * dim + layers_flops(dim + pairs, &top), dim)
+            }
+            Kind::Mlperf => {
+                let (layers, rank) = (MLPERF_CROSS.layers, MLPERF_CROSS.rank.unwrap_or_default());
+                let cross = 2.0 * 6.0 * vectors * dim * f64::from(rank) * f64::from(layers);
+                (bottom() + cross + layers_flops(vectors * dim, &top), dim)
+            }
+        };
+        // A row is read for the forward pass, then it and its accumulators are read and written.
+        let examples = batches.len() as f64 * f64::from(options.batch);
+        let schema = schema(options);
+        let columns = || batches.iter().flat_map(|leased| columns(leased, &schema));
+        let rows = columns().map(distinct).sum::<usize>() as f64 / examples;
+        let ids = columns().map(<[u32]>::len).sum::<usize>() as f64 / examples;
+        let batch = (1 + DENSE) as f64 + ids;
+        Self { flops, bytes: 5.0 * 4.0 * numbers * rows + 4.0 * batch, ids, rows }
+    }
+}
+
+/// Forward, and twice that backward.
+fn layers_flops(inputs: f64, outputs: &[u32]) -> f64 {
+    let (mut inputs, mut flops) = (inputs, 0.0);
+    for &outputs in outputs {
+        flops += 6.0 * inputs * f64::from(outputs);
+        inputs = f64::from(outputs);
+    }
+    flops
+}
+
+/// The ids of each feature of a batch.
+fn columns<'a>(leased: &'a Leased, schema: &BatchSchema) -> impl Iterator<Item = &'a [u32]> + use<'a> {
+    let batch = leased.batch();
+    let single = (0..schema.ids.len()).map(move |feature| batch.ids(feature));
+    single.chain((0..schema.ragged.len()).map(move |feature| batch.ragged(feature).1))
+}
+
+/// How many they are.
+fn distinct(ids: &[u32]) -> usize {
+    let mut ids = ids.to_vec();
+    ids.sort_unstable();
+    ids.dedup();
+    ids.len()
+}
+
+/// What the machine does at best, a second, on some threads.
+pub(crate) struct Rates {
+    /// Of matrix products by the library.
+    pub(crate) flops: f64,
+    /// Of matrix products as steps make them.
+    pub(crate) fastest: f64,
+    /// Of memory read and written.
+    pub(crate) bytes: f64,
+}
+
+impl Rates {
+    pub(crate) fn measure(threads: u32) -> Result<Self, Box<dyn Error>> {
+        let (library, fastest) = (Cpu::new(Some(threads))?.without_tiles(), Cpu::new(Some(threads))?);
+        Ok(Self {
+            flops: products_per_second(&library),
+            fastest: products_per_second(&fastest),
+            bytes: bytes_per_second(threads as usize),
+        })
+    }
+
+    /// Examples a second.
+    pub(crate) fn floor(&self, work: &Work) -> f64 {
+        1.0 / (work.flops / self.flops + work.bytes / self.bytes)
+    }
+}
+
+/// What matrix products reach at a size that suits them, in FLOP/s.
+fn products_per_second(backend: &Cpu) -> f64 {
+    const N: usize = 1024;
+    let (input, weights) = (backend.matrix(N, N), backend.matrix(N, N));
+    let (bias, mut output) = (backend.matrix(1, N), backend.matrix(N, N));
+    let best = best_of(20, || {
+        backend.layer_forward(N, &input, &weights, Some(&bias), Activation::Identity, &mut output);
+    });
+    2.0 * (N * N * N) as f64 / best
+}
+
+/// What threads read and write together, each in memory of its own that no cache holds.
+fn bytes_per_second(threads: usize) -> f64 {
+    const NUMBERS: usize = 64 << 20;
+    let mut memory = vec![1.0_f32; NUMBERS];
+    let best = best_of(5, || {
+        std::thread::scope(|scope| {
+            for part in memory.chunks_mut(NUMBERS.div_ceil(threads)) {
+                scope.spawn(|| part.iter_mut().for_each(|x| *x = *x * 0.5 + 1.0));
+            }
+        });
+    });
+    2.0 * 4.0 * NUMBERS as f64 / best
+}
+
+fn best_of(runs: usize, mut run: impl FnMut()) -> f64 {
+    let seconds = (0..runs).map(|_| {
+        let start = Instant::now();
+        run();
+        start.elapsed().as_secs_f64()
+    });
+    seconds.fold(f64::INFINITY, f64::min)
+}
