@@ -8,6 +8,7 @@ part_speed() {
 part_precisions() {
     steps_in fp16
     steps_in fp32
+    steps_in tf32
 }
 
 steps_in() {

@@ -329,7 +329,10 @@ model = { kind = "linear", features = ["age"] }
         let loss_scale = LossScaleSpec { initial: 1024.0, growth: 4.0, growth_interval: 100, backoff: 0.25 };
         assert_eq!((training.precision, training.loss_scale), (Precision::Fp16, loss_scale));
         let mistakes = [
-            ("precision = \"fp8\"", "7:13: error: expected \"fp32\", \"bf16\" or \"fp16\", found \"fp8\""),
+            (
+                "precision = \"fp8\"",
+                "7:13: error: expected \"fp32\", \"tf32\", \"bf16\" or \"fp16\", found \"fp8\"",
+            ),
             (
                 "precision = \"bf16\"\nloss_scale.initial = 2",
                 "8:1: error: only `precision = \"fp16\"` scales the loss: other formats have the range of single \

@@ -148,6 +148,10 @@ pub trait Backend: Device + Sized + Send {
     /// Recording ends: all that was asked for is done and recorded when this returns.
     fn end_recording(&self) {}
 
+    /// From here on products of single precision may take their factors with 11 digits, as TF32, where the device multiplies
+    /// those faster; or may not.
+    fn allow_tf32(&self, _is_allowed: bool) {}
+
     /// Fills `matrix` from `values`, row-major.
     fn write_matrix(&self, matrix: &mut Self::Matrix, values: &[Self::Scalar]);
     /// Copies the first rows of `matrix`, as many as `out` takes, into `out`, row-major.

@@ -33,7 +33,7 @@ use crate::loss::LossSum;
 pub use crate::parameter::{NamedTensor, TensorRole};
 use crate::pass::{Pass, Purpose};
 use crate::schedule::Step;
-use crate::spec::{ClipSpec, DeviceSpec, LossSpec, ModelSpec, Prediction, TaskSpec, TrainingSpec};
+use crate::spec::{ClipSpec, DeviceSpec, LossSpec, ModelSpec, Precision, Prediction, TaskSpec, TrainingSpec};
 use batch_gradient::BatchGradient;
 use builder::Builder;
 pub use error::ModelError;
@@ -216,6 +216,7 @@ impl<B: Backend> Model<B> {
         training: &TrainingSpec,
     ) -> Result<Self, ModelError> {
         let mut parts = Parts::new(&backend, spec, schema, training)?;
+        backend.allow_tf32(training.precision == Precision::Tf32);
         for (spec, mut stored) in parts.network.parameters_mut().stored_mut() {
             stored.initialise(&backend, spec, training.seed);
         }

@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 /// | biases of hidden layers, rounded on their way in | f32 | bf16 | f16 |
 /// | what the gradient by the logits is multiplied by | 1 | 1 | the [loss scale](LossScaleSpec) |
 ///
+/// `tf32` is `fp32` but for the factors of products, which a GPU may take with 11 digits.
+///
 /// So a logit keeps the digits that tell one row's score from another's, and what a linear model adds to it never
 /// loses any. It is what [`Float`] says of matrices, by the format each is made with; Micikevicius et al., "Mixed
 /// Precision Training", 2018, section 3; Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training", 2019.
@@ -26,6 +28,9 @@ pub enum Precision {
     /// IEEE single precision throughout.
     #[default]
     Fp32,
+    /// As single precision, but on a GPU factors of products have 11 digits: TF32 (NVIDIA, "A100 Tensor Core GPU
+    /// Architecture", 2020). Elsewhere it is single precision.
+    Tf32,
     /// Activations in bfloat16.
     Bf16,
     /// Activations in IEEE half precision, and a loss scale.
@@ -34,12 +39,13 @@ pub enum Precision {
 
 impl Precision {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Fp32, Self::Bf16, Self::Fp16];
+    pub const ALL: [Self; 4] = [Self::Fp32, Self::Tf32, Self::Bf16, Self::Fp16];
 
     /// What a job file calls it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fp32 => "fp32",
+            Self::Tf32 => "tf32",
             Self::Bf16 => "bf16",
             Self::Fp16 => "fp16",
         }
@@ -48,7 +54,7 @@ impl Precision {
     /// The format of activations and of the gradients by them.
     pub fn activations(self) -> Float {
         match self {
-            Self::Fp32 => Float::F32,
+            Self::Fp32 | Self::Tf32 => Float::F32,
             Self::Bf16 => Float::Bf16,
             Self::Fp16 => Float::F16,
         }

@@ -136,6 +136,26 @@ fn a_model_of_low_precision_goes_on_from_its_tensors() {
     }
 }
 
+/// On a CPU it is single precision; on a GPU it is near.
+#[test]
+fn tf32_is_single_precision_but_for_a_gpu_s_products() {
+    let golden = golden();
+    let case = golden.cases.iter().find(|case| case.name == "mlp").expect("an MLP");
+    let last_loss = |precision| {
+        let training = TrainingSpec { precision, ..case.training(1) };
+        let mut model = case.by_descent_of(0.25, cuda(), &golden.schema(case), &training);
+        (0..30).map(|number| step(&golden, case, &mut model, number)).last().expect("30 steps")
+    };
+    let (whole, few) = (last_loss(Precision::Fp32), last_loss(Precision::Tf32));
+    assert!(whole != few && (whole - few).abs() < 2e-3 * whole, "{few} is near {whole}");
+    let after = |precision| {
+        let mut model = on_cpu(case, &golden, precision, 1);
+        (0..30).for_each(|number| _ = step(&golden, case, &mut model, number));
+        bits(&model)
+    };
+    assert!(after(Precision::Fp32) == after(Precision::Tf32));
+}
+
 /// Its sums keep single precision, and a scale that is a power of two changes no digit.
 #[test]
 fn a_linear_model_is_the_same_in_every_precision() {

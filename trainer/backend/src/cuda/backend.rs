@@ -91,6 +91,12 @@ impl Backend for Cuda {
         self.end_spans();
     }
 
+    fn allow_tf32(&self, is_allowed: bool) {
+        // What is on the list is made as it was asked for.
+        self.flush();
+        self.blas.allow_tf32(is_allowed);
+    }
+
     fn finish(&self) {
         self.flush();
         must(self.stream.wait());

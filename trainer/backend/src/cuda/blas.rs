@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::DeviceFault;
@@ -77,6 +78,8 @@ mod constant {
 
     /// CUBLAS_COMPUTE_32F: sums, and factors of single precision as they are.
     pub(super) const COMPUTE_F32: c_int = 68;
+    /// CUBLAS_COMPUTE_32F_FAST_TF32: factors of single precision with 11 digits.
+    pub(super) const COMPUTE_TF32: c_int = 77;
     pub(super) const R_F32: c_int = 0;
     pub(super) const R_F16: c_int = 2;
     pub(super) const R_BF16: c_int = 14;
@@ -181,6 +184,7 @@ struct Key {
     transposed: [bool; 2],
     epilogue: u32,
     sign_stride: usize,
+    is_tf32: bool,
 }
 
 /// How the library makes a product.
@@ -198,6 +202,7 @@ pub(super) struct Blas {
     workspace: Memory,
     /// None where the library has no way.
     plans: Mutex<HashMap<Key, Option<Plan>>>,
+    allows_tf32: AtomicBool,
 }
 
 // SAFETY: the library may be called from any thread; plans are behind a lock.
@@ -243,12 +248,21 @@ impl Blas {
         let (library, _) = open(libraries)?;
         let functions = Functions::load(library)?;
         let workspace = Memory::new(context, WORKSPACE_BYTES)?;
-        let mut this =
-            Self { functions, handle: ptr::null_mut(), workspace, plans: Mutex::new(HashMap::new()) };
+        let (handle, plans) = (ptr::null_mut(), Mutex::default());
+        let mut this = Self { functions, handle, workspace, plans, allows_tf32: AtomicBool::new(false) };
         // SAFETY: the handle is written.
         let created = unsafe { (this.functions.cublasLtCreate)(&raw mut this.handle) };
         this.check("cublasLtCreate", created).map_err(|error| OpenBlasError::Refused(error.to_string()))?;
         Ok(this)
+    }
+
+    /// Whether products of single precision may take their factors as TF32.
+    pub(super) fn allow_tf32(&self, is_allowed: bool) {
+        self.allows_tf32.store(is_allowed, Ordering::Relaxed);
+    }
+
+    fn key(&self, product: &Product) -> Key {
+        product.key(self.allows_tf32.load(Ordering::Relaxed))
     }
 
     fn check(&self, function: &'static str, status: Status) -> Result<(), BlasError> {
@@ -263,7 +277,7 @@ impl Blas {
     /// Whether the library has a way to make a product: to add a bias, or to rectify, in its formats.
     pub(super) fn can(&self, product: &Product) -> Result<bool, BlasError> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = product.key();
+        let key = self.key(product);
         let plan = match plans.entry(key) {
             Entry::Occupied(found) => found.into_mut(),
             Entry::Vacant(place) => place.insert(self.plan(&key, &product.epilogue)?),
@@ -277,7 +291,8 @@ impl Blas {
     /// The matrices are memory of the stream's device, of the sizes that are said.
     pub(super) unsafe fn multiply(&self, stream: &Stream, product: &Product) -> Result<(), BlasError> {
         let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let plan = plans.get(&product.key()).and_then(Option::as_ref).expect("a product that can be made");
+        let plan =
+            plans.get(&self.key(product)).and_then(Option::as_ref).expect("a product that can be made");
         self.set_addresses(plan.descriptor, &product.epilogue)?;
         let (alpha, beta) = (1.0_f32, if product.adds { 1.0_f32 } else { 0.0 });
         let [a, b, d] = plan.layouts;
@@ -341,8 +356,8 @@ impl Blas {
         let functions = &self.functions;
         // SAFETY: the descriptor is written.
         let created = unsafe {
-            let (compute, scale) = (constant::COMPUTE_F32, constant::R_F32);
-            (functions.cublasLtMatmulDescCreate)(&raw mut plan.descriptor, compute, scale)
+            let compute = if key.is_tf32 { constant::COMPUTE_TF32 } else { constant::COMPUTE_F32 };
+            (functions.cublasLtMatmulDescCreate)(&raw mut plan.descriptor, compute, constant::R_F32)
         };
         self.check("cublasLtMatmulDescCreate", created)?;
         for (is_transposed, attribute) in
@@ -444,7 +459,7 @@ impl Drop for Blas {
 }
 
 impl Product {
-    fn key(&self) -> Key {
+    fn key(&self, allows_tf32: bool) -> Key {
         Key {
             sizes: [self.rows, self.depth, self.columns],
             strides: [self.left.stride, self.right.stride, self.out.stride],
@@ -452,6 +467,7 @@ impl Product {
             transposed: [self.left.is_transposed, self.right.is_transposed],
             epilogue: self.epilogue.code(),
             sign_stride: self.epilogue.signs().map_or(0, |signs| signs.stride),
+            is_tf32: allows_tf32 && self.left.float == Float::F32,
         }
     }
 }

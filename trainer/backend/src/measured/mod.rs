@@ -245,6 +245,10 @@ impl<B: Backend> Backend for Measured<B> {
         self.backend.finish();
     }
 
+    fn allow_tf32(&self, is_allowed: bool) {
+        self.backend.allow_tf32(is_allowed);
+    }
+
     fn write_matrix(&self, matrix: &mut B::Matrix, values: &[B::Scalar]) {
         let operation = self.operation("write_matrix", || copied::<B::Scalar>(values.len()));
         self.run(operation, |backend| backend.write_matrix(matrix, values));

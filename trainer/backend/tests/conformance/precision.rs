@@ -5,8 +5,8 @@
 //! the other side of the middle between two numbers of the format, by one unit of the format more.
 
 use millstream_backend::{
-    Activation, Axis, Backend, Cpu, Float, IdColumn, LayerGradient, Lookup, Loss, LossScaling, MixtureShape,
-    Normalization, Normalized, Pooling, Reference, Sum,
+    Activation, Axis, Backend, Cpu, Device, Float, IdColumn, LayerGradient, Lookup, Loss, LossScaling,
+    MixtureShape, Normalization, Normalized, Pooling, Reference, Sum,
 };
 
 use crate::case::{Bench, IdsFall, Random, Shapes, cpus, cuda, cuda_of_plain_products};
@@ -373,6 +373,25 @@ fn rounds_as_the_reference_does<B: Backend>(backend: &B, float: Float) {
     }
     // Few sums lie so near to a middle that their own rounding tells.
     assert!(off * 100 < numbers, "{off} of {numbers} numbers of {float:?} differ");
+}
+
+/// Of single precision: a number of 13 digits keeps 11, where it may, and all of them otherwise.
+#[test]
+fn cuda_takes_factors_of_11_digits_where_it_may() {
+    const SIZE: usize = 64;
+    let cuda = cuda();
+    let bench = Bench(&cuda);
+    let whole = 1.0 + 2.0_f32.powi(-12);
+    let identity: Vec<f32> = (0..SIZE * SIZE).map(|at| f32::from(u8::from(at / SIZE == at % SIZE))).collect();
+    let (input, weights) =
+        (bench.matrix(SIZE, SIZE, &[whole; SIZE * SIZE]), bench.matrix(SIZE, SIZE, &identity));
+    let mut output = cuda.matrix(SIZE, SIZE);
+    for (is_allowed, expected) in [(false, whole), (true, 1.0), (false, whole)] {
+        cuda.allow_tf32(is_allowed);
+        cuda.layer_forward(SIZE, &input, &weights, None, Activation::Identity, &mut output);
+        let found = bench.read(&output, SIZE * SIZE);
+        assert!(found.iter().all(|&number| number == f64::from(expected)), "{is_allowed}: {}", found[0]);
+    }
 }
 
 #[test]
