@@ -14,7 +14,7 @@ use super::lookups::LinearPart;
 use super::plan::CudaRowPlan;
 use super::report::CudaReport;
 use super::retrieval::Work;
-use super::{Cuda, CudaPinned, bytes_of, bytes_of_mut, must};
+use super::{Cuda, CudaPinned, must};
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
 use crate::device::{Device, IdColumn, Lookup, MatrixShape, Operation, TablePart, TableShape};
 use crate::error::{BatchError, PinError};
@@ -105,6 +105,10 @@ impl Backend for Cuda {
         table.shape()
     }
 
+    fn weight_bytes(shape: TableShape) -> usize {
+        number_bytes(shape.float)
+    }
+
     fn write_matrix(&self, matrix: &mut CudaMatrix, values: &[f32]) {
         self.write(matrix, values);
     }
@@ -114,13 +118,11 @@ impl Backend for Cuda {
     }
 
     fn write_table(&self, table: &mut CudaTable, part: TablePart, first_row: usize, values: &[f32]) {
-        assert!(first_row * table.shape().part_width(part) + values.len() <= table.part_numbers(part));
-        self.copy_to(table.part(part, first_row), bytes_of(values));
+        self.write_part(table, part, first_row, values);
     }
 
     fn read_table(&self, table: &CudaTable, part: TablePart, first_row: usize, out: &mut [f32]) {
-        assert!(first_row * table.shape().part_width(part) + out.len() <= table.part_numbers(part));
-        self.copy_from(bytes_of_mut(out), table.part(part, first_row));
+        self.read_part(table, part, first_row, out);
     }
 
     fn upload(&self, batch: BatchRef<'_>, into: &mut CudaBatch) -> Result<(), BatchError> {
@@ -467,9 +469,10 @@ impl Backend for Cuda {
         &self,
         update: &Update,
         scale: &CudaMatrix,
+        draws: u64,
         gradients: &RowGradients<'_, Self>,
         tables: &mut [CudaTable],
     ) {
-        self.step_touched(update, scale, gradients, tables);
+        self.step_touched(update, scale, draws, gradients, tables);
     }
 }

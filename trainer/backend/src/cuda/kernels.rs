@@ -26,6 +26,8 @@ pub(super) const STEPS_AT_ONCE: usize = 24;
 pub(super) const REPORTED_MATRICES: usize = 2;
 /// `QUAD` of device.cuh.
 pub(super) const QUAD: u32 = 4;
+/// `LOAD_BYTES` of lookup.cu: what one load of a thread takes.
+pub(super) const LOAD_BYTES: usize = 16;
 
 /// Every program.
 pub(super) const PROGRAMS: [Program; 12] =
@@ -69,7 +71,7 @@ pub(super) struct LookupView {
     pub(super) width: u32,
     pub(super) first: u32,
     pub(super) pooling: u32,
-    pub(super) unused: u32,
+    pub(super) format: u32,
 }
 
 /// `Group` of plan.cu.
@@ -108,10 +110,11 @@ pub(super) struct TableView {
     pub(super) row_state: Address,
     pub(super) partials: Address,
     pub(super) squares: Address,
+    pub(super) key: u64,
     pub(super) source_count: u32,
     pub(super) width: u32,
     pub(super) lanes: u32,
-    pub(super) unused: u32,
+    pub(super) format: u32,
 }
 
 /// `Faults` of batch.cu.
@@ -222,7 +225,7 @@ program! {
     ROWS = "rows.cu";
     struct StepRows {
         update: UpdateView, batch: Address, tables: Address, scale: Address, fault: Address, gradient: MatrixView,
-        steps: u32, unused: u32,
+        key: u64, steps: u32, unused: u32,
     }
     struct RowSquares { tables: Address, sum: Address, table_count: u32, unused: u32 }
     kernel STEP_PIECES = step_pieces(StepRows, THREADS);

@@ -4,15 +4,15 @@ use std::ops::Range;
 
 use super::Cuda;
 use super::batch::{CudaBatch, code};
-use super::buffers::{CudaMatrix, CudaTable};
+use super::buffers::{self, CudaMatrix, CudaTable, number_bytes};
 use super::driver::Memory;
 use super::kernels::{
     FINISH_COLUMNS, FinishColumns, GATHER, GATHER_DENSE, Gather, GatherDense, LINEAR, LINEAR_BACKWARD,
-    Linear, LinearBackward, LookupView, MatrixView, QUAD, ROWS_AT_ONCE,
+    LOAD_BYTES, Linear, LinearBackward, LookupView, MatrixView, QUAD, ROWS_AT_ONCE,
 };
 use super::layers::{PAIR_BYTES, column_blocks, partial_bytes, shares};
 use crate::backend::Sum;
-use crate::device::{Lookup, TablePart};
+use crate::device::{Lookup, TablePart, TableShape};
 
 /// What of a linear model goes forward, besides its lookups.
 pub(super) struct LinearPart<'a> {
@@ -30,7 +30,7 @@ fn views(batch: &CudaBatch, lookups: &[Lookup], tables: &[CudaTable]) -> Vec<Loo
             width: table.shape().width as u32,
             first: lookup.first as u32,
             pooling: code(lookup.pooling),
-            unused: 0,
+            format: buffers::code(table.shape().float),
         }
     };
     lookups.iter().map(view).collect()
@@ -44,6 +44,12 @@ pub(super) fn constant_bytes(lookups: &[Lookup], dense: usize) -> u64 {
 /// Bytes of scratch that a linear model over so many dense columns takes.
 pub(super) fn scratch_bytes(rows: usize, dense: usize, outputs: usize) -> usize {
     partial_bytes(rows, (dense + 1) * outputs)
+}
+
+/// How often a thread loads from a row: rows of fewer bytes, or that are no multiples of a load, go by quads of columns.
+fn loads_of_row(shape: TableShape) -> usize {
+    let bytes = shape.width * number_bytes(shape.float);
+    if bytes.is_multiple_of(LOAD_BYTES) { bytes / LOAD_BYTES } else { shape.width.div_ceil(QUAD as usize) }
 }
 
 fn numbers(columns: &[usize]) -> Vec<u32> {
@@ -76,8 +82,8 @@ impl Cuda {
                 first_column: first_column as u32,
                 unused: 0,
             };
-            let quads = lookups.iter().map(|lookup| width(lookup.table).div_ceil(QUAD as usize)).max();
-            let threads = rows.len().div_ceil(ROWS_AT_ONCE as usize) * quads.unwrap_or(0);
+            let loads = lookups.iter().map(|lookup| loads_of_row(tables[lookup.table].shape())).max();
+            let threads = rows.len().div_ceil(ROWS_AT_ONCE as usize) * loads.unwrap_or(0);
             self.launch(GATHER, [threads, lookups.len()], &gather);
         }
         if !dense.is_empty() {
