@@ -3,7 +3,7 @@
 //! ```text
 //! cargo run --release -p millstream-trainer --example step_speed -- [--model wide_deep] [--ids 100000] [--dim 16]
 //!     [--batch 4096] [--threads 2] [--seconds 1] [--runs 5] [--json] [--wait] [--losses 0] [--rates]
-//!     [--hidden 256,128,64] [--bottom 64] [--precision fp32] [--without-tiles] [--device cpu] [--record no]
+//!     [--hidden 256,128,64] [--bottom 64] [--precision fp32] [--tables fp32] [--without-tiles] [--device cpu] [--record no]
 //! ```
 //!
 //! 26 features of `ids` ids drawn from a Zipf distribution, 13 dense columns; embeddings of `dim`, layers
@@ -14,7 +14,8 @@
 //! The floor is the matrix products' FLOPs at the rate that a library of matrix products in single precision reaches on
 //! all threads (the `gemm` crate's), plus the bytes of embeddings at the bandwidth of memory, as if every distinct row of
 //! a batch came from memory. Products by AMX's tiles are faster than the library's, so with them the floor is not one;
-//! their own rate is told beside it. `--without-tiles` steps as a machine without AMX does.
+//! their own rate is told beside it. `--without-tiles` steps as a machine without AMX does. `--tables bf16` or `fp16` rounds
+//! embeddings to as much, which on a GPU take half the bytes.
 //!
 //! `--device cuda` steps on a GPU, to which each batch is copied from the ring as in training; no floor is told.
 //!
@@ -87,6 +88,8 @@ struct Options {
     record: Record,
     without_tiles: bool,
     precision: Precision,
+    /// What tables of embeddings are stored in.
+    tables: Precision,
 }
 
 impl Options {
@@ -110,6 +113,7 @@ impl Options {
             record: Record::No,
             without_tiles: false,
             precision: Precision::Fp32,
+            tables: Precision::Fp32,
         };
         while let Some(key) = arguments.next() {
             let mut value = || arguments.next().ok_or(format!("`{key}` needs a value"));
@@ -124,7 +128,8 @@ impl Options {
                 "--seconds" => options.seconds = value()?.parse()?,
                 "--runs" => options.runs = value()?.parse()?,
                 "--losses" => options.losses = value()?.parse()?,
-                "--precision" => options.precision = precision(&value()?)?,
+                "--precision" => options.precision = precision(&key, &value()?)?,
+                "--tables" => options.tables = precision(&key, &value()?)?,
                 "--json" => options.json = true,
                 "--wait" => options.wait = true,
                 "--rates" => options.rates = true,
@@ -175,9 +180,9 @@ fn device(name: &str) -> Result<DeviceSpec, String> {
     name.parse().map_err(|()| format!("`--device` is `{name}`; expected {}", DeviceSpec::WRITTEN))
 }
 
-fn precision(name: &str) -> Result<Precision, String> {
+fn precision(key: &str, name: &str) -> Result<Precision, String> {
     let found = Precision::ALL.into_iter().find(|precision| precision.name() == name);
-    found.ok_or_else(|| format!("`--precision` is `{name}`; expected `fp32`, `bf16` or `fp16`"))
+    found.ok_or_else(|| format!("`{key}` is `{name}`; expected `fp32`, `bf16` or `fp16`"))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -216,7 +221,8 @@ fn run_recorded<B: Backend>(options: &Options, backend: B) -> Result<(), Box<dyn
 fn run<B: Backend>(options: &Options, backend: B, begin: &dyn Fn(&B)) -> Result<(), Box<dyn Error>> {
     let schema = schema(options);
     // The rivals of bench/step.py start from the same weights.
-    let training = TrainingSpec { seed: 1, precision: options.precision, ..TrainingSpec::default() };
+    let (precision, embedding_precision) = (options.precision, options.tables);
+    let training = TrainingSpec { seed: 1, precision, embedding_precision, ..TrainingSpec::default() };
     let mut model = Model::new(backend, &spec(options), &schema, &training)?;
     let count = EXAMPLES.div_ceil(options.batch).max(options.losses as u32);
     let (mut producer, hand_off) = Producer::create(&schema, count)?;
@@ -292,9 +298,9 @@ fn measure<B: Backend>(
         _ if options.json => Ok(()),
         DeviceSpec::Cpu => report(options, &work, rates),
         DeviceSpec::Cuda(_) => {
-            let Options { kind, ids, dim, batch, precision, .. } = options;
+            let Options { kind, ids, dim, batch, precision, tables, .. } = options;
             println!(
-                "{kind:?} in {precision:?}, 26 x {ids} ids, dimension {dim}, batch {batch}, on {}",
+                "{kind:?} in {precision:?}, tables in {tables:?}, 26 x {ids} ids, dimension {dim}, batch {batch}, on {}",
                 model.backend().describe()
             );
             rates.iter().for_each(|rate| println!("  {rate:>9.0} examples/s"));
@@ -307,9 +313,10 @@ fn report(options: &Options, work: &Work, mut rates: Vec<f64>) -> Result<(), Box
     let machine = Rates::measure(options.threads)?;
     let floor = machine.floor(work);
     rates.sort_by(f64::total_cmp);
-    let Options { kind, ids, dim, batch, threads, .. } = options;
-    let precision = options.precision;
-    println!("{kind:?} in {precision:?}, 26 x {ids} ids, dimension {dim}, batch {batch}, {threads} threads");
+    let Options { kind, ids, dim, batch, threads, precision, tables, .. } = options;
+    println!(
+        "{kind:?} in {precision:?}, tables in {tables:?}, 26 x {ids} ids, dimension {dim}, batch {batch}, {threads} threads"
+    );
     println!(
         "an example takes {:.0} kFLOP and {:.1} kB; the machine does {:.0} GFLOP/s and {:.1} GB/s: floor {floor:.0}/s",
         work.flops / 1e3,

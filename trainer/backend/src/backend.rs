@@ -238,7 +238,7 @@ pub trait Backend: Device + Sized + Send {
 
     /// `out[b] += bias + sum of the looked-up weights + dense columns . dense_weights`, of rows `rows` of the batch
     ///
-    /// Tables are one column wide, `dense_weights` is `[dense.len(), 1]`, `bias` `[1, 1]`, `out` `[B, 1]`; or all of them
+    /// Tables have single precision, and are one column wide, `dense_weights` is `[dense.len(), 1]`, `bias` `[1, 1]`, `out` `[B, 1]`; or all of them
     /// have `K` columns.
     #[allow(clippy::too_many_arguments, reason = "one fused operation over every part of a linear model")]
     fn linear_forward(

@@ -203,6 +203,7 @@ program! {
         all_columns: u32, dense_count: u32, first_row: u32, rows: u32,
     }
     kernel GATHER = gather(Gather, THREADS);
+    kernel GATHER_PACKED = gather_packed(Gather, THREADS);
     kernel GATHER_DENSE = gather_dense(GatherDense, THREADS);
     kernel LINEAR = linear(Linear, THREADS);
     kernel LINEAR_BACKWARD = linear_backward(LinearBackward, COLUMN_THREADS);

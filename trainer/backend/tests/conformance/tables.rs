@@ -2,8 +2,8 @@
 
 use millstream_backend::philox::philox;
 use millstream_backend::{
-    Backend, Cpu, Float, Formula, GradientColumns, Lookup, Pooling, Reference, RowGradients, Scalar,
-    TablePart, TableShape,
+    Backend, Float, Formula, GradientColumns, Lookup, Pooling, Reference, RowGradients, Scalar, TablePart,
+    TableShape,
 };
 
 use crate::case::{
@@ -282,38 +282,4 @@ fn written_weights_are_rounded_on_each() {
     written_weights_are_rounded(&Reference);
     cpus(1).iter().for_each(written_weights_are_rounded);
     written_weights_are_rounded(&cuda());
-}
-
-/// A linear model in tables of fewer digits looks up what they hold.
-fn linear_models_read_them<B: Backend>(backend: &B) {
-    let (bench, shapes, mut random) = (Bench(backend), shapes(Pooling::Mean), Random(9));
-    let (lookups, rows) = (shapes.lookups(), shapes.rows as usize);
-    let mut batch = backend.batch(&shapes.schema());
-    backend.upload(shapes.batch(&mut random).as_ref(), &mut batch).expect("a batch of the schema");
-    let descent = Formula::Sgd { learning_rate: 1.0 };
-    for (float, columns) in LOW.into_iter().flat_map(|float| [(float, 1), (float, 3)]) {
-        let weights: Vec<Vec<f32>> =
-            shapes.tables().iter().map(|size| random.numbers(size.0 * columns)).collect();
-        let of = |float: Float, weights: &[Vec<f32>]| {
-            let each = shapes.tables().into_iter().zip(weights);
-            let tables = each
-                .map(|(size, weights)| bench.table_of(float, (size.0, columns), weights, &descent, [0.0; 2]));
-            let (tables, mut out): (Vec<B::Table>, _) =
-                (tables.collect(), backend.matrix(shapes.capacity as usize, columns));
-            let (dense, bias) = (backend.matrix(0, columns), backend.matrix(1, columns));
-            backend.linear_forward(&batch, 0..rows, &lookups, &tables, &[], &dense, &bias, &mut out);
-            bench.read(&out, rows * columns)
-        };
-        let rounded: Vec<Vec<f32>> =
-            weights.iter().map(|weights| weights.iter().map(|&x| float.round(x)).collect()).collect();
-        assert!(of(float, &weights) == of(Float::F32, &rounded), "{float:?}, {columns}");
-        assert!(of(float, &weights) != of(Float::F32, &weights));
-    }
-}
-
-#[test]
-fn linear_models_read_tables_of_fewer_digits_on_each() {
-    linear_models_read_them(&Reference);
-    linear_models_read_them(&Cpu::new(Some(2)).expect("threads"));
-    linear_models_read_them(&cuda());
 }

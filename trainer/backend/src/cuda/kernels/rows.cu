@@ -69,9 +69,6 @@ struct Worker {
 
     __device__ __forceinline__ u32 strip() const { return table.lanes * QUAD; }
 
-    // The table's columns from `column` on that a quad has.
-    __device__ __forceinline__ u32 count_from(u32 column) const { return min(table.width - column, QUAD); }
-
     __device__ __forceinline__ Matrix weights() const {
         return {table.weights, table.width, table.format, table.width};
     }
@@ -98,7 +95,7 @@ struct Worker {
 
     // Steps the columns from `column` on of row `id` by their gradient; of row-wise Adagrad the row's state is new already.
     __device__ __forceinline__ void step(u32 id, u32 column, const Quad& gradient) const {
-        u32 count = count_from(column);
+        u32 count = min(table.width - column, QUAD);
         Quad quad = load_quad(weights(), id, column, count);
 #pragma unroll
         for (u32 i = 0; i < QUAD; i++) {
@@ -119,13 +116,10 @@ struct Worker {
 
     // The squares of what the gradients of some columns of row `id` are shaped to.
     __device__ __forceinline__ float shaped_squares(u32 id, u32 column, const Quad& gradient) const {
-        u32 count = count_from(column);
-        Quad quad = load_quad(weights(), id, column, count);
         float sum = 0.0f;
-#pragma unroll
-        for (u32 i = 0; i < QUAD; i++) {
-            float g = shaped(args.update, scale, gradient.x[i], quad.x[i]);
-            if (i < count) sum = fmaf(g, g, sum);
+        for (u32 i = 0; i < QUAD && column + i < table.width; i++) {
+            float g = shaped(args.update, scale, gradient.x[i], load(weights(), id, column + i));
+            sum = fmaf(g, g, sum);
         }
         return sum;
     }
