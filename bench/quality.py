@@ -336,7 +336,9 @@ def millstream(options: argparse.Namespace, *arguments: str) -> dict:
 
 
 def trained(job: pathlib.Path, options: argparse.Namespace) -> dict:
-    report = millstream(options, "train", str(job), "--set", f"training.precision={options.precision}")
+    precisions = {"training.precision": options.precision, "training.embedding_precision": options.tables}
+    settings = [word for key, name in precisions.items() for word in ("--set", f"{key}={name}")]
+    report = millstream(options, "train", str(job), *settings)
     subprocess.run(["rm", "-rf", job.parent / "checkpoints"], check=True)
     return report
 
@@ -354,6 +356,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*")
     parser.add_argument("--only", nargs="*", choices=KINDS, default=[], help="kinds of models")
     parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32", help="of our models")
+    parser.add_argument("--tables", choices=["fp32", "bf16", "fp16"], default="fp32", help="what their embeddings are stored in")
     parser.add_argument("--ours", action="store_true", help="leave the others out")
     parser.add_argument("--validate", action="store_true", help="hold out a fifth of the training rows instead, to choose settings by")
     parser.add_argument("--rows", type=int, default=10_000_000, help="of clicks")

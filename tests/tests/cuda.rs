@@ -44,10 +44,23 @@ fn auc(document: &str) -> f64 {
 
 #[test]
 fn a_job_trains_on_a_gpu_and_goes_on_on_a_cpu() {
+    trains_on_a_gpu_and_goes_on_on_a_cpu(&[]);
+}
+
+/// Weights that the GPU has in 16 bits, and the CPU as its own numbers.
+#[test]
+fn a_job_with_tables_of_16_bits_trains_on_a_gpu_and_goes_on_on_a_cpu() {
+    for precision in ["bf16", "fp16"] {
+        let tables = format!("training.embedding_precision={precision}");
+        trains_on_a_gpu_and_goes_on_on_a_cpu(&["--set", &tables]);
+    }
+}
+
+fn trains_on_a_gpu_and_goes_on_on_a_cpu(more: &[&str]) {
     let stand_in = StandIn::whole().unwrap();
     let (gpu, cpu) = (TinyJob::new(), TinyJob::new());
-    let train = |job: &TinyJob, more: &[&str]| {
-        let arguments = [&["train", "job.toml", "--json"], &SHORT[..], more].concat();
+    let train = |job: &TinyJob, on: &[&str]| {
+        let arguments = [&["train", "job.toml", "--json"], &SHORT[..], on, more].concat();
         let ended = run(job.directory(), stand_in.folder(), &[], &arguments);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         auc(&ended.stdout)
@@ -57,7 +70,7 @@ fn a_job_trains_on_a_gpu_and_goes_on_on_a_cpu() {
     let kernels = fs::read_dir(gpu.directory().join("cache/kernels")).unwrap().count();
     assert!(kernels > 5, "{kernels} compiled programs are kept");
     // One more epoch, from the GPU's checkpoint: a device has no part in what a job is.
-    let again = ["train", "job.toml", "--json", "--set", "data.epochs=2"];
+    let again = [&["train", "job.toml", "--json", "--set", "data.epochs=2"], more].concat();
     let ended = run(gpu.directory(), Path::new("/nowhere"), &[], &again);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }

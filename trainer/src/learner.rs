@@ -40,6 +40,8 @@ pub struct Descent<'a, B: Backend> {
     pub clip: f64,
     /// Which step.
     pub step: Step,
+    /// What tells it from others where weights are rounded at random.
+    pub draws: u64,
 }
 
 impl<B: Backend> Learner<B> for Measure<'_, B> {
@@ -69,7 +71,7 @@ impl<B: Backend> Learner<B> for Descent<'_, B> {
             let (batch, plan) = self.touched;
             let gradients = RowGradients { batch, plan, lookups: &tables.lookups, gradient, columns };
             let update = tables.optimizer.update(self.step, self.clip);
-            self.backend.step_rows(&update, self.scale, &gradients, &mut tables.tables);
+            self.backend.step_rows(&update, self.scale, self.draws, &gradients, &mut tables.tables);
         }
     }
 }

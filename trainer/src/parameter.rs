@@ -5,10 +5,10 @@
 //! state is named after it (`deep.layer.0.weight/accumulator`).
 
 use millstream_backend::{
-    Backend, Device, Layout, Operation, Scalar, Sizes, TablePart, TablePlace, TableShape, Update,
+    Backend, Device, Float, Layout, Operation, Scalar, Sizes, TablePart, TablePlace, TableShape, Update,
 };
 
-use crate::init::Init;
+use crate::init::{Init, key_of};
 use crate::optimizer::Optimizer;
 
 /// Numbers drawn at once while a parameter is filled.
@@ -57,6 +57,8 @@ pub struct ParameterSpec {
     pub columns: usize,
     /// Its shape in checkpoints: `[rows, columns]`, or one number for a vector.
     pub shape: Vec<usize>,
+    /// The format of its numbers; those of matrices and of optimizer state have single precision.
+    pub float: Float,
     /// How it starts.
     pub init: Init,
     /// What trains it; `None` for what is kept beside the trained parameters and scores like them.
@@ -87,7 +89,13 @@ impl ParameterSpec {
         optimizer: Optimizer,
     ) -> Result<Self, TooLarge> {
         let (shape, optimizer) = (vec![rows, columns], Some(optimizer));
-        Self { name, rows, columns, shape, init, optimizer }.checked()
+        Self { name, rows, columns, shape, float: Float::F32, init, optimizer }.checked()
+    }
+
+    /// The same, a table whose weights have the format `float`.
+    #[must_use]
+    pub fn of_float(self, float: Float) -> Self {
+        Self { float, ..self }
     }
 
     /// A vector that backends see as one row.
@@ -96,7 +104,7 @@ impl ParameterSpec {
     /// As [`ParameterSpec::matrix`].
     pub fn row(name: String, columns: usize, init: Init, optimizer: Optimizer) -> Result<Self, TooLarge> {
         let optimizer = Some(optimizer);
-        Self { name, rows: 1, columns, shape: vec![columns], init, optimizer }.checked()
+        Self { name, rows: 1, columns, shape: vec![columns], float: Float::F32, init, optimizer }.checked()
     }
 
     /// The same, which nothing trains.
@@ -104,7 +112,8 @@ impl ParameterSpec {
     /// # Errors
     /// As [`ParameterSpec::matrix`].
     pub fn untrained_row(name: String, columns: usize, init: Init) -> Result<Self, TooLarge> {
-        Self { name, rows: 1, columns, shape: vec![columns], init, optimizer: None }.checked()
+        Self { name, rows: 1, columns, shape: vec![columns], float: Float::F32, init, optimizer: None }
+            .checked()
     }
 
     /// A vector that backends see as one column.
@@ -113,7 +122,7 @@ impl ParameterSpec {
     /// As [`ParameterSpec::matrix`].
     pub fn column(name: String, rows: usize, init: Init, optimizer: Optimizer) -> Result<Self, TooLarge> {
         let optimizer = Some(optimizer);
-        Self { name, rows, columns: 1, shape: vec![rows], init, optimizer }.checked()
+        Self { name, rows, columns: 1, shape: vec![rows], float: Float::F32, init, optimizer }.checked()
     }
 
     /// Refuses what no allocation can hold, before anything is allocated.
@@ -168,7 +177,8 @@ impl ParameterSpec {
             self.states().iter().filter(|(_, part)| is_of_rows(part) == of_rows).count()
         };
         let (states, row_states) = (count(false), count(true));
-        TableShape { rows: self.rows, width: self.columns, states, row_states }
+        let key = key_of(0, &self.name);
+        TableShape { rows: self.rows, width: self.columns, float: self.float, key, states, row_states }
     }
 
     /// How `part` starts.

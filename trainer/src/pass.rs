@@ -59,6 +59,11 @@ impl Purpose {
     }
 }
 
+/// What the rounding of tables in step `number` of a job with this seed is drawn by.
+pub fn draws_of(seed: u64, number: u64) -> u64 {
+    key_of(seed, &format!("rounding of step {number}"))
+}
+
 impl Pass {
     /// The passes of `rows` rows, at most `most` each.
     pub fn all(rows: usize, most: usize, purpose: Purpose) -> impl Iterator<Item = Self> {

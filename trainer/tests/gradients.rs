@@ -167,7 +167,7 @@ fn descend(layer: impl FnOnce(&mut dyn Learner<Reference>)) {
     let (batch, plan) = (uploaded(), planned());
     let (touched, scale) = ((&batch, &plan), &filled(1, 1, &[1.0]));
     let (clip, step) = (f64::INFINITY, Step::number(1));
-    layer(&mut Descent { backend: BACKEND, touched, scale, clip, step });
+    layer(&mut Descent { backend: BACKEND, touched, scale, clip, step, draws: 0 });
 }
 
 /// A parameter's numbers; and the same parameter with others.

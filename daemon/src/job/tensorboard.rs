@@ -51,6 +51,8 @@ impl Job {
         found.insert("data.shuffle_rows".to_owned(), data.shuffle_rows.into());
         found.insert("data.drop_last".to_owned(), data.drop_last.into());
         flatten("model", document(&self.model), &mut found);
+        let of_embeddings = document(&self.training.embedding_precision);
+        flatten("training.embedding_precision", of_embeddings, &mut found);
         flatten("training.precision", document(&self.training.precision), &mut found);
         found
     }

@@ -558,7 +558,7 @@ fn a_job_may_begin_with_the_weights_of_another() {
 #[test]
 fn hyper_parameters_have_the_names_of_their_keys() {
     let found = job(SOUND, &["model.deep.hidden=[3, 2]", "data.epochs=4"]).hyper_parameters();
-    let wanted: [(&str, serde_json::Value); 8] = [
+    let wanted: [(&str, serde_json::Value); 9] = [
         ("seed", 7.into()),
         ("data.epochs", 4.into()),
         ("data.drop_last", false.into()),
@@ -567,6 +567,7 @@ fn hyper_parameters_have_the_names_of_their_keys() {
         ("model.deep.hidden", "3, 2".into()),
         ("model.deep.optimizer.learning_rate", 0.05.into()),
         ("training.precision", "fp32".into()),
+        ("training.embedding_precision", "fp32".into()),
     ];
     for (name, value) in wanted {
         assert_eq!(found.get(name), Some(&value), "{name}");

@@ -31,8 +31,10 @@ pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labe
     if model.chooses_in_batches() {
         refuse_what_is_of_labels(&training);
     }
-    let precisions = Precision::ALL.map(|it| (it.name(), it));
-    let precision = training.choice("precision", &precisions).unwrap_or_default();
+    let named = |it: Precision| (it.name(), it);
+    let precision = training.choice("precision", &Precision::ALL.map(named)).unwrap_or_default();
+    let of_tables = training.choice("embedding_precision", &Precision::STORED.map(named));
+    let embedding_precision = of_tables.unwrap_or_default();
     let loss_scale = read_loss_scale(&mut training, precision);
     let device = read_device(&mut training);
     let threads = training.whole_u32("threads", 1..=1_024);
@@ -51,6 +53,7 @@ pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labe
         clip,
         micro_batch_rows,
         precision,
+        embedding_precision,
         loss_scale,
         threads,
         device,
@@ -328,10 +331,20 @@ model = { kind = "linear", features = ["age"] }
         .unwrap();
         let loss_scale = LossScaleSpec { initial: 1024.0, growth: 4.0, growth_interval: 100, backoff: 0.25 };
         assert_eq!((training.precision, training.loss_scale), (Precision::Fp16, loss_scale));
+        assert_eq!(
+            (plain.embedding_precision, training.embedding_precision),
+            (Precision::Fp32, Precision::Fp32)
+        );
+        let tables = read("[training]\nembedding_precision = \"bf16\"").unwrap();
+        assert_eq!((tables.precision, tables.embedding_precision), (Precision::Fp32, Precision::Bf16));
         let mistakes = [
             (
                 "precision = \"fp8\"",
                 "7:13: error: expected \"fp32\", \"tf32\", \"bf16\" or \"fp16\", found \"fp8\"",
+            ),
+            (
+                "embedding_precision = \"int8\"",
+                "7:23: error: expected \"fp32\", \"bf16\" or \"fp16\", found \"int8\"",
             ),
             (
                 "precision = \"bf16\"\nloss_scale.initial = 2",

@@ -70,6 +70,7 @@ fn check_tells_the_plan() {
             "steps_per_epoch",
             "epochs",
             "precision",
+            "embedding_precision",
             "device",
             "host",
             "learning_rates",

@@ -128,6 +128,10 @@ pub trait Backend: Device + Sized + Send {
     fn matrix_shape(matrix: &Self::Matrix) -> MatrixShape;
     /// The size of a table.
     fn table_shape(table: &Self::Table) -> TableShape;
+    /// Bytes that a weight of a table takes on the device.
+    fn weight_bytes(_shape: TableShape) -> usize {
+        size_of::<Self::Scalar>()
+    }
     /// How many rows of their table a batch touches by `lookups`, all those in it; `None` where the host does not know.
     fn touched_rows(&self, _plan: &Self::RowPlan, _lookups: &[Lookup]) -> Option<usize> {
         None
@@ -241,7 +245,7 @@ pub trait Backend: Device + Sized + Send {
 
     /// `out[b] += bias + sum of the looked-up weights + dense columns . dense_weights`, of rows `rows` of the batch
     ///
-    /// Tables are one column wide, `dense_weights` is `[dense.len(), 1]`, `bias` `[1, 1]`, `out` `[B, 1]`; or all of them
+    /// Tables have single precision, and are one column wide, `dense_weights` is `[dense.len(), 1]`, `bias` `[1, 1]`, `out` `[B, 1]`; or all of them
     /// have `K` columns.
     #[allow(clippy::too_many_arguments, reason = "one fused operation over every part of a linear model")]
     fn linear_forward(
@@ -557,10 +561,15 @@ pub trait Backend: Device + Sized + Send {
     ///
     /// A row's gradient is summed over the batch in the order of the table's lookups and the batch's rows, then applied
     /// once. Combining and stepping are one operation so that the combined gradients never go through memory.
+    ///
+    /// New weights of a table of fewer digits are rounded by [`Float::round_drawn`](crate::Float::round_drawn). Word
+    /// `c % 4` of the [Philox](crate::philox) of counter `(r, c / 4)` falls on column `c` of row `r`; its key is
+    /// `draws`, which tells the step from others, and [`TableShape::key`] together, by exclusive or.
     fn step_rows(
         &self,
         update: &Update,
         scale: &Self::Matrix,
+        draws: u64,
         gradients: &RowGradients<'_, Self>,
         tables: &mut [Self::Table],
     );

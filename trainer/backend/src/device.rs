@@ -118,13 +118,17 @@ pub struct MatrixShape {
     pub number_bytes: usize,
 }
 
-/// The size of a table.
+/// What a table is: its size, and what its numbers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableShape {
     /// Its cardinality, `C`.
     pub rows: usize,
     /// Weights of a row, `W`.
     pub width: usize,
+    /// What weights are rounded to; state has single precision. See [`Float`].
+    pub float: Float,
+    /// What tells it from other tables where weights are rounded at random: see [`Backend::step_rows`].
+    pub key: u64,
     /// State numbers that its optimizer keeps for each weight: [`Formula::states`].
     pub states: usize,
     /// State numbers that it keeps for each row: [`Formula::row_states`].

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use millstream_backend::{
-    Backend, Cpu, Device, Formula, GradientColumns, IdColumn, Lookup, Loss, Pooling, RowGradients, Sum,
-    TableShape, Update,
+    Backend, Cpu, Device, Float, Formula, GradientColumns, IdColumn, Lookup, Loss, Pooling, RowGradients,
+    Sum, TableShape, Update,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
@@ -100,7 +100,16 @@ fn check(weighted: bool) {
     let rows = ROWS as usize;
     let formula = Formula::Adagrad { learning_rate: 0.1, epsilon: 1e-7 };
     let (update, mut scale) = (Update { formula, clip: 1.0, l2: 1e-3 }, cpu.matrix(1, 1));
-    let table = |width| cpu.table(TableShape { rows: CARDINALITY as usize, width, states: 1, row_states: 0 });
+    let table = |width| {
+        cpu.table(TableShape {
+            rows: CARDINALITY as usize,
+            width,
+            float: Float::Bf16,
+            key: 3,
+            states: 1,
+            row_states: 0,
+        })
+    };
     let mut embeddings = [table(WIDTH), table(WIDTH)];
     let mut one = [table(WIDTH)];
     let mut wide = [table(1), table(1)];
@@ -134,9 +143,9 @@ fn check(weighted: bool) {
         cpu.row_squares(&of_deep, &embeddings, &mut squares);
         cpu.squares(&by_bias, &mut squares);
         cpu.clip_scale(1.0, &squares, &mut scale);
-        cpu.step_rows(&update, &scale, &of_deep, &mut embeddings);
-        cpu.step_rows(&update, &scale, &of_wide, &mut wide);
-        cpu.step_rows(&update, &scale, &of_one, &mut one);
+        cpu.step_rows(&update, &scale, 5, &of_deep, &mut embeddings);
+        cpu.step_rows(&update, &scale, 5, &of_wide, &mut wide);
+        cpu.step_rows(&update, &scale, 5, &of_one, &mut one);
         cpu.step(&update, &scale, &mut bias, &mut bias_state, &by_bias);
     };
     step();

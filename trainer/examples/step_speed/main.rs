@@ -3,9 +3,8 @@
 //! ```text
 //! cargo run --release -p millstream-trainer --example step_speed -- [--model wide_deep] [--ids 100000] [--dim 16]
 //!     [--batch 4096] [--threads 2] [--seconds 1] [--runs 5] [--json] [--wait] [--losses 0] [--rates]
-//!     [--hidden 256,128,64] [--bottom 64] [--precision fp32] [--without-tiles] [--device cpu] [--record no]
-//!     [--part 8] [--examples 98304] [--operations] [--roof 1] [--libraries FOLDER]
-//!     [--cache FOLDER]
+//!     [--hidden 256,128,64] [--bottom 64] [--precision fp32] [--tables fp32] [--without-tiles] [--device cpu]
+//!     [--record no] [--part 8] [--examples 98304] [--operations] [--roof 1] [--libraries FOLDER] [--cache FOLDER]
 //! ```
 //!
 //! 26 features of `ids` ids drawn from a Zipf distribution, 13 dense columns; embeddings of `dim`, layers
@@ -16,7 +15,8 @@
 //! The floor is the matrix products' FLOPs at the rate that a library of matrix products in single precision reaches on
 //! all threads (the `gemm` crate's), plus the bytes of embeddings at the bandwidth of memory, as if every distinct row of
 //! a batch came from memory. Products by AMX's tiles are faster than the library's, so with them the floor is not one;
-//! their own rate is told beside it. `--without-tiles` steps as a machine without AMX does.
+//! their own rate is told beside it. `--without-tiles` steps as a machine without AMX does. `--tables bf16` or `fp16` rounds
+//! embeddings to as much, which on a GPU take half the bytes.
 //!
 //! `--model mlperf` is DLRM-DCNv2 of MLPerf Training: the reference's tables, each of the `--part`th of its rows, its ids a
 //! row and its cross layers; layers and dimension as told.
@@ -119,7 +119,8 @@ fn run<B: Backend<Scalar = f32>>(
 ) -> Result<(), Box<dyn Error>> {
     let schema = shapes::schema(options);
     // The rivals of bench/step.py start from the same weights.
-    let training = TrainingSpec { seed: 1, precision: options.precision, ..TrainingSpec::default() };
+    let (precision, embedding_precision) = (options.precision, options.tables);
+    let training = TrainingSpec { seed: 1, precision, embedding_precision, ..TrainingSpec::default() };
     let mut model = Model::new(backend, &shapes::spec(options), &schema, &training)?;
     let count = options.examples.div_ceil(options.batch).max(options.losses as u32);
     let (mut producer, hand_off) = Producer::create(&schema, count)?;
@@ -227,12 +228,12 @@ fn measure<B: Backend<Scalar = f32>>(
 
 /// What was stepped.
 fn shape(options: &Options) -> String {
-    let Options { kind, ids, part, dim, batch, precision, .. } = options;
+    let Options { kind, ids, part, dim, batch, precision, tables: stored, .. } = options;
     let tables = match kind {
         options::Kind::Mlperf => format!("MLPerf's tables over {part}"),
         _ => format!("26 x {ids} ids"),
     };
-    format!("{kind:?} in {precision:?}, {tables}, dimension {dim}, batch {batch},")
+    format!("{kind:?} in {precision:?}, {tables} in {stored:?}, dimension {dim}, batch {batch},")
 }
 
 fn report(options: &Options, work: &Work, mut rates: Vec<f64>) -> Result<(), Box<dyn Error>> {

@@ -55,6 +55,8 @@ pub(crate) struct Options {
     pub(crate) record: Record,
     pub(crate) without_tiles: bool,
     pub(crate) precision: Precision,
+    /// What tables of embeddings are stored in.
+    pub(crate) tables: Precision,
 }
 
 impl Options {
@@ -75,7 +77,8 @@ impl Options {
                 "--seconds" => options.seconds = value()?.parse()?,
                 "--runs" => options.runs = value()?.parse()?,
                 "--losses" => options.losses = value()?.parse()?,
-                "--precision" => options.precision = precision(&value()?)?,
+                "--precision" => options.precision = precision(&key, &value()?, &Precision::ALL)?,
+                "--tables" => options.tables = precision(&key, &value()?, &Precision::STORED)?,
                 "--json" => options.json = true,
                 "--wait" => options.wait = true,
                 "--rates" => options.rates = true,
@@ -142,6 +145,7 @@ impl Default for Options {
             record: Record::No,
             without_tiles: false,
             precision: Precision::Fp32,
+            tables: Precision::Fp32,
         }
     }
 }
@@ -172,7 +176,8 @@ fn device(name: &str) -> Result<DeviceSpec, String> {
     name.parse().map_err(|()| format!("`--device` is `{name}`; expected {}", DeviceSpec::WRITTEN))
 }
 
-fn precision(name: &str) -> Result<Precision, String> {
-    let found = Precision::ALL.into_iter().find(|precision| precision.name() == name);
-    found.ok_or_else(|| format!("`--precision` is `{name}`; expected `fp32`, `bf16` or `fp16`"))
+fn precision(key: &str, name: &str, all: &[Precision]) -> Result<Precision, String> {
+    let found = all.iter().find(|precision| precision.name() == name);
+    let names: Vec<_> = all.iter().map(|precision| format!("`{}`", precision.name())).collect();
+    found.copied().ok_or_else(|| format!("`{key}` is `{name}`; expected one of {}", names.join(", ")))
 }

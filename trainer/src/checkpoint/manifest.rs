@@ -13,7 +13,7 @@ use crate::loss::LossSum;
 use crate::metrics::{Metrics, one_or_several};
 use crate::model::LossScale;
 use crate::session::Standing;
-use crate::spec::{LossSpec, ModelSpec, Precision, TaskSpec};
+use crate::spec::{LossSpec, ModelSpec, Precision, TaskSpec, is_default};
 
 /// The format written and read here. Another one where a reader that passes over fields it does not know
 /// would take the checkpoint for something that it is not.
@@ -65,6 +65,10 @@ pub struct Snapshot {
     pub seed: u64,
     /// Arithmetic of the steps.
     pub precision: Precision,
+    /// What tables of embeddings are stored in while the job trains. Their weights are written in single precision, which
+    /// changes none.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub embedding_precision: Precision,
     /// Where the loss scale stands, in half precision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,

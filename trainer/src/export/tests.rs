@@ -83,6 +83,7 @@ fn numbered(schema: &BatchSchema, model: &ModelSpec, training: &TrainingSpec) ->
             schema: schema.clone(),
             seed: 7,
             precision: Precision::Fp32,
+            embedding_precision: Precision::Fp32,
             tasks: training.tasks(schema.label_count()),
             loss_scale: None,
         },

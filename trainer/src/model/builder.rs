@@ -22,6 +22,8 @@ pub(super) struct Builder<'a, D: Device> {
     outputs: usize,
     /// What activations take.
     room: Room,
+    /// The format of embeddings' weights.
+    of_tables: Float,
     id_columns: Vec<Vec<IdColumn>>,
 }
 
@@ -31,7 +33,8 @@ impl<'a, D: Device> Builder<'a, D> {
         let rows = training.micro_batch_rows.unwrap_or(schema.rows).clamp(1, schema.rows.max(1)) as usize;
         let room = Room { rows, float: training.precision.activations() };
         let outputs = training.outputs(schema.label_count());
-        Self { device, schema, outputs, room, id_columns: Vec::new() }
+        let of_tables = training.embedding_precision.tables();
+        Self { device, schema, outputs, room, of_tables, id_columns: Vec::new() }
     }
 
     /// The columns of ids that are looked up in each table of what was built, each group once.
@@ -110,7 +113,8 @@ impl<'a, D: Device> Builder<'a, D> {
         if optimizer.is_row_wise() { Err(ModelError::RowWise { key }) } else { Ok(optimizer) }
     }
 
-    /// A linear model over `features`, its parameters named after it. Each feature has weights of its own.
+    /// A linear model over `features`, its parameters named after it. Each feature has weights of its own, of single
+    /// precision: they are added to logits.
     pub(super) fn linear(
         &mut self,
         name: &str,
@@ -148,7 +152,8 @@ impl<'a, D: Device> Builder<'a, D> {
             let (name, shape) = (format!("{prefix}embedding.{}", table.name), (table.rows, table.width));
             ParameterSpec::matrix(name, shape, Init::embedding(table.init, table.rows), optimizer)
         };
-        let tables = tables.iter().map(table).collect::<Result<Vec<_>, _>>()?;
+        let specs = tables.iter().map(|one| table(one).map(|spec| spec.of_float(self.of_tables)));
+        let tables = specs.collect::<Result<Vec<_>, _>>()?;
         let lookups = features.ids.iter().zip(lookups).map(|(feature, lookup)| {
             let pooling = match lookup.pooling {
                 Pooling::Sum => millstream_backend::Pooling::Sum,

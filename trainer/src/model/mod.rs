@@ -31,7 +31,7 @@ use millstream_trace::Phase;
 use crate::learner::{Descent, Measure};
 use crate::loss::LossSum;
 pub use crate::parameter::{NamedTensor, TensorRole};
-use crate::pass::{Pass, Purpose};
+use crate::pass::{Pass, Purpose, draws_of};
 use crate::schedule::Step;
 use crate::spec::{ClipSpec, DeviceSpec, LossSpec, ModelSpec, Precision, Prediction, TaskSpec, TrainingSpec};
 use batch_gradient::BatchGradient;
@@ -273,6 +273,8 @@ impl<B: Backend> Model<B> {
         }
         backend.phase(Phase::Plan, || backend.plan_rows(uploaded, plan));
         let network = network.compute();
+        // By the number of the batch: skipped steps have theirs, too.
+        let draws = draws_of(*seed, step.number);
         for pass in Pass::all(rows, *most, Purpose::training(*seed, step.number)) {
             backend.phase(Phase::Forward, || network.forward(backend, uploaded, &pass));
             let of_pass = by_logits.of_pass();
@@ -303,7 +305,7 @@ impl<B: Backend> Model<B> {
                 (None, None) => {}
             }
             let clip = clip.value.map_or(f64::INFINITY, f64::from);
-            network.learn(by_logits, &mut Descent { backend, touched, scale, clip, step });
+            network.learn(by_logits, &mut Descent { backend, touched, scale, clip, step, draws });
         });
         steps.send(backend, reports, uploaded, sums, scaling.as_ref());
         Ok(())

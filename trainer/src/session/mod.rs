@@ -88,6 +88,7 @@ pub struct Session<B: Backend> {
     seed: u64,
     schedule: ScheduleSpec,
     precision: Precision,
+    embedding_precision: Precision,
     tasks: Vec<TaskSpec>,
     step: u64,
     progress: Progress,
@@ -157,6 +158,7 @@ where
             seed: training.seed,
             schedule: training.schedule,
             precision: training.precision,
+            embedding_precision: training.embedding_precision,
             tasks: training.tasks(schema.label_count()),
             step: 0,
             progress: Progress::default(),
@@ -436,7 +438,11 @@ where
         let difference = difference::first("model", &theirs.model, &ours.model)
             .or_else(|| difference::first("schema", &theirs.schema, &ours.schema))
             .or_else(|| difference::first("seed", &theirs.seed, &ours.seed))
-            .or_else(|| difference::first("precision", &theirs.precision, &ours.precision));
+            .or_else(|| difference::first("precision", &theirs.precision, &ours.precision))
+            .or_else(|| {
+                let [theirs, ours] = [theirs, &ours].map(|snapshot| &snapshot.embedding_precision);
+                difference::first("embedding_precision", theirs, ours)
+            });
         if let Some(difference) = difference {
             return Err(SessionError::Mismatch { path: checkpoint.path().to_owned(), difference });
         }
@@ -477,6 +483,7 @@ where
             schema: self.scorer.schema.clone(),
             seed: self.seed,
             precision: self.precision,
+            embedding_precision: self.embedding_precision,
             tasks: self.tasks.clone(),
             loss_scale: self.loss_scale(),
         }

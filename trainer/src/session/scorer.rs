@@ -48,7 +48,9 @@ where
         }
         // A score is that of an evaluation during training: of the same arithmetic.
         let (seed, precision, tasks) = (trained.seed, trained.precision, trained.tasks.clone());
-        let training = TrainingSpec { seed, precision, tasks, ..TrainingSpec::default() };
+        let embedding_precision = trained.embedding_precision;
+        let training =
+            TrainingSpec { seed, precision, embedding_precision, tasks, ..TrainingSpec::default() };
         let mut scorer = Self::new(backend, &trained.model, schema, &training)?;
         scorer.load(checkpoint, Extent::Scoring)?;
         Ok(scorer)

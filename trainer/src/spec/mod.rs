@@ -44,6 +44,9 @@ pub struct TrainingSpec {
     pub micro_batch_rows: Option<u32>,
     /// Arithmetic of the step.
     pub precision: Precision,
+    /// What tables of embeddings are stored in: their weights, not the state of their optimizer.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub embedding_precision: Precision,
     /// How the loss is scaled, where the precision asks for it.
     #[serde(default)]
     pub loss_scale: LossScaleSpec,
@@ -76,6 +79,6 @@ pub struct ClipSpec {
 }
 
 /// What is not told, so that what a job did not ask for does not change what is known of it.
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

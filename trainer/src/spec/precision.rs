@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// | numbers | `fp32` | `bf16` | `fp16` |
 /// |---|---|---|---|
-/// | parameters, optimizer state, running moments | f32 | f32 | f32 |
+/// | parameters but [embeddings](super::TrainingSpec::embedding_precision), optimizer state, running moments | f32 | f32 | f32 |
 /// | gradients by parameters, their norm, sums of all kinds | f32 | f32 | f32 |
 /// | logits and what is added up to them, losses, gradients by logits | f32 | f32 | f32 |
 /// | what tables give (pooled in f32), dense columns beside it | f32 | bf16 | f16 |
@@ -41,6 +41,9 @@ impl Precision {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Fp32, Self::Tf32, Self::Bf16, Self::Fp16];
 
+    /// Those that tables may be stored in.
+    pub const STORED: [Self; 3] = [Self::Fp32, Self::Bf16, Self::Fp16];
+
     /// What a job file calls it.
     pub fn name(self) -> &'static str {
         match self {
@@ -58,6 +61,12 @@ impl Precision {
             Self::Bf16 => Float::Bf16,
             Self::Fp16 => Float::F16,
         }
+    }
+
+    /// The format of the weights of embedding tables, where those have this precision: see [`Float`]. What a linear model
+    /// looks up, which is added to logits, has single precision in all.
+    pub fn tables(self) -> Float {
+        self.activations()
     }
 
     /// Whether gradients are so small beside the least number of the format that the loss is scaled.

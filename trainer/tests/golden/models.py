@@ -112,6 +112,29 @@ def dropped(x, rate, step, layer):
     return x * torch.tensor(kept) / keep
 
 
+FORMATS = {"bf16": (8, -126), "fp16": (11, -14)}
+
+
+def unit(x, precision):
+    """What numbers of the format are multiples of, of the size of each of x; nothing here is near infinity."""
+    digits, least = FORMATS[precision]
+    return torch.ldexp(torch.ones_like(x), (torch.frexp(x)[1] - 1).clamp(min=least) - (digits - 1))
+
+
+def nearest(x, precision):
+    return torch.where(x == 0, x, torch.round(x / unit(x, precision)) * unit(x, precision))
+
+
+def drawn(x, precision, table, step, rows):
+    """Of the two numbers of the format next to each of x `[rows, columns]`, the one that the table draws in the step."""
+    key = key_of(SEED, f"rounding of step {step}") ^ key_of(0, table)
+    word = lambda r, c: philox(key, (r, c // 4, 0, 0))[c % 4]
+    words = torch.tensor([[float(word(r, c)) for c in range(x.shape[1])] for r in rows.tolist()])
+    units = x.abs() / unit(x, precision)
+    up = torch.floor((units - units.floor()) * 2.0**32) + words >= 2.0**32
+    return torch.where(x == 0, x, x.sign() * (units.floor() + up) * unit(x, precision))
+
+
 def of_ids(features):
     return [name for name in features if name in IDS]
 
@@ -460,8 +483,13 @@ class Trained:
         "ftrl": {"z": None, "n": None},
     }
 
-    def __init__(self, name, weight, spec, is_table):
+    def __init__(self, name, weight, spec, is_table, precision):
         self.name, self.weight, self.spec, self.is_table = name, weight, spec, is_table
+        # Of tables of embeddings, where it is not single precision.
+        self.precision = precision if "embedding." in name else None
+        if self.precision:
+            with torch.no_grad():
+                weight.copy_(nearest(weight, precision))
         kind, start = spec["kind"], spec.get("initial_accumulator", 0.0)
         self.state = {state: torch.zeros_like(weight) for state in self.STATES[kind]}
         if kind == "adagrad":
@@ -492,6 +520,8 @@ class Trained:
             weight -= self.spec["learning_rate"] * gradient / root[:, None]
         else:
             self.torch_step(number, weight, state, gradient)
+        if self.precision:
+            weight = drawn(weight, self.precision, self.name, number, touched)
         self.weight[rows] = weight
         for name, tensor in state.items():
             self.state[name][rows] = tensor
@@ -551,7 +581,8 @@ def trained(name, spec, training, labels, start=None, blur=lambda weight: weight
             for key, weight in model.weights.items():
                 weight.copy_(start[key].reshape(weight.shape))
     parameters = [
-        Trained(key, weight, model.optimizers[key], key in model.tables) for key, weight in model.weights.items()
+        Trained(key, weight, model.optimizers[key], key in model.tables, training.get("embedding_precision"))
+        for key, weight in model.weights.items()
     ]
 
     def snapshot():
@@ -724,6 +755,19 @@ CASES = {
     "several classes in dlrm": dlrm("dot"),
     "several classes in linear": dict(kind="linear", features=MARKED, optimizer=FTRL),
     "several classes in wide_deep": dict(kind="wide_deep", wide=WIDE, deep=dict(DEEP, optimizer=ADAGRAD)),
+    "tables of bfloat16": mlp(SGD, ADAGRAD),
+    "tables of half precision": dict(mlp(ADAGRAD, SGD), embedding=embedding(ADAGRAD, dim=6)),
+    "tables of bfloat16 by momentum": mlp(MOMENTUM, SGD, "sum"),
+    "tables of half precision by nesterov": dict(dcn("stacked", None), embedding=embedding(NESTEROV)),
+    "tables of bfloat16 by rowwise_adagrad": dict(
+        dlrm("dot"), features=["hue", *MARKED], embedding=embedding(ROWWISE, tables=MARKS)
+    ),
+    "tables of half precision in wide_deep": dict(
+        kind="wide_deep", wide=WIDE, deep=dict(DEEP, optimizer=ADAGRAD, embedding_optimizer=ADAM)
+    ),
+    "tables of bfloat16 by adamw": mlp(ADAMW, ADAM),
+    "tables of half precision in deepfm": dict(DEEPFM, embedding=embedding(FTRL, "sqrtn")),
+    "tables of bfloat16 of two towers": two_tower(ADAGRAD, normalize=True, temperature=0.5, item_id="colour"),
 }
 
 BCE = dict(kind="bce", label_smoothing=0.0, positive_weight=1.0, negative_weight=1.0)
@@ -749,6 +793,15 @@ TRAINING = {
     "several classes in dlrm": dict(loss=dict(CLASSES, label_smoothing=0.125)),
     "several classes in linear": dict(loss=dict(CLASSES, class_weights=[1.0, 3.0, 1.0, 0.5])),
     "several classes in wide_deep": dict(loss=CLASSES),
+    "tables of bfloat16": dict(embedding_precision="bf16"),
+    "tables of half precision": dict(embedding_precision="fp16"),
+    "tables of bfloat16 by momentum": dict(embedding_precision="bf16", clip=dict(norm=0.125, value=None)),
+    "tables of half precision by nesterov": dict(embedding_precision="fp16"),
+    "tables of bfloat16 by rowwise_adagrad": dict(embedding_precision="bf16", clip=dict(norm=None, value=0.015625)),
+    "tables of half precision in wide_deep": dict(embedding_precision="fp16"),
+    "tables of bfloat16 by adamw": dict(embedding_precision="bf16"),
+    "tables of half precision in deepfm": dict(embedding_precision="fp16"),
+    "tables of bfloat16 of two towers": dict(embedding_precision="bf16"),
 }
 
 # What they learn, where not the one label.

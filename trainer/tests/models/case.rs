@@ -8,7 +8,7 @@ use millstream_backend::{Backend, Cuda, Libraries, Scalar};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, SlotLayout, Stream};
 use millstream_test_cuda::StandIn;
 use millstream_trainer::model::Model;
-use millstream_trainer::spec::{ClipSpec, ModelSpec, TrainingSpec};
+use millstream_trainer::spec::{ClipSpec, ModelSpec, Precision, TrainingSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -80,7 +80,7 @@ struct GoldenBatch {
 
 pub(crate) fn golden() -> Golden {
     let golden: Golden = serde_json::from_str(include_str!("../golden/models.json")).expect("a golden file");
-    assert!(golden.cases.len() >= 60, "every kind of model and optimizer");
+    assert!(golden.cases.len() >= 69, "every kind of model and optimizer");
     golden
 }
 
@@ -104,9 +104,10 @@ impl Case {
     }
 
     /// The model of this case with plain descent of rate 1 for each optimizer: a step takes the gradient, as the
-    /// loss has it, off each weight.
+    /// loss has it, off each weight, of which each keeps its digits.
     pub(crate) fn by_descent<B: Backend>(&self, backend: B, schema: &BatchSchema) -> Model<B> {
-        let training = TrainingSpec { clip: ClipSpec::default(), ..self.training(1) };
+        let (clip, embedding_precision) = (ClipSpec::default(), Precision::default());
+        let training = TrainingSpec { clip, embedding_precision, ..self.training(1) };
         self.by_descent_of(1.0, backend, schema, &training)
     }
 

@@ -11,4 +11,5 @@ mod loss_scale;
 mod memory;
 mod precision;
 mod same_bits;
+mod tables;
 mod warm_start;

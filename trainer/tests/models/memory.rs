@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use millstream_backend::Cuda;
-use millstream_batch::{BatchBuffer, BatchHeader, BatchRef, BatchSchema, SlotLayout, Stream};
+use millstream_batch::{BatchBuffer, BatchHeader, BatchRef, BatchSchema, IdFeature, SlotLayout, Stream};
 use millstream_trainer::model::{Model, ModelPlan};
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{DeviceSpec, Precision, TrainingSpec};
@@ -58,10 +58,13 @@ fn a_gpu_holds_what_was_planned() {
         let schema = golden.schema(case);
         let batch = golden.batch(case, 0);
         let parts = (!case.needs_whole_batches()).then_some(schema.rows / 3);
-        for (precision, micro_batch_rows) in
-            [(Precision::Fp32, None), (Precision::Bf16, parts), (Precision::Fp16, None)]
-        {
-            let training = TrainingSpec { precision, micro_batch_rows, ..case.training(7) };
+        for (precision, embedding_precision, micro_batch_rows) in [
+            (Precision::Fp32, Precision::Fp32, None),
+            (Precision::Bf16, Precision::Fp16, parts),
+            (Precision::Fp16, Precision::Bf16, None),
+        ] {
+            let training =
+                TrainingSpec { precision, embedding_precision, micro_batch_rows, ..case.training(7) };
             assert_planned(case, training, &schema, batch.as_ref());
         }
     }
@@ -77,4 +80,28 @@ fn what_many_rows_take_is_planned() {
         let training = TrainingSpec { precision, ..case.training(7) };
         assert_planned(case, training, &schema, full(&schema).as_ref());
     }
+}
+
+/// A GPU stores weights in half the bytes, and state as before; a host keeps them as its own numbers. Of linear parts all
+/// stays.
+#[test]
+fn tables_of_16_bits_take_half_the_bytes_of_weights() {
+    let golden = golden();
+    let case = golden.cases.iter().find(|case| case.name == "tables of half precision").expect("an MLP");
+    let schema = BatchSchema {
+        ids: golden.schema(case).ids.into_iter().map(|id| IdFeature { cardinality: 1 << 20, ..id }).collect(),
+        ..golden.schema(case)
+    };
+    let bytes = |device, embedding_precision| {
+        let training = TrainingSpec { device, embedding_precision, ..case.training(7) };
+        ModelPlan::new(&case.spec(), &schema, &training).expect("a plan").parameter_bytes
+    };
+    let [whole, bf16, fp16] = [Precision::Fp32, Precision::Bf16, Precision::Fp16]
+        .map(|precision| [DeviceSpec::Cpu, DeviceSpec::Cuda(0)].map(|device| bytes(device, precision)));
+    assert_eq!(bf16, fp16);
+    assert_eq!(whole[0], bf16[0]);
+    // Two features of so many ids are embedded in six columns each, and each weight has one number of state.
+    let weights = 2 * (6 << 20);
+    assert!((8 * weights..8 * weights + (8 << 20)).contains(&whole[1]), "{whole:?}");
+    assert_eq!(whole[1] - bf16[1], 2 * weights, "{whole:?}, {bf16:?}");
 }

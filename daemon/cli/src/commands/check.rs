@@ -42,6 +42,7 @@ struct Report {
     steps_per_epoch: Option<u64>,
     epochs: u32,
     precision: &'static str,
+    embedding_precision: &'static str,
     /// What the job asks for.
     device: String,
     /// What this host has for it, where it is a GPU.
@@ -228,6 +229,7 @@ impl Report {
             steps_per_epoch: plan.train.rows.map(batches),
             epochs: job.data.epochs,
             precision: job.training.precision.name(),
+            embedding_precision: job.training.embedding_precision.name(),
             device: job.training.device.to_string(),
             learning_rates: LearningRates::of(job),
             parameters: Parameters::of(plan),
@@ -346,7 +348,11 @@ impl Report {
             None => format!("{epochs} epochs; the files do not say their rows"),
         };
         table.row(["steps".to_owned(), steps]);
-        table.row(["precision".to_owned(), self.precision.to_owned()]);
+        let precision = match self.embedding_precision {
+            of_tables if of_tables == self.precision => of_tables.to_owned(),
+            of_tables => format!("{}, embeddings {of_tables}", self.precision),
+        };
+        table.row(["precision".to_owned(), precision]);
         table.row(["device".to_owned(), self.device.clone()]);
         for (what, found) in self.host.iter().flat_map(describe_host) {
             table.row([format!("  {what}"), found]);

@@ -133,9 +133,14 @@ impl CpuTable {
     pub(crate) fn write(&mut self, part: TablePart, first_row: usize, values: &[f32]) {
         let (start, stride, width) = (self.part_start(part), self.stride, self.shape.part_width(part));
         assert!(values.len().is_multiple_of(width), "whole rows");
+        let float = if part == TablePart::Weights { self.shape.float } else { Float::F32 };
         let rows = self.memory.as_mut_slice()[first_row * stride..].chunks_exact_mut(stride);
         for (row, values) in rows.zip(values.chunks_exact(width)) {
-            row[start..start + width].copy_from_slice(values);
+            let row = &mut row[start..start + width];
+            row.copy_from_slice(values);
+            if float != Float::F32 {
+                row.iter_mut().for_each(|number| *number = float.round_finite(*number));
+            }
         }
     }
 

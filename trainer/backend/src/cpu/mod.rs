@@ -41,6 +41,7 @@ mod matrix;
 mod memory;
 mod mixture;
 mod normalize;
+mod rounding;
 mod rows;
 mod rules;
 mod runs;
@@ -637,9 +638,10 @@ impl Backend for Cpu {
         &self,
         update: &Update,
         scale: &CpuMatrix,
+        draws: u64,
         gradients: &RowGradients<'_, Self>,
         tables: &mut [CpuTable],
     ) {
-        step_rows::step_rows(self, update, scale, gradients, tables);
+        step_rows::step_rows(self, update, scale, draws, gradients, tables);
     }
 }

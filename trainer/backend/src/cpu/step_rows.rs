@@ -4,6 +4,7 @@ use crate::backend::RowGradients;
 use crate::cpu::Cpu;
 use crate::cpu::matrix::{CpuMatrix, CpuTable, SharedTables};
 use crate::cpu::memory::{LINE, Parts};
+use crate::cpu::rounding::Rounding;
 use crate::cpu::rules::{ByRule, Rule, by_rule_of};
 use crate::cpu::runs::{Runs, STRIP, tasks_each};
 use crate::cpu::shaping::Shaping;
@@ -18,6 +19,7 @@ pub(crate) fn step_rows(
     cpu: &Cpu,
     update: &Update,
     scale: &CpuMatrix,
+    draws: u64,
     gradients: &RowGradients<'_, Cpu>,
     tables: &mut [CpuTable],
 ) {
@@ -25,28 +27,30 @@ pub(crate) fn step_rows(
     if shaping.skips() {
         return;
     }
-    by_rule_of(&update.formula, RowsStep { cpu, shaping, gradients, tables });
+    by_rule_of(&update.formula, RowsStep { cpu, shaping, draws, gradients, tables });
 }
 
 /// One step over all tables.
 struct RowsStep<'a> {
     cpu: &'a Cpu,
     shaping: Shaping,
+    draws: u64,
     gradients: &'a RowGradients<'a, Cpu>,
     tables: &'a mut [CpuTable],
 }
 
 impl ByRule for RowsStep<'_> {
     fn by<R: Rule>(self, rule: R) {
-        let Self { cpu, shaping, gradients, tables } = self;
+        let Self { cpu, shaping, draws, gradients, tables } = self;
         let tables = CpuTable::share(tables);
         let each = tasks_each(gradients);
         run!(cpu, tables.len() * each, |task| {
             let (number, task) = (task / each, task % each);
             let runs = Runs::new(gradients, number, task, tables.shape(number).width);
-            // SAFETY: each row is taken once by the task whose run of equal ids it is.
-            let step = unsafe { TableStep::new(runs, shaping, &tables, number) };
             let shape = tables.shape(number);
+            let rounding = Rounding::new(shape, draws);
+            // SAFETY: each row is taken once by the task whose run of equal ids it is.
+            let step = unsafe { TableStep::new(runs, shaping, rounding, &tables, number) };
             let kept = (shape.states, shape.row_states);
             assert_eq!(kept, (R::STATES, usize::from(R::ROW_STATE)), "the state that the update keeps");
             match shape.width {
@@ -61,6 +65,7 @@ impl ByRule for RowsStep<'_> {
 struct TableStep<'a> {
     runs: Runs<'a>,
     shaping: Shaping,
+    rounding: Rounding,
     /// The table's rows, `stride` apart; of each the weights, then the state, as many columns each.
     table: Parts<'a, f32>,
     stride: usize,
@@ -71,10 +76,16 @@ impl<'a> TableStep<'a> {
     ///
     /// # Safety
     /// Nothing else uses the table's rows that the runs name.
-    unsafe fn new(runs: Runs<'a>, shaping: Shaping, tables: &'a SharedTables<'_>, number: usize) -> Self {
+    unsafe fn new(
+        runs: Runs<'a>,
+        shaping: Shaping,
+        rounding: Rounding,
+        tables: &'a SharedTables<'_>,
+        number: usize,
+    ) -> Self {
         // SAFETY: by the caller's promise.
         let table = unsafe { tables.parts(number) };
-        Self { runs, shaping, table, stride: tables.stride(number) }
+        Self { runs, shaping, rounding, table, stride: tables.stride(number) }
     }
 
     /// Steps each row in strips of [`STRIP`] columns, and what is left of it.
@@ -126,6 +137,7 @@ impl<'a> TableStep<'a> {
             state[..columns].copy_from_slice(&row[start..start + columns]);
         }
         self.step_lanes(rule, &mut w, &mut state, &sum);
+        self.rounding.of_row(self.runs.id_of(number), first, &mut w);
         row[first..first + columns].copy_from_slice(&w[..columns]);
         for (number, state) in state[..R::STATES].iter().enumerate() {
             let start = (1 + number) * self.runs.width + first;
@@ -140,12 +152,13 @@ impl<'a> TableStep<'a> {
             let lanes = STRIP.min(self.runs.len() - first);
             let mut sum = [0.0_f32; STRIP];
             let (mut w, mut state) = ([0.0_f32; STRIP], [[0.0_f32; STRIP]; 2]);
-            let mut rows = [0_usize; STRIP];
+            let (mut rows, mut ids) = ([0_usize; STRIP], [0; STRIP]);
             for lane in 0..lanes {
                 let number = first + lane;
                 self.fetch_row_ahead(number);
                 sum[lane] = self.runs.sum_of_one(number);
-                rows[lane] = self.runs.id_of(number) as usize * self.stride;
+                ids[lane] = self.runs.id_of(number);
+                rows[lane] = ids[lane] as usize * self.stride;
                 // SAFETY: the row of this run's id, taken by no other run, and released here.
                 let row = unsafe { self.table.get(rows[lane]..rows[lane] + 1 + R::STATES) };
                 w[lane] = row[0];
@@ -154,6 +167,7 @@ impl<'a> TableStep<'a> {
                 }
             }
             self.step_lanes(rule, &mut w, &mut state, &sum);
+            self.rounding.of_rows(ids, &mut w);
             for lane in 0..lanes {
                 // SAFETY: as above.
                 let row = unsafe { self.table.get(rows[lane]..rows[lane] + 1 + R::STATES) };

@@ -14,7 +14,7 @@ use super::lookups::LinearPart;
 use super::plan::CudaRowPlan;
 use super::report::CudaReport;
 use super::retrieval::Work;
-use super::{Cuda, CudaPinned, Gpu, bytes_of, bytes_of_mut, must};
+use super::{Cuda, CudaPinned, Gpu, must};
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
 use crate::description::{Description, GpuName};
 use crate::device::{Device, IdColumn, Lookup, MatrixShape, Operation, TablePart, TableShape};
@@ -120,6 +120,10 @@ impl Backend for Cuda {
         table.shape()
     }
 
+    fn weight_bytes(shape: TableShape) -> usize {
+        number_bytes(shape.float)
+    }
+
     fn write_matrix(&self, matrix: &mut CudaMatrix, values: &[f32]) {
         self.write(matrix, values);
     }
@@ -129,13 +133,11 @@ impl Backend for Cuda {
     }
 
     fn write_table(&self, table: &mut CudaTable, part: TablePart, first_row: usize, values: &[f32]) {
-        assert!(first_row * table.shape().part_width(part) + values.len() <= table.part_numbers(part));
-        self.copy_to(table.part(part, first_row), bytes_of(values));
+        self.write_part(table, part, first_row, values);
     }
 
     fn read_table(&self, table: &CudaTable, part: TablePart, first_row: usize, out: &mut [f32]) {
-        assert!(first_row * table.shape().part_width(part) + out.len() <= table.part_numbers(part));
-        self.copy_from(bytes_of_mut(out), table.part(part, first_row));
+        self.read_part(table, part, first_row, out);
     }
 
     fn upload(&self, batch: BatchRef<'_>, into: &mut CudaBatch) -> Result<(), BatchError> {
@@ -482,9 +484,10 @@ impl Backend for Cuda {
         &self,
         update: &Update,
         scale: &CudaMatrix,
+        draws: u64,
         gradients: &RowGradients<'_, Self>,
         tables: &mut [CudaTable],
     ) {
-        self.step_touched(update, scale, gradients, tables);
+        self.step_touched(update, scale, draws, gradients, tables);
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn number_bytes(float: Float) -> usize {
 }
 
 /// As kernels number formats.
-fn code(float: Float) -> u32 {
+pub(super) fn code(float: Float) -> u32 {
     match float {
         Float::F32 => 0,
         Float::Bf16 => 1,
@@ -171,7 +171,8 @@ impl CudaMatrix {
     }
 }
 
-/// An embedding table in the memory of a GPU: weights, then each state array, then those of rows.
+/// An embedding table in the memory of a GPU: weights, each of its format's size, then each state array, then those of
+/// rows.
 pub struct CudaTable {
     memory: Memory,
     shape: TableShape,
@@ -212,10 +213,23 @@ impl CudaTable {
             .take_while(|&other| other != part)
             .map(|part| part_bytes(self.shape, part))
             .sum();
-        self.memory.address() + (before + row * self.shape.part_width(part) * size_of::<f32>()) as Address
+        self.memory.address() + (before + row * row_bytes(self.shape, part)) as Address
     }
 }
 
 fn part_bytes(shape: TableShape, part: TablePart) -> usize {
-    (shape.rows * shape.part_width(part) * size_of::<f32>()).next_multiple_of(ALIGNMENT)
+    (shape.rows * row_bytes(shape, part)).next_multiple_of(ALIGNMENT)
+}
+
+/// Bytes of a row's numbers of `part`: rows follow on each other.
+fn row_bytes(shape: TableShape, part: TablePart) -> usize {
+    shape.part_width(part) * number_bytes(part_float(shape, part))
+}
+
+/// The format of `part`.
+pub(super) fn part_float(shape: TableShape, part: TablePart) -> Float {
+    match part {
+        TablePart::Weights => shape.float,
+        TablePart::State(_) | TablePart::RowState(_) => Float::F32,
+    }
 }

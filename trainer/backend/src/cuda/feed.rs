@@ -213,7 +213,9 @@ mod tests {
 
     use super::super::testing::{alone, calls, count, fail};
     use super::*;
-    use crate::{Backend, CudaMatrix, Device, Formula, IdColumn, Lookup, Pooling, TablePart, TableShape};
+    use crate::{
+        Backend, CudaMatrix, Device, Float, Formula, IdColumn, Lookup, Pooling, TablePart, TableShape,
+    };
 
     /// Ids there are.
     const IDS: u32 = 100;
@@ -276,7 +278,14 @@ mod tests {
 
     impl<'a> Sum<'a> {
         fn new(cuda: &'a Cuda, rows: u32) -> Self {
-            let shape = TableShape { rows: IDS as usize, width: 1, states: 0, row_states: 0 };
+            let shape = TableShape {
+                rows: IDS as usize,
+                width: 1,
+                float: Float::F32,
+                key: 0,
+                states: 0,
+                row_states: 0,
+            };
             let mut table = cuda.table(shape);
             let numbers: Vec<f32> = (0..IDS).map(|id| id as f32).collect();
             cuda.write_table(&mut table, TablePart::Weights, 0, &numbers);

@@ -29,6 +29,8 @@ pub(super) const MOST_TENSOR_VECTORS: usize = 32;
 pub(super) const EIGHT: usize = 8;
 /// `QUAD` of device.cuh.
 pub(super) const QUAD: u32 = 4;
+/// `LOAD_BYTES` of lookup.cu: what one load of a thread takes.
+pub(super) const LOAD_BYTES: usize = 16;
 
 /// Every program.
 pub(super) const PROGRAMS: [Program; 13] =
@@ -72,7 +74,7 @@ pub(super) struct LookupView {
     pub(super) width: u32,
     pub(super) first: u32,
     pub(super) pooling: u32,
-    pub(super) unused: u32,
+    pub(super) format: u32,
 }
 
 /// `Group` of plan.cu.
@@ -111,10 +113,11 @@ pub(super) struct TableView {
     pub(super) row_state: Address,
     pub(super) partials: Address,
     pub(super) squares: Address,
+    pub(super) key: u64,
     pub(super) source_count: u32,
     pub(super) width: u32,
     pub(super) lanes: u32,
-    pub(super) unused: u32,
+    pub(super) format: u32,
 }
 
 /// `Faults` of batch.cu.
@@ -203,6 +206,7 @@ program! {
         all_columns: u32, dense_count: u32, first_row: u32, rows: u32,
     }
     kernel GATHER = gather(Gather, THREADS);
+    kernel GATHER_PACKED = gather_packed(Gather, THREADS);
     kernel GATHER_DENSE = gather_dense(GatherDense, THREADS);
     kernel LINEAR = linear(Linear, THREADS);
     kernel LINEAR_BACKWARD = linear_backward(LinearBackward, COLUMN_THREADS);
@@ -225,7 +229,7 @@ program! {
     ROWS = "rows.cu";
     struct StepRows {
         update: UpdateView, batch: Address, tables: Address, scale: Address, fault: Address, gradient: MatrixView,
-        steps: u32, unused: u32,
+        key: u64, steps: u32, unused: u32,
     }
     struct RowSquares { tables: Address, sum: Address, table_count: u32, unused: u32 }
     kernel STEP_PIECES = step_pieces(StepRows, THREADS);

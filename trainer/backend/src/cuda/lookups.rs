@@ -4,15 +4,16 @@ use std::ops::Range;
 
 use super::Cuda;
 use super::batch::{CudaBatch, code};
-use super::buffers::{CudaMatrix, CudaTable};
+use super::buffers::{self, CudaMatrix, CudaTable, number_bytes};
 use super::driver::Memory;
 use super::kernels::{
-    FINISH_COLUMNS, FinishColumns, GATHER, GATHER_DENSE, Gather, GatherDense, LINEAR, LINEAR_BACKWARD,
-    Linear, LinearBackward, LookupView, MatrixView, QUAD, ROWS_AT_ONCE,
+    FINISH_COLUMNS, FinishColumns, GATHER, GATHER_DENSE, GATHER_PACKED, Gather, GatherDense, LINEAR,
+    LINEAR_BACKWARD, LOAD_BYTES, Linear, LinearBackward, LookupView, MatrixView, QUAD, ROWS_AT_ONCE,
 };
 use super::layers::{PAIR_BYTES, column_blocks, partial_bytes, shares};
 use crate::backend::Sum;
-use crate::device::{Lookup, TablePart};
+use crate::device::{Lookup, TablePart, TableShape};
+use crate::float::Float;
 
 /// What of a linear model goes forward, besides its lookups.
 pub(super) struct LinearPart<'a> {
@@ -30,7 +31,7 @@ fn views(batch: &CudaBatch, lookups: &[Lookup], tables: &[CudaTable]) -> Vec<Loo
             width: table.shape().width as u32,
             first: lookup.first as u32,
             pooling: code(lookup.pooling),
-            unused: 0,
+            format: buffers::code(table.shape().float),
         }
     };
     lookups.iter().map(view).collect()
@@ -44,6 +45,18 @@ pub(super) fn constant_bytes(lookups: &[Lookup], dense: usize) -> u64 {
 /// Bytes of scratch that a linear model over so many dense columns takes.
 pub(super) fn scratch_bytes(rows: usize, dense: usize, outputs: usize) -> usize {
     partial_bytes(rows, (dense + 1) * outputs)
+}
+
+/// Whether a load takes eight columns of a row.
+fn is_packed(shape: TableShape) -> bool {
+    let bytes = number_bytes(shape.float);
+    bytes == size_of::<u16>() && (shape.width * bytes).is_multiple_of(LOAD_BYTES)
+}
+
+/// How often a thread loads from a row: of others, a load takes up to four columns.
+fn loads_of_row(shape: TableShape) -> usize {
+    let columns = if is_packed(shape) { LOAD_BYTES / size_of::<u16>() } else { QUAD as usize };
+    shape.width.div_ceil(columns)
 }
 
 fn numbers(columns: &[usize]) -> Vec<u32> {
@@ -76,9 +89,11 @@ impl Cuda {
                 first_column: first_column as u32,
                 unused: 0,
             };
-            let quads = lookups.iter().map(|lookup| width(lookup.table).div_ceil(QUAD as usize)).max();
-            let threads = rows.len().div_ceil(ROWS_AT_ONCE as usize) * quads.unwrap_or(0);
-            self.launch(GATHER, [threads, lookups.len()], &gather);
+            let shapes = lookups.iter().map(|lookup| tables[lookup.table].shape());
+            let loads = shapes.clone().map(loads_of_row).max();
+            let threads = rows.len().div_ceil(ROWS_AT_ONCE as usize) * loads.unwrap_or(0);
+            let entry = if shapes.clone().any(is_packed) { GATHER_PACKED } else { GATHER };
+            self.launch(entry, [threads, lookups.len()], &gather);
         }
         if !dense.is_empty() {
             let gather = GatherDense {
@@ -109,7 +124,8 @@ impl Cuda {
         assert!(rows.end <= batch.rows() && rows.len() <= out.rows());
         assert!(weights.rows() == dense.len() && bias.columns() == out.columns());
         assert!(dense.is_empty() || weights.columns() == out.columns());
-        assert!(lookups.iter().all(|lookup| tables[lookup.table].shape().width == out.columns()));
+        let is_fit = |shape: TableShape| shape.width == out.columns() && shape.float == Float::F32;
+        assert!(lookups.iter().all(|lookup| is_fit(tables[lookup.table].shape())));
         let linear = Linear {
             batch: batch.address(),
             lookups: self.constants_or_none(&views(batch, lookups, tables)),

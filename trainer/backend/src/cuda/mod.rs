@@ -339,6 +339,8 @@ unsafe trait Constant: Copy {}
 unsafe impl Constant for u32 {}
 // SAFETY: a number.
 unsafe impl Constant for f32 {}
+// SAFETY: as above.
+unsafe impl Constant for u16 {}
 // SAFETY: numbers of eight bytes, and then an even number of four.
 unsafe impl Constant for kernels::ColumnView {}
 // SAFETY: as above.

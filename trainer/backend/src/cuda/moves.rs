@@ -2,17 +2,21 @@
 
 use std::ops::Range;
 
-use super::buffers::{CudaMatrix, Shape, sign_bytes};
+use super::buffers::{CudaMatrix, CudaTable, Shape, part_float, sign_bytes};
 use super::driver::Address;
 use super::kernels::{
     ADD, BLEND, Blend, CLEAR, COPY_COLUMNS, Change, CopyColumns, DROPOUT, Dropout, MULTIPLY, MatrixView,
     QUAD, READ_ROWS, Transfer, WRITE_ROWS,
 };
 use super::{Cuda, bytes_of, bytes_of_mut, must};
+use crate::device::TablePart;
 use crate::float::Float;
 
 /// Counters of [`crate::philox`] that 64 columns take.
 const COUNTERS: usize = 16;
+
+/// Numbers of a table that are made of 16 bits, or the other way round, in one go.
+const AT_ONCE: usize = 1 << 20;
 
 /// Threads that take the quads of so many rows.
 pub(super) fn quads(rows: usize, columns: usize) -> [usize; 2] {
@@ -52,6 +56,40 @@ impl Cuda {
         let transfer = Transfer { dense, matrix: matrix.view(), rows: rows as u32, unused: 0 };
         self.launch(READ_ROWS, [rows * matrix.columns(), 1], &transfer);
         self.copy_from(bytes_of_mut(out), dense);
+    }
+
+    /// Rounds weights to their table's format on their way.
+    pub(super) fn write_part(&self, table: &CudaTable, part: TablePart, first_row: usize, values: &[f32]) {
+        let shape = table.shape();
+        assert!(first_row * shape.part_width(part) + values.len() <= table.part_numbers(part));
+        let (mut at, float) = (table.part(part, first_row), part_float(shape, part));
+        if float == Float::F32 {
+            return self.copy_to(at, bytes_of(values));
+        }
+        let mut coded = Vec::with_capacity(values.len().min(AT_ONCE));
+        for values in values.chunks(AT_ONCE) {
+            coded.clear();
+            coded.extend(values.iter().map(|&value| float.encode(float.round_finite(value))));
+            self.copy_to(at, bytes_of(&coded));
+            at += size_of_val(coded.as_slice()) as Address;
+        }
+    }
+
+    /// As many numbers as `out` takes. Waits for all that was asked for.
+    pub(super) fn read_part(&self, table: &CudaTable, part: TablePart, first_row: usize, out: &mut [f32]) {
+        let shape = table.shape();
+        assert!(first_row * shape.part_width(part) + out.len() <= table.part_numbers(part));
+        let (mut at, float) = (table.part(part, first_row), part_float(shape, part));
+        if float == Float::F32 {
+            return self.copy_from(bytes_of_mut(out), at);
+        }
+        let mut coded = vec![0_u16; out.len().min(AT_ONCE)];
+        for out in out.chunks_mut(AT_ONCE) {
+            let coded = &mut coded[..out.len()];
+            self.copy_from(bytes_of_mut(coded), at);
+            at += size_of_val(coded) as Address;
+            out.iter_mut().zip(coded).for_each(|(number, bits)| *number = float.decode(*bits));
+        }
     }
 
     pub(super) fn copy(

@@ -94,12 +94,13 @@ pub(super) struct Program {
 }
 
 /// What every program may include.
-const HEADERS: [(&str, &str); 5] = [
+const HEADERS: [(&str, &str); 6] = [
     ("device.cuh", include_str!("kernels/device.cuh")),
     ("reduce.cuh", include_str!("kernels/reduce.cuh")),
     ("batch.cuh", include_str!("kernels/batch.cuh")),
     ("update.cuh", include_str!("kernels/update.cuh")),
     ("tensor.cuh", include_str!("kernels/tensor.cuh")),
+    ("random.cuh", include_str!("kernels/random.cuh")),
 ];
 
 impl Program {

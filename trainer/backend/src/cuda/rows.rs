@@ -2,8 +2,8 @@
 
 use millstream_batch::BatchSchema;
 
-use super::batch::code;
-use super::buffers::{CudaMatrix, CudaTable};
+use super::batch::code as code_of;
+use super::buffers::{CudaMatrix, CudaTable, code};
 use super::driver::{Address, Memory};
 use super::kernels::{
     ADD_ROW_SQUARES, PIECE, QUAD, RowSquares, STEP_PIECES, STEP_SPANS, SourceView, StepRows, TableView,
@@ -21,6 +21,14 @@ struct Tables {
     address: Address,
     count: usize,
     threads: usize,
+}
+
+/// What is done with the sums of rows' gradients: a step where `steps` is 1, else their squares are summed.
+struct Stepping {
+    update: UpdateView,
+    scale: Address,
+    key: u64,
+    steps: u32,
 }
 
 /// Lanes of a warp that share a row of so many columns, each four of them.
@@ -61,11 +69,13 @@ impl Cuda {
         &self,
         update: &Update,
         scale: &CudaMatrix,
+        draws: u64,
         gradients: &RowGradients<'_, Self>,
         tables: &[CudaTable],
     ) {
         let views = self.tables(gradients, tables);
-        self.run_rows(view(update), scale.numbers(), gradients, &views, true);
+        let step = Stepping { update: view(update), scale: scale.numbers(), key: draws, steps: 1 };
+        self.run_rows(step, gradients, &views);
     }
 
     pub(super) fn touched_squares(
@@ -74,10 +84,10 @@ impl Cuda {
         tables: &[CudaTable],
         sum: &CudaMatrix,
     ) {
+        // Squares know no update, and change nothing.
         let views = self.tables(gradients, tables);
-        // Squares know no update.
         let update = view(&Formula::Sgd { learning_rate: 0.0 }.into());
-        self.run_rows(update, 0, gradients, &views, false);
+        self.run_rows(Stepping { update, scale: 0, key: 0, steps: 0 }, gradients, &views);
         let squares = RowSquares {
             tables: views.address,
             sum: sum.numbers(),
@@ -87,14 +97,8 @@ impl Cuda {
         self.launch_blocks(ADD_ROW_SQUARES, [1, usize::from(views.count > 0)], &squares);
     }
 
-    fn run_rows(
-        &self,
-        update: UpdateView,
-        scale: Address,
-        gradients: &RowGradients<'_, Self>,
-        tables: &Tables,
-        steps: bool,
-    ) {
+    fn run_rows(&self, step: Stepping, gradients: &RowGradients<'_, Self>, tables: &Tables) {
+        let Stepping { update, scale, key, steps } = step;
         let step = StepRows {
             update,
             batch: gradients.batch.address(),
@@ -102,7 +106,8 @@ impl Cuda {
             scale,
             fault: self.fault(),
             gradient: gradients.gradient.view(),
-            steps: u32::from(steps),
+            key,
+            steps,
             unused: 0,
         };
         // The plan is read from here on.
@@ -123,7 +128,7 @@ impl Cuda {
                 let source = |lookup: &Lookup| SourceView {
                     column: batch.column(lookup.column),
                     first: columns.first_of(lookup) as u32,
-                    pooling: code(lookup.pooling),
+                    pooling: code_of(lookup.pooling),
                 };
                 let sources: Vec<SourceView> = lookups.iter().map(source).collect();
                 let (sorted, shape) = (plan.sorted(lookups), table.shape());
@@ -142,10 +147,11 @@ impl Cuda {
                     row_state: table.part(TablePart::RowState(0), 0),
                     partials,
                     squares,
+                    key: shape.key,
                     source_count: sources.len() as u32,
                     width: shape.width as u32,
                     lanes,
-                    unused: 0,
+                    format: code(shape.float),
                 }
             })
             .collect();

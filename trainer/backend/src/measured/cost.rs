@@ -10,7 +10,7 @@ use crate::backend::MixtureShape;
 use crate::device::{MatrixShape, TableShape};
 use crate::update::Formula;
 
-/// Bytes of a number that is not a matrix's: an id, a label, a weight, a number of a table.
+/// Bytes of a number that is not a matrix's: an id, a label, a weight, the state of a table.
 const WORD: usize = 4;
 
 /// Bytes of an entry of a plan of rows: an id, and whose it is.
@@ -39,8 +39,9 @@ pub(super) fn plan(rows: usize, ids: usize) -> Work {
 }
 
 /// What lookups in tables read: ids, and each row of a table once, at the least; and their additions.
-pub(super) fn lookup(ids: usize, table: TableShape) -> Work {
-    work(0, WORD * (ids + ids.min(table.rows) * table.width), ids * table.width)
+pub(super) fn lookup(ids: usize, table: TableShape, weight_bytes: usize) -> Work {
+    let read = ids * WORD + ids.min(table.rows) * table.width * weight_bytes;
+    work(0, read, ids * table.width)
 }
 
 /// What an operation moves and does besides, and two others in one.
@@ -123,9 +124,15 @@ pub(super) fn step(weights: MatrixShape, states: usize, formula: &Formula) -> Wo
 }
 
 /// One on the touched rows of a table: gradients of `ids` ids, summed for each of `touched` rows.
-pub(super) fn step_rows(ids: usize, touched: usize, table: TableShape, formula: &Formula) -> Work {
-    let row = table.width * (1 + table.states) + table.row_states;
-    let moved = ids * ENTRY + 2 * touched * row * WORD;
+pub(super) fn step_rows(
+    ids: usize,
+    touched: usize,
+    table: TableShape,
+    weight_bytes: usize,
+    formula: &Formula,
+) -> Work {
+    let row = table.width * weight_bytes + (table.width * table.states + table.row_states) * WORD;
+    let moved = ids * ENTRY + 2 * touched * row;
     work(0, moved, ids * table.width + touched * table.width * step_flops(formula))
 }
 
@@ -148,6 +155,7 @@ fn step_flops(formula: &Formula) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::float::Float;
 
     fn shape(rows: usize, columns: usize) -> MatrixShape {
         MatrixShape { rows, columns, number_bytes: 4 }
@@ -174,11 +182,13 @@ mod tests {
 
     #[test]
     fn a_table_is_read_at_most_whole_and_stepped_where_it_is_touched() {
-        let table = TableShape { rows: 10, width: 4, states: 1, row_states: 0 };
-        assert_eq!(lookup(3, table), work(0, 4 * (3 + 3 * 4), 12));
-        assert_eq!(lookup(1000, table), work(0, 4 * (1000 + 10 * 4), 4000));
+        let table = TableShape { rows: 10, width: 4, float: Float::F32, key: 0, states: 1, row_states: 0 };
+        assert_eq!(lookup(3, table, 4), work(0, 4 * (3 + 3 * 4), 12));
+        assert_eq!(lookup(3, table, 2), work(0, 4 * 3 + 2 * 3 * 4, 12));
+        assert_eq!(lookup(1000, table, 4), work(0, 4 * (1000 + 10 * 4), 4000));
         let adagrad = Formula::Adagrad { learning_rate: 0.1, epsilon: 0.0 };
-        assert_eq!(step_rows(7, 5, table, &adagrad), work(0, 7 * 8 + 2 * 5 * 8 * 4, 7 * 4 + 5 * 4 * 6));
+        assert_eq!(step_rows(7, 5, table, 4, &adagrad), work(0, 7 * 8 + 2 * 5 * 8 * 4, 7 * 4 + 5 * 4 * 6));
+        assert_eq!(step_rows(7, 5, table, 2, &adagrad).bytes, 7 * 8 + 2 * 5 * (4 * 2 + 4 * 4));
     }
 
     #[test]

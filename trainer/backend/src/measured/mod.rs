@@ -131,7 +131,8 @@ impl<B: Backend> Measured<B> {
         tables: &[B::Table],
     ) -> impl Iterator<Item = Work> {
         lookups.iter().map(move |lookup| {
-            cost::lookup(batch.ids(lookup.column, rows), B::table_shape(&tables[lookup.table]))
+            let shape = B::table_shape(&tables[lookup.table]);
+            cost::lookup(batch.ids(lookup.column, rows), shape, B::weight_bytes(shape))
         })
     }
 
@@ -223,6 +224,10 @@ impl<B: Backend> Backend for Measured<B> {
 
     fn table_shape(table: &B::Table) -> TableShape {
         B::table_shape(table)
+    }
+
+    fn weight_bytes(shape: TableShape) -> usize {
+        B::weight_bytes(shape)
     }
 
     fn touched_rows(&self, plan: &Self::RowPlan, lookups: &[Lookup]) -> Option<usize> {
@@ -759,13 +764,16 @@ impl<B: Backend> Backend for Measured<B> {
         &self,
         update: &Update,
         scale: &B::Matrix,
+        draws: u64,
         gradients: &RowGradients<'_, Self>,
         tables: &mut [B::Table],
     ) {
         let operation = self.operation("step_rows", || {
-            let of_table = |ids, touched, shape| cost::step_rows(ids, touched, shape, &update.formula);
+            let of_table = |ids, touched, shape| {
+                cost::step_rows(ids, touched, shape, B::weight_bytes(shape), &update.formula)
+            };
             self.touched(gradients, tables, of_table)
         });
-        self.run(operation, |backend| backend.step_rows(update, scale, &inner(gradients), tables));
+        self.run(operation, |backend| backend.step_rows(update, scale, draws, &inner(gradients), tables));
     }
 }

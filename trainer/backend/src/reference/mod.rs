@@ -143,6 +143,7 @@ impl Backend for Reference {
 
     fn write_table(&self, table: &mut ReferenceTable, part: TablePart, first_row: usize, values: &[f64]) {
         table.part_mut(part, first_row)[..values.len()].copy_from_slice(values);
+        table.round(part, first_row, values.len());
     }
 
     fn read_table(&self, table: &ReferenceTable, part: TablePart, first_row: usize, out: &mut [f64]) {
@@ -688,6 +689,7 @@ impl Backend for Reference {
         &self,
         update: &Update,
         scale: &ReferenceMatrix,
+        draws: u64,
         gradients: &RowGradients<'_, Self>,
         tables: &mut [ReferenceTable],
     ) {
@@ -700,7 +702,7 @@ impl Backend for Reference {
             let weights = table.row(id as u32);
             let g: Vec<f64> =
                 g.iter().zip(weights).map(|(&g, &w)| shaped(update, scale.at(0, 0), g, w)).collect();
-            table.step_row(&update.formula, id, &g);
+            table.step_row(&update.formula, draws, id, &g);
         });
     }
 }

@@ -1,6 +1,7 @@
 //! Tables of the reference, and the optimizers' formulas.
 
 use crate::device::{TablePart, TableShape};
+use crate::philox::philox;
 use crate::update::{AdamCorrection, Formula};
 
 /// A table and its optimizer state, each row-major.
@@ -42,8 +43,28 @@ impl ReferenceTable {
         &self.weights[id as usize * self.shape.width..][..self.shape.width]
     }
 
-    /// One optimizer step on row `id` by its combined gradient `g`, `[W]`.
-    pub(super) fn step_row(&mut self, formula: &Formula, id: usize, g: &[f64]) {
+    /// Rounds numbers of `part` that were written from outside, from `first_row` on.
+    pub(super) fn round(&mut self, part: TablePart, first_row: usize, count: usize) {
+        let float = self.shape.float;
+        if part == TablePart::Weights {
+            for number in &mut self.part_mut(part, first_row)[..count] {
+                *number = float.round_finite_f64(*number);
+            }
+        }
+    }
+
+    /// One optimizer step on row `id` by its combined gradient `g`, `[W]`, whose weights are rounded by `draws`.
+    pub(super) fn step_row(&mut self, formula: &Formula, draws: u64, id: usize, g: &[f64]) {
+        self.step_whole_row(formula, id, g);
+        let TableShape { width, float, key, .. } = self.shape;
+        for (column, weight) in self.weights[id * width..][..width].iter_mut().enumerate() {
+            let counter = [id, column / 4, 0, 0].map(|word| [word as u32]);
+            let [word] = philox(draws ^ key, counter)[column % 4];
+            *weight = float.round_drawn_f64(*weight, word);
+        }
+    }
+
+    fn step_whole_row(&mut self, formula: &Formula, id: usize, g: &[f64]) {
         let start = id * self.shape.width;
         if let Formula::RowWiseAdagrad { learning_rate, epsilon } = *formula {
             let a = &mut self.row_states[0][id];

@@ -11,7 +11,7 @@ use millstream_batch::{
     BatchBuffer, BatchHeader, BatchMut, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream,
 };
 
-use crate::case::{Bench, scalars};
+use crate::case::{Bench, DRAWS, scalars};
 
 const SGD: Formula = Formula::Sgd { learning_rate: 1.0 };
 
@@ -269,7 +269,7 @@ fn of_tags<B: Backend>(backend: &B, buffer: &BatchBuffer, pooling: Pooling) -> [
     let gradients =
         RowGradients { batch: &batch, plan: &plan, lookups: &lookups, gradient: &gradient, columns };
     let update = Update { formula: SGD, clip: f64::INFINITY, l2: 0.0 };
-    backend.step_rows(&update, &bench.matrix(1, 1, &[1.0]), &gradients, &mut tables);
+    backend.step_rows(&update, &bench.matrix(1, 1, &[1.0]), DRAWS, &gradients, &mut tables);
     [bench.read(&out, 3), bench.read(&sums, 3), bench.read_table(&tables[0], TablePart::Weights, 3)]
 }
 
@@ -320,7 +320,7 @@ fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
             [bench.table((4, 2), &[0.0; 8], &SGD, [0.0; 2]), bench.table((3, 1), &[0.0; 3], &SGD, [0.0; 2])];
         let lookups = lookups(pooling);
         let all = RowGradients { lookups: &lookups, ..gradients };
-        backend.step_rows(&SGD.into(), &scale, &all, &mut tables);
+        backend.step_rows(&SGD.into(), &scale, DRAWS, &all, &mut tables);
         let colours = bench.read_table(&tables[0], TablePart::Weights, 8);
         close(&colours, &[-8.0, -16.0, 0.0, 0.0, -65.0, -130.0, 0.0, 0.0]);
         close(&bench.read_table(&tables[1], TablePart::Weights, 3), &tags);
@@ -328,7 +328,7 @@ fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
     // Adagrad's accumulator sees the square of the sum, not the sum of squares.
     let formula = Formula::Adagrad { learning_rate: 1.0, epsilon: 0.0 };
     let mut tables = [bench.table((4, 2), &[0.0; 8], &formula, [0.0; 2])];
-    backend.step_rows(&formula.into(), &scale, &gradients, &mut tables);
+    backend.step_rows(&formula.into(), &scale, DRAWS, &gradients, &mut tables);
     let accumulators = bench.read_table(&tables[0], TablePart::State(0), 8);
     close(&accumulators, &[64.0, 256.0, 0.0, 0.0, 4225.0, 16900.0, 0.0, 0.0]);
     let weights = bench.read_table(&tables[0], TablePart::Weights, 8);
@@ -336,7 +336,7 @@ fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
     // The accumulator of a row takes the mean of its squares.
     let formula = Formula::RowWiseAdagrad { learning_rate: 1.0, epsilon: 0.0 };
     let mut tables = [bench.table((4, 2), &[0.0; 8], &formula, [0.0; 2])];
-    backend.step_rows(&formula.into(), &scale, &gradients, &mut tables);
+    backend.step_rows(&formula.into(), &scale, DRAWS, &gradients, &mut tables);
     let accumulators = bench.read_table(&tables[0], TablePart::RowState(0), 4);
     close(&accumulators, &[160.0, 0.0, 10562.5, 0.0]);
     let (first, third) = (160.0_f64.sqrt(), 10562.5_f64.sqrt());
@@ -491,7 +491,7 @@ fn a_row_of_a_shared_table_is_stepped_once_by_the_gradients_of_all_columns<B: Ba
     // The accumulator sees the square of the sum: of 4 and 32 / 2; of 2; of 1, 16 and 32 / 2.
     let formula = Formula::Adagrad { learning_rate: 1.0, epsilon: 0.0 };
     let mut tables = table(&[0.0; 4], &formula);
-    backend.step_rows(&formula.into(), &bench.matrix(1, 1, &[1.0]), &gradients, &mut tables);
+    backend.step_rows(&formula.into(), &bench.matrix(1, 1, &[1.0]), DRAWS, &gradients, &mut tables);
     close(&bench.read_table(&tables[0], TablePart::State(0), 4), &[400.0, 4.0, 1089.0, 0.0]);
     close(&bench.read_table(&tables[0], TablePart::Weights, 4), &[-1.0, -1.0, -1.0, 0.0]);
     let mut squares = bench.matrix(1, 1, &[5.0]);
@@ -702,7 +702,8 @@ fn a_copied_table_has_each_part_in_its_place<B: Backend>(backend: &B) {
         let values: Vec<f32> = (0..rows * width).map(|x| (x % 8191) as f32).collect();
         for update in [&adam(0.0), &rowwise] {
             let table = bench.table((rows, width), &values, update, [7.0, 8.0]);
-            let shape = TableShape { rows, width, states: update.states(), row_states: update.row_states() };
+            let (float, states, row_states) = (Float::F32, update.states(), update.row_states());
+            let shape = TableShape { rows, width, float, key: 0, states, row_states };
             let mut copy = vec![B::Scalar::from_f64(-1.0); B::copied_numbers(shape)];
             backend.copy_table(&table, shape, &mut copy);
             let mut parts = 0;

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, Cpu, Cuda, Formula, GradientColumns, IdColumn, LayerGradient, Libraries, Lookup,
-    Loss, Measured, Pooling, RowGradients, Scalar, Sum, TablePart, TableShape, Task, Update,
+    Activation, Backend, Cpu, Cuda, Float, Formula, GradientColumns, IdColumn, LayerGradient, Libraries,
+    Lookup, Loss, Measured, Pooling, RowGradients, Scalar, Sum, TablePart, TableShape, Task, Update,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
@@ -235,7 +235,7 @@ impl Shapes {
 }
 
 /// The columns of each table.
-fn groups(lookups: &[Lookup]) -> Vec<Vec<IdColumn>> {
+pub(crate) fn groups(lookups: &[Lookup]) -> Vec<Vec<IdColumn>> {
     let tables = lookups.chunk_by(|one, next| one.table == next.table);
     tables.map(|lookups| lookups.iter().map(|lookup| lookup.column).collect()).collect()
 }
@@ -279,7 +279,7 @@ const LOSSES: [Loss; 3] = [
 ];
 
 /// What gradients are multiplied by.
-const SCALE: f32 = 0.75;
+pub(crate) const SCALE: f32 = 0.75;
 
 /// What operations gave, by name.
 pub(crate) type Outcome = Vec<(String, Vec<f64>)>;
@@ -302,12 +302,24 @@ impl<B: Backend> Bench<'_, B> {
 
     pub(crate) fn table(
         &self,
+        size: (usize, usize),
+        weights: &[f32],
+        formula: &Formula,
+        start: [f32; 2],
+    ) -> B::Table {
+        self.table_of(Float::F32, size, weights, formula, start)
+    }
+
+    pub(crate) fn table_of(
+        &self,
+        float: Float,
         (rows, width): (usize, usize),
         weights: &[f32],
         formula: &Formula,
         start: [f32; 2],
     ) -> B::Table {
-        let shape = TableShape { rows, width, states: formula.states(), row_states: formula.row_states() };
+        let (states, row_states) = (formula.states(), formula.row_states());
+        let shape = TableShape { rows, width, float, key: key_of(rows, width), states, row_states };
         let mut table = self.0.table(shape);
         self.0.write_table(&mut table, TablePart::Weights, 0, &scalars::<B>(weights));
         for (part, start) in state_parts(formula).into_iter().zip(start) {
@@ -324,8 +336,16 @@ impl<B: Backend> Bench<'_, B> {
     }
 }
 
+/// What a step draws by.
+pub(crate) const DRAWS: u64 = 3 << 40 | 5;
+
+/// What tells a table of this size from others.
+pub(crate) fn key_of(rows: usize, width: usize) -> u64 {
+    Random(1000 * rows as u64 + width as u64).next()
+}
+
 /// Where the state of a table lies.
-fn state_parts(formula: &Formula) -> Vec<TablePart> {
+pub(crate) fn state_parts(formula: &Formula) -> Vec<TablePart> {
     let of_weights = (0..formula.states()).map(TablePart::State);
     of_weights.chain((0..formula.row_states()).map(TablePart::RowState)).collect()
 }
@@ -389,7 +409,7 @@ fn lookups<B: Backend>(
         let columns = GradientColumns::Apart { first: before };
         let gradients = RowGradients { batch, plan: &plan, lookups: &lookups, gradient: &gradient, columns };
         for _ in 0..2 {
-            backend.step_rows(&update, &bench.matrix(1, 1, &[SCALE]), &gradients, &mut tables);
+            backend.step_rows(&update, &bench.matrix(1, 1, &[SCALE]), DRAWS, &gradients, &mut tables);
         }
         let mut squares = bench.matrix(1, 1, &[2.0]);
         backend.row_squares(&gradients, &tables, &mut squares);
@@ -439,7 +459,7 @@ fn linear<B: Backend>(
         outcome.push((format!("linear of {columns} last {name}"), bench.read(&out, rows * columns)));
         let (plan, lookups, shared) = (&plan, lookups.as_slice(), GradientColumns::Shared);
         let gradients = RowGradients { batch, plan, lookups, gradient: &gradient, columns: shared };
-        backend.step_rows(&update, &bench.matrix(1, 1, &[SCALE]), &gradients, &mut tables);
+        backend.step_rows(&update, &bench.matrix(1, 1, &[SCALE]), DRAWS, &gradients, &mut tables);
         let mut squares = bench.matrix(1, 1, &[2.0]);
         backend.row_squares(&gradients, &tables, &mut squares);
         outcome.push((format!("row_squares shared {name}"), bench.read(&squares, 1)));

@@ -68,6 +68,7 @@ fn snapshot(step: u64) -> Snapshot {
         },
         seed: u64::MAX,
         precision: Precision::Fp32,
+        embedding_precision: Precision::Fp32,
         tasks: vec![TaskSpec { loss: LossSpec::SquaredError, weight: 0.5 }],
         loss_scale: None,
     }

@@ -1,13 +1,20 @@
 //! Training in bfloat16 and half precision: going on from checkpoints, steps that are skipped, and divergence.
 
 use super::*;
+use millstream_backend::Float;
+
 use crate::model::LossScale;
 use crate::spec::LossScaleSpec;
 
 fn low(precision: Precision) -> Session<Cpu> {
+    with_tables(precision, Precision::Fp32)
+}
+
+/// With tables of embeddings in a precision of their own.
+fn with_tables(precision: Precision, embedding_precision: Precision) -> Session<Cpu> {
     // So that the scale grows within a few steps.
     let loss_scale = LossScaleSpec { growth_interval: 3, ..LossScaleSpec::default() };
-    let training = TrainingSpec { precision, loss_scale, ..training() };
+    let training = TrainingSpec { precision, embedding_precision, loss_scale, ..training() };
     let mut session = Session::new(cpu(), &model(), &schema(ROWS), &training).unwrap();
     session.judge_by(JUDGE);
     session
@@ -34,7 +41,11 @@ fn run_with_overflows(session: &mut Session<Cpu>, end: u64) {
 #[test]
 fn resuming_changes_nothing_in_low_precision() {
     const END: u64 = 12;
-    for precision in [Precision::Bf16, Precision::Fp16] {
+    let (fp32, bf16, fp16) = (Precision::Fp32, Precision::Bf16, Precision::Fp16);
+    for (precision, tables) in
+        [(bf16, fp32), (fp16, fp32), (fp32, bf16), (bf16, fp16), (fp16, fp16), (fp16, bf16)]
+    {
+        let low = |precision| with_tables(precision, tables);
         let directory = tempfile::tempdir().unwrap();
         let run = if precision == Precision::Fp16 { run_with_overflows } else { run::<Cpu> };
         let mut undisturbed = low(precision);
@@ -52,7 +63,7 @@ fn resuming_changes_nothing_in_low_precision() {
             assert_eq!(second.loss_scale(), first.loss_scale());
             run(&mut second, END);
             let (found, _) = checkpoint(&second, &job);
-            assert!(found == expected, "{precision:?}, stopped before batch {stop}");
+            assert!(found == expected, "{precision:?} and {tables:?}, stopped before batch {stop}");
         }
     }
 }
@@ -104,9 +115,63 @@ fn a_checkpoint_is_gone_on_from_and_scored_in_its_own_precision() {
     run(&mut trained, 3);
     let (_, checkpoint) = checkpoint(&trained, directory.path());
     let refused = session(cpu()).restore(&checkpoint).unwrap_err().to_string();
-    assert!(refused.ends_with("precision is \"bf16\" in the checkpoint and \"fp32\" here"), "{refused}");
+    assert!(refused.ends_with(": precision is \"bf16\" in the checkpoint and \"fp32\" here"), "{refused}");
     let scores =
         |scorer: &mut Scorer<Cpu>| scorer.predict(batch(3, &schema(ROWS)).as_ref()).unwrap().to_vec();
     let mut opened = Scorer::open(cpu(), &schema(ROWS), &checkpoint).unwrap();
     assert_eq!(scores(&mut opened), scores(&mut trained.scorer));
+}
+
+/// Weights of 16 bits are in checkpoints as they are.
+#[test]
+fn a_checkpoint_of_tables_of_16_bits_is_gone_on_from_in_their_precision_and_scored_as_it_is() {
+    for (tables, float) in [(Precision::Bf16, Float::Bf16), (Precision::Fp16, Float::F16)] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut trained = with_tables(Precision::Fp32, tables);
+        run(&mut trained, 3);
+        let (_, checkpoint) = checkpoint(&trained, directory.path());
+        let refused = session(cpu()).restore(&checkpoint).unwrap_err().to_string();
+        let expected =
+            format!(": embedding_precision is \"{}\" in the checkpoint and \"fp32\" here", tables.name());
+        assert!(refused.ends_with(&expected), "{refused}");
+        let (mut of_tables, mut others) = (0, 0);
+        let mut gone_on = with_tables(Precision::Fp32, tables);
+        gone_on.restore(&checkpoint).unwrap();
+        assert_eq!(weights(&gone_on), weights(&trained));
+        for (name, numbers) in weights(&trained) {
+            let is_rounded = numbers.iter().all(|&number| float.round(number).to_bits() == number.to_bits());
+            let is_table = name.contains("embedding.");
+            assert!(is_rounded || !is_table, "{name}");
+            of_tables += usize::from(is_table);
+            others += usize::from(!is_rounded);
+        }
+        assert!(of_tables > 0 && others > 0);
+        let scores =
+            |scorer: &mut Scorer<Cpu>| scorer.predict(batch(3, &schema(ROWS)).as_ref()).unwrap().to_vec();
+        let mut opened = Scorer::open(cpu(), &schema(ROWS), &checkpoint).unwrap();
+        assert_eq!(scores(&mut opened), scores(&mut trained.scorer));
+    }
+}
+
+/// Parameters by name.
+fn weights(session: &Session<Cpu>) -> Vec<(String, Vec<f32>)> {
+    let mut all = Vec::new();
+    let read: Result<(), ()> = session.read_parameters(|tensor, numbers| {
+        all.push((tensor.name.clone(), numbers.to_vec()));
+        Ok(())
+    });
+    read.unwrap();
+    all
+}
+
+#[test]
+fn skipped_steps_leave_tables_as_they_are() {
+    let mut session = with_tables(Precision::Fp16, Precision::Bf16);
+    run(&mut session, 2);
+    let before = weights(&session);
+    session.train(beyond_half(1).as_ref()).unwrap();
+    assert_eq!(session.loss_scale().map(|scale| scale.skipped_steps), Some(1));
+    assert_eq!(weights(&session), before);
+    run(&mut session, 3);
+    assert_ne!(weights(&session), before);
 }

@@ -1,5 +1,6 @@
 // Moving numbers, and changing them one by one.
 #include "device.cuh"
+#include "random.cuh"
 
 // Rows `[rows, columns]` of single precision, dense, and a matrix.
 struct Transfer {
@@ -88,21 +89,6 @@ struct Dropout {
     float factor;
     u32 unused;
 };
-
-// Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011, section 3.3.
-__device__ __forceinline__ uint4 philox(u64 key, uint4 counter) {
-    u32 k0 = u32(key), k1 = u32(key >> 32);
-    uint4 c = counter;
-#pragma unroll
-    for (u32 round = 0; round < 10; round++) {
-        u32 high0 = __umulhi(0xd2511f53u, c.x), low0 = 0xd2511f53u * c.x;
-        u32 high1 = __umulhi(0xcd9e8d57u, c.z), low1 = 0xcd9e8d57u * c.z;
-        c = make_uint4(high1 ^ c.y ^ k0, low1, high0 ^ c.w ^ k1, low0);
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
-    }
-    return c;
-}
 
 // A thread has the four columns, 16 apart, that one counter's words fall on.
 ENTRY(dropout, Dropout) {

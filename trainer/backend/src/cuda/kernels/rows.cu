@@ -6,6 +6,7 @@
 // sums are ordered follows from the ids alone, a row that all of a batch names takes no longer than its share, and combined
 // gradients of the others never go through memory.
 #include "batch.cuh"
+#include "random.cuh"
 #include "reduce.cuh"
 #include "update.cuh"
 
@@ -26,7 +27,7 @@ struct Table {
     // Where each source's places begin, beside `sources`.
     const u32* starts;
     const Source* sources;
-    float* weights;
+    char* weights;
     // State arrays, by weight; null where there is none.
     float* first;
     float* second;
@@ -36,9 +37,13 @@ struct Table {
     float* partials;
     // Two sums of squares a piece.
     float* squares;
+    // With the step's, what weights of fewer digits are rounded by.
+    u64 key;
     u32 source_count, width;
     // Lanes of a worker: a power of two.
-    u32 lanes, unused;
+    u32 lanes;
+    // Of weights.
+    u32 format;
 };
 
 struct StepRows {
@@ -48,6 +53,7 @@ struct StepRows {
     const float* scale;
     const u64* fault;
     Matrix gradient;
+    u64 key;
     // Whether rows are stepped; else the squares of their gradients are summed.
     u32 steps, unused;
 };
@@ -62,6 +68,10 @@ struct Worker {
     float squares;
 
     __device__ __forceinline__ u32 strip() const { return table.lanes * QUAD; }
+
+    __device__ __forceinline__ Matrix weights() const {
+        return {table.weights, table.width, table.format, table.width};
+    }
 
     __device__ __forceinline__ float sum_of_lanes(float x) const {
         for (u32 distance = table.lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(mask, x, distance);
@@ -85,25 +95,30 @@ struct Worker {
 
     // Steps the columns from `column` on of row `id` by their gradient; of row-wise Adagrad the row's state is new already.
     __device__ __forceinline__ void step(u32 id, u32 column, const Quad& gradient) const {
-        for (u32 i = 0; i < QUAD && column + i < table.width; i++) {
+        u32 count = min(table.width - column, QUAD);
+        Quad quad = load_quad(weights(), id, column, count);
+#pragma unroll
+        for (u32 i = 0; i < QUAD; i++) {
+            if (i >= count) break;
             u64 at = u64(id) * table.width + column + i;
-            float w = table.weights[at], g = shaped(args.update, scale, gradient.x[i], w);
+            float w = quad.x[i], g = shaped(args.update, scale, gradient.x[i], w);
             if (args.update.kind == ROW_WISE_ADAGRAD) {
-                table.weights[at] = w - args.update.learning_rate * g / (sqrtf(table.row_state[id]) + args.update.a);
+                quad.x[i] = w - args.update.learning_rate * g / (sqrtf(table.row_state[id]) + args.update.a);
             } else {
                 float first = table.first ? table.first[at] : 0.0f, second = table.second ? table.second[at] : 0.0f;
-                table.weights[at] = stepped(args.update, w, first, second, g);
+                quad.x[i] = stepped(args.update, w, first, second, g);
                 if (table.first) table.first[at] = first;
                 if (table.second) table.second[at] = second;
             }
         }
+        store_drawn(weights(), id, column, count, quad, args.key ^ table.key);
     }
 
     // The squares of what the gradients of some columns of row `id` are shaped to.
     __device__ __forceinline__ float shaped_squares(u32 id, u32 column, const Quad& gradient) const {
         float sum = 0.0f;
         for (u32 i = 0; i < QUAD && column + i < table.width; i++) {
-            float g = shaped(args.update, scale, gradient.x[i], table.weights[u64(id) * table.width + column + i]);
+            float g = shaped(args.update, scale, gradient.x[i], load(weights(), id, column + i));
             sum = fmaf(g, g, sum);
         }
         return sum;

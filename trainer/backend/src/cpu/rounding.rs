@@ -1,0 +1,57 @@
+//! How new weights of a table become numbers of its format: by random numbers that follow from where they stand.
+
+use crate::cpu::runs::STRIP;
+use crate::device::TableShape;
+use crate::float::Float;
+use crate::philox::philox;
+
+/// Columns whose words are of one counter.
+const WORDS: usize = 4;
+/// Counters of a strip of columns.
+const COUNTERS: usize = STRIP / WORDS;
+
+/// What rounds one table's weights in one step: see [`crate::Backend::step_rows`].
+#[derive(Clone, Copy)]
+pub(super) struct Rounding {
+    float: Float,
+    key: u64,
+}
+
+impl Rounding {
+    /// Of a table of `shape`, in the step that `draws` tells from others.
+    pub(super) fn new(shape: TableShape, draws: u64) -> Self {
+        Self { float: shape.float, key: draws ^ shape.key }
+    }
+
+    /// Rounds weights of row `row`, from column `first` on, a multiple of four.
+    #[inline(always)]
+    pub(super) fn of_row(self, row: u32, first: usize, weights: &mut [f32; STRIP]) {
+        if self.float == Float::F32 {
+            return;
+        }
+        let columns = std::array::from_fn(|counter| (first / WORDS + counter) as u32);
+        let words = philox(self.key, [[row; COUNTERS], columns, [0; COUNTERS], [0; COUNTERS]]);
+        self.draw(weights, std::array::from_fn(|lane| words[lane % WORDS][lane / WORDS]));
+    }
+
+    /// Rounds the weights of these rows, which have one each.
+    #[inline(always)]
+    pub(super) fn of_rows(self, rows: [u32; STRIP], weights: &mut [f32; STRIP]) {
+        if self.float == Float::F32 {
+            return;
+        }
+        let [words, ..] = philox(self.key, [rows, [0; STRIP], [0; STRIP], [0; STRIP]]);
+        self.draw(weights, words);
+    }
+
+    /// Compiled for each format.
+    #[inline(always)]
+    fn draw(self, weights: &mut [f32; STRIP], words: [u32; STRIP]) {
+        let each = weights.iter_mut().zip(words);
+        match self.float {
+            Float::F32 => {}
+            Float::Bf16 => each.for_each(|(weight, word)| *weight = Float::Bf16.round_drawn(*weight, word)),
+            Float::F16 => each.for_each(|(weight, word)| *weight = Float::F16.round_drawn(*weight, word)),
+        }
+    }
+}
