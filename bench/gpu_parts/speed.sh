@@ -6,16 +6,18 @@ part_speed() {
 }
 
 part_precisions() {
+    steps_in bf16 bf16
     steps_in fp16
     steps_in fp32
     steps_in tf32
 }
 
+# steps_in PRECISION [PRECISION of tables]
 steps_in() {
-    local model
+    local model tables="${2:-fp32}" of_tables="${2:+, tables in $2}"
     for model in dlrm wide_deep; do
-        measure "$model in $1" "$programs/step_speed" "${step[@]}" --model "$model" --precision "$1" "${shape[@]}" \
-            "${runs[@]}" --json
+        measure "$model in $1$of_tables" "$programs/step_speed" "${step[@]}" --model "$model" --precision "$1" \
+            --tables "$tables" "${shape[@]}" "${runs[@]}" --json
     done
 }
 
