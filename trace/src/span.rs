@@ -50,6 +50,8 @@ pub enum Category {
     Phase,
     /// An operation of a backend.
     Operation,
+    /// A kernel of a device, which an operation has one or several of.
+    Kernel,
     /// A device copies from the host's memory.
     Copy,
 }
@@ -64,6 +66,7 @@ impl Category {
             Self::Step => "step",
             Self::Phase => "phase",
             Self::Operation => "operation",
+            Self::Kernel => "kernel",
             Self::Copy => "copy",
         }
     }

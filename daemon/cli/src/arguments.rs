@@ -202,8 +202,8 @@ the device copies 64 MiB, or by its FLOPs at the rate at which it multiplies lar
 job's precision, whichever is longer. Both rates are measured after the steps. What lies in the
 processor's caches moves faster than memory, so that small operations may be above 100 %.
 
-On a GPU the times of operations and copies are the GPU's own, and while steps are recorded none of a
-step's parts goes on beside another: such steps take longer than others.
+On a GPU the times of operations, their kernels and copies are the GPU's own, and while steps are
+recorded none of a step's parts goes on beside another: such steps take longer than others.
 
 The job trains as ever, and to the same bits; while it is recorded its steps take some hundredths
 longer. It is to be a job of a daemon (`submit`, or `train` while `millstreamd` runs). Ctrl-C ends the

@@ -12,7 +12,7 @@ use crate::arguments::JobProfile;
 use crate::connection::to_daemon;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::profile::{self, OperationSum, PhaseSum, Recorded, StageRate, Sums};
+use crate::profile::{self, KernelSum, OperationSum, PhaseSum, Recorded, StageRate, Sums};
 use crate::progress::Gauge;
 use crate::screen::Screen;
 use crate::table::Table;
@@ -88,6 +88,10 @@ fn describe(recorded: &Recorded, sums: &Sums, path: &Path) -> String {
         phases.row([(*phase).to_owned(), milliseconds(*seconds), figures::percent(*share)]);
     }
 
+    let each_step = |calls: u64| {
+        let calls = format!("{:.4}", calls as f64 / steps);
+        calls.trim_end_matches('0').trim_end_matches('.').to_owned()
+    };
     let titles = ["OPERATION", "IN", ">CALLS", ">MS", ">SHARE", ">GB/S", ">GFLOP/S", ">ROOFLINE"];
     let mut operations = Table::with_titles(&titles);
     let (shown, rest): (Vec<_>, Vec<_>) = sums.operations.iter().partition(|sum| sum.share >= LEAST_SHARE);
@@ -96,7 +100,7 @@ fn describe(recorded: &Recorded, sums: &Sums, path: &Path) -> String {
         operations.row([
             name(sum),
             phase.clone(),
-            format!("{:.4}", *calls as f64 / steps).trim_end_matches('0').trim_end_matches('.').to_owned(),
+            each_step(*calls),
             milliseconds(*seconds),
             figures::percent(*share),
             giga(sum.bytes_per_second),
@@ -113,8 +117,25 @@ fn describe(recorded: &Recorded, sums: &Sums, path: &Path) -> String {
         operations.row([name, String::new(), calls, milliseconds, share]);
     }
 
+    let mut kernels = Table::with_titles(&["KERNEL", ">CALLS", ">MS", ">SHARE"]);
+    for KernelSum { kernel, calls, seconds, share } in &sums.kernels {
+        if *share >= LEAST_SHARE {
+            kernels.row([
+                kernel.clone(),
+                each_step(*calls),
+                milliseconds(*seconds),
+                figures::percent(*share),
+            ]);
+        }
+    }
+
     let wrote = format!("wrote {}; open it at https://ui.perfetto.dev or chrome://tracing", path.display());
-    let tables = [rates, phases, operations].map(|table| table.render()).join("\n");
+    let mut tables = vec![rates, phases, operations];
+    if !sums.kernels.is_empty() {
+        tables.push(kernels);
+    }
+    let tables: Vec<_> = tables.iter().map(Table::render).collect();
+    let tables = tables.join("\n");
     format!("{tables}\n{}\n{wrote}", ingest(profile.ingest.as_ref().unwrap_or(&Diagnosis::default()), sums))
 }
 
@@ -161,6 +182,8 @@ struct ProfileJson<'a> {
     device: DeviceJson<'a>,
     phases: Vec<PhaseJson>,
     operations: Vec<OperationJson<'a>>,
+    /// Of a device that is not the host.
+    kernels: Vec<KernelJson<'a>>,
     stages: Vec<StageJson>,
     ingest: Option<DiagnosisJson<'a>>,
     dropped_spans: u64,
@@ -195,6 +218,14 @@ struct OperationJson<'a> {
 }
 
 #[derive(Debug, Serialize)]
+struct KernelJson<'a> {
+    kernel: &'a str,
+    calls: u64,
+    seconds: f64,
+    share: f64,
+}
+
+#[derive(Debug, Serialize)]
 struct StageJson {
     stage: &'static str,
     seconds: f64,
@@ -206,6 +237,10 @@ impl<'a> ProfileJson<'a> {
         let profile = &recorded.profile;
         let seconds = recorded.nanoseconds() as f64 / 1e9;
         let phase = |&PhaseSum { phase, seconds, share }: &PhaseSum| PhaseJson { phase, seconds, share };
+        let kernel = |sum: &'a KernelSum| {
+            let KernelSum { kernel, calls, seconds, share } = sum;
+            KernelJson { kernel, calls: *calls, seconds: *seconds, share: *share }
+        };
         let stage = |&StageRate { stage, seconds, rows }: &StageRate| StageJson { stage, seconds, rows };
         Self {
             job: &profile.id,
@@ -224,6 +259,7 @@ impl<'a> ProfileJson<'a> {
             },
             phases: sums.phases.iter().map(phase).collect(),
             operations: sums.operations.iter().map(OperationJson::from).collect(),
+            kernels: sums.kernels.iter().map(kernel).collect(),
             stages: sums.stages.iter().map(stage).collect(),
             ingest: profile.ingest.as_ref().map(DiagnosisJson::from),
             dropped_spans: profile.dropped_spans,
@@ -304,6 +340,10 @@ mod tests {
                 operation("gather", 0, 0.002, 0.1),
                 operation("clear", 0, 0.000_002, 0.000_1),
             ],
+            kernels: vec![
+                KernelSum { kernel: "product".into(), calls: 15, seconds: 0.008, share: 0.4 },
+                KernelSum { kernel: "clear".into(), calls: 2, seconds: 0.000_002, share: 0.000_1 },
+            ],
             stages: vec![StageRate { stage: "decode", seconds: 0.01, rows: 5_000 }],
         };
         let wanted = "\
@@ -320,6 +360,9 @@ OPERATION             IN       CALLS     MS   SHARE  GB/S  GFLOP/S  ROOFLINE
 layer_forward 128x64  forward    1.5  1.000  50.0 %  5.00      240    50.0 %
 gather                forward    1.5  0.200  10.0 %  5.00      240    50.0 %
 1 others                           2  0.000   0.0 %
+
+KERNEL   CALLS     MS   SHARE
+product    1.5  0.800  40.0 %
 
 STAGE     BUSY  ROWS/S A THREAD  WAITING  FOR
 decode  12.5 %          500,000        -

@@ -5,7 +5,7 @@ mod trace;
 
 use millstream_control::proto::{Profile, Span, Track};
 
-pub(crate) use sums::{OperationSum, PhaseSum, StageRate, Sums};
+pub(crate) use sums::{KernelSum, OperationSum, PhaseSum, StageRate, Sums};
 pub(crate) use trace::write;
 
 /// A profile with all of its spans.

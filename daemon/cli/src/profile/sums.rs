@@ -14,6 +14,8 @@ pub(crate) struct Sums {
     pub(crate) phases: Vec<PhaseSum>,
     /// The longest first.
     pub(crate) operations: Vec<OperationSum>,
+    /// What operations are done by on a device of its own; the longest first.
+    pub(crate) kernels: Vec<KernelSum>,
     /// In the data's order.
     pub(crate) stages: Vec<StageRate>,
 }
@@ -44,6 +46,16 @@ pub(crate) struct OperationSum {
     pub(crate) flops_per_second: f64,
     /// The least time that it could take on this device over what it took.
     pub(crate) roofline: f64,
+}
+
+/// All calls of a kernel.
+#[derive(Debug, PartialEq)]
+pub(crate) struct KernelSum {
+    pub(crate) kernel: String,
+    pub(crate) calls: u64,
+    pub(crate) seconds: f64,
+    /// Of the time of all steps.
+    pub(crate) share: f64,
 }
 
 /// What a stage of ingest does while it is at work.
@@ -107,12 +119,33 @@ impl Sums {
             })
             .collect();
         operations.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-        Self { phases, operations, stages: stages(&recorded.tracks) }
+        Self {
+            phases,
+            operations,
+            kernels: kernels(&recorded.tracks, share),
+            stages: stages(&recorded.tracks),
+        }
     }
 }
 
 fn is(category: Category) -> impl Fn(&&Span) -> bool {
     move |span| span.category == category.name()
+}
+
+fn kernels(tracks: &[Track], share: impl Fn(f64) -> f64) -> Vec<KernelSum> {
+    let mut totals = BTreeMap::<&str, (u64, u64)>::new();
+    for span in tracks.iter().flat_map(|track| &track.spans).filter(is(Category::Kernel)) {
+        let (calls, nanoseconds) = totals.entry(&span.name).or_default();
+        *calls += 1;
+        *nanoseconds += length(span);
+    }
+    let sum = |(name, (calls, nanoseconds)): (&str, (u64, u64))| {
+        let seconds = nanoseconds as f64 / 1e9;
+        KernelSum { kernel: name.to_owned(), calls, seconds, share: share(seconds) }
+    };
+    let mut kernels: Vec<_> = totals.into_iter().map(sum).collect();
+    kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    kernels
 }
 
 fn phases(recorded: &Recorded, all: f64, share: impl Fn(f64) -> f64) -> Vec<PhaseSum> {
@@ -239,6 +272,22 @@ mod tests {
         close(layer.bytes_per_second, 2e8);
         close(layer.flops_per_second, 3e9);
         assert_eq!((clear.operation.as_str(), clear.roofline), ("clear", 0.0));
+    }
+
+    #[test]
+    fn a_kernel_is_counted_in_all_operations_that_it_is_part_of() {
+        let spans = vec![
+            span(Category::Operation, "layer_forward", [0, 10]),
+            span(Category::Kernel, "product", [1, 9]),
+            span(Category::Operation, "layer_backward", [10, 20]),
+            span(Category::Kernel, "mask_gradient", [11, 12]),
+            span(Category::Kernel, "product", [12, 18]),
+        ];
+        let sums = Sums::of(&recorded(spans));
+        let percent = |share: f64| (100.0 * share).round();
+        let kernels = sums.kernels.iter().map(|sum| (sum.kernel.as_str(), sum.calls, percent(sum.share)));
+        assert_eq!(kernels.collect::<Vec<_>>(), [("product", 2, 14.0), ("mask_gradient", 1, 1.0)]);
+        assert_eq!(sums.operations.len(), 2);
     }
 
     #[test]

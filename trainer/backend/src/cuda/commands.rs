@@ -22,6 +22,9 @@ const MOST_GRAPHS: usize = 8;
 /// A list that is shorter is launched as it is.
 const LEAST_COMMANDS: usize = 4;
 
+/// What the library's kernels are called.
+const PRODUCT: &str = "product";
+
 /// Something to be done by the device.
 #[derive(Clone, Copy, PartialEq)]
 enum Command {
@@ -72,7 +75,6 @@ pub(super) struct Commands {
     known: VecDeque<Known>,
     /// The last lists that are no graphs.
     seen: VecDeque<Vec<Command>>,
-    is_one_by_one: bool,
     /// Where kernels are put.
     lane: Lane,
 }
@@ -114,27 +116,40 @@ impl Commands {
         context.fall_behind();
     }
 
-    /// From here on lists are launched as they are, or no longer so.
-    pub(super) fn launch_one_by_one(&mut self, one_by_one: bool) {
-        self.is_one_by_one = one_by_one;
+    /// Whether nothing is on the list.
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.commands.is_empty()
     }
 
     /// Has the stream do all that is on the list.
     pub(super) fn flush(&mut self, stream: &Stream, blas: &Blas) -> Result<(), CommandError> {
-        if self.list.commands.is_empty() {
+        if self.is_empty() {
             return Ok(());
         }
         let done = self.run(stream, blas);
-        self.list.commands.clear();
-        self.list.arguments.clear();
-        stream.context().catch_up();
+        self.clear(stream);
         done
     }
 
+    /// The same, one by one: `launched` is called after each kernel and product, with its name.
+    pub(super) fn flush_each(
+        &mut self,
+        stream: &Stream,
+        blas: &Blas,
+        launched: impl FnMut(&'static str),
+    ) -> Result<(), CommandError> {
+        let done = self.list.launch(stream, blas, launched);
+        self.clear(stream);
+        done
+    }
+
+    fn clear(&mut self, stream: &Stream) {
+        self.list.commands.clear();
+        self.list.arguments.clear();
+        stream.context().catch_up();
+    }
+
     fn run(&mut self, stream: &Stream, blas: &Blas) -> Result<(), CommandError> {
-        if self.is_one_by_one {
-            return self.list.launch(stream, blas);
-        }
         let is_this = |known: &Known| known.list.commands == self.list.commands;
         if let Some(place) = self.known.iter().position(is_this) {
             self.known[place].tell(&self.list.arguments)?;
@@ -142,14 +157,14 @@ impl Commands {
         }
         let commands = &self.list.commands;
         if commands.len() < LEAST_COMMANDS {
-            return self.list.launch(stream, blas);
+            return self.list.launch(stream, blas, |_| ());
         }
         if !self.seen.contains(commands) {
             if self.seen.len() == MOST_GRAPHS {
                 self.seen.pop_front();
             }
             self.seen.push_back(commands.clone());
-            return self.list.launch(stream, blas);
+            return self.list.launch(stream, blas, |_| ());
         }
         if self.known.len() == MOST_GRAPHS {
             self.known.pop_front();
@@ -173,14 +188,25 @@ impl List {
         })
     }
 
-    /// One by one, in their order.
-    fn launch(&self, stream: &Stream, blas: &Blas) -> Result<(), CommandError> {
+    /// One by one, in their order; `launched` is called after each with its name.
+    fn launch(
+        &self,
+        stream: &Stream,
+        blas: &Blas,
+        mut launched: impl FnMut(&'static str),
+    ) -> Result<(), CommandError> {
         for (command, argument) in self.each() {
             match command {
-                // SAFETY: by the promise of who put it on the list.
-                Command::Kernel(launch, ..) => unsafe { stream.launch(*launch, argument) }?,
-                // SAFETY: as above.
-                Command::Product(product) => unsafe { blas.multiply(stream, product) }?,
+                Command::Kernel(launch, ..) => {
+                    // SAFETY: by the promise of who put it on the list.
+                    unsafe { stream.launch(*launch, argument) }?;
+                    launched(launch.kernel.name);
+                }
+                Command::Product(product) => {
+                    // SAFETY: as above.
+                    unsafe { blas.multiply(stream, product) }?;
+                    launched(PRODUCT);
+                }
                 Command::Join => {}
             }
         }

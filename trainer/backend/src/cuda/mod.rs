@@ -312,6 +312,9 @@ impl Cuda {
 
     /// Has the device do what was asked for so far.
     fn flush(&self) {
+        if self.records_spans() {
+            return self.flush_recorded();
+        }
         must(self.commands().flush(&self.stream, &self.blas));
     }
 

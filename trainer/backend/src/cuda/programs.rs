@@ -6,7 +6,6 @@
 //! than Rust's.
 
 use std::collections::HashMap;
-use std::ffi::CString;
 use std::fs;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -224,8 +223,7 @@ impl Kernels {
             let failed = |fault| ProgramError::Load { program: program.name, fault };
             let module = Module::load(context, &image).map_err(failed)?;
             for spec in program.kernels {
-                let name = CString::new(spec.name).expect("names have no zeros");
-                by_name.insert(spec.name, module.kernel(&name).map_err(failed)?);
+                by_name.insert(spec.name, module.kernel(spec.name).map_err(failed)?);
             }
             modules.push(module);
         }

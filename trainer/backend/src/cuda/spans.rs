@@ -1,13 +1,13 @@
 //! When the device did what it was asked for, while somebody looks.
 //!
-//! Each operation is handed to the driver by itself then, without a graph, between two events that tell the time; so is
-//! each copy of a batch. Steps take longer by what that costs.
+//! Each operation is handed to the driver by itself then, without a graph, between two events that tell the time, and so
+//! are its kernels and each copy of a batch. Steps take longer by what that costs.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use millstream_trace::{Category, Operation, Phase, Recorder, Span, now_ns};
+use millstream_trace::{Category, Operation, Phase, Recorder, Span, Work, now_ns};
 
 use super::driver::{Event, Stream};
 use super::{Cuda, must};
@@ -30,8 +30,8 @@ struct Waiting {
     category: Category,
     operation: Operation,
     phase: Option<Phase>,
-    start: Event,
-    end: Event,
+    start: Arc<Event>,
+    end: Arc<Event>,
 }
 
 /// A point in time that both clocks know.
@@ -87,7 +87,6 @@ impl Cuda {
         must(self.stream.wait());
         let spans = Spans { recorder: Arc::clone(recorder), base: Base::of(self), waiting: VecDeque::new() };
         *self.spans() = Some(spans);
-        self.commands().launch_one_by_one(true);
     }
 
     pub(super) fn end_spans(&self) {
@@ -97,7 +96,25 @@ impl Cuda {
         if let Some(mut spans) = self.spans().take() {
             spans.tell();
         }
-        self.commands().launch_one_by_one(false);
+    }
+
+    pub(super) fn records_spans(&self) -> bool {
+        self.spans().is_some()
+    }
+
+    /// Has the device do what was asked for so far, one kernel after the other, each a span.
+    pub(super) fn flush_recorded(&self) {
+        let mut commands = self.commands();
+        if commands.is_empty() {
+            return;
+        }
+        let mut start = self.point(&self.stream);
+        must(commands.flush_each(&self.stream, &self.blas, |name| {
+            let end = self.point(&self.stream);
+            let kernel = Operation { name, work: Work::default(), shape: None };
+            self.span_between(start.take(), end.clone(), ", kernels", Category::Kernel, kernel);
+            start = end;
+        }));
     }
 
     /// Does `work`, which asks the device for `operation` and for nothing else.
@@ -111,23 +128,34 @@ impl Cuda {
     }
 
     /// The point that `stream` has come to, where spans are recorded.
-    pub(super) fn point(&self, stream: &Stream) -> Option<Event> {
+    pub(super) fn point(&self, stream: &Stream) -> Option<Arc<Event>> {
         self.spans().as_ref()?;
         let event = must(Event::timed(self.context()));
         must(event.record(stream));
-        Some(event)
+        Some(Arc::new(event))
     }
 
     /// What was asked of `stream` since `start` is a span, of the track of this GPU's `part`.
     pub(super) fn span(
         &self,
-        start: Option<Event>,
+        start: Option<Arc<Event>>,
         stream: &Stream,
         part: &str,
         category: Category,
         operation: Operation,
     ) {
-        let (Some(start), Some(end)) = (start, self.point(stream)) else { return };
+        self.span_between(start, self.point(stream), part, category, operation);
+    }
+
+    fn span_between(
+        &self,
+        start: Option<Arc<Event>>,
+        end: Option<Arc<Event>>,
+        part: &str,
+        category: Category,
+        operation: Operation,
+    ) {
+        let (Some(start), Some(end)) = (start, end) else { return };
         let mut spans = self.spans();
         let Some(spans) = spans.as_mut() else { return };
         let track = format!("GPU {}{part}", self.gpu().number);

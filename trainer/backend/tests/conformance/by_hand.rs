@@ -38,7 +38,7 @@ macro_rules! test_on_each {
         }
         mod on_cuda_recorded {
             $(#[test] fn $body() {
-                let tracks = ["GPU 0", "GPU 0, copies"];
+                let tracks = ["GPU 0", "GPU 0, kernels", "GPU 0, copies"];
                 crate::case::recorded(crate::case::cuda(), &tracks, &|backend| super::$body(backend));
             })*
         }

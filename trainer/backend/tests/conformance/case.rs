@@ -10,7 +10,7 @@ use millstream_backend::{
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
 use millstream_test_cuda::{StandIn, Variant};
-use millstream_trace::Category;
+use millstream_trace::{Category, Span};
 
 use crate::interactions::interactions;
 use crate::normalization::normalization;
@@ -48,9 +48,20 @@ pub(crate) fn recorded<B: Backend>(backend: B, tracks: &[&str], body: &dyn Fn(&M
     let recording = backend.end_recording();
     let spans: Vec<_> = recording.tracks.iter().flat_map(|track| &track.spans).collect();
     assert!(!spans.is_empty() && recording.dropped == 0, "{} spans", spans.len());
-    for span in spans {
+    let operations: Vec<_> = spans.iter().filter(|span| span.category == Category::Operation).collect();
+    for span in &spans {
         let moves = span.work.bytes > 0 || span.work.rows == 0;
-        assert!([Category::Operation, Category::Copy].contains(&span.category) && moves, "{span:?}");
+        assert!(moves, "{span:?}");
+        match span.category {
+            Category::Operation | Category::Copy => {}
+            Category::Kernel => {
+                let contains = |operation: &&&Span| {
+                    operation.start_ns <= span.start_ns + 1_000 && span.end_ns <= operation.end_ns + 1_000
+                };
+                assert!(operations.iter().any(contains), "of an operation: {span:?}");
+            }
+            _ => panic!("{span:?}"),
+        }
         assert!(span.start_ns <= span.end_ns && span.end_ns <= recording.ended_ns, "{span:?}");
     }
     for track in &recording.tracks {

@@ -1,6 +1,6 @@
 //! Compiled programs.
 
-use std::ffi::CStr;
+use std::ffi::CString;
 use std::ptr;
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ unsafe impl Sync for Module {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cuda) struct Kernel {
     pub(super) handle: Handle,
+    pub(in crate::cuda) name: &'static str,
 }
 
 /// A run of a kernel, but for its argument.
@@ -48,13 +49,15 @@ impl Module {
         Ok(Self { context: Arc::clone(context), handle })
     }
 
-    pub(in crate::cuda) fn kernel(&self, name: &CStr) -> Result<Kernel, Fault> {
+    pub(in crate::cuda) fn kernel(&self, name: &'static str) -> Result<Kernel, Fault> {
         let functions = self.context.enter()?;
         let mut handle = ptr::null_mut();
+        let c_name = CString::new(name).expect("names have no zeros");
         // SAFETY: `handle` is written.
-        let status = unsafe { (functions.cuModuleGetFunction)(&raw mut handle, self.handle, name.as_ptr()) };
+        let status =
+            unsafe { (functions.cuModuleGetFunction)(&raw mut handle, self.handle, c_name.as_ptr()) };
         self.context.check("cuModuleGetFunction", status)?;
-        Ok(Kernel { handle })
+        Ok(Kernel { handle, name })
     }
 }
 

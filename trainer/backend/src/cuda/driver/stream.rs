@@ -148,6 +148,8 @@ pub(in crate::cuda) struct Event {
 
 // SAFETY: as of the context.
 unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
 
 impl Event {
     /// One that was never recorded: nobody waits for it.
