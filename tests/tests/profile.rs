@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
+use millstream_test_cuda::StandIn;
 use millstream_tests::programs::{Daemon, children, kill, wait_until};
 use millstream_tests::shell::Shell;
 use millstream_tests::tiny_job::{Contents, TinyJob};
@@ -197,6 +198,35 @@ fn the_next_steps_are_recorded_with_all_that_feeds_them() {
     assert_eq!(events(&trace, "step").len(), 3);
     bench.daemon.json(&["cancel", &id]);
     bench.daemon.stop();
+}
+
+/// On a GPU's clock, of which there is a stand-in.
+#[test]
+fn on_a_gpu_operations_have_their_kernels() {
+    const STEPS: u64 = 5;
+    let (job, stand_in) = (TinyJob::new(), StandIn::whole().unwrap());
+    let cache = job.directory().join("cache");
+    let of_gpu = [("MILLSTREAM_CUDA_LIBRARIES", stand_in.folder()), ("CACHE_DIRECTORY", cache.as_path())];
+    let daemon = Daemon::start_in(job.directory(), &of_gpu);
+    let bench = Bench { shell: Shell::new(job.directory()), job, daemon };
+    let id = bench.submit(&[FOREVER, "training.device=cuda"]);
+    bench.until_it_trains(&id);
+    let line = ["profile", "tiny", "--steps", "5", "--json", "--output", "gpu.json"];
+    let profile = bench.shell.run(&line).with_code(0).json();
+    let kernels = profile["kernels"].as_array().unwrap();
+    let calls = |name: &str| {
+        let kernel = kernels.iter().find(|kernel| kernel["kernel"] == name);
+        kernel.map_or(0, |kernel| kernel["calls"].as_u64().unwrap())
+    };
+    // Of three layers: forward, and back by weights and by input.
+    assert_eq!((calls("loss"), calls("product")), (STEPS, 9 * STEPS), "{kernels:#?}");
+
+    let trace = fs::read(bench.job.directory().join("gpu.json")).unwrap();
+    let trace: Value = serde_json::from_slice(&trace).unwrap();
+    let found = events(&trace, "kernel");
+    assert!(names(&found).is_superset(&BTreeSet::from(["gather", "product", "step_pieces"])));
+    let total: u64 = kernels.iter().map(|kernel| kernel["calls"].as_u64().unwrap()).sum();
+    assert_eq!(found.len() as u64, total);
 }
 
 #[test]
