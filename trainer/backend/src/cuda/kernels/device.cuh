@@ -10,8 +10,10 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 
 #ifndef KERNEL
-#define KERNEL(name, threads, Arguments) \
-    extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ Arguments args)
+// At least 512 threads to a multiprocessor, so that the loads of some hide the waiting of others: at most 128 registers.
+#define KERNEL(name, threads, Arguments)                                                             \
+    extern "C" __global__ void __launch_bounds__(threads, (threads) < 512 ? 512 / (threads) : 1)     \
+        name(const __grid_constant__ Arguments args)
 #endif
 
 // Begins a kernel. Its argument has the size that the host gives it.

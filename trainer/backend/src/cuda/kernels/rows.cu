@@ -73,6 +73,10 @@ struct Worker {
         return {table.weights, table.width, table.format, table.width};
     }
 
+    __device__ __forceinline__ Matrix state(float* numbers) const {
+        return {(char*)numbers, table.width, F32, table.width};
+    }
+
     __device__ __forceinline__ float sum_of_lanes(float x) const {
         for (u32 distance = table.lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(mask, x, distance);
         return x;
@@ -93,32 +97,39 @@ struct Worker {
         return load_quad(args.gradient, row, source.first + column, count);
     }
 
-    // Steps the columns from `column` on of row `id` by their gradient; of row-wise Adagrad the row's state is new already.
-    __device__ __forceinline__ void step(u32 id, u32 column, const Quad& gradient) const {
+    // Steps the columns from `column` on of row `id` by their gradient, the quad `sum_of(column)`; of row-wise Adagrad the
+    // row's state is new already.
+    template <typename F>
+    __device__ __forceinline__ void step(u32 id, u32 column, F sum_of) const {
         u32 count = min(table.width - column, QUAD);
-        Quad quad = load_quad(weights(), id, column, count);
+        // On their way while the gradient is summed.
+        Quad quad = load_quad(weights(), id, column, count), first = {}, second = {};
+        Matrix firsts = state(table.first), seconds = state(table.second);
+        if (table.first) first = load_quad(firsts, id, column, count);
+        if (table.second) second = load_quad(seconds, id, column, count);
+        Quad gradient = sum_of(column);
 #pragma unroll
         for (u32 i = 0; i < QUAD; i++) {
-            if (i >= count) break;
-            u64 at = u64(id) * table.width + column + i;
             float w = quad.x[i], g = shaped(args.update, scale, gradient.x[i], w);
             if (args.update.kind == ROW_WISE_ADAGRAD) {
                 quad.x[i] = w - args.update.learning_rate * g / (sqrtf(table.row_state[id]) + args.update.a);
             } else {
-                float first = table.first ? table.first[at] : 0.0f, second = table.second ? table.second[at] : 0.0f;
-                quad.x[i] = stepped(args.update, w, first, second, g);
-                if (table.first) table.first[at] = first;
-                if (table.second) table.second[at] = second;
+                quad.x[i] = stepped(args.update, w, first.x[i], second.x[i], g);
             }
         }
         store_drawn(weights(), id, column, count, quad, args.key ^ table.key);
+        if (table.first) store_quad(firsts, id, column, count, first);
+        if (table.second) store_quad(seconds, id, column, count, second);
     }
 
-    // The squares of what the gradients of some columns of row `id` are shaped to.
+    // The squares of what the gradients of some columns of row `id` are shaped to; of columns that are not there, those of
+    // zeros.
     __device__ __forceinline__ float shaped_squares(u32 id, u32 column, const Quad& gradient) const {
+        Quad quad = load_quad(weights(), id, column, min(table.width - column, QUAD));
         float sum = 0.0f;
-        for (u32 i = 0; i < QUAD && column + i < table.width; i++) {
-            float g = shaped(args.update, scale, gradient.x[i], load(weights(), id, column + i));
+#pragma unroll
+        for (u32 i = 0; i < QUAD; i++) {
+            float g = shaped(args.update, scale, gradient.x[i], quad.x[i]);
             sum = fmaf(g, g, sum);
         }
         return sum;
@@ -143,7 +154,7 @@ struct Worker {
             if (lane == 0) table.row_state[id] += of_row / float(table.width);
             __syncwarp(mask);
         }
-        for (u32 column = lane * QUAD; column < table.width; column += strip()) step(id, column, sum_of(column));
+        for (u32 column = lane * QUAD; column < table.width; column += strip()) step(id, column, sum_of);
     }
 
     __device__ __forceinline__ float* partial(u32 number) const { return table.partials + u64(number) * table.width; }
