@@ -253,7 +253,7 @@ fn each_mistake_is_told_with_its_place_and_what_would_be_right() {
         (
             "[model]",
             "[training]\nprecision = \"half\"\n[model]",
-            "20:13: error: expected \"fp32\", \"bf16\" or \"fp16\", found \"half\"",
+            "20:13: error: expected \"fp32\", \"tf32\", \"bf16\" or \"fp16\", found \"half\"",
         ),
         (
             "wide.features",
