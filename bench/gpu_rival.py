@@ -3,7 +3,7 @@
 
     python3 bench/gpu_rival.py VARIANT --model wide_deep|dlrm [--ids N] [--dim N] [--batch N] [--hidden N,...] [--bottom N,...]
 
-Model, first weights and batches are those of `trainer/examples/step_speed.rs`. Batches lie in the device's memory. Layers,
+Model, first weights and batches are those of `trainer/examples/step_speed/`. Batches lie in the device's memory. Layers,
 loss and their backward pass are compiled, in bfloat16 by autocast; tables, layers' weights and Adagrad's state have single
 precision. All tables are one, and outside autograd: rows are gathered into bfloat16 by a compiled kernel, and a row that
 a batch names often is stepped once, by the sum of its gradients. Every shape is known beforehand, so that the whole
@@ -245,6 +245,8 @@ if OPTIONS.variant == "all":
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from step_torch import stack  # noqa: E402
+
 
 class Layers(nn.Module):
     """All but the look-ups: embeddings `[B, 26, dim]`, the wide part's `[B, 26]` and dense `[B, 13]` to the mean loss."""
@@ -252,23 +254,12 @@ class Layers(nn.Module):
     def __init__(self, options: argparse.Namespace):
         super().__init__()
         first = work.first_layers(options.model, options.dim, options.hidden, options.bottom)
-        self.stacks = nn.ModuleDict({name: self.stack(layers) for name, layers in first.items()})
+        self.stacks = nn.ModuleDict({name: stack(layers) for name, layers in first.items()})
         self.is_wide = options.model == "wide_deep"
         self.bias = nn.Parameter(torch.zeros(()), requires_grad=self.is_wide)
         vectors = work.CATEGORICAL + 1
         pairs = torch.tril_indices(vectors, vectors, -1)
         self.register_buffer("pairs", pairs[0] * vectors + pairs[1])
-
-    @staticmethod
-    def stack(first: list[np.ndarray]) -> nn.Sequential:
-        layers = []
-        for weights in first:
-            layer = nn.Linear(*weights.shape)
-            with torch.no_grad():
-                layer.weight.copy_(torch.from_numpy(weights).T)
-                layer.bias.zero_()
-            layers += [layer, nn.ReLU()]
-        return nn.Sequential(*layers)
 
     def forward(self, embedded, wide, dense, labels):
         dense = dense.to(embedded.dtype)

@@ -19,7 +19,7 @@ says so.
 
 The floor: the matrix products' FLOPs at the rate that a library of matrix products reaches on all threads, plus the bytes of
 embeddings at the bandwidth of memory; both are measured in each round, and the best counts. See
-`trainer/examples/step_speed.rs`. Figures are examples/s, min / median / max over the rounds; ratios are of medians.
+`trainer/examples/step_speed/`. Figures are examples/s, min / median / max over the rounds; ratios are of medians.
 
 Time, for 5 rounds on two idle cores: some 15 minutes with small tables, 25 with large ones (2 rounds of 3 turns).
 """

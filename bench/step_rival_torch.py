@@ -25,6 +25,8 @@ os.environ["OMP_NUM_THREADS"] = str(OPTIONS.threads)
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from step_torch import stack  # noqa: E402
+
 torch.set_num_threads(OPTIONS.threads)
 IDS, DIM, FEATURES = OPTIONS.ids, OPTIONS.dim, work.CATEGORICAL
 IS_WIDE = OPTIONS.model == "wide_deep"
@@ -54,21 +56,10 @@ class Layers(nn.Module):
     def __init__(self):
         super().__init__()
         first = work.first_layers(OPTIONS.model, DIM)
-        self.stacks = nn.ModuleDict({name: self.stack(layers) for name, layers in first.items()})
+        self.stacks = nn.ModuleDict({name: stack(layers) for name, layers in first.items()})
         self.bias = nn.Parameter(torch.zeros(()), requires_grad=IS_WIDE)
         pairs = torch.tril_indices(FEATURES + 1, FEATURES + 1, -1)
         self.register_buffer("pairs", pairs[0] * (FEATURES + 1) + pairs[1])
-
-    @staticmethod
-    def stack(first: list[np.ndarray]) -> nn.Sequential:
-        layers = []
-        for weights in first:
-            layer = nn.Linear(*weights.shape)
-            with torch.no_grad():
-                layer.weight.copy_(torch.from_numpy(weights).T)
-                layer.bias.zero_()
-            layers += [layer, nn.ReLU()]
-        return nn.Sequential(*layers)
 
     def forward(self, embedded, wide, dense, labels):
         if IS_WIDE:

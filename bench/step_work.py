@@ -1,6 +1,6 @@
 """What the entrants of `bench/step.py` share: the model's shape, its first weights, the batches, and how they answer.
 
-Weights and batches are those of `trainer/examples/step_speed.rs`, number by number, so that losses can be
+Weights and batches are those of `trainer/examples/step_speed/`, number by number, so that losses can be
 compared: the generator is that of `trainer/src/init.rs`.
 
 An entrant is a program that makes its model and steps once through its batches, prints a line, and then for each line of

@@ -7,7 +7,7 @@ part_tests() {
         return
     fi
     export MILLSTREAM_GPU="$work/kernels"
-    check "operations" "$programs/conformance" cuda --test-threads 1
+    check "operations" "$programs/conformance" cuda on_each --test-threads 1
     check "models" "$programs/models" cuda --test-threads 1
     check "loss scale" "$programs/models" loss_scale --test-threads 1
     unset MILLSTREAM_GPU

@@ -347,8 +347,9 @@ fn cuda_rounds_as_the_reference_does() {
     LOW.into_iter().for_each(|float| rounds_as_the_reference_does(&cuda, float));
 }
 
+/// Of a stand-in: not one of the tests that run on a GPU, which go by CUDA's name.
 #[test]
-fn cuda_of_plain_products_rounds_as_the_reference_does() {
+fn plain_products_round_as_the_reference_does() {
     let cuda = cuda_of_plain_products();
     LOW.into_iter().for_each(|float| rounds_as_the_reference_does(&cuda, float));
 }
