@@ -20,8 +20,8 @@ ELEMENTWISE = {"add", "blend", "clear", "copy_columns", "copy_rows", "cross_forw
 WANTED_ELEMENTWISE = 0.85
 # An operation of less time is not told of, unless it is one of tables.
 LEAST_SHARE = 0.005
-# Bytes of an id, of a number of a table, and numbers of a table's row with Adagrad's state.
-WORD, STATES = 4, 2
+# Bytes of a number of Adagrad's state.
+STATE_BYTES = 4
 
 
 class Figures:
@@ -159,11 +159,12 @@ def operations(figures: Figures) -> list[str]:
 
 def distinct_share(operation: dict, work: dict, roof: dict) -> str:
     """As if each row that a batch names came from memory once."""
-    times = {"gather": 1, "step_rows": 2 * STATES}.get(operation["operation"])
-    if times is None:
+    # Of a number: read, or read and written with its state.
+    number_bytes = {"gather": work["weight_bytes"], "step_rows": 2 * (work["weight_bytes"] + STATE_BYTES)}.get(operation["operation"])
+    if number_bytes is None:
         return ""
     again = (work["ids"] - work["rows"]) * work["batch"] * roof["steps"]
-    least = (operation["bytes"] - again * times * work["dim"] * WORD) / roof["floors"]["bytes_per_second"]
+    least = (operation["bytes"] - again * number_bytes * work["dim"]) / roof["floors"]["bytes_per_second"]
     return f"{least / operation['seconds']:.0%}"
 
 

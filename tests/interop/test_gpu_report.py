@@ -19,7 +19,7 @@ def operation(name: str, least: float, seconds: float, **more) -> dict:
 
 def steps(rate: float) -> list[dict]:
     """2 steps of 1000 rows, each of which looks up 10 ids, 4 of them for the first time."""
-    work = {"flops": 1e6, "bytes": 1e4, "ids": 10.0, "rows": 4.0, "batch": 1000, "dim": 50, "device": {"text": "GPU 0, some", "libraries": []}}
+    work = {"flops": 1e6, "bytes": 1e4, "ids": 10.0, "rows": 4.0, "batch": 1000, "dim": 50, "weight_bytes": 4, "device": {"text": "GPU 0, some", "libraries": []}}
     operations = [operation("gather", 8e-6, 1e-5), operation("step_rows", 2e-5, 5e-5), operation("layer_forward", 1e-5, 2e-5, inputs=7, outputs=9)]
     return [work, {"rate": rate * 0.9}, {"rate": rate}, {"rate": rate * 1.1}, *operations, {"floors": ROOFLINE, "steps": 2}]
 

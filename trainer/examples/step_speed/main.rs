@@ -186,7 +186,8 @@ fn measure<B: Backend<Scalar = f32>>(
             "{}",
             json!({
                 "flops": work.flops, "bytes": work.bytes, "ids": work.ids, "rows": work.rows,
-                "batch": options.batch, "dim": options.dim, "device": device,
+                "batch": options.batch, "dim": options.dim, "weight_bytes": options.weight_bytes(),
+                "device": device,
             })
         );
     }

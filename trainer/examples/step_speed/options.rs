@@ -113,6 +113,14 @@ impl Options {
         }
     }
 
+    /// Bytes of an embedding's number.
+    pub(crate) fn weight_bytes(&self) -> usize {
+        match (self.device, self.tables) {
+            (DeviceSpec::Cpu, _) | (_, Precision::Fp32) => size_of::<f32>(),
+            _ => size_of::<u16>(),
+        }
+    }
+
     /// Outputs of the layers that end in the logit.
     pub(crate) fn top(&self) -> Vec<u32> {
         [&self.hidden[..], &[1]].concat()

@@ -27,29 +27,32 @@ impl Work {
             // Nothing learns from the input's dense columns.
             layers_flops(DENSE as f64, &outputs) - 2.0 * DENSE as f64 * f64::from(outputs[0])
         };
-        let (flops, numbers) = match options.kind {
+        // The wide part has a table of one number a row beside each.
+        let (flops, wide) = match options.kind {
             Kind::WideDeep => {
                 let masked = 2.0 * DENSE as f64 * f64::from(top[0]);
-                (layers_flops(width + DENSE as f64, &top) - masked, dim + 1.0)
+                (layers_flops(width + DENSE as f64, &top) - masked, 1.0)
             }
             Kind::Dlrm => {
                 let pairs = vectors * (vectors - 1.0) / 2.0;
-                (bottom() + 6.0 * pairs * dim + layers_flops(dim + pairs, &top), dim)
+                (bottom() + 6.0 * pairs * dim + layers_flops(dim + pairs, &top), 0.0)
             }
             Kind::Mlperf => {
                 let (layers, rank) = (MLPERF_CROSS.layers, MLPERF_CROSS.rank.unwrap_or_default());
                 let cross = 2.0 * 6.0 * vectors * dim * f64::from(rank) * f64::from(layers);
-                (bottom() + cross + layers_flops(vectors * dim, &top), dim)
+                (bottom() + cross + layers_flops(vectors * dim, &top), 0.0)
             }
         };
         // A row is read for the forward pass, then it and its accumulators are read and written.
+        let of_row = |weight_bytes: usize| (3 * weight_bytes + 2 * size_of::<f32>()) as f64;
+        let row = dim * of_row(options.weight_bytes()) + wide * of_row(size_of::<f32>());
         let examples = batches.len() as f64 * f64::from(options.batch);
         let schema = schema(options);
         let columns = || batches.iter().flat_map(|leased| columns(leased, &schema));
         let rows = columns().map(distinct).sum::<usize>() as f64 / examples;
         let ids = columns().map(<[u32]>::len).sum::<usize>() as f64 / examples;
         let batch = (1 + DENSE) as f64 + ids;
-        Self { flops, bytes: 5.0 * 4.0 * numbers * rows + 4.0 * batch, ids, rows }
+        Self { flops, bytes: row * rows + 4.0 * batch, ids, rows }
     }
 }
 
