@@ -53,7 +53,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
     }
     let limited = spec.most_bytes.map(Limited::to).transpose()?;
     let leased = ring.next()?.context("a ring that was filled is empty")?;
-    Session::new(backend, model, schema, training)?.rehearse(leased.batch())?;
+    Session::new(backend, model, schema, training)?.dry_run(leased.batch())?;
     drop(limited);
     Ok(())
 }

@@ -107,7 +107,7 @@ fn run_recorded<B: Backend<Scalar = f32>>(options: &Options, backend: B) -> Resu
             run(options, backend, &Looks { before: &none, begin: &none, end: &|_| Default::default() })
         }
         Record::Off => run(options, measured(backend), &looks),
-        // Each run begins anew, so that there is room for its spans.
+        // Each run begins anew, so that there is buffers for its spans.
         Record::On => run(options, measured(backend), &Looks { before: &Measured::begin_recording, ..looks }),
     }
 }
@@ -166,14 +166,14 @@ fn measure<B: Backend<Scalar = f32>>(
     let mut steps = 0;
     let mut pass = |model: &mut Model<B>| {
         let end = |model: &mut Model<B>, ahead: usize| {
-            while model.steps_begun() > ahead {
-                model.end_step()?;
+            while model.steps_in_flight() > ahead {
+                model.finish_step()?;
             }
             Ok::<_, BatchError>(())
         };
         for batch in batches {
             steps += 1;
-            model.begin_step(batch.batch(), Step::number(steps))?;
+            model.submit_step(batch.batch(), Step::number(steps))?;
             end(model, model.steps_ahead())?;
         }
         end(model, 0)
