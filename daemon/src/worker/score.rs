@@ -29,7 +29,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
     let device = scorer.device();
     link.send(&FromWorker::Ready { restored: None, passed_over: Vec::new(), device })?;
     let (mut ring, heard) = link.receive_ring(schema)?;
-    let _pinned = device::pinned(scorer.pin(&ring.pages()), link)?;
+    let _pinned = device::pinned(scorer.pin(&ring.mapping()), link)?;
     loop {
         if heard.wishes.stop().is_some() {
             return Ok(Ended::Stopped);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use millstream_backend::{Backend, Measured};
-use millstream_batch::{BatchRef, BatchSchema, Consumer, Leased, RingError, Stream};
+use millstream_batch::{BatchRef, BatchSchema, Consumer, Lease, RingError, Stream};
 use millstream_trace::{Category, Phase, Recorder, Work};
 use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, CheckpointStore};
 use millstream_trainer::loss::LossSum;
@@ -180,7 +180,7 @@ fn restore<B: Backend<Scalar = f32>>(
 
 impl<B: Backend<Scalar = f32>> Training<'_, B> {
     fn follow(&mut self, mut ring: Consumer) -> Result<Ended> {
-        let _pinned = device::pinned(self.session.pin(&ring.pages()), self.link)?;
+        let _pinned = device::pinned(self.session.pin(&ring.mapping()), self.link)?;
         let recorder = Arc::clone(self.profiler.recorder());
         loop {
             if let Some(ended) = self.between_steps()? {
@@ -276,7 +276,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         Ok(Some(Ended::Stopped))
     }
 
-    fn train(&mut self, leased: Leased) -> Result<()> {
+    fn train(&mut self, leased: Lease) -> Result<()> {
         let header = leased.batch().header();
         // All epochs have the same rows. Where a short last batch is left out, only the next epoch tells.
         let (before, epochs) = (self.session.step(), u64::from(header.epoch));
@@ -345,7 +345,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         self.link.send(&FromWorker::EvalDue)?;
         let Some(mut ring) = self.heard.next_ring() else { return Ok(None) };
         // Where it cannot be, that was said of the ring before.
-        let _pinned = self.session.pin(&ring.pages()).ok();
+        let _pinned = self.session.pin(&ring.mapping()).ok();
         loop {
             let leased = match ring.next() {
                 Ok(Some(leased)) => leased,

@@ -47,7 +47,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
     hand_off.send(&theirs)?;
     let mut ring = Consumer::receive(&ours, schema)?;
     for _ in 0..spec.slots {
-        let mut slot = producer.fill()?;
+        let mut slot = producer.claim()?;
         fill(&mut slot.batch(), schema);
         slot.publish();
     }

@@ -25,7 +25,7 @@ use millstream_backend::{
     Backend, BatchError, Cpu, Cuda, Device, Layout, Operation, PinError, Scalar, Sizes, TablePart,
     TablePlace, Task,
 };
-use millstream_batch::{BatchRef, BatchSchema, Pages};
+use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 use millstream_trace::Phase;
 
 use crate::gradients::{ApplyUpdates, SumSquares};
@@ -345,7 +345,7 @@ impl<B: Backend> Model<B> {
     ///
     /// # Errors
     /// As there.
-    pub fn pin(&self, pages: &Pages) -> Result<B::Pinned, PinError> {
+    pub fn pin(&self, pages: &RingMapping) -> Result<B::Pinned, PinError> {
         self.backend.pin(pages)
     }
 

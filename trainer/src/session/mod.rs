@@ -20,7 +20,7 @@ mod selection;
 use std::collections::VecDeque;
 
 use millstream_backend::{Backend, BatchError, Description, PinError};
-use millstream_batch::{BatchRef, BatchSchema, Pages};
+use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointScope, Element, ModelCopy, Snapshot, TrainingProgress,
@@ -193,7 +193,7 @@ where
     ///
     /// # Errors
     /// As there.
-    pub fn pin(&self, pages: &Pages) -> Result<B::Pinned, PinError> {
+    pub fn pin(&self, pages: &RingMapping) -> Result<B::Pinned, PinError> {
         self.scorer.pin(pages)
     }
 

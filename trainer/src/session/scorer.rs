@@ -1,7 +1,7 @@
 //! Scoring rows with a model: evaluation and prediction.
 
 use millstream_backend::{Backend, Description, PinError};
-use millstream_batch::{BatchRef, BatchSchema, Pages};
+use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
 use super::{SessionError, difference};
 use crate::checkpoint::tensors::TensorFile;
@@ -83,7 +83,7 @@ where
     ///
     /// # Errors
     /// As there.
-    pub fn pin(&self, pages: &Pages) -> Result<B::Pinned, PinError> {
+    pub fn pin(&self, pages: &RingMapping) -> Result<B::Pinned, PinError> {
         self.model.pin(pages)
     }
 
