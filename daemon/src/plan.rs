@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
 use millstream_batch::{BatchSchema, SlotLayout};
-use millstream_pipeline::analysis::{Analysis, Learn, Progress};
+use millstream_pipeline::analysis::{Analysis, AnalysisPass, AnalysisProgress};
 use millstream_pipeline::cache::{Cache, CacheOptions, Specification};
 use millstream_pipeline::dataset::{BadRecords, Dataset};
 use millstream_pipeline::ingest::{ChunkSource, IngestPlan};
@@ -72,7 +72,7 @@ pub struct Learning<'a> {
     /// Training data of more bytes is not read: shapes and bounds are right then, values are not known.
     pub most_bytes: u64,
     /// Called with how far reading is, from any thread.
-    pub progress: &'a (dyn Fn(Progress) + Sync),
+    pub progress: &'a (dyn Fn(AnalysisProgress) + Sync),
 }
 
 impl JobPlan {
@@ -344,22 +344,22 @@ pub(crate) fn learn(
     train: &Dataset,
     runtime: &Handle,
     cancel: &AtomicBool,
-    progress: &(dyn Fn(Progress) + Sync),
+    progress: &(dyn Fn(AnalysisProgress) + Sync),
 ) -> Result<Analysis> {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    let learn = Learn {
+    let pass = AnalysisPass {
         dataset: train,
         features: &job.features,
         label: &job.label,
         missing: &job.data.missing,
         bad: &BadRecords::new(job.data.on_bad_record),
         threads: job.training.threads.map_or_else(cores, |threads| threads as usize),
-        vocabulary_bytes: Learn::vocabulary_bytes(&job.data, &job.features),
+        vocabulary_bytes: AnalysisPass::vocabulary_bytes(&job.data, &job.features),
         runtime,
         cancel,
         progress,
     };
-    Ok(learn.run()?)
+    Ok(pass.run()?)
 }
 
 /// Features of the same columns and shapes that learn nothing.

@@ -1,15 +1,15 @@
-//! Fingerprint64: the hash that gives values their ids, the same as TensorFlow's.
+//! Fingerprint64: the hash that maps values to ids, identical to TensorFlow's.
 //!
-//! It is FarmHash's `Fingerprint64` (Pike and Alakuijala, 2014; the function is fixed forever), which
-//! `tf.strings.to_hash_bucket_fast` takes modulo the number of buckets. [`cat64`] is TensorFlow's way
-//! of joining two fingerprints, and [`cross64`] what `tf.sparse.cross_hashed` makes of several values.
-//! Vectors made by TensorFlow are in `tests/golden/fingerprint64.json`.
+//! This is FarmHash's `Fingerprint64` (Pike and Alakuijala, 2014; the function is fixed forever), which
+//! `tf.strings.to_hash_bucket_fast` reduces modulo the number of buckets. [`cat64`] is TensorFlow's
+//! combination of two fingerprints, and [`cross64`] is the hash of `tf.sparse.cross_hashed` over several
+//! values. `tests/golden/fingerprint64.json` holds test vectors made by TensorFlow.
 
 const K0: u64 = 0xc3a5_c85c_97cb_3127;
 const K1: u64 = 0xb492_b66f_be98_f273;
 const K2: u64 = 0x9ae1_6a3b_2f90_404f;
 
-/// The key that `tf.sparse.cross_hashed` starts from when none is given.
+/// The default key of `tf.sparse.cross_hashed`.
 pub const CROSS_KEY: u64 = 0xDE_CAFC_AFFE;
 
 /// The fingerprint of `bytes`.
@@ -23,10 +23,10 @@ pub fn fingerprint64(bytes: &[u8]) -> u64 {
     }
 }
 
-/// The bucket of `bytes` among `buckets`, as `tf.strings.to_hash_bucket_fast`.
+/// The bucket of `bytes` among `buckets`, as in `tf.strings.to_hash_bucket_fast`.
 ///
 /// # Panics
-/// When `buckets` is 0.
+/// If `buckets` is 0.
 #[inline]
 pub fn bucket(bytes: &[u8], buckets: u32) -> u32 {
     reduce(fingerprint64(bytes), buckets)
@@ -35,18 +35,18 @@ pub fn bucket(bytes: &[u8], buckets: u32) -> u32 {
 /// `fingerprint % buckets`.
 ///
 /// # Panics
-/// When `buckets` is 0.
+/// If `buckets` is 0.
 #[inline]
 pub fn reduce(fingerprint: u64, buckets: u32) -> u32 {
-    // A remainder below a u32 is a u32.
+    // Below `buckets`, so it fits in a u32.
     (fingerprint % u64::from(buckets)) as u32
 }
 
-/// [`reduce`] by a multiplication instead of a division, so that many fingerprints can be reduced at a
-/// time in vector registers, which have no division. (Barrett, 1986.)
+/// [`reduce`] with a multiplication instead of a division, so that many fingerprints can be reduced at once
+/// in vector registers, which have no integer division (Barrett, 1986).
 ///
-/// The reciprocal is `floor((2^64 - 1) / buckets)`, which is less than 1 below `2^64 / buckets`; so the
-/// quotient it gives is at most one too small, and one subtraction makes the remainder exact.
+/// The reciprocal is `floor((2^64 - 1) / buckets)`, less than 1 below `2^64 / buckets`. The quotient is
+/// therefore at most one too small, and one conditional subtraction makes the remainder exact.
 #[derive(Clone, Copy, Debug)]
 pub struct Modulus {
     buckets: u64,
@@ -55,7 +55,7 @@ pub struct Modulus {
 
 impl Modulus {
     /// # Panics
-    /// When `buckets` is 0.
+    /// If `buckets` is 0.
     pub fn new(buckets: u32) -> Self {
         Self { buckets: buckets.into(), reciprocal: u64::MAX / u64::from(buckets) }
     }
@@ -66,7 +66,7 @@ impl Modulus {
         self.remainder(fingerprint, ((u128::from(fingerprint) * u128::from(self.reciprocal)) >> 64) as u64)
     }
 
-    /// The same, in operations that vector registers have too: of 32 bits times 32 bits.
+    /// Like [`Modulus::reduce`], using only 32-bit multiplications, which vector registers support.
     #[inline(always)]
     pub fn reduce_in_halves(self, fingerprint: u64) -> u32 {
         let halves = |value: u64| (value & 0xffff_ffff, value >> 32);
@@ -79,18 +79,18 @@ impl Modulus {
     #[inline(always)]
     fn remainder(self, fingerprint: u64, quotient: u64) -> u32 {
         let remainder = fingerprint.wrapping_sub(quotient.wrapping_mul(self.buckets));
-        // Below the buckets, which are a u32: one of the two is, and the other is beyond.
+        // Exactly one of the two is below `buckets`, and the other is larger; so the result fits in a u32.
         remainder.min(remainder.wrapping_sub(self.buckets)) as u32
     }
 }
 
-/// The fingerprint of 1 to 16 bytes that lie in registers: `first` has the first eight, least first, with
-/// zeros after the end; `last` the last eight where there are so many, else the same as `first`.
+/// The fingerprint of 1 to 16 bytes held in registers. `first` holds the first eight bytes in little-endian
+/// order, zero-padded; `last` holds the last eight bytes of a text of at least eight, else it equals `first`.
 ///
-/// The function of [`fingerprint64`] without memory or branches, so that a loop over many becomes vector
-/// instructions. What is there only for fewer than eight bytes goes where `all_long` is known to hold.
+/// This is [`fingerprint64`] without memory accesses or branches, so that loops over it vectorize. With
+/// `all_long` the compiler drops the code for fewer than eight bytes.
 #[inline(always)]
-pub(crate) fn of_words(first: u64, last: u64, length: u64, all_long: bool) -> u64 {
+pub(crate) fn fingerprint_of_words(first: u64, last: u64, length: u64, all_long: bool) -> u64 {
     let mul = length_mul(length as usize);
     let long = of_eight_or_more(first, last, mul);
     if all_long {
@@ -106,7 +106,7 @@ pub(crate) fn of_words(first: u64, last: u64, length: u64, all_long: bool) -> u6
     if length >= 8 { long } else { shorter }
 }
 
-/// Joins two fingerprints, as TensorFlow's `FingerprintCat64`. The order counts.
+/// Combines two fingerprints, as TensorFlow's `FingerprintCat64`. Not commutative.
 #[inline]
 pub fn cat64(first: u64, second: u64) -> u64 {
     const MUL: u64 = 0xc6a4_a793_5bd1_e995;
@@ -117,8 +117,8 @@ pub fn cat64(first: u64, second: u64) -> u64 {
     shift_mix(joined)
 }
 
-/// The fingerprint of several values together: [`cat64`] of [`CROSS_KEY`] and each value's fingerprint
-/// in turn, which is `tf.sparse.cross_hashed` over strings before its modulo.
+/// The fingerprint of several values: [`cat64`] folded over [`CROSS_KEY`] and each value's fingerprint. This
+/// is `tf.sparse.cross_hashed` over strings, before the modulo.
 pub fn cross64<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> u64 {
     values.into_iter().fold(CROSS_KEY, |crossed, value| cat64(crossed, fingerprint64(value)))
 }
@@ -144,7 +144,7 @@ fn hash_pair(u: u64, v: u64, mul: u64) -> u64 {
     shift_mix((v ^ a).wrapping_mul(mul)).wrapping_mul(mul)
 }
 
-/// The multiplier of inputs up to 64 bytes.
+/// The multiplier for inputs of up to 64 bytes.
 #[inline(always)]
 fn length_mul(length: usize) -> u64 {
     K2.wrapping_add(length as u64 * 2)
@@ -168,7 +168,7 @@ fn short(s: &[u8]) -> u64 {
     }
 }
 
-/// 8 to 16 bytes, by the first eight and the last eight.
+/// 8 to 16 bytes, from the first eight and the last eight.
 #[inline(always)]
 fn of_eight_or_more(first: u64, last: u64, mul: u64) -> u64 {
     let a = first.wrapping_add(K2);
@@ -215,7 +215,7 @@ fn fold_four(a: u64, b: u64, c: u64, d: u64, turned: u64, base: u64) -> (u64, u6
     (u, v)
 }
 
-/// 56 bytes of state that inputs over 64 bytes are folded into, 64 at a time.
+/// The 56-byte state for inputs over 64 bytes, which are folded in 64 bytes at a time.
 struct State {
     x: u64,
     y: u64,
@@ -225,7 +225,7 @@ struct State {
 }
 
 impl State {
-    /// Folds in the first 64 bytes of `s`. `factor` is 1 but for the last block.
+    /// Folds in the first 64 bytes of `s`. `factor` is 1 except for the last block.
     #[inline]
     fn fold(&mut self, s: &[u8], mul: u64, factor: u64) {
         let Self { x, y, z, v, w } = self;
@@ -268,7 +268,7 @@ fn longest(s: &[u8]) -> u64 {
         v: (0, 0),
         w: (0, 0),
     };
-    // All whole blocks but that which the last byte lies in; then the last 64 bytes.
+    // All whole blocks except the one with the last byte; then the last 64 bytes.
     let last = s.len() - 1;
     for block in s[..last / 64 * 64].chunks_exact(64) {
         state.fold(block, K1, 1);

@@ -1,6 +1,6 @@
-//! What is in a file: `millstream inspect`.
+//! Describes the contents of files: `millstream inspect`.
 //!
-//! The whole file is read, so that whatever is damaged in it comes to light.
+//! Reads whole files, to find any damage.
 
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::DataType;
@@ -17,34 +17,34 @@ use crate::progress::Progress;
 use crate::storage::Object;
 use crate::survey::{Surveyor, file_format};
 
-/// Where a CSV file's first line is looked for.
+/// The length of the prefix searched for a CSV file's first line.
 const FIRST_LINE_BYTES: u64 = 64 << 10;
 
-/// What is in a file.
+/// The contents of a file.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// The file.
+    /// The path of the file.
     pub path: String,
-    /// Its format, if it has one of ours.
+    /// The format, if it is a supported one.
     pub format: Option<FileFormat>,
-    /// How it, or in Parquet its columns, are compressed.
+    /// The compression of the file, or of the columns of a Parquet file.
     pub compression: String,
-    /// Bytes in storage.
+    /// The stored size in bytes.
     pub bytes: u64,
-    /// Records that read well.
+    /// The number of readable records.
     pub records: u64,
-    /// In the file's order; those of Examples, which have none, by name.
+    /// The columns, in file order; those of Examples, which have no order, by name.
     pub columns: Vec<ColumnReport>,
     /// The first records.
     pub rows: Vec<Map<String, Value>>,
-    /// The first damage.
+    /// The first damage found.
     pub error: Option<DamageReport>,
 }
 
-/// What is in a column.
+/// The contents of a column.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ColumnReport {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// The type of one value.
     #[serde(rename = "type")]
@@ -55,31 +55,33 @@ pub struct ColumnReport {
     pub absent: u64,
 }
 
-/// Damage and where it is.
+/// Damage and its location.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DamageReport {
-    /// What it is, with the file's name.
+    /// The error message, including the path of the file.
     pub message: String,
-    /// In uncompressed bytes.
+    /// The offset in uncompressed bytes.
     pub offset: Option<u64>,
-    /// Counted from 0.
+    /// The record number, from 0.
     pub record: Option<u64>,
 }
 
-/// How to look at files.
+/// Options of an inspection.
 #[derive(Clone, Debug)]
 pub struct InspectOptions {
-    /// First records of each file to show.
+    /// The number of leading records of each file to show.
     pub rows: usize,
-    /// How CSV files are laid out.
+    /// The layout of CSV files.
     pub csv: CsvOptions,
-    /// Threads to read on: as many files at a time or, where there are fewer, row groups of them.
+    /// The number of threads, each of which reads a file or, when there are fewer files, a row group.
     pub threads: usize,
 }
 
-/// Reads all of `objects` and tells what is in each, in their order. Blocks; not to be called in async code.
+/// Reads all of `objects` and returns a report for each, in order. Blocks, so it must not be called from
+/// async code.
 ///
-/// Damage is part of a report; an `Err` is a failure to read a file at all, or a call-off.
+/// # Errors
+/// A file cannot be read at all, or the inspection was cancelled. Damage is part of a report instead.
 pub fn inspect(
     objects: &[Object],
     options: &InspectOptions,
@@ -200,7 +202,7 @@ fn json_cell(cells: &Cells, row: usize) -> Value {
     }
     match cells {
         Cells::Int(values) => values.value(row).into(),
-        // The shortest digits that mean this number, and not those of the nearest double.
+        // The shortest digits that identify this f32, instead of those of the nearest f64.
         Cells::Float(values) => values.value(row).to_string().parse::<f64>().map_or(Value::Null, number),
         Cells::Double(values) => number(values.value(row)),
         Cells::Bytes(values) => match std::str::from_utf8(values.value(row)) {
@@ -212,12 +214,12 @@ fn json_cell(cells: &Cells, row: usize) -> Value {
     }
 }
 
-/// JSON has no word for what is not finite; it is shown as text.
+/// A JSON number, or text for a non-finite value, which JSON cannot represent.
 fn number(value: f64) -> Value {
     serde_json::Number::from_f64(value).map_or_else(|| value.to_string().into(), Value::Number)
 }
 
-/// A value of a type that only Parquet has, as Arrow prints it: between brackets, on lines of its own.
+/// A value of a type that only Parquet has, as Arrow's debug output shows it within its brackets.
 fn shown(array: &ArrayRef, row: usize) -> String {
     let printed = format!("{:?}", array.slice(row, 1));
     let inside = printed.split_once('[').and_then(|(_, rest)| rest.rsplit_once(']'));

@@ -69,7 +69,7 @@ fn a_tfrecord_file() {
     assert_eq!(report.rows.iter().cloned().map(Value::Object).collect::<Vec<_>>(), rows);
     assert_eq!(report.error, None);
 
-    // The second record's data, and then the third's length too: the first of both is told.
+    // Damage the second record's data, then also the third's length: the first damage is reported.
     let second = 16 + records(&batch())[0].len();
     let third = second + 16 + records(&batch())[1].len();
     bytes[second + 13] ^= 1;
@@ -84,7 +84,7 @@ fn a_tfrecord_file() {
 }
 
 #[test]
-fn a_parquet_file_with_a_type_of_its_own() {
+fn a_parquet_file_with_a_type_only_parquet_has() {
     let dir = tempfile::tempdir().unwrap();
     let mut columns: Vec<(String, ArrayRef, bool)> = (batch().schema().fields().iter())
         .zip(batch().columns())
@@ -129,7 +129,7 @@ fn csv_with_and_without_a_header() {
 }
 
 #[test]
-fn what_is_none_of_ours_and_a_call_off() {
+fn unsupported_formats_and_cancellation() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a"), [0u8, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 4]).unwrap();
     let report = look(dir.path(), "a");
@@ -141,6 +141,6 @@ fn what_is_none_of_ours_and_a_call_off() {
     let options = InspectOptions { rows: 0, csv: CsvOptions::default(), threads: 1 };
     let progress = Progress::default();
     progress.cancel();
-    let called_off = inspect(&objects, &options, runtime.handle(), &progress);
-    assert!(matches!(called_off, Err(Error::Cancelled)));
+    let cancelled = inspect(&objects, &options, runtime.handle(), &progress);
+    assert!(matches!(cancelled, Err(Error::Cancelled)));
 }

@@ -1,12 +1,12 @@
-//! The mixing step that all of this crate's random numbers share: splitmix64's (Steele, Lea and Flood, "Fast
-//! Splittable Pseudorandom Number Generators", 2014; constants as in Vigna's `splitmix64.c`).
+//! SplitMix64, the mixing step behind all random numbers of this crate (Steele, Lea and Flood, "Fast Splittable
+//! Pseudorandom Number Generators", 2014; constants as in Vigna's `splitmix64.c`).
 //!
-//! Orders and generated data are fixed by it for good, so it is written here and never changes.
+//! Epoch orders and generated data depend on its exact output, so it must never change.
 
-/// The golden ratio's fraction in 64 bits: the step from one state to the next.
+/// The fractional part of the golden ratio in 64 bits: the increment between states.
 pub(crate) const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The finalizer: a bijection that spreads each bit over all.
+/// The finalizer: a bijection in which each input bit affects all output bits.
 #[inline]
 pub(crate) fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -14,7 +14,7 @@ pub(crate) fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// The next output of the sequence that `state` stands in.
+/// Advances `state` and returns the next output.
 pub(crate) fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_add(GAMMA);
     mix(*state)

@@ -1,14 +1,14 @@
-//! A set of byte strings, numbered in the order they came: vocabularies are looked up in it and
-//! counted with it.
+//! An interner for byte strings: numbers terms in insertion order. Vocabularies look terms up in it, and the
+//! analysis counts terms with it.
 //!
-//! Open addressing over [`fingerprint64`](crate::fingerprint::fingerprint64), all strings in one arena:
-//! a look-up reads one slot and one run of bytes, and nothing is allocated for it. The caller brings
-//! the fingerprint, which it needs for out-of-vocabulary buckets anyway.
+//! Open addressing over [`fingerprint64`](crate::fingerprint::fingerprint64), with all strings in one arena:
+//! a look-up reads one slot and one run of bytes and allocates nothing. The caller passes the fingerprint,
+//! which it needs for out-of-vocabulary buckets anyway.
 
-/// Numbered byte strings.
+/// Interned byte strings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TermTable {
-    /// A power of two, at least twice as many as terms; empty at first.
+    /// The length is a power of two and at least twice the number of terms; 0 when the table is empty.
     slots: Vec<Slot>,
     /// Term `i` is `bytes[ends[i - 1]..ends[i]]`.
     ends: Vec<usize>,
@@ -25,20 +25,20 @@ struct Slot {
 const VACANT: u32 = u32::MAX;
 
 impl TermTable {
-    /// Terms held.
+    /// The number of terms.
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Bytes of memory held, roughly: what a cap is compared with.
+    /// The approximate memory use in bytes, for comparison with a limit.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.bytes.len() + self.ends.len() * size_of::<usize>() + self.slots.len() * size_of::<Slot>()
     }
 
-    /// Term number `term`.
+    /// The term numbered `term`.
     ///
     /// # Panics
-    /// When there is no such term.
+    /// If there is no such term.
     pub(crate) fn term(&self, term: u32) -> &[u8] {
         let index = term as usize;
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
@@ -55,7 +55,7 @@ impl TermTable {
         (slot.term != VACANT).then_some(slot.term)
     }
 
-    /// The number of `term`, which becomes a new one when it is not held yet.
+    /// The number of `term`, added if it is new.
     #[inline]
     pub(crate) fn intern(&mut self, fingerprint: u64, term: &[u8]) -> u32 {
         if self.slots.len() < (self.ends.len() + 1) * 2 {
@@ -66,14 +66,14 @@ impl TermTable {
         if found != VACANT {
             return found;
         }
-        let number = u32::try_from(self.ends.len()).expect("fewer terms than memory for 2^32 of them");
+        let number = u32::try_from(self.ends.len()).expect("2^32 terms do not fit in memory");
         self.slots[position] = Slot { fingerprint, term: number };
         self.bytes.extend_from_slice(term);
         self.ends.push(self.bytes.len());
         number
     }
 
-    /// The slot that `term` is in, or the vacant one where it would be.
+    /// The slot that holds `term`, or else the vacant slot to insert it in.
     #[inline]
     fn position(&self, fingerprint: u64, term: &[u8]) -> usize {
         let mask = self.slots.len() - 1;
@@ -112,7 +112,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn numbers_as_a_map_would(terms in proptest::collection::vec("[a-c]{0,4}", 0..200)) {
+        fn matches_a_plain_list(terms in proptest::collection::vec("[a-c]{0,4}", 0..200)) {
             let mut table = TermTable::default();
             let mut plain: Vec<String> = Vec::new();
             for term in &terms {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_fingerprints_are_told_apart_by_their_bytes() {
+    fn equal_fingerprints_are_distinguished_by_bytes() {
         let mut table = TermTable::default();
         assert_eq!(table.intern(7, b"one"), 0);
         assert_eq!(table.intern(7, b"two"), 1);

@@ -1,4 +1,4 @@
-//! From files to batches: datasets of both formats through the engine and the ring.
+//! End to end, from files to batches: datasets of both formats through ingest and the ring.
 
 #![allow(clippy::unwrap_used)]
 
@@ -29,7 +29,7 @@ const FILES: usize = 3;
 const ROWS: usize = 100;
 const BUCKETS: u32 = 50;
 
-/// A row's number, which is what its column `number` holds, or NaN for those that are unusable.
+/// A row's number, which its column `number` holds; NaN for unusable rows.
 fn number(row: usize, bad: bool) -> f32 {
     if bad && row % 40 == 7 { f32::NAN } else { row as f32 }
 }
@@ -55,7 +55,7 @@ fn write_parquet(directory: &Path) {
     }
 }
 
-/// One field of a protobuf message that holds bytes.
+/// A length-delimited field of a protobuf message.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     assert!(bytes.len() < 128);
     [&[number << 3 | 2, bytes.len() as u8], bytes].concat()
@@ -115,7 +115,7 @@ fn plan(spec: &DataSpec, pattern: &str, runtime: &Runtime) -> IngestPlan {
     IngestPlan::training(spec, 3, &label, schema, source.clone(), Some(source)).unwrap()
 }
 
-/// A batch: its header, the position after it, and its rows by number.
+/// A batch: its header, the position after it, and the numbers of its rows.
 type Seen = (BatchHeader, Vec<u8>, Vec<usize>);
 
 fn run(plan: &IngestPlan, from: Position) -> (Vec<Seen>, Result<IngestReport, Error>) {
@@ -135,7 +135,7 @@ fn run(plan: &IngestPlan, from: Position) -> (Vec<Seen>, Result<IngestReport, Er
     (seen, ingest.join())
 }
 
-/// Runs a whole feed, and again from after every batch.
+/// Runs a whole feed, then resumes it after every batch.
 fn check(plan: &IngestPlan, rows: &[usize]) -> IngestReport {
     let (whole, report) = run(plan, plan.start());
     let report = report.unwrap();
@@ -158,7 +158,7 @@ fn check(plan: &IngestPlan, rows: &[usize]) -> IngestReport {
 }
 
 #[test]
-fn parquet_is_fed_exactly_once_and_resumed_anywhere() {
+fn parquet_is_delivered_exactly_once_and_resumes_anywhere() {
     let directory = tempfile::tempdir().unwrap();
     write_parquet(directory.path());
     let runtime = Runtime::new().unwrap();
@@ -169,7 +169,7 @@ fn parquet_is_fed_exactly_once_and_resumed_anywhere() {
 }
 
 #[test]
-fn a_feed_that_is_recorded_is_the_same_and_tells_the_work_of_every_stage() {
+fn tracing_does_not_change_a_feed_and_records_every_stage() {
     let directory = tempfile::tempdir().unwrap();
     write_parquet(directory.path());
     let runtime = Runtime::new().unwrap();
@@ -191,13 +191,13 @@ fn a_feed_that_is_recorded_is_the_same_and_tells_the_work_of_every_stage() {
     let decoded = spans.clone().filter(|span| span.name == "decode").map(|span| span.work.bytes).sum::<u64>();
     assert_eq!(decoded, report.unwrap().stats.bytes);
     assert!(spans.clone().any(|span| span.name == "wait for a window"));
-    // One track for the packer, and one for each lane.
+    // One track for the packer, and one per lane.
     let names: BTreeSet<&str> = recording.tracks.iter().map(|track| track.name.as_str()).collect();
     assert!(names.contains("ingest-packer") && names.contains("ingest-lane-0"), "{names:?}");
 }
 
 #[test]
-fn tfrecord_is_fed_exactly_once_without_its_bad_records() {
+fn tfrecord_is_delivered_exactly_once_without_bad_records() {
     let directory = tempfile::tempdir().unwrap();
     write_tfrecord(directory.path());
     let runtime = Runtime::new().unwrap();
@@ -223,7 +223,7 @@ fn tfrecord_is_fed_exactly_once_without_its_bad_records() {
 }
 
 #[test]
-fn parts_of_tfrecord_files_are_fed_exactly_once_and_resumed_anywhere() {
+fn parts_of_tfrecord_files_are_delivered_exactly_once_and_resume_anywhere() {
     let directory = tempfile::tempdir().unwrap();
     write_tfrecord(directory.path());
     let runtime = Runtime::new().unwrap();
@@ -235,7 +235,7 @@ fn parts_of_tfrecord_files_are_fed_exactly_once_and_resumed_anywhere() {
     let report = check(&in_parts, &rows);
     assert_eq!(report.stats.skipped_records, 4 * bad);
 
-    // A place in parts means nothing where files are cut otherwise, though there be as many parts.
+    // A position is invalid if files are split differently, even into the same number of parts.
     let (seen, _) = run(&in_parts, in_parts.start());
     let parts = |split_bytes| {
         let cut = DataSpec { split_bytes, ..spec.clone() };
@@ -243,7 +243,7 @@ fn parts_of_tfrecord_files_are_fed_exactly_once_and_resumed_anywhere() {
     };
     assert!(parts(1000) && !parts(500) && !parts(1 << 30));
 
-    // Three hosts, and each row at one of them.
+    // Three hosts; each row goes to exactly one of them.
     let hosts = ingest::Hub::connect(3).into_iter().map(|peers| {
         let (producer, hand_off) = Producer::create(in_parts.schema(), in_parts.slots()).unwrap();
         let consumer = hand_off.open(in_parts.schema()).unwrap();

@@ -1,4 +1,4 @@
-//! Fingerprints against vectors made by TensorFlow (`golden/fingerprint64.py`).
+//! Compares fingerprints with test vectors made by TensorFlow (`golden/fingerprint64.py`).
 
 #![allow(clippy::unwrap_used)]
 
@@ -50,7 +50,7 @@ fn bytes(hex: &str) -> Vec<u8> {
 }
 
 #[test]
-fn every_length_agrees_with_tensorflow() {
+fn every_length_matches_tensorflow() {
     let vectors = golden().single;
     let lengths: Vec<usize> = vectors.iter().map(|vector| vector.hex.len() / 2).collect();
     assert!((0..=131).all(|length| lengths.contains(&length)), "each branch and each block boundary");
@@ -65,21 +65,21 @@ fn every_length_agrees_with_tensorflow() {
 }
 
 #[test]
-fn crosses_agree_with_tensorflow() {
+fn crosses_match_tensorflow() {
     let vectors = golden().crossed;
     assert!(vectors.len() >= 40);
     for vector in vectors {
         let values: Vec<Vec<u8>> = vector.hex.iter().map(|hex| bytes(hex)).collect();
         let crossed = cross64(values.iter().map(Vec::as_slice));
         for (buckets, expected) in vector.buckets {
-            // TensorFlow reduces a cross without buckets by i64::MAX; with buckets directly.
+            // TensorFlow reduces a cross by i64::MAX if no buckets are given, else directly by the buckets.
             assert_eq!(reduce(crossed, buckets), expected, "{:?} in {buckets}", vector.hex);
         }
     }
 }
 
 #[test]
-fn crosses_of_lists_are_tensorflows_product_in_its_order() {
+fn crosses_of_lists_match_tensorflow_in_content_and_order() {
     let product = golden().product;
     let lists: Vec<Vec<Vec<u8>>> =
         product.hex.iter().map(|list| list.iter().map(|hex| bytes(hex)).collect()).collect();
@@ -104,6 +104,6 @@ fn integers_hash_as_their_decimal_text() {
 }
 
 #[test]
-fn joining_is_ordered() {
+fn combining_is_not_commutative() {
     assert_ne!(cat64(1, 2), cat64(2, 1));
 }

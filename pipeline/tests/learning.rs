@@ -1,4 +1,4 @@
-//! From Parquet files to what is learned of them, and to the chunks it makes.
+//! From Parquet files to learned statistics, and to transformed chunks.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use millstream_pipeline::Error;
-use millstream_pipeline::analysis::{Analysis, Learn};
+use millstream_pipeline::analysis::{Analysis, AnalysisPass};
 use millstream_pipeline::dataset::{BadRecords, Dataset};
 use millstream_pipeline::fingerprint::bucket;
 use millstream_pipeline::spec::{
@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 
 const ROWS: usize = 1000;
 
-/// Two files of several row groups each. Ages are 20, 21, ... 69 over and over, every tenth is missing.
+/// Writes two files of several row groups each. Ages cycle through 20, 21, ... 69; every tenth is missing.
 fn write(directory: &Path) {
     for file in 0..2 {
         let number = |row: usize| file * ROWS + row;
@@ -68,7 +68,7 @@ fn learn(
 ) -> Result<(Analysis, u64), Error> {
     let label = LabelSpec::of("income", Some(positive));
     let rows = AtomicU64::new(0);
-    let analysis = Learn {
+    let analysis = AnalysisPass {
         dataset,
         features,
         label: &label,
@@ -87,7 +87,7 @@ fn learn(
 }
 
 #[test]
-fn what_is_learned_fits_the_data_and_transforms_it() {
+fn learned_statistics_match_the_data_and_transform_it() {
     let directory = tempfile::tempdir().unwrap();
     write(directory.path());
     let runtime = Runtime::new().unwrap();
@@ -120,15 +120,15 @@ fn what_is_learned_fits_the_data_and_transforms_it() {
             chunk.ids.iter().for_each(|&id| ids[id as usize] += 1);
         }
     }
-    // The 1,800 present values have mean 0 and deviation 1, and missing ones are 0.
+    // The 1,800 present values have mean 0 and deviation 1; missing values are 0.
     assert!(sum.abs() < 0.01 && (squares - 1800.0).abs() < 0.1, "{sum} {squares}");
     assert_eq!(positives, 500.0);
     assert_eq!(ids, [800, 400, 400, 0, 400]);
 }
 
-/// `min_count` is a frequency filter: what is seen less often is out of the vocabulary, as what was never seen.
+/// `min_count` is a frequency filter: rarer terms are out of vocabulary, like terms never seen.
 #[test]
-fn a_term_below_the_least_count_is_out_of_the_vocabulary() {
+fn a_term_below_the_minimum_count_is_out_of_vocabulary() {
     let directory = tempfile::tempdir().unwrap();
     write(directory.path());
     let runtime = Runtime::new().unwrap();
@@ -155,7 +155,7 @@ fn a_term_below_the_least_count_is_out_of_the_vocabulary() {
 }
 
 #[test]
-fn a_wrong_positive_value_is_found_before_training_even_when_nothing_is_learned() {
+fn a_wrong_positive_value_is_detected_before_training_even_if_nothing_is_learned() {
     let directory = tempfile::tempdir().unwrap();
     write(directory.path());
     let runtime = Runtime::new().unwrap();
@@ -168,5 +168,5 @@ fn a_wrong_positive_value_is_found_before_training_even_when_nothing_is_learned(
     }
     let (analysis, rows) = learn(&dataset, &hashed, ">50K", 1, &runtime).unwrap();
     assert_eq!(analysis, Analysis::default());
-    assert!(rows < 2000, "the first positive label is enough");
+    assert!(rows < 2000, "the pass stops at the first positive label");
 }

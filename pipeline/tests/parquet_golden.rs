@@ -1,6 +1,6 @@
-//! Parquet as pyarrow and Polars write it, read value for value: every codec, encoding and type.
+//! Reads Parquet files written by pyarrow and Polars, and compares every value: all codecs, encodings and types.
 //!
-//! `golden/parquet.py` writes the files, and their values as text.
+//! `golden/parquet.py` writes the files and their values as text.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ use millstream_pipeline::dataset::{BadRecords, Dataset, ProjectedColumn, Project
 use millstream_pipeline::spec::OnBadRecord;
 use tokio::runtime::Runtime;
 
-/// A value as the script writes it; bytes, and text, as the hexadecimal of them.
+/// A value as the script writes it; bytes and text in hexadecimal.
 fn text(array: &ArrayRef, row: usize) -> Option<String> {
     use DataType as T;
     if array.is_null(row) {
@@ -44,7 +44,7 @@ fn text(array: &ArrayRef, row: usize) -> Option<String> {
         T::Utf8 => hex(array.as_string::<i32>().value(row).as_bytes()),
         T::FixedSizeBinary(_) => hex(array.as_fixed_size_binary().value(row)),
         T::Date32 => array.as_primitive::<Date32Type>().value(row).to_string(),
-        // Polars knows nanoseconds alone.
+        // Polars has nanoseconds only.
         T::Time64(TimeUnit::Nanosecond) => {
             (array.as_primitive::<Time64NanosecondType>().value(row) / 1000).to_string()
         }
@@ -74,7 +74,7 @@ fn columns_of(path: &Path, runtime: &Runtime, names: &[&String]) -> BTreeMap<Str
     let column = |name: &str| ProjectedColumn { name: name.to_owned(), multi: name.starts_with("list") };
     let mut columns = BTreeMap::new();
     for &name in names {
-        // One at a time: not every file has all of them.
+        // One at a time, because some files lack some columns.
         let projection = Projection { columns: vec![column(name)] };
         match dataset.check(&projection, runtime.handle()) {
             Ok(()) => {}
@@ -97,7 +97,7 @@ fn columns_of(path: &Path, runtime: &Runtime, names: &[&String]) -> BTreeMap<Str
 }
 
 #[test]
-fn files_of_other_writers_read_value_for_value() {
+fn values_of_files_from_other_writers_match() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parquet");
     let expected = std::fs::read_to_string(directory.join("values.json")).unwrap();
     let expected: BTreeMap<String, Vec<Option<String>>> = serde_json::from_str(&expected).unwrap();

@@ -1,5 +1,5 @@
-//! Multi-valued features from files of both formats to batches: every row's values, cut at the maximum, at
-//! the row's own place and with the weight that is its own, and the rows that were cut counted.
+//! Multi-valued features end to end, from files of both formats to batches. Checks each row's values and weights,
+//! truncated to the maximum, and the count of truncated rows.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,16 +25,16 @@ use tokio::runtime::Runtime;
 
 const ROWS: usize = 500;
 const TAGS: u32 = 97;
-const MOST_TAGS: usize = 3;
+const MAX_TAGS: usize = 3;
 const PAIRS: u32 = 1009;
-const MOST_PAIRS: usize = 4;
+const MAX_PAIRS: usize = 4;
 
-/// None to five values; of every eleventh row not even an empty list.
+/// Zero to five values; null for every eleventh row.
 fn tags(row: usize) -> Option<Vec<String>> {
     (row % 11 != 5).then(|| (0..row * 7 % 6).map(|nth| format!("tag {}", (row + nth * 13) % 40)).collect())
 }
 
-/// One for each tag.
+/// One weight per tag.
 fn tag_weights(row: usize) -> Option<Vec<f32>> {
     Some((0..tags(row)?.len()).map(|nth| (row * 5 + nth * 3) as f32 / 8.0 - 20.0).collect())
 }
@@ -83,7 +83,7 @@ fn write_parquet(path: &Path) {
     writer.close().unwrap();
 }
 
-/// One field of a protobuf message that holds bytes.
+/// A length-delimited field of a protobuf message.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let length = match bytes.len() {
         short @ 0..128 => vec![short as u8],
@@ -133,11 +133,11 @@ fn plan(base: &Path, pattern: &str, runtime: &Runtime) -> IngestPlan {
     let pairs = FeatureKind::Crossed { buckets: PAIRS, boundaries: Vec::new() };
     let features = [
         feature("number", &["number"], number, None),
-        feature("tags", &["tags"], FeatureKind::Hashed { buckets: TAGS }, Some(MOST_TAGS)),
-        feature("pairs", &["tags", "places"], pairs, Some(MOST_PAIRS)),
+        feature("tags", &["tags"], FeatureKind::Hashed { buckets: TAGS }, Some(MAX_TAGS)),
+        feature("pairs", &["tags", "places"], pairs, Some(MAX_PAIRS)),
         FeatureSpec {
             weights: Some("tag_weights".into()),
-            ..feature("weighted", &["tags"], FeatureKind::Hashed { buckets: TAGS }, Some(MOST_TAGS))
+            ..feature("weighted", &["tags"], FeatureKind::Hashed { buckets: TAGS }, Some(MAX_TAGS))
         },
     ];
     let label = LabelSpec::of("clicked", None);
@@ -149,7 +149,7 @@ fn plan(base: &Path, pattern: &str, runtime: &Runtime) -> IngestPlan {
     IngestPlan::training(&spec, 3, &label, schema, source, None).unwrap()
 }
 
-/// Feeds the files, and looks at each row of each batch.
+/// Feeds the files and checks every row of every batch.
 fn check(base: &Path, pattern: &str) {
     let runtime = Runtime::new().unwrap();
     let plan = plan(base, pattern, &runtime);
@@ -162,7 +162,7 @@ fn check(base: &Path, pattern: &str) {
         for (place, &number) in batch.dense().iter().enumerate() {
             let row = number as usize;
             for (feature, mut expected, maximum) in
-                [(0, tag_ids(row), MOST_TAGS), (1, pair_ids(row), MOST_PAIRS), (2, tag_ids(row), MOST_TAGS)]
+                [(0, tag_ids(row), MAX_TAGS), (1, pair_ids(row), MAX_PAIRS), (2, tag_ids(row), MAX_TAGS)]
             {
                 let (offsets, values) = batch.ragged(feature);
                 expected.truncate(maximum);
@@ -173,7 +173,7 @@ fn check(base: &Path, pattern: &str) {
                 );
             }
             let mut expected = tag_weights(row).unwrap_or_default();
-            expected.truncate(MOST_TAGS);
+            expected.truncate(MAX_TAGS);
             let (offsets, _) = batch.ragged(2);
             let weights = batch.ragged_weights(2).unwrap();
             assert_eq!(weights[offsets[place] as usize..offsets[place + 1] as usize], expected, "row {row}");
@@ -187,20 +187,20 @@ fn check(base: &Path, pattern: &str) {
     assert_eq!(seen, (0..ROWS).collect::<Vec<_>>());
     let cut = |ids: Vec<u32>, maximum| u64::from(ids.len() > maximum);
     let truncated: u64 =
-        (0..ROWS).map(|row| 2 * cut(tag_ids(row), MOST_TAGS) + cut(pair_ids(row), MOST_PAIRS)).sum();
+        (0..ROWS).map(|row| 2 * cut(tag_ids(row), MAX_TAGS) + cut(pair_ids(row), MAX_PAIRS)).sum();
     assert!(truncated > 50);
     assert_eq!(report.stats.truncated_rows, truncated);
 }
 
 #[test]
-fn lists_of_parquet_are_ragged_features() {
+fn parquet_lists_become_ragged_features() {
     let directory = tempfile::tempdir().unwrap();
     write_parquet(&directory.path().join("rows.parquet"));
     check(directory.path(), "*.parquet");
 }
 
 #[test]
-fn lists_of_examples_are_ragged_features() {
+fn example_lists_become_ragged_features() {
     let directory = tempfile::tempdir().unwrap();
     write_tfrecord(&directory.path().join("rows.tfrecord"));
     check(directory.path(), "*.tfrecord");

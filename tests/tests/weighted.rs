@@ -195,8 +195,7 @@ fn rows_whose_weights_do_not_fit_are_bad_records_with_an_address() {
         };
         let failed = shell.run(&line("data.on_bad_record=fail")).with_code(1).stderr;
         let expected = format!(
-            "{file}: record {row}, column `tag_weights`: expected a weight for each value of column `tags`, of which \
-             there are 2; found 3"
+            "{file}: record {row}, column `tag_weights`: expected one weight per value of column `tags` (2), found 3"
         );
         assert!(failed.contains(&expected), "{failed}");
         let outcome = shell.run(&line("data.on_bad_record=skip")).with_code(0).json();

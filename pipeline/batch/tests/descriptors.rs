@@ -1,6 +1,4 @@
-//! Rings leak no descriptors and no mappings.
-//!
-//! The only test of its binary, because it counts the descriptors of the process.
+//! Nothing stays open or mapped, however rings end. The only test of its process: it counts.
 
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
@@ -27,20 +25,20 @@ fn close_on_exec() -> bool {
         let fd = info.file_name().into_string().unwrap();
         let target = fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
         let target = target.to_string_lossy().into_owned();
-        let is_ring = target.contains("millstream-ring") || target.contains("eventfd");
-        is_ring.then(|| fs::read_to_string(info.path()).unwrap())
+        let ours = target.contains("millstream-ring") || target.contains("eventfd");
+        ours.then(|| fs::read_to_string(info.path()).unwrap())
     });
     let flags = rings.map(|info| {
         let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim().to_owned();
         u64::from_str_radix(&flags, 8).unwrap()
     });
     let flags = flags.collect::<Vec<_>>();
-    assert!(flags.len() >= 5, "the memory, two eventfds at each end, and the interrupters");
+    assert!(flags.len() >= 5, "the memory, two bells at each end, and interrupters");
     flags.iter().all(|flags| flags & 0o2_000_000 != 0)
 }
 
 #[test]
-fn rings_leak_no_descriptors_or_mappings() {
+fn nothing_stays_open_or_mapped() {
     let (job, mut other) = (schema(30), schema(30));
     other.dense.swap(0, 1);
     let send = || {
@@ -51,17 +49,17 @@ fn rings_leak_no_descriptors_or_mappings() {
     };
     let before = (open_descriptors(), mapped_rings());
     for number in 0..200 {
-        // From hand-off to end of stream.
+        // A whole life.
         let (mut producer, socket) = send();
         let mut consumer = Consumer::receive(&socket, &job).unwrap();
-        let mut slot = producer.claim().unwrap();
-        fill(&mut slot.batch(), number);
-        slot.publish();
+        let mut filling = producer.fill().unwrap();
+        fill(&mut filling.batch(), number);
+        filling.publish();
         check(consumer.next().unwrap().unwrap().batch(), number);
         producer.finish();
         assert!(consumer.next().unwrap().is_none());
 
-        // Rejected, lost in transit, and never sent.
+        // Refused, lost on the way, and never sent.
         let (_producer, socket) = send();
         assert!(matches!(Consumer::receive(&socket, &other), Err(RingError::Mismatch(_))));
         drop(send());
@@ -75,7 +73,7 @@ fn rings_leak_no_descriptors_or_mappings() {
     handoff.send(&here).unwrap();
     let consumer = Consumer::receive(&there, &job).unwrap();
     assert_eq!(mapped_rings(), 2);
-    let used = open_descriptors() - before.0 - 2;
-    assert_eq!(used, 8, "each end has two eventfds, liveness and interruption; the memory needs none");
+    let leftover = open_descriptors() - before.0 - 2;
+    assert_eq!(leftover, 8, "at each end two bells, liveness and interruption; the memory needs none");
     drop((producer, consumer));
 }

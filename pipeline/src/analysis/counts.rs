@@ -1,18 +1,18 @@
-//! Counting terms in bounded memory.
+//! Counts terms in bounded memory.
 //!
-//! Counts are exact while all distinct terms fit in the bound. Past it the table is pruned: the median
-//! count is taken off every term, and terms with nothing left are dropped. That is Misra and Gries'
+//! Counts are exact while all distinct terms fit in the limit. Beyond it the table is pruned: the median
+//! count is subtracted from every term, and terms with nothing left are dropped. This is the Misra-Gries
 //! summary (1982) in the batched form of Anderson et al. ("A High-Performance Algorithm for Identifying
-//! Frequent Items in Data Streams", 2017): a term's true count is at most [`TermCounts::undercount`] more
-//! than what is kept for it, so terms that are frequent enough to matter are never lost.
+//! Frequent Items in Data Streams", 2017). A term's true count exceeds the stored one by at most
+//! [`TermCounts::undercount`], so sufficiently frequent terms are never lost.
 //!
-//! A prune happens at the value that crosses the bound, so the result depends on the order of values and
-//! of merges, and on nothing else.
+//! The table is pruned at the value that exceeds the limit, so the result depends only on the order of
+//! values and of merges.
 
 use crate::fingerprint::fingerprint64;
 use crate::terms::TermTable;
 
-/// Terms with their counts.
+/// Terms and their counts.
 #[derive(Clone, Debug)]
 pub(super) struct TermCounts {
     terms: TermTable,
@@ -22,7 +22,7 @@ pub(super) struct TermCounts {
 }
 
 impl TermCounts {
-    /// Counts within `limit_bytes` of memory.
+    /// An empty table limited to `limit_bytes` of memory.
     pub(super) fn new(limit_bytes: usize) -> Self {
         Self { terms: TermTable::default(), counts: Vec::new(), undercount: 0, limit_bytes }
     }
@@ -33,7 +33,7 @@ impl TermCounts {
         self.add_many(term, 1);
     }
 
-    /// Counts all that `other` has.
+    /// Adds all counts of `other`.
     pub(super) fn merge(&mut self, other: &Self) {
         for (term, count) in other.iter() {
             self.add_many(term, count);
@@ -41,20 +41,20 @@ impl TermCounts {
         self.undercount += other.undercount;
     }
 
-    /// Terms held and their counts, in the order they came.
+    /// The terms and their counts, in insertion order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&[u8], u64)> {
-        // Terms are numbered by u32.
+        // Term numbers are u32.
         self.counts.iter().enumerate().map(|(number, &count)| (self.terms.term(number as u32), count))
     }
 
-    /// Terms held and their counts, the commonest first, equally common ones by their bytes.
+    /// The terms and their counts, by descending count, then by bytes.
     pub(super) fn by_count(&self) -> Vec<(&[u8], u64)> {
         let mut sorted: Vec<_> = self.iter().collect();
         sorted.sort_unstable_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(b.0)));
         sorted
     }
 
-    /// How much more than its count a term may have been seen; 0 when counts are exact.
+    /// The maximum by which a count may be too low; 0 when counts are exact.
     pub(super) fn undercount(&self) -> u64 {
         self.undercount
     }
@@ -99,7 +99,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn exact_within_the_bound(left in proptest::collection::vec("[a-d]{0,3}", 0..100), right in proptest::collection::vec("[a-d]{0,3}", 0..100)) {
+        fn counts_are_exact_within_the_limit(left in proptest::collection::vec("[a-d]{0,3}", 0..100), right in proptest::collection::vec("[a-d]{0,3}", 0..100)) {
             let mut plain: BTreeMap<&str, u64> = BTreeMap::new();
             left.iter().chain(&right).for_each(|term| *plain.entry(term).or_default() += 1);
             let mut expected: Vec<(&[u8], u64)> = plain.iter().map(|(term, &count)| (term.as_bytes(), count)).collect();
@@ -115,12 +115,12 @@ mod tests {
     }
 
     #[test]
-    fn past_the_bound_frequent_terms_stay_and_the_error_is_known() {
+    fn beyond_the_limit_frequent_terms_stay_and_the_error_is_bounded() {
         const LIMIT: usize = 20_000;
         let mut counts = TermCounts::new(LIMIT);
         let mut total = 0;
         for round in 0..20_000_u64 {
-            // Eight terms make up half of all values, never seen again ones the other half.
+            // Eight frequent terms make up half of all values, terms that occur once the other half.
             counts.add(format!("common {}", round % 8).as_bytes());
             counts.add(format!("rare {round}").as_bytes());
             assert!(counts.memory_bytes() <= LIMIT);

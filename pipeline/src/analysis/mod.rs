@@ -1,10 +1,10 @@
-//! What features learn from the training data before the first step: statistics of numbers, and
+//! Learns feature statistics from the training data before the first step: moments of numeric columns, and
 //! vocabularies.
 //!
-//! One pass over the data ([`Learn`]) makes an [`Analysis`], which is stored with the job and in each of
-//! its checkpoints, so that whatever the model later meets is transformed as it was in training. The
-//! result is a function of the data and the features alone: splits are counted apart and merged in their
-//! order, whichever thread was first.
+//! One pass over the data ([`AnalysisPass`]) yields an [`Analysis`]. It is stored with the job and in each of its
+//! checkpoints, so that evaluation and prediction transform data as training did. The result depends only
+//! on the data and the features: splits are counted separately and merged in order, regardless of which
+//! thread finishes first.
 
 mod counts;
 mod moments;
@@ -21,16 +21,16 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::spec::{FeatureKind, FeatureSpec, MissingNumber, Normalize, Terms};
 
-pub use pass::{Learn, Progress};
+pub use pass::{AnalysisPass, AnalysisProgress};
 pub use summary::Summary;
 
-/// What was learned from the training data.
+/// The statistics learned from the training data.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Analysis {
-    /// Rows counted.
+    /// The number of rows counted.
     pub rows: u64,
-    /// The label, or the first of several; `None` when nothing was learned.
+    /// The first label; `None` when nothing was learned.
     pub label: Option<LabelStatistics>,
     /// The labels after the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -41,23 +41,23 @@ pub struct Analysis {
     pub vocabularies: BTreeMap<String, LearnedVocabulary>,
 }
 
-/// The labels of the training data.
+/// Statistics of a label in the training data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LabelStatistics {
-    /// Rows whose label is above 0.
+    /// Rows with a label above 0.
     pub positives: u64,
-    /// The labels' mean.
+    /// The mean label.
     pub mean: f64,
-    /// Whether it is any number, and being above 0 means nothing.
+    /// Whether the label is an arbitrary number, so that `positives` is meaningless.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_number: bool,
-    /// Rows of each class, where it is the number of one; then mean and being above 0 mean nothing.
+    /// Rows per class, for a label of classes; `mean` and `positives` are then meaningless.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub classes: Vec<u64>,
 }
 
-/// A column of numbers. All but `missing` is over the values that are present.
+/// Statistics of a numeric column. All but `missing` cover present values only.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NumberStatistics {
@@ -65,23 +65,23 @@ pub struct NumberStatistics {
     pub values: u64,
     /// Absent values.
     pub missing: u64,
-    /// The smallest.
+    /// The smallest value.
     pub minimum: f64,
-    /// The largest.
+    /// The largest value.
     pub maximum: f64,
-    /// Of the values.
+    /// The moments of the values.
     pub plain: Moments,
-    /// Of their signed logarithms ([`Normalize::Log1p`]).
+    /// The moments of their signed logarithms ([`Normalize::Log1p`]).
     pub logarithm: Moments,
 }
 
-/// Mean and standard deviation (of the population).
+/// Mean and population standard deviation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Moments {
     /// The mean.
     pub mean: f64,
-    /// The square root of the mean squared distance from it.
+    /// The population standard deviation.
     pub deviation: f64,
 }
 
@@ -93,23 +93,23 @@ pub struct LearnedVocabulary {
     pub values: u64,
     /// Absent values.
     pub missing: u64,
-    /// Distinct values, before the rare ones were left out.
+    /// Distinct values, including those too rare to keep.
     pub distinct: u64,
-    /// How much more than its count a term may have been seen: 0 unless the column had more distinct
-    /// values than the pass may hold.
+    /// The maximum by which a term's count may be too low: 0 unless the column has more distinct values than
+    /// fit in the memory limit.
     pub undercount: u64,
-    /// The terms kept: by descending count, then by bytes.
+    /// The kept terms, by descending count, then by bytes.
     pub terms: Vec<Term>,
 }
 
-/// A term of a learned vocabulary. Its JSON is `["text", count]`, or `[{"hex": "..."}, count]` where the
+/// A term of a learned vocabulary. Its JSON is `["text", count]`, or `[{"hex": "..."}, count]` when the
 /// bytes are not UTF-8.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "(TermJson, u64)", into = "(TermJson, u64)")]
 pub struct Term {
-    /// The value, as it is in the data.
+    /// The value as stored in the data.
     pub bytes: Vec<u8>,
-    /// How often it was seen.
+    /// The number of occurrences.
     pub count: u64,
 }
 
@@ -125,25 +125,25 @@ enum TermJson {
 struct Hex(Vec<u8>);
 
 impl Analysis {
-    /// Whether any feature learns anything, so that the data must be read before it is trained on.
+    /// Whether any feature learns statistics, which requires a pass over the data before training.
     pub fn needed(features: &[FeatureSpec]) -> bool {
         features.iter().any(|feature| learns_statistics(feature) || learns_terms(feature))
     }
 
-    /// As stored. Equal analyses have equal text, and floats read back to the same bits.
+    /// The stored form. Equal analyses have equal text, and floats parse back to the same bits.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("maps are keyed by strings, and writing to memory succeeds")
     }
 
-    /// Reads what [`Analysis::to_json`] wrote.
+    /// Parses the output of [`Analysis::to_json`].
     ///
     /// # Errors
-    /// When it is anything else.
+    /// The text is anything else.
     pub fn from_json(text: &str) -> Result<Self, Error> {
         serde_json::from_str(text).map_err(|error| Error::Invalid(format!("not an analysis: {error}")))
     }
 
-    /// For a person to read.
+    /// A human-readable summary.
     pub fn summary(&self) -> Summary<'_> {
         Summary::of(self)
     }
@@ -152,7 +152,7 @@ impl Analysis {
     pub(crate) fn number(&self, column: &str) -> Result<&NumberStatistics, Error> {
         self.numbers.get(column).ok_or_else(|| {
             Error::Invalid(format!(
-                "the analysis has no statistics of column `{column}`: it is of other features"
+                "the analysis has no statistics of column `{column}`: it was made for other features"
             ))
         })
     }
@@ -161,7 +161,7 @@ impl Analysis {
     pub(crate) fn vocabulary(&self, feature: &str) -> Result<&LearnedVocabulary, Error> {
         self.vocabularies.get(feature).ok_or_else(|| {
             Error::Invalid(format!(
-                "the analysis has no vocabulary of feature `{feature}`: it is of other features"
+                "the analysis has no vocabulary of feature `{feature}`: it was made for other features"
             ))
         })
     }

@@ -1,16 +1,15 @@
-//! Mean and variance in one pass, and of two parts together.
+//! Mean and variance in one pass, mergeable.
 //!
-//! Welford's update (Technometrics 4, 1962) and Chan, Golub and LeVeque's merge (1979): both keep the sum
-//! of squared distances from the mean, not of squares, so nothing large is subtracted from something
-//! large. Values are taken one after the other, so the result depends on their order and on where parts
-//! are merged, and on nothing else.
+//! Uses Welford's update (Technometrics 4, 1962) and the merge of Chan, Golub and LeVeque (1979). Both keep
+//! the sum of squared deviations from the mean instead of the sum of squares, which avoids cancellation.
+//! Values are added one at a time, so the result depends only on their order and on the merge points.
 
 /// The moments of the values so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Accumulator {
     count: u64,
     mean: f64,
-    /// Sum of squared distances from the mean.
+    /// The sum of squared deviations from the mean.
     squares: f64,
 }
 
@@ -44,7 +43,7 @@ impl Accumulator {
         self.mean
     }
 
-    /// Of the population: divided by the count.
+    /// The population standard deviation.
     pub(super) fn deviation(&self) -> f64 {
         if self.count == 0 { 0.0 } else { (self.squares / self.count as f64).sqrt() }
     }
@@ -70,7 +69,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_two_passes(values in proptest::collection::vec(-1e6..1e6f64, 1..200), cut: prop::sample::Index) {
+        fn matches_the_two_pass_formula(values in proptest::collection::vec(-1e6..1e6f64, 1..200), cut: prop::sample::Index) {
             let count = values.len() as f64;
             let mean = values.iter().sum::<f64>() / count;
             let deviation = (values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count).sqrt();
@@ -85,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_offset_costs_no_precision() {
+    fn a_large_offset_does_not_lose_precision() {
         let values: Vec<f64> = (0..1000).map(|i| 1e9 + f64::from(i % 2)).collect();
         assert!((of(&values).deviation() - 0.5).abs() < 1e-6);
     }

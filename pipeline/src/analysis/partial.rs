@@ -1,4 +1,4 @@
-//! What is counted in a split, chunk by chunk, and how two counts become one.
+//! Counts of one split, accumulated chunk by chunk, and their merge.
 
 use std::collections::BTreeMap;
 
@@ -12,33 +12,34 @@ use crate::Error;
 use crate::dataset::{BadRecords, ProjectedColumn, Projection, RawChunk};
 use crate::spec::{FeatureKind, FeatureSpec, LabelSpec, Terms};
 use crate::transform::column::{Elements, Missing, NUMBERS, Number, Single, TEXTS, numbers, texts};
-use crate::transform::fault::{Fault, Problem, settle, wrong_type};
-use crate::transform::label::{Meaning, Target};
+use crate::transform::fault::{Fault, Problem, reject_faulty_rows, wrong_type};
+use crate::transform::label::{LabelKind, Target};
 use crate::transform::logarithm::signed_log1p;
 
-/// Distinct label values kept to tell a person what the label holds, and how many are told.
-const MOST_SEEN: usize = 1000;
-const MOST_TOLD: usize = 5;
+/// Distinct label values kept for error messages.
+const MAX_SEEN_VALUES: usize = 1000;
+/// Label values shown in an error message.
+const MAX_REPORTED_VALUES: usize = 5;
 
-/// What is counted where.
+/// Which columns are counted, and how.
 pub(super) struct Plan {
     pub(super) projection: Projection,
     missing: Missing,
     labels: Vec<LabelPlan>,
-    /// Columns whose statistics are taken.
+    /// Columns whose statistics are computed.
     numbers: Vec<usize>,
     /// Columns whose terms are counted.
     terms: Vec<usize>,
     vocabulary_bytes: usize,
 }
 
-/// Where a label is, and what its values mean.
+/// The column of a label, and how its values are interpreted.
 struct LabelPlan {
     column: usize,
-    meaning: Meaning,
+    kind: LabelKind,
 }
 
-/// What was counted in one split, or in all up to it.
+/// The counts of one split, or of all splits merged so far.
 pub(super) struct Partial {
     pub(super) rows: u64,
     labels: Vec<LabelCounts>,
@@ -48,13 +49,13 @@ pub(super) struct Partial {
 
 #[derive(Clone)]
 struct LabelCounts {
-    /// Whether rows are positive or negative.
+    /// Whether the label distinguishes positive from negative rows.
     has_positives: bool,
     positives: u64,
     numbers: Accumulator,
-    /// Rows of each class, where it is one.
+    /// Rows per class, for a label of classes.
     classes: Vec<u64>,
-    /// Its values, up to [`MOST_SEEN`].
+    /// The label's distinct values, up to [`MAX_SEEN_VALUES`].
     seen: BTreeMap<Vec<u8>, u64>,
 }
 
@@ -73,7 +74,7 @@ struct ColumnTerms {
     counts: TermCounts,
 }
 
-/// A chunk's numbers and labels, read before any of its rows is counted.
+/// A chunk's decoded numbers and labels, before any row is counted.
 struct Read {
     labels: Vec<(Elements, Vec<Target>)>,
     numbers: Vec<(Elements, Vec<Number>)>,
@@ -109,12 +110,12 @@ impl Plan {
         let terms = columns(learns_terms);
         let labels = label
             .all()
-            .map(|label| LabelPlan { column: place(&label.column, false), meaning: Meaning::of(label) });
+            .map(|label| LabelPlan { column: place(&label.column, false), kind: LabelKind::of(label) });
         let labels = labels.collect();
         Self { projection, missing: Missing::new(missing), labels, numbers, terms, vocabulary_bytes }
     }
 
-    /// Nothing counted yet.
+    /// Empty counts.
     pub(super) fn start(&self) -> Partial {
         let number = NumberCounts {
             missing: 0,
@@ -132,11 +133,11 @@ impl Plan {
         }
     }
 
-    /// Counts a chunk. A row with an unusable number or label counts nowhere.
+    /// Counts a chunk. A row with an unusable number or label is not counted at all.
     pub(super) fn count(&self, raw: &RawChunk, bad: &BadRecords, partial: &mut Partial) -> Result<(), Error> {
         let mut faults = Vec::new();
         let read = self.read(raw, &mut faults)?;
-        let keep = settle(raw, faults, bad)?;
+        let keep = reject_faulty_rows(raw, faults, bad)?;
         let kept = |row: usize| keep.as_ref().is_none_or(|keep| keep[row]);
         for row in (0..raw.rows()).filter(|&row| kept(row)) {
             partial.rows += 1;
@@ -166,7 +167,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Reads labels and numbers, and notes the rows where one cannot be used.
+    /// Decodes labels and numbers, and records faults for unusable ones.
     fn read(&self, raw: &RawChunk, faults: &mut Vec<Fault>) -> Result<Read, Error> {
         let labels = self.labels.iter().map(|label| label.read(raw, &self.missing, faults));
         let labels = labels.collect::<Result<Vec<_>, _>>()?;
@@ -190,7 +191,7 @@ impl Plan {
         Ok(Read { labels, numbers: read })
     }
 
-    /// Counts terms, and the label's values, of `rows` rows from row `start`.
+    /// Counts the terms and the label values of `rows` rows, starting at row `start`.
     fn count_texts(
         &self,
         raw: &RawChunk,
@@ -209,15 +210,15 @@ impl Plan {
             terms.values += present;
             terms.missing += elements.leaf.len() as u64 - present;
         }
-        // What a label holds is only told when it is never positive.
+        // Label values are reported only for a label that is never positive.
         for (label, counts) in
-            self.labels.iter().zip(&mut partial.labels).filter(|(_, counts)| !counts.is_shown())
+            self.labels.iter().zip(&mut partial.labels).filter(|(_, counts)| !counts.has_required_positive())
         {
             let elements = Elements::of(&raw.columns().column(label.column).slice(start, rows));
             let note = |text: &[u8]| {
                 if let Some(count) = counts.seen.get_mut(text) {
                     *count += 1;
-                } else if counts.seen.len() < MOST_SEEN {
+                } else if counts.seen.len() < MAX_SEEN_VALUES {
                     counts.seen.insert(text.to_vec(), 1);
                 }
             };
@@ -227,7 +228,7 @@ impl Plan {
         Ok(())
     }
 
-    /// What features need of what was counted.
+    /// Extracts the statistics that the features need.
     pub(super) fn analysis(&self, total: &Partial, features: &[FeatureSpec]) -> Result<Analysis, Error> {
         let name = |column: usize| self.projection.columns[column].name.clone();
         let mut numbers = BTreeMap::new();
@@ -250,7 +251,7 @@ impl Plan {
 }
 
 impl Partial {
-    /// Adds what was counted in the splits that follow.
+    /// Adds the counts of the splits that follow.
     pub(super) fn merge(&mut self, other: Self) {
         self.rows += other.rows;
         for (labels, other) in self.labels.iter_mut().zip(other.labels) {
@@ -270,24 +271,27 @@ impl Partial {
         }
     }
 
-    /// Whether there were rows, and each label that can be was positive somewhere.
-    pub(super) fn shows_every_label(&self) -> bool {
-        self.rows > 0 && self.labels.iter().all(LabelCounts::is_shown)
+    /// Whether there were rows, and each label that distinguishes positives had one.
+    pub(super) fn has_required_positives(&self) -> bool {
+        self.rows > 0 && self.labels.iter().all(LabelCounts::has_required_positive)
     }
 
-    /// Refuses labels that are never positive.
+    /// Rejects data without rows, or with a label that is never positive.
     pub(super) fn check(&self, spec: &LabelSpec) -> Result<(), Error> {
         if self.rows == 0 {
             return Err(Error::NoRows { stream: "training" });
         }
-        let Some((label, counts)) = spec.all().zip(&self.labels).find(|(_, counts)| !counts.is_shown())
+        let Some((label, counts)) = spec.all().zip(&self.labels).find(|(_, counts)| !counts.has_required_positive())
         else {
             return Ok(());
         };
         let mut seen: Vec<(&Vec<u8>, u64)> =
             counts.seen.iter().map(|(value, &count)| (value, count)).collect();
         seen.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
-        let seen = seen.iter().take(MOST_TOLD).map(|(value, _)| String::from_utf8_lossy(value).into_owned());
+        let seen = seen
+            .iter()
+            .take(MAX_REPORTED_VALUES)
+            .map(|(value, _)| String::from_utf8_lossy(value).into_owned());
         Err(Error::NeverPositive {
             column: label.column.clone(),
             positive: label.positive.clone(),
@@ -300,15 +304,15 @@ impl Partial {
 impl LabelPlan {
     fn start(&self) -> LabelCounts {
         LabelCounts {
-            has_positives: self.meaning.has_positives(),
+            has_positives: self.kind.has_positives(),
             positives: 0,
             numbers: Accumulator::default(),
-            classes: vec![0; self.meaning.classes()],
+            classes: vec![0; self.kind.classes()],
             seen: BTreeMap::new(),
         }
     }
 
-    /// Reads the labels of a chunk, and notes the rows where one cannot be used.
+    /// Decodes the labels of a chunk, and records faults for unusable ones.
     fn read(
         &self,
         raw: &RawChunk,
@@ -316,14 +320,14 @@ impl LabelPlan {
         faults: &mut Vec<Fault>,
     ) -> Result<(Elements, Vec<Target>), Error> {
         let elements = Elements::of(raw.columns().column(self.column));
-        let targets = self.meaning.labels(&elements.leaf, missing);
+        let targets = self.kind.labels(&elements.leaf, missing);
         let targets = targets.ok_or_else(|| wrong_type(raw, self.column, TEXTS))?;
         for row in 0..raw.rows() {
             let problem = match elements.single(row) {
                 Single::One(element) => match targets[element] {
                     Target::Value(_) => continue,
                     Target::Absent => Problem::Absent,
-                    Target::Invalid => Problem::Unusable { element, expected: self.meaning.expected() },
+                    Target::Invalid => Problem::Unusable { element, expected: self.kind.expected() },
                 },
                 Single::Absent => Problem::Absent,
                 Single::Several(count) => Problem::Several(count),
@@ -335,8 +339,8 @@ impl LabelPlan {
 }
 
 impl LabelCounts {
-    /// Whether it is positive somewhere, or need not be.
-    fn is_shown(&self) -> bool {
+    /// Whether a positive row was seen, or none is required.
+    fn has_required_positive(&self) -> bool {
         !self.has_positives || self.positives > 0
     }
 
@@ -356,7 +360,7 @@ impl LabelCounts {
             *rows += others;
         }
         for (value, count) in other.seen {
-            if self.seen.len() < MOST_SEEN || self.seen.contains_key(&value) {
+            if self.seen.len() < MAX_SEEN_VALUES || self.seen.contains_key(&value) {
                 *self.seen.entry(value).or_default() += count;
             }
         }
@@ -377,7 +381,9 @@ impl NumberCounts {
 
     fn statistics(&self, column: &str, rows: u64) -> Result<NumberStatistics, Error> {
         if self.plain.count() == 0 {
-            return Err(Error::Invalid(format!("column `{column}`: no number is present in {rows} records")));
+            return Err(Error::Invalid(format!(
+                "column `{column}`: all values are missing in {rows} records"
+            )));
         }
         let moments = |of: &Accumulator| Moments { mean: of.mean(), deviation: of.deviation() };
         let statistics = NumberStatistics {
@@ -393,7 +399,7 @@ impl NumberCounts {
             return Ok(statistics);
         }
         Err(Error::Invalid(format!(
-            "column `{column}`: from {} to {} is too far to take statistics of",
+            "column `{column}`: the range {} to {} overflows its statistics",
             self.minimum, self.maximum
         )))
     }
@@ -419,7 +425,7 @@ impl ColumnTerms {
     }
 }
 
-/// Infinities are as useless for statistics as NaN.
+/// Whether a number is present but not finite: statistics can use neither NaN nor infinities.
 fn unusable(number: Number) -> bool {
     match number {
         Number::Value(value) => !value.is_finite(),
@@ -428,7 +434,7 @@ fn unusable(number: Number) -> bool {
     }
 }
 
-/// The runs of rows to keep, as (first row, rows).
+/// The runs of consecutive rows to keep, as (first row, number of rows).
 fn runs(keep: Option<&[bool]>, rows: usize) -> Vec<(usize, usize)> {
     let Some(keep) = keep else { return vec![(0, rows)] };
     let mut start = 0;

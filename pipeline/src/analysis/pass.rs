@@ -1,8 +1,7 @@
-//! The pass over the training data.
+//! The analysis pass over the training data.
 //!
-//! Threads take splits in their order and count each by itself; what they counted is merged in that order
-//! too. A split is not begun before those far ahead of it in the order are merged, so only a few
-//! [`Partial`]s are held at a time.
+//! Threads take splits in order and count each separately; the counts are merged in the same order. A thread
+//! waits before it starts a split too far ahead of the merged ones, so only a few [`Partial`]s exist at once.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,83 +15,84 @@ use crate::Error;
 use crate::dataset::{BadRecords, Dataset, RawChunk};
 use crate::spec::{DataSpec, FeatureSpec, LabelSpec};
 
-/// Rows of a chunk.
+/// Rows per chunk.
 const CHUNK_ROWS: usize = 4096;
 
-/// More threads than this do not help, and each holds what it has counted.
+/// More threads do not help, and each holds separate counts in memory.
 const MOST_THREADS: usize = 8;
 
-/// A pass over the training data that learns what features need.
-pub struct Learn<'a> {
+/// The pass over the training data that learns the statistics of features.
+pub struct AnalysisPass<'a> {
     /// The training data.
     pub dataset: &'a Dataset,
     /// The job's features.
     pub features: &'a [FeatureSpec],
     /// The job's label.
     pub label: &'a LabelSpec,
-    /// Values that stand for "missing".
+    /// Values that mean "missing".
     pub missing: &'a [String],
-    /// What becomes of bad records; of this pass alone.
+    /// The policy for bad records; exclusive to this pass.
     pub bad: &'a BadRecords,
-    /// Threads to read and count on; at most 8 are used. The result does not depend on it.
+    /// The number of reader threads, at most 8. It does not affect the result.
     pub threads: usize,
-    /// Memory that counting the terms of one column may take at a time in each of `threads + 2` places;
-    /// see [`Learn::vocabulary_bytes`]. Counts are exact for columns whose distinct values fit.
+    /// The memory limit for counting the terms of one column, which applies separately in each of
+    /// `threads + 2` places; see [`AnalysisPass::vocabulary_bytes`]. Counts are exact for columns whose distinct
+    /// values fit.
     pub vocabulary_bytes: usize,
-    /// Fetches run on it.
+    /// Runs the fetches.
     pub runtime: &'a Handle,
-    /// Ends the pass with [`Error::Cancelled`] once true.
+    /// Aborts the pass with [`Error::Cancelled`] when set.
     pub cancel: &'a AtomicBool,
-    /// Called once a chunk, from any thread.
-    pub progress: &'a (dyn Fn(Progress) + Sync),
+    /// Called after each chunk, from any thread.
+    pub progress: &'a (dyn Fn(AnalysisProgress) + Sync),
 }
 
-/// How far a pass has come.
+/// The progress of an analysis pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Rows counted.
+pub struct AnalysisProgress {
+    /// Rows counted so far.
     pub rows: u64,
-    /// Bytes of the splits that are done.
+    /// Bytes of the finished splits.
     pub bytes: u64,
 }
 
-/// Reads one split: the next chunk at each call.
+/// Reads one split; each call returns the next chunk.
 pub(super) type NextChunk<'a> = Box<dyn FnMut() -> Result<Option<RawChunk>, Error> + 'a>;
 
-/// Where the chunks come from: a dataset, or in tests anything.
+/// The source of chunks: a dataset, or test data.
 pub(super) struct Source<'a> {
-    /// Bytes of each split.
+    /// The size of each split in bytes.
     pub(super) split_bytes: Vec<u64>,
-    /// Starts to read a split.
+    /// Starts reading a split.
     pub(super) read: &'a (dyn Fn(usize) -> Result<NextChunk<'a>, Error> + Sync),
 }
 
-/// A pass in progress.
+/// A running pass.
 pub(super) struct Counting<'a> {
     pub(super) plan: &'a Plan,
     pub(super) source: &'a Source<'a>,
     pub(super) bad: &'a BadRecords,
     pub(super) cancel: &'a AtomicBool,
-    pub(super) progress: &'a (dyn Fn(Progress) + Sync),
-    /// Whether to end once every label was found to be positive somewhere.
+    pub(super) progress: &'a (dyn Fn(AnalysisProgress) + Sync),
+    /// Whether to stop once every label has had a positive row.
     pub(super) until_positive: bool,
 }
 
-/// The splits being counted and merged.
+/// The state of counting and merging splits.
 struct Merging {
     /// The next split to take.
     next: usize,
-    /// Splits merged.
+    /// The number of splits merged.
     merged: usize,
-    /// Counted, but one before them is not.
+    /// Counted splits that wait for an earlier one.
     waiting: BTreeMap<usize, Result<Partial, Error>>,
     total: Partial,
     error: Option<Error>,
-    /// No more splits are taken.
+    /// Whether to take no more splits.
     stop: bool,
 }
 
-/// What the threads of a pass share.
+/// State shared by the threads of a pass.
 struct Shared {
     merging: Mutex<Merging>,
     merged: Condvar,
@@ -100,20 +100,20 @@ struct Shared {
     bytes: AtomicU64,
 }
 
-impl Learn<'_> {
-    /// What to set `vocabulary_bytes` to, so that counting stays within the job's memory budget.
+impl AnalysisPass<'_> {
+    /// The value of `vocabulary_bytes` that keeps counting within the job's memory budget.
     pub fn vocabulary_bytes(data: &DataSpec, features: &[FeatureSpec]) -> usize {
         let columns = features.iter().filter(|feature| learns_terms(feature)).count().max(1) as u64;
         let places = MOST_THREADS as u64 + 2;
         usize::try_from(data.memory_budget_bytes / (columns * places)).unwrap_or(usize::MAX)
     }
 
-    /// Reads the data and learns. Where no feature learns anything, only as much is read as shows that
-    /// there are positive labels, of each that has classes, and the analysis is empty.
+    /// Reads the data and learns the statistics. When no feature learns any, it reads only until every label
+    /// that distinguishes positives has had a positive row, and returns an empty analysis.
     ///
     /// # Errors
-    /// [`Error::NeverPositive`], a column of numbers without any, columns of the wrong type, bad records
-    /// that `bad` does not put up with, whatever reading comes to, and [`Error::Cancelled`].
+    /// [`Error::NeverPositive`], a numeric column without any number, a column of the wrong type, bad records
+    /// that `bad` rejects, any read error, and [`Error::Cancelled`].
     pub fn run(&self) -> Result<Analysis, Error> {
         let plan = Plan::new(self.features, self.label, self.missing, self.vocabulary_bytes);
         let read = |split: usize| -> Result<NextChunk<'_>, Error> {
@@ -138,7 +138,7 @@ impl Learn<'_> {
 }
 
 impl Counting<'_> {
-    /// Counts all splits, or enough of them.
+    /// Counts all splits, or as many as needed.
     pub(super) fn run(&self, threads: usize) -> Result<Partial, Error> {
         let threads = threads.clamp(1, MOST_THREADS);
         let shared = Shared {
@@ -166,7 +166,7 @@ impl Counting<'_> {
         }
     }
 
-    /// One thread: takes splits until there are none.
+    /// The loop of one thread: counts splits until none is left.
     fn work(&self, threads: usize, shared: &Shared) {
         let _release = ReleaseOnPanic(shared);
         while let Some(split) = self.take(threads, shared) {
@@ -179,8 +179,8 @@ impl Counting<'_> {
         }
     }
 
-    /// The next split, once it is not too far ahead of what is merged. The one to be merged next is
-    /// always being counted or free to take, so this wait ends.
+    /// Takes the next split, after waiting until it is not too far ahead of the merged ones. The next split to
+    /// merge is always either being counted or available to take, so the wait ends.
     fn take(&self, threads: usize, shared: &Shared) -> Option<usize> {
         let mut merging = shared.lock();
         loop {
@@ -204,11 +204,11 @@ impl Counting<'_> {
             }
             self.plan.count(&chunk, self.bad, &mut partial)?;
             let rows = chunk.rows() as u64;
-            (self.progress)(Progress {
+            (self.progress)(AnalysisProgress {
                 rows: shared.rows.fetch_add(rows, Ordering::Relaxed) + rows,
                 bytes: shared.bytes.load(Ordering::Relaxed),
             });
-            if self.until_positive && partial.shows_every_label() {
+            if self.until_positive && partial.has_required_positives() {
                 break;
             }
         }
@@ -216,7 +216,7 @@ impl Counting<'_> {
     }
 }
 
-/// Lets the other threads end when one panics, so that the panic is passed on instead of waited for.
+/// Stops the other threads when one panics, so that the panic propagates instead of hanging the pass.
 struct ReleaseOnPanic<'a>(&'a Shared);
 
 impl Drop for ReleaseOnPanic<'_> {
@@ -230,14 +230,14 @@ impl Drop for ReleaseOnPanic<'_> {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Merging> {
-        // A thread that panicked ends the pass, and nobody looks at what it left.
+        // A thread that panicked ends the pass, and its state is not used afterwards.
         self.merging.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Merging {
-    /// Adds a counted split, and merges all that is next in order. The first error in that order is the
-    /// pass's.
+    /// Adds a counted split and merges all splits that are next in order. The pass fails with the first error
+    /// in that order.
     fn add(&mut self, split: usize, counted: Result<Partial, Error>, until_positive: bool) {
         self.stop |= counted.is_err();
         self.waiting.insert(split, counted);
@@ -249,6 +249,6 @@ impl Merging {
                 Err(error) => self.error = self.error.take().or(Some(error)),
             }
         }
-        self.stop |= until_positive && self.total.shows_every_label();
+        self.stop |= until_positive && self.total.has_required_positives();
     }
 }

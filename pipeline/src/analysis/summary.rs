@@ -1,10 +1,10 @@
-//! An analysis for a person to read.
+//! A human-readable summary of an analysis.
 
 use std::fmt;
 
 use super::{Analysis, LearnedVocabulary, NumberStatistics};
 
-/// Displays an analysis, one line a column.
+/// Displays an analysis, one line per column.
 pub struct Summary<'a> {
     analysis: &'a Analysis,
 }
@@ -49,7 +49,7 @@ fn write_numbers(formatter: &mut fmt::Formatter<'_>, column: &str, of: &NumberSt
         "{column}: {minimum} to {maximum}, mean {:.4}, deviation {:.4}, {missing} missing{}",
         plain.mean,
         plain.deviation,
-        if minimum == maximum { " (constant: it tells nothing)" } else { "" },
+        if minimum == maximum { " (constant: no information)" } else { "" },
     )
 }
 
@@ -69,7 +69,7 @@ fn write_vocabulary(
         of.missing,
     )?;
     if of.undercount > 0 {
-        write!(formatter, " (more distinct values than fit: counts are up to {} too low)", of.undercount)?;
+        write!(formatter, " (approximate: counts may be up to {} too low)", of.undercount)?;
     }
     writeln!(formatter)
 }

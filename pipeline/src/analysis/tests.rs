@@ -1,4 +1,4 @@
-//! The pass against plain counting, its independence of threads and chunks, and what it refuses.
+//! Compares the pass with plain counting, and tests its independence of threads and chunks, and its errors.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,7 +20,7 @@ use crate::spec::{LabelColumn, LabelNumbers, LabelSpec, OnBadRecord};
 /// Number, term, label.
 type Record = (Option<f64>, Option<String>, bool);
 
-const EVERYTHING: usize = usize::MAX;
+const UNLIMITED: usize = usize::MAX;
 
 fn features() -> Vec<FeatureSpec> {
     let numeric = FeatureKind::Numeric { normalize: Normalize::Zscore, missing: MissingNumber::Mean };
@@ -62,7 +62,7 @@ fn chunk(records: &[Record]) -> RawChunk {
     )
 }
 
-/// Learns from splits whose chunks have `chunk_rows` rows.
+/// Learns from splits that are read in chunks of `chunk_rows` rows.
 fn learn(
     splits: &[Vec<Record>],
     chunk_rows: usize,
@@ -113,14 +113,14 @@ fn record() -> impl Strategy<Value = Record> {
 
 proptest! {
     #[test]
-    fn agrees_with_plain_counting(
+    fn matches_plain_counting(
         splits in proptest::collection::vec(proptest::collection::vec(record(), 0..20), 1..6),
         chunk_rows in 1usize..8,
     ) {
         let mut splits = splits;
         splits[0].push((Some(1.5), None, true));
-        let analysis = learn(&splits, chunk_rows, 1, EVERYTHING, &strict()).unwrap();
-        prop_assert_eq!(&learn(&splits, 100, 3, EVERYTHING, &strict()).unwrap(), &analysis);
+        let analysis = learn(&splits, chunk_rows, 1, UNLIMITED, &strict()).unwrap();
+        prop_assert_eq!(&learn(&splits, 100, 3, UNLIMITED, &strict()).unwrap(), &analysis);
         prop_assert_eq!(&Analysis::from_json(&analysis.to_json()).unwrap(), &analysis);
 
         let all: Vec<&Record> = splits.iter().flatten().collect();
@@ -153,7 +153,7 @@ proptest! {
 }
 
 #[test]
-fn past_its_memory_the_result_still_depends_on_nothing_but_the_data() {
+fn beyond_the_memory_limit_the_result_depends_only_on_the_data() {
     let record = |i: u64| (Some(i as f64), Some(format!("term {}", i * i % 997)), i.is_multiple_of(3));
     let splits: Vec<Vec<Record>> =
         (0..12).map(|split| (split * 500..split * 500 + 500).map(record).collect()).collect();
@@ -165,24 +165,24 @@ fn past_its_memory_the_result_still_depends_on_nothing_but_the_data() {
 }
 
 #[test]
-fn a_label_that_is_never_positive_is_told_what_it_holds() {
+fn the_error_for_a_label_that_is_never_positive_lists_its_values() {
     let splits = [vec![(Some(1.0), None, false); 3]];
-    let error = learn(&splits, 2, 1, EVERYTHING, &strict()).unwrap_err();
+    let error = learn(&splits, 2, 1, UNLIMITED, &strict()).unwrap_err();
     assert_eq!(error.to_string(), "label `y` is never `yes` in 3 records; it holds `no`");
 }
 
 #[test]
-fn each_of_several_labels_is_looked_at() {
+fn every_label_is_checked() {
     let splits = [vec![(Some(1.0), Some("a".to_owned()), true), (Some(4.0), Some("b".to_owned()), false)]];
     let with = |positive: &str| {
         let number = LabelColumn { column: "n".into(), numbers: LabelNumbers::Any, ..LabelColumn::default() };
         let term = LabelSpec::of("t", Some(positive)).first;
         let spec = LabelSpec { others: vec![number, term], ..label() };
-        learn_of(&spec, &splits, 2, 1, EVERYTHING, &strict())
+        learn_of(&spec, &splits, 2, 1, UNLIMITED, &strict())
     };
     let analysis = with("b").unwrap();
-    let told: Vec<_> = analysis.more_labels.iter().map(|label| (label.mean, label.is_number)).collect();
-    assert_eq!(told, [(2.5, true), (0.5, false)]);
+    let statistics: Vec<_> = analysis.more_labels.iter().map(|label| (label.mean, label.is_number)).collect();
+    assert_eq!(statistics, [(2.5, true), (0.5, false)]);
     let summary = analysis.summary().to_string();
     assert!(
         summary.starts_with("2 rows, 50.00 % positive, mean label 2.5000, 50.00 % positive\n"),
@@ -194,20 +194,20 @@ fn each_of_several_labels_is_looked_at() {
 }
 
 #[test]
-fn a_label_of_classes_is_told_by_how_often_each_is() {
+fn a_label_of_classes_reports_the_share_of_each() {
     let splits: Vec<_> =
         ["a", "b", "a", "d"].map(|term| vec![(Some(1.0), Some(term.to_owned()), true)]).into();
     let of = |classes: [&str; 3]| {
         let classes = classes.map(str::to_owned).to_vec();
         let first = LabelColumn { classes, ..LabelSpec::of("t", None).first };
-        learn_of(&LabelSpec { first, ..label() }, &splits, 2, 1, EVERYTHING, &strict())
+        learn_of(&LabelSpec { first, ..label() }, &splits, 2, 1, UNLIMITED, &strict())
     };
     let analysis = of(["a", "d", "b"]).unwrap();
     assert_eq!(analysis.label.as_ref().unwrap().classes, [2, 1, 1]);
     let summary = analysis.summary().to_string();
     assert!(summary.starts_with("4 rows, 3 classes of 25.00 to 50.00 %\n"), "{summary}");
     assert_eq!(Analysis::from_json(&analysis.to_json()).unwrap(), analysis);
-    // No row need be of a class, and every row must be of one.
+    // A class may have no rows, but every row must have a class.
     assert_eq!(
         of(["a", "b", "c"]).unwrap_err().to_string(),
         "part: record 0, column `t`: expected one of the label's classes, found `d`"
@@ -215,26 +215,26 @@ fn a_label_of_classes_is_told_by_how_often_each_is() {
 }
 
 #[test]
-fn a_column_without_numbers_is_refused() {
+fn a_column_without_numbers_is_an_error() {
     let splits = [vec![(None, None, true); 3]];
-    let error = learn(&splits, 2, 1, EVERYTHING, &strict()).unwrap_err().to_string();
-    assert_eq!(error, "column `n`: no number is present in 3 records");
+    let error = learn(&splits, 2, 1, UNLIMITED, &strict()).unwrap_err().to_string();
+    assert_eq!(error, "column `n`: all values are missing in 3 records");
 }
 
 #[test]
-fn a_bad_record_ends_the_pass_or_counts_nowhere() {
+fn a_bad_record_fails_the_pass_or_is_not_counted() {
     let mut split = vec![(Some(1.0), Some("a".to_owned()), true); 4];
     split[2] = (Some(f64::NAN), Some("b".to_owned()), true);
-    let error = learn(&[split.clone()], 4, 1, EVERYTHING, &strict()).unwrap_err().to_string();
+    let error = learn(&[split.clone()], 4, 1, UNLIMITED, &strict()).unwrap_err().to_string();
     assert_eq!(error, "part: record 2, column `n`: expected a number, found `NaN`");
 
     let lenient = BadRecords::new(OnBadRecord::Skip { limit: 1 });
-    let analysis = learn(&[split], 4, 1, EVERYTHING, &lenient).unwrap();
+    let analysis = learn(&[split], 4, 1, UNLIMITED, &lenient).unwrap();
     assert_eq!((analysis.rows, lenient.skipped()), (3, 1));
     assert_eq!(analysis.vocabularies["all"].terms, [Term { bytes: b"a".to_vec(), count: 3 }]);
 }
 
-/// Runs over splits that each read as one positive row, but for those that `read` has an error for.
+/// Runs over splits that each hold one positive row, except those for which `error` returns an error.
 fn run(
     splits: usize,
     error: &(dyn Fn(usize) -> Option<Error> + Sync),
@@ -242,10 +242,10 @@ fn run(
     cancel: bool,
 ) -> (Result<u64, Error>, Vec<usize>) {
     let features = features();
-    let plan = Plan::new(&features, &label(), &[], EVERYTHING);
-    let begun = Mutex::new(Vec::new());
+    let plan = Plan::new(&features, &label(), &[], UNLIMITED);
+    let started = Mutex::new(Vec::new());
     let read = |split: usize| -> Result<NextChunk<'_>, Error> {
-        begun.lock().unwrap().push(split);
+        started.lock().unwrap().push(split);
         let mut rows = error(split).map_or(Ok(Some(chunk(&[(Some(1.0), None, true)]))), Err);
         Ok(Box::new(move || std::mem::replace(&mut rows, Ok(None))))
     };
@@ -261,43 +261,43 @@ fn run(
         until_positive,
     };
     let rows = counting.run(2).map(|total| total.rows);
-    (rows, begun.into_inner().unwrap())
+    (rows, started.into_inner().unwrap())
 }
 
 #[test]
-fn the_first_error_in_the_order_of_splits_is_told() {
+fn reports_the_first_error_in_the_order_of_splits() {
     let error = |split: usize| (split >= 3).then(|| Error::Invalid(format!("split {split}")));
-    let (rows, begun) = run(1000, &error, false, false);
+    let (rows, started) = run(1000, &error, false, false);
     assert_eq!(rows.unwrap_err().to_string(), "split 3");
-    assert!(begun.len() < 20, "no more splits are begun once one has failed");
+    assert!(started.len() < 20, "no more splits are started after one has failed");
 }
 
 #[test]
-fn the_pass_can_be_called_off() {
+fn the_pass_can_be_cancelled() {
     assert!(matches!(run(10, &|_| None, false, true).0, Err(Error::Cancelled)));
 }
 
 #[test]
-fn looking_for_a_positive_label_ends_at_the_first() {
-    let (rows, begun) = run(1000, &|_| None, true, false);
+fn the_search_for_a_positive_label_stops_at_the_first() {
+    let (rows, started) = run(1000, &|_| None, true, false);
     assert!(rows.unwrap() >= 1);
-    assert!(begun.len() < 20);
+    assert!(started.len() < 20);
 }
 
 #[test]
-fn all_splits_are_counted_once() {
-    let (rows, mut begun) = run(100, &|_| None, false, false);
-    begun.sort_unstable();
-    assert_eq!((rows.unwrap(), begun), (100, (0..100).collect()));
+fn every_split_is_counted_once() {
+    let (rows, mut started) = run(100, &|_| None, false, false);
+    started.sort_unstable();
+    assert_eq!((rows.unwrap(), started), (100, (0..100).collect()));
 }
 
 #[test]
-fn terms_of_any_bytes_are_stored() {
+fn terms_that_are_not_utf8_are_stored() {
     let mut bytes = BinaryBuilder::new();
     bytes.append_value([0xff, 0x00]);
     bytes.append_value("é");
     let features = [features().remove(1)];
-    let plan = Plan::new(&features, &label(), &[], EVERYTHING);
+    let plan = Plan::new(&features, &label(), &[], UNLIMITED);
     let schema =
         Schema::new(vec![Field::new("t", DataType::Binary, true), Field::new("y", DataType::Utf8, true)]);
     let labels: ArrayRef = Arc::new(StringArray::from(vec!["yes", "no"]));
@@ -312,13 +312,13 @@ fn terms_of_any_bytes_are_stored() {
 }
 
 #[test]
-fn the_summary_says_what_was_learned() {
+fn the_summary_shows_what_was_learned() {
     let splits = [vec![(Some(1.0), Some("a".to_owned()), true), (None, Some("b".to_owned()), false)]];
-    let summary = learn(&splits, 9, 1, EVERYTHING, &strict()).unwrap().summary().to_string();
+    let summary = learn(&splits, 9, 1, UNLIMITED, &strict()).unwrap().summary().to_string();
     assert_eq!(
         summary,
         "2 rows, 50.00 % positive\n\
-         n: 1 to 1, mean 1.0000, deviation 0.0000, 1 missing (constant: it tells nothing)\n\
+         n: 1 to 1, mean 1.0000, deviation 0.0000, 1 missing (constant: no information)\n\
          all: 2 of 2 terms, 100.00 % of values, 0 missing\n\
          few: 0 of 2 terms, 0.00 % of values, 0 missing\n"
     );

@@ -1,4 +1,4 @@
-//! The inputs as one stream of rows of the common columns, from any row on, cut into blocks.
+//! Reads all inputs as one stream of rows with the common columns, from any row on, cut into blocks.
 
 use std::sync::Arc;
 
@@ -21,24 +21,24 @@ use crate::spec::OnBadRecord;
 use crate::storage::Object;
 use crate::survey::{CsvFile, is_present, open_csv};
 
-/// Rows of a chunk.
+/// Rows per chunk.
 const CHUNK_ROWS: usize = 4096;
-/// A chunk of CSV ends at this many bytes.
+/// The size at which a chunk of CSV ends.
 const CHUNK_BYTES: usize = 16 << 20;
-/// What a block holds while it is encoded, for each byte of its values: those, the encoded ones and, for a
-/// while, the compressed ones.
+/// The memory use of a block during encoding, per byte of its values: the values, the encoded bytes and,
+/// briefly, the compressed bytes.
 const HELD_PER_BYTE: usize = 3;
 
-/// One input, surveyed.
+/// A surveyed input.
 pub(super) struct Source<'a> {
     pub(super) object: &'a Object,
     pub(super) format: FileFormat,
     pub(super) rows: u64,
-    /// Places at which reading can start without what comes before: row groups.
+    /// The number of positions at which reading can start independently: row groups.
     pub(super) parts: usize,
 }
 
-/// All inputs, and what their rows are to be.
+/// All inputs and the schema of their rows.
 #[derive(Clone, Copy)]
 pub(super) struct Inputs<'a> {
     pub(super) sources: &'a [Source<'a>],
@@ -48,20 +48,20 @@ pub(super) struct Inputs<'a> {
     pub(super) progress: &'a Progress,
 }
 
-/// Rows from some row on, through the inputs.
+/// A stream of rows across the inputs.
 pub(super) struct Rows<'a> {
     inputs: Inputs<'a>,
     /// The input after the one being read.
     next: usize,
-    /// Rows to leave out at its start.
+    /// Rows to skip at the start of the next input.
     skip: u64,
     reader: Option<(InputRows<'a>, Reading<'a>)>,
-    /// Rows that were read and have yet to go into a block.
+    /// Rows read but not yet placed in a block.
     left: Option<RawChunk>,
 }
 
 impl<'a> Inputs<'a> {
-    /// All rows from number `first` on.
+    /// A stream of all rows from row `first` on.
     pub(super) fn rows_from(self, first: u64) -> Result<Rows<'a>, Error> {
         let (mut next, mut skip) = (0, first);
         while let Some(source) = self.sources.get(next).filter(|source| source.rows <= skip) {
@@ -73,8 +73,8 @@ impl<'a> Inputs<'a> {
 }
 
 impl Rows<'_> {
-    /// The next rows, up to `most_rows` and to `most_bytes` of values, but one at least. Where a block ends does
-    /// not depend on how the rows were read.
+    /// The next block: at most `most_rows` rows and `most_bytes` bytes of values, but at least one row. Block
+    /// boundaries do not depend on how the rows were read.
     pub(super) fn block(
         &mut self,
         most_rows: u64,
@@ -122,19 +122,19 @@ impl Rows<'_> {
     }
 }
 
-/// Some of a chunk's rows, which are consecutive records.
+/// A range of a chunk's rows, which must be consecutive records.
 fn part(chunk: &RawChunk, from: usize, rows: usize) -> RawChunk {
     RawChunk::new(chunk.path().into(), chunk.columns().slice(from, rows), chunk.record(from))
 }
 
-/// Reads one input.
+/// A reader of one input.
 struct InputRows<'a> {
     object: &'a Object,
     schema: &'a Arc<Schema>,
     csv: &'a CsvOptions,
     runtime: &'a Handle,
     source: Contents,
-    /// The number of the next record.
+    /// The record number of the next row.
     next: u64,
 }
 
@@ -148,7 +148,7 @@ enum Contents {
 struct Groups {
     file: ParquetFile,
     next_group: usize,
-    /// Rows to leave out of it.
+    /// Rows to skip at the start of the next group.
     skip: u64,
     reader: Option<Box<RowGroupReader>>,
     bytes: u64,
@@ -182,7 +182,7 @@ impl<'a> InputRows<'a> {
         Ok(Self { object, schema, csv, runtime, source: contents, next: skip })
     }
 
-    /// Bytes of the file read so far.
+    /// The number of bytes read so far.
     fn bytes_read(&self) -> u64 {
         match &self.source {
             Contents::Csv(rows) => self.object.size() - rows.input().source().remaining(),
@@ -191,7 +191,7 @@ impl<'a> InputRows<'a> {
         }
     }
 
-    /// The next rows.
+    /// The next chunk of rows.
     fn next_chunk(&mut self) -> Result<Option<RawChunk>, Error> {
         let arrays = match &mut self.source {
             Contents::Csv(_) => self.csv_columns()?,
@@ -210,7 +210,7 @@ impl<'a> InputRows<'a> {
 
     fn csv_columns(&mut self) -> Result<Option<(usize, Vec<ArrayRef>)>, Error> {
         let Contents::Csv(file) = &mut self.source else { return Ok(None) };
-        // Where each of the file's columns goes; files may have them in different orders.
+        // Maps each column of the file to its position in the schema; files may order columns differently.
         let places: Vec<usize> = file
             .columns()
             .iter()
@@ -261,7 +261,7 @@ impl<'a> InputRows<'a> {
 }
 
 impl Groups {
-    /// All rows but the first `skip`.
+    /// Reads all rows except the first `skip`.
     fn new(file: ParquetFile, mut skip: u64) -> Self {
         let mut next_group = 0;
         while let Some(group) = file.groups().get(next_group).filter(|group| group.rows <= skip) {
@@ -313,7 +313,7 @@ fn projection(schema: &Schema) -> Projection {
     Projection { columns: schema.fields().iter().map(column).collect() }
 }
 
-/// The same values as the common type, where it holds them.
+/// Converts an array to the common type; `None` if that type cannot hold its values.
 fn conform(array: &ArrayRef, wanted: &DataType) -> Option<ArrayRef> {
     match (array.data_type(), wanted) {
         (found, wanted) if found == wanted => Some(array.clone()),

@@ -1,13 +1,13 @@
-//! CSV, Parquet and TFRecord into one another: `millstream convert`.
+//! Converts between CSV, Parquet and TFRecord: `millstream convert`.
 //!
-//! Two passes over what does not describe itself: the first surveys CSV and TFRecord for columns, types
-//! and the number of rows, several files at a time; the second converts. So each shard's rows are known before
-//! it is begun, and rows keep their order.
+//! CSV and TFRecord do not describe themselves, so they are read twice. The first pass surveys columns, types
+//! and row counts, several files at a time; the second converts. The number of rows in each shard is
+//! therefore known before it is started, and rows keep their order.
 //!
-//! The second pass is cut into *runs* of consecutive shards, one for each thread, as far as there are shards
-//! and inputs to share out; each run reads its own rows, from where they start, and writes its own files. A
-//! run that has several threads reads on one of them at a time and encodes on all ([`crate::output`]). What
-//! is written is the same for any number of threads.
+//! The second pass is divided into *runs* of consecutive shards, one per thread as far as the numbers of
+//! shards and inputs allow. Each run seeks to its first row, reads its own rows and writes its own files. A
+//! run with several threads reads on one of them at a time and encodes on all ([`crate::output`]). The output
+//! does not depend on the number of threads.
 
 mod input;
 mod schema;
@@ -32,34 +32,35 @@ use crate::survey::file_format;
 use input::{Inputs, Source};
 use schema::{Described, Plan};
 
-/// How to convert.
+/// Options of a conversion.
 #[derive(Clone, Debug, Default)]
 pub struct ConvertOptions {
-    /// How CSV input is laid out.
+    /// The layout of CSV input.
     pub csv: CsvOptions,
-    /// The format of the input, where neither bytes nor names say it.
+    /// The input format, for input whose content and name do not identify it.
     pub input_format: Option<FileFormat>,
-    /// How to write the output.
+    /// Options of the output.
     pub output: OutputOptions,
 }
 
-/// What came of it.
+/// The result of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Converted {
-    /// The files made.
+    /// The files written.
     pub files: Vec<String>,
-    /// Rows in all of them.
+    /// Total rows.
     pub rows: u64,
-    /// Bytes in all of them.
+    /// Total bytes.
     pub bytes: u64,
 }
 
-/// Converts `inputs`, in their order, to `output`: a file, a name with a `*` or `@N` where the shards' numbers
-/// go, or a directory; `destination` reaches it, and its runtime fetches. Blocks; not to be called in async code.
+/// Converts `inputs`, in order, to `output`: a file, a name with `*` or `@N` in place of shard numbers, or a
+/// directory. `destination` provides access to the output, and its runtime fetches the input. Blocks, so it
+/// must not be called from async code.
 ///
 /// # Errors
-/// For input that is damaged or does not fit together, and when it cannot be read or written; then nothing
-/// is left of the output.
+/// The input is damaged or inconsistent, or cannot be read, or the output cannot be written. No output is
+/// left behind.
 pub fn convert(
     inputs: &[Object],
     output: &str,
@@ -71,7 +72,7 @@ pub fn convert(
     let target = output::plan(output, inputs, &options.output, destination)?;
     let (plan, sources) = survey(inputs, options, runtime, progress)?;
     let schema = plan.schema();
-    target.refuse_unfit(&schema, inputs)?;
+    target.check_schema(&schema, inputs)?;
     progress.expect_bytes(inputs.iter().map(Object::size).sum());
     let rows = sources.iter().map(|source| source.rows).sum();
     let conversion = Conversion {
@@ -86,7 +87,7 @@ pub fn convert(
     Ok(Converted { files, rows, bytes })
 }
 
-/// The first pass: what is in each file, side by side.
+/// The first pass: surveys the files in parallel.
 fn survey<'a>(
     inputs: &'a [Object],
     options: &ConvertOptions,
@@ -120,7 +121,7 @@ struct Conversion<'a> {
 }
 
 impl Conversion<'_> {
-    /// Writes all shards, in as many runs as there are threads, shards and parts of the input.
+    /// Writes all shards, in at most as many runs as there are threads, shards and parts of the input.
     fn run(&self, options: &OutputOptions) -> Result<Vec<Staged>, Error> {
         let parts: usize = self.inputs.sources.iter().map(|source| source.parts).sum();
         let runs = options.threads.min(self.target.shards()).min(parts).max(1);
@@ -131,11 +132,11 @@ impl Conversion<'_> {
             let threads: Vec<_> =
                 (0..runs).map(|run| scope.spawn(move || self.shards(shards_of(run), bounds))).collect();
             let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|_| Err(Error::Panicked("a thread of a conversion".to_owned())))
+                thread.join().unwrap_or_else(|_| Err(Error::Panicked("a conversion thread".to_owned())))
             };
             threads.into_iter().map(join).collect()
         });
-        // The reason, rather than what the other runs say after it called them off.
+        // Report the original error, not the cancellation of the other runs.
         let (whole, broken): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
         let mut errors: Vec<Error> = broken.into_iter().filter_map(Result::err).collect();
         let reason = errors.iter().position(|error| !matches!(error, Error::Cancelled)).unwrap_or(0);
@@ -145,7 +146,7 @@ impl Conversion<'_> {
         Ok(whole.into_iter().flatten().flatten().collect())
     }
 
-    /// One run.
+    /// Writes the shards of one run.
     fn shards(&self, shards: Range<usize>, bounds: Bounds) -> Result<Vec<Staged>, Error> {
         let schema: &Arc<Schema> = self.inputs.schema;
         let run = Run { target: self.target, schema, rows: self.rows, shards: shards.clone(), bounds };

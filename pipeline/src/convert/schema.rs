@@ -1,4 +1,4 @@
-//! The columns that all inputs have in common.
+//! Unifies the columns of all inputs.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::progress::Progress;
 use crate::storage::Object;
 use crate::survey::{Survey, Surveyor};
 
-/// What is known of the inputs so far.
+/// The unified columns of the inputs so far.
 #[derive(Default)]
 pub(super) struct Plan {
     columns: Vec<Column>,
@@ -26,16 +26,16 @@ struct Column {
     format: FileFormat,
 }
 
-/// What is in one file.
+/// The contents of one file.
 pub(super) struct Described {
     pub(super) rows: u64,
-    /// Places at which reading can start.
+    /// The number of positions at which reading can start.
     pub(super) parts: usize,
     columns: Vec<(String, DataType)>,
 }
 
 impl Described {
-    /// Looks at a file. Rows that are damaged are an error here already.
+    /// Surveys a file. Damaged rows are reported here already.
     pub(super) fn of(
         object: &Object,
         format: FileFormat,
@@ -66,7 +66,7 @@ impl Described {
 }
 
 impl Plan {
-    /// Takes one more file into account.
+    /// Adds a file.
     pub(super) fn add(
         &mut self,
         object: &Object,
@@ -95,7 +95,7 @@ impl Plan {
             let Some(known) = known else {
                 if self.files > 0 && !examples {
                     let found = format!("column `{name}`");
-                    let expected = "the columns of the files before".to_owned();
+                    let expected = "the columns of the previous files".to_owned();
                     return Err(Error::WrongFormat { path: object.path().to_string(), expected, found });
                 }
                 self.columns.push(Column { name, data_type, format });
@@ -106,13 +106,13 @@ impl Plan {
                 path: object.path().to_string(),
                 column: name,
                 found: data_type.to_string(),
-                expected: format!("{}, as in the files before", known.data_type),
+                expected: format!("{}, as in the previous files", known.data_type),
             })?;
         }
         Ok(())
     }
 
-    /// The columns; those without any value are text.
+    /// The unified schema. Columns without any value become text.
     pub(super) fn schema(&self) -> Arc<Schema> {
         let field = |column: &Column| {
             let data_type =
@@ -123,7 +123,7 @@ impl Plan {
     }
 }
 
-/// The type that holds the values of both.
+/// A type that holds the values of both types.
 fn common(a: &DataType, b: &DataType, csv: bool) -> Option<DataType> {
     use DataType::{Binary, Float64, Int64, List, Null, Utf8};
     Some(match (a, b) {

@@ -51,7 +51,7 @@ impl Bench {
         converted
     }
 
-    /// All names here, sorted.
+    /// All file names in the directory, sorted.
     fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.dir.path()).unwrap();
         let mut names: Vec<String> =
@@ -76,7 +76,7 @@ const TABLE: &str =
     "age,name,score,empty\n39,a b,1.5,\n,\"x,\"\"y\"\"\",-0.25,\n50,,1e30,\n7,zwölf,,\n0,e,3,\n";
 
 #[test]
-fn csv_goes_around_through_every_format_and_comes_back() {
+fn csv_survives_a_round_trip_through_every_format() {
     let bench = Bench::new();
     bench.write("in.csv", TABLE);
     let options = ConvertOptions::default();
@@ -93,7 +93,7 @@ fn csv_goes_around_through_every_format_and_comes_back() {
         let options = if to.contains('*') { shards(2) } else { options.clone() };
         assert_eq!(bench.convert(from, to, &options).unwrap().rows, 5, "{from} to {to}");
     }
-    // Examples have no order of columns, floats of 32 bits, and no column that is never there.
+    // Examples lose column order, f64 precision, and columns that are always absent.
     let expected = "age,name,score\n39,a b,1.5\n,\"x,\"\"y\"\"\",-0.25\n50,,1000000000000000000000000000000\n7,zwölf,\n0,e,3\n";
     assert_eq!(bench.text("g.csv"), expected);
     let files = ["a-00000-of-00003.parquet", "a-00001-of-00003.parquet", "a-00002-of-00003.parquet"];
@@ -137,7 +137,7 @@ fn lists_and_absent_values_survive() {
 }
 
 #[test]
-fn the_census_files_convert_with_one_command_each() {
+fn the_census_files_each_convert_with_one_command() {
     let bench = Bench::new();
     bench.write("adult.data", "39, State-gov, 77516, <=50K\n50, ?, 83311, >50K\n\n");
     bench.write("adult.test", "|1x3 Cross validator\n25, Private, 226802, <=50K.\n\n");
@@ -181,14 +181,14 @@ fn a_failure_leaves_no_file_behind() {
     let output = format!("{}/out@3.csv", bench.dir.path().display());
     let progress = Progress::default();
     progress.cancel();
-    let called_off = convert(&inputs, &output, &ConvertOptions::default(), &bench.here(), &progress);
-    assert!(matches!(called_off, Err(Error::Cancelled)));
+    let cancelled = convert(&inputs, &output, &ConvertOptions::default(), &bench.here(), &progress);
+    assert!(matches!(cancelled, Err(Error::Cancelled)));
     assert_eq!(bench.names(), before);
     assert_eq!(bench.text("out.parquet"), "kept");
 }
 
 #[test]
-fn files_that_do_not_fit_together_are_told() {
+fn inconsistent_files_are_errors() {
     let bench = Bench::new();
     bench.write("a1.csv", "n,m\n1,2\n");
     bench.write("a2.csv", "m,n\nx,2.5\n");
@@ -201,7 +201,7 @@ fn files_that_do_not_fit_together_are_told() {
     assert!(matches!(bench.convert("b?.csv", "b.csv", &options), Err(Error::MissingColumn { .. })));
     assert!(matches!(bench.convert("c.bin", "c.csv", &options), Err(Error::WrongFormat { .. })));
     assert!(
-        bench.convert("a1.csv", "a.unknown", &options).unwrap_err().to_string().contains("format to write")
+        bench.convert("a1.csv", "a.unknown", &options).unwrap_err().to_string().contains("output format")
     );
     let mut gzip = options.clone();
     gzip.output.compression = Some(OutputCompression::Gzip);
@@ -213,7 +213,7 @@ fn files_that_do_not_fit_together_are_told() {
 }
 
 #[test]
-fn no_rows_make_all_shards() {
+fn without_rows_all_shards_are_written() {
     let bench = Bench::new();
     bench.write("a.csv", "n,m\n");
     let made = bench.convert("a.csv", "a.parquet", &shards(3)).unwrap();
@@ -221,7 +221,7 @@ fn no_rows_make_all_shards() {
     assert!(bench.parquet("a-00002-of-00003.parquet").is_empty());
 }
 
-/// Rows with text of very different lengths, the longest as large as a block may be.
+/// Rows with text of very different lengths, some as large as a block may be.
 fn uneven(files: usize, rows: usize) -> Vec<String> {
     let line = |row: usize| {
         let length = if row % 977 == 5 { 900_000 } else { row * 7 % 40 };
@@ -232,7 +232,7 @@ fn uneven(files: usize, rows: usize) -> Vec<String> {
 }
 
 #[test]
-fn bytes_do_not_depend_on_threads_nor_on_how_rows_were_read() {
+fn output_does_not_depend_on_threads_or_input_format() {
     let bench = Bench::new();
     for (number, text) in uneven(5, 4100).iter().enumerate() {
         bench.write(&format!("in-{number}.csv"), text);
@@ -260,7 +260,7 @@ fn bytes_do_not_depend_on_threads_nor_on_how_rows_were_read() {
 }
 
 #[test]
-fn blocks_of_a_compressed_file_are_one_stream() {
+fn blocks_of_a_compressed_file_form_one_stream() {
     let bench = Bench::new();
     bench.write("in.csv", &uneven(1, 20_000)[0]);
     for output in ["a.csv.gz", "a.csv.zz", "a.csv.zst"] {
@@ -273,7 +273,7 @@ fn blocks_of_a_compressed_file_are_one_stream() {
 }
 
 #[test]
-fn no_rows_make_whole_files() {
+fn without_rows_files_are_valid() {
     let bench = Bench::new();
     bench.write("in.csv", "n,m\n");
     for output in ["a@2.csv.gz", "a@2.tfrecord.zz", "a@2.tfrecord.zst", "a@2.parquet"] {

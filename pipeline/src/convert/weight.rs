@@ -1,24 +1,24 @@
-//! What rows weigh: bytes of their values, counted row by row so that sums do not depend on how rows are
+//! The size of rows: bytes of their values, counted row by row so that sums do not depend on how rows are
 //! grouped into chunks.
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, OffsetSizeTrait, RecordBatch};
 use arrow_schema::DataType;
 
-/// Bytes taken for a value of a type whose values have no length that could be told cheaply.
+/// The assumed size of a value whose length is not known without decoding.
 const UNKNOWN_BYTES: usize = 16;
 
-/// Bytes of the first `rows` rows.
+/// The size of the first `rows` rows in bytes.
 pub(super) fn of_rows(batch: &RecordBatch, rows: usize) -> usize {
     batch.columns().iter().map(|column| of_range(column, 0, rows)).sum()
 }
 
-/// How many of the first `most` rows weigh no more than `bytes` together.
+/// The number of leading rows, at most `most`, whose total size is at most `bytes`.
 pub(super) fn rows_within(batch: &RecordBatch, most: usize, bytes: usize) -> usize {
     if of_rows(batch, most) <= bytes {
         return most;
     }
-    // The sum grows with the rows.
+    // Binary search: the size grows with the number of rows.
     let (mut fits, mut too_many) = (0, most);
     while too_many - fits > 1 {
         let middle = fits + (too_many - fits) / 2;

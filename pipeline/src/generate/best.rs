@@ -1,17 +1,16 @@
-//! How well the planted model itself does on the rows it made: what no trained model can be expected to
-//! beat.
+//! The score of the planted model on the rows that it generated: the best that a trained model can expect.
 //!
-//! True probabilities lie on a grid of 2^-20 by construction, so counting rows and positives by grid point
-//! is enough to compute everything exactly, in 16 MiB whatever the number of rows, and counts of parts of
-//! the rows add up in any order.
+//! True probabilities are multiples of 2^-20 by construction. Counting rows and positives per grid point is
+//! therefore enough to compute all metrics exactly, in 16 MiB for any number of rows, and counts of parts can
+//! be merged in any order.
 
-/// Binary digits of a probability.
+/// The resolution of a probability in bits.
 pub(super) const BITS: u32 = 20;
 
 /// Rows by true probability.
 #[derive(Clone, Debug)]
 pub(super) struct Tally {
-    /// At index `k`, rows of probability `k / 2^20` and how many of them are positive.
+    /// Index `k` counts the rows of probability `k / 2^20`.
     points: Vec<Point>,
 }
 
@@ -21,18 +20,17 @@ struct Point {
     positives: u64,
 }
 
-/// What the true probabilities score on the generated labels.
+/// The metrics of the true probabilities on the generated labels.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Best {
-    /// Rows that are positive.
+pub struct BestScore {
+    /// The number of positive rows.
     pub positives: u64,
-    /// The exact area under the ROC curve of the true probabilities over the labels as drawn, ties
-    /// counting half. NaN where all labels are the same.
+    /// The exact area under the ROC curve of the true probabilities over the drawn labels; ties count half.
+    /// NaN when all labels are equal.
     pub auc: f64,
-    /// The same over all ways the labels could have been drawn: expected pairs in order over expected
-    /// pairs.
+    /// The same over all possible draws of the labels: expected correctly ordered pairs over expected pairs.
     pub expected_auc: f64,
-    /// Mean negative log-likelihood of the labels as drawn, in nats.
+    /// The mean negative log-likelihood of the drawn labels, in nats.
     pub log_loss: f64,
 }
 
@@ -41,7 +39,7 @@ impl Tally {
         Self { points: vec![Point::default(); 1 << BITS] }
     }
 
-    /// Counts a row whose probability is `point / 2^20`.
+    /// Counts a row of probability `point / 2^20`.
     #[inline]
     pub(super) fn add(&mut self, point: u32, positive: bool) {
         let counts = &mut self.points[point as usize];
@@ -56,10 +54,10 @@ impl Tally {
         }
     }
 
-    pub(super) fn best(&self) -> Best {
+    pub(super) fn best(&self) -> BestScore {
         let rows: u64 = self.points.iter().map(|point| point.rows).sum();
         let positives: u64 = self.points.iter().map(|point| point.positives).sum();
-        Best {
+        BestScore {
             positives,
             auc: self.auc(),
             expected_auc: self.expected_auc(),
@@ -79,25 +77,25 @@ impl Tally {
         doubled as f64 / (2 * positives * below) as f64
     }
 
-    /// A pair of two rows counts with the probability that the first is positive and the second is not; a
-    /// row makes no pair with itself.
+    /// Weights each ordered pair of distinct rows by the probability that the first is positive and the
+    /// second negative.
     fn expected_auc(&self) -> f64 {
         const ONE: u128 = 1 << BITS;
-        let (mut below, mut positives, mut with_itself, mut doubled) = (0_u128, 0_u128, 0_u128, 0_u128);
+        let (mut below, mut positives, mut self_pairs, mut doubled) = (0_u128, 0_u128, 0_u128, 0_u128);
         for (index, point) in self.points.iter().enumerate() {
             let rows = u128::from(point.rows);
             let positive = rows * index as u128;
             let negative = rows * (ONE - index as u128);
-            let itself = rows * index as u128 * (ONE - index as u128);
-            doubled += positive * (2 * below + negative) - itself;
+            let self_pair = rows * index as u128 * (ONE - index as u128);
+            doubled += positive * (2 * below + negative) - self_pair;
             below += negative;
             positives += positive;
-            with_itself += itself;
+            self_pairs += self_pair;
         }
-        doubled as f64 / (2 * (positives * below - with_itself)) as f64
+        doubled as f64 / (2 * (positives * below - self_pairs)) as f64
     }
 
-    /// The sum over rows.
+    /// The total over all rows.
     fn log_loss(&self) -> f64 {
         let points = self.points.iter().enumerate().filter(|(_, point)| point.rows > 0);
         let loss = points.map(|(index, point)| {
@@ -117,7 +115,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_counting_pairs(rows in proptest::collection::vec((1u32..9, any::<bool>()), 2..40)) {
+        fn matches_counting_all_pairs(rows in proptest::collection::vec((1u32..9, any::<bool>()), 2..40)) {
             let mut tally = Tally::new();
             let mut rest = Tally::new();
             for (index, &(point, positive)) in rows.iter().enumerate() {

@@ -1,10 +1,10 @@
-//! The planted model: what the columns hold, and how likely a click is given them.
+//! The planted model: the values of the columns, and the probability of a click given them.
 //!
-//! The shape is that of Criteo's click log (13 counts, many of them missing; 26 categorical columns from
-//! 3 to millions of distinct values). A row's log-odds are linear in some ids and in the logarithms of
-//! some counts, plus products of latent factors for some pairs of columns, which a linear model cannot
-//! reach without crosses. A weight is a hash of its id, so the model takes no memory; ids that a job hashes
-//! or looks up keep their weights, whatever the number of rows.
+//! The columns resemble Criteo's click log: 13 counts, many of them missing, and 26 categorical columns with 3
+//! to millions of distinct values. A row's log-odds are linear in some ids and in the logarithms of some
+//! counts, plus products of latent factors for some pairs of columns, which a linear model cannot represent
+//! without crosses. Weights are hashes of ids, so the model needs no memory, and an id has the same weight
+//! for any number of rows.
 
 use std::sync::Arc;
 
@@ -16,30 +16,30 @@ use super::best::BITS;
 use super::draw::{Draws, mix32, normal};
 use super::zipf::Zipf;
 
-/// A column of counts: `floor(exp(mean + deviation * z))` for a nearly normal `z`.
+/// A column of counts: `floor(exp(mean + deviation * z))` for an approximately normal `z`.
 struct Count {
     /// The share of rows without a value.
     missing: f64,
-    /// Of the logarithm.
+    /// The mean of the logarithm.
     mean: f64,
     deviation: f64,
-    /// Change of the log-odds by one deviation of the logarithm.
+    /// The change of the log-odds per standard deviation of the logarithm.
     weight: f64,
 }
 
 /// A categorical column.
 struct Category {
-    /// Distinct values, but for the job's limit.
+    /// The number of distinct values, before the limit of the generator.
     values: u32,
-    /// Of the Zipf law of their frequencies.
+    /// The exponent of the Zipf distribution of their frequencies.
     exponent: f64,
     /// The share of rows without a value.
     missing: f64,
-    /// Deviation of the ids' weights.
+    /// The standard deviation of the ids' weights.
     weight: f64,
 }
 
-/// Two categorical columns whose ids' latent factors multiply.
+/// Two categorical columns whose latent factors are multiplied.
 struct Pair {
     first: usize,
     second: usize,
@@ -105,20 +105,20 @@ const PAIRS: [Pair; 3] = [
     Pair { first: 1, second: 24, weight: 0.4 },
 ];
 
-/// Latent factors of an id in a pair.
+/// Latent factors per id in a pair.
 const FACTORS: u64 = 2;
 
-/// The log-odds of a row of which nothing else is known.
+/// The log-odds without any other effect.
 const BIAS: f64 = -1.45;
 
-/// Names of the columns, the label's first.
+/// The names of the columns, starting with the label.
 pub(super) fn names() -> Vec<String> {
     let counts = (1..=COUNTS.len()).map(|number| format!("i{number}"));
     let categories = (1..=CATEGORIES.len()).map(|number| format!("c{number}"));
     std::iter::once("clicked".to_owned()).chain(counts).chain(categories).collect()
 }
 
-/// Streams of [`Draws`]: each column and each weight has its own.
+/// The [`Draws`] streams: one per column and per kind of weight.
 mod stream {
     pub(super) const LABEL: u64 = 0;
     pub(super) const COUNT: u64 = 1 << 8;
@@ -128,7 +128,7 @@ mod stream {
     pub(super) const FACTOR: u64 = 3 << 16;
 }
 
-/// The planted model of one seed.
+/// The planted model for one seed.
 pub(super) struct Clicks {
     seed: u64,
     ids: IdForm,
@@ -137,22 +137,22 @@ pub(super) struct Clicks {
 
 /// Consecutive rows.
 pub(super) struct Rows {
-    /// One for each of [`names`].
+    /// In the order of [`names`].
     pub(super) columns: Vec<ArrayRef>,
-    /// Each row's probability of a click, times 2^20.
+    /// Each row's click probability, times 2^20.
     pub(super) points: Vec<u32>,
-    /// Whether it was one.
+    /// Each row's label.
     pub(super) clicked: Vec<bool>,
 }
 
 impl Clicks {
-    /// `most_values` bounds the distinct values of a categorical column.
-    pub(super) fn new(seed: u64, most_values: u32, ids: IdForm) -> Self {
-        let law = |column: &Category| Zipf::new(column.values.min(most_values), column.exponent);
+    /// `max_values` limits the distinct values of each categorical column.
+    pub(super) fn new(seed: u64, max_values: u32, ids: IdForm) -> Self {
+        let law = |column: &Category| Zipf::new(column.values.min(max_values), column.exponent);
         Self { seed, ids, laws: CATEGORIES.iter().map(law).collect() }
     }
 
-    /// `rows` rows from row number `first` on.
+    /// Generates `rows` rows, starting at row number `first`.
     pub(super) fn rows(&self, first: u64, rows: usize) -> Rows {
         let mut odds = vec![BIAS; rows];
         let mut columns: Vec<ArrayRef> = Vec::with_capacity(1 + COUNTS.len() + CATEGORIES.len());
@@ -178,7 +178,7 @@ impl Clicks {
         Rows { columns, points, clicked }
     }
 
-    /// A column's counts; what they do to the log-odds is added to `odds`.
+    /// Generates a column's counts and adds their effect to the log-odds.
     fn counts(&self, index: u64, column: &Count, first: u64, odds: &mut [f64]) -> Vec<Option<i64>> {
         let values = Draws::new(self.seed, stream::COUNT + index);
         let absent = Absent::new(self.seed, stream::COUNT + index, column.missing);
@@ -187,17 +187,17 @@ impl Clicks {
             let count = (!absent.at(row))
                 .then(|| (column.mean + column.deviation * normal(values.at(row))).exp().floor());
             if column.weight != 0.0 {
-                // A missing count tells about as much as a small one.
+                // A missing count has about the effect of a small one.
                 let effect = count.map_or(-0.5, |count| (count.ln_1p() - column.mean) / column.deviation);
                 *odds += column.weight * effect;
             }
-            // Far below 2^53: the largest mean and deviation make e^15.
+            // Far below 2^53: the largest mean and deviation give e^15.
             count.map(|count| count as i64)
         };
         rows.map(value).collect()
     }
 
-    /// A column's ids by rank, 0 where there is none; what they do to the log-odds is added to `odds`.
+    /// Generates a column's ids by rank, 0 for none, and adds their effect to the log-odds.
     fn ranks(&self, index: usize, column: &Category, first: u64, odds: &mut [f64]) -> Vec<u32> {
         let stream = stream::CATEGORY + index as u64;
         let draws = Draws::new(self.seed, stream);
@@ -227,16 +227,16 @@ impl Clicks {
     }
 }
 
-/// Which rows of a column have no value.
+/// Selects the rows of a column that have no value.
 struct Absent {
     draws: Draws,
-    /// Bits below it mean absent.
+    /// Draws below this mean absent.
     below: u64,
 }
 
 impl Absent {
     fn new(seed: u64, stream: u64, share: f64) -> Self {
-        // Saturates; a share is below 1.
+        // Saturates; a share is less than 1.
         let below = (share * u64::MAX as f64) as u64;
         Self { draws: Draws::new(seed, stream::MISSING + stream), below }
     }
@@ -248,7 +248,7 @@ impl Absent {
 }
 
 impl IdForm {
-    /// The ids of column `index`. They are scrambled ranks, so that nothing can be told from their order.
+    /// The ids of column `index`: scrambled ranks, so that their order reveals nothing.
     fn column(self, index: u32, ranks: &[u32]) -> ArrayRef {
         let salt = mix32(index + 1);
         let present = ranks.contains(&0).then(|| NullBuffer::from_iter(ranks.iter().map(|&rank| rank != 0)));
@@ -273,7 +273,7 @@ impl IdForm {
     }
 }
 
-/// The probability of these log-odds on the grid, never 0 or 1.
+/// The probability for the given log-odds, rounded to the grid and never 0 or 1.
 fn point(odds: f64) -> u32 {
     const ONE: f64 = (1_u32 << BITS) as f64;
     let probability = 1.0 / (1.0 + (-odds).exp());

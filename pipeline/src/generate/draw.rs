@@ -1,19 +1,19 @@
-//! Numbers that are drawn for a row and a column, not one after the other: row `i`'s values are the same
-//! whichever thread makes them, and whatever was made before.
+//! Random numbers addressed by row and column instead of drawn in sequence: row `i` gets the same values on
+//! any thread and whatever was generated before.
 //!
-//! A [`Draws`] is a splitmix64 sequence (`splitmix.rs`) entered at any place: its `i`-th
-//! output is a mix of `key + i * GAMMA`. Each use has a key of its own.
+//! A [`Draws`] is a SplitMix64 sequence (`splitmix.rs`) with random access: its `i`-th output is a mix of
+//! `key + i * GAMMA`. Each use has its own key.
 
 use crate::splitmix::{GAMMA, mix};
 
-/// A sequence of random numbers by position.
+/// A random-access sequence of random numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Draws {
     key: u64,
 }
 
 impl Draws {
-    /// The sequence numbered `stream` of those that belong to `seed`.
+    /// The sequence number `stream` for `seed`.
     pub(super) fn new(seed: u64, stream: u64) -> Self {
         Self { key: mix(mix(seed.wrapping_add(GAMMA)) ^ stream.wrapping_mul(GAMMA)) }
     }
@@ -39,11 +39,11 @@ pub(super) fn uniform(bits: u64) -> f64 {
     (bits >> 11) as f64 * (1.0 / (1_u64 << 53) as f64)
 }
 
-/// Nearly standard normal, within 3.46 of 0: the sum of four uniform numbers (Irwin and Hall), scaled.
+/// Approximately standard normal, within 3.46 of 0: the scaled sum of four uniform numbers (Irwin-Hall).
 #[inline]
 pub(super) fn normal(bits: u64) -> f64 {
     const MEAN: f64 = 4.0 * 65_535.0 / 2.0;
-    // The variance of one is 2^32 / 12, but for the grid.
+    // The variance of one number is 2^32 / 12, ignoring the grid.
     const DEVIATION: f64 = 65_536.0 / 1.732_050_807_568_877_2;
     let sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
     (sum as f64 - MEAN) / DEVIATION
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_right() {
+    fn moments_match_the_distributions() {
         let draws = Draws::new(7, 3);
         let count = 100_000;
         let mean = |of: &dyn Fn(u64) -> f64| (0..count).map(|i| of(draws.at(i))).sum::<f64>() / count as f64;

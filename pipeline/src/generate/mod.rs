@@ -1,9 +1,9 @@
-//! Synthetic click logs whose best AUC is known: `millstream generate`.
+//! Synthetic click logs with a known best AUC: `millstream generate`.
 //!
-//! For trying and measuring: any number of rows of the shape of Criteo's log, labelled by a planted model
-//! (`clicks.rs`), and the exact score of that model on the labels it drew (`best.rs`), so that one can see
-//! how near training comes. A row is a function of the seed and its number alone, so files do not depend
-//! on threads, and held-out data of the same model is simply rows further on.
+//! For trials and benchmarks: any number of rows that resemble Criteo's log, labelled by a planted model
+//! (`clicks.rs`), with that model's exact score on its labels (`best.rs`), which shows how close training
+//! comes to the optimum. A row depends only on the seed and its number, so files do not depend on threads,
+//! and held-out data of the same model is simply a later range of rows.
 
 mod best;
 mod clicks;
@@ -24,88 +24,88 @@ use crate::output::{self, Block, Destination, OutputOptions, Run, Staged};
 use crate::parallel::Bounds;
 use crate::progress::Progress;
 
-pub use best::Best;
+pub use best::BestScore;
 use best::Tally;
 use clicks::Clicks;
 
-/// Rows made at a time: few enough that a chunk's columns stay in cache.
+/// Rows per chunk: few enough that a chunk's columns stay in cache.
 const CHUNK_ROWS: u64 = 2048;
-/// What a row holds until it is written: as columns, encoded, and compressed.
+/// The memory use per row until it is written: as columns, encoded, and compressed.
 const ROW_BYTES: u64 = 5 << 8;
 
-/// What to generate, and where.
+/// Generates click logs.
 #[derive(Clone, Debug)]
-pub struct Generate {
-    /// How many rows.
+pub struct Generator {
+    /// The number of rows.
     pub rows: u64,
-    /// The number of the first: held-out data is the rows after those of the training data.
+    /// The number of the first row. Held-out data are the rows after those of the training data.
     pub first_row: u64,
-    /// Whatever the rows and the planted model are drawn from.
+    /// The seed of the rows and of the planted model.
     pub seed: u64,
-    /// How ids are written.
+    /// The form of ids.
     pub ids: IdForm,
-    /// The most distinct values of a categorical column; Criteo's largest has ten million.
-    pub most_values: u32,
-    /// A file, a name with a `*` or `@N` where the shards' numbers go, or a directory.
+    /// The maximum number of distinct values of a categorical column; Criteo's largest has ten million.
+    pub max_values: u32,
+    /// A file, a name with `*` or `@N` in place of shard numbers, or a directory.
     pub output: String,
-    /// How to write it.
+    /// Options of the output.
     pub options: OutputOptions,
 }
 
-/// What was generated.
+/// The result of a generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generated {
-    /// The files made, in the order of their rows.
+    /// The files written, in the order of their rows.
     pub files: Vec<String>,
-    /// Rows in all of them.
+    /// Total rows.
     pub rows: u64,
-    /// Bytes in all of them.
+    /// Total bytes.
     pub bytes: u64,
-    /// The planted model's own score.
-    pub best: Best,
+    /// The planted model's own score on its labels.
+    pub best: BestScore,
 }
 
-/// How ids of categorical columns are written.
+/// The form of the ids of categorical columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IdForm {
-    /// As eight hexadecimal digits, as in Criteo's log.
+    /// Eight hexadecimal digits, as in Criteo's log.
     #[default]
     Hex,
-    /// As 64-bit integers.
+    /// 64-bit integers.
     Integer,
 }
 
-impl Default for Generate {
+impl Default for Generator {
     fn default() -> Self {
         Self {
             rows: 1_000_000,
             first_row: 0,
             seed: 1,
             ids: IdForm::default(),
-            most_values: 100_000,
+            max_values: 100_000,
             output: "clicks.tfrecord".to_owned(),
             options: OutputOptions::default(),
         }
     }
 }
 
-impl Generate {
-    /// Names of the columns: the label `clicked`, counts `i1` to `i13`, categories `c1` to `c26`.
+impl Generator {
+    /// The names of the columns: the label `clicked`, counts `i1` to `i13`, categories `c1` to `c26`.
     pub fn columns() -> Vec<String> {
         clicks::names()
     }
 
-    /// Writes the files. They appear under their names once all of them are whole; when the run fails or is
-    /// called off, nothing is left. Blocks; not to be called in async code.
+    /// Writes the files. They appear under their names once all are complete; a failed or cancelled run leaves
+    /// nothing behind. Blocks, so it must not be called from async code.
     ///
     /// # Errors
-    /// When there are no rows to make or no values to make them of, when a file cannot be written, and
-    /// [`Error::Cancelled`] once `progress` says so.
+    /// `rows` or `max_values` is 0, a file cannot be written, or [`Error::Cancelled`] after `progress` is
+    /// cancelled.
     pub fn run(&self, destination: &Destination, progress: &Progress) -> Result<Generated, Error> {
-        if self.rows == 0 || self.most_values == 0 {
-            return Err(Error::Invalid("there must be at least one row and one value of a column".into()));
+        if self.rows == 0 || self.max_values == 0 {
+            return Err(Error::Invalid("generation requires at least one row and one distinct value per column".into()));
         }
-        let clicks = Clicks::new(self.seed, self.most_values, self.ids);
+        let clicks = Clicks::new(self.seed, self.max_values, self.ids);
         let schema = schema(&clicks);
         let target = output::plan(&self.output, &[], &self.options, destination)?;
         let bounds = Bounds { threads: self.options.threads, bytes: self.options.memory_bytes };
@@ -137,19 +137,19 @@ impl Generate {
     }
 }
 
-/// Makes rows, on any thread.
+/// Generates chunks, on any thread.
 struct Maker<'a> {
     first_row: u64,
     name: Arc<str>,
     clicks: &'a Clicks,
     schema: &'a Arc<Schema>,
-    /// Those that no thread counts in at the moment: never more than there are threads.
+    /// Tallies that no thread is using; at most one per thread.
     tallies: Mutex<Vec<Tally>>,
     progress: &'a Progress,
 }
 
 impl Maker<'_> {
-    /// The rows, some at a time.
+    /// The rows in chunks.
     fn chunks(&self, rows: Range<u64>) -> impl Iterator<Item = Result<RawChunk, Error>> {
         let starts = (rows.start..rows.end).step_by(CHUNK_ROWS as usize);
         starts.map(move |start| self.chunk(start..rows.end.min(start + CHUNK_ROWS)))
@@ -182,7 +182,7 @@ impl Maker<'_> {
     }
 }
 
-/// The schema of what `clicks` makes.
+/// The schema of the rows that `clicks` generates.
 fn schema(clicks: &Clicks) -> Arc<Schema> {
     let columns = clicks.rows(0, 1).columns;
     let fields = clicks::names().into_iter().zip(&columns);

@@ -1,4 +1,4 @@
-//! Files are a function of the seed; what is read back is what the planted model made.
+//! Files depend only on the seed, and hold the rows that the planted model generated.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,29 +15,29 @@ use super::*;
 use crate::dataset::{BadRecords, Dataset, ProjectedColumn, Projection};
 use crate::spec::OnBadRecord;
 use crate::storage::Stores;
-use crate::transform::column::{Elements, shown};
+use crate::transform::column::{Elements, display_element};
 
-fn generate(output: &Path, change: impl FnOnce(&mut Generate)) -> Result<Generated, Error> {
-    let mut generate =
-        Generate { rows: 5000, output: output.to_str().unwrap().to_owned(), ..Generate::default() };
-    generate.options.shards = Some(3);
-    change(&mut generate);
-    run(&generate, &Progress::default())
+fn generate(output: &Path, change: impl FnOnce(&mut Generator)) -> Result<Generated, Error> {
+    let mut generator =
+        Generator { rows: 5000, output: output.to_str().unwrap().to_owned(), ..Generator::default() };
+    generator.options.shards = Some(3);
+    change(&mut generator);
+    run(&generator, &Progress::default())
 }
 
-fn run(generate: &Generate, progress: &Progress) -> Result<Generated, Error> {
+fn run(generator: &Generator, progress: &Progress) -> Result<Generated, Error> {
     let runtime = Runtime::new().unwrap();
     let here = Destination { stores: Stores::default(), runtime: runtime.handle().clone() };
-    generate.run(&here, progress)
+    generator.run(&here, progress)
 }
 
-/// The files of a directory.
+/// The files of a directory, by name.
 fn contents(directory: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(directory).unwrap().map(Result::unwrap);
     entries.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())).collect()
 }
 
-/// All rows of these columns, read from files.
+/// All rows of the given columns, read from files.
 fn read(directory: &Path, pattern: &str, columns: &[String]) -> Vec<Vec<ArrayRef>> {
     let runtime = Runtime::new().unwrap();
     let dataset = runtime.block_on(Dataset::open(&[pattern.to_owned()], directory, None)).unwrap();
@@ -58,15 +58,15 @@ fn as_text(column: &ArrayRef, row: usize) -> Option<String> {
     if column.is_null(row) || column.data_type().is_null() {
         return None;
     }
-    Some(shown(&Elements::of(column).leaf, row))
+    Some(display_element(&Elements::of(column).leaf, row))
 }
 
 #[test]
 fn files_do_not_depend_on_threads() {
     for name in ["a.tfrecord", "a.tfrecord.zst", "a.parquet"] {
         let (one, four) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let with_one = generate(&one.path().join(name), |generate| generate.options.threads = 1).unwrap();
-        let with_four = generate(&four.path().join(name), |generate| generate.options.threads = 4).unwrap();
+        let with_one = generate(&one.path().join(name), |generator| generator.options.threads = 1).unwrap();
+        let with_four = generate(&four.path().join(name), |generator| generator.options.threads = 4).unwrap();
         assert_eq!(with_one.best, with_four.best);
         let files = contents(one.path());
         assert_eq!(files.len(), 3);
@@ -76,12 +76,12 @@ fn files_do_not_depend_on_threads() {
 }
 
 #[test]
-fn every_format_holds_the_rows_that_were_made() {
+fn every_format_holds_the_generated_rows() {
     let directory = tempfile::tempdir().unwrap();
-    let columns = Generate::columns();
+    let columns = Generator::columns();
     for (name, pattern) in [("a.tfrecord.gz", "*.gz"), ("a.parquet", "*.parquet")] {
         for ids in [IdForm::Hex, IdForm::Integer] {
-            let generated = generate(&directory.path().join(name), |generate| generate.ids = ids).unwrap();
+            let generated = generate(&directory.path().join(name), |generator| generator.ids = ids).unwrap();
             assert_eq!(generated.files.len(), 3);
             let made = Clicks::new(1, 100_000, ids).rows(0, 5000);
             let chunks = read(directory.path(), pattern, &columns);
@@ -104,7 +104,7 @@ fn every_format_holds_the_rows_that_were_made() {
 }
 
 #[test]
-fn a_row_is_the_same_wherever_generation_starts() {
+fn a_row_does_not_depend_on_where_generation_starts() {
     let clicks = Clicks::new(3, 1000, IdForm::Integer);
     let (all, tail) = (clicks.rows(0, 100), clicks.rows(60, 40));
     assert_eq!(all.points[60..], tail.points);
@@ -115,7 +115,7 @@ fn a_row_is_the_same_wherever_generation_starts() {
 }
 
 #[test]
-fn the_planted_model_can_be_learned_but_not_perfectly() {
+fn the_planted_model_is_learnable_but_noisy() {
     for seed in 0..4 {
         let clicks = Clicks::new(seed, 100_000, IdForm::Hex);
         let mut tally = Tally::new();
@@ -131,9 +131,9 @@ fn the_planted_model_can_be_learned_but_not_perfectly() {
 }
 
 #[test]
-fn columns_have_the_shape_of_a_click_log() {
+fn columns_resemble_a_click_log() {
     let rows = Clicks::new(1, 100_000, IdForm::Integer).rows(0, 20_000);
-    let names = Generate::columns();
+    let names = Generator::columns();
     assert_eq!((names.len(), rows.columns.len()), (40, 40));
     let column = |name: &str| rows.columns[names.iter().position(|column| column == name).unwrap()].clone();
     let missing = |name: &str| column(name).null_count() as f64 / 20_000.0;
@@ -147,20 +147,20 @@ fn columns_have_the_shape_of_a_click_log() {
     values("c3").iter().for_each(|&id| *counts.entry(id).or_default() += 1);
     let mut counts: Vec<u32> = counts.into_values().collect();
     counts.sort_unstable_by_key(|&count| std::cmp::Reverse(count));
-    assert!(counts.len() > 3000 && counts[0] > 10 * counts[20], "a few common ids and a long tail");
+    assert!(counts.len() > 3000 && counts[0] > 10 * counts[20], "a few frequent ids and a long tail");
     let distinct = |name: &str| values(name).into_iter().collect::<std::collections::BTreeSet<_>>().len();
     assert_eq!((distinct("c9"), distinct("c6")), (3, 24));
 }
 
 #[test]
-fn a_run_that_is_called_off_leaves_nothing() {
+fn a_cancelled_run_leaves_no_files() {
     let directory = tempfile::tempdir().unwrap();
     let output = directory.path().join("a.tfrecord").to_str().unwrap().to_owned();
-    let mut generate = Generate { rows: u64::MAX / 4, output, ..Generate::default() };
-    generate.options.shards = Some(8);
+    let mut generator = Generator { rows: u64::MAX / 4, output, ..Generator::default() };
+    generator.options.shards = Some(8);
     let progress = Progress::default();
     std::thread::scope(|scope| {
-        let made = scope.spawn(|| run(&generate, &progress));
+        let made = scope.spawn(|| run(&generator, &progress));
         while progress.done().rows < 40_000 {
             std::thread::yield_now();
         }
@@ -172,9 +172,9 @@ fn a_run_that_is_called_off_leaves_nothing() {
 }
 
 #[test]
-fn no_rows_are_refused() {
+fn zero_rows_are_an_error() {
     let directory = tempfile::tempdir().unwrap();
-    assert!(generate(&directory.path().join("a.parquet"), |generate| generate.rows = 0).is_err());
+    assert!(generate(&directory.path().join("a.parquet"), |generator| generator.rows = 0).is_err());
     assert!(generate(&directory.path().join("a.unknown"), |_| {}).is_err());
     assert!(contents(directory.path()).is_empty());
 }

@@ -1,10 +1,10 @@
-//! Zipf-like ids by inversion: rank `k` of `n` has probability proportional to the integral of `x^-s` from
-//! `k - 1/2` to `k + 1/2`, which is Zipf's `k^-s` but for the first few ranks (12 % more at rank 1 when `s`
-//! is 1.1), and needs one uniform number, no rejection and no table as large as `n`.
+//! Zipf-like ids by inversion. Rank `k` of `n` has probability proportional to the integral of `x^-s` from
+//! `k - 1/2` to `k + 1/2`. This is Zipf's `k^-s` except for the first few ranks (12 % more at rank 1 when `s`
+//! is 1.1), and needs only one uniform number, without rejection or a table of size `n`.
 
 use super::draw::uniform;
 
-/// Equal parts of the unit interval whose rank is known beforehand where they have only one.
+/// The number of equal parts of the unit interval with a precomputed rank, where a part has only one.
 const PARTS: usize = 1024;
 
 /// A distribution over ranks `1..=n`.
@@ -14,15 +14,15 @@ pub(super) struct Zipf {
     inverse_power: f64,
     low: f64,
     span: f64,
-    /// The rank of each part; 0 where it has several.
+    /// The rank of each part; 0 for a part with several.
     parts: Vec<u32>,
 }
 
 impl Zipf {
     /// # Panics
-    /// When `ranks` is 0 or `exponent` is 1.
+    /// If `ranks` is 0 or `exponent` is 1.
     pub(super) fn new(ranks: u32, exponent: f64) -> Self {
-        assert!(ranks > 0 && exponent != 1.0, "a Zipf distribution of ranks, by a power other than 1");
+        assert!(ranks > 0 && exponent != 1.0, "a Zipf distribution requires ranks and an exponent other than 1");
         let power = 1.0 - exponent;
         let low = 0.5_f64.powf(power);
         let span = (f64::from(ranks) + 0.5).powf(power) - low;
@@ -33,7 +33,7 @@ impl Zipf {
         zipf
     }
 
-    /// The rank that 64 random bits come to.
+    /// The rank selected by 64 random bits.
     #[inline]
     pub(super) fn rank(&self, bits: u64) -> u32 {
         match self.parts[(bits >> (64 - PARTS.trailing_zeros())) as usize] {
@@ -44,7 +44,7 @@ impl Zipf {
 
     fn invert(&self, uniform: f64) -> u32 {
         let x = (self.low + uniform * self.span).powf(self.inverse_power);
-        // Saturates; what rounding pushed out of the range is put back in.
+        // Saturates; clamps values that rounding moved out of range.
         ((x + 0.5) as u32).clamp(1, self.ranks)
     }
 }
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_change_nothing() {
+    fn precomputed_ranks_match_inversion() {
         for (ranks, exponent) in [(1, 1.2), (3, 0.7), (1000, 1.1), (1_000_000, 1.05)] {
             let zipf = Zipf::new(ranks, exponent);
             assert!(zipf.parts.iter().any(|&rank| rank > 0));
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn frequencies_fall_by_the_power() {
+    fn frequencies_follow_the_power_law() {
         let zipf = Zipf::new(10_000, 1.2);
         let count = 400_000;
         let mut seen = [0_u32; 64];

@@ -13,7 +13,7 @@ use crate::chunk::Chunk;
 use crate::dataset::{BadRecords, Dataset, SplitReader};
 use crate::error::Error;
 use crate::spec::OnBadRecord;
-use crate::transform::{Memory, Transform};
+use crate::transform::{Scratch, Transform};
 
 /// Splits of a lane that are opened early, at most: small ones, whose reading is mostly waiting.
 const MOST_AHEAD: usize = 8;
@@ -29,7 +29,7 @@ pub struct DatasetSource {
 struct Reader {
     split: SplitReader,
     transform: Arc<Transform>,
-    memory: Memory,
+    scratch: Scratch,
     bad: BadRecords,
     counters: Arc<Counters>,
     /// Of the split's fetching, what is counted already.
@@ -105,7 +105,7 @@ impl ChunkSource for DatasetSource {
         let reader = Reader {
             split: reader,
             transform: Arc::clone(&self.transform),
-            memory: Memory::default(),
+            scratch: Scratch::default(),
             bad,
             counters: Arc::clone(counters),
             waited: Duration::ZERO,
@@ -125,9 +125,9 @@ impl ChunkReader for Reader {
             let Some(raw) = raw? else { return Ok(None) };
             let work = |bytes| Work { rows: raw.rows() as u64, bytes, flops: 0 };
             self.counters.recorder.add(start, Category::Ingest, "decode", || work(bytes));
-            let Self { transform, memory, bad, counters, .. } = self;
+            let Self { transform, scratch, bad, counters, .. } = self;
             let start = counters.recorder.start();
-            let transformed = counters.transform.time(|| transform.apply_with(memory, &raw, bad))?;
+            let transformed = counters.transform.time(|| transform.apply_with(scratch, &raw, bad))?;
             counters.recorder.add(start, Category::Ingest, "transform", || work(0));
             self.counters.truncated_rows.add(transformed.truncated_rows);
             self.truncated_rows += transformed.truncated_rows;

@@ -1,4 +1,4 @@
-//! Blocks of rows as the bytes of a format, and files made of them.
+//! Encodes blocks of rows in a format, and assembles files from them.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 
-use super::deflate::{Container, Sum};
+use super::deflate::{Container, Checksum};
 use super::staged::failed;
 use super::{Destination, OutputCompression, Staged, Target};
 use crate::dataset::RawChunk;
@@ -22,22 +22,22 @@ use crate::format::compression::{Compression, Compressor};
 use crate::format::example::ExampleEncoder;
 use crate::format::tfrecord::RecordWriter;
 
-/// Makes blocks, on any thread.
+/// Encodes blocks, on any thread.
 pub(super) struct Encoder {
     format: FileFormat,
     compression: OutputCompression,
     schema: Arc<Schema>,
     names: Vec<String>,
     properties: Arc<WriterProperties>,
-    /// Of Parquet.
+    /// Set for Parquet.
     groups: Option<ArrowRowGroupWriterFactory>,
 }
 
-/// A block's bytes.
+/// An encoded block.
 pub(super) enum Piece {
-    /// Of a stream, compressed, with the checksum of what they were if the stream keeps one.
-    Stream(Vec<u8>, Option<Sum>),
-    /// A row group's columns.
+    /// Compressed bytes of a stream, and the checksum of the uncompressed bytes if the stream stores one.
+    Stream(Vec<u8>, Option<Checksum>),
+    /// The columns of a Parquet row group.
     Group(Vec<ArrowColumnChunk>),
 }
 
@@ -66,7 +66,7 @@ impl Encoder {
         Ok(encoder)
     }
 
-    /// A block of these rows.
+    /// Encodes rows as a block.
     pub(super) fn block(
         &self,
         chunks: impl Iterator<Item = Result<RawChunk, Error>>,
@@ -114,7 +114,7 @@ impl Encoder {
             let header = writer.into_inner().map_err(|error| in_memory(&error.into_error()))?;
             shard.append(self.compressed(header)?)?;
         } else if self.compression == OutputCompression::Zstd {
-            // A file of no bytes would be no Zstandard stream.
+            // An empty file is not a valid Zstandard stream.
             shard.append(self.compressed(Vec::new())?)?;
         }
         Ok(shard)
@@ -150,7 +150,7 @@ impl Encoder {
         let container = match self.compression {
             OutputCompression::None | OutputCompression::Snappy => return Ok(Piece::Stream(plain, None)),
             OutputCompression::Zstd => {
-                // Frames follow one another in one file.
+                // A file may hold several frames.
                 let compressed = Compressor::new(Vec::new(), Compression::Zstd).and_then(|mut compressor| {
                     compressor.write_all(&plain)?;
                     compressor.finish()
@@ -165,19 +165,19 @@ impl Encoder {
     }
 }
 
-/// A file in the making.
+/// A file under construction.
 pub(super) enum ShardFile {
-    Stream(Staged, Option<(Container, Sum)>),
+    Stream(Staged, Option<(Container, Checksum)>),
     Parquet(Box<SerializedFileWriter<Staged>>, String),
 }
 
 impl ShardFile {
-    /// The next block.
+    /// Appends the next block.
     pub(super) fn append(&mut self, piece: Piece) -> Result<(), Error> {
         match (self, piece) {
             (Self::Stream(file, sum), Piece::Stream(bytes, piece_sum)) => {
                 if let (Some((container, sum)), Some(piece_sum)) = (sum, piece_sum) {
-                    *sum = container.add(*sum, piece_sum);
+                    *sum = container.combine(*sum, piece_sum);
                 }
                 file.write_all(&bytes).map_err(|source| file.failed(source))
             }
@@ -192,7 +192,7 @@ impl ShardFile {
         }
     }
 
-    /// Completes the file, which has yet to get its name.
+    /// Completes the file, without giving it its final name.
     pub(super) fn finish(self) -> Result<Staged, Error> {
         let mut file = match self {
             Self::Stream(mut file, sum) => {
@@ -217,7 +217,7 @@ fn write_records(
     let cells = cells(chunk)?;
     for row in 0..chunk.rows() {
         let record = encoder.encode(names, &cells, row).map_err(|column| {
-            bad_value(chunk, row, column, "a list with an absent value, which Examples cannot hold")
+            bad_value(chunk, row, column, "lists with absent values are not supported in Examples")
         })?;
         writer.write(record).map_err(|error| in_memory(&error))?;
     }
@@ -236,7 +236,7 @@ fn write_lines(chunk: &RawChunk, writer: &mut csv::Writer<Vec<u8>>) -> Result<()
     Ok(())
 }
 
-/// Writing to memory, or compressing there, has no address and hardly ever fails.
+/// An error in memory, which has no address and practically never occurs.
 fn in_memory(error: &io::Error) -> Error {
     Error::Invalid(format!("a block cannot be encoded: {error}"))
 }
@@ -256,7 +256,7 @@ fn cells(chunk: &RawChunk) -> Result<Vec<Cells>, Error> {
     columns
         .map(|(column, array)| {
             Cells::of(array)
-                .ok_or_else(|| bad_value(chunk, 0, column, "an integer here or after it is above 2^63 - 1"))
+                .ok_or_else(|| bad_value(chunk, 0, column, "an integer in this or a later record exceeds 2^63 - 1"))
         })
         .collect()
 }
@@ -270,12 +270,12 @@ fn bad_value(chunk: &RawChunk, row: usize, column: usize, message: &str) -> Erro
     }
 }
 
-/// A value as a field of CSV; absent is empty.
+/// Formats a value as a CSV field; an absent value is empty.
 fn field<'a>(cells: &'a Cells, row: usize, text: &'a mut String) -> &'a [u8] {
     use std::fmt::Write;
 
     text.clear();
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = match cells {
         cells if !cells.is_present(row) => Ok(()),
         Cells::Int(values) => write!(text, "{}", values.value(row)),

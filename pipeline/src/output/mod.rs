@@ -1,15 +1,15 @@
-//! Files in the making: what `convert` and `generate` write.
+//! Writes output files for `convert`, `generate` and scoring.
 //!
-//! A file is written as *blocks*, runs of rows whose bounds follow from the rows alone: a row group of a
-//! Parquet file; of TFRecord and CSV some thousand records, each compressed by itself such that all of them,
-//! one behind the other, are one stream (`deflate.rs`). So blocks can be encoded side by side
-//! ([`crate::parallel`]) while the files' bytes do not depend on it, and what is held at a time is a few
-//! blocks, whatever the files' size.
+//! A file consists of *blocks*: runs of rows whose boundaries depend on the rows alone. A block is a row group
+//! of a Parquet file, or some thousand records of a TFRecord or CSV file, each block compressed separately such
+//! that their concatenation is one stream (`deflate.rs`). Blocks can therefore be encoded in parallel
+//! ([`crate::parallel`]) without affecting the files' bytes, and only a few blocks are in memory at a time,
+//! whatever the size of the files.
 //!
-//! What comes in no known number of rows, such as scores, is written by a [`TableWriter`], as it comes.
+//! A [`TableWriter`] writes tables of unknown length, such as scores, row by row.
 //!
-//! Files are written under temporary names, or as the parts of uploads, and get their own names when all of them
-//! are whole: a crash, a full disk or an interruption leaves nothing under the final names.
+//! Files are written under temporary names, or as parts of multipart uploads, and get their final names once all
+//! of them are complete. A crash, a full disk or an interruption leaves nothing under the final names.
 
 mod deflate;
 mod encode;
@@ -35,26 +35,26 @@ pub use staged::Destination;
 pub(crate) use staged::Staged;
 pub use table::{CellKind, Cells, TableFormat, TableWriter};
 
-/// Records of a block of a TFRecord or CSV file.
+/// Records per block of a TFRecord or CSV file.
 const STREAM_BLOCK_ROWS: usize = 8192;
-/// Bytes of values of a block, whatever its rows: of a TFRecord or CSV file, and of a Parquet file.
+/// The maximum size of a block's values, for a TFRecord or CSV file and for a Parquet file.
 const STREAM_BLOCK_BYTES: usize = 4 << 20;
 const GROUP_BYTES: usize = 64 << 20;
 
-/// How to write files.
+/// Options for writing files.
 #[derive(Clone, Debug)]
 pub struct OutputOptions {
-    /// The format, where the output's name does not say it.
+    /// The format, if the output's name does not determine it.
     pub format: Option<FileFormat>,
-    /// How files are compressed; without it as their name says (`.gz`), Parquet with Snappy.
+    /// The compression; by default as the name says (`.gz`), and Snappy for Parquet.
     pub compression: Option<OutputCompression>,
-    /// Files to make, with as many rows each, give or take one.
+    /// The number of files. Their row counts differ by at most one.
     pub shards: Option<u32>,
-    /// Rows of a Parquet row group, which is what jobs read at a time.
+    /// Rows per Parquet row group, the unit in which jobs read.
     pub group_rows: usize,
-    /// Threads to work on.
+    /// The number of threads.
     pub threads: usize,
-    /// The most bytes of rows on their way from input to output, but that one block is always on its way.
+    /// The maximum bytes of rows in flight between input and output; one block is always allowed.
     pub memory_bytes: usize,
 }
 
@@ -71,34 +71,34 @@ impl Default for OutputOptions {
     }
 }
 
-/// How output is compressed.
+/// The compression of output files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputCompression {
-    /// Not at all.
+    /// Uncompressed.
     None,
     /// gzip (TFRecord, CSV).
     Gzip,
     /// zlib (TFRecord, CSV).
     Zlib,
-    /// Zstandard (all).
+    /// Zstandard (all formats).
     Zstd,
     /// Snappy (Parquet).
     Snappy,
 }
 
-/// What is to be written where.
+/// The resolved output files.
 #[derive(Clone)]
 pub(crate) struct Target {
     format: FileFormat,
     compression: OutputCompression,
-    /// One for each shard.
+    /// One per shard.
     addresses: Vec<String>,
     group_rows: usize,
     destination: Destination,
 }
 
-/// Works out names, format and compression of `output`: a file, a name with a `*` or `@N` where the shards'
-/// numbers go, or a directory.
+/// Resolves the names, format and compression of `output`: a file, a name with `*` or `@N` in place of shard
+/// numbers, or a directory.
 pub(crate) fn plan(
     output: &str,
     inputs: &[Object],
@@ -115,7 +115,7 @@ pub(crate) fn plan(
         }
     };
     let format = options.format.or_else(|| FileFormat::by_name(name)).ok_or_else(|| {
-        Error::Invalid(format!("{output}: neither its name nor an option says the format to write"))
+        Error::Invalid(format!("{output}: cannot infer the output format from the name; specify one"))
     })?;
     let compression = names::compression(format, name, options)?;
     let name = if is_directory { names::default_name(inputs, format, compression) } else { name.to_owned() };
@@ -126,19 +126,19 @@ pub(crate) fn plan(
 }
 
 impl Target {
-    /// Refuses columns of types that the output's format has no place for, before anything is read.
-    pub(crate) fn refuse_unfit(&self, schema: &Schema, inputs: &[Object]) -> Result<(), Error> {
+    /// Rejects columns that the output format cannot represent, before any data is read.
+    pub(crate) fn check_schema(&self, schema: &Schema, inputs: &[Object]) -> Result<(), Error> {
         let expected = match self.format {
             FileFormat::Parquet => return Ok(()),
             FileFormat::TfRecord => "numbers, text, or lists of them",
-            FileFormat::Csv => "one value a row, for CSV",
+            FileFormat::Csv => "one value per row, for CSV",
         };
-        let unfit = schema.fields().iter().find(|field| match shape(field.data_type()) {
+        let unsupported = schema.fields().iter().find(|field| match shape(field.data_type()) {
             None => true,
             Some(Shape::List) => self.format == FileFormat::Csv,
             Some(Shape::Single) => false,
         });
-        unfit.map_or(Ok(()), |field| {
+        unsupported.map_or(Ok(()), |field| {
             Err(Error::WrongType {
                 path: inputs.first().map_or_else(String::new, |object| object.path().to_string()),
                 column: field.name().clone(),
@@ -152,12 +152,12 @@ impl Target {
         self.addresses.len()
     }
 
-    /// The number of the first row of a shard, of `rows` rows in all.
+    /// The number of a shard's first row, of `rows` rows in total.
     pub(crate) fn first_row(&self, shard: usize, rows: u64) -> u64 {
         (u128::from(rows) * shard as u128 / self.shards() as u128) as u64
     }
 
-    /// The most rows, and bytes of values, that a block has.
+    /// The maximum rows, and bytes of values, of a block.
     pub(crate) fn block(&self) -> (usize, usize) {
         match self.format {
             FileFormat::Parquet => (self.group_rows, GROUP_BYTES),
@@ -166,19 +166,19 @@ impl Target {
     }
 }
 
-/// Some rows, to become a block.
+/// Rows that will form a block.
 pub(crate) struct Block<B> {
     pub(crate) item: B,
     pub(crate) rows: u64,
-    /// The most that it and what comes of it hold at a time.
+    /// The peak memory use of this block, including its encoded forms.
     pub(crate) bytes: usize,
 }
 
-/// Consecutive shards that are to be written one after the other.
+/// Consecutive shards to write one after another.
 pub(crate) struct Run<'a> {
     pub(crate) target: &'a Target,
     pub(crate) schema: &'a Arc<Schema>,
-    /// Rows of all shards, also of those that are not of this run.
+    /// The total rows of all shards, including those of other runs.
     pub(crate) rows: u64,
     pub(crate) shards: Range<usize>,
     pub(crate) bounds: Bounds,
@@ -195,8 +195,8 @@ enum Made {
 }
 
 impl Run<'_> {
-    /// Writes the shards. `next` gives the rows in order, at most as many as it is asked for; `chunks` makes
-    /// chunks of them, on any thread.
+    /// Writes the shards. `next` returns the next rows in order, at most as many as requested; `chunks` converts
+    /// them to chunks, on any thread.
     pub(crate) fn write<B: Send, C: Iterator<Item = Result<RawChunk, Error>>>(
         &self,
         mut next: impl FnMut(u64) -> Result<Option<Block<B>>, Error> + Send,
@@ -232,11 +232,11 @@ impl Run<'_> {
     }
 }
 
-/// Where a run stands.
+/// The position of a run.
 struct Cursor<'a> {
     run: &'a Run<'a>,
     shard: usize,
-    /// Rows of this shard that were given.
+    /// Rows of the current shard that have been produced.
     row: u64,
     opened: bool,
 }
@@ -257,7 +257,7 @@ impl Cursor<'_> {
                 let most = (shard_rows - self.row).min(target.block().0 as u64);
                 let Some(Block { item, rows, bytes }) = next(most)? else {
                     return Err(Error::Invalid(
-                        "the data has fewer rows than it had a moment ago".to_owned(),
+                        "the input now has fewer rows than in the first pass".to_owned(),
                     ));
                 };
                 self.row += rows;
@@ -288,17 +288,17 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_no_field() {
+    fn csv_rejects_lists() {
         let lists = DataType::List(Arc::new(Field::new_list_field(DataType::Int64, true)));
         let schema = Schema::new(vec![Field::new("tags", lists, true)]);
         let options = OutputOptions { format: Some(FileFormat::Csv), ..OutputOptions::default() };
-        let refused = target("a.csv", &options).refuse_unfit(&schema, &[]);
-        assert!(matches!(refused, Err(Error::WrongType { .. })));
-        target("a.tfrecord", &OutputOptions::default()).refuse_unfit(&schema, &[]).unwrap();
+        let rejected = target("a.csv", &options).check_schema(&schema, &[]);
+        assert!(matches!(rejected, Err(Error::WrongType { .. })));
+        target("a.tfrecord", &OutputOptions::default()).check_schema(&schema, &[]).unwrap();
     }
 
     #[test]
-    fn an_address_is_kept_as_it_was_written() {
+    fn addresses_keep_their_form() {
         let options = OutputOptions { shards: Some(2), ..OutputOptions::default() };
         let address = |output: &str| target(output, &options).addresses[1].clone();
         assert_eq!(address("gs://b/d/a.parquet"), "gs://b/d/a-00001-of-00002.parquet");

@@ -1,4 +1,4 @@
-//! What the output's files are called.
+//! Names and compression of output files.
 
 use crate::error::Error;
 use crate::format::FileFormat;
@@ -7,7 +7,7 @@ use crate::storage::Object;
 
 use super::{OutputCompression, OutputOptions};
 
-/// The name of what is made of `inputs`, in a directory.
+/// The default name of the output for `inputs`, in a directory.
 pub(super) fn default_name(inputs: &[Object], format: FileFormat, compression: OutputCompression) -> String {
     let input = inputs.first().map_or("data", |object| object.path());
     let input = input.rsplit('/').next().unwrap_or(input);
@@ -26,7 +26,7 @@ pub(super) fn default_name(inputs: &[Object], format: FileFormat, compression: O
     format!("{stem}.{extension}{compressed}")
 }
 
-/// How a file of this name and format is compressed.
+/// The compression of a file with this name and format.
 pub(super) fn compression(
     format: FileFormat,
     name: &str,
@@ -50,25 +50,25 @@ pub(super) fn compression(
         return Ok(compression);
     }
     let choices = if parquet { "none, snappy or zstd" } else { "none, gzip, zlib or zstd" };
-    Err(Error::Invalid(format!("{name}: this format is compressed with {choices}")))
+    Err(Error::Invalid(format!("{name}: this format supports the compressions {choices}")))
 }
 
-/// The names of all shards: `data.parquet` is `data-00000-of-00002.parquet` and so on, or is itself if there
-/// is only to be one.
+/// The names of all shards: `data.parquet` becomes `data-00000-of-00002.parquet` and so on, or keeps its name
+/// if there is only one shard.
 pub(super) fn shard_names(name: &str, shards: Option<u32>) -> Result<Vec<String>, Error> {
     let number = |shard: u32, of: u32| format!("{shard:05}-of-{of:05}");
     if let Some((before, after)) = name.split_once('*') {
         let of = shards.unwrap_or(1).max(1);
         return Ok((0..of).map(|shard| format!("{before}{}{after}", number(shard, of))).collect());
     }
-    let told = name.rsplit_once('@').and_then(|(before, after)| {
+    let at_sign = name.rsplit_once('@').and_then(|(before, after)| {
         let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
         Some((before, after[..digits].parse::<u32>().ok()?, &after[digits..]))
     });
-    if let Some((before, of, after)) = told {
+    if let Some((before, of, after)) = at_sign {
         if of == 0 || shards.is_some_and(|shards| shards != of) {
             return Err(Error::Invalid(format!(
-                "{name}: names {of} shards, expected {}",
+                "{name}: the name specifies {of} shards, expected {}",
                 shards.unwrap_or(1)
             )));
         }
@@ -83,7 +83,7 @@ pub(super) fn shard_names(name: &str, shards: Option<u32>) -> Result<Vec<String>
     }
 }
 
-/// Where the extension starts, with that of a compression behind it.
+/// The start of the extension, which includes a compression suffix.
 fn extension_at(name: &str) -> usize {
     let inner =
         if Compression::by_name(name).is_some() { name.rfind('.').unwrap_or(name.len()) } else { name.len() };
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shards_are_named_as_others_name_them() {
+    fn shards_are_named_by_convention() {
         let names = |name: &str, shards| shard_names(name, shards).unwrap();
         assert_eq!(names("a.parquet", None), ["a.parquet"]);
         assert_eq!(names("a.parquet", Some(2)), ["a-00000-of-00002.parquet", "a-00001-of-00002.parquet"]);

@@ -1,6 +1,6 @@
-//! A file that is being written, and has its name only once it is whole.
+//! A file that gets its name only when it is complete.
 //!
-//! On this machine it has a temporary name until then; in a cloud its bytes are parts of an upload.
+//! Until then, a local file has a temporary name, and a cloud object consists of the parts of an upload.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -13,16 +13,16 @@ use crate::storage::{Stores, Upload, is_local};
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Where files are written to: disks of this machine, and storage that is reached by what is in here.
+/// Access to the places that files are written to: local disks and cloud storage.
 #[derive(Clone, Debug)]
 pub struct Destination {
-    /// The clouds.
+    /// The cloud stores.
     pub stores: Stores,
-    /// Where uploads run. Writers block on it, so they must not be called in async code.
+    /// The runtime for uploads. Writers block on it, so they must not be called from async code.
     pub runtime: Handle,
 }
 
-/// A file in the making; dropped before [`Staged::commit`], nothing is left of it.
+/// A file under construction. Dropping it before [`Staged::commit`] removes it.
 pub(crate) struct Staged {
     address: String,
     place: Place,
@@ -36,20 +36,20 @@ enum Place {
 
 struct OnDisk {
     path: PathBuf,
-    /// Until it has its name.
+    /// `None` once the file has its name.
     temporary: Option<PathBuf>,
-    /// Until it is whole.
+    /// `None` once the file is sealed.
     file: Option<BufWriter<File>>,
 }
 
 struct InCloud {
     runtime: Handle,
-    /// Until it is an object.
+    /// `None` once the upload is finished.
     upload: Option<Upload>,
 }
 
 impl Staged {
-    /// Starts a file, and makes the directory it is to be in.
+    /// Starts a file, and creates its directory.
     pub(super) fn create(address: &str, destination: &Destination) -> Result<Self, Error> {
         let place = match is_local(address)? {
             true => Place::Disk(OnDisk::create(address.strip_prefix("file://").unwrap_or(address))?),
@@ -62,22 +62,22 @@ impl Staged {
         Ok(Self { address: address.to_owned(), place, bytes: 0 })
     }
 
-    /// As the person wrote it.
+    /// The address as the user wrote it.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Bytes written.
+    /// The number of bytes written.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What went wrong with writing it.
+    /// The error for a failed write.
     pub(super) fn failed(&self, source: io::Error) -> Error {
         failed(&self.address, source)
     }
 
-    /// All of it is written: brings it to the disk, or to storage.
+    /// Flushes the complete file to disk or storage.
     pub(super) fn seal(&mut self) -> Result<(), Error> {
         let sealed = match &mut self.place {
             Place::Disk(file) => file.seal(),
@@ -86,7 +86,7 @@ impl Staged {
         sealed.map_err(|source| self.failed(source))
     }
 
-    /// Gives it its name.
+    /// Gives the file its final name.
     pub(crate) fn commit(mut self) -> Result<(), Error> {
         let committed = match &mut self.place {
             Place::Disk(file) => file.commit(),
@@ -102,9 +102,9 @@ impl Staged {
     }
 }
 
-/// What went wrong with writing `address`.
+/// The error for a failed write to `address`.
 pub(super) fn failed(address: &str, source: io::Error) -> Error {
-    // What storage said has its address already.
+    // Storage errors already contain the address.
     source.downcast::<Error>().unwrap_or_else(|source| Error::Io { path: address.to_owned(), source })
 }
 
@@ -160,7 +160,7 @@ impl OnDisk {
 impl Drop for OnDisk {
     fn drop(&mut self) {
         if let Some(temporary) = &self.temporary {
-            // Nothing more can be done about one that cannot be removed.
+            // Nothing can be done if it cannot be removed.
             let _ = fs::remove_file(temporary);
         }
     }
@@ -189,7 +189,7 @@ impl Drop for InCloud {
         if let Some(upload) = self.upload.take()
             && let Err(error) = self.runtime.block_on(upload.abort())
         {
-            tracing::debug!(%error, "an unfinished upload could not be cleared away");
+            tracing::debug!(%error, "failed to abort an unfinished upload");
         }
     }
 }

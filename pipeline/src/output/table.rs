@@ -1,7 +1,7 @@
-//! Columns of floats, and of names beside them, written as they come, to a file or into a pipe: the scores of a model.
+//! Writes a table of floats and text columns row by row, to a file or a pipe: the scores of a model.
 //!
-//! How many rows there will be is not known, and they come slower than one thread writes them; so there are no
-//! blocks here, no shards and no threads. What is held of text is the writer's buffer, of Parquet one row group.
+//! The number of rows is not known in advance, and rows arrive more slowly than one thread can write them, so
+//! there are no blocks, shards or threads here. Text formats buffer one write buffer, Parquet one row group.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -16,21 +16,21 @@ use parquet::file::properties::WriterProperties;
 
 use crate::format::compression::{Compression, Compressor};
 
-/// Rows of a Parquet row group: a MiB or so for each column.
+/// Rows per Parquet row group: about one MiB per column.
 const GROUP_ROWS: usize = 1 << 18;
 
-/// What a table is written as.
+/// The format of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableFormat {
-    /// A line of names, then a line of numbers for each row.
+    /// A header line of names, then one line per row.
     Csv,
-    /// An object for each row, one a line.
+    /// One JSON object per row, one per line.
     JsonLines,
-    /// Columns of 32-bit floats or text, none absent; compressed with Snappy.
+    /// Non-null columns of f32 or text, compressed with Snappy.
     Parquet,
 }
 
-/// What a column holds.
+/// The type of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CellKind {
     /// 32-bit floats.
@@ -39,20 +39,20 @@ pub enum CellKind {
     Texts,
 }
 
-/// Some rows of a column.
+/// Consecutive cells of a column.
 #[derive(Clone, Copy, Debug)]
 pub enum Cells<'a> {
-    /// Finite ones, in JSON.
+    /// Must be finite for JSON.
     Numbers(&'a [f32]),
     /// Any text.
     Texts(&'a [&'a str]),
 }
 
-/// A table in the making; whole only after [`TableWriter::finish`].
+/// A table under construction; complete only after [`TableWriter::finish`].
 pub struct TableWriter<W: Write + Send>(Encoding<W>);
 
 enum Encoding<W: Write + Send> {
-    /// Text before the first cell of a line, between cells, and after the last; and how text is quoted.
+    /// The text before each cell of a line, the end of a line, and the function that quotes text.
     Lines {
         out: Box<Compressor<W>>,
         before: Vec<String>,
@@ -66,7 +66,7 @@ enum Encoding<W: Write + Send> {
 }
 
 impl TableFormat {
-    /// What a file's name says, by its extension, or the one before that of a compression.
+    /// The format that a file name indicates by its extension, ignoring a compression suffix.
     pub fn by_name(name: &str) -> Option<Self> {
         let stem = match (Compression::by_name(name), name.rsplit_once('.')) {
             (Some(_), Some((stem, _))) => stem,
@@ -82,10 +82,11 @@ impl TableFormat {
 }
 
 impl<W: Write + Send> TableWriter<W> {
-    /// A table with columns of these names and kinds; text is compressed, Parquet has a way of its own.
+    /// Starts a table with columns of the given names and types. `compression` applies to text formats only;
+    /// Parquet has its own.
     ///
     /// # Errors
-    /// When `out` refuses its beginning.
+    /// Writing to `out` fails.
     pub fn new(
         out: W,
         format: TableFormat,
@@ -116,7 +117,7 @@ impl<W: Write + Send> TableWriter<W> {
                     CellKind::Texts => Field::new(name, DataType::Utf8, false),
                 };
                 let schema = Arc::new(Schema::new(columns.iter().map(field).collect::<Vec<_>>()));
-                // Hardly a score comes twice.
+                // Scores are almost all distinct.
                 let properties = WriterProperties::builder()
                     .set_compression(ParquetCompression::SNAPPY)
                     .set_dictionary_enabled(false)
@@ -128,19 +129,19 @@ impl<W: Write + Send> TableWriter<W> {
         }))
     }
 
-    /// Adds rows: each column's cells, all as many.
+    /// Appends rows, given as the cells of each column.
     ///
     /// # Errors
-    /// When the output refuses them.
+    /// Writing to the output fails.
     ///
     /// # Panics
-    /// When there are more columns or fewer than the table has, or of other kinds, or they are not of one length.
+    /// If the number, types or lengths of the columns do not match the table or each other.
     pub fn write(&mut self, columns: &[Cells<'_>]) -> io::Result<()> {
         let rows = columns.first().map_or(0, |column| column.len());
-        assert!(columns.iter().all(|column| column.len() == rows), "columns of one length");
+        assert!(columns.iter().all(|column| column.len() == rows), "columns differ in length");
         match &mut self.0 {
             Encoding::Lines { out, before, end, quoted } => {
-                assert_eq!(before.len(), columns.len(), "columns");
+                assert_eq!(before.len(), columns.len(), "number of columns");
                 for row in 0..rows {
                     for (before, column) in before.iter().zip(columns) {
                         match column {
@@ -158,15 +159,15 @@ impl<W: Write + Send> TableWriter<W> {
                     Cells::Texts(texts) => Arc::new(StringArray::from(texts.to_vec())),
                 };
                 let batch = RecordBatch::try_new(schema.clone(), columns.iter().map(column).collect());
-                out.write(&batch.expect("columns as the table has them")).map_err(io_error)
+                out.write(&batch.expect("columns match the table")).map_err(io_error)
             }
         }
     }
 
-    /// Completes the table, and gives the output back.
+    /// Completes the table and returns the output.
     ///
     /// # Errors
-    /// When it refuses the table's end.
+    /// Writing the end of the table fails.
     pub fn finish(self) -> io::Result<W> {
         match self.0 {
             Encoding::Lines { out, .. } => out.finish(),
@@ -184,7 +185,7 @@ impl Cells<'_> {
     }
 }
 
-/// As RFC 4180 has it, where it must be.
+/// Quotes text where RFC 4180 requires it.
 fn quoted_in_csv(text: &str) -> Cow<'_, str> {
     if text.contains(['"', ',', '\n', '\r']) {
         Cow::Owned(format!("\"{}\"", text.replace('"', "\"\"")))
@@ -197,7 +198,7 @@ fn quoted_in_json(text: &str) -> Cow<'_, str> {
     Cow::Owned(serde_json::Value::from(text).to_string())
 }
 
-/// What the output said, if it was the output.
+/// The underlying I/O error, if there is one.
 fn io_error(error: ParquetError) -> io::Error {
     match error {
         ParquetError::External(source) => {
@@ -237,7 +238,7 @@ mod tests {
     const CSV: &str = "a,\"b \"\"c\"\"\",d\n0.5,1,high\n0.000000001,-2,\"low, \"\"so\"\"\"\n";
 
     #[test]
-    fn text_has_a_line_for_each_row() {
+    fn text_formats_have_one_line_per_row() {
         let lines = table(TableFormat::JsonLines, Compression::None, &ROWS);
         let lines = String::from_utf8(lines).unwrap();
         let second = lines.lines().nth(1).unwrap();
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn parquet_holds_the_same_bits() {
+    fn parquet_preserves_all_bits() {
         for rows in [&ROWS[..], &[]] {
             let file = Bytes::from(table(TableFormat::Parquet, Compression::None, rows));
             let reader = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_format_goes_by_the_name() {
+    fn the_name_determines_the_format() {
         for (name, format) in [
             ("a.csv", Some(TableFormat::Csv)),
             ("a.b/c.JSONL.gz", Some(TableFormat::JsonLines)),

@@ -1,12 +1,12 @@
-//! Bucketized features: the interval that a number falls in, as an id.
+//! Bucketized features: the id of the interval that contains a number.
 
 use arrow_array::Array;
 
-use super::column::{Missing, Number, as_held, floats, numbers, put_absent, zeroed};
+use super::column::{Missing, Number, fill_nulls, floats, numbers, round_to_column_type, zeroed};
 use super::{INVALID, simd};
 
-/// Up to so many boundaries, comparing with each is faster than looking for the right one.
-const FEW: usize = 32;
+/// Up to this many boundaries, comparing with all of them is faster than a binary search.
+const MAX_LINEAR_SCAN: usize = 32;
 
 /// Boundaries, strictly increasing.
 #[derive(Clone, Debug)]
@@ -19,18 +19,22 @@ impl Bucketized {
         Self { boundaries: boundaries.to_vec() }
     }
 
-    /// Intervals, and missing.
+    /// The intervals plus one id for missing.
     pub(crate) fn cardinality(&self) -> usize {
         self.boundaries.len() + 2
     }
 
-    /// Each element's id; [`INVALID`] for text that is no number, and for NaN, which is in no interval.
+    /// Each element's id; [`INVALID`] for unreadable text and NaN. `None` when the column's type is
+    /// unsupported.
     pub(crate) fn codes(&self, leaf: &dyn Array, missing: &Missing, spare: Vec<u32>) -> Option<Vec<u32>> {
-        let held: Vec<f64> =
-            self.boundaries.iter().map(|&boundary| as_held(leaf.data_type(), boundary)).collect();
-        // Ids are below the cardinality, which is a u32.
+        let held: Vec<f64> = self
+            .boundaries
+            .iter()
+            .map(|&boundary| round_to_column_type(leaf.data_type(), boundary))
+            .collect();
+        // Ids are below the cardinality, which fits in a u32.
         let absent = self.boundaries.len() as u32 + 1;
-        if held.len() <= FEW
+        if held.len() <= MAX_LINEAR_SCAN
             && let Some(values) = floats(leaf, missing)
         {
             let mut codes = zeroed(spare, values.len());
@@ -38,7 +42,7 @@ impl Bucketized {
                 #[inline(always)]
                 || count_below(&held, &values, &mut codes),
             );
-            put_absent(leaf, absent, &mut codes);
+            fill_nulls(leaf, absent, &mut codes);
             return Some(codes);
         }
         numbers(leaf, missing, |number| match number {
@@ -50,7 +54,7 @@ impl Bucketized {
     }
 }
 
-/// Adds up how many boundaries are not above each value.
+/// Counts the boundaries at or below each value.
 #[inline(always)]
 fn count_below(boundaries: &[f64], values: &[f64], codes: &mut [u32]) {
     for (code, value) in codes.iter_mut().zip(values) {
@@ -58,7 +62,7 @@ fn count_below(boundaries: &[f64], values: &[f64], codes: &mut [u32]) {
     }
     for &boundary in boundaries {
         for (code, &value) in codes.iter_mut().zip(values) {
-            // Never true of NaN.
+            // Always false for NaN.
             *code += u32::from(boundary <= value);
         }
     }

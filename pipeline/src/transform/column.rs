@@ -1,8 +1,8 @@
-//! Raw Arrow columns of whatever type the data has, read as numbers or as text.
+//! Reads Arrow columns of any supported type as numbers or as text.
 //!
-//! The type is looked at once a column; the loops behind it are made for it by the compiler. A column
-//! of lists is its elements plus the range of them that each row holds, so features read elements and
-//! never care whether there were lists.
+//! The type is dispatched once per column, to a loop that the compiler specializes for it. A list column
+//! is its flattened elements plus each row's range of them, so features process elements and need not
+//! know whether the column held lists.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -18,23 +18,23 @@ use arrow_schema::DataType;
 use super::decimal::Decimal;
 use super::{simd, temporal};
 
-/// What columns read as numbers may hold, for messages.
+/// The contents accepted in numeric columns, for error messages.
 pub(crate) const NUMBERS: &str = "numbers, dates, times, or text that is numbers";
-/// What columns read as text may hold, for messages.
+/// The contents accepted in text columns, for error messages.
 pub(crate) const TEXTS: &str = "text, bytes, numbers, dates or times";
 
 /// A value of a column read as numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Number {
-    /// Null, or one of the values that stand for missing.
+    /// Null, or one of the configured missing values.
     Absent,
-    /// Text that is no number.
+    /// Text that does not parse as a number.
     Unreadable,
-    /// A number; it may be NaN or infinite.
+    /// May be NaN or infinite.
     Value(f64),
 }
 
-/// The values that stand for "missing", besides null.
+/// The configured values that mean "missing", besides null.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Missing {
     texts: Vec<Vec<u8>>,
@@ -42,26 +42,26 @@ pub(crate) struct Missing {
     floats: Vec<f64>,
 }
 
-/// The elements of a column and the rows they belong to.
+/// A column's flattened elements, and the row that each belongs to.
 pub(crate) struct Elements {
-    /// One after the other.
+    /// All elements, in row order.
     pub(crate) leaf: ArrayRef,
-    /// Each row's, when the column holds lists; else each row has the element of its number.
+    /// The range of each row when the column holds lists; otherwise element `i` belongs to row `i`.
     lists: Option<Vec<Range<usize>>>,
 }
 
-/// What a row holds of a feature that wants exactly one value.
+/// A row's content for a feature that requires exactly one value.
 pub(crate) enum Single {
     /// An empty list.
     Absent,
-    /// The element of this number.
+    /// The index of the element.
     One(usize),
-    /// A list of this many.
+    /// The length of a longer list.
     Several(usize),
 }
 
 impl Missing {
-    /// Compared without surrounding blanks; with number columns, by value where they are numbers.
+    /// Text is compared without surrounding ASCII whitespace; numbers are compared by value.
     pub(crate) fn new(values: &[String]) -> Self {
         let trimmed = || values.iter().map(|value| value.trim_ascii());
         let floats: Vec<f64> = trimmed().filter_map(|value| value.parse().ok()).collect();
@@ -70,19 +70,19 @@ impl Missing {
             texts: trimmed().map(|value| value.as_bytes().to_vec()).collect(),
             integers: trimmed()
                 .filter_map(|value| value.parse().ok())
-                // Exact: whole and small.
+                // Exact: integral and at most 2^53.
                 .chain(floats.iter().filter(|value| whole(value)).map(|&value| value as i128))
                 .collect(),
             floats,
         }
     }
 
-    /// Whether columns of numbers have values that stand for missing.
+    /// Whether any missing value applies to numeric columns.
     pub(crate) fn has_numbers(&self) -> bool {
         !self.integers.is_empty() || !self.floats.is_empty()
     }
 
-    /// Whether columns of text have.
+    /// Whether any missing value applies to text columns.
     pub(crate) fn has_texts(&self) -> bool {
         !self.texts.is_empty()
     }
@@ -97,7 +97,7 @@ impl Missing {
         !self.integers.is_empty() && self.integers.contains(&value)
     }
 
-    /// `same` turns a listed number into what the column would hold for it.
+    /// `same` converts a listed number to the column's precision.
     #[inline]
     fn has_float(&self, value: f64, same: impl Fn(f64) -> f64) -> bool {
         self.floats.iter().any(|&missing| same(missing) == value || (missing.is_nan() && value.is_nan()))
@@ -105,13 +105,13 @@ impl Missing {
 }
 
 impl Elements {
-    /// Dictionaries of numbers are undone: reading the values costs less than a look-up of each.
+    /// The elements, with numeric dictionaries decoded: reading values is cheaper than looking each up.
     pub(crate) fn of(column: &ArrayRef) -> Self {
         let Self { leaf, lists } = Self::with_dictionary(column);
         Self { leaf: without_numeric_dictionary(leaf), lists }
     }
 
-    /// The elements as the column has them, keys of a dictionary where it has one.
+    /// The elements as stored, still dictionary-encoded where the column is.
     pub(crate) fn with_dictionary(column: &ArrayRef) -> Self {
         if let Some(lists) = column.as_list_opt::<i32>() {
             Self::of_lists(lists)
@@ -133,18 +133,18 @@ impl Elements {
         Self { leaf: lists.values().slice(start, end - start), lists: Some(ranges.collect()) }
     }
 
-    /// Whether the column holds lists; else element `i` is row `i`'s.
+    /// Whether the column holds lists; otherwise element `i` belongs to row `i`.
     pub(crate) fn are_lists(&self) -> bool {
         self.lists.is_some()
     }
 
-    /// The elements that row `row` holds.
+    /// The range of elements that belong to `row`.
     #[inline]
     pub(crate) fn of_row(&self, row: usize) -> Range<usize> {
         self.lists.as_ref().map_or(row..row + 1, |lists| lists[row].clone())
     }
 
-    /// The row that element `element` belongs to.
+    /// The row of `element`.
     pub(crate) fn row_of(&self, element: usize) -> Option<usize> {
         match &self.lists {
             None => Some(element),
@@ -152,7 +152,7 @@ impl Elements {
         }
     }
 
-    /// The element of row `row`, for a feature that wants exactly one.
+    /// The element of `row`, for a feature that requires exactly one.
     #[inline]
     pub(crate) fn single(&self, row: usize) -> Single {
         let Some(lists) = &self.lists else { return Single::One(row) };
@@ -164,14 +164,14 @@ impl Elements {
     }
 }
 
-/// `value` as a column of this type would hold it: what is compared with an f32 column is rounded to f32,
-/// as TensorFlow does.
-pub(crate) fn as_held(data_type: &DataType, value: f64) -> f64 {
+/// `value` as a column of this type stores it: values compared with an f32 column are rounded to f32, as
+/// in TensorFlow.
+pub(crate) fn round_to_column_type(data_type: &DataType, value: f64) -> f64 {
     if *data_type == DataType::Float32 { f64::from(value as f32) } else { value }
 }
 
-/// Reads every element as a number and maps it by `read`. `None` when the type holds neither numbers nor
-/// text.
+/// Reads every element as a number and maps it with `read`. `None` when the type holds neither numbers
+/// nor text.
 pub(crate) fn numbers<T: Copy>(
     leaf: &dyn Array,
     missing: &Missing,
@@ -202,7 +202,7 @@ pub(crate) fn numbers<T: Copy>(
     })
 }
 
-/// The elements of a column of integers. Those of null ones are anything.
+/// The elements of an integer column. Null elements have arbitrary values.
 pub(crate) fn integers(leaf: &dyn Array) -> Option<Cow<'_, [i64]>> {
     fn widened<P: ArrowPrimitiveType<Native: Into<i64>>>(leaf: &dyn Array) -> Option<Cow<'_, [i64]>> {
         Some(leaf.as_primitive::<P>().values().iter().map(|&value| value.into()).collect())
@@ -219,8 +219,8 @@ pub(crate) fn integers(leaf: &dyn Array) -> Option<Cow<'_, [i64]>> {
     }
 }
 
-/// The elements of a column of numbers, where none of them stands for missing. Those of null ones are
-/// anything.
+/// The elements of a numeric column for which no missing values are configured. Null elements have
+/// arbitrary values.
 pub(crate) fn floats<'a>(leaf: &'a dyn Array, missing: &Missing) -> Option<Cow<'a, [f64]>> {
     if missing.has_numbers() {
         return None;
@@ -240,15 +240,15 @@ pub(crate) fn floats<'a>(leaf: &'a dyn Array, missing: &Missing) -> Option<Cow<'
     }
 }
 
-/// A column of so many zeros, in the memory of one that is no longer needed.
+/// `length` zeros, in the reused buffer `spare`.
 pub(crate) fn zeroed<T: Copy + Default>(mut spare: Vec<T>, length: usize) -> Vec<T> {
     spare.clear();
     spare.resize(length, T::default());
     spare
 }
 
-/// Gives the null elements this value.
-pub(crate) fn put_absent<T: Copy>(leaf: &dyn Array, absent: T, values: &mut [T]) {
+/// Sets null elements to `absent`.
+pub(crate) fn fill_nulls<T: Copy>(leaf: &dyn Array, absent: T, values: &mut [T]) {
     if let Some(nulls) = leaf.nulls().filter(|nulls| nulls.null_count() > 0) {
         for null in (!nulls.inner()).set_indices() {
             values[null] = absent;
@@ -256,11 +256,11 @@ pub(crate) fn put_absent<T: Copy>(leaf: &dyn Array, absent: T, values: &mut [T])
     }
 }
 
-/// Reads every element as text and maps it by `read`; an absent one gives `absent`. `None` when the type
-/// holds neither numbers nor text.
+/// Reads every element as text and maps it with `read`; absent elements become `absent`. `None` when the
+/// type holds neither numbers nor text.
 ///
-/// Numbers are read as their decimal text: integers as `tf.as_string` writes them, floats in the shortest
-/// form that reads back (`1.5`, `2`), booleans as `true` and `false`.
+/// Numbers are read as decimal text: integers as `tf.as_string` writes them, floats in the shortest form
+/// that parses back to the same value (`1.5`, `2`), booleans as `true` and `false`.
 pub(crate) fn texts<T: Copy>(
     leaf: &dyn Array,
     missing: &Missing,
@@ -303,25 +303,25 @@ pub(crate) fn texts<T: Copy>(
     })
 }
 
-/// Element `element` as a message shows it.
-pub(crate) fn shown(leaf: &dyn Array, element: usize) -> String {
-    const LONGEST: usize = 40;
+/// `element` formatted for an error message.
+pub(crate) fn display_element(leaf: &dyn Array, element: usize) -> String {
+    const MAX_CHARS: usize = 40;
     let mut shown = String::from("nothing");
     let one = leaf.slice(element, 1);
     let _: Option<Vec<()>> = texts(&one, &Missing::default(), (), |text| {
         let text = String::from_utf8_lossy(text);
-        let cut: String = text.chars().take(LONGEST).collect();
+        let cut: String = text.chars().take(MAX_CHARS).collect();
         shown = if cut.len() < text.len() { format!("`{cut}`...") } else { format!("`{cut}`") };
     });
     shown
 }
 
-/// The elements' positions, `None` for null ones.
+/// The index of each element, `None` for null elements.
 fn present(array: &dyn Array) -> impl Iterator<Item = Option<usize>> + '_ {
     (0..array.len()).map(|at| (!array.is_null(at)).then_some(at))
 }
 
-/// Maps the present values of a column of numbers.
+/// Maps the non-null values of a numeric column.
 fn each<P: ArrowPrimitiveType, T: Copy>(
     array: &PrimitiveArray<P>,
     absent: T,
@@ -354,7 +354,7 @@ fn real<P: ArrowPrimitiveType<Native: Into<f64>>, T: Copy>(
 ) -> Vec<T> {
     each(leaf.as_primitive::<P>(), read(Number::Absent), |value| {
         let value = value.into();
-        let listed = missing.has_float(value, |listed| as_held(leaf.data_type(), listed));
+        let listed = missing.has_float(value, |listed| round_to_column_type(leaf.data_type(), listed));
         read(if listed { Number::Absent } else { Number::Value(value) })
     })
 }
@@ -364,16 +364,16 @@ fn parse(text: &[u8]) -> Number {
     number.map_or(Number::Unreadable, Number::Value)
 }
 
-/// The values themselves, where a dictionary holds other than text.
+/// Decodes a dictionary of primitive values; leaves other arrays unchanged.
 fn without_numeric_dictionary(leaf: ArrayRef) -> ArrayRef {
     let numeric = leaf.as_any_dictionary_opt().filter(|found| found.values().data_type().is_primitive());
-    // A key beyond its dictionary cannot be: the array's constructor has looked.
+    // Keys are in range: the array's constructor checked them.
     numeric
         .and_then(|found| arrow_select::take::take(found.values(), found.keys(), None).ok())
         .unwrap_or(leaf)
 }
 
-/// Maps the elements of a column of text or bytes, or of a dictionary of them.
+/// Maps the elements of a text or binary column, dictionary-encoded or not.
 fn bytes<T: Copy>(
     leaf: &dyn Array,
     missing: &Missing,
@@ -402,17 +402,17 @@ fn bytes_at<T: Copy>(
     read: impl FnMut(&[u8]) -> T,
 ) -> Option<Vec<T>> {
     Some(match leaf.data_type() {
-        DataType::Utf8 => at(leaf.as_string::<i32>(), positions, missing, absent, read),
-        DataType::LargeUtf8 => at(leaf.as_string::<i64>(), positions, missing, absent, read),
-        DataType::Utf8View => at(leaf.as_string_view(), positions, missing, absent, read),
-        DataType::Binary => at(leaf.as_binary::<i32>(), positions, missing, absent, read),
-        DataType::LargeBinary => at(leaf.as_binary::<i64>(), positions, missing, absent, read),
-        DataType::BinaryView => at(leaf.as_binary_view(), positions, missing, absent, read),
+        DataType::Utf8 => map_at(leaf.as_string::<i32>(), positions, missing, absent, read),
+        DataType::LargeUtf8 => map_at(leaf.as_string::<i64>(), positions, missing, absent, read),
+        DataType::Utf8View => map_at(leaf.as_string_view(), positions, missing, absent, read),
+        DataType::Binary => map_at(leaf.as_binary::<i32>(), positions, missing, absent, read),
+        DataType::LargeBinary => map_at(leaf.as_binary::<i64>(), positions, missing, absent, read),
+        DataType::BinaryView => map_at(leaf.as_binary_view(), positions, missing, absent, read),
         _ => return None,
     })
 }
 
-fn at<A, T: Copy>(
+fn map_at<A, T: Copy>(
     array: A,
     positions: impl Iterator<Item = Option<usize>>,
     missing: &Missing,

@@ -1,14 +1,14 @@
-//! Crossed features: several columns' values together, hashed to one id.
+//! Crossed features: hashes the values of several columns to one id.
 //!
-//! Ids agree with `tf.sparse.cross_hashed` with its own default key over string tensors; integer columns
-//! are crossed by their decimal text, which is `cross_hashed` over `tf.as_string` of them, so that an id
-//! does not depend on whether the data came from CSV or Parquet. (Given integer tensors, TensorFlow takes
-//! the integer itself for its fingerprint.)
+//! Ids agree with `tf.sparse.cross_hashed` with its default key over string tensors. Integer columns are
+//! crossed by their decimal text (`cross_hashed` over `tf.as_string`), so that an id does not depend on
+//! whether the data came from CSV or Parquet. (For integer tensors, TensorFlow uses the integer itself as
+//! the fingerprint.)
 //!
-//! A column may be bucketized first; then it is the bucket that is crossed, by its number's decimal text.
+//! A column may be bucketized first; its bucket number is then crossed, as decimal text.
 //!
-//! Lists are crossed like TensorFlow's: every combination of one value from each, the last column's value
-//! changing fastest.
+//! Lists are crossed as in TensorFlow: every combination of one value from each list, the last column
+//! varying fastest.
 
 use arrow_array::Array;
 
@@ -17,58 +17,58 @@ use super::column::{Elements, Missing, Single, integers, texts};
 use super::{INVALID, integer};
 use crate::fingerprint::{CROSS_KEY, Modulus, cat64, fingerprint64};
 
-/// What a cross makes ids of.
+/// The parameters of a cross.
 #[derive(Clone, Debug)]
 pub(crate) struct Crossed {
     buckets: u32,
     modulus: Modulus,
-    /// Of each column that is bucketized before it is crossed, by its place.
+    /// By column; `None` for a column that is crossed by value.
     bucketized: Vec<Option<Bucketized>>,
 }
 
-/// One column of a cross: its elements and their fingerprints, `None` for absent ones.
+/// One column of a cross: its elements and their fingerprints, `None` for absent elements.
 pub(crate) struct Part {
     pub(crate) elements: Elements,
     pub(crate) fingerprints: Vec<Option<u64>>,
 }
 
-/// An element that no bucket is for.
+/// The index of an element that falls in no bucket.
 pub(crate) struct Unusable(pub(crate) usize);
 
-/// A row that holds several values of a column where one is wanted.
+/// A row has several values in a column that requires one.
 pub(crate) struct SeveralValues {
-    /// Which of the cross's columns.
+    /// The index of the column within the cross.
     pub(crate) part: usize,
-    /// How many.
+    /// The number of values.
     pub(crate) count: usize,
 }
 
 impl Crossed {
-    /// `boundaries` are those of each column, empty ones where the values themselves are crossed.
+    /// `boundaries` holds one list per column, empty where the values themselves are crossed.
     ///
     /// # Panics
-    /// When there are no buckets.
+    /// If `buckets` is 0.
     pub(crate) fn new(buckets: u32, boundaries: &[Vec<f64>]) -> Self {
         let bucketized = boundaries.iter().map(|of| (!of.is_empty()).then(|| Bucketized::new(of)));
         Self { buckets, modulus: Modulus::new(buckets), bucketized: bucketized.collect() }
     }
 
-    /// Buckets, and missing.
+    /// The buckets plus one id for missing.
     pub(crate) fn cardinality(&self) -> usize {
         self.buckets as usize + 1
     }
 
-    /// Whether the cross's column `part` must hold numbers.
+    /// Whether column `part` must hold numbers.
     pub(crate) fn wants_numbers(&self, part: usize) -> bool {
-        self.of_part(part).is_some()
+        self.bucketized_part(part).is_some()
     }
 
-    fn of_part(&self, part: usize) -> Option<&Bucketized> {
+    fn bucketized_part(&self, part: usize) -> Option<&Bucketized> {
         self.bucketized.get(part).and_then(Option::as_ref)
     }
 
-    /// The fingerprints of column `part`; `None` when its type is of no use. Elements that no bucket is for
-    /// are noted, and are like absent ones.
+    /// The fingerprints of column `part`; `None` when its type is unsupported. Elements that fall in no
+    /// bucket are appended to `unusable` and treated as absent.
     pub(crate) fn fingerprints(
         &self,
         part: usize,
@@ -76,9 +76,9 @@ impl Crossed {
         missing: &Missing,
         unusable: &mut Vec<Unusable>,
     ) -> Option<Vec<Option<u64>>> {
-        let Some(bucketized) = self.of_part(part) else { return plain_fingerprints(leaf, missing) };
+        let Some(bucketized) = self.bucketized_part(part) else { return plain_fingerprints(leaf, missing) };
         let codes = bucketized.codes(leaf, missing, Vec::new())?;
-        // The last id is that of missing values.
+        // The last id means missing.
         let known: Vec<i64> = (0..bucketized.cardinality() as i64 - 1).collect();
         let fingerprints = integer::fingerprints(&known);
         for (element, _) in codes.iter().enumerate().filter(|&(_, &code)| code == INVALID) {
@@ -87,7 +87,7 @@ impl Crossed {
         Some(codes.into_iter().map(|code| fingerprints.get(code as usize).copied()).collect())
     }
 
-    /// The id of row `row` where each part has one value; missing when any part is.
+    /// The id of `row` for columns with one value per row; the missing id when any value is absent.
     pub(crate) fn code(&self, parts: &[Part], row: usize) -> Result<u32, SeveralValues> {
         let mut crossed = Some(CROSS_KEY);
         for (index, part) in parts.iter().enumerate() {
@@ -101,7 +101,7 @@ impl Crossed {
         Ok(crossed.map_or(self.buckets, |crossed| self.modulus.reduce(crossed)))
     }
 
-    /// Appends the ids of all combinations of row `row`, at most `maximum`. True when there were more.
+    /// Appends the ids of all combinations in `row`, at most `maximum`. Returns whether there were more.
     pub(crate) fn product(&self, parts: &[Part], row: usize, maximum: usize, ids: &mut Vec<u32>) -> bool {
         let present = |part: &Part| part.fingerprints[part.elements.of_row(row)].iter().flatten().count();
         let combinations = parts.iter().map(present).fold(1, usize::saturating_mul);
@@ -110,7 +110,7 @@ impl Crossed {
         combinations > maximum
     }
 
-    /// Appends the combinations that start with what `crossed` was made of, until `ids` is `end` long.
+    /// Appends all combinations that extend the prefix `crossed`, until `ids` has `end` elements.
     fn extend(&self, parts: &[Part], row: usize, crossed: u64, end: usize, ids: &mut Vec<u32>) {
         let Some((part, rest)) = parts.split_first() else {
             ids.push(self.modulus.reduce(crossed));

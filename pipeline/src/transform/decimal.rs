@@ -1,8 +1,8 @@
-//! Numbers as the text that they are hashed and looked up by, written without allocating.
+//! Formats numbers as the decimal text that they are hashed and looked up by, without allocating.
 
 use std::io::Write;
 
-/// Room for the longest number: the smallest denormal has 326 digits and points, and a sign.
+/// The longest number: the smallest subnormal f64 has 326 digits and points, and a sign.
 const ROOM: usize = 344;
 
 /// The digits of 0 to 99.
@@ -28,7 +28,7 @@ impl Decimal {
         Self { bytes: [0; ROOM], start: 0, end: 0 }
     }
 
-    /// The text of an integer, as `tf.as_string` writes it.
+    /// The decimal text of an integer, as `tf.as_string` writes it.
     #[inline]
     pub(crate) fn integer(&mut self, magnitude: u64, negative: bool) -> &[u8] {
         self.end = ROOM;
@@ -52,18 +52,18 @@ impl Decimal {
         &self.bytes[self.start..self.end]
     }
 
-    /// Puts two digits before what is written.
+    /// Prepends two digits.
     #[inline]
     fn pair(&mut self, value: u64) {
         self.start -= 2;
         self.bytes[self.start..self.start + 2].copy_from_slice(&PAIRS[value as usize]);
     }
 
-    /// The shortest text that reads back as the same number, in positional notation: `1.5`, and `2` for
-    /// 2.0, so that whole numbers have one text whatever type holds them.
+    /// The shortest text that parses back to the same number, in positional notation: `1.5`, and `2` for
+    /// 2.0, so that integral values have the same text in every column type.
     pub(crate) fn float(&mut self, value: impl std::fmt::Display) -> &[u8] {
         let mut room = &mut self.bytes[..];
-        // Writing cannot fail: every f32 and f64 fits.
+        // Cannot fail: every f32 and f64 fits.
         let written = write!(room, "{value}").map(|()| ROOM - room.len()).unwrap_or(0);
         self.start = 0;
         self.end = written;
@@ -82,14 +82,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn integers_as_the_standard_library_writes_them(value: i64) {
+        fn integers_match_the_standard_library(value: i64) {
             let mut decimal = Decimal::new();
             let text = decimal.integer(value.unsigned_abs(), value < 0);
             prop_assert_eq!(std::str::from_utf8(text).unwrap(), value.to_string());
         }
 
         #[test]
-        fn floats_read_back(value: f64) {
+        fn floats_parse_back_to_the_same_value(value: f64) {
             let mut decimal = Decimal::new();
             let text = std::str::from_utf8(decimal.float(value)).unwrap();
             prop_assert!(text.parse::<f64>().unwrap() == value || value.is_nan());

@@ -1,4 +1,4 @@
-//! What is done to the values of a feature, by its kind.
+//! The encoding of a feature's values, by kind.
 
 use arrow_array::Array;
 
@@ -12,7 +12,7 @@ use super::identity::Identity;
 use super::numeric::Numeric;
 use super::vocabulary::Vocabulary;
 
-/// A feature's kind, with what was learned for it.
+/// A feature's kind, with its learned statistics.
 #[derive(Clone, Debug)]
 pub(super) enum Encoder {
     Numeric(Numeric),
@@ -24,8 +24,8 @@ pub(super) enum Encoder {
 }
 
 impl Encoder {
-    /// Each element's id, for kinds of one column, where it can in the memory of `spare`; `None` when its
-    /// type is of no use.
+    /// Each element's id, for single-column kinds, in the buffer `spare` where possible. `None` when the
+    /// column's type is unsupported.
     pub(super) fn codes(&self, leaf: &dyn Array, missing: &Missing, spare: Vec<u32>) -> Option<Vec<u32>> {
         match self {
             Self::Bucketized(bucketized) => bucketized.codes(leaf, missing, spare),
@@ -36,7 +36,7 @@ impl Encoder {
         }
     }
 
-    /// What it expects of values, for messages.
+    /// The accepted column contents, for error messages.
     pub(super) fn expected(&self) -> &'static str {
         match self {
             Self::Numeric(_) | Self::Bucketized(_) | Self::Identity(_) => NUMBERS,
@@ -44,7 +44,7 @@ impl Encoder {
         }
     }
 
-    /// What is wrong with an element that has no id.
+    /// Describes an element that has no id.
     pub(super) fn problem(&self, element: usize) -> Problem {
         match self {
             Self::Identity(identity) => Problem::NoId { element, buckets: identity.buckets() },

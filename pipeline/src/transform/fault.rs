@@ -1,61 +1,60 @@
-//! Rows that cannot be used, and what is said of them.
+//! Rows with unusable values, and their error messages.
 //!
-//! Columns are transformed one after the other, so what is wrong is noted as numbers and put into words,
-//! with its address, only at the end and in the order of the rows.
+//! Columns are transformed one after another, so faults are recorded as plain values. They are formatted,
+//! with their addresses, only at the end and in row order.
 
 use std::borrow::Cow;
 
-use super::column::{Elements, shown};
+use super::column::{Elements, display_element};
 use crate::Error;
 use crate::dataset::{BadRecords, RawChunk};
 
-/// What is wrong with one row.
+/// An unusable value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// The row of the chunk.
+    /// The row within the chunk.
     pub(crate) row: usize,
-    /// The column of the chunk.
+    /// The column within the chunk.
     pub(crate) column: usize,
-    /// What is wrong there.
     pub(crate) problem: Problem,
 }
 
-/// What is wrong with a value.
+/// Why a value is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Problem {
-    /// There is none.
+    /// The value is missing.
     Absent,
-    /// There is none, and the feature does not say what stands for it.
+    /// The value is missing, and the feature configures no replacement.
     AbsentNumber,
-    /// There are this many instead of one.
+    /// The row has this many values instead of one.
     Several(usize),
-    /// There are other numbers of values and of their weights.
+    /// The numbers of values and of weights differ.
     Weights {
-        /// The column of the values.
+        /// The column that holds the values.
         column: usize,
-        /// How many there are of these.
+        /// The number of values.
         values: usize,
-        /// And of the weights.
+        /// The number of weights.
         weights: usize,
     },
-    /// This element is no id of so many.
+    /// The element is outside the range of ids.
     NoId {
-        /// Its number among the column's elements.
+        /// Its index among the column's elements.
         element: usize,
-        /// How many there are.
+        /// The number of ids.
         buckets: u32,
     },
-    /// This element is not what was expected.
+    /// The element is not of the expected form.
     Unusable {
-        /// Its number among the column's elements.
+        /// Its index among the column's elements.
         element: usize,
-        /// What was.
+        /// The expected form.
         expected: &'static str,
     },
 }
 
-/// Gives each faulty row to `bad`, the first row first. Returns which rows to keep, or `None` for all.
-pub(crate) fn settle(
+/// Reports each faulty row to `bad`, in row order. Returns a mask of the rows to keep, or `None` for all.
+pub(crate) fn reject_faulty_rows(
     raw: &RawChunk,
     mut faults: Vec<Fault>,
     bad: &BadRecords,
@@ -73,7 +72,7 @@ pub(crate) fn settle(
     Ok(Some(keep))
 }
 
-/// The error of a column whose type is of no use.
+/// The error for a column whose type does not suit its feature.
 pub(crate) fn wrong_type(raw: &RawChunk, column: usize, expected: &str) -> Error {
     let schema = raw.columns().schema();
     let field = schema.field(column);
@@ -86,22 +85,21 @@ pub(crate) fn wrong_type(raw: &RawChunk, column: usize, expected: &str) -> Error
 }
 
 fn describe(raw: &RawChunk, fault: Fault) -> Error {
-    let found = |element| shown(&Elements::of(raw.columns().column(fault.column)).leaf, element);
+    let found = |element| display_element(&Elements::of(raw.columns().column(fault.column)).leaf, element);
     let message: Cow<'static, str> = match fault.problem {
         Problem::Absent => "a value is missing".into(),
         Problem::AbsentNumber => {
-            "a value is missing; give the feature `missing = \"mean\"`, or a number to stand for it".into()
+            "a value is missing; set the feature's `missing` to \"mean\" or to a default number".into()
         }
         Problem::Several(count) => format!("expected one value, found {count}").into(),
         Problem::Weights { column, values, weights } => {
             let schema = raw.columns().schema();
             let of = schema.field(column).name();
-            format!("expected a weight for each value of column `{of}`, of which there are {values}; found {weights}")
-                .into()
+            format!("expected one weight per value of column `{of}` ({values}), found {weights}").into()
         }
         Problem::NoId { element, buckets } => {
-            let most = buckets.saturating_sub(1);
-            format!("expected a whole number from 0 to {most}, found {}", found(element)).into()
+            let last = buckets.saturating_sub(1);
+            format!("expected a whole number from 0 to {last}, found {}", found(element)).into()
         }
         Problem::Unusable { element, expected } => {
             format!("expected {expected}, found {}", found(element)).into()

@@ -1,7 +1,7 @@
-//! Hashed features: a value's fingerprint modulo the buckets, as an id.
+//! Hashed features: a value's fingerprint modulo the number of buckets.
 //!
-//! As `tf.strings.to_hash_bucket_fast` of the text, or of `tf.as_string` of an integer; absent values have
-//! the id after those.
+//! Ids agree with `tf.strings.to_hash_bucket_fast` of the text, or of `tf.as_string` of an integer. Absent
+//! values get the id after the last bucket.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::ByteArrayType;
@@ -9,11 +9,11 @@ use arrow_array::{Array, GenericByteArray};
 use arrow_buffer::ArrowNativeType;
 use arrow_schema::DataType;
 
-use super::column::{Missing, integers, put_absent, texts};
+use super::column::{Missing, fill_nulls, integers, texts};
 use super::{integer, text};
 use crate::fingerprint::{Modulus, fingerprint64};
 
-/// The buckets that values are hashed to.
+/// The hash buckets of a feature.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hashed {
     buckets: u32,
@@ -22,27 +22,27 @@ pub(crate) struct Hashed {
 
 impl Hashed {
     /// # Panics
-    /// When there are no buckets.
+    /// If `buckets` is 0.
     pub(crate) fn new(buckets: u32) -> Self {
         Self { buckets, modulus: Modulus::new(buckets) }
     }
 
-    /// Buckets, and missing.
+    /// The buckets plus one id for missing.
     pub(crate) fn cardinality(self) -> usize {
         self.buckets as usize + 1
     }
 
-    /// Each element's id; `None` when the column's type is of no use.
+    /// Each element's id; `None` when the column's type is unsupported.
     pub(crate) fn codes(self, leaf: &dyn Array, missing: &Missing, spare: Vec<u32>) -> Option<Vec<u32>> {
         let Some(mut codes) = self.codes_at_once(leaf, missing, spare) else {
             return texts(leaf, missing, self.buckets, |text| self.modulus.reduce(fingerprint64(text)));
         };
-        put_absent(leaf, self.buckets, &mut codes);
+        fill_nulls(leaf, self.buckets, &mut codes);
         Some(codes)
     }
 
-    /// The ids by the loops that take many values at a time; those of null elements are anything. `None`
-    /// where each value must be looked at.
+    /// The ids, computed by vectorized loops; null elements get arbitrary ids. `None` when the values must
+    /// be checked one at a time.
     fn codes_at_once(self, leaf: &dyn Array, missing: &Missing, spare: Vec<u32>) -> Option<Vec<u32>> {
         if !missing.has_numbers()
             && let Some(values) = integers(leaf)

@@ -1,33 +1,33 @@
-//! Fingerprints of integers, as of their decimal text, many at a time.
+//! Fingerprints of integers, by their decimal text, many at a time.
 //!
-//! That text is what `tf.as_string` writes and `tf.strings.to_hash_bucket_fast` hashes. Written to memory
-//! digit by digit and read back in words, it costs several times what hashing it does; here it is made in
-//! registers, by arithmetic on eight digits side by side, and never stored. There is no branch in it, so
-//! that the loop becomes vector instructions.
+//! The text is the one that `tf.as_string` writes and `tf.strings.to_hash_bucket_fast` hashes. Writing it
+//! to memory digit by digit and reading it back as words costs several times the hash itself. Here it is
+//! built in registers, with arithmetic on eight digits in parallel, and never stored. The code is
+//! branch-free, so the compiler vectorizes the loop.
 //!
-//! Integers of up to 15 digits are done so, in blocks; a block with a longer one falls back on the text.
+//! Blocks of integers of up to 15 digits take this path; a block with a longer one falls back to text.
 
 use super::column::zeroed;
 use super::decimal::Decimal;
 use super::simd;
-use crate::fingerprint::{Modulus, fingerprint64, of_words};
+use crate::fingerprint::{Modulus, fingerprint_of_words, fingerprint64};
 
-/// Integers of a block.
+/// Integers per block.
 const BLOCK: usize = 16;
 
-/// Magnitudes from here on are for the text: with their sign they may have more than 16 bytes.
+/// Smallest magnitude that falls back to text: with a sign it may exceed 16 bytes.
 const TOO_LONG: u64 = 1_000_000_000_000_000;
 
-/// Magnitudes from here on have eight digits or more.
+/// Smallest magnitude of eight digits.
 const EIGHT_DIGITS: u64 = 10_000_000;
 
-/// 2^52: added to a smaller whole number, a float's lowest bits are that number.
+/// 2^52: adding it to a smaller integer places that integer in the float's lowest bits.
 const TWO_52: f64 = 4_503_599_627_370_496.0;
 
 /// `"00000000"`
 const ZEROS: u64 = 0x3030_3030_3030_3030;
 
-/// Each value's fingerprint, reduced. Takes the memory of `spare`.
+/// Each value's fingerprint, reduced. Reuses the buffer `spare`.
 pub(crate) fn ids(values: &[i64], modulus: Modulus, spare: Vec<u32>) -> Vec<u32> {
     let mut ids = zeroed(spare, values.len());
     simd::run(
@@ -58,7 +58,7 @@ fn each<T>(values: &[i64], out: &mut [T], finish: impl Fn(u64) -> T + Copy) {
             most = most.max(value.unsigned_abs());
         }
         if most >= TOO_LONG {
-            by_text(block, out, finish);
+            via_text(block, out, finish);
         } else if least >= EIGHT_DIGITS {
             for (out, &value) in out.iter_mut().zip(block) {
                 *out = finish(fingerprint(value, true));
@@ -69,25 +69,26 @@ fn each<T>(values: &[i64], out: &mut [T], finish: impl Fn(u64) -> T + Copy) {
             }
         }
     }
-    by_text(rest, out_rest, finish);
+    via_text(rest, out_rest, finish);
 }
 
-/// The plain way: the text, and then its fingerprint.
+/// The reference: formats each value, then takes its fingerprint.
 #[inline(always)]
-fn by_text<T>(values: &[i64], out: &mut [T], finish: impl Fn(u64) -> T) {
+fn via_text<T>(values: &[i64], out: &mut [T], finish: impl Fn(u64) -> T) {
     let mut decimal = Decimal::new();
     for (out, value) in out.iter_mut().zip(values) {
         *out = finish(fingerprint64(decimal.integer(value.unsigned_abs(), *value < 0)));
     }
 }
 
-/// The fingerprint of a value below [`TOO_LONG`]; of at least [`EIGHT_DIGITS`] where `all_long`.
+/// The fingerprint of a value below [`TOO_LONG`]. `all_long` asserts that it is at least
+/// [`EIGHT_DIGITS`].
 #[inline(always)]
 fn fingerprint(value: i64, all_long: bool) -> u64 {
-    let (upper, lower) = in_eights(value.unsigned_abs());
+    let (upper, lower) = split_eight_digits(value.unsigned_abs());
     let (high, low) = (eight_digits(upper), eight_digits(lower));
-    // Zeros that the text does not begin with, in bits: a digit's byte is 0 to 9, and the first lies
-    // lowest. The last digit stays, were it 0.
+    // Leading zeros, in bits: each digit is a byte of 0 to 9, with the first digit lowest. The last digit
+    // is kept even if it is 0.
     let high_zeros = high.trailing_zeros() & !7;
     let low_zeros = (low | 1 << 56).trailing_zeros() & !7;
     let (high, low) = (high | ZEROS, low | ZEROS);
@@ -99,24 +100,24 @@ fn fingerprint(value: i64, all_long: bool) -> u64 {
     let sign = (value as u64) >> 63;
     let first = if sign == 1 { first << 8 | u64::from(b'-') } else { first };
     let last = if digits >= 8 { low } else { first };
-    of_words(first, last, digits + sign, all_long)
+    fingerprint_of_words(first, last, digits + sign, all_long)
 }
 
-/// `(value / 10^8, value % 10^8)` for values below 2^52, by way of floats: vector registers have no
-/// division of integers.
+/// `(value / 10^8, value % 10^8)` for values below 2^52, in floating point: vector registers have no
+/// integer division.
 #[inline(always)]
-fn in_eights(value: u64) -> (u64, u64) {
+fn split_eight_digits(value: u64) -> (u64, u64) {
     let float = f64::from_bits(value | TWO_52.to_bits()) - TWO_52;
-    // To the nearest whole number, so it may be one too large.
+    // Rounded to nearest, so it may be one too large.
     let quotient = (float * 1e-8 + TWO_52).to_bits() & ((1 << 52) - 1);
     let remainder = value.wrapping_sub(quotient.wrapping_mul(100_000_000));
     let over = remainder >> 63;
     (quotient.wrapping_sub(over), remainder.wrapping_add(over.wrapping_neg() & 100_000_000))
 }
 
-/// The eight digits of a value below 10^8, one a byte, the first lowest: halved into fours, those into
-/// pairs, those into digits, all of one size at a time. The factors are reciprocals, near enough for
-/// numbers of that size.
+/// The eight digits of a value below 10^8, one per byte, the first digit lowest. Splits it into groups of
+/// four digits, those into pairs, and those into digits, all groups of a size in parallel. The factors are
+/// reciprocals, exact enough for these ranges.
 #[inline(always)]
 fn eight_digits(value: u64) -> u64 {
     let high_four = (value * 109_951_163) >> 40;
@@ -135,7 +136,7 @@ mod tests {
 
     fn check(values: &[i64]) {
         let mut plain = vec![0; values.len()];
-        by_text(values, &mut plain, |fingerprint| fingerprint);
+        via_text(values, &mut plain, |fingerprint| fingerprint);
         assert_eq!(fingerprints(values), plain);
         for buckets in [1, 2, 97, 100_000, 1 << 20, u32::MAX - 1, u32::MAX] {
             let reduced: Vec<u32> = plain.iter().map(|&f| crate::fingerprint::reduce(f, buckets)).collect();
@@ -143,20 +144,20 @@ mod tests {
         }
     }
 
-    /// Integers of all lengths alike.
+    /// Integers of every length, with equal probability.
     fn any_length() -> impl Strategy<Value = i64> {
         (any::<i64>(), 0..64).prop_map(|(value, shift)| value >> shift)
     }
 
     proptest! {
         #[test]
-        fn agrees_with_the_text(values in proptest::collection::vec(any_length(), 0..70)) {
+        fn matches_the_text_reference(values in proptest::collection::vec(any_length(), 0..70)) {
             check(&values);
         }
     }
 
     #[test]
-    fn agrees_with_the_text_where_the_number_of_digits_changes() {
+    fn matches_the_text_reference_where_the_digit_count_changes() {
         let powers = (0..19).map(|exponent| 10_i64.pow(exponent));
         let edges: Vec<i64> = powers
             .flat_map(|power| (1..10).map(move |digit| power.saturating_mul(digit)))
@@ -165,14 +166,14 @@ mod tests {
             .chain([i64::MIN, i64::MAX])
             .collect();
         check(&edges);
-        // By themselves, so that no other in the block sends them another way.
+        // One value per block, so that no other value selects the path.
         for edge in edges {
             check(&[edge; BLOCK]);
         }
     }
 
     #[test]
-    fn agrees_with_the_text_around_whole_multiples_of_ten_to_the_eighth() {
+    fn matches_the_text_reference_around_multiples_of_ten_to_the_eighth() {
         let multiples = (0..10_000_000_i64).step_by(997).map(|nth| nth * 100_000_000);
         let values: Vec<i64> =
             multiples.flat_map(|multiple| [multiple - 1, multiple, multiple + 1]).collect();

@@ -1,4 +1,4 @@
-//! The label and the weight of a row.
+//! Labels and row weights.
 
 use std::collections::HashMap;
 
@@ -7,20 +7,20 @@ use arrow_schema::DataType;
 
 use crate::spec::{LabelColumn, LabelNumbers};
 
-use super::column::{Missing, Number, as_held, numbers, texts};
+use super::column::{Missing, Number, numbers, round_to_column_type, texts};
 
-/// What a label's or weight's value came to.
+/// The decoded value of a label or weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Target {
-    /// This number.
+    /// A usable value.
     Value(f32),
-    /// Nothing.
+    /// Missing.
     Absent,
-    /// Something else.
+    /// Unusable.
     Invalid,
 }
 
-/// The value that means 1.
+/// The value that is labelled 1.
 #[derive(Clone, Debug)]
 pub(crate) struct Positive {
     text: Vec<u8>,
@@ -32,15 +32,15 @@ impl Positive {
         Self { text: value.as_bytes().to_vec(), number: value.trim_ascii().parse().ok() }
     }
 
-    /// 1 where the element is this value, else 0. With number columns the values are compared, not how
-    /// they are written. NaN is neither.
+    /// 1 where the element equals this value, else 0. Numeric columns are compared by value, not by text.
+    /// NaN is invalid.
     fn labels(&self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<Target>> {
         let number = self.number.filter(|_| is_number(leaf.data_type()));
         let Some(number) = number else {
             let label = |text: &[u8]| Target::Value(f32::from(text == self.text));
             return texts(leaf, missing, Target::Absent, label);
         };
-        let number = as_held(leaf.data_type(), number);
+        let number = round_to_column_type(leaf.data_type(), number);
         let label = |found| match found {
             Number::Value(value) if value.is_nan() => Target::Invalid,
             Number::Value(value) => Target::Value(f32::from(value == number)),
@@ -51,11 +51,11 @@ impl Positive {
     }
 }
 
-/// The values of classes, each with the number of its class.
+/// The values of classes, each with its class number.
 #[derive(Clone, Debug)]
 pub(crate) struct Classes {
     by_text: HashMap<Vec<u8>, f32>,
-    /// Those that read as numbers.
+    /// Values that parse as numbers.
     numbers: Vec<(f64, f32)>,
 }
 
@@ -70,14 +70,14 @@ impl Classes {
         }
     }
 
-    /// The class whose value the element is. With number columns the values are compared, not how they are written.
+    /// The class of each element. Numeric columns are compared by value, not by text.
     fn labels(&self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<Target>> {
         let target = |class: Option<&f32>| class.map_or(Target::Invalid, |&class| Target::Value(class));
         if self.numbers.is_empty() || !is_number(leaf.data_type()) {
             return texts(leaf, missing, Target::Absent, |text: &[u8]| target(self.by_text.get(text)));
         }
-        // 0 and -0 are one number, of two bit patterns.
-        let bits = |number: f64| (as_held(leaf.data_type(), number) + 0.0).to_bits();
+        // 0 and -0 are equal but have different bit patterns.
+        let bits = |number: f64| (round_to_column_type(leaf.data_type(), number) + 0.0).to_bits();
         let by_number: HashMap<u64, f32> =
             self.numbers.iter().map(|&(number, class)| (bits(number), class)).collect();
         let label = |found| match found {
@@ -89,20 +89,20 @@ impl Classes {
     }
 }
 
-/// What a column's values mean as labels.
+/// How a column's values encode labels.
 #[derive(Clone, Debug)]
-pub(crate) enum Meaning {
-    /// One value is 1, any other 0.
+pub(crate) enum LabelKind {
+    /// One value is 1, all others are 0.
     Positive(Positive),
-    /// They are numbers from 0 to 1.
+    /// Numbers from 0 to 1.
     Probabilities,
-    /// They are any finite numbers.
+    /// Any finite number.
     Numbers,
-    /// Each is a class.
+    /// Class names.
     Classes(Classes),
 }
 
-impl Meaning {
+impl LabelKind {
     pub(crate) fn of(label: &LabelColumn) -> Self {
         if !label.classes.is_empty() {
             return Self::Classes(Classes::new(&label.classes));
@@ -114,7 +114,7 @@ impl Meaning {
         }
     }
 
-    /// The label of each element.
+    /// The label of each element. `None` when the column's type is unsupported.
     pub(crate) fn labels(&self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<Target>> {
         match self {
             Self::Positive(positive) => positive.labels(leaf, missing),
@@ -124,7 +124,7 @@ impl Meaning {
         }
     }
 
-    /// What a value should be.
+    /// A description of valid labels, for error messages.
     pub(crate) fn expected(&self) -> &'static str {
         match self {
             Self::Positive(_) => "a label",
@@ -134,23 +134,23 @@ impl Meaning {
         }
     }
 
-    /// How many classes there are, where each label is one.
+    /// The number of classes; 0 when labels are not classes.
     pub(crate) fn classes(&self) -> usize {
         if let Self::Classes(classes) = self { classes.by_text.len() } else { 0 }
     }
 
-    /// Whether rows are told apart as positive and negative.
+    /// Whether labels distinguish positive from negative rows.
     pub(crate) fn has_positives(&self) -> bool {
         !matches!(self, Self::Numbers | Self::Classes(_))
     }
 }
 
-/// Weights: finite and not negative.
+/// Row weights: finite and not negative.
 pub(crate) fn weights(leaf: &dyn Array, missing: &Missing) -> Option<Vec<Target>> {
     targets(leaf, missing, |value| value >= 0.0 && (value as f32).is_finite())
 }
 
-/// Weights of values: finite.
+/// Weights of a feature's values: finite.
 pub(crate) fn value_weights(leaf: &dyn Array, missing: &Missing) -> Option<Vec<Target>> {
     targets(leaf, missing, |value| (value as f32).is_finite())
 }

@@ -1,15 +1,15 @@
-//! The logarithm that numbers are scaled by: the same bits on every machine, and many at a time.
+//! The logarithm that scales numeric features: bit-identical on every machine, and vectorizable.
 //!
-//! The C library's differs between machines and takes one at a time. This is fdlibm's (Sun, 1993;
-//! FreeBSD `e_log.c`), written without a branch: `1 + x = 2^k m` with `m` from the root of 1/2 to that of
-//! 2, and `ln m` by `s = (m - 1) / (m + 1)` and a polynomial in its square. What rounding `1 + x` lost is
-//! added back as its first-order term. The result is within one unit in the last place of an f64, so that
-//! of the f32 it is stored as all but a handful in a thousand million are the nearest.
+//! The C library's logarithm differs between machines and is scalar. This is fdlibm's (Sun, 1993; FreeBSD
+//! `e_log.c`), written without branches: `1 + x = 2^k m` with `m` in `[sqrt(1/2), sqrt(2))`, and `ln m`
+//! from `s = (m - 1) / (m + 1)` and a polynomial in `s^2`. The rounding error of `1 + x` is added back as
+//! a first-order term. The result is within one ulp of an f64, so all but a few in a billion are correctly
+//! rounded when stored as f32.
 
 const LN2_HIGH: f64 = 6.931_471_803_691_238e-1;
 const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
 
-/// Of `s^2`, from the first power on.
+/// Coefficients of the powers of `s^2`, from the first on.
 const POLYNOMIAL: [f64; 7] = [
     6.666_666_666_666_735e-1,
     3.999_999_999_940_942e-1,
@@ -20,13 +20,13 @@ const POLYNOMIAL: [f64; 7] = [
     1.479_819_860_511_658_6e-1,
 ];
 
-/// The bits of the root of 1/2.
+/// The bits of `sqrt(1/2)`.
 const ROOT_OF_HALF: u64 = 0x3fe6_a09e_667f_3bcd;
 
-/// 2^52: added to a smaller whole number, a float's lowest bits are that number.
+/// 2^52: adding it to a smaller integer places that integer in the float's lowest bits.
 const TWO_52: f64 = 4_503_599_627_370_496.0;
 
-/// `ln(1 + x)`, mirrored below 0. Of what is not finite it makes what is not finite.
+/// `sign(x) ln(1 + |x|)`. Non-finite input gives non-finite output.
 #[inline(always)]
 pub(crate) fn signed_log1p(value: f64) -> f64 {
     of_positive(value.abs()).copysign(value)
@@ -55,7 +55,7 @@ mod tests {
 
     use super::*;
 
-    /// Units in the last place between this and the C library's.
+    /// The difference to the C library, in units in the last place.
     fn distance(value: f64) -> u64 {
         let plain = value.abs().ln_1p().copysign(value);
         signed_log1p(value).to_bits().abs_diff(plain.to_bits())
@@ -63,7 +63,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn is_within_two_units_of_the_c_library(value in prop_oneof![
+        fn is_within_two_ulps_of_the_c_library(value in prop_oneof![
             any::<f64>().prop_filter("finite", |value| value.is_finite()),
             any::<i32>().prop_map(f64::from),
             -2.0..2.0,
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn these_bits_are_the_same_everywhere() {
+    fn results_are_bit_identical_everywhere() {
         let sum = (0..100_000_u64).fold(0_u64, |sum, nth| {
             let value = (nth * nth) as f64 / 7.0 - 1e6;
             sum.rotate_left(5) ^ signed_log1p(value).to_bits()

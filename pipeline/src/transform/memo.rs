@@ -1,8 +1,8 @@
-//! What a feature makes of a dictionary, worked out once a dictionary and not once a value.
+//! Caches the conversion of a dictionary, so that it is done once per dictionary and not once per value.
 //!
-//! A Parquet column arrives as keys into its row group's dictionary, chunk after chunk of the same one. What
-//! became of the dictionary's values, ids or scaled numbers, is kept for as long as the next chunk has the
-//! same; then a row costs a look-up.
+//! A Parquet column arrives as keys into its row group's dictionary, and consecutive chunks share it. The
+//! converted dictionary (ids or scaled numbers) is kept while the next chunk uses the same one; each row
+//! then costs one look-up.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,18 +11,17 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::UInt32Type;
 use arrow_array::{AnyDictionaryArray, Array, ArrayRef};
 
-use super::column::put_absent;
+use super::column::fill_nulls;
 
-/// What became of the dictionary that a feature met last. Holds four bytes for each of its values, and the
-/// dictionary.
+/// The conversion of the last dictionary seen. Holds the dictionary and four bytes per value of it.
 #[derive(Debug, Default)]
 pub(crate) struct Memo<T> {
-    known: Option<(ArrayRef, Vec<T>)>,
+    cached: Option<(ArrayRef, Vec<T>)>,
 }
 
 impl<T: Copy> Memo<T> {
-    /// What becomes of each element: `absent` for null ones, what `of_values` makes of the dictionary's values
-    /// for others.
+    /// The converted elements: `absent` for nulls, otherwise the result of `of_values`, which converts the
+    /// dictionary's values.
     pub(crate) fn look_up(
         &mut self,
         dictionary: &dyn AnyDictionaryArray,
@@ -31,14 +30,14 @@ impl<T: Copy> Memo<T> {
         of_values: impl FnOnce(&dyn Array) -> Option<Vec<T>>,
     ) -> Option<Vec<T>> {
         let values = dictionary.values();
-        if !self.known.as_ref().is_some_and(|(known, _)| is_same(known, values)) {
-            self.known = Some((values.clone(), of_values(values)?));
+        if !self.cached.as_ref().is_some_and(|(cached, _)| is_same(cached, values)) {
+            self.cached = Some((values.clone(), of_values(values)?));
         }
-        let (_, found) = self.known.as_ref()?;
+        let (_, found) = self.cached.as_ref()?;
         spare.clear();
-        // The key of a null element may be beyond the values, of which there may be none.
+        // The key of a null element may be out of range; the dictionary may even be empty.
         spare.extend(keys(dictionary).iter().map(|&key| found.get(key as usize).copied().unwrap_or(absent)));
-        put_absent(dictionary.keys(), absent, &mut spare);
+        fill_nulls(dictionary.keys(), absent, &mut spare);
         Some(spare)
     }
 }
@@ -47,12 +46,12 @@ fn keys(dictionary: &dyn AnyDictionaryArray) -> Cow<'_, [u32]> {
     match dictionary.keys().as_primitive_opt::<UInt32Type>() {
         Some(keys) => Cow::Borrowed(keys.values()),
         None if dictionary.values().is_empty() => Cow::Owned(vec![0; dictionary.len()]),
-        // Fewer than 2^32 values: an array of more is not made of one row group.
+        // Fewer than 2^32 values: a row group has no more rows.
         None => Cow::Owned(dictionary.normalized_keys().into_iter().map(|key| key as u32).collect()),
     }
 }
 
-/// Whether two arrays are the same memory. The one at hand is held, so that no other can have its place.
+/// Whether two arrays share their memory. Comparing addresses is sound because `held` stays allocated.
 fn is_same(held: &ArrayRef, other: &ArrayRef) -> bool {
     Arc::ptr_eq(held, other) || (held.len() == other.len() && held.to_data().ptr_eq(&other.to_data()))
 }

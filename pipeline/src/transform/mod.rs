@@ -1,12 +1,12 @@
-//! Raw columns into dense values and ids.
+//! Turns raw columns into dense values and ids.
 //!
-//! A [`Transform`] is a job's features with all that was learned filled in: a pure function from a raw
-//! chunk to a [`Chunk`]. It works a column at a time, by loops made for the column's type, most of which
-//! the compiler turns into vector instructions (`simd.rs`); nothing is allocated for a value. The columns
-//! are then laid into the chunk's row-major blocks (`rows.rs`).
+//! A [`Transform`] is a job's features with all learned statistics resolved: a pure function from a raw
+//! chunk to a [`Chunk`]. It processes one column at a time with loops specialized for the column's type.
+//! The compiler vectorizes most of them (`simd.rs`), and nothing is allocated per value. The finished
+//! columns are then interleave into the chunk's row-major blocks (`rows.rs`).
 //!
-//! Results are the same bits on every machine: ids are whole numbers, and floats are worked out by
-//! operations that IEEE 754 fixes, the logarithm (`logarithm.rs`) included.
+//! Results are bit-identical on every machine: ids are integers, and floats use only operations that
+//! IEEE 754 defines exactly, including the logarithm (`logarithm.rs`).
 //!
 //! | kind | file |
 //! |---|---|
@@ -16,21 +16,22 @@
 //! | hashed | `hashed.rs`; the hashing is in `integer.rs` and `text.rs` |
 //! | identity | `identity.rs` |
 //! | crossed | `crossed.rs` |
-//! | lists of any but numeric | `multivalued.rs` |
+//! | lists of any kind but numeric | `multivalued.rs` |
 //!
-//! What ids of one job are in another is `carried.rs`.
+//! `id_mapping.rs` maps the ids of one job to those of another.
 //!
-//! A row with a value that cannot be used is a bad record: it is left out whole and counted, or it ends
-//! the job with its address.
+//! A row with an unusable value is a bad record: the whole row is skipped and counted, or the job fails
+//! with the record's address.
 
 mod bucketized;
-mod carried;
+mod chunk_builder;
 pub(crate) mod column;
 mod crossed;
 mod decimal;
 mod encoder;
 pub(crate) mod fault;
 mod hashed;
+mod id_mapping;
 mod identity;
 mod integer;
 pub(crate) mod label;
@@ -46,7 +47,6 @@ mod temporal;
 mod tests;
 mod text;
 mod vocabulary;
-mod work;
 
 use arrow_array::Array;
 use arrow_array::cast::AsArray;
@@ -57,35 +57,35 @@ use crate::Error;
 use crate::chunk::Chunk;
 use crate::dataset::{BadRecords, Projection, RawChunk};
 
-pub use carried::{CarriedIds, Learned, carried_ids};
+use chunk_builder::ChunkBuilder;
 use column::{Missing, NUMBERS, Number, Single, TEXTS, numbers};
 use crossed::{Crossed, Part, SeveralValues, Unusable};
 use encoder::Encoder;
-use fault::{Problem, settle, wrong_type};
-use label::Meaning;
+use fault::{Problem, reject_faulty_rows, wrong_type};
+pub use id_mapping::{IdMapping, LearnedFeature, map_ids};
+use label::LabelKind;
 use memo::Memo;
 pub use numeric::Scaling;
-use numeric::{NotScaled, Numeric};
-use work::Work;
+use numeric::{Numeric, ScaleError};
 
-/// An element that has no id: text where numbers are needed, NaN, or a number out of range.
+/// Marks an element without an id: text where numbers are required, NaN, or a number out of range.
 const INVALID: u32 = u32::MAX;
 
-/// What numeric and bucketized features expect of a value, for messages.
+/// The value that numeric and bucketized features expect, for error messages.
 const A_NUMBER: &str = "a number";
 
-/// A job's features, resolved: what turns raw chunks into [`Chunk`]s.
+/// A job's resolved features: converts raw chunks to [`Chunk`]s.
 #[derive(Clone, Debug)]
 pub struct Transform {
-    /// The features' columns, then the labels' and the weight's where no feature has them.
+    /// The features' columns, then label and weight columns that no feature reads.
     projection: Projection,
-    /// How many of those the features read.
+    /// The length of the prefix of `projection` that the features read.
     feature_columns: usize,
-    /// None where the data has none.
+    /// Empty when the data has no labels.
     labels: Vec<Label>,
-    /// The weight's column.
+    /// The position of the weight column in `projection`.
     weight: Option<usize>,
-    /// Names of the labels, where they have any.
+    /// Empty for a single unnamed label.
     label_names: Vec<String>,
     weighted: bool,
     features: Vec<Feature>,
@@ -96,32 +96,32 @@ pub struct Transform {
     ragged: Vec<RaggedFeature>,
 }
 
-/// What [`Transform::apply`] made of a raw chunk.
+/// The result of [`Transform::apply`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transformed {
-    /// The rows that could be used, in their order.
+    /// The usable rows, in input order.
     pub chunk: Chunk,
-    /// Rows that lost values of a multi-valued feature to its maximum, counted once for each feature.
+    /// Rows truncated to a multi-valued feature's maximum, counted once per feature.
     pub truncated_rows: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Label {
     column: usize,
-    meaning: Meaning,
+    kind: LabelKind,
 }
 
 #[derive(Clone, Debug)]
 struct Feature {
     /// Positions in the projection.
     columns: Vec<usize>,
-    /// That of its values' weights.
+    /// The position of the column that holds its values' weights.
     weights: Option<usize>,
     encoder: Encoder,
     place: Place,
 }
 
-/// Where a feature goes in a chunk, by its position there.
+/// Where a feature is stored in a chunk, with its position there.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Dense,
@@ -129,27 +129,26 @@ enum Place {
     Ragged(usize),
 }
 
-/// What a transform keeps from chunk to chunk of one stream of them: what became of dictionaries, so as not to
-/// work it out again, and the memory of its columns, which it would otherwise ask the system for each
-/// time. What it makes of a chunk does not depend on it.
+/// State that a transform reuses from chunk to chunk of one stream: converted dictionaries, and column
+/// buffers, which save an allocation per chunk. It never affects results.
 #[derive(Debug, Default)]
-pub struct Memory {
+pub struct Scratch {
     /// By feature.
-    memos: Vec<Memos>,
-    /// Columns that are no longer needed.
+    memos: Vec<FeatureMemos>,
+    /// Buffers for reuse.
     dense: Vec<Vec<f32>>,
     ids: Vec<Vec<u32>>,
 }
 
-/// What became of a feature's dictionary.
+/// The converted dictionary of a feature.
 #[derive(Debug, Default)]
-struct Memos {
+struct FeatureMemos {
     scaled: Memo<f32>,
     ids: Memo<u32>,
 }
 
 impl Transform {
-    /// The same transform for data without labels: those columns are not read, labels are 0 and weights 1.
+    /// The same transform for unlabelled data: reads no label or weight columns; labels are 0, weights 1.
     pub fn without_label(mut self) -> Self {
         self.projection.columns.truncate(self.feature_columns);
         self.labels.clear();
@@ -157,12 +156,13 @@ impl Transform {
         self
     }
 
-    /// The most bytes that a [`Memory`] keeps for chunks of so many rows, besides the ids of dictionaries.
+    /// The maximum bytes of column buffers in a [`Scratch`] for chunks of `chunk_rows` rows. Excludes
+    /// converted dictionaries.
     pub(crate) fn column_bytes(&self, chunk_rows: usize) -> u64 {
         4 * (self.dense.len() + self.ids.len()) as u64 * chunk_rows as u64
     }
 
-    /// The numeric features, in the order of the dense columns, each with how it is scaled.
+    /// The numeric features with their scaling, in the order of the dense columns.
     pub fn scalings(&self) -> impl Iterator<Item = (&str, Scaling)> {
         let scalings = self.features.iter().filter_map(|feature| match &feature.encoder {
             Encoder::Numeric(numeric) => Some(numeric.scaling()),
@@ -171,13 +171,13 @@ impl Transform {
         self.dense.iter().map(String::as_str).zip(scalings)
     }
 
-    /// The columns that raw chunks must have, in this order.
+    /// The columns that raw chunks must have, in order.
     pub fn projection(&self) -> &Projection {
         &self.projection
     }
 
-    /// The batches that chunks are packed into: numeric features are dense columns, features with one
-    /// value a row are ids, multi-valued ones are ragged, each in the order of the job.
+    /// The schema of the packed batches: numeric features are dense columns, features with one value per
+    /// row are ids, and multi-valued features are ragged, each in the job's order.
     pub fn schema(&self, rows: u32, position_bytes: u32) -> BatchSchema {
         BatchSchema {
             rows,
@@ -190,71 +190,70 @@ impl Transform {
         }
     }
 
-    /// Transforms the rows of `raw`, whose columns are those of [`Transform::projection`].
+    /// Transforms the rows of `raw`, whose columns must match [`Transform::projection`].
     ///
     /// # Errors
-    /// When a column's type is of no use to its features, and when `bad` does not put up with a row that
-    /// has an unusable value.
+    /// A column's type does not suit its feature, or `bad` rejects a row with an unusable value.
     pub fn apply(&self, raw: &RawChunk, bad: &BadRecords) -> Result<Transformed, Error> {
-        self.apply_with(&mut Memory::default(), raw, bad)
+        self.apply_with(&mut Scratch::default(), raw, bad)
     }
 
-    /// The same, for one of many chunks. `memory` is of this transform alone.
+    /// Like [`Transform::apply`], with `scratch` reused across chunks. `scratch` must serve only this transform.
     ///
     /// # Errors
     /// As [`Transform::apply`].
     pub fn apply_with(
         &self,
-        memory: &mut Memory,
+        scratch: &mut Scratch,
         raw: &RawChunk,
         bad: &BadRecords,
     ) -> Result<Transformed, Error> {
         let rows = raw.rows();
-        let mut work = Work::new(raw, self.label_names.len().max(1), self.weighted);
-        self.labels(&mut work)?;
-        memory.memos.resize_with(self.features.len(), Memos::default);
-        for (feature, memo) in self.features.iter().zip(&mut memory.memos) {
+        let mut builder = ChunkBuilder::new(raw, self.label_names.len().max(1), self.weighted);
+        self.labels(&mut builder)?;
+        scratch.memos.resize_with(self.features.len(), FeatureMemos::default);
+        for (feature, memo) in self.features.iter().zip(&mut scratch.memos) {
             match &feature.encoder {
                 Encoder::Numeric(numeric) => {
-                    let spare = memory.dense.pop().unwrap_or_default();
-                    self.dense(numeric, feature.columns[0], &mut memo.scaled, spare, &mut work)?;
+                    let spare = scratch.dense.pop().unwrap_or_default();
+                    self.dense(numeric, feature.columns[0], &mut memo.scaled, spare, &mut builder)?;
                 }
-                Encoder::Crossed(crossed) => self.cross(feature, crossed, &mut work)?,
+                Encoder::Crossed(crossed) => self.cross(feature, crossed, &mut builder)?,
                 encoder => {
-                    let spare = memory.ids.pop().unwrap_or_default();
-                    self.categorical(encoder, feature, &mut memo.ids, spare, &mut work)?;
+                    let spare = scratch.ids.pop().unwrap_or_default();
+                    self.categorical(encoder, feature, &mut memo.ids, spare, &mut builder)?;
                 }
             }
         }
-        let Work { mut labels, weights, dense, ids, ragged, faults, truncated_rows, .. } = work;
-        let blocks = (rows::interleaved(&dense, rows), rows::interleaved(&ids, rows));
-        let more_labels = rows::interleaved(&labels[1..], rows);
+        let ChunkBuilder { mut labels, weights, dense, ids, ragged, faults, truncated_rows, .. } = builder;
+        let blocks = (rows::interleave(&dense, rows), rows::interleave(&ids, rows));
+        let more_labels = rows::interleave(&labels[1..], rows);
         let labels = labels.swap_remove(0);
         let mut chunk = Chunk { labels, more_labels, weights, dense: blocks.0, ids: blocks.1, ragged };
-        (memory.dense, memory.ids) = (dense, ids);
-        if let Some(keep) = settle(raw, faults, bad)? {
+        (scratch.dense, scratch.ids) = (dense, ids);
+        if let Some(keep) = reject_faulty_rows(raw, faults, bad)? {
             chunk.retain_rows(&keep);
         }
         Ok(Transformed { chunk, truncated_rows })
     }
 
-    fn labels(&self, work: &mut Work<'_>) -> Result<(), Error> {
-        let mut labels = std::mem::take(&mut work.labels);
-        for (Label { column, meaning }, labels) in self.labels.iter().zip(&mut labels) {
-            let elements = work.elements(*column);
-            let targets = meaning.labels(&elements.leaf, &self.missing);
-            let targets = targets.ok_or_else(|| wrong_type(work.raw, *column, TEXTS))?;
-            work.targets(*column, &elements, &targets, meaning.expected(), labels);
+    fn labels(&self, builder: &mut ChunkBuilder<'_>) -> Result<(), Error> {
+        let mut labels = std::mem::take(&mut builder.labels);
+        for (Label { column, kind }, labels) in self.labels.iter().zip(&mut labels) {
+            let elements = builder.elements(*column);
+            let targets = kind.labels(&elements.leaf, &self.missing);
+            let targets = targets.ok_or_else(|| wrong_type(builder.raw, *column, TEXTS))?;
+            builder.targets(*column, &elements, &targets, kind.expected(), labels);
         }
-        work.labels = labels;
-        // Without a column of them, the weights of a weighted schema stay 1.
+        builder.labels = labels;
+        // Without a weight column, the weights of a weighted schema stay 1.
         let Some(column) = self.weight else { return Ok(()) };
-        let Some(mut weights) = work.weights.take() else { return Ok(()) };
-        let elements = work.elements(column);
+        let Some(mut weights) = builder.weights.take() else { return Ok(()) };
+        let elements = builder.elements(column);
         let targets = label::weights(&elements.leaf, &self.missing);
-        let targets = targets.ok_or_else(|| wrong_type(work.raw, column, NUMBERS))?;
-        work.targets(column, &elements, &targets, "a finite weight of at least 0", &mut weights);
-        work.weights = Some(weights);
+        let targets = targets.ok_or_else(|| wrong_type(builder.raw, column, NUMBERS))?;
+        builder.targets(column, &elements, &targets, "a finite weight of at least 0", &mut weights);
+        builder.weights = Some(weights);
         Ok(())
     }
 
@@ -264,37 +263,37 @@ impl Transform {
         column: usize,
         memo: &mut Memo<f32>,
         spare: Vec<f32>,
-        work: &mut Work<'_>,
+        builder: &mut ChunkBuilder<'_>,
     ) -> Result<(), Error> {
-        let elements = work.elements_with_dictionary(column);
+        let elements = builder.elements_with_dictionary(column);
         if !elements.are_lists()
             && let Some(values) = numeric.values(&elements.leaf, &self.missing, memo, spare)
         {
-            work.dense.push(values);
+            builder.dense.push(values);
             return Ok(());
         }
-        let elements = work.elements(column);
+        let elements = builder.elements(column);
         let scaled = numbers(&elements.leaf, &self.missing, |number| numeric.value(number));
-        let scaled = scaled.ok_or_else(|| wrong_type(work.raw, column, NUMBERS))?;
-        let mut values = vec![0.0; work.raw.rows()];
+        let scaled = scaled.ok_or_else(|| wrong_type(builder.raw, column, NUMBERS))?;
+        let mut values = vec![0.0; builder.raw.rows()];
         for (row, out) in values.iter_mut().enumerate() {
             let (element, value) = match elements.single(row) {
                 Single::One(element) => (element, scaled[element]),
                 Single::Absent => (0, numeric.value(Number::Absent)),
                 Single::Several(count) => {
-                    work.fault(row, column, Problem::Several(count));
+                    builder.fault(row, column, Problem::Several(count));
                     continue;
                 }
             };
             match value {
                 Ok(value) => *out = value,
-                Err(NotScaled::Absent) => work.fault(row, column, Problem::AbsentNumber),
-                Err(NotScaled::NotFinite) => {
-                    work.fault(row, column, Problem::Unusable { element, expected: A_NUMBER });
+                Err(ScaleError::Absent) => builder.fault(row, column, Problem::AbsentNumber),
+                Err(ScaleError::NotFinite) => {
+                    builder.fault(row, column, Problem::Unusable { element, expected: A_NUMBER });
                 }
             }
         }
-        work.dense.push(values);
+        builder.dense.push(values);
         Ok(())
     }
 
@@ -304,10 +303,10 @@ impl Transform {
         feature: &Feature,
         memo: &mut Memo<u32>,
         spare: Vec<u32>,
-        work: &mut Work<'_>,
+        builder: &mut ChunkBuilder<'_>,
     ) -> Result<(), Error> {
         let column = feature.columns[0];
-        let elements = work.elements_with_dictionary(column);
+        let elements = builder.elements_with_dictionary(column);
         let absent = self.cardinality(feature.place) - 1;
         let codes = match elements.leaf.as_any_dictionary_opt() {
             Some(dictionary) => {
@@ -316,27 +315,27 @@ impl Transform {
             }
             None => encoder.codes(&elements.leaf, &self.missing, spare),
         };
-        let codes = codes.ok_or_else(|| wrong_type(work.raw, column, encoder.expected()))?;
-        let rows = work.raw.rows();
+        let codes = codes.ok_or_else(|| wrong_type(builder.raw, column, encoder.expected()))?;
+        let rows = builder.raw.rows();
         if let Place::Ragged(position) = feature.place {
             let maximum = self.ragged[position].maximum;
             let (ragged, filled) = match feature.weights {
                 None => multivalued::fill(&elements, &codes, absent, maximum, rows),
                 Some(of_weights) => {
-                    let weights = self.value_weights(of_weights, work)?;
+                    let weights = self.value_weights(of_weights, builder)?;
                     let elements = (&elements, column);
                     let (ragged, filled) =
                         multivalued::fill_weighted(elements, &codes, &weights, absent, maximum, rows);
                     for &(row, problem) in &filled.unweighted {
-                        work.fault(row, of_weights, problem);
+                        builder.fault(row, of_weights, problem);
                     }
                     (ragged, filled)
                 }
             };
             for &(row, element) in &filled.invalid {
-                work.fault(row, column, encoder.problem(element));
+                builder.fault(row, column, encoder.problem(element));
             }
-            work.ragged(ragged, &filled);
+            builder.ragged(ragged, &filled);
             return Ok(());
         }
         let mut ids = codes;
@@ -345,45 +344,54 @@ impl Transform {
             for (row, id) in ids.iter_mut().enumerate() {
                 match elements.single(row) {
                     Single::One(element) if codes[element] == INVALID => {
-                        work.fault(row, column, encoder.problem(element));
+                        builder.fault(row, column, encoder.problem(element));
                     }
                     Single::One(element) => *id = codes[element],
                     Single::Absent => {}
-                    Single::Several(count) => work.fault(row, column, Problem::Several(count)),
+                    Single::Several(count) => builder.fault(row, column, Problem::Several(count)),
                 }
             }
         } else if ids.contains(&INVALID) {
             for (row, id) in ids.iter_mut().enumerate().filter(|(_, id)| **id == INVALID) {
                 *id = absent;
-                work.fault(row, column, encoder.problem(row));
+                builder.fault(row, column, encoder.problem(row));
             }
         }
-        work.ids.push(ids);
+        builder.ids.push(ids);
         Ok(())
     }
 
-    fn value_weights(&self, column: usize, work: &Work<'_>) -> Result<multivalued::Weights, Error> {
-        let elements = work.elements(column);
+    fn value_weights(
+        &self,
+        column: usize,
+        builder: &ChunkBuilder<'_>,
+    ) -> Result<multivalued::Weights, Error> {
+        let elements = builder.elements(column);
         let targets = label::value_weights(&elements.leaf, &self.missing);
-        let targets = targets.ok_or_else(|| wrong_type(work.raw, column, NUMBERS))?;
+        let targets = targets.ok_or_else(|| wrong_type(builder.raw, column, NUMBERS))?;
         Ok(multivalued::Weights { elements, targets })
     }
 
-    fn cross(&self, feature: &Feature, crossed: &Crossed, work: &mut Work<'_>) -> Result<(), Error> {
-        let rows = work.raw.rows();
+    fn cross(
+        &self,
+        feature: &Feature,
+        crossed: &Crossed,
+        builder: &mut ChunkBuilder<'_>,
+    ) -> Result<(), Error> {
+        let rows = builder.raw.rows();
         let mut parts = Vec::with_capacity(feature.columns.len());
         for (part, &column) in feature.columns.iter().enumerate() {
-            let elements = work.elements(column);
+            let elements = builder.elements(column);
             let mut unusable = Vec::new();
             let fingerprints = crossed
                 .fingerprints(part, &elements.leaf, &self.missing, &mut unusable)
                 .ok_or_else(|| {
                     let expected = if crossed.wants_numbers(part) { NUMBERS } else { TEXTS };
-                    wrong_type(work.raw, column, expected)
+                    wrong_type(builder.raw, column, expected)
                 })?;
             for Unusable(element) in unusable {
                 if let Some(row) = elements.row_of(element) {
-                    work.fault(row, column, Problem::Unusable { element, expected: A_NUMBER });
+                    builder.fault(row, column, Problem::Unusable { element, expected: A_NUMBER });
                 }
             }
             parts.push(Part { elements, fingerprints });
@@ -391,7 +399,7 @@ impl Transform {
         if let Place::Ragged(position) = feature.place {
             let maximum = self.ragged[position].maximum;
             let (ragged, filled) = multivalued::fill_crossed(crossed, &parts, maximum, rows);
-            work.ragged(ragged, &filled);
+            builder.ragged(ragged, &filled);
             return Ok(());
         }
         let mut ids = vec![0; rows];
@@ -399,15 +407,15 @@ impl Transform {
             match crossed.code(&parts, row) {
                 Ok(id) => *out = id,
                 Err(SeveralValues { part, count }) => {
-                    work.fault(row, feature.columns[part], Problem::Several(count));
+                    builder.fault(row, feature.columns[part], Problem::Several(count));
                 }
             }
         }
-        work.ids.push(ids);
+        builder.ids.push(ids);
         Ok(())
     }
 
-    /// Ids of a feature that has any; the last is that of missing values.
+    /// The number of ids of a feature; the last id means missing.
     fn cardinality(&self, place: Place) -> u32 {
         match place {
             Place::Dense => 1,

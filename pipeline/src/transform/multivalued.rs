@@ -1,11 +1,11 @@
-//! Multi-valued features: any number of ids a row, cut at a maximum.
+//! Multi-valued features: any number of ids per row, truncated to a maximum.
 //!
-//! Absent values within a list are left out rather than given the id for missing: an empty list already
-//! says that there is nothing.
+//! Absent values within a list are skipped instead of getting the missing id: an empty list already means
+//! "missing".
 //!
-//! A weighted feature has a column of numbers beside that of its values, in each row as many as there are values,
-//! absent ones included: they belong together by their places. What becomes of a value becomes of its weight: it is
-//! left out with it, and cut off with it; nobody looks at weights that are.
+//! A weighted feature has a second column with one number per value, absent values included; values and
+//! weights are paired by position. A value that is skipped or truncated takes its weight with it, and
+//! the weight is not checked.
 
 use std::ops::Range;
 
@@ -16,43 +16,43 @@ use super::fault::Problem;
 use super::label::Target;
 use crate::chunk::RaggedColumn;
 
-/// What a weight should be, for messages.
+/// The expected form of a weight, for error messages.
 const A_WEIGHT: &str = "a finite weight";
 
-/// What happened while a column was filled.
+/// Faults and counts collected while filling a column.
 #[derive(Default)]
-pub(crate) struct Filled {
+pub(crate) struct FillOutcome {
     /// The first unusable element of each row that has one, as (row, element).
     pub(crate) invalid: Vec<(usize, usize)>,
-    /// What is wrong with the weights of each row whose values have not the weights that they should, as (row,
-    /// problem).
+    /// The first weight fault of each row that has one, as (row, problem).
     pub(crate) unweighted: Vec<(usize, Problem)>,
-    /// Rows that held more than the maximum.
+    /// Rows with more values than the maximum.
     pub(crate) truncated_rows: u64,
 }
 
-/// Fills a ragged column from its elements' ids. `absent` is the id that is left out.
+/// Fills a ragged column from its elements' ids, skipping the id `absent`.
 pub(crate) fn fill(
     elements: &Elements,
     codes: &[u32],
     absent: u32,
     maximum: u32,
     rows: usize,
-) -> (RaggedColumn, Filled) {
+) -> (RaggedColumn, FillOutcome) {
     let mut column = empty(rows, codes.len());
-    let mut filled = Filled::default();
+    let mut filled = FillOutcome::default();
     for row in 0..rows {
         fill_row(&mut column, &mut filled, row, elements.of_row(row), codes, absent, maximum, |_| Ok(()));
     }
     (column, filled)
 }
 
-/// Fills a row of a ragged column with the ids of `elements` that are not left out, each once `keep` has taken it.
+/// Fills one row of a ragged column with the ids of `elements`, skipping absent ones. Calls `keep` for each
+/// element before its id is stored.
 #[inline]
-#[allow(clippy::too_many_arguments, reason = "what is filled, from what, and how")]
+#[allow(clippy::too_many_arguments, reason = "destination, source and per-element hook of one inlined loop")]
 fn fill_row(
     column: &mut RaggedColumn,
-    filled: &mut Filled,
+    filled: &mut FillOutcome,
     row: usize,
     elements: Range<usize>,
     codes: &[u32],
@@ -83,14 +83,14 @@ fn fill_row(
     end_row(column);
 }
 
-/// The weights of a column's values.
+/// The weights of a feature's values.
 pub(crate) struct Weights {
     pub(crate) elements: Elements,
     /// By element.
     pub(crate) targets: Vec<Target>,
 }
 
-/// [`fill`] of a feature whose values have weights; `column` is that of the values, for messages.
+/// Like [`fill`], for weighted values. `column` is the column of the values, for error messages.
 pub(crate) fn fill_weighted(
     (elements, column): (&Elements, usize),
     codes: &[u32],
@@ -98,11 +98,11 @@ pub(crate) fn fill_weighted(
     absent: u32,
     maximum: u32,
     rows: usize,
-) -> (RaggedColumn, Filled) {
-    let mut filled = Filled::default();
+) -> (RaggedColumn, FillOutcome) {
+    let mut filled = FillOutcome::default();
     let mut ragged = empty(rows, codes.len());
     let mut kept = Vec::with_capacity(codes.len());
-    let (of_values, of_weights) = (held(elements), held(&weights.elements));
+    let (of_values, of_weights) = (present_ranges(elements), present_ranges(&weights.elements));
     for row in 0..rows {
         let (values, numbers) = (of_values(row), of_weights(row));
         if values.len() != numbers.len() {
@@ -126,8 +126,8 @@ pub(crate) fn fill_weighted(
     (ragged, filled)
 }
 
-/// The elements that each row holds: none where a column that has no lists has nothing.
-fn held(elements: &Elements) -> impl Fn(usize) -> Range<usize> + '_ {
+/// The elements of each row. A null in a column that holds no lists counts as no element.
+fn present_ranges(elements: &Elements) -> impl Fn(usize) -> Range<usize> + '_ {
     let nulls = if elements.are_lists() { None } else { elements.leaf.logical_nulls() };
     move |row| {
         let range = elements.of_row(row);
@@ -136,15 +136,15 @@ fn held(elements: &Elements) -> impl Fn(usize) -> Range<usize> + '_ {
     }
 }
 
-/// Fills a ragged column with the combinations of several columns' values.
+/// Fills a ragged column with all combinations of several columns' values.
 pub(crate) fn fill_crossed(
     crossed: &Crossed,
     parts: &[Part],
     maximum: u32,
     rows: usize,
-) -> (RaggedColumn, Filled) {
+) -> (RaggedColumn, FillOutcome) {
     let mut column = empty(rows, rows);
-    let mut filled = Filled::default();
+    let mut filled = FillOutcome::default();
     for row in 0..rows {
         let truncated = crossed.product(parts, row, maximum as usize, &mut column.values);
         filled.truncated_rows += u64::from(truncated);
@@ -160,6 +160,6 @@ fn empty(rows: usize, values: usize) -> RaggedColumn {
 }
 
 fn end_row(column: &mut RaggedColumn) {
-    // A chunk's ids are far fewer than 2^32: they lie in memory beside all the rest of it.
+    // A chunk has far fewer than 2^32 ids, since all of it fits in memory.
     column.offsets.push(column.values.len() as u32);
 }

@@ -1,9 +1,9 @@
-//! Numeric features: a number, scaled, as one dense column.
+//! Numeric features: a scaled number, as one dense column.
 
 use arrow_array::Array;
 use arrow_array::cast::AsArray;
 
-use super::column::{Missing, Number, floats, put_absent, zeroed};
+use super::column::{Missing, Number, fill_nulls, floats, zeroed};
 use super::logarithm::signed_log1p;
 use super::memo::Memo;
 use super::simd;
@@ -19,39 +19,40 @@ pub(crate) struct Scale {
     divisor: f64,
 }
 
-/// A numeric feature with its statistics.
+/// A numeric feature with its resolved statistics.
 #[derive(Clone, Debug)]
 pub(crate) struct Numeric {
     scale: Scale,
-    /// What an absent value becomes, scaled; `None` makes it an error.
+    /// The scaled replacement for an absent value; `None` makes an absent value an error.
     absent: Option<f32>,
 }
 
-/// How a numeric feature is scaled, for who does it elsewhere: `y = (g(x) - shift) / divisor`, where `g` is the
-/// identity or the signed logarithm ([`crate::spec::Normalize::Log1p`]), as a float of 32 bits in the end.
+/// The scaling of a numeric feature, for use outside this crate: `y = (g(x) - shift) / divisor`, where `g`
+/// is the identity or the signed logarithm ([`crate::spec::Normalize::Log1p`]). Computed in f64, then
+/// rounded to f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scaling {
     /// Whether `g` is the logarithm.
     pub logarithm: bool,
-    /// What is subtracted.
+    /// The subtrahend.
     pub shift: f64,
-    /// What is divided by; infinite for a column without spread.
+    /// The divisor; infinite for a constant column.
     pub divisor: f64,
-    /// What an absent value becomes, scaled; `None` makes it an error.
+    /// The scaled replacement for an absent value; `None` makes an absent value an error.
     pub absent: Option<f32>,
 }
 
-/// Why a value has no scaled number.
+/// Why a value could not be scaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotScaled {
-    /// It is absent and must not be.
+pub(crate) enum ScaleError {
+    /// The value is absent and has no replacement.
     Absent,
-    /// It is not a finite number, or not one after scaling.
+    /// The value is not a finite number, before or after scaling.
     NotFinite,
 }
 
 impl Numeric {
-    /// Takes the statistics of `column` from `analysis`, where `normalize` or `missing` needs any.
+    /// Resolves the statistics of `column` from `analysis` where `normalize` or `missing` needs them.
     pub(crate) fn resolve(
         column: &str,
         normalize: Normalize,
@@ -67,20 +68,20 @@ impl Numeric {
         let absent = absent.map(|value| scale.apply(value) as f32);
         if absent.is_some_and(|value| !value.is_finite()) {
             return Err(Error::Invalid(format!(
-                "column `{column}`: what stands for a missing value is not finite"
+                "column `{column}`: the replacement for missing values is not finite after scaling"
             )));
         }
         Ok(Self { scale, absent })
     }
 
-    /// What [`Numeric::value`] does, in numbers.
+    /// The parameters of [`Numeric::value`].
     pub(crate) fn scaling(&self) -> Scaling {
         let Scale { logarithm, shift, divisor } = self.scale;
         Scaling { logarithm, shift, divisor, absent: self.absent }
     }
 
-    /// Scales a column of numbers at once. `None` where a value must be looked at by itself: one stands
-    /// for missing, is absent and must not be, or is not finite once scaled.
+    /// Scales a whole numeric column. `None` when values must be checked one at a time: a missing value is
+    /// configured, an absent value has no replacement, or a scaled value is not finite.
     pub(crate) fn values(
         &self,
         leaf: &dyn Array,
@@ -105,20 +106,20 @@ impl Numeric {
             #[inline(always)]
             || self.scale.apply_to(&numbers, &mut values),
         );
-        put_absent(leaf, absent, &mut values);
+        fill_nulls(leaf, absent, &mut values);
         finite.then_some(values)
     }
 
-    /// The dense value.
+    /// The scaled value.
     #[inline]
-    pub(crate) fn value(&self, number: Number) -> Result<f32, NotScaled> {
+    pub(crate) fn value(&self, number: Number) -> Result<f32, ScaleError> {
         match number {
             Number::Value(value) => {
                 let scaled = self.scale.apply(value) as f32;
-                if scaled.is_finite() { Ok(scaled) } else { Err(NotScaled::NotFinite) }
+                if scaled.is_finite() { Ok(scaled) } else { Err(ScaleError::NotFinite) }
             }
-            Number::Absent => self.absent.ok_or(NotScaled::Absent),
-            Number::Unreadable => Err(NotScaled::NotFinite),
+            Number::Absent => self.absent.ok_or(ScaleError::Absent),
+            Number::Unreadable => Err(ScaleError::NotFinite),
         }
     }
 }
@@ -145,7 +146,7 @@ impl Scale {
         })
     }
 
-    /// Returns whether all are finite.
+    /// Scales all numbers. Returns whether all results are finite.
     #[inline(always)]
     fn apply_to(self, numbers: &[f64], values: &mut [f32]) -> bool {
         let mut finite = true;
@@ -163,7 +164,7 @@ impl Scale {
     }
 }
 
-/// A column without spread tells nothing: dividing by infinity makes all of it 0.
+/// A constant column carries no information: dividing by infinity scales it to 0.
 fn or_infinite(spread: f64) -> f64 {
     if spread > 0.0 { spread } else { f64::INFINITY }
 }

@@ -1,4 +1,4 @@
-//! Features as a job asks for them, and what was learned, into a [`Transform`].
+//! Resolves a job's features and their learned statistics to a [`Transform`].
 
 use millstream_batch::{IdFeature, RaggedFeature};
 
@@ -7,7 +7,7 @@ use super::column::Missing;
 use super::crossed::Crossed;
 use super::hashed::Hashed;
 use super::identity::Identity;
-use super::label::Meaning;
+use super::label::LabelKind;
 use super::numeric::Numeric;
 use super::vocabulary::Vocabulary;
 use super::{Encoder, Feature, Label, Place, Transform};
@@ -17,11 +17,11 @@ use crate::dataset::{ProjectedColumn, Projection};
 use crate::spec::{FeatureKind, FeatureSpec, LabelSpec, Terms};
 
 impl Transform {
-    /// Resolves a job's features. `missing` are the values that stand for "missing" besides null;
-    /// `analysis` has what features learn, and may be empty when none does.
+    /// Resolves a job's features. `missing` holds the values that mean "missing", besides null. `analysis`
+    /// holds the learned statistics, and may be empty when no feature learns any.
     ///
     /// # Errors
-    /// When a feature makes no sense, or `analysis` is not of these features.
+    /// A feature is invalid, or `analysis` belongs to other features.
     pub fn resolve(
         features: &[FeatureSpec],
         label: &LabelSpec,
@@ -48,7 +48,7 @@ impl Transform {
         let projection = &mut transform.projection;
         let resolved = label.all().map(|label| Label {
             column: column(projection, &label.column, false),
-            meaning: Meaning::of(label),
+            kind: LabelKind::of(label),
         });
         transform.labels = resolved.collect();
         transform.weight = label.weight.as_ref().map(|weight| column(projection, weight, false));
@@ -83,7 +83,7 @@ impl Transform {
     }
 }
 
-/// The position of a column in the projection, where it is put if it is not there.
+/// The position of a column in the projection; appends it if it is not included yet.
 fn column(projection: &mut Projection, name: &str, multi: bool) -> usize {
     let found = projection.columns.iter().position(|column| column.name == name);
     let position = found.unwrap_or_else(|| {
@@ -100,12 +100,14 @@ fn check(spec: &FeatureSpec) -> Result<(), Error> {
         return refuse("`maximum` must be at least 1");
     }
     if spec.weights.is_some() && spec.maximum.is_none() {
-        return refuse("`weights` are of several values a row");
+        return refuse("`weights` require a multi-valued feature (set `maximum`)");
     }
     match &spec.kind {
-        FeatureKind::Crossed { .. } if spec.weights.is_some() => return refuse("a cross has no `weights`"),
+        FeatureKind::Crossed { .. } if spec.weights.is_some() => {
+            return refuse("a cross cannot have `weights`");
+        }
         FeatureKind::Crossed { .. } if spec.columns.len() < 2 => {
-            return refuse("a cross needs two columns or more");
+            return refuse("a cross needs at least two columns");
         }
         FeatureKind::Crossed { .. } => {}
         _ if spec.columns.len() != 1 => return refuse("needs exactly one column"),
@@ -113,22 +115,24 @@ fn check(spec: &FeatureSpec) -> Result<(), Error> {
     }
     match &spec.kind {
         FeatureKind::Numeric { .. } if spec.maximum.is_some() => {
-            refuse("a numeric feature has one value a row, so it takes no `maximum`")
+            refuse("a numeric feature has one value per row and cannot have `maximum`")
         }
         FeatureKind::Hashed { buckets: 0 }
         | FeatureKind::Identity { buckets: 0, .. }
         | FeatureKind::Crossed { buckets: 0, .. } => refuse("`buckets` must be at least 1"),
-        FeatureKind::Bucketized { boundaries } if !are_boundaries(boundaries) => refuse(NO_BOUNDARIES),
-        FeatureKind::Crossed { boundaries, .. } if !boundaries.iter().all(|of| are_boundaries(of)) => {
-            refuse(NO_BOUNDARIES)
+        FeatureKind::Bucketized { boundaries } if !are_valid_boundaries(boundaries) => {
+            refuse(INVALID_BOUNDARIES)
+        }
+        FeatureKind::Crossed { boundaries, .. } if !boundaries.iter().all(|of| are_valid_boundaries(of)) => {
+            refuse(INVALID_BOUNDARIES)
         }
         _ => Ok(()),
     }
 }
 
-const NO_BOUNDARIES: &str = "boundaries must be finite and strictly increasing";
+const INVALID_BOUNDARIES: &str = "boundaries must be finite and strictly increasing";
 
-fn are_boundaries(boundaries: &[f64]) -> bool {
+fn are_valid_boundaries(boundaries: &[f64]) -> bool {
     let increasing = boundaries.windows(2).all(|pair| pair[0] < pair[1]);
     increasing && boundaries.iter().all(|boundary| boundary.is_finite())
 }
@@ -153,7 +157,7 @@ fn encoder(spec: &FeatureSpec, analysis: &Analysis) -> Result<Encoder, Error> {
 /// The vocabulary of `feature`.
 ///
 /// # Errors
-/// As [`Transform::resolve`].
+/// See [`Transform::resolve`].
 pub(super) fn vocabulary(
     feature: &str,
     terms: &Terms,
@@ -178,8 +182,8 @@ fn cardinality(spec: &FeatureSpec, encoder: &Encoder) -> Result<u32, Error> {
         Encoder::Identity(identity) => identity.cardinality(),
         Encoder::Crossed(crossed) => crossed.cardinality(),
     };
-    // `u32::MAX` marks what has no id.
+    // `u32::MAX` is reserved for `INVALID`.
     u32::try_from(cardinality).ok().filter(|&cardinality| cardinality < u32::MAX).ok_or_else(|| {
-        Error::Invalid(format!("feature `{}`: {cardinality} ids are more than fit in 32 bits", spec.name))
+        Error::Invalid(format!("feature `{}`: {cardinality} ids do not fit in 32 bits", spec.name))
     })
 }

@@ -1,21 +1,20 @@
-//! Columns into rows: what was worked out a column at a time, laid out a row at a time, as a pool of
-//! chunks wants it.
+//! Interleaves columns into rows: features are computed by column, but a chunk stores them by row.
 //!
-//! Writing each column into its place in every row would touch every cache line of the block once a
-//! column. Here the block is written in tiles of a few rows and one cache line of columns, which are read
-//! as they come and stay in registers and the first-level cache.
+//! Writing each column directly would touch every cache line of the block once per column. The block is
+//! therefore written in tiles of a few rows by one cache line of columns. The source columns are read
+//! sequentially and stay in registers and L1.
 
-/// Rows of a tile.
+/// Rows per tile.
 const ROWS: usize = 8;
 
-/// Columns of a tile: a cache line of four-byte values.
+/// Columns per tile: one cache line of four-byte values.
 const COLUMNS: usize = 16;
 
-/// Columns of one length, `[F][rows]`, as `[rows, F]`.
+/// Interleaves columns of equal length: `[F][rows]` to `[rows, F]`.
 ///
 /// # Panics
-/// When a column is shorter than `rows`.
-pub(crate) fn interleaved<T: Copy + Default>(columns: &[Vec<T>], rows: usize) -> Vec<T> {
+/// If a column is shorter than `rows`.
+pub(crate) fn interleave<T: Copy + Default>(columns: &[Vec<T>], rows: usize) -> Vec<T> {
     let width = columns.len();
     let mut block = vec![T::default(); rows * width];
     if width == 0 {
@@ -49,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_has_its_place() {
+    fn every_value_lands_in_its_row_and_column() {
         for width in [0, 1, 2, 13, 15, 16, 17, 26, 40] {
             for rows in [0, 1, 7, 8, 9, 64, 101] {
                 let value = |row: usize, column: usize| (row * 1000 + column) as u32;
@@ -57,7 +56,7 @@ mod tests {
                     (0..width).map(|column| (0..rows).map(|row| value(row, column)).collect()).collect();
                 let plain: Vec<u32> =
                     (0..rows).flat_map(|row| (0..width).map(move |column| value(row, column))).collect();
-                assert_eq!(interleaved(&columns, rows), plain);
+                assert_eq!(interleave(&columns, rows), plain);
             }
         }
     }

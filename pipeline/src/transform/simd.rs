@@ -1,9 +1,9 @@
-//! Running a loop compiled for the widest vector instructions that the machine has.
+//! Runs a loop compiled for the widest vector instructions of the machine.
 //!
-//! Loops here are plain: the compiler makes vector instructions of them. One that is run by [`run`] is
-//! compiled once for each width, and the machine's is taken. Results are the same for each: whole numbers
-//! wrap alike everywhere, and of floats every operation is rounded on its own, as written; nothing is
-//! contracted to a fused multiply-add by itself.
+//! Loops are written in scalar Rust and vectorized by the compiler. A loop passed to [`run`] is compiled
+//! once per instruction set, and the best one is selected at run time. Results are the same for all:
+//! integers wrap identically, and each float operation is rounded separately, because the compiler does
+//! not contract them to fused multiply-adds.
 
 use pulp::{Arch, NullaryFnOnce};
 
@@ -18,7 +18,7 @@ impl<R, F: FnOnce() -> R> NullaryFnOnce for Kernel<F> {
     }
 }
 
-/// Runs `kernel`. Mark the closure, and what it calls, `#[inline(always)]`: what is not inlined is
+/// Runs `kernel`. Mark the closure and everything it calls `#[inline(always)]`: code that is not inlined is
 /// compiled for the build's baseline.
 #[inline(always)]
 pub(crate) fn run<R>(kernel: impl FnOnce() -> R) -> R {

@@ -1,30 +1,30 @@
 //! Fingerprints of short texts, many at a time.
 //!
-//! Ids and codes are mostly of at most 16 bytes, whose fingerprint is made of two words of eight. The
-//! words of a block of texts are loaded first, without regard to where a text ends; what lies beyond its
-//! end is cleared, and the fingerprints are worked out side by side in vector registers. Longer texts of a
-//! block are done over again one by one.
+//! Ids and codes mostly have at most 16 bytes, and their fingerprint depends on two 8-byte words. The words
+//! of a block of texts are loaded first, ignoring where each text ends; bytes past its end are then
+//! cleared, and the fingerprints are computed in parallel in vector registers. If a block contains a longer
+//! text, its ids are recomputed one at a time.
 
 use arrow_array::OffsetSizeTrait;
 
 use super::column::zeroed;
 use super::simd;
-use crate::fingerprint::{Modulus, fingerprint64, of_words};
+use crate::fingerprint::{Modulus, fingerprint_of_words, fingerprint64};
 
-/// Texts of a block.
+/// Texts per block.
 const BLOCK: usize = 16;
 
-/// Bytes of a word.
+/// Bytes per word.
 const WORD: usize = 8;
 
-/// A block's texts, in registers: see [`of_words`].
+/// The words of a block's texts; see [`fingerprint_of_words`].
 struct Words {
     first: [u64; BLOCK],
     last: [u64; BLOCK],
     lengths: [u64; BLOCK],
 }
 
-/// Each text's fingerprint, reduced. Text `i` is `bytes[offsets[i]..offsets[i + 1]]`. Takes the memory of
+/// Each text's fingerprint, reduced. Text `i` is `bytes[offsets[i]..offsets[i + 1]]`. Reuses the buffer
 /// `spare`.
 pub(crate) fn ids<O: OffsetSizeTrait>(
     offsets: &[O],
@@ -56,26 +56,26 @@ fn each<O: OffsetSizeTrait>(offsets: &[O], bytes: &[u8], ids: &mut [u32], modulu
                 words.reduce(ids, modulus, false);
             }
             if most > 2 * WORD as u64 {
-                one_by_one(offsets, bytes, ids, modulus);
+                scalar_ids(offsets, bytes, ids, modulus);
             } else if least == 0 {
-                words.put_empty(ids, empty);
+                words.set_empty(ids, empty);
             }
             at += BLOCK;
         }
     }
-    one_by_one(&offsets[at..], bytes, &mut ids[at..], modulus);
+    scalar_ids(&offsets[at..], bytes, &mut ids[at..], modulus);
 }
 
-/// The plain way.
+/// The scalar reference.
 #[inline(always)]
-fn one_by_one<O: OffsetSizeTrait>(offsets: &[O], bytes: &[u8], ids: &mut [u32], modulus: Modulus) {
+fn scalar_ids<O: OffsetSizeTrait>(offsets: &[O], bytes: &[u8], ids: &mut [u32], modulus: Modulus) {
     for (id, ends) in ids.iter_mut().zip(offsets.windows(2)) {
         *id = modulus.reduce(fingerprint64(&bytes[ends[0].as_usize()..ends[1].as_usize()]));
     }
 }
 
 impl Words {
-    /// Loads texts; returns the length of the shortest and of the longest.
+    /// Loads a block of texts. Returns the lengths of the shortest and the longest.
     #[inline(always)]
     fn load<O: OffsetSizeTrait>(&mut self, offsets: &[O], bytes: &[u8]) -> (u64, u64) {
         let (mut least, mut most) = (u64::MAX, 0);
@@ -92,15 +92,16 @@ impl Words {
         (least, most)
     }
 
-    /// Gives empty texts, which absent ones look like, this id.
+    /// Sets the id of empty texts, which include absent ones.
     #[inline(always)]
-    fn put_empty(&self, ids: &mut [u32; BLOCK], empty: u32) {
+    fn set_empty(&self, ids: &mut [u32; BLOCK], empty: u32) {
         for (id, &length) in ids.iter_mut().zip(&self.lengths) {
             *id = if length == 0 { empty } else { *id };
         }
     }
 
-    /// The ids of texts of 1 to 16 bytes; of at least 8 where `all_long`. Others get some id.
+    /// The ids of texts of 1 to 16 bytes. `all_long` asserts that all have at least 8. Other lengths get an
+    /// arbitrary id.
     #[inline(always)]
     fn reduce(&self, ids: &mut [u32; BLOCK], modulus: Modulus, all_long: bool) {
         for (i, id) in ids.iter_mut().enumerate() {
@@ -108,7 +109,7 @@ impl Words {
             let beyond = u64::MAX.unbounded_shl(length.min(8) as u32 * 8);
             let first = self.first[i] & !beyond;
             let last = if length >= WORD as u64 { self.last[i] } else { first };
-            *id = modulus.reduce_in_halves(of_words(first, last, length, all_long));
+            *id = modulus.reduce_in_halves(fingerprint_of_words(first, last, length, all_long));
         }
     }
 }
@@ -137,7 +138,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_one_at_a_time(
+        fn matches_the_scalar_reference(
             lengths in prop_oneof![Just(0..=16), Just(8..=8), Just(8..=16), Just(1..=3), Just(0..=70)],
             seed in proptest::collection::vec(any::<[u8; 70]>(), 0..70),
             picks in proptest::collection::vec(any::<proptest::sample::Index>(), 70),
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_that_ends_with_its_last_text_is_not_read_beyond() {
+    fn never_reads_past_the_end_of_the_buffer() {
         for length in 0..20 {
             check(&vec![vec![b'7'; length]; BLOCK], &[], &[], 1000);
         }

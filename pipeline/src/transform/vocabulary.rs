@@ -1,5 +1,5 @@
-//! Vocabulary features: the position of a term in a list, as an id; unknown terms share the buckets after
-//! the list, chosen by their fingerprint, as TensorFlow's `StaticVocabularyTable` does.
+//! Vocabulary features: the position of a term in a list. Unknown terms share the out-of-vocabulary buckets
+//! after the list, selected by fingerprint, as in TensorFlow's `StaticVocabularyTable`.
 
 use arrow_array::Array;
 
@@ -8,7 +8,7 @@ use crate::Error;
 use crate::fingerprint::{fingerprint64, reduce};
 use crate::terms::TermTable;
 
-/// A list of terms and the buckets after it.
+/// A term list and the number of out-of-vocabulary (OOV) buckets after it.
 #[derive(Clone, Debug)]
 pub(crate) struct Vocabulary {
     terms: TermTable,
@@ -17,7 +17,7 @@ pub(crate) struct Vocabulary {
 
 impl Vocabulary {
     /// # Errors
-    /// When a term is there twice, or there is no bucket for unknown terms.
+    /// A term occurs twice, or `oov_buckets` is 0.
     pub(crate) fn new<'a>(
         feature: &str,
         terms: impl Iterator<Item = &'a [u8]>,
@@ -31,19 +31,19 @@ impl Vocabulary {
             if table.intern(fingerprint64(term), term) as usize != position {
                 let term = String::from_utf8_lossy(term);
                 return Err(Error::Invalid(format!(
-                    "feature `{feature}`: term `{term}` is in the vocabulary twice"
+                    "feature `{feature}`: term `{term}` occurs twice in the vocabulary"
                 )));
             }
         }
         Ok(Self { terms: table, oov_buckets })
     }
 
-    /// Terms, buckets for unknown ones, and missing.
+    /// The terms, the OOV buckets, and one id for missing.
     pub(crate) fn cardinality(&self) -> usize {
         self.terms.len() + self.oov_buckets as usize + 1
     }
 
-    /// Buckets for unknown terms.
+    /// The number of OOV buckets.
     pub(crate) fn oov_buckets(&self) -> u32 {
         self.oov_buckets
     }
@@ -53,17 +53,17 @@ impl Vocabulary {
         (0..self.unknown()).map(|id| self.terms.term(id))
     }
 
-    /// The first bucket's id. Ids are below the cardinality, which is a u32.
+    /// The id of the first OOV bucket. Ids are below the cardinality, which fits in a u32.
     pub(crate) fn unknown(&self) -> u32 {
         self.terms.len() as u32
     }
 
-    /// What has no value.
+    /// The id of missing values.
     pub(crate) fn missing(&self) -> u32 {
         self.unknown() + self.oov_buckets
     }
 
-    /// A term's id.
+    /// The id of a term, known or not.
     #[inline]
     pub(crate) fn id(&self, term: &[u8]) -> u32 {
         let fingerprint = fingerprint64(term);
@@ -71,7 +71,7 @@ impl Vocabulary {
         found.unwrap_or_else(|| self.unknown() + reduce(fingerprint, self.oov_buckets))
     }
 
-    /// Each element's id.
+    /// Each element's id. `None` when the column's type is unsupported.
     pub(crate) fn codes(&self, leaf: &dyn Array, missing: &Missing) -> Option<Vec<u32>> {
         texts(leaf, missing, self.missing(), |text| self.id(text))
     }

@@ -1,9 +1,9 @@
-"""Makes fingerprint64.json, with TensorFlow as the authority.
+"""Generates fingerprint64.json from TensorFlow's results.
 
     pip install tensorflow-cpu
     python fingerprint64.py > fingerprint64.json
 
-Each input is given as hexadecimal bytes, so that it may be any bytes at all.
+Each input is given in hexadecimal, because it may contain arbitrary bytes.
 """
 
 import json
@@ -20,7 +20,7 @@ def main():
     rng = random.Random(20260101)
     values = [bytes(rng.randrange(256) for _ in range(n)) for n in LENGTHS] + [w.encode() for w in WORDS]
     tensor = tf.constant(values)
-    # No operation returns the 64 bits themselves, so they are worked out from two coprime bucket counts.
+    # No operation returns all 64 bits, so they are reconstructed from the residues of two coprime bucket counts.
     wide = [2**62 - 57, 2**62 - 87]
     residues = {n: tf.strings.to_hash_bucket_fast(tensor, n).numpy().tolist() for n in BUCKETS + wide}
     single = [
@@ -57,7 +57,7 @@ def main():
 
 
 def chinese(moduli, residues):
-    """The one number below 2^64 with these residues."""
+    """The unique number below 2^64 with these residues."""
     (m, n), (a, b) = moduli, residues
     number = a + m * (((b - a) * pow(m, -1, n)) % n)
     assert 0 <= number < 2**64, number

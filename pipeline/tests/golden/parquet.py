@@ -1,8 +1,8 @@
-"""Writes golden/parquet/: one table, as pyarrow and Polars write it in many ways, and its values as text.
+"""Writes golden/parquet/: one table, written in many ways by pyarrow and Polars, and its values as text.
 
     pip install pyarrow==26.0.1 polars==2.1.0; python pipeline/tests/golden/parquet.py
 
-The test `parquet_golden.rs` reads each file and compares value for value.
+The test `parquet_golden.rs` reads each file and compares all values.
 """
 
 import datetime
@@ -62,7 +62,7 @@ def table() -> pa.Table:
 
 
 def text(value) -> str | None:
-    """A value as the test writes it."""
+    """A value in the form that the test uses."""
     match value:
         case None:
             return None
@@ -111,7 +111,7 @@ def main():
     write("delta-bytes", texts, use_dictionary=False, column_encoding={n: "DELTA_BYTE_ARRAY" for n in texts})
     split = ["f32", "f64", "i32", "i64", "fixed"]
     write("byte-stream-split", split, use_dictionary=False, column_encoding={n: "BYTE_STREAM_SPLIT" for n in split})
-    # Dictionaries that are given up after a few values.
+    # Small limits, so that dictionary encoding falls back to plain after a few values.
     write("fallback", dictionary_pagesize_limit=40, data_page_size=64, write_batch_size=8)
     write("int96", ["nanos", "few"], use_deprecated_int96_timestamps=True)
     write("no-schema", store_schema=False)

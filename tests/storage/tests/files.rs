@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use millstream_pipeline::Error;
 use millstream_pipeline::dataset::{BadRecords, Dataset, ProjectedColumn, Projection};
-use millstream_pipeline::generate::{Generate, Generated};
+use millstream_pipeline::generate::{Generated, Generator};
 use millstream_pipeline::output::Destination;
 use millstream_pipeline::progress::Progress;
 use millstream_pipeline::spec::OnBadRecord;
@@ -38,11 +38,11 @@ impl Cloud {
     }
 
     fn generate(&self, output: &str, rows: u64, progress: &Progress) -> Result<Generated, Error> {
-        let mut generate = Generate { rows, output: output.to_owned(), ..Generate::default() };
-        generate.options.shards = Some(3);
-        generate.options.threads = 2;
+        let mut generator = Generator { rows, output: output.to_owned(), ..Generator::default() };
+        generator.options.shards = Some(3);
+        generator.options.threads = 2;
         let (stores, runtime) = (self.stores.clone(), self.runtime.handle().clone());
-        generate.run(&Destination { stores, runtime }, progress)
+        generator.run(&Destination { stores, runtime }, progress)
     }
 
     fn open(&self, pattern: &str) -> Dataset {

@@ -10,7 +10,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde::Serialize;
 
-use super::{ExportError, TrainedModel};
+use super::{ExportError, Trained};
 
 /// The longest header that the format's own readers take.
 const HEADER_BYTES: usize = 100_000_000;
@@ -29,11 +29,7 @@ enum Entry {
 ///
 /// # Errors
 /// When the description is too long, or `out` refuses it.
-pub fn write(
-    trained: &TrainedModel,
-    added: &[(String, String)],
-    out: &mut dyn Write,
-) -> Result<(), ExportError> {
+pub fn write(trained: &Trained, added: &[(String, String)], out: &mut dyn Write) -> Result<(), ExportError> {
     let header = header(trained, added)?;
     if header.len() > HEADER_BYTES {
         let (bytes, format) = (header.len(), "safetensors");
@@ -48,7 +44,7 @@ pub fn write(
 }
 
 /// The header, padded with spaces so that the tensors start aligned.
-fn header(trained: &TrainedModel, added: &[(String, String)]) -> Result<Vec<u8>, ExportError> {
+fn header(trained: &Trained, added: &[(String, String)]) -> Result<Vec<u8>, ExportError> {
     let metadata = trained.description(added).into_iter().collect();
     let mut entries = BTreeMap::from([(METADATA, Entry::Metadata(metadata))]);
     let mut end = 0;

@@ -12,7 +12,7 @@ use crate::table::Table;
 
 pub(crate) fn run(arguments: Generate, context: &Context) -> Result<(), Failure> {
     let rows = arguments.rows;
-    let generate = generate::Generate {
+    let generator = generate::Generator {
         rows,
         first_row: arguments.first_row,
         seed: arguments.seed,
@@ -20,13 +20,13 @@ pub(crate) fn run(arguments: Generate, context: &Context) -> Result<(), Failure>
             IdForm::Hex => generate::IdForm::Hex,
             IdForm::Integer => generate::IdForm::Integer,
         },
-        most_values: arguments.most_values,
+        max_values: arguments.most_values,
         output: arguments.output,
         options: arguments.written.into(),
     };
     let work = FileWork::start(context, "generating")?;
     let goal = Goal { files: None, rows: Some(rows) };
-    let generated = work.run(goal, |destination, progress| generate.run(destination, progress))?;
+    let generated = work.run(goal, |destination, progress| generator.run(destination, progress))?;
     let best = &generated.best;
     let document = json!({
         "files": generated.files,

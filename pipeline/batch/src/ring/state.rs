@@ -1,28 +1,28 @@
-//! Slot ownership and waiting.
+//! Who owns each slot, and what both ends wait for.
 //!
-//! This is the ring's algorithm without its memory mapping and system calls, so that loom can run it: see
-//! `model.rs`. [`super`] has the proof.
+//! This is the ring's algorithm without its memory and its operating system, so that loom can run it:
+//! see `model.rs`, and [`super`] for the argument.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Unowned. The producer may claim it.
+/// Nobody's. The producer may claim it.
 const FREE: u32 = 0;
-/// Owned by the producer, which writes it.
+/// The producer's, who writes it.
 const FILLING: u32 = 1;
-/// Holds a complete batch. The consumer may lease it.
+/// A whole batch. The consumer may lease it.
 const READY: u32 = 2;
-/// Owned by the consumer, which reads it.
+/// The consumer's, who reads it.
 const LEASED: u32 = 3;
 
-/// End mark: more batches may follow.
+/// The end mark while more may follow.
 const OPEN: u32 = 0;
-/// End mark: no more batches follow.
+/// The end mark once nothing follows.
 const FINISHED: u32 = 1;
 
-/// A word of shared memory on its own cache line. Zeroed memory is a valid word.
+/// A word of the shared memory, on a cache line of its own. Zeroed memory is a valid word.
 #[repr(C, align(64))]
 pub(super) struct Word(AtomicU32);
 
@@ -33,29 +33,29 @@ pub(super) struct Control<'a> {
     pub(super) slots: &'a [Word],
 }
 
-/// The result of a consumer's attempt that needs no waiting.
+/// What the consumer finds when it need not wait.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The slot is now leased.
+    /// The slot is leased now.
     Leased,
-    /// No more batches follow.
+    /// Nothing follows.
     End,
 }
 
-/// Whether the process at the other end is alive.
+/// Whether the other end is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
-    /// It was alive when last checked.
-    Alive,
-    /// It has exited, and all of its writes are visible.
+    /// It is, or was a moment ago.
+    Here,
+    /// It has died, and all it ever wrote is visible.
     Gone,
 }
 
-/// A value in shared memory that a correct peer never writes.
+/// A value in the shared memory that a correct peer never writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Corrupt {
-    /// A slot in an impossible state.
-    #[error("slot {slot} is in state {found}; expected {expected}")]
+    /// A slot in a state it cannot be in.
+    #[error("slot {slot} is in state {found} where it should be {expected}")]
     Slot {
         /// The slot's number.
         slot: usize,
@@ -64,18 +64,18 @@ pub enum Corrupt {
         /// The states it may be in.
         expected: &'static str,
     },
-    /// An undefined end mark.
-    #[error("the end mark is {found}; expected open (0) or finished (1)")]
+    /// An end mark that is none.
+    #[error("the end mark is {found} where it should be open or finished")]
     End {
         /// The mark.
         found: u32,
     },
 }
 
-/// Only one end may leave a given state, so a state that an end reads on its turn cannot change before it
-/// writes: a load and a store suffice, and no compare-and-swap is needed.
+/// Each state can be left by one end only, so what an end finds on its turn is still so when it writes: a
+/// load and a store do, and no compare-and-swap is needed.
 impl Control<'_> {
-    /// Producer: claims a free slot; `false` if the consumer has not freed it yet.
+    /// Producer: makes a free slot its own; `false` when the consumer has yet to free it.
     pub(super) fn claim(self, slot: usize) -> Result<bool, Corrupt> {
         // Acquire: the consumer's last read of the slot happens before the first write to it.
         match self.slots[slot].0.load(Ordering::Acquire) {
@@ -88,27 +88,27 @@ impl Control<'_> {
         }
     }
 
-    /// Producer: publishes its claimed slot.
+    /// Producer: hands its slot over.
     pub(super) fn publish(self, slot: usize) -> Result<(), Corrupt> {
         // Release: all writes to the slot happen before the consumer's first read.
-        self.transition(slot, FILLING, "filling", READY, Ordering::Release)
+        self.pass(slot, FILLING, "filling", READY, Ordering::Release)
     }
 
-    /// Producer: frees its claimed slot unpublished.
+    /// Producer: gives its slot back unpublished.
     pub(super) fn abandon(self, slot: usize) -> Result<(), Corrupt> {
-        // Relaxed: only the producer accesses the slot's bytes before it claims the slot again.
-        self.transition(slot, FILLING, "filling", FREE, Ordering::Relaxed)
+        // Nobody else looks at the bytes of a slot before the producer claims it again.
+        self.pass(slot, FILLING, "filling", FREE, Ordering::Relaxed)
     }
 
-    /// Producer: marks the end of the stream.
+    /// Producer: says that nothing follows.
     pub(super) fn finish(self) {
-        // Release: a consumer that sees the mark sees all earlier publications.
+        // Release: what was published before is visible to whoever sees the mark.
         self.end.0.store(FINISHED, Ordering::Release);
     }
 
-    /// Consumer: leases a slot or detects the end; `None` if it must wait.
+    /// Consumer: leases a slot, or finds that nothing follows; `None` when neither is so yet.
     pub(super) fn next(self, slot: usize) -> Result<Option<Next>, Corrupt> {
-        // Read the mark before the slot: once it is finished, a slot that is not ready never becomes ready.
+        // The mark is read before the slot: seen finished, a slot that is not ready never will be.
         let finished = match self.end.0.load(Ordering::Acquire) {
             OPEN => false,
             FINISHED => true,
@@ -120,33 +120,33 @@ impl Control<'_> {
                 self.slots[slot].0.store(LEASED, Ordering::Relaxed);
                 Ok(Some(Next::Leased))
             }
-            // Leased: the consumer has held the lease for a whole round of the ring.
+            // Leased: the consumer has kept it for a whole round.
             FREE | FILLING | LEASED => Ok(finished.then_some(Next::End)),
             found => Err(Corrupt::Slot { slot, found, expected: "free, filling, ready or leased" }),
         }
     }
 
-    /// Consumer: whether a slot is ready to be leased.
+    /// Consumer: whether a slot can be leased.
     #[cfg(not(loom))]
     pub(super) fn is_ready(self, slot: usize) -> bool {
-        // Relaxed: `next` loads the state again before it leases the slot.
+        // Whoever leases it looks again.
         self.slots[slot].0.load(Ordering::Relaxed) == READY
     }
 
-    /// Consumer: frees a leased slot.
+    /// Consumer: frees a slot it had leased.
     pub(super) fn release(self, slot: usize) -> Result<(), Corrupt> {
         // Release: pairs with `claim`.
-        self.transition(slot, LEASED, "leased", FREE, Ordering::Release)
+        self.pass(slot, LEASED, "leased", FREE, Ordering::Release)
     }
 
-    /// Number of slots published and not yet released: a snapshot, possibly stale.
-    pub(super) fn occupied_slots(self) -> usize {
+    /// Slots published and not yet released, at about this time.
+    pub(super) fn occupied(self) -> usize {
         let occupied = |slot: &&Word| matches!(slot.0.load(Ordering::Relaxed), READY | LEASED);
         self.slots.iter().filter(occupied).count()
     }
 
-    /// Moves a slot that the caller owns to its next state.
-    fn transition(
+    /// Moves a slot of the caller's on to its next state.
+    fn pass(
         self,
         slot: usize,
         from: u32,
@@ -165,24 +165,24 @@ impl Control<'_> {
     }
 }
 
-/// Repeats `attempt` until it succeeds, waiting between attempts; `None` if the peer is gone and it can never
-/// succeed.
+/// Attempts something until it can be done, sleeping in between; `None` when the peer is gone and it
+/// never can.
 ///
-/// `wait` returns when the peer has changed anything since the preceding attempt, or has exited.
-pub(super) fn retry_until<T, E>(
+/// `sleep` returns when the peer has done anything since the attempt before it, or has gone.
+pub(super) fn until<T, E>(
     mut attempt: impl FnMut() -> Result<Option<T>, E>,
-    mut wait: impl FnMut() -> Result<Peer, E>,
+    mut sleep: impl FnMut() -> Result<Peer, E>,
 ) -> Result<Option<T>, E> {
-    let mut peer = Peer::Alive;
+    let mut peer = Peer::Here;
     loop {
-        // Attempt once more after the peer is gone: its last action may have been to publish.
+        // Also once more after the peer was seen gone: its last act may have been to publish.
         if let Some(done) = attempt()? {
             return Ok(Some(done));
         }
         if peer == Peer::Gone {
             return Ok(None);
         }
-        peer = wait()?;
+        peer = sleep()?;
     }
 }
 

@@ -1,4 +1,4 @@
-//! Values with weights, against pairs that are kept together plainly; and rows whose weights cannot be used.
+//! Weighted values: compared with plain (value, weight) pairs; and rows with unusable weights.
 
 use arrow_array::builder::Float64Builder;
 use arrow_array::types::{Float32Type, Int64Type};
@@ -6,10 +6,10 @@ use proptest::collection::vec;
 
 use super::*;
 
-const MOST: usize = 3;
+const MAXIMUM: usize = 3;
 
 fn weighted(kind: FeatureKind) -> FeatureSpec {
-    FeatureSpec { weights: Some("w".into()), ..feature("tags", &["tags"], kind, Some(MOST as u32)) }
+    FeatureSpec { weights: Some("w".into()), ..feature("tags", &["tags"], kind, Some(MAXIMUM as u32)) }
 }
 
 fn transform(kind: FeatureKind) -> Transform {
@@ -17,13 +17,13 @@ fn transform(kind: FeatureKind) -> Transform {
     Transform::resolve(&[weighted(kind)], &label(Some("yes")), &missing, &Analysis::default()).unwrap()
 }
 
-/// The chunk of these values and weights.
+/// A chunk of these values and weights.
 fn chunk(tags: ArrayRef, weights: ArrayRef) -> RawChunk {
     let labels = StringArray::from(vec!["yes"; tags.len()]);
     raw(&[("tags", tags), ("w", weights), ("y", Arc::new(labels))])
 }
 
-/// What a row holds of a column of lists of numbers.
+/// A row of a column of number lists.
 type Numbers = Option<Vec<Option<f64>>>;
 
 fn doubles(rows: &[Numbers]) -> ArrayRef {
@@ -39,7 +39,7 @@ fn texts(rows: &[&[&str]]) -> ArrayRef {
 
 proptest! {
     #[test]
-    fn a_value_and_its_weight_stay_together(
+    fn values_and_weights_stay_paired(
         rows in vec(proptest::option::weighted(0.8, vec((cell(word()), -40_i8..40), 0..6)), 0..30),
         large: bool,
         whole: bool,
@@ -49,7 +49,7 @@ proptest! {
         let number = |weight: i8| f64::from(weight) / if whole { 1.0 } else { 8.0 };
         let values: Vec<_> =
             rows.iter().map(|row| row.as_ref().map(|row| row.iter().map(|(text, _)| text.clone()).collect())).collect();
-        // -4 stands for missing: only with an absent value may it be a weight.
+        // -4 means missing, so it may be a weight only beside an absent value.
         let usable = |(text, weight): &(Option<String>, i8)| match text.as_deref().map(str::trim) {
             None | Some("?" | "-4") => None,
             Some(_) if number(*weight) == -4.0 => Some(4.0),
@@ -77,8 +77,8 @@ proptest! {
                 let text = pair.0.as_ref()?;
                 Some(((fingerprint64(text.as_bytes()) % 1000) as u32, usable(pair)? as f32))
             }).collect();
-            truncated_rows += u64::from(pairs.len() > MOST);
-            for (id, weight) in pairs.into_iter().take(MOST) {
+            truncated_rows += u64::from(pairs.len() > MAXIMUM);
+            for (id, weight) in pairs.into_iter().take(MAXIMUM) {
                 expected.values.push(id);
                 expected.weights.as_mut().unwrap().push(weight);
             }
@@ -90,7 +90,7 @@ proptest! {
 }
 
 #[test]
-fn the_schema_says_which_features_have_weights() {
+fn the_schema_marks_weighted_features() {
     let features = [weighted(FeatureKind::Hashed { buckets: 9 }), features().swap_remove(2)];
     let transform = Transform::resolve(&features, &label(None), &[], &Analysis::default()).unwrap();
     let ragged = transform.schema(8, 8).ragged;
@@ -99,18 +99,16 @@ fn the_schema_says_which_features_have_weights() {
     let columns: Vec<_> = columns.iter().map(|column| (column.name.as_str(), column.multi)).collect();
     assert_eq!(columns, [("tags", true), ("w", true), ("y", false)]);
     let unlabelled = transform.without_label();
-    assert_eq!(unlabelled.projection().columns.len(), 2, "scores need weights, too");
+    assert_eq!(unlabelled.projection().columns.len(), 2, "prediction reads value weights, too");
 }
 
-/// The second of three rows is bad, whose address and message are told; the others are whole.
+/// The second of three rows is bad, and its error has an address; the other rows are kept.
 #[test]
-fn a_row_whose_weights_do_not_fit_its_values_is_a_bad_record() {
+fn a_row_with_unusable_weights_is_a_bad_record() {
     let one = || Some(vec![Some(0.5)]);
     let two = |weight| Some(vec![Some(1.5), weight]);
     let count = |values, weights| {
-        format!(
-            "expected a weight for each value of column `tags`, of which there are {values}; found {weights}"
-        )
+        format!("expected one weight per value of column `tags` ({values}), found {weights}")
     };
     let cases: [(&[&str], Numbers, String); 9] = [
         (&["a", "b"], one(), count(2, 1)),
@@ -130,7 +128,7 @@ fn a_row_whose_weights_do_not_fit_its_values_is_a_bad_record() {
     let transform = transform(FeatureKind::Hashed { buckets: 1000 });
     for (tags, weights, message) in cases {
         let raw = chunk(texts(&[&["x"], tags, &["y"]]), doubles(&[one(), weights, one()]));
-        let (error, rest) = refused(&transform, &raw);
+        let (error, rest) = apply_with_bad_record(&transform, &raw);
         assert_eq!(error, format!("data/part-0: record 101, column `w`: {message}"));
         assert_eq!(rest.ragged[0].offsets, [0, 1, 2]);
         assert_eq!(rest.ragged[0].weights, Some(vec![0.5, 0.5]));
@@ -138,7 +136,7 @@ fn a_row_whose_weights_do_not_fit_its_values_is_a_bad_record() {
 }
 
 #[test]
-fn nobody_looks_at_the_weight_of_a_value_that_is_left_out() {
+fn weights_of_skipped_values_are_not_checked() {
     let tags = texts(&[&["a", "?", "b"], &["a", "b", "c", "d"]]);
     let weights = doubles(&[
         Some(vec![Some(1.0), None, Some(3.0)]),
@@ -151,20 +149,20 @@ fn nobody_looks_at_the_weight_of_a_value_that_is_left_out() {
 }
 
 #[test]
-fn columns_that_hold_no_lists_have_one_weight_a_row() {
+fn columns_without_lists_have_one_weight_per_row() {
     let transform = transform(FeatureKind::Identity { buckets: 9, out_of_range: OutOfRange::Error });
     let ids: ArrayRef = Arc::new(Int64Array::from(vec![Some(3), None, Some(4)]));
     let weights: ArrayRef = Arc::new(Float32Array::from(vec![Some(0.5), None, Some(-2.0)]));
     let column = &transform.apply(&chunk(ids.clone(), weights.clone()), &strict()).unwrap().chunk.ragged[0];
     assert_eq!((&column.offsets[..], &column.values[..]), (&[0, 1, 1, 2][..], &[3, 4][..]));
     assert_eq!(column.weights, Some(vec![0.5, -2.0]));
-    // A column that is nowhere in a file holds nothing: that is right where there are no values either.
-    let nowhere: ArrayRef = Arc::new(NullArray::new(3));
-    let empty = transform.apply(&chunk(nowhere.clone(), nowhere.clone()), &strict()).unwrap().chunk;
+    // A column that the file lacks reads as null, which is valid only if there are no values either.
+    let absent: ArrayRef = Arc::new(NullArray::new(3));
+    let empty = transform.apply(&chunk(absent.clone(), absent.clone()), &strict()).unwrap().chunk;
     assert_eq!(empty.ragged[0], RaggedColumn { offsets: vec![0; 4], values: vec![], weights: Some(vec![]) });
-    for (ids, weights) in [(ids, nowhere.clone()), (nowhere, weights)] {
-        let refusal = transform.apply(&chunk(ids, weights), &strict()).unwrap_err().to_string();
-        assert!(refusal.contains("record 100, column `w`: expected a weight for each value"), "{refusal}");
+    for (ids, weights) in [(ids, absent.clone()), (absent, weights)] {
+        let error = transform.apply(&chunk(ids, weights), &strict()).unwrap_err().to_string();
+        assert!(error.contains("record 100, column `w`: expected one weight per value"), "{error}");
     }
     let lists = ListArray::from_iter_primitive::<Float32Type, _, _>(vec![Some(vec![Some(7.0)]), None]);
     let ids: ArrayRef = Arc::new(Int64Array::from(vec![Some(3), None]));
@@ -172,20 +170,20 @@ fn columns_that_hold_no_lists_have_one_weight_a_row() {
     assert_eq!(column.weights, Some(vec![7.0]));
 }
 
-/// Of two things that are wrong with a row, the value is as good to tell as its weights.
+/// A weighted row reports the fault of a value, too.
 #[test]
-fn a_value_that_has_no_id_is_still_told() {
+fn an_out_of_range_weighted_value_is_reported() {
     let transform = transform(FeatureKind::Identity { buckets: 9, out_of_range: OutOfRange::Error });
     let ids = ListArray::from_iter_primitive::<Int64Type, _, _>(vec![Some(vec![Some(1), Some(9)])]);
-    let refusal = transform
+    let error = transform
         .apply(&chunk(Arc::new(ids), doubles(&[Some(vec![Some(1.0), Some(1.0)])])), &strict())
         .unwrap_err();
     let expected = "record 100, column `tags`: expected a whole number from 0 to 8, found `9`";
-    assert!(refusal.to_string().contains(expected), "{refusal}");
+    assert!(error.to_string().contains(expected), "{error}");
 }
 
 #[test]
-fn weights_that_are_no_numbers_are_the_wrong_type_or_bad_records() {
+fn weights_that_are_not_numbers_are_type_errors_or_bad_records() {
     let transform = transform(FeatureKind::Hashed { buckets: 9 });
     let spans: ArrayRef = Arc::new(DurationSecondArray::from(vec![0]));
     let error = transform.apply(&chunk(texts(&[&["a"]]), spans), &strict()).unwrap_err();
@@ -197,12 +195,15 @@ fn weights_that_are_no_numbers_are_the_wrong_type_or_bad_records() {
 }
 
 #[test]
-fn weights_have_several_values_of_one_column_to_weigh() {
+fn weights_require_a_multi_valued_single_column_feature() {
     let hashed = weighted(FeatureKind::Hashed { buckets: 9 });
     let cross = FeatureSpec { columns: vec!["a".into(), "b".into()], ..weighted(crossed(9, &[])) };
     for (spec, message) in [
-        (FeatureSpec { maximum: None, ..hashed }, "feature `tags`: `weights` are of several values a row"),
-        (cross, "feature `tags`: a cross has no `weights`"),
+        (
+            FeatureSpec { maximum: None, ..hashed },
+            "feature `tags`: `weights` require a multi-valued feature (set `maximum`)",
+        ),
+        (cross, "feature `tags`: a cross cannot have `weights`"),
     ] {
         let error = Transform::resolve(&[spec], &label(None), &[], &Analysis::default()).unwrap_err();
         assert_eq!(error.to_string(), message);

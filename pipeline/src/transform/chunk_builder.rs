@@ -1,4 +1,4 @@
-//! A chunk in the making: what is there of it so far, and which rows of it cannot be used.
+//! A chunk under construction: the columns so far, and the faulty rows.
 
 use super::column::{Elements, Single};
 use super::fault::{Fault, Problem};
@@ -7,8 +7,8 @@ use super::multivalued;
 use crate::chunk::RaggedColumn;
 use crate::dataset::RawChunk;
 
-/// A chunk in the making.
-pub(super) struct Work<'a> {
+/// A chunk under construction.
+pub(super) struct ChunkBuilder<'a> {
     pub(super) raw: &'a RawChunk,
     /// `[L][rows]`
     pub(super) labels: Vec<Vec<f32>>,
@@ -22,8 +22,8 @@ pub(super) struct Work<'a> {
     pub(super) truncated_rows: u64,
 }
 
-impl<'a> Work<'a> {
-    /// All labels 0, and weights, if there are any, 1.
+impl<'a> ChunkBuilder<'a> {
+    /// Initializes all labels to 0, and weights, if the schema has any, to 1.
     pub(super) fn new(raw: &'a RawChunk, labels: usize, weighted: bool) -> Self {
         let rows = raw.rows();
         Self {
@@ -38,23 +38,23 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The elements of a column. Dictionaries of numbers are undone.
+    /// The elements of a column, with numeric dictionaries decoded.
     pub(super) fn elements(&self, column: usize) -> Elements {
         Elements::of(self.raw.columns().column(column))
     }
 
-    /// The elements of a column, keys of a dictionary where it has one.
+    /// The elements of a column, still dictionary-encoded where the column is.
     pub(super) fn elements_with_dictionary(&self, column: usize) -> Elements {
         Elements::with_dictionary(self.raw.columns().column(column))
     }
 
-    /// Notes a row that cannot be used.
+    /// Records an unusable value.
     pub(super) fn fault(&mut self, row: usize, column: usize, problem: Problem) {
         self.faults.push(Fault { row, column, problem });
     }
 
-    /// Adds a multi-valued feature.
-    pub(super) fn ragged(&mut self, column: RaggedColumn, filled: &multivalued::Filled) {
+    /// Adds a multi-valued feature's column.
+    pub(super) fn ragged(&mut self, column: RaggedColumn, filled: &multivalued::FillOutcome) {
         self.ragged.push(column);
         self.truncated_rows += filled.truncated_rows;
     }
