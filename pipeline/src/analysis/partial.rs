@@ -281,7 +281,8 @@ impl Partial {
         if self.rows == 0 {
             return Err(Error::NoRows { stream: "training" });
         }
-        let Some((label, counts)) = spec.all().zip(&self.labels).find(|(_, counts)| !counts.has_required_positive())
+        let Some((label, counts)) =
+            spec.all().zip(&self.labels).find(|(_, counts)| !counts.has_required_positive())
         else {
             return Ok(());
         };

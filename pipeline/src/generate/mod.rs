@@ -103,7 +103,9 @@ impl Generator {
     /// cancelled.
     pub fn run(&self, destination: &Destination, progress: &Progress) -> Result<Generated, Error> {
         if self.rows == 0 || self.max_values == 0 {
-            return Err(Error::Invalid("generation requires at least one row and one distinct value per column".into()));
+            return Err(Error::Invalid(
+                "generation requires at least one row and one distinct value per column".into(),
+            ));
         }
         let clicks = Clicks::new(self.seed, self.max_values, self.ids);
         let schema = schema(&clicks);

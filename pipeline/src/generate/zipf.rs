@@ -22,7 +22,10 @@ impl Zipf {
     /// # Panics
     /// If `ranks` is 0 or `exponent` is 1.
     pub(super) fn new(ranks: u32, exponent: f64) -> Self {
-        assert!(ranks > 0 && exponent != 1.0, "a Zipf distribution requires ranks and an exponent other than 1");
+        assert!(
+            ranks > 0 && exponent != 1.0,
+            "a Zipf distribution requires ranks and an exponent other than 1"
+        );
         let power = 1.0 - exponent;
         let low = 0.5_f64.powf(power);
         let span = (f64::from(ranks) + 0.5).powf(power) - low;

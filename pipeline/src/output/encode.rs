@@ -11,7 +11,7 @@ use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 
-use super::deflate::{Container, Checksum};
+use super::deflate::{Checksum, Container};
 use super::staged::failed;
 use super::{Destination, OutputCompression, Staged, Target};
 use crate::dataset::RawChunk;
@@ -255,8 +255,9 @@ fn cells(chunk: &RawChunk) -> Result<Vec<Cells>, Error> {
     let columns = chunk.columns().columns().iter().enumerate();
     columns
         .map(|(column, array)| {
-            Cells::of(array)
-                .ok_or_else(|| bad_value(chunk, 0, column, "an integer in this or a later record exceeds 2^63 - 1"))
+            Cells::of(array).ok_or_else(|| {
+                bad_value(chunk, 0, column, "an integer in this or a later record exceeds 2^63 - 1")
+            })
         })
         .collect()
 }
