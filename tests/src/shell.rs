@@ -71,6 +71,23 @@ impl Shell {
         Job::start(&mut self.command(arguments))
     }
 
+    /// Starts `millstream` with `arguments` as a script does with `&`: with SIGINT ignored.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start_in_background(&self, arguments: &[&str]) -> Job {
+        let foreground = self.command(arguments);
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"trap "" INT; exec "$0" "$@""#]).arg(foreground.get_program());
+        command.args(foreground.get_args()).process_group(0).stdin(Stdio::null());
+        foreground.get_envs().for_each(|(name, value)| match value {
+            Some(value) => drop(command.env(name, value)),
+            None => drop(command.env_remove(name)),
+        });
+        command.current_dir(&self.directory);
+        Job::start(&mut command)
+    }
+
     /// Runs `millstream` with `arguments` to its end.
     ///
     /// # Panics

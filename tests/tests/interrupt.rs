@@ -191,14 +191,16 @@ fn reads_that_hang_do_not_hold_up_ctrl_c() {
         let line: Vec<String> = line.iter().map(|word| word.replace("URL", &url)).collect();
         let line: Vec<&str> = line.iter().map(String::as_str).collect();
         server.script(vec![Fault::Silence(Duration::from_secs(600)); HANGING]);
-        let running = shell.start(&line);
-        wait_until("a read hangs", || server.unmet() < HANGING);
-        std::thread::sleep(A_WHILE);
-        let started = Instant::now();
-        running.signal(Signal::INT);
-        let ended = running.wait();
-        assert!(started.elapsed() < AT_ONCE, "{line:?}: {:?}", started.elapsed());
-        assert!([1, 130].contains(&ended.code()), "{line:?}: {}", ended.stderr);
+        for start in [Shell::start, Shell::start_in_background] {
+            let before = server.unmet();
+            let running = start(&shell, &line);
+            wait_until("a read hangs", || server.unmet() < before);
+            let started = Instant::now();
+            running.signal(Signal::INT);
+            let ended = running.wait();
+            assert!(started.elapsed() < AT_ONCE, "{line:?}: {:?}", started.elapsed());
+            assert!([1, 130].contains(&ended.code()), "{line:?}: {}", ended.stderr);
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use millstream_daemon::pipeline::output::Destination;
 use millstream_daemon::pipeline::progress::{Done, Progress};
 use millstream_daemon::pipeline::storage::{Object, Stores};
 use tokio::runtime::Runtime;
+use tokio::sync::watch;
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -31,26 +32,29 @@ pub(crate) struct FileWork {
     stores: Stores,
     progress: Arc<Progress>,
     bar: Option<ProgressBar>,
+    interrupted: watch::Receiver<bool>,
 }
 
 impl FileWork {
     /// Starts to follow what is to be done. The first Ctrl-C calls it off, the second ends the process.
     pub(crate) fn start(context: &Context, label: &'static str) -> Result<Self, Failure> {
         let runtime = Runtime::new()?;
+        let interrupted = interrupt::listen_on(&runtime)?;
         let bar = context.screen.is_terminal().then(|| {
             let style = ProgressStyle::with_template("{spinner} {prefix}  {wide_msg}");
             let bar = ProgressBar::no_length().with_prefix(label);
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
             context.screen.bars().add(bar)
         });
-        Ok(Self { runtime, stores: Stores::default(), progress: Arc::default(), bar })
+        Ok(Self { runtime, stores: Stores::default(), progress: Arc::default(), bar, interrupted })
     }
 
     /// The files that `patterns` name; one that ends in `/`, or is a directory here, names all files in it.
     pub(crate) fn list(&self, patterns: &[String]) -> Result<Vec<Object>, Failure> {
         let patterns: Vec<String> = patterns.iter().map(|pattern| all_in(pattern)).collect();
         let base = std::env::current_dir()?;
-        Ok(self.runtime.block_on(self.stores.list(&patterns, &base))?)
+        let listed = async { Ok(self.stores.list(&patterns, &base).await?) };
+        self.runtime.block_on(interrupt::unless(self.interrupted.clone(), listed))
     }
 
     /// Does the work, which blocks, and takes the bar away.
@@ -59,14 +63,13 @@ impl FileWork {
         goal: Goal,
         work: impl FnOnce(&Destination, &Progress) -> Result<T, E>,
     ) -> Result<T, Failure> {
-        let interrupted = interrupt::flag(&self.runtime)?;
-        let (progress, bar) = (Arc::clone(&self.progress), self.bar.clone());
+        let (progress, bar, interrupted) = (Arc::clone(&self.progress), self.bar.clone(), self.interrupted);
         let destination = Destination { stores: self.stores.clone(), runtime: self.runtime.handle().clone() };
         let started = Instant::now();
         self.runtime.spawn(async move {
             loop {
                 tokio::time::sleep(BETWEEN_LOOKS).await;
-                if interrupted() {
+                if *interrupted.borrow() {
                     progress.cancel();
                     // A read or write may hang for long.
                     self.stores.cancel();

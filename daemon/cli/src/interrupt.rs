@@ -1,10 +1,27 @@
-//! Ctrl-C: asked once, told at once.
+//! Ctrl-C.
+//!
+//! Commands that write files or own a job listen for SIGINT and SIGTERM and clean up ([`listen`]); all others end at
+//! once ([`end_at_once`]). Both install a handler, because a process that a script starts in the background inherits
+//! an ignored SIGINT, and without a handler a command that waits for storage would then never end.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag::register_conditional_default;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::failure::Failure;
+
+/// Lets SIGINT and SIGTERM end this process, even where it inherited that they are ignored.
+pub(crate) fn end_at_once() -> Result<(), Failure> {
+    for signal in [SIGINT, SIGTERM] {
+        register_conditional_default(signal, Arc::new(AtomicBool::new(true)))?;
+    }
+    Ok(())
+}
 
 /// Listens for SIGINT and SIGTERM. The first is told through the receiver; the second ends the process.
 pub(crate) fn listen() -> Result<watch::Receiver<bool>, Failure> {
@@ -27,20 +44,28 @@ pub(crate) fn listen() -> Result<watch::Receiver<bool>, Failure> {
     Ok(receiver)
 }
 
-/// Whether the first signal has come, for work that is not async and looks now and then.
-pub(crate) fn flag(runtime: &Runtime) -> Result<impl Fn() -> bool + Sync + use<>, Failure> {
+/// As [`listen`], from a thread outside of `runtime`.
+pub(crate) fn listen_on(runtime: &Runtime) -> Result<watch::Receiver<bool>, Failure> {
     let _inside = runtime.enter();
-    let asked = listen()?;
-    Ok(move || *asked.borrow())
+    listen()
 }
 
-/// Does `work`, unless it is interrupted: then what it holds is dropped, files half written included.
+/// Runs `work` unless a signal comes first: then drops it, and with it its unfinished files.
 pub(crate) async fn unless_interrupted<T>(
     work: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    let mut asked = listen()?;
+    unless(listen()?, work).await
+}
+
+/// As [`unless_interrupted`], for a command that listens already.
+pub(crate) async fn unless<T>(
+    mut interrupted: watch::Receiver<bool>,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
     tokio::select! {
         result = work => result,
-        _ = asked.wait_for(|&asked| asked) => Err(Failure::Failed(anyhow::anyhow!("interrupted"))),
+        _ = interrupted.wait_for(|&interrupted| interrupted) => {
+            Err(Failure::Failed(anyhow::anyhow!("interrupted")))
+        }
     }
 }

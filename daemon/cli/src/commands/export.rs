@@ -44,8 +44,9 @@ pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> 
         return Err(Failure::Usage("--external-data is for ONNX".to_owned()));
     }
     let runtime = Runtime::new()?;
-    let is_interrupted = interrupt::flag(&runtime)?;
-    let directory = runtime.block_on(locate(target, context))?;
+    let interrupted = interrupt::listen_on(&runtime)?;
+    let directory = runtime.block_on(interrupt::unless(interrupted.clone(), locate(target, context)))?;
+    let is_interrupted = || *interrupted.borrow();
     let tower = part.map(|part| match part {
         ModelPart::Query => Tower::Query,
         ModelPart::Item => Tower::Item,

@@ -24,9 +24,13 @@ use tokio::runtime::Runtime;
 use crate::arguments::{Bench, Command};
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::interrupt;
 
 /// Runs a command to its end.
 pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
+    if !cleans_up(&command) {
+        interrupt::end_at_once()?;
+    }
     match command {
         Command::Train(arguments) => on_runtime(train::run(arguments, context)),
         Command::Check(arguments) => check::run(&arguments, context),
@@ -46,6 +50,17 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Generate(arguments) => generate::run(arguments, context),
         Command::Bench(Bench::Ingest(arguments)) => bench::ingest(&arguments, context),
         Command::Predict(arguments) => on_runtime(predict::run(arguments, context)),
+    }
+}
+
+/// Whether the command itself listens for signals, because it has files or a job to clean up.
+fn cleans_up(command: &Command) -> bool {
+    use Command as C;
+    match command {
+        C::Train(_) | C::Profile(_) | C::Eval(_) | C::Export(_) | C::Predict(_) => true,
+        C::Inspect(_) | C::Convert(_) | C::Generate(_) => true,
+        C::Check(_) | C::Submit(_) | C::List | C::Show(_) | C::Explain(_) | C::History(_) => false,
+        C::Logs(_) | C::Cancel(_) | C::Checkpoint(_) | C::Bench(_) => false,
     }
 }
 

@@ -24,12 +24,18 @@ const LEAST_SHARE: f64 = 0.0005;
 
 pub(crate) async fn run(arguments: JobProfile, context: &Context) -> Result<(), Failure> {
     let JobProfile { job, steps, output } = arguments;
-    let mut daemon = to_daemon(context).await?;
-    let id = daemon.show(&job.id).await?.id;
+    let interrupted = interrupt::listen()?;
+    let find = async {
+        let mut daemon = to_daemon(context).await?;
+        let id = daemon.show(&job.id).await?.id;
+        Ok((daemon, id))
+    };
+    let (mut daemon, id) = interrupt::unless(interrupted.clone(), find).await?;
     let path = output.unwrap_or_else(|| PathBuf::from(format!("{id}.trace.json")));
     // What keeps it from being written is better known now.
     let mut file = Unfinished::create(&path)?;
-    let recorded = interrupt::unless_interrupted(record(&mut daemon, &id, steps, &context.screen)).await?;
+    let recording = record(&mut daemon, &id, steps, &context.screen);
+    let recorded = interrupt::unless(interrupted, recording).await?;
     profile::write(&recorded, &mut file.writer)?;
     file.keep()?;
     warn(&recorded, steps, &context.screen);
