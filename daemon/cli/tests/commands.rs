@@ -250,16 +250,11 @@ fn a_reader_that_has_had_enough_is_no_failure() {
 #[test]
 fn ctrl_c_stops_after_a_checkpoint_and_resume_goes_on() {
     let place = Place::with_job();
-    let long = ["train", "job.toml", "--set", "data.epochs=100000", "--json"];
+    let often = ["--set", "checkpoint.every_steps=200"];
+    let long = [&["train", "job.toml", "--set", "data.epochs=1000000", "--json"][..], &often].concat();
     let mut child = place.command(&long).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let runs = place.path("checkpoints");
-    let deadline = Instant::now() + Duration::from_secs(60);
-    // The worker trains once the analysis is there.
-    while !has_file(&runs, "analysis.json") {
-        assert!(Instant::now() < deadline, "the job did not begin");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    std::thread::sleep(Duration::from_millis(500));
+    wait_until("the job has a checkpoint", || last_step(&runs) > 0);
     interrupt(&mut child);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -277,12 +272,12 @@ fn ctrl_c_stops_after_a_checkpoint_and_resume_goes_on() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_millis(1500));
+    wait_until("the resumed job has a checkpoint", || last_step(&runs) > steps);
     interrupt(&mut child);
     let output = child.wait_with_output().unwrap();
     let resumed: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(resumed["job"], document["job"]);
-    assert!(resumed["steps"].as_u64().unwrap() >= steps, "{resumed}");
+    assert!(resumed["steps"].as_u64().unwrap() > steps, "{resumed}");
 }
 
 fn interrupt(child: &mut Child) {
@@ -290,8 +285,22 @@ fn interrupt(child: &mut Child) {
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
 }
 
-fn has_file(runs: &Path, name: &str) -> bool {
-    fs::read_dir(runs).is_ok_and(|runs| runs.flatten().any(|run| run.path().join(name).exists()))
+/// The step of the newest committed checkpoint in any of `runs`; 0 without one.
+fn last_step(runs: &Path) -> u64 {
+    let runs = fs::read_dir(runs).into_iter().flatten().flatten();
+    let entries = runs.flat_map(|run| fs::read_dir(run.path()).into_iter().flatten().flatten());
+    let committed = entries.filter(|entry| entry.path().join("manifest.json").exists());
+    let steps = committed.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok());
+    steps.max().unwrap_or(0)
+}
+
+#[track_caller]
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !condition() {
+        assert!(Instant::now() < deadline, "timed out: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// The writing end of a pipe that nobody reads.
