@@ -139,7 +139,7 @@ Examples:
   millstream train job.toml
   millstream train job.toml --set data.epochs=3 --set checkpoint.directory=/tmp/run
   millstream train job.toml --resume
-  millstream train job.toml --history curves.png
+  millstream train job.toml --history curves.svg
   millstream train job.toml --json | jq .eval.auc")]
 pub(crate) struct Train {
     #[command(flatten)]
@@ -147,7 +147,7 @@ pub(crate) struct Train {
     /// Go on with the newest unfinished run of the same job, from its last checkpoint
     #[arg(long)]
     pub(crate) resume: bool,
-    /// Write the loss and metrics over the steps of this run to FILE at its end: .svg, .png or .json
+    /// Write the loss and metrics over the steps of this run to FILE at its end: .svg or .json
     #[arg(long, value_name = "FILE")]
     pub(crate) history: Option<PathBuf>,
 }
@@ -236,7 +236,7 @@ written as it goes.
 
 Examples:
   millstream history census-2f9c
-  millstream history census --svg curves.svg --png curves.png
+  millstream history census --svg curves.svg
   millstream history census --json | jq '.evaluations[-1].metrics.auc'")]
 pub(crate) struct JobHistory {
     #[command(flatten)]
@@ -244,9 +244,6 @@ pub(crate) struct JobHistory {
     /// Draw it as SVG into this file, instead of the terminal
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
-    /// Draw it as PNG into this file, instead of the terminal
-    #[arg(long, value_name = "FILE")]
-    pub(crate) png: Option<PathBuf>,
 }
 
 /// What is scored, with what.

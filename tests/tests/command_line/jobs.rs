@@ -113,14 +113,14 @@ fn the_history_of_a_job_is_told_plotted_and_drawn() {
         assert!(plotted.contains(curve), "{plotted}");
     }
     assert!(plotted.lines().all(|line| line.chars().count() <= 100), "{plotted}");
-    let drawn = shell.run(&["history", id, "--svg", "a.svg", "--png", "a.png"]).with_code(0);
+    let drawn = shell.run(&["history", id, "--svg", "a.svg"]).with_code(0);
     assert_eq!(drawn.stdout, "");
     let begins =
         |name: &str, wanted: &[u8]| std::fs::read(job.directory().join(name)).unwrap().starts_with(wanted);
-    assert!(begins("a.svg", b"<svg ") && begins("a.png", b"\x89PNG"));
+    assert!(begins("a.svg", b"<svg "));
     assert!(shell.run(&["history", "nope"]).with_code(1).stderr.contains("no job `nope`"));
     let refused = shell.run(&["train", "job.toml", "--history", "a.pdf"]).with_code(2).stderr;
-    assert!(refused.contains(".svg, .png or .json"), "{refused}");
+    assert!(refused.contains(".svg or .json"), "{refused}");
     daemon.stop();
 }
 

@@ -21,19 +21,15 @@ const USUAL_WIDTH: usize = 100;
 pub(crate) async fn run(arguments: JobHistory, context: &Context) -> Result<(), Failure> {
     let history = to_daemon(context).await?.history(&arguments.job.id).await?;
     let plot = plot_of(&history);
-    let files = [(&arguments.svg, Picture::Svg), (&arguments.png, Picture::Png)];
-    let mut wrote = false;
-    for (path, picture) in files {
-        let Some(path) = path else { continue };
+    if let Some(path) = &arguments.svg {
         if plot.curves.is_empty() {
             return Err(Failure::Failed(anyhow::anyhow!("{}", nothing(&history))));
         }
-        write(path, &picture.paint(&plot)?)?;
+        write(path, plot::svg(&plot).as_bytes())?;
         context.screen.note(&format!("wrote {}", path.display()));
-        wrote = true;
-    }
-    if wrote && !context.json {
-        return Ok(());
+        if !context.json {
+            return Ok(());
+        }
     }
     context.answer(&HistoryJson::from(&history), || match plot.curves.is_empty() {
         true => nothing(&history),
@@ -41,29 +37,15 @@ pub(crate) async fn run(arguments: JobHistory, context: &Context) -> Result<(), 
     })
 }
 
-/// A kind of picture.
+/// The format of a file that a history is written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Picture {
+pub(crate) enum Form {
     Svg,
-    Png,
+    Json,
 }
-
-impl Picture {
-    fn paint(self, plot: &Plot) -> Result<Vec<u8>, Failure> {
-        Ok(match self {
-            Self::Svg => plot::svg(plot).into_bytes(),
-            Self::Png => plot::png(plot)?,
-        })
-    }
-}
-
-/// What the name of a file that a history is to be written to asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Form(Option<Picture>);
 
 impl Form {
-    /// By the name's ending. What else would keep the file from being written is better known now than when a
-    /// job has run.
+    /// Chosen by the name's extension. Fails early where the directory does not exist, rather than after the job.
     pub(crate) fn of(path: &Path) -> Result<Self, Failure> {
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         if let Some(directory) = directory.filter(|directory| !directory.is_dir()) {
@@ -71,21 +53,21 @@ impl Form {
             return Err(Failure::Usage(message));
         }
         match path.extension().and_then(|extension| extension.to_str()) {
-            Some("svg") => Ok(Self(Some(Picture::Svg))),
-            Some("png") => Ok(Self(Some(Picture::Png))),
-            Some("json") => Ok(Self(None)),
-            _ => Err(Failure::Usage(format!(
-                "a history is written as .svg, .png or .json, and {} is called none of these",
-                path.display()
-            ))),
+            Some("svg") => Ok(Self::Svg),
+            Some("json") => Ok(Self::Json),
+            _ => {
+                let message =
+                    format!("{}: unknown extension; a history is written as .svg or .json", path.display());
+                Err(Failure::Usage(message))
+            }
         }
     }
 
     /// Writes `history` to the file.
     pub(crate) fn write(self, path: &Path, history: &History) -> Result<(), Failure> {
-        let bytes = match self.0 {
-            Some(picture) => picture.paint(&plot_of(history))?,
-            None => document(&HistoryJson::from(history))?,
+        let bytes = match self {
+            Self::Svg => plot::svg(&plot_of(history)).into_bytes(),
+            Self::Json => document(&HistoryJson::from(history))?,
         };
         write(path, &bytes)
     }
@@ -176,7 +158,7 @@ mod tests {
     #[test]
     fn a_file_is_what_its_name_says() {
         let directory = tempfile::tempdir().unwrap();
-        for (name, begins) in [("a.svg", &b"<svg"[..]), ("b.png", b"\x89PNG"), ("c.json", b"{\n  \"job\"")] {
+        for (name, begins) in [("a.svg", &b"<svg"[..]), ("c.json", b"{\n  \"job\"")] {
             let path = directory.path().join(name);
             Form::of(&path).unwrap().write(&path, &history()).unwrap();
             assert!(std::fs::read(&path).unwrap().starts_with(begins), "{name}");

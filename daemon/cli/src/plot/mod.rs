@@ -1,15 +1,12 @@
-//! Curves over steps: [`terminal`] shows them in characters, [`svg`] and [`png`] as a picture.
+//! Curves over steps: [`terminal`] prints them as characters, [`svg`] writes them as a picture.
 //!
-//! Each curve has a panel of its own, with its own scale; the steps below are the same for all. A picture is laid
-//! out once ([`figure`]), as strokes and texts that both kinds of file are painted from.
+//! Each curve has its own panel and scale; all share the axis of steps. [`figure`] lays a picture out as strokes and texts.
 
 mod axis;
 mod figure;
-mod png;
 mod svg;
 mod terminal;
 
-pub(crate) use png::png;
 pub(crate) use svg::svg;
 pub(crate) use terminal::terminal;
 

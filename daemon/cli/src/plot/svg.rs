@@ -24,7 +24,7 @@ pub(crate) fn svg(plot: &Plot) -> String {
                     Anchor::Right => "end",
                 };
                 let [x, y] = at;
-                // Glyphs of a line this high; PNG has the same.
+                // The size is a line's height; glyphs fill nine tenths of it.
                 let size = f64::from(Size::points(*size)) * 0.9;
                 let (colour, text) = (hexadecimal(*colour), escaped(text));
                 writeln!(

@@ -1,13 +1,15 @@
-//! `seeds DIRECTORY`: writes each property's seeds and dictionary for libFuzzer: `NAME/corpus/`, `NAME/dictionary`.
+//! `fuzz_seeds DIRECTORY`: writes each property's seeds and dictionary for libFuzzer (`NAME/corpus/`,
+//! `NAME/dictionary`), and prints the properties' names.
 
 #![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, reason = "a script reads the names")]
 
 use std::fs;
 use std::path::PathBuf;
 
 fn main() -> std::io::Result<()> {
     let directory = std::env::args_os().nth(1).map(PathBuf::from);
-    let directory = directory.ok_or_else(|| std::io::Error::other("usage: seeds DIRECTORY"))?;
+    let directory = directory.ok_or_else(|| std::io::Error::other("usage: fuzz_seeds DIRECTORY"))?;
     for property in &millstream_properties::PROPERTIES {
         let corpus = directory.join(property.name).join("corpus");
         fs::create_dir_all(&corpus)?;
@@ -20,6 +22,7 @@ fn main() -> std::io::Result<()> {
         };
         let words: String = (property.dictionary)().into_iter().map(word).collect();
         fs::write(directory.join(property.name).join("dictionary"), words)?;
+        println!("{}", property.name);
     }
     Ok(())
 }
