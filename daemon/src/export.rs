@@ -37,7 +37,7 @@ use millstream_pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_pipeline::transform::{Scaling, Transform};
 use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_trainer::export::onnx::{NumberScale, OnnxModel};
-use millstream_trainer::export::{ExportError, Tower, Trained, safetensors};
+use millstream_trainer::export::{ExportError, Tower, TrainedModel, safetensors};
 use serde_json::{Value, json};
 
 use crate::job::Job;
@@ -48,7 +48,7 @@ const TERM_BYTES: usize = 32 << 20;
 
 /// A model that can be exported.
 pub struct Exportable {
-    trained: Trained,
+    trained: TrainedModel,
     scales: BTreeMap<String, NumberScale>,
     description: Vec<(String, String)>,
     checkpoint: String,
@@ -64,9 +64,9 @@ impl Exportable {
     pub fn open(directory: &Path, best: bool, tower: Option<Tower>) -> Result<Self> {
         let Scored { directory, step, job, analysis } = scoring::find(directory, best)?;
         let store = CheckpointStore::local(&directory)?;
-        let mut trained = Trained::open(&store, step)?;
+        let mut trained = TrainedModel::open(&store, step)?;
         if let Some(tower) = tower {
-            trained = trained.only(tower)?;
+            trained = trained.select_tower(tower)?;
         }
         let transform = Transform::resolve(&job.features, &job.label, &job.data.missing, &analysis)?;
         let scalings: BTreeMap<&str, Scaling> = transform.scalings().collect();
@@ -91,7 +91,7 @@ impl Exportable {
     }
 
     /// The model.
-    pub fn trained(&self) -> &Trained {
+    pub fn trained(&self) -> &TrainedModel {
         &self.trained
     }
 
@@ -121,13 +121,13 @@ impl Exportable {
 fn features(
     job: &Job,
     analysis: &Analysis,
-    trained: &Trained,
+    trained: &TrainedModel,
     scalings: &BTreeMap<&str, Scaling>,
 ) -> (Vec<Value>, Vec<String>) {
     let schema = &trained.snapshot.schema;
     let mut room = TERM_BYTES;
     let (mut told, mut left_out) = (Vec::new(), Vec::new());
-    let read = job.features.iter().filter(|spec| trained.reads(&spec.name));
+    let read = job.features.iter().filter(|spec| trained.reads_feature(&spec.name));
     for FeatureSpec { name, columns, kind, maximum, weights } in read {
         let (kind, of_kind) = match kind {
             FeatureKind::Vocabulary { terms, oov_buckets } => {

@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).as_deref() == Some(OsStr::new(worker::ARGUMENT)) {
         return worker::process::main();
     }
-    millstream_pipeline::allocator::give_back_large_blocks();
+    millstream_pipeline::allocator::return_large_blocks_to_os();
     millstream_pipeline::format::parquet::quiet_decoder_panics();
     match run(Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,

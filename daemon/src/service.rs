@@ -26,7 +26,7 @@ use tonic::{Request, Response, Status};
 
 use crate::daemon::{Daemon, Predictions, SubmitError, Target};
 use crate::state::{Evaluation, History, HistoryPoint, JobRecord, JobState, LogRecord, Metrics, StoreError};
-use millstream_trainer::metrics::Measured;
+use millstream_trainer::metrics::MetricValue;
 
 /// Bytes under way between a client and a daemon in one process, in each direction.
 const PIPE_BYTES: usize = 64 << 10;
@@ -272,14 +272,14 @@ fn state_message(state: JobState) -> proto::JobState {
 }
 
 fn metrics_message(metrics: &Metrics) -> proto::Metrics {
-    let measured = |&Measured { metric, value, error }: &Measured| proto::Measured {
+    let measured = |&MetricValue { metric, value, error }: &MetricValue| proto::Measured {
         name: metric.name().to_owned(),
         value,
         error,
     };
     proto::Metrics {
         label: metrics.label.clone(),
-        measured: metrics.measured.iter().map(measured).collect(),
+        measured: metrics.values.iter().map(measured).collect(),
         groups: metrics.groups,
         examples: metrics.examples,
     }

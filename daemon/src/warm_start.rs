@@ -14,11 +14,11 @@ use millstream_backend::Backend;
 use millstream_batch::BatchSchema;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::spec::FeatureSpec;
-use millstream_pipeline::transform::{IdMapping, map_ids};
-use millstream_trainer::checkpoint::{CheckpointStore, Element, Extent, Snapshot};
+use millstream_pipeline::transform::{self, map_ids};
+use millstream_trainer::checkpoint::{CheckpointScope, CheckpointStore, Element, Snapshot};
 use millstream_trainer::session::Session;
 use millstream_trainer::spec::ModelSpec;
-use millstream_trainer::warm_start::{IdsThen, Report, WarmStart};
+use millstream_trainer::warm_start::{IdMapping, WarmStart, WarmStartReport};
 
 use crate::job::{Job, WarmStartSpec};
 use crate::plan::JobPlan;
@@ -30,7 +30,7 @@ pub struct Beginning {
     /// The checkpoint.
     pub checkpoint: PathBuf,
     /// What is carried of it.
-    pub report: Report,
+    pub report: WarmStartReport,
 }
 
 /// A job's own part of it.
@@ -91,7 +91,7 @@ pub(crate) fn begin<B: Backend<Scalar: Element>>(
 ) -> Result<()> {
     let here = || format!("warm start from {}", checkpoint.display());
     let then = scoring::find(checkpoint, false).with_context(here)?;
-    let loaded = CheckpointStore::local(&then.directory)?.load(then.step, Extent::Scoring)?;
+    let loaded = CheckpointStore::local(&then.directory)?.load(then.step, CheckpointScope::Scoring)?;
     let read = |name: &str| {
         let path = directory.join(name);
         Ok::<_, anyhow::Error>((fs::read_to_string(&path).with_context(|| path.display().to_string())?, path))
@@ -108,13 +108,15 @@ fn compare(then: &Scored, snapshot: &Snapshot, now: &Now<'_>) -> Result<WarmStar
     let mut failed = None;
     let ids = |feature: &str| {
         let both = of(&then.job.features, feature).zip(of(&now.job.features, feature));
-        let Some((before, here)) = both else { return IdsThen::Unlike("is no feature of both jobs".into()) };
+        let Some((before, here)) = both else {
+            return IdMapping::Incompatible("is no feature of both jobs".into());
+        };
         let before = (&then.job.features[before], &then.analysis);
         match map_ids(before, (&now.job.features[here], now.analysis)) {
-            Ok(IdMapping::Unchanged) => IdsThen::Same,
-            Ok(IdMapping::PerId(ids)) => IdsThen::Each(ids),
-            Ok(IdMapping::Incompatible(why)) => IdsThen::Unlike(why),
-            Err(error) => IdsThen::Unlike(failed.insert(error).to_string()),
+            Ok(transform::IdMapping::Unchanged) => IdMapping::Same,
+            Ok(transform::IdMapping::PerId(ids)) => IdMapping::Mapped(ids),
+            Ok(transform::IdMapping::Incompatible(why)) => IdMapping::Incompatible(why),
+            Err(error) => IdMapping::Incompatible(failed.insert(error).to_string()),
         }
     };
     let (classes_then, tasks) =

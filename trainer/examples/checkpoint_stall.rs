@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use millstream_backend::Cpu;
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout, Stream};
-use millstream_trainer::checkpoint::{CheckpointStore, Writer};
+use millstream_trainer::checkpoint::{CheckpointStore, CheckpointWriter};
 use millstream_trainer::init::Init;
 use millstream_trainer::session::{Session, SessionError};
 use millstream_trainer::spec::{
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let directory = parent.join(format!("millstream-checkpoint-stall-{}", std::process::id()));
     let store = CheckpointStore::create_local(&directory)?;
-    let mut writer = Writer::start(store, session.image(), Vec::new())?;
+    let mut writer = CheckpointWriter::spawn(store, session.allocate_copy(), Vec::new())?;
     writer.wait()?;
     (0..STEPS).try_for_each(|_| step(&mut session).map(drop))?;
     let alone = (0..STEPS).map(|_| step(&mut session)).collect::<Result<Vec<_>, _>>()?;
@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for _ in 0..RUNS {
         copies.push(plain_copy(&from, &mut to));
         let start = Instant::now();
-        writer.begin::<SessionError>(1, |image| session.capture(image))?;
+        writer.start_commit::<SessionError>(1, |image| session.capture(image))?;
         stalls.push(start.elapsed().as_secs_f64());
         while !writer.is_idle() {
             beside.push(step(&mut session)?);

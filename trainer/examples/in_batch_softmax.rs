@@ -89,12 +89,12 @@ fn softmax(
         matrix
     };
     let (queries, items) = (matrix("queries"), matrix("items"));
-    let (mut by_queries, mut by_items, mut sums) = (matrix("a"), matrix("b"), backend.matrix(1, 2));
+    let (mut query_grad, mut item_grad, mut sums) = (matrix("a"), matrix("b"), backend.matrix(1, 2));
     let mut work = backend.softmax_work(rows, dim);
     let softmax =
         InBatchSoftmax { batch: &batch, queries: &queries, items: &items, temperature: 0.125, item_id };
     Ok(best_of(runs, || {
-        backend.in_batch_softmax(&softmax, &mut work, &mut by_queries, &mut by_items, &mut sums);
+        backend.in_batch_softmax(&softmax, &mut work, &mut query_grad, &mut item_grad, &mut sums);
     }))
 }
 

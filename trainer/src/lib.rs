@@ -2,7 +2,7 @@
 //!
 //! * [`spec`]: what a job asks of training.
 //! * [`model`]: the models; [`pass`], [`layers`] and [`parameter`] are what they are made of, [`init`],
-//!   [`learner`], [`optimizer`], [`schedule`] and [`loss`] what they start from, change by and are judged by.
+//!   [`gradients`], [`optimizer`], [`schedule`] and [`loss`] what they start from, change by and are judged by.
 //! * [`metrics`]: what an evaluation says of a model.
 //! * [`checkpoint`]: models and positions, stored whole or not at all.
 //! * [`export`]: a trained model for other programs, as safetensors and ONNX.
@@ -12,9 +12,9 @@
 
 pub mod checkpoint;
 pub mod export;
+pub mod gradients;
 pub mod init;
 pub mod layers;
-pub mod learner;
 pub mod loss;
 pub mod metrics;
 pub mod model;

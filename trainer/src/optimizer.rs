@@ -15,7 +15,7 @@ pub struct Optimizer {
 /// A constant that an optimizer cannot have.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("`{constant}` is {found}; expected {expected}")]
-pub struct BadConstant {
+pub struct InvalidHyperparameter {
     /// Its key.
     pub constant: &'static str,
     /// What it is.
@@ -29,7 +29,7 @@ impl Optimizer {
     ///
     /// # Errors
     /// When a constant is out of its range.
-    pub fn new(spec: &OptimizerSpec) -> Result<Self, BadConstant> {
+    pub fn new(spec: &OptimizerSpec) -> Result<Self, InvalidHyperparameter> {
         match *spec {
             OptimizerSpec::Sgd { learning_rate, l2 } => {
                 positive("learning_rate", learning_rate)?;
@@ -168,7 +168,7 @@ impl Optimizer {
     }
 }
 
-fn check_adam(adam: &AdamSpec) -> Result<(), BadConstant> {
+fn check_adam(adam: &AdamSpec) -> Result<(), InvalidHyperparameter> {
     positive("learning_rate", adam.learning_rate)?;
     not_negative("l2", adam.l2)?;
     below_one("beta1", adam.beta1)?;
@@ -188,19 +188,31 @@ fn adam_update(adam: &AdamSpec, weight_decay: f32, step: Step) -> Formula {
     }
 }
 
-fn below_one(constant: &'static str, found: f32) -> Result<(), BadConstant> {
+fn below_one(constant: &'static str, found: f32) -> Result<(), InvalidHyperparameter> {
     let expected = "a number of at least 0 and below 1";
-    if (0.0..1.0).contains(&found) { Ok(()) } else { Err(BadConstant { constant, found, expected }) }
+    if (0.0..1.0).contains(&found) {
+        Ok(())
+    } else {
+        Err(InvalidHyperparameter { constant, found, expected })
+    }
 }
 
-fn positive(constant: &'static str, found: f32) -> Result<(), BadConstant> {
+fn positive(constant: &'static str, found: f32) -> Result<(), InvalidHyperparameter> {
     let is_good = found > 0.0 && found.is_finite();
-    if is_good { Ok(()) } else { Err(BadConstant { constant, found, expected: "a number above 0" }) }
+    if is_good {
+        Ok(())
+    } else {
+        Err(InvalidHyperparameter { constant, found, expected: "a number above 0" })
+    }
 }
 
-fn not_negative(constant: &'static str, found: f32) -> Result<(), BadConstant> {
+fn not_negative(constant: &'static str, found: f32) -> Result<(), InvalidHyperparameter> {
     let is_good = found >= 0.0 && found.is_finite();
-    if is_good { Ok(()) } else { Err(BadConstant { constant, found, expected: "a number not below 0" }) }
+    if is_good {
+        Ok(())
+    } else {
+        Err(InvalidHyperparameter { constant, found, expected: "a number not below 0" })
+    }
 }
 
 #[cfg(test)]

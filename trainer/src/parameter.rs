@@ -68,7 +68,7 @@ pub struct ParameterSpec {
 /// More numbers than memory can hold.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("parameter `{parameter}` of {rows} rows of {columns} numbers does not fit in memory")]
-pub struct TooLarge {
+pub struct ParameterTooLarge {
     /// Its name.
     pub parameter: String,
     /// Its rows.
@@ -87,7 +87,7 @@ impl ParameterSpec {
         (rows, columns): (usize, usize),
         init: Init,
         optimizer: Optimizer,
-    ) -> Result<Self, TooLarge> {
+    ) -> Result<Self, ParameterTooLarge> {
         let (shape, optimizer) = (vec![rows, columns], Some(optimizer));
         Self { name, rows, columns, shape, float: Float::F32, init, optimizer }.checked()
     }
@@ -102,7 +102,12 @@ impl ParameterSpec {
     ///
     /// # Errors
     /// As [`ParameterSpec::matrix`].
-    pub fn row(name: String, columns: usize, init: Init, optimizer: Optimizer) -> Result<Self, TooLarge> {
+    pub fn row(
+        name: String,
+        columns: usize,
+        init: Init,
+        optimizer: Optimizer,
+    ) -> Result<Self, ParameterTooLarge> {
         let optimizer = Some(optimizer);
         Self { name, rows: 1, columns, shape: vec![columns], float: Float::F32, init, optimizer }.checked()
     }
@@ -111,7 +116,7 @@ impl ParameterSpec {
     ///
     /// # Errors
     /// As [`ParameterSpec::matrix`].
-    pub fn untrained_row(name: String, columns: usize, init: Init) -> Result<Self, TooLarge> {
+    pub fn untrained_row(name: String, columns: usize, init: Init) -> Result<Self, ParameterTooLarge> {
         Self { name, rows: 1, columns, shape: vec![columns], float: Float::F32, init, optimizer: None }
             .checked()
     }
@@ -120,19 +125,24 @@ impl ParameterSpec {
     ///
     /// # Errors
     /// As [`ParameterSpec::matrix`].
-    pub fn column(name: String, rows: usize, init: Init, optimizer: Optimizer) -> Result<Self, TooLarge> {
+    pub fn column(
+        name: String,
+        rows: usize,
+        init: Init,
+        optimizer: Optimizer,
+    ) -> Result<Self, ParameterTooLarge> {
         let optimizer = Some(optimizer);
         Self { name, rows, columns: 1, shape: vec![rows], float: Float::F32, init, optimizer }.checked()
     }
 
     /// Refuses what no allocation can hold, before anything is allocated.
-    fn checked(self) -> Result<Self, TooLarge> {
+    fn checked(self) -> Result<Self, ParameterTooLarge> {
         const WORST_FLOATS_A_NUMBER: usize = 16;
         let limit = isize::MAX as usize / size_of::<f64>() / WORST_FLOATS_A_NUMBER;
         if self.rows.checked_mul(self.columns).is_some_and(|numbers| numbers <= limit) {
             return Ok(self);
         }
-        Err(TooLarge { parameter: self.name, rows: self.rows, columns: self.columns })
+        Err(ParameterTooLarge { parameter: self.name, rows: self.rows, columns: self.columns })
     }
 
     /// Weights first, then each array of state.
@@ -204,7 +214,7 @@ pub struct MatrixParameter<D: Device> {
 }
 
 impl<D: Device> MatrixParameter<D> {
-    /// Makes room for the parameter.
+    /// Makes buffers for the parameter.
     pub fn new(device: &D, spec: ParameterSpec) -> Self {
         let matrix = || device.matrix(spec.rows, spec.columns);
         let states = spec.states().iter().map(|_| matrix()).collect();
@@ -276,7 +286,7 @@ impl<B: Backend> Stored<'_, B> {
     }
 
     /// Numbers of a copy.
-    pub fn copied_numbers(&self, spec: &ParameterSpec) -> usize {
+    pub fn copy_len(&self, spec: &ParameterSpec) -> usize {
         match self {
             Self::Table(_) => B::copied_numbers(spec.table_shape()),
             Self::Matrix { .. } => spec.parts().map(|part| spec.tensor(part).len()).sum(),
@@ -293,7 +303,7 @@ impl<B: Backend> Stored<'_, B> {
         TablePlace { first, stride: spec.columns }
     }
 
-    /// Copies all of it, as fast as can be, to `out`, which has room for just that.
+    /// Copies all of it, as fast as can be, to `out`, which has buffers for just that.
     pub fn copy(&self, backend: &B, spec: &ParameterSpec, mut out: &mut [B::Scalar]) {
         if let Self::Table(table) = self {
             return backend.copy_table(table, spec.table_shape(), out);

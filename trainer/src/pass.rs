@@ -17,17 +17,17 @@ pub struct Pass {
     pub purpose: Purpose,
 }
 
-/// What activations of a pass, and gradients by them, take room for.
+/// What activations of a pass, and gradients by them, take buffers for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct BufferSpec {
     /// The most rows of a pass.
     pub rows: usize,
     /// The format of their numbers.
     pub float: Float,
 }
 
-impl Room {
-    /// Room for `columns` numbers a row.
+impl BufferSpec {
+    /// BufferSpec for `columns` numbers a row.
     pub fn matrix<D: Device>(self, device: &D, columns: usize) -> D::Matrix {
         device.matrix_of(self.float, self.rows, columns)
     }
@@ -38,7 +38,7 @@ impl Room {
     }
 
     /// The same for what keeps single precision: logits, and moments of rows.
-    pub fn sums<D: Device>(self, device: &D, columns: usize) -> D::Matrix {
+    pub fn fp32<D: Device>(self, device: &D, columns: usize) -> D::Matrix {
         device.matrix(self.rows, columns)
     }
 }
@@ -60,7 +60,7 @@ impl Purpose {
 }
 
 /// What the rounding of tables in step `number` of a job with this seed is drawn by.
-pub fn draws_of(seed: u64, number: u64) -> u64 {
+pub fn rounding_key(seed: u64, number: u64) -> u64 {
     key_of(seed, &format!("rounding of step {number}"))
 }
 

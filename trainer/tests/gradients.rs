@@ -12,22 +12,22 @@ use millstream_backend::{
     TablePart,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
+use millstream_trainer::gradients::{ApplyUpdates, GradientVisitor};
 use millstream_trainer::init::Init;
 use millstream_trainer::layers::{
     Cross, CrossActivations, CrossGradients, Dense, Embedding, Linear, Mlp, MlpActivations, MlpGradients,
     Tables,
 };
-use millstream_trainer::learner::{Descent, Learner};
 use millstream_trainer::optimizer::Optimizer;
 use millstream_trainer::parameter::{MatrixParameter, ParameterSpec, Parameters};
-use millstream_trainer::pass::{Pass, Purpose, Room};
+use millstream_trainer::pass::{BufferSpec, Pass, Purpose};
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{CrossSpec, HiddenLayerSpec, Normalization, OptimizerSpec};
 
 const ROWS: usize = 6;
 const STEP: f64 = 1e-5;
 const BACKEND: &Reference = &Reference;
-const ROOM: Room = Room { rows: ROWS, float: Float::F32 };
+const BUFFERS: BufferSpec = BufferSpec { rows: ROWS, float: Float::F32 };
 /// All rows at once, some of the numbers left out where layers do so.
 const PASS: Pass = Pass { rows: 0..ROWS, purpose: Purpose::Training(11) };
 
@@ -163,11 +163,11 @@ fn planned() -> <Reference as Device>::RowPlan {
 }
 
 /// One step of plain descent by what `layer` shows.
-fn descend(layer: impl FnOnce(&mut dyn Learner<Reference>)) {
+fn descend(layer: impl FnOnce(&mut dyn GradientVisitor<Reference>)) {
     let (batch, plan) = (uploaded(), planned());
     let (touched, scale) = ((&batch, &plan), &filled(1, 1, &[1.0]));
     let (clip, step) = (f64::INFINITY, Step::number(1));
-    layer(&mut Descent { backend: BACKEND, touched, scale, clip, step, draws: 0 });
+    layer(&mut ApplyUpdates { backend: BACKEND, touched, scale, clip, step, draws: 0 });
 }
 
 /// A parameter's numbers; and the same parameter with others.
@@ -186,19 +186,19 @@ fn dense_layer() {
         let mut layer = Dense::new(BACKEND, "dense", (inputs, outputs), activation, sgd()).unwrap();
         scatter(&mut layer);
         let input = matrix("input", ROWS, inputs);
-        let by_output = numbers("by output", ROWS * outputs);
+        let output_grad = numbers("by output", ROWS * outputs);
         let value = |layer: &Dense<Reference>, input: &ReferenceMatrix| {
             let mut output = BACKEND.matrix(ROWS, outputs);
             layer.forward(BACKEND, &PASS, input, &mut output);
-            (dot(&output, &by_output), output)
+            (dot(&output, &output_grad), output)
         };
         let (_, output) = value(&layer, &input);
-        let mut by_input = BACKEND.matrix(ROWS, inputs);
-        let mut masked = filled(ROWS, outputs, &by_output);
-        layer.backward(BACKEND, &PASS, &input, &output, &mut masked, Some(&mut by_input));
+        let mut input_grad = BACKEND.matrix(ROWS, inputs);
+        let mut masked = filled(ROWS, outputs, &output_grad);
+        layer.backward(BACKEND, &PASS, &input, &output, &mut masked, Some(&mut input_grad));
 
         let at = read(&input, ROWS * inputs);
-        check("input", &at, &read(&by_input, ROWS * inputs), |x| value(&layer, &filled(ROWS, inputs, x)).0);
+        check("input", &at, &read(&input_grad, ROWS * inputs), |x| value(&layer, &filled(ROWS, inputs, x)).0);
         let (at, gradient) = (value_of(&layer.weights), read(&layer.weights.gradient, inputs * outputs));
         check("weights", &at, &gradient, |x| {
             set(&mut layer.weights, x);
@@ -228,28 +228,28 @@ fn mlp_with(hidden_layer: &HiddenLayerSpec) {
     let mut mlp = Mlp::new(BACKEND, "mlp", 5, hidden, (2, Activation::Identity), sgd()).unwrap();
     scatter(&mut mlp);
     let input = matrix("input", ROWS, 5);
-    let by_output = numbers("by output", ROWS * 2);
+    let output_grad = numbers("by output", ROWS * 2);
     let value = |mlp: &mut Mlp<Reference>, input: &ReferenceMatrix| {
-        let mut saved = MlpActivations::new(BACKEND, ROOM, mlp);
+        let mut saved = MlpActivations::new(BACKEND, BUFFERS, mlp);
         mlp.forward(BACKEND, &PASS, input, &mut saved);
-        (dot(saved.output(), &by_output), saved)
+        (dot(saved.output(), &output_grad), saved)
     };
     let (_, saved) = value(&mut mlp, &input);
-    let mut work = MlpGradients::new(BACKEND, ROOM, &mlp);
+    let mut work = MlpGradients::new(BACKEND, BUFFERS, &mlp);
     // The last input column is one that nothing learns from.
-    let mut by_input = BACKEND.matrix(ROWS, 4);
-    let mut by_last = filled(ROWS, 2, &by_output);
-    mlp.backward(BACKEND, &PASS, &input, &saved, &mut work, &mut by_last, Some(&mut by_input));
+    let mut input_grad = BACKEND.matrix(ROWS, 4);
+    let mut by_last = filled(ROWS, 2, &output_grad);
+    mlp.backward(BACKEND, &PASS, &input, &saved, &mut work, &mut by_last, Some(&mut input_grad));
 
     let all = read(&input, ROWS * 5);
     let at: Vec<f64> = all.chunks(5).flat_map(|row| row[..4].to_vec()).collect();
-    check("input", &at, &read(&by_input, ROWS * 4), |x| {
+    check("input", &at, &read(&input_grad, ROWS * 4), |x| {
         let rows = x.chunks(4).zip(all.chunks(5));
         let moved: Vec<f64> = rows.flat_map(|(x, row)| [x, &row[4..]].concat()).collect();
         value(&mut mlp, &filled(ROWS, 5, &moved)).0
     });
     let before = values_of(&mlp);
-    descend(|learner| mlp.learn(learner));
+    descend(|visitor| mlp.visit_gradients(visitor));
     let after = values_of(&mlp);
     // What is kept of the moments is not trained, and scores only.
     let trained: Vec<bool> = mlp.stored().iter().map(|(spec, _)| spec.optimizer.is_some()).collect();
@@ -282,7 +282,7 @@ fn embedding() {
         };
         let mut stepped = new();
         let gradient = filled(ROWS, columns, &weights);
-        descend(|learner| stepped.learn(&gradient, 0, learner));
+        descend(|visitor| stepped.visit_gradients(&gradient, 0, visitor));
         let at = values_of(&new());
         let after = values_of(&stepped);
         for (table, (at, after)) in at.iter().zip(&after).enumerate() {
@@ -304,16 +304,16 @@ fn linear() {
         linear
     };
     let batch = uploaded();
-    let by_output = numbers("by output", ROWS);
+    let output_grad = numbers("by output", ROWS);
     let value = |linear: &Linear<Reference>| {
         let mut output = BACKEND.matrix(ROWS, 1);
         linear.forward(BACKEND, &batch, &PASS, &mut output);
-        dot(&output, &by_output)
+        dot(&output, &output_grad)
     };
     let mut stepped = new();
-    let gradient = filled(ROWS, 1, &by_output);
+    let gradient = filled(ROWS, 1, &output_grad);
     stepped.backward(BACKEND, &batch, &PASS, &gradient);
-    descend(|learner| stepped.learn(&gradient, learner));
+    descend(|visitor| stepped.visit_gradients(&gradient, visitor));
     let mut moved = new();
     let at = value_of(&moved.dense_weights);
     check("dense weights", &at, &read(&stepped.dense_weights.gradient, 2), |x| {
@@ -345,24 +345,24 @@ fn cross() {
         let mut cross = Cross::new(BACKEND, WIDTH, &CrossSpec { layers: 3, rank }, sgd()).unwrap();
         scatter(&mut cross);
         let first = matrix("first", ROWS, WIDTH);
-        let by_output = numbers("by output", ROWS * WIDTH);
+        let output_grad = numbers("by output", ROWS * WIDTH);
         let value = |cross: &Cross<Reference>, first: &ReferenceMatrix| {
-            let mut saved = CrossActivations::new(BACKEND, ROOM, cross);
+            let mut saved = CrossActivations::new(BACKEND, BUFFERS, cross);
             cross.forward(BACKEND, &PASS, first, &mut saved);
-            (dot(saved.output(), &by_output), saved)
+            (dot(saved.output(), &output_grad), saved)
         };
         let (_, saved) = value(&cross, &first);
-        let mut work = CrossGradients::new(BACKEND, ROOM, &cross);
-        let mut by_last = filled(ROWS, WIDTH, &by_output);
+        let mut work = CrossGradients::new(BACKEND, BUFFERS, &cross);
+        let mut by_last = filled(ROWS, WIDTH, &output_grad);
         // What is there already, it is added to.
-        let mut by_first = filled(ROWS, WIDTH, &[100.0; ROWS * WIDTH]);
-        cross.backward(BACKEND, &PASS, &first, &saved, &mut work, &mut by_last, &mut by_first);
-        let gradient: Vec<f64> = read(&by_first, ROWS * WIDTH).iter().map(|g| g - 100.0).collect();
+        let mut first_grad = filled(ROWS, WIDTH, &[100.0; ROWS * WIDTH]);
+        cross.backward(BACKEND, &PASS, &first, &saved, &mut work, &mut by_last, &mut first_grad);
+        let gradient: Vec<f64> = read(&first_grad, ROWS * WIDTH).iter().map(|g| g - 100.0).collect();
         let at = read(&first, ROWS * WIDTH);
         check("first", &at, &gradient, |x| value(&cross, &filled(ROWS, WIDTH, x)).0);
 
         let before = values_of(&cross);
-        descend(|learner| cross.learn(learner));
+        descend(|visitor| cross.visit_gradients(visitor));
         let after = values_of(&cross);
         assert_eq!(before.len(), if rank.is_some() { 9 } else { 6 });
         scatter(&mut cross);

@@ -187,7 +187,7 @@ fn what_cannot_be_built_is_refused() {
     let mut wide = spec();
     wide.deep.embedding_dim = u32::MAX.into();
     let too_large = ModelPlan::new(&ModelSpec::WideDeep(wide), &huge, &training()).unwrap_err();
-    assert!(matches!(too_large, ModelError::TooLarge { .. }), "{too_large}");
+    assert!(matches!(too_large, ModelError::ParameterTooLarge { .. }), "{too_large}");
 }
 
 #[test]

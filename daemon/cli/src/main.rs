@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         return millstream_daemon::worker::process::main();
     }
     let arguments = Arguments::parse();
-    millstream_daemon::pipeline::allocator::give_back_large_blocks();
+    millstream_daemon::pipeline::allocator::return_large_blocks_to_os();
     millstream_daemon::pipeline::format::parquet::quiet_decoder_panics();
     let screen = Screen::new();
     log_to(&screen);

@@ -62,7 +62,7 @@ pub(super) fn read(
 ) -> EvaluationSpec {
     let group = read_group(&mut section, names, features);
     let Judged(labels) = judged;
-    if group.is_some() && !labels.iter().any(|&(_, prediction)| Metric::GroupAuc.is_of(prediction)) {
+    if group.is_some() && !labels.iter().any(|&(_, prediction)| Metric::GroupAuc.applies_to(prediction)) {
         section.error("group", "groups are those of the group AUC, which is of labels that are 0 or 1");
     }
     let every_steps = section.whole("every_steps", 1..=u64::MAX);
@@ -133,7 +133,7 @@ fn read_metric(
     if metric == Some(Metric::GroupAuc) && group.is_none() {
         section.error(key, "\"group_auc\" needs groups: `group` in [evaluation]");
     }
-    if let Some(metric) = metric.filter(|metric| !metric.is_of(prediction)) {
+    if let Some(metric) = metric.filter(|metric| !metric.applies_to(prediction)) {
         let whose = if name.is_empty() { "the label".to_owned() } else { format!("`{name}`") };
         let (of, how) = match prediction {
             _ if metric == Metric::Top5Accuracy => ("more than 5 classes", "otherwise"),
@@ -144,8 +144,8 @@ fn read_metric(
         };
         section.error(key, format!("\"{}\" is of {of}, and {whose} is predicted {how}", metric.name()));
     }
-    let usual = usual.0.filter(|metric| metric.is_of(prediction));
-    (metric.or(usual).unwrap_or(Metric::usual(prediction)), label)
+    let usual = usual.0.filter(|metric| metric.applies_to(prediction));
+    (metric.or(usual).unwrap_or(Metric::default_for(prediction)), label)
 }
 
 /// Reads which checkpoints are kept of a job that is evaluated as `evaluation` says.

@@ -174,13 +174,13 @@ impl Labels {
         model_at: At,
         problems: &Problems<'_>,
     ) -> LabelSpec {
-        if self.all.len() > 1 && !model.takes_several_labels() {
+        if self.all.len() > 1 && !model.supports_multiple_labels() {
             let (kind, labels) = (model.kind(), self.all.len());
             let message =
                 format!("\"{kind}\" predicts one label, and there are {labels}; \"mmoe\" predicts several");
             problems.error(model_at, message);
         }
-        if self.classes().is_some() && !model.takes_classes() {
+        if self.classes().is_some() && !model.supports_classes() {
             let message = format!(
                 "\"{}\" does not predict one of several classes; \"linear\", \"mlp\", \"wide_deep\", \"dcn_v2\" and \
                  \"dlrm\" do",

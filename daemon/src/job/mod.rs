@@ -29,7 +29,7 @@ use millstream_pipeline::spec::{
     CacheSpec, DataSpec, FeatureKind, FeatureSpec, FormatName, LabelSpec, OnBadRecord, Terms,
 };
 use millstream_pipeline::storage::{AzSpec, GsSpec, S3Spec, StorageSpec};
-use millstream_trainer::session::{BestSpec, JudgeSpec};
+use millstream_trainer::session::{BestSpec, SelectionSpec};
 use millstream_trainer::spec::{BatchScaling, DeviceSpec, ModelSpec, TrainingSpec};
 use sha2::{Digest, Sha256};
 
@@ -114,8 +114,8 @@ impl Job {
     }
 
     /// What its evaluations are to say of how to go on.
-    pub fn judge(&self) -> JudgeSpec {
-        JudgeSpec { stopping: self.evaluation.stopping, best: self.checkpoint.best }
+    pub fn judge(&self) -> SelectionSpec {
+        SelectionSpec { stopping: self.evaluation.stopping, best: self.checkpoint.best }
     }
 
     /// What fixes the result of the job, as SHA-256 in hexadecimal: two jobs with the same fingerprint, on

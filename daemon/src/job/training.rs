@@ -28,12 +28,12 @@ const DECAYS: [(&str, Decay); 5] = [
 
 /// Reads how to train `model` to predict `labels`; `seed` is the job's.
 pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labels: &Labels) -> TrainingSpec {
-    if model.chooses_in_batches() {
+    if model.uses_in_batch_softmax() {
         refuse_what_is_of_labels(&training);
     }
     let named = |it: Precision| (it.name(), it);
     let precision = training.choice("precision", &Precision::ALL.map(named)).unwrap_or_default();
-    let of_tables = training.choice("embedding_precision", &Precision::STORED.map(named));
+    let of_tables = training.choice("embedding_precision", &Precision::STORAGE.map(named));
     let embedding_precision = of_tables.unwrap_or_default();
     let loss_scale = read_loss_scale(&mut training, precision);
     let device = read_device(&mut training);
@@ -63,7 +63,7 @@ pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labe
 fn read_device(training: &mut Section<'_>) -> DeviceSpec {
     let Some(text) = training.text("device") else { return DeviceSpec::default() };
     text.text.parse().unwrap_or_else(|()| {
-        training.error_at(text.at, format!("expected {}, found \"{}\"", DeviceSpec::WRITTEN, text.text));
+        training.error_at(text.at, format!("expected {}, found \"{}\"", DeviceSpec::SYNTAX, text.text));
         DeviceSpec::default()
     })
 }

@@ -153,7 +153,7 @@ pub struct Evaluation {
     pub step: u64,
     /// The epoch that it followed, from 0.
     pub epoch: u32,
-    /// Numbers by their names, as [`Metrics::named`] has them.
+    /// Numbers by their names, as [`Metrics::named_values`] has them.
     pub metrics: Vec<(String, f64)>,
 }
 

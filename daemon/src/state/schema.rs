@@ -159,8 +159,8 @@ mod tests {
             connection.query_row("SELECT eval FROM job WHERE id = ?1", [id], |row| row.get(0)).unwrap()
         };
         let metrics: Metrics = serde_json::from_str(&eval("a").unwrap()).unwrap();
-        assert_eq!((metrics.of(Metric::Auc), metrics.of(Metric::LogLoss)), (Some(0.8125), Some(0.25)));
-        assert_eq!((metrics.of(Metric::Rmse), metrics.examples, metrics.groups), (None, 99, None));
+        assert_eq!((metrics.value(Metric::Auc), metrics.value(Metric::LogLoss)), (Some(0.8125), Some(0.25)));
+        assert_eq!((metrics.value(Metric::Rmse), metrics.examples, metrics.groups), (None, 99, None));
         assert_eq!(eval("b"), None);
     }
 

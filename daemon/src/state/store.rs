@@ -360,7 +360,7 @@ pub(super) fn missing_job(error: rusqlite::Error, id: &str) -> StoreError {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use millstream_backend::{Description, GpuName, LibraryVersion};
-    use millstream_trainer::metrics::{Measured, Metric};
+    use millstream_trainer::metrics::{Metric, MetricValue};
 
     use super::*;
 
@@ -374,12 +374,12 @@ mod tests {
 
     /// Each of another value, so that no two can be mistaken for each other.
     fn metrics() -> Metrics {
-        let values = Metric::ALL.iter().zip(1_u8..).map(|(&(_, metric), nth)| Measured {
+        let values = Metric::ALL.iter().zip(1_u8..).map(|(&(_, metric), nth)| MetricValue {
             metric,
             value: Some(f64::from(nth) / 10.0),
-            error: metric.is_bounded().then(|| f64::from(nth) / 1000.0),
+            error: metric.has_error_bound().then(|| f64::from(nth) / 1000.0),
         });
-        Metrics { measured: values.collect(), groups: Some(12), examples: 99, ..Metrics::default() }
+        Metrics { values: values.collect(), groups: Some(12), examples: 99, ..Metrics::default() }
     }
 
     fn full_record() -> JobRecord {
@@ -437,10 +437,10 @@ mod tests {
     #[test]
     fn metrics_of_several_labels_survive_and_those_that_are_not_defined() {
         let store = Store::open_in_memory().unwrap();
-        let undefined = |measured: &mut Measured| (measured.value, measured.error) = (None, None);
+        let undefined = |measured: &mut MetricValue| (measured.value, measured.error) = (None, None);
         let mut eval = vec![metrics(), metrics()];
-        eval[0].measured.iter_mut().for_each(undefined);
-        eval[1].measured.retain(|measured| measured.metric == Metric::Rmse);
+        eval[0].values.iter_mut().for_each(undefined);
+        eval[1].values.retain(|measured| measured.metric == Metric::Rmse);
         eval[1].groups = None;
         for (label, metrics) in ["bought", "price"].into_iter().zip(&mut eval) {
             metrics.label = label.to_owned();

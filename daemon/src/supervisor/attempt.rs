@@ -22,7 +22,7 @@ use crate::state::{HistoryPoint, JobRecord, LogLevel};
 use crate::worker::host::WorkerProcess;
 use crate::worker::protocol::{FromWorker, Metrics, Progress, Restored, Role, Start, ToWorker, TrainRole};
 use crate::worker::tensorboard::EventSpec;
-use millstream_trainer::metrics::{Measured, Metric};
+use millstream_trainer::metrics::{Metric, MetricValue};
 
 /// How long a worker may take for its present step and a checkpoint once it is told to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
@@ -445,7 +445,7 @@ fn evaluated((step, epoch, ends_epoch): (u64, u32, bool), metrics: Vec<Metrics>,
 
 /// An evaluation's metrics of a label, for the log.
 fn told(metrics: &Metrics) -> String {
-    let figure = |&Measured { metric, value, error }: &Measured| {
+    let figure = |&MetricValue { metric, value, error }: &MetricValue| {
         let name = metric.name().replace('_', " ");
         let bound = error.filter(|&error| error > 0.0).map(|error| format!(" (give or take {error:.1e})"));
         let groups = metrics.groups.filter(|_| metric == Metric::GroupAuc);
@@ -455,7 +455,7 @@ fn told(metrics: &Metrics) -> String {
             None => format!("{name} undefined{groups}"),
         }
     };
-    let figures: Vec<String> = metrics.measured.iter().map(figure).collect();
+    let figures: Vec<String> = metrics.values.iter().map(figure).collect();
     let label = if metrics.label.is_empty() { String::new() } else { format!("{}: ", metrics.label) };
     format!("{label}{}, over {} examples", figures.join(", "), metrics.examples)
 }

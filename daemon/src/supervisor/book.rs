@@ -99,7 +99,7 @@ impl Book {
 
     /// Keeps the metrics of the evaluation after `step`, a step of `epoch`, with which that ended or not.
     pub(crate) fn evaluated(&self, step: u64, epoch: u32, ends_epoch: bool, eval: Vec<Metrics>) {
-        let metrics = eval.iter().flat_map(Metrics::named).collect();
+        let metrics = eval.iter().flat_map(Metrics::named_values).collect();
         self.change(|record| (record.eval, record.eval_epoch) = (eval, ends_epoch.then_some(epoch)));
         self.kept(self.store.append_evaluation(&self.id, &Evaluation { step, epoch, metrics }));
     }
@@ -167,7 +167,7 @@ fn is_due(last: &mut Option<Instant>, period: Duration) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use millstream_trainer::metrics::{Measured, Metric};
+    use millstream_trainer::metrics::{Metric, MetricValue};
 
     use super::*;
     use crate::state::JobSource;
@@ -199,8 +199,8 @@ mod tests {
             assert_eq!(book.watch().borrow().progress.step, step);
         }
         assert_eq!(book.store.job("a-1").unwrap().unwrap().progress.step, 1);
-        let measured = vec![Measured { metric: Metric::Auc, value: Some(0.5), error: Some(0.0) }];
-        let metrics = Metrics { measured, examples: 9, ..Metrics::default() };
+        let measured = vec![MetricValue { metric: Metric::Auc, value: Some(0.5), error: Some(0.0) }];
+        let metrics = Metrics { values: measured, examples: 9, ..Metrics::default() };
         let others = Metrics { label: "bought".into(), ..metrics.clone() };
         let eval = vec![metrics, others];
         book.evaluated(5, 3, true, eval.clone());

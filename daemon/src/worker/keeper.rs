@@ -1,7 +1,7 @@
 //! The checkpoints of a job being trained: when one is taken, and what the daemon is told of it.
 //!
 //! One falls due after every so many steps and when the daemon asks. Taking it stops training for a copy of
-//! the model; it is then written beside training ([`Writer`]), one at a time. One that falls due while another
+//! the model; it is then written beside training ([`CheckpointWriter`]), one at a time. One that falls due while another
 //! is being written waits for its turn: it is taken between the first two steps that find the writer idle, of
 //! where training stands then, and stands for all that fell due until then. The last one, before a stop and at
 //! the end of the data, is waited for.
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use millstream_backend::Backend;
-use millstream_trainer::checkpoint::{Carried, CheckpointStore, Writer};
+use millstream_trainer::checkpoint::{CheckpointStore, CheckpointWriter, ExtraPart};
 use millstream_trainer::session::Session;
 
 use super::process::Link;
@@ -28,7 +28,7 @@ pub(super) struct Cadence {
 /// Takes a job's checkpoints.
 pub(super) struct Keeper {
     cadence: Cadence,
-    writer: Writer<f32>,
+    writer: CheckpointWriter<f32>,
     /// The newest one.
     committed: Option<Restored>,
     writing: Option<Writing>,
@@ -52,10 +52,10 @@ impl Keeper {
         cadence: Cadence,
         session: &Session<B>,
         store: CheckpointStore,
-        carried: Vec<Carried>,
+        carried: Vec<ExtraPart>,
         committed: Option<Restored>,
     ) -> Result<Self> {
-        let writer = Writer::start(store, session.image(), carried)?;
+        let writer = CheckpointWriter::spawn(store, session.allocate_copy(), carried)?;
         Ok(Self { cadence, writer, committed, writing: None, due: false, wanted: false })
     }
 
@@ -107,7 +107,7 @@ impl Keeper {
             }
             return Ok(());
         }
-        self.writer.begin(self.cadence.keep, |image| session.capture(image))?;
+        self.writer.start_commit(self.cadence.keep, |image| session.capture(image))?;
         self.writing = Some(Writing { step, position: position.to_vec(), requested });
         Ok(())
     }

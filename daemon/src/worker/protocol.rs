@@ -31,7 +31,7 @@ use millstream_backend::{Description, Floors};
 use millstream_batch::BatchSchema;
 use millstream_trace::Track;
 pub use millstream_trainer::metrics::Metrics;
-pub use millstream_trainer::session::JudgeSpec;
+pub use millstream_trainer::session::SelectionSpec;
 use millstream_trainer::spec::{DeviceSpec, ModelSpec, Precision, TrainingSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -128,7 +128,7 @@ pub struct TrainRole {
     /// When the worker asks for rows to evaluate; `None` where they come between those of training.
     pub evaluation: Option<EvalCadence>,
     /// What evaluations are to say of how to go on.
-    pub judge: JudgeSpec,
+    pub judge: SelectionSpec,
     /// The checkpoint whose weights it begins with, before it has one of its own.
     pub warm_start: Option<PathBuf>,
     /// What it is to try before it has a checkpoint, where the size of batches was found and not given.
@@ -357,7 +357,7 @@ fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use millstream_trainer::metrics::{Measured, Metric};
+    use millstream_trainer::metrics::{Metric, MetricValue};
 
     use super::*;
 
@@ -372,11 +372,11 @@ mod tests {
         let first = FromWorker::Scores { scores: vec![0.1, 1.0 / 3.0, f32::MIN_POSITIVE] };
         let metrics = |label: &str| Metrics {
             label: label.to_owned(),
-            measured: vec![
-                Measured { metric: Metric::Auc, value: Some(0.1 + 0.2), error: Some(0.0) },
-                Measured { metric: Metric::LogLoss, value: Some(1e-300), error: None },
-                Measured { metric: Metric::Calibration, value: Some(1e83), error: None },
-                Measured { metric: Metric::Accuracy, value: None, error: None },
+            values: vec![
+                MetricValue { metric: Metric::Auc, value: Some(0.1 + 0.2), error: Some(0.0) },
+                MetricValue { metric: Metric::LogLoss, value: Some(1e-300), error: None },
+                MetricValue { metric: Metric::Calibration, value: Some(1e83), error: None },
+                MetricValue { metric: Metric::Accuracy, value: None, error: None },
             ],
             groups: Some(u64::MAX),
             examples: u64::MAX,

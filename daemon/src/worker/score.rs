@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use millstream_backend::Backend;
 use millstream_batch::{BatchSchema, RingError};
-use millstream_trainer::checkpoint::{CheckpointStore, Extent};
+use millstream_trainer::checkpoint::{CheckpointScope, CheckpointStore};
 use millstream_trainer::session::Scorer;
 
 use super::device;
@@ -20,7 +20,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
     group: Option<&str>,
     link: &mut Link,
 ) -> Result<Ended> {
-    let checkpoint = CheckpointStore::local(directory)?.load(step, Extent::Scoring)?;
+    let checkpoint = CheckpointStore::local(directory)?.load(step, CheckpointScope::Scoring)?;
     let mut scorer = Scorer::open(backend, schema, &checkpoint)?;
     drop(checkpoint);
     if let Some(feature) = group {
@@ -29,7 +29,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
     let device = scorer.device();
     link.send(&FromWorker::Ready { restored: None, passed_over: Vec::new(), device })?;
     let (mut ring, heard) = link.receive_ring(schema)?;
-    let _pinned = device::pinned(scorer.pin(&ring.pages()), link)?;
+    let _pinned = device::pinned(scorer.pin(&ring.mapping()), link)?;
     loop {
         if heard.wishes.stop().is_some() {
             return Ok(Ended::Stopped);
@@ -50,7 +50,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
         }
     }
     if output == Output::Metrics {
-        let metrics = scorer.end_eval()?;
+        let metrics = scorer.finish_eval()?;
         link.send(&FromWorker::Evaluated { step, epoch: 0, ends_epoch: false, metrics })?;
     }
     Ok(Ended::Done)

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use millstream_backend::{Backend, Measured};
-use millstream_batch::{BatchRef, BatchSchema, Consumer, Leased, RingError, Stream};
+use millstream_batch::{BatchRef, BatchSchema, Consumer, Lease, RingError, Stream};
 use millstream_trace::{Category, Phase, Recorder, Work};
-use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore, Extent};
+use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, CheckpointStore};
 use millstream_trainer::loss::LossSum;
-use millstream_trainer::session::{Judged, Session, SessionError};
+use millstream_trainer::session::{EvalOutcome, Session, SessionError};
 
 use super::keeper::{Cadence, Keeper};
 use super::process::{Ended, Heard, Link, Stop};
@@ -100,7 +100,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
     if let Some(feature) = &group {
         session.group_by(feature)?;
     }
-    session.judge_by(judge);
+    session.select_by(judge);
     let mut passed_over = Vec::new();
     let committed = restore(&mut session, &store, &mut passed_over)?;
     if let (None, Some(checkpoint)) = (&committed, &from) {
@@ -160,7 +160,7 @@ fn restore<B: Backend<Scalar = f32>>(
     passed_over: &mut Vec<String>,
 ) -> Result<Option<Restored>> {
     for step in store.steps()?.into_iter().rev() {
-        let restored = match store.load(step, Extent::Whole) {
+        let restored = match store.load(step, CheckpointScope::Full) {
             Ok(checkpoint) => session.restore(&checkpoint),
             Err(error) => Err(error.into()),
         };
@@ -180,7 +180,7 @@ fn restore<B: Backend<Scalar = f32>>(
 
 impl<B: Backend<Scalar = f32>> Training<'_, B> {
     fn follow(&mut self, mut ring: Consumer) -> Result<Ended> {
-        let _pinned = device::pinned(self.session.pin(&ring.pages()), self.link)?;
+        let _pinned = device::pinned(self.session.pin(&ring.mapping()), self.link)?;
         let recorder = Arc::clone(self.profiler.recorder());
         loop {
             if let Some(ended) = self.between_steps()? {
@@ -239,7 +239,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         if let Some(ended) = self.heed()? {
             return Ok(Some(ended));
         }
-        if self.session.eval_is_due() {
+        if self.session.is_eval_due() {
             let recorder = Arc::clone(self.profiler.recorder());
             if let Some(ended) = recorder.phase(Phase::Evaluation, || self.evaluate_aside())? {
                 return Ok(Some(ended));
@@ -248,7 +248,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
                 return Ok(Some(ended));
             }
         }
-        if let Some(why) = self.session.stop_early() {
+        if let Some(why) = self.session.early_stop_reason() {
             self.last_checkpoint()?;
             return Ok(Some(Ended::StoppedEarly(why)));
         }
@@ -276,14 +276,14 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         Ok(Some(Ended::Stopped))
     }
 
-    fn train(&mut self, leased: Leased) -> Result<()> {
+    fn train(&mut self, leased: Lease) -> Result<()> {
         let header = leased.batch().header();
         // All epochs have the same rows. Where a short last batch is left out, only the next epoch tells.
         let (before, epochs) = (self.session.step(), u64::from(header.epoch));
         if header.batch == 0 && epochs > 0 {
             self.meter.steps_per_epoch = Some(before / epochs);
         }
-        self.session.begin(leased.batch())?;
+        self.session.submit(leased.batch())?;
         // It was copied, and the slot goes back while the step is under way.
         self.profiler.recorder().phase(Phase::Release, || drop(leased));
         self.meter.examples += u64::from(header.rows);
@@ -293,7 +293,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         match self.events.as_ref().is_some_and(|events| events.point_is_due(self.session.step())) {
             true => self.settle()?,
             false => {
-                let lost = self.session.catch_up()?;
+                let lost = self.session.throttle()?;
                 self.lost(lost);
             }
         }
@@ -310,7 +310,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
 
     /// Waits until all steps have ended.
     fn settle(&mut self) -> Result<()> {
-        let lost = self.session.settle()?;
+        let lost = self.session.drain()?;
         self.lost(lost);
         Ok(())
     }
@@ -331,7 +331,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         let header = batch.header();
         self.session.evaluate(batch)?;
         if header.last {
-            let judged = self.session.end_eval()?;
+            let judged = self.session.finish_eval()?;
             self.evaluated(header.epoch, true, judged)?;
         }
         Ok(())
@@ -345,13 +345,13 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         self.link.send(&FromWorker::EvalDue)?;
         let Some(mut ring) = self.heard.next_ring() else { return Ok(None) };
         // Where it cannot be, that was said of the ring before.
-        let _pinned = self.session.pin(&ring.pages()).ok();
+        let _pinned = self.session.pin(&ring.mapping()).ok();
         loop {
             let leased = match ring.next() {
                 Ok(Some(leased)) => leased,
                 Ok(None) => break,
                 Err(RingError::Interrupted) => {
-                    self.session.abandon_eval();
+                    self.session.discard_eval();
                     return Ok(None);
                 }
                 Err(RingError::PeerGone) => return Ok(Some(Ended::InputLost)),
@@ -359,7 +359,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             };
             self.session.evaluate(leased.batch())?;
         }
-        let judged = self.session.end_eval_aside()?;
+        let judged = self.session.finish_separate_eval()?;
         let epoch = self.session.progress().epoch;
         self.evaluated(epoch, self.epoch_ended, judged)?;
         // The evaluation is none of the time that went into training.
@@ -368,7 +368,12 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     }
 
     /// Tells of an evaluation, and keeps what it was of if it is one of the best.
-    fn evaluated(&mut self, epoch: u32, ends_epoch: bool, Judged { metrics, is_best }: Judged) -> Result<()> {
+    fn evaluated(
+        &mut self,
+        epoch: u32,
+        ends_epoch: bool,
+        EvalOutcome { metrics, is_best }: EvalOutcome,
+    ) -> Result<()> {
         let step = self.session.step();
         self.settle()?;
         self.report()?;

@@ -47,13 +47,13 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
     hand_off.send(&theirs)?;
     let mut ring = Consumer::receive(&ours, schema)?;
     for _ in 0..spec.slots {
-        let mut slot = producer.fill()?;
+        let mut slot = producer.claim()?;
         fill(&mut slot.batch(), schema);
         slot.publish();
     }
     let limited = spec.most_bytes.map(Limited::to).transpose()?;
     let leased = ring.next()?.context("a ring that was filled is empty")?;
-    Session::new(backend, model, schema, training)?.rehearse(leased.batch())?;
+    Session::new(backend, model, schema, training)?.dry_run(leased.batch())?;
     drop(limited);
     Ok(())
 }

@@ -35,7 +35,7 @@ async fn a_job_trains_evaluates_and_is_scored() {
     assert!((0.0..=1.0).contains(&job.progress.input_wait_fraction));
     let eval = job.eval;
     assert_eq!((eval.len(), eval[0].examples), (1, EVAL_ROWS as u64));
-    assert!(eval[0].of(Metric::Auc).unwrap() > 0.8, "{eval:?}");
+    assert!(eval[0].value(Metric::Auc).unwrap() > 0.8, "{eval:?}");
     assert_eq!(worker_in(&job.directory), None);
     let checkpoints = fs::read_dir(&job.directory)
         .unwrap()

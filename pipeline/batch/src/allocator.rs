@@ -1,24 +1,27 @@
-//! The C library's allocator, told to give large blocks back.
+//! Configures the C library's allocator to return large blocks to the operating system.
 //!
-//! glibc has an arena for each thread, and when a large block is freed it takes from then on blocks up to that
-//! size out of arenas, and keeps twice as much there before it gives anything back. With a thread for each lane,
-//! and buffers of megabytes that one thread fills and another frees, half of what ingest held was such: above its
-//! memory budget where that was small. Settings of one's own turn this off.
+//! glibc gives each thread an arena. After the first large block is freed, its dynamic threshold serves later
+//! blocks up to that size from arenas, and each arena retains twice that size before it returns memory.
+//! With one thread per lane, and buffers of megabytes filled by one thread and freed by another, half of
+//! the memory held by ingest was such retained memory, which exceeded small memory budgets. Setting the
+//! thresholds explicitly disables the dynamic ones.
 
-/// Blocks from this size on are mapped, and unmapped when they are freed.
+/// Blocks of at least this size are mapped separately, and unmapped when freed.
 #[cfg(target_env = "gnu")]
-const MAPPED_FROM_BYTES: libc::c_int = 1 << 20;
-/// What an arena keeps at its end for later: enough for the chunks of a lane, which come and go.
+const MMAP_THRESHOLD_BYTES: libc::c_int = 1 << 20;
+/// Free memory an arena retains at its top: enough for the chunks of a lane, which are allocated and freed often.
 #[cfg(target_env = "gnu")]
-const KEPT_BYTES: libc::c_int = 8 << 20;
+const TRIM_THRESHOLD_BYTES: libc::c_int = 8 << 20;
 
-/// Has large blocks given back to the system when they are freed. For processes that host ingest, at their start.
-pub fn give_back_large_blocks() {
+/// Makes the allocator return large blocks to the operating system when they are freed. Call it at the start of
+/// a process that hosts ingest.
+pub fn return_large_blocks_to_os() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: `mallopt` takes two numbers and locks the allocator's state while it changes it.
+    // SAFETY: `mallopt` takes two integers and locks the allocator's state while it changes it, so it may be
+    // called at any time from any thread.
     unsafe {
-        // They fail only for numbers that are out of range, and then nothing is changed.
-        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_FROM_BYTES);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
+        // An out-of-range value would be ignored and leave the default in place.
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES);
     }
 }

@@ -1,53 +1,61 @@
 //! Typed views of a slot's memory.
 //!
-//! [`BatchMut`] is what a packer fills and [`BatchRef`] what a trainer reads. Both cover exactly one
-//! slot, wherever it lies: in the ring ([`crate::ring`]) or on the heap ([`BatchBuffer`]).
+//! The packer fills a [`BatchMut`]; the trainer reads a [`BatchRef`]. Both cover exactly one slot, either in the
+//! ring ([`crate::ring`]) or on the heap ([`BatchBuffer`]).
 
 use std::sync::Arc;
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use crate::layout::{ALIGNMENT, HEADER_BYTES, Section, SlotLayout};
 
-/// Which stream of the job a batch belongs to.
+/// The stream of the job that a batch belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Stream {
-    /// A step is taken on it.
+    /// Used for a training step.
     Train = 0,
-    /// It is scored, and counts towards the metrics.
+    /// Scored, and included in the metrics.
     Eval = 1,
 }
 
-/// What a batch says of itself.
+/// The metadata of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchHeader {
-    /// Which stream it belongs to.
+    /// The stream it belongs to.
     pub stream: Stream,
     /// The epoch, from 0; for an eval batch, the epoch it follows.
     pub epoch: u32,
     /// The batch's number within its pass over the data, from 0.
     pub batch: u64,
-    /// Rows held, at most the schema's: all rows of the batch, or where several hosts train together those
-    /// that are this host's, which may be none.
+    /// Rows in this batch, at most the schema's. With several hosts, the rows of this host, possibly 0.
     pub rows: u32,
-    /// Rows of the global batch, over all hosts: what a mean over the batch is divided by.
+    /// Rows of the global batch over all hosts: the divisor of a mean over the batch.
     pub global_rows: u32,
-    /// Whether it ends its pass over the data.
+    /// Whether it is the last batch of its pass over the data.
     pub last: bool,
+}
+
+impl BatchHeader {
+    /// The header of training batch 0 of epoch 0 with `rows` rows, all on this host, and more batches to follow.
+    pub fn train(rows: u32) -> Self {
+        Self { stream: Stream::Train, epoch: 0, batch: 0, rows, global_rows: rows, last: false }
+    }
 }
 
 /// A slot being filled.
 ///
-/// Sections have room for the schema's full row count; [`BatchMut::set_header`] says how many count.
+/// Sections have the schema's full row capacity; [`BatchMut::set_header`] sets how many rows are valid.
 pub struct BatchMut<'a> {
     bytes: &'a mut [u8],
     layout: &'a SlotLayout,
 }
 
-/// All sections of a slot at once, for filling them side by side.
+/// Mutable borrows of all sections of a slot.
 pub struct Sections<'a> {
     /// `[L, B]`
     pub labels: &'a mut [f32],
-    /// `[B]`; present when the schema is weighted.
+    /// `[B]`, if the schema is weighted.
     pub weights: Option<&'a mut [f32]>,
     /// `[B, D]`, row-major.
     pub dense: &'a mut [f32],
@@ -55,7 +63,7 @@ pub struct Sections<'a> {
     pub ids: &'a mut [u32],
     /// For each ragged feature: offsets `[B + 1]` and values `[B * maximum]`.
     pub ragged: Vec<(&'a mut [u32], &'a mut [u32])>,
-    /// For each ragged feature that is weighted, the weights of its values, `[B * maximum]`.
+    /// For each ragged feature, the weights of its values `[B * maximum]`, if it is weighted.
     pub ragged_weights: Vec<Option<&'a mut [f32]>>,
 }
 
@@ -66,33 +74,35 @@ pub struct BatchRef<'a> {
     layout: &'a SlotLayout,
 }
 
-/// A batch on the heap, for tests, tools and measurements without a ring.
+/// A batch on the heap, for tests, tools and benchmarks without a ring.
 pub struct BatchBuffer {
     layout: Arc<SlotLayout>,
     storage: Vec<Block>,
 }
 
 /// Heap memory in units of the slot's alignment.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C, align(256))]
 struct Block([u8; ALIGNMENT]);
 
-/// The header's bytes within a slot: seven numbers, the rest zero.
-mod header {
-    pub(super) const STREAM: usize = 0;
-    pub(super) const EPOCH: usize = 4;
-    pub(super) const BATCH: usize = 8;
-    pub(super) const ROWS: usize = 16;
-    pub(super) const LAST: usize = 20;
-    pub(super) const POSITION_BYTES: usize = 24;
-    pub(super) const GLOBAL_ROWS: usize = 28;
+/// The header as stored at the start of a slot. The rest of the header section is zero.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RawHeader {
+    stream: u32,
+    epoch: u32,
+    batch: u64,
+    rows: u32,
+    last: u32,
+    position_bytes: u32,
+    global_rows: u32,
 }
 
 impl<'a> BatchMut<'a> {
     /// Views `bytes` as a slot of `layout`.
     ///
     /// # Panics
-    /// When `bytes` is not exactly one slot at the slot's alignment.
+    /// When `bytes` is not exactly one aligned slot.
     pub fn new(bytes: &'a mut [u8], layout: &'a SlotLayout) -> Self {
         check_slot(bytes, layout);
         Self { bytes, layout }
@@ -109,28 +119,29 @@ impl<'a> BatchMut<'a> {
     /// When `header.global_rows` is more than the schema's rows, or less than `header.rows`.
     pub fn set_header(&mut self, header: &BatchHeader) {
         assert!(header.global_rows <= self.layout.schema().rows, "more rows than the slot holds");
-        assert!(header.rows <= header.global_rows, "more rows here than on all hosts");
-        self.put(header::STREAM, &(header.stream as u32).to_ne_bytes());
-        self.put(header::EPOCH, &header.epoch.to_ne_bytes());
-        self.put(header::BATCH, &header.batch.to_ne_bytes());
-        self.put(header::ROWS, &header.rows.to_ne_bytes());
-        self.put(header::GLOBAL_ROWS, &header.global_rows.to_ne_bytes());
-        self.put(header::LAST, &u32::from(header.last).to_ne_bytes());
+        assert!(header.rows <= header.global_rows, "more rows than the global batch");
+        let raw = self.raw_header();
+        raw.stream = header.stream as u32;
+        raw.epoch = header.epoch;
+        raw.batch = header.batch;
+        raw.rows = header.rows;
+        raw.global_rows = header.global_rows;
+        raw.last = u32::from(header.last);
     }
 
-    /// Writes the encoded position of the job in its data after this batch.
+    /// Writes the encoded read position of the job after this batch.
     ///
     /// # Panics
     /// When it is longer than the schema's `position_bytes`.
     pub fn set_position(&mut self, position: &[u8]) {
         let section = self.layout.position;
-        assert!(position.len() <= section.bytes, "position longer than the slot's room for it");
-        self.put(section.offset, position);
-        let bytes = u32::try_from(position.len()).expect("bounded by a u32 in the schema");
-        self.put(header::POSITION_BYTES, &bytes.to_ne_bytes());
+        assert!(position.len() <= section.bytes, "position longer than the slot's position section");
+        self.bytes[section.offset..][..position.len()].copy_from_slice(position);
+        self.raw_header().position_bytes =
+            u32::try_from(position.len()).expect("the schema bounds it by a u32");
     }
 
-    /// All sections at once.
+    /// Borrows all sections at once.
     pub fn sections(&mut self) -> Sections<'_> {
         let layout = self.layout;
         let mut rest: &mut [u8] = self.bytes;
@@ -154,13 +165,13 @@ impl<'a> BatchMut<'a> {
         Sections { labels, weights, dense, ids, ragged, ragged_weights }
     }
 
-    /// The slot as its reader will see it.
+    /// A read-only view of the slot.
     pub fn as_ref(&self) -> BatchRef<'_> {
         BatchRef { bytes: self.bytes, layout: self.layout }
     }
 
-    fn put(&mut self, offset: usize, value: &[u8]) {
-        self.bytes[offset..offset + value.len()].copy_from_slice(value);
+    fn raw_header(&mut self) -> &mut RawHeader {
+        RawHeader::mut_from_prefix(self.bytes).expect("a slot is aligned and longer than its header").0
     }
 }
 
@@ -168,7 +179,7 @@ impl<'a> BatchRef<'a> {
     /// Views `bytes` as a slot of `layout`.
     ///
     /// # Panics
-    /// When `bytes` is not exactly one slot at the slot's alignment.
+    /// When `bytes` is not exactly one aligned slot.
     pub fn new(bytes: &'a [u8], layout: &'a SlotLayout) -> Self {
         check_slot(bytes, layout);
         Self { bytes, layout }
@@ -184,25 +195,22 @@ impl<'a> BatchRef<'a> {
         self.bytes
     }
 
-    /// What the batch says of itself.
+    /// The batch's metadata. Row counts are clamped to the slot's capacity, whatever the memory holds.
     pub fn header(&self) -> BatchHeader {
-        let most = self.layout.schema().rows;
-        let rows = self.word(header::ROWS).min(most);
+        let capacity = self.layout.schema().rows;
+        let raw = self.raw_header();
+        let rows = raw.rows.min(capacity);
         BatchHeader {
-            stream: if self.word(header::STREAM) == Stream::Eval as u32 {
-                Stream::Eval
-            } else {
-                Stream::Train
-            },
-            epoch: self.word(header::EPOCH),
-            batch: u64::from_ne_bytes(self.array(header::BATCH)),
+            stream: if raw.stream == Stream::Eval as u32 { Stream::Eval } else { Stream::Train },
+            epoch: raw.epoch,
+            batch: raw.batch,
             rows,
-            global_rows: self.word(header::GLOBAL_ROWS).clamp(rows, most),
-            last: self.word(header::LAST) != 0,
+            global_rows: raw.global_rows.clamp(rows, capacity),
+            last: raw.last != 0,
         }
     }
 
-    /// Rows held.
+    /// Rows in this batch.
     pub fn rows(&self) -> usize {
         self.header().rows as usize
     }
@@ -210,14 +218,14 @@ impl<'a> BatchRef<'a> {
     /// Label `label` of each row, `[rows]`.
     ///
     /// # Panics
-    /// When there is no such label.
+    /// When `label` is out of range.
     pub fn labels(&self, label: usize) -> &'a [f32] {
         let schema = self.layout.schema();
         assert!(label < schema.label_count(), "no label {label}");
         &as_f32(self.section(self.layout.labels))[label * schema.rows as usize..][..self.rows()]
     }
 
-    /// Row weights, `[rows]`, when the schema is weighted.
+    /// Row weights, `[rows]`, if the schema is weighted.
     pub fn weights(&self) -> Option<&'a [f32]> {
         self.layout.weights.map(|section| &as_f32(self.section(section))[..self.rows()])
     }
@@ -230,7 +238,7 @@ impl<'a> BatchRef<'a> {
     /// The ids of single-id feature `feature`, `[rows]`.
     ///
     /// # Panics
-    /// When there is no such feature.
+    /// When `feature` is out of range.
     pub fn ids(&self, feature: usize) -> &'a [u32] {
         let stride = self.layout.schema().rows as usize;
         assert!(feature < self.layout.schema().ids.len(), "no id feature {feature}");
@@ -240,7 +248,7 @@ impl<'a> BatchRef<'a> {
     /// Offsets `[rows + 1]` and values of ragged feature `feature`.
     ///
     /// # Panics
-    /// When there is no such feature.
+    /// When `feature` is out of range.
     pub fn ragged(&self, feature: usize) -> (&'a [u32], &'a [u32]) {
         let section = self.layout.ragged[feature];
         let offsets = &as_u32(self.section(section.offsets))[..self.rows() + 1];
@@ -249,84 +257,68 @@ impl<'a> BatchRef<'a> {
         (offsets, &values[..used])
     }
 
-    /// The weights of ragged feature `feature`, when it is weighted: as many of the first as it has values count.
+    /// The weights of ragged feature `feature`, if it is weighted. Only the first `values.len()` are valid; the slice
+    /// covers the whole section.
     ///
     /// # Panics
-    /// When there is no such feature.
+    /// When `feature` is out of range.
     pub fn ragged_weights(&self, feature: usize) -> Option<&'a [f32]> {
         self.layout.ragged[feature].weights.map(|section| as_f32(self.section(section)))
     }
 
-    /// The encoded position of the job in its data after this batch.
+    /// The encoded read position of the job after this batch.
     pub fn position(&self) -> &'a [u8] {
-        let section = self.layout.position;
-        let used = (self.word(header::POSITION_BYTES) as usize).min(section.bytes);
-        &self.section(section)[..used]
+        let section = self.section(self.layout.position);
+        &section[..section.len().min(self.raw_header().position_bytes as usize)]
     }
 
     fn section(&self, section: Section) -> &'a [u8] {
         &self.bytes[section.offset..section.offset + section.bytes]
     }
 
-    fn word(&self, offset: usize) -> u32 {
-        u32::from_ne_bytes(self.array(offset))
-    }
-
-    fn array<const N: usize>(&self, offset: usize) -> [u8; N] {
-        self.bytes[offset..offset + N].try_into().expect("a slice of N bytes")
+    fn raw_header(&self) -> &'a RawHeader {
+        RawHeader::ref_from_prefix(self.bytes).expect("a slot is aligned and longer than its header").0
     }
 }
 
 impl BatchBuffer {
-    /// An empty (zeroed) batch of `layout`.
+    /// A zeroed batch of `layout`.
     pub fn new(layout: Arc<SlotLayout>) -> Self {
         let storage = vec![Block([0; ALIGNMENT]); layout.slot_bytes() / ALIGNMENT];
         Self { layout, storage }
     }
 
-    /// The batch, to fill.
+    /// A mutable view of the batch.
     pub fn as_mut(&mut self) -> BatchMut<'_> {
-        let length = self.storage.len() * ALIGNMENT;
-        // SAFETY: `Block` is a byte array without padding; the slice covers the vector's elements and
-        // borrows it mutably for as long as it lives.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(self.storage.as_mut_ptr().cast::<u8>(), length) };
-        BatchMut::new(bytes, &self.layout)
+        BatchMut::new(self.storage.as_mut_bytes(), &self.layout)
     }
 
-    /// The batch, to read.
+    /// A read-only view of the batch.
     pub fn as_ref(&self) -> BatchRef<'_> {
-        let length = self.storage.len() * ALIGNMENT;
-        // SAFETY: as in `as_mut`, borrowed shared.
-        let bytes = unsafe { std::slice::from_raw_parts(self.storage.as_ptr().cast::<u8>(), length) };
-        BatchRef::new(bytes, &self.layout)
+        BatchRef::new(self.storage.as_bytes(), &self.layout)
     }
 }
 
 fn check_slot(bytes: &[u8], layout: &SlotLayout) {
-    const { assert!(HEADER_BYTES >= header::GLOBAL_ROWS + 4) };
-    assert_eq!(bytes.len(), layout.slot_bytes(), "a slice of exactly one slot");
-    assert!(bytes.as_ptr().addr().is_multiple_of(ALIGNMENT), "a slot at its alignment");
+    const { assert!(HEADER_BYTES >= size_of::<RawHeader>()) };
+    assert_eq!(bytes.len(), layout.slot_bytes(), "a slice must be exactly one slot");
+    assert!(bytes.as_ptr().addr().is_multiple_of(ALIGNMENT), "a slot must be aligned");
 }
 
-/// Declares a cast between a section's bytes and its items. Every bit pattern is a valid item, and
-/// sections are aligned to [`ALIGNMENT`] and a multiple of the item's size by construction.
-macro_rules! cast {
-    ($shared:ident, $exclusive:ident, $item:ty) => {
-        fn $shared(bytes: &[u8]) -> &[$item] {
-            // SAFETY: any bytes are valid items; `align_to` splits off what is not aligned.
-            let (head, items, tail) = unsafe { bytes.align_to::<$item>() };
-            assert!(head.is_empty() && tail.is_empty(), "a section is aligned and whole");
-            items
-        }
+const SECTION: &str = "the layout aligns sections and sizes them in whole items";
 
-        fn $exclusive(bytes: &mut [u8]) -> &mut [$item] {
-            // SAFETY: any bytes are valid items and any items valid bytes.
-            let (head, items, tail) = unsafe { bytes.align_to_mut::<$item>() };
-            assert!(head.is_empty() && tail.is_empty(), "a section is aligned and whole");
-            items
-        }
-    };
+fn as_f32(section: &[u8]) -> &[f32] {
+    <[f32]>::ref_from_bytes(section).expect(SECTION)
 }
 
-cast!(as_f32, as_f32_mut, f32);
-cast!(as_u32, as_u32_mut, u32);
+fn as_f32_mut(section: &mut [u8]) -> &mut [f32] {
+    <[f32]>::mut_from_bytes(section).expect(SECTION)
+}
+
+fn as_u32(section: &[u8]) -> &[u32] {
+    <[u32]>::ref_from_bytes(section).expect(SECTION)
+}
+
+fn as_u32_mut(section: &mut [u8]) -> &mut [u32] {
+    <[u32]>::mut_from_bytes(section).expect(SECTION)
+}

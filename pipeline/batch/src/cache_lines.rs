@@ -1,9 +1,9 @@
-//! The processor's caches, told what is needed soon.
+//! Prefetching into the processor's caches.
 
 /// Bytes of a cache line.
 pub const LINE_BYTES: usize = 64;
 
-/// Has the caches fetch what holds `values`, so that reading them soon does not wait for memory.
+/// Prefetches every cache line of `values`.
 #[inline]
 pub fn prefetch<T>(values: &[T]) {
     let bytes = size_of_val(values);
@@ -12,12 +12,13 @@ pub fn prefetch<T>(values: &[T]) {
     }
 }
 
-/// Has the caches fetch the line that `at` lies in. A hint, which any address may be given to: where the processor
-/// knows no such thing, nothing is done.
+/// Prefetches the cache line that contains `at`. A hint: any address is allowed, and it does nothing on
+/// architectures other than x86-64.
 #[inline(always)]
 pub fn prefetch_line<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch accesses nothing that the program can see, and does not fault.
+    // SAFETY: a prefetch has no effect that the program can observe and never faults, whatever the address. SSE is
+    // part of x86-64.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(at.cast());

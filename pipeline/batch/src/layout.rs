@@ -1,36 +1,36 @@
-//! Where each part of a batch lies in its slot.
+//! The byte layout of a slot.
 //!
 //! ```text
 //! offset 0   header      256 bytes, see [`crate::batch::BatchHeader`]
-//!            labels      [L, B]   f32, one label after the other
+//!            labels      [L, B]   f32
 //!            weights     [B]      f32, only when the schema is weighted
 //!            dense       [B, D]   f32, row-major
-//!            ids         [F, B]   u32, one feature after the other
+//!            ids         [F, B]   u32
 //!            ragged, for each of R features:
 //!              offsets   [B + 1]  u32, row i holds values[offsets[i]..offsets[i + 1]]
 //!              values    [B * maximum] u32
-//!              weights   [B * maximum] f32, beside the values, only when the feature is weighted
+//!              weights   [B * maximum] f32, one per value, only when the feature is weighted
 //!            position    opaque bytes
 //! ```
 //!
-//! Every section starts at a multiple of [`ALIGNMENT`], and so does the next slot. All numbers are in
-//! the byte order of the machine: a ring never leaves its host.
+//! Every section starts at a multiple of [`ALIGNMENT`], and so does the next slot. Numbers are in native
+//! byte order: a ring never leaves its host.
 
 use crate::schema::{BatchSchema, IdFeature, RaggedFeature};
 
-/// Alignment of each section and of each slot, in bytes: a multiple of a cache line and what the
-/// widest vector loads and device copies want.
+/// Alignment of each section and of each slot, in bytes: a multiple of a cache line, and enough for the widest
+/// vector loads and device copies.
 pub const ALIGNMENT: usize = 256;
 
-/// Bytes taken by the header at the start of a slot.
+/// Bytes reserved for the header at the start of a slot.
 pub const HEADER_BYTES: usize = 256;
 
-/// A run of bytes within a slot.
+/// A byte range within a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Section {
     /// Bytes from the start of the slot; a multiple of [`ALIGNMENT`].
     pub offset: usize,
-    /// Length in bytes, without the padding that follows.
+    /// Length in bytes, excluding the padding that follows.
     pub bytes: usize,
 }
 
@@ -57,30 +57,30 @@ pub struct SlotLayout {
     pub dense: Section,
     /// `[F, B]` u32.
     pub ids: Section,
-    /// Of each ragged feature.
+    /// The sections of each ragged feature.
     pub ragged: Vec<RaggedSection>,
     pub(crate) position: Section,
     slot_bytes: usize,
 }
 
-/// A schema that no slot can hold.
+/// A schema that cannot be laid out in a slot.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// A batch of no rows.
+    /// A batch without rows.
     #[error("a batch must hold at least one row")]
     NoRows,
     /// Ragged values whose offsets do not fit in 32 bits.
-    #[error("feature `{feature}`: {rows} rows of up to {maximum} values need more than 2^32 - 1 offsets")]
+    #[error("feature `{feature}`: {rows} rows of up to {maximum} values exceed 2^32 - 1 values")]
     TooManyValues {
         /// The feature.
         feature: String,
         /// Rows of the batch.
         rows: u32,
-        /// The feature's maximum of values a row.
+        /// Maximum number of values per row.
         maximum: u32,
     },
     /// A slot larger than the address space.
-    #[error("a batch of {rows} rows does not fit in memory")]
+    #[error("a batch of {rows} rows exceeds the address space")]
     TooLarge {
         /// Rows of the batch.
         rows: u32,
@@ -91,7 +91,7 @@ impl SlotLayout {
     /// Lays out a slot for `schema`.
     ///
     /// # Errors
-    /// When the batch is empty, or too large to address.
+    /// When the schema has no rows, or the slot is too large to address.
     pub fn of(schema: &BatchSchema) -> Result<Self, LayoutError> {
         if schema.rows == 0 {
             return Err(LayoutError::NoRows);
@@ -143,11 +143,11 @@ impl SlotLayout {
         self.slot_bytes
     }
 
-    /// A hash of the schema, by which two processes find whether they mean the same batches: names,
-    /// order and cardinalities count, and not only the bytes they lead to.
+    /// A hash of the schema. Two processes compare it to check that they agree on the batches: it covers names,
+    /// order and cardinalities, not just the layout.
     ///
-    /// 64-bit FNV-1a over the schema's fields in the order of their declaration: numbers as eight bytes,
-    /// least first; texts and lists after their lengths. Whether a ragged feature is weighted is bit 32 of its maximum.
+    /// 64-bit FNV-1a over the schema's fields in declaration order: numbers as eight little-endian bytes;
+    /// strings and lists preceded by their lengths. Bit 32 of a ragged feature's maximum is its `weighted` flag.
     pub fn fingerprint(&self) -> u64 {
         let BatchSchema { rows, labels, weighted, dense, ids, ragged, position_bytes } = &self.schema;
         let mut hash = Fnv1a::new();
@@ -177,7 +177,7 @@ impl SlotLayout {
     }
 }
 
-/// Fowler, Noll and Vo's hash in its variant 1a, 64 bits wide.
+/// The 64-bit Fowler-Noll-Vo hash, variant 1a.
 struct Fnv1a(u64);
 
 impl Fnv1a {

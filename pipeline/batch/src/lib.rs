@@ -1,16 +1,16 @@
-//! The batch: the one thing that ingest and training share.
+//! The batch: the only data shared by ingest and training.
 //!
-//! A job's features fix a [`BatchSchema`]. Both sides compute the same [`SlotLayout`] from it, so a
+//! A job's features determine a [`BatchSchema`]. Both sides compute the same [`SlotLayout`] from it, so a
 //! batch crosses from the daemon to a worker as plain memory: no serialisation, no copy.
 //!
-//! * [`schema`]: what a batch holds.
-//! * [`layout`]: where each part lies in a slot, byte for byte.
+//! * [`schema`]: the contents of a batch.
+//! * [`layout`]: the byte offset of each section in a slot.
 //! * [`batch`]: typed views of a slot's memory, and a batch on the heap.
-//! * [`allocator`]: what the process does with memory that it frees.
-//! * [`cache_lines`]: what the processor fetches ahead.
+//! * [`allocator`]: settings of the C library's allocator.
+//! * [`cache_lines`]: prefetching into the processor's caches.
 //! * [`ring`]: slots in a sealed memfd, shared by one producer and one consumer process.
 //!
-//! Built with `--cfg loom` (only to run the model of the ring), the crate has no ring but the model.
+//! Built with `--cfg loom`, the crate replaces the ring by its model; see `ring/model.rs`.
 
 pub mod allocator;
 pub mod batch;
@@ -22,5 +22,5 @@ pub mod schema;
 pub use batch::{BatchBuffer, BatchHeader, BatchMut, BatchRef, Stream};
 pub use layout::{LayoutError, SlotLayout};
 #[cfg(not(loom))]
-pub use ring::{Consumer, Filling, HandOff, Interrupter, Leased, Pages, Producer, RingError};
+pub use ring::{ClaimedSlot, Consumer, HandOff, Interrupter, Lease, Producer, RingError, RingMapping};
 pub use schema::{BatchSchema, IdFeature, RaggedFeature};

@@ -1,39 +1,39 @@
-//! What one batch holds, as both sides of the ring agree on it.
+//! The contents of a batch, agreed on by both ends of the ring.
 //!
 //! Shape letters, used throughout the project: `B` rows of a batch, `L` labels, `D` dense columns, `F` features
-//! with one id a row, `R` ragged (multi-valued) features.
+//! with one id per row, `R` ragged (multi-valued) features.
 
 use serde::{Deserialize, Serialize};
 
-/// The content of a batch: `L` labels, `D` dense columns, `F` single-id features and `R` ragged ones.
+/// The contents of a batch: `L` labels, `D` dense columns, `F` single-id features and `R` ragged ones.
 ///
-/// The order within each list is the order in the slot.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Each list is in slot order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchSchema {
-    /// Rows a slot can hold (`B`). The last batch of a pass may hold fewer.
+    /// Row capacity of a slot (`B`). The last batch of a pass may hold fewer rows.
     pub rows: u32,
-    /// Names of the labels, in slot order (`L`); none where rows have one label, which needs no name.
+    /// Names of the labels (`L`). Empty for a single unnamed label.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<String>,
-    /// Whether each row carries a weight.
+    /// Whether each row has a weight.
     pub weighted: bool,
-    /// Names of the dense columns, in slot order (`D`).
+    /// Names of the dense columns (`D`).
     pub dense: Vec<String>,
-    /// Features with exactly one id a row (`F`).
+    /// Features with exactly one id per row (`F`).
     pub ids: Vec<IdFeature>,
-    /// Features with any number of ids a row (`R`).
+    /// Features with any number of ids per row (`R`).
     pub ragged: Vec<RaggedFeature>,
-    /// Room for the encoded position of the job in its data after this batch, in bytes.
+    /// Bytes reserved for the encoded read position of the job after this batch.
     pub position_bytes: u32,
 }
 
 impl BatchSchema {
-    /// Labels that each row has (`L`), at least one.
+    /// Number of labels per row (`L`), at least one.
     pub fn label_count(&self) -> usize {
         self.labels.len().max(1)
     }
 
-    /// The name of each label; an empty one of one that has none.
+    /// The name of each label; empty for a single unnamed label.
     pub fn label_names(&self) -> Vec<&str> {
         match self.labels.as_slice() {
             [] => vec![""],
@@ -42,7 +42,7 @@ impl BatchSchema {
     }
 }
 
-/// A feature with exactly one id a row.
+/// A feature with exactly one id per row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdFeature {
     /// The feature's name in the job.
@@ -51,21 +51,21 @@ pub struct IdFeature {
     pub cardinality: u32,
 }
 
-/// A feature with any number of ids a row, up to a maximum.
+/// A feature with any number of ids per row, up to a maximum.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RaggedFeature {
     /// The feature's name in the job.
     pub name: String,
     /// Ids are in `0..cardinality`.
     pub cardinality: u32,
-    /// The most ids one row may hold.
+    /// Maximum number of ids per row.
     pub maximum: u32,
-    /// Whether each id has a number of its own that says how much it counts.
+    /// Whether each id has a weight.
     #[serde(default, skip_serializing_if = "is_false")]
     pub weighted: bool,
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_false(flag: &bool) -> bool {
     !flag
 }

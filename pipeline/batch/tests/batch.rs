@@ -1,4 +1,4 @@
-//! What is written to a batch is read from it, over schemas of all shapes.
+//! Batches round-trip through a slot, over schemas of all shapes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,7 +6,7 @@ mod support;
 
 use std::sync::Arc;
 
-use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
+use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout};
 use proptest::prelude::*;
 use support::{check, fill, schema};
 
@@ -39,15 +39,11 @@ fn buffer(schema: &BatchSchema) -> BatchBuffer {
     BatchBuffer::new(Arc::new(SlotLayout::of(schema).unwrap()))
 }
 
-fn header(rows: u32) -> BatchHeader {
-    BatchHeader { stream: Stream::Train, epoch: 0, batch: 0, rows, global_rows: rows, last: false }
-}
-
 proptest! {
     #[test]
-    fn every_section_comes_back(schema in schemas(), first: u64, second: u64) {
+    fn every_section_round_trips(schema in schemas(), first: u64, second: u64) {
         let mut buffer = buffer(&schema);
-        // The second over the first, as slots are used again; short batches among them.
+        // The second overwrites the first, as slots are reused.
         for number in [first, second] {
             fill(&mut buffer.as_mut(), number);
             check(buffer.as_ref(), number);
@@ -56,11 +52,11 @@ proptest! {
     }
 
     #[test]
-    fn sections_filled_to_the_brim_do_not_touch_each_other(schema in schemas()) {
+    fn full_sections_do_not_overlap(schema in schemas()) {
         let mut buffer = buffer(&schema);
         let rows = schema.rows as usize;
         let (mut batch, position) = (buffer.as_mut(), vec![0xff; schema.position_bytes as usize]);
-        batch.set_header(&header(schema.rows));
+        batch.set_header(&BatchHeader::train(schema.rows));
         batch.set_position(&position);
         let sections = batch.sections();
         sections.labels.fill(1.0);
@@ -77,7 +73,7 @@ proptest! {
             weights.into_iter().for_each(|weights| weights.fill(0.5 + index as f32));
         }
         let batch = buffer.as_ref();
-        prop_assert_eq!(batch.header(), header(schema.rows));
+        prop_assert_eq!(batch.header(), BatchHeader::train(schema.rows));
         prop_assert_eq!(batch.position(), position);
         for label in 0..schema.label_count() {
             prop_assert_eq!(batch.labels(label), vec![1.0; rows]);
@@ -89,20 +85,20 @@ proptest! {
             prop_assert_eq!(batch.ids(feature), vec![4; rows]);
         }
         for (index, feature) in schema.ragged.iter().enumerate() {
-            let room = rows * feature.maximum as usize;
+            let capacity = rows * feature.maximum as usize;
             let (offsets, values) = batch.ragged(index);
-            prop_assert_eq!(offsets, vec![room as u32; rows + 1]);
-            prop_assert_eq!(values, vec![5 + index as u32; room]);
-            let weights = vec![0.5 + index as f32; room];
+            prop_assert_eq!(offsets, vec![capacity as u32; rows + 1]);
+            prop_assert_eq!(values, vec![5 + index as u32; capacity]);
+            let weights = vec![0.5 + index as f32; capacity];
             prop_assert_eq!(batch.ragged_weights(index), feature.weighted.then_some(&weights[..]));
         }
     }
 }
 
 #[test]
-fn an_empty_batch_has_empty_views() {
+fn empty_batches_have_empty_views() {
     let mut buffer = buffer(&schema(20));
-    buffer.as_mut().set_header(&header(0));
+    buffer.as_mut().set_header(&BatchHeader::train(0));
     let batch = buffer.as_ref();
     assert_eq!((batch.rows(), batch.labels(0), batch.dense()), (0, &[][..], &[][..]));
     assert_eq!(batch.weights(), Some(&[][..]));
@@ -111,33 +107,33 @@ fn an_empty_batch_has_empty_views() {
 }
 
 #[test]
-fn ragged_values_end_with_the_last_row_that_counts() {
+fn ragged_values_end_with_the_last_valid_row() {
     let mut buffer = buffer(&schema(4));
     let mut batch = buffer.as_mut();
-    batch.set_header(&header(2));
+    batch.set_header(&BatchHeader::train(2));
     let (offsets, values) = batch.sections().ragged.remove(0);
     offsets.copy_from_slice(&[0, 1, 3, 99, 99]);
     values.fill(6);
     assert_eq!(buffer.as_ref().ragged(0), (&[0, 1, 3][..], &[6; 3][..]));
-    // Offsets that lead out of the section are cut to it.
+    // An offset beyond the section is clamped to it.
     buffer.as_mut().sections().ragged.remove(0).0[2] = u32::MAX;
     assert_eq!(buffer.as_ref().ragged(0).1.len(), 12);
 }
 
 #[test]
 #[should_panic(expected = "more rows than the slot holds")]
-fn a_header_of_more_rows_than_the_slot_is_refused() {
-    buffer(&schema(4)).as_mut().set_header(&header(5));
+fn headers_with_too_many_rows_panic() {
+    buffer(&schema(4)).as_mut().set_header(&BatchHeader::train(5));
 }
 
 #[test]
-#[should_panic(expected = "position longer than the slot's room for it")]
-fn a_position_longer_than_its_room_is_refused() {
+#[should_panic(expected = "position longer than the slot's position section")]
+fn positions_too_long_for_the_slot_panic() {
     buffer(&schema(4)).as_mut().set_position(&[0; 101]);
 }
 
 #[test]
 #[should_panic(expected = "no id feature 2")]
-fn an_id_feature_that_is_not_there_is_refused() {
+fn unknown_id_features_panic() {
     buffer(&schema(4)).as_ref().ids(2);
 }

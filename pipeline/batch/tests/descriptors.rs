@@ -1,4 +1,6 @@
-//! Nothing stays open or mapped, however rings end. The only test of its process: it counts.
+//! Rings leak no descriptors and no mappings.
+//!
+//! The only test of its binary, because it counts the descriptors of the process.
 
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
@@ -25,20 +27,20 @@ fn close_on_exec() -> bool {
         let fd = info.file_name().into_string().unwrap();
         let target = fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
         let target = target.to_string_lossy().into_owned();
-        let ours = target.contains("millstream-ring") || target.contains("eventfd");
-        ours.then(|| fs::read_to_string(info.path()).unwrap())
+        let is_ring = target.contains("millstream-ring") || target.contains("eventfd");
+        is_ring.then(|| fs::read_to_string(info.path()).unwrap())
     });
     let flags = rings.map(|info| {
         let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim().to_owned();
         u64::from_str_radix(&flags, 8).unwrap()
     });
     let flags = flags.collect::<Vec<_>>();
-    assert!(flags.len() >= 5, "the memory, two bells at each end, and interrupters");
+    assert!(flags.len() >= 5, "the memory, two eventfds at each end, and the interrupters");
     flags.iter().all(|flags| flags & 0o2_000_000 != 0)
 }
 
 #[test]
-fn nothing_stays_open_or_mapped() {
+fn rings_leak_no_descriptors_or_mappings() {
     let (job, mut other) = (schema(30), schema(30));
     other.dense.swap(0, 1);
     let send = || {
@@ -49,17 +51,17 @@ fn nothing_stays_open_or_mapped() {
     };
     let before = (open_descriptors(), mapped_rings());
     for number in 0..200 {
-        // A whole life.
+        // From hand-off to end of stream.
         let (mut producer, socket) = send();
         let mut consumer = Consumer::receive(&socket, &job).unwrap();
-        let mut filling = producer.fill().unwrap();
-        fill(&mut filling.batch(), number);
-        filling.publish();
+        let mut slot = producer.claim().unwrap();
+        fill(&mut slot.batch(), number);
+        slot.publish();
         check(consumer.next().unwrap().unwrap().batch(), number);
         producer.finish();
         assert!(consumer.next().unwrap().is_none());
 
-        // Refused, lost on the way, and never sent.
+        // Rejected, lost in transit, and never sent.
         let (_producer, socket) = send();
         assert!(matches!(Consumer::receive(&socket, &other), Err(RingError::Mismatch(_))));
         drop(send());
@@ -73,7 +75,7 @@ fn nothing_stays_open_or_mapped() {
     handoff.send(&here).unwrap();
     let consumer = Consumer::receive(&there, &job).unwrap();
     assert_eq!(mapped_rings(), 2);
-    let leftover = open_descriptors() - before.0 - 2;
-    assert_eq!(leftover, 8, "at each end two bells, liveness and interruption; the memory needs none");
+    let used = open_descriptors() - before.0 - 2;
+    assert_eq!(used, 8, "each end has two eventfds, liveness and interruption; the memory needs none");
     drop((producer, consumer));
 }

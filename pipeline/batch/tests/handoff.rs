@@ -1,4 +1,4 @@
-//! What a receiver refuses, and what becomes of a ring whose words a peer has spoilt.
+//! Validation of a hand-off, and detection of corrupt shared words.
 
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
@@ -22,7 +22,7 @@ use rustix::net::{
 use support::{check, fill, schema};
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
-/// Where the words lie, as the page of `ring/memory.rs` has it.
+/// Offsets of the words, as documented in `ring/memory.rs`.
 const END_MARK: u64 = 64;
 const FIRST_STATE: u64 = 128;
 
@@ -30,7 +30,7 @@ fn job() -> BatchSchema {
     schema(20)
 }
 
-/// Sends descriptors with a greeting, as a hand-off does.
+/// Sends descriptors with a greeting, like a hand-off.
 fn send(socket: &UnixStream, greeting: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -38,8 +38,8 @@ fn send(socket: &UnixStream, greeting: &[u8], fds: &[BorrowedFd<'_>]) {
     rustix::net::sendmsg(socket, &[IoSlice::new(greeting)], &mut control, SendFlags::empty()).unwrap();
 }
 
-/// A ring's producer, and the descriptors that its consumer would get.
-fn taken_apart(slots: u32) -> (Producer, Vec<OwnedFd>) {
+/// A ring's producer, and the descriptors of its hand-off.
+fn intercepted(slots: u32) -> (Producer, Vec<OwnedFd>) {
     let (producer, handoff) = Producer::create(&job(), slots).unwrap();
     let (here, there) = UnixStream::pair().unwrap();
     handoff.send(&here).unwrap();
@@ -58,7 +58,7 @@ fn taken_apart(slots: u32) -> (Producer, Vec<OwnedFd>) {
     (producer, fds)
 }
 
-/// What a consumer makes of a ring's descriptors, the first replaced by `memory`.
+/// Opens a ring from its descriptors, with the first replaced by `memory`.
 fn receive(memory: impl AsFd, fds: &[OwnedFd]) -> Result<Consumer, RingError> {
     let (here, there) = UnixStream::pair().unwrap();
     let mut fds = fds.iter().map(AsFd::as_fd).collect::<Vec<_>>();
@@ -70,12 +70,12 @@ fn receive(memory: impl AsFd, fds: &[OwnedFd]) -> Result<Consumer, RingError> {
 fn mismatch(received: Result<Consumer, RingError>) -> String {
     match received {
         Err(RingError::Mismatch(what)) => what,
-        Err(error) => panic!("another error: {error}"),
-        Ok(_) => panic!("it was accepted"),
+        Err(error) => panic!("unexpected error: {error}"),
+        Ok(_) => panic!("the ring was accepted"),
     }
 }
 
-/// An anonymous file of these bytes.
+/// An anonymous file with these contents and seals.
 fn anonymous(bytes: &[u8], seals: SealFlags) -> File {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(rustix::fs::memfd_create("forged", flags).unwrap());
@@ -92,12 +92,12 @@ fn contents(memory: &OwnedFd) -> Vec<u8> {
 }
 
 #[test]
-fn the_memory_is_as_documented() {
-    let (mut producer, fds) = taken_apart(3);
-    let mut filling = producer.fill().unwrap();
-    fill(&mut filling.batch(), 5);
-    filling.publish();
-    let _half_written = producer.fill().unwrap();
+fn memory_matches_the_documented_layout() {
+    let (mut producer, fds) = intercepted(3);
+    let mut slot = producer.claim().unwrap();
+    fill(&mut slot.batch(), 5);
+    slot.publish();
+    let _half_written = producer.claim().unwrap();
     let layout = SlotLayout::of(&job()).unwrap();
     let bytes = contents(&fds[0]);
     let u32_at = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
@@ -112,8 +112,8 @@ fn the_memory_is_as_documented() {
 }
 
 #[test]
-fn the_memory_can_not_be_resized_nor_found_by_name() {
-    let (_producer, fds) = taken_apart(2);
+fn memory_is_sealed_and_unlinked() {
+    let (_producer, fds) = intercepted(2);
     let size = contents(&fds[0]).len() as u64;
     for resized in [0, size - 1, size + 1] {
         assert_eq!(rustix::fs::ftruncate(&fds[0], resized), Err(rustix::io::Errno::PERM));
@@ -123,20 +123,20 @@ fn the_memory_can_not_be_resized_nor_found_by_name() {
 }
 
 #[test]
-fn an_untouched_ring_is_accepted() {
-    let (mut producer, fds) = taken_apart(2);
+fn unmodified_rings_are_accepted() {
+    let (mut producer, fds) = intercepted(2);
     let mut consumer = receive(&fds[0], &fds).unwrap();
-    let mut filling = producer.fill().unwrap();
-    fill(&mut filling.batch(), 0);
-    filling.publish();
+    let mut slot = producer.claim().unwrap();
+    fill(&mut slot.batch(), 0);
+    slot.publish();
     check(consumer.next().unwrap().unwrap().batch(), 0);
-    // A copy with the same bytes and seals is a ring as well: the refusals below have no other reason.
+    // A copy with the same bytes and seals is accepted too, so the rejections below have no other reason.
     drop(receive(anonymous(&contents(&fds[0]), SEALS), &fds).unwrap());
 }
 
 #[test]
-fn memory_that_could_shrink_or_is_no_anonymous_file_is_refused() {
-    let (_producer, fds) = taken_apart(2);
+fn unsealed_memory_and_other_files_are_rejected() {
+    let (_producer, fds) = intercepted(2);
     let bytes = contents(&fds[0]);
     for seals in
         [SealFlags::empty(), SEALS - SealFlags::SHRINK, SEALS - SealFlags::GROW, SEALS - SealFlags::SEAL]
@@ -150,16 +150,11 @@ fn memory_that_could_shrink_or_is_no_anonymous_file_is_refused() {
 }
 
 #[test]
-fn every_field_of_the_head_is_checked() {
-    let (_producer, fds) = taken_apart(2);
+fn every_header_field_is_checked() {
+    let (_producer, fds) = intercepted(2);
     let bytes = contents(&fds[0]);
-    let checked = [
-        (0, "a ring's magic number"),
-        (8, "version"),
-        (12, "slots of"),
-        (16, "slots have"),
-        (24, "fingerprint"),
-    ];
+    let checked =
+        [(0, "magic number"), (8, "version"), (12, "slots of"), (16, "slots have"), (24, "fingerprint")];
     for (offset, expected) in checked {
         for change in [1, 0x80] {
             let mut forged = bytes.clone();
@@ -182,7 +177,7 @@ fn every_field_of_the_head_is_checked() {
 }
 
 #[test]
-fn a_ring_of_another_schema_is_refused() {
+fn rings_of_another_schema_are_rejected() {
     let mut renamed = job();
     renamed.dense.swap(0, 1);
     let mut wider = job();
@@ -195,8 +190,8 @@ fn a_ring_of_another_schema_is_refused() {
 }
 
 #[test]
-fn a_message_that_is_no_hand_off_is_refused() {
-    let (_producer, fds) = taken_apart(2);
+fn messages_that_are_not_a_hand_off_are_rejected() {
+    let (_producer, fds) = intercepted(2);
     let all = fds.iter().map(AsFd::as_fd).collect::<Vec<_>>();
     let received = |greeting: &[u8], fds: &[BorrowedFd<'_>]| {
         let (here, there) = UnixStream::pair().unwrap();
@@ -204,16 +199,16 @@ fn a_message_that_is_no_hand_off_is_refused() {
         drop(here);
         mismatch(Consumer::receive(&there, &job()))
     };
-    assert_eq!(received(b"millstone", &all), "the message is not a ring's hand-off");
-    assert_eq!(received(b"millri", &all), "the message is not a ring's hand-off");
+    assert_eq!(received(b"millstone", &all), "the message is not a ring hand-off");
+    assert_eq!(received(b"millri", &all), "the message is not a ring hand-off");
     let six = [&all[..], &all[..2]].concat();
     for wrong in [&all[..1], &all[..3], &six] {
         let what = received(b"millring", wrong);
-        assert!(what.contains("descriptors came with it, not 4"), "{what}");
+        assert!(what.contains("descriptors instead of 4"), "{what}");
     }
     let (mut here, there) = UnixStream::pair().unwrap();
     here.write_all(b"millring").unwrap();
-    assert_eq!(mismatch(Consumer::receive(&there, &job())), "0 descriptors came with it, not 4");
+    assert_eq!(mismatch(Consumer::receive(&there, &job())), "the message has 0 descriptors instead of 4");
 
     drop(here);
     assert!(matches!(Consumer::receive(&there, &job()), Err(RingError::PeerGone)));
@@ -224,36 +219,36 @@ fn a_message_that_is_no_hand_off_is_refused() {
 }
 
 #[test]
-fn a_ring_has_a_bounded_number_of_slots() {
+fn ring_size_is_bounded() {
     for slots in [0, MAX_SLOTS + 1] {
         assert!(matches!(Producer::create(&job(), slots), Err(RingError::Slots(found)) if found == slots));
     }
     let nothing = BatchSchema { rows: 0, ..job() };
     let none = Producer::create(&nothing, 1);
     assert!(matches!(none, Err(RingError::Layout(LayoutError::NoRows))));
-    // More than any machine has: refused, by the system if need be, rather than killed for it later.
+    // More memory than any machine has is an error, by the system if necessary, rather than a later OOM kill.
     let dense = vec![String::new(); 1 << 20];
     let huge = BatchSchema { rows: u32::MAX, dense, ..BatchSchema { ragged: Vec::new(), ..job() } };
     assert!(matches!(Producer::create(&huge, MAX_SLOTS), Err(RingError::Layout(_) | RingError::Os(_))));
 }
 
 #[test]
-fn nonsense_in_the_words_is_an_error_at_the_end_that_meets_it() {
-    let spoil = |memory: &OwnedFd, at: u64, value: u32| {
+fn corrupt_words_are_detected() {
+    let overwrite = |memory: &OwnedFd, at: u64, value: u32| {
         let file = File::from(memory.try_clone().unwrap());
         file.write_all_at(&value.to_ne_bytes(), at).unwrap();
     };
     let corrupt = |error: RingError| match error {
         RingError::Corrupt(corrupt) => corrupt,
-        error => panic!("another error: {error}"),
+        error => panic!("unexpected error: {error}"),
     };
 
     // A free slot, before it is claimed and before it is leased.
     for found in [4, 77, u32::MAX] {
-        let (mut producer, fds) = taken_apart(2);
+        let (mut producer, fds) = intercepted(2);
         let mut consumer = receive(&fds[0], &fds).unwrap();
-        spoil(&fds[0], FIRST_STATE, found);
-        let error = corrupt(producer.fill().err().unwrap());
+        overwrite(&fds[0], FIRST_STATE, found);
+        let error = corrupt(producer.claim().err().unwrap());
         assert!(matches!(error, Corrupt::Slot { slot: 0, found: f, .. } if f == found), "{error}");
         let error = corrupt(consumer.next().err().unwrap());
         assert!(matches!(error, Corrupt::Slot { slot: 0, found: f, .. } if f == found), "{error}");
@@ -261,33 +256,33 @@ fn nonsense_in_the_words_is_an_error_at_the_end_that_meets_it() {
 
     // A slot that is being filled.
     for publishes in [true, false] {
-        let (mut producer, fds) = taken_apart(2);
-        let filling = producer.fill().unwrap();
-        spoil(&fds[0], FIRST_STATE, 0);
+        let (mut producer, fds) = intercepted(2);
+        let slot = producer.claim().unwrap();
+        overwrite(&fds[0], FIRST_STATE, 0);
         if publishes {
-            filling.publish();
+            slot.publish();
         } else {
-            drop(filling);
+            drop(slot);
         }
-        let error = corrupt(producer.fill().err().unwrap());
+        let error = corrupt(producer.claim().err().unwrap());
         assert_eq!(error, Corrupt::Slot { slot: 0, found: 0, expected: "filling" });
     }
 
     // A slot that is leased.
-    let (mut producer, fds) = taken_apart(2);
+    let (mut producer, fds) = intercepted(2);
     let mut consumer = receive(&fds[0], &fds).unwrap();
-    let mut filling = producer.fill().unwrap();
-    fill(&mut filling.batch(), 0);
-    filling.publish();
+    let mut slot = producer.claim().unwrap();
+    fill(&mut slot.batch(), 0);
+    slot.publish();
     let leased = consumer.next().unwrap().unwrap();
-    spoil(&fds[0], FIRST_STATE, 2);
+    overwrite(&fds[0], FIRST_STATE, 2);
     drop(leased);
     let error = corrupt(consumer.next().err().unwrap());
     assert_eq!(error, Corrupt::Slot { slot: 0, found: 2, expected: "leased" });
 
     // The end mark.
-    let (_producer, fds) = taken_apart(2);
+    let (_producer, fds) = intercepted(2);
     let mut consumer = receive(&fds[0], &fds).unwrap();
-    spoil(&fds[0], END_MARK, 9);
+    overwrite(&fds[0], END_MARK, 9);
     assert_eq!(corrupt(consumer.next().err().unwrap()), Corrupt::End { found: 9 });
 }

@@ -1,7 +1,7 @@
-//! Both ends of a ring in two processes, one of which is killed at any moment.
+//! The two ends of a ring in two processes, one of which is killed.
 //!
-//! The other process is this test binary once more, running [`other_end`] only, with one end of a
-//! socket pair as its standard input.
+//! The other process is this test binary again, running only [`other_end`], with one end of a socket pair as its
+//! standard input.
 
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
@@ -9,30 +9,30 @@
 mod support;
 
 use std::collections::HashSet;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
-use std::{env, fs};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::{env, fs, thread};
 
-use millstream_batch::{BatchSchema, Consumer, Leased, Producer, RingError};
-use support::{Numbers, check, fill, schema};
+use millstream_batch::{BatchSchema, Consumer, Interrupter, Lease, Producer, RingError};
+use support::{DEADLINE, Numbers, check, fill, schema, wait_until, while_blocked};
 
 const ROLE: &str = "MILLSTREAM_TEST_RING_ROLE";
 const SLOTS: u32 = 3;
-/// Batches of a run that ends by itself.
+/// Batches of a run that ends regularly.
 const COUNT: u64 = 3000;
-/// Times a process is killed, for each role.
+/// Kills of each role: after 0, 1, ... batches.
 const KILLS: u64 = 40;
-/// By when a death must have been noticed, on however busy a machine.
-const NOTICED: Duration = Duration::from_secs(10);
+/// Byte that the other process sends when it has reached the state that its role names.
+const REACHED: [u8; 1] = *b"!";
 
 fn job() -> BatchSchema {
     schema(100)
 }
 
-/// What the other process does. Run among the other tests, without a role, it has nothing to do.
+/// The body of the other process. Without a role, as one of the tests, it does nothing.
 #[test]
 fn other_end() {
     let Ok(role) = env::var(ROLE) else { return };
@@ -47,9 +47,9 @@ fn other_end() {
         "stalled producer" => {
             let mut producer = send_ring(&socket);
             produce(&mut producer, 0..2).unwrap();
-            let mut half_written = producer.fill().unwrap();
+            let mut half_written = producer.claim().unwrap();
             fill(&mut half_written.batch(), 2);
-            sleep_for_ever();
+            stall(&socket);
         }
         "consumer" => {
             let mut consumer = Consumer::receive(&socket, &job()).unwrap();
@@ -58,13 +58,16 @@ fn other_end() {
         "stalled consumer" => {
             let mut consumer = Consumer::receive(&socket, &job()).unwrap();
             let _held = consumer.next().unwrap();
-            sleep_for_ever();
+            stall(&socket);
         }
+        "idle" => stall(&socket),
         _ => panic!("no role `{role}`"),
     }
 }
 
-fn sleep_for_ever() -> ! {
+/// Reports that the state is reached, and waits to be killed.
+fn stall(mut socket: &UnixStream) -> ! {
+    socket.write_all(&REACHED).unwrap();
     loop {
         thread::park();
     }
@@ -80,29 +83,29 @@ fn produce(producer: &mut Producer, batches: impl Iterator<Item = u64>) -> Resul
     let mut numbers = Numbers::new(5);
     for number in batches {
         if numbers.below(10) == 0 {
-            fill(&mut producer.fill()?.batch(), !number);
+            fill(&mut producer.claim()?.batch(), !number);
         }
-        let mut filling = producer.fill()?;
-        fill(&mut filling.batch(), number);
-        filling.publish();
+        let mut slot = producer.claim()?;
+        fill(&mut slot.batch(), number);
+        slot.publish();
     }
     Ok(())
 }
 
-/// Takes batches to the end, two leases at a time, and returns how many there were.
+/// Consumes all batches, holding two leases at a time, and returns their number.
 fn consume(consumer: &mut Consumer) -> Result<u64, RingError> {
-    let mut before: Option<(u64, Leased)> = None;
+    let mut previous: Option<(u64, Lease)> = None;
     for number in 0.. {
         let Some(leased) = consumer.next()? else { return Ok(number) };
         check(leased.batch(), number);
-        if let Some((number, leased)) = before.replace((number, leased)) {
+        if let Some((number, leased)) = previous.replace((number, leased)) {
             check(leased.batch(), number);
         }
     }
     unreachable!("a u64 of batches")
 }
 
-/// A process that does not outlive its test.
+/// A child process, killed when dropped.
 struct Other(Child);
 
 impl Other {
@@ -132,7 +135,7 @@ impl Drop for Other {
     }
 }
 
-/// The rings this process maps, by the inode of their memory.
+/// The inodes of the rings that this process maps.
 fn own_rings() -> HashSet<String> {
     rings(&fs::read_to_string("/proc/self/maps").unwrap())
 }
@@ -146,7 +149,7 @@ fn rings(maps: &str) -> HashSet<String> {
     maps.lines().filter_map(ring).collect()
 }
 
-/// Every process that maps the ring of this inode or holds a descriptor of it.
+/// Processes that map the ring with this inode or hold a descriptor of it.
 fn holders(inode: &str) -> Vec<String> {
     let holds = |process: &fs::DirEntry| {
         let maps = fs::read_to_string(process.path().join("maps")).unwrap_or_default();
@@ -165,152 +168,154 @@ fn holders(inode: &str) -> Vec<String> {
     holders.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).collect()
 }
 
-/// The one ring that this process maps and did not map before.
+/// The inode of the one ring that this process has mapped since `before`.
 ///
-/// Tests that ask must not run side by side; see [`one_at_a_time`].
+/// Tests that call this must not run in parallel; see [`exclusive`].
 fn new_ring(before: &HashSet<String>) -> String {
     let mut new = own_rings().difference(before).cloned().collect::<Vec<_>>();
     assert_eq!(new.len(), 1);
     new.remove(0)
 }
 
-/// Waits for something that happens soon, on however busy a machine.
-fn eventually(what: &str, happens: impl Fn() -> bool) {
-    let deadline = Instant::now() + NOTICED;
-    while !happens() {
-        assert!(Instant::now() < deadline, "{what}");
-        thread::sleep(Duration::from_millis(2));
+fn exclusive() -> std::sync::MutexGuard<'static, ()> {
+    static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    LOCK.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Waits for the report of [`stall`].
+fn wait_for_stall(mut socket: &UnixStream) {
+    let mut byte = [0];
+    socket.read_exact(&mut byte).unwrap();
+    assert_eq!(byte, REACHED);
+}
+
+/// Interrupts an end of a ring that is still in use at the deadline, so that a missed death fails the test
+/// instead of blocking it.
+fn watchdog(interrupter: Interrupter) -> Sender<()> {
+    let (cancel, cancelled) = mpsc::channel();
+    thread::spawn(move || {
+        if cancelled.recv_timeout(DEADLINE) == Err(RecvTimeoutError::Timeout) {
+            interrupter.interrupt();
+        }
+    });
+    cancel
+}
+
+/// Spins for a varying number of iterations, so that kills hit different moments of the other process.
+fn jitter(numbers: &mut Numbers) {
+    for _ in 0..numbers.below(100_000) {
+        std::hint::spin_loop();
     }
 }
 
-fn one_at_a_time() -> std::sync::MutexGuard<'static, ()> {
-    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
 #[test]
-fn batches_pass_from_process_to_process() {
-    let _turn = one_at_a_time();
+fn batches_cross_processes() {
+    let _exclusive = exclusive();
     let (_producing, socket) = Other::start("finite producer");
     let mut consumer = Consumer::receive(&socket, &job()).unwrap();
     assert_eq!(consume(&mut consumer).unwrap(), COUNT);
-    assert!(consumer.next().unwrap().is_none(), "the end stays the end once its process is gone");
+    assert!(consumer.next().unwrap().is_none(), "the end is permanent after the process exits");
 
     let (mut consuming, socket) = Other::start("consumer");
     let mut producer = send_ring(&socket);
     produce(&mut producer, 0..COUNT).unwrap();
     producer.finish();
-    assert!(consuming.0.wait().unwrap().success(), "the other process checked what it got");
+    assert!(consuming.0.wait().unwrap().success(), "the other process checked its batches");
 }
 
 #[test]
-fn a_producer_killed_at_any_moment_leaves_whole_batches_and_no_memory() {
-    let _turn = one_at_a_time();
+fn killing_a_producer_before_the_hand_off_is_peer_gone() {
+    let (mut idle, socket) = Other::start("idle");
+    wait_for_stall(&socket);
+    idle.kill();
+    assert!(matches!(Consumer::receive(&socket, &job()), Err(RingError::PeerGone)));
+}
+
+#[test]
+fn killing_a_producer_leaves_whole_batches_and_no_memory() {
+    let _exclusive = exclusive();
     let mut numbers = Numbers::new(6);
-    let (mut received, mut delivered) = (0, 0);
-    for _ in 0..KILLS {
+    for kill_after in 0..KILLS {
         let (mut producing, socket) = Other::start("endless producer");
-        let delay = Duration::from_micros(numbers.below(30_000));
-        let killing = thread::spawn(move || {
-            thread::sleep(delay);
-            producing.kill();
-            Instant::now()
-        });
         let before = own_rings();
-        let mut consumer = match Consumer::receive(&socket, &job()) {
-            Ok(consumer) => consumer,
-            Err(RingError::PeerGone) => {
-                killing.join().unwrap();
-                continue;
-            }
-            Err(error) => panic!("{error}"),
-        };
-        received += 1;
+        let mut consumer = Consumer::receive(&socket, &job()).unwrap();
         let inode = new_ring(&before);
-        let mut number = 0;
+        let watchdog = watchdog(consumer.interrupter());
+        for number in 0..kill_after {
+            check(consumer.next().unwrap().unwrap().batch(), number);
+        }
+        jitter(&mut numbers);
+        producing.kill();
+        let mut number = kill_after;
         let end = loop {
             match consumer.next() {
-                Ok(Some(leased)) => check(leased.batch(), number),
+                Ok(Some(lease)) => check(lease.batch(), number),
                 Ok(None) => panic!("a killed producer has not finished"),
                 Err(error) => break error,
             }
             number += 1;
         };
-        let noticed = Instant::now();
-        delivered += number;
         assert!(matches!(end, RingError::PeerGone), "{end}");
-        let killed = killing.join().unwrap();
-        assert!(noticed.saturating_duration_since(killed) < NOTICED);
-        drop(consumer);
+        assert!(number <= kill_after + u64::from(SLOTS), "{number} batches, killed after {kill_after}");
+        drop((consumer, watchdog));
         assert_eq!(holders(&inode), [""; 0]);
     }
-    assert!(received > KILLS / 4 && delivered > KILLS, "{received} rings, {delivered} batches");
 }
 
 #[test]
-fn a_consumer_killed_at_any_moment_is_noticed_and_leaves_no_memory() {
-    let _turn = one_at_a_time();
+fn killing_a_consumer_is_noticed_and_leaves_no_memory() {
+    let _exclusive = exclusive();
     let mut numbers = Numbers::new(7);
-    let mut published = 0;
-    for _ in 0..KILLS {
+    for kill_after in 0..KILLS {
         let (mut consuming, socket) = Other::start("consumer");
         let before = own_rings();
         let mut producer = send_ring(&socket);
         let inode = new_ring(&before);
-        let delay = Duration::from_micros(numbers.below(30_000));
-        let killing = thread::spawn(move || {
-            thread::sleep(delay);
-            consuming.kill();
-            Instant::now()
-        });
-        let mut number = 0;
+        let watchdog = watchdog(producer.interrupter());
+        produce(&mut producer, 0..kill_after).unwrap();
+        jitter(&mut numbers);
+        consuming.kill();
+        let mut number = kill_after;
         let end = loop {
             match produce(&mut producer, number..number + 1) {
                 Ok(()) => number += 1,
                 Err(error) => break error,
             }
         };
-        let noticed = Instant::now();
-        published += number;
         assert!(matches!(end, RingError::PeerGone), "{end}");
-        assert!(noticed.saturating_duration_since(killing.join().unwrap()) < NOTICED);
-        drop(producer);
+        assert!(number <= kill_after + u64::from(SLOTS), "{number} batches, killed after {kill_after}");
+        drop((producer, watchdog));
         assert_eq!(holders(&inode), [""; 0]);
     }
-    assert!(published > KILLS * u64::from(SLOTS) * 2, "{published} batches");
 }
 
 #[test]
 fn a_death_ends_the_wait_of_the_other_end() {
-    let _turn = one_at_a_time();
+    let _exclusive = exclusive();
     // The consumer holds a lease, and the producer waits for it.
     let (mut stalled, socket) = Other::start("stalled consumer");
     let before = own_rings();
     let mut producer = send_ring(&socket);
     let inode = new_ring(&before);
-    let waiting = thread::spawn(move || (produce(&mut producer, 0..), producer.waited()));
-    eventually("both processes map the ring", || holders(&inode).len() == 2);
-    thread::sleep(Duration::from_millis(50));
-    assert!(!waiting.is_finished());
-    stalled.kill();
-    let (end, waited) = waiting.join().unwrap();
+    produce(&mut producer, 0..1).unwrap();
+    wait_for_stall(&socket);
+    wait_until("both processes map the ring", || holders(&inode).len() == 2);
+    let end = while_blocked(|| produce(&mut producer, 1..), || stalled.kill());
     assert!(matches!(end, Err(RingError::PeerGone)));
-    assert!(waited > Duration::from_millis(1), "{waited:?}");
+    assert!(!producer.waited().is_zero());
+    drop(producer);
     assert_eq!(holders(&inode), [""; 0]);
 
-    // The producer sits on a half-written slot, and the consumer waits for it.
+    // The producer holds a half-written slot, and the consumer waits for it.
     let (mut stalled, socket) = Other::start("stalled producer");
     let before = own_rings();
     let mut consumer = Consumer::receive(&socket, &job()).unwrap();
     let inode = new_ring(&before);
-    let waiting = thread::spawn(move || {
-        check(consumer.next().unwrap().unwrap().batch(), 0);
-        check(consumer.next().unwrap().unwrap().batch(), 1);
-        consumer.next().map(drop)
-    });
-    thread::sleep(Duration::from_millis(50));
-    assert!(!waiting.is_finished());
-    stalled.kill();
-    assert!(matches!(waiting.join().unwrap(), Err(RingError::PeerGone)));
+    wait_for_stall(&socket);
+    check(consumer.next().unwrap().unwrap().batch(), 0);
+    check(consumer.next().unwrap().unwrap().batch(), 1);
+    let end = while_blocked(|| consumer.next().map(drop), || stalled.kill());
+    assert!(matches!(end, Err(RingError::PeerGone)));
+    drop(consumer);
     assert_eq!(holders(&inode), [""; 0]);
 }

@@ -1,13 +1,13 @@
-//! How fast a file is read cold, by every way that [`Access`] knows.
+//! Measures cold reads and synced writes of a file in every [`Access`] mode.
 //!
 //! ```text
 //! cargo run --release -p millstream-disk --example read_speed -- [DIRECTORY [MIB [BLOCK_KIB [DEPTH]]]]
 //! ```
 //!
-//! Before each read the file's pages are dropped from the page cache. The ways take turns, round after round;
-//! printed are minimum, median and maximum over the rounds.
+//! The file's pages are dropped from the page cache before each read. Each round measures every mode once. Prints
+//! the minimum, median and maximum over the rounds.
 
-#![allow(clippy::print_stdout, reason = "a measurement prints")]
+#![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 use std::error::Error;
 use std::fs::File;
@@ -35,14 +35,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     std::fs::remove_file(&path)?;
-    println!("{} MB in blocks of {block} bytes, {depth} at once, {ROUNDS} rounds; MB/s", bytes / 1_000_000);
+    println!(
+        "{} MB in blocks of {block} bytes, {depth} in flight, {ROUNDS} rounds; min / median / max MB/s",
+        bytes / 1_000_000
+    );
     for (access, (writes, reads)) in Access::ALL.into_iter().zip(rates) {
-        let way = format!(
+        let mode = format!(
             "{} {}",
             if access.ring { "io_uring" } else { "pread   " },
             if access.direct { "direct  " } else { "buffered" }
         );
-        println!("{way}  read {}  written (synced) {}", summary(reads), summary(writes));
+        println!("{mode}  read {}  write (synced) {}", summary(reads), summary(writes));
     }
     Ok(())
 }
@@ -60,13 +63,13 @@ fn write(path: &Path, access: Access, bytes: usize, block: usize, depth: usize) 
     for offset in (0..bytes).step_by(block) {
         let mut buffer = match buffers.pop() {
             Some(buffer) => buffer,
-            None => taken(&mut queue)?,
+            None => completed(&mut queue)?,
         };
         buffer.fill((offset / block) as u8 | 1);
         queue.write(&file, offset as u64, buffer, 0);
     }
     while queue.pending() > 0 {
-        taken(&mut queue)?;
+        completed(&mut queue)?;
     }
     file.file().sync_all()?;
     Ok(started.elapsed().as_secs_f64())
@@ -81,20 +84,20 @@ fn read(path: &Path, access: Access, bytes: usize, block: usize, depth: usize) -
     for offset in (0..bytes).step_by(block) {
         let buffer = match buffers.pop() {
             Some(buffer) => buffer,
-            None => taken(&mut queue)?,
+            None => completed(&mut queue)?,
         };
         sum += u64::from(buffer[0]);
         queue.read(&file, offset as u64, buffer, 0);
     }
     while queue.pending() > 0 {
-        sum += u64::from(taken(&mut queue)?[0]);
+        sum += u64::from(completed(&mut queue)?[0]);
     }
     std::hint::black_box(sum);
     Ok(started.elapsed().as_secs_f64())
 }
 
-fn taken(queue: &mut Queue) -> std::io::Result<AlignedBuffer> {
-    let done = queue.wait().ok_or_else(|| std::io::Error::other("nothing is under way"))?;
+fn completed(queue: &mut Queue) -> std::io::Result<AlignedBuffer> {
+    let done = queue.wait().ok_or_else(|| std::io::Error::other("no transfer is pending"))?;
     done.result.map(|_| done.buffer)
 }
 

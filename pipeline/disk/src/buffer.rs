@@ -1,66 +1,50 @@
 //! Memory that a device can transfer to and from directly.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
 
-/// What offsets, lengths and addresses of direct transfers are multiples of: enough for every common device
-/// and file system (512 bytes would do for many).
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Offsets, lengths and addresses of direct transfers are multiples of this. It suffices for all common devices
+/// and file systems (512 bytes would do for many).
 pub const ALIGNMENT: usize = 4096;
 
-/// Bytes at an aligned address. All of its capacity is initialised, so its length may change freely.
+/// An aligned byte buffer. All of its capacity is initialised, so its length can change freely.
 pub struct AlignedBuffer {
-    start: NonNull<u8>,
+    /// The capacity, at least one block. A `Vec` keeps its memory in place when it is moved.
+    blocks: Vec<Block>,
     len: usize,
-    /// A multiple of [`ALIGNMENT`], and not 0.
-    capacity: usize,
 }
 
-// SAFETY: it owns its memory, as a `Vec<u8>` does.
-unsafe impl Send for AlignedBuffer {}
-// SAFETY: through a shared reference it can only be read.
-unsafe impl Sync for AlignedBuffer {}
+/// Memory in units of the alignment.
+#[derive(FromBytes, IntoBytes, Immutable)]
+#[repr(C, align(4096))]
+struct Block([u8; ALIGNMENT]);
 
 impl AlignedBuffer {
-    /// `len` zeros.
+    /// A buffer of `len` zeros.
     ///
     /// # Panics
-    /// When `len` exceeds what an allocation may have.
+    /// When `len` exceeds the maximum size of an allocation.
     pub fn zeroed(len: usize) -> Self {
-        let capacity = len.max(1).checked_next_multiple_of(ALIGNMENT).expect("a length that memory has");
-        let layout = Self::layout(capacity);
-        // SAFETY: the layout's size is not 0.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Self { start, len, capacity }
+        let blocks = Box::new_zeroed_slice(len.max(1).div_ceil(ALIGNMENT));
+        // SAFETY: the allocation is zeroed, and a block is an array of bytes, for which zero is valid.
+        let blocks: Box<[Block]> = unsafe { blocks.assume_init() };
+        Self { blocks: blocks.into_vec(), len }
     }
 
-    /// The same memory, if there is enough of it, with `len` bytes: which ones is not said.
+    /// Resizes to `len` bytes of unspecified content. The memory is reused if its capacity suffices.
     #[must_use]
     pub fn with_len(self, len: usize) -> Self {
-        if len > self.capacity {
+        if len > self.capacity() {
             return Self::zeroed(len);
         }
-        let mut resized = self;
-        resized.len = len;
-        resized
+        Self { len, ..self }
     }
 
-    /// Bytes it can have without moving.
+    /// The largest length that needs no reallocation.
     pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    fn layout(capacity: usize) -> Layout {
-        Layout::from_size_align(capacity, ALIGNMENT).expect("a length that memory has")
-    }
-}
-
-impl Drop for AlignedBuffer {
-    fn drop(&mut self) {
-        // SAFETY: `start` was allocated with this layout, and nothing else owns it.
-        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.capacity)) }
+        self.blocks.len() * ALIGNMENT
     }
 }
 
@@ -68,21 +52,19 @@ impl Deref for AlignedBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` is at most the capacity, all of which is allocated and initialised.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+        &self.blocks.as_bytes()[..self.len]
     }
 }
 
 impl DerefMut for AlignedBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above; the exclusive reference makes it the only one.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+        &mut self.blocks.as_mut_bytes()[..self.len]
     }
 }
 
 impl fmt::Debug for AlignedBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AlignedBuffer({} of {} bytes)", self.len, self.capacity)
+        write!(f, "AlignedBuffer({} of {} bytes)", self.len, self.capacity())
     }
 }
 
@@ -91,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_aligned_zero_and_keeps_its_memory_while_it_fits() {
+    fn buffers_are_aligned_zeroed_and_reuse_their_memory() {
         for len in [0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, 1 << 20] {
             let mut buffer = AlignedBuffer::zeroed(len);
             assert_eq!((buffer.len(), buffer.as_ptr().addr() % ALIGNMENT), (len, 0));

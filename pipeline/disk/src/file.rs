@@ -1,4 +1,4 @@
-//! A file that transfers go to and from directly where its file system can.
+//! Files for direct I/O.
 
 use std::fs::File;
 use std::io;
@@ -10,14 +10,14 @@ use rustix::fs::{Advice, OFlags};
 
 use crate::buffer::ALIGNMENT;
 
-/// An open file. Transfers are at multiples of [`ALIGNMENT`] and of as many bytes, direct or not.
+/// An open file. Offsets and lengths of transfers are multiples of [`ALIGNMENT`], whether direct or not.
 #[derive(Debug)]
 pub struct DiskFile {
     file: File,
     direct: AtomicBool,
 }
 
-/// Which way bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Read,
@@ -25,24 +25,24 @@ pub(crate) enum Direction {
 }
 
 impl DiskFile {
-    /// Takes an open file, past the page cache if `direct` says so and its file system does not refuse.
+    /// Wraps an open file. If `direct` is set and the file system supports it, transfers bypass the page cache.
     pub fn new(file: File, direct: bool) -> Self {
         let this = Self { file, direct: AtomicBool::new(false) };
         if direct && this.set_direct(true).is_ok() {
             this.direct.store(true, Ordering::Relaxed);
         } else {
-            // Advice: nothing depends on it.
+            // The advice is only a hint, so its failure does not matter.
             let _ = rustix::fs::fadvise(&this.file, 0, None, Advice::Sequential);
         }
         this
     }
 
-    /// Whether transfers go past the page cache.
+    /// Whether transfers bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.direct.load(Ordering::Relaxed)
     }
 
-    /// The file itself.
+    /// The underlying file.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -53,8 +53,8 @@ impl DiskFile {
         Ok(rustix::fs::fcntl_setfl(&self.file, flags)?)
     }
 
-    /// Transfers all of `bytes`, `done` of which are transferred already, and waits for it. A read ends early
-    /// at the end of the file. Returns how many were transferred in all.
+    /// Transfers `bytes[done..]` synchronously. A read ends early at the end of the file. Returns the number of
+    /// bytes transferred, including the first `done`.
     pub(crate) fn transfer(
         &self,
         direction: Direction,
@@ -63,7 +63,7 @@ impl DiskFile {
         mut done: usize,
     ) -> io::Result<usize> {
         while done < bytes.len() {
-            // Only the end of a file leaves a direct read in the middle of a sector.
+            // A direct read stops inside a sector only at the end of the file.
             if direction == Direction::Read && !done.is_multiple_of(ALIGNMENT) && self.is_direct() {
                 break;
             }
@@ -77,7 +77,7 @@ impl DiskFile {
                 Ok(0) => break,
                 Ok(moved) => done += moved,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // A device that wants more than our alignment, or a file system that says so only now.
+                // The device requires a larger alignment, or the file system reports only now that it lacks direct I/O.
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput && self.is_direct() => {
                     self.set_direct(false)?;
                     self.direct.store(false, Ordering::Relaxed);

@@ -1,17 +1,17 @@
-//! Files read and written past the page cache: aligned buffers, `O_DIRECT`, io_uring.
+//! File I/O that bypasses the page cache: aligned buffers, `O_DIRECT`, io_uring.
 //!
-//! Large files that are read once in a pass gain nothing from the page cache: the kernel copies each byte
-//! once more and throws out pages that others need. `O_DIRECT` lets the device write straight into the
-//! reader's buffer, at the price of alignment; io_uring keeps several such reads under way from one thread.
-//! Both may be refused, by a file system or by a container, and then the same calls go on without.
+//! Large files that are read once per pass gain nothing from the page cache: the kernel makes one more copy of
+//! each byte and evicts pages that others need. `O_DIRECT` lets the device write straight into the reader's
+//! buffer but requires alignment; io_uring keeps several such reads in flight from one thread. A file system
+//! or a container may refuse either; the same calls then work without it.
 //!
-//! * [`AlignedBuffer`]: memory that a device can read into.
-//! * [`DiskFile`]: a file, direct where it can be.
-//! * [`Queue`]: reads and writes under way, through io_uring where there is one.
+//! * [`AlignedBuffer`]: memory that a device can transfer to and from directly.
+//! * [`DiskFile`]: a file, opened for direct I/O if possible.
+//! * [`Queue`]: reads and writes in flight, through io_uring if available.
 //!
-//! **Safety.** A [`Queue`] owns the buffer and a share of the file of each transfer until the kernel is
-//! done with it, and gives the buffer back with the result; so no safe code can touch, move or free memory
-//! that the kernel may still write to. This is the only thing that the `unsafe` in here rests on.
+//! **Safety.** A [`Queue`] owns the buffer and a reference to the file of each transfer until the kernel has
+//! completed it, and returns the buffer with the result. So safe code cannot access, move or free memory that
+//! the kernel may still write to.
 
 mod buffer;
 mod file;
@@ -22,20 +22,20 @@ pub use buffer::{ALIGNMENT, AlignedBuffer};
 pub use file::DiskFile;
 pub use queue::{Completion, Queue};
 
-/// Which of the fast ways to try. What is refused is gone without.
+/// The access modes to try. A refused mode is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// io_uring, rather than one `pread` or `pwrite` after the other.
+    /// io_uring instead of sequential `pread` and `pwrite` calls.
     pub ring: bool,
-    /// `O_DIRECT`, rather than the page cache.
+    /// `O_DIRECT` instead of the page cache.
     pub direct: bool,
 }
 
 impl Access {
-    /// Both.
+    /// Both modes.
     pub const BEST: Self = Self { ring: true, direct: true };
 
-    /// Every combination, the best first: what a test or a measurement goes over.
+    /// All combinations, the fastest first, for tests and benchmarks.
     pub const ALL: [Self; 4] = [
         Self::BEST,
         Self { ring: false, direct: true },

@@ -1,4 +1,4 @@
-//! Transfers under way, through io_uring or one after the other.
+//! A queue of transfers, through io_uring or sequential.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,28 +8,28 @@ use crate::buffer::{ALIGNMENT, AlignedBuffer};
 use crate::file::{Direction, DiskFile};
 use crate::ring::Ring;
 
-/// Reads and writes, a bounded number of them at once. They may end in any order.
+/// A bounded number of reads and writes in flight. They may complete in any order.
 ///
-/// Without io_uring each is done when it is begun. Dropped, it waits for what is under way.
+/// Without io_uring each transfer completes when it is submitted. Dropping the queue waits for transfers in flight.
 #[derive(Debug)]
 pub struct Queue {
     ring: Option<Ring>,
-    /// Done, and not yet told of.
+    /// Completions not yet returned by [`Queue::wait`].
     done: VecDeque<Completion>,
 }
 
-/// A transfer that has ended.
+/// A completed transfer.
 #[derive(Debug)]
 pub struct Completion {
-    /// What [`Queue::read`] or [`Queue::write`] was given.
+    /// The token passed to [`Queue::read`] or [`Queue::write`].
     pub token: u64,
-    /// The buffer, back again.
+    /// The transfer's buffer.
     pub buffer: AlignedBuffer,
-    /// Bytes transferred: all of the buffer's, but for a read that meets the end of the file.
+    /// Bytes transferred: the whole buffer, or fewer if a read reaches the end of the file.
     pub result: io::Result<usize>,
 }
 
-/// A transfer to be made.
+/// A read or a write.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) direction: Direction,
@@ -40,36 +40,36 @@ pub(crate) struct Transfer {
 }
 
 impl Queue {
-    /// At most `depth` transfers at once, through io_uring if `ring` says so and the system does not refuse.
+    /// A queue of at most `depth` transfers in flight, through io_uring if `ring` is set and the system allows it.
     pub fn new(depth: u32, ring: bool) -> Self {
-        // Containers forbid it (EPERM), old kernels lack it (ENOSYS), limits may be met (ENOMEM, EMFILE): what
-        // is refused is gone without, so why does not matter.
+        // Containers may forbid it (EPERM), old kernels lack it (ENOSYS), limits may be reached (ENOMEM, EMFILE). The
+        // fallback is the same for every error.
         let ring = if ring { Ring::new(depth.max(1)).ok() } else { None };
         Self { ring, done: VecDeque::new() }
     }
 
-    /// Whether it goes through io_uring.
+    /// Whether it uses io_uring.
     pub fn has_ring(&self) -> bool {
         self.ring.is_some()
     }
 
-    /// Transfers begun whose completions were not taken yet.
+    /// Number of submitted transfers that [`Queue::wait`] has not returned yet.
     pub fn pending(&self) -> usize {
         self.done.len() + self.ring.as_ref().map_or(0, Ring::in_flight)
     }
 
-    /// Begins to fill `buffer` from `offset` of `file`. Both the offset and the length are multiples of
-    /// [`ALIGNMENT`], else the completion is an error. Waits for another transfer when the queue is full.
+    /// Submits a read of `file` at `offset` into the whole of `buffer`. The offset and the length must be multiples of
+    /// [`ALIGNMENT`], else the completion is an error. If the queue is full, this waits for another transfer.
     pub fn read(&mut self, file: &Arc<DiskFile>, offset: u64, buffer: AlignedBuffer, token: u64) {
-        self.begin(Transfer { direction: Direction::Read, file: Arc::clone(file), offset, buffer, token });
+        self.submit(Transfer { direction: Direction::Read, file: Arc::clone(file), offset, buffer, token });
     }
 
-    /// Begins to write `buffer` to `offset` of `file`; otherwise as [`Queue::read`].
+    /// Submits a write of `buffer` to `file` at `offset`; otherwise like [`Queue::read`].
     pub fn write(&mut self, file: &Arc<DiskFile>, offset: u64, buffer: AlignedBuffer, token: u64) {
-        self.begin(Transfer { direction: Direction::Write, file: Arc::clone(file), offset, buffer, token });
+        self.submit(Transfer { direction: Direction::Write, file: Arc::clone(file), offset, buffer, token });
     }
 
-    /// Waits for a transfer to end; `None` when none is under way.
+    /// Waits for the next completion; `None` when no transfer is pending.
     pub fn wait(&mut self) -> Option<Completion> {
         if self.done.is_empty()
             && let Some(ring) = &mut self.ring
@@ -79,33 +79,33 @@ impl Queue {
         self.done.pop_front()
     }
 
-    fn begin(&mut self, transfer: Transfer) {
+    fn submit(&mut self, transfer: Transfer) {
         let aligned = transfer.offset.is_multiple_of(ALIGNMENT as u64)
             && transfer.buffer.len().is_multiple_of(ALIGNMENT);
         if !aligned {
-            let error = io::Error::new(io::ErrorKind::InvalidInput, "a transfer that is not aligned");
-            return self.done.push_back(transfer.end(Err(error)));
+            let error = io::Error::new(io::ErrorKind::InvalidInput, "the transfer is not aligned");
+            return self.done.push_back(transfer.into_completion(Err(error)));
         }
         match &mut self.ring {
             Some(ring) => {
                 while ring.is_full() {
                     ring.wait(&mut self.done);
                 }
-                ring.begin(transfer, &mut self.done);
+                ring.submit(transfer, &mut self.done);
             }
-            None => self.done.push_back(transfer.run(0)),
+            None => self.done.push_back(transfer.run_blocking(0)),
         }
     }
 }
 
 impl Transfer {
-    /// Does what is left of it, after the first `done` bytes, at once.
-    pub(crate) fn run(mut self, done: usize) -> Completion {
+    /// Transfers the bytes after the first `done` synchronously.
+    pub(crate) fn run_blocking(mut self, done: usize) -> Completion {
         let result = self.file.transfer(self.direction, self.offset, &mut self.buffer, done);
-        self.end(result)
+        self.into_completion(result)
     }
 
-    pub(crate) fn end(self, result: io::Result<usize>) -> Completion {
+    pub(crate) fn into_completion(self, result: io::Result<usize>) -> Completion {
         Completion { token: self.token, buffer: self.buffer, result }
     }
 }

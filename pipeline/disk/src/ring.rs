@@ -1,10 +1,10 @@
 //! Transfers through io_uring.
 //!
-//! One ring for each queue, used from whichever thread has the queue: no thread of its own, no locks. The
-//! kernel is told of transfers when they are begun and asked for results when there is nothing else to do.
-//! A transfer that the ring fails or cuts short is gone on with plainly, and what comes of that counts: so
-//! everything that a kernel may say of a ring (an operation it does not know, a signal, no memory just now)
-//! is one case, and the errors told are those of `pread` and `pwrite`.
+//! Each queue has one ring, used from whichever thread owns the queue: no thread of its own, no locks.
+//! Transfers are submitted when requested, and completions are reaped when the caller waits. If the ring fails
+//! a transfer or cuts it short, the rest runs synchronously and its result counts. So all failures of a ring
+//! (an unsupported operation, a signal, a temporary lack of memory) are one case, and callers see the errors
+//! of `pread` and `pwrite` only.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,12 +18,13 @@ use crate::buffer::AlignedBuffer;
 use crate::file::Direction;
 use crate::queue::{Completion, Transfer};
 
-/// An io_uring and what is under way in it.
+/// An io_uring and its transfers in flight.
 pub(crate) struct Ring {
-    /// Closed before the transfers are dropped, and only once none is under way.
+    /// Dropped before the transfers, and only when none is in flight.
     ring: IoUring,
-    /// By the number that the kernel knows each by. What is in here may be in the kernel's hands.
+    /// Indexed by the user data of the submission. The kernel may still access the buffers in here.
     transfers: Vec<Option<Transfer>>,
+    /// Unused indices of `transfers`.
     free: Vec<usize>,
 }
 
@@ -42,31 +43,33 @@ impl Ring {
         self.free.is_empty()
     }
 
-    /// Begins a transfer. Where the ring cannot take it, it is done at once.
-    pub(crate) fn begin(&mut self, mut transfer: Transfer, done: &mut VecDeque<Completion>) {
-        let Ok(bytes) = u32::try_from(transfer.buffer.len()) else { return done.push_back(transfer.run(0)) };
-        let Some(number) = self.free.pop() else { return done.push_back(transfer.run(0)) };
+    /// Submits a transfer. If the ring cannot accept it, it runs synchronously.
+    pub(crate) fn submit(&mut self, mut transfer: Transfer, done: &mut VecDeque<Completion>) {
+        let Ok(bytes) = u32::try_from(transfer.buffer.len()) else {
+            return done.push_back(transfer.run_blocking(0));
+        };
+        let Some(index) = self.free.pop() else { return done.push_back(transfer.run_blocking(0)) };
         let file = types::Fd(transfer.file.as_fd().as_raw_fd());
         let start = transfer.buffer.as_mut_ptr();
         let entry: squeue::Entry = match transfer.direction {
             Direction::Read => opcode::Read::new(file, start, bytes).offset(transfer.offset).build(),
             Direction::Write => opcode::Write::new(file, start, bytes).offset(transfer.offset).build(),
         };
-        let entry = entry.user_data(number as u64);
-        // SAFETY: the transfer owns the buffer (whose memory does not move with it) and a share of the file.
-        // It stays in `transfers` until the kernel has told of its end; neither is touched before, and `drop`
-        // waits, or leaks it.
+        let entry = entry.user_data(index as u64);
+        // SAFETY: the entry's buffer and descriptor must stay valid until the kernel completes it. The transfer owns the
+        // buffer, whose memory does not move with it, and a reference to the file. It stays untouched in `transfers`
+        // until its completion arrives (`reap`), or is leaked (`abandon`); `drop` waits for all.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         if pushed.is_err() {
-            self.free.push(number);
-            return done.push_back(transfer.run(0));
+            self.free.push(index);
+            return done.push_back(transfer.run_blocking(0));
         }
-        self.transfers[number] = Some(transfer);
-        // Left in the queue when it fails: the next call takes it along.
+        self.transfers[index] = Some(transfer);
+        // If this fails the entry stays in the submission queue, and the next call submits it.
         let _ = self.ring.submit();
     }
 
-    /// Waits for at least one transfer to end, if any is under way.
+    /// Waits for at least one completion, if any transfer is in flight.
     pub(crate) fn wait(&mut self, done: &mut VecDeque<Completion>) {
         let before = done.len();
         while self.in_flight() > 0 && done.len() == before {
@@ -76,34 +79,34 @@ impl Ring {
             }
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
-                Err(error) if is_passing(&error) => std::thread::yield_now(),
-                Err(error) => self.give_up(&error, done),
+                Err(error) if is_transient(&error) => std::thread::yield_now(),
+                Err(error) => self.abandon(&error, done),
             }
         }
     }
 
-    /// Takes the results that are there.
+    /// Collects available completions.
     fn reap(&mut self, done: &mut VecDeque<Completion>) {
         for result in self.ring.completion() {
-            // A number that was never given out would be the kernel's mistake.
-            let number = result.user_data() as usize;
-            let Some(transfer) = self.transfers.get_mut(number).and_then(Option::take) else { continue };
-            self.free.push(number);
+            // The kernel never returns an unknown index; ignore one rather than panic.
+            let index = result.user_data() as usize;
+            let Some(transfer) = self.transfers.get_mut(index).and_then(Option::take) else { continue };
+            self.free.push(index);
             let moved = usize::try_from(result.result()).unwrap_or(0);
             done.push_back(if moved == transfer.buffer.len() {
-                transfer.end(Ok(moved))
+                transfer.into_completion(Ok(moved))
             } else {
-                transfer.run(moved)
+                transfer.run_blocking(moved)
             });
         }
     }
 
-    /// The ring is of no use any more, and nobody knows what the kernel still does with the buffers: they are
-    /// never freed.
-    fn give_up(&mut self, error: &io::Error, done: &mut VecDeque<Completion>) {
-        for (number, place) in self.transfers.iter_mut().enumerate() {
-            let Some(transfer) = place.take() else { continue };
-            self.free.push(number);
+    /// Fails all transfers in flight after the ring itself has failed. The kernel may still access their buffers, so
+    /// they are leaked.
+    fn abandon(&mut self, error: &io::Error, done: &mut VecDeque<Completion>) {
+        for (index, entry) in self.transfers.iter_mut().enumerate() {
+            let Some(transfer) = entry.take() else { continue };
+            self.free.push(index);
             let token = transfer.token;
             let _leaked = ManuallyDrop::new(transfer);
             let result = Err(io::Error::new(error.kind(), error.to_string()));
@@ -114,23 +117,23 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        let mut ended = VecDeque::new();
+        let mut done = VecDeque::new();
         while self.in_flight() > 0 {
-            self.wait(&mut ended);
-            ended.clear();
+            self.wait(&mut done);
+            done.clear();
         }
     }
 }
 
 impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Ring({} of {} under way)", self.in_flight(), self.transfers.len())
+        write!(f, "Ring({} of {} in flight)", self.in_flight(), self.transfers.len())
     }
 }
 
-/// Whether the kernel asks to be asked again.
-fn is_passing(error: &io::Error) -> bool {
+/// Whether the system call should be retried.
+fn is_transient(error: &io::Error) -> bool {
     use rustix::io::Errno;
-    let passing = [Errno::INTR, Errno::AGAIN, Errno::BUSY];
-    error.raw_os_error().is_some_and(|code| passing.iter().any(|errno| errno.raw_os_error() == code))
+    let transient = [Errno::INTR, Errno::AGAIN, Errno::BUSY];
+    error.raw_os_error().is_some_and(|code| transient.iter().any(|errno| errno.raw_os_error() == code))
 }

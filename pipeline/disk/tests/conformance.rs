@@ -1,4 +1,4 @@
-//! One body of tests over every way that files are read and written.
+//! Conformance tests, run in every access mode.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,14 +11,14 @@ use std::sync::Arc;
 use millstream_disk::{ALIGNMENT, Access, AlignedBuffer, DiskFile, Queue};
 use proptest::prelude::*;
 
-/// Disks to try: that of the build, and memory, which has refused `O_DIRECT` in older kernels.
+/// Directories on the build's disk and in memory (tmpfs refuses `O_DIRECT` on older kernels).
 fn directories() -> Vec<tempfile::TempDir> {
     let on_disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let in_memory = Path::new("/dev/shm").is_dir().then(|| tempfile::tempdir_in("/dev/shm").unwrap());
     [Some(on_disk), in_memory].into_iter().flatten().collect()
 }
 
-fn every_way(check: impl Fn(&Path, Access, u32)) {
+fn for_every_mode(check: impl Fn(&Path, Access, u32)) {
     for directory in directories() {
         for access in Access::ALL {
             for depth in [1, 3, 16] {
@@ -44,8 +44,8 @@ fn buffer(blocks: usize, value: u8) -> AlignedBuffer {
 }
 
 #[test]
-fn what_is_written_is_read_back_by_every_other_way() {
-    every_way(|directory, access, depth| {
+fn files_written_in_one_mode_read_back_in_every_mode() {
+    for_every_mode(|directory, access, depth| {
         let path = directory.join("file");
         let file = create(&path, access);
         let mut queue = Queue::new(depth, access.ring);
@@ -87,8 +87,8 @@ fn what_is_written_is_read_back_by_every_other_way() {
 }
 
 #[test]
-fn a_read_ends_where_the_file_ends() {
-    every_way(|directory, access, depth| {
+fn reads_stop_at_the_end_of_the_file() {
+    for_every_mode(|directory, access, depth| {
         let path = directory.join("file");
         for length in [0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, 2 * ALIGNMENT, 2 * ALIGNMENT + 77] {
             let contents: Vec<u8> = (0..length).map(|i| i as u8).collect();
@@ -107,8 +107,8 @@ fn a_read_ends_where_the_file_ends() {
 }
 
 #[test]
-fn transfers_that_cannot_be_are_errors_and_give_the_buffer_back() {
-    every_way(|directory, access, depth| {
+fn failed_transfers_return_an_error_and_the_buffer() {
+    for_every_mode(|directory, access, depth| {
         let path = directory.join("file");
         std::fs::write(&path, [1; 2 * ALIGNMENT]).unwrap();
         let file = open(&path, access);
@@ -123,15 +123,15 @@ fn transfers_that_cannot_be_are_errors_and_give_the_buffer_back() {
         assert_eq!(error(&mut queue), (8, 100, io::ErrorKind::InvalidInput));
         queue.write(&file, 0, buffer(1, 0), 9);
         let (token, bytes, _) = error(&mut queue);
-        assert_eq!((token, bytes), (9, ALIGNMENT), "the file is open for reading only");
+        assert_eq!((token, bytes), (9, ALIGNMENT), "the file is read-only");
         assert!(queue.wait().is_none());
         assert_eq!(std::fs::read(&path).unwrap(), [1; 2 * ALIGNMENT]);
     });
 }
 
 #[test]
-fn a_queue_dropped_with_transfers_under_way_waits_for_them() {
-    every_way(|directory, access, depth| {
+fn dropping_a_queue_waits_for_transfers_in_flight() {
+    for_every_mode(|directory, access, depth| {
         let path = directory.join("file");
         let file = create(&path, access);
         let mut queue = Queue::new(depth, access.ring);
@@ -151,17 +151,17 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]
-    fn reads_in_any_order_are_those_of_the_file(
+    fn reads_return_the_contents_of_the_file(
         length in 0_usize..40_000,
         reads in proptest::collection::vec((0_u64..12, 1_usize..5), 1..30),
         depth in 1_u32..8,
-        way in 0_usize..4,
+        mode in 0_usize..4,
     ) {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let contents: Vec<u8> = (0..length).map(|i| (i * 7 / 3) as u8).collect();
         let path = directory.path().join("file");
         std::fs::write(&path, &contents).unwrap();
-        let access = Access::ALL[way];
+        let access = Access::ALL[mode];
         let file = open(&path, access);
         let mut queue = Queue::new(depth, access.ring);
         for (token, &(block, blocks)) in (0..).zip(&reads) {

@@ -152,7 +152,7 @@ impl Assembler<'_> {
         while let Some(first) = next {
             let counters = &self.shared.counters;
             let mut slot = counters
-                .wait(|counters| &counters.ring_wait, "wait for a free slot", || producer.fill())
+                .wait(|counters| &counters.ring_wait, "wait for a free slot", || producer.claim())
                 .map_err(ring_error)?;
             let (rows, global_rows) = self.fill(&mut slot.batch(), first)?;
             self.merge.store(&mut position);

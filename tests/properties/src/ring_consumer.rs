@@ -3,7 +3,7 @@
 
 use std::os::unix::net::UnixStream;
 
-use millstream_batch::{Consumer, Leased, Producer, RingError};
+use millstream_batch::{Consumer, Lease, Producer, RingError};
 
 use crate::hostile::{self, SLOTS};
 use crate::input::Input;
@@ -40,7 +40,7 @@ pub fn check(data: &[u8]) {
 }
 
 fn play(mut consumer: Consumer, memory: &std::os::fd::OwnedFd, input: &mut Input<'_>) {
-    let mut leases: Vec<Leased> = Vec::new();
+    let mut leases: Vec<Lease> = Vec::new();
     while !input.is_empty() {
         match input.byte() % 4 {
             0 => hostile::spoil(memory, input),

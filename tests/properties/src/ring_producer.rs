@@ -20,14 +20,14 @@ pub fn check(data: &[u8]) {
     // The consumer is gone, so that the producer need not wait for anything; its memory is not.
     drop(fds);
     while !input.is_empty() {
-        assert!(producer.occupied() <= producer.slots());
+        assert!(producer.occupied_slots() <= producer.slots());
         assert_eq!(producer.slots(), SLOTS as usize);
         let choice = input.byte();
         if choice % 2 == 0 {
             hostile::spoil(&memory, &mut input);
             continue;
         }
-        match producer.fill() {
+        match producer.claim() {
             Ok(mut filling) => {
                 let mut batch = filling.batch();
                 let rows = u32::from(input.byte()) % (schema.rows + 1);

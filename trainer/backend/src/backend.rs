@@ -14,7 +14,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use millstream_batch::{BatchRef, Pages};
+use millstream_batch::{BatchRef, RingMapping};
 use millstream_trace::{Operation, Phase, Recorder};
 
 use crate::description::Description;
@@ -197,7 +197,7 @@ pub trait Backend: Device + Sized + Send {
     ///
     /// # Errors
     /// When it cannot.
-    fn pin(&self, pages: &Pages) -> Result<Self::Pinned, PinError>;
+    fn pin(&self, pages: &RingMapping) -> Result<Self::Pinned, PinError>;
     /// Copies a batch to the device and checks every id and offset, so that no operation need to. The batch's memory may
     /// change once this returns.
     ///

@@ -47,7 +47,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millstream_backend::{Backend, BatchError, Cpu, Cuda, Floors, Libraries, Measured};
-use millstream_batch::{Leased, Producer};
+use millstream_batch::{Lease, Producer};
 use millstream_trace::Recording;
 use millstream_trainer::model::Model;
 use millstream_trainer::schedule::Step;
@@ -107,7 +107,7 @@ fn run_recorded<B: Backend<Scalar = f32>>(options: &Options, backend: B) -> Resu
             run(options, backend, &Looks { before: &none, begin: &none, end: &|_| Default::default() })
         }
         Record::Off => run(options, measured(backend), &looks),
-        // Each run begins anew, so that there is room for its spans.
+        // Each run begins anew, so that there is buffers for its spans.
         Record::On => run(options, measured(backend), &Looks { before: &Measured::begin_recording, ..looks }),
     }
 }
@@ -125,10 +125,10 @@ fn run<B: Backend<Scalar = f32>>(
     let count = options.examples.div_ceil(options.batch).max(options.losses as u32);
     let (mut producer, hand_off) = Producer::create(&schema, count)?;
     let mut ring = hand_off.open(&schema)?;
-    let _pinned = model.pin(&ring.pages())?;
+    let _pinned = model.pin(&ring.mapping())?;
     let mut batches = Vec::new();
     for seed in 0..u64::from(count) {
-        let mut slot = producer.fill()?;
+        let mut slot = producer.claim()?;
         shapes::fill(&mut slot.batch(), &schema, seed);
         slot.publish();
         batches.extend(ring.next()?);
@@ -140,8 +140,8 @@ fn run<B: Backend<Scalar = f32>>(
 }
 
 /// Prints the mean loss of each batch, one step each, and what became of the weights.
-fn losses<B: Backend<Scalar = f32>>(model: &mut Model<B>, batches: &[Leased]) -> Result<(), Box<dyn Error>> {
-    let step = |(batch, number): (&Leased, u64)| {
+fn losses<B: Backend<Scalar = f32>>(model: &mut Model<B>, batches: &[Lease]) -> Result<(), Box<dyn Error>> {
+    let step = |(batch, number): (&Lease, u64)| {
         Ok::<_, Box<dyn Error>>(model.train_step(batch.batch(), Step::number(number))?.mean())
     };
     let losses = batches.iter().zip(1..).map(step).collect::<Result<Vec<_>, _>>()?;
@@ -159,21 +159,21 @@ fn losses<B: Backend<Scalar = f32>>(model: &mut Model<B>, batches: &[Leased]) ->
 fn measure<B: Backend<Scalar = f32>>(
     options: &Options,
     model: &mut Model<B>,
-    batches: &[Leased],
+    batches: &[Lease],
     looks: &Looks<'_, B>,
 ) -> Result<(), Box<dyn Error>> {
     let work = Work::of(options, batches);
     let mut steps = 0;
     let mut pass = |model: &mut Model<B>| {
         let end = |model: &mut Model<B>, ahead: usize| {
-            while model.steps_begun() > ahead {
-                model.end_step()?;
+            while model.steps_in_flight() > ahead {
+                model.finish_step()?;
             }
             Ok::<_, BatchError>(())
         };
         for batch in batches {
             steps += 1;
-            model.begin_step(batch.batch(), Step::number(steps))?;
+            model.submit_step(batch.batch(), Step::number(steps))?;
             end(model, model.steps_ahead())?;
         }
         end(model, 0)

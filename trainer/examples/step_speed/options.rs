@@ -78,7 +78,7 @@ impl Options {
                 "--runs" => options.runs = value()?.parse()?,
                 "--losses" => options.losses = value()?.parse()?,
                 "--precision" => options.precision = precision(&key, &value()?, &Precision::ALL)?,
-                "--tables" => options.tables = precision(&key, &value()?, &Precision::STORED)?,
+                "--tables" => options.tables = precision(&key, &value()?, &Precision::STORAGE)?,
                 "--json" => options.json = true,
                 "--wait" => options.wait = true,
                 "--rates" => options.rates = true,
@@ -181,7 +181,7 @@ fn layers(widths: &str) -> Result<Vec<u32>, ParseIntError> {
 }
 
 fn device(name: &str) -> Result<DeviceSpec, String> {
-    name.parse().map_err(|()| format!("`--device` is `{name}`; expected {}", DeviceSpec::WRITTEN))
+    name.parse().map_err(|()| format!("`--device` is `{name}`; expected {}", DeviceSpec::SYNTAX))
 }
 
 fn precision(key: &str, name: &str, all: &[Precision]) -> Result<Precision, String> {

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use millstream_backend::{Activation, Backend, Cpu, Device};
-use millstream_batch::{BatchSchema, Leased};
+use millstream_batch::{BatchSchema, Lease};
 
 use crate::options::{Kind, Options};
 use crate::shapes::{CATEGORICAL, DENSE, MLPERF_CROSS, schema};
@@ -19,7 +19,7 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    pub(crate) fn of(options: &Options, batches: &[Leased]) -> Self {
+    pub(crate) fn of(options: &Options, batches: &[Lease]) -> Self {
         let (dim, width) = (f64::from(options.dim), CATEGORICAL as f64 * f64::from(options.dim));
         let (top, vectors) = (options.top(), 1.0 + CATEGORICAL as f64);
         let bottom = || {
@@ -67,7 +67,7 @@ fn layers_flops(inputs: f64, outputs: &[u32]) -> f64 {
 }
 
 /// The ids of each feature of a batch.
-fn columns<'a>(leased: &'a Leased, schema: &BatchSchema) -> impl Iterator<Item = &'a [u32]> + use<'a> {
+fn columns<'a>(leased: &'a Lease, schema: &BatchSchema) -> impl Iterator<Item = &'a [u32]> + use<'a> {
     let batch = leased.batch();
     let single = (0..schema.ids.len()).map(move |feature| batch.ids(feature));
     single.chain((0..schema.ragged.len()).map(move |feature| batch.ragged(feature).1))

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use crate::loss::LossSum;
 use crate::metrics::{Metrics, one_or_several};
 use crate::model::LossScale;
-use crate::session::Standing;
+use crate::session::SelectionState;
 use crate::spec::{LossSpec, ModelSpec, Precision, TaskSpec, is_default};
 
 /// The format written and read here. Another one where a reader that passes over fields it does not know
@@ -41,7 +41,7 @@ pub struct Snapshot {
     /// Optimizer steps taken.
     pub step: u64,
     /// How far they have come.
-    pub progress: Progress,
+    pub progress: TrainingProgress,
     /// The encoded position of the job in its data: what comes next has not been trained on.
     #[serde(with = "hex")]
     pub position: Vec<u8>,
@@ -55,8 +55,8 @@ pub struct Snapshot {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub eval_due: bool,
     /// What evaluations came to; the checkpoints of the best are kept.
-    #[serde(default, skip_serializing_if = "Standing::is_empty")]
-    pub standing: Standing,
+    #[serde(default, skip_serializing_if = "SelectionState::is_empty")]
+    pub standing: SelectionState,
     /// The model.
     pub model: ModelSpec,
     /// The batches it takes.
@@ -84,7 +84,7 @@ fn probability() -> Vec<TaskSpec> {
 
 /// How far training has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
+pub struct TrainingProgress {
     /// The epoch of the last step, from 0.
     pub epoch: u32,
     /// Rows trained on, in all epochs.

@@ -33,13 +33,13 @@ mod wait;
 #[cfg(test)]
 pub(crate) mod faults;
 
-pub use manifest::{Manifest, PartEntry, Progress, Snapshot};
-pub use store::{Checkpoint, CheckpointStore, Extent, OnDamage};
-pub use tensors::{Element, Image};
+pub use manifest::{Manifest, PartEntry, Snapshot, TrainingProgress};
+pub use store::{Checkpoint, CheckpointScope, CheckpointStore, OnDamage};
+pub use tensors::{Element, ModelCopy};
 pub use wait::BlockOn;
 #[cfg(test)]
 pub(crate) use wait::park_until_done;
-pub use writer::{Carried, Writer};
+pub use writer::{CheckpointWriter, ExtraPart};
 
 /// The part with the model's parameters.
 pub const MODEL_PART: &str = "model.safetensors";

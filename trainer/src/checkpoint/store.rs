@@ -35,9 +35,9 @@ pub struct CheckpointStore {
 
 /// What to read of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
+pub enum CheckpointScope {
     /// All of it, to go on training.
-    Whole,
+    Full,
     /// All but the optimizer's state, to score rows.
     Scoring,
 }
@@ -219,11 +219,11 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// When there is none, a part is damaged (the first one is named), or storage fails.
-    pub fn load(&self, step: u64, extent: Extent) -> Result<Checkpoint, CheckpointError> {
+    pub fn load(&self, step: u64, extent: CheckpointScope) -> Result<Checkpoint, CheckpointError> {
         let manifest = self.manifest(step)?;
         let mut parts = BTreeMap::new();
         for entry in &manifest.parts {
-            if extent == Extent::Whole || entry.name != OPTIMIZER_PART {
+            if extent == CheckpointScope::Full || entry.name != OPTIMIZER_PART {
                 parts.insert(entry.name.clone(), self.read_part(step, entry)?);
             }
         }
@@ -254,7 +254,7 @@ impl CheckpointStore {
     /// the newest.
     pub fn load_newest(
         &self,
-        extent: Extent,
+        extent: CheckpointScope,
         on_damage: OnDamage,
     ) -> Result<Option<Checkpoint>, CheckpointError> {
         let mut newest_damage = None;

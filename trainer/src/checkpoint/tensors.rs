@@ -1,6 +1,6 @@
 //! A model as safetensors files: parameters in one, optimizer state in the other.
 //!
-//! What is written is an [`Image`]: a copy of all tensors, in the model's own order, that training does not
+//! What is written is an [`ModelCopy`]: a copy of all tensors, in the model's own order, that training does not
 //! touch. It is made once for a job and filled for each checkpoint.
 
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ pub trait Element: Scalar {
     const DTYPE: Dtype;
     /// Its size.
     const BYTES: usize;
-    /// Writes as many numbers as `bytes` has room for, little-endian.
+    /// Writes as many numbers as `bytes` has buffers for, little-endian.
     fn copy_to_bytes(numbers: &[Self], bytes: &mut [u8]);
     /// Reads as many numbers as `bytes` holds.
     fn copy_from_bytes(bytes: &[u8], numbers: &mut [Self]);
@@ -54,16 +54,16 @@ element!(f32, Dtype::F32);
 element!(f64, Dtype::F64);
 
 /// A copy of a model, in host memory.
-pub struct Image<T> {
+pub struct ModelCopy<T> {
     /// Where each tensor lies, in the model's order.
     tensors: Vec<CopiedTensor>,
     numbers: Vec<T>,
 }
 
-impl<T: Element> Image<T> {
-    /// Room for copies of `model`.
+impl<T: Element> ModelCopy<T> {
+    /// BufferSpec for copies of `model`.
     pub(crate) fn of<B: Backend<Scalar = T>>(model: &Model<B>) -> Self {
-        Self { tensors: model.places(), numbers: vec![T::default(); model.copied_numbers()] }
+        Self { tensors: model.copy_layout(), numbers: vec![T::default(); model.copy_len()] }
     }
 
     /// Writes to all of its memory, so that the system has given it before it is needed.
@@ -89,7 +89,7 @@ impl<T: Element> Image<T> {
         Ok(())
     }
 
-    /// `bytes` is room to turn numbers into bytes in, kept from tensor to tensor.
+    /// `bytes` is buffers to turn numbers into bytes in, kept from tensor to tensor.
     fn write_tensor(
         &self,
         copied: &CopiedTensor,

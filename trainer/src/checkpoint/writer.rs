@@ -6,14 +6,14 @@
 //! writer                     serialise, hash, put, commit, retain
 //! ```
 //!
-//! A checkpoint costs the step a copy of the model into an [`Image`], whose memory is made and touched when the
+//! A checkpoint costs the step a copy of the model into an [`ModelCopy`], whose memory is made and touched when the
 //! writer starts and used for every checkpoint since. All else, which for a large model or a far store is far
 //! longer, happens on a thread of its own, in the order that [`CheckpointStore::commit`] keeps; so what a crash
 //! leaves is what it leaves there.
 //!
 //! There is one image, so one checkpoint is written at a time: whoever wants another one first asks whether the
-//! writer [is idle](Writer::is_idle), or waits for it. How a write ended is told once, by [`Writer::poll`] or
-//! [`Writer::wait`]. Dropped, a writer ends what it is at: a store has one writer for as long as there is one.
+//! writer [is idle](CheckpointWriter::is_idle), or waits for it. How a write ended is told once, by [`CheckpointWriter::poll`] or
+//! [`CheckpointWriter::wait`]. Dropped, a writer ends what it is at: a store has one writer for as long as there is one.
 
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
@@ -21,43 +21,43 @@ use std::thread::JoinHandle;
 
 use super::manifest::Snapshot;
 use super::store::Part;
-use super::tensors::{Element, Image};
+use super::tensors::{Element, ModelCopy};
 use super::{CheckpointError, CheckpointStore, MODEL_PART, OPTIMIZER_PART};
 use crate::model::TensorRole;
 
 /// A part of every checkpoint of a job that is no tensor: its name and its content.
-pub type Carried = (&'static str, Vec<u8>);
+pub type ExtraPart = (&'static str, Vec<u8>);
 
 /// Commits checkpoints on a thread of its own.
-pub struct Writer<T> {
-    /// `None` once no more are wanted. As there is one image, there is always room.
+pub struct CheckpointWriter<T> {
+    /// `None` once no more are wanted. As there is one image, there is always buffers.
     work: Option<SyncSender<Work<T>>>,
     ended: Receiver<Ended<T>>,
     /// `None` while the thread has it.
-    image: Option<Image<T>>,
+    image: Option<ModelCopy<T>>,
     /// How the last write ended, until that is told.
     outcome: Option<Result<String, CheckpointError>>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Work<T> {
-    image: Image<T>,
+    image: ModelCopy<T>,
     snapshot: Snapshot,
     keep: u32,
 }
 
 /// The image comes back; there is no outcome where nothing was to be written yet.
 struct Ended<T> {
-    image: Image<T>,
+    image: ModelCopy<T>,
     outcome: Option<Result<String, CheckpointError>>,
 }
 
-impl<T: Element> Writer<T> {
+impl<T: Element> CheckpointWriter<T> {
     /// A writer to `store`, with `image` for its copies, that puts `carried` into every checkpoint.
     ///
     /// # Errors
     /// When the system refuses a thread.
-    pub fn start(store: CheckpointStore, image: Image<T>, carried: Vec<Carried>) -> io::Result<Self> {
+    pub fn spawn(store: CheckpointStore, image: ModelCopy<T>, carried: Vec<ExtraPart>) -> io::Result<Self> {
         let (work, orders) = sync_channel::<Work<T>>(1);
         let (tell, ended) = sync_channel(1);
         let write = move || {
@@ -93,10 +93,10 @@ impl<T: Element> Writer<T> {
     ///
     /// # Panics
     /// When the outcome of the write before was not asked for.
-    pub fn begin<E: From<CheckpointError>>(
+    pub fn start_commit<E: From<CheckpointError>>(
         &mut self,
         keep: u32,
-        copy: impl FnOnce(&mut Image<T>) -> Result<Snapshot, E>,
+        copy: impl FnOnce(&mut ModelCopy<T>) -> Result<Snapshot, E>,
     ) -> Result<(), E> {
         self.settle()?;
         assert!(self.outcome.is_none(), "how a write ended is asked for before the next one");
@@ -121,7 +121,7 @@ impl<T: Element> Writer<T> {
         self.outcome.take().transpose()
     }
 
-    /// As [`Writer::poll`], after waiting for what is being written.
+    /// As [`CheckpointWriter::poll`], after waiting for what is being written.
     ///
     /// # Errors
     /// As there, and when the thread is gone.
@@ -145,7 +145,7 @@ impl<T: Element> Writer<T> {
     }
 }
 
-impl<T> Drop for Writer<T> {
+impl<T> Drop for CheckpointWriter<T> {
     fn drop(&mut self) {
         self.work = None;
         if let Some(thread) = self.thread.take() {
@@ -158,9 +158,9 @@ impl<T> Drop for Writer<T> {
 /// Commits what `image` holds; returns the checkpoint's path.
 pub(crate) fn commit<T: Element>(
     store: &CheckpointStore,
-    image: &Image<T>,
+    image: &ModelCopy<T>,
     snapshot: Snapshot,
-    carried: &[Carried],
+    carried: &[ExtraPart],
     keep: u32,
 ) -> Result<String, CheckpointError> {
     let parameters = |out: &mut dyn io::Write| image.write(TensorRole::Parameter, out);

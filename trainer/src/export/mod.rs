@@ -26,7 +26,7 @@ use crate::model::{ModelError, ModelPlan, NamedTensor, TensorRole};
 use crate::spec::{ModelSpec, TrainingSpec};
 
 /// A model out of a checkpoint.
-pub struct Trained {
+pub struct TrainedModel {
     /// What it is, and where training stood.
     pub snapshot: Snapshot,
     /// Which tower of it there is; `None` for the whole model.
@@ -110,7 +110,7 @@ pub enum ExportError {
     Write(#[from] io::Error),
 }
 
-impl Trained {
+impl TrainedModel {
     /// Reads the model of the checkpoint of `step`, and verifies it.
     ///
     /// # Errors
@@ -137,7 +137,7 @@ impl Trained {
     ///
     /// # Errors
     /// When the model has no towers.
-    pub fn only(mut self, tower: Tower) -> Result<Self, ExportError> {
+    pub fn select_tower(mut self, tower: Tower) -> Result<Self, ExportError> {
         if !matches!(self.snapshot.model, ModelSpec::TwoTower(_)) {
             return Err(ExportError::NoTower { kind: self.kind(), tower: tower.name() });
         }
@@ -153,7 +153,7 @@ impl Trained {
     }
 
     /// Whether what there is of the model reads `feature`.
-    pub fn reads(&self, feature: &str) -> bool {
+    pub fn reads_feature(&self, feature: &str) -> bool {
         let lists = self.snapshot.model.features().into_iter();
         let mut lists = lists.filter(|(part, _)| self.tower.is_none_or(|tower| *part == Some(tower.name())));
         lists.any(|(_, list)| list.iter().any(|name| name == feature))
@@ -164,7 +164,7 @@ impl Trained {
         self.snapshot.model.kind()
     }
 
-    /// Trained numbers.
+    /// TrainedModel numbers.
     pub fn numbers(&self) -> u64 {
         self.parameters.iter().map(|parameter| parameter.tensor.len() as u64).sum()
     }

@@ -10,7 +10,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde::Serialize;
 
-use super::{ExportError, Trained};
+use super::{ExportError, TrainedModel};
 
 /// The longest header that the format's own readers take.
 const HEADER_BYTES: usize = 100_000_000;
@@ -29,7 +29,11 @@ enum Entry {
 ///
 /// # Errors
 /// When the description is too long, or `out` refuses it.
-pub fn write(trained: &Trained, added: &[(String, String)], out: &mut dyn Write) -> Result<(), ExportError> {
+pub fn write(
+    trained: &TrainedModel,
+    added: &[(String, String)],
+    out: &mut dyn Write,
+) -> Result<(), ExportError> {
     let header = header(trained, added)?;
     if header.len() > HEADER_BYTES {
         let (bytes, format) = (header.len(), "safetensors");
@@ -44,7 +48,7 @@ pub fn write(trained: &Trained, added: &[(String, String)], out: &mut dyn Write)
 }
 
 /// The header, padded with spaces so that the tensors start aligned.
-fn header(trained: &Trained, added: &[(String, String)]) -> Result<Vec<u8>, ExportError> {
+fn header(trained: &TrainedModel, added: &[(String, String)]) -> Result<Vec<u8>, ExportError> {
     let metadata = trained.description(added).into_iter().collect();
     let mut entries = BTreeMap::from([(METADATA, Entry::Metadata(metadata))]);
     let mut end = 0;

@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use super::onnx::{NumberScale, OnnxModel, Port};
 use super::*;
-use crate::checkpoint::Progress;
+use crate::checkpoint::TrainingProgress;
 use crate::checkpoint::store::Part;
-use crate::session::Standing;
+use crate::session::SelectionState;
 use crate::spec::{LossSpec, ModelSpec, Precision, TaskSpec, TrainingSpec};
 
 /// Every kind of model, each by its case's name: those of the golden file, and its schema but for labels.
@@ -45,7 +45,7 @@ impl Model {
     }
 
     /// Whose numbers are 0, 1, 2 and so on.
-    fn trained(&self, schema: &BatchSchema) -> Trained {
+    fn trained(&self, schema: &BatchSchema) -> TrainedModel {
         let schema = BatchSchema { labels: self.labels.clone(), ..schema.clone() };
         let training = TrainingSpec { tasks: self.tasks.clone(), ..TrainingSpec::default() };
         numbered(&schema, &self.spec, &training)
@@ -53,11 +53,11 @@ impl Model {
 }
 
 /// A model of one label whose numbers are 0, 1, 2 and so on.
-fn trained(schema: &BatchSchema, model: &ModelSpec) -> Trained {
+fn trained(schema: &BatchSchema, model: &ModelSpec) -> TrainedModel {
     numbered(schema, model, &TrainingSpec::default())
 }
 
-fn numbered(schema: &BatchSchema, model: &ModelSpec, training: &TrainingSpec) -> Trained {
+fn numbered(schema: &BatchSchema, model: &ModelSpec, training: &TrainingSpec) -> TrainedModel {
     let mut tensors = ModelPlan::new(model, schema, training).unwrap().tensors;
     tensors.retain(|tensor| tensor.role == TensorRole::Parameter);
     let mut next = 0_u16;
@@ -68,17 +68,17 @@ fn numbered(schema: &BatchSchema, model: &ModelSpec, training: &TrainingSpec) ->
         });
         Parameter { data: numbers.collect(), tensor }
     });
-    Trained {
+    TrainedModel {
         tower: None,
         parameters: parameters.collect(),
         snapshot: Snapshot {
             step: 12,
-            progress: Progress::default(),
+            progress: TrainingProgress::default(),
             position: Vec::new(),
             eval: Vec::new(),
             eval_step: None,
             eval_due: false,
-            standing: Standing::default(),
+            standing: SelectionState::default(),
             model: model.clone(),
             schema: schema.clone(),
             seed: 7,
@@ -101,7 +101,7 @@ fn one() -> (BatchSchema, ModelSpec) {
     (schema, models.find(|model| matches!(model, ModelSpec::WideDeep(_))).unwrap())
 }
 
-fn onnx(trained: &Trained) -> OnnxModel {
+fn onnx(trained: &TrainedModel) -> OnnxModel {
     OnnxModel::new(trained, &scales(&trained.snapshot.schema), &[]).unwrap()
 }
 
@@ -175,7 +175,7 @@ fn a_tower_takes_its_own_features_and_gives_its_vector() {
     for (spec, model) in towers {
         for (tower, features) in [(Tower::Query, &spec.query.features), (Tower::Item, &spec.item.features)] {
             let whole = model.trained(&schema);
-            let (all, tower) = (whole.parameters.len(), whole.only(tower).unwrap());
+            let (all, tower) = (whole.parameters.len(), whole.select_tower(tower).unwrap());
             assert!(tower.parameters.len() < all);
             let onnx = onnx(&tower);
             let inputs: BTreeSet<_> = onnx.inputs().into_iter().map(|port| port.name).collect();
@@ -190,7 +190,7 @@ fn a_tower_takes_its_own_features_and_gives_its_vector() {
     }
     assert!(checked > 0);
     let (schema, model) = one();
-    let error = trained(&schema, &model).only(Tower::Item).err().unwrap();
+    let error = trained(&schema, &model).select_tower(Tower::Item).err().unwrap();
     assert!(error.to_string().contains("a wide_deep model has no item tower"), "{error}");
 }
 
@@ -238,7 +238,7 @@ fn numbers_in_a_file_of_their_own_lie_where_the_graph_says() {
     let trained = trained(&schema, &model);
     let (mut whole, mut graph, mut data) = (Vec::new(), Vec::new(), Vec::new());
     onnx(&trained).write(&mut whole).unwrap();
-    onnx(&trained).write_apart(&mut graph, "model.onnx.data", &mut data).unwrap();
+    onnx(&trained).write_external(&mut graph, "model.onnx.data", &mut data).unwrap();
     assert!(graph.len() + data.len() > whole.len() && data.len() > 20 * 300 * 4);
     let holds = |bytes: &[u8], part: &[u8]| bytes.windows(part.len()).any(|window| window == part);
     let mut apart = 0;
@@ -277,11 +277,11 @@ fn safetensors_are_the_same_bytes_each_time_and_read_back_to_the_same_bits() {
     let store = CheckpointStore::create_local(directory.path()).unwrap();
     let part = Part { name: MODEL_PART, write: &|out: &mut dyn Write| write(out) };
     store.commit(trained.snapshot.clone(), &[part], 1).unwrap();
-    let read = Trained::open(&store, 12).unwrap();
+    let read = TrainedModel::open(&store, 12).unwrap();
     assert_eq!((read.kind(), read.numbers()), ("wide_deep", trained.numbers()));
     assert_eq!(read.parameters.len(), trained.parameters.len());
     for (read, written) in read.parameters.iter().zip(&trained.parameters) {
         assert_eq!((&read.tensor, &read.data), (&written.tensor, &written.data));
     }
-    assert!(matches!(Trained::open(&store, 13), Err(ExportError::Checkpoint(_))));
+    assert!(matches!(TrainedModel::open(&store, 13), Err(ExportError::Checkpoint(_))));
 }

@@ -9,11 +9,11 @@
 
 use millstream_backend::{Activation, Backend, Device};
 
+use crate::gradients::GradientVisitor;
 use crate::layers::dense::Dense;
-use crate::learner::Learner;
 use crate::optimizer::Optimizer;
-use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
-use crate::pass::{Pass, Room};
+use crate::parameter::{ParameterSpec, ParameterTooLarge, Parameters, Stored, StoredMut};
+use crate::pass::{BufferSpec, Pass};
 use crate::spec::CrossSpec;
 
 /// A stack of cross layers.
@@ -46,11 +46,11 @@ struct SavedLayer<D: Device> {
 /// Workspace of a backward pass.
 pub struct CrossGradients<D: Device> {
     /// `[B, R]`
-    by_inner: Option<D::Matrix>,
+    inner_grad: Option<D::Matrix>,
     /// `[B, N]`
-    by_product: D::Matrix,
+    product_grad: D::Matrix,
     /// `[B, N]`
-    by_input: D::Matrix,
+    input_grad: D::Matrix,
 }
 
 impl<D: Device> Cross<D> {
@@ -58,7 +58,12 @@ impl<D: Device> Cross<D> {
     ///
     /// # Errors
     /// When a layer's weights are too many.
-    pub fn new(device: &D, width: usize, spec: &CrossSpec, optimizer: Optimizer) -> Result<Self, TooLarge> {
+    pub fn new(
+        device: &D,
+        width: usize,
+        spec: &CrossSpec,
+        optimizer: Optimizer,
+    ) -> Result<Self, ParameterTooLarge> {
         assert!(spec.layers > 0, "at least one layer");
         let layer = |number| {
             let name = format!("cross.layer.{number}");
@@ -78,10 +83,10 @@ impl<D: Device> Cross<D> {
 
 impl<D: Device> CrossActivations<D> {
     /// As much as activations take.
-    pub fn new(device: &D, room: Room, cross: &Cross<D>) -> Self {
-        let matrix = |columns| room.matrix(device, columns);
+    pub fn new(device: &D, buffers: BufferSpec, cross: &Cross<D>) -> Self {
+        let matrix = |columns| buffers.matrix(device, columns);
         let saved = |layer: &CrossLayer<D>| {
-            layer.down.iter().chain([&layer.product]).for_each(|dense| dense.make_ready(device, room));
+            layer.down.iter().chain([&layer.product]).for_each(|dense| dense.make_ready(device, buffers));
             SavedLayer {
                 inner: layer.down.as_ref().map(|down| matrix(down.outputs())),
                 product: matrix(cross.width()),
@@ -99,12 +104,12 @@ impl<D: Device> CrossActivations<D> {
 
 impl<D: Device> CrossGradients<D> {
     /// As much as activations take.
-    pub fn new(device: &D, room: Room, cross: &Cross<D>) -> Self {
-        let matrix = |columns| room.matrix(device, columns);
+    pub fn new(device: &D, buffers: BufferSpec, cross: &Cross<D>) -> Self {
+        let matrix = |columns| buffers.matrix(device, columns);
         Self {
-            by_inner: cross.layers[0].down.as_ref().map(|down| matrix(down.outputs())),
-            by_product: matrix(cross.width()),
-            by_input: matrix(cross.width()),
+            inner_grad: cross.layers[0].down.as_ref().map(|down| matrix(down.outputs())),
+            product_grad: matrix(cross.width()),
+            input_grad: matrix(cross.width()),
         }
     }
 }
@@ -124,7 +129,7 @@ impl<B: Backend> Cross<B> {
         }
     }
 
-    /// Fills every parameter's gradient and adds that by `first` to `by_first`, `[B, N]`, from that by the
+    /// Fills every parameter's gradient and adds that by `first` to `first_grad`, `[B, N]`, from that by the
     /// output, `[B, N]`, which is overwritten.
     #[allow(clippy::too_many_arguments, reason = "a backward pass reads and writes this much")]
     pub fn backward(
@@ -134,33 +139,34 @@ impl<B: Backend> Cross<B> {
         first: &B::Matrix,
         saved: &CrossActivations<B>,
         work: &mut CrossGradients<B>,
-        by_output: &mut B::Matrix,
-        by_first: &mut B::Matrix,
+        output_grad: &mut B::Matrix,
+        first_grad: &mut B::Matrix,
     ) {
-        let CrossGradients { by_inner, by_product, by_input } = work;
+        let CrossGradients { inner_grad, product_grad, input_grad } = work;
         for (number, layer) in self.layers.iter_mut().enumerate().rev() {
             let input = number.checked_sub(1).map_or(first, |before| &saved.layers[before].output);
             let SavedLayer { inner, product, .. } = &saved.layers[number];
-            backend.cross_backward(pass.len(), first, product, by_output, by_product, by_first);
-            if let (Some(down), Some(inner), Some(by_inner)) = (&mut layer.down, inner, by_inner.as_mut()) {
-                layer.product.backward(backend, pass, inner, product, by_product, Some(by_inner));
-                down.backward(backend, pass, input, inner, by_inner, Some(by_input));
+            backend.cross_backward(pass.len(), first, product, output_grad, product_grad, first_grad);
+            if let (Some(down), Some(inner), Some(inner_grad)) = (&mut layer.down, inner, inner_grad.as_mut())
+            {
+                layer.product.backward(backend, pass, inner, product, product_grad, Some(inner_grad));
+                down.backward(backend, pass, input, inner, inner_grad, Some(input_grad));
             } else {
-                layer.product.backward(backend, pass, input, product, by_product, Some(by_input));
+                layer.product.backward(backend, pass, input, product, product_grad, Some(input_grad));
             }
             // From here on that by this layer's input, which is the output of the layer before.
-            backend.add(pass.len(), by_input, by_output);
+            backend.add(pass.len(), input_grad, output_grad);
         }
-        backend.add(pass.len(), by_output, by_first);
+        backend.add(pass.len(), output_grad, first_grad);
     }
 
     /// Shows the parameters with the gradients of the last backward pass.
-    pub fn learn(&mut self, learner: &mut dyn Learner<B>) {
+    pub fn visit_gradients(&mut self, visitor: &mut dyn GradientVisitor<B>) {
         for layer in &mut self.layers {
             if let Some(down) = &mut layer.down {
-                down.learn(learner);
+                down.visit_gradients(visitor);
             }
-            layer.product.learn(learner);
+            layer.product.visit_gradients(visitor);
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use millstream_backend::{Activation, Backend, Device, LayerGradient, Operation};
 
+use crate::gradients::GradientVisitor;
 use crate::init::Init;
-use crate::learner::Learner;
 use crate::optimizer::Optimizer;
-use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
-use crate::pass::{Pass, Room};
+use crate::parameter::{MatrixParameter, ParameterSpec, ParameterTooLarge, Parameters, Stored, StoredMut};
+use crate::pass::{BufferSpec, Pass};
 use crate::spec::LayerInit;
 
 /// What a layer was given, or gave, and what the gradient by it is still to be masked by.
@@ -44,7 +44,7 @@ impl<D: Device> Dense<D> {
         (inputs, outputs): (usize, usize),
         activation: Activation,
         optimizer: Optimizer,
-    ) -> Result<Self, TooLarge> {
+    ) -> Result<Self, ParameterTooLarge> {
         let bias = ParameterSpec::row(format!("{name}.bias"), outputs, Init::Zeros, optimizer)?;
         let bias = Some(MatrixParameter::new(device, bias));
         Ok(Self { bias, ..Self::without_bias(device, name, (inputs, outputs), activation, optimizer)? })
@@ -60,14 +60,14 @@ impl<D: Device> Dense<D> {
         (inputs, outputs): (usize, usize),
         activation: Activation,
         optimizer: Optimizer,
-    ) -> Result<Self, TooLarge> {
+    ) -> Result<Self, ParameterTooLarge> {
         let init = Init::layer(LayerInit::default(), inputs, outputs);
         let weights = ParameterSpec::matrix(format!("{name}.weight"), (inputs, outputs), init, optimizer)?;
         Ok(Self { weights: MatrixParameter::new(device, weights), bias: None, activation })
     }
 
-    /// Makes ready what it works in, for activations that take `room`.
-    pub fn make_ready(&self, device: &D, Room { rows, float }: Room) {
+    /// Makes ready what it works in, for activations that take `buffers`.
+    pub fn make_ready(&self, device: &D, BufferSpec { rows, float }: BufferSpec) {
         let ParameterSpec { rows: inputs, columns: outputs, .. } = self.weights.spec;
         device.make_ready(&Operation::Layer { float, rows, inputs, outputs });
     }
@@ -98,11 +98,11 @@ impl<B: Backend> Dense<B> {
         pass: &Pass,
         input: &B::Matrix,
         output: &B::Matrix,
-        by_output: &mut B::Matrix,
-        by_input: Option<&mut B::Matrix>,
+        output_grad: &mut B::Matrix,
+        input_grad: Option<&mut B::Matrix>,
     ) {
         let (input, output) = (Given::whole(input), Given { numbers: output, activation: self.activation });
-        self.backward_between(backend, pass, input, output, by_output, by_input);
+        self.backward_between(backend, pass, input, output, output_grad, input_grad);
     }
 
     /// The same between what other layers mask: the gradient by the output is masked by what is said of the output, and
@@ -113,8 +113,8 @@ impl<B: Backend> Dense<B> {
         pass: &Pass,
         input: Given<'_, B>,
         output: Given<'_, B>,
-        by_output: &mut B::Matrix,
-        by_input: Option<&mut B::Matrix>,
+        output_grad: &mut B::Matrix,
+        input_grad: Option<&mut B::Matrix>,
     ) {
         let layer = LayerGradient {
             input: input.numbers,
@@ -123,16 +123,16 @@ impl<B: Backend> Dense<B> {
             output: output.numbers,
             activation: output.activation,
         };
-        let by_bias = self.bias.as_mut().map(|bias| &mut bias.gradient);
-        let (rows, by_weights) = (pass.len(), &mut self.weights.gradient);
-        backend.layer_backward(rows, &layer, by_output, pass.sum(), by_weights, by_bias, by_input);
+        let bias_grad = self.bias.as_mut().map(|bias| &mut bias.gradient);
+        let (rows, weight_grad) = (pass.len(), &mut self.weights.gradient);
+        backend.layer_backward(rows, &layer, output_grad, pass.sum(), weight_grad, bias_grad, input_grad);
     }
 
     /// Shows the parameters with the gradients of the last backward pass.
-    pub fn learn(&mut self, learner: &mut dyn Learner<B>) {
-        learner.matrix(&mut self.weights);
+    pub fn visit_gradients(&mut self, visitor: &mut dyn GradientVisitor<B>) {
+        visitor.matrix(&mut self.weights);
         if let Some(bias) = &mut self.bias {
-            learner.matrix(bias);
+            visitor.matrix(bias);
         }
     }
 }

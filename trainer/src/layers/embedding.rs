@@ -2,8 +2,8 @@
 
 use millstream_backend::{Backend, Device, GradientColumns};
 
+use crate::gradients::GradientVisitor;
 use crate::layers::tables::Tables;
-use crate::learner::Learner;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
 use crate::pass::Pass;
 
@@ -44,8 +44,13 @@ impl<B: Backend> Embedding<B> {
 
     /// Shows the tables with the gradient by the output, or by no more than its first columns up to the tables'
     /// last.
-    pub fn learn(&mut self, by_output: &B::Matrix, first_column: usize, learner: &mut dyn Learner<B>) {
-        learner.tables(&mut self.tables, by_output, GradientColumns::Apart { first: first_column });
+    pub fn visit_gradients(
+        &mut self,
+        output_grad: &B::Matrix,
+        first_column: usize,
+        visitor: &mut dyn GradientVisitor<B>,
+    ) {
+        visitor.tables(&mut self.tables, output_grad, GradientColumns::Apart { first: first_column });
     }
 }
 

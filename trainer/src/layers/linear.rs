@@ -2,11 +2,11 @@
 
 use millstream_backend::{Backend, Device, GradientColumns};
 
+use crate::gradients::GradientVisitor;
 use crate::init::Init;
 use crate::layers::tables::Tables;
-use crate::learner::Learner;
 use crate::optimizer::Optimizer;
-use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
+use crate::parameter::{MatrixParameter, ParameterSpec, ParameterTooLarge, Parameters, Stored, StoredMut};
 use crate::pass::Pass;
 
 /// One weight for each id and each dense column, and a bias; or as many of each as there are outputs, `K`.
@@ -32,7 +32,7 @@ impl<D: Device> Linear<D> {
         dense: Vec<usize>,
         outputs: usize,
         optimizer: Optimizer,
-    ) -> Result<Self, TooLarge> {
+    ) -> Result<Self, ParameterTooLarge> {
         let zeros = |part: &str, rows| linear_weights(format!("{name}.{part}"), rows, outputs, optimizer);
         let bias = match outputs {
             1 => zeros("bias", 1)?,
@@ -56,7 +56,7 @@ pub fn linear_weights(
     rows: usize,
     outputs: usize,
     optimizer: Optimizer,
-) -> Result<ParameterSpec, TooLarge> {
+) -> Result<ParameterSpec, ParameterTooLarge> {
     match outputs {
         1 => ParameterSpec::column(name, rows, Init::Zeros, optimizer),
         _ => ParameterSpec::matrix(name, (rows, outputs), Init::Zeros, optimizer),
@@ -79,17 +79,17 @@ impl<B: Backend> Linear<B> {
     }
 
     /// Fills the gradients of dense weights and bias from that by `output`.
-    pub fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, by_output: &B::Matrix) {
-        let (by_weights, by_bias) = (&mut self.dense_weights.gradient, &mut self.bias.gradient);
+    pub fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, output_grad: &B::Matrix) {
+        let (weight_grad, bias_grad) = (&mut self.dense_weights.gradient, &mut self.bias.gradient);
         let (rows, sum) = (pass.rows.clone(), pass.sum());
-        backend.linear_backward(batch, rows, &self.dense, by_output, sum, by_weights, by_bias);
+        backend.linear_backward(batch, rows, &self.dense, output_grad, sum, weight_grad, bias_grad);
     }
 
     /// Shows the parameters with the gradients of the last backward pass, tables with that by the output.
-    pub fn learn(&mut self, by_output: &B::Matrix, learner: &mut dyn Learner<B>) {
-        learner.tables(&mut self.tables, by_output, GradientColumns::Shared);
-        learner.matrix(&mut self.dense_weights);
-        learner.matrix(&mut self.bias);
+    pub fn visit_gradients(&mut self, output_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
+        visitor.tables(&mut self.tables, output_grad, GradientColumns::Shared);
+        visitor.matrix(&mut self.dense_weights);
+        visitor.matrix(&mut self.bias);
     }
 }
 

@@ -5,13 +5,13 @@
 
 use millstream_backend::{Activation, Backend, Device};
 
+use crate::gradients::GradientVisitor;
 use crate::init::{Init, key_of};
 use crate::layers::dense::{Dense, Given};
 use crate::layers::normalization::{Normalization, SavedMoments};
-use crate::learner::Learner;
 use crate::optimizer::Optimizer;
-use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
-use crate::pass::{Pass, Purpose, Room};
+use crate::parameter::{ParameterSpec, ParameterTooLarge, Parameters, Stored, StoredMut};
+use crate::pass::{BufferSpec, Pass, Purpose};
 use crate::spec::HiddenLayerSpec;
 
 /// A stack of layers.
@@ -55,29 +55,29 @@ struct SavedLayer<D: Device> {
 
 /// Workspace of a backward pass: the gradient by the output of each layer but the last, `[B, M]`.
 pub struct MlpGradients<D: Device> {
-    by_outputs: Vec<D::Matrix>,
+    output_grads: Vec<D::Matrix>,
 }
 
 impl<D: Device> MlpActivations<D> {
     /// As much as activations take. A last layer whose sums nothing follows gives logits, which keep single
     /// precision.
-    pub fn new(device: &D, room: Room, mlp: &Mlp<D>) -> Self {
+    pub fn new(device: &D, buffers: BufferSpec, mlp: &Mlp<D>) -> Self {
         let saved = |layer: &HiddenLayer<D>| {
-            layer.dense.make_ready(device, room);
+            layer.dense.make_ready(device, buffers);
             let outputs = layer.dense.outputs();
             match &layer.normalization {
-                None => SavedLayer { normalized: None, output: room.rectified(device, outputs) },
+                None => SavedLayer { normalized: None, output: buffers.rectified(device, outputs) },
                 Some(normalization) => {
-                    let saved = (room.matrix(device, outputs), normalization.saved(device, room));
-                    SavedLayer { normalized: Some(saved), output: room.matrix(device, outputs) }
+                    let saved = (buffers.matrix(device, outputs), normalization.saved(device, buffers));
+                    SavedLayer { normalized: Some(saved), output: buffers.matrix(device, outputs) }
                 }
             }
         };
         let hidden = mlp.hidden.iter().map(saved).collect();
-        mlp.last.make_ready(device, room);
+        mlp.last.make_ready(device, buffers);
         let output = match mlp.last.activation() {
-            Activation::Identity => room.sums(device, mlp.last.outputs()),
-            Activation::Relu => room.matrix(device, mlp.last.outputs()),
+            Activation::Identity => buffers.fp32(device, mlp.last.outputs()),
+            Activation::Relu => buffers.matrix(device, mlp.last.outputs()),
         };
         Self { hidden, output }
     }
@@ -95,9 +95,9 @@ impl<D: Device> MlpActivations<D> {
 
 impl<D: Device> MlpGradients<D> {
     /// As much as activations take.
-    pub fn new(device: &D, room: Room, mlp: &Mlp<D>) -> Self {
-        let by_outputs = mlp.hidden.iter().map(|layer| room.matrix(device, layer.dense.outputs()));
-        Self { by_outputs: by_outputs.collect() }
+    pub fn new(device: &D, buffers: BufferSpec, mlp: &Mlp<D>) -> Self {
+        let output_grads = mlp.hidden.iter().map(|layer| buffers.matrix(device, layer.dense.outputs()));
+        Self { output_grads: output_grads.collect() }
     }
 }
 
@@ -114,7 +114,7 @@ impl<D: Device> Mlp<D> {
         (hidden, spec): (&[u32], &HiddenLayerSpec),
         (outputs, last): (usize, Activation),
         optimizer: Optimizer,
-    ) -> Result<Self, TooLarge> {
+    ) -> Result<Self, ParameterTooLarge> {
         let mut layers = Vec::new();
         let mut inputs = inputs;
         for (number, &width) in hidden.iter().enumerate() {
@@ -134,7 +134,7 @@ impl<D: Device> HiddenLayer<D> {
         shape: (usize, usize),
         spec: &HiddenLayerSpec,
         optimizer: Optimizer,
-    ) -> Result<Self, TooLarge> {
+    ) -> Result<Self, ParameterTooLarge> {
         let mut dense = match spec.normalization {
             None => Dense::new(device, name, shape, Activation::Relu, optimizer)?,
             // A bias would be normalised away, or be another shift.
@@ -175,20 +175,20 @@ impl<B: Backend> HiddenLayer<B> {
         pass: &Pass,
         input: Given<'_, B>,
         saved: &SavedLayer<B>,
-        by_output: &mut B::Matrix,
-        by_input: Option<&mut B::Matrix>,
+        output_grad: &mut B::Matrix,
+        input_grad: Option<&mut B::Matrix>,
     ) {
         // Numbers that are left out are left out of what is masked as of what is not.
-        self.drop_out(backend, pass, by_output);
+        self.drop_out(backend, pass, output_grad);
         let SavedLayer { normalized, output } = saved;
         let product = match (&mut self.normalization, normalized) {
             (Some(normalization), Some((product, moments))) => {
-                normalization.backward(backend, pass, (product, output), moments, by_output);
+                normalization.backward(backend, pass, (product, output), moments, output_grad);
                 product
             }
             _ => output,
         };
-        self.dense.backward_between(backend, pass, input, Given::whole(product), by_output, by_input);
+        self.dense.backward_between(backend, pass, input, Given::whole(product), output_grad, input_grad);
     }
 
     /// Leaves out of `numbers`, which are outputs or the gradient by them, what the step does without.
@@ -198,10 +198,10 @@ impl<B: Backend> HiddenLayer<B> {
         }
     }
 
-    fn learn(&mut self, learner: &mut dyn Learner<B>) {
-        self.dense.learn(learner);
+    fn visit_gradients(&mut self, visitor: &mut dyn GradientVisitor<B>) {
+        self.dense.visit_gradients(visitor);
         if let Some(normalization) = &mut self.normalization {
-            normalization.learn(learner);
+            normalization.visit_gradients(visitor);
         }
     }
 }
@@ -227,33 +227,34 @@ impl<B: Backend> Mlp<B> {
         input: &B::Matrix,
         saved: &MlpActivations<B>,
         work: &mut MlpGradients<B>,
-        by_output: &mut B::Matrix,
-        by_input: Option<&mut B::Matrix>,
+        output_grad: &mut B::Matrix,
+        input_grad: Option<&mut B::Matrix>,
     ) {
-        let (hidden, mut by_input) = (&saved.hidden, by_input);
+        let (hidden, mut input_grad) = (&saved.hidden, input_grad);
         let input_of = |before: &[HiddenLayer<B>]| match (before.last(), before.len()) {
             (Some(layer), count) => layer.given(&hidden[count - 1]),
             (None, _) => Given::whole(input),
         };
-        let by_last_input = work.by_outputs.last_mut().or_else(|| by_input.take_if(|_| hidden.is_empty()));
+        let last_input_grad =
+            work.output_grads.last_mut().or_else(|| input_grad.take_if(|_| hidden.is_empty()));
         let output = Given { numbers: &saved.output, activation: self.last.activation() };
         let last_input = input_of(&self.hidden);
-        self.last.backward_between(backend, pass, last_input, output, by_output, by_last_input);
+        self.last.backward_between(backend, pass, last_input, output, output_grad, last_input_grad);
         for number in (0..hidden.len()).rev() {
-            let (before, from) = work.by_outputs.split_at_mut(number);
-            let by_layer_input = before.last_mut().or_else(|| by_input.take());
+            let (before, from) = work.output_grads.split_at_mut(number);
+            let layer_input_grad = before.last_mut().or_else(|| input_grad.take());
             let (layers, layer) = self.hidden.split_at_mut(number);
             let layer_input = input_of(layers);
-            layer[0].backward(backend, pass, layer_input, &hidden[number], &mut from[0], by_layer_input);
+            layer[0].backward(backend, pass, layer_input, &hidden[number], &mut from[0], layer_input_grad);
         }
     }
 
     /// Shows the parameters with the gradients of the last backward pass.
-    pub fn learn(&mut self, learner: &mut dyn Learner<B>) {
+    pub fn visit_gradients(&mut self, visitor: &mut dyn GradientVisitor<B>) {
         for layer in &mut self.hidden {
-            layer.learn(learner);
+            layer.visit_gradients(visitor);
         }
-        self.last.learn(learner);
+        self.last.visit_gradients(visitor);
     }
 }
 

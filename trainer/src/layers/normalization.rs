@@ -10,11 +10,11 @@
 
 use millstream_backend::{Axis, Backend, Device, Normalization as Formula, Normalized, Operation};
 
+use crate::gradients::GradientVisitor;
 use crate::init::Init;
-use crate::learner::Learner;
 use crate::optimizer::Optimizer;
-use crate::parameter::{MatrixParameter, ParameterSpec, Parameters, Stored, StoredMut, TooLarge};
-use crate::pass::{Pass, Purpose, Room};
+use crate::parameter::{MatrixParameter, ParameterSpec, ParameterTooLarge, Parameters, Stored, StoredMut};
+use crate::pass::{BufferSpec, Pass, Purpose};
 use crate::spec;
 
 /// What a variance is taken for at least, nearly.
@@ -54,7 +54,7 @@ impl<D: Device> Normalization<D> {
         columns: usize,
         kind: spec::Normalization,
         optimizer: Optimizer,
-    ) -> Result<Self, TooLarge> {
+    ) -> Result<Self, ParameterTooLarge> {
         let trained = |part, init| {
             let spec = ParameterSpec::row(format!("{name}.{part}"), columns, init, optimizer)?;
             Ok(MatrixParameter::new(device, spec))
@@ -77,12 +77,12 @@ impl<D: Device> Normalization<D> {
         })
     }
 
-    /// Room for the moments of a pass's activations; makes ready what it works in.
-    pub fn saved(&self, device: &D, room: Room) -> SavedMoments<D> {
-        let (axis, rows, columns) = (self.axis(), room.rows, self.scale.spec.columns);
+    /// BufferSpec for the moments of a pass's activations; makes ready what it works in.
+    pub fn saved(&self, device: &D, buffers: BufferSpec) -> SavedMoments<D> {
+        let (axis, rows, columns) = (self.axis(), buffers.rows, self.scale.spec.columns);
         device.make_ready(&Operation::Normalization { axis, rows, columns });
         let matrix = || match axis {
-            Axis::Row => room.sums(device, 1),
+            Axis::Row => buffers.fp32(device, 1),
             Axis::Column => device.matrix(1, columns),
         };
         SavedMoments { mean: matrix(), variance: matrix() }
@@ -138,14 +138,22 @@ impl<B: Backend> Normalization<B> {
         let (scale, shift) = (&mut self.scale, &mut self.shift);
         let formula = formula(axis, &scale.value, &shift.value);
         let saved = Normalized { input, mean, variance, output };
-        let (by_scale, by_shift) = (&mut scale.gradient, &mut shift.gradient);
-        backend.normalize_backward(pass.len(), &formula, &saved, gradient, pass.sum(), by_scale, by_shift);
+        let (scale_grad, shift_grad) = (&mut scale.gradient, &mut shift.gradient);
+        backend.normalize_backward(
+            pass.len(),
+            &formula,
+            &saved,
+            gradient,
+            pass.sum(),
+            scale_grad,
+            shift_grad,
+        );
     }
 
     /// Shows the parameters with the gradients of the last backward pass.
-    pub fn learn(&mut self, learner: &mut dyn Learner<B>) {
-        learner.matrix(&mut self.scale);
-        learner.matrix(&mut self.shift);
+    pub fn visit_gradients(&mut self, visitor: &mut dyn GradientVisitor<B>) {
+        visitor.matrix(&mut self.scale);
+        visitor.matrix(&mut self.shift);
     }
 }
 

@@ -17,7 +17,7 @@ pub struct Tables<D: Device> {
 }
 
 impl<D: Device> Tables<D> {
-    /// Makes room for tables `[C, W]`, in which `lookups` are looked up; `optimizer` trains them all.
+    /// Makes buffers for tables `[C, W]`, in which `lookups` are looked up; `optimizer` trains them all.
     pub fn new(device: &D, lookups: Vec<Lookup>, specs: Vec<ParameterSpec>, optimizer: Optimizer) -> Self {
         let tables = specs.iter().map(|spec| device.table(spec.table_shape())).collect();
         Self { lookups, tables, specs, optimizer }

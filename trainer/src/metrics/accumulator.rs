@@ -2,7 +2,7 @@
 
 use super::groups::Groups;
 use super::ranking::{Ranking, WeightedRow};
-use super::{EXACT_BYTES, Measured, Metric, Metrics, MetricsError, classes, numbers, probabilities};
+use super::{EXACT_BYTES, Metric, MetricValue, Metrics, MetricsError, classes, numbers, probabilities};
 use crate::spec::Prediction;
 
 /// Gathers the rows of an evaluation, with one of their labels.
@@ -30,7 +30,7 @@ enum Sums {
 
 /// A batch of rows to be added.
 #[derive(Clone, Copy, Debug)]
-pub struct Scored<'a> {
+pub struct ScoredBatch<'a> {
     /// `[rows]`; of `K` classes `[K, rows]`
     pub scores: &'a [f32],
     /// `[rows]`
@@ -72,8 +72,8 @@ impl Accumulator {
     ///
     /// # Panics
     /// When lengths differ.
-    pub fn add(&mut self, batch: Scored<'_>) -> Result<(), MetricsError> {
-        let Scored { scores, labels, weights, groups } = batch;
+    pub fn add(&mut self, batch: ScoredBatch<'_>) -> Result<(), MetricsError> {
+        let ScoredBatch { scores, labels, weights, groups } = batch;
         assert_eq!(scores.len(), self.sums.scores() * labels.len(), "scores for every label");
         assert!(weights.is_none_or(|weights| weights.len() == labels.len()), "a weight for every label");
         assert!(groups.is_none_or(|groups| groups.len() == labels.len()), "a group for every label");
@@ -142,9 +142,9 @@ impl Accumulator {
     }
 
     fn metrics(&mut self) -> Metrics {
-        let (mut measured, groups) = self.sums.measured();
-        measured.sort_by_key(|measured| measured.metric);
-        Metrics { label: self.label.clone(), measured, groups, examples: self.examples }
+        let (mut values, groups) = self.sums.values();
+        values.sort_by_key(|values| values.metric);
+        Metrics { label: self.label.clone(), values, groups, examples: self.examples }
     }
 }
 
@@ -157,8 +157,8 @@ impl Sums {
         }
     }
 
-    /// Makes room for a batch.
-    fn reserve(&mut self, batch: &Scored<'_>) {
+    /// Makes buffers for a batch.
+    fn reserve(&mut self, batch: &ScoredBatch<'_>) {
         if let Self::Ranked { ranking, groups, .. } = self {
             ranking.reserve(batch.scores.len());
             if let Some(ids) = batch.groups {
@@ -168,8 +168,8 @@ impl Sums {
     }
 
     /// Each metric, and how many groups there are.
-    fn measured(&mut self) -> (Vec<Measured>, Option<u64>) {
-        let exact = |metric, value| Measured { metric, value, error: None };
+    fn values(&mut self) -> (Vec<MetricValue>, Option<u64>) {
+        let exact = |metric, value| MetricValue { metric, value, error: None };
         match self {
             Self::Numbers(sums) => {
                 let metrics = [
@@ -195,7 +195,7 @@ impl Sums {
                 let areas = [(Metric::Auc, sweep.roc()), (Metric::PrAuc, sweep.precision_recall())];
                 let areas = areas.map(|(metric, area)| {
                     let (value, error) = (area.map(|area| area.value), area.map(|area| area.error));
-                    Measured { metric, value, error }
+                    MetricValue { metric, value, error }
                 });
                 let groups = groups.as_mut().map(Groups::auc);
                 let metrics = sums.iter().flat_map(|sums| {
@@ -209,8 +209,8 @@ impl Sums {
                 });
                 let metrics = metrics.map(|(metric, value)| exact(metric, value));
                 let of_groups = groups.map(|groups| exact(Metric::GroupAuc, groups.auc));
-                let measured = areas.into_iter().chain(metrics).chain(of_groups).collect();
-                (measured, groups.map(|groups| groups.groups))
+                let values = areas.into_iter().chain(metrics).chain(of_groups).collect();
+                (values, groups.map(|groups| groups.groups))
             }
         }
     }

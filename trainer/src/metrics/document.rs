@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Measured, Metric, Metrics};
+use super::{Metric, MetricValue, Metrics};
 
 /// What follows a metric's name in that of the bound of its error.
 const ERROR: &str = "_error";
@@ -25,10 +25,10 @@ pub(super) struct Document {
 impl From<Metrics> for Document {
     fn from(metrics: Metrics) -> Self {
         let mut numbers = BTreeMap::new();
-        for Measured { metric, value, error } in metrics.measured {
+        for MetricValue { metric, value, error } in metrics.values {
             // What a document cannot hold is what is not defined.
             numbers.insert(metric.name().to_owned(), value.filter(|value| value.is_finite()));
-            if metric.is_bounded() {
+            if metric.has_error_bound() {
                 numbers.insert(format!("{}{ERROR}", metric.name()), error);
             }
         }
@@ -39,14 +39,14 @@ impl From<Metrics> for Document {
 impl From<Document> for Metrics {
     fn from(document: Document) -> Self {
         let Document { label, numbers, groups, examples } = document;
-        let measured = |(name, metric): (&str, Metric)| {
+        let values = |(name, metric): (&str, Metric)| {
             let value = *numbers.get(name)?;
             let error = numbers.get(&format!("{name}{ERROR}")).copied().flatten();
             // Of rows without groups, documents once said that this is not defined.
             let is_there = metric != Metric::GroupAuc || groups.is_some();
-            is_there.then_some(Measured { metric, value, error })
+            is_there.then_some(MetricValue { metric, value, error })
         };
-        Self { measured: Metric::ALL.into_iter().filter_map(measured).collect(), label, groups, examples }
+        Self { values: Metric::ALL.into_iter().filter_map(values).collect(), label, groups, examples }
     }
 }
 

@@ -36,7 +36,7 @@ impl Groups {
         Self { rows: Vec::new(), halvings: 0, most_bytes }
     }
 
-    /// Makes room for more rows, as far as they may be kept.
+    /// Makes buffers for more rows, as far as they may be kept.
     pub(super) fn reserve(&mut self, rows: usize) {
         reserve(&mut self.rows, rows, self.most_bytes);
     }

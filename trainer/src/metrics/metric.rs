@@ -68,7 +68,7 @@ impl Metric {
     }
 
     /// Whether it is known of what is predicted so.
-    pub fn is_of(self, prediction: Prediction) -> bool {
+    pub fn applies_to(self, prediction: Prediction) -> bool {
         match prediction {
             Prediction::Probability => !matches!(self, Self::Mae | Self::R2 | Self::Top5Accuracy),
             Prediction::Number => matches!(self, Self::Calibration | Self::Rmse | Self::Mae | Self::R2),
@@ -82,7 +82,7 @@ impl Metric {
     }
 
     /// What models that predict so are compared by, where nobody says otherwise.
-    pub fn usual(prediction: Prediction) -> Self {
+    pub fn default_for(prediction: Prediction) -> Self {
         match prediction {
             Prediction::Probability | Prediction::Rank => Self::Auc,
             Prediction::Number => Self::Rmse,
@@ -91,7 +91,7 @@ impl Metric {
     }
 
     /// Whether it may be known within bounds only.
-    pub fn is_bounded(self) -> bool {
+    pub fn has_error_bound(self) -> bool {
         matches!(self, Self::Auc | Self::PrAuc)
     }
 
@@ -107,7 +107,7 @@ impl Metric {
     }
 
     /// What it does when it gets better, after "has not".
-    pub(crate) fn verb(self) -> &'static str {
+    pub(crate) fn improvement_verb(self) -> &'static str {
         match self {
             Self::Auc | Self::PrAuc | Self::GroupAuc | Self::R2 | Self::Accuracy | Self::Top5Accuracy => {
                 "risen"
@@ -138,7 +138,7 @@ mod tests {
                 "auc" | "pr_auc" | "group_auc" | "accuracy" | "top5_accuracy" | "calibration" | "r2"
             );
             assert_eq!(metric.gain(0.75, 0.5), if rises { 0.25 } else { -0.25 }, "{name}");
-            assert_eq!(metric.verb() == "fallen", !rises, "{name}");
+            assert_eq!(metric.improvement_verb() == "fallen", !rises, "{name}");
         }
         assert_eq!(Metric::Calibration.gain(1.25, 1.5), 0.25);
         assert!(Metric::Calibration.gain(1.25, 0.875) < 0.0);

@@ -32,7 +32,7 @@ mod ranking;
 use document::Document;
 use serde::{Deserialize, Serialize};
 
-pub use accumulator::{Accumulator, Scored};
+pub use accumulator::{Accumulator, ScoredBatch};
 pub use document::one_or_several;
 pub use metric::Metric;
 
@@ -48,7 +48,7 @@ pub struct Metrics {
     /// Its name; empty where rows have one label without a name.
     pub label: String,
     /// Those that suit what is predicted, in the order of [`Metric::ALL`].
-    pub measured: Vec<Measured>,
+    pub values: Vec<MetricValue>,
     /// How many groups the group AUC is the mean of; `None` when rows have no groups.
     pub groups: Option<u64>,
     /// Rows.
@@ -57,7 +57,7 @@ pub struct Metrics {
 
 /// One of the metrics.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Measured {
+pub struct MetricValue {
     /// Which.
     pub metric: Metric,
     /// `None` where it is not defined for these rows.
@@ -69,21 +69,20 @@ pub struct Measured {
 
 impl Metrics {
     /// The value of a metric, if it is there and a number.
-    pub fn of(&self, metric: Metric) -> Option<f64> {
-        let found = self.measured.iter().find(|measured| measured.metric == metric);
-        found.and_then(|measured| measured.value).filter(|value| value.is_finite())
+    pub fn value(&self, metric: Metric) -> Option<f64> {
+        let found = self.values.iter().find(|values| values.metric == metric);
+        found.and_then(|values| values.value).filter(|value| value.is_finite())
     }
 
-    /// How far the exact value of a metric may be from [`Metrics::of`] it.
-    pub fn error_of(&self, metric: Metric) -> Option<f64> {
-        self.measured.iter().find(|measured| measured.metric == metric).and_then(|measured| measured.error)
+    /// How far the exact value of a metric may be from [`Metrics::value`] it.
+    pub fn error_bound(&self, metric: Metric) -> Option<f64> {
+        self.values.iter().find(|values| values.metric == metric).and_then(|values| values.error)
     }
 
     /// How good the model is, each number that is defined by its name: what curves are made of. Where the label has a
     /// name, that comes first: `LABEL/auc`.
-    pub fn named(&self) -> impl Iterator<Item = (String, f64)> {
-        let defined =
-            self.measured.iter().filter_map(|measured| Some((measured.metric.name(), measured.value?)));
+    pub fn named_values(&self) -> impl Iterator<Item = (String, f64)> {
+        let defined = self.values.iter().filter_map(|values| Some((values.metric.name(), values.value?)));
         defined.map(|(name, value)| match self.label.as_str() {
             "" => (name.to_owned(), value),
             label => (format!("{label}/{name}"), value),

@@ -24,7 +24,7 @@ enum Rows {
     Counted(Vec<u32>),
     /// Any weights and labels.
     Weighted(Vec<WeightedRow>),
-    /// More than there is room for.
+    /// More than there is buffers for.
     Binned(Histogram),
 }
 
@@ -46,7 +46,7 @@ impl Ranking {
         self.exact_bytes
     }
 
-    /// Makes room for more rows, as far as they may be kept.
+    /// Makes buffers for more rows, as far as they may be kept.
     pub(super) fn reserve(&mut self, rows: usize) {
         match &mut self.rows {
             Rows::Counted(keys) => reserve(keys, rows, self.exact_bytes),
@@ -174,13 +174,13 @@ fn sweep_counted(sorted: &[u32]) -> Sweep {
     sweep
 }
 
-/// Makes room for more elements: by doubling, so that room is seldom made, but not beyond `most_bytes`.
+/// Makes buffers for more elements: by doubling, so that buffers is seldom made, but not beyond `most_bytes`.
 pub(super) fn reserve<T>(elements: &mut Vec<T>, more: usize, most_bytes: usize) {
     let most = most_bytes / size_of::<T>();
     let wanted = elements.len().saturating_add(more).min(most);
     if wanted > elements.capacity() {
-        let room = wanted.max(elements.capacity().saturating_mul(2).min(most));
-        elements.reserve_exact(room - elements.len());
+        let buffers = wanted.max(elements.capacity().saturating_mul(2).min(most));
+        elements.reserve_exact(buffers - elements.len());
     }
 }
 

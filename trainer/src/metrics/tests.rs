@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde::Deserialize;
 
-use super::{Accumulator, Metric, Metrics, MetricsError, Scored};
+use super::{Accumulator, Metric, Metrics, MetricsError, ScoredBatch};
 use crate::spec::Prediction;
 
 /// Every pair of rows, one by one.
@@ -40,8 +40,8 @@ fn pr_auc_by_rows(scores: &[f32], labels: &[f32], weights: &[f32]) -> Option<f64
     (all > 0.0).then(|| sum / all)
 }
 
-fn scored<'a>(scores: &'a [f32], labels: &'a [f32], weights: Option<&'a [f32]>) -> Scored<'a> {
-    Scored { scores, labels, weights, groups: None }
+fn scored<'a>(scores: &'a [f32], labels: &'a [f32], weights: Option<&'a [f32]>) -> ScoredBatch<'a> {
+    ScoredBatch { scores, labels, weights, groups: None }
 }
 
 fn of_probabilities() -> Accumulator {
@@ -74,11 +74,11 @@ proptest! {
         let found = metrics(&scores, &labels, None).unwrap();
         let ones = vec![1.0; scores.len()];
         // Both are sums of halves, exact in f64 at this size, and one division.
-        prop_assert_eq!(found.of(Metric::Auc), auc_by_pairs(&scores, &labels, &ones));
+        prop_assert_eq!(found.value(Metric::Auc), auc_by_pairs(&scores, &labels, &ones));
         let expected = pr_auc_by_rows(&scores, &labels, &ones);
-        prop_assert!(close(found.of(Metric::PrAuc), expected, 1e-12), "{:?} {:?}", found.of(Metric::PrAuc), expected);
-        prop_assert_eq!(found.error_of(Metric::Auc), found.of(Metric::Auc).map(|_| 0.0));
-        prop_assert_eq!(found.error_of(Metric::PrAuc), found.of(Metric::PrAuc).map(|_| 0.0));
+        prop_assert!(close(found.value(Metric::PrAuc), expected, 1e-12), "{:?} {:?}", found.value(Metric::PrAuc), expected);
+        prop_assert_eq!(found.error_bound(Metric::Auc), found.value(Metric::Auc).map(|_| 0.0));
+        prop_assert_eq!(found.error_bound(Metric::PrAuc), found.value(Metric::PrAuc).map(|_| 0.0));
     }
 
     #[test]
@@ -91,9 +91,9 @@ proptest! {
         match metrics(&scores, &labels, Some(&weights)) {
             Ok(found) => {
                 let expected = auc_by_pairs(&scores, &labels, &weights);
-                prop_assert!(close(found.of(Metric::Auc), expected, 1e-12), "{:?} {:?}", found.of(Metric::Auc), expected);
+                prop_assert!(close(found.value(Metric::Auc), expected, 1e-12), "{:?} {:?}", found.value(Metric::Auc), expected);
                 let expected = pr_auc_by_rows(&scores, &labels, &weights);
-                prop_assert!(close(found.of(Metric::PrAuc), expected, 1e-12), "{:?} {:?}", found.of(Metric::PrAuc), expected);
+                prop_assert!(close(found.value(Metric::PrAuc), expected, 1e-12), "{:?} {:?}", found.value(Metric::PrAuc), expected);
             }
             Err(error) => {
                 prop_assert_eq!(error, MetricsError::NoWeight { examples: rows.len() as u64 });
@@ -113,10 +113,10 @@ proptest! {
         accumulator.add(scored(&[0.5], &[1.0], Some(&[0.0]))).unwrap();
         accumulator.add(scored(&scores[cut..], &labels[cut..], None)).unwrap();
         let weighted = accumulator.finish().unwrap();
-        prop_assert!(close(weighted.of(Metric::Auc), plain.of(Metric::Auc), 1e-12));
-        prop_assert!(close(weighted.of(Metric::PrAuc), plain.of(Metric::PrAuc), 1e-12));
+        prop_assert!(close(weighted.value(Metric::Auc), plain.value(Metric::Auc), 1e-12));
+        prop_assert!(close(weighted.value(Metric::PrAuc), plain.value(Metric::PrAuc), 1e-12));
         prop_assert_eq!(weighted.examples, plain.examples + 1);
-        let sums = |of: Metrics| of.named().filter(|(name, _)| !name.ends_with("auc")).collect::<Vec<_>>();
+        let sums = |of: Metrics| of.named_values().filter(|(name, _)| !name.ends_with("auc")).collect::<Vec<_>>();
         prop_assert_eq!(sums(weighted), sums(plain), "all but the areas is the same sums");
     }
 }
@@ -151,17 +151,17 @@ fn agrees_with_scikit_learn() {
     for case in golden.cases {
         let mut accumulator = of_probabilities();
         let rows = scored(&case.scores, &case.labels, case.weights.as_deref());
-        accumulator.add(Scored { groups: case.groups.as_deref(), ..rows }).unwrap();
+        accumulator.add(ScoredBatch { groups: case.groups.as_deref(), ..rows }).unwrap();
         let found = accumulator.finish().unwrap();
         let compared = [
-            (found.of(Metric::Auc), Some(case.auc)),
-            (found.of(Metric::PrAuc), Some(case.pr_auc)),
-            (found.of(Metric::LogLoss), Some(case.log_loss)),
-            (found.of(Metric::NormalizedEntropy), Some(case.normalized_entropy)),
-            (found.of(Metric::Calibration), Some(case.calibration)),
-            (found.of(Metric::Rmse), Some(case.rmse)),
-            (found.of(Metric::Accuracy), Some(case.accuracy)),
-            (found.of(Metric::GroupAuc), case.group_auc),
+            (found.value(Metric::Auc), Some(case.auc)),
+            (found.value(Metric::PrAuc), Some(case.pr_auc)),
+            (found.value(Metric::LogLoss), Some(case.log_loss)),
+            (found.value(Metric::NormalizedEntropy), Some(case.normalized_entropy)),
+            (found.value(Metric::Calibration), Some(case.calibration)),
+            (found.value(Metric::Rmse), Some(case.rmse)),
+            (found.value(Metric::Accuracy), Some(case.accuracy)),
+            (found.value(Metric::GroupAuc), case.group_auc),
         ];
         for (found, expected) in compared {
             assert!(close(found, expected, 1e-12), "{}: {found:?} for {expected:?}", case.name);
@@ -177,25 +177,25 @@ fn a_case_worked_by_hand() {
     let (scores, labels, weights) = ([0.75, 0.5, 0.5, 0.25], [1.0, 1.0, 0.0, 0.0], [2.0, 1.0, 1.0, 4.0]);
     let found = metrics(&scores, &labels, Some(&weights)).unwrap();
     // Of 3 x 5 pairs the tied one counts half.
-    assert_eq!(found.of(Metric::Auc), Some(14.5 / 15.0));
+    assert_eq!(found.value(Metric::Auc), Some(14.5 / 15.0));
     // Precision is 1 for the first positive, and (2 + 1) / 4 for the second.
-    assert_eq!(found.of(Metric::PrAuc), Some((2.0 + 0.75) / 3.0));
-    assert_eq!(found.of(Metric::Calibration), Some((1.5 + 0.5 + 0.5 + 1.0) / 3.0));
-    assert_eq!(found.of(Metric::Rmse), Some(((6.0 * 0.0625 + 2.0 * 0.25) / 8.0_f64).sqrt()));
-    assert_eq!(found.of(Metric::Accuracy), Some((2.0 + 5.0) / 8.0));
+    assert_eq!(found.value(Metric::PrAuc), Some((2.0 + 0.75) / 3.0));
+    assert_eq!(found.value(Metric::Calibration), Some((1.5 + 0.5 + 0.5 + 1.0) / 3.0));
+    assert_eq!(found.value(Metric::Rmse), Some(((6.0 * 0.0625 + 2.0 * 0.25) / 8.0_f64).sqrt()));
+    assert_eq!(found.value(Metric::Accuracy), Some((2.0 + 5.0) / 8.0));
     let log_loss = -(6.0 * 0.75_f64.ln() + 2.0 * 0.5_f64.ln()) / 8.0;
-    assert!(close(found.of(Metric::LogLoss), Some(log_loss), 1e-15));
+    assert!(close(found.value(Metric::LogLoss), Some(log_loss), 1e-15));
     let entropy = -(0.375 * 0.375_f64.ln() + 0.625 * 0.625_f64.ln());
-    assert!(close(found.of(Metric::NormalizedEntropy), Some(log_loss / entropy), 1e-15));
-    assert_eq!((found.of(Metric::GroupAuc), found.groups, found.examples), (None, None, 4));
+    assert!(close(found.value(Metric::NormalizedEntropy), Some(log_loss / entropy), 1e-15));
+    assert_eq!((found.value(Metric::GroupAuc), found.groups, found.examples), (None, None, 4));
 }
 
 #[test]
 fn always_the_mean_label_has_entropy_and_calibration_one() {
     let found = metrics(&[0.25; 8], &[0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0], None).unwrap();
-    assert!(close(found.of(Metric::NormalizedEntropy), Some(1.0), 1e-15), "{found:?}");
+    assert!(close(found.value(Metric::NormalizedEntropy), Some(1.0), 1e-15), "{found:?}");
     assert_eq!(
-        (found.of(Metric::Calibration), found.of(Metric::Auc), found.of(Metric::PrAuc)),
+        (found.value(Metric::Calibration), found.value(Metric::Auc), found.value(Metric::PrAuc)),
         (Some(1.0), Some(0.5), Some(0.25))
     );
 }
@@ -219,18 +219,31 @@ fn batches_make_no_difference() {
 fn a_class_alone_has_what_does_not_compare_classes() {
     let positives = metrics(&[0.25, 0.75], &[1.0, 1.0], None).unwrap();
     assert_eq!(
-        (positives.of(Metric::Auc), positives.error_of(Metric::Auc), positives.of(Metric::NormalizedEntropy)),
+        (
+            positives.value(Metric::Auc),
+            positives.error_bound(Metric::Auc),
+            positives.value(Metric::NormalizedEntropy)
+        ),
         (None, None, None)
     );
-    assert_eq!((positives.of(Metric::PrAuc), positives.error_of(Metric::PrAuc)), (Some(1.0), Some(0.0)));
-    assert_eq!((positives.of(Metric::Calibration), positives.of(Metric::Accuracy)), (Some(0.5), Some(0.5)));
+    assert_eq!(
+        (positives.value(Metric::PrAuc), positives.error_bound(Metric::PrAuc)),
+        (Some(1.0), Some(0.0))
+    );
+    assert_eq!(
+        (positives.value(Metric::Calibration), positives.value(Metric::Accuracy)),
+        (Some(0.5), Some(0.5))
+    );
     let negatives = metrics(&[0.25, 0.75], &[0.0, 0.0], None).unwrap();
     assert_eq!(
-        (negatives.of(Metric::Auc), negatives.of(Metric::PrAuc), negatives.error_of(Metric::PrAuc)),
+        (negatives.value(Metric::Auc), negatives.value(Metric::PrAuc), negatives.error_bound(Metric::PrAuc)),
         (None, None, None)
     );
-    assert_eq!((negatives.of(Metric::Calibration), negatives.of(Metric::NormalizedEntropy)), (None, None));
-    assert_eq!(negatives.of(Metric::Rmse), Some((10.0_f64 / 32.0).sqrt()));
+    assert_eq!(
+        (negatives.value(Metric::Calibration), negatives.value(Metric::NormalizedEntropy)),
+        (None, None)
+    );
+    assert_eq!(negatives.value(Metric::Rmse), Some((10.0_f64 / 32.0).sqrt()));
 }
 
 #[test]
@@ -240,7 +253,7 @@ fn rows_without_weight_have_no_say() {
     assert_eq!(weighted, Metrics { examples: 3, ..without });
     let only = metrics(&[0.5, 0.25], &[1.0, 0.0], Some(&[0.0, 1.0])).unwrap();
     assert_eq!(
-        (only.of(Metric::Auc), only.of(Metric::PrAuc), only.of(Metric::Calibration)),
+        (only.value(Metric::Auc), only.value(Metric::PrAuc), only.value(Metric::Calibration)),
         (None, None, None)
     );
 }
@@ -252,13 +265,13 @@ fn an_accumulator_past_its_bound_is_exact_again_for_the_next_rows() {
     let mut accumulator = Accumulator::with_exact_bytes("", 8);
     accumulator.add(scored(&scores, &labels, None)).unwrap();
     let binned = accumulator.finish().unwrap();
-    assert_eq!((binned.of(Metric::Auc), binned.error_of(Metric::Auc)), (Some(0.5), Some(0.5)));
+    assert_eq!((binned.value(Metric::Auc), binned.error_bound(Metric::Auc)), (Some(0.5), Some(0.5)));
     accumulator.add(scored(&scores[..2], &labels[..2], None)).unwrap();
     let exact = accumulator.finish().unwrap();
-    assert_eq!((exact.of(Metric::Auc), exact.error_of(Metric::Auc)), (Some(1.0), Some(0.0)));
+    assert_eq!((exact.value(Metric::Auc), exact.error_bound(Metric::Auc)), (Some(1.0), Some(0.0)));
     assert_eq!(
-        binned.of(Metric::Rmse),
-        metrics(&scores, &labels, None).unwrap().of(Metric::Rmse),
+        binned.value(Metric::Rmse),
+        metrics(&scores, &labels, None).unwrap().value(Metric::Rmse),
         "only the areas are bounded"
     );
 }
@@ -267,15 +280,15 @@ fn an_accumulator_past_its_bound_is_exact_again_for_the_next_rows() {
 fn extremes_are_ranked_and_clipped() {
     let found = metrics(&[0.0, -0.0, 1.0, f32::MIN_POSITIVE], &[0.0, 1.0, 1.0, 0.0], None).unwrap();
     // The first two are tied; the positive at 0 loses to the smallest number above it.
-    assert_eq!(found.of(Metric::Auc), Some(2.5 / 4.0));
-    assert!(found.of(Metric::LogLoss).is_some());
+    assert_eq!(found.value(Metric::Auc), Some(2.5 / 4.0));
+    assert!(found.value(Metric::LogLoss).is_some());
     let wrong = metrics(&[0.0, 1.0], &[1.0, 0.0], None).unwrap();
-    assert!(close(wrong.of(Metric::LogLoss), Some(23.0 * std::f64::consts::LN_2), 1e-12));
+    assert!(close(wrong.value(Metric::LogLoss), Some(23.0 * std::f64::consts::LN_2), 1e-12));
 }
 
 #[test]
 fn exactly_a_half_predicts_the_negative_class() {
-    assert_eq!(metrics(&[0.5, 0.5], &[0.0, 0.0], None).unwrap().of(Metric::Accuracy), Some(1.0));
+    assert_eq!(metrics(&[0.5, 0.5], &[0.0, 0.0], None).unwrap().value(Metric::Accuracy), Some(1.0));
 }
 
 #[test]
@@ -296,15 +309,17 @@ fn scores_of_any_size_are_ranked_and_no_more() {
     let ranked = |scores: &[f32]| {
         let mut accumulator = Accumulator::new("", Prediction::Rank);
         let (labels, groups) = ([1.0, 0.0, 1.0, 0.0], [3, 3, 4, 4]);
-        accumulator.add(Scored { groups: Some(&groups), ..scored(scores, &labels, None) })?;
+        accumulator.add(ScoredBatch { groups: Some(&groups), ..scored(scores, &labels, None) })?;
         accumulator.finish()
     };
     // Positives above three of four negatives; within groups, above all.
     let found = ranked(&[40.0, 30.0, -20.0, -25.0]).unwrap();
-    let names: Vec<_> = found.measured.iter().map(|measured| measured.metric.name()).collect();
+    let names: Vec<_> = found.values.iter().map(|values| values.metric.name()).collect();
     assert_eq!(names, ["auc", "pr_auc", "group_auc"]);
-    assert_eq!((found.of(Metric::Auc), found.of(Metric::GroupAuc)), (Some(0.75), Some(1.0)));
-    assert!(Metric::ALL.iter().all(|(name, metric)| metric.is_of(Prediction::Rank) == names.contains(name)));
+    assert_eq!((found.value(Metric::Auc), found.value(Metric::GroupAuc)), (Some(0.75), Some(1.0)));
+    assert!(
+        Metric::ALL.iter().all(|(name, metric)| metric.applies_to(Prediction::Rank) == names.contains(name))
+    );
     let (row, score, expected) = (2, f32::INFINITY, "a finite number");
     assert_eq!(ranked(&[1.0, 2.0, score, 3.0]), Err(MetricsError::Score { row, score, expected }));
 }
@@ -338,15 +353,15 @@ proptest! {
         let found = of_numbers(&scores, &labels, Some(&weights)).unwrap();
         let (mean, squares) = (total(&|_, y| y) / weight, total(&|s, y| (s - y).powi(2)));
         let spread = total(&|_, y| (y - mean).powi(2));
-        prop_assert!(close(found.of(Metric::Rmse), Some((squares / weight).sqrt()), 1e-9));
-        prop_assert!(close(found.of(Metric::Mae), Some(total(&|s, y| (s - y).abs()) / weight), 1e-9));
+        prop_assert!(close(found.value(Metric::Rmse), Some((squares / weight).sqrt()), 1e-9));
+        prop_assert!(close(found.value(Metric::Mae), Some(total(&|s, y| (s - y).abs()) / weight), 1e-9));
         if spread > 1.0 {
-            prop_assert!(close(found.of(Metric::R2), Some(1.0 - squares / spread), 1e-8 * (1.0 + squares / spread)));
+            prop_assert!(close(found.value(Metric::R2), Some(1.0 - squares / spread), 1e-8 * (1.0 + squares / spread)));
         }
         if mean.abs() > 1.0 {
-            prop_assert!(close(found.of(Metric::Calibration), Some(total(&|s, _| s) / weight / mean), 1e-8));
+            prop_assert!(close(found.value(Metric::Calibration), Some(total(&|s, _| s) / weight / mean), 1e-8));
         }
-        prop_assert_eq!(found.of(Metric::Auc), None);
+        prop_assert_eq!(found.value(Metric::Auc), None);
     }
 }
 
@@ -355,14 +370,14 @@ fn numbers_worked_by_hand() {
     let found = of_numbers(&[3.0, 1.0, -2.0], &[1.0, 1.0, 4.0], Some(&[1.0, 2.0, 0.0])).unwrap();
     // A label of no variance explains nothing.
     let wanted = [("rmse", (4.0_f64 / 3.0).sqrt()), ("mae", 2.0 / 3.0), ("calibration", 5.0 / 3.0)];
-    let names: Vec<String> = found.named().map(|(name, _)| name).collect();
+    let names: Vec<String> = found.named_values().map(|(name, _)| name).collect();
     assert_eq!(names, ["price/rmse", "price/mae", "price/calibration"]);
     for (name, value) in wanted {
-        let found = found.named().find(|(found, _)| *found == format!("price/{name}"));
+        let found = found.named_values().find(|(found, _)| *found == format!("price/{name}"));
         assert!(close(found.map(|(_, value)| value), Some(value), 1e-15), "{name}");
     }
     let mean = of_numbers(&[2.0, 2.0], &[1.0, 3.0], None).unwrap();
-    assert_eq!((mean.of(Metric::R2), mean.of(Metric::Calibration)), (Some(0.0), Some(1.0)));
+    assert_eq!((mean.value(Metric::R2), mean.value(Metric::Calibration)), (Some(0.0), Some(1.0)));
     let (row, expected) = (1, "a finite number");
     let label = f32::INFINITY;
     assert_eq!(
@@ -379,9 +394,9 @@ struct Documents(#[serde(with = "super::one_or_several")] Vec<Metrics>);
 fn documents_come_back() {
     let mut grouped = of_probabilities();
     let rows = scored(&[0.5, 0.1 + 0.2], &[1.0, 0.0], None);
-    grouped.add(Scored { groups: Some(&[3, 4]), ..rows }).unwrap();
+    grouped.add(ScoredBatch { groups: Some(&[3, 4]), ..rows }).unwrap();
     let (grouped, numbers) = (grouped.finish().unwrap(), of_numbers(&[1.0], &[2.0], None).unwrap());
-    assert_eq!(grouped.of(Metric::GroupAuc), None, "each group is of one class");
+    assert_eq!(grouped.value(Metric::GroupAuc), None, "each group is of one class");
     for metrics in [vec![], vec![grouped.clone()], vec![numbers.clone()], vec![grouped, numbers]] {
         let text = serde_json::to_string(&Documents(metrics.clone())).unwrap();
         assert_eq!(serde_json::from_str::<Documents>(&text).unwrap(), Documents(metrics), "{text}");
@@ -396,8 +411,8 @@ fn documents_from_before_there_were_labels_are_read() {
     let Documents(found) = serde_json::from_str(old).unwrap();
     let [metrics] = found.as_slice() else { panic!("one label") };
     assert_eq!((metrics.label.as_str(), metrics.examples), ("", u64::MAX));
-    assert_eq!((metrics.of(Metric::Auc), metrics.error_of(Metric::Auc)), (Some(0.75), Some(0.0)));
-    let names: Vec<&str> = metrics.measured.iter().map(|measured| measured.metric.name()).collect();
+    assert_eq!((metrics.value(Metric::Auc), metrics.error_bound(Metric::Auc)), (Some(0.75), Some(0.0)));
+    let names: Vec<&str> = metrics.values.iter().map(|values| values.metric.name()).collect();
     let wanted = ["auc", "pr_auc", "log_loss", "normalized_entropy", "rmse", "calibration", "accuracy"];
     assert_eq!(names, wanted);
 }
@@ -408,16 +423,16 @@ fn classes_worked_by_hand() {
     let scores = [0.5, 0.25, 0.4, 0.0, 0.25, 0.25, 0.4, 0.0, 0.25, 0.5, 0.2, 1.0];
     let (labels, weights) = ([0.0, 1.0, 1.0, 0.0], [1.0, 2.0, 1.0, 4.0]);
     let mut accumulator = Accumulator::new("", Prediction::Classes(3));
-    let of = |weights| Scored { scores: &scores, labels: &labels, weights, groups: None };
+    let of = |weights| ScoredBatch { scores: &scores, labels: &labels, weights, groups: None };
     accumulator.add(of(Some(&weights))).unwrap();
     let metrics = accumulator.finish().unwrap();
-    let found: Vec<Metric> = metrics.measured.iter().map(|measured| measured.metric).collect();
+    let found: Vec<Metric> = metrics.values.iter().map(|values| values.metric).collect();
     assert_eq!(found, [Metric::LogLoss, Metric::NormalizedEntropy, Metric::Accuracy]);
     let of_none = f64::from(f32::EPSILON).ln();
     let log_loss = -(0.5_f64.ln() + 2.0 * 0.25_f64.ln() + f64::from(0.4_f32).ln() + 4.0 * of_none) / 8.0;
     let entropy = -(5.0 / 8.0 * (5.0_f64 / 8.0).ln() + 3.0 / 8.0 * (3.0_f64 / 8.0).ln());
     let close = |metric, expected: f64| {
-        let found = metrics.of(metric).unwrap();
+        let found = metrics.value(metric).unwrap();
         assert!((found - expected).abs() < 1e-12, "{metric:?}: {found}, not {expected}");
     };
     close(Metric::LogLoss, log_loss);
@@ -426,14 +441,14 @@ fn classes_worked_by_hand() {
     close(Metric::Accuracy, 1.0 / 8.0);
     // Once more, of another weight, and nothing of before.
     accumulator.add(of(None)).unwrap();
-    assert_eq!(accumulator.finish().unwrap().of(Metric::Accuracy), Some(0.25));
+    assert_eq!(accumulator.finish().unwrap().value(Metric::Accuracy), Some(0.25));
     // Rows of one class have no entropy to compare with.
     accumulator
-        .add(Scored { scores: &[1.0, 0.0, 0.0], labels: &[0.0], weights: None, groups: None })
+        .add(ScoredBatch { scores: &[1.0, 0.0, 0.0], labels: &[0.0], weights: None, groups: None })
         .unwrap();
     let metrics = accumulator.finish().unwrap();
-    assert_eq!(metrics.of(Metric::NormalizedEntropy), None);
-    assert_eq!(metrics.of(Metric::Accuracy), Some(1.0));
+    assert_eq!(metrics.value(Metric::NormalizedEntropy), None);
+    assert_eq!(metrics.value(Metric::Accuracy), Some(1.0));
 }
 
 #[test]
@@ -444,20 +459,20 @@ fn of_many_classes_the_first_five_count_too() {
     let mut accumulator = Accumulator::new("", Prediction::Classes(7));
     accumulator.add(scored(&scores, &labels, None)).unwrap();
     let metrics = accumulator.finish().unwrap();
-    assert_eq!(metrics.of(Metric::Top5Accuracy), Some(5.0 / 7.0));
-    assert_eq!(metrics.of(Metric::Accuracy), Some(1.0 / 7.0));
+    assert_eq!(metrics.value(Metric::Top5Accuracy), Some(5.0 / 7.0));
+    assert_eq!(metrics.value(Metric::Accuracy), Some(1.0 / 7.0));
     for metric in Metric::ALL.map(|(_, metric)| metric) {
-        let there = metrics.measured.iter().any(|measured| measured.metric == metric);
-        assert_eq!(there, metric.is_of(Prediction::Classes(7)), "{metric:?}");
+        let there = metrics.values.iter().any(|values| values.metric == metric);
+        assert_eq!(there, metric.applies_to(Prediction::Classes(7)), "{metric:?}");
     }
-    assert!(!Metric::Top5Accuracy.is_of(Prediction::Classes(5)));
+    assert!(!Metric::Top5Accuracy.applies_to(Prediction::Classes(5)));
 }
 
 #[test]
 fn what_is_no_class_or_no_probability_of_one_is_named() {
     let added = |scores: [f32; 2], label: f32| {
         let mut accumulator = Accumulator::new("", Prediction::Classes(2));
-        let row = Scored { scores: &scores, labels: &[label], weights: None, groups: None };
+        let row = ScoredBatch { scores: &scores, labels: &[label], weights: None, groups: None };
         accumulator.add(row).map_err(|error| error.to_string())
     };
     assert_eq!(added([0.5, 0.5], 1.0), Ok(()));

@@ -2,7 +2,7 @@
 
 use millstream_backend::{Backend, Device};
 
-use crate::pass::{Pass, Room};
+use crate::pass::{BufferSpec, Pass};
 
 /// The gradient by what tables gave: tables are stepped once for all rows of a batch.
 pub(super) struct BatchGradient<D: Device> {
@@ -12,10 +12,10 @@ pub(super) struct BatchGradient<D: Device> {
 }
 
 impl<D: Device> BatchGradient<D> {
-    /// Room for `columns` numbers a row, of passes that take `room` and of batches of `rows` rows.
-    pub(super) fn new(device: &D, room: Room, rows: usize, columns: usize) -> Self {
-        let of_batch = (room.rows < rows).then(|| Room { rows, ..room }.matrix(device, columns));
-        Self { of_pass: room.matrix(device, columns), of_batch }
+    /// BufferSpec for `columns` numbers a row, of passes that take `buffers` and of batches of `rows` rows.
+    pub(super) fn new(device: &D, buffers: BufferSpec, rows: usize, columns: usize) -> Self {
+        let of_batch = (buffers.rows < rows).then(|| BufferSpec { rows, ..buffers }.matrix(device, columns));
+        Self { of_pass: buffers.matrix(device, columns), of_batch }
     }
 
     /// What a backward pass writes to.

@@ -11,7 +11,7 @@ use crate::model::error::ModelError;
 use crate::model::features::{Features, IdFeatureColumn};
 use crate::optimizer::Optimizer;
 use crate::parameter::ParameterSpec;
-use crate::pass::Room;
+use crate::pass::BufferSpec;
 use crate::spec::{CrossSpec, EmbeddingSpec, HiddenLayerSpec, OptimizerSpec, Pooling, TrainingSpec};
 
 /// Builds the parts of one model on a device, for batches of a schema.
@@ -21,7 +21,7 @@ pub(super) struct Builder<'a, D: Device> {
     /// Logits of a row.
     outputs: usize,
     /// What activations take.
-    room: Room,
+    buffers: BufferSpec,
     /// The format of embeddings' weights.
     of_tables: Float,
     id_columns: Vec<Vec<IdColumn>>,
@@ -31,10 +31,10 @@ impl<'a, D: Device> Builder<'a, D> {
     /// For batches of `schema`, trained so: of which at most `micro_batch_rows` rows pass at once, if given.
     pub(super) fn new(device: &'a D, schema: &'a BatchSchema, training: &TrainingSpec) -> Self {
         let rows = training.micro_batch_rows.unwrap_or(schema.rows).clamp(1, schema.rows.max(1)) as usize;
-        let room = Room { rows, float: training.precision.activations() };
+        let buffers = BufferSpec { rows, float: training.precision.activations() };
         let outputs = training.outputs(schema.label_count());
         let of_tables = training.embedding_precision.tables();
-        Self { device, schema, outputs, room, of_tables, id_columns: Vec::new() }
+        Self { device, schema, outputs, buffers, of_tables, id_columns: Vec::new() }
     }
 
     /// The columns of ids that are looked up in each table of what was built, each group once.
@@ -45,8 +45,8 @@ impl<'a, D: Device> Builder<'a, D> {
     }
 
     /// What activations take.
-    pub(super) fn room(&self) -> Room {
-        self.room
+    pub(super) fn buffers(&self) -> BufferSpec {
+        self.buffers
     }
 
     /// Labels that rows have.
@@ -64,25 +64,25 @@ impl<'a, D: Device> Builder<'a, D> {
         self.outputs
     }
 
-    /// Room for activations, `columns` numbers a row of a pass.
+    /// BufferSpec for activations, `columns` numbers a row of a pass.
     pub(super) fn matrix(&self, columns: usize) -> D::Matrix {
-        self.room.matrix(self.device, columns)
+        self.buffers.matrix(self.device, columns)
     }
 
-    /// Room for the logits of each row of a pass, or what becomes of them.
+    /// BufferSpec for the logits of each row of a pass, or what becomes of them.
     pub(super) fn logits(&self) -> D::Matrix {
-        self.room.sums(self.device, self.outputs)
+        self.buffers.fp32(self.device, self.outputs)
     }
 
-    /// Room for a gradient by activations of `columns` numbers a row, by pass and for the whole batch.
+    /// BufferSpec for a gradient by activations of `columns` numbers a row, by pass and for the whole batch.
     pub(super) fn batch_gradient(&self, columns: usize) -> BatchGradient<D> {
-        BatchGradient::new(self.device, self.room, self.schema.rows as usize, columns)
+        BatchGradient::new(self.device, self.buffers, self.schema.rows as usize, columns)
     }
 
     /// The same by the logits.
-    pub(super) fn by_logits(&self) -> BatchGradient<D> {
-        let room = Room { float: Float::F32, ..self.room };
-        BatchGradient::new(self.device, room, self.schema.rows as usize, self.outputs)
+    pub(super) fn logits_grad(&self) -> BatchGradient<D> {
+        let buffers = BufferSpec { float: Float::F32, ..self.buffers };
+        BatchGradient::new(self.device, buffers, self.schema.rows as usize, self.outputs)
     }
 
     /// The features that the list at `key` names.
@@ -130,7 +130,7 @@ impl<'a, D: Device> Builder<'a, D> {
         let lookups = features.ids.iter().enumerate();
         let lookups = lookups.map(|(table, feature)| (feature.column, table, pooling));
         let tables = self.tables(lookups.collect(), tables, optimizer);
-        let (rows, dense, outputs) = (self.room.rows, features.dense.len(), self.outputs);
+        let (rows, dense, outputs) = (self.buffers.rows, features.dense.len(), self.outputs);
         self.make_ready_lookups(&tables, dense);
         self.device.make_ready(&Operation::Linear { rows, dense, outputs });
         Ok(Linear::new(self.device, name, tables, features.dense.clone(), outputs, optimizer)?)

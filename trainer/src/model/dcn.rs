@@ -12,10 +12,10 @@
 
 use millstream_backend::{Activation, Backend, Device};
 
+use crate::gradients::GradientVisitor;
 use crate::layers::{
     Cross, CrossActivations, CrossGradients, Dense, Embedding, Mlp, MlpActivations, MlpGradients,
 };
-use crate::learner::Learner;
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
 use crate::model::embeddings::EmbeddingKeys;
@@ -53,9 +53,9 @@ struct Saved<D: Device> {
 
 struct Work<D: Device> {
     /// `[B, N]`
-    by_input: BatchGradient<D>,
+    input_grad: BatchGradient<D>,
     /// `[B, N]`
-    by_cross: D::Matrix,
+    cross_grad: D::Matrix,
     cross: CrossGradients<D>,
     deep: MlpGradients<D>,
 }
@@ -65,14 +65,14 @@ impl<D: Device> Dcn<D> {
         let features = builder.some_features("model.features", &spec.features)?;
         let embedding = builder.embedding("", EmbeddingKeys::MODEL, &spec.embedding, features)?;
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
-        let (room, width, device) = (builder.room(), embedding.outputs(), builder.device);
+        let (buffers, width, device) = (builder.buffers(), embedding.outputs(), builder.device);
         let cross = builder.cross(width, &spec.cross, optimizer)?;
         let output = match spec.structure {
             DcnStructure::Stacked => None,
             DcnStructure::Parallel => {
                 let (shape, activation) = ((width, builder.outputs()), Activation::Identity);
                 let layer = Dense::without_bias(device, "cross.output", shape, activation, optimizer)?;
-                layer.make_ready(device, room);
+                layer.make_ready(device, buffers);
                 Some(CrossOutput { layer, logits: builder.logits() })
             }
         };
@@ -82,14 +82,14 @@ impl<D: Device> Dcn<D> {
         Ok(Self {
             saved: Saved {
                 input: builder.matrix(width),
-                cross: CrossActivations::new(device, room, &cross),
-                deep: MlpActivations::new(device, room, &deep),
+                cross: CrossActivations::new(device, buffers, &cross),
+                deep: MlpActivations::new(device, buffers, &deep),
             },
             work: Work {
-                by_input: builder.batch_gradient(width),
-                by_cross: builder.matrix(width),
-                cross: CrossGradients::new(device, room, &cross),
-                deep: MlpGradients::new(device, room, &deep),
+                input_grad: builder.batch_gradient(width),
+                cross_grad: builder.matrix(width),
+                cross: CrossGradients::new(device, buffers, &cross),
+                deep: MlpGradients::new(device, buffers, &deep),
             },
             embedding,
             cross,
@@ -118,33 +118,33 @@ impl<B: Backend> Compute<B> for Dcn<B> {
         self.saved.deep.output()
     }
 
-    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix) {
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
         let Saved { input, cross, deep } = &self.saved;
-        let Work { by_input: by_batch, by_cross, cross: cross_work, deep: deep_work } = &mut self.work;
-        let by_input = by_batch.of_pass();
+        let Work { input_grad: batch_grad, cross_grad, cross: cross_work, deep: deep_work } = &mut self.work;
+        let input_grad = batch_grad.of_pass();
         match &mut self.output {
             None => {
-                backend.clear(pass.len(), by_input);
-                let by_cross = Some(&mut *by_cross);
-                self.deep.backward(backend, pass, cross.output(), deep, deep_work, by_logits, by_cross);
+                backend.clear(pass.len(), input_grad);
+                let cross_grad = Some(&mut *cross_grad);
+                self.deep.backward(backend, pass, cross.output(), deep, deep_work, logits_grad, cross_grad);
             }
             Some(CrossOutput { layer, logits }) => {
-                let by_input = Some(&mut *by_input);
-                self.deep.backward(backend, pass, input, deep, deep_work, by_logits, by_input);
-                layer.backward(backend, pass, cross.output(), logits, by_logits, Some(by_cross));
+                let input_grad = Some(&mut *input_grad);
+                self.deep.backward(backend, pass, input, deep, deep_work, logits_grad, input_grad);
+                layer.backward(backend, pass, cross.output(), logits, logits_grad, Some(cross_grad));
             }
         }
-        self.cross.backward(backend, pass, input, cross, cross_work, by_cross, by_input);
-        by_batch.keep(backend, pass);
+        self.cross.backward(backend, pass, input, cross, cross_work, cross_grad, input_grad);
+        batch_grad.keep(backend, pass);
     }
 
-    fn learn(&mut self, _by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
-        self.deep.learn(learner);
+    fn visit_gradients(&mut self, _by_logits: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
+        self.deep.visit_gradients(visitor);
         if let Some(CrossOutput { layer, .. }) = &mut self.output {
-            layer.learn(learner);
+            layer.visit_gradients(visitor);
         }
-        self.cross.learn(learner);
-        self.embedding.learn(self.work.by_input.of_batch(), 0, learner);
+        self.cross.visit_gradients(visitor);
+        self.embedding.visit_gradients(self.work.input_grad.of_batch(), 0, visitor);
     }
 }
 

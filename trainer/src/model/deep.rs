@@ -2,8 +2,8 @@
 
 use millstream_backend::{Activation, Backend, Device};
 
+use crate::gradients::GradientVisitor;
 use crate::layers::{Embedding, Mlp, MlpActivations, MlpGradients};
-use crate::learner::Learner;
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
 use crate::model::error::ModelError;
@@ -21,7 +21,7 @@ pub(super) struct Deep<D: Device> {
     saved: MlpActivations<D>,
     work: MlpGradients<D>,
     /// The gradient by the embeddings, `[B, E]`; none without any.
-    pub(super) by_embedding: Option<BatchGradient<D>>,
+    pub(super) embedding_grad: Option<BatchGradient<D>>,
 }
 
 impl<D: Device> Deep<D> {
@@ -44,14 +44,14 @@ impl<D: Device> Deep<D> {
         outputs: usize,
         optimizer: Optimizer,
     ) -> Result<Self, ModelError> {
-        let (room, embedded) = (builder.room(), embedding.embedded());
+        let (buffers, embedded) = (builder.buffers(), embedding.embedded());
         let last = (outputs, Activation::Identity);
         let mlp = builder.mlp(name, embedding.outputs(), hidden, last, optimizer)?;
         Ok(Self {
             input: builder.matrix(embedding.outputs()),
-            saved: MlpActivations::new(builder.device, room, &mlp),
-            work: MlpGradients::new(builder.device, room, &mlp),
-            by_embedding: (embedded > 0).then(|| builder.batch_gradient(embedded)),
+            saved: MlpActivations::new(builder.device, buffers, &mlp),
+            work: MlpGradients::new(builder.device, buffers, &mlp),
+            embedding_grad: (embedded > 0).then(|| builder.batch_gradient(embedded)),
             embedding,
             mlp,
         })
@@ -75,22 +75,22 @@ impl<B: Backend> Deep<B> {
     }
 
     /// Fills the layers' gradients, and that by the embeddings.
-    pub(super) fn backward(&mut self, backend: &B, pass: &Pass, by_logits: &mut B::Matrix) {
-        let (input, by_input) = (&self.input, self.by_embedding.as_mut().map(BatchGradient::of_pass));
-        self.mlp.backward(backend, pass, input, &self.saved, &mut self.work, by_logits, by_input);
+    pub(super) fn backward(&mut self, backend: &B, pass: &Pass, logits_grad: &mut B::Matrix) {
+        let (input, input_grad) = (&self.input, self.embedding_grad.as_mut().map(BatchGradient::of_pass));
+        self.mlp.backward(backend, pass, input, &self.saved, &mut self.work, logits_grad, input_grad);
     }
 
     /// Keeps the gradient by the embeddings, once it is whole.
     pub(super) fn keep(&mut self, backend: &B, pass: &Pass) {
-        if let Some(by_embedding) = &mut self.by_embedding {
-            by_embedding.keep(backend, pass);
+        if let Some(embedding_grad) = &mut self.embedding_grad {
+            embedding_grad.keep(backend, pass);
         }
     }
 
-    pub(super) fn learn(&mut self, learner: &mut dyn Learner<B>) {
-        self.mlp.learn(learner);
-        if let Some(by_embedding) = &self.by_embedding {
-            self.embedding.learn(by_embedding.of_batch(), 0, learner);
+    pub(super) fn visit_gradients(&mut self, visitor: &mut dyn GradientVisitor<B>) {
+        self.mlp.visit_gradients(visitor);
+        if let Some(embedding_grad) = &self.embedding_grad {
+            self.embedding.visit_gradients(embedding_grad.of_batch(), 0, visitor);
         }
     }
 }

@@ -11,8 +11,8 @@
 
 use millstream_backend::{Backend, Device};
 
+use crate::gradients::GradientVisitor;
 use crate::layers::Linear;
-use crate::learner::Learner;
 use crate::model::builder::Builder;
 use crate::model::deep::Deep;
 use crate::model::error::ModelError;
@@ -58,19 +58,19 @@ impl<B: Backend> Compute<B> for DeepFm<B> {
         self.deep.logits()
     }
 
-    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix) {
-        self.linear.backward(backend, batch, pass, by_logits);
-        self.deep.backward(backend, pass, by_logits);
-        let Deep { input, by_embedding, .. } = &mut self.deep;
-        if let Some(by_embedding) = by_embedding {
-            backend.fm_backward(pass.len(), input, self.vectors, by_logits, by_embedding.of_pass());
+    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
+        self.linear.backward(backend, batch, pass, logits_grad);
+        self.deep.backward(backend, pass, logits_grad);
+        let Deep { input, embedding_grad, .. } = &mut self.deep;
+        if let Some(embedding_grad) = embedding_grad {
+            backend.fm_backward(pass.len(), input, self.vectors, logits_grad, embedding_grad.of_pass());
         }
         self.deep.keep(backend, pass);
     }
 
-    fn learn(&mut self, by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
-        self.deep.learn(learner);
-        self.linear.learn(by_logits, learner);
+    fn visit_gradients(&mut self, logits_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
+        self.deep.visit_gradients(visitor);
+        self.linear.visit_gradients(logits_grad, visitor);
     }
 }
 

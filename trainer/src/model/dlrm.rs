@@ -10,8 +10,8 @@
 
 use millstream_backend::{Activation, Backend, Device};
 
+use crate::gradients::GradientVisitor;
 use crate::layers::{Cross, CrossActivations, CrossGradients, Embedding, Mlp, MlpActivations, MlpGradients};
-use crate::learner::Learner;
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
 use crate::model::embeddings::EmbeddingKeys;
@@ -45,7 +45,7 @@ enum Interaction<D: Device> {
 struct DotWork<D: Device> {
     /// `[B, W + V (V - 1) / 2]`, both.
     output: D::Matrix,
-    by_output: D::Matrix,
+    output_grad: D::Matrix,
 }
 
 struct CrossWork<D: Device> {
@@ -53,7 +53,7 @@ struct CrossWork<D: Device> {
     saved: CrossActivations<D>,
     work: CrossGradients<D>,
     /// `[B, V W]`
-    by_output: D::Matrix,
+    output_grad: D::Matrix,
 }
 
 struct Saved<D: Device> {
@@ -68,9 +68,9 @@ struct Saved<D: Device> {
 struct Work<D: Device> {
     bottom: MlpGradients<D>,
     /// `[B, W]`
-    by_bottom: D::Matrix,
+    bottom_grad: D::Matrix,
     /// `[B, V W]`
-    by_vectors: BatchGradient<D>,
+    vectors_grad: BatchGradient<D>,
     top: MlpGradients<D>,
 }
 
@@ -97,7 +97,7 @@ impl<D: Device> Dlrm<D> {
                 (builder.embedding("", keys, &spec.embedding, features)?, width as usize)
             }
         };
-        let (room, device) = (builder.room(), builder.device);
+        let (buffers, device) = (builder.buffers(), builder.device);
         let hidden = ("model.bottom", spec.bottom.as_slice(), &spec.hidden_layer);
         let bottom = builder.mlp("bottom", dense.outputs(), hidden, (width, Activation::Relu), optimizer)?;
         let columns = width + embedding.outputs();
@@ -105,15 +105,15 @@ impl<D: Device> Dlrm<D> {
             DlrmInteraction::Dot => {
                 let vectors = 1 + embedding.tables.lookups.len();
                 let outputs = width + vectors * (vectors - 1) / 2;
-                let (output, by_output) = (builder.matrix(outputs), builder.matrix(outputs));
-                (Interaction::Dot(DotWork { output, by_output }), outputs)
+                let (output, output_grad) = (builder.matrix(outputs), builder.matrix(outputs));
+                (Interaction::Dot(DotWork { output, output_grad }), outputs)
             }
             DlrmInteraction::Cross(spec) => {
                 let layers = builder.cross(columns, spec, optimizer)?;
                 let work = CrossWork {
-                    saved: CrossActivations::new(device, room, &layers),
-                    work: CrossGradients::new(device, room, &layers),
-                    by_output: builder.matrix(columns),
+                    saved: CrossActivations::new(device, buffers, &layers),
+                    work: CrossGradients::new(device, buffers, &layers),
+                    output_grad: builder.matrix(columns),
                     layers,
                 };
                 (Interaction::Cross(Box::new(work)), columns)
@@ -125,15 +125,15 @@ impl<D: Device> Dlrm<D> {
         Ok(Self {
             saved: Saved {
                 dense: builder.matrix(dense.outputs()),
-                bottom: MlpActivations::new(device, room, &bottom),
+                bottom: MlpActivations::new(device, buffers, &bottom),
                 vectors: builder.matrix(columns),
-                top: MlpActivations::new(device, room, &top),
+                top: MlpActivations::new(device, buffers, &top),
             },
             work: Work {
-                bottom: MlpGradients::new(device, room, &bottom),
-                by_bottom: builder.matrix(width),
-                by_vectors: builder.batch_gradient(columns),
-                top: MlpGradients::new(device, room, &top),
+                bottom: MlpGradients::new(device, buffers, &bottom),
+                bottom_grad: builder.matrix(width),
+                vectors_grad: builder.batch_gradient(columns),
+                top: MlpGradients::new(device, buffers, &top),
             },
             dense,
             bottom,
@@ -146,11 +146,11 @@ impl<D: Device> Dlrm<D> {
 }
 
 impl<D: Device> Interaction<D> {
-    /// What the last forward pass gave, and room for the gradient by it.
+    /// What the last forward pass gave, and buffers for the gradient by it.
     fn output(&mut self) -> (&D::Matrix, &mut D::Matrix) {
         match self {
-            Self::Dot(DotWork { output, by_output }) => (output, by_output),
-            Self::Cross(cross) => (cross.saved.output(), &mut cross.by_output),
+            Self::Dot(DotWork { output, output_grad }) => (output, output_grad),
+            Self::Cross(cross) => (cross.saved.output(), &mut cross.output_grad),
         }
     }
 }
@@ -170,16 +170,16 @@ impl<B: Backend> Interaction<B> {
         pass: &Pass,
         vectors: &B::Matrix,
         width: usize,
-        by_vectors: &mut B::Matrix,
+        vectors_grad: &mut B::Matrix,
     ) {
         match self {
-            Self::Dot(DotWork { by_output, .. }) => {
-                backend.dot_backward(pass.len(), vectors, width, by_output, by_vectors);
+            Self::Dot(DotWork { output_grad, .. }) => {
+                backend.dot_backward(pass.len(), vectors, width, output_grad, vectors_grad);
             }
             Self::Cross(cross) => {
-                let CrossWork { layers, saved, work, by_output } = &mut **cross;
-                backend.clear(pass.len(), by_vectors);
-                layers.backward(backend, pass, vectors, saved, work, by_output, by_vectors);
+                let CrossWork { layers, saved, work, output_grad } = &mut **cross;
+                backend.clear(pass.len(), vectors_grad);
+                layers.backward(backend, pass, vectors, saved, work, output_grad, vectors_grad);
             }
         }
     }
@@ -200,25 +200,26 @@ impl<B: Backend> Compute<B> for Dlrm<B> {
         self.saved.top.output()
     }
 
-    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix) {
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
         let Saved { dense, bottom, vectors, top } = &self.saved;
-        let Work { bottom: bottom_work, by_bottom, by_vectors: by_batch, top: top_work } = &mut self.work;
-        let by_vectors = by_batch.of_pass();
-        let (output, by_output) = self.interaction.output();
-        self.top.backward(backend, pass, output, top, top_work, by_logits, Some(by_output));
-        self.interaction.backward(backend, pass, vectors, self.width, by_vectors);
-        backend.copy_columns(pass.len(), (by_vectors, 0), (by_bottom, 0), self.width);
-        self.bottom.backward(backend, pass, dense, bottom, bottom_work, by_bottom, None);
-        by_batch.keep(backend, pass);
+        let Work { bottom: bottom_work, bottom_grad, vectors_grad: batch_grad, top: top_work } =
+            &mut self.work;
+        let vectors_grad = batch_grad.of_pass();
+        let (output, output_grad) = self.interaction.output();
+        self.top.backward(backend, pass, output, top, top_work, logits_grad, Some(output_grad));
+        self.interaction.backward(backend, pass, vectors, self.width, vectors_grad);
+        backend.copy_columns(pass.len(), (vectors_grad, 0), (bottom_grad, 0), self.width);
+        self.bottom.backward(backend, pass, dense, bottom, bottom_work, bottom_grad, None);
+        batch_grad.keep(backend, pass);
     }
 
-    fn learn(&mut self, _by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
-        self.top.learn(learner);
+    fn visit_gradients(&mut self, _by_logits: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
+        self.top.visit_gradients(visitor);
         if let Interaction::Cross(cross) = &mut self.interaction {
-            cross.layers.learn(learner);
+            cross.layers.visit_gradients(visitor);
         }
-        self.bottom.learn(learner);
-        self.embedding.learn(self.work.by_vectors.of_batch(), self.width, learner);
+        self.bottom.visit_gradients(visitor);
+        self.embedding.visit_gradients(self.work.vectors_grad.of_batch(), self.width, visitor);
     }
 }
 

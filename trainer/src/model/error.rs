@@ -1,7 +1,7 @@
 //! Why a model cannot be built.
 
-use crate::optimizer::BadConstant;
-use crate::parameter::TooLarge;
+use crate::optimizer::InvalidHyperparameter;
+use crate::parameter::ParameterTooLarge;
 
 /// A model that cannot be built for a batch schema.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -106,7 +106,7 @@ pub enum ModelError {
         /// The job's key.
         key: &'static str,
         /// Which constant.
-        source: BadConstant,
+        source: InvalidHyperparameter,
     },
     /// An optimizer that keeps state of rows, where there are layers.
     #[error("{key}: `rowwise_adagrad` is for embeddings alone")]
@@ -126,7 +126,7 @@ pub enum ModelError {
     },
     /// More numbers than memory can hold.
     #[error(transparent)]
-    TooLarge(#[from] TooLarge),
+    ParameterTooLarge(#[from] ParameterTooLarge),
 }
 
 fn suggestion(nearest: Option<&str>) -> String {

@@ -2,8 +2,8 @@
 
 use millstream_backend::{Backend, Device};
 
+use crate::gradients::GradientVisitor;
 use crate::layers::Linear;
-use crate::learner::Learner;
 use crate::model::builder::Builder;
 use crate::model::error::ModelError;
 use crate::model::network::Compute;
@@ -36,12 +36,12 @@ impl<B: Backend> Compute<B> for LinearModel<B> {
         &self.logits
     }
 
-    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix) {
-        self.linear.backward(backend, batch, pass, by_logits);
+    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
+        self.linear.backward(backend, batch, pass, logits_grad);
     }
 
-    fn learn(&mut self, by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
-        self.linear.learn(by_logits, learner);
+    fn visit_gradients(&mut self, logits_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
+        self.linear.visit_gradients(logits_grad, visitor);
     }
 }
 

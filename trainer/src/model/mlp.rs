@@ -3,7 +3,7 @@
 
 use millstream_backend::{Backend, Device};
 
-use crate::learner::Learner;
+use crate::gradients::GradientVisitor;
 use crate::model::builder::Builder;
 use crate::model::deep::Deep;
 use crate::model::embeddings::EmbeddingKeys;
@@ -37,13 +37,13 @@ impl<B: Backend> Compute<B> for MlpModel<B> {
         self.deep.logits()
     }
 
-    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix) {
-        self.deep.backward(backend, pass, by_logits);
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
+        self.deep.backward(backend, pass, logits_grad);
         self.deep.keep(backend, pass);
     }
 
-    fn learn(&mut self, _by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
-        self.deep.learn(learner);
+    fn visit_gradients(&mut self, _by_logits: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
+        self.deep.visit_gradients(visitor);
     }
 }
 

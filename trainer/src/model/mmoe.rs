@@ -14,8 +14,8 @@
 
 use millstream_backend::{Activation, Backend, Device, MixtureShape};
 
+use crate::gradients::GradientVisitor;
 use crate::layers::{Dense, Embedding, Mlp, MlpActivations, MlpGradients};
-use crate::learner::Learner;
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
 use crate::model::embeddings::EmbeddingKeys;
@@ -59,20 +59,20 @@ struct Saved<D: Device> {
 
 struct Work<D: Device> {
     /// Of one tower at a time: by its logit `[B, 1]`, within it, and by its input `[B, M]`.
-    by_logit: D::Matrix,
+    logit_grad: D::Matrix,
     tower: MlpGradients<D>,
-    by_mixture: D::Matrix,
+    mixture_grad: D::Matrix,
     /// `[B, T * M]`
-    by_mixtures: D::Matrix,
+    mixtures_grad: D::Matrix,
     /// `[B, T * E]`
-    by_gate_logits: D::Matrix,
+    gate_logits_grad: D::Matrix,
     /// `[B, E * M]`
-    by_given: D::Matrix,
+    expert_outputs_grad: D::Matrix,
     /// Of one expert at a time: by its output `[B, M]`, and within it.
-    by_expert: D::Matrix,
+    expert_grad: D::Matrix,
     expert: MlpGradients<D>,
     /// By the columns that are embeddings, and one expert's part in that; none without any.
-    by_embedding: Option<(BatchGradient<D>, D::Matrix)>,
+    embedding_grad: Option<(BatchGradient<D>, D::Matrix)>,
 }
 
 impl<D: Device> Mmoe<D> {
@@ -89,7 +89,7 @@ impl<D: Device> Mmoe<D> {
         let shape = MixtureShape { tasks, experts: experts.len(), width };
         let gates = (embedding.outputs(), tasks * experts.len());
         let gate = Dense::without_bias(builder.device, "gate", gates, Activation::Identity, optimizer)?;
-        gate.make_ready(builder.device, builder.room());
+        gate.make_ready(builder.device, builder.buffers());
         let towers = towers(builder, width, spec, optimizer)?;
         Ok(Self {
             saved: Saved::new(builder, embedding.outputs(), shape, &experts, &towers),
@@ -149,13 +149,13 @@ impl<D: Device> Saved<D> {
         experts: &[Mlp<D>],
         towers: &[Mlp<D>],
     ) -> Self {
-        let activations = |mlp: &Mlp<D>| MlpActivations::new(builder.device, builder.room(), mlp);
+        let activations = |mlp: &Mlp<D>| MlpActivations::new(builder.device, builder.buffers(), mlp);
         Self {
             input: builder.matrix(inputs),
             experts: experts.iter().map(activations).collect(),
             given: builder.matrix(count * width),
-            gate_logits: builder.room().sums(builder.device, tasks * count),
-            gates: builder.room().sums(builder.device, tasks * count),
+            gate_logits: builder.buffers().fp32(builder.device, tasks * count),
+            gates: builder.buffers().fp32(builder.device, tasks * count),
             mixtures: builder.matrix(tasks * width),
             towers: towers.iter().map(|tower| (builder.matrix(width), activations(tower))).collect(),
             logits: builder.logits(),
@@ -171,17 +171,17 @@ impl<D: Device> Work<D> {
         expert: &Mlp<D>,
         tower: &Mlp<D>,
     ) -> Self {
-        let gradients = |mlp| MlpGradients::new(builder.device, builder.room(), mlp);
+        let gradients = |mlp| MlpGradients::new(builder.device, builder.buffers(), mlp);
         Self {
-            by_logit: builder.room().sums(builder.device, 1),
+            logit_grad: builder.buffers().fp32(builder.device, 1),
             tower: gradients(tower),
-            by_mixture: builder.matrix(width),
-            by_mixtures: builder.matrix(tasks * width),
-            by_gate_logits: builder.room().sums(builder.device, tasks * experts),
-            by_given: builder.matrix(experts * width),
-            by_expert: builder.matrix(width),
+            mixture_grad: builder.matrix(width),
+            mixtures_grad: builder.matrix(tasks * width),
+            gate_logits_grad: builder.buffers().fp32(builder.device, tasks * experts),
+            expert_outputs_grad: builder.matrix(experts * width),
+            expert_grad: builder.matrix(width),
             expert: gradients(expert),
-            by_embedding: (embedded > 0)
+            embedding_grad: (embedded > 0)
                 .then(|| (builder.batch_gradient(embedded), builder.matrix(embedded))),
         }
     }
@@ -209,48 +209,63 @@ impl<B: Backend> Compute<B> for Mmoe<B> {
         &self.saved.logits
     }
 
-    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix) {
-        self.towers_backward(backend, pass, by_logits);
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
+        self.towers_backward(backend, pass, logits_grad);
         let (rows, width) = (pass.len(), self.shape.width);
         let Saved { input, experts, given, gate_logits, gates, .. } = &self.saved;
-        let Work { by_mixtures, by_gate_logits, by_given, by_expert, expert: work, by_embedding, .. } =
-            &mut self.work;
-        backend.mixture_backward(rows, self.shape, gates, given, by_mixtures, by_gate_logits, by_given);
-        let mut by_embedding = by_embedding.as_mut();
-        let by_input = by_embedding.as_mut().map(|(whole, _)| whole.of_pass());
-        self.gate.backward(backend, pass, input, gate_logits, by_gate_logits, by_input);
+        let Work {
+            mixtures_grad,
+            gate_logits_grad,
+            expert_outputs_grad,
+            expert_grad,
+            expert: work,
+            embedding_grad,
+            ..
+        } = &mut self.work;
+        backend.mixture_backward(
+            rows,
+            self.shape,
+            gates,
+            given,
+            mixtures_grad,
+            gate_logits_grad,
+            expert_outputs_grad,
+        );
+        let mut embedding_grad = embedding_grad.as_mut();
+        let input_grad = embedding_grad.as_mut().map(|(whole, _)| whole.of_pass());
+        self.gate.backward(backend, pass, input, gate_logits, gate_logits_grad, input_grad);
         for (number, (expert, saved)) in self.experts.iter_mut().zip(experts).enumerate() {
-            backend.copy_columns(rows, (by_given, number * width), (by_expert, 0), width);
-            let part = by_embedding.as_mut().map(|(_, part)| part);
-            expert.backward(backend, pass, input, saved, work, by_expert, part);
-            if let Some((whole, part)) = &mut by_embedding {
+            backend.copy_columns(rows, (expert_outputs_grad, number * width), (expert_grad, 0), width);
+            let part = embedding_grad.as_mut().map(|(_, part)| part);
+            expert.backward(backend, pass, input, saved, work, expert_grad, part);
+            if let Some((whole, part)) = &mut embedding_grad {
                 backend.add(rows, part, whole.of_pass());
             }
         }
-        if let Some((whole, _)) = by_embedding {
+        if let Some((whole, _)) = embedding_grad {
             whole.keep(backend, pass);
         }
     }
 
-    fn learn(&mut self, _by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
-        self.towers.iter_mut().for_each(|tower| tower.learn(learner));
-        self.gate.learn(learner);
-        self.experts.iter_mut().for_each(|expert| expert.learn(learner));
-        if let Some((by_embedding, _)) = &self.work.by_embedding {
-            self.embedding.learn(by_embedding.of_batch(), 0, learner);
+    fn visit_gradients(&mut self, _by_logits: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
+        self.towers.iter_mut().for_each(|tower| tower.visit_gradients(visitor));
+        self.gate.visit_gradients(visitor);
+        self.experts.iter_mut().for_each(|expert| expert.visit_gradients(visitor));
+        if let Some((embedding_grad, _)) = &self.work.embedding_grad {
+            self.embedding.visit_gradients(embedding_grad.of_batch(), 0, visitor);
         }
     }
 }
 
 impl<B: Backend> Mmoe<B> {
     /// Fills the gradients of the towers, and that by the mixtures.
-    fn towers_backward(&mut self, backend: &B, pass: &Pass, by_logits: &B::Matrix) {
+    fn towers_backward(&mut self, backend: &B, pass: &Pass, logits_grad: &B::Matrix) {
         let (rows, width) = (pass.len(), self.shape.width);
-        let Work { by_logit, tower: work, by_mixture, by_mixtures, .. } = &mut self.work;
+        let Work { logit_grad, tower: work, mixture_grad, mixtures_grad, .. } = &mut self.work;
         for (task, (tower, (mixture, saved))) in self.towers.iter_mut().zip(&self.saved.towers).enumerate() {
-            backend.copy_columns(rows, (by_logits, task), (by_logit, 0), 1);
-            tower.backward(backend, pass, mixture, saved, work, by_logit, Some(by_mixture));
-            backend.copy_columns(rows, (by_mixture, 0), (by_mixtures, task * width), width);
+            backend.copy_columns(rows, (logits_grad, task), (logit_grad, 0), 1);
+            tower.backward(backend, pass, mixture, saved, work, logit_grad, Some(mixture_grad));
+            backend.copy_columns(rows, (mixture_grad, 0), (mixtures_grad, task * width), width);
         }
     }
 }

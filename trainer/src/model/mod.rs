@@ -25,13 +25,13 @@ use millstream_backend::{
     Backend, BatchError, Cpu, Cuda, Device, Layout, Operation, PinError, Scalar, Sizes, TablePart,
     TablePlace, Task,
 };
-use millstream_batch::{BatchRef, BatchSchema, Pages};
+use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 use millstream_trace::Phase;
 
-use crate::learner::{Descent, Measure};
+use crate::gradients::{ApplyUpdates, SumSquares};
 use crate::loss::LossSum;
 pub use crate::parameter::{NamedTensor, TensorRole};
-use crate::pass::{Pass, Purpose, draws_of};
+use crate::pass::{Pass, Purpose, rounding_key};
 use crate::schedule::Step;
 use crate::spec::{ClipSpec, DeviceSpec, LossSpec, ModelSpec, Precision, Prediction, TaskSpec, TrainingSpec};
 use batch_gradient::BatchGradient;
@@ -71,7 +71,7 @@ struct Parts<D: Device> {
     batch: D::Batch,
     plan: D::RowPlan,
     /// `[B, T]`, or of classes `[B, K]`
-    by_logits: BatchGradient<D>,
+    logits_grad: BatchGradient<D>,
     /// The most rows of a pass.
     rows: usize,
     /// Loss and weight of each label, `[T, 2]`.
@@ -127,17 +127,17 @@ impl<D: Device> Parts<D> {
         training: &TrainingSpec,
     ) -> Result<Self, ModelError> {
         let in_parts = training.micro_batch_rows.is_some_and(|rows| rows < schema.rows);
-        if in_parts && spec.chooses_in_batches() {
+        if in_parts && spec.uses_in_batch_softmax() {
             return Err(ModelError::PartsChoose);
         }
-        if in_parts && spec.normalizes_batches() {
+        if in_parts && spec.uses_batch_normalization() {
             return Err(ModelError::PartsNormalized);
         }
         let labels = schema.label_count();
         let tasks = training.tasks(labels);
         let losses = tasks.len();
         check_classes(spec, &tasks)?;
-        if labels > 1 && !spec.takes_several_labels() {
+        if labels > 1 && !spec.supports_multiple_labels() {
             return Err(ModelError::SeveralLabels { kind: spec.kind(), labels });
         }
         if labels != losses {
@@ -145,7 +145,7 @@ impl<D: Device> Parts<D> {
         }
         let mut builder = Builder::new(device, schema, training);
         let network = Network::new(&mut builder, spec)?;
-        let (rows, outputs) = (builder.room().rows, builder.outputs());
+        let (rows, outputs) = (builder.buffers().rows, builder.outputs());
         let reported = reported_numbers(labels, training.precision.scales_loss());
         for task in &tasks {
             let classes =
@@ -159,7 +159,7 @@ impl<D: Device> Parts<D> {
         Ok(Self {
             network,
             batch: device.batch(schema),
-            by_logits: builder.by_logits(),
+            logits_grad: builder.logits_grad(),
             rows,
             sums: device.matrix(labels, 2),
             reports: (0..=D::STEPS_AHEAD).map(|_| device.report(reported)).collect(),
@@ -182,7 +182,7 @@ impl<D: Device> Parts<D> {
 fn check_classes(spec: &ModelSpec, tasks: &[TaskSpec]) -> Result<(), ModelError> {
     for task in tasks {
         let LossSpec::CrossEntropy { classes, class_weights, .. } = &task.loss else { continue };
-        if tasks.len() > 1 || !spec.takes_classes() {
+        if tasks.len() > 1 || !spec.supports_classes() {
             return Err(ModelError::Classes { kind: spec.kind() });
         }
         let weights = class_weights.len();
@@ -242,11 +242,11 @@ impl<B: Backend> Model<B> {
     /// before have ended.
     ///
     /// # Errors
-    /// As of [`Model::begin_step`] and [`Model::end_step`].
+    /// As of [`Model::submit_step`] and [`Model::finish_step`].
     pub fn train_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<LossSum, BatchError> {
-        assert_eq!(self.steps_begun(), 0, "steps end in their order");
-        self.begin_step(batch, step)?;
-        self.end_step()
+        assert_eq!(self.steps_in_flight(), 0, "steps end in their order");
+        self.submit_step(batch, step)?;
+        self.finish_step()
     }
 
     /// Begins an optimizer step on `batch`, whose memory may change once this returns. Steps are taken in the order in which
@@ -259,11 +259,11 @@ impl<B: Backend> Model<B> {
     ///
     /// # Panics
     /// When more than [`Model::steps_ahead`] steps were begun and have not ended.
-    pub fn begin_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<(), BatchError> {
+    pub fn submit_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<(), BatchError> {
         let Self { backend, parts, seed, tasks, clip, steps, .. } = self;
-        let Parts { network, batch: uploaded, plan, by_logits, rows: most, sums, .. } = parts;
+        let Parts { network, batch: uploaded, plan, logits_grad, rows: most, sums, .. } = parts;
         let Parts { scaling, scale, squares, reports, .. } = parts;
-        assert!(steps.begun.len() <= steps.ahead, "{} steps ahead", steps.begun.len());
+        assert!(steps.in_flight.len() <= steps.ahead, "{} steps ahead", steps.in_flight.len());
         backend.phase(Phase::Upload, || backend.upload(batch, uploaded))?;
         let rows = batch.rows();
         backend.clear(tasks.len(), sums);
@@ -274,10 +274,10 @@ impl<B: Backend> Model<B> {
         backend.phase(Phase::Plan, || backend.plan_rows(uploaded, plan));
         let network = network.compute();
         // By the number of the batch: skipped steps have theirs, too.
-        let draws = draws_of(*seed, step.number);
+        let draws = rounding_key(*seed, step.number);
         for pass in Pass::all(rows, *most, Purpose::training(*seed, step.number)) {
             backend.phase(Phase::Forward, || network.forward(backend, uploaded, &pass));
-            let of_pass = by_logits.of_pass();
+            let of_pass = logits_grad.of_pass();
             backend.phase(Phase::Loss, || {
                 network.loss(backend, tasks, uploaded, &pass, of_pass, sums);
                 if let Some(scaling) = scaling {
@@ -285,15 +285,15 @@ impl<B: Backend> Model<B> {
                 }
             });
             backend.phase(Phase::Backward, || network.backward(backend, uploaded, &pass, of_pass));
-            by_logits.keep(backend, &pass);
+            logits_grad.keep(backend, &pass);
         }
-        let by_logits = by_logits.of_batch();
+        let logits_grad = logits_grad.of_batch();
         let touched = (&*uploaded, &*plan);
         backend.phase(Phase::Update, || {
             let norm = clip.norm.map(f64::from);
             if norm.is_some() || scaling.is_some() {
                 backend.clear(1, squares);
-                network.learn(by_logits, &mut Measure { backend, touched, squares });
+                network.visit_gradients(logits_grad, &mut SumSquares { backend, touched, squares });
             }
             let mut step = step;
             match (scaling.as_mut(), norm) {
@@ -305,7 +305,10 @@ impl<B: Backend> Model<B> {
                 (None, None) => {}
             }
             let clip = clip.value.map_or(f64::INFINITY, f64::from);
-            network.learn(by_logits, &mut Descent { backend, touched, scale, clip, step, draws });
+            network.visit_gradients(
+                logits_grad,
+                &mut ApplyUpdates { backend, touched, scale, clip, step, draws },
+            );
         });
         steps.send(backend, reports, uploaded, sums, scaling.as_ref());
         Ok(())
@@ -319,7 +322,7 @@ impl<B: Backend> Model<B> {
     ///
     /// # Panics
     /// When none was begun.
-    pub fn end_step(&mut self) -> Result<LossSum, BatchError> {
+    pub fn finish_step(&mut self) -> Result<LossSum, BatchError> {
         let Self { backend, parts, tasks, steps, .. } = self;
         let (reports, scaling) = (&mut parts.reports, parts.scaling.as_mut());
         backend.phase(Phase::Read, || steps.receive(backend, reports, scaling))?;
@@ -334,15 +337,15 @@ impl<B: Backend> Model<B> {
     }
 
     /// How many steps were begun and have not ended.
-    pub fn steps_begun(&self) -> usize {
-        self.steps.begun.len()
+    pub fn steps_in_flight(&self) -> usize {
+        self.steps.in_flight.len()
     }
 
     /// As [`Backend::pin`].
     ///
     /// # Errors
     /// As there.
-    pub fn pin(&self, pages: &Pages) -> Result<B::Pinned, PinError> {
+    pub fn pin(&self, pages: &RingMapping) -> Result<B::Pinned, PinError> {
         self.backend.pin(pages)
     }
 
@@ -430,7 +433,7 @@ impl<B: Backend> Model<B> {
     }
 
     /// Where a copy of the model has each tensor, in the order of [`Model::read_tensors`].
-    pub fn places(&self) -> Vec<CopiedTensor> {
+    pub fn copy_layout(&self) -> Vec<CopiedTensor> {
         let mut base = 0;
         let mut places = Vec::new();
         for (spec, stored) in self.parts.network.parameters().stored() {
@@ -439,21 +442,21 @@ impl<B: Backend> Model<B> {
                 let (tensor, row) = (spec.tensor(part), spec.table_shape().part_width(part));
                 places.push(CopiedTensor { tensor, first: base + first, stride, row });
             }
-            base += stored.copied_numbers(spec);
+            base += stored.copy_len(spec);
         }
         places
     }
 
     /// Numbers of a copy.
-    pub fn copied_numbers(&self) -> usize {
+    pub fn copy_len(&self) -> usize {
         let parameters = self.parts.network.parameters().stored();
-        parameters.iter().map(|(spec, stored)| stored.copied_numbers(spec)).sum()
+        parameters.iter().map(|(spec, stored)| stored.copy_len(spec)).sum()
     }
 
-    /// Copies the model to `out`, of [`Model::copied_numbers`]; training waits for it.
+    /// Copies the model to `out`, of [`Model::copy_len`]; training waits for it.
     pub fn copy(&self, mut out: &mut [B::Scalar]) {
         for (spec, stored) in self.parts.network.parameters().stored() {
-            let (this, rest) = out.split_at_mut(stored.copied_numbers(spec));
+            let (this, rest) = out.split_at_mut(stored.copy_len(spec));
             stored.copy(&self.backend, spec, this);
             out = rest;
         }
@@ -486,7 +489,7 @@ impl<B: Backend> Model<B> {
     ///
     /// # Errors
     /// Those of `change`.
-    pub(crate) fn change_weights<E>(
+    pub(crate) fn update_weights<E>(
         &mut self,
         mut change: impl FnMut(&NamedTensor, &mut [B::Scalar]) -> Result<bool, E>,
     ) -> Result<(), E> {

@@ -2,7 +2,7 @@
 
 use millstream_backend::{Backend, Device, Task};
 
-use crate::learner::Learner;
+use crate::gradients::GradientVisitor;
 use crate::model::builder::Builder;
 use crate::model::dcn::Dcn;
 use crate::model::deepfm::DeepFm;
@@ -26,7 +26,7 @@ pub(super) trait Compute<B: Backend> {
     /// is `[B, K]`: a column for each class; and so is the gradient by it.
     fn logits(&self) -> &B::Matrix;
 
-    /// The loss of the pass's rows, as the last forward pass has them: adds to `sums` `[T, 2]`, and fills `by_logits`
+    /// The loss of the pass's rows, as the last forward pass has them: adds to `sums` `[T, 2]`, and fills `logits_grad`
     /// `[B, T]`, as [`Backend::loss`] does.
     fn loss(
         &mut self,
@@ -34,25 +34,25 @@ pub(super) trait Compute<B: Backend> {
         tasks: &[Task],
         batch: &B::Batch,
         pass: &Pass,
-        by_logits: &mut B::Matrix,
+        logits_grad: &mut B::Matrix,
         sums: &mut B::Matrix,
     ) {
         for task in tasks {
-            backend.loss(task, batch, pass.rows.clone(), self.logits(), by_logits, sums);
+            backend.loss(task, batch, pass.rows.clone(), self.logits(), logits_grad, sums);
         }
     }
 
     /// Multiplies what the last call of [`Compute::loss`] gave for a gradient by the number in `factor`, `[1, 1]` or wider.
-    fn scale(&mut self, backend: &B, pass: &Pass, factor: &B::Matrix, by_logits: &mut B::Matrix) {
-        backend.multiply(pass.len(), factor, by_logits);
+    fn scale(&mut self, backend: &B, pass: &Pass, factor: &B::Matrix, logits_grad: &mut B::Matrix) {
+        backend.multiply(pass.len(), factor, logits_grad);
     }
 
     /// Computes the gradients by all parameters but tables, and by what tables gave, from that by the logits,
     /// `[B, T]`, which stays as it is: a logit is linear in the layer before it.
-    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix);
+    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix);
 
-    /// Shows every parameter with its gradient, in a fixed order; `by_logits` is that of the whole batch.
-    fn learn(&mut self, by_logits: &B::Matrix, learner: &mut dyn Learner<B>);
+    /// Shows every parameter with its gradient, in a fixed order; `logits_grad` is that of the whole batch.
+    fn visit_gradients(&mut self, logits_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>);
 }
 
 /// A model of any kind.

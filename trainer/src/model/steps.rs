@@ -8,11 +8,11 @@ use super::Parts;
 use super::scaling::{LossScale, Scaling};
 use crate::loss::LossSum;
 
-/// Steps that were begun and have not ended, and what the host is told of them.
+/// Steps that were in_flight and have not ended, and what the host is told of them.
 pub(super) struct Steps<B: Backend> {
-    /// So many may be begun before another one is.
+    /// So many may be in_flight before another one is.
     pub(super) ahead: usize,
-    pub(super) begun: VecDeque<B::Report>,
+    pub(super) in_flight: VecDeque<B::Report>,
     /// Of one on the host: sums `[T, 2]`, and then where the loss scale stands.
     numbers: Vec<B::Scalar>,
     /// What the sums say.
@@ -30,7 +30,7 @@ impl<B: Backend> Steps<B> {
         let counts = parameters.iter().any(|(spec, _)| spec.optimizer.is_some_and(|it| it.counts_steps()));
         Self {
             ahead: if counts && parts.scaling.is_some() { 0 } else { B::STEPS_AHEAD },
-            begun: VecDeque::with_capacity(B::STEPS_AHEAD + 1),
+            in_flight: VecDeque::with_capacity(B::STEPS_AHEAD + 1),
             numbers: vec![B::Scalar::default(); reported_numbers(tasks, parts.scaling.is_some())],
             of_tasks: vec![LossSum::default(); tasks],
         }
@@ -44,12 +44,12 @@ impl<B: Backend> Steps<B> {
         sums: &B::Matrix,
         scaling: Option<&Scaling<B>>,
     ) {
-        let mut report = idle.pop().expect("a report for each step that may be begun");
+        let mut report = idle.pop().expect("a report for each step that may be in_flight");
         match scaling {
             Some(scaling) => backend.send(batch, &[sums, &scaling.state], &mut report),
             None => backend.send(batch, &[sums], &mut report),
         }
-        self.begun.push_back(report);
+        self.in_flight.push_back(report);
     }
 
     pub(super) fn receive(
@@ -58,12 +58,12 @@ impl<B: Backend> Steps<B> {
         idle: &mut Vec<B::Report>,
         scaling: Option<&mut Scaling<B>>,
     ) -> Result<(), BatchError> {
-        let mut report = self.begun.pop_front().expect("a step that was begun");
+        let mut report = self.in_flight.pop_front().expect("a step that was in_flight");
         let received = backend.receive(&mut report, &mut self.numbers);
         idle.push(report);
         if received.is_err() {
             // They were not taken either, and say no more.
-            for mut report in self.begun.drain(..) {
+            for mut report in self.in_flight.drain(..) {
                 let _ = backend.receive(&mut report, &mut self.numbers);
                 idle.push(report);
             }

@@ -16,7 +16,7 @@
 
 use millstream_backend::{Backend, Device, IdColumn, InBatchSoftmax, Task};
 
-use crate::learner::Learner;
+use crate::gradients::GradientVisitor;
 use crate::model::builder::Builder;
 use crate::model::deep::Deep;
 use crate::model::embeddings::EmbeddingKeys;
@@ -46,7 +46,7 @@ struct Tower<D: Device> {
     /// `[B, W]`; none if they stay as they are.
     unit: Option<D::Matrix>,
     /// The gradient by its vectors, `[B, W]`.
-    by_vectors: D::Matrix,
+    vectors_grad: D::Matrix,
 }
 
 /// Where a job says what a tower is.
@@ -89,7 +89,7 @@ impl<D: Device> TwoTower<D> {
             temperature: f64::from(*temperature),
             item_id: item_id.as_ref().map(|name| Self::find_id(builder, name)).transpose()?,
             logits: builder.logits(),
-            softmax: builder.device.softmax_work(builder.room().rows, *dim as usize),
+            softmax: builder.device.softmax_work(builder.buffers().rows, *dim as usize),
         })
     }
 
@@ -118,8 +118,8 @@ impl<D: Device> Tower<D> {
         let hidden = (keys.hidden, spec.hidden.as_slice(), &spec.hidden_layer);
         Ok(Self {
             deep: Deep::named(builder, name, embedding, hidden, dim, optimizer)?,
-            unit: normalize.then(|| builder.room().sums(builder.device, dim)),
-            by_vectors: builder.room().sums(builder.device, dim),
+            unit: normalize.then(|| builder.buffers().fp32(builder.device, dim)),
+            vectors_grad: builder.buffers().fp32(builder.device, dim),
         })
     }
 
@@ -140,9 +140,9 @@ impl<B: Backend> Tower<B> {
     /// Goes back from the gradient by the vectors.
     fn backward(&mut self, backend: &B, pass: &Pass) {
         if self.unit.is_some() {
-            backend.unit_backward(pass.len(), self.deep.logits(), &mut self.by_vectors);
+            backend.unit_backward(pass.len(), self.deep.logits(), &mut self.vectors_grad);
         }
-        self.deep.backward(backend, pass, &mut self.by_vectors);
+        self.deep.backward(backend, pass, &mut self.vectors_grad);
         self.deep.keep(backend, pass);
     }
 }
@@ -173,13 +173,13 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
         let (queries, items) = (query.unit.as_ref(), item.unit.as_ref());
         let (queries, items) = (queries.unwrap_or(query.deep.logits()), items.unwrap_or(item.deep.logits()));
         let softmax = InBatchSoftmax { batch, queries, items, temperature: *temperature, item_id: *item_id };
-        let (by_queries, by_items) = (&mut query.by_vectors, &mut item.by_vectors);
-        backend.in_batch_softmax(&softmax, work, by_queries, by_items, sums);
+        let (query_grad, item_grad) = (&mut query.vectors_grad, &mut item.vectors_grad);
+        backend.in_batch_softmax(&softmax, work, query_grad, item_grad, sums);
     }
 
     fn scale(&mut self, backend: &B, pass: &Pass, factor: &B::Matrix, _by_logits: &mut B::Matrix) {
         for tower in [&mut self.query, &mut self.item] {
-            backend.multiply(pass.len(), factor, &mut tower.by_vectors);
+            backend.multiply(pass.len(), factor, &mut tower.vectors_grad);
         }
     }
 
@@ -188,9 +188,9 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
         self.item.backward(backend, pass);
     }
 
-    fn learn(&mut self, _by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
-        self.query.deep.learn(learner);
-        self.item.deep.learn(learner);
+    fn visit_gradients(&mut self, _by_logits: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
+        self.query.deep.visit_gradients(visitor);
+        self.item.deep.visit_gradients(visitor);
     }
 }
 

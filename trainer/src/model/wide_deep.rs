@@ -9,8 +9,8 @@
 
 use millstream_backend::{Backend, Device};
 
+use crate::gradients::GradientVisitor;
 use crate::layers::Linear;
-use crate::learner::Learner;
 use crate::model::builder::Builder;
 use crate::model::deep::Deep;
 use crate::model::embeddings::EmbeddingKeys;
@@ -57,15 +57,15 @@ impl<B: Backend> Compute<B> for WideDeep<B> {
         self.deep.logits()
     }
 
-    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, by_logits: &mut B::Matrix) {
-        self.wide.backward(backend, batch, pass, by_logits);
-        self.deep.backward(backend, pass, by_logits);
+    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
+        self.wide.backward(backend, batch, pass, logits_grad);
+        self.deep.backward(backend, pass, logits_grad);
         self.deep.keep(backend, pass);
     }
 
-    fn learn(&mut self, by_logits: &B::Matrix, learner: &mut dyn Learner<B>) {
-        self.deep.learn(learner);
-        self.wide.learn(by_logits, learner);
+    fn visit_gradients(&mut self, logits_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
+        self.deep.visit_gradients(visitor);
+        self.wide.visit_gradients(logits_grad, visitor);
     }
 }
 

@@ -11,25 +11,27 @@
 //! an evaluation come aside, and not between those of training, the position knows nothing of it; then it is
 //! remembered that one is due.
 //!
-//! What evaluations say of how to go on is [`judge`]d.
+//! What evaluations say of how to go on is [`selection`].
 
 mod difference;
-mod judge;
 mod scorer;
+mod selection;
 
 use std::collections::VecDeque;
 
 use millstream_backend::{Backend, BatchError, Description, PinError};
-use millstream_batch::{BatchRef, BatchSchema, Pages};
+use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
-use crate::checkpoint::{Checkpoint, CheckpointError, Element, Extent, Image, Progress, Snapshot};
+use crate::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointScope, Element, ModelCopy, Snapshot, TrainingProgress,
+};
 use crate::loss::LossSum;
 use crate::metrics::{Metrics, MetricsError};
 use crate::model::{LossScale, ModelError, NamedTensor, TensorRole};
 use crate::spec::{ModelSpec, Precision, ScheduleSpec, TaskSpec, TrainingSpec};
 use crate::warm_start::WarmStart;
-pub use judge::{BestSpec, Evaluated, JudgeSpec, Standing, StoppingSpec};
 pub use scorer::Scorer;
+pub use selection::{BestSpec, EvalPoint, SelectionSpec, SelectionState, StoppingSpec};
 
 /// Why a session cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -91,23 +93,23 @@ pub struct Session<B: Backend> {
     embedding_precision: Precision,
     tasks: Vec<TaskSpec>,
     step: u64,
-    progress: Progress,
+    progress: TrainingProgress,
     /// Of each label; none before the first evaluation.
     last_eval: Vec<Metrics>,
     /// The step that it followed.
     eval_step: Option<u64>,
     eval_due: bool,
-    judge: JudgeSpec,
-    standing: Standing,
+    judge: SelectionSpec,
+    standing: SelectionState,
     position: Vec<u8>,
     position_in_eval: Vec<u8>,
     /// Steps that have not ended.
-    begun: VecDeque<Begun>,
-    broken: Option<Broken>,
+    in_flight: VecDeque<InFlight>,
+    failure: Option<Failure>,
 }
 
 /// A step that was begun.
-struct Begun {
+struct InFlight {
     step: u64,
     epoch: u32,
     rows: u32,
@@ -115,7 +117,7 @@ struct Begun {
 
 /// Why nothing can go on from where a session stands.
 #[derive(Clone)]
-enum Broken {
+enum Failure {
     /// The mean loss of a step is not finite.
     Loss { step: u64, loss: f64 },
     /// Gradients of a step overflowed at this loss scale.
@@ -130,7 +132,7 @@ const LEAST_LOSS_SCALE: f32 = 1.0 / (1 << 14) as f32;
 
 /// What an evaluation came to.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Judged {
+pub struct EvalOutcome {
     /// Its numbers, of each label.
     pub metrics: Vec<Metrics>,
     /// Whether it is one of the best, whose checkpoints are kept.
@@ -161,16 +163,16 @@ where
             embedding_precision: training.embedding_precision,
             tasks: training.tasks(schema.label_count()),
             step: 0,
-            progress: Progress::default(),
+            progress: TrainingProgress::default(),
             last_eval: Vec::new(),
             eval_step: None,
             eval_due: false,
-            judge: JudgeSpec::default(),
-            standing: Standing::default(),
+            judge: SelectionSpec::default(),
+            standing: SelectionState::default(),
             position: Vec::new(),
             position_in_eval: Vec::new(),
-            begun: VecDeque::new(),
-            broken: None,
+            in_flight: VecDeque::new(),
+            failure: None,
         })
     }
 
@@ -179,8 +181,8 @@ where
     ///
     /// # Errors
     /// When the batch is not the model's.
-    pub fn rehearse(mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
-        let mut image = self.image();
+    pub fn dry_run(mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
+        let mut image = self.allocate_copy();
         self.scorer.model.train_step(batch, self.schedule.step(self.step + 1))?;
         self.scorer.predict(batch)?;
         image.copy(&self.scorer.model);
@@ -191,7 +193,7 @@ where
     ///
     /// # Errors
     /// As there.
-    pub fn pin(&self, pages: &Pages) -> Result<B::Pinned, PinError> {
+    pub fn pin(&self, pages: &RingMapping) -> Result<B::Pinned, PinError> {
         self.scorer.pin(pages)
     }
 
@@ -204,30 +206,30 @@ where
     }
 
     /// From the next evaluation on, judges as `judge` says.
-    pub fn judge_by(&mut self, judge: JudgeSpec) {
+    pub fn select_by(&mut self, judge: SelectionSpec) {
         self.judge = judge;
     }
 
-    /// Takes a step on `batch` and waits for its end: [`Session::begin`] and [`Session::settle`].
+    /// Takes a step on `batch` and waits for its end: [`Session::submit`] and [`Session::drain`].
     ///
     /// # Errors
     /// As of both.
     pub fn train(&mut self, batch: BatchRef<'_>) -> Result<LossSum, SessionError> {
-        self.begin(batch)?;
-        self.settle()
+        self.submit(batch)?;
+        self.drain()
     }
 
     /// Begins a step on `batch`, whose memory may change once this returns. From here on it counts as taken. Before the next
-    /// one is begun, [`Session::catch_up`] is to be called.
+    /// one is begun, [`Session::throttle`] is to be called.
     ///
     /// # Errors
     /// When the batch is found not to be the model's; then nothing was changed.
-    pub fn begin(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
-        self.refuse_broken()?;
+    pub fn submit(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
+        self.check_failed()?;
         let header = batch.header();
-        self.scorer.model.begin_step(batch, self.schedule.step(self.step + 1))?;
+        self.scorer.model.submit_step(batch, self.schedule.step(self.step + 1))?;
         self.step += 1;
-        self.begun.push_back(Begun { step: self.step, epoch: header.epoch, rows: header.rows });
+        self.in_flight.push_back(InFlight { step: self.step, epoch: header.epoch, rows: header.rows });
         self.position.clear();
         self.position.extend_from_slice(batch.position());
         Ok(())
@@ -240,24 +242,24 @@ where
     /// # Errors
     /// When the loss of a step that was taken is not finite, or gradients overflow however small the loss scale is, or a
     /// batch turns out not to be the model's; then the session is good for nothing more.
-    pub fn catch_up(&mut self) -> Result<LossSum, SessionError> {
+    pub fn throttle(&mut self) -> Result<LossSum, SessionError> {
         self.end_steps(self.scorer.model.steps_ahead())
     }
 
-    /// As [`Session::catch_up`], until all steps have ended.
+    /// As [`Session::throttle`], until all steps have ended.
     ///
     /// # Errors
     /// As there.
-    pub fn settle(&mut self) -> Result<LossSum, SessionError> {
+    pub fn drain(&mut self) -> Result<LossSum, SessionError> {
         self.end_steps(0)
     }
 
     fn end_steps(&mut self, ahead: usize) -> Result<LossSum, SessionError> {
         let mut losses = LossSum::default();
-        while let Some(Begun { step, epoch, rows }) =
-            self.begun.pop_front_if(|_| self.scorer.model.steps_begun() > ahead)
+        while let Some(InFlight { step, epoch, rows }) =
+            self.in_flight.pop_front_if(|_| self.scorer.model.steps_in_flight() > ahead)
         {
-            let loss = self.end_step(step)?;
+            let loss = self.finish_step(step)?;
             if epoch != self.progress.epoch {
                 self.progress.epoch = epoch;
                 self.progress.loss = LossSum::default();
@@ -270,26 +272,26 @@ where
     }
 
     /// The loss of the step that was begun first; over no weight where it was skipped and has none.
-    fn end_step(&mut self, step: u64) -> Result<LossSum, SessionError> {
+    fn finish_step(&mut self, step: u64) -> Result<LossSum, SessionError> {
         let before = self.loss_scale();
-        let ended = self.scorer.model.end_step();
+        let ended = self.scorer.model.finish_step();
         if let Err(error) = &ended {
-            self.begun.clear();
-            self.broken = Some(Broken::Batch(error.clone()));
+            self.in_flight.clear();
+            self.failure = Some(Failure::Batch(error.clone()));
         }
         let mut loss = ended?;
         let skipped = before.filter(|before| Some(before.skipped_steps) < self.skipped_steps());
         if let Some(before) = skipped {
             if before.scale < LEAST_LOSS_SCALE {
-                self.broken = Some(Broken::Scale { step, scale: before.scale });
+                self.failure = Some(Failure::Scale { step, scale: before.scale });
             }
             if !loss.loss.is_finite() {
                 loss = LossSum::default();
             }
         } else if !loss.loss.is_finite() {
-            self.broken = Some(Broken::Loss { step, loss: loss.mean() });
+            self.failure = Some(Failure::Loss { step, loss: loss.mean() });
         }
-        self.refuse_broken()?;
+        self.check_failed()?;
         Ok(loss)
     }
 
@@ -309,28 +311,28 @@ where
     ///
     /// # Errors
     /// When there were none.
-    pub fn end_eval(&mut self) -> Result<Judged, SessionError> {
-        let judged = self.end_eval_aside()?;
+    pub fn finish_eval(&mut self) -> Result<EvalOutcome, SessionError> {
+        let judged = self.finish_separate_eval()?;
         std::mem::swap(&mut self.position, &mut self.position_in_eval);
         Ok(judged)
     }
 
-    /// As [`Session::end_eval`], of rows that came aside: the position stays.
+    /// As [`Session::finish_eval`], of rows that came aside: the position stays.
     ///
     /// # Errors
     /// As there.
-    pub fn end_eval_aside(&mut self) -> Result<Judged, SessionError> {
-        let metrics = self.scorer.end_eval()?;
+    pub fn finish_separate_eval(&mut self) -> Result<EvalOutcome, SessionError> {
+        let metrics = self.scorer.finish_eval()?;
         self.last_eval.clone_from(&metrics);
         self.eval_step = Some(self.step);
         self.eval_due = false;
         let is_best = self.standing.judge(&self.judge, self.step, &metrics);
-        Ok(Judged { metrics, is_best })
+        Ok(EvalOutcome { metrics, is_best })
     }
 
     /// Forgets the rows of an evaluation that was cut short.
-    pub fn abandon_eval(&mut self) {
-        self.scorer.abandon_eval();
+    pub fn discard_eval(&mut self) {
+        self.scorer.discard_eval();
     }
 
     /// Remembers that an evaluation is due before the next step.
@@ -339,7 +341,7 @@ where
     }
 
     /// Whether an evaluation is due before the next step.
-    pub fn eval_is_due(&self) -> bool {
+    pub fn is_eval_due(&self) -> bool {
         self.eval_due
     }
 
@@ -349,7 +351,7 @@ where
     }
 
     /// Why training is to stop early, if it is.
-    pub fn stop_early(&self) -> Option<String> {
+    pub fn early_stop_reason(&self) -> Option<String> {
         self.standing.stop(&self.judge, &self.scorer.schema.labels)
     }
 
@@ -378,7 +380,7 @@ where
     }
 
     /// How far the steps that have ended have come.
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> TrainingProgress {
         self.progress
     }
 
@@ -407,9 +409,9 @@ where
         &self.position
     }
 
-    /// Room for copies of the model.
-    pub fn image(&self) -> Image<B::Scalar> {
-        Image::of(&self.scorer.model)
+    /// BufferSpec for copies of the model.
+    pub fn allocate_copy(&self) -> ModelCopy<B::Scalar> {
+        ModelCopy::of(&self.scorer.model)
     }
 
     /// Copies the model into `image`, which is one of this session's, and says where training stands: all that a
@@ -419,10 +421,10 @@ where
     /// When training has diverged.
     ///
     /// # Panics
-    /// When a step has not ended: see [`Session::settle`].
-    pub fn capture(&self, image: &mut Image<B::Scalar>) -> Result<Snapshot, SessionError> {
-        self.refuse_broken()?;
-        assert!(self.begun.is_empty(), "a checkpoint is taken between steps");
+    /// When a step has not ended: see [`Session::drain`].
+    pub fn capture(&self, image: &mut ModelCopy<B::Scalar>) -> Result<Snapshot, SessionError> {
+        self.check_failed()?;
+        assert!(self.in_flight.is_empty(), "a checkpoint is taken between steps");
         image.copy(&self.scorer.model);
         Ok(self.snapshot())
     }
@@ -446,7 +448,7 @@ where
         if let Some(difference) = difference {
             return Err(SessionError::Mismatch { path: checkpoint.path().to_owned(), difference });
         }
-        self.scorer.load(checkpoint, Extent::Whole)?;
+        self.scorer.load(checkpoint, CheckpointScope::Full)?;
         self.step = theirs.step;
         self.progress = theirs.progress;
         self.last_eval.clone_from(&theirs.eval);
@@ -457,7 +459,7 @@ where
         if let Some(scale) = theirs.loss_scale {
             self.scorer.model.set_loss_scale(scale);
         }
-        self.broken = None;
+        self.failure = None;
         Ok(())
     }
 
@@ -489,11 +491,11 @@ where
         }
     }
 
-    fn refuse_broken(&self) -> Result<(), SessionError> {
-        match self.broken.clone() {
-            Some(Broken::Loss { step, loss }) => Err(SessionError::NotFinite { step, loss }),
-            Some(Broken::Scale { step, scale }) => Err(SessionError::Overflow { step, scale }),
-            Some(Broken::Batch(error)) => Err(error.into()),
+    fn check_failed(&self) -> Result<(), SessionError> {
+        match self.failure.clone() {
+            Some(Failure::Loss { step, loss }) => Err(SessionError::NotFinite { step, loss }),
+            Some(Failure::Scale { step, scale }) => Err(SessionError::Overflow { step, scale }),
+            Some(Failure::Batch(error)) => Err(error.into()),
             None => Ok(()),
         }
     }

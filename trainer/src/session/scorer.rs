@@ -1,12 +1,12 @@
 //! Scoring rows with a model: evaluation and prediction.
 
 use millstream_backend::{Backend, Description, PinError};
-use millstream_batch::{BatchRef, BatchSchema, Pages};
+use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
 use super::{SessionError, difference};
 use crate::checkpoint::tensors::TensorFile;
-use crate::checkpoint::{Checkpoint, Element, Extent, MODEL_PART, OPTIMIZER_PART};
-use crate::metrics::{Accumulator, Metrics, Scored};
+use crate::checkpoint::{Checkpoint, CheckpointScope, Element, MODEL_PART, OPTIMIZER_PART};
+use crate::metrics::{Accumulator, Metrics, ScoredBatch};
 use crate::model::{Model, NamedTensor, TensorRole};
 use crate::spec::{ModelSpec, TrainingSpec};
 use crate::warm_start::WarmStart;
@@ -52,7 +52,7 @@ where
         let training =
             TrainingSpec { seed, precision, embedding_precision, tasks, ..TrainingSpec::default() };
         let mut scorer = Self::new(backend, &trained.model, schema, &training)?;
-        scorer.load(checkpoint, Extent::Scoring)?;
+        scorer.load(checkpoint, CheckpointScope::Scoring)?;
         Ok(scorer)
     }
 
@@ -83,7 +83,7 @@ where
     ///
     /// # Errors
     /// As there.
-    pub fn pin(&self, pages: &Pages) -> Result<B::Pinned, PinError> {
+    pub fn pin(&self, pages: &RingMapping) -> Result<B::Pinned, PinError> {
         self.model.pin(pages)
     }
 
@@ -116,7 +116,7 @@ where
         // One of each label; all of them are of classes where the one label has some.
         let of_label = self.outputs / self.metrics.len() * rows;
         for (label, metrics) in self.metrics.iter_mut().enumerate() {
-            metrics.add(Scored {
+            metrics.add(ScoredBatch {
                 scores: &self.scores[label * of_label..][..of_label],
                 labels: batch.labels(label),
                 weights: batch.weights(),
@@ -130,25 +130,31 @@ where
     ///
     /// # Errors
     /// When there were none.
-    pub fn end_eval(&mut self) -> Result<Vec<Metrics>, SessionError> {
+    pub fn finish_eval(&mut self) -> Result<Vec<Metrics>, SessionError> {
         let metrics: Result<_, _> = self.metrics.iter_mut().map(Accumulator::finish).collect();
         Ok(metrics?)
     }
 
-    /// Forgets all rows evaluated since the last call of [`Scorer::end_eval`].
-    pub(super) fn abandon_eval(&mut self) {
+    /// Forgets all rows evaluated since the last call of [`Scorer::finish_eval`].
+    pub(super) fn discard_eval(&mut self) {
         self.metrics.iter_mut().for_each(Accumulator::clear);
     }
 
-    /// Replaces parameters, and with [`Extent::Whole`] optimizer state, by the checkpoint's. Everything
+    /// Replaces parameters, and with [`CheckpointScope::Full`] optimizer state, by the checkpoint's. Everything
     /// is checked first: on an error nothing was changed.
-    pub(super) fn load(&mut self, checkpoint: &Checkpoint, extent: Extent) -> Result<(), SessionError> {
+    pub(super) fn load(
+        &mut self,
+        checkpoint: &Checkpoint,
+        extent: CheckpointScope,
+    ) -> Result<(), SessionError> {
         let parameters = self.open_part(checkpoint, MODEL_PART, TensorRole::Parameter)?;
         let state = match extent {
-            Extent::Whole => Some(self.open_part(checkpoint, OPTIMIZER_PART, TensorRole::OptimizerState)?),
-            Extent::Scoring => None,
+            CheckpointScope::Full => {
+                Some(self.open_part(checkpoint, OPTIMIZER_PART, TensorRole::OptimizerState)?)
+            }
+            CheckpointScope::Scoring => None,
         };
-        self.abandon_eval();
+        self.discard_eval();
         self.model.write_tensors(|tensor, numbers| {
             let (part, file) = match tensor.role {
                 TensorRole::Parameter => (MODEL_PART, Some(&parameters)),

@@ -12,22 +12,24 @@ use millstream_backend::{Cpu, Reference};
 use millstream_batch::{BatchBuffer, BatchHeader, IdFeature, RaggedFeature, SlotLayout, Stream};
 
 use super::*;
-use crate::checkpoint::{Carried, CheckpointStore, MANIFEST, MODEL_PART, OPTIMIZER_PART, OnDamage, Writer};
-use crate::metrics::{Accumulator, Metric, Scored};
+use crate::checkpoint::{
+    CheckpointStore, CheckpointWriter, ExtraPart, MANIFEST, MODEL_PART, OPTIMIZER_PART, OnDamage,
+};
+use crate::metrics::{Accumulator, Metric, ScoredBatch};
 use crate::spec::{
     DeepSpec, EmbeddingDim, EmbeddingInit, EmbeddingSpec, HiddenLayerSpec, LinearSpec, LossSpec, MlpSpec,
     MmoeSpec, OptimizerSpec, Pooling, Prediction, TaskSpec, WideDeepSpec, WideSpec,
 };
 
 const KEEP: u32 = 2;
-fn carried() -> Vec<Carried> {
+fn carried() -> Vec<ExtraPart> {
     vec![("job.toml", b"name = \"a job\"".to_vec()), ("analysis.json", b"{}".to_vec())]
 }
 
 const ROWS: u32 = 16;
 
 /// So that what evaluations decided is part of every checkpoint here.
-const JUDGE: JudgeSpec = JudgeSpec {
+const JUDGE: SelectionSpec = SelectionSpec {
     stopping: Some(StoppingSpec { metric: Metric::LogLoss, label: 0, patience: 1, min_delta: 0.25 }),
     best: Some(BestSpec { metric: Metric::Rmse, label: 0, keep: 1 }),
 };
@@ -77,7 +79,7 @@ fn training() -> TrainingSpec {
 
 fn session<B: Backend<Scalar: Element>>(backend: B) -> Session<B> {
     let mut session = Session::new(backend, &model(), &schema(ROWS), &training()).unwrap();
-    session.judge_by(JUDGE);
+    session.select_by(JUDGE);
     session
 }
 
@@ -132,7 +134,7 @@ fn run<B: Backend<Scalar: Element>>(session: &mut Session<B>, end: u64) {
             Stream::Eval => session.evaluate(batch).unwrap(),
         }
         if batch.header().stream == Stream::Eval && batch.header().last {
-            session.end_eval().unwrap();
+            session.finish_eval().unwrap();
         }
     }
 }
@@ -141,10 +143,10 @@ fn run<B: Backend<Scalar: Element>>(session: &mut Session<B>, end: u64) {
 fn a_rehearsal_takes_whatever_batch_training_would() {
     let taken = |rows, of: u32| {
         let session = session(cpu());
-        session.rehearse(batch(rows, &schema(of)).as_ref())
+        session.dry_run(batch(rows, &schema(of)).as_ref())
     };
     taken(0, ROWS).unwrap();
-    // One of fewer rows than the batch has room for.
+    // One of fewer rows than the batch has buffers for.
     taken(2, ROWS).unwrap();
     let error = taken(0, ROWS + 1).unwrap_err();
     assert!(matches!(error, SessionError::Batch(BatchError::WrongSchema)), "{error}");
@@ -160,14 +162,14 @@ fn checkpoint<B: Backend<Scalar: Element>>(
     directory: &Path,
 ) -> (BTreeMap<String, Vec<u8>>, Checkpoint) {
     let store = store(directory);
-    let mut writer = Writer::start(store.clone(), session.image(), carried()).unwrap();
-    writer.begin(KEEP, |image| session.capture(image)).unwrap();
+    let mut writer = CheckpointWriter::spawn(store.clone(), session.allocate_copy(), carried()).unwrap();
+    writer.start_commit(KEEP, |image| session.capture(image)).unwrap();
     let path = writer.wait().unwrap().unwrap();
     let files = fs::read_dir(path).unwrap().map(|entry| {
         let entry = entry.unwrap();
         (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())
     });
-    (files.collect(), store.load_newest(Extent::Whole, OnDamage::Fail).unwrap().unwrap())
+    (files.collect(), store.load_newest(CheckpointScope::Full, OnDamage::Fail).unwrap().unwrap())
 }
 
 /// Training that stops and goes on, anywhere, ends at the bits of training that never stopped.
@@ -188,7 +190,7 @@ fn resuming_changes_nothing<B: Backend<Scalar: Element>>(backend: impl Fn() -> B
         second.restore(&stopped).unwrap();
         assert_eq!(second.step(), first.step());
         assert_eq!(second.last_eval(), first.last_eval());
-        assert_eq!(second.stop_early(), first.stop_early());
+        assert_eq!(second.early_stop_reason(), first.early_stop_reason());
         run(&mut second, END);
         let (found, _) = checkpoint(&second, &job);
         assert!(found == expected, "stopped before batch {stop}");
@@ -250,16 +252,16 @@ fn an_evaluation_aside_moves_nothing_and_is_remembered_while_it_is_due() {
     run(&mut session, 2);
     session.set_eval_due();
     session.evaluate(batch(3, &schema(ROWS)).as_ref()).unwrap();
-    session.abandon_eval();
+    session.discard_eval();
     let (_, due) = checkpoint(&session, directory.path());
     assert!(due.manifest.snapshot.eval_due);
     session.restore(&due).unwrap();
-    assert!(session.eval_is_due() && !session.is_evaluated());
+    assert!(session.is_eval_due() && !session.is_evaluated());
 
     session.evaluate(batch(4, &schema(ROWS)).as_ref()).unwrap();
-    let judged = session.end_eval_aside().unwrap();
+    let judged = session.finish_separate_eval().unwrap();
     assert_eq!(judged.metrics[0].examples, 16, "no row of the one that was cut short");
-    assert!(judged.is_best && session.is_evaluated() && !session.eval_is_due());
+    assert!(judged.is_best && session.is_evaluated() && !session.is_eval_due());
     assert_eq!(session.position(), 2_u64.to_le_bytes());
     let (_, done) = checkpoint(&session, directory.path());
     assert_eq!(done.part(MODEL_PART), due.part(MODEL_PART));
@@ -329,8 +331,9 @@ fn divergence_is_named_and_never_checkpointed() {
     poison.as_mut().sections().dense[3] = f32::NAN;
     let error = session.train(poison.as_ref()).unwrap_err();
     assert!(matches!(error, SessionError::NotFinite { step: 3, .. }), "{error}");
-    let mut writer = Writer::start(store(directory.path()), session.image(), carried()).unwrap();
-    let error = writer.begin(KEEP, |image| session.capture(image)).unwrap_err();
+    let mut writer =
+        CheckpointWriter::spawn(store(directory.path()), session.allocate_copy(), carried()).unwrap();
+    let error = writer.start_commit(KEEP, |image| session.capture(image)).unwrap_err();
     assert!(matches!(error, SessionError::NotFinite { step: 3, .. }), "{error}");
     assert_eq!(writer.wait().unwrap(), None);
     assert!(store(directory.path()).steps().unwrap().is_empty());
@@ -342,13 +345,14 @@ fn a_scorer_says_what_the_session_says() {
     let mut session = session(cpu());
     run(&mut session, 10);
     checkpoint(&session, directory.path());
-    let scoring = store(directory.path()).load_newest(Extent::Scoring, OnDamage::Fail).unwrap().unwrap();
+    let scoring =
+        store(directory.path()).load_newest(CheckpointScope::Scoring, OnDamage::Fail).unwrap().unwrap();
 
     let mut scorer = Scorer::open(cpu(), &schema(ROWS), &scoring).unwrap();
     for number in [8, 9] {
         scorer.evaluate(batch(number, &schema(ROWS)).as_ref()).unwrap();
     }
-    assert_eq!(scorer.end_eval().unwrap(), session.last_eval());
+    assert_eq!(scorer.finish_eval().unwrap(), session.last_eval());
 
     // Batches of another size hold the same features.
     let large = schema(64);
@@ -371,7 +375,8 @@ fn an_evaluation_ranks_within_the_groups_of_a_feature() {
     run(&mut session, 5);
     let grouped = session.last_eval()[0].clone();
     checkpoint(&session, directory.path());
-    let scoring = store(directory.path()).load_newest(Extent::Scoring, OnDamage::Fail).unwrap().unwrap();
+    let scoring =
+        store(directory.path()).load_newest(CheckpointScope::Scoring, OnDamage::Fail).unwrap().unwrap();
     let mut scorer = Scorer::open(cpu(), &schema(ROWS), &scoring).unwrap();
 
     // The same, with the rows of each group apart.
@@ -388,8 +393,10 @@ fn an_evaluation_ranks_within_the_groups_of_a_feature() {
             }
         }
         let mut accumulator = Accumulator::new("", Prediction::Probability);
-        accumulator.add(Scored { scores: &scores, labels: &labels, weights: None, groups: None }).unwrap();
-        if let Some(auc) = accumulator.finish().ok().and_then(|metrics| metrics.of(Metric::Auc)) {
+        accumulator
+            .add(ScoredBatch { scores: &scores, labels: &labels, weights: None, groups: None })
+            .unwrap();
+        if let Some(auc) = accumulator.finish().ok().and_then(|metrics| metrics.value(Metric::Auc)) {
             sum += auc * scores.len() as f64;
             weight += scores.len() as f64;
             groups += 1;
@@ -397,7 +404,7 @@ fn an_evaluation_ranks_within_the_groups_of_a_feature() {
     }
     assert!(groups > 1);
     assert_eq!(grouped.groups, Some(groups));
-    assert!((grouped.of(Metric::GroupAuc).unwrap() - sum / weight).abs() < 1e-12, "{grouped:?}");
+    assert!((grouped.value(Metric::GroupAuc).unwrap() - sum / weight).abs() < 1e-12, "{grouped:?}");
 
     for ungrouped in ["x", "c", "d"] {
         let error = session.group_by(ungrouped).unwrap_err().to_string();
@@ -455,7 +462,7 @@ fn several_labels_go_through_checkpoints_and_are_evaluated_apart() {
     let new = || {
         let mut session = Session::new(cpu(), &model, &schema, &training).unwrap();
         let best = BestSpec { metric: Metric::Mae, label: 1, keep: 1 };
-        session.judge_by(JudgeSpec { stopping: None, best: Some(best) });
+        session.select_by(SelectionSpec { stopping: None, best: Some(best) });
         session
     };
     let follow = |session: &mut Session<Cpu>, numbers: std::ops::Range<u64>| {
@@ -465,7 +472,7 @@ fn several_labels_go_through_checkpoints_and_are_evaluated_apart() {
                 _ => session.evaluate(batch(number, &schema).as_ref()).unwrap(),
             }
         }
-        session.end_eval_aside().unwrap()
+        session.finish_separate_eval().unwrap()
     };
     let mut undisturbed = new();
     assert!(follow(&mut undisturbed, 0..5).is_best);
@@ -476,8 +483,8 @@ fn several_labels_go_through_checkpoints_and_are_evaluated_apart() {
     assert_eq!(after.metrics, follow(&mut undisturbed, 5..10).metrics);
     let [bought, price] = after.metrics.as_slice() else { panic!("two labels") };
     assert_eq!((bought.label.as_str(), price.label.as_str()), ("bought", "price"));
-    assert!(bought.of(Metric::LogLoss).is_some() && bought.of(Metric::Mae).is_none());
-    assert!(price.of(Metric::Mae).is_some() && price.of(Metric::LogLoss).is_none());
+    assert!(bought.value(Metric::LogLoss).is_some() && bought.value(Metric::Mae).is_none());
+    assert!(price.value(Metric::Mae).is_some() && price.value(Metric::LogLoss).is_none());
 
     let mut scorer = Scorer::open(cpu(), &schema, &stopped).unwrap();
     let scores = scorer.predict(batch(8, &schema).as_ref()).unwrap().to_vec();
@@ -485,7 +492,7 @@ fn several_labels_go_through_checkpoints_and_are_evaluated_apart() {
     for number in [3, 4] {
         scorer.evaluate(batch(number, &schema).as_ref()).unwrap();
     }
-    assert_eq!(scorer.end_eval().unwrap(), stopped.manifest.snapshot.eval);
+    assert_eq!(scorer.finish_eval().unwrap(), stopped.manifest.snapshot.eval);
     let one = BatchSchema { labels: Vec::new(), ..schema };
     let error = Scorer::open(cpu(), &one, &stopped).err().unwrap().to_string();
     assert!(error.contains("schema.labels"), "{error}");
@@ -522,7 +529,7 @@ fn classes_go_through_checkpoints_and_are_evaluated() {
                     _ => session.evaluate(batch(number, &schema).as_ref()).unwrap(),
                 }
             }
-            session.end_eval_aside().unwrap().metrics
+            session.finish_separate_eval().unwrap().metrics
         };
         let mut undisturbed = new();
         follow(&mut undisturbed, 0..5);
@@ -531,8 +538,8 @@ fn classes_go_through_checkpoints_and_are_evaluated() {
         resumed.restore(&stopped).unwrap();
         let after = follow(&mut resumed, 5..10);
         assert_eq!(after, follow(&mut undisturbed, 5..10));
-        let measured: Vec<_> = after[0].measured.iter().map(|measured| measured.metric).collect();
-        assert_eq!(measured, [Metric::LogLoss, Metric::NormalizedEntropy, Metric::Accuracy]);
+        let values: Vec<_> = after[0].values.iter().map(|values| values.metric).collect();
+        assert_eq!(values, [Metric::LogLoss, Metric::NormalizedEntropy, Metric::Accuracy]);
 
         let mut scorer = Scorer::open(cpu(), &schema, &stopped).unwrap();
         let rows = batch(8, &schema).as_ref().rows();
@@ -545,7 +552,7 @@ fn classes_go_through_checkpoints_and_are_evaluated() {
         for number in [3, 4] {
             scorer.evaluate(batch(number, &schema).as_ref()).unwrap();
         }
-        assert_eq!(scorer.end_eval().unwrap(), stopped.manifest.snapshot.eval);
+        assert_eq!(scorer.finish_eval().unwrap(), stopped.manifest.snapshot.eval);
     }
 }
 

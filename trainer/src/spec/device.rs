@@ -18,7 +18,7 @@ pub enum DeviceSpec {
 
 impl DeviceSpec {
     /// What it is written as, for a message.
-    pub const WRITTEN: &'static str = "\"cpu\", \"cuda\", or \"cuda:N\" for GPU number N";
+    pub const SYNTAX: &'static str = "\"cpu\", \"cuda\", or \"cuda:N\" for GPU number N";
 }
 
 impl Display for DeviceSpec {

@@ -319,16 +319,16 @@ pub enum Normalization {
 impl ModelSpec {
     /// What it gives for a label whose loss is `loss`.
     pub fn prediction(&self, loss: &LossSpec) -> Prediction {
-        if self.chooses_in_batches() { Prediction::Rank } else { loss.prediction() }
+        if self.uses_in_batch_softmax() { Prediction::Rank } else { loss.prediction() }
     }
 
     /// Whether it predicts several labels.
-    pub fn takes_several_labels(&self) -> bool {
+    pub fn supports_multiple_labels(&self) -> bool {
         matches!(self, Self::Mmoe(_))
     }
 
     /// Whether it predicts one of several classes.
-    pub fn takes_classes(&self) -> bool {
+    pub fn supports_classes(&self) -> bool {
         !matches!(self, Self::DeepFm(_) | Self::TwoTower(_) | Self::Mmoe(_))
     }
 
@@ -385,12 +385,12 @@ impl ModelSpec {
     }
 
     /// Whether it brings columns to one scale over the rows of a step.
-    pub fn normalizes_batches(&self) -> bool {
+    pub fn uses_batch_normalization(&self) -> bool {
         self.hidden_layers().iter().any(|hidden| hidden.normalization == Some(Normalization::Batch))
     }
 
     /// Whether its loss is of choosing among what the other rows of a step have, in place of one of labels.
-    pub fn chooses_in_batches(&self) -> bool {
+    pub fn uses_in_batch_softmax(&self) -> bool {
         matches!(self, Self::TwoTower(_))
     }
 }

@@ -42,7 +42,7 @@ impl Precision {
     pub const ALL: [Self; 4] = [Self::Fp32, Self::Tf32, Self::Bf16, Self::Fp16];
 
     /// Those that tables may be stored in.
-    pub const STORED: [Self; 3] = [Self::Fp32, Self::Bf16, Self::Fp16];
+    pub const STORAGE: [Self; 3] = [Self::Fp32, Self::Bf16, Self::Fp16];
 
     /// What a job file calls it.
     pub fn name(self) -> &'static str {

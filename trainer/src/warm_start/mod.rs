@@ -23,13 +23,13 @@ use axes::{Axes, Axis, Input};
 
 /// What the ids of a feature were in the earlier job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum IdsThen {
+pub enum IdMapping {
     /// The same.
     Same,
     /// Each id's own, if it had any.
-    Each(Vec<Option<u32>>),
+    Mapped(Vec<Option<u32>>),
     /// They meant something else: why.
-    Unlike(String),
+    Incompatible(String),
 }
 
 /// Which weights of an earlier model a new one begins with.
@@ -40,20 +40,20 @@ pub struct WarmStart {
     carried: HashMap<String, Carry>,
     /// Embeddings that the earlier model did not have.
     zeros: HashSet<String>,
-    report: Report,
+    report: WarmStartReport,
 }
 
 /// What becomes of the new model's parameters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct WarmStartReport {
     /// Carried whole.
-    pub whole: Vec<String>,
+    pub full: Vec<String>,
     /// Carried as far as the earlier model had them.
-    pub in_part: Vec<String>,
+    pub partial: Vec<String>,
     /// Begun as in any job, or with zeros: which, and why.
-    pub anew: Vec<(String, String)>,
+    pub initialized: Vec<(String, String)>,
     /// Of the earlier model, and of no use here.
-    pub left: Vec<String>,
+    pub unused: Vec<String>,
 }
 
 /// How a tensor is made of the earlier one of its name: row by row and column by column.
@@ -90,7 +90,7 @@ pub enum WarmStartError {
     },
     /// They have nothing in common.
     #[error("none of its weights is of use here: {0}")]
-    Nothing(Report),
+    Nothing(WarmStartReport),
 }
 
 /// A model, the batches it takes, and how each of their labels is learned; none where by the usual loss.
@@ -104,7 +104,7 @@ impl WarmStart {
     pub fn new(
         then: ModelOf<'_>,
         now: ModelOf<'_>,
-        mut ids: impl FnMut(&str) -> IdsThen,
+        mut ids: impl FnMut(&str) -> IdMapping,
     ) -> Result<Self, WarmStartError> {
         let kinds = (then.0.kind(), now.0.kind());
         if kinds.0 != kinds.1 {
@@ -114,36 +114,37 @@ impl WarmStart {
         let (then, now) = (parameters(then)?, parameters(now)?);
         let mut by_name: BTreeMap<&str, &NamedTensor> =
             then.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
-        let (mut carried, mut zeros, mut report) = (HashMap::new(), HashSet::new(), Report::default());
+        let (mut carried, mut zeros, mut report) =
+            (HashMap::new(), HashSet::new(), WarmStartReport::default());
         for tensor in &now {
             let name = tensor.name.clone();
             let axes = (axes_then.get(&name), axes.get(&name));
             match by_name.remove(name.as_str()) {
                 None => {
-                    report.anew.push((name.clone(), "was not there".to_owned()));
+                    report.initialized.push((name.clone(), "was not there".to_owned()));
                     if matches!(axes.1.0, Some(Axis::Ids(_))) {
                         zeros.insert(name);
                     }
                 }
                 Some(then) => match carry(then, tensor, axes, &mut ids) {
                     Ok(carry) => {
-                        let list = if carry.is_whole() { &mut report.whole } else { &mut report.in_part };
+                        let list = if carry.is_whole() { &mut report.full } else { &mut report.partial };
                         list.push(name.clone());
                         carried.insert(name, carry);
                     }
-                    Err(why) => report.anew.push((name, why)),
+                    Err(why) => report.initialized.push((name, why)),
                 },
             }
         }
-        report.left = by_name.into_keys().map(str::to_owned).collect();
-        if report.whole.is_empty() && report.in_part.is_empty() {
+        report.unused = by_name.into_keys().map(str::to_owned).collect();
+        if report.full.is_empty() && report.partial.is_empty() {
             return Err(WarmStartError::Nothing(report));
         }
         Ok(Self { then, carried, zeros, report })
     }
 
     /// What becomes of the new model's parameters.
-    pub fn report(&self) -> &Report {
+    pub fn report(&self) -> &WarmStartReport {
         &self.report
     }
 
@@ -162,7 +163,7 @@ impl WarmStart {
         mut read: impl FnMut(&NamedTensor, &mut [B::Scalar]) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut numbers = Vec::new();
-        model.change_weights(|tensor, weights| {
+        model.update_weights(|tensor, weights| {
             if let Some(carry) = self.carried.get(&tensor.name) {
                 numbers.clear();
                 numbers.resize(carry.then.len(), B::Scalar::default());
@@ -179,22 +180,22 @@ impl WarmStart {
     }
 }
 
-impl std::fmt::Display for Report {
+impl std::fmt::Display for WarmStartReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { whole, in_part, anew, left } = self;
+        let Self { full, partial, initialized, unused } = self;
         write!(
             f,
             "{} of {} parameters carried whole",
-            whole.len(),
-            whole.len() + in_part.len() + anew.len()
+            full.len(),
+            full.len() + partial.len() + initialized.len()
         )?;
-        if !in_part.is_empty() {
-            write!(f, "; in part: {}", in_part.join(", "))?;
+        if !partial.is_empty() {
+            write!(f, "; in part: {}", partial.join(", "))?;
         }
-        for (number, (name, why)) in anew.iter().enumerate() {
+        for (number, (name, why)) in initialized.iter().enumerate() {
             write!(f, "{}{name} ({why})", if number == 0 { "; anew: " } else { ", " })?;
         }
-        if left.is_empty() { Ok(()) } else { write!(f, "; left behind: {}", left.join(", ")) }
+        if unused.is_empty() { Ok(()) } else { write!(f, "; left behind: {}", unused.join(", ")) }
     }
 }
 
@@ -232,7 +233,7 @@ fn carry(
     then: &NamedTensor,
     now: &NamedTensor,
     (axes_then, axes): (AxesOf<'_>, AxesOf<'_>),
-    ids: &mut impl FnMut(&str) -> IdsThen,
+    ids: &mut impl FnMut(&str) -> IdMapping,
 ) -> Result<Carry, String> {
     let unlike = || format!("has shape {:?} there and {:?} here", then.shape, now.shape);
     let (from, to) = (matrix_shape(then, axes_then), matrix_shape(now, axes));
@@ -254,14 +255,14 @@ fn matrix_shape(tensor: &NamedTensor, axes: AxesOf<'_>) -> (usize, usize) {
 fn places(
     (then, then_length): (Option<&Axis>, usize),
     (now, length): (Option<&Axis>, usize),
-    ids: &mut impl FnMut(&str) -> IdsThen,
+    ids: &mut impl FnMut(&str) -> IdMapping,
 ) -> Result<Option<Vec<Place>>, String> {
     let in_order = || (then_length == length).then(|| (0..length).map(Place::Then).collect());
     match (then, now) {
         (Some(Axis::Ids(_)), Some(Axis::Ids(feature))) => match ids(feature) {
-            IdsThen::Same => Ok(in_order()),
-            IdsThen::Unlike(why) => Err(format!("`{feature}` {why}")),
-            IdsThen::Each(ids) => {
+            IdMapping::Same => Ok(in_order()),
+            IdMapping::Incompatible(why) => Err(format!("`{feature}` {why}")),
+            IdMapping::Mapped(ids) => {
                 let is_there = |id: &u32| (*id as usize) < then_length;
                 let place =
                     |id: Option<u32>| id.filter(is_there).map_or(Place::Zeros, |id| Place::Then(id as usize));

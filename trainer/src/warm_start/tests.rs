@@ -50,7 +50,7 @@ fn dlrm(features: &[&str], interaction: DlrmInteraction) -> ModelSpec {
 
 fn warm(then: &ModelSpec, now: &ModelSpec) -> Result<WarmStart, WarmStartError> {
     let schema = schema(6);
-    WarmStart::new((then, &schema, &[]), (now, &schema, &[]), |_| IdsThen::Same)
+    WarmStart::new((then, &schema, &[]), (now, &schema, &[]), |_| IdMapping::Same)
 }
 
 fn rows_of<'a>(warm: &'a WarmStart, parameter: &str) -> &'a [Place] {
@@ -69,9 +69,9 @@ fn rows_follow_their_inputs() {
     let products = [Then(5), Then(2), Then(6), Anew, Anew, Anew];
     assert_eq!(rows_of(&warm, "top.layer.0.weight"), [&[Then(0), Then(1)][..], &products].concat());
     let report = warm.report();
-    assert_eq!(report.in_part, ["bottom.layer.0.weight", "top.layer.0.weight"]);
-    assert_eq!(report.anew, [("embedding.d".to_owned(), "was not there".to_owned())]);
-    assert_eq!(report.left, ["embedding.b"]);
+    assert_eq!(report.partial, ["bottom.layer.0.weight", "top.layer.0.weight"]);
+    assert_eq!(report.initialized, [("embedding.d".to_owned(), "was not there".to_owned())]);
+    assert_eq!(report.unused, ["embedding.b"]);
     let told = "8 of 11 parameters carried whole; in part: bottom.layer.0.weight, top.layer.0.weight; anew: \
                 embedding.d (was not there); left behind: embedding.b";
     assert_eq!(report.to_string(), told);
@@ -82,17 +82,18 @@ fn other_shapes_and_other_ids_begin_anew() {
     let (then, now) = (schema(6), schema(7));
     let spec = linear(&["x", "a", "b", "c"]);
     let ids = |feature: &str| match feature {
-        "a" => IdsThen::Same,
-        "b" => IdsThen::Each([Some(5), None].into_iter().cycle().take(7).collect()),
-        _ => IdsThen::Unlike("is of another kind there".to_owned()),
+        "a" => IdMapping::Same,
+        "b" => IdMapping::Mapped([Some(5), None].into_iter().cycle().take(7).collect()),
+        _ => IdMapping::Incompatible("is of another kind there".to_owned()),
     };
     let warm = WarmStart::new((&spec, &then, &[]), (&spec, &now, &[]), ids).unwrap();
     let expected = [Place::Then(5), Place::Zeros];
     assert_eq!(rows_of(&warm, "linear.ids.b")[..2], expected);
-    let anew = |name: &str| warm.report().anew.iter().find(|(anew, _)| anew == name).unwrap().1.as_str();
+    let anew =
+        |name: &str| warm.report().initialized.iter().find(|(anew, _)| anew == name).unwrap().1.as_str();
     assert_eq!(anew("linear.ids.a"), "has shape [6] there and [7] here");
     assert_eq!(anew("linear.ids.c"), "`c` is of another kind there");
-    assert_eq!(warm.report().whole, ["linear.dense", "linear.bias"]);
+    assert_eq!(warm.report().full, ["linear.dense", "linear.bias"]);
 }
 
 #[test]
@@ -102,13 +103,13 @@ fn models_with_nothing_in_common_are_refused() {
     let told = "a model of kind `dlrm` cannot begin with the weights of one of kind `linear`";
     assert_eq!(refused.to_string(), told);
     // A bias is always there.
-    assert_eq!(warm(&linear(&["x"]), &linear(&["y"])).unwrap().report().whole, ["linear.bias"]);
+    assert_eq!(warm(&linear(&["x"]), &linear(&["y"])).unwrap().report().full, ["linear.bias"]);
 }
 
 #[test]
 fn an_earlier_id_that_never_was_is_no_place() {
     let spec = linear(&["a"]);
-    let ids = |_: &str| IdsThen::Each(vec![Some(5), Some(6), None, None, None, None]);
+    let ids = |_: &str| IdMapping::Mapped(vec![Some(5), Some(6), None, None, None, None]);
     let warm = WarmStart::new((&spec, &schema(6), &[]), (&spec, &schema(6), &[]), ids).unwrap();
     assert_eq!(rows_of(&warm, "linear.ids.a")[..2], [Place::Then(5), Place::Zeros]);
 }

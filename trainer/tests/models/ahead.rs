@@ -16,7 +16,7 @@ fn new<B: Backend>(backend: B, golden: &Golden, case: &Case) -> Model<B> {
 }
 
 fn begin<B: Backend>(model: &mut Model<B>, batch: &BatchBuffer, step: usize) {
-    model.begin_step(batch.as_ref(), Step::number(step as u64 + 1)).expect("a batch of the schema");
+    model.submit_step(batch.as_ref(), Step::number(step as u64 + 1)).expect("a batch of the schema");
 }
 
 #[test]
@@ -44,13 +44,13 @@ fn steps_end_as_they_would_one_by_one<B: Backend>(backend: impl Fn() -> B) {
         let mut ended = Vec::new();
         for number in 0..STEPS {
             begin(&mut ahead, &golden.batch(case, number), number);
-            while ahead.steps_begun() > ahead.steps_ahead() {
-                ended.push(ahead.end_step().expect("a good batch"));
+            while ahead.steps_in_flight() > ahead.steps_ahead() {
+                ended.push(ahead.finish_step().expect("a good batch"));
             }
         }
-        assert_eq!(ahead.steps_begun(), B::STEPS_AHEAD, "{}", case.name);
-        while ahead.steps_begun() > 0 {
-            ended.push(ahead.end_step().expect("a good batch"));
+        assert_eq!(ahead.steps_in_flight(), B::STEPS_AHEAD, "{}", case.name);
+        while ahead.steps_in_flight() > 0 {
+            ended.push(ahead.finish_step().expect("a good batch"));
         }
         assert_eq!(ended, losses, "{}", case.name);
         assert!(tensors_of(&ahead) == tensors_of(&one_by_one), "{}", case.name);
@@ -67,14 +67,14 @@ fn a_bad_batch_ends_all_steps_that_were_begun_after_it() {
         begin(&mut with, &golden.batch(case, 0), 0);
         begin(&mut with, &bad(&golden, case), 1);
         begin(&mut with, &golden.batch(case, 2), 2);
-        with.end_step().expect("a good batch");
-        let told = with.end_step().expect_err("a bad batch");
+        with.finish_step().expect("a good batch");
+        let told = with.finish_step().expect_err("a bad batch");
         assert!(
             matches!(&told, BatchError::IdOutOfRange { row: 1, id: u32::MAX, .. }),
             "{}: {told}",
             case.name
         );
-        assert_eq!(with.steps_begun(), 0, "{}", case.name);
+        assert_eq!(with.steps_in_flight(), 0, "{}", case.name);
         without.train_step(golden.batch(case, 0).as_ref(), Step::number(1)).expect("a good batch");
         assert!(tensors_of(&with) == tensors_of(&without), "{}", case.name);
         for model in [&mut with, &mut without] {

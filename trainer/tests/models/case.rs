@@ -100,7 +100,7 @@ impl Case {
     /// Whether rows see each other, so that a batch cannot pass in parts.
     pub(crate) fn needs_whole_batches(&self) -> bool {
         let spec = self.spec();
-        spec.normalizes_batches() || spec.chooses_in_batches()
+        spec.uses_batch_normalization() || spec.uses_in_batch_softmax()
     }
 
     /// The model of this case with plain descent of rate 1 for each optimizer: a step takes the gradient, as the

@@ -32,7 +32,7 @@ fn gradients_agree<B: Backend>(backend: impl Fn() -> B, rounding: f64) {
             let of = |numbers: &[f64]| numbers.iter().fold(1e-3_f64, |largest, x| largest.max(x.abs()));
             let tolerance = 100.0 * rounding + rounding * of(&before[name]) / of(expected);
             // What is added to all items of a query does not matter: a sum over the batch of nothing but rounding.
-            let least = if case.spec().chooses_in_batches() { 1e-2 } else { 1e-3 };
+            let least = if case.spec().uses_in_batch_softmax() { 1e-2 } else { 1e-3 };
             close_beside(least, &format!("{}, {name}", case.name), &found[name], expected, tolerance);
         }
     }
@@ -77,7 +77,7 @@ fn trajectories_agree<B: Backend>(backend: impl Fn() -> B, micro_batch_rows: Opt
             model.predict(batch.as_ref(), &mut found).expect("a batch of the schema");
             let found: Vec<f64> = found.into_iter().map(f64::from).collect();
             // Of two towers, each of two vectors' errors counts, over a temperature of down to a half.
-            let times = if case.spec().chooses_in_batches() { 4.0 } else { 1.0 };
+            let times = if case.spec().uses_in_batch_softmax() { 4.0 } else { 1.0 };
             close(&what("scores"), &found, scores, (times * tolerance).max(1e-7));
         }
         assert!(compared > 0, "the golden file holds a whole state");

@@ -167,13 +167,13 @@ fn steps_are_begun_before_it_is_known_which_were_skipped() {
             let mut losses = Vec::new();
             for number in 0..10 {
                 let batch = batch(&golden, number, [2, 3, 7].contains(&number));
-                model.begin_step(batch.as_ref(), Step::number(number as u64 + 1)).expect("a batch");
-                while model.steps_begun() > ahead {
-                    losses.push(model.end_step().expect("a batch").loss.to_bits());
+                model.submit_step(batch.as_ref(), Step::number(number as u64 + 1)).expect("a batch");
+                while model.steps_in_flight() > ahead {
+                    losses.push(model.finish_step().expect("a batch").loss.to_bits());
                 }
             }
-            while model.steps_begun() > 0 {
-                losses.push(model.end_step().expect("a batch").loss.to_bits());
+            while model.steps_in_flight() > 0 {
+                losses.push(model.finish_step().expect("a batch").loss.to_bits());
             }
             (losses, model.loss_scale(), tensors_of(&model))
         };
@@ -235,7 +235,7 @@ fn a_skipped_step_changes_no_bit() {
         let halved = LossScale { scale: scale.scale / 2.0, good_steps: 0, skipped_steps };
         assert_eq!(model.loss_scale(), Some(halved), "{}", case.name);
         // What comes next is a step like any other, from the same weights.
-        if !case.spec().normalizes_batches() {
+        if !case.spec().uses_batch_normalization() {
             let mut again =
                 half(Cpu::new(Some(1)).expect("a thread"), &golden, &case.spec(), LossScaleSpec::default());
             write(&mut again, &before);

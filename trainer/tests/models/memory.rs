@@ -22,7 +22,7 @@ fn assert_planned(case: &Case, training: TrainingSpec, schema: &BatchSchema, bat
     model.train_step(batch, Step::number(1)).expect("a batch of the schema");
     let scores = training.outputs(schema.label_count()) * schema.rows as usize;
     model.predict(batch, &mut vec![0.0; scores]).expect("a batch of the schema");
-    model.copy(&mut vec![0.0; model.copied_numbers()]);
+    model.copy(&mut vec![0.0; model.copy_len()]);
     let (held, planned) = (model.backend().held_bytes(), plan.parameter_bytes + plan.workspace_bytes);
     let (precision, parts) = (training.precision, training.micro_batch_rows);
     let most = held + PIECE;
@@ -31,7 +31,7 @@ fn assert_planned(case: &Case, training: TrainingSpec, schema: &BatchSchema, bat
         "{}, {precision:?}, in parts of {parts:?}: {planned} bytes are planned, {held} held",
         case.name
     );
-    assert_eq!(plan.copy_bytes, 4 * model.copied_numbers() as u64, "{}", case.name);
+    assert_eq!(plan.copy_bytes, 4 * model.copy_len() as u64, "{}", case.name);
     assert!(plan.staging_bytes > 4 * scores as u64, "{}", case.name);
 }
 

@@ -77,10 +77,10 @@ fn goes_on_from_its_tensors<B: Backend>(backend: impl Fn() -> B) {
 fn batches_whose_rows_see_each_other_do_not_pass_in_parts() {
     let golden = golden();
     let cases: Vec<&Case> = golden.cases.iter().filter(|case| case.needs_whole_batches()).collect();
-    let choosing = cases.iter().filter(|case| case.spec().chooses_in_batches()).count();
+    let choosing = cases.iter().filter(|case| case.spec().uses_in_batch_softmax()).count();
     assert!(choosing > 0 && choosing < cases.len());
     for case in cases {
-        let chooses = case.spec().chooses_in_batches();
+        let chooses = case.spec().uses_in_batch_softmax();
         let planned = |rows| {
             let training = TrainingSpec { micro_batch_rows: Some(rows), ..case.training(7) };
             ModelPlan::new(&case.spec(), &golden.schema(case), &training).map(|plan| plan.parameters)
@@ -108,7 +108,7 @@ fn plans_name_what_models_hold() {
 fn items_are_told_apart_by_a_feature_of_one_id() {
     let golden = golden();
     let planned = |item_id: &str| {
-        let case = golden.cases.iter().find(|case| case.spec().chooses_in_batches()).expect("two towers");
+        let case = golden.cases.iter().find(|case| case.spec().uses_in_batch_softmax()).expect("two towers");
         let ModelSpec::TwoTower(spec) = case.spec() else { panic!("{}", case.name) };
         let spec = ModelSpec::TwoTower(TwoTowerSpec { item_id: Some(item_id.to_owned()), ..spec });
         ModelPlan::new(&spec, &golden.schema(case), &case.training(7)).map(|plan| plan.parameters)
@@ -134,7 +134,7 @@ fn classes_are_for_models_that_predict_them() {
     let (mut taken, mut refused) = (0, 0);
     for case in &golden.cases {
         let (spec, plan) = (case.spec(), planned(case, 3, Vec::new()));
-        if spec.takes_classes() {
+        if spec.supports_classes() {
             let more = planned(case, 4, vec![1.0; 4]).expect("a model of four classes");
             assert!(plan.expect("a model of three") < more, "{}", case.name);
             taken += 1;
@@ -144,7 +144,7 @@ fn classes_are_for_models_that_predict_them() {
         }
     }
     assert!(taken > 0 && refused > 0);
-    let case = golden.cases.iter().find(|case| case.spec().takes_classes()).expect("an MLP");
+    let case = golden.cases.iter().find(|case| case.spec().supports_classes()).expect("an MLP");
     assert_eq!(planned(case, 1, Vec::new()), Err(ModelError::ClassWeights { classes: 1, weights: 0 }));
     assert_eq!(planned(case, 3, vec![1.0]), Err(ModelError::ClassWeights { classes: 3, weights: 1 }));
 }

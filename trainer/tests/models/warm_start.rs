@@ -5,7 +5,7 @@ use millstream_batch::BatchSchema;
 use millstream_trainer::model::Model;
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::ModelSpec;
-use millstream_trainer::warm_start::{IdsThen, WarmStart};
+use millstream_trainer::warm_start::{IdMapping, WarmStart};
 use serde_json::{Value, json};
 
 use crate::case::{Case, Golden, Tensors, golden, tensors_of};
@@ -75,7 +75,7 @@ fn trained_and_begun(golden: &Golden, case: &Case) -> (Model<Reference>, Model<R
     }
     let tasks = case.training(7).tasks(schema.label_count());
     let (of_then, of_now) = ((&then, schema, tasks.as_slice()), (&now, schema, tasks.as_slice()));
-    let warm = WarmStart::new(of_then, of_now, |_| IdsThen::Same).expect("models alike");
+    let warm = WarmStart::new(of_then, of_now, |_| IdMapping::Same).expect("models alike");
     let mut begun = new(&now, 8);
     begin(&warm, &mut begun, &tensors_of(&trained));
     (trained, begun)

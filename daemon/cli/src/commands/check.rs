@@ -481,8 +481,14 @@ fn describe_host(host: &HostSurvey) -> Vec<(String, String)> {
 
 impl From<Beginning> for WarmStart {
     fn from(Beginning { checkpoint, report }: Beginning) -> Self {
-        let warm_start::Report { whole, in_part, anew, left } = report;
-        Self { checkpoint, whole, in_part, anew: anew.into_iter().collect(), left }
+        let warm_start::WarmStartReport { full, partial, initialized, unused } = report;
+        Self {
+            checkpoint,
+            whole: full,
+            in_part: partial,
+            anew: initialized.into_iter().collect(),
+            left: unused,
+        }
     }
 }
 

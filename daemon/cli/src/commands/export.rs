@@ -95,7 +95,7 @@ fn write_onnx<'a, F: Fn() -> bool + 'a>(
         return Err(Failure::Usage(format!("{}: external data needs a name that is UTF-8", data.display())));
     };
     let mut numbers = create(data)?;
-    onnx.write_apart(&mut file, name, &mut numbers).map_err(|error| located(error, data))?;
+    onnx.write_external(&mut file, name, &mut numbers).map_err(|error| located(error, data))?;
     // The graph last: where it is, its numbers are.
     numbers.file.keep()?;
     file.file.keep()

@@ -130,7 +130,7 @@ impl EventWriter {
 
     /// Adds what an evaluation after `step` came to.
     pub(super) fn evaluated(&mut self, step: u64, metrics: &[Metrics]) -> io::Result<()> {
-        let defined = metrics.iter().flat_map(Metrics::named).filter(|(_, value)| value.is_finite());
+        let defined = metrics.iter().flat_map(Metrics::named_values).filter(|(_, value)| value.is_finite());
         let value = defined.map(|(name, value)| Value::scalar(format!("eval/{name}"), value)).collect();
         self.file.append(step, What::Summary(Summary { value }))?;
         self.file.flush()
@@ -187,7 +187,7 @@ mod tests {
 
     use std::fs;
 
-    use millstream_trainer::metrics::{Measured, Metric};
+    use millstream_trainer::metrics::{Metric, MetricValue};
 
     use super::event::{Data, Event};
     use super::*;
@@ -225,8 +225,12 @@ mod tests {
             writer.point_if_due(step).unwrap();
             assert_eq!(writer.histograms_are_due(step), step == 3);
         }
-        let measured = |metric, value| Measured { metric, value, error: None };
-        let of = |label: &str, measured| Metrics { label: label.to_owned(), measured, ..Metrics::default() };
+        let measured = |metric, value| MetricValue { metric, value, error: None };
+        let of = |label: &str, measured| Metrics {
+            label: label.to_owned(),
+            values: measured,
+            ..Metrics::default()
+        };
         let metrics = [
             of("", vec![measured(Metric::Auc, None), measured(Metric::LogLoss, Some(0.5))]),
             of("price", vec![measured(Metric::Rmse, Some(0.25)), measured(Metric::Mae, Some(f64::INFINITY))]),

@@ -1,4 +1,4 @@
-//! Where sections lie, over schemas of all shapes.
+//! Slot layouts over schemas of all shapes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -37,7 +37,7 @@ prop_compose! {
     }
 }
 
-/// All sections in the order of the module's page.
+/// All sections, in the order that the module documents.
 fn sections(layout: &SlotLayout) -> Vec<Section> {
     let mut all = vec![layout.labels];
     all.extend(layout.weights);
@@ -56,7 +56,7 @@ proptest! {
         let mut end = HEADER_BYTES;
         for section in sections(&layout) {
             prop_assert!(section.offset.is_multiple_of(ALIGNMENT));
-            prop_assert!(section.offset >= end && section.offset < end + ALIGNMENT, "no overlap, no waste");
+            prop_assert!(section.offset >= end && section.offset < end + ALIGNMENT, "no overlap, no gap");
             end = section.offset + section.bytes;
         }
         prop_assert!(layout.slot_bytes().is_multiple_of(ALIGNMENT));
@@ -64,7 +64,7 @@ proptest! {
     }
 
     #[test]
-    fn sections_have_room_for_the_schema(schema in schemas()) {
+    fn section_sizes_match_the_schema(schema in schemas()) {
         let layout = SlotLayout::of(&schema).unwrap();
         let rows = schema.rows as usize;
         prop_assert_eq!(layout.labels.bytes, rows * schema.label_count() * 4);
@@ -82,7 +82,7 @@ proptest! {
     }
 
     #[test]
-    fn a_fingerprint_tells_schemas_apart(one in schemas(), other in schemas()) {
+    fn fingerprints_differ_exactly_when_schemas_do(one in schemas(), other in schemas()) {
         let (a, b) = (SlotLayout::of(&one).unwrap(), SlotLayout::of(&other).unwrap());
         prop_assert_eq!(a.fingerprint() == b.fingerprint(), one == other);
     }
@@ -92,17 +92,16 @@ fn small() -> BatchSchema {
     let id = |name: &str, cardinality| IdFeature { name: name.into(), cardinality };
     BatchSchema {
         rows: 256,
-        labels: Vec::new(),
-        weighted: false,
         dense: vec!["age".into(), "hours".into()],
         ids: vec![id("education", 17), id("occupation", 1000)],
         ragged: vec![RaggedFeature { name: "tags".into(), cardinality: 50, maximum: 4, weighted: false }],
         position_bytes: 64,
+        ..BatchSchema::default()
     }
 }
 
 #[test]
-fn a_fingerprint_depends_on_every_field() {
+fn fingerprint_depends_on_every_field() {
     let changes: [fn(&mut BatchSchema); 15] = [
         |schema| schema.rows += 1,
         |schema| schema.labels = vec!["bought".into()],
@@ -133,14 +132,14 @@ fn a_fingerprint_depends_on_every_field() {
 }
 
 #[test]
-fn a_fingerprint_is_the_same_in_every_build() {
+fn fingerprint_is_stable() {
     // Computed by an independent FNV-1a over the same bytes.
     assert_eq!(SlotLayout::of(&small()).unwrap().fingerprint(), 0xb456_ce76_b5b0_c4f6);
 }
 
-/// Manifests of checkpoints hold schemas.
+/// Checkpoint manifests contain schemas.
 #[test]
-fn a_schema_without_weights_is_written_as_ever() {
+fn unweighted_ragged_features_serialize_without_the_flag() {
     let written = serde_json::to_value(small()).unwrap();
     let tags = serde_json::json!({"name": "tags", "cardinality": 50, "maximum": 4});
     assert_eq!(written["ragged"], serde_json::json!([tags]));
@@ -152,7 +151,7 @@ fn a_schema_without_weights_is_written_as_ever() {
 }
 
 #[test]
-fn what_no_slot_can_hold_is_an_error() {
+fn invalid_schemas_are_rejected() {
     let with = |change: fn(&mut BatchSchema)| {
         let mut schema = small();
         change(&mut schema);

@@ -1,15 +1,16 @@
-//! Handing the consuming end to another process.
+//! Transfers the consumer end to another process.
 //!
-//! One message on a Unix stream socket: the eight bytes [`GREETING`] and, as SCM_RIGHTS, four
+//! The hand-off is one message on a Unix stream socket: the eight bytes [`GREETING`] and, as SCM_RIGHTS, four
 //! descriptors in this order:
 //!
 //! 1. the memory, see [`super::memory`];
-//! 2. an eventfd that the producer rings when it has published or finished;
-//! 3. an eventfd that the consumer rings when it has freed a slot;
+//! 2. an eventfd that the producer signals when it publishes or finishes;
+//! 3. an eventfd that the consumer signals when it frees a slot;
 //! 4. the consumer's end of the liveness socket pair.
 //!
-//! Descriptors come with the bytes they were sent with. So whatever precedes the hand-off on the same
-//! socket must be read to its exact end: a buffered reader would swallow the greeting and lose them.
+//! The kernel delivers descriptors with the bytes that they were sent with. So the receiver must read
+//! everything before the hand-off exactly to its end: a buffered reader would consume the greeting and lose
+//! the descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,36 +23,36 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-use super::signal::Bell;
+use super::signal::EventFd;
 use super::{Consumer, RingError};
 use crate::schema::BatchSchema;
 
 const GREETING: [u8; 8] = *b"millring";
 
-/// Descriptors of a hand-off.
+/// Number of descriptors in a hand-off.
 const DESCRIPTORS: usize = 4;
 
-/// The consuming end, on its way to its process.
+/// The consumer end before it is opened.
 ///
-/// Dropped, it lets the producer find its consumer gone.
+/// Dropping it makes the producer return [`RingError::PeerGone`].
 pub struct HandOff {
     pub(super) memory: OwnedFd,
-    pub(super) ready: Bell,
-    pub(super) freed: Bell,
+    pub(super) ready: EventFd,
+    pub(super) freed: EventFd,
     pub(super) liveness: UnixStream,
 }
 
 impl HandOff {
-    /// Sends it over a socket in blocking mode; [`Consumer::receive`] takes it at the other end.
+    /// Sends it over a blocking socket to [`Consumer::receive`].
     ///
     /// # Errors
-    /// `PeerGone` when nobody holds the other end of the socket.
+    /// `PeerGone` when the other end of the socket is closed.
     pub fn send(self, socket: &UnixStream) -> Result<(), RingError> {
         let fds: [_; DESCRIPTORS] =
             [self.memory.as_fd(), self.ready.as_fd(), self.freed.as_fd(), self.liveness.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "there is space for them");
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "the buffer fits the descriptors");
         let bytes = [IoSlice::new(&GREETING)];
         match retry_on_intr(|| rustix::net::sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL)) {
             Ok(sent) if sent == GREETING.len() => Ok(()),
@@ -59,11 +60,11 @@ impl HandOff {
             Err(Errno::PIPE | Errno::CONNRESET) => Err(RingError::PeerGone),
             Err(error) => Err(RingError::Os(error.into())),
         }
-        // What was sent is the consumer's now. Dropping our copy of its liveness end leaves it the only
-        // holder, so that the producer notices its death.
+        // Dropping this copy of the consumer's liveness end leaves the consumer as its only holder, so the
+        // producer notices its exit.
     }
 
-    /// Opens the consuming end in this process.
+    /// Opens the consumer end in this process.
     ///
     /// # Errors
     /// As [`Consumer::receive`].
@@ -71,7 +72,7 @@ impl HandOff {
         Consumer::new(self, schema)
     }
 
-    /// Receives what [`HandOff::send`] sent.
+    /// Receives a hand-off sent by [`HandOff::send`].
     pub(super) fn receive(socket: &UnixStream) -> Result<Self, RingError> {
         let mut greeting = [0; GREETING.len()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
@@ -93,7 +94,7 @@ impl HandOff {
             }
         }
         if received.bytes != GREETING.len() || greeting != GREETING {
-            return Err(RingError::Mismatch("the message is not a ring's hand-off".into()));
+            return Err(RingError::Mismatch("the message is not a ring hand-off".into()));
         }
         let count = fds.len();
         let truncated = received.flags.contains(ReturnFlags::CTRUNC);
@@ -101,7 +102,9 @@ impl HandOff {
             Ok([memory, ready, freed, liveness]) if !truncated => {
                 Ok(Self { memory, ready: ready.into(), freed: freed.into(), liveness: liveness.into() })
             }
-            _ => Err(RingError::Mismatch(format!("{count} descriptors came with it, not {DESCRIPTORS}"))),
+            _ => Err(RingError::Mismatch(format!(
+                "the message has {count} descriptors instead of {DESCRIPTORS}"
+            ))),
         }
     }
 }

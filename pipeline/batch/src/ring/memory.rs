@@ -1,4 +1,4 @@
-//! The memory both ends map, and its bytes.
+//! The shared memory of a ring and its byte layout.
 //!
 //! ```text
 //! offset   0   magic         8 bytes, "millring"
@@ -8,19 +8,19 @@
 //!         24   fingerprint   u64, of the schema: [`SlotLayout::fingerprint`]
 //!         64   end mark      u32: 0 open, 1 finished
 //!        128   state of slot 0     u32: 0 free, 1 filling, 2 ready, 3 leased
-//!        192   state of slot 1     each on a cache line of its own
+//!        192   state of slot 1     each on its own cache line
 //!        ...
 //!    d         slot 0        as in [`crate::layout`]; d = 128 + 64 n, rounded up to 4096
 //!    d + slot bytes          slot 1, and so on
 //! ```
 //!
 //! The memory is an anonymous file (`memfd_create`): it has no name in any file system, and the kernel
-//! reclaims it when the last process that maps it or holds its descriptor has gone, however it went.
-//! It is sealed against shrinking, growing and further sealing before anybody else sees it, so that a
-//! mapping checked once stays valid: no peer can turn a read of a slot into a SIGBUS.
+//! reclaims it when the last process that maps it or holds its descriptor exits, for whatever reason.
+//! It is sealed against shrinking, growing and further sealing before it is shared, so a mapping checked
+//! once stays valid: no peer can make a read of a slot raise SIGBUS.
 //!
-//! Words that the other process may write at any time are only ever touched as atomics. The first 32
-//! bytes are read once, by [`Memory::open`]; from then on an end goes by what it has computed itself.
+//! Words that the other process may write at any time are accessed only as atomics. [`Memory::open`] reads
+//! the first 32 bytes once; afterwards each end uses only values that it computed itself.
 
 use std::mem::offset_of;
 use std::ops::Range;
@@ -41,15 +41,15 @@ pub const MAX_SLOTS: u32 = 4096;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"millring");
 
-/// Changes whenever the bytes above, or those of a slot, change their meaning.
+/// Changes whenever the layout above or the layout of a slot changes.
 const VERSION: u32 = 1;
 
-/// Slots start at a multiple of this, so that they never share a page with the states.
+/// The first slot starts at a multiple of this, so slots never share a page with the states.
 const PAGE: usize = 4096;
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// The start of the memory. The states follow.
+/// The start of the memory, followed by the states.
 #[repr(C)]
 struct Head {
     magic: AtomicU64,
@@ -66,7 +66,7 @@ const _: () = {
     assert!(size_of::<Head>() == 128 && size_of::<Word>() == 64);
 };
 
-/// Where things lie in a ring's memory.
+/// Offsets and sizes within a ring's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Geometry {
     slots: usize,
@@ -82,10 +82,10 @@ pub(super) struct Memory {
     geometry: Geometry,
 }
 
-// SAFETY: `Memory` owns its mapping, which is valid from any thread. What lies in it is reached through
-// atomics, or through `slot` and `slot_mut`, whose callers promise to own the slot.
+// SAFETY: `Memory` owns its mapping, which is valid in every thread of the process until `drop`.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: shared references access the words only as atomics, and the slots only through `slot` and `slot_mut`,
+// whose callers guarantee that they own the slot.
 unsafe impl Sync for Memory {}
 
 impl Geometry {
@@ -106,7 +106,7 @@ impl Geometry {
 }
 
 impl Memory {
-    /// Makes a ring's memory, every slot free, and the descriptor by which another process maps it.
+    /// Creates a ring's memory with all slots free, and the descriptor for mapping it in another process.
     pub(super) fn create(layout: &SlotLayout, slots: u32) -> Result<(Self, OwnedFd), RingError> {
         let geometry = Geometry::new(layout, slots)?;
         let fd = anonymous_file()?;
@@ -122,7 +122,7 @@ impl Memory {
         Ok((memory, fd))
     }
 
-    /// Maps a ring's memory that another process made, if it is one of slots of `layout`.
+    /// Maps a ring's memory created by another process, after checking that its slots have `layout`.
     pub(super) fn open(fd: &OwnedFd, layout: &SlotLayout) -> Result<Self, RingError> {
         let mismatch = |what: String| Err(RingError::Mismatch(what));
         match rustix::fs::fcntl_get_seals(fd) {
@@ -131,44 +131,49 @@ impl Memory {
             Err(Errno::INVAL) => return mismatch("the memory is not an anonymous file".into()),
             Err(error) => return Err(RingError::Os(error.into())),
         }
-        // From here on the size is fixed.
+        // The seals fix the size from here on.
         let size = rustix::fs::fstat(fd).map_err(std::io::Error::from)?.st_size;
         let bytes = usize::try_from(size).unwrap_or(0);
         if bytes < PAGE {
-            return mismatch(format!("{size} bytes are too few for a ring"));
+            return mismatch(format!("{size} bytes are too small for a ring"));
         }
         let mut memory = Self::map(fd, Geometry { slots: 0, slot_bytes: 0, first_slot: PAGE, bytes })?;
         let head = memory.head();
         if head.magic.load(Ordering::Relaxed) != MAGIC {
-            return mismatch("it does not begin with a ring's magic number".into());
+            return mismatch("the memory does not start with the ring magic number".into());
         }
         let version = head.version.load(Ordering::Relaxed);
         if version != VERSION {
-            return mismatch(format!("it has version {version}, this program has {VERSION}"));
+            return mismatch(format!("the ring has version {version}; expected {VERSION}"));
         }
         let slot_bytes = head.slot_bytes.load(Ordering::Relaxed);
         if slot_bytes != layout.slot_bytes() as u64 {
-            return mismatch(format!("its slots have {slot_bytes} bytes, not {}", layout.slot_bytes()));
+            return mismatch(format!("the slots have {slot_bytes} bytes; expected {}", layout.slot_bytes()));
         }
         let fingerprint = head.fingerprint.load(Ordering::Relaxed);
         if fingerprint != layout.fingerprint() {
             return mismatch(format!(
-                "its schema has fingerprint {fingerprint:016x}, not {:016x}",
+                "the schema has fingerprint {fingerprint:016x}; expected {:016x}",
                 layout.fingerprint()
             ));
         }
         let slots = head.slots.load(Ordering::Relaxed);
         match Geometry::new(layout, slots) {
             Ok(geometry) if geometry.bytes == bytes => memory.geometry = geometry,
-            _ => return mismatch(format!("{slots} slots of {slot_bytes} bytes do not make {bytes} bytes")),
+            _ => {
+                return mismatch(format!(
+                    "{slots} slots of {slot_bytes} bytes do not match a size of {bytes} bytes"
+                ));
+            }
         }
         Ok(memory)
     }
 
     /// The shared words.
     pub(super) fn control(&self) -> Control<'_> {
-        // SAFETY: `size_of::<Head>() + slots * size_of::<Word>()` is within the mapping by construction
-        // of the geometry; the base is aligned to a page; any bytes are valid words, which are atomics.
+        // SAFETY: `Geometry::new` puts `slots` words after the head and before `first_slot`, within the mapping, and
+        // `open` sets a geometry only if it matches the size of the file. The base is aligned to a page. Any bytes
+        // are valid words, and both processes access them only as atomics. The borrow of `self` keeps the mapping.
         let slots = unsafe {
             let first = self.base.add(size_of::<Head>()).cast::<Word>();
             std::slice::from_raw_parts(first.as_ptr(), self.geometry.slots)
@@ -176,35 +181,35 @@ impl Memory {
         Control { end: &self.head().end, slots }
     }
 
-    /// Slots of the ring.
+    /// Number of slots.
     pub(super) fn slots(&self) -> usize {
         self.geometry.slots
     }
 
-    /// Where the mapping begins and ends.
+    /// The address range of the mapping.
     pub(super) fn addresses(&self) -> Range<*const u8> {
         let start = self.base.as_ptr().cast_const();
         start..start.wrapping_add(self.mapped_bytes)
     }
 
-    /// The bytes of a slot, to read.
+    /// The bytes of a slot, for reading.
     ///
     /// # Safety
-    /// The caller has leased `slot` and keeps the lease for as long as it keeps the bytes.
+    /// The caller must have leased `slot` and hold the lease for as long as it holds the bytes.
     pub(super) unsafe fn slot(&self, slot: usize) -> &[u8] {
-        // SAFETY: `slot_start` is the start of `slot_bytes` bytes within the mapping; by the lease the
-        // producer does not write them.
+        // SAFETY: `slot_start` is the start of `slot_bytes` bytes within the mapping, which the borrow of `self` keeps.
+        // The caller holds the lease, so neither process writes them.
         unsafe { std::slice::from_raw_parts(self.slot_start(slot), self.geometry.slot_bytes) }
     }
 
-    /// The bytes of a slot, to write.
+    /// The bytes of a slot, for writing.
     ///
     /// # Safety
-    /// The caller has claimed `slot`, keeps the claim for as long as it keeps the bytes, and takes them
-    /// only once at a time.
-    #[expect(clippy::mut_from_ref, reason = "a claim is what makes access exclusive")]
+    /// The caller must have claimed `slot`, hold the claim for as long as it holds the bytes, and not call this
+    /// again while it holds them.
+    #[expect(clippy::mut_from_ref, reason = "the claim makes access exclusive")]
     pub(super) unsafe fn slot_mut(&self, slot: usize) -> &mut [u8] {
-        // SAFETY: as in `slot`; by the claim nobody else reads or writes them.
+        // SAFETY: as in `slot`, and by the claim nothing else in either process reads or writes them.
         unsafe { std::slice::from_raw_parts_mut(self.slot_start(slot), self.geometry.slot_bytes) }
     }
 
@@ -212,37 +217,38 @@ impl Memory {
         let Geometry { slots, slot_bytes, first_slot, .. } = self.geometry;
         assert!(slot < slots, "no slot {slot}");
         const { assert!(PAGE.is_multiple_of(ALIGNMENT)) };
-        // SAFETY: `first_slot + slots * slot_bytes` is the length of the mapping.
-        unsafe { self.base.add(first_slot + slot * slot_bytes).as_ptr() }
+        self.base.as_ptr().wrapping_add(first_slot + slot * slot_bytes)
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: the mapping is longer than a head and aligned to a page; any bytes are a valid head,
-        // whose fields are atomics.
+        // SAFETY: `create` and `open` map at least a page, which is larger than a head, at a page-aligned address. Any
+        // bytes are a valid head, whose fields are atomics. The borrow of `self` keeps the mapping.
         unsafe { self.base.cast::<Head>().as_ref() }
     }
 
     fn map(fd: impl AsFd, geometry: Geometry) -> Result<Self, RingError> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice; nothing else is affected.
+        // SAFETY: with a null address and without `FIXED`, the kernel chooses an unused range: no existing memory is
+        // affected.
         let base = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), geometry.bytes, access, MapFlags::SHARED, fd, 0)
         };
         let base = base.map_err(std::io::Error::from)?;
-        let base = NonNull::new(base.cast::<u8>()).expect("the kernel maps nothing at null unasked");
+        let base = NonNull::new(base.cast::<u8>()).expect("the kernel maps null only on request");
         Ok(Self { base, mapped_bytes: geometry.bytes, geometry })
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and every borrow of it has ended.
+        // SAFETY: only this value unmaps the range, `base` and `mapped_bytes` are those of `mmap`, and all borrows of
+        // the mapping have ended.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
-        debug_assert!(unmapped.is_ok(), "a mapping of our own is unmapped");
+        debug_assert!(unmapped.is_ok(), "unmapping an owned mapping succeeds");
     }
 }
 
-/// An anonymous file that can be sealed, and not executed where the kernel (6.3 on) can see to that.
+/// An anonymous file that can be sealed; not executable if the kernel supports that (6.3 or later).
 fn anonymous_file() -> std::io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match rustix::fs::memfd_create(c"millstream-ring", flags | MemfdFlags::NOEXEC_SEAL) {

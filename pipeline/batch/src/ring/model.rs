@@ -1,8 +1,8 @@
-//! The ring's algorithm under loom, which runs it in every order that threads and memory allow.
+//! The ring's algorithm under loom, which explores all interleavings allowed by the memory model.
 //!
-//! The code is that of the ring: [`Control`] and [`until`]. Modelled are what the operating system does (an
-//! eventfd: a counter under a lock, with a hang-up) and a slot's bytes (a cell in which loom reports any
-//! access that the states do not order). A lost wake-up shows as a deadlock.
+//! The code under test is that of the ring: [`Control`] and [`retry_until`]. The model replaces the operating
+//! system (an eventfd is a counter under a lock, with a hang-up flag) and a slot's bytes (a cell in which loom
+//! reports any access that the states do not order). A lost wake-up shows as a deadlock.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p millstream-batch --release --target-dir target/loom loom
@@ -12,17 +12,17 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
-use super::state::{Control, Corrupt, Next, Peer, Word, until};
+use super::state::{Control, Corrupt, Next, Peer, Word, retry_until};
 
-/// What an end sleeps on: its bell, and whether its peer hung up.
+/// The descriptors that an end polls: its event counter, and whether its peer hung up.
 #[derive(Default)]
-struct Watched {
+struct Waiter {
     state: Mutex<(u64, bool)>,
     changed: Condvar,
 }
 
-impl Watched {
-    fn ring(&self) {
+impl Waiter {
+    fn signal(&self) {
         self.state.lock().unwrap().0 += 1;
         self.changed.notify_one();
     }
@@ -32,14 +32,14 @@ impl Watched {
         self.changed.notify_one();
     }
 
-    /// As `Watch::sleep`: one poll, then silence.
-    fn sleep(&self) -> Result<Peer, Corrupt> {
-        let (_, hung_up) = self.poll_and_silence();
-        Ok(if hung_up { Peer::Gone } else { Peer::Here })
+    /// Models `signal::Waiter::wait`: one poll, then a reset.
+    fn wait(&self) -> Result<Peer, Corrupt> {
+        let (_, hung_up) = self.poll_and_reset();
+        Ok(if hung_up { Peer::Gone } else { Peer::Alive })
     }
 
-    /// How often the bell had rung, and whether the peer had hung up.
-    fn poll_and_silence(&self) -> (u64, bool) {
+    /// Returns the counter before the reset, and whether the peer had hung up.
+    fn poll_and_reset(&self) -> (u64, bool) {
         let mut state = self.state.lock().unwrap();
         while state.0 == 0 && !state.1 {
             state = self.changed.wait(state).unwrap();
@@ -52,8 +52,8 @@ struct Ring {
     end: Word,
     slots: Vec<Word>,
     bytes: Vec<UnsafeCell<u64>>,
-    ready: Watched,
-    freed: Watched,
+    ready: Waiter,
+    freed: Waiter,
 }
 
 impl Ring {
@@ -62,8 +62,8 @@ impl Ring {
             end: Word::new(0),
             slots: (0..slots).map(|_| Word::new(0)).collect(),
             bytes: (0..slots).map(|_| UnsafeCell::new(u64::MAX)).collect(),
-            ready: Watched::default(),
-            freed: Watched::default(),
+            ready: Waiter::default(),
+            freed: Waiter::default(),
         })
     }
 
@@ -71,29 +71,29 @@ impl Ring {
         Control { end: &self.end, slots: &self.slots }
     }
 
-    /// As `Producer::fill`; whether the peer is there to fill for.
+    /// Models `Producer::claim`; `false` when the peer is gone.
     fn claim(&self, slot: usize) -> bool {
-        until(|| Ok(self.control().claim(slot)?.then_some(())), || self.freed.sleep()).unwrap().is_some()
+        retry_until(|| Ok(self.control().claim(slot)?.then_some(())), || self.freed.wait()).unwrap().is_some()
     }
 
     fn write(&self, slot: usize, value: u64) {
-        // SAFETY: loom checks that no other access is concurrent; that is what is being tested.
+        // SAFETY: loom reports any concurrent access, which is the property under test.
         self.bytes[slot].with_mut(|bytes| unsafe { *bytes = value });
     }
 
     fn publish(&self, slot: usize) {
         self.control().publish(slot).unwrap();
-        self.ready.ring();
+        self.ready.signal();
     }
 
     fn finish(&self) {
         self.control().finish();
-        self.ready.ring();
+        self.ready.signal();
     }
 
-    /// As `Consumer::next`; `None` when the peer is gone.
+    /// Models `Consumer::next`; `None` when the peer is gone.
     fn next(&self, slot: usize) -> Option<Next> {
-        until(|| self.control().next(slot), || self.ready.sleep()).unwrap()
+        retry_until(|| self.control().next(slot), || self.ready.wait()).unwrap()
     }
 
     fn read(&self, slot: usize) -> u64 {
@@ -103,11 +103,11 @@ impl Ring {
 
     fn release(&self, slot: usize) {
         self.control().release(slot).unwrap();
-        self.freed.ring();
+        self.freed.signal();
     }
 }
 
-/// Runs `test` in every order with at most `preemptions` switches away from a thread that could go on.
+/// Runs `test` in all interleavings with at most `preemptions` switches away from a runnable thread.
 fn explore(preemptions: usize, test: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -115,7 +115,7 @@ fn explore(preemptions: usize, test: impl Fn() + Send + Sync + 'static) {
 }
 
 #[test]
-fn loom_batches_pass_whole_and_in_order_and_both_ends_wake() {
+fn loom_batches_arrive_complete_and_in_order() {
     for slots in [1, 2] {
         explore(3, move || {
             let ring = Ring::new(slots);
@@ -137,16 +137,16 @@ fn loom_batches_pass_whole_and_in_order_and_both_ends_wake() {
             }
             assert_eq!(ring.next(3 % slots), Some(Next::End));
             producing.join().unwrap();
-            assert_eq!(ring.control().occupied(), 0);
+            assert_eq!(ring.control().occupied_slots(), 0);
         });
     }
 }
 
-/// Whether in some order a consumer of one batch, sleeping by `poll`, sleeps through its publication: is
-/// woken only by the producer's hanging up, long after.
-fn sleeps_through(poll: fn(&Watched) -> (u64, bool)) -> bool {
-    let slept_through = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let found = std::sync::Arc::clone(&slept_through);
+/// Whether in some interleaving a consumer that waits with `poll` misses the publication of a batch, so that only
+/// the producer's later hang-up wakes it.
+fn misses_wake_up(poll: fn(&Waiter) -> (u64, bool)) -> bool {
+    let missed = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let found = std::sync::Arc::clone(&missed);
     explore(3, move || {
         let ring = Ring::new(1);
         let producer = Arc::clone(&ring);
@@ -155,29 +155,29 @@ fn sleeps_through(poll: fn(&Watched) -> (u64, bool)) -> bool {
             producer.publish(0);
             producer.ready.hang_up();
         });
-        let sleep = || {
-            let (rung, _) = poll(&ring.ready);
-            found.fetch_or(rung == 0, std::sync::atomic::Ordering::Relaxed);
-            Ok(Peer::Here)
+        let wait = || {
+            let (count, _) = poll(&ring.ready);
+            found.fetch_or(count == 0, std::sync::atomic::Ordering::Relaxed);
+            Ok(Peer::Alive)
         };
-        assert_eq!(until(|| ring.control().next(0), sleep), Ok(Some(Next::Leased)));
+        assert_eq!(retry_until(|| ring.control().next(0), wait), Ok(Some(Next::Leased)));
         producing.join().unwrap();
     });
-    slept_through.load(std::sync::atomic::Ordering::Relaxed)
+    missed.load(std::sync::atomic::Ordering::Relaxed)
 }
 
 #[test]
-fn loom_no_wake_up_is_lost_because_silence_comes_after_sleep() {
-    assert!(!sleeps_through(Watched::poll_and_silence));
-    // The model can tell: this order loses what was rung between the attempt and the silence.
-    assert!(sleeps_through(|watched| {
-        watched.state.lock().unwrap().0 = 0;
-        watched.poll_and_silence()
+fn loom_reset_after_poll_loses_no_wake_up() {
+    assert!(!misses_wake_up(Waiter::poll_and_reset));
+    // The model detects a lost wake-up: a reset before the poll loses a signal that precedes the reset.
+    assert!(misses_wake_up(|waiter| {
+        waiter.state.lock().unwrap().0 = 0;
+        waiter.poll_and_reset()
     }));
 }
 
 #[test]
-fn loom_a_dropped_filling_is_never_seen() {
+fn loom_an_abandoned_slot_is_never_leased() {
     explore(3, || {
         let ring = Ring::new(2);
         let producer = Arc::clone(&ring);
@@ -202,7 +202,7 @@ fn loom_a_dropped_filling_is_never_seen() {
 }
 
 #[test]
-fn loom_leases_freed_out_of_order_by_another_thread() {
+fn loom_another_thread_releases_leases_out_of_order() {
     explore(3, || {
         let ring = Ring::new(2);
         let producer = Arc::clone(&ring);
@@ -223,7 +223,7 @@ fn loom_leases_freed_out_of_order_by_another_thread() {
             assert_eq!(freeing.read(0), 0);
             freeing.release(0);
         });
-        // Holds both slots: waits for the other thread, and for the producer after it.
+        // Both slots are leased: wait for the other thread to release one and the producer to fill it.
         assert_eq!(ring.next(0), Some(Next::Leased));
         assert_eq!(ring.read(0), 2);
         producing.join().unwrap();
@@ -232,14 +232,14 @@ fn loom_leases_freed_out_of_order_by_another_thread() {
 }
 
 #[test]
-fn loom_a_producer_that_dies_delivers_what_it_had_published() {
+fn loom_batches_published_before_death_are_delivered() {
     explore(3, || {
         let ring = Ring::new(2);
         let producer = Arc::clone(&ring);
         let producing = thread::spawn(move || {
             assert!(producer.claim(0));
             producer.write(0, 7);
-            // Dies before it rings, and then in the middle of a slot.
+            // Publishes without a signal, then dies while it fills the next slot.
             producer.control().publish(0).unwrap();
             assert!(producer.claim(1));
             producer.write(1, 666);
@@ -254,13 +254,13 @@ fn loom_a_producer_that_dies_delivers_what_it_had_published() {
 }
 
 #[test]
-fn loom_a_blocked_producer_learns_that_its_consumer_died() {
+fn loom_consumer_death_ends_the_producers_wait() {
     explore(3, || {
         let ring = Ring::new(1);
         let consumer = Arc::clone(&ring);
         let consuming = thread::spawn(move || {
             assert_eq!(consumer.next(0), Some(Next::Leased));
-            // Dies with the lease.
+            // Dies holding the lease.
             consumer.freed.hang_up();
         });
         assert!(ring.claim(0));

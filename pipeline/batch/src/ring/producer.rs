@@ -1,49 +1,49 @@
-//! The filling end.
+//! The producer end of a ring.
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use super::memory::Memory;
-use super::signal::{Bell, Interrupter, Watch};
-use super::state::{Corrupt, until};
+use super::signal::{EventFd, Interrupter, Waiter};
+use super::state::{Corrupt, retry_until};
 use super::{HandOff, RingError};
 use crate::batch::BatchMut;
 use crate::layout::SlotLayout;
 use crate::schema::BatchSchema;
 
-/// The filling end of a ring.
+/// The producer end of a ring.
 ///
-/// Dropped without [`Producer::finish`] it counts as dead: the consumer gets what was published, and
-/// then [`RingError::PeerGone`].
+/// If it is dropped without [`Producer::finish`], the consumer receives the published batches and then
+/// [`RingError::PeerGone`].
 pub struct Producer {
     memory: Memory,
     layout: SlotLayout,
-    /// Rung when something was published, or nothing follows.
-    ready: Bell,
-    /// Watches for freed slots.
-    watch: Watch,
+    /// Signalled when a batch is published and when the stream ends.
+    ready: EventFd,
+    /// Waits for freed slots.
+    waiter: Waiter,
     /// The slot to fill next.
     cursor: usize,
-    /// What was found wrong when there was nobody to tell.
+    /// A fault found while dropping a claimed slot; the next call of `claim` returns it.
     fault: Option<Corrupt>,
 }
 
-/// A slot that is being filled. Dropped without [`Filling::publish`], it is free again.
-pub struct Filling<'a> {
+/// A slot being filled. Dropping it without [`ClaimedSlot::publish`] frees it.
+pub struct ClaimedSlot<'a> {
     producer: &'a mut Producer,
-    whole: bool,
+    published: bool,
 }
 
 impl Producer {
     /// Creates a ring of `slots` slots and the hand-off for its consumer.
     ///
     /// # Errors
-    /// When there is no layout for the schema, `slots` is not in `1..=`[`super::MAX_SLOTS`], or the
-    /// system has no memory or descriptors left.
+    /// When the schema has no layout, `slots` is not in `1..=`[`super::MAX_SLOTS`], or the system is out of
+    /// memory or descriptors.
     pub fn create(schema: &BatchSchema, slots: u32) -> Result<(Self, HandOff), RingError> {
         let layout = SlotLayout::of(schema)?;
         let (memory, fd) = Memory::create(&layout, slots)?;
-        let (ready, freed) = (Bell::new()?, Bell::new()?);
+        let (ready, freed) = (EventFd::new()?, EventFd::new()?);
         let (liveness, consumer_liveness) = UnixStream::pair()?;
         let handoff = HandOff {
             memory: fd,
@@ -51,79 +51,79 @@ impl Producer {
             freed: freed.try_clone()?,
             liveness: consumer_liveness,
         };
-        let watch = Watch::new(freed, liveness)?;
-        Ok((Self { memory, layout, ready, watch, cursor: 0, fault: None }, handoff))
+        let waiter = Waiter::new(freed, liveness)?;
+        Ok((Self { memory, layout, ready, waiter, cursor: 0, fault: None }, handoff))
     }
 
-    /// Waits for a free slot. With one free already this makes no system call.
+    /// Waits for a free slot and claims it. If a slot is free this makes no system call.
     ///
     /// # Errors
-    /// `PeerGone` when the consumer has gone, noticed at the latest when no slot is free; `Interrupted`;
-    /// `Corrupt` when the consumer has spoilt the ring.
-    pub fn fill(&mut self) -> Result<Filling<'_>, RingError> {
-        self.watch.check_interrupt()?;
+    /// `PeerGone` when no slot is free and the consumer has exited; `Interrupted`; `Corrupt` when the consumer
+    /// has corrupted the ring.
+    pub fn claim(&mut self) -> Result<ClaimedSlot<'_>, RingError> {
+        self.waiter.check_interrupt()?;
         if let Some(fault) = self.fault {
             return Err(fault.into());
         }
         let (control, slot) = (self.memory.control(), self.cursor);
-        let claimed = until(|| Ok(control.claim(slot)?.then_some(())), || self.watch.sleep())?;
+        let claimed = retry_until(|| Ok(control.claim(slot)?.then_some(())), || self.waiter.wait())?;
         match claimed {
-            Some(()) => Ok(Filling { producer: self, whole: false }),
+            Some(()) => Ok(ClaimedSlot { producer: self, published: false }),
             None => Err(RingError::PeerGone),
         }
     }
 
-    /// Says that nothing follows: once drained, the consumer's `next` returns `None`.
+    /// Ends the stream: after the last batch, the consumer's `next` returns `None`.
     pub fn finish(self) {
         self.memory.control().finish();
-        self.ready.ring();
+        self.ready.signal();
     }
 
-    /// A handle that ends this end's waits.
+    /// A handle that interrupts this end's waits.
     pub fn interrupter(&self) -> Interrupter {
-        self.watch.interrupter()
+        self.waiter.interrupter()
     }
 
-    /// Slots published and not yet released.
-    pub fn occupied(&self) -> usize {
-        self.memory.control().occupied()
+    /// Number of slots published and not yet released.
+    pub fn occupied_slots(&self) -> usize {
+        self.memory.control().occupied_slots()
     }
 
-    /// Slots of the ring.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.memory.slots()
     }
 
-    /// Time spent waiting for a free slot.
+    /// Total time spent waiting for a free slot.
     pub fn waited(&self) -> Duration {
-        self.watch.slept()
+        self.waiter.waited()
     }
 }
 
-impl Filling<'_> {
-    /// The slot's memory: what an earlier batch left there.
+impl ClaimedSlot<'_> {
+    /// The slot's memory, which holds the contents of an earlier batch or zeros.
     pub fn batch(&mut self) -> BatchMut<'_> {
         let Producer { memory, layout, cursor, .. } = &*self.producer;
-        // SAFETY: `fill` claimed the slot for this value, which is the only one while it borrows the
-        // producer, and which is borrowed in turn for as long as the bytes are.
+        // SAFETY: `claim` moved the slot to `FILLING` for this value, which borrows the producer exclusively, so it is
+        // the only claim. The bytes borrow this value exclusively, so the claim outlives them and they are unique.
         let bytes = unsafe { memory.slot_mut(*cursor) };
         BatchMut::new(bytes, layout)
     }
 
     /// Makes the batch visible to the consumer.
     pub fn publish(mut self) {
-        self.whole = true;
+        self.published = true;
     }
 }
 
-impl Drop for Filling<'_> {
+impl Drop for ClaimedSlot<'_> {
     fn drop(&mut self) {
         let producer = &mut *self.producer;
         let control = producer.memory.control();
-        if self.whole {
+        if self.published {
             producer.fault = control.publish(producer.cursor).err();
             producer.cursor = (producer.cursor + 1) % producer.memory.slots();
-            producer.ready.ring();
+            producer.ready.signal();
         } else {
             producer.fault = control.abandon(producer.cursor).err();
         }

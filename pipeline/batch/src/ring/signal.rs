@@ -1,4 +1,4 @@
-//! Sleeping until the other end has done something, has died, or somebody interrupts.
+//! Waiting until the peer changes the ring, the peer exits, or a thread interrupts the wait.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,97 +13,99 @@ use rustix::io::{Errno, retry_on_intr};
 use super::RingError;
 use super::state::Peer;
 
-/// An eventfd: a counter in the kernel that is readable while it is not zero.
-pub(super) struct Bell(OwnedFd);
+/// An eventfd: a kernel counter that is readable while it is not zero.
+pub(super) struct EventFd(OwnedFd);
 
-impl Bell {
+impl EventFd {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Adds one, and so ends a sleep on this bell.
-    pub(super) fn ring(&self) {
-        // The one way a write to an eventfd fails is a counter that is full, and so rung already. (A
-        // descriptor that a peer passed off as one wakes nobody, and is that peer's loss.)
+    /// Increments the counter, which wakes a waiter.
+    pub(super) fn signal(&self) {
+        // A write to an eventfd fails only if the counter is full, in which case it is already signalled. (If a
+        // peer passed another kind of descriptor, only that peer misses its wake-ups.)
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Sets it to zero.
-    fn silence(&self) -> io::Result<()> {
+    /// Resets the counter to zero.
+    fn reset(&self) -> io::Result<()> {
         let mut count = [0; 8];
         match retry_on_intr(|| rustix::io::read(&self.0, &mut count)) {
             Ok(8) | Err(Errno::AGAIN) => Ok(()),
-            Ok(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "a ring's bell is not an eventfd")),
+            Ok(_) => {
+                Err(io::Error::new(io::ErrorKind::InvalidData, "a descriptor of the ring is not an eventfd"))
+            }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Another descriptor of the same bell.
+    /// Another descriptor of the same counter.
     pub(super) fn try_clone(&self) -> io::Result<Self> {
         Ok(Self(self.0.try_clone()?))
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for EventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl From<OwnedFd> for Bell {
+impl From<OwnedFd> for EventFd {
     fn from(fd: OwnedFd) -> Self {
         Self(fd)
     }
 }
 
-/// Ends an end's waits from another thread, for good.
+/// Permanently interrupts the waits of one end of a ring from any thread.
 #[derive(Clone)]
 pub struct Interrupter(Arc<Interrupt>);
 
 struct Interrupt {
     interrupted: AtomicBool,
-    bell: Bell,
+    event: EventFd,
 }
 
 impl Interrupter {
     fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(Interrupt { interrupted: AtomicBool::new(false), bell: Bell::new()? })))
+        Ok(Self(Arc::new(Interrupt { interrupted: AtomicBool::new(false), event: EventFd::new()? })))
     }
 
-    /// Ends the present wait, and lets every later call that could wait return
-    /// [`RingError::Interrupted`] at once.
+    /// Interrupts the current wait. Every later call that could wait returns [`RingError::Interrupted`]
+    /// immediately.
     pub fn interrupt(&self) {
         self.0.interrupted.store(true, Ordering::Release);
-        // Never silenced, so no sleep outlasts it, be it under way or yet to begin.
-        self.0.bell.ring();
+        // Never reset, so it ends current and later waits alike.
+        self.0.event.signal();
     }
 }
 
-/// What an end watches while it sleeps.
-pub(super) struct Watch {
-    bell: Bell,
-    /// One end of a socket pair whose other end the peer holds. Nothing is ever sent over it: it hangs
-    /// up when the peer's process ends, in whatever way.
+/// The descriptors that one end of a ring polls while it waits.
+pub(super) struct Waiter {
+    event: EventFd,
+    /// One end of a socket pair; the peer holds the other. Nothing is ever sent over it: it hangs up when
+    /// the peer's process exits, for whatever reason.
     liveness: UnixStream,
     interrupter: Interrupter,
-    slept: Duration,
+    waited: Duration,
 }
 
-impl Watch {
-    pub(super) fn new(bell: Bell, liveness: UnixStream) -> io::Result<Self> {
-        Ok(Self { bell, liveness, interrupter: Interrupter::new()?, slept: Duration::ZERO })
+impl Waiter {
+    pub(super) fn new(event: EventFd, liveness: UnixStream) -> io::Result<Self> {
+        Ok(Self { event, liveness, interrupter: Interrupter::new()?, waited: Duration::ZERO })
     }
 
     pub(super) fn interrupter(&self) -> Interrupter {
         self.interrupter.clone()
     }
 
-    /// Time spent in [`Watch::sleep`].
-    pub(super) fn slept(&self) -> Duration {
-        self.slept
+    /// Total time spent in [`Waiter::wait`].
+    pub(super) fn waited(&self) -> Duration {
+        self.waited
     }
 
-    /// Fails once interrupted; no system call.
+    /// Returns an error if interrupted. Makes no system call.
     pub(super) fn check_interrupt(&self) -> Result<(), RingError> {
         if self.interrupter.0.interrupted.load(Ordering::Acquire) {
             return Err(RingError::Interrupted);
@@ -111,26 +113,26 @@ impl Watch {
         Ok(())
     }
 
-    /// Sleeps until the bell has rung since the last sleep silenced it, the peer is gone, or the end is
+    /// Waits until the event has been signalled since the last wait reset it, the peer exits, or the end is
     /// interrupted.
-    pub(super) fn sleep(&mut self) -> Result<Peer, RingError> {
-        let began = Instant::now();
+    pub(super) fn wait(&mut self) -> Result<Peer, RingError> {
+        let started = Instant::now();
         let mut fds = [
-            PollFd::new(&self.bell, PollFlags::IN),
-            // No flags: only a hang-up counts, which is always reported.
+            PollFd::new(&self.event, PollFlags::IN),
+            // No flags: poll always reports a hang-up, and nothing else matters.
             PollFd::new(&self.liveness, PollFlags::empty()),
-            PollFd::new(&self.interrupter.0.bell, PollFlags::IN),
+            PollFd::new(&self.interrupter.0.event, PollFlags::IN),
         ];
         let polled = retry_on_intr(|| rustix::event::poll(&mut fds, None));
-        let [rung, hung_up, interrupted] = fds.map(|fd| !fd.revents().is_empty());
-        self.slept += began.elapsed();
+        let [signalled, hung_up, interrupted] = fds.map(|fd| !fd.revents().is_empty());
+        self.waited += started.elapsed();
         polled.map_err(io::Error::from)?;
         if interrupted {
             return Err(RingError::Interrupted);
         }
-        if rung {
-            self.bell.silence()?;
+        if signalled {
+            self.event.reset()?;
         }
-        Ok(if hung_up { Peer::Gone } else { Peer::Here })
+        Ok(if hung_up { Peer::Gone } else { Peer::Alive })
     }
 }

@@ -1,28 +1,28 @@
-//! Who owns each slot, and what both ends wait for.
+//! Slot ownership and waiting.
 //!
-//! This is the ring's algorithm without its memory and its operating system, so that loom can run it:
-//! see `model.rs`, and [`super`] for the argument.
+//! This is the ring's algorithm without its memory mapping and system calls, so that loom can run it: see
+//! `model.rs`. [`super`] has the proof.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Nobody's. The producer may claim it.
+/// Unowned. The producer may claim it.
 const FREE: u32 = 0;
-/// The producer's, who writes it.
+/// Owned by the producer, which writes it.
 const FILLING: u32 = 1;
-/// A whole batch. The consumer may lease it.
+/// Holds a complete batch. The consumer may lease it.
 const READY: u32 = 2;
-/// The consumer's, who reads it.
+/// Owned by the consumer, which reads it.
 const LEASED: u32 = 3;
 
-/// The end mark while more may follow.
+/// End mark: more batches may follow.
 const OPEN: u32 = 0;
-/// The end mark once nothing follows.
+/// End mark: no more batches follow.
 const FINISHED: u32 = 1;
 
-/// A word of the shared memory, on a cache line of its own. Zeroed memory is a valid word.
+/// A word of shared memory on its own cache line. Zeroed memory is a valid word.
 #[repr(C, align(64))]
 pub(super) struct Word(AtomicU32);
 
@@ -33,29 +33,29 @@ pub(super) struct Control<'a> {
     pub(super) slots: &'a [Word],
 }
 
-/// What the consumer finds when it need not wait.
+/// The result of a consumer's attempt that needs no waiting.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The slot is leased now.
+    /// The slot is now leased.
     Leased,
-    /// Nothing follows.
+    /// No more batches follow.
     End,
 }
 
-/// Whether the other end is alive.
+/// Whether the process at the other end is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
-    /// It is, or was a moment ago.
-    Here,
-    /// It has died, and all it ever wrote is visible.
+    /// It was alive when last checked.
+    Alive,
+    /// It has exited, and all of its writes are visible.
     Gone,
 }
 
-/// A value in the shared memory that a correct peer never writes.
+/// A value in shared memory that a correct peer never writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Corrupt {
-    /// A slot in a state it cannot be in.
-    #[error("slot {slot} is in state {found} where it should be {expected}")]
+    /// A slot in an impossible state.
+    #[error("slot {slot} is in state {found}; expected {expected}")]
     Slot {
         /// The slot's number.
         slot: usize,
@@ -64,18 +64,18 @@ pub enum Corrupt {
         /// The states it may be in.
         expected: &'static str,
     },
-    /// An end mark that is none.
-    #[error("the end mark is {found} where it should be open or finished")]
+    /// An undefined end mark.
+    #[error("the end mark is {found}; expected open (0) or finished (1)")]
     End {
         /// The mark.
         found: u32,
     },
 }
 
-/// Each state can be left by one end only, so what an end finds on its turn is still so when it writes: a
-/// load and a store do, and no compare-and-swap is needed.
+/// Only one end may leave a given state, so a state that an end reads on its turn cannot change before it
+/// writes: a load and a store suffice, and no compare-and-swap is needed.
 impl Control<'_> {
-    /// Producer: makes a free slot its own; `false` when the consumer has yet to free it.
+    /// Producer: claims a free slot; `false` if the consumer has not freed it yet.
     pub(super) fn claim(self, slot: usize) -> Result<bool, Corrupt> {
         // Acquire: the consumer's last read of the slot happens before the first write to it.
         match self.slots[slot].0.load(Ordering::Acquire) {
@@ -88,27 +88,27 @@ impl Control<'_> {
         }
     }
 
-    /// Producer: hands its slot over.
+    /// Producer: publishes its claimed slot.
     pub(super) fn publish(self, slot: usize) -> Result<(), Corrupt> {
         // Release: all writes to the slot happen before the consumer's first read.
-        self.pass(slot, FILLING, "filling", READY, Ordering::Release)
+        self.transition(slot, FILLING, "filling", READY, Ordering::Release)
     }
 
-    /// Producer: gives its slot back unpublished.
+    /// Producer: frees its claimed slot unpublished.
     pub(super) fn abandon(self, slot: usize) -> Result<(), Corrupt> {
-        // Nobody else looks at the bytes of a slot before the producer claims it again.
-        self.pass(slot, FILLING, "filling", FREE, Ordering::Relaxed)
+        // Relaxed: only the producer accesses the slot's bytes before it claims the slot again.
+        self.transition(slot, FILLING, "filling", FREE, Ordering::Relaxed)
     }
 
-    /// Producer: says that nothing follows.
+    /// Producer: marks the end of the stream.
     pub(super) fn finish(self) {
-        // Release: what was published before is visible to whoever sees the mark.
+        // Release: a consumer that sees the mark sees all earlier publications.
         self.end.0.store(FINISHED, Ordering::Release);
     }
 
-    /// Consumer: leases a slot, or finds that nothing follows; `None` when neither is so yet.
+    /// Consumer: leases a slot or detects the end; `None` if it must wait.
     pub(super) fn next(self, slot: usize) -> Result<Option<Next>, Corrupt> {
-        // The mark is read before the slot: seen finished, a slot that is not ready never will be.
+        // Read the mark before the slot: once it is finished, a slot that is not ready never becomes ready.
         let finished = match self.end.0.load(Ordering::Acquire) {
             OPEN => false,
             FINISHED => true,
@@ -120,33 +120,33 @@ impl Control<'_> {
                 self.slots[slot].0.store(LEASED, Ordering::Relaxed);
                 Ok(Some(Next::Leased))
             }
-            // Leased: the consumer has kept it for a whole round.
+            // Leased: the consumer has held the lease for a whole round of the ring.
             FREE | FILLING | LEASED => Ok(finished.then_some(Next::End)),
             found => Err(Corrupt::Slot { slot, found, expected: "free, filling, ready or leased" }),
         }
     }
 
-    /// Consumer: whether a slot can be leased.
+    /// Consumer: whether a slot is ready to be leased.
     #[cfg(not(loom))]
     pub(super) fn is_ready(self, slot: usize) -> bool {
-        // Whoever leases it looks again.
+        // Relaxed: `next` loads the state again before it leases the slot.
         self.slots[slot].0.load(Ordering::Relaxed) == READY
     }
 
-    /// Consumer: frees a slot it had leased.
+    /// Consumer: frees a leased slot.
     pub(super) fn release(self, slot: usize) -> Result<(), Corrupt> {
         // Release: pairs with `claim`.
-        self.pass(slot, LEASED, "leased", FREE, Ordering::Release)
+        self.transition(slot, LEASED, "leased", FREE, Ordering::Release)
     }
 
-    /// Slots published and not yet released, at about this time.
-    pub(super) fn occupied(self) -> usize {
+    /// Number of slots published and not yet released: a snapshot, possibly stale.
+    pub(super) fn occupied_slots(self) -> usize {
         let occupied = |slot: &&Word| matches!(slot.0.load(Ordering::Relaxed), READY | LEASED);
         self.slots.iter().filter(occupied).count()
     }
 
-    /// Moves a slot of the caller's on to its next state.
-    fn pass(
+    /// Moves a slot that the caller owns to its next state.
+    fn transition(
         self,
         slot: usize,
         from: u32,
@@ -165,24 +165,24 @@ impl Control<'_> {
     }
 }
 
-/// Attempts something until it can be done, sleeping in between; `None` when the peer is gone and it
-/// never can.
+/// Repeats `attempt` until it succeeds, waiting between attempts; `None` if the peer is gone and it can never
+/// succeed.
 ///
-/// `sleep` returns when the peer has done anything since the attempt before it, or has gone.
-pub(super) fn until<T, E>(
+/// `wait` returns when the peer has changed anything since the preceding attempt, or has exited.
+pub(super) fn retry_until<T, E>(
     mut attempt: impl FnMut() -> Result<Option<T>, E>,
-    mut sleep: impl FnMut() -> Result<Peer, E>,
+    mut wait: impl FnMut() -> Result<Peer, E>,
 ) -> Result<Option<T>, E> {
-    let mut peer = Peer::Here;
+    let mut peer = Peer::Alive;
     loop {
-        // Also once more after the peer was seen gone: its last act may have been to publish.
+        // Attempt once more after the peer is gone: its last action may have been to publish.
         if let Some(done) = attempt()? {
             return Ok(Some(done));
         }
         if peer == Peer::Gone {
             return Ok(None);
         }
-        peer = sleep()?;
+        peer = wait()?;
     }
 }
 

@@ -1,10 +1,13 @@
-//! Batches that can be told whole from torn: every value of every section follows from the batch's number.
+//! Batches whose values all derive from the batch number, so that a torn batch is detected; and waiting for events.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use millstream_batch::{BatchHeader, BatchMut, BatchRef, BatchSchema, IdFeature, RaggedFeature, Stream};
 
-/// A schema with a section of every kind.
+/// A schema with every kind of section.
 pub(crate) fn schema(rows: u32) -> BatchSchema {
     BatchSchema {
         rows,
@@ -23,7 +26,7 @@ pub(crate) fn schema(rows: u32) -> BatchSchema {
     }
 }
 
-/// A stream of numbers fixed by its seed (splitmix64).
+/// A deterministic random number generator (splitmix64).
 pub(crate) struct Numbers(u64);
 
 impl Numbers {
@@ -39,7 +42,7 @@ impl Numbers {
         z ^ (z >> 31)
     }
 
-    /// One of `0..bound`.
+    /// A number in `0..bound`.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
@@ -70,7 +73,7 @@ fn position_bytes(number: u64, schema: &BatchSchema) -> u64 {
     number % (u64::from(schema.position_bytes) + 1)
 }
 
-/// Fills a batch as batch `number`.
+/// Fills a batch with the contents of batch `number`.
 pub(crate) fn fill(batch: &mut BatchMut<'_>, number: u64) {
     let schema = batch.layout().schema().clone();
     let header = header(number, schema.rows);
@@ -105,7 +108,7 @@ pub(crate) fn fill(batch: &mut BatchMut<'_>, number: u64) {
     }
 }
 
-/// Asserts that a batch is batch `number`, whole.
+/// Asserts that a batch has exactly the contents of batch `number`.
 pub(crate) fn check(batch: BatchRef<'_>, number: u64) {
     let schema = batch.layout().schema();
     let mut numbers = Numbers::new(number);
@@ -144,4 +147,44 @@ pub(crate) fn check(batch: BatchRef<'_>, number: u64) {
             assert_eq!(weight, numbers.float(), "weights of values {index} of {number}");
         }
     }
+}
+
+/// The deadline for an event that is expected soon, generous enough for a busy machine.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Polls until `happened`; aborts the process at the deadline, as a panic could block on a thread that hangs.
+pub(crate) fn wait_until(what: &str, happened: impl Fn() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !happened() {
+        if Instant::now() > deadline {
+            #[allow(clippy::print_stderr, reason = "the process aborts, so no panic message can say why")]
+            {
+                eprintln!("deadline exceeded: {what}");
+            }
+            std::process::abort();
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Runs `blocking` in a thread, runs `then` once that thread sleeps in the kernel, and returns the thread's result.
+/// Fails if `blocking` returns before it sleeps, or does not return after `then`.
+pub(crate) fn while_blocked<T: Send>(blocking: impl FnOnce() -> T + Send, then: impl FnOnce()) -> T {
+    let (send, receive) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            send.send(rustix::thread::gettid().as_raw_nonzero()).unwrap();
+            blocking()
+        });
+        let stat = format!("/proc/self/task/{}/stat", receive.recv().unwrap());
+        wait_until("the thread blocks", || {
+            // The state follows the name in parentheses; S is an interruptible sleep.
+            let sleeps = |stat: String| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" S"));
+            thread.is_finished() || fs::read_to_string(&stat).is_ok_and(sleeps)
+        });
+        assert!(!thread.is_finished(), "the call returned without blocking");
+        then();
+        wait_until("the blocked call returns", || thread.is_finished());
+        thread.join().unwrap()
+    })
 }

@@ -57,7 +57,7 @@ mod weights;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use millstream_batch::{BatchRef, BatchSchema, Pages};
+use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
 use crate::description::Description;
@@ -309,7 +309,7 @@ impl Backend for Cpu {
         into.upload(batch)
     }
 
-    fn pin(&self, _pages: &Pages) -> Result<(), PinError> {
+    fn pin(&self, _pages: &RingMapping) -> Result<(), PinError> {
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use millstream_batch::{BatchRef, BatchSchema, Pages};
+use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 use millstream_trace::Recorder;
 
 use super::batch::CudaBatch;
@@ -144,7 +144,7 @@ impl Backend for Cuda {
         into.upload(self, batch)
     }
 
-    fn pin(&self, pages: &Pages) -> Result<CudaPinned, PinError> {
+    fn pin(&self, pages: &RingMapping) -> Result<CudaPinned, PinError> {
         self.pinned.pin(self.context(), pages).map_err(|fault| PinError(fault.to_string()))
     }
 

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_batch::layout::Section;
-use millstream_batch::{BatchRef, Pages, SlotLayout};
+use millstream_batch::{BatchRef, RingMapping, SlotLayout};
 use millstream_trace::{Category, Operation, Work};
 
 use super::driver::{Address, Context, Event, Fault, Memory, PageLocked, Registered, Stream};
@@ -39,7 +39,7 @@ pub struct CudaPinned {
 }
 
 impl PinnedRanges {
-    pub(super) fn pin(&self, context: &Arc<Context>, pages: &Pages) -> Result<CudaPinned, Fault> {
+    pub(super) fn pin(&self, context: &Arc<Context>, pages: &RingMapping) -> Result<CudaPinned, Fault> {
         let registered = Registered::new(context, pages)?;
         let Range { start, end } = pages.addresses();
         let range = start.addr()..end.addr();
@@ -328,20 +328,20 @@ mod tests {
         let rows = 37;
         let schema = schema(rows);
         let (mut producer, mut consumer) = ring(&schema);
-        let pinned = cuda.pin(&consumer.pages()).unwrap();
+        let pinned = cuda.pin(&consumer.mapping()).unwrap();
         let mut batch = cuda.batch(&schema);
         let mut sum = Sum::new(&cuda, rows);
         let copies = calls(&stand_in, c"cuMemcpyHtoDAsync_v2");
         let mut most_to_do = 0;
         for number in 0..40 {
-            let mut filling = producer.fill().unwrap();
+            let mut filling = producer.claim().unwrap();
             fill(filling.batch(), rows, number);
             filling.publish();
             let leased = consumer.next().unwrap().unwrap();
             cuda.upload(leased.batch(), &mut batch).unwrap();
             drop(leased);
             // Whoever fills it next does so at once.
-            fill(producer.fill().unwrap().batch(), rows, 1_000 + number);
+            fill(producer.claim().unwrap().batch(), rows, 1_000 + number);
             most_to_do = most_to_do.max(count(&stand_in, c"work"));
             sum.add(&batch, rows, number);
         }
@@ -361,7 +361,7 @@ mod tests {
     }
 
     fn pages_bytes(consumer: &Consumer) -> u64 {
-        let Range { start, end } = consumer.pages().addresses();
+        let Range { start, end } = consumer.mapping().addresses();
         (end.addr() - start.addr()) as u64
     }
 
@@ -391,14 +391,14 @@ mod tests {
         let schema = schema(5);
         let (mut producer, mut consumer) = ring(&schema);
         fail(&stand_in, c"cuMemHostRegister_v2", 801);
-        let refused = cuda.pin(&consumer.pages()).err().unwrap().to_string();
+        let refused = cuda.pin(&consumer.mapping()).err().unwrap().to_string();
         assert!(
             refused.contains("cuMemHostRegister of NVIDIA's driver failed: CUDA_ERROR_NOT_SUPPORTED"),
             "{refused}"
         );
         let mut batch = cuda.batch(&schema);
         let mut sum = Sum::new(&cuda, 5);
-        let mut filling = producer.fill().unwrap();
+        let mut filling = producer.claim().unwrap();
         fill(filling.batch(), 5, 3);
         filling.publish();
         cuda.upload(consumer.next().unwrap().unwrap().batch(), &mut batch).unwrap();

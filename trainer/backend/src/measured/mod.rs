@@ -14,7 +14,7 @@ mod floors;
 use std::ops::Range;
 use std::sync::Arc;
 
-use millstream_batch::{BatchRef, BatchSchema, Pages};
+use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 use millstream_trace::{Operation, Phase, Recorder, Recording, Work};
 
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
@@ -303,7 +303,7 @@ impl<B: Backend> Backend for Measured<B> {
         Ok(())
     }
 
-    fn pin(&self, pages: &Pages) -> Result<B::Pinned, PinError> {
+    fn pin(&self, pages: &RingMapping) -> Result<B::Pinned, PinError> {
         self.backend.pin(pages)
     }
 

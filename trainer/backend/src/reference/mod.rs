@@ -14,7 +14,7 @@ mod touched;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use millstream_batch::{BatchRef, BatchSchema, Pages};
+use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
 use crate::backend::{Activation, Backend, LayerGradient, Loss, MixtureShape, RowGradients, Sum, Task};
 use crate::description::Description;
@@ -154,7 +154,7 @@ impl Backend for Reference {
         into.upload(batch)
     }
 
-    fn pin(&self, _pages: &Pages) -> Result<(), PinError> {
+    fn pin(&self, _pages: &RingMapping) -> Result<(), PinError> {
         Ok(())
     }
 

@@ -10,11 +10,11 @@ use tempfile::TempDir;
 
 use super::super::MODEL_PART;
 use super::super::faults::{Death, DyingStore};
-use super::super::manifest::{Progress, hex};
+use super::super::manifest::{TrainingProgress, hex};
 use super::*;
 use crate::loss::LossSum;
-use crate::metrics::{Measured, Metric, Metrics};
-use crate::session::{Evaluated, Standing};
+use crate::metrics::{Metric, MetricValue, Metrics};
+use crate::session::{EvalPoint, SelectionState};
 use crate::spec::{
     DeepSpec, EmbeddingInit, HiddenLayerSpec, LossSpec, ModelSpec, OptimizerSpec, Pooling, Precision,
     TaskSpec, WideDeepSpec, WideSpec,
@@ -38,24 +38,24 @@ fn snapshot(step: u64) -> Snapshot {
     };
     Snapshot {
         step,
-        progress: Progress {
+        progress: TrainingProgress {
             epoch: 1,
             examples: step * 256,
             loss: LossSum { loss: 0.1 + 0.2, weight: 1.0 / 3.0 },
         },
         position: vec![0, 1, 0xfe, step.to_le_bytes()[0]],
         eval: vec![Metrics {
-            measured: vec![
-                Measured { metric: Metric::Auc, value: Some(0.1 + 0.7), error: Some(0.0) },
-                Measured { metric: Metric::LogLoss, value: Some(2.0 / 3.0), error: None },
-                Measured { metric: Metric::Calibration, value: None, error: None },
+            values: vec![
+                MetricValue { metric: Metric::Auc, value: Some(0.1 + 0.7), error: Some(0.0) },
+                MetricValue { metric: Metric::LogLoss, value: Some(2.0 / 3.0), error: None },
+                MetricValue { metric: Metric::Calibration, value: None, error: None },
             ],
             examples: 16281,
             ..Metrics::default()
         }],
         eval_step: Some(step),
         eval_due: false,
-        standing: Standing::default(),
+        standing: SelectionState::default(),
         model: ModelSpec::WideDeep(WideDeepSpec { wide, deep }),
         schema: BatchSchema {
             rows: 256,
@@ -131,17 +131,17 @@ fn assert_holds(checkpoint: &Checkpoint, salt: u8) {
 fn what_is_committed_is_loaded() {
     for (store, _directory) in stores() {
         assert!(store.steps().unwrap().is_empty());
-        assert!(store.load_newest(Extent::Whole, OnDamage::Fail).unwrap().is_none());
+        assert!(store.load_newest(CheckpointScope::Full, OnDamage::Fail).unwrap().is_none());
         let path = commit(&store, 500, 1, 3).unwrap();
         assert!(path.ends_with("step-0000000500"), "{path}");
-        let checkpoint = store.load(500, Extent::Whole).unwrap();
+        let checkpoint = store.load(500, CheckpointScope::Full).unwrap();
         assert_eq!(checkpoint.manifest.snapshot, snapshot(500));
         assert_eq!(checkpoint.path(), path);
         assert_holds(&checkpoint, 1);
-        let scoring = store.load(500, Extent::Scoring).unwrap();
+        let scoring = store.load(500, CheckpointScope::Scoring).unwrap();
         assert_eq!(scoring.part(OPTIMIZER_PART), None);
         assert_eq!(scoring.part(MODEL_PART), checkpoint.part(MODEL_PART));
-        let absent = store.load(501, Extent::Whole).unwrap_err();
+        let absent = store.load(501, CheckpointScope::Full).unwrap_err();
         assert!(matches!(absent, CheckpointError::Absent { .. }), "{absent}");
     }
 }
@@ -187,12 +187,12 @@ fn the_best_are_kept_beside_the_newest() {
         let best = [(1, &[1][..]), (2, &[2, 1]), (3, &[2, 3]), (4, &[2, 3]), (5, &[2, 3]), (6, &[6, 2])];
         let kept = [&[1][..], &[1, 2], &[2, 3], &[2, 3, 4], &[2, 3, 4, 5], &[2, 5, 6]];
         for ((step, best), kept) in best.into_iter().zip(kept) {
-            let evaluated = |&step| Evaluated { metric: Metric::Auc, label: 0, value: 0.5, step };
-            let standing = Standing::of(best.iter().map(evaluated).collect());
+            let evaluated = |&step| EvalPoint { metric: Metric::Auc, label: 0, value: 0.5, step };
+            let standing = SelectionState::of(best.iter().map(evaluated).collect());
             commit_snapshot(&store, Snapshot { standing, ..snapshot(step) }, 0, 2).unwrap();
             assert_eq!(store.steps().unwrap(), kept);
             assert_eq!(store.best().unwrap(), best);
-            assert_holds(&store.load(step, Extent::Whole).unwrap(), 0);
+            assert_holds(&store.load(step, CheckpointScope::Full).unwrap(), 0);
         }
     }
 }
@@ -245,16 +245,16 @@ fn a_step_is_committed_anew() {
     // The same training, now evaluated.
     let evaluated = Snapshot { eval: Vec::new(), ..snapshot(2) };
     commit_snapshot(&store, evaluated.clone(), 0, 2).unwrap();
-    let checkpoint = store.load(2, Extent::Whole).unwrap();
+    let checkpoint = store.load(2, CheckpointScope::Full).unwrap();
     assert_eq!(checkpoint.manifest.snapshot, evaluated);
     assert_holds(&checkpoint, 0);
     // Other content.
     commit(&store, 2, 9, 2).unwrap();
-    assert_holds(&store.load(2, Extent::Whole).unwrap(), 9);
+    assert_holds(&store.load(2, CheckpointScope::Full).unwrap(), 9);
     // The same content where what lies there has rotted.
     put(&store, &store.part_path(2, MODEL_PART), b"rot");
     commit(&store, 2, 9, 2).unwrap();
-    assert_holds(&store.load(2, Extent::Whole).unwrap(), 9);
+    assert_holds(&store.load(2, CheckpointScope::Full).unwrap(), 9);
     assert_eq!(store.steps().unwrap(), [1, 2]);
 }
 
@@ -274,11 +274,11 @@ fn damage_is_found_named_and_survived() {
             flipped[byte] ^= 1;
             for damaged in [&flipped[..], &whole[..byte]] {
                 put(&store, &path, damaged);
-                let error = store.load(2, Extent::Whole).unwrap_err();
+                let error = store.load(2, CheckpointScope::Full).unwrap_err();
                 let CheckpointError::Damaged { part, .. } = &error else { panic!("{error}") };
                 assert_eq!(part, name, "{error}");
-                assert!(store.load_newest(Extent::Whole, OnDamage::Fail).is_err());
-                let newest = store.load_newest(Extent::Whole, OnDamage::FallBack).unwrap().unwrap();
+                assert!(store.load_newest(CheckpointScope::Full, OnDamage::Fail).is_err());
+                let newest = store.load_newest(CheckpointScope::Full, OnDamage::FallBack).unwrap().unwrap();
                 assert_eq!(newest.manifest.snapshot.step, 1);
                 tried += 1;
             }
@@ -287,10 +287,10 @@ fn damage_is_found_named_and_survived() {
     }
     assert!(tried > 2 * 145);
     wait(&store.block_on, store.objects.delete(&store.part_path(2, "job.toml"))).unwrap();
-    let missing = store.load(2, Extent::Scoring).unwrap_err();
+    let missing = store.load(2, CheckpointScope::Scoring).unwrap_err();
     assert!(missing.to_string().contains("job.toml is missing"), "{missing}");
     put(&store, &store.part_path(1, MODEL_PART), b"rot");
-    let all_damaged = store.load_newest(Extent::Whole, OnDamage::FallBack).unwrap_err();
+    let all_damaged = store.load_newest(CheckpointScope::Full, OnDamage::FallBack).unwrap_err();
     assert!(all_damaged.to_string().contains("step-0000000002"), "{all_damaged}");
 }
 
@@ -308,7 +308,7 @@ fn a_manifest_moved_to_another_step_is_damage() {
 fn a_later_format_is_refused_by_its_number() {
     let store = in_memory();
     put(&store, &store.part_path(1, MANIFEST), br#"{"format": 2, "tensors": "elsewhere"}"#);
-    let error = store.load_newest(Extent::Whole, OnDamage::FallBack).unwrap_err();
+    let error = store.load_newest(CheckpointScope::Full, OnDamage::FallBack).unwrap_err();
     assert!(matches!(error, CheckpointError::Format { found: 2, known: 1, .. }), "{error}");
 }
 
@@ -336,7 +336,7 @@ fn a_manifest_that_says_more_or_less_is_whole() {
         assert!(matches!(store.manifest(1), Err(CheckpointError::Damaged { .. })), "{changed}");
         put(&store, &store.part_path(1, MANIFEST), hashed_anew(&changed).as_bytes());
         assert_eq!(store.manifest(1).unwrap().snapshot, snapshot(1), "{changed}");
-        assert_holds(&store.load(1, Extent::Whole).unwrap(), 0);
+        assert_holds(&store.load(1, CheckpointScope::Full).unwrap(), 0);
     }
     // As it was when all that there was to learn was whether a label is 1.
     let mut document: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -401,7 +401,7 @@ fn die_everywhere(
             Death::AtByte(_) => OnDamage::FallBack,
             Death::Before(_) | Death::After(_) => OnDamage::Fail,
         };
-        let newest = store.load_newest(Extent::Whole, on_damage).unwrap();
+        let newest = store.load_newest(CheckpointScope::Full, on_damage).unwrap();
         let newest = newest.unwrap_or_else(|| panic!("nothing left by {:?}", death(moment)));
         good(&newest);
         if let Ok(path) = attempted {

@@ -9,7 +9,7 @@ use millstream_backend::{Activation, IdColumn};
 use super::graph::{Attribute, Graph, Value, doubles, floats};
 use super::inputs::{Ids, Inputs, NumberScale, SeveralIds};
 use super::proto::DataType;
-use crate::export::{ExportError, Parameter, Trained};
+use crate::export::{ExportError, Parameter, TrainedModel};
 use crate::layers::normalization::EPSILON;
 use crate::model::embeddings::{EmbeddingKeys, EmbeddingTable, EmbeddingTables, TableLookup};
 use crate::model::features::{Features, IdFeatureColumn};
@@ -18,7 +18,7 @@ use crate::spec::{CrossSpec, EmbeddingSpec, HiddenLayerSpec, Normalization, Pool
 /// A model's graph in the making.
 pub(super) struct Net<'a> {
     pub(super) graph: Graph,
-    trained: &'a Trained,
+    trained: &'a TrainedModel,
     inputs: Inputs,
     /// Parameters that nothing has computed with yet.
     unplaced: BTreeMap<&'a str, &'a Parameter>,
@@ -27,13 +27,14 @@ pub(super) struct Net<'a> {
 impl<'a> Net<'a> {
     /// A graph with the inputs of `trained`, whose numbers are scaled by `scales`.
     pub(super) fn new(
-        trained: &'a Trained,
+        trained: &'a TrainedModel,
         scales: &BTreeMap<String, NumberScale>,
     ) -> Result<Self, ExportError> {
         let parameters = trained.parameters.iter();
         let mut graph = Graph::default();
-        let inputs =
-            Inputs::new(&mut graph, &trained.snapshot.schema, scales, |feature| trained.reads(feature))?;
+        let inputs = Inputs::new(&mut graph, &trained.snapshot.schema, scales, |feature| {
+            trained.reads_feature(feature)
+        })?;
         let unplaced = parameters.map(|parameter| (parameter.tensor.name.as_str(), parameter)).collect();
         Ok(Self { graph, trained, inputs, unplaced })
     }
@@ -151,7 +152,7 @@ impl<'a> Net<'a> {
                 Some(_) => self.product(&format!("{name}.down"), &value)?,
             };
             let product = self.layer(&name, &inner, Activation::Identity)?;
-            let product = self.graph.node("Mul", &[first, &product], &format!("{name}/by_first"));
+            let product = self.graph.node("Mul", &[first, &product], &format!("{name}/first_grad"));
             value = self.graph.node("Add", &[&product, &value], &format!("{name}/output"));
         }
         Ok(value)

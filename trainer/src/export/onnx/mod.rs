@@ -33,7 +33,7 @@ use std::io::{self, Write};
 
 use prost::Message;
 
-use super::{ExportError, Trained};
+use super::{ExportError, TrainedModel};
 use crate::spec::{ModelSpec, Prediction};
 use graph::{Attribute, Constant, Dimension, Graph, ROWS, Value};
 pub use inputs::NumberScale;
@@ -46,7 +46,7 @@ use proto::{
 /// The set of operators.
 const OPERATORS: i64 = 17;
 
-/// A model's numbers are in the file up to so many bytes, which leaves room for graph and description.
+/// A model's numbers are in the file up to so many bytes, which leaves buffers for graph and description.
 const MOST_EMBEDDED_BYTES: u64 = 1 << 30;
 
 /// The most bytes of a file, and so of a description.
@@ -85,7 +85,7 @@ impl OnnxModel {
     /// # Errors
     /// When a number's scale is not told, or a part of the model has no place in ONNX.
     pub fn new(
-        trained: &Trained,
+        trained: &TrainedModel,
         scales: &BTreeMap<String, NumberScale>,
         added: &[(String, String)],
     ) -> Result<Self, ExportError> {
@@ -137,7 +137,7 @@ impl OnnxModel {
     ///
     /// # Errors
     /// When `out` or `data` refuses it.
-    pub fn write_apart(
+    pub fn write_external(
         &self,
         out: &mut dyn Write,
         name: &str,
@@ -195,7 +195,7 @@ impl OnnxModel {
 }
 
 /// The graph of a whole model.
-fn scores(mut net: Net<'_>, trained: &Trained) -> Result<Graph, ExportError> {
+fn scores(mut net: Net<'_>, trained: &TrainedModel) -> Result<Graph, ExportError> {
     let spec = &trained.snapshot.model;
     let logits = net.logits(spec)?;
     let labels = net.labels();

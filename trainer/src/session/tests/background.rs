@@ -16,17 +16,17 @@ fn store_over(objects: Arc<dyn ObjectStore>) -> CheckpointStore {
     CheckpointStore::new(objects, "jobs/census-1".into(), Arc::new(park_until_done))
 }
 
-fn writer(objects: Arc<dyn ObjectStore>, session: &Session<Cpu>) -> Writer<f32> {
-    Writer::start(store_over(objects), session.image(), carried()).unwrap()
+fn writer(objects: Arc<dyn ObjectStore>, session: &Session<Cpu>) -> CheckpointWriter<f32> {
+    CheckpointWriter::spawn(store_over(objects), session.allocate_copy(), carried()).unwrap()
 }
 
-fn begin(writer: &mut Writer<f32>, session: &Session<Cpu>) {
-    writer.begin(KEEP, |image| session.capture(image)).unwrap();
+fn begin(writer: &mut CheckpointWriter<f32>, session: &Session<Cpu>) {
+    writer.start_commit(KEEP, |image| session.capture(image)).unwrap();
 }
 
 /// The parts of the newest checkpoint, and its manifest.
 fn newest(objects: &Arc<dyn ObjectStore>, on_damage: OnDamage) -> Checkpoint {
-    store_over(Arc::clone(objects)).load_newest(Extent::Whole, on_damage).unwrap().unwrap()
+    store_over(Arc::clone(objects)).load_newest(CheckpointScope::Full, on_damage).unwrap().unwrap()
 }
 
 fn assert_same(found: &Checkpoint, wanted: &Checkpoint) {

@@ -16,7 +16,7 @@ fn with_tables(precision: Precision, embedding_precision: Precision) -> Session<
     let loss_scale = LossScaleSpec { growth_interval: 3, ..LossScaleSpec::default() };
     let training = TrainingSpec { precision, embedding_precision, loss_scale, ..training() };
     let mut session = Session::new(cpu(), &model(), &schema(ROWS), &training).unwrap();
-    session.judge_by(JUDGE);
+    session.select_by(JUDGE);
     session
 }
 
@@ -75,7 +75,10 @@ fn a_loss_that_is_not_finite_skips_the_step_and_counts_for_nothing() {
     let before = session.progress();
     let loss = session.train(beyond_half(1).as_ref()).unwrap();
     assert_eq!(loss, LossSum::default());
-    assert_eq!(session.progress(), Progress { examples: before.examples + u64::from(ROWS), ..before });
+    assert_eq!(
+        session.progress(),
+        TrainingProgress { examples: before.examples + u64::from(ROWS), ..before }
+    );
     assert_eq!(session.step(), 2);
     let scale = LossScale { scale: 32768.0, good_steps: 0, skipped_steps: 1 };
     assert_eq!(session.loss_scale(), Some(scale));
@@ -95,7 +98,7 @@ fn overflows_at_every_scale_are_divergence() {
         "{error}"
     );
     assert!(error.to_string().contains("training has diverged"));
-    assert!(session.capture(&mut session.image()).is_err());
+    assert!(session.capture(&mut session.allocate_copy()).is_err());
 }
 
 /// Bfloat16 has the range of single precision, where a loss that is not finite is no accident of the format.

@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use millstream_batch::Pages;
+use millstream_batch::RingMapping;
 
 use super::super::DeviceFault;
 use super::{Address, Context, Fault};
@@ -125,11 +125,11 @@ impl Drop for PageLocked {
 /// A ring's memory, page-locked while this value is there.
 pub(in crate::cuda) struct Registered {
     context: Arc<Context>,
-    pages: Pages,
+    pages: RingMapping,
 }
 
 impl Registered {
-    pub(in crate::cuda) fn new(context: &Arc<Context>, pages: &Pages) -> Result<Self, Fault> {
+    pub(in crate::cuda) fn new(context: &Arc<Context>, pages: &RingMapping) -> Result<Self, Fault> {
         let functions = context.enter()?;
         let Range { start, end } = pages.addresses();
         let bytes = end.addr() - start.addr();

@@ -1,6 +1,6 @@
 //! What is done with gradients once a backward pass has made them.
 //!
-//! A model shows each of its parameters with its gradient, in a fixed order; what comes of that is the learner's: a
+//! A model shows each of its parameters with its gradient, in a fixed order; what comes of that is the visitor's: a
 //! step of each optimizer, or a measure of all gradients together before it.
 
 use millstream_backend::{Backend, GradientColumns, RowGradients};
@@ -10,7 +10,7 @@ use crate::parameter::MatrixParameter;
 use crate::schedule::Step;
 
 /// Sees every parameter with its gradient.
-pub trait Learner<B: Backend> {
+pub trait GradientVisitor<B: Backend> {
     /// A parameter that has its gradient beside it.
     fn matrix(&mut self, parameter: &mut MatrixParameter<B>);
 
@@ -19,7 +19,7 @@ pub trait Learner<B: Backend> {
 }
 
 /// Sums the squares of all gradients.
-pub struct Measure<'a, B: Backend> {
+pub struct SumSquares<'a, B: Backend> {
     /// The device.
     pub backend: &'a B,
     /// The batch, and which rows of tables it touches.
@@ -29,7 +29,7 @@ pub struct Measure<'a, B: Backend> {
 }
 
 /// Takes a step of each parameter's optimizer.
-pub struct Descent<'a, B: Backend> {
+pub struct ApplyUpdates<'a, B: Backend> {
     /// The device.
     pub backend: &'a B,
     /// The batch, and which rows of tables it touches.
@@ -44,7 +44,7 @@ pub struct Descent<'a, B: Backend> {
     pub draws: u64,
 }
 
-impl<B: Backend> Learner<B> for Measure<'_, B> {
+impl<B: Backend> GradientVisitor<B> for SumSquares<'_, B> {
     fn matrix(&mut self, parameter: &mut MatrixParameter<B>) {
         self.backend.squares(&parameter.gradient, self.squares);
     }
@@ -58,7 +58,7 @@ impl<B: Backend> Learner<B> for Measure<'_, B> {
     }
 }
 
-impl<B: Backend> Learner<B> for Descent<'_, B> {
+impl<B: Backend> GradientVisitor<B> for ApplyUpdates<'_, B> {
     fn matrix(&mut self, parameter: &mut MatrixParameter<B>) {
         if let Some(optimizer) = parameter.spec.optimizer {
             let update = optimizer.update(self.step, self.clip);

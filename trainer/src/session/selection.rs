@@ -7,7 +7,7 @@
 //! **The best** evaluations are simply those of the best values, whatever `min_delta` says; of equal ones the
 //! first.
 //!
-//! A [`Standing`] is all that is remembered, and part of a checkpoint, so that a job that goes on from one judges
+//! A [`SelectionState`] is all that is remembered, and part of a checkpoint, so that a job that goes on from one judges
 //! as if it had never stopped. Where it is of another metric than is asked for, it starts anew.
 
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use crate::metrics::{Metric, Metrics};
 
 /// What is asked of a judge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct JudgeSpec {
+pub struct SelectionSpec {
     /// When to stop early; never if not given.
     pub stopping: Option<StoppingSpec>,
     /// Which checkpoints are the best; nobody asks if not given.
@@ -51,13 +51,13 @@ pub struct BestSpec {
 
 /// What the evaluations so far came to.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Standing {
+pub struct SelectionState {
     /// Of early stopping.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stopping: Option<Stopping>,
     /// The best evaluations, the best first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    best: Vec<Evaluated>,
+    best: Vec<EvalPoint>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -65,14 +65,14 @@ struct Stopping {
     metric: Metric,
     #[serde(default, skip_serializing_if = "is_first")]
     label: u32,
-    best: Option<Evaluated>,
+    best: Option<EvalPoint>,
     /// Evaluations since that one.
     evaluations: u32,
 }
 
 /// What an evaluation came to.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Evaluated {
+pub struct EvalPoint {
     /// In this number.
     pub metric: Metric,
     /// Of this label of the batches.
@@ -84,9 +84,9 @@ pub struct Evaluated {
     pub step: u64,
 }
 
-impl Standing {
+impl SelectionState {
     #[cfg(test)]
-    pub(crate) fn of(best: Vec<Evaluated>) -> Self {
+    pub(crate) fn of(best: Vec<EvalPoint>) -> Self {
         Self { stopping: None, best }
     }
 
@@ -96,15 +96,15 @@ impl Standing {
     }
 
     /// The best evaluations, the best first; the checkpoints of their steps are kept.
-    pub fn best(&self) -> &[Evaluated] {
+    pub fn best(&self) -> &[EvalPoint] {
         &self.best
     }
 
     /// Takes in an evaluation after `step`; says whether it is one of the best.
-    pub(super) fn judge(&mut self, spec: &JudgeSpec, step: u64, metrics: &[Metrics]) -> bool {
+    pub(super) fn judge(&mut self, spec: &SelectionSpec, step: u64, metrics: &[Metrics]) -> bool {
         let evaluated = |metric: Metric, label: u32| {
-            let value = metrics.get(label as usize).and_then(|metrics| metrics.of(metric));
-            value.map(|value| Evaluated { metric, label, value, step })
+            let value = metrics.get(label as usize).and_then(|metrics| metrics.value(metric));
+            value.map(|value| EvalPoint { metric, label, value, step })
         };
         if let Some(spec) = &spec.stopping {
             self.judge_stopping(spec, evaluated(spec.metric, spec.label));
@@ -113,7 +113,7 @@ impl Standing {
     }
 
     /// Why training is to stop early, if it is; `labels` are the names of the batches' labels, if they have any.
-    pub fn stop(&self, spec: &JudgeSpec, labels: &[String]) -> Option<String> {
+    pub fn stop(&self, spec: &SelectionSpec, labels: &[String]) -> Option<String> {
         let spec = spec.stopping.as_ref()?;
         let StoppingSpec { metric, label, patience, min_delta } = *spec;
         let Stopping { best, evaluations, .. } = self.stopping.filter(|state| state.is_of(spec))?;
@@ -124,21 +124,21 @@ impl Standing {
             Some(label) => format!("{} of {label}", metric.name()),
             None => metric.name().to_owned(),
         };
-        let Some(Evaluated { value, step, .. }) = best else {
+        let Some(EvalPoint { value, step, .. }) = best else {
             return Some(format!("stopped early: {name} was not defined in {evaluations} evaluations"));
         };
         let by = if min_delta > 0.0 { format!(" by more than {min_delta}") } else { String::new() };
-        let verb = metric.verb();
+        let verb = metric.improvement_verb();
         Some(format!(
             "stopped early: {name} has not {verb}{by} since step {step}, where it was {value:.6}, in {evaluations} \
              evaluations"
         ))
     }
 
-    fn judge_stopping(&mut self, spec: &StoppingSpec, found: Option<Evaluated>) {
+    fn judge_stopping(&mut self, spec: &StoppingSpec, found: Option<EvalPoint>) {
         let fresh = Stopping { metric: spec.metric, label: spec.label, best: None, evaluations: 0 };
         let before = self.stopping.filter(|state| state.is_of(spec)).unwrap_or(fresh);
-        let is_better = |found: &Evaluated| {
+        let is_better = |found: &EvalPoint| {
             before.best.is_none_or(|best| spec.metric.gain(found.value, best.value) > spec.min_delta)
         };
         self.stopping = Some(match found.filter(is_better) {
@@ -147,7 +147,7 @@ impl Standing {
         });
     }
 
-    fn judge_best(&mut self, spec: BestSpec, found: Option<Evaluated>) -> bool {
+    fn judge_best(&mut self, spec: BestSpec, found: Option<EvalPoint>) -> bool {
         self.best.retain(|best| (best.metric, best.label) == (spec.metric, spec.label));
         let Some(found) = found else { return false };
         // An evaluation made again.
@@ -175,24 +175,24 @@ fn is_first(label: &u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Measured;
+    use crate::metrics::MetricValue;
 
     fn metrics(auc: Option<f64>) -> Vec<Metrics> {
-        let measured = |metric, value| Measured { metric, value, error: None };
-        let measured = vec![measured(Metric::Auc, auc), measured(Metric::LogLoss, Some(1.0))];
-        vec![Metrics { measured, examples: 1, ..Metrics::default() }]
+        let values = |metric, value| MetricValue { metric, value, error: None };
+        let values = vec![values(Metric::Auc, auc), values(Metric::LogLoss, Some(1.0))];
+        vec![Metrics { values, examples: 1, ..Metrics::default() }]
     }
 
-    fn stopping(patience: u32, min_delta: f64) -> JudgeSpec {
-        JudgeSpec {
+    fn stopping(patience: u32, min_delta: f64) -> SelectionSpec {
+        SelectionSpec {
             stopping: Some(StoppingSpec { metric: Metric::Auc, label: 0, patience, min_delta }),
             best: None,
         }
     }
 
     /// At which of these evaluations training stops.
-    fn stops(spec: &JudgeSpec, values: &[Option<f64>]) -> Option<usize> {
-        let mut standing = Standing::default();
+    fn stops(spec: &SelectionSpec, values: &[Option<f64>]) -> Option<usize> {
+        let mut standing = SelectionState::default();
         values.iter().enumerate().position(|(step, &auc)| {
             standing.judge(spec, step as u64, &metrics(auc));
             standing.stop(spec, &[]).is_some()
@@ -210,13 +210,13 @@ mod tests {
         assert_eq!(stops(&stopping(3, 0.02), &values), Some(5));
         assert_eq!(stops(&stopping(2, 0.0), &[None, Some(0.5), None, None]), Some(3));
         assert_eq!(stops(&stopping(2, 0.0), &[None, None]), Some(1));
-        assert_eq!(stops(&JudgeSpec::default(), &values), None);
+        assert_eq!(stops(&SelectionSpec::default(), &values), None);
     }
 
     #[test]
     fn it_says_why() {
         let spec = stopping(2, 0.25);
-        let mut standing = Standing::default();
+        let mut standing = SelectionState::default();
         for (step, auc) in [(100, 0.5), (200, 0.625), (300, 0.75)] {
             standing.judge(&spec, step, &metrics(Some(auc)));
         }
@@ -224,7 +224,7 @@ mod tests {
                    evaluations";
         assert_eq!(standing.stop(&spec, &[]).as_deref(), Some(why));
         let other = StoppingSpec { metric: Metric::LogLoss, label: 0, patience: 1, min_delta: 0.0 };
-        let other = JudgeSpec { stopping: Some(other), best: None };
+        let other = SelectionSpec { stopping: Some(other), best: None };
         assert_eq!(standing.stop(&other, &[]), None, "what was judged is of another metric");
         standing.judge(&other, 400, &metrics(None));
         assert_eq!(standing.stop(&other, &[]), None);
@@ -239,14 +239,15 @@ mod tests {
     #[test]
     fn the_best_are_those_of_the_best_values() {
         let spec =
-            JudgeSpec { stopping: None, best: Some(BestSpec { metric: Metric::Auc, label: 0, keep: 2 }) };
-        let mut standing = Standing::default();
+            SelectionSpec { stopping: None, best: Some(BestSpec { metric: Metric::Auc, label: 0, keep: 2 }) };
+        let mut standing = SelectionState::default();
         let values = [0.5, 0.7, 0.6, 0.7, 0.4, 0.8].map(Some);
         let judged = values.into_iter().chain([None]).enumerate();
         let best: Vec<bool> =
             judged.map(|(step, auc)| standing.judge(&spec, step as u64, &metrics(auc))).collect();
         assert_eq!(best, [true, true, true, true, false, true, false]);
-        let steps = |standing: &Standing| standing.best().iter().map(|best| best.step).collect::<Vec<_>>();
+        let steps =
+            |standing: &SelectionState| standing.best().iter().map(|best| best.step).collect::<Vec<_>>();
         assert_eq!(steps(&standing), [5, 1]);
         // Made again, it takes its own place.
         assert!(standing.judge(&spec, 5, &metrics(Some(0.8))));
@@ -256,8 +257,8 @@ mod tests {
     fn the_label_that_is_judged_is_another_than_the_first() {
         let stopping = StoppingSpec { metric: Metric::Auc, label: 1, patience: 1, min_delta: 0.0 };
         let best = BestSpec { metric: Metric::Auc, label: 1, keep: 1 };
-        let spec = JudgeSpec { stopping: Some(stopping), best: Some(best) };
-        let mut standing = Standing::default();
+        let spec = SelectionSpec { stopping: Some(stopping), best: Some(best) };
+        let mut standing = SelectionState::default();
         let both = |first, second| [metrics(Some(first)), metrics(Some(second))].concat();
         assert!(standing.judge(&spec, 1, &both(0.9, 0.5)));
         assert!(!standing.judge(&spec, 2, &both(1.0, 0.4)));
