@@ -1,4 +1,4 @@
-//! Compiles the control API's protobuf, without a protoc on the machine.
+//! Compiles the control API's protobuf definitions in pure Rust, without `protoc`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto/control.proto");

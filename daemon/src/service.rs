@@ -141,11 +141,11 @@ impl Control for Service {
         Ok(Response::new(CheckpointReply { path: path_text(&path), step }))
     }
 
-    async fn evaluate(&self, request: Request<ScoreRequest>) -> Reply<proto::Evaluated> {
+    async fn evaluate(&self, request: Request<ScoreRequest>) -> Reply<proto::EvaluateReply> {
         let ScoreRequest { target, data, base, best } = request.into_inner();
         let metrics = self.daemon.evaluate(Target { name: target, best }, data, PathBuf::from(base)).await;
         let metrics = metrics.map_err(|error| failed(&error))?;
-        Ok(Response::new(proto::Evaluated { metrics: metrics.iter().map(metrics_message).collect() }))
+        Ok(Response::new(proto::EvaluateReply { metrics: metrics.iter().map(metrics_message).collect() }))
     }
 
     type PredictStream = Replies<Scores>;
@@ -207,7 +207,7 @@ fn job_message(record: &JobRecord) -> proto::Job {
         ended_ms: record.ended_ms.unwrap_or(0),
         directory: path_text(&record.directory),
         checkpoint: record.checkpoint.as_deref().map(path_text).unwrap_or_default(),
-        progress: Some(proto::Progress {
+        progress: Some(proto::JobProgress {
             step: progress.step,
             total_steps: progress.total_steps.unwrap_or(0),
             epoch: progress.epoch,
@@ -247,7 +247,7 @@ fn history_message(record: &JobRecord, history: &History) -> proto::History {
         examples_per_second: share(point.examples as f64, point.seconds),
         input_wait_fraction: share(point.waited_seconds, point.seconds),
     };
-    let metric = |(name, value): &(String, f64)| proto::NamedNumber { name: name.clone(), value: *value };
+    let metric = |(name, value): &(String, f64)| proto::NamedValue { name: name.clone(), value: *value };
     let evaluation = |evaluation: &Evaluation| proto::Evaluation {
         step: evaluation.step,
         epoch: evaluation.epoch,
@@ -272,7 +272,7 @@ fn state_message(state: JobState) -> proto::JobState {
 }
 
 fn metrics_message(metrics: &Metrics) -> proto::Metrics {
-    let measured = |&MetricValue { metric, value, error }: &MetricValue| proto::Measured {
+    let measured = |&MetricValue { metric, value, error }: &MetricValue| proto::MetricValue {
         name: metric.name().to_owned(),
         value,
         error,

@@ -1,15 +1,15 @@
-//! Spans of time: who did what from when to when, recorded while somebody looks.
+//! Tracing: time spans of work, recorded on demand.
 //!
-//! * [`recorder`]: where spans are recorded, within a bound.
-//! * [`span`]: what is known of one.
+//! * [`recorder`]: records spans into a bounded buffer.
+//! * [`span`]: the data of one span.
 //!
-//! Ingest and training record alike and know nothing of each other: what they share is this vocabulary and the
-//! host's one monotonic clock, so that the spans of both lie on one line of time.
+//! Ingest and training use the same span types and the host's monotonic clock, so the spans of both processes share
+//! one timeline. Neither depends on the other.
 
 #![forbid(unsafe_code)]
 
 pub mod recorder;
 pub mod span;
 
-pub use recorder::{Recorder, Recording, Start, Track, now_ns};
-pub use span::{Category, Operation, Phase, Span, Work};
+pub use recorder::{Recorder, Recording, SpanStart, Track, now_ns};
+pub use span::{Category, OperationInfo, Phase, Span, Work};

@@ -1,9 +1,9 @@
-//! Where spans are recorded.
+//! The span recorder.
 //!
-//! A recorder is passed to whoever may have something to record, and mostly nobody looks: then a span costs one
-//! relaxed load. While one records, each thread's spans go to a track of their own, under one lock: there is a span for
-//! each chunk, batch or operation, never for each row, so the lock is taken some thousand times a second and is
-//! practically always free. The number of spans of all tracks is bounded; those beyond are counted and let go.
+//! A recorder is passed to every component that can record. Recording is usually off; then a span costs one relaxed
+//! load. While recording is on, each thread has its own track, and all tracks share one lock. Spans cover a chunk, a
+//! batch or an operation, never a row, so the lock is taken a few thousand times a second and is rarely contended. The
+//! total number of spans is bounded; spans beyond it are dropped and counted.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -14,21 +14,21 @@ use std::thread::{self, ThreadId};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use crate::span::{Category, Operation, Phase, Span, Work};
+use crate::span::{Category, OperationInfo, Phase, Span, Work};
 
-/// The most spans of a recording, unless a recorder is made with another number: some 14 MB.
-const MOST_SPANS: usize = 1 << 17;
+/// The default capacity of a recorder: about 14 MB.
+const MAX_SPANS: usize = 1 << 17;
 
-/// The track of spans that may overlap, which are no thread's.
-const OVERLAPPING: &str = "storage";
+/// The track of fetches. They may overlap and belong to no thread.
+const FETCH_TRACK: &str = "storage";
 
-/// Records spans while it is on.
+/// Records spans between [`begin`](Self::begin) and [`end`](Self::end).
 #[derive(Debug)]
 pub struct Recorder {
-    is_on: AtomicBool,
-    /// The phase that training is in: 1 and its place in [`Phase::ALL`], 0 for none.
+    is_recording: AtomicBool,
+    /// The active phase of training: 1 + its index in [`Phase::ALL`], or 0 for none.
     phase: AtomicU8,
-    most_spans: usize,
+    max_spans: usize,
     state: Mutex<State>,
 }
 
@@ -39,96 +39,102 @@ struct State {
     tracks: HashMap<Owner, usize>,
 }
 
-/// Whose a track is.
+/// The owner of a track.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Owner {
     Thread(ThreadId),
-    /// None's: by its name.
-    Device(String),
+    /// A device or another source without a thread, by name.
+    Named(String),
 }
 
-/// What was recorded.
+/// The recorded spans of all tracks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recording {
-    /// By thread.
+    /// The tracks, in order of their first span.
     pub tracks: Vec<Track>,
-    /// When it began and ended.
+    /// When recording began, as [`now_ns`].
     pub began_ns: u64,
-    /// As above.
+    /// When recording ended, as [`now_ns`].
     pub ended_ns: u64,
-    /// Spans for which there was no room.
+    /// Spans dropped because the recorder was full.
     pub dropped: u64,
 }
 
-/// The spans of a thread, in the order in which they ended.
+/// The spans of one thread or device, in the order in which they ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Track {
-    /// The thread's name.
+    /// The name of the thread or device.
     pub name: String,
-    /// What it did.
+    /// The spans.
     pub spans: Vec<Span>,
 }
 
-/// When something that may be recorded began; nothing where nobody looked then.
+/// The start time of a span; empty if recording was off at the time.
 #[derive(Clone, Copy, Debug)]
-pub struct Start(Option<u64>);
+pub struct SpanStart(Option<u64>);
 
 impl Default for Recorder {
     fn default() -> Self {
-        Self::with_room_for(MOST_SPANS)
+        Self::with_capacity(MAX_SPANS)
     }
 }
 
 impl Recorder {
-    /// A recorder of at most so many spans.
-    pub fn with_room_for(most_spans: usize) -> Self {
-        let (is_on, phase) = (AtomicBool::new(false), AtomicU8::new(0));
-        Self { is_on, phase, most_spans, state: Mutex::default() }
+    /// A recorder of at most `max_spans` spans.
+    pub fn with_capacity(max_spans: usize) -> Self {
+        let (is_recording, phase) = (AtomicBool::new(false), AtomicU8::new(0));
+        Self { is_recording, phase, max_spans, state: Mutex::default() }
     }
 
-    /// Whether spans are recorded.
+    /// Whether recording is on.
     #[inline]
-    pub fn is_on(&self) -> bool {
-        self.is_on.load(Ordering::Relaxed)
+    pub fn is_recording(&self) -> bool {
+        self.is_recording.load(Ordering::Relaxed)
     }
 
-    /// Whether there is no room for more.
+    /// Whether the recorder has reached its capacity.
     pub fn is_full(&self) -> bool {
-        self.lock().spans >= self.most_spans
+        self.lock().spans >= self.max_spans
     }
 
-    /// Records from now on; forgets what was recorded before.
+    /// Starts recording and discards earlier spans.
     pub fn begin(&self) {
         let mut state = self.lock();
         *state = State::default();
         state.recording.began_ns = now_ns();
-        self.is_on.store(true, Ordering::Relaxed);
+        self.is_recording.store(true, Ordering::Relaxed);
     }
 
-    /// Records no more, and returns what was. What has not ended by now is not in it.
+    /// Stops recording and returns the recording. Spans that have not ended yet are not in it.
     pub fn end(&self) -> Recording {
         let mut state = self.lock();
-        self.is_on.store(false, Ordering::Relaxed);
+        self.is_recording.store(false, Ordering::Relaxed);
         let mut recording = std::mem::take(&mut *state).recording;
         recording.ended_ns = now_ns();
         recording
     }
 
-    /// Takes the time, where spans are recorded.
+    /// Starts a span: reads the clock if recording is on.
     #[inline]
-    pub fn start(&self) -> Start {
-        Start(self.is_on().then(now_ns))
+    pub fn start(&self) -> SpanStart {
+        SpanStart(self.is_recording().then(now_ns))
     }
 
-    /// Records a span of this thread, from `start` until now. `describe` is asked where it is recorded.
+    /// Records a span of this thread, from `start` until now. `describe` is called only if the span is recorded.
     #[inline]
-    pub fn add(&self, start: Start, category: Category, name: &'static str, describe: impl FnOnce() -> Work) {
+    pub fn add(
+        &self,
+        start: SpanStart,
+        category: Category,
+        name: &'static str,
+        describe: impl FnOnce() -> Work,
+    ) {
         if let Some(start_ns) = start.0 {
-            self.keep(start_ns, category, None, Operation { name, work: describe(), shape: None });
+            self.record(start_ns, category, None, OperationInfo { name, work: describe(), shape: None });
         }
     }
 
-    /// Does `work`, which is a span.
+    /// Runs `work` and records it as a span.
     #[inline]
     pub fn time<T>(&self, category: Category, name: &'static str, work: impl FnOnce() -> T) -> T {
         let start = self.start();
@@ -137,10 +143,10 @@ impl Recorder {
         result
     }
 
-    /// Does `work`, which is a phase; operations in it are the phase's. Of one thread alone.
+    /// Runs `work` as `phase`; operations within it belong to that phase. Only one thread may use phases.
     #[inline]
     pub fn phase<T>(&self, phase: Phase, work: impl FnOnce() -> T) -> T {
-        if !self.is_on() {
+        if !self.is_recording() {
             return work();
         }
         let start = self.start();
@@ -151,47 +157,47 @@ impl Recorder {
         result
     }
 
-    /// Does `work`, which is `operation`.
-    pub fn operation<T>(&self, operation: Operation, work: impl FnOnce() -> T) -> T {
+    /// Runs `work` and records it as `operation`.
+    pub fn operation<T>(&self, operation: OperationInfo, work: impl FnOnce() -> T) -> T {
         let start = self.start();
         let result = work();
         if let Some(start_ns) = start.0 {
-            self.keep(start_ns, Category::Operation, self.current_phase(), operation);
+            self.record(start_ns, Category::Operation, self.current_phase(), operation);
         }
         result
     }
 
-    /// Records a span that is no thread's, on the track `track`: of storage, or of a device with a clock of its own that
-    /// was brought onto this one.
-    pub fn add_to(&self, track: &str, span: Span) {
-        self.put(Owner::Device(track.to_owned()), span);
+    /// Records a span on the named track `track`: for storage, or for a device whose clock was converted to this one.
+    pub fn add_to_track(&self, track: &str, span: Span) {
+        self.push(Owner::Named(track.to_owned()), span);
     }
 
-    /// The phase that training is in.
+    /// The active phase of training.
     pub fn current_phase(&self) -> Option<Phase> {
         let place = self.phase.load(Ordering::Relaxed).checked_sub(1)?;
         Phase::ALL.get(usize::from(place)).copied()
     }
 
-    /// Keeps a span that ends now. One that began before the recording did is none of it.
+    /// Records a span that ends now.
     #[cold]
-    fn keep(&self, start_ns: u64, category: Category, phase: Option<Phase>, operation: Operation) {
+    fn record(&self, start_ns: u64, category: Category, phase: Option<Phase>, operation: OperationInfo) {
         let end_ns = now_ns();
-        let Operation { name, work, shape } = operation;
+        let OperationInfo { name, work, shape } = operation;
         let name = Cow::Borrowed(name);
         let span = Span { name, category, phase, start_ns, end_ns, work, shape };
         match category {
-            Category::Fetch => self.add_to(OVERLAPPING, span),
-            _ => self.put(Owner::Thread(thread::current().id()), span),
+            Category::Fetch => self.add_to_track(FETCH_TRACK, span),
+            _ => self.push(Owner::Thread(thread::current().id()), span),
         }
     }
 
-    fn put(&self, owner: Owner, span: Span) {
+    /// Appends `span` to its owner's track, unless it began before the recording did.
+    fn push(&self, owner: Owner, span: Span) {
         let mut state = self.lock();
-        if !self.is_on() || span.start_ns < state.recording.began_ns {
+        if !self.is_recording() || span.start_ns < state.recording.began_ns {
             return;
         }
-        if state.spans >= self.most_spans {
+        if state.spans >= self.max_spans {
             state.recording.dropped += 1;
             return;
         }
@@ -201,20 +207,20 @@ impl Recorder {
         if place == next {
             let name = match owner {
                 Owner::Thread(_) => thread::current().name().unwrap_or("thread").to_owned(),
-                Owner::Device(name) => name,
+                Owner::Named(name) => name,
             };
             state.recording.tracks.push(Track { name, spans: Vec::new() });
         }
         state.recording.tracks[place].spans.push(span);
     }
 
-    /// Nothing under the lock can leave it half-changed.
+    /// Locks the state. A poisoned lock is safe to use: no panic can leave the state half-updated.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// `CLOCK_MONOTONIC` now, in nanoseconds: what spans are told by.
+/// `CLOCK_MONOTONIC` now, in nanoseconds: the clock of all spans.
 pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     // Never negative.
@@ -231,21 +237,21 @@ mod tests {
 
     const WORK: Work = Work { rows: 3, bytes: 70, flops: 900 };
 
-    fn operation(name: &'static str) -> Operation {
-        Operation { name, work: WORK, shape: Some([4, 2]) }
+    fn operation(name: &'static str) -> OperationInfo {
+        OperationInfo { name, work: WORK, shape: Some([4, 2]) }
     }
 
     #[test]
-    fn nothing_is_recorded_while_nobody_looks() {
+    fn records_nothing_while_off() {
         let recorder = Recorder::default();
-        let unasked = || panic!("asked what was done");
+        let must_not_run = || panic!("described a span that is not recorded");
         let start = recorder.start();
-        recorder.add(start, Category::Ingest, "decode", unasked);
+        recorder.add(start, Category::Ingest, "decode", must_not_run);
         assert_eq!(recorder.phase(Phase::Forward, || recorder.current_phase()), None);
         assert_eq!(recorder.operation(operation("gather"), || 7), 7);
-        // What began before a recording is none of it, and neither is what ends after.
+        // A span that began before the recording or ends after it is not part of it.
         recorder.begin();
-        recorder.add(start, Category::Ingest, "decode", unasked);
+        recorder.add(start, Category::Ingest, "decode", must_not_run);
         let start = recorder.start();
         let recording = recorder.end();
         recorder.add(start, Category::Ingest, "decode", Work::default);
@@ -257,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_say_what_was_done_when_and_in_which_phase() {
+    fn spans_have_work_times_and_phase() {
         let recorder = Recorder::default();
         recorder.begin();
         recorder.phase(Phase::Backward, || {
@@ -282,8 +288,8 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_what_is_let_go_is_counted() {
-        let recorder = Recorder::with_room_for(5);
+    fn capacity_is_bounded_and_dropped_spans_are_counted() {
+        let recorder = Recorder::with_capacity(5);
         recorder.begin();
         for _ in 0..5 {
             assert!(!recorder.is_full());
@@ -295,7 +301,7 @@ mod tests {
         }
         let recording = recorder.end();
         assert_eq!((recording.tracks[0].spans.len(), recording.dropped), (5, 3));
-        // The next one has room again.
+        // The next recording starts empty.
         recorder.begin();
         recorder.time(Category::Wait, "wait", || ());
         let recording = recorder.end();
@@ -303,10 +309,10 @@ mod tests {
     }
 
     #[test]
-    fn each_thread_has_its_track_and_no_span_is_lost_between_them() {
+    fn threads_have_separate_tracks_and_lose_no_span() {
         const THREADS: usize = 8;
         const SPANS: usize = 500;
-        let recorder = Recorder::with_room_for(THREADS * SPANS - 100);
+        let recorder = Recorder::with_capacity(THREADS * SPANS - 100);
         recorder.begin();
         thread::scope(|scope| {
             for number in 0..THREADS {
@@ -330,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn fetches_of_any_thread_share_a_track() {
+    fn fetches_of_all_threads_share_a_track() {
         let recorder = Recorder::default();
         recorder.begin();
         thread::scope(|scope| {
@@ -340,6 +346,6 @@ mod tests {
         });
         let recording = recorder.end();
         let [track] = &recording.tracks[..] else { panic!("{recording:?}") };
-        assert_eq!((track.name.as_str(), track.spans.len()), (OVERLAPPING, 2));
+        assert_eq!((track.name.as_str(), track.spans.len()), (FETCH_TRACK, 2));
     }
 }

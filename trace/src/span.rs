@@ -1,63 +1,63 @@
-//! What is known of a span.
+//! The data of a span.
 
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-/// A span of time in which something was done.
+/// A time span of one piece of work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// What was done.
+    /// The name of the stage, phase, operation or kernel.
     pub name: Cow<'static, str>,
-    /// What kind of thing that is.
+    /// The kind of work.
     pub category: Category,
-    /// The part of a step that it belongs to, where it belongs to one.
+    /// The phase of the step it belongs to, if any.
     pub phase: Option<Phase>,
-    /// `CLOCK_MONOTONIC`, nanoseconds: the same clock in all processes of a host.
+    /// `CLOCK_MONOTONIC` in nanoseconds: the same clock in all processes of a host.
     pub start_ns: u64,
-    /// As the start; never before it.
+    /// On the same clock; never before `start_ns`.
     pub end_ns: u64,
-    /// How much was done.
+    /// The amount of work.
     pub work: Work,
-    /// Inputs and outputs of a layer, where it is one's.
+    /// Inputs and outputs of the layer, for a layer's operations.
     pub shape: Option<[u32; 2]>,
 }
 
-/// How much was done. What is not known, or does not apply, is 0.
+/// An amount of work. A field that is unknown or does not apply is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
-    /// Rows.
+    /// Rows processed.
     pub rows: u64,
-    /// Bytes moved. Of an operation the least that there can be: each input read once, each output written once.
+    /// Bytes moved. For an operation, the minimum: each input read once, each output written once.
     pub bytes: u64,
-    /// Additions and multiplications of floating-point numbers.
+    /// Floating-point additions and multiplications.
     pub flops: u64,
 }
 
-/// Kinds of spans. But for fetches, those of one thread lie within each other or apart.
+/// Kinds of spans. Spans of one thread are nested or disjoint, except fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
-    /// A stage of ingest at work.
+    /// An ingest stage at work.
     Ingest,
-    /// A thread of ingest waits.
+    /// An ingest thread waiting.
     Wait,
-    /// A range of an object is on its way. Several are at once.
+    /// A ranged read of an object. Several are in flight at a time.
     Fetch,
-    /// A step of training, from the wait for its batch on.
+    /// A training step, starting with the wait for its batch.
     Step,
-    /// A part of a step, or what is done between two.
+    /// A part of a step, or work between two steps.
     Phase,
-    /// An operation of a backend.
+    /// A backend operation.
     Operation,
-    /// A kernel of a device, which an operation has one or several of.
+    /// A device kernel. An operation launches one or more.
     Kernel,
-    /// A device copies from the host's memory.
+    /// A copy from host memory to the device.
     Copy,
 }
 
 impl Category {
-    /// As it is called in messages and files.
+    /// The name in messages and files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ingest => "ingest",
@@ -72,38 +72,38 @@ impl Category {
     }
 }
 
-/// What the time of training goes into. At any moment it is one of these, or none.
+/// What training spends its time on. At any moment at most one phase is active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Waiting for a batch.
     Wait,
-    /// Copying a batch to the device, and checking it.
+    /// Copying a batch to the device and validating it.
     Upload,
-    /// Sorting the ids of a batch by table row.
+    /// Sorting a batch's ids by table row.
     Plan,
     /// Computing logits.
     Forward,
-    /// Computing the loss and the gradient by the logits.
+    /// Computing the loss and its gradient with respect to the logits.
     Loss,
     /// Computing gradients.
     Backward,
-    /// Measuring gradients, and the optimizers' steps.
+    /// Computing gradient norms and applying optimizer updates.
     Update,
-    /// Reading the loss.
+    /// Reading the loss back from the device.
     Read,
-    /// Giving the batch's slot back, which wakes ingest.
+    /// Releasing the batch's ring slot, which wakes ingest.
     Release,
-    /// Evaluating held-out rows.
+    /// Evaluating on held-out rows.
     Evaluation,
-    /// Copying the model for a checkpoint, or waiting for one.
+    /// Copying the model for a checkpoint, or waiting for the previous one.
     Checkpoint,
-    /// Writing for TensorBoard.
+    /// Writing TensorBoard events.
     Events,
 }
 
 impl Phase {
-    /// All, in the order of a step.
+    /// All phases, in the order of a step.
     pub const ALL: [Self; 12] = [
         Self::Wait,
         Self::Upload,
@@ -119,7 +119,7 @@ impl Phase {
         Self::Events,
     ];
 
-    /// As it is called in messages and files.
+    /// The name in messages and files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Wait => "wait",
@@ -138,13 +138,13 @@ impl Phase {
     }
 }
 
-/// An operation of a backend, before it is done.
+/// Describes a backend operation before it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Operation {
-    /// What it is called.
+pub struct OperationInfo {
+    /// The operation's name.
     pub name: &'static str,
-    /// How much it does.
+    /// The amount of work.
     pub work: Work,
-    /// Inputs and outputs of a layer, where it is one's.
+    /// Inputs and outputs of the layer, for a layer's operations.
     pub shape: Option<[u32; 2]>,
 }

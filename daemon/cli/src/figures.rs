@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_control::proto::{Measured, Metrics};
+use millstream_control::proto::{MetricValue, Metrics};
 
 use crate::table::Table;
 
@@ -68,7 +68,7 @@ pub(crate) fn metric_rows(table: &mut Table, prefix: &str, metrics: &[Metrics]) 
     for Metrics { label, measured, groups, examples } in metrics {
         let label = if label.is_empty() { String::new() } else { format!("{label} ") };
         let mut row = |name: &str, value: &str| table.row([format!("{prefix}{label}{name}").as_str(), value]);
-        for Measured { name, value, error } in measured {
+        for MetricValue { name, value, error } in measured {
             let groups = groups.filter(|_| name == "group_auc");
             let groups = groups.map(|groups| format!(" over {} groups", count(groups))).unwrap_or_default();
             row(title(name), &(bounded(*value, *error) + &groups));
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn metrics_that_are_not_exact_say_how_far_they_may_be_off() {
-        let measured = |name: &str, value, error| Measured { name: name.to_owned(), value, error };
+        let measured = |name: &str, value, error| MetricValue { name: name.to_owned(), value, error };
         let one = vec![
             measured("auc", Some(0.5), Some(0.0)),
             measured("pr_auc", Some(0.25), Some(3.21e-6)),

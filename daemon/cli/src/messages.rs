@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use millstream_control::proto::{
-    Device, Evaluation, History, HistoryPoint, Job, JobState, Library, LogLine, Measured, Metrics,
-    NamedNumber, Progress,
+    Device, Evaluation, History, HistoryPoint, Job, JobProgress, JobState, Library, LogLine, MetricValue,
+    Metrics, NamedValue,
 };
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -161,8 +161,8 @@ impl<'a> From<&'a Device> for DeviceJson<'a> {
     }
 }
 
-impl From<Progress> for ProgressJson {
-    fn from(progress: Progress) -> Self {
+impl From<JobProgress> for ProgressJson {
+    fn from(progress: JobProgress) -> Self {
         Self {
             step: progress.step,
             total_steps: known(progress.total_steps),
@@ -218,7 +218,7 @@ impl From<&HistoryPoint> for PointJson {
 impl<'a> From<&'a Evaluation> for EvaluationJson<'a> {
     fn from(evaluation: &'a Evaluation) -> Self {
         let mut metrics = BTreeMap::new();
-        for NamedNumber { name, value } in &evaluation.metrics {
+        for NamedValue { name, value } in &evaluation.metrics {
             match name.split_once('/') {
                 None => drop(metrics.insert(name.as_str(), NumberJson::One(*value))),
                 Some((label, name)) => {
@@ -251,7 +251,7 @@ impl Serialize for MetricsJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Metrics { measured, groups, examples, .. } = self.0;
         let mut map = serializer.serialize_map(None)?;
-        for Measured { name, value, error } in measured {
+        for MetricValue { name, value, error } in measured {
             map.serialize_entry(name, value)?;
             if let Some(error) = error {
                 map.serialize_entry(&format!("{name}_error"), error)?;
@@ -310,14 +310,14 @@ mod tests {
     fn an_outcome_is_the_document_that_train_promises() {
         let mut job = Job { id: "census-1".into(), checkpoint: "/c/step-3".into(), ..Job::default() };
         job.set_state(JobState::Succeeded);
-        job.progress = Some(Progress {
+        job.progress = Some(JobProgress {
             step: 3,
             examples: 700,
             examples_per_second: 10.5,
             input_wait_fraction: 0.25,
-            ..Progress::default()
+            ..JobProgress::default()
         });
-        let measured = |name: &str, value, error| Measured { name: name.to_owned(), value, error };
+        let measured = |name: &str, value, error| MetricValue { name: name.to_owned(), value, error };
         let metrics = Metrics {
             measured: vec![
                 measured("auc", None, None),
@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn the_metrics_of_several_labels_are_apart_in_a_history() {
-        let number = |name: &str, value| NamedNumber { name: name.to_owned(), value };
+        let number = |name: &str, value| NamedValue { name: name.to_owned(), value };
         let metrics =
             vec![number("bought/auc", 0.5), number("price/rmse", 2.0), number("bought/log_loss", 0.25)];
         let evaluation = Evaluation { step: 3, epoch: 0, metrics };

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use millstream_control::proto::{Job, JobState, Metrics, Progress};
+use millstream_control::proto::{Job, JobProgress, JobState, Metrics};
 
 use crate::figures;
 use crate::messages::{self, known};
@@ -147,12 +147,12 @@ fn metrics(metrics: &Metrics) -> String {
     label.into_iter().chain(figures).collect::<Vec<_>>().join("  ")
 }
 
-fn line(progress: &Progress) -> String {
+fn line(progress: &JobProgress) -> String {
     let total = known(progress.total_steps).map(|total| format!("/{}", figures::count(total)));
     format!("  step {}{}  {}", figures::count(progress.step), total.unwrap_or_default(), rates(progress))
 }
 
-fn rates(progress: &Progress) -> String {
+fn rates(progress: &JobProgress) -> String {
     format!(
         "epoch {}/{}  {} examples/s  input wait {}  loss {}",
         (progress.epoch + 1).min(progress.epochs.max(1)),
@@ -184,13 +184,13 @@ fn template(has_length: bool, colours: bool) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use millstream_control::proto::Measured;
+    use millstream_control::proto::MetricValue;
 
     use super::*;
 
     #[test]
     fn a_line_says_how_far_how_fast_and_how_well() {
-        let mut progress = Progress {
+        let mut progress = JobProgress {
             step: 1_200,
             total_steps: 2_400,
             epoch: 4,
@@ -212,7 +212,7 @@ mod tests {
     fn an_evaluation_says_which_epoch_it_followed() {
         let of = |label: &str, measured: &[(&str, Option<f64>)]| {
             let measured =
-                measured.iter().map(|&(name, value)| Measured { name: name.into(), value, error: None });
+                measured.iter().map(|&(name, value)| MetricValue { name: name.into(), value, error: None });
             let measured = measured.collect();
             Metrics { label: label.into(), measured, examples: 1_000, groups: None }
         };

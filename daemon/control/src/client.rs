@@ -1,4 +1,4 @@
-//! A client of the control API, over a daemon's Unix socket or within one process.
+//! A client of the control API, over the daemon's Unix socket or an in-process pipe.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,39 +24,39 @@ pub struct Client {
     inner: ControlClient<Channel>,
 }
 
-/// Why a daemon does not do what it was asked.
+/// Why a request to a daemon failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens there.
+    /// No process listens on the socket.
     #[error("no daemon listens on {}", .socket.display())]
     NoDaemon {
         /// The socket.
         socket: PathBuf,
     },
-    /// The socket's permissions keep this user out.
-    #[error("the daemon's socket {} is not open to this user", .socket.display())]
+    /// The socket's permissions deny access to this user.
+    #[error("permission denied on the daemon's socket {}", .socket.display())]
     Denied {
         /// The socket.
         socket: PathBuf,
     },
-    /// The connection could not be made.
+    /// The connection failed for another reason.
     #[error("cannot reach the daemon on {}: {message}", .socket.display())]
     Unreachable {
         /// The socket.
         socket: PathBuf,
-        /// What the system says.
+        /// The system's error message.
         message: String,
     },
-    /// The connection broke while something was asked or answered.
+    /// The connection broke during a request.
     #[error("the connection to the daemon broke: {0}")]
     Lost(String),
-    /// The request cannot be right: a job file with mistakes. The text is the whole report.
+    /// The request is invalid, such as a job file with errors. The text is the whole report.
     #[error("{0}")]
     Invalid(String),
     /// There is no such job.
     #[error("{0}")]
     NotFound(String),
-    /// The daemon tried, or declined, and says why.
+    /// The daemon failed or refused, for the given reason.
     #[error("{0}")]
     Failed(String),
 }
@@ -68,7 +68,7 @@ impl From<Status> for ClientError {
             Code::InvalidArgument => Self::Invalid(message),
             Code::NotFound => Self::NotFound(message),
             Code::Unavailable | Code::Cancelled => Self::Lost(message),
-            // What tonic makes of a broken stream carries its cause; what the daemon says does not.
+            // A status that tonic makes of a broken stream has a source; a status from the daemon has none.
             Code::Unknown if std::error::Error::source(&status).is_some() => Self::Lost(message),
             _ => Self::Failed(message),
         }
@@ -79,15 +79,15 @@ impl Client {
     /// Connects to the daemon that listens on `socket`.
     ///
     /// # Errors
-    /// `NoDaemon` when nobody does, `Denied` when the socket is not open to this user.
+    /// `NoDaemon` when no process listens there, `Denied` when this user may not open the socket.
     pub async fn connect(socket: &Path) -> Result<Self, ClientError> {
-        // The first connection is made here, where its error is still the system's own.
-        let stream = UnixStream::connect(socket).await.map_err(|error| refused(socket, &error))?;
+        // Connect here rather than inside tonic, which would hide the system's error.
+        let stream = UnixStream::connect(socket).await.map_err(|error| connect_error(socket, &error))?;
         let unreachable = |message: String| ClientError::Unreachable { socket: socket.to_owned(), message };
         Self::over(stream).await.map_err(|error| unreachable(error.to_string()))
     }
 
-    /// Talks over one end of an in-memory pipe, whose other end a daemon in this process serves.
+    /// Connects over one end of an in-memory pipe, whose other end a daemon in this process serves.
     ///
     /// # Errors
     /// When the other end is closed.
@@ -100,12 +100,12 @@ impl Client {
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
     {
         let stream = Mutex::new(Some(stream));
-        // A connection that broke is not made again behind the caller's back: what it carried is lost.
+        // A broken connection is not reopened silently: requests in flight on it are lost.
         let connector = service_fn(move |_| {
             let stream = stream.lock().ok().and_then(|mut stream| stream.take());
             async move { stream.map(TokioIo::new).ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
         });
-        // The address is for form's sake: the connector knows where to go.
+        // The connector ignores the address, but tonic requires one.
         let channel = Endpoint::from_static("http://millstreamd").connect_with_connector(connector).await?;
         let inner = ControlClient::new(channel)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
@@ -113,10 +113,10 @@ impl Client {
         Ok(Self { inner })
     }
 
-    /// Hands a job in.
+    /// Submits a job.
     ///
     /// # Errors
-    /// `Invalid`, with the report, when the job file has mistakes.
+    /// `Invalid`, with the report, when the job file has errors.
     pub async fn submit(&mut self, request: SubmitRequest) -> Result<Job, ClientError> {
         Ok(self.inner.submit(request).await?.into_inner())
     }
@@ -124,17 +124,17 @@ impl Client {
     /// All jobs, newest first.
     ///
     /// # Errors
-    /// When the daemon cannot tell.
+    /// When the daemon cannot read its jobs.
     pub async fn list(&mut self) -> Result<Vec<Job>, ClientError> {
         Ok(self.inner.list(ListRequest {}).await?.into_inner().jobs)
     }
 
-    /// The job whose id is `id` or, alone, begins with it.
+    /// The job whose id is `id`, or the only job whose id begins with `id`.
     ///
     /// # Errors
-    /// `NotFound` when there is none.
+    /// `NotFound` when there is no such job.
     pub async fn show(&mut self, id: &str) -> Result<Job, ClientError> {
-        Ok(self.inner.show(job(id)).await?.into_inner())
+        Ok(self.inner.show(job_request(id)).await?.into_inner())
     }
 
     /// A job's log from its beginning; with `follow`, until the job ends.
@@ -146,12 +146,12 @@ impl Client {
         Ok(Replies(self.inner.logs(request).await?.into_inner()))
     }
 
-    /// A job as it changes, from now until it ends.
+    /// A job's state now and on each change, until it ends.
     ///
     /// # Errors
     /// `NotFound` when there is no such job.
     pub async fn watch(&mut self, id: &str) -> Result<Replies<Job>, ClientError> {
-        Ok(Replies(self.inner.watch(job(id)).await?.into_inner()))
+        Ok(Replies(self.inner.watch(job_request(id)).await?.into_inner()))
     }
 
     /// A job's loss and metrics over its steps.
@@ -159,43 +159,43 @@ impl Client {
     /// # Errors
     /// `NotFound` when there is no such job.
     pub async fn history(&mut self, id: &str) -> Result<History, ClientError> {
-        Ok(self.inner.history(job(id)).await?.into_inner())
+        Ok(self.inner.history(job_request(id)).await?.into_inner())
     }
 
-    /// How the ingest of a running job goes, what holds it back, and what to do about it.
+    /// A running job's ingest rates, its bottleneck, and advice.
     ///
     /// # Errors
-    /// `NotFound` when there is no such job, `Failed` when it does not run.
+    /// `NotFound` when there is no such job, `Failed` when it is not running.
     pub async fn explain(&mut self, id: &str) -> Result<Explanation, ClientError> {
-        Ok(self.inner.explain(job(id)).await?.into_inner())
+        Ok(self.inner.explain(job_request(id)).await?.into_inner())
     }
 
-    /// Records the next steps of a running job, until what is returned is dropped.
+    /// Records the next steps of a running job. Dropping the replies stops the recording.
     ///
     /// # Errors
-    /// `NotFound` when there is no such job, `Failed` when it takes no steps; what fails later comes with the replies.
+    /// `NotFound` when there is no such job, `Failed` when it is not training; later errors arrive with the replies.
     pub async fn profile(&mut self, id: &str, steps: u64) -> Result<Replies<ProfileReply>, ClientError> {
         let request = ProfileRequest { id: id.to_owned(), steps };
         Ok(Replies(self.inner.profile(request).await?.into_inner()))
     }
 
-    /// Stops a job after a checkpoint, and returns once it has ended.
+    /// Cancels a job after a checkpoint. Returns once the job has ended.
     ///
     /// # Errors
     /// `NotFound` when there is no such job.
     pub async fn cancel(&mut self, id: &str) -> Result<Job, ClientError> {
-        Ok(self.inner.cancel(job(id)).await?.into_inner())
+        Ok(self.inner.cancel(job_request(id)).await?.into_inner())
     }
 
-    /// Takes a checkpoint of a running job, and returns once it is committed.
+    /// Takes a checkpoint of a running job. Returns once it is committed.
     ///
     /// # Errors
-    /// When the job does not run.
+    /// When the job is not running.
     pub async fn checkpoint(&mut self, id: &str) -> Result<CheckpointReply, ClientError> {
-        Ok(self.inner.checkpoint(job(id)).await?.into_inner())
+        Ok(self.inner.checkpoint(job_request(id)).await?.into_inner())
     }
 
-    /// Scores held-out data.
+    /// Evaluates a checkpoint on held-out data.
     ///
     /// # Errors
     /// When there is no such checkpoint, or the data cannot be scored.
@@ -206,31 +206,31 @@ impl Client {
     /// Scores data row by row, in its order.
     ///
     /// # Errors
-    /// When there is no such checkpoint; what fails later comes with the replies.
+    /// When there is no such checkpoint; later errors arrive with the replies.
     pub async fn predict(&mut self, request: ScoreRequest) -> Result<Replies<Scores>, ClientError> {
         Ok(Replies(self.inner.predict(request).await?.into_inner()))
     }
 }
 
-/// Answers that arrive one by one.
+/// A stream of replies.
 #[derive(Debug)]
 pub struct Replies<T>(Streaming<T>);
 
 impl<T> Replies<T> {
-    /// The next answer; `None` after the last.
+    /// The next reply; `None` after the last.
     ///
     /// # Errors
-    /// When the daemon failed at it, or went away.
+    /// When the daemon fails, or the connection breaks.
     pub async fn next(&mut self) -> Result<Option<T>, ClientError> {
         Ok(self.0.message().await?)
     }
 }
 
-fn job(id: &str) -> JobRequest {
+fn job_request(id: &str) -> JobRequest {
     JobRequest { id: id.to_owned() }
 }
 
-fn refused(socket: &Path, error: &io::Error) -> ClientError {
+fn connect_error(socket: &Path, error: &io::Error) -> ClientError {
     let socket = socket.to_owned();
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ClientError::NoDaemon { socket },
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_socket_that_nobody_listens_on_is_told_from_other_trouble() {
+    async fn no_daemon_is_distinguished_from_other_errors() {
         let directory = std::env::temp_dir().join(format!("millstream-client-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let socket = directory.join("d.sock");
@@ -254,7 +254,11 @@ mod tests {
 
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
         let error = Client::connect(&socket).await.unwrap_err();
-        assert_eq!(error.to_string(), format!("no daemon listens on {}", socket.display()), "left behind");
+        assert_eq!(
+            error.to_string(),
+            format!("no daemon listens on {}", socket.display()),
+            "stale socket file"
+        );
 
         let error = Client::connect(&directory.join("x".repeat(200))).await.unwrap_err();
         assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
@@ -262,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_daemon_that_goes_away_is_lost_and_not_waited_for() {
+    async fn a_closed_connection_is_lost() {
         let (near, far) = tokio::io::duplex(1024);
         let mut client = Client::in_process(near).await.unwrap();
         drop(far);
@@ -271,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_become_what_a_caller_branches_on() {
+    fn status_codes_map_to_error_kinds() {
         let of = |code| ClientError::from(Status::new(code, "why"));
         assert!(matches!(of(Code::InvalidArgument), ClientError::Invalid(why) if why == "why"));
         assert!(matches!(of(Code::NotFound), ClientError::NotFound(_)));

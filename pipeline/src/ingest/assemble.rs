@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_batch::{BatchHeader, BatchMut, Producer, RingError, Stream};
-use millstream_trace::{Category, Start, Work};
+use millstream_trace::{Category, SpanStart, Work};
 
 use super::Shared;
 use super::handover::Bell;
@@ -123,7 +123,7 @@ struct Lane {
 struct Filling<'a> {
     counters: &'a Counters,
     stretch: Stretch,
-    start: Start,
+    start: SpanStart,
     /// Rows packed before.
     before: usize,
 }

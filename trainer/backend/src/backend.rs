@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use millstream_batch::{BatchRef, RingMapping};
-use millstream_trace::{Operation, Phase, Recorder};
+use millstream_trace::{OperationInfo, Phase, Recorder};
 
 use crate::description::Description;
 use crate::device::{Device, Lookup, MatrixShape, TablePart, TablePlace, TableShape};
@@ -142,7 +142,7 @@ pub trait Backend: Device + Sized + Send {
         work()
     }
     /// Does `work`, which is `operation`, and records it: as done when the call returns, unless the device knows better.
-    fn record<T>(&self, recorder: &Recorder, operation: Operation, work: impl FnOnce() -> T) -> T {
+    fn record<T>(&self, recorder: &Recorder, operation: OperationInfo, work: impl FnOnce() -> T) -> T {
         recorder.operation(operation, work)
     }
     /// Waits until the device has done all that it was asked for.

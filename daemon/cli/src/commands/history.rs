@@ -124,19 +124,19 @@ fn width() -> usize {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use millstream_control::proto::{Evaluation, HistoryPoint, JobState, NamedNumber, Progress};
+    use millstream_control::proto::{Evaluation, HistoryPoint, JobProgress, JobState, NamedValue};
 
     use super::*;
 
     fn history() -> History {
         let point = |step, loss| HistoryPoint { step, loss, ..HistoryPoint::default() };
-        let metric = |name: &str, value| NamedNumber { name: name.into(), value };
+        let metric = |name: &str, value| NamedValue { name: name.into(), value };
         let evaluation = |step, auc| Evaluation {
             step,
             epoch: 0,
             metrics: vec![metric("auc", auc), metric("log_loss", 0.5)],
         };
-        let progress = Progress { step: 2_000, total_steps: 4_000, ..Progress::default() };
+        let progress = JobProgress { step: 2_000, total_steps: 4_000, ..JobProgress::default() };
         let mut job = Job { id: "tiny-1".into(), progress: Some(progress), ..Job::default() };
         job.set_state(JobState::Running);
         History {

@@ -77,7 +77,7 @@ impl Backend for Cuda {
     fn record<T>(
         &self,
         _recorder: &Recorder,
-        operation: millstream_trace::Operation,
+        operation: millstream_trace::OperationInfo,
         work: impl FnOnce() -> T,
     ) -> T {
         self.record_operation(operation, work)

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_batch::layout::Section;
 use millstream_batch::{BatchRef, RingMapping, SlotLayout};
-use millstream_trace::{Category, Operation, Work};
+use millstream_trace::{Category, OperationInfo, Work};
 
 use super::driver::{Address, Context, Event, Fault, Memory, PageLocked, Registered, Stream};
 use super::{Cuda, must};
@@ -111,7 +111,7 @@ impl Feed {
         let start = cuda.point(&cuda.copies);
         let bytes = slot.copy(cuda, batch, layout, is_pinned);
         let work = Work { rows: batch.rows() as u64, bytes: bytes as u64, flops: 0 };
-        let operation = Operation { name: "copy a batch", work, shape: None };
+        let operation = OperationInfo { name: "copy a batch", work, shape: None };
         cuda.span(start, &cuda.copies, ", copies", Category::Copy, operation);
         must(slot.copied.record(&cuda.copies));
         cuda.flush();

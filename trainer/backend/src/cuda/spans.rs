@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use millstream_trace::{Category, Operation, Phase, Recorder, Span, Work, now_ns};
+use millstream_trace::{Category, OperationInfo, Phase, Recorder, Span, Work, now_ns};
 
 use super::driver::{Event, Stream};
 use super::{Cuda, must};
@@ -28,7 +28,7 @@ pub(super) struct Spans {
 struct Waiting {
     track: String,
     category: Category,
-    operation: Operation,
+    operation: OperationInfo,
     phase: Option<Phase>,
     start: Arc<Event>,
     end: Arc<Event>,
@@ -65,7 +65,7 @@ impl Spans {
             let Some(from_base) = must(first.start.since(&self.base.event)) else { return };
             let Some(duration) = must(first.end.since(&first.start)) else { return };
             let start_ns = self.base.asked_ns + from_base.as_nanos() as u64;
-            let Operation { name, work, shape } = first.operation;
+            let OperationInfo { name, work, shape } = first.operation;
             let span = Span {
                 name: Cow::Borrowed(name),
                 category: first.category,
@@ -75,7 +75,7 @@ impl Spans {
                 work,
                 shape,
             };
-            self.recorder.add_to(&first.track, span);
+            self.recorder.add_to_track(&first.track, span);
             self.waiting.pop_front();
         }
     }
@@ -111,14 +111,14 @@ impl Cuda {
         let mut start = self.point(&self.stream);
         must(commands.flush_each(&self.stream, &self.blas, |name| {
             let end = self.point(&self.stream);
-            let kernel = Operation { name, work: Work::default(), shape: None };
+            let kernel = OperationInfo { name, work: Work::default(), shape: None };
             self.span_between(start.take(), end.clone(), ", kernels", Category::Kernel, kernel);
             start = end;
         }));
     }
 
     /// Does `work`, which asks the device for `operation` and for nothing else.
-    pub(super) fn record_operation<T>(&self, operation: Operation, work: impl FnOnce() -> T) -> T {
+    pub(super) fn record_operation<T>(&self, operation: OperationInfo, work: impl FnOnce() -> T) -> T {
         self.flush();
         let start = self.point(&self.stream);
         let result = work();
@@ -142,7 +142,7 @@ impl Cuda {
         stream: &Stream,
         part: &str,
         category: Category,
-        operation: Operation,
+        operation: OperationInfo,
     ) {
         self.span_between(start, self.point(stream), part, category, operation);
     }
@@ -153,7 +153,7 @@ impl Cuda {
         end: Option<Arc<Event>>,
         part: &str,
         category: Category,
-        operation: Operation,
+        operation: OperationInfo,
     ) {
         let (Some(start), Some(end)) = (start, end) else { return };
         let mut spans = self.spans();

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
-use millstream_trace::{Operation, Phase, Recorder, Recording, Work};
+use millstream_trace::{OperationInfo, Phase, Recorder, Recording, Work};
 
 use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
 use crate::description::Description;
@@ -96,8 +96,8 @@ impl<B: Backend> Measured<B> {
 
     /// The operation `name`, where it is to be recorded: only then `cost` is worked out.
     #[inline]
-    fn operation(&self, name: &'static str, cost: impl FnOnce() -> Work) -> Option<Operation> {
-        self.recorder.is_on().then(|| Operation { name, work: cost(), shape: None })
+    fn operation(&self, name: &'static str, cost: impl FnOnce() -> Work) -> Option<OperationInfo> {
+        self.recorder.is_recording().then(|| OperationInfo { name, work: cost(), shape: None })
     }
 
     /// The same of a layer of these weights, `[N, M]`.
@@ -107,16 +107,16 @@ impl<B: Backend> Measured<B> {
         name: &'static str,
         weights: &B::Matrix,
         cost: impl FnOnce() -> Work,
-    ) -> Option<Operation> {
+    ) -> Option<OperationInfo> {
         let operation = self.operation(name, cost)?;
         let MatrixShape { rows, columns, .. } = B::matrix_shape(weights);
         let shape = [rows, columns].map(|count| u32::try_from(count).unwrap_or(u32::MAX));
-        Some(Operation { shape: Some(shape), ..operation })
+        Some(OperationInfo { shape: Some(shape), ..operation })
     }
 
     /// Does `work`, which is `operation`.
     #[inline]
-    fn run<T>(&self, operation: Option<Operation>, work: impl FnOnce(&B) -> T) -> T {
+    fn run<T>(&self, operation: Option<OperationInfo>, work: impl FnOnce(&B) -> T) -> T {
         match operation {
             None => work(&self.backend),
             Some(operation) => self.backend.record(&self.recorder, operation, || work(&self.backend)),
@@ -239,7 +239,7 @@ impl<B: Backend> Backend for Measured<B> {
     fn phase<T>(&self, phase: Phase, work: impl FnOnce() -> T) -> T {
         self.recorder.phase(phase, || {
             let result = work();
-            if self.recorder.is_on() {
+            if self.recorder.is_recording() {
                 self.backend.finish();
             }
             result
