@@ -1,4 +1,4 @@
-"""What the interoperability tests share: running the built command, and comparing values."""
+"""Shared by the interoperability tests: running the built command, and comparing values."""
 
 import json
 import math
@@ -13,14 +13,14 @@ MILLSTREAM = pathlib.Path(os.environ.get("MILLSTREAM") or ROOT / "target" / "rel
 
 
 def millstream(*arguments, expect: int = 0):
-    """Runs `millstream ... --json` and returns its document, or its message where it is to fail."""
+    """Runs `millstream ... --json`. Returns the document, or, if it is expected to fail, standard error."""
     done = subprocess.run([MILLSTREAM, *map(str, arguments), "--json"], capture_output=True, text=True)
     assert done.returncode == expect, f"millstream {arguments}: status {done.returncode}\n{done.stderr}"
     return done.stderr if expect else json.loads(done.stdout)
 
 
 class WithoutDaemon(unittest.TestCase):
-    """Tests that share a directory, `scratch`, and know no daemon but those that commands host."""
+    """Tests that share a directory, `scratch`, and run without a daemon except those that commands host."""
 
     scratch: pathlib.Path
 
@@ -34,19 +34,19 @@ class WithoutDaemon(unittest.TestCase):
 
 
 def feature_values(feature) -> list:
-    """The values of a tf.train.Feature, whichever its kind; an absent one has none."""
+    """The values of a tf.train.Feature of any kind; an absent feature has none."""
     kind = feature.WhichOneof("kind")
     return list(getattr(feature, kind).value) if kind else []
 
 
 def row_of(example) -> dict:
-    """A tf.train.Example as {name: list of values}, without features that hold none."""
+    """A tf.train.Example as {name: list of values}, without empty features."""
     row = {name: feature_values(feature) for name, feature in example.features.feature.items()}
     return {name: values for name, values in row.items() if values}
 
 
 def same(left, right) -> bool:
-    """Equal value for value; floats to the bit, NaN equal to itself."""
+    """Exact equality of values, where NaN equals NaN."""
     if isinstance(left, float) and isinstance(right, float):
         return left == right or (math.isnan(left) and math.isnan(right))
     return left == right

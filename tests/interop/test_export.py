@@ -1,7 +1,7 @@
-"""onnxruntime, ONNX's own checker, safetensors and pyarrow read what `millstream export` and `predict` write.
+"""onnxruntime, ONNX's checker, safetensors and pyarrow read the output of `millstream export` and `predict`.
 
-Every kind of model is trained for some steps, exported, and fed by onnxruntime with the data's own numbers and with
-ids that are worked out here from what the exported file says of its features. Its scores must be `predict`'s.
+Every kind of model is trained for some steps and exported. onnxruntime then scores the evaluation data, with ids
+computed here from the feature descriptions in the exported file. The scores must match those of `predict`.
 
 Run by `tests/run`, or alone:
 
@@ -31,7 +31,7 @@ from safetensors import safe_open
 
 from support import MILLSTREAM, WithoutDaemon, millstream
 
-TRAIN_ROWS, ROWS, BATCH, MOST_TAGS = 4096, 1500, 64, 5
+TRAIN_ROWS, ROWS, BATCH, MAX_TAGS = 4096, 1500, 64, 5
 TOLERANCE = 1e-6
 COLOURS = ["red", "green", "blue", "ünï", "black"]
 ZONES = [0, 10, 20]
@@ -48,16 +48,16 @@ place = {{ kind = "identity", buckets = 50 }}
 zone = {{ kind = "bucketized", column = "age", boundaries = {ZONES} }}
 by_hash = {{ kind = "hashed", column = "colour", buckets = 20 }}
 both = {{ kind = "crossed", columns = ["colour", "place"], buckets = 40 }}
-tags = {{ kind = "identity", buckets = 30, multi = true, maximum = {MOST_TAGS} }}
+tags = {{ kind = "identity", buckets = 30, multi = true, maximum = {MAX_TAGS} }}
 main = {{ kind = "identity", buckets = 30 }}
-marks = {{ kind = "identity", buckets = 30, column = "tags", multi = true, maximum = {MOST_TAGS - 1}, weights = "tag_weights" }}
+marks = {{ kind = "identity", buckets = 30, column = "tags", multi = true, maximum = {MAX_TAGS - 1}, weights = "tag_weights" }}
 """
 NUMBERS = ["age", "income", "at", "flat", "plain"]
 IDS = ["colour", "seen", "place", "zone", "tags"]
 HASHED = ["by_hash", "both"]
-# Of the same ids as the tags.
+# Shares its ids with the tags.
 SHARING = ["main"]
-# The tags, all but one at most, with weights.
+# The tags with weights, truncated to one less.
 MARKS = ["marks"]
 
 
@@ -81,7 +81,7 @@ MODELS = {
         [
             'kind = "wide_deep"',
             f'wide.features = {listed(["colour", "tags", "plain"])}',
-            # Another order of the numbers, and not all of them.
+            # The numbers in another order, and not all of them.
             f'deep.features = {listed(["plain", "tags", "age", "place", "income"])}',
             "deep.embedding_dim = 4",
             "deep.hidden = [16]",
@@ -107,7 +107,7 @@ MODELS = {
     "mmoe": deep("mmoe", "experts = 3", "expert = [16, 8]", "tower = [4]", 'normalization = "layer"'),
     "mmoe_of_one_label": deep("mmoe", "experts = 2", "expert = [8]", "tower = []"),
 }
-# Of classes, each of another way to the logits.
+# Multi-class models, with each way to compute logits.
 OF_CLASSES = {
     "linear_of_classes": f'kind = "linear"\nfeatures = {listed(["plain", "marks", "place", "age"])}',
     "wide_deep_of_classes": MODELS["wide_deep"],
@@ -123,7 +123,7 @@ MODELS["deepfm_weighted"] = deep(
     "deepfm", HIDDEN, 'embeddings.marks = { features = ["main", "marks", "tags"] }', features=SHARING + MARKS + NUMBERS + IDS
 )
 
-# What they predict, where not the one label; and those that are predicted as numbers.
+# Labels other than the default one; and the columns predicted by regression.
 CLICKED = '[label]\ncolumn = "clicked"'
 LABELS = {
     "mlp_of_a_number": '[label]\ncolumn = "spent"\n[training.loss]\nkind = "mse"',
@@ -138,7 +138,7 @@ NAMES = {"mmoe": ["clicked", "red", "spent"]}
 SPENT = {"mlp_of_a_number": "score", "mmoe": "score_spent"}
 
 
-# What each tower reads.
+# The features of each tower.
 TOWERS = {"query": ["age", "colour", "tags"], "item": ["tags", "place", "income", "plain"]}
 MODELS["two_tower"] = "\n".join(
     [
@@ -177,14 +177,14 @@ directory = "checkpoints"
 
 
 def table(rows: int, seed: int) -> pa.Table:
-    """Rows whose label follows from their columns, with absent values, unknown terms and empty lists among them."""
+    """Rows whose label follows from their columns, including absent values, unknown terms and empty lists."""
     draw = np.random.default_rng(seed)
     age = draw.normal(25, 15, rows)
     income = np.round(draw.lognormal(8, 3, rows)) * draw.choice([1, 1, 1, -1], rows)
-    # Times in milliseconds: as a float of 32 bits, they would be the same for hours.
+    # Times in milliseconds, which as fp32 would be equal for hours.
     at = 1_700_000_000_000 + draw.integers(0, 10_000_000, rows)
     place = draw.integers(0, 50, rows)
-    tags = [draw.integers(0, 30, count).tolist() for count in draw.integers(0, MOST_TAGS + 1, rows)]
+    tags = [draw.integers(0, 30, count).tolist() for count in draw.integers(0, MAX_TAGS + 1, rows)]
     colour = draw.integers(0, len(COLOURS), rows)
     weights = [draw.choice([-0.5, 0, 0.25, 1, 3.5], len(row)).tolist() for row in tags]
     odds = age / 20 + place % 7 / 3 + np.array([sum(tag % 3 for tag in row) for row in tags]) / 4 + colour / 3 - 4
@@ -210,13 +210,13 @@ def table(rows: int, seed: int) -> pa.Table:
 
 
 def id_of(feature: dict, value) -> int:
-    """The id of a value, by what an exported file says of its feature; -1 of an absent one."""
+    """The id of a value, from the feature's description in an exported file; -1 for an absent value."""
     if value is None:
         return -1
     match feature["kind"]:
         case "vocabulary":
             terms = feature["terms"]
-            # One bucket: all that is unknown is in it.
+            # A single bucket, which holds all unknown terms.
             assert feature["oov_buckets"] == 1
             return terms.index(value) if value in terms else len(terms)
         case "identity":
@@ -227,7 +227,7 @@ def id_of(feature: dict, value) -> int:
 
 
 def hashes_of(feature: dict, columns: list) -> list:
-    """The ids of a hashed or crossed feature's rows, by TensorFlow; -1 where a value is absent."""
+    """The ids of a hashed or crossed feature's rows, computed by TensorFlow; -1 where a value is absent."""
     texts = [tf.constant(["" if value is None else str(value) for value in column]) for column in columns]
     if feature["kind"] == "hashed":
         ids = tf.strings.to_hash_bucket_fast(texts[0], feature["buckets"])
@@ -237,7 +237,7 @@ def hashes_of(feature: dict, columns: list) -> list:
 
 
 def input_of(feature: dict, data: pa.Table) -> np.ndarray:
-    """What a feature's input is fed with for the rows of `data`."""
+    """The model input of a feature for the rows of `data`."""
     columns = [data[column].to_pylist() for column in feature["columns"]]
     if feature["kind"] in ["hashed", "crossed"]:
         return np.array(hashes_of(feature, columns), dtype=np.int64)[:, None]
@@ -253,14 +253,14 @@ def input_of(feature: dict, data: pa.Table) -> np.ndarray:
 
 
 def weights_of(feature: dict, data: pa.Table) -> np.ndarray:
-    """What the input of a feature's weights is fed with: beside where there is no id, what is no number."""
+    """The model input of a feature's weights, with NaN as padding."""
     rows = [row[: feature["maximum"]] for row in data[feature["weights"]].to_pylist()]
     width = max(map(len, rows))
     return np.array([row + [np.nan] * (width - len(row)) for row in rows], dtype=np.float32)
 
 
 def inputs_of(session: onnxruntime.InferenceSession, features: list, data: pa.Table) -> dict:
-    """What a model is fed with for the rows of `data`."""
+    """All model inputs for the rows of `data`."""
     inputs = {feature["name"]: input_of(feature, data) for feature in features}
     for feature in features:
         if feature["weights"]:
@@ -291,29 +291,29 @@ class Export(WithoutDaemon):
         return table[column].to_numpy()
 
     def exported(self, name: str, *options):
-        """A model as onnxruntime runs it, what it is fed with, and what the export told."""
+        """An onnxruntime session of an exported model, its inputs, and the export's report."""
         output = self.scratch / f"{name}{len(options)}.onnx"
-        told = millstream("export", self.checkpoints[name], "--output", output, *options)
+        report = millstream("export", self.checkpoints[name], "--output", output, *options)
         onnx.checker.check_model(str(output), full_check=True)
         session = onnxruntime.InferenceSession(str(output), providers=["CPUExecutionProvider"])
         features = json.loads(session.get_modelmeta().custom_metadata_map["millstream.features"])
-        return session, inputs_of(session, features, self.data), told
+        return session, inputs_of(session, features, self.data), report
 
-    def test_onnxruntime_scores_as_predict_does(self):
+    def test_onnxruntime_matches_predict(self):
         self.assertEqual(len(MODELS), 28)
         for name in MODELS:
             with self.subTest(name):
-                session, inputs, told = self.exported(name)
+                session, inputs, report = self.exported(name)
                 columns = [f"score_{label}" for label in NAMES.get(name, [])] or ["score"]
                 for column in columns:
                     (score,) = session.run([column], inputs)
                     expected = self.predicted(name, column)
                     self.assertEqual(score.shape, (ROWS,))
-                    self.assertGreater(expected.std(), 0.02, "scores that tell rows apart")
+                    self.assertGreater(expected.std(), 0.02, "scores differ between rows")
                     off = np.abs(score - expected).max()
                     print(f"{name}, {column}: off by {off:.1e} at most")
                     if SPENT.get(name) == column or name.startswith("two_tower"):
-                        # Of a probability, a sigmoid would have left a quarter of it at most.
+                        # Without a sigmoid, which scales errors down by at least a factor of 4.
                         self.assertLessEqual(off, 4 * TOLERANCE * max(1, np.abs(expected).max()))
                         continue
                     self.assertLessEqual(off, TOLERANCE)
@@ -324,48 +324,48 @@ class Export(WithoutDaemon):
                     logits = []
                 self.assertEqual({port.name for port in session.get_outputs()}, {*columns, *logits})
                 kinds = {port.name: (port.type, port.shape) for port in session.get_inputs()}
-                for port in told["inputs"]:
+                for port in report["inputs"]:
                     self.assertEqual(kinds[port["name"]], (f"tensor({port['type']})", port["shape"]))
 
-    def test_onnxruntime_tells_classes_apart_as_predict_does(self):
+    def test_onnxruntime_matches_predict_for_classes(self):
         self.assertEqual(len(OF_CLASSES), 5)
         for name in OF_CLASSES:
             with self.subTest(name):
-                session, inputs, told = self.exported(name)
-                self.assertEqual([port["shape"] for port in told["outputs"]], [["rows", 3]] * 2)
+                session, inputs, report = self.exported(name)
+                self.assertEqual([port["shape"] for port in report["outputs"]], [["rows", 3]] * 2)
                 score, logit = session.run(["score", "logit"], inputs)
                 expected = np.stack([self.predicted(name, f"score_{label}") for label in CLASSES], axis=1)
                 off = np.abs(score - expected).max()
                 print(f"{name}: off by {off:.1e} at most")
                 self.assertLessEqual(off, TOLERANCE)
-                self.assertGreater(expected.std(axis=0).max(), 0.02, "scores that tell rows apart")
+                self.assertGreater(expected.std(axis=0).max(), 0.02, "scores differ between rows")
                 odds = np.exp(logit - logit.max(axis=1, keepdims=True))
                 np.testing.assert_allclose(odds / odds.sum(axis=1, keepdims=True), score, atol=1e-6)
                 self.assertEqual(json.loads(session.get_modelmeta().custom_metadata_map["millstream.classes"]), CLASSES)
                 likeliest = [CLASSES[place] for place in expected.argmax(axis=1)]
                 self.assertEqual(list(self.predicted(name, "class")), likeliest)
 
-    def test_towers_alone_make_the_vectors_whose_product_is_the_score(self):
+    def test_the_dot_product_of_the_towers_vectors_is_the_score(self):
         for name in ["two_tower", "two_tower_of_any_length"]:
             vectors = {}
             for part, features in TOWERS.items():
                 with self.subTest(name, part=part):
                     output = self.scratch / f"{name}.{part}.onnx"
-                    told = millstream("export", self.checkpoints[name], "--part", part, "--output", output)
+                    report = millstream("export", self.checkpoints[name], "--part", part, "--output", output)
                     onnx.checker.check_model(str(output), full_check=True)
                     session = onnxruntime.InferenceSession(str(output), providers=["CPUExecutionProvider"])
                     about = session.get_modelmeta().custom_metadata_map
-                    self.assertEqual((about["millstream.part"], told["part"]), (part, part))
+                    self.assertEqual((about["millstream.part"], report["part"]), (part, part))
                     described = json.loads(about["millstream.features"])
                     self.assertEqual({feature["name"] for feature in described}, set(features))
-                    self.assertEqual([port["shape"] for port in told["outputs"]], [["rows", 6]])
+                    self.assertEqual([port["shape"] for port in report["outputs"]], [["rows", 6]])
                     (vectors[part],) = session.run(["vector"], inputs_of(session, described, self.data))
 
                     output = self.scratch / f"{name}.{part}.safetensors"
-                    told = millstream("export", self.checkpoints[name], "--part", part, "--output", output)
+                    report = millstream("export", self.checkpoints[name], "--part", part, "--output", output)
                     kept = safetensors.numpy.load_file(output)
                     self.assertTrue(kept and all(key.startswith(f"{part}.") for key in kept))
-                    self.assertEqual(told["parameters"], sum(numbers.size for numbers in kept.values()))
+                    self.assertEqual(report["parameters"], sum(numbers.size for numbers in kept.values()))
             if name == "two_tower":
                 for part in vectors.values():
                     np.testing.assert_allclose(np.linalg.norm(part, axis=1), 1, atol=1e-6)
@@ -373,7 +373,7 @@ class Export(WithoutDaemon):
             expected = self.predicted(name)
             np.testing.assert_allclose(products, expected, atol=TOLERANCE * max(1, np.abs(expected).max()))
 
-    def test_any_number_of_rows_goes_in(self):
+    def test_any_number_of_rows_can_be_scored(self):
         for name in ["wide_deep", "deepfm", "dcn_low_rank_parallel", "dlrm_dot"]:
             session, inputs, _ = self.exported(name)
             (whole,) = session.run(["score"], inputs)
@@ -382,14 +382,14 @@ class Export(WithoutDaemon):
                     (part,) = session.run(["score"], {key: value[:rows] for key, value in inputs.items()})
                     self.assertEqual(part.shape, (rows,))
                     np.testing.assert_allclose(part, whole[:rows], atol=TOLERANCE)
-            # More padding changes nothing, and no column at all is no id.
+            # More padding does not change scores, and zero columns are equivalent to no id.
             wider = dict(inputs, tags=np.pad(inputs["tags"], ((0, 0), (0, 3)), constant_values=-1))
             np.testing.assert_allclose(session.run(["score"], wider)[0], whole, atol=TOLERANCE)
             none = dict(inputs, tags=np.full((ROWS, 1), -1))
             empty = dict(inputs, tags=np.zeros((ROWS, 0), dtype=np.int64))
             np.testing.assert_array_equal(session.run(["score"], none), session.run(["score"], empty))
 
-    def test_an_absent_value_is_its_own_id_and_a_number_that_may_not_be_absent_has_no_score(self):
+    def test_absent_values_have_an_id_and_absent_required_numbers_have_no_score(self):
         session, inputs, _ = self.exported("mlp")
         last = {"colour": 5, "place": 50, "zone": 4}
         for name, cardinality in last.items():
@@ -400,46 +400,46 @@ class Export(WithoutDaemon):
         (score,) = session.run(["score"], dict(inputs, plain=np.full((ROWS, 1), np.nan)))
         self.assertTrue(np.isnan(score).all())
 
-    def test_numbers_may_lie_beside_the_graph(self):
-        session, inputs, told = self.exported("mlp", "--external-data")
-        self.assertEqual(told["external_data"], told["output"] + ".data")
-        self.assertGreater(os.path.getsize(told["external_data"]), 1000)
+    def test_parameters_may_be_stored_beside_the_graph(self):
+        session, inputs, report = self.exported("mlp", "--external-data")
+        self.assertEqual(report["external_data"], report["output"] + ".data")
+        self.assertGreater(os.path.getsize(report["external_data"]), 1000)
         (score,) = session.run(["score"], inputs)
         np.testing.assert_allclose(score, self.predicted("mlp"), atol=TOLERANCE)
-        whole, _, told = self.exported("mlp")
-        self.assertIsNone(told["external_data"])
+        whole, _, report = self.exported("mlp")
+        self.assertIsNone(report["external_data"])
         np.testing.assert_array_equal(whole.run(["score"], inputs)[0], score)
 
     def test_safetensors_are_the_checkpoints_parameters(self):
         for name in MODELS:
             with self.subTest(name):
                 output = self.scratch / f"{name}.safetensors"
-                told = millstream("export", self.checkpoints[name], "--output", output)
+                report = millstream("export", self.checkpoints[name], "--output", output)
                 found = safetensors.numpy.load_file(output)
                 kept = safetensors.numpy.load_file(pathlib.Path(self.checkpoints[name]) / "model.safetensors")
                 self.assertEqual(found.keys(), kept.keys())
                 for key, numbers in kept.items():
                     self.assertEqual(numbers.dtype, np.float32)
                     np.testing.assert_array_equal(found[key], numbers)
-                self.assertEqual(told["parameters"], sum(numbers.size for numbers in kept.values()))
+                self.assertEqual(report["parameters"], sum(numbers.size for numbers in kept.values()))
                 with safe_open(output, framework="numpy") as file:
                     about = file.metadata()
                 self.assertEqual(about["millstream.job"], name)
                 self.assertEqual(int(about["millstream.step"]), TRAIN_ROWS // BATCH)
                 self.assertEqual(json.loads(about["millstream.model"])["kind"], about["millstream.kind"])
                 self.assertIn(about["millstream.kind"], MODELS[name])
-                told = {feature["name"] for feature in json.loads(about["millstream.features"])}
-                self.assertEqual(told, {feature for feature in NUMBERS + IDS + HASHED + SHARING + MARKS if f'"{feature}"' in MODELS[name]})
+                described = {feature["name"] for feature in json.loads(about["millstream.features"])}
+                self.assertEqual(described, {feature for feature in NUMBERS + IDS + HASHED + SHARING + MARKS if f'"{feature}"' in MODELS[name]})
 
-    def test_scores_are_the_same_in_every_format(self):
+    def test_scores_do_not_depend_on_the_format(self):
         target = self.checkpoints["mlp"]
         expected = self.predicted("mlp")
         self.assertEqual(expected.dtype, np.float32)
 
         def written(name, *options):
             output = self.scratch / name
-            told = millstream("predict", target, "--output", output, *options)
-            self.assertEqual((told["rows"], told["output"]), (ROWS, str(output)))
+            report = millstream("predict", target, "--output", output, *options)
+            self.assertEqual((report["rows"], report["output"]), (ROWS, str(output)))
             return output
 
         def same(table):
@@ -459,7 +459,7 @@ class Export(WithoutDaemon):
         lines = subprocess.run(pipe, capture_output=True, check=True, text=True).stdout.splitlines()
         np.testing.assert_array_equal(np.float32([json.loads(line)["score"] for line in lines]), expected)
 
-    def test_what_cannot_be_is_refused_and_leaves_nothing(self):
+    def test_invalid_requests_fail_and_leave_no_files(self):
         target = self.checkpoints["mlp"]
         before = set(self.scratch.rglob("*"))
         for arguments, status, says in [
@@ -489,12 +489,12 @@ class Export(WithoutDaemon):
         line = [MILLSTREAM, "predict", self.checkpoints["mlp"], f"{many}/*.parquet", "--output", output]
         running = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
         until = time.monotonic() + 60
-        while not (begun := list(many.glob("scores*"))) and time.monotonic() < until:
+        while not (started := list(many.glob("scores*"))) and time.monotonic() < until:
             time.sleep(0.01)
-        self.assertNotIn(output, begun)
+        self.assertNotIn(output, started)
         running.send_signal(signal.SIGINT)
-        _, told = running.communicate(timeout=60)
-        self.assertEqual(running.returncode, 1, told)
+        _, stderr = running.communicate(timeout=60)
+        self.assertEqual(running.returncode, 1, stderr)
         self.assertEqual(list(many.glob("scores*")), [])
 
 

@@ -1,4 +1,4 @@
-"""What `bench/gpu_report.py` makes of figures: what was found beside what is wanted, and what was left out."""
+"""`bench/gpu_report.py`: measured figures are compared with their targets, and skipped parts are listed."""
 
 import json
 import pathlib
@@ -18,14 +18,14 @@ def operation(name: str, least: float, seconds: float, **more) -> dict:
 
 
 def steps(rate: float) -> list[dict]:
-    """2 steps of 1000 rows, each of which looks up 10 ids, 4 of them for the first time."""
+    """2 steps of 1000 rows, each of which looks up 10 ids, 4 of them for the first time in the step."""
     work = {"flops": 1e6, "bytes": 1e4, "ids": 10.0, "rows": 4.0, "batch": 1000, "dim": 50, "weight_bytes": 4, "device": {"text": "GPU 0, some", "libraries": []}}
     operations = [operation("gather", 8e-6, 1e-5), operation("step_rows", 2e-5, 5e-5), operation("layer_forward", 1e-5, 2e-5, inputs=7, outputs=9)]
     return [work, {"rate": rate * 0.9}, {"rate": rate}, {"rate": rate * 1.1}, *operations, {"floors": ROOFLINE, "steps": 2}]
 
 
-def of_part(part: str, name: str, told: list[dict]) -> list[dict]:
-    return [*({"part": part, "name": name, "told": line} for line in told), {"part": part, "check": name, "ended": "passed", "seconds": 3}]
+def of_part(part: str, name: str, lines: list[dict]) -> list[dict]:
+    return [*({"part": part, "name": name, "told": line} for line in lines), {"part": part, "check": name, "ended": "passed", "seconds": 3}]
 
 
 class Report(unittest.TestCase):
@@ -37,7 +37,7 @@ class Report(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout.splitlines()
 
-    def test_figures_stand_beside_what_is_wanted(self):
+    def test_figures_are_compared_with_targets(self):
         host = {"part": "host", "date": "2026-11-22", "command": "bench/gpu run", "gpu": "some, 580", "cpu": "2 cores", "kernel": "Linux", "commit": "0123456789abcdef", "device": "cuda"}
         rival = [{"variant": "sorted", "torch": "2.11", "rates": [3e6, 4e6, 5e6]}, {"variant": "scratch", "failed": "no room"}]
         outcome = {"examples": 9, "examples_per_second": 2.5e6, "input_wait_fraction": 0.03}
@@ -45,7 +45,7 @@ class Report(unittest.TestCase):
         lines = self.report([
             host,
             *of_part("speed", "dlrm in bf16", steps(1)),
-            # The same once more: it replaces the first.
+            # A repeated part replaces the first one.
             *of_part("speed", "dlrm in bf16", steps(12e6)),
             *of_part("rival", "PyTorch: dlrm in bf16", rival),
             *of_part("mlperf", "DLRM-DCNv2 in bf16, batches of 1000", steps(3.8e6)),
@@ -59,7 +59,7 @@ class Report(unittest.TestCase):
             *of_part("auc", "clicks in fp16 on cuda", auc(0.7006)),
             {"part": "sanitizer", "check": "compute-sanitizer", "ended": "left out", "why": "it is not installed"},
         ])
-        # A floor of 1e6 / 1e14 + 1e4 / 1e12 seconds, and operations of 38 microseconds over 2000 rows.
+        # The floor is 1e6 / 1e14 + 1e4 / 1e12 seconds per row; operations took 38 microseconds for 2000 rows.
         for wanted in [
             "2026-11-22: GPU some, 580; 2 cores, Linux; `bench/gpu run` of 0123456789ab.",
             "| compute-sanitizer | left out | it is not installed |",
@@ -75,10 +75,10 @@ class Report(unittest.TestCase):
         ]:
             self.assertIn(wanted, lines)
 
-    def test_rooflines_are_told_by_all_rows_and_by_those_that_differ(self):
+    def test_rooflines_count_all_rows_and_distinct_rows(self):
         lines = self.report(of_part("speed", "dlrm in bf16", steps(12e6)))
         rows = {line.split(" | ")[0][2:]: line.split(" | ")[6:] for line in lines if line.startswith("| ")}
-        # 6 of 10 ids were there before: 6 * 1000 * 2 rows of 50 numbers, 2.4 MB of 8; and 4 times that of 20.
+        # 6 of 10 ids repeat earlier ones: 6 * 1000 * 2 rows of 50 numbers, 2.4 MB of 8; and 4 times that of 20.
         self.assertEqual(rows["gather"], ["80%", "56%", "70%: yes |"])
         self.assertEqual(rows["step_rows"], ["40%", "21%", "50%: no |"])
         self.assertEqual(rows["layer_forward 7 x 9"], ["50%", "", " |"])

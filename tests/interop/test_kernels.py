@@ -1,11 +1,11 @@
-"""CUDA kernels, compiled by NVIDIA's own compiler for every GPU that is supported: none spills a register, and what each
-takes is what `resources.txt` says, so that a change that costs registers shows.
+"""Compiles the CUDA kernels with NVIDIA's compiler for every supported GPU. No kernel may spill registers, and the
+resources of each must match `resources.txt`, so that a change that costs registers is noticed.
 
 Run by `tests/run`, or alone:
 
     target/python/bin/python -m unittest discover -s tests/interop -p test_kernels.py -v
 
-After a change of kernels: `MILLSTREAM_RENEW=1` before it writes `resources.txt` anew.
+After a change of kernels, run with `MILLSTREAM_RENEW=1` to regenerate `resources.txt`.
 """
 
 import importlib.metadata
@@ -22,13 +22,13 @@ ARCHITECTURES = {"sm_80", "sm_90", "sm_100", "sm_120"}
 
 
 def libraries() -> pathlib.Path:
-    """Where the package nvidia-cuda-nvrtc keeps the compiler."""
+    """The directory of the compiler in the package nvidia-cuda-nvrtc."""
     files = importlib.metadata.files("nvidia-cuda-nvrtc")
     return next(pathlib.Path(file.locate()) for file in files if file.name.startswith("libnvrtc.so")).parent
 
 
 class Kernels(unittest.TestCase):
-    def test_none_spills_and_each_takes_what_is_recorded(self):
+    def test_no_kernel_spills_and_all_match_the_recorded_resources(self):
         done = subprocess.run([KERNELS, "--libraries", libraries()], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         compiler = f"NVRTC {importlib.metadata.version('nvidia-cuda-nvrtc')}"

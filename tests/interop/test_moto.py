@@ -1,6 +1,6 @@
-"""Millstream reads and writes S3 as moto serves it: an implementation of the protocol that nobody here wrote.
+"""Millstream reads and writes S3 as served by moto, an independent implementation of the protocol.
 
-Run by `tests/run`, as `test_tensorflow.py` is.
+Run by `tests/run`, like `test_tensorflow.py`.
 """
 
 import os
@@ -13,7 +13,7 @@ from moto.server import ThreadedMotoServer
 
 from support import millstream
 
-# A listing's page holds 1,000 objects.
+# More than a page of a listing, which holds 1,000 objects.
 SMALL_OBJECTS = 1_050
 
 JOB = """name = "moto"
@@ -65,24 +65,24 @@ class Moto(unittest.TestCase):
         for name in cls.names:
             cls.s3.upload_file(str(cls.scratch / name), "clicks", name)
 
-    def test_files_are_told_as_their_local_copies_are(self):
+    def test_inspect_reports_objects_like_local_files(self):
         for name in self.names:
-            [there], [here] = millstream("inspect", f"s3://clicks/{name}"), millstream("inspect", self.scratch / name)
-            self.assertTrue(there["path"].endswith(name) and here["path"].endswith(name))
-            self.assertEqual({**there, "path": name}, {**here, "path": name})
-            self.assertGreater(here["records"], 0)
+            [remote], [local] = millstream("inspect", f"s3://clicks/{name}"), millstream("inspect", self.scratch / name)
+            self.assertTrue(remote["path"].endswith(name) and local["path"].endswith(name))
+            self.assertEqual({**remote, "path": name}, {**local, "path": name})
+            self.assertGreater(local["records"], 0)
 
     def test_a_job_reads_every_row(self):
         (self.scratch / "job.toml").write_text(JOB)
         self.assertEqual(millstream("bench", "ingest", self.scratch / "job.toml", "--epochs", "2")["rows"], 10_000)
 
-    def test_files_are_written_there_as_they_are_here(self):
+    def test_generated_objects_match_local_files(self):
         for name in ["w.tfrecord.gz", "w.parquet"]:
             write = ["generate", "--rows", "5000", "--shards", "3", "--seed", "4"]
-            there = millstream(*write, f"s3://clicks/made/{name}")
-            here = millstream(*write, self.scratch / "made" / name)
-            self.assertEqual(there["bytes"], here["bytes"])
-            for address, path in zip(there["files"], here["files"], strict=True):
+            remote = millstream(*write, f"s3://clicks/made/{name}")
+            local = millstream(*write, self.scratch / "made" / name)
+            self.assertEqual(remote["bytes"], local["bytes"])
+            for address, path in zip(remote["files"], local["files"], strict=True):
                 key = address.removeprefix("s3://clicks/")
                 self.assertEqual(self.s3.get_object(Bucket="clicks", Key=key)["Body"].read(), pathlib.Path(path).read_bytes())
         millstream("convert", "s3://clicks/made/w-*.parquet", "s3://clicks/made/all.csv")
@@ -91,20 +91,20 @@ class Moto(unittest.TestCase):
         self.assertEqual(made, (self.scratch / "made" / "all.csv").read_bytes())
         self.assertNotIn("Uploads", self.s3.list_multipart_uploads(Bucket="clicks"))
 
-    def test_converted_objects_are_those_of_local_files(self):
-        millstream("convert", "s3://clicks/a-*.tfrecord.gz", self.scratch / "there.tfrecord")
-        millstream("convert", self.scratch / "a-*.tfrecord.gz", self.scratch / "here.tfrecord")
-        there, here = ((self.scratch / f"{name}.tfrecord").read_bytes() for name in ["there", "here"])
-        self.assertEqual(there, here)
+    def test_converting_objects_matches_converting_local_files(self):
+        millstream("convert", "s3://clicks/a-*.tfrecord.gz", self.scratch / "remote.tfrecord")
+        millstream("convert", self.scratch / "a-*.tfrecord.gz", self.scratch / "local.tfrecord")
+        remote, local = ((self.scratch / f"{name}.tfrecord").read_bytes() for name in ["remote", "local"])
+        self.assertEqual(remote, local)
 
-    def test_a_listing_of_several_pages_is_whole(self):
+    def test_a_listing_of_several_pages_is_complete(self):
         self.s3.create_bucket(Bucket="many")
         for number in range(SMALL_OBJECTS):
             self.s3.put_object(Bucket="many", Key=f"{number:05}.tfrecord", Body=b"")
         found = millstream("inspect", "s3://many/*.tfrecord", "--rows", "0")
         self.assertEqual(len(found), SMALL_OBJECTS)
 
-    def test_an_object_that_is_not_there_is_named(self):
+    def test_a_missing_object_is_named(self):
         message = millstream("inspect", "s3://clicks/absent.parquet", expect=1)
         self.assertIn("s3://clicks/absent.parquet", message)
         self.assertIn("s3://nowhere/a.parquet", millstream("inspect", "s3://nowhere/a.parquet", expect=1))

@@ -1,4 +1,4 @@
-"""TensorBoard's own reader reads the event files that `millstream train` writes.
+"""TensorBoard's reader reads the event files that `millstream train` writes.
 
 Run by `tests/run`, or alone:
 
@@ -22,7 +22,7 @@ EVERY_STEPS = 1000
 CHECKPOINT_STEPS = 2000
 HISTOGRAM_STEPS = 8000
 BATCH = 32
-# Enough for a run to take a second: there is time to kill it.
+# Enough for a run to take seconds, which leaves time to kill it.
 ROWS = 640_000
 EPOCHS = 2
 STEPS = EPOCHS * ROWS // BATCH
@@ -74,14 +74,14 @@ class Events(WithoutDaemon):
         cls.whole = cls.scratch / "logs" / cls.outcome["job"]
 
     def read(self, directory: pathlib.Path) -> EventAccumulator:
-        # 0 keeps every point, where TensorBoard itself shows a sample.
+        # 0 keeps every point, whereas TensorBoard itself shows a sample.
         sizes = {"scalars": 0, "histograms": 0, "tensors": 0}
         return EventAccumulator(str(directory), size_guidance=sizes).Reload()
 
     def curve(self, events: EventAccumulator, tag: str) -> list[tuple[int, float]]:
         return [(point.step, point.value) for point in events.Scalars(tag)]
 
-    def test_curves_reach_over_all_steps(self):
+    def test_curves_cover_all_steps(self):
         events = self.read(self.whole)
         self.assertEqual(sorted(events.Tags()["scalars"]), sorted(CURVES + [f"eval/{name}" for name in METRICS]))
         for tag in CURVES:
@@ -91,7 +91,7 @@ class Events(WithoutDaemon):
         self.assertTrue(all(0 <= share <= 1 for _, share in self.curve(events, "train/input_wait_fraction")))
         self.assertTrue(all(rate > 0 for _, rate in self.curve(events, "train/examples_per_second")))
 
-    def test_every_evaluation_is_there_with_its_metrics(self):
+    def test_every_evaluation_has_all_metrics(self):
         events = self.read(self.whole)
         for name in METRICS:
             points = self.curve(events, f"eval/{name}")
@@ -99,7 +99,7 @@ class Events(WithoutDaemon):
             single = struct.unpack("f", struct.pack("f", self.outcome["eval"][name]))[0]
             self.assertEqual(points[-1][1], single)
 
-    def test_histograms_hold_every_weight(self):
+    def test_histograms_count_every_weight(self):
         events = self.read(self.whole)
         tags = events.Tags()["histograms"]
         self.assertTrue(tags and all(tag.startswith("weights/") for tag in tags), tags)
@@ -114,7 +114,7 @@ class Events(WithoutDaemon):
                 numbers += histogram.num
             self.assertEqual(numbers, parameters)
 
-    def test_hyper_parameters_and_the_job_are_told(self):
+    def test_hyper_parameters_and_the_job_are_recorded(self):
         events = self.read(self.whole)
         content = events.PluginTagToContent("hparams")[hparams_metadata.SESSION_START_INFO_TAG]
         start = hparams_metadata.parse_session_start_info_plugin_data(content)
@@ -127,25 +127,25 @@ class Events(WithoutDaemon):
         self.assertEqual(events.SummaryMetadata("job").plugin_data.plugin_name, "text")
         self.assertIn('kind = "wide_deep"', text.tensor_proto.string_val[0].decode())
 
-    def test_a_killed_and_resumed_run_shows_what_one_in_one_piece_shows(self):
+    def test_a_killed_and_resumed_run_matches_an_uninterrupted_one(self):
         logs = self.scratch / "killed"
         arguments = ["--set", f"tensorboard.directory={logs}", "--set", f"checkpoint.directory={self.scratch / 'runs'}"]
         training = subprocess.Popen([MILLSTREAM, "train", self.job, *arguments], stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 120
-        # Checkpoints are written beside training, so which steps have one is not known.
+        # Checkpoints are written in the background, so the steps that have one are not known in advance.
         committed = lambda: [int(path.parent.name[5:]) for path in self.scratch.glob("runs/*/step-*/manifest.json")]
         while max(committed(), default=0) < STEPS // 4:
-            self.assertIsNone(training.poll(), "it was over before it could be killed")
+            self.assertIsNone(training.poll(), "the run ended before it could be killed")
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.002)
-        # The workers go with it.
+        # Its workers die with it.
         training.send_signal(signal.SIGKILL)
         training.wait()
         newest = max(committed())
         self.assertLess(newest, STEPS)
         [directory] = logs.iterdir()
         [first] = directory.iterdir()
-        # What a crash of the machine leaves: half a record.
+        # A partial record, as after a crash of the machine.
         with open(first, "ab") as file:
             file.write(struct.pack("<Q", 100) + b"half")
         outcome = millstream("train", self.job, *arguments, "--resume")
@@ -155,14 +155,14 @@ class Events(WithoutDaemon):
         last = max(directory.iterdir())
         starts = [event for event in event_file_loader.EventFileLoader(str(last)).Load() if event.HasField("session_log")]
         [step] = [event.step for event in starts]
-        # The worker may have lived a moment longer.
+        # The worker may have survived the checkpoint by some steps.
         self.assertGreaterEqual(step, newest + 1)
 
         whole, resumed = self.read(self.whole), self.read(directory)
         self.assertEqual(sorted(resumed.Tags()["scalars"]), sorted(whole.Tags()["scalars"]))
         for name in METRICS:
             self.assertEqual(self.curve(resumed, f"eval/{name}"), self.curve(whole, f"eval/{name}"), name)
-        # The first point after a checkpoint between two points is the mean of fewer steps.
+        # If a checkpoint lies between two points, the first point after it averages fewer steps.
         after = -(-(step - 1) // EVERY_STEPS) * EVERY_STEPS
         shorter = {after} if (step - 1) % EVERY_STEPS else set()
         [ours, theirs] = ([point for point in self.curve(events, "train/loss") if point[0] not in shorter] for events in [resumed, whole])
@@ -173,7 +173,7 @@ class Events(WithoutDaemon):
             self.assertEqual(shown(resumed), shown(whole), tag)
         self.assertEqual(len(resumed.Tensors("job")), 1)
 
-    def test_training_goes_on_without_a_place_for_event_files(self):
+    def test_training_continues_if_event_files_cannot_be_written(self):
         (self.scratch / "file").write_text("no directory")
         arguments = ["--set", "tensorboard.directory=file", "--set", "data.epochs=1"]
         done = subprocess.run([MILLSTREAM, "train", self.job, *arguments], capture_output=True, text=True)

@@ -1,11 +1,11 @@
-"""TensorFlow and pyarrow read what Millstream writes, and Millstream reads what they write.
+"""TensorFlow and pyarrow read files that Millstream writes, and Millstream reads files that they write.
 
 Run by `tests/run`, or alone:
 
     target/python/bin/python -m unittest discover -s tests/interop -v
 
-`MILLSTREAM_LAB_DATA` may name a directory with `chicago_taxi/Split-*/data_tfrecord-*.gz`, files that
-TFX wrote; without it that one test reads files that TensorFlow writes here in the same form.
+`MILLSTREAM_LAB_DATA` may name a directory with `chicago_taxi/Split-*/data_tfrecord-*.gz`, files written by TFX;
+without it, that test reads files that TensorFlow writes here in the same form.
 """
 
 import csv
@@ -31,7 +31,7 @@ def read_tfrecords(paths, compression: str) -> list[dict]:
 
 
 def parquet_rows(paths) -> list[dict]:
-    """Rows of Parquet files as {name: list of values}, nulls and empty lists left out, text as bytes."""
+    """Rows of Parquet files as {name: list of values}, without nulls and empty lists, text as bytes."""
     rows = []
     for path in paths:
         for row in pq.read_table(path).to_pylist():
@@ -62,7 +62,7 @@ class Case(unittest.TestCase):
 
 
 class Generated(Case):
-    def test_tensorflow_reads_generated_records_as_pyarrow_reads_the_same_rows_from_parquet(self):
+    def test_generated_tfrecords_in_tensorflow_match_generated_parquet_in_pyarrow(self):
         common = ["generate", "--rows", "3000", "--shards", "3", "--seed", "11"]
         millstream(*common, self.scratch / "clicks.parquet")
         expected = parquet_rows(self.files("clicks-*.parquet"))
@@ -86,7 +86,7 @@ class Converted(Case):
                 expected.append({"count": [count], "ratio": [ratio], "name": [name.encode()]})
         return expected
 
-    def test_tensorflow_reads_converted_csv_record_for_record(self):
+    def test_tensorflow_reads_converted_csv(self):
         expected = self.write_csv(2000)
         single = [{**row, "ratio": [float(tf.constant(row["ratio"][0], tf.float32).numpy())]} for row in expected]
         for compression in COMPRESSIONS:
@@ -94,12 +94,12 @@ class Converted(Case):
             millstream("convert", self.scratch / "table.csv", out, "--shards", "2", "--compression", compression)
             self.assert_rows(read_tfrecords(self.files(f"{compression}-*.tfrecord*"), compression), single)
 
-    def test_pyarrow_reads_converted_csv_value_for_value(self):
+    def test_pyarrow_reads_converted_csv(self):
         expected = self.write_csv(2000)
         millstream("convert", self.scratch / "table.csv", self.scratch / "table.parquet")
         self.assert_rows(parquet_rows(self.files("table.parquet")), expected)
 
-    def test_tensorflow_reads_parquet_that_pyarrow_wrote(self):
+    def test_tensorflow_reads_converted_pyarrow_parquet(self):
         import pyarrow as pa
 
         draw = random.Random(6)
@@ -130,7 +130,7 @@ class Read(Case):
                 out.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
         return path
 
-    def assert_read_as_tensorflow_does(self, paths, compression: str):
+    def assert_matches_tensorflow(self, paths, compression: str):
         expected = read_tfrecords(paths, compression)
         report = millstream("inspect", *paths)
         files = report["files"] if isinstance(report, dict) else report
@@ -140,11 +140,11 @@ class Read(Case):
         millstream("convert", *paths, out)
         self.assert_rows(parquet_rows(self.files(out.name)), expected)
 
-    def test_we_read_what_tensorflow_wrote(self):
+    def test_millstream_reads_tensorflow_files(self):
         for compression in COMPRESSIONS:
-            self.assert_read_as_tensorflow_does([self.write_tfrecords(compression, 1500)], compression)
+            self.assert_matches_tensorflow([self.write_tfrecords(compression, 1500)], compression)
 
-    def test_we_read_sequence_examples_that_tensorflow_wrote(self):
+    def test_millstream_reads_tensorflow_sequence_examples(self):
         draw = random.Random(9)
         path = self.scratch / "sequences.tfrecord"
         expected = []
@@ -174,7 +174,7 @@ class Read(Case):
         millstream("convert", path, self.scratch / "sequences.parquet")
         self.assert_rows(parquet_rows(self.files("sequences.parquet")), expected)
 
-    def test_a_page_that_does_not_match_its_checksum_is_damage(self):
+    def test_a_page_checksum_mismatch_is_damage(self):
         import pyarrow as pa
 
         path = self.scratch / "summed.parquet"
@@ -189,7 +189,7 @@ class Read(Case):
         self.assertRegex(message, r"summed\.parquet.*checksum")
         self.assertFalse((self.scratch / "damaged.parquet").exists())
 
-    def test_pages_that_a_filter_rules_out_are_not_read(self):
+    def test_pages_excluded_by_a_filter_are_not_read(self):
         import pyarrow as pa
 
         rows, path = 60_000, self.scratch / "paged.parquet"
@@ -224,11 +224,11 @@ deep.features = ["word"]
         self.assertEqual(measured["rows"], 2_000)
         self.assertLess(measured["bytes"], path.stat().st_size / 4)
 
-    def test_we_read_what_tfx_wrote(self):
+    def test_millstream_reads_tfx_files(self):
         lab = os.environ.get("MILLSTREAM_LAB_DATA")
         paths = sorted(pathlib.Path(lab).glob("chicago_taxi/Split-*/data_tfrecord-*.gz")) if lab else [self.write_tfrecords("gzip", 3000)]
         self.assertTrue(paths)
-        self.assert_read_as_tensorflow_does(paths, "gzip")
+        self.assert_matches_tensorflow(paths, "gzip")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Values with weights, in files that TensorFlow and pyarrow wrote: TensorFlow's own lookups make of them, with the
-parameters that Millstream has learned, the scores that `millstream predict` gives.
+"""Weighted values in files written by TensorFlow and pyarrow: with the parameters that Millstream learned, TensorFlow's
+lookups yield the same scores as `millstream predict`.
 
 Run by `tests/run`, or alone:
 
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from support import WithoutDaemon, millstream
 
-TRAIN_ROWS, ROWS, BUCKETS, MOST = 3000, 1000, 20, 6
+TRAIN_ROWS, ROWS, BUCKETS, MAXIMUM = 3000, 1000, 20, 6
 
 
 def job(pooling: str, files: str) -> str:
@@ -37,7 +37,7 @@ column = "clicked"
 kind = "hashed"
 buckets = {BUCKETS}
 multi = true
-maximum = {MOST}
+maximum = {MAXIMUM}
 weights = "shares"
 [model]
 kind = "wide_deep"
@@ -52,11 +52,11 @@ threads = 2
 
 
 def rows_of(count: int, seed: int) -> list[dict]:
-    """Rows whose label follows from the weights; rows without values, and without a weight above 0, among them."""
+    """Rows whose label follows from the weights, including rows without values and rows without a positive weight."""
     draw = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
-        ids = draw.integers(0, 40, draw.integers(0, MOST + 1))
+        ids = draw.integers(0, 40, draw.integers(0, MAXIMUM + 1))
         shares = draw.choice([-0.75, 0, 0.25, 1, 4], len(ids)) * draw.choice([1, 1, 1, -1])
         odds = sum(share if tag % 2 else -share for tag, share in zip(ids, shares))
         tags = [f"tag {tag}" for tag in ids]
@@ -82,12 +82,12 @@ def write_parquet(path, rows):
 
 
 def scores(rows, parameters, pooling: str) -> np.ndarray:
-    """What TensorFlow makes of the rows."""
+    """The scores computed by TensorFlow."""
     tags = tf.ragged.constant([row["tags"] for row in rows], dtype=tf.string).to_sparse()
     ids = tf.sparse.map_values(tf.strings.to_hash_bucket_fast, tags, BUCKETS)
     shares = tf.ragged.constant([row["shares"] for row in rows], dtype=tf.float32).to_sparse()
-    # Rows at the end may have nothing, which a sparse tensor's shape is to say all the same.
-    shape = [len(rows), MOST]
+    # The last rows may be empty, so the shape is given explicitly.
+    shape = [len(rows), MAXIMUM]
     ids, shares = (tf.SparseTensor(of.indices, of.values, shape) for of in (ids, shares))
 
     def looked_up(table, combiner):
@@ -102,10 +102,10 @@ def scores(rows, parameters, pooling: str) -> np.ndarray:
 
 
 class Weighted(WithoutDaemon):
-    def test_scores_are_those_of_tensorflows_lookups(self):
+    def test_scores_match_tensorflow(self):
         train, held_out = rows_of(TRAIN_ROWS, 1), rows_of(ROWS, 2)
-        nothing_counts = sum(all(share <= 0 for share in row["shares"]) for row in held_out)
-        self.assertGreater(nothing_counts, 200)
+        without_positive_weight = sum(all(share <= 0 for share in row["shares"]) for row in held_out)
+        self.assertGreater(without_positive_weight, 200)
         for name, rows in [("train", train), ("eval", held_out)]:
             write_tfrecord(self.scratch / f"{name}.tfrecord", rows)
             write_parquet(self.scratch / f"{name}.parquet", rows)
@@ -115,12 +115,12 @@ class Weighted(WithoutDaemon):
                 with self.subTest(pooling, files=files):
                     file = self.scratch / "job.toml"
                     file.write_text(job(pooling, files))
-                    told = millstream("train", file)
-                    self.assertGreater(told["eval"]["auc"], 0.65)
+                    report = millstream("train", file)
+                    self.assertGreater(report["eval"]["auc"], 0.65)
                     output = self.scratch / f"{pooling}-{files}.parquet"
-                    self.assertEqual(millstream("predict", told["checkpoint"], "--output", output)["rows"], ROWS)
+                    self.assertEqual(millstream("predict", report["checkpoint"], "--output", output)["rows"], ROWS)
                     found.append(pq.read_table(output)["score"].to_numpy())
-                    parameters = safetensors.numpy.load_file(f"{told['checkpoint']}/model.safetensors")
+                    parameters = safetensors.numpy.load_file(f"{report['checkpoint']}/model.safetensors")
                     off = np.abs(found[-1] - scores(held_out, parameters, pooling)).max()
                     print(f"{pooling}, {files}: off by {off:.1e} at most")
                     self.assertLessEqual(off, 1e-6)

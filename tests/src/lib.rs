@@ -1,9 +1,9 @@
-//! End-to-end, conformance and fault tests over the built binaries.
+//! End-to-end, conformance and fault tests of the built binaries.
 //!
-//! * [`programs`]: the binaries, run as a person or a service manager runs them.
-//! * [`shell`]: commands as they are typed, and what they leave behind.
-//! * [`table`]: small data sets, whole or spoiled; [`tfrecord`] writes some of them.
-//! * [`tiny_job`]: a job of a few seconds, with its data.
+//! * [`programs`]: the binaries as a user or a service manager runs them.
+//! * [`shell`]: commands as typed into a shell, and the files they leave behind.
+//! * [`table`]: small data sets, valid or corrupted; [`tfrecord`] writes some of them.
+//! * [`tiny_job`]: a job that takes a few seconds, with its data.
 
 #![forbid(unsafe_code)]
 

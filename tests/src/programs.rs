@@ -1,6 +1,6 @@
-//! The built binaries, run as a person or a service manager runs them.
+//! The built binaries as a user or a service manager runs them.
 
-// A test's support fails the test.
+// Test support: a panic fails the test.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Longer than anything that is waited for takes on a slow machine.
+/// A deadline that even a slow, busy machine meets.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Between looks at what is waited for.
+/// The polling interval.
 const POLL: Duration = Duration::from_millis(2);
 
-/// A built binary, which lies beside the tests'.
+/// The path of a built binary, which lies beside the tests' binaries.
 ///
 /// # Panics
-/// When it has not been built.
+/// If it has not been built.
 pub fn program(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let path = tests.parent().and_then(Path::parent).unwrap().join(name);
@@ -32,25 +32,25 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// A `millstreamd` of its own; killed when dropped.
+/// A dedicated `millstreamd`. Killed when dropped.
 pub struct Daemon {
     child: Child,
     socket: PathBuf,
 }
 
 impl Daemon {
-    /// Starts a daemon with its socket and state in `directory`, and waits until it answers.
+    /// Starts a daemon with its socket and state in `directory`, and waits until it responds.
     ///
     /// # Panics
-    /// When it does not.
+    /// If it does not respond.
     pub fn start(directory: &Path) -> Self {
         Self::start_in(directory, &[])
     }
 
-    /// Starts one in whose environment these variables are.
+    /// Like [`Daemon::start`], with additional environment variables.
     ///
     /// # Panics
-    /// As [`Daemon::start`].
+    /// See [`Daemon::start`].
     pub fn start_in(directory: &Path, variables: &[(&str, &Path)]) -> Self {
         let socket = directory.join("millstreamd.sock");
         let child = Command::new(program("millstreamd"))
@@ -64,11 +64,11 @@ impl Daemon {
             .spawn()
             .unwrap();
         let mut daemon = Self { child, socket };
-        wait_until("the daemon answers", || {
-            let ended = daemon.child.try_wait().unwrap();
+        wait_until("the daemon responds", || {
+            let exited = daemon.child.try_wait().unwrap();
             assert!(
-                ended.is_none(),
-                "the daemon ended: {ended:?}; {}/daemon.log has more",
+                exited.is_none(),
+                "the daemon exited: {exited:?}; see {}/daemon.log",
                 directory.display()
             );
             daemon.run(&["list"]).status.success()
@@ -86,10 +86,10 @@ impl Daemon {
             .unwrap()
     }
 
-    /// Runs `millstream --json` against this daemon, and returns what it prints.
+    /// Runs `millstream --json` against this daemon, and returns the parsed output.
     ///
     /// # Panics
-    /// When it fails.
+    /// If it fails.
     pub fn json(&self, arguments: &[&str]) -> Value {
         let arguments: Vec<_> = ["--json"].iter().chain(arguments).copied().collect();
         let output = self.run(&arguments);
@@ -103,10 +103,10 @@ impl Daemon {
         self.json(&["show", id])
     }
 
-    /// Waits for a job's end, and returns it.
+    /// Waits until a job ends, and returns it.
     ///
     /// # Panics
-    /// When it does not succeed.
+    /// If it does not succeed.
     pub fn succeeded(&self, id: &str) -> Value {
         let mut job = Value::Null;
         wait_until("the job ends", || {
@@ -117,15 +117,15 @@ impl Daemon {
         job
     }
 
-    /// The daemon's process.
+    /// The daemon's process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Kills the daemon, as `kill -9` does, and waits until its workers are gone too.
+    /// Kills the daemon with SIGKILL, and waits until its workers are gone.
     ///
     /// # Panics
-    /// When a worker outlives it.
+    /// If a worker outlives it.
     pub fn kill(mut self) {
         let workers = children(self.pid());
         kill(self.pid());
@@ -133,10 +133,10 @@ impl Daemon {
         wait_until("the workers are gone", || !workers.iter().any(|&pid| is_alive(pid)));
     }
 
-    /// Stops the daemon, as a service manager does.
+    /// Stops the daemon as a service manager does.
     ///
     /// # Panics
-    /// When it does not end in order, or leaves its socket behind.
+    /// If it does not exit cleanly, or leaves its socket behind.
     pub fn stop(mut self) {
         kill_process(pid_of(self.pid()), Signal::TERM).unwrap();
         let status = self.child.wait().unwrap();
@@ -147,47 +147,47 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Over already, when the test went well.
+        // Has already exited if the test succeeded.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Whether a job, as `show` prints it, is over.
+/// Whether a job, as `show` prints it, has ended.
 pub fn has_ended(job: &Value) -> bool {
     ["succeeded", "failed", "cancelled"].contains(&job["state"].as_str().unwrap())
 }
 
-/// The processes that `parent` has started.
+/// The child processes of `parent`.
 pub fn children(parent: u32) -> Vec<u32> {
     processes().filter(|pid| status(*pid).is_some_and(|status| status.parent == parent)).collect()
 }
 
-/// The processes of a process group that are alive.
+/// The live processes of a process group.
 pub fn group(group: u32) -> Vec<u32> {
     processes()
         .filter(|pid| status(*pid).is_some_and(|status| status.group == group && !status.is_zombie()))
         .collect()
 }
 
-/// Kills a process, as `kill -9` does; false when it was gone.
+/// Kills a process with SIGKILL. Returns false if it no longer exists.
 pub fn kill(pid: u32) -> bool {
     kill_process(pid_of(pid), Signal::KILL).is_ok()
 }
 
-/// Waits until `done`.
+/// Waits until `done` returns true.
 ///
 /// # Panics
-/// When that takes longer than anything should.
+/// If the deadline passes.
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !done() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
         std::thread::sleep(POLL);
     }
 }
 
-/// Whether a process is there, and more than a body to be collected.
+/// Whether a process exists and is not a zombie.
 pub fn is_alive(pid: u32) -> bool {
     status(pid).is_some_and(|status| !status.is_zombie())
 }
@@ -196,7 +196,7 @@ pub(crate) fn pid_of(pid: u32) -> Pid {
     Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
 }
 
-/// What the kernel says of a process.
+/// A process's entry in `/proc`.
 struct Status {
     state: char,
     parent: u32,
@@ -204,7 +204,7 @@ struct Status {
 }
 
 impl Status {
-    /// Whether it is over, and only its exit status is there still.
+    /// Whether it has exited but has not been waited for.
     fn is_zombie(&self) -> bool {
         self.state == 'Z'
     }
@@ -212,7 +212,7 @@ impl Status {
 
 fn status(pid: u32) -> Option<Status> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything.
+    // The name, in parentheses, may contain any character.
     let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
     let state = fields.next()?.chars().next()?;
     Some(Status { state, parent: fields.next()?.parse().ok()?, group: fields.next()?.parse().ok()? })

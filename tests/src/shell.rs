@@ -1,14 +1,15 @@
-//! Commands as they are typed into a shell: what they print, how they end, and what they leave behind.
+//! Commands as typed into a shell: their output, exit status, and the files they leave behind.
 
-// A test's support fails the test.
+// Test support: a panic fails the test.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rustix::process::{Signal, kill_process_group};
@@ -16,30 +17,30 @@ use serde_json::Value;
 
 use crate::programs::{group, pid_of, program, wait_until};
 
-/// A directory that commands are run in. No daemon listens there unless one is started, and whatever they
-/// leave behind is found there.
+/// A directory to run commands in. Their socket and temporary files are in it as well; a daemon listens there only
+/// if the test starts one.
 pub struct Shell {
     directory: PathBuf,
     socket: PathBuf,
 }
 
-/// A command that runs in the foreground, in a process group of its own. Killed when dropped.
-pub struct Job {
+/// A command running in the foreground, in its own process group. Killed when dropped.
+pub struct RunningCommand {
     child: Child,
-    /// `None` once they were taken.
-    outputs: Option<[JoinHandle<String>; 2]>,
+    /// `None` once taken.
+    outputs: Option<[Output; 2]>,
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
-pub struct Ended {
-    /// What was typed.
+pub struct Completed {
+    /// The command line.
     pub line: String,
-    /// Its exit status.
+    /// The exit status.
     pub status: ExitStatus,
-    /// All of its standard output.
+    /// The complete standard output.
     pub stdout: String,
-    /// All of its standard error.
+    /// The complete standard error.
     pub stderr: String,
 }
 
@@ -66,16 +67,16 @@ impl Shell {
     /// Starts `millstream` with `arguments`.
     ///
     /// # Panics
-    /// When it cannot be started.
-    pub fn start(&self, arguments: &[&str]) -> Job {
-        Job::start(&mut self.command(arguments))
+    /// If it cannot be started.
+    pub fn start(&self, arguments: &[&str]) -> RunningCommand {
+        RunningCommand::start(&mut self.command(arguments))
     }
 
     /// Starts `millstream` with `arguments` as a script does with `&`: with SIGINT ignored.
     ///
     /// # Panics
-    /// When it cannot be started.
-    pub fn start_in_background(&self, arguments: &[&str]) -> Job {
+    /// If it cannot be started.
+    pub fn start_in_background(&self, arguments: &[&str]) -> RunningCommand {
         let foreground = self.command(arguments);
         let mut command = Command::new("sh");
         command.args(["-c", r#"trap "" INT; exec "$0" "$@""#]).arg(foreground.get_program());
@@ -85,23 +86,23 @@ impl Shell {
             None => drop(command.env_remove(name)),
         });
         command.current_dir(&self.directory);
-        Job::start(&mut command)
+        RunningCommand::start(&mut command)
     }
 
-    /// Runs `millstream` with `arguments` to its end.
+    /// Runs `millstream` with `arguments` to completion.
     ///
     /// # Panics
-    /// When it panicked, or left a process behind.
-    pub fn run(&self, arguments: &[&str]) -> Ended {
+    /// If it panicked, or left a process behind.
+    pub fn run(&self, arguments: &[&str]) -> Completed {
         let mut ended = self.start(arguments).wait();
         ended.line = format!("millstream {}", arguments.join(" "));
         ended
     }
 
-    /// Every file below the directory. The empty directories too: a run that came to nothing leaves none.
+    /// All files below the directory, and all directories, because a failed run must not leave empty ones.
     ///
     /// # Panics
-    /// When they cannot be listed.
+    /// If they cannot be listed.
     pub fn files(&self) -> BTreeSet<PathBuf> {
         let mut files = BTreeSet::new();
         let mut directories = vec![self.directory.clone()];
@@ -118,90 +119,127 @@ impl Shell {
     }
 }
 
-impl Job {
+impl RunningCommand {
     fn start(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let stdout = read_all(child.stdout.take().unwrap());
-        let stderr = read_all(child.stderr.take().unwrap());
+        let stdout = Output::read(child.stdout.take().unwrap());
+        let stderr = Output::read(child.stderr.take().unwrap());
         Self { child, outputs: Some([stdout, stderr]) }
     }
 
-    /// The command's process.
+    /// The command's process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it has ended.
+    /// Whether it has exited.
     ///
     /// # Panics
-    /// When the system does not say.
+    /// If the system call fails.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Sends `signal` to the process and all that it has started, as a terminal does.
+    /// The standard error printed so far.
+    ///
+    /// # Panics
+    /// If the output cannot be read.
+    pub fn stderr(&self) -> String {
+        let [_, stderr] = self.outputs.as_ref().unwrap();
+        String::from_utf8_lossy(&stderr.bytes.lock().unwrap()).into_owned()
+    }
+
+    /// Sends `signal` to the process and all its descendants, as a terminal does.
     pub fn signal(&self, signal: Signal) {
-        // Over already, where the moment was a random one.
+        // The process may have exited already.
         let _ = kill_process_group(pid_of(self.pid()), signal);
     }
 
-    /// Waits for the command's end.
+    /// Waits until the command exits.
     ///
     /// # Panics
-    /// When it panicked, or left a process behind.
-    pub fn wait(mut self) -> Ended {
-        wait_until("the command ends", || self.has_ended());
+    /// If it panicked, or left a process behind.
+    pub fn wait(mut self) -> Completed {
+        wait_until("the command exits", || self.has_ended());
         let status = self.child.wait().unwrap();
         let pid = self.pid();
-        // Workers are killed with whoever started them; that may take the kernel a moment.
+        // Workers are killed together with their parent, which may take the kernel a moment.
         wait_until("its processes are gone", || group(pid).is_empty());
-        let [stdout, stderr] = self.outputs.take().unwrap().map(|output| output.join().unwrap());
+        let [stdout, stderr] = self.outputs.take().unwrap().map(Output::finish);
         assert!(!stderr.contains("panicked"), "{stderr}");
-        Ended { line: String::new(), status, stdout, stderr }
+        Completed { line: String::new(), status, stdout, stderr }
     }
 }
 
-impl Drop for Job {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
-        // Over already, when the test went well.
+        // Has already exited if the test succeeded.
         self.signal(Signal::KILL);
         let _ = self.child.wait();
     }
 }
 
-impl Ended {
-    /// The exit status as a shell tells it: 128 and more is a signal's.
+impl Completed {
+    /// The exit code as a shell reports it: 128 plus the signal number if a signal ended the process.
     ///
     /// # Panics
-    /// Never: a process that has ended has one or the other.
+    /// Never: a process that has exited has one or the other.
     pub fn code(&self) -> i32 {
         self.status.code().unwrap_or_else(|| 128 + self.status.signal().unwrap())
     }
 
-    /// Asserts the exit status, and returns itself.
+    /// Asserts the exit code, and returns itself.
     ///
     /// # Panics
-    /// When it is another one.
+    /// If the exit code differs.
     #[must_use]
     pub fn with_code(self, code: i32) -> Self {
         assert_eq!(self.code(), code, "{}\n{}", self.line, self.stderr);
         self
     }
 
-    /// The one JSON document on standard output.
+    /// Standard output, parsed as a single JSON document.
     ///
     /// # Panics
-    /// When there is anything else.
+    /// If it is anything else.
     pub fn json(&self) -> Value {
         let parsed = serde_json::from_str(&self.stdout);
         parsed.unwrap_or_else(|error| panic!("{}: {error} in {:?}\n{}", self.line, self.stdout, self.stderr))
     }
 }
 
-fn read_all(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        pipe.read_to_end(&mut bytes).unwrap();
-        String::from_utf8(bytes).unwrap()
-    })
+/// An output of a command, which a thread collects as it is printed.
+struct Output {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
+}
+
+impl Output {
+    fn read(mut pipe: impl Read + Send + 'static) -> Self {
+        let bytes = Arc::default();
+        let mut collected = Collected(Arc::clone(&bytes));
+        let reader = std::thread::spawn(move || {
+            io::copy(&mut pipe, &mut collected).unwrap();
+        });
+        Self { bytes, reader }
+    }
+
+    /// The complete output, once the command has closed it.
+    fn finish(self) -> String {
+        self.reader.join().unwrap();
+        String::from_utf8(std::mem::take(&mut self.bytes.lock().unwrap())).unwrap()
+    }
+}
+
+struct Collected(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Collected {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

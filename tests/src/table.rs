@@ -1,6 +1,6 @@
-//! Small data sets of clicks, whole or spoiled, as Parquet or as TFRecord.
+//! Small click data sets, valid or corrupted, as Parquet or TFRecord.
 
-// A test's support fails the test.
+// Test support: a panic fails the test.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -25,8 +25,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// Rows of `x` (a number from 0 to 10), `color` (one of 20) and `clicked` (0 or 1, likelier with a
-    /// larger `x` and color).
+    /// Rows of `x` (a number from 0 to 10), `color` (one of 20) and `clicked` (0 or 1, more likely with larger `x` and
+    /// color).
     pub fn clicks(rows: usize, seed: u64) -> Self {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) + 1;
         let mut draw = |below| draw(&mut state, below);
@@ -40,15 +40,15 @@ impl Table {
         Self { columns }
     }
 
-    /// These columns.
+    /// A table of the given columns.
     pub fn of(columns: Vec<(&'static str, ArrayRef)>) -> Self {
         Self { columns }
     }
 
-    /// The table with another column in place of `name`.
+    /// The table with column `name` replaced.
     ///
     /// # Panics
-    /// When there is no such column.
+    /// If there is no such column.
     #[must_use]
     pub fn with(mut self, name: &str, column: impl Array + 'static) -> Self {
         let place = self.columns.iter_mut().find(|(known, _)| *known == name);
@@ -63,7 +63,7 @@ impl Table {
         self
     }
 
-    /// The numbers of `x`, to be spoiled.
+    /// The values of `x`.
     pub fn x(&self) -> Vec<Option<f64>> {
         self.columns[0].1.as_primitive::<Float64Type>().iter().collect()
     }
@@ -73,10 +73,10 @@ impl Table {
         self.columns[2].1.as_primitive().clone()
     }
 
-    /// The rows in the opposite order.
+    /// The rows in reverse order.
     ///
     /// # Panics
-    /// When a column was replaced by one of another type.
+    /// If a column was replaced by one of another type.
     #[must_use]
     pub fn reversed(&self) -> Self {
         let [x, color, clicked] = [0, 1, 2].map(|column| &self.columns[column].1);
@@ -89,7 +89,7 @@ impl Table {
     /// Writes a Parquet file.
     ///
     /// # Panics
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn write_parquet(&self, path: &Path) {
         let batch = RecordBatch::try_from_iter(self.columns.iter().cloned()).unwrap();
         let properties = WriterProperties::builder().set_max_row_group_row_count(Some(ROW_GROUP)).build();
@@ -102,7 +102,7 @@ impl Table {
     /// Writes a TFRecord file of tf.train.Example.
     ///
     /// # Panics
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn write_tfrecord(&self, path: &Path) {
         let rows = self.columns[0].1.len();
         let records = (0..rows).map(|row| {

@@ -1,13 +1,13 @@
-//! TFRecord files of tf.train.Example, written byte by byte from their definitions: a second opinion on what
-//! the product reads.
+//! TFRecord files of tf.train.Example, written byte by byte from their definitions: an implementation independent of
+//! the one under test.
 
-/// The one value of a feature.
+/// The value of a feature.
 pub enum Value {
-    /// Text.
+    /// A text.
     Bytes(String),
     /// A number.
     Float(f32),
-    /// A whole number.
+    /// An integer.
     Int(i64),
     /// Several texts.
     Texts(Vec<String>),
@@ -15,10 +15,10 @@ pub enum Value {
     Floats(Vec<f32>),
 }
 
-/// Bytes before a record's data, in a file.
+/// Bytes before a record's data.
 pub const HEADER_BYTES: usize = 12;
 
-/// A file of `records`.
+/// The bytes of a file of `records`.
 pub fn file(records: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
     let mut out = Vec::new();
     for data in records {
@@ -31,7 +31,7 @@ pub fn file(records: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
     out
 }
 
-/// Where each record of a file begins.
+/// The offset of each record of a file.
 pub fn offsets(file: &[u8]) -> Vec<usize> {
     let mut offsets = Vec::new();
     let mut at = 0;
@@ -67,7 +67,7 @@ fn feature(value: Value) -> Vec<u8> {
     }
 }
 
-/// A field of wire type 2: its tag, its length, its bytes.
+/// A field of wire type 2: tag, length, bytes.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     [&[number << 3 | 2], varint(bytes.len() as u64).as_slice(), bytes].concat()
 }
@@ -86,7 +86,7 @@ fn masked_crc(bytes: &[u8]) -> [u8; 4] {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
 }
 
-/// Bit by bit, from the polynomial.
+/// Computed bit by bit from the polynomial.
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ (0x82f6_3b78 * (crc & 1)))
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_check_value_of_crc_32c() {
+    fn crc_32c_has_the_standard_check_value() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     }
 }

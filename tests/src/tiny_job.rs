@@ -1,6 +1,6 @@
-//! A job of a few seconds, with its data: long enough to be disturbed often.
+//! A job that takes a few seconds, with its data: long enough to be interrupted many times.
 
-// A test's support fails the test.
+// Test support: a panic fails the test.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -26,8 +26,8 @@ pub struct TinyJob {
 #[derive(PartialEq, Eq)]
 pub struct Contents(BTreeMap<String, Vec<u8>>);
 
-/// Moments that differ from run to run.
-pub struct Moments {
+/// Random delays, different in each run.
+pub struct RandomDelays {
     state: u64,
 }
 
@@ -35,7 +35,7 @@ impl TinyJob {
     /// Writes the job and its data to a new directory.
     ///
     /// # Panics
-    /// When they cannot be written.
+    /// If they cannot be written.
     pub fn new() -> Self {
         let job = Self { directory: tempfile::tempdir().unwrap() };
         for file in 0..FILES {
@@ -67,27 +67,27 @@ impl Contents {
     /// Reads the checkpoint in `directory`.
     ///
     /// # Panics
-    /// When there is none.
+    /// If there is none.
     pub fn of(directory: impl AsRef<Path>) -> Self {
         let directory = directory.as_ref();
         let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap());
         let files: BTreeMap<_, _> = entries
             .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
             .collect();
-        assert!(files.contains_key("manifest.json"), "{} is no checkpoint", directory.display());
+        assert!(files.contains_key("manifest.json"), "{} is not a checkpoint", directory.display());
         Self(files)
     }
 
-    /// Those but for the job's own description, which a run with other keys writes otherwise.
-    pub fn without_the_job(mut self) -> Self {
+    /// The files without the job description, which differs between runs with different settings.
+    pub fn without_job_description(mut self) -> Self {
         self.0.retain(|name, _| !matches!(name.as_str(), "job.toml" | "manifest.json"));
         self
     }
 
-    /// Says which files differ from `wanted`, rather than how.
+    /// Asserts equality, and reports only the names of files that differ.
     ///
     /// # Panics
-    /// When any does.
+    /// If any file differs.
     pub fn assert_same(&self, wanted: &Self) {
         assert_eq!(self.0.keys().collect::<Vec<_>>(), wanted.0.keys().collect::<Vec<_>>());
         let differing: Vec<_> = self.0.iter().filter(|(name, bytes)| *bytes != &wanted.0[*name]).collect();
@@ -96,13 +96,13 @@ impl Contents {
     }
 }
 
-impl Moments {
-    /// New ones each time; `MILLSTREAM_SEED` gives those of an earlier run, which are printed with a failure.
+impl RandomDelays {
+    /// Seeds from the clock, or from `MILLSTREAM_SEED` to repeat a run; a failing test prints its seed.
     pub fn new() -> Self {
         let clock = || std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
         let seed =
             std::env::var("MILLSTREAM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(clock);
-        // Shown when the test fails.
+        // Printed only if the test fails.
         #[allow(clippy::print_stdout)]
         {
             println!("MILLSTREAM_SEED={seed}");
@@ -110,19 +110,19 @@ impl Moments {
         Self { state: seed }
     }
 
-    /// A moment from now to `longest` from now.
-    pub fn next(&mut self, longest: Duration) -> Duration {
-        longest.mul_f64(draw(&mut self.state, 1 << 20) as f64 / f64::from(1 << 20))
+    /// A random delay of up to `longest`.
+    pub fn next(&mut self, max: Duration) -> Duration {
+        max.mul_f64(draw(&mut self.state, 1 << 20) as f64 / f64::from(1 << 20))
     }
 }
 
-impl Default for Moments {
+impl Default for RandomDelays {
     fn default() -> Self {
         Self::new()
     }
 }
 
-/// The next of a sequence of numbers below `below`.
+/// The next pseudorandom number below `below`.
 pub fn draw(state: &mut u64, below: u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 33) % below

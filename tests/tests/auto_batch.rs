@@ -1,5 +1,5 @@
-//! `batch_size = "auto"`, by the built programs: what is found fits and is what a person would have written, a worker
-//! that dies for lack of memory gets smaller batches while there is no checkpoint, and from then on they stay.
+//! `batch_size = "auto"` end to end: the chosen size fits and trains like the same size written out; a worker that runs
+//! out of memory gets smaller batches until there is a checkpoint, and afterwards the size is fixed.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,16 +10,16 @@ use std::time::Duration;
 
 use millstream_tests::programs::{Daemon, children, has_ended, kill, program, wait_until};
 use millstream_tests::shell::Shell;
-use millstream_tests::tiny_job::{Contents, Moments, TinyJob};
+use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob};
 use serde_json::Value;
 
-/// Some megabytes of activations for a thousand rows.
+/// Needs a few megabytes of activations per thousand rows.
 const MODEL: &str = "model.deep.hidden=[512, 8]";
 
-/// Some hundreds of megabytes for the most rows that the data has.
+/// Needs a few hundred megabytes for as many rows as the data has.
 const WIDE_MODEL: &str = "model.deep.hidden=[4096, 8]";
 
-/// Less than the worker of that model takes, and more than anything else here.
+/// Less than the worker of `WIDE_MODEL` uses, and more than all other processes do.
 const TOO_FEW_KIB: &str = "400000";
 
 const AUTO: &str = "data.batch_size=auto";
@@ -32,7 +32,7 @@ fn run(shell: &Shell, words: &[&str], set: &[&str]) -> Value {
     shell.run(&with_set(words, set)).with_code(0).json()
 }
 
-/// Trains where the system refuses every process more than so much memory of its own.
+/// Trains with the data segment of every process limited to `kib` KiB.
 fn train_within(job: &TinyJob, kib: &str, more: &[&str]) -> Output {
     Command::new("sh")
         .args(["-c", "ulimit -d \"$0\" && exec \"$@\"", kib])
@@ -48,7 +48,7 @@ fn train_within(job: &TinyJob, kib: &str, more: &[&str]) -> Output {
         .unwrap()
 }
 
-fn told(output: &Output) -> (Value, String) {
+fn parse(output: &Output) -> (Value, String) {
     (serde_json::from_slice(&output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
@@ -56,8 +56,8 @@ fn checkpoint(outcome: &Value) -> &str {
     outcome["checkpoint"].as_str().unwrap()
 }
 
-/// What the run that `checkpoint` is of keeps of its batches.
-fn decided(checkpoint: &str) -> String {
+/// The batch settings stored by the run that wrote `checkpoint`.
+fn stored_batch(checkpoint: &str) -> String {
     fs::read_to_string(Path::new(checkpoint).parent().unwrap().join("auto_batch.json")).unwrap()
 }
 
@@ -71,8 +71,8 @@ fn has_checkpoint(run: &Path) -> bool {
     entries.any(|entry| entry.path().join("manifest.json").exists())
 }
 
-/// The job that a person would write for `rows` rows, with the learning rates that `check` tells of `auto`.
-fn by_hand(rows: u64, plan: &Value) -> [String; 3] {
+/// The settings that correspond to `rows` rows, with the learning rates that `check` reports for `auto`.
+fn explicit_settings(rows: u64, plan: &Value) -> [String; 3] {
     let rate = |part: &str| {
         let rate = &plan["learning_rates"]["optimizers"][format!("{part}.optimizer")];
         format!("model.{part}.optimizer.learning_rate={rate}")
@@ -81,7 +81,7 @@ fn by_hand(rows: u64, plan: &Value) -> [String; 3] {
 }
 
 #[test]
-fn what_is_found_fits_and_trains_as_if_it_were_written_out() {
+fn the_chosen_size_fits_and_trains_like_an_explicit_one() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let limit = "data.auto_batch.memory=80MiB";
@@ -106,16 +106,16 @@ fn what_is_found_fits_and_trains_as_if_it_were_written_out() {
     assert_eq!(plan["learning_rates"]["factor"].as_f64().unwrap(), factor);
 
     let found = run(&shell, &["train", "job.toml", "--json"], &auto);
-    let hand = by_hand(rows, &plan);
-    let hand = [&hand[0], &hand[1], &hand[2], MODEL, "data.epochs=2"];
-    let written = run(&shell, &["train", "job.toml", "--json"], &hand);
-    let contents = |outcome| Contents::of(checkpoint(outcome)).without_the_job();
+    let explicit = explicit_settings(rows, &plan);
+    let explicit = [&explicit[0], &explicit[1], &explicit[2], MODEL, "data.epochs=2"];
+    let written = run(&shell, &["train", "job.toml", "--json"], &explicit);
+    let contents = |outcome| Contents::of(checkpoint(outcome)).without_job_description();
     contents(&found).assert_same(&contents(&written));
     assert_eq!(found["steps"], 2 * 24_000_u64.div_ceil(rows));
     assert_eq!(found["eval"], written["eval"]);
-    assert_eq!(decided(checkpoint(&found)), format!("{{\"rows\":{rows},\"limit_bytes\":{}}}", 80 << 20));
+    assert_eq!(stored_batch(checkpoint(&found)), format!("{{\"rows\":{rows},\"limit_bytes\":{}}}", 80 << 20));
 
-    // Whatever is done with the checkpoint knows the size.
+    // Every use of the checkpoint knows the batch size.
     let scored = |outcome: &Value| shell.run(&["predict", checkpoint(outcome)]).with_code(0).stdout;
     assert_eq!(scored(&found), scored(&written));
     let eval = run(&shell, &["eval", checkpoint(&found), "--json"], &[]);
@@ -127,7 +127,7 @@ fn what_is_found_fits_and_trains_as_if_it_were_written_out() {
 }
 
 #[test]
-fn no_more_rows_are_found_than_asked_for_and_none_where_nothing_fits() {
+fn the_size_respects_the_maximum_and_too_little_memory_is_an_error() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let plan = |set: &[&str]| run(&shell, &with_set(&["check", "job.toml", "--json"], &[AUTO]), set);
@@ -155,7 +155,7 @@ fn no_more_rows_are_found_than_asked_for_and_none_where_nothing_fits() {
 }
 
 #[test]
-fn a_worker_without_memory_begins_again_with_half_the_rows() {
+fn a_worker_out_of_memory_restarts_with_half_the_rows() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let set = [WIDE_MODEL, "data.epochs=1", "data.auto_batch.memory=4GiB"];
@@ -163,9 +163,9 @@ fn a_worker_without_memory_begins_again_with_half_the_rows() {
     assert_eq!(planned["batch"]["rows"], 16_384);
 
     let output = train_within(&job, TOO_FEW_KIB, &with_set(&[], &[&set[..], &[AUTO]].concat()));
-    let (outcome, log) = told(&output);
+    let (outcome, log) = parse(&output);
     assert!(output.status.success(), "{log}");
-    let kept: Value = serde_json::from_str(&decided(checkpoint(&outcome))).unwrap();
+    let kept: Value = serde_json::from_str(&stored_batch(checkpoint(&outcome))).unwrap();
     let rows = kept["rows"].as_u64().unwrap();
     assert!(rows.is_power_of_two() && (16..16_384).contains(&rows), "{kept}");
     let mut before = 16_384;
@@ -177,18 +177,18 @@ fn a_worker_without_memory_begins_again_with_half_the_rows() {
     assert!(log.contains("memory allocation of") && log.contains("deep.optimizer 0.4 -> 0.2828427"), "{log}");
     assert!(outcome["reason"].as_str().unwrap().contains("too little memory for batches of"));
 
-    // And from there on it is the job that has this size.
+    // Afterwards it is equivalent to a job with this size.
     let most = format!("data.auto_batch.most={rows}");
     let plan = run(&shell, &with_set(&["check", "job.toml", "--json"], &[AUTO, &most]), &set);
-    let hand = by_hand(rows, &plan);
-    let hand = [&hand[0], &hand[1], &hand[2], WIDE_MODEL, "data.epochs=1"];
-    let written = run(&shell, &["train", "job.toml", "--json"], &hand);
-    let contents = |outcome| Contents::of(checkpoint(outcome)).without_the_job();
+    let explicit = explicit_settings(rows, &plan);
+    let explicit = [&explicit[0], &explicit[1], &explicit[2], WIDE_MODEL, "data.epochs=1"];
+    let written = run(&shell, &["train", "job.toml", "--json"], &explicit);
+    let contents = |outcome| Contents::of(checkpoint(outcome)).without_job_description();
     contents(&outcome).assert_same(&contents(&written));
 }
 
 #[test]
-fn a_plan_that_is_wrong_shows_before_the_first_step() {
+fn a_wrong_plan_is_corrected_before_the_first_checkpoint() {
     let job = TinyJob::new();
     let file = job.file();
     let set = [AUTO, WIDE_MODEL, "data.epochs=1", "data.auto_batch.memory=4GiB"];
@@ -197,14 +197,15 @@ fn a_plan_that_is_wrong_shows_before_the_first_step() {
         daemon.json(&with_set(&["submit", file.to_str().unwrap()], &set))["id"].as_str().unwrap().to_owned();
     let run = job.directory().join("checkpoints").join(&id);
     let kept = run.join("auto_batch.json");
-    wait_until("a size is decided", || kept.exists());
+    wait_until("a size is chosen", || kept.exists());
     daemon.kill();
     assert!(!has_checkpoint(&run));
-    // As if the plan had taken these batches for ones that fit in there.
+    // As if the plan had decided that these batches fit.
     fs::write(&kept, "{\"rows\":16384,\"limit_bytes\":200000000}").unwrap();
     let daemon = Daemon::start(job.directory());
     let ended = daemon.succeeded(&id);
-    let rows = serde_json::from_str::<Value>(&decided(checkpoint(&ended))).unwrap()["rows"].as_u64().unwrap();
+    let rows =
+        serde_json::from_str::<Value>(&stored_batch(checkpoint(&ended))).unwrap()["rows"].as_u64().unwrap();
     assert!(rows.is_power_of_two() && (16..16_384).contains(&rows), "{rows}");
     let log = daemon.run(&["logs", &id]);
     let log = String::from_utf8_lossy(&log.stdout);
@@ -215,9 +216,9 @@ fn a_plan_that_is_wrong_shows_before_the_first_step() {
 }
 
 #[test]
-fn where_nothing_is_small_enough_for_the_system_it_is_an_error() {
+fn no_size_that_the_system_allows_is_an_error() {
     let job = TinyJob::new();
-    // Parameters alone are too much for the system, though not for the limit.
+    // The parameters alone exceed the system's limit, but not the configured one.
     let model = "model={ kind = \"linear\", features = [\"color_hash\"] }";
     let set = [
         AUTO,
@@ -226,7 +227,7 @@ fn where_nothing_is_small_enough_for_the_system_it_is_an_error() {
         "data.auto_batch={ memory = \"16GiB\", most = 32 }",
     ];
     let output = train_within(&job, TOO_FEW_KIB, &with_set(&[], &set));
-    let (outcome, log) = told(&output);
+    let (outcome, log) = parse(&output);
     assert_eq!((output.status.code(), &outcome["state"]), (Some(1), &"failed".into()), "{log}");
     let reason = outcome["reason"].as_str().unwrap();
     assert!(reason.contains("not enough memory for batches of 16 rows"), "{reason}");
@@ -235,7 +236,7 @@ fn where_nothing_is_small_enough_for_the_system_it_is_an_error() {
 }
 
 #[test]
-fn a_run_with_a_checkpoint_keeps_its_batches_whatever_memory_there_is() {
+fn a_run_with_a_checkpoint_keeps_its_size_even_without_enough_memory() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let set = [AUTO, WIDE_MODEL, "data.epochs=4", "data.auto_batch.memory=4GiB", "checkpoint.every_steps=1"];
@@ -256,7 +257,7 @@ fn a_run_with_a_checkpoint_keeps_its_batches_whatever_memory_there_is() {
 
     let resume = with_set(&["--resume"], &set);
     let output = train_within(&job, TOO_FEW_KIB, &resume);
-    let (outcome, log) = told(&output);
+    let (outcome, log) = parse(&output);
     assert_eq!((output.status.code(), &outcome["state"]), (Some(1), &"failed".into()), "{log}");
     let reason = outcome["reason"].as_str().unwrap();
     for part in ["given up after 3 tries", "its batches stay at 16384 rows", "`data.batch_size = 8192`"] {
@@ -264,7 +265,7 @@ fn a_run_with_a_checkpoint_keeps_its_batches_whatever_memory_there_is() {
     }
     assert_eq!(fs::read(run.join("auto_batch.json")).unwrap(), kept);
 
-    // Another limit is for other runs: this one has its batches.
+    // A changed limit applies to new runs only.
     let other = [&line[..], &["--set", "data.auto_batch.memory=100MiB", "--resume"]].concat();
     let ended = shell.run(&other).with_code(0).json();
     assert_eq!(ended["job"], run.file_name().unwrap().to_str().unwrap());
@@ -272,7 +273,7 @@ fn a_run_with_a_checkpoint_keeps_its_batches_whatever_memory_there_is() {
 }
 
 #[test]
-fn killed_workers_and_daemons_leave_the_size_as_it_is() {
+fn killed_workers_and_daemons_do_not_change_the_size() {
     let job = TinyJob::new();
     let file = job.file();
     let set = [AUTO, MODEL, "data.auto_batch.memory=80MiB", "data.epochs=40", "checkpoint.every_steps=20"];
@@ -285,20 +286,23 @@ fn killed_workers_and_daemons_leave_the_size_as_it_is() {
 
     let id = submit(&daemon);
     let run = job.directory().join("checkpoints").join(&id);
-    // Before there is a checkpoint: a person's kill is no lack of memory.
+    // Killed before the first checkpoint: this must not count as out of memory.
     wait_until("there is a worker", || !children(daemon.pid()).is_empty());
     let killed = children(daemon.pid()).into_iter().filter(|&worker| kill(worker)).count();
-    let mut moments = Moments::new();
+    let mut delays = RandomDelays::new();
     let mut daemons = 0;
     while !has_ended(&daemon.show(&id)) && daemons < 4 {
-        std::thread::sleep(moments.next(Duration::from_millis(600)));
+        std::thread::sleep(delays.next(Duration::from_millis(600)));
         daemon.kill();
         daemons += 1;
         daemon = Daemon::start(job.directory());
     }
     let ended = daemon.succeeded(&id);
     assert_eq!((killed, ended["checkpoint"] != Value::Null), (1, true));
-    assert_eq!(fs::read_to_string(run.join("auto_batch.json")).unwrap(), decided(checkpoint(&undisturbed)));
+    assert_eq!(
+        fs::read_to_string(run.join("auto_batch.json")).unwrap(),
+        stored_batch(checkpoint(&undisturbed))
+    );
     Contents::of(checkpoint(&ended)).assert_same(&wanted);
     daemon.stop();
 }

@@ -1,7 +1,7 @@
-//! The README's first command, and the quality it promises.
+//! The first command of the README, and the quality it promises.
 //!
-//! The floors of the shipped split are the means, rounded down, of a Keras Wide & Deep of the same features over
-//! five seeds (`bench/results/2026-11-21-census.md`). The official split's are those of published results.
+//! The thresholds for the shipped split are the means over five seeds, rounded down, of a Keras Wide & Deep model with
+//! the same features (`bench/results/2026-11-21-census.md`). Those for the official split are published results.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use serde_json::Value;
 const COLUMNS: &str = "age,workclass,fnlwgt,education,education_num,marital_status,occupation,relationship,\
                        race,sex,capital_gain,capital_loss,hours_per_week,native_country,income";
 
-/// The example's job, trained into `scratch` with further arguments.
+/// Trains the example job into `scratch` with additional arguments.
 fn train(scratch: &Path, more: &[&str]) -> Value {
     let job = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/census/job.toml");
     let directory = format!("checkpoint.directory={}", scratch.join("checkpoints").display());
@@ -30,14 +30,14 @@ fn assert_quality(report: &Value, auc: f64, accuracy: f64, examples: u64) {
 }
 
 #[test]
-fn the_example_trains_to_the_quality_of_keras() {
+fn the_example_matches_the_quality_of_keras() {
     let scratch = tempfile::tempdir().unwrap();
     assert_quality(&train(scratch.path(), &[]), 0.9198, 0.862, 16_250);
 }
 
-/// The files as UCI offers them, in `$MILLSTREAM_LAB_DATA/census`; without them there is nothing to try.
+/// Uses the original UCI files in `$MILLSTREAM_LAB_DATA/census`; without them, the test passes without checking.
 #[test]
-fn the_official_split_converted_from_csv_trains_to_published_quality() {
+fn the_official_split_converted_from_csv_reaches_published_quality() {
     let Some(census) = std::env::var_os("MILLSTREAM_LAB_DATA").map(|lab| PathBuf::from(lab).join("census"))
     else {
         return;

@@ -1,4 +1,4 @@
-//! Jobs whose label is one of several classes, from the check to the export.
+//! Multi-class jobs, from `check` to `export`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 const TRAIN: usize = 8_000;
 const EVAL: usize = 2_000;
-/// As a job and as the columns of a CSV have them.
+/// As in a job file; a comma requires quotes in CSV.
 const CLASSES: [&str; 4] = ["mild", "sweet, ripe", "sour", "bitter"];
 const TITLE: &str = "score_mild,\"score_sweet, ripe\",score_sour,score_bitter,class";
 
@@ -53,15 +53,15 @@ threads = 1
 directory = "checkpoints"
 "#;
 
-/// Each row's class, which follows from its other columns but in one row of ten; and these, with the class as text and
-/// as a number.
+/// The class of each row, and a table of the rows. The class follows from the other columns, except for a random one
+/// in ten; it is included as text and as a number.
 fn rows(count: usize, seed: u64) -> (Vec<usize>, Table) {
     let mut state = seed;
     let (mut x, mut color, mut class) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..count {
         let (number, name) = (draw(&mut state, 1_000) as f64 / 100.0, draw(&mut state, 12));
-        let follows = if name < 5 { 0 } else { 1 + usize::from(number > 5.0) + usize::from(name == 11) };
-        class.push(if draw(&mut state, 10) == 0 { draw(&mut state, 4) as usize } else { follows });
+        let expected = if name < 5 { 0 } else { 1 + usize::from(number > 5.0) + usize::from(name == 11) };
+        class.push(if draw(&mut state, 10) == 0 { draw(&mut state, 4) as usize } else { expected });
         x.push(number);
         color.push(format!("color {name}"));
     }
@@ -97,7 +97,7 @@ fn run_of(outcome: &Value) -> String {
     format!("checkpoints/{}", outcome["job"].as_str().unwrap())
 }
 
-/// The share of the class that most rows are of.
+/// The share of the most frequent class.
 fn majority(classes: &[usize]) -> f64 {
     let count = |class| classes.iter().filter(|&&other| other == class).count();
     (0..CLASSES.len()).map(count).max().unwrap() as f64 / classes.len() as f64
@@ -108,14 +108,14 @@ fn read(directory: &Path, name: &str) -> String {
 }
 
 #[test]
-fn classes_are_learned_told_and_predicted_by_their_names() {
+fn classes_are_learned_reported_and_predicted_by_name() {
     let (directory, shell, classes) = scratch();
     let more = ["--set", "training.loss.label_smoothing=0.02", "--set", "checkpoint.keep_best=true"];
     let curves = ["--set", "tensorboard.directory=\"events\"", "--history", "curves.svg"];
     let outcome = train(&shell, &[&more[..], &curves].concat());
     let eval = &outcome["eval"];
-    let told: BTreeSet<&str> = eval.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(told, BTreeSet::from(["accuracy", "examples", "log_loss", "normalized_entropy"]));
+    let keys: BTreeSet<&str> = eval.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(keys, BTreeSet::from(["accuracy", "examples", "log_loss", "normalized_entropy"]));
     let number = |name: &str| eval[name].as_f64().unwrap();
     assert!(number("accuracy") > 0.85 && majority(&classes) < 0.5, "{eval:#}, {}", majority(&classes));
     assert!(number("normalized_entropy") < 0.7, "{eval:#}");
@@ -157,7 +157,7 @@ fn classes_are_learned_told_and_predicted_by_their_names() {
 }
 
 #[test]
-fn classes_of_whole_numbers_are_learned_in_parts_and_in_fewer_digits() {
+fn integer_classes_train_with_micro_batches_and_reduced_precision() {
     let (_directory, shell, classes) = scratch();
     let numbers = ["--set", "label.column=\"number\"", "--set", "label.classes=4"];
     let weights = ["--set", "training.loss.class_weights=[1, 1, 2, 2]"];
@@ -165,7 +165,7 @@ fn classes_of_whole_numbers_are_learned_in_parts_and_in_fewer_digits() {
         &["--set", "training.micro_batch_size=24"],
         &["--set", "training.precision=\"bf16\"", "--set", "model.kind=\"dcn_v2\""],
         &["--set", "training.precision=\"fp16\""],
-        // Text in place of whole numbers.
+        // Text instead of integers.
         &["--set", "label.classes=[\"0\", \"1\", \"2\", \"3\"]"],
     ];
     for way in ways {
@@ -178,7 +178,7 @@ fn classes_of_whole_numbers_are_learned_in_parts_and_in_fewer_digits() {
 }
 
 #[test]
-fn a_value_that_is_no_class_is_a_bad_record() {
+fn a_value_outside_the_classes_is_a_bad_record() {
     let (_directory, shell, _) = scratch();
     let three = ["--set", "label.classes=[\"mild\", \"sour\", \"bitter\"]"];
     let failed = shell.run(&[&["train", "job.toml"], &three[..]].concat()).with_code(1);
@@ -194,20 +194,20 @@ fn a_value_that_is_no_class_is_a_bad_record() {
 }
 
 #[test]
-fn a_warm_start_keeps_classes_in_their_places() {
+fn a_warm_start_requires_the_same_classes_in_the_same_order() {
     let (_directory, shell, classes) = scratch();
     let run = run_of(&train(&shell, &[]));
     let from = format!("warm_start.checkpoint=\"{run}\"");
     let same = train(&shell, &["--set", &from, "--set", "data.epochs=1"]);
     assert!(same["eval"]["accuracy"].as_f64().unwrap() > majority(&classes) + 0.3, "{same:#}");
-    let turned = "label.classes=[\"bitter\", \"sour\", \"mild\", \"sweet, ripe\"]";
-    let refused = shell.run(&["train", "job.toml", "--set", &from, "--set", turned]).with_code(1);
+    let reordered = "label.classes=[\"bitter\", \"sour\", \"mild\", \"sweet, ripe\"]";
+    let rejected = shell.run(&["train", "job.toml", "--set", &from, "--set", reordered]).with_code(1);
     let expected = "its classes are others than the job's, or in another order";
     assert!(
-        refused.stderr.contains("`warm_start.checkpoint`") && refused.stderr.contains(expected),
-        "{refused:?}"
+        rejected.stderr.contains("`warm_start.checkpoint`") && rejected.stderr.contains(expected),
+        "{rejected:?}"
     );
-    // Of more classes, the layer that tells them apart begins anew.
+    // With more classes, the output layer starts from scratch.
     let more = ["--set", "label.column=\"number\"", "--set", "label.classes=5"];
     let outcome = train(&shell, &[&["--set", &from, "--set", "data.epochs=1"], &more[..]].concat());
     assert!(outcome["eval"]["accuracy"].as_f64().unwrap() > majority(&classes), "{outcome:#}");

@@ -1,5 +1,5 @@
-//! Jobs on a GPU, from the check to the checkpoint, on stand-ins for the GPU and its libraries; and what is said where
-//! one of them is missing, too old or fails.
+//! GPU jobs from `check` to the checkpoint, on stand-ins for the GPU and its libraries; and the messages when one of
+//! them is missing, too old or fails.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,28 +13,28 @@ use millstream_tests::shell::Shell;
 use millstream_tests::tiny_job::TinyJob;
 use serde_json::{Value, json};
 
-/// As the worker has it.
+/// The environment variable that the worker reads.
 const LIBRARIES: &str = "MILLSTREAM_CUDA_LIBRARIES";
 const ON_CUDA: [&str; 2] = ["--set", "training.device=cuda"];
-/// One epoch: kernels run on the host.
+/// One epoch, because kernels run on the host.
 const SHORT: [&str; 2] = ["--set", "data.epochs=1"];
 
-/// A command's end: its status, what it printed and what it said.
-struct Ended {
+/// The result of a command: its exit code and output.
+struct Completed {
     code: Option<i32>,
     stdout: String,
     stderr: String,
 }
 
-/// Runs `millstream`, in `directory`, where the host has these libraries.
-fn run(directory: &Path, libraries: &Path, more: &[(&str, &str)], arguments: &[&str]) -> Ended {
+/// Runs `millstream` in `directory`, on a host with the given CUDA libraries.
+fn run(directory: &Path, libraries: &Path, more: &[(&str, &str)], arguments: &[&str]) -> Completed {
     let mut command: Command = Shell::new(directory).command(arguments);
     command.env(LIBRARIES, libraries).env("CACHE_DIRECTORY", directory.join("cache"));
     command.envs(more.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let output = command.output().unwrap();
     let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
     assert!(!stdout.contains("panicked"), "{stdout}");
-    Ended { code: output.status.code(), stdout, stderr }
+    Completed { code: output.status.code(), stdout, stderr }
 }
 
 fn auc(document: &str) -> f64 {
@@ -43,20 +43,20 @@ fn auc(document: &str) -> f64 {
 }
 
 #[test]
-fn a_job_trains_on_a_gpu_and_goes_on_on_a_cpu() {
-    trains_on_a_gpu_and_goes_on_on_a_cpu(&[]);
+fn a_job_trains_on_a_gpu_and_resumes_on_a_cpu() {
+    train_on_gpu_and_resume_on_cpu(&[]);
 }
 
-/// Weights that the GPU has in 16 bits, and the CPU as its own numbers.
+/// The GPU stores the tables in 16 bits, the CPU in fp32.
 #[test]
-fn a_job_with_tables_of_16_bits_trains_on_a_gpu_and_goes_on_on_a_cpu() {
+fn a_job_with_16_bit_tables_trains_on_a_gpu_and_resumes_on_a_cpu() {
     for precision in ["bf16", "fp16"] {
         let tables = format!("training.embedding_precision={precision}");
-        trains_on_a_gpu_and_goes_on_on_a_cpu(&["--set", &tables]);
+        train_on_gpu_and_resume_on_cpu(&["--set", &tables]);
     }
 }
 
-fn trains_on_a_gpu_and_goes_on_on_a_cpu(more: &[&str]) {
+fn train_on_gpu_and_resume_on_cpu(more: &[&str]) {
     let stand_in = StandIn::whole().unwrap();
     let (gpu, cpu) = (TinyJob::new(), TinyJob::new());
     let train = |job: &TinyJob, on: &[&str]| {
@@ -68,15 +68,15 @@ fn trains_on_a_gpu_and_goes_on_on_a_cpu(more: &[&str]) {
     let (on_gpu, on_cpu) = (train(&gpu, &ON_CUDA), train(&cpu, &[]));
     assert!((on_gpu - on_cpu).abs() < 1e-3, "{on_gpu}, and on the CPU {on_cpu}");
     let kernels = fs::read_dir(gpu.directory().join("cache/kernels")).unwrap().count();
-    assert!(kernels > 5, "{kernels} compiled programs are kept");
-    // One more epoch, from the GPU's checkpoint: a device has no part in what a job is.
+    assert!(kernels > 5, "{kernels} compiled kernels are cached");
+    // One more epoch from the GPU's checkpoint: a job does not depend on its device.
     let again = [&["train", "job.toml", "--json", "--set", "data.epochs=2"], more].concat();
     let ended = run(gpu.directory(), Path::new("/nowhere"), &[], &again);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
 
 #[test]
-fn a_ring_that_cannot_be_page_locked_is_said_and_changes_nothing() {
+fn an_unpinnable_ring_is_reported_and_does_not_change_results() {
     let stand_in = StandIn::whole().unwrap();
     let arguments = [&["train", "job.toml", "--json"], &ON_CUDA[..], &SHORT[..]].concat();
     let train = |more: &[(&str, &str)]| {
@@ -85,16 +85,16 @@ fn a_ring_that_cannot_be_page_locked_is_said_and_changes_nothing() {
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         (auc(&ended.stdout), ended.stderr)
     };
-    let said = "the GPU cannot copy from the ring's memory by itself";
-    let (pinned, told) = train(&[]);
-    assert!(!told.contains(said), "{told}");
-    let (staged, told) = train(&[("STAND_IN_FAIL", "cuMemHostRegister_v2:1:801")]);
-    assert!(told.contains(said) && told.contains("CUDA_ERROR_NOT_SUPPORTED"), "{told}");
+    let message = "the GPU cannot copy from the ring's memory by itself";
+    let (pinned, stderr) = train(&[]);
+    assert!(!stderr.contains(message), "{stderr}");
+    let (staged, stderr) = train(&[("STAND_IN_FAIL", "cuMemHostRegister_v2:1:801")]);
+    assert!(stderr.contains(message) && stderr.contains("CUDA_ERROR_NOT_SUPPORTED"), "{stderr}");
     assert_eq!(staged, pinned);
 }
 
 #[test]
-fn check_says_what_a_host_has() {
+fn check_reports_the_gpus_and_libraries_of_the_host() {
     let (job, stand_in) = (TinyJob::new(), StandIn::whole().unwrap());
     let check = |folder: &Path, more: &[&str]| {
         let arguments = [&["check", "job.toml"], more].concat();
@@ -102,7 +102,7 @@ fn check_says_what_a_host_has() {
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         ended.stdout
     };
-    let told = check(stand_in.folder(), &ON_CUDA);
+    let report = check(stand_in.folder(), &ON_CUDA);
     for line in [
         "device cuda:0",
         "GPU 0 stand-in, compute capability 9.0, 132 multiprocessors, 8.0 GiB",
@@ -111,8 +111,8 @@ fn check_says_what_a_host_has() {
         "NVIDIA's library of matrix products (cuBLASLt) 13.0",
         "NVIDIA's library of collectives (NCCL) 2.27.3",
     ] {
-        let is_line = |told: &str| told.split_whitespace().eq(line.split_whitespace());
-        assert!(told.lines().any(is_line), "{line}: {told}");
+        let is_line = |report: &str| report.split_whitespace().eq(line.split_whitespace());
+        assert!(report.lines().any(is_line), "{line}: {report}");
     }
     let document: Value =
         serde_json::from_str(&check(stand_in.folder(), &[&ON_CUDA[..], &["--json"]].concat())).unwrap();
@@ -123,24 +123,24 @@ fn check_says_what_a_host_has() {
         libraries.iter().map(|library| library["for_several_gpus"].as_bool().unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(for_several(&document), [false, false, false, true]);
-    // A job for the CPU does not ask.
+    // A CPU job does not probe for GPUs.
     let document: Value = serde_json::from_str(&check(Path::new("/nowhere"), &["--json"])).unwrap();
     assert_eq!((&document["device"], &document["host"]), (&"cpu".into(), &Value::Null));
-    // A driver that is there and does not describe a GPU.
+    // The driver exists but cannot describe the GPU.
     let arguments = [&["check", "job.toml"], &ON_CUDA[..]].concat();
     let fails = [("STAND_IN_FAIL", "cuDeviceGetName:1:999")];
     let ended = run(job.directory(), stand_in.folder(), &fails, &arguments);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(ended.stdout.contains("GPU 0: cuDeviceGetName of NVIDIA's driver failed"), "{}", ended.stdout);
-    let told = check(Path::new("/nowhere"), &ON_CUDA);
+    let report = check(Path::new("/nowhere"), &ON_CUDA);
     assert!(
-        told.contains("NVIDIA's driver is not on this host (looked for libcuda.so.1): install"),
-        "{told}"
+        report.contains("NVIDIA's driver is not on this host (looked for libcuda.so.1): install"),
+        "{report}"
     );
 }
 
 #[test]
-fn one_gpu_does_without_what_several_need() {
+fn a_single_gpu_job_does_not_need_nccl() {
     let job = TinyJob::new();
     let (without, old) = (Variant::default().without(Library::Nccl), Variant::default());
     for (variant, told) in [
@@ -165,7 +165,7 @@ fn one_gpu_does_without_what_several_need() {
 }
 
 #[test]
-fn show_tells_what_a_job_trains_on() {
+fn show_reports_the_device_of_a_job() {
     let (job, stand_in) = (TinyJob::new(), StandIn::whole().unwrap());
     let cache = job.directory().join("cache");
     let daemon = Daemon::start_in(
@@ -179,7 +179,7 @@ fn show_tells_what_a_job_trains_on() {
         (submitted["device"].clone(), submitted["id"].as_str().unwrap().to_owned())
     };
     let (before, on_gpu) = submit("cuda");
-    assert_eq!(before, Value::Null, "no worker has said anything yet");
+    assert_eq!(before, Value::Null, "no worker has reported a device yet");
     let (_, on_cpu) = submit("cpu");
     let device = &daemon.succeeded(&on_gpu)["device"];
     assert_eq!(device["description"], "GPU 0, stand-in");
@@ -200,7 +200,7 @@ fn show_tells_what_a_job_trains_on() {
 }
 
 #[test]
-fn a_gpu_that_others_have_filled_is_told_with_what_is_left() {
+fn a_full_gpu_is_reported_with_its_free_memory() {
     let (job, stand_in) = (TinyJob::new(), StandIn::whole().unwrap());
     let train = |more: &[(&str, &str)]| {
         let arguments = [&["train", "job.toml", "--json"], &ON_CUDA[..]].concat();
@@ -219,7 +219,7 @@ fn a_gpu_that_others_have_filled_is_told_with_what_is_left() {
         assert!(!reason.contains("panicked"), "{reason}");
         reason
     };
-    // The context; then the kernels' programs, and what products work in.
+    // Fails in the context, in loading kernels, and in the GEMM workspace.
     let reason = train(&[("STAND_IN_FAIL", "cuDevicePrimaryCtxRetain:1:2")]);
     assert!(reason.contains("it has 8589934592 bytes in all"), "{reason}");
     let all_free = format!("{} bytes are free of its {0}", 8_u64 << 30);
@@ -232,7 +232,7 @@ fn a_gpu_that_others_have_filled_is_told_with_what_is_left() {
 }
 
 #[test]
-fn what_is_missing_or_too_old_is_said_with_what_brings_it() {
+fn missing_or_old_libraries_are_reported_with_a_remedy() {
     let job = TinyJob::new();
     let (cuda, nvrtc, blas) = (Library::Cuda, Library::Nvrtc, Library::CublasLt);
     let variants = [
@@ -279,19 +279,19 @@ fn what_is_missing_or_too_old_is_said_with_what_brings_it() {
 }
 
 #[test]
-fn a_fault_of_the_gpu_ends_the_worker_and_is_named() {
+fn a_gpu_fault_ends_the_worker_and_is_named() {
     let (job, stand_in) = (TinyJob::new(), StandIn::whole().unwrap());
     let arguments = [&["train", "job.toml", "--json"], &ON_CUDA[..], &SHORT[..]].concat();
-    // An illegal address, every time after so much work; then no memory.
-    for (script, said) in [
+    // An illegal address after a fixed amount of work, every time; then out of memory.
+    for (script, message) in [
         ("work:4000:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
         ("cuMemAlloc_v2:9:2", "that this job has of it: give the job a smaller `batch_size`"),
     ] {
         let ended = run(job.directory(), stand_in.folder(), &[("STAND_IN_FAIL", script)], &arguments);
         assert_eq!(ended.code, Some(1), "{script}: {}", ended.stderr);
-        assert!(ended.stderr.contains(said), "{script}: {}", ended.stderr);
+        assert!(ended.stderr.contains(message), "{script}: {}", ended.stderr);
     }
-    // Nothing is left behind that would be in the way.
+    // The failed runs leave nothing behind that would prevent another.
     let ended = run(job.directory(), stand_in.folder(), &[], &arguments);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }

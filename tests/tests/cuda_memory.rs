@@ -1,5 +1,5 @@
-//! The memory of a GPU, on its stand-in: what `check` says that a job takes of it, batches that are as large as it lets them
-//! be, and what becomes of a job that it is too little for.
+//! GPU memory, on a stand-in: the memory use that `check` reports, automatic batch sizes limited by it, and jobs that
+//! run out of it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,26 +12,26 @@ use millstream_tests::shell::Shell;
 use millstream_tests::tiny_job::TinyJob;
 use serde_json::Value;
 
-/// A megabyte of activations for some hundred rows.
+/// Needs a megabyte of activations per few hundred rows.
 const MODEL: &str = "model.deep.hidden=[512, 8]";
 const ON_CUDA: &str = "training.device=cuda";
 const AUTO: &str = "data.batch_size=auto";
-/// One epoch: kernels run on the host.
+/// One epoch, because kernels run on the host.
 const SHORT: &str = "data.epochs=1";
 
-/// What a GPU has where it has little: three times what cuBLASLt works in.
-const LITTLE: u64 = 96 << 20;
-/// What one has of which little is left once others have had their part.
-const SOME: u64 = (6 << 30) / 5;
+/// The memory of a small GPU: three times the cuBLASLt workspace.
+const SMALL_BYTES: u64 = 96 << 20;
+/// The memory of a GPU that is mostly used by the driver and other processes.
+const LIMITED_BYTES: u64 = (6 << 30) / 5;
 
-/// A host with a GPU of so much memory; with none where that is 0.
+/// A host with a GPU of `memory` bytes; without one if that is 0.
 struct Host {
     job: TinyJob,
     stand_in: StandIn,
     memory: u64,
 }
 
-struct Ended {
+struct Completed {
     code: Option<i32>,
     stdout: String,
     stderr: String,
@@ -42,7 +42,7 @@ impl Host {
         Self { job: TinyJob::new(), stand_in: StandIn::whole().unwrap(), memory }
     }
 
-    fn run(&self, words: &[&str], set: &[&str]) -> Ended {
+    fn run(&self, words: &[&str], set: &[&str]) -> Completed {
         let line: Vec<&str> =
             words.iter().copied().chain(set.iter().flat_map(|set| ["--set", set])).collect();
         let directory = self.job.directory();
@@ -52,7 +52,7 @@ impl Host {
         command.env("STAND_IN_MEMORY_BYTES", self.memory.to_string());
         let output = command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap();
         let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-        Ended { code: output.status.code(), stdout, stderr }
+        Completed { code: output.status.code(), stdout, stderr }
     }
 
     /// The document that a command prints.
@@ -62,7 +62,7 @@ impl Host {
         serde_json::from_str(&ended.stdout).unwrap()
     }
 
-    /// What the plan of the job has of the GPU's memory, in batches of so many rows.
+    /// The planned GPU memory use of the job with batches of `rows` rows.
     fn planned(&self, rows: u64) -> u64 {
         let rows = format!("data.batch_size={rows}");
         let gpu = &self.document("check", &[ON_CUDA, MODEL, &rows])["memory"]["gpu"];
@@ -71,7 +71,7 @@ impl Host {
 }
 
 #[test]
-fn check_tells_what_a_job_takes_of_a_gpu_and_whether_it_fits() {
+fn check_reports_gpu_memory_use_and_whether_it_fits() {
     let large = Host::of(8 << 30);
     let plan = large.document("check", &[ON_CUDA]);
     let (memory, gpu) = (&plan["memory"], &plan["memory"]["gpu"]);
@@ -81,14 +81,14 @@ fn check_tells_what_a_job_takes_of_a_gpu_and_whether_it_fits() {
     assert!(gpu["model_bytes"].as_u64() > Some(1_000) && gpu["workspace_bytes"].as_u64() > Some(32 << 20));
     let host = ["workspace_bytes", "checkpoint_bytes"].map(|part| memory[part].as_u64().unwrap());
     assert!(host.iter().all(|bytes| (1_000..1 << 20).contains(bytes)), "{host:?}");
-    let told = large.run(&["check", "job.toml"], &[ON_CUDA]).stdout;
-    assert!(told.contains("of 6.5 GiB, which others leave of 8.0 GiB"), "{told}");
-    assert!(told.contains("memory of GPU 0") && !told.contains("does not fit"), "{told}");
+    let report = large.run(&["check", "job.toml"], &[ON_CUDA]).stdout;
+    assert!(report.contains("of 6.5 GiB, which others leave of 8.0 GiB"), "{report}");
+    assert!(report.contains("memory of GPU 0") && !report.contains("does not fit"), "{report}");
     let on_cpu = large.document("check", &[]);
     assert_eq!(on_cpu["memory"]["gpu"], Value::Null);
     assert!(on_cpu["memory"]["model_bytes"].as_u64() > Some(1_000));
 
-    let small = Host::of(SOME);
+    let small = Host::of(LIMITED_BYTES);
     for (set, advice) in [
         (
             &["data.batch_size=16384", MODEL][..],
@@ -98,8 +98,8 @@ fn check_tells_what_a_job_takes_of_a_gpu_and_whether_it_fits() {
     ] {
         let set = [&[ON_CUDA], set].concat();
         assert_eq!(small.document("check", &set)["memory"]["gpu"]["fits"], false, "{set:?}");
-        let told = small.run(&["check", "job.toml"], &set).stdout;
-        assert!(told.contains("does not fit") && told.contains(advice), "{advice}: {told}");
+        let report = small.run(&["check", "job.toml"], &set).stdout;
+        assert!(report.contains("does not fit") && report.contains(advice), "{advice}: {report}");
     }
 
     let none = Host::of(0).document("check", &[ON_CUDA]);
@@ -111,8 +111,8 @@ fn check_tells_what_a_job_takes_of_a_gpu_and_whether_it_fits() {
 }
 
 #[test]
-fn batches_are_as_large_as_a_gpu_lets_them_be() {
-    let host = Host::of(SOME);
+fn automatic_batches_are_as_large_as_the_gpu_allows() {
+    let host = Host::of(LIMITED_BYTES);
     let auto = [ON_CUDA, AUTO, MODEL, SHORT];
     let plan = host.document("check", &auto);
     let (rows, found) = (plan["batch"]["rows"].as_u64().unwrap(), &plan["auto_batch"]);
@@ -133,32 +133,32 @@ fn batches_are_as_large_as_a_gpu_lets_them_be() {
 }
 
 #[test]
-fn a_job_may_say_what_it_is_to_take_of_a_gpu_that_is_not_there() {
+fn an_explicit_gpu_memory_limit_works_without_a_gpu() {
     let host = Host::of(0);
     let check =
         |set: &[&str]| host.run(&["check", "job.toml", "--json"], &[&[ON_CUDA, AUTO, MODEL], set].concat());
-    let said = check(&["data.auto_batch.gpu_memory=1GiB"]);
-    let plan: Value = serde_json::from_str(&said.stdout).unwrap();
+    let ended = check(&["data.auto_batch.gpu_memory=1GiB"]);
+    let plan: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(plan["auto_batch"]["gpu"]["limit_of"], "data.auto_batch.gpu_memory");
     assert_eq!(plan["batch"]["rows"], 16_384);
-    for (set, told) in [
+    for (set, message) in [
         (&[][..], "`data.auto_batch.gpu_memory` does not say: NVIDIA's driver is not on this host"),
         (&["data.auto_batch.gpu_memory=32MiB"], "bytes of the GPU"),
-        // The host has a limit, too.
+        // The host has a memory limit, too.
         (
             &["data.auto_batch={ gpu_memory = \"1GiB\", memory = \"100MiB\" }"],
             "of a memory limit of 104857600 bytes",
         ),
     ] {
         let ended = check(set);
-        assert_eq!(ended.code, Some(1), "{told}");
-        assert!(ended.stderr.contains(told), "{told}: {}", ended.stderr);
+        assert_eq!(ended.code, Some(1), "{message}");
+        assert!(ended.stderr.contains(message), "{message}: {}", ended.stderr);
     }
 }
 
 #[test]
-fn a_gpu_that_has_too_little_memory_after_all_gets_smaller_batches() {
-    let host = Host::of(LITTLE);
+fn a_gpu_that_runs_out_of_memory_gets_smaller_batches() {
+    let host = Host::of(SMALL_BYTES);
     let set = [ON_CUDA, AUTO, MODEL, SHORT, "data.auto_batch.gpu_memory=1GiB"];
     let ended = host.run(&["train", "job.toml", "--json"], &set);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -166,18 +166,18 @@ fn a_gpu_that_has_too_little_memory_after_all_gets_smaller_batches() {
     let rows = 24_000_u64.div_ceil(outcome["steps"].as_u64().unwrap()).next_power_of_two();
     let mut before = 16_384;
     while before > rows {
-        let told = format!("batches of {before} rows; begins again with batches of {} rows", before / 2);
-        assert_eq!(ended.stderr.matches(&told).count(), 1, "{told}: {}", ended.stderr);
+        let message = format!("batches of {before} rows; begins again with batches of {} rows", before / 2);
+        assert_eq!(ended.stderr.matches(&message).count(), 1, "{message}: {}", ended.stderr);
         before /= 2;
     }
     assert!(outcome["reason"].as_str().unwrap().contains("the GPU has too little memory for"), "{outcome}");
-    // It came to what a plan that had known would have said.
-    assert!(host.planned(rows) <= LITTLE && LITTLE < host.planned(2 * rows), "{rows}");
+    // The result is the size that an accurate plan would have chosen.
+    assert!(host.planned(rows) <= SMALL_BYTES && SMALL_BYTES < host.planned(2 * rows), "{rows}");
 }
 
 #[test]
-fn batches_of_a_given_size_that_a_gpu_has_no_room_for_are_refused_with_advice() {
-    let host = Host::of(LITTLE);
+fn explicit_batches_that_do_not_fit_the_gpu_fail_with_advice() {
+    let host = Host::of(SMALL_BYTES);
     let ended = host.run(&["train", "job.toml", "--json"], &[ON_CUDA, MODEL, "data.batch_size=16384"]);
     assert_eq!(ended.code, Some(1), "{}", ended.stderr);
     let outcome: Value = serde_json::from_str(&ended.stdout).unwrap();
@@ -191,7 +191,7 @@ fn batches_of_a_given_size_that_a_gpu_has_no_room_for_are_refused_with_advice() 
         assert!(reason.contains(part), "{part}: {reason}");
     }
     assert!(!reason.contains("panicked"), "{reason}");
-    // In parts it fits.
+    // With micro-batches it fits.
     let parts = [ON_CUDA, MODEL, SHORT, "data.batch_size=16384", "training.micro_batch_size=1024"];
     let ended = host.run(&["train", "job.toml", "--json"], &parts);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);

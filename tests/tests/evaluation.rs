@@ -1,4 +1,4 @@
-//! Evaluations on a schedule, what they decide and what is kept of them, by the built programs.
+//! Scheduled evaluations, early stopping and the best checkpoints, end to end.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,11 +6,11 @@ use std::fs;
 use std::path::Path;
 
 use millstream_tests::programs::{Daemon, children, has_ended, kill, wait_until};
-use millstream_tests::shell::Shell;
-use millstream_tests::tiny_job::{Contents, Moments, TinyJob};
+use millstream_tests::shell::{Completed, Shell};
+use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob};
 use serde_json::Value;
 
-/// Steps of an epoch of the job: 24,000 rows in batches of 32.
+/// Steps per epoch: 24,000 rows in batches of 32.
 const EPOCH: u64 = 750;
 
 fn train(shell: &Shell, set: &[&str]) -> Value {
@@ -38,12 +38,12 @@ fn manifest(checkpoint: &Path) -> Value {
 }
 
 #[test]
-fn evaluating_changes_no_bit_of_training() {
+fn evaluation_does_not_change_training() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let weights = |outcome: &Value| {
         assert_eq!(outcome["eval"]["examples"], 6_000, "{outcome:#}");
-        Contents::of(outcome["checkpoint"].as_str().unwrap()).without_the_job()
+        Contents::of(outcome["checkpoint"].as_str().unwrap()).without_job_description()
     };
     let usual = train(&shell, &["data.epochs=2"]);
     let often = train(&shell, &["data.epochs=2", "evaluation.every_steps=170"]);
@@ -55,9 +55,9 @@ fn evaluating_changes_no_bit_of_training() {
 }
 
 #[test]
-fn killed_workers_neither_lose_an_evaluation_nor_stop_elsewhere() {
+fn killed_workers_neither_lose_an_evaluation_nor_change_early_stopping() {
     const KILLS: u32 = 6;
-    const LONGEST_LIFE: std::time::Duration = std::time::Duration::from_millis(500);
+    const MAX_DELAY: std::time::Duration = std::time::Duration::from_millis(500);
     let job = TinyJob::new();
     let daemon = Daemon::start(job.directory());
     let set = [
@@ -82,13 +82,13 @@ fn killed_workers_neither_lose_an_evaluation_nor_stop_elsewhere() {
         "{reason}"
     );
 
-    let mut moments = Moments::new();
+    let mut delays = RandomDelays::new();
     let mut kills = 0;
     while kills < KILLS {
         let id = submit(&daemon, &job, &set);
         while kills < KILLS && !has_ended(&daemon.show(&id)) {
             let before = daemon.show(&id)["checkpoint"].clone();
-            std::thread::sleep(moments.next(LONGEST_LIFE));
+            std::thread::sleep(delays.next(MAX_DELAY));
             kills += children(daemon.pid()).into_iter().filter(|&worker| kill(worker)).count() as u32;
             wait_until("there is a new checkpoint", || {
                 let job = daemon.show(&id);
@@ -105,8 +105,10 @@ fn killed_workers_neither_lose_an_evaluation_nor_stop_elsewhere() {
 }
 
 #[test]
-fn an_evaluation_that_a_stop_cuts_short_is_made_before_the_next_step() {
-    const CUT_SHORT: u32 = 3;
+fn an_interrupted_evaluation_is_repeated_before_the_next_step() {
+    const INTERRUPTED: u32 = 3;
+    const MAX_ATTEMPTS: u32 = 200;
+    const MAX_DELAY: std::time::Duration = std::time::Duration::from_millis(400);
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let line = ["train", "job.toml", "--json", "--set", "data.epochs=1", "--set", "evaluation.every_steps=5"];
@@ -114,40 +116,48 @@ fn an_evaluation_that_a_stop_cuts_short_is_made_before_the_next_step() {
     let contents = |outcome: &Value| Contents::of(outcome["checkpoint"].as_str().unwrap());
     let undisturbed = shell.run(&line).with_code(0).json();
 
-    let mut moments = Moments::new();
-    let mut cut_short = 0;
-    wait_until("evaluations were cut short", || {
-        let mut ended = shell.start(&line);
-        let outcome = loop {
-            std::thread::sleep(moments.next(std::time::Duration::from_millis(400)));
-            ended.signal(rustix::process::Signal::INT);
-            let stopped = ended.wait();
-            if stopped.code() != 1 || stopped.stdout.is_empty() {
-                break stopped;
-            }
-            let outcome = stopped.json();
-            if outcome["checkpoint"].is_null() {
-                break stopped;
-            }
-            let manifest = manifest(Path::new(outcome["checkpoint"].as_str().unwrap()));
-            cut_short += u32::from(manifest["snapshot"]["eval_due"] == true);
-            ended = shell.start(&resume);
-        };
-        if outcome.code() == 0 {
-            let outcome = outcome.json();
-            contents(&outcome).assert_same(&contents(&undisturbed));
-            assert_eq!(outcome["eval"], undisturbed["eval"]);
+    let assert_undisturbed = |ended: Completed| {
+        let outcome = ended.with_code(0).json();
+        contents(&outcome).assert_same(&contents(&undisturbed));
+        assert_eq!(outcome["eval"], undisturbed["eval"]);
+    };
+
+    let mut delays = RandomDelays::new();
+    let mut max_delay = MAX_DELAY;
+    let (mut attempts, mut interrupted) = (0, 0);
+    let mut running = shell.start(&line);
+    while interrupted < INTERRUPTED {
+        attempts += 1;
+        assert!(attempts < MAX_ATTEMPTS, "{interrupted} of {attempts} interrupts hit an evaluation");
+        std::thread::sleep(delays.next(max_delay));
+        running.signal(rustix::process::Signal::INT);
+        let ended = running.wait();
+        if ended.code() == 0 {
+            assert_undisturbed(ended);
+            running = shell.start(&line);
+            continue;
         }
-        cut_short >= CUT_SHORT
-    });
+        let has_outcome = ended.code() == 1 && !ended.stdout.is_empty();
+        let outcome = if has_outcome { ended.json() } else { Value::Null };
+        match outcome["checkpoint"].as_str() {
+            Some(checkpoint) => {
+                let manifest = manifest(Path::new(checkpoint));
+                interrupted += u32::from(manifest["snapshot"]["eval_due"] == true);
+            }
+            // Interrupted before training started. A slow machine needs more time.
+            None => max_delay += MAX_DELAY,
+        }
+        running = shell.start(if ended.stderr.contains("no unfinished run") { &line } else { &resume });
+    }
+    assert_undisturbed(running.wait());
 }
 
 #[test]
-fn held_out_data_that_is_gone_ends_the_job_with_its_name() {
+fn missing_held_out_data_fails_the_job_and_is_named() {
     let job = TinyJob::new();
     let daemon = Daemon::start(job.directory());
     let id = submit(&daemon, &job, &["data.epochs=500", "evaluation.every_steps=50"]);
-    wait_until("it is evaluated", || !evaluations(&daemon, &id).is_empty());
+    wait_until("the job has been evaluated", || !evaluations(&daemon, &id).is_empty());
     fs::remove_file(job.directory().join("eval.parquet")).unwrap();
     let mut shown = Value::Null;
     wait_until("the job ends", || {
@@ -161,7 +171,7 @@ fn held_out_data_that_is_gone_ends_the_job_with_its_name() {
 }
 
 #[test]
-fn the_best_checkpoint_outlives_the_rotation_and_is_scored_with() {
+fn the_best_checkpoint_survives_rotation_and_is_used_for_scoring() {
     let job = TinyJob::new();
     let daemon = Daemon::start(job.directory());
     let set = [
@@ -170,7 +180,7 @@ fn the_best_checkpoint_outlives_the_rotation_and_is_scored_with() {
         "checkpoint.every_steps=50",
         "checkpoint.keep=1",
         "checkpoint.keep_best=true",
-        // Too fast, so that the best is not the last.
+        // Too high, so that the best checkpoint is not the last.
         "model.deep.optimizer.learning_rate=0.5",
         "checkpoint.best_metric=\"log_loss\"",
     ];
@@ -186,7 +196,7 @@ fn the_best_checkpoint_outlives_the_rotation_and_is_scored_with() {
     assert!(best.ends_with(format!("step-{step:010}")), "{best:?} is of step {step}");
     let newest = Path::new(shown["checkpoint"].as_str().unwrap());
     assert_eq!(manifest(newest)["snapshot"]["standing"]["best"][0]["step"], step);
-    assert_ne!(best, newest, "the job is one whose best is not its last");
+    assert_ne!(best, newest, "the best checkpoint must not be the last");
     let directory = Path::new(shown["directory"].as_str().unwrap());
     let steps = fs::read_dir(directory)
         .unwrap()
@@ -197,7 +207,7 @@ fn the_best_checkpoint_outlives_the_rotation_and_is_scored_with() {
         assert_eq!(daemon.json(target)["log_loss"].as_f64(), Some(log_loss), "{target:?}");
     }
     assert_ne!(daemon.json(&["eval", &id])["log_loss"].as_f64(), Some(log_loss));
-    let refused = daemon.run(&["eval", best.to_str().unwrap(), "--best"]);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("is a checkpoint already"));
+    let rejected = daemon.run(&["eval", best.to_str().unwrap(), "--best"]);
+    assert!(String::from_utf8_lossy(&rejected.stderr).contains("is a checkpoint already"));
     daemon.stop();
 }

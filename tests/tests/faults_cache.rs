@@ -1,5 +1,5 @@
-//! What can happen to the local cache while a job trains: `kill -9` while it is written, damage, a full disk.
-//! Each time the job ends with the bits of a run that knew no cache.
+//! Faults of the local cache while a job trains: `kill -9` during a write, corruption, a full disk. In each case the
+//! job ends with the same bits as a run without a cache.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,17 +9,17 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, SystemTime};
 
 use millstream_tests::programs::{kill, program, wait_until};
-use millstream_tests::tiny_job::{Contents, Moments, TinyJob};
+use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob};
 use serde_json::Value;
 
 const KILLS: u32 = 12;
 
-/// The arguments of `millstream train` where no daemon listens, with a cache if there is to be one.
+/// The arguments of `millstream train` without a daemon, and optionally with a cache.
 fn arguments(job: &TinyJob, cache: Option<&Path>) -> Vec<String> {
     let mut arguments: Vec<String> =
         ["--socket", "nobody.sock", "--json", "train"].map(str::to_owned).to_vec();
     arguments.push(job.file().to_str().unwrap().to_owned());
-    // Enough epochs to come to read what was written.
+    // Enough epochs to read back what was written.
     arguments.extend(["--set", "data.epochs=3"].map(str::to_owned));
     if let Some(cache) = cache {
         arguments.push("--set".to_owned());
@@ -36,13 +36,13 @@ fn train(job: &TinyJob, cache: Option<&Path>) -> Command {
     command
 }
 
-/// What a run has learned, and its messages.
+/// The resulting checkpoint, and the messages.
 fn succeeded(output: &Output) -> (Contents, String) {
     let messages = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{messages}");
     let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(outcome["state"], "succeeded");
-    (Contents::of(outcome["checkpoint"].as_str().unwrap()).without_the_job(), messages)
+    (Contents::of(outcome["checkpoint"].as_str().unwrap()).without_job_description(), messages)
 }
 
 fn files(cache: &Path, extension: &str) -> Vec<PathBuf> {
@@ -50,7 +50,7 @@ fn files(cache: &Path, extension: &str) -> Vec<PathBuf> {
     paths.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
 }
 
-/// Files being written, or left by a run that was, and when they were written to.
+/// Files that are or were being written, with their modification times.
 fn parts(cache: &Path) -> Vec<(PathBuf, Option<SystemTime>)> {
     let written = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
     let mut parts: Vec<_> =
@@ -60,26 +60,26 @@ fn parts(cache: &Path) -> Vec<(PathBuf, Option<SystemTime>)> {
 }
 
 #[test]
-fn a_cache_that_was_written_by_killed_runs_and_then_damaged_changes_no_bit() {
+fn a_cache_written_by_killed_runs_and_then_corrupted_does_not_change_results() {
     let job = TinyJob::new();
     let (wanted, _) = succeeded(&train(&job, None).output().unwrap());
     let cache = job.directory().join("cache");
     succeeded(&train(&job, Some(&cache)).output().unwrap()).0.assert_same(&wanted);
     let splits = files(&cache, "chunks").len();
     assert!(splits > 0);
-    let mut moments = Moments::new();
+    let mut delays = RandomDelays::new();
     for _ in 0..KILLS {
-        // From nothing now and then, so that there is something to write.
+        // Start over once the cache is complete, so that there is something to write.
         if files(&cache, "chunks").len() == splits {
             fs::remove_dir_all(&cache).unwrap();
         }
         let before = (files(&cache, "chunks").len(), parts(&cache));
         let mut child =
             train(&job, Some(&cache)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        wait_until("it writes to the cache", || {
+        wait_until("the run writes to the cache", || {
             files(&cache, "chunks").len() > before.0 || parts(&cache) != before.1
         });
-        std::thread::sleep(moments.next(Duration::from_millis(3)));
+        std::thread::sleep(delays.next(Duration::from_millis(3)));
         assert!(kill(child.id()));
         child.wait().unwrap();
     }
@@ -100,10 +100,10 @@ fn a_cache_that_was_written_by_killed_runs_and_then_damaged_changes_no_bit() {
     assert_eq!(messages.matches("a cache file cannot be used").count(), 1, "{messages}");
 }
 
-/// In a mount namespace of its own, where the cache's directory is a disk with hardly any room. Where a test may
-/// not make one, there is nothing to see.
+/// Runs in a mount namespace in which the cache directory is a tiny file system. Passes without checking where the
+/// test may not create a namespace.
 #[test]
-fn a_full_disk_costs_the_cache_and_nothing_else() {
+fn a_full_disk_only_disables_the_cache() {
     let job = TinyJob::new();
     let cache = job.directory().join("cache");
     fs::create_dir(&cache).unwrap();

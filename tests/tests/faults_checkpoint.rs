@@ -1,5 +1,5 @@
-//! `kill -9` of the worker in each phase of writing a checkpoint: nothing that was committed is lost, and the job
-//! ends with the bits of a run that nothing disturbed.
+//! `kill -9` of the worker in each phase of writing a checkpoint: no committed checkpoint is lost, and the job ends with
+//! the same bits as an undisturbed run.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,29 +12,29 @@ use millstream_tests::tiny_job::{Contents, TinyJob};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// Makes parts of several MiB, so that each phase takes its time.
+/// Makes parts several MiB large, so that each phase lasts long enough to observe.
 const LARGE: [&str; 2] = ["--set", "features.color_hash.buckets=1000000"];
 
-/// Of the job.
+/// The job's `checkpoint.keep`.
 const KEEP: usize = 2;
 
-/// What the writer is at, as the files of the job tell.
+/// The phase of the writer, as shown by the job's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
-    /// The step's directory is there, and the model is not.
+    /// The step's directory exists, the model does not.
     Model,
-    /// The model is there, the optimizer's state is not.
+    /// The model exists, the optimizer state does not.
     Optimizer,
-    /// Both are there, and the manifest that commits them is not.
+    /// Both exist, the manifest that commits them does not.
     Manifest,
-    /// The checkpoint is committed, and one that is kept no longer is still there.
+    /// The checkpoint is committed, and one beyond `keep` still exists.
     Retention,
 }
 
 const PHASES: [Phase; 4] = [Phase::Model, Phase::Optimizer, Phase::Manifest, Phase::Retention];
 
 #[test]
-fn a_writer_killed_in_any_phase_loses_nothing_committed() {
+fn a_writer_killed_in_any_phase_loses_no_committed_checkpoint() {
     let job = TinyJob::new();
     let file = job.file();
     let daemon = Daemon::start(job.directory());
@@ -61,14 +61,14 @@ fn a_writer_killed_in_any_phase_loses_nothing_committed() {
         }
         let job = daemon.succeeded(&id);
         Contents::of(job["checkpoint"].as_str().unwrap()).assert_same(&wanted);
-        assert!(steps(&run).len() <= KEEP, "what was left over is gone: {:?}", steps(&run));
+        assert!(steps(&run).len() <= KEEP, "expired checkpoints are deleted: {:?}", steps(&run));
     }
     assert!(children(daemon.pid()).is_empty());
     daemon.stop();
 }
 
-/// Kills the worker when the files of `run` say `target`; returns the phase that it was really killed in, if it
-/// was in any, and the newest step that had been committed. `None` when the job ended before.
+/// Kills the worker when the files of `run` show phase `target`. Returns the phase in which it was actually killed, if
+/// any, and the newest committed step. `None` if the job ended first.
 fn kill_in(
     target: Phase,
     run: &Path,
@@ -76,9 +76,9 @@ fn kill_in(
     ended: impl Fn() -> bool,
 ) -> Option<(Option<Phase>, Option<u64>)> {
     let mut killed = None;
-    wait_until("the writer is there, or the job ends", || {
+    wait_until("the writer reaches the phase, or the job ends", || {
         let Some(&worker) = children(daemon.pid()).first() else { return ended() };
-        // A burst of looks: the phases are short, and asking the system for processes is not.
+        // Poll in bursts: the phases are short, and listing processes is slow.
         for _ in 0..200 {
             let (phase, committed) = look(run);
             if phase == Some(target) && kill(worker) {
@@ -89,9 +89,9 @@ fn kill_in(
         false
     });
     let (worker, committed) = killed?;
-    // Dead, whether or not the daemon has seen it.
+    // Wait for its death, whether or not the daemon has noticed.
     wait_until("the worker is dead", || !is_alive(worker));
-    // A worker that follows removes what is left only after many steps.
+    // The next worker removes leftovers only after many steps.
     Some((look(run).0, committed))
 }
 
@@ -101,8 +101,8 @@ fn look(run: &Path) -> (Option<Phase>, Option<u64>) {
     let has = |step: u64, part: &str| directory(run, step).join(part).exists();
     let (committed, open): (Vec<u64>, Vec<u64>) = steps.iter().partition(|&&step| has(step, "manifest.json"));
     let newest = committed.last().copied();
-    let begun = open.into_iter().rfind(|&step| Some(step) > newest);
-    let phase = match begun {
+    let open_step = open.into_iter().rfind(|&step| Some(step) > newest);
+    let phase = match open_step {
         Some(step) if !has(step, "model.safetensors") => Some(Phase::Model),
         Some(step) if !has(step, "optimizer.safetensors") => Some(Phase::Optimizer),
         Some(_) => Some(Phase::Manifest),
@@ -124,14 +124,14 @@ fn directory(run: &Path, step: u64) -> PathBuf {
     run.join(format!("step-{step:010}"))
 }
 
-/// The newest checkpoint is `committed` or a later one, and has all that its manifest says.
+/// Asserts that the newest checkpoint is `committed` or a later one, and that all parts in its manifest are intact.
 fn assert_whole(run: &Path, committed: Option<u64>) {
     let (_, newest) = look(run);
     assert!(newest >= committed, "{committed:?} was committed, and the newest is {newest:?}");
     let Some(step) = newest else { return };
     let directory = directory(run, step);
     let Ok(manifest) = fs::read(directory.join("manifest.json")) else {
-        // The next worker has come so far meanwhile that it is not kept any more.
+        // The next worker has already replaced it with a newer one.
         return assert_whole(run, committed);
     };
     let manifest: Value = serde_json::from_slice(&manifest).unwrap();

@@ -1,9 +1,9 @@
-//! `kill -9` of worker and daemon in turn, over rows that can be told apart: each comes exactly once in each
-//! epoch, from one TFRecord file that is read in parts.
+//! `kill -9` of worker and daemon in turn, with distinguishable rows: each row is trained on exactly once per epoch,
+//! from one TFRecord file that is split into parts.
 //!
-//! Every row has a tag, which is a feature of its own and so has a weight of its own. Its FTRL accumulator
-//! grows by the squared gradient of each step that the row is in: a row left out keeps the initial one, a row
-//! that came twice has another one than in the undisturbed run, as has every row whose batch was another.
+//! Every row has a unique tag, which is a feature and so has its own weight. The FTRL accumulator of that weight grows by
+//! the squared gradient of each step that contains the row. A skipped row keeps the initial value; a row that was
+//! repeated, or was in a different batch, has another value than in the undisturbed run.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,14 +14,14 @@ use std::time::Duration;
 
 use millstream_tests::programs::{Daemon, children, has_ended, kill, wait_until};
 use millstream_tests::tfrecord::{self, Value};
-use millstream_tests::tiny_job::{Contents, Moments};
+use millstream_tests::tiny_job::{Contents, RandomDelays};
 use serde_json::Value as Json;
 
 const ROWS: u64 = 24_000;
 const KILLS: u32 = 12;
-const LONGEST_LIFE: Duration = Duration::from_millis(400);
+const MAX_DELAY: Duration = Duration::from_millis(400);
 
-/// Of what FTRL's accumulators are before any step.
+/// The initial value of FTRL accumulators.
 const INITIAL: f32 = 0.1;
 
 const JOB: &str = r#"
@@ -61,7 +61,7 @@ every_steps = 50
 keep = 2
 "#;
 
-/// The one file, larger than several parts of it.
+/// Writes the job and its single file, which is larger than several parts.
 fn write(directory: &Path) {
     let rows = (0..ROWS).map(|row| {
         let features = [
@@ -78,7 +78,7 @@ fn write(directory: &Path) {
 }
 
 #[test]
-fn each_tagged_row_is_trained_on_once_an_epoch_whoever_is_killed() {
+fn each_row_is_trained_on_once_per_epoch_regardless_of_kills() {
     let directory = tempfile::tempdir().unwrap();
     write(directory.path());
     let file = directory.path().join("job.toml");
@@ -91,12 +91,12 @@ fn each_tagged_row_is_trained_on_once_an_epoch_whoever_is_killed() {
     let wanted = Contents::of(undisturbed["checkpoint"].as_str().unwrap());
     assert_every_row_was_trained_on(undisturbed["checkpoint"].as_str().unwrap());
 
-    let mut moments = Moments::new();
+    let mut delays = RandomDelays::new();
     let mut kills = 0;
     while kills < KILLS {
         let id = submit(&daemon);
         while kills < KILLS && !has_ended(&daemon.show(&id)) {
-            std::thread::sleep(moments.next(LONGEST_LIFE));
+            std::thread::sleep(delays.next(MAX_DELAY));
             if kills % 2 == 0 {
                 for worker in children(daemon.pid()) {
                     kill(worker);
@@ -116,7 +116,7 @@ fn each_tagged_row_is_trained_on_once_an_epoch_whoever_is_killed() {
     daemon.stop();
 }
 
-/// Waits until a new worker has committed a checkpoint: one that dies three times before it has is given up.
+/// Waits until a new worker commits a checkpoint, because three deaths without one fail the job.
 fn wait_for_progress(daemon: &Daemon, id: &str) {
     let before = daemon.show(id)["checkpoint"].clone();
     wait_until("there is a new checkpoint", || {
@@ -125,8 +125,8 @@ fn wait_for_progress(daemon: &Daemon, id: &str) {
     });
 }
 
-/// Looks at the accumulator of every tag. The vocabulary has one term a row, so the pass that learned it saw
-/// no row twice under another name and left none out; then an id for unknown terms and one for missing ones.
+/// Checks the accumulator of every tag. The vocabulary has one term per row, so the analysis pass counted each row once;
+/// after these come an id for unknown terms and one for missing values.
 fn assert_every_row_was_trained_on(checkpoint: &str) {
     let manifest = fs::read(Path::new(checkpoint).join("manifest.json")).unwrap();
     let manifest: Json = serde_json::from_slice(&manifest).unwrap();
@@ -142,7 +142,7 @@ fn assert_every_row_was_trained_on(checkpoint: &str) {
     let untouched = rows.iter().filter(|&&value| value <= INITIAL).count();
     assert_eq!(untouched, 0, "rows that were never trained on, in {}", accumulators.0);
     let distinct: HashSet<u32> = rows.iter().map(|value| value.to_bits()).collect();
-    assert!(distinct.len() > 100, "rows are told apart");
+    assert!(distinct.len() > 100, "rows are distinguishable");
 }
 
 /// The tensors of a safetensors file, by name.

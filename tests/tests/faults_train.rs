@@ -1,5 +1,5 @@
-//! `millstream train` cut short, by Ctrl-C and by `kill -9`: it leaves nothing running, and `--resume` ends
-//! with the bits of a run that nothing disturbed.
+//! `millstream train` interrupted by Ctrl-C and by `kill -9`: no process is left running, and `--resume` ends with the
+//! same bits as an undisturbed run.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use millstream_tests::tiny_job::{Contents, TinyJob};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// `millstream train` where no daemon listens, so that it hosts one itself.
+/// Starts `millstream train` without a daemon, so that it hosts one itself.
 fn train(job: &TinyJob, more: &[&str]) -> Child {
     Command::new(program("millstream"))
         .arg("--socket")
@@ -34,7 +34,7 @@ fn succeeded(output: &Output) -> Contents {
     Contents::of(outcome["checkpoint"].as_str().unwrap())
 }
 
-/// The runs of the job: their directories.
+/// The directories of the job's runs.
 fn runs(job: &TinyJob) -> Vec<PathBuf> {
     let entries = fs::read_dir(job.directory().join("checkpoints")).into_iter().flatten();
     entries.map(|entry| entry.unwrap().path()).collect()
@@ -45,26 +45,26 @@ fn has_checkpoint(run: &Path) -> bool {
     entries.any(|entry| entry.path().join("manifest.json").exists())
 }
 
-/// Waits until a training run other than `before` has committed a checkpoint, and returns its worker.
-fn in_the_middle(job: &TinyJob, train: &Child, before: &[PathBuf]) -> u32 {
+/// Waits until a run not in `before` has committed a checkpoint, and returns its worker.
+fn wait_for_checkpoint(job: &TinyJob, train: &Child, before: &[PathBuf]) -> u32 {
     wait_until("there is a checkpoint", || {
         runs(job).iter().any(|run| !before.contains(run) && has_checkpoint(run))
     });
     let workers = children(train.id());
-    assert_eq!(workers.len(), 1, "it trains");
+    assert_eq!(workers.len(), 1, "there is one worker");
     workers[0]
 }
 
 #[test]
-fn an_interrupted_run_ends_in_order_and_goes_on_to_the_same_bits() {
+fn an_interrupted_run_stops_cleanly_and_resumes_to_the_same_bits() {
     let job = TinyJob::new();
     let wanted = succeeded(&train(&job, &[]).wait_with_output().unwrap());
     let before = runs(&job);
 
     let child = train(&job, &[]);
-    let worker = in_the_middle(&job, &child, &before);
+    let worker = wait_for_checkpoint(&job, &child, &before);
     for pid in [child.id(), worker] {
-        // As a terminal does: the whole process group gets it.
+        // Like a terminal, which signals the whole process group.
         kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::INT).unwrap();
     }
     let output = child.wait_with_output().unwrap();
@@ -75,17 +75,17 @@ fn an_interrupted_run_ends_in_order_and_goes_on_to_the_same_bits() {
     assert!(!job.directory().join("nobody.sock").exists());
 
     succeeded(&train(&job, &["--resume"]).wait_with_output().unwrap()).assert_same(&wanted);
-    assert_eq!(runs(&job).len(), before.len() + 1, "it was the same run that went on");
+    assert_eq!(runs(&job).len(), before.len() + 1, "the same run was resumed");
 }
 
 #[test]
-fn a_killed_run_takes_its_worker_with_it_and_goes_on_to_the_same_bits() {
+fn a_killed_run_takes_its_worker_with_it_and_resumes_to_the_same_bits() {
     let job = TinyJob::new();
     let wanted = succeeded(&train(&job, &[]).wait_with_output().unwrap());
     let before = runs(&job);
 
     let mut child = train(&job, &[]);
-    let worker = in_the_middle(&job, &child, &before);
+    let worker = wait_for_checkpoint(&job, &child, &before);
     assert!(kill(child.id()));
     child.wait().unwrap();
     wait_until("the worker is gone", || !is_alive(worker));

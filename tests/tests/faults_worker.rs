@@ -1,20 +1,20 @@
-//! `kill -9` of the worker, at random moments: the job goes on by itself, and its last checkpoint has the
-//! bits of a run that nothing disturbed.
+//! `kill -9` of the worker at random delays: the job continues without intervention, and its last checkpoint has the
+//! same bits as in an undisturbed run.
 
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
 
 use millstream_tests::programs::{Daemon, children, has_ended, kill};
-use millstream_tests::tiny_job::{Contents, Moments, TinyJob};
+use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob};
 
 const KILLS: u32 = 20;
 
-/// From a worker's start to its death.
-const LONGEST_LIFE: Duration = Duration::from_millis(400);
+/// The maximum delay before a kill.
+const MAX_DELAY: Duration = Duration::from_millis(400);
 
 #[test]
-fn twenty_killed_workers_leave_no_trace() {
+fn twenty_killed_workers_do_not_change_the_result() {
     let job = TinyJob::new();
     let file = job.file();
     let file = file.to_str().unwrap();
@@ -25,13 +25,13 @@ fn twenty_killed_workers_leave_no_trace() {
     assert_eq!(undisturbed["attempts"], 1);
     let wanted = Contents::of(undisturbed["checkpoint"].as_str().unwrap());
 
-    let mut moments = Moments::new();
+    let mut delays = RandomDelays::new();
     let mut kills = 0;
     while kills < KILLS {
         let id = submit();
         let mut killed_here = 0;
         while kills < KILLS && !has_ended(&daemon.show(&id)) {
-            std::thread::sleep(moments.next(LONGEST_LIFE));
+            std::thread::sleep(delays.next(MAX_DELAY));
             let killed = children(daemon.pid()).into_iter().filter(|&worker| kill(worker)).count() as u32;
             kills += killed;
             killed_here += killed;
@@ -39,7 +39,7 @@ fn twenty_killed_workers_leave_no_trace() {
         }
         let job = daemon.succeeded(&id);
         let attempts = job["attempts"].as_u64().unwrap() as u32;
-        // One that was killed when it had said its last needs no follower.
+        // A worker killed after its final report needs no successor.
         assert!((killed_here..=killed_here + 1).contains(&attempts), "{killed_here} kills, {job:#}");
         Contents::of(job["checkpoint"].as_str().unwrap()).assert_same(&wanted);
     }
@@ -47,8 +47,7 @@ fn twenty_killed_workers_leave_no_trace() {
     daemon.stop();
 }
 
-/// Waits until a new worker has committed a checkpoint, now and then: a worker that dies three times before
-/// it has is given up, and rightly.
+/// Waits until a new worker commits a checkpoint, because three deaths without one fail the job.
 fn wait_for_progress(daemon: &Daemon, id: &str) {
     let before = daemon.show(id)["checkpoint"].clone();
     millstream_tests::programs::wait_until("there is a new checkpoint", || {

@@ -1,22 +1,22 @@
-//! `generate`, `convert` and `inspect` over more than fits into the memory they are allowed, and over many files.
+//! `generate`, `convert` and `inspect` on files larger than their memory limit, and on many files.
 
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::path::Path;
 
-use millstream_tests::shell::{Ended, Shell};
+use millstream_tests::shell::{Completed, Shell};
 
-/// Rows of the larger of two files.
+/// Rows of the large file.
 const ROWS: u64 = 400_000;
-/// What is allowed for rows on their way.
+/// The limit for rows in flight.
 const ALLOWED: &str = "32MiB";
-/// What may come on top, whatever the files' size: the program, its threads, the planted model's counts,
-/// and the block that is always under way.
-const BESIDES_BYTES: u64 = 160 << 20;
+/// The allowance beyond that, for files of any size: the program, its threads, the planted model's counts, and the one
+/// block that is always in flight.
+const OVERHEAD_BYTES: u64 = 160 << 20;
 
-/// Runs a command to its end, and tells the most memory it ever had.
-fn run_watched(shell: &Shell, line: &[&str]) -> (Ended, u64) {
+/// Runs a command to completion. Also returns its peak memory use.
+fn run_watched(shell: &Shell, line: &[&str]) -> (Completed, u64) {
     let mut running = shell.start(line);
     let status = format!("/proc/{}/status", running.pid());
     let mut peak = 0;
@@ -27,7 +27,7 @@ fn run_watched(shell: &Shell, line: &[&str]) -> (Ended, u64) {
     (running.wait().with_code(0), peak)
 }
 
-/// `VmHWM`, which the kernel keeps: nothing between two looks is missed but what follows the last.
+/// `VmHWM`, the peak that the kernel records, so that only growth after the last poll is missed.
 fn high_water_bytes(status: &str) -> Option<u64> {
     let text = fs::read_to_string(status).ok()?;
     let line = text.lines().find(|line| line.starts_with("VmHWM:"))?;
@@ -35,7 +35,7 @@ fn high_water_bytes(status: &str) -> Option<u64> {
 }
 
 #[test]
-fn memory_is_bounded_whatever_the_size() {
+fn memory_use_is_bounded_for_any_size() {
     let place = tempfile::tempdir().unwrap();
     let shell = Shell::new(place.path());
     let rows = ROWS.to_string();
@@ -48,24 +48,24 @@ fn memory_is_bounded_whatever_the_size() {
     ];
     for line in lines {
         let (ended, peak) = run_watched(&shell, &[line, &bounded[..]].concat());
-        assert!((1 << 20..(32 << 20) + BESIDES_BYTES).contains(&peak), "{}: {peak} bytes", ended.line);
+        assert!((1 << 20..(32 << 20) + OVERHEAD_BYTES).contains(&peak), "{}: {peak} bytes", ended.line);
     }
     let (_, peak) = run_watched(&shell, &["inspect", "a.tfrecord", "--threads", "2"]);
-    assert!((1 << 20..BESIDES_BYTES).contains(&peak), "inspect: {peak} bytes");
+    assert!((1 << 20..OVERHEAD_BYTES).contains(&peak), "inspect: {peak} bytes");
     let size = fs::metadata(place.path().join("a.tfrecord")).unwrap().len();
-    assert!(size > 192 << 20, "{size} bytes would fit");
+    assert!(size > 192 << 20, "{size} bytes fit in memory");
 }
 
 #[test]
-fn thousands_of_files_are_summed_up() {
+fn thousands_of_files_are_summarized() {
     let place = tempfile::tempdir().unwrap();
     let shell = Shell::new(place.path());
     let _ = shell.run(&["generate", "--rows", "30000", "--shards", "3000", "many/a.tfrecord"]).with_code(0);
-    let told = shell.run(&["inspect", "many/"]).with_code(0).stdout;
+    let summary = shell.run(&["inspect", "many/"]).with_code(0).stdout;
     for wanted in ["3,000", "30,000", "TFRecord, none: 3,000 files", "clicked"] {
-        assert!(told.contains(wanted), "{told}");
+        assert!(summary.contains(wanted), "{summary}");
     }
-    assert!(told.lines().count() < 60, "a screen or two, not 3,000 files");
+    assert!(summary.lines().count() < 60, "a summary, not 3,000 files");
     let each = shell.run(&["inspect", "many", "--json"]).with_code(0).json();
     assert_eq!(each.as_array().unwrap().len(), 3000);
     let all = shell.run(&["inspect", "many/", "--all", "--rows", "0"]).with_code(0).stdout;
@@ -84,7 +84,7 @@ fn damage(path: &Path) {
 }
 
 #[test]
-fn files_are_the_same_for_any_number_of_threads() {
+fn files_do_not_depend_on_the_number_of_threads() {
     let place = tempfile::tempdir().unwrap();
     let shell = Shell::new(place.path());
     let contents = |threads: &str| {

@@ -1,5 +1,5 @@
-//! Ctrl-C and its like, at moments that nobody chose: what was begun is saved or taken back, nothing is
-//! left running or lying about, and what goes on later ends with the bits of a run that nothing disturbed.
+//! Ctrl-C and other signals at random delays: work is saved or rolled back, no process or partial file is left
+//! behind, and a resumed run ends with the same bits as an uninterrupted one.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,41 +8,46 @@ use std::time::{Duration, Instant};
 
 use millstream_test_storage::{Fault, Options, Server};
 use millstream_tests::programs::{Daemon, children, is_alive, wait_until};
-use millstream_tests::shell::{Ended, Job, Shell};
+use millstream_tests::shell::{Completed, RunningCommand, Shell};
 use millstream_tests::table::Table;
-use millstream_tests::tiny_job::{Contents, Moments, TinyJob};
+use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob};
 use rustix::process::{Pid, Signal, kill_process};
 
 const TRAIN: [&str; 5] = ["train", "job.toml", "--json", "--set", "data.epochs=6"];
 const RESUME: [&str; 6] = ["train", "job.toml", "--json", "--set", "data.epochs=6", "--resume"];
 
-/// Interrupts that have hit, and how long each run is left alone at most.
+/// The number of effective interrupts, and the maximum delay before each.
 const INTERRUPTS: u32 = 6;
-const LONGEST_LIFE: Duration = Duration::from_millis(700);
+const MAX_DELAY: Duration = Duration::from_millis(700);
 
-/// Long enough to tell a program that waits from one that quits at once.
-const A_WHILE: Duration = Duration::from_millis(300);
-const AT_ONCE: Duration = Duration::from_secs(10);
+/// Gives a command time to get into the middle of its work. No assertion depends on it.
+const HEAD_START: Duration = Duration::from_millis(300);
+/// A prompt exit, even on a busy machine.
+const PROMPTLY: Duration = Duration::from_secs(30);
 
 #[test]
-fn ctrl_c_at_any_moment_leaves_a_run_that_ends_with_the_same_bits() {
+fn ctrl_c_at_any_moment_leaves_a_run_that_resumes_to_the_same_bits() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let wanted = Contents::of(checkpoint(&shell.run(&TRAIN).with_code(0)));
 
-    let mut moments = Moments::new();
+    let mut delays = RandomDelays::new();
+    let mut max_delay = MAX_DELAY;
     let mut interrupts = 0;
     let mut line = TRAIN.as_slice();
     while interrupts < INTERRUPTS {
         let running = shell.start(line);
-        std::thread::sleep(moments.next(LONGEST_LIFE));
+        std::thread::sleep(delays.next(max_delay));
         running.signal(Signal::INT);
         let ended = running.wait();
-        assert_in_order(&shell);
+        assert_clean(&shell);
         line = RESUME.as_slice();
         match ended.code() {
-            // Before it listened for signals there was nothing to save.
-            130 => assert_eq!(ended.stdout, ""),
+            // Interrupted before it handled signals, so there was nothing to save. A slow machine needs more time.
+            130 => {
+                assert_eq!(ended.stdout, "");
+                max_delay += MAX_DELAY;
+            }
             1 if ended.stderr.contains("no unfinished run") => line = TRAIN.as_slice(),
             1 => assert_eq!(ended.json()["state"], "cancelled", "{}", ended.stderr),
             0 => {
@@ -56,38 +61,40 @@ fn ctrl_c_at_any_moment_leaves_a_run_that_ends_with_the_same_bits() {
     let ended = shell.run(line);
     let ended = if ended.stderr.contains("no unfinished run") { shell.run(&TRAIN) } else { ended };
     Contents::of(checkpoint(&ended.with_code(0))).assert_same(&wanted);
-    assert_in_order(&shell);
+    assert_clean(&shell);
 }
 
 #[test]
-fn a_second_ctrl_c_quits_at_once() {
+fn a_second_ctrl_c_quits_immediately() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let wanted = Contents::of(checkpoint(&shell.run(&TRAIN).with_code(0)));
     let before = shell.files();
 
     let mut running = shell.start(&TRAIN);
-    wait_until("it has a checkpoint", || checkpoints(&shell) > before.iter().filter(is_manifest).count());
-    // A worker that does not get anywhere.
+    wait_until("the run has a checkpoint", || {
+        checkpoints(&shell) > before.iter().filter(is_manifest).count()
+    });
+    // Suspend the worker, so that it makes no progress.
     let worker = only_worker(&running);
     kill_process(worker, Signal::STOP).unwrap();
     running.signal(Signal::INT);
-    std::thread::sleep(A_WHILE);
-    assert!(!running.has_ended(), "the first one waits for a checkpoint");
-    let asked = Instant::now();
+    // Otherwise the two signals could merge into one.
+    wait_until("the first Ctrl-C is handled", || running.stderr().contains("press again to quit at once"));
+    assert!(!running.has_ended(), "the first Ctrl-C waits for a checkpoint");
+    let interrupted = Instant::now();
     running.signal(Signal::INT);
     let ended = running.wait();
-    assert!(asked.elapsed() < AT_ONCE);
+    assert!(interrupted.elapsed() < PROMPTLY);
     assert_eq!(ended.code(), 1, "{}", ended.stderr);
-    assert!(ended.stderr.contains("press again to quit at once"), "{}", ended.stderr);
 
     let resumed = shell.run(&RESUME).with_code(0);
     Contents::of(checkpoint(&resumed)).assert_same(&wanted);
-    assert_in_order(&shell);
+    assert_clean(&shell);
 }
 
 #[test]
-fn a_daemon_that_is_told_to_stop_saves_its_job_for_the_next_one() {
+fn a_stopped_daemon_saves_its_job_for_the_next_one() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let wanted = Contents::of(checkpoint(&shell.run(&TRAIN).with_code(0)));
@@ -96,22 +103,22 @@ fn a_daemon_that_is_told_to_stop_saves_its_job_for_the_next_one() {
     let daemon = Daemon::start(job.directory());
     let first = shell.run(&submit).with_code(0).stdout.trim().to_owned();
     let second = shell.run(&submit).with_code(0).stdout.trim().to_owned();
-    wait_until("it trains", || daemon.show(&first)["progress"]["step"].as_u64() > Some(300));
+    wait_until("the first job trains", || daemon.show(&first)["progress"]["step"].as_u64() > Some(300));
     let follower = shell.start(&["train", "job.toml", "--set", "data.epochs=6"]);
-    wait_until("another one waits", || daemon.json(&["list"])["jobs"].as_array().unwrap().len() == 3);
+    wait_until("the third job is queued", || daemon.json(&["list"])["jobs"].as_array().unwrap().len() == 3);
     let workers = children(daemon.pid());
     assert_eq!(workers.len(), 1);
     daemon.stop();
-    assert!(!workers.into_iter().any(is_alive), "the worker has ended before its daemon");
+    assert!(!workers.into_iter().any(is_alive), "workers exit before their daemon");
     assert!(
         shell
             .files()
             .iter()
             .any(|path| path.starts_with(format!("checkpoints/{first}")) && is_manifest(&path))
     );
-    assert_in_order(&shell);
-    let told = follower.wait().with_code(1).stderr;
-    assert!(told.contains("takes the job up again at its next start"), "{told}");
+    assert_clean(&shell);
+    let message = follower.wait().with_code(1).stderr;
+    assert!(message.contains("takes the job up again at its next start"), "{message}");
 
     let daemon = Daemon::start(job.directory());
     for id in [first, second] {
@@ -122,12 +129,12 @@ fn a_daemon_that_is_told_to_stop_saves_its_job_for_the_next_one() {
 }
 
 #[test]
-fn ctrl_c_stops_a_job_that_runs_in_the_daemon_and_not_the_daemon() {
+fn ctrl_c_cancels_a_job_in_the_daemon_but_does_not_stop_the_daemon() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let daemon = Daemon::start(job.directory());
     let running = shell.start(&TRAIN);
-    wait_until("it trains", || {
+    wait_until("the job trains", || {
         let jobs = daemon.json(&["list"]);
         jobs["jobs"][0]["progress"]["step"].as_u64() > Some(0)
     });
@@ -143,7 +150,7 @@ fn ctrl_c_stops_a_job_that_runs_in_the_daemon_and_not_the_daemon() {
 }
 
 #[test]
-fn what_is_written_elsewhere_is_whole_or_absent() {
+fn output_files_are_complete_or_absent() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let checkpoint =
@@ -160,13 +167,13 @@ fn what_is_written_elsewhere_is_whole_or_absent() {
     ] {
         let mut running = shell.start(line);
         if line[0] == "predict" {
-            // For it to be in the middle of something, its worker must not get anywhere.
-            wait_until("it has a worker", || !children(running.pid()).is_empty());
+            // Suspend the worker, so that the command is interrupted in the middle of its work.
+            wait_until("there is a worker", || !children(running.pid()).is_empty());
             kill_process(only_worker(&running), Signal::STOP).unwrap();
         }
-        wait_until("it writes", || shell.files() != before || running.has_ended());
+        wait_until("the command writes a file", || shell.files() != before || running.has_ended());
         assert!(!running.has_ended(), "{line:?}");
-        std::thread::sleep(A_WHILE);
+        std::thread::sleep(HEAD_START);
         running.signal(Signal::INT);
         let ended = running.wait();
         assert!([1, 130].contains(&ended.code()), "{line:?}: {}", ended.stderr);
@@ -175,7 +182,7 @@ fn what_is_written_elsewhere_is_whole_or_absent() {
 }
 
 #[test]
-fn reads_that_hang_do_not_hold_up_ctrl_c() {
+fn hanging_reads_do_not_delay_ctrl_c() {
     const HANGING: usize = 10_000;
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
@@ -195,22 +202,23 @@ fn reads_that_hang_do_not_hold_up_ctrl_c() {
             let before = server.unmet();
             let running = start(&shell, &line);
             wait_until("a read hangs", || server.unmet() < before);
+            std::thread::sleep(HEAD_START);
             let started = Instant::now();
             running.signal(Signal::INT);
             let ended = running.wait();
-            assert!(started.elapsed() < AT_ONCE, "{line:?}: {:?}", started.elapsed());
+            assert!(started.elapsed() < PROMPTLY, "{line:?}: {:?}", started.elapsed());
             assert!([1, 130].contains(&ended.code()), "{line:?}: {}", ended.stderr);
         }
     }
 }
 
-/// The checkpoint that a run of `train --json` names.
-fn checkpoint(ended: &Ended) -> PathBuf {
+/// The checkpoint named in the output of `train --json`.
+fn checkpoint(ended: &Completed) -> PathBuf {
     PathBuf::from(ended.json()["checkpoint"].as_str().unwrap())
 }
 
-/// Nothing lies about but the job, its data, a daemon's state, and runs with whole checkpoints.
-fn assert_in_order(shell: &Shell) {
+/// Asserts that there are no files but the job, its data, a daemon's state, and runs with complete checkpoints.
+fn assert_clean(shell: &Shell) {
     let parts = ["manifest.json", "model.safetensors", "optimizer.safetensors", "job.toml", "analysis.json"];
     let files = shell.files();
     assert!(!files.is_empty());
@@ -234,7 +242,7 @@ fn assert_in_order(shell: &Shell) {
             ["checkpoints", _, _, part] => parts.contains(&part),
             _ => false,
         };
-        assert!(known, "{} is left", path.display());
+        assert!(known, "{} was left behind", path.display());
     }
 }
 
@@ -246,7 +254,7 @@ fn checkpoints(shell: &Shell) -> usize {
     shell.files().iter().filter(is_manifest).count()
 }
 
-fn only_worker(running: &Job) -> Pid {
+fn only_worker(running: &RunningCommand) -> Pid {
     let workers = children(running.pid());
     assert_eq!(workers.len(), 1);
     pid(workers[0])

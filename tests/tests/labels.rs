@@ -1,4 +1,4 @@
-//! Jobs of several labels, and of labels that are numbers, from the check to the export.
+//! Multi-label jobs and regression, from `check` to `export`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +16,7 @@ fn census(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/census").join(file)
 }
 
-/// A shell in `scratch`, and what trains the example `job` into it with further arguments.
+/// Trains the example `job` into `scratch` with additional arguments. Returns a shell there and the outcome.
 fn train(scratch: &Path, job: &Path, more: &[&str]) -> (Shell, Value) {
     let directory = format!("checkpoint.directory={}", scratch.join("checkpoints").display());
     let line = ["train", job.to_str().unwrap(), "--json", "--set", &directory];
@@ -30,7 +30,7 @@ fn keys(value: &Value) -> BTreeSet<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
 }
 
-/// The title, and the numbers of each column.
+/// The column names, and the numbers of each column.
 fn read_csv(text: &str) -> (Vec<&str>, Vec<Vec<f64>>) {
     let (title, rows) = text.split_once('\n').unwrap();
     let titles: Vec<&str> = title.split(',').collect();
@@ -44,7 +44,7 @@ fn read_csv(text: &str) -> (Vec<&str>, Vec<Vec<f64>>) {
 }
 
 #[test]
-fn two_labels_of_the_census_are_learned_at_once_and_told_apart() {
+fn two_census_labels_are_learned_jointly_and_reported_separately() {
     let scratch = tempfile::tempdir().unwrap();
     let job = census("two-labels.toml");
     let epochs = ["--set", "data.epochs=4", "--set", "model.experts=4", "--history", "curves.svg"];
@@ -79,17 +79,17 @@ fn two_labels_of_the_census_are_learned_at_once_and_told_apart() {
 }
 
 #[test]
-fn a_model_of_one_label_is_refused_two() {
+fn a_single_label_model_rejects_two_labels() {
     let scratch = tempfile::tempdir().unwrap();
     let job = census("two-labels.toml");
     let line = ["check", job.to_str().unwrap(), "--set", "model.kind=\"mlp\""];
-    let refused = Shell::new(scratch.path()).run(&line).with_code(2);
+    let rejected = Shell::new(scratch.path()).run(&line).with_code(2);
     let expected = "\"mlp\" predicts one label, and there are 2; \"mmoe\" predicts several";
-    assert!(refused.stderr.contains(expected), "{}", refused.stderr);
+    assert!(rejected.stderr.contains(expected), "{}", rejected.stderr);
 }
 
 #[test]
-fn hours_a_week_are_predicted_as_a_number() {
+fn hours_per_week_are_predicted_by_regression() {
     let scratch = tempfile::tempdir().unwrap();
     let data = |pattern: &str| format!("[\"{}\"]", census("data").join(pattern).display());
     let job = format!(
@@ -126,7 +126,7 @@ evaluation.early_stopping = {{ patience = 3 }}
     assert_eq!(exported["outputs"][0]["name"], "score");
 
     let auc = "evaluation.early_stopping.metric=\"auc\"";
-    let refused = shell.run(&["check", file.to_str().unwrap(), "--set", auc]).with_code(2);
+    let rejected = shell.run(&["check", file.to_str().unwrap(), "--set", auc]).with_code(2);
     let expected = "\"auc\" is of probabilities, and the label is predicted as a number";
-    assert!(refused.stderr.contains(expected), "{}", refused.stderr);
+    assert!(rejected.stderr.contains(expected), "{}", rejected.stderr);
 }

@@ -1,4 +1,4 @@
-//! `millstream profile` of a real daemon's job: what is recorded adds up, and leaves no trace in the model.
+//! `millstream profile` of a real daemon's job: the recording is consistent and does not affect the model.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,13 +12,13 @@ use millstream_tests::tiny_job::{Contents, TinyJob};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Rows of a batch of the tiny job.
+/// Rows per batch of the tiny job.
 const ROWS: u64 = 32;
 
-/// More steps than the job can take while a test looks.
+/// More epochs than the job can finish during a test.
 const FOREVER: &str = "data.epochs=100000";
 
-/// Steps of some milliseconds, so that much can happen in a few: 12 an epoch.
+/// Steps of several milliseconds, 12 per epoch, so that the test can act between steps.
 const SLOW: [&str; 2] = ["data.batch_size=2048", "model.deep.hidden=[256, 256]"];
 
 struct Bench {
@@ -39,26 +39,26 @@ impl Bench {
         self.shell.run(&line.collect::<Vec<_>>()).with_code(0).stdout.trim().to_owned()
     }
 
-    /// Waits until a job has taken steps.
-    fn until_it_trains(&self, id: &str) {
-        wait_until("it trains", || self.step(id) > 0);
+    /// Waits until a job has made steps.
+    fn wait_until_training(&self, id: &str) {
+        wait_until("the job trains", || self.step(id) > 0);
     }
 
     fn step(&self, id: &str) -> u64 {
         self.daemon.show(id)["progress"]["step"].as_u64().unwrap()
     }
 
-    /// Starts a profile that would never end, and waits until steps are being recorded.
-    fn start_recording(&self, id: &str) -> millstream_tests::shell::Job {
+    /// Starts a profile that would never finish, and waits until it records steps.
+    fn start_recording(&self, id: &str) -> millstream_tests::shell::RunningCommand {
         let start = || self.shell.start(&["profile", id, "--steps", "1000000000"]);
         let mut profile = start();
         wait_until("steps are recorded", || {
-            // It was refused for the second one, which came first.
+            // It was rejected if the second profile came first.
             if profile.has_ended() {
                 profile = start();
             }
-            let refused = self.shell.run(&["profile", id, "--steps", "1", "--output", "second.json"]);
-            refused.stderr.contains("it is being profiled already, and one profile is recorded at a time")
+            let rejected = self.shell.run(&["profile", id, "--steps", "1", "--output", "second.json"]);
+            rejected.stderr.contains("it is being profiled already, and one profile is recorded at a time")
         });
         profile
     }
@@ -73,7 +73,7 @@ fn names(events: &[Value]) -> BTreeSet<&str> {
     events.iter().map(|event| event["name"].as_str().unwrap()).collect()
 }
 
-/// Complete events of each thread: when each begins and ends, in the order of the file.
+/// The start and end of all complete events of each thread, in file order.
 fn threads(trace: &Value) -> BTreeMap<(u64, u64), Vec<(f64, f64)>> {
     let mut threads = BTreeMap::<_, Vec<_>>::new();
     for event in trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "X") {
@@ -85,26 +85,29 @@ fn threads(trace: &Value) -> BTreeMap<(u64, u64), Vec<(f64, f64)>> {
     threads
 }
 
-/// Each event lies within an earlier one, or behind it.
+/// Asserts that each event lies within an earlier one, or after it.
 fn assert_nested(events: &[(f64, f64)]) {
-    /// Times are whole nanoseconds, told as microseconds.
+    /// Times are integral nanoseconds, written as microseconds.
     const ROUNDING: f64 = 1e-4;
     let mut around: Vec<f64> = Vec::new();
     for &(start, end) in events {
         while around.last().is_some_and(|&outer| outer <= start + ROUNDING) {
             around.pop();
         }
-        assert!(around.last().is_none_or(|&outer| end <= outer + ROUNDING), "{start} to {end} is cut");
+        assert!(
+            around.last().is_none_or(|&outer| end <= outer + ROUNDING),
+            "{start} to {end} overlaps the end of its parent"
+        );
         around.push(end);
     }
 }
 
 #[test]
-fn the_next_steps_are_recorded_with_all_that_feeds_them() {
+fn a_profile_records_the_next_steps_and_their_ingest() {
     const STEPS: u64 = 600;
     let bench = Bench::new();
     let id = bench.submit(&[FOREVER, "checkpoint.every_steps=40", "evaluation.every_steps=50"]);
-    bench.until_it_trains(&id);
+    bench.wait_until_training(&id);
     let line = ["profile", "tiny", "--steps", "600", "--json"];
     let profile = bench.shell.run(&line).with_code(0).json();
     assert_eq!(
@@ -113,7 +116,7 @@ fn the_next_steps_are_recorded_with_all_that_feeds_them() {
     );
     assert_eq!(profile["examples"], STEPS * ROWS);
 
-    // The parts of a step come to the whole, and so do the operations in them.
+    // The phases add up to the whole, and the operations do not exceed it.
     let seconds = profile["seconds"].as_f64().unwrap();
     let sum = |key: &str| {
         profile[key].as_array().unwrap().iter().map(|part| part["seconds"].as_f64().unwrap()).sum::<f64>()
@@ -156,7 +159,7 @@ fn the_next_steps_are_recorded_with_all_that_feeds_them() {
     }
     assert!(profile["ingest"]["bound"].is_string());
 
-    // The file has the name of the job, and is what it should be.
+    // The file is named after the job.
     let path = bench.job.directory().join(format!("{id}.trace.json"));
     assert_eq!(profile["trace"], format!("{id}.trace.json"));
     let trace: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
@@ -186,7 +189,7 @@ fn the_next_steps_are_recorded_with_all_that_feeds_them() {
     assert!(threads.len() >= 4, "the worker, the packer and lanes: {:?}", threads.keys());
     threads.values().for_each(|events| assert_nested(events));
 
-    // For people, with a name of their own; what was there is replaced.
+    // Human-readable output, and an explicit file name, which is overwritten.
     fs::write(bench.job.directory().join("mine.json"), "old").unwrap();
     let text =
         bench.shell.run(&["profile", &id, "--steps", "3", "--output", "mine.json"]).with_code(0).stdout;
@@ -200,9 +203,9 @@ fn the_next_steps_are_recorded_with_all_that_feeds_them() {
     bench.daemon.stop();
 }
 
-/// On a GPU's clock, of which there is a stand-in.
+/// Timed by a GPU's clock, on a stand-in.
 #[test]
-fn on_a_gpu_operations_have_their_kernels() {
+fn gpu_operations_list_their_kernels() {
     const STEPS: u64 = 5;
     let (job, stand_in) = (TinyJob::new(), StandIn::whole().unwrap());
     let cache = job.directory().join("cache");
@@ -210,7 +213,7 @@ fn on_a_gpu_operations_have_their_kernels() {
     let daemon = Daemon::start_in(job.directory(), &of_gpu);
     let bench = Bench { shell: Shell::new(job.directory()), job, daemon };
     let id = bench.submit(&[FOREVER, "training.device=cuda"]);
-    bench.until_it_trains(&id);
+    bench.wait_until_training(&id);
     let line = ["profile", "tiny", "--steps", "5", "--json", "--output", "gpu.json"];
     let profile = bench.shell.run(&line).with_code(0).json();
     let kernels = profile["kernels"].as_array().unwrap();
@@ -218,7 +221,7 @@ fn on_a_gpu_operations_have_their_kernels() {
         let kernel = kernels.iter().find(|kernel| kernel["kernel"] == name);
         kernel.map_or(0, |kernel| kernel["calls"].as_u64().unwrap())
     };
-    // Of three layers: forward, and back by weights and by input.
+    // Three layers: forward, and the gradients with respect to weights and to input.
     assert_eq!((calls("loss"), calls("product")), (STEPS, 9 * STEPS), "{kernels:#?}");
 
     let trace = fs::read(bench.job.directory().join("gpu.json")).unwrap();
@@ -230,54 +233,54 @@ fn on_a_gpu_operations_have_their_kernels() {
 }
 
 #[test]
-fn a_profile_leaves_no_trace_in_the_model() {
+fn a_profile_does_not_change_the_model() {
     let bench = Bench::new();
     let set = [SLOW[0], SLOW[1], "data.epochs=20", "checkpoint.every_steps=50"];
     let undisturbed = bench.daemon.succeeded(&bench.submit(&set));
     let wanted = Contents::of(undisturbed["checkpoint"].as_str().unwrap());
     let id = bench.submit(&set);
-    bench.until_it_trains(&id);
+    bench.wait_until_training(&id);
     let mut profiles = 0;
     for _ in 0..3 {
         let ended = bench.shell.run(&["profile", &id, "--steps", "20"]);
         profiles += u32::from(ended.status.success());
     }
-    assert!(profiles > 0, "the job was over too soon");
+    assert!(profiles > 0, "the job ended too soon");
     let profiled = bench.daemon.succeeded(&id);
     Contents::of(profiled["checkpoint"].as_str().unwrap()).assert_same(&wanted);
     bench.daemon.stop();
 }
 
 #[test]
-fn what_cannot_be_recorded_is_said() {
+fn impossible_profiles_are_rejected_and_interrupted_ones_reported() {
     let bench = Bench::new();
-    let refused = |id: &str, wanted: &str| {
+    let rejected = |id: &str, wanted: &str| {
         let ended = bench.shell.run(&["profile", id, "--steps", "5"]).with_code(1);
         assert!(ended.stderr.contains(wanted), "{}", ended.stderr);
         assert!(!bench.job.directory().join(format!("{id}.trace.json")).exists());
     };
-    refused("nope", "no job `nope`");
+    rejected("nope", "no job `nope`");
     let none = bench.shell.run(&["profile", "nope", "--steps", "0"]).with_code(2);
     assert!(none.stderr.contains("--steps"), "{}", none.stderr);
     let running = bench.submit(&[SLOW[0], SLOW[1], FOREVER]);
-    bench.until_it_trains(&running);
+    bench.wait_until_training(&running);
     let waiting = bench.submit(&["name=waiting"]);
-    refused(&waiting, &format!("job {waiting} waits for its turn"));
+    rejected(&waiting, &format!("job {waiting} waits for its turn"));
     let nowhere = bench.shell.run(&["profile", &running, "--output", "no/such/trace.json"]).with_code(1);
     assert!(nowhere.stderr.contains("writing no/such/trace.json"), "{}", nowhere.stderr);
 
-    // Ctrl-C ends the recording, and not the job: soon the next one may begin.
+    // Ctrl-C ends the recording but not the job, and the next profile can start.
     let profile = bench.start_recording(&running);
     profile.signal(Signal::INT);
     let ended = profile.wait().with_code(1);
     assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);
     assert!(!bench.job.directory().join(format!("{running}.trace.json")).exists());
-    wait_until("the next one is recorded", || {
+    wait_until("the next profile is recorded", || {
         let line = ["profile", &running, "--steps", "2", "--output", "next.json"];
         bench.shell.run(&line).status.success()
     });
 
-    // A worker that dies takes what was recorded along; the job goes on.
+    // If the worker dies, the recording is lost, but the job continues.
     let profile = bench.start_recording(&running);
     assert!(children(bench.daemon.pid()).into_iter().any(kill));
     let ended = profile.wait().with_code(1);
@@ -291,7 +294,7 @@ fn what_cannot_be_recorded_is_said() {
         bench.shell.run(&line).status.success()
     });
 
-    // A job that is cancelled, or ends: what there is by then.
+    // If the job is cancelled or ends, the steps so far are written.
     let profile = bench.start_recording(&running);
     bench.daemon.json(&["cancel", &running]);
     let ended = profile.wait().with_code(0);
@@ -302,20 +305,20 @@ fn what_cannot_be_recorded_is_said() {
     );
     assert!(bench.job.directory().join(format!("{running}.trace.json")).exists());
     fs::remove_file(bench.job.directory().join(format!("{running}.trace.json"))).unwrap();
-    refused(&running, &format!("job {running} is over: cancelled"));
+    rejected(&running, &format!("job {running} is over: cancelled"));
     bench.daemon.succeeded(&waiting);
     bench.daemon.stop();
 }
 
 #[test]
-fn a_job_that_ends_meanwhile_is_told_as_far_as_it_went() {
+fn a_job_that_ends_first_is_profiled_as_far_as_it_went() {
     let bench = Bench::new();
     let id = bench.submit(&[SLOW[0], SLOW[1], "data.epochs=30"]);
-    bench.until_it_trains(&id);
+    bench.wait_until_training(&id);
     let profile = bench.shell.run(&["profile", &id, "--steps", "1000000", "--json"]).with_code(0);
-    let told = profile.json();
-    let steps = told["steps"].as_u64().unwrap();
-    assert_eq!(told["after_step"].as_u64().unwrap() + steps, 30 * 12, "{told:#}");
+    let report = profile.json();
+    let steps = report["steps"].as_u64().unwrap();
+    assert_eq!(report["after_step"].as_u64().unwrap() + steps, 30 * 12, "{report:#}");
     assert!(steps > 0 && profile.stderr.contains("the job took no more"), "{}", profile.stderr);
     bench.daemon.succeeded(&id);
     bench.daemon.stop();

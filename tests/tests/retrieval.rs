@@ -1,4 +1,4 @@
-//! Two towers find what was planted, by the built programs.
+//! A two-tower model learns planted preferences, end to end.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use millstream_tests::table::Table;
 use millstream_tests::tiny_job::draw;
 use serde_json::Value;
 
-/// A user likes the items of one taste, each as much as the other: `user % TASTES` is `item % TASTES`.
+/// Each user likes all items of one taste equally: those with `item % TASTES == user % TASTES`.
 const TASTES: u64 = 8;
 const USERS: u64 = 240;
 const ITEMS: u64 = 160;
@@ -48,7 +48,8 @@ threads = 1
 every_steps = 100
 "#;
 
-/// Users, each with an item: one of their taste, or, as likely, of any.
+/// Pairs of a user and an item. The item is one that the user likes, or, with `of_any_taste`, any item in half of the
+/// rows.
 fn choices(rows: usize, seed: u64, of_any_taste: bool) -> Table {
     let mut state = seed;
     let rows = (0..rows).map(|_| {
@@ -68,8 +69,8 @@ fn choices(rows: usize, seed: u64, of_any_taste: bool) -> Table {
     ])
 }
 
-/// The least loss that there is to learn: of a choice among those items of the batch that are of the user's taste, its
-/// own and, of the other rows, as many as fall so, without those that are the same item.
+/// The minimum loss: the expected cross-entropy of a choice among the batch's items of the user's taste. These are its
+/// own item and those of other rows, whose number is binomial, excluding duplicates of its own item.
 fn planted_loss() -> f64 {
     let share = (1.0 / TASTES as f64) * (1.0 - TASTES as f64 / ITEMS as f64);
     let others = BATCH - 1;
@@ -94,28 +95,32 @@ fn trained(directory: &Path, daemon: &Daemon) -> (Value, Value) {
 }
 
 #[test]
-fn planted_tastes_are_found() {
+fn planted_preferences_are_learned() {
     let scratch = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(scratch.path());
     let (job, history) = trained(scratch.path(), &daemon);
     let points = history["points"].as_array().unwrap();
-    // The mean since the point before it, which in a hurry is the first step: untaught, it is ln 64, or 4.2.
+    // The mean loss since the previous point, which in a short run is the first step: initially ln 64, about 4.2.
     let last = points.last().unwrap()["loss"].as_f64().unwrap();
     let planted = planted_loss();
-    assert!((last - planted).abs() < 0.1, "{last}, and planted is {planted}");
+    assert!((last - planted).abs() < 0.1, "{last}, planted {planted}");
     let evaluations = history["evaluations"].as_array().unwrap();
     let metrics = &evaluations.last().unwrap()["metrics"];
     let auc = metrics["auc"].as_f64().unwrap();
     assert!(auc > 0.99, "{auc}");
-    assert_eq!(metrics.get("log_loss"), None, "scores are no probabilities");
+    assert_eq!(metrics.get("log_loss"), None, "scores are not probabilities");
 
     let id = job["id"].as_str().unwrap();
-    // A value that is absent has an id, too.
+    // A missing value has an id, too.
     for (part, numbers) in [("query", 241 * 8 + 9 * 16 + 17 * 8), ("item", 161 * 8 + 9 * 16 + 17 * 8)] {
         for format in ["onnx", "safetensors"] {
             let output = scratch.path().join(format!("{part}.{format}"));
-            let told = daemon.json(&["export", id, "--part", part, "--output", output.to_str().unwrap()]);
-            assert_eq!((&told["part"], &told["parameters"]), (&part.into(), &numbers.into()), "{told:#}");
+            let report = daemon.json(&["export", id, "--part", part, "--output", output.to_str().unwrap()]);
+            assert_eq!(
+                (&report["part"], &report["parameters"]),
+                (&part.into(), &numbers.into()),
+                "{report:#}"
+            );
             assert!(fs::metadata(&output).unwrap().len() > 4 * numbers);
         }
     }

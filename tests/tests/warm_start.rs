@@ -1,4 +1,4 @@
-//! A job that begins with another one's weights, by the built programs.
+//! Warm starts from another job's weights, end to end.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,7 +9,7 @@ use millstream_tests::shell::Shell;
 use millstream_tests::tiny_job::TinyJob;
 use serde_json::Value;
 
-/// The least that optimizers can do, over other data, whose vocabulary has another order, and more features.
+/// Almost no learning, on other data, with a vocabulary in another order and additional features.
 const NEXT: [&str; 9] = [
     "name=next",
     "data.epochs=1",
@@ -23,54 +23,55 @@ const NEXT: [&str; 9] = [
 ];
 
 fn run(shell: &Shell, command: &str, set: &[&str]) -> Value {
-    // Statistics of other data would scale numbers otherwise.
+    // Without normalization, whose statistics would differ between the data sets.
     let mut line = vec![command, "job.toml", "--json", "--set", "features.x.normalize=none"];
     line.extend(set.iter().flat_map(|set| ["--set", set]));
     shell.run(&line).with_code(0).json()
 }
 
 #[test]
-fn a_job_goes_on_from_what_another_has_learned() {
+fn a_warm_start_reproduces_the_quality_of_its_source() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
-    let then = run(&shell, "train", &["data.epochs=3"]);
-    let checkpoint = then["checkpoint"].as_str().unwrap();
+    let source = run(&shell, "train", &["data.epochs=3"]);
+    let checkpoint = source["checkpoint"].as_str().unwrap();
     let warm = format!("warm_start.checkpoint={}", Path::new(checkpoint).parent().unwrap().display());
     let set: Vec<&str> = NEXT.into_iter().chain([warm.as_str()]).collect();
 
-    let told = &run(&shell, "check", &set)["warm_start"];
-    assert_eq!(told["checkpoint"], checkpoint);
+    let plan = &run(&shell, "check", &set)["warm_start"];
+    assert_eq!(plan["checkpoint"], checkpoint);
     let in_part: Vec<&str> =
-        told["in_part"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
-    assert_eq!(in_part, ["deep.layer.0.weight"], "{told:#}");
-    let anew: Vec<&String> = told["anew"].as_object().unwrap().keys().collect();
-    assert_eq!(anew, ["deep.embedding.range", "wide.dense", "wide.ids.range"], "{told:#}");
+        plan["in_part"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    assert_eq!(in_part, ["deep.layer.0.weight"], "{plan:#}");
+    let anew: Vec<&String> = plan["anew"].as_object().unwrap().keys().collect();
+    assert_eq!(anew, ["deep.embedding.range", "wide.dense", "wide.ids.range"], "{plan:#}");
 
-    let now = run(&shell, "train", &set);
+    let warm_started = run(&shell, "train", &set);
     for metric in ["auc", "log_loss", "calibration"] {
-        let [then, now] = [&then, &now].map(|outcome| outcome["eval"][metric].as_f64().unwrap());
-        assert!((then - now).abs() < 1e-5, "{metric} went from {then} to {now}");
+        let [before, after] =
+            [&source, &warm_started].map(|outcome| outcome["eval"][metric].as_f64().unwrap());
+        assert!((before - after).abs() < 1e-5, "{metric} went from {before} to {after}");
     }
     let cold = run(&shell, "train", &NEXT);
-    assert!(cold["eval"]["auc"].as_f64().unwrap() < now["eval"]["auc"].as_f64().unwrap() - 0.1);
+    assert!(cold["eval"]["auc"].as_f64().unwrap() < warm_started["eval"]["auc"].as_f64().unwrap() - 0.1);
 }
 
 #[test]
-fn a_checkpoint_that_is_of_no_use_is_refused_before_anything_is_trained() {
+fn an_unusable_checkpoint_is_rejected_before_training() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
-    let refused = |set: &str| {
+    let rejected = |set: &str| {
         let ended = shell.run(&["train", "job.toml", "--set", set]).with_code(1);
         ended.stderr
     };
-    let told = refused("warm_start.checkpoint=nowhere");
-    assert!(told.contains("`warm_start.checkpoint`") && told.contains("nowhere"), "{told}");
+    let message = rejected("warm_start.checkpoint=nowhere");
+    assert!(message.contains("`warm_start.checkpoint`") && message.contains("nowhere"), "{message}");
     let linear = ["model={ kind = \"linear\", features = [\"color\"] }", "data.epochs=1", "name=linear"];
-    let then = run(&shell, "train", &linear);
-    let checkpoint = then["checkpoint"].as_str().unwrap();
-    let told = refused(&format!("warm_start.checkpoint={checkpoint}"));
+    let source = run(&shell, "train", &linear);
+    let checkpoint = source["checkpoint"].as_str().unwrap();
+    let message = rejected(&format!("warm_start.checkpoint={checkpoint}"));
     let wanted = "a model of kind `wide_deep` cannot begin with the weights of one of kind `linear`";
-    assert!(told.contains(wanted) && told.contains(checkpoint), "{told}");
+    assert!(message.contains(wanted) && message.contains(checkpoint), "{message}");
     let kept = fs::read_dir(job.directory().join("checkpoints")).unwrap();
     let kept: Vec<_> = kept.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     assert!(kept.iter().all(|name| name.starts_with("linear-")), "{kept:?}");

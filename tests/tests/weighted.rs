@@ -1,5 +1,5 @@
-//! Values with weights, from files of both formats to scores: what they say is learned, cached and exported, and rows
-//! whose weights do not fit their values are bad records.
+//! Weighted values end to end, from files of both formats to scores: weights are learned from, cached and exported, and
+//! rows with invalid weights are bad records.
 
 #![allow(clippy::unwrap_used)]
 
@@ -58,17 +58,16 @@ struct Row {
     clicked: i64,
 }
 
-/// Rows whose label follows from the weights: half of the tags speak for it and half against it, each as loud as its
-/// weight.
+/// Rows whose label follows from the weights: half of the tags vote for it and half against it, each with its weight.
 fn rows(count: usize, seed: u64) -> Vec<Row> {
     let mut state = seed;
     let mut draw = |below| draw(&mut state, below);
     let row = |_| {
         let tags: Vec<u64> = (0..draw(5)).map(|_| draw(TAGS)).collect();
         let weights: Vec<f64> = tags.iter().map(|_| [0.125, 0.25, 1.0, 8.0][draw(4) as usize]).collect();
-        let says =
+        let votes =
             tags.iter().zip(&weights).map(|(tag, weight)| if tag % 2 == 0 { *weight } else { -weight });
-        let clicked = i64::from(says.sum::<f64>() + draw(3) as f64 / 10.0 > 0.15);
+        let clicked = i64::from(votes.sum::<f64>() + draw(3) as f64 / 10.0 > 0.15);
         Row { tags: tags.iter().map(|tag| format!("tag {tag}")).collect(), weights, clicked }
     };
     (0..count).map(row).collect()
@@ -104,7 +103,7 @@ fn place() -> TempDir {
     place
 }
 
-/// Trains the job with further settings: what came of it, and its scores of the held-out rows.
+/// Trains the job with additional settings. Returns the outcome, and the scores of the held-out rows.
 fn train(place: &Path, set: &[&str]) -> (Value, Vec<f64>) {
     let shell = Shell::new(place);
     let mut line = vec!["train", "job.toml", "--json"];
@@ -122,7 +121,7 @@ fn auc(outcome: &Value) -> f64 {
 const OF_TFRECORD: [&str; 2] = ["data.train=[\"train.tfrecord\"]", "data.eval=[\"eval.tfrecord\"]"];
 
 #[test]
-fn weights_are_learned_from_in_every_pooling() {
+fn weights_are_used_by_every_pooling() {
     let place = place();
     for pooling in ["sum", "mean", "sqrtn"] {
         let pooling = format!("model.deep.pooling={pooling}");
@@ -139,7 +138,7 @@ fn both_formats_and_the_cache_give_the_same_model() {
     let place = place();
     let (plain, scores) = train(place.path(), &[]);
     for set in [&OF_TFRECORD[..], &["data.cache={ directory = \"cache\", max_bytes = 100_000_000 }"]] {
-        // The second time, the cache has all rows.
+        // On the second run, the cache is complete.
         for _ in 0..2 {
             let (again, same) = train(place.path(), set);
             assert_eq!((&again["eval"], &same), (&plain["eval"], &scores), "{set:?}");
@@ -149,7 +148,7 @@ fn both_formats_and_the_cache_give_the_same_model() {
 }
 
 #[test]
-fn weights_of_one_are_as_no_weights() {
+fn weights_of_one_are_equivalent_to_no_weights() {
     let place = place();
     let (_, ones) = train(place.path(), &["features.tags.weights=ones"]);
     let text = JOB.replace("weights = \"tag_weights\"\n", "");
@@ -162,7 +161,7 @@ fn weights_of_one_are_as_no_weights() {
 }
 
 #[test]
-fn weights_are_told_by_check_and_go_into_the_exported_model() {
+fn check_reports_weights_and_exported_models_take_them() {
     let place = place();
     let shell = Shell::new(place.path());
     let report = shell.run(&["check", "job.toml", "--json"]).with_code(0).json();
@@ -177,16 +176,16 @@ fn weights_are_told_by_check_and_go_into_the_exported_model() {
 }
 
 #[test]
-fn rows_whose_weights_do_not_fit_are_bad_records_with_an_address() {
+fn rows_with_invalid_weights_are_bad_records_with_an_address() {
     let place = place();
     let shell = Shell::new(place.path());
-    let mut spoiled = rows(ROWS, 1);
-    let row = (1200..).find(|&row| spoiled[row].tags.len() == 2).unwrap();
-    spoiled[row].weights.push(1.0);
-    let other = (3000..).find(|&row| spoiled[row].tags.len() > 2).unwrap();
-    spoiled[other].weights[1] = f64::INFINITY;
-    table(&spoiled).write_parquet(&place.path().join("train.parquet"));
-    table(&spoiled).write_tfrecord(&place.path().join("train.tfrecord"));
+    let mut corrupted = rows(ROWS, 1);
+    let row = (1200..).find(|&row| corrupted[row].tags.len() == 2).unwrap();
+    corrupted[row].weights.push(1.0);
+    let other = (3000..).find(|&row| corrupted[row].tags.len() > 2).unwrap();
+    corrupted[other].weights[1] = f64::INFINITY;
+    table(&corrupted).write_parquet(&place.path().join("train.parquet"));
+    table(&corrupted).write_tfrecord(&place.path().join("train.tfrecord"));
     for (set, file) in [(&[][..], "train.parquet"), (&OF_TFRECORD[..], "train.tfrecord")] {
         let line = |policy| {
             let mut line = vec!["train", "job.toml", "--json", "--set", policy];
@@ -202,8 +201,8 @@ fn rows_whose_weights_do_not_fit_are_bad_records_with_an_address() {
         assert_eq!(outcome["skipped_records"], 4 * 2, "in each epoch");
         assert_eq!(outcome["examples"], 4 * (ROWS - 2));
     }
-    // A column that is nowhere is told at once.
-    let refused =
+    // A column that does not exist is an error in any case.
+    let rejected =
         shell.run(&["train", "job.toml", "--set", "features.tags.weights=tag_wieghts"]).with_code(1);
-    assert!(refused.stderr.contains("tag_wieghts"), "{}", refused.stderr);
+    assert!(rejected.stderr.contains("tag_wieghts"), "{}", rejected.stderr);
 }

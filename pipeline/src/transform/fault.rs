@@ -89,7 +89,7 @@ fn describe(raw: &RawChunk, fault: Fault) -> Error {
     let message: Cow<'static, str> = match fault.problem {
         Problem::Absent => "a value is missing".into(),
         Problem::AbsentNumber => {
-            "a value is missing; set the feature's `missing` to \"mean\" or to a default number".into()
+            "a value is missing; set `missing = \"mean\"` or a default number in the feature".into()
         }
         Problem::Several(count) => format!("expected one value, found {count}").into(),
         Problem::Weights { column, values, weights } => {

@@ -349,7 +349,7 @@ fn bad_values_are_reported_with_an_address_or_skipped() {
         (
             number(MissingNumber::Error),
             Arc::new(Int64Array::from(vec![Some(1), None, Some(3)])),
-            "a value is missing; set the feature's `missing` to \"mean\" or to a default number",
+            "a value is missing; set `missing = \"mean\"` or a default number in the feature",
         ),
         (
             number(MissingNumber::Error),

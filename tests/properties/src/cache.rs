@@ -1,4 +1,4 @@
-//! Cache files: any bytes are an error or rows, and rows that are written again read the same.
+//! Cache files: arbitrary bytes are an error or valid rows, and rows that are written again read the same.
 
 use crc_fast::{CrcAlgorithm, Digest};
 use millstream_pipeline::cache::{read_all, write_all};
@@ -6,34 +6,34 @@ use millstream_pipeline::chunk::{Chunk, RaggedColumn};
 
 use crate::input::Input;
 
-/// Blocks and the whole tail are padded to a multiple of this.
+/// Blocks and the tail are padded to a multiple of this.
 const SECTOR: usize = 4096;
-/// The end of the tail, in the order of the file's description.
+/// The length of the trailer, the end of the tail, as documented in the cache's file format.
 const TRAILER_BYTES: usize = 104;
 
-/// An odd first byte: the rest is a file. An even one: the rest is what a file holds, around which one is made
-/// whose lengths and checksums are right.
+/// If the first byte is odd, the rest is a file. If it is even, the rest is a file's contents, which are wrapped in a
+/// file with correct lengths and checksums.
 pub fn check(data: &[u8]) {
     let mut input = Input(data);
-    let file = if input.byte() % 2 == 1 { input.0.to_vec() } else { around(input) };
+    let file = if input.byte() % 2 == 1 { input.0.to_vec() } else { wrap(input) };
     let Ok(chunks) = read_all(&file) else { return };
     for chunk in &chunks {
         let rows = chunk.rows();
-        assert!(rows > 0, "a block without rows");
+        assert!(rows > 0, "empty block");
         for column in &chunk.ragged {
             assert_eq!(column.offsets.len(), rows + 1);
-            assert!(column.offsets.is_sorted(), "offsets go back");
+            assert!(column.offsets.is_sorted(), "offsets must not decrease");
             assert_eq!(column.offsets[rows] as usize, column.values.len());
             assert!(column.weights.as_ref().is_none_or(|weights| weights.len() == column.values.len()));
         }
     }
-    let again = read_all(&write_all(&chunks)).expect("what was just written");
+    let again = read_all(&write_all(&chunks)).expect("a written file is readable");
     assert_eq!(bits(&again), bits(&chunks));
 }
 
-/// A file of columns and blocks as `input` says: the numbers of columns, then for each block its rows, the length
-/// of its bytes and the bytes.
-fn around(mut input: Input<'_>) -> Vec<u8> {
+/// Builds a file from `input`: the numbers of columns, then for each block its rows, the length of its bytes and the
+/// bytes.
+fn wrap(mut input: Input<'_>) -> Vec<u8> {
     let weighted = input.byte() & 1;
     let [dense, ids, ragged, more_labels, weighted_ragged] = [(); 5].map(|()| input.byte());
     let (mut file, mut entries, mut rows, mut blocks) = (Vec::new(), Vec::new(), 0_u64, 0_u32);
@@ -72,7 +72,7 @@ fn around(mut input: Input<'_>) -> Vec<u8> {
     file
 }
 
-/// Rows of chunks in a form that compares, however they fall into chunks: floats by their bits.
+/// The rows in a comparable form, independent of their division into chunks: floats by their bits.
 fn bits(chunks: &[Chunk]) -> Vec<Vec<u32>> {
     let row = |chunk: &Chunk, row: usize| {
         let float = |value: &f32| value.to_bits();
@@ -96,7 +96,7 @@ fn bits(chunks: &[Chunk]) -> Vec<Vec<u32>> {
     chunks.iter().flat_map(|chunk| (0..chunk.rows()).map(move |at| row(chunk, at))).collect()
 }
 
-/// Files, and what they hold, with every kind of column, of every width.
+/// Files, and the contents of files, with columns of every kind and width.
 pub fn seeds() -> Vec<Vec<u8>> {
     let numbers = |rows: u32, largest: u32| (0..rows).map(move |row| row.wrapping_mul(0x9e37_79b1) % largest);
     let chunk = |rows: u32, weighted: bool, ragged: bool| {
@@ -124,14 +124,14 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     for chunks in [&[plain][..], &[full.clone(), full][..]] {
         let file = write_all(chunks);
-        seeds.push(held(&file));
+        seeds.push(contents(&file));
         seeds.push([&[1][..], &file].concat());
     }
     seeds
 }
 
-/// What [`around`] makes a file's contents of.
-fn held(file: &[u8]) -> Vec<u8> {
+/// The input from which [`wrap`] builds `file`.
+fn contents(file: &[u8]) -> Vec<u8> {
     let word = |at: usize| {
         let mut word = [0; 4];
         word.copy_from_slice(&file[at..at + 4]);
@@ -140,15 +140,15 @@ fn held(file: &[u8]) -> Vec<u8> {
     let trailer = file.len() - TRAILER_BYTES;
     let blocks = word(trailer + 28) as usize;
     let tail = file.len() - (12 * blocks + TRAILER_BYTES).next_multiple_of(SECTOR);
-    let mut held = vec![0];
-    held.extend([12, 16, 20, 24, 96, 100].map(|at| word(trailer + at) as u8));
+    let mut contents = vec![0];
+    contents.extend([12, 16, 20, 24, 96, 100].map(|at| word(trailer + at) as u8));
     let mut start = 0;
     for entry in (tail..).step_by(12).take(blocks) {
         let (bytes, rows) = (word(entry) as usize, word(entry + 4));
-        held.extend(rows.to_le_bytes());
-        held.extend((bytes as u16).to_le_bytes());
-        held.extend(&file[start..start + bytes]);
+        contents.extend(rows.to_le_bytes());
+        contents.extend((bytes as u16).to_le_bytes());
+        contents.extend(&file[start..start + bytes]);
         start += bytes.next_multiple_of(SECTOR);
     }
-    held
+    contents
 }

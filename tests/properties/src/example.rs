@@ -1,5 +1,5 @@
-//! `tf.train.Example` and `tf.train.SequenceExample`: whatever prost decodes, ours reads the same values out of, whatever came before in the
-//! chunk; and a record that is refused leaves no trace.
+//! `tf.train.Example` and `tf.train.SequenceExample`: every record that prost decodes yields the same values here,
+//! regardless of earlier records in the chunk; and a rejected record leaves no trace.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,7 +15,7 @@ use crate::input::Input;
 struct Example {
     #[prost(message, optional, tag = "1")]
     features: Option<Features>,
-    /// Of a `SequenceExample`.
+    /// Set for a `SequenceExample`.
     #[prost(message, optional, tag = "2")]
     feature_lists: Option<FeatureLists>,
 }
@@ -64,7 +64,7 @@ struct Int64List {
     value: Vec<i64>,
 }
 
-/// A feature's values in a form that compares: floats by their bits.
+/// A feature's values in a comparable form: floats by their bits.
 #[derive(Clone, Debug, PartialEq)]
 enum Values {
     Bytes(Vec<Vec<u8>>),
@@ -75,7 +75,7 @@ enum Values {
 /// A row: the features that have a value, by name.
 type Row = BTreeMap<String, Values>;
 
-/// The first two bytes say how long the first of two records is.
+/// The first two bytes give the length of the first of two records.
 pub fn check(data: &[u8]) {
     let mut input = Input(data);
     let first = input.below(1 << 16);
@@ -93,25 +93,25 @@ pub fn check(data: &[u8]) {
     let rows = rows_of(&chunk.finish());
     assert_eq!(rows.len(), good.len());
     for (row, record) in rows.iter().zip(good) {
-        if let Some(expected) = by_prost(record) {
+        if let Some(expected) = decode_with_prost(record) {
             assert_eq!(*row, expected);
         }
     }
     if first_is_good && !second_is_good {
-        assert_eq!(rows, rows_of(&alone.finish()), "a record that is refused leaves no trace");
+        assert_eq!(rows, rows_of(&alone.finish()), "a rejected record leaves no trace");
     }
 }
 
-/// Whether a record, the first one, becomes a row. It must when prost can make sense of it.
+/// Pushes the first record and returns whether it was accepted, which it must be if prost can decode it.
 fn push(columns: &mut ExampleColumns, record: &[u8]) -> bool {
     let pushed = columns.push(record);
-    if by_prost(record).is_some() {
-        // prost does not look at the wire types of a map's entries.
+    if decode_with_prost(record).is_some() {
+        // prost does not check the wire types of map entries.
         let lenient = matches!(
             pushed,
             Err(Fault::Malformed("`feature` is not a message" | "`feature_list` is not a message"))
         );
-        assert!(pushed.is_ok() || lenient, "{pushed:?}, and prost decodes it");
+        assert!(pushed.is_ok() || lenient, "{pushed:?}, but prost decodes it");
     }
     pushed.is_ok()
 }
@@ -122,9 +122,9 @@ fn chunk_of(record: &[u8]) -> ExampleColumns {
     columns
 }
 
-/// The row that prost makes of a record. `None` where it decodes nothing, and where steps of a list are of
-/// several kinds, or a name is both in the context and in the lists, of which no row can be made.
-fn by_prost(record: &[u8]) -> Option<Row> {
+/// The row that prost decodes. `None` if decoding fails, or if the record cannot be a row: the steps of a list differ in
+/// kind, or a name occurs in both the context and the lists.
+fn decode_with_prost(record: &[u8]) -> Option<Row> {
     let example = Example::decode(record).ok()?;
     let context = example.features.unwrap_or_default().feature;
     let lists = example.feature_lists.unwrap_or_default().feature_list;
@@ -146,7 +146,7 @@ fn by_prost(record: &[u8]) -> Option<Row> {
         row.insert(name, all);
     }
     row.extend(context.into_iter().filter_map(|(name, feature)| Some((name, Values::of(feature.kind?)))));
-    // No value is as good as no feature.
+    // An empty feature is equivalent to an absent one.
     row.retain(|_, values| !values.is_empty());
     Some(row)
 }
@@ -233,7 +233,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Starts of messages.
+/// Beginnings of messages.
 pub fn dictionary() -> Vec<Vec<u8>> {
     [
         &b"\x0a\x01a\x12"[..],

@@ -1,5 +1,5 @@
-//! TFRecord framing: the reader agrees with a plain one over any bytes in any pieces, compressed or not;
-//! what is written reads back; and a stream that is cut never ends like a whole one.
+//! TFRecord framing: the reader matches a plain reference on arbitrary bytes in arbitrary pieces, compressed or not;
+//! written records read back; and a truncated stream is never mistaken for a complete one.
 
 use std::io::{self, BufRead, Read, Write};
 
@@ -9,20 +9,20 @@ use millstream_pipeline::format::tfrecord::{MAX_RECORD_BYTES, ReadError, RecordR
 
 use crate::input::Input;
 
-/// Decompressed bytes after which reading stops: a few bytes can hold gigabytes.
-const MOST_BYTES: usize = 1 << 20;
+/// The number of decompressed bytes after which reading stops, because a few bytes can expand to gigabytes.
+const MAX_BYTES: usize = 1 << 20;
 
 const COMPRESSIONS: [Compression; 4] =
     [Compression::None, Compression::Gzip, Compression::Zlib, Compression::Zstd];
 
-/// What reading comes across.
+/// The result of reading one record.
 #[derive(Debug, PartialEq, Eq)]
 enum Event {
     Record { number: u64, offset: u64, data: Vec<u8> },
     Damage { number: u64, offset: u64, fatal: bool },
 }
 
-/// The first byte says whether the rest is read as a file, or as records to be written and read back.
+/// The first byte selects whether the rest is read as a file, or split into records that are written and read back.
 pub fn check(data: &[u8]) {
     let mut input = Input(data);
     match input.byte() % 2 {
@@ -37,13 +37,13 @@ fn any_bytes(input: &mut Input<'_>) {
     let whole = read(bytes);
     assert_eq!(whole, read(Pieces::new(bytes, pieces)), "whole and in pieces");
     if Compression::of(bytes) == Compression::None {
-        assert_eq!(whole, plainly(bytes), "as the plain reader has it");
+        assert_eq!(whole, reference(bytes), "matches the reference");
     }
     for pair in whole.windows(2) {
-        let (first, second) = (pair[0].place(), pair[1].place());
+        let (first, second) = (pair[0].position(), pair[1].position());
         assert!(first.0 < second.0 && first.1 < second.1, "{first:?} is before {second:?}");
     }
-    assert!(!whole.iter().rev().skip(1).any(Event::is_fatal), "nothing follows what is fatal");
+    assert!(!whole.iter().rev().skip(1).any(Event::is_fatal), "nothing follows fatal damage");
 }
 
 fn round_trip(input: &mut Input<'_>) {
@@ -68,19 +68,19 @@ fn round_trip(input: &mut Input<'_>) {
         .collect();
     assert_eq!(read(Pieces::new(&bytes, pieces)), written, "written and read back");
 
-    // An empty file holds no records, compressed or not: nothing tells that it was cut.
+    // A truncation to an empty file is undetectable: an empty file holds no records, compressed or not.
     let cut = 1 + cut % bytes.len().max(1);
     if cut >= bytes.len() {
         return;
     }
     let found = read(Pieces::new(&bytes[..cut], pieces));
     if compression == Compression::None {
-        assert_eq!(found, plainly(&bytes[..cut]), "cut at {cut}");
+        assert_eq!(found, reference(&bytes[..cut]), "cut at {cut}");
         return;
     }
-    let (last, before) = found.split_last().expect("a cut stream is damaged");
+    let (last, before) = found.split_last().expect("a truncated stream is damaged");
     assert!(last.is_fatal(), "cut at {cut} of {}: {last:?}", bytes.len());
-    assert!(written.starts_with(before), "cut at {cut}: what was read is what was written");
+    assert!(written.starts_with(before), "cut at {cut}: only written records are read");
 }
 
 fn read(input: impl BufRead) -> Vec<Event> {
@@ -90,7 +90,7 @@ fn read(input: impl BufRead) -> Vec<Event> {
     };
     let mut reader = RecordReader::new(stream);
     let mut bytes = 0;
-    while bytes < MOST_BYTES {
+    while bytes < MAX_BYTES {
         match reader.next_record() {
             Ok(None) => break,
             Ok(Some(record)) => {
@@ -112,11 +112,11 @@ fn read(input: impl BufRead) -> Vec<Event> {
     events
 }
 
-/// The same, byte by byte as the format says.
-fn plainly(bytes: &[u8]) -> Vec<Event> {
+/// The reference for [`read`], which follows the format byte by byte.
+fn reference(bytes: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
     let (mut at, mut read) = (0, 0);
-    while at < bytes.len() && read < MOST_BYTES {
+    while at < bytes.len() && read < MAX_BYTES {
         let (number, offset) = (events.len() as u64, at as u64);
         let rest = &bytes[at..];
         let length = rest.get(..8).map(|length| u64::from_le_bytes(length.try_into().unwrap()));
@@ -148,7 +148,7 @@ fn masked_crc(bytes: &[u8]) -> u32 {
 }
 
 impl Event {
-    fn place(&self) -> (u64, u64) {
+    fn position(&self) -> (u64, u64) {
         match *self {
             Self::Record { number, offset, .. } | Self::Damage { number, offset, .. } => (number, offset),
         }
@@ -159,7 +159,7 @@ impl Event {
     }
 }
 
-/// Bytes that come in pieces of lengths drawn from `seed`.
+/// A reader that returns its bytes in pieces of random lengths, drawn from `seed`.
 struct Pieces<'a> {
     rest: &'a [u8],
     piece: usize,
@@ -209,14 +209,14 @@ pub fn seeds() -> Vec<Vec<u8>> {
         seeds.push(file);
         seeds.push([&[1, number, 3, 40, 0][..], b"\x03one\x00\x05three"].concat());
     }
-    // A record whose data is damaged, and one behind it.
+    // A record with corrupted data, followed by an intact one.
     let mut damaged = seeds[0].clone();
     damaged[15] ^= 1;
     seeds.push(damaged);
     seeds
 }
 
-/// Magic numbers, and the first twelve bytes of short records.
+/// Magic numbers, and the headers of short records.
 pub fn dictionary() -> Vec<Vec<u8>> {
     let header = |length: u64| {
         let length = length.to_le_bytes();

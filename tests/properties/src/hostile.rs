@@ -1,5 +1,5 @@
-//! A peer of a ring that keeps to nothing: it takes part in the hand-off, holds the ring's descriptors, and
-//! writes what and where it likes.
+//! A hostile ring peer: it takes part in the hand-off, holds the ring's descriptors, and writes arbitrary data at
+//! arbitrary places.
 
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -15,7 +15,7 @@ use rustix::net::{
 
 use crate::input::Input;
 
-/// Bytes before the slots of a ring with few of them.
+/// The number of bytes before the slots of a ring with few slots.
 const HEAD_BYTES: usize = 4096;
 pub(crate) const SLOTS: u32 = 3;
 
@@ -32,7 +32,7 @@ pub(crate) fn schema() -> BatchSchema {
     }
 }
 
-/// A ring's descriptors: memory, two bells, liveness.
+/// Receives a ring's descriptors: memory, two eventfds, and the liveness socket.
 pub(crate) fn receive(socket: &UnixStream) -> Vec<OwnedFd> {
     let mut greeting = [0; 8];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
@@ -54,32 +54,32 @@ pub(crate) fn send(socket: &UnixStream, fds: &[OwnedFd]) {
     rustix::net::sendmsg(socket, &[IoSlice::new(b"millring")], &mut control, SendFlags::NOSIGNAL).unwrap();
 }
 
-/// Memory that is no ring's but by chance: of any size, sealed as it happens.
+/// Memory that is a valid ring only by chance: of arbitrary size and with arbitrary seals.
 pub(crate) fn other_memory(input: &mut Input<'_>) -> OwnedFd {
     let memory =
         rustix::fs::memfd_create("hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     let bytes = input.below(4) * HEAD_BYTES + input.below(3) * 256;
     rustix::fs::ftruncate(&memory, bytes as u64).unwrap();
     let seals = SealFlags::from_bits_truncate(u32::from(input.byte()) & 0x7);
-    // The seal against sealing last: with it first the others could not be set.
+    // Never adds the seal against further sealing, with which the other seals could not be set.
     let _ = rustix::fs::fcntl_add_seals(&memory, seals);
     let head = input.take(256);
     let _ = rustix::io::pwrite(&memory, &head[..head.len().min(bytes)], 0);
     memory
 }
 
-/// Writes somewhere: a word of the ring's own, mostly, or a few bytes anywhere.
-pub(crate) fn spoil(memory: &OwnedFd, input: &mut Input<'_>) {
+/// Overwrites part of the memory: mostly one of the ring's own words, or a few bytes anywhere.
+pub(crate) fn corrupt(memory: &OwnedFd, input: &mut Input<'_>) {
     let size = rustix::fs::fstat(memory).unwrap().st_size as usize;
     let choice = input.byte();
     let (at, bytes): (usize, Vec<u8>) = match choice % 4 {
-        // The head: magic number, version, slots, sizes, fingerprint.
+        // The header: magic number, version, slots, sizes, fingerprint.
         0 => (4 * input.below(10), input.word().to_le_bytes().to_vec()),
-        // The end mark and the states, one cache line each.
+        // The end mark and the slot states, one cache line each.
         1 => {
             (64 * (1 + input.below(1 + SLOTS as usize)), (u32::from(input.byte()) % 6).to_le_bytes().to_vec())
         }
-        // A slot's header, with its counts.
+        // A slot's header with its counts.
         2 => (HEAD_BYTES + 4 * input.below(8), input.word().to_le_bytes().to_vec()),
         _ => {
             let at = input.below(size.max(1));
@@ -90,8 +90,8 @@ pub(crate) fn spoil(memory: &OwnedFd, input: &mut Input<'_>) {
     rustix::io::pwrite(memory, &bytes[..room], at as u64).unwrap();
 }
 
-/// Looks at every value of a batch, within the bounds that the schema sets.
-pub(crate) fn look_at(batch: BatchRef<'_>) {
+/// Reads every value of a batch, and asserts the limits of the schema.
+pub(crate) fn read_all(batch: BatchRef<'_>) {
     let schema = batch.layout().schema().clone();
     let most = schema.rows as usize;
     assert!(batch.rows() <= most && batch.header().rows <= schema.rows);
@@ -115,7 +115,7 @@ pub(crate) fn look_at(batch: BatchRef<'_>) {
     std::hint::black_box(sum);
 }
 
-/// A socket whose other end is gone.
+/// A socket whose peer has closed the connection.
 pub(crate) fn hung_up() -> OwnedFd {
     let (end, other) = UnixStream::pair().unwrap();
     drop(other);
@@ -124,21 +124,21 @@ pub(crate) fn hung_up() -> OwnedFd {
     end.into()
 }
 
-/// Scripts: a well-behaved peer, and some of the other kind.
+/// Scripts of actions: of a well-behaved peer, and of hostile ones.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     vec![
         vec![0],
-        // States: slot 0 ready, taken, taken again; the end mark.
+        // Slot 0 is ready, taken, and taken again; then the end mark.
         vec![0, 0, 1, 1, 0, 2, 1, 2, 0, 1, 1, 0, 2, 1, 0, 1, 0, 0, 1, 1],
-        // A slot's rows beyond the schema's, then ready.
+        // A slot's row count exceeds the schema, then the slot is ready.
         vec![0, 0, 2, 4, 0, 0xff, 0xff, 0xff, 0xff, 0, 1, 1, 0, 2, 1, 2],
-        // Other slots in the head, before the ring is opened.
+        // The header's slot count changes before the ring is opened.
         vec![1, 0, 3, 0, 0xff, 0xff, 0xff, 0x7f, 0, 1],
         vec![2, 2, 0, 1, 0, 7, b'm', b'i', b'l', b'l', b'r', b'i', b'n', b'g', 1, 0, 0, 0, 3, 0, 0, 0],
     ]
 }
 
-/// The ring's own numbers.
+/// Values that occur in the ring's header.
 pub(crate) fn dictionary() -> Vec<Vec<u8>> {
     vec![b"millring".to_vec(), vec![1, 0, 0, 0], vec![3, 0, 0, 0], vec![0xff; 4], vec![0, 0, 0, 0x80]]
 }

@@ -1,6 +1,6 @@
-//! Choices out of an input's first bytes; an input that has run out goes on as zeros.
+//! Decodes choices from the bytes of an input. An exhausted input yields zeros.
 
-/// What is left of an input.
+/// The remaining bytes of an input.
 #[derive(Clone, Copy)]
 pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
 
@@ -16,12 +16,12 @@ impl<'a> Input<'a> {
         u32::from_le_bytes(word)
     }
 
-    /// One of `0..bound`.
+    /// A number in `0..bound`.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         usize::from(u16::from_le_bytes([self.byte(), self.byte()])) % bound.max(1)
     }
 
-    /// The next bytes, fewer where there are not as many.
+    /// The next `bytes` bytes, or fewer if the input is exhausted.
     pub(crate) fn take(&mut self, bytes: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(bytes.min(self.0.len()));
         self.0 = rest;

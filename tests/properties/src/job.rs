@@ -1,13 +1,13 @@
-//! Job files: any text is a job or a list of what is wrong with it, and a job written out is that job.
+//! Job files: any text is either a valid job or a list of errors, and a job written out parses to the same job.
 
 use std::path::Path;
 
 use millstream_daemon::job::Job;
 
-/// Takes the bytes as a job file's text, where they are text.
+/// Parses the bytes as a job file if they are UTF-8.
 pub fn check(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    // Nothing lies there that a file could be read from.
+    // A directory without any files that the job could refer to.
     let path = Path::new("/nowhere/job.toml");
     let (job, warnings) = match Job::parse(text, path, &[]) {
         Ok(parsed) => parsed,
@@ -18,7 +18,7 @@ pub fn check(data: &[u8]) {
     };
     assert!(warnings.iter().all(|warning| !warning.to_string().is_empty()));
     let (again, _) = Job::parse(&job.text, path, &[]).unwrap_or_else(|error| {
-        panic!("a job written out is a job:\n{error}\n{}", job.text);
+        panic!("a job written out must parse:\n{error}\n{}", job.text);
     });
     assert_eq!(again, job, "{}", job.text);
     assert_eq!(again.fingerprint(), job.fingerprint());
@@ -35,7 +35,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     .into()
 }
 
-/// The words of the commented sample, which has every key.
+/// The words of the annotated reference job, which contains every key.
 pub fn dictionary() -> Vec<Vec<u8>> {
     let text = include_str!("../../../examples/job-reference.toml");
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '.');

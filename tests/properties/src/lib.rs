@@ -1,15 +1,14 @@
-//! What must hold for any bytes that come from outside.
+//! Properties that must hold for arbitrary untrusted bytes.
 //!
-//! Each module has a `check` that takes bytes nobody vouches for and panics where a promise is broken:
-//! not only that nothing crashes, but that a fast path agrees with a plain one, that what is written reads
-//! back, and that a cut is never taken for an end. `fuzz/` lets libFuzzer search for such bytes; the tests
-//! here run the same checks over the seeds, some thousand mutations of them, and every input that was ever
-//! found to break one (`fuzz/regressions/`).
+//! Each module has a `check` that takes untrusted bytes and panics if a property is violated. Besides the absence of
+//! crashes, it checks that a fast path matches its reference, that written data reads back, and that truncation is never
+//! mistaken for the end. `fuzz/` lets libFuzzer search for such bytes. The tests of this crate run the same checks over
+//! the seeds, some thousand mutations of them, and every input that ever violated one (`fuzz/regressions/`).
 //!
-//! Seeds are made by code rather than committed, so that they stay valid when a format changes.
+//! Seeds are generated rather than committed, so that they stay valid when a format changes.
 
 #![forbid(unsafe_code)]
-// A check fails by panicking; what it sets up for itself is not under test.
+// A check fails by panicking, also in its own set-up.
 #![allow(clippy::unwrap_used)]
 
 pub mod cache;
@@ -24,19 +23,19 @@ pub mod ring_producer;
 
 mod hostile;
 
-/// A check, with what helps to search for inputs that break it.
+/// A check, with data that guides the search for inputs that violate it.
 pub struct Property {
-    /// Its name, which is that of the target in `fuzz/` and of the directory of its regressions.
+    /// The name, which is also that of the target in `fuzz/` and of the directory of its regressions.
     pub name: &'static str,
-    /// Panics when the bytes break it.
+    /// Panics if the bytes violate the property.
     pub check: fn(&[u8]),
-    /// Inputs to start from.
+    /// Initial inputs.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Words that inputs are made of.
+    /// Typical parts of inputs.
     pub dictionary: fn() -> Vec<Vec<u8>>,
 }
 
-/// All of them.
+/// All properties.
 pub const PROPERTIES: [Property; 8] = [
     Property { name: "cache", check: cache::check, seeds: cache::seeds, dictionary: Vec::new },
     Property {

@@ -1,5 +1,5 @@
-//! Parquet: footer, planning, page indexes and decoding of a file that is anything; what `inspect` counts is what a
-//! job reads, and with a filter no more.
+//! Parquet: footer, planning, page indexes and decoding of arbitrary files. `inspect` counts the rows that a job reads,
+//! and a filter never adds any.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -22,12 +22,12 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 const NAME: &str = "file.parquet";
-/// Rows asked for at a time.
+/// Rows per chunk.
 const CHUNK_ROWS: usize = 50;
-/// A file of a few bytes can claim any number of rows.
-const MOST_ROWS: usize = 1 << 16;
+/// The number of rows after which reading stops, because a few bytes can claim any number of rows.
+const MAX_ROWS: usize = 1 << 16;
 
-/// A place for the file, and threads to fetch it.
+/// A directory for the file, and a runtime to fetch it.
 struct Bench {
     runtime: Runtime,
     directory: TempDir,
@@ -37,7 +37,7 @@ thread_local! {
     static BENCH: OnceCell<Bench> = const { OnceCell::new() };
 }
 
-/// Takes the bytes as a file.
+/// Reads the bytes as a Parquet file.
 pub fn check(data: &[u8]) {
     BENCH.with(|bench| {
         let bench = bench.get_or_init(Bench::new);
@@ -49,7 +49,7 @@ pub fn check(data: &[u8]) {
 
 impl Bench {
     fn new() -> Self {
-        // libFuzzer takes any panic for a find, one that is caught too.
+        // libFuzzer reports every panic as a finding, even if it is caught.
         quiet_decoder_panics();
         let memory = Path::new("/dev/shm");
         let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
@@ -57,12 +57,12 @@ impl Bench {
         Self { runtime: runtime.unwrap(), directory: directory.unwrap() }
     }
 
-    /// What is in the file.
+    /// The contents of the file.
     fn inspect(&self) -> Option<Report> {
         let objects = self.runtime.block_on(storage::list(&[NAME.to_owned()], self.directory.path()));
         let options = InspectOptions { rows: 2, csv: CsvOptions::default(), threads: 1 };
         let progress = Progress::default();
-        // An error is a file that is none of ours.
+        // An error means that the file has no supported format.
         inspect::inspect(&objects.unwrap(), &options, self.runtime.handle(), &progress).ok()?.pop()
     }
 
@@ -72,7 +72,7 @@ impl Bench {
         self.runtime.block_on(opened).ok()
     }
 
-    /// Reads all columns as a job would, twice: as single values, and as lists.
+    /// Reads all columns as a job would, first as single values, then as lists.
     fn read(&self, report: &Report) {
         let Some(dataset) = self.open() else { return };
         for multi in [false, true] {
@@ -88,7 +88,7 @@ impl Bench {
             }
             let rows = self.rows(&dataset, &projection);
             if let (None, Some(rows)) = (&report.error, rows) {
-                assert_eq!(rows as u64, report.records, "inspect and ingest count the same");
+                assert_eq!(rows as u64, report.records, "inspect and ingest count the same rows");
             }
             if let Some(first) = report.columns.first().filter(|_| !multi) {
                 self.read_filtered(&first.name, &projection, rows);
@@ -96,7 +96,7 @@ impl Bench {
         }
     }
 
-    /// Reads the rows that meet a condition on `column`, of `rows` if all could be read.
+    /// Reads the rows that satisfy a condition on `column`, at most `rows` if all rows are readable.
     fn read_filtered(&self, column: &str, projection: &Projection, rows: Option<usize>) {
         let at_least = Test::Compare { op: Comparison::GreaterOrEqual, value: Literal::Whole(3_000) };
         for test in [Test::IsNotNull, at_least] {
@@ -111,7 +111,7 @@ impl Bench {
         }
     }
 
-    /// The rows of all row groups, if all of them can be read and they are not too many.
+    /// The number of rows in all row groups, if all are readable and there are at most [`MAX_ROWS`].
     fn rows(&self, dataset: &Dataset, projection: &Projection) -> Option<usize> {
         let bad = BadRecords::new(OnBadRecord::Fail);
         let mut rows = 0;
@@ -122,7 +122,7 @@ impl Bench {
                 assert!((1..=CHUNK_ROWS).contains(&chunk.rows()));
                 assert_eq!(chunk.columns().num_columns(), projection.columns.len());
                 rows += chunk.rows();
-                if rows > MOST_ROWS {
+                if rows > MAX_ROWS {
                     return None;
                 }
             }

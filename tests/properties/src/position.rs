@@ -1,9 +1,9 @@
-//! A job's position in its data: what decodes is encoded to the same bytes again.
+//! A job's position in its data: decodable bytes are encoded to the same bytes again.
 
 use crc_fast::CrcAlgorithm;
 use millstream_pipeline::order::Position;
 
-/// Takes the bytes as they are, and with a checksum that fits them.
+/// Decodes the bytes unchanged, and again with a valid checksum.
 pub fn check(data: &[u8]) {
     decode(data);
     if let Some((body, _)) = data.split_last_chunk::<4>() {
@@ -26,7 +26,7 @@ fn decode(bytes: &[u8]) {
     assert_eq!(Position::decode(&again).as_ref(), Ok(&position));
 }
 
-/// Positions at the start and in the middle of a pass, and at the end of all.
+/// Positions at the start, in the middle of a pass, and at the end.
 pub fn seeds() -> Vec<Vec<u8>> {
     use millstream_batch::Stream;
     use millstream_pipeline::order::{Cursor, LanePosition, Pass};

@@ -1,5 +1,5 @@
-//! A ring's consumer against a hostile producer: nothing that the producer hands over or writes makes the
-//! consumer reach beyond its memory, take a count beyond its schema's, or wait for what never comes.
+//! A ring's consumer with a hostile producer: nothing that the producer sends or writes makes the consumer access memory
+//! out of bounds, accept counts beyond its schema, or wait forever.
 
 use std::os::unix::net::UnixStream;
 
@@ -8,7 +8,7 @@ use millstream_batch::{Consumer, Lease, Producer, RingError};
 use crate::hostile::{self, SLOTS};
 use crate::input::Input;
 
-/// The first byte chooses what is handed over, the rest what is done in turn.
+/// The first byte selects what is handed over; the rest is a script of actions.
 pub fn check(data: &[u8]) {
     let mut input = Input(data);
     let schema = hostile::schema();
@@ -17,11 +17,11 @@ pub fn check(data: &[u8]) {
     handoff.send(&ours).unwrap();
     let mut fds = hostile::receive(&theirs);
     drop(producer);
-    // Its producer is gone, so that the consumer need not wait for anything.
+    // The producer is gone, so the consumer never has to wait.
     fds[3] = hostile::hung_up();
     match input.byte() % 4 {
         0 => {}
-        1 => hostile::spoil(&fds[0], &mut input),
+        1 => hostile::corrupt(&fds[0], &mut input),
         2 => fds[0] = hostile::other_memory(&mut input),
         _ => fds.truncate(input.below(4)),
     }
@@ -34,7 +34,7 @@ pub fn check(data: &[u8]) {
             assert_eq!(consumer.slots(), SLOTS as usize);
             play(consumer, &memory, &mut input);
         }
-        (Ok(_), None) => panic!("a ring of no memory"),
+        (Ok(_), None) => panic!("a ring without memory"),
         (Err(error), _) => assert!(matches!(error, RingError::Mismatch(_)), "{error}"),
     }
 }
@@ -43,16 +43,16 @@ fn play(mut consumer: Consumer, memory: &std::os::fd::OwnedFd, input: &mut Input
     let mut leases: Vec<Lease> = Vec::new();
     while !input.is_empty() {
         match input.byte() % 4 {
-            0 => hostile::spoil(memory, input),
+            0 => hostile::corrupt(memory, input),
             1 => match consumer.next() {
                 Ok(Some(lease)) => {
-                    hostile::look_at(lease.batch());
+                    hostile::read_all(lease.batch());
                     leases.push(lease);
                 }
                 Ok(None) | Err(RingError::PeerGone | RingError::Corrupt(_)) => {}
                 Err(error) => panic!("{error}"),
             },
-            2 => leases.iter().for_each(|lease| hostile::look_at(lease.batch())),
+            2 => leases.iter().for_each(|lease| hostile::read_all(lease.batch())),
             _ => drop((!leases.is_empty()).then(|| leases.swap_remove(input.below(leases.len())))),
         }
         leases.truncate(16);

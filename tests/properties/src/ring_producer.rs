@@ -1,5 +1,5 @@
-//! A ring's producer against a hostile consumer: nothing that the consumer writes makes the producer fill
-//! beyond a slot, lose count of its slots, or wait for what never comes.
+//! A ring's producer with a hostile consumer: nothing that the consumer writes makes the producer write beyond a slot,
+//! miscount its slots, or wait forever.
 
 use std::os::unix::net::UnixStream;
 
@@ -8,7 +8,7 @@ use millstream_batch::{BatchHeader, Producer, RingError, Stream};
 use crate::hostile::{self, SLOTS};
 use crate::input::Input;
 
-/// What is done in turn, by both ends.
+/// The input is a script of actions of both sides.
 pub fn check(data: &[u8]) {
     let mut input = Input(data);
     let schema = hostile::schema();
@@ -17,14 +17,14 @@ pub fn check(data: &[u8]) {
     handoff.send(&ours).unwrap();
     let mut fds = hostile::receive(&theirs);
     let memory = fds.swap_remove(0);
-    // The consumer is gone, so that the producer need not wait for anything; its memory is not.
+    // The consumer is gone, so the producer never has to wait; the shared memory remains.
     drop(fds);
     while !input.is_empty() {
         assert!(producer.occupied_slots() <= producer.slots());
         assert_eq!(producer.slots(), SLOTS as usize);
         let choice = input.byte();
         if choice % 2 == 0 {
-            hostile::spoil(&memory, &mut input);
+            hostile::corrupt(&memory, &mut input);
             continue;
         }
         match producer.claim() {
@@ -47,7 +47,7 @@ pub fn check(data: &[u8]) {
                     offsets.fill(0);
                     values.fill(3);
                 });
-                hostile::look_at(batch.as_ref());
+                hostile::read_all(batch.as_ref());
                 if choice % 3 == 0 {
                     filling.publish();
                 }

@@ -1,4 +1,4 @@
-//! Every property over its seeds, mutations of them, and all inputs that once broke it.
+//! Runs every property on its seeds, on mutations of them, and on all inputs that ever violated it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 
 use millstream_properties::{PROPERTIES, Property};
 
-/// Mutations of each property's seeds that a run tries; the same ones each time.
+/// The number of mutations tried per property, identical in each run.
 const MUTATIONS: u32 = 2000;
 
 #[test]
-fn hold_for_the_seeds_and_for_mutations_of_them() {
+fn properties_hold_for_seeds_and_mutations() {
     for property in &PROPERTIES {
         let seeds = (property.seeds)();
         assert!(!seeds.is_empty(), "{}", property.name);
@@ -31,7 +31,7 @@ fn hold_for_the_seeds_and_for_mutations_of_them() {
 }
 
 #[test]
-fn hold_for_what_once_broke_them() {
+fn properties_hold_for_all_regressions() {
     let mut known: BTreeSet<PathBuf> = BTreeSet::new();
     for property in &PROPERTIES {
         let directory = regressions().join(property.name);
@@ -43,7 +43,7 @@ fn hold_for_what_once_broke_them() {
     }
     for entry in fs::read_dir(regressions()).unwrap() {
         let path = entry.unwrap().path();
-        assert!(!path.is_dir() || known.contains(&path), "{}: of no property", path.display());
+        assert!(!path.is_dir() || known.contains(&path), "{} belongs to no property", path.display());
     }
 }
 
@@ -53,7 +53,7 @@ fn regressions() -> PathBuf {
 
 fn try_with(property: &Property, input: &[u8], what: &str) {
     let held = catch_unwind(AssertUnwindSafe(|| (property.check)(input)));
-    assert!(held.is_ok(), "{} does not hold for {what}: {}", property.name, input.escape_ascii());
+    assert!(held.is_ok(), "{} is violated by {what}: {}", property.name, input.escape_ascii());
 }
 
 fn mutate(input: &mut Vec<u8>, seeds: &[Vec<u8>], state: &mut u64) {

@@ -1,79 +1,79 @@
-//! Scoring with what is no checkpoint, with a damaged one, and of data that cannot be scored.
+//! Scoring without a checkpoint, with a damaged one, and with unsuitable data.
 
 use std::fs;
 use std::path::PathBuf;
 
-use super::place::{Case, Place, try_all};
+use super::fixture::{Case, Fixture, run_cases};
 
-/// Steps of the job: ten batches, one epoch.
+/// The last checkpoint: the job has ten steps, one epoch.
 const CHECKPOINT: &str = "run/step-0000000010";
 const EVAL: &[&str] = &["eval", "run/step-0000000010"];
 const PREDICT: &[&str] = &["predict", "run/step-0000000010", "eval.parquet", "--output", "scores.csv"];
 const EXPORT: &[&str] = &["export", "run/step-0000000010", "--output", "model.onnx"];
-const NOTHING: fn(&Place) = |_| {};
+const NOTHING: fn(&Fixture) = |_| {};
 
 #[test]
-fn what_is_no_checkpoint() {
-    try_all(
-        Place::new,
+fn paths_that_are_not_checkpoints() {
+    run_cases(
+        Fixture::new,
         &[
             Case {
-                what: "nothing there",
-                spoil: NOTHING,
-                line: &["eval", "run"],
-                code: 1,
-                says: &["`run` is neither a job nor a checkpoint"],
+                name: "a path that does not exist",
+                corrupt: NOTHING,
+                arguments: &["eval", "run"],
+                exit_code: 1,
+                stderr: &["`run` is neither a job nor a checkpoint"],
             },
             Case {
-                what: "an empty directory",
-                spoil: |place| fs::create_dir(place.path("run")).unwrap(),
-                line: &["predict", "run", "eval.parquet"],
-                code: 1,
-                says: &["/run holds no checkpoint"],
+                name: "an empty directory",
+                corrupt: |fixture| fs::create_dir(fixture.path("run")).unwrap(),
+                arguments: &["predict", "run", "eval.parquet"],
+                exit_code: 1,
+                stderr: &["/run holds no checkpoint"],
             },
             Case {
-                what: "a file",
-                spoil: NOTHING,
-                line: &["eval", "eval.parquet"],
-                code: 1,
-                says: &["`eval.parquet` is neither a job nor a checkpoint"],
+                name: "a file",
+                corrupt: NOTHING,
+                arguments: &["eval", "eval.parquet"],
+                exit_code: 1,
+                stderr: &["`eval.parquet` is neither a job nor a checkpoint"],
             },
         ],
     );
 }
 
 #[test]
-fn a_checkpoint_without_one_of_its_parts() {
-    try_all(
+fn a_checkpoint_with_a_missing_part() {
+    run_cases(
         trained,
         &[
             Case {
-                what: "no manifest",
-                spoil: |place| fs::remove_file(part(place, "manifest.json")).unwrap(),
-                line: &["eval", "run"],
-                code: 1,
-                says: &["/run holds no checkpoint"],
+                name: "no manifest",
+                corrupt: |fixture| fs::remove_file(part(fixture, "manifest.json")).unwrap(),
+                arguments: &["eval", "run"],
+                exit_code: 1,
+                stderr: &["/run holds no checkpoint"],
             },
             Case {
-                what: "no manifest where a checkpoint is named",
-                spoil: |place| fs::remove_file(part(place, "manifest.json")).unwrap(),
+                name: "no manifest in an explicitly named checkpoint",
+                corrupt: |fixture| fs::remove_file(part(fixture, "manifest.json")).unwrap(),
                 line: EVAL,
-                code: 1,
-                says: &["run/step-0000000010", "manifest.json"],
+                exit_code: 1,
+                stderr: &["run/step-0000000010", "manifest.json"],
             },
             Case {
-                what: "no model",
-                spoil: |place| fs::remove_file(part(place, "model.safetensors")).unwrap(),
+                name: "no model",
+                corrupt: |fixture| fs::remove_file(part(fixture, "model.safetensors")).unwrap(),
                 line: EVAL,
-                code: 1,
-                says: &["/run/step-0000000010 is damaged: model.safetensors is missing"],
+                exit_code: 1,
+                stderr: &["/run/step-0000000010 is damaged: model.safetensors is missing"],
             },
             Case {
-                what: "no analysis",
-                spoil: |place| fs::remove_file(part(place, "analysis.json")).unwrap(),
+                name: "no analysis",
+                corrupt: |fixture| fs::remove_file(part(fixture, "analysis.json")).unwrap(),
                 line: PREDICT,
-                code: 1,
-                says: &["/run/step-0000000010 is damaged: analysis.json is missing"],
+                exit_code: 1,
+                stderr: &["/run/step-0000000010 is damaged: analysis.json is missing"],
             },
         ],
     );
@@ -81,61 +81,61 @@ fn a_checkpoint_without_one_of_its_parts() {
 
 #[test]
 fn a_damaged_checkpoint() {
-    try_all(
+    run_cases(
         trained,
         &[
             Case {
-                what: "a flipped bit in the model",
-                spoil: |place| flip(place, "model.safetensors"),
+                name: "a flipped bit in the model",
+                corrupt: |fixture| flip(fixture, "model.safetensors"),
                 line: EVAL,
-                code: 1,
-                says: &["/run/step-0000000010 is damaged: model.safetensors has SHA-256"],
+                exit_code: 1,
+                stderr: &["/run/step-0000000010 is damaged: model.safetensors has SHA-256"],
             },
             Case {
-                what: "a flipped bit in the model, for predict",
-                spoil: |place| flip(place, "model.safetensors"),
+                name: "a flipped bit in the model, for predict",
+                corrupt: |fixture| flip(fixture, "model.safetensors"),
                 line: PREDICT,
-                code: 1,
-                says: &["/run/step-0000000010 is damaged: model.safetensors has SHA-256"],
+                exit_code: 1,
+                stderr: &["/run/step-0000000010 is damaged: model.safetensors has SHA-256"],
             },
             Case {
-                what: "a flipped bit in what was learned",
-                spoil: |place| flip(place, "analysis.json"),
+                name: "a flipped bit in the analysis",
+                corrupt: |fixture| flip(fixture, "analysis.json"),
                 line: EVAL,
-                code: 1,
-                says: &["/run/step-0000000010 is damaged: analysis.json has SHA-256"],
+                exit_code: 1,
+                stderr: &["/run/step-0000000010 is damaged: analysis.json has SHA-256"],
             },
             Case {
-                what: "a flipped bit in the model, for export",
-                spoil: |place| flip(place, "model.safetensors"),
+                name: "a flipped bit in the model, for export",
+                corrupt: |fixture| flip(fixture, "model.safetensors"),
                 line: EXPORT,
-                code: 1,
-                says: &["/run/step-0000000010 is damaged: model.safetensors has SHA-256"],
+                exit_code: 1,
+                stderr: &["/run/step-0000000010 is damaged: model.safetensors has SHA-256"],
             },
             Case {
-                what: "a flipped bit in what was learned, for export",
-                spoil: |place| flip(place, "analysis.json"),
+                name: "a flipped bit in the analysis, for export",
+                corrupt: |fixture| flip(fixture, "analysis.json"),
                 line: EXPORT,
-                code: 1,
-                says: &["/run/step-0000000010 is damaged: analysis.json has SHA-256"],
+                exit_code: 1,
+                stderr: &["/run/step-0000000010 is damaged: analysis.json has SHA-256"],
             },
             Case {
-                what: "a cut model",
-                spoil: |place| {
-                    let path = part(place, "model.safetensors");
+                name: "a truncated model",
+                corrupt: |fixture| {
+                    let path = part(fixture, "model.safetensors");
                     let bytes = fs::read(&path).unwrap();
                     fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
                 },
                 line: EVAL,
-                code: 1,
-                says: &["/run/step-0000000010 is damaged: model.safetensors has ", " bytes; "],
+                exit_code: 1,
+                stderr: &["/run/step-0000000010 is damaged: model.safetensors has ", " bytes; "],
             },
             Case {
-                what: "a manifest that is none",
-                spoil: |place| fs::write(part(place, "manifest.json"), "{}").unwrap(),
+                name: "an invalid manifest",
+                corrupt: |fixture| fs::write(part(fixture, "manifest.json"), "{}").unwrap(),
                 line: EVAL,
-                code: 1,
-                says: &["/run/step-0000000010 is damaged: manifest.json"],
+                exit_code: 1,
+                stderr: &["/run/step-0000000010 is damaged: manifest.json"],
             },
         ],
     );
@@ -143,58 +143,62 @@ fn a_damaged_checkpoint() {
 
 #[test]
 fn data_that_cannot_be_scored() {
-    try_all(
+    run_cases(
         trained,
         &[
             Case {
-                what: "missing data",
-                spoil: NOTHING,
-                line: &["predict", "run", "new.parquet", "--output", "scores.csv"],
-                code: 1,
-                says: &["new.parquet: no such file"],
+                name: "missing data",
+                corrupt: NOTHING,
+                arguments: &["predict", "run", "new.parquet", "--output", "scores.csv"],
+                exit_code: 1,
+                stderr: &["new.parquet: no such file"],
             },
             Case {
-                what: "an absent column",
-                spoil: |place| place.train().without("color").write_parquet(&place.path("new.parquet")),
-                line: &["predict", "run", "new.parquet", "--output", "scores.csv"],
-                code: 1,
-                says: &["new.parquet: no column `color`"],
+                name: "an absent column",
+                corrupt: |fixture| {
+                    fixture.train().without("color").write_parquet(&fixture.path("new.parquet"))
+                },
+                arguments: &["predict", "run", "new.parquet", "--output", "scores.csv"],
+                exit_code: 1,
+                stderr: &["new.parquet: no column `color`"],
             },
             Case {
-                what: "no label to compare with",
-                spoil: |place| place.train().without("clicked").write_parquet(&place.path("new.parquet")),
-                line: &["eval", "run", "new.parquet"],
-                code: 1,
-                says: &["new.parquet: no column `clicked`"],
+                name: "an absent label",
+                corrupt: |fixture| {
+                    fixture.train().without("clicked").write_parquet(&fixture.path("new.parquet"))
+                },
+                arguments: &["eval", "run", "new.parquet"],
+                exit_code: 1,
+                stderr: &["new.parquet: no column `clicked`"],
             },
             Case {
-                what: "a place that cannot be written to",
-                spoil: NOTHING,
-                line: &["predict", "run", "eval.parquet", "--output", "nowhere/scores.csv"],
-                code: 1,
-                says: &["nowhere/scores.csv", "No such file or directory"],
+                name: "an unwritable output",
+                corrupt: NOTHING,
+                arguments: &["predict", "run", "eval.parquet", "--output", "nowhere/scores.csv"],
+                exit_code: 1,
+                stderr: &["nowhere/scores.csv", "No such file or directory"],
             },
         ],
     );
 }
 
-/// A place where the job has run.
-fn trained() -> Place {
-    let place = Place::new();
-    let ended = place.shell().run(&["train", "job.toml", "--json"]).with_code(0);
+/// A fixture in which the job has run.
+fn trained() -> Fixture {
+    let fixture = Fixture::new();
+    let ended = fixture.shell().run(&["train", "job.toml", "--json"]).with_code(0);
     let checkpoint = PathBuf::from(ended.json()["checkpoint"].as_str().unwrap());
-    fs::rename(checkpoint.parent().unwrap(), place.path("run")).unwrap();
-    assert!(place.path(CHECKPOINT).join("manifest.json").exists());
-    place
+    fs::rename(checkpoint.parent().unwrap(), fixture.path("run")).unwrap();
+    assert!(fixture.path(CHECKPOINT).join("manifest.json").exists());
+    fixture
 }
 
-fn part(place: &Place, name: &str) -> PathBuf {
-    place.path(CHECKPOINT).join(name)
+fn part(fixture: &Fixture, name: &str) -> PathBuf {
+    fixture.path(CHECKPOINT).join(name)
 }
 
 /// Flips a bit in the middle of a part.
-fn flip(place: &Place, name: &str) {
-    let path = part(place, name);
+fn flip(fixture: &Fixture, name: &str) {
+    let path = part(fixture, name);
     let mut bytes = fs::read(&path).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;

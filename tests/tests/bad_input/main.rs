@@ -1,11 +1,11 @@
-//! What bad input gets: an error that names the place and what to do, the exit status that the command line
-//! promises, and nothing left behind.
+//! Bad input: the error names the location and a remedy, the exit code is the documented one, and no file is left
+//! behind.
 
 #![allow(clippy::unwrap_used)]
 
 mod checkpoints;
 mod data;
 mod files;
+mod fixture;
 mod jobs;
-mod place;
 mod skipping;

@@ -1,4 +1,4 @@
-//! `--json`: exactly one document on standard output, of the shape that scripts rely on.
+//! `--json`: exactly one document on standard output, with the keys that scripts rely on.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,8 +13,8 @@ const TRAIN_ROWS: u64 = 32_592;
 const EVAL_ROWS: u64 = 16_250;
 
 #[test]
-fn train_tells_what_it_came_to() {
-    let (directory, shell) = place();
+fn train_reports_its_outcome() {
+    let (directory, shell) = scratch();
     let runs = format!("checkpoint.directory={}", directory.path().join("runs").display());
     let line = ["train", &census(), "--set", "data.epochs=1", "--set", &runs, "--json"];
     let outcome = shell.run(&line).with_code(0).json();
@@ -43,7 +43,7 @@ fn train_tells_what_it_came_to() {
     let eval = &outcome["eval"];
     let promised = ["auc", "log_loss", "accuracy", "examples"];
     let more = ["auc_error", "pr_auc", "pr_auc_error", "normalized_entropy", "calibration", "rmse"];
-    // Rows have no groups here.
+    // No group AUC: the rows have no groups.
     assert_keys(eval, &[&promised[..], &more].concat());
     assert_eq!(eval["examples"], EVAL_ROWS);
     for exact in ["auc_error", "pr_auc_error"] {
@@ -55,8 +55,8 @@ fn train_tells_what_it_came_to() {
 }
 
 #[test]
-fn check_tells_the_plan() {
-    let (_directory, shell) = place();
+fn check_reports_the_plan() {
+    let (_directory, shell) = scratch();
     let plan = shell.run(&["check", &census(), "--json"]).with_code(0).json();
     assert_keys(
         &plan,
@@ -94,8 +94,8 @@ fn check_tells_the_plan() {
 }
 
 #[test]
-fn bench_ingest_tells_rates_and_stages() {
-    let (_directory, shell) = place();
+fn bench_ingest_reports_rates_and_stages() {
+    let (_directory, shell) = scratch();
     let line = ["bench", "ingest", &census(), "--epochs", "2", "--json"];
     let measured = shell.run(&line).with_code(0).json();
     let keys = ["rows", "bytes", "seconds", "rows_per_second", "stages"];
@@ -112,8 +112,8 @@ fn bench_ingest_tells_rates_and_stages() {
 }
 
 #[test]
-fn inspect_tells_each_file_and_fails_for_damage() {
-    let (directory, shell) = place();
+fn inspect_reports_each_file_and_fails_on_damage() {
+    let (directory, shell) = scratch();
     let table = Table::clicks(40, 1);
     table.write_parquet(&directory.path().join("a.parquet"));
     table.write_tfrecord(&directory.path().join("b.tfrecord"));
@@ -146,13 +146,13 @@ fn inspect_tells_each_file_and_fails_for_damage() {
     assert_eq!((&error["record"], &error["offset"]), (&9.into(), &at.into()), "{error}");
     assert!(error["message"].as_str().unwrap().contains("checksum"), "{error}");
     assert_eq!(error_of("a.parquet"), Value::Null);
-    let told = shell.run(&["inspect", "b.tfrecord"]).with_code(1);
-    assert!((told.stdout + &told.stderr).contains("record 9"));
+    let ended = shell.run(&["inspect", "b.tfrecord"]).with_code(1);
+    assert!((ended.stdout + &ended.stderr).contains("record 9"));
 }
 
 #[test]
-fn what_fails_is_one_document_too() {
-    let (directory, shell) = place();
+fn a_failure_prints_a_single_document_too() {
+    let (directory, shell) = scratch();
     fs::write(directory.path().join("job.toml"), "name = \"x\"\nsed = 3\n").unwrap();
     for (line, code, says) in [
         (&["check", "job.toml", "--json"][..], 2, "job.toml:2:1: error: unknown key `sed`"),
@@ -168,8 +168,8 @@ fn what_fails_is_one_document_too() {
     }
 }
 
-/// A directory for a shell.
-fn place() -> (TempDir, Shell) {
+/// An empty directory and a shell in it.
+fn scratch() -> (TempDir, Shell) {
     let directory = tempfile::tempdir().unwrap();
     let shell = Shell::new(directory.path());
     (directory, shell)

@@ -1,4 +1,4 @@
-//! Help, for every command there is.
+//! Help of every command.
 
 use millstream_tests::shell::Shell;
 
@@ -14,7 +14,7 @@ fn every_command_has_help_with_an_example() {
         let command = ["millstream"].into_iter().chain(path.iter().map(String::as_str));
         let command = command.collect::<Vec<_>>().join(" ");
         let below = commands(&help);
-        // Where a command has commands, the examples are theirs.
+        // A command with subcommands leaves the examples to them.
         if below.is_empty() {
             let examples = help.split_once("Examples:").map(|(_, examples)| examples).unwrap_or_default();
             assert!(
@@ -51,13 +51,13 @@ fn every_command_has_help_with_an_example() {
 }
 
 #[test]
-fn the_version_is_told() {
+fn the_version_is_printed() {
     let shell = Shell::new(&std::env::temp_dir());
     let version = shell.run(&["--version"]).with_code(0).stdout;
     assert_eq!(version.trim(), concat!("millstream ", env!("CARGO_PKG_VERSION")));
 }
 
-/// The commands that a help text lists.
+/// The subcommands that a help text lists.
 fn commands(help: &str) -> Vec<String> {
     let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let names = lines.take_while(|line| line.starts_with("  ")).filter(|line| !line.starts_with("   "));

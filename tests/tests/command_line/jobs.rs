@@ -1,4 +1,4 @@
-//! A real `millstreamd` with a socket of its own, and the commands that drive it.
+//! A real `millstreamd` with its own socket, and the commands that control it.
 
 use std::path::Path;
 
@@ -6,26 +6,29 @@ use millstream_tests::programs::{Daemon, wait_until};
 use millstream_tests::shell::Shell;
 use millstream_tests::tiny_job::TinyJob;
 
-/// Steps of the whole job, and of one epoch.
-const STEPS: u64 = 24 * EPOCH;
+/// Steps of the long job, which outlasts the test, and of one epoch.
+const STEPS: u64 = 1000 * EPOCH;
 const EPOCH: u64 = 750;
 
 #[test]
-fn a_job_is_submitted_listed_shown_followed_saved_and_cancelled() {
+fn a_job_is_submitted_listed_shown_followed_checkpointed_and_cancelled() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let daemon = Daemon::start(job.directory());
     assert_eq!(shell.run(&["list", "--json"]).with_code(0).json()["jobs"], serde_json::json!([]));
 
-    // The id alone, for $(...).
-    // Checkpoints are so far apart that none is left out for later ones while it is looked at.
-    let line = ["submit", "job.toml", "--set", "checkpoint.every_steps=1000000"];
+    // Prints the id alone, for use in $(...). Checkpoints are so rare that none is deleted while the test uses it.
+    let line = ["submit", "job.toml", "--set", "data.epochs=1000", "--set", "checkpoint.every_steps=1000000"];
     let long = shell.run(&line).with_code(0).stdout;
     let long = long.strip_suffix('\n').unwrap();
     assert!(long.starts_with("tiny-") && !long.contains(char::is_whitespace), "{long:?}");
     let line = ["submit", "job.toml", "--set", "data.epochs=1", "--set", "name=short", "--json"];
     let short = shell.run(&line).with_code(0).json();
-    assert_eq!((&short["name"], &short["state"]), (&"short".into(), &"queued".into()), "one runs at a time");
+    assert_eq!(
+        (&short["name"], &short["state"]),
+        (&"short".into(), &"queued".into()),
+        "jobs run one at a time"
+    );
     let short = short["id"].as_str().unwrap();
 
     let list = shell.run(&["list", "--json"]).with_code(0).json();
@@ -35,8 +38,8 @@ fn a_job_is_submitted_listed_shown_followed_saved_and_cancelled() {
     let table = shell.run(&["list"]).with_code(0).stdout;
     assert!(table.contains(long) && table.contains(short) && table.contains("queued"), "{table}");
 
-    wait_until("it trains", || daemon.show(long)["progress"]["step"].as_u64() > Some(0));
-    // As much of an id as no other shares.
+    wait_until("the job trains", || daemon.show(long)["progress"]["step"].as_u64() > Some(0));
+    // A unique prefix of an id.
     let shown = shell.run(&["show", "tiny", "--json"]).with_code(0).json();
     assert_eq!(
         (&shown["id"], &shown["state"], &shown["attempts"]),
@@ -49,8 +52,8 @@ fn a_job_is_submitted_listed_shown_followed_saved_and_cancelled() {
     assert!(explained["recent"]["bound"].is_string() && explained["resources"]["lanes"].as_u64() > Some(0));
     let screen = shell.run(&["explain", long]).with_code(0).stdout;
     assert!(screen.contains("what binds") && screen.lines().count() < 25, "{screen}");
-    let refused = shell.run(&["explain", short]).with_code(1).stderr;
-    assert!(refused.contains(&format!("job {short} reads no data: it is queued")), "{refused}");
+    let rejected = shell.run(&["explain", short]).with_code(1).stderr;
+    assert!(rejected.contains(&format!("job {short} reads no data: it is queued")), "{rejected}");
 
     let plotted = shell.run(&["history", long]).with_code(0).stdout;
     assert!(plotted.contains("training loss") && plotted.contains("running"), "{plotted}");
@@ -61,7 +64,7 @@ fn a_job_is_submitted_listed_shown_followed_saved_and_cancelled() {
     let path = Path::new(taken["path"].as_str().unwrap());
     assert!(path.join("manifest.json").exists() && taken["step"].as_u64() > Some(0), "{taken}");
     let scored = shell.run(&["eval", path.to_str().unwrap(), "--json"]).with_code(0).json();
-    assert_eq!(scored["examples"], 6_000, "a checkpoint is of use while its job runs");
+    assert_eq!(scored["examples"], 6_000, "a checkpoint is usable while its job runs");
 
     let follower = shell.start(&["logs", "-f", long]);
     let cancelled = shell.run(&["cancel", long, "--json"]).with_code(0).json();
@@ -74,9 +77,13 @@ fn a_job_is_submitted_listed_shown_followed_saved_and_cancelled() {
     );
     let followed = follower.wait().with_code(0).stdout;
     assert!(followed.contains("checkpoint at step") && followed.contains("cancelled"), "{followed}");
-    assert_eq!(shell.run(&["cancel", long, "--json"]).with_code(0).json()["state"], "cancelled", "again");
-    let refused = shell.run(&["checkpoint", long]).with_code(1).stderr;
-    assert!(refused.contains(long) && refused.contains("cancelled"), "{refused}");
+    assert_eq!(
+        shell.run(&["cancel", long, "--json"]).with_code(0).json()["state"],
+        "cancelled",
+        "cancelling is idempotent"
+    );
+    let rejected = shell.run(&["checkpoint", long]).with_code(1).stderr;
+    assert!(rejected.contains(long) && rejected.contains("cancelled"), "{rejected}");
 
     let followed = shell.run(&["logs", "-f", short]).with_code(0).stdout;
     assert!(followed.lines().last().unwrap().contains("succeeded"), "{followed}");
@@ -88,7 +95,7 @@ fn a_job_is_submitted_listed_shown_followed_saved_and_cancelled() {
 }
 
 #[test]
-fn the_history_of_a_job_is_told_plotted_and_drawn() {
+fn the_history_of_a_job_is_printed_plotted_and_drawn() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let daemon = Daemon::start(job.directory());
@@ -119,13 +126,13 @@ fn the_history_of_a_job_is_told_plotted_and_drawn() {
         |name: &str, wanted: &[u8]| std::fs::read(job.directory().join(name)).unwrap().starts_with(wanted);
     assert!(begins("a.svg", b"<svg "));
     assert!(shell.run(&["history", "nope"]).with_code(1).stderr.contains("no job `nope`"));
-    let refused = shell.run(&["train", "job.toml", "--history", "a.pdf"]).with_code(2).stderr;
-    assert!(refused.contains(".svg or .json"), "{refused}");
+    let rejected = shell.run(&["train", "job.toml", "--history", "a.pdf"]).with_code(2).stderr;
+    assert!(rejected.contains(".svg or .json"), "{rejected}");
     daemon.stop();
 }
 
 #[test]
-fn train_uses_the_daemon_that_listens() {
+fn train_uses_a_listening_daemon() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let daemon = Daemon::start(job.directory());
@@ -139,7 +146,7 @@ fn train_uses_the_daemon_that_listens() {
 
     let alone = shell.run(&["train", "job.toml", "--set", "data.epochs=1", "--json"]).with_code(0);
     assert!(!alone.stderr.contains("daemon"), "{}", alone.stderr);
-    assert_eq!(alone.json()["eval"], outcome["eval"], "the same in a daemon and without");
+    assert_eq!(alone.json()["eval"], outcome["eval"], "the result does not depend on a daemon");
 }
 
 #[test]
@@ -153,9 +160,9 @@ fn two_daemons_do_not_share_a_socket() {
         .arg(directory.path().join("other"))
         .output()
         .unwrap();
-    let told = String::from_utf8(second.stderr).unwrap();
-    assert_eq!(second.status.code(), Some(1), "{told}");
-    assert!(told.contains("millstreamd.sock"), "{told}");
-    assert_eq!(daemon.json(&["list"])["jobs"], serde_json::json!([]), "the first one is undisturbed");
+    let message = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(1), "{message}");
+    assert!(message.contains("millstreamd.sock"), "{message}");
+    assert_eq!(daemon.json(&["list"])["jobs"], serde_json::json!([]), "the first daemon is unaffected");
     daemon.stop();
 }

@@ -1,4 +1,4 @@
-//! The command line as scripts meet it: the JSON documents, help, pipes, and a daemon behind its socket.
+//! The command line as scripts use it: JSON documents, help, pipes, and control of a daemon.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! Output into pipes whose reader leaves: a quiet end, and no failure.
+//! Output into pipes whose reader exits: commands end quietly and without failure.
 
 use std::io::{BufRead, BufReader, pipe};
 use std::process::{ChildStdout, Command, Stdio};
@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 const SHORT: [&str; 2] = ["--set", "data.epochs=1"];
 
 #[test]
-fn a_reader_that_leaves_after_a_line_is_no_failure() {
+fn a_reader_that_exits_after_one_line_is_not_a_failure() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let line = [&["train", "job.toml", "--json"][..], &SHORT].concat();
@@ -29,16 +29,16 @@ fn a_reader_that_leaves_after_a_line_is_no_failure() {
         vec!["--help"],
         vec!["train", "--help"],
     ] {
-        let (code, told) = with_head(shell.command(&line));
-        assert_eq!(code, Some(0), "{line:?}: {told}");
-        assert!(!told.contains("panicked") && !told.contains("roken pipe"), "{line:?}: {told}");
+        let (code, stderr) = with_head(shell.command(&line));
+        assert_eq!(code, Some(0), "{line:?}: {stderr}");
+        assert!(!stderr.contains("panicked") && !stderr.contains("roken pipe"), "{line:?}: {stderr}");
     }
     daemon.stop();
 }
 
-/// Nobody reads at all, of either output: the exit status alone tells how it went.
+/// Neither output has a reader: only the exit code shows the result.
 #[test]
-fn nobody_needs_to_read() {
+fn commands_work_without_any_reader() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     for (line, wanted) in [
@@ -51,16 +51,16 @@ fn nobody_needs_to_read() {
         (vec!["list"], 1),
     ] {
         let mut command = shell.command(&line);
-        // What libraries have to say meets a closed pipe as well.
+        // Library logging writes to a closed pipe, too.
         command.env("MILLSTREAM_LOG", "debug").stdout(closed_pipe()).stderr(closed_pipe());
         let mut child = command.spawn().unwrap();
-        wait_until("it ends", || child.try_wait().unwrap().is_some());
+        wait_until("the command exits", || child.try_wait().unwrap().is_some());
         assert_eq!(child.wait().unwrap().code(), Some(wanted), "{line:?}");
     }
 }
 
 #[test]
-fn a_daemon_whose_log_nobody_reads_goes_on() {
+fn a_daemon_whose_log_has_no_reader_keeps_running() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let mut daemon = Command::new(program("millstreamd"))
@@ -71,13 +71,13 @@ fn a_daemon_whose_log_nobody_reads_goes_on() {
         .stderr(closed_pipe())
         .spawn()
         .unwrap();
-    wait_until("it listens", || shell.run(&["list"]).code() == 0);
+    wait_until("the daemon listens", || shell.run(&["list"]).code() == 0);
     let _ = shell.run(&[&["train", "job.toml"][..], &SHORT].concat()).with_code(0);
     kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
     assert_eq!(daemon.wait().unwrap().code(), Some(0));
 }
 
-/// Runs a command as `| head -n 1` would: its exit status, and what it says on standard error.
+/// Runs a command as `| head -n 1` does. Returns its exit code and standard error.
 fn with_head(mut command: Command) -> (Option<i32>, String) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut first = String::new();

@@ -1,4 +1,4 @@
-//! `eval` and `predict`: with a job's id and with directories, the same numbers each time.
+//! `eval` and `predict`: results do not depend on how the checkpoint is named, or on the daemon.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ const ROWS: usize = 5_000;
 const SHORT: [&str; 4] = ["--set", "data.epochs=1", "--json", "job.toml"];
 
 #[test]
-fn eval_agrees_with_the_end_of_training_whatever_the_job_is_named_by() {
+fn eval_matches_the_end_of_training_however_the_job_is_named() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let daemon = Daemon::start(job.directory());
@@ -28,14 +28,14 @@ fn eval_agrees_with_the_end_of_training_whatever_the_job_is_named_by() {
     let named = shell.run(&["eval", id, "eval.parquet", "--json"]).with_code(0).json();
     assert_eq!(named, outcome["eval"]);
     daemon.stop();
-    // And without the daemon that trained it.
+    // The same without the daemon that trained it.
     let hosted = shell.run(&["eval", &run, "--json"]).with_code(0).json();
     assert_eq!(hosted, outcome["eval"]);
     let _ = shell.run(&["eval", id]).with_code(1);
 }
 
 #[test]
-fn predict_scores_rows_in_their_order_and_the_same_each_time() {
+fn predict_scores_rows_in_order_and_reproducibly() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let outcome = shell.run(&[&["train"][..], &SHORT].concat()).with_code(0).json();
@@ -56,7 +56,7 @@ fn predict_scores_rows_in_their_order_and_the_same_each_time() {
     assert_eq!(scores.len(), ROWS);
     assert!(scores.iter().all(|score| (0.0..=1.0).contains(score)));
     assert!(scores.windows(2).any(|pair| pair[0] != pair[1]));
-    assert_eq!(predict(&["new.parquet"]), scores, "each time");
+    assert_eq!(predict(&["new.parquet"]), scores, "reproducible");
     assert_eq!(predict(&["unlabelled.parquet"]), scores, "without a label");
     let reversed: Vec<f32> = scores.iter().rev().copied().collect();
     assert_eq!(predict(&["reversed.parquet"]), reversed, "row by row");
@@ -70,12 +70,12 @@ fn predict_scores_rows_in_their_order_and_the_same_each_time() {
     assert_metrics(&metrics, &scores, &table.clicked());
 
     let line = ["predict", &run, "new.parquet", "--format", "jsonl", "--output", "scores.jsonl", "--json"];
-    let told = shell.run(&line).with_code(0).json();
-    assert_eq!(told["rows"], ROWS);
+    let report = shell.run(&line).with_code(0).json();
+    assert_eq!(report["rows"], ROWS);
     assert_eq!(json_lines(&job.directory().join("scores.jsonl")), scores);
 }
 
-/// Holds metrics against what the scores themselves come to.
+/// Compares metrics with values computed from the scores.
 fn assert_metrics(metrics: &Value, scores: &[f32], labels: &Int64Array) {
     let rows: Vec<(f64, bool)> =
         scores.iter().zip(labels.values()).map(|(&score, &label)| (f64::from(score), label == 1)).collect();
@@ -99,8 +99,8 @@ fn assert_metrics(metrics: &Value, scores: &[f32], labels: &Int64Array) {
         ("rmse", rmse),
     ];
     for (name, wanted) in ranks.into_iter().chain(probabilities) {
-        let told = metrics[name].as_f64().unwrap();
-        assert!((told - wanted).abs() < 1e-5, "{name}: {told}, and of the scores {wanted}");
+        let found = metrics[name].as_f64().unwrap();
+        assert!((found - wanted).abs() < 1e-5, "{name}: {found}, expected {wanted}");
     }
     assert_eq!(metrics["examples"], rows.len());
 }
