@@ -202,7 +202,6 @@ fn hanging_reads_do_not_delay_ctrl_c() {
             let before = server.unmet();
             let running = start(&shell, &line);
             wait_until("a read hangs", || server.unmet() < before);
-            std::thread::sleep(HEAD_START);
             let started = Instant::now();
             running.signal(Signal::INT);
             let ended = running.wait();

@@ -57,21 +57,21 @@ fn a_checkpoint_with_a_missing_part() {
             Case {
                 name: "no manifest in an explicitly named checkpoint",
                 corrupt: |fixture| fs::remove_file(part(fixture, "manifest.json")).unwrap(),
-                line: EVAL,
+                arguments: EVAL,
                 exit_code: 1,
                 stderr: &["run/step-0000000010", "manifest.json"],
             },
             Case {
                 name: "no model",
                 corrupt: |fixture| fs::remove_file(part(fixture, "model.safetensors")).unwrap(),
-                line: EVAL,
+                arguments: EVAL,
                 exit_code: 1,
                 stderr: &["/run/step-0000000010 is damaged: model.safetensors is missing"],
             },
             Case {
                 name: "no analysis",
                 corrupt: |fixture| fs::remove_file(part(fixture, "analysis.json")).unwrap(),
-                line: PREDICT,
+                arguments: PREDICT,
                 exit_code: 1,
                 stderr: &["/run/step-0000000010 is damaged: analysis.json is missing"],
             },
@@ -87,35 +87,35 @@ fn a_damaged_checkpoint() {
             Case {
                 name: "a flipped bit in the model",
                 corrupt: |fixture| flip(fixture, "model.safetensors"),
-                line: EVAL,
+                arguments: EVAL,
                 exit_code: 1,
                 stderr: &["/run/step-0000000010 is damaged: model.safetensors has SHA-256"],
             },
             Case {
                 name: "a flipped bit in the model, for predict",
                 corrupt: |fixture| flip(fixture, "model.safetensors"),
-                line: PREDICT,
+                arguments: PREDICT,
                 exit_code: 1,
                 stderr: &["/run/step-0000000010 is damaged: model.safetensors has SHA-256"],
             },
             Case {
                 name: "a flipped bit in the analysis",
                 corrupt: |fixture| flip(fixture, "analysis.json"),
-                line: EVAL,
+                arguments: EVAL,
                 exit_code: 1,
                 stderr: &["/run/step-0000000010 is damaged: analysis.json has SHA-256"],
             },
             Case {
                 name: "a flipped bit in the model, for export",
                 corrupt: |fixture| flip(fixture, "model.safetensors"),
-                line: EXPORT,
+                arguments: EXPORT,
                 exit_code: 1,
                 stderr: &["/run/step-0000000010 is damaged: model.safetensors has SHA-256"],
             },
             Case {
                 name: "a flipped bit in the analysis, for export",
                 corrupt: |fixture| flip(fixture, "analysis.json"),
-                line: EXPORT,
+                arguments: EXPORT,
                 exit_code: 1,
                 stderr: &["/run/step-0000000010 is damaged: analysis.json has SHA-256"],
             },
@@ -126,14 +126,14 @@ fn a_damaged_checkpoint() {
                     let bytes = fs::read(&path).unwrap();
                     fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
                 },
-                line: EVAL,
+                arguments: EVAL,
                 exit_code: 1,
                 stderr: &["/run/step-0000000010 is damaged: model.safetensors has ", " bytes; "],
             },
             Case {
                 name: "an invalid manifest",
                 corrupt: |fixture| fs::write(part(fixture, "manifest.json"), "{}").unwrap(),
-                line: EVAL,
+                arguments: EVAL,
                 exit_code: 1,
                 stderr: &["/run/step-0000000010 is damaged: manifest.json"],
             },
@@ -156,7 +156,7 @@ fn data_that_cannot_be_scored() {
             Case {
                 name: "an absent column",
                 corrupt: |fixture| {
-                    fixture.train().without("color").write_parquet(&fixture.path("new.parquet"))
+                    fixture.train().without("color").write_parquet(&fixture.path("new.parquet"));
                 },
                 arguments: &["predict", "run", "new.parquet", "--output", "scores.csv"],
                 exit_code: 1,
@@ -165,7 +165,7 @@ fn data_that_cannot_be_scored() {
             Case {
                 name: "an absent label",
                 corrupt: |fixture| {
-                    fixture.train().without("clicked").write_parquet(&fixture.path("new.parquet"))
+                    fixture.train().without("clicked").write_parquet(&fixture.path("new.parquet"));
                 },
                 arguments: &["eval", "run", "new.parquet"],
                 exit_code: 1,

@@ -21,14 +21,14 @@ fn unsuitable_columns() {
                     fixture
                         .edit("{ kind = \"vocabulary\" }", "{ kind = \"vocabulary\", column = \"colour\" }");
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["train.parquet: no column `colour`", "did you mean `color`?"],
             },
             Case {
                 name: "an absent column of the held-out data",
                 corrupt: |fixture| fixture.train().without("x").write_parquet(&fixture.path("eval.parquet")),
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["eval.parquet: no column `x`"],
             },
@@ -45,7 +45,7 @@ fn unsuitable_columns() {
                     let words = StringArray::from(vec!["two"; ROWS]);
                     fixture.train().with("x", words).write_parquet(&fixture.path("train.parquet"));
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["train.parquet: record 0, column `x`: expected a number, found `two`"],
             },
@@ -56,7 +56,7 @@ fn unsuitable_columns() {
                     let structs = StructArray::try_from(vec![("a", numbers)]).unwrap();
                     fixture.train().with("x", structs).write_parquet(&fixture.path("train.parquet"));
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["train.parquet: column `x` holds ", "expected "],
             },
@@ -67,7 +67,7 @@ fn unsuitable_columns() {
                     fixture.edit("[\"train.parquet\"]", "[\"train.tfrecord\"]");
                     fixture.edit("eval = [\"eval.parquet\"]\n", "");
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["train.tfrecord: no column `color`"],
             },
@@ -86,16 +86,16 @@ fn unusable_values() {
                     let labels = Int64Array::from(vec![0; ROWS]);
                     fixture.train().with("clicked", labels).write_parquet(&fixture.path("train.parquet"));
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["label `clicked` is never above 0 in 300 records", "it holds `0`"],
             },
             Case {
                 name: "a misspelled positive value",
                 corrupt: |fixture| {
-                    fixture.edit("column = \"clicked\"", "column = \"clicked\"\npositive = \"yes\"")
+                    fixture.edit("column = \"clicked\"", "column = \"clicked\"\npositive = \"yes\"");
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["label `clicked` is never `yes` in 300 records", "it holds `1`, `0`"],
             },
@@ -106,28 +106,28 @@ fn unusable_values() {
                         Int64Array::from_iter_values((0..ROWS as i64).map(|row| row % 2 + row / 250));
                     fixture.train().with("clicked", labels).write_parquet(&fixture.path("train.parquet"));
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["train.parquet: record 251, column `clicked`", "2", "from 0 to 1"],
             },
             Case {
                 name: "NaN for a number",
                 corrupt: |fixture| with_x(fixture, 123, Some(f64::NAN)),
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["train.parquet: record 123, column `x`", "NaN"],
             },
             Case {
                 name: "an infinite number",
                 corrupt: |fixture| with_x(fixture, 299, Some(f64::INFINITY)),
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["train.parquet: record 299, column `x`", "inf"],
             },
             Case {
                 name: "a missing number without a configured replacement",
                 corrupt: |fixture| with_x(fixture, 7, None),
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["train.parquet: record 7, column `x`: a value is missing", "`missing = \"mean\"`"],
             },
@@ -140,7 +140,7 @@ fn unusable_values() {
                     "x = { kind = \"numeric\" }\ncolor = { kind = \"hashed\", buckets = 10 }",
                 );
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["train.parquet: record 123, column `x`", "NaN"],
             },
@@ -158,7 +158,7 @@ fn exceeded_limits_and_unusable_directories() {
                 corrupt: |fixture| {
                     fixture.edit("batch_size = 32", "batch_size = 100_000\nmemory_budget = \"1MiB\"");
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["batch_size = 100000", "memory budget is 1048576", "lower", "raise memory_budget"],
             },
@@ -177,7 +177,7 @@ fn exceeded_limits_and_unusable_directories() {
                     fixture.edit("batch_size = 32", "batch_size = 100_000\nmemory_budget = \"1MiB\"");
                     with_x(fixture, 0, Some(f64::NAN));
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["batch_size = 100000", "memory budget is 1048576"],
             },
@@ -187,14 +187,14 @@ fn exceeded_limits_and_unusable_directories() {
                     fixture.train().without("x").write_parquet(&fixture.path("eval.parquet"));
                     with_x(fixture, 0, Some(f64::NAN));
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["eval.parquet: no column `x`"],
             },
             Case {
                 name: "a file at the path of the checkpoint directory",
                 corrupt: |fixture| fs::write(fixture.path("checkpoints"), "").unwrap(),
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["checkpoint directory /", "/checkpoints", "exists"],
             },

@@ -17,21 +17,21 @@ fn missing_data() {
             Case {
                 name: "a missing file",
                 corrupt: |fixture| fs::remove_file(fixture.path("train.parquet")).unwrap(),
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["train.parquet: no such file in /"],
             },
             Case {
                 name: "a missing file of the held-out data",
                 corrupt: |fixture| fs::remove_file(fixture.path("eval.parquet")).unwrap(),
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["eval.parquet: no such file in /"],
             },
             Case {
                 name: "an empty glob",
                 corrupt: |fixture| fixture.edit("[\"train.parquet\"]", "[\"part-*.parquet\"]"),
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["part-*.parquet: no file matches in /"],
             },
@@ -54,7 +54,7 @@ fn missing_data() {
                 corrupt: |fixture| {
                     Table::clicks(0, 1).write_parquet(&fixture.path("train.parquet"));
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["the training data holds no rows"],
             },
@@ -73,32 +73,32 @@ fn files_with_a_misleading_name() {
                     fs::rename(fixture.path("train.parquet"), fixture.path("train.tfrecord")).unwrap();
                     fixture.edit("[\"train.parquet\"]", "[\"train.tfrecord\"]");
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["train.tfrecord: expected TFRecord", "found Parquet"],
             },
             Case {
                 name: "text named .parquet",
                 corrupt: |fixture| {
-                    fs::write(fixture.path("train.parquet"), "x,color,clicked\n1,red,1\n").unwrap()
+                    fs::write(fixture.path("train.parquet"), "x,color,clicked\n1,red,1\n").unwrap();
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["train.parquet: expected Parquet", "found text"],
             },
             Case {
                 name: "an empty file named .parquet",
                 corrupt: |fixture| fs::write(fixture.path("train.parquet"), "").unwrap(),
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["train.parquet: expected Parquet", "found an empty file"],
             },
             Case {
                 name: "text named .parquet, as held-out data",
                 corrupt: |fixture| {
-                    fs::write(fixture.path("eval.parquet"), "x,color,clicked\n1,red,1\n").unwrap()
+                    fs::write(fixture.path("eval.parquet"), "x,color,clicked\n1,red,1\n").unwrap();
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["eval.parquet: expected Parquet", "found text"],
             },
@@ -117,7 +117,7 @@ fn damaged_files() {
                     let bytes = fs::read(fixture.path("train.parquet")).unwrap();
                     fs::write(fixture.path("train.parquet"), &bytes[..bytes.len() - 100]).unwrap();
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["train.parquet: damaged at record 0, byte ", "footer"],
             },
@@ -128,7 +128,7 @@ fn damaged_files() {
                     bytes[4..200].fill(0xa5);
                     fs::write(fixture.path("train.parquet"), bytes).unwrap();
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &["train.parquet: damaged at record 0, byte 4: "],
             },
@@ -137,7 +137,7 @@ fn damaged_files() {
                 corrupt: |fixture| {
                     with_tfrecord(fixture, |bytes, at| bytes[at + HEADER_BYTES + 5] ^= 0x10);
                 },
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &[
                     "train.tfrecord: damaged at record 7, byte 514: the checksum of its 57 bytes of data",
@@ -146,7 +146,7 @@ fn damaged_files() {
             Case {
                 name: "a flipped bit in a TFRecord's length",
                 corrupt: |fixture| with_tfrecord(fixture, |bytes, at| bytes[at] ^= 1),
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &[
                     "train.tfrecord: damaged at record 7, byte 514: ",
@@ -156,7 +156,7 @@ fn damaged_files() {
             Case {
                 name: "a TFRecord file truncated within a header",
                 corrupt: |fixture| with_tfrecord(fixture, |bytes, at| bytes.truncate(at + 5)),
-                line: TRAIN,
+                arguments: TRAIN,
                 exit_code: 1,
                 stderr: &[
                     "train.tfrecord: damaged at record 7, byte 514: ",

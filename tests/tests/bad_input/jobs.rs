@@ -16,7 +16,7 @@ fn invalid_job_files_are_rejected_before_any_work() {
         Case {
             name: "unknown key",
             corrupt: |fixture| fixture.edit("batch_size = 32", "bacth_size = 32"),
-            line: TRAIN,
+            arguments: TRAIN,
             exit_code: 2,
             stderr: &["job.toml:6:1: error: unknown key `bacth_size`", "did you mean `batch_size`?"],
         },
@@ -49,14 +49,14 @@ fn invalid_job_files_are_rejected_before_any_work() {
         Case {
             name: "a value of another type",
             corrupt: |fixture| fixture.edit("batch_size = 32", "batch_size = \"32\""),
-            line: TRAIN,
+            arguments: TRAIN,
             exit_code: 2,
             stderr: &["job.toml:6:14: error: expected a whole number or \"auto\", found \"32\""],
         },
         Case {
             name: "not TOML",
             corrupt: |fixture| fixture.edit("batch_size = 32", "batch_size = = 32"),
-            line: TRAIN,
+            arguments: TRAIN,
             exit_code: 2,
             stderr: &["job.toml:6:14: error: not TOML"],
         },
@@ -91,7 +91,7 @@ fn invalid_job_files_are_rejected_before_any_work() {
         Case {
             name: "a binary instead of a job file",
             corrupt: |fixture| fs::write(fixture.path("job.toml"), [0xff; 100]).unwrap(),
-            line: TRAIN,
+            arguments: TRAIN,
             exit_code: 2,
             stderr: &["job.toml", "UTF-8"],
         },
