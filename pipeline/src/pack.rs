@@ -1,10 +1,9 @@
-//! Packing: rows drawn from chunks are gathered into a slot. The one copy between decoding and a device.
+//! Packing: gathers rows from chunks into a slot. The only copy between decoding and a device.
 //!
-//! Rows come from anywhere in the shuffle pool, so each costs cache misses; the loop is made to overlap
-//! them. Rows are taken in blocks, and while one is packed the caches fetch the next. The ids of a block are
-//! copied, one contiguous run of bytes each row, into a tile that stays in the first-level cache; then the
-//! tile is transposed into the slot's `[F, B]`, 32 values of a feature at a time, which are two whole cache
-//! lines of the slot.
+//! Rows are scattered over the shuffle pool, so each causes cache misses, which the loop overlaps: it processes rows
+//! in blocks and prefetches the next block while it packs one. The ids of a block are copied, one contiguous run
+//! per row, into a tile that fits in the L1 cache; the tile is then transposed into the slot's `[F, B]`, 32
+//! values of a feature at a time, which are two whole cache lines of the slot.
 
 use std::sync::Arc;
 
@@ -14,19 +13,19 @@ use millstream_batch::cache_lines::prefetch;
 
 use crate::chunk::{Chunk, RaggedColumn};
 
-/// A row to pack: which chunk, and which of its rows.
+/// A row to pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowRef {
-    /// Place in the list of chunks.
+    /// Index of its chunk.
     pub chunk: u32,
-    /// Row of that chunk.
+    /// Index of the row in the chunk.
     pub row: u32,
 }
 
-/// Rows of a block: as many as two cache lines hold ids.
+/// Rows per block: the number of ids in two cache lines.
 const BLOCK: usize = 32;
 
-/// Gathers rows into slots of one schema. Keeps its scratch memory from call to call.
+/// Gathers rows into slots of one schema, reusing its scratch memory.
 #[derive(Debug, Default)]
 pub struct Packer {
     /// `[BLOCK, F]`
@@ -34,10 +33,10 @@ pub struct Packer {
 }
 
 impl Packer {
-    /// Copies `rows` of `chunks` into `batch`, the first to row `at`. Rows before it must be there already.
+    /// Copies `rows` of `chunks` into `batch`, starting at row `at`. The rows before it must already be packed.
     ///
     /// # Panics
-    /// When a row does not exist, the rows do not fit, or a chunk is of another shape than the batch.
+    /// When a row does not exist, the rows do not fit, or a chunk has another shape than the batch.
     pub fn pack(&mut self, batch: &mut BatchMut<'_>, at: usize, chunks: &[Arc<Chunk>], rows: &[RowRef]) {
         let schema = batch.layout().schema();
         let (capacity, dense, ids) = (schema.rows as usize, schema.dense.len(), schema.ids.len());
@@ -80,7 +79,7 @@ impl Packer {
         }
     }
 
-    /// One block of at most [`BLOCK`] rows: `out` is `[F, capacity]`.
+    /// Packs the ids of one block of at most [`BLOCK`] rows; `out` is `[F, capacity]`.
     fn pack_ids(
         &mut self,
         out: &mut [u32],
@@ -97,7 +96,7 @@ impl Packer {
             let out = &mut out[at..at + rows.len()];
             let column = &self.tile[feature..];
             if let Ok(out) = <&mut [u32; BLOCK]>::try_from(&mut *out) {
-                // Of a length known in advance, so that no bound is looked at within.
+                // A fixed length lets the compiler remove the bounds checks in the loop.
                 let column = &column[..(BLOCK - 1) * width + 1];
                 for (i, out) in out.iter_mut().enumerate() {
                     *out = column[i * width];
@@ -125,12 +124,12 @@ fn scalars(sections: &mut Sections<'_>, at: usize, chunks: &[Arc<Chunk>], rows: 
     }
 }
 
-/// The weights of the values that [`pack_ragged`] packs.
+/// Packs the weights of the values that [`pack_ragged`] packs.
 fn pack_weights<'a>(out: &mut [f32], rows: impl Iterator<Item = (&'a RaggedColumn, u32)>) {
     let mut end = 0;
     for (column, row) in rows {
         let values = column.offsets[row as usize] as usize..column.offsets[row as usize + 1] as usize;
-        let weights = column.weights.as_ref().expect("a chunk of the batch's features");
+        let weights = column.weights.as_ref().expect("chunks have the batch's features");
         out[end..end + values.len()].copy_from_slice(&weights[values.clone()]);
         end += values.len();
     }
@@ -160,13 +159,13 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use millstream_batch::{
-        BatchBuffer, BatchHeader, BatchRef, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream,
+        BatchBuffer, BatchHeader, BatchRef, BatchSchema, IdFeature, RaggedFeature, SlotLayout,
     };
     use proptest::prelude::*;
 
     use super::*;
 
-    const RAGGED_MOST: u32 = 3;
+    const RAGGED_MAX: u32 = 3;
 
     fn schema(
         rows: u32,
@@ -186,14 +185,14 @@ mod tests {
             ragged: names(ragged)
                 .map(|name| {
                     let weighted = name == "1";
-                    RaggedFeature { name, cardinality: u32::MAX, maximum: RAGGED_MOST, weighted }
+                    RaggedFeature { name, cardinality: u32::MAX, maximum: RAGGED_MAX, weighted }
                 })
                 .collect(),
-            position_bytes: 0,
+            ..BatchSchema::default()
         }
     }
 
-    /// A chunk whose every value is told from every other.
+    /// A chunk with distinct values.
     fn chunk(schema: &BatchSchema, number: u32, rows: u32) -> Chunk {
         let mut next = number << 20;
         let mut unique = move || {
@@ -211,7 +210,7 @@ mod tests {
             ids: many(n * schema.ids.len()),
             ragged: (0..schema.ragged.len() as u32)
                 .map(|feature| {
-                    let lengths = (0..rows).map(|row| (row * 7 + number + feature) % (RAGGED_MOST + 1));
+                    let lengths = (0..rows).map(|row| (row * 7 + number + feature) % (RAGGED_MAX + 1));
                     let ends = lengths.scan(0, |end, length| {
                         *end += length;
                         Some(*end)
@@ -226,7 +225,7 @@ mod tests {
         }
     }
 
-    /// Compares `batch` with `rows` of `chunks`, value by value.
+    /// Asserts that `batch` contains `rows` of `chunks`.
     fn assert_holds(batch: BatchRef<'_>, chunks: &[Chunk], rows: &[RowRef]) {
         let schema = batch.layout().schema();
         assert_eq!(batch.rows(), rows.len());
@@ -261,7 +260,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_the_plain_reference(
+        fn matches_the_reference(
             capacity in 1_u32..70, labels in 0_usize..4, dense in 0_usize..20, ids in 0_usize..30, ragged in 0_usize..3, weighted: bool,
             lengths in prop::collection::vec(1_u32..30, 1..4),
             draws in prop::collection::vec((any::<u32>(), any::<u32>()), 0..70), cut in 0_usize..70,
@@ -284,8 +283,7 @@ mod tests {
             let mut packer = Packer::default();
             packer.pack(&mut batch, 0, &held, first);
             packer.pack(&mut batch, first.len(), &held, second);
-            let rows_packed = rows.len() as u32;
-            batch.set_header(&BatchHeader { stream: Stream::Train, epoch: 0, batch: 0, rows: rows_packed, global_rows: rows_packed, last: false });
+            batch.set_header(&BatchHeader::train(rows.len() as u32));
             assert_holds(buffer.as_ref(), &chunks, &rows);
         }
     }

@@ -55,7 +55,7 @@ pub(crate) struct Located {
 
 /// How a file of `size` bytes is cut into parts of at most `split_bytes`.
 pub(crate) fn cuts(path: &str, size: u64, split_bytes: u64) -> impl Iterator<Item = Range<u64>> {
-    let whole = size <= split_bytes || Compression::by_name(path).is_some();
+    let whole = size <= split_bytes || Compression::from_name(path).is_some();
     let parts = if whole { 1 } else { size.div_ceil(split_bytes.max(1)) };
     // In 128 bits, so that no product overflows.
     let cut = move |part: u64| (u128::from(size) * u128::from(part) / u128::from(parts)) as u64;
@@ -87,7 +87,7 @@ pub(crate) fn locate(
 async fn find(object: &Object, part: Range<u64>) -> Result<(Range<u64>, Option<Error>), Error> {
     let size = object.size();
     let head = object.read(0..size.min(MAGIC_BYTES as u64)).await?;
-    if Compression::of(&head) != Compression::None {
+    if Compression::detect(&head) != Compression::None {
         let whole = if part.start == 0 { 0..size } else { size..size };
         return Ok((whole, None));
     }

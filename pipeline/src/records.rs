@@ -97,7 +97,7 @@ impl Records {
             }
             Ok(None) => Ok(Step::End),
             Err(ReadError::Fetch(error)) => Err(error),
-            Err(ReadError::Damage(damage)) if damage.cut && self.range.end < self.object.size() => {
+            Err(ReadError::Damage(damage)) if damage.truncated && self.range.end < self.object.size() => {
                 Err(Error::Cut {
                     path: self.object.path().to_string(),
                     offset: base + damage.offset,
@@ -160,10 +160,10 @@ impl Records {
             record: 0,
             message,
             fatal: true,
-            cut: false,
-            instead: None,
+            truncated: false,
+            actual_format: None,
         };
-        if self.object.size() == 0 && Compression::by_name(self.object.path()).is_some() {
+        if self.object.size() == 0 && Compression::from_name(self.object.path()).is_some() {
             return bad(
                 &self.object,
                 &self.label,
@@ -189,7 +189,7 @@ impl Records {
 fn bad(object: &Object, path: &str, base: u64, damage: Damage) -> Result<Step<'static>, Error> {
     object.distrust();
     let path = path.to_owned();
-    if let Some(found @ (Content::Parquet | Content::Text)) = damage.instead {
+    if let Some(found @ (Content::Parquet | Content::Text)) = damage.actual_format {
         return Err(Error::WrongFormat { path, expected: "TFRecord".to_owned(), found: found.to_string() });
     }
     let Damage { offset, record, message, fatal, .. } = damage;
@@ -303,7 +303,7 @@ pub(crate) fn check_features(
     let mut columns = ExampleColumns::new(projection);
     let mut looked_at = 0;
     let absent =
-        |columns: &ExampleColumns| (0..projection.columns.len()).find(|&column| !columns.is_met(column));
+        |columns: &ExampleColumns| (0..projection.columns.len()).find(|&column| !columns.was_seen(column));
     'files: for object in objects {
         let mut records = Records::start(object.clone(), &limits, runtime);
         loop {

@@ -63,14 +63,14 @@ pub(crate) struct Surveyor<'a> {
 /// The format of a file: what its first bytes say, or else its name.
 pub(crate) fn file_format(object: &Object, runtime: &Handle) -> Result<FileFormat, Error> {
     let start = runtime.block_on(object.read(0..object.size().min(SNIFFED_BYTES)))?;
-    match Content::of(&start) {
+    match Content::detect(&start) {
         Content::Parquet => Ok(FileFormat::Parquet),
         Content::TfRecord(Compression::None) => Ok(FileFormat::TfRecord),
         // What is compressed may be cut too short here to be told.
-        Content::TfRecord(_) => Ok(FileFormat::by_name(object.path()).unwrap_or(FileFormat::TfRecord)),
+        Content::TfRecord(_) => Ok(FileFormat::from_name(object.path()).unwrap_or(FileFormat::TfRecord)),
         Content::Text => Ok(FileFormat::Csv),
         found @ (Content::Empty | Content::Unknown) => {
-            FileFormat::by_name(object.path()).ok_or_else(|| Error::WrongFormat {
+            FileFormat::from_name(object.path()).ok_or_else(|| Error::WrongFormat {
                 path: object.path().to_string(),
                 expected: "TFRecord, Parquet or CSV".to_owned(),
                 found: found.to_string(),

@@ -97,7 +97,7 @@ fn a_cache_written_by_killed_runs_and_then_corrupted_does_not_change_results() {
     }
     let (contents, messages) = succeeded(&train(&job, Some(&cache)).output().unwrap());
     contents.assert_same(&wanted);
-    assert_eq!(messages.matches("a cache file cannot be used").count(), 1, "{messages}");
+    assert_eq!(messages.matches("a cache file is unusable").count(), 1, "{messages}");
 }
 
 /// Runs in a mount namespace in which the cache directory is a tiny file system. Passes without checking where the
@@ -125,5 +125,5 @@ fn a_full_disk_only_disables_the_cache() {
         .unwrap();
     let (contents, messages) = succeeded(&output);
     contents.assert_same(&wanted);
-    assert_eq!(messages.matches("the cache cannot be written to").count(), 1, "{messages}");
+    assert_eq!(messages.matches("writing to the cache failed").count(), 1, "{messages}");
 }

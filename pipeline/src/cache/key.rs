@@ -1,12 +1,12 @@
-//! What a cache file is of: the data it was made from, and everything that decides what was made of it.
+//! Cache keys: identify the source data of a file, and everything that affects its contents.
 //!
-//! Two SHA-256, one in the other. The [`Specification`] is of a job: its features, its label, what in its data
-//! section bears on what a record becomes, what was learned from the training data, and the version of this
-//! program. The [`Key`] is of one split of one version of one object under a specification. A file's name is
-//! its key, and so a job that was changed, or data that was replaced, finds nothing rather than something stale.
+//! Two nested SHA-256 hashes. The [`Specification`] covers a job: its features, its label, the keys of its data
+//! section that affect rows, the statistics learned from the training data, and the version of this program. The
+//! [`Key`] covers one split of one version of one object under a specification. A file's name is its key, so a
+//! changed job or replaced data never finds a stale file.
 //!
-//! What is not known to be harmless counts: a new key in a job's data section is part of the specification
-//! until it is named among those that are not.
+//! The default is to include: a new key of the data section is part of the specification until it is listed as
+//! irrelevant.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,19 +17,19 @@ use crate::analysis::Analysis;
 use crate::dataset::{Dataset, Split};
 use crate::spec::{DataSpec, FeatureSpec, LabelSpec, OnBadRecord};
 
-/// To be raised when decoding or transforming comes to make something else of the same data within a version
-/// of the program.
+/// Increment when decoding or transformation produces different rows from the same data without a change of the
+/// program's version.
 const REVISION: u32 = 1;
 
-/// What is made of any record of a job's data.
+/// Identifies the rows that a job makes of its records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Specification([u8; 32]);
 
-/// Names one split's rows.
+/// Identifies the rows of one split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key([u8; 32]);
 
-/// A hash of parts, in which no two lists of parts are the same bytes.
+/// A hash of a list of parts. Lengths are included, so different lists never hash the same bytes.
 struct Parts(Sha256);
 
 impl Parts {
@@ -52,11 +52,11 @@ impl Parts {
 }
 
 impl Specification {
-    /// That of a job, whose features have learned `analysis`.
+    /// The specification of a job with the statistics `analysis`.
     pub fn of(features: &[FeatureSpec], label: &LabelSpec, data: &DataSpec, analysis: &Analysis) -> Self {
         let mut parts = Parts::new("millstream cache specification");
-        // Which files there are, in what order they are read, and what else becomes of their rows. A record
-        // that cannot be used is left out of a file whatever the job does about it.
+        // Clear the keys that do not affect rows: the files, their order, and the use of their rows. A bad record
+        // is omitted from a file whatever the job's policy.
         let data = DataSpec {
             base: PathBuf::new(),
             train: Vec::new(),
@@ -76,7 +76,7 @@ impl Specification {
             ..data.clone()
         };
         let json = serde_json::to_vec(&(features, label, data));
-        parts.add(&json.expect("plain structs, enums, strings and numbers, which JSON can always hold"));
+        parts.add(&json.expect("plain structs, enums, strings and numbers always serialize"));
         for feature in features {
             parts.add(feature.name.as_bytes());
             for numbers in feature.columns.iter().filter_map(|column| analysis.numbers.get(column)) {
@@ -95,7 +95,7 @@ impl Specification {
 }
 
 impl Key {
-    /// That of a split of `dataset`.
+    /// The key of a split of `dataset`.
     pub(crate) fn of(specification: &Specification, dataset: &Dataset, split: &Split) -> Self {
         let object = &dataset.objects()[split.object];
         let mut parts = Parts::new("millstream cache split");
@@ -115,14 +115,14 @@ impl Key {
         &self.0
     }
 
-    /// The key that a file's name says, if it is one.
+    /// Parses the key in a file's name.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         let mut key = [0; 32];
         if name.len() != 2 * key.len() || !name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
             return None;
         }
-        for (place, at) in key.iter_mut().zip((0..name.len()).step_by(2)) {
-            *place = u8::from_str_radix(&name[at..at + 2], 16).ok()?;
+        for (byte, at) in key.iter_mut().zip((0..name.len()).step_by(2)) {
+            *byte = u8::from_str_radix(&name[at..at + 2], 16).ok()?;
         }
         Some(Self(key))
     }

@@ -1,4 +1,4 @@
-//! One cache file being read: its tail at once, then its blocks, a few of them ahead.
+//! Reads one cache file: first its tail, then its blocks, with read-ahead.
 
 use std::fs::File;
 use std::io;
@@ -15,75 +15,75 @@ use super::layout::{Contents, TRAILER_BYTES, tail_bytes};
 use crate::chunk::Chunk;
 use crate::ingest::gate;
 
-/// Blocks that are read or wait to be decoded.
+/// Maximum number of blocks in flight or waiting to be decoded.
 const DEPTH: usize = 4;
 
-/// Read from the end of a file at first: the whole tail, unless the file is very large.
+/// Bytes read from the end of a file first: the whole tail, unless the file is very large.
 const TAIL_BYTES: u64 = 64 << 10;
 
-/// The most bytes that a reader holds when no row exceeds a block.
+/// Maximum memory of a reader, unless a row exceeds a block.
 pub(crate) const HELD_BYTES: u64 = (DEPTH as u64 + 1) * BLOCK_BYTES as u64;
 
-/// Why a file cannot be served from.
+/// Why a file is unreadable.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unreadable {
-    /// The disk failed.
+    /// An I/O error.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The bytes are not what was written.
+    /// The file is malformed.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
 
-/// Reads a file's rows in order.
+/// Reads the rows of a file in order.
 pub(crate) struct CacheReader {
     file: Arc<DiskFile>,
     queue: Queue,
     contents: Contents,
-    /// The next block to be asked for.
+    /// The next block to request.
     next: usize,
-    /// Blocks that were read before their turn: `[block % DEPTH]`.
+    /// Blocks read ahead: `[block % DEPTH]`.
     read: [Option<AlignedBuffer>; DEPTH],
-    /// To be read into again.
+    /// Buffers to reuse.
     spare: Vec<AlignedBuffer>,
-    /// The block being decoded, and its rows that are still to come.
+    /// The block being decoded, and its remaining rows.
     block: usize,
     rows: Range<usize>,
     current: Option<AlignedBuffer>,
-    /// What was read and waited for, until it is asked for.
+    /// Work since the last [`CacheReader::take_work`].
     work: Work,
 }
 
-/// What a reader has done.
+/// Work done by a reader.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Work {
     pub(crate) read_bytes: u64,
     pub(crate) waited: Duration,
-    /// Rows truncated, of the blocks begun.
+    /// Truncated rows in the blocks started.
     pub(crate) truncated_rows: u64,
 }
 
 impl CacheReader {
-    /// Opens the file of `key`, which is to have columns of `shape`.
+    /// Opens the file of `key` and checks that it has columns of `shape`.
     pub(super) fn open(file: File, access: Access, key: &Key, shape: &Shape) -> Result<Self, Unreadable> {
         let bytes = file.metadata()?.len();
         if bytes == 0 || bytes % ALIGNMENT as u64 != 0 {
-            return Err(Malformed("the file is cut off").into());
+            return Err(Malformed("the file is truncated").into());
         }
         let file = Arc::new(DiskFile::new(file, access.direct));
         let mut queue = Queue::new(DEPTH as u32, access.ring);
         let started = Instant::now();
         let mut tail = read(&mut queue, &file, bytes.saturating_sub(TAIL_BYTES)..bytes)?;
-        let wanted = tail_bytes(&tail[tail.len() - TRAILER_BYTES..])?;
-        let start = bytes.checked_sub(wanted).ok_or(Malformed("the file is shorter than its tail"))?;
+        let needed = tail_bytes(&tail[tail.len() - TRAILER_BYTES..])?;
+        let start = bytes.checked_sub(needed).ok_or(Malformed("the file is shorter than its tail"))?;
         let mut read_bytes = tail.len() as u64;
-        if wanted > tail.len() as u64 {
+        if needed > tail.len() as u64 {
             tail = read(&mut queue, &file, start..bytes)?;
-            read_bytes += wanted;
+            read_bytes += needed;
         }
-        let contents = Contents::parse(&tail[tail.len() - wanted as usize..], bytes)?;
+        let contents = Contents::parse(&tail[tail.len() - needed as usize..], bytes)?;
         if (&contents.key, &contents.shape) != (key, shape) {
-            return Err(Malformed("the file is of something else than its name says").into());
+            return Err(Malformed("the file does not match its name").into());
         }
         let work = Work { read_bytes, waited: started.elapsed(), truncated_rows: 0 };
         Ok(Self {
@@ -100,22 +100,22 @@ impl CacheReader {
         })
     }
 
-    /// Rows in the file.
+    /// Number of rows in the file.
     pub(crate) fn rows(&self) -> u64 {
         self.contents.rows
     }
 
-    /// Records that were left out of it.
+    /// Number of skipped records.
     pub(crate) fn left_out(&self) -> u64 {
         self.contents.left_out
     }
 
-    /// What was wrong with the last of them.
+    /// The encoded error of the last skipped record.
     pub(crate) fn fault(&self) -> &[u8] {
         &self.contents.fault
     }
 
-    /// Begins to read, at row `from` of the file, which has so many.
+    /// Starts reading at row `from`, which must be within the file.
     pub(crate) fn start(&mut self, from: u64) {
         let mut before = 0;
         let passed = |&rows: &u32| {
@@ -127,7 +127,7 @@ impl CacheReader {
         self.next = self.block;
         // The rows of its first block that nobody wants.
         self.rows = (from - before) as usize..usize::MAX;
-        self.ask();
+        self.request();
     }
 
     /// The next rows, at most `max_rows`; `None` at the end.
@@ -155,30 +155,30 @@ impl CacheReader {
             self.block += 1;
             self.rows = 0..usize::MAX;
             self.spare.push(buffer);
-            self.ask();
+            self.request();
         } else {
             self.current = Some(buffer);
         }
         Ok(Some(chunk))
     }
 
-    /// What was done since the last time.
+    /// Returns and resets the work counters.
     pub(crate) fn take_work(&mut self) -> Work {
         std::mem::take(&mut self.work)
     }
 
-    /// Begins to read as many blocks as may be.
-    fn ask(&mut self) {
+    /// Requests blocks up to the read-ahead depth.
+    fn request(&mut self) {
         while self.next < self.contents.entries.len().min(self.block + DEPTH) {
-            let place = self.contents.entries[self.next].place();
-            let bytes = (place.end - place.start) as usize;
+            let range = self.contents.entries[self.next].range();
+            let bytes = (range.end - range.start) as usize;
             let buffer = self.spare.pop().map_or_else(|| AlignedBuffer::zeroed(bytes), |b| b.with_len(bytes));
-            self.queue.read(&self.file, place.start, buffer, self.next as u64);
+            self.queue.read(&self.file, range.start, buffer, self.next as u64);
             self.next += 1;
         }
     }
 
-    /// Waits for the block whose turn it is.
+    /// Waits for the current block.
     fn wait(&mut self) -> Result<AlignedBuffer, Unreadable> {
         let started = Instant::now();
         let buffer = loop {
@@ -186,12 +186,12 @@ impl CacheReader {
                 break buffer;
             }
             let Some(done) = gate::waiting(|| self.queue.wait()) else {
-                return Err(io::Error::other("a read was lost").into());
+                return Err(io::Error::other("a read did not complete").into());
             };
             let bytes = done.result?;
             self.work.read_bytes += bytes as u64;
             if bytes != done.buffer.len() {
-                return Err(Malformed("the file was cut off").into());
+                return Err(Malformed("the file was truncated").into());
             }
             self.read[done.token as usize % DEPTH] = Some(done.buffer);
         };
@@ -200,13 +200,13 @@ impl CacheReader {
     }
 }
 
-/// Reads part of a file and waits for it.
-fn read(queue: &mut Queue, file: &Arc<DiskFile>, place: Range<u64>) -> Result<AlignedBuffer, Unreadable> {
-    let bytes = (place.end - place.start) as usize;
-    queue.read(file, place.start, AlignedBuffer::zeroed(bytes), 0);
-    let done = gate::waiting(|| queue.wait()).ok_or_else(|| io::Error::other("a read was lost"))?;
+/// Reads part of a file synchronously.
+fn read(queue: &mut Queue, file: &Arc<DiskFile>, range: Range<u64>) -> Result<AlignedBuffer, Unreadable> {
+    let bytes = (range.end - range.start) as usize;
+    queue.read(file, range.start, AlignedBuffer::zeroed(bytes), 0);
+    let done = gate::waiting(|| queue.wait()).ok_or_else(|| io::Error::other("a read did not complete"))?;
     if done.result? != bytes {
-        return Err(Malformed("the file was cut off").into());
+        return Err(Malformed("the file was truncated").into());
     }
     Ok(done.buffer)
 }

@@ -1,4 +1,4 @@
-//! A source of chunks with a cache before it.
+//! A source of chunks with a cache in front.
 
 use std::sync::Arc;
 
@@ -17,27 +17,27 @@ use crate::error::Error;
 use crate::ingest::{ChunkReader, ChunkSize, ChunkSource, Counters, Elastic, LeftOut, Opened, Stretch};
 use crate::spec::OnBadRecord;
 
-/// Serves splits from their cache files, and writes those of the others as they are read.
+/// Serves splits from their cache files, and writes the files of other splits as they are read.
 pub struct CachedSource {
     inner: Arc<dyn ChunkSource>,
     cache: Arc<Cache>,
     splits: Arc<[Split]>,
     shape: Shape,
-    /// The most that a row takes, decoded.
+    /// Maximum size of a decoded row.
     row_bytes: u64,
     on_bad_record: OnBadRecord,
 }
 
-/// What a split's file is of.
+/// The key of a split's cache file.
 pub(super) struct Split {
     pub(super) key: Key,
-    /// The file of the dataset, for messages.
+    /// Path of the source file, for messages.
     pub(super) path: Arc<str>,
 }
 
 impl CachedSource {
-    /// Puts `cache` before `inner`, which reads `dataset` into rows of `schema`, whose values `specification`
-    /// decides.
+    /// Puts `cache` in front of `inner`, which reads `dataset` into rows of `schema` as identified by
+    /// `specification`.
     pub fn new(
         inner: Arc<dyn ChunkSource>,
         cache: Arc<Cache>,
@@ -71,11 +71,11 @@ impl CachedSource {
         row_bytes: u64,
         on_bad_record: OnBadRecord,
     ) -> Self {
-        cache.claim(splits.iter().map(|split| split.key));
+        cache.protect(splits.iter().map(|split| split.key));
         Self { inner, cache, splits, shape, row_bytes, on_bad_record }
     }
 
-    /// Whether a job would have put up with so many records left out of one split.
+    /// Whether the job's policy allows `left_out` skipped records in one split.
     fn allows(&self, left_out: u64) -> bool {
         match self.on_bad_record {
             OnBadRecord::Fail => left_out == 0,
@@ -85,7 +85,7 @@ impl CachedSource {
 
     fn open_cached(&self, split: u32, from: u64) -> Option<CacheReader> {
         let mut reader = self.cache.open(&self.splits[split as usize].key, &self.shape)?;
-        // What would be an error is left to the source to tell.
+        // The source reports the error.
         if !self.allows(reader.left_out()) || from > reader.rows() {
             return None;
         }
@@ -107,7 +107,7 @@ impl ChunkSource for CachedSource {
         self.inner.chunk_size()
     }
 
-    /// A lane has two splits open, each from its file or from the source, and writes one.
+    /// A lane has two splits open, each from its file or from the source, and writes one file.
     fn lane_bytes(&self, chunk_rows: usize) -> u64 {
         let blocks = self.row_bytes.div_ceil(BLOCK_BYTES as u64).max(1);
         let (inner, reading) = (self.inner.lane_bytes(chunk_rows), blocks * reader::HELD_BYTES);
@@ -137,17 +137,17 @@ impl ChunkSource for CachedSource {
         };
         if let Some(cached) = self.open_cached(split, from) {
             counters.cache_hits.add(1);
-            let reader = Reader { opening, given: from, from: From::Cache(Box::new(cached)) };
+            let reader = Reader { opening, returned: from, origin: Origin::Cache(Box::new(cached)) };
             return Ok(Opened { reader: Box::new(reader), passed: from });
         }
         counters.cache_misses.add(1);
         let (source, passed) = opening.source(from, 0)?;
-        let reader = Reader { opening, given: passed, from: From::Source(Box::new(source)) };
+        let reader = Reader { opening, returned: passed, origin: Origin::Source(Box::new(source)) };
         Ok(Opened { reader: Box::new(reader), passed })
     }
 }
 
-/// What it takes to open a split again.
+/// The parameters for opening a split, kept to open its source later.
 struct Opening {
     inner: Arc<dyn ChunkSource>,
     cache: Arc<Cache>,
@@ -157,37 +157,37 @@ struct Opening {
     counters: Arc<Counters>,
 }
 
-/// A split being read.
+/// Reads a split.
 struct Reader {
     opening: Opening,
-    /// Rows of the split that were handed out or passed.
-    given: u64,
-    from: From,
+    /// Rows of the split that were returned or skipped.
+    returned: u64,
+    origin: Origin,
 }
 
-enum From {
+enum Origin {
     Cache(Box<CacheReader>),
     Source(Box<Source>),
 }
 
-/// A split read from its source.
+/// Reads a split from its source.
 struct Source {
     reader: Box<dyn ChunkReader>,
-    /// Rows to be dropped: they were served from a file that turned out to be damaged.
-    dropped: u64,
-    /// Truncated rows that the file's writer knows of.
+    /// Rows still to be dropped, because they were served from the cache file before it proved damaged.
+    to_drop: u64,
+    /// Truncated rows already counted.
     truncated_rows: u64,
     tee: Tee,
-    /// Once it has ended.
+    /// Set at the end of the split.
     left_out: Option<LeftOut>,
 }
 
-/// Whether what is read is written.
+/// Whether the rows read are also written to the cache.
 enum Tee {
-    /// From the first rows on.
-    Wanted,
+    /// Writing starts with the first rows.
+    Pending,
     Writing(Box<PartWriter>),
-    No,
+    Off,
 }
 
 impl Opening {
@@ -195,39 +195,39 @@ impl Opening {
         &self.splits[self.split as usize]
     }
 
-    /// Opens the source for what follows row `from`, of which the reader drops all but the last `keep`. Also
-    /// returns how many rows it passes over.
-    fn source(&self, from: u64, keep: u64) -> Result<(Source, u64), Error> {
+    /// Opens the source at row `from`. The reader drops the rows before row `drop_before` that the source does not skip.
+    /// Also returns the number of rows that the source skips.
+    fn source(&self, from: u64, drop_before: u64) -> Result<(Source, u64), Error> {
         let Opened { reader, passed } = self.inner.open(self.split, from, &self.counters)?;
-        let tee = if passed == 0 { Tee::Wanted } else { Tee::No };
-        let dropped = keep.saturating_sub(passed);
-        Ok((Source { reader, dropped, truncated_rows: 0, tee, left_out: None }, passed))
+        let tee = if passed == 0 { Tee::Pending } else { Tee::Off };
+        let to_drop = drop_before.saturating_sub(passed);
+        Ok((Source { reader, to_drop, truncated_rows: 0, tee, left_out: None }, passed))
     }
 }
 
 impl ChunkReader for Reader {
     fn next(&mut self, max_rows: usize) -> Result<Option<Chunk>, Error> {
         let chunk = loop {
-            match &mut self.from {
-                From::Source(source) => break source.next(max_rows, &self.opening)?,
-                From::Cache(cached) => match read_cached(cached, max_rows, &self.opening.counters) {
+            match &mut self.origin {
+                Origin::Source(source) => break source.next(max_rows, &self.opening)?,
+                Origin::Cache(cached) => match read_cached(cached, max_rows, &self.opening.counters) {
                     Ok(chunk) => break chunk,
                     Err(why) => {
                         self.opening.cache.discard(&self.opening.split().key, &why);
-                        let (source, _) = self.opening.source(self.given, self.given)?;
-                        self.from = From::Source(Box::new(source));
+                        let (source, _) = self.opening.source(self.returned, self.returned)?;
+                        self.origin = Origin::Source(Box::new(source));
                     }
                 },
             }
         };
-        self.given += chunk.as_ref().map_or(0, |chunk| chunk.rows() as u64);
+        self.returned += chunk.as_ref().map_or(0, |chunk| chunk.rows() as u64);
         Ok(chunk)
     }
 
     fn left_out(&mut self) -> LeftOut {
-        match &mut self.from {
-            From::Source(source) => source.left_out.take().unwrap_or_else(|| source.reader.left_out()),
-            From::Cache(cached) => {
+        match &mut self.origin {
+            Origin::Source(source) => source.left_out.take().unwrap_or_else(|| source.reader.left_out()),
+            Origin::Cache(cached) => {
                 let last = StoredFault::decode(cached.fault(), &self.opening.split().path);
                 LeftOut { records: cached.left_out(), last }
             }
@@ -265,8 +265,8 @@ impl Source {
             };
             self.tee(&chunk, newly_truncated, opening);
             let rows = chunk.rows() as u64;
-            let dropped = rows.min(self.dropped);
-            self.dropped -= dropped;
+            let dropped = rows.min(self.to_drop);
+            self.to_drop -= dropped;
             if dropped == rows {
                 continue;
             }
@@ -278,23 +278,23 @@ impl Source {
     }
 
     fn tee(&mut self, chunk: &Chunk, truncated_rows: u64, opening: &Opening) {
-        if matches!(self.tee, Tee::Wanted) {
+        if matches!(self.tee, Tee::Pending) {
             let writer = opening.cache.write(&opening.split().key, &opening.shape);
-            self.tee = writer.map_or(Tee::No, |writer| Tee::Writing(Box::new(writer)));
+            self.tee = writer.map_or(Tee::Off, |writer| Tee::Writing(Box::new(writer)));
         }
         if let Tee::Writing(writer) = &mut self.tee
             && !writer.push(chunk, truncated_rows)
         {
-            self.tee = Tee::No;
+            self.tee = Tee::Off;
         }
     }
 
     fn end(&mut self, truncated_rows: u64, opening: &Opening) {
         let left_out = self.reader.left_out();
-        let writer = match std::mem::replace(&mut self.tee, Tee::No) {
+        let writer = match std::mem::replace(&mut self.tee, Tee::Off) {
             Tee::Writing(writer) => Some(*writer),
-            Tee::Wanted => opening.cache.write(&opening.split().key, &opening.shape),
-            Tee::No => None,
+            Tee::Pending => opening.cache.write(&opening.split().key, &opening.shape),
+            Tee::Off => None,
         };
         let fault = left_out.last.as_ref().and_then(StoredFault::encode);
         if let Some(writer) = writer
@@ -307,7 +307,7 @@ impl Source {
     }
 }
 
-/// What was wrong with a record that was left out, without the file that it is in.
+/// The error of a skipped record, without the path of its file.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum StoredFault {
@@ -316,7 +316,7 @@ enum StoredFault {
 }
 
 impl StoredFault {
-    /// `None` for an error that is none of a record.
+    /// `None` for an error that does not concern a record.
     fn encode(error: &Error) -> Option<Vec<u8>> {
         let fault = match error {
             Error::Damage { offset, record, message, .. } => {

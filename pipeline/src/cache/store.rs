@@ -1,4 +1,4 @@
-//! The cache directory, as the lanes of a job see it.
+//! The cache directory, as used by the lanes of a job.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -17,60 +17,61 @@ use super::reader::{CacheReader, Unreadable};
 use super::writer::{self, Message, PartWriter};
 use crate::spec::CacheSpec;
 
-/// A whole file's name is its key and this.
-pub(crate) const WHOLE: &str = "chunks";
-/// One that is being written.
+/// File extension of a complete file, whose stem is its key.
+pub(crate) const COMPLETE: &str = "chunks";
+/// File extension of a file being written.
 pub(crate) const PART: &str = "part";
 
-/// Splits that are written side by side at most.
-const MOST_PARTS: u32 = 64;
+/// Maximum number of splits written concurrently.
+const MAX_PARTS: u32 = 64;
 
-/// The longest that the end of a job waits for the disk to take what is in the queue.
-const DRAIN: Duration = Duration::from_secs(5);
+/// Maximum time that the end of a job waits for the queue to be written.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How a cache goes about its work.
+/// Options of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// How files are read and written.
+    /// Access mode for reading and writing files.
     pub access: Access,
-    /// The most bytes that wait to be written.
+    /// Maximum bytes waiting to be written.
     pub queue_bytes: u64,
 }
 
 impl CacheOptions {
-    /// As fast as the system lets it, with a queue that takes a small share of the job's memory budget.
+    /// The fastest access mode, and a queue that uses a small share of the job's memory budget.
     pub fn of_budget(memory_budget_bytes: u64) -> Self {
         Self { access: Access::BEST, queue_bytes: (memory_budget_bytes / 32).clamp(1 << 20, 32 << 20) }
     }
 }
 
-/// A directory of cache files. Nothing is touched before the first split is read.
+/// A directory of cache files. It is not accessed before the first split is read.
 pub struct Cache {
     shared: Arc<Shared>,
-    writer: Mutex<Option<Writing>>,
+    writer: Mutex<Option<WriterThread>>,
 }
 
-/// The thread that writes, and how it says that it has ended.
-struct Writing {
+/// The channels to and from the writer thread.
+struct WriterThread {
     messages: Sender<Message>,
+    /// Disconnects, or receives, when the thread has ended.
     ended: Receiver<()>,
 }
 
-/// What lanes and the writing thread share.
+/// State shared by lanes and the writer thread.
 pub(crate) struct Shared {
     pub(crate) directory: PathBuf,
     pub(crate) max_bytes: u64,
     pub(crate) options: CacheOptions,
-    /// When the job began: files used since then are somebody's who is at work.
-    pub(crate) began: SystemTime,
-    /// Bytes on their way to the disk.
+    /// Start time of the job. Files used since then belong to running jobs.
+    pub(crate) started: SystemTime,
+    /// Bytes queued or being written.
     pub(crate) queued_bytes: AtomicU64,
-    /// Splits being written, and how many may be.
+    /// Number of splits being written, and its current limit.
     parts: AtomicU32,
     allowed_parts: AtomicU32,
-    /// Nothing more is written: the disk has failed, or there is no room that could be made.
+    /// Set when nothing more is written: the disk has failed, or the cache is full.
     pub(crate) closed: AtomicBool,
-    /// Files that this job may come to use.
+    /// Keys of the files of this job.
     own: Mutex<HashSet<Key>>,
     next_part: AtomicU64,
     slow: Once,
@@ -85,10 +86,10 @@ impl Cache {
             directory: spec.directory.clone(),
             max_bytes: spec.max_bytes,
             options,
-            began: SystemTime::now(),
+            started: SystemTime::now(),
             queued_bytes: AtomicU64::new(0),
             parts: AtomicU32::new(0),
-            allowed_parts: AtomicU32::new(MOST_PARTS),
+            allowed_parts: AtomicU32::new(MAX_PARTS),
             closed: AtomicBool::new(false),
             own: Mutex::default(),
             next_part: AtomicU64::new(0),
@@ -99,19 +100,19 @@ impl Cache {
         Self { shared: Arc::new(shared), writer: Mutex::new(None) }
     }
 
-    /// The most bytes that wait to be written.
+    /// Maximum bytes waiting to be written.
     pub(crate) fn queue_bytes(&self) -> u64 {
         self.shared.options.queue_bytes
     }
 
-    /// Files of these keys are not removed to make room for others.
-    pub(crate) fn claim(&self, keys: impl IntoIterator<Item = Key>) {
+    /// Protects the files of these keys from being removed to free space.
+    pub(crate) fn protect(&self, keys: impl IntoIterator<Item = Key>) {
         self.shared.own().extend(keys);
     }
 
-    /// The file of `key`, if it is there, and one of `shape`.
+    /// Opens the file of `key`, if it exists and has columns of `shape`.
     pub(crate) fn open(&self, key: &Key, shape: &Shape) -> Option<CacheReader> {
-        let path = self.shared.path(key, WHOLE);
+        let path = self.shared.path(key, COMPLETE);
         let file = match File::open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -120,7 +121,7 @@ impl Cache {
                 return None;
             }
         };
-        // Tells other jobs that the file is in use. A directory that cannot be written to serves as well.
+        // Marks the file as used for other jobs. This fails in a read-only directory, which can still be read.
         let _ = file.set_modified(SystemTime::now());
         match CacheReader::open(file, self.shared.options.access, key, shape) {
             Ok(reader) => Some(reader),
@@ -131,18 +132,18 @@ impl Cache {
         }
     }
 
-    /// Removes the file of `key`, which is not what it should be.
+    /// Removes the invalid file of `key`.
     pub(crate) fn discard(&self, key: &Key, why: &Unreadable) {
-        let path = self.shared.path(key, WHOLE);
+        let path = self.shared.path(key, COMPLETE);
         self.shared.damaged(&path, why);
-        // Gone already, or not to be removed: then it is passed over again the next time.
+        // If this fails the file is already gone, or is rejected again next time.
         let _ = fs::remove_file(&path);
     }
 
-    /// Begins to write the file of `key`; `None` when that is not to be.
+    /// Starts to write the file of `key`; `None` if writing is disabled or too many splits are being written.
     pub(crate) fn write(&self, key: &Key, shape: &Shape) -> Option<PartWriter> {
         let shared = &self.shared;
-        if shared.closed.load(Ordering::Relaxed) || !shared.take_part() {
+        if shared.closed.load(Ordering::Relaxed) || !shared.acquire_part() {
             return None;
         }
         let Some(messages) = self.messages() else {
@@ -153,7 +154,7 @@ impl Cache {
         Some(PartWriter::begin(Arc::clone(shared), messages, part, *key, *shape))
     }
 
-    /// To the writing thread, which is started by the first who asks.
+    /// The channel to the writer thread, which the first call starts.
     fn messages(&self) -> Option<Sender<Message>> {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         if writer.is_none() {
@@ -162,27 +163,27 @@ impl Cache {
             let shared = Arc::clone(&self.shared);
             let run = move || {
                 writer::run(&shared, &received);
-                // Nobody may be waiting.
+                // The receiver may be gone.
                 let _ = ending.send(());
             };
             if let Err(error) = std::thread::Builder::new().name("cache-writer".to_owned()).spawn(run) {
                 self.shared.failed(&error);
                 return None;
             }
-            *writer = Some(Writing { messages, ended });
+            *writer = Some(WriterThread { messages, ended });
         }
-        writer.as_ref().map(|writing| writing.messages.clone())
+        writer.as_ref().map(|writer| writer.messages.clone())
     }
 }
 
 impl Drop for Cache {
-    /// What is whole is still written, unless the disk takes very long.
+    /// Waits for complete files to be written, up to [`DRAIN_TIMEOUT`].
     fn drop(&mut self) {
         let writer = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Writing { messages, ended }) = writer {
+        if let Some(WriterThread { messages, ended }) = writer {
             drop(messages);
-            // Late or not, the thread ends by itself.
-            let _ = ended.recv_timeout(DRAIN);
+            // After the timeout, the thread continues and ends by itself.
+            let _ = ended.recv_timeout(DRAIN_TIMEOUT);
         }
     }
 }
@@ -196,53 +197,54 @@ impl Shared {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes room in the queue for `bytes`, if there is.
+    /// Reserves `bytes` of the queue, if available.
     pub(crate) fn enqueue(&self, bytes: u64) -> bool {
         let fits = |queued: u64| queued.checked_add(bytes).filter(|&all| all <= self.options.queue_bytes);
         self.queued_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
     }
 
-    fn take_part(&self) -> bool {
+    /// Counts one more split being written, if the limit allows.
+    fn acquire_part(&self) -> bool {
         let allowed = self.allowed_parts.load(Ordering::Relaxed);
         let more = |parts| (parts < allowed).then_some(parts + 1);
         self.parts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// A split is not written any more.
+    /// Counts one split less being written.
     pub(crate) fn release_part(&self) {
         self.parts.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A split was written to its end: another one may be beside the others.
-    pub(crate) fn more_parts(&self) {
-        let more = |allowed| (allowed < MOST_PARTS).then_some(allowed + 1);
-        // As many as there may ever be.
+    /// Raises the limit by one after a split was written completely.
+    pub(crate) fn raise_part_limit(&self) {
+        let more = |allowed| (allowed < MAX_PARTS).then_some(allowed + 1);
+        // Fails only at the maximum.
         let _ = self.allowed_parts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
     }
 
-    /// The disk does not keep up: half as many splits are to be written side by side.
-    pub(crate) fn fewer_parts(&self) {
+    /// Halves the limit when the disk does not keep up.
+    pub(crate) fn lower_part_limit(&self) {
         let parts = self.parts.load(Ordering::Relaxed);
         self.allowed_parts.store((parts / 2).max(1), Ordering::Relaxed);
         let directory = self.directory.display();
         self.slow.call_once(|| {
             tracing::warn!(
                 %directory,
-                "the cache's disk does not keep up: some of the data is not cached in this pass"
+                "the cache disk does not keep up: some data is not cached in this pass"
             );
         });
     }
 
-    /// Nothing more is written.
+    /// Disables writing after an error.
     pub(crate) fn failed(&self, error: &io::Error) {
         self.closed.store(true, Ordering::Relaxed);
         let directory = self.directory.display();
         self.failed.call_once(|| {
-            tracing::warn!(%directory, %error, "the cache cannot be written to: training goes on without");
+            tracing::warn!(%directory, %error, "writing to the cache failed: training continues without caching more data");
         });
     }
 
-    /// There is no room, and none to be made.
+    /// Disables writing because no more space can be freed.
     pub(crate) fn full(&self, used_bytes: u64) {
         self.closed.store(true, Ordering::Relaxed);
         let (directory, max_bytes) = (self.directory.display(), self.max_bytes);
@@ -259,9 +261,9 @@ impl Shared {
         let mut first = false;
         self.damaged.call_once(|| first = true);
         if first {
-            tracing::warn!(%path, %why, "a cache file cannot be used: its source is read instead");
+            tracing::warn!(%path, %why, "a cache file is unusable: reading its source instead");
         } else {
-            tracing::debug!(%path, %why, "another cache file cannot be used");
+            tracing::debug!(%path, %why, "another cache file is unusable");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Cache files being written: the lanes' end, which encodes, and the thread that writes.
+//! Writes cache files: the lanes encode rows, and a writer thread writes them.
 //!
-//! One thread for all files of a job, with several writes under way: a lane only encodes rows and hands bytes
-//! over. The channel between them is bounded by what may be sent: blocks by the queue's bytes, the rest by the
-//! number of splits that are written at once, three messages each.
+//! One thread writes all files of a job, with several writes in flight; lanes only encode rows and send the bytes.
+//! The channel is bounded by its contents: blocks by the queue's byte limit, other messages by the number of
+//! splits being written, three messages each.
 
 use std::collections::HashMap;
 use std::fs::{self, File, TryLockError};
@@ -19,43 +19,43 @@ use millstream_disk::{AlignedBuffer, DiskFile, Queue};
 use super::block::{self, BLOCK_BYTES, Shape};
 use super::key::Key;
 use super::layout::Contents;
-use super::store::{PART, Shared, WHOLE};
+use super::store::{COMPLETE, PART, Shared};
 use crate::chunk::Chunk;
 
-/// Writes under way at once.
+/// Maximum writes in flight.
 const DEPTH: u32 = 8;
 
-/// Rows wait until there are so many bytes of them, decoded.
+/// Rows are buffered until they have this many decoded bytes.
 const FLUSH_BYTES: usize = BLOCK_BYTES / 2;
 
-/// The directory is looked at again when this share of its size was written since: others may write too.
-const SCAN_SHARE: u64 = 32;
+/// The directory is scanned again after writing this fraction (1/n) of its maximum size, as other jobs may write too.
+const SCAN_FRACTION: u64 = 32;
 
-/// Bytes that a lane may hold for the split that it writes: rows that wait, and a block in the making.
+/// Maximum memory of a lane for the split that it writes: buffered rows, and a block being encoded.
 pub(crate) const HELD_BYTES: u64 = 2 * BLOCK_BYTES as u64;
 
-/// What a lane has to say.
+/// A message from a lane to the writer thread.
 pub(crate) enum Message {
-    /// A split's file is to be begun; `dropped` is set when that turns out to be in vain.
+    /// Starts a split's file; the writer sets `dropped` if the file is not written.
     Begin { part: u64, key: Key, dropped: Arc<AtomicBool> },
-    /// The file's next bytes.
+    /// The next bytes of the file.
     Bytes { part: u64, buffer: AlignedBuffer },
-    /// It is whole.
+    /// The file is complete.
     End { part: u64 },
-    /// It is not going to be.
+    /// The file is abandoned.
     Abandon { part: u64 },
 }
 
-/// One split's file, as the lane that reads the split sees it. Dropped before its end, it comes to nothing.
+/// The lane's handle of one split's file. Dropping it before [`PartWriter::end`] abandons the file.
 pub(crate) struct PartWriter {
     shared: Arc<Shared>,
     messages: Sender<Message>,
     part: u64,
     contents: Contents,
-    /// Where the next block goes.
+    /// Offset of the next block.
     end: u64,
-    /// Rows that are too few for a block.
-    waiting: Chunk,
+    /// Buffered rows, too few for a block.
+    buffered: Chunk,
     /// Rows truncated since the last block.
     truncated_rows: u64,
     dropped: Arc<AtomicBool>,
@@ -71,36 +71,36 @@ impl PartWriter {
         shape: Shape,
     ) -> Self {
         let dropped = Arc::new(AtomicBool::new(false));
-        // A thread that has ended takes nothing, and the part comes to nothing.
+        // If the thread has ended, later sends fail too and the part is dropped.
         let _ = messages.send(Message::Begin { part, key, dropped: Arc::clone(&dropped) });
-        let contents = Contents::of_nothing(key, shape);
-        let waiting = Chunk::default();
-        Self { shared, messages, part, contents, end: 0, waiting, truncated_rows: 0, dropped, ended: false }
+        let contents = Contents::new(key, shape);
+        let buffered = Chunk::default();
+        Self { shared, messages, part, contents, end: 0, buffered, truncated_rows: 0, dropped, ended: false }
     }
 
-    /// Adds the split's next rows. `false` when it comes to nothing, and may be dropped.
+    /// Adds the next rows of the split. `false` if the file is dropped.
     pub(crate) fn push(&mut self, chunk: &Chunk, truncated_rows: u64) -> bool {
         if self.dropped.load(Ordering::Relaxed) || !self.contents.shape.fits(chunk) {
             return false;
         }
         self.truncated_rows += truncated_rows;
         let few = |chunk: &Chunk| block::decoded_bytes(chunk, &self.contents.shape) < FLUSH_BYTES;
-        if self.waiting.rows() == 0 && !few(chunk) {
+        if self.buffered.rows() == 0 && !few(chunk) {
             return self.write_rows(chunk);
         }
-        append(&mut self.waiting, chunk);
-        if few(&self.waiting) {
+        append(&mut self.buffered, chunk);
+        if few(&self.buffered) {
             return true;
         }
-        let rows = std::mem::take(&mut self.waiting);
+        let rows = std::mem::take(&mut self.buffered);
         self.write_rows(&rows)
     }
 
-    /// The split has no more rows: `truncated_rows` were met since the last, and so many records left out in
-    /// all. Returns the file's bytes, if it is to be.
+    /// Ends the split, with the truncated rows since the last chunk and the total of skipped records. Returns the length
+    /// of the file, unless it is dropped.
     pub(crate) fn end(mut self, truncated_rows: u64, left_out: u64, fault: Vec<u8>) -> Option<u64> {
         self.truncated_rows += truncated_rows;
-        let rows = std::mem::take(&mut self.waiting);
+        let rows = std::mem::take(&mut self.buffered);
         if !self.write_rows(&rows) {
             return None;
         }
@@ -132,7 +132,7 @@ impl PartWriter {
     fn send(&mut self, buffer: AlignedBuffer) -> bool {
         let bytes = buffer.len() as u64;
         if !self.shared.enqueue(bytes) {
-            self.shared.fewer_parts();
+            self.shared.lower_part_limit();
             return false;
         }
         self.end += bytes;
@@ -152,7 +152,7 @@ impl Drop for PartWriter {
     }
 }
 
-/// Puts `more` after the rows of `chunk`, which has the same columns or no rows at all.
+/// Appends the rows of `more` to `chunk`, which must have the same columns or no rows.
 fn append(chunk: &mut Chunk, more: &Chunk) {
     if chunk.rows() == 0 {
         chunk.clone_from(more);
@@ -175,18 +175,18 @@ fn append(chunk: &mut Chunk, more: &Chunk) {
     }
 }
 
-/// The writing thread: until nobody is left who could send anything.
+/// The writer thread: runs until all senders are gone.
 pub(super) fn run(shared: &Shared, messages: &Receiver<Message>) {
     let mut writer = Writer::start(shared);
     loop {
-        // Whoever waits for both waits for the disk: it is what bounds the queue.
+        // Block on messages only while no write is pending; otherwise wait for the disk, which bounds the queue.
         let message = if writer.queue.pending() == 0 {
             messages.recv().map_err(|_| TryRecvError::Disconnected)
         } else {
             messages.try_recv()
         };
         match message {
-            Ok(message) => writer.take(message),
+            Ok(message) => writer.handle(message),
             Err(_) if writer.queue.pending() > 0 => writer.complete(),
             Err(_) => break,
         }
@@ -201,23 +201,25 @@ struct Writer<'a> {
     shared: &'a Shared,
     queue: Queue,
     parts: HashMap<u64, Part>,
-    /// Bytes in the directory when it was last looked at, and written since.
+    /// Bytes in the directory at the last scan, and written since.
     scanned_bytes: u64,
     written_bytes: u64,
 }
 
 struct Part {
     key: Key,
-    /// `None` once it is known to come to nothing.
+    /// `None` once the file is dropped.
     file: Option<Arc<DiskFile>>,
     dropped: Arc<AtomicBool>,
     end: u64,
-    under_way: u32,
-    whole: bool,
+    /// Writes in flight.
+    in_flight: u32,
+    /// All messages were received.
+    ended: bool,
 }
 
-/// A file of the directory that is ours.
-struct Found {
+/// A complete cache file in the directory.
+struct CacheFile {
     key: Key,
     bytes: u64,
     used: SystemTime,
@@ -234,30 +236,30 @@ impl<'a> Writer<'a> {
         writer
     }
 
-    fn take(&mut self, message: Message) {
+    fn handle(&mut self, message: Message) {
         match message {
             Message::Begin { part, key, dropped } => {
                 let file = self.create(&key);
                 dropped.store(file.is_none(), Ordering::Relaxed);
-                self.parts.insert(part, Part { key, file, dropped, end: 0, under_way: 0, whole: false });
+                self.parts.insert(part, Part { key, file, dropped, end: 0, in_flight: 0, ended: false });
             }
             Message::Bytes { part, buffer } => self.write(part, buffer),
             Message::End { part } => {
                 if let Some(found) = self.parts.get_mut(&part) {
-                    found.whole = true;
+                    found.ended = true;
                 }
-                self.settle(part);
+                self.finish(part);
             }
             Message::Abandon { part } => {
                 self.fail(part);
-                self.settle(part);
+                self.finish(part);
             }
         }
     }
 
-    /// The file to write to; `None` when another job is writing it, or has, or when it cannot be made.
+    /// Creates the file to write; `None` if another job writes or has written it, or if creating it fails.
     fn create(&self, key: &Key) -> Option<Arc<DiskFile>> {
-        if self.shared.closed.load(Ordering::Relaxed) || self.shared.path(key, WHOLE).exists() {
+        if self.shared.closed.load(Ordering::Relaxed) || self.shared.path(key, COMPLETE).exists() {
             return None;
         }
         match lock(&self.shared.path(key, PART), true) {
@@ -271,17 +273,17 @@ impl<'a> Writer<'a> {
 
     fn write(&mut self, number: u64, buffer: AlignedBuffer) {
         let bytes = buffer.len() as u64;
-        let wanted = self.parts.get(&number).is_some_and(|part| part.file.is_some());
-        let room = wanted && self.make_room(bytes);
-        if wanted && !room {
+        let active = self.parts.get(&number).is_some_and(|part| part.file.is_some());
+        let fits = active && self.free_space(bytes);
+        if active && !fits {
             self.shared.full(self.scanned_bytes + self.written_bytes);
             self.fail(number);
         }
         match self.parts.get_mut(&number).map(|part| (part.file.clone(), part)) {
-            Some((Some(file), part)) if room => {
+            Some((Some(file), part)) if fits => {
                 let offset = part.end;
                 part.end += bytes;
-                part.under_way += 1;
+                part.in_flight += 1;
                 self.written_bytes += bytes;
                 self.queue.write(&file, offset, buffer, number);
             }
@@ -289,27 +291,27 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Waits for a write to end.
+    /// Waits for a write to complete.
     fn complete(&mut self) {
         let Some(done) = self.queue.wait() else { return };
         self.shared.queued_bytes.fetch_sub(done.buffer.len() as u64, Ordering::Relaxed);
         if let Some(part) = self.parts.get_mut(&done.token) {
-            part.under_way -= 1;
+            part.in_flight -= 1;
         }
         if let Err(error) = done.result {
             self.shared.failed(&error);
             self.fail(done.token);
         }
-        self.settle(done.token);
+        self.finish(done.token);
     }
 
-    /// The part comes to nothing. Its bytes are freed when nothing is written to it any more.
+    /// Drops the part. Its space is freed when its last write completes.
     fn fail(&mut self, number: u64) {
         let Some(part) = self.parts.get_mut(&number) else { return };
         part.dropped.store(true, Ordering::Relaxed);
-        part.whole = true;
+        part.ended = true;
         if let Some(file) = part.file.take() {
-            // While the lock is held, so that it is nobody else's. What cannot be removed is swept up later.
+            // Under the lock, so that it is not another job's file. If this fails, a later scan removes it.
             let _ = fs::remove_file(self.shared.path(&part.key, PART));
             drop(file);
             let since = part.end.min(self.written_bytes);
@@ -318,16 +320,16 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Ends a part that has nothing to wait for.
-    fn settle(&mut self, number: u64) {
+    /// Ends a part that has ended and has no writes in flight.
+    fn finish(&mut self, number: u64) {
         let Some(part) = self.parts.get(&number) else { return };
-        if !part.whole || part.under_way > 0 {
+        if !part.ended || part.in_flight > 0 {
             return;
         }
         if part.file.is_some() {
-            let (from, to) = (self.shared.path(&part.key, PART), self.shared.path(&part.key, WHOLE));
+            let (from, to) = (self.shared.path(&part.key, PART), self.shared.path(&part.key, COMPLETE));
             match fs::rename(from, to) {
-                Ok(()) => self.shared.more_parts(),
+                Ok(()) => self.shared.raise_part_limit(),
                 Err(error) => {
                     self.shared.failed(&error);
                     self.fail(number);
@@ -342,41 +344,41 @@ impl<'a> Writer<'a> {
         let left: Vec<u64> = self.parts.keys().copied().collect();
         for number in left {
             self.fail(number);
-            self.settle(number);
+            self.finish(number);
         }
     }
 
-    /// Whether `bytes` more fit, once files were removed that may be.
-    fn make_room(&mut self, bytes: u64) -> bool {
-        let most = self.shared.max_bytes;
+    /// Removes old files until `bytes` more fit; returns whether they do.
+    fn free_space(&mut self, bytes: u64) -> bool {
+        let max = self.shared.max_bytes;
         let fits = |writer: &Self| {
-            writer.scanned_bytes.saturating_add(writer.written_bytes).saturating_add(bytes) <= most
+            writer.scanned_bytes.saturating_add(writer.written_bytes).saturating_add(bytes) <= max
         };
-        if fits(self) && self.written_bytes <= most / SCAN_SHARE {
+        if fits(self) && self.written_bytes <= max / SCAN_FRACTION {
             return true;
         }
-        // So that the files' lengths say all that was written.
+        // Complete all writes, so that file lengths include them.
         while self.queue.pending() > 0 {
             self.complete();
         }
         let mut found = self.scan(false);
-        found.retain(|found| found.used < self.shared.began && !self.shared.own().contains(&found.key));
+        found.retain(|found| found.used < self.shared.started && !self.shared.own().contains(&found.key));
         found.sort_by_key(|found| found.used);
-        for Found { key, bytes, .. } in found {
+        for CacheFile { key, bytes, .. } in found {
             if fits(self) {
                 break;
             }
-            if fs::remove_file(self.shared.path(&key, WHOLE)).is_ok() {
+            if fs::remove_file(self.shared.path(&key, COMPLETE)).is_ok() {
                 self.scanned_bytes = self.scanned_bytes.saturating_sub(bytes);
             }
         }
         fits(self)
     }
 
-    /// Looks at the directory: counts its bytes and returns the whole files. With `sweep`, parts that nobody
-    /// writes to are removed.
-    fn scan(&mut self, sweep: bool) -> Vec<Found> {
-        let mut whole = Vec::new();
+    /// Scans the directory: counts its bytes and returns the complete files. With `sweep`, removes parts that no
+    /// process is writing.
+    fn scan(&mut self, sweep: bool) -> Vec<CacheFile> {
+        let mut files = Vec::new();
         (self.scanned_bytes, self.written_bytes) = (0, 0);
         let entries = fs::read_dir(&self.shared.directory).into_iter().flatten().flatten();
         for entry in entries {
@@ -386,25 +388,25 @@ impl<'a> Writer<'a> {
                 continue;
             };
             if extension == PART && sweep && matches!(lock(&path, false), Ok(Some(_))) {
-                // While the lock is held: nobody can have begun to write to it.
+                // Under the lock, so no process can have started to write it.
                 let _ = fs::remove_file(&path);
                 continue;
             }
-            // Removed by somebody else just now.
+            // Another process has just removed it.
             let Ok(metadata) = entry.metadata() else { continue };
-            if extension == PART || extension == WHOLE {
+            if extension == PART || extension == COMPLETE {
                 self.scanned_bytes += metadata.len();
             }
-            if extension == WHOLE {
+            if extension == COMPLETE {
                 let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-                whole.push(Found { key, bytes: metadata.len(), used });
+                files.push(CacheFile { key, bytes: metadata.len(), used });
             }
         }
-        whole
+        files
     }
 }
 
-/// Opens a part and takes its lock, emptied if it is to be written; `None` when another process has it.
+/// Opens and locks a part, truncating it if `create` is set; `None` if another process holds the lock.
 fn lock(path: &Path, create: bool) -> io::Result<Option<File>> {
     let file = File::options().write(true).create(create).truncate(false).open(path)?;
     match file.try_lock() {
@@ -412,7 +414,7 @@ fn lock(path: &Path, create: bool) -> io::Result<Option<File>> {
         Err(TryLockError::WouldBlock) => return Ok(None),
         Err(TryLockError::Error(error)) => return Err(error),
     }
-    // Whoever had it may have renamed or removed it in between.
+    // The previous holder may have renamed or removed the file in between.
     let named = match fs::metadata(path) {
         Ok(named) => named,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

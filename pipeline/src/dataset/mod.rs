@@ -18,9 +18,9 @@ use futures::{StreamExt, TryStreamExt};
 use tokio::runtime::Handle;
 
 use crate::error::Error;
-use crate::filter::{Applied, Filter};
+use crate::filter::{Filter, ResolvedFilter};
 use crate::format::parquet::ParquetFile;
-use crate::format::{Content, format_by_name};
+use crate::format::{Content, format_from_name};
 use crate::ingest::Limits;
 use crate::parts;
 use crate::records::{Records, RecordsReader, part_label};
@@ -363,7 +363,7 @@ impl Dataset {
     }
 
     /// The projection with what the filter needs besides.
-    fn extended<'a>(&self, projection: &'a Projection) -> (Cow<'a, Projection>, Option<Applied>) {
+    fn extended<'a>(&self, projection: &'a Projection) -> (Cow<'a, Projection>, Option<ResolvedFilter>) {
         match &self.filter {
             None => (Cow::Borrowed(projection), None),
             Some(Filtered { filter, .. }) => {
@@ -393,11 +393,11 @@ async fn common_format(objects: &[Object], told: Option<FormatName>) -> Result<F
 }
 
 async fn format_of(object: &Object) -> Result<FormatName, Error> {
-    if let Some(format) = format_by_name(object.path()) {
+    if let Some(format) = format_from_name(object.path()) {
         return Ok(format);
     }
     let start = object.read(0..object.size().min(SNIFFED_BYTES)).await?;
-    match Content::of(&start) {
+    match Content::detect(&start) {
         Content::TfRecord(_) => Ok(FormatName::TfRecord),
         Content::Parquet => Ok(FormatName::Parquet),
         other => Err(Error::WrongFormat {

@@ -7,7 +7,7 @@ use arrow_array::RecordBatch;
 
 use super::BadRecords;
 use crate::error::Error;
-use crate::filter::Applied;
+use crate::filter::ResolvedFilter;
 use crate::records::RecordsReader;
 use crate::row_group::RowGroup;
 
@@ -15,7 +15,7 @@ use crate::row_group::RowGroup;
 pub struct SplitReader {
     path: Arc<str>,
     inner: Inner,
-    filter: Option<(Applied, BadRecords)>,
+    filter: Option<(ResolvedFilter, BadRecords)>,
 }
 
 pub(super) enum Inner {
@@ -35,7 +35,7 @@ pub struct RawChunk {
 }
 
 impl SplitReader {
-    pub(super) fn new(path: Arc<str>, inner: Inner, filter: Option<(Applied, BadRecords)>) -> Self {
+    pub(super) fn new(path: Arc<str>, inner: Inner, filter: Option<(ResolvedFilter, BadRecords)>) -> Self {
         Self { path, inner, filter }
     }
 

@@ -1,4 +1,4 @@
-//! One value at a time, of whatever type a column has, and how it compares with a literal.
+//! Single values of any column type, and their comparison with literals.
 
 use std::cmp::Ordering;
 
@@ -10,22 +10,22 @@ use arrow_schema::{DataType, TimeUnit};
 use super::calendar;
 use crate::spec::Literal;
 
-/// A value of a column, or a literal made to compare with such.
+/// A value of a column, or a literal converted for comparison.
 #[derive(Clone, Debug)]
 pub(crate) enum Cell<'a> {
     Bool(bool),
-    /// Whole numbers, and dates and times in their column's unit.
+    /// Integers, and dates and times in their column's unit.
     Whole(i128),
     Number(f64),
     Bytes(&'a [u8]),
     Text(Box<str>),
 }
 
-/// A row that holds several values, and how many.
+/// A row with several values, and their number.
 pub(crate) type Unusable = (usize, usize);
 
 impl Cell<'_> {
-    /// `None` where one is NaN, or they are of different kinds.
+    /// `None` if one is NaN or the kinds differ.
     pub(crate) fn compare(&self, other: &Cell<'_>) -> Option<Ordering> {
         match (self, other) {
             (Self::Bool(a), Cell::Bool(b)) => Some(a.cmp(b)),
@@ -46,7 +46,7 @@ impl Cell<'_> {
     }
 }
 
-/// Compares a whole number with any, without rounding.
+/// Compares an integer with a float, without rounding.
 fn compare_exactly(whole: i128, number: f64) -> Option<Ordering> {
     const BEYOND: f64 = 1.7e38;
     if number.is_nan() {
@@ -60,7 +60,7 @@ fn compare_exactly(whole: i128, number: f64) -> Option<Ordering> {
     }
 }
 
-/// The type of one value.
+/// The type of a single value.
 pub(super) fn element_type(data_type: &DataType) -> &DataType {
     match data_type {
         DataType::List(item) | DataType::LargeList(item) => item.data_type(),
@@ -68,7 +68,7 @@ pub(super) fn element_type(data_type: &DataType) -> &DataType {
     }
 }
 
-/// The literal as a column of this type would hold it; `None` where the two cannot be compared.
+/// Converts a literal to a column type; `None` if the two cannot be compared.
 pub(super) fn bind(literal: &Literal, data_type: &DataType) -> Option<Cell<'static>> {
     use DataType::{
         Boolean, Date32, Decimal128, Decimal256, Float16, Float32, Float64, Null, Time32, Time64, Timestamp,
@@ -80,11 +80,11 @@ pub(super) fn bind(literal: &Literal, data_type: &DataType) -> Option<Cell<'stat
         TimeUnit::Nanosecond => 1_000_000_000,
     };
     Some(match (literal, data_type) {
-        // Nothing is ever compared with it.
+        // Never compared: all values of such a column are absent.
         (_, Null) => Cell::Bool(false),
         (Literal::Bool(value), Boolean) => Cell::Bool(*value),
         (Literal::Whole(value), Float32 | Float64 | Float16) => Cell::Whole((*value).into()),
-        // As the column would hold it, so that `0.1` equals what was written as 0.1.
+        // Rounded to the column's type, so that `0.1` equals a stored 0.1.
         (Literal::Number(value), Float32) => Cell::Number(f64::from(*value as f32)),
         (Literal::Number(value), Float64 | Float16 | Decimal128(..) | Decimal256(..)) => Cell::Number(*value),
         (Literal::Whole(value), Decimal128(..) | Decimal256(..)) => Cell::Whole((*value).into()),
@@ -107,8 +107,8 @@ fn is_text(data_type: &DataType) -> bool {
     matches!(data_type, Utf8 | LargeUtf8 | Utf8View | Binary | LargeBinary | BinaryView | FixedSizeBinary(_))
 }
 
-/// Calls `each` with every row's value, `None` for absent ones; the rows with several are returned instead.
-/// Types that no literal is bound to have absent and present values only.
+/// Calls `each` with the value of every row, `None` if absent. Rows with several values are returned instead. For types
+/// without literals, only presence is distinguished.
 pub(super) fn each_cell(array: &dyn Array, each: impl FnMut(usize, Option<Cell<'_>>)) -> Vec<Unusable> {
     match array.data_type() {
         DataType::List(_) => each_of_list(array.as_list::<i32>(), each),
@@ -187,7 +187,7 @@ fn number<P: ArrowPrimitiveType>(
     cells(array, each, |row| Cell::Number(float(values.value(row))));
 }
 
-/// Decimals compare as the nearest numbers.
+/// Decimals are compared as the nearest f64.
 fn decimal<P: DecimalType>(array: &dyn Array, each: impl FnMut(usize, Option<Cell<'_>>)) {
     let values: &PrimitiveArray<P> = array.as_primitive();
     let text = |row| P::format_decimal(values.value(row), values.precision(), values.scale());

@@ -1,12 +1,11 @@
-//! Which rows of the data a job takes: conditions on columns, all of which a row must meet.
+//! Row filters: conditions on columns, all of which a row must meet.
 //!
-//! A filter is part of what the data is: a row left out was never there, for the order, for statistics and
-//! for what is counted. It is decided row by row, exactly (`cells.rs`); Parquet's statistics only spare
-//! reading a row group, or its pages, of which they prove that no row passes (`prune.rs`), and never change which
-//! rows there are.
+//! A filter defines the dataset: excluded rows do not exist for the order, for statistics and for counts. It is
+//! evaluated exactly, per row (`cells.rs`). Parquet statistics only avoid reading row groups and pages in which
+//! they prove that no row passes (`prune.rs`); they never change the result.
 //!
-//! An absent value meets `IsNull` and nothing else, as in SQL; NaN is unequal to all numbers, and neither
-//! below nor above any.
+//! An absent value meets only `IsNull`, as in SQL. NaN is unequal to all numbers, and neither less nor greater
+//! than any.
 
 mod calendar;
 mod cells;
@@ -28,23 +27,23 @@ use crate::spec::{Comparison, Condition, Literal, Test};
 
 use cells::{Cell, Unusable, each_cell};
 
-/// Conditions that a row must meet, all of them; at least one.
+/// A non-empty list of conditions that a row must all meet.
 #[derive(Clone, Debug)]
 pub(crate) struct Filter {
     conditions: Arc<[Condition]>,
 }
 
-/// A filter over the columns of a reader.
+/// A filter resolved to the columns of a reader.
 #[derive(Clone, Debug)]
-pub(crate) struct Applied {
-    /// Each condition, and the place of its column.
+pub(crate) struct ResolvedFilter {
+    /// Each condition, with the index of its column.
     conditions: Vec<(Condition, usize)>,
-    /// How many columns were asked for: those behind are the filter's own.
+    /// Number of requested columns; the columns after them are read only for the filter.
     columns: usize,
 }
 
 impl Filter {
-    /// `None` where every row passes.
+    /// `None` if there are no conditions.
     pub(crate) fn new(conditions: &[Condition]) -> Option<Self> {
         (!conditions.is_empty()).then(|| Self { conditions: conditions.into() })
     }
@@ -53,8 +52,8 @@ impl Filter {
         &self.conditions
     }
 
-    /// `projection`, and behind its columns those that only the filter needs.
-    pub(crate) fn extend(&self, projection: &Projection) -> (Projection, Applied) {
+    /// Appends the columns that only the filter needs to `projection`.
+    pub(crate) fn extend(&self, projection: &Projection) -> (Projection, ResolvedFilter) {
         let mut extended = projection.clone();
         let conditions = self.conditions.iter().map(|condition| {
             let place = extended.columns.iter().position(|column| column.name == condition.column);
@@ -65,12 +64,12 @@ impl Filter {
             (condition.clone(), place)
         });
         let conditions = conditions.collect();
-        (extended, Applied { conditions, columns: projection.columns.len() })
+        (extended, ResolvedFilter { conditions, columns: projection.columns.len() })
     }
 }
 
-impl Applied {
-    /// The rows of `raw` that pass, of the columns that were asked for; `None` if there are none.
+impl ResolvedFilter {
+    /// The rows of `raw` that pass, with the requested columns; `None` if no row passes.
     pub(crate) fn apply(&self, raw: &RawChunk, bad: &BadRecords) -> Result<Option<RawChunk>, Error> {
         let rows = raw.rows();
         let mut keep = vec![true; rows];
@@ -81,7 +80,7 @@ impl Applied {
                     path: raw.path().to_owned(),
                     column: condition.column.clone(),
                     found: array.data_type().to_string(),
-                    expected: format!("{expected}, as the filter compares it with"),
+                    expected: format!("{expected}, to match the filter"),
                 })?;
             for (row, count) in unusable {
                 keep[row] = false;
@@ -89,7 +88,7 @@ impl Applied {
                     path: raw.path().to_owned(),
                     record: raw.record(row),
                     column: condition.column.clone(),
-                    message: format!("{count} values, the filter expects one"),
+                    message: format!("{count} values; the filter expects one"),
                 })?;
             }
         }
@@ -97,8 +96,8 @@ impl Applied {
         if kept == 0 {
             return Ok(None);
         }
-        let asked: Vec<usize> = (0..self.columns).collect();
-        let columns = raw.columns().project(&asked);
+        let requested: Vec<usize> = (0..self.columns).collect();
+        let columns = raw.columns().project(&requested);
         let columns = columns.and_then(|columns| match kept == rows {
             true => Ok(columns),
             false => filter_rows(&columns, keep.clone()),
@@ -113,10 +112,10 @@ fn filter_rows(columns: &RecordBatch, keep: Vec<bool>) -> Result<RecordBatch, ar
     filter_record_batch(columns, &BooleanArray::from(keep))
 }
 
-/// What a column would have to hold to be compared with a literal.
+/// The kind of column that a literal can be compared with.
 pub(crate) struct Mismatch(pub(crate) &'static str);
 
-/// Clears the rows of `keep` that fail; returns the rows that hold several values, and how many.
+/// Clears `keep` for rows that fail; returns the rows with several values, and their number of values.
 fn test(test: &Test, array: &dyn Array, keep: &mut [bool]) -> Result<Vec<Unusable>, Mismatch> {
     if let Some(dictionary) = array.as_any_dictionary_opt() {
         let values = dictionary.values();
@@ -135,7 +134,7 @@ fn test(test: &Test, array: &dyn Array, keep: &mut [bool]) -> Result<Vec<Unusabl
     Ok(each_cell(array, |row, cell| keep[row] &= bound.holds(cell)))
 }
 
-/// A test whose literals are of the column's type.
+/// A test with its literals converted to the column's type.
 pub(crate) struct Bound {
     test: BoundTest,
 }
@@ -159,7 +158,7 @@ impl Bound {
         Ok(Self { test })
     }
 
-    /// Whether a value (`None`: an absent one) passes.
+    /// Whether a value passes; `None` is an absent value.
     pub(crate) fn holds(&self, cell: Option<Cell<'_>>) -> bool {
         match (&self.test, cell) {
             (BoundTest::IsNull, cell) => cell.is_none(),
@@ -173,7 +172,7 @@ impl Bound {
     }
 }
 
-/// Whether a value that compares so with the literal passes; `None`: it is NaN.
+/// Whether a value with this ordering relative to the literal passes; `None` means NaN.
 fn passes(op: Comparison, ordering: Option<Ordering>) -> bool {
     match op {
         Comparison::Equal => ordering == Some(Ordering::Equal),
@@ -189,6 +188,6 @@ fn kind_of(literal: &Literal) -> &'static str {
     match literal {
         Literal::Bool(_) => "booleans",
         Literal::Whole(_) | Literal::Number(_) => "numbers",
-        Literal::Text(_) => "text, or dates and times like `2026-11-21` and `2026-11-21T12:38:00`",
+        Literal::Text(_) => "text, or dates and times such as `2026-11-21` and `2026-11-21T12:38:00`",
     }
 }

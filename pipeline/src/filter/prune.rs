@@ -1,7 +1,7 @@
-//! What a column's statistics prove: that no row of a row group passes.
+//! Proves from column statistics that no row of a row group passes.
 //!
-//! Statistics are bounds: the least value may be above the bound and the greatest below it. Those of
-//! damaged or careless writers may be wrong, so only those are trusted whose order the file defines.
+//! Statistics are bounds: the minimum may be above its bound and the maximum below. Incorrect writers produce
+//! wrong bounds, so only those are trusted whose order the file defines.
 
 use std::cmp::Ordering;
 
@@ -13,44 +13,44 @@ use super::cells::Cell;
 use super::{Bound, BoundTest};
 use crate::spec::{Comparison, Test};
 
-/// What is known of a column of a row group.
-pub(crate) struct Known<'a> {
-    least: Option<Cell<'a>>,
-    greatest: Option<Cell<'a>>,
-    /// Whether those two are values that the column holds.
+/// What is known about a column of a row group.
+pub(crate) struct ColumnBounds<'a> {
+    min: Option<Cell<'a>>,
+    max: Option<Cell<'a>>,
+    /// Whether both bounds are attained.
     exact: bool,
     absent: Option<u64>,
     rows: u64,
 }
 
-impl<'a> Known<'a> {
-    /// Of a column that the file does not have.
+impl<'a> ColumnBounds<'a> {
+    /// A column that the file lacks.
     pub(crate) fn all_absent(rows: u64) -> Self {
-        Self { least: None, greatest: None, exact: false, absent: Some(rows), rows }
+        Self { min: None, max: None, exact: false, absent: Some(rows), rows }
     }
 
-    /// Of a flat column that Arrow holds to be of `data_type`.
+    /// A flat column of Arrow type `data_type`.
     pub(crate) fn of(
         statistics: Option<&'a Statistics>,
         order: Option<ColumnOrder>,
         data_type: &DataType,
         rows: u64,
     ) -> Self {
-        let mut known = Self { least: None, greatest: None, exact: false, absent: None, rows };
+        let mut known = Self { min: None, max: None, exact: false, absent: None, rows };
         let Some(statistics) = statistics else { return known };
         known.absent = statistics.null_count_opt();
         let ordered =
             matches!(order, Some(ColumnOrder::TYPE_DEFINED_ORDER(SortOrder::SIGNED | SortOrder::UNSIGNED)));
         if ordered && !statistics.is_min_max_deprecated() {
-            let (least, greatest) = bounds(statistics, data_type);
+            let (min, max) = bounds(statistics, data_type);
             known.exact = statistics.min_is_exact() && statistics.max_is_exact();
-            (known.least, known.greatest) = (least, greatest);
+            (known.min, known.max) = (min, max);
         }
         known
     }
 
-    /// Whether no row can pass `test`. `false` also where its literals do not fit the column: that is told
-    /// when rows are read.
+    /// Whether no row can pass `test`. `false` if its literals do not match the column type, which reading rows
+    /// reports.
     pub(crate) fn rules_out(&self, test: &Test, data_type: &DataType) -> bool {
         let Ok(Bound { test }) = Bound::new(test, data_type) else { return false };
         let all_absent = self.absent == Some(self.rows);
@@ -65,20 +65,20 @@ impl<'a> Known<'a> {
     }
 
     fn excludes(&self, op: Comparison, literal: &Cell<'_>) -> bool {
-        let least = self.least.as_ref().and_then(|least| least.compare(literal));
-        let greatest = self.greatest.as_ref().and_then(|greatest| greatest.compare(literal));
-        let all_above = least == Some(Ordering::Greater);
-        let all_below = greatest == Some(Ordering::Less);
+        let min = self.min.as_ref().and_then(|min| min.compare(literal));
+        let max = self.max.as_ref().and_then(|max| max.compare(literal));
+        let all_above = min == Some(Ordering::Greater);
+        let all_below = max == Some(Ordering::Less);
         match op {
             Comparison::Equal => all_above || all_below,
-            Comparison::Less => least.is_some_and(Ordering::is_ge),
+            Comparison::Less => min.is_some_and(Ordering::is_ge),
             Comparison::LessOrEqual => all_above,
-            Comparison::Greater => greatest.is_some_and(Ordering::is_le),
+            Comparison::Greater => max.is_some_and(Ordering::is_le),
             Comparison::GreaterOrEqual => all_below,
-            // NaN is unequal and in no bounds.
+            // NaN is unequal to everything and not covered by the bounds.
             Comparison::NotEqual => {
-                let same = least == Some(Ordering::Equal) && greatest == Some(Ordering::Equal);
-                same && self.exact && !matches!(self.least, Some(Cell::Number(_)))
+                let same = min == Some(Ordering::Equal) && max == Some(Ordering::Equal);
+                same && self.exact && !matches!(self.min, Some(Cell::Number(_)))
             }
         }
     }
@@ -89,11 +89,11 @@ fn bounds<'a>(statistics: &'a Statistics, data_type: &DataType) -> (Option<Cell<
         Binary, Boolean, Date32, Float32, Float64, Time32, Time64, Timestamp, UInt32, UInt64, Utf8,
     };
     fn both<'a, T>(
-        least: Option<&'a T>,
-        greatest: Option<&'a T>,
+        min: Option<&'a T>,
+        max: Option<&'a T>,
         cell: impl Fn(&'a T) -> Cell<'a>,
     ) -> (Option<Cell<'a>>, Option<Cell<'a>>) {
-        (least.map(&cell), greatest.map(&cell))
+        (min.map(&cell), max.map(&cell))
     }
     match (statistics, data_type) {
         (Statistics::Boolean(of), Boolean) => both(of.min_opt(), of.max_opt(), |value| Cell::Bool(*value)),

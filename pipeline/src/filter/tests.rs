@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-//! Filters over real files against plain code over the rows they were made of.
+//! Compares filters over files with a reference over the rows that the files were generated from.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,7 +19,7 @@ use super::*;
 use crate::dataset::Dataset;
 use crate::spec::OnBadRecord;
 
-/// A row: its number, and what conditions are about.
+/// The columns of a row that conditions refer to.
 #[derive(Clone, Debug)]
 struct Row {
     whole: Option<i64>,
@@ -33,7 +33,7 @@ const DAYS: [(&str, i32); 4] =
     [("2026-11-20", 20_777), ("2026-11-21", 20_778), ("2026-11-22", 20_779), ("2027-01-01", 20_819)];
 
 fn rows() -> impl Strategy<Value = Vec<Row>> {
-    // Sorted by nature now and then, as data by day is, so that statistics rule something out.
+    // Sometimes sorted, like data by day, so that statistics rule something out.
     let row =
         (0i64..12, 0u8..14, 0u8..12, 0usize..5, 0u32..9).prop_map(|(whole, real, text, day, small)| Row {
             whole: (whole < 11).then_some(whole - 3),
@@ -89,7 +89,7 @@ fn conditions() -> impl Strategy<Value = Vec<Condition>> {
     proptest::collection::vec(condition, 1..4)
 }
 
-/// What a filter means, value by value.
+/// The reference: evaluates one condition on one row.
 fn passes(row: &Row, Condition { column, test }: &Condition) -> bool {
     let day = |day: i32| DAYS.iter().find(|known| known.1 == day).unwrap().0.to_owned();
     let compare = |value: &Literal| -> Option<Option<Ordering>> {
@@ -103,7 +103,7 @@ fn passes(row: &Row, Condition { column, test }: &Condition) -> bool {
             ("real", value) => row.real.map(|held| held.partial_cmp(&number(value))),
             ("small", value) => Some(f64::from(row.small).partial_cmp(&number(value))),
             ("text", Literal::Text(text)) => row.text.as_ref().map(|held| Some(held.cmp(text))),
-            // Dates of four digits are in the order of their texts.
+            // Dates with four-digit years sort like their text.
             ("day", Literal::Text(text)) => row.day.map(|held| Some(day(held).cmp(text))),
             _ => unreachable!(),
         }
@@ -130,16 +130,16 @@ fn passes(row: &Row, Condition { column, test }: &Condition) -> bool {
     }
 }
 
-/// How a file is laid out.
+/// The layout of a generated file.
 #[derive(Clone, Copy, Debug)]
-struct Laid {
+struct FileLayout {
     group_rows: usize,
     page_rows: usize,
     statistics: EnabledStatistics,
     dictionaries: bool,
 }
 
-fn write(path: &Path, rows: &[Row], laid: Laid) {
+fn write(path: &Path, rows: &[Row], layout: FileLayout) {
     let mut tags = ListBuilder::new(Int64Builder::new());
     for id in 0..rows.len() as i64 {
         tags.append_value((0..id % 3).map(|nth| Some(id + nth)));
@@ -162,7 +162,7 @@ fn write(path: &Path, rows: &[Row], laid: Laid) {
         columns.into_iter().map(|(name, column)| (name, column, true)),
     );
     let batch = batch.unwrap();
-    let Laid { group_rows, page_rows, statistics, dictionaries } = laid;
+    let FileLayout { group_rows, page_rows, statistics, dictionaries } = layout;
     let properties = WriterProperties::builder()
         .set_max_row_group_row_count(Some(group_rows))
         .set_data_page_row_count_limit(page_rows)
@@ -185,7 +185,7 @@ fn open(runtime: &Runtime, directory: &Path, conditions: &[Condition]) -> Datase
     dataset.filtered(conditions)
 }
 
-/// The numbers of the rows that are read, checked against their column `id`.
+/// The numbers of the rows read, checked against the column `id`.
 fn read(runtime: &Runtime, dataset: &Dataset, column: &str) -> Result<Vec<u64>, Error> {
     let multi = column == "tags";
     let columns = [("id", false), (column, multi)];
@@ -222,7 +222,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn a_filter_takes_what_it_says_with_and_without_statistics(
+    fn filters_match_the_reference_with_and_without_statistics(
         rows in rows(),
         conditions in conditions(),
         group_rows in 1usize..70,
@@ -238,8 +238,8 @@ proptest! {
             .map(|row| row as u64)
             .collect();
         for statistics in [EnabledStatistics::None, EnabledStatistics::Chunk, EnabledStatistics::Page] {
-            let laid = Laid { group_rows, page_rows, statistics, dictionaries };
-            write(&directory.path().join("a.parquet"), &rows, laid);
+            let layout = FileLayout { group_rows, page_rows, statistics, dictionaries };
+            write(&directory.path().join("a.parquet"), &rows, layout);
             let dataset = open(&runtime, directory.path(), &conditions);
             prop_assert_eq!(dataset.rows(), None);
             prop_assert_eq!(read(&runtime, &dataset, column).unwrap(), expected.clone());
@@ -248,13 +248,17 @@ proptest! {
 }
 
 #[test]
-fn statistics_spare_reading_row_groups() {
+fn statistics_rule_out_row_groups() {
     let runtime = runtime();
     let directory = tempfile::tempdir().unwrap();
     let row = |n: i64| Row { whole: Some(n), real: None, text: Some(n.to_string()), day: None, small: 0 };
-    let laid =
-        Laid { group_rows: 10, page_rows: 10, statistics: EnabledStatistics::Chunk, dictionaries: true };
-    write(&directory.path().join("a.parquet"), &(0..100).map(row).collect::<Vec<_>>(), laid);
+    let layout = FileLayout {
+        group_rows: 10,
+        page_rows: 10,
+        statistics: EnabledStatistics::Chunk,
+        dictionaries: true,
+    };
+    write(&directory.path().join("a.parquet"), &(0..100).map(row).collect::<Vec<_>>(), layout);
     let condition =
         |column: &str, op, value| Condition { column: column.to_owned(), test: Test::Compare { op, value } };
     let ruled_out =
@@ -266,7 +270,7 @@ fn statistics_spare_reading_row_groups() {
         column: "text".to_owned(),
         test: Test::OneOf { values: vec![Literal::Text("42".to_owned()), Literal::Text("77".to_owned())] },
     };
-    // Group 0 holds the texts 0 to 9, which has both between its bounds.
+    // Group 0 has the texts 0 to 9, so both literals are within its bounds.
     assert_eq!(ruled_out(std::slice::from_ref(&in_text)), 7);
     assert_eq!(ruled_out(&[Condition { column: "real".to_owned(), test: Test::IsNotNull }]), 10);
     assert_eq!(ruled_out(&[Condition { column: "whole".to_owned(), test: Test::IsNull }]), 10);
@@ -275,7 +279,7 @@ fn statistics_spare_reading_row_groups() {
 }
 
 #[test]
-fn page_indexes_spare_fetching_pages() {
+fn page_indexes_avoid_fetching_pages() {
     let runtime = runtime();
     let directory = tempfile::tempdir().unwrap();
     // Pages of half a megabyte of text, in one row group.
@@ -283,9 +287,13 @@ fn page_indexes_spare_fetching_pages() {
         let text = Some(n.to_string().repeat(1024 / n.to_string().len()));
         Row { whole: Some(n / 512), real: None, text, day: None, small: 0 }
     };
-    let laid =
-        Laid { group_rows: 8192, page_rows: 512, statistics: EnabledStatistics::Page, dictionaries: false };
-    write(&directory.path().join("a.parquet"), &(0..8192).map(row).collect::<Vec<_>>(), laid);
+    let layout = FileLayout {
+        group_rows: 8192,
+        page_rows: 512,
+        statistics: EnabledStatistics::Page,
+        dictionaries: false,
+    };
+    write(&directory.path().join("a.parquet"), &(0..8192).map(row).collect::<Vec<_>>(), layout);
     let condition = |value: i64| Condition {
         column: "whole".to_owned(),
         test: Test::OneOf { values: vec![Literal::Whole(value), Literal::Whole(value + 8)] },
@@ -305,7 +313,7 @@ fn page_indexes_spare_fetching_pages() {
     assert_eq!(rows, 8192);
     let (rows, some) = fetched(&open(&runtime, directory.path(), &[condition(3)]));
     assert_eq!(rows, 1024);
-    // Two pages of sixteen, and small columns beside.
+    // Two of sixteen pages, plus the small columns.
     assert!(some < whole / 5, "{some} of {whole}");
     let expected: Vec<u64> = (1536..2048).chain(5632..6144).collect();
     for column in ["text", "tags"] {
@@ -317,13 +325,17 @@ fn page_indexes_spare_fetching_pages() {
 }
 
 #[test]
-fn a_filter_that_cannot_be_decided_is_refused() {
+fn filters_of_the_wrong_type_are_rejected() {
     let runtime = runtime();
     let directory = tempfile::tempdir().unwrap();
     let row = Row { whole: Some(1), real: None, text: None, day: None, small: 0 };
-    let laid =
-        Laid { group_rows: 10, page_rows: 10, statistics: EnabledStatistics::Chunk, dictionaries: true };
-    write(&directory.path().join("a.parquet"), &[row], laid);
+    let layout = FileLayout {
+        group_rows: 10,
+        page_rows: 10,
+        statistics: EnabledStatistics::Chunk,
+        dictionaries: true,
+    };
+    write(&directory.path().join("a.parquet"), &[row], layout);
     let error = |column: &str, value: Literal| {
         let test = Test::Compare { op: Comparison::Less, value };
         let condition = Condition { column: column.to_owned(), test };
@@ -331,7 +343,7 @@ fn a_filter_that_cannot_be_decided_is_refused() {
     };
     assert_eq!(
         error("text", Literal::Whole(3)),
-        "a.parquet: column `text` holds Utf8, expected numbers, as the filter compares it with"
+        "a.parquet: column `text` holds Utf8, expected numbers, to match the filter"
     );
     assert!(error("day", Literal::Text("21.11.2026".to_owned())).contains("expected text, or dates"));
     assert_eq!(error("hole", Literal::Whole(3)), "a.parquet: no column `hole`; did you mean `whole`?");

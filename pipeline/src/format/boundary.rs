@@ -1,30 +1,29 @@
-//! Where a record begins, found from the middle of a TFRecord file.
+//! Finds record boundaries from the middle of a TFRecord file.
 //!
-//! Nothing in the format marks a record's start, but its framing checks itself: the length has a checksum, and
-//! so has the data. So a place is taken for a start when eight bytes there are a length whose checksum fits,
-//! the data that follow have theirs, and behind them the file ends or another length with its checksum
-//! stands. By chance that happens once in 2^96 places; it does happen on purpose where a record's data are
-//! themselves TFRecords. [`Scan::Found`] may then be within a record, which whoever reads the part of the file
-//! before it notices, because its last record does not end there ([`crate::parts`]).
+//! The format has no record marker, but its framing is self-checking: the length and the data each have a
+//! checksum. An offset counts as a record start if a length with a valid checksum is there, the data that
+//! follow have a valid checksum, and after them the file ends or another length with a valid checksum
+//! follows. By chance this happens at one offset in 2^96; it also happens if a record's data are themselves
+//! TFRecords. [`Scan::Found`] can then lie within a record. The reader of the preceding part detects this,
+//! because its last record does not end there ([`crate::parts`]).
 //!
-//! Places are looked at one after the other, so what is found depends on the file and on where the search
-//! began, and not on how the bytes came.
+//! Offsets are tried in ascending order, so the result depends only on the file and on the start of the search,
+//! not on how the bytes are split.
 
 use crate::format::tfrecord::{FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES, length_of, unframe};
 
-/// What some bytes of a file say.
+/// The result of scanning some bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scan {
-    /// A record begins at this place of them.
+    /// A record starts at this index of the bytes.
     Found(usize),
-    /// No record begins in the rest of the file.
+    /// No record starts in the rest of the file.
     End,
-    /// None begins before `from`; to say more takes the bytes up to `until`.
+    /// No record starts before `from`; to continue, the scan needs the bytes up to `until`.
     More { from: usize, until: usize },
 }
 
-/// Looks for the first start of a record in `bytes`, which are the first of the `rest` bytes that the file has
-/// left there.
+/// Finds the first record start in `bytes`, the first of the `rest` remaining bytes of the file.
 pub(crate) fn scan(bytes: &[u8], rest: u64) -> Scan {
     let frame_bytes = (HEADER_BYTES + FOOTER_BYTES) as u64;
     let mut at = 0;
@@ -51,11 +50,11 @@ pub(crate) fn scan(bytes: &[u8], rest: u64) -> Scan {
     }
 }
 
-/// Where the frame at `at` would end, if these are its first bytes and the file has room for it, and for a
-/// header behind it unless it ends there.
+/// The end of the frame at `at`, if `header` is valid and the file is long enough for the frame and, unless it ends
+/// there, for another header.
 #[inline]
 fn frame_end(header: &[u8; HEADER_BYTES], at: usize, rest: u64) -> Option<usize> {
-    // The length itself refuses nearly every place, without a checksum.
+    // The range of the length rejects nearly every offset without computing a checksum.
     let length = u64::from_le_bytes(*header.first_chunk()?);
     if length > MAX_RECORD_BYTES {
         return None;
@@ -89,7 +88,7 @@ mod tests {
     }
 
     fn records() -> impl Strategy<Value = Vec<Vec<u8>>> {
-        // Zeroes are the hardest: a length of zero is all zeroes but for its checksum.
+        // Zeros are the hardest case: a length of zero differs from other zeros only in its checksum.
         let record = prop_oneof![
             prop::collection::vec(any::<u8>(), 0..60),
             (0_usize..60).prop_map(|bytes| vec![0; bytes]),
@@ -100,7 +99,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn finds_the_next_record_from_everywhere(records in records(), pieces in 1_usize..50) {
+        fn finds_the_next_record_from_every_offset(records in records(), extra in 1_usize..50) {
             let (bytes, starts) = file(&records);
             for from in 0..=bytes.len() {
                 let rest = &bytes[from..];
@@ -108,10 +107,10 @@ mod tests {
                 let found = match scan(rest, rest.len() as u64) {
                     Scan::Found(at) => Some(from + at),
                     Scan::End => None,
-                    Scan::More { .. } => panic!("all bytes are there"),
+                    Scan::More { .. } => panic!("all bytes were given"),
                 };
                 prop_assert_eq!(found, expected, "from {}", from);
-                // As many bytes as it asks for, and a few more.
+                // Again with as many bytes as it requests, and a few more.
                 let (mut base, mut held) = (from, 0);
                 let found = loop {
                     match scan(&bytes[base..base + held], (bytes.len() - base) as u64) {
@@ -120,7 +119,7 @@ mod tests {
                         Scan::More { from, until } => {
                             prop_assert!(until > held || from > 0);
                             base += from;
-                            held = (until - from + pieces).min(bytes.len() - base);
+                            held = (until - from + extra).min(bytes.len() - base);
                         }
                     }
                 };
@@ -129,11 +128,11 @@ mod tests {
         }
 
         #[test]
-        fn damage_is_passed_over(records in records(), at in any::<prop::sample::Index>(), bit in 0_u32..8) {
+        fn damaged_records_are_not_found(records in records(), at in any::<prop::sample::Index>(), bit in 0_u32..8) {
             let (mut bytes, starts) = file(&records);
             let damaged = at.index(bytes.len());
             bytes[damaged] ^= 1 << bit;
-            // The record with the damage is none, and the one before is not if its follower's length is hit.
+            // The damaged record is not found, nor is the preceding one if the damage is in the header.
             let hit = starts.iter().rposition(|&start| start <= damaged).unwrap();
             let header_hit = damaged - starts[hit] < HEADER_BYTES;
             for (i, &start) in starts.iter().enumerate() {
@@ -144,7 +143,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_looked_through(bytes in prop::collection::vec(prop_oneof![any::<u8>(), Just(0)], 0..300), more in 0_u64..100) {
+        fn arbitrary_bytes_are_scanned(bytes in prop::collection::vec(prop_oneof![any::<u8>(), Just(0)], 0..300), more in 0_u64..100) {
             match scan(&bytes, bytes.len() as u64 + more) {
                 Scan::Found(at) => prop_assert!(at < bytes.len()),
                 Scan::End => prop_assert_eq!(more.saturating_sub(15), 0),

@@ -1,4 +1,4 @@
-//! Arrow columns narrowed to the few types that `tf.train.Example`, CSV and JSON know.
+//! Arrow columns narrowed to the types that `tf.train.Example`, CSV and JSON support.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::*;
@@ -8,21 +8,21 @@ use arrow_array::{
 };
 use arrow_schema::DataType;
 
-/// A column's values.
+/// The values of a column.
 pub(crate) enum Cells {
     /// Integers, and booleans as 0 and 1.
     Int(Int64Array),
     Float(Float32Array),
     Double(Float64Array),
     Bytes(BinaryArray),
-    /// The values of all rows, and where each row's start and end.
+    /// The values of all rows, the offsets of each row in them (`rows + 1`), and which rows are present.
     List(Box<Cells>, Vec<usize>, BooleanArray),
-    /// Nothing but absent values.
+    /// A column of absent values only.
     Absent,
 }
 
 impl Cells {
-    /// Narrows a column; `None` for a type that has no place here, or an integer beyond 64 bits with sign.
+    /// Narrows a column; `None` for an unsupported type, or an unsigned integer above `i64::MAX`.
     pub(crate) fn of(array: &ArrayRef) -> Option<Self> {
         Some(match array.data_type() {
             DataType::Null => Self::Absent,
@@ -73,7 +73,7 @@ impl Cells {
         Some(Self::Bytes(bytes.collect()))
     }
 
-    /// Whether a row is present (a list may be, and be empty).
+    /// Whether a row is present. An empty list is present.
     pub(crate) fn is_present(&self, row: usize) -> bool {
         match self {
             Self::Int(values) => values.is_valid(row),

@@ -1,4 +1,4 @@
-//! Compressed streams, told by their first bytes and not by the file's name.
+//! Compressed streams, detected from their first bytes rather than the file's name.
 //!
 //! A stream may be cut anywhere, and a cut must never look like an end. The readers of general-purpose
 //! crates are lenient there (a zlib stream without its checksum ends like a whole one), and slow, so the deflate
@@ -6,8 +6,8 @@
 //! input is an end only between two streams. What can be read before damage does not depend on how the stream is
 //! cut into pieces: a split gives the same rows whenever it is read.
 //!
-//! gzip and zlib are what TensorFlow's writers offer; Zstandard is for other writers. What TensorFlow calls SNAPPY,
-//! for its own snapshots, has no magic number to be told by and is not read.
+//! TensorFlow's writers produce gzip and zlib; other writers produce Zstandard. TensorFlow's SNAPPY, used for its
+//! snapshots, has no magic number and is not supported.
 
 use std::io::{self, BufRead, Cursor, Read, Write};
 
@@ -18,29 +18,29 @@ use crate::format::inflate::Inflate;
 use crate::format::tfrecord;
 use crate::format::zstandard::Zstandard;
 
-/// Bytes that tell a compression.
+/// Bytes needed to detect a compression.
 pub(crate) const MAGIC_BYTES: usize = 12;
 
-/// How a stream is compressed.
+/// The compression of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compression {
-    /// It is not.
+    /// Uncompressed.
     None,
-    /// gzip, of one member or several.
+    /// gzip, with one or more members.
     Gzip,
     /// zlib.
     Zlib,
-    /// Zstandard, of one frame or several.
+    /// Zstandard, with one or more frames.
     Zstd,
 }
 
 impl Compression {
-    /// Tells a compression by a stream's first bytes, 12 of them if there are as many.
+    /// Detects the compression from a stream's first bytes: at least 12, unless the stream is shorter.
     ///
-    /// A TFRecord's first length can look like any magic number, so one whose checksum is right is
-    /// uncompressed, whatever it looks like.
-    pub fn of(start: &[u8]) -> Self {
+    /// A TFRecord's first length can look like any magic number, so a length with a valid checksum takes
+    /// precedence.
+    pub fn detect(start: &[u8]) -> Self {
         if tfrecord::is_header(start) {
             return Self::None;
         }
@@ -56,8 +56,8 @@ impl Compression {
         }
     }
 
-    /// What a file's name says, by its last extension.
-    pub fn by_name(path: &str) -> Option<Self> {
+    /// The compression that a file's last extension indicates.
+    pub fn from_name(path: &str) -> Option<Self> {
         match path.rsplit_once('.')?.1.to_ascii_lowercase().as_str() {
             "gz" | "gzip" => Some(Self::Gzip),
             "zz" | "zlib" => Some(Self::Zlib),
@@ -67,12 +67,12 @@ impl Compression {
     }
 }
 
-/// A stream's first bytes, put back in front of it.
+/// A stream with the bytes read for detection put back in front.
 type Whole<R> = io::Chain<Cursor<Vec<u8>>, R>;
 
-/// Any stream, decompressed. Reading fails with [`io::ErrorKind::UnexpectedEof`] where it is cut.
+/// A decompressed stream. Reading a truncated stream fails with [`io::ErrorKind::UnexpectedEof`].
 pub enum Decompressed<R: BufRead> {
-    /// As it comes, not copied.
+    /// Uncompressed, passed through without a copy.
     Plain(Whole<R>),
     /// gzip or zlib.
     Deflate(Inflate<Whole<R>>),
@@ -81,11 +81,11 @@ pub enum Decompressed<R: BufRead> {
 }
 
 impl<R: BufRead> Decompressed<R> {
-    /// Reads the first bytes of `input` and decides by them.
+    /// Detects the compression from the first bytes of `input`.
     pub fn new(mut input: R) -> io::Result<(Self, Compression)> {
         let mut start = Vec::with_capacity(MAGIC_BYTES);
         input.by_ref().take(MAGIC_BYTES as u64).read_to_end(&mut start)?;
-        let compression = Compression::of(&start);
+        let compression = Compression::detect(&start);
         let whole = Cursor::new(start).chain(input);
         let stream = match compression {
             Compression::None => Self::Plain(whole),
@@ -95,7 +95,7 @@ impl<R: BufRead> Decompressed<R> {
         Ok((stream, compression))
     }
 
-    /// The compressed stream, behind its first bytes.
+    /// The compressed stream, positioned after the bytes consumed so far.
     pub(crate) fn source(&self) -> &R {
         match self {
             Self::Plain(whole) => whole.get_ref().1,
@@ -133,15 +133,15 @@ impl<R: BufRead> Read for Decompressed<R> {
     }
 }
 
-/// Compresses what is written; whole only after [`Compressor::finish`].
+/// A compressing writer. The stream is complete only after [`Compressor::finish`].
 pub enum Compressor<W: Write> {
-    /// As it is.
+    /// Uncompressed.
     Plain(W),
     /// gzip.
     Gzip(GzEncoder<W>),
     /// zlib.
     Zlib(ZlibEncoder<W>),
-    /// Zstandard, with its checksum.
+    /// Zstandard, with a checksum.
     Zstd(zstd::Encoder<'static, W>),
 }
 
@@ -160,7 +160,7 @@ impl<W: Write> Compressor<W> {
         })
     }
 
-    /// Ends the stream and gives the output back.
+    /// Ends the stream and returns the output.
     pub fn finish(self) -> io::Result<W> {
         match self {
             Self::Plain(output) => Ok(output),

@@ -1,7 +1,7 @@
-//! CSV, for looking at and for conversion; jobs read TFRecord and Parquet.
+//! CSV, for inspection and conversion; jobs read TFRecord and Parquet.
 //!
-//! Fields are trimmed, blank lines are no records, and a field that is empty (or one of the values given
-//! as missing) is absent. A column's type is inferred from all of its values: integers, else numbers,
+//! Fields are trimmed, blank lines are skipped, and a field that is empty (or equals one of the configured
+//! missing values) is absent. A column's type is inferred from all of its values: integers, else numbers,
 //! else text.
 
 use std::io::{BufRead, Read};
@@ -15,19 +15,19 @@ use csv::{ByteRecord, ReaderBuilder, Trim};
 use crate::error::Error;
 use crate::format::compression::Compression;
 
-/// How CSV files are laid out.
+/// The dialect of CSV files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsvOptions {
-    /// Between two fields.
+    /// Separates two fields.
     pub delimiter: u8,
-    /// The columns' names, in order. Without it each file's first line has them.
+    /// Column names, in order. If absent, each file's first line is a header.
     pub columns: Option<Vec<String>>,
-    /// Lines that start with it are left out.
+    /// Lines that start with this byte are skipped.
     pub comment: Option<u8>,
-    /// Taken off the end of each line's last field where it is there (in UCI's `adult.test` every
-    /// label ends in `.`).
+    /// Removed from the end of each line's last field if present (in UCI's `adult.test` every label ends in
+    /// `.`).
     pub strip_suffix: Option<String>,
-    /// Values that stand for "missing", besides the empty one.
+    /// Values that mean "missing", besides the empty field.
     pub missing: Vec<String>,
 }
 
@@ -37,7 +37,7 @@ impl Default for CsvOptions {
     }
 }
 
-/// Records of one file.
+/// Reads the records of one file.
 pub(crate) struct CsvRows<R> {
     path: Arc<str>,
     reader: csv::Reader<R>,
@@ -45,12 +45,12 @@ pub(crate) struct CsvRows<R> {
     compression: Compression,
     strip_suffix: Option<String>,
     record: ByteRecord,
-    /// Records read.
+    /// Number of records read.
     number: u64,
 }
 
 impl<R: Read> CsvRows<R> {
-    /// Reads up to the first record.
+    /// Reads the header, if the file has one.
     pub(crate) fn open(
         path: Arc<str>,
         input: R,
@@ -86,7 +86,7 @@ impl<R: Read> CsvRows<R> {
                 rows.columns.iter().find(|name| Inferred::of(name.as_bytes()) != Inferred::Text)
         {
             return Err(Error::Invalid(format!(
-                "{}: the first line holds values, such as `{value}`, and no names: give the columns' names",
+                "{}: the first line holds values, such as `{value}`, instead of names: specify the column names",
                 rows.path
             )));
         }
@@ -98,7 +98,7 @@ impl<R: Read> CsvRows<R> {
         Ok(rows)
     }
 
-    /// How the file was compressed.
+    /// The compression of the file.
     pub(crate) fn compression(&self) -> Compression {
         self.compression
     }
@@ -107,13 +107,13 @@ impl<R: Read> CsvRows<R> {
         &self.columns
     }
 
-    /// The next record's fields.
+    /// The fields of the next record.
     pub(crate) fn next_row(&mut self) -> Result<Option<Fields<'_>>, Error> {
         loop {
             if !self.reader.read_byte_record(&mut self.record).map_err(|error| self.broken(error))? {
                 return Ok(None);
             }
-            // A line of blanks only.
+            // Skip a line of whitespace.
             if self.record.len() > 1 || self.record.iter().any(|field| !field.is_empty()) {
                 break;
             }
@@ -139,8 +139,8 @@ impl<R: Read> CsvRows<R> {
             path: self.path.to_string(),
             offset: position.byte(),
             record: self.number,
-            // Blank lines and comments before the record count as its own.
-            message: format!("from line {} on: {message}", position.line()),
+            // Blank lines and comments before the record count as part of it.
+            message: format!("starting at line {}: {message}", position.line()),
         }
     }
 
@@ -160,13 +160,13 @@ impl<R: Read> CsvRows<R> {
 }
 
 impl<R: BufRead> CsvRows<R> {
-    /// What it is read from.
+    /// The underlying input.
     pub(crate) fn input(&self) -> &R {
         self.reader.get_ref()
     }
 }
 
-/// `column_1`, `column_2` and so on for a file whose first line, by a number in it, is no header.
+/// The names `column_1`, `column_2`, ... if the first line contains a number and hence is not a header.
 pub(crate) fn numbered_columns(start: &[u8], options: &CsvOptions) -> Option<Vec<String>> {
     let mut reader = ReaderBuilder::new()
         .delimiter(options.delimiter)
@@ -179,7 +179,7 @@ pub(crate) fn numbered_columns(start: &[u8], options: &CsvOptions) -> Option<Vec
     (!is_header).then(|| (1..=first.len()).map(|number| format!("column_{number}")).collect())
 }
 
-/// One record's fields.
+/// The fields of one record.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
     record: &'a ByteRecord,
@@ -196,10 +196,10 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// What the values of a column have in common; each includes the ones before it.
+/// The inferred type of a column. Each variant includes the ones before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Inferred {
-    /// It has none.
+    /// No values.
     #[default]
     Nothing,
     Integer,
@@ -208,7 +208,7 @@ pub(crate) enum Inferred {
 }
 
 impl Inferred {
-    /// Takes one more value into account.
+    /// Widens the type to include a value.
     pub(crate) fn include(&mut self, field: &[u8]) {
         if *self < Self::Text {
             *self = (*self).max(Self::of(field));
@@ -218,7 +218,7 @@ impl Inferred {
     fn of(field: &[u8]) -> Self {
         let Ok(text) = std::str::from_utf8(field) else { return Self::Text };
         let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
-        // 007 is a code, and "nan" and "inf" are words.
+        // 007 is a code; "nan" and "inf" are words.
         let plain = digits.starts_with(|first: char| first.is_ascii_digit() || first == '.');
         if !plain || (digits.len() > 1 && digits.starts_with('0') && digits.as_bytes()[1].is_ascii_digit()) {
             Self::Text
@@ -231,7 +231,7 @@ impl Inferred {
         }
     }
 
-    /// The type that a column of such values becomes.
+    /// The Arrow type of the column.
     pub(crate) fn data_type(self) -> DataType {
         match self {
             Self::Nothing => DataType::Null,
@@ -242,7 +242,7 @@ impl Inferred {
     }
 }
 
-/// A column of fields in the making.
+/// Builds an Arrow column from fields.
 pub(crate) enum FieldBuilder {
     Nothing(usize),
     Integer(Int64Builder),
@@ -251,7 +251,7 @@ pub(crate) enum FieldBuilder {
 }
 
 impl FieldBuilder {
-    /// For a type that [`Inferred::data_type`] gave; any other is taken as text.
+    /// A builder for a type returned by [`Inferred::data_type`]; any other type is text.
     pub(crate) fn new(data_type: &DataType) -> Self {
         match data_type {
             DataType::Null => Self::Nothing(0),
@@ -267,7 +267,7 @@ impl FieldBuilder {
         let wrong = |expected: &str| format!("`{}` is not {expected}", text.unwrap_or_default());
         match self {
             Self::Nothing(rows) => match text {
-                Some(_) => return Err(wrong("absent, as all others are")),
+                Some(_) => return Err(wrong("absent like all other values")),
                 None => *rows += 1,
             },
             Self::Integer(builder) => {
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn the_census_files_layout() {
+    fn reads_the_census_dialect() {
         let options = CsvOptions {
             columns: Some(vec!["age".to_owned(), "work".to_owned(), "income".to_owned()]),
             comment: Some(b'|'),
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_quotes_and_another_delimiter() {
+    fn reads_headers_quotes_and_other_delimiters() {
         let options = CsvOptions { delimiter: b';', ..CsvOptions::default() };
         let text = "\u{feff}a;b\n1;\"x;\ny\"\n2;\n";
         let mut reader = CsvRows::open("a.csv".into(), text.as_bytes(), Compression::None, &options).unwrap();
@@ -329,11 +329,11 @@ mod tests {
     }
 
     #[test]
-    fn a_record_with_too_few_fields_has_an_address() {
+    fn errors_report_the_location_of_a_short_record() {
         let error = rows("a,b\n1,2\n\n3\n", &CsvOptions::default()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "a.csv: damaged at record 1, byte 8: from line 3 on: 1 fields, expected 2; the first is `3`"
+            "a.csv: damaged at record 1, byte 8: starting at line 3: 1 fields, expected 2; the first is `3`"
         );
         assert!(rows("a,a\n1,2\n", &CsvOptions::default()).is_err());
     }

@@ -1,4 +1,4 @@
-//! What files hold: a closed set of formats, decoded without any I/O of their own.
+//! File formats: a closed set, decoded from memory without I/O.
 
 pub(crate) mod boundary;
 pub(crate) mod cells;
@@ -17,10 +17,10 @@ use serde::Serialize;
 use crate::format::compression::{Compression, Decompressed};
 use crate::spec::FormatName;
 
-/// What a file's first bytes say it is.
+/// A file's format, detected from its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// No bytes at all.
+    /// An empty file.
     Empty,
     /// TFRecord.
     TfRecord(Compression),
@@ -33,28 +33,28 @@ pub enum Content {
 }
 
 impl Content {
-    /// Tells by a file's first bytes: a few hundred are enough.
-    pub fn of(start: &[u8]) -> Self {
+    /// Detects the format from a file's first bytes; a few hundred suffice.
+    pub fn detect(start: &[u8]) -> Self {
         use std::io::Read;
 
-        let compression = Compression::of(start);
+        let compression = Compression::detect(start);
         let mut plain = Vec::new();
         if let Ok((stream, _)) = Decompressed::new(start) {
-            // `start` may end within a compressed stream; what comes before that is enough.
+            // `start` may end within a compressed stream; the bytes before that suffice.
             let _ = stream.take(64).read_to_end(&mut plain);
         }
         if start.is_empty() {
             Self::Empty
         } else if tfrecord::is_header(&plain) || plain.is_empty() {
-            // Too short a part to decompress: of these formats only TFRecord is compressed as a whole.
+            // Too short to decompress: of these formats only TFRecord is compressed as a whole.
             Self::TfRecord(compression)
         } else {
-            Self::other_than_tfrecord(&plain)
+            Self::detect_non_tfrecord(&plain)
         }
     }
 
-    /// Tells by the first bytes of what is, uncompressed, no TFRecord.
-    pub(crate) fn other_than_tfrecord(start: &[u8]) -> Self {
+    /// Detects the format of uncompressed bytes that are not TFRecord.
+    pub(crate) fn detect_non_tfrecord(start: &[u8]) -> Self {
         if start.starts_with(b"PAR1") {
             Self::Parquet
         } else if !start.is_empty() && start.iter().all(|&byte| byte >= 0x20 || byte.is_ascii_whitespace()) {
@@ -77,11 +77,11 @@ impl fmt::Display for Content {
     }
 }
 
-/// A format that files can be converted from and to.
+/// A file format for conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileFormat {
-    /// Separated fields, one record a line.
+    /// Delimiter-separated fields, one record per line.
     Csv,
     /// Parquet.
     Parquet,
@@ -90,14 +90,14 @@ pub enum FileFormat {
 }
 
 impl FileFormat {
-    /// What a file's name says, compressed or not.
-    pub fn by_name(path: &str) -> Option<Self> {
+    /// The format that a file's name indicates, compressed or not.
+    pub fn from_name(path: &str) -> Option<Self> {
         let name = path.to_ascii_lowercase();
-        let name = match Compression::by_name(&name) {
+        let name = match Compression::from_name(&name) {
             Some(_) => name.rsplit_once('.').map_or(&*name, |(name, _)| name),
             None => &name,
         };
-        match format_by_name(name) {
+        match format_from_name(name) {
             Some(FormatName::TfRecord) => Some(Self::TfRecord),
             Some(FormatName::Parquet) => Some(Self::Parquet),
             None => {
@@ -107,8 +107,8 @@ impl FileFormat {
     }
 }
 
-/// What a file's name says it is.
-pub fn format_by_name(path: &str) -> Option<FormatName> {
+/// The input format that a file's name indicates.
+pub fn format_from_name(path: &str) -> Option<FormatName> {
     let name = path.rsplit('/').next()?.to_ascii_lowercase();
     if name.contains("tfrecord") || name.ends_with(".tfr") {
         return Some(FormatName::TfRecord);

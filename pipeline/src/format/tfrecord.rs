@@ -7,9 +7,9 @@
 //!  12 + n   masked CRC-32C of the data
 //! ```
 //!
-//! A CRC `c` is stored masked, as `rotate_right(c, 15) + 0xa282ead8`. The length has a checksum of its own,
-//! so there are two sorts of damage: with a right length and wrong data the reader can go on at the next
-//! record; with a wrong length nothing tells where that is.
+//! A CRC `c` is stored masked, as `rotate_right(c, 15) + 0xa282ead8`. The length has a separate checksum, so
+//! there are two kinds of damage: if only the data are wrong, the reader can continue at the next record; if
+//! the length is wrong, the position of the next record is unknown.
 
 use std::io::{self, BufRead, Write};
 
@@ -18,84 +18,83 @@ use crc_fast::CrcAlgorithm;
 use crate::error::Error;
 use crate::format::Content;
 
-/// Bytes before the data.
+/// Bytes of a frame before the data.
 pub(crate) const HEADER_BYTES: usize = 12;
-/// Bytes after the data.
+/// Bytes of a frame after the data.
 pub(crate) const FOOTER_BYTES: usize = 4;
-/// The longest record taken for one. A length beyond it is damage that its checksum happens to fit.
+/// Maximum record length. A longer length is damage whose checksum happens to match.
 pub const MAX_RECORD_BYTES: u64 = 256 << 20;
 
-/// A record, as it lies in the reader's buffer.
+/// A record, borrowed from the reader's buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Record<'a> {
-    /// What was written.
+    /// The record's data.
     pub data: &'a [u8],
-    /// Where its frame starts, in uncompressed bytes.
+    /// Offset of its frame in the uncompressed stream.
     pub offset: u64,
-    /// Counted from 0.
+    /// Record number, from 0.
     pub number: u64,
 }
 
-/// A record that does not read as it was written.
+/// A damaged record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// Where its frame starts, in uncompressed bytes.
+    /// Offset of its frame in the uncompressed stream.
     pub offset: u64,
-    /// Counted from 0.
+    /// Record number, from 0.
     pub record: u64,
-    /// What does not fit.
+    /// What is wrong.
     pub message: String,
-    /// Nothing after it can be read either.
+    /// Whether the rest of the file is unreadable.
     pub fatal: bool,
-    /// The input ends within it.
-    pub cut: bool,
-    /// What the file is instead, if its very first bytes are no record's.
-    pub instead: Option<Content>,
+    /// Whether the input ends within the record.
+    pub truncated: bool,
+    /// The detected format of the file, if its first bytes are not a record.
+    pub actual_format: Option<Content>,
 }
 
-/// Why there is no next record.
+/// Why the next record could not be read.
 #[derive(Debug)]
 pub enum ReadError {
-    /// The bytes are not what was written.
+    /// The record is damaged.
     Damage(Damage),
-    /// The bytes could not be had.
+    /// The bytes could not be fetched.
     Fetch(Error),
 }
 
-/// Takes a stream of bytes apart into records, whatever pieces the bytes come in. A record that lies
-/// whole in the input's buffer is not copied.
+/// Splits a byte stream into records. A record that lies entirely in the input's buffer is not copied.
 pub struct RecordReader<R> {
     input: R,
-    /// Bytes of the record handed out last, still in the input's buffer.
+    /// Bytes of the last returned record, still in the input's buffer.
     pending: usize,
-    /// A record that the input's buffer holds only a part of.
+    /// A record that spans several buffers of the input.
     carry: Vec<u8>,
     offset: u64,
     number: u64,
-    instead: Option<Content>,
+    actual_format: Option<Content>,
 }
 
-/// Where a record is.
+/// The location of a frame.
 enum Place {
-    /// Its frame's length in the input's buffer.
+    /// At the start of the input's buffer, with this length.
     Input(usize),
     /// In `carry`.
     Carry,
 }
 
 impl<R: BufRead> RecordReader<R> {
-    /// Starts at the start of `input`, which is uncompressed.
+    /// A reader of `input`, which must be uncompressed and at the start of a record.
     pub fn new(input: R) -> Self {
-        Self { input, pending: 0, carry: Vec::new(), offset: 0, number: 0, instead: None }
+        Self { input, pending: 0, carry: Vec::new(), offset: 0, number: 0, actual_format: None }
     }
 
-    /// The input, where it stands.
+    /// The input at its current position.
     pub fn input(&self) -> &R {
         &self.input
     }
 
-    /// The next record; `None` where the input ends between two. After damage that is not fatal it may be
-    /// called again, and goes on behind the damaged record.
+    /// The next record; `None` if the input ends between records. After damage that is not fatal, the next call
+    /// continues after the damaged record.
     pub fn next_record(&mut self) -> Result<Option<Record<'_>>, ReadError> {
         self.input.consume(std::mem::take(&mut self.pending));
         let place = match self.locate() {
@@ -107,7 +106,7 @@ impl<R: BufRead> RecordReader<R> {
         let frame = match place {
             Place::Input(length) => {
                 self.pending = length;
-                // The buffer holds what `locate` has just seen there.
+                // The buffer still holds the frame that `locate` found.
                 self.input.fill_buf().ok().and_then(|buffer| buffer.get(..length)).unwrap_or_default()
             }
             Place::Carry => &self.carry,
@@ -120,12 +119,12 @@ impl<R: BufRead> RecordReader<R> {
                 offset,
                 record: number,
                 message: format!(
-                    "the checksum of its {} bytes of data does not match",
+                    "the data checksum does not match ({} bytes)",
                     frame.len().saturating_sub(HEADER_BYTES + FOOTER_BYTES)
                 ),
                 fatal: false,
-                cut: false,
-                instead: None,
+                truncated: false,
+                actual_format: None,
             })),
         }
     }
@@ -147,37 +146,37 @@ impl<R: BufRead> RecordReader<R> {
             }
         }
         self.carry.clear();
-        self.carry_to(HEADER_BYTES, "the 12 bytes before a record's data")?;
+        self.carry_to(HEADER_BYTES, "a record header")?;
         let header = self.carry.first_chunk().copied().unwrap_or_default();
         let frame_bytes = self.frame_bytes(&header)?;
         self.carry_to(frame_bytes, "a record")?;
         Ok(Some(Place::Carry))
     }
 
-    /// The whole frame's length.
+    /// The length of the whole frame.
     #[inline]
     fn frame_bytes(&mut self, header: &[u8; HEADER_BYTES]) -> io::Result<usize> {
         let message = match length_of(header) {
             Some(length) if length <= MAX_RECORD_BYTES => {
                 return Ok(HEADER_BYTES + length as usize + FOOTER_BYTES);
             }
-            Some(length) => format!("its length is {length} bytes, more than a record can have"),
-            None => "the checksum of its length does not match".to_owned(),
+            Some(length) => format!("the length of {length} bytes exceeds the maximum of {MAX_RECORD_BYTES}"),
+            None => "the length checksum does not match".to_owned(),
         };
         if self.number == 0 {
-            self.instead = Some(Content::other_than_tfrecord(header));
+            self.actual_format = Some(Content::detect_non_tfrecord(header));
         }
         Err(io::Error::new(io::ErrorKind::InvalidData, message))
     }
 
-    /// Moves input to `carry` until it holds `length` bytes. It grows by what has arrived, and not by what
-    /// a length promises.
+    /// Moves input to `carry` until it holds `length` bytes. It grows with the received bytes, so a corrupt length
+    /// allocates nothing.
     fn carry_to(&mut self, length: usize, what: &str) -> io::Result<()> {
         while self.carry.len() < length {
             let buffer = fill(&mut self.input)?;
             if buffer.is_empty() {
                 let message =
-                    format!("the file ends within {what}: {} of {length} bytes are there", self.carry.len());
+                    format!("the file ends within {what}, after {} of {length} bytes", self.carry.len());
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
             }
             let amount = buffer.len().min(length - self.carry.len());
@@ -195,8 +194,8 @@ impl<R: BufRead> RecordReader<R> {
                 record: self.number,
                 message: error.to_string(),
                 fatal: true,
-                cut: error.kind() == io::ErrorKind::UnexpectedEof,
-                instead: self.instead,
+                truncated: error.kind() == io::ErrorKind::UnexpectedEof,
+                actual_format: self.actual_format,
             }),
         }
     }
@@ -208,7 +207,7 @@ pub struct RecordWriter<W> {
 }
 
 impl<W: Write> RecordWriter<W> {
-    /// Starts at the start of `output`.
+    /// A writer to `output`.
     pub fn new(output: W) -> Self {
         Self { output }
     }
@@ -222,7 +221,7 @@ impl<W: Write> RecordWriter<W> {
         self.output.write_all(&masked_crc(data).to_le_bytes())
     }
 
-    /// The output, to be finished.
+    /// Returns the output, which the caller finishes.
     pub fn into_inner(self) -> W {
         self.output
     }
@@ -233,7 +232,7 @@ pub(crate) fn is_header(start: &[u8]) -> bool {
     start.first_chunk().is_some_and(|header| length_of(header).is_some())
 }
 
-/// The data of a whole frame, if its checksum is right.
+/// The data of a complete frame, if its checksum matches.
 #[inline]
 pub(crate) fn unframe(frame: &[u8]) -> Option<&[u8]> {
     let (rest, footer) = frame.split_last_chunk::<FOOTER_BYTES>()?;
@@ -241,7 +240,7 @@ pub(crate) fn unframe(frame: &[u8]) -> Option<&[u8]> {
     (masked_crc(data) == u32::from_le_bytes(*footer)).then_some(data)
 }
 
-/// The data's length, if its checksum is right.
+/// The length of the data, if its checksum matches.
 #[inline]
 pub(crate) fn length_of(header: &[u8; HEADER_BYTES]) -> Option<u64> {
     let (length, crc) = header.split_first_chunk::<8>()?;

@@ -5,14 +5,14 @@ use std::io::{BufReader, Read, Write};
 use super::*;
 use crate::format::compression::{Compression, Compressor, Decompressed};
 
-/// CRC-32C one bit at a time, from its polynomial.
+/// Bitwise CRC-32C, from its polynomial.
 fn plain_crc(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg()))
     })
 }
 
-/// A record as the format's description says, by hand.
+/// Frames a record according to the format.
 fn frame(data: &[u8]) -> Vec<u8> {
     let masked = |bytes: &[u8]| {
         let crc = plain_crc(bytes);
@@ -36,15 +36,15 @@ fn compress(bytes: &[u8], compression: Compression) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-/// All records that read well, and the damage that ended it (or, of a record in between, did not).
+/// All undamaged records, and the first damage.
 fn read_in_pieces(bytes: &[u8], piece: usize) -> (Vec<Vec<u8>>, Option<Damage>) {
     let damage = |record: u64, error: io::Error| Damage {
         offset: 0,
         record,
         message: error.to_string(),
         fatal: true,
-        cut: error.kind() == io::ErrorKind::UnexpectedEof,
-        instead: None,
+        truncated: error.kind() == io::ErrorKind::UnexpectedEof,
+        actual_format: None,
     };
     let input = match Decompressed::new(BufReader::with_capacity(piece, bytes)) {
         Ok((input, _)) => input,
@@ -72,7 +72,7 @@ const COMPRESSIONS: [Compression; 4] =
     [Compression::None, Compression::Gzip, Compression::Zlib, Compression::Zstd];
 
 #[test]
-fn known_checksums() {
+fn checksums_match_the_reference() {
     // RFC 3720, B.4.
     assert_eq!(plain_crc(&[0; 32]), 0x8a91_36aa);
     assert_eq!(plain_crc(b"123456789"), 0xe306_9283);
@@ -83,10 +83,10 @@ fn known_checksums() {
 }
 
 #[test]
-fn records_read_back_in_any_pieces() {
+fn records_round_trip_with_any_buffer_size() {
     for compression in COMPRESSIONS {
         let bytes = compress(&framed(&records()), compression);
-        assert_eq!(Compression::of(&bytes), compression);
+        assert_eq!(Compression::detect(&bytes), compression);
         for piece in [1, 2, 3, 11, 12, 13, 64, 1 << 16] {
             assert_eq!(read_in_pieces(&bytes, piece), (records(), None), "{compression:?} {piece}");
         }
@@ -94,7 +94,7 @@ fn records_read_back_in_any_pieces() {
 }
 
 #[test]
-fn the_writer_writes_the_format_as_described() {
+fn writer_output_matches_the_format() {
     let mut writer = RecordWriter::new(Vec::new());
     for record in records() {
         writer.write(&record).unwrap();
@@ -103,9 +103,9 @@ fn the_writer_writes_the_format_as_described() {
 }
 
 #[test]
-fn members_and_frames_follow_one_another() {
+fn concatenated_members_and_frames_are_read() {
     let bytes = framed(&records());
-    // The border lies within a record.
+    // The boundary lies within a record.
     let (head, tail) = bytes.split_at(bytes.len() / 2);
     for compression in [Compression::Gzip, Compression::Zlib, Compression::Zstd] {
         let joined = [compress(head, compression), compress(tail, compression)].concat();
@@ -121,23 +121,23 @@ fn members_and_frames_follow_one_another() {
 }
 
 #[test]
-fn a_cut_anywhere_is_damage() {
+fn truncation_is_damage() {
     let bytes = framed(&records());
-    let mut borders = vec![0];
+    let mut boundaries = vec![0];
     for record in records() {
-        borders.push(borders.last().unwrap() + record.len() + 16);
+        boundaries.push(boundaries.last().unwrap() + record.len() + 16);
     }
     for compression in COMPRESSIONS {
         let whole = compress(&bytes, compression);
         for cut in 0..whole.len() {
             let (good, damage) = read_in_pieces(&whole[..cut], 64);
             assert!(records().starts_with(&good));
-            // Only between two records of an uncompressed file does a cut leave no trace.
-            let traceless = cut == 0 || compression == Compression::None && borders.contains(&cut);
-            assert_eq!(damage.is_none(), traceless, "{compression:?} cut at {cut}: {damage:?}");
+            // Only truncation between records of an uncompressed file is undetectable.
+            let undetectable = cut == 0 || compression == Compression::None && boundaries.contains(&cut);
+            assert_eq!(damage.is_none(), undetectable, "{compression:?} cut at {cut}: {damage:?}");
             if let Some(damage) = damage.filter(|_| compression == Compression::None) {
                 assert_eq!(damage.record, good.len() as u64);
-                assert_eq!(damage.offset, borders[good.len()] as u64);
+                assert_eq!(damage.offset, boundaries[good.len()] as u64);
                 assert!(damage.fatal);
             }
         }
@@ -145,25 +145,25 @@ fn a_cut_anywhere_is_damage() {
 }
 
 #[test]
-fn a_flipped_bit_anywhere_is_damage() {
+fn every_flipped_bit_is_damage() {
     let bytes = framed(&records());
     for bit in 0..bytes.len() * 8 {
         let mut flipped = bytes.clone();
         flipped[bit / 8] ^= 1 << (bit % 8);
         let (good, damage) = read_in_pieces(&flipped, 64);
-        let damage = damage.unwrap_or_else(|| panic!("bit {bit} went unnoticed"));
+        let damage = damage.unwrap_or_else(|| panic!("bit {bit} was not detected"));
         let number = damage.record as usize;
         assert_eq!(good[..number], records()[..number], "bit {bit}");
         let in_data = bit / 8 >= damage.offset as usize + HEADER_BYTES;
         assert_eq!(damage.fatal, !in_data, "bit {bit}");
         if in_data {
-            assert_eq!(good[number..], records()[number + 1..], "bit {bit}: the records after it are good");
+            assert_eq!(good[number..], records()[number + 1..], "bit {bit}: later records are read");
         }
     }
 }
 
 #[test]
-fn an_absurd_length_with_a_right_checksum_allocates_nothing() {
+fn huge_lengths_allocate_nothing() {
     for length in [MAX_RECORD_BYTES + 1, u64::MAX] {
         let mut bytes = length.to_le_bytes().to_vec();
         bytes.extend_from_slice(&masked_crc(&length.to_le_bytes()).to_le_bytes());
@@ -179,27 +179,30 @@ fn an_absurd_length_with_a_right_checksum_allocates_nothing() {
 }
 
 #[test]
-fn a_length_that_looks_like_a_magic_number_is_a_length() {
+fn lengths_take_precedence_over_magic_numbers() {
     let record = vec![7u8; 0x9c78];
     let bytes = frame(&record);
-    assert_eq!(bytes[..2], [0x78, 0x9c], "as zlib streams start");
+    assert_eq!(bytes[..2], [0x78, 0x9c], "the start of a zlib stream");
     assert_eq!(read_in_pieces(&bytes, 4096), (vec![record], None));
 }
 
 #[test]
-fn another_format_is_told_from_damage() {
+fn other_formats_are_distinguished_from_damage() {
     for (bytes, content) in
         [(&b"PAR1 and then some more"[..], Content::Parquet), (b"age,sex\n39,Male\n", Content::Text)]
     {
-        assert_eq!(read_in_pieces(bytes, 64).1.unwrap().instead, Some(content));
-        assert_eq!(read_in_pieces(&compress(bytes, Compression::Gzip), 5).1.unwrap().instead, Some(content));
+        assert_eq!(read_in_pieces(bytes, 64).1.unwrap().actual_format, Some(content));
+        assert_eq!(
+            read_in_pieces(&compress(bytes, Compression::Gzip), 5).1.unwrap().actual_format,
+            Some(content)
+        );
     }
     let (_, damage) = read_in_pieces(&[&frame(b"good")[..], b"PAR1 and then some more"].concat(), 64);
-    assert_eq!(damage.unwrap().instead, None);
+    assert_eq!(damage.unwrap().actual_format, None);
 }
 
 #[test]
-fn decompressed_streams_read_like_any_other() {
+fn decompressed_streams_implement_read() {
     for compression in COMPRESSIONS {
         let bytes = compress(b"some text", compression);
         let (mut stream, found) = Decompressed::new(&bytes[..]).unwrap();

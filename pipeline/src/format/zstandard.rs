@@ -1,9 +1,9 @@
-//! Zstandard, decompressed as it comes.
+//! Streaming Zstandard decompression.
 //!
-//! The library decodes what one call of it brings, and where that is damaged it also drops what the call has
-//! decoded before the damage. So that the bytes that are read do not depend on how input falls into pieces, each
-//! call brings as many bytes as the one before asked for, no more and no fewer: the calls are the same for the
-//! same stream. That is a block at a time, which also spares the library a copy.
+//! If a call of the library meets damage, it also drops what the call decoded before the damage. So each call
+//! passes exactly as many bytes as the previous one requested: the calls, and hence the bytes decoded before
+//! damage, do not depend on how the input is split. This passes one block at a time, which also saves the
+//! library a copy.
 //!
 //! Source: RFC 8878.
 
@@ -11,35 +11,35 @@ use std::io::{self, BufRead, Read};
 
 use zstd::stream::raw::{Decoder, InBuffer, Operation, OutBuffer};
 
-/// Output of a call: two of the largest blocks.
+/// Output buffer of one call: two maximum-size blocks.
 const OUTPUT_BYTES: usize = 256 << 10;
-/// What tells how long a frame's header is.
+/// Bytes that determine the length of a frame header.
 const FRAME_START_BYTES: usize = 5;
 
-/// Frames, one after the other, as one stream.
+/// Decodes consecutive frames as one stream.
 pub struct Zstandard<R> {
     input: R,
     frames: Frames,
-    /// Bytes of the next call that came in pieces too small for it.
+    /// Input collected for the next call, if the pieces of input are smaller than it requires.
     gathered: Vec<u8>,
     output: Box<[u8]>,
     read: usize,
     written: usize,
-    /// What ended it.
+    /// The error that ended the stream; later reads repeat it.
     failure: Option<(io::ErrorKind, String)>,
 }
 
-/// The decoder, and what it is to be called with.
+/// The decoder and the input that its next call requires.
 struct Frames {
     decoder: Decoder<'static>,
-    /// Bytes of the next call.
+    /// Bytes to pass to the next call.
     wanted: usize,
-    /// Between frames: here, and only here, input may end.
+    /// Whether the position is between frames, the only place where input may end.
     between: bool,
 }
 
 impl Frames {
-    /// Brings `bytes` to the decoder: how many of them it took, and how many it made.
+    /// Decodes `bytes`; returns the number of bytes consumed and produced.
     fn call(&mut self, bytes: &[u8], output: &mut [u8]) -> io::Result<(usize, usize)> {
         let mut input = InBuffer::around(bytes);
         let mut output = OutBuffer::around(output);
@@ -76,15 +76,15 @@ impl<R: BufRead> Zstandard<R> {
         &self.input
     }
 
-    /// Makes some output, or none where input has ended.
+    /// Decodes until there is output or the input ends.
     fn advance(&mut self) -> io::Result<()> {
         (self.read, self.written) = (0, 0);
         while self.written == 0 {
             let piece = self.input.fill_buf()?;
             let wanted = self.frames.wanted;
             if self.gathered.is_empty() && piece.len() >= wanted {
-                let (taken, written) = self.frames.call(&piece[..wanted], &mut self.output)?;
-                self.input.consume(taken);
+                let (consumed, written) = self.frames.call(&piece[..wanted], &mut self.output)?;
+                self.input.consume(consumed);
                 self.written = written;
                 continue;
             }
@@ -96,13 +96,13 @@ impl<R: BufRead> Zstandard<R> {
             self.gathered.extend_from_slice(&piece[..missing]);
             self.input.consume(missing);
             if self.gathered.len() == wanted || ended {
-                let (taken, written) = self.frames.call(&self.gathered, &mut self.output)?;
-                self.gathered.drain(..taken);
+                let (consumed, written) = self.frames.call(&self.gathered, &mut self.output)?;
+                self.gathered.drain(..consumed);
                 self.written = written;
                 if ended && written == 0 && self.gathered.is_empty() && !self.frames.between {
                     return Err(io::Error::new(
                         io::ErrorKind::UnexpectedEof,
-                        "the compressed stream is cut short",
+                        "the compressed stream is truncated",
                     ));
                 }
             }
@@ -114,7 +114,7 @@ impl<R: BufRead> Zstandard<R> {
 impl<R: BufRead> BufRead for Zstandard<R> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.read == self.written {
-            // It stays failed, whatever the reader does next.
+            // An error is permanent.
             if self.failure.is_none()
                 && let Err(error) = self.advance()
             {

@@ -201,7 +201,7 @@ impl Assembler<'_> {
         while more {
             match self.merge.next() {
                 Turn::Row { lane, index } => more = note(self, (lane, index)),
-                Turn::Wait { lane } if self.leaves_out(lane) => self.merge.pass_over(),
+                Turn::Wait { lane } if self.leaves_out(lane) => self.merge.skip_turn(),
                 Turn::Wait { lane } => {
                     packed += self.pack(batch, packed);
                     at_work.end(packed);
@@ -229,7 +229,7 @@ impl Assembler<'_> {
         loop {
             match self.merge.next() {
                 Turn::Row { lane, index } => return Ok(Some((lane, index))),
-                Turn::Wait { lane } if self.leaves_out(lane) => self.merge.pass_over(),
+                Turn::Wait { lane } if self.leaves_out(lane) => self.merge.skip_turn(),
                 Turn::Wait { lane } => self.take_window(lane)?,
                 Turn::End => return Ok(None),
             }

@@ -10,7 +10,7 @@ use super::source::{ChunkReader, ChunkSource, LeftOut, Opened};
 use super::stats::Counters;
 use crate::chunk::Chunk;
 use crate::error::Error;
-use crate::order::{Cursor, Cutter, Extent, PassOrder};
+use crate::order::{Cursor, Cutter, PassOrder, WindowExtent};
 use crate::pack::RowRef;
 
 /// What a lane comes up with next.
@@ -23,7 +23,7 @@ pub(crate) enum Piece {
 
 /// A window, its rows in the order in which they are to be drawn.
 pub(crate) struct Window {
-    pub(crate) extent: Extent,
+    pub(crate) extent: WindowExtent,
     /// The chunks its rows lie in. One may be shared with the window before or after.
     pub(crate) chunks: Vec<Arc<Chunk>>,
     pub(crate) rows: Vec<RowRef>,
@@ -119,7 +119,10 @@ impl<'a> LaneReader<'a> {
         };
         let Some(mut extent) = extent else {
             self.seat.leave();
-            return Ok(Some(Piece::End(LeftOut { records: self.cutter.left_out(), last: last_left_out })));
+            return Ok(Some(Piece::End(LeftOut {
+                records: self.cutter.skipped_at_end(),
+                last: last_left_out,
+            })));
         };
         let start = self.counters.recorder.start();
         self.counters.shuffle.time(|| self.order.permute(self.lane, number, &mut rows));

@@ -2,7 +2,7 @@
 //!
 //! Every host decides the same order by the same [`Merge`](crate::order), for which it must know the extents
 //! of all lanes' windows, and reads only the lanes that are its own ([`Share`]). So the owner of a lane tells
-//! all others of each piece of it, as soon as it is read: a window's [`Extent`], the end of the lane in this
+//! all others of each piece of it, as soon as it is read: a window's [`WindowExtent`], the end of the lane in this
 //! pass, or what went wrong. That is some forty bytes for thousands of rows.
 //!
 //! [`Peers`] is the seam to whatever carries these messages. **Order:** what is told of one lane is heard in
@@ -22,7 +22,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::lane::Piece;
 use crate::error::Error;
-use crate::order::{Extent, Pass, Share};
+use crate::order::{Pass, Share, WindowExtent};
 
 /// Pieces of a lane that may have been told and not yet heard by some host.
 pub const MOST_UNHEARD: usize = 2;
@@ -65,7 +65,7 @@ pub struct PieceKey {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
     /// A window, and what was wrong with the last record left out of it, if one was.
-    Window(Extent, Option<String>),
+    Window(WindowExtent, Option<String>),
     /// The lane ends; so many records were left out since its last window, and what was wrong with the last.
     End(u64, Option<String>),
     /// The lane could not go on, for this reason.

@@ -245,7 +245,7 @@ impl IngestPlan {
     pub(crate) fn chunk_rows(&self, stream: Stream) -> usize {
         let size = self.source(stream).map_or(ChunkSize::OF_RECORDS, |source| source.chunk_size());
         let rows = size.rows.min(size.bytes / row_bytes(&self.schema));
-        rows.min(self.mixing(stream).most_rows().into()).max(FEWEST_CHUNK_ROWS) as usize
+        rows.min(self.mixing(stream).max_rows().into()).max(FEWEST_CHUNK_ROWS) as usize
     }
 
     fn mixing(&self, stream: Stream) -> Mixing {
@@ -279,7 +279,7 @@ impl IngestPlan {
     fn lane_need(&self, stream: Stream) -> LaneNeed {
         let Some(source) = self.source(stream) else { return LaneNeed::default() };
         let row_bytes = row_bytes(&self.schema);
-        let window_rows = u64::from(self.mixing(stream).most_rows());
+        let window_rows = u64::from(self.mixing(stream).max_rows());
         let chunk_rows = self.chunk_rows(stream);
         LaneNeed {
             lanes: self.order.live_lanes(source.splits()),

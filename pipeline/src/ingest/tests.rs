@@ -153,12 +153,10 @@ fn schema(spec: &DataSpec) -> BatchSchema {
     let id = |name: &str| IdFeature { name: name.to_owned(), cardinality: u32::MAX };
     BatchSchema {
         rows: spec.batch_size,
-        labels: Vec::new(),
-        weighted: false,
         dense: vec!["row".to_owned()],
         ids: vec![id("split"), id("row")],
-        ragged: Vec::new(),
         position_bytes: Position::encoded_bytes(spec.lanes) as u32,
+        ..BatchSchema::default()
     }
 }
 
@@ -236,8 +234,9 @@ pub(super) fn expected(
             let batches = reference::batches(&order(spec), pass, &source.lengths, spec.batch_size as usize);
             let count = batches.len() as u64;
             all.extend((0..).zip(batches).map(|(batch, rows)| {
-                let (here, last) = (rows.len() as u32, batch + 1 == count);
-                let header = BatchHeader { stream, epoch, batch, rows: here, global_rows: here, last };
+                let last = batch + 1 == count;
+                let header =
+                    BatchHeader { stream, epoch, batch, last, ..BatchHeader::train(rows.len() as u32) };
                 (header, rows)
             }));
         }

@@ -1,21 +1,21 @@
-//! Lanes are dealt to hosts.
+//! The assignment of lanes to hosts.
 //!
 //! Hosts that train together run the same [`Merge`](super::Merge) over all V lanes, so they agree on every
-//! global batch and on the position after it without a word about either. What they divide is the reading:
-//! lane `v` belongs to host `v mod hosts`, which alone reads its data. For the other lanes a host needs only
-//! the [`Extent`](super::Extent)s of their windows, a few bytes each, which the owners tell
-//! (`ingest/peers.rs`). Of a global batch each host packs the rows of its own lanes: its local batch.
+//! global batch and on the position after it without communication. They divide the reading: lane `v` belongs
+//! to host `v mod hosts`, and only that host reads its data. For other lanes a host needs only the
+//! [`WindowExtent`](super::WindowExtent)s of their windows, a few bytes each, which the owners send
+//! (`ingest/peers.rs`). Each host packs the rows of its own lanes of a global batch: its local batch.
 //!
 //! Invariants, with a property test over thousands of schedules (`ingest/exactly_once.rs`):
 //!
 //! * Each row of a global batch is in the local batch of exactly one host.
-//! * Global batches are those of one host alone, whatever the number of hosts, and whether or not it divides
-//!   the lanes. A host beyond the lanes' number gets batches without rows.
-//! * The position after a batch is the same bytes on every host. So a job may stop on three hosts and go on
-//!   with five, from any one's position.
+//! * Global batches are the same for any number of hosts, whether or not it divides the number of lanes. Hosts
+//!   beyond the number of lanes get batches without rows.
+//! * The position after a batch has the same bytes on every host. So a job may stop on three hosts and resume on
+//!   five from the position of any one.
 //!
-//! Dealing in turn keeps hosts even: the lanes that have splits at all are the first ones, and in a batch the
-//! rows of a lane differ from another's by one at most until lanes end.
+//! Round-robin assignment balances hosts: the lanes with splits are the first ones, and until lanes end, the
+//! numbers of rows of two lanes in a batch differ by at most one.
 
 /// One host's share of the lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,17 +28,17 @@ impl Share {
     /// All lanes.
     pub const ALL: Self = Self { host: 0, hosts: 1 };
 
-    /// The share of host `host` of `hosts`; `None` when there is no such host.
+    /// The share of host `host` of `hosts`; `None` if `host` is out of range.
     pub fn new(host: u32, hosts: u32) -> Option<Self> {
         (host < hosts).then_some(Self { host, hosts })
     }
 
-    /// The host, from 0.
+    /// Index of the host, from 0.
     pub fn host(self) -> u32 {
         self.host
     }
 
-    /// Hosts that train together.
+    /// Number of hosts that train together.
     pub fn hosts(self) -> u32 {
         self.hosts
     }
@@ -48,7 +48,7 @@ impl Share {
         lane % self.hosts
     }
 
-    /// Whether this host reads `lane`. Asked once a row, so a host alone does not divide.
+    /// Whether this host reads `lane`. Called per row, so a single host avoids the division.
     #[inline]
     pub fn owns(self, lane: u32) -> bool {
         self.hosts == 1 || self.owner(lane) == self.host

@@ -1,49 +1,48 @@
-//! Interleaving: the lanes of a pass become one sequence of rows.
+//! Interleaving: merges the lanes of a pass into one sequence of rows.
 //!
-//! *Shuffled*: one row from each live lane in turn; a lane that has ended leaves the rotation. Row `k`
-//! of lane `v` so comes in round `k`, whatever the other lanes hold.
+//! *Shuffled*: one row from each live lane in turn; a lane that has ended leaves the rotation. So row `k` of
+//! lane `v` is drawn in round `k`, whatever the other lanes hold.
 //!
-//! *Ordered*: one whole split from each lane in turn; as split `i` lies in lane `i mod V`, that is the
-//! data's order.
+//! *Ordered*: one whole split from each lane in turn; as split `i` is in lane `i mod V`, this is the data's
+//! order.
 //!
-//! Rows that were neighbours in a file so lie V places apart, and a slow lane is waited for: the sequence does
-//! not depend on who is ready.
+//! Adjacent rows of a file are thus V rows apart, and the merge waits for a slow lane: the sequence does not
+//! depend on which lanes are ready.
 //!
-//! [`Merge`] decides; it holds no rows. Whoever drives it hands it the extent of a lane's next window
-//! when it asks for one, and may ask at any moment for the position, which names the windows in hand by
-//! their start. Invariant: what follows a position is what an undisturbed run would have delivered
-//! after it, and the position after any number of rows is the same however the lanes' rows were cut
-//! into chunks.
+//! [`Merge`] holds no rows. Its caller supplies the extent of a lane's next window on request, and can obtain
+//! the position at any time; it identifies the current windows by their start. Invariant: resuming from a
+//! position delivers what an uninterrupted run would have delivered after it, and the position after any number
+//! of rows does not depend on how the lanes' rows were divided into chunks.
 
 use super::pass::PassOrder;
 use super::position::{Cursor, LanePosition, Position, PositionError};
 
-/// What comes next.
+/// The next step of a merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Place `index` of the window of `lane` that is in hand.
+    /// The next row is row `index` of the current window of `lane`.
     Row { lane: u32, index: u32 },
-    /// Nothing can be said before [`Merge::supply`] or [`Merge::end_lane`] is called for `lane`.
+    /// The caller must first call [`Merge::supply`] or [`Merge::end_lane`] for `lane`.
     Wait { lane: u32 },
     /// All lanes have ended.
     End,
 }
 
-/// A window of a lane, or in an ordered pass any run of rows of one split.
+/// The extent of a window of a lane, or in an ordered pass of a run of rows of one split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// Rows held.
+pub struct WindowExtent {
+    /// Number of rows.
     pub rows: u32,
-    /// The split in which the next window starts, by its place in the lane.
+    /// Index in the lane of the split in which the next window starts.
     pub split: u32,
-    /// The row within it.
+    /// Row of that split at which the next window starts.
     pub row: u64,
-    /// Ordered: whether the split ends with these rows.
+    /// Ordered pass: whether the split ends with these rows.
     pub ends_split: bool,
-    /// Records left out in splits that ended while this was read.
+    /// Records skipped in splits that ended while this window was read.
     pub skipped: u64,
-    /// The first place, in the order of drawing, of a row whose label is above 0. Looked for only where
-    /// training still waits for one.
+    /// Index, in drawing order, of the first row with a label greater than 0. Determined only while training still
+    /// waits for one.
     pub first_positive: Option<u32>,
 }
 
@@ -54,9 +53,9 @@ pub(crate) struct Merge {
     lanes: Vec<Lane>,
     turn: usize,
     live: usize,
-    /// Records left out in splits before the windows in hand.
+    /// Records skipped in splits before the current windows.
     skipped: u64,
-    /// Whether a row with a label above 0 was drawn from windows before those in hand.
+    /// Whether a row with a label greater than 0 was drawn from earlier windows.
     positive_seen: bool,
 }
 
@@ -64,26 +63,27 @@ pub(crate) struct Merge {
 struct Lane {
     cursor: Cursor,
     ended: bool,
-    in_hand: Option<InHand>,
+    window: Option<Window>,
 }
 
+/// A current window.
 #[derive(Clone, Copy, Debug)]
-struct InHand {
-    extent: Extent,
-    /// Rows drawn from it.
+struct Window {
+    extent: WindowExtent,
+    /// Rows drawn so far.
     drawn: u32,
 }
 
 impl Merge {
-    /// The merge of `order`'s lanes from `position` on, which must be one of that pass.
+    /// The merge of the lanes of `order`, starting at `position`, which must be of that pass.
     pub(crate) fn new(order: &PassOrder, position: &Position) -> Self {
         let lanes: Vec<Lane> = (0..order.lanes())
             .zip(&position.lanes)
             .map(|(lane, &at)| match at {
                 LanePosition::At(cursor) => {
-                    Lane { cursor, ended: order.splits(lane).is_empty(), in_hand: None }
+                    Lane { cursor, ended: order.splits(lane).is_empty(), window: None }
                 }
-                LanePosition::Ended => Lane { cursor: Cursor::default(), ended: true, in_hand: None },
+                LanePosition::Ended => Lane { cursor: Cursor::default(), ended: true, window: None },
             })
             .collect();
         Self {
@@ -96,7 +96,7 @@ impl Merge {
         }
     }
 
-    /// The next row, or what is needed to say which it is.
+    /// The next step.
     pub(crate) fn next(&mut self) -> Turn {
         loop {
             if self.live == 0 {
@@ -105,21 +105,21 @@ impl Merge {
             let turn = self.turn as u32;
             let lane = &mut self.lanes[self.turn];
             if lane.ended {
-                self.pass_on();
+                self.advance_turn();
                 continue;
             }
-            let Some(hand) = &mut lane.in_hand else { return Turn::Wait { lane: turn } };
-            if hand.drawn < hand.extent.rows {
-                let index = hand.drawn;
-                hand.drawn += 1;
+            let Some(window) = &mut lane.window else { return Turn::Wait { lane: turn } };
+            if window.drawn < window.extent.rows {
+                let index = window.drawn;
+                window.drawn += 1;
                 if self.ordered {
                     lane.cursor.row += 1;
                 } else {
                     lane.cursor.drawn += 1;
-                    if hand.drawn == hand.extent.rows {
+                    if window.drawn == window.extent.rows {
                         self.retire_window();
                     }
-                    self.pass_on();
+                    self.advance_turn();
                 }
                 return Turn::Row { lane: turn, index };
             }
@@ -127,38 +127,38 @@ impl Merge {
         }
     }
 
-    /// Lanes that have not ended.
+    /// Number of lanes that have not ended.
     pub(crate) fn live(&self) -> usize {
         self.live
     }
 
-    /// Leaves out the lane whose turn it is, for this round. Every row still comes once and positions are
-    /// good, but which rows make up a batch is then up to whoever calls this.
-    pub(crate) fn pass_over(&mut self) {
-        self.pass_on();
+    /// Skips the current lane for this round. Every row is still delivered once and positions remain valid, but the
+    /// composition of batches then depends on the caller.
+    pub(crate) fn skip_turn(&mut self) {
+        self.advance_turn();
     }
 
-    /// Takes the next window of `lane` in hand.
+    /// Supplies the next window of `lane`.
     ///
     /// # Errors
-    /// When it is shorter than what was already drawn from it before a resume.
-    pub(crate) fn supply(&mut self, lane: u32, extent: Extent) -> Result<(), PositionError> {
+    /// When it is not longer than the number of rows drawn from it before resuming.
+    pub(crate) fn supply(&mut self, lane: u32, extent: WindowExtent) -> Result<(), PositionError> {
         let entry = &mut self.lanes[lane as usize];
-        debug_assert!(entry.in_hand.is_none() && !entry.ended, "a window that was not asked for");
+        debug_assert!(entry.window.is_none() && !entry.ended, "a window that was not requested");
         if !self.ordered && entry.cursor.drawn >= extent.rows {
             return Err(PositionError::DataChanged { lane });
         }
-        entry.in_hand = Some(InHand { extent, drawn: entry.cursor.drawn });
+        entry.window = Some(Window { extent, drawn: entry.cursor.drawn });
         Ok(())
     }
 
-    /// Learns that `lane` has no further rows, and what was left out since its last window.
+    /// Ends `lane`, with the number of records skipped since its last window.
     ///
     /// # Errors
-    /// When rows were drawn, before a resume, from a window that is now not there.
+    /// When rows were drawn before resuming from a window that no longer exists.
     pub(crate) fn end_lane(&mut self, lane: u32, skipped: u64) -> Result<(), PositionError> {
         let entry = &mut self.lanes[lane as usize];
-        debug_assert!(entry.in_hand.is_none() && !entry.ended, "an end that was not asked for");
+        debug_assert!(entry.window.is_none() && !entry.ended, "an end that was not requested");
         if entry.cursor.drawn > 0 {
             return Err(PositionError::DataChanged { lane });
         }
@@ -168,20 +168,22 @@ impl Merge {
         Ok(())
     }
 
-    /// Records left out so far in this pass, those of the windows in hand included.
+    /// Records skipped so far in this pass, including the current windows.
     pub(crate) fn skipped(&self) -> u64 {
-        let in_hand = self.lanes.iter().filter_map(|lane| lane.in_hand);
-        self.skipped + in_hand.map(|hand| hand.extent.skipped).sum::<u64>()
+        let windows = self.lanes.iter().filter_map(|lane| lane.window);
+        self.skipped + windows.map(|window| window.extent.skipped).sum::<u64>()
     }
 
-    /// Whether a row with a label above 0 was drawn.
+    /// Whether a row with a label greater than 0 was drawn.
     fn positive_seen(&self) -> bool {
-        let in_hand = self.lanes.iter().filter_map(|lane| lane.in_hand);
+        let windows = self.lanes.iter().filter_map(|lane| lane.window);
         self.positive_seen
-            || in_hand.into_iter().any(|hand| hand.extent.first_positive.is_some_and(|at| at < hand.drawn))
+            || windows
+                .into_iter()
+                .any(|window| window.extent.first_positive.is_some_and(|at| at < window.drawn))
     }
 
-    /// Writes where the lanes stand into `position`.
+    /// Stores the state of the lanes in `position`.
     pub(crate) fn store(&self, position: &mut Position) {
         position.turn = self.turn as u32;
         position.skipped = self.skipped;
@@ -193,29 +195,29 @@ impl Merge {
         }));
     }
 
-    fn pass_on(&mut self) {
+    fn advance_turn(&mut self) {
         self.turn = (self.turn + 1) % self.lanes.len();
     }
 
-    /// Shuffled: the window in hand is drawn; the lane stands at the start of its next one.
+    /// Shuffled pass: ends the fully drawn window; the lane moves to the start of its next one.
     fn retire_window(&mut self) {
-        let Lane { cursor, in_hand, .. } = &mut self.lanes[self.turn];
-        if let Some(InHand { extent, .. }) = in_hand.take() {
+        let Lane { cursor, window, .. } = &mut self.lanes[self.turn];
+        if let Some(Window { extent, .. }) = window.take() {
             *cursor = Cursor { split: extent.split, row: extent.row, window: cursor.window + 1, drawn: 0 };
             self.skipped += extent.skipped;
             self.positive_seen |= extent.first_positive.is_some();
         }
     }
 
-    /// Ordered: the run in hand is drawn; at the end of its split the turn passes on.
+    /// Ordered pass: ends the fully drawn run; at the end of its split the next lane follows.
     fn retire_run(&mut self) {
-        let Lane { cursor, in_hand, .. } = &mut self.lanes[self.turn];
-        let Some(InHand { extent, .. }) = in_hand.take() else { return };
+        let Lane { cursor, window, .. } = &mut self.lanes[self.turn];
+        let Some(Window { extent, .. }) = window.take() else { return };
         self.positive_seen |= extent.first_positive.is_some();
         if extent.ends_split {
             *cursor = Cursor { split: cursor.split + 1, ..Cursor::default() };
             self.skipped += extent.skipped;
-            self.pass_on();
+            self.advance_turn();
         }
     }
 }

@@ -1,71 +1,70 @@
-//! Passes over the data, and how one pass deals its splits to lanes.
+//! Passes over the data, and the assignment of splits to lanes.
 //!
-//! A job's feed is a fixed sequence of passes: `Train(0), Eval(0), Train(1), Eval(1), ...`, evaluation
-//! only where there is data for it. A training pass with a shuffle pool is *shuffled*: its splits are
-//! permuted by (seed, epoch). Any other pass keeps the data's order.
+//! A job's feed is a fixed sequence of passes: `Train(0), Eval(0), Train(1), Eval(1), ...`, with evaluation
+//! only if the job has evaluation data. A training pass with a shuffle pool is *shuffled*: its splits are
+//! permuted by (seed, epoch). Other passes keep the data's order.
 //!
 //! # Lanes
 //!
-//! Permuted or not, split `i` of the sequence goes to lane `i mod V`. A lane's rows are the rows of its
-//! splits, one split after the other. V is fixed by the job and not by the machine: lanes are the unit of
-//! order, of resuming, of reading side by side, and of sharing work among hosts, and anything that depended on
-//! cores or hosts would make results depend on them.
+//! Split `i` of the sequence belongs to lane `i mod V`. A lane's rows are the rows of its splits, in order. The
+//! job determines V, not the machine: lanes are the unit of order, resuming, parallel reading and distribution
+//! over hosts, so results would otherwise depend on cores or hosts.
 //!
-//! Invariants: each split is in exactly one lane; with fewer splits than lanes the first lanes have one each
-//! and the rest none; lanes differ by one split at most, so they are as even as the splits are.
+//! Invariants: each split is in exactly one lane; with fewer splits than lanes, the first lanes have one split
+//! each and the others none; the numbers of splits of two lanes differ by at most one.
 
 use millstream_batch::Stream;
 
 use super::random::{Domain, Random};
 
-/// The fewest rows that a lane of an ordered pass reads at a time, when nothing is shuffled anyway.
-const FEWEST_RUN_ROWS: u32 = 1024;
+/// Minimum number of rows that a lane of an ordered pass reads at a time.
+const MIN_RUN_ROWS: u32 = 1024;
 
-/// What fixes the order of a job's rows, besides its data.
+/// The parameters of a job's row order, besides its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OrderSpec {
-    /// Keys every permutation.
+    /// Seed of all permutations.
     pub seed: u64,
-    /// Virtual streams (`V`), at least 1.
+    /// Number of lanes (`V`), at least 1.
     pub lanes: u32,
     /// Rows of the shuffle pool; 0 keeps the data's order.
     pub shuffle_rows: u64,
 }
 
-/// How data is cut into splits.
+/// The division of data into splits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cut {
-    /// Splits there are.
+    /// Number of splits.
     pub splits: u32,
-    /// What tells them from as many others of the same data; 0 where the data itself says how it is split.
+    /// Distinguishes divisions of the same data into equally many splits; 0 if the data itself determines the splits.
     pub cuts: u64,
 }
 
 /// One pass over the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pass {
-    /// Over the training data, or the held-out data.
+    /// The training data or the evaluation data.
     pub stream: Stream,
     /// The epoch, from 0; for an evaluation, the epoch it follows.
     pub epoch: u32,
 }
 
-/// The sequence of passes that a worker is fed.
+/// The sequence of passes of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feed {
-    /// Epochs of training, each followed by an evaluation where there is data for it.
+    /// Training epochs, each optionally followed by an evaluation.
     Train {
-        /// Passes over the training data.
+        /// Number of passes over the training data.
         epochs: u32,
-        /// Whether each is followed by a pass over the held-out data.
+        /// Whether a pass over the evaluation data follows each.
         eval: bool,
     },
-    /// One pass in the data's order, to evaluate or to predict.
+    /// One pass in the data's order, for evaluation or prediction.
     Score,
 }
 
 impl Feed {
-    /// The first pass; `None` when there is none.
+    /// The first pass; `None` for an empty feed.
     pub fn first(self) -> Option<Pass> {
         match self {
             Self::Train { epochs: 0, .. } => None,
@@ -74,7 +73,7 @@ impl Feed {
         }
     }
 
-    /// The pass that follows `pass`; `None` when it is the last.
+    /// The pass after `pass`; `None` after the last.
     pub fn after(self, pass: Pass) -> Option<Pass> {
         let Self::Train { epochs, eval } = self else { return None };
         match pass.stream {
@@ -83,7 +82,7 @@ impl Feed {
         }
     }
 
-    /// Whether `pass` is one of the sequence.
+    /// Whether the feed contains `pass`.
     pub fn contains(self, pass: Pass) -> bool {
         match self {
             Self::Train { epochs, eval } => pass.epoch < epochs && (eval || pass.stream == Stream::Train),
@@ -92,15 +91,15 @@ impl Feed {
     }
 }
 
-/// How the rows of a pass are mixed.
+/// The mixing of rows in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mixing {
-    /// Not at all: whole splits are taken from the lanes in turn, which is the data's order.
+    /// Whole splits are taken from the lanes in turn, which keeps the data's order.
     Ordered {
-        /// The most rows that a lane reads at a time, at least 1. It has no influence on the order.
+        /// Maximum rows that a lane reads at a time, at least 1. Does not affect the order.
         run_rows: u32,
     },
-    /// Rows are taken from the lanes in turn, each lane's permuted within windows.
+    /// Rows are taken from the lanes in turn, with each lane's rows permuted within windows.
     Shuffled {
         /// Rows of a window (`W`), at least 1.
         window_rows: u32,
@@ -113,15 +112,15 @@ impl Mixing {
         matches!(self, Self::Ordered { .. })
     }
 
-    /// The most rows that a lane reads at a time.
-    pub fn most_rows(self) -> u32 {
+    /// Maximum rows that a lane reads at a time.
+    pub fn max_rows(self) -> u32 {
         match self {
             Self::Ordered { run_rows: rows } | Self::Shuffled { window_rows: rows } => rows,
         }
     }
 }
 
-/// The order of one pass: what each lane reads, and how the lanes are mixed.
+/// The order of one pass: the splits of each lane, and the mixing of lanes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassOrder {
     pass: Pass,
@@ -132,7 +131,7 @@ pub struct PassOrder {
 }
 
 impl PassOrder {
-    /// The order of `pass` over data of `splits` splits.
+    /// The order of `pass` over data with `splits` splits.
     pub fn new(spec: &OrderSpec, pass: Pass, splits: u32) -> Self {
         let mixing = spec.mixing(pass.stream, splits);
         let mut sequence: Vec<u32> = (0..splits).collect();
@@ -150,12 +149,12 @@ impl PassOrder {
         self.pass
     }
 
-    /// How its rows are mixed.
+    /// The mixing of its rows.
     pub fn mixing(&self) -> Mixing {
         self.mixing
     }
 
-    /// Lanes (`V`), those without splits included.
+    /// Number of lanes (`V`), including those without splits.
     pub fn lanes(&self) -> u32 {
         self.lanes.len() as u32
     }
@@ -163,26 +162,26 @@ impl PassOrder {
     /// The splits of `lane`, in reading order.
     ///
     /// # Panics
-    /// When there is no such lane.
+    /// When `lane` is out of range.
     pub fn splits(&self, lane: u32) -> &[u32] {
         &self.lanes[lane as usize]
     }
 
-    /// Rows of window `window` of `lane`, if its splits hold as many.
+    /// Number of rows of window `window` of `lane`, unless its splits have fewer.
     ///
-    /// The first window of a shuffled pass is shorter by lane, `W (lane + 1) / live lanes`, so that the
-    /// lanes' windows end one after the other and not all at once.
+    /// The first window of a shuffled pass has `W (lane + 1) / live lanes` rows, so that the lanes' windows do not
+    /// all end simultaneously.
     pub fn window_rows(&self, lane: u32, window: u64) -> u32 {
-        let most = self.mixing.most_rows();
+        let max = self.mixing.max_rows();
         if self.mixing.is_ordered() || window > 0 {
-            return most;
+            return max;
         }
         let live = self.lanes.iter().take_while(|splits| !splits.is_empty()).count().max(1) as u64;
-        let share = u64::from(most) * (u64::from(lane) + 1) / live;
-        share.clamp(1, u64::from(most)) as u32
+        let share = u64::from(max) * (u64::from(lane) + 1) / live;
+        share.clamp(1, u64::from(max)) as u32
     }
 
-    /// Puts the rows of window `window` of `lane` in the order in which they are drawn.
+    /// Permutes the rows of window `window` of `lane` into the order in which they are drawn.
     pub fn permute<T>(&self, lane: u32, window: u64, rows: &mut [T]) {
         if !self.mixing.is_ordered() {
             let key = [self.seed, u64::from(self.pass.epoch), u64::from(lane), window];
@@ -192,25 +191,24 @@ impl PassOrder {
 }
 
 impl OrderSpec {
-    /// How rows are mixed in a pass of `stream` over data of `splits` splits.
+    /// The mixing of a pass of `stream` over data with `splits` splits.
     ///
-    /// The pool is shared by the lanes that have splits at all, so that data of few splits is shuffled
-    /// as widely as any.
+    /// The lanes that have splits share the pool, so that data with few splits uses the whole pool too.
     pub fn mixing(&self, stream: Stream, splits: u32) -> Mixing {
         let share = self.shuffle_rows / u64::from(self.live_lanes(splits).max(1));
         let share = share.min(u64::from(u32::MAX)) as u32;
         if stream == Stream::Eval || self.shuffle_rows == 0 {
-            return Mixing::Ordered { run_rows: share.max(FEWEST_RUN_ROWS) };
+            return Mixing::Ordered { run_rows: share.max(MIN_RUN_ROWS) };
         }
         Mixing::Shuffled { window_rows: share.max(1) }
     }
 
-    /// Lanes that have something to read in data of `splits` splits.
+    /// Number of lanes that have splits, for data with `splits` splits.
     pub fn live_lanes(&self, splits: u32) -> u32 {
         self.lanes.min(splits)
     }
 
-    /// Identifies the order of a job over data that is cut so: positions of one are of no use to another.
+    /// Identifies the order of a job over data divided into these splits. Positions are valid only for the same order.
     pub fn fingerprint(&self, feed: Feed, train: Cut, eval: Cut) -> u64 {
         let feed = match feed {
             Feed::Train { eval, .. } => 1 + u64::from(eval),

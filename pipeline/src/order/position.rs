@@ -1,115 +1,115 @@
-//! Where a job stands in its data, after some batch.
+//! The read position of a job after a batch.
 //!
-//! A position travels in every slot and ends up in every checkpoint. Encoded, in little-endian order:
+//! Every slot and every checkpoint contains a position. Encoded, little-endian:
 //!
 //! ```text
 //!   0  u8   version, 1
-//!   1  u8   stream of the pass: 0 train, 1 eval, 2 the feed has ended
+//!   1  u8   stream of the pass: 0 train, 1 eval, 2 end of the feed
 //!   2  u8   1 when a positive label was seen, else 0
 //!   3  u8   0
 //!   4  u32  epoch
 //!   8  u64  batches delivered of this pass
 //!  16  u64  fingerprint of the order (OrderSpec::fingerprint)
-//!  24  u64  records left out in earlier passes
-//!  32  u64  records left out in this pass
-//!  40  u32  the lane whose turn it is
+//!  24  u64  records skipped in earlier passes
+//!  32  u64  records skipped in this pass
+//!  40  u32  the next lane
 //!  44  u32  lanes, V
-//!  48  V times, for each lane:
+//!  48  for each of the V lanes:
 //!        u64  row within the split at which the current window starts
 //!        u64  number of that window
-//!        u32  place of the split in the lane's sequence, 2^32 - 1 when the lane has ended
+//!        u32  index of the split in the lane's sequence, 2^32 - 1 if the lane has ended
 //!        u32  rows drawn from that window
-//!  ..  u32  CRC-32C of all before
+//!  ..  u32  CRC-32C of all preceding bytes
 //! ```
 //!
-//! Its size depends on V alone. A lane's window is named by where it starts, so resuming reads the
-//! current windows again, and nothing before them but the records that lie before them in their split; which
-//! for Parquet are not decoded, and for TFRecord are at most a part of `split_bytes`.
+//! Its size depends only on V. A lane's window is identified by its start, so resuming reads the current windows
+//! again, and before them only the records that precede them in their split; for Parquet those are not decoded,
+//! for TFRecord they are at most part of `split_bytes`.
 //!
-//! Invariants: it names all lanes, also those that other hosts read, and is the same bytes on every host, so
-//! that any one's is the job's. It is a function of how many rows were drawn and not of how they were read. It
-//! is refused by a job whose seed, lanes, shuffle pool, feed or cuts of the data are others; the batch size, the
-//! number of hosts, `drop_last` and `deterministic` may change between a position and its use.
+//! Invariants: a position covers all lanes, including those of other hosts, and has the same bytes on every
+//! host. It depends on the number of rows drawn, not on how they were read. A job with another seed, lane
+//! count, shuffle pool, feed or division into splits rejects it; the batch size, the number of hosts,
+//! `drop_last` and `deterministic` may change between saving and resuming.
 
 use millstream_batch::Stream;
 
 use super::pass::{Feed, Pass};
 
-/// Where a job stands in its data.
+/// The read position of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// The pass under way; `None` once the feed has ended.
+    /// The current pass; `None` at the end of the feed.
     pub pass: Option<Pass>,
-    /// Batches delivered of this pass.
+    /// Number of batches delivered in this pass.
     pub batch: u64,
-    /// Which order this is a position of.
+    /// Fingerprint of the order that this is a position of.
     pub fingerprint: u64,
-    /// Whether a label above 0 was seen.
+    /// Whether a label greater than 0 was delivered.
     pub positive_seen: bool,
-    /// Records left out in earlier passes.
+    /// Records skipped in earlier passes.
     pub skipped_before: u64,
-    /// Records left out in this pass, of splits that lie wholly before the lanes' current windows.
+    /// Records skipped in this pass, in splits entirely before the lanes' current windows.
     pub skipped: u64,
-    /// The lane whose turn it is.
+    /// The next lane.
     pub turn: u32,
-    /// Where each lane stands.
+    /// The position of each lane.
     pub lanes: Vec<LanePosition>,
 }
 
-/// Where a lane stands.
+/// The position of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LanePosition {
-    /// Within its rows.
+    /// Rows remain from this cursor on.
     At(Cursor),
-    /// All its rows are drawn.
+    /// All rows are drawn.
     Ended,
 }
 
-/// A window of a lane, and how much of it is drawn.
+/// A window of a lane, and the number of rows drawn from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
-    /// Place of the split in the lane's sequence.
+    /// Index of the split in the lane's sequence.
     pub split: u32,
     /// Row within that split at which the window starts.
     pub row: u64,
-    /// Number of the window. In an ordered pass there are no windows, and `row` is the next row.
+    /// Number of the window. An ordered pass has no windows; `row` is then the next row.
     pub window: u64,
-    /// Rows drawn from it.
+    /// Rows drawn from the window.
     pub drawn: u32,
 }
 
-/// Why bytes are not a position, or not one of this job.
+/// Why a position is invalid, or not valid for this job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PositionError {
-    /// Cut, or longer than its lanes ask for.
-    #[error("a position of {lanes} lanes has {expected} bytes, not {found}")]
+    /// The length does not match the number of lanes.
+    #[error("position: {found} bytes; {lanes} lanes require {expected}")]
     Length {
-        /// Lanes it says it has.
+        /// The stated number of lanes.
         lanes: u32,
-        /// Bytes expected.
+        /// Expected length.
         expected: u64,
-        /// Bytes found.
+        /// Actual length.
         found: u64,
     },
-    /// Written by another version.
-    #[error("a position of version {0} is not known here (expected {VERSION})")]
+    /// An unsupported version.
+    #[error("position: version {0} is not supported (expected {VERSION})")]
     Version(u8),
-    /// Damaged.
-    #[error("a position's checksum does not fit its content")]
+    /// The checksum does not match.
+    #[error("position: the checksum does not match")]
     Checksum,
-    /// A field that no position can have.
-    #[error("a position with {field} {value} cannot be")]
+    /// An invalid field.
+    #[error("position: {field} {value} is invalid")]
     Field {
         /// The field.
         field: &'static str,
         /// Its value.
         value: u64,
     },
-    /// Of another seed, number of lanes, shuffle pool or data.
-    #[error("the position was taken under another order: seed, lanes, shuffle_rows or the data have changed")]
+    /// The order has another seed, number of lanes, shuffle pool or data.
+    #[error("the position belongs to another order: seed, lanes, shuffle_rows or the data have changed")]
     OtherOrder,
-    /// The data has fewer rows than when the position was taken.
-    #[error("lane {lane}: the data ends before the position; it has changed")]
+    /// The data has fewer rows than when the position was saved.
+    #[error("lane {lane}: the data ends before the position: the data has changed")]
     DataChanged {
         /// The lane.
         lane: u32,
@@ -122,11 +122,11 @@ const LANE_BYTES: usize = 24;
 const CHECKSUM_BYTES: usize = 4;
 const STREAM_ENDED: u8 = 2;
 const LANE_ENDED: u32 = u32::MAX;
-/// No count comes near it, so that counting on from a position never overflows.
-const MOST: u64 = u64::MAX / 4;
+/// Limit of decoded counts, so that counting on from a position never overflows.
+const MAX_COUNT: u64 = u64::MAX / 4;
 
 impl Position {
-    /// The beginning of `pass`.
+    /// The start of `pass`.
     pub fn start_of(pass: Option<Pass>, lanes: u32, fingerprint: u64) -> Self {
         Self {
             pass,
@@ -140,12 +140,12 @@ impl Position {
         }
     }
 
-    /// Bytes of every encoded position of `lanes` lanes: a schema's `position_bytes`.
+    /// Length of an encoded position with `lanes` lanes: a schema's `position_bytes`.
     pub fn encoded_bytes(lanes: u32) -> u64 {
         (HEAD_BYTES + CHECKSUM_BYTES) as u64 + u64::from(lanes) * LANE_BYTES as u64
     }
 
-    /// Encodes into `bytes`, in place of what it held.
+    /// Encodes into `bytes`, replacing its contents.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
         bytes.clear();
         let (stream, epoch) = match self.pass {
@@ -172,10 +172,10 @@ impl Position {
         bytes.extend(checksum(bytes).to_le_bytes());
     }
 
-    /// Decodes what [`Position::encode`] wrote.
+    /// Decodes an encoded position. [`Position::check`] checks that it belongs to a job.
     ///
     /// # Errors
-    /// When `bytes` is anything else. Whether it fits a job is for [`Position::check`].
+    /// When `bytes` was not written by [`Position::encode`].
     pub fn decode(bytes: &[u8]) -> Result<Self, PositionError> {
         let length = |lanes: u32| PositionError::Length {
             lanes,
@@ -207,7 +207,7 @@ impl Position {
         }
         for (name, at) in [("batch", 8), ("skipped_before", 24), ("skipped", 32)] {
             let value = u64_at(head, at);
-            if value > MOST {
+            if value > MAX_COUNT {
                 return Err(field(name, value));
             }
         }
@@ -227,10 +227,10 @@ impl Position {
         })
     }
 
-    /// Checks that this is a position of the order that `fingerprint` identifies, in `feed`.
+    /// Checks that this is a position of `feed` in the order with this `fingerprint`.
     ///
     /// # Errors
-    /// When it is of another.
+    /// When it belongs to another order.
     pub fn check(&self, feed: Feed, lanes: u32, fingerprint: u64) -> Result<(), PositionError> {
         let known = self.pass.is_none_or(|pass| feed.contains(pass));
         if self.fingerprint != fingerprint || self.lanes.len() != lanes as usize || !known {
@@ -247,7 +247,7 @@ fn decode_lane(bytes: &[u8]) -> Result<LanePosition, PositionError> {
     }
     let cursor = Cursor { row: u64_at(bytes, 0), window: u64_at(bytes, 8), split, drawn: u32_at(bytes, 20) };
     for (field, value) in [("row", cursor.row), ("window", cursor.window)] {
-        if value > MOST {
+        if value > MAX_COUNT {
             return Err(PositionError::Field { field, value });
         }
     }

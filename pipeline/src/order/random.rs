@@ -1,12 +1,12 @@
-//! Random numbers that never change.
+//! A stable random number generator.
 //!
 //! A job's order must be the same on every machine and in every later version, so the generator is part
-//! of the format and lives here, not in a dependency: xoshiro256++ 1.0 (Blackman and Vigna, "Scrambled
+//! of the format and implemented here, not in a dependency: xoshiro256++ 1.0 (Blackman and Vigna, "Scrambled
 //! Linear Pseudorandom Number Generators", 2021), its state expanded from a key by splitmix64
 //! (`splitmix.rs`). Bounded draws are Lemire's ("Fast Random Integer Generation in an Interval", 2019),
-//! hence without bias; permutations are Fisher and Yates', from the last place down.
+//! hence unbiased; permutations are Fisher-Yates shuffles, from the last element down.
 //!
-//! A key is a list of words. They are absorbed one after the other,
+//! A key is a list of words, absorbed in order:
 //!
 //! ```text
 //! state = 0
@@ -18,7 +18,7 @@
 
 use crate::splitmix::{self, GAMMA, mix};
 
-/// What a stream of numbers is for. Streams of one key in different domains are unrelated.
+/// The purpose of a stream. Streams with the same key in different domains are independent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Domain {
     /// The permutation of an epoch's splits.
@@ -36,7 +36,7 @@ pub(crate) struct Random {
 }
 
 impl Random {
-    /// The stream that `key` fixes in `domain`.
+    /// The stream for `key` in `domain`.
     pub(crate) fn keyed(domain: Domain, key: &[u64]) -> Self {
         let mut seed = absorb(0, domain as u64);
         for &word in key {
@@ -59,7 +59,7 @@ impl Random {
         result
     }
 
-    /// A number in `0..bound`, each as likely as the next. `bound` is at least 1.
+    /// A uniformly distributed number in `0..bound`. `bound` must be at least 1.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         debug_assert!(bound > 0, "an empty interval");
         let mut product = u128::from(self.next()) * u128::from(bound);
@@ -72,7 +72,7 @@ impl Random {
         (product >> 64) as u64
     }
 
-    /// Permutes `items`, each order as likely as the next.
+    /// Permutes `items` uniformly.
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last as u64 + 1) as usize);
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_vectors() {
+    fn matches_published_vectors() {
         // xoshiro256plusplus.c from state 1, 2, 3, 4.
         let mut random = Random { state: [1, 2, 3, 4] };
         let published = [
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_stay_within_their_bound_and_cover_it() {
+    fn bounded_draws_are_uniform() {
         let mut random = Random::keyed(Domain::Window, &[3]);
         for bound in [1, 2, 3, 7, 1000] {
             let mut seen = vec![0_u32; bound as usize];
@@ -117,7 +117,7 @@ mod tests {
             }
             assert!(seen.iter().all(|&n| (120..300).contains(&n)), "{bound}: {seen:?}");
         }
-        // Bounds for which rejection is frequent.
+        // A bound with frequent rejection.
         for _ in 0..1000 {
             let bound = (1 << 63) + 1;
             assert!(random.below(bound) < bound);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn every_permutation_is_as_likely() {
+    fn permutations_are_uniform() {
         let mut counts = std::collections::HashMap::new();
         for key in 0..24_000 {
             let mut items = [0, 1, 2, 3];

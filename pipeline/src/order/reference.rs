@@ -1,14 +1,14 @@
-//! The order of a pass, written once more over whole lists: what the rest of the module is tested
-//! against. It needs all splits' lengths and holds all rows.
+//! A reference implementation of the order of a pass, for tests. It needs the lengths of all splits and holds all
+//! rows in memory.
 
 use super::pass::{OrderSpec, Pass};
 use super::random::{Domain, Random};
 use millstream_batch::Stream;
 
-/// A row, by split and place within it.
+/// A row: its split, and its index within the split.
 pub(crate) type Row = (u32, u64);
 
-/// The batches of `pass` over splits of these lengths.
+/// The batches of `pass` over splits with these lengths.
 pub(crate) fn batches(spec: &OrderSpec, pass: Pass, lengths: &[u64], batch_size: usize) -> Vec<Vec<Row>> {
     let rows = if pass.stream == Stream::Eval || spec.shuffle_rows == 0 {
         (0..lengths.len() as u32).flat_map(|split| rows_of(split, lengths)).collect()

@@ -1,4 +1,4 @@
-//! Properties of the order, over windows cut from synthetic chunks.
+//! Property tests of the order, with synthetic chunks.
 #![allow(clippy::unwrap_used)]
 
 use millstream_batch::Stream;
@@ -7,33 +7,34 @@ use proptest::prelude::*;
 use super::reference::{self, Row};
 use super::*;
 
-/// Splits by length, cut into chunks, with records left out.
+/// Lengths of splits, with chunk sizes and skipped records.
 #[derive(Clone, Debug)]
 struct Data {
     lengths: Vec<u64>,
-    /// Rows of the chunks of every split, over and over.
+    /// Rows of the chunks of each split, repeated cyclically.
     chunks: Vec<u32>,
     skipped: Vec<u64>,
 }
 
-/// One lane of a pass: chunks in, windows out.
+/// One lane of a pass: reads chunks and forms windows.
 struct Lane<'a> {
     data: &'a Data,
     order: &'a PassOrder,
     lane: u32,
     cutter: Cutter<'a>,
-    /// Of the split being read: rows met, and rows left of the chunk at hand.
-    met: u64,
-    at_hand: u32,
+    /// Rows read of the current split.
+    read: u64,
+    /// Rows left in the current chunk.
+    available: u32,
     chunk: usize,
 }
 
 impl<'a> Lane<'a> {
     fn new(data: &'a Data, order: &'a PassOrder, lane: u32, from: Cursor) -> Self {
-        Self { data, order, lane, cutter: Cutter::new(order, lane, from), met: 0, at_hand: 0, chunk: 0 }
+        Self { data, order, lane, cutter: Cutter::new(order, lane, from), read: 0, available: 0, chunk: 0 }
     }
 
-    fn window(&mut self) -> Result<Result<(Extent, Vec<Row>), u64>, PositionError> {
+    fn window(&mut self) -> Result<Result<(WindowExtent, Vec<Row>), u64>, PositionError> {
         let mut rows = Vec::new();
         let number = self.cutter.window();
         let extent = loop {
@@ -41,33 +42,33 @@ impl<'a> Lane<'a> {
                 break self.cutter.finish();
             }
             let Some(split) = self.cutter.upcoming(0) else { break self.cutter.finish() };
-            let left = self.data.lengths[split as usize] - self.met;
+            let left = self.data.lengths[split as usize] - self.read;
             if left == 0 {
-                (self.met, self.chunk) = (0, 0);
+                (self.read, self.chunk) = (0, 0);
                 if let Some(extent) = self.cutter.end_split(self.data.skipped[split as usize])? {
                     break Some(extent);
                 }
                 continue;
             }
-            if self.at_hand == 0 {
+            if self.available == 0 {
                 let chunk = self.data.chunks[self.chunk % self.data.chunks.len()];
-                self.at_hand = left.min(u64::from(chunk)) as u32;
+                self.available = left.min(u64::from(chunk)) as u32;
                 self.chunk += 1;
             }
-            let taken = self.cutter.take(self.at_hand);
-            self.met += u64::from(taken.before);
-            rows.extend((0..u64::from(taken.kept)).map(|i| (split, self.met + i)));
-            self.met += u64::from(taken.kept);
-            self.at_hand -= taken.before + taken.kept;
+            let taken = self.cutter.take(self.available);
+            self.read += u64::from(taken.before);
+            rows.extend((0..u64::from(taken.kept)).map(|i| (split, self.read + i)));
+            self.read += u64::from(taken.kept);
+            self.available -= taken.before + taken.kept;
         };
-        let Some(extent) = extent else { return Ok(Err(self.cutter.left_out())) };
+        let Some(extent) = extent else { return Ok(Err(self.cutter.skipped_at_end())) };
         self.order.permute(self.lane, number, &mut rows);
         assert_eq!(extent.rows as usize, rows.len());
         Ok(Ok((extent, rows)))
     }
 }
 
-/// Delivers the batches of a pass from `position` on, each with the position after it.
+/// The batches of a pass from `position` on, each with the position after it.
 fn run(
     spec: &OrderSpec,
     data: &Data,
@@ -145,13 +146,13 @@ fn stream() -> impl Strategy<Value = Stream> {
 
 proptest! {
     #[test]
-    fn follows_the_plain_reference(spec in spec(), data in data(), stream in stream(), epoch in 0_u32..3, b in 1_usize..30) {
+    fn matches_the_reference(spec in spec(), data in data(), stream in stream(), epoch in 0_u32..3, b in 1_usize..30) {
         let batches = run(&spec, &data, b, &start(&spec, stream, epoch)).unwrap();
         prop_assert_eq!(rows(&batches), reference::batches(&spec, Pass { stream, epoch }, &data.lengths, b));
     }
 
     #[test]
-    fn every_row_comes_exactly_once(spec in spec(), data in data(), stream in stream(), b in 1_usize..30) {
+    fn every_row_is_delivered_exactly_once(spec in spec(), data in data(), stream in stream(), b in 1_usize..30) {
         let batches = run(&spec, &data, b, &start(&spec, stream, 0)).unwrap();
         let mut delivered = rows(&batches).concat();
         delivered.sort_unstable();
@@ -160,7 +161,7 @@ proptest! {
     }
 
     #[test]
-    fn resuming_after_any_batch_gives_the_rest(spec in spec(), data in data(), stream in stream(), b in 1_usize..30) {
+    fn resuming_after_any_batch_delivers_the_rest(spec in spec(), data in data(), stream in stream(), b in 1_usize..30) {
         let batches = run(&spec, &data, b, &start(&spec, stream, 1)).unwrap();
         let mut bytes = Vec::new();
         for (done, (_, position)) in batches.iter().enumerate() {
@@ -172,7 +173,7 @@ proptest! {
     }
 
     #[test]
-    fn neither_rows_nor_positions_depend_on_chunks(
+    fn rows_and_positions_do_not_depend_on_chunks(
         spec in spec(), data in data(), stream in stream(), b in 1_usize..30, other in prop::collection::vec(1_u32..50, 1..3),
     ) {
         let recut = Data { chunks: other, ..data.clone() };
@@ -183,7 +184,7 @@ proptest! {
     }
 
     #[test]
-    fn data_that_shrank_is_noticed(spec in spec(), data in data(), b in 1_usize..30) {
+    fn truncated_data_is_detected(spec in spec(), data in data(), b in 1_usize..30) {
         prop_assume!(spec.shuffle_rows > 0);
         let batches = run(&spec, &data, b, &start(&spec, Stream::Train, 0)).unwrap();
         let empty = Data { lengths: vec![0; data.lengths.len()], ..data };
@@ -193,14 +194,14 @@ proptest! {
             });
             let resumed = run(&spec, &empty, b, position);
             if moved {
-                let noticed = matches!(resumed, Err(PositionError::DataChanged { .. }));
-                prop_assert!(noticed, "{:?}", resumed);
+                let detected = matches!(resumed, Err(PositionError::DataChanged { .. }));
+                prop_assert!(detected, "{:?}", resumed);
             }
         }
     }
 
     #[test]
-    fn hostile_bytes_are_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..200), version: bool) {
+    fn arbitrary_bytes_are_rejected(mut bytes in prop::collection::vec(any::<u8>(), 0..200), version: bool) {
         if let (Some(first), true) = (bytes.first_mut(), version) {
             *first = 1;
         }
@@ -209,7 +210,7 @@ proptest! {
 }
 
 #[test]
-fn a_flipped_bit_or_a_cut_anywhere_is_refused() {
+fn flipped_bits_and_truncation_are_rejected() {
     let spec = OrderSpec { seed: 5, lanes: 3, shuffle_rows: 10 };
     let data = Data { lengths: vec![9, 0, 20, 4], chunks: vec![3], skipped: vec![1, 0, 0, 2] };
     let batches = run(&spec, &data, 4, &start(&spec, Stream::Train, 0)).unwrap();
@@ -217,17 +218,17 @@ fn a_flipped_bit_or_a_cut_anywhere_is_refused() {
     batches[4].1.encode(&mut bytes);
     assert_eq!(Position::decode(&bytes), Ok(batches[4].1.clone()));
     for bit in 0..bytes.len() * 8 {
-        let mut hostile = bytes.clone();
-        hostile[bit / 8] ^= 1 << (bit % 8);
-        assert!(Position::decode(&hostile).is_err(), "bit {bit}");
+        let mut damaged = bytes.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(Position::decode(&damaged).is_err(), "bit {bit}");
     }
     for length in 0..bytes.len() {
-        assert!(Position::decode(&bytes[..length]).is_err(), "cut to {length}");
+        assert!(Position::decode(&bytes[..length]).is_err(), "truncated to {length}");
     }
 }
 
 #[test]
-fn a_position_of_another_order_is_refused() {
+fn positions_of_another_order_are_rejected() {
     let spec = OrderSpec { seed: 5, lanes: 3, shuffle_rows: 10 };
     let cut = |splits| Cut { splits, cuts: 0 };
     let feed = Feed::Train { epochs: 2, eval: true };
@@ -254,7 +255,7 @@ fn a_position_of_another_order_is_refused() {
 }
 
 #[test]
-fn a_feed_trains_and_evaluates_in_turn() {
+fn feeds_alternate_training_and_evaluation() {
     let passes = |feed: Feed| {
         let mut pass = feed.first();
         std::iter::from_fn(move || {
@@ -273,9 +274,9 @@ fn a_feed_trains_and_evaluates_in_turn() {
     assert_eq!(passes(Feed::Score), [(Eval, 0)]);
 }
 
-/// The order of version 1, for good: a job resumed by a later version must go on as it began.
+/// The order of version 1: later versions must be able to resume its jobs.
 #[test]
-fn the_order_never_changes() {
+fn order_matches_the_golden_batches() {
     let spec = OrderSpec { seed: 42, lanes: 3, shuffle_rows: 12 };
     let data = Data { lengths: vec![5, 3, 7, 4], chunks: vec![2], skipped: vec![0; 4] };
     let batches = run(&spec, &data, 7, &start(&spec, Stream::Train, 1)).unwrap();
@@ -287,10 +288,10 @@ fn the_order_never_changes() {
     assert_eq!(rows(&batches), golden);
 }
 
-/// Rows of sorted data end up anywhere within reach of the pool: within one window all places are as
-/// likely, and over the epochs a row's place does not follow its origin.
+/// Rows of sorted data move anywhere within the reach of the pool: within one window all places are equally likely, and
+/// over the epochs a row's place is uncorrelated with its origin.
 #[test]
-fn shuffled_rows_do_not_remember_their_place() {
+fn shuffled_rows_are_uncorrelated_with_their_origin() {
     let spec = OrderSpec { seed: 1, lanes: 4, shuffle_rows: 4000 };
     let lengths = vec![500; 8];
     let mut correlations = Vec::new();
@@ -305,7 +306,7 @@ fn shuffled_rows_do_not_remember_their_place() {
     assert!(mean.abs() < 0.05, "{correlations:?}");
     assert!(correlations.iter().all(|c| c.abs() < 0.35), "{correlations:?}");
 
-    // One split, one window: a plain permutation.
+    // One split and one window are a plain permutation.
     let whole = OrderSpec { lanes: 1, ..spec };
     let rows =
         reference::batches(&whole, Pass { stream: Stream::Train, epoch: 0 }, &[4000], usize::MAX).concat();
@@ -313,7 +314,7 @@ fn shuffled_rows_do_not_remember_their_place() {
     assert!(correlation(&places).abs() < 0.05);
 }
 
-/// Pearson's, of each value and its place.
+/// The Pearson correlation of each value with its index.
 fn correlation(values: &[f64]) -> f64 {
     let n = values.len() as f64;
     let (mean_x, mean_y) = ((n - 1.0) / 2.0, values.iter().sum::<f64>() / n);

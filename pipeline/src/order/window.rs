@@ -1,49 +1,48 @@
-//! A lane's rows are cut into windows: the shuffle pool.
+//! Divides a lane's rows into windows: the shuffle pool.
 //!
 //! # The shuffle pool
 //!
-//! Of each live lane one window is in hand at a time, permuted as a whole, and with `W = shuffle_rows / live
-//! lanes` rows each they come to no more than `shuffle_rows`. A row so travels anywhere within its window,
-//! windows hold rows of splits that the epoch has thrown together anew, and the first window of each lane is
-//! shorter than the others by another amount, so that lanes do not reload at once. Compared with a pool from
-//! which one row is drawn and one put back, as others do, a row cannot stay behind for long; but a window can
-//! be named by where it starts, which makes the state of the shuffle a few numbers instead of its rows, and
-//! resuming exact without replaying what was drawn.
+//! Each live lane has one current window, permuted as a whole. With `W = shuffle_rows / live lanes` rows each, the
+//! windows together hold at most `shuffle_rows` rows. A row can move anywhere within its window, each epoch
+//! combines splits differently, and the length of the first window differs by lane, so that lanes do not reload
+//! simultaneously. Unlike in a reservoir pool, from which one row is drawn and replaced at a time, a row cannot
+//! be delayed beyond its window. In return, a window is identified by its start: the shuffle state is a few
+//! numbers instead of rows, and resuming is exact without replaying.
 //!
-//! Invariants: windows of a lane follow each other without gap or overlap; all have `W` rows but the first
-//! and the last; where a window starts depends on nothing but the lane's rows.
+//! Invariants: the windows of a lane are contiguous and disjoint; all but the first and the last have `W`
+//! rows; the start of a window depends only on the lane's rows.
 //!
-//! # Cutting
+//! # Windows
 //!
-//! In a shuffled pass a window is `W` consecutive rows of the lane, across the ends of splits and
-//! whatever chunks they come in; in an ordered pass it is a run of rows of one split. A [`Cutter`] is
-//! told how many rows are at hand and says how many of them belong to the window being filled.
+//! In a shuffled pass a window is `W` consecutive rows of the lane, across the boundaries of splits and
+//! chunks; in an ordered pass it is a run of rows of one split. A [`Cutter`] is given the number of available
+//! rows and returns how many belong to the current window.
 //!
-//! Records left out of a split are counted when its end is met, in the window being filled then. A
-//! window that is full does not look for the end of its split, so where the count lands does not depend
-//! on how rows came, and reading a window again counts the same.
+//! Skipped records of a split are counted at its end, in the window being filled. A full window does not
+//! look for the end of its split, so the window that counts them does not depend on chunk sizes, and
+//! reading a window again gives the same count.
 
-use super::merge::Extent;
+use super::merge::WindowExtent;
 use super::pass::PassOrder;
 use super::position::{Cursor, PositionError};
 
-/// Cuts the rows of one lane into windows.
+/// Divides the rows of one lane into windows.
 #[derive(Debug)]
 pub(crate) struct Cutter<'a> {
     order: &'a PassOrder,
     lane: u32,
-    /// The split being read, by its place in the lane, and rows of it that were met.
+    /// Index of the current split in the lane, and the number of its rows read so far.
     split: u32,
     row: u64,
-    /// Rows of the split that lie before the position resumed from.
+    /// Rows of the split before the resume position.
     before: u64,
     window: u64,
-    /// Rows in the window being filled.
+    /// Rows in the current window.
     rows: u32,
     skipped: u64,
 }
 
-/// What becomes of rows at hand: so many lie before the position, the next so many are the window's.
+/// The use of available rows: the first `before` precede the resume position, the next `kept` belong to the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Taken {
     pub(crate) before: u32,
@@ -51,7 +50,7 @@ pub(crate) struct Taken {
 }
 
 impl<'a> Cutter<'a> {
-    /// Starts at the window that `from` names.
+    /// Starts at the window that `from` identifies.
     pub(crate) fn new(order: &'a PassOrder, lane: u32, from: Cursor) -> Self {
         Self {
             order,
@@ -65,37 +64,37 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// The split to read now (0), or after so many others; `None` when the lane has no more.
+    /// The split to read after `after` others, 0 being the current one; `None` at the end of the lane.
     pub(crate) fn upcoming(&self, after: usize) -> Option<u32> {
         self.order.splits(self.lane).get(self.split as usize + after).copied()
     }
 
-    /// Rows of the split to read now that lie before the position resumed from.
+    /// Rows of the current split before the resume position.
     pub(crate) fn before(&self) -> u64 {
         self.before
     }
 
-    /// So many of them were left out by whoever reads the split.
+    /// The reader has skipped `rows` of them.
     pub(crate) fn pass(&mut self, rows: u64) {
         self.row += rows;
     }
 
-    /// Number of the window being filled.
+    /// Number of the current window.
     pub(crate) fn window(&self) -> u64 {
         self.window
     }
 
-    /// Whether the window being filled has all its rows.
+    /// Whether the current window is full.
     pub(crate) fn is_full(&self) -> bool {
         self.rows == self.limit()
     }
 
-    /// Rows that the window being filled can hold.
+    /// Capacity of the current window.
     pub(crate) fn limit(&self) -> u32 {
         self.order.window_rows(self.lane, self.window)
     }
 
-    /// Takes rows into the window, of the next `available` rows of the split.
+    /// Adds rows to the window from the next `available` rows of the split.
     pub(crate) fn take(&mut self, available: u32) -> Taken {
         let before = self.before.saturating_sub(self.row).min(u64::from(available)) as u32;
         let kept = (available - before).min(self.limit() - self.rows);
@@ -104,12 +103,12 @@ impl<'a> Cutter<'a> {
         Taken { before, kept }
     }
 
-    /// The split has no more rows, and so many of its records were left out. In an ordered pass the
-    /// window ends with it, and is returned.
+    /// Ends the split, in which `skipped` records were skipped. In an ordered pass this also ends and returns the
+    /// window.
     ///
     /// # Errors
-    /// When the split ends before the position resumed from.
-    pub(crate) fn end_split(&mut self, skipped: u64) -> Result<Option<Extent>, PositionError> {
+    /// When the split ends before the resume position.
+    pub(crate) fn end_split(&mut self, skipped: u64) -> Result<Option<WindowExtent>, PositionError> {
         if self.row < self.before {
             return Err(PositionError::DataChanged { lane: self.lane });
         }
@@ -117,21 +116,21 @@ impl<'a> Cutter<'a> {
         (self.row, self.before) = (0, 0);
         self.skipped += skipped;
         let ordered = self.order.mixing().is_ordered();
-        Ok(ordered.then(|| Extent { ends_split: true, ..self.cut() }))
+        Ok(ordered.then(|| WindowExtent { ends_split: true, ..self.cut() }))
     }
 
-    /// The window as it is, if it holds any rows; the next one begins.
-    pub(crate) fn finish(&mut self) -> Option<Extent> {
+    /// Ends the current window; `None` if it is empty.
+    pub(crate) fn finish(&mut self) -> Option<WindowExtent> {
         (self.rows > 0).then(|| self.cut())
     }
 
-    /// Records left out since the last window, once the lane has ended.
-    pub(crate) fn left_out(&self) -> u64 {
+    /// Records skipped since the last window, once the lane has ended.
+    pub(crate) fn skipped_at_end(&self) -> u64 {
         self.skipped
     }
 
-    fn cut(&mut self) -> Extent {
-        let extent = Extent {
+    fn cut(&mut self) -> WindowExtent {
+        let extent = WindowExtent {
             rows: self.rows,
             split: self.split,
             row: self.row,

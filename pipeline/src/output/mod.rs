@@ -114,7 +114,7 @@ pub(crate) fn plan(
             None => (String::new(), output),
         }
     };
-    let format = options.format.or_else(|| FileFormat::by_name(name)).ok_or_else(|| {
+    let format = options.format.or_else(|| FileFormat::from_name(name)).ok_or_else(|| {
         Error::Invalid(format!("{output}: cannot infer the output format from the name; specify one"))
     })?;
     let compression = names::compression(format, name, options)?;

@@ -33,7 +33,7 @@ pub(super) fn compression(
     options: &OutputOptions,
 ) -> Result<OutputCompression, Error> {
     let parquet = format == FileFormat::Parquet;
-    let by_name = match Compression::by_name(name) {
+    let by_name = match Compression::from_name(name) {
         _ if parquet => OutputCompression::Snappy,
         Some(Compression::Gzip) => OutputCompression::Gzip,
         Some(Compression::Zlib) => OutputCompression::Zlib,
@@ -85,8 +85,11 @@ pub(super) fn shard_names(name: &str, shards: Option<u32>) -> Result<Vec<String>
 
 /// The start of the extension, which includes a compression suffix.
 fn extension_at(name: &str) -> usize {
-    let inner =
-        if Compression::by_name(name).is_some() { name.rfind('.').unwrap_or(name.len()) } else { name.len() };
+    let inner = if Compression::from_name(name).is_some() {
+        name.rfind('.').unwrap_or(name.len())
+    } else {
+        name.len()
+    };
     name[..inner].rfind('.').filter(|&at| at > 0).unwrap_or(inner)
 }
 

@@ -68,7 +68,7 @@ enum Encoding<W: Write + Send> {
 impl TableFormat {
     /// The format that a file name indicates by its extension, ignoring a compression suffix.
     pub fn by_name(name: &str) -> Option<Self> {
-        let stem = match (Compression::by_name(name), name.rsplit_once('.')) {
+        let stem = match (Compression::from_name(name), name.rsplit_once('.')) {
             (Some(_), Some((stem, _))) => stem,
             _ => name,
         };

@@ -36,7 +36,7 @@ fn any_bytes(input: &mut Input<'_>) {
     let bytes = input.0;
     let whole = read(bytes);
     assert_eq!(whole, read(Pieces::new(bytes, pieces)), "whole and in pieces");
-    if Compression::of(bytes) == Compression::None {
+    if Compression::detect(bytes) == Compression::None {
         assert_eq!(whole, reference(bytes), "matches the reference");
     }
     for pair in whole.windows(2) {

@@ -140,7 +140,7 @@ fn damaged_files() {
                 arguments: TRAIN,
                 exit_code: 1,
                 stderr: &[
-                    "train.tfrecord: damaged at record 7, byte 514: the checksum of its 57 bytes of data",
+                    "train.tfrecord: damaged at record 7, byte 514: the data checksum does not match (57 bytes)",
                 ],
             },
             Case {
@@ -150,7 +150,7 @@ fn damaged_files() {
                 exit_code: 1,
                 stderr: &[
                     "train.tfrecord: damaged at record 7, byte 514: ",
-                    "the checksum of its length does not match",
+                    "the length checksum does not match",
                 ],
             },
             Case {

@@ -23,7 +23,7 @@ pub(crate) async fn run(arguments: Predict, context: &Context) -> Result<(), Fai
     let name = output.as_deref().and_then(Path::to_str);
     let format = format.map(Into::into).or_else(|| name.and_then(TableFormat::by_name));
     let format = format.unwrap_or(TableFormat::Csv);
-    let compression = name.and_then(Compression::by_name).unwrap_or(Compression::None);
+    let compression = name.and_then(Compression::from_name).unwrap_or(Compression::None);
     refuse(output.as_deref(), format, compression, context)?;
     let request = super::eval::request(scored)?;
     let rows = unless_interrupted(async {

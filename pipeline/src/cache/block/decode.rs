@@ -1,4 +1,4 @@
-//! A block's bytes to rows.
+//! Decodes a block.
 
 use std::ops::Range;
 
@@ -6,40 +6,40 @@ use super::super::Malformed;
 use super::{BLOCK_BYTES, SAME, Shape, WORDS, column_bytes};
 use crate::chunk::{Chunk, RaggedColumn};
 
-/// Rows decoded at a time, so that the row-major block being written to stays in the nearest cache.
+/// Rows decoded at a time, so that the row-major output stays in the L1 cache.
 const TILE_ROWS: usize = 128;
 
-/// A column as it is in a block.
+/// An encoded column.
 #[derive(Clone, Copy)]
 struct Column<'a> {
     width: u8,
     data: &'a [u8],
 }
 
-/// A block, taken apart and checked.
+/// A parsed and validated block.
 pub(crate) struct Block<'a> {
     shape: Shape,
     rows: usize,
     truncated_rows: u32,
-    /// Label, weight, dense columns, id columns.
+    /// Labels, weight, dense columns, id columns.
     fixed: Vec<Column<'a>>,
     ragged: Vec<RaggedColumns<'a>>,
 }
 
-/// Those of a ragged column.
+/// The encoded columns of a ragged column.
 struct RaggedColumns<'a> {
-    /// Numbers of values.
+    /// Number of values per row.
     lengths: Column<'a>,
     values: Column<'a>,
     weights: Option<Column<'a>>,
 }
 
-/// Takes bytes from the front.
+/// Reads bytes sequentially.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
     fn take(&mut self, bytes: usize) -> Result<&'a [u8], Malformed> {
-        let (taken, rest) = self.0.split_at_checked(bytes).ok_or(Malformed("a block ends early"))?;
+        let (taken, rest) = self.0.split_at_checked(bytes).ok_or(Malformed("a block is truncated"))?;
         self.0 = rest;
         Ok(taken)
     }
@@ -51,15 +51,15 @@ impl<'a> Input<'a> {
 
     fn column(&mut self, width: u8, count: usize) -> Result<Column<'a>, Malformed> {
         if width > WORDS {
-            return Err(Malformed("a column has a width that there is not"));
+            return Err(Malformed("a column has an invalid width"));
         }
         Ok(Column { width, data: self.take(column_bytes(width, count))? })
     }
 }
 
 impl<'a> Block<'a> {
-    /// Takes a block's bytes, without padding, apart. Memory taken is bounded by their number and
-    /// [`BLOCK_BYTES`], whatever they say.
+    /// Parses a block's bytes, without padding. Their length and [`BLOCK_BYTES`] bound the allocated memory, whatever
+    /// their contents.
     pub(crate) fn parse(bytes: &'a [u8], shape: &Shape) -> Result<Self, Malformed> {
         let mut input = Input(bytes);
         let rows = input.word()?;
@@ -67,7 +67,7 @@ impl<'a> Block<'a> {
         let (lists, weighted) = (u64::from(shape.ragged), u64::from(shape.weighted_ragged));
         let columns = shape.fixed_columns() + 2 * lists + weighted;
         if columns + 4 * (lists + weighted) > input.0.len() as u64 {
-            return Err(Malformed("a block is shorter than its columns' widths"));
+            return Err(Malformed("a block is too short for its columns"));
         }
         let mut counts = Vec::with_capacity(shape.ragged as usize);
         for _ in 0..shape.ragged {
@@ -78,7 +78,7 @@ impl<'a> Block<'a> {
             weighted.push(input.word()? as usize);
         }
         if !weighted.is_sorted_by(|one, next| one < next) || weighted.last() >= Some(&counts.len()) {
-            return Err(Malformed("a block has weights of columns that there are not"));
+            return Err(Malformed("a block has weights of missing columns"));
         }
         let values = counts.iter().chain(weighted.iter().map(|&column| &counts[column]));
         let values: u64 = values.map(|&count| u64::from(count)).sum();
@@ -98,7 +98,7 @@ impl<'a> Block<'a> {
             let lengths = next(&mut input, rows)?;
             let values = next(&mut input, count as usize)?.of_values(count)?;
             if lengths.sum(0..rows) != u64::from(count) {
-                return Err(Malformed("a ragged column's numbers do not add up"));
+                return Err(Malformed("a ragged column's lengths do not add up"));
             }
             ragged.push(RaggedColumns { lengths, values, weights: None });
         }
@@ -107,7 +107,7 @@ impl<'a> Block<'a> {
                 Some(next(&mut input, counts[column] as usize)?.of_values(counts[column])?);
         }
         if !input.0.is_empty() {
-            return Err(Malformed("a block has bytes left over"));
+            return Err(Malformed("a block has trailing bytes"));
         }
         Ok(Self { shape: *shape, rows, truncated_rows, fixed, ragged })
     }
@@ -120,10 +120,10 @@ impl<'a> Block<'a> {
         u64::from(self.truncated_rows)
     }
 
-    /// Some of its rows.
+    /// Decodes some rows.
     ///
     /// # Panics
-    /// When it has not so many.
+    /// When `rows` is out of range.
     pub(crate) fn decode(&self, rows: Range<usize>) -> Chunk {
         let (labels, rest) = self.fixed.split_at(1);
         let (more_labels, rest) = rest.split_at(self.shape.more_labels as usize);
@@ -143,7 +143,7 @@ impl<'a> Block<'a> {
 }
 
 impl Column<'_> {
-    /// The same, of `count` values: a row of its own may have any number of them, but they must be there.
+    /// Checks the number of values of a ragged column: with width 0, the data does not bound it.
     fn of_values(self, count: u32) -> Result<Self, Malformed> {
         if self.width == SAME && u64::from(count) * 4 > BLOCK_BYTES as u64 {
             return Err(Malformed("a block has too many values"));
@@ -151,7 +151,7 @@ impl Column<'_> {
         Ok(self)
     }
 
-    /// Hands each of some values to `put`, as a whole number or as a word.
+    /// Passes each value of some rows to `put`, decoded as an integer or as a word.
     fn each<T>(
         &self,
         rows: Range<usize>,
@@ -190,7 +190,7 @@ fn words<const WIDTH: usize>(
     words.iter().copied().enumerate()
 }
 
-/// Columns side by side, `[rows, columns]`.
+/// Decodes columns into `[rows, columns]`.
 fn row_major<T: Copy + Default>(
     columns: &[Column<'_>],
     rows: Range<usize>,

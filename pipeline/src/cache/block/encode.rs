@@ -1,4 +1,4 @@
-//! Rows to a block's bytes.
+//! Encodes rows as a block.
 
 use std::ops::Range;
 
@@ -7,23 +7,23 @@ use millstream_disk::{ALIGNMENT, AlignedBuffer};
 use super::{BLOCK_BYTES, HEAD_BYTES, SAME, Shape, column_bytes, weights_of};
 use crate::chunk::{Chunk, RaggedColumn};
 
-/// A block's bytes, padded with zeros to whole sectors.
+/// An encoded block, padded with zeros to a multiple of [`ALIGNMENT`].
 pub(crate) struct Encoded {
     pub(crate) buffer: AlignedBuffer,
-    /// Those that are not padding.
+    /// Length without padding.
     pub(crate) bytes: usize,
 }
 
-/// What the values of some columns need, found in one row-major pass.
-struct Needs {
-    /// All bits of the values as whole numbers; more than 24 of them where one is none.
+/// The value ranges of some columns, computed in one row-major pass.
+struct Ranges {
+    /// Bitwise OR of the values as integers; more than 24 bits if a value is not an integer.
     bits: Vec<u32>,
-    /// Bits that differ from the first row.
+    /// Bits in which any row differs from the first.
     differing: Vec<u32>,
     first: Vec<u32>,
 }
 
-impl Needs {
+impl Ranges {
     fn of<T: Copy>(values: &[T], columns: usize, word: impl Fn(T) -> u32, whole: impl Fn(T) -> u32) -> Self {
         let first: Vec<u32> = values.iter().take(columns).map(|&value| word(value)).collect();
         let (mut bits, mut differing) = (vec![0; columns], vec![0; columns]);
@@ -45,7 +45,7 @@ impl Needs {
     fn of_floats(values: &[f32], columns: usize) -> Self {
         Self::of(values, columns, f32::to_bits, |value| {
             let whole = value as u32;
-            // Anything else, -0 and NaN among it, is not what its whole number would read back as.
+            // Any other value, including -0 and NaN, would not round-trip as an integer.
             if (whole as f32).to_bits() == value.to_bits() { whole } else { u32::MAX }
         })
     }
@@ -54,12 +54,12 @@ impl Needs {
         if self.differing[column] == 0 {
             return SAME;
         }
-        // At least 1 and at most 4.
+        // 1 to 4.
         (u32::BITS - self.bits[column].leading_zeros()).div_ceil(8).max(1) as u8
     }
 }
 
-/// Writes a block from front to back.
+/// Writes a block sequentially.
 struct Output<'a> {
     bytes: &'a mut [u8],
     at: usize,
@@ -71,19 +71,19 @@ impl Output<'_> {
         self.at += 4;
     }
 
-    /// A column of `values`, `stride` apart.
+    /// Writes column `column` of the row-major `values`.
     fn column<T: Copy>(
         &mut self,
-        needs: &Needs,
+        ranges: &Ranges,
         column: usize,
         values: &[T],
         word: impl Fn(T) -> u32,
         whole: impl Fn(T) -> u32,
     ) {
-        let stride = needs.first.len();
-        let width = needs.width(column);
+        let stride = ranges.first.len();
+        let width = ranges.width(column);
         if width == SAME {
-            return self.word(needs.first[column]);
+            return self.word(ranges.first[column]);
         }
         let values = values.iter().skip(column).step_by(stride);
         let rest = &mut self.bytes[self.at..];
@@ -108,7 +108,7 @@ fn narrow<'v, T: Copy + 'v, const WIDTH: usize>(
     bytes
 }
 
-/// The rows from `start` on that fit in a block: at least one, unless there are none.
+/// The number of rows from `start` that fit in a block: at least one, unless there are none.
 pub(crate) fn rows_within(chunk: &Chunk, shape: &Shape, start: usize) -> usize {
     let left = chunk.rows() - start;
     let row_bytes = shape.row_bytes() as usize;
@@ -124,12 +124,12 @@ pub(crate) fn rows_within(chunk: &Chunk, shape: &Shape, start: usize) -> usize {
     fits
 }
 
-/// Bytes of a chunk, decoded.
+/// Decoded size of a chunk.
 pub(crate) fn decoded_bytes(chunk: &Chunk, shape: &Shape) -> usize {
     chunk.rows() * shape.row_bytes() as usize + value_bytes(chunk, 0..chunk.rows())
 }
 
-/// Bytes of the values of some rows of ragged columns, decoded, and of their weights.
+/// Decoded size of the ragged values and their weights in some rows.
 fn value_bytes(chunk: &Chunk, rows: Range<usize>) -> usize {
     let words = chunk.ragged.iter().map(|column| {
         let values = (column.offsets[rows.end] - column.offsets[rows.start]) as usize;
@@ -138,8 +138,8 @@ fn value_bytes(chunk: &Chunk, rows: Range<usize>) -> usize {
     4 * words.sum::<usize>()
 }
 
-/// Some rows of a chunk as a block. The chunk has the columns of `shape`, and `rows` are of those that
-/// [`rows_within`] says.
+/// Encodes some rows of a chunk as a block. The chunk must have the columns of `shape`, and `rows` must be at most as
+/// many as [`rows_within`] returns.
 pub(crate) fn encode(chunk: &Chunk, shape: &Shape, rows: Range<usize>, truncated_rows: u32) -> Encoded {
     let (more, dense, ids) = (shape.more_labels as usize, shape.dense as usize, shape.ids as usize);
     let count = rows.len();
@@ -151,36 +151,36 @@ pub(crate) fn encode(chunk: &Chunk, shape: &Shape, rows: Range<usize>, truncated
     let ragged: Vec<(Vec<u32>, &[u32])> = chunk.ragged.iter().map(|column| of_rows(column, &rows)).collect();
 
     let floats = [
-        (labels, Needs::of_floats(labels, 1)),
-        (more_labels, Needs::of_floats(more_labels, more)),
-        (weights, Needs::of_floats(weights, usize::from(shape.weighted))),
-        (dense_values, Needs::of_floats(dense_values, dense)),
+        (labels, Ranges::of_floats(labels, 1)),
+        (more_labels, Ranges::of_floats(more_labels, more)),
+        (weights, Ranges::of_floats(weights, usize::from(shape.weighted))),
+        (dense_values, Ranges::of_floats(dense_values, dense)),
     ];
-    let mut words = vec![(id_values, Needs::of_words(id_values, ids))];
+    let mut words = vec![(id_values, Ranges::of_words(id_values, ids))];
     for (lengths, values) in &ragged {
-        words.push((lengths, Needs::of_words(lengths, 1)));
-        words.push((values, Needs::of_values(values, Needs::of_words)));
+        words.push((lengths, Ranges::of_words(lengths, 1)));
+        words.push((values, Ranges::of_values(values, Ranges::of_words)));
     }
-    let value_weights: Vec<(&[f32], Needs)> = weights_of(chunk)
+    let value_weights: Vec<(&[f32], Ranges)> = weights_of(chunk)
         .map(|(column, weights)| {
             let offsets = &chunk.ragged[column].offsets;
             let weights = &weights[offsets[rows.start] as usize..offsets[rows.end] as usize];
-            (weights, Needs::of_values(weights, Needs::of_floats))
+            (weights, Ranges::of_values(weights, Ranges::of_floats))
         })
         .collect();
     let all = || {
-        let columns = floats.iter().map(|(_, needs)| needs).chain(words.iter().map(|(_, needs)| needs));
-        columns.chain(value_weights.iter().map(|(_, needs)| needs))
+        let columns = floats.iter().map(|(_, ranges)| ranges).chain(words.iter().map(|(_, ranges)| ranges));
+        columns.chain(value_weights.iter().map(|(_, ranges)| ranges))
     };
     let widths: Vec<u8> =
-        all().flat_map(|needs| (0..needs.first.len()).map(|column| needs.width(column))).collect();
-    let counts = floats.iter().map(|(values, needs)| (values.len(), needs));
-    let counts = counts.chain(words.iter().map(|(values, needs)| (values.len(), needs)));
-    let counts = counts.chain(value_weights.iter().map(|(weights, needs)| (weights.len(), needs)));
+        all().flat_map(|ranges| (0..ranges.first.len()).map(|column| ranges.width(column))).collect();
+    let counts = floats.iter().map(|(values, ranges)| (values.len(), ranges));
+    let counts = counts.chain(words.iter().map(|(values, ranges)| (values.len(), ranges)));
+    let counts = counts.chain(value_weights.iter().map(|(weights, ranges)| (weights.len(), ranges)));
     let data: usize = counts
-        .flat_map(|(values, needs)| {
-            let rows = values / needs.first.len().max(1);
-            (0..needs.first.len()).map(move |column| column_bytes(needs.width(column), rows))
+        .flat_map(|(values, ranges)| {
+            let rows = values / ranges.first.len().max(1);
+            (0..ranges.first.len()).map(move |column| column_bytes(ranges.width(column), rows))
         })
         .sum();
     let bytes = HEAD_BYTES + 4 * (ragged.len() + value_weights.len()) + widths.len() + data;
@@ -192,32 +192,32 @@ pub(crate) fn encode(chunk: &Chunk, shape: &Shape, rows: Range<usize>, truncated
     weights_of(chunk).for_each(|(column, _)| output.word(column as u32));
     output.bytes[output.at..output.at + widths.len()].copy_from_slice(&widths);
     output.at += widths.len();
-    let put_floats = |output: &mut Output<'_>, (values, needs): &(&[f32], Needs)| {
-        (0..needs.first.len())
-            .for_each(|column| output.column(needs, column, values, f32::to_bits, |value| value as u32));
+    let put_floats = |output: &mut Output<'_>, (values, ranges): &(&[f32], Ranges)| {
+        (0..ranges.first.len())
+            .for_each(|column| output.column(ranges, column, values, f32::to_bits, |value| value as u32));
     };
     floats.iter().for_each(|columns| put_floats(&mut output, columns));
-    for (values, needs) in &words {
-        (0..needs.first.len())
-            .for_each(|column| output.column(needs, column, values, |word| word, |word| word));
+    for (values, ranges) in &words {
+        (0..ranges.first.len())
+            .for_each(|column| output.column(ranges, column, values, |word| word, |word| word));
     }
     value_weights.iter().for_each(|column| put_floats(&mut output, column));
     Encoded { buffer, bytes }
 }
 
-impl Needs {
-    /// Of a ragged column's values, or their weights, of which there may be none, or more than may be made of one word.
+impl Ranges {
+    /// The ranges of a ragged column's values or weights. There may be none, or too many for width 0.
     fn of_values<T>(values: &[T], of: impl Fn(&[T], usize) -> Self) -> Self {
         if values.is_empty() {
             return Self { bits: vec![0], differing: vec![0], first: vec![0] };
         }
-        let mut needs = of(values, 1);
-        needs.differing[0] |= u32::from(values.len() * 4 > BLOCK_BYTES);
-        needs
+        let mut ranges = of(values, 1);
+        ranges.differing[0] |= u32::from(values.len() * 4 > BLOCK_BYTES);
+        ranges
     }
 }
 
-/// The numbers of values, and the values, of some rows.
+/// The lengths and the values of some rows.
 fn of_rows<'a>(column: &'a RaggedColumn, rows: &Range<usize>) -> (Vec<u32>, &'a [u32]) {
     let offsets = &column.offsets[rows.start..=rows.end];
     let lengths = offsets.windows(2).map(|pair| pair[1] - pair[0]).collect();

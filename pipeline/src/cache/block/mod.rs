@@ -1,29 +1,29 @@
-//! Rows as bytes: one block of a cache file.
+//! The encoding of a block of rows in a cache file.
 //!
 //! ```text
 //! offset  0   rows         u32, at least 1
-//!         4   truncated    u32, rows that lost values of a multi-valued feature, once for each feature
-//!         8   values       u32 for each ragged column: values of all rows together
-//!             weighted     u32 for each ragged column with weights: its number, increasing
+//!         4   truncated    u32, rows whose values of a multi-valued feature were truncated, per feature
+//!         8   values       u32 for each ragged column: total number of values
+//!             weighted     u32 for each ragged column with weights: its index, ascending
 //!             widths       u8 for each column
-//!             columns      one after the other
+//!             columns      concatenated
 //! ```
 //!
-//! All numbers are little-endian. The columns are: each label, weight if there is one, each dense column, each id
-//! column, and for each ragged column the numbers of values and then the values; last, the weights of those that
-//! have any. A column is as wide as its largest value here needs:
+//! All numbers are little-endian. The columns are: each label, the row weight if present, each dense column, each id
+//! column, for each ragged column the lengths and then the values, and last the weights of ragged columns that
+//! have any. The width of a column depends on its largest value in the block:
 //!
 //! | width | bytes | |
 //! |---|---|---|
-//! | 0 | 4 | one word, which all rows share |
-//! | 1, 2, 3 | as many a row | whole numbers |
-//! | 4 | 4 a row | words: an id, or the bits of an `f32` |
+//! | 0 | 4 | one word, shared by all rows |
+//! | 1, 2, 3 | width per row | integers |
+//! | 4 | 4 per row | words: an id, or the bits of an `f32` |
 //!
-//! Labels, weights and dense values are narrowed where all of a column's are whole numbers from 0 to 2^24 - 1,
-//! bit for bit, else they are kept as they are: what comes out is what went in.
+//! Labels, weights and dense values are narrowed if all values of a column are exactly integers from 0 to 2^24 - 1,
+//! otherwise stored unchanged: the encoding is lossless.
 //!
-//! Fixed widths rather than packed bits: a column is decoded by a loop without branches that the compiler
-//! makes wide, faster than a disk delivers, and packing would save an eighth at best.
+//! Fixed widths instead of bit packing: the compiler vectorises the branch-free decoding loop, which is faster than a
+//! disk, and packing would save an eighth at best.
 
 mod decode;
 mod encode;
@@ -33,14 +33,14 @@ use crate::chunk::Chunk;
 pub(crate) use decode::Block;
 pub(crate) use encode::{Encoded, decoded_bytes, encode, rows_within};
 
-/// The most bytes of a block's rows, decoded; a row that alone exceeds it is a block of its own.
+/// Maximum decoded size of a block. A larger row is a block of its own.
 pub(crate) const BLOCK_BYTES: usize = 512 << 10;
 
 const HEAD_BYTES: usize = 8;
 const SAME: u8 = 0;
 const WORDS: u8 = 4;
 
-/// How many columns of each kind there are.
+/// The number of columns of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Labels after the first.
@@ -49,12 +49,12 @@ pub(crate) struct Shape {
     pub(crate) dense: u32,
     pub(crate) ids: u32,
     pub(crate) ragged: u32,
-    /// Ragged columns whose values have weights.
+    /// Number of ragged columns with weights.
     pub(crate) weighted_ragged: u32,
 }
 
 impl Shape {
-    /// Of a chunk that has rows.
+    /// The shape of a non-empty chunk.
     pub(crate) fn of(chunk: &Chunk) -> Self {
         let columns = |values: usize| (values / chunk.rows().max(1)) as u32;
         Self {
@@ -80,7 +80,7 @@ impl Shape {
             && weights_of(chunk).all(|(column, weights)| weights.len() == chunk.ragged[column].values.len())
     }
 
-    /// Bytes of a row, decoded, without the values of its ragged columns.
+    /// Decoded size of a row without the values of its ragged columns.
     pub(crate) fn row_bytes(&self) -> u64 {
         4 * (self.fixed_columns() + u64::from(self.ragged))
     }
@@ -91,13 +91,13 @@ impl Shape {
     }
 }
 
-/// The weights of ragged columns that have any, with the column's number.
+/// The weights of each ragged column that has any, with its index.
 fn weights_of(chunk: &Chunk) -> impl Iterator<Item = (usize, &[f32])> {
     let columns = chunk.ragged.iter().enumerate();
     columns.filter_map(|(number, column)| Some((number, column.weights.as_deref()?)))
 }
 
-/// Bytes of a column of `count` values.
+/// Encoded size of a column with `count` values.
 fn column_bytes(width: u8, count: usize) -> usize {
     if width == SAME { 4 } else { usize::from(width) * count }
 }

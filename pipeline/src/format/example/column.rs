@@ -1,4 +1,4 @@
-//! One column in the making: `Feature` messages in, an Arrow array out.
+//! Builds one Arrow column from `Feature` messages.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use arrow_schema::Field;
 
 use super::wire::{self, Malformed, WireType};
 
-/// Which list a `Feature` holds.
+/// The kind of list in a `Feature`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Bytes,
@@ -26,10 +26,10 @@ impl Kind {
     }
 }
 
-/// Values of all rows, one after the other; a single-valued column has a blank one for an absent one.
+/// The values of all rows. In a single-valued column an absent row has a placeholder.
 #[derive(Debug)]
 enum Values {
-    /// No record has had any.
+    /// No values so far, so the type is unknown.
     None,
     Bytes {
         /// Starts with 0.
@@ -45,18 +45,18 @@ pub(super) struct Column {
     name: String,
     multi: bool,
     values: Values,
-    /// Where each row's values end, if the column is multi-valued. Starts with 0.
+    /// The end offset of each row's values if the column is multi-valued. Starts with 0.
     ends: Vec<i32>,
     validity: Validity,
-    /// A finished chunk had values, so the type is settled.
-    settled: bool,
+    /// Whether a finished chunk had values, so that the type is fixed.
+    type_is_fixed: bool,
 }
 
-/// Which rows are present.
+/// Records which rows are present.
 #[derive(Debug, Default)]
 struct Validity {
     rows: usize,
-    /// Those that are not, ascending: a list costs a row less than a bitmap does.
+    /// Absent rows, ascending. A list costs less per row than a bitmap.
     absent: Vec<u32>,
 }
 
@@ -69,7 +69,7 @@ impl Column {
             values: Values::None,
             ends: vec![0],
             validity: Validity::default(),
-            settled: false,
+            type_is_fixed: false,
         };
         for _ in 0..rows {
             column.append_absent();
@@ -99,12 +99,12 @@ impl Column {
     #[inline]
     pub(super) fn append_absent(&mut self) {
         if !self.multi {
-            self.values.push_blank();
+            self.values.push_placeholder();
         }
         self.end_row(false);
     }
 
-    /// Appends a row of no values: for a column of lists, that is one.
+    /// Appends a row with an empty list; in a single-valued column, an absent row.
     pub(super) fn append_empty(&mut self) {
         if self.multi {
             self.end_row(true);
@@ -113,7 +113,7 @@ impl Column {
         }
     }
 
-    /// Appends a row with one value; false, and nothing appended, if the column is not of this type (yet).
+    /// Appends a row with one value. If the column is not of this type (yet), returns false and appends nothing.
     #[inline(always)]
     pub(super) fn append_int(&mut self, value: i64) -> bool {
         let Values::Int(values) = &mut self.values else { return false };
@@ -125,7 +125,7 @@ impl Column {
         true
     }
 
-    /// As [`Column::append_int`].
+    /// Like [`Column::append_int`].
     #[inline(always)]
     pub(super) fn append_float(&mut self, value: f32) -> bool {
         let Values::Float(values) = &mut self.values else { return false };
@@ -137,8 +137,8 @@ impl Column {
         true
     }
 
-    /// As [`Column::append_int`]. `padded` is the value's start and whatever lies behind it: a copy of fixed
-    /// length is no call.
+    /// Like [`Column::append_int`]. `padded` starts with the value, followed by arbitrary bytes: a copy of fixed
+    /// length compiles to loads and stores instead of a call.
     #[inline(always)]
     pub(super) fn append_bytes(&mut self, padded: &[u8; wire::VALUE_BYTES], value: &[u8]) -> bool {
         let Values::Bytes { offsets, data } = &mut self.values else { return false };
@@ -157,17 +157,17 @@ impl Column {
         true
     }
 
-    /// Appends the row that a `Feature` message is. After an error the column holds a part of it, to be
-    /// truncated.
+    /// Appends a row from a `Feature` message. After an error the column may hold part of the row; the caller truncates
+    /// it.
     #[inline]
     pub(super) fn append(&mut self, feature: &[u8]) -> Result<(), String> {
         match one_list(feature) {
             Some((kind, list)) => self.append_list(kind, list),
-            None => self.append_unusual(feature),
+            None => self.append_irregular(feature),
         }
     }
 
-    /// Appends the row that a list message of this kind is, as [`Column::append`] does.
+    /// Appends a row from a list message of this kind, like [`Column::append`].
     #[inline]
     pub(super) fn append_list(&mut self, kind: Kind, list: &[u8]) -> Result<(), String> {
         let count = match (kind, &mut self.values) {
@@ -187,12 +187,12 @@ impl Column {
         Ok(())
     }
 
-    /// A list of another kind than the column's, or the first: it is the first value that settles a type,
-    /// and an empty list, which some writers use for "absent", is of any.
+    /// Appends a list of another kind than the column's, or the first one. The first value determines the type;
+    /// an empty list, which some writers use for "absent", matches any type.
     #[cold]
     #[inline(never)]
     fn append_other(&mut self, kind: Kind, list: &[u8]) -> Result<(), String> {
-        let mut values = Values::blank(kind, 0);
+        let mut values = Values::placeholders(kind, 0);
         let count = match &mut values {
             Values::None => Ok(0),
             Values::Bytes { offsets, data } => bytes_list(list, offsets, data),
@@ -206,14 +206,14 @@ impl Column {
         if self.has_values() {
             return Err(format!("holds {} where earlier records hold {}", kind.name(), self.values.name()));
         }
-        self.values = Values::blank(kind, if self.multi { 0 } else { self.validity.rows });
+        self.values = Values::placeholders(kind, if self.multi { 0 } else { self.validity.rows });
         self.append_list(kind, list)
     }
 
-    /// A `Feature` that is empty, in pieces, or has fields of its own.
+    /// Appends a `Feature` that is empty, fragmented, or has unknown fields.
     #[cold]
     #[inline(never)]
-    fn append_unusual(&mut self, feature: &[u8]) -> Result<(), String> {
+    fn append_irregular(&mut self, feature: &[u8]) -> Result<(), String> {
         match merged_list(feature).map_err(str::to_owned)? {
             Some((kind, list)) => self.append_list(kind, &list),
             None => {
@@ -231,7 +231,7 @@ impl Column {
         self.validity.push(valid);
     }
 
-    /// Drops all rows behind the first `rows`.
+    /// Drops all rows after the first `rows`.
     pub(super) fn truncate(&mut self, rows: usize) {
         let values = if self.multi {
             self.ends.truncate(rows + 1);
@@ -249,29 +249,29 @@ impl Column {
             Values::Int(all) => all.truncate(values),
         }
         self.validity.truncate(rows);
-        if !self.settled && if self.multi { values == 0 } else { !self.validity.any() } {
+        if !self.type_is_fixed && if self.multi { values == 0 } else { !self.validity.any() } {
             self.values = Values::None;
         }
     }
 
-    /// The rows so far as an array; the next one starts empty, of the same type and capacity.
+    /// Returns the rows so far as an array and starts an empty one of the same type and capacity.
     pub(super) fn finish(&mut self) -> ArrayRef {
-        self.settled |= self.has_values();
+        self.type_is_fixed |= self.has_values();
         let (rows, nulls) = self.validity.take();
         let ends = std::mem::replace(&mut self.ends, vec![0]);
-        let of_lists = if self.multi { None } else { nulls.clone() };
+        let value_nulls = if self.multi { None } else { nulls.clone() };
         let values: ArrayRef = match &mut self.values {
             Values::None => return Arc::new(NullArray::new(rows)),
             Values::Bytes { offsets, data } => Arc::new(BinaryArray::new(
-                OffsetBuffer::new(ScalarBuffer::from(renew(offsets, &[0]))),
-                Buffer::from_vec(renew(data, &[])),
-                of_lists,
+                OffsetBuffer::new(ScalarBuffer::from(replace(offsets, &[0]))),
+                Buffer::from_vec(replace(data, &[])),
+                value_nulls,
             )),
             Values::Float(values) => {
-                Arc::new(Float32Array::new(ScalarBuffer::from(renew(values, &[])), of_lists))
+                Arc::new(Float32Array::new(ScalarBuffer::from(replace(values, &[])), value_nulls))
             }
             Values::Int(values) => {
-                Arc::new(Int64Array::new(ScalarBuffer::from(renew(values, &[])), of_lists))
+                Arc::new(Int64Array::new(ScalarBuffer::from(replace(values, &[])), value_nulls))
             }
         };
         if !self.multi {
@@ -283,16 +283,16 @@ impl Column {
     }
 }
 
-/// Takes a vector out and leaves one that starts as given, with room for as much again and a little more: text
-/// is never quite as long.
-fn renew<T: Copy>(values: &mut Vec<T>, start: &[T]) -> Vec<T> {
+/// Replaces a vector by one that starts with `start` and has slightly more capacity than the old length, as the
+/// length of text varies. Returns the old one.
+fn replace<T: Copy>(values: &mut Vec<T>, start: &[T]) -> Vec<T> {
     let mut fresh = Vec::with_capacity(values.len() + values.len() / 16);
     fresh.extend_from_slice(start);
     std::mem::replace(values, fresh)
 }
 
 impl Values {
-    fn blank(kind: Kind, rows: usize) -> Self {
+    fn placeholders(kind: Kind, rows: usize) -> Self {
         match kind {
             Kind::Bytes => Self::Bytes { offsets: vec![0; rows + 1], data: Vec::new() },
             Kind::Float => Self::Float(vec![0.0; rows]),
@@ -319,7 +319,7 @@ impl Values {
         }
     }
 
-    fn push_blank(&mut self) {
+    fn push_placeholder(&mut self) {
         match self {
             Self::None => {}
             Self::Bytes { offsets, data } => offsets.push(data.len() as i32),
@@ -333,7 +333,7 @@ impl Validity {
     #[inline]
     fn push(&mut self, valid: bool) {
         if !valid {
-            // A chunk ends long before 2^32 rows.
+            // A chunk has far fewer than 2^32 rows.
             self.absent.push(self.rows as u32);
         }
         self.rows += 1;
@@ -350,7 +350,7 @@ impl Validity {
         self.absent.truncate(kept);
     }
 
-    /// How many rows there were, and which; the next ones start from none.
+    /// Returns the number of rows and their null buffer, and resets both.
     fn take(&mut self) -> (usize, Option<NullBuffer>) {
         let rows = std::mem::take(&mut self.rows);
         if self.absent.is_empty() {
@@ -365,7 +365,7 @@ impl Validity {
     }
 }
 
-/// The list of a `Feature` that is one field and nothing else.
+/// The list of a `Feature` that consists of exactly one list field.
 #[inline]
 pub(super) fn one_list(feature: &[u8]) -> Option<(Kind, &[u8])> {
     let (&tag, mut list) = feature.split_first()?;
@@ -379,7 +379,7 @@ pub(super) fn one_list(feature: &[u8]) -> Option<(Kind, &[u8])> {
     (length == list.len() as u64).then_some((kind, list))
 }
 
-/// The list of any `Feature`: of a `oneof` the last kind counts, and pieces of it in a row are merged.
+/// The list of any `Feature`. The last kind of the `oneof` wins, and consecutive fragments of it are merged.
 pub(super) fn merged_list(mut feature: &[u8]) -> Result<Option<(Kind, Vec<u8>)>, Malformed> {
     let mut merged: Option<(Kind, Vec<u8>)> = None;
     while !feature.is_empty() {
@@ -403,7 +403,7 @@ pub(super) fn merged_list(mut feature: &[u8]) -> Result<Option<(Kind, Vec<u8>)>,
     Ok(merged)
 }
 
-/// Appends the values of a `BytesList` and says how many there are.
+/// Appends the values of a `BytesList`; returns their number.
 #[inline]
 fn bytes_list(mut list: &[u8], offsets: &mut Vec<i32>, data: &mut Vec<u8>) -> Result<usize, Malformed> {
     let before = offsets.len();
@@ -420,7 +420,7 @@ fn bytes_list(mut list: &[u8], offsets: &mut Vec<i32>, data: &mut Vec<u8>) -> Re
     Ok(offsets.len() - before)
 }
 
-/// Appends the values of a `FloatList` and says how many there are.
+/// Appends the values of a `FloatList`; returns their number.
 #[inline]
 fn float_list(mut list: &[u8], values: &mut Vec<f32>) -> Result<usize, Malformed> {
     let before = values.len();
@@ -430,7 +430,7 @@ fn float_list(mut list: &[u8], values: &mut Vec<f32>) -> Result<usize, Malformed
                 let (packed, rest) = wire::delimited(&mut list)?.as_chunks();
                 values.extend(packed.iter().map(|&bytes| f32::from_le_bytes(bytes)));
                 if !rest.is_empty() {
-                    return Err("packed floats are cut");
+                    return Err("packed floats are truncated");
                 }
             }
             (1, WireType::Fixed32) => values.push(f32::from_le_bytes(wire::fixed32(&mut list)?)),
@@ -441,7 +441,7 @@ fn float_list(mut list: &[u8], values: &mut Vec<f32>) -> Result<usize, Malformed
     Ok(values.len() - before)
 }
 
-/// Appends the values of an `Int64List` and says how many there are.
+/// Appends the values of an `Int64List`; returns their number.
 #[inline]
 fn int64_list(mut list: &[u8], values: &mut Vec<i64>) -> Result<usize, Malformed> {
     let before = values.len();

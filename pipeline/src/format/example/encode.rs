@@ -1,8 +1,8 @@
-//! Rows as `tf.train.Example` records.
+//! Encodes rows as `tf.train.Example` records.
 
 use crate::format::cells::Cells;
 
-/// Makes records of rows, one at a time; buffers are kept between them.
+/// Encodes rows one at a time, reusing its buffers.
 #[derive(Default)]
 pub(crate) struct ExampleEncoder {
     features: Vec<u8>,
@@ -10,8 +10,10 @@ pub(crate) struct ExampleEncoder {
 }
 
 impl ExampleEncoder {
-    /// The record of a row. Columns are written in their order; one that is absent is left out.
-    /// `Err` is the column with a list that holds an absent value, which an Example cannot say.
+    /// The record of a row. Columns are written in order; absent ones are omitted.
+    ///
+    /// # Errors
+    /// The index of a column whose list contains an absent value, which an Example cannot represent.
     pub(crate) fn encode(&mut self, names: &[String], columns: &[Cells], row: usize) -> Result<&[u8], usize> {
         self.features.clear();
         for (column, (name, cells)) in names.iter().zip(columns).enumerate() {
@@ -41,7 +43,7 @@ impl ExampleEncoder {
     }
 }
 
-/// The bytes of a list message.
+/// The length of a list message in bytes.
 fn list_bytes(values: &Cells, range: std::ops::Range<usize>) -> usize {
     let packed = |bytes: usize| if bytes == 0 { 0 } else { field_bytes(bytes) };
     match values {
@@ -52,7 +54,7 @@ fn list_bytes(values: &Cells, range: std::ops::Range<usize>) -> usize {
     }
 }
 
-/// Writes a list message as the field of `Feature` that it is.
+/// Writes a list message as its field of `Feature`.
 fn put_list(out: &mut Vec<u8>, values: &Cells, range: std::ops::Range<usize>, list: usize) {
     match values {
         Cells::Bytes(values) => {
@@ -102,7 +104,7 @@ fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// The bytes of a length-delimited field with so many bytes in it.
+/// The encoded length of a length-delimited field with a payload of `bytes`.
 fn field_bytes(bytes: usize) -> usize {
     1 + varint_bytes(bytes as u64) + bytes
 }

@@ -1,23 +1,23 @@
-//! The record to expect, so that one laid out like those before it is taken in a single pass.
+//! The fast path: decodes a record laid out like the preceding ones in a single pass.
 //!
-//! Writers put the same features in the same order into every record, one value each, perhaps with some
-//! left out. So what was learned from records read the careful way is kept as a list of steps, one for each
-//! feature in its order. Such an entry is, where `V` is the bytes of its value,
+//! Writers put the same features in the same order into every record, one value each, possibly omitting some.
+//! The layout learned from records decoded on the general path is a list of steps, one per feature in order.
+//! With `V` the length of its value, an entry is
 //!
 //! ```text
 //! 0a L | 0a n name 12 | F k F-2 0a V | value          packed numbers, and bytes
 //! 0a L | 0a n name 12 | F k F-2 08   | value          an int64 that is not packed (a float: 0d)
 //! ```
 //!
-//! and with lengths below 128 all bytes before the value follow from the name, the kind and `L`. A step holds
-//! them for an empty value as words of eight bytes, the first and last of which grow by a fixed amount for
-//! each byte of value: two additions and two comparisons (names of over six bytes take more) check tags, name
-//! and all five lengths at once. The value itself is one load.
+//! and with lengths below 128 the name, the kind and `L` determine all bytes before the value. A step stores
+//! them for an empty value as words of eight bytes; the first and the last grow by a constant per byte of
+//! value. Two additions and two comparisons (more for names over six bytes) then check tags, name and all
+//! five lengths at once. The value itself is one load.
 //!
-//! An entry of the expected name that is not like this goes to its column the usual way. A name that is not
-//! the expected one means that the expected one is absent, as long as it is that of a later step. Whatever
-//! else there is (another order, a name twice, a new one, fields unknown) is not decided here: the record is
-//! given back, the careful way reads it from its start, and the steps are learned anew.
+//! An entry with the expected name but another form goes to its column through `Column::append`. If the name
+//! is that of a later step, the expected feature is absent. Anything else (another order, a repeated name, a
+//! new name, unknown fields) is not handled here: the general path decodes the record from its start, and
+//! the steps are learned again.
 
 use std::ops::Range;
 
@@ -25,39 +25,40 @@ use super::column::Column;
 use super::names::Slot;
 use super::wire::{self, VALUE_BYTES};
 
-/// The last word of an entry's head, and bytes behind it that a step loads whatever the value's length.
-const AROUND: usize = 8 + VALUE_BYTES;
-/// So near a record's end it goes on in a copy with bytes behind it.
+/// Bytes of the last word before a value, and those loaded after it whatever the value's length.
+const LOADED: usize = 8 + VALUE_BYTES;
+/// The last bytes of a record are decoded in a padded copy, so that loads stay in bounds.
 const TAIL: usize = 64;
-/// Unexpected records in a row, from which on some are not tried at all.
-const PATIENCE: u32 = 4;
-/// The most records not tried, as a power of two.
-const LONGEST_PAUSE: u32 = 8;
-/// The largest length of one byte.
-const MOST_LENGTH: u8 = 127;
-/// Not in the list.
-const NOWHERE: u32 = u32::MAX;
+/// Consecutive failures after which the fast path pauses.
+const MAX_FAILURES: u32 = 4;
+/// Binary logarithm of the longest pause, in records.
+const MAX_PAUSE_LOG2: u32 = 8;
+/// The largest length that is encoded in one byte.
+const MAX_SHORT_LENGTH: u8 = 127;
+/// No step for a name.
+const NO_STEP: u32 = u32::MAX;
 
-/// The features to expect, in order.
+/// The expected features, in order.
 #[derive(Debug)]
 pub(super) struct Expected {
     steps: Vec<Step>,
-    /// For each name's number its step.
-    places: Vec<u32>,
-    /// Columns that no step fills, and of how many in all.
-    left_out: Vec<usize>,
+    /// The step of each name id.
+    step_of_name: Vec<u32>,
+    /// Columns without a step.
+    unfilled: Vec<usize>,
+    /// Number of columns that `unfilled` was computed for.
     columns: usize,
     tail: [u8; 2 * TAIL],
-    /// Unexpected records in a row.
+    /// Consecutive failures.
     failures: u32,
-    /// Records not to be tried.
+    /// Records to skip before the next try.
     pause: u32,
 }
 
-/// An entry that the careful way has met.
+/// An entry decoded on the general path.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sighting<'a> {
-    /// The name's number.
+    /// Id of the name.
     pub(super) name: u32,
     pub(super) slot: Slot,
     /// See `Name::head`.
@@ -71,30 +72,30 @@ struct Step {
     name: u32,
     slot: Slot,
     head: Box<[u8]>,
-    /// The first word of the entry, but for bytes behind its name.
+    /// The first word of the entry, masked to the tag and the start of the name.
     start: u64,
     start_mask: u64,
     shape: Shape,
 }
 
-/// How an entry with one value starts.
+/// The bytes before the value of a single-value entry.
 #[derive(Debug)]
 struct Shape {
     layout: Layout,
-    /// The entry's length if the value is empty.
+    /// Length of an entry with an empty value.
     empty: u8,
-    /// Where the last eight bytes before the value start.
+    /// Offset of the last eight bytes before the value.
     last_at: u8,
-    /// The first and the last eight of them if the value is empty, and what a byte of value adds.
+    /// The first and the last eight bytes for an empty value, and the increment per byte of value.
     first: u64,
     first_grows: u64,
     last: u64,
     last_grows: u64,
-    /// Words of those between, and where they lie.
+    /// The words in between, with their offsets.
     middle: Vec<(usize, u64)>,
-    /// Bytes that a value may have, and how many more.
-    least: u8,
-    span: u8,
+    /// Minimum length of the value, and the difference to the maximum.
+    min_length: u8,
+    length_range: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,17 +103,17 @@ enum Layout {
     Bytes,
     Float,
     Int,
-    /// None of these, or not known yet: nothing matches it.
-    Unusual,
+    /// Another or unknown layout, which matches no entry.
+    Irregular,
 }
 
-/// What a step finds.
+/// The result of a step.
 enum Found {
-    /// Its entry ends here.
-    Taken(usize),
-    /// Another entry.
+    /// The entry was appended and ends at this offset.
+    Appended(usize),
+    /// The next entry has another name.
     Absent,
-    /// Something for the careful way.
+    /// The general path must decode the record.
     Unexpected,
 }
 
@@ -120,8 +121,8 @@ impl Expected {
     pub(super) fn new() -> Self {
         Self {
             steps: Vec::new(),
-            places: Vec::new(),
-            left_out: Vec::new(),
+            step_of_name: Vec::new(),
+            unfilled: Vec::new(),
             columns: 0,
             tail: [0; 2 * TAIL],
             failures: 0,
@@ -129,29 +130,29 @@ impl Expected {
         }
     }
 
-    /// Whether the next record should be tried, and learned from if that fails.
+    /// Whether to try the fast path for the next record, and to learn from it if that fails.
     #[inline]
-    pub(super) fn is_worth_trying(&mut self) -> bool {
-        let tried = self.pause == 0;
+    pub(super) fn should_try(&mut self) -> bool {
+        let should_try = self.pause == 0;
         self.pause = self.pause.saturating_sub(1);
-        tried
+        should_try
     }
 
-    /// Appends a record to the columns. If it is not as expected they hold a part of it, to be truncated.
+    /// Appends a record to the columns. On failure they may hold part of it; the caller truncates them.
     #[inline]
-    pub(super) fn take(&mut self, record: &[u8], columns: &mut [Column]) -> bool {
+    pub(super) fn try_append(&mut self, record: &[u8], columns: &mut [Column]) -> bool {
         if self.columns != columns.len() {
-            self.cover(columns.len());
+            self.find_unfilled(columns.len());
         }
         if self.walk(record, columns).is_some() {
-            for &column in &self.left_out {
+            for &column in &self.unfilled {
                 columns[column].append_absent();
             }
             self.failures = 0;
             return true;
         }
-        self.failures = (self.failures + 1).min(LONGEST_PAUSE);
-        if self.failures >= PATIENCE {
+        self.failures = (self.failures + 1).min(MAX_PAUSE_LOG2);
+        if self.failures >= MAX_FAILURES {
             self.pause = 1 << self.failures;
         }
         false
@@ -180,14 +181,15 @@ impl Expected {
     pub(super) fn learn<'a>(&mut self, sightings: impl Iterator<Item = Sighting<'a>> + Clone) {
         if !self.merge(sightings.clone()) {
             self.steps.clear();
-            self.places.clear();
+            self.step_of_name.clear();
             // Names that are here twice have their first place.
             self.merge(sightings);
         }
-        self.cover(self.columns);
+        self.find_unfilled(self.columns);
     }
 
-    fn cover(&mut self, columns: usize) {
+    /// Lists the columns without a step.
+    fn find_unfilled(&mut self, columns: usize) {
         let mut covered = vec![false; columns];
         for step in &self.steps {
             if let Slot::Column(column) = step.slot
@@ -196,25 +198,25 @@ impl Expected {
                 *covered = true;
             }
         }
-        self.left_out.clear();
-        self.left_out.extend((0..columns).filter(|&column| !covered[column]));
+        self.unfilled.clear();
+        self.unfilled.extend((0..columns).filter(|&column| !covered[column]));
         self.columns = columns;
     }
 
-    /// Inserts new features where they are. False where the order is another one.
+    /// Inserts new features at their position. False if the order contradicts the steps.
     fn merge<'a>(&mut self, sightings: impl Iterator<Item = Sighting<'a>>) -> bool {
         let mut next = 0;
         let mut in_order = true;
         for sighting in sightings {
             let name = sighting.name as usize;
-            if self.places.len() <= name {
-                self.places.resize(name + 1, NOWHERE);
+            if self.step_of_name.len() <= name {
+                self.step_of_name.resize(name + 1, NO_STEP);
             }
-            match self.places[name] {
-                NOWHERE => {
+            match self.step_of_name[name] {
+                NO_STEP => {
                     self.steps.insert(next, Step::new(&sighting));
                     for (place, step) in self.steps.iter().enumerate().skip(next) {
-                        self.places[step.name as usize] = place as u32;
+                        self.step_of_name[step.name as usize] = place as u32;
                     }
                     next += 1;
                 }
@@ -226,8 +228,8 @@ impl Expected {
     }
 }
 
-/// Takes entries that start within `range`, and says where it stands after them. The record ends at `end`,
-/// the bytes perhaps behind it.
+/// Appends the entries that start within `range`; returns the offset after them. The record ends at `end`; `bytes`
+/// may extend beyond it.
 #[inline(always)]
 fn walk(
     steps: &mut std::slice::IterMut<'_, Step>,
@@ -239,14 +241,14 @@ fn walk(
     let mut at = range.start;
     while at < range.end {
         let Some(step) = steps.next() else { break };
-        let length = step.length_if_usual(bytes, at, end);
-        let appended = length.and_then(|length| step.append_usual(bytes, at, length, columns));
+        let length = step.length_if_regular(bytes, at, end);
+        let appended = length.and_then(|length| step.append_regular(bytes, at, length, columns));
         if let Some(next) = appended {
             at = next;
             continue;
         }
-        match step.take_unusual(bytes, at, end, columns) {
-            Found::Taken(next) => at = next,
+        match step.append_irregular(bytes, at, end, columns) {
+            Found::Appended(next) => at = next,
             Found::Absent => {}
             Found::Unexpected => return None,
         }
@@ -269,31 +271,31 @@ impl Step {
             head: sighting.head.into(),
             start: u64::from_le_bytes(start),
             start_mask: u64::from_le_bytes(mask),
-            shape: Shape::of(sighting.head, sighting.feature).unwrap_or(Shape::UNUSUAL),
+            shape: Shape::of(sighting.head, sighting.feature).unwrap_or(Shape::IRREGULAR),
         }
     }
 
-    /// How long the value is, if the entry is the usual one.
+    /// The length of the value, if the entry has the expected form.
     #[inline(always)]
-    fn length_if_usual(&self, bytes: &[u8], at: usize, end: usize) -> Option<u8> {
+    fn length_if_regular(&self, bytes: &[u8], at: usize, end: usize) -> Option<u8> {
         let shape = &self.shape;
         let last_at = usize::from(shape.last_at);
-        let entry = bytes.get(at..)?.get(..last_at + AROUND)?;
+        let entry = bytes.get(at..)?.get(..last_at + LOADED)?;
         let first = u64::from_le_bytes(*entry.first_chunk()?);
         let last = u64::from_le_bytes(*entry[last_at..].first_chunk()?);
         let length = ((first >> 8) as u8).wrapping_sub(shape.empty);
         let grown = u64::from(length);
-        let is_usual = first == shape.first.wrapping_add(grown.wrapping_mul(shape.first_grows))
+        let is_regular = first == shape.first.wrapping_add(grown.wrapping_mul(shape.first_grows))
             && last == shape.last.wrapping_add(grown.wrapping_mul(shape.last_grows))
             && at + last_at + 8 + usize::from(length) <= end
-            && length.wrapping_sub(shape.least) <= shape.span
+            && length.wrapping_sub(shape.min_length) <= shape.length_range
             && (shape.middle.is_empty() || shape.middle_is(entry));
-        is_usual.then_some(length)
+        is_regular.then_some(length)
     }
 
-    /// Appends the value of a usual entry, and says where the next one starts.
+    /// Appends the value of an entry of the expected form; returns the offset of the next entry.
     #[inline(always)]
-    fn append_usual(&self, bytes: &[u8], at: usize, length: u8, columns: &mut [Column]) -> Option<usize> {
+    fn append_regular(&self, bytes: &[u8], at: usize, length: u8, columns: &mut [Column]) -> Option<usize> {
         let start = at + usize::from(self.shape.last_at) + 8;
         let next = start + usize::from(length);
         let Slot::Column(column) = self.slot else { return Some(next) };
@@ -309,10 +311,10 @@ impl Step {
         appended.then_some(next)
     }
 
-    /// Another entry than the usual one, perhaps another step's.
+    /// Handles an entry that does not have the expected form, possibly that of another step.
     #[inline(never)]
-    fn take_unusual(&mut self, bytes: &[u8], at: usize, end: usize, columns: &mut [Column]) -> Found {
-        let found = self.find_unusual(bytes, at, end, columns);
+    fn append_irregular(&mut self, bytes: &[u8], at: usize, end: usize, columns: &mut [Column]) -> Found {
+        let found = self.find_irregular(bytes, at, end, columns);
         if let (Found::Absent, Slot::Column(column)) = (&found, self.slot) {
             match columns.get_mut(column as usize) {
                 Some(column) => column.append_absent(),
@@ -322,10 +324,10 @@ impl Step {
         found
     }
 
-    fn find_unusual(&mut self, bytes: &[u8], at: usize, end: usize, columns: &mut [Column]) -> Found {
+    fn find_irregular(&mut self, bytes: &[u8], at: usize, end: usize, columns: &mut [Column]) -> Found {
         if let Some(start) = bytes.get(at..).and_then(|entry| entry.first_chunk()) {
             let start = u64::from_le_bytes(*start);
-            // A length of one byte, and another name behind it.
+            // A one-byte length followed by another name.
             if start & 0x8000 == 0 && (start ^ self.start) & self.start_mask != 0 {
                 return Found::Absent;
             }
@@ -349,18 +351,18 @@ impl Step {
                 return Found::Unexpected;
             }
         }
-        if self.shape.layout == Layout::Unusual
+        if self.shape.layout == Layout::Irregular
             && let Some(shape) = Shape::of(&self.head, feature)
         {
             self.shape = shape;
         }
-        Found::Taken(end - rest.len())
+        Found::Appended(end - rest.len())
     }
 }
 
 impl Shape {
-    const UNUSUAL: Self = Self {
-        layout: Layout::Unusual,
+    const IRREGULAR: Self = Self {
+        layout: Layout::Irregular,
         empty: 0,
         last_at: 0,
         first: u64::MAX,
@@ -368,15 +370,15 @@ impl Shape {
         last: 0,
         last_grows: 0,
         middle: Vec::new(),
-        least: 0,
-        span: 0,
+        min_length: 0,
+        length_range: 0,
     };
 
-    /// The shape of entries like this one; `None` if it has not just one value, or is long.
+    /// The shape of entries like this one; `None` if it does not have exactly one value, or is too long.
     fn of(head: &[u8], feature: &[u8]) -> Option<Self> {
         let (&[tag, list_bytes, value_tag], value) = feature.split_first_chunk()?;
         let (layout, least, most, packed) = match (tag, value_tag) {
-            (0x0a, 0x0a) => (Layout::Bytes, 0, usize::from(MOST_LENGTH), true),
+            (0x0a, 0x0a) => (Layout::Bytes, 0, usize::from(MAX_SHORT_LENGTH), true),
             (0x12, 0x0a) => (Layout::Float, 4, 4, true),
             (0x12, 0x0d) => (Layout::Float, 4, 4, false),
             (0x1a, 0x0a) => (Layout::Int, 1, 10, true),
@@ -392,13 +394,14 @@ impl Shape {
             let list = value_head.len() as u8 + value_bytes;
             let entry = u8::try_from(head.len() + 3 + usize::from(list)).ok()?;
             let lengths = [0x0a, entry];
-            (entry <= MOST_LENGTH).then(|| [&lengths[..], head, &[list + 2, tag, list], value_head].concat())
+            (entry <= MAX_SHORT_LENGTH)
+                .then(|| [&lengths[..], head, &[list + 2, tag, list], value_head].concat())
         };
         let (empty, longer) = (start(0)?, start(1)?);
         let bytes = empty.len();
         let word = |bytes: &[u8], at| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
         let (first, last) = (word(&empty, 0)?, word(&empty, bytes - 8)?);
-        // No lengths are among these: they lie in the first two bytes and the last five.
+        // These contain no lengths, which are in the first two bytes and the last five.
         let middles = (bytes.saturating_sub(16)).div_ceil(8);
         let middle = (0..middles).map(|number| (8 + 8 * number).min(bytes - 16).max(2));
         Some(Self {
@@ -410,8 +413,10 @@ impl Shape {
             last,
             last_grows: word(&longer, bytes - 8)?.wrapping_sub(last),
             middle: middle.map(|at| Some((at, word(&empty, at)?))).collect::<Option<_>>()?,
-            least,
-            span: most.min(usize::from(MOST_LENGTH - empty[1])).checked_sub(usize::from(least))? as u8,
+            min_length: least,
+            length_range: most
+                .min(usize::from(MAX_SHORT_LENGTH - empty[1]))
+                .checked_sub(usize::from(least))? as u8,
         })
     }
 

@@ -1,4 +1,6 @@
-//! `tf.train.Example` and `tf.train.SequenceExample`, from the wire straight into Arrow columns.
+//! Decodes `tf.train.Example` and `tf.train.SequenceExample` directly into Arrow columns.
+//!
+//! Own parser: a generic protobuf decoder allocates per value and cannot skip columns or predict the next entry.
 //!
 //! ```text
 //! Example         { Features features = 1; }
@@ -8,23 +10,22 @@
 //! BytesList { repeated bytes value = 1; }              // FloatList, Int64List: packed or not
 //!
 //! FeatureLists { map<string, FeatureList> feature_list = 1; }
-//! FeatureList  { repeated Feature feature = 1; }       // one for each step
+//! FeatureList  { repeated Feature feature = 1; }       // one per step
 //! ```
 //!
-//! A record is taken in two steps. The first walks its features and notes where the value of each wanted
-//! one lies; a later entry of the same name replaces an earlier one, as protobuf says of maps. The second
-//! appends those values to the columns. So nothing is allocated or hashed per value, columns nobody asked
-//! for are stepped over, and a record that turns out to be bad in its last column leaves no trace in the
-//! first.
+//! The general path decodes a record in two passes. The first walks its features and notes the location of each
+//! projected value; a later entry of the same name replaces an earlier one, as protobuf specifies for maps. The
+//! second appends those values to the columns. So nothing is allocated or hashed per value, other columns are
+//! skipped, and an error in the last column leaves the first unchanged. `expected.rs` is the fast path for
+//! records that look like the preceding ones.
 //!
-//! A `SequenceExample` is an `Example` with one more field, so nobody needs to say which of them records are. A
-//! feature list is a multi-valued column like any other: the values of its steps, one after the other. How many
-//! each step holds is not kept, which loses nothing where each holds one; a step without a value holds none.
-//! Steps of different kinds are an error, and so is a name that is both in the context and in a list.
+//! A `SequenceExample` is an `Example` with one more field, so the record type need not be configured. A
+//! feature list is a multi-valued column: the concatenated values of its steps. The number of values per step
+//! is not kept. Steps of different kinds are an error, and so is a name in both the context and a list.
 //!
-//! Names are matched by guess. Writers tend to write each record's features in the order of the record
-//! before, so after each name the one that followed it last time is tried; one comparison then covers the
-//! entry's tags, the name and its length at once. Only a wrong guess looks the name up.
+//! Names are predicted. Writers tend to write the features of each record in the same order, so after each
+//! name the one that followed it last time is tried; one comparison then checks the entry's tags, the name and
+//! its length. Only a misprediction looks the name up.
 
 mod column;
 mod encode;
@@ -44,18 +45,18 @@ use expected::{Expected, Sighting};
 use names::{Names, Slot};
 use wire::{Malformed, WireType};
 
-/// Columns filled from records, one row each.
+/// Builds columns from records, one row per record.
 #[derive(Debug)]
 pub struct ExampleColumns {
     columns: Vec<Column>,
     names: Names,
     expected: Expected,
-    /// Names in the present record, by their numbers, and where their values are; kept to learn from it.
+    /// The id and value location of each name in the current record, in order, for learning the record's layout.
     sighted: Vec<(u32, Found)>,
     learning: bool,
-    /// For each column where the present record has its value.
+    /// For each column, the location of its value in the current record.
     found: Vec<Found>,
-    /// Values that an entry holds in several pieces, put together.
+    /// Values merged from several fragments.
     joined: Vec<u8>,
     rows: usize,
 }
@@ -63,18 +64,18 @@ pub struct ExampleColumns {
 /// Why a record cannot become a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It is no `tf.train.Example`, nor a `tf.train.SequenceExample`.
+    /// It is neither a `tf.train.Example` nor a `tf.train.SequenceExample`.
     Malformed(&'static str),
-    /// What it has for this column cannot be used.
+    /// Its value for a column is unusable.
     Column {
-        /// The column's position.
+        /// Index of the column.
         column: usize,
         /// What is wrong.
         message: String,
     },
 }
 
-/// Where the value of a column lies.
+/// The location of a column's value.
 #[derive(Clone, Copy, Debug)]
 struct Found {
     start: u32,
@@ -82,14 +83,14 @@ struct Found {
     source: Source,
 }
 
-/// What the value of a column is.
+/// The source of a column's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     /// A `Feature` message within the record.
     Record,
-    /// One within `joined`.
+    /// A `Feature` message within `joined`.
     Joined,
-    /// The list that the steps of a feature list make together, within `joined`; of no kind if it is empty.
+    /// The concatenated list of a feature list's steps, within `joined`; no kind if it is empty.
     Steps(Option<Kind>),
 }
 
@@ -108,11 +109,11 @@ impl From<Malformed> for Fault {
 }
 
 impl ExampleColumns {
-    /// Columns for exactly `projection`.
+    /// Builds the columns of `projection`.
     pub fn new(projection: &Projection) -> Self {
         let mut new = Self::every();
         for wanted in &projection.columns {
-            new.names.want(&wanted.name, new.columns.len());
+            new.names.project(&wanted.name, new.columns.len());
             new.columns.push(Column::new(wanted.name.clone(), wanted.multi, 0));
             new.found.push(ABSENT);
         }
@@ -120,7 +121,7 @@ impl ExampleColumns {
         new
     }
 
-    /// A column for every name that turns up, each taken as multi-valued.
+    /// Builds a multi-valued column for every name that occurs.
     pub fn every() -> Self {
         Self {
             columns: Vec::new(),
@@ -134,12 +135,12 @@ impl ExampleColumns {
         }
     }
 
-    /// Rows since the last [`ExampleColumns::finish`].
+    /// Number of rows since the last [`ExampleColumns::finish`].
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Bytes of their values. Arrow's offsets are 32 bits wide, so a chunk must be finished before 1 GiB.
+    /// Bytes of the values so far. Arrow offsets have 32 bits, so a chunk must be finished before 1 GiB.
     pub fn bytes(&self) -> usize {
         self.columns.iter().map(Column::bytes).sum()
     }
@@ -149,31 +150,31 @@ impl ExampleColumns {
         self.columns[column].name()
     }
 
-    /// Names of features seen so far, wanted or not.
+    /// Names of all features seen so far, projected or not.
     pub fn names_seen(&self) -> impl Iterator<Item = &str> {
         self.names.seen()
     }
 
-    /// Whether any record so far had this column's feature, be it without a value.
-    pub fn is_met(&self, column: usize) -> bool {
-        self.names.is_met(self.columns[column].name())
+    /// Whether any record so far had this column's feature, even without a value.
+    pub fn was_seen(&self, column: usize) -> bool {
+        self.names.was_seen(self.columns[column].name())
     }
 
-    /// Appends one record as a row, or leaves everything as it was.
+    /// Appends one record as a row. On error the columns are unchanged.
     #[inline]
     pub fn push(&mut self, record: &[u8]) -> Result<(), Fault> {
-        self.learning = self.expected.is_worth_trying();
+        self.learning = self.expected.should_try();
         if self.learning {
-            if self.expected.take(record, &mut self.columns) {
+            if self.expected.try_append(record, &mut self.columns) {
                 self.rows += 1;
                 return Ok(());
             }
             self.columns.iter_mut().for_each(|column| column.truncate(self.rows));
         }
-        self.push_carefully(record)
+        self.push_general(record)
     }
 
-    fn push_carefully(&mut self, record: &[u8]) -> Result<(), Fault> {
+    fn push_general(&mut self, record: &[u8]) -> Result<(), Fault> {
         self.joined.clear();
         self.sighted.clear();
         self.names.restart();
@@ -210,7 +211,7 @@ impl ExampleColumns {
         Ok(())
     }
 
-    /// Expects records like this one, which has become a row.
+    /// Learns the layout of this record, which has become a row.
     fn learn(&mut self, record: &[u8]) {
         let sightings = self.sighted.iter().map(|&(name, found)| {
             let (slot, head) = self.names.get(name);
@@ -225,8 +226,8 @@ impl ExampleColumns {
         self.expected.learn(sightings);
     }
 
-    /// The rows so far as a chunk; the next one starts empty. A column that no record ever had is of
-    /// type null; one seen before keeps its type, also in a chunk that has none of its values.
+    /// Returns the rows so far as a chunk and starts an empty one. A column that has never had a value has type null;
+    /// otherwise it keeps its type, even in a chunk without values.
     pub fn finish(&mut self) -> RecordBatch {
         let rows = std::mem::take(&mut self.rows);
         let (fields, arrays): (Vec<Field>, Vec<_>) = self
@@ -242,7 +243,7 @@ impl ExampleColumns {
             .expect("every column has `rows` rows, and the schema is made of the columns")
     }
 
-    /// Notes where the values of the wanted columns are.
+    /// Locates the values of the projected columns.
     fn scan(&mut self, record: &[u8]) -> Result<(), Fault> {
         let mut example = record;
         while !example.is_empty() {
@@ -254,7 +255,7 @@ impl ExampleColumns {
                     }
                 }
                 (2, WireType::Delimited) => {
-                    // Steps are not like any entry to expect.
+                    // Feature lists are not learned.
                     self.learning = false;
                     let mut lists = wire::delimited(&mut example)?;
                     while let Some(entry) = next_entry(&mut lists, "`feature_list` is not a message")? {
@@ -271,14 +272,14 @@ impl ExampleColumns {
 
     #[inline]
     fn scan_entry(&mut self, record: &[u8], entry: &[u8]) -> Result<(), Fault> {
-        let (name, slot, found) = match self.names.guess(entry) {
+        let (name, slot, found) = match self.names.predict(entry) {
             Some((name, slot, value)) => (Some(name), slot, place_in(record, value)),
             None => self.scan_unexpected(record, entry)?,
         };
         if self.learning {
             match name {
                 Some(name) => self.sighted.push((name, found)),
-                // Nothing can be expected of a record with a name that is not remembered.
+                // A record with a name that is not stored cannot be learned.
                 None => self.learning = false,
             }
         }
@@ -299,9 +300,9 @@ impl ExampleColumns {
         Ok(())
     }
 
-    /// An entry of the feature lists.
+    /// Processes an entry of the feature lists.
     fn scan_list(&mut self, record: &[u8], entry: &[u8]) -> Result<(), Fault> {
-        let (slot, found) = match self.names.guess(entry) {
+        let (slot, found) = match self.names.predict(entry) {
             Some((_, slot, list)) => (slot, place_in(record, list)),
             None => {
                 let (_, slot, found) = self.scan_unexpected(record, entry)?;
@@ -310,7 +311,7 @@ impl ExampleColumns {
         };
         let Slot::Column(column) = slot else { return Ok(()) };
         let column = column as usize;
-        // Steps are appended to what `joined` holds, so a list that lies there itself is taken out.
+        // Steps are appended to `joined`, so a list that is itself in there is copied out first.
         let joined = found.source == Source::Joined;
         let own =
             if joined { self.joined[found.start as usize..found.end as usize].to_vec() } else { Vec::new() };
@@ -323,7 +324,7 @@ impl ExampleColumns {
         self.note(column, steps)
     }
 
-    /// Puts the values of a `FeatureList`'s steps together.
+    /// Concatenates the values of a `FeatureList`'s steps.
     fn join_steps(&mut self, column: usize, mut list: &[u8]) -> Result<Found, Fault> {
         let start = self.joined.len() as u32;
         let mut kind = None;
@@ -354,7 +355,7 @@ impl ExampleColumns {
         Ok(Found { start, end: self.joined.len() as u32, source: Source::Steps(kind) })
     }
 
-    /// An entry whose name, or whose layout, is not the expected one.
+    /// Processes an entry whose name or layout was not predicted.
     #[cold]
     #[inline(never)]
     fn scan_unexpected(
@@ -386,7 +387,7 @@ impl ExampleColumns {
         Ok((id, slot, found))
     }
 
-    /// Pieces of one message, one behind the other, are that message merged, if each is a whole one.
+    /// Merges fragments of one message by concatenation, which is valid if each is well-formed.
     fn join(&mut self, record: &[u8], before: Found, value: &[u8]) -> Result<Found, Malformed> {
         if before.start == ABSENT.start {
             return Ok(place_in(record, value));
@@ -404,20 +405,20 @@ impl ExampleColumns {
     }
 }
 
-/// The next of a message's fields of number 1, which are messages; others are stepped over.
+/// The next field with number 1 of a message, which must be a message. Skips other fields.
 #[inline]
-fn next_entry<'a>(message: &mut &'a [u8], otherwise: Malformed) -> Result<Option<&'a [u8]>, Malformed> {
+fn next_entry<'a>(message: &mut &'a [u8], wrong_type: Malformed) -> Result<Option<&'a [u8]>, Malformed> {
     while !message.is_empty() {
         match wire::tag(message)? {
             (1, WireType::Delimited) => return wire::delimited(message).map(Some),
-            (1, _) => return Err(otherwise),
+            (1, _) => return Err(wrong_type),
             (number, wire_type) => wire::skip(message, number, wire_type)?,
         }
     }
     Ok(None)
 }
 
-/// Where `part`, a slice of `record`, lies in it. Records are shorter than 4 GiB.
+/// The location of `part`, a subslice of `record`. Records are shorter than 4 GiB.
 #[inline]
 fn place_in(record: &[u8], part: &[u8]) -> Found {
     let start = part.as_ptr().addr() - record.as_ptr().addr();

@@ -1,15 +1,15 @@
-//! Names of features: which column each fills, and which one to expect next.
+//! Feature names: the column of each, and the prediction of the next one.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::wire;
 
-/// Names remembered. Beyond it unknown ones are looked up each time, so that data with ever new names
-/// does not fill the memory.
+/// Maximum number of stored names. Further names are ignored, which bounds memory for data with ever new
+/// names.
 const MAX_NAMES: usize = 4096;
 
-/// What a feature is for.
+/// The use of a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slot {
     Column(u32),
@@ -18,23 +18,23 @@ pub(super) enum Slot {
 
 #[derive(Debug)]
 struct Name {
-    /// How an entry of this name starts up to the length of its value, if it is laid out as usual:
-    /// the key's tag, its length, the key, the value's tag.
+    /// The bytes of a regular entry up to the length of its value: the key's tag, its length, the key, the
+    /// value's tag.
     head: Box<[u8]>,
-    /// The name that followed this one the last time.
+    /// The name that followed this one last time.
     next: Option<u32>,
     slot: Slot,
     seen: bool,
 }
 
-/// Names met or wanted, each with the one to expect behind it.
+/// All seen or projected names, each with the predicted next one.
 #[derive(Debug)]
 pub(super) struct Names {
     names: Vec<Name>,
     index: HashMap<Box<str>, u32, BuildHasherDefault<NameHasher>>,
-    /// The name to expect at a record's start.
+    /// The predicted first name of a record.
     first: Option<u32>,
-    /// The name last met in this record.
+    /// The last name seen in the current record.
     last: Option<u32>,
     ignores_others: bool,
 }
@@ -44,35 +44,35 @@ impl Names {
         Self { names: Vec::new(), index: HashMap::default(), first: None, last: None, ignores_others: false }
     }
 
-    /// Wants a name as a column.
-    pub(super) fn want(&mut self, name: &str, column: usize) {
+    /// Maps a name to a column.
+    pub(super) fn project(&mut self, name: &str, column: usize) {
         self.insert(name, Slot::Column(column as u32), false);
     }
 
-    /// From now on unknown names are ignored; else each becomes a column.
+    /// Ignores unknown names from now on, instead of adding a column for each.
     pub(super) fn ignore_others(&mut self) {
         self.ignores_others = true;
     }
 
-    /// Names of features met.
+    /// Names of seen features.
     pub(super) fn seen(&self) -> impl Iterator<Item = &str> {
         self.index.iter().filter(|&(_, &id)| self.names[id as usize].seen).map(|(name, _)| &**name)
     }
 
-    /// Whether a feature of this name was met.
-    pub(super) fn is_met(&self, name: &str) -> bool {
+    /// Whether a feature of this name was seen.
+    pub(super) fn was_seen(&self, name: &str) -> bool {
         self.index.get(name).is_some_and(|&id| self.names[id as usize].seen)
     }
 
-    /// A new record starts.
+    /// Starts a new record.
     #[inline]
     pub(super) fn restart(&mut self) {
         self.last = None;
     }
 
-    /// The value of an entry that is the expected one and laid out as usual.
+    /// The name and value of a regular entry with the predicted name.
     #[inline]
-    pub(super) fn guess<'a>(&mut self, entry: &'a [u8]) -> Option<(u32, Slot, &'a [u8])> {
+    pub(super) fn predict<'a>(&mut self, entry: &'a [u8]) -> Option<(u32, Slot, &'a [u8])> {
         let expected = match self.last {
             Some(last) => self.names[last as usize].next?,
             None => self.first?,
@@ -87,8 +87,8 @@ impl Names {
         Some((expected, name.slot, value))
     }
 
-    /// Looks a name up, and expects it here from now on. `columns` is the column that a new name gets.
-    /// The number is absent where it is not remembered.
+    /// Looks a name up and predicts it at this position from now on. A new name gets column `columns`. The id is
+    /// absent if the name is not stored.
     pub(super) fn look_up(&mut self, name: &str, columns: usize) -> (Option<u32>, Slot) {
         let id = match self.index.get(name) {
             Some(&id) => id,
@@ -106,7 +106,7 @@ impl Names {
         (Some(id), name.slot)
     }
 
-    /// What a name is for, and its [`Name::head`].
+    /// The use of a name, and its [`Name::head`].
     pub(super) fn get(&self, id: u32) -> (Slot, &[u8]) {
         let name = &self.names[id as usize];
         (name.slot, &name.head)
@@ -134,7 +134,7 @@ fn head(name: &[u8]) -> Box<[u8]> {
     head.into()
 }
 
-/// FNV-1a over words: names are short and come from the person's own data.
+/// FNV-1a over words: names are short and come from trusted data.
 #[derive(Default)]
 struct NameHasher(u64);
 

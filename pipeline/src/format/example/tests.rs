@@ -1,4 +1,4 @@
-//! Against prost as the reference: whatever it decodes, we read the same values out of.
+//! Compares the decoder with prost, the reference.
 
 #![allow(clippy::unwrap_used)]
 
@@ -73,7 +73,7 @@ struct FeatureList {
     feature: Vec<Feature>,
 }
 
-/// A feature's values in a form that compares (floats by their bits).
+/// A feature's values in comparable form (floats as bits).
 #[derive(Clone, Debug, PartialEq)]
 enum Row {
     Bytes(Vec<Vec<u8>>),
@@ -112,7 +112,7 @@ impl Row {
     }
 }
 
-/// What a column of a chunk holds in each row; an empty list is as good as none.
+/// The values of each row of a column; an empty list counts as absent.
 fn rows_of(array: &ArrayRef) -> Vec<Option<Row>> {
     (0..array.len())
         .map(|row| match array.data_type() {
@@ -133,7 +133,7 @@ fn projection() -> Projection {
     Projection { columns: COLUMNS.iter().map(column).collect() }
 }
 
-/// The plain way to the same: decode all, then pick.
+/// The reference: decodes everything, then selects columns.
 #[derive(Default)]
 struct Reference {
     columns: [Vec<Option<Row>>; COLUMNS.len()],
@@ -141,7 +141,7 @@ struct Reference {
 }
 
 impl Reference {
-    /// Whether the record becomes a row.
+    /// Appends the record; returns whether it is valid as a row.
     fn push(&mut self, example: &Example) -> bool {
         let empty = HashMap::new();
         let features = example.features.as_ref().map_or(&empty, |features| &features.feature);
@@ -176,7 +176,7 @@ fn delimited(tag: u8, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Fields that no message here knows, a group among them.
+/// Unknown fields, including a group.
 fn unknown() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         10 => Just(vec![]),
@@ -228,7 +228,7 @@ fn texts() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// A `Feature` as no sane writer lays it out, and as every writer does.
+/// A `Feature` in a regular or an irregular encoding.
 fn feature() -> impl Strategy<Value = Vec<u8>> {
     let piece = || {
         prop_oneof![
@@ -281,7 +281,7 @@ fn record() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn reads_what_prost_reads(records in vec(record(), 1..12), chunk in 1..8usize) {
+    fn decoded_values_match_prost(records in vec(record(), 1..12), chunk in 1..8usize) {
         let mut ours = ExampleColumns::new(&projection());
         let mut reference = Reference::default();
         let mut found: [Vec<Option<Row>>; COLUMNS.len()] = Default::default();
@@ -293,7 +293,7 @@ proptest! {
             }
         };
         for (number, record) in records.iter().enumerate() {
-            let example = Example::decode(&record[..]).expect("made to be valid");
+            let example = Example::decode(&record[..]).expect("generated records are valid");
             let pushed = ours.push(record);
             prop_assert_eq!(pushed.is_ok(), reference.push(&example), "{:?} {:?}", pushed, example);
             if number % chunk == 0 {
@@ -305,7 +305,7 @@ proptest! {
     }
 
     #[test]
-    fn prost_reads_what_we_write(records in vec(record(), 1..8)) {
+    fn encoded_records_decode_with_prost(records in vec(record(), 1..8)) {
         let mut columns = ExampleColumns::every();
         let read: Vec<&Vec<u8>> = records.iter().filter(|record| columns.push(record).is_ok()).collect();
         let chunk = columns.finish();
@@ -324,7 +324,7 @@ proptest! {
     }
 
     #[test]
-    fn changed_bytes_never_panic_and_what_prost_still_reads_we_read(
+    fn damaged_records_never_panic_and_match_prost(
         record in record(),
         changes in vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
         cut in any::<prop::sample::Index>(),
@@ -340,9 +340,9 @@ proptest! {
             let mut ours = ExampleColumns::new(&projection());
             let pushed = ours.push(record);
             prop_assert_eq!(ours.rows(), usize::from(pushed.is_ok()));
-            // prost does not look at the wire type of a map's entries.
+            // prost ignores the wire type of map entries.
             let lenient = pushed == Err(Fault::Malformed("`feature` is not a message"));
-            // To prost's `Example` feature lists are an unknown field, whatever they hold.
+            // For prost's `Example`, feature lists are an unknown field with arbitrary contents.
             let lists = SequenceExample::decode(record).map_or(true, |sequence| sequence.feature_lists.is_some());
             if let (Ok(example), false) = (Example::decode(record), lenient || lists) {
                 let mut reference = Reference::default();
@@ -357,7 +357,7 @@ proptest! {
     }
 }
 
-/// One value, or none, or several; often of the bytes where a layout changes.
+/// Mostly one value, sometimes none or several; often near the lengths at which the encoding changes.
 fn kind_of(column: usize) -> impl Strategy<Value = Kind> {
     let ints = prop_oneof![any::<i64>(), (0u32..64).prop_map(|bits| (1u64 << bits) as i64), -2i64..2];
     let count = prop_oneof![12 => Just(1usize), 1 => Just(0), 1 => Just(3)];
@@ -369,7 +369,7 @@ fn kind_of(column: usize) -> impl Strategy<Value = Kind> {
     })
 }
 
-/// What is done to a record so that it is not like the ones before.
+/// A modification that makes a record differ from the preceding ones.
 #[derive(Clone, Debug)]
 enum Change {
     None,
@@ -394,8 +394,8 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// Records with the same features in the same order, as writers write them, but for some changes.
-fn alike() -> impl Strategy<Value = (Projection, Vec<Vec<u8>>)> {
+/// Records with the same features in the same order, like a writer's, with some modifications.
+fn similar_records() -> impl Strategy<Value = (Projection, Vec<Vec<u8>>)> {
     let column = (prop_oneof![4 => 0usize..12, 1 => 12usize..60, 1 => 100usize..130], any::<bool>(), 0..5u8);
     vec(column, 1..12).prop_flat_map(|columns| {
         let names: Vec<String> = columns
@@ -464,24 +464,24 @@ fn changed(mut entries: Vec<Vec<u8>>, change: &Change) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn the_expected_way_is_the_careful_way((projection, records) in alike(), chunk in 1usize..20, every in any::<bool>()) {
+    fn fast_path_matches_general_path((projection, records) in similar_records(), chunk in 1usize..20, every in any::<bool>()) {
         let new = || if every { ExampleColumns::every() } else { ExampleColumns::new(&projection) };
-        let (mut expected, mut careful) = (new(), new());
+        let (mut fast, mut general) = (new(), new());
         for (number, record) in records.iter().enumerate() {
-            prop_assert_eq!(expected.push(record), careful.push_carefully(record), "record {}", number);
+            prop_assert_eq!(fast.push(record), general.push_general(record), "record {}", number);
             if number % chunk == 0 {
-                prop_assert_eq!(expected.finish(), careful.finish());
+                prop_assert_eq!(fast.finish(), general.finish());
             }
         }
-        prop_assert_eq!(expected.finish(), careful.finish());
+        prop_assert_eq!(fast.finish(), general.finish());
     }
 
     #[test]
-    fn sequences_read_as_prost_reads_them(records in vec((record(), lists()), 1..8)) {
+    fn sequence_examples_match_prost(records in vec((record(), lists()), 1..8)) {
         let mut ours = ExampleColumns::every();
         for (context, lists) in records {
             let record = [context, delimited(2, &lists)].concat();
-            let Ok(decoded) = SequenceExample::decode(&record[..]) else { panic!("made to be valid") };
+            let Ok(decoded) = SequenceExample::decode(&record[..]) else { panic!("generated records are valid") };
             let names = |columns: &ExampleColumns| (0..columns.columns.len()).map(|at| columns.name(at).to_owned()).collect::<Vec<_>>();
             match (ours.push(&record), sequence_row(&decoded)) {
                 (Ok(()), Some(row)) => {
@@ -493,7 +493,7 @@ proptest! {
                         .collect();
                     prop_assert_eq!(found, row);
                 }
-                // Kinds settled by earlier records, names of both sorts, steps of several kinds.
+                // Kinds fixed by earlier records, names in context and lists, steps of several kinds.
                 (Err(Fault::Column { .. }), _) => {}
                 (outcome, row) => prop_assert!(false, "{:?} {:?}", outcome, row),
             }
@@ -512,7 +512,7 @@ fn lists() -> impl Strategy<Value = Vec<u8>> {
     vec(list, 0..5).prop_map(|lists| lists.concat())
 }
 
-/// All features of a record that hold values; `None` if it cannot be a row.
+/// All features of a record with values; `None` if it is not valid as a row.
 fn sequence_row(record: &SequenceExample) -> Option<std::collections::BTreeMap<String, Row>> {
     let mut row = std::collections::BTreeMap::new();
     for (name, feature) in record.context.iter().flat_map(|context| &context.feature) {
@@ -549,7 +549,7 @@ fn sequence(context: &[(&str, Kind)], lists: &[(&str, Vec<Kind>)]) -> Vec<u8> {
 }
 
 #[test]
-fn a_feature_list_is_the_values_of_its_steps() {
+fn feature_lists_concatenate_their_steps() {
     let mut columns = ExampleColumns::new(&projection());
     let steps = vec![int(&[1]), int(&[2, 3]), int(&[]), int(&[4])];
     columns.push(&sequence(&[("a", float(&[0.5]))], &[("bb", steps)])).unwrap();
@@ -563,13 +563,13 @@ fn a_feature_list_is_the_values_of_its_steps() {
     assert_eq!(fault, Err(Fault::Column { column: 1, message }));
     let fault = columns.push(&sequence(&[], &[("a", vec![float(&[1.0]), float(&[2.0])])]));
     assert_eq!(fault, Err(Fault::Column { column: 0, message: "holds 2 values, expected one".to_owned() }));
-    // A step that is cut does not go on in the next one.
+    // A truncated step does not continue in the next one.
     let steps = [delimited(1, &delimited(3, &[0x0a, 2, 7])), delimited(1, &delimited(3, &[0x0a]))].concat();
     let cut = delimited(1, &[delimited(1, b"bb"), delimited(2, &steps)].concat());
-    assert_eq!(columns.push(&delimited(2, &cut)), Err(Fault::Malformed("a length goes beyond its message")));
+    assert_eq!(columns.push(&delimited(2, &cut)), Err(Fault::Malformed("a length exceeds its message")));
     let chunk = columns.finish();
     assert_eq!(rows_of(chunk.column(1)), [Some(Row::Int(vec![1, 2, 3, 4])), None, None]);
-    assert!(chunk.column(1).is_valid(1), "empty, which is not absent");
+    assert!(chunk.column(1).is_valid(1), "an empty list is not absent");
     assert!(chunk.column(1).is_null(2));
 }
 
@@ -590,9 +590,9 @@ fn float(value: &[f32]) -> Kind {
 }
 
 #[test]
-fn a_bad_record_leaves_no_trace() {
+fn invalid_records_leave_columns_unchanged() {
     let mut columns = ExampleColumns::new(&projection());
-    // The first record of all is bad, and so settles no types.
+    // The very first record is invalid, so it must not fix any types.
     let fault = columns.push(&example(&[("bb", int(&[1])), ("long_name_of_a_column", int(&[1, 2]))]));
     let message = "holds 2 values, expected one".to_owned();
     assert_eq!(fault, Err(Fault::Column { column: 3, message }));
@@ -600,7 +600,7 @@ fn a_bad_record_leaves_no_trace() {
     let fault = columns.push(&example(&[("bb", int(&[1])), ("a", int(&[6]))]));
     let message = "holds int64 where earlier records hold float".to_owned();
     assert_eq!(fault, Err(Fault::Column { column: 1, message }));
-    assert_eq!(columns.push(&[0xff]), Err(Fault::Malformed("a number is cut")));
+    assert_eq!(columns.push(&[0xff]), Err(Fault::Malformed("a number is truncated")));
     columns.push(&example(&[("a", int(&[7]))])).unwrap();
     let chunk = columns.finish();
     assert_eq!(rows_of(chunk.column(0)), [Some(Row::Int(vec![5])), Some(Row::Int(vec![7]))]);
@@ -609,7 +609,7 @@ fn a_bad_record_leaves_no_trace() {
 }
 
 #[test]
-fn a_type_once_seen_stays() {
+fn types_persist_across_chunks() {
     let mut columns = ExampleColumns::new(&projection());
     columns.push(&example(&[("a", int(&[1]))])).unwrap();
     columns.finish();
@@ -619,21 +619,21 @@ fn a_type_once_seen_stays() {
 }
 
 #[test]
-fn a_feature_that_never_holds_a_value_is_met_all_the_same() {
+fn features_without_values_count_as_seen() {
     let mut columns = ExampleColumns::new(&projection());
     columns.push(&example(&[("a", int(&[]))])).unwrap();
-    assert_eq!((columns.is_met(0), columns.is_met(1)), (true, false));
+    assert_eq!((columns.was_seen(0), columns.was_seen(1)), (true, false));
 }
 
 #[test]
-fn every_feature_becomes_a_column_when_none_is_named() {
+fn every_feature_becomes_a_column_without_a_projection() {
     let mut columns = ExampleColumns::every();
     columns.push(&example(&[("x", int(&[1]))])).unwrap();
     columns.push(&example(&[("y", float(&[2.0, 3.0])), ("x", float(&[]))])).unwrap();
     let chunk = columns.finish();
     assert_eq!([columns.name(0), columns.name(1)], ["x", "y"]);
     assert_eq!(rows_of(chunk.column(0)), [Some(Row::Int(vec![1])), None]);
-    assert!(chunk.column(0).is_valid(1), "empty, which is not absent");
+    assert!(chunk.column(0).is_valid(1), "an empty list is not absent");
     assert!(chunk.column(1).is_null(0));
     let mut seen: Vec<_> = columns.names_seen().collect();
     seen.sort_unstable();

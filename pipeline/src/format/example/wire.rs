@@ -1,15 +1,14 @@
-//! The protobuf wire format, as far as reading it goes.
+//! Reads the protobuf wire format.
 //!
-//! Each function takes what it reads off the front of a slice. Nothing is copied, and no input makes any
-//! of them panic.
+//! Each function advances a slice past what it reads. Nothing is copied, and no input causes a panic.
 
-/// Why bytes are no protobuf message.
+/// Why bytes are not a protobuf message.
 pub(super) type Malformed = &'static str;
 
-/// Groups within groups taken before a message is refused (as deep as prost goes).
+/// Maximum nesting depth of groups (that of prost).
 const MAX_DEPTH: u32 = 100;
 
-/// How a field's value is laid out.
+/// The encoding of a field's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WireType {
     Varint,
@@ -20,7 +19,7 @@ pub(super) enum WireType {
     Fixed32,
 }
 
-/// Takes a base-128 number.
+/// Reads a base-128 varint.
 #[inline]
 pub(super) fn varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
     match **bytes {
@@ -36,15 +35,15 @@ pub(super) fn varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
     }
 }
 
-/// Of three bytes and more, eight at once.
+/// Reads a varint of three or more bytes, eight bytes at a time.
 #[inline]
 fn long_varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
     if let Some(&word) = bytes.first_chunk() {
         let word = u64::from_le_bytes(word);
-        let ends = !word & CONTINUED;
+        let ends = !word & CONTINUATION;
         if ends != 0 {
             let length = ends.trailing_zeros() as usize / 8 + 1;
-            // All bits up to the first end's.
+            // The bytes up to and including the first without a continuation bit.
             let value = septets(word & (ends ^ (ends - 1)));
             *bytes = &bytes[length..];
             return Ok(value);
@@ -65,33 +64,33 @@ fn varint_by_bytes(bytes: &mut &[u8]) -> Result<u64, Malformed> {
             return Ok(value);
         }
     }
-    Err(if bytes.len() < 10 { "a number is cut" } else { "a number has more than 64 bits" })
+    Err(if bytes.len() < 10 { "a number is truncated" } else { "a number has more than 64 bits" })
 }
 
-/// Bytes loaded where a value starts, whatever its length.
+/// Bytes loaded at the start of a value, whatever its length.
 pub(super) const VALUE_BYTES: usize = 32;
 
-/// In each byte of a number the bit that says that another one follows.
-const CONTINUED: u64 = 0x8080_8080_8080_8080;
+/// The continuation bit of each byte of a varint.
+const CONTINUATION: u64 = 0x8080_8080_8080_8080;
 
-/// The lower seven bits of each byte, side by side.
+/// Packs the lower seven bits of each byte together.
 #[inline(always)]
 fn septets(word: u64) -> u64 {
     let word = word & 0x7f7f_7f7f_7f7f_7f7f;
-    // Of each pair the upper byte moves down by one bit: half of what it adds goes.
+    // Shift the upper byte of each pair down by one bit, by subtracting half of it.
     let word = word - ((word & 0x7f00_7f00_7f00_7f00) >> 1);
     let word = word & 0x0000_3fff_0000_3fff | (word & 0x3fff_0000_3fff_0000) >> 2;
     word & 0x0fff_ffff | (word & 0x0fff_ffff_0000_0000) >> 4
 }
 
-/// The number that the first `length` bytes (1 to 10) are, if they are one and no more.
+/// The varint in the first `length` bytes (1 to 10), if it occupies exactly those.
 #[inline(always)]
 pub(super) fn whole_varint(bytes: &[u8; VALUE_BYTES], length: u8) -> Option<u64> {
     let (word, rest) = bytes.split_first_chunk()?;
     let word = u64::from_le_bytes(*word);
     if length <= 8 {
-        let ends = !word & CONTINUED;
-        // Up to the top bit of the first byte that ends a number: eight bits for each of its bytes.
+        let ends = !word & CONTINUATION;
+        // All bits up to the top bit of the first byte without a continuation bit: eight per byte of the number.
         let whole = ends ^ ends.wrapping_sub(1);
         return (whole == u64::MAX.wrapping_shr(64 - 8 * u32::from(length))).then(|| septets(word & whole));
     }
@@ -100,10 +99,10 @@ pub(super) fn whole_varint(bytes: &[u8; VALUE_BYTES], length: u8) -> Option<u64>
         9 => (ninth < 0x80, u64::from(ninth) << 56),
         _ => (ninth >= 0x80 && tenth <= 1, u64::from(ninth & 0x7f) << 56 | u64::from(tenth) << 63),
     };
-    (ended && word & CONTINUED == CONTINUED).then(|| septets(word) | high)
+    (ended && word & CONTINUATION == CONTINUATION).then(|| septets(word) | high)
 }
 
-/// Takes a field's number and wire type.
+/// Reads a field's number and wire type.
 #[inline]
 pub(super) fn tag(bytes: &mut &[u8]) -> Result<(u32, WireType), Malformed> {
     let key = u32::try_from(varint(bytes)?).map_err(|_| "a field number is too large")?;
@@ -119,27 +118,27 @@ pub(super) fn tag(bytes: &mut &[u8]) -> Result<(u32, WireType), Malformed> {
     if key < 8 { Err("field number 0") } else { Ok((key >> 3, wire_type)) }
 }
 
-/// Takes a length and as many bytes.
+/// Reads a length and that many bytes.
 #[inline]
 pub(super) fn delimited<'a>(bytes: &mut &'a [u8]) -> Result<&'a [u8], Malformed> {
     let length = varint(bytes)?;
     if length > bytes.len() as u64 {
-        return Err("a length goes beyond its message");
+        return Err("a length exceeds its message");
     }
     let (value, rest) = bytes.split_at(length as usize);
     *bytes = rest;
     Ok(value)
 }
 
-/// Takes four bytes.
+/// Reads four bytes.
 #[inline]
 pub(super) fn fixed32(bytes: &mut &[u8]) -> Result<[u8; 4], Malformed> {
-    let (value, rest) = bytes.split_first_chunk().ok_or("a value is cut")?;
+    let (value, rest) = bytes.split_first_chunk().ok_or("a value is truncated")?;
     *bytes = rest;
     Ok(*value)
 }
 
-/// Whether a message's fields fill it: two that do can be joined.
+/// Checks that a message is a sequence of complete fields, so that it can be concatenated with another.
 #[inline]
 pub(super) fn check(mut message: &[u8]) -> Result<(), Malformed> {
     while !message.is_empty() {
@@ -149,7 +148,7 @@ pub(super) fn check(mut message: &[u8]) -> Result<(), Malformed> {
     Ok(())
 }
 
-/// Takes the value of a field nobody asked for.
+/// Skips the value of a field.
 pub(super) fn skip(bytes: &mut &[u8], number: u32, wire_type: WireType) -> Result<(), Malformed> {
     skip_nested(bytes, number, wire_type, MAX_DEPTH)
 }
@@ -158,18 +157,18 @@ fn skip_nested(bytes: &mut &[u8], number: u32, wire_type: WireType, depth: u32) 
     match wire_type {
         WireType::Varint => varint(bytes).map(drop),
         WireType::Fixed64 => {
-            *bytes = bytes.get(8..).ok_or("a value is cut")?;
+            *bytes = bytes.get(8..).ok_or("a value is truncated")?;
             Ok(())
         }
         WireType::Delimited => delimited(bytes).map(drop),
         WireType::Fixed32 => fixed32(bytes).map(drop),
-        WireType::GroupEnd => Err("a group ends that never started"),
+        WireType::GroupEnd => Err("a group end without a start"),
         WireType::GroupStart => {
-            let depth = depth.checked_sub(1).ok_or("groups are nested too deep")?;
+            let depth = depth.checked_sub(1).ok_or("groups are nested too deeply")?;
             loop {
                 match tag(bytes)? {
                     (end, WireType::GroupEnd) if end == number => return Ok(()),
-                    (_, WireType::GroupEnd) => return Err("a group ends as another one"),
+                    (_, WireType::GroupEnd) => return Err("a group end does not match its start"),
                     (inner, wire_type) => skip_nested(bytes, inner, wire_type, depth)?,
                 }
             }

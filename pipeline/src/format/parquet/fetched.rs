@@ -1,4 +1,4 @@
-//! The fetched parts of a file, as the file that the decoders read.
+//! The fetched ranges of a file, presented to the decoders as the whole file.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use bytes::{Buf, Bytes, buf};
 use parquet::errors::{ParquetError, Result};
 use parquet::file::reader::{ChunkReader, Length};
 
-/// Some ranges of a file of `size` bytes, each by where it starts.
+/// Some ranges of a file of `size` bytes, keyed by their offset.
 #[derive(Clone)]
 pub(super) struct FetchedFile {
     size: u64,
@@ -18,14 +18,14 @@ impl FetchedFile {
         Self { size, parts: parts.into_iter().collect() }
     }
 
-    /// From `start` to the end of the part that holds it.
+    /// The bytes from `start` to the end of the range that contains it.
     fn from(&self, start: u64) -> Result<Bytes> {
         let part = self.parts.range(..=start).next_back();
         part.and_then(|(&at, bytes)| {
             let skip = usize::try_from(start - at).ok()?;
             (skip <= bytes.len()).then(|| bytes.slice(skip..))
         })
-        .ok_or_else(|| ParquetError::EOF(format!("byte {start} is outside of the columns")))
+        .ok_or_else(|| ParquetError::EOF(format!("byte {start} is outside the columns")))
     }
 }
 
@@ -45,7 +45,7 @@ impl ChunkReader for FetchedFile {
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
         let bytes = self.from(start)?;
         if bytes.len() < length {
-            return Err(ParquetError::EOF(format!("{length} bytes at {start} go beyond their column")));
+            return Err(ParquetError::EOF(format!("{length} bytes at {start} exceed their column")));
         }
         Ok(bytes.slice(..length))
     }

@@ -1,17 +1,16 @@
-//! A flat column of a row group, decoded here: the shapes that training data has.
+//! Decodes a flat column of a row group: the shapes that training data has.
 //!
-//! Numbers, text and bytes, in the encodings PLAIN and dictionary, present or absent, one a row: this is
-//! what writers make of a table unless told otherwise, and nearly all the time of reading it goes into
-//! unpacking keys. All else is the `parquet` crate's to decode, which is also the reference that this is
-//! tested against.
+//! Supports numbers, text and bytes, optional or required, one per row, in the PLAIN and dictionary encodings.
+//! Writers produce these by default, and unpacking keys takes nearly all the time of reading them. The
+//! `parquet` crate decodes all other columns, and is the reference for the tests.
 //!
-//! **Dictionaries are kept.** A batch whose rows all come from pages of keys is an array of those keys
-//! over the chunk's dictionary, the same `Arc` for all batches of the row group. So what a feature makes of
-//! a value (a hash, a look-up, a logarithm) can be made once for each value of the dictionary rather than
-//! of the data. Writers give up on a dictionary that grows too large, in the middle of a column chunk: a
-//! batch with rows from there on is an array of values.
+//! Own decoder because the `parquet` crate expands dictionaries. **Dictionaries are kept**: a batch whose rows all
+//! come from dictionary-encoded pages is an array of keys over the chunk's dictionary, the same `Arc` for all
+//! batches of the row group. So the result of a feature for a value (a hash, a lookup, a logarithm) can be
+//! computed once per dictionary value instead of once per row. Writers abandon a dictionary that grows too
+//! large in the middle of a column chunk: batches with later rows are arrays of values.
 //!
-//! Text is delivered as bytes: whether it is UTF-8 is of no concern to what hashes or parses it.
+//! Text is delivered as bytes, as hashing and parsing do not require valid UTF-8.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,27 +30,27 @@ use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::fetched::FetchedFile;
 use super::hybrid::Hybrid;
-use super::values::{Values, cut, spread};
+use super::values::{Values, spread, truncated};
 
 /// Reads one column of one row group.
 pub(super) struct FlatColumn {
     pages: SerializedPageReader<FetchedFile>,
     data_type: DataType,
-    /// The definition level of a value that is present.
+    /// The definition level of a present value.
     present: u32,
-    /// The chunk's dictionary, of `data_type`.
+    /// The column chunk's dictionary, of `data_type`.
     dictionary: Option<ArrayRef>,
     page: DataPage,
-    /// Values of the column's type, none.
-    none: Values,
+    /// An empty vector of the column's physical type.
+    prototype: Values,
     levels: Vec<u32>,
     keys: Vec<u32>,
 }
 
-/// A data page being read.
+/// The current data page.
 struct DataPage {
     rows: usize,
-    /// `None` where every row has a value.
+    /// Definition levels; `None` if every row has a value.
     levels: Option<Hybrid>,
     body: Body,
 }
@@ -61,10 +60,10 @@ enum Body {
     Keys(Hybrid),
 }
 
-/// A batch in the making.
+/// A batch under construction.
 struct Batch {
     content: Content,
-    /// Of each row, whether it has a value.
+    /// Whether each row has a value.
     present: BooleanBufferBuilder,
 }
 
@@ -74,23 +73,22 @@ enum Content {
 }
 
 impl FlatColumn {
-    /// The type that `column` is delivered as, when it can be decoded here: `data_type` is what Arrow
-    /// holds it to be.
-    #[expect(deprecated, reason = "old files do hold BIT_PACKED levels")]
-    pub(super) fn delivers(column: &ColumnChunkMetaData, data_type: &DataType) -> Option<DataType> {
+    /// The type in which `column` is delivered, if this decoder supports it. `data_type` is its Arrow type.
+    #[expect(deprecated, reason = "old files contain BIT_PACKED levels")]
+    pub(super) fn delivered_type(column: &ColumnChunkMetaData, data_type: &DataType) -> Option<DataType> {
         use Encoding::{BIT_PACKED, PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY};
         let descriptor = column.column_descr();
         let levels = descriptor.max_def_level() > 0;
         let readable = |encoding| match encoding {
             PLAIN | PLAIN_DICTIONARY | RLE_DICTIONARY | RLE => true,
-            // Levels as they were before 2013; old writers name it where there are none, too.
+            // The encoding of levels before 2013; old writers also list it for columns without levels.
             BIT_PACKED => !levels,
             _ => false,
         };
         if descriptor.max_rep_level() > 0 || !column.encodings().all(readable) {
             return None;
         }
-        delivered(column.column_type(), data_type)
+        delivered_type(column.column_type(), data_type)
     }
 
     pub(super) fn new(
@@ -100,26 +98,26 @@ impl FlatColumn {
         data_type: DataType,
         places: Option<Vec<PageLocation>>,
     ) -> Result<Self, ParquetError> {
-        let none = Values::new(column.column_type())
-            .ok_or_else(|| ParquetError::General(format!("no flat column: {}", column.column_type())))?;
+        let prototype = Values::new(column.column_type())
+            .ok_or_else(|| ParquetError::General(format!("not a flat column: {}", column.column_type())))?;
         Ok(Self {
             pages: SerializedPageReader::new(Arc::clone(source), column, rows, places)?,
             data_type,
             present: column.column_descr().max_def_level().max(0) as u32,
             dictionary: None,
             page: DataPage { rows: 0, levels: None, body: Body::Plain(Bytes::new()) },
-            none,
+            prototype,
             levels: Vec::new(),
             keys: Vec::new(),
         })
     }
 
-    /// The next `rows` rows, all of them.
+    /// Reads exactly the next `rows` rows.
     pub(super) fn read(&mut self, rows: usize) -> Result<ArrayRef, ParquetError> {
         let present = BooleanBufferBuilder::new(rows);
         let mut batch = Batch { content: Content::Keys(Vec::with_capacity(rows)), present };
         if self.dictionary.is_none() && self.page.rows > 0 {
-            batch.content = Content::Values(self.none.empty(rows));
+            batch.content = Content::Values(self.prototype.empty(rows));
         }
         let mut left = rows;
         while left > 0 {
@@ -131,7 +129,7 @@ impl FlatColumn {
         self.finish(batch)
     }
 
-    /// Leaves out the next `rows` rows: whole pages without looking into them.
+    /// Skips the next `rows` rows; skips whole pages without decoding them.
     pub(super) fn skip(&mut self, mut rows: usize) -> Result<(), ParquetError> {
         while rows > 0 {
             if self.page.rows == 0
@@ -155,7 +153,7 @@ impl FlatColumn {
         Ok(())
     }
 
-    /// Makes sure that the page has rows left; returns how many.
+    /// Loads pages until one has rows left; returns the number of rows.
     fn ready(&mut self) -> Result<usize, ParquetError> {
         while self.page.rows == 0 {
             self.load()?;
@@ -163,7 +161,7 @@ impl FlatColumn {
         Ok(self.page.rows)
     }
 
-    /// Takes the next page, a dictionary or one of values.
+    /// Loads the next page, a dictionary or a data page.
     fn load(&mut self) -> Result<(), ParquetError> {
         match self.pages.get_next_page()? {
             None => return Err(ParquetError::EOF("the column ends before its row group".to_owned())),
@@ -176,8 +174,8 @@ impl FlatColumn {
     }
 
     fn dictionary_of(&self, mut bytes: Bytes, count: usize) -> Result<ArrayRef, ParquetError> {
-        // No value takes less than 4 bytes.
-        let mut values = self.none.empty(count.min(bytes.len() / 4));
+        // Every value has at least 4 bytes, which bounds the capacity.
+        let mut values = self.prototype.empty(count.min(bytes.len() / 4));
         values.take_plain(count, &mut bytes)?;
         values.into_array(None, &self.data_type)
     }
@@ -187,10 +185,10 @@ impl FlatColumn {
         let (rows, levels, body, encoding) = match page {
             Page::DataPage { buf, num_values, encoding, .. } => {
                 let (levels, body) = if self.present > 0 {
-                    let length = buf.first_chunk::<4>().ok_or_else(cut)?;
+                    let length = buf.first_chunk::<4>().ok_or_else(truncated)?;
                     let end = 4 + u32::from_le_bytes(*length) as usize;
                     if end > buf.len() {
-                        return Err(cut());
+                        return Err(truncated());
                     }
                     (Some(Hybrid::new(buf.slice(4..end), width)?), buf.slice(end..))
                 } else {
@@ -204,7 +202,7 @@ impl FlatColumn {
                 let start = rep_levels_byte_len as usize;
                 let end = start + def_levels_byte_len as usize;
                 if end > buf.len() {
-                    return Err(cut());
+                    return Err(truncated());
                 }
                 let levels = match self.present {
                     0 => None,
@@ -212,28 +210,30 @@ impl FlatColumn {
                 };
                 (num_values, levels, buf.slice(end..), encoding)
             }
-            Page::DictionaryPage { .. } => return Err(ParquetError::General("two dictionaries".to_owned())),
+            Page::DictionaryPage { .. } => {
+                return Err(ParquetError::General("the column has two dictionaries".to_owned()));
+            }
         };
         let body = match encoding {
             Encoding::PLAIN => Body::Plain(body),
             Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY => {
-                // A page of absent values alone may be empty.
+                // A page of absent values may be empty.
                 let width = body.first().copied().unwrap_or(0);
                 Body::Keys(Hybrid::new(body.slice(body.len().min(1)..), width)?)
             }
             other => {
-                let message = format!("a page in {other}, of which the footer says nothing");
+                let message = format!("a page has encoding {other}, which the footer does not list");
                 return Err(ParquetError::General(message));
             }
         };
         Ok(DataPage { rows: rows as usize, levels, body })
     }
 
-    /// Adds `rows` rows of the page, which has as many, to `batch`.
+    /// Appends the next `rows` rows of the page to `batch`.
     fn read_page(&mut self, rows: usize, batch: &mut Batch) -> Result<(), ParquetError> {
-        let Self { page, dictionary, none, levels, keys, present, .. } = self;
+        let Self { page, dictionary, prototype, levels, keys, present, .. } = self;
         if let Body::Plain(_) = page.body {
-            batch.turn_to_values(dictionary.as_ref(), none)?;
+            batch.expand_keys(dictionary.as_ref(), prototype)?;
         }
         let Some(stream) = &mut page.levels else {
             batch.present.append_n(rows, true);
@@ -247,29 +247,29 @@ impl FlatColumn {
             stream.take(rows, levels)?;
             levels.iter().for_each(|level| batch.present.append(level == present));
         }
-        let there = UnalignedBitChunk::new(batch.present.as_slice(), before, rows).count_ones();
-        if there == 0 {
+        let present_rows = UnalignedBitChunk::new(batch.present.as_slice(), before, rows).count_ones();
+        if present_rows == 0 {
             batch.extend_absent(rows);
             return Ok(());
         }
-        if there == rows {
+        if present_rows == rows {
             return batch.take(rows, &mut page.body, dictionary.as_ref(), keys);
         }
-        batch.take_spread(before..before + rows, there, &mut page.body, dictionary.as_ref(), keys)
+        batch.take_spread(before..before + rows, present_rows, &mut page.body, dictionary.as_ref(), keys)
     }
 
     fn skip_page(&mut self, rows: usize) -> Result<(), ParquetError> {
-        let mut there = rows;
+        let mut present_rows = rows;
         if let Some(levels) = &mut self.page.levels {
             self.levels.clear();
             levels.take(rows, &mut self.levels)?;
-            there = self.levels.iter().filter(|&&level| level == self.present).count();
+            present_rows = self.levels.iter().filter(|&&level| level == self.present).count();
         }
         match &mut self.page.body {
-            Body::Plain(input) => self.none.skip_plain(there, input),
+            Body::Plain(input) => self.prototype.skip_plain(present_rows, input),
             Body::Keys(keys) => {
                 self.keys.clear();
-                keys.take(there, &mut self.keys)
+                keys.take(present_rows, &mut self.keys)
             }
         }
     }
@@ -297,14 +297,14 @@ impl Batch {
         }
     }
 
-    /// From here on the batch holds values and not keys.
-    fn turn_to_values(&mut self, dictionary: Option<&ArrayRef>, none: &Values) -> Result<(), ParquetError> {
+    /// Replaces the keys of the batch by their values.
+    fn expand_keys(&mut self, dictionary: Option<&ArrayRef>, prototype: &Values) -> Result<(), ParquetError> {
         let Content::Keys(keys) = &self.content else { return Ok(()) };
-        let mut values = none.empty(keys.capacity());
+        let mut values = prototype.empty(keys.capacity());
         match dictionary {
             None if keys.is_empty() => {}
             None => return Err(no_dictionary()),
-            // An absent row has the key 0, which an empty dictionary lacks.
+            // Absent rows have key 0, which is out of range for an empty dictionary.
             Some(dictionary) if dictionary.is_empty() => values.extend_absent(keys.len()),
             Some(dictionary) => values.extend_from(dictionary, keys)?,
         }
@@ -339,7 +339,7 @@ impl Batch {
         }
     }
 
-    /// Appends the `rows`, of which `count` have a value.
+    /// Appends `rows`, of which `count` have a value.
     fn take_spread(
         &mut self,
         rows: Range<usize>,
@@ -364,14 +364,14 @@ impl Batch {
     }
 }
 
-/// What a column of `physical` values, which Arrow holds to be of `data_type`, is delivered as.
-fn delivered(physical: Physical, data_type: &DataType) -> Option<DataType> {
+/// The type in which a column of `physical` values and Arrow type `data_type` is delivered.
+fn delivered_type(physical: Physical, data_type: &DataType) -> Option<DataType> {
     use DataType::{
         Binary, Date32, Float32, Float64, Int8, Int16, Int32, Int64, Time32, Time64, Timestamp, UInt8,
         UInt16, UInt32, UInt64, Utf8,
     };
     Some(match (physical, data_type) {
-        // The same numbers: they are stored as 32 bits with sign.
+        // Stored as signed 32-bit numbers with the same values.
         (Physical::INT32, Int8 | Int16 | Int32 | UInt8 | UInt16) => Int32,
         (Physical::INT32, UInt32 | Date32 | Time32(TimeUnit::Millisecond)) => data_type.clone(),
         (Physical::INT64, Int64 | UInt64 | Time64(_) | Timestamp(..)) => data_type.clone(),
@@ -382,7 +382,7 @@ fn delivered(physical: Physical, data_type: &DataType) -> Option<DataType> {
 }
 
 fn no_dictionary() -> ParquetError {
-    ParquetError::General("keys without a dictionary".to_owned())
+    ParquetError::General("dictionary keys without a dictionary".to_owned())
 }
 
 #[cfg(test)]

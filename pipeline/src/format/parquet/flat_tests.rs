@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-//! Flat columns against the `parquet` crate's own decoding of the same bytes.
+//! Compares flat columns with the `parquet` crate's decoding of the same bytes.
 
 use arrow_array::types::Int32Type;
 use arrow_array::*;
@@ -14,15 +14,15 @@ use proptest::prelude::*;
 use super::*;
 use crate::format::parquet::tests::canonical;
 
-/// How a file is written.
+/// Parameters of a generated file.
 #[derive(Clone, Debug)]
 struct Written {
     rows: usize,
-    /// Different values.
+    /// Number of distinct values.
     values: u64,
-    /// Of 16 rows, how many are absent; `None` makes the columns required.
+    /// Absent rows out of 16; `None` makes the columns required.
     absent: Option<u64>,
-    /// Absent rows come in runs of this many.
+    /// Length of runs of equal presence.
     run: usize,
     dictionary: bool,
     dictionary_bytes: usize,
@@ -94,7 +94,7 @@ fn table(written: &Written) -> RecordBatch {
 fn file(written: &Written, table: &RecordBatch) -> Bytes {
     let version =
         if written.second_version { WriterVersion::PARQUET_2_0 } else { WriterVersion::PARQUET_1_0 };
-    // The encodings of version 2 are for the other decoder.
+    // `FlatColumn` does not support the encodings of version 2.
     let properties = WriterProperties::builder()
         .set_writer_version(version)
         .set_encoding(Encoding::PLAIN)
@@ -114,7 +114,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn flat_columns_read_as_the_reference_does(
+    fn flat_columns_match_the_reference(
         written in written(),
         skip in 0usize..4000,
         steps in proptest::collection::vec(1usize..1500, 1..6),
@@ -132,9 +132,9 @@ proptest! {
         let source = Arc::new(FetchedFile::new(bytes.len() as u64, vec![(0, bytes)]));
         for (leaf, expected) in batch.columns().iter().enumerate() {
             let column = metadata.row_group(0).column(leaf);
-            let delivers = FlatColumn::delivers(column, schema.field(leaf).data_type());
-            prop_assert!(delivers.is_some(), "{}: {:?}", schema.field(leaf), column.encodings().collect::<Vec<_>>());
-            let mut flat = FlatColumn::new(&source, column, written.rows, delivers.unwrap(), None).unwrap();
+            let delivered = FlatColumn::delivered_type(column, schema.field(leaf).data_type());
+            prop_assert!(delivered.is_some(), "{}: {:?}", schema.field(leaf), column.encodings().collect::<Vec<_>>());
+            let mut flat = FlatColumn::new(&source, column, written.rows, delivered.unwrap(), None).unwrap();
             flat.skip(skip).unwrap();
             let mut row = skip;
             for &step in steps.iter().cycle() {
@@ -144,7 +144,7 @@ proptest! {
                 prop_assert_eq!(&canonical(&read), &canonical(&expected.slice(row, step)));
                 row += step;
             }
-            prop_assert!(flat.read(1).is_err(), "there is no more");
+            prop_assert!(flat.read(1).is_err(), "all rows were read");
         }
     }
 
@@ -163,8 +163,8 @@ proptest! {
         let source = Arc::new(FetchedFile::new(bytes.len() as u64, vec![(0, bytes.into())]));
         for (leaf, data_type) in [(0, DataType::Int32), (4, DataType::Utf8)] {
             let column = metadata.row_group(0).column(leaf);
-            let delivers = FlatColumn::delivers(column, &data_type).unwrap();
-            let mut flat = FlatColumn::new(&source, column, written.rows, delivers, None).unwrap();
+            let delivered = FlatColumn::delivered_type(column, &data_type).unwrap();
+            let mut flat = FlatColumn::new(&source, column, written.rows, delivered, None).unwrap();
             let read = super::super::guard::guarded(|| flat.read(written.rows));
             if let Ok(read) = read {
                 prop_assert_eq!(read.len(), written.rows);
@@ -174,7 +174,7 @@ proptest! {
 }
 
 #[test]
-fn a_dictionary_is_kept_and_shared() {
+fn batches_share_the_dictionary() {
     let keys: Int32Array = (0..5000).map(|row| row % 10).collect();
     let batch = RecordBatch::try_from_iter([("n", Arc::new(keys) as ArrayRef)]).unwrap();
     let written = Written {

@@ -1,7 +1,7 @@
-//! A file's footer: which row groups there are, and where their columns lie.
+//! Decodes a file's footer: its row groups and the byte ranges of their columns.
 //!
-//! Pure code over bytes already fetched, so that it can be fuzzed: whatever the bytes are, the answer is
-//! row groups that lie within the file, or an error.
+//! Pure code over fetched bytes, so that it can be fuzzed: for any input the result is either row groups within
+//! the file or an error.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,47 +14,45 @@ use super::guard::guarded;
 
 /// `PAR1`, at both ends of a file.
 pub(super) const MAGIC: &[u8; 4] = b"PAR1";
-/// The footer's length and the magic number behind it.
+/// The length of the footer and the magic number.
 pub(super) const TRAILER_BYTES: usize = 8;
 
-/// A row group, as the footer describes it.
+/// A row group as described by the footer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowGroup {
-    /// The number, in the file, of its first row.
+    /// Number of its first row in the file.
     pub first_row: u64,
-    /// Rows it holds.
+    /// Number of rows.
     pub rows: u64,
-    /// Bytes in storage, of all columns.
+    /// Stored bytes of all columns.
     pub bytes: u64,
-    /// Where it starts.
+    /// Offset of its first byte in the file.
     pub offset: u64,
 }
 
-/// A footer that makes sense.
+/// A validated footer.
 #[derive(Clone, Debug)]
 pub(super) struct Footer {
-    /// With the types that the writer's own schema has, where it left one.
+    /// Metadata with the types of the writer's Arrow schema, if the file contains one.
     pub(super) as_written: ArrowReaderMetadata,
-    /// With the types that Parquet itself knows: text is text, whether it was a dictionary or a large
-    /// string to the writer.
+    /// Metadata with Parquet's own types: text is text, whether the writer used a dictionary or a large string.
     pub(super) plain: ArrowReaderMetadata,
     pub(super) groups: Arc<[RowGroup]>,
-    /// The columns, in the order of their names.
+    /// Indices of the root columns, sorted by name.
     by_name: Arc<[usize]>,
 }
 
-/// What is wrong with a footer, and the row it was met at.
+/// An invalid footer, and the row at which it was detected.
 #[derive(Debug)]
 pub(super) struct BadFooter {
     pub(super) row: u64,
     pub(super) message: String,
 }
 
-/// The row groups that `footer` (as it lies in a file of `file_bytes`, without length and magic number)
-/// describes, or what is wrong with it.
+/// The row groups of `footer`, given without its length and magic number, in a file of `file_bytes`.
 ///
 /// # Errors
-/// When it cannot be read, or a column would lie outside of the file.
+/// When it cannot be decoded, or a column lies outside the file.
 pub fn row_groups_of(footer: &[u8], file_bytes: u64) -> Result<Vec<RowGroup>, String> {
     let footer = Footer::decode(&Bytes::copy_from_slice(footer), file_bytes);
     footer.map(|footer| footer.groups.to_vec()).map_err(|bad| bad.message)
@@ -71,7 +69,7 @@ impl Footer {
         });
         let (as_written, plain) = decoded.map_err(|message| BadFooter {
             row: 0,
-            message: format!("the footer cannot be read: {message}"),
+            message: format!("the footer cannot be decoded: {message}"),
         })?;
         let groups = row_groups(&plain, file_bytes)?;
         let fields = plain.schema().fields();
@@ -80,17 +78,17 @@ impl Footer {
         Ok(Self { as_written, plain, groups, by_name: by_name.into() })
     }
 
-    /// The column of this name; the first, if several have it.
+    /// The root column with this name; the first, if there are several.
     pub(super) fn root(&self, name: &str) -> Option<usize> {
         let fields = self.plain.schema().fields();
         let place = self.by_name.partition_point(|&root| fields[root].name().as_str() < name);
         self.by_name.get(place).copied().filter(|&root| fields[root].name() == name)
     }
 
-    /// The leaves that a column is stored as.
+    /// The leaves of a root column.
     pub(super) fn leaves(&self, root: usize) -> Range<usize> {
         let schema = self.plain.parquet_schema();
-        // Leaves are in the order of their columns.
+        // Leaves are sorted by root column.
         let first_not_before = |root: usize| {
             let (mut low, mut high) = (0, schema.num_columns());
             while low < high {
@@ -109,14 +107,14 @@ fn row_groups(metadata: &ArrowReaderMetadata, file_bytes: u64) -> Result<Arc<[Ro
     let leaves = metadata.parquet_schema().num_columns();
     for (number, group) in metadata.metadata().row_groups().iter().enumerate() {
         let bad = |what: &str| BadFooter { row: first_row, message: format!("row group {number}: {what}") };
-        let rows = u64::try_from(group.num_rows()).map_err(|_| bad("a negative number of rows"))?;
+        let rows = u64::try_from(group.num_rows()).map_err(|_| bad("the number of rows is negative"))?;
         if group.num_columns() != leaves {
-            return Err(bad("not as many columns as the schema has"));
+            return Err(bad("the number of columns differs from the schema"));
         }
         let ranges: Option<Vec<_>> = group.columns().iter().map(byte_range).collect();
-        let ranges = ranges.ok_or_else(|| bad("a column lies outside of the file"))?;
+        let ranges = ranges.ok_or_else(|| bad("a column lies outside the file"))?;
         if ranges.iter().any(|range| range.end > file_bytes) {
-            return Err(bad("a column lies outside of the file"));
+            return Err(bad("a column lies outside the file"));
         }
         groups.push(RowGroup {
             first_row,
@@ -126,23 +124,23 @@ fn row_groups(metadata: &ArrowReaderMetadata, file_bytes: u64) -> Result<Arc<[Ro
         });
         first_row = first_row.checked_add(rows).ok_or_else(|| bad("too many rows"))?;
     }
-    // Rows that no row group tells of would be missed, and nothing would say so.
-    let told = metadata.metadata().file_metadata().num_rows();
-    if u64::try_from(told).ok() != Some(first_row) {
-        let message = format!("the file has {told} rows, its row groups {first_row}");
+    // Otherwise rows missing from the row groups would be lost silently.
+    let total = metadata.metadata().file_metadata().num_rows();
+    if u64::try_from(total).ok() != Some(first_row) {
+        let message = format!("the file has {total} rows, its row groups have {first_row}");
         return Err(BadFooter { row: 0, message });
     }
     Ok(groups.into())
 }
 
-/// [`ColumnChunkMetaData::byte_range`] panics on what a damaged footer may hold.
+/// Like [`ColumnChunkMetaData::byte_range`], which panics on some damaged footers.
 pub(super) fn byte_range(column: &ColumnChunkMetaData) -> Option<Range<u64>> {
     let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
     let start = u64::try_from(start).ok()?;
     Some(start..start.checked_add(u64::try_from(column.compressed_size()).ok()?)?)
 }
 
-/// The footer's length, and what stands where the magic number belongs, at a file's end.
+/// The footer's length and the magic number, from the last bytes of a file.
 pub(super) fn trailer(tail: &[u8]) -> Option<(u32, &[u8; 4])> {
     let (rest, magic) = tail.split_last_chunk::<4>()?;
     let (_, length) = rest.split_last_chunk::<4>()?;

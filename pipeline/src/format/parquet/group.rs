@@ -1,4 +1,4 @@
-//! Decoding one row group from the bytes that were fetched of it.
+//! Decodes one row group from its fetched bytes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -23,31 +23,31 @@ use crate::error::Error;
 use crate::spec::Condition;
 use crate::storage::Object;
 
-/// The most rows decoded at a time.
+/// Maximum rows decoded at a time.
 const DECODE_ROWS: usize = 8192;
-/// The most bytes that rows decoded at a time come to, if there are several.
+/// Maximum bytes decoded at a time, unless a single row is larger.
 const BATCH_BYTES: u64 = 32 << 20;
-/// What writers let a page, and a dictionary, grow to.
+/// Usual maximum size of a page and of a dictionary.
 const PAGE_BYTES: u64 = 1 << 20;
 
-/// The rows of one row group, or some of them.
+/// Reads all or some rows of one row group.
 pub(crate) struct RowGroupReader {
     object: Object,
     columns: Columns,
     group: RowGroup,
-    /// The most rows decoded at a time.
+    /// Maximum rows decoded at a time.
     batch_rows: usize,
-    /// Rows still to come, the first of a range next: as the footer has it, but for those left out.
+    /// Ranges of rows still to be read, next range first.
     rows: VecDeque<Range<u64>>,
 }
 
-/// Which rows of a row group to decode.
+/// The rows of a row group to decode.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WantedRows<'a> {
-    /// None of the first so many.
+    /// Number of leading rows to skip.
     pub(crate) skip: u64,
-    /// None of pages of which their index says that no row meets all of these. Rows of other pages come, whether
-    /// they meet them or not.
+    /// Skip pages whose index proves that no row meets all of these. Other pages are read completely, including rows
+    /// that do not meet them.
     pub(crate) conditions: &'a [Condition],
 }
 
@@ -58,24 +58,24 @@ enum Columns {
 
 struct Projected {
     planned: Vec<Planned>,
-    /// One for each of `planned`.
+    /// The source of each of `planned`.
     sources: Vec<Source>,
-    /// Decodes the columns that are not flat.
+    /// Decodes the other columns.
     rest: Option<Rest>,
-    /// Of the batch before, which most often has the same types.
+    /// Schema of the previous batch, reused if the types are the same.
     schema: Arc<Schema>,
-    /// The row that flat columns come to next.
+    /// The next row of the flat columns.
     position: u64,
 }
 
 enum Source {
     Absent,
     Flat(Box<FlatColumn>),
-    /// A column of the rest, by its place, and the fields to go down.
+    /// The index of a column in `rest`, and the path of fields within it.
     Rest(usize, Vec<String>),
 }
 
-/// What is decoded of a row group, and from where.
+/// Parameters for decoding a row group.
 struct Reading<'a> {
     source: Arc<FetchedFile>,
     group: usize,
@@ -86,12 +86,12 @@ struct Reading<'a> {
 
 struct Rest {
     reader: ParquetRecordBatchReader,
-    /// Rows decoded and not yet delivered.
+    /// Decoded rows not yet delivered.
     batch: Option<RecordBatch>,
 }
 
 impl ParquetFile {
-    /// The most rows of a row group that are decoded at a time.
+    /// Maximum rows of a row group decoded at a time.
     fn batch_rows(&self, group: usize, plan: &Plan) -> usize {
         let rows = self.groups()[group].rows;
         let bytes = self.decoded_bytes(group, plan).max(1);
@@ -99,11 +99,11 @@ impl ParquetFile {
         usize::try_from(fitting).unwrap_or(usize::MAX).clamp(1, DECODE_ROWS)
     }
 
-    /// The most bytes that decoding a row group holds, with the fetched ones.
+    /// Maximum memory for decoding a row group, including the fetched bytes.
     pub(crate) fn decoding_bytes(&self, group: usize, plan: &Plan) -> u64 {
         let fetched: u64 = self.ranges(group, plan).iter().map(|range| range.end - range.start).sum();
         let columns = self.column_chunks(group, plan);
-        // Of each column a page and its dictionary, besides the batch that is made of them.
+        // A page and a dictionary per column, besides the batch.
         let pages: u64 = columns.map(|(_, column)| uncompressed(column).min(2 * PAGE_BYTES)).sum();
         let rows = self.groups()[group].rows.max(1);
         let batch = self.decoded_bytes(group, plan) / rows.div_ceil(self.batch_rows(group, plan) as u64);
@@ -114,7 +114,7 @@ impl ParquetFile {
         self.column_chunks(group, plan).map(|(_, column)| uncompressed(column)).fold(0, u64::saturating_add)
     }
 
-    /// Decodes the `wanted` rows of a row group from its fetched ranges.
+    /// Prepares decoding of the `wanted` rows of a row group from its fetched ranges.
     pub(crate) fn decode(
         &self,
         group: usize,
@@ -151,7 +151,7 @@ impl ParquetFile {
                 continue;
             };
             if let [leaf] = found.leaves[..]
-                && let Some(delivered) = FlatColumn::delivers(metadata.column(leaf), &found.data_type)
+                && let Some(delivered) = FlatColumn::delivered_type(metadata.column(leaf), &found.data_type)
             {
                 let places = read.places.get(&leaf).cloned();
                 let flat = FlatColumn::new(&read.source, metadata.column(leaf), rows, delivered, places)?;
@@ -207,8 +207,8 @@ impl RowGroupReader {
         Ok(self.next_rows(DECODE_ROWS)?.map(|(batch, _)| batch))
     }
 
-    /// The next rows, at least one and not more than about `most`, and the number of the first of them in the
-    /// row group; `None` at the end.
+    /// The next rows, at least one and at most `most`, and the index of the first one in the row group; `None` at
+    /// the end.
     pub(crate) fn next_rows(&mut self, most: usize) -> Result<Option<(RecordBatch, u64)>, Error> {
         let Some(range) = self.rows.front().cloned() else { return Ok(None) };
         let most = most.clamp(1, self.batch_rows);
@@ -220,11 +220,11 @@ impl RowGroupReader {
         let batch = batch.map_err(|message| self.damage(message))?;
         let Some(batch) = batch else {
             let left: u64 = self.rows.iter().map(|range| range.end - range.start).sum();
-            return Err(self.damage(format!("{left} rows are not there")));
+            return Err(self.damage(format!("{left} rows are missing")));
         };
         let next = range.start + batch.num_rows() as u64;
         if next > range.end {
-            return Err(self.damage("more rows than the footer tells of".to_owned()));
+            return Err(self.damage("more rows than the footer states".to_owned()));
         }
         if next < range.end {
             self.rows[0].start = next;
@@ -240,13 +240,13 @@ impl RowGroupReader {
 }
 
 impl Projected {
-    /// Rows from `start` on, at most `most`, which are one behind the other. Rows before are left out.
+    /// Reads at most `most` consecutive rows from `start`, skipping the rows before.
     fn next(&mut self, start: u64, most: usize) -> Result<Option<RecordBatch>, ParquetError> {
-        let left_out = start.saturating_sub(self.position) as usize;
-        if left_out > 0 {
+        let skipped = start.saturating_sub(self.position) as usize;
+        if skipped > 0 {
             for (column, source) in self.planned.iter().zip(&mut self.sources) {
                 if let Source::Flat(flat) = source {
-                    flat.skip(left_out).map_err(|error| in_column(&column.name, &error))?;
+                    flat.skip(skipped).map_err(|error| in_column(&column.name, &error))?;
                 }
             }
         }
@@ -267,7 +267,7 @@ impl Projected {
                 }
             };
             let array: ArrayRef = array.ok_or_else(|| {
-                ParquetError::General(format!("column `{}` is not where the schema has it", column.name))
+                ParquetError::General(format!("column `{}` does not match the schema", column.name))
             })?;
             arrays.push(if column.wrap { lists_of_one(array) } else { array });
         }

@@ -1,37 +1,37 @@
-//! Parquet's hybrid of run lengths and bit packing: definition levels and dictionary keys.
+//! Parquet's RLE/bit-packing hybrid encoding of definition levels and dictionary keys.
 //!
 //! ```text
-//! run      <- varint: count << 1 | 0, then the value in whole bytes      `count` times the same
-//!           | varint: groups << 1 | 1, then groups x width bytes         `groups` times 8 values,
+//! run      <- varint: count << 1 | 0, then the value in whole bytes      `count` repetitions
+//!           | varint: groups << 1 | 1, then groups x width bytes         `groups` x 8 values,
 //!                                                                        lowest bits first
 //! ```
 //!
-//! Keys are most of what a file of categories holds, so packed runs are unpacked by a loop made for each
+//! Keys are most of the data in categorical columns, so packed runs are unpacked by a loop specialised for each
 //! width, eight values from one window of bytes at a time.
 
 use arrow_buffer::BooleanBufferBuilder;
 use bytes::Bytes;
 use parquet::errors::ParquetError;
 
-/// Bytes from which eight values are unpacked: 8 x 32 bits, and as much as a `u64` reads beyond.
+/// Bytes from which eight values are unpacked: 8 x 32 bits, and the bytes that a `u64` load reads beyond.
 const WINDOW: usize = 40;
-/// Values of a group.
+/// Values per group.
 const GROUP: usize = 8;
 
 /// A stream of values of one width.
 pub(super) struct Hybrid {
     data: Bytes,
     width: usize,
-    /// Where the run after the current one starts.
+    /// Offset of the run after the current one.
     next: usize,
     run: Run,
-    /// Values left of the current run.
+    /// Values left in the current run.
     left: usize,
 }
 
 enum Run {
     Same(u32),
-    /// Groups from the byte `start` on, and how many of their values were handed out.
+    /// Groups starting at byte `start`, and the number of their values already taken.
     Packed {
         start: usize,
         taken: usize,
@@ -39,10 +39,10 @@ enum Run {
 }
 
 impl Hybrid {
-    /// Values of `width` bits, at most 32.
+    /// A stream of values of `width` bits, at most 32.
     pub(super) fn new(data: Bytes, width: u8) -> Result<Self, ParquetError> {
         if width > 32 {
-            return Err(ParquetError::General(format!("values of {width} bits")));
+            return Err(ParquetError::General(format!("values of {width} bits are not supported")));
         }
         Ok(Self { data, width: usize::from(width), next: 0, run: Run::Same(0), left: 0 })
     }
@@ -61,53 +61,52 @@ impl Hybrid {
         Ok(())
     }
 
-    /// Appends the next `count` values to `out`, each as whether it is 1. The values are of one bit, so a packed
-    /// run is copied as it is.
+    /// Appends the next `count` one-bit values to `out`. The width must be 1, so a packed run is copied unchanged.
     pub(super) fn take_bits(
         &mut self,
         mut count: usize,
         out: &mut BooleanBufferBuilder,
     ) -> Result<(), ParquetError> {
         while count > 0 {
-            let handed = self.ready()?.min(count);
+            let count_of_run = self.ready()?.min(count);
             match &mut self.run {
-                Run::Same(value) => out.append_n(handed, *value == 1),
+                Run::Same(value) => out.append_n(count_of_run, *value == 1),
                 Run::Packed { start, taken } => {
                     let bits = self.data.get(*start..).unwrap_or_default();
-                    let end = *taken + handed;
-                    let there = (8 * bits.len()).clamp(*taken, end);
-                    out.append_packed_range(*taken..there, bits);
-                    out.append_n(end - there, false);
+                    let end = *taken + count_of_run;
+                    let available = (8 * bits.len()).clamp(*taken, end);
+                    out.append_packed_range(*taken..available, bits);
+                    out.append_n(end - available, false);
                     *taken = end;
                 }
             }
-            self.left -= handed;
-            count -= handed;
+            self.left -= count_of_run;
+            count -= count_of_run;
         }
         Ok(())
     }
 
-    /// Makes sure that the current run has values left; returns how many.
+    /// Starts runs until one has values left; returns their number.
     fn ready(&mut self) -> Result<usize, ParquetError> {
         while self.left == 0 {
             let header = self.varint()?;
             let count = header >> 1;
             if header & 1 == 0 {
                 let bytes = self.width.div_ceil(8);
-                let value = self.data.get(self.next..self.next + bytes).ok_or_else(cut)?;
+                let value = self.data.get(self.next..self.next + bytes).ok_or_else(truncated)?;
                 let value = value.iter().rev().fold(0, |value, &byte| value << 8 | u32::from(byte));
                 self.next += bytes;
                 self.run = Run::Same(value);
                 self.left = count;
             } else {
-                let bytes = count.checked_mul(self.width).ok_or_else(cut)?;
+                let bytes = count.checked_mul(self.width).ok_or_else(truncated)?;
                 if self.next > self.data.len() || (self.next == self.data.len() && self.width > 0) {
-                    return Err(cut());
+                    return Err(truncated());
                 }
                 self.run = Run::Packed { start: self.next, taken: 0 };
-                // Writers may leave out the padding of the last group; what is not there reads as 0.
-                self.next = self.next.checked_add(bytes).ok_or_else(cut)?;
-                self.left = count.checked_mul(GROUP).ok_or_else(cut)?;
+                // Writers may omit the padding of the last group; missing bytes read as 0.
+                self.next = self.next.checked_add(bytes).ok_or_else(truncated)?;
+                self.left = count.checked_mul(GROUP).ok_or_else(truncated)?;
             }
         }
         Ok(self.left)
@@ -116,45 +115,45 @@ impl Hybrid {
     fn varint(&mut self) -> Result<usize, ParquetError> {
         let mut value = 0u64;
         for shift in (0..35).step_by(7) {
-            let byte = *self.data.get(self.next).ok_or_else(cut)?;
+            let byte = *self.data.get(self.next).ok_or_else(truncated)?;
             self.next += 1;
             value |= u64::from(byte & 0x7f) << shift;
             if byte & 0x80 == 0 {
                 return Ok(value as usize);
             }
         }
-        Err(ParquetError::General("the length of a run does not end".to_owned()))
+        Err(ParquetError::General("the length of a run is too long".to_owned()))
     }
 
-    /// Unpacks `count` values of the current run, which has as many left.
+    /// Unpacks `count` values of the current run, which must have that many left.
     fn unpack(&mut self, count: usize, out: &mut Vec<u32>) {
         let Run::Packed { start, taken } = &mut self.run else { return };
         let at = *start + *taken / GROUP * self.width;
-        let begun = *taken % GROUP;
+        let offset = *taken % GROUP;
         *taken += count;
-        // Whole groups, from that which was begun to that which will be: those beyond are taken off again.
+        // Unpack whole groups from the first one touched to the last, then remove the surplus values.
         let first = out.len();
-        let groups = (begun + count).div_ceil(GROUP);
+        let groups = (offset + count).div_ceil(GROUP);
         out.resize(first + groups * GROUP, 0);
         unpack_groups(self.width, self.data.get(at..).unwrap_or_default(), &mut out[first..]);
-        if begun > 0 {
-            out.copy_within(first + begun..first + begun + count, first);
+        if offset > 0 {
+            out.copy_within(first + offset..first + offset + count, first);
         }
         out.truncate(first + count);
     }
 }
 
-fn cut() -> ParquetError {
-    ParquetError::EOF("a run of values is cut".to_owned())
+fn truncated() -> ParquetError {
+    ParquetError::EOF("a run of values is truncated".to_owned())
 }
 
-/// Fills `out`, whole groups, from `input`; what `input` lacks reads as 0.
+/// Fills `out`, whole groups, from `input`; bytes missing from `input` read as 0.
 fn unpack_groups(width: usize, input: &[u8], out: &mut [u32]) {
     macro_rules! by_width {
         ($($width:literal)*) => {
             match width {
                 $($width => unpack_of::<$width>(input, out),)*
-                // A width of 0: there is but one value, and `out` may hold others.
+                // Width 0: all values are 0.
                 _ => out.fill(0),
             }
         };
@@ -197,7 +196,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs as a writer makes them: (value, count) repeated, or values bit by bit.
+    /// A run as written: a repeated value, or bit-packed values.
     #[derive(Clone, Debug)]
     enum Written {
         Same(u32, usize),
@@ -253,7 +252,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_values_come_in_steps_of_any_size((width, runs, steps) in streams()) {
+        fn decodes_in_steps_of_any_size((width, runs, steps) in streams()) {
             let (bytes, values) = encode(&runs, width);
             let mut by_take = Hybrid::new(bytes.clone().into(), width as u8).unwrap();
             let mut taken = Vec::new();
@@ -278,7 +277,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_values_or_an_error(bytes: Vec<u8>, width in 0u8..=40, count in 0usize..5000) {
+        fn arbitrary_bytes_are_values_or_an_error(bytes: Vec<u8>, width in 0u8..=40, count in 0usize..5000) {
             let mut out = Vec::new();
             if let Ok(mut stream) = Hybrid::new(bytes.clone().into(), width)
                 && stream.take(count, &mut out).is_ok()

@@ -1,17 +1,17 @@
-//! Parquet: one split per row group, only the wanted columns, decoded from bytes fetched before.
+//! Parquet: one split per row group, only the projected columns, decoded from memory.
 //!
-//! A file's footer is read when the dataset is opened; it says where each column of each row group lies.
-//! To read a row group is to fetch exactly those ranges, and then to decode from memory.
+//! A file's footer is read when the dataset is opened; it gives the byte ranges of each column of each row group.
+//! Reading a row group fetches exactly the needed ranges and then decodes them from memory.
 //!
-//! | what | file |
+//! | content | file |
 //! |---|---|
-//! | the footer: row groups and their bytes | `footer.rs` |
-//! | types that features can use | `types.rs` |
-//! | a projection's columns in a file | `plan.rs` |
-//! | the rows and pages that a filter leaves | `pages.rs` |
-//! | a row group's columns put together | `group.rs` |
-//! | flat columns, decoded here | `flat.rs`, `values.rs`, `hybrid.rs` |
-//! | all others, decoded by the `parquet` crate, whose panics end there | `guard.rs` |
+//! | the footer: row groups and their byte ranges | `footer.rs` |
+//! | column types supported by features | `types.rs` |
+//! | the columns of a projection in a file | `plan.rs` |
+//! | page indexes: the rows and pages that may pass a filter | `pages.rs` |
+//! | decoding of a row group | `group.rs` |
+//! | flat columns, decoded by this crate | `flat.rs`, `values.rs`, `hybrid.rs` |
+//! | other columns, decoded by the `parquet` crate; catches its panics | `guard.rs` |
 
 mod fetched;
 mod flat;
@@ -46,9 +46,9 @@ pub use guard::quiet_decoder_panics;
 pub(crate) use plan::Plan;
 pub(crate) use types::{Shape, shape};
 
-/// Where the end of a file is looked for its footer.
+/// Bytes read from the end of a file to find its footer.
 const TAIL_BYTES: u64 = 64 << 10;
-/// Ranges nearer to one another than this are fetched as one.
+/// Ranges with a smaller gap between them are fetched as one.
 const GAP_BYTES: u64 = 256 << 10;
 
 /// A file whose footer has been read. Cheap to clone.
@@ -69,7 +69,7 @@ impl ParquetFile {
         };
         let end = size - TRAILER_BYTES as u64;
         let Some(start) = end.checked_sub(u64::from(footer_bytes)) else {
-            let message = format!("a footer of {footer_bytes} bytes does not fit in the file");
+            let message = format!("a footer of {footer_bytes} bytes exceeds the file");
             return Err(damage(&object, end, 0, message));
         };
         let footer = match start.checked_sub(tail_start) {
@@ -89,12 +89,12 @@ impl ParquetFile {
         &self.footer.groups
     }
 
-    /// The columns with the types that their writer gave them.
+    /// The schema with the types that the writer recorded.
     pub(crate) fn schema(&self) -> &Arc<Schema> {
         self.footer.as_written.schema()
     }
 
-    /// How columns are compressed, each way once.
+    /// The distinct compression codecs of the columns.
     pub(crate) fn codecs(&self) -> String {
         let groups = self.footer.plain.metadata().row_groups().iter();
         let codecs = groups.flat_map(|group| group.columns()).map(|column| {
@@ -106,8 +106,8 @@ impl ParquetFile {
         if codecs.is_empty() { "none".to_owned() } else { codecs.into_iter().collect::<Vec<_>>().join(", ") }
     }
 
-    /// Refuses a projection that `files` cannot serve: a column that none of them has, one that is of no
-    /// use to a feature, one that is of different kinds in two of them.
+    /// Checks that `files` can serve a projection: every column exists in at least one of them, has a supported type,
+    /// and has the same class of type in all of them.
     pub(crate) fn check(files: &[Self], projection: &Projection) -> Result<(), Error> {
         for file in files {
             file.plan(projection)?;
@@ -115,19 +115,19 @@ impl ParquetFile {
         for column in &projection.columns {
             let name = column.name.as_str();
             let mut first = None;
-            let mut lacking = 0usize;
+            let mut missing = 0usize;
             for file in files {
                 let Some((class, data_type)) = file.class(name) else {
-                    lacking += 1;
+                    missing += 1;
                     continue;
                 };
                 match first {
                     None => first = Some((file, class)),
-                    Some((other, kind)) if !class.goes_with(kind) => {
+                    Some((other, kind)) if !class.is_compatible_with(kind) => {
                         let expected = format!("{}, as in {}", kind.name(), other.object.path());
                         return Err(file.wrong_type(name, &data_type, &expected));
                     }
-                    // A column of nothing says nothing about the others.
+                    // A column without values has no class to compare with.
                     Some((_, types::Class::Absent)) => first = Some((file, class)),
                     Some(_) => {}
                 }
@@ -138,8 +138,12 @@ impl ParquetFile {
                     let present = names.iter().map(String::as_str);
                     return Err(Error::missing_column(file.object.path(), name, present));
                 }
-                _ if lacking > 0 => {
-                    tracing::warn!(column = name, "{lacking} of {} files lack it: absent there", files.len());
+                _ if missing > 0 => {
+                    tracing::warn!(
+                        column = name,
+                        "missing in {missing} of {} files: treated as absent there",
+                        files.len()
+                    );
                 }
                 _ => {}
             }
@@ -147,13 +151,13 @@ impl ParquetFile {
         Ok(())
     }
 
-    /// What must be fetched to decode a row group: sorted, apart from one another, within the file.
+    /// The byte ranges needed to decode a row group: sorted, disjoint, within the file.
     pub(crate) fn ranges(&self, group: usize, plan: &Plan) -> Vec<Range<u64>> {
         let columns = self.column_chunks(group, plan);
         joined(columns.filter_map(|(_, column)| byte_range(column)).collect())
     }
 
-    /// The column chunks of a row group that `plan` reads, each with its leaf.
+    /// The column chunks of a row group that `plan` reads, each with its leaf index.
     fn column_chunks<'a>(
         &'a self,
         group: usize,
@@ -164,7 +168,7 @@ impl ParquetFile {
     }
 }
 
-/// Sorted, and with no more than a gap between them, as one.
+/// Sorts ranges and merges those with at most [`GAP_BYTES`] between them.
 fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
     merged(ranges, GAP_BYTES)
@@ -172,12 +176,17 @@ fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
 
 fn no_footer(object: &Object, head: &[u8]) -> Error {
     if head.starts_with(MAGIC) {
-        return damage(object, object.size(), 0, "the file does not end in a footer: it is cut".to_owned());
+        return damage(
+            object,
+            object.size(),
+            0,
+            "the file does not end with a footer: it is truncated".to_owned(),
+        );
     }
     Error::WrongFormat {
         path: object.path().to_string(),
         expected: "Parquet".to_owned(),
-        found: super::Content::of(head).to_string(),
+        found: super::Content::detect(head).to_string(),
     }
 }
 

@@ -1,10 +1,10 @@
-//! Page indexes: which rows of a row group may pass a filter, and where the pages lie that hold them.
+//! Page indexes: the rows of a row group that may pass a filter, and the locations of their pages.
 //!
-//! A writer may leave, for each column of each row group, the bounds of each page's values (the *column index*)
-//! and each page's place and first row (the *offset index*). Where a filter's columns have both, the pages that
-//! cannot pass give the rows that may; of the flat columns that are read, only pages with such rows are then
-//! fetched and decoded. What an index says is believed only where it makes sense, as statistics are: else all
-//! rows may pass, and are looked at one by one as ever.
+//! For each column of each row group a writer may store the bounds of each page's values (the *column index*) and
+//! each page's location and first row (the *offset index*). If the columns of a filter have both, pages that
+//! cannot pass exclude rows; of the flat columns that are read, only pages with remaining rows are fetched and
+//! decoded. Like statistics, an index is used only if it is consistent; otherwise all rows are read and
+//! filtered one at a time.
 //!
 //! Source: the Parquet format's `PageIndex.md` and `parquet.thrift`.
 
@@ -27,30 +27,30 @@ use super::footer::byte_range;
 use super::guard::guarded;
 use super::plan::{Found, Plan};
 use super::{ParquetFile, joined};
-use crate::filter::prune::Known;
+use crate::filter::prune::ColumnBounds;
 use crate::spec::Condition;
 
-/// The most bytes of the indexes of one row group: those of ten thousand pages take less.
-const MOST_INDEX_BYTES: u64 = 1 << 20;
+/// Maximum size of the indexes of one row group; more than ten thousand pages need.
+const MAX_INDEX_BYTES: u64 = 1 << 20;
 
-/// What of a row group must be read.
+/// The parts of a row group that must be read.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
-    /// Rows that may pass: ascending, not empty, apart from one another.
+    /// Rows that may pass: ascending, non-empty, disjoint ranges.
     pub(super) rows: Vec<Range<u64>>,
-    /// For each flat leaf that has an offset index its pages, all of them.
+    /// All pages of each flat leaf that has an offset index.
     pub(super) places: BTreeMap<usize, Vec<PageLocation>>,
 }
 
 impl Pages {
-    /// All rows, of whose pages nothing is known.
+    /// All rows, without page locations.
     pub(super) fn whole(rows: u64) -> Self {
         Self { rows: std::iter::once(0..rows).collect(), places: BTreeMap::new() }
     }
 }
 
 impl ParquetFile {
-    /// Where the indexes lie that tell which rows of a row group may pass; none where nothing can be told.
+    /// The byte ranges of the indexes needed to exclude rows of a row group; empty if indexes cannot exclude any.
     pub(crate) fn index_ranges(
         &self,
         group: usize,
@@ -71,13 +71,13 @@ impl ParquetFile {
         ranges.extend(flat.filter_map(|leaf| metadata.column(leaf).offset_index_range()));
         let bytes: u64 = ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum();
         let fit = |range: &Range<u64>| range.start < range.end && range.end <= self.object().size();
-        if bytes > MOST_INDEX_BYTES || !ranges.iter().all(fit) {
+        if bytes > MAX_INDEX_BYTES || !ranges.iter().all(fit) {
             return Vec::new();
         }
         joined(ranges)
     }
 
-    /// What the indexes, which are `fetched`, say must be read; `None` where they tell nothing.
+    /// The parts that must be read according to the `fetched` indexes; `None` if they exclude nothing.
     pub(super) fn pages(
         &self,
         group: usize,
@@ -95,11 +95,13 @@ impl ParquetFile {
             let order = self.column_order(leaf);
             let mut may_pass = Vec::new();
             for (page, held) in rows_of(&places, rows).enumerate() {
-                // The crate panics where the lists of an index are not of one length.
+                // The crate panics if the lists of an index have different lengths.
                 let statistics = guarded(|| Ok::<_, ParquetError>(statistics(&index, page))).ok().flatten();
                 let known = match index.is_null_page(page) {
-                    true => Known::all_absent(held.end - held.start),
-                    false => Known::of(statistics.as_ref(), order, &found.data_type, held.end - held.start),
+                    true => ColumnBounds::all_absent(held.end - held.start),
+                    false => {
+                        ColumnBounds::of(statistics.as_ref(), order, &found.data_type, held.end - held.start)
+                    }
                 };
                 if !known.rules_out(&condition.test, &found.data_type) {
                     may_pass.push(held);
@@ -115,8 +117,8 @@ impl ParquetFile {
         Some(Pages { rows: passing, places: places.collect() })
     }
 
-    /// What is to be fetched of a row group, besides the indexes that were: the pages with rows that may pass,
-    /// and all of columns that have no index.
+    /// The byte ranges to fetch after the indexes: the pages with rows that may pass, and whole column chunks without
+    /// an index.
     pub(crate) fn ranges_by_index(
         &self,
         group: usize,
@@ -139,7 +141,7 @@ impl ParquetFile {
                 ranges.push(whole);
                 continue;
             };
-            // What is before the first page is the dictionary.
+            // The dictionary precedes the first data page.
             let first = places.first().map_or(whole.end, |place| place.offset as u64);
             ranges.push(whole.start..first);
             let held = rows_of(places, rows).zip(places);
@@ -150,7 +152,7 @@ impl ParquetFile {
         joined(ranges.into_iter().filter(|range| !range.is_empty()).collect())
     }
 
-    /// The conditions on columns of one value a row, each with its leaf.
+    /// The conditions on single-valued columns, each with its leaf.
     fn flat_conditions<'a>(
         &'a self,
         group: usize,
@@ -164,7 +166,7 @@ impl ParquetFile {
         })
     }
 
-    /// The leaves of `plan` that are decoded page by page.
+    /// The leaves of `plan` that [`FlatColumn`] decodes.
     fn flat_leaves<'a>(&'a self, group: usize, plan: &'a Plan) -> impl Iterator<Item = usize> {
         let metadata = self.footer.plain.metadata().row_group(group);
         let columns = match plan {
@@ -174,12 +176,12 @@ impl ParquetFile {
         columns.iter().filter_map(move |column| {
             let found = column.found.as_ref()?;
             let [leaf] = found.leaves[..] else { return None };
-            FlatColumn::delivers(metadata.column(leaf), &found.data_type).map(|_| leaf)
+            FlatColumn::delivered_type(metadata.column(leaf), &found.data_type).map(|_| leaf)
         })
     }
 }
 
-/// The pages of a column, if its index makes sense: one behind the other within the column, none without rows.
+/// The page locations of a column, if its index is consistent: consecutive pages within the column, none empty.
 fn places(column: &ColumnChunkMetaData, rows: u64, fetched: &FetchedFile) -> Option<Vec<PageLocation>> {
     let bytes = index_bytes(column.offset_index_range()?, fetched)?;
     let index = guarded(|| decode_offset_index(&bytes)).ok()?;
@@ -200,7 +202,7 @@ fn places(column: &ColumnChunkMetaData, rows: u64, fetched: &FetchedFile) -> Opt
     (!places.is_empty()).then_some(places)
 }
 
-/// The bounds of a column's pages, of which there are so many.
+/// The column index of a column with `pages` pages, if it is consistent.
 fn bounds_of_pages(
     column: &ColumnChunkMetaData,
     pages: usize,
@@ -219,7 +221,7 @@ fn index_bytes(range: Range<u64>, fetched: &FetchedFile) -> Option<bytes::Bytes>
     bytes.ok()
 }
 
-/// A page's bounds, as a row group's statistics are.
+/// A page's bounds in the form of row-group statistics.
 fn statistics(index: &ColumnIndexMetaData, page: usize) -> Option<Statistics> {
     use ColumnIndexMetaData::{BOOLEAN, BYTE_ARRAY, DOUBLE, FLOAT, INT32, INT64};
     let absent = index.null_count(page).and_then(|count| u64::try_from(count).ok());
@@ -243,7 +245,7 @@ fn statistics(index: &ColumnIndexMetaData, page: usize) -> Option<Statistics> {
         BYTE_ARRAY(index) => {
             let bound = |value: Option<&[u8]>| value.map(|value| ByteArray::from(value.to_vec()));
             let (least, greatest) = (bound(index.min_value(page)), bound(index.max_value(page)));
-            // Long ones are cut.
+            // Writers truncate long bounds.
             let statistics = ValueStatistics::new(least, greatest, None, absent, false);
             Statistics::ByteArray(statistics.with_min_is_exact(false).with_max_is_exact(false))
         }
@@ -263,13 +265,13 @@ fn bytes_of(place: &PageLocation) -> Range<u64> {
     start..start + place.compressed_page_size as u64
 }
 
-/// Whether any of `ranges`, ascending and apart, has something of `range`.
+/// Whether any of the ascending, disjoint `ranges` overlaps `range`.
 fn overlaps(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
     let next = ranges.partition_point(|other| other.end <= range.start);
     ranges.get(next).is_some_and(|other| other.start < range.end)
 }
 
-/// What two lists of ascending ranges have in common, neighbours as one.
+/// The intersection of two lists of ascending ranges, with adjacent ranges merged.
 fn common(left: &[Range<u64>], right: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut both: Vec<Range<u64>> = Vec::new();
     let (mut at, mut other) = (0, 0);

@@ -1,9 +1,9 @@
-//! Finding a projection's columns in one file.
+//! Resolves the columns of a projection in one file.
 //!
-//! A column is named as in the file; `a.b` is the field `b` of the column of structs `a`, where no column
-//! is named `a.b` itself. Files of a dataset may hold their columns in any order, more of them, and numbers
-//! of other widths; a column that this file lacks holds nothing here (that some file has it is for
-//! [`super::ParquetFile::check`] to see to).
+//! Names are those of the file; `a.b` is the field `b` of the struct column `a`, unless a column is named `a.b`
+//! itself. Files of a dataset may have their columns in any order, additional columns, and numbers of other
+//! widths. A column missing from this file is absent in all its rows ([`super::ParquetFile::check`] ensures that
+//! some file has it).
 
 use std::sync::Arc;
 
@@ -18,16 +18,16 @@ use super::ParquetFile;
 use super::types::{Class, Shape, usable};
 use crate::dataset::Projection;
 use crate::error::Error;
-use crate::filter::prune::Known;
+use crate::filter::prune::ColumnBounds;
 use crate::filter::{Bound, Mismatch};
 use crate::spec::Condition;
 
-/// What a file is read for.
+/// The columns to read from a file.
 #[derive(Clone, Debug)]
 pub(crate) enum Plan {
-    /// All columns, as they are.
+    /// All columns, unchanged.
     All,
-    /// The columns of a projection, and the leaves they are stored as, ascending.
+    /// The columns of a projection, and their leaves, ascending.
     Columns(Vec<Planned>, Vec<usize>),
 }
 
@@ -35,17 +35,17 @@ pub(crate) enum Plan {
 pub(crate) struct Planned {
     pub(super) name: String,
     pub(super) wrap: bool,
-    /// Where the file has it, if it does.
+    /// Its location in the file, unless the file lacks it.
     pub(super) found: Option<Found>,
 }
 
 /// A column of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
-    /// Its column of the file, and within that the names of the fields to go down.
+    /// The root column in the file, and the path of fields within it.
     pub(super) root: usize,
     pub(super) path: Vec<String>,
-    /// What it is stored as: leaves of the schema. One, unless it holds what no feature can use.
+    /// Its leaves in the schema: one, unless features do not support its type.
     pub(super) leaves: Vec<usize>,
     pub(super) data_type: DataType,
 }
@@ -61,7 +61,10 @@ impl Plan {
 }
 
 impl ParquetFile {
-    /// Finds the projected columns, and refuses those of types that no feature can use.
+    /// Resolves the projected columns.
+    ///
+    /// # Errors
+    /// When a column has a type that features do not support.
     pub(crate) fn plan(&self, projection: &Projection) -> Result<Plan, Error> {
         let columns = projection.columns.iter().map(|wanted| {
             let found = self.find(&wanted.name);
@@ -70,7 +73,7 @@ impl ParquetFile {
                 let wrong = |expected: &str| self.wrong_type(&wanted.name, &found.data_type, expected);
                 wrap = match (usable(&found.data_type), wanted.multi) {
                     (None, _) => return Err(wrong(expected_instead_of(&found.data_type))),
-                    (Some((Shape::List, _)), false) => return Err(wrong("one value a row")),
+                    (Some((Shape::List, _)), false) => return Err(wrong("one value per row")),
                     (Some((Shape::Single, class)), true) => class != Class::Absent,
                     _ => false,
                 };
@@ -84,12 +87,12 @@ impl ParquetFile {
         Ok(Plan::Columns(columns, leaves))
     }
 
-    /// All columns, as they are.
+    /// Reads all columns, unchanged.
     pub(crate) fn plan_all(&self) -> Plan {
         Plan::All
     }
 
-    /// What the values of a column are, if the file has it and a feature can use it.
+    /// The class and type of a column, if the file has it and features support it.
     pub(super) fn class(&self, name: &str) -> Option<(Class, DataType)> {
         let found = self.find(name)?;
         usable(&found.data_type).map(|(_, class)| (class, found.data_type))
@@ -104,7 +107,7 @@ impl ParquetFile {
         }
     }
 
-    /// The names of all columns that could be asked for.
+    /// The names of all columns and fields.
     pub(super) fn column_names(&self) -> Vec<String> {
         let mut names = Vec::new();
         name_fields(self.footer.plain.schema().fields(), "", &mut names);
@@ -137,12 +140,12 @@ impl ParquetFile {
         Found { root, path, leaves, data_type: field.data_type().clone() }
     }
 
-    /// Refuses conditions whose values cannot be compared with the columns they are about.
+    /// Checks that the values of conditions can be compared with their columns.
     pub(crate) fn check_conditions(&self, conditions: &[Condition]) -> Result<(), Error> {
         for Condition { column, test } in conditions {
             let Some(found) = self.find(column) else { continue };
             if let Err(Mismatch(expected)) = Bound::new(test, &found.data_type) {
-                let expected = format!("{expected}, as the filter compares it with");
+                let expected = format!("{expected}, to match the filter");
                 return Err(self.wrong_type(column, &found.data_type, &expected));
             }
         }
@@ -155,19 +158,19 @@ impl ParquetFile {
         let rows = self.groups()[group].rows;
         conditions.iter().any(|Condition { column, test }| {
             let Some(found) = self.find(column) else {
-                return Known::all_absent(rows).rules_out(test, &DataType::Null);
+                return ColumnBounds::all_absent(rows).rules_out(test, &DataType::Null);
             };
             let [leaf] = found.leaves[..] else { return false };
             let chunk = metadata.row_group(group).column(leaf);
             if chunk.column_descr().max_rep_level() > 0 {
                 return false;
             }
-            Known::of(chunk.statistics(), self.column_order(leaf), &found.data_type, rows)
+            ColumnBounds::of(chunk.statistics(), self.column_order(leaf), &found.data_type, rows)
                 .rules_out(test, &found.data_type)
         })
     }
 
-    /// How the file compares the values of a leaf, where it says so.
+    /// The order of the values of a leaf, if the file specifies it.
     pub(super) fn column_order(&self, leaf: usize) -> Option<ColumnOrder> {
         let metadata = self.footer.plain.metadata().file_metadata();
         metadata.column_orders().and_then(|orders| orders.get(leaf).copied())
@@ -178,10 +181,10 @@ impl ParquetFile {
     }
 }
 
-/// What would do instead of a type that does not.
+/// The types to use instead of an unsupported one.
 fn expected_instead_of(data_type: &DataType) -> &'static str {
     match data_type {
-        DataType::Struct(_) => "a value; its fields are named with a point between, as in `column.field`",
+        DataType::Struct(_) => "a value; name a field of the struct as `column.field`",
         DataType::List(item) => match item.data_type() {
             DataType::List(_) => "a list of values, not of lists",
             DataType::Struct(_) => "a list of values, not of structs",
@@ -201,7 +204,7 @@ fn name_fields(fields: &Fields, prefix: &str, names: &mut Vec<String>) {
     }
 }
 
-/// The field at `path` within `array`, absent where any struct around it is.
+/// The field at `path` within `array`; absent where any enclosing struct is absent.
 pub(super) fn descend(array: &ArrayRef, path: &[String]) -> Option<ArrayRef> {
     let mut array = Arc::clone(array);
     for part in path {
@@ -214,7 +217,7 @@ pub(super) fn descend(array: &ArrayRef, path: &[String]) -> Option<ArrayRef> {
     Some(array)
 }
 
-/// Each present value as a list of it, each absent one as an absent list.
+/// Wraps each present value in a list; absent values become absent lists.
 pub(super) fn lists_of_one(values: ArrayRef) -> ArrayRef {
     let item = Arc::new(Field::new_list_field(values.data_type().clone(), true));
     let nulls = values.nulls().cloned();
@@ -226,7 +229,7 @@ pub(super) fn lists_of_one(values: ArrayRef) -> ArrayRef {
     ))
 }
 
-/// The schema of these columns.
+/// The schema of the columns.
 pub(super) fn schema_of(columns: &[Planned], arrays: &[ArrayRef]) -> Arc<Schema> {
     let field =
         |(column, array): (&Planned, &ArrayRef)| Field::new(&column.name, array.data_type().clone(), true);

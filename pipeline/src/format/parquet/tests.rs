@@ -17,7 +17,7 @@ use super::*;
 use crate::dataset::{BadRecords, Dataset, ProjectedColumn, SplitPart};
 use crate::spec::OnBadRecord;
 
-/// One column of each type that a feature can use; the names of multi-valued ones start with `list`.
+/// One column of each supported type; the names of multi-valued ones start with `list`.
 fn every_type() -> RecordBatch {
     let text = [Some("a"), None, Some(""), Some("zwölf"), Some("a")];
     let bytes: Vec<Option<&[u8]>> = vec![Some(b"\xff\x00"), None, Some(b""), Some(b"x"), Some(b"y")];
@@ -60,8 +60,8 @@ fn every_type() -> RecordBatch {
         .unwrap()
 }
 
-/// The same values whatever way they are held: without dictionaries, text as bytes, short integers as 32
-/// bits, small offsets.
+/// Converts an array to a canonical representation: without dictionaries, text as bytes, short integers as 32 bits,
+/// 32-bit offsets.
 pub(super) fn canonical(array: &ArrayRef) -> ArrayRef {
     use arrow_schema::DataType::*;
     if let Some(dictionary) = array.as_any_dictionary_opt() {
@@ -126,7 +126,7 @@ fn open(runtime: &Runtime, dir: &Path) -> Result<Dataset, Error> {
     runtime.block_on(Dataset::open(&["a.parquet".to_owned()], dir, None))
 }
 
-/// Reads everything, chunk by chunk: the chunks and the number of each one's first record.
+/// Reads all chunks, each with the number of its first record.
 fn read(
     runtime: &Runtime,
     dataset: &Dataset,
@@ -146,7 +146,7 @@ fn read(
 }
 
 #[test]
-fn every_usable_type_reads_back() {
+fn all_supported_types_round_trip() {
     let batch = every_type();
     let schema = batch.schema();
     let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).rev().collect();
@@ -174,7 +174,7 @@ fn every_usable_type_reads_back() {
 }
 
 #[test]
-fn reading_goes_on_in_the_middle_of_a_row_group() {
+fn reading_can_start_inside_a_row_group() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();
     let numbers: ArrayRef = Arc::new(Int64Array::from_iter_values(0..100));
@@ -201,7 +201,7 @@ fn reading_goes_on_in_the_middle_of_a_row_group() {
 }
 
 #[test]
-fn columns_that_cannot_serve_are_refused_before_reading() {
+fn unusable_columns_are_rejected_before_reading() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();
     let spans: ArrayRef = Arc::new(IntervalYearMonthArray::from(vec![1; 5]));
@@ -225,9 +225,9 @@ fn columns_that_cannot_serve_are_refused_before_reading() {
         "a.parquet: column `span` holds Interval(DayTime), expected numbers, text, dates, times, or lists \
          of them"
     );
-    assert!(error("tags").ends_with("expected one value a row"), "{}", error("tags"));
+    assert!(error("tags").ends_with("expected one value per row"), "{}", error("tags"));
 
-    // One value a row is good enough for a multi-valued feature.
+    // A single-valued column can serve a multi-valued feature.
     let one = Projection { columns: vec![ProjectedColumn { name: "i8".to_owned(), multi: true }] };
     let chunks = read(&runtime, &dataset, &one, OnBadRecord::Fail).unwrap();
     let list = chunks[0].1.column(0).as_any().downcast_ref::<ListArray>().unwrap();
@@ -235,7 +235,7 @@ fn columns_that_cannot_serve_are_refused_before_reading() {
 }
 
 #[test]
-fn a_cut_file_is_damaged_and_another_format_is_told() {
+fn truncated_files_and_other_formats_are_detected() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.parquet");
@@ -251,10 +251,10 @@ fn a_cut_file_is_damaged_and_another_format_is_told() {
     assert_eq!(error, "a.parquet: expected Parquet, found text");
 }
 
-/// Parquet need not carry checksums, so a changed byte may be another value; it may never be a panic or
-/// more rows than there were.
+/// Parquet checksums are optional, so a changed byte may go undetected as another value; it must never cause a panic or
+/// additional rows.
 #[test]
-fn changed_bytes_never_panic() {
+fn damaged_files_never_panic() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.parquet");
@@ -287,7 +287,7 @@ fn open_all(runtime: &Runtime, dir: &Path) -> Dataset {
 }
 
 #[test]
-fn files_may_differ_in_what_does_not_matter() {
+fn files_may_differ_in_layout() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, columns: Vec<(&str, ArrayRef)>| {
@@ -320,13 +320,13 @@ fn files_may_differ_in_what_does_not_matter() {
 }
 
 #[test]
-fn fields_of_structs_are_named_by_their_path() {
+fn struct_fields_are_addressed_by_path() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();
     let leaf: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None, Some(3), Some(4)]));
     let flags: ArrayRef = Arc::new(BooleanArray::from(vec![true, true, false, false]));
     let field = |name: &str, array: &ArrayRef| Arc::new(Field::new(name, array.data_type().clone(), true));
-    // The outer one is absent in row 2, the inner one in row 3.
+    // The outer struct is absent in row 2, the inner one in row 3.
     let inner = StructArray::new(
         vec![field("c", &leaf), field("flag", &flags)].into(),
         vec![leaf, flags],
@@ -359,17 +359,13 @@ fn fields_of_structs_are_named_by_their_path() {
     assert_eq!(flags, [Some(true), Some(true), None, None]);
 
     let error = |name| dataset.check(&projection(&[name]), runtime.handle()).unwrap_err().to_string();
-    assert!(
-        error("a.b").ends_with("its fields are named with a point between, as in `column.field`"),
-        "{}",
-        error("a.b")
-    );
+    assert!(error("a.b").ends_with("name a field of the struct as `column.field`"), "{}", error("a.b"));
     assert_eq!(error("a.b.d"), "a.parquet: no column `a.b.d`; did you mean `a.b.c`?");
 }
 
-/// What the fuzz target looks for: any bytes are row groups within the file or an error.
+/// The property of the fuzz target: arbitrary bytes are row groups within the file or an error.
 #[test]
-fn any_footer_is_row_groups_or_an_error() {
+fn damaged_footers_are_row_groups_or_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.parquet");
     write(&path, &every_type(), 3, Compression::SNAPPY);

@@ -1,19 +1,19 @@
-//! Which types of column a feature can use.
+//! Column types supported by features.
 
 use arrow_schema::DataType;
 
-/// How many values a row has.
+/// Whether a row has one value or a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     Single,
     List,
 }
 
-/// What the values of a column are. Files of one dataset may differ in how wide a number is or how text
-/// is stored, but not in this.
+/// The class of a column's type. Files of a dataset may differ in the width of numbers or the storage of text, but
+/// not in the class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
-    /// Nothing but absent values: goes with all others.
+    /// Only absent values: compatible with every class.
     Absent,
     Flags,
     Numbers,
@@ -23,7 +23,7 @@ pub(super) enum Class {
     Timestamps,
 }
 
-/// The shape of a column whose type Examples and CSV know, too.
+/// The shape of a column whose type Examples and CSV also support.
 pub(crate) fn shape(data_type: &DataType) -> Option<Shape> {
     match data_type {
         DataType::List(item) | DataType::LargeList(item) => is_value(item.data_type()).then_some(Shape::List),
@@ -31,7 +31,7 @@ pub(crate) fn shape(data_type: &DataType) -> Option<Shape> {
     }
 }
 
-/// The shape and class of a column that a feature can use.
+/// The shape and class of a column, if features support its type.
 pub(super) fn usable(data_type: &DataType) -> Option<(Shape, Class)> {
     match data_type {
         DataType::List(item) => class(item.data_type()).map(|class| (Shape::List, class)),
@@ -56,7 +56,7 @@ fn class(data_type: &DataType) -> Option<Class> {
 }
 
 impl Class {
-    /// What it is called in messages.
+    /// Its name in messages.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Absent => "nothing",
@@ -69,8 +69,8 @@ impl Class {
         }
     }
 
-    /// Whether files may have either in one column.
-    pub(super) fn goes_with(self, other: Self) -> bool {
+    /// Whether files may have these classes in the same column.
+    pub(super) fn is_compatible_with(self, other: Self) -> bool {
         self == other || self == Self::Absent || other == Self::Absent
     }
 }

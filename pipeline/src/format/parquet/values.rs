@@ -1,4 +1,4 @@
-//! Values of a flat column while they are decoded: plain vectors, made into an Arrow array once a batch.
+//! Values of a flat column during decoding: plain vectors, converted to an Arrow array once per batch.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use bytes::Bytes;
 use parquet::basic::Type as Physical;
 use parquet::errors::ParquetError;
 
-/// Values of one physical type, one for each row.
+/// Values of one physical type, one per row.
 #[derive(Debug)]
 pub(super) enum Values {
     Int32(Vec<i32>),
@@ -22,7 +22,7 @@ pub(super) enum Values {
     Bytes(Texts),
 }
 
-/// Strings of bytes: number `i` is `data[ends[i - 1]..ends[i]]`.
+/// Byte strings: string `i` is `data[ends[i - 1]..ends[i]]`.
 #[derive(Debug, Default)]
 pub(super) struct Texts {
     ends: Vec<i32>,
@@ -30,7 +30,7 @@ pub(super) struct Texts {
 }
 
 impl Values {
-    /// None yet; `None` for a physical type that is not decoded here.
+    /// An empty vector; `None` for an unsupported physical type.
     pub(super) fn new(physical: Physical) -> Option<Self> {
         Some(match physical {
             Physical::INT32 => Self::Int32(Vec::new()),
@@ -42,7 +42,7 @@ impl Values {
         })
     }
 
-    /// None yet, of the same type, with room for `rows`.
+    /// An empty vector of the same type with capacity for `rows`.
     pub(super) fn empty(&self, rows: usize) -> Self {
         match self {
             Self::Int32(_) => Self::Int32(Vec::with_capacity(rows)),
@@ -63,7 +63,7 @@ impl Values {
         }
     }
 
-    /// Takes `count` values in the encoding PLAIN off `input`.
+    /// Reads `count` PLAIN-encoded values from `input`.
     pub(super) fn take_plain(&mut self, count: usize, input: &mut Bytes) -> Result<(), ParquetError> {
         match self {
             Self::Int32(values) => fixed(values, count, input, i32::from_le_bytes),
@@ -74,7 +74,7 @@ impl Values {
         }
     }
 
-    /// Leaves out `count` values in the encoding PLAIN.
+    /// Skips `count` PLAIN-encoded values.
     pub(super) fn skip_plain(&self, count: usize, input: &mut Bytes) -> Result<(), ParquetError> {
         let bytes = match self {
             Self::Int32(_) | Self::Float(_) => count.saturating_mul(4),
@@ -88,17 +88,17 @@ impl Values {
             }
         };
         if bytes > input.len() {
-            return Err(cut());
+            return Err(truncated());
         }
         *input = input.slice(bytes..);
         Ok(())
     }
 
-    /// Appends the values of `dictionary`, made of values of the same physical type, at `keys`.
+    /// Appends the values at `keys` of `dictionary`, which has the same physical type.
     pub(super) fn extend_from(&mut self, dictionary: &ArrayRef, keys: &[u32]) -> Result<(), ParquetError> {
         if keys.iter().any(|&key| key as usize >= dictionary.len()) {
             return Err(ParquetError::General(format!(
-                "a key beyond a dictionary of {} values",
+                "a key is out of range for a dictionary of {} values",
                 dictionary.len()
             )));
         }
@@ -109,7 +109,7 @@ impl Values {
             Self::Double(values) => gather(values, dictionary, keys),
             Self::Bytes(texts) => {
                 let Some(dictionary) = dictionary.as_binary_opt::<i32>() else {
-                    return Err(ParquetError::General("a dictionary of another type".to_owned()));
+                    return Err(ParquetError::General("the dictionary has another type".to_owned()));
                 };
                 for &key in keys {
                     texts.push(dictionary.value(key as usize))?;
@@ -119,7 +119,7 @@ impl Values {
         Ok(())
     }
 
-    /// Appends `count` rows that hold nothing.
+    /// Appends `count` absent rows.
     pub(super) fn extend_absent(&mut self, count: usize) {
         match self {
             Self::Int32(values) => values.resize(values.len() + count, 0),
@@ -133,8 +133,7 @@ impl Values {
         }
     }
 
-    /// Moves the values behind the first `rows` to the rows that are `present`. What the rows between them hold
-    /// means nothing.
+    /// Moves the values after the first `rows` to the `present` rows. The values of the other rows are unspecified.
     pub(super) fn spread(&mut self, rows: usize, present: &BitChunks<'_>) {
         match self {
             Self::Int32(values) => spread(&values.split_off(rows), present, values),
@@ -145,7 +144,7 @@ impl Values {
         }
     }
 
-    /// As an array of `data_type`, which holds values of this physical type.
+    /// Converts to an array of `data_type`, which must have this physical type.
     pub(super) fn into_array(
         self,
         nulls: Option<NullBuffer>,
@@ -170,7 +169,7 @@ impl Texts {
         self.data.extend_from_slice(text);
         let end = i32::try_from(self.data.len());
         self.ends
-            .push(end.map_err(|_| ParquetError::General("more than 2 GiB of text in a batch".to_owned()))?);
+            .push(end.map_err(|_| ParquetError::General("a batch has more than 2 GiB of text".to_owned()))?);
         Ok(())
     }
 
@@ -178,7 +177,7 @@ impl Texts {
         let mut at = 0;
         for _ in 0..count {
             let end = at + 4 + length(input, at)?;
-            self.push(input.get(at + 4..end).ok_or_else(cut)?)?;
+            self.push(input.get(at + 4..end).ok_or_else(truncated)?)?;
             at = end;
         }
         *input = input.slice(at..);
@@ -202,11 +201,11 @@ impl Texts {
     }
 }
 
-/// Rows that a word of bits tells of.
+/// Rows per word of the validity bitmap.
 const WORD: usize = u64::BITS as usize;
 
-/// Appends `packed` to `values`, each at a row that is `present`; there are as many. What the other rows hold
-/// means nothing.
+/// Appends the `packed` values to `values` at the `present` rows, which are equal in number. The values of the other
+/// rows are unspecified.
 pub(super) fn spread<T: Copy + Default>(packed: &[T], present: &BitChunks<'_>, values: &mut Vec<T>) {
     let start = values.len();
     values.resize(start + length_of(present), T::default());
@@ -218,7 +217,7 @@ pub(super) fn spread<T: Copy + Default>(packed: &[T], present: &BitChunks<'_>, v
         if count == out.len() {
             out.copy_from_slice(these);
         } else if let Some(last) = count.checked_sub(1) {
-            // Without branches, which nothing could foretell: an absent row gets the present one behind it.
+            // Branch-free, as branches would be unpredictable: an absent row gets the next present value.
             let mut next = 0;
             for (bit, out) in out.iter_mut().enumerate() {
                 *out = these[next.min(last)];
@@ -232,10 +231,10 @@ fn length_of(present: &BitChunks<'_>) -> usize {
     present.chunk_len() * WORD + present.remainder_len()
 }
 
-/// The length before the string at `at`.
+/// The length prefix of the string at `at`.
 fn length(input: &Bytes, at: usize) -> Result<usize, ParquetError> {
     let bytes = input.get(at..).and_then(|rest| rest.first_chunk::<4>());
-    bytes.map(|bytes| u32::from_le_bytes(*bytes) as usize).ok_or_else(cut)
+    bytes.map(|bytes| u32::from_le_bytes(*bytes) as usize).ok_or_else(truncated)
 }
 
 fn fixed<T, const N: usize>(
@@ -244,14 +243,14 @@ fn fixed<T, const N: usize>(
     input: &mut Bytes,
     read: impl Fn([u8; N]) -> T,
 ) -> Result<(), ParquetError> {
-    let bytes = count.checked_mul(N).and_then(|length| input.get(..length)).ok_or_else(cut)?;
+    let bytes = count.checked_mul(N).and_then(|length| input.get(..length)).ok_or_else(truncated)?;
     let (chunks, _) = bytes.as_chunks::<N>();
     values.extend(chunks.iter().map(|&chunk| read(chunk)));
     *input = input.slice(count * N..);
     Ok(())
 }
 
-/// `keys` are all within `dictionary`, whose words are `T`s.
+/// Appends `dictionary[key]` for each key. All keys must be in range and the dictionary's native type `T`.
 fn gather<T: ArrowNativeType>(values: &mut Vec<T>, dictionary: &ArrayRef, keys: &[u32]) {
     let data = dictionary.to_data();
     let of: &[T] = data.buffer(0);
@@ -271,6 +270,6 @@ fn primitive<T: ArrowPrimitiveType>(
     Ok(arrow_array::make_array(data))
 }
 
-pub(super) fn cut() -> ParquetError {
-    ParquetError::EOF("a page is cut".to_owned())
+pub(super) fn truncated() -> ParquetError {
+    ParquetError::EOF("a page is truncated".to_owned())
 }
