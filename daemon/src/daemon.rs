@@ -1,9 +1,9 @@
-//! The daemon: takes jobs in, runs them in turn, answers for them.
+//! The daemon: accepts jobs, schedules them and answers queries.
 //!
-//! A [`Daemon`] is a handle; all clones mean the same daemon. `millstreamd` serves one over its socket, and
-//! `millstream train` without a daemon listening hosts one in its own process. Jobs wait in a bounded queue,
-//! in order of arrival, and at most `max_jobs` run, each on a thread of its own ([`crate::supervisor`]).
-//! A job leaves the daemon's memory when it has ended; the store keeps its record.
+//! A [`Daemon`] is a handle; its clones share one daemon. `millstreamd` serves one over its socket.
+//! `millstream train` hosts one in its own process if none is listening. Jobs wait in a bounded FIFO queue,
+//! and at most `max_jobs` run at a time, each on its own thread ([`crate::supervisor`]). When a job ends, the
+//! daemon drops it from memory; the store keeps its record.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -25,17 +25,17 @@ use crate::scoring::{self, Scorer};
 use crate::state::{
     History, JobRecord, JobSource, JobState, LogLevel, LogRecord, Metrics, Store, StoreError, now_ms,
 };
-use crate::supervisor::{Book, Control, PendingProfile, Stop, Supervisor};
+use crate::supervisor::{JobRecorder, Control, PendingProfile, StopReason, Supervisor};
 
-/// Jobs that may wait for their turn.
-const QUEUE: usize = 10_000;
+/// Maximum number of queued jobs.
+const MAX_QUEUED: usize = 10_000;
 
-/// How long running jobs may take for their last checkpoints when the daemon stops.
-const DRAIN: Duration = Duration::from_secs(75);
+/// Time limit for running jobs to take a last checkpoint at shutdown.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// How a file in the state directory that only one daemon may hold is called.
-const LOCK: &str = "lock";
-const DATABASE: &str = "state.sqlite";
+/// The file in the state directory that a daemon locks.
+const LOCK_FILE: &str = "lock";
+const DATABASE_FILE: &str = "state.sqlite";
 
 /// A running daemon.
 #[derive(Clone)]
@@ -43,22 +43,22 @@ pub struct Daemon {
     shared: Arc<Shared>,
 }
 
-/// What rows are scored with.
+/// The checkpoint to score with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct ScoreTarget {
     /// A job's id, or the directory of a job or of a checkpoint.
     pub name: String,
-    /// Whether of a job's checkpoints the best is meant, and not the newest.
+    /// Whether to use a job's best checkpoint instead of its newest.
     pub best: bool,
 }
 
 /// Why a job was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
-    /// The job file is wrong.
+    /// The job file is invalid.
     #[error(transparent)]
     Invalid(#[from] JobError),
-    /// The job file is right, and yet the job cannot be taken.
+    /// The job file is valid, but the job cannot be accepted.
     #[error("{0:#}")]
     Other(#[from] anyhow::Error),
 }
@@ -67,44 +67,44 @@ struct Shared {
     config: Config,
     store: Arc<Store>,
     runtime: Handle,
-    /// Storage, as all jobs share it.
+    /// Storage shared by all jobs.
     stores: Stores,
     jobs: Mutex<Jobs>,
-    /// How many jobs run; for waiting until none does.
+    /// The number of running jobs; shutdown waits for it to reach 0.
     running: watch::Sender<usize>,
     scorer: Scorer,
-    /// Held for as long as the daemon lives.
+    /// The state directory's lock, held while the daemon lives.
     _lock: Option<File>,
 }
 
 #[derive(Default)]
 struct Jobs {
-    queued: VecDeque<Waiting>,
-    running: Vec<Live>,
+    queued: VecDeque<QueuedJob>,
+    running: Vec<ActiveJob>,
     draining: bool,
 }
 
-/// A job in memory.
+/// A queued or running job.
 #[derive(Clone)]
-struct Live {
-    book: Arc<Book>,
+struct ActiveJob {
+    recorder: Arc<JobRecorder>,
     control: Arc<Control>,
 }
 
-/// A job whose turn has not come.
-struct Waiting {
-    live: Live,
+/// A queued job.
+struct QueuedJob {
+    active: ActiveJob,
     supervisor: Supervisor,
 }
 
 impl Daemon {
-    /// Starts a daemon, which takes up the jobs that an earlier one left unfinished. To be called within a
-    /// tokio runtime, which must outlive it.
+    /// Starts a daemon, which resumes the unfinished jobs of an earlier one. Must be called within a tokio
+    /// runtime that outlives the daemon.
     ///
     /// # Errors
     /// When another daemon uses the state directory, or the state cannot be read.
     pub fn start(config: Config) -> Result<Self> {
-        let runtime = Handle::try_current().context("a daemon is started within a tokio runtime")?;
+        let runtime = Handle::try_current().context("a daemon must be started within a tokio runtime")?;
         let (store, lock) = match &config.state {
             StateLocation::Memory => (Store::open_in_memory()?, None),
             StateLocation::Directory(directory) => open_state(directory)?,
@@ -122,11 +122,11 @@ impl Daemon {
             _lock: lock,
         };
         let daemon = Self { shared: Arc::new(shared) };
-        daemon.take_up_unfinished()?;
+        daemon.requeue_unfinished()?;
         Ok(daemon)
     }
 
-    /// Starts a daemon inside another program, without any state that outlives it.
+    /// Starts a daemon embedded in another program, with its state in memory.
     ///
     /// # Errors
     /// As for [`Daemon::start`].
@@ -134,33 +134,33 @@ impl Daemon {
         Self::start(Config::embedded())
     }
 
-    /// Lets no further job start, has running ones take a checkpoint and stop, and waits for that, within a
-    /// bound. Their records stay unfinished: the next daemon over this state takes them up.
+    /// Starts no further job, asks running ones to take a checkpoint and stop, and waits for them within a
+    /// time limit. Unfinished jobs stay unfinished in the store, and the next daemon resumes them.
     pub async fn shutdown(&self) {
         {
             let mut jobs = self.shared.jobs();
             jobs.draining = true;
             jobs.queued.clear();
-            for live in &jobs.running {
-                live.control.stop(Stop::Drain);
+            for active in &jobs.running {
+                active.control.stop(StopReason::Drain);
             }
         }
         let mut running = self.shared.running.subscribe();
         let drained = async {
             self.shared.scorer.close().await;
-            // The sender lives as long as `self`.
+            // Cannot fail: the sender lives as long as `self`.
             let _ = running.wait_for(|&running| running == 0).await;
         };
-        if tokio::time::timeout(DRAIN, drained).await.is_err() {
-            tracing::warn!("jobs did not stop in time; they go on from an earlier checkpoint");
+        if tokio::time::timeout(DRAIN_TIMEOUT, drained).await.is_err() {
+            tracing::warn!("jobs did not stop in time; they will resume from an earlier checkpoint");
         }
     }
 
-    /// Accepts a job: `text` is a job file that was read from `path`, `set` replaces single keys of it. With
-    /// `resume`, the newest unfinished run of the same job in its checkpoint directory goes on.
+    /// Accepts a job. `text` is a job file read from `path`; `set` overrides single keys of it. With
+    /// `resume`, resumes the newest unfinished run of the same job in its checkpoint directory.
     ///
     /// # Errors
-    /// `Invalid` when the job file is wrong.
+    /// `Invalid` when the job file is invalid.
     pub async fn submit(
         &self,
         text: String,
@@ -178,14 +178,14 @@ impl Daemon {
     pub fn list(&self) -> Result<Vec<JobRecord>, StoreError> {
         let mut records = self.shared.store.jobs()?;
         for record in &mut records {
-            if let Some(live) = self.shared.live(&record.id) {
-                *record = live.book.record();
+            if let Some(active) = self.shared.active(&record.id) {
+                *record = active.recorder.record();
             }
         }
         Ok(records)
     }
 
-    /// The job whose id is `id` or, alone, begins with it.
+    /// The job whose id is `id`, or the only job whose id starts with `id`.
     ///
     /// # Errors
     /// When there is none, or more than one.
@@ -193,7 +193,7 @@ impl Daemon {
         Ok(self.watch(id)?.borrow().clone())
     }
 
-    /// A job's log after line `after` (0 for all that is kept).
+    /// A job's log lines after position `after` (0 for all).
     ///
     /// # Errors
     /// As for [`Daemon::show`].
@@ -201,34 +201,34 @@ impl Daemon {
         self.shared.store.logs(&self.shared.store.find(id)?, after)
     }
 
-    /// A job, and its course over its steps.
+    /// A job and its history.
     ///
     /// # Errors
     /// As for [`Daemon::show`].
     pub fn history(&self, id: &str) -> Result<(JobRecord, History), StoreError> {
         let record = self.show(id)?;
         let mut history = self.shared.store.history(&record.id)?;
-        // Looked at after the store: what is stored in between is missing then, and not there twice.
-        let latest = self.shared.live(&record.id).and_then(|live| live.book.latest());
+        // Read after the store, so that a point stored in between is missing rather than duplicated.
+        let latest = self.shared.active(&record.id).and_then(|active| active.recorder.latest_point());
         let stored = history.points.last().map_or(0, |point| point.step);
         history.points.extend(latest.filter(|latest| latest.step > stored));
         Ok((record, history))
     }
 
-    /// A job as it changes. The sender is gone once the job has ended.
+    /// Watches a job. The channel closes once the job has ended.
     ///
     /// # Errors
     /// As for [`Daemon::show`].
     pub fn watch(&self, id: &str) -> Result<watch::Receiver<JobRecord>, StoreError> {
         let id = self.shared.store.find(id)?;
-        if let Some(live) = self.shared.live(&id) {
-            return Ok(live.book.watch());
+        if let Some(active) = self.shared.active(&id) {
+            return Ok(active.recorder.watch());
         }
         let record = self.shared.store.job(&id)?.ok_or(StoreError::UnknownJob { id })?;
         Ok(watch::Sender::new(record).subscribe())
     }
 
-    /// Stops a job after a checkpoint, and returns once it has ended. One that has ended is left as it is.
+    /// Cancels a job after a checkpoint, and returns once it has ended. An ended job stays as it is.
     ///
     /// # Errors
     /// As for [`Daemon::show`].
@@ -236,69 +236,69 @@ impl Daemon {
         let mut record = self.watch(id)?;
         let id = record.borrow().id.clone();
         if let Some(waiting) = self.shared.take_queued(&id) {
-            waiting.live.book.enter(JobState::Cancelled, "before it began");
-        } else if let Some(live) = self.shared.live(&id) {
-            live.control.stop(Stop::Cancel);
+            waiting.active.recorder.enter(JobState::Cancelled, "cancelled before it started");
+        } else if let Some(active) = self.shared.active(&id) {
+            active.control.stop(StopReason::Cancel);
         }
-        // A sender that is gone has left the last record.
+        // If the channel is closed, the last record is final.
         let _ = record.wait_for(|record| record.state.is_final()).await;
         Ok(self.show(&id)?)
     }
 
-    /// How the ingest of a running job goes, what holds it back, and what to do about it.
+    /// A running job's ingest rates, its bottleneck, and advice.
     ///
     /// # Errors
-    /// When there is no such job, or it is not being fed.
+    /// When there is no such job, or it has no running ingest.
     pub fn explain(&self, id: &str) -> Result<Explanation> {
         let record = self.show(id)?;
-        let live = self.shared.live(&record.id);
-        let explained = live.and_then(|live| live.control.explain());
-        explained.with_context(|| format!("job {} reads no data: it is {}", record.id, record.state))
+        let active = self.shared.active(&record.id);
+        let explanation = active.and_then(|active| active.control.explain());
+        explanation.with_context(|| format!("job {} has no running ingest: it is {}", record.id, record.state))
     }
 
-    /// Takes a checkpoint of a running job after its present step, and returns once it is committed: its
-    /// directory and step.
+    /// Takes a checkpoint of a running job after its current step, and returns its directory and step once it
+    /// is committed.
     ///
     /// # Errors
     /// When there is no such job, or it ends before there is one.
     pub async fn checkpoint(&self, id: &str) -> Result<(PathBuf, u64)> {
         let record = self.show(id)?;
-        let live = self.shared.live(&record.id).filter(|live| !live.book.record().state.is_final());
-        let live = live.with_context(|| format!("job {} is over: {}", record.id, record.state))?;
+        let active = self.shared.active(&record.id).filter(|active| !active.recorder.record().state.is_final());
+        let active = active.with_context(|| format!("job {} is over: {}", record.id, record.state))?;
         if record.state == JobState::Queued {
-            bail!("job {} waits for its turn; there is nothing to save yet", record.id);
+            bail!("job {} is queued; there is nothing to save yet", record.id);
         }
-        let committed = live.control.checkpoint()?;
+        let committed = active.control.checkpoint()?;
         committed.await.map_err(|_| anyhow!("job {} ended before the checkpoint was taken", record.id))
     }
 
-    /// Records the next `steps` steps of a job that trains, and the ingest that feeds them. Dropping what is returned
-    /// calls that off.
+    /// Records the next `steps` steps of a training job and their ingest. Dropping the result cancels the
+    /// recording.
     ///
     /// # Errors
-    /// When there is no such job, or it takes no steps.
+    /// When there is no such job, or it is not training.
     pub(crate) fn profile(&self, id: &str, steps: u64) -> Result<(String, PendingProfile)> {
         let JobRecord { id, state, .. } = self.show(id)?;
         match state {
-            JobState::Queued => bail!("job {id} waits for its turn and takes no steps yet"),
-            JobState::Preparing => bail!("job {id} is being prepared and takes no steps yet"),
+            JobState::Queued => bail!("job {id} is queued and not training yet"),
+            JobState::Preparing => bail!("job {id} is being prepared and not training yet"),
             JobState::Running => {}
             _ => bail!("job {id} is over: {state}"),
         }
-        let live = self.shared.live(&id).with_context(|| format!("job {id} is over"))?;
-        let pending = live.control.profile(steps).with_context(|| format!("job {id}"))?;
+        let active = self.shared.active(&id).with_context(|| format!("job {id} is over"))?;
+        let pending = active.control.profile(steps).with_context(|| format!("job {id}"))?;
         Ok((id, pending))
     }
 
-    /// Scores held-out data with a checkpoint. `target` is a job's id, or the directory of a job or of a
-    /// checkpoint; `data` are paths and globs, none for the job's own held-out data; `base` is where relative
-    /// ones of either start.
+    /// Evaluates a checkpoint on held-out data. `target` is a job's id, or the directory of a job or a
+    /// checkpoint. `data` are paths and globs, empty for the job's held-out data. `base` is the base
+    /// directory of relative paths in both.
     ///
     /// # Errors
     /// When there is no such checkpoint, or the data cannot be scored.
     pub async fn evaluate(
         &self,
-        target: impl Into<Target>,
+        target: impl Into<ScoreTarget>,
         data: Vec<String>,
         base: PathBuf,
     ) -> Result<Vec<Metrics>> {
@@ -306,14 +306,14 @@ impl Daemon {
         self.shared.scorer.evaluate(checkpoint, data, base).await
     }
 
-    /// Scores data with a checkpoint, row by row in the order of the data; arguments as for
-    /// [`Daemon::evaluate`]. Dropping the receiver ends the work.
+    /// Scores each row with a checkpoint, in data order; arguments as for [`Daemon::evaluate`]. Dropping the
+    /// receiver stops the work.
     ///
     /// # Errors
-    /// When there is no such checkpoint; what fails later arrives as the last item.
+    /// When there is no such checkpoint; later errors arrive as the last item.
     pub async fn predict(
         &self,
-        target: impl Into<Target>,
+        target: impl Into<ScoreTarget>,
         data: Vec<String>,
         base: PathBuf,
     ) -> Result<Predictions> {
@@ -321,14 +321,14 @@ impl Daemon {
         self.shared.scorer.predict(checkpoint, data, base).await
     }
 
-    /// The checkpoint of a job's best evaluation, where that is kept.
+    /// The checkpoint of a job's best evaluation, if the job keeps it.
     pub async fn best_checkpoint(&self, record: &JobRecord) -> Option<PathBuf> {
         let directory = record.directory.clone();
-        // Where there is none, or it cannot be told, there is none to show.
+        // An error counts as no best checkpoint.
         self.blocking(move |_| Ok::<_, anyhow::Error>(scoring::best_in(&directory)?)).await.ok().flatten()
     }
 
-    async fn scored(&self, Target { name, best }: Target, base: &Path) -> Result<scoring::Scored> {
+    async fn scored(&self, ScoreTarget { name, best }: ScoreTarget, base: &Path) -> Result<scoring::Scored> {
         let base = base.to_owned();
         self.blocking(move |daemon| match daemon.show(&name) {
             Ok(JobRecord { checkpoint: None, .. }) => bail!("job {name} has no checkpoint yet"),
@@ -351,8 +351,8 @@ impl Daemon {
     ) -> Result<JobRecord, SubmitError> {
         let (job, warnings) = Job::parse(text, &path, set)?;
         let run = if resume { runs::newest_unfinished(&job)? } else { runs::new(&job)? };
-        if self.shared.live(&run.id).is_some() {
-            return Err(anyhow!("job {} is not over; there is nothing to resume", run.id).into());
+        if self.shared.active(&run.id).is_some() {
+            return Err(anyhow!("job {} has not ended; there is nothing to resume", run.id).into());
         }
         let source = JobSource { text: job.text.clone(), path };
         let known = self.shared.store.job(&run.id).map_err(anyhow::Error::from)?;
@@ -373,20 +373,20 @@ impl Daemon {
         Ok(record)
     }
 
-    /// Queues what an earlier daemon over this state left unfinished.
-    fn take_up_unfinished(&self) -> Result<()> {
+    /// Queues the unfinished jobs of an earlier daemon.
+    fn requeue_unfinished(&self) -> Result<()> {
         for mut record in self.shared.store.unfinished()? {
             let source = self.shared.store.source(&record.id)?;
             match Job::parse(&source.text, &source.path, &[]) {
                 Ok((job, _)) => {
-                    tracing::info!(job = record.id, "taken up again");
-                    record.enter(JobState::Queued, "taken up by a new daemon");
+                    tracing::info!(job = record.id, "resuming");
+                    record.enter(JobState::Queued, "resumed by a new daemon");
                     self.shared.store.save_job(&record)?;
                     self.enqueue(job, record)?;
                 }
                 Err(error) => {
-                    tracing::error!(job = record.id, %error, "cannot be taken up again");
-                    record.enter(JobState::Failed, format!("cannot be taken up again: {error}"));
+                    tracing::error!(job = record.id, %error, "cannot be resumed");
+                    record.enter(JobState::Failed, format!("cannot be resumed: {error}"));
                     self.shared.store.save_job(&record)?;
                 }
             }
@@ -396,14 +396,14 @@ impl Daemon {
 
     fn enqueue(&self, job: Job, record: JobRecord) -> Result<()> {
         let (control, events) = Control::new();
-        let book = Arc::new(Book::new(Arc::clone(&self.shared.store), record));
-        let live = Live { book: Arc::clone(&book), control: Arc::clone(&control) };
+        let recorder = Arc::new(JobRecorder::new(Arc::clone(&self.shared.store), record));
+        let active = ActiveJob { recorder: Arc::clone(&recorder), control: Arc::clone(&control) };
         let supervisor = Supervisor::new(
             job,
             self.shared.config.worker.clone(),
             self.shared.runtime.clone(),
             &self.shared.stores,
-            book,
+            recorder,
             (control, events),
         );
         {
@@ -411,38 +411,38 @@ impl Daemon {
             if jobs.draining {
                 bail!("the daemon is stopping");
             }
-            if jobs.live(live.book.id()).is_some() {
-                bail!("job {} is not over; there is nothing to resume", live.book.id());
+            if jobs.active(active.recorder.id()).is_some() {
+                bail!("job {} has not ended; there is nothing to resume", active.recorder.id());
             }
-            if jobs.queued.len() >= QUEUE {
-                bail!("{QUEUE} jobs are waiting already");
+            if jobs.queued.len() >= MAX_QUEUED {
+                bail!("the queue is full: {MAX_QUEUED} jobs are waiting");
             }
-            jobs.queued.push_back(Waiting { live, supervisor });
+            jobs.queued.push_back(QueuedJob { active, supervisor });
         }
         self.start_next();
         Ok(())
     }
 
-    /// Starts queued jobs for as long as there is room.
+    /// Starts queued jobs while fewer than `max_jobs` are running.
     fn start_next(&self) {
         let mut jobs = self.shared.jobs();
         while jobs.running.len() < self.shared.config.max_jobs.get() && !jobs.draining {
-            let Some(Waiting { live, supervisor }) = jobs.queued.pop_front() else { break };
+            let Some(QueuedJob { active, supervisor }) = jobs.queued.pop_front() else { break };
             let daemon = self.clone();
-            let mine = live.clone();
-            // The thread's first look at `jobs` waits for this one to end.
+            let mine = active.clone();
+            // The thread's first access to `jobs` waits until this lock is released.
             let thread =
-                std::thread::Builder::new().name(format!("job {}", live.book.id())).spawn(move || {
-                    let guard = Running { daemon, live: mine };
+                std::thread::Builder::new().name(format!("job {}", active.recorder.id())).spawn(move || {
+                    let guard = RunningGuard { daemon, active: mine };
                     supervisor.run();
                     drop(guard);
                 });
             match thread {
                 Ok(_) => {
-                    jobs.running.push(live);
+                    jobs.running.push(active);
                     self.shared.running.send_replace(jobs.running.len());
                 }
-                Err(error) => live.book.enter(JobState::Failed, &format!("no thread for it: {error}")),
+                Err(error) => active.recorder.enter(JobState::Failed, &format!("cannot start its thread: {error}")),
             }
         }
     }
@@ -459,13 +459,13 @@ impl Daemon {
     }
 }
 
-impl From<&str> for Target {
+impl From<&str> for ScoreTarget {
     fn from(name: &str) -> Self {
         Self { name: name.to_owned(), best: false }
     }
 }
 
-impl From<&String> for Target {
+impl From<&String> for ScoreTarget {
     fn from(name: &String) -> Self {
         Self::from(name.as_str())
     }
@@ -476,54 +476,54 @@ impl Shared {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The job in memory, whether it runs or waits.
-    fn live(&self, id: &str) -> Option<Live> {
-        self.jobs().live(id).cloned()
+    /// The queued or running job of this id.
+    fn active(&self, id: &str) -> Option<ActiveJob> {
+        self.jobs().active(id).cloned()
     }
 
-    fn take_queued(&self, id: &str) -> Option<Waiting> {
+    fn take_queued(&self, id: &str) -> Option<QueuedJob> {
         let mut jobs = self.jobs();
-        let place = jobs.queued.iter().position(|waiting| waiting.live.book.id() == id)?;
+        let place = jobs.queued.iter().position(|waiting| waiting.active.recorder.id() == id)?;
         jobs.queued.remove(place)
     }
 }
 
 impl Jobs {
-    fn live(&self, id: &str) -> Option<&Live> {
-        let waiting = self.queued.iter().map(|waiting| &waiting.live);
-        self.running.iter().chain(waiting).find(|live| live.book.id() == id)
+    fn active(&self, id: &str) -> Option<&ActiveJob> {
+        let waiting = self.queued.iter().map(|waiting| &waiting.active);
+        self.running.iter().chain(waiting).find(|active| active.recorder.id() == id)
     }
 }
 
-/// A job's place among the running ones; given up when the job's thread ends, however it does.
-struct Running {
+/// Marks a job as running. Dropped when the job's thread ends, even in a panic.
+struct RunningGuard {
     daemon: Daemon,
-    live: Live,
+    active: ActiveJob,
 }
 
-impl Drop for Running {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.live.book.enter(JobState::Failed, "a defect in the daemon; its log has more");
+            self.active.recorder.enter(JobState::Failed, "internal error in the daemon; see its log");
         }
         {
             let mut jobs = self.daemon.shared.jobs();
-            jobs.running.retain(|live| live.book.id() != self.live.book.id());
+            jobs.running.retain(|active| active.recorder.id() != self.active.recorder.id());
             self.daemon.shared.running.send_replace(jobs.running.len());
         }
         self.daemon.start_next();
     }
 }
 
-/// Opens the state directory for this daemon alone.
+/// Opens and locks the state directory.
 fn open_state(directory: &Path) -> Result<(Store, Option<File>)> {
     let here = || format!("state directory {}", directory.display());
     std::fs::create_dir_all(directory).with_context(here)?;
-    let lock = File::create(directory.join(LOCK)).with_context(here)?;
+    let lock = File::create(directory.join(LOCK_FILE)).with_context(here)?;
     match lock.try_lock() {
         Ok(()) => {}
         Err(std::fs::TryLockError::WouldBlock) => bail!("another daemon uses the {}", here()),
         Err(std::fs::TryLockError::Error(error)) => return Err(error).with_context(here),
     }
-    Ok((Store::open(&directory.join(DATABASE))?, Some(lock)))
+    Ok((Store::open(&directory.join(DATABASE_FILE))?, Some(lock)))
 }

@@ -1,18 +1,18 @@
 //! The daemon: jobs and their state, ingest hosting, workers.
 //!
-//! * [`job`]: job files, and what they mean.
-//! * [`daemon`]: takes jobs in, runs them in turn, answers for them.
-//! * `supervisor`: a job's life: preparing, attempts, resuming.
+//! * [`job`]: job files, parsed and resolved.
+//! * [`daemon`]: accepts jobs, schedules them and answers queries.
+//! * `supervisor`: the life of a job: preparation, attempts, retries.
 //! * `feed`: hosting ingest for a worker.
-//! * [`worker`]: the process that trains; its protocol, its own side and the daemon's.
+//! * [`worker`]: the process that trains: protocol, worker side and daemon side.
 //! * `scoring`: evaluation and prediction with a checkpoint.
-//! * [`export`]: a checkpoint's model for other programs.
-//! * [`plan`]: what a job would do, without doing it.
-//! * [`auto_batch`]: the largest batch that memory has room for.
-//! * `runs`: the directories of a job's runs.
-//! * [`state`]: what the daemon remembers of its jobs.
+//! * [`export`]: exporting a checkpoint's model to other programs.
+//! * [`plan`]: planning a job without running it.
+//! * [`auto_batch`]: the largest batch size that fits in memory.
+//! * `runs`: run directories.
+//! * [`state`]: the daemon's persistent state.
 //! * [`service`]: the control API over the daemon.
-//! * [`config`], [`server`], [`socket`]: `millstreamd`: its configuration, its life, its socket.
+//! * [`config`], [`server`], [`socket`]: the configuration, life cycle and socket of `millstreamd`.
 
 #![forbid(unsafe_code)]
 

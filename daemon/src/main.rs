@@ -27,16 +27,16 @@ struct Arguments {
     /// Directory of the job database [default: /var/lib/millstream for root, else below $XDG_STATE_HOME]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// How log lines look on standard error
+    /// Format of log lines on standard error
     #[arg(long, value_enum, default_value = "text")]
     log_format: LogFormat,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum LogFormat {
-    /// For people
+    /// Plain text
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 
@@ -66,14 +66,14 @@ fn run(arguments: Arguments) -> Result<()> {
         .build()
         .context("starting the daemon's threads")?;
     let served = runtime.block_on(server::serve(&config));
-    // What is left are reads that no job waits for.
+    // Only reads remain that no job waits for.
     runtime.shutdown_background();
     served
 }
 
 fn log_to_stderr(format: LogFormat) {
     let filter = EnvFilter::try_from_env("MILLSTREAM_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    // A log that nobody reads any more is no reason to stop, and telling so would go the same way.
+    // A closed log must not stop the daemon, and reporting the error would fail the same way.
     let lines = tracing_subscriber::fmt().log_internal_errors(false);
     let lines = lines.with_env_filter(filter).with_writer(std::io::stderr);
     match format {

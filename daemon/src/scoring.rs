@@ -26,7 +26,7 @@ use crate::job::Job;
 use crate::runs;
 use crate::state::Metrics;
 use crate::worker::host::WorkerProcess;
-use crate::worker::protocol::{FromWorker, Output, Role, Start, ToWorker};
+use crate::worker::protocol::{FromWorker, ScoreOutput, Role, Start, ToWorker};
 
 /// Scoring runs at a time; further ones wait.
 const RUNS: u32 = 2;
@@ -72,7 +72,7 @@ pub(crate) struct Scorer {
 /// What a run gives to whoever asked for it.
 trait Sink: Send + 'static {
     /// What the worker is asked for.
-    const OUTPUT: Output;
+    const OUTPUT: ScoreOutput;
     /// Takes a message; false when nobody wants any more.
     fn take(&mut self, message: FromWorker) -> bool;
     /// Whether somebody still waits.
@@ -209,7 +209,7 @@ impl Run {
         let Scored { directory, step, job, analysis } = &self.scored;
         let data = self.data(&job.data)?;
         let mut transform = Transform::resolve(&job.features, &job.label, &data.missing, analysis)?;
-        if S::OUTPUT == Output::Scores {
+        if S::OUTPUT == ScoreOutput::Scores {
             transform = transform.without_label();
         }
         let schema = feed::schema(&transform, &data);
@@ -243,7 +243,7 @@ impl Run {
                 Ok(FromWorker::Ready { .. }) => {
                     let (started, ring) = Feed::start(&plan, None)?;
                     feed = Some(started);
-                    worker.hand_over(ring)?;
+                    worker.send_ring(ring)?;
                 }
                 Ok(FromWorker::Done { .. }) => return Ok(()),
                 Ok(FromWorker::Failed { message }) => bail!(message),
@@ -292,7 +292,7 @@ struct ToEvaluate {
 }
 
 impl Sink for ToEvaluate {
-    const OUTPUT: Output = Output::Metrics;
+    const OUTPUT: ScoreOutput = ScoreOutput::Metrics;
 
     fn take(&mut self, message: FromWorker) -> bool {
         if let FromWorker::Evaluated { metrics, .. } = message {
@@ -317,7 +317,7 @@ struct ToPredict {
 }
 
 impl Sink for ToPredict {
-    const OUTPUT: Output = Output::Scores;
+    const OUTPUT: ScoreOutput = ScoreOutput::Scores;
 
     fn take(&mut self, message: FromWorker) -> bool {
         match message {

@@ -1,9 +1,9 @@
-//! `millstreamd` between its start and its end: taking the socket, serving, draining.
+//! The life of `millstreamd`: binding the socket, serving, draining.
 //!
-//! The configuration is whole before this begins. The socket is taken first: a second daemon on it ends
-//! before it has started a worker. The service manager is told that the daemon is ready once it answers. At SIGTERM or SIGINT the socket goes first, then jobs
-//! take a checkpoint and stop; how long that may take has a bound, after which workers are killed: they go
-//! on from an earlier checkpoint.
+//! The configuration is resolved before. The socket is bound first, so that a second daemon on it exits
+//! before it starts a worker. The service manager is notified once the daemon answers. On SIGTERM or SIGINT
+//! jobs take a checkpoint and stop. After a time limit their workers are killed; they then resume from an
+//! earlier checkpoint.
 
 use std::time::Duration;
 
@@ -18,16 +18,16 @@ use crate::daemon::Daemon;
 use crate::service;
 use crate::socket::ControlSocket;
 
-/// Connections accepted and not yet taken up by the server.
-const ACCEPTED: usize = 16;
+/// Capacity of the queue of accepted connections.
+const ACCEPT_QUEUE: usize = 16;
 
-/// Requests that one connection may have under way.
-const REQUESTS_PER_CONNECTION: usize = 64;
+/// Maximum number of concurrent requests per connection.
+const MAX_REQUESTS_PER_CONNECTION: usize = 64;
 
-/// How long requests under way may take to end once the daemon stops.
-const DRAIN_REQUESTS: Duration = Duration::from_secs(2);
+/// Time limit for requests in flight at shutdown.
+const REQUEST_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Runs the daemon until it is told to stop.
+/// Runs the daemon until it receives a stop signal.
 ///
 /// # Errors
 /// When it cannot start, or its socket fails.
@@ -37,7 +37,7 @@ pub async fn serve(config: &ServerConfig) -> Result<()> {
     let daemon = Daemon::start(config.daemon())?;
     tracing::info!(socket = %config.socket.display(), "listening");
 
-    let (connections, incoming) = tokio::sync::mpsc::channel(ACCEPTED);
+    let (connections, incoming) = tokio::sync::mpsc::channel(ACCEPT_QUEUE);
     let accepting = async move {
         loop {
             let connection = socket.accept().await?;
@@ -48,7 +48,7 @@ pub async fn serve(config: &ServerConfig) -> Result<()> {
     };
     let (end, ended) = oneshot::channel::<()>();
     let server = tonic::transport::Server::builder()
-        .concurrency_limit_per_connection(REQUESTS_PER_CONNECTION)
+        .concurrency_limit_per_connection(MAX_REQUESTS_PER_CONNECTION)
         .add_service(service::server(daemon.clone()))
         .serve_with_incoming_shutdown(ReceiverStream::new(incoming), async {
             let _ = ended.await;
@@ -62,14 +62,14 @@ pub async fn serve(config: &ServerConfig) -> Result<()> {
         () = watchdog() => Ok(()),
     };
     notify(&[NotifyState::Stopping]);
-    tracing::info!("stopping; a second signal stops at once");
+    tracing::info!("stopping; a second signal stops immediately");
     tokio::select! {
         () = daemon.shutdown() => {}
-        () = stop.recv() => tracing::warn!("stopped at once"),
+        () = stop.recv() => tracing::warn!("stopped immediately"),
     }
     let _ = end.send(());
-    if tokio::time::timeout(DRAIN_REQUESTS, server).await.is_err() {
-        tracing::warn!("requests were still under way at the end");
+    if tokio::time::timeout(REQUEST_DRAIN_TIMEOUT, server).await.is_err() {
+        tracing::warn!("requests were still in flight at shutdown");
     }
     result
 }
@@ -94,7 +94,7 @@ impl StopSignals {
     }
 }
 
-/// Tells the service manager regularly that the daemon is alive, if it wants to know. Never returns.
+/// Sends watchdog notifications to the service manager, if it has enabled them. Never returns.
 async fn watchdog() {
     let Some(period) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
     let mut ticks = tokio::time::interval(period / 2);
@@ -106,6 +106,6 @@ async fn watchdog() {
 
 fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!(%error, "the service manager was not told");
+        tracing::warn!(%error, "cannot notify the service manager");
     }
 }

@@ -1,8 +1,8 @@
-//! The control API over a [`Daemon`].
+//! The gRPC service: the control API over a [`Daemon`].
 //!
-//! This is the border: requests become calls, records become messages, errors become statuses, and none
-//! of the API's types goes further. A mistake in a job file is `INVALID_ARGUMENT`, a job that is not there
-//! `NOT_FOUND`, and what was tried and failed `UNKNOWN` with its message.
+//! Requests become calls, records become messages, errors become statuses; the API's types go no further. An
+//! invalid job file is `INVALID_ARGUMENT`, an unknown job `NOT_FOUND`, any other failure `UNKNOWN` with its
+//! message.
 
 mod profile;
 
@@ -28,24 +28,24 @@ use crate::daemon::{Daemon, Predictions, SubmitError, Target};
 use crate::state::{Evaluation, History, HistoryPoint, JobRecord, JobState, LogRecord, Metrics, StoreError};
 use millstream_trainer::metrics::MetricValue;
 
-/// Bytes under way between a client and a daemon in one process, in each direction.
+/// Capacity of the pipe between a client and a daemon in one process, in each direction.
 const PIPE_BYTES: usize = 64 << 10;
 
-/// The control API's server for `daemon`.
+/// The gRPC server for `daemon`.
 pub fn server(daemon: Daemon) -> ControlServer<impl Control> {
     ControlServer::new(Service { daemon })
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
-/// Serves `daemon` to one client in this process, which talks over the pipe that is returned. To be
-/// called within a tokio runtime; serving ends when the client drops its end.
+/// Serves `daemon` to one client in this process over the returned pipe. Must be called within a tokio
+/// runtime; ends when the client drops its end.
 pub fn serve_in_process(daemon: Daemon) -> DuplexStream {
     let (near, far) = tokio::io::duplex(PIPE_BYTES);
     let only = stream::once(async { Ok::<_, std::io::Error>(far) });
     tokio::spawn(async move {
         if let Err(error) = Server::builder().add_service(server(daemon)).serve_with_incoming(only).await {
-            tracing::error!(%error, "serving the daemon in this process");
+            tracing::error!(%error, "the in-process control server failed");
         }
     });
     near
@@ -65,18 +65,18 @@ impl Control for Service {
         let submitted = self.daemon.submit(text, PathBuf::from(path), set, resume).await;
         let record = submitted.map_err(|error| match error {
             SubmitError::Invalid(error) => Status::invalid_argument(error.to_string()),
-            SubmitError::Other(error) => failed(&error),
+            SubmitError::Other(error) => error_status(&error),
         })?;
         Ok(Response::new(job_message(&record)))
     }
 
     async fn list(&self, _: Request<ListRequest>) -> Reply<ListReply> {
-        let records = self.daemon.list().map_err(|error| unanswered(&error))?;
+        let records = self.daemon.list().map_err(|error| store_status(&error))?;
         Ok(Response::new(ListReply { jobs: records.iter().map(job_message).collect() }))
     }
 
     async fn show(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
-        let record = self.daemon.show(&request.into_inner().id).map_err(|error| unanswered(&error))?;
+        let record = self.daemon.show(&request.into_inner().id).map_err(|error| store_status(&error))?;
         let best = self.daemon.best_checkpoint(&record).await;
         let best_checkpoint = best.as_deref().map(path_text).unwrap_or_default();
         Ok(Response::new(proto::Job { best_checkpoint, ..job_message(&record) }))
@@ -86,9 +86,9 @@ impl Control for Service {
 
     async fn logs(&self, request: Request<LogsRequest>) -> Reply<Self::LogsStream> {
         let LogsRequest { id, follow } = request.into_inner();
-        let record = self.daemon.watch(&id).map_err(|error| unanswered(&error))?;
+        let record = self.daemon.watch(&id).map_err(|error| store_status(&error))?;
         let id = record.borrow().id.clone();
-        let tail = Tail { daemon: self.daemon.clone(), id, after: 0, record: Some(record) };
+        let tail = LogTail { daemon: self.daemon.clone(), id, after: 0, record: Some(record) };
         let lines = stream::unfold(tail, move |tail| tail.read(follow));
         Ok(Response::new(lines.flat_map(stream::iter).boxed()))
     }
@@ -96,8 +96,8 @@ impl Control for Service {
     type WatchStream = Replies<proto::Job>;
 
     async fn watch(&self, request: Request<JobRequest>) -> Reply<Self::WatchStream> {
-        let mut record = self.daemon.watch(&request.into_inner().id).map_err(|error| unanswered(&error))?;
-        // The first message comes at once.
+        let mut record = self.daemon.watch(&request.into_inner().id).map_err(|error| store_status(&error))?;
+        // Send the first message immediately.
         record.mark_changed();
         let jobs = stream::unfold(Some(record), |record| async {
             let mut record = record?;
@@ -113,38 +113,38 @@ impl Control for Service {
 
     async fn history(&self, request: Request<JobRequest>) -> Reply<proto::History> {
         let (record, history) =
-            self.daemon.history(&request.into_inner().id).map_err(|error| unanswered(&error))?;
+            self.daemon.history(&request.into_inner().id).map_err(|error| store_status(&error))?;
         Ok(Response::new(history_message(&record, &history)))
     }
 
     async fn explain(&self, request: Request<JobRequest>) -> Reply<proto::Explanation> {
-        let explained = self.daemon.explain(&request.into_inner().id).map_err(|error| failed(&error))?;
-        Ok(Response::new(explanation_message(&explained)))
+        let explanation = self.daemon.explain(&request.into_inner().id).map_err(|error| error_status(&error))?;
+        Ok(Response::new(explanation_message(&explanation)))
     }
 
     type ProfileStream = Replies<ProfileReply>;
 
     async fn profile(&self, request: Request<ProfileRequest>) -> Reply<Self::ProfileStream> {
         let ProfileRequest { id, steps } = request.into_inner();
-        let (id, pending) = self.daemon.profile(&id, steps.max(1)).map_err(|error| failed(&error))?;
+        let (id, pending) = self.daemon.profile(&id, steps.max(1)).map_err(|error| error_status(&error))?;
         Ok(Response::new(profile::replies(id, pending)))
     }
 
     async fn cancel(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
-        let record = self.daemon.cancel(&request.into_inner().id).await.map_err(|error| failed(&error))?;
+        let record = self.daemon.cancel(&request.into_inner().id).await.map_err(|error| error_status(&error))?;
         Ok(Response::new(job_message(&record)))
     }
 
     async fn checkpoint(&self, request: Request<JobRequest>) -> Reply<CheckpointReply> {
         let taken = self.daemon.checkpoint(&request.into_inner().id).await;
-        let (path, step) = taken.map_err(|error| failed(&error))?;
+        let (path, step) = taken.map_err(|error| error_status(&error))?;
         Ok(Response::new(CheckpointReply { path: path_text(&path), step }))
     }
 
     async fn evaluate(&self, request: Request<ScoreRequest>) -> Reply<proto::EvaluateReply> {
         let ScoreRequest { target, data, base, best } = request.into_inner();
         let metrics = self.daemon.evaluate(Target { name: target, best }, data, PathBuf::from(base)).await;
-        let metrics = metrics.map_err(|error| failed(&error))?;
+        let metrics = metrics.map_err(|error| error_status(&error))?;
         Ok(Response::new(proto::EvaluateReply { metrics: metrics.iter().map(metrics_message).collect() }))
     }
 
@@ -153,36 +153,36 @@ impl Control for Service {
     async fn predict(&self, request: Request<ScoreRequest>) -> Reply<Self::PredictStream> {
         let ScoreRequest { target, data, base, best } = request.into_inner();
         let scores = self.daemon.predict(Target { name: target, best }, data, PathBuf::from(base)).await;
-        let Predictions { labels, classes, scores } = scores.map_err(|error| failed(&error))?;
+        let Predictions { labels, classes, scores } = scores.map_err(|error| error_status(&error))?;
         let first = tokio_stream::once(Ok(Scores { scores: Vec::new(), labels, classes }));
         let messages = ReceiverStream::new(scores).map(|scores| match scores {
             Ok(scores) => Ok(Scores { scores, ..Scores::default() }),
-            Err(error) => Err(failed(&error)),
+            Err(error) => Err(error_status(&error)),
         });
         Ok(Response::new(first.chain(messages).boxed()))
     }
 }
 
-/// A job's log being read, up to where it ends.
-struct Tail {
+/// Reads a job's log to its end.
+struct LogTail {
     daemon: Daemon,
     id: String,
     after: u64,
-    /// `None` once all was read.
+    /// `None` once everything has been read.
     record: Option<watch::Receiver<JobRecord>>,
 }
 
-impl Tail {
-    /// The lines since the last call, waiting for some when there are none and the job goes on.
+impl LogTail {
+    /// The lines since the last call. Waits for new ones if there are none and the job has not ended.
     async fn read(mut self, follow: bool) -> Option<(Vec<Result<LogLine, Status>>, Self)> {
         let mut record = self.record.take()?;
         loop {
-            // What is logged after the look at the state is read after the next one, or was never
-            // logged: a job's last line comes before its last state.
+            // A job's last line is logged before its final state. So lines logged after this check of the
+            // state are either read in the next iteration, or do not exist.
             let ended = !follow || record.borrow_and_update().state.is_final();
             let lines = match self.daemon.logs(&self.id, self.after) {
                 Ok(lines) => lines,
-                Err(error) => return Some((vec![Err(unanswered(&error))], self)),
+                Err(error) => return Some((vec![Err(store_status(&error))], self)),
             };
             if !lines.is_empty() || ended {
                 self.after = lines.last().map_or(self.after, |line| line.seq);
@@ -272,22 +272,22 @@ fn state_message(state: JobState) -> proto::JobState {
 }
 
 fn metrics_message(metrics: &Metrics) -> proto::Metrics {
-    let measured = |&MetricValue { metric, value, error }: &MetricValue| proto::MetricValue {
+    let value = |&MetricValue { metric, value, error }: &MetricValue| proto::MetricValue {
         name: metric.name().to_owned(),
         value,
         error,
     };
     proto::Metrics {
         label: metrics.label.clone(),
-        measured: metrics.values.iter().map(measured).collect(),
+        measured: metrics.values.iter().map(value).collect(),
         groups: metrics.groups,
         examples: metrics.examples,
     }
 }
 
-/// What is told of a feed, as a message.
-pub fn explanation_message(explained: &Explanation) -> proto::Explanation {
-    let Explanation { resources, in_flight_bytes, recent, whole, cache, truncated_rows } = explained;
+/// Converts the explanation of an ingest.
+pub fn explanation_message(explanation: &Explanation) -> proto::Explanation {
+    let Explanation { resources, in_flight_bytes, recent, whole, cache, truncated_rows } = explanation;
     let Resources {
         cores,
         lanes,
@@ -349,21 +349,21 @@ fn line_message(line: LogRecord) -> LogLine {
     LogLine { at_ms: line.at_ms, level: line.level.as_str().to_owned(), text: line.text }
 }
 
-/// Messages hold text only; a path that is not UTF-8 can be shown, not used.
+/// Messages hold UTF-8 only; a path that is not UTF-8 is shown lossily and cannot be used.
 fn path_text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-fn unanswered(error: &StoreError) -> Status {
+fn store_status(error: &StoreError) -> Status {
     match error {
         StoreError::UnknownJob { .. } | StoreError::Ambiguous { .. } => Status::not_found(error.to_string()),
         _ => Status::internal(error.to_string()),
     }
 }
 
-fn failed(error: &anyhow::Error) -> Status {
+fn error_status(error: &anyhow::Error) -> Status {
     match error.downcast_ref() {
-        Some(error) => unanswered(error),
+        Some(error) => store_status(error),
         None => Status::unknown(format!("{error:#}")),
     }
 }
@@ -376,7 +376,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_a_daemon_refuses_reaches_its_client_as_what_it_is() {
+    async fn errors_reach_the_client_with_their_kind() {
         let daemon = Daemon::start_embedded().unwrap();
         let mut client = Client::in_process(serve_in_process(daemon)).await.unwrap();
         assert_eq!(client.list().await.unwrap(), []);
@@ -384,7 +384,7 @@ mod tests {
         let text = "name = \"x\"\nsed = 3\n".to_owned();
         let request = SubmitRequest { text, path: "/jobs/job.toml".into(), set: vec![], resume: false };
         let ClientError::Invalid(report) = client.submit(request).await.unwrap_err() else {
-            panic!("a job file with mistakes was not called that");
+            panic!("an invalid job file was accepted");
         };
         let first = report.lines().nth(4).unwrap();
         assert_eq!(

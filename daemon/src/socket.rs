@@ -1,13 +1,12 @@
-//! The control socket: who may reach the daemon.
+//! The control socket and its access control.
 //!
-//! Two barriers. The kernel lets only those connect who may write to the socket, which has mode 0660: its
-//! owner, root and the members of its group. And each accepted connection's credentials, as the kernel
-//! vouches for them, are held against the same three, so that a socket whose mode was loosened by hand, or
-//! that was passed on, still answers nobody else.
+//! Access is checked twice. The socket has mode 0660, so the kernel admits its owner, root and members of its
+//! group. In addition, the credentials of each accepted connection are checked against the same three, so a
+//! socket whose mode was loosened, or that was passed on, admits nobody else.
 //!
-//! The socket is made under a temporary name, given its mode, and then renamed into place: there is no
-//! moment at which it exists with a wrong mode, and the socket file of a daemon that was killed is replaced
-//! in one step. A socket that still answers is left alone.
+//! The socket is created under a temporary name, given its mode, then renamed into place. It never exists
+//! with a wrong mode, and the stale socket file of a killed daemon is replaced atomically. A socket that
+//! still answers is left alone.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -21,13 +20,13 @@ use tokio::net::{UnixListener, UnixStream};
 const SOCKET_MODE: u32 = 0o660;
 const DIRECTORY_MODE: u32 = 0o750;
 
-/// What a socket's path may take: `sun_path` less its final zero.
-const PATH_BYTES: usize = 107;
+/// Maximum length of a socket's path: `sun_path` without its final zero byte.
+const MAX_PATH_BYTES: usize = 107;
 
-/// Ends the temporary name.
-const UNBORN: &str = ".new";
+/// The suffix of the temporary name.
+const TEMPORARY_SUFFIX: &str = ".new";
 
-/// The listening socket; its file is removed when dropped.
+/// The listening socket. Dropping it removes its file.
 pub struct ControlSocket {
     listener: UnixListener,
     path: PathBuf,
@@ -35,36 +34,36 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Listens at `path`, making its directory (mode 0750) where it does not exist.
+    /// Listens at `path`, creating its directory (mode 0750) if it does not exist.
     ///
     /// # Errors
-    /// When another daemon answers there, when something other than a socket is there, or when the system
+    /// When another daemon answers there, when a file that is not a socket is there, or when the system
     /// refuses.
     pub fn bind(path: &Path) -> Result<Self> {
-        Self::bind_here(path).with_context(|| format!("control socket {}", path.display()))
+        Self::bind_at(path).with_context(|| format!("control socket {}", path.display()))
     }
 
-    fn bind_here(path: &Path) -> Result<Self> {
-        let mut unborn = path.as_os_str().to_owned();
-        unborn.push(UNBORN);
-        let unborn = PathBuf::from(unborn);
-        if unborn.as_os_str().as_bytes().len() > PATH_BYTES {
-            bail!("a path longer than {} bytes cannot name a socket", PATH_BYTES - UNBORN.len());
+    fn bind_at(path: &Path) -> Result<Self> {
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(TEMPORARY_SUFFIX);
+        let temporary = PathBuf::from(temporary);
+        if temporary.as_os_str().as_bytes().len() > MAX_PATH_BYTES {
+            bail!("the socket's path is longer than {} bytes", MAX_PATH_BYTES - TEMPORARY_SUFFIX.len());
         }
         if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
-            make_directory(directory).with_context(|| format!("directory {}", directory.display()))?;
+            create_directory(directory).with_context(|| format!("directory {}", directory.display()))?;
         }
-        make_way(path)?;
-        make_way(&unborn)?;
-        remove(&unborn)?;
-        let listener = UnixListener::bind(&unborn)?;
-        std::fs::set_permissions(&unborn, std::fs::Permissions::from_mode(SOCKET_MODE))?;
-        let group = std::fs::metadata(&unborn)?.gid();
-        std::fs::rename(&unborn, path)?;
+        ensure_unused(path)?;
+        ensure_unused(&temporary)?;
+        remove(&temporary)?;
+        let listener = UnixListener::bind(&temporary)?;
+        std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(SOCKET_MODE))?;
+        let group = std::fs::metadata(&temporary)?.gid();
+        std::fs::rename(&temporary, path)?;
         Ok(Self { listener, path: path.to_owned(), group })
     }
 
-    /// Waits for the next connection from someone who may make it.
+    /// Waits for the next connection from an admitted user.
     ///
     /// # Errors
     /// When the listening socket itself fails.
@@ -72,9 +71,9 @@ impl ControlSocket {
         loop {
             let (stream, _) = match self.listener.accept().await {
                 Ok(accepted) => accepted,
-                Err(error) if is_passing(&error) => {
-                    tracing::warn!(%error, "a connection was not accepted");
-                    // Out of descriptors: others must be closed before another try can succeed.
+                Err(error) if is_transient(&error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    // Out of descriptors: wait for some to be closed.
                     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
                     continue;
                 }
@@ -82,8 +81,8 @@ impl ControlSocket {
             };
             match stream.peer_cred() {
                 Ok(peer) if self.admits(&peer) => return Ok(stream),
-                Ok(peer) => tracing::warn!(uid = peer.uid(), pid = peer.pid(), "a connection was refused"),
-                Err(error) => tracing::warn!(%error, "a connection without credentials was refused"),
+                Ok(peer) => tracing::warn!(uid = peer.uid(), pid = peer.pid(), "refused a connection"),
+                Err(error) => tracing::warn!(%error, "refused a connection without credentials"),
             }
         }
     }
@@ -99,24 +98,24 @@ impl ControlSocket {
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         if let Err(error) = remove(&self.path) {
-            tracing::warn!(%error, path = %self.path.display(), "the control socket was not removed");
+            tracing::warn!(%error, path = %self.path.display(), "cannot remove the control socket");
         }
     }
 }
 
-fn make_directory(directory: &Path) -> io::Result<()> {
+fn create_directory(directory: &Path) -> io::Result<()> {
     if directory.is_dir() {
         return Ok(());
     }
     std::fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory)
 }
 
-/// Makes sure that what is at `path`, if anything, is a socket that nobody answers.
-fn make_way(path: &Path) -> Result<()> {
+/// Fails unless `path` is free or is a socket that nobody answers.
+fn ensure_unused(path: &Path) -> Result<()> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error.into()),
-        Ok(found) if !found.file_type().is_socket() => bail!("there is something here that is not a socket"),
+        Ok(found) if !found.file_type().is_socket() => bail!("a file that is not a socket is in the way"),
         Ok(_) => {}
     }
     match std::os::unix::net::UnixStream::connect(path) {
@@ -133,16 +132,16 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether a failed `accept` says nothing about the next one.
-fn is_passing(error: &io::Error) -> bool {
+/// Whether `accept` failed transiently.
+fn is_transient(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let errno = Errno::from_io_error(error);
-    let passing = [Errno::CONNABORTED, Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::INTR];
-    errno.is_some_and(|errno| passing.contains(&errno))
+    let transient = [Errno::CONNABORTED, Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::INTR];
+    errno.is_some_and(|errno| transient.contains(&errno))
 }
 
-/// Whether process `pid` has `group` among its supplementary groups. Read from `/proc`, as the credentials
-/// that come with a connection hold the primary group only.
+/// Whether `group` is a supplementary group of process `pid`. Reads `/proc`, because connection credentials
+/// contain the primary group only.
 fn has_supplementary_group(pid: i32, group: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status
@@ -186,14 +185,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_a_socket_is_never_removed() {
+    async fn a_file_that_is_not_a_socket_is_never_removed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notes.txt");
         std::fs::write(&path, "keep me").unwrap();
         let error = format!("{:#}", ControlSocket::bind(&path).err().unwrap());
         assert!(error.contains("not a socket"), "{error}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "keep me");
-        let long = directory.path().join("x".repeat(PATH_BYTES));
+        let long = directory.path().join("x".repeat(MAX_PATH_BYTES));
         assert!(format!("{:#}", ControlSocket::bind(&long).err().unwrap()).contains("longer"));
     }
 
@@ -206,7 +205,7 @@ mod tests {
         let peer = accepted.unwrap().peer_cred().unwrap();
         assert!(socket.admits(&peer));
         let own = std::fs::read_to_string("/proc/self/status").unwrap();
-        assert!(own.contains("Groups:"), "what the check reads is there");
+        assert!(own.contains("Groups:"), "/proc has the line that the check reads");
         assert!(!has_supplementary_group(std::process::id() as i32, u32::MAX));
     }
 }

@@ -1,4 +1,4 @@
-//! Profiles as messages: progress, then what was recorded, then the spans.
+//! Converts profiles to messages: progress, then the summary, then the spans.
 
 use std::iter;
 
@@ -10,37 +10,37 @@ use tokio::sync::mpsc::{Sender, channel};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-use super::{Replies, diagnosis_message, failed};
+use super::{Replies, diagnosis_message, error_status};
 use crate::supervisor::{PendingProfile, Profile};
 
-/// Spans of one message: some hundred KB.
+/// Spans per message: a few hundred KB.
 const SPANS_PER_MESSAGE: usize = 4096;
 
-/// Messages that wait for the client.
-const MESSAGES: usize = 4;
+/// Messages buffered for the client.
+const MESSAGE_QUEUE: usize = 4;
 
-/// What comes of `pending`, a profile of the job `id`. Dropped, it calls the profile off.
+/// Streams the replies to `pending`, a profile of job `id`. Dropping the stream cancels the profile.
 pub(super) fn replies(id: String, pending: PendingProfile) -> Replies<ProfileReply> {
-    let (sender, receiver) = channel(MESSAGES);
+    let (sender, receiver) = channel(MESSAGE_QUEUE);
     tokio::spawn(async move {
         tokio::select! {
             () = sender.closed() => {}
-            () = tell(id, pending, &sender) => {}
+            () = send_all(id, pending, &sender) => {}
         }
     });
     ReceiverStream::new(receiver).boxed()
 }
 
-/// Tells all there is. A client that takes no more has gone.
-async fn tell(id: String, pending: PendingProfile, sender: &Sender<Result<ProfileReply, Status>>) {
+/// Sends progress, then the profile. A error_status send means that the client has disconnected.
+async fn send_all(id: String, pending: PendingProfile, sender: &Sender<Result<ProfileReply, Status>>) {
     let PendingProfile { mut progress, mut done } = pending;
-    let told = |reply| Ok(ProfileReply { reply: Some(reply) });
+    let reply_message = |reply| Ok(ProfileReply { reply: Some(reply) });
     let profile = loop {
         tokio::select! {
             profile = &mut done => break profile,
             Ok(()) = progress.changed() => {
                 let steps = *progress.borrow_and_update();
-                if sender.send(told(Reply::RecordedSteps(steps))).await.is_err() {
+                if sender.send(reply_message(Reply::RecordedSteps(steps))).await.is_err() {
                     return;
                 }
             }
@@ -49,19 +49,19 @@ async fn tell(id: String, pending: PendingProfile, sender: &Sender<Result<Profil
     let profile = match profile {
         Ok(Ok(profile)) => profile,
         Ok(Err(error)) => {
-            // Whoever asked may have gone.
-            let _ = sender.send(Err(failed(&error.context(format!("job {id}"))))).await;
+            // The client may have disconnected.
+            let _ = sender.send(Err(error_status(&error.context(format!("job {id}"))))).await;
             return;
         }
         Err(_) => {
             let error = Status::unknown(format!("job {id} ended before a step was recorded"));
-            // As above.
+            // The client may have disconnected.
             let _ = sender.send(Err(error)).await;
             return;
         }
     };
     for reply in messages(id, profile) {
-        if sender.send(told(reply)).await.is_err() {
+        if sender.send(reply_message(reply)).await.is_err() {
             return;
         }
     }
@@ -83,11 +83,11 @@ fn messages(id: String, profile: Profile) -> impl Iterator<Item = Reply> {
         precision: worker.precision.name().to_owned(),
         ingest: Some(diagnosis_message(&input)),
     };
-    let of = |process: &'static str, pid, tracks: Vec<Track>| {
+    let process_tracks = |process: &'static str, pid, tracks: Vec<Track>| {
         let numbered = (1..).zip(tracks);
         numbered.flat_map(move |(number, track)| track_messages(process, pid, number, track))
     };
-    let spans = of("millstream worker", pid, tracks).chain(of(
+    let spans = process_tracks("millstream worker", pid, tracks).chain(process_tracks(
         "millstream ingest",
         std::process::id(),
         ingest.tracks,

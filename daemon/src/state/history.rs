@@ -1,10 +1,9 @@
-//! A job's curve over its steps, in bounded room.
+//! A job's training curve in bounded space.
 //!
-//! Between two points lie a number of steps, over which a point tells means. When there are too many points,
-//! neighbours are merged until half of what is allowed is left: the means of the merged ones, weighted by their
-//! rows, are the means of the steps that both cover. So a point says the same whether it was merged or told at
-//! once, early and late points lie equally far apart, and a job of any length has from
-//! [`MOST_POINTS`]` / 2` to [`MOST_POINTS`] of them. Evaluations are all kept.
+//! Each point holds averages over the steps since the previous point. When there are too many points,
+//! neighbours are merged until at most half the limit remain. Averages are merged weighted by rows, so a
+//! merged point equals the average over the steps of both. Early and late points are equally spaced, and a
+//! long job has between [`MAX_POINTS`]` / 2` and [`MAX_POINTS`] points. Evaluations are all kept.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +12,12 @@ use rusqlite::{Connection, params};
 use super::store::{missing_job, real};
 use super::{Evaluation, History, HistoryPoint, Store, StoreError};
 
-/// Points kept of a job.
-const MOST_POINTS: usize = 2048;
+/// Maximum number of points per job.
+const MAX_POINTS: usize = 2048;
 
 impl Store {
-    /// Adds a point to a job's history, behind all others. Says, when points were merged for that, from how many
-    /// steps on another one is worth keeping.
+    /// Appends a point to a job's history. If points were merged, returns the new minimum number of steps
+    /// between points.
     ///
     /// # Errors
     /// When there is no such job.
@@ -28,11 +27,11 @@ impl Store {
         let count: usize = connection
             .prepare_cached("SELECT count(*) FROM history WHERE job = ?1")?
             .query_row([id], |row| row.get(0))?;
-        if count <= MOST_POINTS {
+        if count <= MAX_POINTS {
             return Ok(None);
         }
         let transaction = connection.transaction()?;
-        let (points, spacing) = merge(&points(&transaction, id)?, MOST_POINTS / 2);
+        let (points, spacing) = merge(&points(&transaction, id)?, MAX_POINTS / 2);
         transaction.execute("DELETE FROM history WHERE job = ?1", [id])?;
         for point in &points {
             insert(&transaction, id, point)?;
@@ -41,7 +40,7 @@ impl Store {
         Ok(Some(spacing))
     }
 
-    /// Keeps what an evaluation of a job came to. One made again at the same step replaces it.
+    /// Stores an evaluation of a job, replacing an earlier one of the same step.
     ///
     /// # Errors
     /// When there is no such job.
@@ -60,7 +59,7 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets what a job did after `step`: it is to be done again.
+    /// Deletes a job's history after `step`, which will be repeated.
     ///
     /// # Errors
     /// When the database cannot be written.
@@ -123,13 +122,13 @@ fn evaluations(connection: &Connection, id: &str) -> Result<Vec<Evaluation>, Sto
     Ok(all.into_values().collect())
 }
 
-/// Merges neighbours until there are at most `most` points, each of at most so many steps as is returned: the
-/// least power of two that does.
-fn merge(points: &[HistoryPoint], most: usize) -> (Vec<HistoryPoint>, u64) {
+/// Merges neighbours until at most `max_points` remain. Returns them and the maximum number of steps per
+/// point: the smallest sufficient power of two.
+fn merge(points: &[HistoryPoint], max_points: usize) -> (Vec<HistoryPoint>, u64) {
     let mut spacing = 1;
     loop {
         let merged = merge_within(points, spacing);
-        if merged.len() <= most || spacing > u64::MAX / 2 {
+        if merged.len() <= max_points || spacing > u64::MAX / 2 {
             return (merged, spacing);
         }
         spacing *= 2;
@@ -139,11 +138,11 @@ fn merge(points: &[HistoryPoint], most: usize) -> (Vec<HistoryPoint>, u64) {
 /// Merges neighbours that together cover at most `spacing` steps.
 fn merge_within(points: &[HistoryPoint], spacing: u64) -> Vec<HistoryPoint> {
     let mut merged: Vec<HistoryPoint> = Vec::new();
-    // Where the last one begins.
+    // The step at which the last merged point starts.
     let mut start = 0;
     for &point in points {
         match merged.last_mut() {
-            Some(last) if point.step - start <= spacing => last.add(&point),
+            Some(last) if point.step - start <= spacing => last.merge(&point),
             _ => {
                 start = merged.last().map_or(0, |last| last.step);
                 merged.push(point);
@@ -154,8 +153,8 @@ fn merge_within(points: &[HistoryPoint], spacing: u64) -> Vec<HistoryPoint> {
 }
 
 impl HistoryPoint {
-    /// Takes in a later point, whose steps follow.
-    pub fn add(&mut self, later: &Self) {
+    /// Merges the point that follows this one.
+    pub fn merge(&mut self, later: &Self) {
         let rows = self.examples + later.examples;
         if rows > 0 {
             let weighted = self.loss_sum() + later.loss_sum();
@@ -167,7 +166,7 @@ impl HistoryPoint {
         self.waited_seconds += later.waited_seconds;
     }
 
-    /// No rows have no loss, whatever their mean is said to be.
+    /// The loss sum. It is 0 without rows, whatever `loss` is.
     fn loss_sum(&self) -> f64 {
         if self.examples == 0 { 0.0 } else { self.loss * self.examples as f64 }
     }
@@ -196,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn points_and_evaluations_come_back_by_step() {
+    fn points_and_evaluations_round_trip_in_step_order() {
         let store = store();
         for step in [10, 20] {
             assert_eq!(store.append_history("a", &point(step, 0.5)).unwrap(), None);
@@ -213,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_that_is_not_a_number_survives() {
+    fn a_nan_metric_round_trips() {
         let store = store();
         store.append_evaluation("a", &evaluation(1, f64::NAN)).unwrap();
         assert!(store.history("a").unwrap().evaluations[0].metrics[0].1.is_nan());
     }
 
     #[test]
-    fn what_is_done_again_is_forgotten() {
+    fn rewinding_deletes_later_history() {
         let store = store();
         for step in [10, 20, 30] {
             store.append_history("a", &point(step, 0.5)).unwrap();
@@ -233,15 +232,15 @@ mod tests {
     }
 
     #[test]
-    fn a_million_steps_keep_some_thousand_points_equally_far_apart_and_no_row_is_lost() {
+    fn a_million_steps_are_merged_into_equally_spaced_points_without_losing_rows() {
         let store = store();
         let (mut spacing, mut kept, mut window) = (0, 0, None::<HistoryPoint>);
         let (stride, last) = (50, 1_000_000);
         for step in (stride..=last).step_by(stride as usize) {
-            let told = point(step, step as f64);
+            let next = point(step, step as f64);
             match &mut window {
-                Some(window) => window.add(&told),
-                None => window = Some(told),
+                Some(window) => window.merge(&next),
+                None => window = Some(next),
             }
             if step - kept >= spacing {
                 kept = step;
@@ -250,7 +249,7 @@ mod tests {
             }
         }
         let points = store.history("a").unwrap().points;
-        assert!((MOST_POINTS / 2 - 1..=MOST_POINTS).contains(&points.len()), "{}", points.len());
+        assert!((MAX_POINTS / 2 - 1..=MAX_POINTS).contains(&points.len()), "{}", points.len());
         let gaps = points.windows(2).map(|pair| pair[1].step - pair[0].step);
         let (least, most) = (gaps.clone().min().unwrap(), gaps.max().unwrap());
         assert!(most <= 4 * least, "from {least} to {most} steps apart");
@@ -262,10 +261,10 @@ mod tests {
     }
 
     #[test]
-    fn merging_weighs_by_rows_and_ignores_the_loss_of_none() {
+    fn merging_weights_by_rows_and_ignores_the_loss_of_empty_points() {
         let mut merged = HistoryPoint { examples: 30, ..point(1, 1.0) };
-        merged.add(&HistoryPoint { examples: 10, ..point(2, 5.0) });
-        merged.add(&HistoryPoint { examples: 0, ..point(3, f64::NAN) });
+        merged.merge(&HistoryPoint { examples: 10, ..point(2, 5.0) });
+        merged.merge(&HistoryPoint { examples: 0, ..point(3, f64::NAN) });
         let wanted = HistoryPoint { step: 3, loss: 2.0, examples: 40, seconds: 1.5, waited_seconds: 0.75 };
         assert_eq!(merged, wanted);
     }

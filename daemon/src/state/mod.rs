@@ -1,7 +1,7 @@
-//! What the daemon knows of its jobs, kept across restarts.
+//! The daemon's persistent state: jobs, their logs and their histories.
 //!
-//! The records here are the daemon's own words for a job's state: the supervisor changes them, the
-//! [`Store`] keeps them, and `service` turns them into messages at the border.
+//! Records of a job's state: the supervisor changes them, the [`Store`] keeps them, and `service` converts
+//! them to messages.
 
 mod history;
 mod schema;
@@ -16,85 +16,85 @@ pub use millstream_backend::Description;
 pub use millstream_trainer::metrics::Metrics;
 pub use store::{Store, StoreError};
 
-/// A job as the daemon sees it: what `millstream show` prints.
+/// A job's state, as `millstream show` prints it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobRecord {
-    /// Unique in its store; begins with the job's name.
+    /// Unique in its store; starts with the job's name.
     pub id: String,
-    /// From the job file.
+    /// The name in the job file.
     pub name: String,
-    /// Where it stands.
+    /// Its state.
     pub state: JobState,
-    /// Why it failed or was resumed last; empty when there is nothing to tell.
+    /// Why it failed or was last resumed; empty otherwise.
     pub reason: String,
-    /// Times a worker was started for it.
+    /// Number of worker processes started.
     pub attempts: u32,
     /// When it was accepted, in milliseconds since the Unix epoch.
     pub created_ms: u64,
-    /// When its preparation first began.
+    /// When its preparation first started.
     pub started_ms: Option<u64>,
     /// When it reached a final state.
     pub ended_ms: Option<u64>,
-    /// Its own directory, where its checkpoints are.
+    /// The run directory, which has its checkpoints.
     pub directory: PathBuf,
     /// The newest committed checkpoint.
     pub checkpoint: Option<PathBuf>,
-    /// What it trains on, as its last worker said; none before the first did.
+    /// The device it trains on, reported by its last worker; `None` before the first report.
     pub device: Option<Description>,
-    /// How far it is.
-    pub progress: Progress,
-    /// Metrics of the last evaluation, of each label; none before the first.
+    /// Training progress.
+    pub progress: JobProgress,
+    /// The last evaluation's metrics of each label; empty before the first evaluation.
     pub eval: Vec<Metrics>,
-    /// The epoch that it followed, from 0; `None` where that had not ended.
+    /// The epoch, from 0, that this evaluation followed; `None` if it was taken within an epoch.
     pub eval_epoch: Option<u32>,
 }
 
-/// What a job was made from: enough to resolve it again after a restart.
+/// The source of a job, from which it can be resolved again after a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobSource {
     /// The job's canonical text, [`crate::job::Job::text`].
     pub text: String,
-    /// The job file it came from.
+    /// The path of the job file.
     pub path: PathBuf,
 }
 
-/// Where a job stands.
+/// The state of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobState {
-    /// Accepted, and waiting for its turn.
+    /// Accepted and waiting in the queue.
     Queued,
     /// Listing files, learning vocabularies and statistics.
     Preparing,
-    /// A worker trains, or is being started again.
+    /// A worker is training or being restarted.
     Running,
-    /// It reached its end.
+    /// It finished.
     Succeeded,
-    /// It cannot go on; the record's `reason` says why.
+    /// It failed; the record's `reason` says why.
     Failed,
-    /// It was stopped by a person, after a checkpoint.
+    /// A user cancelled it; a checkpoint was taken first.
     Cancelled,
 }
 
-/// How far a job is.
+/// A job's training progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Progress {
+pub struct JobProgress {
     /// Steps taken.
     pub step: u64,
-    /// Steps of all epochs; `None` while unknown.
+    /// Steps in all epochs; `None` while unknown.
     pub total_steps: Option<u64>,
-    /// The present epoch, from 0.
+    /// The current epoch, from 0.
     pub epoch: u32,
-    /// Epochs in all.
+    /// Total number of epochs.
     pub epochs: u32,
     /// Rows trained on.
     pub examples: u64,
-    /// Rows trained on in a second, recently; over the whole run once it has ended.
+    /// Recent training rate in rows per second; over the whole run once it has ended.
     pub examples_per_second: f64,
-    /// Share of the training time spent waiting for a batch, from 0 to 1.
+    /// Fraction of training time spent waiting for a batch, from 0 to 1.
     pub input_wait_fraction: f64,
-    /// Mean training loss since the last report.
+    /// Mean training loss since the previous report.
     pub loss: f64,
-    /// Records left out under `on_bad_record = "skip"`.
+    /// Records skipped under `on_bad_record = "skip"`.
     pub skipped_records: u64,
 }
 
@@ -105,55 +105,55 @@ pub struct LogRecord {
     pub seq: u64,
     /// Milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// How serious it is.
+    /// Its severity.
     pub level: LogLevel,
     /// The message.
     pub text: String,
 }
 
-/// How serious a log line is.
+/// The severity of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogLevel {
-    /// The course of events.
+    /// Normal operation.
     Info,
-    /// Worth a look: the job goes on.
+    /// A problem that does not stop the job.
     Warn,
-    /// The job, or an attempt at it, ended.
+    /// The job or an attempt failed.
     Error,
 }
 
-/// A job's course over its steps.
+/// A job's metrics over its steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
-    /// Of the training, by step.
+    /// The training curve, by step.
     pub points: Vec<HistoryPoint>,
-    /// All that ended, by step.
+    /// All finished evaluations, by step.
     pub evaluations: Vec<Evaluation>,
 }
 
-/// What the steps since the point before came to.
+/// Averages over the steps since the previous point.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HistoryPoint {
-    /// Steps taken, these included.
+    /// The last step that the point covers.
     pub step: u64,
-    /// Mean training loss of their rows.
+    /// Mean training loss per row.
     pub loss: f64,
-    /// Rows.
+    /// Rows trained on.
     pub examples: u64,
-    /// Time that went into training.
+    /// Training time.
     pub seconds: f64,
-    /// The part of it spent waiting for a batch.
+    /// The part of `seconds` spent waiting for a batch.
     pub waited_seconds: f64,
 }
 
-/// What an evaluation came to.
+/// The result of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
-    /// Steps taken before it.
+    /// The step after which it was taken.
     pub step: u64,
-    /// The epoch that it followed, from 0.
+    /// The epoch it followed, from 0.
     pub epoch: u32,
-    /// Numbers by their names, as [`Metrics::named_values`] has them.
+    /// Values by name, as of [`Metrics::named_values`].
     pub metrics: Vec<(String, f64)>,
 }
 
@@ -163,13 +163,13 @@ pub fn now_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A name that is none of an enum's.
+/// A name that is not a variant of the enum.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not known here")]
+#[error("unknown name `{0}`")]
 pub struct UnknownName(String);
 
 impl JobRecord {
-    /// The record of a job just accepted.
+    /// The record of a newly accepted job.
     pub fn new(id: impl Into<String>, name: impl Into<String>, directory: PathBuf) -> Self {
         Self {
             id: id.into(),
@@ -183,13 +183,13 @@ impl JobRecord {
             directory,
             checkpoint: None,
             device: None,
-            progress: Progress::default(),
+            progress: JobProgress::default(),
             eval: Vec::new(),
             eval_epoch: None,
         }
     }
 
-    /// Moves to `state` and keeps the times that go with it.
+    /// Moves to `state` and updates the timestamps.
     pub fn enter(&mut self, state: JobState, reason: impl Into<String>) {
         self.state = state;
         self.reason = reason.into();
@@ -201,16 +201,16 @@ impl JobRecord {
 }
 
 impl JobState {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 6] =
         [Self::Queued, Self::Preparing, Self::Running, Self::Succeeded, Self::Failed, Self::Cancelled];
 
-    /// Whether nothing follows it.
+    /// Whether the state is final.
     pub fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled)
     }
 
-    /// Its name, as people and JSON see it.
+    /// The name in messages and JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -238,7 +238,7 @@ impl FromStr for JobState {
 }
 
 impl LogLevel {
-    /// Its name, as people see it.
+    /// The name in messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Info => "info",

@@ -1,7 +1,7 @@
-//! The tables, and how an older database becomes a newer one.
+//! The database schema and its migrations.
 //!
-//! `user_version` counts the migrations a database has had. A migration, once released, never changes;
-//! what changes is added as the next one.
+//! `user_version` counts the migrations applied to a database. A released migration never changes; changes
+//! are added as new migrations.
 
 use rusqlite::Connection;
 
@@ -69,7 +69,7 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE job ADD COLUMN group_auc REAL;
     ALTER TABLE job ADD COLUMN groups INTEGER;
 ",
-    // Nothing could show what the first table of this name held.
+    // No command could show the contents of the first `history` table.
     "
     DROP TABLE history;
 
@@ -92,7 +92,7 @@ const MIGRATIONS: &[&str] = &[
         PRIMARY KEY (job, step, name)
     ) STRICT;
 ",
-    // Which metrics there are depends on what a job predicts, and each label has its own.
+    // The set of metrics depends on the job's labels, and each label has its own.
     "
     ALTER TABLE job ADD COLUMN eval TEXT;
 
@@ -115,11 +115,11 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE job DROP COLUMN groups;
     ALTER TABLE job DROP COLUMN eval_examples;
 ",
-    // A document: what the job's last worker said that it computes on.
+    // JSON: the device reported by the job's last worker.
     "ALTER TABLE job ADD COLUMN device TEXT",
 ];
 
-/// Brings a database to the newest version, each step in a transaction of its own.
+/// Migrates a database to the newest version, one transaction per migration.
 pub(super) fn migrate(connection: &mut Connection) -> Result<(), StoreError> {
     let found: usize = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if found > MIGRATIONS.len() {
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_evaluation_kept_by_an_older_version_becomes_a_document() {
+    fn an_evaluation_of_an_older_version_becomes_a_document() {
         let mut connection = Connection::open_in_memory().unwrap();
         for migration in &MIGRATIONS[..4] {
             connection.execute_batch(migration).unwrap();

@@ -1,10 +1,9 @@
-//! Jobs and their logs in SQLite; their history is next door.
+//! Jobs and their logs in SQLite. `history.rs` has the histories.
 //!
-//! One connection behind a mutex, called from blocking contexts: a statement takes tens of microseconds
-//! and a job causes a few a second, so a thread with a queue of its own would add a hop and a bound
-//! and take nothing away. In WAL mode with `synchronous = NORMAL` whatever was written survives the death
-//! of the process at any moment; a power cut may lose the last transactions, never the database, and
-//! the checkpoints on disk are what a job resumes from anyway.
+//! One connection behind a mutex, called from blocking contexts. A statement takes tens of microseconds and a
+//! job causes a few per second, so a dedicated thread with a queue would only add overhead. In WAL mode with
+//! `synchronous = NORMAL`, committed data survives the death of the process at any moment. A power failure
+//! may lose the last transactions, but never the database, and jobs resume from their checkpoints anyway.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -19,22 +18,22 @@ use millstream_trainer::metrics::one_or_several;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{JobRecord, JobSource, JobState, LogLevel, LogRecord, Metrics, Progress, schema};
+use super::{JobRecord, JobSource, JobState, LogLevel, LogRecord, Metrics, JobProgress, schema};
 
-/// Lines of a job's log that are kept: the newest.
-const LOG_LINES: u64 = 10_000;
+/// Number of newest log lines kept per job.
+const MAX_LOG_LINES: u64 = 10_000;
 
-/// Columns of a [`JobRecord`], as [`read_job`] reads them.
+/// The columns of a [`JobRecord`], in the order in which [`read_job`] reads them.
 const JOB_COLUMNS: &str = "id, name, state, reason, attempts, created_ms, started_ms, ended_ms, directory, \
      checkpoint, step, total_steps, epoch, epochs, examples, examples_per_second, input_wait_fraction, loss, \
      skipped_records, eval_epoch, eval, device";
 
-/// The daemon's memory of its jobs.
+/// The database of jobs.
 pub struct Store {
     connection: Mutex<Connection>,
 }
 
-/// Why the store cannot answer.
+/// Why a database operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The file cannot be opened as a database.
@@ -42,11 +41,11 @@ pub enum StoreError {
     Open {
         /// The file.
         path: PathBuf,
-        /// What SQLite says.
+        /// SQLite's error.
         source: rusqlite::Error,
     },
     /// The file was written by a newer version of the daemon.
-    #[error("the state database has format {found}, and this version knows formats up to {known}")]
+    #[error("the state database has format {found}; this version supports formats up to {known}")]
     Newer {
         /// The file's format.
         found: usize,
@@ -59,12 +58,12 @@ pub enum StoreError {
         /// The id.
         id: String,
     },
-    /// Several jobs' ids begin so.
-    #[error("`{prefix}` could be any of {}", .ids.join(", "))]
+    /// Several jobs' ids start with the prefix.
+    #[error("`{prefix}` is ambiguous: {}", .ids.join(", "))]
     Ambiguous {
-        /// What was asked for.
+        /// The prefix.
         prefix: String,
-        /// The ids that begin with it.
+        /// The ids that start with it.
         ids: Vec<String>,
     },
     /// A statement failed.
@@ -73,21 +72,21 @@ pub enum StoreError {
 }
 
 impl Store {
-    /// Opens the database at `path`, making or upgrading it as needed.
+    /// Opens the database at `path`, creating or migrating it as needed.
     ///
     /// # Errors
     /// When it cannot be opened, or is of a newer format.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let located = |source| StoreError::Open { path: path.to_owned(), source };
         let connection = Connection::open(path).map_err(located)?;
-        // Answers with the mode it set, so it is a query and not an update; also the first real read.
+        // Returns the new mode, so it is a query, not an update; also the first real read.
         connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).map_err(located)?;
         connection.pragma_update(None, "synchronous", "NORMAL").map_err(located)?;
         connection.busy_timeout(Duration::from_secs(5)).map_err(located)?;
         Self::with(connection)
     }
 
-    /// A store that lives as long as this value.
+    /// Opens an in-memory store.
     ///
     /// # Errors
     /// When SQLite cannot allocate.
@@ -126,7 +125,7 @@ impl Store {
         Ok(())
     }
 
-    /// Keeps all that changes about a job, as `record` has it.
+    /// Stores the mutable fields of `record`.
     ///
     /// # Errors
     /// When there is no such job.
@@ -134,7 +133,7 @@ impl Store {
         write_job(&self.lock(), record)
     }
 
-    /// One job, by its whole id.
+    /// Finds a job by its full id.
     ///
     /// # Errors
     /// When the database cannot be read.
@@ -145,7 +144,7 @@ impl Store {
         Ok(statement.query_row([id], read_job).optional()?)
     }
 
-    /// The id that is `prefix` or, alone, begins with it.
+    /// The id that equals `prefix`, or the only one that starts with it.
     ///
     /// # Errors
     /// `UnknownJob` for none, `Ambiguous` for several.
@@ -171,7 +170,7 @@ impl Store {
         self.select_jobs("ORDER BY created_ms DESC, rowid DESC")
     }
 
-    /// Jobs that have not reached a final state, oldest first: what a starting daemon takes up again.
+    /// Jobs that have not reached a final state, oldest first; a starting daemon resumes them.
     ///
     /// # Errors
     /// When the database cannot be read.
@@ -179,7 +178,7 @@ impl Store {
         self.select_jobs("WHERE state NOT IN ('succeeded', 'failed', 'cancelled') ORDER BY created_ms, rowid")
     }
 
-    /// What a job was made from.
+    /// The source of a job.
     ///
     /// # Errors
     /// `UnknownJob` when there is no such job.
@@ -192,7 +191,7 @@ impl Store {
             .ok_or_else(|| StoreError::UnknownJob { id: id.to_owned() })
     }
 
-    /// Appends a line to a job's log, and lets go of the oldest past a bound. Returns its position.
+    /// Appends a line to a job's log, and deletes the oldest beyond the limit. Returns its position.
     ///
     /// # Errors
     /// When there is no such job.
@@ -206,7 +205,7 @@ impl Store {
             )?
             .query_row(params![id, at_ms, level.as_str(), text], |row| row.get(0))
             .map_err(|error| missing_job(error, id))?;
-        if let Some(oldest) = seq.checked_sub(LOG_LINES) {
+        if let Some(oldest) = seq.checked_sub(MAX_LOG_LINES) {
             connection
                 .prepare_cached("DELETE FROM log WHERE job = ?1 AND seq <= ?2")?
                 .execute(params![id, oldest])?;
@@ -214,7 +213,7 @@ impl Store {
         Ok(seq)
     }
 
-    /// A job's log lines after position `after` (0 for all that are kept), oldest first.
+    /// A job's log lines after position `after` (0 for all), oldest first.
     ///
     /// # Errors
     /// When the database cannot be read.
@@ -235,7 +234,7 @@ impl Store {
         Ok(statement.query_map([], read_job)?.collect::<Result<_, _>>()?)
     }
 
-    /// A panic in another holder cannot have left a transaction open: one rolls back when dropped.
+    /// A poisoned lock is safe: a transaction rolls back when dropped in a panic.
     pub(super) fn lock(&self) -> MutexGuard<'_, Connection> {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -295,7 +294,7 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobRecord> {
         ended_ms: row.get(7)?,
         directory: path(row.get(8)?),
         checkpoint: row.get::<_, Option<Vec<u8>>>(9)?.map(path),
-        progress: Progress {
+        progress: JobProgress {
             step: row.get(10)?,
             total_steps: row.get(11)?,
             epoch: row.get(12)?,
@@ -312,7 +311,7 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobRecord> {
     })
 }
 
-/// Metrics as a document.
+/// Metrics as a JSON document.
 #[derive(Deserialize, Serialize)]
 struct Evaluation(#[serde(with = "one_or_several")] Vec<Metrics>);
 
@@ -326,7 +325,7 @@ fn read_document<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite:
     read.map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error)))
 }
 
-/// SQLite stores NaN as null.
+/// Reads a REAL; SQLite stores NaN as null.
 pub(super) fn real(row: &Row<'_>, column: usize) -> rusqlite::Result<f64> {
     Ok(row.get::<_, Option<f64>>(column)?.unwrap_or(f64::NAN))
 }
@@ -340,7 +339,7 @@ where
         .map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error)))
 }
 
-/// Paths are stored as the bytes they are: they need not be UTF-8.
+/// Paths are stored as raw bytes, since they may not be UTF-8.
 fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
@@ -372,7 +371,7 @@ mod tests {
         JobSource { text: "name = \"census\"".into(), path: "/jobs/census.toml".into() }
     }
 
-    /// Each of another value, so that no two can be mistaken for each other.
+    /// Metrics with distinct values.
     fn metrics() -> Metrics {
         let values = Metric::ALL.iter().zip(1_u8..).map(|(&(_, metric), nth)| MetricValue {
             metric,
@@ -390,7 +389,7 @@ mod tests {
             ended_ms: Some(6),
             state: JobState::Failed,
             checkpoint: Some(OsStr::from_bytes(b"not utf-8: \xff").into()),
-            progress: Progress {
+            progress: JobProgress {
                 step: 7,
                 total_steps: Some(70),
                 epoch: 1,
@@ -413,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_comes_back_as_it_was() {
+    fn a_record_round_trips() {
         let store = Store::open_in_memory().unwrap();
         for wanted in [JobRecord { id: "census-2".into(), ..record("census-2") }, full_record()] {
             store.insert_job(&wanted, &source()).unwrap();
@@ -435,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_of_several_labels_survive_and_those_that_are_not_defined() {
+    fn metrics_of_several_labels_round_trip_even_if_undefined() {
         let store = Store::open_in_memory().unwrap();
         let undefined = |measured: &mut MetricValue| (measured.value, measured.error) = (None, None);
         let mut eval = vec![metrics(), metrics()];
@@ -450,14 +449,14 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_inserted_once() {
+    fn ids_are_unique() {
         let store = Store::open_in_memory().unwrap();
         store.insert_job(&record("a"), &source()).unwrap();
         assert!(matches!(store.insert_job(&record("a"), &source()), Err(StoreError::Sql(_))));
     }
 
     #[test]
-    fn lists_are_in_order_and_unfinished_leaves_out_final_states() {
+    fn lists_are_ordered_and_unfinished_excludes_final_states() {
         let store = Store::open_in_memory().unwrap();
         for (created_ms, state) in JobState::ALL.into_iter().enumerate() {
             let id = format!("job-{state}");
@@ -472,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_finds_a_job_when_it_is_the_only_one() {
+    fn a_unique_prefix_finds_its_job() {
         let store = Store::open_in_memory().unwrap();
         for id in ["census-a1", "census-a2", "clicks-b", "clicks-b2"] {
             store.insert_job(&record(id), &source()).unwrap();
@@ -480,27 +479,27 @@ mod tests {
         assert_eq!(store.find("census-a2").unwrap(), "census-a2");
         assert_eq!(store.find("clicks-b").unwrap(), "clicks-b", "a whole id wins over longer ones");
         let error = |prefix: &str| store.find(prefix).unwrap_err().to_string();
-        assert_eq!(error("cen"), "`cen` could be any of census-a1, census-a2");
+        assert_eq!(error("cen"), "`cen` is ambiguous: census-a1, census-a2");
         assert_eq!(error("%"), "no job `%`");
         assert_eq!(error(""), "no job ``");
     }
 
     #[test]
-    fn log_lines_follow_each_other_and_the_oldest_go() {
+    fn log_lines_are_ordered_and_the_oldest_deleted() {
         let store = Store::open_in_memory().unwrap();
         store.insert_job(&record("a"), &source()).unwrap();
-        for n in 1..=LOG_LINES + 2 {
+        for n in 1..=MAX_LOG_LINES + 2 {
             assert_eq!(store.append_log("a", n * 10, LogLevel::Warn, &format!("line {n}")).unwrap(), n);
         }
         let all = store.logs("a", 0).unwrap();
-        assert_eq!(all.len() as u64, LOG_LINES);
+        assert_eq!(all.len() as u64, MAX_LOG_LINES);
         assert_eq!(all[0].seq, 3);
-        let last = store.logs("a", LOG_LINES + 1).unwrap();
+        let last = store.logs("a", MAX_LOG_LINES + 1).unwrap();
         let wanted = LogRecord {
-            seq: LOG_LINES + 2,
-            at_ms: (LOG_LINES + 2) * 10,
+            seq: MAX_LOG_LINES + 2,
+            at_ms: (MAX_LOG_LINES + 2) * 10,
             level: LogLevel::Warn,
-            text: format!("line {}", LOG_LINES + 2),
+            text: format!("line {}", MAX_LOG_LINES + 2),
         };
         assert_eq!(last, [wanted]);
         let unknown = store.append_log("b", 0, LogLevel::Info, "").unwrap_err();
@@ -508,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_found_again_and_a_newer_one_refused() {
+    fn a_file_is_reopened_and_a_newer_format_refused() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("state.sqlite");
         Store::open(&file).unwrap().insert_job(&record("a"), &source()).unwrap();
@@ -521,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_database_is_named() {
+    fn an_error_names_a_file_that_is_not_a_database() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("state.sqlite");
         std::fs::write(&file, "this is not a database, and long enough to show it".repeat(50)).unwrap();
@@ -530,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn entering_a_state_keeps_its_times() {
+    fn entering_a_state_sets_timestamps() {
         let mut job = record("a");
         job.enter(JobState::Preparing, "");
         let started = job.started_ms;

@@ -1,9 +1,9 @@
-//! One attempt: a worker, a ring, and an ingest that feeds it, from the newest whole checkpoint.
+//! One attempt at a job: a worker, a ring and the ingest that feeds it, from the newest valid checkpoint.
 //!
-//! The worker restores first and says where it stands; then ingest starts from there and the worker gets its
-//! ring. From then on the worker is the one that speaks. When ingest fails, it drops its end of the ring, and
-//! the worker says that its input was lost and ends; when the worker dies, ingest finds the ring's other end
-//! gone and ends. So an attempt is over when the worker's messages are, and then both are asked how it went.
+//! The worker first restores its checkpoint and reports the position; then ingest starts there and the worker
+//! gets its ring. When ingest fails, it drops its end of the ring, and the worker reports lost input and
+//! exits. When the worker dies, ingest finds the ring's other end closed and stops. So an attempt ends with
+//! the last of the worker's messages; then the outcomes of both are combined.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,39 +20,39 @@ use crate::feed::{self, Feed};
 use crate::job::Job;
 use crate::state::{HistoryPoint, JobRecord, LogLevel};
 use crate::worker::host::WorkerProcess;
-use crate::worker::protocol::{FromWorker, Metrics, Progress, Restored, Role, Start, ToWorker, TrainRole};
+use crate::worker::protocol::{FromWorker, Metrics, WorkerProgress, Restored, Role, Start, ToWorker, TrainRole};
 use crate::worker::tensorboard::EventSpec;
 use millstream_trainer::metrics::{Metric, MetricValue};
 
-/// How long a worker may take for its present step and a checkpoint once it is told to stop.
-const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// Time limit for the current step and a checkpoint after a stop request.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a worker that has said its last may take to end.
-const EXIT_LIMIT: Duration = Duration::from_secs(10);
+/// Time limit for a worker to exit after its last message.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How an attempt ended.
 pub(super) enum Outcome {
-    /// The job is done; why before its data was, where that is so.
+    /// The job is complete; with a reason if it stopped early.
     Finished(Option<String>),
-    /// It was told to stop, and did.
+    /// Stopped on request.
     Stopped,
-    /// Another try would meet the same.
+    /// A permanent error, which a retry would meet again.
     Failed(String),
-    /// The worker is gone; another try may do better.
+    /// The worker died; a retry may succeed.
     Died(Death),
 }
 
 /// How a worker died.
 pub(super) struct Death {
-    /// What is known of it.
+    /// The cause as far as known.
     pub(super) reason: String,
-    /// Whether it was for lack of memory.
-    pub(super) of_memory: bool,
+    /// Whether the worker ran out of memory.
+    pub(super) out_of_memory: bool,
 }
 
 impl Death {
     fn of(reason: String) -> Self {
-        Self { reason, of_memory: false }
+        Self { reason, out_of_memory: false }
     }
 }
 
@@ -60,30 +60,30 @@ impl Death {
 pub(super) struct Attempt<'a> {
     prepared: &'a Prepared,
     worker: WorkerProcess,
-    /// What fills the worker's ring, once it has one.
+    /// Fills the worker's ring, once it has one.
     feed: Option<Feed>,
-    /// What fills the ring of an evaluation, while there is one that is fed aside.
-    aside: Option<Feed>,
-    /// What somebody waits for, if anybody does.
+    /// Fills the ring of a separately fed evaluation, while there is one.
+    eval_feed: Option<Feed>,
+    /// The profile in progress, if any.
     profiling: Option<Profiling>,
-    /// The last word on how the attempt ended.
+    /// The worker's last message.
     verdict: Option<Verdict>,
-    /// When the worker is killed, once it was told to stop.
+    /// When to kill the worker after a stop request.
     deadline: Option<Instant>,
     totals: Totals,
-    /// How often the kernel had killed for lack of memory when this began, where it tells.
-    kills_before: Option<u64>,
+    /// The OOM killer's kill count when the attempt began, if known.
+    oom_kills_before: Option<u64>,
 }
 
 enum Verdict {
-    /// Why before the end of the data, where that is so.
+    /// With the reason for early stopping, if any.
     Done(Option<String>),
     Stopped,
     InputLost,
     Failed(String),
 }
 
-/// Sums over an attempt, for what the record says of the whole run at its end.
+/// Sums over an attempt, for the record's rates at its end.
 #[derive(Default)]
 struct Totals {
     seconds: f64,
@@ -92,14 +92,14 @@ struct Totals {
 }
 
 impl<'a> Attempt<'a> {
-    /// Starts a worker and tells it what to do.
+    /// Starts a worker and sends its assignment.
     pub(super) fn start(supervisor: &Supervisor, prepared: &'a Prepared) -> Result<Self, Outcome> {
-        let book = Arc::clone(&supervisor.book);
-        let log = move |line: &str| book.log(LogLevel::Warn, &format!("worker: {line}"));
+        let recorder = Arc::clone(&supervisor.recorder);
+        let log = move |line: &str| recorder.log(LogLevel::Warn, &format!("worker: {line}"));
         let died = |error: std::io::Error| {
             Outcome::Died(Death::of(format!("the worker cannot be started: {error}")))
         };
-        let kills_before = available::kills();
+        let oom_kills_before = available::kills();
         let worker = WorkerProcess::spawn(&supervisor.worker, log).map_err(died)?;
         let events = supervisor.control.events.clone();
         let gone = events.clone();
@@ -109,18 +109,18 @@ impl<'a> Attempt<'a> {
                 move || drop(gone.send(Event::WorkerGone)),
             )
             .map_err(died)?;
-        supervisor.book.change(|record| record.attempts += 1);
-        let (feed, aside, verdict, deadline, totals) = (None, None, None, None, Totals::default());
+        supervisor.recorder.update(|record| record.attempts += 1);
+        let (feed, eval_feed, verdict, deadline, totals) = (None, None, None, None, Totals::default());
         let profiling = None;
         let mut attempt =
-            Self { prepared, worker, feed, aside, profiling, verdict, deadline, totals, kills_before };
+            Self { prepared, worker, feed, eval_feed, profiling, verdict, deadline, totals, oom_kills_before };
         let job = &prepared.job;
         let checkpoint = &job.checkpoint;
         let role = Role::Train(Box::new(TrainRole {
             directory: prepared.directory.clone(),
             every_steps: checkpoint.every_steps,
             keep: checkpoint.keep,
-            events: event_spec(job, supervisor.book.id()),
+            events: event_spec(job, supervisor.recorder.id()),
             model: job.model.clone(),
             training: job.training.clone(),
             group: job.evaluation.group.clone(),
@@ -130,20 +130,20 @@ impl<'a> Attempt<'a> {
             trial: prepared.batch.as_ref().map(|choice| choice.trial(prepared.plan.slots())),
         }));
         let schema = prepared.schema.clone();
-        attempt.tell(&ToWorker::Start(Box::new(Start { role, schema })));
+        attempt.send(&ToWorker::Start(Box::new(Start { role, schema })));
         Ok(attempt)
     }
 
-    /// Follows the attempt to its end.
-    pub(super) fn follow(mut self, supervisor: &mut Supervisor) -> Outcome {
+    /// Handles events until the attempt ends.
+    pub(super) fn run(mut self, supervisor: &mut Supervisor) -> Outcome {
         loop {
-            if self.deadline.is_none() && supervisor.control.stop_wanted().is_some() {
+            if self.deadline.is_none() && supervisor.control.stop_requested().is_some() {
                 if self.feed.is_none() {
-                    // Nothing was trained yet that a checkpoint could save.
+                    // Nothing has been trained yet.
                     return Outcome::Stopped;
                 }
-                self.deadline = Some(Instant::now() + STOP_LIMIT);
-                self.tell(&ToWorker::Stop { checkpoint: true });
+                self.deadline = Some(Instant::now() + STOP_TIMEOUT);
+                self.send(&ToWorker::Stop { checkpoint: true });
             }
             let event = match self.deadline {
                 None => supervisor.events.recv().ok(),
@@ -158,24 +158,24 @@ impl<'a> Attempt<'a> {
                     }
                 }
                 Some(Event::Worker(FromWorker::EvalDue)) => {
-                    if let Err(error) = self.feed_aside() {
+                    if let Err(error) = self.feed_evaluation() {
                         return Outcome::Failed(format!("{error:#}"));
                     }
                 }
-                Some(Event::Worker(message)) => self.hear(message, supervisor),
+                Some(Event::Worker(message)) => self.handle_message(message, supervisor),
                 Some(Event::Checkpoint(reply)) => {
-                    supervisor.wanted.push(reply);
+                    supervisor.checkpoint_requests.push(reply);
                     if self.feed.is_some() {
-                        self.tell(&ToWorker::Checkpoint);
+                        self.send(&ToWorker::Checkpoint);
                     }
                 }
                 Some(Event::Profile(request)) => self.profile(request),
                 Some(Event::Stop) => {}
                 Some(Event::WorkerGone) => break,
                 None => {
-                    let limit = STOP_LIMIT.as_secs();
-                    let message = format!("the worker did not stop within {limit} s and is killed");
-                    supervisor.book.log(LogLevel::Warn, &message);
+                    let limit = STOP_TIMEOUT.as_secs();
+                    let message = format!("the worker did not stop within {limit} s and was killed");
+                    supervisor.recorder.log(LogLevel::Warn, &message);
                     break;
                 }
             }
@@ -183,7 +183,7 @@ impl<'a> Attempt<'a> {
         self.end(supervisor)
     }
 
-    /// Starts to feed a worker that is ready, from where it stands.
+    /// Starts feeding a worker that is ready, from its position.
     fn feed(
         &mut self,
         restored: Option<Restored>,
@@ -191,31 +191,31 @@ impl<'a> Attempt<'a> {
         device: Description,
         supervisor: &mut Supervisor,
     ) -> anyhow::Result<()> {
-        if restored.as_ref().is_some_and(|restored| Some(restored.step) > supervisor.newest) {
-            // Committed by a worker that died before it could tell.
-            supervisor.tries.progressed();
+        if restored.as_ref().is_some_and(|restored| Some(restored.step) > supervisor.newest_step) {
+            // Committed by a worker that died before it could report it.
+            supervisor.retries.reset();
         }
-        supervisor.newest = restored.as_ref().map(|restored| restored.step);
+        supervisor.newest_step = restored.as_ref().map(|restored| restored.step);
         for damage in passed_over {
-            supervisor.book.log(LogLevel::Warn, &format!("{damage}; going back to the one before"));
+            supervisor.recorder.log(LogLevel::Warn, &format!("{damage}; falling back to the checkpoint before it"));
         }
-        let whence = match &restored {
-            Some(restored) => format!("goes on from step {}", restored.step),
-            None => "begins".to_owned(),
+        let start = match &restored {
+            Some(restored) => format!("resumes from step {}", restored.step),
+            None => "starts from scratch".to_owned(),
         };
-        supervisor.book.log(LogLevel::Info, &format!("worker {} {whence}, on {device}", self.worker.pid()));
+        supervisor.recorder.log(LogLevel::Info, &format!("worker {} {start}, on {device}", self.worker.pid()));
         let position = restored.as_ref().map(|restored| restored.position.as_slice());
         let (feed, ring) = Feed::start(&self.prepared.plan, position)?;
         *supervisor.control.ingest() = Some(feed.control());
         self.feed = Some(feed);
         if let Err(error) = self.worker.hand_over(ring) {
-            tracing::debug!(%error, pid = self.worker.pid(), "a worker did not take its ring");
+            tracing::debug!(%error, pid = self.worker.pid(), "cannot send a worker its ring");
         }
-        if !supervisor.wanted.is_empty() {
-            self.tell(&ToWorker::Checkpoint);
+        if !supervisor.checkpoint_requests.is_empty() {
+            self.send(&ToWorker::Checkpoint);
         }
-        supervisor.book.rewind(restored.as_ref().map_or(0, |restored| restored.step));
-        supervisor.book.change(|record| {
+        supervisor.recorder.rewind(restored.as_ref().map_or(0, |restored| restored.step));
+        supervisor.recorder.update(|record| {
             record.progress.step = restored.as_ref().map_or(0, |restored| restored.step);
             record.checkpoint = restored.map(|restored| restored.path);
             record.device = Some(device);
@@ -223,53 +223,53 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    /// Feeds the worker all held-out rows, aside from what it trains on.
-    fn feed_aside(&mut self) -> anyhow::Result<()> {
+    /// Feeds the worker all held-out rows through a separate ring.
+    fn feed_evaluation(&mut self) -> anyhow::Result<()> {
         let plan =
-            self.prepared.eval_plan.as_ref().context("a worker asked for held-out rows of a job without")?;
+            self.prepared.eval_plan.as_ref().context("the worker requested held-out rows, but the job has none")?;
         let (feed, ring) = Feed::start(plan, None)?;
-        self.aside = Some(feed);
-        self.tell(&ToWorker::EvalRing);
+        self.eval_feed = Some(feed);
+        self.send(&ToWorker::EvalRing);
         if let Err(error) = self.worker.hand_over(ring) {
-            tracing::debug!(%error, pid = self.worker.pid(), "a worker did not take the ring of an evaluation");
+            tracing::debug!(%error, pid = self.worker.pid(), "cannot send a worker the ring of an evaluation");
         }
         Ok(())
     }
 
-    /// Has the worker record its next steps.
+    /// Starts recording the worker's next steps.
     fn profile(&mut self, request: ProfileRequest) {
         if self.feed.is_none() {
-            request.refuse(anyhow!("its worker is starting and takes no steps yet; try again in a moment"));
+            request.refuse(anyhow!("its worker is still starting; try again in a moment"));
         } else if self.profiling.is_some() {
-            request.refuse(anyhow!("it is being profiled already, and one profile is recorded at a time"));
+            request.refuse(anyhow!("it is already being profiled, and only one profile can be recorded at a time"));
         } else {
-            self.tell(&ToWorker::Profile { steps: request.steps });
+            self.send(&ToWorker::Profile { steps: request.steps });
             self.profiling = Some(Profiling::new(request));
         }
     }
 
-    /// Tells the worker something. One that cannot take it has died, and is heard of as any that has.
-    fn tell(&mut self, message: &ToWorker) {
+    /// Sends a message to the worker. A failure means that the worker has died, which its exit reports.
+    fn send(&mut self, message: &ToWorker) {
         if let Err(error) = self.worker.send(message) {
-            tracing::debug!(%error, pid = self.worker.pid(), "a worker was not told");
+            tracing::debug!(%error, pid = self.worker.pid(), "cannot send a message to a worker");
         }
     }
 
-    fn hear(&mut self, message: FromWorker, supervisor: &mut Supervisor) {
+    fn handle_message(&mut self, message: FromWorker, supervisor: &mut Supervisor) {
         match message {
             FromWorker::Progress(progress) => self.progress(progress, supervisor),
             FromWorker::Checkpointed { step, path, requested } => {
                 supervisor.committed(step, path, requested);
             }
             FromWorker::Evaluated { step, epoch, ends_epoch, metrics } => {
-                // All of its rows are used.
-                self.aside = None;
+                // The evaluation has consumed its rows.
+                self.eval_feed = None;
                 evaluated((step, epoch, ends_epoch), metrics, supervisor);
             }
             FromWorker::Profiling { steps, is_over } => {
                 let profiling = self.profiling.as_mut();
-                if profiling.is_some_and(|profiling| profiling.recorded(steps, is_over, supervisor)) {
-                    self.tell(&ToWorker::EndProfile);
+                if profiling.is_some_and(|profiling| profiling.on_progress(steps, is_over, supervisor)) {
+                    self.send(&ToWorker::EndProfile);
                 }
             }
             FromWorker::Spans(track) => {
@@ -282,7 +282,7 @@ impl<'a> Attempt<'a> {
                     profiling.finish(profile, self.worker.pid());
                 }
             }
-            FromWorker::Warned { message } => supervisor.book.log(LogLevel::Warn, &message),
+            FromWorker::Warned { message } => supervisor.recorder.log(LogLevel::Warn, &message),
             FromWorker::Done { stopped_early } => self.verdict = Some(Verdict::Done(stopped_early)),
             FromWorker::Stopped => self.verdict = Some(Verdict::Stopped),
             FromWorker::InputLost => self.verdict = Some(Verdict::InputLost),
@@ -291,12 +291,12 @@ impl<'a> Attempt<'a> {
             | FromWorker::Ready { .. }
             | FromWorker::EvalDue
             | FromWorker::Scores { .. } => {
-                tracing::warn!(job = supervisor.book.id(), "a training worker said what none says");
+                tracing::warn!(job = supervisor.recorder.id(), "unexpected message from the training worker");
             }
         }
     }
 
-    fn progress(&mut self, progress: Progress, supervisor: &Supervisor) {
+    fn progress(&mut self, progress: WorkerProgress, supervisor: &Supervisor) {
         self.totals.seconds += progress.seconds;
         self.totals.waited += progress.waited_seconds;
         self.totals.examples += progress.new_examples as f64;
@@ -309,27 +309,27 @@ impl<'a> Attempt<'a> {
             seconds: progress.seconds,
             waited_seconds: progress.waited_seconds,
         };
-        supervisor.book.progress(point, |record| {
-            let told = &mut record.progress;
-            told.step = progress.step;
-            told.epoch = progress.epoch;
-            told.epochs = epochs;
-            told.examples = progress.examples;
-            told.skipped_records = skipped;
+        supervisor.recorder.progress(point, |record| {
+            let job = &mut record.progress;
+            job.step = progress.step;
+            job.epoch = progress.epoch;
+            job.epochs = epochs;
+            job.examples = progress.examples;
+            job.skipped_records = skipped;
             if let Some(steps) = progress.steps_per_epoch {
-                told.total_steps = Some(steps * u64::from(epochs));
+                job.total_steps = Some(steps * u64::from(epochs));
             }
             if progress.new_examples > 0 {
-                told.loss = progress.loss;
+                job.loss = progress.loss;
             }
             set_rates(record, progress.new_examples as f64, progress.seconds, progress.waited_seconds);
         });
     }
 
-    /// Takes everything down and says how it went.
+    /// Ends the attempt and returns its outcome.
     fn end(mut self, supervisor: &Supervisor) -> Outcome {
         let profiling = self.profiling.take();
-        let outcome = self.take_down(supervisor);
+        let outcome = self.shut_down(supervisor);
         if let Some(profiling) = profiling {
             let why = match &outcome {
                 Outcome::Finished(_) => "the job has ended",
@@ -337,45 +337,45 @@ impl<'a> Attempt<'a> {
                 Outcome::Failed(reason) => reason,
                 Outcome::Died(death) => &death.reason,
             };
-            profiling.lose(why, supervisor);
+            profiling.abort(why, supervisor);
         }
         outcome
     }
 
-    fn take_down(self, supervisor: &Supervisor) -> Outcome {
-        let stopped = supervisor.control.stop_wanted().is_some();
-        // Past a deadline there is nothing left to wait for.
+    fn shut_down(self, supervisor: &Supervisor) -> Outcome {
+        let stopped = supervisor.control.stop_requested().is_some();
+        // Past the deadline there is nothing left to wait for.
         let limit = if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             Duration::ZERO
         } else {
-            EXIT_LIMIT
+            EXIT_TIMEOUT
         };
-        let ending = self.worker.wait(limit);
-        let kernel_killed = self.kills_before.zip(available::kills()).map(|(before, now)| now > before);
-        // Before it is fed, a worker takes memory and does nothing else.
-        let is_taking = self.feed.is_none();
+        let exit = self.worker.wait(limit);
+        let oom_killer_ran = self.oom_kills_before.zip(available::kills()).map(|(before, now)| now > before);
+        // Before it is fed, a worker mostly allocates memory.
+        let is_allocating = self.feed.is_none();
         if let Some(control) = supervisor.control.ingest().take() {
             log_input(&control.explain().whole, supervisor);
         }
         let skipped = self.feed.as_ref().map(Feed::skipped);
         let truncated = self.feed.as_ref().map_or(0, Feed::truncated);
         if truncated > 0 {
-            let message = format!("{truncated} rows lost values of multi-valued features to their `maximum`");
-            supervisor.book.log(LogLevel::Warn, &message);
+            let message = format!("{truncated} rows were truncated to a multi-valued feature's `maximum`");
+            supervisor.recorder.log(LogLevel::Warn, &message);
         }
         if stopped {
-            // Reads that hang would be waited for.
+            // Cancel reads that hang; stopping the feed waits for them.
             supervisor.stores.cancel();
         }
-        let fed_aside = self.aside.map_or(Ok(()), Feed::stop);
-        // The one that failed is the reason for the other's end.
-        let fed = match (self.feed.map_or(Ok(()), Feed::stop), fed_aside) {
+        let eval_fed = self.eval_feed.map_or(Ok(()), Feed::stop);
+        // A failure of one is the cause of the other's end.
+        let fed = match (self.feed.map_or(Ok(()), Feed::stop), eval_fed) {
             (_, Err(error)) if !feed::is_echo(&error) => Err(error),
             (fed, _) => fed,
         };
         let totals = self.totals;
-        supervisor.book.end_history();
-        supervisor.book.change(|record| {
+        supervisor.recorder.end_history();
+        supervisor.recorder.update(|record| {
             if let Some(skipped) = skipped {
                 record.progress.skipped_records = skipped;
             }
@@ -388,10 +388,10 @@ impl<'a> Attempt<'a> {
             (_, Err(error)) if !feed::is_echo(&error) => Outcome::Failed(error.to_string()),
             _ if stopped => Outcome::Stopped,
             (Some(Verdict::InputLost), _) => Outcome::Died(Death::of("the worker lost its input".to_owned())),
-            (None, _) => Outcome::Died(match ending {
-                Ok(ending) => Death {
-                    of_memory: ending.is_lack_of_memory(kernel_killed, is_taking),
-                    reason: ending.to_string(),
+            (None, _) => Outcome::Died(match exit {
+                Ok(exit) => Death {
+                    out_of_memory: exit.is_out_of_memory(oom_killer_ran, is_allocating),
+                    reason: exit.to_string(),
                 },
                 Err(error) => Death::of(format!("the worker is lost: {error}")),
             }),
@@ -399,7 +399,7 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// What a worker of `job` writes for TensorBoard, in its run `id`.
+/// The TensorBoard events that a worker of `job` writes for run `id`.
 fn event_spec(job: &Job, id: &str) -> Option<EventSpec> {
     let spec = job.tensorboard.as_ref()?;
     Some(EventSpec {
@@ -411,43 +411,43 @@ fn event_spec(job: &Job, id: &str) -> Option<EventSpec> {
 }
 
 impl Supervisor {
-    /// Takes note of a committed checkpoint.
+    /// Records a committed checkpoint.
     fn committed(&mut self, step: u64, path: PathBuf, requested: bool) {
-        self.tries.progressed();
-        self.newest = Some(step);
-        self.book.log(LogLevel::Info, &format!("checkpoint at step {step}: {}", path.display()));
-        self.book.change(|record| record.checkpoint = Some(path.clone()));
+        self.retries.reset();
+        self.newest_step = Some(step);
+        self.recorder.log(LogLevel::Info, &format!("checkpoint at step {step}: {}", path.display()));
+        self.recorder.update(|record| record.checkpoint = Some(path.clone()));
         if requested {
-            for reply in self.wanted.drain(..) {
-                // Whoever asked may have gone.
+            for reply in self.checkpoint_requests.drain(..) {
+                // The client may have disconnected.
                 let _ = reply.send((path.clone(), step));
             }
         }
     }
 }
 
-/// Keeps, for after the job, what would have made its input faster.
+/// Logs the ingest bottleneck of the attempt.
 fn log_input(input: &Diagnosis, supervisor: &Supervisor) {
     let Diagnosis { bound, because, rows_per_second, .. } = input;
     if *bound != Bound::Starting {
-        let text = format!("input came at {rows_per_second:.0} rows/s, bound by {}: {because}", bound.name());
-        supervisor.book.log(LogLevel::Info, &text);
+        let text = format!("ingest rate {rows_per_second:.0} rows/s, bound by {}: {because}", bound.name());
+        supervisor.recorder.log(LogLevel::Info, &text);
     }
 }
 
 fn evaluated((step, epoch, ends_epoch): (u64, u32, bool), metrics: Vec<Metrics>, supervisor: &Supervisor) {
     let when = if ends_epoch { format!("epoch {}", epoch + 1) } else { format!("step {step}") };
     for metrics in &metrics {
-        supervisor.book.log(LogLevel::Info, &format!("{when}: {}", told(metrics)));
+        supervisor.recorder.log(LogLevel::Info, &format!("{when}: {}", format_metrics(metrics)));
     }
-    supervisor.book.evaluated(step, epoch, ends_epoch, metrics);
+    supervisor.recorder.evaluated(step, epoch, ends_epoch, metrics);
 }
 
-/// An evaluation's metrics of a label, for the log.
-fn told(metrics: &Metrics) -> String {
-    let figure = |&MetricValue { metric, value, error }: &MetricValue| {
+/// Formats a label's metrics for the log.
+fn format_metrics(metrics: &Metrics) -> String {
+    let value_text = |&MetricValue { metric, value, error }: &MetricValue| {
         let name = metric.name().replace('_', " ");
-        let bound = error.filter(|&error| error > 0.0).map(|error| format!(" (give or take {error:.1e})"));
+        let bound = error.filter(|&error| error > 0.0).map(|error| format!(" (±{error:.1e})"));
         let groups = metrics.groups.filter(|_| metric == Metric::GroupAuc);
         let groups = groups.map(|groups| format!(" over {groups} groups")).unwrap_or_default();
         match value {
@@ -455,9 +455,9 @@ fn told(metrics: &Metrics) -> String {
             None => format!("{name} undefined{groups}"),
         }
     };
-    let figures: Vec<String> = metrics.values.iter().map(figure).collect();
+    let values: Vec<String> = metrics.values.iter().map(value_text).collect();
     let label = if metrics.label.is_empty() { String::new() } else { format!("{}: ", metrics.label) };
-    format!("{label}{}, over {} examples", figures.join(", "), metrics.examples)
+    format!("{label}{}, over {} examples", values.join(", "), metrics.examples)
 }
 
 fn set_rates(record: &mut JobRecord, examples: f64, seconds: f64, waited: f64) {

@@ -1,26 +1,26 @@
-//! A job's life, on a thread of its own.
+//! The life of a job, on its own thread.
 //!
 //! ```text
 //! queued -> preparing -> running -> succeeded
-//!               |         |   ^ \-> failed       an error that another try would meet again, or too many
-//!               |         \---/                  workers that died without progress ([`tries`])
-//!               |    a worker died: again from the newest checkpoint, or where batches that were found to
-//!               |    fit memory did not, and there is none yet, from the beginning with smaller ones
+//!               |         |   ^ \-> failed       a permanent error, or too many worker deaths without
+//!               |         \---/                  progress ([`retry`])
+//!               |    a worker died: retry from the newest checkpoint; or, if it ran out of memory before the
+//!               |    first checkpoint of an automatic batch size, restart with half the size
 //!               \--> failed | cancelled
 //! ```
 //!
-//! *Preparing* is everything that attempts share ([`prepare`]). An *attempt* is one worker with one ring and
-//! one ingest feeding it, from the newest whole checkpoint ([`attempt`]). The thread starts the worker
-//! itself and outlives it, because the kernel kills a worker when the thread that started it ends.
+//! *Preparing* is the work shared by all attempts ([`prepare`]). An *attempt* is one worker with one ring and
+//! one ingest feeding it, from the newest valid checkpoint ([`attempt`]). The thread spawns the worker itself
+//! and outlives it, because the kernel kills a worker when the thread that spawned it ends.
 //!
-//! Others reach the thread through its [`Control`]: a bounded channel of events, which it shares with the
-//! worker's messages, and a flag to stop that long work looks at between pieces.
+//! Other threads reach it through its [`Control`]: a bounded channel of events, shared with the worker's
+//! messages, and a stop flag that long work polls.
 
 mod attempt;
-mod book;
 mod prepare;
 mod profile;
-mod tries;
+mod recorder;
+mod retry;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,113 +43,113 @@ use crate::state::{JobState, LogLevel};
 use crate::worker::device::HostSurvey;
 use crate::worker::protocol::FromWorker;
 use attempt::{Attempt, Death, Outcome};
-pub(crate) use book::Book;
 pub(crate) use prepare::Prepared;
 pub(crate) use profile::{PendingProfile, Profile, ProfileRequest};
-use tries::Tries;
+pub(crate) use recorder::JobRecorder;
+use retry::RetryBudget;
 
-/// Events that a job's thread has not taken up yet.
-const EVENTS: usize = 64;
+/// Capacity of a job's event queue.
+const EVENT_QUEUE: usize = 64;
 
 /// A committed checkpoint: its directory and its step.
 pub(crate) type Committed = (PathBuf, u64);
 
-/// Something that a job's thread reacts to.
+/// An event for a job's thread.
 pub(crate) enum Event {
     /// [`Control::stop`] was called.
     Stop,
-    /// A checkpoint is asked for.
+    /// A client requests a checkpoint.
     Checkpoint(oneshot::Sender<Committed>),
-    /// Steps are to be recorded.
+    /// A client requests a profile.
     Profile(ProfileRequest),
-    /// The worker says something.
+    /// A message from the worker.
     Worker(FromWorker),
-    /// The worker has gone; the last event of an attempt.
+    /// The worker has closed its socket; the last event of an attempt.
     WorkerGone,
 }
 
 /// Why a job is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
-    /// A person wants it to end.
+pub(crate) enum StopReason {
+    /// A user cancelled it.
     Cancel,
-    /// The daemon ends; the job goes on when it starts again.
+    /// The daemon is shutting down; the job resumes when it restarts.
     Drain,
 }
 
-/// How others reach a job's thread.
+/// The handle through which other threads reach a job's thread.
 pub(crate) struct Control {
     events: SyncSender<Event>,
     stopping: Arc<AtomicBool>,
     cancelled: AtomicBool,
-    /// What feeds the job's worker, while it has one.
+    /// The ingest that feeds the job's worker, while it has one.
     ingest: Mutex<Option<IngestControl>>,
 }
 
-/// A job that runs or is about to.
+/// Runs one job.
 pub(crate) struct Supervisor {
     job: Job,
     worker: PathBuf,
-    runtime: Handle,
+runtime: Handle,
     stores: Stores,
-    book: Arc<Book>,
+    recorder: Arc<JobRecorder>,
     control: Arc<Control>,
     events: Receiver<Event>,
-    /// Checkpoints asked for and not yet taken.
-    wanted: Vec<oneshot::Sender<Committed>>,
-    tries: Tries,
-    /// The step of the newest checkpoint known.
-    newest: Option<u64>,
+    /// Unanswered checkpoint requests.
+    checkpoint_requests: Vec<oneshot::Sender<Committed>>,
+    retries: RetryBudget,
+    /// The step of the newest known checkpoint.
+    newest_step: Option<u64>,
 }
 
 impl Control {
-    /// A control, and where its events arrive.
+    /// Creates a control and the receiver of its events.
     pub(crate) fn new() -> (Arc<Self>, Receiver<Event>) {
-        let (events, receiver) = sync_channel(EVENTS);
+        let (events, receiver) = sync_channel(EVENT_QUEUE);
         let (stopping, cancelled, ingest) = (Arc::default(), AtomicBool::new(false), Mutex::default());
         let control = Self { events, stopping, cancelled, ingest };
         (Arc::new(control), receiver)
     }
 
     /// Asks the job to take a checkpoint and stop. A cancelled job stays cancelled.
-    pub(crate) fn stop(&self, why: Stop) {
-        if why == Stop::Cancel {
+    pub(crate) fn stop(&self, why: StopReason) {
+        if why == StopReason::Cancel {
             self.cancelled.store(true, Ordering::Release);
         }
         self.stopping.store(true, Ordering::Release);
-        // A full channel wakes the thread as well, and it looks at the flag each time.
+        // A full queue wakes the thread as well, and it checks the flag on every event.
         let _ = self.events.try_send(Event::Stop);
     }
 
-    /// Asks for a checkpoint. The receiver gets nothing when the job ends before there is one.
+    /// Requests a checkpoint. The receiver is closed if the job ends first.
     ///
     /// # Errors
-    /// When the job has ended, or too much is asked of it at once.
+    /// When the job has ended, or its event queue is full.
     pub(crate) fn checkpoint(&self) -> Result<oneshot::Receiver<Committed>> {
         let (reply, committed) = oneshot::channel();
-        self.ask(Event::Checkpoint(reply))?;
+        self.send(Event::Checkpoint(reply))?;
         Ok(committed)
     }
 
-    /// Asks for a profile of the next `steps` steps.
+    /// Requests a profile of the next `steps` steps.
     ///
     /// # Errors
-    /// As [`Control::checkpoint`].
+    /// As for [`Control::checkpoint`].
     pub(crate) fn profile(&self, steps: u64) -> Result<PendingProfile> {
         let (request, pending) = ProfileRequest::new(steps);
-        self.ask(Event::Profile(request))?;
+        self.send(Event::Profile(request))?;
         Ok(pending)
     }
 
-    fn ask(&self, event: Event) -> Result<()> {
+    fn send(&self, event: Event) -> Result<()> {
         match self.events.try_send(event) {
             Ok(()) => Ok(()),
-            Err(TrySendError::Full(_)) => bail!("the job is busy; try again"),
+            Err(TrySendError::Full(_)) => bail!("the job has too many pending requests; try again"),
             Err(TrySendError::Disconnected(_)) => bail!("the job has ended"),
         }
     }
 
-    /// How the job's ingest goes; `None` while it is not being fed.
+    /// Explains the job's ingest; `None` while there is none.
     pub(crate) fn explain(&self) -> Option<Explanation> {
         self.ingest().as_ref().map(IngestControl::explain)
     }
@@ -158,27 +158,27 @@ impl Control {
         self.ingest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why the job is to stop, if it is.
-    fn stop_wanted(&self) -> Option<Stop> {
+    /// The reason to stop, if a stop was requested.
+    fn stop_requested(&self) -> Option<StopReason> {
         if !self.stopping.load(Ordering::Acquire) {
             return None;
         }
-        Some(if self.cancelled.load(Ordering::Acquire) { Stop::Cancel } else { Stop::Drain })
+        Some(if self.cancelled.load(Ordering::Acquire) { StopReason::Cancel } else { StopReason::Drain })
     }
 }
 
-/// Calls off a job's reads once the job is told to stop, however they hang; while it lives.
-struct CalledOff(AbortHandle);
+/// While it lives, cancels the job's reads once a stop is requested, even if they hang.
+struct CancelOnStop(AbortHandle);
 
-/// How soon that is noticed.
-const NOTICED: Duration = Duration::from_millis(100);
+/// Interval between checks of the stop flag.
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-impl CalledOff {
-    fn with(stores: &Stores, stopping: &Arc<AtomicBool>, runtime: &Handle) -> Self {
+impl CancelOnStop {
+    fn new(stores: &Stores, stopping: &Arc<AtomicBool>, runtime: &Handle) -> Self {
         let (stores, stopping) = (stores.clone(), Arc::clone(stopping));
         let watching = async move {
             while !stopping.load(Ordering::Relaxed) {
-                tokio::time::sleep(NOTICED).await;
+                tokio::time::sleep(STOP_POLL_INTERVAL).await;
             }
             stores.cancel();
         };
@@ -186,20 +186,20 @@ impl CalledOff {
     }
 }
 
-impl Drop for CalledOff {
+impl Drop for CancelOnStop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
 impl Supervisor {
-    /// A supervisor for `job`, recorded in `book`.
+    /// A supervisor for `job`, which `recorder` records.
     pub(crate) fn new(
         job: Job,
         worker: PathBuf,
         runtime: Handle,
         stores: &Stores,
-        book: Arc<Book>,
+        recorder: Arc<JobRecorder>,
         (control, events): (Arc<Control>, Receiver<Event>),
     ) -> Self {
         let stores = stores.for_job(&job.storage);
@@ -208,53 +208,53 @@ impl Supervisor {
             worker,
             runtime,
             stores,
-            book,
+            recorder,
             control,
             events,
-            wanted: Vec::new(),
-            tries: Tries::default(),
-            newest: None,
+            checkpoint_requests: Vec::new(),
+            retries: RetryBudget::default(),
+            newest_step: None,
         }
     }
 
-    /// Runs the job to its end, or until it is stopped; the record says how it went.
+    /// Runs the job until it ends or is stopped; the record tells the outcome.
     pub(crate) fn run(mut self) {
-        let (state, reason) = match self.live() {
-            // Where it was resumed on the way, the record goes on to say why.
+        let (state, reason) = match self.run_attempts() {
+            // After a retry, keep the recorded reason.
             Ok(stopped_early) => {
-                (JobState::Succeeded, stopped_early.unwrap_or_else(|| self.book.record().reason))
+                (JobState::Succeeded, stopped_early.unwrap_or_else(|| self.recorder.record().reason))
             }
-            Err(End::Stopped(Stop::Cancel)) => (JobState::Cancelled, "cancelled by a person".to_owned()),
-            Err(End::Stopped(Stop::Drain)) => {
-                (JobState::Queued, "the daemon stopped; goes on when it starts again".to_owned())
+            Err(Abort::Stopped(StopReason::Cancel)) => (JobState::Cancelled, "cancelled by a user".to_owned()),
+            Err(Abort::Stopped(StopReason::Drain)) => {
+                (JobState::Queued, "the daemon stopped; the job resumes when it restarts".to_owned())
             }
-            Err(End::Failed(reason)) => {
-                self.clear_away();
+            Err(Abort::Failed(reason)) => {
+                self.discard_run();
                 (JobState::Failed, reason)
             }
         };
-        self.book.enter(state, &reason);
+        self.recorder.enter(state, &reason);
     }
 
-    /// Says why the job ended before its data did, where that is so.
-    fn live(&mut self) -> Result<Option<String>, End> {
+    /// Prepares the job and runs attempts until it finishes; returns the reason for early stopping, if any.
+    fn run_attempts(&mut self) -> Result<Option<String>, Abort> {
         self.check_stop()?;
-        self.book.enter(JobState::Preparing, "");
+        self.recorder.enter(JobState::Preparing, "");
         let mut prepared = self.prepare()?;
-        self.book.enter(JobState::Running, "");
+        self.recorder.enter(JobState::Running, "");
         loop {
             match self.attempt(&prepared) {
                 Outcome::Finished(stopped_early) => return Ok(stopped_early),
                 Outcome::Stopped => {
-                    return Err(End::Stopped(self.control.stop_wanted().unwrap_or(Stop::Drain)));
+                    return Err(Abort::Stopped(self.control.stop_requested().unwrap_or(StopReason::Drain)));
                 }
-                Outcome::Failed(reason) => return Err(End::Failed(reason)),
-                Outcome::Died(Death { reason, of_memory: false }) => self.back_off(reason)?,
-                Outcome::Died(Death { reason, of_memory: true }) => match &prepared.batch {
+                Outcome::Failed(reason) => return Err(Abort::Failed(reason)),
+                Outcome::Died(Death { reason, out_of_memory: false }) => self.back_off(reason)?,
+                Outcome::Died(Death { reason, out_of_memory: true }) => match &prepared.batch {
                     None => self.back_off(reason)?,
                     Some(choice) => {
-                        if let Some(with_less) = self.with_less(choice.decided(), &prepared, reason)? {
-                            prepared = with_less;
+                        if let Some(with_smaller_batches) = self.with_smaller_batches(choice.decided(), &prepared, reason)? {
+                            prepared = with_smaller_batches;
                         }
                     }
                 },
@@ -262,33 +262,33 @@ impl Supervisor {
         }
     }
 
-    fn prepare(&mut self) -> Result<Prepared, End> {
+    fn prepare(&mut self) -> Result<Prepared, Abort> {
         let stopping = Arc::clone(&self.control.stopping);
         let prepared = {
-            let _watch = CalledOff::with(&self.stores, &stopping, &self.runtime);
-            let host = || HostSurvey::by_worker(&self.worker);
-            prepare::prepare(&self.job, &self.stores, &self.runtime, &host, &self.book, &stopping)
+            let _watch = CancelOnStop::new(&self.stores, &stopping, &self.runtime);
+            let host = || HostSurvey::from_worker(&self.worker);
+            prepare::prepare(&self.job, &self.stores, &self.runtime, &host, &self.recorder, &stopping)
         };
         self.check_stop()?;
-        prepared.map_err(|error| End::Failed(format!("{error:#}")))
+        prepared.map_err(|error| Abort::Failed(format!("{error:#}")))
     }
 
-    /// A worker died for lack of memory, of a job that found the size of its batches, which is `decided`. Before there
-    /// is a checkpoint the job begins again with half of it; from then on batches stay what they are, and another try
-    /// may do better.
-    fn with_less(
+    /// A worker of a job with an automatically chosen batch size ran out of memory; `decided` is the size.
+    /// Before the first checkpoint the job restarts with half the size. Afterwards the size is fixed, and a
+    /// retry may succeed.
+    fn with_smaller_batches(
         &mut self,
         decided: Decided,
         prepared: &Prepared,
         reason: String,
-    ) -> Result<Option<Prepared>, End> {
-        let failed = |error: anyhow::Error| End::Failed(format!("{error:#}"));
+    ) -> Result<Option<Prepared>, Abort> {
+        let failed = |error: anyhow::Error| Abort::Failed(format!("{error:#}"));
         let steps = CheckpointStore::local(&prepared.directory).and_then(|store| store.steps());
         if !steps.map_err(|error| failed(error.into()))?.is_empty() {
             let rows = decided.rows;
             self.back_off(format!(
-                "{reason}; this run has a checkpoint, so its batches stay at {rows} rows: let it have more memory and \
-                 `--resume`, or begin another run with a lower `data.auto_batch.{}` or `data.batch_size = {}`",
+                "{reason}; this run has a checkpoint, so its batches stay at {rows} rows: provide more memory and \
+                 `--resume`, or start a new run with a lower `data.auto_batch.{}` or `data.batch_size = {}`",
                 if decided.gpu_limit_bytes.is_some() { "gpu_memory" } else { "memory" },
                 rows / 2
             ))?;
@@ -296,51 +296,51 @@ impl Supervisor {
         }
         let less = auto_batch::halve(&prepared.directory, decided);
         let less = less.with_context(|| reason.clone()).map_err(failed)?;
-        let told = format!(
-            "{reason}: too little memory for batches of {} rows; begins again with batches of {} rows; {}",
+        let message = format!(
+            "{reason}: too little memory for batches of {} rows; restarts with batches of {} rows; {}",
             decided.rows,
             less.rows,
             auto_batch::told_change(&prepared.job, &self.job.with_batch_size(less.rows)),
         );
-        self.book.log(LogLevel::Warn, &told);
-        self.book.change(|record| record.reason = told);
-        // Another size is another try, and there are only so many sizes.
-        self.tries.progressed();
+        self.recorder.log(LogLevel::Warn, &message);
+        self.recorder.update(|record| record.reason = message);
+        // A new size starts a new budget: the number of sizes is bounded.
+        self.retries.reset();
         self.prepare().map(Some)
     }
 
-    /// Leaves nothing of a job that came to nothing.
-    fn clear_away(&self) {
-        let record = self.book.record();
+    /// Deletes the run directory of a failed job unless it has checkpoints.
+    fn discard_run(&self) {
+        let record = self.recorder.record();
         if let Err(error) = runs::discard(&record.directory) {
-            tracing::warn!(job = record.id, "what is left of the job is not removed: {error:#}");
+            tracing::warn!(job = record.id, "cannot delete the failed job's run directory: {error:#}");
         }
     }
 
     fn attempt(&mut self, prepared: &Prepared) -> Outcome {
         match Attempt::start(self, prepared) {
-            Ok(attempt) => attempt.follow(self),
+            Ok(attempt) => attempt.run(self),
             Err(outcome) => outcome,
         }
     }
 
-    /// Waits before the next try, or ends the job when there has been enough of it.
-    fn back_off(&mut self, reason: String) -> Result<(), End> {
-        let Some(pause) = self.tries.died() else {
-            let deaths = self.tries.deaths();
-            return Err(End::Failed(format!(
-                "given up after {deaths} tries without a new checkpoint; the last: {reason}"
+    /// Waits before the next attempt, or fails the job if its retry budget is spent.
+    fn back_off(&mut self, reason: String) -> Result<(), Abort> {
+        let Some(pause) = self.retries.on_death() else {
+            let deaths = self.retries.deaths();
+            return Err(Abort::Failed(format!(
+                "gave up after {deaths} attempts without a new checkpoint; last failure: {reason}"
             )));
         };
-        self.book.log(LogLevel::Warn, &format!("{reason}; resuming in {pause:?}"));
-        self.book.change(|record| record.reason = reason);
+        self.recorder.log(LogLevel::Warn, &format!("{reason}; resuming in {pause:?}"));
+        self.recorder.update(|record| record.reason = reason);
         let until = Instant::now() + pause;
         loop {
             self.check_stop()?;
             match self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(Event::Checkpoint(reply)) => self.wanted.push(reply),
+                Ok(Event::Checkpoint(reply)) => self.checkpoint_requests.push(reply),
                 Ok(Event::Profile(request)) => {
-                    request.refuse(anyhow!("its worker has died, and the next one is not there yet"));
+                    request.refuse(anyhow!("its worker has died and is being restarted"));
                 }
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Ok(()),
@@ -348,13 +348,13 @@ impl Supervisor {
         }
     }
 
-    fn check_stop(&self) -> Result<(), End> {
-        self.control.stop_wanted().map_or(Ok(()), |why| Err(End::Stopped(why)))
+    fn check_stop(&self) -> Result<(), Abort> {
+        self.control.stop_requested().map_or(Ok(()), |why| Err(Abort::Stopped(why)))
     }
 }
 
-/// Why a job's thread ends before the job's data does.
-enum End {
-    Stopped(Stop),
+/// Why a job ends before its data.
+enum Abort {
+    Stopped(StopReason),
     Failed(String),
 }

@@ -1,7 +1,7 @@
-//! What all attempts at a job share: the plan, with what the job's features have learned.
+//! Job preparation, shared by all attempts: the plan, including the statistics learned from the data.
 //!
-//! Learning is a pass over the training data, so what came out is kept in the job's directory and read from
-//! there by every later daemon that takes the job up.
+//! Learning takes a pass over the training data, so its result is stored in the run directory, where a later
+//! daemon that resumes the job finds it.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ use millstream_pipeline::storage::Stores;
 use millstream_trainer::spec::DeviceSpec;
 use tokio::runtime::Handle;
 
-use super::Book;
+use super::JobRecorder;
 use crate::auto_batch::{self, Choice, LimitSource, gpu};
 use crate::job::Job;
 use crate::plan::{self, JobPlan};
@@ -28,53 +28,54 @@ use crate::worker::device::HostSurvey;
 
 /// A job that is ready to run.
 pub(crate) struct Prepared {
-    /// The job, with the batch size that was found for it, where one was to be.
+    /// The job, with its batch size resolved.
     pub(super) job: Job,
     pub(super) directory: PathBuf,
     pub(super) schema: BatchSchema,
     pub(super) plan: IngestPlan,
-    /// Of the held-out rows, where they come aside.
+    /// The plan for held-out rows, if they are fed separately.
     pub(super) eval_plan: Option<IngestPlan>,
-    /// The checkpoint whose weights training begins with, if not with its own.
+    /// The checkpoint to initialize the weights from, for a warm start.
     pub(super) warm_start: Option<PathBuf>,
-    /// How large batches are, where that was found.
+    /// The automatically chosen batch size.
     pub(super) batch: Option<Choice>,
 }
 
-/// Prepares `job`, whose directory the record in `book` names; `host` says what there is of GPUs, if asked. Ends early, in an error, once `cancel` is set.
+/// Prepares `job`, whose run directory is in the record of `recorder`. `host` surveys the host's GPUs if
+/// needed. Returns an error early once `cancel` is set.
 pub(super) fn prepare(
     job: &Job,
     stores: &Stores,
     runtime: &Handle,
     host: &dyn Fn() -> Result<HostSurvey>,
-    book: &Book,
+    recorder: &JobRecorder,
     cancel: &AtomicBool,
 ) -> Result<Prepared> {
-    let directory = book.record().directory;
+    let directory = recorder.record().directory;
     let plan = JobPlan::with(job, stores, Some(&directory), runtime, host, |train| {
-        analysis(job, &directory, train, runtime, book, cancel).map(Some)
+        analysis(job, &directory, train, runtime, recorder, cancel).map(Some)
     })?;
     if let Some(choice) = &plan.batch {
         if choice.limit.source != LimitSource::Run {
             auto_batch::keep(&directory, choice.decided())?;
         }
-        book.log(LogLevel::Info, &format!("{choice}; {}", auto_batch::told_rates(&plan.job)));
+        recorder.log(LogLevel::Info, &format!("{choice}; {}", auto_batch::told_rates(&plan.job)));
     }
     let mut text = format!(
-        "{} parameters; ingest holds at most {} of {} bytes",
+        "{} parameters; ingest uses at most {} of {} bytes",
         plan.model.parameters,
         plan.ingest_bytes(),
         job.data.memory_budget_bytes
     );
     if let DeviceSpec::Cuda(number) = job.training.device {
-        text += &format!("; GPU {number} holds {} bytes", gpu::needed_bytes(&plan.model));
+        text += &format!("; {} bytes on GPU {number}", gpu::needed_bytes(&plan.model));
     }
-    book.log(LogLevel::Info, &text);
+    recorder.log(LogLevel::Info, &text);
     let warm_start = warm_start::decided(&directory, || {
         let beginning = Beginning::of(job, &plan)?;
         Ok(beginning.map(|Beginning { checkpoint, report }| {
-            let text = format!("begins with the weights of {}: {report}", checkpoint.display());
-            book.log(LogLevel::Info, &text);
+            let text = format!("warm start from {}: {report}", checkpoint.display());
+            recorder.log(LogLevel::Info, &text);
             checkpoint
         }))
     })?;
@@ -89,13 +90,13 @@ pub(super) fn prepare(
     })
 }
 
-/// What the job's features learned, from an earlier time or now.
+/// The statistics learned from the job's data: stored from an earlier run, or computed now.
 fn analysis(
     job: &Job,
     directory: &Path,
     train: &Dataset,
     runtime: &Handle,
-    book: &Book,
+    recorder: &JobRecorder,
     cancel: &AtomicBool,
 ) -> Result<Analysis> {
     let path = directory.join(runs::ANALYSIS);
@@ -107,6 +108,6 @@ fn analysis(
     let analysis = plan::learn(job, train, runtime, cancel, &|_| {})?;
     runs::put(directory, runs::ANALYSIS, analysis.to_json().as_bytes())
         .with_context(|| path.display().to_string())?;
-    book.log(LogLevel::Info, &format!("learned from {} rows", analysis.rows));
+    recorder.log(LogLevel::Info, &format!("learned from {} rows", analysis.rows));
     Ok(analysis)
 }

@@ -1,7 +1,7 @@
-//! A profile of a job that trains: the worker records its steps, the daemon meanwhile the ingest that feeds them.
+//! A profile of a training job: the worker records its steps while the daemon records their ingest.
 //!
-//! Both are on one line of time ([`millstream_trace`]). The worker decides when recording begins and ends, between two
-//! steps; its spans are held here until all have come, some tens of MB at the most.
+//! Both recordings share one clock ([`millstream_trace`]). The worker decides when recording begins and ends,
+//! between two steps. Its spans are held here until all have arrived: at most tens of MB.
 
 use std::time::Instant;
 
@@ -13,22 +13,22 @@ use tokio::sync::{oneshot, watch};
 use super::Supervisor;
 use crate::worker::protocol::WorkerProfile;
 
-/// What was recorded of some steps.
+/// The recording of some steps.
 #[derive(Debug)]
 pub(crate) struct Profile {
-    /// What the worker says of it.
+    /// The worker's summary.
     pub(crate) worker: WorkerProfile,
-    /// Its process,
+    /// The worker's process id.
     pub(crate) pid: u32,
-    /// and the spans of its threads and devices.
+    /// The spans of the worker's threads and devices.
     pub(crate) tracks: Vec<Track>,
     /// Ingest's spans.
     pub(crate) ingest: Recording,
-    /// How ingest went meanwhile.
+    /// The diagnosis of ingest during the recording.
     pub(crate) input: Diagnosis,
 }
 
-/// Somebody who asks for a profile.
+/// A client's request for a profile.
 #[derive(Debug)]
 pub(crate) struct ProfileRequest {
     /// Steps to record.
@@ -37,49 +37,49 @@ pub(crate) struct ProfileRequest {
     done: oneshot::Sender<Result<Profile>>,
 }
 
-/// Where somebody waits for a profile; dropped, nobody does any more.
+/// The receiving end of a requested profile. Dropping it cancels the recording.
 #[derive(Debug)]
 pub(crate) struct PendingProfile {
     /// Steps recorded so far.
     pub(crate) progress: watch::Receiver<u64>,
-    /// All of them, or why there are none. Closed where the job has ended before there could be any.
+    /// The profile or an error. Closed without a value if the job ends before a step is recorded.
     pub(crate) done: oneshot::Receiver<Result<Profile>>,
 }
 
-/// A profile under way.
+/// A profile in progress.
 pub(super) struct Profiling {
     request: ProfileRequest,
-    /// How ingest stood when recording began, and when that was.
+    /// Ingest statistics and the time when recording began.
     before: Option<(IngestStats, Instant)>,
-    /// What was recorded of it, once recording has ended.
+    /// Ingest's recording and diagnosis, once recording has ended.
     input: Option<(Recording, Diagnosis)>,
     tracks: Vec<Track>,
-    /// Whether the worker was told that nobody waits.
-    is_called_off: bool,
+    /// Whether the worker was asked to cancel.
+    is_cancelled: bool,
 }
 
 impl ProfileRequest {
-    /// A request for `steps` steps, and where its answer comes.
+    /// A request for `steps` steps, and its receiving end.
     pub(crate) fn new(steps: u64) -> (Self, PendingProfile) {
         let ((progress, seen), (done, pending)) = (watch::channel(0), oneshot::channel());
         (Self { steps, progress, done }, PendingProfile { progress: seen, done: pending })
     }
 
-    /// Says that there will be none.
+    /// Fails the request with `why`.
     pub(super) fn refuse(self, why: Error) {
-        // Whoever asked may have gone.
+        // The client may have disconnected.
         let _ = self.done.send(Err(why));
     }
 }
 
 impl Profiling {
     pub(super) fn new(request: ProfileRequest) -> Self {
-        Self { request, before: None, input: None, tracks: Vec::new(), is_called_off: false }
+        Self { request, before: None, input: None, tracks: Vec::new(), is_cancelled: false }
     }
 
-    /// The worker has recorded so many steps; these are all if it `is_over`. Says whether it is to end since nobody waits
-    /// any more, once.
-    pub(super) fn recorded(&mut self, steps: u64, is_over: bool, supervisor: &Supervisor) -> bool {
+    /// Notes that the worker has recorded `steps` steps, all of them if `is_over`. Returns true, once, if the
+    /// worker should stop because the client has disconnected.
+    pub(super) fn on_progress(&mut self, steps: u64, is_over: bool, supervisor: &Supervisor) -> bool {
         let recorder = supervisor.stores.recorder();
         match self.before.take() {
             None if self.input.is_none() => {
@@ -96,12 +96,12 @@ impl Profiling {
             before => self.before = before,
         }
         self.request.progress.send_replace(steps);
-        let is_to_end = self.request.done.is_closed() && !self.is_called_off && !is_over;
-        self.is_called_off |= is_to_end;
-        is_to_end
+        let should_cancel = self.request.done.is_closed() && !self.is_cancelled && !is_over;
+        self.is_cancelled |= should_cancel;
+        should_cancel
     }
 
-    /// Spans of the worker.
+    /// Adds spans of the worker.
     pub(super) fn add(&mut self, track: Track) {
         match self.tracks.last_mut().filter(|last| last.name == track.name) {
             Some(last) => last.spans.extend(track.spans),
@@ -109,7 +109,7 @@ impl Profiling {
         }
     }
 
-    /// All spans have come.
+    /// Completes the request after all spans have arrived.
     pub(super) fn finish(self, worker: WorkerProfile, pid: u32) {
         let Self { request, input, tracks, .. } = self;
         let profile = match input {
@@ -117,13 +117,13 @@ impl Profiling {
             Some((ingest, input)) => Ok(Profile { worker, pid, tracks, ingest, input }),
             None => Err(anyhow!("the job's input ended while it was recorded")),
         };
-        // Whoever asked may have gone.
+        // The client may have disconnected.
         let _ = request.done.send(profile);
     }
 
-    /// The worker is gone.
-    pub(super) fn lose(self, why: &str, supervisor: &Supervisor) {
+    /// Fails the request because the worker has exited.
+    pub(super) fn abort(self, why: &str, supervisor: &Supervisor) {
         supervisor.stores.recorder().end();
-        self.request.refuse(anyhow!("what was recorded is lost: {why}"));
+        self.request.refuse(anyhow!("the recording is lost: {why}"));
     }
 }

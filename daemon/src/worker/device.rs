@@ -1,6 +1,7 @@
-//! The GPU that a worker computes on, and what a host has and lacks for that.
+//! The GPU that a worker computes on, and the survey of a host's GPUs and CUDA libraries.
 //!
-//! The daemon and the commands never touch a GPU: a driver that hangs or crashes takes nobody with it but a worker.
+//! The daemon and the commands never touch a GPU themselves: a driver that hangs or crashes takes down a
+//! worker only.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -15,33 +16,34 @@ use super::host::WorkerProcess;
 use super::process::Link;
 use super::protocol::{FromWorker, ToWorker};
 
-/// Names a folder that CUDA's libraries are in, if the system's loader does not find them.
-pub const LIBRARIES: &str = "MILLSTREAM_CUDA_LIBRARIES";
+/// The environment variable that names the directory of CUDA's libraries, for hosts whose loader does not
+/// find them.
+pub const LIBRARIES_VARIABLE: &str = "MILLSTREAM_CUDA_LIBRARIES";
 
-/// A driver that says nothing for so long is not waited for.
-const SURVEY_LIMIT: Duration = Duration::from_secs(60);
-/// How long the worker may take to end, having told all.
-const END_LIMIT: Duration = Duration::from_secs(5);
+/// Time limit for the driver to answer a survey.
+const SURVEY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit for a worker to exit after its reply.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a host has for computing on a GPU.
+/// The GPUs and CUDA libraries of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostSurvey {
-    /// What kernels need besides a GPU.
+    /// The CUDA libraries and the driver.
     pub libraries: Vec<LibrarySurvey>,
-    /// The GPUs that the driver knows.
+    /// The GPUs that the driver reports.
     pub gpus: Vec<GpuSurvey>,
-    /// Why it does not say so of one of them, or of any.
+    /// Why the driver does not report one or all of the GPUs.
     pub problem: Option<String>,
 }
 
-/// A library of NVIDIA's on a host.
+/// An NVIDIA library on a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LibrarySurvey {
-    /// What it is called.
+    /// Its name.
     pub library: String,
-    /// Its version, if it is there and will do.
+    /// Its version, if it is installed and recent enough.
     pub version: Option<String>,
-    /// Else what is wrong, and what to do.
+    /// Otherwise the problem and its remedy.
     pub problem: Option<String>,
     /// Whether only jobs on several GPUs need it.
     pub for_several_gpus: bool,
@@ -50,15 +52,15 @@ pub struct LibrarySurvey {
 /// A GPU of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuSurvey {
-    /// Its number.
+    /// Its index.
     pub number: u32,
-    /// As its maker calls it.
+    /// The vendor's name of the GPU.
     pub name: String,
     /// Compute capability, as in `9.0`.
     pub capability: String,
-    /// How many multiprocessors it has.
+    /// Number of multiprocessors.
     pub multiprocessors: u32,
-    /// All its memory.
+    /// Total memory.
     pub memory_bytes: u64,
 }
 
@@ -66,58 +68,58 @@ impl HostSurvey {
     /// GPU number `number`.
     ///
     /// # Errors
-    /// When there is none: why, as far as it is known.
+    /// When there is no such GPU; the error says why as far as known.
     pub fn gpu(&self, number: u32) -> Result<&GpuSurvey> {
         let gpu = self.gpus.iter().find(|gpu| gpu.number == number);
-        let of_libraries = || {
+        let library_problem = || {
             let mut needed = self.libraries.iter().filter(|library| !library.for_several_gpus);
             let problem = needed.find_map(|library| library.problem.as_ref());
             problem.filter(|_| self.gpus.is_empty())
         };
-        gpu.ok_or_else(|| match self.problem.as_ref().or_else(of_libraries) {
+        gpu.ok_or_else(|| match self.problem.as_ref().or_else(library_problem) {
             Some(problem) => anyhow!("{problem}"),
             None => anyhow!("there is no GPU number {number} on this host, which has {}", self.gpus.len()),
         })
     }
 
-    /// Asks a worker, started as this program is.
+    /// Asks a worker started from this executable.
     ///
     /// # Errors
-    /// As of [`HostSurvey::by_worker`].
-    pub fn by_this_program() -> Result<Self> {
-        Self::by_worker(&env::current_exe()?)
+    /// As for [`HostSurvey::from_worker`].
+    pub fn from_current_exe() -> Result<Self> {
+        Self::from_worker(&env::current_exe()?)
     }
 
-    /// Asks a worker, started as `program`.
+    /// Asks a worker started from `program`.
     ///
     /// # Errors
-    /// When there is no worker, or it dies before it answers.
-    pub fn by_worker(program: &Path) -> Result<Self> {
+    /// When the worker cannot be started, or dies before it replies.
+    pub fn from_worker(program: &Path) -> Result<Self> {
         let mut worker = WorkerProcess::spawn(program, |_| {})?;
-        let (answer, answers) = sync_channel(1);
-        let listening = worker.listen(move |message| answer.send(message).is_ok(), || {})?;
+        let (sender, receiver) = sync_channel(1);
+        let reader = worker.listen(move |message| sender.send(message).is_ok(), || {})?;
         worker.send(&ToWorker::Survey)?;
-        let answered = answers.recv_timeout(SURVEY_LIMIT);
-        drop(answers);
-        if let Ok(FromWorker::Surveyed { survey }) = answered {
-            worker.wait(END_LIMIT)?;
-            let _ = listening.join();
+        let reply = receiver.recv_timeout(SURVEY_TIMEOUT);
+        drop(receiver);
+        if let Ok(FromWorker::Surveyed { survey }) = reply {
+            worker.wait(EXIT_TIMEOUT)?;
+            let _ = reader.join();
             return Ok(survey);
         }
-        let ending = worker.wait(Duration::ZERO)?;
-        bail!("looking for GPUs, a worker ended: {ending}")
+        let exit = worker.wait(Duration::ZERO)?;
+        bail!("the worker that surveys GPUs failed: {exit}")
     }
 
-    /// Looks by itself; for a worker.
-    pub(super) fn of_host() -> Self {
+    /// Surveys the host in this process; for workers only.
+    pub(super) fn of_this_host() -> Self {
         let Survey { libraries, gpus, problem } = Survey::of(&libraries());
-        let of_library = |Found { library, version, is_for_several }| LibrarySurvey {
+        let library = |Found { library, version, is_for_several }| LibrarySurvey {
             library: String::from(library),
             problem: version.as_ref().err().cloned(),
             version: version.ok(),
             for_several_gpus: is_for_several,
         };
-        let of_gpu = |Gpu {
+        let gpu = |Gpu {
                           number,
                           name,
                           capability: (major, minor),
@@ -128,8 +130,8 @@ impl HostSurvey {
             GpuSurvey { number, name, capability: format!("{major}.{minor}"), multiprocessors, memory_bytes }
         };
         Self {
-            libraries: libraries.into_iter().map(of_library).collect(),
-            gpus: gpus.into_iter().map(of_gpu).collect(),
+            libraries: libraries.into_iter().map(library).collect(),
+            gpus: gpus.into_iter().map(gpu).collect(),
             problem,
         }
     }
@@ -138,28 +140,28 @@ impl HostSurvey {
 /// GPU number `number`.
 ///
 /// # Errors
-/// When there is none, or a library is missing or too old.
+/// When there is no such GPU, or a library is missing or too old.
 ///
 /// # Panics
-/// When it has no room: others may have left it by the next try.
+/// When the GPU's memory is exhausted: other processes may have freed some by the next attempt.
 pub(super) fn cuda(number: u32) -> Result<Cuda> {
-    match Cuda::new(&libraries(), number, kernel_folder().as_deref()) {
+    match Cuda::new(&libraries(), number, kernel_cache().as_deref()) {
         Err(error) if error.is_crowded() => panic!("{DEVICE_FAULT}{error}"),
         opened => opened.with_context(|| format!("training.device = \"cuda:{number}\"")),
     }
 }
 
-/// What holds the ring's memory for the device to copy from by itself. Where it cannot be had that is said, and training goes on.
+/// Keeps the ring's memory pinned for asynchronous copies. If pinning fails, warns the daemon and returns
+/// `None`; training continues with slower copies.
 ///
 /// # Errors
-/// When nobody listens.
+/// When the daemon's socket is closed.
 pub(super) fn pinned<P>(pinned: Result<P, PinError>, link: &mut Link) -> Result<Option<P>> {
     match pinned {
         Ok(pinned) => Ok(Some(pinned)),
         Err(error) => {
             let message = format!(
-                "the GPU cannot copy from the ring's memory by itself: each batch is copied once more on the host \
-                 ({error})"
+                "the ring's memory cannot be pinned for the GPU: each batch is copied once more on the host ({error})"
             );
             link.send(&FromWorker::Warned { message })?;
             Ok(None)
@@ -167,14 +169,14 @@ pub(super) fn pinned<P>(pinned: Result<P, PinError>, link: &mut Link) -> Result<
     }
 }
 
-/// CUDA's libraries of this host.
+/// The CUDA libraries of this host.
 pub fn libraries() -> Libraries {
-    env::var_os(LIBRARIES).map_or_else(Libraries::default, |folder| Libraries::of(&PathBuf::from(folder)))
+    env::var_os(LIBRARIES_VARIABLE).map_or_else(Libraries::default, |folder| Libraries::of(&PathBuf::from(folder)))
 }
 
-/// Where kernels are kept that were compiled for this host's GPU: where the service manager says, or where a user's caches
-/// are. Without either they are compiled anew each time.
-fn kernel_folder() -> Option<PathBuf> {
+/// The cache directory for compiled kernels, from `CACHE_DIRECTORY` (set by the service manager) or the
+/// user's cache directory. Without either, kernels are compiled on every start.
+fn kernel_cache() -> Option<PathBuf> {
     let of = |variable: &str| env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from);
     of("CACHE_DIRECTORY")
         .or_else(|| of("XDG_CACHE_HOME").map(|path| path.join("millstream")))

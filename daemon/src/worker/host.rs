@@ -1,8 +1,8 @@
-//! The daemon's side of a worker: starting the process, talking to it, and learning how it ended.
+//! The daemon's side of a worker: spawning the process, exchanging messages, and interpreting its exit.
 //!
-//! The process must not outlive what needs it. It asks the kernel to be killed when the *thread* that
-//! started it ends, so [`WorkerProcess::spawn`] is called on the job's own thread, which waits for the
-//! worker before it ends; and dropping a [`WorkerProcess`] kills and reaps it.
+//! A worker must not outlive its job. The worker asks the kernel to kill it when the *thread* that spawned it
+//! ends, so [`WorkerProcess::spawn`] runs on the job's own thread, which waits for the worker before it ends.
+//! Dropping a [`WorkerProcess`] kills and reaps the process.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read};
@@ -21,56 +21,57 @@ use rustix::process::Signal;
 
 use super::protocol::{self, FromWorker, ProtocolError, ToWorker};
 
-/// The last lines of a worker's standard error that are kept to explain its end.
-const LAST_LINES: usize = 5;
+/// Number of last lines of a worker's standard error kept to explain its exit.
+const TAIL_LINES: usize = 5;
 
-/// A longer line of standard error is cut.
-const LINE_BYTES: u64 = 4096;
+/// Longer lines of standard error are split at this length.
+const MAX_LINE_BYTES: u64 = 4096;
 
-/// What Rust's runtime says before it ends a process that was refused memory: "memory allocation of 64 bytes failed".
-const REFUSED: &str = "memory allocation of ";
+/// What Rust's runtime prints before it aborts on a refused allocation: "memory allocation of 64 bytes
+/// failed".
+const ALLOCATION_FAILED: &str = "memory allocation of ";
 
-/// A worker that does not take a message for so long is as good as dead: it reads them on a thread of its
-/// own.
-const SEND_LIMIT: Duration = Duration::from_secs(10);
+/// Time after which a worker that does not accept a message counts as dead. A separate thread of the worker
+/// reads messages, so a live one accepts them at once.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often a worker that should be ending is looked at.
-const POLL: Duration = Duration::from_millis(5);
+/// Interval between checks whether an exiting worker has exited.
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A running worker.
 pub struct WorkerProcess {
     child: Child,
     socket: UnixStream,
-    stderr: Option<JoinHandle<LastWords>>,
+    stderr: Option<JoinHandle<StderrTail>>,
 }
 
-/// How a worker ended.
+/// How a worker exited.
 #[derive(Clone, Debug)]
-pub struct Ending {
+pub struct WorkerExit {
     status: ExitStatus,
-    last_words: LastWords,
+    stderr: StderrTail,
 }
 
-/// What a worker wrote to its standard error.
+/// The end of a worker's standard error.
 #[derive(Clone, Debug, Default)]
-struct LastWords {
+struct StderrTail {
     lines: VecDeque<String>,
-    /// Whether it said that it was refused memory. A backtrace may have followed.
-    was_refused: bool,
-    /// Whether it said that its GPU has too little.
-    was_refused_by_gpu: bool,
+    /// Whether it contains Rust's message about a refused allocation, possibly followed by a backtrace.
+    allocation_failed: bool,
+    /// Whether it reports too little memory on the GPU.
+    gpu_out_of_memory: bool,
 }
 
 impl WorkerProcess {
-    /// Starts `program` as a worker. Each line that it writes to its standard error goes to `log`.
+    /// Starts `program` as a worker and passes each line of its standard error to `log`.
     ///
-    /// The worker is killed when the calling thread ends.
+    /// The kernel kills the worker when the calling thread ends.
     ///
     /// # Errors
-    /// When the system refuses a process or a socket.
+    /// When the system cannot create the process or its socket.
     pub fn spawn(program: &Path, log: impl FnMut(&str) + Send + 'static) -> io::Result<Self> {
         let (socket, theirs) = UnixStream::pair()?;
-        socket.set_write_timeout(Some(SEND_LIMIT))?;
+        socket.set_write_timeout(Some(SEND_TIMEOUT))?;
         let mut child = Command::new(program)
             .arg0("millstream")
             .arg(super::ARGUMENT)
@@ -88,7 +89,7 @@ impl WorkerProcess {
         Ok(worker)
     }
 
-    /// The process.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -96,28 +97,28 @@ impl WorkerProcess {
     /// Sends a message.
     ///
     /// # Errors
-    /// When the worker does not take it: it is dead or about to be.
+    /// When the worker does not accept it because it is dead or dying.
     pub fn send(&mut self, message: &ToWorker) -> Result<(), ProtocolError> {
         protocol::send(&mut self.socket, message)
     }
 
-    /// Hands the worker its ring, once it is ready.
+    /// Sends the worker a ring's descriptors.
     ///
     /// # Errors
     /// As for [`WorkerProcess::send`].
-    pub fn hand_over(&mut self, ring: HandOff) -> Result<(), RingError> {
+    pub fn send_ring(&mut self, ring: HandOff) -> Result<(), RingError> {
         ring.send(&self.socket)
     }
 
-    /// Reads the worker's messages on a thread of their own and gives each to `receive`, until that
-    /// returns false or the worker is gone; then `gone` is called, last.
+    /// Reads the worker's messages on a new thread and passes each to `receive` until it returns false or the
+    /// worker closes its socket. Then calls `closed`.
     ///
     /// # Errors
-    /// When the system refuses a descriptor or a thread.
+    /// When the system cannot duplicate the socket or start a thread.
     pub fn listen(
         &self,
         mut receive: impl FnMut(FromWorker) -> bool + Send + 'static,
-        gone: impl FnOnce() + Send + 'static,
+        closed: impl FnOnce() + Send + 'static,
     ) -> io::Result<JoinHandle<()>> {
         let mut socket = self.socket.try_clone()?;
         std::thread::Builder::new().name("worker-messages".into()).spawn(move || {
@@ -130,18 +131,18 @@ impl WorkerProcess {
                     }
                     Ok(None) => break,
                     Err(error) => {
-                        // A cut message is part of dying; how the process ended says more.
-                        tracing::debug!(%error, "a worker's messages ended");
+                        // A truncated message is part of a crash; the exit status says more.
+                        tracing::debug!(%error, "cannot receive from a worker");
                         break;
                     }
                 }
             }
-            gone();
+            closed();
         })
     }
 
-    /// Waits until the worker has ended by itself, and kills it when that takes longer than `limit`.
-    pub fn wait(mut self, limit: Duration) -> io::Result<Ending> {
+    /// Waits for the worker to exit, and kills it after `limit`.
+    pub fn wait(mut self, limit: Duration) -> io::Result<WorkerExit> {
         let deadline = Instant::now() + limit;
         let status = loop {
             if let Some(status) = self.child.try_wait()? {
@@ -151,31 +152,31 @@ impl WorkerProcess {
                 self.child.kill()?;
                 break self.child.wait()?;
             }
-            std::thread::sleep(POLL);
+            std::thread::sleep(EXIT_POLL_INTERVAL);
         };
-        let last_words = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        Ok(Ending { status, last_words })
+        let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        Ok(WorkerExit { status, stderr })
     }
 }
 
-impl Ending {
-    /// Whether it was for lack of memory: the process ended itself when it was refused some, or the kernel killed it; or the
-    /// GPU had too little.
-    /// `kernel_killed` says whether the kernel killed any process for that while this one ran; where that is not known,
-    /// a SIGKILL is taken for the kernel's if `is_likely`.
-    pub fn is_lack_of_memory(&self, kernel_killed: Option<bool>, is_likely: bool) -> bool {
+impl WorkerExit {
+    /// Whether the worker ran out of memory: it aborted after a refused allocation, the kernel's OOM killer
+    /// killed it, or its GPU had too little memory. `oom_killer_ran` says whether the OOM killer killed any
+    /// process during the worker's life; if that is unknown, a SIGKILL counts as the OOM killer's if
+    /// `is_likely`.
+    pub fn is_out_of_memory(&self, oom_killer_ran: Option<bool>, is_likely: bool) -> bool {
         match self.status.signal().and_then(Signal::from_named_raw) {
-            Some(Signal::ABORT) => self.last_words.was_refused,
-            Some(Signal::KILL) => kernel_killed.unwrap_or(is_likely),
+            Some(Signal::ABORT) => self.stderr.allocation_failed,
+            Some(Signal::KILL) => oom_killer_ran.unwrap_or(is_likely),
             Some(_) => false,
-            None => !self.status.success() && self.last_words.was_refused_by_gpu,
+            None => !self.status.success() && self.stderr.gpu_out_of_memory,
         }
     }
 }
 
 impl Drop for WorkerProcess {
     fn drop(&mut self) {
-        // Reaped already, unless something went wrong on the way; then neither call can fail usefully.
+        // Usually reaped already. If not, neither call can fail in a way that matters.
         let _ = self.socket.shutdown(Shutdown::Both);
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -185,7 +186,7 @@ impl Drop for WorkerProcess {
     }
 }
 
-impl std::fmt::Display for Ending {
+impl std::fmt::Display for WorkerExit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.status.signal(), self.status.code()) {
             (Some(signal), _) => {
@@ -194,7 +195,7 @@ impl std::fmt::Display for Ending {
             (None, Some(code)) => write!(f, "the worker exited with status {code}")?,
             (None, None) => write!(f, "the worker ended")?,
         }
-        let lines: Vec<&str> = self.last_words.lines.iter().map(String::as_str).collect();
+        let lines: Vec<&str> = self.stderr.lines.iter().map(String::as_str).collect();
         if !lines.is_empty() {
             write!(f, ": {}", lines.join(" | "))?;
         }
@@ -204,7 +205,7 @@ impl std::fmt::Display for Ending {
 
 fn signal_name(signal: i32) -> &'static str {
     let named = [
-        (Signal::KILL, " (SIGKILL: by a person, or the kernel for lack of memory)"),
+        (Signal::KILL, " (SIGKILL: sent by a user, or by the kernel's OOM killer)"),
         (Signal::SEGV, " (SIGSEGV)"),
         (Signal::ABORT, " (SIGABRT)"),
         (Signal::BUS, " (SIGBUS)"),
@@ -217,14 +218,14 @@ fn signal_name(signal: i32) -> &'static str {
     named.iter().find(|(known, _)| known.as_raw() == signal).map_or("", |(_, name)| name)
 }
 
-/// Gives each line to `log`, and returns the last ones when the other end is closed.
-fn read_lines(stderr: ChildStderr, mut log: impl FnMut(&str)) -> LastWords {
+/// Passes each line to `log`, and returns the last ones at the end of the stream.
+fn read_lines(stderr: ChildStderr, mut log: impl FnMut(&str)) -> StderrTail {
     let mut reader = BufReader::new(stderr);
-    let mut last = LastWords::default();
+    let mut last = StderrTail::default();
     let mut line = Vec::new();
     loop {
         line.clear();
-        match reader.by_ref().take(LINE_BYTES).read_until(b'\n', &mut line) {
+        match reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line) {
             Ok(0) => break,
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -236,9 +237,9 @@ fn read_lines(stderr: ChildStderr, mut log: impl FnMut(&str)) -> LastWords {
             continue;
         }
         log(text);
-        last.was_refused |= text.starts_with(REFUSED);
-        last.was_refused_by_gpu |= text.contains(NO_MEMORY);
-        if last.lines.len() == LAST_LINES {
+        last.allocation_failed |= text.starts_with(ALLOCATION_FAILED);
+        last.gpu_out_of_memory |= text.contains(NO_MEMORY);
+        if last.lines.len() == TAIL_LINES {
             last.lines.pop_front();
         }
         last.lines.push_back(text.to_owned());
@@ -255,73 +256,74 @@ mod tests {
 
     use super::*;
 
-    /// A program that one thread writes while another one forks is busy until the other's child has run.
-    static WRITING: Mutex<()> = Mutex::new(());
+    /// Serializes writing and spawning scripts: a program that one thread writes while another forks is busy
+    /// until the other's child has called `exec`.
+    static SCRIPT_LOCK: Mutex<()> = Mutex::new(());
 
-    /// Starts a shell script in the worker's place.
+    /// Starts a shell script as the worker.
     fn start(directory: &Path, text: &str, log: impl FnMut(&str) + Send + 'static) -> WorkerProcess {
-        let _alone = WRITING.lock().unwrap();
+        let _alone = SCRIPT_LOCK.lock().unwrap();
         let path = directory.join("worker.sh");
         std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         WorkerProcess::spawn(&path, log).unwrap()
     }
 
-    fn end_of(text: &str, limit: Duration) -> (String, Vec<String>) {
+    fn exit_of(text: &str, limit: Duration) -> (String, Vec<String>) {
         let directory = tempfile::tempdir().unwrap();
         let lines = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&lines);
         let worker = start(directory.path(), text, move |line| log.lock().unwrap().push(line.into()));
-        let ending = worker.wait(limit).unwrap();
+        let exit = worker.wait(limit).unwrap();
         let lines = lines.lock().unwrap().clone();
-        (ending.to_string(), lines)
+        (exit.to_string(), lines)
     }
 
     #[test]
-    fn the_end_of_a_worker_says_how_and_its_last_words() {
+    fn an_exit_reports_the_status_and_the_last_lines() {
         let minute = Duration::from_secs(60);
-        let (ending, lines) = end_of("for i in 1 2 3 4 5 6 7; do echo line $i >&2; done; exit 3", minute);
-        assert_eq!(ending, "the worker exited with status 3: line 3 | line 4 | line 5 | line 6 | line 7");
+        let (exit, lines) = exit_of("for i in 1 2 3 4 5 6 7; do echo line $i >&2; done; exit 3", minute);
+        assert_eq!(exit, "the worker exited with status 3: line 3 | line 4 | line 5 | line 6 | line 7");
         assert_eq!(lines.len(), 7);
-        let (ending, _) = end_of("kill -SEGV $$", minute);
-        assert_eq!(ending, "the worker was killed by signal 11 (SIGSEGV)");
-        assert_eq!(end_of("exit 0", minute).0, "the worker exited with status 0");
+        let (exit, _) = exit_of("kill -SEGV $$", minute);
+        assert_eq!(exit, "the worker was killed by signal 11 (SIGSEGV)");
+        assert_eq!(exit_of("exit 0", minute).0, "the worker exited with status 0");
     }
 
     #[test]
-    fn lack_of_memory_is_told_from_other_ends() {
-        let lacked = |text: &str, kernel_killed, is_likely| {
+    fn out_of_memory_is_distinguished_from_other_exits() {
+        let out_of_memory = |text: &str, oom_killer_ran, is_likely| {
             let directory = tempfile::tempdir().unwrap();
-            let ending = start(directory.path(), text, |_| {}).wait(Duration::from_secs(60)).unwrap();
-            ending.is_lack_of_memory(kernel_killed, is_likely)
+            let exit = start(directory.path(), text, |_| {}).wait(Duration::from_secs(60)).unwrap();
+            exit.is_out_of_memory(oom_killer_ran, is_likely)
         };
         let refused = "echo memory allocation of 64 bytes failed >&2; kill -ABRT $$";
-        assert!(lacked(refused, Some(false), false));
+        assert!(out_of_memory(refused, Some(false), false));
         let traced = "echo memory allocation of 64 bytes failed >&2; seq 20 >&2; kill -ABRT $$";
-        assert!(lacked(traced, Some(false), false));
-        assert!(!lacked("echo another reason >&2; kill -ABRT $$", Some(true), true));
-        assert!(!lacked("kill -SEGV $$", Some(true), true));
-        assert!(!lacked("echo memory allocation of 64 bytes failed >&2; exit 1", Some(true), true));
-        let of_gpu = format!("echo ERROR worker: {NO_MEMORY} for 64 bytes >&2; exit");
-        assert!(lacked(&format!("{of_gpu} 101"), Some(false), false));
-        assert!(!lacked(&format!("{of_gpu} 0"), Some(false), false));
-        assert!(!lacked("echo ERROR worker: another reason >&2; exit 101", Some(false), false));
+        assert!(out_of_memory(traced, Some(false), false));
+        assert!(!out_of_memory("echo another reason >&2; kill -ABRT $$", Some(true), true));
+        assert!(!out_of_memory("kill -SEGV $$", Some(true), true));
+        assert!(!out_of_memory("echo memory allocation of 64 bytes failed >&2; exit 1", Some(true), true));
+        let gpu = format!("echo ERROR worker: {NO_MEMORY} for 64 bytes >&2; exit");
+        assert!(out_of_memory(&format!("{gpu} 101"), Some(false), false));
+        assert!(!out_of_memory(&format!("{gpu} 0"), Some(false), false));
+        assert!(!out_of_memory("echo ERROR worker: another reason >&2; exit 101", Some(false), false));
         let killed = [(Some(true), false), (Some(false), true), (None, true), (None, false)];
         let killed =
-            killed.map(|(kernel_killed, is_likely)| lacked("kill -KILL $$", kernel_killed, is_likely));
+            killed.map(|(oom_killer_ran, is_likely)| out_of_memory("kill -KILL $$", oom_killer_ran, is_likely));
         assert_eq!(killed, [true, false, true, false]);
     }
 
     #[test]
-    fn a_worker_that_does_not_end_is_killed() {
+    fn a_worker_that_does_not_exit_is_killed() {
         let began = Instant::now();
-        let (ending, _) = end_of("exec sleep 600", Duration::from_millis(50));
-        assert!(ending.contains("signal 9"), "{ending}");
+        let (exit, _) = exit_of("exec sleep 600", Duration::from_millis(50));
+        assert!(exit.contains("signal 9"), "{exit}");
         assert!(began.elapsed() < Duration::from_secs(60));
     }
 
     #[test]
-    fn a_dropped_worker_is_gone() {
+    fn dropping_a_worker_kills_it() {
         let directory = tempfile::tempdir().unwrap();
         let worker = start(directory.path(), "exec sleep 600", |_| {});
         let process = std::path::PathBuf::from(format!("/proc/{}", worker.pid()));
@@ -331,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_arrive_in_order_and_the_end_is_told_last() {
+    fn messages_arrive_in_order_and_closing_comes_last() {
         let directory = tempfile::tempdir().unwrap();
         let done = FromWorker::Done { stopped_early: None };
         let mut frame = Vec::new();
@@ -344,15 +346,15 @@ mod tests {
         let listener = worker
             .listen(move |message| sender.send(Some(message)).is_ok(), move || end.send(None).unwrap())
             .unwrap();
-        let heard: Vec<_> = receiver.iter().collect();
-        assert_eq!(heard, [Some(done.clone()), Some(done), None]);
+        let received: Vec<_> = receiver.iter().collect();
+        assert_eq!(received, [Some(done.clone()), Some(done), None]);
         listener.join().unwrap();
         assert!(worker.wait(Duration::from_secs(60)).is_ok());
     }
 
     #[test]
-    fn endless_lines_are_cut_and_not_kept() {
-        let (_, lines) = end_of("head -c 10000 /dev/zero | tr '\\0' x >&2; exit 0", Duration::from_secs(60));
+    fn long_lines_are_split() {
+        let (_, lines) = exit_of("head -c 10000 /dev/zero | tr '\\0' x >&2; exit 0", Duration::from_secs(60));
         assert_eq!(lines.iter().map(String::len).collect::<Vec<_>>(), [4096, 4096, 1808]);
     }
 }

@@ -1,23 +1,23 @@
 //! Workers: the processes that train.
 //!
-//! * [`protocol`]: what a daemon and its worker say to each other.
-//! * [`device`]: the GPU that a worker computes on.
-//! * [`host`]: the daemon's side: starting, telling, and learning how it ended.
-//! * [`process`]: the worker's side: what runs in the process; training, its checkpoints, the trial of its memory,
-//!   its profiles and scoring each have a file of their own.
-//! * [`tensorboard`]: what a training worker writes for TensorBoard.
+//! * [`protocol`]: the messages between a daemon and its workers.
+//! * [`device`]: the GPU that a worker computes on, and the survey of a host's GPUs.
+//! * [`host`]: the daemon's side: spawning a worker, exchanging messages, and interpreting its exit.
+//! * [`process`]: the worker's side. Training, checkpoints, the memory rehearsal, profiling and scoring each have
+//!   a file.
+//! * [`tensorboard`]: TensorBoard event files, written by a training worker.
 
 pub mod device;
 pub mod host;
 pub mod process;
 pub mod protocol;
 
-mod keeper;
+mod checkpoints;
 mod profiler;
 mod score;
 pub mod tensorboard;
 mod train;
-mod trial;
+mod rehearsal;
 
-/// The first argument of a program that is started as a worker; its second is the daemon's process id.
+/// The first argument of a program started as a worker. The second is the daemon's process id.
 pub const ARGUMENT: &str = "worker";

@@ -1,13 +1,12 @@
-//! The worker's process: one model, fed from the ring.
+//! The worker process: one model, fed from the ring.
 //!
-//! It must never be in anybody's way. It is killed by the kernel when the daemon's thread that started it
-//! ends; it ignores the signals by which a terminal or a service manager stops the daemon, because the
-//! daemon then tells it to take a checkpoint and stop; and the death of the ring's other end or of the
-//! socket's ends it at once.
+//! A worker never outlives its daemon. The kernel kills it when the daemon's thread that started it ends. It
+//! ignores the signals with which a terminal or service manager stops the daemon, because the daemon then
+//! asks it to take a checkpoint and stop. It exits when the other end of the ring or of the socket closes.
 //!
-//! Messages of the daemon are read on a thread of their own, which only sets flags and hands on rings; they are
-//! acted upon between steps. An error is told to the daemon as [`FromWorker::Failed`], which means that another try
-//! would meet it again; a panic or a signal is a death, which means that one may not.
+//! A separate thread reads the daemon's messages; it only sets flags and passes on rings. The training loop
+//! acts on them between steps. An error is sent to the daemon as [`FromWorker::Failed`]: a retry would meet
+//! it again. A panic or a signal is a crash, and a retry may succeed.
 
 use std::ffi::OsString;
 use std::io;
@@ -31,42 +30,43 @@ use super::device::HostSurvey;
 use super::protocol::{self, FromWorker, ProtocolError, Role, Start, ToWorker};
 use super::{device, score, train};
 
-/// What the daemon wants of the worker; looked at between steps.
+/// The daemon's pending commands, polled between steps.
 #[derive(Default)]
-pub(super) struct Wishes {
+pub(super) struct PendingCommands {
     checkpoint: AtomicBool,
     stop: AtomicU8,
-    /// Steps to be recorded; 0 while none are.
+    /// Number of steps to record; 0 if no recording is requested.
     profile: AtomicU64,
-    profile_unwanted: AtomicBool,
+    cancel_profile: AtomicBool,
 }
 
-/// What the worker hears of its daemon once it has its ring.
-pub(super) struct Heard {
-    pub(super) wishes: Arc<Wishes>,
-    /// Rings of held-out rows. None comes any more once the worker is to stop.
+/// Receives the daemon's commands after the worker has its ring.
+pub(super) struct CommandReceiver {
+    pub(super) commands: Arc<PendingCommands>,
+    /// Rings of held-out rows. Closed once the worker is asked to stop.
     rings: Receiver<Consumer>,
 }
 
-/// The thread that listens to the daemon.
-struct Listener {
+/// The thread that reads the daemon's messages.
+struct CommandReader {
     socket: UnixStream,
     schema: BatchSchema,
-    wishes: Arc<Wishes>,
-    /// Those of the rings that the worker may be waiting for: the one of the job, and that of an evaluation.
+    commands: Arc<PendingCommands>,
+    /// Interrupters of the rings that the worker may be waiting on: the job's and an evaluation's.
     rings: Vec<Interrupter>,
-    /// `None` once the worker is to stop. One ring is asked for at a time, so there is always room.
-    hand_on: Option<SyncSender<Consumer>>,
+    /// Passes evaluation rings to the worker; `None` once it is asked to stop. At most one ring is requested
+    /// at a time, so the channel always has room.
+    eval_rings: Option<SyncSender<Consumer>>,
 }
 
-/// How the worker is to end early.
+/// How the worker stops early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Stop {
+pub(super) enum StopMode {
     /// After a checkpoint.
     AfterCheckpoint = 1,
-    /// At once.
-    AtOnce = 2,
+    /// Immediately.
+    Immediately = 2,
 }
 
 /// The worker's end of the socket.
@@ -74,45 +74,45 @@ pub(super) struct Link {
     socket: UnixStream,
 }
 
-/// How a worker that met no error ends.
-pub(super) enum Ended {
-    /// All batches are used.
+/// How a worker without an error ends.
+pub(super) enum RunOutcome {
+    /// All batches are consumed.
     Done,
-    /// More training was of no use, for this reason.
+    /// Early stopping, with its reason.
     StoppedEarly(String),
-    /// It was told to stop.
+    /// The daemon asked it to stop.
     Stopped,
-    /// The ring's producer is gone.
+    /// The ring's producer died.
     InputLost,
 }
 
-/// Runs this process as a worker: its arguments are [`super::ARGUMENT`] and the daemon's process id, its
-/// standard input is the socket. For the first lines of `main`.
+/// Runs this process as a worker; call it first in `main`. The arguments are [`super::ARGUMENT`] and the
+/// daemon's process id; standard input is the socket.
 pub fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("MILLSTREAM_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     lines.log_internal_errors(false).without_time().with_ansi(false).init();
-    let Some(mut link) = guard(std::env::args_os().nth(2)) else { return ExitCode::FAILURE };
-    tell_faults();
+    let Some(mut link) = bind_to_daemon(std::env::args_os().nth(2)) else { return ExitCode::FAILURE };
+    log_device_faults();
     let last = match work(&mut link) {
-        Ok(Ended::Done) => FromWorker::Done { stopped_early: None },
-        Ok(Ended::StoppedEarly(why)) => FromWorker::Done { stopped_early: Some(why) },
-        Ok(Ended::Stopped) => FromWorker::Stopped,
-        Ok(Ended::InputLost) => FromWorker::InputLost,
+        Ok(RunOutcome::Done) => FromWorker::Done { stopped_early: None },
+        Ok(RunOutcome::StoppedEarly(why)) => FromWorker::Done { stopped_early: Some(why) },
+        Ok(RunOutcome::Stopped) => FromWorker::Stopped,
+        Ok(RunOutcome::InputLost) => FromWorker::InputLost,
         Err(error) => FromWorker::Failed { message: format!("{error:#}") },
     };
     match link.send(&last) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(%error, "the daemon did not hear {last:?}");
+            tracing::error!(%error, "cannot send {last:?} to the daemon");
             ExitCode::FAILURE
         }
     }
 }
 
-/// Has a device's fault tell what it is and no more: where in our code it was met says nothing of it.
-fn tell_faults() {
+/// Logs device faults without a backtrace: the place in our code where one is noticed says nothing about it.
+fn log_device_faults() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         match info.payload_as_str().and_then(|message| message.strip_prefix(DEVICE_FAULT)) {
@@ -122,35 +122,35 @@ fn tell_faults() {
     }));
 }
 
-/// Ties this process to its daemon; `None` when that cannot be, or the daemon is gone already.
-fn guard(parent: Option<OsString>) -> Option<Link> {
-    let tie = || -> Result<Link> {
-        let parent = parent.context("a worker is started by its daemon, not by hand")?;
+/// Binds this process's life to its daemon's; `None` on failure, or when the daemon is already gone.
+fn bind_to_daemon(parent: Option<OsString>) -> Option<Link> {
+    let bind = || -> Result<Link> {
+        let parent = parent.context("a worker can only be started by a daemon")?;
         let parent = parent.to_str().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // It may have gone before the line above; then somebody else is our parent now.
+        // The daemon may have died before the line above; then this process has another parent.
         if parent.is_none() || getppid() != parent {
             bail!("the daemon is gone");
         }
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // A handler that sets a flag nobody reads: the signal has no effect.
+            // The handler sets a flag that nobody reads, so the signal has no effect.
             signal_hook::flag::register(signal, Arc::default())?;
         }
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         socket.peer_addr().context("standard input is not the daemon's socket")?;
         Ok(Link { socket })
     };
-    tie().inspect_err(|error| tracing::error!("{error:#}")).ok()
+    bind().inspect_err(|error| tracing::error!("{error:#}")).ok()
 }
 
-fn work(link: &mut Link) -> Result<Ended> {
+fn work(link: &mut Link) -> Result<RunOutcome> {
     let start = match protocol::receive(&mut link.socket)? {
         Some(ToWorker::Start(start)) => start,
         Some(ToWorker::Survey) => {
-            link.send(&FromWorker::Surveyed { survey: HostSurvey::of_host() })?;
-            return Ok(Ended::Done);
+            link.send(&FromWorker::Surveyed { survey: HostSurvey::of_this_host() })?;
+            return Ok(RunOutcome::Done);
         }
-        _ => bail!("the daemon did not say what to do"),
+        _ => bail!("the daemon's first message was not an assignment"),
     };
     let Start { role, schema } = *start;
     match role {
@@ -174,108 +174,108 @@ impl Link {
         protocol::send(&mut self.socket, message)
     }
 
-    /// Receives the ring, and from then on the daemon's wishes.
-    pub(super) fn receive_ring(&self, schema: &BatchSchema) -> Result<(Consumer, Heard)> {
+    /// Receives the ring, then starts receiving the daemon's commands.
+    pub(super) fn receive_ring(&self, schema: &BatchSchema) -> Result<(Consumer, CommandReceiver)> {
         let ring = Consumer::receive(&self.socket, schema)?;
-        let wishes = Arc::new(Wishes::default());
-        let (hand_on, rings) = sync_channel(1);
-        let listener = Listener {
+        let commands = Arc::new(PendingCommands::default());
+        let (eval_rings, rings) = sync_channel(1);
+        let reader = CommandReader {
             socket: self.socket.try_clone()?,
             schema: schema.clone(),
-            wishes: Arc::clone(&wishes),
+            commands: Arc::clone(&commands),
             rings: vec![ring.interrupter()],
-            hand_on: Some(hand_on),
+            eval_rings: Some(eval_rings),
         };
-        std::thread::Builder::new().name("wishes".into()).spawn(move || listener.listen())?;
-        Ok((ring, Heard { wishes, rings }))
+        std::thread::Builder::new().name("commands".into()).spawn(move || reader.run())?;
+        Ok((ring, CommandReceiver { commands, rings }))
     }
 }
 
-impl Heard {
-    /// Waits for a ring of held-out rows; `None` when the worker is to stop.
-    pub(super) fn next_ring(&self) -> Option<Consumer> {
+impl CommandReceiver {
+    /// Waits for a ring of held-out rows; `None` once the worker is asked to stop.
+    pub(super) fn next_eval_ring(&self) -> Option<Consumer> {
         self.rings.recv().ok()
     }
 }
 
-impl Wishes {
-    /// Whether a checkpoint is wanted; asking takes the wish.
+impl PendingCommands {
+    /// Takes the request for a checkpoint, if there is one.
     pub(super) fn take_checkpoint(&self) -> bool {
         self.checkpoint.swap(false, Ordering::AcqRel)
     }
 
-    /// Whether a recording is wanted that was not, or not any more.
-    pub(super) fn change_profile(&self) -> bool {
-        self.profile.load(Ordering::Acquire) > 0 || self.profile_unwanted.load(Ordering::Acquire)
+    /// Whether a recording is to be started or cancelled.
+    pub(super) fn has_profile_command(&self) -> bool {
+        self.profile.load(Ordering::Acquire) > 0 || self.cancel_profile.load(Ordering::Acquire)
     }
 
-    /// How many steps are to be recorded, if any; asking takes the wish.
+    /// Takes the request for a recording: the number of steps.
     pub(super) fn take_profile(&self) -> Option<u64> {
         Some(self.profile.swap(0, Ordering::AcqRel)).filter(|&steps| steps > 0)
     }
 
-    /// Whether nobody wants what is being recorded; asking takes the wish.
-    pub(super) fn take_profile_unwanted(&self) -> bool {
-        self.profile_unwanted.swap(false, Ordering::AcqRel)
+    /// Takes the request to cancel the recording, if there is one.
+    pub(super) fn take_profile_cancellation(&self) -> bool {
+        self.cancel_profile.swap(false, Ordering::AcqRel)
     }
 
-    /// How to end early, if that is wanted.
-    pub(super) fn stop(&self) -> Option<Stop> {
+    /// How to stop, if requested.
+    pub(super) fn stop(&self) -> Option<StopMode> {
         let stop = self.stop.load(Ordering::Acquire);
-        [Stop::AfterCheckpoint, Stop::AtOnce].into_iter().find(|&known| known as u8 == stop)
+        [StopMode::AfterCheckpoint, StopMode::Immediately].into_iter().find(|&known| known as u8 == stop)
     }
 }
 
-impl Listener {
-    fn listen(mut self) {
+impl CommandReader {
+    fn run(mut self) {
         loop {
             let stop = match protocol::receive(&mut self.socket) {
                 Ok(Some(ToWorker::Checkpoint)) => {
-                    self.wishes.checkpoint.store(true, Ordering::Release);
+                    self.commands.checkpoint.store(true, Ordering::Release);
                     continue;
                 }
                 Ok(Some(ToWorker::Profile { steps })) => {
-                    // What is not wanted any more is what was asked for before.
-                    self.wishes.profile_unwanted.store(false, Ordering::Release);
-                    self.wishes.profile.store(steps, Ordering::Release);
+                    // A cancellation concerns an earlier recording only.
+                    self.commands.cancel_profile.store(false, Ordering::Release);
+                    self.commands.profile.store(steps, Ordering::Release);
                     continue;
                 }
                 Ok(Some(ToWorker::EndProfile)) => {
-                    self.wishes.profile_unwanted.store(true, Ordering::Release);
+                    self.commands.cancel_profile.store(true, Ordering::Release);
                     continue;
                 }
-                Ok(Some(ToWorker::EvalRing)) => match self.hand_ring_on() {
+                Ok(Some(ToWorker::EvalRing)) => match self.forward_eval_ring() {
                     Ok(()) => continue,
                     Err(error) => {
-                        tracing::error!("the ring of an evaluation did not come: {error:#}");
-                        Stop::AtOnce
+                        tracing::error!("cannot receive an evaluation's ring: {error:#}");
+                        StopMode::Immediately
                     }
                 },
-                Ok(Some(ToWorker::Stop { checkpoint: true })) => Stop::AfterCheckpoint,
-                Ok(Some(ToWorker::Stop { checkpoint: false })) => Stop::AtOnce,
+                Ok(Some(ToWorker::Stop { checkpoint: true })) => StopMode::AfterCheckpoint,
+                Ok(Some(ToWorker::Stop { checkpoint: false })) => StopMode::Immediately,
                 Ok(Some(ToWorker::Start(_) | ToWorker::Survey)) => {
-                    tracing::warn!("a second start is ignored");
+                    tracing::warn!("ignored a second assignment");
                     continue;
                 }
-                // Without a daemon there is nobody to train for, and a new one may be starting a worker.
-                Ok(None) | Err(_) => Stop::AtOnce,
+                // Without its daemon a worker is useless, and a new daemon may be starting another one.
+                Ok(None) | Err(_) => StopMode::Immediately,
             };
-            self.wishes.stop.fetch_max(stop as u8, Ordering::AcqRel);
-            self.hand_on = None;
+            self.commands.stop.fetch_max(stop as u8, Ordering::AcqRel);
+            self.eval_rings = None;
             self.rings.iter().for_each(Interrupter::interrupt);
-            if stop == Stop::AtOnce {
+            if stop == StopMode::Immediately {
                 return;
             }
         }
     }
 
-    fn hand_ring_on(&mut self) -> Result<()> {
+    fn forward_eval_ring(&mut self) -> Result<()> {
         let ring = Consumer::receive(&self.socket, &self.schema)?;
         self.rings.truncate(1);
         self.rings.push(ring.interrupter());
-        if let Some(hand_on) = &self.hand_on {
-            // A worker that takes none is ending.
-            let _ = hand_on.try_send(ring);
+        if let Some(eval_rings) = &self.eval_rings {
+            // The send fails only if the worker is exiting.
+            let _ = eval_rings.try_send(ring);
         }
         Ok(())
     }

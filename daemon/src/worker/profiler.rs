@@ -1,8 +1,8 @@
-//! Recording some steps of a job being trained.
+//! Records some steps of a training job.
 //!
-//! A recording begins and ends between two steps, after whatever else is done there: so each step is recorded with the
-//! wait for its batch, and with what follows it, a checkpoint or an evaluation. What the device can do at the most is
-//! measured when that is over, so that it disturbs no step that is told of.
+//! A recording begins and ends between two steps, after all other work there: each recorded step includes the
+//! wait for its batch, and any checkpoint or evaluation that follows it. The device's peak rates are measured
+//! afterwards, so that the measurement disturbs no recorded step.
 
 use std::sync::Arc;
 
@@ -12,68 +12,68 @@ use millstream_trace::{Recorder, Track};
 use millstream_trainer::session::Session;
 use millstream_trainer::spec::Precision;
 
-use super::process::{Link, Wishes};
+use super::process::{Link, PendingCommands};
 use super::protocol::{FromWorker, SPANS_PER_MESSAGE, WorkerProfile};
 
-/// Records steps when the daemon wishes.
+/// Records steps on the daemon's request.
 pub(super) struct Profiler {
     recorder: Arc<Recorder>,
     precision: Precision,
     running: Option<Running>,
 }
 
-/// A recording.
+/// A recording in progress.
 struct Running {
-    asked: u64,
-    /// Where training stood when it began.
+    requested_steps: u64,
+    /// The step and the number of examples when recording began.
     after_step: u64,
-    examples_before: u64,
+    after_examples: u64,
 }
 
 impl Profiler {
-    /// For a session of this arithmetic, whose backend is recorded by `recorder`.
+    /// A profiler for a session with arithmetic `precision`, whose backend records into `recorder`.
     pub(super) fn new(recorder: Arc<Recorder>, precision: Precision) -> Self {
         Self { recorder, precision, running: None }
     }
 
-    /// Where the session's backend, and all that it does, is recorded.
+    /// The recorder of the session and its backend.
     pub(super) fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
     }
 
-    /// Whether a recording is to be begun or ended before the next step: then all steps are to have ended.
+    /// Whether a recording must begin or end before the next step. The caller then drains all steps first.
     pub(super) fn is_due<B: Backend<Scalar = f32>>(
         &self,
         session: &Session<Measured<B>>,
-        wishes: &Wishes,
+        commands: &PendingCommands,
     ) -> bool {
-        let is_over = |running: &Running| running.steps(session) >= running.asked || self.recorder.is_full();
-        wishes.change_profile() || self.running.as_ref().is_some_and(is_over)
+        let is_over = |running: &Running| running.steps(session) >= running.requested_steps || self.recorder.is_full();
+        commands.has_profile_command() || self.running.as_ref().is_some_and(is_over)
     }
 
-    /// Between two steps, when that is due: begins a recording that is wanted, and ends one that has all steps, or is not wanted.
+    /// Begins a requested recording and ends one that is complete or cancelled. Called between two steps.
     pub(super) fn between_steps<B: Backend<Scalar = f32>>(
         &mut self,
         session: &Session<Measured<B>>,
-        wishes: &Wishes,
+        commands: &PendingCommands,
         link: &mut Link,
     ) -> Result<()> {
         if let Some(running) = &self.running {
-            let is_unwanted = wishes.take_profile_unwanted();
-            if is_unwanted || running.steps(session) >= running.asked || self.recorder.is_full() {
-                self.end(session, !is_unwanted, link)?;
+            let is_cancelled = commands.take_profile_cancellation();
+            if is_cancelled || running.steps(session) >= running.requested_steps || self.recorder.is_full() {
+                self.end(session, !is_cancelled, link)?;
             }
         }
-        if let Some(asked) = wishes.take_profile() {
+        if let Some(requested_steps) = commands.take_profile() {
             link.send(&FromWorker::Profiling { steps: 0, is_over: false })?;
-            let (after_step, examples_before) = (session.step(), session.progress().examples);
-            self.running = Some(Running { asked, after_step, examples_before });
+            let (after_step, after_examples) = (session.step(), session.progress().examples);
+            self.running = Some(Running { requested_steps, after_step, after_examples });
             session.backend().begin_recording();
         }
         Ok(())
     }
 
-    /// Says how many steps were recorded so far, if any are.
+    /// Reports the number of steps recorded so far, if a recording is in progress.
     pub(super) fn report<B: Backend<Scalar = f32>>(
         &self,
         session: &Session<Measured<B>>,
@@ -85,8 +85,8 @@ impl Profiler {
         Ok(())
     }
 
-    /// Ends a recording, if there is one, and tells what was recorded; where it `is_wanted`, beside what the device can
-    /// do at the most.
+    /// Ends the recording, if one is in progress, and sends it. Measures the device's peak rates if it
+    /// `is_wanted`.
     pub(super) fn end<B: Backend<Scalar = f32>>(
         &mut self,
         session: &Session<Measured<B>>,
@@ -114,7 +114,7 @@ impl Profiler {
             ended_ns: recording.ended_ns,
             after_step: running.after_step,
             steps,
-            examples: session.progress().examples - running.examples_before,
+            examples: session.progress().examples - running.after_examples,
             is_full,
             floors,
             precision: self.precision,

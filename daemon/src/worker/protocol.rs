@@ -1,28 +1,29 @@
-//! What a daemon and its worker say to each other.
+//! The protocol between the daemon and its workers.
 //!
-//! The worker's standard input is one end of a Unix stream socket pair. Each message on it is a length in
-//! bytes (u32, little endian) and that many bytes of JSON. Batches never travel here.
+//! The worker's standard input is one end of a Unix stream socket pair. Each message is a length in bytes
+//! (u32, little endian) followed by that many bytes of JSON. Batches travel through the shared-memory ring,
+//! never here.
 //!
 //! ```text
 //! daemon                                   worker
-//!   Start ------------------------------->   locks the job, tries its memory if it is to,
-//!                                            restores its newest whole checkpoint
-//!         <-------------------------------   Ready, with the position to feed it from
+//!   Start ------------------------------->   locks the job, rehearses a step if asked,
+//!                                            restores its newest valid checkpoint
+//!         <-------------------------------   Ready, with the position to resume the data from
 //!   the ring's descriptors -------------->
-//!   Checkpoint, Stop -------------------->   at any time from here on
+//!   Checkpoint, Stop -------------------->   at any time from now on
 //!         <-------------------------------   Progress, Checkpointed, Evaluated, Warned, Scores
 //!         <-------------------------------   EvalDue
-//!   EvalRing, a ring's descriptors ------>   evaluates its batches and goes on training
+//!   EvalRing, a ring's descriptors ------>   evaluates its batches, then continues training
 //!   Profile, EndProfile ----------------->   records its next steps
-//!         <-------------------------------   Profiling, as it does; Spans, as many as it takes; Profiled
+//!         <-------------------------------   Profiling repeatedly, Spans repeatedly, Profiled once
 //!         <-------------------------------   one of Done, Stopped, InputLost, Failed
 //! ```
 //!
-//! The worker chooses the checkpoint, and not the daemon, since it reads all of it anyway and holds the
-//! job's lock: no earlier worker can be committing another one at that time.
+//! The worker chooses the checkpoint, not the daemon: it reads the whole checkpoint anyway, and it holds the
+//! job's lock, so no earlier worker can be committing another one.
 //!
-//! Both ends are the same program, so there is no version to negotiate; an end of file between messages is
-//! the other side's orderly or disorderly end.
+//! Both ends are the same program, so the protocol has no version. An end of file between messages means that
+//! the other side has ended, in order or not.
 
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -40,48 +41,49 @@ use super::device::HostSurvey;
 use super::tensorboard::EventSpec;
 use crate::auto_batch::TrialSpec;
 
-/// The longest message. A schema of ten thousand features, or [`SCORES_PER_MESSAGE`] scores, stay far below.
+/// The longest message. A schema of ten thousand features and [`SCORES_PER_MESSAGE`] scores stay far below
+/// it.
 pub const MAXIMUM_MESSAGE_BYTES: usize = 16 << 20;
 
-/// The most spans in one [`FromWorker::Spans`].
+/// The maximum number of spans in one [`FromWorker::Spans`].
 pub const SPANS_PER_MESSAGE: usize = 8192;
 
-/// The most scores in one [`FromWorker::Scores`].
+/// The maximum number of scores in one [`FromWorker::Scores`].
 pub const SCORES_PER_MESSAGE: usize = 8192;
 
-/// From the daemon to its worker.
+/// A message from the daemon to its worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToWorker {
-    /// What to do; sent once, first.
+    /// The worker's assignment; sent once, first.
     Start(Box<Start>),
-    /// In its place: say what there is to compute on a GPU with, and end.
+    /// Instead of `Start`: report the host's GPUs and CUDA libraries, then exit.
     Survey,
-    /// Take a checkpoint after the present step and report it as requested. A worker that waits for a batch
-    /// takes it when that has come: the ring's waits can be ended for good only.
+    /// Take a checkpoint after the current step and report it as requested. A worker waiting for a batch
+    /// takes it once the batch arrives, because interrupting a ring wait is permanent.
     Checkpoint,
-    /// The answer to [`FromWorker::EvalDue`]; the descriptors of a ring follow.
+    /// The reply to [`FromWorker::EvalDue`]; the descriptors of a ring follow.
     EvalRing,
-    /// Record the next steps, and say what was recorded.
+    /// Record the next steps and send the spans.
     Profile {
-        /// How many.
+        /// Number of steps.
         steps: u64,
     },
-    /// Nobody wants to know any more: the recording ends after the present step.
+    /// Nobody waits for the profile any more: stop recording after the current step.
     EndProfile,
-    /// End after the present step.
+    /// Stop after the current step.
     Stop {
-        /// Take a checkpoint first.
+        /// Whether to take a checkpoint first.
         checkpoint: bool,
     },
 }
 
-/// All that a worker needs to know besides the batches.
+/// The assignment of a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Start {
-    /// What it does with the batches.
+    /// What the worker does with the batches.
     pub role: Role,
-    /// What a batch holds.
+    /// The schema of the batches.
     pub schema: BatchSchema,
 }
 
@@ -89,63 +91,64 @@ pub struct Start {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Role {
-    /// A step for each training batch, metrics over eval batches, checkpoints.
+    /// Train: a step per training batch, metrics over evaluation batches, checkpoints.
     Train(Box<TrainRole>),
-    /// Metrics or scores of a checkpoint's model over all batches.
+    /// Score: metrics or predictions of a checkpoint's model over all batches.
     Score {
-        /// Directory of the job.
+        /// The run directory of the job.
         directory: PathBuf,
-        /// Which of its checkpoints.
+        /// The checkpoint's step.
         step: u64,
-        /// What is sent back.
-        output: Output,
-        /// Where it computes,
+        /// What to send back.
+        output: ScoreOutput,
+        /// The device to compute on.
         device: DeviceSpec,
-        /// and threads of the CPU; `None` for one a core.
+        /// Number of CPU threads; `None` for one per core.
         threads: Option<u32>,
-        /// As for training.
+        /// The feature whose ids define the groups of the group AUC.
         group: Option<String>,
     },
 }
 
-/// What a worker that trains needs to know.
+/// The assignment of a worker that trains.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainRole {
-    /// Directory of the job, locked by the worker for as long as it runs.
+    /// The run directory, which the worker locks while it runs.
     pub directory: PathBuf,
     /// Steps between checkpoints.
     pub every_steps: u64,
-    /// Checkpoints kept, the newest.
+    /// Number of newest checkpoints to keep.
     pub keep: u32,
-    /// Event files for TensorBoard, if any are written.
+    /// TensorBoard event files, if the job writes them.
     pub events: Option<EventSpec>,
     /// The model.
     pub model: ModelSpec,
-    /// How it trains.
+    /// Optimization settings.
     pub training: TrainingSpec,
-    /// The feature whose ids are the groups of the group AUC.
+    /// The feature whose ids define the groups of the group AUC.
     pub group: Option<String>,
-    /// When the worker asks for rows to evaluate; `None` where they come between those of training.
+    /// When the worker requests held-out rows; `None` if they are interleaved with the training rows.
     pub evaluation: Option<EvalCadence>,
-    /// What evaluations are to say of how to go on.
+    /// How evaluations decide on early stopping and on the best checkpoint.
     pub judge: SelectionSpec,
-    /// The checkpoint whose weights it begins with, before it has one of its own.
+    /// The checkpoint to initialize the weights from, used while the run has no checkpoint of its own.
     pub warm_start: Option<PathBuf>,
-    /// What it is to try before it has a checkpoint, where the size of batches was found and not given.
+    /// The memory rehearsal before the first checkpoint, for an automatically chosen batch size.
     pub trial: Option<TrialSpec>,
 }
 
-/// When a worker evaluates. It does so at the end of the data in any case.
+/// When a worker evaluates. It always evaluates at the end of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvalCadence {
-    /// After so many steps, and so many again.
+    /// Evaluate every so many steps.
     pub every_steps: Option<u64>,
-    /// After so many epochs, and so many again.
+    /// Evaluate every so many epochs.
     pub every_epochs: Option<u32>,
 }
 
 impl EvalCadence {
-    /// Whether an evaluation is due after `step`; `ended` is the epoch that ended with it, from 0, if one did.
+    /// Whether an evaluation is due after `step`. `ended` is the epoch, from 0, that ended with this step, if
+    /// any.
     pub fn is_due(&self, step: u64, ended: Option<u32>) -> bool {
         let by_steps = self.every_steps.is_some_and(|every| step.is_multiple_of(every));
         let by_epochs = self.every_epochs.zip(ended);
@@ -153,157 +156,157 @@ impl EvalCadence {
     }
 }
 
-/// What comes out of scoring.
+/// The result of scoring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Output {
-    /// Metrics, once.
+pub enum ScoreOutput {
+    /// Metrics, sent once.
     Metrics,
-    /// Each row's score.
+    /// A score per row.
     Scores,
 }
 
-/// Where a restored worker stands.
+/// The checkpoint that a worker has restored or committed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restored {
     /// The checkpoint's directory.
     pub path: PathBuf,
     /// The checkpoint's step.
     pub step: u64,
-    /// Encoded position in the data that the first batch is to follow.
+    /// Encoded position in the data; the next batch follows it.
     pub position: Vec<u8>,
 }
 
-/// From a worker to its daemon.
+/// A message from a worker to its daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FromWorker {
-    /// The answer to [`ToWorker::Survey`].
+    /// The reply to [`ToWorker::Survey`].
     Surveyed {
-        /// What there is.
+        /// The host's GPUs and libraries.
         survey: HostSurvey,
     },
-    /// The model stands, and the ring may come.
+    /// The model is ready; the daemon may send the ring.
     Ready {
-        /// The checkpoint that training goes on from; `None` from the beginning.
+        /// The checkpoint that training resumes from; `None` from scratch.
         restored: Option<Restored>,
-        /// Newer checkpoints that are damaged: what is wrong with each.
+        /// An error message for each newer checkpoint that is damaged.
         passed_over: Vec<String>,
-        /// What it computes on.
+        /// The device that it computes on.
         device: Description,
     },
-    /// How far training is; several times a second at most, and once at the end.
-    Progress(Progress),
+    /// Training progress, sent up to several times a second and once at the end.
+    Progress(WorkerProgress),
     /// A checkpoint is committed.
     Checkpointed {
-        /// After this step.
+        /// The step after which it was taken.
         step: u64,
         /// Its directory.
         path: PathBuf,
-        /// Whether [`ToWorker::Checkpoint`] asked for it.
+        /// Whether [`ToWorker::Checkpoint`] requested it.
         requested: bool,
     },
-    /// Held-out rows are wanted, before the next step.
+    /// The worker needs held-out rows before the next step.
     EvalDue,
-    /// A pass over the held-out data is complete.
+    /// An evaluation has finished.
     Evaluated {
-        /// Steps taken before it.
+        /// The step after which it was taken.
         step: u64,
-        /// The epoch of the last of them.
+        /// The epoch of that step.
         epoch: u32,
-        /// Whether that epoch had ended.
+        /// Whether that step ended its epoch.
         ends_epoch: bool,
-        /// What came out, of each label.
+        /// The metrics of each label.
         metrics: Vec<Metrics>,
     },
-    /// Something is not as it should be, and training goes on.
+    /// A warning; training continues.
     Warned {
-        /// What.
+        /// The warning.
         message: String,
     },
-    /// Steps are being recorded.
+    /// A recording is in progress.
     Profiling {
-        /// So many so far.
+        /// Steps recorded so far.
         steps: u64,
-        /// Whether that is all of them; the spans follow.
+        /// Whether recording has ended; the spans follow.
         is_over: bool,
     },
-    /// Some of the spans that were recorded.
+    /// Some of the recorded spans.
     Spans(Track),
-    /// All spans were told.
+    /// All spans were sent.
     Profiled(WorkerProfile),
-    /// Scores of the next rows, in the order of the data.
+    /// Scores of the next rows, in data order.
     Scores {
-        /// One a row of the first label, then as many of the next.
+        /// Column-major: a score per row for the first label, then for the next.
         scores: Vec<f32>,
     },
-    /// All batches are used and, when training, the final checkpoint is committed. The last message.
+    /// All batches are consumed and, in training, the final checkpoint is committed. The last message.
     Done {
-        /// Why training ended before the batches did, where it did.
+        /// The reason for early stopping, if training stopped early.
         stopped_early: Option<String>,
     },
-    /// Stopped as told, before the end of the data. The last message.
+    /// Stopped on request before the end of the data. The last message.
     Stopped,
-    /// The ring ended without its producer having finished. The last message.
+    /// The ring's producer died before it finished. The last message.
     InputLost,
-    /// The worker cannot go on and would not in another try either. The last message.
+    /// A permanent error, which a retry would meet again. The last message.
     Failed {
-        /// Why.
+        /// The error.
         message: String,
     },
 }
 
-/// What a worker recorded, besides the spans.
+/// The summary of a worker's recording.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkerProfile {
-    /// From when, as [`millstream_trace::Span::start_ns`],
+    /// When recording began, as [`millstream_trace::now_ns`].
     pub began_ns: u64,
-    /// to when.
+    /// When recording ended.
     pub ended_ns: u64,
-    /// The step before the first that was recorded.
+    /// The step before the first recorded step.
     pub after_step: u64,
-    /// Steps recorded.
+    /// Number of steps recorded.
     pub steps: u64,
-    /// Rows of them.
+    /// Rows in the recorded steps.
     pub examples: u64,
-    /// Whether there was room for no more spans, so that recording ended early.
+    /// Whether recording ended early because the recorder was full.
     pub is_full: bool,
-    /// What the device can do at the most, measured afterwards.
+    /// The device's peak rates, measured after the recording.
     pub floors: Floors,
-    /// The arithmetic of the job.
+    /// The job's arithmetic precision.
     pub precision: Precision,
 }
 
-/// How far training is.
+/// Training progress as reported by a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
-    /// Steps since the job began, over all attempts.
+pub struct WorkerProgress {
+    /// Steps since the start of the job, over all attempts.
     pub step: u64,
     /// The epoch of the last batch.
     pub epoch: u32,
-    /// Rows trained on since the job began.
+    /// Rows trained on since the start of the job.
     pub examples: u64,
-    /// Steps of an epoch, once one has ended in this attempt.
+    /// Steps per epoch, known once an epoch has ended in this attempt.
     pub steps_per_epoch: Option<u64>,
-    /// Rows trained on since the last report.
+    /// Rows trained on since the previous report.
     pub new_examples: u64,
-    /// Mean loss of those.
+    /// Mean loss of those rows.
     #[serde(deserialize_with = "null_is_nan")]
     pub loss: f64,
-    /// Time since the last report that went into training: batches, steps and checkpoints.
+    /// Seconds since the previous report spent on batches, steps and checkpoints.
     pub seconds: f64,
-    /// The part of it spent waiting for a batch.
+    /// The part of `seconds` spent waiting for a batch.
     pub waited_seconds: f64,
 }
 
-/// Why a message could not be received.
+/// Why a message could not be sent or received.
 #[derive(Debug, thiserror::Error)]
 pub enum ProtocolError {
-    /// The socket failed, or ended within a message.
+    /// The socket failed or closed within a message.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// A message longer than [`MAXIMUM_MESSAGE_BYTES`].
-    #[error("a message of {0} bytes, above the most there may be")]
+    #[error("a message of {0} bytes exceeds the protocol's limit")]
     TooLong(usize),
     /// A message that does not parse.
     #[error("a malformed message: {0}")]
@@ -313,7 +316,7 @@ pub enum ProtocolError {
 /// Sends one message.
 ///
 /// # Errors
-/// When it is too long, or the socket refuses it.
+/// When the message is too long or the socket fails.
 pub fn send<T: Serialize>(socket: &mut impl Write, message: &T) -> Result<(), ProtocolError> {
     let mut frame = vec![0; 4];
     serde_json::to_writer(&mut frame, message)?;
@@ -323,10 +326,10 @@ pub fn send<T: Serialize>(socket: &mut impl Write, message: &T) -> Result<(), Pr
     Ok(socket.write_all(&frame)?)
 }
 
-/// Waits for one message, and reads not a byte past it; `None` at an end of file between messages.
+/// Receives one message without reading past it; `None` at an end of file between messages.
 ///
 /// # Errors
-/// When the message is too long, cut or malformed, or the socket fails.
+/// When the message is too long, truncated or malformed, or the socket fails.
 pub fn receive<T: DeserializeOwned>(socket: &mut impl Read) -> Result<Option<T>, ProtocolError> {
     let mut length = [0; 4];
     let mut have = 0;
@@ -348,7 +351,7 @@ pub fn receive<T: DeserializeOwned>(socket: &mut impl Read) -> Result<Option<T>,
     Ok(Some(serde_json::from_slice(&body)?))
 }
 
-/// JSON has no NaN; it is written as `null`.
+/// Reads `null` as NaN: JSON has no NaN, and serde_json writes `null`.
 fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
@@ -368,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_back_one_by_one_and_nothing_past_them_is_read() {
+    fn messages_round_trip_without_reading_past_them() {
         let first = FromWorker::Scores { scores: vec![0.1, 1.0 / 3.0, f32::MIN_POSITIVE] };
         let metrics = |label: &str| Metrics {
             label: label.to_owned(),
@@ -397,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn evaluations_fall_due_by_steps_and_by_epochs() {
+    fn evaluations_are_due_by_steps_and_by_epochs() {
         let due = |every_steps, every_epochs| {
             let cadence = EvalCadence { every_steps, every_epochs };
             // Epochs of three steps.
@@ -411,14 +414,14 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_is_not_a_number_arrives_as_such() {
-        let bytes = frame(&FromWorker::Progress(Progress { loss: f64::NAN, step: 9, ..Progress::default() }));
+    fn a_nan_loss_round_trips() {
+        let bytes = frame(&FromWorker::Progress(WorkerProgress { loss: f64::NAN, step: 9, ..WorkerProgress::default() }));
         let Some(FromWorker::Progress(progress)) = receive(&mut &bytes[..]).unwrap() else { panic!() };
         assert!(progress.loss.is_nan() && progress.step == 9);
     }
 
     #[test]
-    fn a_clean_end_is_no_message_and_any_cut_is_an_error() {
+    fn end_of_file_between_messages_is_none_and_within_one_is_an_error() {
         let bytes = frame(&ToWorker::Stop { checkpoint: true });
         assert!(receive::<ToWorker>(&mut &bytes[..0]).unwrap().is_none());
         for cut in 1..bytes.len() {
@@ -428,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn long_and_malformed_messages_are_refused() {
+    fn long_and_malformed_messages_are_rejected() {
         let mut long = u32::MAX.to_le_bytes().to_vec();
         long.extend([b' '; 16]);
         assert!(matches!(receive::<ToWorker>(&mut &long[..]), Err(ProtocolError::TooLong(_))));

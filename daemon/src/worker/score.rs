@@ -1,4 +1,4 @@
-//! A worker that scores: a checkpoint's model over all batches, in their order.
+//! A worker that scores: runs a checkpoint's model over all batches in order.
 
 use std::path::Path;
 
@@ -9,17 +9,17 @@ use millstream_trainer::checkpoint::{CheckpointScope, CheckpointStore};
 use millstream_trainer::session::Scorer;
 
 use super::device;
-use super::process::{Ended, Link};
-use super::protocol::{FromWorker, Output, SCORES_PER_MESSAGE};
+use super::process::{RunOutcome, Link};
+use super::protocol::{FromWorker, ScoreOutput, SCORES_PER_MESSAGE};
 
-/// Scores with the checkpoint of a step of the job in a directory.
+/// Scores with the checkpoint of `step` in the run directory `directory`.
 pub(super) fn run<B: Backend<Scalar = f32>>(
     backend: B,
-    (directory, step, output): (&Path, u64, Output),
+    (directory, step, output): (&Path, u64, ScoreOutput),
     schema: &BatchSchema,
     group: Option<&str>,
     link: &mut Link,
-) -> Result<Ended> {
+) -> Result<RunOutcome> {
     let checkpoint = CheckpointStore::local(directory)?.load(step, CheckpointScope::Scoring)?;
     let mut scorer = Scorer::open(backend, schema, &checkpoint)?;
     drop(checkpoint);
@@ -28,45 +28,45 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
     }
     let device = scorer.device();
     link.send(&FromWorker::Ready { restored: None, passed_over: Vec::new(), device })?;
-    let (mut ring, heard) = link.receive_ring(schema)?;
+    let (mut ring, receiver) = link.receive_ring(schema)?;
     let _pinned = device::pinned(scorer.pin(&ring.mapping()), link)?;
     loop {
-        if heard.wishes.stop().is_some() {
-            return Ok(Ended::Stopped);
+        if receiver.commands.stop().is_some() {
+            return Ok(RunOutcome::Stopped);
         }
         let leased = match ring.next() {
             Ok(Some(leased)) => leased,
             Ok(None) => break,
             Err(RingError::Interrupted) => continue,
-            Err(RingError::PeerGone) => return Ok(Ended::InputLost),
+            Err(RingError::PeerGone) => return Ok(RunOutcome::InputLost),
             Err(error) => return Err(error.into()),
         };
         match output {
-            Output::Metrics => scorer.evaluate(leased.batch())?,
-            Output::Scores => {
+            ScoreOutput::Metrics => scorer.evaluate(leased.batch())?,
+            ScoreOutput::Scores => {
                 let rows = leased.batch().rows();
                 send_scores(scorer.predict(leased.batch())?, rows, link)?;
             }
         }
     }
-    if output == Output::Metrics {
+    if output == ScoreOutput::Metrics {
         let metrics = scorer.finish_eval()?;
         link.send(&FromWorker::Evaluated { step, epoch: 0, ends_epoch: false, metrics })?;
     }
-    Ok(Ended::Done)
+    Ok(RunOutcome::Done)
 }
 
-/// Sends the scores of `rows` rows, label after label, or class after class.
+/// Sends the scores of `rows` rows, column-major: label by label, or class by class.
 fn send_scores(scores: &[f32], rows: usize, link: &mut Link) -> Result<()> {
     if let Some(score) = scores.iter().find(|score| !score.is_finite()) {
-        bail!("the model scores a row {score}, which is not a number to go by");
+        bail!("the model predicts {score} for a row; predictions must be finite");
     }
     let labels = scores.len() / rows.max(1);
-    let most = (SCORES_PER_MESSAGE / labels.max(1)).max(1);
-    for start in (0..rows).step_by(most) {
-        let of_message = start..rows.min(start + most);
-        let of_labels = scores.chunks_exact(rows).flat_map(|of_label| &of_label[of_message.clone()]);
-        link.send(&FromWorker::Scores { scores: of_labels.copied().collect() })?;
+    let rows_per_message = (SCORES_PER_MESSAGE / labels.max(1)).max(1);
+    for start in (0..rows).step_by(rows_per_message) {
+        let range = start..rows.min(start + rows_per_message);
+        let columns = scores.chunks_exact(rows).flat_map(|column| &column[range.clone()]);
+        link.send(&FromWorker::Scores { scores: columns.copied().collect() })?;
     }
     Ok(())
 }

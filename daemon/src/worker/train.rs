@@ -1,9 +1,8 @@
-//! A worker that trains: a step for each training batch, metrics for each pass over held-out data, and
-//! checkpoints.
+//! A worker that trains: a step per training batch, metrics per pass over held-out data, and checkpoints.
 //!
-//! Checkpoints are taken between steps ([`Keeper`]). What a step does is a function of the model and the batch
-//! alone, so neither when checkpoints are taken nor how often training was cut short leaves a trace in the
-//! final one.
+//! Checkpoints are taken between steps ([`Checkpointer`]). A step is a function of the model and the batch
+//! alone, so the final checkpoint does not depend on when checkpoints were taken or how often training was
+//! interrupted.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -19,40 +18,40 @@ use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, Checkpoin
 use millstream_trainer::loss::LossSum;
 use millstream_trainer::session::{EvalOutcome, Session, SessionError};
 
-use super::keeper::{Cadence, Keeper};
-use super::process::{Ended, Heard, Link, Stop};
+use super::checkpoints::{CheckpointCadence, Checkpointer};
+use super::process::{CommandReceiver, Link, RunOutcome, StopMode};
 use super::profiler::Profiler;
-use super::protocol::{EvalCadence, FromWorker, Progress, Restored, TrainRole};
+use super::protocol::{EvalCadence, FromWorker, WorkerProgress, Restored, TrainRole};
 use super::tensorboard::{EventSpec, EventWriter};
-use super::{device, trial};
+use super::{device, rehearsal};
 use crate::{auto_batch, runs, warm_start};
 
-/// How long an earlier worker may take to let go of the job: it is dead or about to be.
-const LOCK_LIMIT: Duration = Duration::from_secs(10);
-const LOCK_POLL: Duration = Duration::from_millis(10);
+/// Time limit for an earlier worker of the job to exit: it is dead or dying.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Between reports of progress.
+/// Interval between progress reports.
 const REPORT_PERIOD: Duration = Duration::from_millis(100);
 
-/// A job being trained.
+/// A training job.
 struct Training<'a, B: Backend> {
     session: Session<Measured<B>>,
-    /// When held-out rows are asked for; `None` where they come between those of training.
+    /// When held-out rows are requested; `None` if they are interleaved with the training rows.
     evaluation: Option<EvalCadence>,
-    /// Whether the last step was the last of its epoch.
+    /// Whether the last step ended its epoch.
     epoch_ended: bool,
-    keeper: Keeper,
+    checkpointer: Checkpointer,
     meter: Meter,
-    /// What TensorBoard is told, if anything.
+    /// TensorBoard events, if the job writes them.
     events: Option<EventWriter>,
-    /// Whether it was said that events cannot be written.
+    /// Whether a failure to write events has been reported.
     events_warned: bool,
     profiler: Profiler,
-    heard: Heard,
+    receiver: CommandReceiver,
     link: &'a mut Link,
 }
 
-/// What was done since the last report.
+/// What was done since the last progress report.
 struct Meter {
     reported: Instant,
     trained: Duration,
@@ -62,13 +61,14 @@ struct Meter {
     steps_per_epoch: Option<u64>,
 }
 
-/// Trains the job as `role` says, from its newest whole checkpoint, on the device that `open` opens with so many threads.
+/// Trains the job that `role` describes from its newest valid checkpoint, on the device that `open` opens
+/// with a number of threads.
 pub(super) fn run<B: Backend<Scalar = f32>>(
     open: impl Fn(Option<u32>) -> Result<B>,
     role: TrainRole,
     schema: &BatchSchema,
     link: &mut Link,
-) -> Result<Ended> {
+) -> Result<RunOutcome> {
     let TrainRole {
         directory,
         every_steps,
@@ -79,12 +79,12 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
         group,
         evaluation,
         judge,
-        warm_start: from,
+        warm_start: initial_weights,
         trial,
     } = role;
     let recorder = Arc::new(Recorder::default());
     let open = |threads| Ok::<_, anyhow::Error>(Measured::new(open(threads)?, Arc::clone(&recorder)));
-    let cadence = Cadence { every_steps, keep };
+    let cadence = CheckpointCadence { every_steps, keep };
     let _lock = lock(&directory)?;
     let analysis = directory.join(runs::ANALYSIS);
     let analysis = fs::read(&analysis).with_context(|| analysis.display().to_string())?;
@@ -94,7 +94,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
         && store.steps()?.is_empty()
     {
         let backend = open(training.threads)?;
-        trial::run(backend, spec, &model, schema, &training).context("trying the memory of a step")?;
+        rehearsal::run(backend, spec, &model, schema, &training).context("rehearsing a step")?;
     }
     let mut session = Session::new(open(training.threads)?, &model, schema, &training)?;
     if let Some(feature) = &group {
@@ -103,57 +103,57 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
     session.select_by(judge);
     let mut passed_over = Vec::new();
     let committed = restore(&mut session, &store, &mut passed_over)?;
-    if let (None, Some(checkpoint)) = (&committed, &from) {
+    if let (None, Some(checkpoint)) = (&committed, &initial_weights) {
         warm_start::begin(&mut session, checkpoint, &directory, (&model, schema))?;
     }
     let device = session.device();
     link.send(&FromWorker::Ready { restored: committed.clone(), passed_over, device })?;
-    let (ring, heard) = link.receive_ring(schema)?;
-    // Carried in each checkpoint: the job, and what was learned from its data.
+    let (ring, receiver) = link.receive_ring(schema)?;
+    // Stored in each checkpoint: the job file and the statistics learned from its data.
     let carried = vec![(runs::JOB, job.clone().into_bytes()), (runs::ANALYSIS, analysis)];
-    let keeper = Keeper::new(cadence, &session, store, carried, committed)?;
+    let checkpointer = Checkpointer::new(cadence, &session, store, carried, committed)?;
     let (meter, events_warned) = (Meter::new(Instant::now()), false);
     let profiler = Profiler::new(Arc::clone(&recorder), training.precision);
     let mut training = Training {
         session,
         evaluation,
         epoch_ended: false,
-        keeper,
+        checkpointer,
         meter,
         events: None,
         events_warned,
         profiler,
-        heard,
+        receiver,
         link,
     };
     if let Some(spec) = events {
         training.begin_events(spec, &job)?;
     }
-    let ended = training.follow(ring)?;
-    training.settle()?;
+    let ended = training.run(ring)?;
+    training.drain()?;
     training.profiler.end(&training.session, true, training.link)?;
     training.report()?;
-    training.record(|events, session| events.end(session.step()))?;
-    training.tell_skipped()?;
+    training.write_events(|events, session| events.end(session.step()))?;
+    training.report_skipped_steps()?;
     Ok(ended)
 }
 
-/// Keeps every other worker from this job. The lock is gone with the process, however it ends.
+/// Locks the run directory against other workers. The kernel releases the lock when the process ends.
 fn lock(directory: &Path) -> Result<File> {
     let here = || format!("job directory {}", directory.display());
     let lock = File::open(directory).with_context(here)?;
-    let until = Instant::now() + LOCK_LIMIT;
+    let until = Instant::now() + LOCK_TIMEOUT;
     loop {
         match lock.try_lock() {
             Ok(()) => return Ok(lock),
-            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOCK_POLL),
-            Err(TryLockError::WouldBlock) => bail!("another worker trains in the {}", here()),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOCK_POLL_INTERVAL),
+            Err(TryLockError::WouldBlock) => bail!("another worker is training in the {}", here()),
             Err(TryLockError::Error(error)) => return Err(error).with_context(here),
         }
     }
 }
 
-/// Restores the newest checkpoint that is whole; what is wrong with newer ones goes to `passed_over`.
+/// Restores the newest valid checkpoint. Appends an error for each damaged newer one to `passed_over`.
 fn restore<B: Backend<Scalar = f32>>(
     session: &mut Session<B>,
     store: &CheckpointStore,
@@ -179,7 +179,7 @@ fn restore<B: Backend<Scalar = f32>>(
 }
 
 impl<B: Backend<Scalar = f32>> Training<'_, B> {
-    fn follow(&mut self, mut ring: Consumer) -> Result<Ended> {
+    fn run(&mut self, mut ring: Consumer) -> Result<RunOutcome> {
         let _pinned = device::pinned(self.session.pin(&ring.mapping()), self.link)?;
         let recorder = Arc::clone(self.profiler.recorder());
         loop {
@@ -188,31 +188,31 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             }
             let (began, start) = (Instant::now(), recorder.start());
             if !ring.has_next() {
-                // As long as the device has something to do, nobody waits for input.
-                self.settle()?;
+                // Time during which the device is still busy does not count as waiting for input.
+                self.drain()?;
             }
-            let asked = Instant::now();
+            let wait_began = Instant::now();
             let leased = match recorder.phase(Phase::Wait, || ring.next()) {
                 Ok(Some(leased)) => leased,
                 Ok(None) => break,
-                // A stop is wanted: it is heeded above.
+                // A stop was requested; the next iteration handles it.
                 Err(RingError::Interrupted) => continue,
-                Err(RingError::PeerGone) => return Ok(Ended::InputLost),
+                Err(RingError::PeerGone) => return Ok(RunOutcome::InputLost),
                 Err(error) => return Err(error.into()),
             };
-            let waited = asked.elapsed();
+            let waited = wait_began.elapsed();
             match leased.batch().header().stream {
                 Stream::Train => {
                     let rows = leased.batch().rows() as u64;
                     self.train(leased)?;
-                    self.spent(began.elapsed(), waited);
-                    self.record(|events, session| events.point_if_due(session.step()))?;
+                    self.add_time(began.elapsed(), waited);
+                    self.write_events(|events, session| events.point_if_due(session.step()))?;
                     let began = Instant::now();
                     if self.events.is_some() {
-                        recorder.phase(Phase::Events, || self.record(write_histograms))?;
+                        recorder.phase(Phase::Events, || self.write_events(write_histograms))?;
                     }
-                    self.keeper.stepped(self.session.step());
-                    self.spent(began.elapsed(), Duration::ZERO);
+                    self.checkpointer.on_step(self.session.step());
+                    self.add_time(began.elapsed(), Duration::ZERO);
                     recorder.add(start, Category::Step, "step", || Work { rows, ..Work::default() });
                 }
                 Stream::Eval => {
@@ -231,70 +231,71 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             }
         }
         self.last_checkpoint()?;
-        Ok(Ended::Done)
+        Ok(RunOutcome::Done)
     }
 
-    /// Does all that is to be done before the next step; says how training ends, if it does.
-    fn between_steps(&mut self) -> Result<Option<Ended>> {
-        if let Some(ended) = self.heed()? {
+    /// Does everything due before the next step; returns the outcome if training ends.
+    fn between_steps(&mut self) -> Result<Option<RunOutcome>> {
+        if let Some(ended) = self.apply_commands()? {
             return Ok(Some(ended));
         }
         if self.session.is_eval_due() {
             let recorder = Arc::clone(self.profiler.recorder());
-            if let Some(ended) = recorder.phase(Phase::Evaluation, || self.evaluate_aside())? {
+            if let Some(ended) = recorder.phase(Phase::Evaluation, || self.evaluate_separately())? {
                 return Ok(Some(ended));
             }
-            if let Some(ended) = self.heed()? {
+            if let Some(ended) = self.apply_commands()? {
                 return Ok(Some(ended));
             }
         }
         if let Some(why) = self.session.early_stop_reason() {
             self.last_checkpoint()?;
-            return Ok(Some(Ended::StoppedEarly(why)));
+            return Ok(Some(RunOutcome::StoppedEarly(why)));
         }
         let began = Instant::now();
         self.checkpoint_if_due()?;
-        self.spent(began.elapsed(), Duration::ZERO);
-        if self.profiler.is_due(&self.session, &self.heard.wishes) {
-            self.settle()?;
-            self.profiler.between_steps(&self.session, &self.heard.wishes, self.link)?;
+        self.add_time(began.elapsed(), Duration::ZERO);
+        if self.profiler.is_due(&self.session, &self.receiver.commands) {
+            self.drain()?;
+            self.profiler.between_steps(&self.session, &self.receiver.commands, self.link)?;
         }
         Ok(None)
     }
 
-    /// Does what the daemon wishes.
-    fn heed(&mut self) -> Result<Option<Ended>> {
-        // Before the first batch there is nothing to save, and the wish is kept for later.
-        let begun = !self.session.position().is_empty();
-        if begun && self.heard.wishes.take_checkpoint() {
-            self.keeper.want();
+    /// Applies the daemon's pending commands.
+    fn apply_commands(&mut self) -> Result<Option<RunOutcome>> {
+        // Before the first batch there is nothing to save; the request stays pending.
+        let has_trained = !self.session.position().is_empty();
+        if has_trained && self.receiver.commands.take_checkpoint() {
+            self.checkpointer.request();
         }
-        let Some(stop) = self.heard.wishes.stop() else { return Ok(None) };
-        if begun && stop == Stop::AfterCheckpoint {
+        let Some(stop) = self.receiver.commands.stop() else { return Ok(None) };
+        if has_trained && stop == StopMode::AfterCheckpoint {
             self.last_checkpoint()?;
         }
-        Ok(Some(Ended::Stopped))
+        Ok(Some(RunOutcome::Stopped))
     }
 
     fn train(&mut self, leased: Lease) -> Result<()> {
         let header = leased.batch().header();
-        // All epochs have the same rows. Where a short last batch is left out, only the next epoch tells.
+        // All epochs have equally many rows. If a short last batch is dropped, only the next epoch's first
+        // batch shows that an epoch has ended.
         let (before, epochs) = (self.session.step(), u64::from(header.epoch));
         if header.batch == 0 && epochs > 0 {
             self.meter.steps_per_epoch = Some(before / epochs);
         }
         self.session.submit(leased.batch())?;
-        // It was copied, and the slot goes back while the step is under way.
+        // The batch has been copied, so the slot can be released while the step is in flight.
         self.profiler.recorder().phase(Phase::Release, || drop(leased));
         self.meter.examples += u64::from(header.rows);
         if let Some(events) = &mut self.events {
-            events.stepped(u64::from(header.rows));
+            events.add_step(u64::from(header.rows));
         }
         match self.events.as_ref().is_some_and(|events| events.point_is_due(self.session.step())) {
-            true => self.settle()?,
+            true => self.drain()?,
             false => {
-                let lost = self.session.throttle()?;
-                self.lost(lost);
+                let loss = self.session.throttle()?;
+                self.add_loss(loss);
             }
         }
         if header.last {
@@ -308,25 +309,25 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         Ok(())
     }
 
-    /// Waits until all steps have ended.
-    fn settle(&mut self) -> Result<()> {
-        let lost = self.session.drain()?;
-        self.lost(lost);
+    /// Waits until no step is in flight.
+    fn drain(&mut self) -> Result<()> {
+        let loss = self.session.drain()?;
+        self.add_loss(loss);
         Ok(())
     }
 
-    /// Takes note of what steps lost that have ended.
-    fn lost(&mut self, loss: LossSum) {
+    /// Adds the loss of completed steps.
+    fn add_loss(&mut self, loss: LossSum) {
         self.meter.loss += loss;
         if let Some(events) = &mut self.events {
-            events.lost(loss);
+            events.add_loss(loss);
             if let Some(scale) = self.session.loss_scale() {
-                events.scaled(scale);
+                events.set_loss_scale(scale);
             }
         }
     }
 
-    /// Takes in held-out rows that come between those of training.
+    /// Evaluates a batch of held-out rows that is interleaved with training.
     fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<()> {
         let header = batch.header();
         self.session.evaluate(batch)?;
@@ -337,14 +338,14 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         Ok(())
     }
 
-    /// Asks for held-out rows, and evaluates them. A wish to stop ends that early.
-    fn evaluate_aside(&mut self) -> Result<Option<Ended>> {
-        // So that what was told of the training reaches up to the evaluation.
-        self.settle()?;
+    /// Requests held-out rows in a ring of their own and evaluates them. A stop request ends this early.
+    fn evaluate_separately(&mut self) -> Result<Option<RunOutcome>> {
+        // Report the training up to the evaluation first.
+        self.drain()?;
         self.report()?;
         self.link.send(&FromWorker::EvalDue)?;
-        let Some(mut ring) = self.heard.next_ring() else { return Ok(None) };
-        // Where it cannot be, that was said of the ring before.
+        let Some(mut ring) = self.receiver.next_eval_ring() else { return Ok(None) };
+        // A failure was already reported for the training ring.
         let _pinned = self.session.pin(&ring.mapping()).ok();
         loop {
             let leased = match ring.next() {
@@ -354,7 +355,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
                     self.session.discard_eval();
                     return Ok(None);
                 }
-                Err(RingError::PeerGone) => return Ok(Some(Ended::InputLost)),
+                Err(RingError::PeerGone) => return Ok(Some(RunOutcome::InputLost)),
                 Err(error) => return Err(error.into()),
             };
             self.session.evaluate(leased.batch())?;
@@ -362,12 +363,12 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         let judged = self.session.finish_separate_eval()?;
         let epoch = self.session.progress().epoch;
         self.evaluated(epoch, self.epoch_ended, judged)?;
-        // The evaluation is none of the time that went into training.
+        // Evaluation time does not count as training time.
         self.meter.reported = Instant::now();
         Ok(None)
     }
 
-    /// Tells of an evaluation, and keeps what it was of if it is one of the best.
+    /// Reports an evaluation, and takes a checkpoint if it is one of the best.
     fn evaluated(
         &mut self,
         epoch: u32,
@@ -375,9 +376,9 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         EvalOutcome { metrics, is_best }: EvalOutcome,
     ) -> Result<()> {
         let step = self.session.step();
-        self.settle()?;
+        self.drain()?;
         self.report()?;
-        self.record(|events, _| events.evaluated(step, &metrics))?;
+        self.write_events(|events, _| events.evaluated(step, &metrics))?;
         self.link.send(&FromWorker::Evaluated { step, epoch, ends_epoch, metrics })?;
         if is_best {
             self.take_checkpoint()?;
@@ -385,60 +386,60 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         Ok(())
     }
 
-    /// Tells of a checkpoint that was committed, and begins one if that is due and can be.
+    /// Reports a committed checkpoint, and takes one if it is due and the writer is idle.
     fn checkpoint_if_due(&mut self) -> Result<()> {
-        self.keeper.collect(self.link)?;
-        if self.keeper.is_ready() {
+        self.checkpointer.report_committed(self.link)?;
+        if self.checkpointer.is_ready() {
             self.take_checkpoint()?;
         }
         Ok(())
     }
 
     fn take_checkpoint(&mut self) -> Result<()> {
-        self.settle()?;
+        self.drain()?;
         self.flush_events()?;
         let recorder = Arc::clone(self.profiler.recorder());
-        recorder.phase(Phase::Checkpoint, || self.keeper.take(&self.session, self.link))
+        recorder.phase(Phase::Checkpoint, || self.checkpointer.take(&self.session, self.link))
     }
 
     fn last_checkpoint(&mut self) -> Result<()> {
-        self.settle()?;
+        self.drain()?;
         self.flush_events()?;
         let recorder = Arc::clone(self.profiler.recorder());
-        recorder.phase(Phase::Checkpoint, || self.keeper.take_last(&self.session, self.link))
+        recorder.phase(Phase::Checkpoint, || self.checkpointer.take_last(&self.session, self.link))
     }
 
-    /// So that a worker that goes on from a checkpoint tells nothing again of what came before.
+    /// Flushes events before a checkpoint, so that a worker resuming from it repeats none of them.
     fn flush_events(&mut self) -> Result<()> {
-        self.record(|events, _| events.flush())
+        self.write_events(|events, _| events.flush())
     }
 
-    /// Takes note of time that went into training, and of its part that was spent waiting for a batch.
-    fn spent(&mut self, trained: Duration, waited: Duration) {
+    /// Adds training time and its part spent waiting for a batch.
+    fn add_time(&mut self, trained: Duration, waited: Duration) {
         self.meter.trained += trained;
         self.meter.waited += waited;
         if let Some(events) = &mut self.events {
-            events.spent(trained, waited);
+            events.add_time(trained, waited);
         }
     }
 
-    /// Begins an event file; without one, training goes on.
+    /// Creates an event file. On failure training continues without one.
     fn begin_events(&mut self, spec: EventSpec, job: &str) -> Result<()> {
         let directory = spec.directory.clone();
-        match EventWriter::begin(spec, self.keeper.committed().map(|restored| restored.step), job) {
+        match EventWriter::begin(spec, self.checkpointer.committed().map(|restored| restored.step), job) {
             Ok(events) => self.events = Some(events),
             Err(error) => self.warn_of_events(&directory, &error)?,
         }
         Ok(())
     }
 
-    /// Says how many steps were skipped, where any were.
-    fn tell_skipped(&mut self) -> Result<()> {
+    /// Reports the number of skipped steps, if any.
+    fn report_skipped_steps(&mut self) -> Result<()> {
         let Some(scale) = self.session.loss_scale().filter(|scale| scale.skipped_steps > 0) else {
             return Ok(());
         };
         let message = format!(
-            "{} of {} steps were skipped, since gradients overflowed; the loss scale is {} now",
+            "{} of {} steps were skipped because gradients overflowed; the loss scale is now {}",
             scale.skipped_steps,
             self.session.step(),
             scale.scale
@@ -447,8 +448,8 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         Ok(())
     }
 
-    /// Has something written for TensorBoard. Where that fails it is said, once, and training goes on.
-    fn record(
+    /// Writes TensorBoard events. A failure is reported once, and training continues.
+    fn write_events(
         &mut self,
         write: impl FnOnce(&mut EventWriter, &Session<Measured<B>>) -> io::Result<()>,
     ) -> Result<()> {
@@ -461,7 +462,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     fn warn_of_events(&mut self, path: &Path, error: &io::Error) -> Result<()> {
         if !std::mem::replace(&mut self.events_warned, true) {
             let message = format!(
-                "{}: {error}; training goes on, and TensorBoard will not show all of it",
+                "{}: {error}; training continues, but TensorBoard will miss some events",
                 path.display()
             );
             self.link.send(&FromWorker::Warned { message })?;
@@ -474,7 +475,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         let now = Instant::now();
         let meter = std::mem::replace(&mut self.meter, Meter::new(now));
         let progress = self.session.progress();
-        self.link.send(&FromWorker::Progress(Progress {
+        self.link.send(&FromWorker::Progress(WorkerProgress {
             step: self.session.step(),
             epoch: progress.epoch,
             examples: progress.examples,
@@ -488,7 +489,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     }
 }
 
-/// Writes the distribution of each tensor of weights, if that is due.
+/// Writes a histogram of each weight tensor, if due.
 fn write_histograms<B: Backend<Scalar = f32>>(
     events: &mut EventWriter,
     session: &Session<B>,

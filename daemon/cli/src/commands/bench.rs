@@ -38,7 +38,7 @@ pub(crate) fn ingest(arguments: &BenchIngest, context: &Context) -> Result<(), F
     let plan = {
         let gauge = Gauge::rows(&context.screen, "learning");
         let learning = Learning { most_bytes: u64::MAX, progress: &|now| gauge.update(now.rows) };
-        JobPlan::new(&job, &HostSurvey::by_this_program, learning, runtime.handle())?
+        JobPlan::new(&job, &HostSurvey::from_current_exe, learning, runtime.handle())?
     };
     let planning_seconds = start.elapsed().as_secs_f64();
     let measured = Measured { planning_seconds, ingest: ingest::measure(plan.ingest)? };

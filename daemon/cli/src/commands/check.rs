@@ -189,7 +189,7 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
     let job = job_file::resolve(&arguments.job, context)?;
     let host = match job.training.device {
         DeviceSpec::Cpu => None,
-        DeviceSpec::Cuda(_) => Some(HostSurvey::by_this_program()?),
+        DeviceSpec::Cuda(_) => Some(HostSurvey::from_current_exe()?),
     };
     let surveyed = || host.clone().context("a job for the CPU asks for no GPU");
     let runtime = Runtime::new()?;

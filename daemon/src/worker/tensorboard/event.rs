@@ -1,8 +1,8 @@
-//! What an event file holds: the messages of TensorFlow's `event.proto`, `summary.proto`, `tensor.proto` and
-//! of the hparams plugin's `plugin_data.proto`, as far as they are written here.
+//! The messages of an event file: the parts in use of TensorFlow's `event.proto`, `summary.proto` and
+//! `tensor.proto`, and of the hparams plugin's `plugin_data.proto`.
 //!
-//! Field numbers are theirs. Scalars and histograms have the form (`simple_value`, `histo`) that every reader
-//! of event files knows; TensorBoard turns it into the tensors that newer writers store.
+//! Field numbers are TensorFlow's. Scalars and histograms use the fields (`simple_value`, `histo`) that every
+//! reader knows; TensorBoard converts them to the tensors that newer writers store.
 
 use std::collections::BTreeMap;
 
@@ -16,13 +16,13 @@ pub(super) struct Event {
     pub(super) wall_time: f64,
     #[prost(int64, tag = "2")]
     pub(super) step: i64,
-    #[prost(oneof = "What", tags = "3, 5, 7")]
-    pub(super) what: Option<What>,
+    #[prost(oneof = "EventData", tags = "3, 5, 7")]
+    pub(super) data: Option<EventData>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(super) enum What {
-    /// Of the first record: [`FILE_VERSION`].
+pub(super) enum EventData {
+    /// In the first record: [`FILE_VERSION`].
     #[prost(string, tag = "3")]
     FileVersion(String),
     #[prost(message, tag = "5")]
@@ -31,7 +31,7 @@ pub(super) enum What {
     SessionLog(SessionLog),
 }
 
-/// What the first record of every event file says. From version 2 on, readers go by [`SessionLog`].
+/// The version in the first record of every event file. From version 2 on, readers honour [`SessionLog`].
 pub(super) const FILE_VERSION: &str = "brain.Event:2";
 
 /// `tensorflow.SessionLog`
@@ -45,7 +45,7 @@ pub(super) struct SessionLog {
 #[repr(i32)]
 pub(super) enum SessionStatus {
     Unspecified = 0,
-    /// Readers drop what earlier files of the run say of the event's step and of later ones.
+    /// Readers drop events of the run's earlier files for the event's step and later ones.
     Start = 1,
 }
 
@@ -90,10 +90,10 @@ pub(super) struct Histogram {
     pub(super) sum: f64,
     #[prost(double, tag = "5")]
     pub(super) sum_squares: f64,
-    /// The upper end of each bucket.
+    /// The upper limit of each bucket.
     #[prost(double, repeated, tag = "6")]
     pub(super) bucket_limit: Vec<f64>,
-    /// How many numbers each holds.
+    /// The count of each bucket.
     #[prost(double, repeated, tag = "7")]
     pub(super) bucket: Vec<f64>,
 }
@@ -140,7 +140,7 @@ struct Plugin {
 
 /// `tensorboard.hparams.HParamsPluginData`; its version is 0.
 #[derive(Clone, PartialEq, Message)]
-struct HyperParameters {
+struct HParamsData {
     #[prost(message, optional, tag = "3")]
     session_start: Option<SessionStart>,
 }
@@ -175,17 +175,17 @@ const DT_FLOAT: i32 = 1;
 const DT_STRING: i32 = 7;
 
 impl Value {
-    /// A number of a curve.
+    /// A point of a curve.
     pub(super) fn scalar(tag: impl Into<String>, number: f64) -> Self {
         Self { tag: tag.into(), metadata: None, data: Some(Data::Simple(number as f32)) }
     }
 
-    /// A distribution.
+    /// A histogram.
     pub(super) fn histogram(tag: impl Into<String>, histogram: Histogram) -> Self {
         Self { tag: tag.into(), metadata: None, data: Some(Data::Histogram(histogram)) }
     }
 
-    /// Markdown for the text plugin.
+    /// Markdown text for the text plugin.
     pub(super) fn text(tag: impl Into<String>, markdown: String) -> Self {
         let text = vec![markdown.into_bytes()];
         let tensor = Tensor { dtype: DT_STRING, shape: Some(Shape { dim: Vec::new() }), string_val: text };
@@ -196,15 +196,15 @@ impl Value {
         }
     }
 
-    /// The hyper-parameters of a run that began at `start_time`. The plugin reads the metadata alone; an empty
-    /// tensor is what its own writer puts beside it.
+    /// The hyperparameters of a run that began at `start_time`. The plugin reads the metadata only; its own
+    /// writer adds an empty tensor too.
     pub(super) fn hyper_parameters(
         parameters: &BTreeMap<String, serde_json::Value>,
         start_time: f64,
     ) -> Self {
         let parameters =
             parameters.iter().map(|(name, value)| (name.clone(), Any { kind: Some(kind(value)) })).collect();
-        let data = HyperParameters { session_start: Some(SessionStart { parameters, start_time }) };
+        let data = HParamsData { session_start: Some(SessionStart { parameters, start_time }) };
         let shape = Shape { dim: vec![Dimension { size: 0 }] };
         let nothing = Tensor { dtype: DT_FLOAT, shape: Some(shape), string_val: Vec::new() };
         Self {

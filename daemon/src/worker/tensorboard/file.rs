@@ -1,4 +1,4 @@
-//! One event file: framed records, each whole or, after a crash, a cut tail that readers skip.
+//! An event file: framed records. After a crash it may end in a truncated record, which readers skip.
 //!
 //! ```text
 //! length of the message   u64, little endian
@@ -7,9 +7,9 @@
 //! masked CRC-32C of that  u32, little endian
 //! ```
 //!
-//! A CRC `c` is stored as `rotate_right(c, 15) + 0xa282ead8`. TensorBoard reads the files of a run in the order of
-//! their names, one after the other: the time in the name of a new one is above that of all others there, so
-//! that it comes last whatever the clock says.
+//! A CRC `c` is stored as `rotate_right(c, 15) + 0xa282ead8`. TensorBoard reads a run's files in order of
+//! their names. The timestamp in a new file's name is greater than those of all existing files, so that it
+//! sorts last even if the clock went backwards.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -19,30 +19,30 @@ use std::time::{Duration, Instant};
 use crc_fast::{CrcAlgorithm, checksum};
 use prost::Message;
 
-use super::event::{Event, FILE_VERSION, What};
+use super::event::{Event, FILE_VERSION, EventData};
 use crate::state::now_ms;
 
-/// Records wait for so long before they are written together.
-const FLUSH_PERIOD: Duration = Duration::from_secs(1);
+/// Interval between writes; records are buffered in between.
+const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What file names begin with; TensorBoard looks for `tfevents` in them.
+/// The prefix of file names; TensorBoard looks for `tfevents` in them.
 const PREFIX: &str = "events.out.tfevents.";
 
-/// A file that is being written.
+/// An event file being written.
 pub(super) struct EventFile {
     path: PathBuf,
     file: File,
-    /// Whether it is the only one of its run.
+    /// Whether it is the first file of its run.
     is_first: bool,
-    /// Bytes of whole records written.
+    /// Bytes of complete records written.
     length: u64,
-    /// Records that wait to be written.
+    /// Buffered records.
     pending: Vec<u8>,
     flushed: Instant,
 }
 
 impl EventFile {
-    /// Begins a new file in `directory`, after all that are there.
+    /// Creates a file in `directory` that sorts after all existing ones.
     pub(super) fn create(directory: &Path) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
         let newest = newest(directory)?;
@@ -53,7 +53,7 @@ impl EventFile {
         let file = OpenOptions::new().append(true).create_new(true).open(&path)?;
         let (is_first, flushed) = (newest.is_none(), Instant::now());
         let mut file = Self { path, file, is_first, length: 0, pending: Vec::new(), flushed };
-        file.append(0, What::FileVersion(FILE_VERSION.to_owned()))?;
+        file.append(0, EventData::FileVersion(FILE_VERSION.to_owned()))?;
         Ok(file)
     }
 
@@ -61,23 +61,24 @@ impl EventFile {
         &self.path
     }
 
-    /// Whether there was none when it was made.
+    /// Whether the directory had no event file when it was created.
     pub(super) fn is_first(&self) -> bool {
         self.is_first
     }
 
-    /// Adds an event of the present moment.
+    /// Appends an event with the current time.
     ///
     /// # Errors
-    /// When records that waited cannot be written. They are lost, and the file is as if they had never been.
-    pub(super) fn append(&mut self, step: u64, what: What) -> io::Result<()> {
+    /// When buffered records cannot be written. They are dropped, and the file is truncated to its last
+    /// complete record.
+    pub(super) fn append(&mut self, step: u64, data: EventData) -> io::Result<()> {
         let wall_time = now_ms() as f64 / 1_000.0;
-        let event = Event { wall_time, step: i64::try_from(step).unwrap_or(i64::MAX), what: Some(what) };
+        let event = Event { wall_time, step: i64::try_from(step).unwrap_or(i64::MAX), data: Some(data) };
         frame(&event.encode_to_vec(), &mut self.pending);
-        if self.flushed.elapsed() >= FLUSH_PERIOD { self.flush() } else { Ok(()) }
+        if self.flushed.elapsed() >= FLUSH_INTERVAL { self.flush() } else { Ok(()) }
     }
 
-    /// Writes what waits. It survives this process then; after a power cut the file may end earlier.
+    /// Writes buffered records. They then survive this process, but not necessarily a power failure.
     ///
     /// # Errors
     /// As for [`EventFile::append`].
@@ -86,7 +87,7 @@ impl EventFile {
         let written = self.file.write_all(&self.pending);
         match &written {
             Ok(()) => self.length += self.pending.len() as u64,
-            // Behind half a record nothing more would be read. Taking it back needs no room on the disk.
+            // Nothing after a partial record would be read. Truncating it needs no disk space.
             Err(_) => drop(self.file.set_len(self.length)),
         }
         self.pending.clear();
@@ -94,7 +95,7 @@ impl EventFile {
     }
 }
 
-/// The latest time in the names of event files in `directory`.
+/// The latest timestamp in the names of event files in `directory`.
 fn newest(directory: &Path) -> io::Result<Option<u64>> {
     let mut newest = None;
     for entry in fs::read_dir(directory)? {
@@ -128,7 +129,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// The events of a file, each of whose records is whole.
+    /// The events of a file without truncated records.
     pub(in super::super) fn read(path: &Path) -> Vec<Event> {
         let bytes = fs::read(path).unwrap();
         let mut rest = &bytes[..];
@@ -146,7 +147,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_record_is_framed_as_tensorflow_frames_it() {
+    fn records_are_framed_as_in_tensorflow() {
         // tf.io.TFRecordWriter, with the one record b"brain".
         let wanted = b"\x05\0\0\0\0\0\0\0\xea\xb2\x04\x3ebrain\x92\xd2\x79\xcb";
         let mut framed = Vec::new();
@@ -155,7 +156,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_new_file_comes_last_whatever_the_clock_says() {
+    fn a_new_file_sorts_last_even_if_the_clock_went_backwards() {
         let directory = tempfile::tempdir().unwrap();
         let runs = directory.path().join("a/b");
         let first = EventFile::create(&runs).unwrap();
@@ -169,17 +170,17 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_leaves_whole_records_and_the_next_follows_them() {
+    fn failed_writes_leave_complete_records_only() {
         let directory = tempfile::tempdir().unwrap();
         let mut file = EventFile::create(directory.path()).unwrap();
         file.flush().unwrap();
         let whole = file.file.try_clone().unwrap();
-        // A file that takes no bytes: as a full disk does, but for what it says.
+        // A file that cannot be written, like one on a full disk.
         file.file = File::open(file.path()).unwrap();
-        file.append(1, What::FileVersion("lost".into())).unwrap();
+        file.append(1, EventData::FileVersion("lost".into())).unwrap();
         assert!(file.flush().is_err());
         file.file = whole;
-        file.append(2, What::FileVersion("kept".into())).unwrap();
+        file.append(2, EventData::FileVersion("kept".into())).unwrap();
         file.flush().unwrap();
         let steps: Vec<_> = read(file.path()).iter().map(|event| event.step).collect();
         assert_eq!(steps, [0, 2]);

@@ -1,11 +1,11 @@
-//! The distribution of a tensor's numbers.
+//! The histogram of a tensor's values.
 
 use super::event::Histogram;
 
-/// Equal intervals from the smallest number to the largest: as many as `tf.summary.histogram` has.
+/// Number of equal intervals from the smallest value to the largest, as in `tf.summary.histogram`.
 const BUCKETS: usize = 30;
 
-/// The distribution of the finite `numbers`; `None` when there are none.
+/// The histogram of the finite `numbers`; `None` if there are none.
 pub(super) fn of(numbers: &[f32]) -> Option<Histogram> {
     let finite = || numbers.iter().filter(|number| number.is_finite()).map(|&number| f64::from(number));
     let (mut num, mut sum, mut sum_squares) = (0.0, 0.0, 0.0);
@@ -27,7 +27,7 @@ pub(super) fn of(numbers: &[f32]) -> Option<Histogram> {
     }
     let mut bucket = vec![0.0; BUCKETS];
     for number in finite() {
-        // Rounding may put the largest one past the last bucket.
+        // Rounding may put the largest value past the last bucket.
         bucket[(((number - min) / width) as usize).min(BUCKETS - 1)] += 1.0;
     }
     let mut bucket_limit: Vec<_> = (1..BUCKETS).map(|nth| min + width * nth as f64).collect();
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_finite_number_is_in_the_bucket_whose_limits_enclose_it() {
+    fn every_finite_value_is_in_its_bucket() {
         let numbers: Vec<f32> = (0..1000_u16).map(|n| (f32::from(n) * 0.37).sin() * 3.0).collect();
         let found = of(&numbers).expect("there are numbers");
         assert_eq!(found.bucket.len(), BUCKETS);
@@ -51,7 +51,7 @@ mod tests {
         for (limit, count) in found.bucket_limit.iter().zip(&found.bucket) {
             below += count;
             let wanted = numbers.iter().filter(|&&number| f64::from(number) < *limit).count() as f64;
-            // The largest number is its bucket's limit; others there stand by rounding.
+            // The largest value is its bucket's limit; others are there by rounding.
             assert!((below - wanted).abs() <= 1.0, "{below} below {limit}, {wanted} wanted");
         }
         let sum: f64 = numbers.iter().map(|&number| f64::from(number)).sum();
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn one_value_makes_one_bucket_and_none_makes_no_histogram() {
+    fn one_distinct_value_has_one_bucket_and_none_has_no_histogram() {
         let found = of(&[0.5, f32::NAN, 0.5, f32::INFINITY]).expect("two numbers");
         assert_eq!((found.min, found.max, found.num), (0.5, 0.5, 2.0));
         assert_eq!((found.bucket_limit, found.bucket), (vec![0.5], vec![2.0]));

@@ -1,11 +1,12 @@
-//! TensorBoard's event files, as a worker writes them while it trains.
+//! TensorBoard event files, written by a worker while it trains.
 //!
-//! A run has a directory, and each worker that trains it writes a file of its own in there. A worker that goes
-//! on from a checkpoint begins its file by saying so, as TensorFlow's writer does after a restart: readers then
-//! drop what earlier files say of steps behind the checkpoint, which are taken again. What was told of steps up
-//! to a checkpoint is written out before that checkpoint is committed, so that it is neither lost nor doubled.
+//! Each run has a directory, in which each of its workers writes one file. A worker that resumes from a
+//! checkpoint starts its file with a session-start event, as TensorFlow's writer does after a restart:
+//! readers then drop events of earlier files for steps after the checkpoint, which are repeated. Events up to
+//! a checkpoint are flushed before it is committed, so none is lost or duplicated.
 //!
-//! Nothing in here may end training. What cannot be written is lost, and whoever asked is told.
+//! Failures here never stop training: events that cannot be written are dropped, and the caller gets the
+//! error.
 
 mod event;
 mod file;
@@ -21,22 +22,22 @@ use millstream_trainer::model::LossScale;
 use serde::{Deserialize, Serialize};
 
 use crate::state::{Metrics, now_ms};
-use event::{SessionLog, SessionStatus, Summary, Value, What};
+use event::{SessionLog, SessionStatus, Summary, Value, EventData};
 use file::EventFile;
 
-/// A longer job file is cut: lists of terms may have any length.
-const JOB_CHARACTERS: usize = 64 << 10;
+/// Longer job files are truncated: lists of terms can have any length.
+const MAX_JOB_CHARACTERS: usize = 64 << 10;
 
-/// What is written for a run, and where.
+/// Which events are written for a run, and where.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EventSpec {
-    /// The run's own directory.
+    /// The run's event directory.
     pub directory: PathBuf,
-    /// Steps from one point of the training curves to the next.
+    /// Steps between points of the training curves.
     pub every_steps: u64,
-    /// Steps from one set of histograms to the next; 0 for none.
+    /// Steps between histograms; 0 for none.
     pub histograms_every_steps: u64,
-    /// The job's hyper-parameters: numbers, texts and truth values by name.
+    /// The job's hyperparameters by name: numbers, strings and booleans.
     pub hyper_parameters: BTreeMap<String, serde_json::Value>,
 }
 
@@ -59,49 +60,49 @@ struct Window {
 }
 
 impl EventWriter {
-    /// Begins a file for a worker that stands at checkpoint `restored`, or at the beginning. `job` is the job
-    /// file's text.
+    /// Creates a file for a worker that resumes after step `restored`, or starts from scratch. `job` is the
+    /// job file's text.
     pub(super) fn begin(spec: EventSpec, restored: Option<u64>, job: &str) -> io::Result<Self> {
         let (file, window) = (EventFile::create(&spec.directory)?, Window::default());
         let mut writer = Self { file, spec, window, loss_scale: None };
-        // From this step on, what is there is of no account.
+        // Earlier events from this step on are invalid.
         let first = restored.map_or(0, |step| step + 1);
         let start = SessionLog { status: SessionStatus::Start.into() };
-        writer.file.append(first, What::SessionLog(start))?;
+        writer.file.append(first, EventData::SessionLog(start))?;
         if restored.is_none() || writer.file.is_first() {
             let value = vec![
                 Value::hyper_parameters(&writer.spec.hyper_parameters, now_ms() as f64 / 1_000.0),
                 Value::text("job", as_markdown(job)),
             ];
-            writer.file.append(0, What::Summary(Summary { value }))?;
+            writer.file.append(0, EventData::Summary(Summary { value }))?;
         }
         writer.file.flush()?;
         Ok(writer)
     }
 
-    /// The present file.
+    /// The current file.
     pub(super) fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Takes note of a step of so many rows.
-    pub(super) fn stepped(&mut self, examples: u64) {
+    /// Adds a step of `examples` rows.
+    pub(super) fn add_step(&mut self, examples: u64) {
         self.window.steps += 1;
         self.window.examples += examples;
     }
 
-    /// Takes note of what steps lost that have ended.
-    pub(super) fn lost(&mut self, loss: LossSum) {
+    /// Adds the loss of completed steps.
+    pub(super) fn add_loss(&mut self, loss: LossSum) {
         self.window.loss += loss;
     }
 
-    /// Takes note of where the loss scale stands.
-    pub(super) fn scaled(&mut self, scale: LossScale) {
+    /// Sets the current loss scale.
+    pub(super) fn set_loss_scale(&mut self, scale: LossScale) {
         self.loss_scale = Some(scale);
     }
 
-    /// Takes note of time that went into training, and of its part that was spent waiting for a batch.
-    pub(super) fn spent(&mut self, trained: Duration, waited: Duration) {
+    /// Adds training time and its part spent waiting for a batch.
+    pub(super) fn add_time(&mut self, trained: Duration, waited: Duration) {
         self.window.trained += trained;
         self.window.waited += waited;
     }
@@ -121,27 +122,27 @@ impl EventWriter {
         self.spec.histograms_every_steps > 0 && step.is_multiple_of(self.spec.histograms_every_steps)
     }
 
-    /// Adds the distribution of a tensor's numbers.
+    /// Adds a histogram of a tensor's values.
     pub(super) fn histogram(&mut self, step: u64, tensor: &str, numbers: &[f32]) -> io::Result<()> {
         let Some(histogram) = histogram::of(numbers) else { return Ok(()) };
         let value = Value::histogram(format!("weights/{tensor}"), histogram);
-        self.file.append(step, What::Summary(Summary { value: vec![value] }))
+        self.file.append(step, EventData::Summary(Summary { value: vec![value] }))
     }
 
-    /// Adds what an evaluation after `step` came to.
+    /// Adds the metrics of an evaluation after `step`.
     pub(super) fn evaluated(&mut self, step: u64, metrics: &[Metrics]) -> io::Result<()> {
         let defined = metrics.iter().flat_map(Metrics::named_values).filter(|(_, value)| value.is_finite());
         let value = defined.map(|(name, value)| Value::scalar(format!("eval/{name}"), value)).collect();
-        self.file.append(step, What::Summary(Summary { value }))?;
+        self.file.append(step, EventData::Summary(Summary { value }))?;
         self.file.flush()
     }
 
-    /// Writes what waits.
+    /// Writes pending events to the file.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
     }
 
-    /// Adds a point for the steps since the last one, if there were any, and writes what waits.
+    /// Adds a point for the steps since the last one, if any, and flushes.
     pub(super) fn end(&mut self, step: u64) -> io::Result<()> {
         if self.window.steps > 0 {
             self.point(step)?;
@@ -161,14 +162,14 @@ impl EventWriter {
             value.push(Value::scalar("train/loss_scale", scale.into()));
             value.push(Value::scalar("train/skipped_steps", skipped_steps.into()));
         }
-        self.file.append(step, What::Summary(Summary { value }))
+        self.file.append(step, EventData::Summary(Summary { value }))
     }
 }
 
-/// A job file as the text plugin shows it.
+/// The job file as Markdown for the text plugin.
 fn as_markdown(job: &str) -> String {
-    let cut = job.char_indices().nth(JOB_CHARACTERS).map(|(end, _)| &job[..end]);
-    // A fence longer than any in the text would do; indented text has no end to look out for.
+    let cut = job.char_indices().nth(MAX_JOB_CHARACTERS).map(|(end, _)| &job[..end]);
+    // A code fence could occur in the text; indentation cannot be ended by it.
     let mut out = String::with_capacity(job.len() + job.len() / 8);
     for line in cut.unwrap_or(job).lines() {
         out += "    ";
@@ -202,8 +203,8 @@ mod tests {
     }
 
     fn scalars(events: &[Event]) -> Vec<(i64, String, f32)> {
-        let summaries = events.iter().filter_map(|event| match &event.what {
-            Some(What::Summary(summary)) => Some((event.step, &summary.value)),
+        let summaries = events.iter().filter_map(|event| match &event.data {
+            Some(EventData::Summary(summary)) => Some((event.step, &summary.value)),
             _ => None,
         });
         let values = summaries.flat_map(|(step, values)| values.iter().map(move |value| (step, value)));
@@ -219,9 +220,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut writer = EventWriter::begin(spec(directory.path()), None, "name = \"a\"").unwrap();
         for (step, loss) in [(1, 0.5), (2, 0.25), (3, 2.0)] {
-            writer.stepped(10);
-            writer.lost(LossSum { loss: loss * 10.0, weight: 10.0 });
-            writer.spent(Duration::from_secs(2), Duration::from_secs(1));
+            writer.add_step(10);
+            writer.add_loss(LossSum { loss: loss * 10.0, weight: 10.0 });
+            writer.add_time(Duration::from_secs(2), Duration::from_secs(1));
             writer.point_if_due(step).unwrap();
             assert_eq!(writer.histograms_are_due(step), step == 3);
         }
@@ -253,12 +254,12 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_scale_has_its_curve() {
+    fn the_loss_scale_is_a_curve() {
         let directory = tempfile::tempdir().unwrap();
         let mut writer = EventWriter::begin(spec(directory.path()), None, "name = \"a\"").unwrap();
-        writer.stepped(10);
-        writer.lost(LossSum { loss: 5.0, weight: 10.0 });
-        writer.scaled(LossScale { scale: 32768.0, good_steps: 4, skipped_steps: 1 });
+        writer.add_step(10);
+        writer.add_loss(LossSum { loss: 5.0, weight: 10.0 });
+        writer.set_loss_scale(LossScale { scale: 32768.0, good_steps: 4, skipped_steps: 1 });
         writer.end(1).unwrap();
         let found = scalars(&file::tests::read(writer.path()));
         let wanted = [("train/loss", 0.5), ("train/loss_scale", 32768.0), ("train/skipped_steps", 1.0)];
@@ -266,23 +267,23 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_from_which_step_on_it_counts() {
+    fn a_file_starts_with_the_step_it_is_valid_from() {
         let directory = tempfile::tempdir().unwrap();
         for (restored, first) in [(None, 0), (Some(40), 41)] {
             let writer = EventWriter::begin(spec(directory.path()), restored, "").unwrap();
             let events = file::tests::read(writer.path());
-            assert_eq!(events[0].what, Some(What::FileVersion("brain.Event:2".into())));
+            assert_eq!(events[0].data, Some(EventData::FileVersion("brain.Event:2".into())));
             assert_eq!(events[1].step, first);
-            assert_eq!(events[1].what, Some(What::SessionLog(SessionLog { status: 1 })));
+            assert_eq!(events[1].data, Some(EventData::SessionLog(SessionLog { status: 1 })));
         }
         assert_eq!(fs::read_dir(directory.path().join("run")).unwrap().count(), 2);
     }
 
     #[test]
-    fn a_job_file_is_shown_as_it_is_and_a_long_one_cut() {
+    fn a_job_file_is_shown_verbatim_and_truncated_if_long() {
         assert_eq!(as_markdown("a = 1\n\n[b]\n"), "    a = 1\n    \n    [b]\n");
-        let long = as_markdown(&"ä".repeat(JOB_CHARACTERS + 1));
+        let long = as_markdown(&"ä".repeat(MAX_JOB_CHARACTERS + 1));
         assert!(long.ends_with("ä\n    ...\n"));
-        assert_eq!(long.matches('ä').count(), JOB_CHARACTERS);
+        assert_eq!(long.matches('ä').count(), MAX_JOB_CHARACTERS);
     }
 }

@@ -1,16 +1,18 @@
-//! Trying whether memory suffices, before the first step of a job whose batch size was found and not given.
+//! The memory rehearsal: checks before the first step that memory suffices, for an automatically chosen batch
+//! size.
 //!
-//! The worker makes a ring, a model and a checkpoint's copy as it will have them, fills the ring's slots with full
-//! batches of made-up rows, takes a step on one and drops everything: neither weights nor the place in the data know of
-//! it. While it does, the system refuses it more memory of its own than the limit leaves it, so that a plan that is
-//! wrong shows here and not after hours: the process dies of the first allocation that is too much, which the daemon
-//! takes for what it is. Where the machine, or a control group, has less than the limit, the kernel kills it as well.
-//! From then on nothing is refused: what evaluations gather grows with their rows, and is no matter of batches. On a GPU
-//! the same is done, so that its memory is tried; what NVIDIA's libraries take of the host is not limited, since they
-//! would not say that it was.
+//! The worker creates a ring, a model and a checkpoint copy as in training, fills the ring's slots with full
+//! synthetic batches, takes a step and drops everything. Weights and the position in the data are unaffected.
+//! Meanwhile a resource limit refuses the process more private memory than the job's limit allows, so a wrong
+//! plan fails now rather than hours later: the first allocation beyond the limit aborts the process, which
+//! the daemon recognizes as out of memory. If the machine or its control group has less memory than the
+//! limit, the OOM killer ends the process instead. The limit is lifted afterwards, because the memory of
+//! evaluations grows with their rows, not with the batch size. On a GPU the same rehearsal tests the GPU's
+//! memory. The host memory is then not limited, because NVIDIA's libraries do not report a refused
+//! allocation.
 //!
-//! Made-up rows take as much as any can: multi-valued features have all the values that they may, and ids are spread
-//! over their tables.
+//! Synthetic rows have the maximum size: multi-valued features have as many values as allowed, and ids are
+//! spread over their tables.
 
 use std::os::unix::net::UnixStream;
 
@@ -23,18 +25,20 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::auto_batch::TrialSpec;
 
-/// Neighbouring rows' ids lie so far apart, modulo their number: 2^32 over the golden ratio, which leaves no gaps.
-const SPREAD: u32 = 0x9e37_79b9;
+/// The distance of neighbouring rows' ids, modulo the number of ids: 2^32 divided by the golden ratio, which
+/// leaves no gaps.
+const ID_STRIDE: u32 = 0x9e37_79b9;
 
-/// How much memory of its own this process may have, until dropped.
-struct Limited {
+/// Limits this process's private memory until dropped.
+struct MemoryLimit {
     before: Rlimit,
 }
 
-/// Takes what training takes, of `spec`'s limit if it has one, and gives it back. Dies where that is too much.
+/// Allocates what training allocates, within `spec`'s limit if it has one, and frees it. The process aborts
+/// when that is too much.
 ///
 /// # Errors
-/// When the system refuses a ring, or threads; when the model cannot be.
+/// When the system cannot create a ring or threads, or the model is invalid.
 pub(super) fn run<B: Backend<Scalar = f32>>(
     backend: B,
     spec: TrialSpec,
@@ -51,31 +55,31 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
         fill(&mut slot.batch(), schema);
         slot.publish();
     }
-    let limited = spec.most_bytes.map(Limited::to).transpose()?;
-    let leased = ring.next()?.context("a ring that was filled is empty")?;
+    let limit = spec.most_bytes.map(MemoryLimit::set).transpose()?;
+    let leased = ring.next()?.context("a filled ring is empty")?;
     Session::new(backend, model, schema, training)?.dry_run(leased.batch())?;
-    drop(limited);
+    drop(limit);
     Ok(())
 }
 
-impl Limited {
-    fn to(most_bytes: u64) -> Result<Self> {
+impl MemoryLimit {
+    fn set(most_bytes: u64) -> Result<Self> {
         let before = getrlimit(Resource::Data);
         let most = before.current.map_or(most_bytes, |current| current.min(most_bytes));
         let limit = Rlimit { current: Some(most), maximum: before.maximum };
-        setrlimit(Resource::Data, limit).context("the system does not limit this process's memory")?;
+        setrlimit(Resource::Data, limit).context("cannot limit this process's memory")?;
         Ok(Self { before })
     }
 }
 
-impl Drop for Limited {
+impl Drop for MemoryLimit {
     fn drop(&mut self) {
-        // No more than what it was before.
+        // Cannot fail: restores the previous limit.
         let _ = setrlimit(Resource::Data, self.before);
     }
 }
 
-/// Makes up a full batch.
+/// Fills `batch` with synthetic rows.
 fn fill(batch: &mut BatchMut<'_>, schema: &BatchSchema) {
     let rows = schema.rows;
     batch.set_header(&BatchHeader {
@@ -107,12 +111,12 @@ fn fill(batch: &mut BatchMut<'_>, schema: &BatchSchema) {
     sections.ragged_weights.into_iter().flatten().for_each(|weights| weights.fill(1.0));
 }
 
-/// Ids below `cardinality`, few of them the same.
+/// Writes distinct or nearly distinct ids below `cardinality`.
 fn spread(ids: &mut [u32], cardinality: u32) {
     let mut place = 0_u32;
     for id in ids {
         *id = ((u64::from(place) * u64::from(cardinality)) >> 32) as u32;
-        place = place.wrapping_add(SPREAD);
+        place = place.wrapping_add(ID_STRIDE);
     }
 }
 
@@ -148,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn made_up_rows_are_full_sound_and_spread() {
+    fn synthetic_rows_are_full_valid_and_spread() {
         let schema = schema(300);
         let mut buffer = BatchBuffer::new(Arc::new(SlotLayout::of(&schema).unwrap()));
         fill(&mut buffer.as_mut(), &schema);

@@ -1,10 +1,10 @@
-//! The checkpoints of a job being trained: when one is taken, and what the daemon is told of it.
+//! The checkpoints of a training job: when they are taken, and how they are reported.
 //!
-//! One falls due after every so many steps and when the daemon asks. Taking it stops training for a copy of
-//! the model; it is then written beside training ([`CheckpointWriter`]), one at a time. One that falls due while another
-//! is being written waits for its turn: it is taken between the first two steps that find the writer idle, of
-//! where training stands then, and stands for all that fell due until then. The last one, before a stop and at
-//! the end of the data, is waited for.
+//! A checkpoint is due every `every_steps` steps and when the daemon requests one. Training stops while the
+//! model is copied; [`CheckpointWriter`] writes the copy in the background, one checkpoint at a time. A
+//! checkpoint that becomes due during a write waits until the writer is idle. It then captures the current
+//! step and covers all requests until then. Training waits for the last checkpoint, before a stop and at the
+//! end of the data.
 
 use std::path::PathBuf;
 
@@ -18,45 +18,45 @@ use super::protocol::{FromWorker, Restored};
 
 /// When checkpoints are taken, and how many are kept.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cadence {
-    /// Steps from one to the next.
+pub(super) struct CheckpointCadence {
+    /// Steps between checkpoints.
     pub(super) every_steps: u64,
-    /// The newest that are kept.
+    /// Number of newest checkpoints to keep.
     pub(super) keep: u32,
 }
 
 /// Takes a job's checkpoints.
-pub(super) struct Keeper {
-    cadence: Cadence,
+pub(super) struct Checkpointer {
+    cadence: CheckpointCadence,
     writer: CheckpointWriter<f32>,
-    /// The newest one.
+    /// The newest committed checkpoint.
     committed: Option<Restored>,
     writing: Option<Writing>,
-    /// Whether one fell due that is not taken yet.
+    /// Whether one is due and not yet taken.
     due: bool,
-    /// Whether the daemon wants one that is not taken yet.
-    wanted: bool,
+    /// Whether the daemon has requested one that is not yet taken.
+    requested: bool,
 }
 
 /// A checkpoint being written.
 struct Writing {
     step: u64,
     position: Vec<u8>,
-    /// Whether the daemon asked for it.
+    /// Whether the daemon requested it.
     requested: bool,
 }
 
-impl Keeper {
-    /// A keeper of the checkpoints of `session` in `store`, of which `committed` is the newest.
+impl Checkpointer {
+    /// Takes checkpoints of `session` into `store`, of which `committed` is the newest.
     pub(super) fn new<B: Backend<Scalar = f32>>(
-        cadence: Cadence,
+        cadence: CheckpointCadence,
         session: &Session<B>,
         store: CheckpointStore,
         carried: Vec<ExtraPart>,
         committed: Option<Restored>,
     ) -> Result<Self> {
         let writer = CheckpointWriter::spawn(store, session.allocate_copy(), carried)?;
-        Ok(Self { cadence, writer, committed, writing: None, due: false, wanted: false })
+        Ok(Self { cadence, writer, committed, writing: None, due: false, requested: false })
     }
 
     /// The newest committed checkpoint.
@@ -64,39 +64,39 @@ impl Keeper {
         self.committed.as_ref()
     }
 
-    /// Takes note that `step` was taken.
-    pub(super) fn stepped(&mut self, step: u64) {
+    /// Called after each step.
+    pub(super) fn on_step(&mut self, step: u64) {
         self.due |= step.is_multiple_of(self.cadence.every_steps);
     }
 
-    /// Takes note that the daemon wants a checkpoint.
-    pub(super) fn want(&mut self) {
-        self.wanted = true;
+    /// Requests a checkpoint on behalf of the daemon.
+    pub(super) fn request(&mut self) {
+        self.requested = true;
     }
 
-    /// Whether a checkpoint is to be taken now.
+    /// Whether a checkpoint is due or requested, and the writer is idle.
     pub(super) fn is_ready(&mut self) -> bool {
-        (self.due || self.wanted) && self.writer.is_idle()
+        (self.due || self.requested) && self.writer.is_idle()
     }
 
-    /// Tells the daemon of a checkpoint that was committed meanwhile, if one was.
-    pub(super) fn collect(&mut self, link: &mut Link) -> Result<()> {
+    /// Reports a checkpoint that has been committed since the last call, if any.
+    pub(super) fn report_committed(&mut self, link: &mut Link) -> Result<()> {
         match self.writer.poll()? {
-            Some(path) => self.told(path, link),
+            Some(path) => self.commit(path, link),
             None => Ok(()),
         }
     }
 
-    /// Takes a checkpoint of where `session` stands, unless it is committed; what was being written is waited
-    /// for.
+    /// Takes a checkpoint of `session`'s current state unless it is already committed. Waits for a running
+    /// write first.
     pub(super) fn take<B: Backend<Scalar = f32>>(
         &mut self,
         session: &Session<B>,
         link: &mut Link,
     ) -> Result<()> {
-        self.settle(link)?;
+        self.wait(link)?;
         self.due = false;
-        let requested = std::mem::take(&mut self.wanted);
+        let requested = std::mem::take(&mut self.requested);
         let (step, position) = (session.step(), session.position());
         if let Some(last) = self.committed.as_ref()
             && last.step == step
@@ -112,25 +112,25 @@ impl Keeper {
         Ok(())
     }
 
-    /// Takes the last checkpoint, and waits until it is committed.
+    /// Takes the last checkpoint and waits until it is committed.
     pub(super) fn take_last<B: Backend<Scalar = f32>>(
         &mut self,
         session: &Session<B>,
         link: &mut Link,
     ) -> Result<()> {
         self.take(session, link)?;
-        self.settle(link)
+        self.wait(link)
     }
 
-    /// Waits for what is being written, and tells of it.
-    fn settle(&mut self, link: &mut Link) -> Result<()> {
+    /// Waits for a running write and reports it.
+    fn wait(&mut self, link: &mut Link) -> Result<()> {
         match self.writer.wait()? {
-            Some(path) => self.told(path, link),
+            Some(path) => self.commit(path, link),
             None => Ok(()),
         }
     }
 
-    fn told(&mut self, path: String, link: &mut Link) -> Result<()> {
+    fn commit(&mut self, path: String, link: &mut Link) -> Result<()> {
         let Some(Writing { step, position, requested }) = self.writing.take() else { return Ok(()) };
         let path = PathBuf::from(path);
         self.committed = Some(Restored { path: path.clone(), step, position });

@@ -1,7 +1,7 @@
-//! A job's record while the job lives: what watchers see, and what the store keeps.
+//! The recorder of a live job: keeps its record for watchers and in the store.
 //!
-//! Changes of state are in the store before anybody is told of them. Progress goes to watchers at once and
-//! to the store once a second: after a crash it is taken from the checkpoint anyway.
+//! State changes are stored before watchers see them. Progress reaches watchers immediately and the store
+//! once a second, since after a crash it is taken from the checkpoint anyway.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,35 +12,36 @@ use crate::state::{
     Evaluation, HistoryPoint, JobRecord, JobState, LogLevel, Metrics, Store, StoreError, now_ms,
 };
 
-/// How often progress is stored.
-const SAVE_PERIOD: Duration = Duration::from_secs(1);
+/// Interval between writes of progress to the store.
+const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A point of history is the mean of at least so much training: what comes at the end of an epoch may be a step or
-/// two, whose mean is noise.
-const LEAST_SECONDS: f64 = 0.05;
+/// Minimum training time of a history point. The remainder at the end of an epoch may be only a step or two,
+/// whose mean is noise.
+const MIN_POINT_SECONDS: f64 = 0.05;
 
-/// The record of one job.
-pub(crate) struct Book {
+/// The recorder of one job.
+pub(crate) struct JobRecorder {
     id: String,
     store: Arc<Store>,
     record: watch::Sender<JobRecord>,
     stored: Mutex<Stored>,
 }
 
-/// What is known of the store.
+/// What has been written to the store.
 #[derive(Default)]
 struct Stored {
     /// When progress was last written.
     progress: Option<Instant>,
-    /// The step of the last point of history, and how many more make another one worth keeping.
+    /// The step of the last history point.
     step: u64,
+    /// Minimum number of steps between history points.
     spacing: u64,
-    /// What came after that point.
+    /// The average since that point.
     window: Option<HistoryPoint>,
 }
 
-impl Book {
-    /// Opens the book of a job that the store has.
+impl JobRecorder {
+    /// A recorder for a job that is in the store.
     pub(crate) fn new(store: Arc<Store>, record: JobRecord) -> Self {
         let id = record.id.clone();
         Self { id, store, record: watch::Sender::new(record), stored: Mutex::default() }
@@ -51,85 +52,86 @@ impl Book {
         &self.id
     }
 
-    /// The record as it is.
+    /// The current record.
     pub(crate) fn record(&self) -> JobRecord {
         self.record.borrow().clone()
     }
 
-    /// The record as it changes.
+    /// Watches the record.
     pub(crate) fn watch(&self) -> watch::Receiver<JobRecord> {
         self.record.subscribe()
     }
 
-    /// Moves the job to `state`, with a line in its log, which says the reason where it is news.
+    /// Moves the job to `state` and logs it, with the reason if it is new.
     pub(crate) fn enter(&self, state: JobState, reason: &str) {
         let level = if state == JobState::Failed { LogLevel::Error } else { LogLevel::Info };
-        let is_news = !reason.is_empty() && self.record.borrow().reason != reason;
-        self.log(level, &if is_news { format!("{state}: {reason}") } else { state.to_string() });
-        self.change(|record| record.enter(state, reason));
+        let is_new_reason = !reason.is_empty() && self.record.borrow().reason != reason;
+        self.log(level, &if is_new_reason { format!("{state}: {reason}") } else { state.to_string() });
+        self.update(|record| record.enter(state, reason));
     }
 
-    /// Changes the record: in the store, then for watchers.
-    pub(crate) fn change(&self, change: impl FnOnce(&mut JobRecord)) {
+    /// Changes the record in the store, then for watchers.
+    pub(crate) fn update(&self, change: impl FnOnce(&mut JobRecord)) {
         let mut record = self.record();
         change(&mut record);
-        self.kept(self.store.save_job(&record));
+        self.log_failure(self.store.save_job(&record));
         self.record.send_replace(record);
     }
 
-    /// Changes the record's progress, for watchers, and now and then in the store; `point` is what came since
-    /// the last time.
+    /// Changes the record's progress for watchers, and periodically in the store. `point` covers the time
+    /// since the previous call.
     pub(crate) fn progress(&self, point: HistoryPoint, change: impl FnOnce(&mut JobRecord)) {
         self.record.send_modify(change);
         let mut stored = self.stored();
-        if is_due(&mut stored.progress, SAVE_PERIOD) {
-            self.kept(self.store.save_job(&self.record()));
+        if is_due(&mut stored.progress, SAVE_INTERVAL) {
+            self.log_failure(self.store.save_job(&self.record()));
         }
         if point.examples == 0 {
             return;
         }
         let mut window = stored.window.unwrap_or_default();
-        window.add(&point);
+        window.merge(&point);
         stored.window = Some(window);
         let steps = window.step.saturating_sub(stored.step);
-        if steps >= stored.spacing && window.seconds >= LEAST_SECONDS {
+        if steps >= stored.spacing && window.seconds >= MIN_POINT_SECONDS {
             self.add_history(&mut stored);
         }
     }
 
-    /// Keeps the metrics of the evaluation after `step`, a step of `epoch`, with which that ended or not.
+    /// Stores the metrics of the evaluation after `step` in `epoch`; `ends_epoch` says whether that step
+    /// ended it.
     pub(crate) fn evaluated(&self, step: u64, epoch: u32, ends_epoch: bool, eval: Vec<Metrics>) {
         let metrics = eval.iter().flat_map(Metrics::named_values).collect();
-        self.change(|record| (record.eval, record.eval_epoch) = (eval, ends_epoch.then_some(epoch)));
-        self.kept(self.store.append_evaluation(&self.id, &Evaluation { step, epoch, metrics }));
+        self.update(|record| (record.eval, record.eval_epoch) = (eval, ends_epoch.then_some(epoch)));
+        self.log_failure(self.store.append_evaluation(&self.id, &Evaluation { step, epoch, metrics }));
     }
 
-    /// What came after the last point of history, and is not stored yet.
-    pub(crate) fn latest(&self) -> Option<HistoryPoint> {
+    /// The average since the last history point, which is not stored yet.
+    pub(crate) fn latest_point(&self) -> Option<HistoryPoint> {
         self.stored().window
     }
 
-    /// The job goes on from `step`: what it did after that is to be done again.
+    /// Forgets the history after `step`, from which the job resumes.
     pub(crate) fn rewind(&self, step: u64) {
         let mut stored = self.stored();
         stored.window = None;
         stored.step = step;
-        self.kept(self.store.rewind_history(&self.id, step));
+        self.log_failure(self.store.rewind_history(&self.id, step));
     }
 
-    /// An attempt is over: what came after the last point of history is a point as well.
+    /// Stores the remainder of the history at the end of an attempt.
     pub(crate) fn end_history(&self) {
         self.add_history(&mut self.stored());
     }
 
-    /// Adds a line to the job's log.
+    /// Appends a line to the job's log.
     pub(crate) fn log(&self, level: LogLevel, text: &str) {
         match level {
             LogLevel::Info => tracing::info!(job = self.id, "{text}"),
             LogLevel::Warn => tracing::warn!(job = self.id, "{text}"),
             LogLevel::Error => tracing::error!(job = self.id, "{text}"),
         }
-        self.kept(self.store.append_log(&self.id, now_ms(), level, text).map(drop));
+        self.log_failure(self.store.append_log(&self.id, now_ms(), level, text).map(drop));
     }
 
     fn add_history(&self, stored: &mut Stored) {
@@ -138,7 +140,7 @@ impl Book {
         match self.store.append_history(&self.id, &point) {
             Ok(Some(spacing)) => stored.spacing = spacing,
             Ok(None) => {}
-            Err(error) => self.kept(Err(error)),
+            Err(error) => self.log_failure(Err(error)),
         }
     }
 
@@ -146,10 +148,10 @@ impl Book {
         self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A store that fails does not stop a job: its checkpoints are what counts.
-    fn kept(&self, result: Result<(), StoreError>) {
+    /// Logs a failed write. It does not stop the job, whose checkpoints are what counts.
+    fn log_failure(&self, result: Result<(), StoreError>) {
         if let Err(error) = result {
-            tracing::error!(job = self.id, %error, "the job's state was not stored");
+            tracing::error!(job = self.id, %error, "cannot store the job's state");
         }
     }
 }
@@ -172,82 +174,82 @@ mod tests {
     use super::*;
     use crate::state::JobSource;
 
-    fn book() -> Book {
+    fn recorder() -> JobRecorder {
         let store = Arc::new(Store::open_in_memory().unwrap());
         let record = JobRecord::new("a-1", "a", "/checkpoints/a-1".into());
         store.insert_job(&record, &JobSource { text: String::new(), path: "/a.toml".into() }).unwrap();
-        Book::new(store, record)
+        JobRecorder::new(store, record)
     }
 
     #[test]
-    fn a_state_is_stored_and_logged_by_the_time_watchers_see_it() {
-        let book = book();
-        let watch = book.watch();
-        book.enter(JobState::Failed, "no data");
+    fn a_state_is_stored_and_logged_before_watchers_see_it() {
+        let recorder = recorder();
+        let watch = recorder.watch();
+        recorder.enter(JobState::Failed, "no data");
         let seen = watch.borrow().clone();
         assert_eq!((seen.state, seen.reason.as_str()), (JobState::Failed, "no data"));
-        assert_eq!(book.store.job("a-1").unwrap(), Some(seen));
-        let log = book.store.logs("a-1", 0).unwrap();
+        assert_eq!(recorder.store.job("a-1").unwrap(), Some(seen));
+        let log = recorder.store.logs("a-1", 0).unwrap();
         assert_eq!((log[0].level, log[0].text.as_str()), (LogLevel::Error, "failed: no data"));
     }
 
     #[test]
-    fn progress_reaches_watchers_at_once_and_the_store_now_and_then() {
-        let book = book();
+    fn progress_reaches_watchers_at_once_and_the_store_periodically() {
+        let recorder = recorder();
         for step in 1..=5 {
-            book.progress(HistoryPoint::default(), |record| record.progress.step = step);
-            assert_eq!(book.watch().borrow().progress.step, step);
+            recorder.progress(HistoryPoint::default(), |record| record.progress.step = step);
+            assert_eq!(recorder.watch().borrow().progress.step, step);
         }
-        assert_eq!(book.store.job("a-1").unwrap().unwrap().progress.step, 1);
+        assert_eq!(recorder.store.job("a-1").unwrap().unwrap().progress.step, 1);
         let measured = vec![MetricValue { metric: Metric::Auc, value: Some(0.5), error: Some(0.0) }];
         let metrics = Metrics { values: measured, examples: 9, ..Metrics::default() };
         let others = Metrics { label: "bought".into(), ..metrics.clone() };
         let eval = vec![metrics, others];
-        book.evaluated(5, 3, true, eval.clone());
-        let stored = book.store.job("a-1").unwrap().unwrap();
+        recorder.evaluated(5, 3, true, eval.clone());
+        let stored = recorder.store.job("a-1").unwrap().unwrap();
         assert_eq!((stored.progress.step, stored.eval, stored.eval_epoch), (5, eval, Some(3)));
-        let evaluations = book.store.history("a-1").unwrap().evaluations;
+        let evaluations = recorder.store.history("a-1").unwrap().evaluations;
         assert_eq!((evaluations[0].step, evaluations[0].epoch), (5, 3));
         let named = ["auc", "bought/auc"].map(|name| (name.to_owned(), 0.5));
         assert_eq!(evaluations[0].metrics, named);
     }
 
     #[test]
-    fn history_has_the_means_of_all_steps_and_none_that_are_taken_again() {
-        let book = book();
+    fn history_averages_all_steps_and_drops_repeated_ones() {
+        let recorder = recorder();
         let point =
             |step, loss| HistoryPoint { step, loss, examples: 10, seconds: 0.25, waited_seconds: 0.0 };
-        let told = |step, loss| book.progress(point(step, loss), |record| record.progress.step = step);
-        book.stored().spacing = 10;
+        let report = |step, loss| recorder.progress(point(step, loss), |record| record.progress.step = step);
+        recorder.stored().spacing = 10;
         for (step, loss) in [(4, 1.0), (8, 2.0), (12, 3.0), (16, 9.0)] {
-            told(step, loss);
+            report(step, loss);
         }
-        let points = || book.store.history("a-1").unwrap().points;
+        let points = || recorder.store.history("a-1").unwrap().points;
         assert_eq!(points(), [HistoryPoint { examples: 30, seconds: 0.75, ..point(12, 2.0) }]);
-        book.end_history();
+        recorder.end_history();
         assert_eq!(points().len(), 2);
-        book.rewind(12);
-        told(17, 5.0);
+        recorder.rewind(12);
+        report(17, 5.0);
         assert_eq!(points().len(), 1);
-        told(22, 7.0);
+        report(22, 7.0);
         assert_eq!(points()[1], HistoryPoint { examples: 20, seconds: 0.5, ..point(22, 6.0) });
     }
 
     #[test]
-    fn a_moment_of_training_is_no_point_of_its_own() {
-        let book = book();
-        let told = |step, seconds| {
+    fn a_short_remainder_is_merged_into_the_next_point() {
+        let recorder = recorder();
+        let report = |step, seconds| {
             let point = HistoryPoint { step, loss: 1.0, examples: 1, seconds, waited_seconds: 0.0 };
-            book.progress(point, |record| record.progress.step = step);
+            recorder.progress(point, |record| record.progress.step = step);
         };
         for (step, seconds) in [(9, 0.09), (10, 0.01), (20, 0.1), (21, 0.01)] {
-            told(step, seconds);
+            report(step, seconds);
         }
-        assert_eq!(book.latest().map(|point| point.step), Some(21));
-        book.end_history();
-        assert_eq!(book.latest(), None);
+        assert_eq!(recorder.latest_point().map(|point| point.step), Some(21));
+        recorder.end_history();
+        assert_eq!(recorder.latest_point(), None);
         let steps: Vec<_> =
-            book.store.history("a-1").unwrap().points.iter().map(|point| point.step).collect();
+            recorder.store.history("a-1").unwrap().points.iter().map(|point| point.step).collect();
         assert_eq!(steps, [9, 20, 21]);
     }
 }
