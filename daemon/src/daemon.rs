@@ -25,7 +25,7 @@ use crate::scoring::{self, Scorer};
 use crate::state::{
     History, JobRecord, JobSource, JobState, LogLevel, LogRecord, Metrics, Store, StoreError, now_ms,
 };
-use crate::supervisor::{JobRecorder, Control, PendingProfile, StopReason, Supervisor};
+use crate::supervisor::{Control, JobRecorder, PendingProfile, StopReason, Supervisor};
 
 /// Maximum number of queued jobs.
 const MAX_QUEUED: usize = 10_000;
@@ -253,7 +253,8 @@ impl Daemon {
         let record = self.show(id)?;
         let active = self.shared.active(&record.id);
         let explanation = active.and_then(|active| active.control.explain());
-        explanation.with_context(|| format!("job {} has no running ingest: it is {}", record.id, record.state))
+        explanation
+            .with_context(|| format!("job {} has no running ingest: it is {}", record.id, record.state))
     }
 
     /// Takes a checkpoint of a running job after its current step, and returns its directory and step once it
@@ -263,7 +264,8 @@ impl Daemon {
     /// When there is no such job, or it ends before there is one.
     pub async fn checkpoint(&self, id: &str) -> Result<(PathBuf, u64)> {
         let record = self.show(id)?;
-        let active = self.shared.active(&record.id).filter(|active| !active.recorder.record().state.is_final());
+        let active =
+            self.shared.active(&record.id).filter(|active| !active.recorder.record().state.is_final());
         let active = active.with_context(|| format!("job {} is over: {}", record.id, record.state))?;
         if record.state == JobState::Queued {
             bail!("job {} is queued; there is nothing to save yet", record.id);
@@ -442,7 +444,9 @@ impl Daemon {
                     jobs.running.push(active);
                     self.shared.running.send_replace(jobs.running.len());
                 }
-                Err(error) => active.recorder.enter(JobState::Failed, &format!("cannot start its thread: {error}")),
+                Err(error) => {
+                    active.recorder.enter(JobState::Failed, &format!("cannot start its thread: {error}"))
+                }
             }
         }
     }

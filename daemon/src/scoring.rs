@@ -26,7 +26,7 @@ use crate::job::Job;
 use crate::runs;
 use crate::state::Metrics;
 use crate::worker::host::WorkerProcess;
-use crate::worker::protocol::{FromWorker, ScoreOutput, Role, Start, ToWorker};
+use crate::worker::protocol::{FromWorker, Role, ScoreOutput, Start, ToWorker};
 
 /// Scoring runs at a time; further ones wait.
 const RUNS: u32 = 2;

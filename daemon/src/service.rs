@@ -24,7 +24,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use crate::daemon::{Daemon, Predictions, SubmitError, Target};
+use crate::daemon::{Daemon, Predictions, ScoreTarget, SubmitError};
 use crate::state::{Evaluation, History, HistoryPoint, JobRecord, JobState, LogRecord, Metrics, StoreError};
 use millstream_trainer::metrics::MetricValue;
 
@@ -118,7 +118,8 @@ impl Control for Service {
     }
 
     async fn explain(&self, request: Request<JobRequest>) -> Reply<proto::Explanation> {
-        let explanation = self.daemon.explain(&request.into_inner().id).map_err(|error| error_status(&error))?;
+        let explanation =
+            self.daemon.explain(&request.into_inner().id).map_err(|error| error_status(&error))?;
         Ok(Response::new(explanation_message(&explanation)))
     }
 
@@ -131,7 +132,8 @@ impl Control for Service {
     }
 
     async fn cancel(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
-        let record = self.daemon.cancel(&request.into_inner().id).await.map_err(|error| error_status(&error))?;
+        let record =
+            self.daemon.cancel(&request.into_inner().id).await.map_err(|error| error_status(&error))?;
         Ok(Response::new(job_message(&record)))
     }
 
@@ -143,7 +145,8 @@ impl Control for Service {
 
     async fn evaluate(&self, request: Request<ScoreRequest>) -> Reply<proto::EvaluateReply> {
         let ScoreRequest { target, data, base, best } = request.into_inner();
-        let metrics = self.daemon.evaluate(Target { name: target, best }, data, PathBuf::from(base)).await;
+        let metrics =
+            self.daemon.evaluate(ScoreTarget { name: target, best }, data, PathBuf::from(base)).await;
         let metrics = metrics.map_err(|error| error_status(&error))?;
         Ok(Response::new(proto::EvaluateReply { metrics: metrics.iter().map(metrics_message).collect() }))
     }
@@ -152,7 +155,7 @@ impl Control for Service {
 
     async fn predict(&self, request: Request<ScoreRequest>) -> Reply<Self::PredictStream> {
         let ScoreRequest { target, data, base, best } = request.into_inner();
-        let scores = self.daemon.predict(Target { name: target, best }, data, PathBuf::from(base)).await;
+        let scores = self.daemon.predict(ScoreTarget { name: target, best }, data, PathBuf::from(base)).await;
         let Predictions { labels, classes, scores } = scores.map_err(|error| error_status(&error))?;
         let first = tokio_stream::once(Ok(Scores { scores: Vec::new(), labels, classes }));
         let messages = ReceiverStream::new(scores).map(|scores| match scores {

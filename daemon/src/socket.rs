@@ -136,7 +136,8 @@ fn remove(path: &Path) -> io::Result<()> {
 fn is_transient(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let errno = Errno::from_io_error(error);
-    let transient = [Errno::CONNABORTED, Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::INTR];
+    let transient =
+        [Errno::CONNABORTED, Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::INTR];
     errno.is_some_and(|errno| transient.contains(&errno))
 }
 

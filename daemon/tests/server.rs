@@ -1,4 +1,4 @@
-//! `millstreamd` as a service manager sees it: how it starts, what it refuses, how it ends.
+//! `millstreamd` as a service manager sees it: start, errors, shutdown.
 
 #![allow(clippy::unwrap_used)]
 
@@ -27,48 +27,48 @@ fn manager(directory: &TempDir) -> UnixDatagram {
     socket
 }
 
-fn told(manager: &UnixDatagram) -> String {
+fn notification(manager: &UnixDatagram) -> String {
     let mut message = [0; 256];
     let bytes = manager.recv(&mut message).unwrap();
     String::from_utf8(message[..bytes].to_vec()).unwrap().trim().to_owned()
 }
 
-fn ends(mut child: Child) -> (Option<i32>, String) {
+fn exit_of(mut child: Child) -> (Option<i32>, String) {
     let mut stderr = String::new();
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
     (child.wait().unwrap().code(), stderr)
 }
 
 #[test]
-fn it_is_ready_once_it_answers_keeps_saying_so_and_ends_in_order() {
+fn it_notifies_readiness_and_liveness_and_shuts_down_cleanly() {
     let directory = tempfile::tempdir().unwrap();
     let manager = manager(&directory);
     let mut command = millstreamd(directory.path());
     let child = command.env("WATCHDOG_USEC", "200000").spawn().unwrap();
     let socket = directory.path().join("run/d.sock");
 
-    assert_eq!(told(&manager), "READY=1");
+    assert_eq!(notification(&manager), "READY=1");
     assert!(UnixStream::connect(&socket).is_ok());
     assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o660);
     for _ in 0..3 {
-        assert_eq!(told(&manager), "WATCHDOG=1");
+        assert_eq!(notification(&manager), "WATCHDOG=1");
     }
     let pid = Pid::from_raw(child.id() as i32).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
-    while told(&manager) != "STOPPING=1" {}
-    let (code, stderr) = ends(child);
+    while notification(&manager) != "STOPPING=1" {}
+    let (code, stderr) = exit_of(child);
     assert_eq!(code, Some(0), "{stderr}");
     assert_eq!(fs::read_dir(directory.path().join("run")).unwrap().count(), 0, "the socket is gone");
 }
 
 #[test]
-fn a_second_daemon_is_told_what_is_in_its_way() {
+fn a_second_daemon_on_the_same_socket_or_state_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let manager = manager(&directory);
     let mut first = millstreamd(directory.path()).spawn().unwrap();
-    assert_eq!(told(&manager), "READY=1");
+    assert_eq!(notification(&manager), "READY=1");
 
-    let (code, stderr) = ends(millstreamd(directory.path()).env_remove("NOTIFY_SOCKET").spawn().unwrap());
+    let (code, stderr) = exit_of(millstreamd(directory.path()).env_remove("NOTIFY_SOCKET").spawn().unwrap());
     assert_eq!(code, Some(1));
     assert!(stderr.contains("another daemon is listening here"), "{stderr}");
 
@@ -77,7 +77,7 @@ fn a_second_daemon_is_told_what_is_in_its_way() {
     let mut arguments: Vec<_> = elsewhere.get_args().map(ToOwned::to_owned).collect();
     arguments[1] = directory.path().join("other.sock").into();
     let mut elsewhere = Command::new(elsewhere.get_program());
-    let (code, stderr) = ends(elsewhere.args(arguments).stderr(Stdio::piped()).spawn().unwrap());
+    let (code, stderr) = exit_of(elsewhere.args(arguments).stderr(Stdio::piped()).spawn().unwrap());
     assert_eq!(code, Some(1));
     assert!(stderr.contains("another daemon uses the state directory"), "{stderr}");
     assert!(stderr.lines().all(|line| line.starts_with('{')), "{stderr}");
@@ -88,11 +88,11 @@ fn a_second_daemon_is_told_what_is_in_its_way() {
 }
 
 #[test]
-fn a_wrong_configuration_is_refused_before_anything_is_made() {
+fn an_invalid_configuration_is_rejected_before_anything_is_created() {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("millstreamd.toml");
     fs::write(&config, "max_job = 2\n").unwrap();
-    let (code, stderr) = ends(millstreamd(directory.path()).arg("--config").arg(&config).spawn().unwrap());
+    let (code, stderr) = exit_of(millstreamd(directory.path()).arg("--config").arg(&config).spawn().unwrap());
     assert_eq!(code, Some(1));
     assert!(stderr.contains("max_job") && stderr.contains("line 1"), "{stderr}");
     assert!(!directory.path().join("run").exists() && !directory.path().join("state").exists());

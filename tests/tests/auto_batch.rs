@@ -170,7 +170,7 @@ fn a_worker_out_of_memory_restarts_with_half_the_rows() {
     assert!(rows.is_power_of_two() && (16..16_384).contains(&rows), "{kept}");
     let mut before = 16_384;
     while before > rows {
-        let message = format!("batches of {before} rows; begins again with batches of {} rows", before / 2);
+        let message = format!("batches of {before} rows; restarts with batches of {} rows", before / 2);
         assert_eq!(log.matches(&message).count(), 1, "{message}: {log}");
         before /= 2;
     }
@@ -209,7 +209,7 @@ fn a_wrong_plan_is_corrected_before_the_first_checkpoint() {
     assert!(rows.is_power_of_two() && (16..16_384).contains(&rows), "{rows}");
     let log = daemon.run(&["logs", &id]);
     let log = String::from_utf8_lossy(&log.stdout);
-    for message in ["memory allocation of", "begins again with batches of 8192 rows"] {
+    for message in ["memory allocation of", "restarts with batches of 8192 rows"] {
         assert!(log.contains(message), "{message}: {log}");
     }
     daemon.stop();
@@ -231,7 +231,7 @@ fn no_size_that_the_system_allows_is_an_error() {
     assert_eq!((output.status.code(), &outcome["state"]), (Some(1), &"failed".into()), "{log}");
     let reason = outcome["reason"].as_str().unwrap();
     assert!(reason.contains("not enough memory for batches of 16 rows"), "{reason}");
-    assert!(log.contains("begins again with batches of 16 rows"), "{log}");
+    assert!(log.contains("restarts with batches of 16 rows"), "{log}");
     assert!(runs(&job).is_empty());
 }
 
@@ -260,7 +260,7 @@ fn a_run_with_a_checkpoint_keeps_its_size_even_without_enough_memory() {
     let (outcome, log) = parse(&output);
     assert_eq!((output.status.code(), &outcome["state"]), (Some(1), &"failed".into()), "{log}");
     let reason = outcome["reason"].as_str().unwrap();
-    for part in ["given up after 3 tries", "its batches stay at 16384 rows", "`data.batch_size = 8192`"] {
+    for part in ["gave up after 3 attempts", "its batches stay at 16384 rows", "`data.batch_size = 8192`"] {
         assert!(reason.contains(part), "{part}: {reason}");
     }
     assert_eq!(fs::read(run.join("auto_batch.json")).unwrap(), kept);

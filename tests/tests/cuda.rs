@@ -209,7 +209,7 @@ fn a_full_gpu_is_reported_with_its_free_memory() {
         let reason = serde_json::from_str::<Value>(&ended.stdout).unwrap()["reason"].clone();
         let reason = reason.as_str().unwrap().to_owned();
         for part in [
-            "given up after 3 tries",
+            "gave up after 3 attempts",
             "GPU 0 (stand-in) has too little memory left to begin with: ",
             "end what else runs on it (`nvidia-smi` lists it), or give the job another by `training.device`",
             "CUDA_ERROR_OUT_OF_MEMORY",

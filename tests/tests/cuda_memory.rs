@@ -166,7 +166,7 @@ fn a_gpu_that_runs_out_of_memory_gets_smaller_batches() {
     let rows = 24_000_u64.div_ceil(outcome["steps"].as_u64().unwrap()).next_power_of_two();
     let mut before = 16_384;
     while before > rows {
-        let message = format!("batches of {before} rows; begins again with batches of {} rows", before / 2);
+        let message = format!("batches of {before} rows; restarts with batches of {} rows", before / 2);
         assert_eq!(ended.stderr.matches(&message).count(), 1, "{message}: {}", ended.stderr);
         before /= 2;
     }

@@ -58,7 +58,9 @@ impl Bench {
                 profile = start();
             }
             let rejected = self.shell.run(&["profile", id, "--steps", "1", "--output", "second.json"]);
-            rejected.stderr.contains("it is being profiled already, and one profile is recorded at a time")
+            rejected
+                .stderr
+                .contains("it is already being profiled, and only one profile can be recorded at a time")
         });
         profile
     }
@@ -265,7 +267,7 @@ fn impossible_profiles_are_rejected_and_interrupted_ones_reported() {
     let running = bench.submit(&[SLOW[0], SLOW[1], FOREVER]);
     bench.wait_until_training(&running);
     let waiting = bench.submit(&["name=waiting"]);
-    rejected(&waiting, &format!("job {waiting} waits for its turn"));
+    rejected(&waiting, &format!("job {waiting} is queued"));
     let nowhere = bench.shell.run(&["profile", &running, "--output", "no/such/trace.json"]).with_code(1);
     assert!(nowhere.stderr.contains("writing no/such/trace.json"), "{}", nowhere.stderr);
 
@@ -285,7 +287,7 @@ fn impossible_profiles_are_rejected_and_interrupted_ones_reported() {
     assert!(children(bench.daemon.pid()).into_iter().any(kill));
     let ended = profile.wait().with_code(1);
     assert!(
-        ended.stderr.contains("what was recorded is lost") && ended.stderr.contains("SIGKILL"),
+        ended.stderr.contains("the recording is lost") && ended.stderr.contains("SIGKILL"),
         "{}",
         ended.stderr
     );

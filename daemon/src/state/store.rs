@@ -18,7 +18,7 @@ use millstream_trainer::metrics::one_or_several;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{JobRecord, JobSource, JobState, LogLevel, LogRecord, Metrics, JobProgress, schema};
+use super::{JobProgress, JobRecord, JobSource, JobState, LogLevel, LogRecord, Metrics, schema};
 
 /// Number of newest log lines kept per job.
 const MAX_LOG_LINES: u64 = 10_000;

@@ -20,7 +20,9 @@ use crate::feed::{self, Feed};
 use crate::job::Job;
 use crate::state::{HistoryPoint, JobRecord, LogLevel};
 use crate::worker::host::WorkerProcess;
-use crate::worker::protocol::{FromWorker, Metrics, WorkerProgress, Restored, Role, Start, ToWorker, TrainRole};
+use crate::worker::protocol::{
+    FromWorker, Metrics, Restored, Role, Start, ToWorker, TrainRole, WorkerProgress,
+};
 use crate::worker::tensorboard::EventSpec;
 use millstream_trainer::metrics::{Metric, MetricValue};
 
@@ -112,8 +114,17 @@ impl<'a> Attempt<'a> {
         supervisor.recorder.update(|record| record.attempts += 1);
         let (feed, eval_feed, verdict, deadline, totals) = (None, None, None, None, Totals::default());
         let profiling = None;
-        let mut attempt =
-            Self { prepared, worker, feed, eval_feed, profiling, verdict, deadline, totals, oom_kills_before };
+        let mut attempt = Self {
+            prepared,
+            worker,
+            feed,
+            eval_feed,
+            profiling,
+            verdict,
+            deadline,
+            totals,
+            oom_kills_before,
+        };
         let job = &prepared.job;
         let checkpoint = &job.checkpoint;
         let role = Role::Train(Box::new(TrainRole {
@@ -197,18 +208,22 @@ impl<'a> Attempt<'a> {
         }
         supervisor.newest_step = restored.as_ref().map(|restored| restored.step);
         for damage in passed_over {
-            supervisor.recorder.log(LogLevel::Warn, &format!("{damage}; falling back to the checkpoint before it"));
+            supervisor
+                .recorder
+                .log(LogLevel::Warn, &format!("{damage}; falling back to the checkpoint before it"));
         }
         let start = match &restored {
             Some(restored) => format!("resumes from step {}", restored.step),
             None => "starts from scratch".to_owned(),
         };
-        supervisor.recorder.log(LogLevel::Info, &format!("worker {} {start}, on {device}", self.worker.pid()));
+        supervisor
+            .recorder
+            .log(LogLevel::Info, &format!("worker {} {start}, on {device}", self.worker.pid()));
         let position = restored.as_ref().map(|restored| restored.position.as_slice());
         let (feed, ring) = Feed::start(&self.prepared.plan, position)?;
         *supervisor.control.ingest() = Some(feed.control());
         self.feed = Some(feed);
-        if let Err(error) = self.worker.hand_over(ring) {
+        if let Err(error) = self.worker.send_ring(ring) {
             tracing::debug!(%error, pid = self.worker.pid(), "cannot send a worker its ring");
         }
         if !supervisor.checkpoint_requests.is_empty() {
@@ -225,12 +240,15 @@ impl<'a> Attempt<'a> {
 
     /// Feeds the worker all held-out rows through a separate ring.
     fn feed_evaluation(&mut self) -> anyhow::Result<()> {
-        let plan =
-            self.prepared.eval_plan.as_ref().context("the worker requested held-out rows, but the job has none")?;
+        let plan = self
+            .prepared
+            .eval_plan
+            .as_ref()
+            .context("the worker requested held-out rows, but the job has none")?;
         let (feed, ring) = Feed::start(plan, None)?;
         self.eval_feed = Some(feed);
         self.send(&ToWorker::EvalRing);
-        if let Err(error) = self.worker.hand_over(ring) {
+        if let Err(error) = self.worker.send_ring(ring) {
             tracing::debug!(%error, pid = self.worker.pid(), "cannot send a worker the ring of an evaluation");
         }
         Ok(())
@@ -241,7 +259,9 @@ impl<'a> Attempt<'a> {
         if self.feed.is_none() {
             request.refuse(anyhow!("its worker is still starting; try again in a moment"));
         } else if self.profiling.is_some() {
-            request.refuse(anyhow!("it is already being profiled, and only one profile can be recorded at a time"));
+            request.refuse(anyhow!(
+                "it is already being profiled, and only one profile can be recorded at a time"
+            ));
         } else {
             self.send(&ToWorker::Profile { steps: request.steps });
             self.profiling = Some(Profiling::new(request));

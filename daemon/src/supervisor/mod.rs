@@ -90,7 +90,7 @@ pub(crate) struct Control {
 pub(crate) struct Supervisor {
     job: Job,
     worker: PathBuf,
-runtime: Handle,
+    runtime: Handle,
     stores: Stores,
     recorder: Arc<JobRecorder>,
     control: Arc<Control>,
@@ -224,7 +224,9 @@ impl Supervisor {
             Ok(stopped_early) => {
                 (JobState::Succeeded, stopped_early.unwrap_or_else(|| self.recorder.record().reason))
             }
-            Err(Abort::Stopped(StopReason::Cancel)) => (JobState::Cancelled, "cancelled by a user".to_owned()),
+            Err(Abort::Stopped(StopReason::Cancel)) => {
+                (JobState::Cancelled, "cancelled by a user".to_owned())
+            }
             Err(Abort::Stopped(StopReason::Drain)) => {
                 (JobState::Queued, "the daemon stopped; the job resumes when it restarts".to_owned())
             }
@@ -253,7 +255,9 @@ impl Supervisor {
                 Outcome::Died(Death { reason, out_of_memory: true }) => match &prepared.batch {
                     None => self.back_off(reason)?,
                     Some(choice) => {
-                        if let Some(with_smaller_batches) = self.with_smaller_batches(choice.decided(), &prepared, reason)? {
+                        if let Some(with_smaller_batches) =
+                            self.with_smaller_batches(choice.decided(), &prepared, reason)?
+                        {
                             prepared = with_smaller_batches;
                         }
                     }

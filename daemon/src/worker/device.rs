@@ -120,13 +120,13 @@ impl HostSurvey {
             for_several_gpus: is_for_several,
         };
         let gpu = |Gpu {
-                          number,
-                          name,
-                          capability: (major, minor),
-                          multiprocessors,
-                          memory_bytes,
-                          driver: _,
-                      }| {
+                       number,
+                       name,
+                       capability: (major, minor),
+                       multiprocessors,
+                       memory_bytes,
+                       driver: _,
+                   }| {
             GpuSurvey { number, name, capability: format!("{major}.{minor}"), multiprocessors, memory_bytes }
         };
         Self {
@@ -171,7 +171,8 @@ pub(super) fn pinned<P>(pinned: Result<P, PinError>, link: &mut Link) -> Result<
 
 /// The CUDA libraries of this host.
 pub fn libraries() -> Libraries {
-    env::var_os(LIBRARIES_VARIABLE).map_or_else(Libraries::default, |folder| Libraries::of(&PathBuf::from(folder)))
+    env::var_os(LIBRARIES_VARIABLE)
+        .map_or_else(Libraries::default, |folder| Libraries::of(&PathBuf::from(folder)))
 }
 
 /// The cache directory for compiled kernels, from `CACHE_DIRECTORY` (set by the service manager) or the

@@ -309,8 +309,8 @@ mod tests {
         assert!(!out_of_memory(&format!("{gpu} 0"), Some(false), false));
         assert!(!out_of_memory("echo ERROR worker: another reason >&2; exit 101", Some(false), false));
         let killed = [(Some(true), false), (Some(false), true), (None, true), (None, false)];
-        let killed =
-            killed.map(|(oom_killer_ran, is_likely)| out_of_memory("kill -KILL $$", oom_killer_ran, is_likely));
+        let killed = killed
+            .map(|(oom_killer_ran, is_likely)| out_of_memory("kill -KILL $$", oom_killer_ran, is_likely));
         assert_eq!(killed, [true, false, true, false]);
     }
 

@@ -14,10 +14,10 @@ pub mod protocol;
 
 mod checkpoints;
 mod profiler;
+mod rehearsal;
 mod score;
 pub mod tensorboard;
 mod train;
-mod rehearsal;
 
 /// The first argument of a program started as a worker. The second is the daemon's process id.
 pub const ARGUMENT: &str = "worker";

@@ -47,7 +47,8 @@ impl Profiler {
         session: &Session<Measured<B>>,
         commands: &PendingCommands,
     ) -> bool {
-        let is_over = |running: &Running| running.steps(session) >= running.requested_steps || self.recorder.is_full();
+        let is_over =
+            |running: &Running| running.steps(session) >= running.requested_steps || self.recorder.is_full();
         commands.has_profile_command() || self.running.as_ref().is_some_and(is_over)
     }
 

@@ -415,7 +415,11 @@ mod tests {
 
     #[test]
     fn a_nan_loss_round_trips() {
-        let bytes = frame(&FromWorker::Progress(WorkerProgress { loss: f64::NAN, step: 9, ..WorkerProgress::default() }));
+        let bytes = frame(&FromWorker::Progress(WorkerProgress {
+            loss: f64::NAN,
+            step: 9,
+            ..WorkerProgress::default()
+        }));
         let Some(FromWorker::Progress(progress)) = receive(&mut &bytes[..]).unwrap() else { panic!() };
         assert!(progress.loss.is_nan() && progress.step == 9);
     }

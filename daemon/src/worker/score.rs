@@ -9,8 +9,8 @@ use millstream_trainer::checkpoint::{CheckpointScope, CheckpointStore};
 use millstream_trainer::session::Scorer;
 
 use super::device;
-use super::process::{RunOutcome, Link};
-use super::protocol::{FromWorker, ScoreOutput, SCORES_PER_MESSAGE};
+use super::process::{Link, RunOutcome};
+use super::protocol::{FromWorker, SCORES_PER_MESSAGE, ScoreOutput};
 
 /// Scores with the checkpoint of `step` in the run directory `directory`.
 pub(super) fn run<B: Backend<Scalar = f32>>(

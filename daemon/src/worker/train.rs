@@ -21,7 +21,7 @@ use millstream_trainer::session::{EvalOutcome, Session, SessionError};
 use super::checkpoints::{CheckpointCadence, Checkpointer};
 use super::process::{CommandReceiver, Link, RunOutcome, StopMode};
 use super::profiler::Profiler;
-use super::protocol::{EvalCadence, FromWorker, WorkerProgress, Restored, TrainRole};
+use super::protocol::{EvalCadence, FromWorker, Restored, TrainRole, WorkerProgress};
 use super::tensorboard::{EventSpec, EventWriter};
 use super::{device, rehearsal};
 use crate::{auto_batch, runs, warm_start};

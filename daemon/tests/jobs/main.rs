@@ -1,4 +1,4 @@
-//! Jobs from submission to end, with real workers: this daemon runs in the test's process, its workers are
+//! Jobs from submission to end with real workers: the daemon runs in the test process, its workers are
 //! `millstreamd worker`.
 
 #![allow(clippy::unwrap_used)]
@@ -15,16 +15,17 @@ use millstream_daemon::daemon::SubmitError;
 use millstream_daemon::state::{JobRecord, JobState, LogLevel};
 use millstream_trainer::metrics::Metric;
 use support::{
-    EPOCHS, EVAL_ROWS, JOB, Place, TRAIN_ROWS, assert_same, contents, ended, kill_worker, reaches, worker_in,
+    EPOCHS, EVAL_ROWS, JOB, TRAIN_ROWS, Workspace, assert_same, contents, ended, kill_worker, reaches,
+    worker_in,
 };
 
 const STEPS: u64 = EPOCHS * (TRAIN_ROWS as u64 / 32);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_trains_evaluates_and_is_scored() {
-    let place = Place::new();
-    let daemon = place.daemon();
-    let job = place.submit(&daemon).await;
+    let workspace = Workspace::new();
+    let daemon = workspace.daemon();
+    let job = workspace.submit(&daemon).await;
     assert!(job.id.starts_with("tiny-") && job.id.len() == "tiny-".len() + 6, "{}", job.id);
     let job = ended(&daemon, &job.id).await;
 
@@ -40,12 +41,12 @@ async fn a_job_trains_evaluates_and_is_scored() {
     let checkpoints = fs::read_dir(&job.directory)
         .unwrap()
         .filter(|entry| entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with("step-"));
-    assert_eq!(checkpoints.count(), 2, "as many as `keep` says");
+    assert_eq!(checkpoints.count(), 2, "the number of checkpoints is `keep`");
     let log = daemon.logs(&job.id, 0).unwrap();
     assert!(log.iter().any(|line| line.text.contains(&format!("epoch {EPOCHS}: auc"))), "{log:#?}");
     assert!(log.iter().all(|line| line.level == LogLevel::Info), "{log:#?}");
 
-    let here = place.path("");
+    let here = workspace.path("");
     let newest = job.checkpoint.unwrap();
     for target in [job.id.as_str(), job.directory.to_str().unwrap(), newest.to_str().unwrap()] {
         let metrics = daemon.evaluate(target, Vec::new(), here.clone()).await.unwrap();
@@ -69,12 +70,12 @@ async fn a_job_trains_evaluates_and_is_scored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_workers_leave_no_trace_in_the_result() {
+async fn killed_workers_do_not_change_the_result() {
     const KILLS: u32 = 5;
-    let place = Place::new();
-    let wanted = place.undisturbed().await;
-    let daemon = place.daemon();
-    let job = place.submit(&daemon).await;
+    let workspace = Workspace::new();
+    let wanted = workspace.undisturbed().await;
+    let daemon = workspace.daemon();
+    let job = workspace.submit(&daemon).await;
     for attempt in 1..=KILLS {
         let before = daemon.show(&job.id).unwrap().checkpoint;
         let there = |job: &JobRecord| job.attempts == attempt && job.checkpoint != before;
@@ -83,7 +84,7 @@ async fn killed_workers_leave_no_trace_in_the_result() {
     }
     let job = ended(&daemon, &job.id).await;
     assert_eq!((job.state, job.attempts), (JobState::Succeeded, KILLS + 1), "{}", job.reason);
-    assert!(job.reason.contains("killed by signal 9"), "it goes on to say why: {}", job.reason);
+    assert!(job.reason.contains("killed by signal 9"), "the reason is kept: {}", job.reason);
     let log = daemon.logs(&job.id, 0).unwrap();
     let deaths = log.iter().filter(|line| line.text.contains("killed by signal 9 (SIGKILL")).count();
     assert_eq!(deaths, KILLS as usize, "{log:#?}");
@@ -91,11 +92,11 @@ async fn killed_workers_leave_no_trace_in_the_result() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancelled_job_is_resumed_to_the_same_bits() {
-    let place = Place::new();
-    let wanted = place.undisturbed().await;
-    let daemon = place.daemon();
-    let job = place.submit(&daemon).await;
+async fn a_cancelled_job_resumes_to_the_same_bits() {
+    let workspace = Workspace::new();
+    let wanted = workspace.undisturbed().await;
+    let daemon = workspace.daemon();
+    let job = workspace.submit(&daemon).await;
     reaches(&daemon, &job.id, |job| job.progress.step > 100).await;
     let (path, step) = daemon.checkpoint(&job.id).await.unwrap();
     assert!(step > 100 && path.join("manifest.json").exists());
@@ -106,30 +107,30 @@ async fn a_cancelled_job_is_resumed_to_the_same_bits() {
     assert_eq!(worker_in(&job.directory), None);
     daemon.shutdown().await;
 
-    // Another daemon, which knows nothing of it.
-    let daemon = place.daemon();
-    let again = place.resume(&daemon).await;
+    // A new daemon without that state.
+    let daemon = workspace.daemon();
+    let again = workspace.resume(&daemon).await;
     assert_eq!((&again.id, &again.directory), (&job.id, &job.directory));
     let again = ended(&daemon, &again.id).await;
     assert_eq!((again.state, again.progress.step), (JobState::Succeeded, STEPS), "{}", again.reason);
     assert_same(&contents(again.checkpoint.as_deref().unwrap()), &wanted);
 
-    let over = daemon.submit(JOB.to_owned(), place.path("job.toml"), Vec::new(), true).await.unwrap_err();
+    let over = daemon.submit(JOB.to_owned(), workspace.path("job.toml"), Vec::new(), true).await.unwrap_err();
     assert!(over.to_string().contains("no unfinished run"), "{over}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_that_stopped_is_followed_by_one_that_goes_on() {
-    let place = Place::new();
-    let wanted = place.undisturbed().await;
-    let daemon = place.lasting_daemon();
-    let job = place.submit(&daemon).await;
+async fn a_new_daemon_resumes_the_jobs_of_a_stopped_one() {
+    let workspace = Workspace::new();
+    let wanted = workspace.undisturbed().await;
+    let daemon = workspace.lasting_daemon();
+    let job = workspace.submit(&daemon).await;
     reaches(&daemon, &job.id, |job| job.progress.step > 500).await;
-    let waiting = place.submit(&daemon).await;
+    let waiting = workspace.submit(&daemon).await;
     assert_eq!(daemon.show(&waiting.id).unwrap().state, JobState::Queued);
 
     let second = millstream_daemon::daemon::Daemon::start(millstream_daemon::config::Config {
-        state: StateLocation::Directory(place.path("state")),
+        state: StateLocation::Directory(workspace.path("state")),
         ..millstream_daemon::config::Config::embedded()
     });
     let error = format!("{:#}", second.err().unwrap());
@@ -138,10 +139,10 @@ async fn a_daemon_that_stopped_is_followed_by_one_that_goes_on() {
     daemon.shutdown().await;
     assert_eq!(worker_in(&job.directory), None);
     assert_eq!(daemon.show(&job.id).unwrap().state, JobState::Queued);
-    assert!(daemon.submit(JOB.into(), place.path("job.toml"), Vec::new(), false).await.is_err());
+    assert!(daemon.submit(JOB.into(), workspace.path("job.toml"), Vec::new(), false).await.is_err());
     drop(daemon);
 
-    let daemon = place.lasting_daemon();
+    let daemon = workspace.lasting_daemon();
     for id in [&job.id, &waiting.id] {
         let job = ended(&daemon, id).await;
         assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
@@ -152,10 +153,10 @@ async fn a_daemon_that_stopped_is_followed_by_one_that_goes_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_checkpoint_is_passed_over() {
-    let place = Place::new();
-    let wanted = place.undisturbed().await;
-    let daemon = place.daemon();
-    let job = place.submit(&daemon).await;
+    let workspace = Workspace::new();
+    let wanted = workspace.undisturbed().await;
+    let daemon = workspace.daemon();
+    let job = workspace.submit(&daemon).await;
     reaches(&daemon, &job.id, |job| job.progress.step > 700).await;
     let job = daemon.cancel(&job.id).await.unwrap();
     let newest = job.checkpoint.unwrap();
@@ -165,22 +166,23 @@ async fn a_damaged_checkpoint_is_passed_over() {
     bytes[middle] ^= 0x10;
     fs::write(&part, bytes).unwrap();
 
-    let again = place.resume(&daemon).await;
+    let again = workspace.resume(&daemon).await;
     let again = ended(&daemon, &again.id).await;
     assert_eq!(again.state, JobState::Succeeded, "{}", again.reason);
     let log = daemon.logs(&again.id, 0).unwrap();
-    let damage = log.iter().find(|line| line.text.contains("going back to the one before")).unwrap();
+    let damage =
+        log.iter().find(|line| line.text.contains("falling back to the checkpoint before it")).unwrap();
     assert!(damage.text.contains(newest.file_name().unwrap().to_str().unwrap()), "{}", damage.text);
     assert_same(&contents(again.checkpoint.as_deref().unwrap()), &wanted);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_data_fails_the_job_at_once_with_its_address() {
-    let place = Place::new();
-    place.spoil(2, 4_321);
-    let daemon = place.daemon();
+async fn bad_data_fails_the_job_at_once_with_its_location() {
+    let workspace = Workspace::new();
+    workspace.spoil(2, 4_321);
+    let daemon = workspace.daemon();
     let set = vec!["features.x.normalize=\"none\"".to_owned()];
-    let job = daemon.submit(JOB.to_owned(), place.path("job.toml"), set, false).await.unwrap();
+    let job = daemon.submit(JOB.to_owned(), workspace.path("job.toml"), set, false).await.unwrap();
     let job = ended(&daemon, &job.id).await;
     assert_eq!(job.state, JobState::Failed);
     for part in ["train-2.parquet", "record 4321", "`x`"] {
@@ -190,26 +192,26 @@ async fn bad_data_fails_the_job_at_once_with_its_address() {
     assert_eq!(worker_in(&job.directory), None);
 
     let wrong = JOB.replace("batch_size", "batchsize");
-    let error = daemon.submit(wrong, place.path("job.toml"), Vec::new(), false).await.unwrap_err();
+    let error = daemon.submit(wrong, workspace.path("job.toml"), Vec::new(), false).await.unwrap_err();
     assert!(matches!(error, SubmitError::Invalid(_)) && error.to_string().contains("batch_size"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_always_dies_is_given_up() {
-    let place = Place::new();
-    let script = place.path("worker.sh");
+async fn a_job_whose_workers_always_die_fails() {
+    let workspace = Workspace::new();
+    let script = workspace.path("worker.sh");
     fs::write(&script, "#!/bin/sh\necho out of luck >&2\nexit 3\n").unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     for (program, reason) in [
         (script.as_path(), "the worker exited with status 3: out of luck"),
         (Path::new("/nonexistent/worker"), "the worker cannot be started"),
     ] {
-        let daemon = place.daemon_with(StateLocation::Memory, program);
-        let job = place.submit(&daemon).await;
+        let daemon = workspace.daemon_with(StateLocation::Memory, program);
+        let job = workspace.submit(&daemon).await;
         let job = ended(&daemon, &job.id).await;
         assert_eq!(job.state, JobState::Failed);
         assert!(
-            job.reason.contains("given up after 3 tries") && job.reason.contains(reason),
+            job.reason.contains("gave up after 3 attempts") && job.reason.contains(reason),
             "{}",
             job.reason
         );
@@ -217,20 +219,20 @@ async fn a_worker_that_always_dies_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_wait_for_their_turn_and_can_be_cancelled_before_it() {
-    let place = Place::new();
-    let daemon = place.daemon();
-    let first = place.submit(&daemon).await;
-    let second = place.submit(&daemon).await;
+async fn queued_jobs_can_be_cancelled() {
+    let workspace = Workspace::new();
+    let daemon = workspace.daemon();
+    let first = workspace.submit(&daemon).await;
+    let second = workspace.submit(&daemon).await;
     assert_eq!(daemon.list().unwrap().iter().map(|job| &job.id).collect::<Vec<_>>(), [&second.id, &first.id]);
     let early = daemon.checkpoint(&second.id).await.unwrap_err();
-    assert!(early.to_string().contains("waits for its turn"), "{early}");
+    assert!(early.to_string().contains("is queued"), "{early}");
     let second = daemon.cancel(&second.id).await.unwrap();
     assert_eq!((second.state, second.attempts), (JobState::Cancelled, 0));
     let refused = daemon.checkpoint(&second.id).await.unwrap_err();
     assert!(refused.to_string().contains("cancelled"), "{refused}");
     let first = daemon.cancel(&first.id).await.unwrap();
     assert_eq!(first.state, JobState::Cancelled);
-    assert!(daemon.show("tiny").is_err(), "two begin so");
+    assert!(daemon.show("tiny").is_err(), "the prefix is ambiguous");
     tokio::time::timeout(Duration::from_secs(10), daemon.shutdown()).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! A small job with its data, a daemon in this process, and a look at what they leave behind.
+//! A small job with its data, an in-process daemon, and helpers to inspect the results.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,35 +14,35 @@ use millstream_daemon::state::{JobRecord, JobState};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 
-/// Longer than anything here takes on a slow machine.
-const LIMIT: Duration = Duration::from_secs(120);
+/// Generous: longer than any wait on a slow machine.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) const TRAIN_ROWS: usize = 4 * 6_000;
 pub(crate) const EVAL_ROWS: usize = 3_000;
 pub(crate) const EPOCHS: u64 = 24;
 const ROW_GROUP: usize = 1_000;
 
-/// A directory with a job file and the data that it names.
-pub(crate) struct Place {
+/// A directory with a job file and its data.
+pub(crate) struct Workspace {
     directory: tempfile::TempDir,
 }
 
-impl Place {
+impl Workspace {
     pub(crate) fn new() -> Self {
-        let place = Self { directory: tempfile::tempdir().unwrap() };
+        let workspace = Self { directory: tempfile::tempdir().unwrap() };
         for file in 0..4 {
-            write_parquet(&place.path(&format!("train-{file}.parquet")), file, TRAIN_ROWS / 4, None);
+            write_parquet(&workspace.path(&format!("train-{file}.parquet")), file, TRAIN_ROWS / 4, None);
         }
-        write_parquet(&place.path("eval.parquet"), 9, EVAL_ROWS, None);
-        place
+        write_parquet(&workspace.path("eval.parquet"), 9, EVAL_ROWS, None);
+        workspace
     }
 
-    /// A file in it.
+    /// The path of a file in it.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// Training data in which one record is not a number.
+    /// Rewrites a training file with a NaN in one record.
     pub(crate) fn spoil(&self, file: usize, record: usize) {
         write_parquet(
             &self.path(&format!("train-{file}.parquet")),
@@ -52,7 +52,7 @@ impl Place {
         );
     }
 
-    /// A daemon whose jobs are forgotten with it.
+    /// A daemon with its state in memory.
     pub(crate) fn daemon(&self) -> Daemon {
         self.daemon_with(StateLocation::Memory, Path::new(env!("CARGO_BIN_EXE_millstreamd")))
     }
@@ -67,7 +67,7 @@ impl Place {
         .unwrap()
     }
 
-    /// A daemon whose jobs outlive it.
+    /// A daemon with persistent state.
     pub(crate) fn lasting_daemon(&self) -> Daemon {
         let worker = Path::new(env!("CARGO_BIN_EXE_millstreamd"));
         self.daemon_with(StateLocation::Directory(self.path("state")), worker)
@@ -81,7 +81,7 @@ impl Place {
         daemon.submit(JOB.to_owned(), self.path("job.toml"), Vec::new(), true).await.unwrap()
     }
 
-    /// What a run that nothing disturbs ends with.
+    /// The final checkpoint of an undisturbed run.
     pub(crate) async fn undisturbed(&self) -> BTreeMap<String, Vec<u8>> {
         let daemon = self.daemon();
         let job = self.submit(&daemon).await;
@@ -93,23 +93,23 @@ impl Place {
 
 pub(crate) const JOB: &str = include_str!("../../../tests/tiny_job.toml");
 
-/// Waits for a job's end.
+/// Waits until a job ends.
 pub(crate) async fn ended(daemon: &Daemon, id: &str) -> JobRecord {
     reaches(daemon, id, |job| job.state.is_final()).await
 }
 
-/// Waits until a job's record is as wanted, or its end.
+/// Waits until a job's record satisfies `wanted`, or the job ends.
 pub(crate) async fn reaches(daemon: &Daemon, id: &str, wanted: impl Fn(&JobRecord) -> bool) -> JobRecord {
     let mut watch = daemon.watch(id).unwrap();
     let reached = watch.wait_for(|job| wanted(job) || job.state.is_final());
-    match tokio::time::timeout(LIMIT, reached).await {
+    match tokio::time::timeout(TIMEOUT, reached).await {
         Ok(Ok(record)) => record.clone(),
         Ok(Err(_)) => daemon.show(id).unwrap(),
         Err(_) => panic!("{id} hangs: {:?}, log {:#?}", daemon.show(id), daemon.logs(id, 0)),
     }
 }
 
-/// Every file below `directory`, by its path in there.
+/// The contents of all files in `directory`, by name.
 pub(crate) fn contents(directory: &Path) -> BTreeMap<String, Vec<u8>> {
     let files: BTreeMap<_, _> = fs::read_dir(directory)
         .unwrap()
@@ -120,7 +120,7 @@ pub(crate) fn contents(directory: &Path) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
-/// Says which files differ, rather than printing them.
+/// Asserts equal files; on failure names those that differ.
 pub(crate) fn assert_same(got: &BTreeMap<String, Vec<u8>>, wanted: &BTreeMap<String, Vec<u8>>) {
     assert_eq!(got.keys().collect::<Vec<_>>(), wanted.keys().collect::<Vec<_>>());
     let differing: Vec<_> =
@@ -128,7 +128,7 @@ pub(crate) fn assert_same(got: &BTreeMap<String, Vec<u8>>, wanted: &BTreeMap<Str
     assert!(differing.is_empty(), "these files differ: {differing:?}");
 }
 
-/// The worker that trains in `directory`: the process that has it open, besides this one.
+/// The process id of the worker that trains in `directory`: another process that has it open.
 pub(crate) fn worker_in(directory: &Path) -> Option<i32> {
     let own = std::process::id() as i32;
     let pids =
@@ -141,7 +141,7 @@ pub(crate) fn worker_in(directory: &Path) -> Option<i32> {
     })
 }
 
-/// Kills the worker that trains in `directory`; false when there is none.
+/// Kills the worker that trains in `directory`; returns false if there is none.
 pub(crate) fn kill_worker(directory: &Path) -> bool {
     use rustix::process::{Pid, Signal, kill_process};
     let worker = worker_in(directory).and_then(Pid::from_raw);

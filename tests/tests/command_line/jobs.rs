@@ -53,7 +53,7 @@ fn a_job_is_submitted_listed_shown_followed_checkpointed_and_cancelled() {
     let screen = shell.run(&["explain", long]).with_code(0).stdout;
     assert!(screen.contains("what binds") && screen.lines().count() < 25, "{screen}");
     let rejected = shell.run(&["explain", short]).with_code(1).stderr;
-    assert!(rejected.contains(&format!("job {short} reads no data: it is queued")), "{rejected}");
+    assert!(rejected.contains(&format!("job {short} has no running ingest: it is queued")), "{rejected}");
 
     let plotted = shell.run(&["history", long]).with_code(0).stdout;
     assert!(plotted.contains("training loss") && plotted.contains("running"), "{plotted}");

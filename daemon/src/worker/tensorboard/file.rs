@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use crc_fast::{CrcAlgorithm, checksum};
 use prost::Message;
 
-use super::event::{Event, FILE_VERSION, EventData};
+use super::event::{Event, EventData, FILE_VERSION};
 use crate::state::now_ms;
 
 /// Interval between writes; records are buffered in between.

@@ -22,7 +22,7 @@ use millstream_trainer::model::LossScale;
 use serde::{Deserialize, Serialize};
 
 use crate::state::{Metrics, now_ms};
-use event::{SessionLog, SessionStatus, Summary, Value, EventData};
+use event::{EventData, SessionLog, SessionStatus, Summary, Value};
 use file::EventFile;
 
 /// Longer job files are truncated: lists of terms can have any length.
