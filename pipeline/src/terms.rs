@@ -4,6 +4,9 @@
 //! Open addressing over [`fingerprint64`](crate::fingerprint::fingerprint64), with all strings in one arena:
 //! a look-up reads one slot and one run of bytes and allocates nothing. The caller passes the fingerprint,
 //! which it needs for out-of-vocabulary buckets anyway.
+//!
+//! hashbrown's table does not replace this one: it needs 4 % more instructions for a look-up and 8 to 20 % more
+//! for an insertion, and the analysis prunes by the memory use of this table, which thus determines its results.
 
 /// Interned byte strings.
 #[derive(Clone, Debug, Default)]

@@ -9,12 +9,13 @@ use super::{
     learns_terms,
 };
 use crate::Error;
-use crate::dataset::{BadRecords, ProjectedColumn, Projection, RawChunk};
+use crate::dataset::{BadRecords, Projection, RawChunk};
 use crate::spec::{FeatureKind, FeatureSpec, LabelSpec, Terms};
 use crate::transform::column::{Elements, Missing, NUMBERS, Number, Single, TEXTS, numbers, texts};
 use crate::transform::fault::{Fault, Problem, reject_faulty_rows, wrong_type};
 use crate::transform::label::{LabelKind, Target};
 use crate::transform::logarithm::signed_log1p;
+use crate::transform::project;
 
 /// Distinct label values kept for error messages.
 const MAX_SEEN_VALUES: usize = 1000;
@@ -88,16 +89,7 @@ impl Plan {
         vocabulary_bytes: usize,
     ) -> Self {
         let mut projection = Projection::default();
-        let mut place = |name: &str, multi: bool| {
-            let columns = &mut projection.columns;
-            let found = columns.iter().position(|column| column.name == name);
-            let position = found.unwrap_or_else(|| {
-                columns.push(ProjectedColumn { name: name.to_owned(), multi });
-                columns.len() - 1
-            });
-            columns[position].multi |= multi;
-            position
-        };
+        let mut place = |name: &str, multi: bool| project(&mut projection, name, multi);
         let mut columns = |learns: fn(&FeatureSpec) -> bool| {
             let learning = features.iter().filter(|feature| learns(feature));
             let mut columns: Vec<usize> =

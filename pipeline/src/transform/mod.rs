@@ -67,6 +67,7 @@ use label::LabelKind;
 use memo::Memo;
 pub use numeric::Scaling;
 use numeric::{Numeric, ScaleError};
+pub(crate) use resolve::project;
 
 /// Marks an element without an id: text where numbers are required, NaN, or a number out of range.
 const INVALID: u32 = u32::MAX;

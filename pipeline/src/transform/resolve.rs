@@ -47,11 +47,11 @@ impl Transform {
         transform.feature_columns = transform.projection.columns.len();
         let projection = &mut transform.projection;
         let resolved = label.all().map(|label| Label {
-            column: column(projection, &label.column, false),
+            column: project(projection, &label.column, false),
             kind: LabelKind::of(label),
         });
         transform.labels = resolved.collect();
-        transform.weight = label.weight.as_ref().map(|weight| column(projection, weight, false));
+        transform.weight = label.weight.as_ref().map(|weight| project(projection, weight, false));
         Ok(transform)
     }
 
@@ -76,15 +76,15 @@ impl Transform {
             }
         };
         let multi = spec.maximum.is_some();
-        let columns = spec.columns.iter().map(|name| column(&mut self.projection, name, multi)).collect();
-        let weights = spec.weights.as_ref().map(|name| column(&mut self.projection, name, true));
+        let columns = spec.columns.iter().map(|name| project(&mut self.projection, name, multi)).collect();
+        let weights = spec.weights.as_ref().map(|name| project(&mut self.projection, name, true));
         self.features.push(Feature { columns, weights, encoder, place });
         Ok(())
     }
 }
 
 /// The position of a column in the projection; appends it if it is not included yet.
-fn column(projection: &mut Projection, name: &str, multi: bool) -> usize {
+pub(crate) fn project(projection: &mut Projection, name: &str, multi: bool) -> usize {
     let found = projection.columns.iter().position(|column| column.name == name);
     let position = found.unwrap_or_else(|| {
         projection.columns.push(ProjectedColumn { name: name.to_owned(), multi });

@@ -1,15 +1,15 @@
-//! Dates, times, decimals and half floats, which a Parquet file may hold, as the numbers and texts that
-//! features are made of.
+//! Converts dates, times, decimals and half floats, which Parquet files may hold, to the numbers and texts that
+//! features are computed from.
 //!
 //! | type | as a number | as text |
 //! |---|---|---|
 //! | date | days since 1970-01-01 | `2026-11-21` |
-//! | timestamp | seconds since then, in UTC | `2026-11-21T12:38:00`, with a fraction if there is one, and `Z` if it is in UTC |
-//! | time of day | seconds since midnight | `12:38:00`, with a fraction if there is one |
-//! | decimal | the nearest f64 | all its digits, without zeros at the end of the fraction |
+//! | timestamp | seconds since then, in UTC | `2026-11-21T12:38:00`, with any fraction, and `Z` if in UTC |
+//! | time of day | seconds since midnight | `12:38:00`, with any fraction |
+//! | decimal | the nearest f64 | all digits, without trailing zeros of the fraction |
 //! | half float | its value | as any float |
 //!
-//! Whole numbers have one text whatever type holds them, so a decimal of 2.00 is `2`.
+//! Integral values have the same text in every type, so a decimal of 2.00 is `2`.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -28,12 +28,11 @@ use arrow_schema::{DataType, TimeUnit};
 const SECONDS_PER_DAY: i64 = 86_400;
 const MILLISECONDS_PER_DAY: i64 = 1000 * SECONDS_PER_DAY;
 
-/// Whole numbers below this, and powers of ten up to that, are f64 exactly: so their quotient is rounded
-/// only once.
+/// Integers below 2^53 and powers of ten up to 10^22 are exact in f64, so their quotient is rounded only once.
 const EXACT: f64 = 9_007_199_254_740_992.0;
 const EXACT_POWER: i8 = 22;
 
-/// The column's numbers, as floats; `None` for other types.
+/// The column's numbers as floats; `None` for other types.
 pub(crate) fn as_numbers(leaf: &dyn Array) -> Option<ArrayRef> {
     Some(match leaf.data_type() {
         DataType::Float16 => halves(leaf),
@@ -106,7 +105,7 @@ fn seconds<P: ArrowTimestampType>(leaf: &dyn Array) -> ArrayRef {
     numbers::<P>(leaf, |value| value as f64 / per_second(P::UNIT) as f64)
 }
 
-/// `mantissa` gives a decimal's digits as a whole number, or something from [`EXACT`] on.
+/// `mantissa` returns a decimal's unscaled value, or a number of at least [`EXACT`] if it is not exact.
 fn decimals<P: DecimalType>(leaf: &dyn Array, mantissa: impl Fn(P::Native) -> f64) -> ArrayRef {
     let array = leaf.as_primitive::<P>();
     let (precision, scale) = digits(array);
@@ -115,7 +114,7 @@ fn decimals<P: DecimalType>(leaf: &dyn Array, mantissa: impl Fn(P::Native) -> f6
         if mantissa.abs() < EXACT && (0..=EXACT_POWER).contains(&scale) {
             return mantissa / 10_f64.powi(scale.into());
         }
-        // Not a number where there is none: the text of a decimal is one.
+        // The text of a decimal always parses; NaN would be reported as a bad value.
         P::format_decimal(value, precision, scale).parse().unwrap_or(f64::NAN)
     })
 }
@@ -155,7 +154,7 @@ fn decimal_texts<P: DecimalType>(leaf: &dyn Array) -> ArrayRef {
     })
 }
 
-/// Digits in all, and of the fraction.
+/// Precision and scale.
 fn digits<P: DecimalType>(array: &PrimitiveArray<P>) -> (u8, i8) {
     (array.precision(), array.scale())
 }
@@ -169,10 +168,10 @@ fn per_second(unit: TimeUnit) -> i64 {
     }
 }
 
-/// Years are of four digits where they can be; others have a sign, as ISO 8601 has it.
+/// Writes a date. Years from 0 to 9999 have four digits, others a sign, as in ISO 8601.
 fn write_date(text: &mut String, days: i64) {
     let (year, month, day) = civil(days);
-    // Writing into a string does not fail.
+    // Writing to a string cannot fail.
     let _ = match year {
         0..=9999 => write!(text, "{year:04}-{month:02}-{day:02}"),
         _ => write!(text, "{year:+05}-{month:02}-{day:02}"),
@@ -182,7 +181,7 @@ fn write_date(text: &mut String, days: i64) {
 fn write_time(text: &mut String, value: i64, per_second: i64) {
     let (seconds, fraction) = (value.div_euclid(per_second), value.rem_euclid(per_second));
     let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    // Writing into a string does not fail.
+    // Writing to a string cannot fail.
     let _ = write!(text, "{hour:02}:{minute:02}:{second:02}");
     if fraction > 0 {
         let places = per_second.ilog10() as usize;
@@ -191,8 +190,9 @@ fn write_time(text: &mut String, value: i64, per_second: i64) {
     }
 }
 
-/// Year, month and day of the Gregorian calendar. (Hinnant, "chrono-Compatible Low-Level Date Algorithms":
-/// years begin in March, so that the leap day is the last of one; 400 of them are an era.)
+/// Year, month and day of the proleptic Gregorian calendar (Hinnant, "chrono-Compatible Low-Level Date
+/// Algorithms"). Years start in March internally, so that the leap day is the last of a year; an era is 400 years.
+/// The chrono crate does not suffice: its years end at 262,143, those of a `Date32` at 5,881,580.
 fn civil(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let era = days.div_euclid(146_097);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn every_day_follows_the_one_before() {
+    fn consecutive_days_have_consecutive_dates() {
         let length = |year: i64, month: i64| match month {
             2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
             2 => 28,
@@ -295,7 +295,7 @@ mod tests {
         let expected =
             [some(12.3, "12.3"), some(2.0, "2"), some(-0.05, "-0.05"), some(0.0, "0"), some(100.0, "100")];
         assert_eq!(decimals(vec![1230, 200, -5, 0, 10_000], 9, 2), expected);
-        // 2^53 + 1 tenths: no f64, and nearer to the one above than what dividing 2^53 would give.
+        // 2^53 + 1 tenths is not exact in f64: dividing the rounded 2^53 would give the next lower result.
         let digits = 9_007_199_254_740_993;
         assert_eq!(decimals(vec![digits], 38, 1), [some(900_719_925_474_099.3, "900719925474099.3")]);
         assert_eq!(decimals(vec![7], 5, -2), [some(700.0, "700")]);

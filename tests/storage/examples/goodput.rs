@@ -1,7 +1,7 @@
-//! What is left of the speed when requests fail: `cargo run --release -p millstream-test-storage --example goodput`.
+//! The throughput under failing requests: `cargo run --release -p millstream-test-storage --example goodput`.
 //!
-//! A server of 5 ms latency and 400 MB/s in all fails 0, 1, 5 and 20 % of the reads (503, 500, connections
-//! reset, bodies cut); 16 objects of 8 MiB are read whole, 8 at a time, five times each, in turn.
+//! A server with 5 ms latency and 400 MB/s of total bandwidth fails 0, 1, 5 and 20 % of the reads (503, 500, connection
+//! reset, truncated body). 16 objects of 8 MiB are read completely, 8 at a time, in five alternating rounds.
 
 #![allow(clippy::print_stdout)]
 
@@ -39,17 +39,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
             spec.gs.anonymous = Some(true);
             let stores = Stores::new(spec, 0);
             let objects = stores.list(&["gs://b/*".to_owned()], Path::new("/")).await?;
-            let begun = Instant::now();
+            let started = Instant::now();
             let reads = objects.iter().map(|object| object.read(0..object.size()));
             let read: Vec<_> = futures::stream::iter(reads).buffered(8).try_collect().await?;
             let bytes: usize = read.iter().map(|bytes| bytes.len()).sum();
-            rates.push(bytes as f64 / 1e6 / begun.elapsed().as_secs_f64());
+            rates.push(bytes as f64 / 1e6 / started.elapsed().as_secs_f64());
             let stats = stores.stats();
             let seen = [stats.requests, stats.retries, stats.hedges];
             counts.iter_mut().zip(seen).for_each(|(count, seen)| *count += seen);
         }
     }
-    println!("| failing | MB/s min | median | max | requests | retries | second requests |");
+    println!("| failing | MB/s min | median | max | requests | retries | hedged requests |");
     println!("|---|---|---|---|---|---|---|");
     for (failing_per_mille, _, rates, [requests, retries, hedges]) in &mut servers {
         rates.sort_by(f64::total_cmp);

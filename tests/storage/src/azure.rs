@@ -1,6 +1,6 @@
-//! What Azure Blob Storage does in its own way: how a listing is written, and uploads in blocks.
+//! The peculiarities of Azure Blob Storage: the form of listings, and uploads in blocks.
 //!
-//! Blocks that are never made an object of go by themselves, so giving an upload up asks for nothing.
+//! Blocks that never become an object expire, so aborting an upload needs no request.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,19 +12,19 @@ use bytes::{Bytes, BytesMut};
 use crate::listing::{Entry, Page, escaped};
 use crate::{State, lock};
 
-/// Blocks that are not part of an object yet, by the object's name and their own.
+/// Uncommitted blocks, by the object's name and their own.
 pub(crate) type Blocks = BTreeMap<String, BTreeMap<String, Bytes>>;
 
-/// Whether a listing is asked for as Azure has it.
+/// Whether a query requests a listing in Azure's form.
 pub(crate) fn is_listing(query: &BTreeMap<String, String>) -> bool {
     query.get("comp").is_some_and(|component| component == "list")
 }
 
-/// A page of a listing. Its tags have no quotes, unlike those of answers to reads.
+/// A page of a listing. Unlike in responses to reads, tags have no quotes.
 pub(crate) fn listed(page: &Page) -> String {
     let mut xml = String::from("<?xml version=\"1.0\" encoding=\"utf-8\"?><EnumerationResults><Blobs>");
     for entry in &page.entries {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = match entry {
             Entry::Object { key, size, tag } => write!(
                 xml,
@@ -44,7 +44,7 @@ pub(crate) fn listed(page: &Page) -> String {
     xml
 }
 
-/// `PUT` of a block, or of the list of blocks to make an object of; `None` when it is of something else.
+/// `PUT` of a block, or of the list of blocks that form an object; `None` for other queries.
 pub(crate) fn put(
     state: &State,
     name: &str,

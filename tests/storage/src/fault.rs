@@ -1,58 +1,58 @@
-//! Faults, by script and by chance.
+//! Scripted and random faults.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// What goes wrong with one request.
+/// A fault of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A read is answered with this status.
+    /// A read fails with this status.
     Status(u16),
-    /// A read's connection breaks before any of the body.
+    /// A read's connection is reset before any byte of the body.
     Reset,
-    /// A read's connection breaks after so many bytes of the body.
+    /// A read's connection is reset after this many bytes of the body.
     Cut(usize),
-    /// A read's body ends early, and says that it is whole.
+    /// A read's body is too short, but matches its content length.
     Short,
-    /// One bit of a read's body is wrong.
+    /// One bit of a read's body is flipped.
     Corrupt,
-    /// A read stops after half of the body, for this long.
+    /// A read pauses for this long after half of the body.
     Stall(Duration),
-    /// A read is not answered for this long.
+    /// A read gets no response for this long.
     Silence(Duration),
-    /// A read's body comes at so many bytes a second.
+    /// A read's body arrives at this many bytes per second.
     Trickle(u64),
-    /// The object is written again, with the same bytes turned round, just before the read.
+    /// The object is overwritten with its bytes in reverse order just before the read.
     Change,
-    /// A read gets the whole object, as from a server that knows no ranges.
+    /// A read gets the whole object, as from a server without range support.
     NoRange,
-    /// A page of a listing is answered with this status.
+    /// A page of a listing fails with this status.
     ListStatus(u16),
-    /// A listing's second or a later page is the one before it again.
+    /// A later page of a listing repeats the previous one.
     RepeatPage,
-    /// A listing's second or a later page is left out.
+    /// A later page of a listing is skipped.
     LosePage,
-    /// A write is answered with this status.
+    /// A write fails with this status.
     WriteStatus(u16),
-    /// A write is not answered for this long.
+    /// A write gets no response for this long.
     WriteSilence(Duration),
 }
 
 impl Fault {
-    fn is_of_listing(self) -> bool {
+    fn affects_listing(self) -> bool {
         matches!(self, Self::ListStatus(_) | Self::RepeatPage | Self::LosePage)
     }
 
-    fn is_of_later_page(self) -> bool {
+    fn affects_later_page(self) -> bool {
         matches!(self, Self::RepeatPage | Self::LosePage)
     }
 
-    fn is_of_write(self) -> bool {
+    fn affects_write(self) -> bool {
         matches!(self, Self::WriteStatus(_) | Self::WriteSilence(_))
     }
 }
 
-/// Faults to come.
+/// Pending faults.
 #[derive(Debug)]
 pub(crate) struct Script {
     pub(crate) queue: VecDeque<Fault>,
@@ -65,19 +65,19 @@ impl Script {
         Self { queue: VecDeque::new(), failing_per_mille, reads: 0 }
     }
 
-    /// The fault of a read.
-    pub(crate) fn of_read(&mut self) -> Option<Fault> {
-        self.next(|fault| !fault.is_of_listing() && !fault.is_of_write()).or_else(|| self.by_chance())
+    /// The fault of the next read, scripted or random.
+    pub(crate) fn for_read(&mut self) -> Option<Fault> {
+        self.next(|fault| !fault.affects_listing() && !fault.affects_write()).or_else(|| self.random())
     }
 
-    /// The fault of a page.
-    pub(crate) fn of_page(&mut self, later: bool) -> Option<Fault> {
-        self.next(|fault| fault.is_of_listing() && (later || !fault.is_of_later_page()))
+    /// The fault of the next page of a listing.
+    pub(crate) fn for_page(&mut self, later: bool) -> Option<Fault> {
+        self.next(|fault| fault.affects_listing() && (later || !fault.affects_later_page()))
     }
 
-    /// The fault of a write.
-    pub(crate) fn of_write(&mut self) -> Option<Fault> {
-        self.next(Fault::is_of_write)
+    /// The fault of the next write.
+    pub(crate) fn for_write(&mut self) -> Option<Fault> {
+        self.next(Fault::affects_write)
     }
 
     fn next(&mut self, fits: impl Fn(Fault) -> bool) -> Option<Fault> {
@@ -85,8 +85,8 @@ impl Script {
         self.queue.remove(next)
     }
 
-    /// The same requests fail in each run: the chance is a hash of the read's number (splitmix64).
-    fn by_chance(&mut self) -> Option<Fault> {
+    /// Reproducible: a hash of the read's number (SplitMix64) decides which reads fail.
+    fn random(&mut self) -> Option<Fault> {
         self.reads += 1;
         let mut hash = self.reads.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         hash = (hash ^ (hash >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -1,9 +1,9 @@
-//! An object store for tests: in memory, over HTTP, with faults by script.
+//! An object store for tests: in memory, over HTTP, with scripted faults.
 //!
-//! It speaks what `object_store` asks of Google Cloud Storage, which is the XML API, and so, with path-style
-//! addresses, of S3, and of Azure Blob Storage: listings with prefix, delimiter and pages, ranges, conditions,
-//! uploads in one and in parts. Beside it stands a metadata server that hands out tokens, so that credentials
-//! can be followed and withdrawn. It counts what it serves, object by object.
+//! It implements the requests that `object_store` makes to Google Cloud Storage (through the XML API, and thus, with
+//! path-style addresses, to S3) and to Azure Blob Storage: listings with prefix, delimiter and pages, ranges, conditions,
+//! and uploads in one or several parts. It also acts as a metadata server that issues tokens, so that tests can observe
+//! and revoke credentials. It counts what it serves per object.
 
 #![forbid(unsafe_code)]
 
@@ -29,18 +29,18 @@ pub use self::objects::Served;
 use self::fault::Script;
 use self::objects::Objects;
 
-/// How the server behaves when no fault is in the script.
+/// The server's behaviour apart from faults.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Bytes that all bodies together get in a second.
+    /// The total bandwidth for bodies.
     pub bytes_per_second: Option<u64>,
-    /// Time before each answer.
+    /// The delay before each response.
     pub latency: Duration,
-    /// Keys and directories on a page of a listing.
+    /// Keys and directories per page of a listing.
     pub page: usize,
-    /// Whether requests need a token of the metadata server's.
+    /// Whether requests require a token from the metadata server.
     pub tokens: bool,
-    /// Of 1,000 reads, how many fail, in one way or another.
+    /// The number of reads out of 1,000 that fail at random.
     pub failing_per_mille: u32,
 }
 
@@ -56,7 +56,7 @@ impl Default for Options {
     }
 }
 
-/// A running server; ends when dropped.
+/// A running server, stopped when dropped.
 #[derive(Debug)]
 pub struct Server {
     state: Arc<State>,
@@ -64,20 +64,20 @@ pub struct Server {
     serving: AbortHandle,
 }
 
-/// What requests share.
+/// State shared by all requests.
 #[derive(Debug)]
 struct State {
     options: Options,
     objects: Mutex<Objects>,
     script: Mutex<Script>,
-    /// When the line is free again.
+    /// When the simulated network link is next free.
     line: Mutex<Option<tokio::time::Instant>>,
     tokens: Mutex<Tokens>,
     uploads: Mutex<BTreeMap<u64, BTreeMap<u32, Bytes>>>,
     blocks: Mutex<azure::Blocks>,
 }
 
-/// Tokens handed out, of which those below `valid_from` are withdrawn.
+/// Issued tokens; those below `valid_from` are revoked.
 #[derive(Debug, Default)]
 struct Tokens {
     next: u64,
@@ -85,10 +85,10 @@ struct Tokens {
 }
 
 impl Server {
-    /// Starts a server on a free port of this host.
+    /// Starts a server on a free local port.
     ///
     /// # Errors
-    /// When there is none.
+    /// No port is free.
     pub async fn start(options: Options) -> io::Result<Self> {
         Self::start_at("127.0.0.1:0", options).await
     }
@@ -96,7 +96,7 @@ impl Server {
     /// Starts a server at `address`.
     ///
     /// # Errors
-    /// When the address is taken.
+    /// The address is in use.
     pub async fn start_at(address: &str, options: Options) -> io::Result<Self> {
         let listener = tokio::net::TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
@@ -112,7 +112,7 @@ impl Server {
         });
         let router = serve::router(Arc::clone(&state));
         let serving = tokio::spawn(async move {
-            // It does not end by itself.
+            // Runs until aborted.
             let _ = axum::serve(listener, router).await;
         });
         Ok(Self { state, address, serving: serving.abort_handle() })
@@ -123,17 +123,17 @@ impl Server {
         format!("http://{}", self.address)
     }
 
-    /// `HOST:PORT`, where the metadata server is too.
+    /// `HOST:PORT`, also of the metadata server.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Puts an object, `bucket/key`, in place of any there is.
+    /// Stores an object, `bucket/key`, replacing any previous one.
     pub fn put(&self, name: &str, bytes: impl Into<Bytes>) {
         lock(&self.state.objects).put(name, bytes.into());
     }
 
-    /// Removes an object.
+    /// Deletes an object.
     pub fn remove(&self, name: &str) {
         lock(&self.state.objects).remove(name);
     }
@@ -143,38 +143,38 @@ impl Server {
         lock(&self.state.objects).get(name).map(|object| object.bytes)
     }
 
-    /// Names of all objects.
+    /// The names of all objects.
     pub fn names(&self) -> Vec<String> {
         lock(&self.state.objects).names()
     }
 
-    /// Uploads that are neither objects yet nor given up.
+    /// The number of uploads in progress.
     pub fn uploads(&self) -> usize {
         lock(&self.state.uploads).len()
     }
 
-    /// What was served of an object.
+    /// The reads of an object so far.
     pub fn served(&self, name: &str) -> Served {
         lock(&self.state.objects).served(name)
     }
 
-    /// Has the next requests that `faults` fit fail so, one each, in this order.
+    /// Appends faults to the script. Each affects the next request of its kind.
     pub fn script(&self, faults: impl IntoIterator<Item = Fault>) {
         lock(&self.state.script).queue.extend(faults);
     }
 
-    /// Faults that no request has met yet.
+    /// The number of scripted faults that no request has met yet.
     pub fn unmet(&self) -> usize {
         lock(&self.state.script).queue.len()
     }
 
-    /// Takes no token any more that was handed out before.
-    pub fn withdraw_tokens(&self) {
+    /// Revokes all tokens issued so far.
+    pub fn revoke_tokens(&self) {
         let mut tokens = lock(&self.state.tokens);
         tokens.valid_from = tokens.next;
     }
 
-    /// Tokens handed out.
+    /// The number of tokens issued.
     pub fn tokens(&self) -> u64 {
         lock(&self.state.tokens).next
     }

@@ -1,4 +1,4 @@
-//! Listings, as `ListObjectsV2` and Google's XML API have them, and Azure in its own words.
+//! Listings, in the form of S3's `ListObjectsV2` and Google's XML API, and in Azure's form.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,10 +7,10 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 
 use crate::fault::Fault;
-use crate::serve::by_script;
+use crate::serve::scripted;
 use crate::{State, azure, lock};
 
-/// A page: keys and directories, and where the next page begins.
+/// A page: keys and directories, and the start of the next page.
 pub(crate) struct Page {
     pub(crate) entries: Vec<Entry>,
     pub(crate) next: Option<String>,
@@ -21,21 +21,21 @@ pub(crate) enum Entry {
     Directory(String),
 }
 
-/// Answers a request for a page.
+/// Responds to a request for a page.
 pub(crate) fn list(state: &State, bucket: &str, query: &BTreeMap<String, String>) -> Response {
     let text = |name: &str| query.get(name).map_or("", String::as_str);
-    let most = text("max-keys").parse().or_else(|_| text("maxresults").parse());
-    let most = most.unwrap_or(state.options.page).min(state.options.page);
+    let max = text("max-keys").parse().or_else(|_| text("maxresults").parse());
+    let max = max.unwrap_or(state.options.page).min(state.options.page);
     let (prefix, delimited) = (text("prefix"), !text("delimiter").is_empty());
     let token = query.get("continuation-token").or_else(|| query.get("marker"));
     let after = text("start-after");
     let from = token
         .cloned()
         .unwrap_or_else(|| if after > prefix { format!("{after}\0") } else { prefix.to_owned() });
-    let page = |from: &str| page(state, bucket, prefix, from, delimited, most);
-    let page = match lock(&state.script).of_page(token.is_some()) {
-        Some(Fault::ListStatus(status)) => return by_script(status),
-        // The page before this one began at most so many keys before.
+    let page = |from: &str| page(state, bucket, prefix, from, delimited, max);
+    let page = match lock(&state.script).for_page(token.is_some()) {
+        Some(Fault::ListStatus(status)) => return scripted(status),
+        // The first page, which precedes the second.
         Some(Fault::RepeatPage) => page(prefix),
         Some(Fault::LosePage) => match page(&from).next {
             Some(next) => page(&next),
@@ -50,7 +50,7 @@ pub(crate) fn list(state: &State, bucket: &str, query: &BTreeMap<String, String>
 fn listed(page: &Page) -> String {
     let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?><ListBucketResult>");
     for entry in &page.entries {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = match entry {
             Entry::Object { key, size, tag } => write!(
                 xml,
@@ -71,7 +71,7 @@ fn listed(page: &Page) -> String {
     xml
 }
 
-fn page(state: &State, bucket: &str, prefix: &str, from: &str, delimited: bool, most: usize) -> Page {
+fn page(state: &State, bucket: &str, prefix: &str, from: &str, delimited: bool, max: usize) -> Page {
     let objects = lock(&state.objects);
     let bucket = format!("{bucket}/");
     let mut page = Page { entries: Vec::new(), next: None };
@@ -81,7 +81,7 @@ fn page(state: &State, bucket: &str, prefix: &str, from: &str, delimited: bool, 
         if directory.as_ref().is_some_and(|directory| key.starts_with(directory.as_str())) {
             continue;
         }
-        if page.entries.len() == most {
+        if page.entries.len() == max {
             page.next = Some(key.to_owned());
             break;
         }

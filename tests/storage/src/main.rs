@@ -24,7 +24,7 @@ async fn main() -> std::io::Result<()> {
     std::future::pending().await
 }
 
-/// Puts the files below `directory`, as objects below `name`.
+/// Stores the files below `directory` as objects below `name`.
 fn put_all(server: &Server, directory: &Path, name: &str) -> std::io::Result<()> {
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;

@@ -1,15 +1,15 @@
-//! The objects themselves.
+//! The stored objects.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-/// What was served of one object.
+/// The reads of one object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
-    /// Reads answered, with a fault or without.
+    /// The number of reads, with or without a fault.
     pub requests: u64,
-    /// Bytes of their bodies.
+    /// The bytes of their bodies.
     pub bytes: u64,
 }
 
@@ -58,7 +58,7 @@ impl Objects {
         self.served.entry(name.to_owned()).or_default().requests += 1;
     }
 
-    /// Counts bytes of one.
+    /// Counts bytes of a read.
     pub(crate) fn add(&mut self, name: &str, bytes: u64) {
         self.served.entry(name.to_owned()).or_default().bytes += bytes;
     }
@@ -67,7 +67,7 @@ impl Objects {
         self.served.get(name).copied().unwrap_or_default()
     }
 
-    /// Objects whose names begin with `prefix` and are not below `from`, in order.
+    /// Objects with names that start with `prefix` and are not below `from`, in order.
     pub(crate) fn from(&self, prefix: &str, from: String) -> impl Iterator<Item = (&String, &Stored)> {
         let prefix = prefix.to_owned();
         self.stored.range(from..).take_while(move |(name, _)| name.starts_with(&prefix))

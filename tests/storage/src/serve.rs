@@ -1,4 +1,4 @@
-//! Requests and answers.
+//! HTTP requests and responses.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,15 +19,15 @@ use crate::fault::Fault;
 use crate::objects::Stored;
 use crate::{State, azure, listing, lock, upload};
 
-/// Bytes of a body sent at once.
+/// Bytes per chunk of a body.
 const CHUNK: usize = 64 << 10;
 const TOKEN: &str = "/computeMetadata/v1/instance/service-accounts/default/token";
 
 pub(crate) fn router(state: Arc<State>) -> Router {
-    Router::new().fallback(answer).layer(DefaultBodyLimit::disable()).with_state(state)
+    Router::new().fallback(respond_to).layer(DefaultBodyLimit::disable()).with_state(state)
 }
 
-async fn answer(
+async fn respond_to(
     Shared(state): Shared<Arc<State>>,
     method: Method,
     uri: Uri,
@@ -62,18 +62,18 @@ async fn write(
     headers: &HeaderMap,
     body: Bytes,
 ) -> Response {
-    let fault = lock(&state.script).of_write();
+    let fault = lock(&state.script).for_write();
     match fault {
-        Some(Fault::WriteStatus(status)) => return by_script(status),
+        Some(Fault::WriteStatus(status)) => return scripted(status),
         Some(Fault::WriteSilence(time)) => sleep(time).await,
         _ => {}
     }
     azure::put(state, name, query, &body).unwrap_or_else(|| upload::put(state, name, query, headers, body))
 }
 
-pub(crate) fn by_script(status: u16) -> Response {
+pub(crate) fn scripted(status: u16) -> Response {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    (status, "by script").into_response()
+    (status, "scripted fault").into_response()
 }
 
 /// The metadata server of a virtual machine.
@@ -107,12 +107,12 @@ async fn read(
 ) -> Response {
     let mut fault = None;
     if with_body {
-        // Before anything else: who asked may have gone by the time that there is an answer.
+        // Before responding, because the client may disconnect first.
         lock(&state.objects).count(name);
-        fault = lock(&state.script).of_read();
+        fault = lock(&state.script).for_read();
     }
     match fault {
-        Some(Fault::Status(status)) => return by_script(status),
+        Some(Fault::Status(status)) => return scripted(status),
         Some(Fault::Silence(time)) => sleep(time).await,
         Some(Fault::Change) => {
             let mut objects = lock(&state.objects);
@@ -163,8 +163,8 @@ fn respond(
         .header("accept-ranges", "bytes")
         .header("content-length", length);
     if range.is_some() {
-        let told = format!("bytes {}-{}/{size}", wanted.start, wanted.end.saturating_sub(1));
-        response = response.status(StatusCode::PARTIAL_CONTENT).header("content-range", told);
+        let content_range = format!("bytes {}-{}/{size}", wanted.start, wanted.end.saturating_sub(1));
+        response = response.status(StatusCode::PARTIAL_CONTENT).header("content-range", content_range);
     }
     let body = if with_body {
         let mut bytes = stored.bytes.slice(wanted.start..wanted.start + length);
@@ -182,7 +182,7 @@ fn respond(
         .unwrap_or_else(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response())
 }
 
-/// A body as the fault has it, at the line's speed; what is sent is counted.
+/// A body, altered by the fault, at the link's speed. Counts the bytes sent.
 fn body(
     state: Arc<State>,
     name: String,
@@ -219,7 +219,7 @@ fn body(
     })
 }
 
-/// Waits until the line has room for so many bytes.
+/// Waits until the simulated link has sent `bytes` bytes.
 async fn pass(state: &State, bytes: usize) {
     let Some(rate) = state.options.bytes_per_second else { return };
     let until = {

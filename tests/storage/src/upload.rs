@@ -1,4 +1,4 @@
-//! Writing objects, in one piece and in parts.
+//! Writing objects, in one or several parts.
 
 use std::collections::BTreeMap;
 
@@ -24,15 +24,15 @@ pub(crate) fn put(state: &State, name: &str, query: &Query, headers: &HeaderMap,
     let mut objects = lock(&state.objects);
     let wanted =
         headers.get("x-goog-if-generation-match").and_then(|value| value.to_str().ok()?.parse().ok());
-    let there = objects.get(name).map_or(0, |stored| stored.generation);
-    if wanted.is_some_and(|wanted: u64| wanted != there) {
+    let current = objects.get(name).map_or(0, |stored| stored.generation);
+    if wanted.is_some_and(|wanted: u64| wanted != current) {
         return StatusCode::PRECONDITION_FAILED.into_response();
     }
     let stored = objects.put(name, body);
     [("etag", stored.tag()), ("x-goog-generation", stored.generation.to_string())].into_response()
 }
 
-/// `POST`: an upload begins, or is made an object of.
+/// `POST`: starts or completes an upload.
 pub(crate) fn post(state: &State, name: &str, query: &Query) -> Response {
     let mut uploads = lock(&state.uploads);
     let Some(upload) = number(query, "uploadId") else {
@@ -52,13 +52,13 @@ pub(crate) fn post(state: &State, name: &str, query: &Query) -> Response {
     ([("x-goog-generation", stored.generation.to_string())], xml).into_response()
 }
 
-/// `DELETE`: of an object, or of an upload's parts.
+/// `DELETE`: of an object, or of an upload.
 pub(crate) fn delete(state: &State, name: &str, query: &Query) -> Response {
-    let was_there = match number(query, "uploadId") {
+    let existed = match number(query, "uploadId") {
         Some(upload) => lock(&state.uploads).remove(&upload).is_some(),
         None => lock(&state.objects).remove(name),
     };
-    if was_there { StatusCode::NO_CONTENT } else { StatusCode::NOT_FOUND }.into_response()
+    if existed { StatusCode::NO_CONTENT } else { StatusCode::NOT_FOUND }.into_response()
 }
 
 fn number(query: &Query, name: &str) -> Option<u64> {

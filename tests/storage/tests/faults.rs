@@ -1,4 +1,4 @@
-//! Each fault of a storage service ends in the right data or in the right error.
+//! Every fault of a storage service leads to correct data or to the correct error.
 
 #![allow(clippy::unwrap_used)]
 
@@ -28,7 +28,7 @@ async fn list(stores: &Stores, pattern: &str) -> Result<Vec<Object>, Error> {
     stores.list(&[pattern.to_owned()], Path::new("/")).await
 }
 
-/// A server with one object of `length` bytes, and that object.
+/// A server with one object of `length` bytes, that object, and its bytes.
 async fn one(length: usize, deadline_seconds: u32, options: Options) -> (Server, Object, Vec<u8>) {
     let server = Server::start(options).await.unwrap();
     let bytes = noise(length);
@@ -39,7 +39,7 @@ async fn one(length: usize, deadline_seconds: u32, options: Options) -> (Server,
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_passes_ends_in_the_right_data() {
+async fn transient_faults_are_recovered() {
     let faults = [
         Fault::Status(429),
         Fault::Status(500),
@@ -66,7 +66,7 @@ async fn what_passes_ends_in_the_right_data() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_faults_in_a_row_pass_too() {
+async fn many_consecutive_faults_are_recovered() {
     let (server, object, bytes) =
         one(5 * MIB, 60, Options { failing_per_mille: 300, ..Options::default() }).await;
     server.script([Fault::Status(503), Fault::Cut(100), Fault::Reset, Fault::Short]);
@@ -74,30 +74,29 @@ async fn many_faults_in_a_row_pass_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_came_of_a_cut_body_is_not_fetched_again() {
+async fn bytes_before_a_broken_connection_are_not_fetched_again() {
     let (server, object, bytes) = one(2 * MIB, 30, Options::default()).await;
     server.script([Fault::Cut(MIB + 1), Fault::Cut(MIB / 2)]);
     assert!(object.read(0..object.size()).await.unwrap() == bytes);
     let served = server.served("b/dir/a").bytes as usize;
-    // Of 3.5 MiB that starting anew would take; how much of a broken connection's bytes arrive is not ours
-    // to say.
+    // Starting over would take 3.5 MiB. How many bytes of a broken connection arrive is not under our control.
     assert!(served < 3 * MIB + MIB / 2, "{served}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_does_not_pass_is_an_error_with_its_reason() {
+async fn permanent_faults_are_errors_with_a_reason() {
     for (status, reason) in [(401, "401"), (403, "403"), (400, "400"), (503, "503")] {
         let (server, object, _) = one(1_000, 2, Options::default()).await;
         server.script([Fault::Status(status); 60]);
         let error = object.read(0..10).await.unwrap_err();
         assert!(matches!(error, Error::Storage { .. } | Error::GaveUp { .. }), "{error:?}");
-        let told = error.to_string();
-        assert!(told.starts_with("gs://b/dir/a: ") && told.contains(reason), "{status}: {told}");
+        let message = error.to_string();
+        assert!(message.starts_with("gs://b/dir/a: ") && message.contains(reason), "{status}: {message}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_changed_underfoot_is_named() {
+async fn a_concurrently_changed_object_is_named() {
     let (server, object, _) = one(1_000, 10, Options::default()).await;
     server.script([Fault::Change]);
     let error = object.read(0..10).await.unwrap_err();
@@ -105,14 +104,14 @@ async fn an_object_changed_underfoot_is_named() {
     let (server, object, _) = one(1_000, 10, Options::default()).await;
     server.remove("b/dir/a");
     assert!(matches!(object.read(0..10).await, Err(Error::Changed { .. })));
-    // Between two tries of one read.
+    // Changed between two attempts of one read.
     let (server, object, _) = one(200_000, 10, Options::default()).await;
     server.script([Fault::Cut(70_000), Fault::Change]);
     assert!(matches!(object.read(0..object.size()).await, Err(Error::Changed { .. })));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_read_that_hangs_is_left_at_once_when_called_off() {
+async fn a_hanging_read_is_cancelled_immediately() {
     let server = Server::start(Options::default()).await.unwrap();
     server.put("b/a", noise(1_000));
     let stores = stores(&server, 600);
@@ -130,7 +129,7 @@ async fn a_read_that_hangs_is_left_at_once_when_called_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bytes_cross_the_network_once_however_many_read_them() {
+async fn concurrent_readers_share_one_transfer() {
     let (server, object, bytes) =
         one(9 * MIB + 77, 60, Options { latency: Duration::from_millis(2), ..Options::default() }).await;
     let stores = stores(&server, 60);
@@ -142,7 +141,7 @@ async fn bytes_cross_the_network_once_however_many_read_them() {
     for reader in futures::future::join_all(readers).await {
         assert!(reader.unwrap() == bytes);
     }
-    // Five blocks, but for those that a busy machine made seem late.
+    // Five blocks, plus those that were hedged because a busy machine was slow.
     let (served, stats) = (server.served("b/dir/a"), stores.stats());
     assert_eq!(served.requests, 5 + stats.hedges);
     assert!(served.bytes <= bytes.len() as u64 + stats.hedges * (2 << 20));
@@ -150,15 +149,15 @@ async fn bytes_cross_the_network_once_however_many_read_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_straggler_is_overtaken_by_a_second_request() {
-    // On a busy machine other requests seem late as well, and what is saved up for second ones may be spent on
-    // them before the straggler comes: then it is waited out and tried again. Nobody is that unlucky each time.
+async fn a_straggler_is_overtaken_by_a_hedged_request() {
+    // On a busy machine other requests may be slow, too, and use up the hedging budget before the straggler, which is
+    // then retried after a timeout. This is improbable in every one of five attempts.
     let mut seen = Vec::new();
     for _ in 0..5 {
         let (server, object, bytes) = one(64 * MIB, 600, Options::default()).await;
         let stores = stores(&server, 600);
         let object = list(&stores, &object.address()).await.unwrap().remove(0);
-        // What requests usually take has to be known first.
+        // The usual latency must be known before a request can be late.
         assert!(object.read(0..40 << 20).await.unwrap() == bytes[..40 << 20]);
         server.script([Fault::Silence(Duration::from_secs(600))]);
         assert!(object.read(40 << 20..64 << 20).await.unwrap() == bytes[40 << 20..]);
@@ -172,7 +171,7 @@ async fn a_straggler_is_overtaken_by_a_second_request() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn listings_go_by_globs_and_pages() {
+async fn listings_support_globs_and_pages() {
     let server = Server::start(Options { page: 7, ..Options::default() }).await.unwrap();
     for at in 0..50 {
         server.put(&format!("b/d/part-{at:03}.gz"), "x");
@@ -198,7 +197,7 @@ async fn listings_go_by_globs_and_pages() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_listing_that_repeats_or_loses_a_page_is_made_again() {
+async fn a_listing_with_a_repeated_or_lost_page_is_repeated() {
     let server = Server::start(Options { page: 10, ..Options::default() }).await.unwrap();
     (0..95).for_each(|at| server.put(&format!("b/{at:03}"), "x"));
     let stores = stores(&server, 10);
@@ -224,7 +223,7 @@ async fn a_hundred_thousand_objects_are_listed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_written_is_there_whole_or_not_at_all() {
+async fn written_objects_are_complete_or_absent() {
     let server = Server::start(Options::default()).await.unwrap();
     let stores = stores(&server, 30);
     for length in [0, 1_000, 20 * MIB] {
@@ -243,7 +242,7 @@ async fn what_is_written_is_there_whole_or_not_at_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_web_server_is_read_too() {
+async fn plain_http_servers_can_be_read() {
     let server = Server::start(Options::default()).await.unwrap();
     server.put("site/a.csv", noise(3 * MIB));
     let stores = Stores::default();
@@ -253,12 +252,12 @@ async fn a_web_server_is_read_too() {
     assert!(matches!(object.read(0..1).await, Err(Error::Changed { .. })));
 }
 
-/// Runs in a process of its own, whose surroundings `tokens_come_from_the_metadata_server` makes.
+/// Runs in a separate process, in the environment set by `tokens_are_requested_again_after_revocation`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a metadata server in its environment"]
 async fn reads_with_tokens() {
     let object = list(&Stores::default(), "gs://b/a").await.unwrap().remove(0);
-    // Without a buffer of its own, each read is one of the server's.
+    // Without shared blocks, each read is a request.
     for at in 0..40 {
         object.read(at..1_000).await.unwrap();
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -266,7 +265,7 @@ async fn reads_with_tokens() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_come_from_the_metadata_server_and_new_ones_when_they_are_withdrawn() {
+async fn tokens_are_requested_again_after_revocation() {
     let server = Server::start(Options { tokens: true, ..Options::default() }).await.unwrap();
     server.put("b/a", noise(1_000));
     let nowhere = tempfile::tempdir().unwrap();
@@ -284,7 +283,7 @@ async fn tokens_come_from_the_metadata_server_and_new_ones_when_they_are_withdra
             break status;
         }
         tokio::time::sleep(Duration::from_millis(700)).await;
-        server.withdraw_tokens();
+        server.revoke_tokens();
     };
     assert!(status.success());
     assert!(server.tokens() > 1, "{} tokens", server.tokens());

@@ -1,4 +1,4 @@
-//! Files in a cloud: written as on a disk, and their damage found.
+//! Files in cloud storage: written like local files, and checked for damage.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +16,7 @@ use millstream_pipeline::storage::{StorageSpec, Stores};
 use millstream_test_storage::{Fault, Options, Server};
 use tokio::runtime::Runtime;
 
-/// A server, and how to reach it.
+/// A server and stores that access it.
 struct Cloud {
     runtime: Runtime,
     server: Server,
@@ -52,7 +52,7 @@ impl Cloud {
         })
     }
 
-    /// Reads all splits of `dataset`, a column of them; how many rows there are.
+    /// Reads one column of all splits of `dataset`. Returns the number of rows.
     fn read(&self, dataset: &Dataset) -> Result<usize, Error> {
         let column = ProjectedColumn { name: "c1".to_owned(), multi: false };
         let projection = Projection { columns: vec![column] };
@@ -69,20 +69,20 @@ impl Cloud {
 }
 
 #[test]
-fn files_are_written_there_as_they_are_here() {
+fn files_in_the_cloud_match_local_ones() {
     let cloud = Cloud::new();
     let directory = tempfile::tempdir().unwrap();
-    // Of several parts each.
+    // Large enough for multipart uploads.
     for (cloud_of, name) in [("gs", "a.tfrecord"), ("gs", "a.parquet"), ("gs", "a.csv"), ("az", "b.parquet")]
     {
-        let there = format!("{cloud_of}://b/made/{name}");
-        let there = cloud.generate(&there, 90_000, &Progress::default()).unwrap();
-        let here = directory.path().join(name);
-        let here = cloud.generate(here.to_str().unwrap(), 90_000, &Progress::default()).unwrap();
-        assert_eq!((there.bytes, there.files.len()), (here.bytes, 3));
-        for (there, here) in there.files.iter().zip(&here.files) {
-            let object = cloud.server.get(there.split_once("://").unwrap().1).unwrap();
-            assert!(object == std::fs::read(here).unwrap(), "{there}");
+        let remote = format!("{cloud_of}://b/made/{name}");
+        let remote = cloud.generate(&remote, 90_000, &Progress::default()).unwrap();
+        let local = directory.path().join(name);
+        let local = cloud.generate(local.to_str().unwrap(), 90_000, &Progress::default()).unwrap();
+        assert_eq!((remote.bytes, remote.files.len()), (local.bytes, 3));
+        for (remote, local) in remote.files.iter().zip(&local.files) {
+            let object = cloud.server.get(remote.split_once("://").unwrap().1).unwrap();
+            assert!(object == std::fs::read(local).unwrap(), "{remote}");
         }
     }
     assert_eq!(cloud.server.uploads(), 0);
@@ -92,7 +92,7 @@ fn files_are_written_there_as_they_are_here() {
 }
 
 #[test]
-fn a_blob_changed_underfoot_is_named() {
+fn a_concurrently_changed_blob_is_named() {
     let cloud = Cloud::new();
     cloud.generate("az://b/a.tfrecord", 3_000, &Progress::default()).unwrap();
     let dataset = cloud.open("az://b/a-00001-of-*");
@@ -105,7 +105,7 @@ fn a_blob_changed_underfoot_is_named() {
 }
 
 #[test]
-fn a_run_that_is_called_off_leaves_nothing_there() {
+fn a_cancelled_run_leaves_no_objects_or_uploads() {
     let cloud = Cloud::new();
     let progress = Arc::new(Progress::default());
     std::thread::scope(|scope| {
@@ -120,7 +120,7 @@ fn a_run_that_is_called_off_leaves_nothing_there() {
 }
 
 #[test]
-fn a_write_is_tried_again_where_that_may_help() {
+fn transient_write_errors_are_retried() {
     let cloud = Cloud::new();
     cloud.server.script([503, 429, 500].map(Fault::WriteStatus));
     for address in ["gs://b/a.tfrecord", "az://b/a.tfrecord"] {
@@ -135,7 +135,7 @@ fn a_write_is_tried_again_where_that_may_help() {
 }
 
 #[test]
-fn a_write_that_hangs_is_left_at_once_when_called_off() {
+fn a_hanging_write_is_cancelled_immediately() {
     let cloud = Cloud::new();
     cloud.server.script([Fault::WriteSilence(Duration::from_secs(600))]);
     std::thread::scope(|scope| {
@@ -161,6 +161,6 @@ fn a_corrupted_body_is_damage_with_an_address() {
     assert_eq!(cloud.server.unmet(), 0);
     assert!(matches!(&error, Error::Damage { .. }), "{error}");
     assert!(error.to_string().contains("gs://b/a-00001-of-00003.tfrecord"), "{error}");
-    // What was wrong is not kept for the next reader.
+    // The damaged bytes are not cached for the next reader.
     assert_eq!(cloud.read(&dataset).unwrap(), 1_000);
 }
