@@ -143,7 +143,7 @@ fn check_reports_the_gpus_and_libraries_of_the_host() {
 fn a_single_gpu_job_does_not_need_nccl() {
     let job = TinyJob::new();
     let (without, old) = (Variant::default().without(Library::Nccl), Variant::default());
-    for (variant, told) in [
+    for (variant, message) in [
         (without, "(NCCL) is not on this host (looked for libnccl.so.2): for jobs on several GPUs install"),
         (
             old.with_version(Library::Nccl, 2_080),
@@ -153,11 +153,11 @@ fn a_single_gpu_job_does_not_need_nccl() {
         let stand_in = StandIn::of(&variant).unwrap();
         let run = |words: &[&str]| run(job.directory(), stand_in.folder(), &[], &[words, &ON_CUDA].concat());
         let check = run(&["check", "job.toml"]);
-        let line = check.stdout.lines().find(|line| line.contains(told));
-        assert!(line.is_some_and(|line| line.contains("libnccl2 (deb)")), "{told}: {}", check.stdout);
+        let line = check.stdout.lines().find(|line| line.contains(message));
+        assert!(line.is_some_and(|line| line.contains("libnccl2 (deb)")), "{message}: {}", check.stdout);
         let document: Value = serde_json::from_str(&run(&["check", "job.toml", "--json"]).stdout).unwrap();
         let found = &document["host"]["libraries"][3];
-        assert!(found["version"].is_null() && found["problem"].as_str().unwrap().contains(told), "{found}");
+        assert!(found["version"].is_null() && found["problem"].as_str().unwrap().contains(message), "{found}");
         let trained = run(&["train", "job.toml", "--json", "--set", "data.epochs=1"]);
         assert_eq!(trained.code, Some(0), "{}", trained.stderr);
         assert!(!trained.stderr.contains("NCCL"), "{}", trained.stderr);

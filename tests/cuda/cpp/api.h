@@ -1,5 +1,5 @@
-// The parts of the driver's interface that the stand-in speaks, written from its documentation: names, numbers and
-// layouts are those of CUDA 12 and 13.
+// The part of the driver API that the stand-in implements, written from its documentation: names, numbers and layouts
+// are those of CUDA 12 and 13.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ using CUgraph = struct CUgraph_st*;
 using CUgraphNode = struct CUgraphNode_st*;
 using CUgraphExec = struct CUgraphExec_st*;
 
-// Name, number and what cuGetErrorString says of it.
+// Name, number, and the text of cuGetErrorString.
 #define CUDA_RESULTS(RESULT)                                                                      \
     RESULT(CUDA_SUCCESS, 0, "no error")                                                           \
     RESULT(CUDA_ERROR_INVALID_VALUE, 1, "invalid argument")                                       \

@@ -1,7 +1,7 @@
-// Stands in for cuBLASLt: products of column-major matrices, with the epilogues that make a layer's steps of them.
+// The stand-in of cuBLASLt: products of column-major matrices, with the epilogues of a layer's steps.
 //
-// What the library does not offer for a combination of formats is CUBLAS_STATUS_NOT_SUPPORTED, as in the tables of
-// cublasLtMatmul's documentation. The work itself is a stream's, put there by the driver's stand-in in the same folder.
+// Combinations of formats that the library does not support, according to the tables of cublasLtMatmul's documentation, are
+// CUBLAS_STATUS_NOT_SUPPORTED. The driver's stand-in in the same folder enqueues the work in a stream.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// From the variant that is linked in: 12080 is 12.8.
+// From the linked variant: 12080 is 12.8.
 extern "C" const int stand_in_version;
 extern "C" const bool stand_in_has_plain_products;
 
@@ -91,7 +91,7 @@ cublasStatus_t enter(const char* function) {
     return script.call(function);
 }
 
-// When the product runs.
+// Called when the product runs.
 CUresult run(void* raw) {
     const Product& it = *static_cast<const Product*>(raw);
     auto reaches = [](const void* at, size_t bytes) {
@@ -107,7 +107,7 @@ CUresult run(void* raw) {
         there &= reaches(it.desc.aux,
                          size_t((it.ld.batches - 1) * it.desc.aux_stride + it.n() * it.desc.aux_ld) / 8);
     if (!there) return CUDA_ERROR_ILLEGAL_ADDRESS;
-    // Whoever else relies on the workspace at this time finds it overwritten.
+    // Overwrites the workspace, so that concurrent use of it is noticed.
     if (it.workspace_bytes != 0) std::memset(it.workspace, 0xff, it.workspace_bytes);
     for (int64_t batch = 0; batch < it.ld.batches; ++batch) multiply(it, batch);
     return CUDA_SUCCESS;
@@ -297,7 +297,7 @@ EXPORT cublasStatus_t cublasLtMatmulPreferenceSetAttribute(Preference* preferenc
         case 7:
         case 8: return set(preference->alignment[attribute - 5], from, bytes);
         case 0:
-        case 3: return CUBLAS_STATUS_SUCCESS;  // search mode, schemes of reduction: one algorithm fits all
+        case 3: return CUBLAS_STATUS_SUCCESS;  // search mode and reduction schemes do not matter to the only algorithm
         default: return CUBLAS_STATUS_INVALID_VALUE;
     }
 }
@@ -308,8 +308,8 @@ EXPORT cublasStatus_t cublasLtMatmulPreferenceDestroy(Preference* preference) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// One algorithm, which wants some of the workspace that it may have, and the alignment it was promised (of which the
-// library's make use up to 16 bytes).
+// Returns one algorithm, which uses some of the available workspace and requires the promised alignment (of which the real
+// library uses up to 16 bytes).
 EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(Handle*, const MatmulDesc* desc, const MatrixLayout* a,
                                                      const MatrixLayout* b, const MatrixLayout* c,
                                                      const MatrixLayout* d, const Preference* preference,
@@ -346,14 +346,14 @@ EXPORT cublasStatus_t cublasLtMatmul(Handle*, const MatmulDesc* desc, const void
     auto product = std::make_unique<Product>();
     *product = {*desc, *static_cast<const float*>(alpha), *static_cast<const float*>(beta), a, b, c, d, *la, *lb, *lc,
                 *ld, workspace, algo == nullptr ? 0 : algo->workspace_bytes};
-    // "D can be C if their layouts are the same"; what a product reads it must not write otherwise.
+    // "D can be C if their layouts are the same"; otherwise a product must not write its inputs.
     bool in_place = c == d && lc->ld == ld->ld && lc->stride == ld->stride;
     if (overlap(d, span(*ld), a, span(*la)) || overlap(d, span(*ld), b, span(*lb)) ||
         (product->beta != 0 && !in_place && overlap(d, span(*ld), c, span(*lc))))
         return CUBLAS_STATUS_INVALID_VALUE;
     bool has_bias = product->has(BIAS | BGRAD | BGRADA | BGRADB), has_aux = product->has(AUX);
     if ((has_bias && desc->bias == nullptr) || (has_aux && desc->aux == nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
-    // Freed by the stream, also when it refuses.
+    // Freed by the stream, even if enqueueing fails.
     CUresult enqueued = driver().enqueue(
         stream, "a product", run, [](void* raw) { delete static_cast<Product*>(raw); }, product.release());
     return enqueued == CUDA_SUCCESS ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;

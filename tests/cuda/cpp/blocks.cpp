@@ -40,7 +40,7 @@ void Multiprocessor::run_block(std::uint64_t index) {
     if (fault_.signal != 0) explain_fault();
 }
 
-// All threads stand in the queue: warp by warp or scattered.
+// Queues all threads, warp by warp or scattered.
 void Multiprocessor::fill_queue(State from) {
     head_ = tail_ = queue_room;
     std::memset(state_, from, count_);
@@ -58,7 +58,7 @@ void Multiprocessor::fill_queue(State from) {
     }
 }
 
-// Of every fiber: runs the thread it was resumed for, then others that have not begun, as they come.
+// The loop of every fiber: runs the thread for which it was resumed, then threads that have not started.
 void Multiprocessor::fiber_main() {
     Multiprocessor& multiprocessor = of_this_thread();
     Fiber* self = multiprocessor.fiber_[on_host::this_thread()->number];
@@ -85,8 +85,8 @@ void Multiprocessor::start(Fiber* self, unsigned number) {
                                number / dimensions.x / dimensions.y};
 }
 
-// What a fiber goes on with when its thread has returned. Gives up the fiber if the next one has its own; then this
-// returns when somebody has taken the fiber out of the pool.
+// Selects the next thread for a fiber whose thread has returned. If that thread has its own fiber, returns this fiber to
+// the pool, and returns once it is reused.
 bool Multiprocessor::next_in_place(Fiber* self, unsigned& number) {
     if (head_ != tail_ && state_[queue_[head_ % queue_room]] == unstarted) {
         number = queue_[head_++ % queue_room];
@@ -118,12 +118,12 @@ void Multiprocessor::resume_next(void** save) {
         return;
     }
     state_[number] = ready;
-    // Stacks of other threads are seldom in the nearest cache: that of the one after this is fetched meanwhile.
+    // Stacks of other threads are rarely in L1: prefetch that of the next thread.
     auto* coming = static_cast<char*>(suspended_[queue_[head_ % queue_room]]);
     __builtin_prefetch(coming);
     __builtin_prefetch(coming + 64);
     __builtin_prefetch(on_host::thread_at(coming));
-    // The last to come to a barrier may be the first to go on.
+    // The last thread to reach a barrier may be the first to continue.
     if (save != &suspended_[number]) stand_in_switch(save, suspended_[number]);
 }
 
@@ -151,7 +151,7 @@ int Multiprocessor::barrier(on_host::Barrier kind, int predicate, on_host::Place
         self.fill_queue(at_barrier);
     }
     self.wait(number, at_barrier);
-    // Nobody can pass the next barrier before all have taken this one's result.
+    // No thread can pass the next barrier before all have read this one's result.
     return self.barrier_result_;
 }
 
@@ -169,11 +169,11 @@ on_host::u64 Multiprocessor::exchange(on_host::Exchange kind, unsigned mask, on_
     } else {
         self.wait(number, in_exchange);
     }
-    // Its own: other lanes may be served anew before this one goes on.
+    // Stored per lane: other lanes may complete another exchange before this one continues.
     return warp.lanes[lane].taken;
 }
 
-// All lanes of `mask` have come, `last` the last of them: each gets its result, and goes on.
+// Completes an exchange once all lanes of `mask` have arrived, `last` being the last: each gets its result and continues.
 void Multiprocessor::complete(Warp& warp, unsigned mask, unsigned last, unsigned first_thread) {
     on_host::Exchange kind = warp.lanes[last].kind;
     unsigned voted = 0;

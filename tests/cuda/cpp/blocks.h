@@ -1,14 +1,13 @@
-// How a block runs: its threads, one after another, until each waits or has returned.
+// Executes a block: runs its threads one after another, each until it waits or returns.
 //
-// Threads that are ready stand in a queue. A thread that has not begun is run in place by whichever fiber is free, so
-// a kernel without barriers costs a call a thread; one that waits keeps its fiber, and another goes on. Which thread
-// comes first after the start and after each barrier is random (Order), as is whether lanes that an exchange has
-// served go on at once or after all others.
+// Ready threads are queued. A thread that has not started runs on whichever fiber is free, so a kernel without barriers
+// costs one call per thread; a waiting thread keeps its fiber, and another one runs. The order of threads at the start and
+// after each barrier is random (Order), and so is whether lanes served by an exchange continue immediately or after all
+// others.
 //
-// When none is ready and not all have returned, some wait for what never comes: a barrier that not all threads reach,
-// or an exchange that lanes of its mask skip. The device would hang, or go on with undefined values; here the launch
-// fails, with a message. Threads that have returned count as missing too, though compute capability 7.0 and later
-// forgives that.
+// If no thread is ready but not all have returned, some wait forever: at a barrier that not all threads reach, or in an
+// exchange that lanes of its mask skip. A device would hang, or continue with undefined values; here the launch fails with a
+// message. Threads that have returned count as missing, too, although compute capability 7.0 and later tolerates that.
 #pragma once
 
 #include <cstdarg>
@@ -22,10 +21,10 @@
 
 namespace stand_in {
 
-// What memory holds before it is written: NaN in every format of floating point, and indices far out of bounds.
+// The contents of unwritten memory: NaN in every floating-point format, and indices far out of bounds.
 constexpr unsigned char poison = 0xff;
 constexpr unsigned most_threads = 1024;
-constexpr size_t most_shared_bytes = 227 << 10;  // of a block, compute capability 9.0
+constexpr size_t most_shared_bytes = 227 << 10;  // per block, compute capability 9.0
 
 inline std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));
 inline std::string format(const char* text, ...) {
@@ -42,7 +41,7 @@ struct Failure {
     std::string why;
 };
 
-// A signal while a kernel ran.
+// A signal raised while a kernel ran.
 struct Fault {
     int signal = 0;
     std::uintptr_t address = 0;
@@ -56,16 +55,16 @@ struct Launch {
     on_host::Index grid{}, dimensions{};
     size_t shared_bytes = 0;
     const void* args = nullptr;
-    // The kernel's static shared memory as this thread of the host has it.
+    // The kernel's static shared memory in this host thread.
     void* static_shared = nullptr;
     size_t static_bytes = 0;
 };
 
-// Runs blocks, for one thread of the host at a time.
+// Executes blocks, for one host thread at a time.
 class Multiprocessor {
 public:
     Multiprocessor() : fibers_(fiber_main) {
-        // Dynamic shared memory ends where a page that may not be touched begins.
+        // Dynamic shared memory ends at an inaccessible page.
         constexpr size_t room = 256 << 10, beyond = 64 << 10;
         static_assert(room >= most_shared_bytes && room % beyond == 0, "whole pages of any size");
         void* mapped = mmap(nullptr, room + beyond, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -75,11 +74,11 @@ public:
     }
     Multiprocessor(const Multiprocessor&) = delete;
 
-    // All blocks of a launch, in an order that follows from the seed.
+    // Executes all blocks of a launch, in an order determined by the seed.
     Failure run(const Launch& launch, std::uint64_t seed);
 
-    // For the handler of signals, which has little room: notes why the running launch has failed, and says where to go
-    // on.
+    // For the signal handler, which has little stack: records why the running launch failed, and returns where to
+    // continue.
     void* fault(const Fault& fault) {
         fault_ = fault;
         return outside_;
@@ -89,13 +88,13 @@ public:
         return address - reinterpret_cast<std::uintptr_t>(shared_end_) < (64 << 10);
     }
 
-    // What runs on this thread of the host.
+    // The block that this host thread is executing.
     static thread_local Multiprocessor* running;
 
 private:
     enum State : unsigned char { unstarted, ready, at_barrier, in_exchange, returned };
 
-    // A lane that has come to an exchange.
+    // A lane that has reached an exchange.
     struct Lane {
         on_host::u64 given, taken;
         on_host::Place place;
@@ -128,7 +127,7 @@ private:
     [[gnu::noinline]] void complete(Warp& warp, unsigned mask, unsigned last, unsigned first_thread);
     std::string where(unsigned thread) const;
     [[noreturn]] void end(CUresult code, std::string why);
-    // Out of line, so that threads that wait leave little on their stacks.
+    // Not inlined, so that waiting threads occupy little stack.
     [[noreturn, gnu::cold, gnu::noinline]] void end_apart(unsigned thread, on_host::Place place);
     [[noreturn, gnu::cold, gnu::noinline]] void end_unnamed(unsigned thread, unsigned lane, unsigned mask,
                                                             on_host::Place place);
@@ -155,8 +154,8 @@ private:
     unsigned count_ = 0, returned_ = 0;
     State state_[most_threads];
     Fiber* fiber_[most_threads];
-    void* suspended_[most_threads]{};  // the stack pointers of those that wait
-    unsigned short queue_[queue_room]{};  // of whichever threads; read beyond its end, to fetch what may come
+    void* suspended_[most_threads]{};  // the stack pointers of waiting threads
+    unsigned short queue_[queue_room]{};  // ready threads; read past the end by a prefetch
     unsigned head_ = 0, tail_ = 0;
     bool eager_lanes_ = false;
     Warp warps_[most_threads / 32];

@@ -18,7 +18,7 @@
 
 extern char** environ;
 
-// From the variant that is linked in: 12080 is 12.8.
+// From the linked variant: 12080 is 12.8.
 extern "C" const int stand_in_version;
 
 namespace fs = std::filesystem;
@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 namespace stand_in {
 namespace {
 
-// The folder this library lies in.
+// The folder of this library.
 fs::path folder() {
     Dl_info info;
     dladdr(reinterpret_cast<void*>(&folder), &info);
@@ -72,9 +72,9 @@ std::string compiler() {
     return named != nullptr && *named != '\0' ? named : "c++";
 }
 
-// Every operation is rounded by itself, as a kernel's arithmetic is where it says so; a device contracts the rest.
-// Type punning by pointers is common in kernels, and their compiler allows it. There are no headers but a program's
-// own. Thread-local variables lie where the loader can tell (modules.cpp).
+// Every operation is rounded separately, as a kernel's arithmetic is where requested; a device contracts the rest. Type
+// punning by pointers is common in kernels, and nvcc allows it. Only a program's own headers exist. The TLS dialect lets the
+// loader locate thread-local variables (modules.cpp).
 const char* const flags[] = {
     "-O2",
     "-shared",
@@ -95,7 +95,7 @@ const char* const flags[] = {
     "-Wno-attributes",
 };
 
-// Runs a command, with what it says in `log`. Whether it succeeded.
+// Runs a command with its output in `log`. Returns whether it succeeded.
 bool run(const std::vector<std::string>& command, const fs::path& log) {
     std::vector<char*> words;
     for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
@@ -146,7 +146,7 @@ bool parse(int count, const char* const* texts, Options& options, std::string& l
     };
     static const std::set<std::string> standards{"c++03", "c++11", "c++14", "c++17", "c++20"};
     std::string value;
-    // Whether a text is one of these options, its value after "=", in the next text or, of -D and -U, right behind.
+    // Whether a text is one of these options. Its value follows "=", is the next text or, for -D and -U, follows directly.
     auto is = [&](int& i, std::initializer_list<std::string> names) {
         std::string text = texts[i];
         for (const std::string& name : names) {
@@ -186,7 +186,7 @@ bool parse(int count, const char* const* texts, Options& options, std::string& l
 std::string compile(Program& program, const Options& options) {
     fs::path here = folder(), object = here / "kernels" / (key_of(program, options) + ".so");
     if (fs::exists(object)) return object.string();
-    // A folder of this call's own: copies of the stand-ins in one process keep kernels in one place.
+    // A folder for this call alone: copies of the stand-ins in one process share the kernels' folder.
     fs::create_directories(object.parent_path());
     std::string work_name = object.string() + ".XXXXXX";
     if (mkdtemp(work_name.data()) == nullptr) return program.log = "no folder to compile in\n", std::string();

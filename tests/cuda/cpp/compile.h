@@ -1,7 +1,7 @@
-// Kernels compiled for the host.
+// Compiles kernels for the host.
 //
-// Objects are kept in the folder `kernels` beside the library, named after a hash of all that they follow from, so that
-// a kernel is compiled once for all processes; a file comes under its name whole or not at all.
+// Objects are cached in the folder `kernels` beside the library, named by a hash of all their inputs, so that a kernel is
+// compiled once for all processes. A file appears under its name only when it is complete.
 #pragma once
 
 #include <string>
@@ -21,13 +21,13 @@ struct Options {
     std::vector<std::string> passed_on;
 };
 
-// Those that this version knows, least first.
+// The architectures that this version supports, in ascending order.
 std::vector<int> architectures();
 
-// Options as NVRTC takes them. What it is not known to take is an error, told in `log`.
+// Parses options in NVRTC's form. An unsupported option is an error, reported in `log`.
 bool parse(int count, const char* const* texts, Options& options, std::string& log);
 
-// Compiles a program, with what the compiler says in its log. The path of the object, or "".
+// Compiles a program and stores the compiler's output in its log. Returns the path of the object, or "".
 std::string compile(Program& program, const Options& options);
 
 }  // namespace stand_in

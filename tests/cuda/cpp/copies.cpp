@@ -8,21 +8,21 @@
 namespace stand_in {
 namespace {
 
-// Why a range of device memory cannot be used. Empty: it can.
+// Why a range of device memory cannot be used; empty if it can.
 std::string unreachable(const char* what, std::uintptr_t address, size_t bytes) {
     const Arena& memory = driver().device_memory;
     if (memory.holds(address, bytes)) return "";
     return format("%s %zu bytes at %s", what, bytes, memory.describe(address).c_str());
 }
 
-// The same of either side of a copy; what the host has must be page-locked.
+// The same for either side of a copy; host memory must be page-locked.
 std::string unusable(const char* what, const Rows& rows, Area area) {
     if (rows.on_device) return unreachable(what, rows.at, area.span(rows));
     if (locked(rows.at, area.span(rows)) == page_locked) return "";
     return format("%s memory of the host that is not page-locked (any more)", what);
 }
 
-// Graphs may outlive what they use, so it is looked at again when work runs.
+// Graphs may outlive the memory they use, so it is checked again when work runs.
 Failure illegal(std::string why) {
     if (why.empty()) return {};
     return {CUDA_ERROR_ILLEGAL_ADDRESS, std::move(why)};
@@ -45,7 +45,7 @@ CUresult check(const Rows& to, const Rows& from, Area area) {
     return CUDA_SUCCESS;
 }
 
-// From pageable memory: the bytes are the work's own.
+// From pageable memory: the work owns a copy of the bytes.
 Shared make_staged(Rows to, Rows from, Area area) {
     auto staged = std::make_shared<std::vector<unsigned char>>(area.width * area.height);
     Rows rows{reinterpret_cast<std::uintptr_t>(staged->data()), area.width, false};
@@ -62,7 +62,7 @@ Shared make_staged(Rows to, Rows from, Area area) {
                                        }});
 }
 
-// Into pageable memory: nothing to check but the device's side, since the caller waits for it.
+// Into pageable memory: only the device side needs a check, because the caller waits.
 Shared make_awaited(Rows to, Rows from, Area area) {
     return std::make_shared<Work>(Work{"a copy", [=](std::uint64_t) -> Failure {
                                            copy_rows(to, from, area);

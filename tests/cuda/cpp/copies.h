@@ -1,11 +1,11 @@
-// Copies and fills as work, for streams and graphs.
+// Copies and fills as work items, for streams and graphs.
 #pragma once
 
 #include "driver.h"
 
 namespace stand_in {
 
-// Rows of bytes, of which each begins `pitch` bytes after the one before.
+// Rows of bytes, `pitch` bytes apart.
 struct Rows {
     std::uintptr_t at;
     size_t pitch;
@@ -20,17 +20,17 @@ struct Area {
 
 enum Locked { pageable, page_locked, partly };
 
-// How a range of the host's memory is held.
+// How a range of host memory is allocated.
 Locked locked(std::uintptr_t address, size_t bytes);
 
-// Checks that the memory is there, and makes work that copies when it runs. Memory of the host has to be page-locked by
+// Checks the memory ranges and returns work that copies when it runs. Host memory must be page-locked by
 // then.
 CUresult make_copy(Rows to, Rows from, Area area, Shared& work);
 // `elements` of 1, 2 or 4 bytes in each of `rows`.
 CUresult make_fill(CUdeviceptr at, size_t pitch, unsigned value, unsigned element, size_t elements, size_t rows,
                    Shared& work);
 
-// The stream behind a handle, or why there is none.
+// The stream behind a handle, or the error if there is none.
 std::shared_ptr<Stream> find_stream(CUstream handle, CUresult& fault);
 
 }  // namespace stand_in

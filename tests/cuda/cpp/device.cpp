@@ -3,14 +3,14 @@
 
 #include "driver.h"
 
-// From the variant that is linked in: 12080 is CUDA 12.8.
+// From the linked variant: 12080 is CUDA 12.8.
 extern "C" const int stand_in_version;
 
 using namespace stand_in;
 
 namespace {
 
-// What an H100 says.
+// The attributes of an H100.
 int usual(int attribute) {
     switch (attribute) {
         case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: return most_threads;
@@ -61,7 +61,7 @@ int stand_in_attribute_of_device(int attribute) {
 EXPORT CUresult cuInit(unsigned flags) {
     ENTRY(nothing);
     if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
-    // "CUDA_ERROR_NO_DEVICE: no CUDA-capable devices were detected" comes as early as here.
+    // "CUDA_ERROR_NO_DEVICE: no CUDA-capable devices were detected" is reported already here.
     if (driver().devices == 0) return CUDA_ERROR_NO_DEVICE;
     driver().is_initialised = true;
     return CUDA_SUCCESS;
@@ -145,7 +145,7 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     Context& it = driver().contexts[device];
     if (it.retained == 0) return driver().refuse(CUDA_ERROR_INVALID_CONTEXT, "a context released once too often");
     if (it.retained == 1) {
-        // The last release destroys the context, with all that it holds, and its error.
+        // The last release destroys the context, everything it owns, and its error.
         driver().wait(entry.lock, it, nullptr, [&] { return driver().is_idle(it); });
         driver().reset(it);
     } else {

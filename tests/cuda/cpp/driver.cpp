@@ -1,4 +1,4 @@
-// How a call begins and how work is run; see work.h for the rules.
+// The prologue of calls and the execution of work; see work.h for the rules.
 #include "driver.h"
 
 #include <cstdio>
@@ -13,7 +13,7 @@ namespace stand_in {
 thread_local Context* current = nullptr;
 
 Driver& driver() {
-    // Never destroyed: threads may call until the very end of the process.
+    // Never destroyed: threads may make calls until the process exits.
     static Driver* driver = new Driver;
     return *driver;
 }
@@ -112,7 +112,7 @@ bool Driver::is_running() const {
     return false;
 }
 
-// A stream whose first item may run now, at random.
+// A random stream whose first item may run now.
 Stream* Driver::choose() {
     Stream* chosen = nullptr;
     unsigned legal = 0;
@@ -124,7 +124,7 @@ Stream* Driver::choose() {
     return chosen;
 }
 
-// The stream that has to go on for `wanted` to go on, if its first item may run now.
+// The stream that `wanted` depends on, if its first item may run now.
 Stream* Driver::choose_for(Stream* wanted) {
     while (wanted != nullptr && !wanted->items.empty() && !is_legal(wanted->items.front())) {
         const Item& item = wanted->items.front();
@@ -175,7 +175,7 @@ void Driver::run_first(std::unique_lock<std::mutex>& lock, Stream& stream) {
         if (finished) graph.finished->done = true;
     }
     stream.running = false;
-    // After a failure nothing is left.
+    // A failure discards all pending work.
     if (finished && !stream.items.empty()) stream.items.pop_front();
     if (context.error != CUDA_SUCCESS) stream.items.clear();
     changed.notify_all();

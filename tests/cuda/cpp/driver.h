@@ -1,4 +1,4 @@
-// The driver as a whole: what it holds, how a call begins, and how work is run.
+// The driver: its state, the prologue of calls, and the execution of work.
 #pragma once
 
 #include <set>
@@ -16,21 +16,21 @@ struct Executable;
 
 constexpr int most_devices = 16;
 
-// What a call needs before it does anything.
+// The preconditions of a call.
 enum Needs { nothing, initialised, context };
 
 struct Driver {
     std::mutex mutex;
-    std::condition_variable changed;  // work has been done, or has failed
+    std::condition_variable changed;  // work has finished or failed
 
     bool is_initialised = false;
     int devices = 1;
-    std::uint64_t memory_bytes = std::uint64_t(8) << 30;  // of each device
-    std::unordered_map<int, int> attributes;              // that differ from the usual
+    std::uint64_t memory_bytes = std::uint64_t(8) << 30;  // per device
+    std::unordered_map<int, int> attributes;              // overridden attributes
     Context contexts[most_devices];
 
     Arena device_memory, host_memory;
-    std::map<std::uintptr_t, size_t> registered;  // page-locked memory that was not allocated here
+    std::map<std::uintptr_t, size_t> registered;  // page-locked memory allocated elsewhere
     Handles<Stream> streams;
     Handles<Event> events;
     Handles<Module> modules;
@@ -41,30 +41,30 @@ struct Driver {
 
     Random random{0};
     Script script;
-    std::string message;  // why the last call failed, as far as there is more to say than its code
+    std::string message;  // details of the last failure, beyond its code
     std::vector<std::unique_ptr<Multiprocessor>> idle;
-    // Captures that forbid calls like cuMemAlloc: on the thread that began them, or on all (CU_STREAM_CAPTURE_MODE).
+    // Captures that forbid calls such as cuMemAlloc, on the capturing thread or on all (CU_STREAM_CAPTURE_MODE).
     std::vector<std::weak_ptr<Capture>> captures;
 
     Driver();
 
-    // Notes why, and says so on standard error: what is refused is mostly a defect of the caller.
+    // Records the reason for a failure and prints it to standard error: failures are usually bugs of the caller.
     CUresult refuse(CUresult code, std::string why);
 
-    // Runs work until `done` or until the context fails. A lazy wait runs what `wanted` needs and nothing else; null:
-    // the wait is for all of the context's.
+    // Runs work until `done` or until the context fails. A lazy wait runs only what `wanted` depends on; null waits for all
+    // of the context's work.
     CUresult wait(std::unique_lock<std::mutex>& lock, Context& context, Stream* wanted,
                   const std::function<bool()>& done);
-    // Runs one piece of work, if there is any.
+    // Runs one work item, if there is any.
     void nudge(std::unique_lock<std::mutex>& lock);
-    // Puts an item into a stream, or into the graph that it captures.
+    // Enqueues an item in a stream, or in the graph that it captures.
     CUresult enqueue(Stream& stream, Item item);
-    // The stream in which a mark is to be reached.
+    // The stream that must reach a mark.
     Stream* stream_of(const Mark* mark);
     bool is_idle(const Context& context) const;
-    // Ends a capture in error when a call was made that it forbids; whether there was one.
+    // Invalidates captures after a call that they forbid. Returns whether there was one.
     bool breaks_capture();
-    // Forgets all that a context holds.
+    // Releases everything that a context owns.
     void reset(Context& context);
 
     Failure launch(const Launch& launch, std::uint64_t seed);
@@ -84,7 +84,7 @@ Driver& driver();
 // The calling thread's context.
 extern thread_local Context* current;
 
-// Begins every call: locks, counts it, and finds whether it fails before it does anything.
+// The prologue of every call: locks, counts the call, and determines whether it fails immediately.
 struct Entry {
     Entry(const char* function, Needs needs);
     std::unique_lock<std::mutex> lock;

@@ -1,8 +1,8 @@
-// Stacks that threads of a block run on, and the switch between them.
+// The stacks of a block's threads, and the switch between them.
 //
-// The switch saves what the calling convention says a callee keeps, and nothing else: ucontext's would ask the kernel
-// for the signal mask each time. Stacks are made when first needed and kept. Each ends below in a page that may not be
-// touched, so that a kernel that needs more than there is faults (segfaults.h).
+// The switch saves only the registers that the calling convention requires a callee to preserve; ucontext would call the
+// kernel for the signal mask each time. Stacks are created on demand and reused. Each ends in an inaccessible page, so
+// that a stack overflow of a kernel faults (segfaults.h).
 #pragma once
 
 #include <sys/mman.h>
@@ -18,16 +18,16 @@
 extern "C" {
 // Suspends the running context, leaving its stack pointer in `*from`, and resumes that at `to`.
 void stand_in_switch(void** from, void* to);
-// Resumes the context at `to`; the running one is lost.
+// Resumes the context at `to`; the running one is discarded.
 [[noreturn]] void stand_in_jump(void* to);
 }
 
 namespace stand_in {
 
 struct Fiber {
-    on_host::Thread* thread;  // what the code on this stack finds by its stack pointer
+    on_host::Thread* thread;  // found by code on this stack from its stack pointer
     void* stack_pointer;      // while suspended
-    void* first;              // the stack pointer from which it begins anew
+    void* first;              // the initial stack pointer
     unsigned next;            // the thread to run when resumed from the pool
 };
 
@@ -36,7 +36,7 @@ public:
     explicit Fibers(void (*entry)()) : entry_(entry) {}
     Fibers(const Fibers&) = delete;
 
-    // One that begins at the entry, or is suspended where it went back into the pool.
+    // A fiber that starts at the entry, or is suspended where it returned to the pool.
     Fiber* acquire() {
         if (pool_.empty()) make();
         Fiber* fiber = pool_.back();
@@ -46,7 +46,7 @@ public:
 
     void release(Fiber* fiber) { pool_.push_back(fiber); }
 
-    // All begin anew: what was suspended on them is lost.
+    // Resets all fibers; suspended contexts are discarded.
     void reset() {
         pool_.clear();
         for (auto& fiber : all_) {
@@ -59,7 +59,7 @@ private:
     void make() {
         using on_host::stack_bytes;
         if (all_.size() % stacks_at_once == 0) {
-            // One more than are used has as many aligned ones in it; pages that are not touched are not there.
+            // One more than needed, to align them; untouched pages use no memory.
             size_t bytes = (stacks_at_once + 1) * stack_bytes;
             void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
@@ -77,7 +77,7 @@ private:
         all_.push_back(std::move(fiber));
     }
 
-    // As if the entry had been called and had then been suspended before its first instruction.
+    // As if the entry had been called and suspended before its first instruction.
     void begin(Fiber& fiber) {
         auto* frame = static_cast<std::uintptr_t*>(fiber.first);
         auto entry = reinterpret_cast<std::uintptr_t>(entry_);
@@ -93,7 +93,7 @@ private:
     }
 
     static constexpr size_t stacks_at_once = 128;
-    static constexpr size_t frame_bytes = 192;  // room for the first frame, and aligned as one
+    static constexpr size_t frame_bytes = 192;  // room for the first frame, aligned like one
 
     void (*entry_)();
     std::uintptr_t next_ = 0;

@@ -1,8 +1,8 @@
 // Graphs: built, instantiated, launched.
 //
-// A launch runs the nodes in any order that their dependencies allow. What is launched is what the executable graph is
-// at that time: "Already enqueued or running launches are not affected" by new parameters. An instance does not run
-// beside itself: a launch waits for the one before.
+// A launch runs the nodes in any order that their dependencies allow. It uses the executable graph as of the launch:
+// "Already enqueued or running launches are not affected" by new parameters. Launches of one executable graph do not
+// overlap.
 #include "graphs.h"
 
 #include "copies.h"
@@ -12,7 +12,7 @@ using namespace stand_in;
 
 namespace {
 
-// Adds a graph's nodes to a plan, behind `first` (which is there before them) and before what is returned.
+// Adds a graph's nodes to a plan, as successors of `first`. Returns a node that follows all of them.
 unsigned add_to(Plan& plan, const Graph& graph, unsigned first, std::unordered_map<const Node*, unsigned>* at) {
     auto node = [&](Shared work) {
         plan.work.push_back(std::move(work));
@@ -54,7 +54,7 @@ std::shared_ptr<Executable> find_executable(CUgraphExec handle, CUresult& fault)
     return executable;
 }
 
-// A new node behind others of its graph.
+// Adds a node that depends on others of its graph.
 CUresult add(CUgraphNode* handle, Graph& graph, const CUgraphNode* dependencies, size_t count, Node it) {
     it.context = graph.context;
     for (size_t i = 0; i < count; ++i) {
@@ -194,7 +194,7 @@ EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec handle, CUgraphNod
     Shared work;
     fault = make_launch(*parameters, work);
     if (fault != CUDA_SUCCESS) return fault;
-    // Launches that have not run yet keep the plan that they were made with.
+    // Pending launches keep their plan.
     if (executable->plan.use_count() > 1) executable->plan = std::make_shared<Plan>(*executable->plan);
     executable->plan->work[at->second] = std::move(work);
     return CUDA_SUCCESS;

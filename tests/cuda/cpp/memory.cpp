@@ -5,7 +5,7 @@ using namespace stand_in;
 
 namespace {
 
-// Calls that a capture forbids ("potentially unsafe", cuThreadExchangeStreamCaptureMode) end it in error.
+// Calls that a capture forbids ("potentially unsafe", cuThreadExchangeStreamCaptureMode) invalidate it.
 CUresult forbidden(const char* function) {
     if (!driver().breaks_capture()) return CUDA_SUCCESS;
     return driver().refuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, format("%s during a capture", function));
@@ -14,7 +14,7 @@ CUresult forbidden(const char* function) {
 CUresult free_from(Arena& arena, std::uintptr_t address, const char* function) {
     size_t bytes = arena.at(address)->bytes;
     if (arena.free(address)) return CUDA_SUCCESS;
-    // A device would not notice. What was written to is not this allocation, so nobody can rely on anything.
+    // A device would not notice, but the write was outside of the allocation.
     current->error = driver().refuse(CUDA_ERROR_ILLEGAL_ADDRESS,
                                      format("%s: something was written just outside of an allocation of %zu bytes",
                                             function, bytes));
@@ -49,7 +49,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) {
     ENTRY(context);
     if (CUresult fault = forbidden(__func__)) return fault;
     Context& it = *current;
-    // Memory that work may still use is not freed under it: cuMemFree waits for the context's work.
+    // Pending work may use the memory: cuMemFree waits for the context's work.
     if (CUresult fault = driver().wait(entry.lock, it, nullptr, [&] { return driver().is_idle(it); })) return fault;
     const Arena::Allocation* allocation = driver().device_memory.at(pointer);
     if (allocation == nullptr)
@@ -69,7 +69,7 @@ EXPORT CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
     return CUDA_SUCCESS;
 }
 
-// Does not wait for work that uses the memory: nothing says that it does.
+// Does not wait for work that uses the memory: the documentation does not promise it.
 EXPORT CUresult cuMemFreeHost(void* pointer) {
     ENTRY(context);
     if (CUresult fault = forbidden(__func__)) return fault;

@@ -1,8 +1,8 @@
-// Memory of the device, and page-locked memory of the host.
+// Device memory, and page-locked host memory.
 //
-// Addresses come from a range reserved once and are handed out once: what was freed is never there again, so that its
-// use is a fault whenever it happens. An allocation ends (up to its alignment) where a page that may not be touched
-// begins; what is left over of its pages holds a pattern, which is looked at when it is freed.
+// Addresses are taken from a range reserved once and are never reused, so that every use after free faults. An allocation
+// ends (up to its alignment) at an inaccessible page; the rest of its pages is filled with a pattern that is checked when
+// it is freed.
 #pragma once
 
 #include <sys/mman.h>
@@ -22,12 +22,12 @@ class Arena {
 public:
     struct Allocation {
         size_t bytes;
-        std::uintptr_t pages, end;  // the whole pages it lies in
+        std::uintptr_t pages, end;  // its whole pages
         bool freed;
         int owner;
     };
 
-    // Room for `bytes`, poisoned. Null if there is none.
+    // Allocates `bytes` poisoned bytes. Null if there is no room.
     void* allocate(size_t bytes, int owner) {
         if (base_ == 0 && !reserve()) return nullptr;
         size_t rounded = (bytes + alignment - 1) / alignment * alignment;
@@ -40,13 +40,13 @@ public:
         return reinterpret_cast<void*>(address);
     }
 
-    // The live allocation that begins at `address`, or null.
+    // The live allocation that starts at `address`, or null.
     const Allocation* at(std::uintptr_t address) const {
         auto found = all_.find(address);
         return found == all_.end() || found->second.freed ? nullptr : &found->second;
     }
 
-    // Frees the live allocation at `address`. Whether all that was written to lay within it.
+    // Frees the live allocation at `address`. Returns whether all writes were within its bounds.
     bool free(std::uintptr_t address) {
         Allocation& freed = all_.at(address);
         bool intact = true;
@@ -54,13 +54,13 @@ public:
         for (auto at = address + freed.bytes; at < freed.end; ++at)
             intact &= *reinterpret_cast<unsigned char*>(at) == poison;
         freed.freed = true;
-        // The addresses stay taken, the memory goes back.
+        // The addresses stay reserved, the memory is released.
         mmap(reinterpret_cast<void*>(freed.pages), freed.end - freed.pages, PROT_NONE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         return intact;
     }
 
-    // Whether all of these bytes lie in one live allocation.
+    // Whether all these bytes lie within one live allocation.
     bool holds(std::uintptr_t address, size_t bytes) const {
         auto found = all_.upper_bound(address);
         if (found == all_.begin()) return false;
@@ -71,7 +71,7 @@ public:
 
     bool has(std::uintptr_t address) const { return address - base_ < reserved && base_ != 0; }
 
-    // What lies at an address, for messages.
+    // Describes an address, for messages.
     std::string describe(std::uintptr_t address) const {
         auto found = all_.upper_bound(address + page_);
         while (found != all_.begin()) {
@@ -114,8 +114,8 @@ private:
         return true;
     }
 
-    // The same by copies, made on writing, of one piece that is poisoned: what is allocated but not used, as by who
-    // tries how much there is, takes no memory.
+    // Poisons by copy-on-write mappings of one poisoned piece, so that allocated but unused memory, as of a caller that
+    // probes the free memory, costs nothing.
     bool map_filled(std::uintptr_t pages, size_t length) {
         if (filled_ < 0) {
             filled_ = memfd_create("poison", MFD_CLOEXEC);
@@ -130,7 +130,7 @@ private:
         return true;
     }
 
-    int filled_ = -1;  // a file of one piece
+    int filled_ = -1;  // a file with one poisoned piece
     size_t page_ = 4096;
     std::uintptr_t base_ = 0, next_ = 0;
     std::map<std::uintptr_t, Allocation> all_;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr char gone[] = "a function of a module that was unloaded";
 
-// Length of a loaded object's thread-local variables: nothing but shared memory is one.
+// The size of a loaded object's thread-local variables, which hold only shared memory.
 size_t thread_local_bytes(void* object) {
     link_map* wanted = nullptr;
     if (dlinfo(object, RTLD_DI_LINKMAP, &wanted) != 0) return 0;
@@ -36,7 +36,7 @@ Module::~Module() {
 }
 
 void* Module::shared_memory() const {
-    // Thread-local variables come to be when the first of them is asked for.
+    // Thread-local variables are allocated on first access.
     auto touch = reinterpret_cast<void* (*)()>(dlsym(object, "on_host_shared_memory"));
     touch();
     void* begin = nullptr;
@@ -86,7 +86,7 @@ CUresult make_launch(CUfunction handle, const Dimensions& dimensions, void** par
 
 using namespace stand_in;
 
-// What NVRTC's stand-in hands over begins with this, then says for which architecture it is and where the object lies.
+// The prefix of images from the stand-in of NVRTC, followed by the architecture and the path of the object.
 constexpr char image_start[] = "stand-in of a cubin: ";
 
 EXPORT CUresult cuModuleLoadData(CUmodule* handle, const void* image) {

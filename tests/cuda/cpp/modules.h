@@ -1,18 +1,18 @@
-// Modules, and kernels to launch.
+// Modules and kernels.
 #pragma once
 
 #include "driver.h"
 
 namespace stand_in {
 
-// A shared object that the stand-in of NVRTC made. Loading one twice shares its variables.
+// A shared object made by the stand-in of NVRTC. Loading one twice shares its variables.
 struct Module {
     Context* context;
     void* object = nullptr;
     size_t shared_bytes = 0;  // static shared memory of all its kernels
     ~Module();
 
-    // Where the calling thread of the host has that memory.
+    // The address of that memory in the calling host thread.
     void* shared_memory() const;
 };
 
@@ -29,7 +29,7 @@ struct Dimensions {
     unsigned shared_bytes;
 };
 
-// Checks a launch, and makes work of it with a copy of the kernel's parameters.
+// Checks a launch, and turns it into work with a copy of the kernel's parameters.
 CUresult make_launch(CUfunction handle, const Dimensions& dimensions, void** parameters, void** extra, Shared& work);
 
 }  // namespace stand_in

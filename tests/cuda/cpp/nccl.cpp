@@ -1,10 +1,10 @@
-// Stands in for NCCL, of which nothing is asked yet but its version.
+// The stand-in of NCCL, which so far only reports its version.
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// From the variant that is linked in: 2270 is 2.27.
+// From the linked variant: 2270 is 2.27.
 extern "C" const int stand_in_version;
 
-// As nccl.h's NCCL_VERSION counts, which changed with 2.9. Patches are the third.
+// Computed like NCCL_VERSION of nccl.h, which changed with 2.9. The patch is the third component.
 EXPORT int ncclGetVersion(int* version) {
     if (version == nullptr) return 4;  // ncclInvalidArgument
     int major = stand_in_version / 1000, minor = stand_in_version % 1000 / 10;

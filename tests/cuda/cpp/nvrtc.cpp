@@ -1,6 +1,6 @@
-// Stands in for NVRTC: compiles kernels for the host (compile.h).
+// The stand-in of NVRTC: compiles kernels for the host (compile.h).
 //
-// A program's "cubin" is a line of text that says where the shared object lies; the driver's stand-in loads it.
+// A program's "cubin" is a line of text with the path of the shared object, which the driver's stand-in loads.
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -11,7 +11,7 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// From the variant that is linked in: 12080 is 12.8.
+// From the linked variant: 12080 is 12.8.
 extern "C" const int stand_in_version;
 
 using nvrtcResult = int;
@@ -131,7 +131,7 @@ EXPORT nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const ch
     if (!stand_in::parse(count, texts, options, program->log)) return NVRTC_ERROR_INVALID_OPTION;
     std::string object = stand_in::compile(*program, options);
     if (object.empty()) return NVRTC_ERROR_COMPILATION;
-    // As modules.cpp reads it. A binary is made for an architecture that is real, PTX for either.
+    // In the form that modules.cpp reads. Binaries exist for real architectures only, PTX also for virtual ones.
     const char start[] = "stand-in of a cubin: ";
     program->ptx = start + ("compute" + options.architecture.substr(options.architecture.find('_'))) + " " + object;
     if (options.architecture.rfind("sm", 0) == 0) program->cubin = start + options.architecture + " " + object;

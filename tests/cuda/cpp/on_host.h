@@ -1,8 +1,8 @@
-// CUDA C++ as g++ understands it: forced in before a kernel's source by the stand-in of NVRTC.
+// CUDA C++ for g++: included before every kernel by the stand-in of NVRTC.
 //
-// A kernel becomes a function that one thread of a block runs; threads are fibers (fibers.h), which wait for each
-// other in the driver's stand-in (blocks.h). No header of the standard library is included: NVRTC has none either, so
-// a name that a kernel lacks there (uint32_t, INFINITY) it lacks here.
+// A kernel becomes a function that executes one thread of a block. Threads are fibers (fibers.h) that wait for each other
+// in the driver's stand-in (blocks.h). No header of the standard library is included: like NVRTC, names such as uint32_t
+// and INFINITY are undefined.
 #pragma once
 
 #define ON_HOST 1
@@ -18,7 +18,7 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __constant__ static
-// One for each thread of the host: it runs one block at a time. Poisoned before each block (modules.h).
+// One per host thread, which executes one block at a time. Poisoned before each block (modules.h).
 #define __shared__ static thread_local
 
 #define KERNEL(name, threads, Args)                                                                            \
@@ -38,11 +38,11 @@
 typedef __SIZE_TYPE__ size_t;
 typedef __PTRDIFF_TYPE__ ptrdiff_t;
 
-// Ends the launch as `trap` and `assert` do.
+// Ends the launch like `trap` and `assert`.
 #define __trap() on_host::fail(715, "__trap()")
 #define assert(holds) ((holds) ? (void)0 : on_host::fail(710, "assert(" #holds ")"))
 
-// The first thread-local variable of a module: its address makes sure that this thread of the host has them all.
+// The first thread-local variable of a module: taking its address instantiates all of them in this host thread.
 extern "C" __attribute__((visibility("default"))) void* on_host_shared_memory() {
     static thread_local unsigned char first;
     return &first;

@@ -1,10 +1,10 @@
-// Atomic operations, and loads and stores with a hint about caches. Several threads of the host may each run a block,
-// of different streams, so they are atomic in earnest.
+// Atomic operations, and loads and stores with cache hints. Host threads may execute blocks of different streams
+// concurrently, so the operations are truly atomic.
 #pragma once
 
 namespace on_host {
 
-// Replaces what `address` holds by `next` of it; returns what it held.
+// Replaces the value at `address` by `next` of it. Returns the old value.
 template <typename T, typename Next>
 T replace(T* address, Next next) {
     T held;

@@ -1,5 +1,4 @@
-// The 16-bit formats, as bits: what `cvt` does on a device. Conversions to them round to the nearest, ties to even;
-// a NaN stays one.
+// The 16-bit formats as bit patterns, converted as `cvt` does on a device: to nearest, ties to even; NaN is preserved.
 #pragma once
 
 namespace on_host {
@@ -12,7 +11,7 @@ inline float half_to_float(unsigned short half) {
     } else if (exponent != 0) {
         single = sign | (exponent + 112) << 23 | fraction << 13;
     } else {
-        // 0 and what is below the normal numbers: fraction * 2^-24, which single precision holds exactly.
+        // Zero and subnormal numbers: fraction * 2^-24, exact in fp32.
         float value = float(fraction) * 0x1p-24f;
         __builtin_memcpy(&single, &value, 4);
         single |= sign;

@@ -1,5 +1,5 @@
-// Arithmetic that CUDA C++ has as functions without a header. Functions of the C library stand for the device's: they
-// agree to within an ulp or two, and where a device's is an approximation, it is exact here.
+// Arithmetic that CUDA C++ provides as functions without a header. The C library's functions replace the device's: they
+// agree within an ulp or two, and are exact where a device's function is an approximation.
 #pragma once
 
 extern "C" {
@@ -54,14 +54,14 @@ __forceinline__ bool signbit(float x) { return __builtin_signbit(x); }
 ON_HOST_ORDER(int) ON_HOST_ORDER(unsigned) ON_HOST_ORDER(long) ON_HOST_ORDER(unsigned long) ON_HOST_ORDER(long long)
 ON_HOST_ORDER(unsigned long long)
 #undef ON_HOST_ORDER
-// As on a device: of a number and a NaN, the number.
+// As on a device, of a number and NaN the number is returned.
 __forceinline__ float min(float x, float y) { return fminf(x, y); }
 __forceinline__ float max(float x, float y) { return fmaxf(x, y); }
 __forceinline__ double min(double x, double y) { return fmin(x, y); }
 __forceinline__ double max(double x, double y) { return fmax(x, y); }
 __forceinline__ float abs(float x) { return fabsf(x); }
 
-// Rounded to the nearest and never contracted; -ffp-contract=off makes every operation here so.
+// Rounded to nearest and never contracted, like every operation here with -ffp-contract=off.
 __forceinline__ float __fadd_rn(float x, float y) { return x + y; }
 __forceinline__ float __fsub_rn(float x, float y) { return x - y; }
 __forceinline__ float __fmul_rn(float x, float y) { return x * y; }
@@ -94,7 +94,7 @@ __forceinline__ int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
 __forceinline__ int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(x); }
 __forceinline__ int __ffs(int x) { return __builtin_ffs(x); }
 __forceinline__ int __ffsll(long long x) { return __builtin_ffsll(x); }
-// Each four bits of `selector` choose one of the eight bytes of both; with the highest of them, its sign only.
+// Every four bits of `selector` select one of the eight bytes; with their highest bit, only its sign.
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     unsigned long long both = (unsigned long long)(y) << 32 | x;
     unsigned chosen = 0;
@@ -133,7 +133,7 @@ __forceinline__ float __int_as_float(int x) { return on_host::bits<float>(x); }
 __forceinline__ long long __double_as_longlong(double x) { return on_host::bits<long long>(x); }
 __forceinline__ double __longlong_as_double(long long x) { return on_host::bits<double>(x); }
 
-// Conversions to integers saturate and make 0 of NaN, as a device's do.
+// Conversions to integers saturate, and NaN becomes 0, as on a device.
 namespace on_host {
 template <typename T, typename F>
 inline T saturate(F rounded) {

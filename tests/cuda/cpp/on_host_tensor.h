@@ -1,10 +1,10 @@
-// Products by a warp's tensor cores: mma.m16n8k16 with factors of 16-bit numbers, as the PTX ISA lays out its fragments
+// Matrix products by a warp's tensor cores: mma.m16n8k16 with 16-bit factors, with fragments as specified in the PTX ISA
 // ("Matrix Fragments for mma.m16n8k16 with floating point type").
 #pragma once
 
 namespace on_host {
 
-// What the lanes of a block's warps have given. One for each thread of the host: it runs one block at a time.
+// The fragments supplied by the lanes of a block's warps. One per host thread, which executes one block at a time.
 struct Fragments {
     unsigned left[4], right[2];
 };
@@ -34,7 +34,7 @@ float of_right(const Fragments (&given)[32], unsigned row, unsigned column) {
     return half_of<is_bfloat16>(lane.right[row / 8], row % 2);
 }
 
-// All lanes of a warp come here.
+// Called by all lanes of a warp.
 template <bool is_bfloat16>
 void multiply_add(float (&sums)[4], const unsigned (&left)[4], const unsigned (&right)[2], ON_HOST_PLACE) {
     auto& given = fragments_of_warp();
@@ -47,7 +47,7 @@ void multiply_add(float (&sums)[4], const unsigned (&left)[4], const unsigned (&
             sums[i] += of_left<is_bfloat16>(given, row, k) * of_right<is_bfloat16>(given, k, column);
         }
     }
-    // Before what was given is written over.
+    // Wait before the fragments are overwritten.
     __syncwarp(0xffffffff, file, line);
 }
 

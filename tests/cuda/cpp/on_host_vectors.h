@@ -1,4 +1,4 @@
-// Vector types, aligned as on a device.
+// Vector types, with the alignment of a device.
 #pragma once
 
 struct dim3 {

@@ -1,8 +1,8 @@
-// Barriers and the exchanges between the lanes of a warp.
+// Barriers, and exchanges between the lanes of a warp.
 //
-// Each passes on where it was called: all threads of a block must come to the same __syncthreads ("conditional only if
-// the condition is the same across the block", CUDA C++ Programming Guide), and all lanes that a mask names to the same
-// kind of exchange with the same mask.
+// Each passes on its call site: all threads of a block must reach the same __syncthreads ("conditional only if the
+// condition is the same across the block", CUDA C++ Programming Guide), and all lanes of a mask must reach the same kind of
+// exchange with the same mask.
 #pragma once
 
 #define ON_HOST_PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()
@@ -10,7 +10,7 @@
 namespace on_host {
 
 inline int barrier(Barrier kind, int predicate, Place place) {
-    // What was written before the barrier is seen after it, in the block's shared memory too.
+    // Writes before the barrier are visible after it, also in the block's shared memory.
     asm volatile("" ::: "memory");
     int result = this_thread()->block->calls->barrier(kind, predicate, place);
     asm volatile("" ::: "memory");
@@ -52,7 +52,7 @@ inline void __syncwarp(unsigned mask = 0xffffffff, ON_HOST_PLACE) {
     on_host::exchange(on_host::sync_warp, mask, 0, 0, {file, line});
 }
 
-// The warp is divided into parts of `width` lanes; a lane that looks out of its part gets its own value.
+// The warp is divided into segments of `width` lanes; a lane that reads outside its segment gets its own value.
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32, ON_HOST_PLACE) {
     unsigned part = on_host::lane() & ~(width - 1u);
@@ -71,7 +71,7 @@ T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32, ON_HOST_
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int with, int width = 32, ON_HOST_PLACE) {
     unsigned lane = on_host::lane(), part = lane & ~(width - 1u), source = lane ^ with;
-    // Lanes of earlier parts may be read, those of later ones may not.
+    // Lanes of earlier segments may be read, those of later ones may not.
     return on_host::shuffle_from(mask, value, source < part + width ? source : lane, {file, line});
 }
 
@@ -91,7 +91,7 @@ unsigned __match_any_sync(unsigned mask, T value, ON_HOST_PLACE) {
     __builtin_memcpy(&given, &value, sizeof(T));
     return unsigned(on_host::exchange(on_host::match, mask, given, 0, {file, line}));
 }
-// Lanes run one after another, so the only lane surely active is this one. A kernel may not rely on more.
+// Lanes run one after another, so only this lane is known to be active. A kernel may not rely on more.
 inline unsigned __activemask() { return 1u << on_host::lane(); }
 
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }

@@ -21,7 +21,7 @@ void store(int type, void* to, int64_t at, float value) {
     else static_cast<unsigned short*>(to)[at] = on_host::float_to_bfloat16(value);
 }
 
-// TF32 has single precision's exponent and 10 bits of fraction: to the nearest, ties away from zero (cvt.rna).
+// TF32 has the exponent of fp32 and 10 fraction bits. Rounds to nearest, ties away from zero (cvt.rna).
 float to_tf32(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, 4);
@@ -30,7 +30,7 @@ float to_tf32(float value) {
     return value;
 }
 
-// A matrix as its operation makes it, in single precision, columns of `rows` one after another.
+// A matrix with its operation applied, in fp32, column-major without padding.
 std::vector<float> unpacked(const void* from, const MatrixLayout& layout, int64_t offset, bool transposed, bool tf32) {
     int64_t rows = int64_t(layout.rows), cols = int64_t(layout.cols);
     std::vector<float> to(size_t(rows * cols));
@@ -69,7 +69,7 @@ void multiply(const Product& it, int64_t batch) {
         }
         for (int64_t row = 0; row < m; ++row) {
             float value = it.alpha * sums[size_t(row)];
-            // Where beta is 0, C is not read.
+            // C is not read if beta is 0.
             if (it.beta != 0) value += it.beta * load(it.lc.type, it.c, batch * it.lc.stride + col * it.lc.ld + row);
             if (it.has(BIAS)) value += load(it.bias_type(), bias, row);
             if (it.has(RELU)) {

@@ -1,4 +1,4 @@
-// Products of column-major matrices on the host: what cuBLASLt's stand-in computes.
+// Products of column-major matrices on the host, as computed by the stand-in of cuBLASLt.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@ namespace stand_in {
 
 enum { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
 enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_PEDANTIC = 69, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 };
-// CUBLASLT_EPILOGUE_...: flags, but for DEFAULT.
+// CUBLASLT_EPILOGUE_...: flags, except DEFAULT.
 enum { EPILOGUE_DEFAULT = 1, RELU = 2, BIAS = 4, DRELU = 8, BGRAD = 16, AUX = 128, BGRADA = 256, BGRADB = 512 };
 
-// What the opaque descriptors hold.
+// The contents of the opaque descriptors.
 struct MatmulDesc {
     int32_t compute_type, scale_type, pointer_mode, transa, transb, transc;
     uint32_t epilogue;
@@ -47,18 +47,17 @@ struct Product {
     int64_t k() const { return int64_t(desc.transa ? la.rows : la.cols); }
     bool has(unsigned flag) const { return desc.epilogue != EPILOGUE_DEFAULT && (desc.epilogue & flag) != 0; }
     int bias_type() const { return desc.bias_type < 0 ? ld.type : desc.bias_type; }
-    // Length of the bias, or of its gradient.
+    // The length of the bias, or of its gradient.
     int64_t bias_length() const { return has(BGRADB) ? n() : m(); }
 };
 
-// From the first to the last element.
+// The distance from the first element to the last.
 inline size_t span(const MatrixLayout& layout) {
     auto last = (layout.batches - 1) * layout.stride + (int64_t(layout.cols) - 1) * layout.ld + int64_t(layout.rows);
     return size_t(last) * bytes_of(layout.type);
 }
 
-// Computes one product of a batch. Sums are kept in single precision, in the order of k, and rounded once to D's
-// format.
+// Computes one product of a batch. Sums are accumulated in fp32 in the order of k, and rounded once to D's format.
 void multiply(const Product& it, int64_t batch);
 
 }  // namespace stand_in

@@ -1,4 +1,4 @@
-// Random choices that follow from a seed (splitmix64).
+// Random choices determined by a seed (SplitMix64).
 #pragma once
 
 #include <cstdint>
@@ -16,28 +16,28 @@ public:
         return z ^ z >> 31;
     }
 
-    // 0 to `end` - 1.
+    // A number from 0 to `end` - 1.
     std::uint64_t below(std::uint64_t end) { return next() % end; }
 
 private:
     std::uint64_t state_;
 };
 
-// 0 to `count` - 1, of which there is one at least, in one of many orders, without a list of them: an affine map over
-// the next power of two.
+// The numbers 0 to `count` - 1 (at least one) in one of many orders, without a list of them: an affine map modulo the next
+// power of two.
 class Order {
 public:
     Order(std::uint64_t count, Random& random) : count_(count) {
         while (mask_ < count - 1) mask_ = mask_ * 2 + 1;
         factor_ = random.next() | 1;
         offset_ = random.next();
-        // Every fourth begins in plain order, and every fourth runs backwards.
+        // A quarter of the orders is ascending, and a quarter descending.
         std::uint64_t kind = random.below(4);
         if (kind == 0) factor_ = 1, offset_ = 0;
         if (kind == 1) factor_ = ~0ull, offset_ = count - 1;
     }
 
-    // The next one; there are `count`.
+    // The next number; call it `count` times.
     std::uint64_t next() {
         for (;;) {
             std::uint64_t value = (factor_ * step_++ + offset_) & mask_;

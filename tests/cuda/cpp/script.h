@@ -1,4 +1,4 @@
-// Faults by script, and counts of calls. Every library has a script of its own.
+// Scripted faults and call counts. Every library has its own script.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace stand_in {
 
 class Script {
 public:
-    // Begins with `FUNCTION:NTH:CODE,...` of STAND_IN_FAIL, for programs that tests start.
+    // Initialized from STAND_IN_FAIL, `FUNCTION:NTH:CODE,...`, for programs that tests start.
     Script() {
         const char* text = std::getenv("STAND_IN_FAIL");
         std::string left = text == nullptr ? "" : text;
@@ -23,13 +23,13 @@ public:
         }
     }
 
-    // Has the `nth` call of a function from now on, 1 being the next, fail with this code.
+    // Makes the `nth` call of a function from now on, 1 being the next, fail with this code.
     void fail(const std::string& function, std::uint64_t nth, int code) {
         Calls& calls = calls_[function];
         calls.faults[calls.made + nth] = code;
     }
 
-    // Counts a call. The code it is to fail with, or 0.
+    // Counts a call. Returns the code that it must fail with, or 0.
     int call(const std::string& function) {
         Calls& calls = calls_[function];
         auto fault = calls.faults.find(++calls.made);

@@ -21,7 +21,7 @@ std::uintptr_t stack_pointer_of(const ucontext_t& context) {
 #endif
 }
 
-// Has the interrupted code go on by leaving its fiber.
+// Makes the interrupted code leave its fiber when it continues.
 void leave(ucontext_t& context, void* outside) {
     auto jump = reinterpret_cast<std::uintptr_t>(&stand_in_jump), to = reinterpret_cast<std::uintptr_t>(outside);
 #if defined(__x86_64__)
@@ -33,11 +33,11 @@ void leave(ucontext_t& context, void* outside) {
 #endif
 }
 
-// Threads of Rust have a small stack for signals, so this does little.
+// Rust's threads have a small signal stack, so the handler does little.
 void handle(int signal, siginfo_t* info, void* raw) {
     Multiprocessor* running = Multiprocessor::running;
     if (running == nullptr) {
-        // As if there were no handler of ours: the instruction faults again, for the one before.
+        // Restores the previous handler; the instruction faults again.
         sigaction(signal, &before[signal], nullptr);
         return;
     }
@@ -72,7 +72,7 @@ void handle_segfaults() {
         sigemptyset(&action.sa_mask);
         for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigaction(signal, &action, &before[signal]);
     });
-    // Threads of Rust have a stack for signals, those of other programs may not.
+    // Rust's threads have a signal stack, those of other programs may not.
     stack_t has{};
     if (sigaltstack(nullptr, &has) == 0 && has.ss_flags & SS_DISABLE) {
         constexpr size_t bytes = 64 << 10;

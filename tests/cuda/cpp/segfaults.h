@@ -1,14 +1,14 @@
-// A kernel that touches memory that is not there ends its launch, as on a device, not the process.
+// An invalid memory access of a kernel ends its launch, as on a device, instead of the process.
 #pragma once
 
 #include "blocks.h"
 
 namespace stand_in {
 
-// From now on. What happens outside of kernels goes to the handlers that were there before.
+// Installs the handler. Faults outside of kernels are passed to the previous handlers.
 void handle_segfaults();
 
-// What a fault means.
+// Explains a fault.
 Failure explain(const Fault& fault, bool is_beyond_shared);
 
 }  // namespace stand_in

@@ -13,14 +13,14 @@ std::shared_ptr<Event> find_event(CUevent handle, CUresult& fault) {
     return event;
 }
 
-// A capture of this thread's forbids to ask or to wait; a stream that is captured can be neither asked nor awaited.
+// A capture on this thread forbids queries and waits; a captured stream can be neither queried nor awaited.
 CUresult forbidden(const char* function, Stream* stream) {
     if (stream != nullptr && stream->capture != nullptr) stream->capture->invalidated = true;
     else if (!driver().breaks_capture()) return CUDA_SUCCESS;
     return driver().refuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, format("%s during a capture", function));
 }
 
-// Streams that were destroyed go when their work is done.
+// Releases destroyed streams whose work is done.
 void sweep(Context& context) {
     auto& streams = context.streams;
     for (size_t i = 0; i < streams.size();) {
@@ -71,7 +71,7 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle) {
                          [&] { return stream->items.empty() && !stream->running; });
 }
 
-// Each time it is asked, a little more is done, so that a loop of queries ends.
+// Each query makes some progress, so that a loop of queries terminates.
 EXPORT CUresult cuStreamQuery(CUstream handle) {
     ENTRY(context);
     CUresult fault;
@@ -92,7 +92,7 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigne
     if (event == nullptr) return fault;
     if (flags != 0) return driver().refuse(CUDA_ERROR_INVALID_VALUE, "cuStreamWaitEvent: flags");
     if (event->capture != nullptr) {
-        // A point of the same capture lies behind already.
+        // A point of the same capture has already been passed.
         if (event->capture == stream->capture) return CUDA_SUCCESS;
         return driver().refuse(CUDA_ERROR_NOT_SUPPORTED, "a capture of several streams, which is not stood in for");
     }
@@ -115,7 +115,7 @@ EXPORT CUresult cuEventCreate(CUevent* handle, unsigned flags) {
     return CUDA_SUCCESS;
 }
 
-// "An event may be destroyed before it is complete"; who waits for it goes on waiting.
+// "An event may be destroyed before it is complete"; its waiters keep waiting.
 EXPORT CUresult cuEventDestroy_v2(CUevent handle) {
     ENTRY(context);
     CUresult fault;
@@ -139,7 +139,7 @@ EXPORT CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
     return driver().enqueue(*stream, {{}, event->mark, {}, {}});
 }
 
-// The first time it is asked after a record, nothing has been done; then a little more each time.
+// The first query after a record finds no progress; each later one makes some.
 EXPORT CUresult cuEventQuery(CUevent handle) {
     ENTRY(context);
     CUresult fault;

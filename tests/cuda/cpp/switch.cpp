@@ -1,7 +1,7 @@
 // The switch between fibers; see fibers.h.
 //
-// What is kept are the registers that a function must leave as it found them. A suspended context is those, on its
-// stack, and the address at which it goes on.
+// It saves the callee-saved registers. A suspended context consists of those, on its stack, and the address at which it
+// continues.
 
 #if defined(__x86_64__)
 asm(R"(

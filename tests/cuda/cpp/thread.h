@@ -1,7 +1,7 @@
-// What a kernel built for the host and the driver's stand-in know of each other: a thread of a block, its block,
-// and the calls a thread makes when it has to wait for others.
+// The interface between kernels built for the host and the driver's stand-in: a thread of a block, its block, and the
+// calls by which a thread waits for others.
 //
-// Included by on_host.h, before any kernel, so it includes nothing itself.
+// Included by on_host.h before any kernel, so it includes nothing itself.
 #pragma once
 
 namespace on_host {
@@ -12,22 +12,22 @@ struct Index {
     unsigned x, y, z;
 };
 
-// A line of a kernel's source, for messages.
+// A source line of a kernel, for messages.
 struct Place {
     const char* file;
     int line;
 };
 
-// Barriers of a block; PTX forbids mixing those that reduce with those that do not.
+// Barriers of a block. PTX forbids mixing barriers with and without a reduction.
 enum Barrier { plain_barrier, or_barrier, and_barrier, count_barrier };
 
-// Operations of a warp. All lanes that a mask names take part in the same one.
+// Operations of a warp. All lanes of a mask must take part in the same one.
 enum Exchange { shuffle, ballot, match, sync_warp };
 
 struct Calls {
     int (*barrier)(Barrier kind, int predicate, Place place);
-    // `value` is what this lane gives, `source` the lane whose value it wants (of a shuffle). Returns that value,
-    // the lanes whose value was not 0 (ballot), or the lanes that gave the same value (match).
+    // `value` is this lane's operand, `source` the lane to read from (shuffle). Returns that lane's value, the lanes with a
+    // nonzero value (ballot), or the lanes with the same value (match).
     u64 (*exchange)(Exchange kind, unsigned mask, u64 value, unsigned source, Place place);
     // Ends the launch with this CUresult. Does not return.
     void (*fail)(int code, const char* why, Place place);
@@ -37,22 +37,22 @@ struct Block {
     Index index, dimensions, grid;
     unsigned char* shared_bytes;  // dynamic shared memory
     const Calls* calls;
-    void* multiprocessor;  // of `calls`
+    void* multiprocessor;  // the implementation behind `calls`
 };
 
-// Lies at the upper end of the stack that the thread runs on.
+// Located at the upper end of the stack that the thread runs on.
 struct Thread {
     Index index;
     unsigned number;  // x + y * width + z * width * height: 32 consecutive ones are a warp
     const Block* block;
 };
 
-// Stacks are as long as they are aligned, so that a thread finds itself by its stack pointer: no thread-local
-// variable, and right in whichever fiber and module the code runs.
+// Stacks are aligned to their size, so that a thread is found from its stack pointer, without a thread-local variable, in
+// any fiber and module.
 constexpr u64 stack_bytes = 256 << 10;
 
-// The thread whose stack an address lies in. Stacks that all began at the same offset of a page would share a few sets
-// of the cache, so one in 16 does.
+// The thread whose stack contains an address. If all stacks started at the same offset of a page, they would share a few
+// cache sets, so only one in 16 does.
 inline __attribute__((always_inline)) Thread* thread_at(const void* address) {
     u64 stack = reinterpret_cast<u64>(address) & ~(stack_bytes - 1);
     u64 colour = stack / stack_bytes % 16;
@@ -72,7 +72,7 @@ inline __attribute__((always_inline)) Thread* this_thread() {
     return thread_at(stack_pointer);
 }
 
-// What a module exports for each kernel, as `on_host_kernel_NAME`.
+// Exported by a module for each kernel, as `on_host_kernel_NAME`.
 struct Kernel {
     void (*run)(const void* args);
     unsigned args_bytes;

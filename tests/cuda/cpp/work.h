@@ -1,11 +1,11 @@
-// Streams, events and graphs as queues of work, and who runs what when.
+// Streams, events and graphs as queues of work, and the order in which it runs.
 //
-// Nothing runs when it is asked for. Work runs when somebody waits for it, and then in any order that the documented
-// rules allow: a stream's work in its order, work behind an awaited event after what the event has captured, a graph's
-// nodes after those they depend on, and launches of an executable graph one after another. What comes next is drawn
-// at random. A wait is either eager, and then other streams' work runs too, or lazy, and then only what it needs does.
+// Nothing runs when it is enqueued. Work runs when a thread waits for it, in any order that the documentation allows: a
+// stream's work in order, work behind an awaited event after the work that the event captured, a graph's nodes after their
+// dependencies, and launches of an executable graph one after another. The next item is chosen at random. A wait is either
+// eager, and also runs work of other streams, or lazy, and runs only what it depends on.
 //
-// While work runs, the driver is unlocked: threads that wait run work of different streams side by side.
+// The driver is unlocked while work runs: waiting threads run work of different streams in parallel.
 #pragma once
 
 #include <chrono>
@@ -31,14 +31,14 @@ struct Work {
 };
 using Shared = std::shared_ptr<const Work>;
 
-// A point in a stream: what an event captures when it is recorded.
+// A point in a stream, captured when an event is recorded.
 struct Mark {
     bool done = false;
     std::chrono::steady_clock::time_point at;
 };
 
-// An executable graph's nodes at a launch, children among them. `before[i]` nodes come before node i, and those in
-// `after[i]` after it.
+// The nodes of an executable graph at a launch, including those of child graphs. `before[i]` counts the predecessors of
+// node i, and `after[i]` lists its successors.
 struct Plan {
     std::vector<Shared> work;  // null: nothing to do
     std::vector<std::vector<unsigned>> after;
@@ -53,7 +53,7 @@ struct GraphRun {
     size_t left;
 };
 
-// What stands in a stream: one of these.
+// An item of a stream: exactly one of these.
 struct Item {
     Shared work;
     std::shared_ptr<Mark> record, wait;
@@ -77,7 +77,7 @@ struct Context;
 struct Stream {
     Context* context;
     std::deque<Item> items;
-    bool running = false;  // a thread of the host runs its first item
+    bool running = false;  // a host thread is running its first item
     bool destroyed = false;
     std::shared_ptr<Capture> capture;
 };
@@ -85,25 +85,25 @@ struct Stream {
 struct Event {
     Context* context;
     unsigned flags;
-    std::shared_ptr<Mark> mark;        // of the last record
-    std::shared_ptr<Capture> capture;  // if that was captured
-    bool asked = false;                // by a query, since the last record
+    std::shared_ptr<Mark> mark;        // the last record
+    std::shared_ptr<Capture> capture;  // set if that was captured
+    bool asked = false;                // queried since the last record
 };
 
 // A device's primary context.
 struct Context {
     int device = 0;
     unsigned retained = 0;
-    // Once a launch has failed, every call fails with its code ("the context is left in an inconsistent state",
-    // documentation of the results from 700 on), until the context is gone.
+    // After a failed launch, every call fails with its code ("the context is left in an inconsistent state", documentation
+    // of the results from 700 on), until the context is destroyed.
     CUresult error = CUDA_SUCCESS;
     std::uint64_t used = 0, most_used = 0, locked = 0;
-    std::vector<std::shared_ptr<Stream>> streams;  // destroyed ones too, until their work is done
+    std::vector<std::shared_ptr<Stream>> streams;  // including destroyed ones with pending work
 };
 
 inline std::uint64_t handles = 0;
 
-// Objects behind handles. A handle is never used twice, so one that was destroyed is always known as such.
+// Objects behind handles. Handles are never reused, so a destroyed one is always recognized.
 template <typename T>
 class Handles {
 public:

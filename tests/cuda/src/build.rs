@@ -1,8 +1,8 @@
-//! Compiles and links the libraries, once.
+//! Compiles and links the libraries once.
 //!
-//! `target/stand-in/HASH/`, where the hash is that of the source, has `source/`, `objects/`, the `kernels/` that NVRTC's
-//! stand-in has compiled, and a folder for each variant that was asked for. A folder comes under its name when all is
-//! in it, and while it is made the others wait for a lock on a file, which goes with whoever holds it.
+//! `target/stand-in/HASH/`, named by the hash of the source, contains `source/`, `objects/`, the `kernels/` compiled by the
+//! stand-in of NVRTC, and a folder for each requested variant. A folder appears under its name only when it is complete.
+//! Meanwhile other processes wait for a file lock, which is released with its owner.
 
 use std::collections::hash_map::DefaultHasher;
 use std::env;
@@ -42,7 +42,7 @@ pub(crate) fn folder_of(variant: &Variant) -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Copies the libraries of a folder; kernels that are compiled stay shared.
+/// Copies the libraries of a folder; compiled kernels stay shared.
 pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
     remove(to)?;
     fs::create_dir_all(to)?;
@@ -55,7 +55,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
     symlink("../kernels", to.join("kernels"))
 }
 
-/// Where all that follows from this source is kept, in the target directory that the running test was built in.
+/// The folder for everything built from this source, in the target directory of the running test.
 fn root() -> io::Result<PathBuf> {
     let program = env::current_exe()?;
     // <target>/<profile>/deps/<program>
@@ -100,7 +100,7 @@ fn run(command: &mut Command) -> io::Result<()> {
     Err(io::Error::other(format!("{command:?} failed:\n{}", String::from_utf8_lossy(&output.stderr))))
 }
 
-/// Makes `objects/`, by as many compilers at once as there are cores.
+/// Compiles `objects/`, with one compiler per core.
 fn compile(root: &Path) -> io::Result<()> {
     let (source, objects, made) = (root.join("source"), root.join("objects"), root.join("made-objects"));
     if objects.exists() {
@@ -139,7 +139,7 @@ fn object(folder: &Path, unit: &str) -> PathBuf {
     folder.join(unit).with_extension("o")
 }
 
-/// Links a variant's libraries into a folder. What a library lacks is left out of what it exports.
+/// Links a variant's libraries into a folder. Functions that a library lacks are not exported.
 fn link(root: &Path, variant: &Variant, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     for (name, text) in SHIM {

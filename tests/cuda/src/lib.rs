@@ -1,15 +1,14 @@
-//! Stand-ins for CUDA's libraries, so that code for GPUs is tested without one: host code and kernels.
+//! Stand-ins for the CUDA libraries, to test GPU code without a GPU, both host code and kernels.
 //!
-//! `libcuda.so.1`, `libnvrtc.so`, `libcublasLt.so` and `libnccl.so` with the functions that the CUDA backend calls, in C++
-//! (`cpp/`).
-//! They do what the documentation says and nothing sooner: streams are queues that run when somebody waits, in an
-//! order drawn at random among those that are allowed, so that a missing wait shows. Kernels are compiled by the
-//! system's C++ compiler and run on the host, a thread of a block a fiber. Memory is poisoned, bounds are checked, and
-//! what is freed stays out of reach.
+//! `libcuda.so.1`, `libnvrtc.so`, `libcublasLt.so` and `libnccl.so` implement the functions that the CUDA backend calls, in
+//! C++ (`cpp/`). They behave as documented, and do everything as late as possible: streams are queues that run when a thread
+//! waits, in a random order among those allowed, so that a missing wait is noticed. Kernels are compiled by the system's C++
+//! compiler and run on the host, with one fiber per thread of a block. Memory is poisoned, bounds are checked, and freed
+//! memory stays inaccessible.
 //!
-//! A [`StandIn`] is a folder with the libraries, made once and kept in cargo's target directory. A [`Variant`] lacks
-//! something, or says that it is older. How tests steer the stand-ins (faults by script, counts, the seed) is in
-//! `cpp/control.h`; programs that tests start can be steered by the environment, which that file names too.
+//! A [`StandIn`] is a folder with the libraries, built once and kept in cargo's target directory. A [`Variant`] lacks a
+//! function or library, or reports an older version. `cpp/control.h` documents how tests control the stand-ins (scripted
+//! faults, counts, the seed), including the environment variables for programs that tests start.
 
 #![forbid(unsafe_code)]
 
@@ -34,27 +33,27 @@ pub struct StandIn {
 }
 
 impl StandIn {
-    /// All libraries, whole and new.
+    /// All libraries, complete and of the current version.
     ///
     /// # Errors
-    /// When the C++ compiler (`CXX`, else `c++`) cannot be run or the libraries cannot be kept.
+    /// The C++ compiler (`CXX`, else `c++`) cannot be run, or the libraries cannot be stored.
     pub fn whole() -> io::Result<Self> {
         Self::of(&Variant::default())
     }
 
-    /// A variant of them.
+    /// A variant of the libraries.
     ///
     /// # Errors
-    /// As [`StandIn::whole`].
+    /// See [`StandIn::whole`].
     pub fn of(variant: &Variant) -> io::Result<Self> {
         Ok(Self { folder: build::folder_of(variant)?, variant: variant.clone(), is_own: false })
     }
 
-    /// A copy for one test alone. Libraries are loaded once a file, so a process that loads those of a copy has
-    /// devices, scripts and counts of its own in them. The copy is gone when this is dropped; what is loaded stays.
+    /// A private copy for one test. Libraries are loaded once per file, so a process that loads a copy's libraries gets
+    /// separate devices, scripts and counts. The copy is deleted when this is dropped; loaded libraries stay loaded.
     ///
     /// # Errors
-    /// When the files cannot be copied.
+    /// The files cannot be copied.
     pub fn alone(&self) -> io::Result<Self> {
         static COPIES: AtomicU64 = AtomicU64::new(0);
         let copy = COPIES.fetch_add(1, Ordering::Relaxed);
@@ -63,12 +62,12 @@ impl StandIn {
         Ok(Self { folder, variant: self.variant.clone(), is_own: true })
     }
 
-    /// Where the libraries lie, under the names by which the loader looks for them.
+    /// The folder of the libraries, under the names that the loader searches for.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The file of a library, which is not there if the variant lacks it.
+    /// The file of a library, which does not exist if the variant lacks it.
     pub fn library(&self, library: Library) -> PathBuf {
         self.folder.join(self.variant.file_name(library))
     }
@@ -77,7 +76,7 @@ impl StandIn {
 impl Drop for StandIn {
     fn drop(&mut self) {
         if self.is_own {
-            // What is left over goes with the target directory.
+            // Leftovers are deleted with the target directory.
             let _ = fs::remove_dir_all(&self.folder);
         }
     }

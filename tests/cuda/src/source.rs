@@ -8,7 +8,7 @@ macro_rules! files {
     };
 }
 
-/// What a kernel is compiled with, beside NVRTC's stand-in.
+/// Headers that kernels are compiled with, kept beside the stand-in of NVRTC.
 pub(crate) const SHIM: &[(&str, &str)] = files![
     "on_host.h",
     "on_host_atomics.h",
@@ -20,7 +20,7 @@ pub(crate) const SHIM: &[(&str, &str)] = files![
     "thread.h",
 ];
 
-/// Headers of the libraries, beyond the shim's.
+/// Headers of the libraries, besides those for kernels.
 pub(crate) const HEADERS: &[(&str, &str)] = files![
     "api.h",
     "blocks.h",
@@ -39,7 +39,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = files![
     "work.h",
 ];
 
-/// What a library consists of.
+/// The sources of a library.
 pub(crate) fn units(library: Library) -> &'static [(&'static str, &'static str)] {
     match library {
         Library::Cuda => files![

@@ -1,4 +1,4 @@
-//! How a set of stand-ins may differ from the whole and new one.
+//! Variants of the stand-ins: incomplete or older libraries.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 pub enum Library {
     /// The driver.
     Cuda,
-    /// The compiler of kernels.
+    /// The kernel compiler.
     Nvrtc,
-    /// Products of matrices.
+    /// Matrix products (GEMM).
     CublasLt,
-    /// What several GPUs tell each other.
+    /// Collectives between GPUs.
     Nccl,
 }
 
@@ -19,8 +19,8 @@ impl Library {
     pub(crate) const ALL: [Self; 4] = [Self::Cuda, Self::Nvrtc, Self::CublasLt, Self::Nccl];
 }
 
-/// What a set of stand-ins lacks, and which versions it reports: those of CUDA 13.0, with NCCL 2.27, unless
-/// said otherwise.
+/// The functions and libraries that a set of stand-ins lacks, and the versions that it reports; by default those of CUDA
+/// 13.0, with NCCL 2.27.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variant {
     libraries: BTreeSet<Library>,
@@ -44,16 +44,15 @@ impl Variant {
         self
     }
 
-    /// Reporting a version, given as the driver does: 12080 is CUDA 12.8, with cuBLASLt 12.8; 2180 is NCCL 2.18. CUDA's
-    /// libraries before version 13 are found under the file name of version 12, so that code that finds them has to ask
-    /// them.
+    /// Reporting a version, encoded as the driver does: 12080 is CUDA 12.8, with cuBLASLt 12.8; 2180 is NCCL 2.18. CUDA
+    /// libraries before version 13 have the file name of version 12, so that code must query their version.
     #[must_use]
     pub fn with_version(mut self, library: Library, version: u32) -> Self {
         self.versions.insert(library, version);
         self
     }
 
-    /// With a cuBLASLt that only multiplies, and does nothing else by the way.
+    /// With a cuBLASLt that supports no epilogues.
     #[must_use]
     pub fn with_plain_products(mut self) -> Self {
         self.has_plain_products = true;

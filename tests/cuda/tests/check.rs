@@ -1,7 +1,7 @@
-//! The stand-ins hold to what they stand in for, and notice what goes wrong.
+//! The stand-ins behave like the libraries that they replace, and detect misuse.
 //!
-//! The checks are a C++ program (`check/`), which calls the libraries as any program does; each case runs in a process
-//! of its own, so that a failed context is nobody else's.
+//! The checks are a C++ program (`check/`) that calls the libraries like any program. Each case runs in a separate process,
+//! so that a failed context does not affect others.
 
 #![allow(clippy::unwrap_used)]
 
@@ -67,7 +67,7 @@ fn streams_run_late_and_in_order() {
 }
 
 #[test]
-fn memory_is_where_it_was_allocated() {
+fn memory_is_isolated_and_bounds_are_checked() {
     check("memory", 9);
 }
 
@@ -77,27 +77,27 @@ fn kernels_compute_and_fail_as_on_a_device() {
 }
 
 #[test]
-fn graphs_run_what_they_are_made_of() {
+fn graphs_run_their_nodes_in_dependency_order() {
     check("graphs", 11);
 }
 
 #[test]
-fn products_agree_with_plain_loops() {
+fn products_match_plain_loops() {
     check("products", 2);
 }
 
 #[test]
-fn programs_are_compiled_or_refused_as_nvrtc_does() {
+fn programs_are_compiled_or_rejected_as_by_nvrtc() {
     check("programs", 6);
 }
 
 #[test]
-fn control_reaches_everything() {
+fn faults_counts_and_devices_are_controllable() {
     check("control", 7);
 }
 
 #[test]
-fn variants_lack_what_they_are_told_to() {
+fn variants_lack_the_requested_functions() {
     let lacking = Variant::default()
         .without_function(Library::Cuda, "cuGraphAddMemcpyNode")
         .without_function(Library::Nvrtc, "nvrtcGetCUBIN");
@@ -115,7 +115,7 @@ fn variants_lack_what_they_are_told_to() {
 }
 
 #[test]
-fn copies_are_apart_and_go() {
+fn copies_are_independent_and_deleted() {
     let whole = StandIn::whole().unwrap();
     let copy = whole.alone().unwrap();
     run(&whole, "variants_of_copies_are_apart", Some(&copy));
@@ -127,8 +127,8 @@ fn copies_are_apart_and_go() {
 }
 
 #[test]
-fn many_may_ask_for_a_new_variant_at_once() {
-    // One that no other run has asked for.
+fn a_new_variant_can_be_requested_concurrently() {
+    // A variant that no other run has requested.
     let variant =
         Variant::default().without_function(Library::Cuda, &format!("cuInit{}", std::process::id()));
     let folders: Vec<_> = thread::scope(|scope| {

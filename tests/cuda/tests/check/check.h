@@ -1,4 +1,4 @@
-// What the checks of the stand-ins share: the libraries as a program loads them, and a few shorthands.
+// Shared by the checks of the stand-ins: loading the libraries like a program does, and a few helpers.
 #pragma once
 
 #include <dlfcn.h>
@@ -14,7 +14,7 @@
 
 #include "../../cpp/api.h"
 
-// A case runs in a process of its own: all that it asks for must hold.
+// Each case runs in a separate process; all its assertions must hold.
 struct Case {
     const char* name;
     void (*run)();
@@ -41,7 +41,7 @@ enum Of { cuda, nvrtc, cublaslt };
 void* symbol(Of library, const char* name);
 // The same, or null.
 void* find(Of library, const char* name);
-// From now on the libraries are those of the second folder.
+// Switches to the libraries of the second folder.
 void look_into_copy();
 
 template <typename Result = CUresult, typename... Args>
@@ -71,7 +71,7 @@ T* locked(size_t elements) {
     return static_cast<T*>(memory);
 }
 
-// The bytes at an address of the device, and the way there, each awaited.
+// Copies bytes from and to a device address, and waits.
 template <typename T>
 std::vector<T> download(CUdeviceptr from, size_t elements) {
     std::vector<T> to(elements);

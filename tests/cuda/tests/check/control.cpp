@@ -1,4 +1,4 @@
-// Faults by script, counts, devices, and threads that call at once.
+// Scripted faults, counts, devices, and concurrent callers.
 #include "check.h"
 
 #include <thread>
@@ -100,7 +100,7 @@ CASE(control_devices) {
     CHECK(std::string(name) == "stand-in");
     CUdeviceptr memory;
     EQUAL(cu("cuMemAlloc_v2", &memory, size_t(1)), CUDA_ERROR_INVALID_CONTEXT);
-    // What one device's context has come to is nothing to the other.
+    // A failed context does not affect another device's.
     CUcontext first, second;
     OK(cu("cuDevicePrimaryCtxRetain", &first, 0));
     OK(cu("cuDevicePrimaryCtxRetain", &second, 1));

@@ -19,7 +19,7 @@ CUDA_KERNEL_NODE_PARAMS parameters_of(void** args) {
     return parameters;
 }
 
-// Kernels are loaded before any capture, which forbids it.
+// Loads kernels before any capture, because a capture forbids it.
 void start() {
     begin();
     kernel("scale");
@@ -102,7 +102,7 @@ CASE(graphs_run_in_their_stream) {
     CUgraph it = graph();
     add(it, {add(it, {}, {memory, 10, 0})}, {memory, 1, 1});
     CUgraphExec executable = instantiate(it);
-    // Neither is needed any more.
+    // Neither is needed any longer.
     OK(cu("cuGraphDestroy", it));
     EQUAL(cu("cuGraphDestroy", it), CUDA_ERROR_INVALID_VALUE);
     CUstream by = stream();
@@ -173,7 +173,7 @@ CASE(graphs_children_are_cloned) {
         synchronize(by);
         EQUAL(number(memory), 110u);
     }
-    // Nodes of a child are not the graph's own.
+    // Nodes of a child graph are not nodes of the graph.
     EQUAL(set(executable, inner, {memory, 1, 1}), CUDA_ERROR_INVALID_VALUE);
 }
 
@@ -200,7 +200,7 @@ CASE(graphs_fill_and_copy) {
     OK(cu("cuGraphLaunch", executable, by));
     synchronize(by);
     for (unsigned i = 0; i < 24; ++i) EQUAL(host[i], i < 16 && i % 8 >= 4 ? 2 + i % 2 : 9u);
-    // What a node uses may be freed before it runs.
+    // Memory that a node uses may be freed before it runs.
     OK(cu("cuMemFree_v2", memory));
     OK(cu("cuGraphLaunch", executable, by));
     EQUAL(cu("cuStreamSynchronize", by), CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -229,7 +229,7 @@ CUgraph end(CUstream by) {
     return graph;
 }
 
-// A call that a capture forbids, and that ends it.
+// A call that a capture forbids and that invalidates it.
 void breaks(CUresult (*forbidden)(CUstream by)) {
     CUstream by = stream();
     CUgraph graph;
@@ -291,7 +291,7 @@ CASE(graphs_of_a_captured_product) {
     for (unsigned i = 1; i < 4; ++i) {
         OK(cu("cuGraphLaunch", executable, by));
         synchronize(by);
-        // [1 3; 2 4] squared, once more each time.
+        // [1 3; 2 4], squared once per launch.
         EQUAL(download<float>(d, 4)[3], 22.0f * float(i));
     }
 }
@@ -312,7 +312,7 @@ CASE(graphs_captures_forbid) {
         char pageable[10] = "";
         return cu("cuMemcpyHtoDAsync_v2", memory, static_cast<const void*>(pageable), size_t(10), by);
     });
-    // Another thread may do what it likes unless the mode is global.
+    // Other threads are not restricted unless the mode is global.
     for (int mode : {CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_GLOBAL}) {
         CUstream by = stream();
         CUgraph graph;

@@ -1,4 +1,4 @@
-// Kernels: barriers, exchanges, atomics, and what is wrong with a kernel.
+// Kernels: barriers, exchanges, atomics, and the detection of faulty kernels.
 #include "check.h"
 
 namespace {
@@ -20,7 +20,7 @@ std::vector<float> numbers(size_t count) {
     return numbers;
 }
 
-// What a kernel makes of 100 blocks of 256 numbers; whether it is their sums.
+// Runs a kernel on 100 blocks of 256 numbers, and returns whether it computes their sums.
 bool sums(const char* name, unsigned shared_bytes) {
     std::vector<float> from = numbers(25600), to;
     Sum args{upload(from), allocate(400)};
@@ -35,7 +35,7 @@ bool sums(const char* name, unsigned shared_bytes) {
     return right;
 }
 
-// The code a kernel fails with, which every later call has, and that the message tells what.
+// The error code of a faulty kernel, which all later calls return; checks the message.
 void fails(const char* name, unsigned block, CUdeviceptr at, CUresult code, const char* why) {
     CUfunction function = kernel(name);
     CUstream by = stream();
@@ -45,7 +45,7 @@ void fails(const char* name, unsigned block, CUdeviceptr at, CUresult code, cons
     EQUAL(cu("cuCtxSynchronize"), code);
     CUdeviceptr memory;
     EQUAL(cu("cuMemAlloc_v2", &memory, size_t(4)), code);
-    // A context that is retained anew is a new one.
+    // A context that is released and retained again is a new one.
     OK(cu("cuDevicePrimaryCtxRelease_v2", 0));
     begin();
     allocate(4);
@@ -192,7 +192,7 @@ CASE(kernels_use_after_free) {
     fails("store", 32, memory + 8, CUDA_ERROR_ILLEGAL_ADDRESS, "byte 8 of an allocation of 1000 bytes that was freed");
 }
 
-// Neither a device nor aarch64 minds, but the result is nobody's.
+// Neither a device nor aarch64 detects this, but the result is undefined.
 #if defined(__x86_64__)
 CASE(kernels_divide_by_0) {
     begin();

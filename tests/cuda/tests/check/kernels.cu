@@ -15,7 +15,7 @@ struct Sum {
     const float* from;
     float* to;  // one a block
 };
-// Sums of 256 numbers: by halves in static shared memory.
+// Sums of 256 numbers, by repeated halving in static shared memory.
 KERNEL(sum_by_halves, 256, Sum) {
     __shared__ float sums[256];
     sums[threadIdx.x] = args.from[blockIdx.x * 256 + threadIdx.x];
@@ -25,7 +25,7 @@ KERNEL(sum_by_halves, 256, Sum) {
     }
     if (threadIdx.x == 0) args.to[blockIdx.x] = sums[0];
 }
-// The same with one barrier too few, for which the order of threads decides.
+// The same with one barrier too few, so that the result depends on the order of threads.
 KERNEL(sum_with_race, 256, Sum) {
     __shared__ float sums[256];
     sums[threadIdx.x] = args.from[blockIdx.x * 256 + threadIdx.x];
@@ -35,7 +35,7 @@ KERNEL(sum_with_race, 256, Sum) {
     }
     if (threadIdx.x == 0) args.to[blockIdx.x] = sums[0];
 }
-// By exchanges between lanes, warps through dynamic shared memory.
+// Sums by exchanges between lanes, and between warps through dynamic shared memory.
 KERNEL(sum_by_lanes, 256, Sum) {
     SHARED_BYTES(bytes);
     float* warps = reinterpret_cast<float*>(bytes);
@@ -64,7 +64,7 @@ KERNEL(lanes, 1024, Lanes) {
     to[6] = __any_sync(0xffffffff, lane == 7);
     to[7] = __all_sync(0xffffffff, lane < 31);
     to[8] = __match_any_sync(0xffffffff, lane % 4);
-    // Halves of a warp by themselves, one of them oftener.
+    // The halves of a warp separately, one of them more often.
     if (lane < 16) {
         to[9] = __shfl_xor_sync(0x0000ffff, lane, 1);
         to[9] += __shfl_xor_sync(0x0000ffff, lane, 2);
@@ -150,7 +150,7 @@ KERNEL(poisoned, 32, Poisoned) {
 struct Grid {
     unsigned* to;
 };
-// Where each thread of a grid of three dimensions finds itself.
+// The indices of each thread of a three-dimensional grid.
 KERNEL(places, 1024, Grid) {
     unsigned width = gridDim.x * blockDim.x, height = gridDim.y * blockDim.y;
     unsigned x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y,

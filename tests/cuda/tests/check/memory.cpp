@@ -110,7 +110,7 @@ CASE(memory_is_registered_once) {
 
 CASE(memory_copies_of_rows) {
     begin();
-    // Rows of 3 bytes out of a matrix of 8 x 10, into one of 5 x 6, and back.
+    // Rows of 3 bytes from an 8 x 10 matrix to a 5 x 6 matrix and back.
     std::vector<unsigned char> from(80), to(80);
     for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i);
     CUdeviceptr memory = upload(std::vector<unsigned char>(30, 200));

@@ -1,4 +1,4 @@
-// cuBLASLt: every kind of product against two loops and a sum.
+// cuBLASLt: every kind of product, compared with plain loops.
 #include "check.h"
 
 #include "../../cpp/thread.h"
@@ -175,7 +175,7 @@ CASE(products_of_all_kinds) {
 }
 
 CASE(products_formats_round_once) {
-    // Every half is itself, and what lies between two goes to the nearer, ties to the even one.
+    // Every half converts to itself; numbers between two halves are rounded to the nearest, ties to even.
     for (unsigned bits = 0; bits < 0x7c00; ++bits) {
         float low = on_host::half_to_float(static_cast<unsigned short>(bits)),
               high = on_host::half_to_float(static_cast<unsigned short>(bits + 1));

@@ -1,4 +1,4 @@
-// NVRTC: programs, what is wrong with them, and what becomes of them.
+// NVRTC: programs, errors in programs, and compiled programs.
 #include "check.h"
 
 #include <unistd.h>
@@ -32,7 +32,7 @@ struct Program {
 
 bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
-// What NVRTC says, to the letter.
+// The exact messages of NVRTC.
 void refuses(std::vector<const char*> options, const char* log) {
     Program program("struct A { int* to; }; KERNEL(a, 1, A) {}");
     EQUAL(program.compile(options), 5);
@@ -64,7 +64,7 @@ CASE(programs_with_headers) {
     OK(cu("cuModuleUnload", module));
     EQUAL(launch(function, 1, 32, by, to), CUDA_ERROR_INVALID_HANDLE);
     EQUAL(cu("cuModuleUnload", module), CUDA_ERROR_INVALID_HANDLE);
-    // What was launched before keeps the module.
+    // Earlier launches keep the module alive.
     synchronize(by);
     EQUAL(download<int>(to, 32)[31], 7);
 }

@@ -1,4 +1,4 @@
-// Streams and events: what runs when.
+// Streams and events: the order of execution.
 #include "check.h"
 
 namespace {
@@ -9,7 +9,7 @@ struct Fill {
     unsigned value;
 };
 
-// A kernel that sets 1000 numbers to `value` and what follows.
+// A kernel that sets 1000 numbers to `value`, `value` + 1 and so on.
 void fill(CUdeviceptr to, unsigned value, CUstream by) {
     OK(launch(kernel("fill"), 4, 256, by, Fill{to, 1000, value}));
 }
@@ -43,7 +43,7 @@ CASE(streams_page_locked_source_is_read_late) {
     *locked_value = 2;
     synchronize(by);
     EQUAL(download<unsigned>(memory, 1)[0], 2u);
-    // The same of memory that is registered, and the contrary of memory that is not.
+    // The same for registered memory, and the opposite for unregistered memory.
     std::vector<unsigned> value(1024, 3);
     OK(cu("cuMemHostRegister_v2", static_cast<void*>(value.data()), size_t(4096), 0u));
     OK(cu("cuMemcpyHtoDAsync_v2", memory, static_cast<const void*>(&value[500]), size_t(4), by));
@@ -95,7 +95,7 @@ CASE(streams_event_captures_what_was_there) {
     OK(cu("cuEventSynchronize", done));
     unsigned value = download<unsigned>(memory, 1)[0];
     CHECK(value == 1 || value == 2);
-    // A wait is for the last record before it, whatever comes after.
+    // A wait refers to the last record before it, regardless of later ones.
     OK(cu("cuEventRecord", done, by));
     OK(cu("cuStreamWaitEvent", other, done, 0u));
     OK(cu("cuEventRecord", done, other));

@@ -1,4 +1,4 @@
-// Stand-ins that lack something; each case is for a variant.
+// Incomplete stand-ins; each case requires a variant.
 #include "check.h"
 
 CASE(variants_without_a_function) {
@@ -17,7 +17,7 @@ CASE(variants_of_older_versions) {
     EQUAL(call<size_t>(cublaslt, "cublasLtGetVersion"), 110000u);
 }
 
-// Given the folder of a copy: what is loaded from it is not what is loaded from the first.
+// Takes the folder of a copy: its libraries are independent of those in the first folder.
 CASE(variants_of_copies_are_apart) {
     begin();
     allocate(100);
