@@ -157,7 +157,10 @@ fn a_single_gpu_job_does_not_need_nccl() {
         assert!(line.is_some_and(|line| line.contains("libnccl2 (deb)")), "{message}: {}", check.stdout);
         let document: Value = serde_json::from_str(&run(&["check", "job.toml", "--json"]).stdout).unwrap();
         let found = &document["host"]["libraries"][3];
-        assert!(found["version"].is_null() && found["problem"].as_str().unwrap().contains(message), "{found}");
+        assert!(
+            found["version"].is_null() && found["problem"].as_str().unwrap().contains(message),
+            "{found}"
+        );
         let trained = run(&["train", "job.toml", "--json", "--set", "data.epochs=1"]);
         assert_eq!(trained.code, Some(0), "{}", trained.stderr);
         assert!(!trained.stderr.contains("NCCL"), "{}", trained.stderr);
