@@ -122,6 +122,15 @@ impl Default for RandomDelays {
     }
 }
 
+/// How many kills a fault test makes: `usual`, or as many as `MILLSTREAM_KILLS` says, which `tests/nightly` sets.
+///
+/// # Panics
+/// If the variable is not a number.
+pub fn kill_count(usual: u32) -> u32 {
+    std::env::var("MILLSTREAM_KILLS")
+        .map_or(usual, |kills| kills.parse().expect("MILLSTREAM_KILLS is a number of kills"))
+}
+
 /// The next pseudorandom number below `below`.
 pub fn draw(state: &mut u64, below: u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

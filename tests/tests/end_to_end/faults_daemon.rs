@@ -6,15 +6,16 @@
 use std::time::Duration;
 
 use millstream_tests::programs::{Daemon, has_ended};
-use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob};
+use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob, kill_count};
 
-const KILLS: u32 = 20;
+/// Kills in a run of `tests/run`.
+const KILLS: u32 = 8;
 
 /// The maximum delay between a daemon's first response and its death.
 const MAX_DELAY: Duration = Duration::from_millis(500);
 
 #[test]
-fn twenty_killed_daemons_do_not_change_the_result() {
+fn killed_daemons_do_not_change_the_result() {
     let job = TinyJob::new();
     let file = job.file();
     let file = file.to_str().unwrap();
@@ -26,10 +27,10 @@ fn twenty_killed_daemons_do_not_change_the_result() {
     let wanted = Contents::of(undisturbed["checkpoint"].as_str().unwrap());
 
     let mut delays = RandomDelays::new();
-    let mut kills = 0;
-    while kills < KILLS {
+    let (mut kills, wanted_kills) = (0, kill_count(KILLS));
+    while kills < wanted_kills {
         let id = submit(&daemon);
-        while kills < KILLS && !has_ended(&daemon.show(&id)) {
+        while kills < wanted_kills && !has_ended(&daemon.show(&id)) {
             std::thread::sleep(delays.next(MAX_DELAY));
             daemon.kill();
             kills += 1;

@@ -14,11 +14,12 @@ use std::time::Duration;
 
 use millstream_tests::programs::{Daemon, children, has_ended, kill, wait_until};
 use millstream_tests::tfrecord::{self, Value};
-use millstream_tests::tiny_job::{Contents, RandomDelays};
+use millstream_tests::tiny_job::{Contents, RandomDelays, kill_count};
 use serde_json::Value as Json;
 
 const ROWS: u64 = 24_000;
-const KILLS: u32 = 12;
+/// Kills in a run of `tests/run`.
+const KILLS: u32 = 6;
 const MAX_DELAY: Duration = Duration::from_millis(400);
 
 /// The initial value of FTRL accumulators.
@@ -92,10 +93,10 @@ fn each_row_is_trained_on_once_per_epoch_regardless_of_kills() {
     assert_every_row_was_trained_on(undisturbed["checkpoint"].as_str().unwrap());
 
     let mut delays = RandomDelays::new();
-    let mut kills = 0;
-    while kills < KILLS {
+    let (mut kills, wanted_kills) = (0, kill_count(KILLS));
+    while kills < wanted_kills {
         let id = submit(&daemon);
-        while kills < KILLS && !has_ended(&daemon.show(&id)) {
+        while kills < wanted_kills && !has_ended(&daemon.show(&id)) {
             std::thread::sleep(delays.next(MAX_DELAY));
             if kills % 2 == 0 {
                 for worker in children(daemon.pid()) {

@@ -6,15 +6,16 @@
 use std::time::Duration;
 
 use millstream_tests::programs::{Daemon, children, has_ended, kill};
-use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob};
+use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob, kill_count};
 
-const KILLS: u32 = 20;
+/// Kills in a run of `tests/run`.
+const KILLS: u32 = 8;
 
 /// The maximum delay before a kill.
 const MAX_DELAY: Duration = Duration::from_millis(400);
 
 #[test]
-fn twenty_killed_workers_do_not_change_the_result() {
+fn killed_workers_do_not_change_the_result() {
     let job = TinyJob::new();
     let file = job.file();
     let file = file.to_str().unwrap();
@@ -26,11 +27,11 @@ fn twenty_killed_workers_do_not_change_the_result() {
     let wanted = Contents::of(undisturbed["checkpoint"].as_str().unwrap());
 
     let mut delays = RandomDelays::new();
-    let mut kills = 0;
-    while kills < KILLS {
+    let (mut kills, wanted_kills) = (0, kill_count(KILLS));
+    while kills < wanted_kills {
         let id = submit();
         let mut killed_here = 0;
-        while kills < KILLS && !has_ended(&daemon.show(&id)) {
+        while kills < wanted_kills && !has_ended(&daemon.show(&id)) {
             std::thread::sleep(delays.next(MAX_DELAY));
             let killed = children(daemon.pid()).into_iter().filter(|&worker| kill(worker)).count() as u32;
             kills += killed;

@@ -9,10 +9,11 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, SystemTime};
 
 use millstream_tests::programs::{kill, program, wait_until};
-use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob};
+use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob, kill_count};
 use serde_json::Value;
 
-const KILLS: u32 = 12;
+/// Kills in a run of `tests/run`.
+const KILLS: u32 = 6;
 
 /// The arguments of `millstream train` without a daemon, and optionally with a cache.
 fn arguments(job: &TinyJob, cache: Option<&Path>) -> Vec<String> {
@@ -68,7 +69,7 @@ fn a_cache_written_by_killed_runs_and_then_corrupted_does_not_change_results() {
     let splits = files(&cache, "chunks").len();
     assert!(splits > 0);
     let mut delays = RandomDelays::new();
-    for _ in 0..KILLS {
+    for _ in 0..kill_count(KILLS) {
         // Start over once the cache is complete, so that there is something to write.
         if files(&cache, "chunks").len() == splits {
             fs::remove_dir_all(&cache).unwrap();

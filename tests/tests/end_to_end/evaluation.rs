@@ -7,7 +7,7 @@ use std::path::Path;
 
 use millstream_tests::programs::{Daemon, children, has_ended, kill, wait_until};
 use millstream_tests::shell::{Completed, Shell};
-use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob};
+use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob, kill_count};
 use serde_json::Value;
 
 /// Steps per epoch: 24,000 rows in batches of 32.
@@ -56,7 +56,7 @@ fn evaluation_does_not_change_training() {
 
 #[test]
 fn killed_workers_neither_lose_an_evaluation_nor_change_early_stopping() {
-    const KILLS: u32 = 6;
+    const KILLS: u32 = 4;
     const MAX_DELAY: std::time::Duration = std::time::Duration::from_millis(500);
     let job = TinyJob::new();
     let daemon = Daemon::start(job.directory());
@@ -83,10 +83,10 @@ fn killed_workers_neither_lose_an_evaluation_nor_change_early_stopping() {
     );
 
     let mut delays = RandomDelays::new();
-    let mut kills = 0;
-    while kills < KILLS {
+    let (mut kills, wanted_kills) = (0, kill_count(KILLS));
+    while kills < wanted_kills {
         let id = submit(&daemon, &job, &set);
-        while kills < KILLS && !has_ended(&daemon.show(&id)) {
+        while kills < wanted_kills && !has_ended(&daemon.show(&id)) {
             let before = daemon.show(&id)["checkpoint"].clone();
             std::thread::sleep(delays.next(MAX_DELAY));
             kills += children(daemon.pid()).into_iter().filter(|&worker| kill(worker)).count() as u32;
