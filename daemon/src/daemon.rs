@@ -445,7 +445,7 @@ impl Daemon {
                     self.shared.running.send_replace(jobs.running.len());
                 }
                 Err(error) => {
-                    active.recorder.enter(JobState::Failed, &format!("cannot start its thread: {error}"))
+                    active.recorder.enter(JobState::Failed, &format!("cannot start its thread: {error}"));
                 }
             }
         }
