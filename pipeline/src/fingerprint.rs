@@ -4,6 +4,8 @@
 //! `tf.strings.to_hash_bucket_fast` reduces modulo the number of buckets. [`cat64`] is TensorFlow's
 //! combination of two fingerprints, and [`cross64`] is the hash of `tf.sparse.cross_hashed` over several
 //! values. `tests/golden/fingerprint64.json` holds test vectors made by TensorFlow.
+//!
+//! Own implementation: an id must never change, so the hash must not depend on the version of another crate.
 
 const K0: u64 = 0xc3a5_c85c_97cb_3127;
 const K1: u64 = 0xb492_b66f_be98_f273;

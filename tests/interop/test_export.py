@@ -465,13 +465,13 @@ class Export(WithoutDaemon):
         for arguments, status, says in [
             (["export", "nothing", "--output", self.scratch / "a.onnx"], 1, "neither a job nor a checkpoint"),
             (["export", self.scratch, "--output", self.scratch / "a.onnx"], 1, "holds no checkpoint"),
-            (["export", target, "--output", self.scratch / "a.bin"], 2, "a.bin: its name does not say what to write"),
+            (["export", target, "--output", self.scratch / "a.bin"], 2, "a.bin: unknown extension"),
             (["export", target, "--output", self.scratch / "a", "--format", "pmml"], 2, "safetensors"),
-            (["export", target, "--output", self.scratch / "a.safetensors", "--external-data"], 2, "for ONNX"),
+            (["export", target, "--output", self.scratch / "a.safetensors", "--external-data"], 2, "only to ONNX"),
             (["export", target, "--output", self.scratch / "a.onnx", "--part", "item"], 1, "has no item tower"),
             (["export", target, "--output", self.scratch / "no/a.onnx"], 1, "no/a.onnx: No such file"),
             (["predict", target, "--output", "/dev/full/a.csv"], 1, "writing /dev/full/a.csv"),
-            (["predict", target, "--output", self.scratch / "a.parquet.gz"], 2, "compressed inside"),
+            (["predict", target, "--output", self.scratch / "a.parquet.gz"], 2, "compressed internally"),
             (["predict", target, "--format", "xls", "--output", self.scratch / "a"], 2, "parquet"),
         ]:
             with self.subTest(arguments):

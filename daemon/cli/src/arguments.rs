@@ -1,10 +1,10 @@
-//! What may be typed. Help texts, man pages and completions all come from here.
+//! Commands, flags and their help texts.
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// Trains wide & deep recommenders on the data as it lies, and keeps them fed.
+/// Train recommender and ranking models straight from TFRecord and Parquet files.
 #[derive(Debug, Parser)]
 #[command(name = "millstream", version, propagate_version = true, after_help = OVERVIEW)]
 pub(crate) struct Arguments {
@@ -15,33 +15,33 @@ pub(crate) struct Arguments {
 }
 
 const OVERVIEW: &str = "\
-Begin with:
-  millstream check examples/census/job.toml    what would be trained, on what, in how much memory
-  millstream train examples/census/job.toml    train it here and now
+Start here:
+  millstream check examples/census/job.toml    print the plan: data, model, memory
+  millstream train examples/census/job.toml    train in this process
 
-Exit status: 0 done, 1 failed, 2 wrong usage or an invalid job.
-MILLSTREAM_LOG=debug shows what the libraries log; NO_COLOR=1 keeps colours away.";
+Exit status: 0 success, 1 failure, 2 usage error or invalid job.
+MILLSTREAM_LOG=debug shows debug logs; NO_COLOR=1 disables colours.";
 
-/// What every command takes.
+/// Flags of every command.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// Control socket of the daemon [env: MILLSTREAM_SOCKET] [default: /run/millstream/millstreamd.sock
-    /// for root, else below $XDG_RUNTIME_DIR]
+    /// The daemon's control socket [env: MILLSTREAM_SOCKET] [default: /run/millstream/millstreamd.sock
+    /// for root, otherwise under $XDG_RUNTIME_DIR]
     #[arg(long, global = true, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Print one JSON document on standard output, and nothing else there
+    /// Print one JSON document on standard output
     #[arg(long, global = true)]
     pub(crate) json: bool,
 }
 
-/// The commands.
+/// A command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run a job to its end, with progress: in the daemon if one listens, else right here
+    /// Train a job and show its progress; uses the daemon if one is running
     Train(Train),
-    /// Resolve and validate a job, and print the plan; nothing is trained
+    /// Validate a job and print its plan without training
     Check(Check),
-    /// Hand a job to the daemon, and print its id
+    /// Submit a job to the daemon and print its id
     Submit(Submit),
     /// List the daemon's jobs, newest first
     #[command(after_help = "\
@@ -55,31 +55,31 @@ Examples:
   millstream show census-2f9c
   millstream show census --json | jq .progress")]
     Show(JobId),
-    /// Say how a running job's input goes, what holds it back, and what to change
+    /// Show a running job's input rate, its bottleneck, and what to change
     #[command(after_help = "\
-The last seconds are looked at. BUSY is the share of the threads a stage may use that it kept at work,
-WAITING how many threads waited on average. `bench ingest` tells the same of a job that is not running.
+Covers the last few seconds. BUSY is the share of a stage's threads that were working; WAITING is the
+average number of waiting threads. `bench ingest` prints the same report without a running job.
 
 Examples:
   millstream explain census-2f9c
   millstream explain census --json | jq '.recent | .bound, .advice'")]
     Explain(JobId),
-    /// Record a running job's next steps: where their time goes, as tables and as a trace to look at
+    /// Profile a running job's next steps: print tables and write a trace
     Profile(JobProfile),
-    /// Show a job's loss and metrics over its steps, as a plot or a picture
+    /// Plot a job's loss and metrics over its steps
     History(JobHistory),
     /// Print a job's log
     Logs(Logs),
-    /// Stop a job after a checkpoint
+    /// Save a checkpoint of a job, then stop it
     #[command(after_help = "\
-What was trained is kept: `submit --resume` and `train --resume` go on with it.
+`submit --resume` and `train --resume` continue the job from its last checkpoint.
 
 Examples:
   millstream cancel census-2f9c")]
     Cancel(JobId),
-    /// Take a checkpoint of a running job now, and print its path
+    /// Save a checkpoint of a running job now and print its path
     #[command(after_help = "\
-It counts as one of the newest that the job keeps, and goes when enough newer ones are there.
+The checkpoint counts towards `checkpoint.keep` and is deleted when enough newer ones exist.
 
 Examples:
   millstream eval \"$(millstream checkpoint census-2f9c)\"")]
@@ -88,26 +88,26 @@ Examples:
     Eval(Eval),
     /// Score data row by row with a trained model
     Predict(Predict),
-    /// Write a trained model for other programs: ONNX, or its parameters as safetensors
+    /// Export a trained model as ONNX, or its parameters as safetensors
     Export(Export),
-    /// Tell what is in data files: schema, records, compression, first rows, damage
+    /// Describe data files: schema, records, compression, first rows, damage
     Inspect(Inspect),
-    /// Convert CSV, Parquet and TFRecord files into one another
+    /// Convert between CSV, Parquet and TFRecord
     Convert(Convert),
-    /// Make a synthetic click log, and tell the best AUC that a model of it can have
+    /// Generate a synthetic click log and print its best possible AUC
     Generate(Generate),
-    /// Measure a part of the system
+    /// Run a benchmark
     #[command(subcommand)]
     Bench(Bench),
 }
 
-/// A job file and what replaces single keys of it.
+/// A job file and overrides of single keys.
 #[derive(Debug, Args)]
 pub(crate) struct JobFile {
     /// The job file
     #[arg(value_name = "JOB.toml")]
     pub(crate) path: PathBuf,
-    /// Replace one key of the job file; may be given again
+    /// Override one key of the job file; repeatable
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub(crate) set: Vec<String>,
 }
@@ -115,8 +115,8 @@ pub(crate) struct JobFile {
 /// `check`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Files are listed and columns looked for. Training data of up to 64 MiB is also read for what features
-learn from it, so that sizes are exact; more than that only with --learn.
+Lists the files and looks up the columns. If the training data is 64 MiB or less, or with --learn, also
+reads it to learn vocabularies and statistics, which makes the sizes exact.
 
 Examples:
   millstream check job.toml
@@ -125,7 +125,7 @@ Examples:
 pub(crate) struct Check {
     #[command(flatten)]
     pub(crate) job: JobFile,
-    /// Read the training data for what features learn from it, however much it is
+    /// Read the training data to learn vocabularies and statistics, whatever its size
     #[arg(long)]
     pub(crate) learn: bool,
 }
@@ -133,7 +133,7 @@ pub(crate) struct Check {
 /// `train`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Ctrl-C stops after a checkpoint, from which --resume goes on; pressed again it quits at once.
+Ctrl-C saves a checkpoint and stops; --resume continues from it. A second Ctrl-C quits immediately.
 
 Examples:
   millstream train job.toml
@@ -144,10 +144,10 @@ Examples:
 pub(crate) struct Train {
     #[command(flatten)]
     pub(crate) job: JobFile,
-    /// Go on with the newest unfinished run of the same job, from its last checkpoint
+    /// Continue the newest unfinished run of this job from its last checkpoint
     #[arg(long)]
     pub(crate) resume: bool,
-    /// Write the loss and metrics over the steps of this run to FILE at its end: .svg or .json
+    /// When the run ends, write its loss and metrics over the steps to FILE (.svg or .json)
     #[arg(long, value_name = "FILE")]
     pub(crate) history: Option<PathBuf>,
 }
@@ -161,7 +161,7 @@ Examples:
 pub(crate) struct Submit {
     #[command(flatten)]
     pub(crate) job: JobFile,
-    /// Go on with the newest unfinished run of the same job, from its last checkpoint
+    /// Continue the newest unfinished run of this job from its last checkpoint
     #[arg(long)]
     pub(crate) resume: bool,
 }
@@ -169,7 +169,7 @@ pub(crate) struct Submit {
 /// A job of the daemon.
 #[derive(Debug, Args)]
 pub(crate) struct JobId {
-    /// The job's id, or as much of its beginning as no other job shares
+    /// The job's id, or a unique prefix of it
     #[arg(value_name = "JOB_ID")]
     pub(crate) id: String,
 }
@@ -183,7 +183,7 @@ Examples:
 pub(crate) struct Logs {
     #[command(flatten)]
     pub(crate) job: JobId,
-    /// Go on printing until the job ends
+    /// Keep printing new lines until the job ends
     #[arg(short, long)]
     pub(crate) follow: bool,
 }
@@ -191,23 +191,22 @@ pub(crate) struct Logs {
 /// `profile`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-FILE has every stage of ingest and every operation of training on one line of time, in Chrome's trace
-event format. Open it at https://ui.perfetto.dev, which keeps it in your browser, or in Chrome at
+FILE is a trace in Chrome's trace event format: every stage of ingest and every operation of training
+on one timeline. Open it at https://ui.perfetto.dev, which does not upload it, or in Chrome at
 chrome://tracing.
 
-MS is the time a step, and CALLS the calls a step. GB/S counts each input of an operation read once and
-each output written once, GFLOP/S its additions and multiplications. ROOFLINE is the least time that
-the operation could take on this device over the time that it took: by its bytes at the rate at which
-the device copies 64 MiB, or by its FLOPs at the rate at which it multiplies large matrices in the
-job's precision, whichever is longer. Both rates are measured after the steps. What lies in the
-processor's caches moves faster than memory, so that small operations may be above 100 %.
+MS and CALLS are per step. GB/S counts each input of an operation as read once and each output as
+written once; GFLOP/S counts additions and multiplications. ROOFLINE is the shortest time possible on
+this device divided by the measured time. The shortest time is the longer of two: the bytes at the rate
+of a 64 MiB copy, and the FLOPs at the rate of a large matrix product in the job's precision. Both rates
+are measured after the steps. The processor's caches are faster than memory, so small operations can
+exceed 100 %.
 
-On a GPU the times of operations, their kernels and copies are the GPU's own, and while steps are
-recorded none of a step's parts goes on beside another: such steps take longer than others.
+On a GPU, times come from the GPU's events. While recording, the parts of a step run one after another,
+so recorded steps take longer.
 
-The job trains as ever, and to the same bits; while it is recorded its steps take some hundredths
-longer. It is to be a job of a daemon (`submit`, or `train` while `millstreamd` runs). Ctrl-C ends the
-recording, and not the job.
+Profiling changes no bit of what is trained and slows the recorded steps by a few percent. The job must
+run in a daemon (`submit`, or `train` while `millstreamd` runs). Ctrl-C stops the recording, not the job.
 
 Examples:
   millstream profile census-2f9c
@@ -219,7 +218,7 @@ pub(crate) struct JobProfile {
     /// Steps to record
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) steps: u64,
-    /// Where the trace goes, in place of a file that was there [default: JOB_ID.trace.json, here]
+    /// Trace file to write; replaces an existing file [default: JOB_ID.trace.json]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 }
@@ -227,12 +226,11 @@ pub(crate) struct JobProfile {
 /// `history`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each point of the training loss is the mean of the steps since the last. Of a long job some
-thousand points are kept, and every metric of every evaluation.
+Each point of the training loss is the mean of the steps since the previous point. The daemon keeps
+about a thousand points of a long job, and every metric of every evaluation.
 
-The daemon keeps the history. A job that `train` runs without a daemon leaves none, but
-`train --history FILE` writes it at the end, and [tensorboard] in the job file has event files
-written as it goes.
+A job that `train` runs without a daemon has no history afterwards: use `train --history FILE`, or
+[tensorboard] in the job file to write event files during training.
 
 Examples:
   millstream history census-2f9c
@@ -241,21 +239,21 @@ Examples:
 pub(crate) struct JobHistory {
     #[command(flatten)]
     pub(crate) job: JobId,
-    /// Draw it as SVG into this file, instead of the terminal
+    /// Write an SVG file instead of plotting in the terminal
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
 }
 
-/// What is scored, with what.
+/// The model and the data to score.
 #[derive(Debug, Args)]
 pub(crate) struct Scored {
-    /// A job's id, or the directory of a job or of one of its checkpoints
+    /// A job's id, or the directory of a job or a checkpoint
     #[arg(value_name = "JOB_ID|CHECKPOINT")]
     pub(crate) target: String,
     /// Files and globs to score [default: the job's own held-out data]
     #[arg(value_name = "DATA")]
     pub(crate) data: Vec<String>,
-    /// Take the job's best checkpoint (`checkpoint.keep_best`) instead of its newest
+    /// Use the job's best checkpoint (`checkpoint.keep_best`) instead of its newest
     #[arg(long)]
     pub(crate) best: bool,
 }
@@ -263,8 +261,8 @@ pub(crate) struct Scored {
 /// `eval`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-What is told depends on what the job predicts. Of a job of several labels, --json has the metrics of
-each under its name.
+The metrics depend on the job's label and loss. For a job with several labels, --json groups them by
+label.
 
 Examples:
   millstream eval census-2f9c
@@ -278,16 +276,16 @@ pub(crate) struct Eval {
 /// `predict`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Scores are probabilities of the positive class, or the numbers that a job of the loss \"mse\"
-predicts, one for each row, in the order of the data: files by their paths, each once, and the rows
-in them. Rows that the job's own `filter` or `on_bad_record` leaves out have none. The data needs no
-label. Those of a two-tower model are products of its vectors, over the temperature. Of a label of
-`classes` there is the probability of each class, and the class that is predicted, which has the
-highest.
+Writes one score per row, in the order of the data: files sorted by path, each once, rows in file
+order. Rows that the job's `filter` or `on_bad_record` skips have no score. The data needs no label.
 
-Parquet has one column, `score`, of 32-bit floats; of a job of several labels one for each,
-`score_LABEL`; of a label of classes one for each, `score_CLASS`, and `class`, which is text. The
-name scores.csv.gz has text compressed, as has .zst.
+A score is the probability of the positive class; with the loss \"mse\" it is the predicted number. A
+two-tower model's score is the dot product of its two vectors divided by the temperature. A label with
+`classes` has the probability of each class and the most probable class.
+
+The column is `score`, a 32-bit float in Parquet. A job with several labels has `score_LABEL` for each
+label; a label with classes has `score_CLASS` for each class and `class`, the predicted one, as text.
+An output name that ends in .gz or .zst compresses CSV and JSON lines.
 
 Examples:
   millstream predict census-2f9c 'new/*.parquet' > scores.csv
@@ -296,20 +294,20 @@ Examples:
 pub(crate) struct Predict {
     #[command(flatten)]
     pub(crate) scored: Scored,
-    /// Write to this file instead of standard output; it appears when it is whole
+    /// Write to this file instead of standard output; it appears only when complete
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// How scores are written [default: what the output's name says, else csv]
+    /// Format of the scores [default: by the output's extension, otherwise csv]
     #[arg(long, value_enum)]
     pub(crate) format: Option<ScoreFormat>,
 }
 
-/// How scores are written.
+/// A format of scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ScoreFormat {
-    /// A line `score`, then one score a line
+    /// A header line `score`, then one score per line
     Csv,
-    /// `{"score": 0.5}`, one a line
+    /// `{"score": 0.5}`, one per line
     Jsonl,
     /// A Parquet file
     Parquet,
@@ -318,22 +316,22 @@ pub(crate) enum ScoreFormat {
 /// `export`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-ONNX holds the whole model, in standard operators (set 17) that onnxruntime and others run. Each
-feature is an input of its name; rows come first, as many as you like:
-  numeric             double [rows, 1]  the number as in the data, which the graph scales
-  one id a row        int64 [rows, 1]   the id
-  several ids a row   int64 [rows, N]   the ids, then -1 to the end of the row; N is any number
-  and their weights   float [rows, N]   as NAME_weights: each beside its id, where the feature NAME has `weights`
-An absent number is NaN, an absent id -1. Outputs are `score`, the probability that predict
-writes, and `logit`, both float [rows]. A two-tower model has no `logit`; a part of it has
+An ONNX file holds the whole model in standard operators (opset 17). Each feature is an input with the
+feature's name; the number of rows is free:
+  numeric             double [rows, 1]  the raw number; the graph scales it
+  one id per row      int64 [rows, 1]   the id
+  several ids         int64 [rows, N]   the ids, padded with -1; N is free
+  weights of ids      float [rows, N]   NAME_weights, if the feature NAME has `weights`
+A missing number is NaN, a missing id -1. The outputs are `score`, the probability that predict
+writes, and `logit`, both float [rows]. A two-tower model has no `logit`; one tower has the output
 `vector`, float [rows, dim].
 
-How values become ids is in the file's metadata, `millstream.features`: terms, buckets,
-boundaries. Hashes are those of tf.strings.to_hash_bucket_fast, crosses of
-tf.sparse.cross_hashed. A model above 1 GiB has its numbers beside it, in FILE.data.
+The file's metadata, `millstream.features`, describes how values become ids: terms, buckets,
+boundaries. Hashes are those of tf.strings.to_hash_bucket_fast, crosses those of
+tf.sparse.cross_hashed. A model above 1 GiB stores its parameters in FILE.data.
 
-safetensors holds the parameters, float32, by their names in the checkpoint, with the same
-metadata.
+A safetensors file holds the parameters as float32 under their names in the checkpoint, with the
+same metadata.
 
 Examples:
   millstream export census-2f9c --output census.onnx
@@ -341,41 +339,41 @@ Examples:
   millstream export films-81d0 --part item --output items.onnx
   millstream export census-2f9c --output census.onnx --json | jq -c '.inputs[] | [.name, .type]'")]
 pub(crate) struct Export {
-    /// A job's id, or the directory of a job or of one of its checkpoints
+    /// A job's id, or the directory of a job or a checkpoint
     #[arg(value_name = "JOB_ID|CHECKPOINT")]
     pub(crate) target: String,
-    /// The file to write; it appears when it is whole, in place of one that was there
+    /// File to write; appears only when complete and replaces an existing file
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
-    /// What to write [default: what the output's name says]
+    /// Format to write [default: by the output's extension]
     #[arg(long, value_enum)]
     pub(crate) format: Option<ModelFormat>,
-    /// Take the job's best checkpoint (`checkpoint.keep_best`) instead of its newest
+    /// Use the job's best checkpoint (`checkpoint.keep_best`) instead of its newest
     #[arg(long)]
     pub(crate) best: bool,
-    /// One tower of a two-tower model alone: its features in, its vector out
+    /// Export only one tower of a two-tower model: its features in, its vector out
     #[arg(long, value_enum)]
     pub(crate) part: Option<ModelPart>,
-    /// Put the numbers of an ONNX model into FILE.data, whatever its size
+    /// Store the parameters of an ONNX model in FILE.data, whatever its size
     #[arg(long)]
     pub(crate) external_data: bool,
 }
 
-/// A part of a model that is of use alone.
+/// A part of a model that can be exported alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ModelPart {
-    /// What makes a query's vector, to ask an index with
+    /// The query tower, for searching an index
     Query,
-    /// What makes an item's vector, to be indexed
+    /// The item tower, for building an index
     Item,
 }
 
-/// What a model is written as.
+/// A format of exported models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ModelFormat {
-    /// The whole model, ids in and scores out
+    /// The whole model: ids in, scores out
     Onnx,
-    /// Its parameters
+    /// The parameters only
     Safetensors,
 }
 
@@ -383,19 +381,19 @@ pub(crate) enum ModelFormat {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "CSV")]
 pub(crate) struct Csv {
-    /// What stands between two fields: one character, or `tab`
+    /// Field separator: one character, or `tab`
     #[arg(long, value_name = "CHAR", default_value = ",", value_parser = parse_delimiter)]
     pub(crate) delimiter: u8,
-    /// Names of the columns, where the first line does not have them
+    /// Column names, if the first line does not contain them
     #[arg(long, value_name = "NAME,NAME...", value_delimiter = ',')]
     pub(crate) columns: Option<Vec<String>>,
-    /// Leave out lines that start with this character
+    /// Skip lines that start with this character
     #[arg(long, value_name = "CHAR", value_parser = parse_byte)]
     pub(crate) comment: Option<u8>,
-    /// Take this off the end of a line's last field, where it is there
+    /// Remove this suffix from the last field of each line
     #[arg(long, value_name = "TEXT")]
     pub(crate) strip_suffix: Option<String>,
-    /// A value that stands for "missing", besides the empty one; may be given again
+    /// A value that means "missing", in addition to the empty field; repeatable
     #[arg(long, value_name = "VALUE")]
     pub(crate) missing: Vec<String>,
 }
@@ -414,8 +412,8 @@ fn parse_byte(text: &str) -> Result<u8, String> {
 /// `inspect`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Files are read to their end, so that damage anywhere in them is found; then the exit status is 1. More
-than a few files are summed up, with what is damaged; --all and --json tell each.
+Reads every file to its end; the exit status is 1 if any is damaged. More than 10 files are summarized,
+with the damaged ones named; --all and --json report each file.
 
 Examples:
   millstream inspect data/part-00000.tfrecord.gz
@@ -425,10 +423,10 @@ pub(crate) struct Inspect {
     /// Files, globs, and directories or prefixes that end in `/`
     #[arg(value_name = "FILE", required = true)]
     pub(crate) files: Vec<String>,
-    /// How many of the first rows to show
+    /// Number of first rows to show
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) rows: usize,
-    /// Tell each file, however many there are
+    /// Report each file, however many there are
     #[arg(long)]
     pub(crate) all: bool,
     #[command(flatten)]
@@ -437,16 +435,16 @@ pub(crate) struct Inspect {
     pub(crate) csv: Csv,
 }
 
-/// How many threads work on files.
+/// The number of threads that process files.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Threads {
-    /// Threads to work on [default: one for each core]
+    /// Number of threads [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
 }
 
 impl Threads {
-    /// As many as were asked for, or as there are cores.
+    /// The number given, or the number of cores.
     pub(crate) fn count(self) -> usize {
         self.threads.map_or_else(
             || std::thread::available_parallelism().map_or(1, usize::from),
@@ -458,18 +456,18 @@ impl Threads {
 /// A format of data files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DataFormat {
-    /// Separated fields, one record a line
+    /// Separated fields, one record per line
     Csv,
     /// Parquet
     Parquet,
-    /// TFRecord files of tf.train.Example
+    /// TFRecord of tf.train.Example
     Tfrecord,
 }
 
-/// How data files are compressed.
+/// A compression of data files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DataCompression {
-    /// Not at all
+    /// Uncompressed
     None,
     /// gzip (TFRecord, CSV)
     Gzip,
@@ -481,26 +479,26 @@ pub(crate) enum DataCompression {
     Snappy,
 }
 
-/// How data files are written.
+/// Options for writing data files.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]
 pub(crate) struct Written {
-    /// Files to make, with as many rows each, give or take one; their numbers go into the name
+    /// Number of files to write, of equal size within one row; the name includes the shard number
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) shards: Option<u32>,
-    /// Format to write [default: what the name says]
+    /// Format to write [default: by the extension]
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) format: Option<DataFormat>,
-    /// How to compress [default: what the name says; Parquet with Snappy]
+    /// Compression [default: by the extension; Snappy for Parquet]
     #[arg(long, value_enum, value_name = "HOW")]
     pub(crate) compression: Option<DataCompression>,
-    /// Rows of a Parquet row group, the part of a file that is read at a time
+    /// Rows per Parquet row group, the unit of reading
     #[arg(long, value_name = "ROWS", default_value_t = 65_536)]
     pub(crate) group_rows: usize,
     #[command(flatten)]
     pub(crate) threads: Threads,
-    /// The most memory for rows on their way, such as `256MiB`; one block of a file always is, and an upload
-    /// to a cloud takes 40MiB beside [default: 256MiB for each thread]
+    /// Memory limit for rows in flight, such as `256MiB`. One block of a file is always allowed; an upload
+    /// uses 40MiB more [default: 256MiB per thread]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) memory: Option<usize>,
 }
@@ -516,15 +514,15 @@ fn parse_size(text: &str) -> Result<usize, String> {
         _ => return Err("expected a number of B, KiB, MiB or GiB".to_owned()),
     };
     let bytes = number.parse::<usize>().ok().and_then(|number| number.checked_mul(1 << shift));
-    bytes.ok_or_else(|| "expected a size that memory can have".to_owned())
+    bytes.ok_or_else(|| "the size is out of range".to_owned())
 }
 
 /// `convert`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-OUT is a file, a name with a `*` or `@N` where the shards' numbers go, or a directory. Files appear under
-their names once all of them are whole, and are the same for any number of threads. IN and OUT may be in
-a cloud: gs://, s3://, az://.
+OUT is a file, a directory, or a name in which `*` or `@N` stands for the shard number. Files appear
+under their names only when all are complete. Their bytes do not depend on --threads. IN and OUT can be
+gs://, s3:// and az:// URLs.
 
 Examples:
   millstream convert adult.data adult.parquet --columns age,workclass,fnlwgt,income --missing '?'
@@ -532,10 +530,10 @@ Examples:
   millstream convert 'gs://bucket/log/*.parquet' gs://bucket/clicks.tfrecord.gz --shards 16
   millstream convert part-*.tfrecord.gz out.parquet --json | jq .rows")]
 pub(crate) struct Convert {
-    /// Files, globs and directories to convert, then where to
+    /// Files, globs and directories to convert, then the output
     #[arg(value_name = "IN... OUT", required = true)]
     pub(crate) paths: Vec<String>,
-    /// Format of the input [default: what its bytes and names say]
+    /// Format of the input [default: by its content and extension]
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) input_format: Option<DataFormat>,
     #[command(flatten)]
@@ -547,38 +545,38 @@ pub(crate) struct Convert {
 /// `generate`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Columns are those of Criteo's log: the label `clicked`, counts i1 to i13, categories c1 to c26. Labels are
-drawn from a planted model, whose own AUC on them is told: no model can be expected to do better.
-Held-out data of the same model is rows further on, with the same seed.
+The columns are those of the Criteo log: the label `clicked`, counts i1 to i13, categories c1 to c26.
+Labels are drawn from a known model, whose AUC is printed: no trained model can be expected to exceed it.
+For held-out data, generate later rows (--first-row) with the same seed.
 
 Examples:
   millstream generate --rows 2000000 --shards 16 data/train.tfrecord
   millstream generate --rows 200000 --first-row 2000000 --shards 4 data/eval.tfrecord
   millstream generate --ids integer --format parquet --compression zstd data/clicks@8.parquet")]
 pub(crate) struct Generate {
-    /// A file, a name with a `*` or `@N` where the shards' numbers go, or a directory
+    /// A file, a directory, or a name in which `*` or `@N` stands for the shard number
     #[arg(value_name = "OUT")]
     pub(crate) output: String,
-    /// How many rows
+    /// Number of rows
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) rows: u64,
     /// Number of the first row
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) first_row: u64,
-    /// What the planted model and the rows are drawn from
+    /// Seed of the model and the rows
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// How ids are written
+    /// Format of ids
     #[arg(long, value_enum, default_value = "hex")]
     pub(crate) ids: IdForm,
-    /// The most distinct values of a categorical column
+    /// Maximum number of distinct values of a categorical column
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) most_values: u32,
     #[command(flatten)]
     pub(crate) written: Written,
 }
 
-/// How generated ids are written.
+/// A format of generated ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum IdForm {
     /// Eight hexadecimal digits, as in Criteo's log
@@ -590,15 +588,15 @@ pub(crate) enum IdForm {
 /// `bench`
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
-    /// Measure the input side alone: rows and bytes a second, stage by stage
+    /// Measure ingest alone: rows/s and bytes/s, by stage
     Ingest(BenchIngest),
 }
 
 /// `bench ingest`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The training data is read, transformed, shuffled and packed as for training, into a ring whose other end
-only empties it. What held it back is told as by `millstream explain`.
+Reads, transforms, shuffles and packs the training data as for training, into a ring that is emptied
+immediately. Reports the bottleneck like `millstream explain`.
 
 Examples:
   millstream bench ingest job.toml
@@ -619,12 +617,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definitions_hold_together() {
+    fn definitions_are_consistent() {
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn global_flags_go_anywhere() {
+    fn global_flags_are_accepted_before_and_after_the_command() {
         for line in ["millstream --json --socket /s list", "millstream list --socket /s --json"] {
             let arguments = Arguments::try_parse_from(line.split(' ')).expect(line);
             assert!(arguments.global.json);
@@ -645,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn overrides_add_up_and_may_look_like_anything() {
+    fn overrides_accumulate_and_accept_any_value() {
         let line = ["millstream", "train", "a.toml", "--set", "seed=-1", "--set", "model.deep.hidden=[1, 2]"];
         let Command::Train(train) = Arguments::try_parse_from(line).expect("a train command").command else {
             panic!("not a train command");
@@ -654,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_usage_is_refused_with_status_2() {
+    fn usage_errors_exit_with_status_2() {
         for line in ["millstream", "millstream trian job.toml", "millstream show", "millstream bench"] {
             let error = Arguments::try_parse_from(line.split(' ')).expect_err(line);
             assert_eq!(error.exit_code(), 2, "{line}");
@@ -662,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_that_takes_arguments_shows_examples() {
+    fn commands_with_overrides_show_examples() {
         let mut seen = 0;
         for command in Arguments::command().get_subcommands() {
             if command.get_arguments().any(|argument| argument.get_id() == "set") {

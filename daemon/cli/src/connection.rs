@@ -1,4 +1,4 @@
-//! The way to a daemon: the one that listens, or one hosted here.
+//! Connections to a daemon: a running one, or one hosted in this process.
 
 use millstream_control::{Client, ClientError};
 use millstream_daemon::daemon::Daemon;
@@ -7,23 +7,25 @@ use millstream_daemon::service;
 use crate::context::Context;
 use crate::failure::Failure;
 
-/// A client, and the daemon behind it where this process hosts it.
+/// A client and, if this process hosts it, the daemon.
 pub(crate) struct Connection {
     pub(crate) client: Client,
     hosted: Option<Daemon>,
 }
 
-/// The daemon that listens.
+/// Connects to the running daemon.
 pub(crate) async fn to_daemon(context: &Context) -> Result<Client, Failure> {
     match context.socket() {
         Some(socket) => Ok(Client::connect(socket).await?),
-        None => Err(Failure::Usage("no place for the control socket: give --socket".to_owned())),
+        None => Err(Failure::Usage(
+            "the path of the control socket is unknown: set --socket or XDG_RUNTIME_DIR".to_owned(),
+        )),
     }
 }
 
 impl Connection {
-    /// The daemon that listens or, when none does, one hosted in this process: the same daemon and the
-    /// same API, with nothing that outlives the process but checkpoints.
+    /// Connects to the running daemon or, if there is none, hosts one in this process. The hosted daemon has the same
+    /// API; only its checkpoints outlive the process.
     pub(crate) async fn or_host(context: &Context) -> Result<Self, Failure> {
         if let Some(socket) = context.socket() {
             match Client::connect(socket).await {
@@ -42,7 +44,7 @@ impl Connection {
         self.hosted.is_some()
     }
 
-    /// Ends the daemon if it is hosted here, and waits for its workers to be gone.
+    /// Stops a hosted daemon and waits until its workers have exited.
     pub(crate) async fn close(self) {
         if let Some(daemon) = self.hosted {
             daemon.shutdown().await;

@@ -1,4 +1,4 @@
-//! What every command needs: how to answer, and where the daemon is.
+//! The context of every command: output format, screen and control socket.
 
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
@@ -10,12 +10,11 @@ use crate::arguments::Global;
 use crate::failure::Failure;
 use crate::screen::Screen;
 
-/// How to answer, and where the daemon is.
+/// Output format, screen and control socket.
 #[derive(Clone, Debug)]
 pub(crate) struct Context {
-    /// Answer with one JSON document.
+    /// Print one JSON document instead of text.
     pub(crate) json: bool,
-    /// Messages and progress.
     pub(crate) screen: Screen,
     socket: Option<PathBuf>,
 }
@@ -27,12 +26,12 @@ impl Context {
         Self { json: global.json, screen, socket }
     }
 
-    /// Where the daemon's socket is, if anywhere.
+    /// The path of the daemon's socket, if it is known.
     pub(crate) fn socket(&self) -> Option<&PathBuf> {
         self.socket.as_ref()
     }
 
-    /// Answers with `document`, where JSON was asked for, or else with `text`.
+    /// Prints `document` with `--json`, otherwise `text`.
     pub(crate) fn answer(
         &self,
         document: &impl Serialize,
@@ -41,7 +40,7 @@ impl Context {
         if self.json { self.document(document) } else { self.print(&text()) }
     }
 
-    /// Prints the one JSON document.
+    /// Prints a JSON document.
     pub(crate) fn document(&self, document: &impl Serialize) -> Result<(), Failure> {
         let mut out = self.out();
         serde_json::to_writer_pretty(&mut out, document).map_err(io::Error::from)?;
@@ -49,14 +48,14 @@ impl Context {
         Ok(out.flush()?)
     }
 
-    /// Prints lines of an answer.
+    /// Prints text and one final newline.
     pub(crate) fn print(&self, text: &str) -> Result<(), Failure> {
         let mut out = self.out();
         writeln!(out, "{}", text.trim_end())?;
         Ok(out.flush()?)
     }
 
-    /// Standard output, for more than a page. To be flushed.
+    /// Buffered standard output. The caller flushes it.
     pub(crate) fn out(&self) -> BufWriter<io::StdoutLock<'static>> {
         BufWriter::new(io::stdout().lock())
     }

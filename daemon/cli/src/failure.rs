@@ -1,4 +1,4 @@
-//! How a command that did not succeed ends: what is told, and with which exit status.
+//! Failures of commands: message and exit status.
 
 use std::fmt;
 use std::io;
@@ -11,19 +11,19 @@ use serde_json::json;
 
 use crate::context::Context;
 
-/// Why a command ends without success.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// It cannot be right as it was typed. Exit status 2.
+    /// The arguments are invalid. Exit status 2.
     Usage(String),
-    /// The job file has mistakes, each with its place. Exit status 2.
+    /// The job file has errors; the text has one line per error. Exit status 2.
     Job(String),
-    /// It was tried, and failed. Exit status 1.
+    /// The command failed. Exit status 1.
     Failed(anyhow::Error),
-    /// As `Failed`; the command has told why itself.
-    Told,
-    /// Whoever read the output has had enough, which is no failure.
-    ReaderGone,
+    /// The command failed and has already printed why. Exit status 1.
+    AlreadyReported,
+    /// The reader of standard output closed it, as `head` does. Exit status 0.
+    OutputClosed,
 }
 
 impl From<anyhow::Error> for Failure {
@@ -67,7 +67,11 @@ impl From<JobError> for Failure {
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        if error.kind() == io::ErrorKind::BrokenPipe { Self::ReaderGone } else { Self::Failed(error.into()) }
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            Self::OutputClosed
+        } else {
+            Self::Failed(error.into())
+        }
     }
 }
 
@@ -76,27 +80,27 @@ impl fmt::Display for Failure {
         match self {
             Self::Usage(message) | Self::Job(message) => f.write_str(message),
             Self::Failed(error) => write!(f, "{error:#}"),
-            Self::Told | Self::ReaderGone => Ok(()),
+            Self::AlreadyReported | Self::OutputClosed => Ok(()),
         }
     }
 }
 
-/// Tells a failure, as a message and, where one was asked for, as the JSON document.
+/// Reports a failure as a message and, with `--json`, as a document. Returns the exit status.
 pub(crate) fn report(result: Result<(), Failure>, context: &Context) -> ExitCode {
     let Err(failure) = result else { return ExitCode::SUCCESS };
     let status = match failure {
-        Failure::ReaderGone => return ExitCode::SUCCESS,
-        Failure::Told => return ExitCode::FAILURE,
+        Failure::OutputClosed => return ExitCode::SUCCESS,
+        Failure::AlreadyReported => return ExitCode::FAILURE,
         Failure::Usage(_) | Failure::Job(_) => 2,
         Failure::Failed(_) => 1,
     };
     match &failure {
-        // A report of the job's mistakes reads like a compiler's, each line whole by itself.
+        // Each line of the report begins with its place, as a compiler's messages do.
         Failure::Job(report) => context.screen.line(report),
         other => context.screen.error(&other.to_string()),
     }
     if context.json {
-        // Nobody may be left to read it, and the exit status tells as much.
+        // The exit status reports the failure even if standard output is closed.
         let _ = context.document(&json!({ "error": { "message": failure.to_string() } }));
     }
     ExitCode::from(status)

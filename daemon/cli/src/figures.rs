@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Formats numbers for people.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(crate) fn count(number: u64) -> String {
     out
 }
 
-/// A rate or other positive number, in whole units where it is large.
+/// A rate or other positive number; whole from 100 on.
 pub(crate) fn rate(number: f64) -> String {
     if number.is_nan() || number < 0.0 {
         "-".to_owned()
@@ -38,7 +38,7 @@ pub(crate) fn bytes(number: u64) -> String {
     }
     let mut value = number as f64 / 1024.0;
     let mut unit = 0;
-    // What would be rounded to 1024.0 is 1.0 of the next unit.
+    // Values that round to 1024.0 print as 1.0 of the next unit.
     while value >= 1023.95 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
@@ -57,13 +57,13 @@ pub(crate) fn metric(number: impl Into<Option<f64>>) -> String {
     known.map_or_else(|| "-".to_owned(), |number| format!("{number:.4}"))
 }
 
-/// A metric that is not exact: `0.7851 ± 3.2e-6`.
+/// A metric with an error bound: `0.7851 ± 3.2e-6`.
 fn bounded(number: Option<f64>, error: Option<f64>) -> String {
     let error = error.filter(|&error| error > 0.0).map(|error| format!(" ± {error:.1e}"));
     metric(number) + &error.unwrap_or_default()
 }
 
-/// A row of a table for each of the metrics, whose names begin with `prefix`, and of several labels with theirs.
+/// Adds a row for each metric. Titles begin with `prefix` and, if there are several labels, the label.
 pub(crate) fn metric_rows(table: &mut Table, prefix: &str, metrics: &[Metrics]) {
     for Metrics { label, measured, groups, examples } in metrics {
         let label = if label.is_empty() { String::new() } else { format!("{label} ") };
@@ -77,7 +77,7 @@ pub(crate) fn metric_rows(table: &mut Table, prefix: &str, metrics: &[Metrics]) 
     }
 }
 
-/// What people call a metric.
+/// The display name of a metric.
 fn title(metric: &str) -> &str {
     match metric {
         "auc" => "AUC",
@@ -93,7 +93,7 @@ fn title(metric: &str) -> &str {
     }
 }
 
-/// The value of a metric, if a label has it: `None` within where it is not defined.
+/// The value of a metric: `None` if the label lacks it, `Some(None)` if it is undefined.
 pub(crate) fn find(metrics: &Metrics, name: &str) -> Option<Option<f64>> {
     metrics.measured.iter().find(|measured| measured.name == name).map(|measured| measured.value)
 }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_that_are_not_exact_say_how_far_they_may_be_off() {
+    fn inexact_metrics_show_their_error_bound() {
         let measured = |name: &str, value, error| MetricValue { name: name.to_owned(), value, error };
         let one = vec![
             measured("auc", Some(0.5), Some(0.0)),

@@ -1,4 +1,4 @@
-//! Work on files: followed by a bar on a terminal, called off by Ctrl-C.
+//! Work on files, with a progress bar on a terminal and cancellation by Ctrl-C.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use crate::failure::Failure;
 use crate::figures;
 use crate::interrupt;
 
-/// Time between two looks at how far the work is, and at whether it is to be called off.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+/// Interval at which progress is shown and Ctrl-C is noticed.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What there is to do, where that is known before the work starts.
+/// The totals known before the work starts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Goal {
     pub(crate) files: Option<u64>,
     pub(crate) rows: Option<u64>,
 }
 
-/// A runtime for storage, the work's progress, and whoever follows it.
+/// The runtime for storage, and the progress of the work.
 pub(crate) struct FileWork {
     runtime: Runtime,
     stores: Stores,
@@ -36,7 +36,7 @@ pub(crate) struct FileWork {
 }
 
 impl FileWork {
-    /// Starts to follow what is to be done. The first Ctrl-C calls it off, the second ends the process.
+    /// Starts the progress bar and the signal handler. The first Ctrl-C cancels the work, the second ends the process.
     pub(crate) fn start(context: &Context, label: &'static str) -> Result<Self, Failure> {
         let runtime = Runtime::new()?;
         let interrupted = interrupt::listen_on(&runtime)?;
@@ -49,15 +49,15 @@ impl FileWork {
         Ok(Self { runtime, stores: Stores::default(), progress: Arc::default(), bar, interrupted })
     }
 
-    /// The files that `patterns` name; one that ends in `/`, or is a directory here, names all files in it.
+    /// Lists the files that match `patterns`. A local directory or a pattern that ends in `/` matches all files in it.
     pub(crate) fn list(&self, patterns: &[String]) -> Result<Vec<Object>, Failure> {
-        let patterns: Vec<String> = patterns.iter().map(|pattern| all_in(pattern)).collect();
+        let patterns: Vec<String> = patterns.iter().map(|pattern| expand_directory(pattern)).collect();
         let base = std::env::current_dir()?;
         let listed = async { Ok(self.stores.list(&patterns, &base).await?) };
         self.runtime.block_on(interrupt::unless(self.interrupted.clone(), listed))
     }
 
-    /// Does the work, which blocks, and takes the bar away.
+    /// Runs `work`, which blocks, and removes the bar.
     pub(crate) fn run<T, E: Into<Failure>>(
         self,
         goal: Goal,
@@ -68,20 +68,20 @@ impl FileWork {
         let started = Instant::now();
         self.runtime.spawn(async move {
             loop {
-                tokio::time::sleep(BETWEEN_LOOKS).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
                 if *interrupted.borrow() {
                     progress.cancel();
-                    // A read or write may hang for long.
+                    // Do not wait for reads and writes in flight.
                     self.stores.cancel();
                 }
                 if let Some(bar) = &bar {
-                    bar.set_message(told(progress.done(), goal, started.elapsed()));
+                    bar.set_message(status(progress.done(), goal, started.elapsed()));
                     bar.tick();
                 }
             }
         });
         let result = work(&destination, &self.progress);
-        // What may be left are reads that nobody waits for.
+        // Reads in flight may remain; nothing needs their results.
         self.runtime.shutdown_background();
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -90,13 +90,13 @@ impl FileWork {
     }
 }
 
-fn all_in(pattern: &str) -> String {
+fn expand_directory(pattern: &str) -> String {
     let is_directory = pattern.ends_with('/') || (!pattern.contains("://") && Path::new(pattern).is_dir());
     if is_directory { format!("{}/**", pattern.trim_end_matches('/')) } else { pattern.to_owned() }
 }
 
 /// `12/40 files  3,400,000 rows  512.0 MiB/1.2 GiB  80.1 MiB/s  9s left`
-fn told(done: Done, goal: Goal, elapsed: Duration) -> String {
+fn status(done: Done, goal: Goal, elapsed: Duration) -> String {
     let seconds = elapsed.as_secs_f64().max(1e-3);
     let mut parts = Vec::new();
     if let Some(files) = goal.files {
@@ -127,22 +127,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_says_how_far_and_how_much_longer() {
+    fn status_shows_progress_and_remaining_time() {
         let done = Done { files: 3, rows: 1_000, bytes: 1 << 20, total_bytes: 4 << 20 };
         let goal = Goal { files: Some(40), rows: None };
         let wanted = "3/40 files  1,000 rows  1.0 MiB/4.0 MiB  512.0 KiB/s  6.0s left";
-        assert_eq!(told(done, goal, Duration::from_secs(2)), wanted);
+        assert_eq!(status(done, goal, Duration::from_secs(2)), wanted);
         let done = Done { rows: 500, ..Done::default() };
         let goal = Goal { files: None, rows: Some(1_000) };
-        assert_eq!(told(done, goal, Duration::from_secs(5)), "500/1,000 rows  100 rows/s  5.0s left");
-        assert_eq!(told(Done::default(), Goal::default(), Duration::ZERO), "0.0 rows/s");
+        assert_eq!(status(done, goal, Duration::from_secs(5)), "500/1,000 rows  100 rows/s  5.0s left");
+        assert_eq!(status(Done::default(), Goal::default(), Duration::ZERO), "0.0 rows/s");
     }
 
     #[test]
-    fn a_directory_is_all_that_is_in_it() {
-        assert_eq!(all_in("gs://bucket/data/"), "gs://bucket/data/**");
-        assert_eq!(all_in("gs://bucket/data"), "gs://bucket/data");
-        assert_eq!(all_in(env!("CARGO_MANIFEST_DIR")), format!("{}/**", env!("CARGO_MANIFEST_DIR")));
-        assert_eq!(all_in("no/such/*.csv"), "no/such/*.csv");
+    fn directory_matches_all_files_in_it() {
+        assert_eq!(expand_directory("gs://bucket/data/"), "gs://bucket/data/**");
+        assert_eq!(expand_directory("gs://bucket/data"), "gs://bucket/data");
+        assert_eq!(
+            expand_directory(env!("CARGO_MANIFEST_DIR")),
+            format!("{}/**", env!("CARGO_MANIFEST_DIR"))
+        );
+        assert_eq!(expand_directory("no/such/*.csv"), "no/such/*.csv");
     }
 }

@@ -1,8 +1,8 @@
-//! Ctrl-C.
+//! Handling of Ctrl-C.
 //!
-//! Commands that write files or own a job listen for SIGINT and SIGTERM and clean up ([`listen`]); all others end at
-//! once ([`end_at_once`]). Both install a handler, because a process that a script starts in the background inherits
-//! an ignored SIGINT, and without a handler a command that waits for storage would then never end.
+//! Commands that write files or own a job listen for SIGINT and SIGTERM and clean up ([`listen`]); all others end
+//! immediately ([`end_at_once`]). Both install a handler: a shell starts background processes with SIGINT ignored, and
+//! without a handler a command that waits for storage would never end.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use crate::failure::Failure;
 
-/// Lets SIGINT and SIGTERM end this process, even where it inherited that they are ignored.
+/// Makes SIGINT and SIGTERM end this process, even if it was started with them ignored.
 pub(crate) fn end_at_once() -> Result<(), Failure> {
     for signal in [SIGINT, SIGTERM] {
         register_conditional_default(signal, Arc::new(AtomicBool::new(true)))?;
@@ -23,41 +23,41 @@ pub(crate) fn end_at_once() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Listens for SIGINT and SIGTERM. The first is told through the receiver; the second ends the process.
+/// Listens for SIGINT and SIGTERM. The first sets the receiver to true; the second ends the process.
 pub(crate) fn listen() -> Result<watch::Receiver<bool>, Failure> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let (asked, receiver) = watch::channel(false);
+    let (sender, receiver) = watch::channel(false);
     tokio::spawn(async move {
-        for asked_before in [false, true] {
+        for is_second in [false, true] {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
-            if asked_before {
+            if is_second {
                 // Workers of a daemon hosted here die with this process.
                 std::process::exit(1);
             }
-            asked.send_replace(true);
+            sender.send_replace(true);
         }
     });
     Ok(receiver)
 }
 
-/// As [`listen`], from a thread outside of `runtime`.
+/// Like [`listen`], for a thread outside `runtime`.
 pub(crate) fn listen_on(runtime: &Runtime) -> Result<watch::Receiver<bool>, Failure> {
-    let _inside = runtime.enter();
+    let _guard = runtime.enter();
     listen()
 }
 
-/// Runs `work` unless a signal comes first: then drops it, and with it its unfinished files.
+/// Runs `work`. A signal drops it and thereby deletes its unfinished files.
 pub(crate) async fn unless_interrupted<T>(
     work: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
     unless(listen()?, work).await
 }
 
-/// As [`unless_interrupted`], for a command that listens already.
+/// Like [`unless_interrupted`], for a command that already listens.
 pub(crate) async fn unless<T>(
     mut interrupted: watch::Receiver<bool>,
     work: impl Future<Output = Result<T, Failure>>,

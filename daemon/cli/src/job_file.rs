@@ -1,4 +1,4 @@
-//! Reading the job file that was named.
+//! Reads the job file.
 
 use std::path::{Path, PathBuf};
 
@@ -9,21 +9,21 @@ use crate::arguments::JobFile;
 use crate::context::Context;
 use crate::failure::Failure;
 
-/// A job file that has no mistakes.
+/// A valid job file.
 pub(crate) struct JobText {
     pub(crate) text: String,
-    /// The messages of the warnings that were printed.
-    pub(crate) told: Vec<String>,
+    /// The messages of the warnings already printed.
+    pub(crate) warnings: Vec<String>,
 }
 
-/// Reads a job file that is to be handed in. Mistakes and warnings are told with the path as it was typed.
+/// Reads a job file to submit. Errors and warnings name the path as typed.
 pub(crate) fn read(file: &JobFile, context: &Context) -> Result<JobText, Failure> {
     let (text, _, warnings) = parse(file, context)?;
-    let told = warnings.into_iter().map(|Warning(problem)| problem.message).collect();
-    Ok(JobText { text, told })
+    let warnings = warnings.into_iter().map(|Warning(problem)| problem.message).collect();
+    Ok(JobText { text, warnings })
 }
 
-/// Reads a job file to use it here.
+/// Reads a job file to use in this process.
 pub(crate) fn resolve(file: &JobFile, context: &Context) -> Result<Job, Failure> {
     parse(file, context).map(|(_, job, _)| job)
 }
@@ -36,7 +36,7 @@ fn parse(file: &JobFile, context: &Context) -> Result<(String, Job, Vec<Warning>
     Ok((text, job, warnings))
 }
 
-/// The request that hands the job in. The daemon resolves it again: it trusts no client's word.
+/// The submit request. The daemon validates the text again, because it does not trust clients.
 pub(crate) fn request(file: &JobFile, text: String, resume: bool) -> Result<SubmitRequest, Failure> {
     let path = absolute(&file.path)?;
     let Some(path) = path.to_str() else {
@@ -45,7 +45,7 @@ pub(crate) fn request(file: &JobFile, text: String, resume: bool) -> Result<Subm
     Ok(SubmitRequest { text, path: path.to_owned(), set: file.set.clone(), resume })
 }
 
-/// A path that means the same in a daemon's working directory.
+/// The path independent of the working directory.
 pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     Ok(std::path::absolute(path)?)
 }

@@ -30,7 +30,7 @@ use context::Context;
 use screen::Screen;
 
 fn main() -> ExitCode {
-    // Before anything else: a daemon hosted by this program starts its workers as this program.
+    // A daemon hosted in this program starts its workers from the same binary, so check for that first.
     if std::env::args_os().nth(1).as_deref() == Some(OsStr::new(millstream_daemon::worker::ARGUMENT)) {
         return millstream_daemon::worker::process::main();
     }
@@ -44,13 +44,12 @@ fn main() -> ExitCode {
     failure::report(result, &context)
 }
 
-/// What is logged unless `MILLSTREAM_LOG` says otherwise. What happens to jobs is left out: the commands
-/// tell it.
-const LOGGED: &str = "warn,millstream_daemon::supervisor=off,millstream_daemon::daemon=off";
+/// The default log filter. Events of jobs are off, because the commands print them.
+const LOG_FILTER: &str = "warn,millstream_daemon::supervisor=off,millstream_daemon::daemon=off";
 
-/// What the libraries log goes where messages go, above any progress bar.
+/// Sends logs to the screen, above any progress bar.
 fn log_to(screen: &Screen) {
-    let filter = EnvFilter::try_from_env("MILLSTREAM_LOG").unwrap_or_else(|_| EnvFilter::new(LOGGED));
+    let filter = EnvFilter::try_from_env("MILLSTREAM_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
     let screen = screen.clone();
     tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -22,16 +22,16 @@ pub(crate) struct JobJson<'a> {
     ended_ms: Option<u64>,
     directory: &'a str,
     checkpoint: Option<&'a str>,
-    /// Of `show` only.
+    /// Set by `show` only.
     #[serde(skip_serializing_if = "Option::is_none")]
     best_checkpoint: Option<&'a str>,
-    /// Null before a worker said it.
+    /// Null until a worker reports it.
     device: Option<DeviceJson<'a>>,
     progress: ProgressJson,
     eval: EvalJson<'a>,
 }
 
-/// What a job trains on.
+/// The device a job trains on.
 #[derive(Debug, Serialize)]
 struct DeviceJson<'a> {
     description: &'a str,
@@ -65,14 +65,14 @@ struct ProgressJson {
     skipped_records: u64,
 }
 
-/// What an evaluation came to: null where there was none, the metrics of the one label, or of each label by its name.
+/// The result of an evaluation: null without one, otherwise the metrics, grouped by label if there are several.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EvalJson<'a>(pub(crate) &'a [Metrics]);
 
-/// How well a label is predicted. A metric that is not defined is null.
+/// The metrics of a label. An undefined metric is null.
 struct MetricsJson<'a>(&'a Metrics);
 
-/// What a training run came to.
+/// The outcome of a training run.
 #[derive(Debug, Serialize)]
 pub(crate) struct OutcomeJson<'a> {
     job: &'a str,
@@ -87,7 +87,7 @@ pub(crate) struct OutcomeJson<'a> {
     reason: Option<&'a str>,
 }
 
-/// A job's course over its steps.
+/// A job's loss and metrics over its steps.
 #[derive(Debug, Serialize)]
 pub(crate) struct HistoryJson<'a> {
     job: &'a str,
@@ -112,7 +112,7 @@ struct EvaluationJson<'a> {
     metrics: BTreeMap<&'a str, NumberJson<'a>>,
 }
 
-/// A metric, null where it is not defined, or those of a label.
+/// A metric, null if undefined, or the metrics of a label.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum NumberJson<'a> {
@@ -271,7 +271,7 @@ impl<'a> From<&'a LogLine> for LineJson<'a> {
     }
 }
 
-/// A job's state by its name.
+/// The name of a job's state.
 pub(crate) fn state(job: &Job) -> &'static str {
     match job.state() {
         JobState::Unspecified => "unknown",
@@ -284,17 +284,17 @@ pub(crate) fn state(job: &Job) -> &'static str {
     }
 }
 
-/// Whether nothing follows a job's state.
+/// Whether a job's state is final.
 pub(crate) fn has_ended(job: &Job) -> bool {
     matches!(job.state(), JobState::Succeeded | JobState::Failed | JobState::Cancelled)
 }
 
-/// In messages, 0 stands for what is not known.
+/// Decodes a number from a message, where 0 means unknown.
 pub(crate) fn known(number: u64) -> Option<u64> {
     (number > 0).then_some(number)
 }
 
-/// In messages, the empty string stands for what is not there.
+/// Decodes a text from a message, where the empty string means absent.
 pub(crate) fn given(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outcome_is_the_document_that_train_promises() {
+    fn outcome_is_the_document_that_train_prints() {
         let mut job = Job { id: "census-1".into(), checkpoint: "/c/step-3".into(), ..Job::default() };
         job.set_state(JobState::Succeeded);
         job.progress = Some(JobProgress {
@@ -336,7 +336,7 @@ mod tests {
             "checkpoint": "/c/step-3", "reason": null,
         });
         assert_eq!(document, wanted);
-        // Of several labels, those of each under its name.
+        // Several labels: the metrics are grouped by label.
         let price = vec![measured("rmse", Some(2.0), None)];
         let price = Metrics { label: "price".into(), measured: price, groups: Some(7), examples: 100 };
         job.eval = vec![Metrics { label: "bought".into(), ..metrics }, price];
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn the_metrics_of_several_labels_are_apart_in_a_history() {
+    fn history_groups_metrics_by_label() {
         let number = |name: &str, value| NamedValue { name: name.to_owned(), value };
         let metrics =
             vec![number("bought/auc", 0.5), number("price/rmse", 2.0), number("bought/log_loss", 0.25)];
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_told_with_what_computes_on_it() {
+    fn device_includes_its_gpu_and_libraries() {
         let driver = Library { name: "a driver".into(), version: "13.0".into() };
         let gpu = Device {
             description: "GPU 0, some GPU".into(),
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_message_leaves_out_is_null() {
+    fn absent_fields_are_null() {
         let document = serde_json::to_value(JobJson::from(&Job::default())).unwrap();
         for key in ["reason", "started_ms", "ended_ms", "checkpoint", "device", "eval"] {
             assert!(document[key].is_null(), "{key}");

@@ -1,5 +1,4 @@
-//! A job's course, for whoever watches standard error: a bar on a terminal, lines at a moderate rate
-//! anywhere else.
+//! Shows a job's progress on standard error: a bar on a terminal, otherwise a line every few seconds.
 
 use std::time::{Duration, Instant};
 
@@ -10,18 +9,18 @@ use crate::figures;
 use crate::messages::{self, known};
 use crate::screen::Screen;
 
-/// Time between two lines where there is no terminal.
-const BETWEEN_LINES: Duration = Duration::from_secs(5);
+/// Interval between two lines without a terminal.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Time between two turns of the spinner.
-const SPIN: Duration = Duration::from_millis(120);
+/// Interval between two frames of the spinner.
+const TICK_INTERVAL: Duration = Duration::from_millis(120);
 
 /// Shows a job as it changes.
 pub(crate) struct ProgressView {
     screen: Screen,
     bar: Option<ProgressBar>,
     state: Option<JobState>,
-    /// The evaluation shown last, and its epoch.
+    /// The last evaluation shown, and its epoch.
     eval: (Option<u32>, Vec<Metrics>),
     last_line: Option<Instant>,
 }
@@ -31,13 +30,13 @@ impl ProgressView {
         let bar = screen.is_terminal().then(|| {
             let bar = screen.bars().add(ProgressBar::no_length());
             bar.set_style(style(false, screen.has_colours()));
-            bar.enable_steady_tick(SPIN);
+            bar.enable_steady_tick(TICK_INTERVAL);
             bar
         });
         Self { screen: screen.clone(), bar, state: None, eval: (None, Vec::new()), last_line: None }
     }
 
-    /// Shows the job as it is now.
+    /// Shows the job's current state.
     pub(crate) fn update(&mut self, job: &Job) {
         if self.state != Some(job.state()) {
             self.enter(job);
@@ -59,13 +58,13 @@ impl ProgressView {
             }
             bar.set_position(progress.step);
             bar.set_message(rates(&progress));
-        } else if progress.epochs > 0 && self.last_line.is_none_or(|last| last.elapsed() >= BETWEEN_LINES) {
+        } else if progress.epochs > 0 && self.last_line.is_none_or(|last| last.elapsed() >= LINE_INTERVAL) {
             self.screen.line(&line(&progress));
             self.last_line = Some(Instant::now());
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn finish(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
@@ -82,13 +81,13 @@ impl ProgressView {
     }
 }
 
-/// How far some work is, on a terminal; nothing anywhere else.
+/// A progress bar on a terminal; silent elsewhere.
 pub(crate) struct Gauge {
     bar: Option<ProgressBar>,
 }
 
 impl Gauge {
-    /// For rows, whose number is not known.
+    /// Counts rows, whose total is unknown.
     pub(crate) fn rows(screen: &Screen, label: &'static str) -> Self {
         let bar = screen.is_terminal().then(|| {
             let bar = ProgressBar::no_length();
@@ -99,7 +98,7 @@ impl Gauge {
         Self { bar }
     }
 
-    /// For so many steps.
+    /// Counts up to `steps` steps.
     pub(crate) fn steps(screen: &Screen, label: &'static str, steps: u64) -> Self {
         let bar = screen.is_terminal().then(|| {
             let bar = ProgressBar::new(steps);
@@ -110,7 +109,7 @@ impl Gauge {
         Self { bar }
     }
 
-    /// Shows that `done` is done.
+    /// Moves the bar to `done`.
     pub(crate) fn update(&self, done: u64) {
         if let Some(bar) = &self.bar {
             bar.set_position(done);
@@ -126,7 +125,7 @@ impl Drop for Gauge {
     }
 }
 
-/// Metrics, and which epoch they followed.
+/// The metrics of an evaluation, with its epoch.
 pub(crate) fn evaluation(epoch: Option<u32>, eval: &[Metrics]) -> String {
     let epoch = epoch.map(|epoch| format!("epoch {}: ", epoch + 1)).unwrap_or_default();
     let of_labels: Vec<String> = eval.iter().map(metrics).collect();
@@ -134,13 +133,12 @@ pub(crate) fn evaluation(epoch: Option<u32>, eval: &[Metrics]) -> String {
     format!("{epoch}{}  on {} examples", of_labels.join("  |  "), figures::count(examples))
 }
 
-/// `auc 0.9051  log loss 0.3102  calibration 1.0170  accuracy 0.8551`: of all metrics those that tell whether training
-/// goes well.
+/// `auc 0.9051  log loss 0.3102  calibration 1.0170  accuracy 0.8551`: the main metrics only.
 fn metrics(metrics: &Metrics) -> String {
-    const TELLING: [&str; 8] =
+    const MAIN: [&str; 8] =
         ["auc", "group_auc", "log_loss", "mae", "r2", "calibration", "accuracy", "top5_accuracy"];
     let is_number = figures::find(metrics, "mae").is_some();
-    let names = is_number.then_some("rmse").into_iter().chain(TELLING);
+    let names = is_number.then_some("rmse").into_iter().chain(MAIN);
     let found = names.filter_map(|name| Some((name, figures::find(metrics, name)?)));
     let figures = found.map(|(name, value)| format!("{} {}", name.replace('_', " "), figures::metric(value)));
     let label = (!metrics.label.is_empty()).then(|| metrics.label.clone());
@@ -167,7 +165,7 @@ fn style(has_length: bool, colours: bool) -> ProgressStyle {
     checked(template(has_length, colours))
 }
 
-/// A plain bar is what a wrong template would leave.
+/// The style of `template`, or a plain bar if the template is invalid.
 fn checked(template: &str) -> ProgressStyle {
     let style = ProgressStyle::with_template(template);
     style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
@@ -189,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_how_far_how_fast_and_how_well() {
+    fn line_shows_step_rate_and_loss() {
         let mut progress = JobProgress {
             step: 1_200,
             total_steps: 2_400,
@@ -205,11 +203,14 @@ mod tests {
         assert_eq!(line(&progress), wanted);
         progress.total_steps = 0;
         progress.epoch = 10;
-        assert!(line(&progress).starts_with("  step 1,200  epoch 10/10"), "the end is in the last epoch");
+        assert!(
+            line(&progress).starts_with("  step 1,200  epoch 10/10"),
+            "the epoch does not exceed the number of epochs"
+        );
     }
 
     #[test]
-    fn an_evaluation_says_which_epoch_it_followed() {
+    fn evaluation_shows_its_epoch() {
         let of = |label: &str, measured: &[(&str, Option<f64>)]| {
             let measured =
                 measured.iter().map(|&(name, value)| MetricValue { name: name.into(), value, error: None });
@@ -228,11 +229,11 @@ mod tests {
     }
 
     #[test]
-    fn every_template_is_one() {
+    fn templates_are_valid() {
         for (has_length, colours) in [(false, false), (false, true), (true, false), (true, true)] {
             let template = template(has_length, colours);
             assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
         }
-        assert!(ProgressStyle::with_template("{bar:x}").is_err(), "a wrong one would be told");
+        assert!(ProgressStyle::with_template("{bar:x}").is_err(), "an invalid template is an error");
     }
 }

@@ -1,12 +1,12 @@
-//! Standard error: messages for people, above a progress bar where there is one.
+//! Messages on standard error, above any progress bar.
 //!
-//! Whatever goes wrong with writing there is let go: a message that nobody reads is no reason to stop.
+//! Write errors are ignored: a message that cannot be printed must not stop a command.
 
 use std::io::{self, IsTerminal, Write};
 
 use indicatif::{MultiProgress, ProgressDrawTarget};
 
-/// Where messages and progress go. Clones share the terminal.
+/// Standard error with its progress bars. Clones share the terminal.
 #[derive(Clone, Debug)]
 pub(crate) struct Screen {
     bars: MultiProgress,
@@ -22,12 +22,12 @@ impl Screen {
         Self { bars, terminal, colours: terminal && !no_color }
     }
 
-    /// Whether a person watches.
+    /// Whether standard error is a terminal.
     pub(crate) fn is_terminal(&self) -> bool {
         self.terminal
     }
 
-    /// Whether colours are welcome.
+    /// Whether to use colours.
     pub(crate) fn has_colours(&self) -> bool {
         self.colours
     }
@@ -36,24 +36,21 @@ impl Screen {
         &self.bars
     }
 
-    /// Prints a line, or several.
+    /// Prints one or more lines.
     pub(crate) fn line(&self, text: &str) {
         self.bars.suspend(|| {
             let _ = writeln!(io::stderr().lock(), "{text}");
         });
     }
 
-    /// Prints what went wrong.
     pub(crate) fn error(&self, text: &str) {
         self.line(&format!("{} {text}", self.painted("error:", "1;31")));
     }
 
-    /// Prints what is worth a look.
     pub(crate) fn warning(&self, text: &str) {
         self.line(&format!("{} {text}", self.painted("warning:", "1;33")));
     }
 
-    /// Prints what is worth knowing.
     pub(crate) fn note(&self, text: &str) {
         self.line(&format!("{} {text}", self.painted("note:", "1;36")));
     }
@@ -63,7 +60,7 @@ impl Screen {
     }
 }
 
-/// For the log's lines.
+/// The writer of the log.
 impl Write for Screen {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.bars.suspend(|| {

@@ -1,6 +1,6 @@
-//! Columns of text.
+//! Tables of text with aligned columns.
 
-/// Lines of cells, each column as wide as its widest cell.
+/// Rows of cells; each column is as wide as its widest cell.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
@@ -8,7 +8,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// With a line of titles. Columns whose title begins with `>` are numbers, and end where it does.
+    /// A table with a title row. A `>` before a title aligns its column to the right.
     pub(crate) fn with_titles(titles: &[&str]) -> Self {
         let right = titles.iter().map(|title| title.starts_with('>')).collect();
         let titles = titles.iter().map(|title| title.trim_start_matches('>').to_owned()).collect();
@@ -19,7 +19,7 @@ impl Table {
         self.rows.push(cells.map(Into::into).into());
     }
 
-    /// All lines, each ended.
+    /// The table as text; every line ends with a newline.
     pub(crate) fn render(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
@@ -51,7 +51,7 @@ mod tests {
     use super::Table;
 
     #[test]
-    fn columns_line_up_and_lines_end_where_their_text_does() {
+    fn columns_are_aligned_without_trailing_spaces() {
         let mut table = Table::with_titles(&["NAME", ">ROWS", "NOTE"]);
         table.row(["a", "1,000", ""]);
         table.row(["naïve", "7", "odd"]);
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_values_need_no_titles() {
+    fn titles_are_optional() {
         let mut table = Table::default();
         table.row(["steps", "10"]);
         table.row(["examples", "2"]);

@@ -1,4 +1,4 @@
-//! Files that appear under their names when they are whole.
+//! Files that appear under their names only when complete.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// A file under a temporary name beside its own. Unless it is kept, it goes when this does.
+/// A file under a temporary name in the directory of its final name. Dropping it deletes the file unless it was kept.
 pub(crate) struct Unfinished {
     pub(crate) writer: BufWriter<File>,
     temporary: PathBuf,
@@ -26,7 +26,7 @@ impl Unfinished {
         Ok(Self { writer, temporary, path: path.to_owned(), kept: false })
     }
 
-    /// Gives the file its name, with all that was written.
+    /// Flushes the file and renames it to its final name.
     pub(crate) fn keep(mut self) -> Result<(), Failure> {
         self.writer.flush()?;
         self.writer.get_ref().sync_all()?;
@@ -39,7 +39,7 @@ impl Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if !self.kept {
-            // Nothing more can be done about a file that cannot be removed.
+            // Best effort: the command already reports its own failure.
             let _ = std::fs::remove_file(&self.temporary);
         }
     }

@@ -1,4 +1,4 @@
-//! The command line as a person and a script meet it: what it prints where, and how it exits.
+//! Tests of the command line: standard output, standard error and exit status.
 
 #![allow(clippy::unwrap_used)]
 
@@ -36,7 +36,7 @@ deep.hidden = [8]
 deep.embedding_dim = 4
 "#;
 
-/// A directory of its own, in which no daemon listens.
+/// A temporary working directory without a daemon.
 struct Place {
     directory: TempDir,
 }
@@ -46,7 +46,7 @@ impl Place {
         Self { directory: tempfile::tempdir().unwrap() }
     }
 
-    /// With data and a job over it.
+    /// A directory with data and a job.
     fn with_job() -> Self {
         let place = Self::new();
         place.ok(&["generate", "--rows", "2000", "--shards", "2", "train.tfrecord"]);
@@ -94,7 +94,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_job_with_mistakes_is_told_like_a_compiler_does_and_exits_2() {
+fn invalid_job_exits_2_and_reports_errors_like_a_compiler() {
     let place = Place::new();
     place.write("job.toml", &JOB.replace("batch_size", "bacth_size").replace("epochs = 2", "epochs = 0"));
     let wanted = "job.toml:6:1: error: unknown key `bacth_size` in [data]; did you mean `batch_size`?\n\
@@ -117,7 +117,7 @@ fn a_job_with_mistakes_is_told_like_a_compiler_does_and_exits_2() {
 }
 
 #[test]
-fn data_that_does_not_fit_its_job_exits_1_with_its_address() {
+fn data_that_contradicts_the_job_exits_1_with_its_address() {
     let place = Place::with_job();
     let cases = [
         ("data.train=absent.tfrecord", "absent.tfrecord: no such file"),
@@ -130,15 +130,15 @@ fn data_that_does_not_fit_its_job_exits_1_with_its_address() {
     for (set, wanted) in cases {
         for command in ["check", "train"] {
             let output = place.run(&[command, "job.toml", "--set", set]);
-            let told = text(&output.stderr);
-            assert_eq!(output.status.code(), Some(1), "{command} {set}: {told}");
-            assert!(told.contains(wanted), "{command} {set}: {told}");
+            let stderr = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{command} {set}: {stderr}");
+            assert!(stderr.contains(wanted), "{command} {set}: {stderr}");
         }
     }
 }
 
 #[test]
-fn without_a_daemon_what_needs_one_says_so() {
+fn commands_that_need_a_daemon_fail_without_one() {
     let place = Place::new();
     for arguments in [
         &["list"][..],
@@ -150,13 +150,13 @@ fn without_a_daemon_what_needs_one_says_so() {
     ] {
         let output = place.run(arguments);
         assert_eq!(output.status.code(), Some(1));
-        let told = text(&output.stderr);
-        assert!(told.contains("no daemon listens on") && told.contains("no.sock"), "{told}");
+        let stderr = text(&output.stderr);
+        assert!(stderr.contains("no daemon listens on") && stderr.contains("no.sock"), "{stderr}");
     }
 }
 
 #[test]
-fn a_job_is_checked_trained_and_scored_right_here() {
+fn job_is_checked_trained_and_scored_without_a_daemon() {
     let place = Place::with_job();
     let plan = place.json(&["check", "job.toml"]);
     assert_eq!(plan["data"]["train"]["files"], 2);
@@ -171,13 +171,14 @@ fn a_job_is_checked_trained_and_scored_right_here() {
     assert!(Path::new(checkpoint).is_dir());
 
     let scored = place.json(&["eval", checkpoint]);
-    assert_eq!(scored, trained["eval"], "the last evaluation and one from the last checkpoint agree");
+    assert_eq!(scored, trained["eval"], "`eval` of the last checkpoint repeats the last evaluation");
 
     let lines = place.ok(&["predict", checkpoint]);
     assert_eq!(lines.lines().next(), Some("score"));
     assert_eq!(lines.lines().count(), 501);
-    let told = place.json(&["predict", checkpoint, "train-*.tfrecord", "-o", "s.jsonl", "--format", "jsonl"]);
-    assert_eq!(told["rows"], 2000);
+    let report =
+        place.json(&["predict", checkpoint, "train-*.tfrecord", "-o", "s.jsonl", "--format", "jsonl"]);
+    assert_eq!(report["rows"], 2000);
     let scores = fs::read_to_string(place.path("s.jsonl")).unwrap();
     let in_range = |line: &str| {
         let score = serde_json::from_str::<Value>(line).unwrap()["score"].as_f64().unwrap();
@@ -193,7 +194,7 @@ fn a_job_is_checked_trained_and_scored_right_here() {
     assert!(!names.iter().any(|name| left(name)), "{names:?}");
 
     let measured = place.json(&["bench", "ingest", "job.toml"]);
-    assert_eq!(measured["rows"], 2000, "the training data alone, once");
+    assert_eq!(measured["rows"], 2000, "one pass over the training data");
     for key in
         ["bytes", "seconds", "rows_per_second", "first_batch_seconds", "planning_seconds", "planned_bytes"]
     {
@@ -201,12 +202,12 @@ fn a_job_is_checked_trained_and_scored_right_here() {
     }
     assert!(measured["stages"].is_object());
     assert!(measured["explanation"]["whole"]["bound"].is_string());
-    let told = place.ok(&["bench", "ingest", "job.toml", "--epochs", "3"]);
-    assert!(told.contains("6,000") && told.contains("what binds"), "{told}");
+    let report = place.ok(&["bench", "ingest", "job.toml", "--epochs", "3"]);
+    assert!(report.contains("6,000") && report.contains("bottleneck"), "{report}");
 }
 
 #[test]
-fn files_are_converted_and_damage_is_found() {
+fn convert_writes_files_and_inspect_finds_damage() {
     let place = Place::new();
     place.write("a.csv", "n, word\n1, x\n2,\n? ,z\n");
     let converted = place.json(&["convert", "a.csv", "a.tfrecord.gz", "--missing", "?"]);
@@ -231,7 +232,7 @@ fn files_are_converted_and_damage_is_found() {
 }
 
 #[test]
-fn a_reader_that_has_had_enough_is_no_failure() {
+fn closed_standard_output_is_not_a_failure() {
     let place = Place::new();
     place.write("a.csv", "n\n1\n");
     for arguments in [&["inspect", "a.csv"][..], &["inspect", "a.csv", "--json"]] {
@@ -242,13 +243,13 @@ fn a_reader_that_has_had_enough_is_no_failure() {
             .spawn()
             .unwrap();
         assert!(child.wait().unwrap().success());
-        let told = child.wait_with_output().unwrap().stderr;
-        assert_eq!(text(&told), "");
+        let stderr = child.wait_with_output().unwrap().stderr;
+        assert_eq!(text(&stderr), "");
     }
 }
 
 #[test]
-fn ctrl_c_stops_after_a_checkpoint_and_resume_goes_on() {
+fn ctrl_c_saves_a_checkpoint_and_resume_continues() {
     let place = Place::with_job();
     let often = ["--set", "checkpoint.every_steps=200"];
     let long = [&["train", "job.toml", "--set", "data.epochs=1000000", "--json"][..], &often].concat();
@@ -258,8 +259,8 @@ fn ctrl_c_stops_after_a_checkpoint_and_resume_goes_on() {
     interrupt(&mut child);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let told = text(&output.stderr);
-    assert!(told.contains("stopping after a checkpoint; press again to quit at once"), "{told}");
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("saving a checkpoint before stopping; press Ctrl-C again to quit"), "{stderr}");
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(document["state"], "cancelled", "{document}");
     let steps = document["steps"].as_u64().unwrap();
@@ -295,15 +296,15 @@ fn last_step(runs: &Path) -> u64 {
 }
 
 #[track_caller]
-fn wait_until(what: &str, condition: impl Fn() -> bool) {
+fn wait_until(event: &str, condition: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(120);
     while !condition() {
-        assert!(Instant::now() < deadline, "timed out: {what}");
+        assert!(Instant::now() < deadline, "timed out: {event}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// The writing end of a pipe that nobody reads.
+/// The write end of a pipe whose read end is closed.
 fn closed_pipe() -> std::io::PipeWriter {
     std::io::pipe().unwrap().1
 }

@@ -49,7 +49,7 @@ fn the_official_split_converted_from_csv_reaches_published_quality() {
             vec!["convert", from.to_str().unwrap(), to, "--input-format", "csv", "--columns", COLUMNS];
         line.extend(more);
         let converted = Shell::new(scratch.path()).run(&line).with_code(0);
-        assert!(converted.stdout.contains(" rows in"), "{}", converted.stdout);
+        assert!(converted.stdout.contains(" rows to"), "{}", converted.stdout);
     };
     convert("adult.data", "train.parquet", &["--shards", "4"]);
     convert("adult.test", "test.parquet", &["--comment", "|", "--strip-suffix", "."]);

@@ -82,8 +82,8 @@ fn check_reports_gpu_memory_use_and_whether_it_fits() {
     let host = ["workspace_bytes", "checkpoint_bytes"].map(|part| memory[part].as_u64().unwrap());
     assert!(host.iter().all(|bytes| (1_000..1 << 20).contains(bytes)), "{host:?}");
     let report = large.run(&["check", "job.toml"], &[ON_CUDA]).stdout;
-    assert!(report.contains("of 6.5 GiB, which others leave of 8.0 GiB"), "{report}");
-    assert!(report.contains("memory of GPU 0") && !report.contains("does not fit"), "{report}");
+    assert!(report.contains("of 6.5 GiB usable (8.0 GiB in total)"), "{report}");
+    assert!(report.contains("GPU 0 memory") && !report.contains("does not fit"), "{report}");
     let on_cpu = large.document("check", &[]);
     assert_eq!(on_cpu["memory"]["gpu"], Value::Null);
     assert!(on_cpu["memory"]["model_bytes"].as_u64() > Some(1_000));
@@ -92,7 +92,7 @@ fn check_reports_gpu_memory_use_and_whether_it_fits() {
     for (set, advice) in [
         (
             &["data.batch_size=16384", MODEL][..],
-            "a smaller `data.batch_size`, or a `training.micro_batch_size`",
+            "lower `data.batch_size`, or set `training.micro_batch_size`",
         ),
         (&["features.color_hash.buckets=100000000"], "smaller tables (fewer ids"),
     ] {

@@ -80,7 +80,7 @@ fn a_second_ctrl_c_quits_immediately() {
     kill_process(worker, Signal::STOP).unwrap();
     running.signal(Signal::INT);
     // Otherwise the two signals could merge into one.
-    wait_until("the first Ctrl-C is handled", || running.stderr().contains("press again to quit at once"));
+    wait_until("the first Ctrl-C is handled", || running.stderr().contains("press Ctrl-C again to quit"));
     assert!(!running.has_ended(), "the first Ctrl-C waits for a checkpoint");
     let interrupted = Instant::now();
     running.signal(Signal::INT);
@@ -118,7 +118,7 @@ fn a_stopped_daemon_saves_its_job_for_the_next_one() {
     );
     assert_clean(&shell);
     let message = follower.wait().with_code(1).stderr;
-    assert!(message.contains("takes the job up again at its next start"), "{message}");
+    assert!(message.contains("resumes the job at its next start"), "{message}");
 
     let daemon = Daemon::start(job.directory());
     for id in [first, second] {

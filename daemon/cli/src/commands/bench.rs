@@ -1,4 +1,4 @@
-//! `millstream bench`: measurements.
+//! `millstream bench`: benchmarks.
 
 use std::time::Instant;
 
@@ -18,20 +18,20 @@ use crate::job_file;
 use crate::progress::Gauge;
 use crate::table::Table;
 
-/// A measurement, and what came before it.
+/// A measurement of ingest and its preparation.
 #[derive(Serialize)]
-struct Measured {
-    /// Listing, reading footers, and learning what the features ask for.
+struct Report {
+    /// Time to list files, read footers, and learn vocabularies and statistics.
     planning_seconds: f64,
     #[serde(flatten)]
     ingest: IngestMeasurement,
 }
 
-/// `millstream bench ingest`: the input side alone.
+/// `millstream bench ingest`: ingest without training.
 pub(crate) fn ingest(arguments: &BenchIngest, context: &Context) -> Result<(), Failure> {
     let mut job = job_file::resolve(&arguments.job, context)?;
     job.data.epochs = arguments.epochs;
-    // Held-out data would only blur what is measured.
+    // Measure training data only.
     job.data.eval.clear();
     let runtime = Runtime::new()?;
     let start = Instant::now();
@@ -41,20 +41,20 @@ pub(crate) fn ingest(arguments: &BenchIngest, context: &Context) -> Result<(), F
         JobPlan::new(&job, &HostSurvey::from_current_exe, learning, runtime.handle())?
     };
     let planning_seconds = start.elapsed().as_secs_f64();
-    let measured = Measured { planning_seconds, ingest: ingest::measure(plan.ingest)? };
+    let report = Report { planning_seconds, ingest: ingest::measure(plan.ingest)? };
     runtime.shutdown_background();
-    context.answer(&measured, || describe(&measured))
+    context.answer(&report, || describe(&report))
 }
 
-fn describe(measured: &Measured) -> String {
-    let Measured { planning_seconds, ingest } = measured;
+fn describe(report: &Report) -> String {
+    let Report { planning_seconds, ingest } = report;
     let IngestMeasurement { rows, bytes, seconds, first_batch_seconds, planned_bytes, explanation, .. } =
         ingest;
     let mut totals = Table::default();
     totals.row(["rows", &figures::count(*rows)]);
     totals.row(["bytes", &figures::bytes(*bytes)]);
-    totals.row(["seconds", &format!("{seconds:.3}, the first batch after {first_batch_seconds:.3}")]);
-    totals.row(["before", &format!("{planning_seconds:.3} s of listing, footers and learning")]);
+    totals.row(["seconds", &format!("{seconds:.3}; first batch after {first_batch_seconds:.3}")]);
+    totals.row(["planning", &format!("{planning_seconds:.3} s of listing, footers and learning")]);
     totals.row(["memory", &format!("at most {}", figures::bytes(*planned_bytes))]);
     let explained = explanation_message(explanation);
     let whole = explained.whole.clone().unwrap_or_default();

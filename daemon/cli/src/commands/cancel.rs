@@ -1,4 +1,4 @@
-//! `millstream cancel`: stops a job after a checkpoint.
+//! `millstream cancel`: saves a checkpoint of a job and stops it.
 
 use millstream_control::proto::Job;
 

@@ -1,4 +1,4 @@
-//! `millstream check`: what a job would do, without doing it.
+//! `millstream check`: prints the plan of a job without training.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,9 +24,8 @@ use crate::job_file;
 use crate::progress::Gauge;
 use crate::table::Table;
 
-/// Training data up to this many bytes is read for what features learn, without being asked: it takes
-/// less than a second or so.
-const READ_UNASKED: u64 = 64 << 20;
+/// Without `--learn`, training data of at most this size is still read: it takes about a second.
+const LEARN_BY_DEFAULT_BYTES: u64 = 64 << 20;
 
 /// The plan, as `--json` prints it.
 #[derive(Debug, Serialize)]
@@ -36,21 +35,20 @@ struct Report {
     data: DataReport,
     features: Vec<FeatureReport>,
     batch: BatchReport,
-    /// How the rows of a batch were found, where they are not given.
+    /// How the batch size was chosen; null unless it is `"auto"`.
     auto_batch: Option<AutoBatch>,
-    /// Of one epoch; null where the files do not say their rows.
+    /// Null if the files do not state their number of rows.
     steps_per_epoch: Option<u64>,
     epochs: u32,
     precision: &'static str,
     embedding_precision: &'static str,
-    /// What the job asks for.
     device: String,
-    /// What this host has for it, where it is a GPU.
+    /// The GPUs and CUDA libraries of this host; null for a job on the CPU.
     host: Option<HostSurvey>,
     learning_rates: LearningRates,
     parameters: Parameters,
     memory: Memory,
-    /// Null without one, and where what features learn is not known.
+    /// Null without a warm start, and while vocabularies are unknown.
     warm_start: Option<WarmStart>,
 }
 
@@ -73,15 +71,15 @@ struct FeatureReport {
     name: String,
     kind: &'static str,
     columns: Vec<String>,
-    /// Ids are below this; null for a number.
+    /// The number of ids; null for a numeric feature.
     ids: Option<u32>,
-    /// Whether `ids` is only the most there can be.
+    /// Whether `ids` is an upper bound.
     bound: bool,
-    /// The most values a row keeps, where a row may hold several.
+    /// The maximum number of values per row; null for a single-valued feature.
     maximum: Option<u32>,
-    /// The column that says how much each of them counts.
+    /// The column with the weights of the values.
     weights: Option<String>,
-    /// The parts of the model that read it; `model` where it has no parts.
+    /// The parts of the model that read it; `model` if it has no parts.
     used_by: Vec<&'static str>,
 }
 
@@ -96,16 +94,16 @@ struct BatchReport {
 
 #[derive(Debug, Serialize)]
 struct AutoBatch {
-    /// What all of the job takes at least.
+    /// The minimum memory of the whole job.
     needed_bytes: u64,
-    /// The part of it that the worker's process takes besides its model.
+    /// The part of it that the worker process uses beside its model.
     process_bytes: u64,
     limit_bytes: u64,
-    /// Who says so.
+    /// The source of the limit.
     limit_of: String,
-    /// The same of the GPU's memory; null on the CPU.
+    /// GPU memory; null on the CPU.
     gpu: Option<AutoBatchGpu>,
-    /// Why batches have not twice the rows.
+    /// Why the batch size is not twice as large.
     why_not_more: Option<String>,
 }
 
@@ -116,12 +114,12 @@ struct AutoBatchGpu {
     limit_of: String,
 }
 
-/// Of each optimizer, by its name in the model, as they are for the job's batches.
+/// The learning rate of each optimizer at the job's batch size.
 #[derive(Debug, Serialize)]
 struct LearningRates {
-    /// What they were multiplied by; null where the job asks for nothing of the kind.
+    /// The scaling factor; null if the job does not scale learning rates.
     factor: Option<f64>,
-    /// The rows that they are stated for.
+    /// The batch size for which the job file states them.
     reference: Option<u32>,
     rule: Option<&'static str>,
     optimizers: BTreeMap<String, f64>,
@@ -130,7 +128,7 @@ struct LearningRates {
 #[derive(Debug, Serialize)]
 struct Parameters {
     total: u64,
-    /// Whether `total` is only the most there can be.
+    /// Whether `total` is an upper bound.
     bound: bool,
     parts: BTreeMap<String, u64>,
 }
@@ -142,20 +140,20 @@ struct Memory {
     reading_bytes: u64,
     ahead_bytes: u64,
     fixed_bytes: u64,
-    /// Evaluations, where their rows are read aside from those of training.
+    /// Evaluations whose rows are read separately from training rows.
     evaluation_bytes: u64,
     budget_bytes: u64,
     /// Parameters and optimizer state.
     model_bytes: u64,
     /// Activations, gradients and workspaces.
     workspace_bytes: u64,
-    /// The copy that a checkpoint is written from.
+    /// The copy of the model from which checkpoints are written.
     checkpoint_bytes: u64,
-    /// What the job takes of its GPU; null on the CPU.
+    /// Null on the CPU.
     gpu: Option<GpuMemory>,
 }
 
-/// A GPU's memory, of which a job takes some. What it takes there it does not take of the host.
+/// The job's memory on its GPU. Host memory does not include it.
 #[derive(Debug, Serialize)]
 struct GpuMemory {
     number: u32,
@@ -163,25 +161,25 @@ struct GpuMemory {
     model_bytes: u64,
     /// Batches, activations, gradients and workspaces.
     workspace_bytes: u64,
-    /// All that the GPU has; null where this host has none of that number, as are the next two.
+    /// The GPU's total memory. Null, like the next two fields, if this host lacks the GPU.
     memory_bytes: Option<u64>,
-    /// What the driver and others leave of that, most likely.
+    /// The estimate of what the driver and other processes leave.
     usable_bytes: Option<u64>,
-    /// Whether the job fits that.
+    /// Whether the job fits into `usable_bytes`.
     fits: Option<bool>,
 }
 
-/// What the job begins with of another one's weights.
+/// The parameters that a warm start carries over.
 #[derive(Debug, Serialize)]
 struct WarmStart {
     checkpoint: PathBuf,
-    /// Parameters carried whole.
+    /// Parameters carried over completely.
     whole: Vec<String>,
-    /// Those that are carried as far as they were there.
+    /// Parameters carried over partly.
     in_part: Vec<String>,
-    /// Those that begin anew, each with why.
+    /// Parameters initialized from scratch, each with the reason.
     anew: BTreeMap<String, String>,
-    /// Those of the other model that are of no use.
+    /// Parameters of the other model that this one does not use.
     left: Vec<String>,
 }
 
@@ -191,11 +189,11 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
         DeviceSpec::Cpu => None,
         DeviceSpec::Cuda(_) => Some(HostSurvey::from_current_exe()?),
     };
-    let surveyed = || host.clone().context("a job for the CPU asks for no GPU");
+    let surveyed = || host.clone().context("a CPU job does not survey GPUs");
     let runtime = Runtime::new()?;
     let plan = {
         let gauge = Gauge::rows(&context.screen, "learning");
-        let most_bytes = if arguments.learn { u64::MAX } else { READ_UNASKED };
+        let most_bytes = if arguments.learn { u64::MAX } else { LEARN_BY_DEFAULT_BYTES };
         let learning = Learning { most_bytes, progress: &|now| gauge.update(now.rows) };
         JobPlan::new(&job, &surveyed, learning, runtime.handle())
     };
@@ -203,7 +201,7 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
     let plan = plan?;
     let beginning = Beginning::of(&job, &plan)?;
     if job.warm_start.is_some() && beginning.is_none() {
-        context.screen.note("what the warm start carries is known once the data was read: --learn");
+        context.screen.note("--learn reads the data and shows which parameters the warm start carries over");
     }
     let report = Report::of(&plan, host, beginning);
     context.answer(&report, || report.describe())
@@ -241,7 +239,8 @@ impl Report {
 
     fn describe(&self) -> String {
         let bounded = self.parameters.bound;
-        let note = if bounded { "\n<= learned from the data; --learn reads it to know\n" } else { "" };
+        let note =
+            if bounded { "\n<= upper bound; --learn reads the data for the exact number\n" } else { "" };
         format!(
             "job {}, seed {}\n\n{}\n{}{note}\n{}{}",
             self.name,
@@ -260,12 +259,12 @@ impl Report {
         let mut table = Table::default();
         table.row(["warm start".to_owned(), checkpoint.display().to_string()]);
         let all = whole.len() + in_part.len() + anew.len();
-        table.row(["  whole".to_owned(), format!("{} of {all} parameters", whole.len())]);
+        table.row(["  carried over".to_owned(), format!("{} of {all} parameters", whole.len())]);
         let in_part = in_part.iter().map(|name| ("  in part", name.clone()));
-        let anew = anew.iter().map(|(name, why)| ("  anew", format!("{name}: {why}")));
-        let left = left.iter().map(|name| ("  left behind", name.clone()));
-        for (what, name) in in_part.chain(anew).chain(left) {
-            table.row([what.to_owned(), name]);
+        let anew = anew.iter().map(|(name, why)| ("  initialized", format!("{name}: {why}")));
+        let left = left.iter().map(|name| ("  unused", name.clone()));
+        for (title, name) in in_part.chain(anew).chain(left) {
+            table.row([title.to_owned(), name]);
         }
         format!("\n{}", table.render())
     }
@@ -328,15 +327,14 @@ impl Report {
             let AutoBatch { needed_bytes, process_bytes, limit_bytes, limit_of, gpu, why_not_more } = auto;
             let [needed, process, limit] =
                 [needed_bytes, process_bytes, limit_bytes].map(|&bytes| figures::bytes(bytes));
-            let fits =
-                format!("{bound}{needed}, {process} of it the worker's process, of {limit}: {limit_of}");
-            table.row(["  found to fit".to_owned(), fits]);
+            let fits = format!("{bound}{needed} ({process} for the worker process) of {limit}: {limit_of}");
+            table.row(["  auto: needs".to_owned(), fits]);
             if let Some(AutoBatchGpu { needed_bytes, limit_bytes, limit_of }) = gpu {
                 let [needed, limit] = [needed_bytes, limit_bytes].map(|&bytes| figures::bytes(bytes));
                 table.row(["  on the GPU".to_owned(), format!("{bound}{needed} of {limit}: {limit_of}")]);
             }
             if let Some(why) = why_not_more {
-                table.row(["  no more since".to_owned(), why.clone()]);
+                table.row(["  limited by".to_owned(), why.clone()]);
             }
         }
         let epochs = u64::from(self.epochs);
@@ -345,7 +343,7 @@ impl Report {
                 let total = figures::count(steps.saturating_mul(epochs));
                 format!("{total}: {epochs} epochs of {}", figures::count(steps))
             }
-            None => format!("{epochs} epochs; the files do not say their rows"),
+            None => format!("{epochs} epochs; the files do not state their number of rows"),
         };
         table.row(["steps".to_owned(), steps]);
         let precision = match self.embedding_precision {
@@ -354,8 +352,8 @@ impl Report {
         };
         table.row(["precision".to_owned(), precision]);
         table.row(["device".to_owned(), self.device.clone()]);
-        for (what, found) in self.host.iter().flat_map(describe_host) {
-            table.row([format!("  {what}"), found]);
+        for (name, description) in self.host.iter().flat_map(describe_host) {
+            table.row([format!("  {name}"), description]);
         }
         let LearningRates { factor, reference, rule, optimizers } = &self.learning_rates;
         if let (Some(factor), Some(reference), Some(rule)) = (factor, reference, rule) {
@@ -375,8 +373,8 @@ impl Report {
         table.row(["  ring".to_owned(), figures::bytes(memory.ring_bytes)]);
         table.row(["  shuffle pool".to_owned(), figures::bytes(memory.pool_bytes)]);
         table.row(["  reading".to_owned(), figures::bytes(memory.reading_bytes)]);
-        table.row(["  reading ahead, at most".to_owned(), figures::bytes(memory.ahead_bytes)]);
-        table.row(["  besides".to_owned(), figures::bytes(memory.fixed_bytes)]);
+        table.row(["  read-ahead, at most".to_owned(), figures::bytes(memory.ahead_bytes)]);
+        table.row(["  other".to_owned(), figures::bytes(memory.fixed_bytes)]);
         if memory.evaluation_bytes > 0 {
             table.row(["  evaluations".to_owned(), figures::bytes(memory.evaluation_bytes)]);
         }
@@ -386,7 +384,7 @@ impl Report {
             table.row(["  model and optimizer".to_owned(), figures::bytes(memory.model_bytes)]);
         }
         table.row(["  workspace".to_owned(), figures::bytes(memory.workspace_bytes)]);
-        table.row(["  copy for checkpoints".to_owned(), figures::bytes(memory.checkpoint_bytes)]);
+        table.row(["  checkpoint copy".to_owned(), figures::bytes(memory.checkpoint_bytes)]);
         if let Some(gpu) = &memory.gpu {
             gpu.describe(bound, &mut table);
         }
@@ -435,15 +433,14 @@ impl GpuMemory {
         }
     }
 
-    /// `bound` stands before what may be less.
+    /// `bound` precedes upper bounds.
     fn describe(&self, bound: &str, table: &mut Table) {
         let Self { number, model_bytes, workspace_bytes, memory_bytes, usable_bytes, fits } = self;
-        let mut takes = format!("{bound}{}", figures::bytes(model_bytes.saturating_add(*workspace_bytes)));
-        if let Some((usable, all)) = usable_bytes.zip(*memory_bytes) {
-            takes +=
-                &format!(" of {}, which others leave of {}", figures::bytes(usable), figures::bytes(all));
+        let mut used = format!("{bound}{}", figures::bytes(model_bytes.saturating_add(*workspace_bytes)));
+        if let Some((usable, total)) = usable_bytes.zip(*memory_bytes) {
+            used += &format!(" of {} usable ({} in total)", figures::bytes(usable), figures::bytes(total));
         }
-        table.row([format!("memory of GPU {number}"), takes]);
+        table.row([format!("GPU {number} memory"), used]);
         table.row(["  model and optimizer".to_owned(), figures::bytes(*model_bytes)]);
         table.row(["  batch and workspace".to_owned(), figures::bytes(*workspace_bytes)]);
         if *fits == Some(false) {
@@ -451,24 +448,24 @@ impl GpuMemory {
         }
     }
 
-    /// What to change of a job that does not fit.
+    /// What to change if the job does not fit.
     fn advice(&self) -> &'static str {
         if self.usable_bytes.is_some_and(|usable| self.model_bytes >= usable) {
-            "give the job smaller tables (fewer ids, a lower `embedding_dim`), or optimizers with less state"
+            "use smaller tables (fewer ids, a lower `embedding_dim`) or optimizers with less state"
         } else {
-            "give the job a smaller `data.batch_size`, or a `training.micro_batch_size`"
+            "lower `data.batch_size`, or set `training.micro_batch_size`"
         }
     }
 }
 
-/// What there is and what is wrong, each with its name.
+/// The GPUs, libraries and problems of a host: name and description.
 fn describe_host(host: &HostSurvey) -> Vec<(String, String)> {
     let of_gpu = |gpu: &GpuSurvey| {
         let GpuSurvey { number, name, capability, multiprocessors, memory_bytes } = gpu;
         let memory = figures::bytes(*memory_bytes);
-        let what =
+        let description =
             format!("{name}, compute capability {capability}, {multiprocessors} multiprocessors, {memory}");
-        (format!("GPU {number}"), what)
+        (format!("GPU {number}"), description)
     };
     let of_library = |found: &LibrarySurvey| {
         let LibrarySurvey { library, version, problem, for_several_gpus: _ } = found;
@@ -538,7 +535,7 @@ impl FeatureReport {
 
     fn of(spec: &FeatureSpec, job: &Job, plan: &JobPlan) -> Self {
         let parts = job.model.features().into_iter().filter(|(_, names)| names.contains(&spec.name));
-        let tells_items_apart = match &job.model {
+        let item_id = match &job.model {
             ModelSpec::TwoTower(model) => (model.item_id.as_ref() == Some(&spec.name)).then_some("item_id"),
             _ => None,
         };
@@ -553,7 +550,7 @@ impl FeatureReport {
             bound: plan.analysis.is_none() && is_learned(&spec.kind),
             maximum: spec.maximum,
             weights: spec.weights.clone(),
-            used_by: parts.map(|(part, _)| part.unwrap_or("model")).chain(tells_items_apart).collect(),
+            used_by: parts.map(|(part, _)| part.unwrap_or("model")).chain(item_id).collect(),
         }
     }
 }
@@ -568,7 +565,7 @@ impl Parameters {
     }
 }
 
-/// The part of a model that a tensor is of: `wide`, `embedding`, or `deep` and which piece of it.
+/// The part of the model that a tensor belongs to: `wide`, `embedding`, `deep.layer`.
 fn part(tensor: &str) -> &str {
     let pieces = if tensor.starts_with("deep.") { 2 } else { 1 };
     tensor.match_indices('.').nth(pieces - 1).map_or(tensor, |(end, _)| &tensor[..end])
@@ -594,7 +591,7 @@ mod tests {
     use super::part;
 
     #[test]
-    fn tensors_count_towards_their_part() {
+    fn part_is_the_prefix_of_a_tensor_name() {
         let cases = [
             ("wide.education.weight", "wide"),
             ("wide", "wide"),

@@ -1,4 +1,4 @@
-//! `millstream checkpoint`: a checkpoint of a running job, now.
+//! `millstream checkpoint`: saves a checkpoint of a running job.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! `millstream convert`: CSV, Parquet and TFRecord into one another.
+//! `millstream convert`: converts between CSV, Parquet and TFRecord.
 
 use millstream_daemon::pipeline::convert::{self, ConvertOptions};
 use millstream_daemon::pipeline::format::FileFormat;
@@ -12,13 +12,13 @@ use crate::failure::Failure;
 use crate::figures;
 use crate::files::{FileWork, Goal};
 
-/// Memory for rows on their way that a thread is given where nothing else is said: two full row groups.
+/// Default memory per thread for rows in flight: two full row groups.
 const BYTES_PER_THREAD: usize = 256 << 20;
 
 pub(crate) fn run(arguments: Convert, context: &Context) -> Result<(), Failure> {
     let (inputs, output) = match arguments.paths.as_slice() {
         [inputs @ .., output] if !inputs.is_empty() => (inputs, output),
-        _ => return Err(Failure::Usage("give what to convert, and then where to".to_owned())),
+        _ => return Err(Failure::Usage("expected an input and an output".to_owned())),
     };
     let options = ConvertOptions {
         csv: arguments.csv.into(),
@@ -32,7 +32,7 @@ pub(crate) fn run(arguments: Convert, context: &Context) -> Result<(), Failure> 
         convert::convert(&objects, output, &options, destination, progress)
     })?;
     context.answer(&json!({ "files": converted.files, "rows": converted.rows }), || {
-        let rows = format!("{} rows in", figures::count(converted.rows));
+        let rows = format!("wrote {} rows to", figures::count(converted.rows));
         std::iter::once(rows).chain(converted.files.iter().cloned()).collect::<Vec<_>>().join("\n")
     })
 }

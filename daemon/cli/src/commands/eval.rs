@@ -1,4 +1,4 @@
-//! `millstream eval`: how well a trained model scores held-out data.
+//! `millstream eval`: evaluates a trained model on held-out data.
 
 use millstream_control::proto::ScoreRequest;
 
@@ -27,7 +27,7 @@ pub(crate) async fn run(arguments: Eval, context: &Context) -> Result<(), Failur
     })
 }
 
-/// What is to be scored. Relative paths start in the working directory.
+/// The score request. Relative paths start in the working directory.
 pub(super) fn request(scored: Scored) -> Result<ScoreRequest, Failure> {
     let base = std::env::current_dir()?;
     let Some(base) = base.to_str() else {

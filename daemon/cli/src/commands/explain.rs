@@ -1,4 +1,4 @@
-//! `millstream explain`: what holds a job's input back.
+//! `millstream explain`: reports the bottleneck of a job's input.
 
 use millstream_control::proto::{CacheUse, Diagnosis, Explanation, IngestResources, StageUse};
 use serde::Serialize;
@@ -18,7 +18,7 @@ pub(crate) async fn run(arguments: JobId, context: &Context) -> Result<(), Failu
     })
 }
 
-/// What is told of `shown`, the recent or the whole part of what was explained, on one screen.
+/// Describes `shown`, the recent or the whole period of `explained`, on one screen.
 pub(crate) fn describe(explained: &Explanation, shown: &Diagnosis) -> String {
     let resources = explained.resources.unwrap_or_default();
     let mut rates = Table::default();
@@ -31,9 +31,12 @@ pub(crate) fn describe(explained: &Explanation, shown: &Diagnosis) -> String {
     let bytes = figures::rate(shown.bytes_per_second / 1e6);
     let in_flight = figures::bytes(explained.in_flight_bytes);
     rates.row(["storage", &format!("{bytes} MB/s, {in_flight} in flight")]);
-    rates.row(["tuning", &tuning(&resources)]);
+    rates.row(["decoding", &decoding(&resources)]);
+    if resources.useful_object_bytes > 0 {
+        rates.row(["read-ahead", &read_ahead(&resources)]);
+    }
     if let Some(cache) = &explained.cache {
-        rates.row(["cache", &used(cache)]);
+        rates.row(["cache", &cache_use(cache)]);
     }
     if explained.truncated_rows > 0 {
         let rows = figures::count(explained.truncated_rows);
@@ -48,39 +51,37 @@ pub(crate) fn describe(explained: &Explanation, shown: &Diagnosis) -> String {
     }
 
     let mut finding = Table::default();
-    finding.row(["what binds", &format!("{}: {}", shown.bound, shown.because)]);
+    finding.row(["bottleneck", &format!("{}: {}", shown.bound, shown.because)]);
     if let Some(without) = shown.rows_per_second_without {
         finding.row(["without it", &format!("at least {} rows/s", figures::rate(without))]);
     }
     for (place, advice) in shown.advice.iter().enumerate() {
-        finding.row([if place == 0 { "to change" } else { "" }, advice]);
+        finding.row([if place == 0 { "advice" } else { "" }, advice]);
     }
     format!("{}\n{}\n{}", rates.render(), stages.render(), finding.render())
 }
 
-fn tuning(resources: &IngestResources) -> String {
-    let IngestResources { cores, lanes, decoders, streams, object_bytes, useful_object_bytes, .. } =
-        resources;
-    let given = |fixed| if fixed { " (as the job says)" } else { "" };
-    let mut text = format!(
-        "{}, {decoders} of {lanes} lanes decode at once{} on {cores} cores",
-        if resources.settled { "settled" } else { "looking" },
-        given(resources.decoders_fixed),
-    );
-    if *useful_object_bytes > 0 {
-        text += &format!(
-            ", {streams} ranges of a file in flight{}, {} read ahead of each",
-            given(resources.streams_fixed),
-            figures::bytes(*object_bytes)
-        );
-    }
-    text
+fn decoding(resources: &IngestResources) -> String {
+    let IngestResources { cores, lanes, decoders, decoders_fixed, settled, .. } = resources;
+    let tuning = if *settled { "tuned" } else { "still tuning" };
+    let fixed = set_by_job(*decoders_fixed);
+    format!("{decoders} of {lanes} lanes at a time{fixed} on {cores} cores; {tuning}")
 }
 
-fn used(cache: &CacheUse) -> String {
+fn read_ahead(resources: &IngestResources) -> String {
+    let IngestResources { streams, streams_fixed, object_bytes, .. } = resources;
+    let (fixed, bytes) = (set_by_job(*streams_fixed), figures::bytes(*object_bytes));
+    format!("{bytes} per file, {streams} ranges in flight{fixed}")
+}
+
+fn set_by_job(fixed: bool) -> &'static str {
+    if fixed { " (set by the job)" } else { "" }
+}
+
+fn cache_use(cache: &CacheUse) -> String {
     let CacheUse { hits, misses, read_bytes, written_bytes } = *cache;
     format!(
-        "{} of {} splits from it, {} read and {} written",
+        "{} of {} splits hit, {} read and {} written",
         figures::count(hits),
         figures::count(hits + misses),
         figures::bytes(read_bytes),
@@ -88,7 +89,7 @@ fn used(cache: &CacheUse) -> String {
     )
 }
 
-/// What is told, as JSON.
+/// An explanation as JSON.
 #[derive(Debug, Serialize)]
 pub(crate) struct ExplanationJson<'a> {
     resources: ResourcesJson,
@@ -208,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_screen_says_the_rate_what_binds_and_what_to_change() {
+    fn description_shows_rate_bottleneck_and_advice() {
         let stage = |stage: &str, busy, waiting, waits_for: &str| StageUse {
             stage: stage.into(),
             busy,
@@ -252,17 +253,18 @@ mod tests {
 rows/s           1,234,567 over 10.0 s
 since the start  50.0 over 60.0 s
 storage          412 MB/s, 3.0 MiB in flight
-tuning           settled, 2 of 16 lanes decode at once on 2 cores, 4 ranges of a file in flight (as the job says), 1.0 MiB read ahead of each
-cache            1,200 of 1,234 splits from it, 5.0 GiB read and 7.0 MiB written
+decoding         2 of 16 lanes at a time on 2 cores; tuned
+read-ahead       1.0 MiB per file, 4 ranges in flight (set by the job)
+cache            1,200 of 1,234 splits hit, 5.0 GiB read and 7.0 MiB written
 truncated        4,321 rows lost values of a feature to its `maximum`
 
 STAGE        BUSY  WAITING  FOR
 fetch           -      5.3  lanes for bytes
 transform  25.0 %        -
 
-what binds  storage: 5.3 of 16 lanes wait for bytes
+bottleneck  storage: 5.3 of 16 lanes wait for bytes
 without it  at least 2,000,000 rows/s
-to change   nearer storage
+advice      nearer storage
             more lanes
 ";
         assert_eq!(describe(&explained, &recent), wanted);

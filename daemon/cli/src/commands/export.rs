@@ -1,7 +1,7 @@
-//! `millstream export`: a trained model for other programs.
+//! `millstream export`: exports a trained model.
 //!
-//! The daemon is asked where a job is; the checkpoint is read here, and the file written here, so that a model of
-//! many gigabytes is in nobody's memory but this command's.
+//! The daemon only reports where the job's checkpoints are. This process reads the checkpoint and writes the file, so
+//! a model of many gigabytes never passes through the daemon's memory.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -20,19 +20,19 @@ use crate::table::Table;
 use crate::unfinished::Unfinished;
 use crate::{figures, interrupt};
 
-/// Bytes written between two looks at whether it is to be called off.
-const BYTES_BETWEEN_LOOKS: usize = 8 << 20;
+/// Bytes written between two checks for Ctrl-C.
+const INTERRUPT_CHECK_BYTES: usize = 8 << 20;
 
-/// What was written.
+/// The files written and the interface of the model.
 struct Written {
-    /// The file of external data, if there is one.
+    /// The file of external data, if any.
     data: Option<PathBuf>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
 }
 
-/// A file that refuses more once the command is called off.
-struct Watched<'a, F> {
+/// A file whose writes fail after Ctrl-C.
+struct InterruptibleFile<'a, F> {
     file: Unfinished,
     is_interrupted: &'a F,
 }
@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> 
     let Export { target, output, format, best, part, external_data } = arguments;
     let format = format.map_or_else(|| by_name(output), Ok)?;
     if *external_data && format != ModelFormat::Onnx {
-        return Err(Failure::Usage("--external-data is for ONNX".to_owned()));
+        return Err(Failure::Usage("--external-data applies only to ONNX".to_owned()));
     }
     let runtime = Runtime::new()?;
     let interrupted = interrupt::listen_on(&runtime)?;
@@ -53,10 +53,13 @@ pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> 
     });
     let model = Exportable::open(&directory, *best, tower)?;
     if is_interrupted() {
-        return Err(called_off().into());
+        return Err(interrupted_error().into());
     }
     let create = |path: &Path| {
-        Ok::<_, Failure>(Watched { file: Unfinished::create(path)?, is_interrupted: &is_interrupted })
+        Ok::<_, Failure>(InterruptibleFile {
+            file: Unfinished::create(path)?,
+            is_interrupted: &is_interrupted,
+        })
     };
     let written = match format {
         ModelFormat::Safetensors => {
@@ -67,24 +70,24 @@ pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> 
         }
         ModelFormat::Onnx => {
             let onnx = model.onnx().map_err(anyhow::Error::from)?;
-            let data = (*external_data || !onnx.is_embeddable()).then(|| beside(output));
+            let data = (*external_data || !onnx.is_embeddable()).then(|| external_data_path(output));
             write_onnx(&onnx, output, data.as_deref(), create)?;
             Written { data, inputs: onnx.inputs(), outputs: onnx.outputs() }
         }
     };
     if !model.left_out().is_empty() {
         let names = model.left_out().join(", ");
-        context.screen.warning(&format!("vocabularies too long to be told in the file: {names}"));
+        context.screen.warning(&format!("the file omits vocabularies that are too long: {names}"));
     }
     context.answer(&document(&model, output, format, &written), || text(&model, output, &written))
 }
 
-/// Writes the graph, and its numbers into `data` if they go there.
+/// Writes the graph, and its parameters to `data` if they are external.
 fn write_onnx<'a, F: Fn() -> bool + 'a>(
     onnx: &OnnxModel,
     output: &Path,
     data: Option<&Path>,
-    create: impl Fn(&Path) -> Result<Watched<'a, F>, Failure>,
+    create: impl Fn(&Path) -> Result<InterruptibleFile<'a, F>, Failure>,
 ) -> Result<(), Failure> {
     let mut file = create(output)?;
     let Some(data) = data else {
@@ -92,16 +95,16 @@ fn write_onnx<'a, F: Fn() -> bool + 'a>(
         return file.file.keep();
     };
     let Some(name) = data.file_name().and_then(|name| name.to_str()) else {
-        return Err(Failure::Usage(format!("{}: external data needs a name that is UTF-8", data.display())));
+        return Err(Failure::Usage(format!("{}: the name of external data must be UTF-8", data.display())));
     };
     let mut numbers = create(data)?;
     onnx.write_external(&mut file, name, &mut numbers).map_err(|error| located(error, data))?;
-    // The graph last: where it is, its numbers are.
+    // The graph last: if it exists, so do its parameters.
     numbers.file.keep()?;
     file.file.keep()
 }
 
-/// Where a job's checkpoints are, or a directory that is no job's id.
+/// The checkpoint directory of a job, or `target` itself if it is a directory.
 async fn locate(target: &str, context: &Context) -> Result<PathBuf, Failure> {
     let known = match context.socket() {
         Some(socket) => match Client::connect(socket).await {
@@ -118,9 +121,9 @@ async fn locate(target: &str, context: &Context) -> Result<PathBuf, Failure> {
             return Ok(std::env::current_dir()?.join(target));
         }
         None => format!("`{target}` is neither a job nor a checkpoint's directory"),
-        // There is none of this id, or there are several that begin so.
+        // No job has this id, or several share the prefix.
         Some(Err(ClientError::NotFound(message))) => {
-            format!("{message}; nor is there a directory of that name")
+            format!("{message}, and no directory has that name")
         }
         Some(Err(error)) => return Err(error.into()),
     };
@@ -132,21 +135,21 @@ fn by_name(output: &Path) -> Result<ModelFormat, Failure> {
         Some("onnx") => Ok(ModelFormat::Onnx),
         Some("safetensors") => Ok(ModelFormat::Safetensors),
         _ => Err(Failure::Usage(format!(
-            "{}: its name does not say what to write; end it in .onnx or .safetensors, or give --format",
+            "{}: unknown extension; use .onnx or .safetensors, or set --format",
             output.display()
         ))),
     }
 }
 
-/// The file of external data that belongs to `output`.
-fn beside(output: &Path) -> PathBuf {
+/// The name of the external data of `output`.
+fn external_data_path(output: &Path) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
     name.push(".data");
     name.into()
 }
 
 fn document(model: &Exportable, output: &Path, format: ModelFormat, written: &Written) -> Value {
-    // A dimension is a number, or a name where it is free.
+    // A dimension is a number, or a name if it is free.
     let size = |size: &String| size.parse::<u64>().map_or_else(|_| json!(size), |size| json!(size));
     let port = |Port { name, kind, shape, about }: &Port| {
         let shape: Vec<Value> = shape.iter().map(size).collect();
@@ -181,7 +184,7 @@ fn text(model: &Exportable, output: &Path, written: &Written) -> String {
         figures::count(model.trained().numbers()),
     );
     if let Some(data) = &written.data {
-        lines += &format!("{}: its numbers, to be kept beside it\n", data.display());
+        lines += &format!("{}: its parameters; keep both files together\n", data.display());
     }
     let mut table = Table::default();
     for (label, ports) in [("input", &written.inputs), ("output", &written.outputs)] {
@@ -197,16 +200,16 @@ fn located(error: ExportError, path: &Path) -> Failure {
     Failure::Failed(error.context(format!("writing {}", path.display())))
 }
 
-fn called_off() -> anyhow::Error {
+fn interrupted_error() -> anyhow::Error {
     anyhow::anyhow!("interrupted")
 }
 
-impl<F: Fn() -> bool> Write for Watched<'_, F> {
+impl<F: Fn() -> bool> Write for InterruptibleFile<'_, F> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if (self.is_interrupted)() {
-            return Err(io::Error::other(called_off()));
+            return Err(io::Error::other(interrupted_error()));
         }
-        self.file.writer.write(&bytes[..bytes.len().min(BYTES_BETWEEN_LOOKS)])
+        self.file.writer.write(&bytes[..bytes.len().min(INTERRUPT_CHECK_BYTES)])
     }
 
     fn flush(&mut self) -> io::Result<()> {

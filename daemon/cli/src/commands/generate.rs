@@ -1,4 +1,4 @@
-//! `millstream generate`: a click log whose best AUC is known.
+//! `millstream generate`: writes a click log whose best possible AUC is known.
 
 use millstream_daemon::pipeline::generate::{self, Generated};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! `millstream history`: a job's loss and metrics over its steps.
+//! `millstream history`: plots a job's loss and metrics over its steps.
 
 use std::io::Write;
 use std::path::Path;
@@ -15,15 +15,15 @@ use crate::messages::{HistoryJson, known, state};
 use crate::plot::{self, Curve, Plot};
 use crate::unfinished::Unfinished;
 
-/// Characters of a line where there is no terminal to ask.
-const USUAL_WIDTH: usize = 100;
+/// Width of a plot without a terminal.
+const DEFAULT_WIDTH: usize = 100;
 
 pub(crate) async fn run(arguments: JobHistory, context: &Context) -> Result<(), Failure> {
     let history = to_daemon(context).await?.history(&arguments.job.id).await?;
     let plot = plot_of(&history);
     if let Some(path) = &arguments.svg {
         if plot.curves.is_empty() {
-            return Err(Failure::Failed(anyhow::anyhow!("{}", nothing(&history))));
+            return Err(Failure::Failed(anyhow::anyhow!("{}", no_history(&history))));
         }
         write(path, plot::svg(&plot).as_bytes())?;
         context.screen.note(&format!("wrote {}", path.display()));
@@ -32,32 +32,31 @@ pub(crate) async fn run(arguments: JobHistory, context: &Context) -> Result<(), 
         }
     }
     context.answer(&HistoryJson::from(&history), || match plot.curves.is_empty() {
-        true => nothing(&history),
+        true => no_history(&history),
         false => plot::terminal(&plot, width()),
     })
 }
 
-/// The format of a file that a history is written to.
+/// The format of a history file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum HistoryFormat {
     Svg,
     Json,
 }
 
-impl Form {
-    /// Chosen by the name's extension. Fails early where the directory does not exist, rather than after the job.
+impl HistoryFormat {
+    /// The format by the extension. Also checks that the directory exists, to fail before the job instead of after it.
     pub(crate) fn of(path: &Path) -> Result<Self, Failure> {
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         if let Some(directory) = directory.filter(|directory| !directory.is_dir()) {
-            let message = format!("{}: there is no directory {}", path.display(), directory.display());
+            let message = format!("{}: the directory {} does not exist", path.display(), directory.display());
             return Err(Failure::Usage(message));
         }
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("svg") => Ok(Self::Svg),
             Some("json") => Ok(Self::Json),
             _ => {
-                let message =
-                    format!("{}: unknown extension; a history is written as .svg or .json", path.display());
+                let message = format!("{}: unknown extension; use .svg or .json", path.display());
                 Err(Failure::Usage(message))
             }
         }
@@ -85,7 +84,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     file.keep()
 }
 
-/// The training loss, and each metric of the evaluations.
+/// A curve of the training loss and one of each evaluation metric.
 fn plot_of(history: &History) -> Plot {
     let loss = history.points.iter().map(|point| (point.step, point.loss)).collect();
     let mut curves = vec![Curve { name: "training loss".to_owned(), points: loss }];
@@ -108,17 +107,17 @@ fn title(job: &Job) -> String {
     format!("{}: {}, step {}{}", job.id, state(job), figures::count(progress.step), total.unwrap_or_default())
 }
 
-fn nothing(history: &History) -> String {
+fn no_history(history: &History) -> String {
     let job = history.job.clone().unwrap_or_default();
     format!("job {} has no history to show: it is {}", job.id, state(&job))
 }
 
-/// Of the terminal, if that is where the plot goes.
+/// The width of the terminal, otherwise `COLUMNS`, otherwise the default.
 fn width() -> usize {
     let columns = || std::env::var("COLUMNS").ok()?.parse().ok();
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
     let terminal = size.map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0);
-    terminal.or_else(columns).unwrap_or(USUAL_WIDTH)
+    terminal.or_else(columns).unwrap_or(DEFAULT_WIDTH)
 }
 
 #[cfg(test)]
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn each_metric_is_a_curve_under_its_own_name() {
+    fn each_metric_has_a_curve() {
         let plot = plot_of(&history());
         assert_eq!(plot.title, "tiny-1: running, step 2,000 of 4,000");
         let curves: Vec<_> =
@@ -156,22 +155,22 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_what_its_name_says() {
+    fn extension_selects_the_format() {
         let directory = tempfile::tempdir().unwrap();
         for (name, begins) in [("a.svg", &b"<svg"[..]), ("c.json", b"{\n  \"job\"")] {
             let path = directory.path().join(name);
-            Form::of(&path).unwrap().write(&path, &history()).unwrap();
+            HistoryFormat::of(&path).unwrap().write(&path, &history()).unwrap();
             assert!(std::fs::read(&path).unwrap().starts_with(begins), "{name}");
         }
         for path in ["curve.pdf", "curve", "no/where/curve.svg"] {
-            assert!(matches!(Form::of(path.as_ref()), Err(Failure::Usage(_))), "{path}");
+            assert!(matches!(HistoryFormat::of(path.as_ref()), Err(Failure::Usage(_))), "{path}");
         }
     }
 
     #[test]
-    fn a_job_without_steps_says_so() {
+    fn job_without_steps_has_no_history() {
         let history = History { points: vec![], evaluations: vec![], ..history() };
         assert!(plot_of(&history).curves.is_empty());
-        assert_eq!(nothing(&history), "job tiny-1 has no history to show: it is running");
+        assert_eq!(no_history(&history), "job tiny-1 has no history to show: it is running");
     }
 }

@@ -1,4 +1,4 @@
-//! `millstream inspect`: what is in data files.
+//! `millstream inspect`: describes data files.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use crate::figures;
 use crate::files::{FileWork, Goal};
 use crate::table::Table;
 
-/// Characters of a column's first values that are shown.
-const SHOWN: usize = 60;
-/// Files that are told one by one, where all of them are not asked for.
-const FEW: usize = 10;
-/// Damaged files that are named, of many.
-const NAMED: usize = 20;
+/// Width of the first values of a column, in characters.
+const VALUES_WIDTH: usize = 60;
+/// Without `--all`, at most this many files are reported one by one.
+const MAX_SINGLE_REPORTS: usize = 10;
+/// Damaged files named in a summary.
+const MAX_NAMED_DAMAGED: usize = 20;
 
 pub(crate) fn run(arguments: Inspect, context: &Context) -> Result<(), Failure> {
     let options = InspectOptions {
@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: Inspect, context: &Context) -> Result<(), Failure> 
     let goal = Goal { files: Some(objects.len() as u64), rows: None };
     let reports =
         work.run(goal, |storage, progress| inspect::inspect(&objects, &options, &storage.runtime, progress))?;
-    let each = arguments.all || reports.len() <= FEW;
+    let each = arguments.all || reports.len() <= MAX_SINGLE_REPORTS;
     context.answer(&reports, || {
         if each { reports.iter().map(describe).collect::<Vec<_>>().join("\n") } else { summary(&reports) }
     })?;
@@ -39,16 +39,16 @@ pub(crate) fn run(arguments: Inspect, context: &Context) -> Result<(), Failure> 
     if damaged.is_empty() {
         return Ok(());
     }
-    let named = if each { damaged.len() } else { NAMED };
+    let named = if each { damaged.len() } else { MAX_NAMED_DAMAGED };
     damaged.iter().take(named).for_each(|damage| context.screen.error(&damage.message));
     if damaged.len() > named {
         let more = figures::count((damaged.len() - named) as u64);
-        context.screen.error(&format!("and {more} more damaged files; --all tells each"));
+        context.screen.error(&format!("and {more} more damaged files; --all names each"));
     }
-    Err(Failure::Told)
+    Err(Failure::AlreadyReported)
 }
 
-/// Many files in one: what there is of each kind, and the columns of all.
+/// A summary of many files: counts by format, and all columns.
 fn summary(reports: &[Report]) -> String {
     let damaged = reports.iter().filter(|report| report.error.is_some()).count() as u64;
     let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
@@ -64,7 +64,7 @@ fn summary(reports: &[Report]) -> String {
     for ((format, compression), files) in kinds {
         facts.row(["format", &format!("{format}, {compression}: {} files", figures::count(files))]);
     }
-    // By where they come first, which is an order for most files.
+    // Columns in order of first appearance, which is the order within most files.
     let mut places: BTreeMap<(&str, &str, bool), usize> = BTreeMap::new();
     let mut columns: Vec<(&ColumnReport, u64, u64)> = Vec::new();
     for column in reports.iter().flat_map(|report| &report.columns) {
@@ -121,14 +121,14 @@ fn shown(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) => text.clone(),
-        // In an Example every value is a list, most of them of one.
+        // Every value of an Example is a list, usually of one element.
         Value::Array(values) if values.len() == 1 => shown(&values[0]),
         other => other.to_string(),
     }
 }
 
 fn shortened(text: &str) -> String {
-    match text.char_indices().nth(SHOWN) {
+    match text.char_indices().nth(VALUES_WIDTH) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),
     }

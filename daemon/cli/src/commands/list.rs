@@ -1,4 +1,4 @@
-//! `millstream list`: the daemon's jobs.
+//! `millstream list`: lists the daemon's jobs.
 
 use millstream_control::proto::Job;
 use serde_json::json;
@@ -21,20 +21,20 @@ fn table(jobs: &[Job]) -> String {
         Table::with_titles(&["JOB", "STATE", ">EPOCH", ">STEP", ">EXAMPLES/S", ">LOSS", ">EVAL", "CREATED"]);
     for job in jobs {
         let progress = job.progress.unwrap_or_default();
-        let begun = progress.step > 0;
+        let has_started = progress.step > 0;
         let step = match known(progress.total_steps) {
             Some(total) => format!("{}/{}", figures::count(progress.step), figures::count(total)),
             None => figures::count(progress.step),
         };
-        let begun_or_dash = |text: String| if begun { text } else { "-".to_owned() };
+        let if_started = |text: String| if has_started { text } else { "-".to_owned() };
         let epoch = (progress.epoch + 1).min(progress.epochs.max(1));
         table.row([
             job.id.clone(),
             state(job).to_owned(),
-            begun_or_dash(format!("{epoch}/{}", progress.epochs)),
-            begun_or_dash(step),
-            begun_or_dash(figures::rate(progress.examples_per_second)),
-            begun_or_dash(figures::metric(progress.loss)),
+            if_started(format!("{epoch}/{}", progress.epochs)),
+            if_started(step),
+            if_started(figures::rate(progress.examples_per_second)),
+            if_started(figures::metric(progress.loss)),
             evaluation(job),
             figures::moment(job.created_ms),
         ]);
@@ -42,7 +42,7 @@ fn table(jobs: &[Job]) -> String {
     table.render()
 }
 
-/// The most telling metric of the first label.
+/// The main metric of the first label.
 fn evaluation(job: &Job) -> String {
     let measured = job.eval.first().and_then(|metrics| metrics.measured.first());
     measured.map_or_else(

@@ -1,4 +1,4 @@
-//! `millstream logs`: a job's log.
+//! `millstream logs`: prints a job's log.
 
 use std::io::Write;
 
@@ -15,7 +15,7 @@ pub(crate) async fn run(arguments: Logs, context: &Context) -> Result<(), Failur
     let mut client = to_daemon(context).await?;
     let mut lines = client.logs(&arguments.job.id, arguments.follow).await?;
     if context.json {
-        // One document, and so whole before it is printed; a job's log is bounded.
+        // One document needs all lines first; a job's log is bounded.
         let mut all = Vec::new();
         while let Some(line) = lines.next().await? {
             all.push(line);

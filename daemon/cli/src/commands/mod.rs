@@ -1,4 +1,4 @@
-//! One file for each command.
+//! The commands, one per file.
 
 mod bench;
 mod cancel;
@@ -26,7 +26,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::interrupt;
 
-/// Runs a command to its end.
+/// Runs a command.
 pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
     if !cleans_up(&command) {
         interrupt::end_at_once()?;
@@ -53,7 +53,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
     }
 }
 
-/// Whether the command itself listens for signals, because it has files or a job to clean up.
+/// Whether the command handles signals itself, because it must clean up files or a job.
 fn cleans_up(command: &Command) -> bool {
     use Command as C;
     match command {
@@ -67,7 +67,7 @@ fn cleans_up(command: &Command) -> bool {
 fn on_runtime(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     let runtime = Runtime::new()?;
     let result = runtime.block_on(work);
-    // What may be left are reads that nobody waits for.
+    // Reads in flight may remain; nothing needs their results.
     runtime.shutdown_background();
     result
 }

@@ -1,4 +1,4 @@
-//! `millstream predict`: scores, row by row, in the order of the data.
+//! `millstream predict`: writes the score of each row in the order of the data.
 
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::interrupt::unless_interrupted;
 use crate::unfinished::Unfinished;
 
-/// The column of the class that is predicted.
+/// The column of the predicted class.
 const CLASS: &str = "class";
 
 pub(crate) async fn run(arguments: Predict, context: &Context) -> Result<(), Failure> {
@@ -24,7 +24,7 @@ pub(crate) async fn run(arguments: Predict, context: &Context) -> Result<(), Fai
     let format = format.map(Into::into).or_else(|| name.and_then(TableFormat::by_name));
     let format = format.unwrap_or(TableFormat::Csv);
     let compression = name.and_then(Compression::from_name).unwrap_or(Compression::None);
-    refuse(output.as_deref(), format, compression, context)?;
+    check_output(output.as_deref(), format, compression, context)?;
     let request = super::eval::request(scored)?;
     let rows = unless_interrupted(async {
         let mut connection = Connection::or_host(context).await?;
@@ -46,8 +46,8 @@ pub(crate) async fn run(arguments: Predict, context: &Context) -> Result<(), Fai
     }
 }
 
-/// Refuses what cannot be written where it is to go.
-fn refuse(
+/// Checks that the format can be written to the output.
+fn check_output(
     output: Option<&Path>,
     format: TableFormat,
     compression: Compression,
@@ -55,20 +55,20 @@ fn refuse(
 ) -> Result<(), Failure> {
     let message = match output {
         None if context.json => {
-            "--json prints one document, and scores are many: give --output, or --format jsonl"
+            "--json prints a single document: set --output, or use --format jsonl instead"
         }
         None if format == TableFormat::Parquet => {
-            "a Parquet file does not go to standard output: give --output"
+            "Parquet cannot be written to standard output: set --output"
         }
         Some(_) if format == TableFormat::Parquet && compression != Compression::None => {
-            "a Parquet file is compressed inside, with Snappy: give a name without the last extension"
+            "Parquet is compressed internally, with Snappy: remove the last extension of --output"
         }
         _ => return Ok(()),
     };
     Err(Failure::Usage(message.to_owned()))
 }
 
-/// Writes all scores into the file at `path`, which appears when it is whole, and tells how many.
+/// Writes all scores to `path`, which appears only when complete. Returns the number of rows.
 async fn write(
     connection: &mut Connection,
     request: ScoreRequest,
@@ -87,7 +87,7 @@ async fn write(
     })
 }
 
-/// Writes all scores, and tells how many.
+/// Writes all scores to `out`. Returns the number of rows.
 async fn score(
     connection: &mut Connection,
     request: ScoreRequest,
@@ -96,7 +96,7 @@ async fn score(
     out: &mut (impl Write + Send),
 ) -> Result<u64, Failure> {
     let mut replies = connection.client.predict(request).await?;
-    // The first reply names labels and classes, and has no scores yet.
+    // The first reply has the labels and classes, but no scores.
     let Scores { labels, classes, .. } = replies.next().await?.unwrap_or_default();
     let names = columns(if classes.is_empty() { &labels } else { &classes });
     let mut columns: Vec<_> = names.iter().map(|name| (name.as_str(), CellKind::Numbers)).collect();
@@ -118,7 +118,7 @@ async fn score(
     Ok(rows)
 }
 
-/// The class of each row that scores highest, the first of those that score the same; none without classes.
+/// The most probable class of each row, the first of equals. Empty without classes.
 fn predicted<'a>(scores: &[&[f32]], classes: &'a [String]) -> Vec<&'a str> {
     let rows = scores.first().filter(|_| !classes.is_empty()).map_or(0, |scores| scores.len());
     let best = |row: usize| {
@@ -131,7 +131,7 @@ fn predicted<'a>(scores: &[&[f32]], classes: &'a [String]) -> Vec<&'a str> {
     (0..rows).map(best).collect()
 }
 
-/// The columns of scores: `score`, or of each of several labels or classes `score_NAME`.
+/// The score columns: `score`, or `score_NAME` for each label or class.
 fn columns(names: &[String]) -> Vec<String> {
     match names {
         [] => vec!["score".to_owned()],

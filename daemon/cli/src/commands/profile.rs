@@ -1,4 +1,4 @@
-//! `millstream profile`: where the time of a job's steps goes.
+//! `millstream profile`: measures where the time of a job's steps goes.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ use crate::table::Table;
 use crate::unfinished::Unfinished;
 use crate::{figures, interrupt};
 
-/// Operations are shown down to this share of the steps' time.
+/// Operations below this share of the time are summed up in one row.
 const LEAST_SHARE: f64 = 0.0005;
 
 pub(crate) async fn run(arguments: JobProfile, context: &Context) -> Result<(), Failure> {
@@ -32,7 +32,7 @@ pub(crate) async fn run(arguments: JobProfile, context: &Context) -> Result<(), 
     };
     let (mut daemon, id) = interrupt::unless(interrupted.clone(), find).await?;
     let path = output.unwrap_or_else(|| PathBuf::from(format!("{id}.trace.json")));
-    // What keeps it from being written is better known now.
+    // Fail before recording if the file cannot be written.
     let mut file = Unfinished::create(&path)?;
     let recording = record(&mut daemon, &id, steps, &context.screen);
     let recorded = interrupt::unless(interrupted, recording).await?;
@@ -43,7 +43,7 @@ pub(crate) async fn run(arguments: JobProfile, context: &Context) -> Result<(), 
     context.answer(&ProfileJson::new(&recorded, &sums, steps, &path), || describe(&recorded, &sums, &path))
 }
 
-/// Has the steps recorded; dropped, that is called off.
+/// Records the steps. Dropping the future stops the recording.
 async fn record(daemon: &mut Client, id: &str, steps: u64, screen: &Screen) -> Result<Recorded, Failure> {
     let mut replies = daemon.profile(id, steps).await?;
     let gauge = Gauge::steps(screen, "recording", steps);
@@ -56,38 +56,39 @@ async fn record(daemon: &mut Client, id: &str, steps: u64, screen: &Screen) -> R
             (Some(Reply::Track(_)) | None, _) => {}
         }
     }
-    let mut recorded = recorded.ok_or_else(|| anyhow::anyhow!("the daemon told no profile of job {id}"))?;
+    let mut recorded =
+        recorded.ok_or_else(|| anyhow::anyhow!("the daemon returned no profile of job {id}"))?;
     recorded.sort();
     Ok(recorded)
 }
 
-/// Says what is missing.
+/// Warns if steps or spans are missing.
 fn warn(recorded: &Recorded, asked: u64, screen: &Screen) {
     let profile = &recorded.profile;
     if profile.steps < asked {
-        let why = if profile.full { "there was no room for more spans" } else { "the job took no more" };
+        let why = if profile.full { "the span buffer is full" } else { "the job ended" };
         let (steps, asked) = (figures::count(profile.steps), figures::count(asked));
-        screen.warning(&format!("{steps} of {asked} steps were recorded: {why}"));
+        screen.warning(&format!("recorded {steps} of {asked} steps: {why}"));
     }
     if profile.dropped_spans > 0 {
         let spans = figures::count(profile.dropped_spans);
-        screen.warning(&format!("{spans} spans of ingest are not in the trace: there was no room for them"));
+        screen.warning(&format!("the trace lacks {spans} spans of ingest: the span buffer was full"));
     }
 }
 
-/// All that is told, on a screen or two.
+/// The report as text.
 fn describe(recorded: &Recorded, sums: &Sums, path: &Path) -> String {
     let profile = &recorded.profile;
     let (seconds, steps) = (recorded.nanoseconds() as f64 / 1e9, profile.steps.max(1) as f64);
     let milliseconds = |seconds: f64| format!("{:.3}", seconds * 1e3 / steps);
     let mut rates = Table::default();
     let [first, last] = [profile.after_step + 1, profile.after_step + profile.steps].map(figures::count);
-    rates.row(["steps", &format!("{}, from {first} to {last}", figures::count(profile.steps))]);
-    rates.row(["a step", &format!("{} ms", milliseconds(seconds))]);
+    rates.row(["steps", &format!("{} ({first} to {last})", figures::count(profile.steps))]);
+    rates.row(["time/step", &format!("{} ms", milliseconds(seconds))]);
     rates.row(["examples/s", &figures::rate(profile.examples as f64 / seconds)]);
     let [bytes, flops] = [profile.bytes_per_second, profile.flops_per_second].map(giga);
     let precision = &profile.precision;
-    rates.row(["the device", &format!("copies {bytes} GB/s, multiplies {flops} GFLOP/s ({precision})")]);
+    rates.row(["device", &format!("copies {bytes} GB/s, multiplies {flops} GFLOP/s ({precision})")]);
 
     let mut phases = Table::with_titles(&["PART OF A STEP", ">MS", ">SHARE"]);
     for PhaseSum { phase, seconds, share } in &sums.phases {
@@ -118,7 +119,7 @@ fn describe(recorded: &Recorded, sums: &Sums, path: &Path) -> String {
         let (calls, seconds, share) = rest.iter().fold((0, 0.0, 0.0), |(calls, seconds, share), sum| {
             (calls + sum.calls, seconds + sum.seconds, share + sum.share)
         });
-        let (name, calls) = (format!("{} others", rest.len()), format!("{:.0}", calls as f64 / steps));
+        let (name, calls) = (format!("{} more", rest.len()), format!("{:.0}", calls as f64 / steps));
         let (milliseconds, share) = (milliseconds(seconds), figures::percent(share));
         operations.row([name, String::new(), calls, milliseconds, share]);
     }
@@ -145,7 +146,7 @@ fn describe(recorded: &Recorded, sums: &Sums, path: &Path) -> String {
     format!("{tables}\n{}\n{wrote}", ingest(profile.ingest.as_ref().unwrap_or(&Diagnosis::default()), sums))
 }
 
-/// An operation's name, with the size of a layer.
+/// An operation's name and, for a layer, its size.
 fn name(sum: &OperationSum) -> String {
     match sum {
         OperationSum { operation, outputs: 0, .. } => operation.clone(),
@@ -160,7 +161,7 @@ fn giga(number: f64) -> String {
 }
 
 fn ingest(found: &Diagnosis, sums: &Sums) -> String {
-    let mut stages = Table::with_titles(&["STAGE", ">BUSY", ">ROWS/S A THREAD", ">WAITING", "FOR"]);
+    let mut stages = Table::with_titles(&["STAGE", ">BUSY", ">ROWS/S/THREAD", ">WAITING", "FOR"]);
     for StageUse { stage, busy, waiting, waits_for } in &found.stages {
         let rate = sums.stages.iter().find(|rate| rate.stage == stage);
         let rate = rate.map(|rate| figures::rate(rate.rows as f64 / rate.seconds));
@@ -170,7 +171,7 @@ fn ingest(found: &Diagnosis, sums: &Sums) -> String {
     }
     let mut finding = Table::default();
     finding.row(["input", &format!("{} rows/s", figures::rate(found.rows_per_second))]);
-    finding.row(["what binds it", &format!("{}: {}", found.bound, found.because)]);
+    finding.row(["bottleneck", &format!("{}: {}", found.bound, found.because)]);
     format!("{}\n{}", stages.render(), finding.render())
 }
 
@@ -188,7 +189,7 @@ struct ProfileJson<'a> {
     device: DeviceJson<'a>,
     phases: Vec<PhaseJson>,
     operations: Vec<OperationJson<'a>>,
-    /// Of a device that is not the host.
+    /// Empty on the CPU.
     kernels: Vec<KernelJson<'a>>,
     stages: Vec<StageJson>,
     ingest: Option<DiagnosisJson<'a>>,
@@ -213,7 +214,7 @@ struct PhaseJson {
 struct OperationJson<'a> {
     operation: &'a str,
     phase: Option<&'a str>,
-    /// Inputs and outputs, of a layer.
+    /// Inputs and outputs; null unless it is a layer.
     shape: Option<[u32; 2]>,
     calls: u64,
     seconds: f64,
@@ -296,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_tables_say_where_a_step_goes_and_a_third_what_feeds_it() {
+    fn report_shows_phases_operations_and_ingest() {
         let stage = |stage: &str, busy, waiting, waits_for: &str| StageUse {
             stage: stage.into(),
             busy,
@@ -353,10 +354,10 @@ mod tests {
             stages: vec![StageRate { stage: "decode", seconds: 0.01, rows: 5_000 }],
         };
         let wanted = "\
-steps       10, from 1,000 to 1,009
-a step      2.000 ms
+steps       10 (1,000 to 1,009)
+time/step   2.000 ms
 examples/s  200,000
-the device  copies 12.50 GB/s, multiplies 480 GFLOP/s (fp32)
+device      copies 12.50 GB/s, multiplies 480 GFLOP/s (fp32)
 
 PART OF A STEP     MS   SHARE
 forward         1.500  75.0 %
@@ -365,17 +366,17 @@ other           0.500  25.0 %
 OPERATION             IN       CALLS     MS   SHARE  GB/S  GFLOP/S  ROOFLINE
 layer_forward 128x64  forward    1.5  1.000  50.0 %  5.00      240    50.0 %
 gather                forward    1.5  0.200  10.0 %  5.00      240    50.0 %
-1 others                           2  0.000   0.0 %
+1 more                             2  0.000   0.0 %
 
 KERNEL   CALLS     MS   SHARE
 product    1.5  0.800  40.0 %
 
-STAGE     BUSY  ROWS/S A THREAD  WAITING  FOR
-decode  12.5 %          500,000        -
-ring         -                -      0.9  packer for a slot
+STAGE     BUSY  ROWS/S/THREAD  WAITING  FOR
+decode  12.5 %        500,000        -
+ring         -              -      0.9  packer for a slot
 
-input          200,000 rows/s
-what binds it  consumer: the ring is full
+input       200,000 rows/s
+bottleneck  consumer: the ring is full
 
 wrote a.json; open it at https://ui.perfetto.dev or chrome://tracing";
         let recorded = Recorded::new(profile);

@@ -1,4 +1,4 @@
-//! `millstream show`: one job, whole.
+//! `millstream show`: shows all details of one job.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ fn describe(job: &Job) -> String {
         table.row(["loss", &figures::metric(progress.loss)]);
     }
     if let Some(skipped) = known(progress.skipped_records) {
-        table.row(["records left out", &figures::count(skipped)]);
+        table.row(["skipped records", &figures::count(skipped)]);
     }
     if let Some(epoch) = job.eval_epoch {
         table.row(["eval after epoch", &(epoch + 1).to_string()]);
@@ -76,10 +76,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_shown_where_a_daemon_tells_of_one() {
+    fn device_is_shown_if_known() {
         let lines =
             |job: &Job| describe(job).lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();
-        // A daemon from before it did, or a job without a worker yet.
+        // A job without a worker, or an older daemon, reports no device.
         let before = lines(&Job::default());
         assert!(before.iter().all(|line| !line.starts_with("device")), "{before:?}");
         let library = Library { name: "a driver".into(), version: "13.0".into() };

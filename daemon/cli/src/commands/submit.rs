@@ -1,4 +1,4 @@
-//! `millstream submit`: hands a job to the daemon.
+//! `millstream submit`: submits a job to the daemon.
 
 use crate::arguments::Submit;
 use crate::connection::to_daemon;

@@ -1,4 +1,4 @@
-//! `millstream train`: a job from its file to its end.
+//! `millstream train`: trains a job and waits for it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::arguments::Train;
-use crate::commands::history::Form;
+use crate::commands::history::HistoryFormat;
 use crate::connection::Connection;
 use crate::context::Context;
 use crate::failure::Failure;
@@ -21,23 +21,23 @@ use crate::progress::ProgressView;
 use crate::screen::Screen;
 use crate::table::Table;
 
-/// How long the last lines of a job's log are waited for once it has ended.
-const LAST_LINES: Duration = Duration::from_secs(1);
+/// How long to wait for the last lines of the log after a job has ended.
+const LOG_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failure> {
-    let form = arguments.history.as_deref().map(Form::of).transpose()?;
-    let JobText { text, told } = job_file::read(&arguments.job, context)?;
+    let history_format = arguments.history.as_deref().map(HistoryFormat::of).transpose()?;
+    let JobText { text, warnings } = job_file::read(&arguments.job, context)?;
     let request = job_file::request(&arguments.job, text, arguments.resume)?;
-    let asked_to_stop = interrupt::listen()?;
+    let interrupted = interrupt::listen()?;
     let mut connection = Connection::or_host(context).await?;
     let job = connection.client.submit(request).await?;
     if !connection.is_hosted() {
-        let told = format!("job {} runs in the daemon; Ctrl-C stops it after a checkpoint", job.id);
-        context.screen.note(&told);
+        let note = format!("job {} runs in the daemon; Ctrl-C saves a checkpoint and stops it", job.id);
+        context.screen.note(&note);
     }
-    let outcome = follow(&mut connection.client, &job.id, told, asked_to_stop, &context.screen).await;
+    let outcome = follow(&mut connection.client, &job.id, warnings, interrupted, &context.screen).await;
     let history = match &outcome {
-        Ok(job) if form.is_some() => Some(connection.client.history(&job.id).await),
+        Ok(job) if history_format.is_some() => Some(connection.client.history(&job.id).await),
         _ => None,
     };
     connection.close().await;
@@ -49,52 +49,52 @@ pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failu
     } else {
         Ok(())
     };
-    // How the job went is told by the exit status too, whoever reads the answer.
+    // A closed standard output does not change the exit status, which reports how the job ended.
     if let Err(failure) = answered
-        && !matches!(failure, Failure::ReaderGone)
+        && !matches!(failure, Failure::OutputClosed)
     {
         return Err(failure);
     }
-    let kept = match (form, &arguments.history, history) {
-        (Some(form), Some(path), Some(history)) => keep_history(form, path, history, &context.screen),
+    let written = match (history_format, &arguments.history, history) {
+        (Some(format), Some(path), Some(history)) => write_history(format, path, history, &context.screen),
         _ => Ok(()),
     };
     match job.state() {
-        JobState::Succeeded => kept,
+        JobState::Succeeded => written,
         JobState::Cancelled => {
-            context.screen.note(&format!("job {} was stopped; --resume goes on with it", job.id));
-            Err(Failure::Told)
+            context.screen.note(&format!("job {} was stopped; --resume continues it", job.id));
+            Err(Failure::AlreadyReported)
         }
         _ => {
             context.screen.error(&format!("job {} failed: {}", job.id, job.reason));
-            Err(Failure::Told)
+            Err(Failure::AlreadyReported)
         }
     }
 }
 
-/// Writes a job's history to a file. How the job went is still to be told when that fails.
-fn keep_history(
-    form: Form,
+/// Writes a job's history to a file. Reports a failure itself, because the caller still reports how the job ended.
+fn write_history(
+    format: HistoryFormat,
     path: &Path,
     history: Result<History, ClientError>,
     screen: &Screen,
 ) -> Result<(), Failure> {
-    let written = history.map_err(Failure::from).and_then(|history| form.write(path, &history));
+    let written = history.map_err(Failure::from).and_then(|history| format.write(path, &history));
     written.map_err(|failure| {
-        screen.error(&format!("the job's history is not kept: {failure}"));
-        Failure::Told
+        screen.error(&format!("cannot write the history to {}: {failure}", path.display()));
+        Failure::AlreadyReported
     })
 }
 
-/// Shows a job until it has ended, and stops it when asked to.
+/// Shows a job until it has ended, and cancels it when interrupted.
 async fn follow(
     client: &mut Client,
     id: &str,
-    told: Vec<String>,
-    mut asked_to_stop: watch::Receiver<bool>,
+    shown_warnings: Vec<String>,
+    mut interrupted: watch::Receiver<bool>,
     screen: &Screen,
 ) -> Result<Job, Failure> {
-    let log = follow_log(client.clone(), id.to_owned(), told, screen.clone());
+    let log = follow_log(client.clone(), id.to_owned(), shown_warnings, screen.clone());
     let mut jobs = client.watch(id).await?;
     let mut view = ProgressView::new(screen);
     let mut stopping: Option<JoinHandle<Result<Job, ClientError>>> = None;
@@ -107,32 +107,30 @@ async fn follow(
                     break job;
                 }
             }
-            _ = asked_to_stop.wait_for(|&asked| asked), if stopping.is_none() => {
-                screen.line("stopping after a checkpoint; press again to quit at once");
+            _ = interrupted.wait_for(|&interrupted| interrupted), if stopping.is_none() => {
+                screen.line("saving a checkpoint before stopping; press Ctrl-C again to quit immediately");
                 let (mut client, id) = (client.clone(), id.to_owned());
                 stopping = Some(tokio::spawn(async move { client.cancel(&id).await }));
             }
         }
     };
     view.finish();
-    // Its end says nothing that the job does not; lines that come too late are in the daemon's log.
-    let _ = tokio::time::timeout(LAST_LINES, log).await;
+    // The result of `log` adds nothing; the daemon's log keeps lines that arrive too late.
+    let _ = tokio::time::timeout(LOG_TIMEOUT, log).await;
     Ok(job)
 }
 
 async fn next(jobs: &mut Replies<Job>) -> Result<Job, ClientError> {
-    let ended =
-        || ClientError::Lost("the daemon stopped; it takes the job up again at its next start".into());
+    let ended = || ClientError::Lost("the daemon stopped; it resumes the job at its next start".into());
     jobs.next().await?.ok_or_else(ended)
 }
 
-/// Prints the warnings in a job's log, in the background, but for those that were `told`. An error ends the
-/// job, and is told with its end.
-fn follow_log(mut client: Client, id: String, told: Vec<String>, screen: Screen) -> JoinHandle<()> {
+/// Prints new warnings of a job's log in the background. Errors end the job and are reported with its end.
+fn follow_log(mut client: Client, id: String, shown: Vec<String>, screen: Screen) -> JoinHandle<()> {
     tokio::spawn(async move {
         let Ok(mut lines) = client.logs(&id, true).await else { return };
         while let Ok(Some(line)) = lines.next().await {
-            if line.level == "warn" && !told.iter().any(|told| line.text.ends_with(told)) {
+            if line.level == "warn" && !shown.iter().any(|shown| line.text.ends_with(shown)) {
                 screen.warning(&line.text);
             }
         }
@@ -148,7 +146,7 @@ fn summary(job: &Job) -> String {
     table.row(["examples/s", &figures::rate(progress.examples_per_second)]);
     table.row(["input wait", &figures::percent(progress.input_wait_fraction)]);
     if let Some(skipped) = known(progress.skipped_records) {
-        table.row(["records left out", &figures::count(skipped)]);
+        table.row(["skipped records", &figures::count(skipped)]);
     }
     figures::metric_rows(&mut table, "eval ", &job.eval);
     if let Some(checkpoint) = given(&job.checkpoint) {

@@ -1,8 +1,8 @@
-//! Scales: which numbers an axis spans, and at which round ones it is labelled.
+//! Axes: range and labels.
 
 use crate::figures;
 
-/// A range of numbers with round ends, and round numbers in it.
+/// A range with round labels.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Axis {
     pub(super) low: f64,
@@ -18,9 +18,9 @@ pub(super) struct Tick {
 }
 
 impl Axis {
-    /// For finite numbers from `low` to `high`, with about `ticks` labels, two at least.
+    /// An axis for finite numbers from `low` to `high`, with about `ticks` labels, at least two.
     pub(super) fn over(low: f64, high: f64, ticks: usize) -> Self {
-        // What is constant, but for rounding, gets some room around it.
+        // A range that is constant up to rounding is widened.
         let largest = low.abs().max(high.abs());
         let room = if high - low > largest * 1e-9 { 0.0 } else { (largest * 0.05).max(0.05) };
         let (low, high) = (low - room, high + room);
@@ -35,7 +35,7 @@ impl Axis {
         Self { low: first * unit, high: (first + count as f64) * unit, ticks: ticks.collect() }
     }
 
-    /// For steps from 0 to `last`, with about `ticks` labels. Ends where the steps do.
+    /// An axis for steps from 0 to `last`, with about `ticks` labels. It ends at `last`.
     pub(super) fn steps(last: u64, ticks: usize) -> Self {
         let high = last.max(1) as f64;
         let unit = round_up(high / ticks.max(1) as f64).max(1.0);
@@ -47,16 +47,16 @@ impl Axis {
         Self { low: 0.0, high, ticks: ticks.collect() }
     }
 
-    /// Where `number` lies: 0 at the low end, 1 at the high end.
+    /// The position of `number`: 0 at the low end, 1 at the high end.
     pub(super) fn place(&self, number: f64) -> f64 {
         (number - self.low) / (self.high - self.low)
     }
 }
 
-/// The least of 1, 2 and 5 times a power of ten that is not below `number`.
+/// The smallest of 1, 2 and 5 times a power of ten that is at least `number`.
 fn round_up(number: f64) -> f64 {
     let power = 10_f64.powf(number.log10().floor());
-    // Rounding in the logarithm may leave the quotient a hair above what it is.
+    // The tolerance allows for rounding of the logarithm.
     let digits = [1.0, 2.0, 5.0, 10.0].into_iter().find(|digits| number <= digits * power * (1.0 + 1e-9));
     digits.unwrap_or(10.0) * power
 }
@@ -65,7 +65,7 @@ fn number(number: f64, decimals: usize) -> String {
     if number.abs() >= 1e6 {
         return format!("{number:.1e}");
     }
-    // No -0.
+    // Adding 0.0 turns -0 into 0.
     format!("{:.decimals$}", number + 0.0)
 }
 
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn every_range_has_an_axis_that_encloses_it() {
+    fn axis_encloses_its_range() {
         let cases =
             [(0.5, 0.5), (0.0, 0.0), (-1e300, 1e300), (1e-300, 2e-300), (0.1, 0.1 + 1e-16), (-3.0, 7e9)];
         for (low, high) in cases {

@@ -1,23 +1,23 @@
-//! A plot laid out as a picture: strokes and texts, in points from the upper left corner.
+//! The layout of a plot as a picture: strokes and texts, in points from the upper left corner.
 
 use super::axis::Axis;
 use super::{Curve, Plot};
 
-/// Of the whole picture.
+/// Width of the picture.
 pub(super) const WIDTH: f64 = 960.0;
 
-/// Of a panel's grid, and of the room above it for its name and below it for the steps.
+/// Height of a panel's grid, of the title above it and of the step labels below it.
 const GRID_HEIGHT: f64 = 190.0;
 const ABOVE: f64 = 38.0;
 const BELOW: f64 = 30.0;
 
-/// Left and right of the grids, and above and below all of them.
+/// Margins of the picture.
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = 28.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 14.0;
 
-/// A curve of fewer points shows each of them.
+/// A curve with fewer points shows each as a dot.
 const FEW_POINTS: usize = 60;
 
 /// Red, green, blue.
@@ -26,25 +26,25 @@ pub(super) type Colour = [u8; 3];
 const INK: Colour = [0x33, 0x33, 0x33];
 const FAINT: Colour = [0x77, 0x77, 0x77];
 const LINES: Colour = [0xe4, 0xe4, 0xe4];
-/// Okabe and Ito's colours, which people who do not see all colours tell apart: blue, vermilion, green, purple.
+/// The colour-blind safe palette of Okabe and Ito: blue, vermilion, green, purple.
 const CURVES: [Colour; 4] = [[0x00, 0x72, 0xb2], [0xd5, 0x5e, 0x00], [0x00, 0x9e, 0x73], [0xcc, 0x79, 0xa7]];
 
-/// A laid out plot.
+/// The laid-out plot.
 pub(super) struct Figure {
     pub(super) height: f64,
-    /// In the order in which they are painted.
+    /// In painting order.
     pub(super) items: Vec<Item>,
 }
 
-/// Something to paint.
+/// An element to paint.
 pub(super) enum Item {
-    /// A line from point to point, with round ends; of one point, a dot.
+    /// A line through the points, with round ends. A single point is a dot.
     Stroke { points: Vec<[f64; 2]>, width: f64, colour: Colour },
     /// A line of text.
     Text { at: [f64; 2], anchor: Anchor, size: Size, colour: Colour, text: String },
 }
 
-/// What of a text is at its place: on its baseline, the left end, the middle or the right end.
+/// The point of a text's baseline that lies at its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Anchor {
     Left,
@@ -52,7 +52,7 @@ pub(super) enum Anchor {
     Right,
 }
 
-/// How large a text is.
+/// The size of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Size {
     Label,

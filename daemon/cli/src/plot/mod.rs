@@ -1,6 +1,6 @@
-//! Curves over steps: [`terminal`] prints them as characters, [`svg`] writes them as a picture.
+//! Curves over steps: [`terminal`] draws them as characters, [`svg`] as a picture.
 //!
-//! Each curve has its own panel and scale; all share the axis of steps. [`figure`] lays a picture out as strokes and texts.
+//! Each curve has its own panel and scale; all share the step axis. [`figure`] lays out the picture.
 
 mod axis;
 mod figure;
@@ -15,22 +15,21 @@ use crate::figures;
 /// A number over steps.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Curve {
-    /// What the number is.
     pub(crate) name: String,
-    /// Steps, in their order, and finite numbers.
+    /// Steps in increasing order, with finite numbers.
     pub(crate) points: Vec<(u64, f64)>,
 }
 
-/// Curves that belong together.
+/// Curves with a common title.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plot {
     pub(crate) title: String,
-    /// Each has a point.
+    /// None is empty.
     pub(crate) curves: Vec<Curve>,
 }
 
 impl Plot {
-    /// Of those of the `curves` that have a finite number, without what is not finite.
+    /// Drops points that are not finite, then empty curves.
     pub(crate) fn new(title: impl Into<String>, curves: Vec<Curve>) -> Self {
         let finite = |mut curve: Curve| {
             curve.points.retain(|(_, number)| number.is_finite());
@@ -39,7 +38,7 @@ impl Plot {
         Self { title: title.into(), curves: curves.into_iter().filter_map(finite).collect() }
     }
 
-    /// The last step that any curve has.
+    /// The last step of all curves.
     fn last_step(&self) -> u64 {
         self.curves.iter().filter_map(|curve| curve.points.last()).map(|&(step, _)| step).max().unwrap_or(0)
     }
@@ -75,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_left_out_and_so_are_empty_curves() {
+    fn non_finite_points_and_empty_curves_are_dropped() {
         let curve = |name: &str, points: &[(u64, f64)]| Curve { name: name.into(), points: points.into() };
         let found = Plot::new(
             "a",
@@ -86,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn extremes_say_where_they_are() {
+    fn extremes_show_their_steps() {
         let curve = Curve { name: "auc".into(), points: vec![(1_000, 0.5), (2_000, 0.9), (3_000, 0.8)] };
         let wanted = "last 0.8000, min 0.5000 at 1,000, max 0.9000 at 2,000";
         assert_eq!(curve.extremes(), wanted);

@@ -1,4 +1,4 @@
-//! A figure as SVG.
+//! Writes a figure as SVG.
 
 use std::fmt::Write;
 
@@ -24,7 +24,7 @@ pub(crate) fn svg(plot: &Plot) -> String {
                     Anchor::Right => "end",
                 };
                 let [x, y] = at;
-                // The size is a line's height; glyphs fill nine tenths of it.
+                // `Size` is the line height; glyphs fill nine tenths of it.
                 let size = f64::from(Size::points(*size)) * 0.9;
                 let (colour, text) = (hexadecimal(*colour), escaped(text));
                 writeln!(
@@ -44,7 +44,7 @@ fn stroke(out: &mut String, points: &[[f64; 2]], width: f64, colour: Colour) -> 
     for [x, y] in points {
         write!(out, " {x:.1} {y:.1}")?;
     }
-    // A dot is a line to where it is already.
+    // A dot is a line to its own start.
     if let [[x, y]] = points {
         write!(out, " {x:.1} {y:.1}")?;
     }
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_has_every_curve_and_text() {
+    fn document_has_every_curve_and_text() {
         let svg = svg(&sample());
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         assert!(svg.contains(">tiny-k3f9q2 &lt;succeeded&gt;</text>"));

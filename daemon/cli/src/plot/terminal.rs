@@ -1,22 +1,22 @@
-//! Curves in characters: each is a grid of Braille patterns, two dots wide and four high.
+//! Draws curves as characters: grids of Braille patterns, each two dots wide and four high.
 
 use super::axis::Axis;
 use super::{Curve, Plot};
 
-/// Lines of the first panel, and of each further one.
+/// Height of the first panel and of the others, in lines.
 const FIRST_LINES: usize = 12;
 const FURTHER_LINES: usize = 7;
 
-/// Characters for the labels on the left, at most.
+/// Maximum width of the labels on the left, in characters.
 const LABELS: usize = 9;
 
-/// The narrowest and widest grid.
-const FEWEST: usize = 16;
-const MOST: usize = 240;
+/// Minimum and maximum width of a grid.
+const MIN_COLUMNS: usize = 16;
+const MAX_COLUMNS: usize = 240;
 
-/// Lines of `width` characters at most, where there is room for anything at all.
+/// Draws the plot in lines of at most `width` characters, or the minimum width.
 pub(crate) fn terminal(plot: &Plot, width: usize) -> String {
-    let columns = width.saturating_sub(LABELS + 2).clamp(FEWEST, MOST);
+    let columns = width.saturating_sub(LABELS + 2).clamp(MIN_COLUMNS, MAX_COLUMNS);
     let steps = Axis::steps(plot.last_step(), (columns / 14).max(1));
     let mut out = format!("{}\n", plot.title);
     for (nth, curve) in plot.curves.iter().enumerate() {
@@ -35,7 +35,7 @@ fn panel(curve: &Curve, steps: &Axis, columns: usize, lines: usize) -> String {
 
     let mut out = format!("\n{}  {}\n", curve.name, curve.extremes());
     for line in 0..lines {
-        // The label of the tick that lies in this line, if any.
+        // The label of the tick on this line, if any.
         let label = axis.ticks.iter().find(|tick| line_of(axis.place(tick.at), lines) == line);
         let (label, mark) = label.map_or(("", '│'), |tick| (tick.label.as_str(), '┤'));
         let row = grid.line(line);
@@ -45,19 +45,19 @@ fn panel(curve: &Curve, steps: &Axis, columns: usize, lines: usize) -> String {
     out + &below(steps, columns)
 }
 
-/// The line, from the top, of what lies at `place`, which is 0 at the bottom and 1 at the top.
+/// The line, counted from the top, of a `place` between 0 (bottom) and 1 (top).
 fn line_of(place: f64, lines: usize) -> usize {
     ((1.0 - place) * (lines - 1) as f64).round() as usize
 }
 
-/// The axis of the steps and its labels.
+/// The step axis and its labels.
 fn below(steps: &Axis, columns: usize) -> String {
     let mut line: Vec<char> = vec!['─'; columns];
     let mut labels: Vec<char> = format!("{:>LABELS$}", "step").chars().collect();
     for tick in &steps.ticks {
         let at = (steps.place(tick.at) * (columns - 1) as f64).round() as usize;
         line[at] = '┬';
-        // Labels are centred, within the line, and left out where they would touch another.
+        // Labels are centred within the line, and skipped if they would touch another.
         let end = LABELS + 2 + columns;
         let start = (LABELS + 2 + at).saturating_sub(tick.label.len() / 2);
         let start = start.min(end.saturating_sub(tick.label.len()));
@@ -71,8 +71,8 @@ fn below(steps: &Axis, columns: usize) -> String {
     format!("{:>LABELS$} └{line}\n{labels}\n", "")
 }
 
-/// The mean of the points in each of `width` columns of dots, by the place of the column: many points in one
-/// column are noise that would hide the curve.
+/// The mean of the points in each of `width` columns of dots, as (column, mean). The noise of many points in one column
+/// would hide the curve.
 fn thinned(curve: &Curve, steps: &Axis, width: usize) -> Vec<(usize, f64)> {
     let mut means: Vec<(usize, f64, f64)> = Vec::new();
     for &(step, number) in &curve.points {
@@ -88,7 +88,7 @@ fn thinned(curve: &Curve, steps: &Axis, width: usize) -> Vec<(usize, f64)> {
     means.into_iter().map(|(column, sum, count)| (column, sum / count)).collect()
 }
 
-/// Dots, two by four of them in a character.
+/// A grid of dots, two by four per character.
 struct Grid {
     columns: usize,
     lines: usize,
@@ -104,7 +104,7 @@ impl Grid {
         Self { columns, lines, cells: vec![0; columns * lines] }
     }
 
-    /// In dots.
+    /// The width in dots.
     fn width(&self) -> usize {
         2 * self.columns
     }
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_keep_to_the_width_and_have_no_blanks_at_their_ends() {
+    fn lines_fit_the_width_without_trailing_spaces() {
         for width in [40, 80, 133] {
             let shown = terminal(&sample(), width);
             let widest =
@@ -162,22 +162,22 @@ mod tests {
     }
 
     #[test]
-    fn a_rising_line_goes_from_corner_to_corner() {
+    fn rising_line_spans_the_grid() {
         let points = vec![(0, 0.0), (100, 1.0)];
         let plot = Plot::new("t", vec![Curve { name: "auc".into(), points }]);
-        let shown = terminal(&plot, LABELS + 2 + FEWEST);
+        let shown = terminal(&plot, LABELS + 2 + MIN_COLUMNS);
         let rows: Vec<&str> = shown.lines().filter(|line| line.contains(['│', '┤'])).collect();
         assert_eq!(rows.len(), FIRST_LINES);
         let dots = |line: &str| line.split(['│', '┤']).nth(1).map(|dots| dots.chars().collect::<Vec<_>>());
         let (top, bottom) =
             (dots(rows[0]).unwrap_or_default(), dots(rows[FIRST_LINES - 1]).unwrap_or_default());
-        assert_eq!(top.len(), FEWEST, "the line ends at the right");
-        assert!(top[..FEWEST - 4].iter().all(|&char| char == ' '));
+        assert_eq!(top.len(), MIN_COLUMNS, "the line ends at the right");
+        assert!(top[..MIN_COLUMNS - 4].iter().all(|&char| char == ' '));
         assert!(bottom[0] != ' ' && bottom.len() < 4);
     }
 
     #[test]
-    fn a_single_point_and_a_constant_are_shown() {
+    fn single_points_and_constants_are_drawn() {
         for points in [vec![(7, 0.5)], vec![(7, 0.5), (9, 0.5)], vec![(0, 0.5)]] {
             let shown = terminal(&Plot::new("t", vec![Curve { name: "loss".into(), points }]), 80);
             let dots = shown.chars().filter(|char| ('\u{2801}'..='\u{28ff}').contains(char)).count();

@@ -1,4 +1,4 @@
-//! What was recorded of a job's steps: gathered from the daemon, then summed up and written as a trace.
+//! A recording of a job's steps, received from the daemon, summed up and written as a trace.
 
 mod sums;
 mod trace;
@@ -8,7 +8,7 @@ use millstream_control::proto::{Profile, Span, Track};
 pub(crate) use sums::{KernelSum, OperationSum, PhaseSum, StageRate, Sums};
 pub(crate) use trace::write;
 
-/// A profile with all of its spans.
+/// A profile with all its spans.
 #[derive(Debug, Default)]
 pub(crate) struct Recorded {
     pub(crate) profile: Profile,
@@ -16,12 +16,12 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    /// One of no spans yet.
+    /// A recording without spans.
     pub(crate) fn new(profile: Profile) -> Self {
         Self { profile, tracks: Vec::new() }
     }
 
-    /// Adds spans of a track, after those that are there.
+    /// Appends the spans of a track.
     pub(crate) fn add(&mut self, track: Track) {
         let is_same = |known: &&mut Track| known.pid == track.pid && known.number == track.number;
         match self.tracks.iter_mut().find(is_same) {
@@ -30,20 +30,20 @@ impl Recorded {
         }
     }
 
-    /// Puts spans in the order in which they began, those that lie within others behind these.
+    /// Sorts spans by start; an enclosing span precedes those within it.
     pub(crate) fn sort(&mut self) {
         for track in &mut self.tracks {
             track.spans.sort_by_key(|span| (span.start_ns, std::cmp::Reverse(span.end_ns)));
         }
     }
 
-    /// Time from when to when steps were recorded.
+    /// The duration of the recording.
     pub(crate) fn nanoseconds(&self) -> u64 {
         self.profile.ended_ns - self.profile.began_ns
     }
 }
 
-/// How long a span took, in nanoseconds.
+/// The duration of a span in nanoseconds.
 fn length(span: &Span) -> u64 {
     span.end_ns.saturating_sub(span.start_ns)
 }

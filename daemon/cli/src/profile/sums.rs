@@ -1,4 +1,4 @@
-//! Sums over the spans of a profile: what a step's time goes into, operation by operation and stage by stage.
+//! Sums of a profile's spans by phase, operation, kernel and stage.
 
 use std::collections::BTreeMap;
 
@@ -10,41 +10,41 @@ use super::{Recorded, length};
 /// All sums.
 #[derive(Debug, Default)]
 pub(crate) struct Sums {
-    /// In the order of a step; then what is none of them. Together, all the time that was recorded.
+    /// In the order of a step, then the rest. They add up to the whole recording.
     pub(crate) phases: Vec<PhaseSum>,
-    /// The longest first.
+    /// Longest first.
     pub(crate) operations: Vec<OperationSum>,
-    /// What operations are done by on a device of its own; the longest first.
+    /// Kernels on a GPU, longest first.
     pub(crate) kernels: Vec<KernelSum>,
-    /// In the data's order.
+    /// In the order of the data.
     pub(crate) stages: Vec<StageRate>,
 }
 
-/// A part of all steps.
+/// The time of a phase in all steps.
 #[derive(Debug, PartialEq)]
 pub(crate) struct PhaseSum {
     pub(crate) phase: &'static str,
     pub(crate) seconds: f64,
-    /// Of the time of all steps.
+    /// Share of the whole recording.
     pub(crate) share: f64,
 }
 
-/// All calls of an operation, and of layers, all calls on this many inputs and outputs.
+/// All calls of an operation in a phase. Layers are summed by size.
 #[derive(Debug, PartialEq)]
 pub(crate) struct OperationSum {
     pub(crate) operation: String,
-    /// Empty where it is none's.
+    /// Empty outside all phases.
     pub(crate) phase: String,
-    /// 0 of what is no layer.
+    /// 0 unless it is a layer, like `outputs`.
     pub(crate) inputs: u32,
     pub(crate) outputs: u32,
     pub(crate) calls: u64,
     pub(crate) seconds: f64,
-    /// Of the time of all steps.
+    /// Share of the whole recording.
     pub(crate) share: f64,
     pub(crate) bytes_per_second: f64,
     pub(crate) flops_per_second: f64,
-    /// The least time that it could take on this device over what it took.
+    /// The shortest time possible on this device divided by the measured time.
     pub(crate) roofline: f64,
 }
 
@@ -54,23 +54,23 @@ pub(crate) struct KernelSum {
     pub(crate) kernel: String,
     pub(crate) calls: u64,
     pub(crate) seconds: f64,
-    /// Of the time of all steps.
+    /// Share of the whole recording.
     pub(crate) share: f64,
 }
 
-/// What a stage of ingest does while it is at work.
+/// The working time and the rows of a stage of ingest.
 #[derive(Debug, PartialEq)]
 pub(crate) struct StageRate {
     pub(crate) stage: &'static str,
-    /// Of all threads together.
+    /// Summed over all threads, without waiting.
     pub(crate) seconds: f64,
     pub(crate) rows: u64,
 }
 
-/// The stages whose work is recorded.
+/// The stages that record their work.
 const STAGES: [&str; 4] = ["decode", "transform", "shuffle", "pack"];
 
-/// What none of the phases is.
+/// The name of time outside all phases.
 const OTHER: &str = "other";
 
 #[derive(Default)]
@@ -83,7 +83,7 @@ struct Totals {
 }
 
 impl Sums {
-    /// Those of a profile whose spans are sorted.
+    /// Sums up a recording whose spans are sorted.
     pub(crate) fn of(recorded: &Recorded) -> Self {
         let all = recorded.nanoseconds() as f64 / 1e9;
         let share = |seconds: f64| if all > 0.0 { seconds / all } else { 0.0 };
@@ -151,7 +151,7 @@ fn kernels(tracks: &[Track], share: impl Fn(f64) -> f64) -> Vec<KernelSum> {
 fn phases(recorded: &Recorded, all: f64, share: impl Fn(f64) -> f64) -> Vec<PhaseSum> {
     let mut nanoseconds = BTreeMap::<&str, u64>::new();
     for track in &recorded.tracks {
-        // A phase may lie in another: a checkpoint of the best evaluation.
+        // Phases can nest: an evaluation includes the checkpoint of the best evaluation.
         for (span, own) in own_times(track, |span| is(Category::Phase)(&span)) {
             *nanoseconds.entry(&span.name).or_default() += own;
         }
@@ -168,7 +168,7 @@ fn phases(recorded: &Recorded, all: f64, share: impl Fn(f64) -> f64) -> Vec<Phas
     sums
 }
 
-/// Stages at work: less what they wait for in between.
+/// The working time of each stage, without its waits.
 fn stages(tracks: &[Track]) -> Vec<StageRate> {
     let mut sums = STAGES.map(|stage| StageRate { stage, seconds: 0.0, rows: 0 });
     for track in tracks {
@@ -183,10 +183,10 @@ fn stages(tracks: &[Track]) -> Vec<StageRate> {
     sums.into_iter().filter(|sum| sum.seconds > 0.0).collect()
 }
 
-/// Of the spans that `counts`, how long each took without those that lie within it.
+/// The spans that `counts`, each with its duration less that of the spans directly within it.
 fn own_times(track: &Track, counts: impl Fn(&Span) -> bool) -> Vec<(&Span, u64)> {
     let mut times: Vec<(&Span, u64)> = Vec::new();
-    // Places of the spans that the next one may lie within.
+    // The spans that may enclose the next one.
     let mut around: Vec<usize> = Vec::new();
     for span in track.spans.iter().filter(|span| counts(span)) {
         while around.last().is_some_and(|&place| times[place].0.end_ns <= span.start_ns) {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn phases_add_up_to_all_of_the_time_and_are_counted_once() {
+    fn phases_add_up_to_the_recording() {
         let spans = vec![
             span(Category::Phase, "checkpoint", [50, 60]),
             span(Category::Phase, "evaluation", [40, 70]),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_is_held_against_what_binds_it() {
+    fn roofline_uses_the_binding_limit() {
         let call = |milliseconds, bytes, flops| Span {
             phase: "forward".into(),
             bytes,
@@ -253,7 +253,7 @@ mod tests {
             outputs: 4,
             ..span(Category::Operation, "layer_forward", milliseconds)
         };
-        // The first can be done in 2 ms by its bytes, the second in 3 by its FLOPs.
+        // The bytes of the first need at least 2 ms, the FLOPs of the second at least 3 ms.
         let spans = vec![
             call([0, 4], 2_000_000, 0),
             call([4, 10], 0, 30_000_000),
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_is_counted_in_all_operations_that_it_is_part_of() {
+    fn kernel_calls_add_up_across_operations() {
         let spans = vec![
             span(Category::Operation, "layer_forward", [0, 10]),
             span(Category::Kernel, "product", [1, 9]),
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_is_at_work_when_it_does_not_wait() {
+    fn waits_do_not_count_as_work() {
         let decode = |rows, milliseconds| Span { rows, ..span(Category::Ingest, "decode", milliseconds) };
         let spans = vec![
             decode(300, [0, 20]),

@@ -1,8 +1,8 @@
-//! A profile as Chrome's trace event format, which Perfetto reads too.
+//! Writes a profile in Chrome's trace event format, which Perfetto also reads.
 //!
-//! Google, "Trace Event Format", 2016: complete events (`X`) of threads, which lie within one another or apart, pairs of
-//! asynchronous events (`b`, `e`) of fetches, which overlap, and metadata (`M`) with the names of processes and threads.
-//! Times are microseconds, from the first span on.
+//! Google, "Trace Event Format", 2016. Threads have complete events (`X`), which nest. Fetches overlap, so they are
+//! pairs of asynchronous events (`b`, `e`). Metadata (`M`) names processes and threads. Times are microseconds since
+//! the first span.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Recorded, length};
 
-/// Writes all spans of `recorded`, which are sorted.
+/// Writes all spans of `recorded`, which must be sorted.
 pub(crate) fn write(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
     let profile = &recorded.profile;
     let starts = recorded.tracks.iter().filter_map(|track| Some(track.spans.first()?.start_ns));
@@ -75,7 +75,7 @@ fn microseconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e3
 }
 
-/// What is known of a span, besides when it was.
+/// The attributes of a span other than its time.
 fn details(span: &Span) -> Map<String, Value> {
     let numbers = [("rows", span.rows), ("bytes", span.bytes), ("flops", span.flops)];
     let known = numbers.into_iter().filter(|&(_, number)| number > 0);
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trace_is_json_with_every_span_where_it_was() {
+    fn trace_is_json_with_every_span() {
         let span = |category: Category, name: &str, start_ns, end_ns| Span {
             name: name.into(),
             category: category.name().into(),

@@ -5,7 +5,7 @@
 //! reports any access that the states do not order). A lost wake-up shows as a deadlock.
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p millstream-batch --release --target-dir target/loom loom
+//! RUSTC_WORKSPACE_WRAPPER="$PWD/tests/loom-rustc" cargo test --release -p millstream-batch --lib loom
 //! ```
 
 use loom::cell::UnsafeCell;

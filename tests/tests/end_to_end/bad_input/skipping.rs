@@ -20,7 +20,7 @@ fn bad_values_are_skipped_counted_and_reported() {
     assert_eq!(outcome["skipped_records"], 2 * BAD.len());
 
     let ended = fixture.shell().run(&["train", "job.toml", "--set", "data.on_bad_record=skip"]).with_code(0);
-    let line = ended.stdout.lines().find(|line| line.contains("records left out"));
+    let line = ended.stdout.lines().find(|line| line.contains("skipped records"));
     assert!(line.is_some_and(|line| line.ends_with(" 3")), "{}", ended.stdout);
 }
 

@@ -51,7 +51,7 @@ fn a_job_is_submitted_listed_shown_followed_checkpointed_and_cancelled() {
     assert!(explained["whole"]["rows_per_second"].as_f64() > Some(0.0), "{explained:#}");
     assert!(explained["recent"]["bound"].is_string() && explained["resources"]["lanes"].as_u64() > Some(0));
     let screen = shell.run(&["explain", long]).with_code(0).stdout;
-    assert!(screen.contains("what binds") && screen.lines().count() < 25, "{screen}");
+    assert!(screen.contains("bottleneck") && screen.lines().count() < 25, "{screen}");
     let rejected = shell.run(&["explain", short]).with_code(1).stderr;
     assert!(rejected.contains(&format!("job {short} has no running ingest: it is queued")), "{rejected}");
 
