@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Measures what the local cache is worth, through the program: ingest without it, with an empty one, with a full one.
+"""Measures the gain of the local cache: ingest without a cache, with an empty one and with a full one.
 
     python3 bench/cache.py JOB.toml --train URL_OR_GLOB [--cache DIRECTORY] [--runs 5] [--out bench/results/NAME.md]
 
-JOB gives the features; `--train` the data, wherever `millstream` can read it, for one a store limited to 100 MB/s.
-The three kinds of pass take turns, run after run. Each figure is printed as min / median / max over the runs;
-ratios are of medians.
+JOB defines the features; `--train` names the data, for example in a store limited to 100 MB/s. The three kinds of
+passes alternate. Figures are min / median / max over the runs; ratios are of medians.
 """
 
 import argparse
@@ -24,7 +23,7 @@ KINDS = ["without a cache", "first pass, cache written", "second pass, cache rea
 
 
 def ingest(job: str, train: str | None, cache: pathlib.Path | None) -> float:
-    """Rows a second of one pass."""
+    """Rows per second of one pass."""
     overrides = ["data.epochs=1", "data.eval=[]"]
     if train:
         overrides.append(f"data.train={json.dumps([train])}")

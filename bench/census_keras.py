@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Trains a Keras Wide & Deep on a census job's own features, and prints its held-out metrics as JSON.
+"""Trains a Keras Wide & Deep on the features of a census job and prints its held-out metrics as JSON.
 
-Reads the same job file as Millstream: the same Parquet files, features, model shape, optimizers, batch
-size and epochs. What is independent is all that runs: pandas and NumPy make the features, Keras
-trains, scikit-learn measures.
+Reads Millstream's job file: the same Parquet files, features, model shape, optimizers, batch size and
+epochs. The implementation is independent: pandas and NumPy compute the features, Keras trains,
+scikit-learn computes the metrics.
 
     python bench/census_keras.py examples/census/job.toml [--seed N]
 """
@@ -33,7 +33,7 @@ def read(job_directory: pathlib.Path, patterns: list[str]) -> pd.DataFrame:
 
 
 class Feature:
-    """One feature of the job, fitted on the training rows: `dense` columns or ids below `size`."""
+    """A feature of the job, fitted on the training rows: `dense` columns or ids below `size`."""
 
     def __init__(self, name: str, spec: dict, train: pd.DataFrame):
         self.spec, self.kind = spec, spec["kind"]
@@ -70,7 +70,7 @@ class Feature:
 
 
 class WideDeep(keras.Model):
-    """A linear part under FTRL and an MLP over embeddings under Adagrad, summed in the logit."""
+    """A linear part trained by FTRL and an MLP over embeddings trained by Adagrad; the logit is their sum."""
 
     def __init__(self, model: dict, features: dict[str, Feature]):
         super().__init__()
@@ -130,8 +130,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("job", type=pathlib.Path)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--train", nargs="*", help="training files in place of the job's")
-    parser.add_argument("--eval", nargs="*", help="held-out files in place of the job's")
+    parser.add_argument("--train", nargs="*", help="training files instead of the job's")
+    parser.add_argument("--eval", nargs="*", help="held-out files instead of the job's")
     options = parser.parse_args()
     job = tomllib.loads(options.job.read_text())
     keras.utils.set_random_seed(options.seed if options.seed is not None else job["seed"])

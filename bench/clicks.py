@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures the clicks job: Millstream beside tf.data, Keras and PyTorch, same files, same machine, same run.
+"""Compares the clicks job with tf.data, Keras and PyTorch: same files, same machine, same run.
 
     python -m venv target/python && target/python/bin/pip install -r bench/requirements.txt
     target/python/bin/python bench/clicks.py [--rows 2000000] [--runs 5] [--out bench/results/NAME.md]
 
-Everyone takes turns, run after run, so that a machine that slows down slows everyone. Each figure is
-printed as min / median / max over the runs; ratios are of medians.
+The programs alternate, so that a slow phase of the machine affects all of them. Figures are
+min / median / max over the runs; ratios are of medians.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def rival(name: str) -> dict:
 
 
 def generate(rows: int) -> dict:
-    """Makes the data where it is not there yet; returns what `generate` says of the held-out part."""
+    """Generates the data unless it exists; returns the number of rows and the best held-out metrics."""
     stamp = DATA / "rows.json"
     if stamp.exists() and (made := json.loads(stamp.read_text()))["rows"] == rows:
         return made
@@ -117,7 +117,7 @@ def main() -> None:
         f"## examples/clicks, {options.rows:,} rows, batch 4096, {options.runs} runs",
         "",
         f"{datetime.date.today()}; {machine()}; {versions()}.",
-        f"The best possible AUC on the held-out rows, that of the planted model: {made['best']['auc']:.4f}.",
+        f"The best possible AUC on the held-out rows: {made['best']['auc']:.4f}.",
         "",
     ]
     for title, contestants in CONTESTS.items():

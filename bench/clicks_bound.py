@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""How near a learner of `generate`'s clicks can come to the planted AUC, with so many rows.
+"""Bounds the AUC that a model can reach on the clicks of `generate` with a given number of rows.
 
     python bench/clicks_bound.py [--rows 10000000] [--most-values 100000]
 
-An id's weight is known only from the rows that have it. Given the planted model's family (`CATEGORIES` in
-pipeline/src/generate/clicks.rs: each weight normal, of a known deviation), the best estimate from `n` rows errs by a
-variance of `1 / (1 / deviation^2 + n I)`, where `I`, the mean of p (1 - p), is what a row tells (the normal
-approximation of the posterior). Counts and pairs, whose ids are few, count as known. Scores with such errors are drawn, and labels
-from the true ones: the difference of their AUC is what no learner avoids, and one that does not know the deviations, nor
-which columns tell nothing, loses more. Prints the mean of some draws of the planted weights.
+An id's weight can be estimated only from the rows that contain it. Given the family of the planted model (`CATEGORIES`
+in pipeline/src/generate/clicks.rs: normal weights of known deviation), the best estimate from `n` rows has the variance
+`1 / (1 / deviation^2 + n I)`, where `I`, the mean of p (1 - p), is the information of a row (normal approximation of
+the posterior). Counts and pairs have few ids and count as known. The script draws scores with such errors, and labels
+from the true scores: no learner avoids the resulting loss of AUC, and a learner that does not know the deviations or the
+irrelevant columns loses more. Prints the mean over several draws of the planted weights.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float:
 
 
 def draw(rows: int, most_values: int, random: np.random.Generator) -> tuple[float, float]:
-    """The AUC of the planted model, and of the best estimate of it."""
+    """The AUCs of the planted model and of its best estimate."""
     known = BIAS + random.normal(size=SCORED) * sum(weight**2 for weight in COUNTS) ** 0.5
     for weight in PAIRS:
         first, second = random.normal(size=(2, FACTORS, SCORED))

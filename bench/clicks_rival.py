@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""The clicks job done by others: the same files, features, model, optimizers and batch size.
+"""The clicks job in other frameworks: the same files, features, model, optimizers and batch size.
 
     python bench/clicks_rival.py tfdata|keras|torch examples/clicks/job.toml
 
-* `tfdata`: input alone. TFRecord to shuffled, parsed, hashed batches with tf.data, tuned: parallel
-  interleave, the shuffle on serialised records, parsing and hashing a whole batch at a time.
-* `keras`: that pipeline into a Keras model under `fit`, compiled.
-* `torch`: PyTorch over the same rows as Parquet (it reads no TFRecord): pyarrow in loader processes,
-  EmbeddingBag with sparse gradients, sparse Adagrad and a sparse FTRL.
+* `tfdata`: input only. TFRecord to shuffled, parsed, hashed batches with tuned tf.data: parallel
+  interleave, shuffling serialised records, parsing and hashing whole batches.
+* `keras`: the same pipeline and a compiled Keras model with `fit`.
+* `torch`: PyTorch on the same rows as Parquet (it does not read TFRecord): pyarrow in loader processes,
+  EmbeddingBag with sparse gradients, sparse Adagrad and sparse FTRL.
 
-Prints one JSON document: rows, seconds of the one pass over the training data (the graph's tracing
-and the first batch's start-up included, the program's own start not), and held-out AUC when it trained.
+Prints one JSON document: rows, seconds of one pass over the training data (including graph tracing and
+the start of the first batch, excluding the start of the program), and held-out AUC if it trained.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def run_keras(job: dict, train: list[str], held_out: list[str]) -> dict:
     features = len(CATEGORICAL)
 
     class WideDeep(keras.Model):
-        """All wide tables as one and all deep tables as one: the layout TensorFlow runs fastest."""
+        """One merged wide table and one merged deep table: TensorFlow's fastest layout."""
 
         def __init__(self):
             super().__init__()
@@ -144,7 +144,7 @@ def run_torch(job: dict, train: list[str], held_out: list[str]) -> dict:
         return dense, ids, table["clicked"].to_numpy().astype(np.float32)
 
     class Rows(torch.utils.data.IterableDataset):
-        """Batches from a pool of shuffled rows; each loader process takes its share of the files."""
+        """Batches from a pool of shuffled rows; each loader process reads its share of the files."""
 
         def __init__(self, files, shuffle_rows):
             self.files, self.shuffle_rows = files, shuffle_rows
@@ -189,7 +189,7 @@ def run_torch(job: dict, train: list[str], held_out: list[str]) -> dict:
             return (self.wide(ids) + self.mlp(deep))[:, 0]
 
     class SparseFtrl:
-        """FTRL-Proximal on the rows a batch touched (McMahan et al., 2013)."""
+        """FTRL-Proximal on the rows that a batch touches (McMahan et al., 2013)."""
 
         def __init__(self, weight, spec):
             self.weight, self.rate, self.beta = weight, spec["learning_rate"], spec["beta"]

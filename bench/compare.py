@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Compares two commits: whether they train the same bits, and how fast each is.
+"""Compares two commits: the bits they train, and their speed.
 
     python bench/compare.py bits BEFORE [AFTER]
     python bench/compare.py speed BEFORE [AFTER] [--rounds 9] [--only WORD ...]
 
-BEFORE and AFTER (default: HEAD) are commits, or folders that hold the built programs (`target/release`). A commit is
-checked out and built below `target/compare`. Needs Python's standard library only.
+BEFORE and AFTER (default: HEAD) are commits, or folders with the built programs (`target/release`). Commits are
+checked out and built in `target/compare`. Needs only Python's standard library.
 
 `bits` trains `examples/census` and `examples/clicks` (200,000 rows) with both, on the CPU with one and two threads, in
-fp32 and bf16, and prints the SHA-256 of each final checkpoint: its tensors, step and data position. It fails if one
-differs.
+fp32 and bf16, and prints the SHA-256 of each final checkpoint: its tensors, step and data position. It fails if any
+differ.
 
-`speed` alternates the two, turn by turn, so that a machine that slows down slows both. The step: Wide & Deep and DLRM
-over 26 tables of 100,000 x 16, batches of 1024 and 4096, one turn a second. Ingest: the contests of
-`bench/ingest.py` without its rivals, one run a turn. It prints rates as min / median / max, and the median over the
-turns of AFTER's rate divided by BEFORE's in the same turn.
+`speed` alternates between the two, so that a slow phase of the machine affects both. Steps: Wide & Deep and DLRM with
+26 tables of 100,000 x 16, batches of 1024 and 4096, turns of one second. Ingest: the contests of `bench/ingest.py`
+without rivals, one run per turn. It prints rates as min / median / max, and the median ratio of AFTER to BEFORE in the
+same turn.
 """
 
 import argparse
@@ -42,7 +42,7 @@ SIDES = ["before", "after"]
 
 
 def built(name: str) -> pathlib.Path:
-    """The folder of a commit's programs, which are built if `name` is not a folder that has them."""
+    """The folder of a commit's programs. Builds them unless `name` is a folder that contains them."""
     folder = pathlib.Path(name)
     if (folder / "millstream").exists():
         return folder.resolve()
@@ -65,7 +65,7 @@ def output(*command: str | pathlib.Path, cwd: pathlib.Path = ROOT) -> str:
 
 
 def bits(programs: dict[str, pathlib.Path], _: argparse.Namespace) -> int:
-    """Trains each job with both commits; returns how many checkpoints differ."""
+    """Trains each job with both commits; returns the number of differing checkpoints."""
     print(f"| job | threads | precision | {' | '.join(SIDES)} | |\n|---|---|---|---|---|---|")
     differing = 0
     with tempfile.TemporaryDirectory() as room:
@@ -90,7 +90,7 @@ def bits(programs: dict[str, pathlib.Path], _: argparse.Namespace) -> int:
 
 
 def final(programs: pathlib.Path, place: pathlib.Path, threads: int, precision: str) -> str:
-    """The hash of the last checkpoint of a training run: its tensors, step and data position."""
+    """The hash of the last checkpoint of a training run: tensors, step and data position."""
     settings = [f"training.threads={threads}", f"training.precision={precision}"]
     flags = [word for setting in settings for word in ("--set", setting)]
     document = json.loads(output(programs / "millstream", "train", str(place / "job.toml"), "--json", *flags))
@@ -106,7 +106,7 @@ def final(programs: pathlib.Path, place: pathlib.Path, threads: int, precision: 
 
 
 class Stepper:
-    """A `step_speed` that takes a turn when asked."""
+    """A `step_speed` process that runs one turn per call."""
 
     def __init__(self, programs: pathlib.Path, model: str, batch: int):
         options = ["--model", model, "--batch", str(batch), "--seconds", "1", "--threads", str(os.cpu_count())]
@@ -148,7 +148,7 @@ def ingests(programs: dict[str, pathlib.Path], title: str, rows: int, rounds: in
 
 
 def turns(rounds: int, turn) -> dict[str, list[float]]:
-    """Rates of both sides; who begins alternates."""
+    """Rates of both sides; the side that goes first alternates."""
     rates: dict[str, list[float]] = {side: [] for side in SIDES}
     for number in range(rounds):
         for side in SIDES if number % 2 == 0 else reversed(SIDES):
@@ -162,7 +162,7 @@ def speed(programs: dict[str, pathlib.Path], options: argparse.Namespace) -> int
     contests = {f"step, {model}, batch {batch}": lambda m=model, b=batch: steps(programs, m, b, options.rounds) for model in MODELS for batch in BATCHES}
     contests |= {f"ingest, {title}": lambda t=title: ingests(programs, t, options.rows, options.rounds) for title in ingest.CONTESTS}
     chosen = {title: measure for title, measure in contests.items() if all(word in title for word in options.only)}
-    assert chosen, f"no contest has all of {options.only} in its name: {list(contests)}"
+    assert chosen, f"no contest matches {options.only}; contests are {list(contests)}"
     for title, measure in chosen.items():
         rates = measure()
         ratio = statistics.median(after / before for before, after in zip(rates["before"], rates["after"], strict=True))
@@ -176,9 +176,9 @@ def main() -> int:
     parser.add_argument("what", choices=["bits", "speed"])
     parser.add_argument("before", help="a commit, or a folder of built programs")
     parser.add_argument("after", nargs="?", default="HEAD")
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each side")
+    parser.add_argument("--rounds", type=int, default=9, help="turns per side")
     parser.add_argument("--rows", type=int, default=500_000, help="rows of the ingest files")
-    parser.add_argument("--only", nargs="*", default=[], help="words of the contests to run")
+    parser.add_argument("--only", nargs="*", default=[], help="run only contests whose names contain all these words")
     options = parser.parse_args()
     programs = {"before": built(options.before), "after": built(options.after)}
     return {"bits": bits, "speed": speed}[options.what](programs, options)

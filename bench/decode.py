@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Measures decoding on one core: Millstream beside a plain loop in C over the same files, in turns.
+"""Compares decoding on one core with a plain loop in C over the same files, in turns.
 
     python3 bench/decode.py [--rows 400000] [--rounds 5] [--directory target/decode]
 
-Both read a file into memory, check every checksum and parse every record into columns. The C loop
-(bench/decode_floor.c) takes the records' layout for granted and ends at the first surprise, so it says how much
-of what the machine can do is reached. Prints rows a second as min / median / max over all rounds, and the share
-by medians; compressed files have no floor.
+Both read a file into memory, verify every checksum and parse every record into columns. The C loop
+(bench/decode_floor.c) assumes the layout of the records and exits if one differs, so it approximates the machine's
+limit. Prints rows/s as min / median / max over all rounds, and the ratio of medians. Compressed files have no floor.
 """
 
 import argparse
@@ -20,7 +19,7 @@ DECODE = ROOT / "target" / "release" / "examples" / "decode_speed"
 
 
 def rates(command: list) -> dict[str, float]:
-    """Of a program that prints `NAME N rows, rows/s MIN MEDIAN MAX`, the median by name."""
+    """The median by name, from a program that prints `NAME N rows, rows/s MIN MEDIAN MAX`."""
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return {line.split()[0]: float(line.split()[-2]) for line in done.stdout.splitlines()}
 

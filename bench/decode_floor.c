@@ -1,12 +1,11 @@
-// The floor of decoding: checksums and parsing of TFRecord files of Examples, and nothing else.
+// A floor for decoding: checksums and parsing of TFRecord files of Examples, and nothing else.
 //
 //     gcc -O3 -march=native -o decode_floor bench/decode_floor.c && ./decode_floor [-n RUNS] FILE...
 //
-// What one core can do when it takes everything for granted: the file lies in memory, the columns' names,
-// order and types are those of the record with the most features, every feature holds one value in the usual
-// (packed) layout, lengths fit one byte, and anything else is the end of the program. CRC-32C runs in three
-// interleaved streams of the CPU's instruction. Prints rows a second as minimum, median and maximum, as
-// `pipeline/examples/decode_speed.rs` does; `bench/decode.py` runs both in turns.
+// The rate of one core under strong assumptions: the file is in memory, column names, order and types are those of the
+// record with the most features, every feature holds one value in the packed layout, and lengths fit into one byte; the
+// program exits at anything else. CRC-32C uses the CPU's instruction in three interleaved streams. Prints rows/s as
+// minimum, median and maximum, like `pipeline/examples/decode_speed.rs`; `bench/decode.py` runs both in turns.
 
 #include <nmmintrin.h>
 #include <stdint.h>
@@ -30,7 +29,7 @@ typedef struct {
 
 static Column columns[MOST_COLUMNS];
 static int column_count;
-static uint32_t shift1[4][256], shift2[4][256];  // a CRC behind 64 and 128 more bytes of zeros
+static uint32_t shift1[4][256], shift2[4][256];  // a CRC extended by 64 and 128 zero bytes
 
 static void die(const char *why) { fprintf(stderr, "decode_floor: %s\n", why); exit(1); }
 
@@ -83,7 +82,7 @@ static const uint8_t *features(const uint8_t *p, const uint8_t **end) {
     return p;
 }
 
-// Takes the columns of a record, and says how many there are.
+// Reads the columns of a record; returns their number.
 static int learn(const uint8_t *p, const uint8_t *end) {
     int count = 0;
     for (p = features(p, &end); p < end; p += 2 + p[1], count++) {
@@ -161,7 +160,7 @@ static void measure(const char *path, int runs) {
     if (fread(data, 1, size, file) != size) die(path);
     fclose(file);
     column_count = 0;
-    // The columns are those of the record with the most features: one of them must have all.
+    // The columns are those of the record with the most features, which must have all of them.
     size_t best = 0;
     int most = 0;
     for (size_t at = 0; at < size; at += 16 + load(data + at)) {

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Whether two programs lost the same in each step: `bench/gpu_agree.py OURS THEIRS`, files whose last line is JSON."""
+"""Compares the losses of two programs step by step: `bench/gpu_agree.py OURS THEIRS`, files whose last line is JSON."""
 
 import json
 import pathlib
 import sys
 
-# As of bench/step.py: first weights are rounded, and sums are in another order.
+# As in bench/step.py: initial weights are rounded and sums have another order.
 AGREEMENT = 5e-5
 
 ours, theirs = (json.loads(pathlib.Path(path).read_text().splitlines()[-1])["losses"] for path in sys.argv[1:3])

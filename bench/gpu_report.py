@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The figures of `bench/gpu run` as Markdown, for bench/results: `bench/gpu_report.py FIGURES.jsonl...`.
+"""Prints the figures of `bench/gpu run` as Markdown for bench/results: `bench/gpu_report.py FIGURES.jsonl...`.
 
-Files of several runs are taken together: of a check that was made twice the later counts. What is wanted stands beside what
-was found. A table's share of its roofline is told twice: by all rows that are looked up, as `millstream profile` has it
-on a GPU, and by those that differ, as if each came from memory once.
+Merges the files of several runs; the last result of a check counts. Each figure stands beside its target. The roofline of
+a table is reported twice: counting all looked-up rows, as `millstream profile` does on a GPU, and counting distinct rows,
+as if each were read from memory once.
 """
 
 import json
@@ -11,27 +11,27 @@ import pathlib
 import statistics
 import sys
 
-# What the project wants of one H200.
+# Targets on one H200.
 WANTED_RATE = {"dlrm": 10e6, "wide_deep": 15e6}
 WANTED_RATIO, WANTED_WAIT, WANTED_AUC, MLPERF_RATE = 3.0, 0.02, 0.0005, 1.9e6
 WANTED_SHARE = {"gather": 0.70, "linear_forward": 0.70, "step_rows": 0.50}
-# Operations on each number of matrices by itself.
+# Elementwise operations on matrices.
 ELEMENTWISE = {"add", "blend", "clear", "copy_columns", "copy_rows", "cross_forward", "cross_backward", "dropout", "loss", "multiply", "sigmoid", "step"}
 WANTED_ELEMENTWISE = 0.85
-# An operation of less time is not told of, unless it is one of tables.
+# Shorter operations are not reported, except those on tables.
 LEAST_SHARE = 0.005
-# Bytes of a number of Adagrad's state.
+# Bytes per element of Adagrad's state.
 STATE_BYTES = 4
 
 
 class Figures:
-    """All lines, by part."""
+    """All lines by part."""
 
     def __init__(self, paths: list[str]):
         lines = [json.loads(line) for path in paths for line in pathlib.Path(path).read_text().splitlines()]
         self.hosts = [line for line in lines if line["part"] == "host"]
         self.checks = {line["check"]: line for line in lines if "check" in line}
-        # Lines of a measurement that was made again replace those of the first.
+        # A repeated measurement replaces the earlier one.
         self.told: dict[str, list[dict]] = {}
         self.explained = {line["name"]: line["explained"] for line in lines if "explained" in line}
         open_name = None
@@ -81,14 +81,14 @@ def checks(figures: Figures) -> list[str]:
 
 
 def parted(lines: list[dict]) -> tuple[dict, list[float], list[dict], dict]:
-    """Of a measurement of steps: the work of an example, rates, operations, and what the device can do."""
+    """A measurement of steps: work per example, rates, operations and the device's limits."""
     work = next((line for line in lines if "rows" in line), {})
     rates = [line["rate"] for line in lines if "rate" in line]
     return work, rates, [line for line in lines if "operation" in line], next((line for line in lines if "floors" in line), {})
 
 
 def floor(work: dict, floors: dict) -> float:
-    """Examples a second, if products and the tables' bytes were all, one after the other."""
+    """The bound of examples/s, counting only matrix products and table bytes, one after the other."""
     return 1 / (work["flops"] / floors["flops_per_second"] + work["bytes"] / floors["bytes_per_second"])
 
 
@@ -116,7 +116,7 @@ def steps(figures: Figures) -> list[str]:
 
 
 def rivals(figures: Figures, model: str) -> list[float]:
-    """The median of each variant."""
+    """The median rate of each variant."""
     told = figures.told.get(f"PyTorch: {model} in bf16", [])
     return [statistics.median(line["rates"]) for line in told if "rates" in line]
 
@@ -139,7 +139,7 @@ def operations(figures: Figures) -> list[str]:
         if not found or not roof:
             continue
         all_seconds, rows = sum(operation["seconds"] for operation in found), []
-        # The wide part has tables of one number a row beside the others, and MLPerf's small tables are read whole.
+        # The wide part adds tables with one number per row; MLPerf's small tables are read completely.
         is_plain = name.startswith("dlrm in")
         for operation in found:
             kind, share = operation["operation"], operation["least_seconds"] / operation["seconds"]
@@ -158,8 +158,8 @@ def operations(figures: Figures) -> list[str]:
 
 
 def distinct_share(operation: dict, work: dict, roof: dict) -> str:
-    """As if each row that a batch names came from memory once."""
-    # Of a number: read, or read and written with its state.
+    """The share of the roofline if each distinct row of a batch were read from memory once."""
+    # Bytes per element: read, or read and written with its state.
     number_bytes = {"gather": work["weight_bytes"], "step_rows": 2 * (work["weight_bytes"] + STATE_BYTES)}.get(operation["operation"])
     if number_bytes is None:
         return ""
@@ -184,7 +184,7 @@ def files(figures: Figures) -> list[str]:
 def auc(figures: Figures) -> list[str]:
     rows = []
     for job in (name.removesuffix(" on cpu") for name in figures.names("Census in", "clicks in") if name.endswith(" on cpu")):
-        # A job that failed came to nothing.
+        # A failed job has no result.
         ends = [figures.told.get(f"{job} on {device}", [{}])[-1].get("eval") for device in ("cpu", "cuda")]
         found = [end["auc"] if end else None for end in ends]
         apart = abs(found[0] - found[1]) if None not in found else None

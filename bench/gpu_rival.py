@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""One training step in PyTorch on a GPU, as fast as it can be written there, for `bench/gpu`.
+"""One training step in PyTorch on a GPU, as fast as we could write it, for `bench/gpu`.
 
     python3 bench/gpu_rival.py VARIANT --model wide_deep|dlrm [--ids N] [--dim N] [--batch N] [--hidden N,...] [--bottom N,...]
 
-Model, first weights and batches are those of `trainer/examples/step_speed/`. Batches lie in the device's memory. Layers,
-loss and their backward pass are compiled, in bfloat16 by autocast; tables, layers' weights and Adagrad's state have single
-precision. All tables are one, and outside autograd: rows are gathered into bfloat16 by a compiled kernel, and a row that
-a batch names often is stepped once, by the sum of its gradients. Every shape is known beforehand, so that the whole
-step, from the gather to the last update, is one CUDA graph:
+Model, initial weights and batches are those of `trainer/examples/step_speed/`. Batches are in device memory. Layers,
+loss and their backward pass are compiled, in bfloat16 by autocast; tables, layer weights and Adagrad's state are fp32.
+All tables are merged into one outside autograd: a compiled kernel gathers rows into bfloat16, and each row of a batch is
+updated once, with the sum of its gradients. All shapes are static, so the whole step, from the gather to the last
+update, is one CUDA graph:
 
-* `sorted`: ids are sorted, gradients of the same row summed side by side, in as many places as there are ids, and
-  Adagrad is one compiled kernel over these.
-* `scratch`: gradients are added up in a table of their own that is zero but within a step; each place of a batch computes its
-  row's update from there, so rows that are named often are computed as often, to the same result.
-* `all`: each by itself in a process of its own, and the faster of both once more with `max-autotune`.
+* `sorted`: sorts ids, sums gradients of equal rows into as many places as there are ids, and runs Adagrad over these in
+  one compiled kernel.
+* `scratch`: accumulates gradients in a separate table, which is zero between steps. Each place of a batch computes the
+  update of its row from there, so repeated rows are computed repeatedly, with the same result.
+* `all`: runs each variant in its own process, and the faster one again with `max-autotune`.
 
-`--losses N` prints the losses of N steps in place of rates, in `--precision fp32`, to be compared with ours. FBGEMM's tables are
-not tried: no package of theirs suits the versions of PyTorch and CUDA that these GPUs' images have.
+`--losses N` prints the losses of N steps instead of rates, in `--precision fp32`, to compare with ours. FBGEMM's tables
+are absent: no FBGEMM package matches the PyTorch and CUDA versions of these GPUs' images.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import numpy as np
 import step_work as work
 
 VARIANTS = ["sorted", "scratch"]
-# Seconds that a variant may take, its compilation included.
+# Time limit of a variant in seconds, including compilation.
 LIMIT = int(os.environ.get("MILLSTREAM_RIVAL_SECONDS", "150"))
 
 
@@ -42,7 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ids", type=int, default=1_000_000)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--batch", type=int, default=65_536)
-    parser.add_argument("--examples", type=int, default=work.EXAMPLES, help="of all batches together")
+    parser.add_argument("--examples", type=int, default=work.EXAMPLES, help="total number of examples")
     parser.add_argument("--hidden", type=widths, default=[1024, 1024, 512, 256])
     parser.add_argument("--bottom", type=widths, default=[512, 256])
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
@@ -55,7 +55,7 @@ def arguments() -> argparse.Namespace:
 
 
 def run_all() -> int:
-    """Each variant prints a line; one that fails says so in its."""
+    """Prints one line per variant; a failed variant prints its error."""
     rest = [word for word in sys.argv[1:] if word != "all"]
     rates = {}
 
@@ -78,7 +78,7 @@ def run_all() -> int:
 
 
 class Tables:
-    """Tables of one width as one, `[26 * ids + 1, dim]`: the last row is nobody's."""
+    """Tables of one width merged into `[26 * ids + 1, dim]`; the last row is padding."""
 
     def __init__(self, weights, variant: str, compiled):
         self.weights, self.sums = weights, torch.full_like(weights, work.ACCUMULATOR)
@@ -100,7 +100,7 @@ class Tables:
     def scratch_step(self, ids, gradient):
         self.scratch.index_add_(0, ids, gradient.float())
         weights, sums = self.updated(self.weights[ids], self.sums[ids], self.scratch[ids])
-        # Places of the same row write the same numbers.
+        # Places of the same row write equal values.
         self.weights.index_copy_(0, ids, weights)
         self.sums.index_copy_(0, ids, sums)
         self.scratch.index_fill_(0, ids, 0.0)
@@ -157,7 +157,7 @@ class Rival:
             to.copy_(array)
 
     def step(self) -> None:
-        """On what was taken."""
+        """Adagrad on the gathered rows."""
         for parameter in self.parameters:
             parameter.grad = None
         looked_up = [table.gather(table.weights, self.ids, self.kind).requires_grad_() for table in self.tables]
@@ -165,7 +165,7 @@ class Rival:
         embedded = looked_up[0].view(rows, work.CATEGORICAL, self.options.dim)
         wide = looked_up[1].view(rows, work.CATEGORICAL) if self.is_wide else None
         mixed = self.kind != torch.float32
-        # Nothing is kept of a cast between two replays of a graph.
+        # Casts must not be cached between replays of a graph.
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=mixed, cache_enabled=False):
             loss = self.run(embedded, wide, self.dense, self.labels)
         loss.backward()
@@ -180,7 +180,7 @@ class Rival:
             torch.cuda.synchronize()
 
     def captured(self):
-        """The step as one CUDA graph, as PyTorch's notes on them have it."""
+        """The step as one CUDA graph, following PyTorch's notes on CUDA graphs."""
         if self.device.type == "cpu":
             return self.step
         side = torch.cuda.Stream()
@@ -205,7 +205,7 @@ def measure(rival: Rival, batches: list) -> list[float]:
             rival.take(batch)
             step()
 
-    # What is compiled anew for what the first pass left behind is compiled by the end of the second.
+    # The first pass can change inputs and cause recompilation; the second pass completes it.
     once()
     once()
     rival.wait()
@@ -249,7 +249,7 @@ from step_torch import stack  # noqa: E402
 
 
 class Layers(nn.Module):
-    """All but the look-ups: embeddings `[B, 26, dim]`, the wide part's `[B, 26]` and dense `[B, 13]` to the mean loss."""
+    """Everything except lookups: embeddings `[B, 26, dim]`, wide `[B, 26]` and dense `[B, 13]` to the mean loss."""
 
     def __init__(self, options: argparse.Namespace):
         super().__init__()

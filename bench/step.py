@@ -1,27 +1,26 @@
 #!/usr/bin/env python3
-"""Measures one training step from memory: Millstream beside PyTorch and TensorFlow, same model, same first weights,
-same batches, fp32, same optimizer, same number of threads, in the same run.
+"""Compares one training step from memory with PyTorch and TensorFlow: same model, initial weights, batches, optimizer
+and number of threads, fp32, in the same run.
 
     python -m venv target/python && target/python/bin/pip install -r bench/requirements.txt
     target/python/bin/python bench/step.py [--rounds 5] [--fbgemm PYTHON] [--only WORD ...] [--out bench/results/NAME.md]
 
-Wide & Deep and DLRM over 13 numbers and 26 categories, layers of 256, 128, 64 and 1, Adagrad on everything (rows
-of tables only where a batch touches them), tables of 100,000 rows of 16 numbers and of 1,000,000 of 64, batches of
-1024 and 4096. `bench/step_rival_torch.py` and `bench/step_rival_tf.py` say what each rival is; `--fbgemm` names a Python
-that has fbgemm-gpu-cpu and the torch it was built for, else that one is left out.
+Wide & Deep and DLRM with 13 numbers and 26 categories, layers of 256, 128, 64 and 1, Adagrad (for tables, on the rows of
+a batch only), tables of 100,000 x 16 and 1,000,000 x 64, batches of 1024 and 4096. `bench/step_rival_torch.py` and
+`bench/step_rival_tf.py` describe the rivals; `--fbgemm` names a Python with fbgemm-gpu-cpu and the matching torch,
+otherwise that rival is skipped.
 
-First all entrants train the same 10 batches from the same weights, over small tables: their losses must agree to 5e-5.
-Then they take turns, round after round, a second each, so that a machine that slows down slows everyone. Programs
-stay, waiting, from round to round; with the large tables, which take 13.3 GB with Adagrad's state, there is
-one at a time, started anew for each round, and only those rivals are there that were near the best with small
-ones (Keras would take more memory than 24 GiB). A contest that the memory at hand does not allow is left out, with a line that
-says so.
+First all entrants train the same 10 batches from the same weights with small tables; their losses must agree to 5e-5.
+Then they alternate in turns of one second, so that a slow phase of the machine affects all of them. With small tables the
+programs stay alive between rounds. Large tables need 13.3 GB with Adagrad's state, so one program runs at a time, started
+again for each round, and only the rivals that were near the best with small tables take part (Keras would need more than
+24 GiB). Contests that exceed the available memory are skipped with a message.
 
-The floor: the matrix products' FLOPs at the rate that a library of matrix products reaches on all threads, plus the bytes of
-embeddings at the bandwidth of memory; both are measured in each round, and the best counts. See
+The floor is the time of the matrix products' FLOPs at the rate of a GEMM library on all threads, plus the time of the
+embeddings' bytes at memory bandwidth; both are measured in each round, and the best counts. See
 `trainer/examples/step_speed/`. Figures are examples/s, min / median / max over the rounds; ratios are of medians.
 
-Time, for 5 rounds on two idle cores: some 15 minutes with small tables, 25 with large ones (2 rounds of 3 turns).
+5 rounds on two idle cores take about 15 minutes with small tables, and 25 with large ones (2 rounds of 3 turns).
 """
 
 import argparse
@@ -44,15 +43,15 @@ RIVALS = {
     SMALL: [*(f"torch {name}" for name in TORCH), "torch fbgemm", *(f"tf {name}" for name in TENSORFLOW)],
     LARGE: ["torch manual", "torch compiled", "torch fbgemm", "tf function", "tf jit"],
 }
-# How near losses must be, over how many steps and ids a table.
+# Tolerance of losses, number of steps, and ids per table of the comparison.
 AGREEMENT, STEPS, CHECKED_IDS = 5e-5, 10, 2000
-# Seconds that a program may take to start, compile and step once; and to answer.
+# Time limits in seconds: to start, compile and step once; and to answer.
 START, TURN = 600, 120
 OURS = "Millstream"
 
 
 class Entrant:
-    """A program that makes its model and then runs whenever it is asked."""
+    """A program that builds its model and then runs on request."""
 
     def __init__(self, name: str, options: argparse.Namespace, shape: list[str], threads: int):
         self.name, self.threads, self.process = name, threads, None
@@ -102,7 +101,7 @@ def names(rivals: list[str], options: argparse.Namespace) -> list[str]:
 
 
 def losses(name: str, model: str, options: argparse.Namespace) -> list[float]:
-    """Of the first steps, from the weights that all share."""
+    """The losses of the first steps from the shared initial weights."""
     shape = ["--model", model, "--ids", CHECKED_IDS, "--dim", SMALL[1], "--batch", 1024, "--threads", 2, "--losses", STEPS]
     command = [str(word) for word in [*program(name, options), *shape]]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=START)
@@ -112,7 +111,7 @@ def losses(name: str, model: str, options: argparse.Namespace) -> list[float]:
 
 
 def check(model: str, options: argparse.Namespace) -> list[str]:
-    """Fails unless all do the same arithmetic."""
+    """Fails unless all losses agree."""
     ours, worst = losses(OURS, model, options), {}
     assert len(ours) == STEPS and ours[-1] < ours[0], f"{model}: nothing was learned: {ours}"
     for name in names(RIVALS[SMALL], options):
@@ -208,12 +207,12 @@ def versions(options: argparse.Namespace) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a turn")
+    parser.add_argument("--seconds", type=float, default=1.0, help="duration of a turn")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--fbgemm", type=pathlib.Path, help="a Python with fbgemm-gpu-cpu")
-    parser.add_argument("--only", nargs="*", default=[], help="words of: small large wide_deep dlrm 1024 4096 check")
+    parser.add_argument("--only", nargs="*", default=[], help="any of: small large wide_deep dlrm 1024 4096 check")
     parser.add_argument("--unchecked", action="store_true", help="skip the comparison of losses")
-    parser.add_argument("--step-speed", type=pathlib.Path, help="the built example, else it is built")
+    parser.add_argument("--step-speed", type=pathlib.Path, help="the built example; built by default")
     parser.add_argument("--out", type=pathlib.Path, help="also write the report here")
     options = parser.parse_args()
     if options.step_speed is None:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""One training step from memory in TensorFlow, for `bench/step.py`; `bench/step_work.py` says what it answers.
+"""One training step from memory in TensorFlow, for `bench/step.py`; `bench/step_work.py` defines the protocol.
 
     python bench/step_rival_tf.py VARIANT --model wide_deep|dlrm [--ids N] [--dim N] [--batch N] [--threads N]
 
-* `function`: a bare `tf.function` over all tables as one. The look-up is outside the tape; its gradient is combined by
-  row (`unique`, `unsorted_segment_sum`) and applied by the fused kernel ResourceSparseApplyAdagradV2, the layers' by
+* `function`: a `tf.function` with all tables merged. The lookup is outside the tape; its gradient is combined by row
+  (`unique`, `unsorted_segment_sum`) and applied by the fused kernel ResourceSparseApplyAdagradV2, that of the layers by
   ResourceApplyAdagradV2.
 * `jit`: the same, with layers, loss and their backward pass compiled by XLA (`jit_compile=True`). XLA has no `unique`.
-* `keras`: as its guide teaches: an `Embedding` a feature, `compile` with `Adagrad`, `fit` over a `tf.data.Dataset` of
-  the batches in memory.
-* `keras-jit`: the same with `jit_compile=True`, where XLA can compile it.
+* `keras`: as in its guide: one `Embedding` per feature, `compile` with `Adagrad`, `fit` over a `tf.data.Dataset` of the
+  batches in memory.
+* `keras-jit`: the same with `jit_compile=True`, if XLA can compile it.
 """
 
 import os
@@ -30,7 +30,7 @@ IS_WIDE = OPTIONS.model == "wide_deep"
 
 
 def first_tables():
-    """First weights of each table, `[ids, dim]`: those that all share where losses are compared, else TensorFlow's own."""
+    """Initial weights of each table, `[ids, dim]`: shared ones to compare losses, otherwise TensorFlow's own."""
     for feature in range(FEATURES):
         yield tf.constant(work.first_table(OPTIONS.model, feature, IDS, DIM)) if OPTIONS.losses else tf.random.uniform((IDS, DIM), -0.05, 0.05)
 
@@ -40,7 +40,7 @@ def mean_loss(labels, logits):
 
 
 def pairs_of(vectors):
-    """The products of all pairs of `[B, V, W]`, `[B, V (V - 1) / 2]`."""
+    """The pairwise dot products of `[B, V, W]`: `[B, V (V - 1) / 2]`."""
     count = FEATURES + 1
     places = tf.constant([i * count + j for i in range(count) for j in range(i)], tf.int32)
     products = tf.reshape(tf.matmul(vectors, vectors, transpose_b=True), (-1, count * count))
@@ -68,7 +68,7 @@ class Bare:
         return tf.Variable(tf.fill(shape, np.float32(value)))
 
     def whole(self, parts, dim: int) -> tf.Variable:
-        """One variable, filled part by part, so that large tables are in memory once."""
+        """One variable, filled in parts, so that memory holds large tables once."""
         variable = tf.Variable(tf.zeros((FEATURES * IDS, dim)))
         for number, part in enumerate(parts):
             variable[number * IDS : (number + 1) * IDS].assign(part)
@@ -82,7 +82,7 @@ class Bare:
         return tf.nn.relu(hidden) if stack == "bottom" else hidden
 
     def gradients(self, embedded, wide, dense, labels):
-        """Loss, and the gradients by what was looked up and by the layers. `embedded` is `[B, 26 * dim]`, `wide` `[B]`."""
+        """The loss, and its gradients with respect to `embedded` `[B, 26 * dim]`, `wide` `[B]` and the layers."""
         with tf.GradientTape() as tape:
             tape.watch([embedded, wide])
             if IS_WIDE:
@@ -176,7 +176,7 @@ class Keras:
         return (tf.constant(dense), tf.constant(ids.astype(np.int32))), tf.constant(labels[:, None])
 
     def share_first_weights(self, batch) -> None:
-        """Gives the model the weights that all share, once it has its own."""
+        """Replaces the model's initial weights by the shared ones."""
         self.model(batch[0])
         for layer, first in zip(self.model.deep, first_tables()):
             layer.set_weights([first.numpy()])
@@ -200,7 +200,7 @@ class Keras:
 
 
 def train_files(entrant) -> int:
-    """One pass over TFRecord files, read by the fastest tf.data pipeline of `ingest_rival.py`."""
+    """One pass over TFRecord files with the fastest tf.data pipeline of `ingest_rival.py`."""
     import ingest_rival as ingest
 
     def finish(dense, ids, labels):
@@ -212,7 +212,7 @@ def train_files(entrant) -> int:
         shifted = ids + tf.range(FEATURES)[None, :] * IDS
         return labels, dense, tf.reshape(shifted, (-1,))
 
-    # Compiled for one size; what is left over at the end is not counted either.
+    # Compiled for one batch size; the rest at the end does not count.
     whole = ingest.tfdata_blocks(OPTIONS.files, "raw").filter(lambda dense, ids, labels: tf.size(labels) == ingest.BATCH)
     rows = whole.map(finish, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
     batches = 0

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""One training step from memory in PyTorch, for `bench/step.py`; `bench/step_work.py` says what it answers.
+"""One training step from memory in PyTorch, for `bench/step.py`; `bench/step_work.py` defines the protocol.
 
     python bench/step_rival_torch.py VARIANT --model wide_deep|dlrm [--ids N] [--dim N] [--batch N] [--threads N]
 
-* `bags`: as tutorials do: an `nn.EmbeddingBag` a feature, sparse gradients, `optim.Adagrad`. Eager.
-* `batched`: all tables as one, one look-up a step, sparse gradients, `optim.Adagrad`, fused on the layers. Eager.
-* `manual`: all tables as one, outside autograd. The gradient by what was looked up is combined by row
-  (`unique`, `index_add_`) and Adagrad written out on those rows; `optim.Adagrad(fused=True)` on the layers. Eager.
-* `compiled`: `manual`, with layers, loss and their backward pass under `torch.compile`, and the rows' update
-  as one compiled kernel. What PyTorch cannot compile well (`unique`, `index_add_`) is eager.
-* `fbgemm`: FBGEMM's table-batched embeddings with Adagrad fused in their backward pass (what TorchRec runs), and
-  `compiled`'s layers. Needs the package fbgemm-gpu-cpu and the torch it was built for.
+* `bags`: as in tutorials: one `nn.EmbeddingBag` per feature, sparse gradients, `optim.Adagrad`. Eager.
+* `batched`: all tables merged, one lookup per step, sparse gradients, `optim.Adagrad`, fused on the layers. Eager.
+* `manual`: all tables merged, outside autograd. The gradient of the lookup is combined by row (`unique`, `index_add_`),
+  and Adagrad is written out on those rows; `optim.Adagrad(fused=True)` on the layers. Eager.
+* `compiled`: `manual`, with layers, loss and their backward pass under `torch.compile`, and the row update as one
+  compiled kernel. Operations that PyTorch compiles badly (`unique`, `index_add_`) are eager.
+* `fbgemm`: FBGEMM's table-batched embeddings with Adagrad fused into their backward pass (as in TorchRec), and the layers
+  of `compiled`. Needs the package fbgemm-gpu-cpu and the matching torch.
 """
 
 import os
@@ -33,7 +33,7 @@ IS_WIDE = OPTIONS.model == "wide_deep"
 
 
 def fill(tables) -> None:
-    """Fills embeddings, `[ids, dim]` each, with the shared first weights where losses are compared, else by PyTorch's generator."""
+    """Fills embeddings, `[ids, dim]` each: with shared weights to compare losses, otherwise from PyTorch's generator."""
     with torch.no_grad():
         for feature, part in enumerate(tables):
             if OPTIONS.losses:
@@ -43,7 +43,7 @@ def fill(tables) -> None:
 
 
 def table(dim: int) -> torch.Tensor:
-    """All tables as one, `[26 * ids, dim]`; those of the wide part, of dimension 1, start at 0."""
+    """All tables merged, `[26 * ids, dim]`; those of the wide part, of dimension 1, start at 0."""
     weights = torch.zeros(FEATURES * IDS, dim)
     if dim == DIM:
         fill(weights.chunk(FEATURES))
@@ -51,7 +51,7 @@ def table(dim: int) -> torch.Tensor:
 
 
 class Layers(nn.Module):
-    """All but the look-ups: embeddings `[B, 26, dim]`, wide `[B]` (0 for DLRM) and dense `[B, 13]` to the mean loss."""
+    """Everything except lookups: embeddings `[B, 26, dim]`, wide `[B]` (0 for DLRM) and dense `[B, 13]` to the mean loss."""
 
     def __init__(self):
         super().__init__()
@@ -81,7 +81,7 @@ def wanted(layers: Layers) -> list[nn.Parameter]:
 
 
 class Bags:
-    """`bags` and `batched`: autograd and `optim.Adagrad` do it all."""
+    """`bags` and `batched`: autograd and `optim.Adagrad`."""
 
     def __init__(self):
         self.layers, self.is_batched = Layers(), OPTIONS.variant == "batched"
@@ -127,7 +127,7 @@ def update_rows(weights, accumulators, rows, gradient):
 
 
 class Manual:
-    """`manual` and `compiled`: the tables' step written out."""
+    """`manual` and `compiled`: the table update written out."""
 
     def __init__(self):
         self.layers, self.update = Layers(), update_rows
@@ -164,7 +164,7 @@ class Manual:
 
 
 class Fbgemm:
-    """FBGEMM's tables, which step in their backward pass."""
+    """FBGEMM's tables, updated in their backward pass."""
 
     def __init__(self):
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -184,7 +184,7 @@ class Fbgemm:
         self.layers = Layers()
         self.run = torch.compile(self.layers, dynamic=False)
         self.deep = tables(DIM)
-        # FBGEMM's rows are of 4 numbers at least: the wide part's weight is the first of them.
+        # FBGEMM's rows have at least 4 numbers; the first is the weight of the wide part.
         self.wide = tables(4) if IS_WIDE else None
         self.optimizer = adagrad(wanted(self.layers), fused=True)
 
@@ -214,7 +214,7 @@ def train_files(entrant) -> int:
         def __iter__(self):
             share = torch.utils.data.get_worker_info().id
             for dense, ids, labels in ingest.pooled(files[share::workers], pool, threads=False):
-                # Compiled for one size; what a file leaves over is not counted either.
+                # Compiled for one batch size; the rest of a file does not count.
                 if len(labels) == ingest.BATCH:
                     yield entrant.prepare(labels.astype(np.float32), np.log1p(dense), ids % IDS)
 

@@ -1,4 +1,4 @@
-"""Layers of the rivals that are PyTorch's, from the weights that all begin with."""
+"""Layers of the PyTorch rivals, from the shared initial weights."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def stack(first: list[np.ndarray]) -> nn.Sequential:
-    """Layers of these weights `[N, M]`, a ReLU behind each."""
+    """Layers with these weights `[N, M]`, each followed by a ReLU."""
     layers = []
     for weights in first:
         layer = nn.Linear(*weights.shape)

@@ -1,10 +1,10 @@
-"""What the entrants of `bench/step.py` share: the model's shape, its first weights, the batches, and how they answer.
+"""Shared by the entrants of `bench/step.py`: the model's shape, initial weights, batches and protocol.
 
-Weights and batches are those of `trainer/examples/step_speed/`, number by number, so that losses can be
-compared: the generator is that of `trainer/src/init.rs`.
+Weights and batches equal those of `trainer/examples/step_speed/`, so that losses can be compared: the generator is that
+of `trainer/src/init.rs`.
 
-An entrant is a program that makes its model and steps once through its batches, prints a line, and then for each line of
-standard input runs for `--seconds`, whole passes, and prints `{"rate": examples/s}`.
+An entrant builds its model, steps once through its batches and prints a line. For each line of standard input it then
+runs whole passes for `--seconds` and prints `{"rate": examples/s}`.
 """
 
 import argparse
@@ -15,11 +15,11 @@ import time
 import numpy as np
 
 CATEGORICAL, DENSE = 26, 13
-# Layers before the last one, and those over dense columns before the one of the embeddings' width; unless said otherwise.
+# Defaults: hidden layers, and bottom layers before the one as wide as the embeddings.
 HIDDEN, BOTTOM = [256, 128, 64], [64]
-# Examples of all batches together.
+# Total number of examples.
 EXAMPLES = 24 * 4096
-# Adagrad, on everything.
+# Adagrad on all parameters.
 RATE, ACCUMULATOR, EPSILON = 0.01, 0.1, 1e-7
 MASK, GAMMA = (1 << 64) - 1, 0x9E3779B97F4A7C15
 
@@ -31,7 +31,7 @@ def mix(z: int) -> int:
 
 
 def values(seed: int, name: str, count: int, limit: float) -> np.ndarray:
-    """The first numbers of parameter `name`, uniform in `-limit..limit`."""
+    """Initial values of the parameter `name`, uniform in `-limit..limit`."""
     key = mix(seed ^ GAMMA)
     for byte in name.encode():
         key = mix(key ^ byte)
@@ -53,7 +53,7 @@ def batch(seed: int, rows: int, ids: int) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def stacks(model: str, dim: int, hidden: list[int] = HIDDEN, bottom: list[int] = BOTTOM) -> dict[str, list[int]]:
-    """Widths of each stack of layers, its input's first; all but the last of `top` and `deep` end in a ReLU."""
+    """The widths of each stack of layers, input first. All layers but the last of `top` and `deep` end in a ReLU."""
     if model == "wide_deep":
         return {"deep": [CATEGORICAL * dim + DENSE, *hidden, 1]}
     pairs = (CATEGORICAL + 1) * CATEGORICAL // 2
@@ -61,7 +61,7 @@ def stacks(model: str, dim: int, hidden: list[int] = HIDDEN, bottom: list[int] =
 
 
 def first_layers(model: str, dim: int, hidden: list[int] = HIDDEN, bottom: list[int] = BOTTOM) -> dict[str, list[np.ndarray]]:
-    """First weights of each layer, `[inputs, outputs]`; biases are 0."""
+    """Initial weights of each layer, `[inputs, outputs]`; biases are 0."""
 
     def weights(stack: str, number: int, inputs: int, outputs: int) -> np.ndarray:
         limit = (6.0 / (inputs + outputs)) ** 0.5
@@ -74,7 +74,7 @@ def first_layers(model: str, dim: int, hidden: list[int] = HIDDEN, bottom: list[
 
 
 def first_table(model: str, feature: int, ids: int, dim: int) -> np.ndarray:
-    """First weights of a feature's embeddings, `[ids, dim]`; those of the wide part are 0."""
+    """Initial embeddings of a feature, `[ids, dim]`; those of the wide part are 0."""
     prefix = "deep." if model == "wide_deep" else ""
     return values(1, f"{prefix}embedding.c{feature}", ids * dim, 0.05).astype(np.float32).reshape(ids, dim)
 
@@ -88,9 +88,9 @@ def arguments(doc: str, variants) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--losses", type=int, default=0, help="print the losses of so many steps instead, from the first weights that all share")
+    parser.add_argument("--losses", type=int, default=0, help="print the losses of N steps from the shared initial weights instead")
     parser.add_argument("--files", nargs="*", help="train over these files once instead, for bench/train_files.py")
-    parser.add_argument("--workers", type=int, default=1, help="processes that read files, where the rival has some")
+    parser.add_argument("--workers", type=int, default=1, help="processes that read files, if the rival has any")
     return parser.parse_args()
 
 
@@ -100,7 +100,7 @@ def batches(options: argparse.Namespace) -> list[tuple[np.ndarray, np.ndarray, n
 
 
 def train_once(options: argparse.Namespace, warm, train) -> None:
-    """`warm(batch)` compiles what is compiled, before the clock starts; `train()` goes over the files and returns its rows."""
+    """`warm(batch)` compiles before the clock starts; `train()` trains on the files and returns the number of rows."""
     warm(batch(0, options.batch, options.ids))
     started = time.perf_counter()
     rows = train()
@@ -112,7 +112,7 @@ def answer(options: argparse.Namespace, made: list, one_pass, one_loss) -> None:
     if options.losses:
         print(json.dumps({"losses": [float(one_loss(batch)) for batch in made]}), flush=True)
         return
-    # Compiles what is compiled, and touches memory for the first time.
+    # Compiles, and touches memory for the first time.
     one_pass(made)
     one_pass(made)
     print(json.dumps({"ready": True}), flush=True)

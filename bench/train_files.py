@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures training end to end, from files: Millstream's command line beside TensorFlow and PyTorch with their own best
-loaders and their best steps, same rows, model, optimizer, batch size and number of threads, in the same run.
+"""Compares training from files with TensorFlow and PyTorch, each with its best loader and its best step: same rows, model,
+optimizer, batch size and number of threads, in the same run.
 
     python -m venv target/python && target/python/bin/pip install -r bench/requirements.txt
     target/python/bin/python bench/train_files.py [--rows 2000000] [--runs 3] [--out bench/results/NAME.md]
@@ -8,19 +8,19 @@ loaders and their best steps, same rows, model, optimizer, batch size and number
 One epoch of Wide & Deep (tables of 100,000 rows of 16 numbers, layers of 256, 128, 64 and 1, Adagrad, batches of 4096)
 over the clicks of `millstream generate` with integer ids, shuffled over 100,000 rows. From TFRecord:
 
-* `tf function`, `tf jit`, `tf keras`: the steps of `bench/step_rival_tf.py`, fed by `bench/ingest_rival.py`'s
-  fastest tf.data pipeline.
+* `tf function`, `tf jit`, `tf keras`: the steps of `bench/step_rival_tf.py`, fed by the fastest tf.data pipeline of
+  `bench/ingest_rival.py`.
 
-From Parquet (PyTorch reads no TFRecord by itself):
+From Parquet (PyTorch does not read TFRecord):
 
-* `torch compiled`, `torch manual`: the steps of `bench/step_rival_torch.py`, fed by `bench/ingest_rival.py`'s pyarrow
-  loader in one or two processes of a DataLoader. `torch fbgemm`, where `--fbgemm` names a Python that has it.
+* `torch compiled`, `torch manual`: the steps of `bench/step_rival_torch.py`, fed by the pyarrow loader of
+  `bench/ingest_rival.py` in one or two processes of a DataLoader. `torch fbgemm` runs if `--fbgemm` names a Python.
 
-Millstream hashes the ids and takes the logarithm of the counts; rivals take ids modulo the tables' rows, which is
-quicker. Compiling is before their clock starts; rows that fill no batch are not counted. Files come from the page
-cache. Everyone takes turns. Figures are examples/s, min / median / max over the runs; ratios are of medians.
+Millstream hashes ids and computes logarithms of counts; rivals use ids modulo the number of rows, which is faster. Their
+compilation is not timed, and rows of partial batches do not count. Files come from the page cache. The programs alternate.
+Figures are examples/s, min / median / max over the runs; ratios are of medians.
 
-Time, for 3 runs of 2,000,000 rows on two idle cores: some 12 minutes.
+3 runs of 2,000,000 rows on two idle cores take about 12 minutes.
 """
 
 import argparse
@@ -37,7 +37,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARDS = 16
 NUMERIC = [f"i{i}" for i in range(1, 14)]
 CATEGORICAL = [f"c{i}" for i in range(1, 27)]
-# Name of a rival: variant, worker processes.
+# Rival: variant, worker processes.
 RIVALS = {
     "tfrecord": {"tf function": 1, "tf jit": 1, "tf keras": 1},
     "parquet": {"torch compiled": 1, "torch compiled, 2 readers": 2, "torch manual": 1, "torch fbgemm": 1},
@@ -46,7 +46,7 @@ ADAGRAD = '{ kind = "adagrad", learning_rate = 0.01 }'
 
 
 def generate(directory: pathlib.Path, rows: int, suffix: str, millstream: pathlib.Path) -> list[pathlib.Path]:
-    """Makes the files that are not there yet, and reads them once."""
+    """Generates missing files, and reads all of them once."""
     folder = directory / f"{rows}-{suffix}"
     if not (folder / "whole").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ def rival(name: str, workers: int, files: list[pathlib.Path], rows: int, options
     if done.returncode:
         raise RuntimeError(f"{name} failed: {done.stderr.decode()[-2000:]}")
     report = json.loads(done.stdout.splitlines()[-1])
-    # Of each file's rows or each reader's, those that fill no batch are left out.
+    # Partial batches of a file or reader do not count.
     assert 0.9 * rows < report["rows"] <= rows, report
     return report["rate"]
 
@@ -122,8 +122,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="*", choices=list(RIVALS), default=list(RIVALS))
-    parser.add_argument("--data", type=pathlib.Path, default=ROOT / "target" / "bench" / "train_files", help="where the files are made")
-    parser.add_argument("--millstream", type=pathlib.Path, help="the built program, else it is built")
+    parser.add_argument("--data", type=pathlib.Path, default=ROOT / "target" / "bench" / "train_files", help="directory of the generated files")
+    parser.add_argument("--millstream", type=pathlib.Path, help="the built program; built by default")
     parser.add_argument("--fbgemm", type=pathlib.Path, help="a Python with fbgemm-gpu-cpu")
     parser.add_argument("--out", type=pathlib.Path, help="also write the report here")
     options = parser.parse_args()

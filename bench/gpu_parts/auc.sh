@@ -1,4 +1,4 @@
-# What jobs come to on a GPU, beside what they come to on the CPU.
+# Metrics of jobs on the GPU and on the CPU.
 # shellcheck shell=bash disable=SC2154
 
 part_auc() {
@@ -18,7 +18,7 @@ train_everywhere() {
     for precision in fp32 bf16 fp16; do
         for on in cpu "$device"; do
             train_once "$1 in $precision on $on" "$2" "${@:3}" --set "training.precision=$precision" --set "training.device=$on"
-            # Tried without a GPU, both are the same.
+            # `try` without a GPU uses the same device twice.
             [[ "$device" == cpu ]] && break
         done
     done

@@ -1,4 +1,4 @@
-# Builds what `bench/gpu run` takes along.
+# Builds the archive for `bench/gpu run`.
 # shellcheck shell=bash disable=SC2154
 
 build() {
@@ -19,7 +19,7 @@ build() {
     ls -l "$folder/programs.tar.gz"
 }
 
-# Test programs have a hash in their names; here they go by what they test.
+# Test programs have a hash in their names; the archive names them by subject.
 test_program() {
     local path
     path=$(cargo test --release --locked -p "$1" --test "$2" --no-run --message-format json |

@@ -1,4 +1,4 @@
-# Training from files, by the real programs.
+# Training from files with the shipped programs.
 # shellcheck shell=bash disable=SC2154
 
 part_files() {
@@ -14,7 +14,7 @@ part_files() {
     done
 }
 
-# DLRM over the columns of generated clicks.
+# DLRM on generated clicks.
 clicks_job() {
     local name
     cat <<TOML
@@ -53,7 +53,7 @@ keep = 1
 TOML
 }
 
-# from_files NAME FOLDER: trains by a daemon that can be asked meanwhile what binds.
+# from_files NAME FOLDER: trains in a daemon and asks it for the bottleneck meanwhile.
 from_files() {
     local name="$1" data="$2" began=$SECONDS status job
     echo "== $name"

@@ -1,10 +1,10 @@
-# What came of each check and measurement: on the terminal, and as a line of JSON.
+# Reports each check and measurement on the terminal and as a line of JSON.
 # shellcheck shell=bash disable=SC2154
 
 passed=0
 failed=0
 left=0
-# Left running by a part; ended when all ends.
+# Background processes, ended at exit.
 processes=()
 
 end_processes() {
@@ -15,12 +15,12 @@ end_processes() {
     processes=()
 }
 
-# note MEMBERS: a figure of the present part, as members of a JSON object.
+# note MEMBERS: records a figure of the current part, as members of a JSON object.
 note() {
     printf '{"part":"%s",%s}\n' "$part" "$1" >>"$figures"
 }
 
-# A text as JSON has it.
+# Encodes a text as JSON.
 text() {
     local text="${1//\\/\\\\}"
     text="${text//\"/\\\"}"
@@ -40,7 +40,7 @@ ended() {
     esac
 }
 
-# Runs a command within what is left of the run's time, and of MOST seconds where that is set. 124: there was too little.
+# Runs a command within the remaining time of the run, and within MOST seconds if set. Status 124: timed out.
 within() {
     local most=$((limit - SECONDS))
     if [[ -n "${MOST:-}" ]] && ((MOST < most)); then
@@ -52,7 +52,7 @@ within() {
     timeout --kill-after=5 "$most" "$@"
 }
 
-# check NAME COMMAND...: passes where the command succeeds.
+# check NAME COMMAND...: passes if the command succeeds.
 check() {
     local name="$1" began=$SECONDS status
     echo "== $name"
@@ -73,7 +73,7 @@ judge() {
     fi
 }
 
-# measure NAME COMMAND...: the same of a command that prints lines of JSON, each of which is a figure.
+# measure NAME COMMAND...: like check, for a command that prints figures as lines of JSON.
 measure() {
     local name="$1" began=$SECONDS status line
     echo "== $name"
@@ -86,7 +86,7 @@ measure() {
     judge "$name" $status $((SECONDS - began))
 }
 
-# The one document that a command of ours prints, on one line.
+# Prints a command's JSON document on one line.
 document() {
     tr -d '\n' <"$1"
 }
@@ -101,7 +101,7 @@ unpack() {
     export CACHE_DIRECTORY="$work/cache" MILLSTREAM_SOCKET="$work/none.sock" RUST_BACKTRACE=0
 }
 
-tell_host() {
+record_host() {
     local gpu="none" cpu commit
     if command -v nvidia-smi >/dev/null; then
         gpu=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader)

@@ -1,11 +1,11 @@
-# How large everything is: as published on a GPU, small where it is only tried.
+# Sizes: as published for `run`, small for `try`.
 # shellcheck shell=bash disable=SC2034
 
 for_run() {
     device="cuda"
     step=(--device cuda --cache "$work/kernels")
     shape=(--ids 1000000 --dim 128 --batch 65536 --bottom "512,256" --hidden "1024,1024,512,256")
-    # Tables of a tenth, which are read back whole.
+    # A tenth of the table rows, because tables are read back completely.
     same_shape=(--ids 100000 --dim 128 --batch 65536 --bottom "512,256" --hidden "1024,1024,512,256")
     runs=(--runs 5 --seconds 1 --operations --roof 16)
     mlperf_shape=(--part 8 --dim 128 --bottom "512,256" --hidden "1024,1024,512,256")

@@ -1,4 +1,4 @@
-# Steps of batches from memory: ours, PyTorch's, and MLPerf's model.
+# Steps from memory: ours, PyTorch's, and MLPerf's model.
 # shellcheck shell=bash disable=SC2154
 
 part_speed() {
@@ -34,7 +34,7 @@ part_rival() {
     done
 }
 
-# Both lose the same, step by step, in single precision.
+# Losses agree step by step in fp32.
 agree() {
     local model="$1" python="$2" variant
     for variant in sorted scratch; do
@@ -54,7 +54,7 @@ part_mlperf() {
         name="DLRM-DCNv2 in bf16, batches of $batch"
         measure "$name" "$programs/step_speed" "${step[@]}" --model mlperf --precision bf16 --batch "$batch" \
             "${mlperf_shape[@]}" "${runs[@]}" --json
-        # Smaller ones are for a GPU that has no room for these.
+        # Smaller tables, for a GPU with too little memory for these.
         grep -q '"rate"' "$work/told" && return
     done
 }

@@ -1,4 +1,4 @@
-# The suites, and what runs beside them.
+# The test suites, the sanitizer and the comparison of two runs.
 # shellcheck shell=bash disable=SC2154
 
 part_tests() {
@@ -36,7 +36,7 @@ part_same() {
     done
 }
 
-# twice NAME COMMAND...: passes where both times print the same, and anything at all.
+# twice NAME COMMAND...: passes if two runs print the same non-empty output.
 twice() {
     local name="$1" began=$SECONDS status=0 number
     echo "== $name"
