@@ -84,9 +84,9 @@ The checkpoint counts towards `checkpoint.keep` and is deleted when enough newer
 Examples:
   millstream eval \"$(millstream checkpoint census-2f9c)\"")]
     Checkpoint(JobId),
-    /// Score held-out data with a trained model: AUC, log loss, RMSE, calibration and more
+    /// Evaluate a trained model on held-out data
     Eval(Eval),
-    /// Score data row by row with a trained model
+    /// Write the score of each row of data
     Predict(Predict),
     /// Export a trained model as ONNX, or its parameters as safetensors
     Export(Export),
@@ -261,8 +261,8 @@ pub(crate) struct Scored {
 /// `eval`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The metrics depend on the job's label and loss. For a job with several labels, --json groups them by
-label.
+The metrics (AUC, log loss, calibration, RMSE and others) depend on the job's label and loss. For a job
+with several labels, --json groups them by label.
 
 Examples:
   millstream eval census-2f9c

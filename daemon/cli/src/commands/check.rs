@@ -178,9 +178,11 @@ struct WarmStart {
     /// Parameters carried over partly.
     in_part: Vec<String>,
     /// Parameters initialized from scratch, each with the reason.
-    anew: BTreeMap<String, String>,
+    #[serde(rename = "anew")]
+    initialized: BTreeMap<String, String>,
     /// Parameters of the other model that this one does not use.
-    left: Vec<String>,
+    #[serde(rename = "left")]
+    unused: Vec<String>,
 }
 
 pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
@@ -253,17 +255,17 @@ impl Report {
     }
 
     fn warm_start_table(&self) -> String {
-        let Some(WarmStart { checkpoint, whole, in_part, anew, left }) = &self.warm_start else {
+        let Some(WarmStart { checkpoint, whole, in_part, initialized, unused }) = &self.warm_start else {
             return String::new();
         };
         let mut table = Table::default();
         table.row(["warm start".to_owned(), checkpoint.display().to_string()]);
-        let all = whole.len() + in_part.len() + anew.len();
+        let all = whole.len() + in_part.len() + initialized.len();
         table.row(["  carried over".to_owned(), format!("{} of {all} parameters", whole.len())]);
         let in_part = in_part.iter().map(|name| ("  in part", name.clone()));
-        let anew = anew.iter().map(|(name, why)| ("  initialized", format!("{name}: {why}")));
-        let left = left.iter().map(|name| ("  unused", name.clone()));
-        for (title, name) in in_part.chain(anew).chain(left) {
+        let initialized = initialized.iter().map(|(name, why)| ("  initialized", format!("{name}: {why}")));
+        let unused = unused.iter().map(|name| ("  unused", name.clone()));
+        for (title, name) in in_part.chain(initialized).chain(unused) {
             table.row([title.to_owned(), name]);
         }
         format!("\n{}", table.render())
@@ -483,8 +485,8 @@ impl From<Beginning> for WarmStart {
             checkpoint,
             whole: full,
             in_part: partial,
-            anew: initialized.into_iter().collect(),
-            left: unused,
+            initialized: initialized.into_iter().collect(),
+            unused,
         }
     }
 }
