@@ -32,20 +32,20 @@ class Figures:
         self.hosts = [line for line in lines if line["part"] == "host"]
         self.checks = {line["check"]: line for line in lines if "check" in line}
         # A repeated measurement replaces the earlier one.
-        self.told: dict[str, list[dict]] = {}
+        self.results: dict[str, list[dict]] = {}
         self.explained = {line["name"]: line["explained"] for line in lines if "explained" in line}
         open_name = None
         for line in lines:
             if "told" in line:
                 if line["name"] != open_name:
-                    self.told[line["name"]] = []
+                    self.results[line["name"]] = []
                 open_name = line["name"]
-                self.told[open_name].append(line["told"])
+                self.results[open_name].append(line["told"])
             elif "check" in line:
                 open_name = None
 
     def names(self, *starts: str) -> list[str]:
-        return [name for name in self.told if name.startswith(starts)]
+        return [name for name in self.results if name.startswith(starts)]
 
 
 def verdict(found: float, wanted: float, at_most: bool = False) -> str:
@@ -65,7 +65,7 @@ def head(figures: Figures) -> list[str]:
     for host in figures.hosts:
         rehearsal = " A rehearsal: nothing here was measured on a GPU." if "bench/gpu try" in host["command"] else ""
         lines.append(f"{host['date']}: GPU {host['gpu']}; {host['cpu']}, {host['kernel']}; `{host['command']}` of {host['commit'][:12] or 'an unknown commit'}.{rehearsal}")
-    devices = {json.dumps(line["device"]) for told in figures.told.values() for line in told if "device" in line}
+    devices = {json.dumps(line["device"]) for measured in figures.results.values() for line in measured if "device" in line}
     for device in map(json.loads, sorted(devices)):
         libraries = ", ".join(f"{library['library']} {library['version']}" for library in device["libraries"])
         lines.append(f"Computed on {device['text']}{': ' + libraries if libraries else ''}.")
@@ -96,7 +96,7 @@ def steps(figures: Figures) -> list[str]:
     best = {model: rivals(figures, model) for model in WANTED_RATE}
     lines, rows, roofs = ["### Steps from memory", ""], [], []
     for name in figures.names("dlrm in", "wide_deep in"):
-        work, rates, operations, roof = parted(figures.told[name])
+        work, rates, operations, roof = parted(figures.results[name])
         if not rates or not roof:
             continue
         model, median, floors = name.split()[0], statistics.median(rates), roof["floors"]
@@ -109,22 +109,22 @@ def steps(figures: Figures) -> list[str]:
     titles = ["", "examples/s, min / median / max", "wanted", f"of PyTorch's (wanted: {WANTED_RATIO:.0f}x)", "of the floor", "of all operations' floors"]
     lines += table(titles, rows) + [line for roof in roofs for line in (roof, "")]
     for name in figures.names("PyTorch: "):
-        found = [[line["variant"], spread(line["rates"]) if "rates" in line else f"failed: {line['failed'][-120:]}".replace("\n", " ")] for line in figures.told[name]]
-        version = next((line["torch"] for line in figures.told[name] if "torch" in line), "")
+        found = [[line["variant"], spread(line["rates"]) if "rates" in line else f"failed: {line['failed'][-120:]}".replace("\n", " ")] for line in figures.results[name]]
+        version = next((line["torch"] for line in figures.results[name] if "torch" in line), "")
         lines += [f"{name}, torch {version}, batches in the device's memory (ours come from the host's):", "", *table(["", "examples/s, min / median / max"], found)]
     return lines if len(lines) > 2 else []
 
 
 def rivals(figures: Figures, model: str) -> list[float]:
     """The median rate of each variant."""
-    told = figures.told.get(f"PyTorch: {model} in bf16", [])
-    return [statistics.median(line["rates"]) for line in told if "rates" in line]
+    results = figures.results.get(f"PyTorch: {model} in bf16", [])
+    return [statistics.median(line["rates"]) for line in results if "rates" in line]
 
 
 def mlperf(figures: Figures) -> list[str]:
     rows = []
     for name in figures.names("DLRM-DCNv2"):
-        work, rates, _, roof = parted(figures.told[name])
+        work, rates, _, roof = parted(figures.results[name])
         if rates and roof:
             median = statistics.median(rates)
             rows.append([name, spread(rates), f"{median / MLPERF_RATE:.2f}x", f"{median / floor(work, roof['floors']):.0%}"])
@@ -135,7 +135,7 @@ def mlperf(figures: Figures) -> list[str]:
 def operations(figures: Figures) -> list[str]:
     lines = []
     for name in figures.names("dlrm in", "wide_deep in", "DLRM-DCNv2"):
-        work, _, found, roof = parted(figures.told[name])
+        work, _, found, roof = parted(figures.results[name])
         if not found or not roof:
             continue
         all_seconds, rows = sum(operation["seconds"] for operation in found), []
@@ -171,9 +171,9 @@ def distinct_share(operation: dict, work: dict, roof: dict) -> str:
 def files(figures: Figures) -> list[str]:
     rows, bounds = [], []
     for name in figures.names("DLRM from"):
-        told = figures.told[name][-1]
-        wait = told["input_wait_fraction"]
-        rows.append([name, f"{told['examples_per_second']:,.0f}", f"{wait:.4f}", f"< {WANTED_WAIT}: {verdict(wait, WANTED_WAIT, at_most=True)}", f"{told['examples']:,}"])
+        outcome = figures.results[name][-1]
+        wait = outcome["input_wait_fraction"]
+        rows.append([name, f"{outcome['examples_per_second']:,.0f}", f"{wait:.4f}", f"< {WANTED_WAIT}: {verdict(wait, WANTED_WAIT, at_most=True)}", f"{outcome['examples']:,}"])
         if name in figures.explained:
             whole = figures.explained[name]["whole"]
             bounds += [f"{name}: bound by {whole['bound']}: {whole['because']}.", ""]
@@ -185,7 +185,7 @@ def auc(figures: Figures) -> list[str]:
     rows = []
     for job in (name.removesuffix(" on cpu") for name in figures.names("Census in", "clicks in") if name.endswith(" on cpu")):
         # A failed job has no result.
-        ends = [figures.told.get(f"{job} on {device}", [{}])[-1].get("eval") for device in ("cpu", "cuda")]
+        ends = [figures.results.get(f"{job} on {device}", [{}])[-1].get("eval") for device in ("cpu", "cuda")]
         found = [end["auc"] if end else None for end in ends]
         apart = abs(found[0] - found[1]) if None not in found else None
         known = ["" if number is None else f"{number:.6f}" for number in (*found, apart)]

@@ -225,17 +225,17 @@ def main() -> None:
     rival = Rival(OPTIONS)
     count = OPTIONS.losses or -(-OPTIONS.examples // OPTIONS.batch)
     batches = [rival.prepared(*work.batch(seed, OPTIONS.batch, OPTIONS.ids)) for seed in range(count)]
-    told = {"variant": OPTIONS.variant + (" --tune" if OPTIONS.tune else ""), "torch": torch.__version__}
+    report = {"variant": OPTIONS.variant + (" --tune" if OPTIONS.tune else ""), "torch": torch.__version__}
     if OPTIONS.losses:
         losses = []
         for batch in batches:
             rival.take(batch)
             rival.step()
             losses.append(rival.loss.item())
-        told["losses"] = losses
+        report["losses"] = losses
     else:
-        told["rates"] = measure(rival, batches)
-    print(json.dumps(told), flush=True)
+        report["rates"] = measure(rival, batches)
+    print(json.dumps(report), flush=True)
 
 
 OPTIONS = arguments()

@@ -154,7 +154,7 @@ def contest(model: str, size: tuple[int, int], batch: int, options: argparse.Nam
                 except (RuntimeError, BrokenPipeError, json.JSONDecodeError) as error:
                     if name in (OURS, one):
                         raise
-                    print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
+                    print(f"skipped {name}: {error}", file=sys.stderr, flush=True)
                     failed.append(name)
                 if not stays:
                     entrant.stop()

@@ -77,12 +77,12 @@ judge() {
 measure() {
     local name="$1" began=$SECONDS status line
     echo "== $name"
-    within "${@:2}" >"$work/told"
+    within "${@:2}" >"$work/output"
     status=$?
     while IFS= read -r line; do
         [[ "$line" == "{"* ]] && note "\"name\":$(text "$name"),\"told\":$line"
-    done <"$work/told"
-    cut -c1-240 "$work/told" | head -4
+    done <"$work/output"
+    cut -c1-240 "$work/output" | head -4
     judge "$name" $status $((SECONDS - began))
 }
 

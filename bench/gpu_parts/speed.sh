@@ -55,6 +55,6 @@ part_mlperf() {
         measure "$name" "$programs/step_speed" "${step[@]}" --model mlperf --precision bf16 --batch "$batch" \
             "${mlperf_shape[@]}" "${runs[@]}" --json
         # Smaller tables, for a GPU with too little memory for these.
-        grep -q '"rate"' "$work/told" && return
+        grep -q '"rate"' "$work/output" && return
     done
 }

@@ -41,12 +41,12 @@ twice() {
     local name="$1" began=$SECONDS status=0 number
     echo "== $name"
     for number in 1 2; do
-        within "${@:2}" >"$work/told-$number" || status=$?
+        within "${@:2}" >"$work/output-$number" || status=$?
     done
     if ((status == 0)); then
-        grep -q '"digest"' "$work/told-1" && cmp "$work/told-1" "$work/told-2" || status=1
-        note "\"name\":$(text "$name"),\"told\":$(document "$work/told-1")"
-        cut -c1-240 "$work/told-1"
+        grep -q '"digest"' "$work/output-1" && cmp "$work/output-1" "$work/output-2" || status=1
+        note "\"name\":$(text "$name"),\"told\":$(document "$work/output-1")"
+        cut -c1-240 "$work/output-1"
     fi
     judge "$name" $status $((SECONDS - began))
 }
