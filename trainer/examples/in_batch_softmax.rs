@@ -13,7 +13,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
-use millstream_backend::{Activation, Backend, Cpu, Device, InBatchSoftmax};
+use millstream_backend::{Activation, Backend, Cpu, Device, SoftmaxInput, ops};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout, Stream};
 use millstream_trainer::init::Init;
 
@@ -92,9 +92,15 @@ fn softmax(
     let (mut query_grad, mut item_grad, mut sums) = (matrix("a"), matrix("b"), backend.matrix(1, 2));
     let mut work = backend.softmax_work(rows, dim);
     let softmax =
-        InBatchSoftmax { batch: &batch, queries: &queries, items: &items, temperature: 0.125, item_id };
+        SoftmaxInput { batch: &batch, queries: &queries, items: &items, temperature: 0.125, item_id };
     Ok(best_of(runs, || {
-        backend.in_batch_softmax(&softmax, &mut work, &mut query_grad, &mut item_grad, &mut sums);
+        backend.run(ops::InBatchSoftmax {
+            input: &softmax,
+            work: &mut work,
+            query_grad: &mut query_grad,
+            item_grad: &mut item_grad,
+            sums: &mut sums,
+        });
     }))
 }
 
@@ -123,7 +129,16 @@ fn filled(schema: &BatchSchema) -> Result<BatchBuffer, Box<dyn Error>> {
 /// Seconds of a product of square matrices.
 fn product(backend: &Cpu, n: usize, runs: usize) -> f64 {
     let (input, weights, mut output) = (backend.matrix(n, n), backend.matrix(n, n), backend.matrix(n, n));
-    best_of(runs, || backend.layer_forward(n, &input, &weights, None, Activation::Identity, &mut output))
+    best_of(runs, || {
+        backend.run(ops::LayerForward {
+            rows: n,
+            input: &input,
+            weights: &weights,
+            bias: None,
+            activation: Activation::Identity,
+            output: &mut output,
+        });
+    })
 }
 
 fn best_of(runs: usize, mut run: impl FnMut()) -> f64 {

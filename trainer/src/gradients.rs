@@ -3,7 +3,7 @@
 //! A model shows each of its parameters with its gradient, in a fixed order; what comes of that is the visitor's: a
 //! step of each optimizer, or a measure of all gradients together before it.
 
-use millstream_backend::{Backend, GradientColumns, RowGradients};
+use millstream_backend::{Backend, GradientColumns, RowGradients, ops};
 
 use crate::layers::Tables;
 use crate::parameter::MatrixParameter;
@@ -46,14 +46,18 @@ pub struct ApplyUpdates<'a, B: Backend> {
 
 impl<B: Backend> GradientVisitor<B> for SumSquares<'_, B> {
     fn matrix(&mut self, parameter: &mut MatrixParameter<B>) {
-        self.backend.squares(&parameter.gradient, self.squares);
+        self.backend.run(ops::Squares { grad: &parameter.gradient, sum: self.squares });
     }
 
     fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns) {
         if !tables.is_empty() {
             let (batch, plan) = self.touched;
             let gradients = RowGradients { batch, plan, lookups: &tables.lookups, gradient, columns };
-            self.backend.row_squares(&gradients, &tables.tables, self.squares);
+            self.backend.run(ops::RowSquares {
+                gradients: &gradients,
+                tables: &tables.tables,
+                sum: self.squares,
+            });
         }
     }
 }
@@ -71,7 +75,13 @@ impl<B: Backend> GradientVisitor<B> for ApplyUpdates<'_, B> {
             let (batch, plan) = self.touched;
             let gradients = RowGradients { batch, plan, lookups: &tables.lookups, gradient, columns };
             let update = tables.optimizer.update(self.step, self.clip);
-            self.backend.step_rows(&update, self.scale, self.draws, &gradients, &mut tables.tables);
+            self.backend.run(ops::StepRows {
+                update: &update,
+                scale: self.scale,
+                draws: self.draws,
+                gradients: &gradients,
+                tables: &mut tables.tables,
+            });
         }
     }
 }

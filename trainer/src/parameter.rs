@@ -5,7 +5,8 @@
 //! state is named after it (`deep.layer.0.weight/accumulator`).
 
 use millstream_backend::{
-    Backend, Device, Float, Layout, Operation, Scalar, Sizes, TablePart, TablePlace, TableShape, Update,
+    Backend, Device, Float, Layout, Scalar, Sizes, TablePart, TablePlace, TableShape, Update, WorkspaceUse,
+    ops,
 };
 
 use crate::init::{Init, key_of};
@@ -218,7 +219,7 @@ impl<D: Device> MatrixParameter<D> {
     pub fn new(device: &D, spec: ParameterSpec) -> Self {
         let matrix = || device.matrix(spec.rows, spec.columns);
         let states = spec.states().iter().map(|_| matrix()).collect();
-        device.make_ready(&Operation::Transfer { numbers: spec.len() });
+        device.reserve_workspace(&WorkspaceUse::Transfer { numbers: spec.len() });
         Self { value: matrix(), gradient: matrix(), states, spec }
     }
 
@@ -236,7 +237,13 @@ impl<D: Device> MatrixParameter<D> {
 impl<B: Backend> MatrixParameter<B> {
     /// One optimizer step by `gradient`; `scale` as [`Update`] has it.
     pub fn step(&mut self, backend: &B, update: &Update, scale: &B::Matrix) {
-        backend.step(update, scale, &mut self.value, &mut self.states, &self.gradient);
+        backend.run(ops::Step {
+            update,
+            scale,
+            weights: &mut self.value,
+            states: &mut self.states,
+            grad: &self.gradient,
+        });
     }
 }
 
@@ -306,7 +313,7 @@ impl<B: Backend> Stored<'_, B> {
     /// Copies all of it, as fast as can be, to `out`, which has buffers for just that.
     pub fn copy(&self, backend: &B, spec: &ParameterSpec, mut out: &mut [B::Scalar]) {
         if let Self::Table(table) = self {
-            return backend.copy_table(table, spec.table_shape(), out);
+            return backend.run(ops::CopyTable { table: *table, out });
         }
         for part in spec.parts() {
             let (this, rest) = out.split_at_mut(spec.tensor(part).len());

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use millstream_backend::{Device, Float, Sum};
+use millstream_backend::{Device, Float, GradientMode};
 
 use crate::init::key_of;
 
@@ -82,8 +82,8 @@ impl Pass {
     }
 
     /// What becomes of sums over the rows of the batch: its first pass starts them.
-    pub fn sum(&self) -> Sum {
-        if self.rows.start == 0 { Sum::Anew } else { Sum::Further }
+    pub fn sum(&self) -> GradientMode {
+        if self.rows.start == 0 { GradientMode::Write } else { GradientMode::Accumulate }
     }
 }
 
@@ -99,7 +99,10 @@ mod tests {
             let mut start = 0;
             for (number, pass) in passes.iter().enumerate() {
                 assert_eq!((pass.rows.start, pass.is_empty()), (start, false));
-                assert_eq!(pass.sum(), if number == 0 { Sum::Anew } else { Sum::Further });
+                assert_eq!(
+                    pass.sum(),
+                    if number == 0 { GradientMode::Write } else { GradientMode::Accumulate }
+                );
                 start = pass.rows.end;
             }
         }

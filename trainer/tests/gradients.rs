@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use millstream_backend::{
     Activation, Backend, Device, Float, IdColumn, Lookup, Loss, Pooling as Pool, Reference, ReferenceMatrix,
-    TablePart,
+    TablePart, ops,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 use millstream_trainer::gradients::{ApplyUpdates, GradientVisitor};
@@ -158,7 +158,7 @@ fn tables(width: usize, pooling: Pool) -> Tables<Reference> {
 
 fn planned() -> <Reference as Device>::RowPlan {
     let mut plan = BACKEND.row_plan(&schema(), &COLUMNS.map(|column| vec![column]));
-    BACKEND.plan_rows(&uploaded(), &mut plan);
+    BACKEND.run(ops::PlanRows { batch: &uploaded(), plan: &mut plan });
     plan
 }
 
@@ -408,7 +408,14 @@ fn loss() {
         let value = |logits: &[f64]| {
             let (mut gradient, mut sums) = (BACKEND.matrix(ROWS, 1), BACKEND.matrix(1, 2));
             let logits = filled(ROWS, 1, logits);
-            BACKEND.loss(&loss.clone().into(), &batch, 0..ROWS, &logits, &mut gradient, &mut sums);
+            BACKEND.run(ops::TaskLoss {
+                task: &loss.clone().into(),
+                batch: &batch,
+                rows: 0..ROWS,
+                logits: &logits,
+                logits_grad: &mut gradient,
+                sums: &mut sums,
+            });
             let sums = read(&sums, 2);
             (sums[0] / sums[1], read(&gradient, ROWS))
         };
@@ -427,7 +434,14 @@ fn loss_of_classes() {
         let value = |logits: &[f64]| {
             let (mut gradient, mut sums) = (BACKEND.matrix(ROWS, CLASSES), BACKEND.matrix(1, 2));
             let logits = filled(ROWS, CLASSES, logits);
-            BACKEND.loss(&loss.clone().into(), &batch, 0..ROWS, &logits, &mut gradient, &mut sums);
+            BACKEND.run(ops::TaskLoss {
+                task: &loss.clone().into(),
+                batch: &batch,
+                rows: 0..ROWS,
+                logits: &logits,
+                logits_grad: &mut gradient,
+                sums: &mut sums,
+            });
             let sums = read(&sums, 2);
             (sums[0] / sums[1], read(&gradient, ROWS * CLASSES))
         };

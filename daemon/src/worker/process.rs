@@ -155,8 +155,14 @@ fn work(link: &mut Link) -> Result<RunOutcome> {
     let Start { role, schema } = *start;
     match role {
         Role::Train(role) => match role.training.device {
-            DeviceSpec::Cpu => train::run(|threads| Ok(Cpu::new(threads)?), *role, &schema, link),
-            DeviceSpec::Cuda(number) => train::run(|_| device::cuda(number), *role, &schema, link),
+            DeviceSpec::Cpu => {
+                let open = |threads, recorder| Ok(Cpu::new(threads)?.with_recorder(recorder));
+                train::run(open, *role, &schema, link)
+            }
+            DeviceSpec::Cuda(number) => {
+                let open = |_, recorder| Ok(device::cuda(number)?.with_recorder(recorder));
+                train::run(open, *role, &schema, link)
+            }
         },
         Role::Score { directory, step, output, device, threads, group } => {
             let (what, group) = ((directory.as_path(), step, output), group.as_deref());

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use millstream_backend::{Backend, Floors, Measured};
+use millstream_backend::{Backend, Floors};
 use millstream_trace::{Recorder, Track};
 use millstream_trainer::session::Session;
 use millstream_trainer::spec::Precision;
@@ -44,7 +44,7 @@ impl Profiler {
     /// Whether a recording must begin or end before the next step. The caller then drains all steps first.
     pub(super) fn is_due<B: Backend<Scalar = f32>>(
         &self,
-        session: &Session<Measured<B>>,
+        session: &Session<B>,
         commands: &PendingCommands,
     ) -> bool {
         let is_over =
@@ -55,7 +55,7 @@ impl Profiler {
     /// Begins a requested recording and ends one that is complete or cancelled. Called between two steps.
     pub(super) fn between_steps<B: Backend<Scalar = f32>>(
         &mut self,
-        session: &Session<Measured<B>>,
+        session: &Session<B>,
         commands: &PendingCommands,
         link: &mut Link,
     ) -> Result<()> {
@@ -77,7 +77,7 @@ impl Profiler {
     /// Reports the number of steps recorded so far, if a recording is in progress.
     pub(super) fn report<B: Backend<Scalar = f32>>(
         &self,
-        session: &Session<Measured<B>>,
+        session: &Session<B>,
         link: &mut Link,
     ) -> Result<()> {
         if let Some(running) = &self.running {
@@ -90,7 +90,7 @@ impl Profiler {
     /// `is_wanted`.
     pub(super) fn end<B: Backend<Scalar = f32>>(
         &mut self,
-        session: &Session<Measured<B>>,
+        session: &Session<B>,
         is_wanted: bool,
         link: &mut Link,
     ) -> Result<()> {
@@ -126,7 +126,7 @@ impl Profiler {
 
 impl Running {
     /// Steps recorded so far.
-    fn steps<B: Backend<Scalar = f32>>(&self, session: &Session<Measured<B>>) -> u64 {
+    fn steps<B: Backend<Scalar = f32>>(&self, session: &Session<B>) -> u64 {
         session.step() - self.after_step
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use millstream_backend::{Backend, Measured};
+use millstream_backend::Backend;
 use millstream_batch::{BatchRef, BatchSchema, Consumer, Lease, RingError, Stream};
 use millstream_trace::{Category, Phase, Recorder, Work};
 use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, CheckpointStore};
@@ -35,7 +35,7 @@ const REPORT_PERIOD: Duration = Duration::from_millis(100);
 
 /// A training job.
 struct Training<'a, B: Backend> {
-    session: Session<Measured<B>>,
+    session: Session<B>,
     /// When held-out rows are requested; `None` if they are interleaved with the training rows.
     evaluation: Option<EvalCadence>,
     /// Whether the last step ended its epoch.
@@ -64,7 +64,7 @@ struct Meter {
 /// Trains the job that `role` describes from its newest valid checkpoint, on the device that `open` opens
 /// with a number of threads.
 pub(super) fn run<B: Backend<Scalar = f32>>(
-    open: impl Fn(Option<u32>) -> Result<B>,
+    open: impl Fn(Option<u32>, Arc<Recorder>) -> Result<B>,
     role: TrainRole,
     schema: &BatchSchema,
     link: &mut Link,
@@ -83,7 +83,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
         trial,
     } = role;
     let recorder = Arc::new(Recorder::default());
-    let open = |threads| Ok::<_, anyhow::Error>(Measured::new(open(threads)?, Arc::clone(&recorder)));
+    let open = |threads| open(threads, Arc::clone(&recorder));
     let cadence = CheckpointCadence { every_steps, keep };
     let _lock = lock(&directory)?;
     let analysis = directory.join(runs::ANALYSIS);
@@ -451,7 +451,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     /// Writes TensorBoard events. A failure is reported once, and training continues.
     fn write_events(
         &mut self,
-        write: impl FnOnce(&mut EventWriter, &Session<Measured<B>>) -> io::Result<()>,
+        write: impl FnOnce(&mut EventWriter, &Session<B>) -> io::Result<()>,
     ) -> Result<()> {
         let Some(events) = &mut self.events else { return Ok(()) };
         let Err(error) = write(events, &self.session) else { return Ok(()) };

@@ -156,7 +156,7 @@ fn the_census_files_each_convert_with_one_command() {
         "age,workclass,fnlwgt,income\n25,Private,226802,<=50K\n39,State-gov,77516,<=50K\n50,?,83311,>50K\n";
     assert_eq!(bench.text("all.csv"), all);
     let error = bench.convert("adult.data", "x.parquet", &options).unwrap_err();
-    assert!(error.to_string().contains("no names"), "{error}");
+    assert!(error.to_string().contains("instead of names: specify the column names"), "{error}");
 }
 
 #[test]

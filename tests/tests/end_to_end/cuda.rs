@@ -85,7 +85,7 @@ fn an_unpinnable_ring_is_reported_and_does_not_change_results() {
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         (auc(&ended.stdout), ended.stderr)
     };
-    let message = "the GPU cannot copy from the ring's memory by itself";
+    let message = "the ring's memory cannot be pinned";
     let (pinned, stderr) = train(&[]);
     assert!(!stderr.contains(message), "{stderr}");
     let (staged, stderr) = train(&[("STAND_IN_FAIL", "cuMemHostRegister_v2:1:801")]);

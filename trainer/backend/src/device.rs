@@ -2,12 +2,14 @@
 
 use std::fmt::Debug;
 
-use millstream_batch::BatchSchema;
+use millstream_batch::{BatchRef, BatchSchema};
 
 #[cfg(doc)]
 use crate::backend::Backend;
 use crate::float::Float;
-use crate::normalization::Axis;
+#[cfg(doc)]
+use crate::ops;
+use crate::ops::Axis;
 #[cfg(doc)]
 use crate::update::Formula;
 
@@ -107,6 +109,58 @@ impl Lookup {
     }
 }
 
+/// The sizes of a batch on a device.
+#[derive(Clone, Debug, Default)]
+pub struct BatchShape {
+    /// Rows.
+    pub rows: usize,
+    /// Labels of a row.
+    pub labels: usize,
+    /// Dense columns.
+    pub dense: usize,
+    /// Single-valued features.
+    pub single_ids: usize,
+    /// Ids of each multi-valued feature, over all rows.
+    pub ragged_ids: Vec<usize>,
+}
+
+impl BatchShape {
+    /// The shape of an empty batch of `schema`.
+    pub(crate) fn of(schema: &BatchSchema) -> Self {
+        Self {
+            rows: 0,
+            labels: schema.label_count(),
+            dense: schema.dense.len(),
+            single_ids: schema.ids.len(),
+            ragged_ids: vec![0; schema.ragged.len()],
+        }
+    }
+
+    /// Takes over the sizes of `batch`, which has the same schema.
+    pub(crate) fn set(&mut self, batch: BatchRef<'_>) {
+        self.rows = batch.rows();
+        for (feature, ids) in self.ragged_ids.iter_mut().enumerate() {
+            *ids = batch.ragged(feature).1.len();
+        }
+    }
+
+    /// The ids of a column in `rows` of the batch's rows; of a multi-valued feature, the rows' share of all.
+    pub(crate) fn ids(&self, column: IdColumn, rows: usize) -> usize {
+        match column {
+            IdColumn::Single(_) => rows,
+            IdColumn::Ragged(feature) => self.ragged_ids[feature] * rows / self.rows.max(1),
+        }
+    }
+
+    /// Calls `check` with the index of `column` and the number of such columns.
+    pub(crate) fn check_column(&self, column: IdColumn, check: impl FnOnce(usize, usize)) {
+        match column {
+            IdColumn::Single(feature) => check(feature, self.single_ids),
+            IdColumn::Ragged(feature) => check(feature, self.ragged_ids.len()),
+        }
+    }
+}
+
 /// The size of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixShape {
@@ -127,7 +181,7 @@ pub struct TableShape {
     pub width: usize,
     /// What weights are rounded to; state has single precision. See [`Float`].
     pub float: Float,
-    /// What tells it from other tables where weights are rounded at random: see [`Backend::step_rows`].
+    /// What tells it from other tables where weights are rounded at random: see [`ops::StepRows`].
     pub key: u64,
     /// State numbers that its optimizer keeps for each weight: [`Formula::states`].
     pub states: usize,
@@ -172,12 +226,13 @@ impl TableShape {
     }
 }
 
-/// What a model computes that takes memory besides its arguments: known when it is built, so that the memory is, too.
+/// A use of operations that need workspace besides their operands. A model's uses are known when it is built, so the
+/// workspace is reserved then.
 #[derive(Clone, Copy, Debug)]
-pub enum Operation<'a> {
-    /// A fully connected layer, forward and back.
+pub enum WorkspaceUse<'a> {
+    /// A fully connected layer, forward and backward.
     Layer {
-        /// What its input and its weights are rounded to.
+        /// The format of its input and its products' weights.
         float: Float,
         /// At most.
         rows: usize,
@@ -186,24 +241,24 @@ pub enum Operation<'a> {
         /// `M`
         outputs: usize,
     },
-    /// A normalisation, forward and back.
+    /// A normalisation, forward and backward.
     Normalization {
-        /// What over.
+        /// The direction.
         axis: Axis,
         /// At most.
         rows: usize,
         /// `N`
         columns: usize,
     },
-    /// Looking up side by side, and stepping the tables' rows.
+    /// Lookups side by side, and the steps of the tables' rows.
     Lookups {
-        /// Of batches.
+        /// The schema of batches.
         schema: &'a BatchSchema,
-        /// In these tables.
+        /// The lookups.
         lookups: &'a [Lookup],
-        /// Of each table.
+        /// The shape of each table.
         shapes: &'a [TableShape],
-        /// Columns that are no ids, beside them.
+        /// Dense columns beside them.
         dense: usize,
     },
     /// The gradients of a linear model's dense weights and bias.
@@ -212,19 +267,19 @@ pub enum Operation<'a> {
         rows: usize,
         /// Dense columns.
         dense: usize,
-        /// Columns of what it gives.
+        /// Columns of the output.
         outputs: usize,
     },
     /// The loss of rows.
     Loss {
         /// At most.
         rows: usize,
-        /// Classes with a weight each; 0 of any other loss.
+        /// Number of classes; 0 for other losses.
         classes: usize,
     },
-    /// The sum of a gradient's squares.
+    /// The squared norm of a gradient.
     Squares,
-    /// Filling a matrix from the host, or reading it.
+    /// A transfer of a matrix from or to the host.
     Transfer {
         /// At most.
         numbers: usize,
@@ -239,15 +294,15 @@ pub trait Device {
     /// What it computes with.
     type Scalar: Scalar;
     /// Numbers in rows and columns.
-    type Matrix: Send;
+    type Matrix: Send + 'static;
     /// An embedding table: rows of weights with their optimizer state.
-    type Table: Send;
+    type Table: Send + 'static;
     /// A batch in device memory.
-    type Batch: Send;
+    type Batch: Send + 'static;
     /// Which rows of which tables a batch touches, and from where.
-    type RowPlan: Send;
+    type RowPlan: Send + 'static;
     /// Numbers on their way to the host: see [`Backend::send`].
-    type Report: Send;
+    type Report: Send + 'static;
 
     /// So many steps may be asked for before the first one's report is received, for a device never to wait.
     const STEPS_AHEAD: usize;
@@ -266,12 +321,12 @@ pub trait Device {
     fn table(&self, shape: TableShape) -> Self::Table;
     /// Room for a batch of `schema`.
     fn batch(&self, schema: &BatchSchema) -> Self::Batch;
-    /// What [`Backend::in_batch_softmax`] works in, for up to `rows` rows of `columns` columns.
+    /// What [`ops::SoftmaxInput`] works in, for up to `rows` rows of `columns` columns.
     fn softmax_work(&self, rows: usize, columns: usize) -> Self::Matrix;
     /// Room for a report of so many numbers.
     fn report(&self, numbers: usize) -> Self::Report;
-    /// Makes ready what `operation` works in.
-    fn make_ready(&self, operation: &Operation<'_>);
+    /// Reserves the workspace of a use.
+    fn reserve_workspace(&self, usage: &WorkspaceUse<'_>);
     /// Room for the plan of any batch of `schema` over `groups` of columns, each once: a group is what is looked up in
     /// one table, in the order of its lookups; [`PLACE_BITS`] bounds them.
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self::RowPlan;

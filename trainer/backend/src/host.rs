@@ -2,7 +2,7 @@
 
 use millstream_batch::{BatchRef, BatchSchema, RaggedFeature};
 
-use crate::device::{IdColumn, Pooling, Scalar};
+use crate::device::{BatchShape, IdColumn, Pooling, Scalar};
 use crate::error::BatchError;
 
 /// A copy of a batch whose ids are all in range and whose offsets all hold.
@@ -11,7 +11,7 @@ use crate::error::BatchError;
 /// can write to.
 pub struct HostBatch {
     schema: BatchSchema,
-    rows: usize,
+    shape: BatchShape,
     /// `[L, B]`, each label with room for the schema's rows.
     labels: Vec<f32>,
     /// `[B]`, ones when the schema is not weighted.
@@ -126,7 +126,7 @@ impl HostBatch {
         let rows = schema.rows as usize;
         Self {
             schema: schema.clone(),
-            rows: 0,
+            shape: BatchShape::of(schema),
             labels: vec![0.0; schema.label_count() * rows],
             weights: vec![1.0; rows],
             dense: vec![0.0; rows * schema.dense.len()],
@@ -158,7 +158,7 @@ impl HostBatch {
 
     /// Copies and checks `batch`. On an error no rows are held.
     pub(crate) fn upload(&mut self, batch: BatchRef<'_>) -> Result<(), BatchError> {
-        self.rows = 0;
+        self.shape.rows = 0;
         if !fits(&self.schema, batch.layout().schema()) {
             return Err(BatchError::WrongSchema);
         }
@@ -190,21 +190,25 @@ impl HostBatch {
                 into.fill(offsets, &weights[..values.len()]);
             }
         }
-        self.rows = rows;
+        self.shape.set(batch);
         Ok(())
     }
 
+    pub(crate) fn shape(&self) -> &BatchShape {
+        &self.shape
+    }
+
     pub(crate) fn rows(&self) -> usize {
-        self.rows
+        self.shape.rows
     }
 
     /// Label `label` of each row.
     pub(crate) fn labels(&self, label: usize) -> &[f32] {
-        &self.labels[label * self.schema.rows as usize..][..self.rows]
+        &self.labels[label * self.schema.rows as usize..][..self.shape.rows]
     }
 
     pub(crate) fn weights(&self) -> &[f32] {
-        &self.weights[..self.rows]
+        &self.weights[..self.shape.rows]
     }
 
     /// Dense values of row `row`, `[D]`.
@@ -215,7 +219,7 @@ impl HostBatch {
 
     /// The ids of a feature of one id a row.
     pub(crate) fn single_ids(&self, feature: usize) -> &[u32] {
-        &self.ids[feature * self.schema.rows as usize..][..self.rows]
+        &self.ids[feature * self.schema.rows as usize..][..self.shape.rows]
     }
 
     pub(crate) fn ids(&self, column: IdColumn) -> Ids<'_> {
@@ -223,8 +227,8 @@ impl HostBatch {
             IdColumn::Single(feature) => Ids::Single(self.single_ids(feature)),
             IdColumn::Ragged(feature) => {
                 let ragged = &self.ragged[feature];
-                let offsets = &ragged.offsets[..=self.rows];
-                let count = offsets[self.rows] as usize;
+                let offsets = &ragged.offsets[..=self.shape.rows];
+                let count = offsets[self.shape.rows] as usize;
                 let values = &ragged.values[..count];
                 match &ragged.weights {
                     None => Ids::Ragged(offsets, values),

@@ -1,4 +1,4 @@
-//! Devices: buffers, kernels and fused operations of the CPU and its plain reference.
+//! Devices: buffers and operations of the CPU, of NVIDIA GPUs, and of a plain reference.
 
 mod backend;
 mod cpu;
@@ -7,18 +7,15 @@ mod description;
 mod device;
 mod error;
 mod float;
+mod floors;
 mod host;
-mod measured;
-mod normalization;
+pub mod ops;
 pub mod philox;
 mod reference;
-mod retrieval;
 mod sizes;
 mod update;
 
-pub use backend::{
-    Activation, Backend, GradientColumns, LayerGradient, Loss, MixtureShape, RowGradients, Sum, Task,
-};
+pub use backend::Backend;
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
 pub use cuda::{
     CompileError, Crowded, Cuda, CudaBatch, CudaError, CudaMatrix, CudaPinned, CudaReport, CudaRowPlan,
@@ -27,15 +24,17 @@ pub use cuda::{
 };
 pub use description::{Description, GpuName, LibraryVersion};
 pub use device::{
-    Device, IdColumn, Lookup, MatrixShape, Operation, PLACE_BITS, Pooling, Scalar, TablePart, TablePlace,
-    TableShape,
+    BatchShape, Device, IdColumn, Lookup, MatrixShape, PLACE_BITS, Pooling, Scalar, TablePart, TablePlace,
+    TableShape, WorkspaceUse,
 };
 pub use error::{BackendError, BatchError, PinError};
 pub use float::Float;
+pub use floors::Floors;
 pub use host::{HostBatch, HostReport};
-pub use measured::{Floors, Measured, MeasuredBatch, MeasuredPlan};
-pub use normalization::{Axis, Normalization, Normalized};
+pub use ops::{
+    Activation, Axis, GradientColumns, GradientMode, Loss, MixtureShape, Normalization, RowGradients,
+    SavedLayer, SavedNormalization, SoftmaxInput, Task,
+};
 pub use reference::{Reference, ReferenceMatrix, ReferencePlan, ReferenceTable};
-pub use retrieval::InBatchSoftmax;
 pub use sizes::{Layout, OperationBytes, Sizes};
 pub use update::{Formula, LossScaling, Update};

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use millstream_batch::BatchSchema;
 
 use crate::backend::Backend;
-use crate::device::{Device, IdColumn, Operation, TableShape};
+use crate::device::{Device, IdColumn, TableShape, WorkspaceUse};
 use crate::float::Float;
 
 /// What a backend takes for each thing that [`Device`] makes, in bytes: by the functions that it makes them by.
@@ -35,7 +35,7 @@ pub trait Layout: Backend<Scalar = f32> {
     /// A report of so many numbers.
     fn report_bytes(numbers: usize) -> u64;
     /// What an operation works in.
-    fn operation_bytes(operation: &Operation<'_>) -> OperationBytes;
+    fn operation_bytes(operation: &WorkspaceUse<'_>) -> OperationBytes;
 }
 
 /// What an operation works in, in bytes.
@@ -109,7 +109,7 @@ impl<L: Layout> Device for Sizes<L> {
         self.add(L::report_bytes(numbers));
     }
 
-    fn make_ready(&self, operation: &Operation<'_>) {
+    fn reserve_workspace(&self, operation: &WorkspaceUse<'_>) {
         let OperationBytes { shared, own } = L::operation_bytes(operation);
         self.shared.set(self.shared.get().max(shared));
         self.add(own);

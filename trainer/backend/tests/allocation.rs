@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use millstream_backend::{
-    Backend, Cpu, Device, Float, Formula, GradientColumns, IdColumn, Lookup, Loss, Pooling, RowGradients,
-    Sum, TableShape, Update,
+    Backend, Cpu, Device, Float, Formula, GradientColumns, GradientMode, IdColumn, Lookup, Loss, Pooling,
+    RowGradients, TableShape, Update, ops,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
@@ -100,19 +100,12 @@ fn check(weighted: bool) {
     let rows = ROWS as usize;
     let formula = Formula::Adagrad { learning_rate: 0.1, epsilon: 1e-7 };
     let (update, mut scale) = (Update { formula, clip: 1.0, l2: 1e-3 }, cpu.matrix(1, 1));
-    let table = |width| {
-        cpu.table(TableShape {
-            rows: CARDINALITY as usize,
-            width,
-            float: Float::Bf16,
-            key: 3,
-            states: 1,
-            row_states: 0,
-        })
+    let table = |float, width| {
+        cpu.table(TableShape { rows: CARDINALITY as usize, width, float, key: 3, states: 1, row_states: 0 })
     };
-    let mut embeddings = [table(WIDTH), table(WIDTH)];
-    let mut one = [table(WIDTH)];
-    let mut wide = [table(1), table(1)];
+    let mut embeddings = [Float::Bf16; 2].map(|float| table(float, WIDTH));
+    let mut one = [table(Float::Bf16, WIDTH)];
+    let mut wide = [Float::F32; 2].map(|float| table(float, 1));
     let (dense_weights, mut bias) = (cpu.matrix(1, 1), cpu.matrix(1, 1));
     let (mut by_dense, mut by_bias) = (cpu.matrix(1, 1), cpu.matrix(1, 1));
     let mut bias_state = [cpu.matrix(1, 1)];
@@ -126,27 +119,91 @@ fn check(weighted: bool) {
     let loss = loss.into();
     let mut step = || {
         cpu.upload(slot.as_ref(), &mut uploaded).expect("a batch of the schema");
-        cpu.plan_rows(&uploaded, &mut plan);
-        cpu.gather(&uploaded, 0..rows, &lookups, &embeddings, &[0], &mut input, 0);
-        cpu.linear_forward(&uploaded, 0..rows, &lookups, &wide, &[0], &dense_weights, &bias, &mut logits);
-        cpu.dropout(0..rows, 0.5, 7, &mut input);
-        cpu.loss(&loss, &uploaded, 0..rows, &logits, &mut by_logits, &mut sums);
-        cpu.linear_backward(&uploaded, 0..rows, &[0], &by_logits, Sum::Anew, &mut by_dense, &mut by_bias);
-        cpu.gather(&uploaded, 0..rows, &shared, &one, &[0], &mut input, 0);
+        cpu.run(ops::PlanRows { batch: &uploaded, plan: &mut plan });
+        cpu.run(ops::Gather {
+            batch: &uploaded,
+            rows: 0..rows,
+            lookups: &lookups,
+            tables: &embeddings,
+            dense: &[0],
+            out: &mut input,
+            first_column: 0,
+        });
+        cpu.run(ops::LinearForward {
+            batch: &uploaded,
+            rows: 0..rows,
+            lookups: &lookups,
+            tables: &wide,
+            dense: &[0],
+            dense_weights: &dense_weights,
+            bias: &bias,
+            out: &mut logits,
+        });
+        cpu.run(ops::Dropout { rows: 0..rows, keep: 0.5, key: 7, matrix: &mut input });
+        cpu.run(ops::TaskLoss {
+            task: &loss,
+            batch: &uploaded,
+            rows: 0..rows,
+            logits: &logits,
+            logits_grad: &mut by_logits,
+            sums: &mut sums,
+        });
+        cpu.run(ops::LinearBackward {
+            batch: &uploaded,
+            rows: 0..rows,
+            dense: &[0],
+            out_grad: &by_logits,
+            mode: GradientMode::Write,
+            weight_grad: &mut by_dense,
+            bias_grad: &mut by_bias,
+        });
+        cpu.run(ops::Gather {
+            batch: &uploaded,
+            rows: 0..rows,
+            lookups: &shared,
+            tables: &one,
+            dense: &[0],
+            out: &mut input,
+            first_column: 0,
+        });
         let (apart, alike) = (GradientColumns::Apart { first: 0 }, GradientColumns::Shared);
         let (batch, plan, lookups) = (&uploaded, &plan, lookups.as_slice());
         let of_deep = RowGradients::<Cpu> { batch, plan, lookups, gradient: &by_input, columns: apart };
         let of_wide = RowGradients::<Cpu> { batch, plan, lookups, gradient: &by_logits, columns: alike };
         let lookups = shared.as_slice();
         let of_one = RowGradients::<Cpu> { batch, plan, lookups, gradient: &by_input, columns: apart };
-        cpu.clear(1, &mut squares);
-        cpu.row_squares(&of_deep, &embeddings, &mut squares);
-        cpu.squares(&by_bias, &mut squares);
-        cpu.clip_scale(1.0, &squares, &mut scale);
-        cpu.step_rows(&update, &scale, 5, &of_deep, &mut embeddings);
-        cpu.step_rows(&update, &scale, 5, &of_wide, &mut wide);
-        cpu.step_rows(&update, &scale, 5, &of_one, &mut one);
-        cpu.step(&update, &scale, &mut bias, &mut bias_state, &by_bias);
+        cpu.run(ops::Clear { rows: 1, matrix: &mut squares });
+        cpu.run(ops::RowSquares { gradients: &of_deep, tables: &embeddings, sum: &mut squares });
+        cpu.run(ops::Squares { grad: &by_bias, sum: &mut squares });
+        cpu.run(ops::ClipScale { maximum: 1.0, squares: &squares, scale: &mut scale });
+        cpu.run(ops::StepRows {
+            update: &update,
+            scale: &scale,
+            draws: 5,
+            gradients: &of_deep,
+            tables: &mut embeddings,
+        });
+        cpu.run(ops::StepRows {
+            update: &update,
+            scale: &scale,
+            draws: 5,
+            gradients: &of_wide,
+            tables: &mut wide,
+        });
+        cpu.run(ops::StepRows {
+            update: &update,
+            scale: &scale,
+            draws: 5,
+            gradients: &of_one,
+            tables: &mut one,
+        });
+        cpu.run(ops::Step {
+            update: &update,
+            scale: &scale,
+            weights: &mut bias,
+            states: &mut bias_state,
+            grad: &by_bias,
+        });
     };
     step();
     assert!(ALLOCATIONS.load(Ordering::Relaxed) > 0, "the counter counts");

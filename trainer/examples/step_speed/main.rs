@@ -43,10 +43,9 @@ mod shapes;
 mod work;
 
 use std::error::Error;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millstream_backend::{Backend, BatchError, Cpu, Cuda, Floors, Libraries, Measured};
+use millstream_backend::{Backend, BatchError, Cpu, Cuda, Floors, Libraries};
 use millstream_batch::{Lease, Producer};
 use millstream_trace::Recording;
 use millstream_trainer::model::Model;
@@ -94,21 +93,19 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn run_recorded<B: Backend<Scalar = f32>>(options: &Options, backend: B) -> Result<(), Box<dyn Error>> {
-    let measured = |backend| Measured::new(backend, Arc::default());
-    let (nothing, none) = (|_: &Measured<B>| (), |_: &B| ());
-    let end = |backend: &Measured<B>| {
+    let nothing = |_: &B| ();
+    let end = |backend: &B| {
         let recording = backend.end_recording();
         (recording, backend.floors(options.precision.activations(), options.roof))
     };
-    let looks = Looks { before: &nothing, begin: &Measured::begin_recording, end: &end };
+    let looks = Looks { before: &nothing, begin: &B::begin_recording, end: &end };
     match options.record {
-        Record::No if options.operations => run(options, measured(backend), &looks),
-        Record::No => {
-            run(options, backend, &Looks { before: &none, begin: &none, end: &|_| Default::default() })
+        Record::No if !options.operations => {
+            run(options, backend, &Looks { begin: &nothing, end: &|_| Default::default(), ..looks })
         }
-        Record::Off => run(options, measured(backend), &looks),
-        // Each run begins anew, so that there is buffers for its spans.
-        Record::On => run(options, measured(backend), &Looks { before: &Measured::begin_recording, ..looks }),
+        Record::No | Record::Off => run(options, backend, &looks),
+        // A recording for each run, so that the recorder has room for its spans.
+        Record::On => run(options, backend, &Looks { before: &B::begin_recording, ..looks }),
     }
 }
 

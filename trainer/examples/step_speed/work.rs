@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::time::Instant;
 
-use millstream_backend::{Activation, Backend, Cpu, Device};
+use millstream_backend::{Activation, Backend, Cpu, Device, ops};
 use millstream_batch::{BatchSchema, Lease};
 
 use crate::options::{Kind, Options};
@@ -113,7 +113,14 @@ fn products_per_second(backend: &Cpu) -> f64 {
     let (input, weights) = (backend.matrix(N, N), backend.matrix(N, N));
     let (bias, mut output) = (backend.matrix(1, N), backend.matrix(N, N));
     let best = best_of(20, || {
-        backend.layer_forward(N, &input, &weights, Some(&bias), Activation::Identity, &mut output);
+        backend.run(ops::LayerForward {
+            rows: N,
+            input: &input,
+            weights: &weights,
+            bias: Some(&bias),
+            activation: Activation::Identity,
+            output: &mut output,
+        });
     });
     2.0 * (N * N * N) as f64 / best
 }

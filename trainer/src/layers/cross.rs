@@ -7,7 +7,7 @@
 //! Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank
 //! Systems", 2021, equation 1; with a low rank, `W = U V^T` as in equation 2.
 
-use millstream_backend::{Activation, Backend, Device};
+use millstream_backend::{Activation, Backend, Device, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::layers::dense::Dense;
@@ -86,7 +86,11 @@ impl<D: Device> CrossActivations<D> {
     pub fn new(device: &D, buffers: BufferSpec, cross: &Cross<D>) -> Self {
         let matrix = |columns| buffers.matrix(device, columns);
         let saved = |layer: &CrossLayer<D>| {
-            layer.down.iter().chain([&layer.product]).for_each(|dense| dense.make_ready(device, buffers));
+            layer
+                .down
+                .iter()
+                .chain([&layer.product])
+                .for_each(|dense| dense.reserve_workspace(device, buffers));
             SavedLayer {
                 inner: layer.down.as_ref().map(|down| matrix(down.outputs())),
                 product: matrix(cross.width()),
@@ -125,7 +129,7 @@ impl<B: Backend> Cross<B> {
                 down.forward(backend, pass, input, inner);
             }
             layer.product.forward(backend, pass, inner.as_ref().unwrap_or(input), product);
-            backend.cross_forward(pass.len(), first, product, input, output);
+            backend.run(ops::CrossForward { rows: pass.len(), first, product, input, output });
         }
     }
 
@@ -146,7 +150,14 @@ impl<B: Backend> Cross<B> {
         for (number, layer) in self.layers.iter_mut().enumerate().rev() {
             let input = number.checked_sub(1).map_or(first, |before| &saved.layers[before].output);
             let SavedLayer { inner, product, .. } = &saved.layers[number];
-            backend.cross_backward(pass.len(), first, product, output_grad, product_grad, first_grad);
+            backend.run(ops::CrossBackward {
+                rows: pass.len(),
+                first,
+                product,
+                output_grad,
+                product_grad,
+                first_grad,
+            });
             if let (Some(down), Some(inner), Some(inner_grad)) = (&mut layer.down, inner, inner_grad.as_mut())
             {
                 layer.product.backward(backend, pass, inner, product, product_grad, Some(inner_grad));
@@ -155,9 +166,9 @@ impl<B: Backend> Cross<B> {
                 layer.product.backward(backend, pass, input, product, product_grad, Some(input_grad));
             }
             // From here on that by this layer's input, which is the output of the layer before.
-            backend.add(pass.len(), input_grad, output_grad);
+            backend.run(ops::Add { rows: pass.len(), from: input_grad, to: output_grad });
         }
-        backend.add(pass.len(), output_grad, first_grad);
+        backend.run(ops::Add { rows: pass.len(), from: output_grad, to: first_grad });
     }
 
     /// Shows the parameters with the gradients of the last backward pass.

@@ -1,6 +1,6 @@
 //! A fully connected layer.
 
-use millstream_backend::{Activation, Backend, Device, LayerGradient, Operation};
+use millstream_backend::{Activation, Backend, Device, SavedLayer, WorkspaceUse, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::init::Init;
@@ -67,9 +67,9 @@ impl<D: Device> Dense<D> {
     }
 
     /// Makes ready what it works in, for activations that take `buffers`.
-    pub fn make_ready(&self, device: &D, BufferSpec { rows, float }: BufferSpec) {
+    pub fn reserve_workspace(&self, device: &D, BufferSpec { rows, float }: BufferSpec) {
         let ParameterSpec { rows: inputs, columns: outputs, .. } = self.weights.spec;
-        device.make_ready(&Operation::Layer { float, rows, inputs, outputs });
+        device.reserve_workspace(&WorkspaceUse::Layer { float, rows, inputs, outputs });
     }
 
     /// What follows product and bias.
@@ -87,7 +87,14 @@ impl<B: Backend> Dense<B> {
     /// Fills `output` `[B, M]` from `input` `[B, N]`.
     pub fn forward(&self, backend: &B, pass: &Pass, input: &B::Matrix, output: &mut B::Matrix) {
         let bias = self.bias.as_ref().map(|bias| &bias.value);
-        backend.layer_forward(pass.len(), input, &self.weights.value, bias, self.activation, output);
+        backend.run(ops::LayerForward {
+            rows: pass.len(),
+            input,
+            weights: &self.weights.value,
+            bias,
+            activation: self.activation,
+            output,
+        });
     }
 
     /// Fills the parameters' gradients and, where wanted, that by `input` (its first columns), from
@@ -116,7 +123,7 @@ impl<B: Backend> Dense<B> {
         output_grad: &mut B::Matrix,
         input_grad: Option<&mut B::Matrix>,
     ) {
-        let layer = LayerGradient {
+        let layer = SavedLayer {
             input: input.numbers,
             input_activation: input.activation,
             weights: &self.weights.value,
@@ -125,7 +132,15 @@ impl<B: Backend> Dense<B> {
         };
         let bias_grad = self.bias.as_mut().map(|bias| &mut bias.gradient);
         let (rows, weight_grad) = (pass.len(), &mut self.weights.gradient);
-        backend.layer_backward(rows, &layer, output_grad, pass.sum(), weight_grad, bias_grad, input_grad);
+        backend.run(ops::LayerBackward {
+            rows,
+            layer: &layer,
+            output_grad,
+            mode: pass.sum(),
+            weight_grad,
+            bias_grad,
+            input_grad,
+        });
     }
 
     /// Shows the parameters with the gradients of the last backward pass.

@@ -1,6 +1,6 @@
 //! Embeddings of a batch's ids beside its dense columns: the input of a deep model.
 
-use millstream_backend::{Backend, Device, GradientColumns};
+use millstream_backend::{Backend, Device, GradientColumns, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::layers::tables::Tables;
@@ -39,7 +39,15 @@ impl<B: Backend> Embedding<B> {
         first_column: usize,
     ) {
         let Tables { lookups, tables, .. } = &self.tables;
-        backend.gather(batch, pass.rows.clone(), lookups, tables, &self.dense, output, first_column);
+        backend.run(ops::Gather {
+            batch,
+            rows: pass.rows.clone(),
+            lookups,
+            tables,
+            dense: &self.dense,
+            out: output,
+            first_column,
+        });
     }
 
     /// Shows the tables with the gradient by the output, or by no more than its first columns up to the tables'

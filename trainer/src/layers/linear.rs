@@ -1,6 +1,6 @@
 //! A linear model over a batch's ids and dense columns.
 
-use millstream_backend::{Backend, Device, GradientColumns};
+use millstream_backend::{Backend, Device, GradientColumns, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::init::Init;
@@ -66,23 +66,31 @@ pub fn linear_weights(
 impl<B: Backend> Linear<B> {
     /// Adds the model's output to `output`, `[B, 1]` or `[B, K]`.
     pub fn forward(&self, backend: &B, batch: &B::Batch, pass: &Pass, output: &mut B::Matrix) {
-        backend.linear_forward(
+        backend.run(ops::LinearForward {
             batch,
-            pass.rows.clone(),
-            &self.tables.lookups,
-            &self.tables.tables,
-            &self.dense,
-            &self.dense_weights.value,
-            &self.bias.value,
-            output,
-        );
+            rows: pass.rows.clone(),
+            lookups: &self.tables.lookups,
+            tables: &self.tables.tables,
+            dense: &self.dense,
+            dense_weights: &self.dense_weights.value,
+            bias: &self.bias.value,
+            out: output,
+        });
     }
 
     /// Fills the gradients of dense weights and bias from that by `output`.
     pub fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, output_grad: &B::Matrix) {
         let (weight_grad, bias_grad) = (&mut self.dense_weights.gradient, &mut self.bias.gradient);
         let (rows, sum) = (pass.rows.clone(), pass.sum());
-        backend.linear_backward(batch, rows, &self.dense, output_grad, sum, weight_grad, bias_grad);
+        backend.run(ops::LinearBackward {
+            batch,
+            rows,
+            dense: &self.dense,
+            out_grad: output_grad,
+            mode: sum,
+            weight_grad,
+            bias_grad,
+        });
     }
 
     /// Shows the parameters with the gradients of the last backward pass, tables with that by the output.

@@ -3,7 +3,7 @@
 //! A hidden layer is a product and ReLU; with a normalisation between them, where a model asks for one; and some of
 //! its outputs are left out of each step, where it asks for dropout.
 
-use millstream_backend::{Activation, Backend, Device};
+use millstream_backend::{Activation, Backend, Device, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::init::{Init, key_of};
@@ -63,7 +63,7 @@ impl<D: Device> MlpActivations<D> {
     /// precision.
     pub fn new(device: &D, buffers: BufferSpec, mlp: &Mlp<D>) -> Self {
         let saved = |layer: &HiddenLayer<D>| {
-            layer.dense.make_ready(device, buffers);
+            layer.dense.reserve_workspace(device, buffers);
             let outputs = layer.dense.outputs();
             match &layer.normalization {
                 None => SavedLayer { normalized: None, output: buffers.rectified(device, outputs) },
@@ -74,7 +74,7 @@ impl<D: Device> MlpActivations<D> {
             }
         };
         let hidden = mlp.hidden.iter().map(saved).collect();
-        mlp.last.make_ready(device, buffers);
+        mlp.last.reserve_workspace(device, buffers);
         let output = match mlp.last.activation() {
             Activation::Identity => buffers.fp32(device, mlp.last.outputs()),
             Activation::Relu => buffers.matrix(device, mlp.last.outputs()),
@@ -194,7 +194,12 @@ impl<B: Backend> HiddenLayer<B> {
     /// Leaves out of `numbers`, which are outputs or the gradient by them, what the step does without.
     fn drop_out(&self, backend: &B, pass: &Pass, numbers: &mut B::Matrix) {
         if let (Some(Dropout { keep, key }), Purpose::Training(step)) = (&self.dropout, pass.purpose) {
-            backend.dropout(pass.rows.clone(), *keep, step ^ key, numbers);
+            backend.run(ops::Dropout {
+                rows: pass.rows.clone(),
+                keep: *keep,
+                key: step ^ key,
+                matrix: numbers,
+            });
         }
     }
 

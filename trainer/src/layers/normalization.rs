@@ -8,7 +8,9 @@
 //! rows of a step; a score's are running ones, which each step moves a tenth of the way (Ioffe and Szegedy, "Batch
 //! Normalization", 2015, Algorithm 2; the tenth, epsilon and the unbiased variance as PyTorch has them).
 
-use millstream_backend::{Axis, Backend, Device, Normalization as Formula, Normalized, Operation};
+use millstream_backend::{
+    Axis, Backend, Device, Normalization as Formula, SavedNormalization, WorkspaceUse, ops,
+};
 
 use crate::gradients::GradientVisitor;
 use crate::init::Init;
@@ -80,7 +82,7 @@ impl<D: Device> Normalization<D> {
     /// BufferSpec for the moments of a pass's activations; makes ready what it works in.
     pub fn saved(&self, device: &D, buffers: BufferSpec) -> SavedMoments<D> {
         let (axis, rows, columns) = (self.axis(), buffers.rows, self.scale.spec.columns);
-        device.make_ready(&Operation::Normalization { axis, rows, columns });
+        device.reserve_workspace(&WorkspaceUse::Normalization { axis, rows, columns });
         let matrix = || match axis {
             Axis::Row => buffers.fp32(device, 1),
             Axis::Column => device.matrix(1, columns),
@@ -111,16 +113,27 @@ impl<B: Backend> Normalization<B> {
         let formula = formula(axis, &self.scale.value, &self.shift.value);
         if let (Some(running), Purpose::Scoring) = (&self.running, pass.purpose) {
             let moments = (&running.mean.1, &running.variance.1);
-            backend.normalize_forward(rows, &formula, moments, input, output);
+            backend.run(ops::NormalizeForward { rows, layer: &formula, moments, input, output });
             return;
         }
         let SavedMoments { mean, variance } = saved;
-        backend.moments(rows, axis, input, mean, variance);
-        backend.normalize_forward(rows, &formula, (mean, variance), input, output);
+        backend.run(ops::Moments { rows, axis, input, mean, variance });
+        backend.run(ops::NormalizeForward {
+            rows,
+            layer: &formula,
+            moments: (mean, variance),
+            input,
+            output,
+        });
         if let Some(running) = &mut self.running {
             let unbiased = rows as f64 / (rows.max(2) - 1) as f64;
-            backend.blend(SHARE, 1.0, mean, &mut running.mean.1);
-            backend.blend(SHARE, unbiased, variance, &mut running.variance.1);
+            backend.run(ops::Blend { share: SHARE, factor: 1.0, from: mean, to: &mut running.mean.1 });
+            backend.run(ops::Blend {
+                share: SHARE,
+                factor: unbiased,
+                from: variance,
+                to: &mut running.variance.1,
+            });
         }
     }
 
@@ -137,17 +150,17 @@ impl<B: Backend> Normalization<B> {
         let axis = self.axis();
         let (scale, shift) = (&mut self.scale, &mut self.shift);
         let formula = formula(axis, &scale.value, &shift.value);
-        let saved = Normalized { input, mean, variance, output };
+        let saved = SavedNormalization { input, mean, variance, output };
         let (scale_grad, shift_grad) = (&mut scale.gradient, &mut shift.gradient);
-        backend.normalize_backward(
-            pass.len(),
-            &formula,
-            &saved,
-            gradient,
-            pass.sum(),
+        backend.run(ops::NormalizeBackward {
+            rows: pass.len(),
+            layer: &formula,
+            saved: &saved,
+            grad: gradient,
+            mode: pass.sum(),
             scale_grad,
             shift_grad,
-        );
+        });
     }
 
     /// Shows the parameters with the gradients of the last backward pass.

@@ -1,6 +1,6 @@
 //! A gradient that a step needs of the whole batch, and a pass gives of its rows.
 
-use millstream_backend::{Backend, Device};
+use millstream_backend::{Backend, Device, ops};
 
 use crate::pass::{BufferSpec, Pass};
 
@@ -33,7 +33,12 @@ impl<B: Backend> BatchGradient<B> {
     /// Keeps what `pass` has written.
     pub(super) fn keep(&mut self, backend: &B, pass: &Pass) {
         if let Some(of_batch) = &mut self.of_batch {
-            backend.copy_rows(pass.len(), &self.of_pass, of_batch, pass.rows.start);
+            backend.run(ops::CopyRows {
+                rows: pass.len(),
+                from: &self.of_pass,
+                to: of_batch,
+                first: pass.rows.start,
+            });
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What models are built with: features by name, and layers over them, refused where a job asks for what cannot be.
 
-use millstream_backend::{Activation, Device, Float, IdColumn, Lookup, Operation};
+use millstream_backend::{Activation, Device, Float, IdColumn, Lookup, WorkspaceUse};
 use millstream_batch::BatchSchema;
 
 use crate::init::Init;
@@ -131,8 +131,8 @@ impl<'a, D: Device> Builder<'a, D> {
         let lookups = lookups.map(|(table, feature)| (feature.column, table, pooling));
         let tables = self.tables(lookups.collect(), tables, optimizer);
         let (rows, dense, outputs) = (self.buffers.rows, features.dense.len(), self.outputs);
-        self.make_ready_lookups(&tables, dense);
-        self.device.make_ready(&Operation::Linear { rows, dense, outputs });
+        self.reserve_workspace_lookups(&tables, dense);
+        self.device.reserve_workspace(&WorkspaceUse::Linear { rows, dense, outputs });
         Ok(Linear::new(self.device, name, tables, features.dense.clone(), outputs, optimizer)?)
     }
 
@@ -163,21 +163,21 @@ impl<'a, D: Device> Builder<'a, D> {
             (feature.column, lookup.table, pooling)
         });
         let tables = self.tables(lookups.collect(), tables, optimizer);
-        self.make_ready_lookups(&tables, features.dense.len());
+        self.reserve_workspace_lookups(&tables, features.dense.len());
         Ok(Embedding { tables, dense: features.dense })
     }
 
     /// The numbers of features alone.
     pub(super) fn numbers(&self, dense: Vec<usize>, optimizer: Optimizer) -> Embedding<D> {
         let tables = Tables::new(self.device, Vec::new(), Vec::new(), optimizer);
-        self.make_ready_lookups(&tables, dense.len());
+        self.reserve_workspace_lookups(&tables, dense.len());
         Embedding { tables, dense }
     }
 
     /// Makes ready what is worked in where so many dense columns lie beside what is looked up in `tables`.
-    fn make_ready_lookups(&self, tables: &Tables<D>, dense: usize) {
+    fn reserve_workspace_lookups(&self, tables: &Tables<D>, dense: usize) {
         let (schema, lookups, shapes) = (self.schema, &tables.lookups, &tables.shapes());
-        self.device.make_ready(&Operation::Lookups { schema, lookups, shapes, dense });
+        self.device.reserve_workspace(&WorkspaceUse::Lookups { schema, lookups, shapes, dense });
     }
 
     /// The same of `model`, which computes with vectors of one width; and that width.

@@ -10,7 +10,7 @@
 //! Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank
 //! Systems", 2021, figure 1. A layer of one output over both parts side by side is the sum of one over each.
 
-use millstream_backend::{Activation, Backend, Device};
+use millstream_backend::{Activation, Backend, Device, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::layers::{
@@ -72,7 +72,7 @@ impl<D: Device> Dcn<D> {
             DcnStructure::Parallel => {
                 let (shape, activation) = ((width, builder.outputs()), Activation::Identity);
                 let layer = Dense::without_bias(device, "cross.output", shape, activation, optimizer)?;
-                layer.make_ready(device, buffers);
+                layer.reserve_workspace(device, buffers);
                 Some(CrossOutput { layer, logits: builder.logits() })
             }
         };
@@ -109,7 +109,7 @@ impl<B: Backend> Compute<B> for Dcn<B> {
             Some(CrossOutput { layer, logits }) => {
                 self.deep.forward(backend, pass, input, deep);
                 layer.forward(backend, pass, cross.output(), logits);
-                backend.add(pass.len(), logits, deep.output_mut());
+                backend.run(ops::Add { rows: pass.len(), from: logits, to: deep.output_mut() });
             }
         }
     }
@@ -124,7 +124,7 @@ impl<B: Backend> Compute<B> for Dcn<B> {
         let input_grad = batch_grad.of_pass();
         match &mut self.output {
             None => {
-                backend.clear(pass.len(), input_grad);
+                backend.run(ops::Clear { rows: pass.len(), matrix: input_grad });
                 let cross_grad = Some(&mut *cross_grad);
                 self.deep.backward(backend, pass, cross.output(), deep, deep_work, logits_grad, cross_grad);
             }

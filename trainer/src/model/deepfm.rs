@@ -9,7 +9,7 @@
 //! Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", 2017, equations 1 to 4.
 //! A number has a weight of the first order and enters the MLP as it is; only ids have embeddings.
 
-use millstream_backend::{Backend, Device};
+use millstream_backend::{Backend, Device, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::layers::Linear;
@@ -50,7 +50,7 @@ impl<B: Backend> Compute<B> for DeepFm<B> {
     fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
         self.deep.forward(backend, batch, pass);
         let (logits, input) = self.deep.logits_mut();
-        backend.fm_forward(pass.len(), input, self.vectors, logits);
+        backend.run(ops::FmForward { rows: pass.len(), vectors: input, shape: self.vectors, out: logits });
         self.linear.forward(backend, batch, pass, logits);
     }
 
@@ -63,7 +63,13 @@ impl<B: Backend> Compute<B> for DeepFm<B> {
         self.deep.backward(backend, pass, logits_grad);
         let Deep { input, embedding_grad, .. } = &mut self.deep;
         if let Some(embedding_grad) = embedding_grad {
-            backend.fm_backward(pass.len(), input, self.vectors, logits_grad, embedding_grad.of_pass());
+            backend.run(ops::FmBackward {
+                rows: pass.len(),
+                vectors: input,
+                shape: self.vectors,
+                out_grad: logits_grad,
+                vectors_grad: embedding_grad.of_pass(),
+            });
         }
         self.deep.keep(backend, pass);
     }

@@ -8,7 +8,7 @@
 //! Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019; with
 //! cross layers of a low rank, DLRM-DCNv2 of MLPerf Training 3.0.
 
-use millstream_backend::{Activation, Backend, Device};
+use millstream_backend::{Activation, Backend, Device, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::layers::{Cross, CrossActivations, CrossGradients, Embedding, Mlp, MlpActivations, MlpGradients};
@@ -158,7 +158,9 @@ impl<D: Device> Interaction<D> {
 impl<B: Backend> Interaction<B> {
     fn forward(&mut self, backend: &B, pass: &Pass, vectors: &B::Matrix, width: usize) {
         match self {
-            Self::Dot(DotWork { output, .. }) => backend.dot_forward(pass.len(), vectors, width, output),
+            Self::Dot(DotWork { output, .. }) => {
+                backend.run(ops::DotForward { rows: pass.len(), vectors, width, out: output });
+            }
             Self::Cross(cross) => cross.layers.forward(backend, pass, vectors, &mut cross.saved),
         }
     }
@@ -174,11 +176,17 @@ impl<B: Backend> Interaction<B> {
     ) {
         match self {
             Self::Dot(DotWork { output_grad, .. }) => {
-                backend.dot_backward(pass.len(), vectors, width, output_grad, vectors_grad);
+                backend.run(ops::DotBackward {
+                    rows: pass.len(),
+                    vectors,
+                    width,
+                    out_grad: output_grad,
+                    vectors_grad,
+                });
             }
             Self::Cross(cross) => {
                 let CrossWork { layers, saved, work, output_grad } = &mut **cross;
-                backend.clear(pass.len(), vectors_grad);
+                backend.run(ops::Clear { rows: pass.len(), matrix: vectors_grad });
                 layers.backward(backend, pass, vectors, saved, work, output_grad, vectors_grad);
             }
         }
@@ -190,7 +198,12 @@ impl<B: Backend> Compute<B> for Dlrm<B> {
         let Saved { dense, bottom, vectors, top } = &mut self.saved;
         self.dense.forward(backend, batch, pass, dense, 0);
         self.bottom.forward(backend, pass, dense, bottom);
-        backend.copy_columns(pass.len(), (bottom.output(), 0), (vectors, 0), self.width);
+        backend.run(ops::CopyColumns {
+            rows: pass.len(),
+            from: (bottom.output(), 0),
+            to: (vectors, 0),
+            columns: self.width,
+        });
         self.embedding.forward(backend, batch, pass, vectors, self.width);
         self.interaction.forward(backend, pass, vectors, self.width);
         self.top.forward(backend, pass, self.interaction.output().0, top);
@@ -208,7 +221,12 @@ impl<B: Backend> Compute<B> for Dlrm<B> {
         let (output, output_grad) = self.interaction.output();
         self.top.backward(backend, pass, output, top, top_work, logits_grad, Some(output_grad));
         self.interaction.backward(backend, pass, vectors, self.width, vectors_grad);
-        backend.copy_columns(pass.len(), (vectors_grad, 0), (bottom_grad, 0), self.width);
+        backend.run(ops::CopyColumns {
+            rows: pass.len(),
+            from: (vectors_grad, 0),
+            to: (bottom_grad, 0),
+            columns: self.width,
+        });
         self.bottom.backward(backend, pass, dense, bottom, bottom_work, bottom_grad, None);
         batch_grad.keep(backend, pass);
     }

@@ -1,6 +1,6 @@
 //! Logistic regression: one weight for each id and each dense column, and a bias.
 
-use millstream_backend::{Backend, Device};
+use millstream_backend::{Backend, Device, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::layers::Linear;
@@ -28,7 +28,7 @@ impl<D: Device> LinearModel<D> {
 
 impl<B: Backend> Compute<B> for LinearModel<B> {
     fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
-        backend.clear(pass.len(), &mut self.logits);
+        backend.run(ops::Clear { rows: pass.len(), matrix: &mut self.logits });
         self.linear.forward(backend, batch, pass, &mut self.logits);
     }
 

@@ -12,7 +12,7 @@
 //! all tasks are one layer, task after task: columns `t E` to `(t + 1) E` are those of task `t`. Gates, as logits, are in
 //! single precision whatever activations are in.
 
-use millstream_backend::{Activation, Backend, Device, MixtureShape};
+use millstream_backend::{Activation, Backend, Device, MixtureShape, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::layers::{Dense, Embedding, Mlp, MlpActivations, MlpGradients};
@@ -89,7 +89,7 @@ impl<D: Device> Mmoe<D> {
         let shape = MixtureShape { tasks, experts: experts.len(), width };
         let gates = (embedding.outputs(), tasks * experts.len());
         let gate = Dense::without_bias(builder.device, "gate", gates, Activation::Identity, optimizer)?;
-        gate.make_ready(builder.device, builder.buffers());
+        gate.reserve_workspace(builder.device, builder.buffers());
         let towers = towers(builder, width, spec, optimizer)?;
         Ok(Self {
             saved: Saved::new(builder, embedding.outputs(), shape, &experts, &towers),
@@ -194,14 +194,31 @@ impl<B: Backend> Compute<B> for Mmoe<B> {
         self.embedding.forward(backend, batch, pass, input, 0);
         for (number, (expert, saved)) in self.experts.iter_mut().zip(experts).enumerate() {
             expert.forward(backend, pass, input, saved);
-            backend.copy_columns(rows, (saved.output(), 0), (given, number * width), width);
+            backend.run(ops::CopyColumns {
+                rows,
+                from: (saved.output(), 0),
+                to: (given, number * width),
+                columns: width,
+            });
         }
         self.gate.forward(backend, pass, input, gate_logits);
-        backend.mixture_forward(rows, self.shape, gate_logits, given, gates, mixtures);
+        backend.run(ops::MixtureForward {
+            rows,
+            shape: self.shape,
+            logits: gate_logits,
+            experts: given,
+            gates,
+            output: mixtures,
+        });
         for (task, (tower, (mixture, saved))) in self.towers.iter_mut().zip(towers).enumerate() {
-            backend.copy_columns(rows, (mixtures, task * width), (mixture, 0), width);
+            backend.run(ops::CopyColumns {
+                rows,
+                from: (mixtures, task * width),
+                to: (mixture, 0),
+                columns: width,
+            });
             tower.forward(backend, pass, mixture, saved);
-            backend.copy_columns(rows, (saved.output(), 0), (logits, task), 1);
+            backend.run(ops::CopyColumns { rows, from: (saved.output(), 0), to: (logits, task), columns: 1 });
         }
     }
 
@@ -222,24 +239,29 @@ impl<B: Backend> Compute<B> for Mmoe<B> {
             embedding_grad,
             ..
         } = &mut self.work;
-        backend.mixture_backward(
+        backend.run(ops::MixtureBackward {
             rows,
-            self.shape,
+            shape: self.shape,
             gates,
-            given,
-            mixtures_grad,
-            gate_logits_grad,
-            expert_outputs_grad,
-        );
+            experts: given,
+            output_grad: mixtures_grad,
+            logits_grad: gate_logits_grad,
+            experts_grad: expert_outputs_grad,
+        });
         let mut embedding_grad = embedding_grad.as_mut();
         let input_grad = embedding_grad.as_mut().map(|(whole, _)| whole.of_pass());
         self.gate.backward(backend, pass, input, gate_logits, gate_logits_grad, input_grad);
         for (number, (expert, saved)) in self.experts.iter_mut().zip(experts).enumerate() {
-            backend.copy_columns(rows, (expert_outputs_grad, number * width), (expert_grad, 0), width);
+            backend.run(ops::CopyColumns {
+                rows,
+                from: (expert_outputs_grad, number * width),
+                to: (expert_grad, 0),
+                columns: width,
+            });
             let part = embedding_grad.as_mut().map(|(_, part)| part);
             expert.backward(backend, pass, input, saved, work, expert_grad, part);
             if let Some((whole, part)) = &mut embedding_grad {
-                backend.add(rows, part, whole.of_pass());
+                backend.run(ops::Add { rows, from: part, to: whole.of_pass() });
             }
         }
         if let Some((whole, _)) = embedding_grad {
@@ -263,9 +285,19 @@ impl<B: Backend> Mmoe<B> {
         let (rows, width) = (pass.len(), self.shape.width);
         let Work { logit_grad, tower: work, mixture_grad, mixtures_grad, .. } = &mut self.work;
         for (task, (tower, (mixture, saved))) in self.towers.iter_mut().zip(&self.saved.towers).enumerate() {
-            backend.copy_columns(rows, (logits_grad, task), (logit_grad, 0), 1);
+            backend.run(ops::CopyColumns {
+                rows,
+                from: (logits_grad, task),
+                to: (logit_grad, 0),
+                columns: 1,
+            });
             tower.backward(backend, pass, mixture, saved, work, logit_grad, Some(mixture_grad));
-            backend.copy_columns(rows, (mixture_grad, 0), (mixtures_grad, task * width), width);
+            backend.run(ops::CopyColumns {
+                rows,
+                from: (mixture_grad, 0),
+                to: (mixtures_grad, task * width),
+                columns: width,
+            });
         }
     }
 }

@@ -22,8 +22,8 @@ mod two_tower;
 mod wide_deep;
 
 use millstream_backend::{
-    Backend, BatchError, Cpu, Cuda, Device, Layout, Operation, PinError, Scalar, Sizes, TablePart,
-    TablePlace, Task,
+    Backend, BatchError, Cpu, Cuda, Device, Layout, PinError, Scalar, Sizes, TablePart, TablePlace, Task,
+    WorkspaceUse, ops,
 };
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 use millstream_trace::Phase;
@@ -150,12 +150,12 @@ impl<D: Device> Parts<D> {
         for task in &tasks {
             let classes =
                 if let LossSpec::CrossEntropy { classes, .. } = task.loss { classes as usize } else { 0 };
-            device.make_ready(&Operation::Loss { rows, classes });
+            device.reserve_workspace(&WorkspaceUse::Loss { rows, classes });
         }
         if training.clip.norm.is_some() || training.precision.scales_loss() {
-            device.make_ready(&Operation::Squares);
+            device.reserve_workspace(&WorkspaceUse::Squares);
         }
-        device.make_ready(&Operation::Transfer { numbers: (rows * outputs).max(2 * labels) });
+        device.reserve_workspace(&WorkspaceUse::Transfer { numbers: (rows * outputs).max(2 * labels) });
         Ok(Self {
             network,
             batch: device.batch(schema),
@@ -266,12 +266,12 @@ impl<B: Backend> Model<B> {
         assert!(steps.in_flight.len() <= steps.ahead, "{} steps ahead", steps.in_flight.len());
         backend.phase(Phase::Upload, || backend.upload(batch, uploaded))?;
         let rows = batch.rows();
-        backend.clear(tasks.len(), sums);
+        backend.run(ops::Clear { rows: tasks.len(), matrix: sums });
         if rows == 0 {
             steps.send(backend, reports, uploaded, sums, scaling.as_ref());
             return Ok(());
         }
-        backend.phase(Phase::Plan, || backend.plan_rows(uploaded, plan));
+        backend.phase(Phase::Plan, || backend.run(ops::PlanRows { batch: uploaded, plan }));
         let network = network.compute();
         // By the number of the batch: skipped steps have theirs, too.
         let draws = rounding_key(*seed, step.number);
@@ -292,16 +292,16 @@ impl<B: Backend> Model<B> {
         backend.phase(Phase::Update, || {
             let norm = clip.norm.map(f64::from);
             if norm.is_some() || scaling.is_some() {
-                backend.clear(1, squares);
+                backend.run(ops::Clear { rows: 1, matrix: squares });
                 network.visit_gradients(logits_grad, &mut SumSquares { backend, touched, squares });
             }
             let mut step = step;
             match (scaling.as_mut(), norm) {
                 (Some(Scaling { rule, state, known }), norm) => {
                     step.number -= u64::from(known.skipped_steps);
-                    backend.unscale(rule, norm, squares, state, scale);
+                    backend.run(ops::Unscale { rule, maximum: norm, squares, state, scale });
                 }
-                (None, Some(norm)) => backend.clip_scale(norm, squares, scale),
+                (None, Some(norm)) => backend.run(ops::ClipScale { maximum: norm, squares, scale }),
                 (None, None) => {}
             }
             let clip = clip.value.map_or(f64::INFINITY, f64::from);
@@ -368,11 +368,16 @@ impl<B: Backend> Model<B> {
             network.forward(backend, &parts.batch, &pass);
             let (logits, out) = (network.logits(), &mut parts.scores);
             match scoring {
-                Scoring::Classes => backend.softmax(pass.len(), logits, out),
+                Scoring::Classes => backend.run(ops::Softmax { rows: pass.len(), logits, out }),
                 Scoring::Labels { numbers } => {
-                    backend.sigmoid(pass.len(), logits, out);
+                    backend.run(ops::Sigmoid { rows: pass.len(), logits, out });
                     for &label in &*numbers {
-                        backend.copy_columns(pass.len(), (logits, label), (&mut *out, label), 1);
+                        backend.run(ops::CopyColumns {
+                            rows: pass.len(),
+                            from: (logits, label),
+                            to: (&mut *out, label),
+                            columns: 1,
+                        });
                     }
                 }
             }

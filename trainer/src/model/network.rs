@@ -1,6 +1,6 @@
 //! The models, as a closed set: what lies between a batch and its logits.
 
-use millstream_backend::{Backend, Device, Task};
+use millstream_backend::{Backend, Device, Task, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::model::builder::Builder;
@@ -38,13 +38,20 @@ pub(super) trait Compute<B: Backend> {
         sums: &mut B::Matrix,
     ) {
         for task in tasks {
-            backend.loss(task, batch, pass.rows.clone(), self.logits(), logits_grad, sums);
+            backend.run(ops::TaskLoss {
+                task,
+                batch,
+                rows: pass.rows.clone(),
+                logits: self.logits(),
+                logits_grad,
+                sums,
+            });
         }
     }
 
     /// Multiplies what the last call of [`Compute::loss`] gave for a gradient by the number in `factor`, `[1, 1]` or wider.
     fn scale(&mut self, backend: &B, pass: &Pass, factor: &B::Matrix, logits_grad: &mut B::Matrix) {
-        backend.multiply(pass.len(), factor, logits_grad);
+        backend.run(ops::Multiply { rows: pass.len(), factor, matrix: logits_grad });
     }
 
     /// Computes the gradients by all parameters but tables, and by what tables gave, from that by the logits,

@@ -14,7 +14,7 @@
 //!
 //! What the towers give, and all that follows, is in single precision.
 
-use millstream_backend::{Backend, Device, IdColumn, InBatchSoftmax, Task};
+use millstream_backend::{Backend, Device, IdColumn, SoftmaxInput, Task, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::model::builder::Builder;
@@ -133,14 +133,18 @@ impl<B: Backend> Tower<B> {
     fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
         self.deep.forward(backend, batch, pass);
         if let Some(unit) = &mut self.unit {
-            backend.unit_forward(pass.len(), self.deep.logits(), unit);
+            backend.run(ops::UnitForward { rows: pass.len(), input: self.deep.logits(), output: unit });
         }
     }
 
     /// Goes back from the gradient by the vectors.
     fn backward(&mut self, backend: &B, pass: &Pass) {
         if self.unit.is_some() {
-            backend.unit_backward(pass.len(), self.deep.logits(), &mut self.vectors_grad);
+            backend.run(ops::UnitBackward {
+                rows: pass.len(),
+                input: self.deep.logits(),
+                grad: &mut self.vectors_grad,
+            });
         }
         self.deep.backward(backend, pass, &mut self.vectors_grad);
         self.deep.keep(backend, pass);
@@ -152,7 +156,13 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
         self.query.forward(backend, batch, pass);
         self.item.forward(backend, batch, pass);
         let (queries, items) = (self.query.vectors(), self.item.vectors());
-        backend.row_products(pass.len(), 1.0 / self.temperature, queries, items, &mut self.logits);
+        backend.run(ops::RowProducts {
+            rows: pass.len(),
+            factor: 1.0 / self.temperature,
+            left: queries,
+            right: items,
+            out: &mut self.logits,
+        });
     }
 
     fn logits(&self) -> &B::Matrix {
@@ -172,14 +182,14 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
         let Self { query, item, temperature, item_id, softmax: work, .. } = self;
         let (queries, items) = (query.unit.as_ref(), item.unit.as_ref());
         let (queries, items) = (queries.unwrap_or(query.deep.logits()), items.unwrap_or(item.deep.logits()));
-        let softmax = InBatchSoftmax { batch, queries, items, temperature: *temperature, item_id: *item_id };
+        let softmax = SoftmaxInput { batch, queries, items, temperature: *temperature, item_id: *item_id };
         let (query_grad, item_grad) = (&mut query.vectors_grad, &mut item.vectors_grad);
-        backend.in_batch_softmax(&softmax, work, query_grad, item_grad, sums);
+        backend.run(ops::InBatchSoftmax { input: &softmax, work, query_grad, item_grad, sums });
     }
 
     fn scale(&mut self, backend: &B, pass: &Pass, factor: &B::Matrix, _by_logits: &mut B::Matrix) {
         for tower in [&mut self.query, &mut self.item] {
-            backend.multiply(pass.len(), factor, &mut tower.vectors_grad);
+            backend.run(ops::Multiply { rows: pass.len(), factor, matrix: &mut tower.vectors_grad });
         }
     }
 

@@ -1,6 +1,6 @@
 //! The loss scale: its way against PyTorch's `GradScaler`, and what a skipped step leaves alone.
 
-use millstream_backend::{Backend, Cpu, Cuda, Device, LossScaling, Reference, Scalar};
+use millstream_backend::{Backend, Cpu, Cuda, Device, LossScaling, Reference, Scalar, ops};
 use millstream_batch::BatchBuffer;
 use millstream_trainer::model::{LossScale, Model};
 use millstream_trainer::schedule::Step;
@@ -62,7 +62,13 @@ fn the_scale_goes_as_in_pytorch<B: Backend>(backend: &B) {
                 Gradient::Infinite => f64::INFINITY,
                 Gradient::Nan => f64::NAN,
             };
-            backend.unscale(&rule, None, &matrix(&[squares]), &mut state, &mut scale);
+            backend.run(ops::Unscale {
+                rule: &rule,
+                maximum: None,
+                squares: &matrix(&[squares]),
+                state: &mut state,
+                scale: &mut scale,
+            });
             let (mut by, mut after) = ([B::Scalar::default()], [B::Scalar::default(); 3]);
             backend.read_matrix(&scale, &mut by);
             backend.read_matrix(&state, &mut after);

@@ -2,20 +2,14 @@
 
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::ops::{Add, Clear, CopyColumns, CopyRows, Multiply};
 
 /// Batch rows of a task.
 const ROWS: usize = 128;
 
 /// Copies `columns` columns of `from`, from `first` on, to `to`, from `to_first` on.
-pub(crate) fn copy(
-    cpu: &Cpu,
-    rows: usize,
-    (from, first): (&CpuMatrix, usize),
-    (to, to_first): (&mut CpuMatrix, usize),
-    columns: usize,
-) {
-    assert!(rows <= from.rows() && first + columns <= from.columns());
-    assert!(to_first + columns <= to.columns());
+pub(crate) fn copy(cpu: &Cpu, operation: CopyColumns<'_, Cpu>) {
+    let CopyColumns { rows, from: (from, first), to: (to, to_first), columns } = operation;
     each_row(
         cpu,
         rows,
@@ -28,8 +22,8 @@ pub(crate) fn copy(
 }
 
 /// Copies the first `rows` rows of `from` to `to` from row `first` on.
-pub(crate) fn copy_rows(cpu: &Cpu, rows: usize, from: &CpuMatrix, to: &mut CpuMatrix, first: usize) {
-    assert!(rows <= from.rows() && first + rows <= to.rows() && from.columns() == to.columns());
+pub(crate) fn copy_rows(cpu: &Cpu, operation: CopyRows<'_, Cpu>) {
+    let CopyRows { rows, from, to, first } = operation;
     let stride = to.stride();
     let (float, out) = (to.float(), to.parts());
     run!(cpu, tasks_for(rows, ROWS), |task| {
@@ -42,8 +36,8 @@ pub(crate) fn copy_rows(cpu: &Cpu, rows: usize, from: &CpuMatrix, to: &mut CpuMa
 }
 
 /// `to += from`, over the columns of `to`.
-pub(crate) fn add(cpu: &Cpu, rows: usize, from: &CpuMatrix, to: &mut CpuMatrix) {
-    assert!(rows <= from.rows() && to.columns() <= from.columns());
+pub(crate) fn add(cpu: &Cpu, operation: Add<'_, Cpu>) {
+    let Add { rows, from, to } = operation;
     each_row(
         cpu,
         rows,
@@ -58,7 +52,8 @@ pub(crate) fn add(cpu: &Cpu, rows: usize, from: &CpuMatrix, to: &mut CpuMatrix) 
 }
 
 /// Multiplies the first `rows` rows by the first number of `factor`.
-pub(crate) fn multiply(cpu: &Cpu, rows: usize, factor: &CpuMatrix, matrix: &mut CpuMatrix) {
+pub(crate) fn multiply(cpu: &Cpu, operation: Multiply<'_, Cpu>) {
+    let Multiply { rows, factor, matrix } = operation;
     let factor = factor.row(0)[0];
     each_row(
         cpu,
@@ -70,7 +65,8 @@ pub(crate) fn multiply(cpu: &Cpu, rows: usize, factor: &CpuMatrix, matrix: &mut 
 }
 
 /// Zeros in the first `rows` rows.
-pub(crate) fn clear(cpu: &Cpu, rows: usize, matrix: &mut CpuMatrix) {
+pub(crate) fn clear(cpu: &Cpu, operation: Clear<'_, Cpu>) {
+    let Clear { rows, matrix } = operation;
     each_row(
         cpu,
         rows,

@@ -1,8 +1,7 @@
 //! Dropping numbers at random, as a function of where they stand.
 
-use std::ops::Range;
+use crate::ops::Dropout;
 
-use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
 use crate::philox::philox;
 
@@ -12,8 +11,8 @@ const ROWS: usize = 64;
 const LANES: usize = 16;
 
 /// Multiplies each number by `1 / keep`, or by 0.
-pub(crate) fn dropout(cpu: &Cpu, rows: Range<usize>, keep: f64, key: u64, matrix: &mut CpuMatrix) {
-    assert!(rows.len() <= matrix.rows() && keep > 0.0 && keep <= 1.0);
+pub(crate) fn dropout(cpu: &Cpu, operation: Dropout<'_, Cpu>) {
+    let Dropout { rows, keep, key, matrix } = operation;
     let (float, stride, columns) = (matrix.float(), matrix.stride(), matrix.columns());
     let (factor, below) = ((1.0 / keep) as f32, threshold(keep));
     let numbers = matrix.parts();

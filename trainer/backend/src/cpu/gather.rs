@@ -1,32 +1,21 @@
 //! Pooled rows of every table beside dense columns: the input of a deep model.
 
-use std::ops::Range;
+use crate::ops::Gather;
 
-use crate::cpu::matrix::{CpuMatrix, CpuTable};
+use crate::cpu::matrix::CpuTable;
 use crate::cpu::memory::prefetch;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
 use crate::device::{Lookup, Pooling};
-use crate::host::{HostBatch, Ids, Shares};
+use crate::host::{Ids, Shares};
 
 /// Batch rows of a task, and how far ahead table rows are fetched: while a task copies these rows from
 /// one table it asks for the same rows of the next.
 const ROWS: usize = 64;
 
 /// `out[b] = pooled rows of every table, then dense columns`
-#[allow(clippy::too_many_arguments, reason = "the operation's own")]
-pub(crate) fn gather(
-    cpu: &Cpu,
-    batch: &HostBatch,
-    rows: Range<usize>,
-    lookups: &[Lookup],
-    tables: &[CpuTable],
-    dense: &[usize],
-    out: &mut CpuMatrix,
-    first_column: usize,
-) {
-    assert!(rows.end <= batch.rows() && rows.len() <= out.rows());
+pub(crate) fn gather(cpu: &Cpu, operation: Gather<'_, Cpu>) {
+    let Gather { batch, rows, lookups, tables, dense, out, first_column } = operation;
     let widths = Lookup::widths(lookups, |table| tables[table].shape().width);
-    assert_eq!(out.columns(), first_column + widths + dense.len());
     let stride = out.stride();
     if stride == 0 {
         return;

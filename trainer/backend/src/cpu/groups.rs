@@ -5,7 +5,6 @@
 //! taken by inputs, each thread would read what all others have written. Groups follow from the shape alone, so sums do
 //! not depend on threads.
 
-use crate::backend::Sum;
 use crate::cpu::bf16::{self, Instructions, Panels};
 use crate::cpu::gemm::View;
 use crate::cpu::layer::Factor;
@@ -13,6 +12,7 @@ use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::memory::Parts;
 use crate::cpu::team::thread_number;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::ops::GradientMode;
 
 /// Rows of a group, at least, and how many groups there are at most.
 const ROWS: usize = 512;
@@ -64,24 +64,24 @@ pub(crate) fn backward(
     instructions: Instructions,
     rows: usize,
     input: &CpuMatrix,
-    by_output: Factor<'_>,
-    sum: Sum,
-    weights_gradient: &mut CpuMatrix,
+    output_grad: Factor<'_>,
+    mode: GradientMode,
+    weight_grad: &mut CpuMatrix,
 ) {
-    let (inputs, outputs) = (weights_gradient.rows(), weights_gradient.columns());
-    let (stride, groups) = (weights_gradient.stride(), tasks_for(rows, ROWS).clamp(1, GROUPS));
+    let (inputs, outputs) = (weight_grad.rows(), weight_grad.columns());
+    let (stride, groups) = (weight_grad.stride(), tasks_for(rows, ROWS).clamp(1, GROUPS));
     let of_group = rows.div_ceil(groups).next_multiple_of(TILE);
     // Inputs are divided only where there are more threads than groups.
     let tiles = inputs.div_ceil(TILE).div_ceil(cpu.threads().div_ceil(groups));
     let each = (tiles * TILE).max(1);
     let blocks = tasks_for(inputs, each);
     let packed = rows_packed_to(PACKED, outputs);
-    let rooms = (by_output.packable_room(), cpu.threads() * PACKED, groups * inputs * stride);
+    let rooms = (output_grad.packable_room(), cpu.threads() * PACKED, groups * inputs * stride);
     let all = rooms.0 + rooms.1 + rooms.2;
     let mut scratch = cpu.scratch(all);
     let (room, rest) = scratch.as_mut_slice()[..all].split_at_mut(rooms.0);
     let (of_threads, sums) = rest.split_at_mut(rooms.1);
-    let by_output = by_output.packable(cpu, room);
+    let output_grad = output_grad.packable(cpu, room);
     let (of_threads, of_groups) = (Parts::new(of_threads), Parts::new(&mut *sums));
     run!(cpu, groups * blocks, |task| {
         let (group, block) = (task / blocks, rows_of_task(task % blocks, each, inputs));
@@ -98,19 +98,19 @@ pub(crate) fn backward(
         }
         for first in group.clone().step_by(packed) {
             let rows = first..group.end.min(first + packed);
-            let panels = Panels::pack_alone(instructions, by_output.rows(rows.clone()), room);
+            let panels = Panels::pack_alone(instructions, output_grad.rows(rows.clone()), room);
             let lhs = &input.as_slice()[rows.start * input.stride() + block.start..];
             let lhs = View::row_major(lhs, rows.len(), block.len(), input.stride());
             bf16::product(lhs.transposed(), panels, sums, stride, first > group.start);
         }
     });
-    let out = weights_gradient.parts();
+    let out = weight_grad.parts();
     run!(cpu, tasks_for(inputs, SUMMED), |task| {
         let block = rows_of_task(task, SUMMED, inputs);
         let part = block.start * stride..block.end * stride;
         // SAFETY: blocks of inputs are disjoint.
         let out = unsafe { out.get(part.clone()) };
-        if sum == Sum::Anew {
+        if mode == GradientMode::Write {
             out.fill(0.0);
         }
         for sums in sums.chunks_exact(inputs * stride) {

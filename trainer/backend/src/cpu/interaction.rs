@@ -1,8 +1,8 @@
 //! How features meet: factorization machines, cross layers, products of pairs.
 
-use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::memory::LINE;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::ops::{CrossBackward, CrossForward, DotBackward, DotForward, FmBackward, FmForward};
 
 /// Batch rows of a task.
 const ROWS: usize = 64;
@@ -33,15 +33,8 @@ macro_rules! by_columns {
 }
 
 /// `out += 1/2 sum over k of ((sum of v_k)^2 - sum of v_k^2)`
-pub(crate) fn fm_forward(
-    cpu: &Cpu,
-    rows: usize,
-    vectors: &CpuMatrix,
-    (count, width): (usize, usize),
-    out: &mut CpuMatrix,
-) {
-    assert!(rows <= vectors.rows() && rows <= out.rows() && out.columns() == 1);
-    assert!(count * width <= vectors.columns());
+pub(crate) fn fm_forward(cpu: &Cpu, operation: FmForward<'_, Cpu>) {
+    let FmForward { rows, vectors, shape: (count, width), out } = operation;
     let (float, out) = (out.float(), out.parts());
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
@@ -59,25 +52,17 @@ pub(crate) fn fm_forward(
     });
 }
 
-/// `vectors_gradient += out_gradient * (sum of v - v)`
-pub(crate) fn fm_backward(
-    cpu: &Cpu,
-    rows: usize,
-    vectors: &CpuMatrix,
-    (count, width): (usize, usize),
-    out_gradient: &CpuMatrix,
-    vectors_gradient: &mut CpuMatrix,
-) {
-    assert!(rows <= vectors.rows() && rows <= out_gradient.rows() && rows <= vectors_gradient.rows());
-    assert!(count * width <= vectors.columns() && count * width <= vectors_gradient.columns());
-    let stride = vectors_gradient.stride();
-    let (float, out) = (vectors_gradient.float(), vectors_gradient.parts());
+/// `vectors_grad += out_grad * (sum of v - v)`
+pub(crate) fn fm_backward(cpu: &Cpu, operation: FmBackward<'_, Cpu>) {
+    let FmBackward { rows, vectors, shape: (count, width), out_grad, vectors_grad } = operation;
+    let stride = vectors_grad.stride();
+    let (float, out) = (vectors_grad.float(), vectors_grad.parts());
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
         for (row, out) in block.zip(out.chunks_exact_mut(stride)) {
-            let (vectors, g) = (&vectors.row(row)[..count * width], out_gradient.row(row)[0]);
+            let (vectors, g) = (&vectors.row(row)[..count * width], out_grad.row(row)[0]);
             by_columns!(width, |first, N| {
                 let (sum, _) = sums::<N>(vectors, width, first);
                 for (v, by_v) in vectors.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
@@ -104,17 +89,9 @@ fn sums<const N: usize>(vectors: &[f32], width: usize, first: usize) -> ([f32; N
 }
 
 /// `output = first * product + input`
-pub(crate) fn cross_forward(
-    cpu: &Cpu,
-    rows: usize,
-    first: &CpuMatrix,
-    product: &CpuMatrix,
-    input: &CpuMatrix,
-    output: &mut CpuMatrix,
-) {
+pub(crate) fn cross_forward(cpu: &Cpu, operation: CrossForward<'_, Cpu>) {
+    let CrossForward { rows, first, product, input, output } = operation;
     let stride = output.stride();
-    assert!([first, product, input].iter().all(|matrix| matrix.stride() == stride && rows <= matrix.rows()));
-    assert!(rows <= output.rows());
     let (float, output) = (output.float(), output.parts());
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
@@ -129,36 +106,25 @@ pub(crate) fn cross_forward(
     });
 }
 
-/// `product_gradient = output_gradient * first; first_gradient += output_gradient * product`
-pub(crate) fn cross_backward(
-    cpu: &Cpu,
-    rows: usize,
-    first: &CpuMatrix,
-    product: &CpuMatrix,
-    output_gradient: &CpuMatrix,
-    product_gradient: &mut CpuMatrix,
-    first_gradient: &mut CpuMatrix,
-) {
+/// `product_grad = output_grad * first; first_grad += output_grad * product`
+pub(crate) fn cross_backward(cpu: &Cpu, operation: CrossBackward<'_, Cpu>) {
+    let CrossBackward { rows, first, product, output_grad, product_grad, first_grad } = operation;
     let stride = first.stride();
-    let read = [first, product, output_gradient];
-    assert!(read.iter().all(|matrix| matrix.stride() == stride && rows <= matrix.rows()));
-    let written = [&*product_gradient, &*first_gradient];
-    assert!(written.iter().all(|matrix| matrix.stride() == stride && rows <= matrix.rows()));
-    let (product_float, first_float) = (product_gradient.float(), first_gradient.float());
-    let (by_product, by_first) = (product_gradient.parts(), first_gradient.parts());
+    let (product_float, first_float) = (product_grad.float(), first_grad.float());
+    let (product_grad, first_grad) = (product_grad.parts(), first_grad.parts());
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         let part = block.start * stride..block.end * stride;
         // SAFETY: blocks of rows are disjoint.
-        let by_product = unsafe { by_product.get(part.clone()) };
+        let product_grad = unsafe { product_grad.get(part.clone()) };
         // SAFETY: as above.
-        let by_first = unsafe { by_first.get(part.clone()) };
+        let first_grad = unsafe { first_grad.get(part.clone()) };
         let (first, product) = (&first.as_slice()[part.clone()], &product.as_slice()[part.clone()]);
-        let by_output = &output_gradient.as_slice()[part];
-        let read = first.iter().zip(product).zip(by_output);
-        for (((x0, u), g), (by_product, by_first)) in read.zip(by_product.iter_mut().zip(by_first)) {
-            *by_product = product_float.round(g * x0);
-            *by_first = first_float.round(*by_first + g * u);
+        let output_grad = &output_grad.as_slice()[part];
+        let read = first.iter().zip(product).zip(output_grad);
+        for (((x0, u), g), (product_grad, first_grad)) in read.zip(product_grad.iter_mut().zip(first_grad)) {
+            *product_grad = product_float.round(g * x0);
+            *first_grad = first_float.round(*first_grad + g * u);
         }
     });
 }
@@ -166,10 +132,9 @@ pub(crate) fn cross_backward(
 /// The first vector, then the product of each pair.
 ///
 /// A row's vectors are transposed, so that one of them is multiplied with a line of others at once.
-pub(crate) fn dot_forward(cpu: &Cpu, rows: usize, vectors: &CpuMatrix, width: usize, out: &mut CpuMatrix) {
+pub(crate) fn dot_forward(cpu: &Cpu, operation: DotForward<'_, Cpu>) {
+    let DotForward { rows, vectors, width, out } = operation;
     let count = vectors.columns() / width;
-    assert!(vectors.columns() == count * width && out.columns() == width + count * (count - 1) / 2);
-    assert!(rows <= vectors.rows() && rows <= out.rows());
     let (tasks, stride, lanes) = (tasks_for(rows, ROWS), out.stride(), count.next_multiple_of(LANES));
     let mut scratch = cpu.scratch(tasks * lanes * width);
     let transposed = scratch.parts();
@@ -220,26 +185,17 @@ fn multiply(v: &[f32], others: &[f32], stride: usize) -> [f32; LANES] {
 }
 
 /// `by v_i = sum over j of (gradient of the pair i, j) * v_j`; the first vector also was given as it is.
-pub(crate) fn dot_backward(
-    cpu: &Cpu,
-    rows: usize,
-    vectors: &CpuMatrix,
-    width: usize,
-    out_gradient: &CpuMatrix,
-    vectors_gradient: &mut CpuMatrix,
-) {
+pub(crate) fn dot_backward(cpu: &Cpu, operation: DotBackward<'_, Cpu>) {
+    let DotBackward { rows, vectors, width, out_grad, vectors_grad } = operation;
     let count = vectors.columns() / width;
-    assert!(out_gradient.columns() == width + count * (count - 1) / 2);
-    assert!(vectors.columns() == count * width && vectors_gradient.columns() == vectors.columns());
-    assert!(rows <= vectors.rows() && rows <= out_gradient.rows() && rows <= vectors_gradient.rows());
-    let stride = vectors_gradient.stride();
-    let (float, out) = (vectors_gradient.float(), vectors_gradient.parts());
+    let stride = vectors_grad.stride();
+    let (float, out) = (vectors_grad.float(), vectors_grad.parts());
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
         for (row, out) in block.zip(out.chunks_exact_mut(stride)) {
-            let (first, pairs) = out_gradient.row(row).split_at(width);
+            let (first, pairs) = out_grad.row(row).split_at(width);
             let out = &mut out[..count * width];
             out.fill(0.0);
             out[..width].copy_from_slice(first);
@@ -258,12 +214,12 @@ fn by_pairs<const N: usize>(
     width: usize,
     first: usize,
     pairs: &[f32],
-    by_vectors: &mut [f32],
+    vectors_grad: &mut [f32],
 ) {
     let mut pairs = pairs.iter();
     for i in 1..vectors.len() / width {
         let v_i = *columns::<N>(&vectors[i * width + first..]);
-        let (before, from) = by_vectors.split_at_mut(i * width);
+        let (before, from) = vectors_grad.split_at_mut(i * width);
         let by_i = columns_mut::<N>(&mut from[first..]);
         let mut sum = *by_i;
         let others = vectors.chunks_exact(width).zip(before.chunks_exact_mut(width));

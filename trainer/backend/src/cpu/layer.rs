@@ -4,7 +4,6 @@
 
 use std::ops::Range;
 
-use crate::backend::{Activation, LayerGradient, Sum};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::bf16::{self, Instructions, Panels};
 use crate::cpu::gemm::{self, View};
@@ -15,6 +14,7 @@ use crate::cpu::memory::{LINE, Parts};
 use crate::cpu::weights;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
 use crate::float::Float;
+use crate::ops::{Activation, GradientMode, LayerBackward, LayerForward, SavedLayer};
 
 /// The most batch rows of a task: a multiple of the 6 rows that a library's kernel makes at once, few enough that a
 /// task's activations stay in the second-level cache, many enough that reading the weights pays.
@@ -32,26 +32,16 @@ pub(crate) fn work(threads: usize, inputs: usize, outputs: usize) -> usize {
     #[cfg(target_arch = "x86_64")]
     if let Some(instructions) = Instructions::detect_split().or_else(Instructions::detect) {
         let forward = Panels::room(instructions, inputs, outputs);
-        let by_input = transposed + Panels::room(instructions, outputs, inputs);
-        return forward.max(by_input).max(groups::work(instructions, threads, inputs, outputs));
+        let input_grad = transposed + Panels::room(instructions, outputs, inputs);
+        return forward.max(input_grad).max(groups::work(instructions, threads, inputs, outputs));
     }
     transposed
 }
 
 /// `output = activation(input . weights + bias)`
-pub(crate) fn forward(
-    cpu: &Cpu,
-    rows: usize,
-    input: &CpuMatrix,
-    weights: &CpuMatrix,
-    bias: Option<&CpuMatrix>,
-    activation: Activation,
-    output: &mut CpuMatrix,
-) {
+pub(crate) fn forward(cpu: &Cpu, operation: LayerForward<'_, Cpu>) {
+    let LayerForward { rows, input, weights, bias, activation, output } = operation;
     let (inputs, outputs) = (weights.rows(), weights.columns());
-    assert!(input.columns() == inputs && output.columns() == outputs);
-    assert!(bias.is_none_or(|bias| bias.columns() == outputs));
-    assert!(rows <= input.rows() && rows <= output.rows());
     let weights = Factor::of(input.float(), weights, 0..inputs);
     let mut scratch = cpu.scratch(weights.room(cpu));
     let weights = weights.ready(cpu, scratch.as_mut_slice());
@@ -78,29 +68,16 @@ pub(crate) fn forward(
     });
 }
 
-/// The gradient by weights, bias and, where wanted, input; masks `output_gradient` in place.
-#[allow(clippy::too_many_arguments, reason = "the operation's own")]
-pub(crate) fn backward(
-    cpu: &Cpu,
-    rows: usize,
-    layer: &LayerGradient<'_, CpuMatrix>,
-    output_gradient: &mut CpuMatrix,
-    sum: Sum,
-    weights_gradient: &mut CpuMatrix,
-    bias_gradient: Option<&mut CpuMatrix>,
-    input_gradient: Option<&mut CpuMatrix>,
-) {
-    let (inputs, outputs) = (layer.weights.rows(), layer.weights.columns());
-    assert!(layer.input.columns() == inputs && output_gradient.columns() == outputs);
-    assert!(layer.output.columns() == outputs && output_gradient.stride() == layer.output.stride());
-    assert!(rows <= layer.input.rows() && rows <= output_gradient.rows() && rows <= layer.output.rows());
-    if bias_gradient.is_some() || layer.activation != Activation::Identity {
-        backward_by_bias(cpu, rows, layer, output_gradient, sum, bias_gradient);
+/// The gradient by weights, bias and, where wanted, input; masks `output_grad` in place.
+pub(crate) fn backward(cpu: &Cpu, operation: LayerBackward<'_, Cpu>) {
+    let LayerBackward { rows, layer, output_grad, mode, weight_grad, bias_grad, input_grad } = operation;
+    if bias_grad.is_some() || layer.activation != Activation::Identity {
+        backward_by_bias(cpu, rows, layer, output_grad, mode, bias_grad);
     }
-    if let Some(input_gradient) = input_gradient {
-        backward_by_input(cpu, rows, layer, output_gradient, input_gradient);
+    if let Some(input_grad) = input_grad {
+        backward_by_input(cpu, rows, layer, output_grad, input_grad);
     }
-    weights::backward(cpu, rows, layer.input, output_gradient, sum, weights_gradient);
+    weights::backward(cpu, rows, layer.input, output_grad, mode, weight_grad);
 }
 
 /// The right factor of products of a format, row-major, before it is made ready.
@@ -223,16 +200,16 @@ impl Ready<'_> {
 fn backward_by_bias(
     cpu: &Cpu,
     rows: usize,
-    layer: &LayerGradient<'_, CpuMatrix>,
-    output_gradient: &mut CpuMatrix,
-    sum: Sum,
-    bias_gradient: Option<&mut CpuMatrix>,
+    layer: &SavedLayer<'_, CpuMatrix>,
+    output_grad: &mut CpuMatrix,
+    mode: GradientMode,
+    bias_grad: Option<&mut CpuMatrix>,
 ) {
-    let (outputs, stride) = (output_gradient.columns(), output_gradient.stride());
+    let (outputs, stride) = (output_grad.columns(), output_grad.stride());
     let blocks = tasks_for(rows, SUMMED);
     let mut scratch = cpu.scratch(blocks * outputs);
     let sums = scratch.parts();
-    let gradient = output_gradient.parts();
+    let gradient = output_grad.parts();
     run!(cpu, blocks, |task| {
         let block = rows_of_task(task, SUMMED, rows);
         // SAFETY: one run of sums a block, and blocks of rows are disjoint.
@@ -251,9 +228,9 @@ fn backward_by_bias(
             }
         }
     });
-    let Some(bias_gradient) = bias_gradient else { return };
-    let total = &mut bias_gradient.as_mut_slice()[..outputs];
-    if sum == Sum::Anew {
+    let Some(bias_grad) = bias_grad else { return };
+    let total = &mut bias_grad.as_mut_slice()[..outputs];
+    if mode == GradientMode::Write {
         total.fill(0.0);
     }
     for sums in scratch.as_slice()[..blocks * outputs].chunks_exact(outputs.max(1)) {
@@ -263,27 +240,27 @@ fn backward_by_bias(
     }
 }
 
-/// `input_gradient = output_gradient . weights^T`, its first columns, masked by what the input came through.
+/// `input_grad = output_grad . weights^T`, its first columns, masked by what the input came through.
 ///
 /// The weights are transposed once: the kernels would otherwise do so for every block.
 fn backward_by_input(
     cpu: &Cpu,
     rows: usize,
-    layer: &LayerGradient<'_, CpuMatrix>,
-    output_gradient: &CpuMatrix,
-    input_gradient: &mut CpuMatrix,
+    layer: &SavedLayer<'_, CpuMatrix>,
+    output_grad: &CpuMatrix,
+    input_grad: &mut CpuMatrix,
 ) {
     let (float, weights) = (layer.input.float(), layer.weights);
-    let (outputs, wanted) = (weights.columns(), input_gradient.columns());
-    assert!(wanted <= weights.rows() && rows <= input_gradient.rows());
+    let (outputs, wanted) = (weights.columns(), input_grad.columns());
+    assert!(wanted <= weights.rows() && rows <= input_grad.rows());
     let stride = wanted.next_multiple_of(TILE);
-    let by_output = Factor::of(float, output_gradient, 0..rows);
+    let output_grad = Factor::of(float, output_grad, 0..rows);
     let of_transposed = Factor { float, of: float, view: View::row_major(&[], outputs, wanted, stride) };
-    let rooms = (by_output.rounded_room(), outputs.next_multiple_of(TILE) * stride);
+    let rooms = (output_grad.rounded_room(), outputs.next_multiple_of(TILE) * stride);
     let mut scratch = cpu.scratch(rooms.0 + rooms.1 + of_transposed.room(cpu));
     let (room, rest) = scratch.as_mut_slice().split_at_mut(rooms.0);
     let (transposed, packed) = rest.split_at_mut(rooms.1);
-    let by_output = by_output.rounded(cpu, room);
+    let output_grad = output_grad.rounded(cpu, room);
     let strips = Parts::new(&mut *transposed);
     run!(cpu, tasks_for(outputs, TILE), |task| {
         let columns = rows_of_task(task, TILE, outputs);
@@ -294,14 +271,14 @@ fn backward_by_input(
     });
     let transposed = Factor { view: View { data: transposed, ..of_transposed.view }, ..of_transposed };
     let transposed = transposed.ready(cpu, packed);
-    let (float, out_stride) = (input_gradient.float(), input_gradient.stride());
-    let out = input_gradient.parts();
+    let (float, out_stride) = (input_grad.float(), input_grad.stride());
+    let out = input_grad.parts();
     let each = transposed.rows_of_task(cpu, rows, ROWS, ROWS);
     run!(cpu, tasks_for(rows, each), |task| {
         let block = rows_of_task(task, each, rows);
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
-        transposed.product(by_output.rows(block.clone()), out, out_stride, false);
+        transposed.product(output_grad.rows(block.clone()), out, out_stride, false);
         float.round_all(out);
         if layer.input_activation == Activation::Relu {
             for (out, row) in out.chunks_exact_mut(out_stride).zip(block) {

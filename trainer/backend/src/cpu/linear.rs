@@ -1,35 +1,21 @@
 //! The linear model: one weight an id and a dense column. That of several columns is in [`super::linear_columns`].
 
-use std::ops::Range;
-
-use crate::backend::Sum;
-use crate::cpu::matrix::{CpuMatrix, CpuTable};
+use crate::cpu::matrix::CpuTable;
 use crate::cpu::memory::prefetch;
 use crate::cpu::{Cpu, linear_columns, rows_of_task, tasks_for};
-use crate::device::{Lookup, Pooling};
-use crate::host::{HostBatch, Ids, Shares};
+use crate::device::Pooling;
+use crate::host::{Ids, Shares};
+use crate::ops::{GradientMode, LinearBackward, LinearForward};
 
 /// Batch rows of a task, and how far ahead weights are fetched (see [`super::gather`]).
 const ROWS: usize = 128;
 
 /// `out[b] += bias + sum of the looked-up weights + dense columns . dense_weights`
-#[allow(clippy::too_many_arguments, reason = "the operation's own")]
-pub(crate) fn forward(
-    cpu: &Cpu,
-    batch: &HostBatch,
-    rows: Range<usize>,
-    lookups: &[Lookup],
-    tables: &[CpuTable],
-    dense: &[usize],
-    dense_weights: &CpuMatrix,
-    bias: &CpuMatrix,
-    out: &mut CpuMatrix,
-) {
+pub(crate) fn forward(cpu: &Cpu, operation: LinearForward<'_, Cpu>) {
+    let LinearForward { batch, rows, lookups, tables, dense, dense_weights, bias, out } = operation;
     if out.columns() != 1 {
         return linear_columns::forward(cpu, batch, rows, lookups, tables, dense, dense_weights, bias, out);
     }
-    assert!(rows.end <= batch.rows() && rows.len() <= out.rows());
-    assert!(dense_weights.rows() == dense.len() && dense_weights.stride() <= 1);
     let bias = bias.row(0)[0];
     let (float, out) = (out.float(), out.parts());
     run!(cpu, tasks_for(rows.len(), ROWS), |task| {
@@ -111,43 +97,32 @@ fn pool_weights_by_shares(
 /// The gradient by dense weights and bias.
 ///
 /// A few numbers a row: one thread sums them, in the order of the rows.
-#[allow(clippy::too_many_arguments, reason = "the operation's own")]
-pub(crate) fn backward(
-    cpu: &Cpu,
-    batch: &HostBatch,
-    rows: Range<usize>,
-    dense: &[usize],
-    out_gradient: &CpuMatrix,
-    sum: Sum,
-    dense_weights_gradient: &mut CpuMatrix,
-    bias_gradient: &mut CpuMatrix,
-) {
-    if out_gradient.columns() != 1 {
-        let by = (dense_weights_gradient, bias_gradient);
-        return linear_columns::backward(cpu, batch, rows, dense, out_gradient, sum, by);
+pub(crate) fn backward(cpu: &Cpu, operation: LinearBackward<'_, Cpu>) {
+    let LinearBackward { batch, rows, dense, out_grad, mode, weight_grad, bias_grad } = operation;
+    if out_grad.columns() != 1 {
+        let by = (weight_grad, bias_grad);
+        return linear_columns::backward(cpu, batch, rows, dense, out_grad, mode, by);
     }
-    assert!(dense_weights_gradient.rows() == dense.len());
-    assert!(rows.end <= batch.rows());
-    let gradients = &out_gradient.as_slice()[..rows.len()];
-    let by_weights = &mut dense_weights_gradient.as_mut_slice()[..dense.len()];
+    let gradients = &out_grad.as_slice()[..rows.len()];
+    let weight_grad = &mut weight_grad.as_mut_slice()[..dense.len()];
     let bias = cpu.simd.run(
         #[inline(always)]
         || {
-            if sum == Sum::Anew {
-                by_weights.fill(0.0);
+            if mode == GradientMode::Write {
+                weight_grad.fill(0.0);
             }
             for (row, &g) in rows.zip(gradients) {
                 let values = batch.dense(row);
-                for (sum, &source) in by_weights.iter_mut().zip(dense) {
+                for (sum, &source) in weight_grad.iter_mut().zip(dense) {
                     *sum += values[source] * g;
                 }
             }
             gradients.iter().map(|&g| f64::from(g)).sum::<f64>()
         },
     );
-    let by_bias = &mut bias_gradient.as_mut_slice()[0];
-    *by_bias = match sum {
-        Sum::Anew => bias as f32,
-        Sum::Further => (f64::from(*by_bias) + bias) as f32,
+    let bias_grad = &mut bias_grad.as_mut_slice()[0];
+    *bias_grad = match mode {
+        GradientMode::Write => bias as f32,
+        GradientMode::Accumulate => (f64::from(*bias_grad) + bias) as f32,
     };
 }

@@ -4,11 +4,11 @@
 
 use std::ops::Range;
 
-use crate::backend::Sum;
 use crate::cpu::matrix::{CpuMatrix, CpuTable};
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
 use crate::device::Lookup;
 use crate::host::{HostBatch, Ids};
+use crate::ops::GradientMode;
 
 /// Batch rows of a task.
 const ROWS: usize = 64;
@@ -81,37 +81,37 @@ pub(crate) fn backward(
     batch: &HostBatch,
     rows: Range<usize>,
     dense: &[usize],
-    out_gradient: &CpuMatrix,
-    sum: Sum,
-    (by_weights, by_bias): (&mut CpuMatrix, &mut CpuMatrix),
+    out_grad: &CpuMatrix,
+    mode: GradientMode,
+    (weight_grad, bias_grad): (&mut CpuMatrix, &mut CpuMatrix),
 ) {
-    let columns = out_gradient.columns();
-    assert!(rows.end <= batch.rows() && rows.len() <= out_gradient.rows());
+    let columns = out_grad.columns();
+    assert!(rows.end <= batch.rows() && rows.len() <= out_grad.rows());
     assert!(
-        by_weights.rows() == dense.len()
-            && [&*by_weights, &*by_bias].iter().all(|it| it.columns() == columns)
+        weight_grad.rows() == dense.len()
+            && [&*weight_grad, &*bias_grad].iter().all(|it| it.columns() == columns)
     );
-    let stride = by_weights.stride();
-    let (by_weights, by_bias) = (by_weights.parts(), by_bias.parts());
+    let stride = weight_grad.stride();
+    let (weight_grad, bias_grad) = (weight_grad.parts(), bias_grad.parts());
     run!(cpu, tasks_for(columns, COLUMNS), |task| {
         let block = rows_of_task(task, COLUMNS, columns);
         // SAFETY: blocks of columns are disjoint.
-        let by_bias = unsafe { by_bias.get(block.clone()) };
+        let bias_grad = unsafe { bias_grad.get(block.clone()) };
         for (place, &source) in dense.iter().enumerate() {
             // SAFETY: the same.
-            let by_weights =
-                unsafe { by_weights.get(place * stride + block.start..place * stride + block.end) };
-            if sum == Sum::Anew {
-                by_weights.fill(0.0);
+            let weight_grad =
+                unsafe { weight_grad.get(place * stride + block.start..place * stride + block.end) };
+            if mode == GradientMode::Write {
+                weight_grad.fill(0.0);
             }
             for (row, place) in rows.clone().zip(0..) {
-                add_times(batch.dense(row)[source], &out_gradient.row(place)[block.clone()], by_weights);
+                add_times(batch.dense(row)[source], &out_grad.row(place)[block.clone()], weight_grad);
             }
         }
-        for (column, by_bias) in block.zip(by_bias) {
-            let before = if sum == Sum::Anew { 0.0 } else { f64::from(*by_bias) };
-            let gradients = (0..rows.len()).map(|row| f64::from(out_gradient.row(row)[column]));
-            *by_bias = (before + gradients.sum::<f64>()) as f32;
+        for (column, bias_grad) in block.zip(bias_grad) {
+            let before = if mode == GradientMode::Write { 0.0 } else { f64::from(*bias_grad) };
+            let gradients = (0..rows.len()).map(|row| f64::from(out_grad.row(row)[column]));
+            *bias_grad = (before + gradients.sum::<f64>()) as f32;
         }
     });
 }

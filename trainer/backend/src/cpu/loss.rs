@@ -2,27 +2,20 @@
 
 use std::ops::Range;
 
-use crate::backend::{Loss, Task};
 use crate::cpu::columns::each_row;
 use crate::cpu::exp::exp;
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::{Cpu, rows_of_task, tasks_for, vectors};
 use crate::float::Float;
 use crate::host::HostBatch;
+use crate::ops::{Loss, Sigmoid, Softmax, Task, TaskLoss};
 
 /// Rows of a task.
 const ROWS: usize = 512;
 
 /// A task's loss and its gradient; each row's loss is computed by a task of the team and summed in order.
-pub(crate) fn loss(
-    cpu: &Cpu,
-    task: &Task,
-    batch: &HostBatch,
-    rows: Range<usize>,
-    logits: &CpuMatrix,
-    gradient: &mut CpuMatrix,
-    sums: &mut CpuMatrix,
-) {
+pub(crate) fn loss(cpu: &Cpu, operation: TaskLoss<'_, Cpu>) {
+    let TaskLoss { task, batch, rows, logits, logits_grad: gradient, sums } = operation;
     let (column, float) = (task.label, gradient.float());
     match task.loss {
         Loss::BinaryCrossEntropy { smoothing, positive_weight, negative_weight } => {
@@ -48,7 +41,6 @@ pub(crate) fn loss(
         }
         Loss::CrossEntropy { smoothing, ref class_weights } => {
             let classes = class_weights.len();
-            assert!(column == 0 && [logits, &*gradient].iter().all(|matrix| matrix.columns() == classes));
             let (keep, add) = ((1.0 - smoothing) as f32, (smoothing / classes as f64) as f32);
             let weight = |label: f32| class_weights[label as usize] as f32;
             by_row(
@@ -145,8 +137,8 @@ fn by_row(
 }
 
 /// `1 / (1 + exp(-x))`
-pub(crate) fn sigmoid(cpu: &Cpu, rows: usize, logits: &CpuMatrix, out: &mut CpuMatrix) {
-    assert!(logits.columns() == out.columns() && rows <= logits.rows() && rows <= out.rows());
+pub(crate) fn sigmoid(cpu: &Cpu, operation: Sigmoid<'_, Cpu>) {
+    let Sigmoid { rows, logits, out } = operation;
     let (float, stride) = (out.float(), out.stride());
     let out = out.parts();
     run!(cpu, tasks_for(rows, ROWS), |task| {
@@ -161,8 +153,8 @@ pub(crate) fn sigmoid(cpu: &Cpu, rows: usize, logits: &CpuMatrix, out: &mut CpuM
 }
 
 /// `exp(x) / sum of exp(x)` of each row.
-pub(crate) fn softmax_of_rows(cpu: &Cpu, rows: usize, logits: &CpuMatrix, out: &mut CpuMatrix) {
-    assert!(logits.columns() == out.columns() && rows <= logits.rows());
+pub(crate) fn softmax_of_rows(cpu: &Cpu, operation: Softmax<'_, Cpu>) {
+    let Softmax { rows, logits, out } = operation;
     each_row(
         cpu,
         rows,

@@ -3,28 +3,17 @@
 //! A row is worked on whole: its gates are a few numbers, and what its experts gave stays in the first-level cache
 //! for all tasks. Inner loops go over the columns of one expert.
 
-use crate::backend::MixtureShape;
-use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::vectors::product;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::ops::{MixtureBackward, MixtureForward, MixtureShape};
 
 /// Batch rows of a task.
 const ROWS: usize = 64;
 
 /// Fills gates and mixtures.
-pub(crate) fn forward(
-    cpu: &Cpu,
-    rows: usize,
-    shape: MixtureShape,
-    logits: &CpuMatrix,
-    experts: &CpuMatrix,
-    gates: &mut CpuMatrix,
-    output: &mut CpuMatrix,
-) {
-    let MixtureShape { tasks, experts: count, width } = shape;
-    assert!(logits.columns() == tasks * count && gates.columns() == tasks * count);
-    assert!(experts.columns() == count * width && output.columns() == tasks * width);
-    assert!([logits, experts, gates, output].iter().all(|matrix| rows <= matrix.rows()));
+pub(crate) fn forward(cpu: &Cpu, operation: MixtureForward<'_, Cpu>) {
+    let MixtureForward { rows, shape, logits, experts, gates, output } = operation;
+    let MixtureShape { experts: count, width, .. } = shape;
     let (gates_stride, output_stride) = (gates.stride(), output.stride());
     let (gates_float, output_float) = (gates.float(), output.float());
     let (gates, output) = (gates.parts(), output.parts());
@@ -56,51 +45,41 @@ pub(crate) fn forward(
 ///
 /// With `s_e` the product of the gradient by a task's mixture and what expert `e` gave, that by its gate's logit is
 /// `g_e (s_e - sum of g s)`; that by the expert is the sum over tasks of gate times gradient.
-pub(crate) fn backward(
-    cpu: &Cpu,
-    rows: usize,
-    shape: MixtureShape,
-    (gates, experts): (&CpuMatrix, &CpuMatrix),
-    output_gradient: &CpuMatrix,
-    logits_gradient: &mut CpuMatrix,
-    experts_gradient: &mut CpuMatrix,
-) {
-    let MixtureShape { tasks, experts: count, width } = shape;
-    assert!(gates.columns() == tasks * count && logits_gradient.columns() == tasks * count);
-    assert!(experts.columns() == count * width && experts_gradient.columns() == count * width);
-    assert!(output_gradient.columns() == tasks * width && rows <= output_gradient.rows());
-    assert!([gates, experts, logits_gradient, experts_gradient].iter().all(|matrix| rows <= matrix.rows()));
-    let (logits_stride, experts_stride) = (logits_gradient.stride(), experts_gradient.stride());
-    let (logits_float, experts_float) = (logits_gradient.float(), experts_gradient.float());
-    let (by_logits, by_experts) = (logits_gradient.parts(), experts_gradient.parts());
+pub(crate) fn backward(cpu: &Cpu, operation: MixtureBackward<'_, Cpu>) {
+    let MixtureBackward { rows, shape, gates, experts, output_grad, logits_grad, experts_grad } = operation;
+    let MixtureShape { experts: count, width, .. } = shape;
+    let (logits_stride, experts_stride) = (logits_grad.stride(), experts_grad.stride());
+    let (logits_float, experts_float) = (logits_grad.float(), experts_grad.float());
+    let (logits_grad, experts_grad) = (logits_grad.parts(), experts_grad.parts());
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         // SAFETY: blocks of rows are disjoint.
-        let (by_logits, by_experts) = unsafe {
-            let by_logits = by_logits.get(block.start * logits_stride..block.end * logits_stride);
-            (by_logits, by_experts.get(block.start * experts_stride..block.end * experts_stride))
+        let (logits_grad, experts_grad) = unsafe {
+            let logits_grad = logits_grad.get(block.start * logits_stride..block.end * logits_stride);
+            (logits_grad, experts_grad.get(block.start * experts_stride..block.end * experts_stride))
         };
-        let out = by_logits.chunks_exact_mut(logits_stride).zip(by_experts.chunks_exact_mut(experts_stride));
-        for (row, (by_logits, by_experts)) in block.zip(out) {
+        let out =
+            logits_grad.chunks_exact_mut(logits_stride).zip(experts_grad.chunks_exact_mut(experts_stride));
+        for (row, (logits_grad, experts_grad)) in block.zip(out) {
             let experts = experts.row(row);
-            by_experts.fill(0.0);
-            let of_tasks =
-                gates.row(row).chunks_exact(count).zip(output_gradient.row(row).chunks_exact(width));
-            for ((gates, by_output), by_logits) in of_tasks.zip(by_logits.chunks_exact_mut(count)) {
-                let places = experts.chunks_exact(width).zip(by_experts.chunks_exact_mut(width));
+            experts_grad.fill(0.0);
+            let of_tasks = gates.row(row).chunks_exact(count).zip(output_grad.row(row).chunks_exact(width));
+            for ((gates, output_grad), logits_grad) in of_tasks.zip(logits_grad.chunks_exact_mut(count)) {
+                let places = experts.chunks_exact(width).zip(experts_grad.chunks_exact_mut(width));
                 let mut mean = 0.0;
-                for ((&gate, by_logit), (expert, by_expert)) in gates.iter().zip(&mut *by_logits).zip(places)
+                for ((&gate, by_logit), (expert, by_expert)) in
+                    gates.iter().zip(&mut *logits_grad).zip(places)
                 {
-                    let product = product(by_output, expert);
+                    let product = product(output_grad, expert);
                     *by_logit = product;
                     mean += gate * product;
-                    add_times(gate, by_output, by_expert);
+                    add_times(gate, output_grad, by_expert);
                 }
-                for (&gate, by_logit) in gates.iter().zip(by_logits) {
+                for (&gate, by_logit) in gates.iter().zip(logits_grad) {
                     *by_logit = logits_float.round(gate * (*by_logit - mean));
                 }
             }
-            experts_float.round_all(&mut by_experts[..count * width]);
+            experts_float.round_all(&mut experts_grad[..count * width]);
         }
     });
 }

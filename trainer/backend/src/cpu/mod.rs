@@ -55,20 +55,21 @@ mod vectors;
 mod weights;
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
+use millstream_trace::Recorder;
 
-use crate::backend::{Activation, Backend, LayerGradient, MixtureShape, RowGradients, Sum, Task};
+use crate::backend::Backend;
 use crate::description::Description;
-use crate::device::{Device, IdColumn, Lookup, MatrixShape, Operation, TablePart, TablePlace, TableShape};
+use crate::device::{
+    BatchShape, Device, IdColumn, Lookup, MatrixShape, TablePart, TablePlace, TableShape, WorkspaceUse,
+};
 use crate::error::{BackendError, BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostReport};
-use crate::normalization::{Axis, Normalization, Normalized};
-use crate::retrieval::InBatchSoftmax;
+use crate::ops::{CopyTable, Operation, ReadMatrix, ReadTable, WriteMatrix, WriteTable};
 use crate::sizes::{Layout, OperationBytes};
-use crate::update::{LossScaling, Update};
 use memory::Memory;
 use simd::Simd;
 use team::Team;
@@ -86,8 +87,9 @@ pub struct Cpu {
     /// For products in single and half precision, which are by instructions of single precision without.
     #[cfg(target_arch = "x86_64")]
     split: Option<bf16::Instructions>,
-    /// What an operation needs besides its arguments: grows to the largest need, then stays.
+    /// The workspace of the current operation; grows to the largest need.
     scratch: Mutex<Memory>,
+    recorder: Arc<Recorder>,
 }
 
 impl Cpu {
@@ -108,7 +110,14 @@ impl Cpu {
             #[cfg(target_arch = "x86_64")]
             split: bf16::Instructions::detect_split(),
             scratch: Mutex::new(Memory::zeroed(0)),
+            recorder: Arc::default(),
         })
+    }
+
+    /// The same, recorded by `recorder`.
+    #[must_use]
+    pub fn with_recorder(self, recorder: Arc<Recorder>) -> Self {
+        Self { recorder, ..self }
     }
 
     /// The same without AMX, as on most machines: it multiplies by vectors, and so sums in another order.
@@ -119,11 +128,6 @@ impl Cpu {
         #[cfg(not(target_arch = "x86_64"))]
         let this = self;
         this
-    }
-
-    /// Numbers that an in-batch softmax of so many rows and columns works in.
-    fn softmax_numbers(rows: usize, columns: usize) -> usize {
-        softmax::Work::of(rows, columns).numbers()
     }
 
     /// Runs `kernel` for each of `0..tasks` on all threads. For [`run!`] alone.
@@ -197,8 +201,8 @@ impl Device for Cpu {
         HostReport::new(numbers)
     }
 
-    fn make_ready(&self, operation: &Operation<'_>) {
-        if let Operation::Layer { inputs, outputs, .. } = *operation {
+    fn reserve_workspace(&self, operation: &WorkspaceUse<'_>) {
+        if let WorkspaceUse::Layer { inputs, outputs, .. } = *operation {
             drop(self.scratch(layer::work(self.team.threads(), inputs, outputs)));
         }
     }
@@ -248,8 +252,10 @@ impl Layout for Cpu {
     }
 
     /// Of layers, but for what each thread has besides, a quarter of a MiB; what others take is little.
-    fn operation_bytes(operation: &Operation<'_>) -> OperationBytes {
-        let Operation::Layer { inputs, outputs, .. } = *operation else { return OperationBytes::default() };
+    fn operation_bytes(operation: &WorkspaceUse<'_>) -> OperationBytes {
+        let WorkspaceUse::Layer { inputs, outputs, .. } = *operation else {
+            return OperationBytes::default();
+        };
         let shared = (layer::work(1, inputs, outputs) * size_of::<f32>()) as u64;
         OperationBytes { shared, own: 0 }
     }
@@ -265,6 +271,10 @@ impl Backend for Cpu {
         })
     }
 
+    fn recorder(&self) -> Option<&Arc<Recorder>> {
+        Some(&self.recorder)
+    }
+
     fn matrix_shape(matrix: &CpuMatrix) -> MatrixShape {
         MatrixShape { rows: matrix.rows(), columns: matrix.columns(), number_bytes: size_of::<f32>() }
     }
@@ -273,24 +283,71 @@ impl Backend for Cpu {
         table.shape()
     }
 
+    fn batch_shape(batch: &HostBatch) -> &BatchShape {
+        batch.shape()
+    }
+
+    fn planned_columns(plan: &CpuRowPlan) -> impl Iterator<Item = IdColumn> {
+        plan.columns()
+    }
+
+    fn softmax_numbers(rows: usize, columns: usize) -> usize {
+        softmax::Work::of(rows, columns).numbers()
+    }
+
     fn touched_rows(&self, plan: &CpuRowPlan, lookups: &[Lookup]) -> Option<usize> {
         Some(plan.group(lookups).starts().len() - 1)
     }
 
-    fn write_matrix(&self, matrix: &mut CpuMatrix, values: &[f32]) {
-        matrix.write(values);
-    }
-
-    fn read_matrix(&self, matrix: &CpuMatrix, out: &mut [f32]) {
-        matrix.read(out);
-    }
-
-    fn write_table(&self, table: &mut CpuTable, part: TablePart, first_row: usize, values: &[f32]) {
-        table.write(part, first_row, values);
-    }
-
-    fn read_table(&self, table: &CpuTable, part: TablePart, first_row: usize, out: &mut [f32]) {
-        table.read(part, first_row, out);
+    fn execute(&self, operation: Operation<'_, Self>) {
+        match operation {
+            Operation::WriteMatrix(WriteMatrix { matrix, values }) => matrix.write(values),
+            Operation::ReadMatrix(ReadMatrix { matrix, out }) => matrix.read(out),
+            Operation::WriteTable(WriteTable { table, part, first_row, values }) => {
+                table.write(part, first_row, values);
+            }
+            Operation::ReadTable(ReadTable { table, part, first_row, out }) => {
+                table.read(part, first_row, out);
+            }
+            Operation::CopyTable(CopyTable { table, out }) => copy::table(self, table, out),
+            Operation::PlanRows(operation) => rows::plan(self, operation),
+            Operation::Gather(operation) => gather::gather(self, operation),
+            Operation::LinearForward(operation) => linear::forward(self, operation),
+            Operation::LinearBackward(operation) => linear::backward(self, operation),
+            Operation::LayerForward(operation) => layer::forward(self, operation),
+            Operation::LayerBackward(operation) => layer::backward(self, operation),
+            Operation::FmForward(operation) => interaction::fm_forward(self, operation),
+            Operation::FmBackward(operation) => interaction::fm_backward(self, operation),
+            Operation::CrossForward(operation) => interaction::cross_forward(self, operation),
+            Operation::CrossBackward(operation) => interaction::cross_backward(self, operation),
+            Operation::DotForward(operation) => interaction::dot_forward(self, operation),
+            Operation::DotBackward(operation) => interaction::dot_backward(self, operation),
+            Operation::MixtureForward(operation) => mixture::forward(self, operation),
+            Operation::MixtureBackward(operation) => mixture::backward(self, operation),
+            Operation::CopyColumns(operation) => columns::copy(self, operation),
+            Operation::CopyRows(operation) => columns::copy_rows(self, operation),
+            Operation::Dropout(operation) => dropout::dropout(self, operation),
+            Operation::Moments(operation) => normalize::moments(self, operation),
+            Operation::NormalizeForward(operation) => normalize::forward(self, operation),
+            Operation::NormalizeBackward(operation) => normalize::backward(self, operation),
+            Operation::UnitForward(operation) => vectors::unit_forward(self, operation),
+            Operation::UnitBackward(operation) => vectors::unit_backward(self, operation),
+            Operation::RowProducts(operation) => vectors::products(self, operation),
+            Operation::InBatchSoftmax(operation) => softmax::softmax(self, operation),
+            Operation::Blend(operation) => normalize::blend(operation),
+            Operation::Add(operation) => columns::add(self, operation),
+            Operation::Clear(operation) => columns::clear(self, operation),
+            Operation::TaskLoss(operation) => loss::loss(self, operation),
+            Operation::Multiply(operation) => columns::multiply(self, operation),
+            Operation::Sigmoid(operation) => loss::sigmoid(self, operation),
+            Operation::Softmax(operation) => loss::softmax_of_rows(self, operation),
+            Operation::Squares(operation) => squares::squares(self, operation),
+            Operation::RowSquares(operation) => squares::row_squares(self, operation),
+            Operation::ClipScale(operation) => squares::clip_scale(operation),
+            Operation::Unscale(operation) => squares::unscale(operation),
+            Operation::Step(operation) => step::step(self, operation),
+            Operation::StepRows(operation) => step_rows::step_rows(self, operation),
+        }
     }
 
     fn table_place(shape: TableShape, part: TablePart) -> TablePlace {
@@ -301,11 +358,7 @@ impl Backend for Cpu {
         shape.rows * CpuTable::row_floats(shape)
     }
 
-    fn copy_table(&self, table: &CpuTable, _shape: TableShape, out: &mut [f32]) {
-        copy::table(self, table, out);
-    }
-
-    fn upload(&self, batch: BatchRef<'_>, into: &mut HostBatch) -> Result<(), BatchError> {
+    fn copy_batch(&self, batch: BatchRef<'_>, into: &mut HostBatch) -> Result<(), BatchError> {
         into.upload(batch)
     }
 
@@ -317,331 +370,12 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn send(&self, _batch: &HostBatch, matrices: &[&CpuMatrix], report: &mut HostReport<f32>) {
-        report.take(
-            matrices,
-            |matrix| matrix.rows() * matrix.columns(),
-            |matrix, out| self.read_matrix(matrix, out),
-        );
+    fn queue_report(&self, _batch: &HostBatch, matrices: &[&CpuMatrix], report: &mut HostReport<f32>) {
+        report.take(matrices, |matrix| matrix.rows() * matrix.columns(), |matrix, out| matrix.read(out));
     }
 
     fn receive(&self, report: &mut HostReport<f32>, numbers: &mut [f32]) -> Result<(), BatchError> {
         report.tell(numbers);
         Ok(())
-    }
-
-    fn plan_rows(&self, batch: &HostBatch, plan: &mut CpuRowPlan) {
-        rows::plan(self, batch, plan);
-    }
-
-    fn gather(
-        &self,
-        batch: &HostBatch,
-        rows: Range<usize>,
-        lookups: &[Lookup],
-        tables: &[CpuTable],
-        dense: &[usize],
-        out: &mut CpuMatrix,
-        first_column: usize,
-    ) {
-        gather::gather(self, batch, rows, lookups, tables, dense, out, first_column);
-    }
-
-    fn linear_forward(
-        &self,
-        batch: &HostBatch,
-        rows: Range<usize>,
-        lookups: &[Lookup],
-        tables: &[CpuTable],
-        dense: &[usize],
-        dense_weights: &CpuMatrix,
-        bias: &CpuMatrix,
-        out: &mut CpuMatrix,
-    ) {
-        linear::forward(self, batch, rows, lookups, tables, dense, dense_weights, bias, out);
-    }
-
-    fn linear_backward(
-        &self,
-        batch: &HostBatch,
-        rows: Range<usize>,
-        dense: &[usize],
-        out_gradient: &CpuMatrix,
-        sum: Sum,
-        dense_weights_gradient: &mut CpuMatrix,
-        bias_gradient: &mut CpuMatrix,
-    ) {
-        let (by_weights, by_bias) = (dense_weights_gradient, bias_gradient);
-        linear::backward(self, batch, rows, dense, out_gradient, sum, by_weights, by_bias);
-    }
-
-    fn layer_forward(
-        &self,
-        rows: usize,
-        input: &CpuMatrix,
-        weights: &CpuMatrix,
-        bias: Option<&CpuMatrix>,
-        activation: Activation,
-        output: &mut CpuMatrix,
-    ) {
-        layer::forward(self, rows, input, weights, bias, activation, output);
-    }
-
-    fn layer_backward(
-        &self,
-        rows: usize,
-        layer: &LayerGradient<'_, CpuMatrix>,
-        output_gradient: &mut CpuMatrix,
-        sum: Sum,
-        weights_gradient: &mut CpuMatrix,
-        bias_gradient: Option<&mut CpuMatrix>,
-        input_gradient: Option<&mut CpuMatrix>,
-    ) {
-        let (by_weights, by_bias, by_input) = (weights_gradient, bias_gradient, input_gradient);
-        layer::backward(self, rows, layer, output_gradient, sum, by_weights, by_bias, by_input);
-    }
-
-    fn fm_forward(&self, rows: usize, vectors: &CpuMatrix, shape: (usize, usize), out: &mut CpuMatrix) {
-        interaction::fm_forward(self, rows, vectors, shape, out);
-    }
-
-    fn fm_backward(
-        &self,
-        rows: usize,
-        vectors: &CpuMatrix,
-        shape: (usize, usize),
-        out_gradient: &CpuMatrix,
-        vectors_gradient: &mut CpuMatrix,
-    ) {
-        interaction::fm_backward(self, rows, vectors, shape, out_gradient, vectors_gradient);
-    }
-
-    fn cross_forward(
-        &self,
-        rows: usize,
-        first: &CpuMatrix,
-        product: &CpuMatrix,
-        input: &CpuMatrix,
-        output: &mut CpuMatrix,
-    ) {
-        interaction::cross_forward(self, rows, first, product, input, output);
-    }
-
-    fn cross_backward(
-        &self,
-        rows: usize,
-        first: &CpuMatrix,
-        product: &CpuMatrix,
-        output_gradient: &CpuMatrix,
-        product_gradient: &mut CpuMatrix,
-        first_gradient: &mut CpuMatrix,
-    ) {
-        let (by_product, by_first) = (product_gradient, first_gradient);
-        interaction::cross_backward(self, rows, first, product, output_gradient, by_product, by_first);
-    }
-
-    fn dot_forward(&self, rows: usize, vectors: &CpuMatrix, width: usize, out: &mut CpuMatrix) {
-        interaction::dot_forward(self, rows, vectors, width, out);
-    }
-
-    fn dot_backward(
-        &self,
-        rows: usize,
-        vectors: &CpuMatrix,
-        width: usize,
-        out_gradient: &CpuMatrix,
-        vectors_gradient: &mut CpuMatrix,
-    ) {
-        interaction::dot_backward(self, rows, vectors, width, out_gradient, vectors_gradient);
-    }
-
-    fn mixture_forward(
-        &self,
-        rows: usize,
-        shape: MixtureShape,
-        logits: &CpuMatrix,
-        experts: &CpuMatrix,
-        gates: &mut CpuMatrix,
-        output: &mut CpuMatrix,
-    ) {
-        mixture::forward(self, rows, shape, logits, experts, gates, output);
-    }
-
-    fn mixture_backward(
-        &self,
-        rows: usize,
-        shape: MixtureShape,
-        gates: &CpuMatrix,
-        experts: &CpuMatrix,
-        output_gradient: &CpuMatrix,
-        logits_gradient: &mut CpuMatrix,
-        experts_gradient: &mut CpuMatrix,
-    ) {
-        let saved = (gates, experts);
-        mixture::backward(self, rows, shape, saved, output_gradient, logits_gradient, experts_gradient);
-    }
-
-    fn copy_columns(
-        &self,
-        rows: usize,
-        from: (&CpuMatrix, usize),
-        to: (&mut CpuMatrix, usize),
-        columns: usize,
-    ) {
-        columns::copy(self, rows, from, to, columns);
-    }
-
-    fn copy_rows(&self, rows: usize, from: &CpuMatrix, to: &mut CpuMatrix, first: usize) {
-        columns::copy_rows(self, rows, from, to, first);
-    }
-
-    fn dropout(&self, rows: Range<usize>, keep: f64, key: u64, matrix: &mut CpuMatrix) {
-        dropout::dropout(self, rows, keep, key, matrix);
-    }
-
-    fn moments(
-        &self,
-        rows: usize,
-        axis: Axis,
-        input: &CpuMatrix,
-        mean: &mut CpuMatrix,
-        variance: &mut CpuMatrix,
-    ) {
-        normalize::moments(self, rows, axis, input, mean, variance);
-    }
-
-    fn normalize_forward(
-        &self,
-        rows: usize,
-        layer: &Normalization<'_, CpuMatrix>,
-        moments: (&CpuMatrix, &CpuMatrix),
-        input: &CpuMatrix,
-        output: &mut CpuMatrix,
-    ) {
-        normalize::forward(self, rows, layer, moments, input, output);
-    }
-
-    fn normalize_backward(
-        &self,
-        rows: usize,
-        layer: &Normalization<'_, CpuMatrix>,
-        saved: &Normalized<'_, CpuMatrix>,
-        gradient: &mut CpuMatrix,
-        sum: Sum,
-        by_scale: &mut CpuMatrix,
-        by_shift: &mut CpuMatrix,
-    ) {
-        normalize::backward(self, rows, layer, saved, gradient, sum, by_scale, by_shift);
-    }
-
-    fn unit_forward(&self, rows: usize, input: &CpuMatrix, output: &mut CpuMatrix) {
-        vectors::unit_forward(self, rows, input, output);
-    }
-
-    fn unit_backward(&self, rows: usize, input: &CpuMatrix, gradient: &mut CpuMatrix) {
-        vectors::unit_backward(self, rows, input, gradient);
-    }
-
-    fn row_products(
-        &self,
-        rows: usize,
-        factor: f64,
-        left: &CpuMatrix,
-        right: &CpuMatrix,
-        out: &mut CpuMatrix,
-    ) {
-        vectors::products(self, rows, factor, left, right, out);
-    }
-
-    fn in_batch_softmax(
-        &self,
-        softmax: &InBatchSoftmax<'_, Self>,
-        work: &mut CpuMatrix,
-        by_queries: &mut CpuMatrix,
-        by_items: &mut CpuMatrix,
-        sums: &mut CpuMatrix,
-    ) {
-        softmax::softmax(self, softmax, work, by_queries, by_items, sums);
-    }
-
-    fn blend(&self, share: f64, factor: f64, from: &CpuMatrix, to: &mut CpuMatrix) {
-        normalize::blend(share, factor, from, to);
-    }
-
-    fn add(&self, rows: usize, from: &CpuMatrix, to: &mut CpuMatrix) {
-        columns::add(self, rows, from, to);
-    }
-
-    fn clear(&self, rows: usize, matrix: &mut CpuMatrix) {
-        columns::clear(self, rows, matrix);
-    }
-
-    fn loss(
-        &self,
-        task: &Task,
-        batch: &HostBatch,
-        rows: Range<usize>,
-        logits: &CpuMatrix,
-        gradient: &mut CpuMatrix,
-        sums: &mut CpuMatrix,
-    ) {
-        loss::loss(self, task, batch, rows, logits, gradient, sums);
-    }
-
-    fn multiply(&self, rows: usize, factor: &CpuMatrix, matrix: &mut CpuMatrix) {
-        columns::multiply(self, rows, factor, matrix);
-    }
-
-    fn sigmoid(&self, rows: usize, logits: &CpuMatrix, out: &mut CpuMatrix) {
-        loss::sigmoid(self, rows, logits, out);
-    }
-
-    fn softmax(&self, rows: usize, logits: &CpuMatrix, out: &mut CpuMatrix) {
-        loss::softmax_of_rows(self, rows, logits, out);
-    }
-
-    fn squares(&self, gradient: &CpuMatrix, sum: &mut CpuMatrix) {
-        squares::squares(self, gradient, sum);
-    }
-
-    fn row_squares(&self, gradients: &RowGradients<'_, Self>, tables: &[CpuTable], sum: &mut CpuMatrix) {
-        squares::row_squares(self, gradients, tables, sum);
-    }
-
-    fn clip_scale(&self, maximum: f64, squares: &CpuMatrix, scale: &mut CpuMatrix) {
-        squares::clip_scale(maximum, squares, scale);
-    }
-
-    fn unscale(
-        &self,
-        rule: &LossScaling,
-        maximum: Option<f64>,
-        squares: &CpuMatrix,
-        state: &mut CpuMatrix,
-        scale: &mut CpuMatrix,
-    ) {
-        squares::unscale(rule, maximum, squares, state, scale);
-    }
-
-    fn step(
-        &self,
-        update: &Update,
-        scale: &CpuMatrix,
-        weights: &mut CpuMatrix,
-        states: &mut [CpuMatrix],
-        gradient: &CpuMatrix,
-    ) {
-        step::step(self, update, scale, weights, states, gradient);
-    }
-
-    fn step_rows(
-        &self,
-        update: &Update,
-        scale: &CpuMatrix,
-        draws: u64,
-        gradients: &RowGradients<'_, Self>,
-        tables: &mut [CpuTable],
-    ) {
-        step_rows::step_rows(self, update, scale, draws, gradients, tables);
     }
 }

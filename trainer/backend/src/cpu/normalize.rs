@@ -3,26 +3,19 @@
 //! What is over rows is a task's own. What is over columns is summed by blocks of rows, and the blocks' sums in
 //! order; for the gradient, two sums a column say all that a number needs to know of the others.
 
-use crate::backend::Sum;
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
-use crate::normalization::{Axis, Normalization, Normalized};
+use crate::ops::{Axis, SavedNormalization};
+use crate::ops::{Blend, GradientMode, Moments, NormalizeBackward, NormalizeForward};
 
 /// Batch rows of a task.
 const ROWS: usize = 128;
 
 /// The mean and variance of each row or column.
-pub(crate) fn moments(
-    cpu: &Cpu,
-    rows: usize,
-    axis: Axis,
-    input: &CpuMatrix,
-    mean: &mut CpuMatrix,
-    variance: &mut CpuMatrix,
-) {
+pub(crate) fn moments(cpu: &Cpu, operation: Moments<'_, Cpu>) {
+    let Moments { rows, axis, input, mean, variance } = operation;
     match axis {
         Axis::Row => {
-            assert!(mean.columns() == 1 && variance.columns() == 1 && rows <= mean.rows());
             let (means, variances) = (mean.parts(), variance.parts());
             run!(cpu, tasks_for(rows, ROWS), |task| {
                 let block = rows_of_task(task, ROWS, rows);
@@ -37,15 +30,14 @@ pub(crate) fn moments(
             });
         }
         Axis::Column => {
-            assert!(mean.columns() == input.columns() && variance.columns() == input.columns());
             let share = 1.0 / rows.max(1) as f32;
             let means = &mut mean.as_mut_slice()[..input.columns()];
-            sum_columns(cpu, rows, Sum::Anew, [&mut *means], |row, [sums]| {
+            sum_columns(cpu, rows, GradientMode::Write, [&mut *means], |row, [sums]| {
                 sums.iter_mut().zip(input.row(row)).for_each(|(sum, x)| *sum += x);
             });
             means.iter_mut().for_each(|mean| *mean *= share);
             let variances = &mut variance.as_mut_slice()[..input.columns()];
-            sum_columns(cpu, rows, Sum::Anew, [&mut *variances], |row, [sums]| {
+            sum_columns(cpu, rows, GradientMode::Write, [&mut *variances], |row, [sums]| {
                 for ((sum, x), mean) in sums.iter_mut().zip(input.row(row)).zip(&*means) {
                     *sum += (x - mean) * (x - mean);
                 }
@@ -69,7 +61,7 @@ fn sum_of(numbers: &[f32], of: impl Fn(f32) -> f32) -> f32 {
 fn sum_columns<const N: usize>(
     cpu: &Cpu,
     rows: usize,
-    sum: Sum,
+    mode: GradientMode,
     totals: [&mut [f32]; N],
     add: impl Fn(usize, [&mut [f32]; N]) + Sync,
 ) {
@@ -95,7 +87,7 @@ fn sum_columns<const N: usize>(
     });
     let sums = &scratch.as_slice()[..blocks * N * columns];
     for (number, total) in totals.into_iter().enumerate() {
-        if sum == Sum::Anew {
+        if mode == GradientMode::Write {
             total.fill(0.0);
         }
         for block in sums.chunks_exact((N * columns).max(1)) {
@@ -106,16 +98,9 @@ fn sum_columns<const N: usize>(
 }
 
 /// `y = activation(scale * (x - mean) / sqrt(variance + epsilon) + shift)`
-pub(crate) fn forward(
-    cpu: &Cpu,
-    rows: usize,
-    layer: &Normalization<'_, CpuMatrix>,
-    (mean, variance): (&CpuMatrix, &CpuMatrix),
-    input: &CpuMatrix,
-    output: &mut CpuMatrix,
-) {
+pub(crate) fn forward(cpu: &Cpu, operation: NormalizeForward<'_, Cpu>) {
+    let NormalizeForward { rows, layer, moments: (mean, variance), input, output } = operation;
     let columns = input.columns();
-    assert!(output.columns() == columns && layer.scale.columns() == columns && rows <= output.rows());
     let (scale, shift, epsilon) = (layer.scale.row(0), layer.shift.row(0), layer.epsilon as f32);
     let least = if layer.is_rectified { 0.0 } else { f32::NEG_INFINITY };
     let (float, stride) = (output.float(), output.stride());
@@ -147,28 +132,17 @@ pub(crate) fn forward(
 }
 
 /// The gradient by input, in place, scale and shift.
-#[allow(clippy::too_many_arguments, reason = "the operation's own")]
-pub(crate) fn backward(
-    cpu: &Cpu,
-    rows: usize,
-    layer: &Normalization<'_, CpuMatrix>,
-    saved: &Normalized<'_, CpuMatrix>,
-    gradient: &mut CpuMatrix,
-    sum: Sum,
-    by_scale: &mut CpuMatrix,
-    by_shift: &mut CpuMatrix,
-) {
+pub(crate) fn backward(cpu: &Cpu, operation: NormalizeBackward<'_, Cpu>) {
+    let NormalizeBackward { rows, layer, saved, grad: gradient, mode, scale_grad, shift_grad } = operation;
     let (columns, stride) = (gradient.columns(), gradient.stride());
-    assert!(saved.input.columns() == columns && saved.output.columns() == columns);
-    assert!(layer.axis == Axis::Row || sum == Sum::Anew, "columns are normalised over all rows");
-    let sum_product = &mut by_scale.as_mut_slice()[..columns];
-    let sum_g = &mut by_shift.as_mut_slice()[..columns];
+    let sum_product = &mut scale_grad.as_mut_slice()[..columns];
+    let sum_g = &mut shift_grad.as_mut_slice()[..columns];
     let normal = Normal { axis: layer.axis, saved, epsilon: layer.epsilon as f32 };
     let masked = |row: usize, column: usize, g: f32| {
         let is_off = layer.is_rectified && saved.output.row(row)[column] <= 0.0;
         if is_off { 0.0 } else { g }
     };
-    sum_columns(cpu, rows, sum, [&mut *sum_g, &mut *sum_product], |row, [sum_g, sum_product]| {
+    sum_columns(cpu, rows, mode, [&mut *sum_g, &mut *sum_product], |row, [sum_g, sum_product]| {
         for (column, &g) in gradient.row(row).iter().enumerate() {
             let g = masked(row, column, g);
             sum_g[column] += g;
@@ -210,7 +184,7 @@ pub(crate) fn backward(
 /// The input, normalised.
 struct Normal<'a> {
     axis: Axis,
-    saved: &'a Normalized<'a, CpuMatrix>,
+    saved: &'a SavedNormalization<'a, CpuMatrix>,
     epsilon: f32,
 }
 
@@ -239,8 +213,8 @@ fn at_least(least: f32, x: f32) -> f32 {
 }
 
 /// `to += share * (factor * from - to)`
-pub(crate) fn blend(share: f64, factor: f64, from: &CpuMatrix, to: &mut CpuMatrix) {
-    assert!(from.rows() == to.rows() && from.columns() == to.columns());
+pub(crate) fn blend(operation: Blend<'_, Cpu>) {
+    let Blend { share, factor, from, to } = operation;
     for (to, &from) in to.as_mut_slice().iter_mut().zip(from.as_slice()) {
         *to += share as f32 * (factor as f32 * from - *to);
     }

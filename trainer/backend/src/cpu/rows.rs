@@ -7,6 +7,7 @@
 //! Where one of them is weighted, entries are sorted with their weights, and these then lie beside the entries: groups
 //! of none have no such thing.
 
+use crate::ops::PlanRows;
 use millstream_batch::BatchSchema;
 
 use crate::cpu::Cpu;
@@ -118,6 +119,11 @@ impl CpuRowPlan {
             true => size_of::<Entry>() + 2 * size_of::<WeightedEntry>() + size_of::<f32>() + size_of::<u32>(),
         };
         groups.iter().map(|columns| (capacity_of(schema, columns) * each(columns)) as u64).sum()
+    }
+
+    /// The columns of all groups.
+    pub(crate) fn columns(&self) -> impl Iterator<Item = IdColumn> {
+        self.groups.iter().flat_map(|group| &group.columns).copied()
     }
 
     /// The sorted ids of the columns of `lookups`, those of one table.
@@ -344,7 +350,8 @@ fn scatter<E: OfId>(from: impl Iterator<Item = E> + Clone, to: &mut [E], shift: 
 }
 
 /// Sorts each of the plan's groups; a task each.
-pub(crate) fn plan(cpu: &Cpu, batch: &HostBatch, plan: &mut CpuRowPlan) {
+pub(crate) fn plan(cpu: &Cpu, operation: PlanRows<'_, Cpu>) {
+    let PlanRows { batch, plan } = operation;
     let count = plan.groups.len();
     let groups = Parts::new(&mut plan.groups);
     run!(cpu, count, |task| {
@@ -400,7 +407,7 @@ mod tests {
             batch.upload(buffer.as_ref()).unwrap();
 
             let mut plan = CpuRowPlan::new(&schema, &[vec![IdColumn::Single(0)]]);
-            super::plan(&Cpu::new(Some(1)).unwrap(), &batch, &mut plan);
+            super::plan(&Cpu::new(Some(1)).unwrap(), PlanRows { batch: &batch, plan: &mut plan });
             let column = IdColumn::Single(0);
             let sorted = plan.group(&[Lookup { column, pooling: Pooling::Sum, table: 0, first: 0 }]);
             let found: Vec<(u32, u32)> = sorted.entries().iter().map(|e| (e.id, e.row)).collect();

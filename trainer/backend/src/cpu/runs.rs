@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use crate::backend::{GradientColumns, RowGradients};
 use crate::cpu::memory::prefetch;
 use crate::cpu::rows::{Entry, SortedIds};
 use crate::cpu::{Cpu, tasks_for};
 use crate::device::{Lookup, Pooling};
 use crate::host::{HostBatch, Ids, Shares};
+use crate::ops::{GradientColumns, RowGradients};
 
 /// Sorted ids of a task. A task takes the runs of equal ids that start among its own, so that each row is one task's.
 const ENTRIES: usize = 1024;

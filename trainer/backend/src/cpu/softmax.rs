@@ -18,7 +18,7 @@ use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::memory::{LINE, Parts};
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
 use crate::host::HostBatch;
-use crate::retrieval::InBatchSoftmax;
+use crate::ops::{InBatchSoftmax, SoftmaxInput};
 
 /// Queries of a strip: a multiple of the 6 rows that an AVX-512 kernel makes at once.
 const STRIP: usize = 48;
@@ -37,7 +37,7 @@ pub(crate) struct Work {
     /// Of the items over the temperature, a column each: `[W, B]`.
     turned: usize,
     /// Of a group's gradient by the items, `[B, W]`.
-    by_items: usize,
+    item_grad: usize,
 }
 
 /// A workspace, divided.
@@ -47,14 +47,14 @@ struct Divided<'a> {
     /// A strip of scores for each group, `[STRIP, B]`.
     scores: &'a mut [f32],
     /// A gradient by the items for each group, `[B, W]`.
-    by_items: &'a mut [f32],
+    item_grad: &'a mut [f32],
 }
 
 impl Work {
     pub(crate) fn of(rows: usize, columns: usize) -> Self {
         let stride = (rows.div_ceil(LINE) | 1) * LINE;
         let turned = columns.next_multiple_of(TILE) * stride;
-        Self { rows, stride, turned, by_items: rows * CpuMatrix::stride_of(columns) }
+        Self { rows, stride, turned, item_grad: rows * CpuMatrix::stride_of(columns) }
     }
 
     fn strips(&self) -> usize {
@@ -73,38 +73,29 @@ impl Work {
 
     /// Numbers of it all.
     pub(crate) fn numbers(&self) -> usize {
-        self.turned + self.stride + self.groups() * (STRIP * self.stride + self.by_items)
+        self.turned + self.stride + self.groups() * (STRIP * self.stride + self.item_grad)
     }
 
     fn divide<'a>(&self, memory: &'a mut [f32]) -> Divided<'a> {
         let (turned, rest) = memory.split_at_mut(self.turned);
         let (losses, rest) = rest.split_at_mut(self.stride);
         let (scores, rest) = rest.split_at_mut(self.groups() * STRIP * self.stride);
-        let by_items = &mut rest[..self.groups() * self.by_items];
-        Divided { turned, losses: &mut losses[..self.rows], scores, by_items }
+        let item_grad = &mut rest[..self.groups() * self.item_grad];
+        Divided { turned, losses: &mut losses[..self.rows], scores, item_grad }
     }
 }
 
 /// Loss, and gradients by queries and items.
-pub(crate) fn softmax(
-    cpu: &Cpu,
-    softmax: &InBatchSoftmax<'_, Cpu>,
-    memory: &mut CpuMatrix,
-    by_queries: &mut CpuMatrix,
-    by_items: &mut CpuMatrix,
-    sums: &mut CpuMatrix,
-) {
-    let InBatchSoftmax { batch, queries, items, .. } = *softmax;
+pub(crate) fn softmax(cpu: &Cpu, operation: InBatchSoftmax<'_, Cpu>) {
+    let InBatchSoftmax { input: softmax, work: memory, query_grad, item_grad, sums } = operation;
+    let SoftmaxInput { batch, queries, .. } = *softmax;
     let (rows, columns) = (batch.rows(), queries.columns());
-    assert!(columns == items.columns() && columns == by_queries.columns() && columns == by_items.columns());
-    assert!(rows <= queries.rows() && rows <= items.rows() && sums.columns() == 2);
-    assert!(rows <= by_queries.rows() && rows <= by_items.rows());
     let work = Work::of(rows, columns);
     let mut divided = work.divide(memory.as_mut_slice());
     turn(cpu, softmax, work, divided.turned);
     let weight = (0..rows).map(|row| f64::from(weight_of(batch, row))).sum::<f64>();
-    sweep(cpu, softmax, work, weight, &mut divided, by_queries);
-    sum_groups(cpu, work, divided.by_items, by_items);
+    sweep(cpu, softmax, work, weight, &mut divided, query_grad);
+    sum_groups(cpu, work, divided.item_grad, item_grad);
     let loss = divided.losses.iter().map(|&loss| f64::from(loss)).sum::<f64>();
     for (sum, of_rows) in sums.as_mut_slice().iter_mut().zip([loss, weight]) {
         *sum = (f64::from(*sum) + of_rows) as f32;
@@ -117,7 +108,7 @@ fn weight_of(batch: &HostBatch, row: usize) -> f32 {
 }
 
 /// Turns the items' rows into columns, and divides them by the temperature, so that products are scores.
-fn turn(cpu: &Cpu, softmax: &InBatchSoftmax<'_, Cpu>, work: Work, turned: &mut [f32]) {
+fn turn(cpu: &Cpu, softmax: &SoftmaxInput<'_, Cpu>, work: Work, turned: &mut [f32]) {
     let factor = (1.0 / softmax.temperature) as f32;
     let (columns, stride) = (softmax.items.columns(), work.stride);
     let turned = Parts::new(turned);
@@ -132,32 +123,32 @@ fn turn(cpu: &Cpu, softmax: &InBatchSoftmax<'_, Cpu>, work: Work, turned: &mut [
 /// Fills losses, the gradient by queries, and each group's by items.
 fn sweep(
     cpu: &Cpu,
-    softmax: &InBatchSoftmax<'_, Cpu>,
+    softmax: &SoftmaxInput<'_, Cpu>,
     work: Work,
     weight: f64,
     divided: &mut Divided<'_>,
-    by_queries: &mut CpuMatrix,
+    query_grad: &mut CpuMatrix,
 ) {
-    let &InBatchSoftmax { batch, queries, items, temperature, item_id } = softmax;
+    let &SoftmaxInput { batch, queries, items, temperature, item_id } = softmax;
     let (rows, columns, stride) = (work.rows, queries.columns(), work.stride);
     let ids = item_id.map(|feature| batch.single_ids(feature));
     let by_score = if weight > 0.0 { (1.0 / (weight * temperature)) as f32 } else { 0.0 };
     let turned = View::row_major(divided.turned, columns, rows, stride);
     let (losses, scores) = (Parts::new(divided.losses), Parts::new(divided.scores));
-    let by_items = Parts::new(divided.by_items);
-    let (query_stride, item_stride) = (by_queries.stride(), CpuMatrix::stride_of(columns));
-    let (float, by_queries) = (by_queries.float(), by_queries.parts());
+    let item_grad = Parts::new(divided.item_grad);
+    let (query_stride, item_stride) = (query_grad.stride(), CpuMatrix::stride_of(columns));
+    let (float, query_grad) = (query_grad.float(), query_grad.parts());
     run!(cpu, work.groups(), |group| {
         // SAFETY: each group has its own.
         let scores = unsafe { scores.get(group * STRIP * stride..(group + 1) * STRIP * stride) };
         // SAFETY: as above.
-        let by_items = unsafe { by_items.get(group * work.by_items..(group + 1) * work.by_items) };
+        let item_grad = unsafe { item_grad.get(group * work.item_grad..(group + 1) * work.item_grad) };
         for strip in work.group(group) {
             let block = rows_of_task(strip, STRIP, rows);
             // SAFETY: strips are disjoint.
             let losses = unsafe { losses.get(block.clone()) };
             // SAFETY: as above.
-            let by_queries = unsafe { by_queries.get(block.start * query_stride..block.end * query_stride) };
+            let query_grad = unsafe { query_grad.get(block.start * query_stride..block.end * query_stride) };
             let of_strip = rows_of(queries, block.clone());
             product(of_strip, turned, scores, stride, false);
             for ((row, loss), scores) in block.clone().zip(losses).zip(scores.chunks_exact_mut(stride)) {
@@ -165,10 +156,10 @@ fn sweep(
                 *loss = weight * choose(&mut scores[..rows], row, ids, weight * by_score);
             }
             let scores = View::row_major(scores, block.len(), rows, stride);
-            product(scores, rows_of(items, 0..rows), by_queries, query_stride, false);
-            float.round_all(by_queries);
+            product(scores, rows_of(items, 0..rows), query_grad, query_stride, false);
+            float.round_all(query_grad);
             let is_first = strip == work.group(group).start;
-            product(scores.transposed(), of_strip, by_items, item_stride, !is_first);
+            product(scores.transposed(), of_strip, item_grad, item_stride, !is_first);
         }
     });
 }
@@ -219,16 +210,16 @@ fn by_lanes(numbers: &mut [f32], start: f32, with: impl Fn(f32, &mut f32) -> f32
 }
 
 /// The gradient by the items from that of each group.
-fn sum_groups(cpu: &Cpu, work: Work, groups: &[f32], by_items: &mut CpuMatrix) {
-    let stride = by_items.stride();
-    let (float, out) = (by_items.float(), by_items.parts());
+fn sum_groups(cpu: &Cpu, work: Work, groups: &[f32], item_grad: &mut CpuMatrix) {
+    let stride = item_grad.stride();
+    let (float, out) = (item_grad.float(), item_grad.parts());
     run!(cpu, tasks_for(work.rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, work.rows);
         let block = block.start * stride..block.end * stride;
         // SAFETY: blocks of rows are disjoint.
         let out = unsafe { out.get(block.clone()) };
         out.fill(0.0);
-        for of_group in groups.chunks_exact(work.by_items.max(1)) {
+        for of_group in groups.chunks_exact(work.item_grad.max(1)) {
             for (sum, x) in out.iter_mut().zip(&of_group[block.clone()]) {
                 *sum += x;
             }

@@ -2,17 +2,17 @@
 //!
 //! Each task leaves the sum of its squares; they are added in order.
 
-use crate::backend::RowGradients;
-use crate::cpu::matrix::{CpuMatrix, CpuTable};
+use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::runs::{Runs, STRIP, tasks_each};
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
-use crate::update::LossScaling;
+use crate::ops::{ClipScale, RowSquares, Squares, Unscale};
 
 /// Numbers of a task.
 const NUMBERS: usize = 8192;
 
 /// `sum += sum of the squares of the gradient's numbers`
-pub(crate) fn squares(cpu: &Cpu, gradient: &CpuMatrix, sum: &mut CpuMatrix) {
+pub(crate) fn squares(cpu: &Cpu, operation: Squares<'_, Cpu>) {
+    let Squares { grad: gradient, sum } = operation;
     // What lies between rows is zeros.
     let numbers = gradient.as_slice();
     add_all(
@@ -33,12 +33,8 @@ pub(crate) fn squares(cpu: &Cpu, gradient: &CpuMatrix, sum: &mut CpuMatrix) {
 }
 
 /// The same over the touched rows of tables, once the gradients of each row are summed.
-pub(crate) fn row_squares(
-    cpu: &Cpu,
-    gradients: &RowGradients<'_, Cpu>,
-    tables: &[CpuTable],
-    sum: &mut CpuMatrix,
-) {
+pub(crate) fn row_squares(cpu: &Cpu, operation: RowSquares<'_, Cpu>) {
+    let RowSquares { gradients, tables, sum } = operation;
     let each = tasks_each(gradients);
     add_all(
         cpu,
@@ -76,7 +72,8 @@ fn add_all(cpu: &Cpu, sum: &mut CpuMatrix, tasks: usize, each: impl Fn(usize) ->
 }
 
 /// `scale = min(1, maximum / sqrt(squares))`; NaN where there is no norm, so that a model that diverged shows it.
-pub(crate) fn clip_scale(maximum: f64, squares: &CpuMatrix, scale: &mut CpuMatrix) {
+pub(crate) fn clip_scale(operation: ClipScale<'_, Cpu>) {
+    let ClipScale { maximum, squares, scale } = operation;
     let norm = f64::from(squares.row(0)[0]).sqrt();
     scale.as_mut_slice()[0] = match norm {
         _ if !norm.is_finite() => f32::NAN,
@@ -86,13 +83,8 @@ pub(crate) fn clip_scale(maximum: f64, squares: &CpuMatrix, scale: &mut CpuMatri
 }
 
 /// See [`crate::Backend::unscale`].
-pub(crate) fn unscale(
-    rule: &LossScaling,
-    maximum: Option<f64>,
-    squares: &CpuMatrix,
-    state: &mut CpuMatrix,
-    scale: &mut CpuMatrix,
-) {
+pub(crate) fn unscale(operation: Unscale<'_, Cpu>) {
+    let Unscale { rule, maximum, squares, state, scale } = operation;
     let before = std::array::from_fn(|number| f64::from(state.row(0)[number]));
     let squares = f64::from(squares.row(0)[0]);
     let (by, after) = rule.unscale(maximum, squares, before, |number| f64::from(number as f32));

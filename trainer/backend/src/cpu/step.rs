@@ -5,20 +5,14 @@ use crate::cpu::memory::Parts;
 use crate::cpu::rules::{ByRule, Rule, by_rule_of};
 use crate::cpu::shaping::Shaping;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
-use crate::update::Update;
+use crate::ops::Step;
 
 /// Numbers of a task.
 const NUMBERS: usize = 8192;
 
 /// One optimizer step on a matrix.
-pub(crate) fn step(
-    cpu: &Cpu,
-    update: &Update,
-    scale: &CpuMatrix,
-    weights: &mut CpuMatrix,
-    states: &mut [CpuMatrix],
-    gradient: &CpuMatrix,
-) {
+pub(crate) fn step(cpu: &Cpu, operation: Step<'_, Cpu>) {
+    let Step { update, scale, weights, states, grad: gradient } = operation;
     let shaping = Shaping::new(update, scale);
     if shaping.skips() {
         return;

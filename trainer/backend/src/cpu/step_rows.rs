@@ -1,28 +1,21 @@
 //! Optimizer steps on the table rows that a batch touches.
 
-use crate::backend::RowGradients;
 use crate::cpu::Cpu;
-use crate::cpu::matrix::{CpuMatrix, CpuTable, SharedTables};
+use crate::cpu::matrix::{CpuTable, SharedTables};
 use crate::cpu::memory::{LINE, Parts};
 use crate::cpu::rounding::Rounding;
 use crate::cpu::rules::{ByRule, Rule, by_rule_of};
 use crate::cpu::runs::{Runs, STRIP, tasks_each};
 use crate::cpu::shaping::Shaping;
-use crate::update::Update;
+use crate::ops::{RowGradients, StepRows};
 
 /// Runs of equal ids that table rows are fetched ahead: enough for memory to answer, few enough that the answers are
 /// still in the first-level cache.
 const RUNS_AHEAD: usize = 16;
 
 /// One optimizer step on the touched rows of each table.
-pub(crate) fn step_rows(
-    cpu: &Cpu,
-    update: &Update,
-    scale: &CpuMatrix,
-    draws: u64,
-    gradients: &RowGradients<'_, Cpu>,
-    tables: &mut [CpuTable],
-) {
+pub(crate) fn step_rows(cpu: &Cpu, operation: StepRows<'_, Cpu>) {
+    let StepRows { update, scale, draws, gradients, tables } = operation;
     let shaping = Shaping::new(update, scale);
     if shaping.skips() {
         return;

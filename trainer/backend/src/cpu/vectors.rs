@@ -2,13 +2,12 @@
 
 use crate::cpu::Cpu;
 use crate::cpu::columns::each_row;
-use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::memory::LINE;
-use crate::retrieval::LEAST_SQUARE;
+use crate::ops::{MIN_SQUARE, RowProducts, UnitBackward, UnitForward};
 
 /// Rows of length 1.
-pub(crate) fn unit_forward(cpu: &Cpu, rows: usize, input: &CpuMatrix, output: &mut CpuMatrix) {
-    assert!(rows <= input.rows() && input.columns() == output.columns());
+pub(crate) fn unit_forward(cpu: &Cpu, operation: UnitForward<'_, Cpu>) {
+    let UnitForward { rows, input, output } = operation;
     each_row(
         cpu,
         rows,
@@ -16,7 +15,7 @@ pub(crate) fn unit_forward(cpu: &Cpu, rows: usize, input: &CpuMatrix, output: &m
         #[inline(always)]
         |row, output| {
             let input = input.row(row);
-            let factor = 1.0 / product(input, input).max(LEAST_SQUARE as f32).sqrt();
+            let factor = 1.0 / product(input, input).max(MIN_SQUARE as f32).sqrt();
             for (y, x) in output.iter_mut().zip(input) {
                 *y = x * factor;
             }
@@ -25,8 +24,8 @@ pub(crate) fn unit_forward(cpu: &Cpu, rows: usize, input: &CpuMatrix, output: &m
 }
 
 /// The gradient by the input, in place of that by the output.
-pub(crate) fn unit_backward(cpu: &Cpu, rows: usize, input: &CpuMatrix, gradient: &mut CpuMatrix) {
-    assert!(rows <= input.rows() && input.columns() == gradient.columns());
+pub(crate) fn unit_backward(cpu: &Cpu, operation: UnitBackward<'_, Cpu>) {
+    let UnitBackward { rows, input, grad: gradient } = operation;
     each_row(
         cpu,
         rows,
@@ -35,9 +34,9 @@ pub(crate) fn unit_backward(cpu: &Cpu, rows: usize, input: &CpuMatrix, gradient:
         |row, gradient| {
             let input = input.row(row);
             let square = product(input, input);
-            let factor = 1.0 / square.max(LEAST_SQUARE as f32).sqrt();
+            let factor = 1.0 / square.max(MIN_SQUARE as f32).sqrt();
             // What is along the vector changes its length alone; of one that is too short, that is all that there is.
-            let along = if square > LEAST_SQUARE as f32 { product(input, gradient) / square } else { 0.0 };
+            let along = if square > MIN_SQUARE as f32 { product(input, gradient) / square } else { 0.0 };
             for (g, x) in gradient.iter_mut().zip(input) {
                 *g = (*g - along * x) * factor;
             }
@@ -46,16 +45,8 @@ pub(crate) fn unit_backward(cpu: &Cpu, rows: usize, input: &CpuMatrix, gradient:
 }
 
 /// `out[b] = factor * left[b] . right[b]`
-pub(crate) fn products(
-    cpu: &Cpu,
-    rows: usize,
-    factor: f64,
-    left: &CpuMatrix,
-    right: &CpuMatrix,
-    out: &mut CpuMatrix,
-) {
-    assert!(rows <= left.rows() && rows <= right.rows() && left.columns() == right.columns());
-    assert_eq!(out.columns(), 1);
+pub(crate) fn products(cpu: &Cpu, operation: RowProducts<'_, Cpu>) {
+    let RowProducts { rows, factor, left, right, out } = operation;
     each_row(
         cpu,
         rows,

@@ -2,45 +2,45 @@
 
 use std::ops::Range;
 
-use crate::backend::Sum;
 use crate::cpu::gemm::View;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::groups;
 use crate::cpu::layer::Factor;
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::ops::GradientMode;
 
 /// Inputs of a task that sums over all rows, by the library.
 const INPUTS: usize = 48;
 
-/// `weights_gradient = input^T . output_gradient`
+/// `weight_grad = input^T . output_grad`
 pub(crate) fn backward(
     cpu: &Cpu,
     rows: usize,
     input: &CpuMatrix,
-    output_gradient: &CpuMatrix,
-    sum: Sum,
-    weights_gradient: &mut CpuMatrix,
+    output_grad: &CpuMatrix,
+    mode: GradientMode,
+    weight_grad: &mut CpuMatrix,
 ) {
-    let (inputs, outputs) = (weights_gradient.rows(), weights_gradient.columns());
-    assert!(inputs == input.columns() && outputs == output_gradient.columns());
+    let (inputs, outputs) = (weight_grad.rows(), weight_grad.columns());
+    assert!(inputs == input.columns() && outputs == output_grad.columns());
     // The library packs for itself, and sums in an order that depends on how many rows there are.
     let mut most = rows.max(1);
     #[cfg(target_arch = "x86_64")]
     {
-        let by_output = Factor::of(input.float(), output_gradient, 0..rows);
-        if let Some(instructions) = by_output.instructions(cpu) {
+        let output_grad = Factor::of(input.float(), output_grad, 0..rows);
+        if let Some(instructions) = output_grad.instructions(cpu) {
             if groups::suit(inputs, outputs) {
-                return groups::backward(cpu, instructions, rows, input, by_output, sum, weights_gradient);
+                return groups::backward(cpu, instructions, rows, input, output_grad, mode, weight_grad);
             }
             most = groups::packed_by_all(outputs);
         }
     }
     for first in (0..rows.max(1)).step_by(most) {
         let rows = first..rows.min(first + most);
-        let sum = if first == 0 { sum } else { Sum::Further };
-        let by_output = Factor::of(input.float(), output_gradient, rows.clone());
-        over(cpu, rows, input, by_output, sum, weights_gradient);
+        let sum = if first == 0 { mode } else { GradientMode::Accumulate };
+        let output_grad = Factor::of(input.float(), output_grad, rows.clone());
+        over(cpu, rows, input, output_grad, sum, weight_grad);
     }
 }
 
@@ -49,22 +49,22 @@ fn over(
     cpu: &Cpu,
     rows: Range<usize>,
     input: &CpuMatrix,
-    by_output: Factor<'_>,
-    sum: Sum,
-    weights_gradient: &mut CpuMatrix,
+    output_grad: Factor<'_>,
+    mode: GradientMode,
+    weight_grad: &mut CpuMatrix,
 ) {
-    let (inputs, out_stride) = (weights_gradient.rows(), weights_gradient.stride());
-    let mut scratch = cpu.scratch(by_output.room(cpu));
-    let by_output = by_output.ready(cpu, scratch.as_mut_slice());
-    let out = weights_gradient.parts();
-    let each = by_output.rows_of_task(cpu, inputs, INPUTS, usize::MAX);
+    let (inputs, out_stride) = (weight_grad.rows(), weight_grad.stride());
+    let mut scratch = cpu.scratch(output_grad.room(cpu));
+    let output_grad = output_grad.ready(cpu, scratch.as_mut_slice());
+    let out = weight_grad.parts();
+    let each = output_grad.rows_of_task(cpu, inputs, INPUTS, usize::MAX);
     run!(cpu, tasks_for(inputs, each), |task| {
         let block = rows_of_task(task, each, inputs);
         let lhs = &input.as_slice()[rows.start * input.stride() + block.start..];
         let lhs = View::row_major(lhs, rows.len(), block.len(), input.stride());
         // SAFETY: blocks of inputs are disjoint.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
-        by_output.product(lhs.transposed(), out, out_stride, sum == Sum::Further);
+        output_grad.product(lhs.transposed(), out, out_stride, mode == GradientMode::Accumulate);
     });
 }
 
@@ -89,17 +89,17 @@ mod tests {
         // The last is too wide for groups, and its rows are packed in two parts.
         let shapes = [(1, 3, 17), (511, 40, 17), (1100, 40, 17), (5000, 70, 17), (2100, 3, 1400)];
         for (rows, inputs, outputs) in shapes {
-            let (input, by_output) = (matrix(rows, inputs), matrix(rows, outputs));
+            let (input, output_grad) = (matrix(rows, inputs), matrix(rows, outputs));
             let mut gradient = CpuMatrix::new(Float::F32, inputs, outputs);
             assert!(gradient.stride() > outputs || outputs != 17);
             // What operations before have left.
             cpu.scratch(1 << 20).as_mut_slice().fill(f32::NAN);
-            for (sum, times) in [(Sum::Anew, 1.0), (Sum::Further, 2.0)] {
-                backward(&cpu, rows, &input, &by_output, sum, &mut gradient);
+            for (sum, times) in [(GradientMode::Write, 1.0), (GradientMode::Accumulate, 2.0)] {
+                backward(&cpu, rows, &input, &output_grad, sum, &mut gradient);
                 for (place, found) in gradient.as_slice().iter().enumerate() {
                     let (to, from) = (place % gradient.stride(), place / gradient.stride());
                     let product =
-                        |row: usize| f64::from(input.row(row)[from]) * f64::from(by_output.row(row)[to]);
+                        |row: usize| f64::from(input.row(row)[from]) * f64::from(output_grad.row(row)[to]);
                     let expected =
                         if to < outputs { times * (0..rows).map(product).sum::<f64>() } else { 0.0 };
                     assert!(

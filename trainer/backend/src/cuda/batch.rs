@@ -14,7 +14,7 @@ use super::driver::{Address, Memory};
 use super::feed::{Feed, SLOTS};
 use super::kernels::{CHECK_OFFSETS, ColumnView, Faults, Intake, TAKE_IDS, TAKE_NUMBERS};
 use super::{Cuda, bytes_of};
-use crate::device::{IdColumn, Pooling};
+use crate::device::{BatchShape, IdColumn, Pooling};
 use crate::error::BatchError;
 use crate::host;
 
@@ -22,7 +22,7 @@ use crate::host;
 pub struct CudaBatch {
     layout: Arc<SlotLayout>,
     memory: Memory,
-    rows: usize,
+    shape: BatchShape,
     /// Columns of one id a row, then ragged ones.
     columns: Vec<ColumnView>,
     feed: Feed,
@@ -42,7 +42,7 @@ impl CudaBatch {
         let layout = Arc::new(SlotLayout::of(schema).expect("a model's schema has a layout"));
         let (columns, bytes) = columns_of(&layout);
         let feed = Feed::new(cuda, &layout);
-        Self { memory: cuda.memory(bytes), layout, rows: 0, columns, feed }
+        Self { memory: cuda.memory(bytes), shape: BatchShape::of(schema), layout, columns, feed }
     }
 
     /// Bytes of the GPU's memory that a batch of `schema` takes, as many as can be where it has no layout.
@@ -62,8 +62,12 @@ impl CudaBatch {
         self.memory.address()
     }
 
+    pub(super) fn shape(&self) -> &BatchShape {
+        &self.shape
+    }
+
     pub(super) fn rows(&self) -> usize {
-        self.rows
+        self.shape.rows
     }
 
     pub(super) fn column(&self, column: IdColumn) -> ColumnView {
@@ -92,15 +96,15 @@ impl CudaBatch {
 
     /// Has `batch` copied and checked. Of one that is refused at once no rows are held.
     pub(super) fn upload(&mut self, cuda: &Cuda, batch: BatchRef<'_>) -> Result<(), BatchError> {
-        self.rows = 0;
+        self.shape.rows = 0;
         if !host::fits(self.layout.schema(), batch.layout().schema()) {
             return Err(BatchError::WrongSchema);
         }
-        self.rows = batch.rows();
+        self.shape.set(batch);
         let intake = self.intake(cuda);
-        let numbers = self.rows * self.dense_columns().max(1);
+        let numbers = self.rows() * self.dense_columns().max(1);
         let (columns, others) = (self.columns.len(), self.layout.schema().label_count() + 2);
-        let (rows, layout) = (self.rows, Arc::clone(&self.layout));
+        let (rows, layout) = (self.rows(), Arc::clone(&self.layout));
         self.feed.bring(cuda, batch, &layout, |slot| {
             let intake = Intake { slot, ..intake };
             // The batch before may still be read.
@@ -126,7 +130,7 @@ impl CudaBatch {
             label_count: schema.label_count() as u32,
             label_stride: schema.rows,
             dense_columns: schema.dense.len() as u32,
-            rows: self.rows as u32,
+            rows: self.rows() as u32,
         }
     }
 

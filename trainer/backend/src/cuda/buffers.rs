@@ -197,11 +197,6 @@ impl CudaTable {
         self.shape
     }
 
-    /// Numbers of `part`.
-    pub(super) fn part_numbers(&self, part: TablePart) -> usize {
-        self.shape.rows * self.shape.part_width(part)
-    }
-
     /// Where `part` begins, from row `row` on; 0 where there is no such part.
     pub(super) fn part(&self, part: TablePart, row: usize) -> Address {
         if !self.shape.parts().any(|other| other == part) {

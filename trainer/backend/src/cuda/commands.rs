@@ -261,7 +261,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::super::testing::{alone, calls};
-    use crate::{Backend, Cuda, CudaMatrix, Device};
+    use crate::{Backend, Cuda, CudaMatrix, Device, ops};
 
     fn matrix(cuda: &Cuda, numbers: &[f32]) -> CudaMatrix {
         let mut matrix = cuda.matrix(1, numbers.len());
@@ -279,7 +279,7 @@ mod tests {
         let before = calls(&stand_in, c"cuLaunchKernel");
         for round in 1..=6 {
             for factor in [f64::from(round), 0.5, -2.0, 4.0] {
-                cuda.blend(0.5, factor, &from, &mut to);
+                cuda.run(ops::Blend { share: 0.5, factor, from: &from, to: &mut to });
                 for (expected, from) in expected.iter_mut().zip([1.0, 2.0, 3.0]) {
                     *expected += 0.5 * (factor as f32 * from - *expected);
                 }
@@ -301,16 +301,16 @@ mod tests {
         let [mut main, mut other, mut sum] = [0.0; 3].map(|number| matrix(&cuda, &[number]));
         let (mut found, mut of_other, mut expected) = ([0.0], 0.0, 0.0);
         for round in 1..=20_u8 {
-            cuda.add(1, &one, &mut main);
+            cuda.run(ops::Add { rows: 1, from: &one, to: &mut main });
             cuda.aside(|| {
                 // After what came before.
-                cuda.add(1, &main, &mut other);
-                cuda.add(1, &one, &mut other);
+                cuda.run(ops::Add { rows: 1, from: &main, to: &mut other });
+                cuda.run(ops::Add { rows: 1, from: &one, to: &mut other });
             });
-            cuda.add(1, &one, &mut sum);
-            cuda.add(1, &main, &mut sum);
+            cuda.run(ops::Add { rows: 1, from: &one, to: &mut sum });
+            cuda.run(ops::Add { rows: 1, from: &main, to: &mut sum });
             cuda.join();
-            cuda.add(1, &other, &mut sum);
+            cuda.run(ops::Add { rows: 1, from: &other, to: &mut sum });
             of_other += f32::from(round) + 1.0;
             expected += 1.0 + f32::from(round) + of_other;
             cuda.read_matrix(&sum, &mut found);
@@ -326,7 +326,7 @@ mod tests {
         let mut to = matrix(&cuda, &[1.0, 1.0]);
         for number in [1.0, 2.0, 3.0] {
             let from = matrix(&cuda, &[number, -number]);
-            cuda.add(1, &from, &mut to);
+            cuda.run(ops::Add { rows: 1, from: &from, to: &mut to });
             drop(from);
             drop(cuda.matrix(1, 2));
         }

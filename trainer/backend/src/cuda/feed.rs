@@ -213,6 +213,7 @@ mod tests {
 
     use super::super::testing::{alone, calls, count, fail};
     use super::*;
+    use crate::ops;
     use crate::{
         Backend, CudaMatrix, Device, Float, Formula, IdColumn, Lookup, Pooling, TablePart, TableShape,
     };
@@ -303,8 +304,16 @@ mod tests {
             let lookup = |column, first| Lookup { column, pooling: Pooling::Sum, table: 0, first };
             let lookups = [lookup(IdColumn::Single(0), 0), lookup(IdColumn::Ragged(0), 1)];
             let Self { cuda, tables, out, sum, expected: all } = self;
-            cuda.gather(batch, 0..rows as usize, &lookups, tables, &[0, 1], out, 0);
-            cuda.add(rows as usize, out, sum);
+            cuda.run(ops::Gather {
+                batch,
+                rows: 0..rows as usize,
+                lookups: &lookups,
+                tables,
+                dense: &[0, 1],
+                out,
+                first_column: 0,
+            });
+            cuda.run(ops::Add { rows: rows as usize, from: out, to: sum });
             for (row, sums) in (0..rows).zip(all.chunks_exact_mut(4)) {
                 sums.iter_mut().zip(expected(number, row)).for_each(|(sum, x)| *sum += x);
             }
@@ -423,8 +432,14 @@ mod tests {
                 buffer.as_mut().sections().ids[2] = IDS + 1;
             }
             cuda.upload(buffer.as_ref(), &mut batch).unwrap();
-            cuda.step(&sgd, &scale, &mut weight, &mut [], &gradient);
-            cuda.blend(0.5, 0.0, &gradient, &mut weight);
+            cuda.run(ops::Step {
+                update: &sgd,
+                scale: &scale,
+                weights: &mut weight,
+                states: &mut [],
+                grad: &gradient,
+            });
+            cuda.run(ops::Blend { share: 0.5, factor: 0.0, from: &gradient, to: &mut weight });
             cuda.send(&batch, &[&weight], &mut report);
             let mut number = [0.0];
             (cuda.receive(&mut report, &mut number).map_err(|error| error.to_string()), number[0])

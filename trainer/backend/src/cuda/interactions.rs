@@ -9,8 +9,8 @@ use super::kernels::{
 };
 use super::moves::quads;
 use super::programs::Entry;
-use crate::backend::MixtureShape;
 use crate::float::Float;
+use crate::ops::MixtureShape;
 
 /// Threads of a warp for each row.
 pub(super) fn warps(rows: usize) -> [usize; 2] {
@@ -26,9 +26,9 @@ fn view(matrix: Option<&CudaMatrix>) -> MatrixView {
 pub(super) struct CrossParts<'a> {
     pub(super) input: Option<&'a CudaMatrix>,
     pub(super) output: Option<&'a CudaMatrix>,
-    pub(super) by_output: Option<&'a CudaMatrix>,
-    pub(super) by_product: Option<&'a CudaMatrix>,
-    pub(super) by_first: Option<&'a CudaMatrix>,
+    pub(super) output_grad: Option<&'a CudaMatrix>,
+    pub(super) product_grad: Option<&'a CudaMatrix>,
+    pub(super) first_grad: Option<&'a CudaMatrix>,
 }
 
 /// What a mixture reads and writes, forward or backward.
@@ -36,9 +36,9 @@ pub(super) struct CrossParts<'a> {
 pub(super) struct MixtureParts<'a> {
     pub(super) logits: Option<&'a CudaMatrix>,
     pub(super) output: Option<&'a CudaMatrix>,
-    pub(super) by_output: Option<&'a CudaMatrix>,
-    pub(super) by_logits: Option<&'a CudaMatrix>,
-    pub(super) by_experts: Option<&'a CudaMatrix>,
+    pub(super) output_grad: Option<&'a CudaMatrix>,
+    pub(super) logits_grad: Option<&'a CudaMatrix>,
+    pub(super) experts_grad: Option<&'a CudaMatrix>,
 }
 
 impl Cuda {
@@ -49,20 +49,18 @@ impl Cuda {
         vectors: &CudaMatrix,
         (count, width): (usize, usize),
         logits: &CudaMatrix,
-        by_vectors: Option<&CudaMatrix>,
+        vectors_grad: Option<&CudaMatrix>,
     ) {
-        assert!(count * width <= vectors.columns() && rows <= vectors.rows().min(logits.rows()));
-        assert!(by_vectors.is_none_or(|by| count * width <= by.columns() && rows <= by.rows()));
         let fm = Fm {
             vectors: vectors.view(),
             logits: logits.view(),
-            by_vectors: view(by_vectors),
+            vectors_grad: view(vectors_grad),
             rows: rows as u32,
             count: count as u32,
             width: width as u32,
             unused: 0,
         };
-        match by_vectors {
+        match vectors_grad {
             None => self.launch(FM_FORWARD, warps(rows), &fm),
             Some(_) => self.launch(FM_BACKWARD, [rows * width, 1], &fm),
         }
@@ -75,7 +73,7 @@ impl Cuda {
         product: &CudaMatrix,
         parts: &CrossParts<'_>,
     ) {
-        let all = [parts.input, parts.output, parts.by_output, parts.by_product, parts.by_first];
+        let all = [parts.input, parts.output, parts.output_grad, parts.product_grad, parts.first_grad];
         let all = all.into_iter().flatten().chain([first, product]);
         all.for_each(|matrix| assert!(matrix.columns() == first.columns() && rows <= matrix.rows()));
         let cross = Cross {
@@ -83,9 +81,9 @@ impl Cuda {
             product: product.view(),
             input: view(parts.input),
             output: view(parts.output),
-            by_output: view(parts.by_output),
-            by_product: view(parts.by_product),
-            by_first: view(parts.by_first),
+            output_grad: view(parts.output_grad),
+            product_grad: view(parts.product_grad),
+            first_grad: view(parts.first_grad),
             rows: rows as u32,
             unused: 0,
         };
@@ -93,35 +91,32 @@ impl Cuda {
         self.launch(entry, quads(rows, first.columns()), &cross);
     }
 
-    /// Fills `out`, or `by_vectors` given the gradient by `out`.
+    /// Fills `out`, or `vectors_grad` given the gradient by `out`.
     pub(super) fn dot(
         &self,
         rows: usize,
         vectors: &CudaMatrix,
         width: usize,
         out: &CudaMatrix,
-        by_vectors: Option<&CudaMatrix>,
+        vectors_grad: Option<&CudaMatrix>,
     ) {
         let count = vectors.columns() / width;
-        assert!(vectors.columns() == count * width && rows <= vectors.rows().min(out.rows()));
-        assert!(out.columns() == width + count * (count - 1) / 2);
-        assert!(by_vectors.is_none_or(|by| by.columns() == vectors.columns() && rows <= by.rows()));
         let dot = Dot {
             vectors: vectors.view(),
             out: out.view(),
-            by_vectors: view(by_vectors),
+            vectors_grad: view(vectors_grad),
             rows: rows as u32,
             count: count as u32,
             width: width as u32,
             unused: 0,
         };
         let float = vectors.float();
-        let is_all = [Some(out), by_vectors].into_iter().flatten().all(|other| other.float() == float);
+        let is_all = [Some(out), vectors_grad].into_iter().flatten().all(|other| other.float() == float);
         if float != Float::F32 && is_all && count <= MOST_TENSOR_VECTORS && width.is_multiple_of(EIGHT) {
-            let entry = if by_vectors.is_some() { DOT_BACKWARD_TENSOR } else { DOT_FORWARD_TENSOR };
+            let entry = if vectors_grad.is_some() { DOT_BACKWARD_TENSOR } else { DOT_FORWARD_TENSOR };
             self.launch(entry, warps(rows), &dot);
         } else {
-            let entry = if by_vectors.is_some() { DOT_BACKWARD } else { DOT_FORWARD };
+            let entry = if vectors_grad.is_some() { DOT_BACKWARD } else { DOT_FORWARD };
             self.launch_blocks(entry, [rows, 1], &dot);
         }
     }
@@ -134,22 +129,14 @@ impl Cuda {
         experts: &CudaMatrix,
         parts: &MixtureParts<'_>,
     ) {
-        let of_gates = [parts.logits, parts.by_logits, Some(gates)];
-        let of_experts = [parts.by_experts, Some(experts)];
-        let of_output = [parts.output, parts.by_output];
-        let is_of = |matrices: &[Option<&CudaMatrix>], columns: usize| {
-            matrices.iter().flatten().all(|matrix| matrix.columns() == columns && rows <= matrix.rows())
-        };
-        assert!(is_of(&of_gates, tasks * count) && is_of(&of_experts, count * width));
-        assert!(is_of(&of_output, tasks * width));
         let mixture = Mixture {
             logits: view(parts.logits),
             experts: experts.view(),
             gates: gates.view(),
             output: view(parts.output),
-            by_output: view(parts.by_output),
-            by_logits: view(parts.by_logits),
-            by_experts: view(parts.by_experts),
+            output_grad: view(parts.output_grad),
+            logits_grad: view(parts.logits_grad),
+            experts_grad: view(parts.experts_grad),
             rows: rows as u32,
             tasks: tasks as u32,
             count: count as u32,
@@ -182,7 +169,6 @@ impl Cuda {
     fn vectors(&self, entry: Entry<Vectors>, rows: usize, factor: f64, matrices: [&CudaMatrix; 3]) {
         matrices.iter().for_each(|matrix| assert!(rows <= matrix.rows()));
         let [left, right, out] = matrices;
-        assert!(left.columns() == right.columns() && [1, left.columns()].contains(&out.columns()));
         let vectors = Vectors {
             left: left.view(),
             right: right.view(),

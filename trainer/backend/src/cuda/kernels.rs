@@ -202,7 +202,7 @@ program! {
         lookup_count: u32, all_columns: u32, dense_count: u32, first_row: u32, rows: u32, unused: u32,
     }
     struct LinearBackward {
-        dense: Address, columns: Address, by_out: MatrixView, partials: Address,
+        dense: Address, columns: Address, out_grad: MatrixView, partials: Address,
         all_columns: u32, dense_count: u32, first_row: u32, rows: u32,
     }
     kernel GATHER = gather(Gather, THREADS);
@@ -259,12 +259,12 @@ program! {
 program! {
     INTERACTION = "interaction.cu";
     struct Fm {
-        vectors: MatrixView, logits: MatrixView, by_vectors: MatrixView,
+        vectors: MatrixView, logits: MatrixView, vectors_grad: MatrixView,
         rows: u32, count: u32, width: u32, unused: u32,
     }
     struct Cross {
         first: MatrixView, product: MatrixView, input: MatrixView, output: MatrixView,
-        by_output: MatrixView, by_product: MatrixView, by_first: MatrixView, rows: u32, unused: u32,
+        output_grad: MatrixView, product_grad: MatrixView, first_grad: MatrixView, rows: u32, unused: u32,
     }
     kernel FM_FORWARD = fm_forward(Fm, THREADS);
     kernel FM_BACKWARD = fm_backward(Fm, THREADS);
@@ -275,7 +275,7 @@ program! {
 program! {
     DOT = "dot.cu";
     struct Dot {
-        vectors: MatrixView, out: MatrixView, by_vectors: MatrixView,
+        vectors: MatrixView, out: MatrixView, vectors_grad: MatrixView,
         rows: u32, count: u32, width: u32, unused: u32,
     }
     kernel DOT_FORWARD = dot_forward(Dot, 128);
@@ -288,7 +288,7 @@ program! {
     MIXTURE = "mixture.cu";
     struct Mixture {
         logits: MatrixView, experts: MatrixView, gates: MatrixView, output: MatrixView,
-        by_output: MatrixView, by_logits: MatrixView, by_experts: MatrixView,
+        output_grad: MatrixView, logits_grad: MatrixView, experts_grad: MatrixView,
         rows: u32, tasks: u32, count: u32, width: u32,
     }
     kernel MIXTURE_FORWARD = mixture_forward(Mixture, THREADS);

@@ -8,8 +8,8 @@ use super::kernels::{
     COLUMNS, FINISH_COLUMNS, FINISH_LAYER, Finish, FinishColumns, MASK_GRADIENT, Mask, MatrixView, QUAD, WARP,
 };
 use super::moves::quads;
-use crate::backend::{Activation, LayerGradient, Sum};
 use crate::float::Float;
+use crate::ops::{Activation, GradientMode, SavedLayer};
 
 /// Rows of a share of a sum over rows, and the most shares.
 const SHARE: usize = 256;
@@ -69,9 +69,6 @@ impl Cuda {
         output: &CudaMatrix,
     ) {
         let (inputs, outputs) = (weights.rows(), weights.columns());
-        assert!(input.columns() == inputs && output.columns() == outputs);
-        assert!(rows <= input.rows().min(output.rows()));
-        assert!(bias.is_none_or(|bias| bias.columns() == outputs));
         let float = input.float();
         let work = ForwardWork::of(rows, [inputs, outputs], [weights.float(), float, output.float()]);
         let scratch = self.scratch(work.bytes);
@@ -120,73 +117,69 @@ impl Cuda {
     pub(super) fn backward(
         &self,
         rows: usize,
-        layer: &LayerGradient<'_, CudaMatrix>,
-        output_gradient: &CudaMatrix,
-        sum: Sum,
-        weights_gradient: &CudaMatrix,
-        bias_gradient: Option<&CudaMatrix>,
-        input_gradient: Option<&CudaMatrix>,
+        layer: &SavedLayer<'_, CudaMatrix>,
+        output_grad: &CudaMatrix,
+        mode: GradientMode,
+        weight_grad: &CudaMatrix,
+        bias_grad: Option<&CudaMatrix>,
+        input_grad: Option<&CudaMatrix>,
     ) {
         let (inputs, outputs, float) = (layer.weights.rows(), layer.weights.columns(), layer.input.float());
-        assert!(weights_gradient.rows() == inputs && weights_gradient.columns() == outputs);
-        assert!(output_gradient.columns() == outputs && layer.output.columns() == outputs);
-        assert!(layer.input.columns() == inputs && rows <= layer.input.rows().min(output_gradient.rows()));
-        let floats = [layer.weights.float(), output_gradient.float(), float];
+        let floats = [layer.weights.float(), output_grad.float(), float];
         let work = BackwardWork::of(rows, [inputs, outputs], floats);
         let scratch = self.scratch(work.bytes);
         let partials = scratch + work.partials;
         // The product by weights may sum the bias's gradient by the way, where it reads just that; but by one number after
         // the other, which loses more than numbers of 16 bits have lost already.
         let sums_by_the_way = layer.activation == Activation::Identity
-            && sum == Sum::Anew
-            && output_gradient.float() == float
+            && mode == GradientMode::Write
+            && output_grad.float() == float
             && float != Float::F32;
         if layer.activation == Activation::Relu {
-            self.mask(rows, Some(layer.output), output_gradient, Some(partials));
+            self.mask(rows, Some(layer.output), output_grad, Some(partials));
         }
-        let by_output = self.in_format(output_gradient, rows, float, scratch + work.by_output);
-        let by_weights = |epilogue| Product {
+        let grad_factor = self.in_format(output_grad, rows, float, scratch + work.output_grad);
+        let weight_product = |epilogue| Product {
             rows: inputs,
             depth: rows,
             columns: outputs,
             left: factor(layer.input.view(), float, true),
-            right: factor(by_output, float, false),
-            out: factor(weights_gradient.view(), weights_gradient.float(), false),
-            adds: sum == Sum::Further,
+            right: factor(grad_factor, float, false),
+            out: factor(weight_grad.view(), weight_grad.float(), false),
+            adds: mode == GradientMode::Accumulate,
             epilogue,
         };
-        let sums = bias_gradient.filter(|_| sums_by_the_way && rows > 0).map(CudaMatrix::numbers);
-        let has_sums = sums.is_some_and(|sums| self.multiply(&by_weights(Epilogue::Sums(sums))));
+        let sums = bias_grad.filter(|_| sums_by_the_way && rows > 0).map(CudaMatrix::numbers);
+        let has_sums = sums.is_some_and(|sums| self.multiply(&weight_product(Epilogue::Sums(sums))));
         if rows > 0 && !has_sums {
-            self.must_multiply(&by_weights(Epilogue::Plain));
+            self.must_multiply(&weight_product(Epilogue::Plain));
         }
-        if let Some(bias_gradient) = bias_gradient.filter(|_| !has_sums) {
+        if let Some(bias_grad) = bias_grad.filter(|_| !has_sums) {
             if layer.activation == Activation::Identity {
-                self.mask(rows, None, output_gradient, Some(partials));
+                self.mask(rows, None, output_grad, Some(partials));
             }
-            self.finish_columns(rows, outputs, partials, [Some(bias_gradient), None], sum, 1.0);
+            self.finish_columns(rows, outputs, partials, [Some(bias_grad), None], mode, 1.0);
         }
-        let Some(input_gradient) = input_gradient.filter(|_| rows > 0) else { return };
-        assert!(input_gradient.columns() <= inputs && rows <= input_gradient.rows());
+        let Some(input_grad) = input_grad.filter(|_| rows > 0) else { return };
         let weights = self.in_format(layer.weights, inputs, float, scratch + work.weights);
-        let by_input = |epilogue| Product {
+        let input_product = |epilogue| Product {
             rows,
             depth: outputs,
-            columns: input_gradient.columns(),
-            left: factor(by_output, float, false),
+            columns: input_grad.columns(),
+            left: factor(grad_factor, float, false),
             right: factor(weights, float, true),
-            out: factor(input_gradient.view(), input_gradient.float(), false),
+            out: factor(input_grad.view(), input_grad.float(), false),
             adds: false,
             epilogue,
         };
         let is_masked = layer.input_activation == Activation::Relu;
         let signs = layer.input.signs().filter(|_| is_masked);
-        if signs.is_some_and(|signs| self.multiply(&by_input(Epilogue::Masked(signs)))) {
+        if signs.is_some_and(|signs| self.multiply(&input_product(Epilogue::Masked(signs)))) {
             return;
         }
-        self.must_multiply(&by_input(Epilogue::Plain));
+        self.must_multiply(&input_product(Epilogue::Plain));
         if is_masked {
-            self.mask(rows, Some(layer.input), input_gradient, None);
+            self.mask(rows, Some(layer.input), input_grad, None);
         }
     }
 
@@ -228,7 +221,7 @@ impl Cuda {
         columns: usize,
         partials: Address,
         to: [Option<&CudaMatrix>; 2],
-        sum: Sum,
+        mode: GradientMode,
         factor: f32,
     ) {
         let [first, second] = to.map(|to| to.map_or(MatrixView::NULL, CudaMatrix::view));
@@ -240,7 +233,7 @@ impl Cuda {
             columns: columns as u32,
             stride: columns as u32,
             shares: shares(rows) as u32,
-            adds: u32::from(sum == Sum::Further),
+            adds: u32::from(mode == GradientMode::Accumulate),
             unused: 0,
         };
         self.launch(FINISH_COLUMNS, [columns, 1], &finish);
@@ -266,7 +259,7 @@ struct ForwardWork {
 /// Where it has it, back.
 struct BackwardWork {
     partials: Address,
-    by_output: Address,
+    output_grad: Address,
     weights: Address,
     bytes: usize,
 }
@@ -286,11 +279,11 @@ impl ForwardWork {
 
 impl BackwardWork {
     /// The same with a gradient by the output.
-    fn of(rows: usize, [inputs, outputs]: [usize; 2], [weights, by_output, float]: [Float; 3]) -> Self {
+    fn of(rows: usize, [inputs, outputs]: [usize; 2], [weights, output_grad, float]: [Float; 3]) -> Self {
         let mut rooms = Rooms::default();
         Self {
             partials: rooms.add(partial_bytes(rows, outputs)),
-            by_output: rooms.add(cast_bytes(by_output, float, rows, outputs)),
+            output_grad: rooms.add(cast_bytes(output_grad, float, rows, outputs)),
             weights: rooms.add(cast_bytes(weights, float, inputs, outputs)),
             bytes: rooms.bytes(),
         }

@@ -10,7 +10,7 @@ use super::driver::Memory;
 use super::kernels::Faults;
 use super::plan::CudaRowPlan;
 use super::{layers, lookups, losses, normalize, report, retrieval, rows, updates};
-use crate::device::{IdColumn, Operation, TableShape};
+use crate::device::{IdColumn, TableShape, WorkspaceUse};
 use crate::float::Float;
 use crate::sizes::{Layout, OperationBytes};
 
@@ -53,12 +53,12 @@ impl Layout for Cuda {
         Memory::taken(report::bytes(numbers))
     }
 
-    fn operation_bytes(operation: &Operation<'_>) -> OperationBytes {
+    fn operation_bytes(operation: &WorkspaceUse<'_>) -> OperationBytes {
         let own = match *operation {
-            Operation::Lookups { lookups, shapes, dense, .. } => {
+            WorkspaceUse::Lookups { lookups, shapes, dense, .. } => {
                 lookups::constant_bytes(lookups, dense) + rows::constant_bytes(lookups, shapes)
             }
-            Operation::Loss { classes, .. } => losses::constant_bytes(classes),
+            WorkspaceUse::Loss { classes, .. } => losses::constant_bytes(classes),
             _ => 0,
         };
         OperationBytes { shared: Memory::taken(scratch_bytes(operation)), own }
@@ -66,17 +66,17 @@ impl Layout for Cuda {
 }
 
 /// What an operation asks of [`Cuda::scratch`] at most.
-pub(super) fn scratch_bytes(operation: &Operation<'_>) -> usize {
+pub(super) fn scratch_bytes(operation: &WorkspaceUse<'_>) -> usize {
     match *operation {
-        Operation::Layer { float, rows, inputs, outputs } => {
+        WorkspaceUse::Layer { float, rows, inputs, outputs } => {
             layers::scratch_bytes(float, rows, inputs, outputs)
         }
-        Operation::Normalization { axis, rows, columns } => normalize::scratch_bytes(axis, rows, columns),
-        Operation::Lookups { schema, lookups, shapes, .. } => rows::scratch_bytes(schema, lookups, shapes),
-        Operation::Linear { rows, dense, outputs } => lookups::scratch_bytes(rows, dense, outputs),
-        Operation::Loss { rows, classes } => losses::scratch_bytes(rows, classes > 0),
-        Operation::Squares => updates::SCRATCH_BYTES,
-        Operation::Transfer { numbers } => numbers * size_of::<f32>(),
+        WorkspaceUse::Normalization { axis, rows, columns } => normalize::scratch_bytes(axis, rows, columns),
+        WorkspaceUse::Lookups { schema, lookups, shapes, .. } => rows::scratch_bytes(schema, lookups, shapes),
+        WorkspaceUse::Linear { rows, dense, outputs } => lookups::scratch_bytes(rows, dense, outputs),
+        WorkspaceUse::Loss { rows, classes } => losses::scratch_bytes(rows, classes > 0),
+        WorkspaceUse::Squares => updates::SCRATCH_BYTES,
+        WorkspaceUse::Transfer { numbers } => numbers * size_of::<f32>(),
     }
 }
 
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(is_held(), (Cuda::base_bytes() + Cuda::matrix_bytes(Float::F32, 100, 30), 3));
         // What an operation works in gives way to what the next one does, and not the other way round.
         for (numbers, more) in [(1_000, 4_096), (3_000, 12_288), (2_000, 12_288)] {
-            cuda.make_ready(&Operation::Transfer { numbers });
+            cuda.reserve_workspace(&WorkspaceUse::Transfer { numbers });
             let planned = Cuda::base_bytes() + Cuda::matrix_bytes(Float::F32, 100, 30) + more;
             assert_eq!(is_held(), (planned, 4), "{numbers}");
         }

@@ -11,9 +11,8 @@ use super::kernels::{
     LINEAR_BACKWARD, LOAD_BYTES, Linear, LinearBackward, LookupView, MatrixView, QUAD, ROWS_AT_ONCE,
 };
 use super::layers::{PAIR_BYTES, column_blocks, partial_bytes, shares};
-use crate::backend::Sum;
 use crate::device::{Lookup, TablePart, TableShape};
-use crate::float::Float;
+use crate::ops::GradientMode;
 
 /// What of a linear model goes forward, besides its lookups.
 pub(super) struct LinearPart<'a> {
@@ -77,8 +76,6 @@ impl Cuda {
     ) {
         let width = |table: usize| tables[table].shape().width;
         let first_dense = first_column + Lookup::widths(lookups, width);
-        assert!(rows.end <= batch.rows() && rows.len() <= out.rows());
-        assert!(out.columns() == first_dense + dense.len());
         if !lookups.is_empty() {
             let gather = Gather {
                 batch: batch.address(),
@@ -121,11 +118,6 @@ impl Cuda {
         out: &CudaMatrix,
     ) {
         let LinearPart { dense, weights, bias } = *part;
-        assert!(rows.end <= batch.rows() && rows.len() <= out.rows());
-        assert!(weights.rows() == dense.len() && bias.columns() == out.columns());
-        assert!(dense.is_empty() || weights.columns() == out.columns());
-        let is_fit = |shape: TableShape| shape.width == out.columns() && shape.float == Float::F32;
-        assert!(lookups.iter().all(|lookup| is_fit(tables[lookup.table].shape())));
         let linear = Linear {
             batch: batch.address(),
             lookups: self.constants_or_none(&views(batch, lookups, tables)),
@@ -150,20 +142,18 @@ impl Cuda {
         batch: &CudaBatch,
         rows: &Range<usize>,
         dense: &[usize],
-        by_out: &CudaMatrix,
-        sum: Sum,
-        by_weights: &CudaMatrix,
-        by_bias: &CudaMatrix,
+        out_grad: &CudaMatrix,
+        mode: GradientMode,
+        weight_grad: &CudaMatrix,
+        bias_grad: &CudaMatrix,
     ) {
-        let outputs = by_out.columns();
-        assert!(rows.end <= batch.rows() && rows.len() <= by_out.rows());
-        assert!(by_weights.rows() == dense.len() && by_bias.columns() == outputs);
+        let outputs = out_grad.columns();
         let columns = (dense.len() + 1) * outputs;
         let partials = self.scratch(scratch_bytes(rows.len(), dense.len(), outputs));
         let backward = LinearBackward {
             dense: batch.dense(),
             columns: self.constants_or_none(&numbers(dense)),
-            by_out: by_out.view(),
+            out_grad: out_grad.view(),
             partials,
             all_columns: batch.dense_columns() as u32,
             dense_count: dense.len() as u32,
@@ -173,7 +163,7 @@ impl Cuda {
         self.launch_blocks(LINEAR_BACKWARD, column_blocks(rows.len(), columns), &backward);
         // The bias comes behind all dense columns.
         for (to, first, columns) in
-            [(by_weights, 0, columns - outputs), (by_bias, columns - outputs, outputs)]
+            [(weight_grad, 0, columns - outputs), (bias_grad, columns - outputs, outputs)]
         {
             let finish = FinishColumns {
                 partials: partials + (first * PAIR_BYTES) as u64,
@@ -183,7 +173,7 @@ impl Cuda {
                 columns: columns as u32,
                 stride: ((dense.len() + 1) * outputs) as u32,
                 shares: shares(rows.len()) as u32,
-                adds: u32::from(sum == Sum::Further),
+                adds: u32::from(mode == GradientMode::Accumulate),
                 unused: 0,
             };
             self.launch(FINISH_COLUMNS, [columns, 1], &finish);

@@ -14,7 +14,7 @@ use super::kernels::{
 use super::layers::{PAIR_BYTES, Rooms};
 use super::moves::quads;
 use super::programs::Entry;
-use crate::backend::{Loss, Task};
+use crate::ops::{Loss, Task};
 
 /// Blocks of a sum of weights, at most.
 const MOST_BLOCKS: usize = 256;
@@ -93,11 +93,8 @@ impl Cuda {
         gradient: &CudaMatrix,
         sums: &CudaMatrix,
     ) {
-        assert!(rows.end <= batch.rows() && rows.len() <= logits.rows().min(gradient.rows()));
-        assert!(logits.columns() == gradient.columns() && task.label < sums.rows());
         let mut of_task = self.arguments(task, batch);
         let is_of_classes = of_task.kind == kind::CROSS_ENTROPY;
-        assert!(!is_of_classes || logits.columns() == of_task.classes as usize, "a logit for each class");
         let Work { entry, blocks, weight, partials, bytes } = Work::of(rows.len(), is_of_classes);
         let scratch = self.scratch(bytes);
         of_task.weight = scratch + weight;
@@ -154,13 +151,11 @@ impl Cuda {
     }
 
     pub(super) fn sigmoids(&self, rows: usize, logits: &CudaMatrix, out: &CudaMatrix) {
-        assert!(rows <= logits.rows().min(out.rows()) && logits.columns() == out.columns());
         let scores = Scores { logits: logits.view(), out: out.view(), rows: rows as u32, unused: 0 };
         self.launch(SIGMOID, quads(rows, logits.columns()), &scores);
     }
 
     pub(super) fn softmaxes(&self, rows: usize, logits: &CudaMatrix, out: &CudaMatrix) {
-        assert!(rows <= logits.rows().min(out.rows()) && logits.columns() == out.columns());
         let scores = Scores { logits: logits.view(), out: out.view(), rows: rows as u32, unused: 0 };
         self.launch(SOFTMAX, warps(rows), &scores);
     }

@@ -54,6 +54,8 @@ use std::fmt::Display;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use millstream_trace::Recorder;
+
 use crate::description::LibraryVersion;
 use crate::host;
 pub use batch::CudaBatch;
@@ -104,6 +106,7 @@ pub struct Cuda {
     scratch: Mutex<Memory>,
     /// What it does, while somebody looks.
     spans: Mutex<Option<Spans>>,
+    recorder: Arc<Recorder>,
     /// What was found wrong with batches.
     faults: Memory,
     pinned: PinnedRanges,
@@ -125,6 +128,13 @@ impl Cuda {
     pub fn new(libraries: &Libraries, number: u32, cache: Option<&Path>) -> Result<Self, CudaError> {
         let context = Context::new(Driver::open(libraries)?, number)?;
         Self::on(&context, libraries, cache).map_err(|error| error.of_opened(&context))
+    }
+
+    /// The same, recorded by `recorder`.
+    #[must_use]
+    pub fn with_recorder(mut self, recorder: Arc<Recorder>) -> Self {
+        self.recorder = recorder;
+        self
     }
 
     fn on(context: &Arc<Context>, libraries: &Libraries, cache: Option<&Path>) -> Result<Self, CudaError> {
@@ -153,6 +163,7 @@ impl Cuda {
                 constants,
                 scratch,
                 spans,
+                recorder: Arc::default(),
                 faults,
                 pinned,
                 kernels,

@@ -40,7 +40,6 @@ impl Cuda {
     }
 
     pub(super) fn write(&self, matrix: &CudaMatrix, values: &[f32]) {
-        assert_eq!(values.len(), matrix.rows() * matrix.columns(), "a value for each number");
         matrix.has_noted_signs(false);
         let dense = self.scratch(size_of_val(values));
         self.copy_to(dense, bytes_of(values));
@@ -50,7 +49,6 @@ impl Cuda {
 
     /// The first rows, as many as `out` takes. Waits for all that was asked for.
     pub(super) fn read(&self, matrix: &CudaMatrix, out: &mut [f32]) {
-        assert!(out.len() <= matrix.rows() * matrix.columns(), "rows of the matrix");
         let rows = out.len().div_ceil(matrix.columns().max(1));
         let dense = self.scratch(rows * matrix.columns() * size_of::<f32>());
         let transfer = Transfer { dense, matrix: matrix.view(), rows: rows as u32, unused: 0 };
@@ -61,7 +59,6 @@ impl Cuda {
     /// Rounds weights to their table's format on their way.
     pub(super) fn write_part(&self, table: &CudaTable, part: TablePart, first_row: usize, values: &[f32]) {
         let shape = table.shape();
-        assert!(first_row * shape.part_width(part) + values.len() <= table.part_numbers(part));
         let (mut at, float) = (table.part(part, first_row), part_float(shape, part));
         if float == Float::F32 {
             return self.copy_to(at, bytes_of(values));
@@ -78,7 +75,6 @@ impl Cuda {
     /// As many numbers as `out` takes. Waits for all that was asked for.
     pub(super) fn read_part(&self, table: &CudaTable, part: TablePart, first_row: usize, out: &mut [f32]) {
         let shape = table.shape();
-        assert!(first_row * shape.part_width(part) + out.len() <= table.part_numbers(part));
         let (mut at, float) = (table.part(part, first_row), part_float(shape, part));
         if float == Float::F32 {
             return self.copy_from(bytes_of_mut(out), at);
@@ -127,7 +123,6 @@ impl Cuda {
     }
 
     pub(super) fn add_rows(&self, rows: usize, from: &CudaMatrix, to: &CudaMatrix) {
-        assert!(from.columns() >= to.columns() && rows <= from.rows().min(to.rows()));
         let blend = Blend {
             from: from.view(),
             to: to.view(),
@@ -141,7 +136,6 @@ impl Cuda {
     }
 
     pub(super) fn blend_all(&self, share: f64, factor: f64, from: &CudaMatrix, to: &CudaMatrix) {
-        assert!(from.columns() == to.columns() && from.rows() == to.rows());
         let blend = Blend {
             from: from.view(),
             to: to.view(),
@@ -155,19 +149,16 @@ impl Cuda {
     }
 
     pub(super) fn multiply_rows(&self, rows: usize, factor: &CudaMatrix, matrix: &CudaMatrix) {
-        assert!(rows <= matrix.rows());
         let change = Change { matrix: matrix.view(), factor: factor.numbers(), rows: rows as u32, unused: 0 };
         self.launch(MULTIPLY, quads(rows, matrix.columns()), &change);
     }
 
     pub(super) fn clear_rows(&self, rows: usize, matrix: &CudaMatrix) {
-        assert!(rows <= matrix.rows());
         let change = Change { matrix: matrix.view(), factor: 0, rows: rows as u32, unused: 0 };
         self.launch(CLEAR, quads(rows, matrix.columns()), &change);
     }
 
     pub(super) fn drop_out(&self, rows: &Range<usize>, keep: f64, key: u64, matrix: &CudaMatrix) {
-        assert!(rows.len() <= matrix.rows());
         let dropout = Dropout {
             matrix: matrix.view(),
             key,

@@ -9,8 +9,8 @@ use super::kernels::{
     NORMALIZE_COLUMN_MEANS, NORMALIZE_FORWARD, NORMALIZE_ROW_MEANS, Normalize, ROW_MOMENTS,
 };
 use super::layers::{PAIR_BYTES, Rooms, column_blocks, partial_bytes, shares};
-use crate::backend::Sum;
-use crate::normalization::{Axis, Normalization, Normalized};
+use crate::ops::GradientMode;
+use crate::ops::{Axis, Normalization, SavedNormalization};
 
 impl Cuda {
     pub(super) fn moments_of(
@@ -21,7 +21,6 @@ impl Cuda {
         mean: &CudaMatrix,
         variance: &CudaMatrix,
     ) {
-        assert!(rows <= input.rows());
         let columns = input.columns();
         let mut moments = Moments {
             input: input.view(),
@@ -32,16 +31,21 @@ impl Cuda {
             unused: 0,
         };
         if axis == Axis::Row {
-            assert!(rows <= mean.rows().min(variance.rows()));
             self.launch(ROW_MOMENTS, warps(rows), &moments);
             return;
         }
-        assert!(mean.columns() == columns && variance.columns() == columns);
         moments.partials = self.scratch(Work::of(axis, rows, columns).bytes);
         for (entry, to) in [(COLUMN_MEANS, mean), (COLUMN_VARIANCES, variance)] {
             self.launch_blocks(entry, column_blocks(rows, columns), &moments);
             let share = 1.0 / rows as f32;
-            self.finish_columns(rows, columns, moments.partials, [Some(to), None], Sum::Anew, share);
+            self.finish_columns(
+                rows,
+                columns,
+                moments.partials,
+                [Some(to), None],
+                GradientMode::Write,
+                share,
+            );
         }
     }
 
@@ -53,7 +57,6 @@ impl Cuda {
         input: &CudaMatrix,
         output: &CudaMatrix,
     ) {
-        assert!(rows <= input.rows().min(output.rows()) && input.columns() == output.columns());
         let arguments = Normalize { output: output.view(), ..arguments(rows, layer, moments, input) };
         self.launch(NORMALIZE_FORWARD, [rows * input.columns(), 1], &arguments);
     }
@@ -62,14 +65,12 @@ impl Cuda {
         &self,
         rows: usize,
         layer: &Normalization<'_, CudaMatrix>,
-        saved: &Normalized<'_, CudaMatrix>,
+        saved: &SavedNormalization<'_, CudaMatrix>,
         gradient: &CudaMatrix,
-        sum: Sum,
-        (by_scale, by_shift): (&CudaMatrix, &CudaMatrix),
+        mode: GradientMode,
+        (scale_grad, shift_grad): (&CudaMatrix, &CudaMatrix),
     ) {
         let (input, columns) = (saved.input, saved.input.columns());
-        assert!(rows <= input.rows().min(gradient.rows()).min(saved.output.rows()));
-        assert!(gradient.columns() == columns && saved.output.columns() == columns);
         let work = Work::of(layer.axis, rows, columns);
         let scratch = self.scratch(work.bytes);
         let partials = scratch + work.partials;
@@ -83,8 +84,8 @@ impl Cuda {
         };
         self.launch_blocks(NORMALIZE_BY_PARAMETERS, column_blocks(rows, columns), &arguments);
         // By the moments of all rows, sums are of all rows.
-        let sum = if layer.axis == Axis::Column { Sum::Anew } else { sum };
-        let to = [Some(by_scale), Some(by_shift)];
+        let sum = if layer.axis == Axis::Column { GradientMode::Write } else { mode };
+        let to = [Some(scale_grad), Some(shift_grad)];
         self.finish_columns(rows, columns, partials, to, sum, 1.0);
         match layer.axis {
             Axis::Row => self.launch(NORMALIZE_ROW_MEANS, warps(rows), &arguments),

@@ -106,6 +106,11 @@ impl CudaRowPlan {
         });
     }
 
+    /// The columns of all groups.
+    pub(super) fn columns(&self) -> impl Iterator<Item = IdColumn> {
+        self.groups.iter().flat_map(|group| &group.columns).copied()
+    }
+
     /// The group of exactly these lookups' columns.
     pub(super) fn sorted(&self, lookups: &[Lookup]) -> Sorted {
         let is_of_all = |group: &Group| group.columns.iter().eq(lookups.iter().map(|lookup| &lookup.column));

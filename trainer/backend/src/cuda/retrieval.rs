@@ -9,7 +9,7 @@ use super::layers::{PAIR_BYTES, Rooms};
 use super::losses::{kind, of_batch};
 use crate::device::IdColumn;
 use crate::float::Float;
-use crate::retrieval::InBatchSoftmax;
+use crate::ops::SoftmaxInput;
 
 /// Scores that are there at once, at most, but for those of one query.
 const MOST_SCORES: usize = 16 << 20;
@@ -24,8 +24,8 @@ pub(super) struct Work {
     scores: Shape,
     queries: Address,
     items: Address,
-    by_queries: Address,
-    by_items: Address,
+    query_grad: Address,
+    item_grad: Address,
     of_scores: Address,
     of_rows: Address,
     weight: Address,
@@ -44,8 +44,8 @@ impl Work {
             scores,
             queries: rooms.add(vectors.bytes()),
             items: rooms.add(vectors.bytes()),
-            by_queries: rooms.add(vectors.bytes()),
-            by_items: rooms.add(vectors.bytes()),
+            query_grad: rooms.add(vectors.bytes()),
+            item_grad: rooms.add(vectors.bytes()),
             of_scores: rooms.add(scores.bytes()),
             of_rows: rooms.add(rows * PAIR_BYTES),
             weight: rooms.add(size_of::<f32>()),
@@ -62,16 +62,15 @@ impl Work {
 impl Cuda {
     pub(super) fn softmax_over_items(
         &self,
-        softmax: &InBatchSoftmax<'_, Self>,
+        softmax: &SoftmaxInput<'_, Self>,
         room: &CudaMatrix,
-        by_queries: &CudaMatrix,
-        by_items: &CudaMatrix,
+        query_grad: &CudaMatrix,
+        item_grad: &CudaMatrix,
         sums: &CudaMatrix,
     ) {
-        let &InBatchSoftmax { batch, queries, items, temperature, item_id } = softmax;
+        let &SoftmaxInput { batch, queries, items, temperature, item_id } = softmax;
         let (rows, width) = (batch.rows(), queries.columns());
         let work = Work::of(rows, width);
-        assert!(items.columns() == width && work.numbers() <= room.columns());
         let at = |place: Address| room.numbers() + place;
         let whole = |place: Address| work.vectors.view(at(place));
         self.copy(rows, (queries.view(), 0), (whole(work.queries), 0), width);
@@ -124,7 +123,7 @@ impl Cuda {
                 columns: width,
                 left: factor(scores, false),
                 right: factor(whole(work.items), false),
-                out: factor(some(work.by_queries), false),
+                out: factor(some(work.query_grad), false),
                 ..product
             });
             self.must_multiply(&Product {
@@ -133,13 +132,13 @@ impl Cuda {
                 columns: width,
                 left: factor(scores, true),
                 right: factor(some(work.queries), false),
-                out: factor(whole(work.by_items), false),
+                out: factor(whole(work.item_grad), false),
                 adds: first > 0,
                 ..product
             });
         }
-        self.copy(rows, (whole(work.by_queries), 0), (by_queries.view(), 0), width);
-        self.copy(rows, (whole(work.by_items), 0), (by_items.view(), 0), width);
+        self.copy(rows, (whole(work.query_grad), 0), (query_grad.view(), 0), width);
+        self.copy(rows, (whole(work.item_grad), 0), (item_grad.view(), 0), width);
         let to = [sums.numbers(), sums.numbers() + size_of::<f32>() as Address];
         self.finish_sums(at(work.of_rows), rows, to, true);
     }

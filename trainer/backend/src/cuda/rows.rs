@@ -12,8 +12,8 @@ use super::kernels::{
 use super::layers::Rooms;
 use super::updates::view;
 use super::{Cuda, host};
-use crate::backend::RowGradients;
 use crate::device::{Lookup, TablePart, TableShape};
+use crate::ops::RowGradients;
 use crate::update::{Formula, Update};
 
 /// Tables as kernels take them, and the threads that the largest takes.

@@ -55,12 +55,6 @@ impl Cuda {
         states: &[CudaMatrix],
         gradient: &CudaMatrix,
     ) {
-        assert!(!matches!(update.formula, Formula::RowWiseAdagrad { .. }), "an update of whole rows");
-        assert!(states.len() == update.formula.states(), "a state array for each that the update keeps");
-        let alike = states.iter().chain([gradient]);
-        let is_alike =
-            |other: &CudaMatrix| (other.rows(), other.columns()) == (weights.rows(), weights.columns());
-        assert!(alike.into_iter().all(is_alike), "matrices of one shape");
         let state = |number: usize| states.get(number).map_or(MatrixView::NULL, CudaMatrix::view);
         let step = Step {
             update: view(update),
@@ -143,6 +137,7 @@ impl Cuda {
 mod tests {
     use super::super::testing::{alone, calls};
     use super::*;
+    use crate::ops;
     use crate::{Backend, Device};
 
     /// Of sizes from 1 on, each with its own rate.
@@ -169,8 +164,8 @@ mod tests {
         cuda.flush();
         let before = calls(&stand_in, c"cuLaunchKernel");
         for (weights, gradient, update) in &mut all {
-            cuda.step(update, &scale, weights, &mut [], gradient);
-            cuda.step(update, &scale, &mut none, &mut [], &empty);
+            cuda.run(ops::Step { update, scale: &scale, weights, states: &mut [], grad: gradient });
+            cuda.run(ops::Step { update, scale: &scale, weights: &mut none, states: &mut [], grad: &empty });
         }
         cuda.flush();
         assert_eq!(calls(&stand_in, c"cuLaunchKernel") - before, 3);
@@ -192,8 +187,8 @@ mod tests {
         let mut sum = cuda.matrix(3, 1);
         for _ in 0..3 {
             let (weights, gradient, update) = &mut all[0];
-            cuda.step(update, &scale, weights, &mut [], gradient);
-            cuda.add(3, weights, &mut sum);
+            cuda.run(ops::Step { update, scale: &scale, weights, states: &mut [], grad: gradient });
+            cuda.run(ops::Add { rows: 3, from: weights, to: &mut sum });
         }
         drop(all);
         let mut found = [0.0; 3];

@@ -14,6 +14,6 @@ pub(super) fn cross_entropy(logits: &[f64], class: usize, smoothing: f64, classe
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let log_of_sum = largest + logits.iter().map(|x| (x - largest).exp()).sum::<f64>().ln();
     let loss = (0..classes).map(|c| target(c) * (log_of_sum - logits[c])).sum();
-    let by_logits = softmax(logits).into_iter().enumerate().map(|(c, probability)| probability - target(c));
-    (loss, by_logits.collect())
+    let logits_grad = softmax(logits).into_iter().enumerate().map(|(c, probability)| probability - target(c));
+    (loss, logits_grad.collect())
 }

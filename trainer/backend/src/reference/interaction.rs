@@ -20,16 +20,16 @@ pub(super) fn fm_backward(
     rows: usize,
     vectors: &ReferenceMatrix,
     (count, width): (usize, usize),
-    out_gradient: &ReferenceMatrix,
-    vectors_gradient: &mut ReferenceMatrix,
+    out_grad: &ReferenceMatrix,
+    vectors_grad: &mut ReferenceMatrix,
 ) {
     for row in 0..rows {
-        let g = out_gradient.at(row, 0);
+        let g = out_grad.at(row, 0);
         for_each_pair(count, |i, j| {
-            vectors.product_gradient(row, width, (i, j), g, vectors_gradient);
+            vectors.product_grad(row, width, (i, j), g, vectors_grad);
         });
     }
-    vectors_gradient.round(rows);
+    vectors_grad.round(rows);
 }
 
 pub(super) fn cross_forward(
@@ -52,19 +52,19 @@ pub(super) fn cross_backward(
     rows: usize,
     first: &ReferenceMatrix,
     product: &ReferenceMatrix,
-    output_gradient: &ReferenceMatrix,
-    product_gradient: &mut ReferenceMatrix,
-    first_gradient: &mut ReferenceMatrix,
+    output_grad: &ReferenceMatrix,
+    product_grad: &mut ReferenceMatrix,
+    first_grad: &mut ReferenceMatrix,
 ) {
     for row in 0..rows {
         for column in 0..first.columns {
-            let g = output_gradient.at(row, column);
-            *product_gradient.at_mut(row, column) = g * first.at(row, column);
-            *first_gradient.at_mut(row, column) += g * product.at(row, column);
+            let g = output_grad.at(row, column);
+            *product_grad.at_mut(row, column) = g * first.at(row, column);
+            *first_grad.at_mut(row, column) += g * product.at(row, column);
         }
     }
-    product_gradient.round(rows);
-    first_gradient.round(rows);
+    product_grad.round(rows);
+    first_grad.round(rows);
 }
 
 pub(super) fn dot_forward(rows: usize, vectors: &ReferenceMatrix, width: usize, out: &mut ReferenceMatrix) {
@@ -85,21 +85,20 @@ pub(super) fn dot_backward(
     rows: usize,
     vectors: &ReferenceMatrix,
     width: usize,
-    out_gradient: &ReferenceMatrix,
-    vectors_gradient: &mut ReferenceMatrix,
+    out_grad: &ReferenceMatrix,
+    vectors_grad: &mut ReferenceMatrix,
 ) {
     for row in 0..rows {
         for column in 0..vectors.columns {
-            *vectors_gradient.at_mut(row, column) =
-                if column < width { out_gradient.at(row, column) } else { 0.0 };
+            *vectors_grad.at_mut(row, column) = if column < width { out_grad.at(row, column) } else { 0.0 };
         }
         let mut place = width..;
         for_each_pair(vectors.columns / width, |i, j| {
-            let g = out_gradient.at(row, place.next().expect("no end"));
-            vectors.product_gradient(row, width, (i, j), g, vectors_gradient);
+            let g = out_grad.at(row, place.next().expect("no end"));
+            vectors.product_grad(row, width, (i, j), g, vectors_grad);
         });
     }
-    vectors_gradient.round(rows);
+    vectors_grad.round(rows);
 }
 
 impl ReferenceMatrix {
@@ -109,14 +108,7 @@ impl ReferenceMatrix {
     }
 
     /// Adds the gradient of [`ReferenceMatrix::product`] by both vectors to `gradient`, given that by the product.
-    fn product_gradient(
-        &self,
-        row: usize,
-        width: usize,
-        (i, j): (usize, usize),
-        g: f64,
-        gradient: &mut Self,
-    ) {
+    fn product_grad(&self, row: usize, width: usize, (i, j): (usize, usize), g: f64, gradient: &mut Self) {
         for k in 0..width {
             *gradient.at_mut(row, i * width + k) += g * self.at(row, j * width + k);
             *gradient.at_mut(row, j * width + k) += g * self.at(row, i * width + k);

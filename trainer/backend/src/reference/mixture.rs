@@ -1,7 +1,7 @@
 //! Mixtures of experts, as their equations say.
 
 use super::ReferenceMatrix;
-use crate::backend::MixtureShape;
+use crate::ops::MixtureShape;
 
 pub(super) fn forward(
     rows: usize,
@@ -30,17 +30,17 @@ pub(super) fn backward(
     rows: usize,
     MixtureShape { tasks, experts: count, width }: MixtureShape,
     (gates, experts): (&ReferenceMatrix, &ReferenceMatrix),
-    output_gradient: &ReferenceMatrix,
-    logits_gradient: &mut ReferenceMatrix,
-    experts_gradient: &mut ReferenceMatrix,
+    output_grad: &ReferenceMatrix,
+    logits_grad: &mut ReferenceMatrix,
+    experts_grad: &mut ReferenceMatrix,
 ) {
     for row in 0..rows {
         let gate = |task: usize, expert: usize| gates.at(row, task * count + expert);
-        let by_output = |task: usize, column: usize| output_gradient.at(row, task * width + column);
+        let output_grad = |task: usize, column: usize| output_grad.at(row, task * width + column);
         for (task, expert) in (0..tasks).flat_map(|task| (0..count).map(move |expert| (task, expert))) {
             let by_gate = |expert: usize| -> f64 {
                 (0..width)
-                    .map(|column| by_output(task, column) * experts.at(row, expert * width + column))
+                    .map(|column| output_grad(task, column) * experts.at(row, expert * width + column))
                     .sum()
             };
             // The derivative of a softmax: g_e (1 - g_e) by its own logit, -g_e g_f by another.
@@ -48,11 +48,11 @@ pub(super) fn backward(
                 let own = if other == expert { 1.0 } else { 0.0 };
                 by_gate(other) * gate(task, other) * (own - gate(task, expert))
             });
-            *logits_gradient.at_mut(row, task * count + expert) = by_logit.sum();
+            *logits_grad.at_mut(row, task * count + expert) = by_logit.sum();
         }
         for (expert, column) in (0..count).flat_map(|expert| (0..width).map(move |column| (expert, column))) {
-            *experts_gradient.at_mut(row, expert * width + column) =
-                (0..tasks).map(|task| gate(task, expert) * by_output(task, column)).sum();
+            *experts_grad.at_mut(row, expert * width + column) =
+                (0..tasks).map(|task| gate(task, expert) * output_grad(task, column)).sum();
         }
     }
 }

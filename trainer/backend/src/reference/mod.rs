@@ -12,20 +12,26 @@ mod table;
 mod touched;
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::sync::Arc;
 
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
+use millstream_trace::Recorder;
 
-use crate::backend::{Activation, Backend, LayerGradient, Loss, MixtureShape, RowGradients, Sum, Task};
+use crate::backend::Backend;
 use crate::description::Description;
-use crate::device::{Device, IdColumn, Lookup, MatrixShape, Operation, TablePart, TableShape};
+use crate::device::{BatchShape, Device, IdColumn, Lookup, MatrixShape, TableShape, WorkspaceUse};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostReport};
-use crate::normalization::{Axis, Normalization, Normalized};
+use crate::ops::{
+    Activation, Add, Blend, Clear, ClipScale, CopyColumns, CopyRows, CopyTable, CrossBackward, CrossForward,
+    DotBackward, DotForward, Dropout, FmBackward, FmForward, Gather, GradientMode, InBatchSoftmax,
+    LayerBackward, LayerForward, LinearBackward, LinearForward, Loss, MixtureBackward, MixtureForward,
+    Moments, Multiply, NormalizeBackward, NormalizeForward, Operation, PlanRows, ReadMatrix, ReadTable,
+    RowProducts, RowSquares, Sigmoid, Softmax, Squares, Step, StepRows, TaskLoss, UnitBackward, UnitForward,
+    Unscale, WriteMatrix, WriteTable,
+};
 use crate::philox::philox;
-use crate::retrieval::InBatchSoftmax;
-use crate::update::{LossScaling, Update};
 pub use table::ReferenceTable;
 use table::step_one;
 use touched::{for_each_touched, shaped, shares};
@@ -52,6 +58,11 @@ type Touched = BTreeMap<usize, Vec<(usize, usize, usize)>>;
 impl ReferenceMatrix {
     fn row(&self, row: usize) -> &[f64] {
         &self.values[row * self.columns..][..self.columns]
+    }
+
+    /// Copies the first rows, as many as `out` holds.
+    fn read(&self, out: &mut [f64]) {
+        out.copy_from_slice(&self.values[..out.len()]);
     }
 
     fn at(&self, row: usize, column: usize) -> f64 {
@@ -106,7 +117,7 @@ impl Device for Reference {
         HostReport::new(numbers)
     }
 
-    fn make_ready(&self, _operation: &Operation<'_>) {}
+    fn reserve_workspace(&self, _operation: &WorkspaceUse<'_>) {}
 
     fn softmax_work(&self, _rows: usize, _columns: usize) -> ReferenceMatrix {
         self.matrix(0, 0)
@@ -124,6 +135,10 @@ impl Backend for Reference {
         Description::of("the reference")
     }
 
+    fn recorder(&self) -> Option<&Arc<Recorder>> {
+        None
+    }
+
     fn matrix_shape(matrix: &ReferenceMatrix) -> MatrixShape {
         MatrixShape { rows: matrix.rows(), columns: matrix.columns, number_bytes: size_of::<f64>() }
     }
@@ -132,25 +147,80 @@ impl Backend for Reference {
         table.shape
     }
 
-    fn write_matrix(&self, matrix: &mut ReferenceMatrix, values: &[f64]) {
-        matrix.values.copy_from_slice(values);
-        matrix.round(matrix.rows());
+    fn batch_shape(batch: &HostBatch) -> &BatchShape {
+        batch.shape()
     }
 
-    fn read_matrix(&self, matrix: &ReferenceMatrix, out: &mut [f64]) {
-        out.copy_from_slice(&matrix.values[..out.len()]);
+    fn planned_columns(plan: &ReferencePlan) -> impl Iterator<Item = IdColumn> {
+        plan.groups.iter().flat_map(|(columns, _)| columns).copied()
     }
 
-    fn write_table(&self, table: &mut ReferenceTable, part: TablePart, first_row: usize, values: &[f64]) {
-        table.part_mut(part, first_row)[..values.len()].copy_from_slice(values);
-        table.round(part, first_row, values.len());
+    fn softmax_numbers(_rows: usize, _columns: usize) -> usize {
+        0
     }
 
-    fn read_table(&self, table: &ReferenceTable, part: TablePart, first_row: usize, out: &mut [f64]) {
-        out.copy_from_slice(&table.part(part, first_row)[..out.len()]);
+    fn execute(&self, operation: Operation<'_, Self>) {
+        match operation {
+            Operation::WriteMatrix(WriteMatrix { matrix, values }) => {
+                matrix.values.copy_from_slice(values);
+                matrix.round(matrix.rows());
+            }
+            Operation::ReadMatrix(ReadMatrix { matrix, out }) => matrix.read(out),
+            Operation::WriteTable(WriteTable { table, part, first_row, values }) => {
+                table.part_mut(part, first_row)[..values.len()].copy_from_slice(values);
+                table.round(part, first_row, values.len());
+            }
+            Operation::ReadTable(ReadTable { table, part, first_row, out }) => {
+                out.copy_from_slice(&table.part(part, first_row)[..out.len()]);
+            }
+            Operation::CopyTable(CopyTable { table, mut out }) => {
+                for part in table.shape.parts() {
+                    let (numbers, rest) = out.split_at_mut(table.shape.rows * table.shape.part_width(part));
+                    numbers.copy_from_slice(&table.part(part, 0)[..numbers.len()]);
+                    out = rest;
+                }
+            }
+            Operation::PlanRows(operation) => self.plan_rows(operation),
+            Operation::TaskLoss(operation) => self.loss(operation),
+            Operation::Gather(operation) => self.gather(operation),
+            Operation::LinearForward(operation) => self.linear_forward(operation),
+            Operation::LinearBackward(operation) => self.linear_backward(operation),
+            Operation::LayerForward(operation) => self.layer_forward(operation),
+            Operation::LayerBackward(operation) => self.layer_backward(operation),
+            Operation::FmForward(operation) => self.fm_forward(operation),
+            Operation::FmBackward(operation) => self.fm_backward(operation),
+            Operation::CrossForward(operation) => self.cross_forward(operation),
+            Operation::CrossBackward(operation) => self.cross_backward(operation),
+            Operation::DotForward(operation) => self.dot_forward(operation),
+            Operation::DotBackward(operation) => self.dot_backward(operation),
+            Operation::MixtureForward(operation) => self.mixture_forward(operation),
+            Operation::MixtureBackward(operation) => self.mixture_backward(operation),
+            Operation::CopyColumns(operation) => self.copy_columns(operation),
+            Operation::CopyRows(operation) => self.copy_rows(operation),
+            Operation::Dropout(operation) => self.dropout(operation),
+            Operation::Moments(operation) => self.moments(operation),
+            Operation::NormalizeForward(operation) => self.normalize_forward(operation),
+            Operation::NormalizeBackward(operation) => self.normalize_backward(operation),
+            Operation::UnitForward(operation) => self.unit_forward(operation),
+            Operation::UnitBackward(operation) => self.unit_backward(operation),
+            Operation::RowProducts(operation) => self.row_products(operation),
+            Operation::InBatchSoftmax(operation) => self.in_batch_softmax(operation),
+            Operation::Blend(operation) => self.blend(operation),
+            Operation::Add(operation) => self.add(operation),
+            Operation::Clear(operation) => self.clear(operation),
+            Operation::Multiply(operation) => self.multiply(operation),
+            Operation::Sigmoid(operation) => self.sigmoid(operation),
+            Operation::Softmax(operation) => self.softmax(operation),
+            Operation::Squares(operation) => self.squares(operation),
+            Operation::RowSquares(operation) => self.row_squares(operation),
+            Operation::ClipScale(operation) => self.clip_scale(operation),
+            Operation::Unscale(operation) => self.unscale(operation),
+            Operation::Step(operation) => self.step(operation),
+            Operation::StepRows(operation) => self.step_rows(operation),
+        }
     }
 
-    fn upload(&self, batch: BatchRef<'_>, into: &mut HostBatch) -> Result<(), BatchError> {
+    fn copy_batch(&self, batch: BatchRef<'_>, into: &mut HostBatch) -> Result<(), BatchError> {
         into.upload(batch)
     }
 
@@ -162,16 +232,19 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn send(&self, _batch: &HostBatch, matrices: &[&ReferenceMatrix], report: &mut HostReport<f64>) {
-        report.take(matrices, |matrix| matrix.values.len(), |matrix, out| self.read_matrix(matrix, out));
+    fn queue_report(&self, _batch: &HostBatch, matrices: &[&ReferenceMatrix], report: &mut HostReport<f64>) {
+        report.take(matrices, |matrix| matrix.values.len(), |matrix, out| matrix.read(out));
     }
 
     fn receive(&self, report: &mut HostReport<f64>, numbers: &mut [f64]) -> Result<(), BatchError> {
         report.tell(numbers);
         Ok(())
     }
+}
 
-    fn plan_rows(&self, batch: &HostBatch, plan: &mut ReferencePlan) {
+impl Reference {
+    fn plan_rows(&self, operation: PlanRows<'_, Self>) {
+        let PlanRows { batch, plan } = operation;
         for (columns, touched) in &mut plan.groups {
             touched.clear();
             for (number, &column) in columns.iter().enumerate() {
@@ -184,16 +257,8 @@ impl Backend for Reference {
         }
     }
 
-    fn gather(
-        &self,
-        batch: &HostBatch,
-        rows: Range<usize>,
-        lookups: &[Lookup],
-        tables: &[ReferenceTable],
-        dense: &[usize],
-        out: &mut ReferenceMatrix,
-        first_column: usize,
-    ) {
+    fn gather(&self, operation: Gather<'_, Self>) {
+        let Gather { batch, rows, lookups, tables, dense, out, first_column } = operation;
         for (out_row, row) in rows.clone().enumerate() {
             for lookup in lookups {
                 let (ids, table) = (batch.ids(lookup.column).row(row), &tables[lookup.table]);
@@ -211,17 +276,8 @@ impl Backend for Reference {
         out.round(rows.len());
     }
 
-    fn linear_forward(
-        &self,
-        batch: &HostBatch,
-        rows: Range<usize>,
-        lookups: &[Lookup],
-        tables: &[ReferenceTable],
-        dense: &[usize],
-        dense_weights: &ReferenceMatrix,
-        bias: &ReferenceMatrix,
-        out: &mut ReferenceMatrix,
-    ) {
+    fn linear_forward(&self, operation: LinearForward<'_, Self>) {
+        let LinearForward { batch, rows, lookups, tables, dense, dense_weights, bias, out } = operation;
         for (out_row, row) in rows.clone().enumerate() {
             for column in 0..out.columns {
                 let mut sum = bias.at(0, column);
@@ -245,40 +301,25 @@ impl Backend for Reference {
         out.round(rows.len());
     }
 
-    fn linear_backward(
-        &self,
-        batch: &HostBatch,
-        rows: Range<usize>,
-        dense: &[usize],
-        out_gradient: &ReferenceMatrix,
-        sum: Sum,
-        dense_weights_gradient: &mut ReferenceMatrix,
-        bias_gradient: &mut ReferenceMatrix,
-    ) {
-        if sum == Sum::Anew {
-            dense_weights_gradient.values.fill(0.0);
-            bias_gradient.values.fill(0.0);
+    fn linear_backward(&self, operation: LinearBackward<'_, Self>) {
+        let LinearBackward { batch, rows, dense, out_grad, mode, weight_grad, bias_grad } = operation;
+        if mode == GradientMode::Write {
+            weight_grad.values.fill(0.0);
+            bias_grad.values.fill(0.0);
         }
         for (out_row, row) in rows.enumerate() {
-            for column in 0..out_gradient.columns {
-                let g = out_gradient.at(out_row, column);
-                *bias_gradient.at_mut(0, column) += g;
+            for column in 0..out_grad.columns {
+                let g = out_grad.at(out_row, column);
+                *bias_grad.at_mut(0, column) += g;
                 for (place, &source) in dense.iter().enumerate() {
-                    *dense_weights_gradient.at_mut(place, column) += f64::from(batch.dense(row)[source]) * g;
+                    *weight_grad.at_mut(place, column) += f64::from(batch.dense(row)[source]) * g;
                 }
             }
         }
     }
 
-    fn layer_forward(
-        &self,
-        rows: usize,
-        input: &ReferenceMatrix,
-        weights: &ReferenceMatrix,
-        bias: Option<&ReferenceMatrix>,
-        activation: Activation,
-        output: &mut ReferenceMatrix,
-    ) {
+    fn layer_forward(&self, operation: LayerForward<'_, Self>) {
+        let LayerForward { rows, input, weights, bias, activation, output } = operation;
         let weights = &weights.factor(input);
         let bias = &bias.map(|bias| bias.factor(output));
         for row in 0..rows {
@@ -295,152 +336,97 @@ impl Backend for Reference {
         output.round(rows);
     }
 
-    fn layer_backward(
-        &self,
-        rows: usize,
-        layer: &LayerGradient<'_, ReferenceMatrix>,
-        output_gradient: &mut ReferenceMatrix,
-        sum: Sum,
-        weights_gradient: &mut ReferenceMatrix,
-        mut bias_gradient: Option<&mut ReferenceMatrix>,
-        input_gradient: Option<&mut ReferenceMatrix>,
-    ) {
+    fn layer_backward(&self, operation: LayerBackward<'_, Self>) {
+        let LayerBackward { rows, layer, output_grad, mode, weight_grad, mut bias_grad, input_grad } =
+            operation;
         let outputs = layer.weights.columns;
         for row in 0..rows {
             for column in 0..outputs {
                 if layer.activation == Activation::Relu && layer.output.at(row, column) <= 0.0 {
-                    *output_gradient.at_mut(row, column) = 0.0;
+                    *output_grad.at_mut(row, column) = 0.0;
                 }
             }
         }
-        if sum == Sum::Anew {
-            weights_gradient.values.fill(0.0);
-            bias_gradient.iter_mut().for_each(|gradient| gradient.values.fill(0.0));
+        if mode == GradientMode::Write {
+            weight_grad.values.fill(0.0);
+            bias_grad.iter_mut().for_each(|gradient| gradient.values.fill(0.0));
         }
-        if let Some(bias_gradient) = &mut bias_gradient {
+        if let Some(bias_grad) = &mut bias_grad {
             for row in 0..rows {
                 for column in 0..outputs {
-                    *bias_gradient.at_mut(0, column) += output_gradient.at(row, column);
+                    *bias_grad.at_mut(0, column) += output_grad.at(row, column);
                 }
             }
         }
-        let output_gradient = &output_gradient.factor(layer.input);
+        let output_grad = &output_grad.factor(layer.input);
         for row in 0..rows {
             for column in 0..outputs {
-                let g = output_gradient.at(row, column);
+                let g = output_grad.at(row, column);
                 for k in 0..layer.weights.rows() {
-                    *weights_gradient.at_mut(k, column) += layer.input.at(row, k) * g;
+                    *weight_grad.at_mut(k, column) += layer.input.at(row, k) * g;
                 }
             }
         }
-        let Some(input_gradient) = input_gradient else { return };
+        let Some(input_grad) = input_grad else { return };
         let weights = layer.weights.factor(layer.input);
         for row in 0..rows {
-            for k in 0..input_gradient.columns {
+            for k in 0..input_grad.columns {
                 let is_masked = layer.input_activation == Activation::Relu && layer.input.at(row, k) <= 0.0;
-                let products = (0..outputs).map(|m| output_gradient.at(row, m) * weights.at(k, m));
-                *input_gradient.at_mut(row, k) = if is_masked { 0.0 } else { products.sum() };
+                let products = (0..outputs).map(|m| output_grad.at(row, m) * weights.at(k, m));
+                *input_grad.at_mut(row, k) = if is_masked { 0.0 } else { products.sum() };
             }
         }
-        input_gradient.round(rows);
+        input_grad.round(rows);
     }
 
-    fn fm_forward(
-        &self,
-        rows: usize,
-        vectors: &ReferenceMatrix,
-        shape: (usize, usize),
-        out: &mut ReferenceMatrix,
-    ) {
+    fn fm_forward(&self, operation: FmForward<'_, Self>) {
+        let FmForward { rows, vectors, shape, out } = operation;
         interaction::fm_forward(rows, vectors, shape, out);
     }
 
-    fn fm_backward(
-        &self,
-        rows: usize,
-        vectors: &ReferenceMatrix,
-        shape: (usize, usize),
-        out_gradient: &ReferenceMatrix,
-        vectors_gradient: &mut ReferenceMatrix,
-    ) {
-        interaction::fm_backward(rows, vectors, shape, out_gradient, vectors_gradient);
+    fn fm_backward(&self, operation: FmBackward<'_, Self>) {
+        let FmBackward { rows, vectors, shape, out_grad, vectors_grad } = operation;
+        interaction::fm_backward(rows, vectors, shape, out_grad, vectors_grad);
     }
 
-    fn cross_forward(
-        &self,
-        rows: usize,
-        first: &ReferenceMatrix,
-        product: &ReferenceMatrix,
-        input: &ReferenceMatrix,
-        output: &mut ReferenceMatrix,
-    ) {
+    fn cross_forward(&self, operation: CrossForward<'_, Self>) {
+        let CrossForward { rows, first, product, input, output } = operation;
         interaction::cross_forward(rows, first, product, input, output);
     }
 
-    fn cross_backward(
-        &self,
-        rows: usize,
-        first: &ReferenceMatrix,
-        product: &ReferenceMatrix,
-        output_gradient: &ReferenceMatrix,
-        product_gradient: &mut ReferenceMatrix,
-        first_gradient: &mut ReferenceMatrix,
-    ) {
-        interaction::cross_backward(rows, first, product, output_gradient, product_gradient, first_gradient);
+    fn cross_backward(&self, operation: CrossBackward<'_, Self>) {
+        let CrossBackward { rows, first, product, output_grad, product_grad, first_grad } = operation;
+        interaction::cross_backward(rows, first, product, output_grad, product_grad, first_grad);
     }
 
-    fn dot_forward(&self, rows: usize, vectors: &ReferenceMatrix, width: usize, out: &mut ReferenceMatrix) {
+    fn dot_forward(&self, operation: DotForward<'_, Self>) {
+        let DotForward { rows, vectors, width, out } = operation;
         interaction::dot_forward(rows, vectors, width, out);
     }
 
-    fn dot_backward(
-        &self,
-        rows: usize,
-        vectors: &ReferenceMatrix,
-        width: usize,
-        out_gradient: &ReferenceMatrix,
-        vectors_gradient: &mut ReferenceMatrix,
-    ) {
-        interaction::dot_backward(rows, vectors, width, out_gradient, vectors_gradient);
+    fn dot_backward(&self, operation: DotBackward<'_, Self>) {
+        let DotBackward { rows, vectors, width, out_grad, vectors_grad } = operation;
+        interaction::dot_backward(rows, vectors, width, out_grad, vectors_grad);
     }
 
-    fn mixture_forward(
-        &self,
-        rows: usize,
-        shape: MixtureShape,
-        logits: &ReferenceMatrix,
-        experts: &ReferenceMatrix,
-        gates: &mut ReferenceMatrix,
-        output: &mut ReferenceMatrix,
-    ) {
+    fn mixture_forward(&self, operation: MixtureForward<'_, Self>) {
+        let MixtureForward { rows, shape, logits, experts, gates, output } = operation;
         mixture::forward(rows, shape, logits, experts, gates, output);
         gates.round(rows);
         output.round(rows);
     }
 
-    fn mixture_backward(
-        &self,
-        rows: usize,
-        shape: MixtureShape,
-        gates: &ReferenceMatrix,
-        experts: &ReferenceMatrix,
-        output_gradient: &ReferenceMatrix,
-        logits_gradient: &mut ReferenceMatrix,
-        experts_gradient: &mut ReferenceMatrix,
-    ) {
+    fn mixture_backward(&self, operation: MixtureBackward<'_, Self>) {
+        let MixtureBackward { rows, shape, gates, experts, output_grad, logits_grad, experts_grad } =
+            operation;
         let saved = (gates, experts);
-        mixture::backward(rows, shape, saved, output_gradient, logits_gradient, experts_gradient);
-        logits_gradient.round(rows);
-        experts_gradient.round(rows);
+        mixture::backward(rows, shape, saved, output_grad, logits_grad, experts_grad);
+        logits_grad.round(rows);
+        experts_grad.round(rows);
     }
 
-    fn copy_columns(
-        &self,
-        rows: usize,
-        (from, first): (&ReferenceMatrix, usize),
-        (to, to_first): (&mut ReferenceMatrix, usize),
-        columns: usize,
-    ) {
+    fn copy_columns(&self, operation: CopyColumns<'_, Self>) {
+        let CopyColumns { rows, from: (from, first), to: (to, to_first), columns } = operation;
         for row in 0..rows {
             for column in 0..columns {
                 *to.at_mut(row, to_first + column) = from.at(row, first + column);
@@ -449,13 +435,15 @@ impl Backend for Reference {
         to.round(rows);
     }
 
-    fn copy_rows(&self, rows: usize, from: &ReferenceMatrix, to: &mut ReferenceMatrix, first: usize) {
+    fn copy_rows(&self, operation: CopyRows<'_, Self>) {
+        let CopyRows { rows, from, to, first } = operation;
         let columns = from.columns;
         to.values[first * columns..][..rows * columns].copy_from_slice(&from.values[..rows * columns]);
         to.round(first + rows);
     }
 
-    fn dropout(&self, rows: Range<usize>, keep: f64, key: u64, matrix: &mut ReferenceMatrix) {
+    fn dropout(&self, operation: Dropout<'_, Self>) {
+        let Dropout { rows, keep, key, matrix } = operation;
         for (place, row) in rows.clone().enumerate() {
             for column in 0..matrix.columns {
                 let counter = [row, column / 64 * 16 + column % 16, 0, 0].map(|word| [word as u32]);
@@ -467,81 +455,54 @@ impl Backend for Reference {
         matrix.round(rows.len());
     }
 
-    fn moments(
-        &self,
-        rows: usize,
-        axis: Axis,
-        input: &ReferenceMatrix,
-        mean: &mut ReferenceMatrix,
-        variance: &mut ReferenceMatrix,
-    ) {
+    fn moments(&self, operation: Moments<'_, Self>) {
+        let Moments { rows, axis, input, mean, variance } = operation;
         normalize::moments(rows, axis, input, mean, variance);
     }
 
-    fn normalize_forward(
-        &self,
-        rows: usize,
-        layer: &Normalization<'_, ReferenceMatrix>,
-        moments: (&ReferenceMatrix, &ReferenceMatrix),
-        input: &ReferenceMatrix,
-        output: &mut ReferenceMatrix,
-    ) {
+    fn normalize_forward(&self, operation: NormalizeForward<'_, Self>) {
+        let NormalizeForward { rows, layer, moments, input, output } = operation;
         normalize::forward(rows, layer, moments, input, output);
     }
 
-    fn normalize_backward(
-        &self,
-        rows: usize,
-        layer: &Normalization<'_, ReferenceMatrix>,
-        saved: &Normalized<'_, ReferenceMatrix>,
-        gradient: &mut ReferenceMatrix,
-        sum: Sum,
-        by_scale: &mut ReferenceMatrix,
-        by_shift: &mut ReferenceMatrix,
-    ) {
-        normalize::backward(rows, layer, saved, gradient, sum, by_scale, by_shift);
+    fn normalize_backward(&self, operation: NormalizeBackward<'_, Self>) {
+        let NormalizeBackward { rows, layer, saved, grad: gradient, mode, scale_grad, shift_grad } =
+            operation;
+        normalize::backward(rows, layer, saved, gradient, mode, scale_grad, shift_grad);
     }
 
-    fn unit_forward(&self, rows: usize, input: &ReferenceMatrix, output: &mut ReferenceMatrix) {
+    fn unit_forward(&self, operation: UnitForward<'_, Self>) {
+        let UnitForward { rows, input, output } = operation;
         retrieval::unit_forward(rows, input, output);
     }
 
-    fn unit_backward(&self, rows: usize, input: &ReferenceMatrix, gradient: &mut ReferenceMatrix) {
+    fn unit_backward(&self, operation: UnitBackward<'_, Self>) {
+        let UnitBackward { rows, input, grad: gradient } = operation;
         retrieval::unit_backward(rows, input, gradient);
     }
 
-    fn row_products(
-        &self,
-        rows: usize,
-        factor: f64,
-        left: &ReferenceMatrix,
-        right: &ReferenceMatrix,
-        out: &mut ReferenceMatrix,
-    ) {
+    fn row_products(&self, operation: RowProducts<'_, Self>) {
+        let RowProducts { rows, factor, left, right, out } = operation;
         for row in 0..rows {
             *out.at_mut(row, 0) = factor * retrieval::dot((left, row), (right, row));
         }
         out.round(rows);
     }
 
-    fn in_batch_softmax(
-        &self,
-        softmax: &InBatchSoftmax<'_, Self>,
-        _work: &mut ReferenceMatrix,
-        by_queries: &mut ReferenceMatrix,
-        by_items: &mut ReferenceMatrix,
-        sums: &mut ReferenceMatrix,
-    ) {
-        retrieval::softmax(softmax, by_queries, by_items, sums);
+    fn in_batch_softmax(&self, operation: InBatchSoftmax<'_, Self>) {
+        let InBatchSoftmax { input: softmax, work: _work, query_grad, item_grad, sums } = operation;
+        retrieval::softmax(softmax, query_grad, item_grad, sums);
     }
 
-    fn blend(&self, share: f64, factor: f64, from: &ReferenceMatrix, to: &mut ReferenceMatrix) {
+    fn blend(&self, operation: Blend<'_, Self>) {
+        let Blend { share, factor, from, to } = operation;
         for (to, from) in to.values.iter_mut().zip(&from.values) {
             *to += share * (factor * from - *to);
         }
     }
 
-    fn add(&self, rows: usize, from: &ReferenceMatrix, to: &mut ReferenceMatrix) {
+    fn add(&self, operation: Add<'_, Self>) {
+        let Add { rows, from, to } = operation;
         for row in 0..rows {
             for column in 0..to.columns {
                 *to.at_mut(row, column) += from.at(row, column);
@@ -550,19 +511,13 @@ impl Backend for Reference {
         to.round(rows);
     }
 
-    fn clear(&self, rows: usize, matrix: &mut ReferenceMatrix) {
+    fn clear(&self, operation: Clear<'_, Self>) {
+        let Clear { rows, matrix } = operation;
         matrix.values[..rows * matrix.columns].fill(0.0);
     }
 
-    fn loss(
-        &self,
-        task: &Task,
-        batch: &HostBatch,
-        rows: Range<usize>,
-        logits: &ReferenceMatrix,
-        gradient: &mut ReferenceMatrix,
-        sums: &mut ReferenceMatrix,
-    ) {
+    fn loss(&self, operation: TaskLoss<'_, Self>) {
+        let TaskLoss { task, batch, rows, logits, logits_grad: gradient, sums } = operation;
         let (of_label, labels) = (task.label, batch.labels(task.label));
         let weight = |row: usize| {
             let label = f64::from(labels[row]);
@@ -578,7 +533,7 @@ impl Backend for Reference {
         let weight_of_all: f64 = (0..batch.rows()).map(weight).sum();
         for (place, row) in rows.clone().enumerate() {
             let (logit, label) = (logits.at(place, of_label), f64::from(labels[row]));
-            let (of_row, by_logits) = match &task.loss {
+            let (of_row, logits_grad) = match &task.loss {
                 Loss::BinaryCrossEntropy { smoothing, .. } => {
                     let label = label * (1.0 - smoothing) + smoothing / 2.0;
                     let softplus = logit.max(0.0) + (-logit.abs()).exp().ln_1p();
@@ -594,7 +549,7 @@ impl Backend for Reference {
             };
             *sums.at_mut(of_label, 0) += weight(row) * of_row;
             *sums.at_mut(of_label, 1) += weight(row);
-            for (column, by_logit) in (of_label..).zip(by_logits) {
+            for (column, by_logit) in (of_label..).zip(logits_grad) {
                 *gradient.at_mut(place, column) = if weight_of_all > 0.0 {
                     task.weight * weight(row) * by_logit / weight_of_all
                 } else {
@@ -605,13 +560,15 @@ impl Backend for Reference {
         gradient.round(rows.len());
     }
 
-    fn multiply(&self, rows: usize, factor: &ReferenceMatrix, matrix: &mut ReferenceMatrix) {
+    fn multiply(&self, operation: Multiply<'_, Self>) {
+        let Multiply { rows, factor, matrix } = operation;
         let columns = matrix.columns;
         matrix.values[..rows * columns].iter_mut().for_each(|number| *number *= factor.at(0, 0));
         matrix.round(rows);
     }
 
-    fn sigmoid(&self, rows: usize, logits: &ReferenceMatrix, out: &mut ReferenceMatrix) {
+    fn sigmoid(&self, operation: Sigmoid<'_, Self>) {
+        let Sigmoid { rows, logits, out } = operation;
         for row in 0..rows {
             for column in 0..logits.columns {
                 *out.at_mut(row, column) = sigmoid(logits.at(row, column));
@@ -620,7 +577,8 @@ impl Backend for Reference {
         out.round(rows);
     }
 
-    fn softmax(&self, rows: usize, logits: &ReferenceMatrix, out: &mut ReferenceMatrix) {
+    fn softmax(&self, operation: Softmax<'_, Self>) {
+        let Softmax { rows, logits, out } = operation;
         for row in 0..rows {
             for (column, probability) in classes::softmax(logits.row(row)).into_iter().enumerate() {
                 *out.at_mut(row, column) = probability;
@@ -629,23 +587,21 @@ impl Backend for Reference {
         out.round(rows);
     }
 
-    fn squares(&self, gradient: &ReferenceMatrix, sum: &mut ReferenceMatrix) {
+    fn squares(&self, operation: Squares<'_, Self>) {
+        let Squares { grad: gradient, sum } = operation;
         *sum.at_mut(0, 0) += gradient.values.iter().map(|g| g * g).sum::<f64>();
     }
 
-    fn row_squares(
-        &self,
-        gradients: &RowGradients<'_, Self>,
-        tables: &[ReferenceTable],
-        sum: &mut ReferenceMatrix,
-    ) {
+    fn row_squares(&self, operation: RowSquares<'_, Self>) {
+        let RowSquares { gradients, tables, sum } = operation;
         let widths: Vec<usize> = tables.iter().map(|table| table.shape.width).collect();
         for_each_touched(gradients, &widths, |_, _, g| {
             *sum.at_mut(0, 0) += g.iter().map(|g| g * g).sum::<f64>();
         });
     }
 
-    fn clip_scale(&self, maximum: f64, squares: &ReferenceMatrix, scale: &mut ReferenceMatrix) {
+    fn clip_scale(&self, operation: ClipScale<'_, Self>) {
+        let ClipScale { maximum, squares, scale } = operation;
         let norm = squares.at(0, 0).sqrt();
         *scale.at_mut(0, 0) = match norm {
             _ if !norm.is_finite() => f64::NAN,
@@ -654,28 +610,16 @@ impl Backend for Reference {
         };
     }
 
-    fn unscale(
-        &self,
-        rule: &LossScaling,
-        maximum: Option<f64>,
-        squares: &ReferenceMatrix,
-        state: &mut ReferenceMatrix,
-        scale: &mut ReferenceMatrix,
-    ) {
+    fn unscale(&self, operation: Unscale<'_, Self>) {
+        let Unscale { rule, maximum, squares, state, scale } = operation;
         let before = std::array::from_fn(|number| state.at(0, number));
         let (by, after) = rule.unscale(maximum, squares.at(0, 0), before, |number| number);
         *scale.at_mut(0, 0) = by;
         state.values.copy_from_slice(&after);
     }
 
-    fn step(
-        &self,
-        update: &Update,
-        scale: &ReferenceMatrix,
-        weights: &mut ReferenceMatrix,
-        states: &mut [ReferenceMatrix],
-        gradient: &ReferenceMatrix,
-    ) {
+    fn step(&self, operation: Step<'_, Self>) {
+        let Step { update, scale, weights, states, grad: gradient } = operation;
         if scale.at(0, 0) == 0.0 {
             return;
         }
@@ -685,14 +629,8 @@ impl Backend for Reference {
         }
     }
 
-    fn step_rows(
-        &self,
-        update: &Update,
-        scale: &ReferenceMatrix,
-        draws: u64,
-        gradients: &RowGradients<'_, Self>,
-        tables: &mut [ReferenceTable],
-    ) {
+    fn step_rows(&self, operation: StepRows<'_, Self>) {
+        let StepRows { update, scale, draws, gradients, tables } = operation;
         if scale.at(0, 0) == 0.0 {
             return;
         }

@@ -1,8 +1,8 @@
 //! Normalisation of rows or columns.
 
 use super::{ReferenceMatrix, relu};
-use crate::backend::Sum;
-use crate::normalization::{Axis, Normalization, Normalized};
+use crate::ops::GradientMode;
+use crate::ops::{Axis, Normalization, SavedNormalization};
 
 /// The mean and variance of each row or column.
 pub(super) fn moments(
@@ -44,16 +44,16 @@ pub(super) fn forward(
 pub(super) fn backward(
     rows: usize,
     layer: &Normalization<'_, ReferenceMatrix>,
-    saved: &Normalized<'_, ReferenceMatrix>,
+    saved: &SavedNormalization<'_, ReferenceMatrix>,
     gradient: &mut ReferenceMatrix,
-    sum: Sum,
-    by_scale: &mut ReferenceMatrix,
-    by_shift: &mut ReferenceMatrix,
+    mode: GradientMode,
+    scale_grad: &mut ReferenceMatrix,
+    shift_grad: &mut ReferenceMatrix,
 ) {
     let normal = |at| normal_at(layer, (saved.mean, saved.variance), saved.input, at);
-    if sum == Sum::Anew {
-        by_scale.values.fill(0.0);
-        by_shift.values.fill(0.0);
+    if mode == GradientMode::Write {
+        scale_grad.values.fill(0.0);
+        shift_grad.values.fill(0.0);
     }
     for row in 0..rows {
         for column in 0..gradient.columns {
@@ -61,8 +61,8 @@ pub(super) fn backward(
                 *gradient.at_mut(row, column) = 0.0;
             }
             let g = gradient.at(row, column);
-            *by_scale.at_mut(0, column) += g * normal((row, column)).0;
-            *by_shift.at_mut(0, column) += g;
+            *scale_grad.at_mut(0, column) += g * normal((row, column)).0;
+            *shift_grad.at_mut(0, column) += g;
             *gradient.at_mut(row, column) = g * layer.scale.at(0, column);
         }
     }

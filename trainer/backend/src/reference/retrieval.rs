@@ -1,7 +1,7 @@
 //! Vectors of length 1, and the softmax over a batch's items.
 
 use super::{Reference, ReferenceMatrix};
-use crate::retrieval::{InBatchSoftmax, LEAST_SQUARE};
+use crate::ops::{MIN_SQUARE, SoftmaxInput};
 
 /// The product of a row of each.
 pub(super) fn dot((left, i): (&ReferenceMatrix, usize), (right, j): (&ReferenceMatrix, usize)) -> f64 {
@@ -10,7 +10,7 @@ pub(super) fn dot((left, i): (&ReferenceMatrix, usize), (right, j): (&ReferenceM
 
 pub(super) fn unit_forward(rows: usize, input: &ReferenceMatrix, output: &mut ReferenceMatrix) {
     for row in 0..rows {
-        let length = dot((input, row), (input, row)).max(LEAST_SQUARE).sqrt();
+        let length = dot((input, row), (input, row)).max(MIN_SQUARE).sqrt();
         for column in 0..input.columns {
             *output.at_mut(row, column) = input.at(row, column) / length;
         }
@@ -21,9 +21,9 @@ pub(super) fn unit_forward(rows: usize, input: &ReferenceMatrix, output: &mut Re
 pub(super) fn unit_backward(rows: usize, input: &ReferenceMatrix, gradient: &mut ReferenceMatrix) {
     for row in 0..rows {
         let square = dot((input, row), (input, row));
-        let length = square.max(LEAST_SQUARE).sqrt();
+        let length = square.max(MIN_SQUARE).sqrt();
         // What is along the vector changes its length alone; of one that is too short, that is all that there is.
-        let along = if square > LEAST_SQUARE { dot((input, row), (gradient, row)) / square } else { 0.0 };
+        let along = if square > MIN_SQUARE { dot((input, row), (gradient, row)) / square } else { 0.0 };
         for column in 0..input.columns {
             let across = gradient.at(row, column) - along * input.at(row, column);
             *gradient.at_mut(row, column) = across / length;
@@ -33,19 +33,19 @@ pub(super) fn unit_backward(rows: usize, input: &ReferenceMatrix, gradient: &mut
 }
 
 pub(super) fn softmax(
-    softmax: &InBatchSoftmax<'_, Reference>,
-    by_queries: &mut ReferenceMatrix,
-    by_items: &mut ReferenceMatrix,
+    softmax: &SoftmaxInput<'_, Reference>,
+    query_grad: &mut ReferenceMatrix,
+    item_grad: &mut ReferenceMatrix,
     sums: &mut ReferenceMatrix,
 ) {
-    let &InBatchSoftmax { batch, queries, items, temperature, item_id } = softmax;
+    let &SoftmaxInput { batch, queries, items, temperature, item_id } = softmax;
     let (rows, width) = (batch.rows(), queries.columns);
     let id = |row: usize| item_id.map(|feature| batch.single_ids(feature)[row]);
     let is_rival = |i: usize, j: usize| i == j || id(i).is_none() || id(i) != id(j);
     let weight = |row: usize| f64::from(batch.labels(0)[row]) * f64::from(batch.weights()[row]);
     let weight_of_all: f64 = (0..rows).map(weight).sum();
-    by_queries.values[..rows * width].fill(0.0);
-    by_items.values[..rows * width].fill(0.0);
+    query_grad.values[..rows * width].fill(0.0);
+    item_grad.values[..rows * width].fill(0.0);
     for i in (0..rows).filter(|&row| weight(row) != 0.0) {
         let score = |j: usize| dot((queries, i), (items, j)) / temperature;
         let rivals: Vec<usize> = (0..rows).filter(|&j| is_rival(i, j)).collect();
@@ -56,12 +56,12 @@ pub(super) fn softmax(
             let probability = (score(j) - largest).exp() / total;
             let by_score = (probability - f64::from(u8::from(i == j))) * weight(i) / weight_of_all;
             for k in 0..width {
-                *by_queries.at_mut(i, k) += by_score / temperature * items.at(j, k);
-                *by_items.at_mut(j, k) += by_score / temperature * queries.at(i, k);
+                *query_grad.at_mut(i, k) += by_score / temperature * items.at(j, k);
+                *item_grad.at_mut(j, k) += by_score / temperature * queries.at(i, k);
             }
         }
     }
     *sums.at_mut(0, 1) += weight_of_all;
-    by_queries.round(rows);
-    by_items.round(rows);
+    query_grad.round(rows);
+    item_grad.round(rows);
 }

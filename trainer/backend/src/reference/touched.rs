@@ -1,9 +1,9 @@
 //! The table rows that a batch touches, and what becomes of their gradients.
 
 use super::Reference;
-use crate::backend::RowGradients;
 use crate::device::{IdColumn, Lookup, Pooling};
 use crate::host::HostBatch;
+use crate::ops::RowGradients;
 use crate::update::Update;
 
 /// What [`Update`] makes of the gradient `g` of a weight `w`.

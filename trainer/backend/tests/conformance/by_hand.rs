@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, BatchError, Cpu, Float, Formula, GradientColumns, IdColumn, InBatchSoftmax,
-    LayerGradient, Lookup, Loss, MixtureShape, Pooling, Reference, RowGradients, Scalar, Sum, TablePart,
-    TableShape, Update,
+    Activation, Backend, BatchError, Cpu, Float, Formula, GradientColumns, GradientMode, IdColumn, Lookup,
+    Loss, MixtureShape, Pooling, Reference, RowGradients, SavedLayer, Scalar, SoftmaxInput, TablePart,
+    TableShape, Update, ops,
 };
 use millstream_batch::{
     BatchBuffer, BatchHeader, BatchMut, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream,
@@ -148,12 +148,19 @@ fn a_layer_goes_forward_and_backward<B: Backend>(backend: &B) {
     let weights = bench.matrix(2, 3, &[1.0, 0.0, 2.0, -1.0, 1.0, 1.0]);
     let bias = bench.matrix(1, 3, &[0.5, -0.5, 0.0]);
     let mut output = backend.matrix(2, 3);
-    backend.layer_forward(2, &input, &weights, Some(&bias), Activation::Relu, &mut output);
+    backend.run(ops::LayerForward {
+        rows: 2,
+        input: &input,
+        weights: &weights,
+        bias: Some(&bias),
+        activation: Activation::Relu,
+        output: &mut output,
+    });
     close(&bench.read(&output, 6), &[0.0, 1.5, 4.0, 4.5, 0.0, 5.0]);
     let mut gradient = bench.matrix(2, 3, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let (mut by_weights, mut by_bias) = (backend.matrix(2, 3), backend.matrix(1, 3));
     let mut by_input = backend.matrix(2, 2);
-    let layer = LayerGradient {
+    let layer = SavedLayer {
         input: &input,
         input_activation: Activation::Identity,
         weights: &weights,
@@ -162,15 +169,15 @@ fn a_layer_goes_forward_and_backward<B: Backend>(backend: &B) {
     };
     let by_input_wanted = Some(&mut by_input);
     let by_bias_wanted = Some(&mut by_bias);
-    backend.layer_backward(
-        2,
-        &layer,
-        &mut gradient,
-        Sum::Anew,
-        &mut by_weights,
-        by_bias_wanted,
-        by_input_wanted,
-    );
+    backend.run(ops::LayerBackward {
+        rows: 2,
+        layer: &layer,
+        output_grad: &mut gradient,
+        mode: GradientMode::Write,
+        weight_grad: &mut by_weights,
+        bias_grad: by_bias_wanted,
+        input_grad: by_input_wanted,
+    });
     close(&bench.read(&gradient, 6), &[0.0, 2.0, 3.0, 4.0, 0.0, 6.0]);
     close(&bench.read(&by_bias, 3), &[4.0, 2.0, 9.0]);
     close(&bench.read(&by_weights, 6), &[12.0, 2.0, 21.0, -4.0, 4.0, 0.0]);
@@ -185,13 +192,20 @@ fn a_gradient_is_masked_by_what_the_input_came_through<B: Backend>(backend: &B) 
         let weights = bench.matrix(2, 3, &[1.0, 0.0, 2.0, -1.0, 1.0, 1.0]);
         let bias = bench.matrix(1, 3, &[0.5, -0.5, 0.0]);
         let mut given = backend.rectified(float, 2, 3);
-        backend.layer_forward(2, &input, &weights, Some(&bias), Activation::Relu, &mut given);
+        backend.run(ops::LayerForward {
+            rows: 2,
+            input: &input,
+            weights: &weights,
+            bias: Some(&bias),
+            activation: Activation::Relu,
+            output: &mut given,
+        });
         close(&bench.read(&given, 6), &[0.0, 1.5, 4.0, 4.5, 0.0, 5.0]);
         let weights = bench.matrix(3, 1, &[1.0, 2.0, -1.0]);
         let output = backend.matrix(2, 1);
         let mut by_input = backend.matrix_of(float, 2, 3);
         let mut backward = |given: &B::Matrix| {
-            let layer = LayerGradient {
+            let layer = SavedLayer {
                 input: given,
                 input_activation: Activation::Relu,
                 weights: &weights,
@@ -202,7 +216,15 @@ fn a_gradient_is_masked_by_what_the_input_came_through<B: Backend>(backend: &B) 
             backend.write_matrix(&mut gradient, &scalars::<B>(&[1.0, 10.0]));
             let (mut by_weights, mut by_bias) = (backend.matrix(3, 1), backend.matrix(1, 1));
             let wanted = (Some(&mut by_bias), Some(&mut by_input));
-            backend.layer_backward(2, &layer, &mut gradient, Sum::Anew, &mut by_weights, wanted.0, wanted.1);
+            backend.run(ops::LayerBackward {
+                rows: 2,
+                layer: &layer,
+                output_grad: &mut gradient,
+                mode: GradientMode::Write,
+                weight_grad: &mut by_weights,
+                bias_grad: wanted.0,
+                input_grad: wanted.1,
+            });
             (bench.read(&by_weights, 3), bench.read(&by_bias, 1), bench.read(&by_input, 6))
         };
         let (by_weights, by_bias, masked) = backward(&given);
@@ -224,10 +246,26 @@ fn ids_are_looked_up_and_pooled<B: Backend>(backend: &B) {
         bench.table((3, 1), &[1.0, 10.0, 5.0], &SGD, [0.0; 2]),
     ];
     let mut out = backend.matrix(3, 4);
-    backend.gather(&batch, 0..3, &lookups(Pooling::Sum), &tables, &[1], &mut out, 0);
+    backend.run(ops::Gather {
+        batch: &batch,
+        rows: 0..3,
+        lookups: &lookups(Pooling::Sum),
+        tables: &tables,
+        dense: &[1],
+        out: &mut out,
+        first_column: 0,
+    });
     let sums = [3.0, 4.0, 20.0, 10.0, 1.0, 2.0, 0.0, 20.0, 3.0, 4.0, 6.0, 30.0];
     close(&bench.read(&out, 12), &sums);
-    backend.gather(&batch, 0..3, &lookups(Pooling::Mean), &tables, &[1], &mut out, 0);
+    backend.run(ops::Gather {
+        batch: &batch,
+        rows: 0..3,
+        lookups: &lookups(Pooling::Mean),
+        tables: &tables,
+        dense: &[1],
+        out: &mut out,
+        first_column: 0,
+    });
     let means = [3.0, 4.0, 10.0, 10.0, 1.0, 2.0, 0.0, 20.0, 3.0, 4.0, 3.0, 30.0];
     close(&bench.read(&out, 12), &means);
 
@@ -239,11 +277,28 @@ fn ids_are_looked_up_and_pooled<B: Backend>(backend: &B) {
     let bias = bench.matrix(1, 1, &[100.0]);
     let mut out = bench.matrix(3, 1, &[1000.0, 2000.0, 3000.0]);
     let by_sum = lookups(Pooling::Sum);
-    backend.linear_forward(&batch, 0..3, &by_sum, &tables, &[0, 1], &dense_weights, &bias, &mut out);
+    backend.run(ops::LinearForward {
+        batch: &batch,
+        rows: 0..3,
+        lookups: &by_sum,
+        tables: &tables,
+        dense: &[0, 1],
+        dense_weights: &dense_weights,
+        bias: &bias,
+        out: &mut out,
+    });
     close(&bench.read(&out, 3), &[1125.0, 2107.0, 3117.0]);
     let gradient = bench.matrix(3, 1, &[1.0, 2.0, 4.0]);
     let (mut by_weights, mut by_bias) = (backend.matrix(2, 1), backend.matrix(1, 1));
-    backend.linear_backward(&batch, 0..3, &[0, 1], &gradient, Sum::Anew, &mut by_weights, &mut by_bias);
+    backend.run(ops::LinearBackward {
+        batch: &batch,
+        rows: 0..3,
+        dense: &[0, 1],
+        out_grad: &gradient,
+        mode: GradientMode::Write,
+        weight_grad: &mut by_weights,
+        bias_grad: &mut by_bias,
+    });
     close(&bench.read(&by_weights, 2), &[17.0, 170.0]);
     close(&bench.read(&by_bias, 1), &[7.0]);
 }
@@ -259,17 +314,40 @@ fn of_tags<B: Backend>(backend: &B, buffer: &BatchBuffer, pooling: Pooling) -> [
     let lookups = [Lookup { column, pooling, table: 0, first: 0 }];
     let mut tables = vec![bench.table((3, 1), &[1.0, 3.0, 5.0], &SGD, [0.0, 0.0])];
     let (mut out, mut sums) = (backend.matrix(3, 1), bench.matrix(3, 1, &[0.0; 3]));
-    backend.gather(&batch, 0..3, &lookups, &tables, &[], &mut out, 0);
+    backend.run(ops::Gather {
+        batch: &batch,
+        rows: 0..3,
+        lookups: &lookups,
+        tables: &tables,
+        dense: &[],
+        out: &mut out,
+        first_column: 0,
+    });
     let (none, bias) = (backend.matrix(0, 1), bench.matrix(1, 1, &[0.5]));
-    backend.linear_forward(&batch, 0..3, &lookups, &tables, &[], &none, &bias, &mut sums);
+    backend.run(ops::LinearForward {
+        batch: &batch,
+        rows: 0..3,
+        lookups: &lookups,
+        tables: &tables,
+        dense: &[],
+        dense_weights: &none,
+        bias: &bias,
+        out: &mut sums,
+    });
     let mut plan = backend.row_plan(&schema, &[vec![column]]);
-    backend.plan_rows(&batch, &mut plan);
+    backend.run(ops::PlanRows { batch: &batch, plan: &mut plan });
     let gradient = bench.matrix(3, 1, &[1.0, 10.0, 100.0]);
     let columns = GradientColumns::Shared;
     let gradients =
         RowGradients { batch: &batch, plan: &plan, lookups: &lookups, gradient: &gradient, columns };
     let update = Update { formula: SGD, clip: f64::INFINITY, l2: 0.0 };
-    backend.step_rows(&update, &bench.matrix(1, 1, &[1.0]), DRAWS, &gradients, &mut tables);
+    backend.run(ops::StepRows {
+        update: &update,
+        scale: &bench.matrix(1, 1, &[1.0]),
+        draws: DRAWS,
+        gradients: &gradients,
+        tables: &mut tables,
+    });
     [bench.read(&out, 3), bench.read(&sums, 3), bench.read_table(&tables[0], TablePart::Weights, 3)]
 }
 
@@ -307,7 +385,7 @@ fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let batch = uploaded(backend);
     let mut plan = backend.row_plan(&schema(), &[vec![IdColumn::Single(0)], vec![IdColumn::Ragged(0)]]);
-    backend.plan_rows(&batch, &mut plan);
+    backend.run(ops::PlanRows { batch: &batch, plan: &mut plan });
     // Of each row: two columns for the colour, one for the tags.
     let gradient = bench.matrix(3, 3, &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]);
     let columns = GradientColumns::Apart { first: 0 };
@@ -320,7 +398,13 @@ fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
             [bench.table((4, 2), &[0.0; 8], &SGD, [0.0; 2]), bench.table((3, 1), &[0.0; 3], &SGD, [0.0; 2])];
         let lookups = lookups(pooling);
         let all = RowGradients { lookups: &lookups, ..gradients };
-        backend.step_rows(&SGD.into(), &scale, DRAWS, &all, &mut tables);
+        backend.run(ops::StepRows {
+            update: &SGD.into(),
+            scale: &scale,
+            draws: DRAWS,
+            gradients: &all,
+            tables: &mut tables,
+        });
         let colours = bench.read_table(&tables[0], TablePart::Weights, 8);
         close(&colours, &[-8.0, -16.0, 0.0, 0.0, -65.0, -130.0, 0.0, 0.0]);
         close(&bench.read_table(&tables[1], TablePart::Weights, 3), &tags);
@@ -328,7 +412,13 @@ fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
     // Adagrad's accumulator sees the square of the sum, not the sum of squares.
     let formula = Formula::Adagrad { learning_rate: 1.0, epsilon: 0.0 };
     let mut tables = [bench.table((4, 2), &[0.0; 8], &formula, [0.0; 2])];
-    backend.step_rows(&formula.into(), &scale, DRAWS, &gradients, &mut tables);
+    backend.run(ops::StepRows {
+        update: &formula.into(),
+        scale: &scale,
+        draws: DRAWS,
+        gradients: &gradients,
+        tables: &mut tables,
+    });
     let accumulators = bench.read_table(&tables[0], TablePart::State(0), 8);
     close(&accumulators, &[64.0, 256.0, 0.0, 0.0, 4225.0, 16900.0, 0.0, 0.0]);
     let weights = bench.read_table(&tables[0], TablePart::Weights, 8);
@@ -336,7 +426,13 @@ fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
     // The accumulator of a row takes the mean of its squares.
     let formula = Formula::RowWiseAdagrad { learning_rate: 1.0, epsilon: 0.0 };
     let mut tables = [bench.table((4, 2), &[0.0; 8], &formula, [0.0; 2])];
-    backend.step_rows(&formula.into(), &scale, DRAWS, &gradients, &mut tables);
+    backend.run(ops::StepRows {
+        update: &formula.into(),
+        scale: &scale,
+        draws: DRAWS,
+        gradients: &gradients,
+        tables: &mut tables,
+    });
     let accumulators = bench.read_table(&tables[0], TablePart::RowState(0), 4);
     close(&accumulators, &[160.0, 0.0, 10562.5, 0.0]);
     let (first, third) = (160.0_f64.sqrt(), 10562.5_f64.sqrt());
@@ -344,7 +440,7 @@ fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
     close(&weights, &[-8.0 / first, -16.0 / first, 0.0, 0.0, -65.0 / third, -130.0 / third, 0.0, 0.0]);
     // So does the norm: 8, 16, 65, 130 squared.
     let mut squares = bench.matrix(1, 1, &[5.0]);
-    backend.row_squares(&gradients, &tables, &mut squares);
+    backend.run(ops::RowSquares { gradients: &gradients, tables: &tables, sum: &mut squares });
     close(&bench.read(&squares, 1), &[5.0 + 64.0 + 256.0 + 4225.0 + 16900.0]);
 }
 
@@ -352,21 +448,33 @@ fn gradients_are_scaled_cut_and_pulled<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let gradient = bench.matrix(1, 4, &[6.0, -8.0, 0.5, 0.0]);
     let mut squares = bench.matrix(1, 1, &[0.0]);
-    backend.squares(&gradient, &mut squares);
+    backend.run(ops::Squares { grad: &gradient, sum: &mut squares });
     close(&bench.read(&squares, 1), &[100.25]);
     let mut scale = bench.matrix(1, 1, &[9.0]);
-    backend.clip_scale(11.0, &squares, &mut scale);
+    backend.run(ops::ClipScale { maximum: 11.0, squares: &squares, scale: &mut scale });
     close(&bench.read(&scale, 1), &[1.0]);
-    backend.clip_scale(100.25_f64.sqrt() / 2.0, &squares, &mut scale);
+    backend.run(ops::ClipScale { maximum: 100.25_f64.sqrt() / 2.0, squares: &squares, scale: &mut scale });
     close(&bench.read(&scale, 1), &[0.5]);
     // Half of each, within 3.5, and a quarter of the weight.
     let mut weights = bench.matrix(1, 4, &[1.0, -2.0, 4.0, 8.0]);
     let update = Update { formula: SGD, clip: 3.5, l2: 0.25 };
-    backend.step(&update, &scale, &mut weights, &mut [], &gradient);
+    backend.run(ops::Step {
+        update: &update,
+        scale: &scale,
+        weights: &mut weights,
+        states: &mut [],
+        grad: &gradient,
+    });
     close(&bench.read(&weights, 4), &[1.0 - 3.25, -2.0 + 4.0, 4.0 - 1.25, 8.0 - 2.0]);
     // A step by what is no number is none.
     let gradient = bench.matrix(1, 4, &[f32::NAN; 4]);
-    backend.step(&update, &scale, &mut weights, &mut [], &gradient);
+    backend.run(ops::Step {
+        update: &update,
+        scale: &scale,
+        weights: &mut weights,
+        states: &mut [],
+        grad: &gradient,
+    });
     assert!(bench.read(&weights, 4).iter().all(|w| w.is_nan()));
 }
 
@@ -375,7 +483,7 @@ fn numbers_are_dropped_as_often_as_asked<B: Backend>(backend: &B) {
     let (rows, columns) = (100, 130);
     let dropped = |key, first| {
         let mut matrix = bench.matrix(rows, columns, &vec![3.0; rows * columns]);
-        backend.dropout(first..first + rows, 0.75, key, &mut matrix);
+        backend.run(ops::Dropout { rows: first..first + rows, keep: 0.75, key, matrix: &mut matrix });
         bench.read(&matrix, rows * columns)
     };
     let first = dropped(1, 0);
@@ -393,16 +501,28 @@ fn vectors_meet_in_pairs<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let vectors = bench.matrix(1, 6, &[1.0, 2.0, 3.0, -1.0, 0.0, 4.0]);
     let mut out = bench.matrix(1, 1, &[100.0]);
-    backend.fm_forward(1, &vectors, (3, 2), &mut out);
+    backend.run(ops::FmForward { rows: 1, vectors: &vectors, shape: (3, 2), out: &mut out });
     close(&bench.read(&out, 1), &[105.0]);
     let mut by_vectors = bench.matrix(1, 6, &[100.0; 6]);
-    backend.fm_backward(1, &vectors, (3, 2), &bench.matrix(1, 1, &[2.0]), &mut by_vectors);
+    backend.run(ops::FmBackward {
+        rows: 1,
+        vectors: &vectors,
+        shape: (3, 2),
+        out_grad: &bench.matrix(1, 1, &[2.0]),
+        vectors_grad: &mut by_vectors,
+    });
     close(&bench.read(&by_vectors, 6), &[106.0, 106.0, 102.0, 112.0, 108.0, 102.0]);
     let mut out = backend.matrix(1, 5);
-    backend.dot_forward(1, &vectors, 2, &mut out);
+    backend.run(ops::DotForward { rows: 1, vectors: &vectors, width: 2, out: &mut out });
     close(&bench.read(&out, 5), &[1.0, 2.0, 1.0, 8.0, -4.0]);
     let gradient = bench.matrix(1, 5, &[10.0, 20.0, 1.0, 2.0, 4.0]);
-    backend.dot_backward(1, &vectors, 2, &gradient, &mut by_vectors);
+    backend.run(ops::DotBackward {
+        rows: 1,
+        vectors: &vectors,
+        width: 2,
+        out_grad: &gradient,
+        vectors_grad: &mut by_vectors,
+    });
     close(&bench.read(&by_vectors, 6), &[13.0, 27.0, 1.0, 18.0, 14.0, 0.0]);
 }
 
@@ -413,12 +533,27 @@ fn gates_mix_what_experts_gave<B: Backend>(backend: &B) {
     let logits = bench.matrix(1, 4, &[5.0, 5.0, 3.0_f64.ln() as f32, 0.0]);
     let experts = bench.matrix(1, 4, &[1.0, 2.0, 5.0, -2.0]);
     let (mut gates, mut output) = (backend.matrix(1, 4), backend.matrix(1, 4));
-    backend.mixture_forward(1, shape, &logits, &experts, &mut gates, &mut output);
+    backend.run(ops::MixtureForward {
+        rows: 1,
+        shape,
+        logits: &logits,
+        experts: &experts,
+        gates: &mut gates,
+        output: &mut output,
+    });
     close(&bench.read(&gates, 4), &[0.5, 0.5, 0.75, 0.25]);
     close(&bench.read(&output, 4), &[3.0, 0.0, 2.0, 1.0]);
     let by_output = bench.matrix(1, 4, &[1.0, 0.0, 0.0, 4.0]);
     let (mut by_logits, mut by_experts) = (backend.matrix(1, 4), backend.matrix(1, 4));
-    backend.mixture_backward(1, shape, &gates, &experts, &by_output, &mut by_logits, &mut by_experts);
+    backend.run(ops::MixtureBackward {
+        rows: 1,
+        shape,
+        gates: &gates,
+        experts: &experts,
+        output_grad: &by_output,
+        logits_grad: &mut by_logits,
+        experts_grad: &mut by_experts,
+    });
     // Products of 1 and 5 around their mean of 3; of 8 and -8 around theirs of 4.
     close(&bench.read(&by_logits, 4), &[-1.0, 1.0, 3.0, -3.0]);
     close(&bench.read(&by_experts, 4), &[0.5, 3.0, 0.5, 1.0]);
@@ -436,8 +571,14 @@ fn a_query_chooses_among_the_items_of_its_batch<B: Backend>(backend: &B) {
     let mut run = |item_id| {
         let mut sums = bench.matrix(1, 2, &[1.0, 1.0]);
         let (queries, items) = (&queries, &items_matrix);
-        let softmax = InBatchSoftmax { batch: &batch, queries, items, temperature: 0.5, item_id };
-        backend.in_batch_softmax(&softmax, &mut work, &mut by_queries, &mut by_items, &mut sums);
+        let softmax = SoftmaxInput { batch: &batch, queries, items, temperature: 0.5, item_id };
+        backend.run(ops::InBatchSoftmax {
+            input: &softmax,
+            work: &mut work,
+            query_grad: &mut by_queries,
+            item_grad: &mut by_items,
+            sums: &mut sums,
+        });
         [bench.read(&sums, 2), bench.read(&by_queries, 3), bench.read(&by_items, 3)]
     };
     // Of probability 3/4 and 4/5.
@@ -455,13 +596,13 @@ fn vectors_are_made_of_length_1<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let input = bench.matrix(3, 2, &[3.0, 4.0, 0.0, 0.0, 6e-7, -8e-7]);
     let mut output = backend.matrix(3, 2);
-    backend.unit_forward(3, &input, &mut output);
+    backend.run(ops::UnitForward { rows: 3, input: &input, output: &mut output });
     close(&bench.read(&output, 6), &[0.6, 0.8, 0.0, 0.0, 0.6, -0.8]);
     let mut gradient = bench.matrix(2, 2, &[1.0, 0.0, 1e-6, 2e-6]);
-    backend.unit_backward(2, &input, &mut gradient);
+    backend.run(ops::UnitBackward { rows: 2, input: &input, grad: &mut gradient });
     close(&bench.read(&gradient, 4), &[0.64 / 5.0, -0.48 / 5.0, 1.0, 2.0]);
     let mut products = bench.matrix(3, 1, &[7.0; 3]);
-    backend.row_products(2, 2.0, &input, &output, &mut products);
+    backend.run(ops::RowProducts { rows: 2, factor: 2.0, left: &input, right: &output, out: &mut products });
     close(&bench.read(&products, 3), &[10.0, 0.0, 7.0]);
 }
 
@@ -469,7 +610,7 @@ fn a_row_of_a_shared_table_is_stepped_once_by_the_gradients_of_all_columns<B: Ba
     let bench = Bench(backend);
     let batch = uploaded(backend);
     let mut plan = backend.row_plan(&schema(), &[vec![IdColumn::Single(0), IdColumn::Ragged(0)]]);
-    backend.plan_rows(&batch, &mut plan);
+    backend.run(ops::PlanRows { batch: &batch, plan: &mut plan });
     // What the tags give stands before what the colour gives.
     let colour = Lookup { column: IdColumn::Single(0), pooling: Pooling::Sum, table: 0, first: 1 };
     let tags = Lookup { column: IdColumn::Ragged(0), pooling: Pooling::Mean, first: 0, ..colour };
@@ -477,11 +618,28 @@ fn a_row_of_a_shared_table_is_stepped_once_by_the_gradients_of_all_columns<B: Ba
     let table = |weights: &[f32], formula| [bench.table((4, 1), weights, formula, [0.0; 2])];
     let mut out = backend.matrix(3, 3);
     let looked_up = table(&[1.0, 10.0, 5.0, 7.0], &SGD);
-    backend.gather(&batch, 0..3, &lookups, &looked_up, &[1], &mut out, 0);
+    backend.run(ops::Gather {
+        batch: &batch,
+        rows: 0..3,
+        lookups: &lookups,
+        tables: &looked_up,
+        dense: &[1],
+        out: &mut out,
+        first_column: 0,
+    });
     close(&bench.read(&out, 9), &[10.0, 5.0, 10.0, 0.0, 1.0, 20.0, 3.0, 5.0, 30.0]);
     let (dense_weights, bias) = (backend.matrix(0, 1), backend.matrix(1, 1));
     let mut out = backend.matrix(3, 1);
-    backend.linear_forward(&batch, 0..3, &lookups, &looked_up, &[], &dense_weights, &bias, &mut out);
+    backend.run(ops::LinearForward {
+        batch: &batch,
+        rows: 0..3,
+        lookups: &lookups,
+        tables: &looked_up,
+        dense: &[],
+        dense_weights: &dense_weights,
+        bias: &bias,
+        out: &mut out,
+    });
     close(&bench.read(&out, 3), &[15.0, 1.0, 8.0]);
 
     let gradient = bench.matrix(3, 2, &[2.0, 1.0, 8.0, 4.0, 32.0, 16.0]);
@@ -491,11 +649,17 @@ fn a_row_of_a_shared_table_is_stepped_once_by_the_gradients_of_all_columns<B: Ba
     // The accumulator sees the square of the sum: of 4 and 32 / 2; of 2; of 1, 16 and 32 / 2.
     let formula = Formula::Adagrad { learning_rate: 1.0, epsilon: 0.0 };
     let mut tables = table(&[0.0; 4], &formula);
-    backend.step_rows(&formula.into(), &bench.matrix(1, 1, &[1.0]), DRAWS, &gradients, &mut tables);
+    backend.run(ops::StepRows {
+        update: &formula.into(),
+        scale: &bench.matrix(1, 1, &[1.0]),
+        draws: DRAWS,
+        gradients: &gradients,
+        tables: &mut tables,
+    });
     close(&bench.read_table(&tables[0], TablePart::State(0), 4), &[400.0, 4.0, 1089.0, 0.0]);
     close(&bench.read_table(&tables[0], TablePart::Weights, 4), &[-1.0, -1.0, -1.0, 0.0]);
     let mut squares = bench.matrix(1, 1, &[5.0]);
-    backend.row_squares(&gradients, &tables, &mut squares);
+    backend.run(ops::RowSquares { gradients: &gradients, tables: &tables, sum: &mut squares });
     close(&bench.read(&squares, 1), &[5.0 + 400.0 + 4.0 + 1089.0]);
 }
 
@@ -506,7 +670,14 @@ fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {
     let logits = [0.0, 3.0_f64.ln(), 0.25_f64.ln()];
     let logits = bench.matrix(3, 1, &logits.map(|logit| logit as f32));
     let (mut gradient, mut sums) = (backend.matrix(3, 1), backend.matrix(1, 2));
-    backend.loss(&BCE.into(), &batch, 0..3, &logits, &mut gradient, &mut sums);
+    backend.run(ops::TaskLoss {
+        task: &BCE.into(),
+        batch: &batch,
+        rows: 0..3,
+        logits: &logits,
+        logits_grad: &mut gradient,
+        sums: &mut sums,
+    });
     let loss = 2.0_f64.ln() + 2.0 * 4.0_f64.ln() + 5.0_f64.ln();
     close(&bench.read(&sums, 2), &[loss, 4.0]);
     close(&bench.read(&gradient, 3), &[-0.5 / 4.0, 2.0 * 0.75 / 4.0, -0.8 / 4.0]);
@@ -514,24 +685,31 @@ fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {
     let loss = Loss::BinaryCrossEntropy { smoothing: 0.25, positive_weight: 3.0, negative_weight: 1.0 };
     let (mut of_two, mut sums) = (backend.matrix(3, 1), bench.matrix(1, 2, &[1.0, 1.0]));
     let last = bench.matrix(3, 1, &[3.0_f64.ln() as f32, 0.25_f64.ln() as f32, 0.0]);
-    backend.loss(&loss.into(), &batch, 1..3, &last, &mut of_two, &mut sums);
+    backend.run(ops::TaskLoss {
+        task: &loss.into(),
+        batch: &batch,
+        rows: 1..3,
+        logits: &last,
+        logits_grad: &mut of_two,
+        sums: &mut sums,
+    });
     let first = 2.0 * (4.0_f64.ln() - 0.125 * 3.0_f64.ln());
     let second = 3.0 * (1.25_f64.ln() - 0.875 * 0.25_f64.ln());
     close(&bench.read(&sums, 2), &[1.0 + first + second, 6.0]);
     close(&bench.read(&of_two, 2), &[2.0 * 0.625 / 8.0, 3.0 * -0.675 / 8.0]);
     let mut sums = backend.matrix(1, 2);
-    backend.loss(
-        &Loss::SquaredError.into(),
-        &batch,
-        1..3,
-        &bench.matrix(3, 1, &[2.0, 4.0, 0.0]),
-        &mut of_two,
-        &mut sums,
-    );
+    backend.run(ops::TaskLoss {
+        task: &Loss::SquaredError.into(),
+        batch: &batch,
+        rows: 1..3,
+        logits: &bench.matrix(3, 1, &[2.0, 4.0, 0.0]),
+        logits_grad: &mut of_two,
+        sums: &mut sums,
+    });
     close(&bench.read(&sums, 2), &[2.0 * 4.0 + 9.0, 3.0]);
     close(&bench.read(&of_two, 2), &[2.0 * 4.0 / 4.0, 6.0 / 4.0]);
     let mut probabilities = backend.matrix(3, 1);
-    backend.sigmoid(3, &logits, &mut probabilities);
+    backend.run(ops::Sigmoid { rows: 3, logits: &logits, out: &mut probabilities });
     close(&bench.read(&probabilities, 3), &[0.5, 0.75, 0.2]);
 }
 
@@ -545,7 +723,14 @@ fn the_loss_of_classes_is_a_weighted_mean<B: Backend>(backend: &B) {
     let logits = bench.matrix(3, 3, &logits);
     let (mut gradient, mut sums) = (backend.matrix(3, 3), backend.matrix(1, 2));
     let plain = Loss::CrossEntropy { smoothing: 0.0, class_weights: vec![1.0; 3] };
-    backend.loss(&plain.into(), &batch, 0..3, &logits, &mut gradient, &mut sums);
+    backend.run(ops::TaskLoss {
+        task: &plain.into(),
+        batch: &batch,
+        rows: 0..3,
+        logits: &logits,
+        logits_grad: &mut gradient,
+        sums: &mut sums,
+    });
     let loss = 4.0_f64.ln() + 2.0 * 7.0_f64.ln() + 3.0_f64.ln();
     close(&bench.read(&sums, 2), &[loss, 4.0]);
     let expected = [
@@ -557,14 +742,14 @@ fn the_loss_of_classes_is_a_weighted_mean<B: Backend>(backend: &B) {
     // The first two rows: targets of 1/8, 6/8, 1/8 and of 6/8, 1/8, 1/8; rows of class 0 count half, of class 1 thrice.
     let loss = Loss::CrossEntropy { smoothing: 0.375, class_weights: vec![0.5, 3.0, 7.0] };
     let mut sums = bench.matrix(1, 2, &[1.0, 1.0]);
-    backend.loss(
-        &millstream_backend::Task { weight: 2.0, ..loss.into() },
-        &batch,
-        0..2,
-        &logits,
-        &mut gradient,
-        &mut sums,
-    );
+    backend.run(ops::TaskLoss {
+        task: &millstream_backend::Task { weight: 2.0, ..loss.into() },
+        batch: &batch,
+        rows: 0..2,
+        logits: &logits,
+        logits_grad: &mut gradient,
+        sums: &mut sums,
+    });
     let first = 2.0_f64.ln() / 8.0 + 4.0_f64.ln() * 7.0 / 8.0;
     let second = 7.0_f64.ln() - (4.0_f64.ln() + 2.0_f64.ln()) / 8.0;
     close(&bench.read(&sums, 2), &[1.0 + 3.0 * first + second, 1.0 + 4.0]);
@@ -574,7 +759,7 @@ fn the_loss_of_classes_is_a_weighted_mean<B: Backend>(backend: &B) {
     let expected: Vec<f64> = expected.as_flattened().iter().map(|g| g * 2.0 / 7.0).collect();
     close(&bench.read(&gradient, 6), &expected);
     let mut probabilities = backend.matrix(3, 3);
-    backend.softmax(3, &logits, &mut probabilities);
+    backend.run(ops::Softmax { rows: 3, logits: &logits, out: &mut probabilities });
     let thirds = [1.0 / 3.0; 3];
     let expected = [[0.5, 0.25, 0.25], [1.0 / 7.0, 4.0 / 7.0, 2.0 / 7.0], thirds];
     close(&bench.read(&probabilities, 9), expected.as_flattened());
@@ -588,12 +773,26 @@ fn a_batch_of_no_weight_has_no_gradient<B: Backend>(backend: &B) {
     backend.upload(buffer.as_ref(), &mut batch).expect("a batch of the schema");
     let logits = bench.matrix(3, 1, &[1.0, 2.0, 3.0]);
     let (mut gradient, mut sums) = (bench.matrix(3, 1, &[9.0; 3]), backend.matrix(1, 2));
-    backend.loss(&BCE.into(), &batch, 0..3, &logits, &mut gradient, &mut sums);
+    backend.run(ops::TaskLoss {
+        task: &BCE.into(),
+        batch: &batch,
+        rows: 0..3,
+        logits: &logits,
+        logits_grad: &mut gradient,
+        sums: &mut sums,
+    });
     close(&bench.read(&gradient, 3), &[0.0; 3]);
     close(&bench.read(&sums, 2), &[0.0; 2]);
     let (logits, mut gradient) = (bench.matrix(3, 2, &[1.0; 6]), bench.matrix(3, 2, &[9.0; 6]));
     let of_classes = Loss::CrossEntropy { smoothing: 0.0, class_weights: vec![1.0; 2] };
-    backend.loss(&of_classes.into(), &batch, 0..3, &logits, &mut gradient, &mut sums);
+    backend.run(ops::TaskLoss {
+        task: &of_classes.into(),
+        batch: &batch,
+        rows: 0..3,
+        logits: &logits,
+        logits_grad: &mut gradient,
+        sums: &mut sums,
+    });
     close(&bench.read(&gradient, 6), &[0.0; 6]);
     close(&bench.read(&sums, 2), &[0.0; 2]);
 }
@@ -605,7 +804,13 @@ fn optimizers_do_as_their_papers_say<B: Backend>(backend: &B) {
     let stepped = |formula: Formula, w: f32, state: &[f32]| {
         let mut weight = bench.matrix(1, 1, &[w]);
         let mut states: Vec<B::Matrix> = state.iter().map(|&s| bench.matrix(1, 1, &[s])).collect();
-        backend.step(&formula.into(), &scale, &mut weight, &mut states, &gradient);
+        backend.run(ops::Step {
+            update: &formula.into(),
+            scale: &scale,
+            weights: &mut weight,
+            states: &mut states,
+            grad: &gradient,
+        });
         let states = states.iter().flat_map(|state| bench.read(state, 1));
         bench.read(&weight, 1).into_iter().chain(states).collect::<Vec<_>>()
     };
@@ -705,7 +910,7 @@ fn a_copied_table_has_each_part_in_its_place<B: Backend>(backend: &B) {
             let (float, states, row_states) = (Float::F32, update.states(), update.row_states());
             let shape = TableShape { rows, width, float, key: 0, states, row_states };
             let mut copy = vec![B::Scalar::from_f64(-1.0); B::copied_numbers(shape)];
-            backend.copy_table(&table, shape, &mut copy);
+            backend.run(ops::CopyTable { table: &table, out: &mut copy });
             let mut parts = 0;
             for part in shape.parts() {
                 let (place, width) = (B::table_place(shape, part), shape.part_width(part));

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, Cpu, Cuda, Float, Formula, GradientColumns, IdColumn, LayerGradient, Libraries,
-    Lookup, Loss, Measured, Pooling, RowGradients, Scalar, Sum, TablePart, TableShape, Task, Update,
+    Activation, Backend, Cpu, Cuda, Float, Formula, GradientColumns, GradientMode, IdColumn, Libraries,
+    Lookup, Loss, Pooling, RowGradients, SavedLayer, Scalar, TablePart, TableShape, Task, Update, ops,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
@@ -41,8 +41,7 @@ pub(crate) fn cuda_of_plain_products() -> Cuda {
 }
 
 /// Runs `body` on a backend while its operations are recorded, and looks at what was: on tracks of these names.
-pub(crate) fn recorded<B: Backend>(backend: B, tracks: &[&str], body: &dyn Fn(&Measured<B>)) {
-    let backend = Measured::new(backend, Arc::default());
+pub(crate) fn recorded<B: Backend>(backend: B, tracks: &[&str], body: &dyn Fn(&B)) {
     backend.begin_recording();
     body(&backend);
     let recording = backend.end_recording();
@@ -402,7 +401,7 @@ fn lookups<B: Backend>(
     let dense: Vec<usize> = (0..shapes.dense).rev().step_by(2).collect();
     let weights: Vec<Vec<f32>> = sizes.iter().map(|size| random.numbers(size.0 * size.1)).collect();
     let mut plan = backend.row_plan(&shapes.schema(), &groups(&lookups));
-    backend.plan_rows(batch, &mut plan);
+    backend.run(ops::PlanRows { batch, plan: &mut plan });
     // Tables' columns follow others that are not theirs.
     let before = capacity % 3;
     let all = before + width;
@@ -414,18 +413,40 @@ fn lookups<B: Backend>(
             .map(|(&size, weights)| bench.table(size, weights, &update.formula, start))
             .collect();
         let mut out = backend.matrix(capacity, all + dense.len());
-        backend.gather(batch, 0..rows, &lookups, &tables, &dense, &mut out, before);
+        backend.run(ops::Gather {
+            batch,
+            rows: 0..rows,
+            lookups: &lookups,
+            tables: &tables,
+            dense: &dense,
+            out: &mut out,
+            first_column: before,
+        });
         outcome.push((format!("gather {name}"), bench.read(&out, rows * (all + dense.len()))));
         let last = rows / 3..rows;
-        backend.gather(batch, last.clone(), &lookups, &tables, &dense, &mut out, before);
+        backend.run(ops::Gather {
+            batch,
+            rows: last.clone(),
+            lookups: &lookups,
+            tables: &tables,
+            dense: &dense,
+            out: &mut out,
+            first_column: before,
+        });
         outcome.push((format!("gather last {name}"), bench.read(&out, last.len() * (all + dense.len()))));
         let columns = GradientColumns::Apart { first: before };
         let gradients = RowGradients { batch, plan: &plan, lookups: &lookups, gradient: &gradient, columns };
         for _ in 0..2 {
-            backend.step_rows(&update, &bench.matrix(1, 1, &[SCALE]), DRAWS, &gradients, &mut tables);
+            backend.run(ops::StepRows {
+                update: &update,
+                scale: &bench.matrix(1, 1, &[SCALE]),
+                draws: DRAWS,
+                gradients: &gradients,
+                tables: &mut tables,
+            });
         }
         let mut squares = bench.matrix(1, 1, &[2.0]);
-        backend.row_squares(&gradients, &tables, &mut squares);
+        backend.run(ops::RowSquares { gradients: &gradients, tables: &tables, sum: &mut squares });
         outcome.push((format!("row_squares {name}"), bench.read(&squares, 1)));
         for (number, (table, size)) in tables.iter().zip(&sizes).enumerate() {
             for part in state_parts(&update.formula).into_iter().chain([TablePart::Weights]) {
@@ -457,7 +478,7 @@ fn linear<B: Backend>(
     let gradient = bench.matrix(capacity, columns, &random.numbers(capacity * columns));
     let in_another_order: Vec<_> = groups(&lookups).into_iter().rev().collect();
     let mut plan = backend.row_plan(&shapes.schema(), &in_another_order);
-    backend.plan_rows(batch, &mut plan);
+    backend.run(ops::PlanRows { batch, plan: &mut plan });
     for (name, update, start) in UPDATES {
         let mut tables: Vec<B::Table> = sizes
             .iter()
@@ -465,16 +486,40 @@ fn linear<B: Backend>(
             .map(|(&(rows, _), weights)| bench.table((rows, columns), weights, &update.formula, start))
             .collect();
         let mut out = bench.matrix(capacity, columns, &before);
-        backend.linear_forward(batch, 0..rows, &lookups, &tables, &dense, &dense_weights, &bias, &mut out);
+        backend.run(ops::LinearForward {
+            batch,
+            rows: 0..rows,
+            lookups: &lookups,
+            tables: &tables,
+            dense: &dense,
+            dense_weights: &dense_weights,
+            bias: &bias,
+            out: &mut out,
+        });
         outcome.push((format!("linear of {columns} {name}"), bench.read(&out, rows * columns)));
         let last = rows / 3..rows;
-        backend.linear_forward(batch, last, &lookups, &tables, &dense, &dense_weights, &bias, &mut out);
+        backend.run(ops::LinearForward {
+            batch,
+            rows: last,
+            lookups: &lookups,
+            tables: &tables,
+            dense: &dense,
+            dense_weights: &dense_weights,
+            bias: &bias,
+            out: &mut out,
+        });
         outcome.push((format!("linear of {columns} last {name}"), bench.read(&out, rows * columns)));
         let (plan, lookups, shared) = (&plan, lookups.as_slice(), GradientColumns::Shared);
         let gradients = RowGradients { batch, plan, lookups, gradient: &gradient, columns: shared };
-        backend.step_rows(&update, &bench.matrix(1, 1, &[SCALE]), DRAWS, &gradients, &mut tables);
+        backend.run(ops::StepRows {
+            update: &update,
+            scale: &bench.matrix(1, 1, &[SCALE]),
+            draws: DRAWS,
+            gradients: &gradients,
+            tables: &mut tables,
+        });
         let mut squares = bench.matrix(1, 1, &[2.0]);
-        backend.row_squares(&gradients, &tables, &mut squares);
+        backend.run(ops::RowSquares { gradients: &gradients, tables: &tables, sum: &mut squares });
         outcome.push((format!("row_squares shared {name}"), bench.read(&squares, 1)));
         for (number, (table, size)) in tables.iter().zip(&sizes).enumerate() {
             let values = bench.read_table(table, TablePart::Weights, size.0 * columns);
@@ -483,8 +528,16 @@ fn linear<B: Backend>(
     }
     let mut by_weights = backend.matrix(dense.len(), columns);
     let mut by_bias = backend.matrix(1, columns);
-    for (rows, sum) in [(0..rows, Sum::Anew), (rows / 3..rows, Sum::Further)] {
-        backend.linear_backward(batch, rows, &dense, &gradient, sum, &mut by_weights, &mut by_bias);
+    for (rows, sum) in [(0..rows, GradientMode::Write), (rows / 3..rows, GradientMode::Accumulate)] {
+        backend.run(ops::LinearBackward {
+            batch,
+            rows,
+            dense: &dense,
+            out_grad: &gradient,
+            mode: sum,
+            weight_grad: &mut by_weights,
+            bias_grad: &mut by_bias,
+        });
         outcome.push((format!("linear by weights, {sum:?}"), bench.read(&by_weights, dense.len() * columns)));
         outcome.push((format!("linear by bias, {sum:?}"), bench.read(&by_bias, columns)));
     }
@@ -500,7 +553,14 @@ fn layers<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random
     for activation in [Activation::Identity, Activation::Relu] {
         for bias in [None, Some(&bias)] {
             let mut output = backend.matrix(capacity, outputs);
-            backend.layer_forward(rows, &input, &weights, bias, activation, &mut output);
+            backend.run(ops::LayerForward {
+                rows,
+                input: &input,
+                weights: &weights,
+                bias,
+                activation,
+                output: &mut output,
+            });
             let name = format!("layer {activation:?}, with a bias: {}", bias.is_some());
             outcome.push((name, bench.read(&output, rows * outputs)));
         }
@@ -513,7 +573,7 @@ fn layers<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random
             let mut by_weights = backend.matrix(inputs, outputs);
             let mut by_bias = backend.matrix(1, outputs);
             let mut by_input = wanted.map(|columns| backend.matrix(capacity, columns));
-            let layer = LayerGradient {
+            let layer = SavedLayer {
                 input: &input,
                 input_activation: Activation::Identity,
                 weights: &weights,
@@ -522,10 +582,18 @@ fn layers<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random
             };
             // Wanted or not, the other gradients are the same. The second time it is masked already.
             let wants_bias = wanted != Some(inputs);
-            for sum in [Sum::Anew, Sum::Further] {
+            for sum in [GradientMode::Write, GradientMode::Accumulate] {
                 let (by_bias, by_input) = (wants_bias.then_some(&mut by_bias), by_input.as_mut());
                 let by_output = &mut output_gradient;
-                backend.layer_backward(rows, &layer, by_output, sum, &mut by_weights, by_bias, by_input);
+                backend.run(ops::LayerBackward {
+                    rows,
+                    layer: &layer,
+                    output_grad: by_output,
+                    mode: sum,
+                    weight_grad: &mut by_weights,
+                    bias_grad: by_bias,
+                    input_grad: by_input,
+                });
             }
             let name = |what| format!("layer {activation:?} {wanted:?} by {what}");
             outcome.push((name("weights"), bench.read(&by_weights, inputs * outputs)));
@@ -564,14 +632,21 @@ fn losses<B: Backend>(
             let count = of_pass.len() * labels;
             for label in 0..labels {
                 let task = Task { loss: loss.clone(), label, weight: 1.0 - 0.75 * label as f64 };
-                backend.loss(&task, batch, of_pass.clone(), &logits, &mut gradient, &mut sums);
+                backend.run(ops::TaskLoss {
+                    task: &task,
+                    batch,
+                    rows: of_pass.clone(),
+                    logits: &logits,
+                    logits_grad: &mut gradient,
+                    sums: &mut sums,
+                });
             }
             outcome.push((format!("gradient of loss {number}"), bench.read(&gradient, count)));
             outcome.push((format!("sums of loss {number}"), bench.read(&sums, 2 * labels)));
         }
     }
     let mut probabilities = backend.matrix(capacity, labels);
-    backend.sigmoid(rows, &logits, &mut probabilities);
+    backend.run(ops::Sigmoid { rows, logits: &logits, out: &mut probabilities });
     outcome.push(("sigmoid".to_owned(), bench.read(&probabilities, rows * labels)));
 }
 
@@ -601,13 +676,20 @@ fn losses_of_classes<B: Backend>(
         let logits = bench.matrix(capacity, classes, &logits);
         let (mut gradient, mut sums) = (backend.matrix(capacity, classes), backend.matrix(labels, 2));
         for of_pass in [0..rows / 3, rows / 3..rows, 0..rows] {
-            backend.loss(&task, batch, of_pass.clone(), &logits, &mut gradient, &mut sums);
+            backend.run(ops::TaskLoss {
+                task: &task,
+                batch,
+                rows: of_pass.clone(),
+                logits: &logits,
+                logits_grad: &mut gradient,
+                sums: &mut sums,
+            });
             let name = format!("of {classes} classes");
             outcome.push((format!("gradient {name}"), bench.read(&gradient, of_pass.len() * classes)));
             outcome.push((format!("sums {name}"), bench.read(&sums, 2 * labels)));
         }
         let mut probabilities = backend.matrix(capacity, classes);
-        backend.softmax(rows, &logits, &mut probabilities);
+        backend.run(ops::Softmax { rows, logits: &logits, out: &mut probabilities });
         outcome.push((format!("softmax of {classes}"), bench.read(&probabilities, rows * classes)));
     }
 }
@@ -618,7 +700,7 @@ fn steps<B: Backend>(bench: &Bench<'_, B>, random: &mut Random, outcome: &mut Ou
         let count = rows * columns;
         let (weights, gradient) = (random.numbers(count), random.numbers(count));
         let (scale, mut squares) = (bench.matrix(1, 1, &[SCALE]), bench.matrix(1, 1, &[2.0]));
-        backend.squares(&bench.matrix(rows, columns, &gradient), &mut squares);
+        backend.run(ops::Squares { grad: &bench.matrix(rows, columns, &gradient), sum: &mut squares });
         outcome.push((format!("squares {rows}x{columns}"), bench.read(&squares, 1)));
         let of_weights = |(_, update, _): &(&str, Update, [f32; 2])| update.formula.row_states() == 0;
         for (name, update, start) in UPDATES.into_iter().filter(of_weights) {
@@ -628,7 +710,13 @@ fn steps<B: Backend>(bench: &Bench<'_, B>, random: &mut Random, outcome: &mut Ou
                 .map(|state| bench.matrix(rows, columns, &vec![start[state]; count]))
                 .collect();
             for _ in 0..3 {
-                backend.step(&update, &scale, &mut weights, &mut states, &gradient);
+                backend.run(ops::Step {
+                    update: &update,
+                    scale: &scale,
+                    weights: &mut weights,
+                    states: &mut states,
+                    grad: &gradient,
+                });
             }
             outcome.push((format!("step {name} {rows}x{columns}"), bench.read(&weights, count)));
             for state in &states {

@@ -1,6 +1,6 @@
 //! How features meet, on random numbers.
 
-use millstream_backend::{Backend, MixtureShape};
+use millstream_backend::{Backend, MixtureShape, ops};
 
 use crate::case::{Bench, Outcome, Random, Shapes};
 
@@ -36,20 +36,32 @@ fn pairs<B: Backend>(
     // Of every vector, and of all but the last.
     let shape = (count - usize::from(count > 2), width);
     let mut out = bench.matrix(capacity, 1, &random.numbers(capacity));
-    backend.fm_forward(rows, &vectors, shape, &mut out);
+    backend.run(ops::FmForward { rows, vectors: &vectors, shape, out: &mut out });
     outcome.push((name("fm"), bench.read(&out, rows)));
     let gradient = bench.matrix(capacity, 1, &random.numbers(capacity));
     let mut by_vectors = bench.matrix(capacity, columns, &random.numbers(capacity * columns));
-    backend.fm_backward(rows, &vectors, shape, &gradient, &mut by_vectors);
+    backend.run(ops::FmBackward {
+        rows,
+        vectors: &vectors,
+        shape,
+        out_grad: &gradient,
+        vectors_grad: &mut by_vectors,
+    });
     outcome.push((name("fm gradient"), bench.read(&by_vectors, rows * columns)));
 
     let outputs = width + count * (count - 1) / 2;
     let mut out = backend.matrix(capacity, outputs);
-    backend.dot_forward(rows, &vectors, width, &mut out);
+    backend.run(ops::DotForward { rows, vectors: &vectors, width, out: &mut out });
     outcome.push((name("dot"), bench.read(&out, rows * outputs)));
     let gradient = bench.matrix(capacity, outputs, &random.numbers(capacity * outputs));
     let mut by_vectors = bench.matrix(capacity, columns, &random.numbers(capacity * columns));
-    backend.dot_backward(rows, &vectors, width, &gradient, &mut by_vectors);
+    backend.run(ops::DotBackward {
+        rows,
+        vectors: &vectors,
+        width,
+        out_grad: &gradient,
+        vectors_grad: &mut by_vectors,
+    });
     outcome.push((name("dot gradient"), bench.read(&by_vectors, rows * columns)));
 }
 
@@ -61,9 +73,22 @@ fn cross<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random,
     let (first, product, input) = (matrix(), matrix(), matrix());
     let (gradient, mut by_first) = (matrix(), matrix());
     let (mut output, mut by_product) = (backend.matrix(capacity, columns), backend.matrix(capacity, columns));
-    backend.cross_forward(rows, &first, &product, &input, &mut output);
+    backend.run(ops::CrossForward {
+        rows,
+        first: &first,
+        product: &product,
+        input: &input,
+        output: &mut output,
+    });
     outcome.push(("cross".to_owned(), bench.read(&output, count)));
-    backend.cross_backward(rows, &first, &product, &gradient, &mut by_product, &mut by_first);
+    backend.run(ops::CrossBackward {
+        rows,
+        first: &first,
+        product: &product,
+        output_grad: &gradient,
+        product_grad: &mut by_product,
+        first_grad: &mut by_first,
+    });
     outcome.push(("cross by product".to_owned(), bench.read(&by_product, count)));
     outcome.push(("cross by first".to_owned(), bench.read(&by_first, count)));
 }
@@ -88,8 +113,23 @@ fn mixture<B: Backend>(
     // What was there is of no account.
     let (mut open, mut output) = (matrix(gates, 1.0), matrix(outputs, 1.0));
     let (mut by_logits, mut by_experts) = (matrix(gates, 1.0), matrix(inputs, 1.0));
-    backend.mixture_forward(rows, shape, &logits, &experts, &mut open, &mut output);
-    backend.mixture_backward(rows, shape, &open, &experts, &by_output, &mut by_logits, &mut by_experts);
+    backend.run(ops::MixtureForward {
+        rows,
+        shape,
+        logits: &logits,
+        experts: &experts,
+        gates: &mut open,
+        output: &mut output,
+    });
+    backend.run(ops::MixtureBackward {
+        rows,
+        shape,
+        gates: &open,
+        experts: &experts,
+        output_grad: &by_output,
+        logits_grad: &mut by_logits,
+        experts_grad: &mut by_experts,
+    });
     let name = |what| format!("{what} of {shape:?}");
     outcome.push((name("gates"), bench.read(&open, rows * gates)));
     outcome.push((name("mixture"), bench.read(&output, rows * outputs)));
@@ -103,19 +143,19 @@ fn columns<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Rando
     let (wide, narrow) = (shapes.layer.0 + 3, shapes.layer.0);
     let from = bench.matrix(capacity, wide, &random.numbers(capacity * wide));
     let mut to = bench.matrix(capacity, narrow, &random.numbers(capacity * narrow));
-    backend.add(rows, &from, &mut to);
+    backend.run(ops::Add { rows, from: &from, to: &mut to });
     outcome.push(("add".to_owned(), bench.read(&to, capacity * narrow)));
-    backend.copy_columns(rows, (&from, 2), (&mut to, narrow - 1), 1);
+    backend.run(ops::CopyColumns { rows, from: (&from, 2), to: (&mut to, narrow - 1), columns: 1 });
     outcome.push(("copy_columns".to_owned(), bench.read(&to, capacity * narrow)));
     // Copied behind the first third.
     let (from, count) = (bench.matrix(capacity, narrow, &random.numbers(capacity * narrow)), rows - rows / 3);
-    backend.copy_rows(count, &from, &mut to, rows / 3);
+    backend.run(ops::CopyRows { rows: count, from: &from, to: &mut to, first: rows / 3 });
     outcome.push(("copy_rows".to_owned(), bench.read(&to, capacity * narrow)));
     for keep in [1.0, 0.75, 1e-3] {
         let mut dropped = bench.matrix(capacity, wide, &vec![1.0; capacity * wide]);
-        backend.dropout(7..7 + rows, keep, random.next(), &mut dropped);
+        backend.run(ops::Dropout { rows: 7..7 + rows, keep, key: random.next(), matrix: &mut dropped });
         outcome.push((format!("dropout {keep}"), bench.read(&dropped, capacity * wide)));
     }
-    backend.clear(rows, &mut to);
+    backend.run(ops::Clear { rows, matrix: &mut to });
     outcome.push(("clear".to_owned(), bench.read(&to, capacity * narrow)));
 }

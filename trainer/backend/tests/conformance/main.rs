@@ -12,3 +12,4 @@ mod precision;
 mod random;
 mod retrieval;
 mod tables;
+mod wrong_shapes;

@@ -1,6 +1,6 @@
 //! Normalisation by row and column, on random numbers.
 
-use millstream_backend::{Axis, Backend, Normalization, Normalized, Sum};
+use millstream_backend::{Axis, Backend, GradientMode, Normalization, SavedNormalization, ops};
 
 use crate::case::{Bench, Outcome, Random, Shapes};
 
@@ -23,7 +23,7 @@ pub(crate) fn normalization<B: Backend>(
         };
         let count = if axis == Axis::Row { rows } else { columns };
         let (mut mean, mut variance) = (backend.matrix(lines.0, lines.1), backend.matrix(lines.0, lines.1));
-        backend.moments(rows, axis, &input, &mut mean, &mut variance);
+        backend.run(ops::Moments { rows, axis, input: &input, mean: &mut mean, variance: &mut variance });
         outcome.push((format!("mean by {axis:?}"), bench.read(&mean, count)));
         outcome.push((format!("variance by {axis:?}"), bench.read(&variance, count)));
         for is_rectified in [false, true] {
@@ -31,19 +31,39 @@ pub(crate) fn normalization<B: Backend>(
             let layer = Normalization { axis, scale: &scale, shift: &shift, epsilon: 0.125, is_rectified };
             let name = |what| format!("normalisation by {axis:?}, {what}, rectified: {is_rectified}");
             let mut output = backend.matrix(capacity, columns);
-            backend.normalize_forward(rows, &layer, (&mean, &variance), &input, &mut output);
+            backend.run(ops::NormalizeForward {
+                rows,
+                layer: &layer,
+                moments: (&mean, &variance),
+                input: &input,
+                output: &mut output,
+            });
             outcome.push((name("forward"), bench.read(&output, rows * columns)));
             // What is masked is given, not computed, so that rounding cannot put it on the other side of 0.
-            let saved = Normalized { input: &input, mean: &mean, variance: &variance, output: &given };
+            let saved =
+                SavedNormalization { input: &input, mean: &mean, variance: &variance, output: &given };
             let (mut by_scale, mut by_shift) = (backend.matrix(1, columns), backend.matrix(1, columns));
-            for sum in [Sum::Anew, Sum::Further] {
-                if axis == Axis::Column && sum == Sum::Further {
+            for sum in [GradientMode::Write, GradientMode::Accumulate] {
+                if axis == Axis::Column && sum == GradientMode::Accumulate {
                     continue;
                 }
                 let mut gradient = backend.matrix(capacity, columns);
-                backend.copy_columns(rows, (&by_output, 0), (&mut gradient, 0), columns);
+                backend.run(ops::CopyColumns {
+                    rows,
+                    from: (&by_output, 0),
+                    to: (&mut gradient, 0),
+                    columns,
+                });
                 let (by_scale, by_shift) = (&mut by_scale, &mut by_shift);
-                backend.normalize_backward(rows, &layer, &saved, &mut gradient, sum, by_scale, by_shift);
+                backend.run(ops::NormalizeBackward {
+                    rows,
+                    layer: &layer,
+                    saved: &saved,
+                    grad: &mut gradient,
+                    mode: sum,
+                    scale_grad: by_scale,
+                    shift_grad: by_shift,
+                });
                 outcome.push((name("by input"), bench.read(&gradient, rows * columns)));
                 outcome.push((name("by scale"), bench.read(by_scale, columns)));
                 outcome.push((name("by shift"), bench.read(by_shift, columns)));
@@ -51,6 +71,6 @@ pub(crate) fn normalization<B: Backend>(
         }
     }
     let mut blended = matrix(1);
-    backend.blend(0.25, 3.0, &scale, &mut blended);
+    backend.run(ops::Blend { share: 0.25, factor: 3.0, from: &scale, to: &mut blended });
     outcome.push(("blend".to_owned(), bench.read(&blended, columns)));
 }

@@ -5,8 +5,8 @@
 //! the other side of the middle between two numbers of the format, by one unit of the format more.
 
 use millstream_backend::{
-    Activation, Axis, Backend, Cpu, Device, Float, IdColumn, LayerGradient, Lookup, Loss, LossScaling,
-    MixtureShape, Normalization, Normalized, Pooling, Reference, Sum,
+    Activation, Axis, Backend, Cpu, Device, Float, GradientMode, IdColumn, Lookup, Loss, LossScaling,
+    MixtureShape, Normalization, Pooling, Reference, SavedLayer, SavedNormalization, ops,
 };
 
 use crate::case::{Bench, IdsFall, Random, Shapes, cpus, cuda, cuda_of_plain_products};
@@ -64,31 +64,38 @@ impl<B: Backend> Rounded<'_, B> {
         for activation in [Activation::Identity, Activation::Relu] {
             for float in [self.float, Float::F32] {
                 let mut output = backend.matrix_of(float, rows, outputs);
-                backend.layer_forward(rows, &input, &weights, Some(&bias), activation, &mut output);
+                backend.run(ops::LayerForward {
+                    rows,
+                    input: &input,
+                    weights: &weights,
+                    bias: Some(&bias),
+                    activation,
+                    output: &mut output,
+                });
                 self.give(&format!("layer {activation:?}"), float, &output, rows * outputs);
                 // By a gradient of the format, and by one that products have to round.
                 let output = self.low(rows, outputs);
                 let mut by_output = self.matrix_of(float, rows, outputs);
                 let (mut by_weights, mut by_bias) = (self.whole(inputs, outputs), self.whole(1, outputs));
                 let mut by_input = self.low(rows, inputs.div_ceil(2));
-                let layer = LayerGradient {
+                let layer = SavedLayer {
                     input: &input,
                     input_activation: Activation::Identity,
                     weights: &weights,
                     output: &output,
                     activation,
                 };
-                for sum in [Sum::Anew, Sum::Further] {
+                for sum in [GradientMode::Write, GradientMode::Accumulate] {
                     let (by_bias, by_input) = (Some(&mut by_bias), Some(&mut by_input));
-                    backend.layer_backward(
+                    backend.run(ops::LayerBackward {
                         rows,
-                        &layer,
-                        &mut by_output,
-                        sum,
-                        &mut by_weights,
-                        by_bias,
-                        by_input,
-                    );
+                        layer: &layer,
+                        output_grad: &mut by_output,
+                        mode: sum,
+                        weight_grad: &mut by_weights,
+                        bias_grad: by_bias,
+                        input_grad: by_input,
+                    });
                 }
                 let name = |what| format!("layer {activation:?} by {what}, {float:?}");
                 self.give(&name("weights"), Float::F32, &by_weights, inputs * outputs);
@@ -108,13 +115,20 @@ impl<B: Backend> Rounded<'_, B> {
         let mut given = backend.rectified(self.float, rows, between);
         let written = self.random.numbers(rows * between).into_iter().map(scalar::<B>).collect::<Vec<_>>();
         for bias in [None, Some(self.whole(1, between))] {
-            backend.layer_forward(rows, &input, &first, bias.as_ref(), Activation::Relu, &mut given);
+            backend.run(ops::LayerForward {
+                rows,
+                input: &input,
+                weights: &first,
+                bias: bias.as_ref(),
+                activation: Activation::Relu,
+                output: &mut given,
+            });
             self.give_low("first layer", &given, rows * between);
-            for sum in [Sum::Anew, Sum::Further] {
+            for sum in [GradientMode::Write, GradientMode::Accumulate] {
                 let mut by_output = self.low(rows, outputs);
                 let (mut by_weights, mut by_bias) = (self.whole(between, outputs), self.whole(1, outputs));
                 let mut by_given = self.low(rows, between);
-                let layer = LayerGradient {
+                let layer = SavedLayer {
                     input: &given,
                     input_activation: Activation::Relu,
                     weights: &second,
@@ -123,17 +137,17 @@ impl<B: Backend> Rounded<'_, B> {
                     activation: Activation::Identity,
                 };
                 let wanted = (Some(&mut by_bias), Some(&mut by_given));
-                backend.layer_backward(
+                backend.run(ops::LayerBackward {
                     rows,
-                    &layer,
-                    &mut by_output,
-                    sum,
-                    &mut by_weights,
-                    wanted.0,
-                    wanted.1,
-                );
+                    layer: &layer,
+                    output_grad: &mut by_output,
+                    mode: sum,
+                    weight_grad: &mut by_weights,
+                    bias_grad: wanted.0,
+                    input_grad: wanted.1,
+                });
                 // Rounding may have put another number into what was computed than the reference has there.
-                if sum == Sum::Further {
+                if sum == GradientMode::Accumulate {
                     self.give("second layer by weights", Float::F32, &by_weights, between * outputs);
                 }
                 self.give("second layer by bias", Float::F32, &by_bias, outputs);
@@ -149,16 +163,28 @@ impl<B: Backend> Rounded<'_, B> {
         let name = |what| format!("{what} of {count} vectors of {width}");
         let vectors = self.low(rows, columns);
         let (mut logits, by_logits) = (self.low(rows, 1), self.whole(rows, 1));
-        backend.fm_forward(rows, &vectors, (count, width), &mut logits);
+        backend.run(ops::FmForward { rows, vectors: &vectors, shape: (count, width), out: &mut logits });
         self.give_low(&name("fm"), &logits, rows);
         let mut by_vectors = self.low(rows, columns);
-        backend.fm_backward(rows, &vectors, (count, width), &by_logits, &mut by_vectors);
+        backend.run(ops::FmBackward {
+            rows,
+            vectors: &vectors,
+            shape: (count, width),
+            out_grad: &by_logits,
+            vectors_grad: &mut by_vectors,
+        });
         self.give_low(&name("fm by vectors"), &by_vectors, rows * columns);
         let outputs = width + count * (count - 1) / 2;
         let (mut out, by_out) = (self.low(rows, outputs), self.low(rows, outputs));
-        backend.dot_forward(rows, &vectors, width, &mut out);
+        backend.run(ops::DotForward { rows, vectors: &vectors, width, out: &mut out });
         self.give_low(&name("dot"), &out, rows * outputs);
-        backend.dot_backward(rows, &vectors, width, &by_out, &mut by_vectors);
+        backend.run(ops::DotBackward {
+            rows,
+            vectors: &vectors,
+            width,
+            out_grad: &by_out,
+            vectors_grad: &mut by_vectors,
+        });
         self.give_low(&name("dot by vectors"), &by_vectors, rows * columns);
     }
 
@@ -167,9 +193,22 @@ impl<B: Backend> Rounded<'_, B> {
         let mut low = || self.low(rows, columns);
         let (first, product, input, by_output) = (low(), low(), low(), low());
         let (mut output, mut by_product, mut by_first) = (low(), low(), low());
-        backend.cross_forward(rows, &first, &product, &input, &mut output);
+        backend.run(ops::CrossForward {
+            rows,
+            first: &first,
+            product: &product,
+            input: &input,
+            output: &mut output,
+        });
         self.give_low("cross", &output, rows * columns);
-        backend.cross_backward(rows, &first, &product, &by_output, &mut by_product, &mut by_first);
+        backend.run(ops::CrossBackward {
+            rows,
+            first: &first,
+            product: &product,
+            output_grad: &by_output,
+            product_grad: &mut by_product,
+            first_grad: &mut by_first,
+        });
         self.give_low("cross by product", &by_product, rows * columns);
         self.give_low("cross by first", &by_first, rows * columns);
     }
@@ -179,12 +218,27 @@ impl<B: Backend> Rounded<'_, B> {
         let (of_gates, of_experts, outputs) = (tasks * experts, experts * width, tasks * width);
         let (logits, given) = (self.low(rows, of_gates), self.low(rows, of_experts));
         let (mut gates, mut output) = (self.low(rows, of_gates), self.low(rows, outputs));
-        backend.mixture_forward(rows, shape, &logits, &given, &mut gates, &mut output);
+        backend.run(ops::MixtureForward {
+            rows,
+            shape,
+            logits: &logits,
+            experts: &given,
+            gates: &mut gates,
+            output: &mut output,
+        });
         self.give_low("gates", &gates, rows * of_gates);
         self.give_low("mixture", &output, rows * outputs);
         let (gates, by_output) = (self.low(rows, of_gates), self.low(rows, outputs));
         let (mut by_logits, mut by_experts) = (self.low(rows, of_gates), self.low(rows, of_experts));
-        backend.mixture_backward(rows, shape, &gates, &given, &by_output, &mut by_logits, &mut by_experts);
+        backend.run(ops::MixtureBackward {
+            rows,
+            shape,
+            gates: &gates,
+            experts: &given,
+            output_grad: &by_output,
+            logits_grad: &mut by_logits,
+            experts_grad: &mut by_experts,
+        });
         self.give_low("mixture by logits", &by_logits, rows * of_gates);
         self.give_low("mixture by experts", &by_experts, rows * of_experts);
     }
@@ -193,29 +247,29 @@ impl<B: Backend> Rounded<'_, B> {
         let backend = self.bench.0;
         let (input, other) = (self.low(rows, columns), self.low(rows, columns));
         let (mut output, mut products) = (self.low(rows, columns), self.low(rows, 1));
-        backend.unit_forward(rows, &input, &mut output);
+        backend.run(ops::UnitForward { rows, input: &input, output: &mut output });
         self.give_low("unit", &output, rows * columns);
-        backend.row_products(rows, 0.3, &input, &other, &mut products);
+        backend.run(ops::RowProducts { rows, factor: 0.3, left: &input, right: &other, out: &mut products });
         self.give_low("row_products", &products, rows);
     }
 
     fn columns(&mut self, rows: usize, columns: usize) {
         let backend = self.bench.0;
         let (from, mut to) = (self.whole(rows, columns), self.low(rows, columns));
-        backend.add(rows, &from, &mut to);
+        backend.run(ops::Add { rows, from: &from, to: &mut to });
         self.give_low("add", &to, rows * columns);
-        backend.copy_columns(rows, (&from, 0), (&mut to, columns - 1), 1);
+        backend.run(ops::CopyColumns { rows, from: (&from, 0), to: (&mut to, columns - 1), columns: 1 });
         self.give_low("copy_columns", &to, rows * columns);
-        backend.copy_rows(rows - 1, &from, &mut to, 1);
+        backend.run(ops::CopyRows { rows: rows - 1, from: &from, to: &mut to, first: 1 });
         self.give_low("copy_rows", &to, rows * columns);
-        backend.dropout(0..rows, 0.7, 3, &mut to);
+        backend.run(ops::Dropout { rows: 0..rows, keep: 0.7, key: 3, matrix: &mut to });
         self.give_low("dropout", &to, rows * columns);
         let factor = self.whole(1, 1);
-        backend.multiply(rows, &factor, &mut to);
+        backend.run(ops::Multiply { rows, factor: &factor, matrix: &mut to });
         self.give_low("multiply", &to, rows * columns);
         let mut out = self.low(rows, 1);
         let logits = self.whole(rows, 1);
-        backend.sigmoid(rows, &logits, &mut out);
+        backend.run(ops::Sigmoid { rows, logits: &logits, out: &mut out });
         self.give_low("sigmoid", &out, rows);
     }
 
@@ -227,18 +281,33 @@ impl<B: Backend> Rounded<'_, B> {
         for axis in [Axis::Row, Axis::Column] {
             let lines = if axis == Axis::Row { (rows, 1) } else { (1, columns) };
             let (mut mean, mut variance) = (self.whole(lines.0, lines.1), self.whole(lines.0, lines.1));
-            backend.moments(rows, axis, &input, &mut mean, &mut variance);
+            backend.run(ops::Moments { rows, axis, input: &input, mean: &mut mean, variance: &mut variance });
             let layer =
                 Normalization { axis, scale: &scale, shift: &shift, epsilon: 0.125, is_rectified: true };
             let mut output = self.low(rows, columns);
-            backend.normalize_forward(rows, &layer, (&mean, &variance), &input, &mut output);
+            backend.run(ops::NormalizeForward {
+                rows,
+                layer: &layer,
+                moments: (&mean, &variance),
+                input: &input,
+                output: &mut output,
+            });
             self.give_low(&format!("normalised by {axis:?}"), &output, rows * columns);
-            let saved = Normalized { input: &input, mean: &mean, variance: &variance, output: &given };
+            let saved =
+                SavedNormalization { input: &input, mean: &mean, variance: &variance, output: &given };
             let (mut by_scale, mut by_shift) = (self.whole(1, columns), self.whole(1, columns));
             let mut gradient = self.low(rows, columns);
-            backend.copy_rows(rows, &by_output, &mut gradient, 0);
-            let (by, anew) = ((&mut by_scale, &mut by_shift), Sum::Anew);
-            backend.normalize_backward(rows, &layer, &saved, &mut gradient, anew, by.0, by.1);
+            backend.run(ops::CopyRows { rows, from: &by_output, to: &mut gradient, first: 0 });
+            let (by, anew) = ((&mut by_scale, &mut by_shift), GradientMode::Write);
+            backend.run(ops::NormalizeBackward {
+                rows,
+                layer: &layer,
+                saved: &saved,
+                grad: &mut gradient,
+                mode: anew,
+                scale_grad: by.0,
+                shift_grad: by.1,
+            });
             self.give_low(&format!("normalised by {axis:?}, by input"), &gradient, rows * columns);
         }
     }
@@ -258,23 +327,63 @@ impl<B: Backend> Rounded<'_, B> {
         let dense: Vec<usize> = (0..shapes.dense).collect();
         let columns = 1 + sizes.iter().map(|size| size.1).sum::<usize>() + dense.len();
         let mut out = self.low(rows, columns);
-        backend.gather(&batch, 0..rows, &lookups, &tables, &dense, &mut out, 1);
+        backend.run(ops::Gather {
+            batch: &batch,
+            rows: 0..rows,
+            lookups: &lookups,
+            tables: &tables,
+            dense: &dense,
+            out: &mut out,
+            first_column: 1,
+        });
         self.give_low("gather", &out, rows * columns);
         let single = Lookup { column: IdColumn::Single(0), pooling: Pooling::Sum, table: 0, first: 0 };
         let table = table(&mut self.random, &self.bench, (sizes[0].0, 1));
         let (weights, bias, mut out) = (self.whole(dense.len(), 1), self.whole(1, 1), self.low(rows, 1));
-        backend.linear_forward(&batch, 0..rows, &[single], &[table], &dense, &weights, &bias, &mut out);
+        backend.run(ops::LinearForward {
+            batch: &batch,
+            rows: 0..rows,
+            lookups: &[single],
+            tables: &[table],
+            dense: &dense,
+            dense_weights: &weights,
+            bias: &bias,
+            out: &mut out,
+        });
         self.give_low("linear", &out, rows);
         let table = self.bench.table((sizes[0].0, 3), &self.random.numbers(sizes[0].0 * 3), &none, [0.0; 2]);
         let (weights, bias, mut out) = (self.whole(dense.len(), 3), self.whole(1, 3), self.low(rows, 3));
-        backend.linear_forward(&batch, 0..rows, &[single], &[table], &dense, &weights, &bias, &mut out);
+        backend.run(ops::LinearForward {
+            batch: &batch,
+            rows: 0..rows,
+            lookups: &[single],
+            tables: &[table],
+            dense: &dense,
+            dense_weights: &weights,
+            bias: &bias,
+            out: &mut out,
+        });
         self.give_low("linear of three columns", &out, rows * 3);
         let (logits, mut gradient, mut sums) = (self.whole(rows, 1), self.low(rows, 1), self.whole(1, 2));
-        backend.loss(&Loss::SquaredError.into(), &batch, 0..rows, &logits, &mut gradient, &mut sums);
+        backend.run(ops::TaskLoss {
+            task: &Loss::SquaredError.into(),
+            batch: &batch,
+            rows: 0..rows,
+            logits: &logits,
+            logits_grad: &mut gradient,
+            sums: &mut sums,
+        });
         self.give_low("loss", &gradient, rows);
         let of_classes = Loss::CrossEntropy { smoothing: 0.25, class_weights: vec![0.5, 3.0, 1.0] };
         let (logits, mut gradient) = (self.whole(rows, 3), self.low(rows, 3));
-        backend.loss(&of_classes.into(), &batch, 0..rows, &logits, &mut gradient, &mut sums);
+        backend.run(ops::TaskLoss {
+            task: &of_classes.into(),
+            batch: &batch,
+            rows: 0..rows,
+            logits: &logits,
+            logits_grad: &mut gradient,
+            sums: &mut sums,
+        });
         self.give_low("loss of classes", &gradient, rows * 3);
     }
 }
@@ -389,7 +498,14 @@ fn cuda_takes_factors_of_11_digits_where_it_may() {
     let mut output = cuda.matrix(SIZE, SIZE);
     for (is_allowed, expected) in [(false, whole), (true, 1.0), (false, whole)] {
         cuda.allow_tf32(is_allowed);
-        cuda.layer_forward(SIZE, &input, &weights, None, Activation::Identity, &mut output);
+        cuda.run(ops::LayerForward {
+            rows: SIZE,
+            input: &input,
+            weights: &weights,
+            bias: None,
+            activation: Activation::Identity,
+            output: &mut output,
+        });
         let found = bench.read(&output, SIZE * SIZE);
         assert!(found.iter().all(|&number| number == f64::from(expected)), "{is_allowed}: {}", found[0]);
     }
@@ -414,7 +530,13 @@ fn a_loss_scale_moves<B: Backend>(backend: &B) {
     let (mut state, mut scale) = (bench.matrix(1, 3, &[64.0, 0.0, 0.0]), bench.matrix(1, 1, &[1.0]));
     let mut step = |squares: f32, maximum: Option<f64>| {
         let squares = bench.matrix(1, 1, &[squares]);
-        backend.unscale(&rule, maximum, &squares, &mut state, &mut scale);
+        backend.run(ops::Unscale {
+            rule: &rule,
+            maximum,
+            squares: &squares,
+            state: &mut state,
+            scale: &mut scale,
+        });
         (bench.read(&scale, 1)[0], bench.read(&state, 3))
     };
     assert_eq!(step(1.0, None), (1.0 / 64.0, vec![64.0, 1.0, 0.0]));

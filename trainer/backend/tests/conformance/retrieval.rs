@@ -1,6 +1,6 @@
 //! Vectors of length 1, and the softmax over a batch's items, on random numbers.
 
-use millstream_backend::{Backend, InBatchSoftmax};
+use millstream_backend::{Backend, SoftmaxInput, ops};
 
 use crate::case::{Bench, Outcome, Random, Shapes};
 
@@ -29,15 +29,15 @@ fn vectors<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Rando
     numbers[..columns].fill(0.0);
     let input = bench.matrix(capacity, columns, &numbers);
     let mut output = backend.matrix(capacity, columns);
-    backend.unit_forward(rows, &input, &mut output);
+    backend.run(ops::UnitForward { rows, input: &input, output: &mut output });
     outcome.push(("unit".to_owned(), bench.read(&output, rows * columns)));
     let mut gradient = random.numbers(capacity * columns);
     gradient[..columns].iter_mut().for_each(|g| *g *= 1e-6);
     let mut gradient = bench.matrix(capacity, columns, &gradient);
-    backend.unit_backward(rows, &input, &mut gradient);
+    backend.run(ops::UnitBackward { rows, input: &input, grad: &mut gradient });
     outcome.push(("unit gradient".to_owned(), bench.read(&gradient, rows * columns)));
     let mut products = backend.matrix(capacity, 1);
-    backend.row_products(rows, 2.5, &input, &output, &mut products);
+    backend.run(ops::RowProducts { rows, factor: 2.5, left: &input, right: &output, out: &mut products });
     outcome.push(("row_products".to_owned(), bench.read(&products, rows)));
 }
 
@@ -55,8 +55,14 @@ fn softmax<B: Backend>(
     let mut sums = bench.matrix(1, 2, &[2.0, 0.5]);
     let mut work = backend.softmax_work(capacity, width);
     for temperature in [1.0, 0.0625] {
-        let softmax = InBatchSoftmax { batch, queries: &queries, items: &items, temperature, item_id };
-        backend.in_batch_softmax(&softmax, &mut work, &mut by_queries, &mut by_items, &mut sums);
+        let softmax = SoftmaxInput { batch, queries: &queries, items: &items, temperature, item_id };
+        backend.run(ops::InBatchSoftmax {
+            input: &softmax,
+            work: &mut work,
+            query_grad: &mut by_queries,
+            item_grad: &mut by_items,
+            sums: &mut sums,
+        });
         let name = |what| format!("in-batch softmax of {width}, {item_id:?}, {temperature}: {what}");
         // Gradients are shares of a batch: as large as those of a row.
         let share =

@@ -3,7 +3,7 @@
 use millstream_backend::philox::philox;
 use millstream_backend::{
     Backend, Float, Formula, GradientColumns, Lookup, Pooling, Reference, RowGradients, Scalar, TablePart,
-    TableShape,
+    TableShape, ops,
 };
 
 use crate::case::{
@@ -49,7 +49,7 @@ fn stepped<B: Backend>(backend: &B, float: Float, units: (f32, f32), draws: u64)
     let mut batch = backend.batch(&shapes.schema());
     backend.upload(buffer.as_ref(), &mut batch).expect("a batch of the schema");
     let mut plan = backend.row_plan(&shapes.schema(), &groups(&lookups));
-    backend.plan_rows(&batch, &mut plan);
+    backend.run(ops::PlanRows { batch: &batch, plan: &mut plan });
     let descent = Formula::Sgd { learning_rate: 1.0 };
     let mut table = |&(rows, width): &(usize, usize)| {
         bench.table_of(
@@ -74,9 +74,21 @@ fn stepped<B: Backend>(backend: &B, float: Float, units: (f32, f32), draws: u64)
     let one = bench.matrix(1, 1, &[1.0]);
     // A step that is skipped draws nothing.
     let before = read(&tables);
-    backend.step_rows(&descent.into(), &bench.matrix(1, 1, &[0.0]), draws, &gradients, &mut tables);
+    backend.run(ops::StepRows {
+        update: &descent.into(),
+        scale: &bench.matrix(1, 1, &[0.0]),
+        draws,
+        gradients: &gradients,
+        tables: &mut tables,
+    });
     assert_eq!(read(&tables), before);
-    backend.step_rows(&descent.into(), &one, draws, &gradients, &mut tables);
+    backend.run(ops::StepRows {
+        update: &descent.into(),
+        scale: &one,
+        draws,
+        gradients: &gradients,
+        tables: &mut tables,
+    });
     read(&tables)
 }
 
@@ -134,7 +146,7 @@ fn run<B: Backend>(backend: &B, float: Float, pooling: Pooling) -> Vec<(String, 
     let mut batch = backend.batch(&shapes.schema());
     backend.upload(buffer.as_ref(), &mut batch).expect("a batch of the schema");
     let mut plan = backend.row_plan(&shapes.schema(), &groups(&lookups));
-    backend.plan_rows(&batch, &mut plan);
+    backend.run(ops::PlanRows { batch: &batch, plan: &mut plan });
     let (rows, capacity) = (shapes.rows as usize, shapes.capacity as usize);
     let columns = width_of(&lookups, &sizes);
     let weights: Vec<Vec<f32>> = sizes.iter().map(|size| random.numbers(size.0 * size.1)).collect();
@@ -146,10 +158,26 @@ fn run<B: Backend>(backend: &B, float: Float, pooling: Pooling) -> Vec<(String, 
             each.map(|(&size, weights)| bench.table_of(float, size, weights, &update.formula, start));
         let mut tables: Vec<B::Table> = tables.collect();
         let mut out = backend.matrix(capacity, columns);
-        backend.gather(&batch, 0..rows, &lookups, &tables, &[], &mut out, 0);
+        backend.run(ops::Gather {
+            batch: &batch,
+            rows: 0..rows,
+            lookups: &lookups,
+            tables: &tables,
+            dense: &[],
+            out: &mut out,
+            first_column: 0,
+        });
         given.push((format!("gather {name}"), false, bench.read(&out, rows * columns)));
         let mut low = backend.matrix_of(float, capacity, columns + 2);
-        backend.gather(&batch, 1..rows, &lookups, &tables, &[1, 0], &mut low, 0);
+        backend.run(ops::Gather {
+            batch: &batch,
+            rows: 1..rows,
+            lookups: &lookups,
+            tables: &tables,
+            dense: &[1, 0],
+            out: &mut low,
+            first_column: 0,
+        });
         given.push((
             format!("gather {name} to fewer digits"),
             true,
@@ -162,7 +190,13 @@ fn run<B: Backend>(backend: &B, float: Float, pooling: Pooling) -> Vec<(String, 
             gradient: &gradient,
             columns: GradientColumns::Apart { first: 0 },
         };
-        backend.step_rows(&update, &bench.matrix(1, 1, &[SCALE]), DRAWS, &gradients, &mut tables);
+        backend.run(ops::StepRows {
+            update: &update,
+            scale: &bench.matrix(1, 1, &[SCALE]),
+            draws: DRAWS,
+            gradients: &gradients,
+            tables: &mut tables,
+        });
         for (number, (table, size)) in tables.iter().zip(&sizes).enumerate() {
             for part in state_parts(&update.formula) {
                 let count = if let TablePart::RowState(_) = part { size.0 } else { size.0 * size.1 };
@@ -269,7 +303,7 @@ fn written_weights_are_rounded<B: Backend>(backend: &B) {
         let shape = TableShape { rows, width, float, key: key_of(rows, width), states: 2, row_states: 0 };
         assert_eq!(B::table_shape(&table), shape);
         let mut copy = vec![B::Scalar::default(); B::copied_numbers(shape)];
-        backend.copy_table(&table, shape, &mut copy);
+        backend.run(ops::CopyTable { table: &table, out: &mut copy });
         let place = B::table_place(shape, TablePart::Weights);
         let of_row =
             |row: usize| copy[place.first + row * place.stride..][..width].iter().map(|x| x.to_f64());

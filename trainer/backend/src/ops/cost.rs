@@ -1,12 +1,12 @@
-//! What operations take at the least, by the shapes of their arguments.
+//! The least bytes and FLOPs that operations need, from the shapes of their operands.
 //!
-//! As a roofline wants it (Williams, Waterman and Patterson, "Roofline", 2009): bytes are those of each input read once
-//! and each output written once, as if caches were perfect between; FLOPs are the additions and multiplications of the
-//! formula, an exponential, a root or a division counting as one. Letters are those of [`crate::backend`].
+//! As in the roofline model (Williams, Waterman and Patterson, "Roofline", 2009), each input is read once and each output
+//! written once, as with perfect caches. FLOPs are the additions and multiplications of the formula; an exponential, a root
+//! or a division counts as one. Shape letters are those of [`crate::ops`].
 
 use millstream_trace::Work;
 
-use crate::backend::MixtureShape;
+use super::mixture::MixtureShape;
 use crate::device::{MatrixShape, TableShape};
 use crate::update::Formula;
 
@@ -28,42 +28,47 @@ fn bytes(rows: usize, shape: MatrixShape) -> usize {
 
 /// An operation on each number of `rows` rows: `moved` are the matrices that are read or written, each as often as it
 /// is; `flops` are of a number of the first of them.
-pub(super) fn elementwise<const N: usize>(rows: usize, moved: [MatrixShape; N], flops: usize) -> Work {
+pub(crate) fn elementwise<const N: usize>(rows: usize, moved: [MatrixShape; N], flops: usize) -> Work {
     let bytes = moved.iter().map(|&shape| bytes(rows, shape)).sum();
     work(rows, bytes, rows * moved[0].columns * flops)
 }
 
+/// Numbers of a host's array: each is read and written.
+pub(crate) fn copied<T>(numbers: usize) -> Work {
+    columns(1, 2 * numbers, size_of::<T>())
+}
+
 /// Ids sorted.
-pub(super) fn plan(rows: usize, ids: usize) -> Work {
+pub(crate) fn plan(rows: usize, ids: usize) -> Work {
     work(rows, ids * (WORD + ENTRY), 0)
 }
 
 /// What lookups in tables read: ids, and each row of a table once, at the least; and their additions.
-pub(super) fn lookup(ids: usize, table: TableShape, weight_bytes: usize) -> Work {
+pub(crate) fn lookup(ids: usize, table: TableShape, weight_bytes: usize) -> Work {
     let read = ids * WORD + ids.min(table.rows) * table.width * weight_bytes;
     work(0, read, ids * table.width)
 }
 
 /// What an operation moves and does besides, and two others in one.
-pub(super) fn sum(rows: usize, parts: impl Iterator<Item = Work>) -> Work {
+pub(crate) fn sum(rows: usize, parts: impl Iterator<Item = Work>) -> Work {
     let add =
         |sum: Work, part: Work| Work { bytes: sum.bytes + part.bytes, flops: sum.flops + part.flops, ..sum };
     parts.fold(work(rows, 0, 0), add)
 }
 
 /// So many columns of single precision read or written.
-pub(super) fn columns(rows: usize, columns: usize, number_bytes: usize) -> Work {
+pub(crate) fn columns(rows: usize, columns: usize, number_bytes: usize) -> Work {
     work(rows, rows * columns * number_bytes, 0)
 }
 
 /// Dense columns times weights `[D, K]` and a bias, one way or back.
-pub(super) fn linear(rows: usize, dense: usize, out: MatrixShape) -> Work {
+pub(crate) fn linear(rows: usize, dense: usize, out: MatrixShape) -> Work {
     let (weights, products) = (dense * out.columns * WORD, rows * out.columns * (2 * dense + 1));
     work(rows, rows * dense * WORD + weights + bytes(rows, out), products)
 }
 
 /// `[B, N] . [N, M]`
-pub(super) fn layer_forward(
+pub(crate) fn layer_forward(
     rows: usize,
     input: MatrixShape,
     weights: MatrixShape,
@@ -74,7 +79,7 @@ pub(super) fn layer_forward(
 }
 
 /// `[N, B] . [B, M]`, and `[B, M] . [M, K]` for the `K` columns of the input that have a gradient.
-pub(super) fn layer_backward(
+pub(crate) fn layer_backward(
     rows: usize,
     input: MatrixShape,
     weights: MatrixShape,
@@ -89,7 +94,7 @@ pub(super) fn layer_backward(
 
 /// Products of all pairs of `V` vectors of `W` columns, or of their sum: `flops` of each number of the vectors, `moved`
 /// as for [`elementwise`].
-pub(super) fn pairs<const N: usize>(
+pub(crate) fn pairs<const N: usize>(
     rows: usize,
     (vectors, width): (usize, usize),
     is_each_pair: bool,
@@ -101,7 +106,7 @@ pub(super) fn pairs<const N: usize>(
 }
 
 /// `T` sums of `E` experts of `N` columns, `flops` of each product.
-pub(super) fn mixture<const N: usize>(
+pub(crate) fn mixture<const N: usize>(
     rows: usize,
     shape: MixtureShape,
     flops: usize,
@@ -112,19 +117,19 @@ pub(super) fn mixture<const N: usize>(
 }
 
 /// Each query times each item, and each gradient of a product times both.
-pub(super) fn in_batch_softmax(rows: usize, queries: MatrixShape) -> Work {
+pub(crate) fn in_batch_softmax(rows: usize, queries: MatrixShape) -> Work {
     work(rows, 4 * bytes(rows, queries), 6 * rows * rows * queries.columns)
 }
 
 /// An optimizer's step on a matrix with its states.
-pub(super) fn step(weights: MatrixShape, states: usize, formula: &Formula) -> Work {
+pub(crate) fn step(weights: MatrixShape, states: usize, formula: &Formula) -> Work {
     let numbers = weights.rows * weights.columns;
     let moved = numbers * weights.number_bytes * (2 + 2 * states + 1);
     work(weights.rows, moved, numbers * step_flops(formula))
 }
 
 /// One on the touched rows of a table: gradients of `ids` ids, summed for each of `touched` rows.
-pub(super) fn step_rows(
+pub(crate) fn step_rows(
     ids: usize,
     touched: usize,
     table: TableShape,
@@ -137,7 +142,7 @@ pub(super) fn step_rows(
 }
 
 /// The squares of the same gradients.
-pub(super) fn row_squares(ids: usize, touched: usize, table: TableShape) -> Work {
+pub(crate) fn row_squares(ids: usize, touched: usize, table: TableShape) -> Work {
     work(0, ids * ENTRY, (ids + 2 * touched) * table.width)
 }
 

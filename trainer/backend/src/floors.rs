@@ -1,12 +1,13 @@
-//! What a device can do at the most, measured by its own operations: the roof that others are held against.
+//! The peak rates of a device, measured with its own operations: the roofs that other operations are compared with.
 
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Activation, Backend};
-use crate::device::Operation;
+use crate::backend::Backend;
+use crate::device::WorkspaceUse;
 use crate::float::Float;
+use crate::ops::{Activation, CopyRows, LayerForward};
 
 /// Columns of the matrices, and rows of those that are multiplied.
 const SIDE: usize = 1024;
@@ -39,21 +40,32 @@ pub struct Floors {
 impl Floors {
     /// Those of `backend`, for activations of the format `float`, by matrices of `size` times the smallest: the best of
     /// some times.
-    pub(super) fn measure<B: Backend>(backend: &B, float: Float, size: usize) -> Self {
+    pub(crate) fn measure<B: Backend>(backend: &B, float: Float, size: usize) -> Self {
         let (copied_rows, multiplied_rows) = (size * COPIED_ROWS, size * MULTIPLIED_ROWS);
         let [mut from, mut to] = [copied_rows; 2].map(|rows| backend.matrix(rows, SIDE));
         let bytes = 2 * copied_rows * SIDE * B::matrix_shape(&from).number_bytes;
         let copy = best(backend, |backend| {
-            backend.copy_rows(copied_rows, &from, &mut to, 0);
+            backend.run(CopyRows { rows: copied_rows, from: &from, to: &mut to, first: 0 });
             std::mem::swap(&mut from, &mut to);
         });
         drop((from, to));
         let [input, mut output] = [multiplied_rows; 2].map(|rows| backend.matrix_of(float, rows, SIDE));
         let weights = backend.matrix(SIDE, SIDE);
-        backend.make_ready(&Operation::Layer { float, rows: multiplied_rows, inputs: SIDE, outputs: SIDE });
+        backend.reserve_workspace(&WorkspaceUse::Layer {
+            float,
+            rows: multiplied_rows,
+            inputs: SIDE,
+            outputs: SIDE,
+        });
         let multiply = best(backend, |backend| {
-            let identity = Activation::Identity;
-            backend.layer_forward(multiplied_rows, &input, &weights, None, identity, &mut output);
+            backend.run(LayerForward {
+                rows: multiplied_rows,
+                input: &input,
+                weights: &weights,
+                bias: None,
+                activation: Activation::Identity,
+                output: &mut output,
+            });
         });
         let flops = 2 * multiplied_rows * SIDE * SIDE;
         Self { bytes_per_second: bytes as f64 / copy, flops_per_second: flops as f64 / multiply }

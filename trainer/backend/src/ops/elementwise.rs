@@ -1,0 +1,150 @@
+//! Copies and elementwise changes of matrices.
+
+use std::ops::Range;
+
+use millstream_trace::Work;
+
+use super::check::Checks;
+use super::cost;
+use crate::backend::Backend;
+
+/// Copies `columns` columns of one matrix to another over the first `rows` rows.
+pub struct CopyColumns<'a, B: Backend> {
+    /// Number of rows.
+    pub rows: usize,
+    /// The source, and its first column.
+    pub from: (&'a B::Matrix, usize),
+    /// The destination, and its first column.
+    pub to: (&'a mut B::Matrix, usize),
+    /// Number of columns.
+    pub columns: usize,
+}
+
+impl<B: Backend> CopyColumns<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        let (from, to) = (B::matrix_shape(self.from.0), B::matrix_shape(self.to.0));
+        checks.matrix("from", from).rows_at_least(self.rows).columns_at_least(self.from.1 + self.columns);
+        checks.matrix("to", to).rows_at_least(self.rows).columns_at_least(self.to.1 + self.columns);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        let bytes = B::matrix_shape(self.from.0).number_bytes + B::matrix_shape(self.to.0).number_bytes;
+        cost::columns(self.rows, self.columns, bytes)
+    }
+}
+
+/// Copies the first `rows` rows of `from` to `to`, from its row `first` on. Both have the same number of columns.
+pub struct CopyRows<'a, B: Backend> {
+    /// Number of rows.
+    pub rows: usize,
+    /// The source.
+    pub from: &'a B::Matrix,
+    /// The destination.
+    pub to: &'a mut B::Matrix,
+    /// Its first row written.
+    pub first: usize,
+}
+
+impl<B: Backend> CopyRows<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        let (from, to) = (B::matrix_shape(self.from), B::matrix_shape(self.to));
+        checks.matrix("from", from).rows_at_least(self.rows);
+        checks.matrix("to", to).rows_at_least(self.first + self.rows).columns(from.columns);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        cost::elementwise(self.rows, [B::matrix_shape(self.from), B::matrix_shape(self.to)], 0)
+    }
+}
+
+/// Multiplies each number by `1 / keep`, or by 0 with probability `1 - keep`: inverted dropout (Srivastava et al.,
+/// "Dropout", 2014, section 10). Its gradient is the same operation.
+///
+/// Row 0 is row `rows.start` of the pass that `key` identifies. Word `c / 16 % 4` of the [Philox](crate::philox) of counter
+/// `(r, c / 64 * 16 + c % 16)` decides about column `c` of row `r`: the number is kept if the word is below `2^32 keep`.
+pub struct Dropout<'a, B: Backend> {
+    /// Rows of the pass.
+    pub rows: Range<usize>,
+    /// The probability of keeping a number, above 0 and at most 1.
+    pub keep: f64,
+    /// The key of the random numbers.
+    pub key: u64,
+    /// `[B, N]`, changed in place.
+    pub matrix: &'a mut B::Matrix,
+}
+
+impl<B: Backend> Dropout<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        assert!(
+            self.keep > 0.0 && self.keep <= 1.0,
+            "dropout: operand `keep` is {}, not in (0, 1]",
+            self.keep
+        );
+        checks.matrix("matrix", B::matrix_shape(self.matrix)).rows_at_least(self.rows.len());
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        cost::elementwise(self.rows.len(), [B::matrix_shape(self.matrix); 2], 1)
+    }
+}
+
+/// `to += from`, over the columns of `to`; `from` may have more.
+pub struct Add<'a, B: Backend> {
+    /// Number of rows.
+    pub rows: usize,
+    /// The summand.
+    pub from: &'a B::Matrix,
+    /// The sum.
+    pub to: &'a mut B::Matrix,
+}
+
+impl<B: Backend> Add<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        let (from, to) = (B::matrix_shape(self.from), B::matrix_shape(self.to));
+        checks.matrix("from", from).rows_at_least(self.rows).columns_at_least(to.columns);
+        checks.matrix("to", to).rows_at_least(self.rows);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        cost::elementwise(self.rows, [B::matrix_shape(self.to); 3], 1)
+    }
+}
+
+/// Sets the first `rows` rows to zero.
+pub struct Clear<'a, B: Backend> {
+    /// Number of rows.
+    pub rows: usize,
+    /// The matrix.
+    pub matrix: &'a mut B::Matrix,
+}
+
+impl<B: Backend> Clear<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        checks.matrix("matrix", B::matrix_shape(self.matrix)).rows_at_least(self.rows);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        cost::elementwise(self.rows, [B::matrix_shape(self.matrix)], 0)
+    }
+}
+
+/// Multiplies the first `rows` rows by the first number of `factor`.
+pub struct Multiply<'a, B: Backend> {
+    /// Number of rows.
+    pub rows: usize,
+    /// `[1, 1]` or larger.
+    pub factor: &'a B::Matrix,
+    /// The matrix, changed in place.
+    pub matrix: &'a mut B::Matrix,
+}
+
+impl<B: Backend> Multiply<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        checks.matrix("factor", B::matrix_shape(self.factor)).rows_at_least(1).columns_at_least(1);
+        checks.matrix("matrix", B::matrix_shape(self.matrix)).rows_at_least(self.rows);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        cost::elementwise(self.rows, [B::matrix_shape(self.matrix); 2], 1)
+    }
+}

@@ -1,0 +1,219 @@
+//! Feature interactions: factorization machines, cross layers and pairwise dot products.
+
+use millstream_trace::Work;
+
+use super::check::Checks;
+use super::cost;
+use crate::backend::Backend;
+use crate::device::MatrixShape;
+
+/// `out += 1/2 sum over k of ((sum of v_k)^2 - sum of v_k^2)`, the sum of the dot products of all pairs of vectors.
+///
+/// Rendle, "Factorization Machines", 2010, lemma 3.1.
+pub struct FmForward<'a, B: Backend> {
+    /// Number of rows.
+    pub rows: usize,
+    /// Each row starts with the vectors.
+    pub vectors: &'a B::Matrix,
+    /// Number of vectors, and their width.
+    pub shape: (usize, usize),
+    /// `[B, 1]`
+    pub out: &'a mut B::Matrix,
+}
+
+impl<B: Backend> FmForward<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        let (vectors, out) = (B::matrix_shape(self.vectors), B::matrix_shape(self.out));
+        checks
+            .matrix("vectors", vectors)
+            .rows_at_least(self.rows)
+            .columns_at_least(self.shape.0 * self.shape.1);
+        checks.matrix("out", out).rows_at_least(self.rows).columns(1);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        let (vectors, out) = (B::matrix_shape(self.vectors), B::matrix_shape(self.out));
+        cost::pairs(self.rows, self.shape, false, 4, [vectors, out, out])
+    }
+}
+
+/// Adds the gradient of [`FmForward`] with respect to its vectors to the first columns of `vectors_grad`.
+pub struct FmBackward<'a, B: Backend> {
+    /// Number of rows.
+    pub rows: usize,
+    /// Each row starts with the vectors.
+    pub vectors: &'a B::Matrix,
+    /// Number of vectors, and their width.
+    pub shape: (usize, usize),
+    /// `[B, 1]`
+    pub out_grad: &'a B::Matrix,
+    /// Each row starts with the gradients of the vectors.
+    pub vectors_grad: &'a mut B::Matrix,
+}
+
+impl<B: Backend> FmBackward<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        let columns = self.shape.0 * self.shape.1;
+        for (name, matrix) in [("vectors", self.vectors), ("vectors_grad", &*self.vectors_grad)] {
+            checks.matrix(name, B::matrix_shape(matrix)).rows_at_least(self.rows).columns_at_least(columns);
+        }
+        checks.matrix("out_grad", B::matrix_shape(self.out_grad)).rows_at_least(self.rows).columns(1);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        let (vectors, out) = (B::matrix_shape(self.vectors), B::matrix_shape(self.out_grad));
+        cost::pairs(self.rows, self.shape, false, 4, [vectors, out, vectors, vectors])
+    }
+}
+
+/// `output = first * product + input`, element by element, all `[B, N]`: what a cross layer does with the product of its
+/// input and its weights.
+///
+/// Wang et al., "DCN V2", 2021, equation 1.
+pub struct CrossForward<'a, B: Backend> {
+    /// Number of rows.
+    pub rows: usize,
+    /// The input of the first cross layer.
+    pub first: &'a B::Matrix,
+    /// The product of this layer's input and weights.
+    pub product: &'a B::Matrix,
+    /// This layer's input.
+    pub input: &'a B::Matrix,
+    /// This layer's output.
+    pub output: &'a mut B::Matrix,
+}
+
+impl<B: Backend> CrossForward<'_, B> {
+    fn operands(&self) -> [(&'static str, MatrixShape); 4] {
+        [
+            ("first", B::matrix_shape(self.first)),
+            ("product", B::matrix_shape(self.product)),
+            ("input", B::matrix_shape(self.input)),
+            ("output", B::matrix_shape(self.output)),
+        ]
+    }
+
+    pub(super) fn check(&self, checks: Checks) {
+        check_alike(checks, self.rows, &self.operands());
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        cost::elementwise(self.rows, self.operands().map(|(_, shape)| shape), 2)
+    }
+}
+
+/// The gradient of [`CrossForward`]: writes that with respect to its product, and adds that with respect to `first`.
+///
+/// The gradient with respect to its input is `output_grad` itself.
+pub struct CrossBackward<'a, B: Backend> {
+    /// Number of rows.
+    pub rows: usize,
+    /// The input of the first cross layer.
+    pub first: &'a B::Matrix,
+    /// The product of this layer's input and weights.
+    pub product: &'a B::Matrix,
+    /// The gradient with respect to the output.
+    pub output_grad: &'a B::Matrix,
+    /// Written.
+    pub product_grad: &'a mut B::Matrix,
+    /// Accumulated.
+    pub first_grad: &'a mut B::Matrix,
+}
+
+impl<B: Backend> CrossBackward<'_, B> {
+    fn operands(&self) -> [(&'static str, MatrixShape); 5] {
+        [
+            ("first", B::matrix_shape(self.first)),
+            ("product", B::matrix_shape(self.product)),
+            ("output_grad", B::matrix_shape(self.output_grad)),
+            ("product_grad", B::matrix_shape(self.product_grad)),
+            ("first_grad", B::matrix_shape(self.first_grad)),
+        ]
+    }
+
+    pub(super) fn check(&self, checks: Checks) {
+        check_alike(checks, self.rows, &self.operands());
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        let [first, product, output, product_grad, first_grad] = self.operands().map(|(_, shape)| shape);
+        let moved = [first, product, output, product_grad, first_grad, first_grad];
+        cost::elementwise(self.rows, moved, 3)
+    }
+}
+
+/// Asserts that all operands have `rows` rows or more, and as many columns as the first.
+fn check_alike(checks: Checks, rows: usize, operands: &[(&'static str, MatrixShape)]) {
+    let columns = operands[0].1.columns;
+    for &(name, shape) in operands {
+        checks.matrix(name, shape).rows_at_least(rows).columns(columns);
+    }
+}
+
+/// `out[b] = first vector, then the dot product of each pair of vectors`: `(1, 0), (2, 0), (2, 1), ...`
+///
+/// Naumov et al., "Deep Learning Recommendation Model", 2019, section 2.2.
+pub struct DotForward<'a, B: Backend> {
+    /// Number of rows.
+    pub rows: usize,
+    /// `[B, V * W]`
+    pub vectors: &'a B::Matrix,
+    /// `W`
+    pub width: usize,
+    /// `[B, W + V (V - 1) / 2]`
+    pub out: &'a mut B::Matrix,
+}
+
+impl<B: Backend> DotForward<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        let (vectors, out) = (B::matrix_shape(self.vectors), B::matrix_shape(self.out));
+        check_dot(checks, self.rows, self.width, vectors, ("out", out));
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        let (vectors, out) = (B::matrix_shape(self.vectors), B::matrix_shape(self.out));
+        let shape = (vectors.columns / self.width.max(1), self.width);
+        cost::pairs(self.rows, shape, true, 2, [vectors, out])
+    }
+}
+
+/// The gradient of [`DotForward`] with respect to its vectors.
+pub struct DotBackward<'a, B: Backend> {
+    /// Number of rows.
+    pub rows: usize,
+    /// `[B, V * W]`
+    pub vectors: &'a B::Matrix,
+    /// `W`
+    pub width: usize,
+    /// `[B, W + V (V - 1) / 2]`
+    pub out_grad: &'a B::Matrix,
+    /// `[B, V * W]`, written.
+    pub vectors_grad: &'a mut B::Matrix,
+}
+
+impl<B: Backend> DotBackward<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        let (vectors, out) = (B::matrix_shape(self.vectors), B::matrix_shape(self.out_grad));
+        check_dot(checks, self.rows, self.width, vectors, ("out_grad", out));
+        let vectors_grad = B::matrix_shape(self.vectors_grad);
+        checks.matrix("vectors_grad", vectors_grad).rows_at_least(self.rows).columns(vectors.columns);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        let (vectors, out) = (B::matrix_shape(self.vectors), B::matrix_shape(self.out_grad));
+        let shape = (vectors.columns / self.width.max(1), self.width);
+        cost::pairs(self.rows, shape, true, 4, [vectors, out, vectors])
+    }
+}
+
+fn check_dot(
+    checks: Checks,
+    rows: usize,
+    width: usize,
+    vectors: MatrixShape,
+    (name, out): (&'static str, MatrixShape),
+) {
+    let count = vectors.columns.checked_div(width).unwrap_or(0);
+    checks.matrix("vectors", vectors).rows_at_least(rows).columns(count * width).columns_at_least(1);
+    checks.matrix(name, out).rows_at_least(rows).columns(width + count * count.saturating_sub(1) / 2);
+}

@@ -1,0 +1,124 @@
+//! Fully connected layers.
+
+use millstream_trace::Work;
+
+use super::check::Checks;
+use super::cost;
+use super::lookup::GradientMode;
+use crate::backend::Backend;
+use crate::device::MatrixShape;
+
+/// The activation that follows a layer's product and bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// None.
+    Identity,
+    /// `max(x, 0)`
+    Relu,
+}
+
+/// `output = activation(input . weights + bias)` over the first `rows` rows: `[B, N] . [N, M] + [1, M] -> [B, M]`.
+///
+/// Weights are rounded to the format of `input`, and the bias to that of `output`.
+pub struct LayerForward<'a, B: Backend> {
+    /// Number of rows.
+    pub rows: usize,
+    /// `[B, N]`
+    pub input: &'a B::Matrix,
+    /// `[N, M]`
+    pub weights: &'a B::Matrix,
+    /// `[1, M]`
+    pub bias: Option<&'a B::Matrix>,
+    /// The activation.
+    pub activation: Activation,
+    /// `[B, M]`
+    pub output: &'a mut B::Matrix,
+}
+
+impl<B: Backend> LayerForward<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        let weights = B::matrix_shape(self.weights);
+        let (input, output) = (B::matrix_shape(self.input), B::matrix_shape(self.output));
+        checks.matrix("input", input).rows_at_least(self.rows).columns(weights.rows);
+        if let Some(bias) = self.bias {
+            checks.matrix("bias", B::matrix_shape(bias)).rows_at_least(1).columns(weights.columns);
+        }
+        checks.matrix("output", output).rows_at_least(self.rows).columns(weights.columns);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        let [input, weights] = [self.input, self.weights].map(B::matrix_shape);
+        cost::layer_forward(self.rows, input, weights, B::matrix_shape(self.output))
+    }
+
+    pub(super) fn weight_shape(&self) -> [u32; 2] {
+        counts(B::matrix_shape(self.weights))
+    }
+}
+
+/// The operands of a forward pass that the backward pass of a layer reads.
+pub struct SavedLayer<'a, M> {
+    /// Its input, `[B, N]`.
+    pub input: &'a M,
+    /// The activation that gave this input. The gradient with respect to the input is that with respect to what was given
+    /// to this activation.
+    pub input_activation: Activation,
+    /// Its weights, `[N, M]`.
+    pub weights: &'a M,
+    /// Its output, `[B, M]`.
+    pub output: &'a M,
+    /// Its activation, unless `output_grad` is already masked by it.
+    pub activation: Activation,
+}
+
+/// The gradient of [`LayerForward`] over the first `rows` rows.
+pub struct LayerBackward<'a, B: Backend> {
+    /// Number of rows.
+    pub rows: usize,
+    /// The operands of the forward pass.
+    pub layer: &'a SavedLayer<'a, B::Matrix>,
+    /// `[B, M]`, masked by the activation in place.
+    pub output_grad: &'a mut B::Matrix,
+    /// Whether `weight_grad` and `bias_grad` are written or accumulated.
+    pub mode: GradientMode,
+    /// `[N, M]`
+    pub weight_grad: &'a mut B::Matrix,
+    /// `[1, M]`
+    pub bias_grad: Option<&'a mut B::Matrix>,
+    /// `[B, K]`, written: the gradient of the first `K <= N` columns. A model's input ends in dense columns, whose
+    /// gradient nothing needs.
+    pub input_grad: Option<&'a mut B::Matrix>,
+}
+
+impl<B: Backend> LayerBackward<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        let (rows, layer) = (self.rows, self.layer);
+        let weights = B::matrix_shape(layer.weights);
+        let (inputs, outputs) = (weights.rows, weights.columns);
+        checks.matrix("input", B::matrix_shape(layer.input)).rows_at_least(rows).columns(inputs);
+        checks.matrix("output", B::matrix_shape(layer.output)).rows_at_least(rows).columns(outputs);
+        checks.matrix("output_grad", B::matrix_shape(self.output_grad)).rows_at_least(rows).columns(outputs);
+        checks.matrix("weight_grad", B::matrix_shape(self.weight_grad)).rows(inputs).columns(outputs);
+        if let Some(bias_grad) = &self.bias_grad {
+            checks.matrix("bias_grad", B::matrix_shape(bias_grad)).rows_at_least(1).columns(outputs);
+        }
+        if let Some(input_grad) = &self.input_grad {
+            let input_grad = B::matrix_shape(input_grad);
+            checks.matrix("input_grad", input_grad).rows_at_least(rows).columns_at_most(inputs);
+        }
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        let [input, weights] = [self.layer.input, self.layer.weights].map(B::matrix_shape);
+        let input_grad = self.input_grad.as_deref().map(B::matrix_shape);
+        cost::layer_backward(self.rows, input, weights, B::matrix_shape(self.output_grad), input_grad)
+    }
+
+    pub(super) fn weight_shape(&self) -> [u32; 2] {
+        counts(B::matrix_shape(self.layer.weights))
+    }
+}
+
+fn counts(MatrixShape { rows, columns, .. }: MatrixShape) -> [u32; 2] {
+    [rows, columns].map(|count| u32::try_from(count).unwrap_or(u32::MAX))
+}

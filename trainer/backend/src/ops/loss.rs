@@ -1,0 +1,149 @@
+//! Losses with their gradients, and the probabilities of logits.
+
+use std::ops::Range;
+
+use millstream_trace::Work;
+
+use super::check::Checks;
+use super::cost;
+use crate::backend::Backend;
+
+/// The loss that training minimises, for each row: a function of its logit `x`, or logits, and label `y`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Loss {
+    /// `softplus(x) - y x`, the binary cross-entropy of `sigmoid(x)`.
+    BinaryCrossEntropy {
+        /// `y` is `(1 - smoothing) y + smoothing / 2`: Szegedy et al., "Rethinking the Inception Architecture", 2016,
+        /// section 7.
+        smoothing: f64,
+        /// A row's weight is multiplied by `y` times this (`y` as in the batch), plus
+        positive_weight: f64,
+        /// `1 - y` times this.
+        negative_weight: f64,
+    },
+    /// `(x - y)^2`
+    SquaredError,
+    /// `log(sum of e^x) - sum of t x`, the cross-entropy of the softmax of a row's logits, one for each class. `y` is the
+    /// index of a class.
+    CrossEntropy {
+        /// `t` of each class is `smoothing` over the number of classes, and that of class `y` is `1 - smoothing` larger.
+        smoothing: f64,
+        /// The weight of a row of each class `y`, which multiplies the row's own weight. It applies to the row's whole loss,
+        /// as in Keras; PyTorch weights the smoothed part by the class that receives it.
+        class_weights: Vec<f64>,
+    },
+}
+
+/// A label to learn.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    /// The loss.
+    pub loss: Loss,
+    /// The label of the batch, and its column of the logits; a label of classes uses all columns, and
+    /// must be the first.
+    pub label: usize,
+    /// The weight of this task in the sum of all tasks' losses.
+    pub weight: f64,
+}
+
+/// A task of the first label alone.
+impl From<Loss> for Task {
+    fn from(loss: Loss) -> Self {
+        Self { loss, label: 0, weight: 1.0 }
+    }
+}
+
+/// The loss of a task over rows `rows` of the batch, and its gradient.
+///
+/// The loss compares a column of `logits`, or all columns for a label of classes, with the task's label, weighted by the
+/// rows' weights (1 without). The gradient is that of the mean over the whole batch, zero if the batch has no weight.
+///
+/// # Panics
+/// On the CPU, if a label is not the index of a class.
+pub struct TaskLoss<'a, B: Backend> {
+    /// The task.
+    pub task: &'a Task,
+    /// The batch.
+    pub batch: &'a B::Batch,
+    /// Rows of the batch; the first is row 0 of `logits`.
+    pub rows: Range<usize>,
+    /// `[B, T]`, or `[B, K]` for `K` classes.
+    pub logits: &'a B::Matrix,
+    /// As `logits`; the task's columns are written.
+    pub logits_grad: &'a mut B::Matrix,
+    /// `[T, 2]`: the sum of weighted losses and the sum of weights are added to the label's row.
+    pub sums: &'a mut B::Matrix,
+}
+
+impl<B: Backend> TaskLoss<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        let batch = B::batch_shape(self.batch);
+        let rows = checks.rows_of_batch(&self.rows, batch.rows);
+        checks.index("task", self.task.label, batch.labels);
+        let (logits, grad) = (B::matrix_shape(self.logits), B::matrix_shape(self.logits_grad));
+        let check = checks.matrix("logits", logits).rows_at_least(rows);
+        match &self.task.loss {
+            Loss::CrossEntropy { class_weights, .. } => {
+                checks.equal("task", self.task.label, 0);
+                check.columns(class_weights.len())
+            }
+            Loss::BinaryCrossEntropy { .. } | Loss::SquaredError => {
+                check.columns_at_least(self.task.label + 1)
+            }
+        };
+        checks.matrix("logits_grad", grad).rows_at_least(rows).columns(logits.columns);
+        checks.matrix("sums", B::matrix_shape(self.sums)).rows_at_least(self.task.label + 1).columns(2);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        let rows = self.rows.len();
+        let logits = [B::matrix_shape(self.logits), B::matrix_shape(self.logits_grad)];
+        cost::sum(rows, [cost::elementwise(rows, logits, 8), cost::columns(rows, 2, 4)].into_iter())
+    }
+}
+
+/// `out = 1 / (1 + exp(-logits))` over the first `rows` rows.
+pub struct Sigmoid<'a, B: Backend> {
+    /// Number of rows.
+    pub rows: usize,
+    /// `[B, T]`
+    pub logits: &'a B::Matrix,
+    /// `[B, T]`
+    pub out: &'a mut B::Matrix,
+}
+
+impl<B: Backend> Sigmoid<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        check_probabilities::<B>(checks, self.rows, self.logits, self.out);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        cost::elementwise(self.rows, [B::matrix_shape(self.logits), B::matrix_shape(self.out)], 3)
+    }
+}
+
+/// `out = e^logits / sum of e^logits` of each of the first `rows` rows.
+pub struct Softmax<'a, B: Backend> {
+    /// Number of rows.
+    pub rows: usize,
+    /// `[B, K]`
+    pub logits: &'a B::Matrix,
+    /// `[B, K]`
+    pub out: &'a mut B::Matrix,
+}
+
+impl<B: Backend> Softmax<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        check_probabilities::<B>(checks, self.rows, self.logits, self.out);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        cost::elementwise(self.rows, [B::matrix_shape(self.logits), B::matrix_shape(self.out)], 4)
+    }
+}
+
+fn check_probabilities<B: Backend>(checks: Checks, rows: usize, logits: &B::Matrix, out: &B::Matrix) {
+    let (logits, out) = (B::matrix_shape(logits), B::matrix_shape(out));
+    checks.matrix("logits", logits).rows_at_least(rows);
+    checks.matrix("out", out).rows_at_least(rows).columns(logits.columns);
+}

@@ -1,0 +1,141 @@
+//! The operations of a [`Backend`], as values.
+//!
+//! Each operation is a struct of its operands. It knows its name, the shapes that its operands must have, and the least
+//! bytes and FLOPs that it needs ([`cost`]). [`Backend::run`] checks it once, records it if a recording is on, and hands it
+//! to the device, whose [`Backend::execute`] is one `match` over [`Operation`]. So device code may rely on the shapes: it
+//! reads and writes memory without checking them again.
+//!
+//! A new operation is a struct here with its line in [`operations!`], a plain implementation in `reference/`, and one for
+//! each device.
+//!
+//! Shape letters beside those of `millstream_batch::schema`: `N` inputs of a layer, `M` its outputs, `W` columns of an
+//! embedding, `C` rows of a table (its cardinality), `T` tasks, each of which predicts a label, `K` classes of a label,
+//! `E` experts.
+
+mod check;
+pub(crate) mod cost;
+mod elementwise;
+mod interaction;
+mod layer;
+mod lookup;
+mod loss;
+mod mixture;
+mod normalization;
+mod retrieval;
+mod transfer;
+mod update;
+
+use millstream_trace::{OperationInfo, Work};
+
+use crate::backend::Backend;
+use check::Checks;
+
+pub use elementwise::{Add, Clear, CopyColumns, CopyRows, Dropout, Multiply};
+pub use interaction::{CrossBackward, CrossForward, DotBackward, DotForward, FmBackward, FmForward};
+pub use layer::{Activation, LayerBackward, LayerForward, SavedLayer};
+pub use lookup::{
+    Gather, GradientColumns, GradientMode, LinearBackward, LinearForward, PlanRows, RowGradients,
+};
+pub use loss::{Loss, Sigmoid, Softmax, Task, TaskLoss};
+pub use mixture::{MixtureBackward, MixtureForward, MixtureShape};
+pub use normalization::{
+    Axis, Blend, Moments, Normalization, NormalizeBackward, NormalizeForward, SavedNormalization,
+};
+pub(crate) use retrieval::MIN_SQUARE;
+pub use retrieval::{InBatchSoftmax, RowProducts, SoftmaxInput, UnitBackward, UnitForward};
+pub use transfer::{CopyTable, ReadMatrix, ReadTable, WriteMatrix, WriteTable};
+pub use update::{ClipScale, RowSquares, Squares, Step, StepRows, Unscale};
+
+/// Declares [`Operation`] over the operations, each with the name that recordings show.
+macro_rules! operations {
+    ($($operation:ident = $name:literal,)*) => {
+        /// Any operation. The set is closed: a device implements all of them.
+        pub enum Operation<'a, B: Backend> {
+            $(
+                #[doc = concat!("`", $name, "`")]
+                $operation($operation<'a, B>),
+            )*
+        }
+
+        impl<B: Backend> Operation<'_, B> {
+            /// The names of all operations.
+            pub const NAMES: &'static [&'static str] = &[$($name),*];
+
+            /// Asserts the shapes of all operands.
+            ///
+            /// # Panics
+            /// If an operand has a wrong shape, with the names of the operation and the operand.
+            pub(crate) fn check(&self) {
+                match self {
+                    $(Self::$operation(operation) => operation.check(Checks { operation: $name }),)*
+                }
+            }
+
+            /// The name, with the least work that the operation needs.
+            pub(crate) fn info(&self, backend: &B) -> OperationInfo {
+                let (name, work): (_, Work) = match self {
+                    $(Self::$operation(operation) => ($name, operation.work(backend)),)*
+                };
+                let shape = match self {
+                    Self::LayerForward(layer) => Some(layer.weight_shape()),
+                    Self::LayerBackward(layer) => Some(layer.weight_shape()),
+                    _ => None,
+                };
+                OperationInfo { name, work, shape }
+            }
+        }
+
+        $(
+            impl<'a, B: Backend> From<$operation<'a, B>> for Operation<'a, B> {
+                fn from(operation: $operation<'a, B>) -> Self {
+                    Self::$operation(operation)
+                }
+            }
+        )*
+    };
+}
+
+operations! {
+    WriteMatrix = "write_matrix",
+    ReadMatrix = "read_matrix",
+    WriteTable = "write_table",
+    ReadTable = "read_table",
+    CopyTable = "copy_table",
+    PlanRows = "plan_rows",
+    Gather = "gather",
+    LinearForward = "linear_forward",
+    LinearBackward = "linear_backward",
+    LayerForward = "layer_forward",
+    LayerBackward = "layer_backward",
+    FmForward = "fm_forward",
+    FmBackward = "fm_backward",
+    CrossForward = "cross_forward",
+    CrossBackward = "cross_backward",
+    DotForward = "dot_forward",
+    DotBackward = "dot_backward",
+    MixtureForward = "mixture_forward",
+    MixtureBackward = "mixture_backward",
+    CopyColumns = "copy_columns",
+    CopyRows = "copy_rows",
+    Dropout = "dropout",
+    Moments = "moments",
+    NormalizeForward = "normalize_forward",
+    NormalizeBackward = "normalize_backward",
+    UnitForward = "unit_forward",
+    UnitBackward = "unit_backward",
+    RowProducts = "row_products",
+    InBatchSoftmax = "in_batch_softmax",
+    Blend = "blend",
+    Add = "add",
+    Clear = "clear",
+    TaskLoss = "loss",
+    Multiply = "multiply",
+    Sigmoid = "sigmoid",
+    Softmax = "softmax",
+    Squares = "squares",
+    RowSquares = "row_squares",
+    ClipScale = "clip_scale",
+    Unscale = "unscale",
+    Step = "step",
+    StepRows = "step_rows",
+}

@@ -1,0 +1,188 @@
+//! Gradient norms and optimizer steps.
+
+use millstream_trace::Work;
+
+use super::check::Checks;
+use super::cost;
+use super::lookup::RowGradients;
+use crate::backend::Backend;
+#[cfg(doc)]
+use crate::device::TableShape;
+use crate::update::{Formula, LossScaling, Update};
+
+/// `sum += sum of the squares of the gradient`
+pub struct Squares<'a, B: Backend> {
+    /// The gradient.
+    pub grad: &'a B::Matrix,
+    /// `[1, 1]`
+    pub sum: &'a mut B::Matrix,
+}
+
+impl<B: Backend> Squares<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        checks.matrix("sum", B::matrix_shape(self.sum)).rows(1).columns(1);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        let shape = B::matrix_shape(self.grad);
+        cost::elementwise(shape.rows, [shape], 2)
+    }
+}
+
+/// As [`Squares`], over the touched rows of tables, after the gradients of each row are summed.
+pub struct RowSquares<'a, B: Backend> {
+    /// The gradients.
+    pub gradients: &'a RowGradients<'a, B>,
+    /// The tables.
+    pub tables: &'a [B::Table],
+    /// `[1, 1]`
+    pub sum: &'a mut B::Matrix,
+}
+
+impl<B: Backend> RowSquares<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        self.gradients.check(checks, self.tables);
+        checks.matrix("sum", B::matrix_shape(self.sum)).rows(1).columns(1);
+    }
+
+    pub(super) fn work(&self, backend: &B) -> Work {
+        self.gradients.work(backend, self.tables, cost::row_squares)
+    }
+}
+
+/// `scale = min(1, maximum / sqrt(squares))`, the factor that clips a gradient to the norm `maximum`. NaN where `squares` is
+/// not finite.
+///
+/// Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013, Algorithm 1.
+pub struct ClipScale<'a, B: Backend> {
+    /// The largest norm.
+    pub maximum: f64,
+    /// `[1, 1]`
+    pub squares: &'a B::Matrix,
+    /// `[1, 1]`
+    pub scale: &'a mut B::Matrix,
+}
+
+impl<B: Backend> ClipScale<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        checks.matrix("squares", B::matrix_shape(self.squares)).rows_at_least(1).columns_at_least(1);
+        checks.matrix("scale", B::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        cost::copied::<f32>(1)
+    }
+}
+
+/// The factor for gradients of a scaled loss, and the update of the loss scale.
+///
+/// With `n = sqrt(squares) / loss scale`:
+///
+/// ```text
+/// squares finite:  scale = min(1, maximum / n) / loss scale
+///                  after growth_interval such steps in a row, loss scale *= growth, if that is finite
+/// otherwise:       scale = 0, which skips the step
+///                  loss scale *= backoff
+/// ```
+///
+/// Micikevicius et al., "Mixed Precision Training", 2018, section 3.2. A gradient whose squares have no finite sum in the
+/// device's numbers counts as an overflow, too.
+pub struct Unscale<'a, B: Backend> {
+    /// How the loss scale changes.
+    pub rule: &'a LossScaling,
+    /// The largest norm; `None` does not clip.
+    pub maximum: Option<f64>,
+    /// `[1, 1]`, over all gradients.
+    pub squares: &'a B::Matrix,
+    /// `[1, 3]`: the loss scale, the number of steps without overflow since its last change, and the number of skipped
+    /// steps.
+    pub state: &'a mut B::Matrix,
+    /// `[1, 1]`
+    pub scale: &'a mut B::Matrix,
+}
+
+impl<B: Backend> Unscale<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        checks.matrix("squares", B::matrix_shape(self.squares)).rows_at_least(1).columns_at_least(1);
+        checks.matrix("state", B::matrix_shape(self.state)).rows(1).columns(3);
+        checks.matrix("scale", B::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        cost::copied::<f32>(4)
+    }
+}
+
+/// One optimizer step on a matrix and its [`Formula::states`] state matrices, all of one shape.
+pub struct Step<'a, B: Backend> {
+    /// The formula and how gradients are shaped.
+    pub update: &'a Update,
+    /// `[1, 1]`; see [`Update`].
+    pub scale: &'a B::Matrix,
+    /// Changed in place.
+    pub weights: &'a mut B::Matrix,
+    /// Changed in place.
+    pub states: &'a mut [B::Matrix],
+    /// The gradient.
+    pub grad: &'a B::Matrix,
+}
+
+impl<B: Backend> Step<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        let (weights, formula) = (B::matrix_shape(self.weights), &self.update.formula);
+        assert!(
+            formula.row_states() == 0,
+            "step: operand `update` keeps state for table rows, not for a matrix"
+        );
+        checks.matrix("scale", B::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
+        checks.equal("states", self.states.len(), formula.states());
+        for state in &*self.states {
+            checks.matrix("states", B::matrix_shape(state)).rows(weights.rows).columns(weights.columns);
+        }
+        checks.matrix("grad", B::matrix_shape(self.grad)).rows(weights.rows).columns(weights.columns);
+    }
+
+    pub(super) fn work(&self, _backend: &B) -> Work {
+        cost::step(B::matrix_shape(self.weights), self.states.len(), &self.update.formula)
+    }
+}
+
+/// One optimizer step on those rows of each table that a batch touches.
+///
+/// A row's gradient is summed over the batch in the order of the table's lookups and the batch's rows, then applied once.
+/// Summing and stepping are one operation so that the sums never go through memory.
+///
+/// New weights of a 16-bit table are rounded by [`Float::round_drawn`](crate::Float::round_drawn). Word `c % 4` of the
+/// [Philox](crate::philox) of counter `(r, c / 4)` decides about column `c` of row `r`. Its key is the exclusive or of
+/// `draws`, which identifies the step, and [`TableShape::key`].
+pub struct StepRows<'a, B: Backend> {
+    /// The formula and how gradients are shaped.
+    pub update: &'a Update,
+    /// `[1, 1]`; see [`Update`].
+    pub scale: &'a B::Matrix,
+    /// Identifies the step in the random rounding of 16-bit tables.
+    pub draws: u64,
+    /// The gradients.
+    pub gradients: &'a RowGradients<'a, B>,
+    /// Changed in place.
+    pub tables: &'a mut [B::Table],
+}
+
+impl<B: Backend> StepRows<'_, B> {
+    pub(super) fn check(&self, checks: Checks) {
+        self.gradients.check(checks, self.tables);
+        checks.matrix("scale", B::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
+        for table in &*self.tables {
+            let (shape, formula) = (B::table_shape(table), &self.update.formula);
+            checks.equal("tables", shape.states, formula.states());
+            checks.equal("tables", shape.row_states, formula.row_states());
+        }
+    }
+
+    pub(super) fn work(&self, backend: &B) -> Work {
+        let formula: &Formula = &self.update.formula;
+        self.gradients.work(backend, self.tables, |ids, touched, shape| {
+            cost::step_rows(ids, touched, shape, B::weight_bytes(shape), formula)
+        })
+    }
+}
