@@ -1,7 +1,6 @@
-//! The house: which crate may know which, and where `unsafe` may live.
+//! Which crate may depend on which, and which may contain `unsafe`.
 //!
-//! The one rule that holds the design together is that ingest (`pipeline`) and training (`trainer`)
-//! never see each other: all they share is a batch.
+//! The central rule: ingest (`pipeline`) and training (`trainer`) never depend on each other. They share only the batch.
 
 #![allow(clippy::unwrap_used)]
 

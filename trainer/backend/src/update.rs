@@ -114,7 +114,7 @@ pub struct LossScaling {
 }
 
 impl LossScaling {
-    /// What gradients are multiplied by, and the state after it; see [`crate::Backend::unscale`]. A device rounds the
+    /// What gradients are multiplied by, and the state after it; see [`crate::ops::Unscale`]. A device rounds the
     /// scale by `round`.
     pub(crate) fn unscale(
         &self,

@@ -27,7 +27,7 @@ pub(super) trait Compute<B: Backend> {
     fn logits(&self) -> &B::Matrix;
 
     /// The loss of the pass's rows, as the last forward pass has them: adds to `sums` `[T, 2]`, and fills `logits_grad`
-    /// `[B, T]`, as [`Backend::loss`] does.
+    /// `[B, T]`, as [`ops::TaskLoss`] does.
     fn loss(
         &mut self,
         backend: &B,

@@ -24,7 +24,7 @@ pub struct LossScale {
 }
 
 impl LossScale {
-    /// Numbers by which a device has it: as [`Backend::unscale`] has them.
+    /// Numbers by which a device has it: as [`ops::Unscale`](millstream_backend::ops::Unscale) has them.
     pub(super) const NUMBERS: usize = 3;
 
     /// As it stands by these numbers.
@@ -43,7 +43,7 @@ impl From<&LossScaleSpec> for LossScale {
 /// A loss scale on a device.
 pub(super) struct Scaling<D: Device> {
     pub(super) rule: LossScaling,
-    /// As [`Backend::unscale`] has it, `[1, 3]`.
+    /// As [`ops::Unscale`](millstream_backend::ops::Unscale) has it, `[1, 3]`.
     pub(super) state: D::Matrix,
     /// The same, by the last step that the host knows has ended.
     pub(super) known: LossScale,

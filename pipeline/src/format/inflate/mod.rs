@@ -1,5 +1,6 @@
-//! gzip and zlib, decompressed as they come: the slowest part of reading compressed records, and so written
-//! for speed.
+//! Streaming decompression of gzip and zlib, the slowest part of reading compressed records. It is our own because it
+//! decompresses TFRecords and text 1.5 times as fast as flate2 with zlib-rs (AMD EPYC 9005, one core), and because an end of
+//! input within a member is always an error.
 //!
 //! The inner loop (`run.rs`) holds up to 63 bits of input in a register and refills them by one load of eight
 //! bytes; one table look-up (`huffman.rs`) tells a whole symbol with the extra bits it has, and matches are

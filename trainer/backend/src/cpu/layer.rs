@@ -68,7 +68,7 @@ pub(crate) fn forward(cpu: &Cpu, operation: LayerForward<'_, Cpu>) {
     });
 }
 
-/// The gradient by weights, bias and, where wanted, input; masks `output_grad` in place.
+/// The gradient with respect to weights, bias and, if wanted, input; masks `output_grad` in place.
 pub(crate) fn backward(cpu: &Cpu, operation: LayerBackward<'_, Cpu>) {
     let LayerBackward { rows, layer, output_grad, mode, weight_grad, bias_grad, input_grad } = operation;
     if bias_grad.is_some() || layer.activation != Activation::Identity {
@@ -307,7 +307,7 @@ pub(crate) fn transpose(
     }
 }
 
-/// The gradient by what ReLU was given, from that by what it gave.
+/// The gradient with respect to the input of ReLU, from that with respect to its output.
 #[inline(always)]
 fn mask(gradient: &mut [f32], given: &[f32]) {
     for (g, &y) in gradient.iter_mut().zip(given) {

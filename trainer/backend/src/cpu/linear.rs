@@ -94,7 +94,7 @@ fn pool_weights_by_shares(
     }
 }
 
-/// The gradient by dense weights and bias.
+/// The gradient with respect to dense weights and bias.
 ///
 /// A few numbers a row: one thread sums them, in the order of the rows.
 pub(crate) fn backward(cpu: &Cpu, operation: LinearBackward<'_, Cpu>) {

@@ -1,4 +1,4 @@
-//! The CPU backend: float32, all cores, vector instructions chosen at run time.
+//! The CPU backend: fp32, all cores, vector instructions chosen at run time.
 //!
 //! * [`team`]: threads; fork and join around numbered tasks.
 //! * [`memory`], [`matrix`]: aligned memory, matrices and tables in it.

@@ -10,7 +10,7 @@ const WORDS: usize = 4;
 /// Counters of a strip of columns.
 const COUNTERS: usize = STRIP / WORDS;
 
-/// What rounds one table's weights in one step: see [`crate::Backend::step_rows`].
+/// What rounds one table's weights in one step: see [`crate::ops::StepRows`].
 #[derive(Clone, Copy)]
 pub(super) struct Rounding {
     float: Float,

@@ -85,7 +85,7 @@ impl Work {
     }
 }
 
-/// Loss, and gradients by queries and items.
+/// The loss, and its gradients with respect to queries and items.
 pub(crate) fn softmax(cpu: &Cpu, operation: InBatchSoftmax<'_, Cpu>) {
     let InBatchSoftmax { input: softmax, work: memory, query_grad, item_grad, sums } = operation;
     let SoftmaxInput { batch, queries, .. } = *softmax;

@@ -82,7 +82,7 @@ pub(crate) fn clip_scale(operation: ClipScale<'_, Cpu>) {
     };
 }
 
-/// See [`crate::Backend::unscale`].
+/// See [`crate::ops::Unscale`].
 pub(crate) fn unscale(operation: Unscale<'_, Cpu>) {
     let Unscale { rule, maximum, squares, state, scale } = operation;
     let before = std::array::from_fn(|number| f64::from(state.row(0)[number]));

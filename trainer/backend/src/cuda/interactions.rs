@@ -91,7 +91,7 @@ impl Cuda {
         self.launch(entry, quads(rows, first.columns()), &cross);
     }
 
-    /// Fills `out`, or `vectors_grad` given the gradient by `out`.
+    /// Fills `out`, or `vectors_grad` if `out` holds the gradient with respect to the output.
     pub(super) fn dot(
         &self,
         rows: usize,

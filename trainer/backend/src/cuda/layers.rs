@@ -129,8 +129,8 @@ impl Cuda {
         let work = BackwardWork::of(rows, [inputs, outputs], floats);
         let scratch = self.scratch(work.bytes);
         let partials = scratch + work.partials;
-        // The product by weights may sum the bias's gradient by the way, where it reads just that; but by one number after
-        // the other, which loses more than numbers of 16 bits have lost already.
+        // The product for `weight_grad` can also sum `bias_grad` from its operand. It sums sequentially, which is precise
+        // enough for 16-bit operands only.
         let sums_by_the_way = layer.activation == Activation::Identity
             && mode == GradientMode::Write
             && output_grad.float() == float

@@ -92,7 +92,7 @@ fn stepped<B: Backend>(backend: &B, float: Float, units: (f32, f32), draws: u64)
     read(&tables)
 }
 
-/// By the definition of [`Backend::step_rows`], from what a table of single precision becomes.
+/// By the definition of [`ops::StepRows`], from what a table of single precision becomes.
 fn expected(float: Float, units: (f32, f32), draws: u64) -> Vec<Vec<f64>> {
     let mut tables = stepped(&Reference, Float::F32, units, draws);
     let (sizes, mut drawn) = (shapes(Pooling::Sum).tables(), 0);

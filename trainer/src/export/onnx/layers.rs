@@ -203,7 +203,7 @@ impl<'a> Net<'a> {
         graph.node_with("Gather", &[&products, &below], &[("axis", Attribute::Int(1))], name)
     }
 
-    /// Rows of length 1; see [`millstream_backend::Backend::unit_forward`].
+    /// Rows of length 1; see [`millstream_backend::ops::UnitForward`].
     pub(super) fn unit(&mut self, vectors: &Value, name: &str) -> Value {
         let graph = &mut self.graph;
         let square = product_of_rows(graph, vectors, vectors, &format!("{name}/square"));
