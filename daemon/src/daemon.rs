@@ -18,14 +18,13 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::config::{Config, StateLocation};
-use crate::job::{Job, JobError};
 use crate::runs;
 pub use crate::scoring::Predictions;
 use crate::scoring::{self, Scorer};
-use crate::state::{
-    History, JobRecord, JobSource, JobState, LogLevel, LogRecord, Metrics, Store, StoreError, now_ms,
-};
+use crate::state::{History, JobRecord, JobSource, JobState, LogLevel, LogRecord, Store, StoreError, now_ms};
 use crate::supervisor::{Control, JobRecorder, PendingProfile, StopReason, Supervisor};
+use millstream_job::{Job, JobError};
+use millstream_trainer::metrics::Metrics;
 
 /// Maximum number of queued jobs.
 const MAX_QUEUED: usize = 10_000;

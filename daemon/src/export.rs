@@ -40,8 +40,8 @@ use millstream_trainer::export::onnx::{NumberScale, OnnxModel};
 use millstream_trainer::export::{ExportError, Tower, TrainedModel, safetensors};
 use serde_json::{Value, json};
 
-use crate::job::Job;
 use crate::scoring::{self, Scored};
+use millstream_job::Job;
 
 /// Terms of all vocabularies are told up to so many bytes; readers of safetensors take 100 MB of description.
 const TERM_BYTES: usize = 32 << 20;

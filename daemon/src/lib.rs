@@ -1,10 +1,10 @@
-//! The daemon: jobs and their state, ingest hosting, workers.
+//! The daemon: jobs and their state, ingest hosting, supervision of workers.
 //!
-//! * [`job`]: job files, parsed and resolved.
 //! * [`daemon`]: accepts jobs, schedules them and answers queries.
 //! * `supervisor`: the life of a job: preparation, attempts, retries.
 //! * `feed`: hosting ingest for a worker.
-//! * [`worker`]: the process that trains: protocol, worker side and daemon side.
+//! * `worker`: spawning a worker, exchanging messages, and interpreting its exit.
+//! * [`survey`]: surveying the host's GPUs in a worker.
 //! * `scoring`: evaluation and prediction with a checkpoint.
 //! * [`export`]: exporting a checkpoint's model to other programs.
 //! * [`plan`]: planning a job without running it.
@@ -21,7 +21,6 @@ pub mod config;
 pub mod daemon;
 pub mod export;
 mod feed;
-pub mod job;
 pub mod plan;
 mod runs;
 mod scoring;
@@ -30,12 +29,6 @@ pub mod service;
 pub mod socket;
 pub mod state;
 mod supervisor;
+pub mod survey;
 pub mod warm_start;
-pub mod worker;
-
-/// Ingest, for the command line's tools that work on files without a job.
-pub use millstream_pipeline as pipeline;
-/// What spans are, for who reads a profile.
-pub use millstream_trace as trace;
-/// Training's own words, for who describes a job.
-pub use millstream_trainer as trainer;
+mod worker;

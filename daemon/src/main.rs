@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use millstream_daemon::config::{ConfigFile, Surroundings};
-use millstream_daemon::{server, worker};
+use millstream_daemon::server;
 use tracing_subscriber::EnvFilter;
 
 /// Runs training jobs and feeds them; driven by `millstream` over its control socket.
@@ -41,10 +41,10 @@ enum LogFormat {
 }
 
 fn main() -> ExitCode {
-    if std::env::args_os().nth(1).as_deref() == Some(OsStr::new(worker::ARGUMENT)) {
-        return worker::process::main();
+    if std::env::args_os().nth(1).as_deref() == Some(OsStr::new(millstream_worker::ARGUMENT)) {
+        return millstream_worker::main();
     }
-    millstream_pipeline::allocator::return_large_blocks_to_os();
+    millstream_batch::allocator::return_large_blocks_to_os();
     millstream_pipeline::format::parquet::quiet_decoder_panics();
     match run(Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,

@@ -19,14 +19,13 @@ use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, MissingNumbe
 use millstream_pipeline::storage::Stores;
 use millstream_pipeline::transform::Transform;
 use millstream_trainer::model::ModelPlan;
-use millstream_trainer::spec::DeviceSpec;
 use tokio::runtime::Handle;
 
 use crate::auto_batch::{self, Choice, Decided, GpuChoice, Limit, LimitSource, gpu};
 use crate::feed;
-use crate::job::{AutoBatchSpec, Job};
 use crate::runs;
-use crate::worker::device::HostSurvey;
+use millstream_job::{AutoBatchSpec, Job};
+use millstream_worker::survey::HostSurvey;
 
 /// What a job would do.
 pub struct JobPlan {
@@ -211,9 +210,9 @@ impl Whole {
                 "batches of {rows} rows take {on_gpu} bytes of the GPU ({of_model}), of a limit of {limit} bytes"
             );
         }
-        let of_worker = match job.training.device {
-            DeviceSpec::Cpu => of_model,
-            DeviceSpec::Cuda(_) => format!("{staging_bytes} for what comes from the GPU and goes there"),
+        let of_worker = match job.training.device.gpu() {
+            None => of_model,
+            Some(_) => format!("{staging_bytes} for what comes from the GPU and goes there"),
         };
         let takes = format!(
             "batches of {rows} rows take {worker} bytes in the worker ({of_worker}, {copy_bytes} for a checkpoint's copy)"
@@ -243,7 +242,7 @@ impl Whole {
         let (whole, limit, of_gpu, why_not_more) = match decided {
             Some(Decided { rows, limit_bytes, gpu_limit_bytes }) => {
                 // A host of more cores takes somewhat more for their threads, and batches stay what they are.
-                let gpu = gpu_limit_bytes.filter(|_| job.training.device != DeviceSpec::Cpu);
+                let gpu = gpu_limit_bytes.filter(|_| job.training.device.gpu().is_some());
                 let limits = Limits { host: limit_bytes, gpu };
                 let within = Self::new(job, fitted, rows, Some(limits));
                 let whole = within.or_else(|_| Self::new(job, fitted, rows, None))?;
@@ -252,10 +251,8 @@ impl Whole {
             }
             None => {
                 let limit = Limit::of(auto)?;
-                let of_gpu = match job.training.device {
-                    DeviceSpec::Cpu => None,
-                    DeviceSpec::Cuda(number) => Some(gpu::limit(auto, number, host)?),
-                };
+                let of_gpu = job.training.device.gpu();
+                let of_gpu = of_gpu.map(|number| gpu::limit(auto, number, host)).transpose()?;
                 let limits = Limits { host: limit.bytes, gpu: of_gpu.map(|limit| limit.bytes) };
                 let of_data = rows.and_then(|rows| u32::try_from(rows).ok()).filter(|&rows| rows < auto.most);
                 let most = of_data.unwrap_or(auto.most);
@@ -276,8 +273,7 @@ impl Whole {
             limit,
             needed_bytes: ingest + auto_batch::worker_bytes(&whole.model, &job.training),
             process_bytes: auto_batch::process_bytes(&job.training),
-            worker_bytes: (job.training.device == DeviceSpec::Cpu)
-                .then(|| limit.bytes.saturating_sub(ingest)),
+            worker_bytes: job.training.device.gpu().is_none().then(|| limit.bytes.saturating_sub(ingest)),
             gpu: of_gpu.map(|limit| GpuChoice { limit, needed_bytes: gpu::needed_bytes(&whole.model) }),
             why_not_more,
         };

@@ -4,7 +4,9 @@
 //! checkpoints/census-k3f9q2/job.toml             the job, whole
 //!                           analysis.json        what was learned from the data, if anything was
 //!                           warm_start           the checkpoint whose weights it begins with, if any
+//!                           id_mappings.json     the mapping from its ids to those of that checkpoint
 //!                           auto_batch.json      how large batches are, where that was found and not given
+//!                           job.resolved.toml    the job with that batch size
 //!                           train.listing        the files that it reads, in their versions
 //!                           step-0000000500/...  a checkpoint
 //! ```
@@ -20,15 +22,20 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, bail};
 use millstream_pipeline::order::Position;
 use millstream_trainer::checkpoint::CheckpointStore;
+use millstream_worker::protocol;
 
-use crate::job::Job;
+use millstream_job::Job;
 
 /// The job, as TOML.
-pub(crate) const JOB: &str = "job.toml";
+pub(crate) const JOB: &str = protocol::JOB_PART;
+/// The same with the batch size that was decided.
+const RESOLVED_JOB: &str = "job.resolved.toml";
 /// What was learned from the data.
-pub(crate) const ANALYSIS: &str = "analysis.json";
+pub(crate) const ANALYSIS: &str = protocol::ANALYSIS_PART;
 /// The checkpoint whose weights it begins with.
 pub(crate) const WARM_START: &str = "warm_start";
+/// How ids of the job map to those of that checkpoint.
+pub(crate) const ID_MAPPINGS: &str = "id_mappings.json";
 /// How large its batches are, where that was found.
 pub(crate) const AUTO_BATCH: &str = "auto_batch.json";
 
@@ -111,6 +118,17 @@ pub(crate) fn put(directory: &Path, name: &str, bytes: &[u8]) -> io::Result<()> 
     file.sync_all()?;
     fs::rename(&unborn, directory.join(name))?;
     File::open(directory)?.sync_all()
+}
+
+/// The file of a job as its checkpoints contain it: with the batch size that was decided, `resolved`, where `job`
+/// leaves it open.
+pub(crate) fn resolved_job(directory: &Path, job: &Job, resolved: &Job) -> Result<PathBuf> {
+    if job.auto_batch.is_none() {
+        return Ok(directory.join(JOB));
+    }
+    let path = directory.join(RESOLVED_JOB);
+    put(directory, RESOLVED_JOB, resolved.text.as_bytes()).with_context(|| path.display().to_string())?;
+    Ok(path)
 }
 
 /// When the run in `directory` began, if it is one of the job that `fingerprint` identifies.

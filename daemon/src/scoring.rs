@@ -22,11 +22,11 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::feed::{self, Feed};
-use crate::job::Job;
 use crate::runs;
-use crate::state::Metrics;
-use crate::worker::host::WorkerProcess;
-use crate::worker::protocol::{FromWorker, Role, ScoreOutput, Start, ToWorker};
+use crate::worker::WorkerProcess;
+use millstream_job::Job;
+use millstream_trainer::metrics::Metrics;
+use millstream_worker::protocol::{FromWorker, Role, ScoreOutput, ScoreRole, Start, ToWorker};
 
 /// Scoring runs at a time; further ones wait.
 const RUNS: u32 = 2;
@@ -93,31 +93,39 @@ struct Run {
     base: PathBuf,
 }
 
-/// Finds what to score with in `directory`: a checkpoint's, or a job's, of which the newest is taken, or the best.
+/// Locates a checkpoint: its parent directory and its step. `directory` is the checkpoint's own, or a run's, of which the
+/// newest checkpoint is taken, or the best.
 ///
 /// # Errors
-/// When there is none, or what is there is damaged.
-pub(crate) fn find(directory: &Path, best: bool) -> Result<Scored> {
+/// When a run has no such checkpoint.
+pub(crate) fn locate(directory: &Path, best: bool) -> Result<(PathBuf, u64)> {
     let given = directory.file_name().and_then(|name| name.to_str()).and_then(parse_directory_name);
     let here = || directory.display();
-    let (home, step) = match (given, directory.parent()) {
+    match (given, directory.parent()) {
         (Some(_), Some(_)) if best => {
-            bail!("{} is a checkpoint already: which is best is a job's to say", here())
+            bail!("{} is a checkpoint already: only a run directory has a best checkpoint", here())
         }
-        (Some(step), Some(parent)) => (parent, step),
+        (Some(step), Some(parent)) => Ok((parent.to_owned(), step)),
         _ if best => {
             let best = CheckpointStore::local(directory)?.best()?.first().copied();
-            (
-                directory,
-                best.with_context(|| format!("{} keeps no best checkpoint: `checkpoint.keep_best`", here()))?,
-            )
+            let best = best
+                .with_context(|| format!("{} has no best checkpoint: set `checkpoint.keep_best`", here()))?;
+            Ok((directory.to_owned(), best))
         }
         _ => {
             let newest = CheckpointStore::local(directory)?.steps()?.pop();
-            (directory, newest.with_context(|| format!("{} holds no checkpoint", here()))?)
+            Ok((directory.to_owned(), newest.with_context(|| format!("{} has no checkpoint", here()))?))
         }
-    };
-    let store = CheckpointStore::local(home)?;
+    }
+}
+
+/// Opens the checkpoint that [`locate`] finds.
+///
+/// # Errors
+/// When there is none, or it is damaged.
+pub(crate) fn find(directory: &Path, best: bool) -> Result<Scored> {
+    let (home, step) = locate(directory, best)?;
+    let store = CheckpointStore::local(&home)?;
     let manifest = store.manifest(step)?;
     let checkpoint = PathBuf::from(store.path(step));
     let part = |name: &str| {
@@ -127,7 +135,7 @@ pub(crate) fn find(directory: &Path, best: bool) -> Result<Scored> {
     let (job, _) = Job::parse(&part(runs::JOB)?, &checkpoint.join(runs::JOB), &[])?;
     let analysis = Analysis::from_json(&part(runs::ANALYSIS)?)
         .with_context(|| checkpoint.join(runs::ANALYSIS).display().to_string())?;
-    Ok(Scored { directory: home.to_owned(), step, job, analysis })
+    Ok(Scored { directory: home, step, job, analysis })
 }
 
 /// The checkpoint of the best evaluation of the job in `directory`, where that is kept.
@@ -222,14 +230,14 @@ impl Run {
         let plan = IngestPlan::scoring(&data, schema.clone(), source)?;
 
         let (mut worker, messages) = self.spawn()?;
-        let role = Role::Score {
+        let role = Role::Score(ScoreRole {
             directory: directory.clone(),
             step: *step,
             output: S::OUTPUT,
             device: job.training.device,
             threads: job.training.threads,
             group: job.evaluation.group.clone(),
-        };
+        });
         worker.send(&ToWorker::Start(Box::new(Start { role, schema })))?;
         let mut feed = None;
         loop {
@@ -246,7 +254,9 @@ impl Run {
                     worker.send_ring(ring)?;
                 }
                 Ok(FromWorker::Done { .. }) => return Ok(()),
-                Ok(FromWorker::Failed { message }) => bail!(message),
+                Ok(FromWorker::Failed { message } | FromWorker::DeviceFailed { message, .. }) => {
+                    bail!(message)
+                }
                 Ok(FromWorker::InputLost | FromWorker::Stopped) | Err(RecvTimeoutError::Disconnected) => {
                     break;
                 }

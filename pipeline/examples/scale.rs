@@ -347,7 +347,7 @@ fn grid(quick: bool) -> Vec<(&'static str, Vec<Point>)> {
 }
 
 fn main() {
-    millstream_pipeline::allocator::return_large_blocks_to_os();
+    millstream_batch::allocator::return_large_blocks_to_os();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
         Some("measure") => {

@@ -35,4 +35,3 @@ mod terms;
 pub mod transform;
 
 pub use error::Error;
-pub use millstream_batch::allocator;

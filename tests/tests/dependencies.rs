@@ -1,6 +1,7 @@
 //! Which crate may depend on which, and which may contain `unsafe`.
 //!
 //! The central rule: ingest (`pipeline`) and training (`trainer`) never depend on each other. They share only the batch.
+//! No crate re-exports another one, because its dependents could then use a crate that they may not depend on.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +13,7 @@ use cargo_metadata::{Metadata, MetadataCommand, Package, Target};
 
 /// Every crate of the workspace, and the crates of the workspace that it may depend on, in its code as in
 /// its tests and build script.
-const MAY_KNOW: [(&str, &[&str]); 14] = [
+const ALLOWED: [(&str, &[&str]); 16] = [
     ("millstream-trace", &[]),
     ("millstream-batch", &[]),
     ("millstream-disk", &[]),
@@ -23,26 +24,45 @@ const MAY_KNOW: [(&str, &[&str]); 14] = [
         "millstream-trainer",
         &["millstream-backend", "millstream-batch", "millstream-test-cuda", "millstream-trace"],
     ),
+    ("millstream-job", &["millstream-pipeline", "millstream-trainer"]),
+    (
+        "millstream-worker",
+        &["millstream-backend", "millstream-batch", "millstream-trace", "millstream-trainer"],
+    ),
     (
         "millstream-daemon",
         &[
             "millstream-backend",
             "millstream-batch",
             "millstream-control",
+            "millstream-job",
             "millstream-pipeline",
             "millstream-trace",
             "millstream-trainer",
+            "millstream-worker",
         ],
     ),
-    ("millstream-cli", &["millstream-control", "millstream-daemon"]),
-    // Libraries that know nothing of us, in place of CUDA's: the backend's tests run on them.
+    (
+        "millstream-cli",
+        &[
+            "millstream-batch",
+            "millstream-control",
+            "millstream-daemon",
+            "millstream-job",
+            "millstream-pipeline",
+            "millstream-trace",
+            "millstream-trainer",
+            "millstream-worker",
+        ],
+    ),
+    // Replacements of CUDA's libraries, on which the backend's tests run.
     ("millstream-test-cuda", &[]),
-    // A server that knows nothing of us, and tests of the reading side against it.
+    // An object store, and tests of ingest against it.
     ("millstream-test-storage", &["millstream-pipeline"]),
-    // What must hold for any bytes, wherever they come in.
-    ("millstream-properties", &["millstream-batch", "millstream-daemon", "millstream-pipeline"]),
+    // Properties that hold for any input.
+    ("millstream-properties", &["millstream-batch", "millstream-job", "millstream-pipeline"]),
     ("millstream-fuzz", &["millstream-properties"]),
-    // Tests of the whole may look at any part of it.
+    // End-to-end tests may use every crate.
     (
         "millstream-tests",
         &[
@@ -58,9 +78,16 @@ const MAY_KNOW: [(&str, &[&str]); 14] = [
     ),
 ];
 
-/// Crates whose code is synchronous, on threads of its own: no runtime in them.
-const SYNCHRONOUS: [&str; 5] =
-    ["millstream-trace", "millstream-batch", "millstream-disk", "millstream-backend", "millstream-trainer"];
+/// Crates without an asynchronous runtime.
+const SYNCHRONOUS: [&str; 7] = [
+    "millstream-trace",
+    "millstream-batch",
+    "millstream-disk",
+    "millstream-backend",
+    "millstream-trainer",
+    "millstream-job",
+    "millstream-worker",
+];
 
 /// Where `unsafe` may live: memory and the ring; buffers that the kernel fills; kernels.
 const UNSAFE: [&str; 3] = ["millstream-batch", "millstream-disk", "millstream-backend"];
@@ -71,7 +98,7 @@ fn workspace() -> Metadata {
 }
 
 fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
-    MAY_KNOW.iter().map(|&(name, known)| (name, known.iter().copied().collect())).collect()
+    ALLOWED.iter().map(|&(name, known)| (name, known.iter().copied().collect())).collect()
 }
 
 /// Dependencies of every kind: normal, development, build.
@@ -80,7 +107,7 @@ fn dependencies(package: &Package) -> BTreeSet<&str> {
 }
 
 #[test]
-fn every_crate_is_in_the_house() {
+fn every_crate_is_listed() {
     let workspace = workspace();
     let found: BTreeSet<&str> =
         workspace.workspace_packages().into_iter().map(|package| package.name.as_str()).collect();
@@ -94,8 +121,8 @@ fn dependencies_point_one_way() {
     let mut edges = 0;
     for package in workspace.workspace_packages() {
         for name in dependencies(package).into_iter().filter(|name| allowed.contains_key(name)) {
-            let may_know = &allowed[package.name.as_str()];
-            assert!(may_know.contains(name), "{} must not depend on {name}", package.name);
+            let allowed_here = &allowed[package.name.as_str()];
+            assert!(allowed_here.contains(name), "{} must not depend on {name}", package.name);
             edges += 1;
         }
     }
@@ -103,8 +130,77 @@ fn dependencies_point_one_way() {
     assert!(edges >= 8, "only {edges} dependencies within the workspace were found");
 }
 
+/// Re-exports of workspace crates: `pub use millstream_x...`, `pub extern crate millstream_x` and public type aliases
+/// `pub type X = millstream_x...`, also through a crate's local name for another (`use millstream_x as y`).
+fn re_exports(source: &str) -> Vec<String> {
+    const STARTS: [&str; 4] = ["use ", "pub use ", "pub extern crate ", "pub type "];
+    let is_start = |line: &&str| STARTS.iter().any(|start| line.starts_with(start));
+    let statements = source.split(';').map(|statement| {
+        statement.lines().map(str::trim).skip_while(|line| !is_start(line)).collect::<Vec<_>>().join(" ")
+    });
+    let statements: Vec<String> = statements.filter(|statement| !statement.is_empty()).collect();
+    let aliases: Vec<&str> = statements
+        .iter()
+        .filter(|statement| statement.starts_with("use millstream_"))
+        .filter_map(|statement| statement.split_once(" as ").map(|(_, alias)| alias))
+        .collect();
+    let names_a_crate = |statement: &&String| {
+        let mut words = statement.split(|c: char| !c.is_alphanumeric() && c != '_');
+        words.any(|word| word.starts_with("millstream_") || aliases.contains(&word))
+    };
+    statements
+        .iter()
+        .filter(|statement| statement.starts_with("pub "))
+        .filter(names_a_crate)
+        .cloned()
+        .collect()
+}
+
 #[test]
-fn pipeline_and_trainer_never_see_each_other() {
+fn no_crate_re_exports_another() {
+    let mut files = 0;
+    for package in workspace().workspace_packages() {
+        let library = package.targets.iter().find(|target| target.is_lib());
+        let Some(source) = library.and_then(|library| library.src_path.parent()) else { continue };
+        let mut directories = vec![source.as_std_path().to_owned()];
+        while let Some(directory) = directories.pop() {
+            for entry in fs::read_dir(&directory).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    directories.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                    let text = fs::read_to_string(&path).unwrap();
+                    let path = path.display();
+                    assert_eq!(re_exports(&text), [""; 0], "{path} re-exports a crate of the workspace");
+                    files += 1;
+                }
+            }
+        }
+    }
+    assert!(files >= 300, "only {files} source files were found");
+}
+
+#[test]
+fn re_exports_are_recognized() {
+    let source = "use millstream_trainer as trainer;\nuse millstream_batch::BatchRef;\n\
+                  /// pub use millstream_doc;\npub use crate::a::B;\n\
+                  pub use millstream_pipeline as pipeline;\npub use trainer::spec;\n\
+                  pub extern crate millstream_trace;\npub type Row = millstream_batch::Row;\n\
+                  pub use crate::{\n    c,\n};\npub use self::d::{\n    e,\n    trainer::f,\n};\npub(crate) use millstream_disk::x;\n";
+    assert_eq!(
+        re_exports(source),
+        [
+            "pub use millstream_pipeline as pipeline",
+            "pub use trainer::spec",
+            "pub extern crate millstream_trace",
+            "pub type Row = millstream_batch::Row",
+            "pub use self::d::{ e, trainer::f, }",
+        ]
+    );
+}
+
+#[test]
+fn pipeline_and_trainer_never_depend_on_each_other() {
     let allowed = allowed();
     let reachable = |from: &'static str| {
         let mut seen = BTreeSet::from([from]);

@@ -5,8 +5,7 @@ use std::io;
 use std::process::ExitCode;
 
 use millstream_control::ClientError;
-use millstream_daemon::job::JobError;
-use millstream_daemon::pipeline;
+use millstream_job::JobError;
 use serde_json::json;
 
 use crate::context::Context;
@@ -50,10 +49,10 @@ impl From<ClientError> for Failure {
     }
 }
 
-impl From<pipeline::Error> for Failure {
-    fn from(error: pipeline::Error) -> Self {
+impl From<millstream_pipeline::Error> for Failure {
+    fn from(error: millstream_pipeline::Error) -> Self {
         match error {
-            pipeline::Error::Cancelled => Self::Failed(anyhow::anyhow!("interrupted")),
+            millstream_pipeline::Error::Cancelled => Self::Failed(anyhow::anyhow!("interrupted")),
             other => Self::Failed(other.into()),
         }
     }

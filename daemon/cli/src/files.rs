@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use millstream_daemon::pipeline::output::Destination;
-use millstream_daemon::pipeline::progress::{Done, Progress};
-use millstream_daemon::pipeline::storage::{Object, Stores};
+use millstream_pipeline::output::Destination;
+use millstream_pipeline::progress::{Done, Progress};
+use millstream_pipeline::storage::{Object, Stores};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 

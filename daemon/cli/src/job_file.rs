@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use millstream_control::proto::SubmitRequest;
-use millstream_daemon::job::{Job, Warning};
+use millstream_job::{Job, Warning};
 
 use crate::arguments::JobFile;
 use crate::context::Context;

@@ -31,12 +31,12 @@ use screen::Screen;
 
 fn main() -> ExitCode {
     // A daemon hosted in this program starts its workers from the same binary, so check for that first.
-    if std::env::args_os().nth(1).as_deref() == Some(OsStr::new(millstream_daemon::worker::ARGUMENT)) {
-        return millstream_daemon::worker::process::main();
+    if std::env::args_os().nth(1).as_deref() == Some(OsStr::new(millstream_worker::ARGUMENT)) {
+        return millstream_worker::main();
     }
     let arguments = Arguments::parse();
-    millstream_daemon::pipeline::allocator::return_large_blocks_to_os();
-    millstream_daemon::pipeline::format::parquet::quiet_decoder_panics();
+    millstream_batch::allocator::return_large_blocks_to_os();
+    millstream_pipeline::format::parquet::quiet_decoder_panics();
     let screen = Screen::new();
     log_to(&screen);
     let context = Context::new(&arguments.global, screen);

@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use millstream_trainer::model::ModelPlan;
 
 use super::{Limit, LimitSource};
-use crate::job::AutoBatchSpec;
-use crate::worker::device::HostSurvey;
+use millstream_job::AutoBatchSpec;
+use millstream_worker::survey::HostSurvey;
 
 /// What is left to others of any GPU,
 const OTHERS_BYTES: u64 = 1 << 30;
@@ -53,7 +53,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::worker::device::{GpuSurvey, LibrarySurvey};
+    use millstream_worker::survey::{GpuSurvey, LibrarySurvey};
 
     fn host(gpus: Vec<GpuSurvey>, problem: Option<&str>) -> HostSurvey {
         let library = LibrarySurvey {

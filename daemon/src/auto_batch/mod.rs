@@ -11,7 +11,7 @@
 //! The order of rows, positions and checkpoints depend on the size. So it is decided once, when a job is prepared, and
 //! kept in its run's directory with the limit that it was decided for: every later attempt, by whatever daemon and
 //! however much memory there is then, has the same batches. A plan may still be wrong, so the worker of a job that has
-//! no checkpoint yet tries first to take all of that memory ([`TrialSpec`]). When it dies for lack of memory before
+//! no checkpoint yet tries first to take all of that memory ([`RehearsalSpec`]). When it dies for lack of memory before
 //! there is a checkpoint, the size is [halved](halve), and the job begins again; from the first checkpoint on it stays.
 
 pub(crate) mod available;
@@ -24,10 +24,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use millstream_trainer::model::ModelPlan;
-use millstream_trainer::spec::{BatchScaling, DeviceSpec, TrainingSpec};
+use millstream_trainer::spec::{BatchScaling, TrainingSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::job::{AutoBatchSpec, Job, LEAST_AUTO_ROWS};
+use millstream_job::{AutoBatchSpec, Job, LEAST_AUTO_ROWS};
+use millstream_worker::protocol::RehearsalSpec;
+
 use crate::runs;
 
 /// What a worker takes besides its model: the program's own data, the allocator's, what its messages are made in.
@@ -108,15 +110,6 @@ pub struct GpuChoice {
     pub needed_bytes: u64,
 }
 
-/// What a worker tries to take before the first step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TrialSpec {
-    /// Slots of the ring that it will share.
-    pub slots: u32,
-    /// The most bytes that it may have for itself, if there is such a limit.
-    pub most_bytes: Option<u64>,
-}
-
 impl Limit {
     /// What the plan of a job with a size to be found must fit, at this moment.
     ///
@@ -147,9 +140,9 @@ impl Display for LimitSource {
 }
 
 impl Choice {
-    /// What the worker of a fresh job tries to take, of a ring of so many slots.
-    pub(crate) fn trial(&self, slots: u32) -> TrialSpec {
-        TrialSpec { slots, most_bytes: self.worker_bytes }
+    /// The memory rehearsal of the worker of a new job, whose ring has `slots` slots.
+    pub(crate) fn rehearsal(&self, slots: u32) -> RehearsalSpec {
+        RehearsalSpec { slots, max_bytes: self.worker_bytes }
     }
 
     /// What is kept of it.
@@ -172,9 +165,9 @@ impl Display for Choice {
 
 /// The bytes of the host that a worker takes for `model`, trained so.
 pub(crate) fn worker_bytes(model: &ModelPlan, training: &TrainingSpec) -> u64 {
-    let [parameters, workspace] = match training.device {
-        DeviceSpec::Cpu => [model.parameter_bytes, model.workspace_bytes],
-        DeviceSpec::Cuda(_) => [0, model.staging_bytes],
+    let [parameters, workspace] = match training.device.gpu() {
+        None => [model.parameter_bytes, model.workspace_bytes],
+        Some(_) => [0, model.staging_bytes],
     };
     let parts = [parameters, workspace, model.copy_bytes, process_bytes(training)];
     parts.into_iter().fold(0, u64::saturating_add)
@@ -183,9 +176,9 @@ pub(crate) fn worker_bytes(model: &ModelPlan, training: &TrainingSpec) -> u64 {
 /// The bytes that it takes whatever its model is.
 pub(crate) fn process_bytes(training: &TrainingSpec) -> u64 {
     let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
-    let (threads, libraries) = match training.device {
-        DeviceSpec::Cpu => (training.threads.map_or_else(cores, u64::from), 0),
-        DeviceSpec::Cuda(_) => (0, CUDA_BYTES),
+    let (threads, libraries) = match training.device.gpu() {
+        None => (training.threads.map_or_else(cores, u64::from), 0),
+        Some(_) => (0, CUDA_BYTES),
     };
     WORKER_BYTES + libraries + (threads + OTHER_THREADS) * THREAD_BYTES
 }
@@ -252,18 +245,6 @@ pub(crate) fn halve(directory: &Path, before: Decided) -> Result<Decided> {
     }
     keep(directory, after)?;
     Ok(after)
-}
-
-/// The job of the run in `directory` as its checkpoints carry it: with the batch size that was decided.
-///
-/// # Errors
-/// When it cannot be read.
-pub(crate) fn job_text(directory: &Path) -> Result<String> {
-    let path = directory.join(runs::JOB);
-    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let Some(Decided { rows, .. }) = decided(directory)? else { return Ok(text) };
-    let (job, _) = Job::parse(&text, &path, &[])?;
-    Ok(job.with_batch_size(rows).text)
 }
 
 /// The learning rates of `job`, whose size is known, and what they follow from.

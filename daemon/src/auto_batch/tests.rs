@@ -80,19 +80,20 @@ fn the_limit_is_the_jobs_or_a_part_of_what_the_host_has() {
 }
 
 #[test]
-fn checkpoints_carry_the_job_with_the_size_that_was_decided() {
+fn checkpoints_contain_the_job_with_the_decided_size() {
     let text = "name = \"clicks\"\nlabel = { column = \"clicked\" }\n\
                 features = { age = { kind = \"numeric\" } }\n\
                 model = { kind = \"linear\", features = [\"age\"] }\n\
                 data = { train = [\"t.parquet\"], eval = [], batch_size = \"auto\" }\n";
+    let parse = |text: &str| Job::parse(text, Path::new("/job.toml"), &[]).unwrap().0;
     let run = tempfile::tempdir().unwrap();
-    fs::write(run.path().join(runs::JOB), text).unwrap();
-    assert_eq!(job_text(run.path()).unwrap(), text);
-    keep(run.path(), Decided { rows: 1024, limit_bytes: 1, gpu_limit_bytes: None }).unwrap();
-    let (job, _) = Job::parse(&job_text(run.path()).unwrap(), Path::new("/job.toml"), &[]).unwrap();
+    let auto = parse(text);
+    let path = runs::resolved_job(run.path(), &auto, &auto.with_batch_size(1024)).unwrap();
+    let job = parse(&fs::read_to_string(path).unwrap());
     assert_eq!((job.data.batch_size, job.auto_batch), (1024, None));
+    let path = runs::resolved_job(run.path(), &job, &job).unwrap();
+    assert_eq!(path, run.path().join(runs::JOB));
     assert_eq!(told_rates(&job), "learning rates 2.0000 times those for 256 rows (sqrt): optimizer 0.2");
-    let (auto, _) = Job::parse(text, Path::new("/job.toml"), &[]).unwrap();
     assert_eq!(
         told_change(&job, &auto.with_batch_size(256)),
         "learning rates 1.0000 times those for 256 rows (sqrt): optimizer 0.2 -> 0.1"

@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-pub use millstream_backend::Description;
-pub use millstream_trainer::metrics::Metrics;
+use millstream_backend::Description;
+use millstream_trainer::metrics::Metrics;
 pub use store::{Store, StoreError};
 
 /// A job's state, as `millstream show` prints it.
@@ -52,7 +52,7 @@ pub struct JobRecord {
 /// The source of a job, from which it can be resolved again after a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobSource {
-    /// The job's canonical text, [`crate::job::Job::text`].
+    /// The job's canonical text, [`millstream_job::Job::text`].
     pub text: String,
     /// The path of the job file.
     pub path: PathBuf,

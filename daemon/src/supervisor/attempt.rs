@@ -17,14 +17,13 @@ use super::profile::Profiling;
 use super::{Event, Prepared, ProfileRequest, Supervisor};
 use crate::auto_batch::available;
 use crate::feed::{self, Feed};
-use crate::job::Job;
+use crate::runs;
 use crate::state::{HistoryPoint, JobRecord, LogLevel};
-use crate::worker::host::WorkerProcess;
-use crate::worker::protocol::{
-    FromWorker, Metrics, Restored, Role, Start, ToWorker, TrainRole, WorkerProgress,
-};
-use crate::worker::tensorboard::EventSpec;
-use millstream_trainer::metrics::{Metric, MetricValue};
+use crate::worker::WorkerProcess;
+use millstream_job::Job;
+use millstream_trainer::metrics::{Metric, MetricValue, Metrics};
+use millstream_worker::protocol::{FromWorker, Restored, Role, Start, ToWorker, TrainRole, WorkerProgress};
+use millstream_worker::tensorboard::EventSpec;
 
 /// Time limit for the current step and a checkpoint after a stop request.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -82,6 +81,7 @@ enum Verdict {
     Done(Option<String>),
     Stopped,
     InputLost,
+    DeviceFailed(Death),
     Failed(String),
 }
 
@@ -129,6 +129,8 @@ impl<'a> Attempt<'a> {
         let checkpoint = &job.checkpoint;
         let role = Role::Train(Box::new(TrainRole {
             directory: prepared.directory.clone(),
+            job: prepared.job_file.clone(),
+            analysis: prepared.directory.join(runs::ANALYSIS),
             every_steps: checkpoint.every_steps,
             keep: checkpoint.keep,
             events: event_spec(job, supervisor.recorder.id()),
@@ -138,7 +140,7 @@ impl<'a> Attempt<'a> {
             evaluation: prepared.eval_plan.is_some().then_some(job.evaluation.cadence),
             judge: job.judge(),
             warm_start: prepared.warm_start.clone(),
-            trial: prepared.batch.as_ref().map(|choice| choice.trial(prepared.plan.slots())),
+            rehearsal: prepared.batch.as_ref().map(|choice| choice.rehearsal(prepared.plan.slots())),
         }));
         let schema = prepared.schema.clone();
         attempt.send(&ToWorker::Start(Box::new(Start { role, schema })));
@@ -306,6 +308,9 @@ impl<'a> Attempt<'a> {
             FromWorker::Done { stopped_early } => self.verdict = Some(Verdict::Done(stopped_early)),
             FromWorker::Stopped => self.verdict = Some(Verdict::Stopped),
             FromWorker::InputLost => self.verdict = Some(Verdict::InputLost),
+            FromWorker::DeviceFailed { message, out_of_memory } => {
+                self.verdict = Some(Verdict::DeviceFailed(Death { reason: message, out_of_memory }));
+            }
             FromWorker::Failed { message } => self.verdict = Some(Verdict::Failed(message)),
             FromWorker::Surveyed { .. }
             | FromWorker::Ready { .. }
@@ -408,6 +413,7 @@ impl<'a> Attempt<'a> {
             (_, Err(error)) if !feed::is_echo(&error) => Outcome::Failed(error.to_string()),
             _ if stopped => Outcome::Stopped,
             (Some(Verdict::InputLost), _) => Outcome::Died(Death::of("the worker lost its input".to_owned())),
+            (Some(Verdict::DeviceFailed(death)), _) => Outcome::Died(death),
             (None, _) => Outcome::Died(match exit {
                 Ok(exit) => Death {
                     out_of_memory: exit.is_out_of_memory(oom_killer_ran, is_allocating),

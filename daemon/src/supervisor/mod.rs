@@ -37,12 +37,12 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use crate::auto_batch::{self, Decided};
-use crate::job::Job;
 use crate::runs;
 use crate::state::{JobState, LogLevel};
-use crate::worker::device::HostSurvey;
-use crate::worker::protocol::FromWorker;
+use crate::survey;
 use attempt::{Attempt, Death, Outcome};
+use millstream_job::Job;
+use millstream_worker::protocol::FromWorker;
 pub(crate) use prepare::Prepared;
 pub(crate) use profile::{PendingProfile, Profile, ProfileRequest};
 pub(crate) use recorder::JobRecorder;
@@ -270,7 +270,7 @@ impl Supervisor {
         let stopping = Arc::clone(&self.control.stopping);
         let prepared = {
             let _watch = CancelOnStop::new(&self.stores, &stopping, &self.runtime);
-            let host = || HostSurvey::from_worker(&self.worker);
+            let host = || survey::survey_host(&self.worker);
             prepare::prepare(&self.job, &self.stores, &self.runtime, &host, &self.recorder, &stopping)
         };
         self.check_stop()?;

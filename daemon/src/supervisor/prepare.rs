@@ -14,17 +14,17 @@ use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::ingest::IngestPlan;
 use millstream_pipeline::storage::Stores;
-use millstream_trainer::spec::DeviceSpec;
+use millstream_worker::protocol::WarmStartRole;
 use tokio::runtime::Handle;
 
 use super::JobRecorder;
 use crate::auto_batch::{self, Choice, LimitSource, gpu};
-use crate::job::Job;
 use crate::plan::{self, JobPlan};
 use crate::runs;
 use crate::state::LogLevel;
-use crate::warm_start::{self, Beginning};
-use crate::worker::device::HostSurvey;
+use crate::warm_start;
+use millstream_job::Job;
+use millstream_worker::survey::HostSurvey;
 
 /// A job that is ready to run.
 pub(crate) struct Prepared {
@@ -35,8 +35,10 @@ pub(crate) struct Prepared {
     pub(super) plan: IngestPlan,
     /// The plan for held-out rows, if they are fed separately.
     pub(super) eval_plan: Option<IngestPlan>,
-    /// The checkpoint to initialize the weights from, for a warm start.
-    pub(super) warm_start: Option<PathBuf>,
+    /// The file of `job`.
+    pub(super) job_file: PathBuf,
+    /// The source of the initial weights, for a warm start.
+    pub(super) warm_start: Option<WarmStartRole>,
     /// The automatically chosen batch size.
     pub(super) batch: Option<Choice>,
 }
@@ -67,22 +69,20 @@ pub(super) fn prepare(
         plan.ingest_bytes(),
         job.data.memory_budget_bytes
     );
-    if let DeviceSpec::Cuda(number) = job.training.device {
+    if let Some(number) = job.training.device.gpu() {
         text += &format!("; {} bytes on GPU {number}", gpu::needed_bytes(&plan.model));
     }
     recorder.log(LogLevel::Info, &text);
-    let warm_start = warm_start::decided(&directory, || {
-        let beginning = Beginning::of(job, &plan)?;
-        Ok(beginning.map(|Beginning { checkpoint, report }| {
-            let text = format!("warm start from {}: {report}", checkpoint.display());
-            recorder.log(LogLevel::Info, &text);
-            checkpoint
-        }))
+    let warm_start = warm_start::decided(&directory, &plan, |start| {
+        let text = format!("warm start from {}: {}", start.checkpoint.display(), start.report);
+        recorder.log(LogLevel::Info, &text);
     })?;
+    let job_file = runs::resolved_job(&directory, job, &plan.job)?;
     Ok(Prepared {
         job: plan.job,
         batch: plan.batch,
         directory,
+        job_file,
         schema: plan.schema,
         plan: plan.ingest.recorded_by(stores.recorder()),
         eval_plan: plan.eval_ingest.map(|plan| plan.recorded_by(stores.recorder())),

@@ -11,7 +11,7 @@ use millstream_trace::{Recording, Track};
 use tokio::sync::{oneshot, watch};
 
 use super::Supervisor;
-use crate::worker::protocol::WorkerProfile;
+use millstream_worker::protocol::WorkerProfile;
 
 /// The recording of some steps.
 #[derive(Debug)]

@@ -3,14 +3,13 @@
 //! State changes are stored before watchers see them. Progress reaches watchers immediately and the store
 //! once a second, since after a crash it is taken from the checkpoint anyway.
 
+use millstream_trainer::metrics::Metrics;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use crate::state::{
-    Evaluation, HistoryPoint, JobRecord, JobState, LogLevel, Metrics, Store, StoreError, now_ms,
-};
+use crate::state::{Evaluation, HistoryPoint, JobRecord, JobState, LogLevel, Store, StoreError, now_ms};
 
 /// Interval between writes of progress to the store.
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);

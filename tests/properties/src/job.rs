@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use millstream_daemon::job::Job;
+use millstream_job::Job;
 
 /// Parses the bytes as a job file if they are UTF-8.
 pub fn check(data: &[u8]) {

@@ -6,6 +6,7 @@ mod cuda;
 mod description;
 mod device;
 mod error;
+mod fault;
 mod float;
 mod floors;
 mod host;
@@ -19,8 +20,8 @@ pub use backend::Backend;
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
 pub use cuda::{
     CompileError, Crowded, Cuda, CudaBatch, CudaError, CudaMatrix, CudaPinned, CudaReport, CudaRowPlan,
-    CudaTable, DEVICE_FAULT, DriverError, Fault, Found, Gpu, Libraries, LibraryError, NO_MEMORY,
-    OpenBlasError, ProgramError, Resources, Survey,
+    CudaTable, DriverError, Fault, Found, Gpu, Libraries, LibraryError, OpenBlasError, ProgramError,
+    Resources, Survey,
 };
 pub use description::{Description, GpuName, LibraryVersion};
 pub use device::{
@@ -28,6 +29,7 @@ pub use device::{
     TableShape, WorkspaceUse,
 };
 pub use error::{BackendError, BatchError, PinError};
+pub use fault::DeviceFault;
 pub use float::Float;
 pub use floors::Floors;
 pub use host::{HostBatch, HostReport};

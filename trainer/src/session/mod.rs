@@ -13,6 +13,7 @@
 //!
 //! What evaluations say of how to go on is [`selection`].
 
+mod cadence;
 mod difference;
 mod scorer;
 mod selection;
@@ -30,6 +31,7 @@ use crate::metrics::{Metrics, MetricsError};
 use crate::model::{LossScale, ModelError, NamedTensor, TensorRole};
 use crate::spec::{ModelSpec, Precision, ScheduleSpec, TaskSpec, TrainingSpec};
 use crate::warm_start::WarmStart;
+pub use cadence::EvalCadence;
 pub use scorer::Scorer;
 pub use selection::{BestSpec, EvalPoint, SelectionSpec, SelectionState, StoppingSpec};
 

@@ -19,6 +19,14 @@ pub enum DeviceSpec {
 impl DeviceSpec {
     /// What it is written as, for a message.
     pub const SYNTAX: &'static str = "\"cpu\", \"cuda\", or \"cuda:N\" for GPU number N";
+
+    /// The number of the GPU, if it is one.
+    pub fn gpu(&self) -> Option<u32> {
+        match *self {
+            Self::Cpu => None,
+            Self::Cuda(number) => Some(number),
+        }
+    }
 }
 
 impl Display for DeviceSpec {

@@ -16,13 +16,18 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use millstream_backend::Backend;
 use millstream_batch::BatchSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::model::{Model, ModelError, ModelPlan, NamedTensor, TensorRole};
 use crate::spec::{ModelSpec, TaskSpec, TrainingSpec};
 use axes::{Axes, Axis, Input};
 
-/// What the ids of a feature were in the earlier job.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The mapping of each feature's ids, by the feature's name.
+pub type IdMappings = BTreeMap<String, IdMapping>;
+
+/// How the ids of a feature map to its ids in the earlier job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum IdMapping {
     /// The same.
     Same,
@@ -97,15 +102,11 @@ pub enum WarmStartError {
 pub type ModelOf<'a> = (&'a ModelSpec, &'a BatchSchema, &'a [TaskSpec]);
 
 impl WarmStart {
-    /// Holds the model `now` against the one `then`; `ids` tells of each feature that both have.
+    /// Compares the model `now` with the earlier model `then`. `ids` has the features of both jobs.
     ///
     /// # Errors
     /// When either model cannot be, or they have nothing in common.
-    pub fn new(
-        then: ModelOf<'_>,
-        now: ModelOf<'_>,
-        mut ids: impl FnMut(&str) -> IdMapping,
-    ) -> Result<Self, WarmStartError> {
+    pub fn new(then: ModelOf<'_>, now: ModelOf<'_>, ids: &IdMappings) -> Result<Self, WarmStartError> {
         let kinds = (then.0.kind(), now.0.kind());
         if kinds.0 != kinds.1 {
             return Err(WarmStartError::Kind { then: kinds.0, now: kinds.1 });
@@ -126,7 +127,7 @@ impl WarmStart {
                         zeros.insert(name);
                     }
                 }
-                Some(then) => match carry(then, tensor, axes, &mut ids) {
+                Some(then) => match carry(then, tensor, axes, ids) {
                     Ok(carry) => {
                         let list = if carry.is_whole() { &mut report.full } else { &mut report.partial };
                         list.push(name.clone());
@@ -233,7 +234,7 @@ fn carry(
     then: &NamedTensor,
     now: &NamedTensor,
     (axes_then, axes): (AxesOf<'_>, AxesOf<'_>),
-    ids: &mut impl FnMut(&str) -> IdMapping,
+    ids: &IdMappings,
 ) -> Result<Carry, String> {
     let unlike = || format!("has shape {:?} there and {:?} here", then.shape, now.shape);
     let (from, to) = (matrix_shape(then, axes_then), matrix_shape(now, axes));
@@ -255,18 +256,19 @@ fn matrix_shape(tensor: &NamedTensor, axes: AxesOf<'_>) -> (usize, usize) {
 fn places(
     (then, then_length): (Option<&Axis>, usize),
     (now, length): (Option<&Axis>, usize),
-    ids: &mut impl FnMut(&str) -> IdMapping,
+    ids: &IdMappings,
 ) -> Result<Option<Vec<Place>>, String> {
     let in_order = || (then_length == length).then(|| (0..length).map(Place::Then).collect());
     match (then, now) {
-        (Some(Axis::Ids(_)), Some(Axis::Ids(feature))) => match ids(feature) {
-            IdMapping::Same => Ok(in_order()),
-            IdMapping::Incompatible(why) => Err(format!("`{feature}` {why}")),
-            IdMapping::Mapped(ids) => {
+        (Some(Axis::Ids(_)), Some(Axis::Ids(feature))) => match ids.get(feature) {
+            None => Err(format!("`{feature}` is not a feature of both jobs")),
+            Some(IdMapping::Same) => Ok(in_order()),
+            Some(IdMapping::Incompatible(why)) => Err(format!("`{feature}` {why}")),
+            Some(IdMapping::Mapped(ids)) => {
                 let is_there = |id: &u32| (*id as usize) < then_length;
                 let place =
                     |id: Option<u32>| id.filter(is_there).map_or(Place::Zeros, |id| Place::Then(id as usize));
-                Ok((ids.len() == length).then(|| ids.into_iter().map(place).collect()))
+                Ok((ids.len() == length).then(|| ids.iter().copied().map(place).collect()))
             }
         },
         (Some(Axis::Inputs(then)), Some(Axis::Inputs(now))) => {

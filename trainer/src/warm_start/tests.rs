@@ -48,9 +48,13 @@ fn dlrm(features: &[&str], interaction: DlrmInteraction) -> ModelSpec {
     })
 }
 
+fn same_ids() -> IdMappings {
+    ["a", "b", "c", "d"].map(|feature| (feature.to_owned(), IdMapping::Same)).into()
+}
+
 fn warm(then: &ModelSpec, now: &ModelSpec) -> Result<WarmStart, WarmStartError> {
     let schema = schema(6);
-    WarmStart::new((then, &schema, &[]), (now, &schema, &[]), |_| IdMapping::Same)
+    WarmStart::new((then, &schema, &[]), (now, &schema, &[]), &same_ids())
 }
 
 fn rows_of<'a>(warm: &'a WarmStart, parameter: &str) -> &'a [Place] {
@@ -81,12 +85,12 @@ fn rows_follow_their_inputs() {
 fn other_shapes_and_other_ids_begin_anew() {
     let (then, now) = (schema(6), schema(7));
     let spec = linear(&["x", "a", "b", "c"]);
-    let ids = |feature: &str| match feature {
-        "a" => IdMapping::Same,
-        "b" => IdMapping::Mapped([Some(5), None].into_iter().cycle().take(7).collect()),
-        _ => IdMapping::Incompatible("is of another kind there".to_owned()),
-    };
-    let warm = WarmStart::new((&spec, &then, &[]), (&spec, &now, &[]), ids).unwrap();
+    let ids = IdMappings::from([
+        ("a".to_owned(), IdMapping::Same),
+        ("b".to_owned(), IdMapping::Mapped([Some(5), None].into_iter().cycle().take(7).collect())),
+        ("c".to_owned(), IdMapping::Incompatible("is of another kind there".to_owned())),
+    ]);
+    let warm = WarmStart::new((&spec, &then, &[]), (&spec, &now, &[]), &ids).unwrap();
     let expected = [Place::Then(5), Place::Zeros];
     assert_eq!(rows_of(&warm, "linear.ids.b")[..2], expected);
     let anew =
@@ -109,7 +113,8 @@ fn models_with_nothing_in_common_are_refused() {
 #[test]
 fn an_earlier_id_that_never_was_is_no_place() {
     let spec = linear(&["a"]);
-    let ids = |_: &str| IdMapping::Mapped(vec![Some(5), Some(6), None, None, None, None]);
-    let warm = WarmStart::new((&spec, &schema(6), &[]), (&spec, &schema(6), &[]), ids).unwrap();
+    let ids = IdMapping::Mapped(vec![Some(5), Some(6), None, None, None, None]);
+    let ids = IdMappings::from([("a".to_owned(), ids)]);
+    let warm = WarmStart::new((&spec, &schema(6), &[]), (&spec, &schema(6), &[]), &ids).unwrap();
     assert_eq!(rows_of(&warm, "linear.ids.a")[..2], [Place::Then(5), Place::Zeros]);
 }

@@ -75,7 +75,9 @@ fn trained_and_begun(golden: &Golden, case: &Case) -> (Model<Reference>, Model<R
     }
     let tasks = case.training(7).tasks(schema.label_count());
     let (of_then, of_now) = ((&then, schema, tasks.as_slice()), (&now, schema, tasks.as_slice()));
-    let warm = WarmStart::new(of_then, of_now, |_| IdMapping::Same).expect("models alike");
+    let features = schema.ids.iter().map(|ids| &ids.name).chain(schema.ragged.iter().map(|ids| &ids.name));
+    let same_ids = features.map(|name| (name.clone(), IdMapping::Same)).collect();
+    let warm = WarmStart::new(of_then, of_now, &same_ids).expect("models alike");
     let mut begun = new(&now, 8);
     begin(&warm, &mut begun, &tensors_of(&trained));
     (trained, begun)

@@ -5,14 +5,15 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use millstream_daemon::auto_batch::{Choice, GpuChoice, Limit, gpu};
-use millstream_daemon::job::Job;
-use millstream_daemon::pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_daemon::plan::{DataPlan, JobPlan, Learning};
-use millstream_daemon::trainer::model::{ModelPlan, TensorRole};
-use millstream_daemon::trainer::spec::{DeviceSpec, ModelSpec};
-use millstream_daemon::trainer::warm_start;
+use millstream_daemon::survey::survey_host_with_current_exe;
 use millstream_daemon::warm_start::Beginning;
-use millstream_daemon::worker::device::{GpuSurvey, HostSurvey, LibrarySurvey};
+use millstream_job::Job;
+use millstream_pipeline::spec::{FeatureKind, FeatureSpec, Terms};
+use millstream_trainer::model::{ModelPlan, TensorRole};
+use millstream_trainer::spec::ModelSpec;
+use millstream_trainer::warm_start;
+use millstream_worker::survey::{GpuSurvey, HostSurvey, LibrarySurvey};
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
@@ -187,10 +188,7 @@ struct WarmStart {
 
 pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
     let job = job_file::resolve(&arguments.job, context)?;
-    let host = match job.training.device {
-        DeviceSpec::Cpu => None,
-        DeviceSpec::Cuda(_) => Some(HostSurvey::from_current_exe()?),
-    };
+    let host = job.training.device.gpu().map(|_| survey_host_with_current_exe()).transpose()?;
     let surveyed = || host.clone().context("a CPU job does not survey GPUs");
     let runtime = Runtime::new()?;
     let plan = {
@@ -201,7 +199,7 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
     };
     runtime.shutdown_background();
     let plan = plan?;
-    let beginning = Beginning::of(&job, &plan)?;
+    let beginning = Beginning::of(&plan)?;
     if job.warm_start.is_some() && beginning.is_none() {
         context.screen.note("--learn reads the data and shows which parameters the warm start carries over");
     }
@@ -397,10 +395,7 @@ impl Report {
 impl Memory {
     fn of(plan: &JobPlan, host: Option<&HostSurvey>) -> Self {
         let (need, model) = (plan.ingest.memory(), &plan.model);
-        let gpu = match plan.job.training.device {
-            DeviceSpec::Cpu => None,
-            DeviceSpec::Cuda(number) => Some(GpuMemory::of(model, number, host)),
-        };
+        let gpu = plan.job.training.device.gpu().map(|number| GpuMemory::of(model, number, host));
         let (model_bytes, workspace_bytes) = match gpu {
             None => (model.parameter_bytes, model.workspace_bytes),
             Some(_) => (0, model.staging_bytes),
@@ -479,7 +474,7 @@ fn describe_host(host: &HostSurvey) -> Vec<(String, String)> {
 }
 
 impl From<Beginning> for WarmStart {
-    fn from(Beginning { checkpoint, report }: Beginning) -> Self {
+    fn from(Beginning { checkpoint, report, .. }: Beginning) -> Self {
         let warm_start::WarmStartReport { full, partial, initialized, unused } = report;
         Self {
             checkpoint,

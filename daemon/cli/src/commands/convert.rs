@@ -1,9 +1,9 @@
 //! `millstream convert`: converts between CSV, Parquet and TFRecord.
 
-use millstream_daemon::pipeline::convert::{self, ConvertOptions};
-use millstream_daemon::pipeline::format::FileFormat;
-use millstream_daemon::pipeline::format::csv::CsvOptions;
-use millstream_daemon::pipeline::output::{OutputCompression, OutputOptions};
+use millstream_pipeline::convert::{self, ConvertOptions};
+use millstream_pipeline::format::FileFormat;
+use millstream_pipeline::format::csv::CsvOptions;
+use millstream_pipeline::output::{OutputCompression, OutputOptions};
 use serde_json::json;
 
 use crate::arguments::{Convert, Csv, DataCompression, DataFormat, Written};

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use millstream_control::{Client, ClientError};
 use millstream_daemon::export::Exportable;
-use millstream_daemon::trainer::export::onnx::{OnnxModel, Port};
-use millstream_daemon::trainer::export::{ExportError, Tower};
+use millstream_trainer::export::onnx::{OnnxModel, Port};
+use millstream_trainer::export::{ExportError, Tower};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 

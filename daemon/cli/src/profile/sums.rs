@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use millstream_control::proto::{Span, Track};
-use millstream_daemon::trace::{Category, Phase};
+use millstream_trace::{Category, Phase};
 
 use super::{Recorded, length};
 

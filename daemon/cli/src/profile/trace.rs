@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::io::{self, Write};
 
 use millstream_control::proto::{Span, Track};
-use millstream_daemon::trace::Category;
+use millstream_trace::Category;
 use serde_json::{Map, Value, json};
 
 use super::{Recorded, length};

@@ -7,13 +7,14 @@ use millstream_trace::{OperationInfo, Recorder};
 
 use super::batch::CudaBatch;
 use super::buffers::{CudaMatrix, CudaTable, Shape, number_bytes};
+use super::fault::must;
 use super::interactions::{CrossParts, MixtureParts};
 use super::layout::scratch_bytes;
 use super::lookups::LinearPart;
 use super::plan::CudaRowPlan;
 use super::report::CudaReport;
 use super::retrieval::Work;
-use super::{Cuda, CudaPinned, Gpu, must};
+use super::{Cuda, CudaPinned, Gpu};
 use crate::backend::Backend;
 use crate::description::{Description, GpuName};
 use crate::device::{BatchShape, Device, IdColumn, MatrixShape, TableShape, WorkspaceUse};

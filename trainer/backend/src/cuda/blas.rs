@@ -10,9 +10,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::DeviceFault;
 use super::buffers::Bits;
 use super::driver::{Address, Context, Fault, Memory, Stream};
+use super::fault::GpuError;
 use super::library::{Libraries, Library, LibraryError, Name, functions};
 use crate::float::Float;
 
@@ -126,7 +126,7 @@ pub(super) struct BlasError {
     text: String,
 }
 
-impl DeviceFault for BlasError {
+impl GpuError for BlasError {
     /// The library works in memory that it was given.
     fn is_out_of_memory(&self) -> bool {
         false

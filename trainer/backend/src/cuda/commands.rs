@@ -13,9 +13,9 @@
 
 use std::collections::VecDeque;
 
-use super::DeviceFault;
 use super::blas::{Blas, BlasError, Product};
 use super::driver::{Context, Executable, Fault, Graph, Lane, Launch, Node, Stream};
+use super::fault::GpuError;
 
 /// Lists that are known as graphs, at most: of whole batches and last ones, of training and scoring.
 const MOST_GRAPHS: usize = 8;
@@ -59,7 +59,7 @@ pub(super) enum CommandError {
     Blas(#[from] BlasError),
 }
 
-impl DeviceFault for CommandError {
+impl GpuError for CommandError {
     fn is_out_of_memory(&self) -> bool {
         match self {
             Self::Driver(fault) => fault.is_out_of_memory(),

@@ -1,7 +1,8 @@
 //! A GPU without room for what comes before any job: its context, kernels, and what products work in.
 
 use super::driver::{Context, DriverError, Fault, Gpu};
-use super::{CudaError, DeviceFault, OpenBlasError, ProgramError};
+use super::fault::GpuError;
+use super::{CudaError, OpenBlasError, ProgramError};
 
 /// Why a GPU cannot be opened that is there, and new enough, and full.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -18,8 +18,9 @@ use millstream_batch::layout::Section;
 use millstream_batch::{BatchRef, RingMapping, SlotLayout};
 use millstream_trace::{Category, OperationInfo, Work};
 
+use super::Cuda;
 use super::driver::{Address, Context, Event, Fault, Memory, PageLocked, Registered, Stream};
-use super::{Cuda, must};
+use super::fault::must;
 
 /// Slots on the device.
 pub(super) const SLOTS: usize = 2;

@@ -15,9 +15,8 @@
 //! that follows from shapes and ids alone: no atomics but on whole numbers, so two runs on GPUs of one kind have the same
 //! bits.
 //!
-//! A fault of the GPU is no error that an operation could return: nothing on it can be used any more. It panics, with
-//! a message that begins with [`DEVICE_FAULT`]: that ends the worker's process, and the daemon goes on from the last
-//! checkpoint.
+//! A fault of the GPU is no error that an operation could return: nothing on it can be used any more. It panics with
+//! a [`DeviceFault`](crate::DeviceFault): that ends the worker's process, and the daemon resumes from the last checkpoint.
 
 mod backend;
 mod batch;
@@ -26,6 +25,7 @@ mod buffers;
 mod commands;
 mod crowded;
 mod driver;
+mod fault;
 mod feed;
 mod interactions;
 mod kernels;
@@ -50,7 +50,6 @@ mod testing;
 mod updates;
 
 use std::collections::HashMap;
-use std::fmt::Display;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -66,6 +65,7 @@ use commands::Commands;
 pub use crowded::Crowded;
 use driver::{Address, Context, Driver, Lane, Launch, Memory, Stream};
 pub use driver::{DriverError, Fault, Gpu};
+use fault::{GpuError, must};
 pub use feed::CudaPinned;
 use feed::PinnedRanges;
 use kernels::{Faults, Step};
@@ -209,7 +209,7 @@ impl Cuda {
         must(result.inspect_err(|fault| {
             if fault.is_out_of_memory() {
                 let held = self.held_bytes();
-                out_of_memory(
+                fault::out_of_memory(
                     &format!(" for {bytes} bytes beside the {held} that this job has of it"),
                     fault,
                 );
@@ -378,28 +378,4 @@ fn bytes_of<T: Constant>(values: &[T]) -> &[u8] {
 fn bytes_of_mut<T: Constant>(values: &mut [T]) -> &mut [u8] {
     // SAFETY: numbers without padding, and any bytes are numbers.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
-}
-
-/// What the message of an operation's panic begins with when its device failed.
-pub const DEVICE_FAULT: &str = "the device failed: ";
-/// What follows where the device has no memory left.
-pub const NO_MEMORY: &str = "the GPU has too little memory";
-
-/// What went wrong on the GPU.
-trait DeviceFault: Display {
-    /// Whether it has too little memory.
-    fn is_out_of_memory(&self) -> bool;
-}
-
-/// What went wrong on the GPU cannot be put right.
-fn must<T, E: DeviceFault>(result: Result<T, E>) -> T {
-    result.unwrap_or_else(|fault| match fault.is_out_of_memory() {
-        true => out_of_memory("", &fault),
-        false => panic!("{DEVICE_FAULT}{fault}"),
-    })
-}
-
-fn out_of_memory(what: &str, fault: &dyn Display) -> ! {
-    let advice = "give the job a smaller `batch_size`, a `micro_batch_size`, or smaller tables";
-    panic!("{DEVICE_FAULT}{NO_MEMORY}{what}: {advice} ({fault})")
 }

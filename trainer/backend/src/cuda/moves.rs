@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use super::buffers::{CudaMatrix, CudaTable, Shape, part_float, sign_bytes};
 use super::driver::Address;
+use super::fault::must;
 use super::kernels::{
     ADD, BLEND, Blend, CLEAR, COPY_COLUMNS, Change, CopyColumns, DROPOUT, Dropout, MULTIPLY, MatrixView,
     QUAD, READ_ROWS, Transfer, WRITE_ROWS,
 };
-use super::{Cuda, bytes_of, bytes_of_mut, must};
+use super::{Cuda, bytes_of, bytes_of_mut};
 use crate::device::TablePart;
 use crate::float::Float;
 

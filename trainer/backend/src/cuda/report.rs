@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use millstream_batch::SlotLayout;
 
+use super::Cuda;
 use super::batch::CudaBatch;
 use super::buffers::CudaMatrix;
 use super::driver::{Address, Event, Memory, PageLocked};
+use super::fault::must;
 use super::kernels::{Faults, MatrixView, REPORT, REPORTED_MATRICES, Report};
-use super::{Cuda, must};
 use crate::error::BatchError;
 
 /// Numbers on their way to the host, and whether a batch is sound.

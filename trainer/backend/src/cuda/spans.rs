@@ -9,8 +9,9 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use millstream_trace::{Category, OperationInfo, Phase, Recorder, Span, Work, now_ns};
 
+use super::Cuda;
 use super::driver::{Event, Stream};
-use super::{Cuda, must};
+use super::fault::must;
 
 /// Spans that may wait for the device before the first of them are asked.
 const MOST_WAITING: usize = 256;

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 
 use millstream_batch::RingMapping;
 
-use super::super::DeviceFault;
+use super::super::fault::GpuError;
 use super::{Address, Context, Fault};
 
 /// Pages of a device's memory, and the pieces that they are cut into.
@@ -72,7 +72,7 @@ pub(in crate::cuda) struct NotLocked {
     fault: Fault,
 }
 
-impl DeviceFault for NotLocked {
+impl GpuError for NotLocked {
     /// It is not the GPU that has too little.
     fn is_out_of_memory(&self) -> bool {
         false

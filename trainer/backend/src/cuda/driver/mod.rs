@@ -13,8 +13,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::DeviceFault;
 use super::crowded::Crowded;
+use super::fault::GpuError;
 use super::library::{Libraries, LibraryError, Name, functions};
 use graph::KernelNode;
 pub(super) use graph::{Executable, Graph, Lane, Node};
@@ -125,7 +125,7 @@ pub struct Fault {
     status: Status,
 }
 
-impl DeviceFault for Fault {
+impl GpuError for Fault {
     fn is_out_of_memory(&self) -> bool {
         self.status == OUT_OF_MEMORY
     }

@@ -23,7 +23,7 @@ use millstream_trainer::session::Session;
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::auto_batch::TrialSpec;
+use crate::protocol::RehearsalSpec;
 
 /// The distance of neighbouring rows' ids, modulo the number of ids: 2^32 divided by the golden ratio, which
 /// leaves no gaps.
@@ -39,9 +39,9 @@ struct MemoryLimit {
 ///
 /// # Errors
 /// When the system cannot create a ring or threads, or the model is invalid.
-pub(super) fn run<B: Backend<Scalar = f32>>(
+pub(crate) fn run<B: Backend<Scalar = f32>>(
     backend: B,
-    spec: TrialSpec,
+    spec: RehearsalSpec,
     model: &ModelSpec,
     schema: &BatchSchema,
     training: &TrainingSpec,
@@ -55,7 +55,7 @@ pub(super) fn run<B: Backend<Scalar = f32>>(
         fill(&mut slot.batch(), schema);
         slot.publish();
     }
-    let limit = spec.most_bytes.map(MemoryLimit::set).transpose()?;
+    let limit = spec.max_bytes.map(MemoryLimit::set).transpose()?;
     let leased = ring.next()?.context("a filled ring is empty")?;
     Session::new(backend, model, schema, training)?.dry_run(leased.batch())?;
     drop(limit);

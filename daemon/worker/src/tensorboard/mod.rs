@@ -18,12 +18,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use millstream_trainer::loss::LossSum;
+use millstream_trainer::metrics::Metrics;
 use millstream_trainer::model::LossScale;
 use serde::{Deserialize, Serialize};
 
-use crate::state::{Metrics, now_ms};
 use event::{EventData, SessionLog, SessionStatus, Summary, Value};
-use file::EventFile;
+use file::{EventFile, since_epoch};
 
 /// Longer job files are truncated: lists of terms can have any length.
 const MAX_JOB_CHARACTERS: usize = 64 << 10;
@@ -71,7 +71,7 @@ impl EventWriter {
         writer.file.append(first, EventData::SessionLog(start))?;
         if restored.is_none() || writer.file.is_first() {
             let value = vec![
-                Value::hyper_parameters(&writer.spec.hyper_parameters, now_ms() as f64 / 1_000.0),
+                Value::hyper_parameters(&writer.spec.hyper_parameters, since_epoch().as_secs_f64()),
                 Value::text("job", as_markdown(job)),
             ];
             writer.file.append(0, EventData::Summary(Summary { value }))?;

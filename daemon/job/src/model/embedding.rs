@@ -81,7 +81,7 @@ fn read_tables(section: Section<'_>, features: &[String]) -> Vec<TableSpec> {
 }
 
 /// Refuses tables of features whose ids mean something else.
-pub(in crate::job) fn refuse_other_ids(model: &ModelSpec, features: &[Feature], problems: &Problems<'_>) {
+pub(crate) fn refuse_other_ids(model: &ModelSpec, features: &[Feature], problems: &Problems<'_>) {
     let find = |name: &String| features.iter().find(|feature| feature.spec.name == *name);
     for table in model.tables() {
         let mut sharing = table.features.iter().filter_map(find);

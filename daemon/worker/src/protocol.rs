@@ -16,7 +16,7 @@
 //!   EvalRing, a ring's descriptors ------>   evaluates its batches, then continues training
 //!   Profile, EndProfile ----------------->   records its next steps
 //!         <-------------------------------   Profiling repeatedly, Spans repeatedly, Profiled once
-//!         <-------------------------------   one of Done, Stopped, InputLost, Failed
+//!         <-------------------------------   one of Done, Stopped, InputLost, DeviceFailed, Failed
 //! ```
 //!
 //! The worker chooses the checkpoint, not the daemon: it reads the whole checkpoint anyway, and it holds the
@@ -31,19 +31,24 @@ use std::path::PathBuf;
 use millstream_backend::{Description, Floors};
 use millstream_batch::BatchSchema;
 use millstream_trace::Track;
-pub use millstream_trainer::metrics::Metrics;
-pub use millstream_trainer::session::SelectionSpec;
+use millstream_trainer::metrics::Metrics;
+use millstream_trainer::session::{EvalCadence, SelectionSpec};
 use millstream_trainer::spec::{DeviceSpec, ModelSpec, Precision, TrainingSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::device::HostSurvey;
-use super::tensorboard::EventSpec;
-use crate::auto_batch::TrialSpec;
+use crate::survey::HostSurvey;
+use crate::tensorboard::EventSpec;
 
 /// The longest message. A schema of ten thousand features and [`SCORES_PER_MESSAGE`] scores stay far below
 /// it.
 pub const MAXIMUM_MESSAGE_BYTES: usize = 16 << 20;
+
+/// The name of the job file in a checkpoint.
+pub const JOB_PART: &str = "job.toml";
+
+/// The name of the statistics learned from the data in a checkpoint.
+pub const ANALYSIS_PART: &str = "analysis.json";
 
 /// The maximum number of spans in one [`FromWorker::Spans`].
 pub const SPANS_PER_MESSAGE: usize = 8192;
@@ -94,20 +99,24 @@ pub enum Role {
     /// Train: a step per training batch, metrics over evaluation batches, checkpoints.
     Train(Box<TrainRole>),
     /// Score: metrics or predictions of a checkpoint's model over all batches.
-    Score {
-        /// The run directory of the job.
-        directory: PathBuf,
-        /// The checkpoint's step.
-        step: u64,
-        /// What to send back.
-        output: ScoreOutput,
-        /// The device to compute on.
-        device: DeviceSpec,
-        /// Number of CPU threads; `None` for one per core.
-        threads: Option<u32>,
-        /// The feature whose ids define the groups of the group AUC.
-        group: Option<String>,
-    },
+    Score(ScoreRole),
+}
+
+/// The assignment of a worker that scores.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScoreRole {
+    /// The directory that contains the checkpoint.
+    pub directory: PathBuf,
+    /// The checkpoint's step.
+    pub step: u64,
+    /// What to send back.
+    pub output: ScoreOutput,
+    /// The device to compute on.
+    pub device: DeviceSpec,
+    /// Number of CPU threads; `None` for one per core.
+    pub threads: Option<u32>,
+    /// The feature whose ids define the groups of the group AUC.
+    pub group: Option<String>,
 }
 
 /// The assignment of a worker that trains.
@@ -115,6 +124,10 @@ pub enum Role {
 pub struct TrainRole {
     /// The run directory, which the worker locks while it runs.
     pub directory: PathBuf,
+    /// The job file that each checkpoint contains as [`JOB_PART`].
+    pub job: PathBuf,
+    /// The statistics learned from the data, which each checkpoint contains as [`ANALYSIS_PART`].
+    pub analysis: PathBuf,
     /// Steps between checkpoints.
     pub every_steps: u64,
     /// Number of newest checkpoints to keep.
@@ -131,29 +144,31 @@ pub struct TrainRole {
     pub evaluation: Option<EvalCadence>,
     /// How evaluations decide on early stopping and on the best checkpoint.
     pub judge: SelectionSpec,
-    /// The checkpoint to initialize the weights from, used while the run has no checkpoint of its own.
-    pub warm_start: Option<PathBuf>,
+    /// The source of the initial weights, used while the run has no checkpoint of its own.
+    pub warm_start: Option<WarmStartRole>,
     /// The memory rehearsal before the first checkpoint, for an automatically chosen batch size.
-    pub trial: Option<TrialSpec>,
+    pub rehearsal: Option<RehearsalSpec>,
 }
 
-/// When a worker evaluates. It always evaluates at the end of the data.
+/// A warm start that the daemon has prepared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WarmStartRole {
+    /// The directory that contains the checkpoint.
+    pub directory: PathBuf,
+    /// The checkpoint's step.
+    pub step: u64,
+    /// The file of the [`IdMappings`](millstream_trainer::warm_start::IdMappings) from the checkpoint's ids to the
+    /// job's.
+    pub id_mappings: PathBuf,
+}
+
+/// The memory that a worker allocates on trial before its first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EvalCadence {
-    /// Evaluate every so many steps.
-    pub every_steps: Option<u64>,
-    /// Evaluate every so many epochs.
-    pub every_epochs: Option<u32>,
-}
-
-impl EvalCadence {
-    /// Whether an evaluation is due after `step`. `ended` is the epoch, from 0, that ended with this step, if
-    /// any.
-    pub fn is_due(&self, step: u64, ended: Option<u32>) -> bool {
-        let by_steps = self.every_steps.is_some_and(|every| step.is_multiple_of(every));
-        let by_epochs = self.every_epochs.zip(ended);
-        by_steps || by_epochs.is_some_and(|(every, epoch)| (epoch + 1).is_multiple_of(every))
-    }
+pub struct RehearsalSpec {
+    /// Number of slots in the job's ring.
+    pub slots: u32,
+    /// Limit on the worker's private memory, if there is one.
+    pub max_bytes: Option<u64>,
 }
 
 /// The result of scoring.
@@ -249,6 +264,13 @@ pub enum FromWorker {
     Stopped,
     /// The ring's producer died before it finished. The last message.
     InputLost,
+    /// The device failed or its memory was exhausted; a retry may succeed. The last message.
+    DeviceFailed {
+        /// What failed.
+        message: String,
+        /// Whether its memory was exhausted.
+        out_of_memory: bool,
+    },
     /// A permanent error, which a retry would meet again. The last message.
     Failed {
         /// The error.
@@ -397,20 +419,6 @@ mod tests {
         assert_eq!(receive::<FromWorker>(&mut reader).unwrap(), Some(first));
         assert_eq!(receive::<FromWorker>(&mut reader).unwrap(), Some(second));
         assert_eq!(reader, b"rest");
-    }
-
-    #[test]
-    fn evaluations_are_due_by_steps_and_by_epochs() {
-        let due = |every_steps, every_epochs| {
-            let cadence = EvalCadence { every_steps, every_epochs };
-            // Epochs of three steps.
-            let ended = |step: u64| step.is_multiple_of(3).then(|| u32::try_from(step / 3).unwrap() - 1);
-            (1..=12).filter(|&step| cadence.is_due(step, ended(step))).collect::<Vec<u64>>()
-        };
-        assert_eq!(due(Some(5), None), [5, 10]);
-        assert_eq!(due(None, Some(2)), [6, 12]);
-        assert_eq!(due(Some(4), Some(1)), [3, 4, 6, 8, 9, 12]);
-        assert!(due(None, None).is_empty());
     }
 
     #[test]

@@ -15,11 +15,10 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use millstream_backend::NO_MEMORY;
 use millstream_batch::{HandOff, RingError};
 use rustix::process::Signal;
 
-use super::protocol::{self, FromWorker, ProtocolError, ToWorker};
+use millstream_worker::protocol::{self, FromWorker, ProtocolError, ToWorker};
 
 /// Number of last lines of a worker's standard error kept to explain its exit.
 const TAIL_LINES: usize = 5;
@@ -39,7 +38,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A running worker.
-pub struct WorkerProcess {
+pub(crate) struct WorkerProcess {
     child: Child,
     socket: UnixStream,
     stderr: Option<JoinHandle<StderrTail>>,
@@ -47,7 +46,7 @@ pub struct WorkerProcess {
 
 /// How a worker exited.
 #[derive(Clone, Debug)]
-pub struct WorkerExit {
+pub(crate) struct WorkerExit {
     status: ExitStatus,
     stderr: StderrTail,
 }
@@ -58,8 +57,6 @@ struct StderrTail {
     lines: VecDeque<String>,
     /// Whether it contains Rust's message about a refused allocation, possibly followed by a backtrace.
     allocation_failed: bool,
-    /// Whether it reports too little memory on the GPU.
-    gpu_out_of_memory: bool,
 }
 
 impl WorkerProcess {
@@ -69,12 +66,12 @@ impl WorkerProcess {
     ///
     /// # Errors
     /// When the system cannot create the process or its socket.
-    pub fn spawn(program: &Path, log: impl FnMut(&str) + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn spawn(program: &Path, log: impl FnMut(&str) + Send + 'static) -> io::Result<Self> {
         let (socket, theirs) = UnixStream::pair()?;
         socket.set_write_timeout(Some(SEND_TIMEOUT))?;
         let mut child = Command::new(program)
             .arg0("millstream")
-            .arg(super::ARGUMENT)
+            .arg(millstream_worker::ARGUMENT)
             .arg(std::process::id().to_string())
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
@@ -90,7 +87,7 @@ impl WorkerProcess {
     }
 
     /// The process id.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
@@ -98,7 +95,7 @@ impl WorkerProcess {
     ///
     /// # Errors
     /// When the worker does not accept it because it is dead or dying.
-    pub fn send(&mut self, message: &ToWorker) -> Result<(), ProtocolError> {
+    pub(crate) fn send(&mut self, message: &ToWorker) -> Result<(), ProtocolError> {
         protocol::send(&mut self.socket, message)
     }
 
@@ -106,7 +103,7 @@ impl WorkerProcess {
     ///
     /// # Errors
     /// As for [`WorkerProcess::send`].
-    pub fn send_ring(&mut self, ring: HandOff) -> Result<(), RingError> {
+    pub(crate) fn send_ring(&mut self, ring: HandOff) -> Result<(), RingError> {
         ring.send(&self.socket)
     }
 
@@ -115,7 +112,7 @@ impl WorkerProcess {
     ///
     /// # Errors
     /// When the system cannot duplicate the socket or start a thread.
-    pub fn listen(
+    pub(crate) fn listen(
         &self,
         mut receive: impl FnMut(FromWorker) -> bool + Send + 'static,
         closed: impl FnOnce() + Send + 'static,
@@ -142,7 +139,7 @@ impl WorkerProcess {
     }
 
     /// Waits for the worker to exit, and kills it after `limit`.
-    pub fn wait(mut self, limit: Duration) -> io::Result<WorkerExit> {
+    pub(crate) fn wait(mut self, limit: Duration) -> io::Result<WorkerExit> {
         let deadline = Instant::now() + limit;
         let status = loop {
             if let Some(status) = self.child.try_wait()? {
@@ -160,16 +157,15 @@ impl WorkerProcess {
 }
 
 impl WorkerExit {
-    /// Whether the worker ran out of memory: it aborted after a refused allocation, the kernel's OOM killer
-    /// killed it, or its GPU had too little memory. `oom_killer_ran` says whether the OOM killer killed any
+    /// Whether the worker ran out of host memory: it aborted after a refused allocation, or the kernel's OOM killer
+    /// killed it. `oom_killer_ran` says whether the OOM killer killed any
     /// process during the worker's life; if that is unknown, a SIGKILL counts as the OOM killer's if
     /// `is_likely`.
-    pub fn is_out_of_memory(&self, oom_killer_ran: Option<bool>, is_likely: bool) -> bool {
+    pub(crate) fn is_out_of_memory(&self, oom_killer_ran: Option<bool>, is_likely: bool) -> bool {
         match self.status.signal().and_then(Signal::from_named_raw) {
             Some(Signal::ABORT) => self.stderr.allocation_failed,
             Some(Signal::KILL) => oom_killer_ran.unwrap_or(is_likely),
-            Some(_) => false,
-            None => !self.status.success() && self.stderr.gpu_out_of_memory,
+            _ => false,
         }
     }
 }
@@ -238,7 +234,6 @@ fn read_lines(stderr: ChildStderr, mut log: impl FnMut(&str)) -> StderrTail {
         }
         log(text);
         last.allocation_failed |= text.starts_with(ALLOCATION_FAILED);
-        last.gpu_out_of_memory |= text.contains(NO_MEMORY);
         if last.lines.len() == TAIL_LINES {
             last.lines.pop_front();
         }
@@ -304,10 +299,6 @@ mod tests {
         assert!(!out_of_memory("echo another reason >&2; kill -ABRT $$", Some(true), true));
         assert!(!out_of_memory("kill -SEGV $$", Some(true), true));
         assert!(!out_of_memory("echo memory allocation of 64 bytes failed >&2; exit 1", Some(true), true));
-        let gpu = format!("echo ERROR worker: {NO_MEMORY} for 64 bytes >&2; exit");
-        assert!(out_of_memory(&format!("{gpu} 101"), Some(false), false));
-        assert!(!out_of_memory(&format!("{gpu} 0"), Some(false), false));
-        assert!(!out_of_memory("echo ERROR worker: another reason >&2; exit 101", Some(false), false));
         let killed = [(Some(true), false), (Some(false), true), (None, true), (None, false)];
         let killed = killed
             .map(|(oom_killer_ran, is_likely)| out_of_memory("kill -KILL $$", oom_killer_ran, is_likely));

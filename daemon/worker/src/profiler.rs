@@ -12,11 +12,11 @@ use millstream_trace::{Recorder, Track};
 use millstream_trainer::session::Session;
 use millstream_trainer::spec::Precision;
 
-use super::process::{Link, PendingCommands};
-use super::protocol::{FromWorker, SPANS_PER_MESSAGE, WorkerProfile};
+use crate::link::{Link, PendingCommands};
+use crate::protocol::{FromWorker, SPANS_PER_MESSAGE, WorkerProfile};
 
 /// Records steps on the daemon's request.
-pub(super) struct Profiler {
+pub(crate) struct Profiler {
     recorder: Arc<Recorder>,
     precision: Precision,
     running: Option<Running>,
@@ -32,17 +32,17 @@ struct Running {
 
 impl Profiler {
     /// A profiler for a session with arithmetic `precision`, whose backend records into `recorder`.
-    pub(super) fn new(recorder: Arc<Recorder>, precision: Precision) -> Self {
+    pub(crate) fn new(recorder: Arc<Recorder>, precision: Precision) -> Self {
         Self { recorder, precision, running: None }
     }
 
     /// The recorder of the session and its backend.
-    pub(super) fn recorder(&self) -> &Arc<Recorder> {
+    pub(crate) fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
     }
 
     /// Whether a recording must begin or end before the next step. The caller then drains all steps first.
-    pub(super) fn is_due<B: Backend<Scalar = f32>>(
+    pub(crate) fn is_due<B: Backend<Scalar = f32>>(
         &self,
         session: &Session<B>,
         commands: &PendingCommands,
@@ -53,7 +53,7 @@ impl Profiler {
     }
 
     /// Begins a requested recording and ends one that is complete or cancelled. Called between two steps.
-    pub(super) fn between_steps<B: Backend<Scalar = f32>>(
+    pub(crate) fn between_steps<B: Backend<Scalar = f32>>(
         &mut self,
         session: &Session<B>,
         commands: &PendingCommands,
@@ -75,7 +75,7 @@ impl Profiler {
     }
 
     /// Reports the number of steps recorded so far, if a recording is in progress.
-    pub(super) fn report<B: Backend<Scalar = f32>>(
+    pub(crate) fn report<B: Backend<Scalar = f32>>(
         &self,
         session: &Session<B>,
         link: &mut Link,
@@ -88,7 +88,7 @@ impl Profiler {
 
     /// Ends the recording, if one is in progress, and sends it. Measures the device's peak rates if it
     /// `is_wanted`.
-    pub(super) fn end<B: Backend<Scalar = f32>>(
+    pub(crate) fn end<B: Backend<Scalar = f32>>(
         &mut self,
         session: &Session<B>,
         is_wanted: bool,

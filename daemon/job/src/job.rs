@@ -1,48 +1,23 @@
-//! Job files: what a person typed, and what it means.
-//!
-//! A file is parsed into a tree of values that know their places ([`document`]), overrides are laid over
-//! it, and each table is read by a [`section::Section`] that knows the keys it may have. What comes out
-//! is a [`Job`] in which nothing is left to validate but the data itself, or a [`JobError`] with all
-//! that is wrong.
-
-mod batch;
-mod document;
-mod error;
-mod evaluation;
-mod features;
-mod filter;
-mod label;
-mod model;
-mod section;
-mod tensorboard;
-mod training;
-mod warm_start;
-
-#[cfg(test)]
-mod tests;
+//! The resolved job, and how a whole file is read.
 
 use std::path::{Path, PathBuf};
 
-use millstream_pipeline::dataset::FEWEST_SPLIT_BYTES;
-use millstream_pipeline::ingest::MOST_STREAMS;
-use millstream_pipeline::spec::{
-    CacheSpec, DataSpec, FeatureKind, FeatureSpec, FormatName, LabelSpec, OnBadRecord, Terms,
-};
-use millstream_pipeline::storage::{AzSpec, GsSpec, S3Spec, StorageSpec};
-use millstream_trainer::session::{BestSpec, SelectionSpec};
+use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, LabelSpec, Terms};
+use millstream_pipeline::storage::StorageSpec;
+use millstream_trainer::session::SelectionSpec;
 use millstream_trainer::spec::{BatchScaling, DeviceSpec, ModelSpec, TrainingSpec};
 use sha2::{Digest, Sha256};
 
-pub use batch::{AutoBatchSpec, LEAST_AUTO_ROWS};
-use document::{Node, Table, Value};
-use error::{At, Problems};
-pub use error::{JobError, Place, Problem, Warning};
-pub use evaluation::EvaluationSpec;
-use evaluation::Judged;
-use features::Feature;
-use section::{Section, Text};
-pub use tensorboard::TensorBoardSpec;
-pub use warm_start::WarmStartSpec;
+use crate::batch::{self, AutoBatchSpec};
+use crate::checkpoint::{self, CheckpointSpec};
+use crate::document::{self, Node, Table, Value};
+use crate::error::{At, JobError, Problems, Warning};
+use crate::evaluation::{self, EvaluationSpec, Judged};
+use crate::features::{self, Feature};
+use crate::section::Section;
+use crate::tensorboard::{self, TensorBoardSpec};
+use crate::warm_start::{self, WarmStartSpec};
+use crate::{data, label, model, storage, training};
 
 /// A job, resolved: defaults filled in, names checked against each other.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,20 +52,6 @@ pub struct Job {
     /// The job as TOML that needs nothing beside it: every override applied, terms read from files
     /// written out, `data.base` given. Parsed again, anywhere, it is this job.
     pub text: String,
-}
-
-/// Where checkpoints go, and when.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CheckpointSpec {
-    /// Each run of a job keeps its checkpoints in a directory of its own in here, named by the job's id.
-    /// Absolute.
-    pub directory: PathBuf,
-    /// Steps between checkpoints.
-    pub every_steps: u64,
-    /// Checkpoints kept, the newest.
-    pub keep: u32,
-    /// Those of the best evaluations that are kept besides.
-    pub best: Option<BestSpec>,
 }
 
 impl Job {
@@ -150,12 +111,12 @@ impl Job {
 
 /// Reads the whole file: the job but for its features, and those as they were written. What it returns
 /// means something only when it told no problem.
-fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Feature>) {
+pub(crate) fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Feature>) {
     let mut top = Section::new(table, At::Offset(0), "the job file", problems);
     let name = read_name(&mut top);
     let seed = top.whole("seed", 0..=u64::MAX).unwrap_or(0);
     let section = top.required_section("data", "[data]", "the data to train on");
-    let (data, auto_batch) = read_data(section, path, problems);
+    let (data, auto_batch) = data::read(section, path, problems);
     let labels = label::read(&mut top, &data.missing, problems);
     let section = top.required_section("features", "[features]", "what is made of the columns");
     let names: Vec<_> = section.entries().map(|(name, ..)| name).collect();
@@ -174,10 +135,9 @@ fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Fe
     let warm_start = warm_start::read(&mut top, &data.base);
     let evaluation =
         evaluation::read(top.section("evaluation", "[evaluation]"), &names, &features, &data, &judged);
-    let checkpoint =
-        evaluation::read_checkpoint(top.section("checkpoint", "[checkpoint]"), &data, &evaluation, &judged);
+    let checkpoint = checkpoint::read(top.section("checkpoint", "[checkpoint]"), &data, &evaluation, &judged);
     let tensorboard = tensorboard::read(&mut top, &data.base);
-    let storage = read_storage(top.section("storage", "[storage]"), &data.base);
+    let storage = storage::read(top.section("storage", "[storage]"), &data.base);
     top.finish();
 
     refuse_leaks(&features, &label, problems);
@@ -215,129 +175,6 @@ fn read_name(top: &mut Section<'_>) -> String {
         top.error_at(name.at, "a name begins with a letter, a digit or `_`");
     }
     name.text.to_owned()
-}
-
-fn read_data(
-    mut data: Section<'_>,
-    path: &Path,
-    problems: &Problems<'_>,
-) -> (DataSpec, Option<AutoBatchSpec>) {
-    let home = path.parent().unwrap_or(Path::new(""));
-    let base = absolute(&data.text("base").map_or(home.to_owned(), |base| home.join(base.text)));
-    if base.to_str().is_none() {
-        data.error_at(data.at(), format!("the directory {} is not UTF-8", base.display()));
-    }
-    let train = data.required_texts("train", "paths or globs of the training data");
-    if train.as_ref().is_some_and(Vec::is_empty) {
-        data.error("train", "`train` names no data");
-    }
-    let train = train.unwrap_or_default();
-    let eval = data.texts("eval").unwrap_or_default();
-    if !data.has("eval") && data.has("train") {
-        let message = "no `eval` in [data], so the model will not be evaluated; `eval = []` if that is meant";
-        problems.warn(data.at(), message);
-    }
-    for pattern in train.iter().chain(&eval).filter(|pattern| pattern.text.is_empty()) {
-        data.error_at(pattern.at, "a path is empty");
-    }
-    let cache = read_cache(&mut data, &base);
-    let (batch_size, auto_batch) = batch::read_size(&mut data);
-    let usual = DataSpec::default();
-    let spec = DataSpec {
-        base,
-        train: owned(&train),
-        eval: owned(&eval),
-        format: data.choice("format", &FORMATS),
-        missing: owned(&data.texts("missing").unwrap_or_default()),
-        filter: filter::read(&mut data),
-        batch_size,
-        epochs: data.whole_u32("epochs", 1..=u32::MAX).unwrap_or(usual.epochs),
-        shuffle_rows: data.whole("shuffle_rows", 0..=u64::MAX).unwrap_or(usual.shuffle_rows),
-        lanes: data.whole_u32("lanes", 1..=4_096).unwrap_or(usual.lanes),
-        prefetch: data.whole_u32("prefetch", 2..=1_024).unwrap_or(usual.prefetch),
-        threads: data.whole_u32("threads", 1..=1_024),
-        streams: data.whole_u32("streams", 1..=MOST_STREAMS),
-        memory_budget_bytes: data.bytes("memory_budget").unwrap_or(usual.memory_budget_bytes),
-        on_bad_record: read_on_bad_record(&mut data),
-        cache,
-        deterministic: data.flag("deterministic").unwrap_or(usual.deterministic),
-        drop_last: data.flag("drop_last").unwrap_or(usual.drop_last),
-        split_bytes: data.bytes("split_bytes").unwrap_or(usual.split_bytes),
-    };
-    if spec.split_bytes < FEWEST_SPLIT_BYTES {
-        let message =
-            format!("parts of less than {FEWEST_SPLIT_BYTES} bytes are not worth a read of their own");
-        data.error("split_bytes", message);
-    }
-    if spec.shuffle_rows > 0 && spec.shuffle_rows < u64::from(spec.lanes) {
-        let message = format!(
-            "`shuffle_rows` is split among {} lanes, so it is at least that many, or 0 for no shuffling",
-            spec.lanes
-        );
-        data.error("shuffle_rows", message);
-    }
-    data.finish();
-    (spec, auto_batch)
-}
-
-fn read_cache(data: &mut Section<'_>, base: &Path) -> Option<CacheSpec> {
-    data.node("cache")?;
-    let mut cache = data.required_section("cache", "[data.cache]", "where to keep what was read");
-    let directory = cache.required_text("directory", "where to keep what was read");
-    if let Some(Text { text: "", at }) = directory {
-        cache.error_at(at, "a path is empty");
-    }
-    cache.required("max_bytes", "the most that is kept there");
-    let max_bytes = cache.bytes("max_bytes");
-    cache.finish();
-    Some(CacheSpec { directory: base.join(directory?.text), max_bytes: max_bytes? })
-}
-
-const FORMATS: [(&str, FormatName); 2] =
-    [("tfrecord", FormatName::TfRecord), ("parquet", FormatName::Parquet)];
-
-fn read_on_bad_record(data: &mut Section<'_>) -> OnBadRecord {
-    let skip = data.choice("on_bad_record", &[("fail", false), ("skip", true)]).unwrap_or(false);
-    let limit = data.whole("max_bad_records", 1..=u64::MAX);
-    if limit.is_some() && !skip {
-        data.error("max_bad_records", "`max_bad_records` has no meaning without `on_bad_record = \"skip\"`");
-    }
-    if skip { OnBadRecord::Skip { limit: limit.unwrap_or(1_000) } } else { OnBadRecord::Fail }
-}
-
-fn read_storage(mut storage: Section<'_>, base: &Path) -> StorageSpec {
-    fn text(section: &mut Section<'_>, key: &'static str) -> Option<String> {
-        section.text(key).map(|value| value.text.to_owned())
-    }
-    let (mut gs, mut s3, mut az) = (
-        storage.section("gs", "[storage.gs]"),
-        storage.section("s3", "[storage.s3]"),
-        storage.section("az", "[storage.az]"),
-    );
-    let spec = StorageSpec {
-        gs: GsSpec {
-            endpoint: text(&mut gs, "endpoint"),
-            anonymous: gs.flag("anonymous"),
-            service_account: text(&mut gs, "service_account").map(|path| base.join(path)),
-        },
-        s3: S3Spec {
-            endpoint: text(&mut s3, "endpoint"),
-            anonymous: s3.flag("anonymous"),
-            region: text(&mut s3, "region"),
-        },
-        az: AzSpec {
-            endpoint: text(&mut az, "endpoint"),
-            anonymous: az.flag("anonymous"),
-            account: text(&mut az, "account"),
-        },
-        deadline_seconds: storage.whole_u32("deadline_seconds", 1..=86_400),
-    };
-    if let Err((name, message)) = spec.check() {
-        storage.error(name, message);
-    }
-    [gs, s3, az].into_iter().for_each(Section::finish);
-    storage.finish();
-    spec
 }
 
 /// A model that is shown the answer learns nothing else.
@@ -388,14 +225,4 @@ fn make_portable(table: &mut Table, base: &Path, features: &[Feature]) {
             entries.put("terms", Node { at: At::Offset(0), value: Value::List(terms) });
         }
     }
-}
-
-/// `path` from the root; as it is where even the working directory is unknown.
-fn absolute(path: &Path) -> PathBuf {
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
-}
-
-fn owned(texts: &[Text<'_>]) -> Vec<String> {
-    texts.iter().map(|text| text.text.to_owned()).collect()
 }

@@ -1,38 +1,24 @@
-//! The worker process: one model, fed from the ring.
-//!
-//! A worker never outlives its daemon. The kernel kills it when the daemon's thread that started it ends. It
-//! ignores the signals with which a terminal or service manager stops the daemon, because the daemon then
-//! asks it to take a checkpoint and stop. It exits when the other end of the ring or of the socket closes.
+//! The worker's end of the socket to its daemon.
 //!
 //! A separate thread reads the daemon's messages; it only sets flags and passes on rings. The training loop
-//! acts on them between steps. An error is sent to the daemon as [`FromWorker::Failed`]: a retry would meet
-//! it again. A panic or a signal is a crash, and a retry may succeed.
+//! acts on them between steps.
 
-use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::panic;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use anyhow::{Context, Result, bail};
-use millstream_backend::{Cpu, DEVICE_FAULT};
+use anyhow::{Context, Result};
 use millstream_batch::ring::Interrupter;
 use millstream_batch::{BatchSchema, Consumer};
-use millstream_trainer::spec::DeviceSpec;
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::device::HostSurvey;
-use super::protocol::{self, FromWorker, ProtocolError, Role, Start, ToWorker};
-use super::{device, score, train};
+use crate::protocol::{self, FromWorker, ProtocolError, ToWorker};
 
 /// The daemon's pending commands, polled between steps.
 #[derive(Default)]
-pub(super) struct PendingCommands {
+pub(crate) struct PendingCommands {
     checkpoint: AtomicBool,
     stop: AtomicU8,
     /// Number of steps to record; 0 if no recording is requested.
@@ -41,8 +27,8 @@ pub(super) struct PendingCommands {
 }
 
 /// Receives the daemon's commands after the worker has its ring.
-pub(super) struct CommandReceiver {
-    pub(super) commands: Arc<PendingCommands>,
+pub(crate) struct CommandReceiver {
+    pub(crate) commands: Arc<PendingCommands>,
     /// Rings of held-out rows. Closed once the worker is asked to stop.
     rings: Receiver<Consumer>,
 }
@@ -62,7 +48,7 @@ struct CommandReader {
 /// How the worker stops early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum StopMode {
+pub(crate) enum StopMode {
     /// After a checkpoint.
     AfterCheckpoint = 1,
     /// Immediately.
@@ -70,12 +56,12 @@ pub(super) enum StopMode {
 }
 
 /// The worker's end of the socket.
-pub(super) struct Link {
+pub(crate) struct Link {
     socket: UnixStream,
 }
 
 /// How a worker without an error ends.
-pub(super) enum RunOutcome {
+pub(crate) enum RunOutcome {
     /// All batches are consumed.
     Done,
     /// Early stopping, with its reason.
@@ -86,102 +72,26 @@ pub(super) enum RunOutcome {
     InputLost,
 }
 
-/// Runs this process as a worker; call it first in `main`. The arguments are [`super::ARGUMENT`] and the
-/// daemon's process id; standard input is the socket.
-pub fn main() -> ExitCode {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("MILLSTREAM_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    lines.log_internal_errors(false).without_time().with_ansi(false).init();
-    let Some(mut link) = bind_to_daemon(std::env::args_os().nth(2)) else { return ExitCode::FAILURE };
-    log_device_faults();
-    let last = match work(&mut link) {
-        Ok(RunOutcome::Done) => FromWorker::Done { stopped_early: None },
-        Ok(RunOutcome::StoppedEarly(why)) => FromWorker::Done { stopped_early: Some(why) },
-        Ok(RunOutcome::Stopped) => FromWorker::Stopped,
-        Ok(RunOutcome::InputLost) => FromWorker::InputLost,
-        Err(error) => FromWorker::Failed { message: format!("{error:#}") },
-    };
-    match link.send(&last) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!(%error, "cannot send {last:?} to the daemon");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Logs device faults without a backtrace: the place in our code where one is noticed says nothing about it.
-fn log_device_faults() {
-    let usual = panic::take_hook();
-    panic::set_hook(Box::new(move |info| {
-        match info.payload_as_str().and_then(|message| message.strip_prefix(DEVICE_FAULT)) {
-            Some(what) => tracing::error!("{what}"),
-            None => usual(info),
-        }
-    }));
-}
-
-/// Binds this process's life to its daemon's; `None` on failure, or when the daemon is already gone.
-fn bind_to_daemon(parent: Option<OsString>) -> Option<Link> {
-    let bind = || -> Result<Link> {
-        let parent = parent.context("a worker can only be started by a daemon")?;
-        let parent = parent.to_str().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
-        set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The daemon may have died before the line above; then this process has another parent.
-        if parent.is_none() || getppid() != parent {
-            bail!("the daemon is gone");
-        }
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // The handler sets a flag that nobody reads, so the signal has no effect.
-            signal_hook::flag::register(signal, Arc::default())?;
-        }
+impl Link {
+    /// The socket that is this process's standard input.
+    pub(crate) fn from_stdin() -> Result<Self> {
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         socket.peer_addr().context("standard input is not the daemon's socket")?;
-        Ok(Link { socket })
-    };
-    bind().inspect_err(|error| tracing::error!("{error:#}")).ok()
-}
-
-fn work(link: &mut Link) -> Result<RunOutcome> {
-    let start = match protocol::receive(&mut link.socket)? {
-        Some(ToWorker::Start(start)) => start,
-        Some(ToWorker::Survey) => {
-            link.send(&FromWorker::Surveyed { survey: HostSurvey::of_this_host() })?;
-            return Ok(RunOutcome::Done);
-        }
-        _ => bail!("the daemon's first message was not an assignment"),
-    };
-    let Start { role, schema } = *start;
-    match role {
-        Role::Train(role) => match role.training.device {
-            DeviceSpec::Cpu => {
-                let open = |threads, recorder| Ok(Cpu::new(threads)?.with_recorder(recorder));
-                train::run(open, *role, &schema, link)
-            }
-            DeviceSpec::Cuda(number) => {
-                let open = |_, recorder| Ok(device::cuda(number)?.with_recorder(recorder));
-                train::run(open, *role, &schema, link)
-            }
-        },
-        Role::Score { directory, step, output, device, threads, group } => {
-            let (what, group) = ((directory.as_path(), step, output), group.as_deref());
-            match device {
-                DeviceSpec::Cpu => score::run(Cpu::new(threads)?, what, &schema, group, link),
-                DeviceSpec::Cuda(number) => score::run(device::cuda(number)?, what, &schema, group, link),
-            }
-        }
+        Ok(Self { socket })
     }
-}
 
-impl Link {
+    /// Receives the daemon's first message.
+    pub(crate) fn receive(&mut self) -> Result<Option<ToWorker>, ProtocolError> {
+        protocol::receive(&mut self.socket)
+    }
+
     /// Sends a message.
-    pub(super) fn send(&mut self, message: &FromWorker) -> Result<(), ProtocolError> {
+    pub(crate) fn send(&mut self, message: &FromWorker) -> Result<(), ProtocolError> {
         protocol::send(&mut self.socket, message)
     }
 
     /// Receives the ring, then starts receiving the daemon's commands.
-    pub(super) fn receive_ring(&self, schema: &BatchSchema) -> Result<(Consumer, CommandReceiver)> {
+    pub(crate) fn receive_ring(&self, schema: &BatchSchema) -> Result<(Consumer, CommandReceiver)> {
         let ring = Consumer::receive(&self.socket, schema)?;
         let commands = Arc::new(PendingCommands::default());
         let (eval_rings, rings) = sync_channel(1);
@@ -199,34 +109,34 @@ impl Link {
 
 impl CommandReceiver {
     /// Waits for a ring of held-out rows; `None` once the worker is asked to stop.
-    pub(super) fn next_eval_ring(&self) -> Option<Consumer> {
+    pub(crate) fn next_eval_ring(&self) -> Option<Consumer> {
         self.rings.recv().ok()
     }
 }
 
 impl PendingCommands {
     /// Takes the request for a checkpoint, if there is one.
-    pub(super) fn take_checkpoint(&self) -> bool {
+    pub(crate) fn take_checkpoint(&self) -> bool {
         self.checkpoint.swap(false, Ordering::AcqRel)
     }
 
     /// Whether a recording is to be started or cancelled.
-    pub(super) fn has_profile_command(&self) -> bool {
+    pub(crate) fn has_profile_command(&self) -> bool {
         self.profile.load(Ordering::Acquire) > 0 || self.cancel_profile.load(Ordering::Acquire)
     }
 
     /// Takes the request for a recording: the number of steps.
-    pub(super) fn take_profile(&self) -> Option<u64> {
+    pub(crate) fn take_profile(&self) -> Option<u64> {
         Some(self.profile.swap(0, Ordering::AcqRel)).filter(|&steps| steps > 0)
     }
 
     /// Takes the request to cancel the recording, if there is one.
-    pub(super) fn take_profile_cancellation(&self) -> bool {
+    pub(crate) fn take_profile_cancellation(&self) -> bool {
         self.cancel_profile.swap(false, Ordering::AcqRel)
     }
 
     /// How to stop, if requested.
-    pub(super) fn stop(&self) -> Option<StopMode> {
+    pub(crate) fn stop(&self) -> Option<StopMode> {
         let stop = self.stop.load(Ordering::Acquire);
         [StopMode::AfterCheckpoint, StopMode::Immediately].into_iter().find(|&known| known as u8 == stop)
     }

@@ -14,19 +14,23 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crc_fast::{CrcAlgorithm, checksum};
 use prost::Message;
 
 use super::event::{Event, EventData, FILE_VERSION};
-use crate::state::now_ms;
 
 /// Interval between writes; records are buffered in between.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The prefix of file names; TensorBoard looks for `tfevents` in them.
 const PREFIX: &str = "events.out.tfevents.";
+
+/// The time since the Unix epoch; 0 on a clock set before it.
+pub(super) fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
 
 /// An event file being written.
 pub(super) struct EventFile {
@@ -46,7 +50,7 @@ impl EventFile {
     pub(super) fn create(directory: &Path) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
         let newest = newest(directory)?;
-        let time = newest.map_or(0, |time| time.saturating_add(1)).max(now_ms() / 1_000);
+        let time = newest.map_or(0, |time| time.saturating_add(1)).max(since_epoch().as_secs());
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = if host.trim().is_empty() { "localhost" } else { host.trim() };
         let path = directory.join(format!("{PREFIX}{time:010}.{host}.{}", std::process::id()));
@@ -72,7 +76,7 @@ impl EventFile {
     /// When buffered records cannot be written. They are dropped, and the file is truncated to its last
     /// complete record.
     pub(super) fn append(&mut self, step: u64, data: EventData) -> io::Result<()> {
-        let wall_time = now_ms() as f64 / 1_000.0;
+        let wall_time = since_epoch().as_secs_f64();
         let event = Event { wall_time, step: i64::try_from(step).unwrap_or(i64::MAX), data: Some(data) };
         frame(&event.encode_to_vec(), &mut self.pending);
         if self.flushed.elapsed() >= FLUSH_INTERVAL { self.flush() } else { Ok(()) }

@@ -11,9 +11,9 @@ use millstream_pipeline::spec::DataSpec;
 use millstream_trainer::spec::{BatchScaling, RateRule};
 use serde_json::Value as Json;
 
-use super::Job;
 use super::document::{self, Entry, Node, Table, Value};
 use super::error::{At, Problems};
+use super::job::Job;
 use super::section::Section;
 
 /// The most rows of a batch.

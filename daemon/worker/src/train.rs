@@ -14,17 +14,21 @@ use anyhow::{Context, Result, bail};
 use millstream_backend::Backend;
 use millstream_batch::{BatchRef, BatchSchema, Consumer, Lease, RingError, Stream};
 use millstream_trace::{Category, Phase, Recorder, Work};
-use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, CheckpointStore};
+use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, CheckpointStore, Snapshot};
 use millstream_trainer::loss::LossSum;
-use millstream_trainer::session::{EvalOutcome, Session, SessionError};
+use millstream_trainer::session::{EvalCadence, EvalOutcome, Session, SessionError};
+use millstream_trainer::spec::{ModelSpec, TrainingSpec};
+use millstream_trainer::warm_start::{IdMappings, WarmStart};
 
-use super::checkpoints::{CheckpointCadence, Checkpointer};
-use super::process::{CommandReceiver, Link, RunOutcome, StopMode};
-use super::profiler::Profiler;
-use super::protocol::{EvalCadence, FromWorker, Restored, TrainRole, WorkerProgress};
-use super::tensorboard::{EventSpec, EventWriter};
-use super::{device, rehearsal};
-use crate::{auto_batch, runs, warm_start};
+use crate::checkpoints::{CheckpointCadence, Checkpointer};
+use crate::device::{self, DeviceTask};
+use crate::link::{CommandReceiver, Link, RunOutcome, StopMode};
+use crate::profiler::Profiler;
+use crate::protocol::{
+    ANALYSIS_PART, FromWorker, JOB_PART, Restored, TrainRole, WarmStartRole, WorkerProgress,
+};
+use crate::rehearsal;
+use crate::tensorboard::{EventSpec, EventWriter};
 
 /// Time limit for an earlier worker of the job to exit: it is dead or dying.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -61,81 +65,109 @@ struct Meter {
     steps_per_epoch: Option<u64>,
 }
 
-/// Trains the job that `role` describes from its newest valid checkpoint, on the device that `open` opens
-/// with a number of threads.
-pub(super) fn run<B: Backend<Scalar = f32>>(
-    open: impl Fn(Option<u32>, Arc<Recorder>) -> Result<B>,
-    role: TrainRole,
-    schema: &BatchSchema,
-    link: &mut Link,
-) -> Result<RunOutcome> {
-    let TrainRole {
-        directory,
-        every_steps,
-        keep,
-        events,
-        model,
-        training,
-        group,
-        evaluation,
-        judge,
-        warm_start: initial_weights,
-        trial,
-    } = role;
-    let recorder = Arc::new(Recorder::default());
-    let open = |threads| open(threads, Arc::clone(&recorder));
-    let cadence = CheckpointCadence { every_steps, keep };
-    let _lock = lock(&directory)?;
-    let analysis = directory.join(runs::ANALYSIS);
-    let analysis = fs::read(&analysis).with_context(|| analysis.display().to_string())?;
-    let job = auto_batch::job_text(&directory)?;
-    let store = CheckpointStore::local(&directory)?;
-    if let Some(spec) = trial
-        && store.steps()?.is_empty()
-    {
-        let backend = open(training.threads)?;
-        rehearsal::run(backend, spec, &model, schema, &training).context("rehearsing a step")?;
+/// Trains a job from its newest valid checkpoint.
+pub(crate) struct TrainTask {
+    pub(crate) role: TrainRole,
+    pub(crate) schema: BatchSchema,
+}
+
+impl DeviceTask for TrainTask {
+    fn run<B: Backend<Scalar = f32>>(
+        self,
+        open: impl Fn(Option<u32>, Arc<Recorder>) -> Result<B>,
+        link: &mut Link,
+    ) -> Result<RunOutcome> {
+        let TrainRole {
+            directory,
+            job,
+            analysis,
+            every_steps,
+            keep,
+            events,
+            model,
+            training,
+            group,
+            evaluation,
+            judge,
+            warm_start,
+            rehearsal,
+        } = self.role;
+        let schema = &self.schema;
+        let recorder = Arc::new(Recorder::default());
+        let open = |threads| open(threads, Arc::clone(&recorder));
+        let cadence = CheckpointCadence { every_steps, keep };
+        let _lock = lock(&directory)?;
+        let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
+        let (job, analysis) = (read(&job)?, read(&analysis)?);
+        let store = CheckpointStore::local(&directory)?;
+        if let Some(spec) = rehearsal
+            && store.steps()?.is_empty()
+        {
+            let backend = open(training.threads)?;
+            rehearsal::run(backend, spec, &model, schema, &training).context("rehearsing a step")?;
+        }
+        let mut session = Session::new(open(training.threads)?, &model, schema, &training)?;
+        if let Some(feature) = &group {
+            session.group_by(feature)?;
+        }
+        session.select_by(judge);
+        let mut passed_over = Vec::new();
+        let committed = restore(&mut session, &store, &mut passed_over)?;
+        if let (None, Some(source)) = (&committed, &warm_start) {
+            apply_warm_start(&mut session, source, (&model, schema, &training)).with_context(|| {
+                format!("warm start from step {} in {}", source.step, source.directory.display())
+            })?;
+        }
+        let device = session.device();
+        link.send(&FromWorker::Ready { restored: committed.clone(), passed_over, device })?;
+        let (ring, receiver) = link.receive_ring(schema)?;
+        // Stored in each checkpoint: the job file and the statistics learned from its data.
+        let carried = vec![(JOB_PART, job.clone().into_bytes()), (ANALYSIS_PART, analysis.into_bytes())];
+        let checkpointer = Checkpointer::new(cadence, &session, store, carried, committed)?;
+        let (meter, events_warned) = (Meter::new(Instant::now()), false);
+        let profiler = Profiler::new(Arc::clone(&recorder), training.precision);
+        let mut training = Training {
+            session,
+            evaluation,
+            epoch_ended: false,
+            checkpointer,
+            meter,
+            events: None,
+            events_warned,
+            profiler,
+            receiver,
+            link,
+        };
+        if let Some(spec) = events {
+            training.begin_events(spec, &job)?;
+        }
+        let ended = training.run(ring)?;
+        training.drain()?;
+        training.profiler.end(&training.session, true, training.link)?;
+        training.report()?;
+        training.write_events(|events, session| events.end(session.step()))?;
+        training.report_skipped_steps()?;
+        Ok(ended)
     }
-    let mut session = Session::new(open(training.threads)?, &model, schema, &training)?;
-    if let Some(feature) = &group {
-        session.group_by(feature)?;
-    }
-    session.select_by(judge);
-    let mut passed_over = Vec::new();
-    let committed = restore(&mut session, &store, &mut passed_over)?;
-    if let (None, Some(checkpoint)) = (&committed, &initial_weights) {
-        warm_start::begin(&mut session, checkpoint, &directory, (&model, schema))?;
-    }
-    let device = session.device();
-    link.send(&FromWorker::Ready { restored: committed.clone(), passed_over, device })?;
-    let (ring, receiver) = link.receive_ring(schema)?;
-    // Stored in each checkpoint: the job file and the statistics learned from its data.
-    let carried = vec![(runs::JOB, job.clone().into_bytes()), (runs::ANALYSIS, analysis)];
-    let checkpointer = Checkpointer::new(cadence, &session, store, carried, committed)?;
-    let (meter, events_warned) = (Meter::new(Instant::now()), false);
-    let profiler = Profiler::new(Arc::clone(&recorder), training.precision);
-    let mut training = Training {
-        session,
-        evaluation,
-        epoch_ended: false,
-        checkpointer,
-        meter,
-        events: None,
-        events_warned,
-        profiler,
-        receiver,
-        link,
-    };
-    if let Some(spec) = events {
-        training.begin_events(spec, &job)?;
-    }
-    let ended = training.run(ring)?;
-    training.drain()?;
-    training.profiler.end(&training.session, true, training.link)?;
-    training.report()?;
-    training.write_events(|events, session| events.end(session.step()))?;
-    training.report_skipped_steps()?;
-    Ok(ended)
+}
+
+/// Initializes the weights of a session at step 0 from a checkpoint of another job.
+fn apply_warm_start<B: Backend<Scalar = f32>>(
+    session: &mut Session<B>,
+    source: &WarmStartRole,
+    (model, schema, training): (&ModelSpec, &BatchSchema, &TrainingSpec),
+) -> Result<()> {
+    let WarmStartRole { directory, step, id_mappings } = source;
+    let mappings = fs::read(id_mappings).with_context(|| id_mappings.display().to_string())?;
+    let mappings: IdMappings =
+        serde_json::from_slice(&mappings).with_context(|| id_mappings.display().to_string())?;
+    let checkpoint = CheckpointStore::local(directory)?.load(*step, CheckpointScope::Scoring)?;
+    let Snapshot { model: source_model, schema: source_schema, tasks: source_tasks, .. } =
+        &checkpoint.manifest.snapshot;
+    let tasks = training.tasks(schema.label_count());
+    let warm =
+        WarmStart::new((source_model, source_schema, source_tasks), (model, schema, &tasks), &mappings)?;
+    Ok(session.warm_start(&warm, &checkpoint)?)
 }
 
 /// Locks the run directory against other workers. The kernel releases the lock when the process ends.

@@ -13,20 +13,20 @@ use millstream_backend::Backend;
 use millstream_trainer::checkpoint::{CheckpointStore, CheckpointWriter, ExtraPart};
 use millstream_trainer::session::Session;
 
-use super::process::Link;
-use super::protocol::{FromWorker, Restored};
+use crate::link::Link;
+use crate::protocol::{FromWorker, Restored};
 
 /// When checkpoints are taken, and how many are kept.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct CheckpointCadence {
+pub(crate) struct CheckpointCadence {
     /// Steps between checkpoints.
-    pub(super) every_steps: u64,
+    pub(crate) every_steps: u64,
     /// Number of newest checkpoints to keep.
-    pub(super) keep: u32,
+    pub(crate) keep: u32,
 }
 
 /// Takes a job's checkpoints.
-pub(super) struct Checkpointer {
+pub(crate) struct Checkpointer {
     cadence: CheckpointCadence,
     writer: CheckpointWriter<f32>,
     /// The newest committed checkpoint.
@@ -48,7 +48,7 @@ struct Writing {
 
 impl Checkpointer {
     /// Takes checkpoints of `session` into `store`, of which `committed` is the newest.
-    pub(super) fn new<B: Backend<Scalar = f32>>(
+    pub(crate) fn new<B: Backend<Scalar = f32>>(
         cadence: CheckpointCadence,
         session: &Session<B>,
         store: CheckpointStore,
@@ -60,27 +60,27 @@ impl Checkpointer {
     }
 
     /// The newest committed checkpoint.
-    pub(super) fn committed(&self) -> Option<&Restored> {
+    pub(crate) fn committed(&self) -> Option<&Restored> {
         self.committed.as_ref()
     }
 
     /// Called after each step.
-    pub(super) fn on_step(&mut self, step: u64) {
+    pub(crate) fn on_step(&mut self, step: u64) {
         self.due |= step.is_multiple_of(self.cadence.every_steps);
     }
 
     /// Requests a checkpoint on behalf of the daemon.
-    pub(super) fn request(&mut self) {
+    pub(crate) fn request(&mut self) {
         self.requested = true;
     }
 
     /// Whether a checkpoint is due or requested, and the writer is idle.
-    pub(super) fn is_ready(&mut self) -> bool {
+    pub(crate) fn is_ready(&mut self) -> bool {
         (self.due || self.requested) && self.writer.is_idle()
     }
 
     /// Reports a checkpoint that has been committed since the last call, if any.
-    pub(super) fn report_committed(&mut self, link: &mut Link) -> Result<()> {
+    pub(crate) fn report_committed(&mut self, link: &mut Link) -> Result<()> {
         match self.writer.poll()? {
             Some(path) => self.commit(path, link),
             None => Ok(()),
@@ -89,7 +89,7 @@ impl Checkpointer {
 
     /// Takes a checkpoint of `session`'s current state unless it is already committed. Waits for a running
     /// write first.
-    pub(super) fn take<B: Backend<Scalar = f32>>(
+    pub(crate) fn take<B: Backend<Scalar = f32>>(
         &mut self,
         session: &Session<B>,
         link: &mut Link,
@@ -113,7 +113,7 @@ impl Checkpointer {
     }
 
     /// Takes the last checkpoint and waits until it is committed.
-    pub(super) fn take_last<B: Backend<Scalar = f32>>(
+    pub(crate) fn take_last<B: Backend<Scalar = f32>>(
         &mut self,
         session: &Session<B>,
         link: &mut Link,

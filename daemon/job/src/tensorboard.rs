@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::Job;
+use super::job::Job;
 use super::section::{Section, Text};
 
 /// Event files for TensorBoard.

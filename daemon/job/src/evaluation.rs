@@ -1,18 +1,13 @@
-//! The `[evaluation]` and `[checkpoint]` of a job file: when the model is evaluated, what that decides, and what
-//! is kept.
-
-use std::path::Path;
+//! The `[evaluation]` of a job file: when the model is evaluated, and what that decides.
 
 use millstream_pipeline::spec::{DataSpec, FeatureKind, LabelSpec};
 use millstream_trainer::metrics::Metric;
-use millstream_trainer::session::{BestSpec, StoppingSpec};
+use millstream_trainer::session::{EvalCadence, StoppingSpec};
 use millstream_trainer::spec::{ModelSpec, Prediction, TrainingSpec};
 
-use super::document::Value;
+use super::error;
 use super::features::Feature;
 use super::section::{Section, Text};
-use super::{CheckpointSpec, error};
-use crate::worker::protocol::EvalCadence;
 
 /// How the model is evaluated, and what that decides.
 #[derive(Clone, Debug, PartialEq)]
@@ -110,7 +105,7 @@ fn read_group(section: &mut Section<'_>, names: &[&str], features: &[Feature]) -
 
 /// Reads a metric to compare evaluations by, which `group` may have to be there for, and the label that it is of. The
 /// keys are those of both; `usual` is what is compared by where they say nothing.
-fn read_metric(
+pub(super) fn read_metric(
     section: &mut Section<'_>,
     (key, label_key): (&'static str, &'static str),
     group: Option<&str>,
@@ -148,53 +143,6 @@ fn read_metric(
     (metric.or(usual).unwrap_or(Metric::default_for(prediction)), label)
 }
 
-/// Reads which checkpoints are kept of a job that is evaluated as `evaluation` says.
-pub(super) fn read_checkpoint(
-    mut checkpoint: Section<'_>,
-    data: &DataSpec,
-    evaluation: &EvaluationSpec,
-    judged: &Judged,
-) -> CheckpointSpec {
-    let directory = checkpoint.text("directory");
-    if let Some(Text { text: "", at }) = directory {
-        checkpoint.error_at(at, "a path is empty");
-    }
-    let directory = directory.map_or("checkpoints", |directory| directory.text);
-    let spec = CheckpointSpec {
-        directory: data.base.join(Path::new(directory)),
-        every_steps: checkpoint.whole("every_steps", 1..=u64::MAX).unwrap_or(1_000),
-        keep: checkpoint.whole_u32("keep", 1..=u32::MAX).unwrap_or(3),
-        best: read_best(&mut checkpoint, evaluation, judged),
-    };
-    if spec.best.is_some() && data.eval.is_empty() {
-        checkpoint.error("keep_best", "`keep_best` needs held-out data: `eval` in [data]");
-    }
-    checkpoint.finish();
-    spec
-}
-
-fn read_best(checkpoint: &mut Section<'_>, evaluation: &EvaluationSpec, judged: &Judged) -> Option<BestSpec> {
-    let usual = evaluation.stopping.map_or((None, 0), |stopping| (Some(stopping.metric), stopping.label));
-    let (keys, group) = (("best_metric", "best_label"), evaluation.group.as_deref());
-    let (metric, label) = read_metric(checkpoint, keys, group, judged, usual);
-    let keep = match checkpoint.node("keep_best").map(|node| &node.value) {
-        None | Some(Value::Bool(false)) => None,
-        Some(Value::Bool(true)) => Some(1),
-        Some(Value::Whole(_)) => checkpoint.whole_u32("keep_best", 1..=u32::MAX),
-        Some(other) => {
-            let found = other.describe();
-            checkpoint.error("keep_best", format!("expected true, false or how many, found {found}"));
-            None
-        }
-    };
-    for key in ["best_metric", "best_label"] {
-        if !checkpoint.has("keep_best") && checkpoint.has(key) {
-            checkpoint.error(key, format!("`{key}` has no meaning without `keep_best`"));
-        }
-    }
-    Some(BestSpec { metric, label, keep: keep? })
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -202,6 +150,8 @@ mod tests {
     use std::path::Path;
 
     use super::super::Job;
+    use millstream_trainer::session::BestSpec;
+
     use super::*;
 
     const JOB: &str = r#"name = "clicks"

@@ -1,0 +1,71 @@
+//! The `[checkpoint]` of a job file.
+
+use std::path::{Path, PathBuf};
+
+use millstream_pipeline::spec::DataSpec;
+use millstream_trainer::session::BestSpec;
+
+use crate::document::Value;
+use crate::evaluation::{EvaluationSpec, Judged, read_metric};
+use crate::section::{Section, Text};
+
+/// Where checkpoints go, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointSpec {
+    /// Each run of a job keeps its checkpoints in a directory of its own in here, named by the job's id.
+    /// Absolute.
+    pub directory: PathBuf,
+    /// Steps between checkpoints.
+    pub every_steps: u64,
+    /// Checkpoints kept, the newest.
+    pub keep: u32,
+    /// Those of the best evaluations that are kept besides.
+    pub best: Option<BestSpec>,
+}
+
+/// Reads which checkpoints are kept of a job that is evaluated as `evaluation` says.
+pub(super) fn read(
+    mut checkpoint: Section<'_>,
+    data: &DataSpec,
+    evaluation: &EvaluationSpec,
+    judged: &Judged,
+) -> CheckpointSpec {
+    let directory = checkpoint.text("directory");
+    if let Some(Text { text: "", at }) = directory {
+        checkpoint.error_at(at, "a path is empty");
+    }
+    let directory = directory.map_or("checkpoints", |directory| directory.text);
+    let spec = CheckpointSpec {
+        directory: data.base.join(Path::new(directory)),
+        every_steps: checkpoint.whole("every_steps", 1..=u64::MAX).unwrap_or(1_000),
+        keep: checkpoint.whole_u32("keep", 1..=u32::MAX).unwrap_or(3),
+        best: read_best(&mut checkpoint, evaluation, judged),
+    };
+    if spec.best.is_some() && data.eval.is_empty() {
+        checkpoint.error("keep_best", "`keep_best` needs held-out data: `eval` in [data]");
+    }
+    checkpoint.finish();
+    spec
+}
+
+fn read_best(checkpoint: &mut Section<'_>, evaluation: &EvaluationSpec, judged: &Judged) -> Option<BestSpec> {
+    let usual = evaluation.stopping.map_or((None, 0), |stopping| (Some(stopping.metric), stopping.label));
+    let (keys, group) = (("best_metric", "best_label"), evaluation.group.as_deref());
+    let (metric, label) = read_metric(checkpoint, keys, group, judged, usual);
+    let keep = match checkpoint.node("keep_best").map(|node| &node.value) {
+        None | Some(Value::Bool(false)) => None,
+        Some(Value::Bool(true)) => Some(1),
+        Some(Value::Whole(_)) => checkpoint.whole_u32("keep_best", 1..=u32::MAX),
+        Some(other) => {
+            let found = other.describe();
+            checkpoint.error("keep_best", format!("expected true, false or how many, found {found}"));
+            None
+        }
+    };
+    for key in ["best_metric", "best_label"] {
+        if !checkpoint.has("keep_best") && checkpoint.has(key) {
+            checkpoint.error(key, format!("`{key}` has no meaning without `keep_best`"));
+        }
+    }
+    Some(BestSpec { metric, label, keep: keep? })
+}

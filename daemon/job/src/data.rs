@@ -1,0 +1,111 @@
+//! The `[data]` of a job file, and its `[data.cache]`.
+
+use std::path::{Path, PathBuf};
+
+use millstream_pipeline::dataset::FEWEST_SPLIT_BYTES;
+use millstream_pipeline::ingest::MOST_STREAMS;
+use millstream_pipeline::spec::{CacheSpec, DataSpec, FormatName, OnBadRecord};
+
+use crate::batch::{self, AutoBatchSpec};
+use crate::error::Problems;
+use crate::filter;
+use crate::section::{Section, Text};
+
+/// Reads the section. Relative paths in it start at the directory of the job file `path`.
+pub(super) fn read(
+    mut data: Section<'_>,
+    path: &Path,
+    problems: &Problems<'_>,
+) -> (DataSpec, Option<AutoBatchSpec>) {
+    let home = path.parent().unwrap_or(Path::new(""));
+    let base = absolute(&data.text("base").map_or(home.to_owned(), |base| home.join(base.text)));
+    if base.to_str().is_none() {
+        data.error_at(data.at(), format!("the directory {} is not UTF-8", base.display()));
+    }
+    let train = data.required_texts("train", "paths or globs of the training data");
+    if train.as_ref().is_some_and(Vec::is_empty) {
+        data.error("train", "`train` names no data");
+    }
+    let train = train.unwrap_or_default();
+    let eval = data.texts("eval").unwrap_or_default();
+    if !data.has("eval") && data.has("train") {
+        let message = "no `eval` in [data], so the model will not be evaluated; `eval = []` if that is meant";
+        problems.warn(data.at(), message);
+    }
+    for pattern in train.iter().chain(&eval).filter(|pattern| pattern.text.is_empty()) {
+        data.error_at(pattern.at, "a path is empty");
+    }
+    let cache = read_cache(&mut data, &base);
+    let (batch_size, auto_batch) = batch::read_size(&mut data);
+    let usual = DataSpec::default();
+    let spec = DataSpec {
+        base,
+        train: owned(&train),
+        eval: owned(&eval),
+        format: data.choice("format", &FORMATS),
+        missing: owned(&data.texts("missing").unwrap_or_default()),
+        filter: filter::read(&mut data),
+        batch_size,
+        epochs: data.whole_u32("epochs", 1..=u32::MAX).unwrap_or(usual.epochs),
+        shuffle_rows: data.whole("shuffle_rows", 0..=u64::MAX).unwrap_or(usual.shuffle_rows),
+        lanes: data.whole_u32("lanes", 1..=4_096).unwrap_or(usual.lanes),
+        prefetch: data.whole_u32("prefetch", 2..=1_024).unwrap_or(usual.prefetch),
+        threads: data.whole_u32("threads", 1..=1_024),
+        streams: data.whole_u32("streams", 1..=MOST_STREAMS),
+        memory_budget_bytes: data.bytes("memory_budget").unwrap_or(usual.memory_budget_bytes),
+        on_bad_record: read_on_bad_record(&mut data),
+        cache,
+        deterministic: data.flag("deterministic").unwrap_or(usual.deterministic),
+        drop_last: data.flag("drop_last").unwrap_or(usual.drop_last),
+        split_bytes: data.bytes("split_bytes").unwrap_or(usual.split_bytes),
+    };
+    if spec.split_bytes < FEWEST_SPLIT_BYTES {
+        let message =
+            format!("parts of less than {FEWEST_SPLIT_BYTES} bytes are not worth a read of their own");
+        data.error("split_bytes", message);
+    }
+    if spec.shuffle_rows > 0 && spec.shuffle_rows < u64::from(spec.lanes) {
+        let message = format!(
+            "`shuffle_rows` is split among {} lanes, so it is at least that many, or 0 for no shuffling",
+            spec.lanes
+        );
+        data.error("shuffle_rows", message);
+    }
+    data.finish();
+    (spec, auto_batch)
+}
+
+fn read_cache(data: &mut Section<'_>, base: &Path) -> Option<CacheSpec> {
+    data.node("cache")?;
+    let mut cache = data.required_section("cache", "[data.cache]", "where to keep what was read");
+    let directory = cache.required_text("directory", "where to keep what was read");
+    if let Some(Text { text: "", at }) = directory {
+        cache.error_at(at, "a path is empty");
+    }
+    cache.required("max_bytes", "the most that is kept there");
+    let max_bytes = cache.bytes("max_bytes");
+    cache.finish();
+    Some(CacheSpec { directory: base.join(directory?.text), max_bytes: max_bytes? })
+}
+
+const FORMATS: [(&str, FormatName); 2] =
+    [("tfrecord", FormatName::TfRecord), ("parquet", FormatName::Parquet)];
+
+fn read_on_bad_record(data: &mut Section<'_>) -> OnBadRecord {
+    let skip = data.choice("on_bad_record", &[("fail", false), ("skip", true)]).unwrap_or(false);
+    let limit = data.whole("max_bad_records", 1..=u64::MAX);
+    if limit.is_some() && !skip {
+        data.error("max_bad_records", "`max_bad_records` has no meaning without `on_bad_record = \"skip\"`");
+    }
+    if skip { OnBadRecord::Skip { limit: limit.unwrap_or(1_000) } } else { OnBadRecord::Fail }
+}
+
+/// `path` from the root; as it is where even the working directory is unknown.
+fn absolute(path: &Path) -> PathBuf {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+fn owned(texts: &[Text<'_>]) -> Vec<String> {
+    texts.iter().map(|text| text.text.to_owned()).collect()
+}

@@ -1,0 +1,39 @@
+//! Job files, parsed and resolved.
+//!
+//! 1. The text is parsed into a tree whose values carry their positions ([`document`]). Overrides from the command
+//!    line are applied to the tree.
+//! 2. A [`section::Section`] reads each table. It knows the table's keys and reports all others.
+//! 3. The result is a [`Job`] in which only the data itself remains to be checked, or a [`JobError`] that lists
+//!    every problem.
+//!
+//! The only input besides the text are the files of terms that the job names.
+
+#![forbid(unsafe_code)]
+
+mod batch;
+mod checkpoint;
+mod data;
+mod document;
+mod error;
+mod evaluation;
+mod features;
+mod filter;
+mod job;
+mod label;
+mod model;
+mod section;
+mod storage;
+mod tensorboard;
+mod training;
+mod warm_start;
+
+#[cfg(test)]
+mod tests;
+
+pub use batch::{AutoBatchSpec, LEAST_AUTO_ROWS};
+pub use checkpoint::CheckpointSpec;
+pub use error::{JobError, Place, Problem, Warning};
+pub use evaluation::EvaluationSpec;
+pub use job::Job;
+pub use tensorboard::TensorBoardSpec;
+pub use warm_start::WarmStartSpec;

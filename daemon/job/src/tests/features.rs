@@ -1,0 +1,158 @@
+//! Features and filters.
+
+use super::*;
+
+#[test]
+fn a_feature_that_groups_rows_is_kept() {
+    let set = ["evaluation.group=user", "features.user.kind=identity", "features.user.buckets=9"];
+    let (job, warnings) = parse(SOUND, &set).unwrap();
+    assert_eq!(warnings, []);
+    assert_eq!(job.evaluation.group.as_deref(), Some("user"));
+    assert_eq!(job.features.iter().filter(|feature| feature.name == "user").count(), 1);
+    let (plain, warnings) = parse(SOUND, &set[1..]).unwrap();
+    assert_eq!((plain.evaluation.group, warnings.len()), (None, 1), "in vain without");
+    assert!(plain.features.iter().all(|feature| feature.name != "user"));
+}
+
+#[test]
+fn values_may_have_weights() {
+    let several = ["features.both.multi=true", "features.both.maximum=9", "features.job.multi=true"];
+    let set = [&several[..], &["features.job.maximum=5", "features.job.weights=shares"]].concat();
+    let parsed = |set: &[&str]| {
+        let job = job(SOUND, set);
+        let feature = job.features.iter().find(|feature| feature.name == "job").unwrap().clone();
+        (feature, job.fingerprint())
+    };
+    let (with, fingerprint) = parsed(&set);
+    assert_eq!(with.weights.as_deref(), Some("shares"));
+    let (without, other) = parsed(&set[..4]);
+    assert_eq!(without.weights, None);
+    assert_ne!(fingerprint, other, "another job");
+    // Whatever knows features by their JSON (a job's fingerprint, a cache's keys) knows those without weights as ever.
+    let json = serde_json::json!({
+        "name": "job", "columns": ["occupation"], "kind": { "hashed": { "buckets": 1000 } }, "maximum": 5
+    });
+    assert_eq!(serde_json::to_value(&without).unwrap(), json);
+    assert_eq!(serde_json::from_value::<FeatureSpec>(json).unwrap(), without);
+}
+
+#[test]
+fn what_the_model_does_not_read_is_left_out_with_a_warning() {
+    let text = SOUND.replace("wide.features = [\"education\", \"both\",", "wide.features = [\"both\",");
+    let (job, warnings) = parse(&text, &[]).unwrap();
+    assert_eq!(warnings, [], "a cross reads `education`");
+    assert!(job.features.iter().all(|feature| feature.name != "education"));
+
+    let (job, warnings) = parse(&SOUND.replace(", \"both\"", ""), &[]).unwrap();
+    let told: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(told, ["job.toml:17:1: warning: feature `both` is in no part of the model, and is left out"]);
+    assert_eq!(job.features.len(), 4);
+
+    let (_, warnings) = parse(&SOUND.replace("eval = [\"test.parquet\"]", ""), &[]).unwrap();
+    assert!(warnings[0].to_string().starts_with("job.toml:4:1: warning: no `eval` in [data]"));
+}
+
+#[test]
+fn terms_files_are_checked() {
+    let text = SOUND.replace("kind = \"vocabulary\"", "kind = \"vocabulary\", file = \"terms.txt\"");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("job.toml");
+    let told = |content: Option<&str>| {
+        if let Some(content) = content {
+            std::fs::write(directory.path().join("terms.txt"), content).unwrap();
+        }
+        let error = Job::parse(&text, &path, &[]).unwrap_err().to_string();
+        error.replace(directory.path().to_str().unwrap(), "DIR")
+    };
+    assert_eq!(
+        told(None),
+        "DIR/job.toml:15:43: error: cannot read the terms in DIR/terms.txt: No such file or directory (os error 2)"
+    );
+    assert_eq!(told(Some("")), "DIR/job.toml:15:43: error: DIR/terms.txt has no terms");
+    assert_eq!(
+        told(Some("a\nb\na\n")),
+        "DIR/job.toml:15:43: error: DIR/terms.txt:3: the term \"a\" is there twice"
+    );
+}
+
+#[test]
+fn a_filter_is_a_list_of_conditions() {
+    use millstream_pipeline::spec::{Comparison, Condition, Literal, Test};
+    let set = |filter: &str| format!("data.filter={filter}");
+    let text = "[{ column = \"day\", op = \">=\", value = \"2026-11-01\" }, \
+                { column = \"country\", op = \"in\", value = [\"SE\", \"NO\"] }, \
+                { column = \"price\", op = \"!=\", value = 0.5 }, { column = \"id\", op = \"is_not_null\" }]";
+    let condition = |column: &str, test| Condition { column: column.to_owned(), test };
+    let word = |word: &str| Literal::Text(word.to_owned());
+    let expected = [
+        condition("day", Test::Compare { op: Comparison::GreaterOrEqual, value: word("2026-11-01") }),
+        condition("country", Test::OneOf { values: vec![word("SE"), word("NO")] }),
+        condition("price", Test::Compare { op: Comparison::NotEqual, value: Literal::Number(0.5) }),
+        condition("id", Test::IsNotNull),
+    ];
+    let written = job(SOUND, &[&set(text)]);
+    assert_eq!(written.data.filter, expected);
+    let (again, _) = Job::parse(&written.text, Path::new("job.toml"), &[]).unwrap();
+    assert_eq!(again.data.filter, expected);
+
+    let wrong = [
+        ("[{ column = \"a\", op = \"=\", value = 1 }]", "expected \"==\", \"!=\""),
+        ("[{ column = \"a\", op = \"<\" }]", "needs `value`"),
+        ("[{ column = \"a\", op = \"in\", value = [] }]", "empty list"),
+        ("[{ column = \"a\", op = \"is_null\", value = 1 }]", "no meaning"),
+        ("[{ colum = \"a\", op = \"is_null\" }]", "unknown key `colum`"),
+        ("\"a < 7\"", "a list of conditions"),
+    ];
+    for (filter, expected) in wrong {
+        let error = parse(SOUND, &[&set(filter)]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{filter}: {error}");
+    }
+}
+
+#[test]
+fn a_numeric_feature_says_what_stands_for_a_missing_value() {
+    let missing = |value: &str| {
+        let set = format!("features.age.missing={value}");
+        match job(SOUND, &[&set]).features[0].kind {
+            FeatureKind::Numeric { normalize, missing } => {
+                assert_eq!(normalize, Normalize::Zscore);
+                missing
+            }
+            ref other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(missing("error"), MissingNumber::Error);
+    assert_eq!(missing("mean"), MissingNumber::Mean);
+    assert_eq!(missing("-1"), MissingNumber::Value(-1.0));
+}
+
+#[test]
+fn a_cross_takes_the_intervals_of_a_bucketized_feature() {
+    let kind = |columns: &str| {
+        let job = job(&SOUND.replace("[\"education\", \"job\", \"sex\"]", columns), &[]);
+        let cross = job.features.into_iter().find(|spec| matches!(spec.kind, FeatureKind::Crossed { .. }));
+        let FeatureSpec { kind: FeatureKind::Crossed { boundaries, .. }, columns, .. } = cross.unwrap()
+        else {
+            unreachable!("it was looked for");
+        };
+        (columns, boundaries)
+    };
+    assert_eq!(kind("[\"education\", \"sex\"]"), (vec!["education".into(), "sex".into()], vec![]));
+    let intervals = vec![vec![], vec![18.0, 25.5]];
+    assert_eq!(kind("[\"sex\", \"age_bucket\"]"), (vec!["sex".into(), "age".into()], intervals));
+}
+
+#[test]
+fn an_identity_feature_says_what_becomes_of_other_numbers() {
+    let kind = |more: &str| {
+        let text = SOUND.replace("kind = \"vocabulary\"", &format!("kind = \"identity\", buckets = 9{more}"));
+        job(&text, &[])
+            .features
+            .into_iter()
+            .map(|spec| spec.kind)
+            .find(|kind| matches!(kind, FeatureKind::Identity { .. }))
+    };
+    let identity = |out_of_range| Some(FeatureKind::Identity { buckets: 9, out_of_range });
+    assert_eq!(kind(""), identity(OutOfRange::Error));
+    assert_eq!(kind(", out_of_range = \"missing\""), identity(OutOfRange::Missing));
+}

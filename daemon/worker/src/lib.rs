@@ -1,0 +1,34 @@
+//! The worker: the process that trains or scores one model.
+//!
+//! A daemon spawns one worker per attempt at a job, from its own executable. The worker is told what to do in one
+//! message, reads batches from a ring in shared memory, and reports over a socket. It knows no job files and no
+//! input formats.
+//!
+//! * [`protocol`]: the messages between a daemon and its workers.
+//! * `process`: the life of the process.
+//! * `link`: the worker's end of the socket.
+//! * `device`: the device that it computes on.
+//! * `train`, `checkpoints`, `rehearsal`, `profiler`: a worker that trains.
+//! * `score`: a worker that scores.
+//! * [`survey`]: a worker that reports the host's GPUs.
+//! * [`tensorboard`]: TensorBoard event files, written by a worker that trains.
+
+#![forbid(unsafe_code)]
+
+mod checkpoints;
+mod device;
+mod link;
+mod process;
+mod profiler;
+pub mod protocol;
+mod rehearsal;
+mod score;
+pub mod survey;
+pub mod tensorboard;
+mod train;
+
+pub use device::LIBRARIES_VARIABLE;
+pub use process::main;
+
+/// The first argument of a program started as a worker. The second is the daemon's process id.
+pub const ARGUMENT: &str = "worker";

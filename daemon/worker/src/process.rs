@@ -1,0 +1,104 @@
+//! The worker process: one model, fed from the ring.
+//!
+//! A worker never outlives its daemon. The kernel kills it when the daemon's thread that started it ends. It
+//! ignores the signals with which a terminal or service manager stops the daemon, because the daemon then
+//! asks it to take a checkpoint and stop. It exits when the other end of the ring or of the socket closes.
+//!
+//! An error is sent to the daemon as [`FromWorker::Failed`]: a retry would meet it again. A device fault is sent
+//! as [`FromWorker::DeviceFailed`]. Any other panic or a signal is a crash. A retry after either may succeed.
+
+use std::ffi::OsString;
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use millstream_backend::DeviceFault;
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::device;
+use crate::link::{Link, RunOutcome};
+use crate::protocol::{FromWorker, Role, Start, ToWorker};
+use crate::score::ScoreTask;
+use crate::survey::HostSurvey;
+use crate::train::TrainTask;
+
+/// Runs this process as a worker; call it first in `main`. The arguments are [`crate::ARGUMENT`] and the
+/// daemon's process id; standard input is the socket.
+pub fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("MILLSTREAM_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    lines.log_internal_errors(false).without_time().with_ansi(false).init();
+    let Some(mut link) = bind_to_daemon(std::env::args_os().nth(2)) else { return ExitCode::FAILURE };
+    silence_device_faults();
+    let last = match panic::catch_unwind(AssertUnwindSafe(|| work(&mut link))) {
+        Ok(Ok(RunOutcome::Done)) => FromWorker::Done { stopped_early: None },
+        Ok(Ok(RunOutcome::StoppedEarly(why))) => FromWorker::Done { stopped_early: Some(why) },
+        Ok(Ok(RunOutcome::Stopped)) => FromWorker::Stopped,
+        Ok(Ok(RunOutcome::InputLost)) => FromWorker::InputLost,
+        Ok(Err(error)) => FromWorker::Failed { message: format!("{error:#}") },
+        Err(panic) => match panic.downcast::<DeviceFault>() {
+            Ok(fault) => {
+                FromWorker::DeviceFailed { message: fault.message, out_of_memory: fault.out_of_memory }
+            }
+            Err(crash) => panic::resume_unwind(crash),
+        },
+    };
+    match link.send(&last) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(%error, "cannot send {last:?} to the daemon");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Keeps the panic hook from printing device faults, which the daemon logs: our backtrace says nothing about them.
+fn silence_device_faults() {
+    let default_hook = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if !info.payload().is::<DeviceFault>() {
+            default_hook(info);
+        }
+    }));
+}
+
+/// Binds this process's life to its daemon's; `None` on failure, or when the daemon is already gone.
+fn bind_to_daemon(parent: Option<OsString>) -> Option<Link> {
+    let bind = || -> Result<Link> {
+        let parent = parent.context("a worker can only be started by a daemon")?;
+        let parent = parent.to_str().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // The daemon may have died before the line above; then this process has another parent.
+        if parent.is_none() || getppid() != parent {
+            bail!("the daemon is gone");
+        }
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            // The handler sets a flag that nobody reads, so the signal has no effect.
+            signal_hook::flag::register(signal, Arc::default())?;
+        }
+        Link::from_stdin()
+    };
+    bind().inspect_err(|error| tracing::error!("{error:#}")).ok()
+}
+
+fn work(link: &mut Link) -> Result<RunOutcome> {
+    let start = match link.receive()? {
+        Some(ToWorker::Start(start)) => start,
+        Some(ToWorker::Survey) => {
+            link.send(&FromWorker::Surveyed { survey: HostSurvey::of_this_host() })?;
+            return Ok(RunOutcome::Done);
+        }
+        _ => bail!("the daemon's first message was not an assignment"),
+    };
+    let Start { role, schema } = *start;
+    match role {
+        Role::Train(role) => {
+            device::with_device(role.training.device, TrainTask { role: *role, schema }, link)
+        }
+        Role::Score(role) => device::with_device(role.device, ScoreTask { role, schema }, link),
+    }
+}
