@@ -44,7 +44,7 @@ pub(crate) fn with_device(spec: DeviceSpec, task: impl DeviceTask, link: &mut Li
 /// When the GPU's memory is exhausted: other processes may have freed some by the next attempt.
 fn cuda(number: u32) -> Result<Cuda> {
     match Cuda::new(&libraries(), number, kernel_cache().as_deref()) {
-        Err(error) if error.is_crowded() => {
+        Err(error) if error.is_out_of_memory() => {
             DeviceFault { message: error.to_string(), out_of_memory: true }.raise()
         }
         opened => opened.with_context(|| format!("training.device = \"cuda:{number}\"")),

@@ -213,8 +213,8 @@ fn a_full_gpu_is_reported_with_its_free_memory() {
         let reason = reason.as_str().unwrap().to_owned();
         for part in [
             "gave up after 3 attempts",
-            "GPU 0 (stand-in) has too little memory left to begin with: ",
-            "end what else runs on it (`nvidia-smi` lists it), or give the job another by `training.device`",
+            "GPU 0 (stand-in) has too little free memory to start: ",
+            "stop other programs on it (`nvidia-smi` lists them), or choose another GPU with `training.device`",
             "CUDA_ERROR_OUT_OF_MEMORY",
         ] {
             assert!(reason.contains(part), "{more:?}: {part}: {reason}");

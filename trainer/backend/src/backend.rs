@@ -13,14 +13,14 @@ use millstream_batch::{BatchRef, RingMapping};
 use millstream_trace::{OperationInfo, Phase, Recorder, Recording, Work};
 
 use crate::description::Description;
-use crate::device::{BatchShape, Device, IdColumn, Lookup, MatrixShape, TablePart, TablePlace, TableShape};
+use crate::device::{Shapes, TablePart};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::floors::Floors;
 use crate::ops::{self, Operation, cost};
 
 /// A device that computes.
-pub trait Backend: Device + Sized + Send + 'static {
+pub trait Backend: Shapes + Sized + Send + 'static {
     /// Memory of a ring that the device copies from directly while this is held.
     type Pinned: Send;
 
@@ -28,36 +28,6 @@ pub trait Backend: Device + Sized + Send + 'static {
     fn describe(&self) -> Description;
     /// Records the operations. A backend without one is never recorded.
     fn recorder(&self) -> Option<&Arc<Recorder>>;
-
-    /// The size of a matrix.
-    fn matrix_shape(matrix: &Self::Matrix) -> MatrixShape;
-    /// The size of a table.
-    fn table_shape(table: &Self::Table) -> TableShape;
-    /// The size of a batch.
-    fn batch_shape(batch: &Self::Batch) -> &BatchShape;
-    /// The columns of a plan's groups.
-    fn planned_columns(plan: &Self::RowPlan) -> impl Iterator<Item = IdColumn>;
-    /// Bytes of a table's weight on the device.
-    fn weight_bytes(_shape: TableShape) -> usize {
-        size_of::<Self::Scalar>()
-    }
-    /// The number of table rows that a batch touches through `lookups`; `None` if only the device knows.
-    fn touched_rows(&self, _plan: &Self::RowPlan, _lookups: &[Lookup]) -> Option<usize> {
-        None
-    }
-    /// Numbers of the workspace of [`ops::InBatchSoftmax`] for so many rows and columns.
-    fn softmax_numbers(rows: usize, columns: usize) -> usize;
-
-    /// Where [`ops::CopyTable`] puts the numbers of `part`: by default, each part whole, one after the other.
-    fn table_place(shape: TableShape, part: TablePart) -> TablePlace {
-        let before = shape.parts().take_while(|&other| other != part);
-        let first = before.map(|part| shape.rows * shape.part_width(part)).sum();
-        TablePlace { first, stride: shape.part_width(part) }
-    }
-    /// Numbers that [`ops::CopyTable`] copies.
-    fn copied_numbers(shape: TableShape) -> usize {
-        shape.parts().map(|part| shape.rows * shape.part_width(part)).sum()
-    }
 
     /// Runs an operation: checks its operands, and records it if a recording is on.
     ///

@@ -4,14 +4,7 @@ use std::fmt::Debug;
 
 use millstream_batch::{BatchRef, BatchSchema};
 
-#[cfg(doc)]
-use crate::backend::Backend;
 use crate::float::Float;
-#[cfg(doc)]
-use crate::ops;
-use crate::ops::Axis;
-#[cfg(doc)]
-use crate::update::Formula;
 
 /// Bits that tell apart, in a group of several columns, the columns and, of each, the rows of a batch: their number
 /// times the rows, rounded up to a power of two, is at most two to this power.
@@ -43,6 +36,15 @@ impl Scalar for f64 {
     fn to_f64(self) -> f64 {
         self
     }
+}
+
+/// The direction of a normalisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axis {
+    /// Each row over its columns: Ba, Kiros and Hinton, "Layer Normalization", 2016, section 3.
+    Row,
+    /// Each column over the rows: Ioffe and Szegedy, "Batch Normalization", 2015, Algorithm 1.
+    Column,
 }
 
 /// A column of ids in a batch, by its place in the schema.
@@ -181,11 +183,11 @@ pub struct TableShape {
     pub width: usize,
     /// What weights are rounded to; state has single precision. See [`Float`].
     pub float: Float,
-    /// What tells it from other tables where weights are rounded at random: see [`ops::StepRows`].
+    /// What tells it from other tables where weights are rounded at random: see [`StepRows`](crate::ops::StepRows).
     pub key: u64,
-    /// State numbers that its optimizer keeps for each weight: [`Formula::states`].
+    /// State numbers that its optimizer keeps for each weight: [`Formula::states`](crate::Formula::states).
     pub states: usize,
-    /// State numbers that it keeps for each row: [`Formula::row_states`].
+    /// State numbers that it keeps for each row: [`Formula::row_states`](crate::Formula::row_states).
     pub row_states: usize,
 }
 
@@ -301,7 +303,7 @@ pub trait Device {
     type Batch: Send + 'static;
     /// Which rows of which tables a batch touches, and from where.
     type RowPlan: Send + 'static;
-    /// Numbers on their way to the host: see [`Backend::send`].
+    /// Numbers on their way to the host: see [`Backend::send`](crate::Backend::send).
     type Report: Send + 'static;
 
     /// So many steps may be asked for before the first one's report is received, for a device never to wait.
@@ -321,7 +323,7 @@ pub trait Device {
     fn table(&self, shape: TableShape) -> Self::Table;
     /// Room for a batch of `schema`.
     fn batch(&self, schema: &BatchSchema) -> Self::Batch;
-    /// What [`ops::SoftmaxInput`] works in, for up to `rows` rows of `columns` columns.
+    /// What [`SoftmaxInput`](crate::ops::SoftmaxInput) works in, for up to `rows` rows of `columns` columns.
     fn softmax_work(&self, rows: usize, columns: usize) -> Self::Matrix;
     /// Room for a report of so many numbers.
     fn report(&self, numbers: usize) -> Self::Report;
@@ -330,4 +332,37 @@ pub trait Device {
     /// Room for the plan of any batch of `schema` over `groups` of columns, each once: a group is what is looked up in
     /// one table, in the order of its lookups; [`PLACE_BITS`] bounds them.
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self::RowPlan;
+}
+
+/// The shapes of a device's buffers: all that an operation needs for its checks and its cost.
+pub trait Shapes: Device {
+    /// The size of a matrix.
+    fn matrix_shape(matrix: &Self::Matrix) -> MatrixShape;
+    /// The size of a table.
+    fn table_shape(table: &Self::Table) -> TableShape;
+    /// The size of a batch.
+    fn batch_shape(batch: &Self::Batch) -> &BatchShape;
+    /// The columns of a plan's groups.
+    fn planned_columns(plan: &Self::RowPlan) -> impl Iterator<Item = IdColumn>;
+    /// Bytes of a table's weight on the device.
+    fn weight_bytes(_shape: TableShape) -> usize {
+        size_of::<Self::Scalar>()
+    }
+    /// The number of table rows that a batch touches through `lookups`; `None` if only the device knows.
+    fn touched_rows(&self, _plan: &Self::RowPlan, _lookups: &[Lookup]) -> Option<usize> {
+        None
+    }
+    /// Numbers of the workspace of [`InBatchSoftmax`](crate::ops::InBatchSoftmax) for so many rows and columns.
+    fn softmax_numbers(rows: usize, columns: usize) -> usize;
+
+    /// Where [`CopyTable`](crate::ops::CopyTable) puts the numbers of `part`: by default, each part whole, one after the other.
+    fn table_place(shape: TableShape, part: TablePart) -> TablePlace {
+        let before = shape.parts().take_while(|&other| other != part);
+        let first = before.map(|part| shape.rows * shape.part_width(part)).sum();
+        TablePlace { first, stride: shape.part_width(part) }
+    }
+    /// Numbers that [`CopyTable`](crate::ops::CopyTable) copies.
+    fn copied_numbers(shape: TableShape) -> usize {
+        shape.parts().map(|part| shape.rows * shape.part_width(part)).sum()
+    }
 }

@@ -19,14 +19,14 @@ mod update;
 pub use backend::Backend;
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
 pub use cuda::{
-    CompileError, Crowded, Cuda, CudaBatch, CudaError, CudaMatrix, CudaPinned, CudaReport, CudaRowPlan,
-    CudaTable, DriverError, Fault, Found, Gpu, Libraries, LibraryError, OpenBlasError, ProgramError,
+    CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaPinned, CudaReport, CudaRowPlan, CudaTable,
+    DriverError, Fault, Found, Gpu, Libraries, LibraryError, OpenBlasError, OutOfMemory, ProgramError,
     Resources, Survey,
 };
 pub use description::{Description, GpuName, LibraryVersion};
 pub use device::{
-    BatchShape, Device, IdColumn, Lookup, MatrixShape, PLACE_BITS, Pooling, Scalar, TablePart, TablePlace,
-    TableShape, WorkspaceUse,
+    Axis, BatchShape, Device, IdColumn, Lookup, MatrixShape, PLACE_BITS, Pooling, Scalar, Shapes, TablePart,
+    TablePlace, TableShape, WorkspaceUse,
 };
 pub use error::{BackendError, BatchError, PinError};
 pub use fault::DeviceFault;
@@ -34,8 +34,8 @@ pub use float::Float;
 pub use floors::Floors;
 pub use host::{HostBatch, HostReport};
 pub use ops::{
-    Activation, Axis, GradientColumns, GradientMode, Loss, MixtureShape, Normalization, RowGradients,
-    SavedLayer, SavedNormalization, SoftmaxInput, Task,
+    Activation, GradientColumns, GradientMode, Loss, MixtureShape, Normalization, RowGradients, SavedLayer,
+    SavedNormalization, SoftmaxInput, Task,
 };
 pub use reference::{Reference, ReferenceMatrix, ReferencePlan, ReferenceTable};
 pub use sizes::{Layout, OperationBytes, Sizes};

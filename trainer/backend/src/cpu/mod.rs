@@ -63,7 +63,8 @@ use millstream_trace::Recorder;
 use crate::backend::Backend;
 use crate::description::Description;
 use crate::device::{
-    BatchShape, Device, IdColumn, Lookup, MatrixShape, TablePart, TablePlace, TableShape, WorkspaceUse,
+    BatchShape, Device, IdColumn, Lookup, MatrixShape, Shapes, TablePart, TablePlace, TableShape,
+    WorkspaceUse,
 };
 use crate::error::{BackendError, BatchError, PinError};
 use crate::float::Float;
@@ -216,6 +217,40 @@ impl Device for Cpu {
     }
 }
 
+impl Shapes for Cpu {
+    fn matrix_shape(matrix: &CpuMatrix) -> MatrixShape {
+        MatrixShape { rows: matrix.rows(), columns: matrix.columns(), number_bytes: size_of::<f32>() }
+    }
+
+    fn table_shape(table: &CpuTable) -> TableShape {
+        table.shape()
+    }
+
+    fn batch_shape(batch: &HostBatch) -> &BatchShape {
+        batch.shape()
+    }
+
+    fn planned_columns(plan: &CpuRowPlan) -> impl Iterator<Item = IdColumn> {
+        plan.columns()
+    }
+
+    fn softmax_numbers(rows: usize, columns: usize) -> usize {
+        softmax::Work::of(rows, columns).numbers()
+    }
+
+    fn touched_rows(&self, plan: &CpuRowPlan, lookups: &[Lookup]) -> Option<usize> {
+        Some(plan.group(lookups).starts().len() - 1)
+    }
+
+    fn table_place(shape: TableShape, part: TablePart) -> TablePlace {
+        CpuTable::place(shape, part)
+    }
+
+    fn copied_numbers(shape: TableShape) -> usize {
+        shape.rows * CpuTable::row_floats(shape)
+    }
+}
+
 impl Layout for Cpu {
     const IS_APART: bool = false;
 
@@ -275,30 +310,6 @@ impl Backend for Cpu {
         Some(&self.recorder)
     }
 
-    fn matrix_shape(matrix: &CpuMatrix) -> MatrixShape {
-        MatrixShape { rows: matrix.rows(), columns: matrix.columns(), number_bytes: size_of::<f32>() }
-    }
-
-    fn table_shape(table: &CpuTable) -> TableShape {
-        table.shape()
-    }
-
-    fn batch_shape(batch: &HostBatch) -> &BatchShape {
-        batch.shape()
-    }
-
-    fn planned_columns(plan: &CpuRowPlan) -> impl Iterator<Item = IdColumn> {
-        plan.columns()
-    }
-
-    fn softmax_numbers(rows: usize, columns: usize) -> usize {
-        softmax::Work::of(rows, columns).numbers()
-    }
-
-    fn touched_rows(&self, plan: &CpuRowPlan, lookups: &[Lookup]) -> Option<usize> {
-        Some(plan.group(lookups).starts().len() - 1)
-    }
-
     fn execute(&self, operation: Operation<'_, Self>) {
         match operation {
             Operation::WriteMatrix(WriteMatrix { matrix, values }) => matrix.write(values),
@@ -348,14 +359,6 @@ impl Backend for Cpu {
             Operation::Step(operation) => step::step(self, operation),
             Operation::StepRows(operation) => step_rows::step_rows(self, operation),
         }
-    }
-
-    fn table_place(shape: TableShape, part: TablePart) -> TablePlace {
-        CpuTable::place(shape, part)
-    }
-
-    fn copied_numbers(shape: TableShape) -> usize {
-        shape.rows * CpuTable::row_floats(shape)
     }
 
     fn copy_batch(&self, batch: BatchRef<'_>, into: &mut HostBatch) -> Result<(), BatchError> {

@@ -5,7 +5,8 @@
 
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::{Cpu, rows_of_task, tasks_for};
-use crate::ops::{Axis, SavedNormalization};
+use crate::device::Axis;
+use crate::ops::SavedNormalization;
 use crate::ops::{Blend, GradientMode, Moments, NormalizeBackward, NormalizeForward};
 
 /// Batch rows of a task.

@@ -17,7 +17,7 @@ use super::retrieval::Work;
 use super::{Cuda, CudaPinned, Gpu};
 use crate::backend::Backend;
 use crate::description::{Description, GpuName};
-use crate::device::{BatchShape, Device, IdColumn, MatrixShape, TableShape, WorkspaceUse};
+use crate::device::{BatchShape, Device, IdColumn, MatrixShape, Shapes, TableShape, WorkspaceUse};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::ops::{
@@ -75,6 +75,33 @@ impl Device for Cuda {
     }
 }
 
+impl Shapes for Cuda {
+    fn matrix_shape(matrix: &CudaMatrix) -> MatrixShape {
+        let number_bytes = number_bytes(matrix.float());
+        MatrixShape { rows: matrix.rows(), columns: matrix.columns(), number_bytes }
+    }
+
+    fn table_shape(table: &CudaTable) -> TableShape {
+        table.shape()
+    }
+
+    fn weight_bytes(shape: TableShape) -> usize {
+        number_bytes(shape.float)
+    }
+
+    fn batch_shape(batch: &CudaBatch) -> &BatchShape {
+        batch.shape()
+    }
+
+    fn planned_columns(plan: &CudaRowPlan) -> impl Iterator<Item = IdColumn> {
+        plan.columns()
+    }
+
+    fn softmax_numbers(rows: usize, columns: usize) -> usize {
+        Work::of(rows, columns).numbers()
+    }
+}
+
 impl Backend for Cuda {
     type Pinned = CudaPinned;
 
@@ -112,31 +139,6 @@ impl Backend for Cuda {
             gpu: Some(GpuName { number: *number, name: name.clone() }),
             libraries: self.libraries.clone(),
         }
-    }
-
-    fn matrix_shape(matrix: &CudaMatrix) -> MatrixShape {
-        let number_bytes = number_bytes(matrix.float());
-        MatrixShape { rows: matrix.rows(), columns: matrix.columns(), number_bytes }
-    }
-
-    fn table_shape(table: &CudaTable) -> TableShape {
-        table.shape()
-    }
-
-    fn weight_bytes(shape: TableShape) -> usize {
-        number_bytes(shape.float)
-    }
-
-    fn batch_shape(batch: &CudaBatch) -> &BatchShape {
-        batch.shape()
-    }
-
-    fn planned_columns(plan: &CudaRowPlan) -> impl Iterator<Item = IdColumn> {
-        plan.columns()
-    }
-
-    fn softmax_numbers(rows: usize, columns: usize) -> usize {
-        Work::of(rows, columns).numbers()
     }
 
     fn execute(&self, operation: Operation<'_, Self>) {

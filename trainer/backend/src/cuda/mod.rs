@@ -1,7 +1,7 @@
 //! The CUDA backend: one NVIDIA GPU, by kernels of our own and cuBLASLt's products.
 //!
 //! * [`library`], [`driver`], [`nvrtc`], [`blas`], [`nccl`]: NVIDIA's libraries, opened at run time.
-//! * [`survey`]: which of them a host has; [`crowded`]: a GPU that others leave no room on.
+//! * [`survey`]: which of them a host has.
 //! * [`programs`], [`kernels`]: the files of `kernels/`, compiled for the GPU at hand, and what each kernel takes.
 //! * [`commands`]: what operations ask for, as lists and graphs.
 //! * [`buffers`], [`batch`], [`plan`]: what is in the GPU's memory; [`layout`]: how much of it.
@@ -23,8 +23,8 @@ mod batch;
 mod blas;
 mod buffers;
 mod commands;
-mod crowded;
 mod driver;
+mod error;
 mod fault;
 mod feed;
 mod interactions;
@@ -62,9 +62,9 @@ pub use blas::OpenBlasError;
 use blas::{Blas, Product};
 pub use buffers::{CudaMatrix, CudaTable};
 use commands::Commands;
-pub use crowded::Crowded;
 use driver::{Address, Context, Driver, Lane, Launch, Memory, Stream};
-pub use driver::{DriverError, Fault, Gpu};
+pub use driver::{DriverError, Fault, Gpu, OutOfMemory};
+pub use error::CudaError;
 use fault::{GpuError, must};
 pub use feed::CudaPinned;
 use feed::PinnedRanges;
@@ -78,23 +78,6 @@ pub use programs::{ProgramError, Resources};
 pub use report::CudaReport;
 use spans::Spans;
 pub use survey::{Found, Survey};
-
-/// Why the GPU cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum CudaError {
-    /// The driver, or what it drives.
-    #[error(transparent)]
-    Driver(#[from] DriverError),
-    /// The compiler of kernels.
-    #[error(transparent)]
-    Compiler(#[from] LibraryError),
-    /// The kernels.
-    #[error(transparent)]
-    Program(#[from] ProgramError),
-    /// The library of matrix products.
-    #[error(transparent)]
-    Blas(#[from] OpenBlasError),
-}
 
 /// The CUDA backend.
 pub struct Cuda {

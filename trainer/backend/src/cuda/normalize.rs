@@ -9,8 +9,9 @@ use super::kernels::{
     NORMALIZE_COLUMN_MEANS, NORMALIZE_FORWARD, NORMALIZE_ROW_MEANS, Normalize, ROW_MOMENTS,
 };
 use super::layers::{PAIR_BYTES, Rooms, column_blocks, partial_bytes, shares};
+use crate::device::Axis;
 use crate::ops::GradientMode;
-use crate::ops::{Axis, Normalization, SavedNormalization};
+use crate::ops::{Normalization, SavedNormalization};
 
 impl Cuda {
     pub(super) fn moments_of(

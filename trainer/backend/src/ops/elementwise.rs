@@ -6,54 +6,54 @@ use millstream_trace::Work;
 
 use super::check::Checks;
 use super::cost;
-use crate::backend::Backend;
+use crate::device::Shapes;
 
 /// Copies `columns` columns of one matrix to another over the first `rows` rows.
-pub struct CopyColumns<'a, B: Backend> {
+pub struct CopyColumns<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// The source, and its first column.
-    pub from: (&'a B::Matrix, usize),
+    pub from: (&'a D::Matrix, usize),
     /// The destination, and its first column.
-    pub to: (&'a mut B::Matrix, usize),
+    pub to: (&'a mut D::Matrix, usize),
     /// Number of columns.
     pub columns: usize,
 }
 
-impl<B: Backend> CopyColumns<'_, B> {
+impl<D: Shapes> CopyColumns<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (from, to) = (B::matrix_shape(self.from.0), B::matrix_shape(self.to.0));
+        let (from, to) = (D::matrix_shape(self.from.0), D::matrix_shape(self.to.0));
         checks.matrix("from", from).rows_at_least(self.rows).columns_at_least(self.from.1 + self.columns);
         checks.matrix("to", to).rows_at_least(self.rows).columns_at_least(self.to.1 + self.columns);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let bytes = B::matrix_shape(self.from.0).number_bytes + B::matrix_shape(self.to.0).number_bytes;
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let bytes = D::matrix_shape(self.from.0).number_bytes + D::matrix_shape(self.to.0).number_bytes;
         cost::columns(self.rows, self.columns, bytes)
     }
 }
 
 /// Copies the first `rows` rows of `from` to `to`, from its row `first` on. Both have the same number of columns.
-pub struct CopyRows<'a, B: Backend> {
+pub struct CopyRows<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// The source.
-    pub from: &'a B::Matrix,
+    pub from: &'a D::Matrix,
     /// The destination.
-    pub to: &'a mut B::Matrix,
+    pub to: &'a mut D::Matrix,
     /// Its first row written.
     pub first: usize,
 }
 
-impl<B: Backend> CopyRows<'_, B> {
+impl<D: Shapes> CopyRows<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (from, to) = (B::matrix_shape(self.from), B::matrix_shape(self.to));
+        let (from, to) = (D::matrix_shape(self.from), D::matrix_shape(self.to));
         checks.matrix("from", from).rows_at_least(self.rows);
         checks.matrix("to", to).rows_at_least(self.first + self.rows).columns(from.columns);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::elementwise(self.rows, [B::matrix_shape(self.from), B::matrix_shape(self.to)], 0)
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::elementwise(self.rows, [D::matrix_shape(self.from), D::matrix_shape(self.to)], 0)
     }
 }
 
@@ -62,7 +62,7 @@ impl<B: Backend> CopyRows<'_, B> {
 ///
 /// Row 0 is row `rows.start` of the pass that `key` identifies. Word `c / 16 % 4` of the [Philox](crate::philox) of counter
 /// `(r, c / 64 * 16 + c % 16)` decides about column `c` of row `r`: the number is kept if the word is below `2^32 keep`.
-pub struct Dropout<'a, B: Backend> {
+pub struct Dropout<'a, D: Shapes> {
     /// Rows of the pass.
     pub rows: Range<usize>,
     /// The probability of keeping a number, above 0 and at most 1.
@@ -70,81 +70,81 @@ pub struct Dropout<'a, B: Backend> {
     /// The key of the random numbers.
     pub key: u64,
     /// `[B, N]`, changed in place.
-    pub matrix: &'a mut B::Matrix,
+    pub matrix: &'a mut D::Matrix,
 }
 
-impl<B: Backend> Dropout<'_, B> {
+impl<D: Shapes> Dropout<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         assert!(
             self.keep > 0.0 && self.keep <= 1.0,
             "dropout: operand `keep` is {}, not in (0, 1]",
             self.keep
         );
-        checks.matrix("matrix", B::matrix_shape(self.matrix)).rows_at_least(self.rows.len());
+        checks.matrix("matrix", D::matrix_shape(self.matrix)).rows_at_least(self.rows.len());
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::elementwise(self.rows.len(), [B::matrix_shape(self.matrix); 2], 1)
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::elementwise(self.rows.len(), [D::matrix_shape(self.matrix); 2], 1)
     }
 }
 
 /// `to += from`, over the columns of `to`; `from` may have more.
-pub struct Add<'a, B: Backend> {
+pub struct Add<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// The summand.
-    pub from: &'a B::Matrix,
+    pub from: &'a D::Matrix,
     /// The sum.
-    pub to: &'a mut B::Matrix,
+    pub to: &'a mut D::Matrix,
 }
 
-impl<B: Backend> Add<'_, B> {
+impl<D: Shapes> Add<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (from, to) = (B::matrix_shape(self.from), B::matrix_shape(self.to));
+        let (from, to) = (D::matrix_shape(self.from), D::matrix_shape(self.to));
         checks.matrix("from", from).rows_at_least(self.rows).columns_at_least(to.columns);
         checks.matrix("to", to).rows_at_least(self.rows);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::elementwise(self.rows, [B::matrix_shape(self.to); 3], 1)
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::elementwise(self.rows, [D::matrix_shape(self.to); 3], 1)
     }
 }
 
 /// Sets the first `rows` rows to zero.
-pub struct Clear<'a, B: Backend> {
+pub struct Clear<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// The matrix.
-    pub matrix: &'a mut B::Matrix,
+    pub matrix: &'a mut D::Matrix,
 }
 
-impl<B: Backend> Clear<'_, B> {
+impl<D: Shapes> Clear<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        checks.matrix("matrix", B::matrix_shape(self.matrix)).rows_at_least(self.rows);
+        checks.matrix("matrix", D::matrix_shape(self.matrix)).rows_at_least(self.rows);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::elementwise(self.rows, [B::matrix_shape(self.matrix)], 0)
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::elementwise(self.rows, [D::matrix_shape(self.matrix)], 0)
     }
 }
 
 /// Multiplies the first `rows` rows by the first number of `factor`.
-pub struct Multiply<'a, B: Backend> {
+pub struct Multiply<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// `[1, 1]` or larger.
-    pub factor: &'a B::Matrix,
+    pub factor: &'a D::Matrix,
     /// The matrix, changed in place.
-    pub matrix: &'a mut B::Matrix,
+    pub matrix: &'a mut D::Matrix,
 }
 
-impl<B: Backend> Multiply<'_, B> {
+impl<D: Shapes> Multiply<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        checks.matrix("factor", B::matrix_shape(self.factor)).rows_at_least(1).columns_at_least(1);
-        checks.matrix("matrix", B::matrix_shape(self.matrix)).rows_at_least(self.rows);
+        checks.matrix("factor", D::matrix_shape(self.factor)).rows_at_least(1).columns_at_least(1);
+        checks.matrix("matrix", D::matrix_shape(self.matrix)).rows_at_least(self.rows);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::elementwise(self.rows, [B::matrix_shape(self.matrix); 2], 1)
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::elementwise(self.rows, [D::matrix_shape(self.matrix); 2], 1)
     }
 }

@@ -4,26 +4,25 @@ use millstream_trace::Work;
 
 use super::check::Checks;
 use super::cost;
-use crate::backend::Backend;
-use crate::device::MatrixShape;
+use crate::device::{MatrixShape, Shapes};
 
 /// `out += 1/2 sum over k of ((sum of v_k)^2 - sum of v_k^2)`, the sum of the dot products of all pairs of vectors.
 ///
 /// Rendle, "Factorization Machines", 2010, lemma 3.1.
-pub struct FmForward<'a, B: Backend> {
+pub struct FmForward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// Each row starts with the vectors.
-    pub vectors: &'a B::Matrix,
+    pub vectors: &'a D::Matrix,
     /// Number of vectors, and their width.
     pub shape: (usize, usize),
     /// `[B, 1]`
-    pub out: &'a mut B::Matrix,
+    pub out: &'a mut D::Matrix,
 }
 
-impl<B: Backend> FmForward<'_, B> {
+impl<D: Shapes> FmForward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (vectors, out) = (B::matrix_shape(self.vectors), B::matrix_shape(self.out));
+        let (vectors, out) = (D::matrix_shape(self.vectors), D::matrix_shape(self.out));
         checks
             .matrix("vectors", vectors)
             .rows_at_least(self.rows)
@@ -31,37 +30,37 @@ impl<B: Backend> FmForward<'_, B> {
         checks.matrix("out", out).rows_at_least(self.rows).columns(1);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let (vectors, out) = (B::matrix_shape(self.vectors), B::matrix_shape(self.out));
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let (vectors, out) = (D::matrix_shape(self.vectors), D::matrix_shape(self.out));
         cost::pairs(self.rows, self.shape, false, 4, [vectors, out, out])
     }
 }
 
 /// Adds the gradient of [`FmForward`] with respect to its vectors to the first columns of `vectors_grad`.
-pub struct FmBackward<'a, B: Backend> {
+pub struct FmBackward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// Each row starts with the vectors.
-    pub vectors: &'a B::Matrix,
+    pub vectors: &'a D::Matrix,
     /// Number of vectors, and their width.
     pub shape: (usize, usize),
     /// `[B, 1]`
-    pub out_grad: &'a B::Matrix,
+    pub out_grad: &'a D::Matrix,
     /// Each row starts with the gradients of the vectors.
-    pub vectors_grad: &'a mut B::Matrix,
+    pub vectors_grad: &'a mut D::Matrix,
 }
 
-impl<B: Backend> FmBackward<'_, B> {
+impl<D: Shapes> FmBackward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         let columns = self.shape.0 * self.shape.1;
         for (name, matrix) in [("vectors", self.vectors), ("vectors_grad", &*self.vectors_grad)] {
-            checks.matrix(name, B::matrix_shape(matrix)).rows_at_least(self.rows).columns_at_least(columns);
+            checks.matrix(name, D::matrix_shape(matrix)).rows_at_least(self.rows).columns_at_least(columns);
         }
-        checks.matrix("out_grad", B::matrix_shape(self.out_grad)).rows_at_least(self.rows).columns(1);
+        checks.matrix("out_grad", D::matrix_shape(self.out_grad)).rows_at_least(self.rows).columns(1);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let (vectors, out) = (B::matrix_shape(self.vectors), B::matrix_shape(self.out_grad));
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let (vectors, out) = (D::matrix_shape(self.vectors), D::matrix_shape(self.out_grad));
         cost::pairs(self.rows, self.shape, false, 4, [vectors, out, vectors, vectors])
     }
 }
@@ -70,26 +69,26 @@ impl<B: Backend> FmBackward<'_, B> {
 /// input and its weights.
 ///
 /// Wang et al., "DCN V2", 2021, equation 1.
-pub struct CrossForward<'a, B: Backend> {
+pub struct CrossForward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// The input of the first cross layer.
-    pub first: &'a B::Matrix,
+    pub first: &'a D::Matrix,
     /// The product of this layer's input and weights.
-    pub product: &'a B::Matrix,
+    pub product: &'a D::Matrix,
     /// This layer's input.
-    pub input: &'a B::Matrix,
+    pub input: &'a D::Matrix,
     /// This layer's output.
-    pub output: &'a mut B::Matrix,
+    pub output: &'a mut D::Matrix,
 }
 
-impl<B: Backend> CrossForward<'_, B> {
+impl<D: Shapes> CrossForward<'_, D> {
     fn operands(&self) -> [(&'static str, MatrixShape); 4] {
         [
-            ("first", B::matrix_shape(self.first)),
-            ("product", B::matrix_shape(self.product)),
-            ("input", B::matrix_shape(self.input)),
-            ("output", B::matrix_shape(self.output)),
+            ("first", D::matrix_shape(self.first)),
+            ("product", D::matrix_shape(self.product)),
+            ("input", D::matrix_shape(self.input)),
+            ("output", D::matrix_shape(self.output)),
         ]
     }
 
@@ -97,7 +96,7 @@ impl<B: Backend> CrossForward<'_, B> {
         check_alike(checks, self.rows, &self.operands());
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
+    pub(super) fn work(&self, _backend: &D) -> Work {
         cost::elementwise(self.rows, self.operands().map(|(_, shape)| shape), 2)
     }
 }
@@ -105,29 +104,29 @@ impl<B: Backend> CrossForward<'_, B> {
 /// The gradient of [`CrossForward`]: writes that with respect to its product, and adds that with respect to `first`.
 ///
 /// The gradient with respect to its input is `output_grad` itself.
-pub struct CrossBackward<'a, B: Backend> {
+pub struct CrossBackward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// The input of the first cross layer.
-    pub first: &'a B::Matrix,
+    pub first: &'a D::Matrix,
     /// The product of this layer's input and weights.
-    pub product: &'a B::Matrix,
+    pub product: &'a D::Matrix,
     /// The gradient with respect to the output.
-    pub output_grad: &'a B::Matrix,
+    pub output_grad: &'a D::Matrix,
     /// Written.
-    pub product_grad: &'a mut B::Matrix,
+    pub product_grad: &'a mut D::Matrix,
     /// Accumulated.
-    pub first_grad: &'a mut B::Matrix,
+    pub first_grad: &'a mut D::Matrix,
 }
 
-impl<B: Backend> CrossBackward<'_, B> {
+impl<D: Shapes> CrossBackward<'_, D> {
     fn operands(&self) -> [(&'static str, MatrixShape); 5] {
         [
-            ("first", B::matrix_shape(self.first)),
-            ("product", B::matrix_shape(self.product)),
-            ("output_grad", B::matrix_shape(self.output_grad)),
-            ("product_grad", B::matrix_shape(self.product_grad)),
-            ("first_grad", B::matrix_shape(self.first_grad)),
+            ("first", D::matrix_shape(self.first)),
+            ("product", D::matrix_shape(self.product)),
+            ("output_grad", D::matrix_shape(self.output_grad)),
+            ("product_grad", D::matrix_shape(self.product_grad)),
+            ("first_grad", D::matrix_shape(self.first_grad)),
         ]
     }
 
@@ -135,7 +134,7 @@ impl<B: Backend> CrossBackward<'_, B> {
         check_alike(checks, self.rows, &self.operands());
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
+    pub(super) fn work(&self, _backend: &D) -> Work {
         let [first, product, output, product_grad, first_grad] = self.operands().map(|(_, shape)| shape);
         let moved = [first, product, output, product_grad, first_grad, first_grad];
         cost::elementwise(self.rows, moved, 3)
@@ -153,54 +152,54 @@ fn check_alike(checks: Checks, rows: usize, operands: &[(&'static str, MatrixSha
 /// `out[b] = first vector, then the dot product of each pair of vectors`: `(1, 0), (2, 0), (2, 1), ...`
 ///
 /// Naumov et al., "Deep Learning Recommendation Model", 2019, section 2.2.
-pub struct DotForward<'a, B: Backend> {
+pub struct DotForward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// `[B, V * W]`
-    pub vectors: &'a B::Matrix,
+    pub vectors: &'a D::Matrix,
     /// `W`
     pub width: usize,
     /// `[B, W + V (V - 1) / 2]`
-    pub out: &'a mut B::Matrix,
+    pub out: &'a mut D::Matrix,
 }
 
-impl<B: Backend> DotForward<'_, B> {
+impl<D: Shapes> DotForward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (vectors, out) = (B::matrix_shape(self.vectors), B::matrix_shape(self.out));
+        let (vectors, out) = (D::matrix_shape(self.vectors), D::matrix_shape(self.out));
         check_dot(checks, self.rows, self.width, vectors, ("out", out));
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let (vectors, out) = (B::matrix_shape(self.vectors), B::matrix_shape(self.out));
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let (vectors, out) = (D::matrix_shape(self.vectors), D::matrix_shape(self.out));
         let shape = (vectors.columns / self.width.max(1), self.width);
         cost::pairs(self.rows, shape, true, 2, [vectors, out])
     }
 }
 
 /// The gradient of [`DotForward`] with respect to its vectors.
-pub struct DotBackward<'a, B: Backend> {
+pub struct DotBackward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// `[B, V * W]`
-    pub vectors: &'a B::Matrix,
+    pub vectors: &'a D::Matrix,
     /// `W`
     pub width: usize,
     /// `[B, W + V (V - 1) / 2]`
-    pub out_grad: &'a B::Matrix,
+    pub out_grad: &'a D::Matrix,
     /// `[B, V * W]`, written.
-    pub vectors_grad: &'a mut B::Matrix,
+    pub vectors_grad: &'a mut D::Matrix,
 }
 
-impl<B: Backend> DotBackward<'_, B> {
+impl<D: Shapes> DotBackward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (vectors, out) = (B::matrix_shape(self.vectors), B::matrix_shape(self.out_grad));
+        let (vectors, out) = (D::matrix_shape(self.vectors), D::matrix_shape(self.out_grad));
         check_dot(checks, self.rows, self.width, vectors, ("out_grad", out));
-        let vectors_grad = B::matrix_shape(self.vectors_grad);
+        let vectors_grad = D::matrix_shape(self.vectors_grad);
         checks.matrix("vectors_grad", vectors_grad).rows_at_least(self.rows).columns(vectors.columns);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let (vectors, out) = (B::matrix_shape(self.vectors), B::matrix_shape(self.out_grad));
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let (vectors, out) = (D::matrix_shape(self.vectors), D::matrix_shape(self.out_grad));
         let shape = (vectors.columns / self.width.max(1), self.width);
         cost::pairs(self.rows, shape, true, 4, [vectors, out, vectors])
     }

@@ -5,8 +5,7 @@ use millstream_trace::Work;
 use super::check::Checks;
 use super::cost;
 use super::lookup::GradientMode;
-use crate::backend::Backend;
-use crate::device::MatrixShape;
+use crate::device::{MatrixShape, Shapes};
 
 /// The activation that follows a layer's product and bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,39 +19,39 @@ pub enum Activation {
 /// `output = activation(input . weights + bias)` over the first `rows` rows: `[B, N] . [N, M] + [1, M] -> [B, M]`.
 ///
 /// Weights are rounded to the format of `input`, and the bias to that of `output`.
-pub struct LayerForward<'a, B: Backend> {
+pub struct LayerForward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// `[B, N]`
-    pub input: &'a B::Matrix,
+    pub input: &'a D::Matrix,
     /// `[N, M]`
-    pub weights: &'a B::Matrix,
+    pub weights: &'a D::Matrix,
     /// `[1, M]`
-    pub bias: Option<&'a B::Matrix>,
+    pub bias: Option<&'a D::Matrix>,
     /// The activation.
     pub activation: Activation,
     /// `[B, M]`
-    pub output: &'a mut B::Matrix,
+    pub output: &'a mut D::Matrix,
 }
 
-impl<B: Backend> LayerForward<'_, B> {
+impl<D: Shapes> LayerForward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let weights = B::matrix_shape(self.weights);
-        let (input, output) = (B::matrix_shape(self.input), B::matrix_shape(self.output));
+        let weights = D::matrix_shape(self.weights);
+        let (input, output) = (D::matrix_shape(self.input), D::matrix_shape(self.output));
         checks.matrix("input", input).rows_at_least(self.rows).columns(weights.rows);
         if let Some(bias) = self.bias {
-            checks.matrix("bias", B::matrix_shape(bias)).rows_at_least(1).columns(weights.columns);
+            checks.matrix("bias", D::matrix_shape(bias)).rows_at_least(1).columns(weights.columns);
         }
         checks.matrix("output", output).rows_at_least(self.rows).columns(weights.columns);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let [input, weights] = [self.input, self.weights].map(B::matrix_shape);
-        cost::layer_forward(self.rows, input, weights, B::matrix_shape(self.output))
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let [input, weights] = [self.input, self.weights].map(D::matrix_shape);
+        cost::layer_forward(self.rows, input, weights, D::matrix_shape(self.output))
     }
 
     pub(super) fn weight_shape(&self) -> [u32; 2] {
-        counts(B::matrix_shape(self.weights))
+        counts(D::matrix_shape(self.weights))
     }
 }
 
@@ -72,50 +71,50 @@ pub struct SavedLayer<'a, M> {
 }
 
 /// The gradient of [`LayerForward`] over the first `rows` rows.
-pub struct LayerBackward<'a, B: Backend> {
+pub struct LayerBackward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// The operands of the forward pass.
-    pub layer: &'a SavedLayer<'a, B::Matrix>,
+    pub layer: &'a SavedLayer<'a, D::Matrix>,
     /// `[B, M]`, masked by the activation in place.
-    pub output_grad: &'a mut B::Matrix,
+    pub output_grad: &'a mut D::Matrix,
     /// Whether `weight_grad` and `bias_grad` are written or accumulated.
     pub mode: GradientMode,
     /// `[N, M]`
-    pub weight_grad: &'a mut B::Matrix,
+    pub weight_grad: &'a mut D::Matrix,
     /// `[1, M]`
-    pub bias_grad: Option<&'a mut B::Matrix>,
+    pub bias_grad: Option<&'a mut D::Matrix>,
     /// `[B, K]`, written: the gradient of the first `K <= N` columns. A model's input ends in dense columns, whose
     /// gradient nothing needs.
-    pub input_grad: Option<&'a mut B::Matrix>,
+    pub input_grad: Option<&'a mut D::Matrix>,
 }
 
-impl<B: Backend> LayerBackward<'_, B> {
+impl<D: Shapes> LayerBackward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         let (rows, layer) = (self.rows, self.layer);
-        let weights = B::matrix_shape(layer.weights);
+        let weights = D::matrix_shape(layer.weights);
         let (inputs, outputs) = (weights.rows, weights.columns);
-        checks.matrix("input", B::matrix_shape(layer.input)).rows_at_least(rows).columns(inputs);
-        checks.matrix("output", B::matrix_shape(layer.output)).rows_at_least(rows).columns(outputs);
-        checks.matrix("output_grad", B::matrix_shape(self.output_grad)).rows_at_least(rows).columns(outputs);
-        checks.matrix("weight_grad", B::matrix_shape(self.weight_grad)).rows(inputs).columns(outputs);
+        checks.matrix("input", D::matrix_shape(layer.input)).rows_at_least(rows).columns(inputs);
+        checks.matrix("output", D::matrix_shape(layer.output)).rows_at_least(rows).columns(outputs);
+        checks.matrix("output_grad", D::matrix_shape(self.output_grad)).rows_at_least(rows).columns(outputs);
+        checks.matrix("weight_grad", D::matrix_shape(self.weight_grad)).rows(inputs).columns(outputs);
         if let Some(bias_grad) = &self.bias_grad {
-            checks.matrix("bias_grad", B::matrix_shape(bias_grad)).rows_at_least(1).columns(outputs);
+            checks.matrix("bias_grad", D::matrix_shape(bias_grad)).rows_at_least(1).columns(outputs);
         }
         if let Some(input_grad) = &self.input_grad {
-            let input_grad = B::matrix_shape(input_grad);
+            let input_grad = D::matrix_shape(input_grad);
             checks.matrix("input_grad", input_grad).rows_at_least(rows).columns_at_most(inputs);
         }
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let [input, weights] = [self.layer.input, self.layer.weights].map(B::matrix_shape);
-        let input_grad = self.input_grad.as_deref().map(B::matrix_shape);
-        cost::layer_backward(self.rows, input, weights, B::matrix_shape(self.output_grad), input_grad)
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let [input, weights] = [self.layer.input, self.layer.weights].map(D::matrix_shape);
+        let input_grad = self.input_grad.as_deref().map(D::matrix_shape);
+        cost::layer_backward(self.rows, input, weights, D::matrix_shape(self.output_grad), input_grad)
     }
 
     pub(super) fn weight_shape(&self) -> [u32; 2] {
-        counts(B::matrix_shape(self.layer.weights))
+        counts(D::matrix_shape(self.layer.weights))
     }
 }
 

@@ -6,8 +6,7 @@ use millstream_trace::Work;
 
 use super::check::Checks;
 use super::cost;
-use crate::backend::Backend;
-use crate::device::{BatchShape, Lookup};
+use crate::device::{BatchShape, Lookup, Shapes};
 use crate::float::Float;
 
 /// Whether sums over rows are written or accumulated.
@@ -20,90 +19,90 @@ pub enum GradientMode {
 }
 
 /// Sorts the ids of each of the plan's groups of columns by table row, and equal ids by column, then by batch row.
-pub struct PlanRows<'a, B: Backend> {
+pub struct PlanRows<'a, D: Shapes> {
     /// The batch.
-    pub batch: &'a B::Batch,
+    pub batch: &'a D::Batch,
     /// The plan, for batches of the same schema.
-    pub plan: &'a mut B::RowPlan,
+    pub plan: &'a mut D::RowPlan,
 }
 
-impl<B: Backend> PlanRows<'_, B> {
+impl<D: Shapes> PlanRows<'_, D> {
     /// A plan is made for a schema, and a batch on the device has the schema that it was made for.
     pub(super) fn check(&self, _checks: Checks) {}
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let batch = B::batch_shape(self.batch);
-        let ids = B::planned_columns(self.plan).map(|column| batch.ids(column, batch.rows));
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let batch = D::batch_shape(self.batch);
+        let ids = D::planned_columns(self.plan).map(|column| batch.ids(column, batch.rows));
         cost::plan(batch.rows, ids.sum())
     }
 }
 
 /// `out[b] = pooled rows of every table, then dense columns`, side by side, for rows `rows` of the batch.
-pub struct Gather<'a, B: Backend> {
+pub struct Gather<'a, D: Shapes> {
     /// The batch.
-    pub batch: &'a B::Batch,
+    pub batch: &'a D::Batch,
     /// Rows of the batch; the first is row 0 of `out`.
     pub rows: Range<usize>,
     /// The lookups, whose columns begin at [`Lookup::first`] behind `first_column`.
     pub lookups: &'a [Lookup],
     /// The tables.
-    pub tables: &'a [B::Table],
+    pub tables: &'a [D::Table],
     /// Dense columns of the batch.
     pub dense: &'a [usize],
     /// `[B, first_column + W of each lookup + dense.len()]`
-    pub out: &'a mut B::Matrix,
+    pub out: &'a mut D::Matrix,
     /// Columns of `out` before this stay as they are.
     pub first_column: usize,
 }
 
-impl<B: Backend> Gather<'_, B> {
+impl<D: Shapes> Gather<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let rows = checks.rows_of_batch(&self.rows, B::batch_shape(self.batch).rows);
-        let width = check_lookups::<B>(checks, self.batch, self.lookups, self.tables);
+        let rows = checks.rows_of_batch(&self.rows, D::batch_shape(self.batch).rows);
+        let width = check_lookups::<D>(checks, self.batch, self.lookups, self.tables);
         for lookup in self.lookups {
-            let end = lookup.first + B::table_shape(&self.tables[lookup.table]).width;
+            let end = lookup.first + D::table_shape(&self.tables[lookup.table]).width;
             checks.at_most("lookups", end, width);
         }
-        check_dense(checks, B::batch_shape(self.batch), self.dense);
+        check_dense(checks, D::batch_shape(self.batch), self.dense);
         let columns = self.first_column + width + self.dense.len();
-        checks.matrix("out", B::matrix_shape(self.out)).rows_at_least(rows).columns(columns);
+        checks.matrix("out", D::matrix_shape(self.out)).rows_at_least(rows).columns(columns);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let (rows, out) = (self.rows.len(), B::matrix_shape(self.out));
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let (rows, out) = (self.rows.len(), D::matrix_shape(self.out));
         let written = cost::columns(rows, out.columns - self.first_column, out.number_bytes);
-        let read = lookup_work::<B>(self.batch, rows, self.lookups, self.tables);
+        let read = lookup_work::<D>(self.batch, rows, self.lookups, self.tables);
         cost::sum(rows, read.chain([cost::columns(rows, self.dense.len(), 4), written]))
     }
 }
 
 /// `out[b] += bias + sum of the looked-up weights + dense columns . dense_weights`, for rows `rows` of the batch.
-pub struct LinearForward<'a, B: Backend> {
+pub struct LinearForward<'a, D: Shapes> {
     /// The batch.
-    pub batch: &'a B::Batch,
+    pub batch: &'a D::Batch,
     /// Rows of the batch; the first is row 0 of `out`.
     pub rows: Range<usize>,
     /// The lookups.
     pub lookups: &'a [Lookup],
     /// The tables: fp32, `K` columns each.
-    pub tables: &'a [B::Table],
+    pub tables: &'a [D::Table],
     /// Dense columns of the batch.
     pub dense: &'a [usize],
     /// `[dense.len(), K]`
-    pub dense_weights: &'a B::Matrix,
+    pub dense_weights: &'a D::Matrix,
     /// `[1, K]`
-    pub bias: &'a B::Matrix,
+    pub bias: &'a D::Matrix,
     /// `[B, K]`
-    pub out: &'a mut B::Matrix,
+    pub out: &'a mut D::Matrix,
 }
 
-impl<B: Backend> LinearForward<'_, B> {
+impl<D: Shapes> LinearForward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let batch = B::batch_shape(self.batch);
-        let (rows, out) = (checks.rows_of_batch(&self.rows, batch.rows), B::matrix_shape(self.out));
-        check_lookups::<B>(checks, self.batch, self.lookups, self.tables);
+        let batch = D::batch_shape(self.batch);
+        let (rows, out) = (checks.rows_of_batch(&self.rows, batch.rows), D::matrix_shape(self.out));
+        check_lookups::<D>(checks, self.batch, self.lookups, self.tables);
         for lookup in self.lookups {
-            let shape = B::table_shape(&self.tables[lookup.table]);
+            let shape = D::table_shape(&self.tables[lookup.table]);
             checks.equal("tables", shape.width, out.columns);
             assert!(
                 shape.float == Float::F32,
@@ -112,73 +111,73 @@ impl<B: Backend> LinearForward<'_, B> {
             );
         }
         check_dense(checks, batch, self.dense);
-        let dense_weights = checks.matrix("dense_weights", B::matrix_shape(self.dense_weights));
+        let dense_weights = checks.matrix("dense_weights", D::matrix_shape(self.dense_weights));
         dense_weights.rows(self.dense.len());
         if !self.dense.is_empty() {
             dense_weights.columns(out.columns);
         }
-        checks.matrix("bias", B::matrix_shape(self.bias)).rows_at_least(1).columns(out.columns);
+        checks.matrix("bias", D::matrix_shape(self.bias)).rows_at_least(1).columns(out.columns);
         checks.matrix("out", out).rows_at_least(rows).columns_at_least(1);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let (rows, out) = (self.rows.len(), B::matrix_shape(self.out));
-        let read = lookup_work::<B>(self.batch, rows, self.lookups, self.tables);
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let (rows, out) = (self.rows.len(), D::matrix_shape(self.out));
+        let read = lookup_work::<D>(self.batch, rows, self.lookups, self.tables);
         let rest = [cost::linear(rows, self.dense.len(), out), cost::elementwise(rows, [out], 0)];
         cost::sum(rows, read.chain(rest))
     }
 }
 
 /// The gradient of [`LinearForward`] with respect to its dense weights and bias.
-pub struct LinearBackward<'a, B: Backend> {
+pub struct LinearBackward<'a, D: Shapes> {
     /// The batch.
-    pub batch: &'a B::Batch,
+    pub batch: &'a D::Batch,
     /// Rows of the batch; the first is row 0 of `out_grad`.
     pub rows: Range<usize>,
     /// Dense columns of the batch.
     pub dense: &'a [usize],
     /// `[B, K]`
-    pub out_grad: &'a B::Matrix,
+    pub out_grad: &'a D::Matrix,
     /// Whether both gradients are written or accumulated.
     pub mode: GradientMode,
     /// `[dense.len(), K]`
-    pub weight_grad: &'a mut B::Matrix,
+    pub weight_grad: &'a mut D::Matrix,
     /// `[1, K]`
-    pub bias_grad: &'a mut B::Matrix,
+    pub bias_grad: &'a mut D::Matrix,
 }
 
-impl<B: Backend> LinearBackward<'_, B> {
+impl<D: Shapes> LinearBackward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let batch = B::batch_shape(self.batch);
-        let (rows, out_grad) = (checks.rows_of_batch(&self.rows, batch.rows), B::matrix_shape(self.out_grad));
+        let batch = D::batch_shape(self.batch);
+        let (rows, out_grad) = (checks.rows_of_batch(&self.rows, batch.rows), D::matrix_shape(self.out_grad));
         check_dense(checks, batch, self.dense);
         checks.matrix("out_grad", out_grad).rows_at_least(rows).columns_at_least(1);
-        let weight_grad = checks.matrix("weight_grad", B::matrix_shape(self.weight_grad));
+        let weight_grad = checks.matrix("weight_grad", D::matrix_shape(self.weight_grad));
         weight_grad.rows(self.dense.len());
         if !self.dense.is_empty() {
             weight_grad.columns(out_grad.columns);
         }
         checks
-            .matrix("bias_grad", B::matrix_shape(self.bias_grad))
+            .matrix("bias_grad", D::matrix_shape(self.bias_grad))
             .rows_at_least(1)
             .columns(out_grad.columns);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::linear(self.rows.len(), self.dense.len(), B::matrix_shape(self.out_grad))
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::linear(self.rows.len(), self.dense.len(), D::matrix_shape(self.out_grad))
     }
 }
 
 /// Gradients of the table rows that a batch looks up, before those of one table row are summed.
-pub struct RowGradients<'a, B: Backend> {
+pub struct RowGradients<'a, D: Shapes> {
     /// The batch.
-    pub batch: &'a B::Batch,
+    pub batch: &'a D::Batch,
     /// Its plan, in which the columns of each table's lookups are a group.
-    pub plan: &'a B::RowPlan,
+    pub plan: &'a D::RowPlan,
     /// The lookups in the tables.
     pub lookups: &'a [Lookup],
     /// The gradient with respect to the output of [`Gather`] or [`LinearForward`].
-    pub gradient: &'a B::Matrix,
+    pub gradient: &'a D::Matrix,
     /// Which of its columns belong to a table.
     pub columns: GradientColumns,
 }
@@ -205,14 +204,14 @@ impl GradientColumns {
     }
 }
 
-impl<B: Backend> RowGradients<'_, B> {
-    pub(super) fn check(&self, checks: Checks, tables: &[B::Table]) {
-        check_lookups::<B>(checks, self.batch, self.lookups, tables);
+impl<D: Shapes> RowGradients<'_, D> {
+    pub(super) fn check(&self, checks: Checks, tables: &[D::Table]) {
+        check_lookups::<D>(checks, self.batch, self.lookups, tables);
         let end =
-            |lookup: &Lookup| self.columns.first_of(lookup) + B::table_shape(&tables[lookup.table]).width;
+            |lookup: &Lookup| self.columns.first_of(lookup) + D::table_shape(&tables[lookup.table]).width;
         if let Some(end) = self.lookups.iter().map(end).max() {
-            let gradient = checks.matrix("gradient", B::matrix_shape(self.gradient));
-            gradient.rows_at_least(B::batch_shape(self.batch).rows).columns_at_least(end);
+            let gradient = checks.matrix("gradient", D::matrix_shape(self.gradient));
+            gradient.rows_at_least(D::batch_shape(self.batch).rows).columns_at_least(end);
         }
     }
 
@@ -220,14 +219,14 @@ impl<B: Backend> RowGradients<'_, B> {
     /// number of ids and of touched rows.
     pub(super) fn work(
         &self,
-        backend: &B,
-        tables: &[B::Table],
+        backend: &D,
+        tables: &[D::Table],
         of_table: impl Fn(usize, usize, crate::device::TableShape) -> Work,
     ) -> Work {
-        let (batch, columns) = (B::batch_shape(self.batch), B::matrix_shape(self.gradient));
+        let (batch, columns) = (D::batch_shape(self.batch), D::matrix_shape(self.gradient));
         let gradient = cost::columns(batch.rows, columns.columns, columns.number_bytes);
         let of_tables = tables.iter().enumerate().map(|(number, table)| {
-            let (shape, lookups) = (B::table_shape(table), Lookup::of_table(self.lookups, number));
+            let (shape, lookups) = (D::table_shape(table), Lookup::of_table(self.lookups, number));
             let ids = lookups.iter().map(|lookup| batch.ids(lookup.column, batch.rows)).sum::<usize>();
             let touched = backend.touched_rows(self.plan, lookups);
             of_table(ids, touched.unwrap_or(ids.min(shape.rows)), shape)
@@ -237,18 +236,18 @@ impl<B: Backend> RowGradients<'_, B> {
 }
 
 /// Asserts that lookups name columns of the batch and tables that exist, and returns the sum of their tables' widths.
-fn check_lookups<B: Backend>(
+fn check_lookups<D: Shapes>(
     checks: Checks,
-    batch: &B::Batch,
+    batch: &D::Batch,
     lookups: &[Lookup],
-    tables: &[B::Table],
+    tables: &[D::Table],
 ) -> usize {
-    let batch = B::batch_shape(batch);
+    let batch = D::batch_shape(batch);
     for lookup in lookups {
         checks.index("tables", lookup.table, tables.len());
         batch.check_column(lookup.column, |index, bound| checks.index("lookups", index, bound));
     }
-    let width = |table: usize| B::table_shape(&tables[table]).width;
+    let width = |table: usize| D::table_shape(&tables[table]).width;
     Lookup::widths(lookups, width)
 }
 
@@ -259,14 +258,14 @@ fn check_dense(checks: Checks, batch: &BatchShape, dense: &[usize]) {
 }
 
 /// The work of lookups over `rows` rows.
-fn lookup_work<'a, B: Backend>(
-    batch: &'a B::Batch,
+fn lookup_work<'a, D: Shapes>(
+    batch: &'a D::Batch,
     rows: usize,
     lookups: &'a [Lookup],
-    tables: &'a [B::Table],
+    tables: &'a [D::Table],
 ) -> impl Iterator<Item = Work> + 'a {
     lookups.iter().map(move |lookup| {
-        let shape = B::table_shape(&tables[lookup.table]);
-        cost::lookup(B::batch_shape(batch).ids(lookup.column, rows), shape, B::weight_bytes(shape))
+        let shape = D::table_shape(&tables[lookup.table]);
+        cost::lookup(D::batch_shape(batch).ids(lookup.column, rows), shape, D::weight_bytes(shape))
     })
 }

@@ -6,7 +6,7 @@ use millstream_trace::Work;
 
 use super::check::Checks;
 use super::cost;
-use crate::backend::Backend;
+use crate::device::Shapes;
 
 /// The loss that training minimises, for each row: a function of its logit `x`, or logits, and label `y`.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,27 +60,27 @@ impl From<Loss> for Task {
 ///
 /// # Panics
 /// On the CPU, if a label is not the index of a class.
-pub struct TaskLoss<'a, B: Backend> {
+pub struct TaskLoss<'a, D: Shapes> {
     /// The task.
     pub task: &'a Task,
     /// The batch.
-    pub batch: &'a B::Batch,
+    pub batch: &'a D::Batch,
     /// Rows of the batch; the first is row 0 of `logits`.
     pub rows: Range<usize>,
     /// `[B, T]`, or `[B, K]` for `K` classes.
-    pub logits: &'a B::Matrix,
+    pub logits: &'a D::Matrix,
     /// As `logits`; the task's columns are written.
-    pub logits_grad: &'a mut B::Matrix,
+    pub logits_grad: &'a mut D::Matrix,
     /// `[T, 2]`: the sum of weighted losses and the sum of weights are added to the label's row.
-    pub sums: &'a mut B::Matrix,
+    pub sums: &'a mut D::Matrix,
 }
 
-impl<B: Backend> TaskLoss<'_, B> {
+impl<D: Shapes> TaskLoss<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let batch = B::batch_shape(self.batch);
+        let batch = D::batch_shape(self.batch);
         let rows = checks.rows_of_batch(&self.rows, batch.rows);
         checks.index("task", self.task.label, batch.labels);
-        let (logits, grad) = (B::matrix_shape(self.logits), B::matrix_shape(self.logits_grad));
+        let (logits, grad) = (D::matrix_shape(self.logits), D::matrix_shape(self.logits_grad));
         let check = checks.matrix("logits", logits).rows_at_least(rows);
         match &self.task.loss {
             Loss::CrossEntropy { class_weights, .. } => {
@@ -92,58 +92,58 @@ impl<B: Backend> TaskLoss<'_, B> {
             }
         };
         checks.matrix("logits_grad", grad).rows_at_least(rows).columns(logits.columns);
-        checks.matrix("sums", B::matrix_shape(self.sums)).rows_at_least(self.task.label + 1).columns(2);
+        checks.matrix("sums", D::matrix_shape(self.sums)).rows_at_least(self.task.label + 1).columns(2);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
+    pub(super) fn work(&self, _backend: &D) -> Work {
         let rows = self.rows.len();
-        let logits = [B::matrix_shape(self.logits), B::matrix_shape(self.logits_grad)];
+        let logits = [D::matrix_shape(self.logits), D::matrix_shape(self.logits_grad)];
         cost::sum(rows, [cost::elementwise(rows, logits, 8), cost::columns(rows, 2, 4)].into_iter())
     }
 }
 
 /// `out = 1 / (1 + exp(-logits))` over the first `rows` rows.
-pub struct Sigmoid<'a, B: Backend> {
+pub struct Sigmoid<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// `[B, T]`
-    pub logits: &'a B::Matrix,
+    pub logits: &'a D::Matrix,
     /// `[B, T]`
-    pub out: &'a mut B::Matrix,
+    pub out: &'a mut D::Matrix,
 }
 
-impl<B: Backend> Sigmoid<'_, B> {
+impl<D: Shapes> Sigmoid<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        check_probabilities::<B>(checks, self.rows, self.logits, self.out);
+        check_probabilities::<D>(checks, self.rows, self.logits, self.out);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::elementwise(self.rows, [B::matrix_shape(self.logits), B::matrix_shape(self.out)], 3)
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::elementwise(self.rows, [D::matrix_shape(self.logits), D::matrix_shape(self.out)], 3)
     }
 }
 
 /// `out = e^logits / sum of e^logits` of each of the first `rows` rows.
-pub struct Softmax<'a, B: Backend> {
+pub struct Softmax<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// `[B, K]`
-    pub logits: &'a B::Matrix,
+    pub logits: &'a D::Matrix,
     /// `[B, K]`
-    pub out: &'a mut B::Matrix,
+    pub out: &'a mut D::Matrix,
 }
 
-impl<B: Backend> Softmax<'_, B> {
+impl<D: Shapes> Softmax<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        check_probabilities::<B>(checks, self.rows, self.logits, self.out);
+        check_probabilities::<D>(checks, self.rows, self.logits, self.out);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::elementwise(self.rows, [B::matrix_shape(self.logits), B::matrix_shape(self.out)], 4)
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::elementwise(self.rows, [D::matrix_shape(self.logits), D::matrix_shape(self.out)], 4)
     }
 }
 
-fn check_probabilities<B: Backend>(checks: Checks, rows: usize, logits: &B::Matrix, out: &B::Matrix) {
-    let (logits, out) = (B::matrix_shape(logits), B::matrix_shape(out));
+fn check_probabilities<D: Shapes>(checks: Checks, rows: usize, logits: &D::Matrix, out: &D::Matrix) {
+    let (logits, out) = (D::matrix_shape(logits), D::matrix_shape(out));
     checks.matrix("logits", logits).rows_at_least(rows);
     checks.matrix("out", out).rows_at_least(rows).columns(logits.columns);
 }

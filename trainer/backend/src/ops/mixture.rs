@@ -4,7 +4,7 @@ use millstream_trace::Work;
 
 use super::check::Checks;
 use super::cost;
-use crate::backend::Backend;
+use crate::device::Shapes;
 
 /// The sizes of a mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,55 +39,55 @@ impl MixtureShape {
 ///
 /// Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts", 2018, equations 6
 /// and 7.
-pub struct MixtureForward<'a, B: Backend> {
+pub struct MixtureForward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// The sizes.
     pub shape: MixtureShape,
     /// `[B, T * E]`
-    pub logits: &'a B::Matrix,
+    pub logits: &'a D::Matrix,
     /// The experts' outputs side by side, `[B, E * N]`.
-    pub experts: &'a B::Matrix,
+    pub experts: &'a D::Matrix,
     /// `[B, T * E]`
-    pub gates: &'a mut B::Matrix,
+    pub gates: &'a mut D::Matrix,
     /// `[B, T * N]`
-    pub output: &'a mut B::Matrix,
+    pub output: &'a mut D::Matrix,
 }
 
-impl<B: Backend> MixtureForward<'_, B> {
+impl<D: Shapes> MixtureForward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         let (rows, shape) = (self.rows, self.shape);
-        checks.matrix("logits", B::matrix_shape(self.logits)).rows_at_least(rows).columns(shape.gates());
-        checks.matrix("experts", B::matrix_shape(self.experts)).rows_at_least(rows).columns(shape.experts());
-        checks.matrix("gates", B::matrix_shape(self.gates)).rows_at_least(rows).columns(shape.gates());
-        checks.matrix("output", B::matrix_shape(self.output)).rows_at_least(rows).columns(shape.outputs());
+        checks.matrix("logits", D::matrix_shape(self.logits)).rows_at_least(rows).columns(shape.gates());
+        checks.matrix("experts", D::matrix_shape(self.experts)).rows_at_least(rows).columns(shape.experts());
+        checks.matrix("gates", D::matrix_shape(self.gates)).rows_at_least(rows).columns(shape.gates());
+        checks.matrix("output", D::matrix_shape(self.output)).rows_at_least(rows).columns(shape.outputs());
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let moved = [self.logits, self.experts, self.gates, self.output].map(B::matrix_shape);
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let moved = [self.logits, self.experts, self.gates, self.output].map(D::matrix_shape);
         cost::mixture(self.rows, self.shape, 2, moved)
     }
 }
 
 /// The gradient of [`MixtureForward`] with respect to its logits and the experts' outputs.
-pub struct MixtureBackward<'a, B: Backend> {
+pub struct MixtureBackward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// The sizes.
     pub shape: MixtureShape,
     /// `[B, T * E]`, of the forward pass.
-    pub gates: &'a B::Matrix,
+    pub gates: &'a D::Matrix,
     /// `[B, E * N]`
-    pub experts: &'a B::Matrix,
+    pub experts: &'a D::Matrix,
     /// `[B, T * N]`
-    pub output_grad: &'a B::Matrix,
+    pub output_grad: &'a D::Matrix,
     /// `[B, T * E]`, written.
-    pub logits_grad: &'a mut B::Matrix,
+    pub logits_grad: &'a mut D::Matrix,
     /// `[B, E * N]`, written.
-    pub experts_grad: &'a mut B::Matrix,
+    pub experts_grad: &'a mut D::Matrix,
 }
 
-impl<B: Backend> MixtureBackward<'_, B> {
+impl<D: Shapes> MixtureBackward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         let (rows, shape) = (self.rows, self.shape);
         let operands = [
@@ -98,12 +98,12 @@ impl<B: Backend> MixtureBackward<'_, B> {
             ("experts_grad", &*self.experts_grad, shape.experts()),
         ];
         for (name, matrix, columns) in operands {
-            checks.matrix(name, B::matrix_shape(matrix)).rows_at_least(rows).columns(columns);
+            checks.matrix(name, D::matrix_shape(matrix)).rows_at_least(rows).columns(columns);
         }
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
+    pub(super) fn work(&self, _backend: &D) -> Work {
         let moved = [self.gates, self.experts, self.output_grad, self.logits_grad, self.experts_grad];
-        cost::mixture(self.rows, self.shape, 4, moved.map(B::matrix_shape))
+        cost::mixture(self.rows, self.shape, 4, moved.map(D::matrix_shape))
     }
 }

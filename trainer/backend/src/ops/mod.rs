@@ -27,7 +27,7 @@ mod update;
 
 use millstream_trace::{OperationInfo, Work};
 
-use crate::backend::Backend;
+use crate::device::Shapes;
 use check::Checks;
 
 pub use elementwise::{Add, Clear, CopyColumns, CopyRows, Dropout, Multiply};
@@ -39,7 +39,7 @@ pub use lookup::{
 pub use loss::{Loss, Sigmoid, Softmax, Task, TaskLoss};
 pub use mixture::{MixtureBackward, MixtureForward, MixtureShape};
 pub use normalization::{
-    Axis, Blend, Moments, Normalization, NormalizeBackward, NormalizeForward, SavedNormalization,
+    Blend, Moments, Normalization, NormalizeBackward, NormalizeForward, SavedNormalization,
 };
 pub(crate) use retrieval::MIN_SQUARE;
 pub use retrieval::{InBatchSoftmax, RowProducts, SoftmaxInput, UnitBackward, UnitForward};
@@ -50,14 +50,14 @@ pub use update::{ClipScale, RowSquares, Squares, Step, StepRows, Unscale};
 macro_rules! operations {
     ($($operation:ident = $name:literal,)*) => {
         /// Any operation. The set is closed: a device implements all of them.
-        pub enum Operation<'a, B: Backend> {
+        pub enum Operation<'a, D: Shapes> {
             $(
                 #[doc = concat!("`", $name, "`")]
-                $operation($operation<'a, B>),
+                $operation($operation<'a, D>),
             )*
         }
 
-        impl<B: Backend> Operation<'_, B> {
+        impl<D: Shapes> Operation<'_, D> {
             /// The names of all operations.
             pub const NAMES: &'static [&'static str] = &[$($name),*];
 
@@ -72,7 +72,7 @@ macro_rules! operations {
             }
 
             /// The name, with the least work that the operation needs.
-            pub(crate) fn info(&self, backend: &B) -> OperationInfo {
+            pub(crate) fn info(&self, backend: &D) -> OperationInfo {
                 let (name, work): (_, Work) = match self {
                     $(Self::$operation(operation) => ($name, operation.work(backend)),)*
                 };
@@ -86,8 +86,8 @@ macro_rules! operations {
         }
 
         $(
-            impl<'a, B: Backend> From<$operation<'a, B>> for Operation<'a, B> {
-                fn from(operation: $operation<'a, B>) -> Self {
+            impl<'a, D: Shapes> From<$operation<'a, D>> for Operation<'a, D> {
+                fn from(operation: $operation<'a, D>) -> Self {
                     Self::$operation(operation)
                 }
             }

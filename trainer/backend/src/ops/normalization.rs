@@ -5,17 +5,7 @@ use millstream_trace::Work;
 use super::check::Checks;
 use super::cost;
 use super::lookup::GradientMode;
-use crate::backend::Backend;
-use crate::device::MatrixShape;
-
-/// The direction of a normalisation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Axis {
-    /// Each row over its columns: Ba, Kiros and Hinton, "Layer Normalization", 2016, section 3.
-    Row,
-    /// Each column over the rows: Ioffe and Szegedy, "Batch Normalization", 2015, Algorithm 1.
-    Column,
-}
+use crate::device::{Axis, MatrixShape, Shapes};
 
 /// `y = activation(scale * (x - mean) / sqrt(variance + epsilon) + shift)`
 ///
@@ -46,89 +36,89 @@ pub struct SavedNormalization<'a, M> {
 }
 
 /// The mean and variance of each row or column over the first `rows` rows of `input`.
-pub struct Moments<'a, B: Backend> {
+pub struct Moments<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// The direction.
     pub axis: Axis,
     /// `[B, N]`
-    pub input: &'a B::Matrix,
+    pub input: &'a D::Matrix,
     /// `[B, 1]` or `[1, N]`
-    pub mean: &'a mut B::Matrix,
+    pub mean: &'a mut D::Matrix,
     /// As `mean`.
-    pub variance: &'a mut B::Matrix,
+    pub variance: &'a mut D::Matrix,
 }
 
-impl<B: Backend> Moments<'_, B> {
+impl<D: Shapes> Moments<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let input = B::matrix_shape(self.input);
+        let input = D::matrix_shape(self.input);
         checks.matrix("input", input).rows_at_least(self.rows);
-        check_moments::<B>(checks, self.rows, self.axis, input, (self.mean, self.variance));
+        check_moments::<D>(checks, self.rows, self.axis, input, (self.mean, self.variance));
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::elementwise(self.rows, [B::matrix_shape(self.input)], 4)
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::elementwise(self.rows, [D::matrix_shape(self.input)], 4)
     }
 }
 
 /// Normalises `input` by given means and variances; see [`Normalization`].
-pub struct NormalizeForward<'a, B: Backend> {
+pub struct NormalizeForward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// The formula.
-    pub layer: &'a Normalization<'a, B::Matrix>,
+    pub layer: &'a Normalization<'a, D::Matrix>,
     /// Mean and variance.
-    pub moments: (&'a B::Matrix, &'a B::Matrix),
+    pub moments: (&'a D::Matrix, &'a D::Matrix),
     /// `[B, N]`
-    pub input: &'a B::Matrix,
+    pub input: &'a D::Matrix,
     /// `[B, N]`
-    pub output: &'a mut B::Matrix,
+    pub output: &'a mut D::Matrix,
 }
 
-impl<B: Backend> NormalizeForward<'_, B> {
+impl<D: Shapes> NormalizeForward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (input, output) = (B::matrix_shape(self.input), B::matrix_shape(self.output));
+        let (input, output) = (D::matrix_shape(self.input), D::matrix_shape(self.output));
         checks.matrix("input", input).rows_at_least(self.rows);
-        check_moments::<B>(checks, self.rows, self.layer.axis, input, self.moments);
-        check_formula::<B>(checks, self.layer, input);
+        check_moments::<D>(checks, self.rows, self.layer.axis, input, self.moments);
+        check_formula::<D>(checks, self.layer, input);
         checks.matrix("output", output).rows_at_least(self.rows).columns(input.columns);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::elementwise(self.rows, [B::matrix_shape(self.input), B::matrix_shape(self.output)], 4)
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::elementwise(self.rows, [D::matrix_shape(self.input), D::matrix_shape(self.output)], 4)
     }
 }
 
 /// The gradient of [`NormalizeForward`] with means and variances of the same rows.
-pub struct NormalizeBackward<'a, B: Backend> {
+pub struct NormalizeBackward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// The formula.
-    pub layer: &'a Normalization<'a, B::Matrix>,
+    pub layer: &'a Normalization<'a, D::Matrix>,
     /// The operands of the forward pass.
-    pub saved: &'a SavedNormalization<'a, B::Matrix>,
+    pub saved: &'a SavedNormalization<'a, D::Matrix>,
     /// `[B, N]`: the gradient with respect to the output, replaced by that with respect to the input.
-    pub grad: &'a mut B::Matrix,
+    pub grad: &'a mut D::Matrix,
     /// Whether `scale_grad` and `shift_grad` are written or accumulated. Columns, whose moments are over all rows, are
     /// always written.
     pub mode: GradientMode,
     /// `[1, N]`
-    pub scale_grad: &'a mut B::Matrix,
+    pub scale_grad: &'a mut D::Matrix,
     /// `[1, N]`
-    pub shift_grad: &'a mut B::Matrix,
+    pub shift_grad: &'a mut D::Matrix,
 }
 
-impl<B: Backend> NormalizeBackward<'_, B> {
+impl<D: Shapes> NormalizeBackward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         let Self { rows, layer, saved, .. } = *self;
-        let input = B::matrix_shape(saved.input);
+        let input = D::matrix_shape(saved.input);
         checks.matrix("input", input).rows_at_least(rows);
-        check_moments::<B>(checks, rows, layer.axis, input, (saved.mean, saved.variance));
-        check_formula::<B>(checks, layer, input);
-        checks.matrix("output", B::matrix_shape(saved.output)).rows_at_least(rows).columns(input.columns);
-        checks.matrix("grad", B::matrix_shape(self.grad)).rows_at_least(rows).columns(input.columns);
+        check_moments::<D>(checks, rows, layer.axis, input, (saved.mean, saved.variance));
+        check_formula::<D>(checks, layer, input);
+        checks.matrix("output", D::matrix_shape(saved.output)).rows_at_least(rows).columns(input.columns);
+        checks.matrix("grad", D::matrix_shape(self.grad)).rows_at_least(rows).columns(input.columns);
         for (name, matrix) in [("scale_grad", &*self.scale_grad), ("shift_grad", &*self.shift_grad)] {
-            checks.matrix(name, B::matrix_shape(matrix)).rows_at_least(1).columns(input.columns);
+            checks.matrix(name, D::matrix_shape(matrix)).rows_at_least(1).columns(input.columns);
         }
         let is_written = layer.axis == Axis::Row || self.mode == GradientMode::Write;
         assert!(
@@ -137,55 +127,55 @@ impl<B: Backend> NormalizeBackward<'_, B> {
         );
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let [input, output] = [self.saved.input, self.saved.output].map(B::matrix_shape);
-        let grad = B::matrix_shape(self.grad);
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let [input, output] = [self.saved.input, self.saved.output].map(D::matrix_shape);
+        let grad = D::matrix_shape(self.grad);
         cost::elementwise(self.rows, [input, output, grad, grad], 10)
     }
 }
 
-fn check_moments<B: Backend>(
+fn check_moments<D: Shapes>(
     checks: Checks,
     rows: usize,
     axis: Axis,
     input: MatrixShape,
-    (mean, variance): (&B::Matrix, &B::Matrix),
+    (mean, variance): (&D::Matrix, &D::Matrix),
 ) {
     let (rows, columns) = match axis {
         Axis::Row => (rows, 1),
         Axis::Column => (1, input.columns),
     };
     for (name, matrix) in [("mean", mean), ("variance", variance)] {
-        checks.matrix(name, B::matrix_shape(matrix)).rows_at_least(rows).columns(columns);
+        checks.matrix(name, D::matrix_shape(matrix)).rows_at_least(rows).columns(columns);
     }
 }
 
-fn check_formula<B: Backend>(checks: Checks, layer: &Normalization<'_, B::Matrix>, input: MatrixShape) {
+fn check_formula<D: Shapes>(checks: Checks, layer: &Normalization<'_, D::Matrix>, input: MatrixShape) {
     for (name, matrix) in [("scale", layer.scale), ("shift", layer.shift)] {
-        checks.matrix(name, B::matrix_shape(matrix)).rows_at_least(1).columns(input.columns);
+        checks.matrix(name, D::matrix_shape(matrix)).rows_at_least(1).columns(input.columns);
     }
 }
 
 /// `to += share * (factor * from - to)`, over all of two matrices of one shape: an exponential moving average.
-pub struct Blend<'a, B: Backend> {
+pub struct Blend<'a, D: Shapes> {
     /// The weight of the new value.
     pub share: f64,
     /// Multiplies the new value.
     pub factor: f64,
     /// The new value.
-    pub from: &'a B::Matrix,
+    pub from: &'a D::Matrix,
     /// The average.
-    pub to: &'a mut B::Matrix,
+    pub to: &'a mut D::Matrix,
 }
 
-impl<B: Backend> Blend<'_, B> {
+impl<D: Shapes> Blend<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let from = B::matrix_shape(self.from);
-        checks.matrix("to", B::matrix_shape(self.to)).rows(from.rows).columns(from.columns);
+        let from = D::matrix_shape(self.from);
+        checks.matrix("to", D::matrix_shape(self.to)).rows(from.rows).columns(from.columns);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let to = B::matrix_shape(self.to);
-        cost::elementwise(to.rows, [B::matrix_shape(self.from), to, to], 4)
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let to = D::matrix_shape(self.to);
+        cost::elementwise(to.rows, [D::matrix_shape(self.from), to, to], 4)
     }
 }

@@ -4,82 +4,82 @@ use millstream_trace::Work;
 
 use super::check::Checks;
 use super::cost;
-use crate::backend::Backend;
+use crate::device::Shapes;
 
 /// The least squared length of a vector that is scaled to length 1, as in TensorFlow's `l2_normalize`: zeros stay zeros,
 /// and vectors shorter than `1e-6` are multiplied by `1e6`.
 pub(crate) const MIN_SQUARE: f64 = 1e-12;
 
 /// `output[b] = input[b] / sqrt(max(sum of input[b]^2, 1e-12))`: rows of length 1.
-pub struct UnitForward<'a, B: Backend> {
+pub struct UnitForward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// `[B, N]`
-    pub input: &'a B::Matrix,
+    pub input: &'a D::Matrix,
     /// `[B, N]`
-    pub output: &'a mut B::Matrix,
+    pub output: &'a mut D::Matrix,
 }
 
-impl<B: Backend> UnitForward<'_, B> {
+impl<D: Shapes> UnitForward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (input, output) = (B::matrix_shape(self.input), B::matrix_shape(self.output));
+        let (input, output) = (D::matrix_shape(self.input), D::matrix_shape(self.output));
         checks.matrix("input", input).rows_at_least(self.rows);
         checks.matrix("output", output).rows_at_least(self.rows).columns(input.columns);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::elementwise(self.rows, [B::matrix_shape(self.input), B::matrix_shape(self.output)], 3)
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::elementwise(self.rows, [D::matrix_shape(self.input), D::matrix_shape(self.output)], 3)
     }
 }
 
 /// The gradient of [`UnitForward`].
-pub struct UnitBackward<'a, B: Backend> {
+pub struct UnitBackward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// `[B, N]`
-    pub input: &'a B::Matrix,
+    pub input: &'a D::Matrix,
     /// `[B, N]`: the gradient with respect to the output, replaced by that with respect to the input.
-    pub grad: &'a mut B::Matrix,
+    pub grad: &'a mut D::Matrix,
 }
 
-impl<B: Backend> UnitBackward<'_, B> {
+impl<D: Shapes> UnitBackward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (input, grad) = (B::matrix_shape(self.input), B::matrix_shape(self.grad));
+        let (input, grad) = (D::matrix_shape(self.input), D::matrix_shape(self.grad));
         checks.matrix("input", input).rows_at_least(self.rows);
         checks.matrix("grad", grad).rows_at_least(self.rows).columns(input.columns);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let grad = B::matrix_shape(self.grad);
-        cost::elementwise(self.rows, [B::matrix_shape(self.input), grad, grad], 7)
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let grad = D::matrix_shape(self.grad);
+        cost::elementwise(self.rows, [D::matrix_shape(self.input), grad, grad], 7)
     }
 }
 
 /// `out[b] = factor * left[b] . right[b]`
-pub struct RowProducts<'a, B: Backend> {
+pub struct RowProducts<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
     /// Multiplies each product.
     pub factor: f64,
     /// `[B, N]`
-    pub left: &'a B::Matrix,
+    pub left: &'a D::Matrix,
     /// `[B, N]`
-    pub right: &'a B::Matrix,
+    pub right: &'a D::Matrix,
     /// `[B, 1]`
-    pub out: &'a mut B::Matrix,
+    pub out: &'a mut D::Matrix,
 }
 
-impl<B: Backend> RowProducts<'_, B> {
+impl<D: Shapes> RowProducts<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let left = B::matrix_shape(self.left);
+        let left = D::matrix_shape(self.left);
         checks.matrix("left", left).rows_at_least(self.rows);
-        checks.matrix("right", B::matrix_shape(self.right)).rows_at_least(self.rows).columns(left.columns);
-        checks.matrix("out", B::matrix_shape(self.out)).rows_at_least(self.rows).columns(1);
+        checks.matrix("right", D::matrix_shape(self.right)).rows_at_least(self.rows).columns(left.columns);
+        checks.matrix("out", D::matrix_shape(self.out)).rows_at_least(self.rows).columns(1);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let [left, right] = [self.left, self.right].map(B::matrix_shape);
-        cost::elementwise(self.rows, [left, right, B::matrix_shape(self.out)], 2)
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let [left, right] = [self.left, self.right].map(D::matrix_shape);
+        cost::elementwise(self.rows, [left, right, D::matrix_shape(self.out)], 2)
     }
 }
 
@@ -88,13 +88,13 @@ impl<B: Backend> RowProducts<'_, B> {
 /// Row `i` chooses its item among those of all rows by the softmax of `s_ij = q_i . v_j / temperature` over `j`. Its loss,
 /// `log(sum over j of exp(s_ij)) - s_ii`, is weighted by the row's weight times its label: a row with label 0 chooses
 /// nothing, but its item is a candidate for other rows.
-pub struct SoftmaxInput<'a, B: Backend> {
+pub struct SoftmaxInput<'a, D: Shapes> {
     /// The batch: labels, weights and ids.
-    pub batch: &'a B::Batch,
+    pub batch: &'a D::Batch,
     /// `[B, W]`
-    pub queries: &'a B::Matrix,
+    pub queries: &'a D::Matrix,
     /// `[B, W]`
-    pub items: &'a B::Matrix,
+    pub items: &'a D::Matrix,
     /// Divides the products.
     pub temperature: f64,
     /// The single-valued feature that identifies items. Items of other rows with row `i`'s id are not candidates of row
@@ -103,37 +103,37 @@ pub struct SoftmaxInput<'a, B: Backend> {
 }
 
 /// The loss of all rows of a batch whose queries choose among its items, and its gradient; see [`SoftmaxInput`].
-pub struct InBatchSoftmax<'a, B: Backend> {
+pub struct InBatchSoftmax<'a, D: Shapes> {
     /// Queries and items.
-    pub input: &'a SoftmaxInput<'a, B>,
+    pub input: &'a SoftmaxInput<'a, D>,
     /// The workspace, from [`Device::softmax_work`](crate::Device::softmax_work).
-    pub work: &'a mut B::Matrix,
+    pub work: &'a mut D::Matrix,
     /// `[B, W]`, written: the gradient of the mean loss, zeros if the batch has no weight.
-    pub query_grad: &'a mut B::Matrix,
+    pub query_grad: &'a mut D::Matrix,
     /// As `query_grad`.
-    pub item_grad: &'a mut B::Matrix,
+    pub item_grad: &'a mut D::Matrix,
     /// `[1, 2]`: the sum of weighted losses and the sum of weights are added.
-    pub sums: &'a mut B::Matrix,
+    pub sums: &'a mut D::Matrix,
 }
 
-impl<B: Backend> InBatchSoftmax<'_, B> {
+impl<D: Shapes> InBatchSoftmax<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (batch, queries) = (B::batch_shape(self.input.batch), B::matrix_shape(self.input.queries));
+        let (batch, queries) = (D::batch_shape(self.input.batch), D::matrix_shape(self.input.queries));
         let (rows, columns) = (batch.rows, queries.columns);
         checks.matrix("queries", queries).rows_at_least(rows);
-        checks.matrix("items", B::matrix_shape(self.input.items)).rows_at_least(rows).columns(columns);
+        checks.matrix("items", D::matrix_shape(self.input.items)).rows_at_least(rows).columns(columns);
         if let Some(feature) = self.input.item_id {
             checks.index("item_id", feature, batch.single_ids);
         }
         checks.index("label", 0, batch.labels);
-        let work = checks.matrix("work", B::matrix_shape(self.work));
-        work.columns_at_least(B::softmax_numbers(rows, columns));
-        checks.matrix("query_grad", B::matrix_shape(self.query_grad)).rows_at_least(rows).columns(columns);
-        checks.matrix("item_grad", B::matrix_shape(self.item_grad)).rows_at_least(rows).columns(columns);
-        checks.matrix("sums", B::matrix_shape(self.sums)).rows_at_least(1).columns(2);
+        let work = checks.matrix("work", D::matrix_shape(self.work));
+        work.columns_at_least(D::softmax_numbers(rows, columns));
+        checks.matrix("query_grad", D::matrix_shape(self.query_grad)).rows_at_least(rows).columns(columns);
+        checks.matrix("item_grad", D::matrix_shape(self.item_grad)).rows_at_least(rows).columns(columns);
+        checks.matrix("sums", D::matrix_shape(self.sums)).rows_at_least(1).columns(2);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::in_batch_softmax(B::batch_shape(self.input.batch).rows, B::matrix_shape(self.input.queries))
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::in_batch_softmax(D::batch_shape(self.input.batch).rows, D::matrix_shape(self.input.queries))
     }
 }

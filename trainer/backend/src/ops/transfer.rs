@@ -4,118 +4,117 @@ use millstream_trace::Work;
 
 use super::check::Checks;
 use super::cost;
-use crate::backend::Backend;
-use crate::device::TablePart;
+use crate::device::{Shapes, TablePart};
 
 /// Fills a matrix with values from the host.
-pub struct WriteMatrix<'a, B: Backend> {
+pub struct WriteMatrix<'a, D: Shapes> {
     /// The matrix.
-    pub matrix: &'a mut B::Matrix,
+    pub matrix: &'a mut D::Matrix,
     /// All its numbers, row-major.
-    pub values: &'a [B::Scalar],
+    pub values: &'a [D::Scalar],
 }
 
-impl<B: Backend> WriteMatrix<'_, B> {
+impl<D: Shapes> WriteMatrix<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let shape = B::matrix_shape(self.matrix);
+        let shape = D::matrix_shape(self.matrix);
         checks.equal("values", self.values.len(), shape.rows * shape.columns);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::copied::<B::Scalar>(self.values.len())
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::copied::<D::Scalar>(self.values.len())
     }
 }
 
 /// Copies the first rows of a matrix to the host.
-pub struct ReadMatrix<'a, B: Backend> {
+pub struct ReadMatrix<'a, D: Shapes> {
     /// The matrix.
-    pub matrix: &'a B::Matrix,
+    pub matrix: &'a D::Matrix,
     /// As many numbers as it holds, row-major.
-    pub out: &'a mut [B::Scalar],
+    pub out: &'a mut [D::Scalar],
 }
 
-impl<B: Backend> ReadMatrix<'_, B> {
+impl<D: Shapes> ReadMatrix<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let shape = B::matrix_shape(self.matrix);
+        let shape = D::matrix_shape(self.matrix);
         checks.at_most("out", self.out.len(), shape.rows * shape.columns);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::copied::<B::Scalar>(self.out.len())
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::copied::<D::Scalar>(self.out.len())
     }
 }
 
 /// Fills rows of a table, from `first_row` on, with values from the host.
-pub struct WriteTable<'a, B: Backend> {
+pub struct WriteTable<'a, D: Shapes> {
     /// The table.
-    pub table: &'a mut B::Table,
+    pub table: &'a mut D::Table,
     /// Weights or state.
     pub part: TablePart,
     /// The first row.
     pub first_row: usize,
     /// The numbers of the rows, row-major.
-    pub values: &'a [B::Scalar],
+    pub values: &'a [D::Scalar],
 }
 
-impl<B: Backend> WriteTable<'_, B> {
+impl<D: Shapes> WriteTable<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        check_part::<B>(checks, self.table, self.part, self.first_row, ("values", self.values.len()));
+        check_part::<D>(checks, self.table, self.part, self.first_row, ("values", self.values.len()));
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::copied::<B::Scalar>(self.values.len())
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::copied::<D::Scalar>(self.values.len())
     }
 }
 
 /// Copies rows of a table, from `first_row` on, to the host.
-pub struct ReadTable<'a, B: Backend> {
+pub struct ReadTable<'a, D: Shapes> {
     /// The table.
-    pub table: &'a B::Table,
+    pub table: &'a D::Table,
     /// Weights or state.
     pub part: TablePart,
     /// The first row.
     pub first_row: usize,
     /// As many numbers as it holds, row-major.
-    pub out: &'a mut [B::Scalar],
+    pub out: &'a mut [D::Scalar],
 }
 
-impl<B: Backend> ReadTable<'_, B> {
+impl<D: Shapes> ReadTable<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        check_part::<B>(checks, self.table, self.part, self.first_row, ("out", self.out.len()));
+        check_part::<D>(checks, self.table, self.part, self.first_row, ("out", self.out.len()));
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::copied::<B::Scalar>(self.out.len())
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::copied::<D::Scalar>(self.out.len())
     }
 }
 
 /// Copies a whole table to the host, in the order that is fastest on the device, because training waits for it. Numbers are
 /// placed as [`Backend::table_place`] says.
-pub struct CopyTable<'a, B: Backend> {
+pub struct CopyTable<'a, D: Shapes> {
     /// The table.
-    pub table: &'a B::Table,
+    pub table: &'a D::Table,
     /// [`Backend::copied_numbers`] numbers.
-    pub out: &'a mut [B::Scalar],
+    pub out: &'a mut [D::Scalar],
 }
 
-impl<B: Backend> CopyTable<'_, B> {
+impl<D: Shapes> CopyTable<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        checks.equal("out", self.out.len(), B::copied_numbers(B::table_shape(self.table)));
+        checks.equal("out", self.out.len(), D::copied_numbers(D::table_shape(self.table)));
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::copied::<B::Scalar>(self.out.len())
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::copied::<D::Scalar>(self.out.len())
     }
 }
 
-fn check_part<B: Backend>(
+fn check_part<D: Shapes>(
     checks: Checks,
-    table: &B::Table,
+    table: &D::Table,
     part: TablePart,
     first_row: usize,
     (name, numbers): (&'static str, usize),
 ) {
-    let shape = B::table_shape(table);
+    let shape = D::table_shape(table);
     match part {
         TablePart::Weights => {}
         TablePart::State(state) => checks.index("part", state, shape.states),

@@ -5,47 +5,47 @@ use millstream_trace::Work;
 use super::check::Checks;
 use super::cost;
 use super::lookup::RowGradients;
-use crate::backend::Backend;
+use crate::device::Shapes;
 #[cfg(doc)]
 use crate::device::TableShape;
 use crate::update::{Formula, LossScaling, Update};
 
 /// `sum += sum of the squares of the gradient`
-pub struct Squares<'a, B: Backend> {
+pub struct Squares<'a, D: Shapes> {
     /// The gradient.
-    pub grad: &'a B::Matrix,
+    pub grad: &'a D::Matrix,
     /// `[1, 1]`
-    pub sum: &'a mut B::Matrix,
+    pub sum: &'a mut D::Matrix,
 }
 
-impl<B: Backend> Squares<'_, B> {
+impl<D: Shapes> Squares<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        checks.matrix("sum", B::matrix_shape(self.sum)).rows(1).columns(1);
+        checks.matrix("sum", D::matrix_shape(self.sum)).rows(1).columns(1);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        let shape = B::matrix_shape(self.grad);
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let shape = D::matrix_shape(self.grad);
         cost::elementwise(shape.rows, [shape], 2)
     }
 }
 
 /// As [`Squares`], over the touched rows of tables, after the gradients of each row are summed.
-pub struct RowSquares<'a, B: Backend> {
+pub struct RowSquares<'a, D: Shapes> {
     /// The gradients.
-    pub gradients: &'a RowGradients<'a, B>,
+    pub gradients: &'a RowGradients<'a, D>,
     /// The tables.
-    pub tables: &'a [B::Table],
+    pub tables: &'a [D::Table],
     /// `[1, 1]`
-    pub sum: &'a mut B::Matrix,
+    pub sum: &'a mut D::Matrix,
 }
 
-impl<B: Backend> RowSquares<'_, B> {
+impl<D: Shapes> RowSquares<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         self.gradients.check(checks, self.tables);
-        checks.matrix("sum", B::matrix_shape(self.sum)).rows(1).columns(1);
+        checks.matrix("sum", D::matrix_shape(self.sum)).rows(1).columns(1);
     }
 
-    pub(super) fn work(&self, backend: &B) -> Work {
+    pub(super) fn work(&self, backend: &D) -> Work {
         self.gradients.work(backend, self.tables, cost::row_squares)
     }
 }
@@ -54,22 +54,22 @@ impl<B: Backend> RowSquares<'_, B> {
 /// not finite.
 ///
 /// Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013, Algorithm 1.
-pub struct ClipScale<'a, B: Backend> {
+pub struct ClipScale<'a, D: Shapes> {
     /// The largest norm.
     pub maximum: f64,
     /// `[1, 1]`
-    pub squares: &'a B::Matrix,
+    pub squares: &'a D::Matrix,
     /// `[1, 1]`
-    pub scale: &'a mut B::Matrix,
+    pub scale: &'a mut D::Matrix,
 }
 
-impl<B: Backend> ClipScale<'_, B> {
+impl<D: Shapes> ClipScale<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        checks.matrix("squares", B::matrix_shape(self.squares)).rows_at_least(1).columns_at_least(1);
-        checks.matrix("scale", B::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
+        checks.matrix("squares", D::matrix_shape(self.squares)).rows_at_least(1).columns_at_least(1);
+        checks.matrix("scale", D::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
+    pub(super) fn work(&self, _backend: &D) -> Work {
         cost::copied::<f32>(1)
     }
 }
@@ -87,63 +87,63 @@ impl<B: Backend> ClipScale<'_, B> {
 ///
 /// Micikevicius et al., "Mixed Precision Training", 2018, section 3.2. A gradient whose squares have no finite sum in the
 /// device's numbers counts as an overflow, too.
-pub struct Unscale<'a, B: Backend> {
+pub struct Unscale<'a, D: Shapes> {
     /// How the loss scale changes.
     pub rule: &'a LossScaling,
     /// The largest norm; `None` does not clip.
     pub maximum: Option<f64>,
     /// `[1, 1]`, over all gradients.
-    pub squares: &'a B::Matrix,
+    pub squares: &'a D::Matrix,
     /// `[1, 3]`: the loss scale, the number of steps without overflow since its last change, and the number of skipped
     /// steps.
-    pub state: &'a mut B::Matrix,
+    pub state: &'a mut D::Matrix,
     /// `[1, 1]`
-    pub scale: &'a mut B::Matrix,
+    pub scale: &'a mut D::Matrix,
 }
 
-impl<B: Backend> Unscale<'_, B> {
+impl<D: Shapes> Unscale<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        checks.matrix("squares", B::matrix_shape(self.squares)).rows_at_least(1).columns_at_least(1);
-        checks.matrix("state", B::matrix_shape(self.state)).rows(1).columns(3);
-        checks.matrix("scale", B::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
+        checks.matrix("squares", D::matrix_shape(self.squares)).rows_at_least(1).columns_at_least(1);
+        checks.matrix("state", D::matrix_shape(self.state)).rows(1).columns(3);
+        checks.matrix("scale", D::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
+    pub(super) fn work(&self, _backend: &D) -> Work {
         cost::copied::<f32>(4)
     }
 }
 
 /// One optimizer step on a matrix and its [`Formula::states`] state matrices, all of one shape.
-pub struct Step<'a, B: Backend> {
+pub struct Step<'a, D: Shapes> {
     /// The formula and how gradients are shaped.
     pub update: &'a Update,
     /// `[1, 1]`; see [`Update`].
-    pub scale: &'a B::Matrix,
+    pub scale: &'a D::Matrix,
     /// Changed in place.
-    pub weights: &'a mut B::Matrix,
+    pub weights: &'a mut D::Matrix,
     /// Changed in place.
-    pub states: &'a mut [B::Matrix],
+    pub states: &'a mut [D::Matrix],
     /// The gradient.
-    pub grad: &'a B::Matrix,
+    pub grad: &'a D::Matrix,
 }
 
-impl<B: Backend> Step<'_, B> {
+impl<D: Shapes> Step<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (weights, formula) = (B::matrix_shape(self.weights), &self.update.formula);
+        let (weights, formula) = (D::matrix_shape(self.weights), &self.update.formula);
         assert!(
             formula.row_states() == 0,
             "step: operand `update` keeps state for table rows, not for a matrix"
         );
-        checks.matrix("scale", B::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
+        checks.matrix("scale", D::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
         checks.equal("states", self.states.len(), formula.states());
         for state in &*self.states {
-            checks.matrix("states", B::matrix_shape(state)).rows(weights.rows).columns(weights.columns);
+            checks.matrix("states", D::matrix_shape(state)).rows(weights.rows).columns(weights.columns);
         }
-        checks.matrix("grad", B::matrix_shape(self.grad)).rows(weights.rows).columns(weights.columns);
+        checks.matrix("grad", D::matrix_shape(self.grad)).rows(weights.rows).columns(weights.columns);
     }
 
-    pub(super) fn work(&self, _backend: &B) -> Work {
-        cost::step(B::matrix_shape(self.weights), self.states.len(), &self.update.formula)
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::step(D::matrix_shape(self.weights), self.states.len(), &self.update.formula)
     }
 }
 
@@ -155,34 +155,34 @@ impl<B: Backend> Step<'_, B> {
 /// New weights of a 16-bit table are rounded by [`Float::round_drawn`](crate::Float::round_drawn). Word `c % 4` of the
 /// [Philox](crate::philox) of counter `(r, c / 4)` decides about column `c` of row `r`. Its key is the exclusive or of
 /// `draws`, which identifies the step, and [`TableShape::key`].
-pub struct StepRows<'a, B: Backend> {
+pub struct StepRows<'a, D: Shapes> {
     /// The formula and how gradients are shaped.
     pub update: &'a Update,
     /// `[1, 1]`; see [`Update`].
-    pub scale: &'a B::Matrix,
+    pub scale: &'a D::Matrix,
     /// Identifies the step in the random rounding of 16-bit tables.
     pub draws: u64,
     /// The gradients.
-    pub gradients: &'a RowGradients<'a, B>,
+    pub gradients: &'a RowGradients<'a, D>,
     /// Changed in place.
-    pub tables: &'a mut [B::Table],
+    pub tables: &'a mut [D::Table],
 }
 
-impl<B: Backend> StepRows<'_, B> {
+impl<D: Shapes> StepRows<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         self.gradients.check(checks, self.tables);
-        checks.matrix("scale", B::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
+        checks.matrix("scale", D::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
         for table in &*self.tables {
-            let (shape, formula) = (B::table_shape(table), &self.update.formula);
+            let (shape, formula) = (D::table_shape(table), &self.update.formula);
             checks.equal("tables", shape.states, formula.states());
             checks.equal("tables", shape.row_states, formula.row_states());
         }
     }
 
-    pub(super) fn work(&self, backend: &B) -> Work {
+    pub(super) fn work(&self, backend: &D) -> Work {
         let formula: &Formula = &self.update.formula;
         self.gradients.work(backend, self.tables, |ids, touched, shape| {
-            cost::step_rows(ids, touched, shape, B::weight_bytes(shape), formula)
+            cost::step_rows(ids, touched, shape, D::weight_bytes(shape), formula)
         })
     }
 }

@@ -19,7 +19,7 @@ use millstream_trace::Recorder;
 
 use crate::backend::Backend;
 use crate::description::Description;
-use crate::device::{BatchShape, Device, IdColumn, Lookup, MatrixShape, TableShape, WorkspaceUse};
+use crate::device::{BatchShape, Device, IdColumn, Lookup, MatrixShape, Shapes, TableShape, WorkspaceUse};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostReport};
@@ -128,17 +128,7 @@ impl Device for Reference {
     }
 }
 
-impl Backend for Reference {
-    type Pinned = ();
-
-    fn describe(&self) -> Description {
-        Description::of("the reference")
-    }
-
-    fn recorder(&self) -> Option<&Arc<Recorder>> {
-        None
-    }
-
+impl Shapes for Reference {
     fn matrix_shape(matrix: &ReferenceMatrix) -> MatrixShape {
         MatrixShape { rows: matrix.rows(), columns: matrix.columns, number_bytes: size_of::<f64>() }
     }
@@ -157,6 +147,18 @@ impl Backend for Reference {
 
     fn softmax_numbers(_rows: usize, _columns: usize) -> usize {
         0
+    }
+}
+
+impl Backend for Reference {
+    type Pinned = ();
+
+    fn describe(&self) -> Description {
+        Description::of("the reference")
+    }
+
+    fn recorder(&self) -> Option<&Arc<Recorder>> {
+        None
     }
 
     fn execute(&self, operation: Operation<'_, Self>) {

@@ -1,8 +1,9 @@
 //! Normalisation of rows or columns.
 
 use super::{ReferenceMatrix, relu};
+use crate::device::Axis;
 use crate::ops::GradientMode;
-use crate::ops::{Axis, Normalization, SavedNormalization};
+use crate::ops::{Normalization, SavedNormalization};
 
 /// The mean and variance of each row or column.
 pub(super) fn moments(

@@ -6,6 +6,7 @@
 mod graph;
 mod memory;
 mod module;
+mod out_of_memory;
 mod stream;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -13,13 +14,13 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::crowded::Crowded;
 use super::fault::GpuError;
 use super::library::{Libraries, LibraryError, Name, functions};
 use graph::KernelNode;
 pub(super) use graph::{Executable, Graph, Lane, Node};
 pub(super) use memory::{Memory, PageLocked, Registered};
 pub(super) use module::{Kernel, Launch, Module};
+pub use out_of_memory::OutOfMemory;
 pub(super) use stream::{Event, Stream};
 
 /// What functions return: 0, or a fault.
@@ -142,7 +143,7 @@ pub enum DriverError {
     Fault(#[from] Fault),
     /// It has too little memory.
     #[error(transparent)]
-    Crowded(Box<Crowded>),
+    OutOfMemory(Box<OutOfMemory>),
     /// It has no such device.
     #[error("there is no GPU number {wanted} on this host: the driver knows {count}")]
     NoDevice {
@@ -301,7 +302,7 @@ impl Context {
             if let Err(fault) = driver.check("cuDevicePrimaryCtxRetain", retained) {
                 return Err(match fault.is_out_of_memory() {
                     // Without a context the driver does not say what is free.
-                    true => DriverError::Crowded(Box::new(Crowded { gpu, free_bytes: None, fault })),
+                    true => DriverError::OutOfMemory(Box::new(OutOfMemory { gpu, free_bytes: None, fault })),
                     false => fault.into(),
                 });
             }
