@@ -18,9 +18,9 @@ use crate::layers::{
 };
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
+use crate::model::compute::Compute;
 use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
-use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
 use crate::pass::Pass;
 use crate::spec::{DcnSpec, DcnStructure};

@@ -5,6 +5,7 @@
 
 mod batch_gradient;
 mod builder;
+mod compute;
 mod dcn;
 mod deep;
 mod deepfm;

@@ -18,11 +18,11 @@ use millstream_backend::{Backend, Device, IdColumn, SoftmaxInput, Task, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::model::builder::Builder;
+use crate::model::compute::Compute;
 use crate::model::deep::Deep;
 use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::model::features::Features;
-use crate::model::network::Compute;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
 use crate::pass::Pass;
 use crate::spec::{MlpSpec, TwoTowerSpec};

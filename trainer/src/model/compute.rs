@@ -1,0 +1,50 @@
+//! What every model computes.
+
+use millstream_backend::{Backend, Task, ops};
+
+use crate::gradients::GradientVisitor;
+use crate::pass::Pass;
+
+/// The computation of a model. The calls follow each other in this order, on the same batch.
+pub(super) trait Compute<B: Backend> {
+    /// Computes the logits of the pass's rows of `batch`.
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass);
+
+    /// The logits of the last forward pass, `[B, T]`: a column for each label. For one label of `K` classes they are
+    /// `[B, K]`, a column for each class, as are their gradients.
+    fn logits(&self) -> &B::Matrix;
+
+    /// The loss of the pass's rows after the last forward pass. Adds to `sums` `[T, 2]` and writes `logits_grad`
+    /// `[B, T]`, as [`ops::TaskLoss`] does.
+    fn loss(
+        &mut self,
+        backend: &B,
+        tasks: &[Task],
+        batch: &B::Batch,
+        pass: &Pass,
+        logits_grad: &mut B::Matrix,
+        sums: &mut B::Matrix,
+    ) {
+        for task in tasks {
+            backend.run(ops::TaskLoss {
+                task,
+                batch,
+                rows: pass.rows.clone(),
+                logits: self.logits(),
+                logits_grad,
+                sums,
+            });
+        }
+    }
+
+    /// Multiplies the gradient of the last call of [`Compute::loss`] by the number in `factor`, `[1, 1]` or wider.
+    fn scale(&mut self, backend: &B, pass: &Pass, factor: &B::Matrix, logits_grad: &mut B::Matrix) {
+        backend.run(ops::Multiply { rows: pass.len(), factor, matrix: logits_grad });
+    }
+
+    /// Computes the gradients of all dense parameters and of the looked-up embeddings from `logits_grad` `[B, T]`.
+    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix);
+
+    /// Visits every parameter with its gradient, in a fixed order. `logits_grad` is the gradient over the whole batch.
+    fn visit_gradients(&mut self, logits_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>);
+}
