@@ -464,7 +464,7 @@ class Export(WithoutDaemon):
         before = set(self.scratch.rglob("*"))
         for arguments, status, says in [
             (["export", "nothing", "--output", self.scratch / "a.onnx"], 1, "neither a job nor a checkpoint"),
-            (["export", self.scratch, "--output", self.scratch / "a.onnx"], 1, "holds no checkpoint"),
+            (["export", self.scratch, "--output", self.scratch / "a.onnx"], 1, "has no checkpoint"),
             (["export", target, "--output", self.scratch / "a.bin"], 2, "a.bin: unknown extension"),
             (["export", target, "--output", self.scratch / "a", "--format", "pmml"], 2, "safetensors"),
             (["export", target, "--output", self.scratch / "a.safetensors", "--external-data"], 2, "only to ONNX"),

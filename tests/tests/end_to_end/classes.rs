@@ -202,7 +202,7 @@ fn a_warm_start_requires_the_same_classes_in_the_same_order() {
     assert!(same["eval"]["accuracy"].as_f64().unwrap() > majority(&classes) + 0.3, "{same:#}");
     let reordered = "label.classes=[\"bitter\", \"sour\", \"mild\", \"sweet, ripe\"]";
     let rejected = shell.run(&["train", "job.toml", "--set", &from, "--set", reordered]).with_code(1);
-    let expected = "its classes are others than the job's, or in another order";
+    let expected = "its classes differ from the job's, or their order does";
     assert!(
         rejected.stderr.contains("`warm_start.checkpoint`") && rejected.stderr.contains(expected),
         "{rejected:?}"

@@ -29,7 +29,7 @@ fn paths_that_are_not_checkpoints() {
                 corrupt: |fixture| fs::create_dir(fixture.path("run")).unwrap(),
                 arguments: &["predict", "run", "eval.parquet"],
                 exit_code: 1,
-                stderr: &["/run holds no checkpoint"],
+                stderr: &["/run has no checkpoint"],
             },
             Case {
                 name: "a file",
@@ -52,7 +52,7 @@ fn a_checkpoint_with_a_missing_part() {
                 corrupt: |fixture| fs::remove_file(part(fixture, "manifest.json")).unwrap(),
                 arguments: &["eval", "run"],
                 exit_code: 1,
-                stderr: &["/run holds no checkpoint"],
+                stderr: &["/run has no checkpoint"],
             },
             Case {
                 name: "no manifest in an explicitly named checkpoint",
