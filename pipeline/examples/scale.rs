@@ -29,6 +29,7 @@ use millstream_pipeline::format::tfrecord::RecordWriter;
 use millstream_pipeline::ingest::{
     self, ChunkReader, ChunkSource, Counters, DatasetSource, IngestPlan, LeftOut, Opened,
 };
+use millstream_pipeline::io::permits::Permit;
 use millstream_pipeline::order::Position;
 use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize};
 use millstream_pipeline::transform::Transform;
@@ -262,7 +263,7 @@ impl ChunkSource for Ready {
         0
     }
 
-    fn open(&self, _: u32, _: u64, _: &Arc<Counters>) -> Result<Opened, Error> {
+    fn open(&self, _: u32, _: u64, _: &Permit, _: &Arc<Counters>) -> Result<Opened, Error> {
         let left = self.point.rows / self.point.objects;
         Ok(Opened { reader: Box::new(ReadyReader { chunk: Arc::clone(&self.chunk), left }), passed: 0 })
     }

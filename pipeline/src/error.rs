@@ -227,6 +227,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns the [`Error`] within an [`io::Error`], if there is one, or else the [`io::Error`].
+    pub(crate) fn from_io(error: io::Error) -> Result<Self, io::Error> {
+        error.downcast::<Self>()
+    }
+
     /// True where leaving out one record gets past it: what `on_bad_record = "skip"` may skip.
     pub fn is_bad_record(&self) -> bool {
         matches!(self, Self::Damage { .. } | Self::BadValue { .. })

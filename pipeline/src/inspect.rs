@@ -12,9 +12,9 @@ use crate::error::Error;
 use crate::format::FileFormat;
 use crate::format::cells::Cells;
 use crate::format::csv::{CsvOptions, numbered_columns};
+use crate::io::storage::Object;
 use crate::parallel::{Bounds, Weighed, in_order};
 use crate::progress::Progress;
-use crate::storage::Object;
 use crate::survey::{Surveyor, file_format};
 
 /// The length of the prefix searched for a CSV file's first line.

@@ -11,7 +11,7 @@ use tokio::runtime::Runtime;
 use super::*;
 use crate::format::example::ExampleEncoder;
 use crate::format::tfrecord::RecordWriter;
-use crate::storage;
+use crate::io::storage;
 
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()

@@ -26,16 +26,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use futures::future::try_join;
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::error::Error;
-use crate::fetch::FetchedBytes;
 use crate::format::boundary::{Scan, scan};
 use crate::format::compression::{Compression, MAGIC_BYTES};
 use crate::format::tfrecord::MAX_RECORD_BYTES;
-use crate::ingest::Limits;
-use crate::storage::Object;
+use crate::io::ReadContext;
+use crate::io::fetch::FetchedBytes;
+use crate::io::limits::ReadLimits;
+use crate::io::storage::Object;
 
 /// Bytes looked at first for a boundary; each further look takes twice as many, up to the most.
 const FIRST_LOOK_BYTES: u64 = 64 << 10;
@@ -62,18 +62,18 @@ pub(crate) fn cuts(path: &str, size: u64, split_bytes: u64) -> impl Iterator<Ite
     (0..parts).map(move |part| cut(part)..cut(part + 1))
 }
 
-/// Finds the records of `part` and starts to fetch them, all on `runtime`.
+/// Finds the records of `part` and starts to fetch them.
 pub(crate) fn locate(
     object: Object,
     part: Range<u64>,
-    limits: &Arc<Limits>,
-    runtime: &Handle,
+    limits: &Arc<ReadLimits>,
+    context: &ReadContext,
 ) -> oneshot::Receiver<Result<Located, Error>> {
     let (sender, receiver) = oneshot::channel();
-    let (handle, limits) = (runtime.clone(), Arc::clone(limits));
-    runtime.spawn(async move {
+    let (shared, limits) = (context.clone(), Arc::clone(limits));
+    context.runtime.spawn(async move {
         let located = find(&object, part).await.map(|(range, damage)| Located {
-            bytes: FetchedBytes::start_range(object, range.clone(), &limits, &handle),
+            bytes: FetchedBytes::start_range(object, range.clone(), &limits, &shared),
             range,
             damage,
         });

@@ -10,14 +10,16 @@ use tokio::sync::oneshot;
 
 use crate::dataset::{BadRecords, Projection};
 use crate::error::Error;
-use crate::fetch::FetchedBytes;
 use crate::format::Content;
 use crate::format::compression::{Compression, Decompressed};
 use crate::format::example::{ExampleColumns, Fault};
 use crate::format::tfrecord::{Damage, ReadError, RecordReader};
-use crate::ingest::{Limits, gate};
+use crate::io::ReadContext;
+use crate::io::fetch::FetchedBytes;
+use crate::io::limits::ReadLimits;
+use crate::io::permits::Permit;
+use crate::io::storage::Object;
 use crate::parts::{self, Located};
-use crate::storage::Object;
 
 /// A chunk ends after so many bytes of records, whatever the rows asked for.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -36,6 +38,7 @@ pub(crate) struct Records {
     range: Range<u64>,
     /// Time spent waiting for them to be found.
     located: Duration,
+    permit: Permit,
     state: State,
 }
 
@@ -59,22 +62,22 @@ pub(crate) enum Step<'a> {
 }
 
 impl Records {
-    pub(crate) fn start(object: Object, limits: &Arc<Limits>, runtime: &Handle) -> Self {
-        let state = State::Closed(FetchedBytes::start(object.clone(), limits, runtime));
+    pub(crate) fn start(object: Object, limits: &Arc<ReadLimits>, context: &ReadContext) -> Self {
+        let state = State::Closed(FetchedBytes::start(object.clone(), limits, context));
         let (label, range) = (object.path().clone(), 0..object.size());
-        Self { object, label, range, located: Duration::ZERO, state }
+        Self { object, label, range, located: Duration::ZERO, permit: context.permit.clone(), state }
     }
 
     /// The records that begin in `part` of the file's bytes. They are numbered from its first.
     pub(crate) fn start_part(
         object: Object,
         part: Range<u64>,
-        limits: &Arc<Limits>,
-        runtime: &Handle,
+        limits: &Arc<ReadLimits>,
+        context: &ReadContext,
     ) -> Self {
         let label = part_label(&object, part.start);
-        let state = State::Locating(parts::locate(object.clone(), part, limits, runtime));
-        Self { object, label, range: 0..0, located: Duration::ZERO, state }
+        let state = State::Locating(parts::locate(object.clone(), part, limits, context));
+        Self { object, label, range: 0..0, located: Duration::ZERO, permit: context.permit.clone(), state }
     }
 
     /// The next record. An `Err` is of storage, or of a file that is of another format altogether.
@@ -120,7 +123,7 @@ impl Records {
         };
         let start = Instant::now();
         // A channel that closes early means that the runtime has shut down.
-        let located = gate::waiting(|| located.blocking_recv()).unwrap_or(Err(Error::Cancelled));
+        let located = self.permit.released_while(|| located.blocking_recv()).unwrap_or(Err(Error::Cancelled));
         self.located = start.elapsed();
         let Located { bytes, range, damage } = located?;
         self.range = range;
@@ -177,7 +180,7 @@ impl Records {
                 self.state = State::Open(Box::new(RecordReader::new(stream)), compression);
                 Ok(None)
             }
-            Err(error) => match crate::fetch::storage_error(error) {
+            Err(error) => match Error::from_io(error) {
                 Ok(error) => Err(error),
                 Err(error) => bad(&self.object, &self.label, 0, at_start(error.to_string())).map(Some),
             },
@@ -228,10 +231,10 @@ impl RecordsReader {
         object: Object,
         projection: &Projection,
         bad: BadRecords,
-        limits: &Arc<Limits>,
-        runtime: &Handle,
+        limits: &Arc<ReadLimits>,
+        context: &ReadContext,
     ) -> Self {
-        Self::of(Records::start(object, limits, runtime), projection, bad)
+        Self::of(Records::start(object, limits, context), projection, bad)
     }
 
     pub(crate) fn of(records: Records, projection: &Projection, bad: BadRecords) -> Self {
@@ -305,7 +308,7 @@ pub(crate) fn check_features(
     let absent =
         |columns: &ExampleColumns| (0..projection.columns.len()).find(|&column| !columns.was_seen(column));
     'files: for object in objects {
-        let mut records = Records::start(object.clone(), &limits, runtime);
+        let mut records = Records::start(object.clone(), &limits, &runtime.into());
         loop {
             match records.step()? {
                 Step::End | Step::Bad { ends: true, .. } => break,

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
-use tokio::runtime::Handle;
 
 use crate::dataset::BadRecords;
 use crate::error::Error;
-use crate::fetch::FetchedRanges;
 use crate::format::parquet::{ParquetFile, Plan, RowGroupReader, WantedRows};
+use crate::io::ReadContext;
+use crate::io::fetch::FetchedRanges;
 use crate::spec::Condition;
 
 /// Reads one row group from start to end.
@@ -44,14 +44,14 @@ impl RowGroup {
         plan: Plan,
         conditions: &Arc<[Condition]>,
         bad: BadRecords,
-        runtime: &Handle,
+        context: &ReadContext,
     ) -> Self {
         let index = file.index_ranges(group, &plan, conditions);
         let ranges = {
             let (file, plan, conditions) = (file.clone(), plan.clone(), Arc::clone(conditions));
             move |index| file.ranges_by_index(group, &plan, &conditions, index)
         };
-        let fetching = FetchedRanges::start_after(file.object().clone(), index, ranges, runtime);
+        let fetching = FetchedRanges::start_after(file.object().clone(), index, ranges, context);
         Self {
             file: file.clone(),
             group,

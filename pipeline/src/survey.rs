@@ -8,16 +8,16 @@ use arrow_schema::DataType;
 use tokio::runtime::Handle;
 
 use crate::error::Error;
-use crate::fetch::{FetchedBytes, FetchedRanges};
 use crate::format::compression::{Compression, Decompressed};
 use crate::format::csv::{CsvOptions, CsvRows, FieldBuilder, Inferred};
 use crate::format::example::ExampleColumns;
 use crate::format::parquet::{ParquetFile, WantedRows};
 use crate::format::{Content, FileFormat};
+use crate::io::fetch::{FetchedBytes, FetchedRanges};
+use crate::io::storage::Object;
 use crate::parallel::{Bounds, Weighed, in_order};
 use crate::progress::Progress;
 use crate::records::{self, Records, Step};
-use crate::storage::Object;
 
 /// Records taken at a time.
 const CHUNK_RECORDS: usize = 1024;
@@ -90,7 +90,7 @@ impl Surveyor<'_> {
     }
 
     fn records(&self, object: &Object) -> Result<Survey, Error> {
-        let mut records = Records::start(object.clone(), &Arc::default(), self.runtime);
+        let mut records = Records::start(object.clone(), &Arc::default(), &self.runtime.into());
         let mut columns = ExampleColumns::every();
         let mut features = Features::default();
         let mut rows = None;
@@ -177,7 +177,7 @@ impl Surveyor<'_> {
     fn row_group(&self, file: &ParquetFile, group: usize, found: &mut GroupSurvey) -> Result<(), Error> {
         let plan = file.plan_all();
         let ranges = file.ranges(group, &plan);
-        let fetched = FetchedRanges::start(file.object().clone(), ranges, self.runtime).wait()?;
+        let fetched = FetchedRanges::start(file.object().clone(), ranges, &self.runtime.into()).wait()?;
         let mut reader = file.decode(group, plan, fetched, WantedRows::default())?;
         while let Some(batch) = reader.next_batch()? {
             found.records += batch.num_rows() as u64;
@@ -336,10 +336,10 @@ pub(crate) type CsvFile = CsvRows<Decompressed<FetchedBytes>>;
 /// Starts to read a CSV file.
 pub(crate) fn open_csv(object: &Object, options: &CsvOptions, runtime: &Handle) -> Result<CsvFile, Error> {
     let path: Arc<str> = object.path().clone();
-    let bytes = FetchedBytes::start(object.clone(), &Arc::default(), runtime);
+    let bytes = FetchedBytes::start(object.clone(), &Arc::default(), &runtime.into());
     match Decompressed::new(bytes) {
         Ok((stream, compression)) => CsvRows::open(path, stream, compression, options),
-        Err(error) => Err(match crate::fetch::storage_error(error) {
+        Err(error) => Err(match Error::from_io(error) {
             Ok(error) => error,
             Err(error) => {
                 Error::Damage { path: path.to_string(), offset: 0, record: 0, message: error.to_string() }

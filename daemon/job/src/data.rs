@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use millstream_pipeline::dataset::FEWEST_SPLIT_BYTES;
-use millstream_pipeline::ingest::MOST_STREAMS;
+use millstream_pipeline::io::limits::MAX_STREAMS;
 use millstream_pipeline::spec::{CacheSpec, DataSpec, FormatName, OnBadRecord};
 
 use crate::batch::{self, AutoBatchSpec};
@@ -51,7 +51,7 @@ pub(super) fn read(
         lanes: data.whole_u32("lanes", 1..=4_096).unwrap_or(usual.lanes),
         prefetch: data.whole_u32("prefetch", 2..=1_024).unwrap_or(usual.prefetch),
         threads: data.whole_u32("threads", 1..=1_024),
-        streams: data.whole_u32("streams", 1..=MOST_STREAMS),
+        streams: data.whole_u32("streams", 1..=MAX_STREAMS),
         memory_budget_bytes: data.bytes("memory_budget").unwrap_or(usual.memory_budget_bytes),
         on_bad_record: read_on_bad_record(&mut data),
         cache,

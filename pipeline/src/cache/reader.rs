@@ -13,7 +13,7 @@ use super::block::{BLOCK_BYTES, Shape};
 use super::key::Key;
 use super::layout::{Contents, TRAILER_BYTES, tail_bytes};
 use crate::chunk::Chunk;
-use crate::ingest::gate;
+use crate::io::permits::Permit;
 
 /// Maximum number of blocks in flight or waiting to be decoded.
 const DEPTH: usize = 4;
@@ -50,6 +50,8 @@ pub(crate) struct CacheReader {
     block: usize,
     rows: Range<usize>,
     current: Option<AlignedBuffer>,
+    /// Released while it waits.
+    permit: Permit,
     /// Work since the last [`CacheReader::take_work`].
     work: Work,
 }
@@ -65,7 +67,13 @@ pub(crate) struct Work {
 
 impl CacheReader {
     /// Opens the file of `key` and checks that it has columns of `shape`.
-    pub(super) fn open(file: File, access: Access, key: &Key, shape: &Shape) -> Result<Self, Unreadable> {
+    pub(super) fn open(
+        file: File,
+        access: Access,
+        key: &Key,
+        shape: &Shape,
+        permit: &Permit,
+    ) -> Result<Self, Unreadable> {
         let bytes = file.metadata()?.len();
         if bytes == 0 || bytes % ALIGNMENT as u64 != 0 {
             return Err(Malformed("the file is truncated").into());
@@ -73,12 +81,12 @@ impl CacheReader {
         let file = Arc::new(DiskFile::new(file, access.direct));
         let mut queue = Queue::new(DEPTH as u32, access.ring);
         let started = Instant::now();
-        let mut tail = read(&mut queue, &file, bytes.saturating_sub(TAIL_BYTES)..bytes)?;
+        let mut tail = read(&mut queue, &file, bytes.saturating_sub(TAIL_BYTES)..bytes, permit)?;
         let needed = tail_bytes(&tail[tail.len() - TRAILER_BYTES..])?;
         let start = bytes.checked_sub(needed).ok_or(Malformed("the file is shorter than its tail"))?;
         let mut read_bytes = tail.len() as u64;
         if needed > tail.len() as u64 {
-            tail = read(&mut queue, &file, start..bytes)?;
+            tail = read(&mut queue, &file, start..bytes, permit)?;
             read_bytes += needed;
         }
         let contents = Contents::parse(&tail[tail.len() - needed as usize..], bytes)?;
@@ -96,6 +104,7 @@ impl CacheReader {
             block: 0,
             rows: 0..0,
             current: None,
+            permit: permit.clone(),
             work,
         })
     }
@@ -185,7 +194,7 @@ impl CacheReader {
             if let Some(buffer) = self.read[self.block % DEPTH].take() {
                 break buffer;
             }
-            let Some(done) = gate::waiting(|| self.queue.wait()) else {
+            let Some(done) = self.permit.released_while(|| self.queue.wait()) else {
                 return Err(io::Error::other("a read did not complete").into());
             };
             let bytes = done.result?;
@@ -201,10 +210,16 @@ impl CacheReader {
 }
 
 /// Reads part of a file synchronously.
-fn read(queue: &mut Queue, file: &Arc<DiskFile>, range: Range<u64>) -> Result<AlignedBuffer, Unreadable> {
+fn read(
+    queue: &mut Queue,
+    file: &Arc<DiskFile>,
+    range: Range<u64>,
+    permit: &Permit,
+) -> Result<AlignedBuffer, Unreadable> {
     let bytes = (range.end - range.start) as usize;
     queue.read(file, range.start, AlignedBuffer::zeroed(bytes), 0);
-    let done = gate::waiting(|| queue.wait()).ok_or_else(|| io::Error::other("a read did not complete"))?;
+    let done =
+        permit.released_while(|| queue.wait()).ok_or_else(|| io::Error::other("a read did not complete"))?;
     if done.result? != bytes {
         return Err(Malformed("the file was truncated").into());
     }

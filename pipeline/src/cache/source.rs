@@ -15,6 +15,7 @@ use crate::chunk::Chunk;
 use crate::dataset::Dataset;
 use crate::error::Error;
 use crate::ingest::{ChunkReader, ChunkSize, ChunkSource, Counters, Elastic, LeftOut, Opened, Stretch};
+use crate::io::permits::Permit;
 use crate::spec::OnBadRecord;
 
 /// Serves splits from their cache files, and writes the files of other splits as they are read.
@@ -83,8 +84,8 @@ impl CachedSource {
         }
     }
 
-    fn open_cached(&self, split: u32, from: u64) -> Option<CacheReader> {
-        let mut reader = self.cache.open(&self.splits[split as usize].key, &self.shape)?;
+    fn open_cached(&self, split: u32, from: u64, permit: &Permit) -> Option<CacheReader> {
+        let mut reader = self.cache.open(&self.splits[split as usize].key, &self.shape, permit)?;
         // The source reports the error.
         if !self.allows(reader.left_out()) || from > reader.rows() {
             return None;
@@ -126,16 +127,23 @@ impl ChunkSource for CachedSource {
         self.inner.ahead(upcoming)
     }
 
-    fn open(&self, split: u32, from: u64, counters: &Arc<Counters>) -> Result<Opened, Error> {
+    fn open(
+        &self,
+        split: u32,
+        from: u64,
+        permit: &Permit,
+        counters: &Arc<Counters>,
+    ) -> Result<Opened, Error> {
         let opening = Opening {
             inner: Arc::clone(&self.inner),
             cache: Arc::clone(&self.cache),
             splits: Arc::clone(&self.splits),
             shape: self.shape,
             split,
+            permit: permit.clone(),
             counters: Arc::clone(counters),
         };
-        if let Some(cached) = self.open_cached(split, from) {
+        if let Some(cached) = self.open_cached(split, from, permit) {
             counters.cache_hits.add(1);
             let reader = Reader { opening, returned: from, origin: Origin::Cache(Box::new(cached)) };
             return Ok(Opened { reader: Box::new(reader), passed: from });
@@ -154,6 +162,7 @@ struct Opening {
     splits: Arc<[Split]>,
     shape: Shape,
     split: u32,
+    permit: Permit,
     counters: Arc<Counters>,
 }
 
@@ -198,7 +207,7 @@ impl Opening {
     /// Opens the source at row `from`. The reader drops the rows before row `drop_before` that the source does not skip.
     /// Also returns the number of rows that the source skips.
     fn source(&self, from: u64, drop_before: u64) -> Result<(Source, u64), Error> {
-        let Opened { reader, passed } = self.inner.open(self.split, from, &self.counters)?;
+        let Opened { reader, passed } = self.inner.open(self.split, from, &self.permit, &self.counters)?;
         let tee = if passed == 0 { Tee::Pending } else { Tee::Off };
         let to_drop = drop_before.saturating_sub(passed);
         Ok((Source { reader, to_drop, truncated_rows: 0, tee, left_out: None }, passed))

@@ -15,6 +15,7 @@ use super::block::Shape;
 use super::key::Key;
 use super::reader::{CacheReader, Unreadable};
 use super::writer::{self, Message, PartWriter};
+use crate::io::permits::Permit;
 use crate::spec::CacheSpec;
 
 /// File extension of a complete file, whose stem is its key.
@@ -111,7 +112,7 @@ impl Cache {
     }
 
     /// Opens the file of `key`, if it exists and has columns of `shape`.
-    pub(crate) fn open(&self, key: &Key, shape: &Shape) -> Option<CacheReader> {
+    pub(crate) fn open(&self, key: &Key, shape: &Shape, permit: &Permit) -> Option<CacheReader> {
         let path = self.shared.path(key, COMPLETE);
         let file = match File::open(&path) {
             Ok(file) => file,
@@ -123,7 +124,7 @@ impl Cache {
         };
         // Marks the file as used for other jobs. This fails in a read-only directory, which can still be read.
         let _ = file.set_modified(SystemTime::now());
-        match CacheReader::open(file, self.shared.options.access, key, shape) {
+        match CacheReader::open(file, self.shared.options.access, key, shape, permit) {
             Ok(reader) => Some(reader),
             Err(why) => {
                 self.discard(key, &why);

@@ -23,6 +23,7 @@ use super::store::{Cache, CacheOptions};
 use crate::chunk::{Chunk, RaggedColumn};
 use crate::error::Error;
 use crate::ingest::{ChunkReader, ChunkSource, Counters, LeftOut, Opened};
+use crate::io::permits::Permit;
 use crate::spec::{CacheSpec, OnBadRecord};
 
 /// A source of splits in memory.
@@ -57,7 +58,13 @@ impl ChunkSource for Rows {
         0
     }
 
-    fn open(&self, split: u32, from: u64, counters: &Arc<Counters>) -> Result<Opened, Error> {
+    fn open(
+        &self,
+        split: u32,
+        from: u64,
+        _permit: &Permit,
+        counters: &Arc<Counters>,
+    ) -> Result<Opened, Error> {
         self.opened.fetch_add(1, Ordering::Relaxed);
         let passed = if self.skips { from } else { 0 };
         let reader = RowsReader {
@@ -166,7 +173,7 @@ impl Read {
 /// Reads a split from row `from` on, like a lane.
 fn read(source: &dyn ChunkSource, split: u32, from: u64, max_rows: usize) -> (Read, Arc<Counters>) {
     let counters = Arc::default();
-    let Opened { mut reader, passed } = source.open(split, from, &counters).unwrap();
+    let Opened { mut reader, passed } = source.open(split, from, &Permit::default(), &counters).unwrap();
     assert!(passed == 0 || passed == from);
     let mut read = Read::default();
     let mut before = from - passed;

@@ -10,15 +10,16 @@ use tokio::runtime::Handle;
 use super::weight;
 use crate::dataset::{BadRecords, ProjectedColumn, Projection, RawChunk};
 use crate::error::Error;
-use crate::fetch::FetchedRanges;
 use crate::format::FileFormat;
 use crate::format::csv::{CsvOptions, FieldBuilder};
 use crate::format::parquet::{ParquetFile, RowGroupReader, WantedRows};
+use crate::io::ReadContext;
+use crate::io::fetch::FetchedRanges;
+use crate::io::storage::Object;
 use crate::output::Block;
 use crate::progress::{Progress, Reading};
 use crate::records::RecordsReader;
 use crate::spec::OnBadRecord;
-use crate::storage::Object;
 use crate::survey::{CsvFile, is_present, open_csv};
 
 /// Rows per chunk.
@@ -170,7 +171,13 @@ impl<'a> InputRows<'a> {
                 let projection = projection(schema);
                 let fatal = BadRecords::new(OnBadRecord::Fail);
                 let limits = Arc::default();
-                let mut reader = RecordsReader::start(object.clone(), &projection, fatal, &limits, runtime);
+                let mut reader = RecordsReader::start(
+                    object.clone(),
+                    &projection,
+                    fatal,
+                    &limits,
+                    &ReadContext::from(runtime),
+                );
                 reader.skip_to(skip);
                 Contents::Records(Box::new(reader))
             }
@@ -297,7 +304,7 @@ impl Groups {
             }
             let plan = self.file.plan_all();
             let ranges = self.file.ranges(self.next_group, &plan);
-            let fetched = FetchedRanges::start(object.clone(), ranges, runtime).wait()?;
+            let fetched = FetchedRanges::start(object.clone(), ranges, &runtime.into()).wait()?;
             let wanted = WantedRows { skip: std::mem::take(&mut self.skip), ..WantedRows::default() };
             self.reader = Some(Box::new(self.file.decode(self.next_group, plan, fetched, wanted)?));
             self.next_group += 1;

@@ -9,8 +9,8 @@ use crate::error::Error;
 use crate::format::FileFormat;
 use crate::format::csv::CsvOptions;
 use crate::format::parquet::ParquetFile;
+use crate::io::storage::Object;
 use crate::progress::Progress;
-use crate::storage::Object;
 use crate::survey::{Survey, Surveyor};
 
 /// The unified columns of the inputs so far.

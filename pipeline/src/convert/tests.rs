@@ -10,8 +10,8 @@ use tokio::runtime::Runtime;
 
 use super::*;
 use crate::format::compression::Decompressed;
+use crate::io::storage::{self, Stores};
 use crate::output::OutputCompression;
-use crate::storage::{self, Stores};
 
 struct Bench {
     runtime: Runtime,

@@ -21,13 +21,14 @@ use crate::error::Error;
 use crate::filter::{Filter, ResolvedFilter};
 use crate::format::parquet::ParquetFile;
 use crate::format::{Content, format_from_name};
-use crate::ingest::Limits;
+use crate::io::ReadContext;
+use crate::io::limits::ReadLimits;
+use crate::io::storage::{self, Object};
 use crate::parts;
 use crate::records::{Records, RecordsReader, part_label};
 use crate::row_group::RowGroup;
 use crate::spec::{Condition, FormatName};
 use crate::splitmix;
-use crate::storage::{self, Object};
 
 pub use bad_records::BadRecords;
 use split::Inner;
@@ -68,7 +69,7 @@ pub struct Dataset {
     objects: Vec<Object>,
     splits: Vec<Split>,
     files: Files,
-    limits: Arc<Limits>,
+    limits: Arc<ReadLimits>,
     /// Bytes of the longest record that [`Dataset::check`] saw.
     longest_record: OnceLock<u64>,
     filter: Option<Filtered>,
@@ -248,7 +249,7 @@ impl Dataset {
     }
 
     /// What reading it may use; it can be changed while it is read.
-    pub fn limits(&self) -> &Arc<Limits> {
+    pub fn limits(&self) -> &Arc<ReadLimits> {
         &self.limits
     }
 
@@ -262,7 +263,7 @@ impl Dataset {
         matches!(self.files, Files::Parquet(_))
     }
 
-    /// The most bytes that reading one of its objects can make use of, where its [`Limits`] have a say in
+    /// The most bytes that reading one of its objects can make use of, where its [`ReadLimits`] have a say in
     /// it: TFRecord files, which are read from end to end. A row group is fetched whole.
     pub fn elastic_bytes(&self) -> Option<u64> {
         match self.files {
@@ -293,7 +294,7 @@ impl Dataset {
     }
 
     /// The most bytes that a reader of this split holds at a time, besides the chunk it has returned; where
-    /// reading is elastic, with the least that its [`Limits`] can be.
+    /// reading is elastic, with the least that its [`ReadLimits`] can be.
     pub fn reader_bytes(&self, split: usize, projection: &Projection) -> u64 {
         let (projection, _) = self.extended(projection);
         let split = &self.splits[split];
@@ -310,7 +311,7 @@ impl Dataset {
             _ => {
                 // The record and what was made of it.
                 let longest = 2 * self.longest_record.get().copied().unwrap_or(0);
-                Limits::FEWEST_OBJECT_BYTES.min(split.bytes)
+                ReadLimits::MIN_OBJECT_BYTES.min(split.bytes)
                     + crate::records::HELD_BYTES
                     + parts::HELD_BYTES
                     + longest
@@ -318,7 +319,7 @@ impl Dataset {
         }
     }
 
-    /// Starts to read a split: fetching begins now, on `runtime`.
+    /// Starts to read a split: fetching begins now. A runtime as the context reads without a decode permit.
     ///
     /// # Panics
     /// If there is no such split.
@@ -327,8 +328,9 @@ impl Dataset {
         split: usize,
         projection: &Projection,
         bad: &BadRecords,
-        runtime: &Handle,
+        context: impl Into<ReadContext>,
     ) -> Result<SplitReader, Error> {
+        let context = &context.into();
         let ruled_out = self.filter.as_ref().is_some_and(|filtered| filtered.ruled_out[split]);
         let (projection, filter) = self.extended(projection);
         let projection = &projection;
@@ -344,16 +346,16 @@ impl Dataset {
                 let file = &files[split.object];
                 let plan = file.plan(projection)?;
                 let conditions = self.conditions();
-                let group = RowGroup::start(file, group as usize, plan, &conditions, bad.clone(), runtime);
+                let group = RowGroup::start(file, group as usize, plan, &conditions, bad.clone(), context);
                 Inner::RowGroup(Box::new(group))
             }
             (_, part) => {
                 let records = match part {
                     SplitPart::Bytes { start, end } => {
-                        Records::start_part(object, start..end, &self.limits, runtime)
+                        Records::start_part(object, start..end, &self.limits, context)
                     }
                     SplitPart::Whole | SplitPart::RowGroup(_) => {
-                        Records::start(object, &self.limits, runtime)
+                        Records::start(object, &self.limits, context)
                     }
                 };
                 Inner::Records(Box::new(RecordsReader::of(records, projection, bad.clone())))

@@ -147,7 +147,7 @@ impl<R: Read> CsvRows<R> {
     fn broken(&self, error: csv::Error) -> Error {
         let message = error.to_string();
         let fetching = match error.into_kind() {
-            csv::ErrorKind::Io(error) => crate::fetch::storage_error(error).ok(),
+            csv::ErrorKind::Io(error) => Error::from_io(error).ok(),
             _ => None,
         };
         fetching.unwrap_or_else(|| Error::Damage {

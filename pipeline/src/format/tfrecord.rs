@@ -187,7 +187,7 @@ impl<R: BufRead> RecordReader<R> {
     }
 
     fn broken(&self, error: io::Error) -> ReadError {
-        match crate::fetch::storage_error(error) {
+        match Error::from_io(error) {
             Ok(error) => ReadError::Fetch(error),
             Err(error) => ReadError::Damage(Damage {
                 offset: self.offset,

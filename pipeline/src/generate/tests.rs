@@ -13,8 +13,8 @@ use tokio::runtime::Runtime;
 
 use super::*;
 use crate::dataset::{BadRecords, Dataset, ProjectedColumn, Projection};
+use crate::io::storage::Stores;
 use crate::spec::OnBadRecord;
-use crate::storage::Stores;
 use crate::transform::column::{Elements, display_element};
 
 fn generate(output: &Path, change: impl FnOnce(&mut Generator)) -> Result<Generated, Error> {

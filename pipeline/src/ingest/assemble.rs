@@ -258,7 +258,7 @@ impl Assembler<'_> {
         self.pool.drop_window(lane);
         let handover = &self.shared.lanes[lane as usize];
         if !handover.is_ready() {
-            self.shared.gate.wanted(lane);
+            self.shared.permits.prioritize(lane);
         }
         let piece = self.shared.counters.wait(
             |counters| &counters.window_wait,

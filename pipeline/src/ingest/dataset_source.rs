@@ -8,10 +8,12 @@ use tokio::runtime::Handle;
 
 use super::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, LeftOut, Opened};
 use super::stats::{Counters, Stretch};
-use super::tuner::Limits;
 use crate::chunk::Chunk;
 use crate::dataset::{BadRecords, Dataset, SplitReader};
 use crate::error::Error;
+use crate::io::ReadContext;
+use crate::io::limits::ReadLimits;
+use crate::io::permits::Permit;
 use crate::spec::OnBadRecord;
 use crate::transform::{Scratch, Transform};
 
@@ -71,7 +73,7 @@ impl ChunkSource for DatasetSource {
         let most = splits.map(|split| self.dataset.reader_bytes(split, self.transform.projection())).max();
         let most = most.unwrap_or(0);
         let reading = match self.dataset.elastic_bytes() {
-            Some(largest) => most + Limits::FEWEST_OBJECT_BYTES.min(largest),
+            Some(largest) => most + ReadLimits::MIN_OBJECT_BYTES.min(largest),
             None => 3 * most,
         };
         reading + self.transform.column_bytes(chunk_rows)
@@ -94,10 +96,17 @@ impl ChunkSource for DatasetSource {
 
     /// Where bad records end the job, every record is a row, and the reader can go straight to one.
     /// Where they, or others, are left out, it must look at each again to know which rows there are.
-    fn open(&self, split: u32, from: u64, counters: &Arc<Counters>) -> Result<Opened, Error> {
+    fn open(
+        &self,
+        split: u32,
+        from: u64,
+        permit: &Permit,
+        counters: &Arc<Counters>,
+    ) -> Result<Opened, Error> {
         let bad = BadRecords::new(self.on_bad_record);
         let place = split as usize;
-        let mut reader = self.dataset.read(place, self.transform.projection(), &bad, &self.runtime)?;
+        let context = ReadContext { runtime: self.runtime.clone(), permit: permit.clone() };
+        let mut reader = self.dataset.read(place, self.transform.projection(), &bad, context)?;
         let passed = if bad.skips() || self.dataset.is_filtered() { 0 } else { from };
         if passed > 0 {
             reader.skip_to(self.dataset.splits()[place].first_record + passed);

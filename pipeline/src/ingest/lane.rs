@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use millstream_trace::{Category, Work};
 
-use super::gate::Seated;
 use super::source::{ChunkReader, ChunkSource, LeftOut, Opened};
 use super::stats::Counters;
 use crate::chunk::Chunk;
 use crate::error::Error;
+use crate::io::permits::Permit;
 use crate::order::{Cursor, Cutter, PassOrder, WindowExtent};
 use crate::pack::RowRef;
 
@@ -41,8 +41,7 @@ pub(crate) struct LaneReader<'a> {
     lane: u32,
     chunk_rows: usize,
     counters: &'a Arc<Counters>,
-    /// Where the lane's turn to decode is waited for.
-    seat: &'a Seated,
+    permit: &'a Permit,
     /// Whether to look for the first positive label of each window.
     seeks_positive: bool,
     cutter: Cutter<'a>,
@@ -62,7 +61,7 @@ impl<'a> LaneReader<'a> {
         from: Cursor,
         chunk_rows: usize,
         counters: &'a Arc<Counters>,
-        seat: &'a Seated,
+        permit: &'a Permit,
     ) -> Self {
         let cutter = Cutter::new(order, lane, from);
         Self {
@@ -71,7 +70,7 @@ impl<'a> LaneReader<'a> {
             lane,
             chunk_rows,
             counters,
-            seat,
+            permit,
             seeks_positive: false,
             cutter,
             current: None,
@@ -96,7 +95,7 @@ impl<'a> LaneReader<'a> {
     /// When the rows of the next window cannot be had. The lane is of no use after that.
     pub(crate) fn next(&mut self, stopped: &dyn Fn() -> bool) -> Result<Option<Piece>, Error> {
         let number = self.cutter.window();
-        self.seat.begin();
+        self.permit.start_window();
         let (mut chunks, mut rows) =
             (Vec::new(), Vec::with_capacity(self.cutter.limit().min(MOST_RESERVED) as usize));
         let mut last_left_out = None;
@@ -118,7 +117,7 @@ impl<'a> LaneReader<'a> {
             }
         };
         let Some(mut extent) = extent else {
-            self.seat.leave();
+            self.permit.release();
             return Ok(Some(Piece::End(LeftOut {
                 records: self.cutter.skipped_at_end(),
                 last: last_left_out,
@@ -132,7 +131,7 @@ impl<'a> LaneReader<'a> {
             let positive = |row: &RowRef| chunks[row.chunk as usize].labels[row.row as usize] > 0.0;
             extent.first_positive = rows.iter().position(positive).map(|place| place as u32);
         }
-        self.seat.leave();
+        self.permit.release();
         Ok(Some(Piece::Window(Window { extent, chunks, rows, last_left_out })))
     }
 
@@ -147,7 +146,9 @@ impl<'a> LaneReader<'a> {
                 let Opened { reader, passed } = match self.ahead.pop_front() {
                     Some(opened) => opened?,
                     None => match self.cutter.upcoming(0) {
-                        Some(split) => self.source.open(split, self.cutter.before(), self.counters)?,
+                        Some(split) => {
+                            self.source.open(split, self.cutter.before(), self.permit, self.counters)?
+                        }
                         None => return Ok(false),
                     },
                 };
@@ -156,12 +157,12 @@ impl<'a> LaneReader<'a> {
                 let ahead = self.source.ahead(&mut upcoming);
                 for split in (1..=ahead).map_while(|after| self.cutter.upcoming(after)).skip(self.ahead.len())
                 {
-                    self.ahead.push_back(self.source.open(split, 0, self.counters));
+                    self.ahead.push_back(self.source.open(split, 0, self.permit, self.counters));
                 }
                 self.current.insert(reader)
             }
         };
-        self.seat.enter();
+        self.permit.acquire();
         self.chunk = reader.next(self.chunk_rows)?.map(|chunk| (Arc::new(chunk), 0));
         if let Some((chunk, _)) = &self.chunk {
             self.counters.chunks.add(1);

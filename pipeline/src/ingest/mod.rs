@@ -11,7 +11,7 @@
 //! is a sequential program (its next window follows from its last) that spends its time decoding and may
 //! block on storage; a thread of its own lets it do both in plain code. How many lanes there are is fixed
 //! by the job, how many cores by the machine, so a lane decodes only while it holds one of a few permits,
-//! which it gives up to wait ([`gate`]): the lane whose window is needed next goes first, and a hundred
+//! which it gives up to wait ([`DecodePermits`]): the lane whose window is needed next goes first, and a hundred
 //! lanes cost no more than a few. The lanes run through all passes of the feed, so the next pass is being
 //! read while the last batches of this one are packed.
 //!
@@ -32,7 +32,6 @@
 mod assemble;
 mod dataset_source;
 mod explain;
-pub(crate) mod gate;
 mod handover;
 mod lane;
 mod measure;
@@ -61,14 +60,16 @@ pub use self::measure::{IngestMeasurement, measure};
 pub use self::peers::{Hub, MOST_UNHEARD, Peers, PieceKey, Told};
 pub use self::plan::{IngestPlan, MemoryNeed};
 pub use self::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, LeftOut, Opened};
-pub use self::stats::{CacheStats, Clock, Counter, Counters, IngestStats, Stage, Stages, Stretch, WorkClock};
-pub use self::tuner::{InFlight, Limits, MOST_STREAMS, Ranges, Setting};
+pub use self::stats::{CacheStats, Counter, Counters, IngestStats, Stage, Stages, Stretch, WorkClock};
+pub use self::tuner::Setting;
 
-use self::gate::{Gate, Seated};
 use self::handover::{Bell, Handover};
 use self::lane::{LaneReader, Piece};
 use self::tuner::Drive;
+pub use crate::clock::Clock;
 use crate::error::Error;
+use crate::io::limits::ReadLimits;
+use crate::io::permits::{DecodePermits, Permit};
 use crate::order::{LanePosition, Position, Share};
 
 /// Ingest at work. Dropped, it is cancelled and waited for.
@@ -98,14 +99,14 @@ struct Shared {
     /// Where each live lane hands over.
     lanes: Vec<Handover<Result<Piece, Error>>>,
     /// Where lanes wait for their turn to decode.
-    gate: Arc<Gate>,
+    permits: Arc<DecodePermits>,
     /// Rung by all of them, where the packer takes from whichever is ready.
     bell: Option<Arc<Bell>>,
     /// The hosts that this one trains with.
     peers: Option<Arc<dyn Peers>>,
     counters: Arc<Counters>,
     /// What the reading of each source may use.
-    limits: Vec<Arc<Limits>>,
+    limits: Vec<Arc<ReadLimits>>,
     drive: Drive,
     /// As at the start.
     resources: Resources,
@@ -144,7 +145,7 @@ fn start_with(
     let tuner = plan.tuner(cores());
     let shared = Arc::new(Shared {
         lanes: (0..plan.live_lanes()).map(|_| Handover::new(bell.clone())).collect(),
-        gate: Arc::new(Gate::new(plan.live_lanes(), tuner.setting().decoders, &plan.recorder)),
+        permits: Arc::new(DecodePermits::new(plan.live_lanes(), tuner.setting().decoders, &plan.recorder)),
         bell,
         peers,
         counters: Arc::new(Counters::recorded_by(&plan.recorder)),
@@ -241,13 +242,13 @@ impl Shared {
     fn stats(&self) -> IngestStats {
         let mut stats = self.counters.snapshot();
         stats.in_flight_bytes = self.limits.iter().map(|limits| limits.in_flight_bytes()).sum();
-        stats.stages.fetch.wait_seconds = self.gate.fetching.seconds();
-        stats.stages.decode.wait_seconds += self.gate.queueing.seconds();
+        stats.stages.fetch.wait_seconds = self.permits.fetching.seconds();
+        stats.stages.decode.wait_seconds += self.permits.queueing.seconds();
         stats
     }
 
     fn apply(&self, setting: Setting) {
-        self.gate.set_permits(setting.decoders);
+        self.permits.set_permits(setting.decoders);
         for limits in &self.limits {
             limits.set_streams(setting.streams);
             limits.set_object_bytes(setting.object_bytes);
@@ -262,7 +263,7 @@ impl Shared {
         for lane in &self.lanes {
             lane.close();
         }
-        self.gate.close();
+        self.permits.close();
         self.drive.end();
         if let Some(peers) = &self.peers {
             peers.close();
@@ -321,8 +322,8 @@ fn run(
 fn run_lane(plan: &IngestPlan, lane: u32, from: &Position, shared: &Shared) {
     let handover = &shared.lanes[lane as usize];
     let read = || {
-        let seat = shared.gate.seat(lane);
-        read_lane(plan, lane, from, shared, &seat)
+        let permit = shared.permits.of_lane(lane);
+        read_lane(plan, lane, from, shared, &permit)
     };
     let outcome = catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| Err(panicked(&*panic)));
     if let Err(error) = outcome {
@@ -337,7 +338,7 @@ fn read_lane(
     lane: u32,
     from: &Position,
     shared: &Shared,
-    seat: &Seated,
+    permit: &Permit,
 ) -> Result<(), Error> {
     let handover = &shared.lanes[lane as usize];
     let mut next = from.pass;
@@ -349,7 +350,7 @@ fn read_lane(
         {
             let chunk_rows = plan.chunk_rows(pass.stream);
             let mut reader =
-                LaneReader::new(source, &order, lane, cursor, chunk_rows, &shared.counters, seat)
+                LaneReader::new(source, &order, lane, cursor, chunk_rows, &shared.counters, permit)
                     .seeking_positive(plan.seeks_positive(pass) && !from.positive_seen);
             loop {
                 let key = PieceKey { pass, lane, number: reader.number() };

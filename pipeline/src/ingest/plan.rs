@@ -26,8 +26,9 @@ use millstream_trace::Recorder;
 
 use super::explain::Resources;
 use super::source::{ChunkSize, ChunkSource, Elastic};
-use super::tuner::{Bounds, Limits, MOST_STREAMS, Setting, Tuner};
+use super::tuner::{Bounds, Setting, Tuner};
 use crate::error::Error;
+use crate::io::limits::{MAX_STREAMS, ReadLimits};
 use crate::order::{Cut, Feed, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError};
 use crate::pack::RowRef;
 use crate::spec::{DataSpec, LabelColumn, LabelSpec, OnBadRecord};
@@ -171,7 +172,7 @@ impl IngestPlan {
             memory: MemoryNeed::default(),
             threads: spec.threads,
             streams: spec.streams,
-            object_bytes: Limits::FEWEST_OBJECT_BYTES,
+            object_bytes: ReadLimits::MIN_OBJECT_BYTES,
             recorder: Arc::default(),
             schema,
         };
@@ -293,12 +294,12 @@ impl IngestPlan {
     /// Gives what is left of the budget to read-ahead.
     fn share_rest(&mut self, budget_bytes: u64) {
         let largest = self.elastic().map(|elastic| elastic.most_object_bytes).max();
-        let Some(largest) = largest.filter(|&largest| largest > Limits::FEWEST_OBJECT_BYTES) else { return };
+        let Some(largest) = largest.filter(|&largest| largest > ReadLimits::MIN_OBJECT_BYTES) else { return };
         let objects = 2 * u64::from(self.live_lanes()).max(1);
         let rest = budget_bytes.saturating_sub(self.memory.least_bytes()) / objects;
-        let most = largest.min(MOST_OBJECT_BYTES) - Limits::FEWEST_OBJECT_BYTES;
+        let most = largest.min(MOST_OBJECT_BYTES) - ReadLimits::MIN_OBJECT_BYTES;
         let more = rest.min(most);
-        self.object_bytes = Limits::FEWEST_OBJECT_BYTES + more;
+        self.object_bytes = ReadLimits::MIN_OBJECT_BYTES + more;
         self.memory.ahead_bytes = objects * more;
     }
 
@@ -317,13 +318,13 @@ impl IngestPlan {
     pub(crate) fn tuner(&self, cores: u32) -> Tuner {
         let bounds = Bounds {
             most_decoders: self.threads.unwrap_or(MOST_DECODERS * cores).min(self.live_lanes()),
-            most_streams: self.streams.unwrap_or(MOST_STREAMS),
-            least_object_bytes: Limits::FEWEST_OBJECT_BYTES,
+            most_streams: self.streams.unwrap_or(MAX_STREAMS),
+            least_object_bytes: ReadLimits::MIN_OBJECT_BYTES,
             most_object_bytes: self.object_bytes,
             fixed_decoders: self.threads.is_some(),
             fixed_streams: self.streams.is_some() || self.elastic().next().is_none(),
         };
-        let first = Limits::default();
+        let first = ReadLimits::default();
         let setting = Setting {
             decoders: self.threads.unwrap_or(FIRST_DECODERS * cores),
             streams: self.streams.unwrap_or(first.streams()),

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::stats::Counters;
-use super::tuner::Limits;
 use crate::chunk::Chunk;
 use crate::error::Error;
+use crate::io::limits::ReadLimits;
+use crate::io::permits::Permit;
 
 /// Data cut into splits, each read as a stream of transformed chunks.
 ///
@@ -45,11 +46,13 @@ pub trait ChunkSource: Send + Sync {
         1
     }
 
-    /// Starts to read a split, from its row `from` where it can get there cheaply.
+    /// Starts to read a split, from its row `from` if it can get there cheaply. The reader releases `permit`, its
+    /// lane's, while it waits for bytes.
     ///
     /// # Errors
     /// When it is plain already that it cannot be read. An error later comes from the reader.
-    fn open(&self, split: u32, from: u64, counters: &Arc<Counters>) -> Result<Opened, Error>;
+    fn open(&self, split: u32, from: u64, permit: &Permit, counters: &Arc<Counters>)
+    -> Result<Opened, Error>;
 }
 
 /// How large a chunk is to be: what is done once a chunk, and what comes from decoding to transforming through the
@@ -74,7 +77,7 @@ impl ChunkSize {
 /// being read, and those of the ones that follow.
 pub struct Elastic<'a> {
     /// What it may use.
-    pub limits: &'a Arc<Limits>,
+    pub limits: &'a Arc<ReadLimits>,
     /// The most bytes that reading one object could make use of.
     pub most_object_bytes: u64,
 }

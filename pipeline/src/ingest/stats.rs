@@ -8,6 +8,8 @@ use millstream_trace::{Category, Recorder};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
+use crate::clock::Clock;
+
 /// A snapshot of ingest at work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct IngestStats {
@@ -145,10 +147,6 @@ pub struct Counters {
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
-/// Time that threads add to, in nanoseconds.
-#[derive(Debug, Default)]
-pub struct Clock(AtomicU64);
-
 /// Time that threads were at work: on a core, and held up by the kernel, which ran something else there.
 #[derive(Debug, Default)]
 pub struct WorkClock {
@@ -177,25 +175,6 @@ impl Counter {
     /// What it has come to.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
-    }
-}
-
-impl Clock {
-    /// Does `work` and adds the time that it took.
-    pub fn time<T>(&self, work: impl FnOnce() -> T) -> T {
-        let start = Instant::now();
-        let result = work();
-        self.add(start.elapsed());
-        result
-    }
-
-    /// Adds time measured elsewhere.
-    pub fn add(&self, time: Duration) {
-        self.0.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
-    }
-
-    pub(crate) fn seconds(&self) -> f64 {
-        self.0.load(Ordering::Relaxed) as f64 / 1e9
     }
 }
 
@@ -246,7 +225,7 @@ impl Counters {
         clock(self).time(|| self.recorder.time(Category::Wait, name, wait))
     }
 
-    /// All but what is known at the gate and in fetching.
+    /// All but what the permits and the limits know.
     pub(crate) fn snapshot(&self) -> IngestStats {
         let stage =
             |work: &WorkClock, wait: f64| Stage { busy_seconds: work.core.seconds(), wait_seconds: wait };

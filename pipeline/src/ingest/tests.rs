@@ -64,7 +64,13 @@ impl ChunkSource for Synthetic {
         1000
     }
 
-    fn open(&self, split: u32, from: u64, _counters: &Arc<Counters>) -> Result<Opened, Error> {
+    fn open(
+        &self,
+        split: u32,
+        from: u64,
+        _permit: &Permit,
+        _counters: &Arc<Counters>,
+    ) -> Result<Opened, Error> {
         let passed = if self.passes { from } else { 0 };
         let reader = SyntheticReader { source: self.clone(), split, next: passed };
         Ok(Opened { reader: Box::new(reader), passed })
@@ -129,11 +135,17 @@ impl ChunkSource for Gated {
         self.inner.lane_bytes(chunk_rows)
     }
 
-    fn open(&self, split: u32, from: u64, counters: &Arc<Counters>) -> Result<Opened, Error> {
+    fn open(
+        &self,
+        split: u32,
+        from: u64,
+        permit: &Permit,
+        counters: &Arc<Counters>,
+    ) -> Result<Opened, Error> {
         while split == self.split && self.gate.load(Ordering::SeqCst) == 0 {
             thread::sleep(Duration::from_millis(1));
         }
-        self.inner.open(split, from, counters)
+        self.inner.open(split, from, permit, counters)
     }
 }
 

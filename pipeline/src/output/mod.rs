@@ -27,8 +27,8 @@ use crate::dataset::RawChunk;
 use crate::error::Error;
 use crate::format::FileFormat;
 use crate::format::parquet::{Shape, shape};
+use crate::io::storage::Object;
 use crate::parallel::{Bounds, Weighed, in_order};
-use crate::storage::Object;
 
 use encode::{Encoder, Piece, ShardFile};
 pub use staged::Destination;
@@ -279,7 +279,7 @@ mod tests {
     use tokio::runtime::Runtime;
 
     use super::*;
-    use crate::storage::Stores;
+    use crate::io::storage::Stores;
 
     fn target(output: &str, options: &OutputOptions) -> Target {
         let runtime = Runtime::new().unwrap();

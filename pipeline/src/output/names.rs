@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::format::FileFormat;
 use crate::format::compression::Compression;
-use crate::storage::Object;
+use crate::io::storage::Object;
 
 use super::{OutputCompression, OutputOptions};
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use tokio::runtime::Handle;
 
 use crate::error::Error;
-use crate::storage::{Stores, Upload, is_local};
+use crate::io::storage::{Stores, Upload, is_local};
 
 const BUFFER_BYTES: usize = 256 << 10;
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::super::store::{COMPLETE, PART};
 use super::*;
+use crate::io::permits::Permit;
 
 /// The cache directory of a process started for [`separate_job`].
 const DIRECTORY: &str = "MILLSTREAM_TEST_CACHE";
@@ -33,7 +34,7 @@ fn separate_job() {
         for split in 0..splits {
             read(&source, split, 0, 512);
         }
-        let mut reader = source.open(splits, 0, &Arc::default()).unwrap().reader;
+        let mut reader = source.open(splits, 0, &Permit::default(), &Arc::default()).unwrap().reader;
         // Most of the split: more than one block.
         (0..100).for_each(|_| drop(reader.next(512).unwrap().unwrap()));
         println!("{STOPPED}");

@@ -3,6 +3,7 @@
 use super::super::read_all;
 use super::super::store::COMPLETE;
 use super::*;
+use crate::io::permits::Permit;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
@@ -108,7 +109,7 @@ fn partially_read_splits_leave_no_file() {
     let (rows, shape) = numbered(1, 500_000);
     let directory = tempfile::tempdir().unwrap();
     let source = cached(&rows, shape, cache(directory.path(), OPTIONS, 1 << 30), OnBadRecord::Fail, 1);
-    let mut reader = source.open(0, 0, &Arc::default()).unwrap().reader;
+    let mut reader = source.open(0, 0, &Permit::default(), &Arc::default()).unwrap().reader;
     (0..200).for_each(|_| drop(reader.next(2048).unwrap().unwrap()));
     drop((reader, source));
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);

@@ -20,8 +20,8 @@ use super::pages::Pages;
 use super::plan::{Plan, Planned, descend, lists_of_one, schema_of};
 use super::{ParquetFile, RowGroup, damage};
 use crate::error::Error;
+use crate::io::storage::Object;
 use crate::spec::Condition;
-use crate::storage::Object;
 
 /// Maximum rows decoded at a time.
 const DECODE_ROWS: usize = 8192;

@@ -35,8 +35,8 @@ use parquet::file::metadata::ColumnChunkMetaData;
 
 use crate::dataset::Projection;
 use crate::error::Error;
-use crate::fetch::merged;
-use crate::storage::Object;
+use crate::io::storage::Object;
+use crate::ranges::merged;
 
 use footer::{BadFooter, Footer, MAGIC, TRAILER_BYTES, byte_range, trailer};
 

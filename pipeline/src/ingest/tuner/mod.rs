@@ -28,12 +28,10 @@
 //! samples in, settings out, no clock and no thread; `drive.rs` runs it.
 
 mod drive;
-mod limits;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use drive::Drive;
-pub use limits::{InFlight, Limits, MOST_STREAMS, Ranges};
 
 /// What a move up must gain.
 const GAIN: f64 = 0.05;

@@ -2,6 +2,8 @@
 
 use proptest::prelude::*;
 
+use crate::io::limits::{MAX_STREAMS, ReadLimits};
+
 use super::*;
 
 /// A pipeline whose rate is that of its slowest part.
@@ -28,7 +30,7 @@ const LOCAL: Model =
 
 const BOUNDS: Bounds = Bounds {
     most_decoders: 8,
-    most_streams: MOST_STREAMS,
+    most_streams: MAX_STREAMS,
     least_object_bytes: 192 << 10,
     most_object_bytes: 16 << 20,
     fixed_decoders: false,
@@ -46,7 +48,7 @@ impl Model {
     }
 
     fn fetching(&self, setting: Setting) -> f64 {
-        let limits = Limits::default();
+        let limits = ReadLimits::default();
         limits.set_streams(setting.streams);
         limits.set_object_bytes(setting.object_bytes);
         let ranges = limits.ranges();

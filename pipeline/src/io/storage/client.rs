@@ -33,7 +33,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::address::{Address, Scheme};
 use super::http::Connector;
 use super::spec::StorageSpec;
-use crate::fetch::Traffic;
+use crate::io::traffic::Traffic;
 
 /// Time to connect to a service.
 const CONNECT: Duration = Duration::from_secs(5);

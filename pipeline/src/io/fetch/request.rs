@@ -16,7 +16,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::ops::Range;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -24,91 +24,16 @@ use futures::StreamExt;
 use futures::future::{Either, select};
 use tokio::time::{sleep, timeout};
 
-use super::FetchStats;
-use super::buffers::Buffer;
-use super::hedge::Hedging;
-use super::streams::Streams;
-use crate::error::Error;
-use crate::storage::{Clients, Object, Refused};
+use crate::io::buffers::Buffer;
+use crate::io::failure::Failure;
+use crate::io::storage::{Clients, Object, Refused};
 
-/// A try that brings nothing for so long has failed, or for a quarter of the deadline if that is less.
-const SILENCE: Duration = Duration::from_secs(10);
 /// A try that brings fewer bytes in a second, over the same time, has failed too.
 const TRICKLE: u64 = 16 << 10;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 /// Times that new credentials are asked for.
 const RENEWALS: u32 = 2;
-
-/// What is known of one bucket's service, and what was asked of it.
-#[derive(Debug)]
-pub(crate) struct Traffic {
-    deadline: Duration,
-    silence: Duration,
-    streams: Streams,
-    hedging: Hedging,
-    requests: AtomicU64,
-    retries: AtomicU64,
-    hedges: AtomicU64,
-    throttled: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Traffic {
-    pub(crate) fn new(deadline: Duration) -> Self {
-        Self {
-            deadline,
-            silence: SILENCE.min(deadline / 4),
-            streams: Streams::new(),
-            hedging: Hedging::new(),
-            requests: AtomicU64::new(0),
-            retries: AtomicU64::new(0),
-            hedges: AtomicU64::new(0),
-            throttled: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-        }
-    }
-
-    pub(crate) fn add_to(&self, stats: &mut FetchStats) {
-        let add = |to: &mut u64, counter: &AtomicU64| *to += counter.load(Ordering::Relaxed);
-        add(&mut stats.requests, &self.requests);
-        add(&mut stats.retries, &self.retries);
-        add(&mut stats.hedges, &self.hedges);
-        add(&mut stats.throttled, &self.throttled);
-        add(&mut stats.bytes, &self.bytes);
-        if self.requests.load(Ordering::Relaxed) > 0 {
-            stats.streams += self.streams.limit();
-        }
-    }
-}
-
-/// Why there are no bytes; shared by all who waited for them.
-#[derive(Clone, Debug)]
-pub(crate) enum Failure {
-    /// The object is not the one listed.
-    Changed,
-    /// The service refuses, and will go on to.
-    Storage(Arc<object_store::Error>),
-    /// The deadline has passed.
-    GaveUp { tries: u32, seconds: u64, message: String },
-}
-
-impl Failure {
-    pub(crate) fn of(self, object: &Object) -> Error {
-        let path = object.path().to_string();
-        match self {
-            Self::Changed => object.changed(),
-            // The runtime has taken the fetch down with itself.
-            Self::Storage(source) if is_cancelled(&source) => Error::Cancelled,
-            Self::Storage(source) => Error::Storage { path, source },
-            Self::GaveUp { tries, seconds, message } => Error::GaveUp { path, tries, seconds, message },
-        }
-    }
-}
-
-fn is_cancelled(error: &object_store::Error) -> bool {
-    matches!(error, object_store::Error::JoinError { source } if source.is_cancelled())
-}
 
 /// Why a try has failed.
 enum Trouble {

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::storage;
+use crate::io::storage;
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
@@ -44,7 +44,7 @@ fn a_file_is_read_whole_and_in_part() {
     let (_dir, object, runtime) = file(&bytes);
     let read = |range: Range<u64>| {
         let mut read = Vec::new();
-        FetchedBytes::start_range(object.clone(), range, &Arc::default(), runtime.handle())
+        FetchedBytes::start_range(object.clone(), range, &Arc::default(), &runtime.handle().into())
             .read_to_end(&mut read)
             .unwrap();
         read
@@ -57,7 +57,7 @@ fn a_file_is_read_whole_and_in_part() {
     }
     assert!(read(5..u64::MAX) == bytes[5..] && read(u64::MAX - 1..u64::MAX).is_empty());
     let ranges = vec![3..9, 9..10, FILE_BYTES..FILE_BYTES + 5];
-    let fetched = FetchedRanges::start(object.clone(), ranges, runtime.handle()).wait().unwrap();
+    let fetched = FetchedRanges::start(object.clone(), ranges, &runtime.handle().into()).wait().unwrap();
     let at = |start: u64, end: u64| (start, Bytes::copy_from_slice(&bytes[start as usize..end as usize]));
     assert_eq!(fetched, [at(3, 10), at(FILE_BYTES, FILE_BYTES + 5)]);
 }
@@ -65,8 +65,8 @@ fn a_file_is_read_whole_and_in_part() {
 #[test]
 fn no_more_is_read_ahead_than_is_said_to_be_held() {
     let (_dir, object, runtime) = file(&noise(20 * FILE_BYTES as usize));
-    let limits = Arc::new(Limits::default());
-    let mut fetched = FetchedBytes::start(object.clone(), &limits, runtime.handle());
+    let limits = Arc::new(ReadLimits::default());
+    let mut fetched = FetchedBytes::start(object.clone(), &limits, &runtime.handle().into());
     let held = limits.object_bytes();
     assert!(fetched.next <= held);
     let mut taken = 0;
@@ -82,19 +82,19 @@ fn no_more_is_read_ahead_than_is_said_to_be_held() {
 #[test]
 fn a_file_changed_while_it_is_read_is_refused() {
     let (dir, object, runtime) = file(&noise(8 * FILE_BYTES as usize));
-    let mut fetched = FetchedBytes::start(object, &Arc::default(), runtime.handle());
+    let mut fetched = FetchedBytes::start(object, &Arc::default(), &runtime.handle().into());
     fetched.fill_buf().unwrap();
     std::fs::write(dir.path().join("a"), noise(8 * FILE_BYTES as usize + 1)).unwrap();
     let error = io::copy(&mut fetched, &mut io::sink()).unwrap_err();
-    assert!(matches!(storage_error(error), Ok(Error::Changed { .. })));
+    assert!(matches!(Error::from_io(error), Ok(Error::Changed { .. })));
 }
 
 #[test]
 fn reads_that_are_called_off_end_at_once() {
     let (_dir, object, runtime) = file(&noise(8 * FILE_BYTES as usize));
-    let mut fetched = FetchedBytes::start(object.clone(), &Arc::default(), runtime.handle());
+    let mut fetched = FetchedBytes::start(object.clone(), &Arc::default(), &runtime.handle().into());
     object.stores().cancel();
     let error = io::copy(&mut fetched, &mut io::sink()).unwrap_err();
-    assert!(matches!(storage_error(error), Ok(Error::Cancelled)));
+    assert!(matches!(Error::from_io(error), Ok(Error::Cancelled)));
     assert!(matches!(runtime.block_on(object.read(0..1)), Err(Error::Cancelled)));
 }

@@ -14,7 +14,7 @@ use tokio::task::{JoinError, JoinSet};
 use super::address::{self, Address, Scheme};
 use super::{Stores, listing};
 use crate::error::Error;
-use crate::fetch::cancel::Cancel;
+use crate::io::cancel::Cancel;
 
 /// Bytes of one of the first parts. Services take ten thousand, so later ones are larger.
 const PART_BYTES: usize = 8 << 20;

@@ -138,7 +138,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::storage;
+    use crate::io::storage;
 
     fn objects(dir: &std::path::Path) -> Vec<Object> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

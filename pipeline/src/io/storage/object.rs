@@ -4,13 +4,12 @@ use std::cmp::Ordering;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta};
 
 use super::Stores;
 use super::client::Store;
 use crate::error::Error;
-use crate::fetch;
+use crate::io::shared::Identity;
 
 /// A file as it was listed.
 #[derive(Clone, Debug)]
@@ -19,15 +18,6 @@ pub struct Object {
     store: Arc<Store>,
     meta: Arc<ObjectMeta>,
     stores: Stores,
-}
-
-/// Which bytes these are. Stores reached in different ways (with other credentials, at another endpoint) are
-/// different stores.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Identity {
-    pub(crate) store: u64,
-    pub(crate) location: Arc<str>,
-    pub(crate) version: Arc<str>,
 }
 
 impl Object {
@@ -62,15 +52,6 @@ impl Object {
     /// Whether it is a file of this machine (or one that is mounted).
     pub fn is_local(&self) -> bool {
         self.store.is_local()
-    }
-
-    /// Reads some bytes, if the object is still the one listed.
-    ///
-    /// # Errors
-    /// [`Error::Changed`] when it is not; [`Error::Cancelled`] when its [`Stores`] were called off; what
-    /// storage said, when it went on saying so until the deadline.
-    pub async fn read(&self, range: Range<u64>) -> Result<Bytes, Error> {
-        fetch::read(self, range).await
     }
 
     pub(crate) fn store(&self) -> &Arc<Store> {

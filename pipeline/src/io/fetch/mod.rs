@@ -2,7 +2,7 @@
 //!
 //! The decoding thread takes an object's bytes as a [`BufRead`], or some ranges of it at once; pieces are
 //! read ahead of it on the runtime, so many that it seldom waits and no more than its memory budget knows of.
-//! Dropping the receiving end ends the reads; so does calling off the [`crate::storage::Stores`] that the
+//! Dropping the receiving end ends the reads; so does calling off the [`crate::io::storage::Stores`] that the
 //! object was listed by, which also wakes who waits.
 //!
 //! A piece of a local file is one `pread` on one of the runtime's blocking threads. A piece of a remote object
@@ -14,12 +14,7 @@
 //!   -> request   tries, back-off, deadline; hedge: a second request when the first is late
 //! ```
 
-pub(crate) mod buffers;
-pub(crate) mod cancel;
-mod hedge;
 mod request;
-pub(crate) mod shared;
-mod streams;
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};
@@ -34,19 +29,16 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::task::AbortHandle;
 
-pub(crate) use self::request::Traffic;
-
-use self::request::Failure;
-use self::shared::Piece;
+use super::ReadContext;
+use super::buffers::{BLOCK_BYTES, FILE_BYTES};
+use super::failure::Failure;
+use super::limits::{MAX_STREAMS, Ranges, ReadLimits};
+use super::permits::Permit;
+use super::shared::Piece;
+use super::storage::{Object, OpenFile};
 use crate::error::Error;
-use crate::ingest::{Limits, MOST_STREAMS, Ranges, gate};
-use crate::storage::{Object, OpenFile};
+use crate::ranges::merged;
 
-/// Remote objects are fetched in blocks that start at multiples of this, or of a smaller power of two where
-/// memory is short. Splits that do too share no block.
-pub(crate) const BLOCK_BYTES: u64 = 2 << 20;
-/// The most bytes of one read of a file.
-pub(crate) const FILE_BYTES: u64 = 1 << 20;
 /// Blocks of one range fetched at once.
 const BLOCKS_AT_ONCE: usize = 4;
 /// Ranges of one object fetched at once.
@@ -54,39 +46,26 @@ const RANGES_AT_ONCE: usize = 4;
 /// Ranges of a remote object with no more than this between them are fetched as one.
 const GAP_BYTES: u64 = 128 << 10;
 
-/// What was fetched from remote storage.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FetchStats {
-    /// Requests sent, retries and second requests included.
-    pub requests: u64,
-    /// Tries after one that failed.
-    pub retries: u64,
-    /// Second requests beside one that was late.
-    pub hedges: u64,
-    /// Answers that asked for fewer requests.
-    pub throttled: u64,
-    /// Bytes that arrived.
-    pub bytes: u64,
-    /// Bytes that were not fetched, because another reader had.
-    pub shared_bytes: u64,
-    /// Requests that may be made at once, at this time.
-    pub streams: usize,
-}
-
 /// How pieces of `object` are read within `limits`: bytes of each, and how many at once.
-fn pieces_of(object: &Object, limits: &Limits) -> (u64, usize) {
+fn pieces_of(object: &Object, limits: &ReadLimits) -> (u64, usize) {
     let Ranges { bytes, in_flight } = limits.ranges();
     if object.is_local() {
         return (bytes.min(FILE_BYTES), in_flight as usize);
     }
     // Of fixed sizes, so that readers ask for the same pieces: what of the ranges fits none is used for more.
     let size = 1 << bytes.min(BLOCK_BYTES).ilog2();
-    (size, (bytes * u64::from(in_flight) / size).min(MOST_STREAMS.into()) as usize)
+    (size, (bytes * u64::from(in_flight) / size).min(MAX_STREAMS.into()) as usize)
 }
 
-/// Reads `range` of `object`: what [`Object::read`] does.
-pub(crate) async fn read(object: &Object, range: Range<u64>) -> Result<Bytes, Error> {
-    Source::new(object.clone()).read(range).await
+impl Object {
+    /// Reads some bytes, if the object is still the one listed.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] if it is not; [`Error::Cancelled`] if its [`Stores`](super::storage::Stores) were cancelled; the
+    /// service's error, if it persisted until the deadline.
+    pub async fn read(&self, range: Range<u64>) -> Result<Bytes, Error> {
+        Source::new(self.clone()).read(range).await
+    }
 }
 
 /// An object being read.
@@ -165,7 +144,7 @@ impl Source {
             let fetching = Flying(tokio::spawn(request::fetch(object.clone(), range)));
             async move { fetching.land().await }.boxed()
         };
-        object.stores().shared().get(piece, flight).await.map_err(|failure| failure.of(object))
+        object.stores().shared().get(piece, flight).await.map_err(|failure| failure.into_error(object.path()))
     }
 }
 
@@ -202,8 +181,8 @@ fn pieces(range: Range<u64>, size: u64) -> impl ExactSizeIterator<Item = Range<u
 /// An object's bytes in order, fetched ahead. Reading blocks, so it must not be done in async code.
 pub(crate) struct FetchedBytes {
     source: Source,
-    limits: Arc<Limits>,
-    runtime: Handle,
+    limits: Arc<ReadLimits>,
+    context: ReadContext,
     /// What is read, or has been: the next bytes first.
     ahead: VecDeque<Ahead>,
     /// Where the next piece to be read starts.
@@ -259,24 +238,24 @@ impl<T: Send + 'static> Pending<T> {
 
 impl FetchedBytes {
     /// Starts to fetch all of `object`.
-    pub(crate) fn start(object: Object, limits: &Arc<Limits>, runtime: &Handle) -> Self {
+    pub(crate) fn start(object: Object, limits: &Arc<ReadLimits>, context: &ReadContext) -> Self {
         let whole = 0..object.size();
-        Self::start_range(object, whole, limits, runtime)
+        Self::start_range(object, whole, limits, context)
     }
 
     /// Starts to fetch `range` of `object`, as far as it reaches.
     pub(crate) fn start_range(
         object: Object,
         range: Range<u64>,
-        limits: &Arc<Limits>,
-        runtime: &Handle,
+        limits: &Arc<ReadLimits>,
+        context: &ReadContext,
     ) -> Self {
         let end = range.end.min(object.size());
         let start = range.start.min(end);
         let mut this = Self {
             source: Source::new(object),
             limits: Arc::clone(limits),
-            runtime: runtime.clone(),
+            context: context.clone(),
             ahead: VecDeque::new(),
             next: start,
             end,
@@ -304,8 +283,8 @@ impl FetchedBytes {
             let range = self.next..(self.next / size * size + size).min(self.end);
             self.next = range.end;
             let (source, limits) = (self.source.clone(), Arc::clone(&self.limits));
-            self.ahead.push_back(Pending::start(&self.runtime, async move {
-                let _asked_for = limits.asked_for(range.end - range.start);
+            self.ahead.push_back(Pending::start(&self.context.runtime, async move {
+                let _in_flight = limits.request(range.end - range.start);
                 source.read(range).await
             }));
         }
@@ -324,7 +303,7 @@ impl BufRead for FetchedBytes {
                 Some(bytes) => bytes,
                 None => {
                     let start = Instant::now();
-                    let bytes = gate::waiting(|| next.wait());
+                    let bytes = self.context.permit.released_while(|| next.wait());
                     self.waited += start.elapsed();
                     bytes
                 }
@@ -351,13 +330,16 @@ impl Read for FetchedBytes {
 }
 
 /// Some ranges of an object, fetched at once.
-pub(crate) struct FetchedRanges(Pending<Vec<(u64, Bytes)>>);
+pub(crate) struct FetchedRanges {
+    pending: Pending<Vec<(u64, Bytes)>>,
+    permit: Permit,
+}
 
 impl FetchedRanges {
     /// Starts to fetch `ranges`, which are sorted and do not overlap. Ones that are close to each other may
     /// come as one.
-    pub(crate) fn start(object: Object, ranges: Vec<Range<u64>>, runtime: &Handle) -> Self {
-        Self::start_after(object, Vec::new(), |_| ranges, runtime)
+    pub(crate) fn start(object: Object, ranges: Vec<Range<u64>>, context: &ReadContext) -> Self {
+        Self::start_after(object, Vec::new(), |_| ranges, context)
     }
 
     /// The same, for ranges that follow from others, which are fetched before and are among the result.
@@ -365,39 +347,24 @@ impl FetchedRanges {
         object: Object,
         first: Vec<Range<u64>>,
         then: impl FnOnce(Vec<(u64, Bytes)>) -> Vec<Range<u64>> + Send + 'static,
-        runtime: &Handle,
+        context: &ReadContext,
     ) -> Self {
         let gap = if object.is_local() { 0 } else { GAP_BYTES };
         let source = Source::new(object);
-        Self(Pending::start(runtime, async move {
+        let pending = Pending::start(&context.runtime, async move {
             let mut fetched = source.read_all(first).await?;
             let ranges = then(fetched.clone());
             fetched.extend(source.read_all(merged(ranges, gap)).await?);
             Ok(fetched)
-        }))
+        });
+        Self { pending, permit: context.permit.clone() }
     }
 
     /// Waits for all of them: where each starts, and its bytes.
     pub(crate) fn wait(self) -> Result<Vec<(u64, Bytes)>, Error> {
-        gate::waiting(|| self.0.wait())
+        let Self { pending, permit } = self;
+        permit.released_while(|| pending.wait())
     }
-}
-
-/// Sorted ranges, those with at most `gap` bytes between them as one.
-pub(crate) fn merged(ranges: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
-    let mut merged: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
-    for range in ranges {
-        match merged.last_mut() {
-            Some(last) if range.start <= last.end + gap => last.end = last.end.max(range.end),
-            _ => merged.push(range),
-        }
-    }
-    merged
-}
-
-/// Our own error out of an [`io::Error`] that [`FetchedBytes`] made, or the error back.
-pub(crate) fn storage_error(error: io::Error) -> Result<Error, io::Error> {
-    error.downcast::<Error>()
 }
 
 #[cfg(test)]

@@ -8,8 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
+/// Remote objects are fetched in blocks that start at multiples of this size, or of a smaller power of two if memory is
+/// short. Splits that start there too share no block.
+pub(crate) const BLOCK_BYTES: u64 = 2 << 20;
+/// The maximum size of a read of a local file.
+pub(crate) const FILE_BYTES: u64 = 1 << 20;
+
 /// Usual sizes, of what is read from files and of what is fetched: what is a little shorter has them too.
-const SIZES: [usize; 2] = [super::FILE_BYTES as usize, super::BLOCK_BYTES as usize];
+const SIZES: [usize; 2] = [FILE_BYTES as usize, BLOCK_BYTES as usize];
 /// What is smaller is not worth keeping.
 const LEAST_BYTES: usize = SIZES[0] / 4;
 /// Bytes that wait to be used again.

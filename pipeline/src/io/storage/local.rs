@@ -18,7 +18,7 @@ use object_store::local::LocalFileSystem;
 
 use super::object::Object;
 use crate::error::Error;
-use crate::fetch::buffers::Buffers;
+use crate::io::buffers::Buffers;
 
 /// A file being read from several places, opened by the first read.
 #[derive(Debug, Default)]

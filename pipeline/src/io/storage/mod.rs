@@ -7,7 +7,7 @@
 //!
 //! [`Stores`] is put together once, by the daemon or a tool, and handed to who reads: it holds one set of
 //! clients for each bucket, so that all jobs share connections, tokens and what is known of the service's
-//! speed, and one buffer, so that they share what they fetch ([`crate::fetch`]).
+//! speed, and one buffer, so that they share what they fetch ([`super::fetch`]).
 
 mod address;
 mod client;
@@ -33,14 +33,13 @@ pub use self::upload::Upload;
 pub(crate) use self::client::{Clients, Store};
 pub(crate) use self::http::Refused;
 pub(crate) use self::local::OpenFile;
-pub(crate) use self::object::Identity;
 
 use self::address::Address;
 use crate::error::Error;
-use crate::fetch::buffers::Buffers;
-use crate::fetch::cancel::Cancel;
-use crate::fetch::shared::Shared;
-use crate::fetch::{FetchStats, Traffic};
+use crate::io::buffers::Buffers;
+use crate::io::cancel::Cancel;
+use crate::io::shared::Shared;
+use crate::io::traffic::{FetchStats, Traffic};
 
 /// Buckets whose clients are kept at once.
 const MOST_STORES: usize = 256;

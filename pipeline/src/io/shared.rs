@@ -8,21 +8,28 @@
 //! second comes to it before `capacity` further bytes were fetched by anyone on the host; readers that start
 //! together and go at about the same speed therefore cost the network one pass. Beyond that window the bytes
 //! cross again, unless the local cache has them. (Hedges and retries cost what they cost; see
-//! [`super::request`].)
+//! [`super::fetch`].)
 //!
 //! A flight is carried by those who wait for it, and ends when the last of them is dropped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::{BoxFuture, WeakShared};
 
-use super::request::Failure;
-use crate::storage::Identity;
+use super::failure::Failure;
+
+/// The identity of an object's bytes. A bucket reached with other credentials or at another endpoint is another store.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Identity {
+    pub(crate) store: u64,
+    pub(crate) location: Arc<str>,
+    pub(crate) version: Arc<str>,
+}
 
 /// Bytes of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
