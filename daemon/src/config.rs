@@ -1,8 +1,7 @@
-//! The daemon's configuration: what its file may say, and what that means for this user.
+//! The daemon's configuration: the file's keys and their defaults for this user.
 //!
-//! The file is optional and every key in it has a default; a key it does not know is refused. What was
-//! given on the command line wins over the file. Nothing here touches the system: directories are made
-//! and locks taken when the daemon starts.
+//! The file is optional, and so is every key; unknown keys are rejected. Command-line arguments override the file.
+//! This module does not touch the system: the daemon creates directories and takes locks when it starts.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -11,38 +10,37 @@ use anyhow::{Context, Result};
 use millstream_pipeline::storage::StorageSpec;
 use serde::Deserialize;
 
-/// Jobs that run at once unless the configuration says otherwise: a job uses all cores and its whole
-/// memory budget, so a second one beside it would slow both down by more than waiting does.
+/// The default number of concurrent jobs. A job uses all cores and its whole memory budget, so a second one would
+/// slow both down more than waiting does.
 const DEFAULT_MAX_JOBS: NonZeroUsize = NonZeroUsize::MIN;
 
-/// Where the worker's program is, unless a test says otherwise: the running one, even when a new version
-/// has been installed over it.
+/// The default worker program: the running one, even if a newer version was installed over it.
 const SELF: &str = "/proc/self/exe";
 
-/// How a daemon runs.
+/// The configuration of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Where jobs and their history are kept.
     pub state: StateLocation,
-    /// Jobs that run at once; further ones wait their turn.
+    /// Number of concurrent jobs; further ones wait.
     pub max_jobs: NonZeroUsize,
-    /// The program that is started, with `worker` as its first argument, for each worker.
+    /// The program of workers, started with `worker` as its first argument.
     pub worker: PathBuf,
-    /// How storage is reached, where a job does not say otherwise.
+    /// Storage settings, which a job may override.
     pub storage: StorageSpec,
 }
 
 /// Where jobs and their history are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StateLocation {
-    /// In memory, for a daemon inside another program; gone with it.
+    /// In memory, for an embedded daemon.
     Memory,
-    /// In this directory, which one daemon at a time may use.
+    /// In this directory, which only one daemon at a time may use.
     Directory(PathBuf),
 }
 
 impl Config {
-    /// A daemon inside another program: nothing of it outlives the program but checkpoints.
+    /// The configuration of an embedded daemon: only its checkpoints outlive the program.
     pub fn embedded() -> Self {
         Self {
             state: StateLocation::Memory,
@@ -53,20 +51,20 @@ impl Config {
     }
 }
 
-/// How `millstreamd` runs: a daemon, and where it listens.
+/// The configuration of `millstreamd`: a daemon and its socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerConfig {
     /// The control socket.
     pub socket: PathBuf,
     /// Where jobs and their history are kept.
     pub state_directory: PathBuf,
-    /// Jobs that run at once.
+    /// Number of concurrent jobs.
     pub max_jobs: NonZeroUsize,
-    /// How storage is reached.
+    /// Storage settings.
     pub storage: StorageSpec,
 }
 
-/// What a configuration file may say.
+/// The keys of a configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigFile {
@@ -74,13 +72,13 @@ pub struct ConfigFile {
     pub socket: Option<PathBuf>,
     /// Directory of the job database.
     pub state_directory: Option<PathBuf>,
-    /// Jobs that run at once.
+    /// Number of concurrent jobs.
     pub max_jobs: Option<NonZeroUsize>,
-    /// How storage is reached, where a job does not say otherwise: as in a job file's `[storage]`.
+    /// Storage settings, which a job may override; as `[storage]` of a job file.
     pub storage: Option<StorageSpec>,
 }
 
-/// Who runs the daemon and what the session says of places: what defaults depend on.
+/// The user and session that determine defaults.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
     /// Whether the user is root.
@@ -97,15 +95,15 @@ impl ConfigFile {
     /// Reads a configuration file.
     ///
     /// # Errors
-    /// When it cannot be read, is not TOML, or holds an unknown key or a value of the wrong type; the
-    /// message names file and line.
+    /// When it cannot be read, is not TOML, or contains an unknown key or a value of a wrong type. The message
+    /// contains the file and the line.
     pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("reading configuration {}", path.display()))?;
         toml::from_str(&text).with_context(|| format!("in configuration {}", path.display()))
     }
 
-    /// Takes `other`'s value for each key that it has.
+    /// Overrides each key that `other` has.
     #[must_use]
     pub fn overridden_by(self, other: Self) -> Self {
         Self {
@@ -116,10 +114,10 @@ impl ConfigFile {
         }
     }
 
-    /// Fills in the defaults for the user at hand.
+    /// Fills in the defaults for this user.
     ///
     /// # Errors
-    /// When a place is neither given nor to be derived from the surroundings.
+    /// When a path is neither given nor can be derived.
     pub fn resolve(self, surroundings: &Surroundings) -> Result<ServerConfig> {
         let socket = self.socket.or_else(|| surroundings.socket());
         let state_directory = self.state_directory.or_else(|| surroundings.state_directory());
@@ -138,7 +136,7 @@ impl ConfigFile {
 }
 
 impl ServerConfig {
-    /// The daemon behind the socket.
+    /// The configuration of the daemon behind the socket.
     pub fn daemon(&self) -> Config {
         Config {
             state: StateLocation::Directory(self.state_directory.clone()),
@@ -150,7 +148,7 @@ impl ServerConfig {
 }
 
 impl Surroundings {
-    /// Those of this process.
+    /// The user and session of this process.
     pub fn of_process() -> Self {
         let directory =
             |name| std::env::var_os(name).map(PathBuf::from).filter(|path: &PathBuf| path.is_absolute());
@@ -162,7 +160,7 @@ impl Surroundings {
         }
     }
 
-    /// Where the control socket is by default.
+    /// The default path of the control socket.
     pub fn socket(&self) -> Option<PathBuf> {
         let directory = if self.root { Some(Path::new("/run")) } else { self.runtime_directory.as_deref() };
         Some(directory?.join("millstream/millstreamd.sock"))

@@ -1,30 +1,30 @@
-//! A checkpoint's model for other programs, with what they need to know to feed it.
+//! Exports a checkpoint's model, with a description of its inputs.
 //!
-//! A model takes scaled numbers and ids; its data has numbers and values. An ONNX graph scales the numbers itself.
-//! What the ids are is told in the file's description, as JSON under two keys:
+//! A model reads scaled numbers and ids; its data contains numbers and values. An ONNX graph scales the numbers
+//! itself. The description of the ids is JSON under two keys:
 //!
 //! * `millstream.features`: a list of the features that the model reads, each an object:
 //!
 //! | key | of | |
 //! |---|---|---|
 //! | `name`, `columns`, `kind` | all | as in the job file |
-//! | `cardinality` | all but numeric, else null | ids are below it, and the last one is that of an absent value |
-//! | `maximum` | several values a row, else null | how many of them count, the first |
-//! | `weights` | several values a row, else null | the column that says how much each counts, if any |
+//! | `cardinality` | all but numeric, else null | ids are below it; the last one means an absent value |
+//! | `maximum` | multi-valued, else null | the number of values that count, from the first |
+//! | `weights` | multi-valued, else null | the column of the values' weights, if any |
 //! | `normalize`, `missing` | numeric | as in the job file |
-//! | `logarithm`, `shift`, `divisor`, `absent` | numeric | the scaling in numbers; a `divisor` of null makes all 0 |
-//! | `boundaries` | bucketized, crossed | the id is how many of them are not above the number |
-//! | `terms`, `oov_buckets` | vocabulary | the id is the place in the list, or a bucket after it; null where the list is too long |
-//! | `buckets` | hashed, identity, crossed | what values are hashed to, or numbers are below |
+//! | `logarithm`, `shift`, `divisor`, `absent` | numeric | the scaling; a null `divisor` gives 0 for all values |
+//! | `boundaries` | bucketized, crossed | the id is the number of boundaries not above the value |
+//! | `terms`, `oov_buckets` | vocabulary | the id is the index in the list, or a bucket after it; null: too long |
+//! | `buckets` | hashed, identity, crossed | the number of hash buckets, or the bound of the values |
 //!
-//! * `millstream.missing`: a list of the values that stand for an absent one.
-//! * `millstream.classes`: where the label is one of several classes, a list of their values in the order of the scores.
+//! * `millstream.missing`: a list of the values that mean an absent one.
+//! * `millstream.classes`: the values of the label's classes, in the order of the scores.
 //!
-//! `millstream.part` says which tower of a two-tower model a file has, where it is one alone.
+//! `millstream.part` names the tower in a file with one tower of a two-tower model.
 //!
-//! A bucket is that of `tf.strings.to_hash_bucket_fast`: farmhash's Fingerprint64 modulo the buckets. A cross's is that
-//! of `tf.sparse.cross_hashed` with its own default key, over the values as text, or the numbers of their intervals
-//! where there are `boundaries`. A term that is no text is `{"hex": "..."}`.
+//! A hash bucket is that of `tf.strings.to_hash_bucket_fast`: farmhash's Fingerprint64 modulo the number of buckets.
+//! A cross's bucket is that of `tf.sparse.cross_hashed` with its default key, over the values as text, or over the
+//! numbers of their intervals if there are `boundaries`. A term that is not UTF-8 is written as `{"hex": "..."}`.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -43,7 +43,7 @@ use serde_json::{Value, json};
 use crate::scoring::{self, Scored};
 use millstream_job::Job;
 
-/// Terms of all vocabularies are told up to so many bytes; readers of safetensors take 100 MB of description.
+/// The maximum size of all vocabularies in the description; readers of safetensors accept 100 MB.
 const TERM_BYTES: usize = 32 << 20;
 
 /// A model that can be exported.
@@ -56,11 +56,11 @@ pub struct Exportable {
 }
 
 impl Exportable {
-    /// Opens what is in `directory`: a checkpoint, or a job, of which the newest is taken, or the best; of a two-tower
-    /// model one tower alone, if it is asked for.
+    /// Opens the checkpoint in `directory`, or the newest or best of the run there. `tower` selects one tower of a
+    /// two-tower model.
     ///
     /// # Errors
-    /// When there is none, or it is damaged.
+    /// When there is no checkpoint, or it is damaged.
     pub fn open(directory: &Path, best: bool, tower: Option<Tower>) -> Result<Self> {
         let Scored { directory, step, job, analysis } = scoring::find(directory, best)?;
         let store = CheckpointStore::local(&directory)?;
@@ -95,7 +95,7 @@ impl Exportable {
         &self.trained
     }
 
-    /// Features whose vocabularies are too long to be told with the model.
+    /// Features whose vocabularies are too large for the description.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
     }
@@ -103,7 +103,7 @@ impl Exportable {
     /// The model as ONNX.
     ///
     /// # Errors
-    /// When a part of it has no place there.
+    /// When a part of it cannot be represented.
     pub fn onnx(&self) -> Result<OnnxModel, ExportError> {
         OnnxModel::new(&self.trained, &self.scales, &self.description)
     }
@@ -111,13 +111,13 @@ impl Exportable {
     /// Writes the parameters as safetensors.
     ///
     /// # Errors
-    /// When `out` refuses them.
+    /// When writing to `out` fails.
     pub fn write_safetensors(&self, out: &mut dyn Write) -> Result<(), ExportError> {
         safetensors::write(&self.trained, &self.description, out)
     }
 }
 
-/// What is told of each feature that the model reads; and those of them whose terms are too many to be told.
+/// The descriptions of the features that the model reads, and the names of features whose terms are too large.
 fn features(
     job: &Job,
     analysis: &Analysis,
@@ -131,13 +131,13 @@ fn features(
     for FeatureSpec { name, columns, kind, maximum, weights } in read {
         let (kind, of_kind) = match kind {
             FeatureKind::Vocabulary { terms, oov_buckets } => {
-                let terms = told_terms(terms, analysis, name, &mut room);
+                let terms = describe_terms(terms, analysis, name, &mut room);
                 if terms.is_none() {
                     left_out.push(name.clone());
                 }
                 ("vocabulary", vec![("oov_buckets", json!(oov_buckets)), ("terms", json!(terms))])
             }
-            kind => told_kind(kind, scalings.get(name.as_str())),
+            kind => describe_kind(kind, scalings.get(name.as_str())),
         };
         let of_all = [
             ("name", json!(name)),
@@ -154,8 +154,11 @@ fn features(
     (told, left_out)
 }
 
-/// The name of a kind, and what is told of features of it; of vocabularies nothing more.
-fn told_kind(kind: &FeatureKind, scaling: Option<&Scaling>) -> (&'static str, Vec<(&'static str, Value)>) {
+/// The name of a feature's kind, and its properties. Those of vocabularies are added by the caller.
+fn describe_kind(
+    kind: &FeatureKind,
+    scaling: Option<&Scaling>,
+) -> (&'static str, Vec<(&'static str, Value)>) {
     match kind {
         FeatureKind::Numeric { normalize, missing } => {
             let mut told = vec![("normalize", json!(normalize)), ("missing", json!(missing))];
@@ -183,8 +186,8 @@ fn cardinality(schema: &BatchSchema, feature: &str) -> Option<u32> {
     single.chain(several).find(|(name, _)| *name == feature).map(|(_, cardinality)| cardinality)
 }
 
-/// A vocabulary's terms in their order, unless they are more than there is `room` for.
-fn told_terms(terms: &Terms, analysis: &Analysis, feature: &str, room: &mut usize) -> Option<Value> {
+/// A vocabulary's terms in order, if they are no larger than `room`, which they reduce.
+fn describe_terms(terms: &Terms, analysis: &Analysis, feature: &str, room: &mut usize) -> Option<Value> {
     let terms: Vec<&[u8]> = match terms {
         Terms::Given(terms) => terms.iter().map(String::as_bytes).collect(),
         Terms::Learned { .. } => {

@@ -1,6 +1,4 @@
-//! Feeding a worker: the ring's producing end, and the ingest that fills it.
-//!
-//! Also where a job's data section becomes what ingest reads.
+//! Feeding a worker: ingest that fills the ring. Also creates the ingest source of a job's data section.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,16 +20,16 @@ use tokio::runtime::Handle;
 
 use crate::runs;
 
-/// An ingest at work. Dropped, it is called off.
+/// A running ingest, cancelled on drop.
 pub(crate) struct Feed {
     ingest: IngestHandle,
 }
 
 impl Feed {
-    /// Makes a ring and begins to fill it, from `position` or the beginning.
+    /// Creates a ring and starts to fill it, from `position` or the start.
     ///
     /// # Errors
-    /// When the position is not one of this job's, or the system refuses memory or threads.
+    /// When the position belongs to another job, or the system refuses memory or threads.
     pub(crate) fn start(plan: &IngestPlan, position: Option<&[u8]>) -> Result<(Self, HandOff)> {
         let position = match position {
             Some(bytes) => plan.resume(bytes).context("going on from a checkpoint")?,
@@ -42,41 +40,41 @@ impl Feed {
         Ok((Self { ingest }, hand_off))
     }
 
-    /// A handle to watch it with.
+    /// A handle to monitor it.
     pub(crate) fn control(&self) -> IngestControl {
         self.ingest.control()
     }
 
-    /// Records left out since the feed began, those before a resume included.
+    /// Records skipped since the start of the job.
     pub(crate) fn skipped(&self) -> u64 {
         self.ingest.stats().skipped_records
     }
 
-    /// Rows read since this began that lost values of a multi-valued feature to its maximum.
+    /// Rows read by this ingest that were truncated to a feature's `maximum`.
     pub(crate) fn truncated(&self) -> u64 {
         self.ingest.stats().truncated_rows
     }
 
-    /// Calls ingest off, if it has not ended, and says how it ended.
+    /// Stops ingest and returns its result.
     ///
     /// # Errors
-    /// What it failed with; `Cancelled` when it was called off.
+    /// The error of ingest; `Cancelled` if it was still running.
     pub(crate) fn stop(self) -> Result<(), Error> {
         self.ingest.cancel();
         self.ingest.join().map(drop)
     }
 }
 
-/// Whether ingest ended only because its worker did, or because it was told to.
+/// Whether ingest ended only because its worker did, or because it was cancelled.
 pub(crate) fn is_echo(error: &Error) -> bool {
     matches!(error, Error::Cancelled | Error::Ring(RingError::PeerGone | RingError::Interrupted))
 }
 
-/// Lists what `patterns` of a job's data section name. Where a listing is kept at `frozen`, its objects are
-/// read, in its versions; where none is kept there yet, this one is.
+/// Opens the files that `patterns` of a job's data section match. If a listing exists at `frozen`, opens the versions
+/// in it; otherwise writes the listing there.
 ///
 /// # Errors
-/// When they name nothing, or not what they should.
+/// When a pattern matches nothing, or files of another format.
 pub(crate) fn open(
     patterns: &[String],
     data: &DataSpec,
@@ -115,10 +113,10 @@ fn freeze(path: &Path, objects: Vec<Object>) -> Result<Vec<Object>> {
     Ok(kept.objects)
 }
 
-/// A dataset as `transform` sees it.
+/// The dataset as a source for `transform`.
 ///
 /// # Errors
-/// When it has not the columns that the transform needs.
+/// When it lacks a column that the transform needs.
 pub(crate) fn source(
     dataset: Arc<Dataset>,
     transform: &Arc<Transform>,
@@ -130,7 +128,7 @@ pub(crate) fn source(
     Ok(Arc::new(DatasetSource::new(dataset, transform, data.on_bad_record, runtime)))
 }
 
-/// The same source behind a job's cache, for rows of `schema` as `specification` says.
+/// The source with the job's cache in front, for rows of `schema` that `specification` identifies.
 pub(crate) fn cached(
     source: Arc<dyn ChunkSource>,
     cache: &Arc<Cache>,
@@ -143,7 +141,7 @@ pub(crate) fn cached(
     Arc::new(CachedSource::new(source, cache, dataset, schema, specification, data.on_bad_record))
 }
 
-/// What a slot holds for this transform and data section.
+/// The contents of a slot for this transform and data section.
 pub(crate) fn schema(transform: &Transform, data: &DataSpec) -> BatchSchema {
     let position_bytes = Position::encoded_bytes(data.lanes);
     transform.schema(data.batch_size, u32::try_from(position_bytes).unwrap_or(u32::MAX))

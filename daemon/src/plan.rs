@@ -1,9 +1,9 @@
-//! What a job is going to do, found out without doing it.
+//! Plans a job without side effects.
 //!
-//! Data is listed and held against the job, batches are laid out, the model is sized; nothing is written.
-//! The supervisor prepares a job so, and `millstream check` and `bench ingest` look at one. What features
-//! learn takes a pass over the training data, which comes last, and only where it is asked for; otherwise a
-//! vocabulary counts with the most terms it may have.
+//! The plan lists the data and checks it against the job, lays out batches and sizes the model; it writes nothing.
+//! The supervisor prepares jobs with it, and `millstream check` and `bench ingest` print it. Learning from the data
+//! takes a pass over the training data, which comes last and only on request; without it, each learned vocabulary
+//! counts with its maximum size.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,58 +27,57 @@ use crate::runs;
 use millstream_job::{AutoBatchSpec, Job};
 use millstream_worker::survey::HostSurvey;
 
-/// What a job would do.
+/// The plan of a job.
 pub struct JobPlan {
-    /// The job, with the batch size that was found for it, where one was to be.
+    /// The job, with its batch size resolved.
     pub job: Job,
-    /// How that was found.
+    /// The automatically chosen batch size.
     pub batch: Option<Choice>,
     /// The training data.
     pub train: DataPlan,
     /// The held-out data, if the job has any.
     pub eval: Option<DataPlan>,
-    /// What a batch holds. Without an analysis, cardinalities of learned vocabularies are the most
-    /// they can be.
+    /// The contents of a batch. Without an analysis, learned vocabularies have their maximum cardinality.
     pub schema: BatchSchema,
     /// Bytes of one batch in the ring.
     pub slot_bytes: u64,
-    /// The feed, ready to start once everything was learned.
+    /// The ingest plan, ready to start if the plan has an analysis.
     pub ingest: IngestPlan,
-    /// The feed of an evaluation, where held-out rows do not come between those of training.
+    /// The ingest plan of an evaluation, if held-out rows are fed separately.
     pub eval_ingest: Option<IngestPlan>,
     /// The model.
     pub model: ModelPlan,
-    /// What the features learned from the data; `None` where it was not read for that.
+    /// The statistics learned from the data; `None` if it was not read.
     pub analysis: Option<Analysis>,
 }
 
-/// What was found for one of a job's data sets.
+/// One of a job's datasets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataPlan {
     /// Files.
     pub files: usize,
-    /// Parts that are read for themselves.
+    /// Number of parts that are read independently.
     pub splits: usize,
     /// Bytes in storage.
     pub bytes: u64,
-    /// Rows, where the files say so before they are read.
+    /// Number of rows, if the files' metadata contain it.
     pub rows: Option<u64>,
 }
 
-/// What to do about what features learn.
+/// How a plan learns from the data.
 #[derive(Clone, Copy)]
 pub struct Learning<'a> {
-    /// Training data of more bytes is not read: shapes and bounds are right then, values are not known.
+    /// Training data above this size is not read. Shapes and bounds are still correct.
     pub most_bytes: u64,
-    /// Called with how far reading is, from any thread.
+    /// Called with the progress, from any thread.
     pub progress: &'a (dyn Fn(AnalysisProgress) + Sync),
 }
 
 impl JobPlan {
-    /// Plans `job`. Blocks: to be called outside of async code. `host` says what there is of GPUs, where that matters.
+    /// Plans `job`. Blocks, so it must not be called from async code. `host` surveys the host's GPUs if needed.
     ///
     /// # Errors
-    /// When data is absent, is not what the job says, or does not fit its memory budget; those of `host`.
+    /// When data is absent, does not match the job or does not fit its memory budget; errors of `host`.
     pub fn new(
         job: &Job,
         host: &dyn Fn() -> Result<HostSurvey>,
@@ -93,11 +92,11 @@ impl JobPlan {
         })
     }
 
-    /// Plans `job` with what `learned` says that its features learn from the training data; `None` to go
-    /// without. What its patterns name is frozen in `directory`, if one is given.
+    /// Plans `job`. `learned` returns the statistics of the training data, or `None` to plan without. If `directory`
+    /// is given, the listings of the data are frozen in it.
     ///
     /// # Errors
-    /// As [`JobPlan::new`], and those of `learned`.
+    /// As for [`JobPlan::new`], and those of `learned`.
     pub(crate) fn with(
         job: &Job,
         stores: &Stores,
@@ -131,8 +130,7 @@ impl JobPlan {
             let (train, eval) = (source(&train)?, eval.as_ref().map(source).transpose()?);
             Ok(Fitted { schema, train, eval })
         };
-        // A column that is not there, and a batch that has no room, are told before all the data is read to
-        // learn from it.
+        // Reports missing columns and a batch that does not fit before all data is read.
         let shape = fit(&unlearned(&job.features), &Analysis::default())?;
         feeds(job, data, shape.schema.clone(), &shape)?;
         let decided = directory.map(auto_batch::decided).transpose()?.flatten();
@@ -167,23 +165,23 @@ impl JobPlan {
     }
 }
 
-/// What a job reads, as its features see it.
+/// The datasets of a job, as its features read them.
 struct Fitted {
-    /// What a batch holds, of the least rows that it may have.
+    /// The contents of a batch with the minimum number of rows.
     schema: BatchSchema,
     train: Arc<dyn ChunkSource>,
     eval: Option<Arc<dyn ChunkSource>>,
 }
 
-/// What all of a job may take, in bytes.
+/// The memory limits of a job, in bytes.
 #[derive(Clone, Copy)]
 struct Limits {
     host: u64,
-    /// Of its GPU, if it has one.
+    /// The limit of its GPU, if it has one.
     gpu: Option<u64>,
 }
 
-/// All that depends on the rows of a batch.
+/// The parts of a plan that depend on the batch size.
 struct Whole {
     schema: BatchSchema,
     feeds: Feeds,
@@ -191,7 +189,7 @@ struct Whole {
 }
 
 impl Whole {
-    /// Plans batches of `rows` rows, all of which is to fit `limits`, if there are any.
+    /// Plans batches of `rows` rows within `limits`, if there are any.
     fn new(job: &Job, fitted: &Fitted, rows: u32, limits: Option<Limits>) -> Result<Self> {
         let schema = BatchSchema { rows, ..fitted.schema.clone() };
         let model = ModelPlan::new(&job.model, &schema, &job.training)?;
@@ -229,8 +227,8 @@ impl Whole {
         Ok(Self { schema, feeds, model })
     }
 
-    /// Plans the batches that were `decided` on, or else the largest that the limit has room for, and that there are
-    /// rows for.
+    /// Plans the batches of the size that was `decided`, or else the largest that fit the limits and have enough
+    /// data.
     fn found(
         job: &Job,
         auto: &AutoBatchSpec,
@@ -241,7 +239,7 @@ impl Whole {
     ) -> Result<(Self, Choice)> {
         let (whole, limit, of_gpu, why_not_more) = match decided {
             Some(Decided { rows, limit_bytes, gpu_limit_bytes }) => {
-                // A host of more cores takes somewhat more for their threads, and batches stay what they are.
+                // A host with more cores uses slightly more memory for threads; the size stays the same.
                 let gpu = gpu_limit_bytes.filter(|_| job.training.device.gpu().is_some());
                 let limits = Limits { host: limit_bytes, gpu };
                 let within = Self::new(job, fitted, rows, Some(limits));
@@ -281,18 +279,17 @@ impl Whole {
     }
 }
 
-/// The feed of a job, and that of its evaluations, where they are apart.
+/// The ingest plans of a job and of its separate evaluations.
 type Feeds = (IngestPlan, Option<IngestPlan>);
 
-/// Slots of the ring of an evaluation that is fed aside: enough for one to be filled while one is used.
+/// Ring slots of a separate evaluation: one is filled while another is read.
 const EVAL_SLOTS: u32 = 2;
 
-/// What an evaluation that is fed aside may take of the memory budget, beyond what it cannot do without: one in so
-/// many bytes.
+/// The share of the memory budget that a separate evaluation may use beyond its minimum: one in this many bytes.
 const EVAL_SHARE: u64 = 8;
 
-/// Plans the feeds of `job` within the memory budget of `data`, its data section. While an evaluation is fed aside, the
-/// feed of the training waits and keeps what it has read; so the budget is divided.
+/// Plans ingest of `job` within the memory budget of `data`, its data section. During a separate evaluation the
+/// training ingest waits and keeps its buffers, so the budget is divided.
 fn feeds(job: &Job, data: &DataSpec, schema: BatchSchema, fitted: &Fitted) -> Result<Feeds> {
     let (seed, train, eval) = (job.training.seed, Arc::clone(&fitted.train), fitted.eval.clone());
     let Some(eval) = eval.as_ref().filter(|_| job.evaluation.is_aside()) else {
@@ -312,7 +309,7 @@ fn feeds(job: &Job, data: &DataSpec, schema: BatchSchema, fitted: &Fitted) -> Re
 }
 
 impl JobPlan {
-    /// The most memory that ingest comes to hold.
+    /// The maximum memory of ingest.
     pub fn ingest_bytes(&self) -> u64 {
         let aside = self.eval_ingest.as_ref().map_or(0, |plan| plan.memory().total_bytes());
         self.ingest.memory().total_bytes() + aside
@@ -331,10 +328,10 @@ impl DataPlan {
     }
 }
 
-/// Reads the training data for what the job's features learn from it, until `cancel` is set.
+/// Learns from the training data, until `cancel` is set.
 ///
 /// # Errors
-/// When the data is not what the job says, and `Cancelled`.
+/// When the data does not match the job; `Cancelled`.
 pub(crate) fn learn(
     job: &Job,
     train: &Dataset,
@@ -358,7 +355,7 @@ pub(crate) fn learn(
     Ok(pass.run()?)
 }
 
-/// Features of the same columns and shapes that learn nothing.
+/// Features with the same columns and shapes that need no statistics.
 fn unlearned(features: &[FeatureSpec]) -> Vec<FeatureSpec> {
     let kind = |kind: &FeatureKind| match kind {
         FeatureKind::Numeric { .. } => {

@@ -1,18 +1,17 @@
-//! Runs of a job: directories below its checkpoint directory, one for each time it was submitted.
+//! Run directories: one below a job's checkpoint directory for each submission.
 //!
 //! ```text
-//! checkpoints/census-k3f9q2/job.toml             the job, whole
-//!                           analysis.json        what was learned from the data, if anything was
-//!                           warm_start           the checkpoint whose weights it begins with, if any
-//!                           id_mappings.json     the mapping from its ids to those of that checkpoint
-//!                           auto_batch.json      how large batches are, where that was found and not given
+//! checkpoints/census-k3f9q2/job.toml             the job
+//!                           analysis.json        statistics learned from the data, if any
+//!                           warm_start           the checkpoint of the initial weights, if any
+//!                           id_mappings.json     the mapping of its ids to the job's
+//!                           auto_batch.json      the automatically chosen batch size, if any
 //!                           job.resolved.toml    the job with that batch size
-//!                           train.listing        the files that it reads, in their versions
+//!                           train.listing        the files that it reads, with their versions
 //!                           step-0000000500/...  a checkpoint
 //! ```
 //!
-//! A run's directory is all that is needed to go on with it: a daemon without any memory of it, and another
-//! machine that mounts it, can.
+//! A run directory is sufficient to resume the run, by a new daemon or on another machine that mounts it.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
@@ -28,38 +27,38 @@ use millstream_job::Job;
 
 /// The job, as TOML.
 pub(crate) const JOB: &str = protocol::JOB_PART;
-/// The same with the batch size that was decided.
+/// The job with the chosen batch size.
 const RESOLVED_JOB: &str = "job.resolved.toml";
-/// What was learned from the data.
+/// Statistics learned from the data.
 pub(crate) const ANALYSIS: &str = protocol::ANALYSIS_PART;
-/// The checkpoint whose weights it begins with.
+/// The checkpoint of the initial weights.
 pub(crate) const WARM_START: &str = "warm_start";
-/// How ids of the job map to those of that checkpoint.
+/// The mapping of that checkpoint's ids to the job's.
 pub(crate) const ID_MAPPINGS: &str = "id_mappings.json";
-/// How large its batches are, where that was found.
+/// The automatically chosen batch size.
 pub(crate) const AUTO_BATCH: &str = "auto_batch.json";
 
-/// The files that the job reads, as they were when it started.
+/// The listings of the job's files, frozen at its start.
 pub(crate) const TRAIN_LISTING: &str = "train.listing";
 pub(crate) const EVAL_LISTING: &str = "eval.listing";
 
-/// Characters of an id after the job's name: Crockford's base 32, in which nothing looks like another.
+/// Characters after the job's name in an id: Crockford's base 32, which has no similar characters.
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 const ID_CHARACTERS: usize = 6;
 
-/// Ids tried before giving up; with 2^30 of them, one is nearly always enough.
+/// Attempts at an unused id; with 2^30 of them, one nearly always suffices.
 const ID_TRIES: usize = 8;
 
 /// A run of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// The id of the job that it is.
+    /// The job's id.
     pub(crate) id: String,
     /// Its directory.
     pub(crate) directory: PathBuf,
 }
 
-/// Makes the directory of a new run of `job`, and keeps the job in it.
+/// Creates the directory of a new run of `job`, with the job file in it.
 pub(crate) fn new(job: &Job) -> Result<Run> {
     let parent = &job.checkpoint.directory;
     let here = || format!("checkpoint directory {}", parent.display());
@@ -79,7 +78,7 @@ pub(crate) fn new(job: &Job) -> Result<Run> {
     bail!("{}: no free name for another run", here())
 }
 
-/// Finds the newest run of the same job, by fingerprint, that has not reached its end.
+/// Finds the newest unfinished run of the same job, by fingerprint.
 pub(crate) fn newest_unfinished(job: &Job) -> Result<Run> {
     let parent = &job.checkpoint.directory;
     let fingerprint = job.fingerprint();
@@ -101,7 +100,7 @@ pub(crate) fn newest_unfinished(job: &Job) -> Result<Run> {
     Ok(Run { id, directory })
 }
 
-/// Removes a run that failed before it had a checkpoint: there is nothing in it to go on from.
+/// Removes the directory of a failed run unless it has a checkpoint.
 pub(crate) fn discard(directory: &Path) -> Result<()> {
     let here = || directory.display().to_string();
     if CheckpointStore::local(directory)?.steps()?.is_empty() {
@@ -110,7 +109,7 @@ pub(crate) fn discard(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Puts `bytes` into the file `name` of a run's directory: all of them or none.
+/// Writes the file `name` of a run directory atomically.
 pub(crate) fn put(directory: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let unborn = directory.join(format!(".{name}.new"));
     let mut file = File::create(&unborn)?;
@@ -120,8 +119,8 @@ pub(crate) fn put(directory: &Path, name: &str, bytes: &[u8]) -> io::Result<()> 
     File::open(directory)?.sync_all()
 }
 
-/// The file of a job as its checkpoints contain it: with the batch size that was decided, `resolved`, where `job`
-/// leaves it open.
+/// The file of the job that checkpoints contain. If `job` has an automatic batch size, writes `resolved`, which has
+/// the chosen one.
 pub(crate) fn resolved_job(directory: &Path, job: &Job, resolved: &Job) -> Result<PathBuf> {
     if job.auto_batch.is_none() {
         return Ok(directory.join(JOB));
@@ -131,7 +130,7 @@ pub(crate) fn resolved_job(directory: &Path, job: &Job, resolved: &Job) -> Resul
     Ok(path)
 }
 
-/// When the run in `directory` began, if it is one of the job that `fingerprint` identifies.
+/// The start time of the run in `directory`, if its job has this `fingerprint`.
 fn begun(directory: &Path, fingerprint: &str) -> Option<SystemTime> {
     let path = directory.join(JOB);
     let text = fs::read_to_string(&path).ok()?;
@@ -142,15 +141,15 @@ fn begun(directory: &Path, fingerprint: &str) -> Option<SystemTime> {
     fs::metadata(&path).ok()?.modified().ok()
 }
 
-/// Whether the newest checkpoint in `directory` is the one at the end of the data, or where `job` stopped early.
+/// Whether the newest checkpoint in `directory` is at the end of the data, or `job` stopped early at it.
 fn is_finished(directory: &Path, job: &Job) -> Result<bool> {
     let store = CheckpointStore::local(directory)?;
     let Some(step) = store.steps()?.pop() else { return Ok(false) };
-    // A damaged one is passed over when the run goes on.
+    // Resuming skips a damaged checkpoint.
     let Ok(manifest) = store.manifest(step) else { return Ok(false) };
     let position = Position::decode(&manifest.snapshot.position);
     let ended = position.is_ok_and(|position| position.pass.is_none());
-    Ok(ended || manifest.snapshot.standing.stop(&job.judge(), &job.label.names()).is_some())
+    Ok(ended || manifest.snapshot.standing.stop(&job.selection(), &job.label.names()).is_some())
 }
 
 fn is_locked(directory: &Path) -> io::Result<bool> {

@@ -1,8 +1,7 @@
-//! Scoring: a checkpoint's model over data, once, in the data's order.
+//! Scoring: runs a checkpoint's model over data once, in data order.
 //!
-//! A scoring run is like an attempt of a job (a worker, a ring, an ingest) and yet no job: nothing of it is
-//! kept. It ends with whoever asked for it. A checkpoint is enough for it, wherever it came from: the job and
-//! what was learned from the data are among its parts.
+//! Like an attempt at a job, a run has a worker, a ring and an ingest, but it is not stored and ends with its caller.
+//! It needs only the checkpoint, which contains the job and the statistics learned from its data.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,35 +27,35 @@ use millstream_job::Job;
 use millstream_trainer::metrics::Metrics;
 use millstream_worker::protocol::{FromWorker, Role, ScoreOutput, ScoreRole, Start, ToWorker};
 
-/// Scoring runs at a time; further ones wait.
+/// Concurrent runs; further ones wait.
 const RUNS: u32 = 2;
 
-/// Messages of the worker, and results, under way.
+/// Capacity of the queues of worker messages and of results.
 const QUEUE: usize = 4;
 
-/// How often a run looks whether it is still wanted while nothing comes from its worker.
+/// Interval between checks whether the caller still waits.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// How long a worker that has said its last may take to end.
+/// Time limit for a worker to exit after its last message.
 const EXIT_LIMIT: Duration = Duration::from_secs(10);
 
 /// A checkpoint to score with.
 pub(crate) struct Scored {
-    /// The job's directory, or any that the checkpoint was copied to.
+    /// The directory that contains the checkpoint: the run's, or a copy.
     pub(crate) directory: PathBuf,
     pub(crate) step: u64,
     pub(crate) job: Job,
     pub(crate) analysis: Analysis,
 }
 
-/// Scores on their way.
+/// The scores of a prediction, as they arrive.
 pub struct Predictions {
-    /// Names of the labels; none of one that has no name.
+    /// The names of the labels; empty if there is one unnamed label.
     pub labels: Vec<String>,
-    /// The classes of the one label, where it is one of several.
+    /// The classes, if the label is one of several classes.
     pub classes: Vec<String>,
-    /// Of the next rows in order: those of the first label, or class, then as many of the next. Dropping it ends the
-    /// work.
+    /// The scores of the next rows, column-major: a score per row for the first label or class, then for the next.
+    /// Dropping the receiver ends the run.
     pub scores: mpsc::Receiver<Result<Vec<f32>>>,
 }
 
@@ -69,26 +68,26 @@ pub(crate) struct Scorer {
     closing: Arc<AtomicBool>,
 }
 
-/// What a run gives to whoever asked for it.
+/// Receives the results of a run.
 trait Sink: Send + 'static {
-    /// What the worker is asked for.
+    /// The output requested from the worker.
     const OUTPUT: ScoreOutput;
-    /// Takes a message; false when nobody wants any more.
+    /// Receives a message; returns false if the caller is gone.
     fn take(&mut self, message: FromWorker) -> bool;
-    /// Whether somebody still waits.
+    /// Whether the caller still waits.
     fn is_wanted(&self) -> bool;
-    /// Takes the run's end.
+    /// Receives the end of the run.
     fn end(self, result: Result<()>);
 }
 
-/// One run.
+/// A scoring run.
 struct Run {
     worker: PathBuf,
     runtime: Handle,
     stores: Stores,
     closing: Arc<AtomicBool>,
     scored: Scored,
-    /// The data to score instead of the job's own, and where its relative paths start.
+    /// The data to score instead of the job's held-out data, and the base of its relative paths.
     data: Vec<String>,
     base: PathBuf,
 }
@@ -138,7 +137,7 @@ pub(crate) fn find(directory: &Path, best: bool) -> Result<Scored> {
     Ok(Scored { directory: home, step, job, analysis })
 }
 
-/// The checkpoint of the best evaluation of the job in `directory`, where that is kept.
+/// The checkpoint of the best evaluation in the run directory `directory`, if there is one.
 ///
 /// # Errors
 /// When its checkpoints cannot be read.
@@ -148,13 +147,13 @@ pub(crate) fn best_in(directory: &Path) -> Result<Option<PathBuf>, CheckpointErr
 }
 
 impl Scorer {
-    /// A scorer whose workers are started from `worker`, and whose reads run on `runtime`.
+    /// A scorer that starts workers from `worker` and reads on `runtime`.
     pub(crate) fn new(worker: PathBuf, runtime: Handle, stores: Stores) -> Self {
         let permits = Arc::new(Semaphore::new(RUNS as usize));
         Self { worker, runtime, stores, permits, closing: Arc::default() }
     }
 
-    /// Metrics of `scored` over `data`, or over its job's held-out data.
+    /// Evaluates `scored` on `data`, or on its job's held-out data.
     pub(crate) async fn evaluate(
         &self,
         scored: Scored,
@@ -166,7 +165,7 @@ impl Scorer {
         metrics.await.context("the evaluation ended without a word")?
     }
 
-    /// Scores of `scored` for each row of `data`, or of its job's held-out data.
+    /// Scores each row of `data`, or of the job's held-out data, with `scored`.
     pub(crate) async fn predict(
         &self,
         scored: Scored,
@@ -179,10 +178,10 @@ impl Scorer {
         Ok(Predictions { labels, classes, scores })
     }
 
-    /// Ends all runs, and lets no further one start.
+    /// Ends all runs and refuses further ones.
     pub(crate) async fn close(&self) {
         self.closing.store(true, Ordering::Release);
-        // Nobody closes the semaphore, so this cannot fail: it waits until all runs have ended.
+        // Waits until all runs have ended. Cannot fail: the semaphore is never closed.
         drop(self.permits.acquire_many(RUNS).await);
     }
 
@@ -274,7 +273,7 @@ impl Run {
         }
     }
 
-    /// The data section as it is to be read: held-out data is what is scored.
+    /// The data section for scoring, in which the data to score is the held-out data.
     fn data(&self, of_job: &DataSpec) -> Result<DataSpec> {
         let mut data = of_job.clone();
         if !self.data.is_empty() {
@@ -317,7 +316,7 @@ impl Sink for ToEvaluate {
 
     fn end(self, result: Result<()>) {
         let metrics = result.and_then(|()| self.metrics.context("the worker gave no metrics"));
-        // Whoever asked may have gone.
+        // The caller may be gone.
         let _ = self.reply.send(metrics);
     }
 }
@@ -342,7 +341,7 @@ impl Sink for ToPredict {
 
     fn end(self, result: Result<()>) {
         if let Err(error) = result {
-            // Whoever asked may have gone.
+            // The caller may be gone.
             let _ = self.scores.blocking_send(Err(error));
         }
     }

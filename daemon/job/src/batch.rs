@@ -1,8 +1,8 @@
-//! How large batches are, and what learning rates that asks for: `data.batch_size`, `[data.auto_batch]` and
+//! The batch size and the learning rates that depend on it: `data.batch_size`, `[data.auto_batch]` and
 //! `[training.batch_scaling]`.
 //!
-//! A size that is to be found is a [`Job`]'s whole meaning but for one number, which depends on the data and the
-//! machine. Once it is found, [`Job::with_batch_size`] makes the job that a person would have written with it.
+//! With `batch_size = "auto"` the batch size depends on the data and the machine. Once it is chosen,
+//! [`Job::with_batch_size`] returns the job with that size written out.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,24 +16,25 @@ use super::error::{At, Problems};
 use super::job::Job;
 use super::section::Section;
 
-/// The most rows of a batch.
-const MOST_ROWS: u32 = 16_777_216;
+/// The maximum number of rows per batch.
+const MAX_ROWS: u32 = 16_777_216;
 
-/// Fewer rows are no batch that a search should end with.
-pub const LEAST_AUTO_ROWS: u32 = 16;
+/// The minimum batch size that a search tries.
+pub const MIN_AUTO_ROWS: u32 = 16;
 
-/// Batches as large as memory lets them be.
+/// Batches as large as memory allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AutoBatchSpec {
-    /// What all of a job, ingest and worker, may take together; `None` for a part of what the host has available.
+    /// The limit on the memory of the whole job, ingest and worker; `None` for a fraction of the host's available
+    /// memory.
     pub memory_bytes: Option<u64>,
-    /// What it may take of its GPU's memory; `None` for nearly all of it.
+    /// The limit on its GPU memory; `None` for nearly all of it.
     pub gpu_memory_bytes: Option<u64>,
-    /// The most rows.
+    /// The maximum number of rows.
     pub most: u32,
 }
 
-/// Reads `batch_size` and what goes with it. Of one that is to be found, the rows are the least it can be.
+/// Reads `batch_size` and its dependent keys. For "auto", the batch size is the smallest that a search tries.
 pub(super) fn read_size(data: &mut Section<'_>) -> (u32, Option<AutoBatchSpec>) {
     let node = data.node("batch_size");
     let is_auto = match node.map(|node| &node.value) {
@@ -50,22 +51,21 @@ pub(super) fn read_size(data: &mut Section<'_>) -> (u32, Option<AutoBatchSpec>) 
     }
     let mut auto = data.section("auto_batch", "[data.auto_batch]");
     let (memory_bytes, gpu_memory_bytes) = (auto.bytes("memory"), auto.bytes("gpu_memory"));
-    let most = auto.whole_u32("most", LEAST_AUTO_ROWS..=MOST_ROWS).unwrap_or(65_536);
+    let most = auto.whole_u32("most", MIN_AUTO_ROWS..=MAX_ROWS).unwrap_or(65_536);
     auto.finish();
     if is_auto {
-        return (LEAST_AUTO_ROWS, Some(AutoBatchSpec { memory_bytes, gpu_memory_bytes, most }));
+        return (MIN_AUTO_ROWS, Some(AutoBatchSpec { memory_bytes, gpu_memory_bytes, most }));
     }
-    let rows = node.and_then(|node| data.as_whole(node, 1..=MOST_ROWS.into()));
+    let rows = node.and_then(|node| data.as_whole(node, 1..=MAX_ROWS.into()));
     let rows = rows.and_then(|rows| u32::try_from(rows).ok());
     (rows.unwrap_or(DataSpec::default().batch_size), None)
 }
 
-/// Reads what learning rates are stated for, if that matters: where batches are of a size that is to be found, or the
-/// job says so.
+/// Reads the batch size for which learning rates are given. The default applies only to an automatic batch size.
 pub(super) fn read_scaling(training: &mut Section<'_>, is_auto: bool) -> Option<BatchScaling> {
     let is_given = training.has("batch_scaling");
     let mut scaling = training.section("batch_scaling", "[training.batch_scaling]");
-    let reference = scaling.whole_u32("reference", 1..=MOST_ROWS);
+    let reference = scaling.whole_u32("reference", 1..=MAX_ROWS);
     let rule = scaling.choice("learning_rate", &RateRule::ALL).unwrap_or(RateRule::Sqrt);
     scaling.finish();
     let reference = reference.unwrap_or(DataSpec::default().batch_size);
@@ -73,8 +73,8 @@ pub(super) fn read_scaling(training: &mut Section<'_>, is_auto: bool) -> Option<
 }
 
 impl Job {
-    /// This job with batches of `rows` rows, if their size is to be found: what it would be with that number written
-    /// out. Any other job as it is.
+    /// This job with batches of `rows` rows, as if that number were written in its file. A job with a fixed batch
+    /// size is unchanged.
     #[must_use]
     pub fn with_batch_size(&self, rows: u32) -> Self {
         let (Some(_), Some(scaling)) = (self.auto_batch, self.batch_scaling) else { return self.clone() };
@@ -84,7 +84,7 @@ impl Job {
         job
     }
 
-    /// The learning rate of each optimizer, by its name in the model, as it is for this job's batches.
+    /// The learning rate of each optimizer at this job's batch size, by the optimizer's name in the model.
     pub fn learning_rates(&self) -> BTreeMap<String, f64> {
         let rate = |(name, value): (String, Json)| {
             let optimizer = name.strip_prefix("model.")?.strip_suffix(".learning_rate")?;
@@ -94,10 +94,10 @@ impl Job {
     }
 }
 
-/// The text of a job, as [`Job::text`] has it, with `rows` in the place of "auto".
+/// The job's text with `rows` in place of "auto".
 fn write_out(text: &str, rows: u32, scaling: BatchScaling) -> String {
     let at = At::Offset(0);
-    // It was read before, so there is nothing to tell.
+    // The text was parsed before, so it has no problems.
     let problems = Problems::new(Path::new(""), text, &[]);
     let mut table = Table::parse(text, &[], &problems);
     if let Some(data) = table.table_mut("data", at) {
@@ -146,7 +146,7 @@ model = { kind = "mlp", features = ["age", "job"], hidden = [4], optimizer = { k
         };
         assert_eq!(auto.auto_batch, spec(None, None, 65_536));
         assert_eq!(auto.batch_scaling, Some(BatchScaling { reference: 256, rule: RateRule::Sqrt }));
-        assert_eq!((auto.data.batch_size, &auto.model), (LEAST_AUTO_ROWS, &plain.model));
+        assert_eq!((auto.data.batch_size, &auto.model), (MIN_AUTO_ROWS, &plain.model));
         let auto = read(&[
             "data.batch_size=auto",
             "data.auto_batch={ memory = \"3GiB\", gpu_memory = \"7GiB\", most = 1024 }",
@@ -169,7 +169,7 @@ model = { kind = "mlp", features = ["age", "job"], hidden = [4], optimizer = { k
     }
 
     #[test]
-    fn a_size_that_was_found_makes_the_job_that_one_would_write_with_it() {
+    fn a_chosen_size_gives_the_job_with_that_size_written_out() {
         let base = "data.base=/data";
         let auto = read(&[base, "data.batch_size=auto", "data.auto_batch.most=1024"]).unwrap();
         let found = auto.with_batch_size(512);
@@ -180,7 +180,7 @@ model = { kind = "mlp", features = ["age", "job"], hidden = [4], optimizer = { k
         );
         assert_eq!(found.fingerprint(), written.fingerprint());
         assert_ne!(found.fingerprint(), auto.fingerprint());
-        // Wherever it is read again, it is the same.
+        // The text parses to the same job everywhere.
         let again = Job::parse(&found.text, Path::new("/elsewhere/job.toml"), &[]).unwrap().0;
         assert_eq!(again, found);
         assert_eq!(found.with_batch_size(64), found);
@@ -201,7 +201,7 @@ model = { kind = "mlp", features = ["age", "job"], hidden = [4], optimizer = { k
     }
 
     #[test]
-    fn mistakes_are_told_with_their_place() {
+    fn mistakes_are_reported_with_their_position() {
         let cases: [(&[&str], &str); 5] = [
             (
                 &["data.batch_size=large"],

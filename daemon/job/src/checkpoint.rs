@@ -6,29 +6,28 @@ use millstream_pipeline::spec::DataSpec;
 use millstream_trainer::session::BestSpec;
 
 use crate::document::Value;
-use crate::evaluation::{EvaluationSpec, Judged, read_metric};
+use crate::evaluation::{EvaluationSpec, LabelPredictions, read_metric};
 use crate::section::{Section, Text};
 
-/// Where checkpoints go, and when.
+/// Where and when checkpoints are saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointSpec {
-    /// Each run of a job keeps its checkpoints in a directory of its own in here, named by the job's id.
-    /// Absolute.
+    /// The absolute directory in which each run of the job has a directory, named by the job's id.
     pub directory: PathBuf,
     /// Steps between checkpoints.
     pub every_steps: u64,
-    /// Checkpoints kept, the newest.
+    /// Number of newest checkpoints to keep.
     pub keep: u32,
-    /// Those of the best evaluations that are kept besides.
+    /// Which checkpoints of the best evaluations are kept in addition.
     pub best: Option<BestSpec>,
 }
 
-/// Reads which checkpoints are kept of a job that is evaluated as `evaluation` says.
+/// Reads the section of a job with this `evaluation`.
 pub(super) fn read(
     mut checkpoint: Section<'_>,
     data: &DataSpec,
     evaluation: &EvaluationSpec,
-    judged: &Judged,
+    predictions: &LabelPredictions,
 ) -> CheckpointSpec {
     let directory = checkpoint.text("directory");
     if let Some(Text { text: "", at }) = directory {
@@ -39,7 +38,7 @@ pub(super) fn read(
         directory: data.base.join(Path::new(directory)),
         every_steps: checkpoint.whole("every_steps", 1..=u64::MAX).unwrap_or(1_000),
         keep: checkpoint.whole_u32("keep", 1..=u32::MAX).unwrap_or(3),
-        best: read_best(&mut checkpoint, evaluation, judged),
+        best: read_best(&mut checkpoint, evaluation, predictions),
     };
     if spec.best.is_some() && data.eval.is_empty() {
         checkpoint.error("keep_best", "`keep_best` needs held-out data: `eval` in [data]");
@@ -48,10 +47,14 @@ pub(super) fn read(
     spec
 }
 
-fn read_best(checkpoint: &mut Section<'_>, evaluation: &EvaluationSpec, judged: &Judged) -> Option<BestSpec> {
+fn read_best(
+    checkpoint: &mut Section<'_>,
+    evaluation: &EvaluationSpec,
+    predictions: &LabelPredictions,
+) -> Option<BestSpec> {
     let usual = evaluation.stopping.map_or((None, 0), |stopping| (Some(stopping.metric), stopping.label));
     let (keys, group) = (("best_metric", "best_label"), evaluation.group.as_deref());
-    let (metric, label) = read_metric(checkpoint, keys, group, judged, usual);
+    let (metric, label) = read_metric(checkpoint, keys, group, predictions, usual);
     let keep = match checkpoint.node("keep_best").map(|node| &node.value) {
         None | Some(Value::Bool(false)) => None,
         Some(Value::Bool(true)) => Some(1),

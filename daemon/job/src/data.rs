@@ -100,7 +100,7 @@ fn read_on_bad_record(data: &mut Section<'_>) -> OnBadRecord {
     if skip { OnBadRecord::Skip { limit: limit.unwrap_or(1_000) } } else { OnBadRecord::Fail }
 }
 
-/// `path` from the root; as it is where even the working directory is unknown.
+/// The absolute `path`; unchanged if the working directory is unknown.
 fn absolute(path: &Path) -> PathBuf {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())

@@ -1,7 +1,7 @@
-//! A job file as a tree that knows where each of its values was written.
+//! A job file as a tree whose values carry their positions.
 //!
-//! This is what was typed: TOML, with `--set` overrides laid over it. What it means is read off this
-//! tree by [`super::section`]. The tree keeps the file's order, which TOML's own tables do not.
+//! The tree is the TOML text with `--set` overrides applied. [`super::section`] interprets it. Unlike TOML's own
+//! tables, it keeps the order of the file.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::{At, Problems};
 
-/// A value and its place.
+/// A value and its position.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) at: At,
@@ -29,7 +29,7 @@ pub(super) enum Value {
     Table(Table),
 }
 
-/// The entries of a table, in the order they were written.
+/// The entries of a table, in the order of the file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Table {
     pub(super) entries: Vec<Entry>,
@@ -44,13 +44,13 @@ pub(super) struct Entry {
 }
 
 impl Table {
-    /// Parses a file and lays the overrides over it. What cannot be parsed is left out and told.
+    /// Parses a file and applies the overrides. Reports what cannot be parsed and omits it.
     pub(super) fn parse(text: &str, set: &[String], problems: &Problems<'_>) -> Self {
         let (document, errors) = DeTable::parse_recoverable(text);
         let mut told = None;
         for error in errors {
             let start = error.span().map_or(0, |span| span.start);
-            // What follows a mistake in its line is mostly caused by it.
+            // Later errors in a line are mostly caused by the first one.
             let line_start = text.get(..start).and_then(|before| before.rfind('\n'));
             if told != Some(line_start) {
                 problems.error(At::Offset(start), format!("not TOML: {}", error.message()));
@@ -80,14 +80,14 @@ impl Table {
         }
     }
 
-    /// Whether there was a `key` to take out.
+    /// Removes `key`; returns whether it existed.
     pub(super) fn remove(&mut self, key: &str) -> bool {
         let before = self.entries.len();
         self.entries.retain(|entry| entry.key != key);
         self.entries.len() < before
     }
 
-    /// The table under `key`, made when there is none; `None` when something else is there.
+    /// The table under `key`, created if absent; `None` if the value is not a table.
     pub(super) fn table_mut(&mut self, key: &str, at: At) -> Option<&mut Self> {
         if self.get(key).is_none() {
             self.put(key, Node { at, value: Value::Table(Self::default()) });
@@ -98,7 +98,7 @@ impl Table {
         }
     }
 
-    /// Lays `section.key=value` over this table.
+    /// Applies the override `section.key=value` to this table.
     fn apply(&mut self, text: &str, at: At, problems: &Problems<'_>) {
         let Some((key, value)) = text.split_once('=') else {
             problems.error(at, "expected `section.key=value`");
@@ -147,7 +147,7 @@ impl Value {
     fn of(value: &DeValue<'_>, at: &dyn Fn(usize) -> At) -> Self {
         match value {
             DeValue::String(text) => Self::Text(text.to_string()),
-            // Past 128 bits it is out of every range anyway.
+            // More than 128 bits exceed every range.
             DeValue::Integer(number) => {
                 Self::Whole(i128::from_str_radix(number.as_str(), number.radix()).unwrap_or(i128::MAX))
             }
@@ -159,7 +159,7 @@ impl Value {
         }
     }
 
-    /// What it is, in a message: "found ...".
+    /// The value's description in a message: "found ...".
     pub(super) fn describe(&self) -> &'static str {
         match self {
             Self::Text(_) => "a string",
@@ -173,7 +173,7 @@ impl Value {
     }
 }
 
-/// A dotted key's parts.
+/// The parts of a dotted key.
 fn parse_key(key: &str) -> Option<Vec<String>> {
     let line = format!("{key} = 0");
     let document = DeTable::parse(&line).ok()?;
@@ -201,7 +201,7 @@ fn parse_override(text: &str, at: At, problems: &Problems<'_>) -> Option<Value> 
     }
 }
 
-/// Writes the tree as TOML: the top level's values, then one section for each table.
+/// Writes the tree as TOML: the top-level values, then a section for each table.
 pub(super) fn write(table: &Table) -> String {
     let mut out = String::new();
     let is_section = |entry: &&Entry| matches!(entry.node.value, Value::Table(_));
@@ -240,7 +240,7 @@ fn write_value(out: &mut String, value: &Value) {
     match value {
         Value::Text(text) => write_text(out, text),
         Value::Whole(number) => push(out, number),
-        // `{:?}` keeps a point or an exponent, so that it is read back as the same number.
+        // `{:?}` keeps a decimal point or an exponent, so that the number parses to the same value.
         Value::Real(number) if number.is_nan() => out.push_str("nan"),
         Value::Real(number) => push(out, format_args!("{number:?}")),
         Value::Bool(value) => push(out, value),

@@ -1,45 +1,45 @@
-//! What is wrong with a job file, and where.
+//! The problems of a job file, with their positions.
 //!
-//! All problems of a file are found and told together, each like a compiler's message:
-//! `job.toml:12:1: error: unknown key ...`.
+//! All problems of a file are reported together, each in the format of a compiler: `job.toml:12:1: error: unknown key
+//! ...`.
 
 use std::cell::RefCell;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Where something was written.
+/// The position of a problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In the job file.
     File {
         /// The file, as it was named.
         path: PathBuf,
-        /// From 1.
+        /// Line, from 1.
         line: usize,
-        /// From 1, in characters.
+        /// Column in characters, from 1.
         column: usize,
     },
-    /// In an override, which is this text.
+    /// In an override, which has this text.
     Set(String),
 }
 
 /// One problem of a job file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where it is.
+    /// Its position.
     pub place: Place,
-    /// What is wrong, and what would be right.
+    /// What is wrong, and what would be correct.
     pub message: String,
 }
 
-/// A job file that cannot be run: all that is wrong with it, in the file's order.
+/// All problems of a job file, in the order of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobError {
     /// At least one.
     pub problems: Vec<Problem>,
 }
 
-/// Something that a job file probably does not mean, and that does not keep it from running.
+/// A probable mistake that does not prevent the job from running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning(pub Problem);
 
@@ -70,16 +70,16 @@ impl fmt::Display for Warning {
     }
 }
 
-/// Where a value stands, as cheaply as reading needs it. The order is that of the text, overrides last.
+/// The position of a value, cheap to store. Positions sort like the text, overrides last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum At {
     /// Bytes from the start of the file.
     Offset(usize),
-    /// Which override.
+    /// The index of the override.
     Set(usize),
 }
 
-/// Collects problems and warnings while a file is read, and turns their places into lines.
+/// Collects problems and warnings while a file is read, and converts their positions to lines.
 pub(super) struct Problems<'a> {
     path: &'a Path,
     text: &'a str,
@@ -90,15 +90,15 @@ pub(super) struct Problems<'a> {
     known: RefCell<Vec<Known>>,
 }
 
-/// A key that some table may have.
+/// A key that some table allows.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
-    /// Where there is one table of its kind only, its path.
+    /// The path of its table, if there is only one of that kind.
     pub(super) section: Option<String>,
     pub(super) key: &'static str,
 }
 
-/// A key that its own table has nothing like.
+/// An unknown key, similar to none of its own table's keys.
 struct Stray {
     at: At,
     key: String,
@@ -126,24 +126,24 @@ impl<'a> Problems<'a> {
         self.warnings.borrow_mut().push((at, message.into()));
     }
 
-    /// An unknown key that its own table has nothing like; another section may have it.
+    /// Reports an unknown key that is similar to none of its own table's keys; another section may allow it.
     pub(super) fn stray(&self, at: At, key: &str, message: String) {
         self.strays.borrow_mut().push(Stray { at, key: key.to_owned(), message });
     }
 
-    /// Keys that a table may have.
+    /// The keys that a table allows.
     pub(super) fn known(&self, section: Option<&str>, keys: &[&'static str]) {
         let section = section.map(str::to_owned);
         self.known.borrow_mut().extend(keys.iter().map(|key| Known { section: section.clone(), key }));
     }
 
-    /// All keys that any table read so far may have.
+    /// The keys that all tables read so far allow.
     #[cfg(test)]
     pub(super) fn all_known(&self) -> Vec<Known> {
         self.known.borrow().clone()
     }
 
-    /// The error that everything found makes together, if anything was.
+    /// Returns an error with all problems found, if there are any.
     pub(super) fn check(&self) -> Result<(), JobError> {
         let known = self.known.borrow();
         for Stray { at, key, message } in self.strays.take() {
@@ -181,8 +181,8 @@ impl<'a> Problems<'a> {
     }
 }
 
-/// `; did you mean ...?` for the known name nearest to a wrong one, or nothing when none is near: a slip or
-/// two of the keys away, or else alike in how it begins.
+/// `; did you mean ...?` with the known name most similar to a wrong one; empty if none is similar. Similar names
+/// differ by one or two edits, or share a prefix.
 pub(super) fn suggestion<'n>(wrong: &str, known: impl IntoIterator<Item = &'n str>) -> String {
     const ALIKE: f64 = 0.8;
     let slips = (wrong.chars().count() / 3).max(1);

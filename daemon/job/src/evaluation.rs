@@ -9,21 +9,21 @@ use super::error;
 use super::features::Feature;
 use super::section::{Section, Text};
 
-/// How the model is evaluated, and what that decides.
+/// How the model is evaluated, and what evaluations decide.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvaluationSpec {
-    /// The feature whose ids are the groups of the group AUC; it has one id a row.
+    /// The single-valued feature whose ids define the groups of the group AUC.
     pub group: Option<String>,
-    /// When.
+    /// When evaluations run.
     pub cadence: EvalCadence,
-    /// When training ends early.
+    /// The rule for early stopping.
     pub stopping: Option<StoppingSpec>,
 }
 
-/// What evaluations can be compared by: the labels, and how each is predicted.
-pub(super) struct Judged(Vec<(String, Prediction)>);
+/// The labels, each with its kind of prediction, by which evaluations are compared.
+pub(super) struct LabelPredictions(Vec<(String, Prediction)>);
 
-impl Judged {
+impl LabelPredictions {
     pub(super) fn of(labels: &LabelSpec, model: &ModelSpec, training: &TrainingSpec) -> Self {
         let tasks = training.tasks(1 + labels.others.len()).into_iter();
         let tasks = tasks.map(|task| model.prediction(&task.loss));
@@ -31,32 +31,32 @@ impl Judged {
     }
 }
 
-/// After every epoch: held-out rows then come between those of training.
+/// After every epoch. Held-out rows are then interleaved with the training rows.
 const USUAL: EvalCadence = EvalCadence { every_steps: None, every_epochs: Some(1) };
 
 impl EvaluationSpec {
-    /// Whether held-out rows come aside from those of training, when they are asked for.
+    /// Whether held-out rows are fed separately, on request.
     pub fn is_aside(&self) -> bool {
         self.cadence != USUAL
     }
 
-    /// What of it has a part in the job's result, or in where the job stands in its data.
+    /// The settings that affect the job's result or its position in the data.
     pub(super) fn outcome(&self) -> Option<(Option<EvalCadence>, Option<StoppingSpec>)> {
         let cadence = (self.is_aside() || self.stopping.is_some()).then_some(self.cadence);
         cadence.map(|cadence| (Some(cadence), self.stopping))
     }
 }
 
-/// Reads how to evaluate with `features`, of which the job file has `names`, some of them perhaps unsound.
+/// Reads the section. The job file defines features of these `names`; `features` are those without errors.
 pub(super) fn read(
     mut section: Section<'_>,
     names: &[&str],
     features: &[Feature],
     data: &DataSpec,
-    judged: &Judged,
+    predictions: &LabelPredictions,
 ) -> EvaluationSpec {
     let group = read_group(&mut section, names, features);
-    let Judged(labels) = judged;
+    let LabelPredictions(labels) = predictions;
     if group.is_some() && !labels.iter().any(|&(_, prediction)| Metric::GroupAuc.applies_to(prediction)) {
         section.error("group", "groups are those of the group AUC, which is of labels that are 0 or 1");
     }
@@ -70,7 +70,7 @@ pub(super) fn read(
         let mut stopping = section.section("early_stopping", "[evaluation.early_stopping]");
         let usual = (None, 0);
         let (metric, label) =
-            read_metric(&mut stopping, ("metric", "label"), group.as_deref(), judged, usual);
+            read_metric(&mut stopping, ("metric", "label"), group.as_deref(), predictions, usual);
         stopping.required("patience", "how many evaluations in a row may be no better");
         let patience = stopping.whole_u32("patience", 1..=u32::MAX).unwrap_or(1);
         let min_delta = stopping.node("min_delta").and_then(|node| stopping.as_number(node)).unwrap_or(0.0);
@@ -103,13 +103,13 @@ fn read_group(section: &mut Section<'_>, names: &[&str], features: &[Feature]) -
     Some(text.to_owned())
 }
 
-/// Reads a metric to compare evaluations by, which `group` may have to be there for, and the label that it is of. The
-/// keys are those of both; `usual` is what is compared by where they say nothing.
+/// Reads the metric by which evaluations are compared, and its label, from these two keys. `group` is needed for the
+/// group AUC. `usual` are the defaults.
 pub(super) fn read_metric(
     section: &mut Section<'_>,
     (key, label_key): (&'static str, &'static str),
     group: Option<&str>,
-    Judged(labels): &Judged,
+    LabelPredictions(labels): &LabelPredictions,
     usual: (Option<Metric>, u32),
 ) -> (Metric, u32) {
     let given = section.text(label_key);
@@ -182,8 +182,8 @@ eval = ["eval.parquet"]
     }
 
     #[test]
-    fn what_is_judged_is_read() {
-        let judge = |text: &str| parse(text).unwrap().judge();
+    fn selection_is_read() {
+        let judge = |text: &str| parse(text).unwrap().selection();
         assert_eq!(judge("").stopping, None);
         assert_eq!(judge("").best, None);
         let stopping =
@@ -204,7 +204,7 @@ eval = ["eval.parquet"]
     }
 
     #[test]
-    fn what_ends_with_another_model_is_another_job() {
+    fn settings_that_change_the_model_change_the_fingerprint() {
         let fingerprint = |text: &str| parse(text).unwrap().fingerprint();
         let usual = fingerprint("");
         assert_eq!(fingerprint("[checkpoint]\nkeep_best = true"), usual);
@@ -215,7 +215,7 @@ eval = ["eval.parquet"]
     }
 
     #[test]
-    fn mistakes_are_told_with_their_place() {
+    fn mistakes_are_reported_with_their_position() {
         let cases = [
             ("[evaluation]\nevery_steps = 0", "expected a whole number at least 1, found 0"),
             ("[evaluation]\nearly_stopping = {}", "needs `patience`: how many evaluations in a row"),

@@ -1,7 +1,7 @@
 //! The `[features]` of a job file.
 //!
-//! Features are read one by one, then crosses are tied to what they name: another feature, standing
-//! for its column, or a column of the data.
+//! Features are read one by one. Then each cross is resolved: its parts are other features, of which it uses the
+//! columns, or columns of the data.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -12,17 +12,17 @@ use super::document::{Node, Value};
 use super::error::At;
 use super::section::{Section, Text};
 
-/// Ids of one feature, at most: one more must fit in 32 bits, for missing values.
+/// The maximum number of ids of a feature: 32 bits must hold one more, for missing values.
 const MOST_IDS: u32 = u32::MAX - 1;
 
-/// Terms that a learned vocabulary keeps, unless the job says otherwise.
+/// The default size of a learned vocabulary.
 const MAX_TERMS: u32 = 1_000_000;
 
-/// A feature as it was written.
+/// A feature as the file defines it.
 pub(super) struct Feature {
     pub(super) at: At,
     pub(super) spec: FeatureSpec,
-    /// What it crosses, as it was written; empty for other kinds.
+    /// The parts of a cross, as written; empty for other kinds.
     pub(super) parts: Vec<String>,
 }
 
@@ -56,7 +56,7 @@ const NORMALIZE: [(&str, Normalize); 5] = [
 const OUT_OF_RANGE: [(&str, OutOfRange); 2] =
     [("error", OutOfRange::Error), ("missing", OutOfRange::Missing)];
 
-/// Reads all features of `section`, in the file's order. Files of terms are found from `base`.
+/// Reads all features of `section`, in the file's order. Paths of term files are relative to `base`.
 pub(super) fn read(section: Section<'_>, base: &Path) -> Vec<Feature> {
     let mut features = Vec::new();
     let mut crosses = Vec::new();
@@ -85,11 +85,11 @@ pub(super) fn read(section: Section<'_>, base: &Path) -> Vec<Feature> {
     features
 }
 
-/// One feature, and what it crosses, to be tied later.
+/// Reads one feature and its unresolved parts.
 fn read_feature<'a>(mut table: Section<'a>, name: &str, base: &Path) -> Option<(FeatureSpec, Vec<Text<'a>>)> {
     let kind_node = table.required("kind", "how the column becomes a feature");
     let Some(kind) = kind_node.and_then(|node| table.as_choice(node, &KINDS)) else {
-        // Without its kind there is no telling which keys are right.
+        // Which keys are allowed depends on the kind.
         return None;
     };
     let mut parts = Vec::new();
@@ -167,7 +167,7 @@ fn read_identity(table: &mut Section<'_>) -> FeatureKind {
     FeatureKind::Identity { buckets, out_of_range }
 }
 
-/// What `buckets` are where values are hashed, for messages.
+/// What `buckets` means for hashed values, for messages.
 const HASHED: &str = "how many ids values are hashed to";
 
 fn read_buckets(table: &mut Section<'_>, what: &str) -> u32 {
@@ -190,7 +190,7 @@ fn read_maximum(table: &mut Section<'_>) -> Option<u32> {
     maximum.filter(|_| multi)
 }
 
-/// The column of the values' weights.
+/// Reads the column of the values' weights.
 fn read_weights(table: &mut Section<'_>, kind: Kind) -> Option<String> {
     let column = table.text("weights")?;
     if kind == Kind::Crossed {
@@ -243,7 +243,7 @@ fn read_terms(table: &Section<'_>, node: &Node) -> Vec<String> {
     let mut seen = HashSet::new();
     let mut terms = Vec::with_capacity(items.len());
     for item in items {
-        // Terms of a column of whole numbers may be written as they are.
+        // Terms of an integer column may be written as integers.
         let term = match &item.value {
             Value::Whole(number) => number.to_string(),
             _ => match table.as_text(item) {
@@ -259,7 +259,7 @@ fn read_terms(table: &Section<'_>, node: &Node) -> Vec<String> {
     terms
 }
 
-/// One term a line.
+/// Reads a file with one term per line.
 fn read_terms_file(table: &Section<'_>, file: Text<'_>, base: &Path) -> Vec<String> {
     let path = base.join(file.text);
     let text = match std::fs::read_to_string(&path) {
@@ -296,7 +296,7 @@ fn read_parts<'a>(table: &mut Section<'a>) -> Vec<Text<'a>> {
     parts
 }
 
-/// The column that a part of a cross stands for, and the boundaries it is bucketized by, if any.
+/// The column of a cross's part, and the boundaries that bucketize it, if any.
 fn crossed_column(
     features: &[Feature],
     part: &Text<'_>,

@@ -5,7 +5,7 @@ use millstream_pipeline::spec::{Comparison, Condition, Literal, Test};
 use super::document::{Node, Value};
 use super::section::Section;
 
-/// What may stand for `op`.
+/// The values of `op`.
 #[derive(Clone, Copy)]
 enum Op {
     Compare(Comparison),

@@ -12,59 +12,57 @@ use crate::batch::{self, AutoBatchSpec};
 use crate::checkpoint::{self, CheckpointSpec};
 use crate::document::{self, Node, Table, Value};
 use crate::error::{At, JobError, Problems, Warning};
-use crate::evaluation::{self, EvaluationSpec, Judged};
+use crate::evaluation::{self, EvaluationSpec, LabelPredictions};
 use crate::features::{self, Feature};
 use crate::section::Section;
 use crate::tensorboard::{self, TensorBoardSpec};
 use crate::warm_start::{self, WarmStartSpec};
 use crate::{data, label, model, storage, training};
 
-/// A job, resolved: defaults filled in, names checked against each other.
+/// A resolved job: defaults are filled in, and names are checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
-    /// Its name; job ids begin with it.
+    /// Its name, which is the prefix of its ids.
     pub name: String,
-    /// The data. Of a job whose batch size is to be found, that is the least that it can be.
+    /// The data. An automatic batch size has its minimum here.
     pub data: DataSpec,
-    /// How the batch size is found, if it is not given.
+    /// How the batch size is chosen, if it is automatic.
     pub auto_batch: Option<AutoBatchSpec>,
-    /// How learning rates follow from it, if they do. Those of `model` are as they are for batches of this size, once
-    /// that is known.
+    /// How learning rates scale with the batch size. Those of `model` are scaled once the size is known.
     pub batch_scaling: Option<BatchScaling>,
-    /// The label, or several.
+    /// The labels.
     pub label: LabelSpec,
     /// The features that the model or its evaluation uses, in the file's order.
     pub features: Vec<FeatureSpec>,
     /// The model.
     pub model: ModelSpec,
-    /// How it trains. Its seed is the job's, and orders the data too.
+    /// How it trains. Its seed is the job's, which also determines the order of the data.
     pub training: TrainingSpec,
-    /// What weights it begins with, if not with its own.
+    /// The source of the initial weights, for a warm start.
     pub warm_start: Option<WarmStartSpec>,
     /// How it is evaluated.
     pub evaluation: EvaluationSpec,
     /// Checkpoints.
     pub checkpoint: CheckpointSpec,
-    /// Event files, if any are written.
+    /// TensorBoard event files, if the job writes any.
     pub tensorboard: Option<TensorBoardSpec>,
-    /// How storage is reached, where not as the daemon does.
+    /// The job's overrides of the daemon's storage settings.
     pub storage: StorageSpec,
-    /// The job as TOML that needs nothing beside it: every override applied, terms read from files
-    /// written out, `data.base` given. Parsed again, anywhere, it is this job.
+    /// The job as self-contained TOML: with all overrides, the terms of files, and an absolute `data.base`. It parses
+    /// to this job on any machine.
     pub text: String,
 }
 
 impl Job {
-    /// Reads a job file's `text`, with overrides (`section.key=value`) in `set` laid over it.
-    ///
-    /// `path` is how messages name the file, and where relative paths in it start.
+    /// Parses a job file's `text` and applies the overrides (`section.key=value`) in `set`. Messages call the file
+    /// `path`; relative paths start at its directory.
     ///
     /// # Errors
-    /// When anything is wrong with the file: all that is.
+    /// All problems of the file.
     pub fn parse(text: &str, path: &Path, set: &[String]) -> Result<(Self, Vec<Warning>), JobError> {
         let problems = Problems::new(path, text, set);
         let mut table = Table::parse(text, set, &problems);
-        // What could not be parsed is missing from the tree, and its absence is no news.
+        // Missing values below would be consequences of these problems.
         problems.check()?;
         let (mut job, features) = read_job(&table, path, &problems);
         problems.check()?;
@@ -74,14 +72,14 @@ impl Job {
         Ok((job, problems.warnings()))
     }
 
-    /// What its evaluations are to say of how to go on.
-    pub fn judge(&self) -> SelectionSpec {
+    /// What evaluations decide.
+    pub fn selection(&self) -> SelectionSpec {
         SelectionSpec { stopping: self.evaluation.stopping, best: self.checkpoint.best }
     }
 
-    /// What fixes the result of the job, as SHA-256 in hexadecimal: two jobs with the same fingerprint, on
-    /// the same data, end with the same model. Names, places, devices, memory and threads have no part in it; of a job whose
-    /// batch size is to be found, it is as if memory sufficed for the same one.
+    /// A SHA-256 hash, in hexadecimal, of everything that determines the job's result: two jobs with the same
+    /// fingerprint train the same model on the same data. Names, paths, devices, memory limits and threads are not
+    /// part of it. For an automatic batch size, neither is the size.
     pub fn fingerprint(&self) -> String {
         let data = DataSpec {
             base: PathBuf::new(),
@@ -94,7 +92,7 @@ impl Job {
         };
         let training = TrainingSpec { threads: None, device: DeviceSpec::default(), ..self.training.clone() };
         let what = (data, &self.label, &self.features, &self.model, training);
-        // These are plain structs, enums and numbers, which JSON can always hold.
+        // JSON can represent these structs, enums and numbers.
         let mut json = serde_json::to_vec(&what).unwrap_or_default();
         if let Some(AutoBatchSpec { most, memory_bytes: _, gpu_memory_bytes: _ }) = self.auto_batch {
             json.extend(serde_json::to_vec(&(most, self.batch_scaling)).unwrap_or_default());
@@ -109,8 +107,8 @@ impl Job {
     }
 }
 
-/// Reads the whole file: the job but for its features, and those as they were written. What it returns
-/// means something only when it told no problem.
+/// Reads the whole file: the job without its features, and the features as written. The result is valid only if no
+/// problem was reported.
 pub(crate) fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Feature>) {
     let mut top = Section::new(table, At::Offset(0), "the job file", problems);
     let name = read_name(&mut top);
@@ -131,11 +129,12 @@ pub(crate) fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (
     }
     let training = training::read(section, seed, &model, &labels);
     let label = labels.resolve(&training, &model, model_at, problems);
-    let judged = Judged::of(&label, &model, &training);
+    let predictions = LabelPredictions::of(&label, &model, &training);
     let warm_start = warm_start::read(&mut top, &data.base);
     let evaluation =
-        evaluation::read(top.section("evaluation", "[evaluation]"), &names, &features, &data, &judged);
-    let checkpoint = checkpoint::read(top.section("checkpoint", "[checkpoint]"), &data, &evaluation, &judged);
+        evaluation::read(top.section("evaluation", "[evaluation]"), &names, &features, &data, &predictions);
+    let checkpoint =
+        checkpoint::read(top.section("checkpoint", "[checkpoint]"), &data, &evaluation, &predictions);
     let tensorboard = tensorboard::read(&mut top, &data.base);
     let storage = storage::read(top.section("storage", "[storage]"), &data.base);
     top.finish();
@@ -162,7 +161,7 @@ pub(crate) fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (
     (job, features)
 }
 
-/// A name that can begin a directory's name anywhere.
+/// Reads a name that is valid as the prefix of a directory's name.
 fn read_name(top: &mut Section<'_>) -> String {
     const LONGEST: usize = 64;
     let Some(name) = top.required_text("name", "what the job is called") else { return String::new() };
@@ -177,7 +176,7 @@ fn read_name(top: &mut Section<'_>) -> String {
     name.text.to_owned()
 }
 
-/// A model that is shown the answer learns nothing else.
+/// Rejects features that read a label's column: the model would learn nothing else.
 fn refuse_leaks(features: &[Feature], label: &LabelSpec, problems: &Problems<'_>) {
     for label in label.all() {
         let reads = |feature: &&Feature| {
@@ -192,7 +191,7 @@ fn refuse_leaks(features: &[Feature], label: &LabelSpec, problems: &Problems<'_>
     }
 }
 
-/// Leaves out what nothing reads, so that ingest makes nothing in vain.
+/// Removes unused features, so that ingest does not compute them.
 fn prune(features: Vec<Feature>, job: &Job, problems: &Problems<'_>) -> Vec<FeatureSpec> {
     let mut used = model::used(&job.model);
     used.extend(job.evaluation.group.as_deref());
@@ -210,7 +209,7 @@ fn prune(features: Vec<Feature>, job: &Job, problems: &Problems<'_>) -> Vec<Feat
     kept.into_iter().map(|feature| feature.spec).collect()
 }
 
-/// Writes into the tree what it would otherwise have to look up: where paths start, and terms of files.
+/// Writes external information into the tree: the base directory and the terms of files.
 fn make_portable(table: &mut Table, base: &Path, features: &[Feature]) {
     let text = |text: &str| Node { at: At::Offset(0), value: Value::Text(text.to_owned()) };
     if let Some(data) = table.table_mut("data", At::Offset(0)) {

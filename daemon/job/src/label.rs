@@ -1,7 +1,7 @@
 //! The `[label]` of a job file, or its `[labels]`.
 //!
-//! What a label's column may hold depends on its loss, which is read later: so labels are read first and resolved
-//! once that is known.
+//! The values that a label's column may contain depend on its loss, which is read later. So labels are read first and
+//! resolved once their losses are known.
 
 use std::collections::HashSet;
 
@@ -12,10 +12,10 @@ use super::document::{Node, Value};
 use super::error::{At, Problems};
 use super::section::Section;
 
-/// The most classes: each has a logit in every row of a step.
+/// The maximum number of classes: each has a logit for every row of a step.
 const MOST_CLASSES: usize = 4_096;
 
-/// The labels, as they were written.
+/// The labels as the file defines them.
 pub(super) struct Labels {
     all: Vec<Label>,
     weight: Option<String>,
@@ -27,14 +27,13 @@ struct Label {
     name: String,
     column: String,
     positive: Option<String>,
-    /// Where `positive` is, or else the label.
+    /// The position of `positive`, or else of the label.
     at: At,
-    /// Its values, where each is a class.
+    /// The values of its classes, if it has any.
     classes: Vec<String>,
 }
 
-/// Reads one table `[label]`, or a table for each label in `[labels]`, of data in which some values mean that there is
-/// none.
+/// Reads the table `[label]`, or each table of `[labels]`. `missing` are the values that mean an absent value.
 pub(super) fn read(top: &mut Section<'_>, missing: &[String], problems: &Problems<'_>) -> Labels {
     if top.node("labels").is_none() {
         let mut label = top.required_section("label", "[label]", "the column to predict");
@@ -75,7 +74,7 @@ pub(super) fn read(top: &mut Section<'_>, missing: &[String], problems: &Problem
     Labels { all, weight, are_named: true }
 }
 
-/// Names of labels are parts of others: of columns, tensors and curves.
+/// Label names are parts of the names of columns, tensors and curves.
 fn check_name(name: &str, at: At, problems: &Problems<'_>) {
     const LONGEST: usize = 64;
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
@@ -100,7 +99,7 @@ fn read_one(label: &mut Section<'_>, name: String) -> Label {
     Label { name, column, positive, at, classes: Vec::new() }
 }
 
-/// A value of a column, as those of such columns read as text.
+/// A value in the form in which text columns of such values are read.
 fn value(node: &Node) -> Option<String> {
     match &node.value {
         Value::Text(text) => Some(text.clone()),
@@ -110,7 +109,7 @@ fn value(node: &Node) -> Option<String> {
     }
 }
 
-/// The values of classes: a list of them, or their number, where they are 0, 1 and so on.
+/// Reads the values of classes: a list, or their number, which means 0, 1 and so on.
 fn read_classes(label: &mut Section<'_>, missing: &[String]) -> Vec<String> {
     let Some(node) = label.node("classes") else { return Vec::new() };
     if label.has("positive") {
@@ -140,7 +139,7 @@ fn read_classes(label: &mut Section<'_>, missing: &[String]) -> Vec<String> {
             label.error_at(item.at, message);
             continue;
         };
-        // Columns of numbers know only these apart: 0 and -0 are one.
+        // Numeric columns do not distinguish 0 from -0.
         let number = class.trim_ascii().parse::<f64>().ok().filter(|number| number.is_finite());
         let number = number.map(|number| (number + 0.0).to_bits());
         if !texts.insert(class.clone()) || number.is_some_and(|number| !numbers.insert(number)) {
@@ -155,18 +154,18 @@ fn read_classes(label: &mut Section<'_>, missing: &[String]) -> Vec<String> {
 }
 
 impl Labels {
-    /// Their names; an empty one where there is but one without.
+    /// The names; one empty name for a single label without one.
     pub(super) fn names(&self) -> Vec<&str> {
         self.all.iter().map(|label| label.name.as_str()).collect()
     }
 
-    /// How many classes the label has, if they are classes.
+    /// The number of classes, if the label has classes.
     pub(super) fn classes(&self) -> Option<u32> {
         let only = self.all.first().filter(|label| !label.classes.is_empty())?;
         u32::try_from(only.classes.len()).ok()
     }
 
-    /// What is to be read of them, trained so; the model, whose kind is at `model_at`, must take as many.
+    /// The resolved labels for this training and model, whose kind is at `model_at`.
     pub(super) fn resolve(
         self,
         training: &TrainingSpec,
@@ -247,7 +246,7 @@ features = { age = { kind = "numeric" } }
         assert_eq!(job.label.others[0].numbers, LabelNumbers::Any);
         let mse = TaskSpec { loss: LossSpec::SquaredError, weight: 0.25 };
         assert_eq!(job.training.tasks, [LossSpec::default().into(), mse.clone()]);
-        // What one that is not named has.
+        // The values of an unnamed label.
         let usual = "[training.loss]\npositive_weight = 3\n";
         let job = self::job("mmoe", &format!("{TWO}{usual}{losses}")).unwrap();
         assert!(matches!(
@@ -331,7 +330,7 @@ features = { age = { kind = "numeric" } }
     }
 
     #[test]
-    fn mistakes_with_classes_are_told_with_their_place() {
+    fn mistakes_with_classes_are_reported_with_their_position() {
         let (classes, of) =
             ("label = { column = \"c\", classes = [\"a\", \"b\", \"c\"] }\n", "[training.loss]\n");
         let label = |keys: &str| format!("label = {{ column = \"c\", {keys} }}\n");
@@ -421,7 +420,7 @@ features = { age = { kind = "numeric" } }
     }
 
     #[test]
-    fn mistakes_are_told_with_their_place() {
+    fn mistakes_are_reported_with_their_position() {
         let one = "label = { column = \"b\" }\n";
         let mse = "[training.loss]\nkind = \"mse\"\n";
         let cases = [

@@ -30,7 +30,7 @@ mod warm_start;
 #[cfg(test)]
 mod tests;
 
-pub use batch::{AutoBatchSpec, LEAST_AUTO_ROWS};
+pub use batch::{AutoBatchSpec, MIN_AUTO_ROWS};
 pub use checkpoint::CheckpointSpec;
 pub use error::{JobError, Place, Problem, Warning};
 pub use evaluation::EvaluationSpec;

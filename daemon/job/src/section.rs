@@ -1,8 +1,8 @@
 //! Reads one table of a job file key by key.
 //!
-//! Each key that is asked for becomes known; [`Section::finish`] refuses every other one. A value of the
-//! wrong type or out of range is told with its place and read as absent, so that one pass finds all that
-//! is wrong with a file. What is read means something only when no problem was told.
+//! Each key that is read becomes known; [`Section::finish`] rejects all others. A value of the wrong type or out of
+//! range is reported with its position and read as absent, so that one pass finds all problems of a file. The results
+//! are valid only if no problem was reported.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -14,18 +14,18 @@ use super::error::{At, Problems, suggestion};
 pub(super) struct Section<'a> {
     table: &'a Table,
     at: At,
-    /// What it is called in messages: `[data]` where a header would say that, or "feature `age`".
+    /// Its name in messages: `[data]` if it can be written as a header, or "feature `age`".
     title: String,
     known: Vec<&'static str>,
-    /// Stands for a table whose absence was told already: what it lacks is no news.
+    /// Whether the table's absence was reported already, so that its missing keys are not.
     absent: bool,
     problems: &'a Problems<'a>,
 }
 
-/// What an absent table holds.
+/// The contents of an absent table.
 static EMPTY: Table = Table { entries: Vec::new() };
 
-/// A string and its place.
+/// A string and its position.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Text<'a> {
     pub(super) text: &'a str,
@@ -42,12 +42,12 @@ impl<'a> Section<'a> {
         Self { table, at, title: title.into(), known: Vec::new(), absent: false, problems }
     }
 
-    /// Where the table begins.
+    /// The position of the table.
     pub(super) fn at(&self) -> At {
         self.at
     }
 
-    /// Where the value of `key` stands, or else the table.
+    /// The position of the value of `key`, or else of the table.
     pub(super) fn at_key(&self, key: &str) -> At {
         self.table.get(key).map_or(self.at, |node| node.at)
     }
@@ -56,27 +56,27 @@ impl<'a> Section<'a> {
         self.table.get(key).is_some()
     }
 
-    /// Tells a problem with the value of `key`.
+    /// Reports a problem with the value of `key`.
     pub(super) fn error(&self, key: &str, message: impl Into<String>) {
         self.problems.error(self.at_key(key), message);
     }
 
-    /// Tells a problem with something within the table.
+    /// Reports a problem at a position within the table.
     pub(super) fn error_at(&self, at: At, message: impl Into<String>) {
         self.problems.error(at, message);
     }
 
-    /// All entries, for a table whose keys are names that the file chooses.
+    /// All entries, for a table whose keys are names chosen by the file.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&'a str, At, &'a Node)> + use<'a> {
         self.table.entries.iter().map(|entry| (entry.key.as_str(), entry.at, &entry.node))
     }
 
-    /// Whether the table is there, and holds nothing.
+    /// Whether the table exists and is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.table.entries.is_empty() && !self.absent
     }
 
-    /// Refuses keys that nothing asked for.
+    /// Rejects keys that were not read.
     pub(super) fn finish(self) {
         let path = self.title.strip_prefix('[').and_then(|title| title.strip_suffix(']'));
         self.problems.known(path, &self.known);
@@ -94,13 +94,13 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// The value of `key`, whatever it is.
+    /// The value of `key`, of any type.
     pub(super) fn node(&mut self, key: &'static str) -> Option<&'a Node> {
         self.known.push(key);
         self.table.get(key)
     }
 
-    /// The value of `key`, which must be there: `what` says what belongs there.
+    /// The value of the required `key`, which `what` describes.
     pub(super) fn required(&mut self, key: &'static str, what: &str) -> Option<&'a Node> {
         let node = self.node(key);
         if node.is_none() && !self.absent {
@@ -130,13 +130,13 @@ impl<'a> Section<'a> {
         self.as_texts(node)
     }
 
-    /// A whole number within `range`.
+    /// An integer within `range`.
     pub(super) fn whole(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
         let node = self.node(key)?;
         self.as_whole(node, range)
     }
 
-    /// A whole number within `range`, which fits in 32 bits.
+    /// A 32-bit integer within `range`.
     pub(super) fn whole_u32(&mut self, key: &'static str, range: RangeInclusive<u32>) -> Option<u32> {
         let (low, high) = range.into_inner();
         self.whole(key, u64::from(low)..=u64::from(high)).and_then(|number| u32::try_from(number).ok())
@@ -162,7 +162,7 @@ impl<'a> Section<'a> {
     /// A finite number.
     pub(super) fn as_number(&self, node: &Node) -> Option<f64> {
         let number = match node.value {
-            // Exact up to 2^53, and the nearest beyond, as if it had been written with a point.
+            // Exact up to 2^53, and rounded to nearest beyond, as if written with a decimal point.
             Value::Whole(number) => number as f64,
             Value::Real(number) => number,
             _ => return self.wrong_type(node, "a number"),
@@ -175,7 +175,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A constant of the arithmetic: at least 0, or above it.
+    /// A constant at least 0, or above 0.
     pub(super) fn constant(&mut self, key: &'static str, positive: bool) -> Option<f32> {
         let node = self.node(key)?;
         self.as_constant(node, positive)
@@ -203,11 +203,11 @@ impl<'a> Section<'a> {
         None
     }
 
-    /// A constant of at least 0 and below 1.
+    /// A constant at least 0 and below 1.
     pub(super) fn fraction(&mut self, key: &'static str) -> Option<f32> {
         let node = self.node(key)?;
         let number = self.as_number(node)?;
-        // Rounded first: a number just below 1 may round to it.
+        // Rounded first: a number just below 1 may round to 1.
         let rounded = number as f32;
         if !(0.0..1.0).contains(&rounded) {
             let message = format!("expected a number of at least 0 and below 1, found {number}");
@@ -225,7 +225,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Bytes: a whole number, or a string like `"512MiB"`.
+    /// A number of bytes: an integer, or a string like `"512MiB"`.
     pub(super) fn bytes(&mut self, key: &'static str) -> Option<u64> {
         let node = self.node(key)?;
         let Value::Text(text) = &node.value else { return self.as_whole(node, 1..=u64::MAX) };
@@ -237,13 +237,13 @@ impl<'a> Section<'a> {
         bytes
     }
 
-    /// One of some names.
+    /// One of these names.
     pub(super) fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(&'static str, T)]) -> Option<T> {
         let node = self.node(key)?;
         self.as_choice(node, choices)
     }
 
-    /// One of some names, which must be there.
+    /// One of these names; required.
     pub(super) fn required_choice<T: Copy>(
         &mut self,
         key: &'static str,
@@ -264,20 +264,20 @@ impl<'a> Section<'a> {
         found
     }
 
-    /// The table under `key`, empty when there is none.
+    /// The table under `key`; empty if absent.
     pub(super) fn section(&mut self, key: &'static str, title: &str) -> Section<'a> {
         let node = self.node(key);
         let section = node.and_then(|node| self.as_section(node, title));
         section.unwrap_or_else(|| Section::new(&EMPTY, self.at, title, self.problems))
     }
 
-    /// The table under `key`, which must be there.
+    /// The required table under `key`.
     pub(super) fn required_section(&mut self, key: &'static str, title: &str, what: &str) -> Section<'a> {
         if !self.has(key) && !self.absent {
             self.problems.error(self.at, format!("{} needs {title}: {what}", self.title));
         }
         let section = self.section(key, title);
-        // Not there, or not a table: one or the other was told.
+        // Absent or not a table: either was reported.
         Section { absent: std::ptr::eq(section.table, &EMPTY), ..section }
     }
 
@@ -325,7 +325,7 @@ fn either<'n>(names: impl Iterator<Item = &'n str>) -> String {
     }
 }
 
-/// `"2GiB"` and its like: a number and a unit, whole bytes in the end.
+/// Parses `"2GiB"` and the like: a number and a unit that make a whole number of bytes.
 fn parse_bytes(text: &str) -> Option<u64> {
     const UNITS: [(&str, u64); 9] = [
         ("KiB", 1 << 10),

@@ -1,4 +1,4 @@
-//! The `[tensorboard]` of a job file, and what a job's hyper-parameters are.
+//! The `[tensorboard]` of a job file, and a job's hyperparameters.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,11 +12,11 @@ use super::section::{Section, Text};
 /// Event files for TensorBoard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorBoardSpec {
-    /// Each run of a job writes to a directory of its own in here, named by the job's id. Absolute.
+    /// The absolute directory in which each run of the job has a directory, named by the job's id.
     pub directory: PathBuf,
-    /// Steps between two points of the training curves.
+    /// Steps between points of the training curves.
     pub every_steps: u64,
-    /// Steps between two sets of histograms of the weights; 0 for none.
+    /// Steps between histograms of the weights; 0 for none.
     pub histograms_every_steps: u64,
 }
 
@@ -40,8 +40,8 @@ pub(super) fn read(top: &mut Section<'_>, base: &Path) -> Option<TensorBoardSpec
 }
 
 impl Job {
-    /// What a person may have tuned, defaults included, under the names of the job file's keys. Each value is a
-    /// number, a text or a truth value.
+    /// The hyperparameters, defaults included, by the names of their keys in the job file. Each value is a number, a
+    /// string or a boolean.
     pub fn hyper_parameters(&self) -> BTreeMap<String, Value> {
         let mut found = BTreeMap::new();
         let data = &self.data;
@@ -58,13 +58,13 @@ impl Job {
     }
 }
 
-/// By way of text, where single-precision numbers are as short as a person wrote them.
+/// Converts through text, in which single-precision numbers are as short as they were written.
 fn document(spec: &impl Serialize) -> Value {
     let text = serde_json::to_string(spec).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()
 }
 
-/// Adds what is in `value` under names that begin with `name`.
+/// Adds the values within `value` under names that start with `name`.
 fn flatten(name: &str, value: Value, found: &mut BTreeMap<String, Value>) {
     match value {
         Value::Object(entries) => {
@@ -81,7 +81,7 @@ fn flatten(name: &str, value: Value, found: &mut BTreeMap<String, Value>) {
     }
 }
 
-/// An item of a list, texts without their quotes.
+/// An item of a list; strings without quotes.
 fn shown(item: &Value) -> String {
     item.as_str().map_or_else(|| item.to_string(), str::to_owned)
 }

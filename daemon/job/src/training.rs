@@ -26,7 +26,7 @@ const DECAYS: [(&str, Decay); 5] = [
     ("polynomial", Decay::Polynomial),
 ];
 
-/// Reads how to train `model` to predict `labels`; `seed` is the job's.
+/// Reads the section for this `model` and these `labels`; `seed` is the job's.
 pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labels: &Labels) -> TrainingSpec {
     if model.uses_in_batch_softmax() {
         refuse_what_is_of_labels(&training);
@@ -68,7 +68,7 @@ fn read_device(training: &mut Section<'_>) -> DeviceSpec {
     })
 }
 
-/// How the loss is scaled, which half precision alone does.
+/// Reads the loss scaling of half precision.
 fn read_loss_scale(training: &mut Section<'_>, precision: Precision) -> LossScaleSpec {
     if training.has("loss_scale") && !precision.scales_loss() {
         let message =
@@ -86,13 +86,13 @@ fn read_loss_scale(training: &mut Section<'_>, precision: Precision) -> LossScal
         scale.error("backoff", format!("expected a number above 0 and below 1, found {backoff}"));
     }
     let initial = scale.constant("initial", true).unwrap_or(usual.initial);
-    // Counted on the device, in single precision.
+    // The device counts it in single precision.
     let interval = scale.whole_u32("growth_interval", 1..=1 << 24);
     scale.finish();
     LossScaleSpec { initial, growth, growth_interval: interval.unwrap_or(usual.growth_interval), backoff }
 }
 
-/// A two-tower model has a loss of its own, over whole batches.
+/// Reads the loss of a two-tower model, which spans whole batches.
 fn refuse_what_is_of_labels(training: &Section<'_>) {
     let loss = training.entries().find(|(key, ..)| *key == "loss");
     let loss = loss.and_then(|(.., node)| training.as_section(node, "[training.loss]"));
@@ -125,7 +125,7 @@ enum Kind {
 const KINDS: [(&str, Kind); 3] =
     [("bce", Kind::BinaryCrossEntropy), ("mse", Kind::SquaredError), ("cross_entropy", Kind::CrossEntropy)];
 
-/// The keys of losses, and which have them.
+/// The keys of losses, each with the losses that have it.
 const KEYS: [(&str, &[Kind]); 4] = [
     ("label_smoothing", &[Kind::BinaryCrossEntropy, Kind::CrossEntropy]),
     ("positive_weight", &[Kind::BinaryCrossEntropy]),
@@ -133,7 +133,7 @@ const KEYS: [(&str, &[Kind]); 4] = [
     ("class_weights", &[Kind::CrossEntropy]),
 ];
 
-/// Reads the loss of a label, which may have `classes`.
+/// Reads the loss of a label with these `classes`, if any.
 fn read_kind(loss: &mut Section<'_>, classes: Option<u32>) -> LossSpec {
     let usual = if classes.is_some() { Kind::CrossEntropy } else { Kind::BinaryCrossEntropy };
     let kind = loss.choice("kind", &KINDS).unwrap_or(usual);
@@ -159,7 +159,7 @@ fn read_kind(loss: &mut Section<'_>, classes: Option<u32>) -> LossSpec {
             let Some(classes) = classes else {
                 let message = "the loss \"cross_entropy\" is of a label's classes: `classes` of one [label]";
                 loss.error("kind", message);
-                // What else there is cannot be read without them, and is no unknown key.
+                // The remaining keys depend on the loss, so they are not reported as unknown.
                 let _ = KEYS.map(|(key, _)| loss.node(key).is_some());
                 return LossSpec::default();
             };
@@ -172,7 +172,7 @@ fn read_kind(loss: &mut Section<'_>, classes: Option<u32>) -> LossSpec {
     }
 }
 
-/// What rows of each class count; none where all count alike.
+/// Reads the weight of each class's rows; empty for equal weights.
 fn read_class_weights(loss: &mut Section<'_>, classes: u32) -> Vec<f32> {
     let Some(node) = loss.node("class_weights") else { return Vec::new() };
     let Some(items) = loss.as_list(node, "numbers") else { return Vec::new() };
@@ -183,7 +183,7 @@ fn read_class_weights(loss: &mut Section<'_>, classes: u32) -> Vec<f32> {
     items.iter().filter_map(|item| loss.as_constant(item, true)).collect()
 }
 
-/// The loss of each of several labels, `usual` where it has none of its own; none of one label without a name.
+/// Reads the losses of several labels, with `usual` as the default; empty for one unnamed label.
 fn read_losses(training: &mut Section<'_>, usual: &LossSpec, labels: &Labels) -> Vec<TaskSpec> {
     if !labels.are_named {
         if training.node("losses").is_some() {
@@ -233,7 +233,7 @@ fn read_schedule(mut schedule: Section<'_>) -> ScheduleSpec {
     ScheduleSpec { warmup_steps, decay }
 }
 
-/// After how many steps learning rates change, and by what.
+/// Reads when learning rates change, and by how much.
 fn read_factor(schedule: &mut Section<'_>) -> (u64, f32) {
     let every_steps = read_steps(schedule, "every_steps");
     if !schedule.has("factor") {
@@ -247,7 +247,7 @@ fn read_steps(schedule: &mut Section<'_>, key: &'static str) -> u64 {
     node.and_then(|node| schedule.as_whole(node, 1..=u64::MAX)).unwrap_or(1)
 }
 
-/// What is left of the learning rates at the end.
+/// Reads the final fraction of the learning rates.
 fn read_end(schedule: &mut Section<'_>) -> f32 {
     let end = schedule.constant("end", false).unwrap_or(0.0);
     if end > 1.0 {
@@ -398,7 +398,7 @@ model = { kind = "linear", features = ["age"] }
     }
 
     #[test]
-    fn mistakes_are_told_with_their_place() {
+    fn mistakes_are_reported_with_their_position() {
         let cases = [
             (
                 "{ kind = \"cosine\" }",

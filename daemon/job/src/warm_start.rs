@@ -6,12 +6,12 @@ use serde::Serialize;
 
 use super::section::{Section, Text};
 
-/// The checkpoint whose weights a job begins with.
+/// The checkpoint whose weights a job starts with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WarmStartSpec {
-    /// Its directory, or that of a run, of which the newest is taken. Absolute.
+    /// The absolute path of the checkpoint, or of a run, whose newest checkpoint is used.
     pub checkpoint: PathBuf,
-    /// Whether it is the best of the run's instead.
+    /// Whether to use the run's best checkpoint instead.
     pub best: bool,
 }
 

@@ -1,13 +1,13 @@
-//! What memory there is: of the host, and of the control groups that this process is in.
+//! The available memory of the host and of this process's control groups.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where control groups are.
+/// The mount point of control groups.
 const GROUPS: &str = "/sys/fs/cgroup";
 
-/// Bytes that can be had without swapping: what the kernel says is available, and no more than any control group has
-/// left, whose cache of files that nobody uses counts as free. `None` where the kernel does not say.
+/// Bytes available without swapping: the kernel's estimate for the host, limited by what each control group has left.
+/// A group's inactive file cache counts as available. `None` if the kernel does not report it.
 pub(crate) fn bytes() -> Option<u64> {
     let memory = fs::read_to_string("/proc/meminfo").ok()?;
     let of_host = field(&memory, "MemAvailable:")?.checked_mul(1024)?;
@@ -15,19 +15,19 @@ pub(crate) fn bytes() -> Option<u64> {
     Some(left_in_groups(Path::new(GROUPS), &groups).into_iter().fold(of_host, u64::min))
 }
 
-/// How often the kernel has killed a process of this host for lack of memory since it started; `None` where it does
-/// not say.
+/// The number of processes of this host that the OOM killer has killed; `None` if the kernel does not report it.
 pub(crate) fn kills() -> Option<u64> {
     field(&fs::read_to_string("/proc/vmstat").ok()?, "oom_kill")
 }
 
-/// The number after `name`, in lines of a name and a number.
+/// The number after `name` in lines of a name and a number.
 fn field(text: &str, name: &str) -> Option<u64> {
     let mut lines = text.lines().map(str::split_whitespace);
     lines.find_map(|mut words| if words.next() == Some(name) { words.next()?.parse().ok() } else { None })
 }
 
-/// What each group that has a limit has left: those that `groups`, `/proc/self/cgroup`, names, and those around them.
+/// The bytes that each limited group has left: the groups in `groups`, the text of `/proc/self/cgroup`, and their
+/// ancestors.
 fn left_in_groups(root: &Path, groups: &str) -> Vec<u64> {
     // `0::/path` of version 2, `4:memory:/path` of version 1.
     let named = groups.lines().filter_map(|line| {
@@ -52,10 +52,10 @@ fn left_in_groups(root: &Path, groups: &str) -> Vec<u64> {
         .collect()
 }
 
-/// What a group has left; `None` where it has no limit, or is not to be seen from here.
+/// The bytes that a group has left; `None` if it has no limit or is not visible.
 fn left_in(group: &Path, [limit, used, unused]: [&str; 3]) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(group.join(name)).ok();
-    // "max" is none.
+    // "max" means no limit.
     let limit: u64 = read(limit)?.trim().parse().ok()?;
     let used: u64 = read(used)?.trim().parse().ok()?;
     let unused = read("memory.stat").and_then(|text| field(&text, unused)).unwrap_or(0);
@@ -69,14 +69,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_says_what_it_has() {
+    fn the_host_reports_its_memory() {
         let available = bytes().unwrap();
         assert!(available > 1 << 20, "{available}");
         assert!(kills().is_some());
     }
 
     #[test]
-    fn a_group_has_left_what_is_not_used_and_those_around_it_count_too() {
+    fn ancestors_limit_a_group_and_unused_cache_counts_as_available() {
         let root = tempfile::tempdir().unwrap();
         let group = root.path().join("a/b");
         fs::create_dir_all(&group).unwrap();
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_the_first_version_are_read_too() {
+    fn version_1_groups_are_read() {
         let root = tempfile::tempdir().unwrap();
         let group = root.path().join("memory/a");
         fs::create_dir_all(&group).unwrap();

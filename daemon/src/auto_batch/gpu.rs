@@ -1,8 +1,8 @@
-//! What a job may take of a GPU's memory.
+//! The GPU memory that a job may use.
 //!
-//! The driver keeps some for itself: for its context, for kernels, ours and cuBLASLt's, and for graphs, some hundreds of
-//! megabytes; and a screen or another program may have some. None of that is known before a worker has opened the GPU. So a
-//! plan leaves it 1 GiB and a sixteenth of the GPU's memory: 6 GiB of 80.
+//! The driver uses some hundreds of megabytes for its context, for our kernels and cuBLASLt's, and for graphs; a
+//! display or another program may use more. The amount is unknown before a worker opens the GPU. So a plan leaves 1
+//! GiB and a sixteenth of the GPU's memory: 6 GiB of 80.
 
 use anyhow::{Context, Result};
 use millstream_trainer::model::ModelPlan;
@@ -11,25 +11,25 @@ use super::{Limit, LimitSource};
 use millstream_job::AutoBatchSpec;
 use millstream_worker::survey::HostSurvey;
 
-/// What is left to others of any GPU,
+/// Memory left to others on any GPU.
 const OTHERS_BYTES: u64 = 1 << 30;
-/// and one in so many bytes besides.
+/// The additional share left to others: one in this many bytes.
 const OTHERS_SHARE: u64 = 16;
 
-/// What a job may take of a GPU that has `memory_bytes`.
+/// The memory that a job may use of a GPU with `memory_bytes`.
 pub fn usable_bytes(memory_bytes: u64) -> u64 {
     memory_bytes.saturating_sub(OTHERS_BYTES + memory_bytes / OTHERS_SHARE)
 }
 
-/// What a model takes of its GPU.
+/// The GPU memory of a model.
 pub fn needed_bytes(model: &ModelPlan) -> u64 {
     model.parameter_bytes.saturating_add(model.workspace_bytes)
 }
 
-/// What the plan of a job with a size to be found must fit on GPU number `number` of the host that `host` looks at.
+/// The GPU memory limit for an automatic batch size, on GPU number `number` of the host that `host` surveys.
 ///
 /// # Errors
-/// When the job does not say, and the host has no such GPU.
+/// When neither the job nor the host defines it.
 pub(crate) fn limit(
     spec: &AutoBatchSpec,
     number: u32,
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_the_jobs_or_most_of_what_the_gpu_has() {
+    fn the_limit_is_the_jobs_or_most_of_the_gpus_memory() {
         let spec = AutoBatchSpec { memory_bytes: Some(7), gpu_memory_bytes: None, most: 16 };
         let gpu = GpuSurvey {
             number: 1,

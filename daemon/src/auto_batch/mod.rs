@@ -1,18 +1,17 @@
 //! `batch_size = "auto"`: the largest batch whose plan fits a memory limit.
 //!
-//! Sizes are powers of two. They are planned from the least on, and the last one that fits the limit is taken; what a
-//! plan takes grows with its rows. A plan counts all of a job: in the worker parameters, optimizer state, activations,
-//! workspaces, the copy for checkpoints and what any process takes, and in ingest what it cannot do without. What
-//! ingest takes besides, to read ahead, comes out of what is left of the limit.
+//! Sizes are powers of two, planned in ascending order; the last one that fits the limit is chosen. A plan counts the
+//! whole job: the worker's parameters, optimizer state, activations, workspaces, checkpoint copy and process
+//! overhead, and the minimum that ingest needs. Read-ahead uses what is left of the limit.
 //!
-//! A GPU has memory of its own, and a limit of its own ([`gpu`]): parameters, optimizer state, activations and workspaces are
-//! there, the rest is on the host.
+//! A GPU has its own memory and limit ([`gpu`]), which cover parameters, optimizer state, activations and workspaces;
+//! the rest is on the host.
 //!
-//! The order of rows, positions and checkpoints depend on the size. So it is decided once, when a job is prepared, and
-//! kept in its run's directory with the limit that it was decided for: every later attempt, by whatever daemon and
-//! however much memory there is then, has the same batches. A plan may still be wrong, so the worker of a job that has
-//! no checkpoint yet tries first to take all of that memory ([`RehearsalSpec`]). When it dies for lack of memory before
-//! there is a checkpoint, the size is [halved](halve), and the job begins again; from the first checkpoint on it stays.
+//! The order of rows, positions and checkpoints depend on the size. So it is decided once, when the job is prepared,
+//! and recorded in the run directory with its limit: later attempts use the same size, whatever memory they have. A
+//! plan may be wrong, so the worker of a job without a checkpoint first rehearses its allocations
+//! ([`RehearsalSpec`]). If it runs out of memory before the first checkpoint, the size is [halved](halve) and the job
+//! restarts. After the first checkpoint the size is fixed.
 
 pub(crate) mod available;
 pub mod gpu;
@@ -27,94 +26,93 @@ use millstream_trainer::model::ModelPlan;
 use millstream_trainer::spec::{BatchScaling, TrainingSpec};
 use serde::{Deserialize, Serialize};
 
-use millstream_job::{AutoBatchSpec, Job, LEAST_AUTO_ROWS};
+use millstream_job::{AutoBatchSpec, Job, MIN_AUTO_ROWS};
 use millstream_worker::protocol::RehearsalSpec;
 
 use crate::runs;
 
-/// What a worker takes besides its model: the program's own data, the allocator's, what its messages are made in.
+/// A worker's memory apart from its model: the program's data, the allocator's, and message buffers.
 const WORKER_BYTES: u64 = 16 << 20;
 
-/// What NVIDIA's libraries take of the host in a worker's process: an allowance.
+/// An allowance for the host memory of NVIDIA's libraries in a worker.
 const CUDA_BYTES: u64 = 1 << 30;
 
-/// What each of its threads takes: a stack and an arena of the allocator.
+/// The memory of a thread: a stack and an arena of the allocator.
 const THREAD_BYTES: u64 = 3 << 20;
 
-/// Threads of a worker besides those that compute: its own, the one that listens, the one that writes checkpoints.
+/// A worker's threads that do not compute: the main thread, the message reader, the checkpoint writer.
 const OTHER_THREADS: u64 = 3;
 
-/// A size that was decided, as a run's directory keeps it.
+/// The chosen size, as recorded in a run directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Decided {
     /// Rows of a batch.
     pub(crate) rows: u32,
-    /// The memory limit that it was decided for.
+    /// The host memory limit for which it was chosen.
     pub(crate) limit_bytes: u64,
-    /// The same of the GPU's memory.
+    /// The GPU memory limit for which it was chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) gpu_limit_bytes: Option<u64>,
 }
 
-/// The memory that a job may take.
+/// A memory limit of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// All of it.
+    /// The limit.
     pub bytes: u64,
-    /// Who says so.
+    /// Its origin.
     pub source: LimitSource,
 }
 
-/// Who says what memory a job may take.
+/// The origin of a memory limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitSource {
-    /// The job: `data.auto_batch.memory`.
+    /// The job's `data.auto_batch.memory`.
     Job,
-    /// The host, by what it had available.
+    /// The host's available memory.
     Host,
-    /// The job, of its GPU: `data.auto_batch.gpu_memory`.
+    /// The job's `data.auto_batch.gpu_memory`.
     JobOfGpu,
-    /// The GPU, by what it has.
+    /// The GPU's memory.
     Gpu,
-    /// An earlier time, whose decision the run keeps.
+    /// The run directory, which records an earlier choice.
     Run,
 }
 
-/// A size that was found.
+/// A chosen batch size.
 #[derive(Clone, Debug)]
 pub struct Choice {
     /// Rows of a batch.
     pub rows: u32,
-    /// What the job may take.
+    /// The job's memory limit.
     pub limit: Limit,
-    /// What it takes at least, with these batches.
+    /// The memory that the job needs at least with this size.
     pub needed_bytes: u64,
-    /// The part of it that the worker's process takes, whatever its model is.
+    /// The part of it that is the worker's process overhead.
     pub process_bytes: u64,
-    /// Of the limit, what ingest leaves to the worker; `None` where libraries that are not ours take some of it as they see
-    /// fit.
+    /// The part of the limit that ingest leaves to the worker; `None` if libraries of others allocate from it.
     pub worker_bytes: Option<u64>,
-    /// What it takes of its GPU, where it has one.
+    /// The same for the GPU, if the job uses one.
     pub gpu: Option<GpuChoice>,
-    /// Why not twice the rows; `None` where that was not looked for.
+    /// Why twice the rows do not fit; `None` if that was not tried.
     pub why_not_more: Option<String>,
 }
 
-/// What a job with batches of a size that was found takes of its GPU.
+/// The GPU memory of a job with a chosen batch size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuChoice {
-    /// What it may take.
+    /// The limit.
     pub limit: Limit,
-    /// What it takes.
+    /// The memory that it needs.
     pub needed_bytes: u64,
 }
 
 impl Limit {
-    /// What the plan of a job with a size to be found must fit, at this moment.
+    /// The current host memory limit for an automatic batch size.
     ///
     /// # Errors
-    /// When the job does not say, and the host does not either.
+    /// When neither the job nor the host defines it.
     pub(crate) fn of(spec: &AutoBatchSpec) -> Result<Self> {
         if let Some(bytes) = spec.memory_bytes {
             return Ok(Self { bytes, source: LimitSource::Job });
@@ -145,7 +143,7 @@ impl Choice {
         RehearsalSpec { slots, max_bytes: self.worker_bytes }
     }
 
-    /// What is kept of it.
+    /// The part that the run directory records.
     pub(crate) fn decided(&self) -> Decided {
         let gpu_limit_bytes = self.gpu.map(|gpu| gpu.limit.bytes);
         Decided { rows: self.rows, limit_bytes: self.limit.bytes, gpu_limit_bytes }
@@ -163,7 +161,7 @@ impl Display for Choice {
     }
 }
 
-/// The bytes of the host that a worker takes for `model`, trained so.
+/// The host memory of a worker with this model and training.
 pub(crate) fn worker_bytes(model: &ModelPlan, training: &TrainingSpec) -> u64 {
     let [parameters, workspace] = match training.device.gpu() {
         None => [model.parameter_bytes, model.workspace_bytes],
@@ -173,7 +171,7 @@ pub(crate) fn worker_bytes(model: &ModelPlan, training: &TrainingSpec) -> u64 {
     parts.into_iter().fold(0, u64::saturating_add)
 }
 
-/// The bytes that it takes whatever its model is.
+/// The worker's memory apart from its model.
 pub(crate) fn process_bytes(training: &TrainingSpec) -> u64 {
     let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let (threads, libraries) = match training.device.gpu() {
@@ -183,18 +181,18 @@ pub(crate) fn process_bytes(training: &TrainingSpec) -> u64 {
     WORKER_BYTES + libraries + (threads + OTHER_THREADS) * THREAD_BYTES
 }
 
-/// The largest power of two, from the least on and not above `most`, for which there is a plan; that plan, and why
-/// there is none for twice the rows, unless it is `most`.
+/// Finds the largest power of two, up to `most`, for which `plan` succeeds. Returns it with its plan, and the error
+/// for twice the rows unless it is `most`.
 ///
 /// # Errors
-/// Why there is none for the least.
+/// The error for the smallest size.
 pub(crate) fn largest<T>(
     most: u32,
     mut plan: impl FnMut(u32) -> Result<T>,
 ) -> Result<(u32, T, Option<anyhow::Error>)> {
-    let mut rows = LEAST_AUTO_ROWS;
+    let mut rows = MIN_AUTO_ROWS;
     let mut fits = plan(rows).with_context(|| {
-        format!("`data.batch_size = \"auto\"`: not even batches of {LEAST_AUTO_ROWS} rows can be")
+        format!("`data.batch_size = \"auto\"`: not even batches of {MIN_AUTO_ROWS} rows can be")
     })?;
     while rows <= most / 2 {
         match plan(2 * rows) {
@@ -205,10 +203,10 @@ pub(crate) fn largest<T>(
     Ok((rows, fits, None))
 }
 
-/// The size that was decided for the run in `directory`, if one was.
+/// The size recorded in the run directory `directory`, if any.
 ///
 /// # Errors
-/// When what is kept there cannot be read.
+/// When the record cannot be read.
 pub(crate) fn decided(directory: &Path) -> Result<Option<Decided>> {
     let path = directory.join(runs::AUTO_BATCH);
     let here = || path.display().to_string();
@@ -219,7 +217,7 @@ pub(crate) fn decided(directory: &Path) -> Result<Option<Decided>> {
     }
 }
 
-/// Keeps what was decided for the run in `directory`, in the place of what was before.
+/// Records the size in the run directory `directory`.
 ///
 /// # Errors
 /// When it cannot be written.
@@ -229,13 +227,13 @@ pub(crate) fn keep(directory: &Path, decided: Decided) -> Result<()> {
         .with_context(|| directory.join(runs::AUTO_BATCH).display().to_string())
 }
 
-/// Has the run in `directory`, which has no checkpoint, go on with half the rows.
+/// Halves the size of the run in `directory`, which has no checkpoint.
 ///
 /// # Errors
-/// When there would be fewer than a batch should have; when it cannot be written.
+/// When the size would be below the minimum, or cannot be recorded.
 pub(crate) fn halve(directory: &Path, before: Decided) -> Result<Decided> {
     let after = Decided { rows: before.rows / 2, ..before };
-    if after.rows < LEAST_AUTO_ROWS {
+    if after.rows < MIN_AUTO_ROWS {
         let Decided { rows, limit_bytes, gpu_limit_bytes } = before;
         let of_gpu = gpu_limit_bytes.map(|bytes| format!(", and on the GPU {bytes}")).unwrap_or_default();
         bail!(
@@ -247,21 +245,21 @@ pub(crate) fn halve(directory: &Path, before: Decided) -> Result<Decided> {
     Ok(after)
 }
 
-/// The learning rates of `job`, whose size is known, and what they follow from.
-pub(crate) fn told_rates(job: &Job) -> String {
+/// The learning rates of `job`, whose batch size is known, and how they were scaled.
+pub(crate) fn format_rates(job: &Job) -> String {
     let rates: Vec<_> =
         job.learning_rates().into_iter().map(|(name, rate)| format!("{name} {rate}")).collect();
-    format!("learning rates{}: {}", told_scaling(job), rates.join(", "))
+    format!("learning rates{}: {}", format_scaling(job), rates.join(", "))
 }
 
-/// How the learning rates of `job` are others once it is `after`, with batches of another size.
-pub(crate) fn told_change(before: &Job, after: &Job) -> String {
+/// The change of learning rates from `before` to `after`, which differ in batch size.
+pub(crate) fn format_rate_change(before: &Job, after: &Job) -> String {
     let both = before.learning_rates().into_iter().zip(after.learning_rates().into_values());
     let rates: Vec<_> = both.map(|((name, before), after)| format!("{name} {before} -> {after}")).collect();
-    format!("learning rates{}: {}", told_scaling(after), rates.join(", "))
+    format!("learning rates{}: {}", format_scaling(after), rates.join(", "))
 }
 
-fn told_scaling(job: &Job) -> String {
+fn format_scaling(job: &Job) -> String {
     let Some(scaling) = job.batch_scaling else { return String::new() };
     let BatchScaling { reference, rule } = scaling;
     format!(" {:.4} times those for {reference} rows ({})", scaling.factor(job.data.batch_size), rule.name())

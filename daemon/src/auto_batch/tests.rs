@@ -39,7 +39,7 @@ fn no_more_rows_are_taken_than_asked_for() {
 }
 
 #[test]
-fn why_there_is_no_more_is_told_and_why_there_is_nothing() {
+fn the_reason_for_the_maximum_is_returned() {
     let (rows, _, why) = largest(65_536, plan(1_000, 8)).unwrap();
     assert_eq!((rows, why.unwrap().to_string().as_str()), (64, "128 rows take 1124 of 1000 bytes"));
     let error = format!("{:#}", largest(65_536, plan(100, 8)).unwrap_err());
@@ -70,7 +70,7 @@ fn what_was_decided_is_kept_and_halved_to_the_least() {
 }
 
 #[test]
-fn the_limit_is_the_jobs_or_a_part_of_what_the_host_has() {
+fn the_limit_is_the_jobs_or_a_fraction_of_the_hosts_memory() {
     let spec = |memory_bytes| AutoBatchSpec { memory_bytes, gpu_memory_bytes: Some(9), most: 16 };
     let of_job = Limit::of(&spec(Some(7))).unwrap();
     assert_eq!(of_job, Limit { bytes: 7, source: LimitSource::Job });
@@ -93,9 +93,9 @@ fn checkpoints_contain_the_job_with_the_decided_size() {
     assert_eq!((job.data.batch_size, job.auto_batch), (1024, None));
     let path = runs::resolved_job(run.path(), &job, &job).unwrap();
     assert_eq!(path, run.path().join(runs::JOB));
-    assert_eq!(told_rates(&job), "learning rates 2.0000 times those for 256 rows (sqrt): optimizer 0.2");
+    assert_eq!(format_rates(&job), "learning rates 2.0000 times those for 256 rows (sqrt): optimizer 0.2");
     assert_eq!(
-        told_change(&job, &auto.with_batch_size(256)),
+        format_rate_change(&job, &auto.with_batch_size(256)),
         "learning rates 1.0000 times those for 256 rows (sqrt): optimizer 0.2 -> 0.1"
     );
 }

@@ -138,7 +138,7 @@ impl<'a> Attempt<'a> {
             training: job.training.clone(),
             group: job.evaluation.group.clone(),
             evaluation: prepared.eval_plan.is_some().then_some(job.evaluation.cadence),
-            judge: job.judge(),
+            selection: job.selection(),
             warm_start: prepared.warm_start.clone(),
             rehearsal: prepared.batch.as_ref().map(|choice| choice.rehearsal(prepared.plan.slots())),
         }));

@@ -304,7 +304,7 @@ impl Supervisor {
             "{reason}: too little memory for batches of {} rows; restarts with batches of {} rows; {}",
             decided.rows,
             less.rows,
-            auto_batch::told_change(&prepared.job, &self.job.with_batch_size(less.rows)),
+            auto_batch::format_rate_change(&prepared.job, &self.job.with_batch_size(less.rows)),
         );
         self.recorder.log(LogLevel::Warn, &message);
         self.recorder.update(|record| record.reason = message);

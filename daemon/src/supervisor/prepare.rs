@@ -61,7 +61,7 @@ pub(super) fn prepare(
         if choice.limit.source != LimitSource::Run {
             auto_batch::keep(&directory, choice.decided())?;
         }
-        recorder.log(LogLevel::Info, &format!("{choice}; {}", auto_batch::told_rates(&plan.job)));
+        recorder.log(LogLevel::Info, &format!("{choice}; {}", auto_batch::format_rates(&plan.job)));
     }
     let mut text = format!(
         "{} parameters; ingest uses at most {} of {} bytes",

@@ -143,7 +143,7 @@ pub struct TrainRole {
     /// When the worker requests held-out rows; `None` if they are interleaved with the training rows.
     pub evaluation: Option<EvalCadence>,
     /// How evaluations decide on early stopping and on the best checkpoint.
-    pub judge: SelectionSpec,
+    pub selection: SelectionSpec,
     /// The source of the initial weights, used while the run has no checkpoint of its own.
     pub warm_start: Option<WarmStartRole>,
     /// The memory rehearsal before the first checkpoint, for an automatically chosen batch size.

@@ -88,7 +88,7 @@ impl DeviceTask for TrainTask {
             training,
             group,
             evaluation,
-            judge,
+            selection,
             warm_start,
             rehearsal,
         } = self.role;
@@ -110,7 +110,7 @@ impl DeviceTask for TrainTask {
         if let Some(feature) = &group {
             session.group_by(feature)?;
         }
-        session.select_by(judge);
+        session.select_by(selection);
         let mut passed_over = Vec::new();
         let committed = restore(&mut session, &store, &mut passed_over)?;
         if let (None, Some(source)) = (&committed, &warm_start) {

@@ -1,4 +1,4 @@
-//! What a job says of embeddings.
+//! The embeddings of a job's model.
 
 use millstream_pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_trainer::spec::{
@@ -30,11 +30,11 @@ const STARTS: [(&str, Start); 5] = [
     ("truncated_normal", Start::TruncatedNormal),
 ];
 
-/// How far a distribution is spread, unless the job says otherwise: as in Keras.
+/// The default spread of a distribution, as in Keras.
 const SPREAD: f64 = 0.05;
 
-/// Reads the embeddings of `part`, whose features are `features`; `title` is what its table of tables is called, and
-/// `optimizer` trains them.
+/// Reads the embeddings of `part` for its `features`. `title` is the name of its tables in messages, and `optimizer`
+/// trains them.
 pub(super) fn read(
     part: &mut Section<'_>,
     title: &str,
@@ -50,7 +50,7 @@ pub(super) fn read(
     }
 }
 
-/// Tables by name; of the feature of that name, unless they list others.
+/// Reads the tables by name. A table belongs to the feature of its name unless it lists features.
 fn read_tables(section: Section<'_>, features: &[String]) -> Vec<TableSpec> {
     let mut tables: Vec<TableSpec> = Vec::new();
     for (name, at, node) in section.entries() {
@@ -80,7 +80,7 @@ fn read_tables(section: Section<'_>, features: &[String]) -> Vec<TableSpec> {
     tables
 }
 
-/// Refuses tables of features whose ids mean something else.
+/// Rejects tables whose features have incompatible ids.
 pub(crate) fn refuse_other_ids(model: &ModelSpec, features: &[Feature], problems: &Problems<'_>) {
     let find = |name: &String| features.iter().find(|feature| feature.spec.name == *name);
     for table in model.tables() {
@@ -98,7 +98,8 @@ pub(crate) fn refuse_other_ids(model: &ModelSpec, features: &[Feature], problems
     }
 }
 
-/// Whether a value has the same id by both. Two vocabularies that are learned apart have not, unless from one column.
+/// Whether both features map a value to the same id. Two learned vocabularies do only if they are learned from one
+/// column.
 fn have_same_ids(one: &FeatureSpec, other: &FeatureSpec) -> bool {
     match (&one.kind, &other.kind) {
         (
@@ -113,7 +114,7 @@ fn have_same_ids(one: &FeatureSpec, other: &FeatureSpec) -> bool {
     }
 }
 
-/// A number of columns, or the rule.
+/// A number of columns, or a rule.
 fn read_dim(part: &mut Section<'_>, key: &'static str) -> Option<EmbeddingDim> {
     let node = part.node(key)?;
     if let Value::Text(_) = node.value {
@@ -122,7 +123,7 @@ fn read_dim(part: &mut Section<'_>, key: &'static str) -> Option<EmbeddingDim> {
     part.as_whole(node, 1..=65_536).and_then(|columns| u32::try_from(columns).ok()).map(EmbeddingDim::Columns)
 }
 
-/// The name of a distribution, or a table of that and of how far it is spread.
+/// Reads an initialization: the name of a distribution, or a table with the name and the spread.
 fn read_init(part: &mut Section<'_>, key: &'static str) -> Option<EmbeddingInit> {
     let node = part.node(key)?;
     if let Value::Text(_) = node.value {

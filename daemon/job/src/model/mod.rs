@@ -64,7 +64,7 @@ pub(super) fn read(mut section: Section<'_>, features: &[&str]) -> ModelSpec {
         Some(Kind::Mmoe) => ModelSpec::Mmoe(read_mmoe(&mut section, features)),
         Some(Kind::TwoTower) => ModelSpec::TwoTower(two_tower::read(&mut section, features)),
         Some(Kind::WideDeep) => ModelSpec::WideDeep(read_wide_deep(&mut section, features)),
-        // The rest means something only by its kind, so nothing more is told of it.
+        // The remaining keys depend on the kind, so no more problems are reported.
         None => {
             let features = Vec::new();
             return ModelSpec::Linear(LinearSpec { features, optimizer: FTRL });
@@ -74,7 +74,7 @@ pub(super) fn read(mut section: Section<'_>, features: &[&str]) -> ModelSpec {
     model
 }
 
-/// Names of the features that a model reads.
+/// The names of the features that a model reads.
 pub(super) fn used(model: &ModelSpec) -> HashSet<&str> {
     let item_id = match model {
         ModelSpec::TwoTower(spec) => spec.item_id.as_deref(),
@@ -189,8 +189,8 @@ fn read_deep(mut deep: Section<'_>, features: &[&str]) -> DeepSpec {
     spec
 }
 
-/// What trains the layers; and the embeddings, which that trains too unless they have another. `path` is that of
-/// `model`, and `features` are its own.
+/// Reads the optimizer of the layers, and that of the embeddings, which defaults to it. `path` is the path of
+/// `model`, whose features are `features`.
 fn read_optimizers(
     model: &mut Section<'_>,
     path: &str,
@@ -215,7 +215,7 @@ fn read_cross(model: &mut Section<'_>) -> CrossSpec {
     CrossSpec { layers, rank: model.whole_u32("cross_rank", 1..=1_048_576) }
 }
 
-/// The features of a part that needs some.
+/// Reads the features of a part that needs at least one.
 fn read_features(part: &mut Section<'_>, features: &[&str]) -> Vec<String> {
     let names = part.required_texts("features", "names of features");
     if names.as_ref().is_some_and(Vec::is_empty) {

@@ -1,7 +1,6 @@
 //! Optimizers in a job file: their `kind` and constants.
 //!
-//! The constants are those of Keras, unless the job says otherwise; step sizes are those that suit a wide & deep
-//! model.
+//! Constants default to those of Keras; learning rates default to values that suit wide & deep models.
 
 use millstream_trainer::spec::{AdamSpec, OptimizerSpec};
 
@@ -28,23 +27,23 @@ const KINDS: [(&str, Kind); 7] = [
     ("ftrl", Kind::Ftrl),
 ];
 
-/// Of linear models.
+/// The default of linear models.
 pub(super) const FTRL: OptimizerSpec =
     OptimizerSpec::Ftrl { learning_rate: 0.1, beta: 0.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.1 };
-/// Of embeddings and layers.
+/// The default of embeddings and layers.
 pub(super) const ADAGRAD: OptimizerSpec =
     OptimizerSpec::Adagrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon: 1e-7, l2: 0.0 };
 
-/// What an optimizer trains.
+/// The parameters that an optimizer trains.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Trains {
-    /// Embeddings alone.
+    /// Embeddings only.
     Embeddings,
-    /// Layers, too.
+    /// Layers too.
     Layers,
 }
 
-/// Reads the optimizer at `key` of the model's part `part`; `title` is what its table is called.
+/// Reads the optimizer at `key` of the model's part `part`; `title` is the name of its table in messages.
 pub(super) fn read(
     part: &mut Section<'_>,
     key: &'static str,
@@ -90,7 +89,7 @@ fn rate(table: &mut Section<'_>, default: f32) -> f32 {
     table.constant("learning_rate", true).unwrap_or(default)
 }
 
-/// Of the penalty on weights.
+/// Reads the penalty on weights.
 fn l2(table: &mut Section<'_>) -> f32 {
     table.constant("l2", false).unwrap_or(0.0)
 }

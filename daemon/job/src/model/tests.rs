@@ -176,7 +176,7 @@ fn tables_of_embeddings_are_read() {
 }
 
 #[test]
-fn tables_that_cannot_be_are_told_with_their_place() {
+fn invalid_tables_are_reported_with_their_position() {
     let cases = [
         (
             "embeddings.sites = { features = [\"sit\"] }",
@@ -212,7 +212,7 @@ fn tables_that_cannot_be_are_told_with_their_place() {
 }
 
 #[test]
-fn mistakes_are_told_with_their_place() {
+fn mistakes_are_reported_with_their_position() {
     let cases = [
         (
             "kind = \"deep_fm\"",
@@ -286,7 +286,7 @@ fn two_towers_are_read() {
 }
 
 #[test]
-fn what_two_towers_cannot_have_is_told_with_its_place() {
+fn invalid_two_tower_settings_are_reported_with_their_position() {
     for (text, expected) in [
         ("item_id = \"fil\"", "job.toml:16:11: error: `fil` is not in [features]; did you mean `film`?"),
         ("temperature = 0", "job.toml:16:15: error: "),

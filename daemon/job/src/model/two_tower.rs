@@ -6,10 +6,10 @@ use super::super::error::suggestion;
 use super::super::section::Section;
 use super::{read_features, read_hidden_layer, read_optimizers, read_widths};
 
-/// What products of vectors of length 1 are divided by: they are within 1, and a softmax of such numbers is flat.
+/// The default temperature. Dot products of unit vectors are within [-1, 1], and a softmax of such numbers is flat.
 const TEMPERATURE: f32 = 0.05;
 
-/// Reads the model; `features` are the names that it may use.
+/// Reads the model; its features are among `features`.
 pub(super) fn read(model: &mut Section<'_>, features: &[&str]) -> TwoTowerSpec {
     let query = model.required_section("query", "[model.query]", "what a vector is made of for each query");
     let item = model.required_section("item", "[model.item]", "what a vector is made of for each item");

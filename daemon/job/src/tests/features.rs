@@ -37,7 +37,7 @@ fn values_may_have_weights() {
 }
 
 #[test]
-fn what_the_model_does_not_read_is_left_out_with_a_warning() {
+fn unused_features_are_removed_with_a_warning() {
     let text = SOUND.replace("wide.features = [\"education\", \"both\",", "wide.features = [\"both\",");
     let (job, warnings) = parse(&text, &[]).unwrap();
     assert_eq!(warnings, [], "a cross reads `education`");
@@ -110,7 +110,7 @@ fn a_filter_is_a_list_of_conditions() {
 }
 
 #[test]
-fn a_numeric_feature_says_what_stands_for_a_missing_value() {
+fn a_numeric_feature_defines_its_missing_value() {
     let missing = |value: &str| {
         let set = format!("features.age.missing={value}");
         match job(SOUND, &[&set]).features[0].kind {
@@ -127,7 +127,7 @@ fn a_numeric_feature_says_what_stands_for_a_missing_value() {
 }
 
 #[test]
-fn a_cross_takes_the_intervals_of_a_bucketized_feature() {
+fn a_cross_uses_the_intervals_of_a_bucketized_feature() {
     let kind = |columns: &str| {
         let job = job(&SOUND.replace("[\"education\", \"job\", \"sex\"]", columns), &[]);
         let cross = job.features.into_iter().find(|spec| matches!(spec.kind, FeatureKind::Crossed { .. }));
@@ -143,7 +143,7 @@ fn a_cross_takes_the_intervals_of_a_bucketized_feature() {
 }
 
 #[test]
-fn an_identity_feature_says_what_becomes_of_other_numbers() {
+fn an_identity_feature_defines_the_ids_of_other_numbers() {
     let kind = |more: &str| {
         let text = SOUND.replace("kind = \"vocabulary\"", &format!("kind = \"identity\", buckets = 9{more}"));
         job(&text, &[])

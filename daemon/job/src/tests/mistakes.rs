@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn each_mistake_is_told_with_its_place_and_what_would_be_right() {
+fn each_mistake_is_reported_with_its_position_and_a_correction() {
     // (what is replaced, by what, what is told)
     let cases = [
         // Keys.
@@ -257,7 +257,7 @@ fn each_mistake_is_told_with_its_place_and_what_would_be_right() {
 }
 
 #[test]
-fn overrides_are_told_as_they_were_typed() {
+fn problems_of_overrides_quote_them() {
     let cases = [
         (
             "data.batch_siz=3",
@@ -287,7 +287,7 @@ fn overrides_are_told_as_they_were_typed() {
 }
 
 #[test]
-fn a_file_of_anything_is_told_and_not_a_panic() {
+fn arbitrary_bytes_are_reported_without_a_panic() {
     for text in ["", "\u{feff}", "=", "[", "[[data]]", "data = 3\nfeatures = 3\nmodel = 3", "a.b.c = 1", "\0"]
     {
         assert!(parse(text, &[]).is_err(), "{text:?}");

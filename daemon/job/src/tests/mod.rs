@@ -145,7 +145,7 @@ fn the_canonical_text_is_the_same_job_anywhere() {
 }
 
 #[test]
-fn the_fingerprint_is_of_the_result_alone() {
+fn the_fingerprint_covers_the_result_only() {
     let fingerprint = |set: &[&str]| job(SOUND, set).fingerprint();
     let plain = fingerprint(&[]);
     assert_eq!(plain.len(), 64);
@@ -183,7 +183,7 @@ fn the_fingerprint_is_of_the_result_alone() {
 }
 
 #[test]
-fn event_files_are_written_where_the_job_says_so() {
+fn event_files_go_to_the_configured_directory() {
     assert_eq!(job(SOUND, &[]).tensorboard, None);
     let set = ["data.base=/jobs", "tensorboard.directory=logs", "tensorboard.histograms_every_steps=500"];
     let directory = Path::new("/jobs/logs").to_owned();
@@ -192,7 +192,7 @@ fn event_files_are_written_where_the_job_says_so() {
 }
 
 #[test]
-fn a_job_may_begin_with_the_weights_of_another() {
+fn a_job_may_start_from_the_weights_of_another() {
     assert_eq!(job(SOUND, &[]).warm_start, None);
     let set = ["data.base=/jobs", "warm_start.checkpoint=runs/a-1", "warm_start.best=true"];
     let wanted = WarmStartSpec { checkpoint: Path::new("/jobs/runs/a-1").to_owned(), best: true };

@@ -6,7 +6,7 @@ use super::*;
 const REFERENCE: &str = include_str!("../../../../examples/job-reference.toml");
 
 #[test]
-fn the_reference_is_a_job_and_its_defaults_are_the_defaults() {
+fn the_reference_parses_and_states_the_defaults() {
     let (plain, warnings) = parse(REFERENCE, &[]).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(warnings, []);
     let is_default =
@@ -41,7 +41,7 @@ fn other_models() -> Vec<(String, String)> {
 }
 
 #[test]
-fn every_model_of_the_reference_is_a_job_and_says_the_defaults() {
+fn every_model_of_the_reference_parses_and_states_the_defaults() {
     let models = other_models();
     assert_eq!(models.len(), 7);
     for (text, bare) in models {
