@@ -205,7 +205,7 @@ impl Whole {
         let on_gpu = gpu::needed_bytes(&model);
         if let Some(limit) = gpu_limit.filter(|&limit| on_gpu > limit) {
             bail!(
-                "batches of {rows} rows take {on_gpu} bytes of the GPU ({of_model}), of a limit of {limit} bytes"
+                "batches of {rows} rows need {on_gpu} bytes of GPU memory ({of_model}), above the limit of {limit} bytes"
             );
         }
         let of_worker = match job.training.device.gpu() {
@@ -213,16 +213,16 @@ impl Whole {
             Some(_) => format!("{staging_bytes} for what comes from the GPU and goes there"),
         };
         let takes = format!(
-            "batches of {rows} rows take {worker} bytes in the worker ({of_worker}, {copy_bytes} for a checkpoint's copy)"
+            "batches of {rows} rows need {worker} bytes in the worker ({of_worker}, {copy_bytes} for a checkpoint's copy)"
         );
         if worker >= limit {
-            bail!("{takes}, of a memory limit of {limit} bytes");
+            bail!("{takes}, above the memory limit of {limit} bytes");
         }
         let memory_budget_bytes = job.data.memory_budget_bytes.min(limit - worker);
         let data = DataSpec { memory_budget_bytes, ..job.data.clone() };
         let feeds = feeds(job, &data, schema.clone(), fitted);
         let feeds = feeds.with_context(|| {
-            format!("{takes}, which leaves {} of a memory limit of {limit} bytes", limit - worker)
+            format!("{takes}, which leaves {} of the memory limit of {limit} bytes", limit - worker)
         })?;
         Ok(Self { schema, feeds, model })
     }

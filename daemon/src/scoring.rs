@@ -244,7 +244,7 @@ impl Run {
                 bail!("the daemon is stopping");
             }
             if !sink.is_wanted() {
-                bail!("nobody waits for the result");
+                bail!("the client has disconnected");
             }
             match messages.recv_timeout(LOOK) {
                 Ok(FromWorker::Ready { .. }) => {
@@ -261,7 +261,7 @@ impl Run {
                 }
                 Ok(message) => {
                     if !sink.take(message) {
-                        bail!("nobody waits for the result");
+                        bail!("the client has disconnected");
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}

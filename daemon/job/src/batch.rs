@@ -47,7 +47,7 @@ pub(super) fn read_size(data: &mut Section<'_>) -> (u32, Option<AutoBatchSpec>) 
         _ => false,
     };
     if data.has("auto_batch") && !is_auto {
-        data.error("auto_batch", "`auto_batch` has no meaning without `batch_size = \"auto\"`");
+        data.error("auto_batch", "`auto_batch` requires `batch_size = \"auto\"`");
     }
     let mut auto = data.section("auto_batch", "[data.auto_batch]");
     let (memory_bytes, gpu_memory_bytes) = (auto.bytes("memory"), auto.bytes("gpu_memory"));
@@ -209,7 +209,7 @@ model = { kind = "mlp", features = ["age", "job"], hidden = [4], optimizer = { k
             ),
             (
                 &["data.auto_batch.most=64"],
-                "--set data.auto_batch.most=64: error: `auto_batch` has no meaning without `batch_size = \"auto\"`",
+                "--set data.auto_batch.most=64: error: `auto_batch` requires `batch_size = \"auto\"`",
             ),
             (
                 &["data.batch_size=auto", "data.auto_batch.most=8"],

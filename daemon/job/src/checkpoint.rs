@@ -67,7 +67,7 @@ fn read_best(
     };
     for key in ["best_metric", "best_label"] {
         if !checkpoint.has("keep_best") && checkpoint.has(key) {
-            checkpoint.error(key, format!("`{key}` has no meaning without `keep_best`"));
+            checkpoint.error(key, format!("`{key}` requires `keep_best`"));
         }
     }
     Some(BestSpec { metric, label, keep: keep? })

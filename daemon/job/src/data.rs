@@ -29,7 +29,8 @@ pub(super) fn read(
     let train = train.unwrap_or_default();
     let eval = data.texts("eval").unwrap_or_default();
     if !data.has("eval") && data.has("train") {
-        let message = "no `eval` in [data], so the model will not be evaluated; `eval = []` if that is meant";
+        let message =
+            "no `eval` in [data], so the model will not be evaluated; set `eval = []` if that is intended";
         problems.warn(data.at(), message);
     }
     for pattern in train.iter().chain(&eval).filter(|pattern| pattern.text.is_empty()) {
@@ -95,7 +96,7 @@ fn read_on_bad_record(data: &mut Section<'_>) -> OnBadRecord {
     let skip = data.choice("on_bad_record", &[("fail", false), ("skip", true)]).unwrap_or(false);
     let limit = data.whole("max_bad_records", 1..=u64::MAX);
     if limit.is_some() && !skip {
-        data.error("max_bad_records", "`max_bad_records` has no meaning without `on_bad_record = \"skip\"`");
+        data.error("max_bad_records", "`max_bad_records` requires `on_bad_record = \"skip\"`");
     }
     if skip { OnBadRecord::Skip { limit: limit.unwrap_or(1_000) } } else { OnBadRecord::Fail }
 }

@@ -58,7 +58,7 @@ pub(super) fn read(
     let group = read_group(&mut section, names, features);
     let LabelPredictions(labels) = predictions;
     if group.is_some() && !labels.iter().any(|&(_, prediction)| Metric::GroupAuc.applies_to(prediction)) {
-        section.error("group", "groups are those of the group AUC, which is of labels that are 0 or 1");
+        section.error("group", "groups are used only by the group AUC, which needs binary labels");
     }
     let every_steps = section.whole("every_steps", 1..=u64::MAX);
     let every_epochs = section.whole_u32("every_epochs", 1..=u32::MAX);
@@ -133,11 +133,11 @@ pub(super) fn read_metric(
         let (of, how) = match prediction {
             _ if metric == Metric::Top5Accuracy => ("more than 5 classes", "otherwise"),
             Prediction::Classes(_) => ("other predictions", "as one of its classes"),
-            Prediction::Probability => ("numbers", "by its probability"),
+            Prediction::Probability => ("numbers", "as a probability"),
             Prediction::Number => ("probabilities", "as a number"),
-            Prediction::Rank => ("probabilities and numbers", "by scores that do no more than rank"),
+            Prediction::Rank => ("probabilities and numbers", "by a score for ranking only"),
         };
-        section.error(key, format!("\"{}\" is of {of}, and {whose} is predicted {how}", metric.name()));
+        section.error(key, format!("\"{}\" applies to {of}, but {whose} is predicted {how}", metric.name()));
     }
     let usual = usual.0.filter(|metric| metric.applies_to(prediction));
     (metric.or(usual).unwrap_or(Metric::default_for(prediction)), label)
@@ -223,7 +223,7 @@ eval = ["eval.parquet"]
             ("[evaluation]\nearly_stopping = { patience = 2, metric = \"loss\" }", "\"log_loss\""),
             ("[evaluation]\nearly_stopping = { patience = 2, metric = \"group_auc\" }", "needs groups"),
             ("[checkpoint]\nkeep_best = \"yes\"", "expected true, false or how many"),
-            ("[checkpoint]\nbest_metric = \"auc\"", "no meaning without `keep_best`"),
+            ("[checkpoint]\nbest_metric = \"auc\"", "requires `keep_best`"),
         ];
         for (text, expected) in cases {
             let error = parse(text).unwrap_err();
@@ -231,7 +231,7 @@ eval = ["eval.parquet"]
             assert!(error.starts_with("job.toml:"), "{error}");
         }
         let error = parse("[evaluation]\ngroup = \"age\"\n[training.loss]\nkind = \"mse\"").unwrap_err();
-        assert!(error.contains("which is of labels that are 0 or 1"), "{error}");
+        assert!(error.contains("which needs binary labels"), "{error}");
         for text in ["[evaluation]\nevery_steps = 5", "[checkpoint]\nkeep_best = true"] {
             let job = format!("{JOB}{text}").replace("eval = [\"eval.parquet\"]", "eval = []");
             let error = Job::parse(&job, Path::new("job.toml"), &[]).unwrap_err().to_string();

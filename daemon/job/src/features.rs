@@ -184,7 +184,7 @@ fn read_maximum(table: &mut Section<'_>) -> Option<u32> {
         (true, false) => {
             table.error("multi", "`multi = true` needs `maximum`: the most values a row keeps");
         }
-        (false, true) => table.error("maximum", "`maximum` has no meaning without `multi = true`"),
+        (false, true) => table.error("maximum", "`maximum` requires `multi = true`"),
         _ => {}
     }
     maximum.filter(|_| multi)
@@ -194,9 +194,9 @@ fn read_maximum(table: &mut Section<'_>) -> Option<u32> {
 fn read_weights(table: &mut Section<'_>, kind: Kind) -> Option<String> {
     let column = table.text("weights")?;
     if kind == Kind::Crossed {
-        table.error("weights", "a cross has no `weights`: they are of the values of one column");
+        table.error("weights", "a cross has no `weights`: weights belong to the values of one column");
     } else if !table.flag("multi").unwrap_or(false) {
-        table.error("weights", "`weights` has no meaning without `multi = true`");
+        table.error("weights", "`weights` requires `multi = true`");
     }
     Some(column.text.to_owned())
 }

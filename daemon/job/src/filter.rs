@@ -40,13 +40,13 @@ fn condition<'a>(data: &Section<'a>, node: &'a Node) -> Option<Condition> {
     let op = op.and_then(|op| table.as_choice(op, &OPS));
     let test = match op {
         Some(Op::Compare(op)) => {
-            let value = table.required("value", "what it is compared with");
+            let value = table.required("value", "the value to compare with");
             value.and_then(|value| literal(&table, value)).map(|value| Test::Compare { op, value })
         }
         Some(Op::In) => table.required("value", "a list of values").and_then(|node| one_of(&table, node)),
         Some(op @ (Op::IsNull | Op::IsNotNull)) => {
             if table.node("value").is_some() {
-                table.error("value", "`value` has no meaning here");
+                table.error("value", "`value` is not used by this `op`");
             }
             Some(if let Op::IsNull = op { Test::IsNull } else { Test::IsNotNull })
         }

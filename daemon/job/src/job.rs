@@ -116,10 +116,10 @@ pub(crate) fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (
     let section = top.required_section("data", "[data]", "the data to train on");
     let (data, auto_batch) = data::read(section, path, problems);
     let labels = label::read(&mut top, &data.missing, problems);
-    let section = top.required_section("features", "[features]", "what is made of the columns");
+    let section = top.required_section("features", "[features]", "the inputs of the model");
     let names: Vec<_> = section.entries().map(|(name, ..)| name).collect();
     let features = features::read(section, &data.base);
-    let model = top.required_section("model", "[model]", "what is trained");
+    let model = top.required_section("model", "[model]", "the model to train");
     let model_at = model.at_key("kind");
     let mut model = model::read(model, &names);
     let mut section = top.section("training", "[training]");
@@ -164,14 +164,14 @@ pub(crate) fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (
 /// Reads a name that is valid as the prefix of a directory's name.
 fn read_name(top: &mut Section<'_>) -> String {
     const LONGEST: usize = 64;
-    let Some(name) = top.required_text("name", "what the job is called") else { return String::new() };
+    let Some(name) = top.required_text("name", "the name of the job") else { return String::new() };
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.text.is_empty() || name.text.len() > LONGEST || !name.text.chars().all(plain) {
         let message =
             format!("a name is 1 to {LONGEST} letters, digits, `-`, `_` and `.`, found \"{}\"", name.text);
         top.error_at(name.at, message);
     } else if name.text.starts_with(['-', '.']) {
-        top.error_at(name.at, "a name begins with a letter, a digit or `_`");
+        top.error_at(name.at, "a name starts with a letter, a digit or `_`");
     }
     name.text.to_owned()
 }
@@ -203,7 +203,7 @@ fn prune(features: Vec<Feature>, job: &Job, problems: &Problems<'_>) -> Vec<Feat
         .collect();
     let (kept, unused): (Vec<_>, Vec<_>) = features.into_iter().partition(is_used);
     for feature in unused.iter().filter(|feature| !crossed.contains(&feature.spec.name)) {
-        let message = format!("feature `{}` is in no part of the model, and is left out", feature.spec.name);
+        let message = format!("feature `{}` is not used by the model and is ignored", feature.spec.name);
         problems.warn(feature.at, message);
     }
     kept.into_iter().map(|feature| feature.spec).collect()

@@ -197,8 +197,7 @@ impl Labels {
                 Prediction::Number => LabelNumbers::Any,
             };
             if numbers == LabelNumbers::Any && positive.is_some() {
-                let message =
-                    "`positive` makes classes of a label, and the loss \"mse\" takes it for a number";
+                let message = "`positive` makes the label binary, but the loss \"mse\" needs a number";
                 problems.error(at, message);
             }
             LabelColumn { name, column, positive, numbers, classes }
@@ -283,7 +282,7 @@ features = { age = { kind = "numeric" } }
         assert_eq!(stopping.evaluation.stopping.map(|stopping| stopping.label), Some(1));
         let error = two("best_metric = \"mae\"").unwrap_err();
         assert!(
-            error.contains("\"mae\" is of numbers, and `bought` is predicted by its probability"),
+            error.contains("\"mae\" applies to numbers, but `bought` is predicted as a probability"),
             "{error}"
         );
     }
@@ -380,7 +379,7 @@ features = { age = { kind = "numeric" } }
             (
                 "mlp",
                 format!("{}{of}kind = \"cross_entropy\"", label("positive = 1")),
-                ":7:8: error: the loss \"cross_entropy\" is of a label's classes",
+                ":7:8: error: the loss \"cross_entropy\" needs the `classes` of one [label]",
             ),
             (
                 "mlp",
@@ -407,10 +406,10 @@ features = { age = { kind = "numeric" } }
             (
                 "mlp",
                 best("auc"),
-                "\"auc\" is of other predictions, and the label is predicted as one of its classes",
+                "\"auc\" applies to other predictions, but the label is predicted as one of its classes",
             ),
-            ("mlp", best("rmse"), "\"rmse\" is of other predictions"),
-            ("mlp", best("top5_accuracy"), "\"top5_accuracy\" is of more than 5 classes"),
+            ("mlp", best("rmse"), "\"rmse\" applies to other predictions"),
+            ("mlp", best("top5_accuracy"), "\"top5_accuracy\" applies to more than 5 classes"),
         ];
         for (kind, rest, expected) in cases {
             let error = job(kind, &rest).unwrap_err();
@@ -451,13 +450,13 @@ features = { age = { kind = "numeric" } }
             (
                 "linear",
                 format!("label = {{ column = \"b\", positive = 1 }}\n{mse}"),
-                "`positive` makes classes",
+                "`positive` makes the label binary",
             ),
             ("linear", format!("{one}{mse}positive_weight = 2"), "`positive_weight` is for the loss \"bce\""),
             (
                 "linear",
                 format!("{one}{mse}[checkpoint]\nkeep_best = true\nbest_metric = \"auc\""),
-                "\"auc\" is of probabilities, and the label is predicted as a number",
+                "\"auc\" applies to probabilities, but the label is predicted as a number",
             ),
             (
                 "linear",

@@ -97,9 +97,8 @@ fn refuse_what_is_of_labels(training: &Section<'_>) {
     let loss = training.entries().find(|(key, ..)| *key == "loss");
     let loss = loss.and_then(|(.., node)| training.as_section(node, "[training.loss]"));
     for (key, at, _) in loss.iter().flat_map(Section::entries) {
-        let message = format!(
-            "`{key}` is of losses by labels; a two-tower model's is of choosing among a batch's items"
-        );
+        let message =
+            format!("`{key}` applies to losses of labels; a two-tower model's loss is in-batch softmax");
         training.error_at(at, message);
     }
     if training.has("micro_batch_size") {
@@ -157,7 +156,7 @@ fn read_kind(loss: &mut Section<'_>, classes: Option<u32>) -> LossSpec {
         Kind::SquaredError => LossSpec::SquaredError,
         Kind::CrossEntropy => {
             let Some(classes) = classes else {
-                let message = "the loss \"cross_entropy\" is of a label's classes: `classes` of one [label]";
+                let message = "the loss \"cross_entropy\" needs the `classes` of one [label]";
                 loss.error("kind", message);
                 // The remaining keys depend on the loss, so they are not reported as unknown.
                 let _ = KEYS.map(|(key, _)| loss.node(key).is_some());
@@ -251,7 +250,7 @@ fn read_steps(schedule: &mut Section<'_>, key: &'static str) -> u64 {
 fn read_end(schedule: &mut Section<'_>) -> f32 {
     let end = schedule.constant("end", false).unwrap_or(0.0);
     if end > 1.0 {
-        schedule.error("end", format!("expected a share of the learning rate, from 0 to 1, found {end}"));
+        schedule.error("end", format!("expected a fraction of the learning rate, from 0 to 1, found {end}"));
     }
     end
 }
@@ -414,7 +413,7 @@ model = { kind = "linear", features = ["age"] }
             ),
             (
                 "{ kind = \"cosine\", steps = 9, end = 2 }",
-                "job.toml:6:57: error: expected a share of the learning rate, from 0 to 1, found 2",
+                "job.toml:6:57: error: expected a fraction of the learning rate, from 0 to 1, found 2",
             ),
             (
                 "{ kind = \"cosine\", steps = 9, power = 2 }",

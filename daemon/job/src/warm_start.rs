@@ -18,7 +18,7 @@ pub struct WarmStartSpec {
 /// Reads the section, which may be absent.
 pub(super) fn read(top: &mut Section<'_>, base: &Path) -> Option<WarmStartSpec> {
     top.node("warm_start")?;
-    let mut section = top.required_section("warm_start", "[warm_start]", "weights to begin with");
+    let mut section = top.required_section("warm_start", "[warm_start]", "the initial weights");
     let checkpoint = section.required_text("checkpoint", "a checkpoint, or the directory of a run");
     if let Some(Text { text: "", at }) = checkpoint {
         section.error_at(at, "a path is empty");

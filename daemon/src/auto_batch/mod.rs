@@ -118,7 +118,7 @@ impl Limit {
             return Ok(Self { bytes, source: LimitSource::Job });
         }
         let available = available::bytes().context(
-            "`data.batch_size = \"auto\"`: this host does not say what memory it has available: set \
+            "`data.batch_size = \"auto\"`: the available memory of this host is unknown: set \
              `data.auto_batch.memory`",
         )?;
         Ok(Self { bytes: available / 4 * 3, source: LimitSource::Host })
@@ -129,10 +129,10 @@ impl Display for LimitSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Job => "data.auto_batch.memory",
-            Self::Host => "three quarters of what the host has available",
+            Self::Host => "three quarters of the host's available memory",
             Self::JobOfGpu => "data.auto_batch.gpu_memory",
-            Self::Gpu => "the GPU's memory, less what the driver and others may take",
-            Self::Run => "the limit that it was decided for",
+            Self::Gpu => "the GPU's memory, less a reserve for the driver and other programs",
+            Self::Run => "the limit of the recorded choice",
         })
     }
 }
@@ -153,11 +153,11 @@ impl Choice {
 impl Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rows, limit: Limit { bytes, source }, needed_bytes, why_not_more, gpu, .. } = self;
-        write!(f, "batches of {rows} rows, which take {needed_bytes} of {bytes} bytes ({source})")?;
+        write!(f, "batches of {rows} rows, which need {needed_bytes} of {bytes} bytes ({source})")?;
         if let Some(GpuChoice { limit: Limit { bytes, source }, needed_bytes }) = gpu {
             write!(f, ", and on the GPU {needed_bytes} of {bytes} bytes ({source})")?;
         }
-        why_not_more.as_ref().map_or(Ok(()), |why| write!(f, "; no more since {why}"))
+        why_not_more.as_ref().map_or(Ok(()), |why| write!(f, "; not larger because {why}"))
     }
 }
 
@@ -192,7 +192,7 @@ pub(crate) fn largest<T>(
 ) -> Result<(u32, T, Option<anyhow::Error>)> {
     let mut rows = MIN_AUTO_ROWS;
     let mut fits = plan(rows).with_context(|| {
-        format!("`data.batch_size = \"auto\"`: not even batches of {MIN_AUTO_ROWS} rows can be")
+        format!("`data.batch_size = \"auto\"`: batches of {MIN_AUTO_ROWS} rows, the minimum, do not fit")
     })?;
     while rows <= most / 2 {
         match plan(2 * rows) {

@@ -45,7 +45,7 @@ fn the_reason_for_the_maximum_is_returned() {
     let error = format!("{:#}", largest(65_536, plan(100, 8)).unwrap_err());
     assert_eq!(
         error,
-        "`data.batch_size = \"auto\"`: not even batches of 16 rows can be: 16 rows take 228 of 100 bytes"
+        "`data.batch_size = \"auto\"`: batches of 16 rows, the minimum, do not fit: 16 rows take 228 of 100 bytes"
     );
 }
 

@@ -99,7 +99,7 @@ fn the_chosen_size_fits_and_trains_like_an_explicit_one() {
     assert!(needed <= 80 << 20 && needed + memory("ahead_bytes") <= 80 << 20, "{plan:#}");
     let why = found["why_not_more"].as_str().unwrap();
     assert!(
-        why.contains(&format!("batches of {} rows take", 2 * rows)) && why.contains("memory limit"),
+        why.contains(&format!("batches of {} rows need", 2 * rows)) && why.contains("memory limit"),
         "{why}"
     );
     let factor = (rows as f64 / 256.0).sqrt();
@@ -135,7 +135,7 @@ fn the_size_respects_the_maximum_and_too_little_memory_is_an_error() {
     assert_eq!(most["batch"]["rows"], 512);
     let found = &most["auto_batch"];
     assert_eq!(found["why_not_more"], "`data.auto_batch.most` is 1000");
-    assert_eq!(found["limit_of"], "three quarters of what the host has available");
+    assert_eq!(found["limit_of"], "three quarters of the host's available memory");
     let all = plan(&[]);
     assert_eq!(all["batch"]["rows"], 16_384);
     assert_eq!(all["auto_batch"]["why_not_more"], "the training data has 24000 rows");
@@ -145,9 +145,11 @@ fn the_size_respects_the_maximum_and_too_little_memory_is_an_error() {
     for command in ["check", "train"] {
         let line = with_set(&[command, "job.toml"], &[AUTO, "data.auto_batch.memory=30MiB"]);
         let ended = shell.run(&line).with_code(1);
-        for part in
-            ["`data.batch_size = \"auto\"`: not even batches of 16 rows", "31457280 bytes", "memory limit"]
-        {
+        for part in [
+            "`data.batch_size = \"auto\"`: batches of 16 rows, the minimum, do not fit",
+            "31457280 bytes",
+            "memory limit",
+        ] {
             assert!(ended.stderr.contains(part), "{part}: {}", ended.stderr);
         }
     }

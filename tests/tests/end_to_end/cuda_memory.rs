@@ -118,12 +118,15 @@ fn automatic_batches_are_as_large_as_the_gpu_allows() {
     let (rows, found) = (plan["batch"]["rows"].as_u64().unwrap(), &plan["auto_batch"]);
     let limit = plan["memory"]["gpu"]["usable_bytes"].as_u64().unwrap();
     assert_eq!(found["gpu"]["limit_bytes"], limit);
-    assert_eq!(found["gpu"]["limit_of"], "the GPU's memory, less what the driver and others may take");
+    assert_eq!(
+        found["gpu"]["limit_of"],
+        "the GPU's memory, less a reserve for the driver and other programs"
+    );
     let (this, twice) = (host.planned(rows), host.planned(2 * rows));
     assert_eq!(found["gpu"]["needed_bytes"], this);
     assert!(rows > 256 && this <= limit && limit < twice, "{plan:#}");
     let why = found["why_not_more"].as_str().unwrap();
-    assert!(why.contains(&format!("batches of {} rows take {twice} bytes of the GPU", 2 * rows)), "{why}");
+    assert!(why.contains(&format!("batches of {} rows need {twice} bytes of GPU memory", 2 * rows)), "{why}");
 
     let ended = host.document("train", &auto);
     assert_eq!(ended["steps"], 24_000_u64.div_ceil(rows));
@@ -143,11 +146,11 @@ fn an_explicit_gpu_memory_limit_works_without_a_gpu() {
     assert_eq!(plan["batch"]["rows"], 16_384);
     for (set, message) in [
         (&[][..], "`data.auto_batch.gpu_memory` does not say: NVIDIA's driver is not on this host"),
-        (&["data.auto_batch.gpu_memory=32MiB"], "bytes of the GPU"),
+        (&["data.auto_batch.gpu_memory=32MiB"], "bytes of GPU memory"),
         // The host has a memory limit, too.
         (
             &["data.auto_batch={ gpu_memory = \"1GiB\", memory = \"100MiB\" }"],
-            "of a memory limit of 104857600 bytes",
+            "the memory limit of 104857600 bytes",
         ),
     ] {
         let ended = check(set);

@@ -127,6 +127,6 @@ evaluation.early_stopping = {{ patience = 3 }}
 
     let auc = "evaluation.early_stopping.metric=\"auc\"";
     let rejected = shell.run(&["check", file.to_str().unwrap(), "--set", auc]).with_code(2);
-    let expected = "\"auc\" is of probabilities, and the label is predicted as a number";
+    let expected = "\"auc\" applies to probabilities, but the label is predicted as a number";
     assert!(rejected.stderr.contains(expected), "{}", rejected.stderr);
 }

@@ -86,7 +86,7 @@ pub enum WarmStartError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// They are of two kinds.
-    #[error("a model of kind `{now}` cannot begin with the weights of one of kind `{then}`")]
+    #[error("a model of kind `{now}` cannot start from the weights of a model of kind `{then}`")]
     Kind {
         /// The earlier model's.
         then: &'static str,
@@ -94,7 +94,7 @@ pub enum WarmStartError {
         now: &'static str,
     },
     /// They have nothing in common.
-    #[error("none of its weights is of use here: {0}")]
+    #[error("none of its weights fits the model: {0}")]
     Nothing(WarmStartReport),
 }
 
@@ -122,7 +122,7 @@ impl WarmStart {
             let axes = (axes_then.get(&name), axes.get(&name));
             match by_name.remove(name.as_str()) {
                 None => {
-                    report.initialized.push((name.clone(), "was not there".to_owned()));
+                    report.initialized.push((name.clone(), "is new".to_owned()));
                     if matches!(axes.1.0, Some(Axis::Ids(_))) {
                         zeros.insert(name);
                     }
@@ -186,7 +186,7 @@ impl std::fmt::Display for WarmStartReport {
         let Self { full, partial, initialized, unused } = self;
         write!(
             f,
-            "{} of {} parameters carried whole",
+            "{} of {} parameters copied in full",
             full.len(),
             full.len() + partial.len() + initialized.len()
         )?;
@@ -194,9 +194,9 @@ impl std::fmt::Display for WarmStartReport {
             write!(f, "; in part: {}", partial.join(", "))?;
         }
         for (number, (name, why)) in initialized.iter().enumerate() {
-            write!(f, "{}{name} ({why})", if number == 0 { "; anew: " } else { ", " })?;
+            write!(f, "{}{name} ({why})", if number == 0 { "; initialized: " } else { ", " })?;
         }
-        if unused.is_empty() { Ok(()) } else { write!(f, "; left behind: {}", unused.join(", ")) }
+        if unused.is_empty() { Ok(()) } else { write!(f, "; unused: {}", unused.join(", ")) }
     }
 }
 
@@ -236,7 +236,7 @@ fn carry(
     (axes_then, axes): (AxesOf<'_>, AxesOf<'_>),
     ids: &IdMappings,
 ) -> Result<Carry, String> {
-    let unlike = || format!("has shape {:?} there and {:?} here", then.shape, now.shape);
+    let unlike = || format!("has shape {:?} in the source and {:?} here", then.shape, now.shape);
     let (from, to) = (matrix_shape(then, axes_then), matrix_shape(now, axes));
     let rows = places((axes_then.0, from.0), (axes.0, to.0), ids)?.ok_or_else(unlike)?;
     let columns = places((axes_then.1, from.1), (axes.1, to.1), ids)?.ok_or_else(unlike)?;

@@ -74,10 +74,10 @@ fn rows_follow_their_inputs() {
     assert_eq!(rows_of(&warm, "top.layer.0.weight"), [&[Then(0), Then(1)][..], &products].concat());
     let report = warm.report();
     assert_eq!(report.partial, ["bottom.layer.0.weight", "top.layer.0.weight"]);
-    assert_eq!(report.initialized, [("embedding.d".to_owned(), "was not there".to_owned())]);
+    assert_eq!(report.initialized, [("embedding.d".to_owned(), "is new".to_owned())]);
     assert_eq!(report.unused, ["embedding.b"]);
-    let told = "8 of 11 parameters carried whole; in part: bottom.layer.0.weight, top.layer.0.weight; anew: \
-                embedding.d (was not there); left behind: embedding.b";
+    let told = "8 of 11 parameters copied in full; in part: bottom.layer.0.weight, top.layer.0.weight; initialized: \
+                embedding.d (is new); unused: embedding.b";
     assert_eq!(report.to_string(), told);
 }
 
@@ -95,7 +95,7 @@ fn other_shapes_and_other_ids_begin_anew() {
     assert_eq!(rows_of(&warm, "linear.ids.b")[..2], expected);
     let anew =
         |name: &str| warm.report().initialized.iter().find(|(anew, _)| anew == name).unwrap().1.as_str();
-    assert_eq!(anew("linear.ids.a"), "has shape [6] there and [7] here");
+    assert_eq!(anew("linear.ids.a"), "has shape [6] in the source and [7] here");
     assert_eq!(anew("linear.ids.c"), "`c` is of another kind there");
     assert_eq!(warm.report().full, ["linear.dense", "linear.bias"]);
 }
@@ -104,7 +104,7 @@ fn other_shapes_and_other_ids_begin_anew() {
 fn models_with_nothing_in_common_are_refused() {
     let crossed = DlrmInteraction::Cross(CrossSpec { layers: 1, rank: None });
     let refused = warm(&linear(&["x"]), &dlrm(&["x", "a"], crossed)).unwrap_err();
-    let told = "a model of kind `dlrm` cannot begin with the weights of one of kind `linear`";
+    let told = "a model of kind `dlrm` cannot start from the weights of a model of kind `linear`";
     assert_eq!(refused.to_string(), told);
     // A bias is always there.
     assert_eq!(warm(&linear(&["x"]), &linear(&["y"])).unwrap().report().full, ["linear.bias"]);

@@ -293,7 +293,7 @@ fn invalid_two_tower_settings_are_reported_with_their_position() {
         ("query.dims = 3", "job.toml:16:7: error: unknown key `dims` in [model.query]"),
         (
             "[training.loss]\nlabel_smoothing = 0.1",
-            "job.toml:17:1: error: `label_smoothing` is of losses by labels; a two-tower model's is of choosing among",
+            "job.toml:17:1: error: `label_smoothing` applies to losses of labels; a two-tower model's loss is in-batch",
         ),
         (
             "[training]\nmicro_batch_size = 16",

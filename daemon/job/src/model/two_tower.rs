@@ -11,8 +11,8 @@ const TEMPERATURE: f32 = 0.05;
 
 /// Reads the model; its features are among `features`.
 pub(super) fn read(model: &mut Section<'_>, features: &[&str]) -> TwoTowerSpec {
-    let query = model.required_section("query", "[model.query]", "what a vector is made of for each query");
-    let item = model.required_section("item", "[model.item]", "what a vector is made of for each item");
+    let query = model.required_section("query", "[model.query]", "the features of a query");
+    let item = model.required_section("item", "[model.item]", "the features of an item");
     let (query, item) =
         (read_tower(query, "model.query", features), read_tower(item, "model.item", features));
     let normalize = model.flag("normalize").unwrap_or(true);

@@ -45,7 +45,7 @@ fn unused_features_are_removed_with_a_warning() {
 
     let (job, warnings) = parse(&SOUND.replace(", \"both\"", ""), &[]).unwrap();
     let told: Vec<_> = warnings.iter().map(ToString::to_string).collect();
-    assert_eq!(told, ["job.toml:17:1: warning: feature `both` is in no part of the model, and is left out"]);
+    assert_eq!(told, ["job.toml:17:1: warning: feature `both` is not used by the model and is ignored"]);
     assert_eq!(job.features.len(), 4);
 
     let (_, warnings) = parse(&SOUND.replace("eval = [\"test.parquet\"]", ""), &[]).unwrap();
@@ -99,7 +99,7 @@ fn a_filter_is_a_list_of_conditions() {
         ("[{ column = \"a\", op = \"=\", value = 1 }]", "expected \"==\", \"!=\""),
         ("[{ column = \"a\", op = \"<\" }]", "needs `value`"),
         ("[{ column = \"a\", op = \"in\", value = [] }]", "empty list"),
-        ("[{ column = \"a\", op = \"is_null\", value = 1 }]", "no meaning"),
+        ("[{ column = \"a\", op = \"is_null\", value = 1 }]", "is not used by this `op`"),
         ("[{ colum = \"a\", op = \"is_null\" }]", "unknown key `colum`"),
         ("\"a < 7\"", "a list of conditions"),
     ];

@@ -37,7 +37,7 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
              job.toml:21:43: error: unknown key `l3` in [model.wide.optimizer]; did you mean `l1`?",
         ),
         // Required ones.
-        ("name = \"census\"", "", "1:1: error: the job file needs `name`: what the job is called"),
+        ("name = \"census\"", "", "1:1: error: the job file needs `name`: the name of the job"),
         (
             "train = [\"train-*.parquet\"]",
             "",
@@ -104,7 +104,7 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
             "\"a b\"",
             "1:8: error: a name is 1 to 64 letters, digits, `-`, `_` and `.`, found \"a b\"",
         ),
-        ("\"census\"", "\"..\"", "1:8: error: a name begins with a letter, a digit or `_`"),
+        ("\"census\"", "\"..\"", "1:8: error: a name starts with a letter, a digit or `_`"),
         (
             "wide.features",
             "deep.optimizer = { kind = \"adagrad\", learning_rate = 0 }\nwide.features",
@@ -135,7 +135,7 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
         (
             "eval = [\"test.parquet\"]",
             "eval = []\nmax_bad_records = 3",
-            "7:19: error: `max_bad_records` has no meaning without `on_bad_record = \"skip\"`",
+            "7:19: error: `max_bad_records` requires `on_bad_record = \"skip\"`",
         ),
         (
             "eval = [\"test.parquet\"]",
@@ -157,12 +157,12 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
         (
             "kind = \"vocabulary\"",
             "kind = \"vocabulary\", maximum = 3",
-            "15:46: error: `maximum` has no meaning without `multi = true`",
+            "15:46: error: `maximum` requires `multi = true`",
         ),
         (
             "kind = \"vocabulary\"",
             "kind = \"vocabulary\", weights = \"shares\"",
-            "15:46: error: `weights` has no meaning without `multi = true`",
+            "15:46: error: `weights` requires `multi = true`",
         ),
         (
             "kind = \"vocabulary\"",
@@ -173,7 +173,7 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
         (
             "[\"education\", \"job\", \"sex\"]",
             "[\"education\", \"job\", \"sex\"], multi = true, maximum = 3, weights = \"shares\"",
-            "17:104: error: a cross has no `weights`: they are of the values of one column",
+            "17:104: error: a cross has no `weights`: weights belong to the values of one column",
         ),
         (
             "age = { kind = \"numeric\"",
