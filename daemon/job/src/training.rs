@@ -102,9 +102,8 @@ fn refuse_what_is_of_labels(training: &Section<'_>) {
         training.error_at(at, message);
     }
     if training.has("micro_batch_size") {
-        let message =
-            "a two-tower model chooses among the items of whole batches, which do not pass in parts";
-        training.error("micro_batch_size", message);
+        training
+            .error("micro_batch_size", "a two-tower model needs whole batches: remove `micro_batch_size`");
     }
 }
 

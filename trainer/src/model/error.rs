@@ -6,54 +6,52 @@ use crate::parameter::ParameterTooLarge;
 /// A model that cannot be built for a batch schema.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ModelError {
-    /// Columns are normalised over all rows of a batch, which pass in parts.
-    #[error("`normalization = \"batch\"` is over whole batches: `training.micro_batch_size` is not for it")]
+    /// Batch normalization with micro-batches.
+    #[error("`normalization = \"batch\"` needs whole batches: remove `training.micro_batch_size`")]
     PartsNormalized,
     /// More labels than the model predicts.
     #[error("model.kind: \"{kind}\" predicts one label, and there are {labels}; \"mmoe\" predicts several")]
     SeveralLabels {
-        /// As a job names it.
+        /// The model's kind.
         kind: &'static str,
-        /// How many.
+        /// Number of labels.
         labels: usize,
     },
-    /// Classes of a label, where a model predicts none.
+    /// Classes, for a model that does not predict classes.
     #[error(
         "model.kind: \"{kind}\" does not predict one of several classes; \"linear\", \"mlp\", \"wide_deep\", \"dcn_v2\" and \"dlrm\" do, of one label"
     )]
     Classes {
-        /// As a job names it.
+        /// The model's kind.
         kind: &'static str,
     },
-    /// Classes are two at least, and weights none or as many.
+    /// Fewer than two classes, or a wrong number of weights.
     #[error("training.loss: {weights} weights of {classes} classes")]
     ClassWeights {
-        /// Classes of the label.
+        /// Number of classes.
         classes: u32,
-        /// Weights given.
+        /// Number of weights.
         weights: usize,
     },
-    /// As many losses as labels are needed.
+    /// The number of losses differs from the number of labels.
     #[error("training: {losses} losses for {labels} labels")]
     Losses {
-        /// Losses given.
+        /// Number of losses.
         losses: usize,
-        /// Labels of a batch.
+        /// Number of labels.
         labels: usize,
     },
-    /// Rows choose among the items of a whole batch, which passes in parts.
-    #[error(
-        "a two-tower model chooses among the items of whole batches: `training.micro_batch_size` is not for it"
-    )]
+    /// A two-tower model with micro-batches.
+    #[error("a two-tower model needs whole batches: remove `training.micro_batch_size`")]
     PartsChoose,
     /// A feature that the batch does not have.
     #[error("{key}: there is no feature `{feature}`{}", suggestion(.nearest.as_deref()))]
     UnknownFeature {
         /// The job's key, such as `model.wide.features`.
         key: &'static str,
-        /// As it is written there.
+        /// The name in the job.
         feature: String,
-        /// The feature whose name is nearest.
+        /// The feature with the most similar name.
         nearest: Option<String>,
     },
     /// A feature named twice.
@@ -64,10 +62,8 @@ pub enum ModelError {
         /// Its name.
         feature: String,
     },
-    /// A feature that is not of one id a row.
-    #[error(
-        "{key}: feature `{feature}` has not one id a row, which would say whether two items are the same"
-    )]
+    /// The feature does not have exactly one id per row.
+    #[error("{key}: feature `{feature}` must have one id per row, which identifies the item")]
     NotOneId {
         /// The job's key.
         key: &'static str,
@@ -79,20 +75,20 @@ pub enum ModelError {
     Empty {
         /// The job's key.
         key: &'static str,
-        /// What it should be.
+        /// What is expected.
         expected: &'static str,
     },
-    /// A table of embeddings that cannot be as the job has it.
+    /// An invalid embedding table.
     #[error("{key}.{table}: {message}")]
     Table {
-        /// The job's key of all tables.
+        /// The job's key of the tables.
         key: &'static str,
         /// Its name.
         table: String,
-        /// What is wrong, and what was expected.
+        /// What is wrong, and what is expected.
         message: String,
     },
-    /// Embeddings of several widths, or of none in particular, where a model computes with one.
+    /// Embeddings of different or automatic widths, in a model that needs one width.
     #[error("{key}: {model} needs embeddings of one width, a number")]
     Widths {
         /// The job's key.
@@ -100,21 +96,21 @@ pub enum ModelError {
         /// The model's name.
         model: &'static str,
     },
-    /// A constant of an optimizer out of its range.
+    /// An optimizer constant out of range.
     #[error("{key}: {source}")]
     Optimizer {
         /// The job's key.
         key: &'static str,
-        /// Which constant.
+        /// The constant.
         source: InvalidHyperparameter,
     },
-    /// An optimizer that keeps state of rows, where there are layers.
-    #[error("{key}: `rowwise_adagrad` is for embeddings alone")]
+    /// Row-wise optimizer state for layers.
+    #[error("{key}: `rowwise_adagrad` applies to embeddings only")]
     RowWise {
         /// The job's key.
         key: &'static str,
     },
-    /// Features of a kind that the model cannot do without.
+    /// A required kind of feature is missing.
     #[error("{key}: {model} needs at least one feature {kind}")]
     NoFeature {
         /// The job's key.
@@ -124,7 +120,7 @@ pub enum ModelError {
         /// What is missing.
         kind: &'static str,
     },
-    /// More numbers than memory can hold.
+    /// The model exceeds the address space.
     #[error(transparent)]
     ParameterTooLarge(#[from] ParameterTooLarge),
 }

@@ -1,7 +1,7 @@
-//! The models: upload, forward, loss, backward, update; and what each kind of model does in between.
+//! The models: upload, forward, loss, backward, update. Each kind of model has a file.
 //!
-//! A model is built on a device. Built on [`Sizes`], which has no memory, it tells what it takes of the one that it
-//! trains on; so the plan of a model and the model cannot differ.
+//! A model is built on a device. Built on [`Sizes`], which has no memory, it reports the memory that it needs; so the
+//! plan of a model cannot differ from the model.
 
 mod batch_gradient;
 mod builder;
@@ -43,80 +43,79 @@ pub use scaling::LossScale;
 use scaling::Scaling;
 use steps::{Steps, reported_numbers};
 
-/// A model on a backend, of any kind.
+/// A model of any kind.
 pub struct Model<B: Backend> {
     backend: B,
     parts: Parts<B>,
     seed: u64,
-    /// One for each label.
+    /// The task of each label.
     tasks: Vec<Task>,
-    /// What becomes of logits.
+    /// How logits become scores.
     scoring: Scoring,
     clip: ClipSpec,
-    /// Scores of a pass on the host, `[B, T]`, or of the `K` classes of one label `[B, K]`.
+    /// Scores of a pass on the host, `[B, T]`, or `[B, K]` for the `K` classes of one label.
     host: Vec<B::Scalar>,
     steps: Steps<B>,
 }
 
-/// How scores are made of logits.
+/// How logits become scores.
 enum Scoring {
-    /// Of each label by itself: by a sigmoid, but of these labels logits as they are.
+    /// By a sigmoid for each label, except for these labels, whose scores are their logits.
     Labels { numbers: Vec<usize> },
     /// By a softmax over the classes of the one label.
     Classes,
 }
 
-/// What a model of any kind has on its device.
+/// The buffers of a model of any kind.
 struct Parts<D: Device> {
     network: Network<D>,
     batch: D::Batch,
     plan: D::RowPlan,
-    /// `[B, T]`, or of classes `[B, K]`
+    /// `[B, T]`, or `[B, K]` for classes.
     logits_grad: BatchGradient<D>,
-    /// The most rows of a pass.
+    /// Maximum number of rows per pass.
     rows: usize,
-    /// Loss and weight of each label, `[T, 2]`.
+    /// Sum of losses and of weights, by label: `[T, 2]`.
     sums: D::Matrix,
-    /// For steps to come.
+    /// Buffers of steps in flight.
     reports: Vec<D::Report>,
-    /// What the loss is multiplied by, where it is.
+    /// The loss scale, if there is one.
     scaling: Option<Scaling<D>>,
-    /// What gradients are multiplied by, `[1, 1]`; 0 skips the step.
+    /// The factor of the gradients, `[1, 1]`; 0 skips the step.
     scale: D::Matrix,
-    /// Of all gradients, `[1, 1]`.
+    /// The squared norm of all gradients, `[1, 1]`.
     squares: D::Matrix,
-    /// As the logits.
+    /// The gradients of the logits, of the same shape.
     scores: D::Matrix,
 }
 
-/// What a model takes on the device that it trains on, known before it is built.
+/// The size of a model on its device, known before it is built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelPlan {
     /// Every tensor, in the order of [`Model::read_tensors`].
     pub tensors: Vec<NamedTensor>,
-    /// Trained numbers.
+    /// Number of trained parameters.
     pub parameters: u64,
     /// Bytes of parameters and optimizer state, as laid out on the device.
     pub parameter_bytes: u64,
     /// Bytes of batches, activations, gradients and workspaces for the schema's rows, on the device.
     pub workspace_bytes: u64,
-    /// Bytes of the host that batches and scores take, where the device has memory of its own; else they are in
-    /// `workspace_bytes`.
+    /// Host memory for batches and scores, if the device has its own memory; otherwise included in `workspace_bytes`.
     pub staging_bytes: u64,
-    /// Bytes of a copy of parameters and optimizer state on the host, from which a checkpoint is written.
+    /// Host memory for a copy of parameters and optimizer state, from which checkpoints are written.
     pub copy_bytes: u64,
 }
 
-/// Where a copy of a model has a tensor: its numbers lie in rows, row `r` from `first + r * stride` on.
+/// The place of a tensor in a copy of a model: row `r` starts at `first + r * stride`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopiedTensor {
-    /// Which one.
+    /// The tensor.
     pub tensor: NamedTensor,
-    /// Where its first row begins.
+    /// The start of its first row.
     pub first: usize,
-    /// Numbers from one row to the next.
+    /// Distance between rows.
     pub stride: usize,
-    /// Numbers of a row.
+    /// Length of a row.
     pub row: usize,
 }
 
@@ -179,7 +178,7 @@ impl<D: Device> Parts<D> {
     }
 }
 
-/// Classes are for models that predict them, of one label.
+/// Classes need a model that predicts them, and one label.
 fn check_classes(spec: &ModelSpec, tasks: &[TaskSpec]) -> Result<(), ModelError> {
     for task in tasks {
         let LossSpec::CrossEntropy { classes, class_weights, .. } = &task.loss else { continue };
@@ -209,7 +208,7 @@ impl<B: Backend> Model<B> {
     /// Builds a model for batches of `schema`, with initial weights fixed by the seed.
     ///
     /// # Errors
-    /// When a feature that `spec` names is not in `schema`, or the model cannot be.
+    /// When `schema` lacks a feature of `spec`, or the model is invalid.
     pub fn new(
         backend: B,
         spec: &ModelSpec,
@@ -239,8 +238,8 @@ impl<B: Backend> Model<B> {
         })
     }
 
-    /// Takes one optimizer step on `batch`, and waits for it; returns its loss before the step. All steps that were begun
-    /// before have ended.
+    /// Takes one optimizer step on `batch` and waits for it. Returns the loss before the step. No step is in flight
+    /// afterwards.
     ///
     /// # Errors
     /// As of [`Model::submit_step`] and [`Model::finish_step`].
@@ -250,16 +249,15 @@ impl<B: Backend> Model<B> {
         self.finish_step()
     }
 
-    /// Begins an optimizer step on `batch`, whose memory may change once this returns. Steps are taken in the order in which
-    /// they are begun.
+    /// Submits an optimizer step on `batch`, whose memory may change once this returns. Steps complete in order.
     ///
-    /// A batch of no rows changes nothing. Where the loss is scaled, a gradient that is not finite skips the step.
+    /// A batch without rows changes nothing. With a loss scale, a gradient that is not finite skips the step.
     ///
     /// # Errors
-    /// When the batch is found not to be of the model's schema, or to have an id that is out of range; then no step was begun.
+    /// When the batch does not have the model's schema, or an id is out of range. Then no step was submitted.
     ///
     /// # Panics
-    /// When more than [`Model::steps_ahead`] steps were begun and have not ended.
+    /// When more than [`Model::steps_ahead`] steps are in flight.
     pub fn submit_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<(), BatchError> {
         let Self { backend, parts, seed, tasks, clip, steps, .. } = self;
         let Parts { network, batch: uploaded, plan, logits_grad, rows: most, sums, .. } = parts;
@@ -274,7 +272,7 @@ impl<B: Backend> Model<B> {
         }
         backend.phase(Phase::Plan, || backend.run(ops::PlanRows { batch: uploaded, plan }));
         let network = network.compute();
-        // By the number of the batch: skipped steps have theirs, too.
+        // By batch: a skipped step has its number too.
         let draws = rounding_key(*seed, step.number);
         for pass in Pass::all(rows, *most, Purpose::training(*seed, step.number)) {
             backend.phase(Phase::Forward, || network.forward(backend, uploaded, &pass));
@@ -315,14 +313,13 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
-    /// Waits for the end of the step that was begun first, of those that have not ended; returns its loss before the step.
+    /// Waits for the oldest step in flight. Returns the loss before the step.
     ///
     /// # Errors
-    /// When its batch was not sound; then neither it nor any step that was begun after it was taken, and all of them have
-    /// ended.
+    /// When its batch is invalid. Then neither this step nor any later one was taken, and none is in flight.
     ///
     /// # Panics
-    /// When none was begun.
+    /// When no step is in flight.
     pub fn finish_step(&mut self) -> Result<LossSum, BatchError> {
         let Self { backend, parts, tasks, steps, .. } = self;
         let (reports, scaling) = (&mut parts.reports, parts.scaling.as_mut());
@@ -330,14 +327,14 @@ impl<B: Backend> Model<B> {
         Ok(LossSum::of_batch(tasks, &steps.of_tasks))
     }
 
-    /// How many steps may be begun, and should be for a device never to wait, when another one is: as many as
-    /// [`Backend::STEPS_AHEAD`] says. But none where an optimizer counts the steps that were taken and a loss scale may
-    /// skip some: then the end of each is to be known before the next.
+    /// How many steps should be in flight when another one is submitted, so that the device never waits:
+    /// [`Backend::STEPS_AHEAD`]. It is 0 if an optimizer counts steps and a loss scale may skip some, because the
+    /// outcome of each step must be known before the next.
     pub fn steps_ahead(&self) -> usize {
         self.steps.ahead
     }
 
-    /// How many steps were begun and have not ended.
+    /// Number of steps in flight.
     pub fn steps_in_flight(&self) -> usize {
         self.steps.in_flight.len()
     }
@@ -350,12 +347,12 @@ impl<B: Backend> Model<B> {
         self.backend.pin(pages)
     }
 
-    /// The scores of each row, by label: the probability of its being 1, or the number itself; of a two-tower model the
-    /// product of both vectors over the temperature, of any size. `scores` begins with those of the first label,
-    /// `[rows]`, then come those of the next. Of a label of classes there are those of each class in place of labels.
+    /// The scores of each row, label by label: `scores` starts with the first label's, `[rows]`. A score is the
+    /// probability of a 1, or the predicted number; for a two-tower model it is the dot product divided by the
+    /// temperature, of any size. A label with classes has scores for each class in place of labels.
     ///
     /// # Errors
-    /// When the batch is not of the model's schema, or an id is out of range.
+    /// When the batch does not have the model's schema, or an id is out of range.
     ///
     /// # Panics
     /// When `scores` is shorter than that.
@@ -394,17 +391,17 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
-    /// What it computes on.
+    /// The device.
     pub fn backend(&self) -> &B {
         &self.backend
     }
 
-    /// Where the loss scale stands, where there is one.
+    /// The loss scale, if there is one.
     pub fn loss_scale(&self) -> Option<LossScale> {
         self.parts.scaling.as_ref().map(|scaling| scaling.known)
     }
 
-    /// From here on it stands at `scale`, where there is one.
+    /// Sets the loss scale, if there is one.
     pub fn set_loss_scale(&mut self, scale: LossScale) {
         if let Some(scaling) = &mut self.parts.scaling {
             scaling.set(&self.backend, scale);
@@ -416,9 +413,10 @@ impl<B: Backend> Model<B> {
         self.parts.tensors()
     }
 
-    /// Shows every tensor, in a fixed order, to `visit`; stops at its first error.
+    /// Calls `visit` with every tensor, in a fixed order, until its first error. One tensor at a time is in host
+    /// memory.
     ///
-    /// `B::Scalar` is `f32` on every backend but `Reference`. One tensor is in host memory at a time.
+    /// `B::Scalar` is `f32` on every backend but `Reference`.
     ///
     /// # Errors
     /// Those of `visit`.
@@ -438,7 +436,7 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
-    /// Where a copy of the model has each tensor, in the order of [`Model::read_tensors`].
+    /// The place of each tensor in a copy of the model, in the order of [`Model::read_tensors`].
     pub fn copy_layout(&self) -> Vec<CopiedTensor> {
         let mut base = 0;
         let mut places = Vec::new();
@@ -453,13 +451,13 @@ impl<B: Backend> Model<B> {
         places
     }
 
-    /// Numbers of a copy.
+    /// Length of a copy.
     pub fn copy_len(&self) -> usize {
         let parameters = self.parts.network.parameters().stored();
         parameters.iter().map(|(spec, stored)| stored.copy_len(spec)).sum()
     }
 
-    /// Copies the model to `out`, of [`Model::copy_len`]; training waits for it.
+    /// Copies the model to `out`, of length [`Model::copy_len`], while training waits.
     pub fn copy(&self, mut out: &mut [B::Scalar]) {
         for (spec, stored) in self.parts.network.parameters().stored() {
             let (this, rest) = out.split_at_mut(stored.copy_len(spec));
@@ -468,11 +466,10 @@ impl<B: Backend> Model<B> {
         }
     }
 
-    /// Replaces every tensor, in the order of [`Model::read_tensors`], by what `fill` writes; stops at
-    /// its first error, then the model is partly replaced and must be dropped.
+    /// Replaces every tensor, in the order of [`Model::read_tensors`], with what `fill` writes.
     ///
     /// # Errors
-    /// Those of `fill`.
+    /// The first error of `fill`. The model is then partly replaced and must be dropped.
     pub fn write_tensors<E>(
         &mut self,
         mut fill: impl FnMut(&NamedTensor, &mut [B::Scalar]) -> Result<(), E>,
@@ -490,11 +487,11 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
-    /// Shows the weights of every parameter to `change`, which says whether it changed them; stops at its first
-    /// error. Of a model as it was built: where weights follow from optimizer state, that becomes theirs.
+    /// Calls `change` with the weights of every parameter of a newly built model; `change` returns whether it changed
+    /// them. If weights are a function of the optimizer state, the state is set accordingly.
     ///
     /// # Errors
-    /// Those of `change`.
+    /// The first error of `change`.
     pub(crate) fn update_weights<E>(
         &mut self,
         mut change: impl FnMut(&NamedTensor, &mut [B::Scalar]) -> Result<bool, E>,
@@ -521,10 +518,10 @@ impl<B: Backend> Model<B> {
 }
 
 impl ModelPlan {
-    /// What the model that `spec` asks for takes, trained so, for batches of `schema`.
+    /// The size of the model `spec` with this training, for batches of `schema`.
     ///
     /// # Errors
-    /// As [`Model::new`], which then succeeds if memory suffices.
+    /// As of [`Model::new`], which then succeeds if memory suffices.
     pub fn new(spec: &ModelSpec, schema: &BatchSchema, training: &TrainingSpec) -> Result<Self, ModelError> {
         match training.device {
             DeviceSpec::Cpu => Self::on::<Cpu>(spec, schema, training),

@@ -1,17 +1,16 @@
-//! Training, as a worker drives it: one call for each batch.
+//! Training as a worker drives it: one call per batch.
 //!
-//! A [`Session`] owns the model and all that a checkpoint of it says. It knows nothing of rings,
-//! processes or time, so two sessions given the same batches stand at the same bits.
+//! A [`Session`] owns the model and the state that its checkpoints contain. It has no ring, process or clock, so two
+//! sessions given the same batches have the same bits.
 //!
-//! A device may have several steps to do at once, so a step is begun, and its end is waited for later: what it lost is known
-//! then. Checkpoints are taken where all have ended.
+//! A device may have several steps in flight: a step is submitted, and its loss is known when it completes.
+//! Checkpoints require that none is in flight.
 //!
-//! The position it checkpoints moves on after a training batch and at the end of an evaluation, not
-//! within one: an evaluation changes no weights, so one that was cut short is simply made again. Where the rows of
-//! an evaluation come aside, and not between those of training, the position knows nothing of it; then it is
-//! remembered that one is due.
+//! The checkpointed position advances after a training batch and at the end of an evaluation, not within one: an
+//! evaluation changes no weights, so an interrupted one is repeated. If held-out rows are fed separately, they have
+//! no position; the session then remembers that an evaluation is due.
 //!
-//! What evaluations say of how to go on is [`selection`].
+//! [`selection`] defines early stopping and the best checkpoints.
 
 mod cadence;
 mod difference;
@@ -35,19 +34,19 @@ pub use cadence::EvalCadence;
 pub use scorer::Scorer;
 pub use selection::{BestSpec, EvalPoint, SelectionSpec, SelectionState, StoppingSpec};
 
-/// Why a session cannot go on.
+/// Why a session cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// The model cannot be built.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A batch is not one of the model's.
+    /// The batch does not fit the model.
     #[error(transparent)]
     Batch(#[from] BatchError),
-    /// Training has diverged. The weights are no use any more.
+    /// Training has diverged; the weights are unusable.
     #[error("the loss of step {step} is {loss}: training has diverged (is a learning rate too high?)")]
     NotFinite {
-        /// Which step, from 1.
+        /// The step, from 1.
         step: u64,
         /// Its mean loss.
         loss: f64,
@@ -58,21 +57,21 @@ pub enum SessionError {
          rate too high, or a feature of numbers not normalised?)"
     )]
     Overflow {
-        /// Which step, from 1.
+        /// The step, from 1.
         step: u64,
-        /// What the loss was multiplied by.
+        /// The loss scale.
         scale: f32,
     },
-    /// Rows that have no metrics.
+    /// The metrics of the rows are undefined.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    /// Groups are ids, one a row.
+    /// Groups need a feature with one id per row.
     #[error("`{feature}` cannot group rows: batches have no feature of that name with one id a row")]
     NoGroups {
-        /// What was asked for.
+        /// The requested feature.
         feature: String,
     },
-    /// A checkpoint of something else.
+    /// The checkpoint belongs to another job.
     #[error("checkpoint {path} is of another job: {difference}")]
     Mismatch {
         /// The checkpoint.
@@ -96,48 +95,48 @@ pub struct Session<B: Backend> {
     tasks: Vec<TaskSpec>,
     step: u64,
     progress: TrainingProgress,
-    /// Of each label; none before the first evaluation.
+    /// The metrics of each label; empty before the first evaluation.
     last_eval: Vec<Metrics>,
-    /// The step that it followed.
+    /// The step after which they were computed.
     eval_step: Option<u64>,
     eval_due: bool,
     judge: SelectionSpec,
     standing: SelectionState,
     position: Vec<u8>,
     position_in_eval: Vec<u8>,
-    /// Steps that have not ended.
+    /// Steps in flight.
     in_flight: VecDeque<InFlight>,
     failure: Option<Failure>,
 }
 
-/// A step that was begun.
+/// A step in flight.
 struct InFlight {
     step: u64,
     epoch: u32,
     rows: u32,
 }
 
-/// Why nothing can go on from where a session stands.
+/// Why the session has failed.
 #[derive(Clone)]
 enum Failure {
     /// The mean loss of a step is not finite.
     Loss { step: u64, loss: f64 },
     /// Gradients of a step overflowed at this loss scale.
     Scale { step: u64, scale: f32 },
-    /// Steps were begun on a batch that was not sound.
+    /// Steps were submitted on an invalid batch.
     Batch(BatchError),
 }
 
-/// A gradient of 1 is no normal number of half precision any more where the loss scale is below: there is nothing to
-/// learn from, and smaller scales are not tried.
+/// Below this loss scale a gradient of 1 is subnormal in half precision: nothing can be learned, so smaller scales
+/// are not tried.
 const LEAST_LOSS_SCALE: f32 = 1.0 / (1 << 14) as f32;
 
-/// What an evaluation came to.
+/// The result of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvalOutcome {
-    /// Its numbers, of each label.
+    /// The metrics of each label.
     pub metrics: Vec<Metrics>,
-    /// Whether it is one of the best, whose checkpoints are kept.
+    /// Whether it is among the best, whose checkpoints are kept.
     pub is_best: bool,
 }
 
@@ -178,11 +177,11 @@ where
         })
     }
 
-    /// Takes a step on `batch`, scores it and copies the model as a checkpoint does: all the memory that training takes
-    /// was taken then. What comes of it is nothing to go on with, so the session is used up.
+    /// Takes a step on `batch`, scores it and copies the model, which allocates all the memory that training needs.
+    /// The session is consumed, because its weights are meaningless.
     ///
     /// # Errors
-    /// When the batch is not the model's.
+    /// When the batch does not fit the model.
     pub fn dry_run(mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
         let mut image = self.allocate_copy();
         self.scorer.model.train_step(batch, self.schedule.step(self.step + 1))?;
@@ -207,7 +206,7 @@ where
         self.scorer.group_by(feature)
     }
 
-    /// From the next evaluation on, judges as `judge` says.
+    /// Selects checkpoints and stops early as `judge` says, from the next evaluation on.
     pub fn select_by(&mut self, judge: SelectionSpec) {
         self.judge = judge;
     }
@@ -221,11 +220,11 @@ where
         self.drain()
     }
 
-    /// Begins a step on `batch`, whose memory may change once this returns. From here on it counts as taken. Before the next
-    /// one is begun, [`Session::throttle`] is to be called.
+    /// Submits a step on `batch`, whose memory may change once this returns. The step counts as taken. Call
+    /// [`Session::throttle`] before the next one.
     ///
     /// # Errors
-    /// When the batch is found not to be the model's; then nothing was changed.
+    /// When the batch does not fit the model; then nothing was changed.
     pub fn submit(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
         self.check_failed()?;
         let header = batch.header();
@@ -237,21 +236,20 @@ where
         Ok(())
     }
 
-    /// Waits for the end of steps until no more are begun than the device needs, so as to have something to do; returns the
-    /// losses of those that ended, before each step, over no weight where one is not finite and the step was
-    /// skipped for it.
+    /// Waits until few enough steps are in flight to submit another. Returns the loss of the completed steps, each
+    /// computed before its update; a skipped step with a loss that is not finite has weight 0.
     ///
     /// # Errors
-    /// When the loss of a step that was taken is not finite, or gradients overflow however small the loss scale is, or a
-    /// batch turns out not to be the model's; then the session is good for nothing more.
+    /// When the loss of a step is not finite, gradients overflow at the smallest loss scale, or a batch is invalid.
+    /// The session is then unusable.
     pub fn throttle(&mut self) -> Result<LossSum, SessionError> {
         self.end_steps(self.scorer.model.steps_ahead())
     }
 
-    /// As [`Session::throttle`], until all steps have ended.
+    /// Waits until no step is in flight. Returns as [`Session::throttle`].
     ///
     /// # Errors
-    /// As there.
+    /// As of [`Session::throttle`].
     pub fn drain(&mut self) -> Result<LossSum, SessionError> {
         self.end_steps(0)
     }
@@ -273,7 +271,7 @@ where
         Ok(losses)
     }
 
-    /// The loss of the step that was begun first; over no weight where it was skipped and has none.
+    /// Completes the oldest step in flight. A skipped step with a loss that is not finite has weight 0.
     fn finish_step(&mut self, step: u64) -> Result<LossSum, SessionError> {
         let before = self.loss_scale();
         let ended = self.scorer.model.finish_step();
@@ -297,10 +295,10 @@ where
         Ok(loss)
     }
 
-    /// Scores `batch` and adds it to the metrics of this evaluation.
+    /// Scores `batch` and adds it to the current evaluation.
     ///
     /// # Errors
-    /// When the batch is not the model's, or a row has no metrics.
+    /// When the batch does not fit the model, or the metrics of a row are undefined.
     pub fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
         self.scorer.evaluate(batch)?;
         self.position_in_eval.clear();
@@ -308,18 +306,17 @@ where
         Ok(())
     }
 
-    /// The metrics of all rows evaluated since the last call, and the end of the evaluation. The position is now
-    /// that of its last row.
+    /// Ends the evaluation and returns the metrics of its rows. The position becomes that of its last row.
     ///
     /// # Errors
-    /// When there were none.
+    /// When it has no rows.
     pub fn finish_eval(&mut self) -> Result<EvalOutcome, SessionError> {
         let judged = self.finish_separate_eval()?;
         std::mem::swap(&mut self.position, &mut self.position_in_eval);
         Ok(judged)
     }
 
-    /// As [`Session::finish_eval`], of rows that came aside: the position stays.
+    /// As [`Session::finish_eval`], for rows that were fed separately: the position does not change.
     ///
     /// # Errors
     /// As there.
@@ -332,12 +329,12 @@ where
         Ok(EvalOutcome { metrics, is_best })
     }
 
-    /// Forgets the rows of an evaluation that was cut short.
+    /// Discards the rows of an interrupted evaluation.
     pub fn discard_eval(&mut self) {
         self.scorer.discard_eval();
     }
 
-    /// Remembers that an evaluation is due before the next step.
+    /// Records that an evaluation is due before the next step.
     pub fn set_eval_due(&mut self) {
         self.eval_due = true;
     }
@@ -347,32 +344,32 @@ where
         self.eval_due
     }
 
-    /// Whether the model as it is was evaluated.
+    /// Whether the current weights were evaluated.
     pub fn is_evaluated(&self) -> bool {
         self.eval_step == Some(self.step)
     }
 
-    /// Why training is to stop early, if it is.
+    /// Why training stops early, if it does.
     pub fn early_stop_reason(&self) -> Option<String> {
         self.standing.stop(&self.judge, &self.scorer.schema.labels)
     }
 
-    /// What it computes on.
+    /// The device.
     pub fn device(&self) -> Description {
         self.scorer.model.backend().describe()
     }
 
-    /// What it computes on.
+    /// The device.
     pub fn backend(&self) -> &B {
         self.scorer.model.backend()
     }
 
-    /// Steps taken, or begun.
+    /// Number of steps, including those in flight.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// Where the loss scale stands, in half precision.
+    /// The loss scale, in half precision.
     pub fn loss_scale(&self) -> Option<LossScale> {
         self.scorer.model.loss_scale()
     }
@@ -381,13 +378,13 @@ where
         self.loss_scale().map(|scale| scale.skipped_steps)
     }
 
-    /// How far the steps that have ended have come.
+    /// The progress of the completed steps.
     pub fn progress(&self) -> TrainingProgress {
         self.progress
     }
 
-    /// Shows every trained tensor, in a fixed order, to `visit`; stops at its first error. One is in host memory
-    /// at a time.
+    /// Calls `visit` with every trained tensor, in a fixed order, until its first error. One tensor at a time is in
+    /// host memory.
     ///
     /// # Errors
     /// Those of `visit`.
@@ -401,29 +398,28 @@ where
         })
     }
 
-    /// Of the last evaluation that ended, of each label; none before the first.
+    /// The metrics of the last completed evaluation, by label; empty before the first.
     pub fn last_eval(&self) -> &[Metrics] {
         &self.last_eval
     }
 
-    /// The encoded position to go on from; empty at the start.
+    /// The encoded position to resume from; empty at the start.
     pub fn position(&self) -> &[u8] {
         &self.position
     }
 
-    /// BufferSpec for copies of the model.
+    /// Allocates a copy of the model.
     pub fn allocate_copy(&self) -> ModelCopy<B::Scalar> {
         ModelCopy::of(&self.scorer.model)
     }
 
-    /// Copies the model into `image`, which is one of this session's, and says where training stands: all that a
-    /// checkpoint is made of.
+    /// Copies the model into `image`, allocated by this session, and returns the rest of a checkpoint.
     ///
     /// # Errors
     /// When training has diverged.
     ///
     /// # Panics
-    /// When a step has not ended: see [`Session::drain`].
+    /// When a step is in flight: see [`Session::drain`].
     pub fn capture(&self, image: &mut ModelCopy<B::Scalar>) -> Result<Snapshot, SessionError> {
         self.check_failed()?;
         assert!(self.in_flight.is_empty(), "a checkpoint is taken between steps");
@@ -431,11 +427,10 @@ where
         Ok(self.snapshot())
     }
 
-    /// Goes on from `checkpoint`, bit by bit as if it had never stopped.
+    /// Restores `checkpoint`. Training continues with the same bits as without the interruption.
     ///
     /// # Errors
-    /// When the checkpoint is of another model, other batches, another seed or precision, or does not
-    /// hold the model's tensors; then nothing was changed.
+    /// When the checkpoint has another model, schema, seed or precision, or lacks a tensor; then nothing was changed.
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), SessionError> {
         let theirs = &checkpoint.manifest.snapshot;
         let ours = self.snapshot();
@@ -465,11 +460,11 @@ where
         Ok(())
     }
 
-    /// Begins with weights of `checkpoint` as `warm` says, which was worked out for its model and this one's. Of a
-    /// session at step 0.
+    /// Starts with the weights of `checkpoint` that `warm` selects, for a session at step 0. `warm` must have been
+    /// computed for this checkpoint and this session's model.
     ///
     /// # Errors
-    /// When the checkpoint does not hold the tensors that it was to hold; then nothing was changed.
+    /// When the checkpoint lacks a tensor; then nothing was changed.
     pub fn warm_start(&mut self, warm: &WarmStart, checkpoint: &Checkpoint) -> Result<(), SessionError> {
         self.scorer.warm_start(warm, checkpoint)
     }

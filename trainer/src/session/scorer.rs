@@ -14,16 +14,16 @@ use crate::warm_start::WarmStart;
 /// A model that scores rows.
 pub struct Scorer<B: Backend> {
     pub(super) model: Model<B>,
-    /// All that the model has, in its order.
+    /// All of the model's tensors, in order.
     pub(super) tensors: Vec<NamedTensor>,
     pub(super) schema: BatchSchema,
-    /// Scores of a row.
+    /// Number of scores per row.
     outputs: usize,
     /// Of each label.
     metrics: Vec<Accumulator>,
-    /// The id feature whose ids are the groups of the group AUC.
+    /// The feature whose ids define the groups of the group AUC.
     group: Option<usize>,
-    /// `[L, rows]`, of the last batch; of the `K` classes of one label `[K, rows]`.
+    /// The scores of the last batch, `[L, rows]`, or `[K, rows]` for the `K` classes of one label.
     scores: Vec<f32>,
 }
 
@@ -32,11 +32,10 @@ where
     B: Backend,
     B::Scalar: Element,
 {
-    /// The model of `checkpoint`, for batches of `schema`: any number of rows of the features that it was
-    /// trained on.
+    /// The model of `checkpoint`, for batches of `schema` with any number of rows.
     ///
     /// # Errors
-    /// When the features differ, or the checkpoint does not hold the model's parameters.
+    /// When the features differ from those of training, or the checkpoint lacks a parameter.
     pub fn open(backend: B, schema: &BatchSchema, checkpoint: &Checkpoint) -> Result<Self, SessionError> {
         let trained = &checkpoint.manifest.snapshot;
         let difference = difference::first("schema.labels", &trained.schema.labels, &schema.labels)
@@ -46,7 +45,7 @@ where
         if let Some(difference) = difference {
             return Err(SessionError::Mismatch { path: checkpoint.path().to_owned(), difference });
         }
-        // A score is that of an evaluation during training: of the same arithmetic.
+        // Scores equal those of an evaluation during training: the arithmetic is the same.
         let (seed, precision, tasks) = (trained.seed, trained.precision, trained.tasks.clone());
         let embedding_precision = trained.embedding_precision;
         let training =
@@ -74,7 +73,7 @@ where
         })
     }
 
-    /// What it computes on.
+    /// The device.
     pub fn device(&self) -> Description {
         self.model.backend().describe()
     }
@@ -87,7 +86,7 @@ where
         self.model.pin(pages)
     }
 
-    /// From the next evaluation on, takes the ids of `feature` for groups of rows, and ranks within them, too.
+    /// Groups rows by the ids of `feature` for the group AUC, from the next evaluation on.
     ///
     /// # Errors
     /// When the batches have no feature of that name with one id a row.
@@ -126,22 +125,22 @@ where
         Ok(())
     }
 
-    /// The metrics of all rows evaluated since the last call, of each label.
+    /// Ends the evaluation and returns the metrics of each label.
     ///
     /// # Errors
-    /// When there were none.
+    /// When it has no rows.
     pub fn finish_eval(&mut self) -> Result<Vec<Metrics>, SessionError> {
         let metrics: Result<_, _> = self.metrics.iter_mut().map(Accumulator::finish).collect();
         Ok(metrics?)
     }
 
-    /// Forgets all rows evaluated since the last call of [`Scorer::finish_eval`].
+    /// Discards the rows evaluated since the last call of [`Scorer::finish_eval`].
     pub(super) fn discard_eval(&mut self) {
         self.metrics.iter_mut().for_each(Accumulator::clear);
     }
 
-    /// Replaces parameters, and with [`CheckpointScope::Full`] optimizer state, by the checkpoint's. Everything
-    /// is checked first: on an error nothing was changed.
+    /// Restores the parameters, and with [`CheckpointScope::Full`] the optimizer state. Everything is checked first:
+    /// on an error nothing was changed.
     pub(super) fn load(
         &mut self,
         checkpoint: &Checkpoint,
@@ -187,7 +186,7 @@ where
     }
 }
 
-/// For the rows of evaluations: one for each label.
+/// The metrics of an evaluation, one for each label.
 fn accumulators(model: &ModelSpec, schema: &BatchSchema, training: &TrainingSpec) -> Vec<Accumulator> {
     let tasks = training.tasks(schema.label_count());
     schema
@@ -198,7 +197,7 @@ fn accumulators(model: &ModelSpec, schema: &BatchSchema, training: &TrainingSpec
         .collect()
 }
 
-/// Opens a part of a checkpoint, which must hold just `tensors`.
+/// Opens a part of a checkpoint, which must contain exactly `tensors`.
 fn open<'a, 't, T: Element>(
     checkpoint: &'a Checkpoint,
     part: &str,

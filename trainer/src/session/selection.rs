@@ -1,61 +1,60 @@
-//! What evaluations say of how to go on: whether training is of any more use, and which checkpoint is the best.
+//! Decisions from evaluations: whether to stop early, and which checkpoints are the best.
 //!
-//! **Early stopping** as Prechelt, "Early Stopping - but when?", 1998, has it by patience: the best value so far
-//! is the one that was better than the best before it by more than `min_delta`, and when `patience` evaluations
-//! in a row have not been so, training ends. An evaluation in which the metric is not defined counts as one of them.
+//! **Early stopping** by patience follows Prechelt, "Early Stopping - but when?", 1998. An evaluation improves if its
+//! value exceeds the best one so far by more than `min_delta`. Training stops after `patience` evaluations in a row
+//! without improvement. An evaluation in which the metric is undefined does not improve.
 //!
-//! **The best** evaluations are simply those of the best values, whatever `min_delta` says; of equal ones the
-//! first.
+//! **The best** evaluations are those with the best values, regardless of `min_delta`; of equal ones the first.
 //!
-//! A [`SelectionState`] is all that is remembered, and part of a checkpoint, so that a job that goes on from one judges
-//! as if it had never stopped. Where it is of another metric than is asked for, it starts anew.
+//! A [`SelectionState`] is part of every checkpoint, so a resumed job decides as if it had not stopped. It is reset
+//! if the job selects by another metric.
 
 use serde::{Deserialize, Serialize};
 
 use crate::metrics::{Metric, Metrics};
 
-/// What is asked of a judge.
+/// What evaluations decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SelectionSpec {
-    /// When to stop early; never if not given.
+    /// When to stop early; `None` for never.
     pub stopping: Option<StoppingSpec>,
-    /// Which checkpoints are the best; nobody asks if not given.
+    /// Which checkpoints are kept as the best; `None` for none.
     pub best: Option<BestSpec>,
 }
 
 /// When to stop early.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StoppingSpec {
-    /// What evaluations are compared by.
+    /// The metric of comparison.
     pub metric: Metric,
-    /// Of which label of the batches.
+    /// The index of its label.
     #[serde(default, skip_serializing_if = "is_first")]
     pub label: u32,
-    /// Evaluations in a row that may be no better, at least 1.
+    /// Evaluations in a row without improvement, at least 1.
     pub patience: u32,
-    /// What is better is so by more than this.
+    /// The minimum improvement, exclusive.
     pub min_delta: f64,
 }
 
 /// Which checkpoints are the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BestSpec {
-    /// What evaluations are compared by.
+    /// The metric of comparison.
     pub metric: Metric,
-    /// Of which label of the batches.
+    /// The index of its label.
     #[serde(default, skip_serializing_if = "is_first")]
     pub label: u32,
-    /// How many of the best are kept, at least 1.
+    /// Number of checkpoints to keep, at least 1.
     pub keep: u32,
 }
 
-/// What the evaluations so far came to.
+/// The state after the evaluations so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SelectionState {
-    /// Of early stopping.
+    /// The state of early stopping.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stopping: Option<Stopping>,
-    /// The best evaluations, the best first.
+    /// The best evaluations, best first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     best: Vec<EvalPoint>,
 }
@@ -66,21 +65,21 @@ struct Stopping {
     #[serde(default, skip_serializing_if = "is_first")]
     label: u32,
     best: Option<EvalPoint>,
-    /// Evaluations since that one.
+    /// Evaluations since the last improvement.
     evaluations: u32,
 }
 
-/// What an evaluation came to.
+/// The value of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalPoint {
-    /// In this number.
+    /// The metric.
     pub metric: Metric,
-    /// Of this label of the batches.
+    /// The index of its label.
     #[serde(default, skip_serializing_if = "is_first")]
     pub label: u32,
-    /// Its value.
+    /// The value.
     pub value: f64,
-    /// Steps taken before it.
+    /// The step after which it was computed.
     pub step: u64,
 }
 
@@ -90,17 +89,17 @@ impl SelectionState {
         Self { stopping: None, best }
     }
 
-    /// Whether there is nothing to remember.
+    /// Whether the state is empty.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The best evaluations, the best first; the checkpoints of their steps are kept.
+    /// The best evaluations, best first, whose checkpoints are kept.
     pub fn best(&self) -> &[EvalPoint] {
         &self.best
     }
 
-    /// Takes in an evaluation after `step`; says whether it is one of the best.
+    /// Adds an evaluation after `step`; returns whether it is among the best.
     pub(super) fn judge(&mut self, spec: &SelectionSpec, step: u64, metrics: &[Metrics]) -> bool {
         let evaluated = |metric: Metric, label: u32| {
             let value = metrics.get(label as usize).and_then(|metrics| metrics.value(metric));
@@ -112,7 +111,7 @@ impl SelectionState {
         spec.best.is_some_and(|spec| self.judge_best(spec, evaluated(spec.metric, spec.label)))
     }
 
-    /// Why training is to stop early, if it is; `labels` are the names of the batches' labels, if they have any.
+    /// Why training stops early, if it does. `labels` are the names of the labels, if they have any.
     pub fn stop(&self, spec: &SelectionSpec, labels: &[String]) -> Option<String> {
         let spec = spec.stopping.as_ref()?;
         let StoppingSpec { metric, label, patience, min_delta } = *spec;
@@ -150,7 +149,7 @@ impl SelectionState {
     fn judge_best(&mut self, spec: BestSpec, found: Option<EvalPoint>) -> bool {
         self.best.retain(|best| (best.metric, best.label) == (spec.metric, spec.label));
         let Some(found) = found else { return false };
-        // An evaluation made again.
+        // A repeated evaluation.
         self.best.retain(|best| best.step != found.step);
         let place = self.best.iter().take_while(|best| spec.metric.gain(found.value, best.value) <= 0.0);
         let place = place.count();
@@ -161,7 +160,7 @@ impl SelectionState {
 }
 
 impl Stopping {
-    /// Whether it is of what is asked for.
+    /// Whether it is the value of this metric and label.
     fn is_of(&self, spec: &StoppingSpec) -> bool {
         (self.metric, self.label) == (spec.metric, spec.label)
     }
@@ -190,7 +189,7 @@ mod tests {
         }
     }
 
-    /// At which of these evaluations training stops.
+    /// The evaluation after which training stops.
     fn stops(spec: &SelectionSpec, values: &[Option<f64>]) -> Option<usize> {
         let mut standing = SelectionState::default();
         values.iter().enumerate().position(|(step, &auc)| {
@@ -206,7 +205,7 @@ mod tests {
         assert_eq!(stops(&stopping(2, 0.0), &values), Some(4), "no gain is no gain");
         assert_eq!(stops(&stopping(3, 0.0), &values), Some(8));
         assert_eq!(stops(&stopping(4, 0.0), &values), None);
-        // 0.71 is not far enough above 0.7, which stays what has to be surpassed.
+        // 0.71 exceeds 0.7 by too little, so 0.7 remains the best.
         assert_eq!(stops(&stopping(3, 0.02), &values), Some(5));
         assert_eq!(stops(&stopping(2, 0.0), &[None, Some(0.5), None, None]), Some(3));
         assert_eq!(stops(&stopping(2, 0.0), &[None, None]), Some(1));
@@ -249,7 +248,7 @@ mod tests {
         let steps =
             |standing: &SelectionState| standing.best().iter().map(|best| best.step).collect::<Vec<_>>();
         assert_eq!(steps(&standing), [5, 1]);
-        // Made again, it takes its own place.
+        // A repeated evaluation replaces its first result.
         assert!(standing.judge(&spec, 5, &metrics(Some(0.8))));
         assert_eq!(steps(&standing), [5, 1]);
     }
@@ -265,7 +264,7 @@ mod tests {
         let labels = ["bought".to_owned(), "read".to_owned()];
         let why = standing.stop(&spec, &labels);
         assert!(why.is_some_and(|why| why.starts_with("stopped early: auc of read has not risen")));
-        // One that is not there is not defined.
+        // A missing metric is undefined.
         assert!(!standing.judge(&spec, 3, &metrics(Some(1.0))));
     }
 }

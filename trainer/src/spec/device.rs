@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceSpec {
-    /// `cpu`: the CPU, by all its cores or so many threads.
+    /// `cpu`: the CPU, with all cores or a number of threads.
     #[default]
     Cpu,
-    /// `cuda:N`: NVIDIA's GPU number `N` of the host; `cuda` is the first.
+    /// `cuda:N`: GPU number `N` of the host; `cuda` is the first.
     Cuda(u32),
 }
 
 impl DeviceSpec {
-    /// What it is written as, for a message.
+    /// The syntax, for messages.
     pub const SYNTAX: &'static str = "\"cpu\", \"cuda\", or \"cuda:N\" for GPU number N";
 
-    /// The number of the GPU, if it is one.
+    /// The number of the GPU; `None` for the CPU.
     pub fn gpu(&self) -> Option<u32> {
         match *self {
             Self::Cpu => None,

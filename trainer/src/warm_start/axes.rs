@@ -1,8 +1,7 @@
-//! What the rows and columns of a model's parameters stand for, by name.
+//! The meaning of the rows and columns of a model's parameters, by name.
 //!
-//! A layer over features has a row of weights for each of its inputs, and where an input lies follows from the
-//! list of features. So two models of one kind over other features can be held against each other: not place by
-//! place, but by what each place stands for.
+//! A layer over features has a row of weights for each input, whose index depends on the list of features. So two
+//! models of one kind with different features are compared by the meaning of each index.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -14,46 +13,45 @@ use crate::model::embeddings::{EmbeddingKeys, EmbeddingTables};
 use crate::model::features::Features;
 use crate::spec::{CrossSpec, DcnStructure, DlrmInteraction, DlrmSpec, EmbeddingSpec, ModelSpec};
 
-/// What the places along an axis stand for.
+/// The meaning of an axis's indices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Axis {
-    /// Each for an id of this feature.
+    /// The ids of this feature.
     Ids(String),
-    /// Each for an input.
+    /// Inputs of a layer.
     Inputs(Rc<[Input]>),
 }
 
-/// What a layer takes a number of.
+/// An input of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Input {
-    /// A feature of numbers.
+    /// A numeric feature.
     Number(String),
     /// A column of a feature's embedding.
     Embedded(String, usize),
-    /// A column of what DLRM's bottom layers give.
+    /// A column of the output of DLRM's bottom layers.
     Bottom(usize),
-    /// The product of two of DLRM's vectors, by their names in order; that of the bottom layers has none.
+    /// The dot product of two of DLRM's vectors, named in order; the vector of the bottom layers has no name.
     Product(Option<String>, Option<String>),
-    /// An expert of MMoE, as the gate of this label weighs it.
+    /// An expert of MMoE, in the gate of this label.
     Gate(String, u32),
 }
 
-/// Rows and columns of parameters that stand for something outside of the model; of all others, it is only
-/// their number that matters.
+/// The axes of all parameters whose indices have a meaning outside of the model. All others only need equal lengths.
 #[derive(Debug, Default)]
 pub(super) struct Axes(HashMap<String, (Option<Axis>, Option<Axis>)>);
 
-/// The features of a list, as layers take them.
+/// The features of a list, in the order of a layer's inputs.
 struct Taken {
     features: Features,
     numbers: Vec<Input>,
 }
 
 impl Axes {
-    /// Those of the model that `spec` asks for, for batches of `schema`.
+    /// The axes of the model `spec` for batches of `schema`.
     ///
     /// # Errors
-    /// When the model cannot be.
+    /// When the model is invalid.
     pub(super) fn of(spec: &ModelSpec, schema: &BatchSchema) -> Result<Self, ModelError> {
         let mut axes = Self::default();
         let taken = |names: &[String]| Taken::new(names, schema);
@@ -99,7 +97,7 @@ impl Axes {
         Ok(axes)
     }
 
-    /// What the rows and columns of a parameter stand for.
+    /// The axes of a parameter.
     pub(super) fn get(&self, parameter: &str) -> (Option<&Axis>, Option<&Axis>) {
         self.0.get(parameter).map_or((None, None), |(rows, columns)| (rows.as_ref(), columns.as_ref()))
     }
@@ -119,7 +117,7 @@ impl Axes {
         self.rows(format!("{name}.dense"), Axis::Inputs(taken.numbers.as_slice().into()));
     }
 
-    /// Tables of embeddings, and what they give side by side. Features that share a table have the same ids.
+    /// Embedding tables and their concatenated output. Features that share a table have the same ids.
     fn embedding(
         &mut self,
         prefix: &str,
@@ -137,12 +135,12 @@ impl Axes {
         Ok(embedded)
     }
 
-    /// Embeddings beside numbers, and the first layer over them.
+    /// Embeddings and numbers, and the first layer over them.
     fn deep(&mut self, prefix: &str, spec: &EmbeddingSpec, taken: Taken) -> Result<Axis, ModelError> {
         self.over(prefix, "deep", spec, taken)
     }
 
-    /// The same, of layers of another name.
+    /// The same for layers of another name.
     fn over(
         &mut self,
         prefix: &str,
@@ -162,7 +160,7 @@ impl Axes {
         let embedded = self.embedding("", &spec.embedding, &features)?;
         let top: Rc<[Input]> = match (&spec.interaction, spec.embedding.dim) {
             (DlrmInteraction::Dot, _) => {
-                // All vectors have one width.
+                // All vectors have the same width.
                 let width = embedded.len() / features.ids.len().max(1);
                 bottom(width).chain(products(&features)).collect()
             }
@@ -176,7 +174,7 @@ impl Axes {
         Ok(())
     }
 
-    /// Cross layers, which give what they take.
+    /// Cross layers, whose outputs have the meaning of their inputs.
     fn cross(&mut self, spec: &CrossSpec, inputs: &Axis) {
         for layer in 0..spec.layers {
             let name = format!("cross.layer.{layer}");
@@ -200,7 +198,7 @@ fn bottom(width: usize) -> impl Iterator<Item = Input> {
     (0..width).map(Input::Bottom)
 }
 
-/// What the columns of MMoE's gates weigh: each expert, for each label.
+/// The columns of MMoE's gates: each expert, for each label.
 fn gates(labels: &[String], experts: u32) -> Rc<[Input]> {
     let names: Vec<&str> = labels.iter().map(String::as_str).chain(labels.is_empty().then_some("")).collect();
     let experts = |label: &&str| {
@@ -210,7 +208,7 @@ fn gates(labels: &[String], experts: u32) -> Rc<[Input]> {
     names.iter().flat_map(experts).collect()
 }
 
-/// What DLRM's top layers take besides the first vector: the product of each pair.
+/// The inputs of DLRM's top layers after the first vector: the dot product of each pair.
 fn products(features: &Features) -> impl Iterator<Item = Input> {
     let names = features.ids.iter().map(|feature| Some(feature.name.clone()));
     let vectors: Vec<_> = std::iter::once(None).chain(names).collect();

@@ -1,14 +1,13 @@
-//! Warm start: a job begins with the weights of another one's checkpoint, whose features may be others.
+//! Warm start: a job starts with the weights of another job's checkpoint, whose features may differ.
 //!
-//! Parameters are carried by name, and within them each row and column by what it stands for ([`axes`]): an id of
-//! a feature, or an input of a layer. What the earlier model did not have begins so that the new one scores rows
-//! as the earlier one did, until it learns better: embeddings of new features and new ids are zeros, as are all
-//! weights of new numbers. The remaining weights of what is new begin as they do in any job, so that both sides
-//! of a product are not zeros, which no gradient leaves. Chen, Goodfellow and Shlens, "Net2Net", 2016, call a start
-//! like this function-preserving. It does not hold for features that are left out.
+//! Parameters are matched by name, and their rows and columns by meaning ([`axes`]): an id of a feature, or an input
+//! of a layer. New parameters are initialized so that the new model scores rows as the earlier one did: embeddings of
+//! new features and ids, and all weights of new numbers, are zero. All other new weights are initialized as in any
+//! job, because no gradient leaves a product of zeros. Chen, Goodfellow and Shlens, "Net2Net", 2016, call this
+//! initialization function-preserving. It is not if features were removed.
 //!
-//! Optimizer state is not carried: it belongs to the rows that it was summed over. Where weights follow from state
-//! (FTRL), it becomes such that they do.
+//! Optimizer state is not copied: it belongs to the rows over which it was accumulated. If weights are a function of
+//! the state (FTRL), the state is set to yield the copied weights.
 
 mod axes;
 
@@ -29,18 +28,18 @@ pub type IdMappings = BTreeMap<String, IdMapping>;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IdMapping {
-    /// The same.
+    /// The ids are equal.
     Same,
-    /// Each id's own, if it had any.
+    /// The earlier id of each id, if it had one.
     Mapped(Vec<Option<u32>>),
-    /// They meant something else: why.
+    /// The ids have different meanings, for this reason.
     Incompatible(String),
 }
 
-/// Which weights of an earlier model a new one begins with.
+/// Which weights of an earlier model a new model starts with.
 #[derive(Debug)]
 pub struct WarmStart {
-    /// The earlier model's tensors, in their order.
+    /// The earlier model's tensors, in order.
     then: Vec<NamedTensor>,
     carried: HashMap<String, Carry>,
     /// Embeddings that the earlier model did not have.
@@ -48,44 +47,44 @@ pub struct WarmStart {
     report: WarmStartReport,
 }
 
-/// What becomes of the new model's parameters.
+/// What happens to each parameter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WarmStartReport {
-    /// Carried whole.
+    /// Parameters copied in full.
     pub full: Vec<String>,
-    /// Carried as far as the earlier model had them.
+    /// Parameters copied in part.
     pub partial: Vec<String>,
-    /// Begun as in any job, or with zeros: which, and why.
+    /// Parameters initialized as in any job or to zero, each with the reason.
     pub initialized: Vec<(String, String)>,
-    /// Of the earlier model, and of no use here.
+    /// Parameters of the earlier model that are not used.
     pub unused: Vec<String>,
 }
 
-/// How a tensor is made of the earlier one of its name: row by row and column by column.
+/// How a tensor is copied from the earlier tensor of its name, by row and by column.
 #[derive(Debug)]
 struct Carry {
     then: NamedTensor,
-    /// Columns of that.
+    /// Columns of the earlier tensor.
     width: usize,
     rows: Vec<Place>,
     columns: Vec<Place>,
 }
 
-/// Where a row or column comes from.
+/// The source of a row or column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Then(usize),
     Zeros,
-    Anew,
+    Initial,
 }
 
-/// Why a model cannot begin with the weights of another.
+/// Why a model cannot start with the weights of another.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum WarmStartError {
-    /// One of them cannot be.
+    /// One of the models is invalid.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// They are of two kinds.
+    /// The models are of different kinds.
     #[error("a model of kind `{now}` cannot start from the weights of a model of kind `{then}`")]
     Kind {
         /// The earlier model's.
@@ -93,19 +92,19 @@ pub enum WarmStartError {
         /// The new model's.
         now: &'static str,
     },
-    /// They have nothing in common.
+    /// The models share no parameter.
     #[error("none of its weights fits the model: {0}")]
     Nothing(WarmStartReport),
 }
 
-/// A model, the batches it takes, and how each of their labels is learned; none where by the usual loss.
+/// A model, the schema of its batches, and the tasks of its labels; empty for the default loss.
 pub type ModelOf<'a> = (&'a ModelSpec, &'a BatchSchema, &'a [TaskSpec]);
 
 impl WarmStart {
     /// Compares the model `now` with the earlier model `then`. `ids` has the features of both jobs.
     ///
     /// # Errors
-    /// When either model cannot be, or they have nothing in common.
+    /// When one of the models is invalid, or they share no parameter.
     pub fn new(then: ModelOf<'_>, now: ModelOf<'_>, ids: &IdMappings) -> Result<Self, WarmStartError> {
         let kinds = (then.0.kind(), now.0.kind());
         if kinds.0 != kinds.1 {
@@ -144,20 +143,20 @@ impl WarmStart {
         Ok(Self { then, carried, zeros, report })
     }
 
-    /// What becomes of the new model's parameters.
+    /// What happens to each parameter.
     pub fn report(&self) -> &WarmStartReport {
         &self.report
     }
 
-    /// The earlier model's parameters, in their order.
+    /// The earlier model's parameters, in order.
     pub(crate) fn tensors(&self) -> &[NamedTensor] {
         &self.then
     }
 
-    /// Changes `model`, which must be as it was built, to begin with weights that `read` reads of the earlier one.
+    /// Copies the weights to `model`, which must be newly built. `read` reads the earlier model's tensors.
     ///
     /// # Errors
-    /// Those of `read`; then the model is partly changed and must be dropped.
+    /// Those of `read`. The model is then partly changed and must be dropped.
     pub fn apply<B: Backend, E>(
         &self,
         model: &mut Model<B>,
@@ -201,26 +200,26 @@ impl std::fmt::Display for WarmStartReport {
 }
 
 impl Carry {
-    /// Whether each number of the new tensor is one of the earlier.
+    /// Whether each number of the new tensor has a source.
     fn is_whole(&self) -> bool {
         self.rows.iter().chain(&self.columns).all(|place| matches!(place, Place::Then(_)))
     }
 
-    /// Fills `weights` from the earlier tensor's numbers.
+    /// Copies the earlier tensor's numbers to `weights`.
     fn place<T: Copy + Default>(&self, then: &[T], weights: &mut [T]) {
         for (row, weights) in self.rows.iter().zip(weights.chunks_exact_mut(self.columns.len().max(1))) {
             for (column, weight) in self.columns.iter().zip(weights) {
                 match (*row, *column) {
                     (Place::Then(row), Place::Then(column)) => *weight = then[row * self.width + column],
                     (Place::Zeros, _) | (_, Place::Zeros) => *weight = T::default(),
-                    (Place::Anew, _) | (_, Place::Anew) => {}
+                    (Place::Initial, _) | (_, Place::Initial) => {}
                 }
             }
         }
     }
 }
 
-/// The parameters of a model, in their order.
+/// The parameters of a model, in order.
 fn parameters((model, schema, tasks): ModelOf<'_>) -> Result<Vec<NamedTensor>, ModelError> {
     let training = TrainingSpec { tasks: tasks.to_vec(), ..TrainingSpec::default() };
     let plan = ModelPlan::new(model, schema, &training)?;
@@ -229,7 +228,7 @@ fn parameters((model, schema, tasks): ModelOf<'_>) -> Result<Vec<NamedTensor>, M
 
 type AxesOf<'a> = (Option<&'a Axis>, Option<&'a Axis>);
 
-/// How `now` is made of `then`; or why it is not.
+/// How `now` is copied from `then`, or why it is not.
 fn carry(
     then: &NamedTensor,
     now: &NamedTensor,
@@ -243,7 +242,7 @@ fn carry(
     Ok(Carry { then: then.clone(), width: from.1, rows, columns })
 }
 
-/// Rows and columns of a tensor. A vector is a row, unless its places stand for rows.
+/// The rows and columns of a tensor. A vector is one row, unless its axis has rows.
 fn matrix_shape(tensor: &NamedTensor, axes: AxesOf<'_>) -> (usize, usize) {
     match tensor.shape[..] {
         [rows, columns] => (rows, columns),
@@ -252,7 +251,7 @@ fn matrix_shape(tensor: &NamedTensor, axes: AxesOf<'_>) -> (usize, usize) {
     }
 }
 
-/// Where each place of an axis comes from; `None` where the two have nothing to do with each other.
+/// The source of each index of an axis; `None` if the axes do not match.
 fn places(
     (then, then_length): (Option<&Axis>, usize),
     (now, length): (Option<&Axis>, usize),
@@ -276,7 +275,7 @@ fn places(
             let place = |input: &Input| match (then.get(input), input) {
                 (Some(&place), _) => Place::Then(place),
                 (None, Input::Number(_)) => Place::Zeros,
-                (None, _) => Place::Anew,
+                (None, _) => Place::Initial,
             };
             Ok(Some(now.iter().map(place).collect()))
         }

@@ -63,14 +63,14 @@ fn rows_of<'a>(warm: &'a WarmStart, parameter: &str) -> &'a [Place] {
 
 #[test]
 fn rows_follow_their_inputs() {
-    use Place::{Anew, Then, Zeros};
+    use Place::{Initial, Then, Zeros};
     let then = dlrm(&["x", "a", "b", "c"], DlrmInteraction::Dot);
     let now = dlrm(&["y", "c", "x", "a", "d"], DlrmInteraction::Dot);
     let warm = warm(&then, &now).unwrap();
     assert_eq!(rows_of(&warm, "bottom.layer.0.weight"), [Zeros, Then(0)]);
     // Two columns of the bottom; then products, there of (a, 0), (b, 0), (b, a), (c, 0), (c, a), (c, b) and here of
     // (c, 0), (a, 0), (a, c), (d, 0), (d, c), (d, a).
-    let products = [Then(5), Then(2), Then(6), Anew, Anew, Anew];
+    let products = [Then(5), Then(2), Then(6), Initial, Initial, Initial];
     assert_eq!(rows_of(&warm, "top.layer.0.weight"), [&[Then(0), Then(1)][..], &products].concat());
     let report = warm.report();
     assert_eq!(report.partial, ["bottom.layer.0.weight", "top.layer.0.weight"]);

@@ -115,11 +115,11 @@ fn items_are_told_apart_by_a_feature_of_one_id() {
     };
     assert!(planned("shape").is_ok());
     let error = planned("tags").expect_err("several ids a row").to_string();
-    assert!(error.starts_with("model.item_id: feature `tags` has not one id a row"), "{error}");
+    assert!(error.starts_with("model.item_id: feature `tags` must have one id per row"), "{error}");
     let error = planned("shapes").expect_err("no feature").to_string();
     assert_eq!(error, "model.item_id: there is no feature `shapes`; the nearest is `shape`");
     let error = planned("first").expect_err("a number").to_string();
-    assert!(error.starts_with("model.item_id: feature `first` has not one id a row"), "{error}");
+    assert!(error.starts_with("model.item_id: feature `first` must have one id per row"), "{error}");
 }
 
 #[test]

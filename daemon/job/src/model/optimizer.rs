@@ -55,7 +55,7 @@ pub(super) fn read(
     let Some(mut table) = part.as_section(node, title) else { return default };
     let Some(kind) = table.required_choice("kind", &KINDS) else { return default };
     if kind == Kind::RowWiseAdagrad && trains == Trains::Layers {
-        table.error("kind", "`rowwise_adagrad` is for embeddings alone (`embedding_optimizer`)");
+        table.error("kind", "`rowwise_adagrad` applies to embeddings only (`embedding_optimizer`)");
     }
     let spec = match kind {
         Kind::Sgd => OptimizerSpec::Sgd { learning_rate: rate(&mut table, 0.01), l2: l2(&mut table) },

@@ -234,7 +234,7 @@ fn mistakes_are_reported_with_their_position() {
         ),
         (
             "kind = \"mlp\"\noptimizer = { kind = \"rowwise_adagrad\" }",
-            "job.toml:13:22: error: `rowwise_adagrad` is for embeddings alone (`embedding_optimizer`)",
+            "job.toml:13:22: error: `rowwise_adagrad` applies to embeddings only (`embedding_optimizer`)",
         ),
         (
             "kind = \"mlp\"\noptimizer = { kind = \"adam\", beta1 = 1 }",
@@ -295,10 +295,7 @@ fn invalid_two_tower_settings_are_reported_with_their_position() {
             "[training.loss]\nlabel_smoothing = 0.1",
             "job.toml:17:1: error: `label_smoothing` applies to losses of labels; a two-tower model's loss is in-batch",
         ),
-        (
-            "[training]\nmicro_batch_size = 16",
-            "job.toml:17:20: error: a two-tower model chooses among the items of whole batches, which do not pass",
-        ),
+        ("[training]\nmicro_batch_size = 16", "job.toml:17:20: error: a two-tower model needs whole batches"),
     ] {
         let told =
             Job::parse(&format!("{TOWERS}{text}"), Path::new("job.toml"), &[]).unwrap_err().to_string();
