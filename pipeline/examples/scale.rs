@@ -27,7 +27,7 @@ use millstream_pipeline::chunk::Chunk;
 use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::format::tfrecord::RecordWriter;
 use millstream_pipeline::ingest::{
-    self, ChunkReader, ChunkSource, Counters, DatasetSource, IngestPlan, LeftOut, Opened,
+    self, ChunkReader, ChunkSource, Counters, DatasetSource, IngestPlan, Opened, SkippedRecords,
 };
 use millstream_pipeline::io::permits::Permit;
 use millstream_pipeline::order::Position;
@@ -282,8 +282,8 @@ impl ChunkReader for ReadyReader {
         }))
     }
 
-    fn left_out(&mut self) -> LeftOut {
-        LeftOut::default()
+    fn left_out(&mut self) -> SkippedRecords {
+        SkippedRecords::default()
     }
 }
 

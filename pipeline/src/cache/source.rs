@@ -14,7 +14,9 @@ use super::writer::{self, PartWriter};
 use crate::chunk::Chunk;
 use crate::dataset::Dataset;
 use crate::error::Error;
-use crate::ingest::{ChunkReader, ChunkSize, ChunkSource, Counters, Elastic, LeftOut, Opened, Stretch};
+use crate::ingest::{
+    ChunkReader, ChunkSize, ChunkSource, Counters, Elastic, Opened, SkippedRecords, Stopwatch,
+};
 use crate::io::permits::Permit;
 use crate::spec::OnBadRecord;
 
@@ -188,7 +190,7 @@ struct Source {
     truncated_rows: u64,
     tee: Tee,
     /// Set at the end of the split.
-    left_out: Option<LeftOut>,
+    left_out: Option<SkippedRecords>,
 }
 
 /// Whether the rows read are also written to the cache.
@@ -233,12 +235,12 @@ impl ChunkReader for Reader {
         Ok(chunk)
     }
 
-    fn left_out(&mut self) -> LeftOut {
+    fn left_out(&mut self) -> SkippedRecords {
         match &mut self.origin {
             Origin::Source(source) => source.left_out.take().unwrap_or_else(|| source.reader.left_out()),
             Origin::Cache(cached) => {
                 let last = StoredFault::decode(cached.fault(), &self.opening.split().path);
-                LeftOut { records: cached.left_out(), last }
+                SkippedRecords { records: cached.left_out(), last }
             }
         }
     }
@@ -249,7 +251,7 @@ fn read_cached(
     max_rows: usize,
     counters: &Counters,
 ) -> Result<Option<Chunk>, reader::Unreadable> {
-    let (decoding, start) = (Stretch::begin(), counters.recorder.start());
+    let (decoding, start) = (Stopwatch::start(), counters.recorder.start());
     let chunk = cached.next(max_rows);
     let work = cached.take_work();
     counters.cache_read_bytes.add(work.read_bytes);

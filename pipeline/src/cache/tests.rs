@@ -22,7 +22,7 @@ use super::source::{CachedSource, Split};
 use super::store::{Cache, CacheOptions};
 use crate::chunk::{Chunk, RaggedColumn};
 use crate::error::Error;
-use crate::ingest::{ChunkReader, ChunkSource, Counters, LeftOut, Opened};
+use crate::ingest::{ChunkReader, ChunkSource, Counters, Opened, SkippedRecords};
 use crate::io::permits::Permit;
 use crate::spec::{CacheSpec, OnBadRecord};
 
@@ -93,14 +93,14 @@ impl ChunkReader for RowsReader {
         self.truncated_rows
     }
 
-    fn left_out(&mut self) -> LeftOut {
+    fn left_out(&mut self) -> SkippedRecords {
         let last = (self.left_out > 0).then(|| Error::BadValue {
             path: "data".to_owned(),
             record: self.left_out,
             column: "c".to_owned(),
             message: "no \"number\"\n".to_owned(),
         });
-        LeftOut { records: self.left_out, last }
+        SkippedRecords { records: self.left_out, last }
     }
 }
 

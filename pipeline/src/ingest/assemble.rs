@@ -10,7 +10,7 @@
 //! holds it, whenever it was met.
 //!
 //! **Hosts.** Of several hosts each draws all rows and packs those of its own lanes; of the others' lanes it
-//! hears the extents ([`super::peers`]). So a batch is full when the *global* batch is, and may hold no row.
+//! receives the extents ([`super::peers`]). So a batch is full when the *global* batch is, and may hold no row.
 //!
 //! **Whichever is ready** (`deterministic = false`, one host, a shuffled pass). A lane whose next window is
 //! not there is left out of the rotation until it is; only when no lane has rows does the packer wait, for
@@ -28,12 +28,12 @@ use millstream_batch::{BatchHeader, BatchMut, Producer, RingError, Stream};
 use millstream_trace::{Category, SpanStart, Work};
 
 use super::Shared;
-use super::handover::Bell;
+use super::handover::Notify;
 use super::lane::{Piece, Window};
-use super::peers::{Peers, PieceKey, Told};
+use super::peers::{Peers, PieceKey, PieceUpdate};
 use super::plan::{IngestPlan, name_of};
-use super::source::LeftOut;
-use super::stats::{Counters, Stretch};
+use super::source::SkippedRecords;
+use super::stats::{Counters, Stopwatch};
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::order::{LanePosition, Merge, Pass, PassOrder, Position, Share, Turn};
@@ -58,10 +58,10 @@ pub(super) fn feed(
             merge: Merge::new(&order, &position),
             pieces: position.lanes.iter().map(first_piece).collect(),
             readiness: shared
-                .bell
+                .notify
                 .as_deref()
                 .filter(|_| !order.mixing().is_ordered())
-                .map(|bell| Readiness::new(bell, order.lanes())),
+                .map(|notify| Readiness::new(notify, order.lanes())),
             pool: Pool::new(&order),
             packer: Packer::default(),
             drawn: Vec::with_capacity(plan.schema.rows as usize),
@@ -95,7 +95,7 @@ type Place = (u32, u32);
 
 /// Which lanes are worth a look.
 struct Readiness<'a> {
-    bell: &'a Bell,
+    notify: &'a Notify,
     /// How often it was rung, when last asked.
     rings: u64,
     /// That count when a lane was last found not ready.
@@ -122,7 +122,7 @@ struct Lane {
 /// A stretch of filling a slot, between two waits for a window.
 struct Filling<'a> {
     counters: &'a Counters,
-    stretch: Stretch,
+    stretch: Stopwatch,
     start: SpanStart,
     /// Rows packed before.
     before: usize,
@@ -130,7 +130,7 @@ struct Filling<'a> {
 
 impl<'a> Filling<'a> {
     fn begin(counters: &'a Counters, before: usize) -> Self {
-        Self { counters, stretch: Stretch::begin(), start: counters.recorder.start(), before }
+        Self { counters, stretch: Stopwatch::start(), start: counters.recorder.start(), before }
     }
 
     /// Counts it, when `packed` rows are in the slot.
@@ -253,7 +253,7 @@ impl Assembler<'_> {
         let number = self.pieces[lane as usize];
         self.pieces[lane as usize] += 1;
         if let Some(peers) = self.shared.peers.as_deref().filter(|_| !self.share.owns(lane)) {
-            return self.hear_of_window(peers, PieceKey { pass: self.pass, lane, number });
+            return self.recv_window(peers, PieceKey { pass: self.pass, lane, number });
         }
         self.pool.drop_window(lane);
         let handover = &self.shared.lanes[lane as usize];
@@ -263,7 +263,7 @@ impl Assembler<'_> {
         let piece = self.shared.counters.wait(
             |counters| &counters.window_wait,
             "wait for a window",
-            || handover.take(),
+            || handover.recv(),
         );
         match piece.map_err(|_| Error::Cancelled)?? {
             Piece::Window(window) => {
@@ -271,32 +271,32 @@ impl Assembler<'_> {
                 let last = self.pool.hold_window(lane, window);
                 self.check_left_out(last)
             }
-            Piece::End(LeftOut { records, last }) => {
+            Piece::End(SkippedRecords { records, last }) => {
                 self.merge.end_lane(lane, records)?;
                 self.check_left_out(last)
             }
         }
     }
 
-    /// Waits for what another host tells of the lane that is its own.
-    fn hear_of_window(&mut self, peers: &dyn Peers, key: PieceKey) -> Result<(), Error> {
+    /// Waits for the next window of another host's lane.
+    fn recv_window(&mut self, peers: &dyn Peers, key: PieceKey) -> Result<(), Error> {
         let host = self.share.owner(key.lane);
         let error = |message: Option<String>| message.map(|message| Error::Peer { host, message });
-        let told = self.shared.counters.wait(
+        let update = self.shared.counters.wait(
             |counters| &counters.window_wait,
             "wait for a host",
-            || peers.hear(key),
+            || peers.recv(key),
         );
-        match told? {
-            Told::Window(extent, left_out) => {
+        match update? {
+            PieceUpdate::Window(extent, left_out) => {
                 self.merge.supply(key.lane, extent)?;
                 self.check_left_out(error(left_out))
             }
-            Told::End(records, left_out) => {
+            PieceUpdate::End(records, left_out) => {
                 self.merge.end_lane(key.lane, records)?;
                 self.check_left_out(error(left_out))
             }
-            Told::Failed(message) => Err(Error::Peer { host, message }),
+            PieceUpdate::Failed(message) => Err(Error::Peer { host, message }),
         }
     }
 
@@ -401,13 +401,13 @@ impl Pool {
 }
 
 impl<'a> Readiness<'a> {
-    fn new(bell: &'a Bell, lanes: u32) -> Self {
-        Self { bell, rings: bell.rings(), looked: vec![None; lanes as usize], absent: 0 }
+    fn new(notify: &'a Notify, lanes: u32) -> Self {
+        Self { notify, rings: notify.changes(), looked: vec![None; lanes as usize], absent: 0 }
     }
 
-    /// Whether `lane` is ready, by `look`; which is not called again before the bell was rung.
+    /// Whether `lane` is ready, by `look`; which is not called again before the notify was rung.
     fn is_ready(&mut self, lane: u32, look: impl FnOnce() -> bool) -> bool {
-        let rings = self.bell.rings();
+        let rings = self.notify.changes();
         if rings != self.rings {
             (self.rings, self.absent) = (rings, 0);
         }
@@ -423,10 +423,10 @@ impl<'a> Readiness<'a> {
         false
     }
 
-    /// Waits for the bell if all of `live` lanes were looked at since it was last rung, and are not ready.
+    /// Waits for the notify if all of `live` lanes were looked at since it was last rung, and are not ready.
     fn wait_if_none(&self, live: usize) {
         if self.absent >= live {
-            self.bell.wait(self.rings);
+            self.notify.wait(self.rings);
         }
     }
 }

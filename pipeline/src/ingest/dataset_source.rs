@@ -6,8 +6,8 @@ use std::time::Duration;
 use millstream_trace::{Category, Work};
 use tokio::runtime::Handle;
 
-use super::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, LeftOut, Opened};
-use super::stats::{Counters, Stretch};
+use super::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, Opened, SkippedRecords};
+use super::stats::{Counters, Stopwatch};
 use crate::chunk::Chunk;
 use crate::dataset::{BadRecords, Dataset, SplitReader};
 use crate::error::Error;
@@ -128,7 +128,7 @@ impl ChunkSource for DatasetSource {
 impl ChunkReader for Reader {
     fn next(&mut self, max_rows: usize) -> Result<Option<Chunk>, Error> {
         loop {
-            let (decoding, start) = (Stretch::begin(), self.counters.recorder.start());
+            let (decoding, start) = (Stopwatch::start(), self.counters.recorder.start());
             let raw = self.split.next_chunk(max_rows);
             let bytes = self.count_decoding(&decoding);
             let Some(raw) = raw? else { return Ok(None) };
@@ -150,15 +150,15 @@ impl ChunkReader for Reader {
         self.truncated_rows
     }
 
-    fn left_out(&mut self) -> LeftOut {
-        LeftOut { records: self.bad.skipped(), last: self.bad.take_last() }
+    fn left_out(&mut self) -> SkippedRecords {
+        SkippedRecords { records: self.bad.skipped(), last: self.bad.take_last() }
     }
 }
 
 impl Reader {
     /// Counts the time of a call but for waiting for bytes, which is counted where it is done. Returns the bytes
     /// that it has taken.
-    fn count_decoding(&mut self, decoding: &Stretch) -> u64 {
+    fn count_decoding(&mut self, decoding: &Stopwatch) -> u64 {
         let (bytes, waited) = (self.split.fetched_bytes(), self.split.fetch_wait());
         let waited_now = waited - self.waited;
         let taken = bytes - self.bytes;

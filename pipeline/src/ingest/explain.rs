@@ -131,13 +131,13 @@ pub struct Diagnosis {
     pub bound: Bound,
     /// Why, in a sentence.
     pub because: String,
-    /// What the rate would be at least if that were no limit; `None` where that cannot be told.
+    /// What the rate would be at least if that were no limit; `None` if it is unknown.
     pub rows_per_second_without: Option<f64>,
     /// What to change, the most promising first.
     pub advice: Vec<String>,
 }
 
-/// What is told of a feed: how it goes now, and how it went.
+/// The explanation of a feed: of now, and of the whole.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
     /// What the stages have to work with now.

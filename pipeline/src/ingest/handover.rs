@@ -1,48 +1,48 @@
-//! How a lane hands a window to the packer: one at a time, face to face.
+//! The handover of windows from a lane to the packer: a rendezvous channel.
 //!
-//! [`Handover::put`] returns only when the item was taken. So a lane begins its next window when the
-//! packer has begun this one, and at most two windows of a lane exist: that bounds the shuffle pool.
-//! Closing wakes both sides for good, from any thread.
+//! [`Handover::send`] returns only when the item was received. So a lane starts its next window when the packer has
+//! started this one, and at most two windows of a lane exist, which bounds the shuffle pool. Closing wakes both sides
+//! for good, from any thread.
 //!
-//! A taker that would have of several lanes whichever is ready looks with [`Handover::is_ready`], and
-//! waits for a [`Bell`] that all of them ring.
+//! A receiver that takes from whichever of several lanes is ready checks [`Handover::is_ready`] and waits for a
+//! [`Notify`] that all of them share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A place for one item between one giver and one taker.
+/// A channel for one item between one sender and one receiver.
 pub(crate) struct Handover<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
-    bell: Option<Arc<Bell>>,
+    notify: Option<Arc<Notify>>,
 }
 
-/// Rung whenever one of several handovers has something new.
+/// Counts the changes of several handovers.
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
-    rings: AtomicU64,
+pub(crate) struct Notify {
+    changes: AtomicU64,
     lock: Mutex<()>,
-    rung: Condvar,
+    changed: Condvar,
 }
 
-impl Bell {
-    /// How often it was rung. What was there before a ring is seen by whoever has counted it.
-    pub(crate) fn rings(&self) -> u64 {
-        self.rings.load(Ordering::Acquire)
+impl Notify {
+    /// The number of changes so far. Whoever reads a count sees all earlier changes.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
     }
 
-    /// Waits until it was rung more often than `rings` times.
-    pub(crate) fn wait(&self, rings: u64) {
+    /// Waits until there are more than `seen` changes.
+    pub(crate) fn wait(&self, seen: u64) {
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        while self.rings() <= rings {
-            guard = self.rung.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        while self.changes() <= seen {
+            guard = self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn ring(&self) {
+    fn notify(&self) {
         let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        self.rings.fetch_add(1, Ordering::Release);
-        self.rung.notify_all();
+        self.changes.fetch_add(1, Ordering::Release);
+        self.changed.notify_all();
     }
 }
 
@@ -52,25 +52,25 @@ enum State<T> {
     Closed,
 }
 
-/// It was closed: nobody will take or give anything any more.
+/// The handover is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Closed;
 
 impl<T> Handover<T> {
-    /// Offers and the end are also told by `bell`, if there is one.
-    pub(crate) fn new(bell: Option<Arc<Bell>>) -> Self {
-        Self { state: Mutex::new(State::Empty), changed: Condvar::new(), bell }
+    /// `notify` also counts offers and the end.
+    pub(crate) fn new(notify: Option<Arc<Notify>>) -> Self {
+        Self { state: Mutex::new(State::Empty), changed: Condvar::new(), notify }
     }
 
-    /// Offers `item` and waits until it was taken.
-    pub(crate) fn put(&self, item: T) -> Result<(), Closed> {
+    /// Offers `item` and waits until it was received.
+    pub(crate) fn send(&self, item: T) -> Result<(), Closed> {
         let mut state = self.lock();
         if let State::Closed = *state {
             return Err(Closed);
         }
         *state = State::Offered(item);
         self.changed.notify_all();
-        self.ring();
+        self.notify();
         loop {
             match *state {
                 State::Empty => return Ok(()),
@@ -81,7 +81,7 @@ impl<T> Handover<T> {
     }
 
     /// Waits for an item.
-    pub(crate) fn take(&self) -> Result<T, Closed> {
+    pub(crate) fn recv(&self) -> Result<T, Closed> {
         let mut state = self.lock();
         loop {
             match std::mem::replace(&mut *state, State::Empty) {
@@ -98,14 +98,14 @@ impl<T> Handover<T> {
         }
     }
 
-    /// Ends every wait, present and future. What is on offer is dropped.
+    /// Ends every wait, present and future, and drops an offered item.
     pub(crate) fn close(&self) {
         *self.lock() = State::Closed;
         self.changed.notify_all();
-        self.ring();
+        self.notify();
     }
 
-    /// Whether [`Handover::take`] would return at once.
+    /// Whether [`Handover::recv`] would return at once.
     pub(crate) fn is_ready(&self) -> bool {
         !matches!(*self.lock(), State::Empty)
     }
@@ -114,13 +114,13 @@ impl<T> Handover<T> {
         matches!(*self.lock(), State::Closed)
     }
 
-    fn ring(&self) {
-        if let Some(bell) = &self.bell {
-            bell.ring();
+    fn notify(&self) {
+        if let Some(notify) = &self.notify {
+            notify.notify();
         }
     }
 
-    /// No code under the lock can leave it half-changed, so a panic elsewhere does not poison it.
+    /// No panic under the lock can leave the state inconsistent, so poisoning is ignored.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -140,42 +140,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_giver_is_never_more_than_one_ahead() {
+    fn the_sender_is_never_more_than_one_ahead() {
         let handover = Handover::new(None);
         let given = AtomicU32::new(0);
         thread::scope(|scope| {
             scope.spawn(|| {
                 for i in 0..1000 {
                     given.store(i, Ordering::SeqCst);
-                    assert_eq!(handover.put(i), Ok(()));
+                    assert_eq!(handover.send(i), Ok(()));
                 }
                 handover.close();
             });
             for i in 0..1000 {
-                assert_eq!(handover.take(), Ok(i));
+                assert_eq!(handover.recv(), Ok(i));
                 assert!(given.load(Ordering::SeqCst) <= i + 1);
             }
-            assert_eq!(handover.take(), Err(Closed));
+            assert_eq!(handover.recv(), Err(Closed));
         });
     }
 
     #[test]
-    fn a_bell_tells_of_every_offer() {
-        let bell = Arc::new(Bell::default());
-        let handovers: Vec<_> = (0..4).map(|_| Handover::new(Some(Arc::clone(&bell)))).collect();
+    fn every_offer_notifies() {
+        let notify = Arc::new(Notify::default());
+        let handovers: Vec<_> = (0..4).map(|_| Handover::new(Some(Arc::clone(&notify)))).collect();
         thread::scope(|scope| {
             for handover in &handovers {
-                scope.spawn(move || (0..200).try_for_each(|i| handover.put(i)));
+                scope.spawn(move || (0..200).try_for_each(|i| handover.send(i)));
             }
             let mut taken = 0;
             while taken < 4 * 200 {
-                let rings = bell.rings();
+                let seen = notify.changes();
                 let ready: Vec<_> = handovers.iter().filter(|handover| handover.is_ready()).collect();
                 if ready.is_empty() {
-                    bell.wait(rings);
+                    notify.wait(seen);
                 }
                 for handover in ready {
-                    handover.take().unwrap();
+                    handover.recv().unwrap();
                     taken += 1;
                 }
             }
@@ -186,15 +186,15 @@ mod tests {
     fn closing_wakes_both_sides() {
         let (offered, wanted) = (Handover::new(None), Handover::<u32>::new(None));
         thread::scope(|scope| {
-            let giver = scope.spawn(|| offered.put(1));
-            let taker = scope.spawn(|| wanted.take());
+            let sender = scope.spawn(|| offered.send(1));
+            let receiver = scope.spawn(|| wanted.recv());
             thread::sleep(std::time::Duration::from_millis(5));
             offered.close();
             wanted.close();
-            assert_eq!(giver.join().ok(), Some(Err(Closed)));
-            assert_eq!(taker.join().ok(), Some(Err(Closed)));
+            assert_eq!(sender.join().ok(), Some(Err(Closed)));
+            assert_eq!(receiver.join().ok(), Some(Err(Closed)));
         });
-        assert_eq!(offered.put(2), Err(Closed));
+        assert_eq!(offered.send(2), Err(Closed));
         assert!(wanted.is_closed());
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use millstream_trace::{Category, Work};
 
-use super::source::{ChunkReader, ChunkSource, LeftOut, Opened};
+use super::source::{ChunkReader, ChunkSource, Opened, SkippedRecords};
 use super::stats::Counters;
 use crate::chunk::Chunk;
 use crate::error::Error;
@@ -18,7 +18,7 @@ pub(crate) enum Piece {
     /// A window of rows.
     Window(Window),
     /// The lane's rows of this pass are all handed over; this was left out since the last window.
-    End(LeftOut),
+    End(SkippedRecords),
 }
 
 /// A window, its rows in the order in which they are to be drawn.
@@ -109,7 +109,7 @@ impl<'a> LaneReader<'a> {
             if self.load_chunk()? {
                 self.cut_chunk(&mut chunks, &mut rows);
             } else {
-                let LeftOut { records, last } = self.end_split();
+                let SkippedRecords { records, last } = self.end_split();
                 last_left_out = last.or(last_left_out);
                 if let Some(extent) = self.cutter.end_split(records)? {
                     break Some(extent);
@@ -118,7 +118,7 @@ impl<'a> LaneReader<'a> {
         };
         let Some(mut extent) = extent else {
             self.permit.release();
-            return Ok(Some(Piece::End(LeftOut {
+            return Ok(Some(Piece::End(SkippedRecords {
                 records: self.cutter.skipped_at_end(),
                 last: last_left_out,
             })));
@@ -171,8 +171,8 @@ impl<'a> LaneReader<'a> {
         Ok(self.chunk.is_some())
     }
 
-    fn end_split(&mut self) -> LeftOut {
-        self.current.take().map_or_else(LeftOut::default, |mut reader| reader.left_out())
+    fn end_split(&mut self) -> SkippedRecords {
+        self.current.take().map_or_else(SkippedRecords::default, |mut reader| reader.left_out())
     }
 
     /// Moves rows of the chunk at hand into the window.

@@ -16,7 +16,7 @@
 //! read while the last batches of this one are packed.
 //!
 //! **Resources** that change nothing but the rate (permits, ranges in flight, the depth of read-ahead) are
-//! found while running, within the job's memory budget ([`tuner`]); what binds is told by [`diagnose`].
+//! found while running, within the job's memory budget ([`tuner`]); [`diagnose`] finds the bottleneck.
 //!
 //! **Bounds.** A lane hands over a whole window at a time, face to face: it is
 //! never more than one window ahead. The packer waits for the ring. So whoever is slow stops all, and
@@ -57,13 +57,13 @@ use millstream_batch::ring::Interrupter;
 pub use self::dataset_source::DatasetSource;
 pub use self::explain::{Bound, Diagnosis, Explanation, Resources, StageUse, diagnose};
 pub use self::measure::{IngestMeasurement, measure};
-pub use self::peers::{Hub, MOST_UNHEARD, Peers, PieceKey, Told};
+pub use self::peers::{Hub, MAX_UNRECEIVED, Peers, PieceKey, PieceUpdate};
 pub use self::plan::{IngestPlan, MemoryNeed};
-pub use self::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, LeftOut, Opened};
-pub use self::stats::{CacheStats, Counter, Counters, IngestStats, Stage, Stages, Stretch, WorkClock};
+pub use self::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, Opened, SkippedRecords};
+pub use self::stats::{CacheStats, Counter, Counters, IngestStats, Stage, Stages, Stopwatch, WorkClock};
 pub use self::tuner::Setting;
 
-use self::handover::{Bell, Handover};
+use self::handover::{Handover, Notify};
 use self::lane::{LaneReader, Piece};
 use self::tuner::Drive;
 pub use crate::clock::Clock;
@@ -101,7 +101,7 @@ struct Shared {
     /// Where lanes wait for their turn to decode.
     permits: Arc<DecodePermits>,
     /// Rung by all of them, where the packer takes from whichever is ready.
-    bell: Option<Arc<Bell>>,
+    notify: Option<Arc<Notify>>,
     /// The hosts that this one trains with.
     peers: Option<Arc<dyn Peers>>,
     counters: Arc<Counters>,
@@ -141,12 +141,12 @@ fn start_with(
     peers: Option<Arc<dyn Peers>>,
 ) -> Result<IngestHandle, Error> {
     // Hosts can only agree on an order that does not depend on who is ready.
-    let bell = (!plan.deterministic && peers.is_none()).then(Arc::default);
+    let notify = (!plan.deterministic && peers.is_none()).then(Arc::default);
     let tuner = plan.tuner(cores());
     let shared = Arc::new(Shared {
-        lanes: (0..plan.live_lanes()).map(|_| Handover::new(bell.clone())).collect(),
+        lanes: (0..plan.live_lanes()).map(|_| Handover::new(notify.clone())).collect(),
         permits: Arc::new(DecodePermits::new(plan.live_lanes(), tuner.setting().decoders, &plan.recorder)),
-        bell,
+        notify,
         peers,
         counters: Arc::new(Counters::recorded_by(&plan.recorder)),
         limits: plan.elastic().map(|elastic| Arc::clone(elastic.limits)).collect(),
@@ -271,12 +271,12 @@ impl Shared {
     }
 
     /// Tells the other hosts of a piece, or of its absence. An error means that this feed was called off.
-    fn tell(&self, key: PieceKey, piece: &Result<Option<Piece>, Error>) -> Result<(), Error> {
+    fn publish(&self, key: PieceKey, piece: &Result<Option<Piece>, Error>) -> Result<(), Error> {
         let Some(peers) = &self.peers else { return Ok(()) };
         match piece {
-            Ok(Some(piece)) => peers.tell(key, Told::of(piece)),
+            Ok(Some(piece)) => peers.send(key, PieceUpdate::of(piece)),
             Ok(None) => Ok(()),
-            Err(error) => peers.tell(key, Told::Failed(error.to_string())),
+            Err(error) => peers.send(key, PieceUpdate::Failed(error.to_string())),
         }
     }
 }
@@ -328,7 +328,7 @@ fn run_lane(plan: &IngestPlan, lane: u32, from: &Position, shared: &Shared) {
     let outcome = catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| Err(panicked(&*panic)));
     if let Err(error) = outcome {
         // Closed means that the packer has ended before: it has no use for the error.
-        let _ = handover.put(Err(error));
+        let _ = handover.send(Err(error));
     }
 }
 
@@ -355,14 +355,14 @@ fn read_lane(
             loop {
                 let key = PieceKey { pass, lane, number: reader.number() };
                 let piece = reader.next(&|| handover.is_closed());
-                if shared.tell(key, &piece).is_err() {
+                if shared.publish(key, &piece).is_err() {
                     return Ok(());
                 }
                 let Some(piece) = piece? else { return Ok(()) };
                 let end = matches!(piece, Piece::End(_));
                 if shared
                     .counters
-                    .wait(|counters| &counters.hand_wait, "wait for the packer", || handover.put(Ok(piece)))
+                    .wait(|counters| &counters.hand_wait, "wait for the packer", || handover.send(Ok(piece)))
                     .is_err()
                 {
                     return Ok(());

@@ -1,21 +1,24 @@
-//! What hosts that train together tell each other about their lanes.
+//! What hosts that train together exchange about their lanes.
 //!
-//! Every host decides the same order by the same [`Merge`](crate::order), for which it must know the extents
-//! of all lanes' windows, and reads only the lanes that are its own ([`Share`]). So the owner of a lane tells
-//! all others of each piece of it, as soon as it is read: a window's [`WindowExtent`], the end of the lane in this
-//! pass, or what went wrong. That is some forty bytes for thousands of rows.
+//! Every host computes the same order with the same [`Merge`](crate::order), which needs the extents of all lanes'
+//! windows. It reads only its own lanes ([`Share`]). So the owner of a lane sends each piece's description to all other
+//! hosts as soon as the piece is read: a window's [`WindowExtent`], the end of the lane in this pass, or an error. That
+//! is some forty bytes for thousands of rows.
 //!
-//! [`Peers`] is the seam to whatever carries these messages. **Order:** what is told of one lane is heard in
-//! the order in which it was told; all hosts of a generation start from one [`Position`](crate::order::Position),
-//! so both sides number a lane's pieces alike and a [`PieceKey`] only checks it. **Bound:** telling waits
-//! while a host has not yet heard [`MOST_UNHEARD`] earlier pieces of the lane. **No deadlock:** of all hosts
-//! take the one that is furthest behind in the order. If it needs a piece of its own lane, nobody keeps it
-//! from reading that. If it needs another's, the owner is no further behind, so the piece before was taken
-//! there and this one is being read; and telling it waits for nobody, as every host has heard the piece
-//! before. **Errors:** a lane's error is told in the place of its window, and ends the others' feeds at the
-//! same row as the owner's. A host that is gone ends them at the first piece that it owes.
+//! [`Peers`] is the interface to the transport. It guarantees:
 //!
-//! [`Hub`] carries messages between hosts that are simulated in one process.
+//! * **Order:** updates of one lane are received in the order in which they were sent. All hosts of a generation start
+//!   from one [`Position`](crate::order::Position), so both sides number a lane's pieces alike; a [`PieceKey`] only
+//!   checks it.
+//! * **Bound:** sending waits while a host has not received [`MAX_UNRECEIVED`] earlier pieces of the lane.
+//! * **No deadlock:** consider the host that is furthest behind in the order. If it needs a piece of its own lane,
+//!   nothing keeps it from reading that. If it needs another host's, the owner is no further behind, so the previous
+//!   piece was taken there and this one is being read; sending it does not wait, because every host has received the
+//!   previous piece.
+//! * **Errors:** a lane's error is sent in place of its window and ends all hosts at the same row. A host that is gone
+//!   ends the others at the first piece that it owes.
+//!
+//! [`Hub`] connects hosts that are simulated in one process.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -24,33 +27,33 @@ use super::lane::Piece;
 use crate::error::Error;
 use crate::order::{Pass, Share, WindowExtent};
 
-/// Pieces of a lane that may have been told and not yet heard by some host.
-pub const MOST_UNHEARD: usize = 2;
+/// The maximum number of pieces of a lane that some host has not received.
+pub const MAX_UNRECEIVED: usize = 2;
 
 /// The other hosts, as one host sees them.
 pub trait Peers: Send + Sync {
     /// This host's share of the lanes.
     fn share(&self) -> Share;
 
-    /// Tells every other host about a piece of one of this host's lanes. Waits while one of them has not
-    /// heard the [`MOST_UNHEARD`] before; a host that is gone is not waited for.
+    /// Sends an update about a piece of one of this host's lanes to every other host. Waits while one of them has not
+    /// received [`MAX_UNRECEIVED`] earlier ones; does not wait for a host that is gone.
     ///
     /// # Errors
     /// [`Error::Cancelled`] once closed.
-    fn tell(&self, key: PieceKey, told: Told) -> Result<(), Error>;
+    fn send(&self, key: PieceKey, update: PieceUpdate) -> Result<(), Error>;
 
-    /// Waits for what the owner of a lane tells about its next piece.
+    /// Waits for the update of a lane's next piece from its owner.
     ///
     /// # Errors
-    /// [`Error::Peer`] when the owner is gone and had not told it, or tells of another piece;
+    /// [`Error::Peer`] when the owner is gone without sending it, or sent another piece's;
     /// [`Error::Cancelled`] once closed.
-    fn hear(&self, key: PieceKey) -> Result<Told, Error>;
+    fn recv(&self, key: PieceKey) -> Result<PieceUpdate, Error>;
 
-    /// Leaves: ends all waits here, present and future. What was told before still reaches the others.
+    /// Leaves: ends all waits of this host, present and future. Updates sent before still reach the others.
     fn close(&self);
 }
 
-/// Which piece of which lane.
+/// Identifies a piece of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PieceKey {
     /// The pass.
@@ -61,18 +64,18 @@ pub struct PieceKey {
     pub number: u64,
 }
 
-/// What others need to know of a piece of a lane.
+/// What other hosts need to know of a piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
-    /// A window, and what was wrong with the last record left out of it, if one was.
+pub enum PieceUpdate {
+    /// A window, and the error of its last skipped record, if any.
     Window(WindowExtent, Option<String>),
-    /// The lane ends; so many records were left out since its last window, and what was wrong with the last.
+    /// The end of the lane: the number of records skipped since its last window, and the error of the last one.
     End(u64, Option<String>),
-    /// The lane could not go on, for this reason.
+    /// The lane failed with this error.
     Failed(String),
 }
 
-impl Told {
+impl PieceUpdate {
     pub(super) fn of(piece: &Piece) -> Self {
         let message = |error: &Option<Error>| error.as_ref().map(ToString::to_string);
         match piece {
@@ -91,8 +94,8 @@ pub struct Hub {
 
 #[derive(Default)]
 struct State {
-    /// Told and not yet heard, by hearing host and lane.
-    queues: HashMap<(u32, u32), VecDeque<(PieceKey, Told)>>,
+    /// Updates sent and not received, by receiving host and lane.
+    queues: HashMap<(u32, u32), VecDeque<(PieceKey, PieceUpdate)>>,
     gone: Vec<bool>,
 }
 
@@ -103,7 +106,7 @@ struct Member {
 }
 
 impl Hub {
-    /// Brings `hosts` hosts together: one end for each.
+    /// Connects `hosts` hosts; returns one end for each.
     pub fn connect(hosts: u32) -> Vec<Arc<dyn Peers>> {
         let gone = vec![false; hosts as usize];
         let state = Mutex::new(State { gone, ..State::default() });
@@ -112,7 +115,7 @@ impl Hub {
         shares.map(|share| Arc::new(Member { hub: Arc::clone(&hub), share }) as Arc<dyn Peers>).collect()
     }
 
-    /// No code under the lock can leave it half-changed, so a panic elsewhere does not poison it.
+    /// No panic under the lock can leave the state inconsistent, so poisoning is ignored.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -127,7 +130,7 @@ impl Peers for Member {
         self.share
     }
 
-    fn tell(&self, key: PieceKey, told: Told) -> Result<(), Error> {
+    fn send(&self, key: PieceKey, update: PieceUpdate) -> Result<(), Error> {
         let me = self.share.host();
         for other in (0..self.hub.hosts).filter(|&host| host != me) {
             let mut state = self.hub.lock();
@@ -139,8 +142,8 @@ impl Peers for Member {
                     break;
                 }
                 let queue = state.queues.entry((other, key.lane)).or_default();
-                if queue.len() < MOST_UNHEARD {
-                    queue.push_back((key, told.clone()));
+                if queue.len() < MAX_UNRECEIVED {
+                    queue.push_back((key, update.clone()));
                     self.hub.changed.notify_all();
                     break;
                 }
@@ -150,7 +153,7 @@ impl Peers for Member {
         Ok(())
     }
 
-    fn hear(&self, key: PieceKey) -> Result<Told, Error> {
+    fn recv(&self, key: PieceKey) -> Result<PieceUpdate, Error> {
         let (me, owner) = (self.share.host(), self.share.owner(key.lane));
         let mut state = self.hub.lock();
         loop {
@@ -158,11 +161,11 @@ impl Peers for Member {
                 return Err(Error::Cancelled);
             }
             let next = state.queues.get_mut(&(me, key.lane)).and_then(VecDeque::pop_front);
-            if let Some((heard, told)) = next {
+            if let Some((received, update)) = next {
                 self.hub.changed.notify_all();
-                let other = || format!("told of {heard:?} where {key:?} is next");
-                return if heard == key {
-                    Ok(told)
+                let other = || format!("sent {received:?}, but {key:?} is next");
+                return if received == key {
+                    Ok(update)
                 } else {
                     Err(Error::Peer { host: owner, message: other() })
                 };
@@ -196,55 +199,56 @@ mod tests {
     }
 
     #[test]
-    fn every_other_host_hears_each_piece_once_and_in_order() {
+    fn every_other_host_receives_each_piece_once_and_in_order() {
         let hosts = Hub::connect(3);
         thread::scope(|scope| {
-            for hearer in [0, 2] {
-                let host = &hosts[hearer];
+            for receiver in [0, 2] {
+                let host = &hosts[receiver];
                 scope.spawn(move || {
                     for number in 0..100 {
-                        assert_eq!(host.hear(key(1, number)).unwrap(), Told::End(number, None));
+                        assert_eq!(host.recv(key(1, number)).unwrap(), PieceUpdate::End(number, None));
                     }
                 });
             }
             for number in 0..100 {
-                hosts[1].tell(key(1, number), Told::End(number, None)).unwrap();
+                hosts[1].send(key(1, number), PieceUpdate::End(number, None)).unwrap();
             }
         });
     }
 
     #[test]
-    fn what_was_told_is_heard_though_the_teller_is_gone_and_then_no_more() {
+    fn updates_sent_before_leaving_are_received() {
         let hosts = Hub::connect(2);
-        hosts[1].tell(key(1, 0), Told::End(7, None)).unwrap();
+        hosts[1].send(key(1, 0), PieceUpdate::End(7, None)).unwrap();
         hosts[1].close();
-        assert_eq!(hosts[0].hear(key(1, 0)).unwrap(), Told::End(7, None));
-        assert!(matches!(hosts[0].hear(key(1, 1)), Err(Error::Peer { host: 1, .. })));
-        assert!(matches!(hosts[1].tell(key(1, 1), Told::End(0, None)), Err(Error::Cancelled)));
+        assert_eq!(hosts[0].recv(key(1, 0)).unwrap(), PieceUpdate::End(7, None));
+        assert!(matches!(hosts[0].recv(key(1, 1)), Err(Error::Peer { host: 1, .. })));
+        assert!(matches!(hosts[1].send(key(1, 1), PieceUpdate::End(0, None)), Err(Error::Cancelled)));
         // Nobody waits for a host that is gone.
         for number in 0..10 {
-            hosts[0].tell(key(0, number), Told::End(0, None)).unwrap();
+            hosts[0].send(key(0, number), PieceUpdate::End(0, None)).unwrap();
         }
     }
 
     #[test]
     fn hosts_that_started_apart_notice() {
         let hosts = Hub::connect(2);
-        hosts[1].tell(key(1, 4), Told::End(7, None)).unwrap();
-        assert!(matches!(hosts[0].hear(key(1, 3)), Err(Error::Peer { host: 1, .. })));
+        hosts[1].send(key(1, 4), PieceUpdate::End(7, None)).unwrap();
+        assert!(matches!(hosts[0].recv(key(1, 3)), Err(Error::Peer { host: 1, .. })));
     }
 
     #[test]
     fn closing_ends_both_waits() {
         let hosts = Hub::connect(2);
         thread::scope(|scope| {
-            let hearing = scope.spawn(|| hosts[0].hear(key(1, 0)));
-            let telling = scope
-                .spawn(|| (0..10).try_for_each(|number| hosts[0].tell(key(0, number), Told::End(0, None))));
+            let receiving = scope.spawn(|| hosts[0].recv(key(1, 0)));
+            let sending = scope.spawn(|| {
+                (0..10).try_for_each(|number| hosts[0].send(key(0, number), PieceUpdate::End(0, None)))
+            });
             thread::sleep(Duration::from_millis(5));
             hosts[0].close();
-            assert!(matches!(hearing.join().unwrap(), Err(Error::Cancelled)));
-            assert!(matches!(telling.join().unwrap(), Err(Error::Cancelled)));
+            assert!(matches!(receiving.join().unwrap(), Err(Error::Cancelled)));
+            assert!(matches!(sending.join().unwrap(), Err(Error::Cancelled)));
         });
     }
 }

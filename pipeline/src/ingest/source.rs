@@ -105,12 +105,12 @@ pub trait ChunkReader: Send {
     }
 
     /// The records left out, once the split has ended.
-    fn left_out(&mut self) -> LeftOut;
+    fn left_out(&mut self) -> SkippedRecords;
 }
 
 /// Records that could not be used and were left out.
 #[derive(Debug, Default)]
-pub struct LeftOut {
+pub struct SkippedRecords {
     /// How many.
     pub records: u64,
     /// What was wrong with the last of them.

@@ -156,7 +156,7 @@ pub struct WorkClock {
 
 /// A stretch of work of the thread that began it.
 #[derive(Debug)]
-pub struct Stretch {
+pub struct Stopwatch {
     began: Instant,
     /// Time that the thread had had on a core.
     core: Duration,
@@ -181,24 +181,24 @@ impl Counter {
 impl WorkClock {
     /// Does `work` and adds the time that it took.
     pub fn time<T>(&self, work: impl FnOnce() -> T) -> T {
-        let stretch = Stretch::begin();
+        let stopwatch = Stopwatch::start();
         let result = work();
-        self.add(&stretch, Duration::ZERO);
+        self.add(&stopwatch, Duration::ZERO);
         result
     }
 
     /// Adds the time since `stretch` began on this thread, of which it has waited so much for something else
     /// than a core.
-    pub fn add(&self, stretch: &Stretch, waited: Duration) {
+    pub fn add(&self, stretch: &Stopwatch, waited: Duration) {
         let core = core_time().saturating_sub(stretch.core);
         self.core.add(core);
         self.held_up.add(stretch.began.elapsed().saturating_sub(waited).saturating_sub(core));
     }
 }
 
-impl Stretch {
+impl Stopwatch {
     /// Begins now.
-    pub fn begin() -> Self {
+    pub fn start() -> Self {
         Self { began: Instant::now(), core: core_time() }
     }
 }

@@ -106,9 +106,9 @@ impl ChunkReader for SyntheticReader {
         }))
     }
 
-    fn left_out(&mut self) -> LeftOut {
+    fn left_out(&mut self) -> SkippedRecords {
         let records = self.source.left_out;
-        LeftOut {
+        SkippedRecords {
             records,
             last: (records > 0).then(|| Error::Invalid(format!("bad in split {}", self.split))),
         }

@@ -294,7 +294,7 @@ fn arbitrary_bytes_are_reported_without_a_panic() {
     }
     let whole = SOUND.len();
     for cut in (0..whole).filter(|&cut| SOUND.is_char_boundary(cut)) {
-        // Told or accepted, never a panic.
+        // PieceUpdate or accepted, never a panic.
         let _ = parse(&SOUND[..cut], &[]);
     }
 }
