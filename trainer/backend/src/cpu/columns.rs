@@ -28,7 +28,7 @@ pub(crate) fn copy_rows(cpu: &Cpu, operation: CopyRows<'_, Cpu>) {
     let (float, out) = (to.float(), to.parts());
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let out = unsafe { out.get((first + block.start) * stride..(first + block.end) * stride) };
         out.copy_from_slice(&from.as_slice()[block.start * stride..block.end * stride]);
         float.round_all(out);
@@ -89,7 +89,7 @@ pub(crate) fn each_row(
     let out = matrix.parts();
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
         for (row, out) in block.zip(out.chunks_exact_mut(stride.max(1))) {
             write(row, &mut out[..columns]);

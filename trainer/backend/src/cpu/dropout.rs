@@ -18,7 +18,7 @@ pub(crate) fn dropout(cpu: &Cpu, operation: Dropout<'_, Cpu>) {
     let numbers = matrix.parts();
     run!(cpu, tasks_for(rows.len(), ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows.len());
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let numbers = unsafe { numbers.get(block.start * stride..block.end * stride) };
         for (row, numbers) in (rows.start + block.start..).zip(numbers.chunks_exact_mut(stride.max(1))) {
             for (first, numbers) in (0..).step_by(LANES).zip(numbers[..columns].chunks_mut(4 * LANES)) {

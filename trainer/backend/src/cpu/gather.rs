@@ -23,7 +23,7 @@ pub(crate) fn gather(cpu: &Cpu, operation: Gather<'_, Cpu>) {
     let (float, out) = (out.float(), out.parts());
     run!(cpu, tasks_for(rows.len(), ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows.len());
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
         let block = rows.start + block.start..rows.start + block.end;
         for (number, lookup) in lookups.iter().enumerate() {

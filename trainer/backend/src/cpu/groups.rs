@@ -86,11 +86,12 @@ pub(crate) fn backward(
     run!(cpu, groups * blocks, |task| {
         let (group, block) = (task / blocks, rows_of_task(task % blocks, each, inputs));
         let start = group * inputs * stride;
-        // SAFETY: each task has a block of inputs of a group of its own.
+        // SAFETY: the team runs each task once; its number determines a group and, by `rows_of_task`, inputs of its
+        // own in it.
         let sums = unsafe { of_groups.get(start + block.start * stride..start + block.end * stride) };
         let number = thread_number();
-        // SAFETY: a thread is in one task at a time, which calls no operation, and the threads of a team have numbers
-        // of their own.
+        // SAFETY: the threads of a job have different numbers, which `Team::run` guarantees, and a thread runs one task
+        // at a time: this body runs no other.
         let room = unsafe { of_threads.get(number * PACKED..(number + 1) * PACKED) };
         let group = rows_of_task(group, of_group, rows);
         if group.is_empty() {
@@ -108,7 +109,7 @@ pub(crate) fn backward(
     run!(cpu, tasks_for(inputs, SUMMED), |task| {
         let block = rows_of_task(task, SUMMED, inputs);
         let part = block.start * stride..block.end * stride;
-        // SAFETY: blocks of inputs are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task inputs of its own.
         let out = unsafe { out.get(part.clone()) };
         if mode == GradientMode::Write {
             out.fill(0.0);

@@ -38,7 +38,7 @@ pub(crate) fn fm_forward(cpu: &Cpu, operation: FmForward<'_, Cpu>) {
     let (float, out) = (out.float(), out.parts());
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let out = unsafe { out.get(block.clone()) };
         for (row, out) in block.zip(out) {
             let vectors = &vectors.row(row)[..count * width];
@@ -59,7 +59,7 @@ pub(crate) fn fm_backward(cpu: &Cpu, operation: FmBackward<'_, Cpu>) {
     let (float, out) = (vectors_grad.float(), vectors_grad.parts());
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
         for (row, out) in block.zip(out.chunks_exact_mut(stride)) {
             let (vectors, g) = (&vectors.row(row)[..count * width], out_grad.row(row)[0]);
@@ -96,7 +96,7 @@ pub(crate) fn cross_forward(cpu: &Cpu, operation: CrossForward<'_, Cpu>) {
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         let part = block.start * stride..block.end * stride;
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let output = unsafe { output.get(part.clone()) };
         let (first, product) = (&first.as_slice()[part.clone()], &product.as_slice()[part.clone()]);
         let input = &input.as_slice()[part];
@@ -115,7 +115,7 @@ pub(crate) fn cross_backward(cpu: &Cpu, operation: CrossBackward<'_, Cpu>) {
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         let part = block.start * stride..block.end * stride;
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let product_grad = unsafe { product_grad.get(part.clone()) };
         // SAFETY: as above.
         let first_grad = unsafe { first_grad.get(part.clone()) };
@@ -141,7 +141,8 @@ pub(crate) fn dot_forward(cpu: &Cpu, operation: DotForward<'_, Cpu>) {
     let (float, out) = (out.float(), out.parts());
     run!(cpu, tasks, |task| {
         let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: a part a task, and blocks of rows are disjoint.
+        // SAFETY: the team runs each task once; its part starts at a multiple of its number, and `rows_of_task` gives
+        // it rows of its own.
         let transposed = unsafe { transposed.get(task * lanes * width..(task + 1) * lanes * width) };
         // SAFETY: as above.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
@@ -192,7 +193,7 @@ pub(crate) fn dot_backward(cpu: &Cpu, operation: DotBackward<'_, Cpu>) {
     let (float, out) = (vectors_grad.float(), vectors_grad.parts());
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
         for (row, out) in block.zip(out.chunks_exact_mut(stride)) {
             let (first, pairs) = out_grad.row(row).split_at(width);

@@ -52,7 +52,7 @@ pub(crate) fn forward(cpu: &Cpu, operation: LayerForward<'_, Cpu>) {
     run!(cpu, tasks_for(rows, each), |task| {
         let block = rows_of_task(task, each, rows);
         let lhs = View::row_major(input.as_slice(), rows, inputs, input.stride()).rows(block.clone());
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
         weights.product(lhs, out, out_stride, false);
         for out in out.chunks_exact_mut(out_stride) {
@@ -132,7 +132,7 @@ impl<'a> Factor<'a> {
         run!(cpu, tasks_for(rows, ROWS), |task| {
             let block = rows_of_task(task, ROWS, rows);
             let part = block.start * stride..block.end * stride;
-            // SAFETY: blocks of rows are disjoint.
+            // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
             let rounded = unsafe { parts.get(part.clone()) };
             rounded.copy_from_slice(&self.view.data[part]);
             self.float.round_all(rounded);
@@ -212,7 +212,8 @@ fn backward_by_bias(
     let gradient = output_grad.parts();
     run!(cpu, blocks, |task| {
         let block = rows_of_task(task, SUMMED, rows);
-        // SAFETY: one run of sums a block, and blocks of rows are disjoint.
+        // SAFETY: the team runs each task once; its sums start at its number, and `rows_of_task` gives it rows of its
+        // own.
         let sums = unsafe { sums.get(task * outputs..(task + 1) * outputs) };
         // SAFETY: as above.
         let gradient = unsafe { gradient.get(block.start * stride..block.end * stride) };
@@ -264,7 +265,7 @@ fn backward_by_input(
     let strips = Parts::new(&mut *transposed);
     run!(cpu, tasks_for(outputs, TILE), |task| {
         let columns = rows_of_task(task, TILE, outputs);
-        // SAFETY: each task writes rows of its own of the transposed matrix.
+        // SAFETY: the team runs each task once, and its strip starts at a multiple of its number.
         let strip = unsafe { strips.get(task * TILE * stride..(task + 1) * TILE * stride) };
         transpose(weights, columns, wanted, strip, stride);
         float.round_all(strip);
@@ -276,7 +277,7 @@ fn backward_by_input(
     let each = transposed.rows_of_task(cpu, rows, ROWS, ROWS);
     run!(cpu, tasks_for(rows, each), |task| {
         let block = rows_of_task(task, each, rows);
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
         transposed.product(output_grad.rows(block.clone()), out, out_stride, false);
         float.round_all(out);

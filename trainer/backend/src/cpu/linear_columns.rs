@@ -37,7 +37,7 @@ pub(crate) fn forward(
     let (float, out) = (out.float(), out.parts());
     run!(cpu, tasks_for(rows.len(), ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows.len());
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let out = unsafe { out.get(block.start * stride..block.end * stride) };
         for (row, out) in (rows.start + block.start..).zip(out.chunks_exact_mut(stride)) {
             let out = &mut out[..columns];
@@ -95,7 +95,7 @@ pub(crate) fn backward(
     let (weight_grad, bias_grad) = (weight_grad.parts(), bias_grad.parts());
     run!(cpu, tasks_for(columns, COLUMNS), |task| {
         let block = rows_of_task(task, COLUMNS, columns);
-        // SAFETY: blocks of columns are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task columns of its own.
         let bias_grad = unsafe { bias_grad.get(block.clone()) };
         for (place, &source) in dense.iter().enumerate() {
             // SAFETY: the same.

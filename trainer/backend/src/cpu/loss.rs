@@ -118,7 +118,7 @@ fn by_row(
     let gradients = gradient.parts();
     run!(cpu, tasks_for(rows.len(), ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows.len());
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let (losses, gradients) =
             unsafe { (losses.get(block.clone()), gradients.get(block.start * stride..block.end * stride)) };
         let of_batch = rows.start + block.start..rows.start + block.end;
@@ -144,7 +144,7 @@ pub(crate) fn sigmoid(cpu: &Cpu, operation: Sigmoid<'_, Cpu>) {
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
         let numbers = block.start * stride..block.end * stride;
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let out = unsafe { out.get(numbers.clone()) };
         for (out, &logit) in out.iter_mut().zip(&logits.as_slice()[numbers]) {
             *out = float.round(1.0 / (1.0 + (-logit).exp()));

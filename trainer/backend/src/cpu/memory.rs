@@ -24,9 +24,10 @@ pub(crate) struct Memory {
     layout: Layout,
 }
 
-// SAFETY: `Memory` owns what it points to, as `Box<[f32]>` would.
+// SAFETY: `Memory` owns its allocation, as `Box<[f32]>` does.
 unsafe impl Send for Memory {}
-// SAFETY: shared access through `&Memory` only reads.
+// SAFETY: shared access reads, except through `parts_of_shared`, whose caller guarantees that no two accesses to the
+// same numbers overlap in time.
 unsafe impl Sync for Memory {}
 
 impl Memory {

@@ -19,7 +19,7 @@ pub(crate) fn forward(cpu: &Cpu, operation: MixtureForward<'_, Cpu>) {
     let (gates, output) = (gates.parts(), output.parts());
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let (gates, output) = unsafe {
             let gates = gates.get(block.start * gates_stride..block.end * gates_stride);
             (gates, output.get(block.start * output_stride..block.end * output_stride))
@@ -53,7 +53,7 @@ pub(crate) fn backward(cpu: &Cpu, operation: MixtureBackward<'_, Cpu>) {
     let (logits_grad, experts_grad) = (logits_grad.parts(), experts_grad.parts());
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let (logits_grad, experts_grad) = unsafe {
             let logits_grad = logits_grad.get(block.start * logits_stride..block.end * logits_stride);
             (logits_grad, experts_grad.get(block.start * experts_stride..block.end * experts_stride))

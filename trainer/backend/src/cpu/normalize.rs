@@ -20,7 +20,7 @@ pub(crate) fn moments(cpu: &Cpu, operation: Moments<'_, Cpu>) {
             let (means, variances) = (mean.parts(), variance.parts());
             run!(cpu, tasks_for(rows, ROWS), |task| {
                 let block = rows_of_task(task, ROWS, rows);
-                // SAFETY: blocks of rows are disjoint.
+                // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
                 let (means, variances) = unsafe { (means.get(block.clone()), variances.get(block.clone())) };
                 for (row, (mean, variance)) in block.zip(means.iter_mut().zip(variances)) {
                     let (numbers, share) = (input.row(row), 1.0 / input.columns() as f32);
@@ -71,7 +71,7 @@ fn sum_columns<const N: usize>(
     let mut scratch = cpu.scratch(blocks * N * columns);
     let sums = scratch.parts();
     run!(cpu, blocks, |task| {
-        // SAFETY: one run of sums a block.
+        // SAFETY: the team runs each task once, and its sums start at a multiple of its number.
         let sums = unsafe { sums.get(task * N * columns..(task + 1) * N * columns) };
         sums.fill(0.0);
         for row in rows_of_task(task, ROWS, rows) {
@@ -108,7 +108,7 @@ pub(crate) fn forward(cpu: &Cpu, operation: NormalizeForward<'_, Cpu>) {
     let outputs = output.parts();
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let outputs = unsafe { outputs.get(block.start * stride..block.end * stride) };
         for (row, output) in block.zip(outputs.chunks_exact_mut(stride.max(1))) {
             let affine = input.row(row).iter().zip(scale).zip(shift);
@@ -155,7 +155,7 @@ pub(crate) fn backward(cpu: &Cpu, operation: NormalizeBackward<'_, Cpu>) {
     let (float, gradients) = (gradient.float(), gradient.parts());
     run!(cpu, tasks_for(rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let gradients = unsafe { gradients.get(block.start * stride..block.end * stride) };
         for (row, gradient) in block.zip(gradients.chunks_exact_mut(stride.max(1))) {
             let gradient = &mut gradient[..columns];

@@ -355,7 +355,7 @@ pub(crate) fn plan(cpu: &Cpu, operation: PlanRows<'_, Cpu>) {
     let count = plan.groups.len();
     let groups = Parts::new(&mut plan.groups);
     run!(cpu, count, |task| {
-        // SAFETY: each task takes a group of its own.
+        // SAFETY: the team runs each task once, and its group is at its index.
         let sorted = &mut unsafe { groups.get(task..task + 1) }[0];
         sorted.sort(batch);
     });

@@ -113,7 +113,7 @@ fn turn(cpu: &Cpu, softmax: &SoftmaxInput<'_, Cpu>, work: Work, turned: &mut [f3
     let (columns, stride) = (softmax.items.columns(), work.stride);
     let turned = Parts::new(turned);
     run!(cpu, tasks_for(columns, TILE), |task| {
-        // SAFETY: each task writes rows of its own.
+        // SAFETY: the team runs each task once, and its strip starts at a multiple of its number.
         let strip = unsafe { turned.get(task * TILE * stride..(task + 1) * TILE * stride) };
         transpose(softmax.items, rows_of_task(task, TILE, columns), work.rows, strip, stride);
         strip.iter_mut().for_each(|x| *x *= factor);
@@ -139,13 +139,13 @@ fn sweep(
     let (query_stride, item_stride) = (query_grad.stride(), CpuMatrix::stride_of(columns));
     let (float, query_grad) = (query_grad.float(), query_grad.parts());
     run!(cpu, work.groups(), |group| {
-        // SAFETY: each group has its own.
+        // SAFETY: the team runs each group's task once, and its memory starts at a multiple of its number.
         let scores = unsafe { scores.get(group * STRIP * stride..(group + 1) * STRIP * stride) };
         // SAFETY: as above.
         let item_grad = unsafe { item_grad.get(group * work.item_grad..(group + 1) * work.item_grad) };
         for strip in work.group(group) {
             let block = rows_of_task(strip, STRIP, rows);
-            // SAFETY: strips are disjoint.
+            // SAFETY: the groups have different strips, and `rows_of_task` gives each strip rows of its own.
             let losses = unsafe { losses.get(block.clone()) };
             // SAFETY: as above.
             let query_grad = unsafe { query_grad.get(block.start * query_stride..block.end * query_stride) };
@@ -216,7 +216,7 @@ fn sum_groups(cpu: &Cpu, work: Work, groups: &[f32], item_grad: &mut CpuMatrix) 
     run!(cpu, tasks_for(work.rows, ROWS), |task| {
         let block = rows_of_task(task, ROWS, work.rows);
         let block = block.start * stride..block.end * stride;
-        // SAFETY: blocks of rows are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
         let out = unsafe { out.get(block.clone()) };
         out.fill(0.0);
         for of_group in groups.chunks_exact(work.item_grad.max(1)) {

@@ -62,7 +62,7 @@ fn add_all(cpu: &Cpu, sum: &mut CpuMatrix, tasks: usize, each: impl Fn(usize) ->
     let mut scratch = cpu.scratch(tasks);
     let sums = scratch.parts();
     run!(cpu, tasks, |task| {
-        // SAFETY: one number a task.
+        // SAFETY: the team runs each task once, and its number is at its index.
         let sum = unsafe { sums.get(task..task + 1) };
         sum[0] = each(task);
     });

@@ -45,7 +45,7 @@ impl ByRule for MatrixStep<'_> {
         run!(cpu, tasks_for(gradient.len(), NUMBERS), |task| {
             let part = rows_of_task(task, NUMBERS, gradient.len());
             let gradient = &gradient[part.clone()];
-            // SAFETY: parts of tasks are disjoint.
+            // SAFETY: the team runs each task once, and its part starts at a multiple of its number.
             let weights = unsafe { weights.get(part.clone()) };
             // SAFETY: as above.
             let first = unsafe { first.get(if R::STATES > 0 { part.clone() } else { 0..0 }) };

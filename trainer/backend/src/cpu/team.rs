@@ -1,12 +1,13 @@
-//! The threads of the CPU backend: a fork and a join around a numbered list of tasks.
+//! The threads of the CPU backend: fork and join over a numbered list of tasks.
 //!
-//! A step is some thirty short parallel operations in a row, so what counts is the cost of one fork
-//! and join. Three properties are wanted that a general pool does not give at once: nothing is
-//! allocated, threads stay awake between the operations of one step, and a thread that wakes late is
-//! not waited for: who comes takes tasks, and the caller does too. A thread begins with a share of its own, the same
-//! part of each operation's tasks, so that it finds the rows it wrote in its core's caches; then it takes what others
-//! have left. So which thread takes which task is up to chance; operations give each result to one task, and its terms
-//! an order that does not depend on tasks, so results do not depend on it.
+//! A step is some thirty short parallel operations in a row, so the cost of a fork and join matters most. Rayon and
+//! other general pools do not combine three properties: a fork allocates nothing, threads stay awake between the
+//! operations of a step, and nobody waits for a thread that wakes late, because the caller and the awake threads take
+//! its tasks.
+//!
+//! A thread starts with its own share, the same part of each operation's tasks, so that the rows it wrote are in its
+//! core's caches. Then it takes tasks that others have left. So chance decides which thread runs a task. Results do not
+//! depend on it: each result belongs to one task, and its terms have an order that does not depend on tasks.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,16 +17,17 @@ use std::thread::JoinHandle;
 
 use crate::error::BackendError;
 
-/// Turns of a thread's spin, some tens of microseconds, before it sleeps until there is work.
+/// Iterations for which a thread without work spins before it sleeps: some tens of microseconds.
 const SPINS_BEFORE_SLEEP: u32 = 20_000;
-/// Turns of the caller's spin before it yields its core to the helpers it waits for.
+/// Iterations for which the caller spins before it yields its core to the helpers.
 const SPINS_BEFORE_YIELD: u32 = 2_000;
 
 thread_local! {
     static NUMBER: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The number of the calling thread in its team, from 0; that of the caller of [`Team::run`] is 0.
+/// The number of the calling thread within the running job: below [`Team::threads`], and different for all threads of
+/// the job. The caller of [`Team::run`] is 0.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn thread_number() -> usize {
     NUMBER.get()
@@ -101,12 +103,13 @@ impl Team {
         self.helpers.len() + 1
     }
 
-    /// Calls `body` once with each of `0..tasks`, in any order, on any of the threads, and returns when
-    /// all calls have.
+    /// Calls `body` exactly once with each of `0..tasks`, in any order and on any thread, and returns when all calls have
+    /// returned. Unsafe code relies on that: a task may write to memory that no other task number maps to.
     ///
     /// # Panics
     /// When `body` does.
     pub(crate) fn run(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
+        let _caller = CallerNumber::set();
         if tasks <= 1 || self.helpers.is_empty() {
             (0..tasks).for_each(body);
             return;
@@ -120,6 +123,23 @@ impl Team {
         drop(present);
         let panicked = std::mem::take(&mut self.shared.lock().panicked);
         assert!(!panicked, "a task of the CPU backend panicked");
+    }
+}
+
+/// Gives the calling thread number 0 until dropped, whatever its number in another team.
+struct CallerNumber {
+    before: usize,
+}
+
+impl CallerNumber {
+    fn set() -> Self {
+        Self { before: NUMBER.replace(0) }
+    }
+}
+
+impl Drop for CallerNumber {
+    fn drop(&mut self) {
+        NUMBER.set(self.before);
     }
 }
 
@@ -243,6 +263,23 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[test]
+    fn threads_of_a_job_have_different_numbers_below_the_size_of_its_team() {
+        let (outer, inner) = (Team::new(4).unwrap(), Team::new(2).unwrap());
+        outer.run(40, &|_| {
+            let before = NUMBER.get();
+            assert!(before < 4);
+            let busy = [AtomicUsize::new(0), AtomicUsize::new(0)];
+            inner.run(20, &|_| {
+                let number = NUMBER.get();
+                assert_eq!(busy[number].fetch_add(1, Ordering::SeqCst), 0);
+                std::thread::yield_now();
+                busy[number].fetch_sub(1, Ordering::SeqCst);
+            });
+            assert_eq!(NUMBER.get(), before);
+        });
+    }
 
     #[test]
     fn each_task_runs_once() {

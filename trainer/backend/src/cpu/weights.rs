@@ -62,7 +62,7 @@ fn over(
         let block = rows_of_task(task, each, inputs);
         let lhs = &input.as_slice()[rows.start * input.stride() + block.start..];
         let lhs = View::row_major(lhs, rows.len(), block.len(), input.stride());
-        // SAFETY: blocks of inputs are disjoint.
+        // SAFETY: the team runs each task once, and `rows_of_task` gives each task inputs of its own.
         let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
         output_grad.product(lhs.transposed(), out, out_stride, mode == GradientMode::Accumulate);
     });

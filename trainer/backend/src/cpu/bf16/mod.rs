@@ -160,7 +160,8 @@ impl<'a> Panels<'a> {
             let (first, panel) = (task / panels, task % panels);
             let block = rows_of_task(first, PACKED_PAIRS, pairs);
             let (start, each) = (panel * pairs, instructions.words(width));
-            // SAFETY: each task has pairs of a panel of its own.
+            // SAFETY: the team runs each task once; its number determines a panel and, by `rows_of_task`, pairs of
+            // its own in it.
             let words = unsafe { parts.get((start + block.start) * each..(start + block.end) * each) };
             instructions.pack(matrix, block, panel * width, words, width);
         });
