@@ -70,7 +70,7 @@ fn an_unusable_checkpoint_is_rejected_before_training() {
     let source = run(&shell, "train", &linear);
     let checkpoint = source["checkpoint"].as_str().unwrap();
     let message = rejected(&format!("warm_start.checkpoint={checkpoint}"));
-    let wanted = "a model of kind `wide_deep` cannot begin with the weights of one of kind `linear`";
+    let wanted = "a model of kind `wide_deep` cannot start from the weights of a model of kind `linear`";
     assert!(message.contains(wanted) && message.contains(checkpoint), "{message}");
     let kept = fs::read_dir(job.directory().join("checkpoints")).unwrap();
     let kept: Vec<_> = kept.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
