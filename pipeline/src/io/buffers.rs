@@ -1,7 +1,7 @@
-//! Memory for what is read, used again and again.
+//! Reusable memory for reads.
 //!
-//! A megabyte from the allocator is fresh pages from the kernel each time, which cost more than the copy out
-//! of the page cache. So buffers go back to a free list when the last slice of them is dropped.
+//! A megabyte from the allocator is new pages from the kernel each time, which cost more than the copy from the page
+//! cache. So buffers return to a free list when their last slice is dropped.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,25 +14,25 @@ pub(crate) const BLOCK_BYTES: u64 = 2 << 20;
 /// The maximum size of a read of a local file.
 pub(crate) const FILE_BYTES: u64 = 1 << 20;
 
-/// Usual sizes, of what is read from files and of what is fetched: what is a little shorter has them too.
+/// The usual sizes of reads; slightly shorter reads use them too.
 const SIZES: [usize; 2] = [FILE_BYTES as usize, BLOCK_BYTES as usize];
-/// What is smaller is not worth keeping.
+/// Smaller buffers are not kept.
 const LEAST_BYTES: usize = SIZES[0] / 4;
-/// Bytes that wait to be used again.
+/// Maximum size of the free list.
 const FREE_BYTES: usize = 16 << 20;
 
-/// The free list; clones are the same one.
+/// The free list, shared by its clones.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Buffers(Arc<Mutex<Free>>);
 
 #[derive(Debug, Default)]
 struct Free {
-    /// The one that has waited longest first.
+    /// The buffer that has been unused for longest comes first.
     waiting: VecDeque<Vec<u8>>,
     bytes: usize,
 }
 
-/// Some memory. What it holds at first means nothing.
+/// A buffer, initially with arbitrary contents.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     memory: Vec<u8>,
@@ -41,9 +41,9 @@ pub(crate) struct Buffer {
 }
 
 impl Buffers {
-    /// Memory of `length` bytes.
+    /// A buffer of `length` bytes.
     pub(crate) fn take(&self, length: usize) -> Buffer {
-        // Made without the lock, which ends with the line.
+        // Allocated after the lock is released, at the end of the line above.
         let waiting = self.free().take(length);
         let memory = waiting.unwrap_or_else(|| {
             let usual = SIZES.into_iter().find(|&size| serves(size, length));
@@ -57,21 +57,21 @@ impl Buffers {
     }
 }
 
-/// Whether memory of `size` bytes may serve for `length`: a small read does not pin a large buffer.
+/// Whether a buffer of `size` bytes may serve for `length`: a small read does not occupy a large buffer.
 fn serves(size: usize, length: usize) -> bool {
     length <= size && length > size / 2
 }
 
 impl Free {
     fn take(&mut self, length: usize) -> Option<Vec<u8>> {
-        // The one that came last is the one that the caches know best.
+        // The last one returned is most likely in a cache.
         let place = self.waiting.iter().rposition(|memory| serves(memory.len(), length))?;
         let memory = self.waiting.remove(place)?;
         self.bytes -= memory.len();
         Some(memory)
     }
 
-    /// Keeps `memory`, and lets go of what has waited longest where that is too much. Returns what is to be freed.
+    /// Keeps `memory` and removes the longest unused buffers above the limit. Returns the buffers to free.
     fn keep(&mut self, memory: Vec<u8>) -> Vec<Vec<u8>> {
         self.bytes += memory.len();
         self.waiting.push_back(memory);
@@ -108,7 +108,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let memory = std::mem::take(&mut self.memory);
         if memory.len() >= LEAST_BYTES {
-            // Freed without the lock, which ends with the line.
+            // Freed after the lock is released, at the end of the line above.
             let gone = self.home.free().keep(memory);
             drop(gone);
         }

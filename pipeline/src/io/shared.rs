@@ -1,16 +1,14 @@
-//! What one reader fetches, the others get too.
+//! Shares what one reader fetches with the others.
 //!
-//! Objects are cut into blocks at fixed places, so that readers ask for the same pieces. A piece that is on
-//! its way is waited for by all who want it; one that has come is kept until newer ones of `capacity` bytes
-//! in all have pushed it out, the least recently used first.
+//! Objects are cut into blocks at fixed offsets, so that readers request the same pieces. Readers of a piece in
+//! flight wait for the same request. A fetched piece is kept, in a least-recently-used cache of `capacity` bytes.
 //!
-//! **What holds.** Of two readers of an object, however they overlap, no piece is fetched twice while the
-//! second comes to it before `capacity` further bytes were fetched by anyone on the host; readers that start
-//! together and go at about the same speed therefore cost the network one pass. Beyond that window the bytes
-//! cross again, unless the local cache has them. (Hedges and retries cost what they cost; see
-//! [`super::fetch`].)
+//! **Guarantee.** Of two readers of an object, no piece is fetched twice if the second needs it before the host has
+//! fetched `capacity` more bytes. So readers that start together and run at about the same speed cost one pass over
+//! the network. Beyond that window bytes are fetched again, unless the local cache has them. (Hedges and retries of
+//! [`super::fetch`] come on top.)
 //!
-//! A flight is carried by those who wait for it, and ends when the last of them is dropped.
+//! A request is driven by the readers that wait for it, and aborted when the last of them is dropped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -31,7 +29,7 @@ pub(crate) struct Identity {
     pub(crate) version: Arc<str>,
 }
 
-/// Bytes of an object.
+/// A byte range of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Piece {
     pub(crate) object: Identity,
@@ -40,7 +38,7 @@ pub(crate) struct Piece {
 
 type Flight = BoxFuture<'static, Result<Bytes, Failure>>;
 
-/// Pieces on their way, and pieces kept.
+/// Pieces in flight and pieces kept.
 #[derive(Debug)]
 pub(crate) struct Shared {
     capacity: u64,
@@ -52,7 +50,7 @@ pub(crate) struct Shared {
 struct State {
     flying: HashMap<Piece, (u64, WeakShared<Flight>)>,
     kept: HashMap<Piece, (u64, Bytes)>,
-    /// Kept pieces by when they were last used.
+    /// Kept pieces by their last use.
     by_use: BTreeMap<u64, Piece>,
     bytes: u64,
     clock: u64,
@@ -63,17 +61,17 @@ impl Shared {
         Self { capacity, state: Mutex::default(), hit_bytes: AtomicU64::new(0) }
     }
 
-    /// Bytes that were not fetched, because another reader had.
+    /// Bytes that another reader had fetched.
     pub(crate) fn hit_bytes(&self) -> u64 {
         self.hit_bytes.load(Ordering::Relaxed)
     }
 
-    /// Keeps nothing any more that was fetched of `object`: what was found damaged may have been so on its way.
+    /// Drops the kept pieces of `object`, which may have been damaged in transit.
     pub(crate) fn forget(&self, object: &Identity) {
         self.lock().forget(object);
     }
 
-    /// The bytes of `piece`: kept, on their way, or else what `fetch` brings.
+    /// The bytes of `piece`: kept, in flight, or else fetched by `fetch`.
     pub(crate) async fn get(&self, piece: Piece, fetch: impl FnOnce() -> Flight) -> Result<Bytes, Failure> {
         let (id, flight) = {
             let mut state = self.lock();

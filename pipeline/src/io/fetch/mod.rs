@@ -1,12 +1,12 @@
-//! Fetching ahead of decoding: the only place where ingest waits for storage.
+//! Reads objects ahead of decoding: the only place where ingest waits for storage.
 //!
-//! The decoding thread takes an object's bytes as a [`BufRead`], or some ranges of it at once; pieces are
-//! read ahead of it on the runtime, so many that it seldom waits and no more than its memory budget knows of.
-//! Dropping the receiving end ends the reads; so does calling off the [`crate::io::storage::Stores`] that the
-//! object was listed by, which also wakes who waits.
+//! The decoding thread reads an object's bytes as a [`BufRead`], or several ranges at once. Pieces are read ahead on
+//! the runtime: enough that the thread seldom waits, and within the memory budget. Dropping the reader ends its
+//! requests, and so does cancelling the [`crate::io::storage::Stores`] that listed the object, which also wakes
+//! waiting threads.
 //!
-//! A piece of a local file is one `pread` on one of the runtime's blocking threads. A piece of a remote object
-//! goes through what all readers of the host share:
+//! A piece of a local file is one `pread` on a blocking thread of the runtime. A piece of a remote object goes
+//! through what all readers of the host share:
 //!
 //! ```text
 //! shared    pieces on their way or just come, so that each crosses the network once
@@ -39,20 +39,20 @@ use super::storage::{Object, OpenFile};
 use crate::error::Error;
 use crate::ranges::merged;
 
-/// Blocks of one range fetched at once.
+/// Maximum number of concurrent requests for the blocks of one range.
 const BLOCKS_AT_ONCE: usize = 4;
-/// Ranges of one object fetched at once.
+/// Maximum number of concurrent ranges of one object.
 const RANGES_AT_ONCE: usize = 4;
-/// Ranges of a remote object with no more than this between them are fetched as one.
+/// Ranges of a remote object with at most this many bytes between them are fetched as one.
 const GAP_BYTES: u64 = 128 << 10;
 
-/// How pieces of `object` are read within `limits`: bytes of each, and how many at once.
+/// The size of `object`'s pieces within `limits`, and the number of concurrent ones.
 fn pieces_of(object: &Object, limits: &ReadLimits) -> (u64, usize) {
     let Ranges { bytes, in_flight } = limits.ranges();
     if object.is_local() {
         return (bytes.min(FILE_BYTES), in_flight as usize);
     }
-    // Of fixed sizes, so that readers ask for the same pieces: what of the ranges fits none is used for more.
+    // Of fixed sizes, so that readers request the same pieces. The rest of the range's bytes allow more of them.
     let size = 1 << bytes.min(BLOCK_BYTES).ilog2();
     (size, (bytes * u64::from(in_flight) / size).min(MAX_STREAMS.into()) as usize)
 }
@@ -68,7 +68,7 @@ impl Object {
     }
 }
 
-/// An object being read.
+/// An open object.
 #[derive(Clone)]
 struct Source {
     object: Object,
@@ -96,7 +96,7 @@ impl Source {
         read
     }
 
-    /// Reads several ranges, in their order: where each starts, and its bytes.
+    /// Reads several ranges in order. Returns the start and the bytes of each.
     async fn read_all(&self, ranges: Vec<Range<u64>>) -> Result<Vec<(u64, Bytes)>, Error> {
         futures::stream::iter(ranges)
             .map(|range| {
@@ -135,12 +135,12 @@ impl Source {
         }
     }
 
-    /// Part of one block, fetched by us or by another reader.
+    /// Part of one block, fetched here or by another reader.
     async fn piece(&self, range: Range<u64>) -> Result<Bytes, Error> {
         let object = &self.object;
         let piece = Piece { object: object.identity(), range: range.clone() };
         let flight = || {
-            // On a task of its own, so that bytes flow while those who wait for them do other things.
+            // On a task, so that bytes arrive while the waiting readers do other work.
             let fetching = Flying(tokio::spawn(request::fetch(object.clone(), range)));
             async move { fetching.land().await }.boxed()
         };
@@ -148,7 +148,7 @@ impl Source {
     }
 }
 
-/// A fetch at work; ends when dropped.
+/// A running fetch, aborted on drop.
 struct Flying(tokio::task::JoinHandle<Result<Bytes, Failure>>);
 
 impl Flying {
@@ -167,7 +167,7 @@ impl Drop for Flying {
     }
 }
 
-/// `range`, cut at the multiples of `size`.
+/// Splits `range` at the multiples of `size`.
 fn pieces(range: Range<u64>, size: u64) -> impl ExactSizeIterator<Item = Range<u64>> {
     let Range { start, end } = range;
     let count = if start < end { (end.div_ceil(size) - start / size) as usize } else { 0 };
@@ -178,14 +178,14 @@ fn pieces(range: Range<u64>, size: u64) -> impl ExactSizeIterator<Item = Range<u
     })
 }
 
-/// An object's bytes in order, fetched ahead. Reading blocks, so it must not be done in async code.
+/// An object's bytes in order, read ahead. Reading blocks, so it must not be done in async code.
 pub(crate) struct FetchedBytes {
     source: Source,
     limits: Arc<ReadLimits>,
     context: ReadContext,
-    /// What is read, or has been: the next bytes first.
+    /// Pieces requested or read, in order.
     ahead: VecDeque<Ahead>,
-    /// Where the next piece to be read starts.
+    /// The start of the next piece to request.
     next: u64,
     end: u64,
     current: Bytes,
@@ -193,10 +193,10 @@ pub(crate) struct FetchedBytes {
     waited: Duration,
 }
 
-/// A piece that is read ahead.
+/// A piece read ahead.
 type Ahead = Pending<Bytes>;
 
-/// What a task is going to send; the task is ended when this is dropped.
+/// The result of a task, which is aborted on drop.
 struct Pending<T> {
     result: oneshot::Receiver<Result<T, Error>>,
     task: Aborting,
@@ -213,12 +213,12 @@ impl Drop for Aborting {
 impl<T: Send + 'static> Pending<T> {
     fn start(runtime: &Handle, work: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
         let (sender, result) = oneshot::channel();
-        // Where nobody takes it, the reader was dropped.
+        // Sending fails if the reader was dropped.
         let task = runtime.spawn(async move { drop(sender.send(work.await)) });
         Self { result, task: Aborting(task.abort_handle()) }
     }
 
-    /// What has come already. A channel that closes early means that the runtime has shut down.
+    /// The result, if it is ready. A channel that closes early means that the runtime was shut down.
     fn now(&mut self) -> Option<Result<T, Error>> {
         match self.result.try_recv() {
             Ok(result) => Some(result),
@@ -243,7 +243,7 @@ impl FetchedBytes {
         Self::start_range(object, whole, limits, context)
     }
 
-    /// Starts to fetch `range` of `object`, as far as it reaches.
+    /// Starts to fetch `range` of `object`, up to the object's end.
     pub(crate) fn start_range(
         object: Object,
         range: Range<u64>,
@@ -267,7 +267,7 @@ impl FetchedBytes {
         this
     }
 
-    /// Bytes not yet taken.
+    /// Bytes not yet read.
     pub(crate) fn remaining(&self) -> u64 {
         self.remaining
     }
@@ -294,7 +294,7 @@ impl FetchedBytes {
 impl BufRead for FetchedBytes {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.current.is_empty() && self.remaining > 0 {
-            // Its memory goes back before the next piece needs some.
+            // Frees its memory before the next piece needs some.
             self.current = Bytes::new();
             let Some(mut next) = self.ahead.pop_front() else {
                 return Err(io::Error::other(Error::Cancelled));
@@ -329,20 +329,19 @@ impl Read for FetchedBytes {
     }
 }
 
-/// Some ranges of an object, fetched at once.
+/// Several ranges of an object, fetched concurrently.
 pub(crate) struct FetchedRanges {
     pending: Pending<Vec<(u64, Bytes)>>,
     permit: Permit,
 }
 
 impl FetchedRanges {
-    /// Starts to fetch `ranges`, which are sorted and do not overlap. Ones that are close to each other may
-    /// come as one.
+    /// Starts to fetch `ranges`, which are sorted and disjoint. Adjacent ones may be merged.
     pub(crate) fn start(object: Object, ranges: Vec<Range<u64>>, context: &ReadContext) -> Self {
         Self::start_after(object, Vec::new(), |_| ranges, context)
     }
 
-    /// The same, for ranges that follow from others, which are fetched before and are among the result.
+    /// The same for ranges that depend on `first` ranges, which are fetched before and included in the result.
     pub(crate) fn start_after(
         object: Object,
         first: Vec<Range<u64>>,
@@ -360,7 +359,7 @@ impl FetchedRanges {
         Self { pending, permit: context.permit.clone() }
     }
 
-    /// Waits for all of them: where each starts, and its bytes.
+    /// Waits for all ranges. Returns the start and the bytes of each.
     pub(crate) fn wait(self) -> Result<Vec<(u64, Bytes)>, Error> {
         let Self { pending, permit } = self;
         permit.released_while(|| pending.wait())

@@ -1,15 +1,14 @@
-//! One piece of a remote object, come what may: tried, tried again, and tried twice at once.
+//! Fetches one piece of a remote object, with retries and hedging.
 //!
-//! A try may fail in ways that pass: 408, 429 and all of 500 and above, a connection that is refused, reset or
-//! silent, a body that is cut, short or trickles (as curl's `--speed-limit` has it), an answer with other
-//! bytes than those asked for. What did arrive is kept, and the next try asks for the rest, still on the
-//! condition that the object is the one listed. Tries are apart by a random time up to a bound that doubles
-//! ("full jitter", Brooker, "Exponential Backoff And Jitter", AWS 2015), and end at a deadline. An
-//! answer of 401 or 403 gets new credentials, twice: a token that has expired by the service's clock only, or
-//! was withdrawn, is no reason to fail.
+//! These failures are retried: status 408, 429, and 500 and above; a connection that is refused, reset or silent; a
+//! body that is truncated or slower than a limit (as with curl's `--speed-limit`); a response with another range than
+//! requested. Bytes received so far are kept: the next attempt requests the rest, on the condition that the object is
+//! unchanged. Pauses are random up to a bound that doubles ("full jitter", Brooker, "Exponential Backoff And Jitter",
+//! AWS 2015); attempts end at a deadline. A response of 401 or 403 renews the credentials, up to twice, because a
+//! token may have expired by the service's clock or been revoked.
 //!
-//! Bytes that arrive whole and wrong are not seen here: services tell no checksum of a part. Formats see
-//! them, by the checksums of TFRecord frames and Parquet pages.
+//! Corrupted bytes are not detected here, because services send no checksum of a range. Formats detect them by the
+//! checksums of TFRecord frames and Parquet pages.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -28,19 +27,19 @@ use crate::io::buffers::Buffer;
 use crate::io::failure::Failure;
 use crate::io::storage::{Clients, Object, Refused};
 
-/// A try that brings fewer bytes in a second, over the same time, has failed too.
+/// An attempt slower than this many bytes per second, over the same time, has failed too.
 const TRICKLE: u64 = 16 << 10;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
-/// Times that new credentials are asked for.
+/// Maximum number of renewals of credentials.
 const RENEWALS: u32 = 2;
 
-/// Why a try has failed.
+/// Why an attempt failed.
 enum Trouble {
     Final(Failure),
-    /// Another one may do better with other credentials.
+    /// A retry with other credentials may succeed.
     Denied(object_store::Error, Arc<Clients>),
-    /// Another one may do better.
+    /// A retry may succeed.
     Passing {
         message: String,
         throttled: bool,
@@ -65,7 +64,7 @@ impl Trouble {
                 Self::Final(Failure::Storage(Arc::new(error)))
             }
             error => match Refused::of(&error) {
-                // Another range than there is: the object is shorter now.
+                // The range is past the end: the object is shorter now.
                 Some(Refused { status: 416, .. }) => Self::Final(Failure::Changed),
                 Some(refused) if !refused.is_passing() => Self::Final(Failure::Storage(Arc::new(error))),
                 Some(refused) => {
@@ -77,7 +76,7 @@ impl Trouble {
     }
 }
 
-/// The innermost reason, which is the one that says something.
+/// The innermost cause, which is the informative one.
 fn root_cause(error: &object_store::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(inner) = cause.source() {
@@ -86,7 +85,7 @@ fn root_cause(error: &object_store::Error) -> String {
     cause.to_string()
 }
 
-/// A piece on its way.
+/// A piece being fetched.
 struct Part {
     range: Range<u64>,
     buffer: Buffer,
@@ -103,7 +102,7 @@ impl Part {
         self.range.start + self.filled as u64..self.range.end
     }
 
-    /// Appends what came; false if it is more than was asked for.
+    /// Appends received bytes; returns false if they exceed the requested range.
     fn append(&mut self, bytes: &[u8]) -> bool {
         let room = self.buffer.as_mut().get_mut(self.filled..self.filled + bytes.len());
         let Some(room) = room else { return false };
@@ -113,7 +112,7 @@ impl Part {
     }
 }
 
-/// Fetches `range` of a remote object, which is not empty.
+/// Fetches a non-empty `range` of a remote object.
 pub(crate) async fn fetch(object: Object, range: Range<u64>) -> Result<Bytes, Failure> {
     let store = Arc::clone(object.store());
     let traffic = store.traffic();
@@ -166,15 +165,15 @@ fn gave_up(tries: u32, begun: Instant, message: String) -> Failure {
     Failure::GaveUp { tries, seconds: begun.elapsed().as_secs(), message }
 }
 
-/// A random time up to a bound that doubles with each try.
+/// A random pause up to a bound that doubles with each attempt.
 fn pause(tries: u32) -> Duration {
     let bound = SHORTEST_PAUSE.saturating_mul(1 << tries.min(16)).min(LONGEST_PAUSE);
-    // A fresh hasher is a fresh random number.
+    // A new hasher is seeded at random.
     let random = RandomState::new().build_hasher().finish();
     bound.mul_f64(random as f64 / u64::MAX as f64)
 }
 
-/// One try, and a second one beside it if the first is late.
+/// One attempt, with a second concurrent one if the first is late.
 async fn hedged(object: &Object, part: Part) -> (Part, Result<(), Trouble>) {
     let traffic = object.store().traffic();
     let (whole, missing) = (part.range.clone(), part.missing());
@@ -187,7 +186,7 @@ async fn hedged(object: &Object, part: Part) -> (Part, Result<(), Trouble>) {
         return first.await;
     }
     traffic.hedges.fetch_add(1, Ordering::Relaxed);
-    // The second asks for the whole piece, so that either makes the other one superfluous.
+    // The second one requests the whole piece, so that the first of them to finish suffices.
     let second = pin!(attempt(object, Part::new(object, whole)));
     match select(first, second).await {
         Either::Left(((part, Err(Trouble::Passing { .. })), second)) => match second.await {
@@ -199,7 +198,7 @@ async fn hedged(object: &Object, part: Part) -> (Part, Result<(), Trouble>) {
     }
 }
 
-/// One request, and its body.
+/// One request and its body.
 async fn attempt(object: &Object, mut part: Part) -> (Part, Result<(), Trouble>) {
     let (begun, missing) = (Instant::now(), part.missing());
     let done = receive(object, &mut part).await;

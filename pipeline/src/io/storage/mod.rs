@@ -1,13 +1,11 @@
-//! Where data lies: addresses and globs turned into a frozen, sorted listing of objects.
+//! Storage: addresses and globs are resolved to a frozen, sorted listing of objects.
 //!
-//! Everything is read through [`object_store::ObjectStore`], but for local files, whose bytes are taken
-//! straight from the file. A listing is frozen: each read is made on the condition that the object is still
-//! the one listed, and fails with [`Error::Changed`] otherwise, so that an epoch never mixes two versions
-//! of a file.
+//! Everything is read through [`object_store::ObjectStore`], except for local files, which are read directly. A
+//! listing is frozen: each read is conditional on the object being unchanged since it was listed, and fails with
+//! [`Error::Changed`] otherwise. So an epoch never mixes two versions of a file.
 //!
-//! [`Stores`] is put together once, by the daemon or a tool, and handed to who reads: it holds one set of
-//! clients for each bucket, so that all jobs share connections, tokens and what is known of the service's
-//! speed, and one buffer, so that they share what they fetch ([`super::fetch`]).
+//! The daemon or a tool creates one [`Stores`]. It holds one set of clients per bucket, so that all jobs share
+//! connections, tokens and measurements, and one buffer, so that they share what they fetch ([`super::fetch`]).
 
 mod address;
 mod client;
@@ -41,13 +39,13 @@ use crate::io::cancel::Cancel;
 use crate::io::shared::Shared;
 use crate::io::traffic::{FetchStats, Traffic};
 
-/// Buckets whose clients are kept at once.
+/// Maximum number of buckets whose clients are kept.
 const MOST_STORES: usize = 256;
 
-/// Storage, as those who share a host share it.
+/// Access to storage, shared by a host.
 ///
-/// Clones are the same value. [`Stores::for_job`] shares clients and what is fetched too, but is called off
-/// and recorded by itself.
+/// Clones are the same value. [`Stores::for_job`] shares clients and fetched bytes, but is cancelled and recorded
+/// separately.
 #[derive(Clone, Debug)]
 pub struct Stores {
     host: Arc<Host>,
@@ -56,7 +54,7 @@ pub struct Stores {
     recorder: Arc<Recorder>,
 }
 
-/// What all on this host share.
+/// What all users on this host share.
 #[derive(Debug)]
 struct Host {
     next_store: AtomicU64,
@@ -66,10 +64,10 @@ struct Host {
 }
 
 impl Stores {
-    /// Bytes that were fetched and are kept for others who are about to read them, unless told otherwise.
+    /// The default size of the buffer of shared bytes.
     pub const SHARED_BYTES: u64 = 64 << 20;
 
-    /// Storage reached as `spec` says. `shared_bytes` of what was fetched are kept for others.
+    /// Storage with these settings. `shared_bytes` of what was fetched are kept for other readers.
     pub fn new(spec: StorageSpec, shared_bytes: u64) -> Self {
         let host = Host {
             next_store: AtomicU64::new(0),
@@ -85,8 +83,8 @@ impl Stores {
         }
     }
 
-    /// The same storage for one job: what `spec` says counts before what was said for the host, and
-    /// [`Stores::cancel`] calls off this job's reads alone.
+    /// The same storage for one job, whose `spec` overrides the host's. [`Stores::cancel`] cancels this job's reads
+    /// only.
     #[must_use]
     pub fn for_job(&self, spec: &StorageSpec) -> Self {
         Self {
@@ -97,14 +95,13 @@ impl Stores {
         }
     }
 
-    /// Lists what `patterns` name. Relative paths start from `base`.
+    /// Lists the objects that `patterns` match. Relative paths start at `base`.
     ///
-    /// `*`, `?` and `[...]` stay within one directory, `**` crosses directories, `{a,b}` is either. Names
-    /// that start with a dot are matched only by a glob that says the dot. The listing is sorted by place,
-    /// and a file that two patterns match is in it once.
+    /// `*`, `?` and `[...]` stay within one directory, `**` crosses directories, `{a,b}` is either. Only a glob with
+    /// a leading dot matches names that start with one. The listing is sorted by address and has no duplicates.
     ///
     /// # Errors
-    /// When a pattern names nothing, storage refuses, or a listing is faulty and stays so.
+    /// When a pattern matches nothing, storage refuses, or a listing fails until the deadline.
     pub async fn list(&self, patterns: &[String], base: &Path) -> Result<Vec<Object>, Error> {
         let base = std::path::absolute(base).map_err(|source| Error::io(base, source))?;
         let mut objects = Vec::new();
@@ -116,22 +113,22 @@ impl Stores {
         Ok(objects)
     }
 
-    /// Begins to write an object; a relative path starts from `base`.
+    /// Starts to write an object; a relative path starts at `base`.
     ///
     /// # Errors
-    /// When the address means nothing, or its storage cannot be reached.
+    /// When the address is invalid, or its storage cannot be reached.
     pub async fn create(&self, path: &str, base: &Path) -> Result<Upload, Error> {
         let base = std::path::absolute(base).map_err(|source| Error::io(base, source))?;
         Upload::create(self, path, &base).await
     }
 
-    /// Calls off all reads and writes of objects by this value or its clones, for good: those who wait for
-    /// storage get [`Error::Cancelled`] at once, whatever storage does.
+    /// Cancels all reads and writes of objects by this value and its clones, permanently. Waiting calls return
+    /// [`Error::Cancelled`] at once, even if storage hangs.
     pub fn cancel(&self) {
         self.cancel.cancel();
     }
 
-    /// What was fetched so far, on the whole host.
+    /// Statistics of the whole host.
     pub fn stats(&self) -> FetchStats {
         let stores = self.host.stores.lock().unwrap_or_else(PoisonError::into_inner);
         let mut stats = FetchStats { shared_bytes: self.host.shared.hit_bytes(), ..FetchStats::default() };
@@ -142,7 +139,7 @@ impl Stores {
         stats
     }
 
-    /// The clients for `address`: those there are, or new ones.
+    /// The clients for `address`, created if needed.
     async fn store(&self, address: &Address<'_>) -> object_store::Result<Arc<Store>> {
         let known = |stores: &[(StorageSpec, Arc<Store>)]| {
             let mut stores = stores.iter();
@@ -166,7 +163,7 @@ impl Stores {
         Ok(made)
     }
 
-    /// Where what is read by this value and its clones is recorded while somebody looks.
+    /// The recorder of this value's reads.
     pub fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
     }
@@ -190,15 +187,15 @@ impl Default for Stores {
     }
 }
 
-/// Whether `address` names a file of this machine.
+/// Whether `address` is a local file.
 ///
 /// # Errors
-/// When it means nothing.
+/// When it is invalid.
 pub(crate) fn is_local(address: &str) -> Result<bool, Error> {
     Ok(Address::parse(address)?.scheme == address::Scheme::File)
 }
 
-/// Lists what `patterns` name, with [`Stores`] of this listing's own: for one who reads nothing else.
+/// Lists what `patterns` match, with separate [`Stores`], for callers that read nothing else.
 ///
 /// # Errors
 /// As [`Stores::list`].

@@ -1,4 +1,4 @@
-//! An object as it was listed, and reading it on the condition that it still is.
+//! An object as it was listed. Reads are conditional on it being unchanged.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use super::client::Store;
 use crate::error::Error;
 use crate::io::shared::Identity;
 
-/// A file as it was listed.
+/// An object as it was listed.
 #[derive(Clone, Debug)]
 pub struct Object {
     path: Arc<str>,
@@ -22,12 +22,12 @@ pub struct Object {
 
 impl Object {
     pub(super) fn new(path: Arc<str>, store: Arc<Store>, mut meta: ObjectMeta, stores: &Stores) -> Self {
-        // Azure's listings leave the quotes out that its answers have.
+        // Azure's responses quote the tag, its listings do not.
         meta.e_tag = meta.e_tag.map(|tag| if tag.ends_with('"') { tag } else { format!("\"{tag}\"") });
         Self { path, store, meta: Arc::new(meta), stores: stores.clone() }
     }
 
-    /// As the person wrote it (with the wildcards resolved).
+    /// The path as the user wrote it, with wildcards resolved.
     pub fn path(&self) -> &Arc<str> {
         &self.path
     }
@@ -37,19 +37,19 @@ impl Object {
         self.meta.size
     }
 
-    /// What tells this version of the file from another one: its tag, or else its generation, or else when it
-    /// was last modified. The tag comes first because listings tell it and no generation.
+    /// The version: the tag, or else the generation, or else the time of the last change. The tag comes first because
+    /// listings contain it, but no generation.
     pub fn version(&self) -> String {
         let told = self.meta.e_tag.as_ref().or(self.meta.version.as_ref());
         told.cloned().unwrap_or_else(|| self.meta.last_modified.to_rfc3339())
     }
 
-    /// What names this object on any machine: its address, or its absolute path.
+    /// The address on any machine: a URL, or an absolute path.
     pub fn address(&self) -> String {
         format!("{}/{}", self.store.root, self.meta.location)
     }
 
-    /// Whether it is a file of this machine (or one that is mounted).
+    /// Whether it is a local or mounted file.
     pub fn is_local(&self) -> bool {
         self.store.is_local()
     }
@@ -66,7 +66,7 @@ impl Object {
         &self.meta
     }
 
-    /// What was fetched of it was found damaged: whoever reads it next fetches it anew.
+    /// Drops the shared bytes of this object, which were found damaged; the next reader fetches them again.
     pub(crate) fn distrust(&self) {
         if self.is_local() {
             return;
@@ -82,10 +82,10 @@ impl Object {
         }
     }
 
-    /// The request for `range` of the version that was listed.
+    /// The request for `range` of the listed version.
     ///
-    /// A tag is the strongest condition, and every cloud has one. Without it (plain web servers) the time
-    /// of the last change has to do, where the server tells it.
+    /// A tag is the strongest condition, and every cloud has one. Without it (plain web servers) the request is
+    /// conditional on the time of the last change, if the server reports it.
     pub(crate) fn request(&self, range: Range<u64>) -> GetOptions {
         let mut options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
         match &self.meta.e_tag {
@@ -98,7 +98,7 @@ impl Object {
         options
     }
 
-    /// Whether an answer is of the version that was listed. Not every server heeds conditions.
+    /// Whether a response has the listed version. Not every server respects conditions.
     pub(crate) fn is_same(&self, answer: &GetResult) -> bool {
         let differ = |listed: &Option<String>, got: &Option<String>| matches!((listed, got), (Some(listed), Some(got)) if listed != got);
         answer.meta.size == self.meta.size
@@ -110,7 +110,7 @@ impl Object {
         Error::Changed { path: self.path.to_string() }
     }
 
-    /// The order of a listing, which is the same on every machine.
+    /// The order of a listing, the same on every machine.
     pub(super) fn compare(&self, other: &Self) -> Ordering {
         (self.store.root.as_str(), &self.meta.location)
             .cmp(&(other.store.root.as_str(), &other.meta.location))

@@ -1,26 +1,26 @@
-//! When a second request is sent after the first, and how often.
+//! When a second request is sent beside a late one, and how often.
 //!
-//! A request that takes longer than nearly all others did is most likely stuck behind something that a
-//! second one is not (Dean and Barroso, "The Tail at Scale", 2013): it is sent once the first has taken half
-//! again as long as 95 of 100 took, and the answer that comes first is used. Each request earns a twentieth of
-//! a second one, so that they stay 5 % of all even where everything is slow at once; ten may be saved up.
+//! A request that takes longer than nearly all others is probably stuck behind something that a second one is not
+//! (Dean and Barroso, "The Tail at Scale", 2013). The second one is sent when the first exceeds 1.5 times the 95th
+//! percentile; the first response is used. Each request earns a twentieth of a second one, so that hedges stay at 5 %
+//! of all requests even if everything is slow; at most ten are saved up.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// What a request earns of a second one.
+/// The share of a second request that each request earns.
 const SHARE: f64 = 0.05;
 const SAVED: f64 = 10.0;
-/// Times remembered, of each size of request.
+/// Number of durations kept for each size of request.
 const REMEMBERED: usize = 128;
-/// Before so many are known, nothing is late but what takes [`UNKNOWN`].
+/// Until this many durations are known, only a request that takes [`UNKNOWN`] is late.
 const ENOUGH: usize = 16;
 const UNKNOWN: Duration = Duration::from_secs(2);
 const SOONEST: Duration = Duration::from_millis(20);
-/// Requests of fewer bytes are counted apart from larger ones.
+/// Requests for fewer bytes have separate statistics.
 const SMALL_BYTES: u64 = 256 << 10;
 
-/// What is known of how long requests take, and what is left for second ones.
+/// Durations of requests, and the budget of second ones.
 #[derive(Debug)]
 pub(crate) struct Hedging {
     state: Mutex<State>,
@@ -33,7 +33,7 @@ struct State {
     saved: f64,
 }
 
-/// The last times, and what 95 % of them stay below.
+/// The last durations, and their 95th percentile.
 #[derive(Debug, Default)]
 struct Times {
     last: Vec<Duration>,
@@ -48,19 +48,19 @@ impl Hedging {
         Self { state: Mutex::new(state) }
     }
 
-    /// Notes that a request for `bytes` took `time`.
+    /// Records the duration of a request for `bytes`.
     pub(crate) fn note(&self, bytes: u64, time: Duration) {
         self.lock().times(bytes).note(time);
     }
 
-    /// Notes a request for `bytes`; says when it will be late.
+    /// Records a request for `bytes`; returns when it will be late.
     pub(crate) fn begin(&self, bytes: u64) -> Duration {
         let mut state = self.lock();
         state.saved = (state.saved + SHARE).min(SAVED);
         state.times(bytes).most.map_or(UNKNOWN, |most| most.mul_f64(1.5).max(SOONEST))
     }
 
-    /// Whether a second request may be sent: if so, it is paid for.
+    /// Whether a second request may be sent; deducts it from the budget.
     pub(crate) fn pay(&self) -> bool {
         let mut state = self.lock();
         let pays = state.saved >= 1.0;

@@ -1,11 +1,10 @@
-//! How many requests are made at once, found while running.
+//! The limit on concurrent requests to one bucket, found while running.
 //!
-//! A hill climb on what is measured: while requests wait for their turn, the limit is moved a step and the
-//! bytes per second of the next window decide whether the step stands. More streams must bring 8 % to be
-//! kept; fewer may cost 3 %. Between steps the limit rests for some windows, and a rate that falls by a third
-//! wakes it early: so it settles, and settles anew when a neighbour starts or storage slows. A service that
-//! asks for fewer requests (429, 503) gets 30 % fewer at once (multiplicative decrease, as in Chiu and Jain
-//! 1989), at most once in a window.
+//! A hill climb on measured throughput: while requests wait for their turn, the limit changes by a step, and the
+//! bytes per second of the next window decide whether the step is kept. More streams must gain 8 %; fewer may lose 3
+//! %. Between steps the limit rests for some windows; a rate that falls by a third ends the rest. So the limit
+//! settles, and adapts when other load starts or storage slows down. A service that asks for fewer requests (429,
+//! 503) gets 30 % fewer at once (multiplicative decrease, as in Chiu and Jain 1989), at most once per window.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -15,17 +14,17 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 const FEWEST: usize = 2;
 const FIRST: usize = 8;
-/// With blocks of 2 MiB, 128 MiB on their way; readers ask for no more than their budgets let them hold.
+/// With blocks of 2 MiB, 128 MiB in flight; readers request no more than their budgets allow.
 const MOST: usize = 64;
-/// A window lasts this long, and longer while fewer than two requests for each stream have ended in it.
+/// A window lasts this long, or until two requests per stream have completed.
 const WINDOW: Duration = Duration::from_millis(250);
 const REST_WINDOWS: u32 = 8;
 
-/// The limit on requests at once, for one bucket.
+/// The limit on concurrent requests to one bucket.
 #[derive(Debug)]
 pub(crate) struct Streams {
     permits: Semaphore,
-    /// Permits that are to vanish when they are returned.
+    /// Permits to discard when they are returned.
     surplus: AtomicUsize,
     measured: Mutex<Measured>,
 }
@@ -35,13 +34,13 @@ struct Measured {
     since: Instant,
     bytes: u64,
     ended: usize,
-    /// Requests had to wait for their turn.
+    /// Whether requests had to wait for their turn.
     saturated: bool,
     throttled: bool,
     climb: Climb,
 }
 
-/// A turn to make a request; given back when dropped.
+/// A turn to send a request, returned on drop.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     streams: &'a Streams,
@@ -61,7 +60,7 @@ impl Streams {
         Self { permits: Semaphore::new(FIRST), surplus: AtomicUsize::new(0), measured: Mutex::new(measured) }
     }
 
-    /// Requests at once, at this time.
+    /// The current limit.
     pub(crate) fn limit(&self) -> usize {
         self.lock().climb.limit
     }
@@ -78,13 +77,13 @@ impl Streams {
         Turn { streams: self, permit }
     }
 
-    /// Notes that the service asks for fewer requests.
+    /// Records that the service asks for fewer requests.
     pub(crate) fn throttled(&self) {
         self.lock().throttled = true;
         self.ended(0);
     }
 
-    /// Notes that a request has brought `bytes`.
+    /// Records that a request has received `bytes`.
     pub(crate) fn ended(&self, bytes: u64) {
         let mut measured = self.lock();
         measured.bytes += bytes;
@@ -107,7 +106,7 @@ impl Streams {
         }
     }
 
-    /// Takes up to `most` off the surplus; says how many.
+    /// Removes up to `most` from the surplus; returns how many.
     fn take_surplus(&self, most: usize) -> usize {
         let taken = self
             .surplus
@@ -130,26 +129,26 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// The climb itself, in windows.
+/// The hill climb, window by window.
 #[derive(Debug)]
 struct Climb {
     limit: usize,
     phase: Phase,
-    /// Where the next step goes.
+    /// The direction of the next step.
     up: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// At rest, at a rate, for so many windows.
+    /// Resting at a rate, for a number of windows.
     Rest { rate: f64, windows: u32 },
-    /// Just stepped, from a limit and a rate.
+    /// After a step from a limit and a rate.
     Step { from: usize, rate: f64 },
 }
 
 impl Climb {
     fn new(limit: usize) -> Self {
-        // Full of rest, so that the first window begins the climb.
+        // Starts as fully rested, so that the first window takes a step.
         Self { limit, phase: Phase::Rest { rate: 0.0, windows: REST_WINDOWS }, up: true }
     }
 
@@ -161,7 +160,7 @@ impl Climb {
             return;
         }
         if !saturated {
-            // Readers want no more than they get: nothing is to be learned.
+            // Readers do not use the limit, so nothing can be learned.
             if let Phase::Step { from, rate } = self.phase {
                 self.limit = from;
                 self.phase = Phase::Rest { rate, windows: 0 };
