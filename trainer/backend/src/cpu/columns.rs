@@ -1,7 +1,8 @@
 //! Moving and adding rows and columns of matrices.
 
+use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuMatrix;
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::cpu::parts::{Blocks, Rows};
 use crate::ops::{Add, Clear, CopyColumns, CopyRows, Multiply};
 
 /// Batch rows of a task.
@@ -25,11 +26,9 @@ pub(crate) fn copy(cpu: &Cpu, operation: CopyColumns<'_, Cpu>) {
 pub(crate) fn copy_rows(cpu: &Cpu, operation: CopyRows<'_, Cpu>) {
     let CopyRows { rows, from, to, first } = operation;
     let stride = to.stride();
-    let (float, out) = (to.float(), to.parts());
-    run!(cpu, tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let out = unsafe { out.get((first + block.start) * stride..(first + block.end) * stride) };
+    let float = to.float();
+    let out = Rows::of(&mut to.as_mut_slice()[first * stride..], stride);
+    run_blocks!(cpu, Blocks::of(rows, ROWS), out, |block, out| {
         out.copy_from_slice(&from.as_slice()[block.start * stride..block.end * stride]);
         float.round_all(out);
     });
@@ -86,11 +85,7 @@ pub(crate) fn each_row(
 ) {
     assert!(rows <= matrix.rows());
     let (float, stride, columns) = (matrix.float(), matrix.stride(), matrix.columns());
-    let out = matrix.parts();
-    run!(cpu, tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let out = unsafe { out.get(block.start * stride..block.end * stride) };
+    run_blocks!(cpu, Blocks::of(rows, ROWS), matrix.by_rows(), |block, out| {
         for (row, out) in block.zip(out.chunks_exact_mut(stride.max(1))) {
             write(row, &mut out[..columns]);
             float.round_all(&mut out[..columns]);

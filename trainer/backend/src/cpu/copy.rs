@@ -4,9 +4,9 @@
 //! training waits for: so the table's memory is copied from end to end, by all threads, and whoever has the
 //! copy takes it apart.
 
+use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuTable;
-use crate::cpu::memory::Parts;
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::cpu::parts::{Blocks, Rows};
 
 /// Floats of a task: 32 MiB, of which `memcpy` knows that no cache holds them, and writes past the caches.
 const FLOATS: usize = 8 << 20;
@@ -15,10 +15,7 @@ const FLOATS: usize = 8 << 20;
 pub(crate) fn table(cpu: &Cpu, table: &CpuTable, out: &mut [f32]) {
     let from = table.as_slice();
     assert_eq!(out.len(), from.len(), "as many numbers as the table has");
-    let out = Parts::new(out);
-    run!(cpu, tasks_for(from.len(), FLOATS), |task| {
-        let part = rows_of_task(task, FLOATS, from.len());
-        // SAFETY: the team runs each task once, and its part starts at a multiple of its number.
-        unsafe { out.get(part.clone()) }.copy_from_slice(&from[part]);
+    run_blocks!(cpu, Blocks::of(from.len(), FLOATS), Rows::of(out, 1), |part, out| {
+        out.copy_from_slice(&from[part]);
     });
 }

@@ -2,7 +2,8 @@
 
 use crate::ops::Dropout;
 
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::cpu::Cpu;
+use crate::cpu::parts::Blocks;
 use crate::philox::philox;
 
 /// Batch rows of a task.
@@ -15,11 +16,7 @@ pub(crate) fn dropout(cpu: &Cpu, operation: Dropout<'_, Cpu>) {
     let Dropout { rows, keep, key, matrix } = operation;
     let (float, stride, columns) = (matrix.float(), matrix.stride(), matrix.columns());
     let (factor, below) = ((1.0 / keep) as f32, threshold(keep));
-    let numbers = matrix.parts();
-    run!(cpu, tasks_for(rows.len(), ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows.len());
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let numbers = unsafe { numbers.get(block.start * stride..block.end * stride) };
+    run_blocks!(cpu, Blocks::of(rows.len(), ROWS), matrix.by_rows(), |block, numbers| {
         for (row, numbers) in (rows.start + block.start..).zip(numbers.chunks_exact_mut(stride.max(1))) {
             for (first, numbers) in (0..).step_by(LANES).zip(numbers[..columns].chunks_mut(4 * LANES)) {
                 let counters = [[row as u32; LANES], std::array::from_fn(|lane| first + lane as u32)];

@@ -2,9 +2,10 @@
 
 use crate::ops::Gather;
 
+use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuTable;
 use crate::cpu::memory::prefetch;
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::cpu::parts::Blocks;
 use crate::device::{Lookup, Pooling};
 use crate::host::{Ids, Shares};
 
@@ -20,11 +21,8 @@ pub(crate) fn gather(cpu: &Cpu, operation: Gather<'_, Cpu>) {
     if stride == 0 {
         return;
     }
-    let (float, out) = (out.float(), out.parts());
-    run!(cpu, tasks_for(rows.len(), ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows.len());
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let out = unsafe { out.get(block.start * stride..block.end * stride) };
+    let float = out.float();
+    run_blocks!(cpu, Blocks::of(rows.len(), ROWS), out.by_rows(), |block, out| {
         let block = rows.start + block.start..rows.start + block.end;
         for (number, lookup) in lookups.iter().enumerate() {
             let table = &tables[lookup.table];

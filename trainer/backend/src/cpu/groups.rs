@@ -5,13 +5,12 @@
 //! taken by inputs, each thread would read what all others have written. Groups follow from the shape alone, so sums do
 //! not depend on threads.
 
+use crate::cpu::Cpu;
 use crate::cpu::bf16::{self, Instructions, Panels};
 use crate::cpu::gemm::View;
 use crate::cpu::layer::Factor;
 use crate::cpu::matrix::CpuMatrix;
-use crate::cpu::memory::Parts;
-use crate::cpu::team::thread_number;
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::cpu::parts::{Blocks, PerThread, Rows, block_of};
 use crate::ops::GradientMode;
 
 /// Rows of a group, at least, and how many groups there are at most.
@@ -69,12 +68,11 @@ pub(crate) fn backward(
     weight_grad: &mut CpuMatrix,
 ) {
     let (inputs, outputs) = (weight_grad.rows(), weight_grad.columns());
-    let (stride, groups) = (weight_grad.stride(), tasks_for(rows, ROWS).clamp(1, GROUPS));
+    let (stride, groups) = (weight_grad.stride(), rows.div_ceil(ROWS).clamp(1, GROUPS));
     let of_group = rows.div_ceil(groups).next_multiple_of(TILE);
     // Inputs are divided only where there are more threads than groups.
     let tiles = inputs.div_ceil(TILE).div_ceil(cpu.threads().div_ceil(groups));
     let each = (tiles * TILE).max(1);
-    let blocks = tasks_for(inputs, each);
     let packed = rows_packed_to(PACKED, outputs);
     let rooms = (output_grad.packable_room(), cpu.threads() * PACKED, groups * inputs * stride);
     let all = rooms.0 + rooms.1 + rooms.2;
@@ -82,18 +80,10 @@ pub(crate) fn backward(
     let (room, rest) = scratch.as_mut_slice()[..all].split_at_mut(rooms.0);
     let (of_threads, sums) = rest.split_at_mut(rooms.1);
     let output_grad = output_grad.packable(cpu, room);
-    let (of_threads, of_groups) = (Parts::new(of_threads), Parts::new(&mut *sums));
-    run!(cpu, groups * blocks, |task| {
-        let (group, block) = (task / blocks, rows_of_task(task % blocks, each, inputs));
-        let start = group * inputs * stride;
-        // SAFETY: the team runs each task once; its number determines a group and, by `rows_of_task`, inputs of its
-        // own in it.
-        let sums = unsafe { of_groups.get(start + block.start * stride..start + block.end * stride) };
-        let number = thread_number();
-        // SAFETY: the threads of a job have different numbers, which `Team::run` guarantees, and a thread runs one task
-        // at a time: this body runs no other.
-        let room = unsafe { of_threads.get(number * PACKED..(number + 1) * PACKED) };
-        let group = rows_of_task(group, of_group, rows);
+    let blocks = Blocks::of(inputs, each).in_lists(groups);
+    let out = (Rows::of(sums, stride), PerThread::of(of_threads, PACKED));
+    run_blocks!(cpu, blocks, out, |group, block, (sums, room)| {
+        let group = block_of(group, of_group, rows);
         if group.is_empty() {
             sums.fill(0.0);
         }
@@ -105,12 +95,8 @@ pub(crate) fn backward(
             bf16::product(lhs.transposed(), panels, sums, stride, first > group.start);
         }
     });
-    let out = weight_grad.parts();
-    run!(cpu, tasks_for(inputs, SUMMED), |task| {
-        let block = rows_of_task(task, SUMMED, inputs);
+    run_blocks!(cpu, Blocks::of(inputs, SUMMED), weight_grad.by_rows(), |block, out| {
         let part = block.start * stride..block.end * stride;
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task inputs of its own.
-        let out = unsafe { out.get(part.clone()) };
         if mode == GradientMode::Write {
             out.fill(0.0);
         }

@@ -1,7 +1,8 @@
 //! How features meet: factorization machines, cross layers, products of pairs.
 
+use crate::cpu::Cpu;
 use crate::cpu::memory::LINE;
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::cpu::parts::{Blocks, PerBlock};
 use crate::ops::{CrossBackward, CrossForward, DotBackward, DotForward, FmBackward, FmForward};
 
 /// Batch rows of a task.
@@ -35,11 +36,8 @@ macro_rules! by_columns {
 /// `out += 1/2 sum over k of ((sum of v_k)^2 - sum of v_k^2)`
 pub(crate) fn fm_forward(cpu: &Cpu, operation: FmForward<'_, Cpu>) {
     let FmForward { rows, vectors, shape: (count, width), out } = operation;
-    let (float, out) = (out.float(), out.parts());
-    run!(cpu, tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let out = unsafe { out.get(block.clone()) };
+    let float = out.float();
+    run_blocks!(cpu, Blocks::of(rows, ROWS), out.by_rows(), |block, out| {
         for (row, out) in block.zip(out) {
             let vectors = &vectors.row(row)[..count * width];
             let mut total = 0.0;
@@ -56,11 +54,8 @@ pub(crate) fn fm_forward(cpu: &Cpu, operation: FmForward<'_, Cpu>) {
 pub(crate) fn fm_backward(cpu: &Cpu, operation: FmBackward<'_, Cpu>) {
     let FmBackward { rows, vectors, shape: (count, width), out_grad, vectors_grad } = operation;
     let stride = vectors_grad.stride();
-    let (float, out) = (vectors_grad.float(), vectors_grad.parts());
-    run!(cpu, tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let out = unsafe { out.get(block.start * stride..block.end * stride) };
+    let float = vectors_grad.float();
+    run_blocks!(cpu, Blocks::of(rows, ROWS), vectors_grad.by_rows(), |block, out| {
         for (row, out) in block.zip(out.chunks_exact_mut(stride)) {
             let (vectors, g) = (&vectors.row(row)[..count * width], out_grad.row(row)[0]);
             by_columns!(width, |first, N| {
@@ -92,12 +87,9 @@ fn sums<const N: usize>(vectors: &[f32], width: usize, first: usize) -> ([f32; N
 pub(crate) fn cross_forward(cpu: &Cpu, operation: CrossForward<'_, Cpu>) {
     let CrossForward { rows, first, product, input, output } = operation;
     let stride = output.stride();
-    let (float, output) = (output.float(), output.parts());
-    run!(cpu, tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
+    let float = output.float();
+    run_blocks!(cpu, Blocks::of(rows, ROWS), output.by_rows(), |block, output| {
         let part = block.start * stride..block.end * stride;
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let output = unsafe { output.get(part.clone()) };
         let (first, product) = (&first.as_slice()[part.clone()], &product.as_slice()[part.clone()]);
         let input = &input.as_slice()[part];
         for (((output, x0), u), x) in output.iter_mut().zip(first).zip(product).zip(input) {
@@ -111,14 +103,9 @@ pub(crate) fn cross_backward(cpu: &Cpu, operation: CrossBackward<'_, Cpu>) {
     let CrossBackward { rows, first, product, output_grad, product_grad, first_grad } = operation;
     let stride = first.stride();
     let (product_float, first_float) = (product_grad.float(), first_grad.float());
-    let (product_grad, first_grad) = (product_grad.parts(), first_grad.parts());
-    run!(cpu, tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
+    let out = (product_grad.by_rows(), first_grad.by_rows());
+    run_blocks!(cpu, Blocks::of(rows, ROWS), out, |block, (product_grad, first_grad)| {
         let part = block.start * stride..block.end * stride;
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let product_grad = unsafe { product_grad.get(part.clone()) };
-        // SAFETY: as above.
-        let first_grad = unsafe { first_grad.get(part.clone()) };
         let (first, product) = (&first.as_slice()[part.clone()], &product.as_slice()[part.clone()]);
         let output_grad = &output_grad.as_slice()[part];
         let read = first.iter().zip(product).zip(output_grad);
@@ -135,18 +122,13 @@ pub(crate) fn cross_backward(cpu: &Cpu, operation: CrossBackward<'_, Cpu>) {
 pub(crate) fn dot_forward(cpu: &Cpu, operation: DotForward<'_, Cpu>) {
     let DotForward { rows, vectors, width, out } = operation;
     let count = vectors.columns() / width;
-    let (tasks, stride, lanes) = (tasks_for(rows, ROWS), out.stride(), count.next_multiple_of(LANES));
-    let mut scratch = cpu.scratch(tasks * lanes * width);
-    let transposed = scratch.parts();
-    let (float, out) = (out.float(), out.parts());
-    run!(cpu, tasks, |task| {
-        let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: the team runs each task once; its part starts at a multiple of its number, and `rows_of_task` gives
-        // it rows of its own.
-        let transposed = unsafe { transposed.get(task * lanes * width..(task + 1) * lanes * width) };
-        // SAFETY: as above.
-        let out = unsafe { out.get(block.start * stride..block.end * stride) };
+    let (blocks, lanes) = (Blocks::of(rows, ROWS), count.next_multiple_of(LANES));
+    let (float, stride) = (out.float(), out.stride());
+    let mut scratch = cpu.scratch(blocks.count() * lanes * width);
+    let out = (PerBlock::of(scratch.as_mut_slice(), lanes * width), out.by_rows());
+    run_blocks!(cpu, blocks, out, |block, (transposed, out)| {
         // Lanes past the last vector are multiplied, too: what was there before may be numbers that take long.
+        let transposed = &mut transposed[..lanes * width];
         transposed.fill(0.0);
         for (row, out) in block.zip(out.chunks_exact_mut(stride)) {
             let vectors = vectors.row(row);
@@ -190,11 +172,8 @@ pub(crate) fn dot_backward(cpu: &Cpu, operation: DotBackward<'_, Cpu>) {
     let DotBackward { rows, vectors, width, out_grad, vectors_grad } = operation;
     let count = vectors.columns() / width;
     let stride = vectors_grad.stride();
-    let (float, out) = (vectors_grad.float(), vectors_grad.parts());
-    run!(cpu, tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let out = unsafe { out.get(block.start * stride..block.end * stride) };
+    let float = vectors_grad.float();
+    run_blocks!(cpu, Blocks::of(rows, ROWS), vectors_grad.by_rows(), |block, out| {
         for (row, out) in block.zip(out.chunks_exact_mut(stride)) {
             let (first, pairs) = out_grad.row(row).split_at(width);
             let out = &mut out[..count * width];

@@ -4,15 +4,16 @@
 
 use std::ops::Range;
 
+use crate::cpu::Cpu;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::bf16::{self, Instructions, Panels};
 use crate::cpu::gemm::{self, View};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::groups;
 use crate::cpu::matrix::CpuMatrix;
-use crate::cpu::memory::{LINE, Parts};
+use crate::cpu::memory::LINE;
+use crate::cpu::parts::{Blocks, PerBlock, Rows};
 use crate::cpu::weights;
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
 use crate::float::Float;
 use crate::ops::{Activation, GradientMode, LayerBackward, LayerForward, SavedLayer};
 
@@ -47,13 +48,9 @@ pub(crate) fn forward(cpu: &Cpu, operation: LayerForward<'_, Cpu>) {
     let weights = weights.ready(cpu, scratch.as_mut_slice());
     let (float, out_stride) = (output.float(), output.stride());
     let bias: Option<Vec<f32>> = bias.map(|bias| bias.row(0).iter().map(|&b| float.round(b)).collect());
-    let out = output.parts();
     let each = weights.rows_of_task(cpu, rows, ROWS, ROWS);
-    run!(cpu, tasks_for(rows, each), |task| {
-        let block = rows_of_task(task, each, rows);
-        let lhs = View::row_major(input.as_slice(), rows, inputs, input.stride()).rows(block.clone());
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
+    run_blocks!(cpu, Blocks::of(rows, each), output.by_rows(), |block, out| {
+        let lhs = View::row_major(input.as_slice(), rows, inputs, input.stride()).rows(block);
         weights.product(lhs, out, out_stride, false);
         for out in out.chunks_exact_mut(out_stride) {
             let row = out[..outputs].iter_mut();
@@ -128,13 +125,8 @@ impl<'a> Factor<'a> {
         }
         let (rows, stride) = (self.view.rows, self.view.row_stride);
         let room = &mut room[..self.rounded_room()];
-        let parts = Parts::new(&mut *room);
-        run!(cpu, tasks_for(rows, ROWS), |task| {
-            let block = rows_of_task(task, ROWS, rows);
-            let part = block.start * stride..block.end * stride;
-            // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-            let rounded = unsafe { parts.get(part.clone()) };
-            rounded.copy_from_slice(&self.view.data[part]);
+        run_blocks!(cpu, Blocks::of(rows, ROWS), Rows::of(room, stride), |block, rounded| {
+            rounded.copy_from_slice(&self.view.data[block.start * stride..block.end * stride]);
             self.float.round_all(rounded);
         });
         View { data: room, ..self.view }
@@ -206,17 +198,10 @@ fn backward_by_bias(
     bias_grad: Option<&mut CpuMatrix>,
 ) {
     let (outputs, stride) = (output_grad.columns(), output_grad.stride());
-    let blocks = tasks_for(rows, SUMMED);
-    let mut scratch = cpu.scratch(blocks * outputs);
-    let sums = scratch.parts();
-    let gradient = output_grad.parts();
-    run!(cpu, blocks, |task| {
-        let block = rows_of_task(task, SUMMED, rows);
-        // SAFETY: the team runs each task once; its sums start at its number, and `rows_of_task` gives it rows of its
-        // own.
-        let sums = unsafe { sums.get(task * outputs..(task + 1) * outputs) };
-        // SAFETY: as above.
-        let gradient = unsafe { gradient.get(block.start * stride..block.end * stride) };
+    let blocks = Blocks::of(rows, SUMMED);
+    let mut scratch = cpu.scratch(blocks.count() * outputs);
+    let out = (PerBlock::of(scratch.as_mut_slice(), outputs), output_grad.by_rows());
+    run_blocks!(cpu, blocks, out, |block, (sums, gradient)| {
         let output = &layer.output.as_slice()[block.start * stride..block.end * stride];
         sums.fill(0.0);
         for (gradient, output) in gradient.chunks_exact_mut(stride).zip(output.chunks_exact(stride)) {
@@ -234,7 +219,7 @@ fn backward_by_bias(
     if mode == GradientMode::Write {
         total.fill(0.0);
     }
-    for sums in scratch.as_slice()[..blocks * outputs].chunks_exact(outputs.max(1)) {
+    for sums in scratch.as_slice()[..blocks.count() * outputs].chunks_exact(outputs.max(1)) {
         for (total, &sum) in total.iter_mut().zip(sums) {
             *total += sum;
         }
@@ -262,23 +247,16 @@ fn backward_by_input(
     let (room, rest) = scratch.as_mut_slice().split_at_mut(rooms.0);
     let (transposed, packed) = rest.split_at_mut(rooms.1);
     let output_grad = output_grad.rounded(cpu, room);
-    let strips = Parts::new(&mut *transposed);
-    run!(cpu, tasks_for(outputs, TILE), |task| {
-        let columns = rows_of_task(task, TILE, outputs);
-        // SAFETY: the team runs each task once, and its strip starts at a multiple of its number.
-        let strip = unsafe { strips.get(task * TILE * stride..(task + 1) * TILE * stride) };
+    let strips = PerBlock::of(transposed, TILE * stride);
+    run_blocks!(cpu, Blocks::of(outputs, TILE), strips, |columns, strip| {
         transpose(weights, columns, wanted, strip, stride);
         float.round_all(strip);
     });
     let transposed = Factor { view: View { data: transposed, ..of_transposed.view }, ..of_transposed };
     let transposed = transposed.ready(cpu, packed);
     let (float, out_stride) = (input_grad.float(), input_grad.stride());
-    let out = input_grad.parts();
     let each = transposed.rows_of_task(cpu, rows, ROWS, ROWS);
-    run!(cpu, tasks_for(rows, each), |task| {
-        let block = rows_of_task(task, each, rows);
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
+    run_blocks!(cpu, Blocks::of(rows, each), input_grad.by_rows(), |block, out| {
         transposed.product(output_grad.rows(block.clone()), out, out_stride, false);
         float.round_all(out);
         if layer.input_activation == Activation::Relu {
@@ -301,10 +279,20 @@ pub(crate) fn transpose(
     for first in (0..wanted).step_by(TILE) {
         for row in first..(first + TILE).min(wanted) {
             let values = &matrix.row(row)[columns.clone()];
-            for (column, &value) in values.iter().enumerate() {
-                out[column * stride + row] = value;
+            match values.first_chunk::<TILE>() {
+                // Compiled for this number of columns.
+                Some(values) => scatter(values, &mut out[row..], stride),
+                None => scatter(values, &mut out[row..], stride),
             }
         }
+    }
+}
+
+/// Writes numbers `stride` apart.
+#[inline(always)]
+fn scatter(values: &[f32], out: &mut [f32], stride: usize) {
+    for (place, &value) in values.iter().enumerate() {
+        out[place * stride] = value;
     }
 }
 

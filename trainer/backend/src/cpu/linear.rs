@@ -2,7 +2,8 @@
 
 use crate::cpu::matrix::CpuTable;
 use crate::cpu::memory::prefetch;
-use crate::cpu::{Cpu, linear_columns, rows_of_task, tasks_for};
+use crate::cpu::parts::Blocks;
+use crate::cpu::{Cpu, linear_columns};
 use crate::device::Pooling;
 use crate::host::{Ids, Shares};
 use crate::ops::{GradientMode, LinearBackward, LinearForward};
@@ -17,11 +18,8 @@ pub(crate) fn forward(cpu: &Cpu, operation: LinearForward<'_, Cpu>) {
         return linear_columns::forward(cpu, batch, rows, lookups, tables, dense, dense_weights, bias, out);
     }
     let bias = bias.row(0)[0];
-    let (float, out) = (out.float(), out.parts());
-    run!(cpu, tasks_for(rows.len(), ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows.len());
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let out = unsafe { out.get(block.clone()) };
+    let float = out.float();
+    run_blocks!(cpu, Blocks::of(rows.len(), ROWS), out.by_rows(), |block, out| {
         let block = rows.start + block.start..rows.start + block.end;
         let mut sums = [bias; ROWS];
         let sums = &mut sums[..block.len()];

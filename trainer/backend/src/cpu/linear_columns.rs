@@ -4,8 +4,9 @@
 
 use std::ops::Range;
 
+use crate::cpu::Cpu;
 use crate::cpu::matrix::{CpuMatrix, CpuTable};
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::cpu::parts::{Blocks, Rows};
 use crate::device::Lookup;
 use crate::host::{HostBatch, Ids};
 use crate::ops::GradientMode;
@@ -34,11 +35,8 @@ pub(crate) fn forward(
         dense_weights.rows() == dense.len() && [dense_weights, bias].iter().all(|it| it.columns() == columns)
     );
     assert!(lookups.iter().all(|lookup| tables[lookup.table].shape().width == columns));
-    let (float, out) = (out.float(), out.parts());
-    run!(cpu, tasks_for(rows.len(), ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows.len());
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let out = unsafe { out.get(block.start * stride..block.end * stride) };
+    let float = out.float();
+    run_blocks!(cpu, Blocks::of(rows.len(), ROWS), out.by_rows(), |block, out| {
         for (row, out) in (rows.start + block.start..).zip(out.chunks_exact_mut(stride)) {
             let out = &mut out[..columns];
             add_times(1.0, bias.row(0), out);
@@ -91,23 +89,17 @@ pub(crate) fn backward(
         weight_grad.rows() == dense.len()
             && [&*weight_grad, &*bias_grad].iter().all(|it| it.columns() == columns)
     );
-    let stride = weight_grad.stride();
-    let (weight_grad, bias_grad) = (weight_grad.parts(), bias_grad.parts());
-    run!(cpu, tasks_for(columns, COLUMNS), |task| {
-        let block = rows_of_task(task, COLUMNS, columns);
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task columns of its own.
-        let bias_grad = unsafe { bias_grad.get(block.clone()) };
-        for (place, &source) in dense.iter().enumerate() {
-            // SAFETY: the same.
-            let weight_grad =
-                unsafe { weight_grad.get(place * stride + block.start..place * stride + block.end) };
-            if mode == GradientMode::Write {
-                weight_grad.fill(0.0);
-            }
-            for (row, place) in rows.clone().zip(0..) {
-                add_times(batch.dense(row)[source], &out_grad.row(place)[block.clone()], weight_grad);
-            }
+    run_blocks!(cpu, Blocks::of(dense.len(), 1), weight_grad.by_rows(), |place, weight_grad| {
+        let (weight_grad, source) = (&mut weight_grad[..columns], dense[place.start]);
+        if mode == GradientMode::Write {
+            weight_grad.fill(0.0);
         }
+        for (row, place) in rows.clone().zip(0..) {
+            add_times(batch.dense(row)[source], out_grad.row(place), weight_grad);
+        }
+    });
+    let bias_grad = &mut bias_grad.as_mut_slice()[..columns];
+    run_blocks!(cpu, Blocks::of(columns, COLUMNS), Rows::of(bias_grad, 1), |block, bias_grad| {
         for (column, bias_grad) in block.zip(bias_grad) {
             let before = if mode == GradientMode::Write { 0.0 } else { f64::from(*bias_grad) };
             let gradients = (0..rows.len()).map(|row| f64::from(out_grad.row(row)[column]));

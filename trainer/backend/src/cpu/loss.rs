@@ -5,7 +5,8 @@ use std::ops::Range;
 use crate::cpu::columns::each_row;
 use crate::cpu::exp::exp;
 use crate::cpu::matrix::CpuMatrix;
-use crate::cpu::{Cpu, rows_of_task, tasks_for, vectors};
+use crate::cpu::parts::{Blocks, Rows};
+use crate::cpu::{Cpu, vectors};
 use crate::float::Float;
 use crate::host::HostBatch;
 use crate::ops::{Loss, Sigmoid, Softmax, Task, TaskLoss};
@@ -113,14 +114,9 @@ fn by_row(
     let (weight_sum, weight_of_all) = (sum_of(rows.clone()), sum_of(0..batch.rows()));
     let scale = if weight_of_all > 0.0 { (task.weight / weight_of_all) as f32 } else { 0.0 };
     let mut scratch = cpu.scratch(rows.len());
-    let losses = scratch.parts();
     let (columns, stride) = (gradient.columns(), gradient.stride());
-    let gradients = gradient.parts();
-    run!(cpu, tasks_for(rows.len(), ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows.len());
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let (losses, gradients) =
-            unsafe { (losses.get(block.clone()), gradients.get(block.start * stride..block.end * stride)) };
+    let out = (Rows::of(scratch.as_mut_slice(), 1), gradient.by_rows());
+    run_blocks!(cpu, Blocks::of(rows.len(), ROWS), out, |block, (losses, gradients)| {
         let of_batch = rows.start + block.start..rows.start + block.end;
         let labels = &labels[of_batch.clone()];
         for (row, weight) in weights_of(of_batch).enumerate() {
@@ -140,12 +136,8 @@ fn by_row(
 pub(crate) fn sigmoid(cpu: &Cpu, operation: Sigmoid<'_, Cpu>) {
     let Sigmoid { rows, logits, out } = operation;
     let (float, stride) = (out.float(), out.stride());
-    let out = out.parts();
-    run!(cpu, tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
+    run_blocks!(cpu, Blocks::of(rows, ROWS), out.by_rows(), |block, out| {
         let numbers = block.start * stride..block.end * stride;
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let out = unsafe { out.get(numbers.clone()) };
         for (out, &logit) in out.iter_mut().zip(&logits.as_slice()[numbers]) {
             *out = float.round(1.0 / (1.0 + (-logit).exp()));
         }

@@ -1,6 +1,7 @@
 //! Matrices and tables of the CPU backend: where each number lies.
 
-use crate::cpu::memory::{LINE, Memory, Parts};
+use crate::cpu::memory::{LINE, Memory};
+use crate::cpu::parts::{Parts, Rows};
 use crate::device::{TablePart, TablePlace, TableShape};
 use crate::float::Float;
 
@@ -63,8 +64,9 @@ impl CpuMatrix {
         self.memory.as_mut_slice()
     }
 
-    pub(crate) fn parts(&mut self) -> Parts<'_, f32> {
-        self.memory.parts()
+    /// The matrix, divided among tasks by rows, with what lies between them.
+    pub(crate) fn by_rows(&mut self) -> Rows<'_, f32> {
+        Rows::of(self.memory.as_mut_slice(), self.stride)
     }
 
     pub(crate) fn write(&mut self, values: &[f32]) {
@@ -179,10 +181,7 @@ fn part_start(shape: TableShape, part: TablePart) -> usize {
 }
 
 /// Exclusively borrowed tables whose rows are lent to tasks.
-///
-/// The tables themselves are only read; their memory is reached through its raw pointer, and as a slice
-/// only part by part.
-pub(crate) struct SharedTables<'a>(&'a [CpuTable]);
+pub(crate) struct SharedTables<'a>(&'a mut [CpuTable]);
 
 impl SharedTables<'_> {
     pub(crate) fn len(&self) -> usize {
@@ -198,13 +197,14 @@ impl SharedTables<'_> {
         self.0[table].stride
     }
 
-    /// The memory of one table.
+    /// The rows of one table, [`SharedTables::stride`] apart.
     ///
     /// # Safety
-    /// As for [`Parts::get`], over all calls of this for one table together.
-    pub(crate) unsafe fn parts(&self, table: usize) -> Parts<'_, f32> {
-        // SAFETY: the tables are borrowed exclusively for the life of `self`, which makes no slice of
-        // their memory; parts are disjoint by the caller's promise.
-        unsafe { self.0[table].memory.parts_of_shared() }
+    /// As for [`Parts::get`], over all results of this for one table together.
+    pub(crate) unsafe fn rows(&self, table: usize) -> Parts<'_, f32> {
+        let memory = &self.0[table].memory;
+        // SAFETY: the memory is borrowed exclusively for as long as `self`, which makes no slice of it. Several results
+        // for one table give disjoint parts, as the caller promises.
+        unsafe { Parts::from_raw(memory.start(), memory.len()) }
     }
 }

@@ -1,9 +1,6 @@
-//! Memory of the CPU backend: aligned to cache lines, in huge pages where that pays, and divisible
-//! among the tasks of one operation.
+//! Memory of the CPU backend: aligned to cache lines, in huge pages where that pays.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
-use std::marker::PhantomData;
-use std::ops::Range;
 use std::ptr::NonNull;
 
 use millstream_batch::cache_lines::{LINE_BYTES, prefetch_line};
@@ -26,8 +23,7 @@ pub(crate) struct Memory {
 
 // SAFETY: `Memory` owns its allocation, as `Box<[f32]>` does.
 unsafe impl Send for Memory {}
-// SAFETY: shared access reads, except through `parts_of_shared`, whose caller guarantees that no two accesses to the
-// same numbers overlap in time.
+// SAFETY: shared access only reads, as that of `Box<[f32]>`.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -61,18 +57,13 @@ impl Memory {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
-    /// The memory, for several tasks to write to.
-    pub(crate) fn parts(&mut self) -> Parts<'_, f32> {
-        Parts { start: self.start, len: self.len, exclusive: PhantomData }
+    /// Where the numbers begin. They may be written to through this pointer while the memory is borrowed exclusively.
+    pub(crate) fn start(&self) -> NonNull<f32> {
+        self.start
     }
 
-    /// As [`Memory::parts`], of memory whose exclusive borrow is held elsewhere.
-    ///
-    /// # Safety
-    /// While the result lives, the memory is reached through results of this function only, and as for
-    /// [`Parts::get`] over all of them together.
-    pub(crate) unsafe fn parts_of_shared(&self) -> Parts<'_, f32> {
-        Parts { start: self.start, len: self.len, exclusive: PhantomData }
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 }
 
@@ -80,48 +71,6 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: allocated in `zeroed` with this layout, and freed once.
         unsafe { dealloc(self.start.as_ptr().cast(), self.layout) };
-    }
-}
-
-/// An exclusively borrowed slice that tasks running at once take disjoint parts of.
-pub(crate) struct Parts<'a, T> {
-    start: NonNull<T>,
-    len: usize,
-    exclusive: PhantomData<&'a mut [T]>,
-}
-
-// SAFETY: `Parts` only hands out `&mut [T]`, disjoint by the contract of `get`, which may cross threads
-// when `T` may.
-unsafe impl<T: Send> Sync for Parts<'_, T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Send for Parts<'_, T> {}
-
-impl<'a, T> Parts<'a, T> {
-    pub(crate) fn new(slice: &'a mut [T]) -> Self {
-        Self { start: NonNull::from(&mut *slice).cast(), len: slice.len(), exclusive: PhantomData }
-    }
-
-    /// One part.
-    ///
-    /// # Safety
-    /// No two parts that are alive at once overlap.
-    #[inline(always)]
-    #[allow(clippy::mut_from_ref, reason = "disjointness is the caller's contract")]
-    pub(crate) unsafe fn get(&self, range: Range<usize>) -> &'a mut [T] {
-        assert!(range.start <= range.end && range.end <= self.len, "a part within the whole");
-        // SAFETY: within the slice this was made from, which stays borrowed for `'a`; disjoint from
-        // every other part by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(range.start), range.len()) }
-    }
-}
-
-impl Parts<'_, f32> {
-    /// Asks for the cache line of item `index`, if there is one.
-    #[inline(always)]
-    pub(crate) fn prefetch(&self, index: usize) {
-        if index < self.len {
-            prefetch_line(self.start.as_ptr().wrapping_add(index));
-        }
     }
 }
 
@@ -147,14 +96,5 @@ mod tests {
             memory.as_mut_slice().fill(1.0);
             assert_eq!(memory.as_slice().iter().sum::<f32>(), len as f32);
         }
-    }
-
-    #[test]
-    #[should_panic(expected = "within the whole")]
-    fn a_part_past_the_end_is_refused() {
-        let mut items = [0.0; 4];
-        let parts = Parts::new(&mut items);
-        // SAFETY: the only part.
-        let _ = unsafe { parts.get(2..5) };
     }
 }

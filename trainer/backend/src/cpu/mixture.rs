@@ -3,8 +3,9 @@
 //! A row is worked on whole: its gates are a few numbers, and what its experts gave stays in the first-level cache
 //! for all tasks. Inner loops go over the columns of one expert.
 
+use crate::cpu::Cpu;
+use crate::cpu::parts::Blocks;
 use crate::cpu::vectors::product;
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
 use crate::ops::{MixtureBackward, MixtureForward, MixtureShape};
 
 /// Batch rows of a task.
@@ -16,14 +17,8 @@ pub(crate) fn forward(cpu: &Cpu, operation: MixtureForward<'_, Cpu>) {
     let MixtureShape { experts: count, width, .. } = shape;
     let (gates_stride, output_stride) = (gates.stride(), output.stride());
     let (gates_float, output_float) = (gates.float(), output.float());
-    let (gates, output) = (gates.parts(), output.parts());
-    run!(cpu, tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let (gates, output) = unsafe {
-            let gates = gates.get(block.start * gates_stride..block.end * gates_stride);
-            (gates, output.get(block.start * output_stride..block.end * output_stride))
-        };
+    let out = (gates.by_rows(), output.by_rows());
+    run_blocks!(cpu, Blocks::of(rows, ROWS), out, |block, (gates, output)| {
         let out = gates.chunks_exact_mut(gates_stride).zip(output.chunks_exact_mut(output_stride));
         for (row, (gates, output)) in block.zip(out) {
             let (logits, experts) = (logits.row(row).chunks_exact(count), experts.row(row));
@@ -50,14 +45,8 @@ pub(crate) fn backward(cpu: &Cpu, operation: MixtureBackward<'_, Cpu>) {
     let MixtureShape { experts: count, width, .. } = shape;
     let (logits_stride, experts_stride) = (logits_grad.stride(), experts_grad.stride());
     let (logits_float, experts_float) = (logits_grad.float(), experts_grad.float());
-    let (logits_grad, experts_grad) = (logits_grad.parts(), experts_grad.parts());
-    run!(cpu, tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let (logits_grad, experts_grad) = unsafe {
-            let logits_grad = logits_grad.get(block.start * logits_stride..block.end * logits_stride);
-            (logits_grad, experts_grad.get(block.start * experts_stride..block.end * experts_stride))
-        };
+    let out = (logits_grad.by_rows(), experts_grad.by_rows());
+    run_blocks!(cpu, Blocks::of(rows, ROWS), out, |block, (logits_grad, experts_grad)| {
         let out =
             logits_grad.chunks_exact_mut(logits_stride).zip(experts_grad.chunks_exact_mut(experts_stride));
         for (row, (logits_grad, experts_grad)) in block.zip(out) {

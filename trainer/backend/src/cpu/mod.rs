@@ -1,7 +1,7 @@
 //! The CPU backend: fp32, all cores, vector instructions chosen at run time.
 //!
 //! * [`team`]: threads; fork and join around numbered tasks.
-//! * [`memory`], [`matrix`]: aligned memory, matrices and tables in it.
+//! * [`memory`], [`matrix`]: aligned memory, matrices and tables in it; [`parts`]: what each task writes to.
 //! * [`simd`]: kernels compiled for several vector widths.
 //! * [`gemm`], [`bf16`], [`layer`], [`weights`], [`groups`]: fully connected layers.
 //! * [`gather`], [`linear`]: lookups and the linear model.
@@ -18,9 +18,11 @@
 //! shape of the data alone, whatever tasks the work is cut into; so results depend neither on the number of threads nor on
 //! timing. They do depend on the kind of CPU: matrix kernels of other widths sum in another order.
 
-// First, for its macro.
+// First, for their macros.
 #[macro_use]
 mod simd;
+#[macro_use]
+mod parts;
 
 #[cfg(target_arch = "x86_64")]
 mod bf16;
@@ -54,7 +56,6 @@ mod team;
 mod vectors;
 mod weights;
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
@@ -164,16 +165,6 @@ impl Cpu {
         }
         memory
     }
-}
-
-/// Tasks that `items` items make, `each` to a task.
-fn tasks_for(items: usize, each: usize) -> usize {
-    items.div_ceil(each)
-}
-
-/// The items of task number `task`.
-fn rows_of_task(task: usize, each: usize, items: usize) -> Range<usize> {
-    task * each..((task + 1) * each).min(items)
 }
 
 impl Device for Cpu {

@@ -3,8 +3,9 @@
 //! What is over rows is a task's own. What is over columns is summed by blocks of rows, and the blocks' sums in
 //! order; for the gradient, two sums a column say all that a number needs to know of the others.
 
+use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuMatrix;
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::cpu::parts::{Blocks, PerBlock};
 use crate::device::Axis;
 use crate::ops::SavedNormalization;
 use crate::ops::{Blend, GradientMode, Moments, NormalizeBackward, NormalizeForward};
@@ -17,11 +18,8 @@ pub(crate) fn moments(cpu: &Cpu, operation: Moments<'_, Cpu>) {
     let Moments { rows, axis, input, mean, variance } = operation;
     match axis {
         Axis::Row => {
-            let (means, variances) = (mean.parts(), variance.parts());
-            run!(cpu, tasks_for(rows, ROWS), |task| {
-                let block = rows_of_task(task, ROWS, rows);
-                // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-                let (means, variances) = unsafe { (means.get(block.clone()), variances.get(block.clone())) };
+            let out = (mean.by_rows(), variance.by_rows());
+            run_blocks!(cpu, Blocks::of(rows, ROWS), out, |block, (means, variances)| {
                 for (row, (mean, variance)) in block.zip(means.iter_mut().zip(variances)) {
                     let (numbers, share) = (input.row(row), 1.0 / input.columns() as f32);
                     *mean = sum_of(numbers, |x| x) * share;
@@ -67,14 +65,11 @@ fn sum_columns<const N: usize>(
     add: impl Fn(usize, [&mut [f32]; N]) + Sync,
 ) {
     let columns = totals.first().map_or(0, |total| total.len());
-    let blocks = tasks_for(rows, ROWS);
-    let mut scratch = cpu.scratch(blocks * N * columns);
-    let sums = scratch.parts();
-    run!(cpu, blocks, |task| {
-        // SAFETY: the team runs each task once, and its sums start at a multiple of its number.
-        let sums = unsafe { sums.get(task * N * columns..(task + 1) * N * columns) };
+    let blocks = Blocks::of(rows, ROWS);
+    let mut scratch = cpu.scratch(blocks.count() * N * columns);
+    run_blocks!(cpu, blocks, PerBlock::of(scratch.as_mut_slice(), N * columns), |block, sums| {
         sums.fill(0.0);
-        for row in rows_of_task(task, ROWS, rows) {
+        for row in block {
             let mut rest = &mut *sums;
             add(
                 row,
@@ -86,7 +81,7 @@ fn sum_columns<const N: usize>(
             );
         }
     });
-    let sums = &scratch.as_slice()[..blocks * N * columns];
+    let sums = &scratch.as_slice()[..blocks.count() * N * columns];
     for (number, total) in totals.into_iter().enumerate() {
         if mode == GradientMode::Write {
             total.fill(0.0);
@@ -105,11 +100,7 @@ pub(crate) fn forward(cpu: &Cpu, operation: NormalizeForward<'_, Cpu>) {
     let (scale, shift, epsilon) = (layer.scale.row(0), layer.shift.row(0), layer.epsilon as f32);
     let least = if layer.is_rectified { 0.0 } else { f32::NEG_INFINITY };
     let (float, stride) = (output.float(), output.stride());
-    let outputs = output.parts();
-    run!(cpu, tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let outputs = unsafe { outputs.get(block.start * stride..block.end * stride) };
+    run_blocks!(cpu, Blocks::of(rows, ROWS), output.by_rows(), |block, outputs| {
         for (row, output) in block.zip(outputs.chunks_exact_mut(stride.max(1))) {
             let affine = input.row(row).iter().zip(scale).zip(shift);
             let numbers = output.iter_mut().zip(affine);
@@ -152,11 +143,8 @@ pub(crate) fn backward(cpu: &Cpu, operation: NormalizeBackward<'_, Cpu>) {
     });
     let (sum_g, sum_product) = (&*sum_g, &*sum_product);
     let scale = layer.scale.row(0);
-    let (float, gradients) = (gradient.float(), gradient.parts());
-    run!(cpu, tasks_for(rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, rows);
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let gradients = unsafe { gradients.get(block.start * stride..block.end * stride) };
+    let float = gradient.float();
+    run_blocks!(cpu, Blocks::of(rows, ROWS), gradient.by_rows(), |block, gradients| {
         for (row, gradient) in block.zip(gradients.chunks_exact_mut(stride.max(1))) {
             let gradient = &mut gradient[..columns];
             for (column, g) in gradient.iter_mut().enumerate() {

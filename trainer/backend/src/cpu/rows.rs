@@ -11,7 +11,7 @@ use crate::ops::PlanRows;
 use millstream_batch::BatchSchema;
 
 use crate::cpu::Cpu;
-use crate::cpu::memory::Parts;
+use crate::cpu::parts::{Blocks, Rows};
 use crate::device::{IdColumn, Lookup, PLACE_BITS};
 use crate::host::{HostBatch, Ids, capacity, cardinality, is_weighted};
 
@@ -352,12 +352,11 @@ fn scatter<E: OfId>(from: impl Iterator<Item = E> + Clone, to: &mut [E], shift: 
 /// Sorts each of the plan's groups; a task each.
 pub(crate) fn plan(cpu: &Cpu, operation: PlanRows<'_, Cpu>) {
     let PlanRows { batch, plan } = operation;
-    let count = plan.groups.len();
-    let groups = Parts::new(&mut plan.groups);
-    run!(cpu, count, |task| {
-        // SAFETY: the team runs each task once, and its group is at its index.
-        let sorted = &mut unsafe { groups.get(task..task + 1) }[0];
-        sorted.sort(batch);
+    let blocks = Blocks::of(plan.groups.len(), 1);
+    run_blocks!(cpu, blocks, Rows::of(&mut plan.groups, 1), |_, groups| {
+        for sorted in groups {
+            sorted.sort(batch);
+        }
     });
 }
 

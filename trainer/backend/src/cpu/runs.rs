@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
+use crate::cpu::Cpu;
 use crate::cpu::memory::prefetch;
 use crate::cpu::rows::{Entry, SortedIds};
-use crate::cpu::{Cpu, tasks_for};
 use crate::device::{Lookup, Pooling};
 use crate::host::{HostBatch, Ids, Shares};
 use crate::ops::{GradientColumns, RowGradients};
@@ -21,7 +21,7 @@ pub(super) const STRIP: usize = 16;
 pub(super) fn tasks_each(gradients: &RowGradients<'_, Cpu>) -> usize {
     let tables = gradients.lookups.chunk_by(|one, next| one.table == next.table);
     let entries = tables.map(|lookups| gradients.plan.group(lookups).entries().len());
-    tasks_for(entries.max().unwrap_or(0), ENTRIES)
+    entries.max().unwrap_or(0).div_ceil(ENTRIES)
 }
 
 /// Some runs of equal ids of one table, with their gradients.

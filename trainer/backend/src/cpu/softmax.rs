@@ -11,12 +11,13 @@
 
 use std::ops::Range;
 
+use crate::cpu::Cpu;
 use crate::cpu::exp::exp;
 use crate::cpu::gemm::{View, product};
 use crate::cpu::layer::{TILE, transpose};
 use crate::cpu::matrix::CpuMatrix;
-use crate::cpu::memory::{LINE, Parts};
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::cpu::memory::LINE;
+use crate::cpu::parts::{Blocks, PerBlock, Rows, Spans, block_of};
 use crate::host::HostBatch;
 use crate::ops::{InBatchSoftmax, SoftmaxInput};
 
@@ -58,7 +59,7 @@ impl Work {
     }
 
     fn strips(&self) -> usize {
-        tasks_for(self.rows, STRIP)
+        self.rows.div_ceil(STRIP)
     }
 
     fn groups(&self) -> usize {
@@ -67,8 +68,16 @@ impl Work {
 
     /// The strips of group `number`.
     fn group(&self, number: usize) -> Range<usize> {
-        let start = |number: usize| number * self.strips() / self.groups();
-        start(number)..start(number + 1)
+        self.first_strip(number)..self.first_strip(number + 1)
+    }
+
+    fn first_strip(&self, group: usize) -> usize {
+        group * self.strips() / self.groups().max(1)
+    }
+
+    /// The first row of a group; the number of rows for those after the last.
+    fn first_row(&self, group: usize) -> usize {
+        (self.first_strip(group) * STRIP).min(self.rows)
     }
 
     /// Numbers of it all.
@@ -111,11 +120,9 @@ fn weight_of(batch: &HostBatch, row: usize) -> f32 {
 fn turn(cpu: &Cpu, softmax: &SoftmaxInput<'_, Cpu>, work: Work, turned: &mut [f32]) {
     let factor = (1.0 / softmax.temperature) as f32;
     let (columns, stride) = (softmax.items.columns(), work.stride);
-    let turned = Parts::new(turned);
-    run!(cpu, tasks_for(columns, TILE), |task| {
-        // SAFETY: the team runs each task once, and its strip starts at a multiple of its number.
-        let strip = unsafe { turned.get(task * TILE * stride..(task + 1) * TILE * stride) };
-        transpose(softmax.items, rows_of_task(task, TILE, columns), work.rows, strip, stride);
+    let strips = PerBlock::of(turned, TILE * stride);
+    run_blocks!(cpu, Blocks::of(columns, TILE), strips, |columns, strip| {
+        transpose(softmax.items, columns, work.rows, strip, stride);
         strip.iter_mut().for_each(|x| *x *= factor);
     });
 }
@@ -134,21 +141,18 @@ fn sweep(
     let ids = item_id.map(|feature| batch.single_ids(feature));
     let by_score = if weight > 0.0 { (1.0 / (weight * temperature)) as f32 } else { 0.0 };
     let turned = View::row_major(divided.turned, columns, rows, stride);
-    let (losses, scores) = (Parts::new(divided.losses), Parts::new(divided.scores));
-    let item_grad = Parts::new(divided.item_grad);
     let (query_stride, item_stride) = (query_grad.stride(), CpuMatrix::stride_of(columns));
-    let (float, query_grad) = (query_grad.float(), query_grad.parts());
-    run!(cpu, work.groups(), |group| {
-        // SAFETY: the team runs each group's task once, and its memory starts at a multiple of its number.
-        let scores = unsafe { scores.get(group * STRIP * stride..(group + 1) * STRIP * stride) };
-        // SAFETY: as above.
-        let item_grad = unsafe { item_grad.get(group * work.item_grad..(group + 1) * work.item_grad) };
-        for strip in work.group(group) {
-            let block = rows_of_task(strip, STRIP, rows);
-            // SAFETY: the groups have different strips, and `rows_of_task` gives each strip rows of its own.
-            let losses = unsafe { losses.get(block.clone()) };
-            // SAFETY: as above.
-            let query_grad = unsafe { query_grad.get(block.start * query_stride..block.end * query_stride) };
+    let float = query_grad.float();
+    let starts: [usize; GROUPS + 1] = std::array::from_fn(|group| work.first_row(group));
+    let of_groups = (Rows::of(divided.scores, STRIP * stride), Rows::of(divided.item_grad, work.item_grad));
+    let of_rows =
+        (Spans::of(divided.losses, 1, &starts), Spans::of(query_grad.as_mut_slice(), query_stride, &starts));
+    let groups = Blocks::of(work.groups(), 1);
+    run_blocks!(cpu, groups, (of_groups, of_rows), |group, ((scores, item_grad), (losses, query_grad))| {
+        let group = group.start;
+        let strips = losses.chunks_mut(STRIP).zip(query_grad.chunks_mut((STRIP * query_stride).max(1)));
+        for (strip, (losses, query_grad)) in work.group(group).zip(strips) {
+            let block = block_of(strip, STRIP, rows);
             let of_strip = rows_of(queries, block.clone());
             product(of_strip, turned, scores, stride, false);
             for ((row, loss), scores) in block.clone().zip(losses).zip(scores.chunks_exact_mut(stride)) {
@@ -212,12 +216,9 @@ fn by_lanes(numbers: &mut [f32], start: f32, with: impl Fn(f32, &mut f32) -> f32
 /// The gradient by the items from that of each group.
 fn sum_groups(cpu: &Cpu, work: Work, groups: &[f32], item_grad: &mut CpuMatrix) {
     let stride = item_grad.stride();
-    let (float, out) = (item_grad.float(), item_grad.parts());
-    run!(cpu, tasks_for(work.rows, ROWS), |task| {
-        let block = rows_of_task(task, ROWS, work.rows);
+    let float = item_grad.float();
+    run_blocks!(cpu, Blocks::of(work.rows, ROWS), item_grad.by_rows(), |block, out| {
         let block = block.start * stride..block.end * stride;
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task rows of its own.
-        let out = unsafe { out.get(block.clone()) };
         out.fill(0.0);
         for of_group in groups.chunks_exact(work.item_grad.max(1)) {
             for (sum, x) in out.iter_mut().zip(&of_group[block.clone()]) {

@@ -2,9 +2,10 @@
 //!
 //! Each task leaves the sum of its squares; they are added in order.
 
+use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuMatrix;
+use crate::cpu::parts::{Blocks, Rows, block_of};
 use crate::cpu::runs::{Runs, STRIP, tasks_each};
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
 use crate::ops::{ClipScale, RowSquares, Squares, Unscale};
 
 /// Numbers of a task.
@@ -18,11 +19,11 @@ pub(crate) fn squares(cpu: &Cpu, operation: Squares<'_, Cpu>) {
     add_all(
         cpu,
         sum,
-        tasks_for(numbers.len(), NUMBERS),
+        numbers.len().div_ceil(NUMBERS),
         #[inline(always)]
         |task| {
             let mut lanes = [0.0_f32; STRIP];
-            for strip in numbers[rows_of_task(task, NUMBERS, numbers.len())].chunks(STRIP) {
+            for strip in numbers[block_of(task, NUMBERS, numbers.len())].chunks(STRIP) {
                 for (lane, g) in lanes.iter_mut().zip(strip) {
                     *lane += g * g;
                 }
@@ -60,11 +61,8 @@ pub(crate) fn row_squares(cpu: &Cpu, operation: RowSquares<'_, Cpu>) {
 fn add_all(cpu: &Cpu, sum: &mut CpuMatrix, tasks: usize, each: impl Fn(usize) -> f32 + Sync) {
     assert!(sum.rows() == 1 && sum.columns() == 1);
     let mut scratch = cpu.scratch(tasks);
-    let sums = scratch.parts();
-    run!(cpu, tasks, |task| {
-        // SAFETY: the team runs each task once, and its number is at its index.
-        let sum = unsafe { sums.get(task..task + 1) };
-        sum[0] = each(task);
+    run_blocks!(cpu, Blocks::of(tasks, 1), Rows::of(scratch.as_mut_slice(), 1), |task, sum| {
+        sum[0] = each(task.start);
     });
     let total: f64 = scratch.as_slice()[..tasks].iter().map(|&sum| f64::from(sum)).sum();
     let sum = &mut sum.as_mut_slice()[0];

@@ -1,10 +1,10 @@
 //! Optimizer steps on whole matrices.
 
+use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuMatrix;
-use crate::cpu::memory::Parts;
+use crate::cpu::parts::{Blocks, Rows};
 use crate::cpu::rules::{ByRule, Rule, by_rule_of};
 use crate::cpu::shaping::Shaping;
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
 use crate::ops::Step;
 
 /// Numbers of a task.
@@ -40,24 +40,23 @@ impl ByRule for MatrixStep<'_> {
         // What lies between rows is stepped along with them: it starts as zeros, has a gradient of zero and
         // is never read.
         let gradient = gradient.as_slice();
-        let weights = weights.parts();
+        let blocks = Blocks::of(gradient.len(), NUMBERS);
         let [first, second] = states_of(states);
-        run!(cpu, tasks_for(gradient.len(), NUMBERS), |task| {
-            let part = rows_of_task(task, NUMBERS, gradient.len());
-            let gradient = &gradient[part.clone()];
-            // SAFETY: the team runs each task once, and its part starts at a multiple of its number.
-            let weights = unsafe { weights.get(part.clone()) };
-            // SAFETY: as above.
-            let first = unsafe { first.get(if R::STATES > 0 { part.clone() } else { 0..0 }) };
-            // SAFETY: as above.
-            let second = unsafe { second.get(if R::STATES > 1 { part } else { 0..0 }) };
-            for (item, (w, &g)) in weights.iter_mut().zip(gradient).enumerate() {
+        let out = (Rows::of(weights.as_mut_slice(), 1), first, second);
+        run_blocks!(cpu, blocks, out, |block, (weights, first, second)| {
+            // Slices of the same length, by which the compiler knows that no index is past an end, and vectorises.
+            let gradient = &gradient[block];
+            let weights = &mut weights[..gradient.len()];
+            let first = &mut first[..if R::STATES > 0 { gradient.len() } else { 0 }];
+            let second = &mut second[..if R::STATES > 1 { gradient.len() } else { 0 }];
+            for item in 0..gradient.len() {
+                let (w, g) = (weights[item], gradient[item]);
                 let state = [
                     if R::STATES > 0 { first[item] } else { 0.0 },
                     if R::STATES > 1 { second[item] } else { 0.0 },
                 ];
-                let (next, state) = rule.next(*w, state, shaping.of(g, *w));
-                *w = next;
+                let (next, state) = rule.next(w, state, shaping.of(g, w));
+                weights[item] = next;
                 if R::STATES > 0 {
                     first[item] = state[0];
                 }
@@ -69,9 +68,9 @@ impl ByRule for MatrixStep<'_> {
     }
 }
 
-/// The state matrices' memory, empty where there is none.
-fn states_of(states: &mut [CpuMatrix]) -> [Parts<'_, f32>; 2] {
-    let mut parts = states.iter_mut().map(CpuMatrix::parts);
-    let mut next = || parts.next().unwrap_or_else(|| Parts::new(&mut []));
+/// The state matrices number by number, and nothing where there is none.
+fn states_of(states: &mut [CpuMatrix]) -> [Rows<'_, f32>; 2] {
+    let mut states = states.iter_mut().map(|state| Rows::of(state.as_mut_slice(), 1));
+    let mut next = || states.next().unwrap_or_else(|| Rows::of(&mut [], 0));
     [next(), next()]
 }

@@ -2,7 +2,8 @@
 
 use crate::cpu::Cpu;
 use crate::cpu::matrix::{CpuTable, SharedTables};
-use crate::cpu::memory::{LINE, Parts};
+use crate::cpu::memory::LINE;
+use crate::cpu::parts::Parts;
 use crate::cpu::rounding::Rounding;
 use crate::cpu::rules::{ByRule, Rule, by_rule_of};
 use crate::cpu::runs::{Runs, STRIP, tasks_each};
@@ -42,7 +43,9 @@ impl ByRule for RowsStep<'_> {
             let runs = Runs::new(gradients, number, task, tables.shape(number).width);
             let shape = tables.shape(number);
             let rounding = Rounding::new(shape, draws);
-            // SAFETY: each row is taken once by the task whose run of equal ids it is.
+            // SAFETY: this operation borrows the tables exclusively. The runs of a plan have different ids, because
+            // `rows::plan` has sorted them, and `Runs::new` gives each run to one task: so no other task uses the rows
+            // that these runs name.
             let step = unsafe { TableStep::new(runs, shaping, rounding, &tables, number) };
             let kept = (shape.states, shape.row_states);
             assert_eq!(kept, (R::STATES, usize::from(R::ROW_STATE)), "the state that the update keeps");
@@ -68,7 +71,7 @@ impl<'a> TableStep<'a> {
     /// The step of table `number` by `runs`.
     ///
     /// # Safety
-    /// Nothing else uses the table's rows that the runs name.
+    /// While the result lives, nothing else uses the table's rows that `runs` name, and no two of `runs` name the same.
     unsafe fn new(
         runs: Runs<'a>,
         shaping: Shaping,
@@ -76,8 +79,8 @@ impl<'a> TableStep<'a> {
         tables: &'a SharedTables<'_>,
         number: usize,
     ) -> Self {
-        // SAFETY: by the caller's promise.
-        let table = unsafe { tables.parts(number) };
+        // SAFETY: the result takes the rows of its runs alone, which nothing else uses, as the caller promises.
+        let table = unsafe { tables.rows(number) };
         Self { runs, shaping, rounding, table, stride: tables.stride(number) }
     }
 
@@ -88,7 +91,7 @@ impl<'a> TableStep<'a> {
             self.fetch_row_ahead(number);
             self.runs.fetch_ahead(number);
             let start = self.runs.id_of(number) as usize * self.stride;
-            // SAFETY: the row of this run's id, taken by no other run.
+            // SAFETY: no other run names this row, by the promise to `new`, and the loop releases it before the next.
             let row = unsafe { self.table.get(start..start + self.stride) };
             let rule = if R::ROW_STATE { self.rule_of_row(rule, number, row) } else { rule };
             for (first, columns) in self.runs.strips() {
@@ -152,7 +155,7 @@ impl<'a> TableStep<'a> {
                 sum[lane] = self.runs.sum_of_one(number);
                 ids[lane] = self.runs.id_of(number);
                 rows[lane] = ids[lane] as usize * self.stride;
-                // SAFETY: the row of this run's id, taken by no other run, and released here.
+                // SAFETY: no other run names this row, by the promise to `new`, and it is released before the next.
                 let row = unsafe { self.table.get(rows[lane]..rows[lane] + 1 + R::STATES) };
                 w[lane] = row[0];
                 for (number, state) in state[..R::STATES].iter_mut().enumerate() {
@@ -162,7 +165,7 @@ impl<'a> TableStep<'a> {
             self.step_lanes(rule, &mut w, &mut state, &sum);
             self.rounding.of_rows(ids, &mut w);
             for lane in 0..lanes {
-                // SAFETY: as above.
+                // SAFETY: as in the loop above.
                 let row = unsafe { self.table.get(rows[lane]..rows[lane] + 1 + R::STATES) };
                 row[0] = w[lane];
                 for (number, state) in state[..R::STATES].iter().enumerate() {

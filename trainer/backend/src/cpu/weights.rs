@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
+use crate::cpu::Cpu;
 use crate::cpu::gemm::View;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::groups;
 use crate::cpu::layer::Factor;
 use crate::cpu::matrix::CpuMatrix;
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::cpu::parts::Blocks;
 use crate::ops::GradientMode;
 
 /// Inputs of a task that sums over all rows, by the library.
@@ -56,14 +57,10 @@ fn over(
     let (inputs, out_stride) = (weight_grad.rows(), weight_grad.stride());
     let mut scratch = cpu.scratch(output_grad.room(cpu));
     let output_grad = output_grad.ready(cpu, scratch.as_mut_slice());
-    let out = weight_grad.parts();
     let each = output_grad.rows_of_task(cpu, inputs, INPUTS, usize::MAX);
-    run!(cpu, tasks_for(inputs, each), |task| {
-        let block = rows_of_task(task, each, inputs);
+    run_blocks!(cpu, Blocks::of(inputs, each), weight_grad.by_rows(), |block, out| {
         let lhs = &input.as_slice()[rows.start * input.stride() + block.start..];
         let lhs = View::row_major(lhs, rows.len(), block.len(), input.stride());
-        // SAFETY: the team runs each task once, and `rows_of_task` gives each task inputs of its own.
-        let out = unsafe { out.get(block.start * out_stride..block.end * out_stride) };
         output_grad.product(lhs.transposed(), out, out_stride, mode == GradientMode::Accumulate);
     });
 }

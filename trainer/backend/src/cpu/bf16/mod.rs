@@ -38,9 +38,10 @@ use std::ops::Range;
 
 use millstream_batch::cache_lines::prefetch_line;
 
+use crate::cpu::Cpu;
 use crate::cpu::gemm::View;
-use crate::cpu::memory::{LINE, Parts};
-use crate::cpu::{Cpu, rows_of_task, tasks_for};
+use crate::cpu::memory::LINE;
+use crate::cpu::parts::{Blocks, Rows};
 
 /// Numbers of single precision in a vector.
 const LANES: usize = 16;
@@ -153,16 +154,9 @@ impl<'a> Panels<'a> {
     pub(crate) fn pack(instructions: Instructions, cpu: &Cpu, matrix: View<'_>, room: &'a mut [f32]) -> Self {
         let (words, pairs, width) = Self::begin(instructions, matrix, room);
         let (depth, columns) = (matrix.rows, matrix.columns);
-        let chunks = tasks_for(pairs, PACKED_PAIRS);
-        let parts = Parts::new(&mut *words);
-        let panels = columns.div_ceil(width);
-        run!(cpu, panels * chunks, |task| {
-            let (first, panel) = (task / panels, task % panels);
-            let block = rows_of_task(first, PACKED_PAIRS, pairs);
-            let (start, each) = (panel * pairs, instructions.words(width));
-            // SAFETY: the team runs each task once; its number determines a panel and, by `rows_of_task`, pairs of
-            // its own in it.
-            let words = unsafe { parts.get((start + block.start) * each..(start + block.end) * each) };
+        let blocks = Blocks::of(pairs, PACKED_PAIRS).across_lists(columns.div_ceil(width));
+        let out = Rows::of(&mut *words, instructions.words(width));
+        run_blocks!(cpu, blocks, out, |panel, block, words| {
             instructions.pack(matrix, block, panel * width, words, width);
         });
         Self { instructions, words, depth, columns }
@@ -320,11 +314,12 @@ fn pack_pairs(matrix: View<'_>, pairs: Range<usize>, column: usize, words: &mut 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn packed(matrix: View<'_>, pair: usize, column: usize) -> __m512i {
-    let [low, high] = [0, 1].map(|row| {
-        // SAFETY: as the caller promises.
-        let row = unsafe { vector_of(matrix, 2 * pair + row, column) };
-        _mm512_cvtepu16_epi32(half_pairs(_mm512_cvtneps_pbh(row)))
-    });
+    // SAFETY: as the caller promises.
+    let (low, high) =
+        unsafe { (vector_of(matrix, 2 * pair, column), vector_of(matrix, 2 * pair + 1, column)) };
+    // No closure: the compiler would not always inline it, as it has no target features to inline by.
+    let low = _mm512_cvtepu16_epi32(half_pairs(_mm512_cvtneps_pbh(low)));
+    let high = _mm512_cvtepu16_epi32(half_pairs(_mm512_cvtneps_pbh(high)));
     _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
 }
 

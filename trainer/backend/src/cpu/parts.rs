@@ -1,0 +1,483 @@
+//! Memory that the tasks of one operation write to, each to a part of its own.
+//!
+//! An operation cuts its items (batch rows, numbers of a matrix) into [`Blocks`], one for each task, and says how each
+//! block's part of an output is found: [`Rows`] of a matrix, [`Spans`] of unequal numbers of rows, some numbers
+//! [`PerBlock`], or a workspace [`PerThread`].
+//! [`run_blocks!`] runs a kernel for each block with the block's parts as `&mut [T]`. It is the one place that relies on
+//! parts being disjoint; kernels that use it contain no unsafe code.
+//!
+//! The rows of a table that a batch touches are no range of items. Their kernel (`step_rows`) takes [`Parts`] itself.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use millstream_batch::cache_lines::prefetch_line;
+
+use crate::cpu::Cpu;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::team::thread_number;
+
+/// Runs a kernel for each of some [`Blocks`] on all threads of a backend, compiled for the machine's vectors. The kernel
+/// is `|items, part| ..` or `|list, items, part| ..`.
+macro_rules! run_blocks {
+    ($cpu:expr, $blocks:expr, $out:expr, |$items:pat_param, $part:pat_param| $kernel:expr $(,)?) => {
+        run_blocks!($cpu, $blocks, $out, |_, $items, $part| $kernel)
+    };
+    ($cpu:expr, $blocks:expr, $out:expr, |$list:pat_param, $items:pat_param, $part:pat_param| $kernel:expr $(,)?) => {
+        $cpu.run_blocks(
+            $blocks,
+            $out,
+            #[inline(always)]
+            |$crate::cpu::parts::Block { list: $list, items: $items, .. }, $part| $kernel,
+        )
+    };
+}
+
+/// One or more equal lists of items, each cut into blocks. One task works on one block.
+#[derive(Clone, Copy)]
+pub(crate) struct Blocks {
+    /// Items of a list.
+    items: usize,
+    /// Items of a block; the last of a list may have fewer.
+    each: usize,
+    lists: usize,
+    order: Order,
+}
+
+/// Which block the next task takes.
+#[derive(Clone, Copy)]
+enum Order {
+    /// The next of the same list.
+    InLists,
+    /// The same of the next list.
+    AcrossLists,
+}
+
+/// Items that one task works on.
+pub(crate) struct Block {
+    /// The number of their list.
+    pub(crate) list: usize,
+    /// Their numbers in it.
+    pub(crate) items: Range<usize>,
+    /// The number of the first of them in all lists together.
+    first: usize,
+    /// The number of this block in all lists together.
+    number: usize,
+}
+
+impl Blocks {
+    /// One list of `items` items, `each` to a block.
+    pub(crate) fn of(items: usize, each: usize) -> Self {
+        Self { items, each, lists: 1, order: Order::InLists }
+    }
+
+    /// `lists` such lists, one after the other.
+    pub(crate) fn in_lists(self, lists: usize) -> Self {
+        Self { lists, order: Order::InLists, ..self }
+    }
+
+    /// `lists` such lists: the first block of each, then the second of each, and so on.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn across_lists(self, lists: usize) -> Self {
+        Self { lists, order: Order::AcrossLists, ..self }
+    }
+
+    /// How many blocks all lists have.
+    pub(crate) fn count(&self) -> usize {
+        self.lists * self.of_list()
+    }
+
+    /// How many blocks a list has.
+    fn of_list(&self) -> usize {
+        self.items.div_ceil(self.each)
+    }
+
+    /// The block of task number `task`.
+    #[inline(always)]
+    fn block(&self, task: usize) -> Block {
+        let of_list = self.of_list();
+        let (list, block) = match self.order {
+            Order::InLists => (task / of_list, task % of_list),
+            Order::AcrossLists => (task % self.lists, task / self.lists),
+        };
+        let items = block_of(block, self.each, self.items);
+        Block { list, first: list * self.items + items.start, items, number: list * of_list + block }
+    }
+}
+
+/// The items of block number `block` of a list, `each` to a block.
+#[inline(always)]
+pub(crate) fn block_of(block: usize, each: usize, items: usize) -> Range<usize> {
+    block * each..((block + 1) * each).min(items)
+}
+
+/// Memory with a part for each block.
+///
+/// # Safety
+/// Implementations promise that after [`Divide::check`] has returned, parts of different blocks of the same [`Blocks`]
+/// do not overlap; or, of memory divided among threads, parts that different threads of a job take.
+pub(crate) unsafe trait Divide: Sync {
+    /// A block's part.
+    type Part<'a>;
+
+    /// Checks that there is a part for each of `blocks`.
+    ///
+    /// # Panics
+    /// When there is not.
+    fn check(&self, blocks: &Blocks, threads: usize);
+
+    /// The part of `block`.
+    ///
+    /// # Safety
+    /// [`Divide::check`] has returned for the blocks of which `block` is one. While the part lives, this is not called
+    /// for the same block, and the calling thread, which is one of the job's, does not call it again. The part lives no
+    /// longer than `self`.
+    unsafe fn part<'a>(&self, block: &Block) -> Self::Part<'a>;
+}
+
+/// Items that lie one after the other, `stride` numbers each. A stride of 0 gives every block an empty part.
+pub(crate) struct Rows<'a, T> {
+    numbers: Parts<'a, T>,
+    stride: usize,
+}
+
+impl<'a, T> Rows<'a, T> {
+    pub(crate) fn of(numbers: &'a mut [T], stride: usize) -> Self {
+        Self { numbers: Parts::new(numbers), stride }
+    }
+}
+
+// SAFETY: part `[start, end)` of list `l` is `[(l * items + start) * stride, (l * items + end) * stride)`. Blocks of one
+// list have disjoint items below `items`, so parts are disjoint. No product wraps, because `check` has computed the
+// largest.
+unsafe impl<T: Send + 'static> Divide for Rows<'_, T> {
+    type Part<'a> = &'a mut [T];
+
+    fn check(&self, blocks: &Blocks, _threads: usize) {
+        let needed = blocks.lists.checked_mul(blocks.items).and_then(|items| items.checked_mul(self.stride));
+        assert!(needed.is_some_and(|needed| needed <= self.numbers.len), "memory for every block's rows");
+    }
+
+    #[inline(always)]
+    unsafe fn part<'a>(&self, block: &Block) -> &'a mut [T] {
+        let start = block.first * self.stride;
+        // SAFETY: see the comment on the implementation; the caller takes each block's part once at a time, and for no
+        // longer than the borrow.
+        unsafe { self.numbers.get(start..start + block.items.len() * self.stride) }
+    }
+}
+
+/// As many numbers for each block, `len`.
+pub(crate) struct PerBlock<'a> {
+    numbers: Parts<'a, f32>,
+    len: usize,
+}
+
+impl<'a> PerBlock<'a> {
+    pub(crate) fn of(numbers: &'a mut [f32], len: usize) -> Self {
+        Self { numbers: Parts::new(numbers), len }
+    }
+}
+
+// SAFETY: block number `n` has the part `[n * len, (n + 1) * len)`, and blocks have different numbers below
+// `Blocks::count`. No product wraps, because `check` has computed the largest.
+unsafe impl Divide for PerBlock<'_> {
+    type Part<'a> = &'a mut [f32];
+
+    fn check(&self, blocks: &Blocks, _threads: usize) {
+        let needed = blocks.count().checked_mul(self.len);
+        assert!(needed.is_some_and(|needed| needed <= self.numbers.len), "memory for every block");
+    }
+
+    #[inline(always)]
+    unsafe fn part<'a>(&self, block: &Block) -> &'a mut [f32] {
+        let start = block.number * self.len;
+        // SAFETY: see the comment on the implementation; the caller takes each block's part once at a time, and for no
+        // longer than the borrow.
+        unsafe { self.numbers.get(start..start + self.len) }
+    }
+}
+
+/// Rows of `stride` numbers, of which block number `n` has those from `starts[n]` up to `starts[n + 1]`.
+pub(crate) struct Spans<'a> {
+    numbers: Parts<'a, f32>,
+    stride: usize,
+    starts: &'a [usize],
+}
+
+impl<'a> Spans<'a> {
+    pub(crate) fn of(numbers: &'a mut [f32], stride: usize, starts: &'a [usize]) -> Self {
+        Self { numbers: Parts::new(numbers), stride, starts }
+    }
+}
+
+// SAFETY: `check` has found that `starts` never decrease and has computed the end of the last span without a wrap, so
+// the spans of different numbers do not overlap. `starts` is borrowed shared, so it still holds the same numbers.
+unsafe impl Divide for Spans<'_> {
+    type Part<'a> = &'a mut [f32];
+
+    fn check(&self, blocks: &Blocks, _threads: usize) {
+        assert!(blocks.count() < self.starts.len(), "a span for every block");
+        assert!(self.starts.is_sorted(), "spans in order");
+        let needed = self.starts.last().and_then(|rows| rows.checked_mul(self.stride));
+        assert!(needed.is_some_and(|needed| needed <= self.numbers.len), "memory for every span");
+    }
+
+    #[inline(always)]
+    unsafe fn part<'a>(&self, block: &Block) -> &'a mut [f32] {
+        let [start, end] = [block.number, block.number + 1].map(|number| self.starts[number] * self.stride);
+        // SAFETY: see the comment on the implementation; the caller takes each block's part once at a time, and for no
+        // longer than the borrow.
+        unsafe { self.numbers.get(start..end) }
+    }
+}
+
+/// A workspace of `len` numbers for each thread, of any content when a task starts.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct PerThread<'a> {
+    numbers: Parts<'a, f32>,
+    len: usize,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<'a> PerThread<'a> {
+    pub(crate) fn of(numbers: &'a mut [f32], len: usize) -> Self {
+        Self { numbers: Parts::new(numbers), len }
+    }
+}
+
+// SAFETY: thread number `n` takes the part `[n * len, (n + 1) * len)`. `Team::run` guarantees that the threads of a job
+// have different numbers below the size of the team, and `check` that the last part is within the memory.
+#[cfg(target_arch = "x86_64")]
+unsafe impl Divide for PerThread<'_> {
+    type Part<'a> = &'a mut [f32];
+
+    fn check(&self, _blocks: &Blocks, threads: usize) {
+        let needed = threads.checked_mul(self.len);
+        assert!(needed.is_some_and(|needed| needed <= self.numbers.len), "memory for every thread");
+    }
+
+    #[inline(always)]
+    unsafe fn part<'a>(&self, _block: &Block) -> &'a mut [f32] {
+        let start = thread_number() * self.len;
+        // SAFETY: see the comment on the implementation; a thread takes one part at a time, for no longer
+        // than the borrow, as the caller promises.
+        unsafe { self.numbers.get(start..start + self.len) }
+    }
+}
+
+// SAFETY: of two memories, each keeps its promise.
+unsafe impl<A: Divide, B: Divide> Divide for (A, B) {
+    type Part<'a> = (A::Part<'a>, B::Part<'a>);
+
+    fn check(&self, blocks: &Blocks, threads: usize) {
+        self.0.check(blocks, threads);
+        self.1.check(blocks, threads);
+    }
+
+    #[inline(always)]
+    unsafe fn part<'a>(&self, block: &Block) -> Self::Part<'a> {
+        // SAFETY: the caller promises both what it promises this.
+        unsafe { (self.0.part(block), self.1.part(block)) }
+    }
+}
+
+// SAFETY: of three memories, each keeps its promise.
+unsafe impl<A: Divide, B: Divide, C: Divide> Divide for (A, B, C) {
+    type Part<'a> = (A::Part<'a>, B::Part<'a>, C::Part<'a>);
+
+    fn check(&self, blocks: &Blocks, threads: usize) {
+        self.0.check(blocks, threads);
+        self.1.check(blocks, threads);
+        self.2.check(blocks, threads);
+    }
+
+    #[inline(always)]
+    unsafe fn part<'a>(&self, block: &Block) -> Self::Part<'a> {
+        // SAFETY: the caller promises all what it promises this.
+        unsafe { (self.0.part(block), self.1.part(block), self.2.part(block)) }
+    }
+}
+
+impl Cpu {
+    /// Runs `kernel` with each of `blocks` and its parts of `out`. Called by [`run_blocks!`] alone, which inlines the
+    /// kernel.
+    ///
+    /// # Panics
+    /// When `out` has no part for each block, or when `kernel` panics.
+    #[inline(always)]
+    pub(crate) fn run_blocks<D: Divide>(
+        &self,
+        blocks: Blocks,
+        out: D,
+        kernel: impl for<'a> Fn(Block, D::Part<'a>) + Sync,
+    ) {
+        out.check(&blocks, self.threads());
+        run!(self, blocks.count(), |task| {
+            let block = blocks.block(task);
+            // SAFETY: `out` is checked. The team runs each task once, so no other task takes the part of this block. The
+            // part lives no longer than this call of the kernel, which cannot take another: it does not have `out`.
+            let part = unsafe { out.part(&block) };
+            kernel(block, part);
+        });
+    }
+}
+
+/// An exclusively borrowed slice that tasks running at once take disjoint parts of.
+pub(crate) struct Parts<'a, T> {
+    start: NonNull<T>,
+    len: usize,
+    exclusive: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: `Parts` only hands out `&mut [T]`, disjoint by the contract of `get`, which may cross threads when `T` may.
+unsafe impl<T: Send> Sync for Parts<'_, T> {}
+// SAFETY: it is an exclusive borrow, which may cross threads when `T` may.
+unsafe impl<T: Send> Send for Parts<'_, T> {}
+
+impl<'a, T> Parts<'a, T> {
+    fn new(slice: &'a mut [T]) -> Self {
+        Self { start: NonNull::from(&mut *slice).cast(), len: slice.len(), exclusive: PhantomData }
+    }
+
+    /// The slice of `len` items at `start`.
+    ///
+    /// # Safety
+    /// The memory holds as many initialised items, and nothing but the result uses it for `'a`.
+    pub(crate) unsafe fn from_raw(start: NonNull<T>, len: usize) -> Self {
+        Self { start, len, exclusive: PhantomData }
+    }
+
+    /// One part.
+    ///
+    /// # Safety
+    /// No two parts that are alive at once overlap, and no part outlives the borrow of the slice, `'a`.
+    ///
+    /// # Panics
+    /// When the range is not within the slice.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref, reason = "disjointness is the caller's contract")]
+    pub(crate) unsafe fn get<'part>(&self, range: Range<usize>) -> &'part mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "a part within the whole");
+        // SAFETY: within the slice this was made from; borrowed for as long and disjoint from every other part by the
+        // caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(range.start), range.len()) }
+    }
+}
+
+impl Parts<'_, f32> {
+    /// Asks for the cache line of item `index`, if there is one.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, index: usize) {
+        if index < self.len {
+            prefetch_line(self.start.as_ptr().wrapping_add(index));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// Whether each of the blocks' items is written once, by the block that it belongs to.
+    #[test]
+    fn every_item_is_in_one_block() {
+        for threads in [1, 3] {
+            let cpu = Cpu::new(Some(threads)).unwrap();
+            for (items, each, lists, stride) in
+                [(10, 3, 1, 2), (7, 7, 2, 1), (5, 2, 3, 4), (0, 4, 2, 3), (1, 9, 1, 1)]
+            {
+                let len = items * lists * stride;
+                let blocks = Blocks::of(items, each).in_lists(lists);
+                let check = |blocks: Blocks| {
+                    let (mut numbers, mut counts) = (vec![0.0_f32; len], vec![0.0_f32; blocks.count()]);
+                    let out = (Rows::of(&mut numbers, stride), PerBlock::of(&mut counts, 1));
+                    run_blocks!(cpu, blocks, out, |list, items, (rows, count)| {
+                        count[0] += items.len() as f32;
+                        for (item, row) in items.zip(rows.chunks_exact_mut(stride)) {
+                            row.iter_mut().for_each(|number| *number += (list * 1000 + item + 1) as f32);
+                        }
+                    });
+                    for (place, &number) in numbers.iter().enumerate() {
+                        let (list, item) = (place / stride / items, place / stride % items);
+                        assert_eq!(number, (list * 1000 + item + 1) as f32);
+                    }
+                    assert_eq!(counts.iter().sum::<f32>(), (items * lists) as f32);
+                };
+                check(blocks);
+                #[cfg(target_arch = "x86_64")]
+                check(Blocks::of(items, each).across_lists(lists));
+            }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn threads_have_memory_of_their_own() {
+        let cpu = Cpu::new(Some(3)).unwrap();
+        let (mut of_threads, mut sums) = (vec![0.0; 3 * 4], vec![0.0; 100]);
+        let out = (PerThread::of(&mut of_threads, 4), Rows::of(&mut sums, 1));
+        run_blocks!(cpu, Blocks::of(100, 1), out, |items, (room, sum)| {
+            room.fill(items.start as f32);
+            std::thread::yield_now();
+            sum[0] = room.iter().sum();
+        });
+        assert!(sums.iter().zip(0..).all(|(&sum, item)| sum == 4.0 * item as f32));
+    }
+
+    #[test]
+    fn a_stride_of_0_gives_empty_parts() {
+        let cpu = Cpu::new(Some(1)).unwrap();
+        run_blocks!(cpu, Blocks::of(10, 3), Rows::<f32>::of(&mut [], 0), |_, row| assert!(row.is_empty()));
+    }
+
+    #[test]
+    fn spans_are_the_blocks_own() {
+        let cpu = Cpu::new(Some(2)).unwrap();
+        let mut numbers = [0.0; 12];
+        let spans = Spans::of(&mut numbers, 2, &[0, 1, 1, 5, 6]);
+        run_blocks!(cpu, Blocks::of(4, 1), spans, |block, span| span.fill(block.start as f32));
+        assert_eq!(numbers, [0.0, 0.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "spans in order")]
+    fn spans_that_overlap_are_refused() {
+        let cpu = Cpu::new(Some(1)).unwrap();
+        let mut numbers = [0.0; 12];
+        run_blocks!(cpu, Blocks::of(2, 1), Spans::of(&mut numbers, 2, &[0, 5, 4]), |_, _| ());
+    }
+
+    #[test]
+    #[should_panic(expected = "memory for every block's rows")]
+    fn memory_of_too_few_rows_is_refused() {
+        let cpu = Cpu::new(Some(1)).unwrap();
+        run_blocks!(cpu, Blocks::of(4, 2), Rows::of(&mut [0.0_f32; 7], 2), |_, _| ());
+    }
+
+    #[test]
+    #[should_panic(expected = "memory for every block's rows")]
+    fn strides_that_wrap_around_are_refused() {
+        let cpu = Cpu::new(Some(1)).unwrap();
+        run_blocks!(cpu, Blocks::of(4, 2), Rows::of(&mut [0.0_f32; 7], 1 << 62), |_, _| ());
+    }
+
+    #[test]
+    #[should_panic(expected = "memory for every block")]
+    fn memory_for_too_few_blocks_is_refused() {
+        let cpu = Cpu::new(Some(1)).unwrap();
+        run_blocks!(cpu, Blocks::of(4, 2).in_lists(2), PerBlock::of(&mut [0.0; 11], 3), |_, _| ());
+    }
+
+    #[test]
+    #[should_panic(expected = "within the whole")]
+    fn a_part_past_the_end_is_refused() {
+        let mut items = [0.0; 4];
+        let parts = Parts::new(&mut items);
+        // SAFETY: the only part.
+        let _ = unsafe { parts.get(2..5) };
+    }
+}
