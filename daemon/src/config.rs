@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use millstream_pipeline::storage::StorageSpec;
+use millstream_io::storage::StorageSpec;
 use serde::Deserialize;
 
 /// The default number of concurrent jobs. A job uses all cores and its whole memory budget, so a second one would

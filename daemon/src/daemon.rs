@@ -12,19 +12,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use millstream_io::storage::Stores;
+use millstream_job::{Job, JobError};
 use millstream_pipeline::ingest::Explanation;
-use millstream_pipeline::storage::Stores;
+use millstream_trainer::metrics::Metrics;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::config::{Config, StateLocation};
 use crate::runs;
-pub use crate::scoring::Predictions;
 use crate::scoring::{self, Scorer};
 use crate::state::{History, JobRecord, JobSource, JobState, LogLevel, LogRecord, Store, StoreError, now_ms};
 use crate::supervisor::{Control, JobRecorder, PendingProfile, StopReason, Supervisor};
-use millstream_job::{Job, JobError};
-use millstream_trainer::metrics::Metrics;
+
+pub use crate::scoring::Predictions;
 
 /// Maximum number of queued jobs.
 const MAX_QUEUED: usize = 10_000;

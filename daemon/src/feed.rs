@@ -6,6 +6,7 @@ use std::{fs, io};
 
 use anyhow::{Context, Result};
 use millstream_batch::{BatchSchema, HandOff, Producer, RingError};
+use millstream_io::storage::{Listing, Object, Stores};
 use millstream_pipeline::Error;
 use millstream_pipeline::cache::{Cache, CachedSource, Specification};
 use millstream_pipeline::dataset::Dataset;
@@ -14,7 +15,6 @@ use millstream_pipeline::ingest::{
 };
 use millstream_pipeline::order::Position;
 use millstream_pipeline::spec::DataSpec;
-use millstream_pipeline::storage::{Listing, Object, Stores};
 use millstream_pipeline::transform::Transform;
 use tokio::runtime::Handle;
 

@@ -45,7 +45,7 @@ fn main() -> ExitCode {
         return millstream_worker::main();
     }
     millstream_batch::allocator::return_large_blocks_to_os();
-    millstream_pipeline::format::parquet::quiet_decoder_panics();
+    millstream_format::parquet::quiet_decoder_panics();
     match run(Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

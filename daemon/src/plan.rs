@@ -11,21 +11,21 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
 use millstream_batch::{BatchSchema, SlotLayout};
+use millstream_io::storage::Stores;
+use millstream_job::{AutoBatchSpec, Job};
 use millstream_pipeline::analysis::{Analysis, AnalysisPass, AnalysisProgress};
+use millstream_pipeline::bad_records::BadRecords;
 use millstream_pipeline::cache::{Cache, CacheOptions, Specification};
-use millstream_pipeline::dataset::{BadRecords, Dataset};
+use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::ingest::{ChunkSource, IngestPlan};
 use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, MissingNumber, Normalize, Terms};
-use millstream_pipeline::storage::Stores;
 use millstream_pipeline::transform::Transform;
 use millstream_trainer::model::ModelPlan;
+use millstream_worker::survey::HostSurvey;
 use tokio::runtime::Handle;
 
 use crate::auto_batch::{self, Choice, Decided, GpuChoice, Limit, LimitSource, gpu};
-use crate::feed;
-use crate::runs;
-use millstream_job::{AutoBatchSpec, Job};
-use millstream_worker::survey::HostSurvey;
+use crate::{feed, runs};
 
 /// The plan of a job.
 pub struct JobPlan {

@@ -10,22 +10,22 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use millstream_io::storage::Stores;
+use millstream_job::Job;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::ingest::IngestPlan;
 use millstream_pipeline::spec::DataSpec;
-use millstream_pipeline::storage::Stores;
 use millstream_pipeline::transform::Transform;
 use millstream_trainer::checkpoint::store::parse_directory_name;
 use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore};
+use millstream_trainer::metrics::Metrics;
+use millstream_worker::protocol::{FromWorker, Role, ScoreOutput, ScoreRole, Start, ToWorker};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::feed::{self, Feed};
 use crate::runs;
 use crate::worker::WorkerProcess;
-use millstream_job::Job;
-use millstream_trainer::metrics::Metrics;
-use millstream_worker::protocol::{FromWorker, Role, ScoreOutput, ScoreRole, Start, ToWorker};
 
 /// Concurrent runs; further ones wait.
 const RUNS: u32 = 2;

@@ -26,8 +26,7 @@ use tonic::{Request, Response, Status};
 
 use crate::daemon::{Daemon, Predictions, ScoreTarget, SubmitError};
 use crate::state::{Evaluation, History, HistoryPoint, JobRecord, JobState, LogRecord, StoreError};
-use millstream_trainer::metrics::MetricValue;
-use millstream_trainer::metrics::Metrics;
+use millstream_trainer::metrics::{MetricValue, Metrics};
 
 /// Capacity of the pipe between a client and a daemon in one process, in each direction.
 const PIPE_BYTES: usize = 64 << 10;

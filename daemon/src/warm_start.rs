@@ -5,9 +5,8 @@
 //! copied follows from the two models (`millstream_trainer::warm_start`) and from what the ids mean in each job
 //! (`millstream_pipeline::transform::map_ids`).
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use anyhow::{Context, Result, bail};
 use millstream_job::WarmStartSpec;

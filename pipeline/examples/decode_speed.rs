@@ -18,10 +18,10 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::time::Instant;
 
-use millstream_pipeline::dataset::{ProjectedColumn, Projection};
-use millstream_pipeline::format::compression::{Compression, Compressor, Decompressed};
-use millstream_pipeline::format::example::ExampleColumns;
-use millstream_pipeline::format::tfrecord::{RecordReader, RecordWriter};
+use millstream_format::compression::{Compression, Compressor, Decompressed};
+use millstream_format::example::ExampleColumns;
+use millstream_format::tfrecord::{RecordReader, RecordWriter};
+use millstream_format::{ProjectedColumn, Projection};
 
 const NUMBERS: usize = 13;
 const CATEGORIES: usize = 26;

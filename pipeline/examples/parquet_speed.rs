@@ -11,8 +11,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use millstream_format::{ProjectedColumn, Projection};
 use millstream_pipeline::Error;
-use millstream_pipeline::dataset::{BadRecords, Dataset, ProjectedColumn, Projection};
+use millstream_pipeline::bad_records::BadRecords;
+use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::spec::OnBadRecord;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 

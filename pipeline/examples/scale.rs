@@ -21,15 +21,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use millstream_batch::Producer;
+use millstream_format::tfrecord::RecordWriter;
+use millstream_io::permits::Permit;
 use millstream_pipeline::Error;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::chunk::Chunk;
 use millstream_pipeline::dataset::Dataset;
-use millstream_pipeline::format::tfrecord::RecordWriter;
 use millstream_pipeline::ingest::{
     self, ChunkReader, ChunkSource, Counters, DatasetSource, IngestPlan, Opened, SkippedRecords,
 };
-use millstream_pipeline::io::permits::Permit;
 use millstream_pipeline::order::Position;
 use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize};
 use millstream_pipeline::transform::Transform;

@@ -1,14 +1,10 @@
-//! The one error type of ingest.
+//! The error type of ingest: those of reading and decoding, and its own.
 //!
-//! Bad input is answered with an address: which file, where in it, which record, which column, and what
-//! was expected there. So the variants are named for what a caller or a person does about them, and each
-//! carries its address as fields. Records count from 0 in their file; offsets are bytes from the start of
-//! the file as it reads once decompressed. A large TFRecord file is read in parts: there the path is followed
-//! by where the part begins, and records count from it.
+//! An error about bad input has an address: which file, where in it, which record, which column, and what was expected
+//! there. A large TFRecord file is read in parts: then the path is followed by the start of the part, and records count
+//! from there.
 
 use std::io;
-use std::path::PathBuf;
-use std::sync::Arc;
 
 use millstream_batch::RingError;
 
@@ -18,56 +14,12 @@ use crate::order::PositionError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A path without wildcards names no file.
-    #[error("{path}: no such file{}", relative_to(base))]
-    NotFound {
-        /// As the person wrote it.
-        path: String,
-        /// Where it starts, if it is relative.
-        base: Option<PathBuf>,
-    },
-    /// A path with wildcards matches no file.
-    #[error("{pattern}: no file matches{}", relative_to(base))]
-    EmptyGlob {
-        /// As the person wrote it.
-        pattern: String,
-        /// Where it starts, if it is relative.
-        base: Option<PathBuf>,
-    },
-    /// A path or glob that cannot mean anything.
-    #[error("{pattern}: {message}")]
-    BadPattern {
-        /// As the person wrote it.
-        pattern: String,
-        /// What is wrong with it.
-        message: String,
-    },
-    /// An address in an unknown kind of storage.
-    #[error("{address}: no kind of storage is called {scheme}://")]
-    UnsupportedScheme {
-        /// As the person wrote it.
-        address: String,
-        /// What stands before `://`.
-        scheme: String,
-    },
-    /// The file is no longer the one that was listed.
-    #[error("{path}: has changed since it was listed")]
-    Changed {
-        /// The file.
-        path: String,
-    },
-    /// The bytes are not what was written.
-    #[error("{path}: damaged at record {record}, byte {offset}: {message}")]
-    Damage {
-        /// The file.
-        path: String,
-        /// Where the record starts, in uncompressed bytes; in Parquet, where the row group starts.
-        offset: u64,
-        /// The record; in Parquet, the first row of the row group.
-        record: u64,
-        /// What does not fit.
-        message: String,
-    },
+    /// Objects could not be listed, read or written.
+    #[error(transparent)]
+    Io(millstream_io::Error),
+    /// A file could not be decoded.
+    #[error(transparent)]
+    Format(millstream_format::Error),
     /// A file was cut where no record begins. Its records hold what looks like records.
     #[error(
         "{path}: a part of the file begins at byte {boundary}, within the record at byte {offset}: its records \
@@ -80,50 +32,6 @@ pub enum Error {
         offset: u64,
         /// Where the part does.
         boundary: u64,
-    },
-    /// The file is whole, but of another format than its name or the job says.
-    #[error("{path}: expected {expected}, found {found}")]
-    WrongFormat {
-        /// The file.
-        path: String,
-        /// The format asked for.
-        expected: String,
-        /// What its bytes are.
-        found: String,
-    },
-    /// The data has no such column.
-    #[error("{path}: no column `{column}`{}", did_you_mean(nearest))]
-    MissingColumn {
-        /// The file looked at.
-        path: String,
-        /// The column asked for.
-        column: String,
-        /// The column there is whose name is most like it.
-        nearest: Option<String>,
-    },
-    /// A column holds another type than its use needs.
-    #[error("{path}: column `{column}` holds {found}, expected {expected}")]
-    WrongType {
-        /// The file.
-        path: String,
-        /// The column.
-        column: String,
-        /// What it holds.
-        found: String,
-        /// What its use needs.
-        expected: String,
-    },
-    /// A value that cannot be used.
-    #[error("{path}: record {record}, column `{column}`: {message}")]
-    BadValue {
-        /// The file.
-        path: String,
-        /// The record.
-        record: u64,
-        /// The column.
-        column: String,
-        /// What is wrong with it, and what was expected.
-        message: String,
     },
     /// No record of the training data is positive: a wrong `label.positive`, most likely.
     #[error(
@@ -159,42 +67,6 @@ pub enum Error {
         /// How much there is.
         budget_bytes: u64,
     },
-    /// The storage service refused or failed.
-    #[error("{path}: {source}")]
-    Storage {
-        /// The file or pattern.
-        path: String,
-        /// What the service said.
-        source: Arc<object_store::Error>,
-    },
-    /// The storage service did not serve a read in time.
-    #[error("{path}: gave up after {tries} tries in {seconds} s: {message}")]
-    GaveUp {
-        /// The file.
-        path: String,
-        /// Requests made.
-        tries: u32,
-        /// How long they took in all.
-        seconds: u64,
-        /// What was wrong with the last one.
-        message: String,
-    },
-    /// The storage service lists objects, but not the same ones each time.
-    #[error("{pattern}: the listing is faulty: {message}")]
-    Listing {
-        /// As the person wrote it.
-        pattern: String,
-        /// What does not fit.
-        message: String,
-    },
-    /// A local file could not be read or written.
-    #[error("{path}: {source}")]
-    Io {
-        /// The file.
-        path: String,
-        /// What the operating system said.
-        source: io::Error,
-    },
     /// What was stored earlier, or given beside the data, does not fit together.
     #[error("{0}")]
     Invalid(String),
@@ -227,59 +99,36 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the [`Error`] within an [`io::Error`], if there is one, or else the [`io::Error`].
-    pub(crate) fn from_io(error: io::Error) -> Result<Self, io::Error> {
-        error.downcast::<Self>()
-    }
-
-    /// True where leaving out one record gets past it: what `on_bad_record = "skip"` may skip.
+    /// Whether skipping one record gets past the error: what `on_bad_record = "skip"` may skip.
     pub fn is_bad_record(&self) -> bool {
-        matches!(self, Self::Damage { .. } | Self::BadValue { .. })
+        matches!(self, Self::Format(error) if error.is_bad_record())
     }
 
-    pub(crate) fn missing_column<'a>(
-        path: &str,
-        column: &str,
-        present: impl IntoIterator<Item = &'a str>,
-    ) -> Self {
-        Self::MissingColumn {
-            path: path.to_owned(),
-            column: column.to_owned(),
-            nearest: nearest(column, present),
+    /// The error of the reader that a decoder of `path` reads from.
+    pub(crate) fn of_source(path: &str, error: io::Error) -> Self {
+        match error.downcast::<millstream_io::Error>() {
+            Ok(error) => error.into(),
+            Err(source) => Self::Io(millstream_io::Error::File { path: path.to_owned(), source }),
         }
     }
+}
 
-    /// What a storage service said about `path`.
-    pub(crate) fn storage(path: &str, source: object_store::Error) -> Self {
-        match source {
-            // The runtime has taken it down with itself.
-            object_store::Error::JoinError { source } if source.is_cancelled() => Self::Cancelled,
-            source => Self::Storage { path: path.to_owned(), source: Arc::new(source) },
+impl From<millstream_io::Error> for Error {
+    fn from(error: millstream_io::Error) -> Self {
+        match error {
+            millstream_io::Error::Cancelled => Self::Cancelled,
+            error => Self::Io(error),
         }
     }
+}
 
-    pub(crate) fn io(path: &std::path::Path, source: io::Error) -> Self {
-        Self::Io { path: path.display().to_string(), source }
+impl From<millstream_format::Error> for Error {
+    fn from(error: millstream_format::Error) -> Self {
+        match error {
+            millstream_format::Error::Source { path, source } => Self::of_source(&path, source),
+            error => Self::Format(error),
+        }
     }
-}
-
-/// The name most like `wanted`, if any is like it at all.
-pub(crate) fn nearest<'a>(wanted: &str, present: impl IntoIterator<Item = &'a str>) -> Option<String> {
-    let likeness = |name: &str| strsim::jaro_winkler(&wanted.to_lowercase(), &name.to_lowercase());
-    present
-        .into_iter()
-        .map(|name| (likeness(name), name))
-        .filter(|&(score, _)| score > 0.7)
-        .max_by(|a, b| a.0.total_cmp(&b.0).then_with(|| b.1.cmp(a.1)))
-        .map(|(_, name)| name.to_owned())
-}
-
-fn did_you_mean(nearest: &Option<String>) -> String {
-    nearest.as_ref().map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
-}
-
-fn relative_to(base: &Option<PathBuf>) -> String {
-    base.as_ref().map(|base| format!(" in {}", base.display())).unwrap_or_default()
 }
 
 fn positive_value(positive: &Option<String>) -> String {
@@ -288,17 +137,4 @@ fn positive_value(positive: &Option<String>) -> String {
 
 fn seen_values(seen: &[String]) -> String {
     if seen.is_empty() { String::new() } else { format!("; it holds `{}`", seen.join("`, `")) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_misspelt_column_names_the_nearest() {
-        let error = Error::missing_column("a.parquet", "ocupation", ["age", "occupation", "education"]);
-        assert_eq!(error.to_string(), "a.parquet: no column `ocupation`; did you mean `occupation`?");
-        let error = Error::missing_column("a.parquet", "zzz", ["age"]);
-        assert_eq!(error.to_string(), "a.parquet: no column `zzz`");
-    }
 }

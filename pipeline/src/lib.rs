@@ -1,39 +1,28 @@
-//! From object store to filled slots.
+//! From stored data to filled slots.
 //!
 //! ```text
-//! io (storage -> fetch) -> format (decode) -> transform -> order (lanes, shuffle pool) -> pack -> ring
+//! millstream-io -> millstream-format -> transform -> order (lanes, shuffle pool) -> pack -> ring
+//! (fetch)          (decode)
 //! ```
 
 #![forbid(unsafe_code)]
 
 pub mod analysis;
+pub mod bad_records;
 pub mod cache;
 pub mod chunk;
-mod clock;
-pub mod convert;
 pub mod dataset;
 pub mod error;
-mod filter;
 pub mod fingerprint;
-pub mod format;
-pub mod generate;
 pub mod ingest;
-pub mod inspect;
-pub mod io;
 pub mod order;
-pub mod output;
 pub mod pack;
-mod parallel;
+pub mod parquet;
 mod parts;
-pub mod progress;
-mod ranges;
-mod records;
-mod row_group;
+pub mod records;
 pub mod spec;
-mod splitmix;
-mod survey;
+pub mod splitmix;
 mod terms;
 pub mod transform;
 
 pub use error::Error;
-pub use io::storage;

@@ -3,7 +3,7 @@
 //! An uncompressed file larger than the job's `split_bytes` is cut into equal byte ranges, by its size alone,
 //! so that a dataset is cut without a look at its files and always alike. Where the records of a part really
 //! begin is found when it is read: with `B(x)` the first record that begins at or after byte `x`
-//! ([`boundary`](crate::format::boundary)), and `B(size) = size`,
+//! ([`boundary`](millstream_format::boundary)), and `B(size) = size`,
 //!
 //! ```text
 //! part [x, y)  is read as the bytes  B(x) .. B(y)
@@ -26,16 +26,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use futures::future::try_join;
+use millstream_format::Error as FormatError;
+use millstream_format::boundary::{Scan, scan};
+use millstream_format::compression::{Compression, MAGIC_BYTES};
+use millstream_format::tfrecord::MAX_RECORD_BYTES;
+use millstream_io::ReadContext;
+use millstream_io::fetch::FetchedBytes;
+use millstream_io::limits::ReadLimits;
+use millstream_io::storage::Object;
 use tokio::sync::oneshot;
 
 use crate::error::Error;
-use crate::format::boundary::{Scan, scan};
-use crate::format::compression::{Compression, MAGIC_BYTES};
-use crate::format::tfrecord::MAX_RECORD_BYTES;
-use crate::io::ReadContext;
-use crate::io::fetch::FetchedBytes;
-use crate::io::limits::ReadLimits;
-use crate::io::storage::Object;
 
 /// Bytes looked at first for a boundary; each further look takes twice as many, up to the most.
 const FIRST_LOOK_BYTES: u64 = 64 << 10;
@@ -128,10 +129,10 @@ async fn boundary(object: &Object, at: u64) -> Result<Option<u64>, Error> {
 
 fn no_boundary(object: &Object, offset: u64) -> Error {
     object.distrust();
-    Error::Damage {
+    Error::Format(FormatError::Damage {
         path: object.path().to_string(),
         offset,
         record: 0,
         message: format!("no record begins within {MAX_RECORD_BYTES} bytes"),
-    }
+    })
 }

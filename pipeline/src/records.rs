@@ -5,20 +5,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
+use millstream_format::compression::{Compression, Decompressed};
+use millstream_format::example::{ExampleColumns, Fault};
+use millstream_format::tfrecord::{Damage, ReadError, RecordReader};
+use millstream_format::{Content, Error as FormatError, Projection, SourceError};
+use millstream_io::ReadContext;
+use millstream_io::fetch::FetchedBytes;
+use millstream_io::limits::ReadLimits;
+use millstream_io::permits::Permit;
+use millstream_io::storage::Object;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use crate::dataset::{BadRecords, Projection};
+use crate::bad_records::BadRecords;
 use crate::error::Error;
-use crate::format::Content;
-use crate::format::compression::{Compression, Decompressed};
-use crate::format::example::{ExampleColumns, Fault};
-use crate::format::tfrecord::{Damage, ReadError, RecordReader};
-use crate::io::ReadContext;
-use crate::io::fetch::FetchedBytes;
-use crate::io::limits::ReadLimits;
-use crate::io::permits::Permit;
-use crate::io::storage::Object;
 use crate::parts::{self, Located};
 
 /// A chunk ends after so many bytes of records, whatever the rows asked for.
@@ -30,7 +30,7 @@ const LOOK_EVERY: usize = 64;
 pub(crate) const HELD_BYTES: u64 = (1 << 20) + CHUNK_BYTES as u64;
 
 /// The records of a file or of a part of it, with damage as errors with an address.
-pub(crate) struct Records {
+pub struct Records {
     object: Object,
     /// The file, and where the part begins if that is not its start.
     label: Arc<str>,
@@ -52,17 +52,30 @@ enum State {
 }
 
 /// One step through a file.
-pub(crate) enum Step<'a> {
-    /// A record: its number, where it starts, its data.
-    Record { number: u64, offset: u64, data: &'a [u8] },
-    /// A record that is damaged; `ends` where nothing after it can be read either.
-    Bad { error: Error, ends: bool },
+pub enum Step<'a> {
+    /// A record.
+    Record {
+        /// Its number in the file, or in the part of a file, from 0.
+        number: u64,
+        /// The offset of its frame in the decompressed file.
+        offset: u64,
+        /// Its data.
+        data: &'a [u8],
+    },
+    /// A damaged record.
+    Bad {
+        /// The damage, with its address.
+        error: Error,
+        /// Whether nothing after it can be read.
+        ends: bool,
+    },
     /// The end.
     End,
 }
 
 impl Records {
-    pub(crate) fn start(object: Object, limits: &Arc<ReadLimits>, context: &ReadContext) -> Self {
+    /// Starts to read a whole file.
+    pub fn start(object: Object, limits: &Arc<ReadLimits>, context: &ReadContext) -> Self {
         let state = State::Closed(FetchedBytes::start(object.clone(), limits, context));
         let (label, range) = (object.path().clone(), 0..object.size());
         Self { object, label, range, located: Duration::ZERO, permit: context.permit.clone(), state }
@@ -81,7 +94,7 @@ impl Records {
     }
 
     /// The next record. An `Err` is of storage, or of a file that is of another format altogether.
-    pub(crate) fn step(&mut self) -> Result<Step<'_>, Error> {
+    pub fn step(&mut self) -> Result<Step<'_>, Error> {
         if let State::Locating(_) = self.state
             && let Some(damage) = self.locate()?
         {
@@ -99,7 +112,7 @@ impl Records {
                 Ok(Step::Record { number: record.number, offset: base + record.offset, data: record.data })
             }
             Ok(None) => Ok(Step::End),
-            Err(ReadError::Fetch(error)) => Err(error),
+            Err(ReadError::Source(error)) => Err(Error::of_source(&self.label, error)),
             Err(ReadError::Damage(damage)) if damage.truncated && self.range.end < self.object.size() => {
                 Err(Error::Cut {
                     path: self.object.path().to_string(),
@@ -134,12 +147,12 @@ impl Records {
     }
 
     /// How the file is compressed, once its first record was read.
-    pub(crate) fn compression(&self) -> Compression {
+    pub fn compression(&self) -> Compression {
         if let State::Open(_, compression) = self.state { compression } else { Compression::None }
     }
 
     /// Bytes of the file fetched and taken so far.
-    pub(crate) fn bytes_read(&self) -> u64 {
+    pub fn bytes_read(&self) -> u64 {
         self.range.end - self.range.start - self.source().map_or(0, FetchedBytes::remaining)
     }
 
@@ -180,8 +193,8 @@ impl Records {
                 self.state = State::Open(Box::new(RecordReader::new(stream)), compression);
                 Ok(None)
             }
-            Err(error) => match Error::from_io(error) {
-                Ok(error) => Err(error),
+            Err(error) => match SourceError::unmark(error) {
+                Ok(error) => Err(Error::of_source(&self.label, error)),
                 Err(error) => bad(&self.object, &self.label, 0, at_start(error.to_string())).map(Some),
             },
         }
@@ -193,10 +206,17 @@ fn bad(object: &Object, path: &str, base: u64, damage: Damage) -> Result<Step<'s
     object.distrust();
     let path = path.to_owned();
     if let Some(found @ (Content::Parquet | Content::Text)) = damage.actual_format {
-        return Err(Error::WrongFormat { path, expected: "TFRecord".to_owned(), found: found.to_string() });
+        return Err(Error::Format(FormatError::WrongFormat {
+            path,
+            expected: "TFRecord".to_owned(),
+            found: found.to_string(),
+        }));
     }
     let Damage { offset, record, message, fatal, .. } = damage;
-    Ok(Step::Bad { error: Error::Damage { path, offset: base + offset, record, message }, ends: fatal })
+    Ok(Step::Bad {
+        error: Error::Format(FormatError::Damage { path, offset: base + offset, record, message }),
+        ends: fatal,
+    })
 }
 
 /// What messages call the part of a file that begins at byte `start`.
@@ -205,20 +225,26 @@ pub(crate) fn part_label(object: &Object, start: u64) -> Arc<str> {
 }
 
 /// What is wrong with a record, with its address.
-pub(crate) fn fault(path: &str, columns: &ExampleColumns, fault: Fault, record: u64, offset: u64) -> Error {
+pub fn fault(path: &str, columns: &ExampleColumns, fault: Fault, record: u64, offset: u64) -> Error {
     let path = path.to_owned();
     match fault {
-        Fault::Malformed(why) => {
-            Error::Damage { path, offset, record, message: format!("no tf.train.Example: {why}") }
-        }
-        Fault::Column { column, message } => {
-            Error::BadValue { path, record, column: columns.name(column).to_owned(), message }
-        }
+        Fault::Malformed(why) => Error::Format(FormatError::Damage {
+            path,
+            offset,
+            record,
+            message: format!("no tf.train.Example: {why}"),
+        }),
+        Fault::Column { column, message } => Error::Format(FormatError::BadValue {
+            path,
+            record,
+            column: columns.name(column).to_owned(),
+            message,
+        }),
     }
 }
 
 /// A file's records as chunks of the projected columns.
-pub(crate) struct RecordsReader {
+pub struct RecordsReader {
     records: Records,
     columns: ExampleColumns,
     bad: BadRecords,
@@ -227,7 +253,8 @@ pub(crate) struct RecordsReader {
 }
 
 impl RecordsReader {
-    pub(crate) fn start(
+    /// Starts to read a whole file.
+    pub fn start(
         object: Object,
         projection: &Projection,
         bad: BadRecords,
@@ -241,16 +268,18 @@ impl RecordsReader {
         Self { records, columns: ExampleColumns::new(projection), bad, skip_to: 0, ended: false }
     }
 
-    pub(crate) fn records(&self) -> &Records {
+    /// The records that it reads.
+    pub fn records(&self) -> &Records {
         &self.records
     }
 
-    pub(crate) fn skip_to(&mut self, record: u64) {
+    /// Skips the records before number `record` without decoding them.
+    pub fn skip_to(&mut self, record: u64) {
         self.skip_to = record;
     }
 
     /// The next rows and their records' numbers.
-    pub(crate) fn next_chunk(&mut self, max_rows: usize) -> Result<Option<(RecordBatch, Vec<u64>)>, Error> {
+    pub fn next_chunk(&mut self, max_rows: usize) -> Result<Option<(RecordBatch, Vec<u64>)>, Error> {
         let max_rows = max_rows.max(1);
         let mut numbers = Vec::with_capacity(max_rows.min(LOOK_EVERY * LOOK_EVERY));
         let mut taken = 0;
@@ -278,7 +307,7 @@ impl RecordsReader {
     }
 
     fn skip_damage(&self, error: Error, ends: bool) -> Result<(), Error> {
-        if let Error::Damage { record, .. } = error
+        if let Error::Format(FormatError::Damage { record, .. }) = error
             && record < self.skip_to
             && !ends
         {
@@ -331,7 +360,7 @@ pub(crate) fn check_features(
     match (absent(&columns), objects.first()) {
         (Some(column), Some(object)) if looked_at > 0 => {
             let wanted = &projection.columns[column].name;
-            Err(Error::missing_column(object.path(), wanted, columns.names_seen()))
+            Err(FormatError::missing_column(object.path(), wanted, columns.names_seen()).into())
         }
         _ => Ok(longest),
     }

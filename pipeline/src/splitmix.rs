@@ -4,11 +4,11 @@
 //! Epoch orders and generated data depend on its exact output, so it must never change.
 
 /// The fractional part of the golden ratio in 64 bits: the increment between states.
-pub(crate) const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+pub const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The finalizer: a bijection in which each input bit affects all output bits.
 #[inline]
-pub(crate) fn mix(value: u64) -> u64 {
+pub fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ (value >> 31)

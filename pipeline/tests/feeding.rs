@@ -9,11 +9,12 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float32Array, RecordBatch, StringArray};
 use millstream_batch::{BatchHeader, Producer, Stream};
+use millstream_format::Error as FormatError;
+use millstream_format::tfrecord::RecordWriter;
 use millstream_pipeline::Error;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::fingerprint::bucket;
-use millstream_pipeline::format::tfrecord::RecordWriter;
 use millstream_pipeline::ingest::{self, DatasetSource, IngestPlan, IngestReport};
 use millstream_pipeline::order::Position;
 use millstream_pipeline::spec::{
@@ -214,7 +215,7 @@ fn tfrecord_is_delivered_exactly_once_without_bad_records() {
     let plan_of_fewer = plan(&limited(bad - 1), "*.tfrecord", &runtime);
     let (_, report) = run(&plan_of_fewer, plan_of_fewer.start());
     let Err(Error::TooManyBadRecords { last, .. }) = report else { panic!("{report:?}") };
-    assert!(matches!(*last, Error::BadValue { .. }), "{last}");
+    assert!(matches!(*last, Error::Format(FormatError::BadValue { .. })), "{last}");
 
     let strict = plan(&spec(directory.path(), OnBadRecord::Fail), "*.tfrecord", &runtime);
     let (_, report) = run(&strict, strict.start());

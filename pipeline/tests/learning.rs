@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use millstream_pipeline::Error;
 use millstream_pipeline::analysis::{Analysis, AnalysisPass};
-use millstream_pipeline::dataset::{BadRecords, Dataset};
+use millstream_pipeline::bad_records::BadRecords;
+use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::fingerprint::bucket;
 use millstream_pipeline::spec::{
     FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize, OnBadRecord, Terms,

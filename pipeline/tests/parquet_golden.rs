@@ -11,7 +11,9 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::*;
 use arrow_array::{Array, ArrayRef};
 use arrow_schema::{DataType, TimeUnit};
-use millstream_pipeline::dataset::{BadRecords, Dataset, ProjectedColumn, Projection};
+use millstream_format::{Error as FormatError, ProjectedColumn, Projection};
+use millstream_pipeline::bad_records::BadRecords;
+use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::spec::OnBadRecord;
 use tokio::runtime::Runtime;
 
@@ -78,7 +80,7 @@ fn columns_of(path: &Path, runtime: &Runtime, names: &[&String]) -> BTreeMap<Str
         let projection = Projection { columns: vec![column(name)] };
         match dataset.check(&projection, runtime.handle()) {
             Ok(()) => {}
-            Err(millstream_pipeline::Error::MissingColumn { .. }) => continue,
+            Err(millstream_pipeline::Error::Format(FormatError::MissingColumn { .. })) => continue,
             Err(error) => panic!("{error}"),
         }
         columns.insert(name.clone(), Vec::new());

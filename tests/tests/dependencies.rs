@@ -13,18 +13,25 @@ use cargo_metadata::{Metadata, MetadataCommand, Package, Target};
 
 /// Every crate of the workspace, and the crates of the workspace that it may depend on, in its code as in
 /// its tests and build script.
-const ALLOWED: [(&str, &[&str]); 16] = [
+const ALLOWED: [(&str, &[&str]); 19] = [
     ("millstream-trace", &[]),
     ("millstream-batch", &[]),
     ("millstream-disk", &[]),
     ("millstream-control", &[]),
-    ("millstream-pipeline", &["millstream-batch", "millstream-disk", "millstream-trace"]),
+    ("millstream-io", &["millstream-trace"]),
+    ("millstream-format", &[]),
+    (
+        "millstream-pipeline",
+        &["millstream-batch", "millstream-disk", "millstream-format", "millstream-io", "millstream-trace"],
+    ),
+    // Work on files outside of jobs.
+    ("millstream-tools", &["millstream-format", "millstream-io", "millstream-pipeline"]),
     ("millstream-backend", &["millstream-batch", "millstream-test-cuda", "millstream-trace"]),
     (
         "millstream-trainer",
         &["millstream-backend", "millstream-batch", "millstream-test-cuda", "millstream-trace"],
     ),
-    ("millstream-job", &["millstream-pipeline", "millstream-trainer"]),
+    ("millstream-job", &["millstream-format", "millstream-io", "millstream-pipeline", "millstream-trainer"]),
     (
         "millstream-worker",
         &["millstream-backend", "millstream-batch", "millstream-trace", "millstream-trainer"],
@@ -35,8 +42,11 @@ const ALLOWED: [(&str, &[&str]); 16] = [
             "millstream-backend",
             "millstream-batch",
             "millstream-control",
+            "millstream-format",
+            "millstream-io",
             "millstream-job",
             "millstream-pipeline",
+            "millstream-tools",
             "millstream-trace",
             "millstream-trainer",
             "millstream-worker",
@@ -48,8 +58,11 @@ const ALLOWED: [(&str, &[&str]); 16] = [
             "millstream-batch",
             "millstream-control",
             "millstream-daemon",
+            "millstream-format",
+            "millstream-io",
             "millstream-job",
             "millstream-pipeline",
+            "millstream-tools",
             "millstream-trace",
             "millstream-trainer",
             "millstream-worker",
@@ -58,9 +71,22 @@ const ALLOWED: [(&str, &[&str]); 16] = [
     // Replacements of CUDA's libraries, on which the backend's tests run.
     ("millstream-test-cuda", &[]),
     // An object store, and tests of ingest against it.
-    ("millstream-test-storage", &["millstream-pipeline"]),
+    (
+        "millstream-test-storage",
+        &["millstream-format", "millstream-io", "millstream-pipeline", "millstream-tools"],
+    ),
     // Properties that hold for any input.
-    ("millstream-properties", &["millstream-batch", "millstream-job", "millstream-pipeline"]),
+    (
+        "millstream-properties",
+        &[
+            "millstream-batch",
+            "millstream-format",
+            "millstream-io",
+            "millstream-job",
+            "millstream-pipeline",
+            "millstream-tools",
+        ],
+    ),
     ("millstream-fuzz", &["millstream-properties"]),
     // End-to-end tests may use every crate.
     (
@@ -79,10 +105,11 @@ const ALLOWED: [(&str, &[&str]); 16] = [
 ];
 
 /// Crates without an asynchronous runtime.
-const SYNCHRONOUS: [&str; 7] = [
+const SYNCHRONOUS: [&str; 8] = [
     "millstream-trace",
     "millstream-batch",
     "millstream-disk",
+    "millstream-format",
     "millstream-backend",
     "millstream-trainer",
     "millstream-job",

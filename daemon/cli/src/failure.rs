@@ -1,8 +1,7 @@
 //! Failures of commands: message and exit status.
 
-use std::fmt;
-use std::io;
 use std::process::ExitCode;
+use std::{fmt, io};
 
 use millstream_control::ClientError;
 use millstream_job::JobError;
@@ -55,6 +54,12 @@ impl From<millstream_pipeline::Error> for Failure {
             millstream_pipeline::Error::Cancelled => Self::Failed(anyhow::anyhow!("interrupted")),
             other => Self::Failed(other.into()),
         }
+    }
+}
+
+impl From<millstream_io::Error> for Failure {
+    fn from(error: millstream_io::Error) -> Self {
+        millstream_pipeline::Error::from(error).into()
     }
 }
 

@@ -5,16 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use millstream_pipeline::output::Destination;
-use millstream_pipeline::progress::{Done, Progress};
-use millstream_pipeline::storage::{Object, Stores};
+use millstream_io::storage::{Object, Stores};
+use millstream_tools::output::Destination;
+use millstream_tools::progress::{Done, Progress};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::figures;
-use crate::interrupt;
+use crate::{figures, interrupt};
 
 /// Interval at which progress is shown and Ctrl-C is noticed.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);

@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     }
     let arguments = Arguments::parse();
     millstream_batch::allocator::return_large_blocks_to_os();
-    millstream_pipeline::format::parquet::quiet_decoder_panics();
+    millstream_format::parquet::quiet_decoder_panics();
     let screen = Screen::new();
     log_to(&screen);
     let context = Context::new(&arguments.global, screen);

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use millstream_format::FormatName;
+use millstream_io::limits::MAX_STREAMS;
 use millstream_pipeline::dataset::FEWEST_SPLIT_BYTES;
-use millstream_pipeline::io::limits::MAX_STREAMS;
-use millstream_pipeline::spec::{CacheSpec, DataSpec, FormatName, OnBadRecord};
+use millstream_pipeline::spec::{CacheSpec, DataSpec, OnBadRecord};
 
 use crate::batch::{self, AutoBatchSpec};
 use crate::error::Problems;

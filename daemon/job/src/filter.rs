@@ -1,6 +1,6 @@
 //! The filter of a job's data: `filter = [{ column = "day", op = ">=", value = "2026-11-01" }, ...]`.
 
-use millstream_pipeline::spec::{Comparison, Condition, Literal, Test};
+use millstream_format::filter::{Comparison, Condition, Literal, Test};
 
 use super::document::{Node, Value};
 use super::section::Section;

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use millstream_io::storage::StorageSpec;
 use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, LabelSpec, Terms};
-use millstream_pipeline::storage::StorageSpec;
 use millstream_trainer::session::SelectionSpec;
 use millstream_trainer::spec::{BatchScaling, DeviceSpec, ModelSpec, TrainingSpec};
 use sha2::{Digest, Sha256};

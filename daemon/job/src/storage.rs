@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use millstream_pipeline::storage::{AzSpec, GsSpec, S3Spec, StorageSpec};
+use millstream_io::storage::{AzSpec, GsSpec, S3Spec, StorageSpec};
 
 use crate::section::Section;
 

@@ -17,9 +17,8 @@ pub(crate) mod available;
 pub mod gpu;
 
 use std::fmt::{self, Display};
-use std::fs;
-use std::io;
 use std::path::Path;
+use std::{fs, io};
 
 use anyhow::{Context, Result, bail};
 use millstream_trainer::model::ModelPlan;

@@ -14,8 +14,7 @@ use std::time::Duration;
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
 
-use millstream_trainer::metrics::Metrics;
-use millstream_trainer::metrics::one_or_several;
+use millstream_trainer::metrics::{Metrics, one_or_several};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

@@ -29,20 +29,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use millstream_io::storage::Stores;
+use millstream_job::Job;
 use millstream_pipeline::ingest::{Explanation, IngestControl};
-use millstream_pipeline::storage::Stores;
 use millstream_trainer::checkpoint::CheckpointStore;
+use millstream_worker::protocol::FromWorker;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use crate::auto_batch::{self, Decided};
-use crate::runs;
 use crate::state::{JobState, LogLevel};
-use crate::survey;
+use crate::{runs, survey};
+
 use attempt::{Attempt, Death, Outcome};
-use millstream_job::Job;
-use millstream_worker::protocol::FromWorker;
 pub(crate) use prepare::Prepared;
 pub(crate) use profile::{PendingProfile, Profile, ProfileRequest};
 pub(crate) use recorder::JobRecorder;

@@ -3,28 +3,26 @@
 //! Learning takes a pass over the training data, so its result is stored in the run directory, where a later
 //! daemon that resumes the job finds it.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+use std::{fs, io};
 
 use anyhow::{Context, Result};
 use millstream_batch::BatchSchema;
+use millstream_io::storage::Stores;
+use millstream_job::Job;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::ingest::IngestPlan;
-use millstream_pipeline::storage::Stores;
 use millstream_worker::protocol::WarmStartRole;
+use millstream_worker::survey::HostSurvey;
 use tokio::runtime::Handle;
 
 use super::JobRecorder;
 use crate::auto_batch::{self, Choice, LimitSource, gpu};
 use crate::plan::{self, JobPlan};
-use crate::runs;
 use crate::state::LogLevel;
-use crate::warm_start;
-use millstream_job::Job;
-use millstream_worker::survey::HostSurvey;
+use crate::{runs, warm_start};
 
 /// A job that is ready to run.
 pub(crate) struct Prepared {

@@ -7,10 +7,9 @@
 //! of `pread` and `pwrite` only.
 
 use std::collections::VecDeque;
-use std::fmt;
-use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd};
+use std::{fmt, io};
 
 use io_uring::{IoUring, opcode, squeue, types};
 

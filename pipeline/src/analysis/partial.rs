@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use millstream_format::{Projection, RawChunk};
+
 use super::counts::TermCounts;
 use super::moments::Accumulator;
 use super::{
@@ -9,7 +11,7 @@ use super::{
     learns_terms,
 };
 use crate::Error;
-use crate::dataset::{BadRecords, Projection, RawChunk};
+use crate::bad_records::BadRecords;
 use crate::spec::{FeatureKind, FeatureSpec, LabelSpec, Terms};
 use crate::transform::column::{Elements, Missing, NUMBERS, Number, Single, TEXTS, numbers, texts};
 use crate::transform::fault::{Fault, Problem, reject_faulty_rows, wrong_type};

@@ -7,12 +7,14 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use millstream_format::RawChunk;
 use tokio::runtime::Handle;
 
 use super::partial::{Partial, Plan};
 use super::{Analysis, learns_terms};
 use crate::Error;
-use crate::dataset::{BadRecords, Dataset, RawChunk};
+use crate::bad_records::BadRecords;
+use crate::dataset::Dataset;
 use crate::spec::{DataSpec, FeatureSpec, LabelSpec};
 
 /// Rows per chunk.

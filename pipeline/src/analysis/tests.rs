@@ -2,19 +2,19 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use arrow_array::builder::BinaryBuilder;
 use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray};
 use arrow_schema::{DataType, Field, Schema};
+use millstream_format::RawChunk;
 use proptest::prelude::*;
 
 use super::partial::Plan;
 use super::pass::{Counting, NextChunk, Source};
 use super::*;
-use crate::dataset::{BadRecords, RawChunk};
+use crate::bad_records::BadRecords;
 use crate::spec::{LabelColumn, LabelNumbers, LabelSpec, OnBadRecord};
 
 /// Number, term, label.

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millstream_disk::{ALIGNMENT, Access, AlignedBuffer, DiskFile, Queue};
+use millstream_io::permits::Permit;
 
 use super::Malformed;
 use super::block::{BLOCK_BYTES, Shape};
 use super::key::Key;
 use super::layout::{Contents, TRAILER_BYTES, tail_bytes};
 use crate::chunk::Chunk;
-use crate::io::permits::Permit;
 
 /// Maximum number of blocks in flight or waiting to be decoded.
 const DEPTH: usize = 4;

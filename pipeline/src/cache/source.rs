@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use millstream_batch::{BatchSchema, RaggedFeature};
+use millstream_format::Error as FormatError;
+use millstream_io::permits::Permit;
 use millstream_trace::Category;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +19,6 @@ use crate::error::Error;
 use crate::ingest::{
     ChunkReader, ChunkSize, ChunkSource, Counters, Elastic, Opened, SkippedRecords, Stopwatch,
 };
-use crate::io::permits::Permit;
 use crate::spec::OnBadRecord;
 
 /// Serves splits from their cache files, and writes the files of other splits as they are read.
@@ -330,10 +331,10 @@ impl StoredFault {
     /// `None` for an error that does not concern a record.
     fn encode(error: &Error) -> Option<Vec<u8>> {
         let fault = match error {
-            Error::Damage { offset, record, message, .. } => {
+            Error::Format(FormatError::Damage { offset, record, message, .. }) => {
                 Self::Damage { offset: *offset, record: *record, message: message.clone() }
             }
-            Error::BadValue { record, column, message, .. } => {
+            Error::Format(FormatError::BadValue { record, column, message, .. }) => {
                 Self::BadValue { record: *record, column: column.clone(), message: message.clone() }
             }
             _ => return None,
@@ -344,8 +345,12 @@ impl StoredFault {
     fn decode(bytes: &[u8], path: &str) -> Option<Error> {
         let path = path.to_owned();
         Some(match serde_json::from_slice(bytes).ok()? {
-            Self::Damage { offset, record, message } => Error::Damage { path, offset, record, message },
-            Self::BadValue { record, column, message } => Error::BadValue { path, record, column, message },
+            Self::Damage { offset, record, message } => {
+                Error::Format(FormatError::Damage { path, offset, record, message })
+            }
+            Self::BadValue { record, column, message } => {
+                Error::Format(FormatError::BadValue { path, record, column, message })
+            }
         })
     }
 }

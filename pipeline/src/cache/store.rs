@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use millstream_disk::Access;
+use millstream_io::permits::Permit;
 
 use super::block::Shape;
 use super::key::Key;
 use super::reader::{CacheReader, Unreadable};
 use super::writer::{self, Message, PartWriter};
-use crate::io::permits::Permit;
 use crate::spec::CacheSpec;
 
 /// File extension of a complete file, whose stem is its key.

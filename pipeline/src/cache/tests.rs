@@ -14,6 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millstream_disk::Access;
+use millstream_format::Error as FormatError;
+use millstream_io::permits::Permit;
 use proptest::prelude::*;
 
 use super::Key;
@@ -23,7 +25,6 @@ use super::store::{Cache, CacheOptions};
 use crate::chunk::{Chunk, RaggedColumn};
 use crate::error::Error;
 use crate::ingest::{ChunkReader, ChunkSource, Counters, Opened, SkippedRecords};
-use crate::io::permits::Permit;
 use crate::spec::{CacheSpec, OnBadRecord};
 
 /// A source of splits in memory.
@@ -94,11 +95,13 @@ impl ChunkReader for RowsReader {
     }
 
     fn left_out(&mut self) -> SkippedRecords {
-        let last = (self.left_out > 0).then(|| Error::BadValue {
-            path: "data".to_owned(),
-            record: self.left_out,
-            column: "c".to_owned(),
-            message: "no \"number\"\n".to_owned(),
+        let last = (self.left_out > 0).then(|| {
+            Error::Format(FormatError::BadValue {
+                path: "data".to_owned(),
+                record: self.left_out,
+                column: "c".to_owned(),
+                message: "no \"number\"\n".to_owned(),
+            })
         });
         SkippedRecords { records: self.left_out, last }
     }

@@ -4,7 +4,10 @@
 //! split is synchronous for the caller: fetches run ahead of it on a tokio runtime, within a bound, and
 //! decoding happens on the thread that asks for the next chunk.
 
-mod bad_records;
+#[cfg(test)]
+mod filter_tests;
+#[cfg(test)]
+mod parquet_tests;
 mod split;
 #[cfg(test)]
 mod tests;
@@ -15,40 +18,23 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use futures::{StreamExt, TryStreamExt};
+use millstream_format::filter::{Condition, Filter, ResolvedFilter};
+use millstream_format::parquet::ParquetFile;
+use millstream_format::{Content, Error as FormatError, FormatName, Projection, format_from_name};
+use millstream_io::ReadContext;
+use millstream_io::limits::ReadLimits;
+use millstream_io::storage::{self, Object};
 use tokio::runtime::Handle;
 
+use crate::bad_records::BadRecords;
 use crate::error::Error;
-use crate::filter::{Filter, ResolvedFilter};
-use crate::format::parquet::ParquetFile;
-use crate::format::{Content, format_from_name};
-use crate::io::ReadContext;
-use crate::io::limits::ReadLimits;
-use crate::io::storage::{self, Object};
-use crate::parts;
+use crate::parquet::ParquetObject;
+use crate::parquet::row_group::RowGroup;
 use crate::records::{Records, RecordsReader, part_label};
-use crate::row_group::RowGroup;
-use crate::spec::{Condition, FormatName};
-use crate::splitmix;
+use crate::{parts, splitmix};
 
-pub use bad_records::BadRecords;
 use split::Inner;
-pub use split::{RawChunk, SplitReader};
-
-/// The columns that a job reads.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Projection {
-    /// In the order they have in a chunk; names are unique.
-    pub columns: Vec<ProjectedColumn>,
-}
-
-/// One column that a job reads.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProjectedColumn {
-    /// Its name in the data.
-    pub name: String,
-    /// Whether a row may hold several values. If so the column of a chunk is a list (or all absent).
-    pub multi: bool,
-}
+pub use split::SplitReader;
 
 /// An uncompressed TFRecord file of more bytes is cut, where nothing else was said.
 pub const DEFAULT_SPLIT_BYTES: u64 = 64 << 20;
@@ -87,7 +73,7 @@ struct Filtered {
 enum Files {
     TfRecord,
     /// One for each object.
-    Parquet(Vec<ParquetFile>),
+    Parquet(Vec<ParquetObject>),
 }
 
 /// The smallest unit of reading.
@@ -180,14 +166,14 @@ impl Dataset {
     }
 
     async fn of_parquet(objects: Vec<Object>) -> Result<Self, Error> {
-        let files: Vec<ParquetFile> = futures::stream::iter(objects.clone())
-            .map(ParquetFile::open)
+        let files: Vec<ParquetObject> = futures::stream::iter(objects.clone())
+            .map(ParquetObject::open)
             .buffered(OPENING)
             .try_collect()
             .await?;
         let mut splits = Vec::new();
         for (object, file) in files.iter().enumerate() {
-            for (group, described) in (0..).zip(file.groups()) {
+            for (group, described) in (0..).zip(file.file().groups()) {
                 splits.push(Split {
                     object,
                     part: SplitPart::RowGroup(group),
@@ -213,7 +199,7 @@ impl Dataset {
         let Some(filter) = Filter::new(conditions) else { return self };
         let ruled_out = |split: &Split| match (&self.files, split.part) {
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
-                files[split.object].rules_out(group as usize, filter.conditions())
+                files[split.object].file().rules_out(group as usize, filter.conditions())
             }
             _ => false,
         };
@@ -283,8 +269,9 @@ impl Dataset {
         match &self.files {
             Files::Parquet(files) => {
                 let conditions = self.conditions();
+                let files: Vec<&ParquetFile> = files.iter().map(ParquetObject::file).collect();
                 files.iter().try_for_each(|file| file.check_conditions(&conditions))?;
-                ParquetFile::check(files, projection)
+                Ok(ParquetFile::check(&files, projection)?)
             }
             Files::TfRecord => {
                 crate::records::check_features(&self.objects, projection, CHECKED_RECORDS, runtime)
@@ -300,7 +287,7 @@ impl Dataset {
         let split = &self.splits[split];
         match (&self.files, split.part) {
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
-                let file = &files[split.object];
+                let file = files[split.object].file();
                 let conditions = self.conditions();
                 file.plan(&projection).map_or(split.bytes, |plan| {
                     let index = file.index_ranges(group as usize, &plan, &conditions);
@@ -344,7 +331,7 @@ impl Dataset {
             _ if ruled_out => Inner::Nothing,
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
                 let file = &files[split.object];
-                let plan = file.plan(projection)?;
+                let plan = file.file().plan(projection)?;
                 let conditions = self.conditions();
                 let group = RowGroup::start(file, group as usize, plan, &conditions, bad.clone(), context);
                 Inner::RowGroup(Box::new(group))
@@ -386,11 +373,11 @@ async fn common_format(objects: &[Object], told: Option<FormatName>) -> Result<F
     let first = *formats.first().ok_or_else(|| Error::Invalid("no files are given".to_owned()))?;
     match formats.iter().position(|&format| format != first) {
         None => Ok(first),
-        Some(other) => Err(Error::WrongFormat {
+        Some(other) => Err(Error::Format(FormatError::WrongFormat {
             path: objects[other].path().to_string(),
             expected: format!("{}, as {} is", name_of(first), objects[0].path()),
             found: name_of(formats[other]).to_owned(),
-        }),
+        })),
     }
 }
 
@@ -402,11 +389,11 @@ async fn format_of(object: &Object) -> Result<FormatName, Error> {
     match Content::detect(&start) {
         Content::TfRecord(_) => Ok(FormatName::TfRecord),
         Content::Parquet => Ok(FormatName::Parquet),
-        other => Err(Error::WrongFormat {
+        other => Err(Error::Format(FormatError::WrongFormat {
             path: object.path().to_string(),
             expected: "TFRecord or Parquet".to_owned(),
             found: other.to_string(),
-        }),
+        })),
     }
 }
 

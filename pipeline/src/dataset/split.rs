@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow_array::RecordBatch;
+use millstream_format::RawChunk;
+use millstream_format::filter::ResolvedFilter;
 
-use super::BadRecords;
+use crate::bad_records::BadRecords;
 use crate::error::Error;
-use crate::filter::ResolvedFilter;
+use crate::parquet::row_group::RowGroup;
 use crate::records::RecordsReader;
-use crate::row_group::RowGroup;
 
 /// Reads one split from start to end.
 pub struct SplitReader {
@@ -23,15 +23,6 @@ pub(super) enum Inner {
     Nothing,
     Records(Box<RecordsReader>),
     RowGroup(Box<RowGroup>),
-}
-
-/// Some rows of one split, as they are in the data.
-#[derive(Clone, Debug)]
-pub struct RawChunk {
-    path: Arc<str>,
-    columns: RecordBatch,
-    first_record: u64,
-    numbers: Option<Vec<u64>>,
 }
 
 impl SplitReader {
@@ -73,7 +64,7 @@ impl SplitReader {
         while let Some(chunk) = self.next_unfiltered(max_rows)? {
             let passing = match &self.filter {
                 None => Some(chunk),
-                Some((filter, bad)) => filter.apply(&chunk, bad)?,
+                Some((filter, bad)) => filter.apply(&chunk, |error| bad.skip(error.into()))?,
             };
             if passing.is_some() {
                 return Ok(passing);
@@ -95,43 +86,5 @@ impl SplitReader {
             }
             Inner::Nothing => Ok(None),
         }
-    }
-}
-
-impl RawChunk {
-    /// Consecutive records of the file `path`, from `first_record` on.
-    pub fn new(path: Arc<str>, columns: RecordBatch, first_record: u64) -> Self {
-        Self { path, columns, first_record, numbers: None }
-    }
-
-    /// The records that `numbers` says, one for each row and ascending.
-    pub(crate) fn of_records(path: Arc<str>, columns: RecordBatch, numbers: Vec<u64>) -> Self {
-        let first_record = numbers.first().copied().unwrap_or(0);
-        let consecutive = numbers.last().is_none_or(|last| last - first_record + 1 == numbers.len() as u64);
-        Self { path, columns, first_record, numbers: (!consecutive).then_some(numbers) }
-    }
-
-    /// Rows held.
-    pub fn rows(&self) -> usize {
-        self.columns.num_rows()
-    }
-
-    /// One column for each of the projection, in its order.
-    pub fn columns(&self) -> &RecordBatch {
-        &self.columns
-    }
-
-    /// The file, or part of a file, that the rows are from, for messages.
-    pub fn path(&self) -> &str {
-        &self.path
-    }
-
-    pub(crate) fn shared_path(&self) -> Arc<str> {
-        Arc::clone(&self.path)
-    }
-
-    /// The number of the record that row `row` is, in its file or in the part that [`RawChunk::path`] names.
-    pub fn record(&self, row: usize) -> u64 {
-        self.numbers.as_ref().map_or(self.first_record + row as u64, |numbers| numbers[row])
     }
 }

@@ -1,4 +1,4 @@
-//! TFRecord datasets; Parquet ones are tested beside their format.
+//! TFRecord datasets. Parquet is tested in `parquet_tests.rs`, filters in `filter_tests.rs`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,11 +7,12 @@ use std::io::Write;
 use arrow_array::Array;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
+use millstream_format::compression::{Compression, Compressor};
+use millstream_format::tfrecord::RecordWriter;
+use millstream_format::{Error as FormatError, ProjectedColumn};
 use tokio::runtime::Runtime;
 
 use super::*;
-use crate::format::compression::{Compression, Compressor};
-use crate::format::tfrecord::RecordWriter;
 use crate::spec::OnBadRecord;
 
 /// An Example with `n`, and for every third record `rare`.
@@ -123,7 +124,7 @@ fn bad_records_are_fatal_or_left_out_and_counted() {
 
     let error = read(&runtime, &dataset, 0, &fail(), 0, 10).unwrap_err();
     assert!(
-        matches!(error, Error::Damage { ref path, offset, record: 1, .. } if path == "a.tfrecord" && offset == second as u64),
+        matches!(error, Error::Format(FormatError::Damage { ref path, offset, record: 1, .. }) if path == "a.tfrecord" && offset == second as u64),
         "{error}"
     );
     let error = read(&runtime, &dataset, 0, &fail(), 2, 10).unwrap_err();
@@ -153,7 +154,10 @@ fn what_follows_a_broken_length_is_left_out_as_one() {
     let dataset = open(&runtime, dir.path(), &["*.tfrecord*"]).unwrap();
     for (split, rows) in [(0, 2), (1, 1000), (2, 0)] {
         assert!(
-            matches!(read(&runtime, &dataset, split, &fail(), 0, 10), Err(Error::Damage { .. })),
+            matches!(
+                read(&runtime, &dataset, split, &fail(), 0, 10),
+                Err(Error::Format(FormatError::Damage { .. }))
+            ),
             "{split}"
         );
         let bad = BadRecords::new(OnBadRecord::Skip { limit: 5 });
@@ -293,7 +297,7 @@ fn damage_costs_no_more_than_its_part() {
             let dataset = open(&runtime, dir.path(), &["a.tfrecord"]).unwrap().cut_at(1500);
             let error = read_all(&runtime, &dataset, &fail()).unwrap_err();
             let place = frame(record) as u64;
-            let address = matches!(&error, Error::Damage { path, offset, .. } if path.starts_with("a.tfrecord") && *offset == place);
+            let address = matches!(&error, Error::Format(FormatError::Damage { path, offset, .. }) if path.starts_with("a.tfrecord") && *offset == place);
             assert!(address, "{record} {at}: {error}");
 
             let bad = BadRecords::new(OnBadRecord::Skip { limit: 5 });

@@ -3,17 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_io::ReadContext;
+use millstream_io::limits::ReadLimits;
+use millstream_io::permits::Permit;
 use millstream_trace::{Category, Work};
 use tokio::runtime::Handle;
 
 use super::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, Opened, SkippedRecords};
 use super::stats::{Counters, Stopwatch};
+use crate::bad_records::BadRecords;
 use crate::chunk::Chunk;
-use crate::dataset::{BadRecords, Dataset, SplitReader};
+use crate::dataset::{Dataset, SplitReader};
 use crate::error::Error;
-use crate::io::ReadContext;
-use crate::io::limits::ReadLimits;
-use crate::io::permits::Permit;
 use crate::spec::OnBadRecord;
 use crate::transform::{Scratch, Transform};
 

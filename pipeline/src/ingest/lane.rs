@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use millstream_io::permits::Permit;
 use millstream_trace::{Category, Work};
 
 use super::source::{ChunkReader, ChunkSource, Opened, SkippedRecords};
 use super::stats::Counters;
 use crate::chunk::Chunk;
 use crate::error::Error;
-use crate::io::permits::Permit;
 use crate::order::{Cursor, Cutter, PassOrder, WindowExtent};
 use crate::pack::RowRef;
 

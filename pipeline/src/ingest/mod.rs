@@ -53,6 +53,14 @@ use std::thread::{self, JoinHandle};
 
 use millstream_batch::Producer;
 use millstream_batch::ring::Interrupter;
+use millstream_io::limits::ReadLimits;
+use millstream_io::permits::{DecodePermits, Permit};
+
+use self::handover::{Handover, Notify};
+use self::lane::{LaneReader, Piece};
+use self::tuner::Drive;
+use crate::error::Error;
+use crate::order::{LanePosition, Position, Share};
 
 pub use self::dataset_source::DatasetSource;
 pub use self::explain::{Bound, Diagnosis, Explanation, Resources, StageUse, diagnose};
@@ -62,15 +70,7 @@ pub use self::plan::{IngestPlan, MemoryNeed};
 pub use self::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, Opened, SkippedRecords};
 pub use self::stats::{CacheStats, Counter, Counters, IngestStats, Stage, Stages, Stopwatch, WorkClock};
 pub use self::tuner::Setting;
-
-use self::handover::{Handover, Notify};
-use self::lane::{LaneReader, Piece};
-use self::tuner::Drive;
-pub use crate::clock::Clock;
-use crate::error::Error;
-use crate::io::limits::ReadLimits;
-use crate::io::permits::{DecodePermits, Permit};
-use crate::order::{LanePosition, Position, Share};
+pub use millstream_io::clock::Clock;
 
 /// Ingest at work. Dropped, it is cancelled and waited for.
 pub struct IngestHandle {

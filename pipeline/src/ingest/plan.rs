@@ -22,13 +22,13 @@
 use std::sync::Arc;
 
 use millstream_batch::{BatchSchema, RaggedFeature, SlotLayout, Stream};
+use millstream_io::limits::{MAX_STREAMS, ReadLimits};
 use millstream_trace::Recorder;
 
 use super::explain::Resources;
 use super::source::{ChunkSize, ChunkSource, Elastic};
 use super::tuner::{Bounds, Setting, Tuner};
 use crate::error::Error;
-use crate::io::limits::{MAX_STREAMS, ReadLimits};
 use crate::order::{Cut, Feed, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError};
 use crate::pack::RowRef;
 use crate::spec::{DataSpec, LabelColumn, LabelSpec, OnBadRecord};

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use millstream_io::limits::ReadLimits;
+use millstream_io::permits::Permit;
+
 use super::stats::Counters;
 use crate::chunk::Chunk;
 use crate::error::Error;
-use crate::io::limits::ReadLimits;
-use crate::io::permits::Permit;
 
 /// Data cut into splits, each read as a stream of transformed chunks.
 ///

@@ -8,7 +8,7 @@ use millstream_trace::{Category, Recorder};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use crate::clock::Clock;
+use millstream_io::clock::Clock;
 
 /// A snapshot of ingest at work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]

@@ -1,11 +1,12 @@
 //! A chunk under construction: the columns so far, and the faulty rows.
 
+use millstream_format::RawChunk;
+
 use super::column::{Elements, Single};
 use super::fault::{Fault, Problem};
 use super::label::Target;
 use super::multivalued;
 use crate::chunk::RaggedColumn;
-use crate::dataset::RawChunk;
 
 /// A chunk under construction.
 pub(super) struct ChunkBuilder<'a> {

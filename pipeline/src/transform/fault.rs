@@ -5,9 +5,11 @@
 
 use std::borrow::Cow;
 
+use millstream_format::{Error as FormatError, RawChunk};
+
 use super::column::{Elements, display_element};
 use crate::Error;
-use crate::dataset::{BadRecords, RawChunk};
+use crate::bad_records::BadRecords;
 
 /// An unusable value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,12 +78,12 @@ pub(crate) fn reject_faulty_rows(
 pub(crate) fn wrong_type(raw: &RawChunk, column: usize, expected: &str) -> Error {
     let schema = raw.columns().schema();
     let field = schema.field(column);
-    Error::WrongType {
+    Error::Format(FormatError::WrongType {
         path: raw.path().to_owned(),
         column: field.name().clone(),
         found: field.data_type().to_string(),
         expected: expected.to_owned(),
-    }
+    })
 }
 
 fn describe(raw: &RawChunk, fault: Fault) -> Error {
@@ -105,10 +107,10 @@ fn describe(raw: &RawChunk, fault: Fault) -> Error {
             format!("expected {expected}, found {}", found(element)).into()
         }
     };
-    Error::BadValue {
+    Error::Format(FormatError::BadValue {
         path: raw.path().to_owned(),
         record: raw.record(fault.row),
         column: raw.columns().schema().field(fault.column).name().clone(),
         message: message.into_owned(),
-    }
+    })
 }

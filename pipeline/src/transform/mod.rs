@@ -25,7 +25,7 @@
 
 mod bucketized;
 mod chunk_builder;
-pub(crate) mod column;
+pub mod column;
 mod crossed;
 mod decimal;
 mod encoder;
@@ -50,12 +50,12 @@ mod vocabulary;
 
 use arrow_array::Array;
 use arrow_array::cast::AsArray;
-
 use millstream_batch::{BatchSchema, IdFeature, RaggedFeature};
+use millstream_format::{Projection, RawChunk};
 
 use crate::Error;
+use crate::bad_records::BadRecords;
 use crate::chunk::Chunk;
-use crate::dataset::{BadRecords, Projection, RawChunk};
 
 use chunk_builder::ChunkBuilder;
 use column::{Missing, NUMBERS, Number, Single, TEXTS, numbers};

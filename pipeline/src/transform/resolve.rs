@@ -1,6 +1,7 @@
 //! Resolves a job's features and their learned statistics to a [`Transform`].
 
 use millstream_batch::{IdFeature, RaggedFeature};
+use millstream_format::{ProjectedColumn, Projection};
 
 use super::bucketized::Bucketized;
 use super::column::Missing;
@@ -13,7 +14,6 @@ use super::vocabulary::Vocabulary;
 use super::{Encoder, Feature, Label, Place, Transform};
 use crate::Error;
 use crate::analysis::Analysis;
-use crate::dataset::{ProjectedColumn, Projection};
 use crate::spec::{FeatureKind, FeatureSpec, LabelSpec, Terms};
 
 impl Transform {

@@ -20,6 +20,7 @@ use arrow_array::{
     StringViewArray, UInt16Array, UInt64Array,
 };
 use arrow_schema::{Field, Schema};
+use millstream_format::Error as FormatError;
 use proptest::prelude::*;
 
 use super::*;
@@ -391,7 +392,10 @@ fn an_unsupported_column_type_is_an_error() {
         let raw = raw(&[("x", spans.clone()), ("y", labels.clone())]);
         let error =
             single(kind, &[]).apply(&raw, &BadRecords::new(OnBadRecord::Skip { limit: 9 })).unwrap_err();
-        assert!(matches!(&error, Error::WrongType { column, .. } if column == "x"), "{error}");
+        assert!(
+            matches!(&error, Error::Format(FormatError::WrongType { column, .. }) if column == "x"),
+            "{error}"
+        );
     }
     let mut nested = ListBuilder::new(ListBuilder::new(StringBuilder::new()));
     nested.append_null();

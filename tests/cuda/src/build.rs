@@ -5,16 +5,14 @@
 //! Meanwhile other processes wait for a file lock, which is released with its owner.
 
 use std::collections::hash_map::DefaultHasher;
-use std::env;
 use std::fs::{self, File};
 use std::hash::{Hash, Hasher};
-use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::{env, io, thread};
 
 use crate::source::{HEADERS, SHIM, units};
 use crate::{Library, Variant};

@@ -16,11 +16,9 @@ mod build;
 mod source;
 mod variant;
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
-use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fs, io, process};
 
 pub use self::variant::{Library, Variant};
 

@@ -6,12 +6,10 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
-use std::env;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
-use std::thread;
+use std::{env, fs, thread};
 
 use millstream_test_cuda::{Library, StandIn, Variant};
 

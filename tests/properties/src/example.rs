@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float32Type, Int64Type};
 use arrow_array::{Array, ArrayRef, RecordBatch};
-use millstream_pipeline::format::example::{ExampleColumns, Fault};
+use millstream_format::example::{ExampleColumns, Fault};
 use prost::Message;
 
 use crate::input::Input;

@@ -4,8 +4,8 @@
 use std::io::{self, BufRead, Read, Write};
 
 use crc_fast::CrcAlgorithm;
-use millstream_pipeline::format::compression::{Compression, Compressor, Decompressed};
-use millstream_pipeline::format::tfrecord::{MAX_RECORD_BYTES, ReadError, RecordReader, RecordWriter};
+use millstream_format::compression::{Compression, Compressor, Decompressed};
+use millstream_format::tfrecord::{MAX_RECORD_BYTES, ReadError, RecordReader, RecordWriter};
 
 use crate::input::Input;
 

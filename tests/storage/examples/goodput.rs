@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, TryStreamExt};
-use millstream_pipeline::storage::{StorageSpec, Stores};
+use millstream_io::storage::{StorageSpec, Stores};
 use millstream_test_storage::{Options, Server};
 
 const OBJECTS: usize = 16;

@@ -5,8 +5,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use millstream_pipeline::Error;
-use millstream_pipeline::storage::{Object, StorageSpec, Stores};
+use millstream_io::Error;
+use millstream_io::storage::{Object, StorageSpec, Stores};
 use millstream_test_storage::{Fault, Options, Server};
 
 const MIB: usize = 1 << 20;

@@ -6,14 +6,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use millstream_format::{Error as FormatError, ProjectedColumn, Projection};
+use millstream_io::Error as IoError;
+use millstream_io::storage::{StorageSpec, Stores};
 use millstream_pipeline::Error;
-use millstream_pipeline::dataset::{BadRecords, Dataset, ProjectedColumn, Projection};
-use millstream_pipeline::generate::{Generated, Generator};
-use millstream_pipeline::output::Destination;
-use millstream_pipeline::progress::Progress;
+use millstream_pipeline::bad_records::BadRecords;
+use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::spec::OnBadRecord;
-use millstream_pipeline::storage::{StorageSpec, Stores};
 use millstream_test_storage::{Fault, Options, Server};
+use millstream_tools::generate::{Generated, Generator};
+use millstream_tools::output::Destination;
+use millstream_tools::progress::Progress;
 use tokio::runtime::Runtime;
 
 /// A server and stores that access it.
@@ -99,7 +102,7 @@ fn a_concurrently_changed_blob_is_named() {
     cloud.server.script([Fault::Status(503), Fault::Change]);
     let error = cloud.read(&dataset).unwrap_err();
     assert!(
-        matches!(&error, Error::Changed { path } if path == "az://b/a-00001-of-00003.tfrecord"),
+        matches!(&error, Error::Io(IoError::Changed { path }) if path == "az://b/a-00001-of-00003.tfrecord"),
         "{error}"
     );
 }
@@ -159,7 +162,7 @@ fn a_corrupted_body_is_damage_with_an_address() {
     cloud.server.script([Fault::Corrupt]);
     let error = cloud.read(&dataset).unwrap_err();
     assert_eq!(cloud.server.unmet(), 0);
-    assert!(matches!(&error, Error::Damage { .. }), "{error}");
+    assert!(matches!(&error, Error::Format(FormatError::Damage { .. })), "{error}");
     assert!(error.to_string().contains("gs://b/a-00001-of-00003.tfrecord"), "{error}");
     // The damaged bytes are not cached for the next reader.
     assert_eq!(cloud.read(&dataset).unwrap(), 1_000);

@@ -1,10 +1,9 @@
 //! The checkpoints of one job: committing, listing, loading, keeping the newest.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::{fs, io};
 
 use bytes::Bytes;
 use futures::TryStreamExt;

@@ -13,10 +13,9 @@ use crate::arguments::BenchIngest;
 use crate::commands::explain;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::figures;
-use crate::job_file;
 use crate::progress::Gauge;
 use crate::table::Table;
+use crate::{figures, job_file};
 
 /// A measurement of ingest and its preparation.
 #[derive(Serialize)]

@@ -20,10 +20,9 @@ use tokio::runtime::Runtime;
 use crate::arguments::Check;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::figures;
-use crate::job_file;
 use crate::progress::Gauge;
 use crate::table::Table;
+use crate::{figures, job_file};
 
 /// Without `--learn`, training data of at most this size is still read: it takes about a second.
 const LEARN_BY_DEFAULT_BYTES: u64 = 64 << 20;

@@ -1,9 +1,9 @@
 //! `millstream convert`: converts between CSV, Parquet and TFRecord.
 
-use millstream_pipeline::convert::{self, ConvertOptions};
-use millstream_pipeline::format::FileFormat;
-use millstream_pipeline::format::csv::CsvOptions;
-use millstream_pipeline::output::{OutputCompression, OutputOptions};
+use millstream_format::FileFormat;
+use millstream_format::csv::CsvOptions;
+use millstream_tools::convert::{self, ConvertOptions};
+use millstream_tools::output::{OutputCompression, OutputOptions};
 use serde_json::json;
 
 use crate::arguments::{Convert, Csv, DataCompression, DataFormat, Written};

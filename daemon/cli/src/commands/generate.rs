@@ -1,6 +1,6 @@
 //! `millstream generate`: writes a click log whose best possible AUC is known.
 
-use millstream_pipeline::generate::{self, Generated};
+use millstream_tools::generate::{self, Generated};
 use serde_json::json;
 
 use crate::arguments::{Generate, IdForm};

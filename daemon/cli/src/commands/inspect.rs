@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use millstream_pipeline::format::FileFormat;
-use millstream_pipeline::inspect::{self, ColumnReport, InspectOptions, Report};
+use millstream_format::FileFormat;
+use millstream_tools::inspect::{self, ColumnReport, InspectOptions, Report};
 use serde_json::Value;
 
 use crate::arguments::Inspect;

@@ -4,8 +4,8 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use millstream_control::proto::{ScoreRequest, Scores};
-use millstream_pipeline::format::compression::Compression;
-use millstream_pipeline::output::{CellKind, Cells, TableFormat, TableWriter};
+use millstream_format::compression::Compression;
+use millstream_tools::output::{CellKind, Cells, TableFormat, TableWriter};
 use serde_json::json;
 
 use crate::arguments::{Predict, ScoreFormat};

@@ -13,13 +13,12 @@ use crate::commands::history::HistoryFormat;
 use crate::connection::Connection;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::figures;
-use crate::interrupt;
 use crate::job_file::{self, JobText};
 use crate::messages::{OutcomeJson, given, has_ended, known};
 use crate::progress::ProgressView;
 use crate::screen::Screen;
 use crate::table::Table;
+use crate::{figures, interrupt};
 
 /// How long to wait for the last lines of the log after a job has ended.
 const LOG_TIMEOUT: Duration = Duration::from_secs(1);

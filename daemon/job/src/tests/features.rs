@@ -77,7 +77,7 @@ fn terms_files_are_checked() {
 
 #[test]
 fn a_filter_is_a_list_of_conditions() {
-    use millstream_pipeline::spec::{Comparison, Condition, Literal, Test};
+    use millstream_format::filter::{Comparison, Condition, Literal, Test};
     let set = |filter: &str| format!("data.filter={filter}");
     let text = "[{ column = \"day\", op = \">=\", value = \"2026-11-01\" }, \
                 { column = \"country\", op = \"in\", value = [\"SE\", \"NO\"] }, \

@@ -7,9 +7,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use millstream_io::permits::Permit;
+
 use super::super::store::{COMPLETE, PART};
 use super::*;
-use crate::io::permits::Permit;
 
 /// The cache directory of a process started for [`separate_job`].
 const DIRECTORY: &str = "MILLSTREAM_TEST_CACHE";

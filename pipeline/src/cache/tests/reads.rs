@@ -1,9 +1,10 @@
 //! Cached reads return the same rows as uncached ones, whatever happens to the file.
 
+use millstream_io::permits::Permit;
+
 use super::super::read_all;
 use super::super::store::COMPLETE;
 use super::*;
-use crate::io::permits::Permit;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::io::limits::{MAX_STREAMS, ReadLimits};
+use millstream_io::limits::{MAX_STREAMS, ReadLimits};
 
 use super::*;
 

@@ -2,6 +2,7 @@
 
 use arrow_array::builder::Float64Builder;
 use arrow_array::types::{Float32Type, Int64Type};
+use millstream_format::Error as FormatError;
 use proptest::collection::vec;
 
 use super::*;
@@ -187,7 +188,10 @@ fn weights_that_are_not_numbers_are_type_errors_or_bad_records() {
     let transform = transform(FeatureKind::Hashed { buckets: 9 });
     let spans: ArrayRef = Arc::new(DurationSecondArray::from(vec![0]));
     let error = transform.apply(&chunk(texts(&[&["a"]]), spans), &strict()).unwrap_err();
-    assert!(matches!(&error, Error::WrongType { column, .. } if column == "w"), "{error}");
+    assert!(
+        matches!(&error, Error::Format(FormatError::WrongType { column, .. }) if column == "w"),
+        "{error}"
+    );
     let written = transform.apply(&chunk(texts(&[&["a"]]), texts(&[&[" 0.25 "]])), &strict()).unwrap();
     assert_eq!(written.chunk.ragged[0].weights, Some(vec![0.25]));
     let error = transform.apply(&chunk(texts(&[&["a"]]), texts(&[&["much"]])), &strict()).unwrap_err();

@@ -4,7 +4,6 @@
 
 use std::ops::Range;
 
-use crate::cpu::Cpu;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::bf16::{self, Instructions, Panels};
 use crate::cpu::gemm::{self, View};
@@ -13,7 +12,7 @@ use crate::cpu::groups;
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::memory::LINE;
 use crate::cpu::parts::{Blocks, PerBlock, Rows};
-use crate::cpu::weights;
+use crate::cpu::{Cpu, weights};
 use crate::float::Float;
 use crate::ops::{Activation, GradientMode, LayerBackward, LayerForward, SavedLayer};
 

@@ -7,8 +7,7 @@ use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::parts::{Blocks, PerBlock};
 use crate::device::Axis;
-use crate::ops::SavedNormalization;
-use crate::ops::{Blend, GradientMode, Moments, NormalizeBackward, NormalizeForward};
+use crate::ops::{Blend, GradientMode, Moments, NormalizeBackward, NormalizeForward, SavedNormalization};
 
 /// Batch rows of a task.
 const ROWS: usize = 128;

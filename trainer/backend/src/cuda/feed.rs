@@ -214,9 +214,8 @@ mod tests {
 
     use super::super::testing::{alone, calls, count, fail};
     use super::*;
-    use crate::ops;
     use crate::{
-        Backend, CudaMatrix, Device, Float, Formula, IdColumn, Lookup, Pooling, TablePart, TableShape,
+        Backend, CudaMatrix, Device, Float, Formula, IdColumn, Lookup, Pooling, TablePart, TableShape, ops,
     };
 
     /// Ids there are.

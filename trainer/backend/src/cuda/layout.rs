@@ -2,14 +2,13 @@
 
 use millstream_batch::BatchSchema;
 
-use super::Cuda;
 use super::batch::CudaBatch;
 use super::blas::WORKSPACE_BYTES;
 use super::buffers::{CudaTable, Shape, sign_bytes};
 use super::driver::Memory;
 use super::kernels::Faults;
 use super::plan::CudaRowPlan;
-use super::{layers, lookups, losses, normalize, report, retrieval, rows, updates};
+use super::{Cuda, layers, lookups, losses, normalize, report, retrieval, rows, updates};
 use crate::device::{IdColumn, TableShape, WorkspaceUse};
 use crate::float::Float;
 use crate::sizes::{Layout, OperationBytes};

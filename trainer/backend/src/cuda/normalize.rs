@@ -10,8 +10,7 @@ use super::kernels::{
 };
 use super::layers::{PAIR_BYTES, Rooms, column_blocks, partial_bytes, shares};
 use crate::device::Axis;
-use crate::ops::GradientMode;
-use crate::ops::{Normalization, SavedNormalization};
+use crate::ops::{GradientMode, Normalization, SavedNormalization};
 
 impl Cuda {
     pub(super) fn moments_of(

@@ -1,10 +1,9 @@
 //! What a host has for computing on a GPU, and what it lacks: found out without computing anything.
 
-use super::blas;
 use super::driver::{Driver, Gpu};
 use super::library::{Libraries, LibraryError};
-use super::nccl;
 use super::nvrtc::Compiler;
+use super::{blas, nccl};
 
 /// What was found on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]

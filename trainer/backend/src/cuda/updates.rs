@@ -137,8 +137,7 @@ impl Cuda {
 mod tests {
     use super::super::testing::{alone, calls};
     use super::*;
-    use crate::ops;
-    use crate::{Backend, Device};
+    use crate::{Backend, Device, ops};
 
     /// Of sizes from 1 on, each with its own rate.
     fn matrices(cuda: &Cuda, count: usize) -> Vec<(CudaMatrix, CudaMatrix, Update)> {

@@ -2,8 +2,7 @@
 
 use super::{ReferenceMatrix, relu};
 use crate::device::Axis;
-use crate::ops::GradientMode;
-use crate::ops::{Normalization, SavedNormalization};
+use crate::ops::{GradientMode, Normalization, SavedNormalization};
 
 /// The mean and variance of each row or column.
 pub(super) fn moments(

@@ -1,0 +1,105 @@
+//! Arrow columns narrowed to the types that `tf.train.Example`, CSV and JSON support.
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::*;
+use arrow_array::{
+    Array, ArrayRef, ArrowPrimitiveType, BinaryArray, BooleanArray, Float32Array, Float64Array, Int64Array,
+    PrimitiveArray,
+};
+use arrow_schema::DataType;
+
+/// The values of a column.
+pub enum Cells {
+    /// Integers, and booleans as 0 and 1.
+    Int(Int64Array),
+    /// Numbers of 32 bits.
+    Float(Float32Array),
+    /// Numbers of 64 bits.
+    Double(Float64Array),
+    /// Text and bytes.
+    Bytes(BinaryArray),
+    /// The values of all rows, the offsets of each row in them (`rows + 1`), and which rows are present.
+    List(Box<Cells>, Vec<usize>, BooleanArray),
+    /// A column of absent values only.
+    Absent,
+}
+
+impl Cells {
+    /// Narrows a column; `None` for an unsupported type, or an unsigned integer above `i64::MAX`.
+    pub fn of(array: &ArrayRef) -> Option<Self> {
+        Some(match array.data_type() {
+            DataType::Null => Self::Absent,
+            DataType::Int8 => Self::Int(ints::<Int8Type>(array)?),
+            DataType::Int16 => Self::Int(ints::<Int16Type>(array)?),
+            DataType::Int32 => Self::Int(ints::<Int32Type>(array)?),
+            DataType::Int64 => Self::Int(array.as_primitive().clone()),
+            DataType::UInt8 => Self::Int(ints::<UInt8Type>(array)?),
+            DataType::UInt16 => Self::Int(ints::<UInt16Type>(array)?),
+            DataType::UInt32 => Self::Int(ints::<UInt32Type>(array)?),
+            DataType::UInt64 => Self::Int(ints::<UInt64Type>(array)?),
+            DataType::Boolean => Self::Int(array.as_boolean().iter().map(|bit| bit.map(i64::from)).collect()),
+            DataType::Float32 => Self::Float(array.as_primitive().clone()),
+            DataType::Float64 => Self::Double(array.as_primitive().clone()),
+            DataType::Binary => Self::Bytes(array.as_binary::<i32>().clone()),
+            DataType::LargeBinary => Self::Bytes(array.as_binary::<i64>().iter().collect()),
+            DataType::BinaryView => Self::Bytes(array.as_binary_view().iter().collect()),
+            DataType::Utf8 => Self::Bytes(array.as_string::<i32>().clone().into()),
+            DataType::LargeUtf8 => {
+                Self::Bytes(array.as_string::<i64>().iter().map(|text| text.map(str::as_bytes)).collect())
+            }
+            DataType::Utf8View => {
+                Self::Bytes(array.as_string_view().iter().map(|text| text.map(str::as_bytes)).collect())
+            }
+            DataType::Dictionary(..) => return Self::of_dictionary(array),
+            DataType::List(_) => {
+                let lists = array.as_list::<i32>();
+                let ends = lists.value_offsets().iter().map(|&end| end as usize).collect();
+                Self::List(Box::new(Self::of(lists.values())?), ends, present(array))
+            }
+            DataType::LargeList(_) => {
+                let lists = array.as_list::<i64>();
+                let ends = lists.value_offsets().iter().map(|&end| end as usize).collect();
+                Self::List(Box::new(Self::of(lists.values())?), ends, present(array))
+            }
+            _ => return None,
+        })
+    }
+
+    fn of_dictionary(array: &ArrayRef) -> Option<Self> {
+        let dictionary = array.as_any_dictionary_opt()?;
+        let Self::Bytes(values) = Self::of(dictionary.values())? else { return None };
+        let keys = dictionary.normalized_keys();
+        let bytes = keys
+            .iter()
+            .enumerate()
+            .map(|(row, &key)| (array.is_valid(row) && values.is_valid(key)).then(|| values.value(key)));
+        Some(Self::Bytes(bytes.collect()))
+    }
+
+    /// Whether a row is present. An empty list is present.
+    pub fn is_present(&self, row: usize) -> bool {
+        match self {
+            Self::Int(values) => values.is_valid(row),
+            Self::Float(values) => values.is_valid(row),
+            Self::Double(values) => values.is_valid(row),
+            Self::Bytes(values) => values.is_valid(row),
+            Self::List(_, _, present) => present.value(row),
+            Self::Absent => false,
+        }
+    }
+}
+
+fn ints<T: ArrowPrimitiveType>(array: &ArrayRef) -> Option<Int64Array>
+where
+    T::Native: TryInto<i64>,
+{
+    let array: &PrimitiveArray<T> = array.as_primitive();
+    array
+        .iter()
+        .map(|value| value.map(|value| value.try_into().ok()).map_or(Some(None), |value| value.map(Some)))
+        .collect()
+}
+
+fn present(array: &ArrayRef) -> BooleanArray {
+    (0..array.len()).map(|row| Some(array.is_valid(row))).collect()
+}

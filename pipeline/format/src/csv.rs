@@ -1,0 +1,365 @@
+//! CSV, for inspection and conversion; jobs read TFRecord and Parquet.
+//!
+//! Fields are trimmed, blank lines are skipped, and a field that is empty (or equals one of the configured
+//! missing values) is absent. A column's type is inferred from all of its values: integers, else numbers,
+//! else text.
+
+use std::io::{BufRead, Read};
+use std::sync::Arc;
+
+use arrow_array::builder::{Float64Builder, Int64Builder, StringBuilder};
+use arrow_array::{ArrayRef, NullArray};
+use arrow_schema::DataType;
+use csv::{ByteRecord, ReaderBuilder, Trim};
+
+use crate::Error;
+use crate::compression::Compression;
+use crate::error::SourceError;
+
+/// The dialect of CSV files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CsvOptions {
+    /// Separates two fields.
+    pub delimiter: u8,
+    /// Column names, in order. If absent, each file's first line is a header.
+    pub columns: Option<Vec<String>>,
+    /// Lines that start with this byte are skipped.
+    pub comment: Option<u8>,
+    /// Removed from the end of each line's last field if present (in UCI's `adult.test` every label ends in
+    /// `.`).
+    pub strip_suffix: Option<String>,
+    /// Values that mean "missing", besides the empty field.
+    pub missing: Vec<String>,
+}
+
+impl Default for CsvOptions {
+    fn default() -> Self {
+        Self { delimiter: b',', columns: None, comment: None, strip_suffix: None, missing: Vec::new() }
+    }
+}
+
+/// Reads the records of one file.
+pub struct CsvRows<R> {
+    path: Arc<str>,
+    reader: csv::Reader<R>,
+    columns: Vec<String>,
+    compression: Compression,
+    strip_suffix: Option<String>,
+    record: ByteRecord,
+    /// Number of records read.
+    number: u64,
+}
+
+impl<R: Read> CsvRows<R> {
+    /// Reads the header, if the file has one.
+    pub fn open(
+        path: Arc<str>,
+        input: R,
+        compression: Compression,
+        options: &CsvOptions,
+    ) -> Result<Self, Error> {
+        let reader = ReaderBuilder::new()
+            .delimiter(options.delimiter)
+            .comment(options.comment)
+            .has_headers(options.columns.is_none())
+            .trim(Trim::All)
+            .flexible(true)
+            .from_reader(input);
+        let strip_suffix = options.strip_suffix.clone();
+        let mut rows = Self {
+            path,
+            reader,
+            columns: Vec::new(),
+            compression,
+            strip_suffix,
+            record: ByteRecord::new(),
+            number: 0,
+        };
+        rows.columns = match &options.columns {
+            Some(columns) => columns.clone(),
+            None => {
+                let header = rows.reader.byte_headers().cloned().map_err(|error| rows.broken(error))?;
+                header.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect()
+            }
+        };
+        if options.columns.is_none()
+            && let Some(value) =
+                rows.columns.iter().find(|name| Inferred::of(name.as_bytes()) != Inferred::Text)
+        {
+            let message = format!(
+                "the first line holds values, such as `{value}`, instead of names: specify the column names"
+            );
+            return Err(Error::Mismatch { path: rows.path.to_string(), message });
+        }
+        let mut names: Vec<&String> = rows.columns.iter().collect();
+        names.sort_unstable();
+        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            let message = format!("two columns are named `{}`", twice[0]);
+            return Err(Error::Mismatch { path: rows.path.to_string(), message });
+        }
+        Ok(rows)
+    }
+
+    /// The compression of the file.
+    pub fn compression(&self) -> Compression {
+        self.compression
+    }
+
+    /// The names of the columns.
+    pub fn columns(&self) -> &[String] {
+        &self.columns
+    }
+
+    /// The fields of the next record.
+    pub fn next_row(&mut self) -> Result<Option<Fields<'_>>, Error> {
+        loop {
+            if !self.reader.read_byte_record(&mut self.record).map_err(|error| self.broken(error))? {
+                return Ok(None);
+            }
+            // Skip a line of whitespace.
+            if self.record.len() > 1 || self.record.iter().any(|field| !field.is_empty()) {
+                break;
+            }
+            if self.columns.len() == 1 {
+                break;
+            }
+        }
+        if self.record.len() != self.columns.len() {
+            return Err(self.damage(format!(
+                "{} fields, expected {}; the first is `{}`",
+                self.record.len(),
+                self.columns.len(),
+                self.record.get(0).unwrap_or_default().escape_ascii()
+            )));
+        }
+        self.number += 1;
+        Ok(Some(Fields { record: &self.record, strip_suffix: self.strip_suffix.as_deref() }))
+    }
+
+    fn damage(&self, message: String) -> Error {
+        let position = self.record.position().cloned().unwrap_or_else(csv::Position::new);
+        Error::Damage {
+            path: self.path.to_string(),
+            offset: position.byte(),
+            record: self.number,
+            // Blank lines and comments before the record count as part of it.
+            message: format!("starting at line {}: {message}", position.line()),
+        }
+    }
+
+    fn broken(&self, error: csv::Error) -> Error {
+        let message = error.to_string();
+        let path = self.path.to_string();
+        if let csv::ErrorKind::Io(error) = error.into_kind()
+            && let Ok(source) = SourceError::unmark(error)
+        {
+            return Error::Source { path, source };
+        }
+        Error::Damage { path, offset: self.reader.position().byte(), record: self.number, message }
+    }
+}
+
+impl<R: BufRead> CsvRows<R> {
+    /// The underlying input.
+    pub fn input(&self) -> &R {
+        self.reader.get_ref()
+    }
+}
+
+/// The names `column_1`, `column_2`, ... if the first line contains a number and hence is not a header.
+pub fn numbered_columns(start: &[u8], options: &CsvOptions) -> Option<Vec<String>> {
+    let mut reader = ReaderBuilder::new()
+        .delimiter(options.delimiter)
+        .comment(options.comment)
+        .has_headers(false)
+        .trim(Trim::All)
+        .from_reader(start);
+    let first = reader.byte_records().next()?.ok()?;
+    let is_header = first.iter().all(|field| Inferred::of(field) == Inferred::Text);
+    (!is_header).then(|| (1..=first.len()).map(|number| format!("column_{number}")).collect())
+}
+
+/// The fields of one record.
+#[derive(Clone, Copy)]
+pub struct Fields<'a> {
+    record: &'a ByteRecord,
+    strip_suffix: Option<&'a str>,
+}
+
+impl<'a> Fields<'a> {
+    /// The fields in order, the suffix stripped from the last one.
+    pub fn iter(self) -> impl Iterator<Item = &'a [u8]> {
+        let last = self.record.len().saturating_sub(1);
+        self.record.iter().enumerate().map(move |(column, field)| match self.strip_suffix {
+            Some(suffix) if column == last => field.strip_suffix(suffix.as_bytes()).unwrap_or(field),
+            _ => field,
+        })
+    }
+}
+
+/// The inferred type of a column. Each variant includes the ones before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Inferred {
+    /// No values.
+    #[default]
+    Nothing,
+    /// Integers of 64 bits.
+    Integer,
+    /// Other numbers.
+    Number,
+    /// Anything else.
+    Text,
+}
+
+impl Inferred {
+    /// Widens the type to include a value.
+    pub fn include(&mut self, field: &[u8]) {
+        if *self < Self::Text {
+            *self = (*self).max(Self::of(field));
+        }
+    }
+
+    fn of(field: &[u8]) -> Self {
+        let Ok(text) = std::str::from_utf8(field) else { return Self::Text };
+        let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+        // 007 is a code; "nan" and "inf" are words.
+        let plain = digits.starts_with(|first: char| first.is_ascii_digit() || first == '.');
+        if !plain || (digits.len() > 1 && digits.starts_with('0') && digits.as_bytes()[1].is_ascii_digit()) {
+            Self::Text
+        } else if text.parse::<i64>().is_ok() {
+            Self::Integer
+        } else if text.parse::<f64>().is_ok() {
+            Self::Number
+        } else {
+            Self::Text
+        }
+    }
+
+    /// The Arrow type of the column.
+    pub fn data_type(self) -> DataType {
+        match self {
+            Self::Nothing => DataType::Null,
+            Self::Integer => DataType::Int64,
+            Self::Number => DataType::Float64,
+            Self::Text => DataType::Utf8,
+        }
+    }
+}
+
+/// Builds an Arrow column from fields.
+pub enum FieldBuilder {
+    /// Absent values only: how many.
+    Nothing(usize),
+    /// Integers of 64 bits.
+    Integer(Int64Builder),
+    /// Other numbers.
+    Number(Float64Builder),
+    /// Text.
+    Text(StringBuilder),
+}
+
+impl FieldBuilder {
+    /// A builder for a type returned by [`Inferred::data_type`]; any other type is text.
+    pub fn new(data_type: &DataType) -> Self {
+        match data_type {
+            DataType::Null => Self::Nothing(0),
+            DataType::Int64 => Self::Integer(Int64Builder::new()),
+            DataType::Float64 => Self::Number(Float64Builder::new()),
+            _ => Self::Text(StringBuilder::new()),
+        }
+    }
+
+    /// Appends a field, or an absent one.
+    pub fn append(&mut self, field: Option<&[u8]>) -> Result<(), String> {
+        let text = field.map(std::str::from_utf8).transpose().map_err(|_| "is not UTF-8".to_owned())?;
+        let wrong = |expected: &str| format!("`{}` is not {expected}", text.unwrap_or_default());
+        match self {
+            Self::Nothing(rows) => match text {
+                Some(_) => return Err(wrong("absent like all other values")),
+                None => *rows += 1,
+            },
+            Self::Integer(builder) => {
+                builder.append_option(text.map(str::parse).transpose().map_err(|_| wrong("an integer"))?);
+            }
+            Self::Number(builder) => {
+                builder.append_option(text.map(str::parse).transpose().map_err(|_| wrong("a number"))?);
+            }
+            Self::Text(builder) => builder.append_option(text),
+        }
+        Ok(())
+    }
+
+    /// Returns the column, and starts a new one.
+    pub fn finish(&mut self) -> ArrayRef {
+        match self {
+            Self::Nothing(rows) => Arc::new(NullArray::new(std::mem::take(rows))),
+            Self::Integer(builder) => Arc::new(builder.finish()),
+            Self::Number(builder) => Arc::new(builder.finish()),
+            Self::Text(builder) => Arc::new(builder.finish()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn rows(text: &str, options: &CsvOptions) -> Result<Vec<Vec<String>>, Error> {
+        let mut reader = CsvRows::open("a.csv".into(), text.as_bytes(), Compression::None, options)?;
+        let mut rows = Vec::new();
+        while let Some(fields) = reader.next_row()? {
+            rows.push(fields.iter().map(|field| String::from_utf8(field.to_vec()).unwrap()).collect());
+        }
+        Ok(rows)
+    }
+
+    #[test]
+    fn reads_the_census_dialect() {
+        let options = CsvOptions {
+            columns: Some(vec!["age".to_owned(), "work".to_owned(), "income".to_owned()]),
+            comment: Some(b'|'),
+            strip_suffix: Some(".".to_owned()),
+            ..CsvOptions::default()
+        };
+        let text = "|1x3 Cross validator\n25, Private, <=50K.\n\n38, ?, >50K.\n  \n";
+        assert_eq!(rows(text, &options).unwrap(), [["25", "Private", "<=50K"], ["38", "?", ">50K"]]);
+    }
+
+    #[test]
+    fn reads_headers_quotes_and_other_delimiters() {
+        let options = CsvOptions { delimiter: b';', ..CsvOptions::default() };
+        let text = "\u{feff}a;b\n1;\"x;\ny\"\n2;\n";
+        let mut reader = CsvRows::open("a.csv".into(), text.as_bytes(), Compression::None, &options).unwrap();
+        assert_eq!(reader.columns(), ["a", "b"]);
+        assert!(reader.next_row().unwrap().is_some());
+        assert_eq!(rows(text, &options).unwrap(), [["1", "x;\ny"], ["2", ""]]);
+    }
+
+    #[test]
+    fn errors_report_the_location_of_a_short_record() {
+        let error = rows("a,b\n1,2\n\n3\n", &CsvOptions::default()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "a.csv: damaged at record 1, byte 8: starting at line 3: 1 fields, expected 2; the first is `3`"
+        );
+        assert!(rows("a,a\n1,2\n", &CsvOptions::default()).is_err());
+    }
+
+    #[test]
+    fn types_are_inferred_from_all_values() {
+        let infer = |fields: &[&str]| {
+            let mut inferred = Inferred::default();
+            fields.iter().for_each(|field| inferred.include(field.as_bytes()));
+            inferred
+        };
+        assert_eq!(infer(&[]), Inferred::Nothing);
+        assert_eq!(infer(&["1", "-2", "+3", "0", "9223372036854775807"]), Inferred::Integer);
+        assert_eq!(infer(&["1", "2.5", "-.5", "1e9"]), Inferred::Number);
+        assert_eq!(infer(&["9223372036854775808"]), Inferred::Number);
+        for text in ["x", "nan", "inf", "-inf", "007", "1 2", "?", "0x10", "1_000"] {
+            assert_eq!(infer(&["1", text, "2"]), Inferred::Text, "{text}");
+        }
+    }
+}

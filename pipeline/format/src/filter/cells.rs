@@ -1,0 +1,213 @@
+//! Single values of any column type, and their comparison with literals.
+
+use std::cmp::Ordering;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::*;
+use arrow_array::{Array, GenericListArray, OffsetSizeTrait, PrimitiveArray};
+use arrow_schema::{DataType, TimeUnit};
+
+use super::calendar;
+use crate::filter::Literal;
+
+/// A value of a column, or a literal converted for comparison.
+#[derive(Clone, Debug)]
+pub(crate) enum Cell<'a> {
+    Bool(bool),
+    /// Integers, and dates and times in their column's unit.
+    Whole(i128),
+    Number(f64),
+    Bytes(&'a [u8]),
+    Text(Box<str>),
+}
+
+/// A row with several values, and their number.
+pub(crate) type Unusable = (usize, usize);
+
+impl Cell<'_> {
+    /// `None` if one is NaN or the kinds differ.
+    pub(crate) fn compare(&self, other: &Cell<'_>) -> Option<Ordering> {
+        match (self, other) {
+            (Self::Bool(a), Cell::Bool(b)) => Some(a.cmp(b)),
+            (Self::Whole(a), Cell::Whole(b)) => Some(a.cmp(b)),
+            (Self::Whole(a), Cell::Number(b)) => compare_exactly(*a, *b),
+            (Self::Number(a), Cell::Whole(b)) => compare_exactly(*b, *a).map(Ordering::reverse),
+            (Self::Number(a), Cell::Number(b)) => a.partial_cmp(b),
+            (a, b) => Some(a.bytes()?.cmp(b.bytes()?)),
+        }
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        match self {
+            Self::Bytes(bytes) => Some(bytes),
+            Self::Text(text) => Some(text.as_bytes()),
+            _ => None,
+        }
+    }
+}
+
+/// Compares an integer with a float, without rounding.
+fn compare_exactly(whole: i128, number: f64) -> Option<Ordering> {
+    const BEYOND: f64 = 1.7e38;
+    if number.is_nan() {
+        None
+    } else if number.abs() >= BEYOND {
+        Some(if number > 0.0 { Ordering::Less } else { Ordering::Greater })
+    } else {
+        let below = number.floor();
+        let fraction = if number > below { Ordering::Less } else { Ordering::Equal };
+        Some(whole.cmp(&(below as i128)).then(fraction))
+    }
+}
+
+/// The type of a single value.
+pub(super) fn element_type(data_type: &DataType) -> &DataType {
+    match data_type {
+        DataType::List(item) | DataType::LargeList(item) => item.data_type(),
+        other => other,
+    }
+}
+
+/// Converts a literal to a column type; `None` if the two cannot be compared.
+pub(super) fn bind(literal: &Literal, data_type: &DataType) -> Option<Cell<'static>> {
+    use DataType::{
+        Boolean, Date32, Decimal128, Decimal256, Float16, Float32, Float64, Null, Time32, Time64, Timestamp,
+    };
+    let per_second = |unit: &TimeUnit| match unit {
+        TimeUnit::Second => 1,
+        TimeUnit::Millisecond => 1_000,
+        TimeUnit::Microsecond => 1_000_000,
+        TimeUnit::Nanosecond => 1_000_000_000,
+    };
+    Some(match (literal, data_type) {
+        // Never compared: all values of such a column are absent.
+        (_, Null) => Cell::Bool(false),
+        (Literal::Bool(value), Boolean) => Cell::Bool(*value),
+        (Literal::Whole(value), Float32 | Float64 | Float16) => Cell::Whole((*value).into()),
+        // Rounded to the column's type, so that `0.1` equals a stored 0.1.
+        (Literal::Number(value), Float32) => Cell::Number(f64::from(*value as f32)),
+        (Literal::Number(value), Float64 | Float16 | Decimal128(..) | Decimal256(..)) => Cell::Number(*value),
+        (Literal::Whole(value), Decimal128(..) | Decimal256(..)) => Cell::Whole((*value).into()),
+        (Literal::Whole(value), data_type) if data_type.is_integer() => Cell::Whole((*value).into()),
+        (Literal::Number(value), data_type) if data_type.is_integer() => Cell::Number(*value),
+        (Literal::Text(text), Date32) => Cell::Whole(calendar::days(text)?.into()),
+        (Literal::Text(text), Timestamp(unit, _)) => {
+            Cell::Whole(calendar::timestamp(text, per_second(unit))?.into())
+        }
+        (Literal::Text(text), Time32(unit) | Time64(unit)) => {
+            Cell::Whole(calendar::time(text, per_second(unit))?.into())
+        }
+        (Literal::Text(text), data_type) if is_text(data_type) => Cell::Text(text.as_str().into()),
+        _ => return None,
+    })
+}
+
+fn is_text(data_type: &DataType) -> bool {
+    use DataType::{Binary, BinaryView, FixedSizeBinary, LargeBinary, LargeUtf8, Utf8, Utf8View};
+    matches!(data_type, Utf8 | LargeUtf8 | Utf8View | Binary | LargeBinary | BinaryView | FixedSizeBinary(_))
+}
+
+/// Calls `each` with the value of every row, `None` if absent. Rows with several values are returned instead. For types
+/// without literals, only presence is distinguished.
+pub(super) fn each_cell(array: &dyn Array, each: impl FnMut(usize, Option<Cell<'_>>)) -> Vec<Unusable> {
+    match array.data_type() {
+        DataType::List(_) => each_of_list(array.as_list::<i32>(), each),
+        DataType::LargeList(_) => each_of_list(array.as_list::<i64>(), each),
+        _ => {
+            each_single(array, each);
+            Vec::new()
+        }
+    }
+}
+
+fn each_single(array: &dyn Array, mut each: impl FnMut(usize, Option<Cell<'_>>)) {
+    use DataType as T;
+    match array.data_type() {
+        T::Boolean => cells(array, each, |row| Cell::Bool(array.as_boolean().value(row))),
+        T::Int8 => whole::<Int8Type>(array, each),
+        T::Int16 => whole::<Int16Type>(array, each),
+        T::Int32 => whole::<Int32Type>(array, each),
+        T::Int64 => whole::<Int64Type>(array, each),
+        T::UInt8 => whole::<UInt8Type>(array, each),
+        T::UInt16 => whole::<UInt16Type>(array, each),
+        T::UInt32 => whole::<UInt32Type>(array, each),
+        T::UInt64 => whole::<UInt64Type>(array, each),
+        T::Date32 => whole::<Date32Type>(array, each),
+        T::Time32(TimeUnit::Second) => whole::<Time32SecondType>(array, each),
+        T::Time32(_) => whole::<Time32MillisecondType>(array, each),
+        T::Time64(TimeUnit::Microsecond) => whole::<Time64MicrosecondType>(array, each),
+        T::Time64(_) => whole::<Time64NanosecondType>(array, each),
+        T::Timestamp(TimeUnit::Second, _) => whole::<TimestampSecondType>(array, each),
+        T::Timestamp(TimeUnit::Millisecond, _) => whole::<TimestampMillisecondType>(array, each),
+        T::Timestamp(TimeUnit::Microsecond, _) => whole::<TimestampMicrosecondType>(array, each),
+        T::Timestamp(TimeUnit::Nanosecond, _) => whole::<TimestampNanosecondType>(array, each),
+        T::Float16 => number::<Float16Type>(array, each, |value| value.to_f64()),
+        T::Float32 => number::<Float32Type>(array, each, f64::from),
+        T::Float64 => number::<Float64Type>(array, each, |value| value),
+        T::Decimal128(..) => decimal::<Decimal128Type>(array, each),
+        T::Decimal256(..) => decimal::<Decimal256Type>(array, each),
+        T::Utf8 => cells(array, each, |row| Cell::Bytes(array.as_string::<i32>().value(row).as_bytes())),
+        T::LargeUtf8 => cells(array, each, |row| Cell::Bytes(array.as_string::<i64>().value(row).as_bytes())),
+        T::Utf8View => cells(array, each, |row| Cell::Bytes(array.as_string_view().value(row).as_bytes())),
+        T::Binary => cells(array, each, |row| Cell::Bytes(array.as_binary::<i32>().value(row))),
+        T::LargeBinary => cells(array, each, |row| Cell::Bytes(array.as_binary::<i64>().value(row))),
+        T::BinaryView => cells(array, each, |row| Cell::Bytes(array.as_binary_view().value(row))),
+        T::FixedSizeBinary(_) => {
+            cells(array, each, |row| Cell::Bytes(array.as_fixed_size_binary().value(row)));
+        }
+        T::Null => (0..array.len()).for_each(|row| each(row, None)),
+        _ => cells(array, each, |_| Cell::Bool(false)),
+    }
+}
+
+fn cells<'a>(
+    array: &dyn Array,
+    mut each: impl FnMut(usize, Option<Cell<'_>>),
+    cell: impl Fn(usize) -> Cell<'a>,
+) {
+    for row in 0..array.len() {
+        each(row, array.is_valid(row).then(|| cell(row)));
+    }
+}
+
+fn whole<P: ArrowPrimitiveType<Native: Into<i128>>>(
+    array: &dyn Array,
+    each: impl FnMut(usize, Option<Cell<'_>>),
+) {
+    let values: &PrimitiveArray<P> = array.as_primitive();
+    cells(array, each, |row| Cell::Whole(values.value(row).into()));
+}
+
+fn number<P: ArrowPrimitiveType>(
+    array: &dyn Array,
+    each: impl FnMut(usize, Option<Cell<'_>>),
+    float: impl Fn(P::Native) -> f64,
+) {
+    let values: &PrimitiveArray<P> = array.as_primitive();
+    cells(array, each, |row| Cell::Number(float(values.value(row))));
+}
+
+/// Decimals are compared as the nearest f64.
+fn decimal<P: DecimalType>(array: &dyn Array, each: impl FnMut(usize, Option<Cell<'_>>)) {
+    let values: &PrimitiveArray<P> = array.as_primitive();
+    let text = |row| P::format_decimal(values.value(row), values.precision(), values.scale());
+    cells(array, each, |row| Cell::Number(text(row).parse().unwrap_or(f64::NAN)));
+}
+
+fn each_of_list<O: OffsetSizeTrait>(
+    lists: &GenericListArray<O>,
+    mut each: impl FnMut(usize, Option<Cell<'_>>),
+) -> Vec<Unusable> {
+    let mut several = Vec::new();
+    for row in 0..lists.len() {
+        let values = lists.is_valid(row).then(|| lists.value(row));
+        match values {
+            Some(values) if values.len() == 1 => {
+                each_single(&values, |_, cell| each(row, cell));
+            }
+            Some(values) if values.len() > 1 => several.push((row, values.len())),
+            _ => each(row, None),
+        }
+    }
+    several
+}

@@ -1,0 +1,376 @@
+//! Clients of one bucket, and the credentials they use.
+//!
+//! Credentials are found as each cloud's own tools find them, which is what `object_store` does with the
+//! additions below; they live in its clients and are never printed: [`Store`] shows its address alone.
+//!
+//! | | in this order |
+//! |---|---|
+//! | `gs` | the job's or the daemon's `service_account`; `GOOGLE_APPLICATION_CREDENTIALS`; gcloud's application-default file (`CLOUDSDK_CONFIG` heeded); the metadata server, which is how workload identity speaks; none, for public buckets |
+//! | `s3` | `AWS_ACCESS_KEY_ID` and its kin; web identity (`AWS_WEB_IDENTITY_TOKEN_FILE`); the task's or pod's endpoint; the instance's metadata |
+//! | `az` | `AZURE_STORAGE_*`: account key, SAS, client secret, federated token; the managed identity |
+//!
+//! Two things here are not `object_store`'s. A machine outside of Google's cloud has no metadata server, and
+//! asking for one takes minutes of retries: whether there is one is asked once, as Google's libraries do, and
+//! without one the bucket is read anonymously. And a token that the service no longer takes (clocks differ, a
+//! key was withdrawn) would stay cached until it says of itself that it has expired, so [`Store::renew`]
+//! makes clients anew, with credentials read anew.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder};
+use object_store::http::HttpBuilder;
+use object_store::list::PaginatedListStore;
+use object_store::local::LocalFileSystem;
+use object_store::{
+    BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig, StaticCredentialProvider,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::address::{Address, Scheme};
+use super::http::Connector;
+use super::spec::StorageSpec;
+use crate::traffic::Traffic;
+
+/// Time to connect to a service.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Time for a whole request that lists or writes.
+const REQUEST: Duration = Duration::from_secs(60);
+/// Time for the metadata server, which is on the same host, to say that it is there.
+const METADATA: Duration = Duration::from_secs(1);
+/// Connections kept open for the next request.
+const IDLE_CONNECTIONS: usize = 64;
+
+/// A bucket (or web server, or the local files), with its clients and what is known of its speed.
+pub(crate) struct Store {
+    /// Tells it from all others on the host, past and present.
+    pub(super) id: u64,
+    /// `gs://bucket`; empty for local files.
+    pub(super) root: String,
+    pub(super) scheme: Scheme,
+    spec: StorageSpec,
+    google: Google,
+    clients: Mutex<Arc<Clients>>,
+    traffic: Traffic,
+}
+
+/// What speaks to one bucket.
+pub(crate) struct Clients {
+    /// Lists, looks up and writes; retries by itself.
+    pub(super) control: Arc<dyn ObjectStore>,
+    /// Reads; does not retry.
+    pub(crate) reads: Arc<dyn ObjectStore>,
+    /// Lists page by page, where the service can.
+    pub(super) pages: Option<Arc<dyn PaginatedListStore>>,
+}
+
+/// Where Google's credentials come from, besides the environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Google {
+    AsFound,
+    File(PathBuf),
+    Anonymous,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("root", &self.root).finish_non_exhaustive()
+    }
+}
+
+impl Store {
+    /// The store that `address` is in.
+    pub(super) async fn open(
+        id: u64,
+        address: &Address<'_>,
+        spec: &StorageSpec,
+    ) -> object_store::Result<Self> {
+        let google = match address.scheme {
+            Scheme::Gs => google_credentials(spec).await,
+            _ => Google::AsFound,
+        };
+        let (root, scheme) = (address.root.to_owned(), address.scheme);
+        let clients = Arc::new(Clients::new(scheme, &root, spec, &google)?);
+        let traffic = Traffic::new(spec.deadline());
+        Ok(Self { id, root, scheme, spec: spec.clone(), google, clients: Mutex::new(clients), traffic })
+    }
+
+    pub(crate) fn is_local(&self) -> bool {
+        self.scheme == Scheme::File
+    }
+
+    /// Whether it lists what comes after a key.
+    pub(super) fn goes_on_after(&self) -> bool {
+        matches!(self.scheme, Scheme::Gs | Scheme::S3)
+    }
+
+    pub(crate) fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    pub(crate) fn clients(&self) -> Arc<Clients> {
+        Arc::clone(&self.lock())
+    }
+
+    /// Makes the clients anew, and so reads credentials and fetches tokens anew, unless that has been done
+    /// since `used` were.
+    pub(crate) fn renew(&self, used: &Arc<Clients>) {
+        let mut current = self.lock();
+        if !Arc::ptr_eq(&current, used) {
+            return;
+        }
+        match Clients::new(self.scheme, &self.root, &self.spec, &self.google) {
+            Ok(clients) => *current = Arc::new(clients),
+            // The old ones stay, and their refusal is what gets told.
+            Err(error) => tracing::debug!(store = self.root, %error, "credentials cannot be read again"),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Arc<Clients>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clients {
+    fn new(scheme: Scheme, root: &str, spec: &StorageSpec, google: &Google) -> object_store::Result<Self> {
+        // The process's one TLS implementation. An error means that it has been chosen already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        match scheme {
+            Scheme::File => {
+                let files: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new());
+                Ok(Self { control: files.clone(), reads: files, pages: None })
+            }
+            Scheme::Gs => Self::google(root, spec, google),
+            Scheme::S3 => Self::amazon(root, spec),
+            Scheme::Az => Self::azure(root, spec),
+            Scheme::Http => {
+                let plain = root.starts_with("http://");
+                let builder = |options| HttpBuilder::new().with_url(root).with_client_options(options);
+                let control = builder(patient(plain)).with_retry(retrying()).build()?;
+                let reads =
+                    builder(endless(plain)).with_retry(never()).with_http_connector(Connector::default());
+                Ok(Self { control: Arc::new(control), reads: Arc::new(reads.build()?), pages: None })
+            }
+        }
+    }
+
+    fn google(root: &str, spec: &StorageSpec, google: &Google) -> object_store::Result<Self> {
+        let (_, bucket) = root.split_once("://").unwrap_or_default();
+        let mut builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket);
+        let endpoint = google_endpoint(spec);
+        if let Some(endpoint) = &endpoint {
+            builder = builder.with_base_url(endpoint);
+        }
+        match google {
+            Google::AsFound => {}
+            Google::File(path) => builder = builder.with_service_account_path(path.to_string_lossy()),
+            Google::Anonymous => {
+                // Reads go unsigned. Writes are signed all the same, here with an empty token.
+                let nobody = StaticCredentialProvider::new(GcpCredential { bearer: String::new() });
+                builder = builder.with_skip_signature(true).with_credentials(Arc::new(nobody));
+            }
+        }
+        let plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
+        let control = builder.clone().with_retry(retrying()).with_client_options(patient(plain)).build()?;
+        let reads = builder
+            .with_retry(never())
+            .with_client_options(endless(plain))
+            .with_http_connector(Connector::default())
+            .with_credentials(Arc::clone(control.credentials()))
+            .build()?;
+        let control = Arc::new(control);
+        Ok(Self { control: control.clone(), reads: Arc::new(reads), pages: Some(control) })
+    }
+
+    fn amazon(root: &str, spec: &StorageSpec) -> object_store::Result<Self> {
+        let S3Settings { endpoint, region, anonymous } = S3Settings::of(spec);
+        let mut builder = AmazonS3Builder::from_env().with_url(root);
+        if let Some(endpoint) = &endpoint {
+            builder = builder.with_endpoint(endpoint);
+        }
+        if let Some(region) = region {
+            builder = builder.with_region(region);
+        }
+        if anonymous {
+            builder = builder.with_skip_signature(true);
+        }
+        let plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
+        let control = builder.clone().with_retry(retrying()).with_client_options(patient(plain)).build()?;
+        let reads = builder
+            .with_retry(never())
+            .with_client_options(endless(plain))
+            .with_http_connector(Connector::default())
+            .with_credentials(Arc::clone(control.credentials()))
+            .build()?;
+        let control = Arc::new(control);
+        Ok(Self { control: control.clone(), reads: Arc::new(reads), pages: Some(control) })
+    }
+
+    fn azure(root: &str, spec: &StorageSpec) -> object_store::Result<Self> {
+        let mut builder = MicrosoftAzureBuilder::from_env().with_url(root);
+        if let Some(account) = &spec.az.account {
+            builder = builder.with_account(account);
+        }
+        // A plain one, an emulator's, has to be allowed.
+        let endpoint = spec.az.endpoint.clone().or_else(|| set("AZURE_STORAGE_ENDPOINT"));
+        let plain = endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
+        if let Some(endpoint) = endpoint {
+            builder = builder.with_endpoint(endpoint);
+        }
+        if spec.az.anonymous == Some(true) {
+            builder = builder.with_skip_signature(true);
+        }
+        let control = builder.clone().with_retry(retrying()).with_client_options(patient(plain)).build()?;
+        let reads = builder
+            .with_retry(never())
+            .with_client_options(endless(plain))
+            .with_http_connector(Connector::default())
+            .with_credentials(Arc::clone(control.credentials()))
+            .build()?;
+        let control = Arc::new(control);
+        Ok(Self { control: control.clone(), reads: Arc::new(reads), pages: Some(control) })
+    }
+}
+
+/// What decides how S3 is reached; `AWS_ENDPOINT_URL` is among what `from_env` reads, and is looked at here
+/// because a plain one has to be allowed.
+struct S3Settings {
+    endpoint: Option<String>,
+    region: Option<String>,
+    anonymous: bool,
+}
+
+impl S3Settings {
+    fn of(spec: &StorageSpec) -> Self {
+        let s3 = &spec.s3;
+        let environment = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+        Self {
+            endpoint: s3.endpoint.clone().or_else(|| environment.iter().find_map(|name| set(name))),
+            region: s3.region.clone(),
+            anonymous: s3.anonymous == Some(true),
+        }
+    }
+}
+
+/// Another server than Google's: the job's, or that of the variable which Google's libraries heed.
+fn google_endpoint(spec: &StorageSpec) -> Option<String> {
+    spec.gs.endpoint.clone().or_else(|| {
+        let host = set("STORAGE_EMULATOR_HOST")?;
+        let host = host.trim_end_matches('/');
+        Some(if host.contains("://") { host.to_owned() } else { format!("http://{host}") })
+    })
+}
+
+async fn google_credentials(spec: &StorageSpec) -> Google {
+    if spec.gs.anonymous == Some(true) {
+        return Google::Anonymous;
+    }
+    if let Some(path) = &spec.gs.service_account {
+        return Google::File(path.clone());
+    }
+    let given = ["GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"];
+    if given.iter().any(|name| set(name).is_some()) || set("SERVICE_ACCOUNT").is_some() {
+        return Google::AsFound;
+    }
+    const FILE: &str = "application_default_credentials.json";
+    if let Some(directory) = set("CLOUDSDK_CONFIG") {
+        let path = Path::new(&directory).join(FILE);
+        if path.exists() {
+            return Google::File(path);
+        }
+    } else if set("HOME").is_some_and(|home| Path::new(&home).join(".config/gcloud").join(FILE).exists()) {
+        return Google::AsFound;
+    }
+    if spec.gs.anonymous != Some(false) && !has_metadata_server().await {
+        tracing::debug!("no Google credentials and no metadata server: reading anonymously");
+        return Google::Anonymous;
+    }
+    Google::AsFound
+}
+
+/// Whether Google's metadata server answers. Its header is asked for, because a captive network answers too.
+async fn has_metadata_server() -> bool {
+    let host = set("GCE_METADATA_HOST").or_else(|| set("GCE_METADATA_IP"));
+    let host = host.unwrap_or_else(|| "169.254.169.254".to_owned());
+    let address = if host.contains(':') { host.clone() } else { format!("{host}:80") };
+    let asked = async {
+        let mut stream = tokio::net::TcpStream::connect(address).await?;
+        let request = format!("GET / HTTP/1.0\r\nHost: {host}\r\nMetadata-Flavor: Google\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        stream.take(4096).read_to_end(&mut answer).await?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    match tokio::time::timeout(METADATA, asked).await {
+        Ok(Ok(answer)) => {
+            let answer = String::from_utf8_lossy(&answer).to_ascii_lowercase();
+            answer.contains("metadata-flavor: google")
+        }
+        _ => false,
+    }
+}
+
+/// A variable of the environment that holds something.
+fn set(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// For requests that `object_store` retries.
+fn patient(plain: bool) -> ClientOptions {
+    options(plain).with_timeout(REQUEST)
+}
+
+/// For reads, whose time is watched where they are made.
+fn endless(plain: bool) -> ClientOptions {
+    options(plain).with_timeout_disabled().with_pool_max_idle_per_host(IDLE_CONNECTIONS)
+}
+
+fn options(plain: bool) -> ClientOptions {
+    let agent = concat!("millstream/", env!("CARGO_PKG_VERSION"));
+    ClientOptions::new()
+        .with_config(ClientConfigKey::UserAgent, agent)
+        .with_connect_timeout(CONNECT)
+        .with_allow_http(plain)
+}
+
+fn retrying() -> RetryConfig {
+    let backoff = BackoffConfig {
+        init_backoff: Duration::from_millis(100),
+        max_backoff: Duration::from_secs(5),
+        base: 2.0,
+    };
+    RetryConfig { backoff, max_retries: 8, retry_timeout: Duration::from_secs(60) }
+}
+
+fn never() -> RetryConfig {
+    RetryConfig { max_retries: 0, ..RetryConfig::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_printed_of_a_store_is_its_address() {
+        let mut spec = StorageSpec::default();
+        spec.gs.anonymous = Some(true);
+        let store = Store::open(0, &Address::parse("gs://b/x").unwrap(), &spec).await.unwrap();
+        assert_eq!(format!("{store:?}"), "Store { root: \"gs://b\", .. }");
+    }
+
+    #[tokio::test]
+    async fn a_key_file_that_is_no_key_is_refused_without_its_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key.json");
+        std::fs::write(&path, r#"{"private_key": "sesame"}"#).unwrap();
+        let mut spec = StorageSpec::default();
+        spec.gs.service_account = Some(path);
+        let error = Store::open(0, &Address::parse("gs://b/x").unwrap(), &spec).await.unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("sesame"), "{error:?}");
+    }
+}

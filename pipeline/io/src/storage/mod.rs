@@ -1,0 +1,207 @@
+//! Storage: addresses and globs are resolved to a frozen, sorted listing of objects.
+//!
+//! Everything is read through [`object_store::ObjectStore`], except for local files, which are read directly. A
+//! listing is frozen: each read is conditional on the object being unchanged since it was listed, and fails with
+//! [`Error::Changed`] otherwise. So an epoch never mixes two versions of a file.
+//!
+//! The daemon or a tool creates one [`Stores`]. It holds one set of clients per bucket, so that all jobs share
+//! connections, tokens and measurements, and one buffer, so that they share what they fetch ([`super::fetch`]).
+
+mod address;
+mod client;
+mod frozen;
+mod http;
+mod listing;
+mod local;
+mod object;
+mod spec;
+mod upload;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use millstream_trace::Recorder;
+
+pub use self::frozen::{Kept, Listing};
+pub use self::object::Object;
+pub use self::spec::{AzSpec, GsSpec, S3Spec, StorageSpec};
+pub use self::upload::Upload;
+
+pub(crate) use self::client::{Clients, Store};
+pub(crate) use self::http::Refused;
+pub(crate) use self::local::OpenFile;
+
+use self::address::Address;
+use crate::Error;
+use crate::buffers::Buffers;
+use crate::cancel::Cancel;
+use crate::shared::Shared;
+use crate::traffic::{FetchStats, Traffic};
+
+/// Maximum number of buckets whose clients are kept.
+const MOST_STORES: usize = 256;
+
+/// Access to storage, shared by a host.
+///
+/// Clones are the same value. [`Stores::for_job`] shares clients and fetched bytes, but is cancelled and recorded
+/// separately.
+#[derive(Clone, Debug)]
+pub struct Stores {
+    host: Arc<Host>,
+    spec: Arc<StorageSpec>,
+    cancel: Cancel,
+    recorder: Arc<Recorder>,
+}
+
+/// What all users on this host share.
+#[derive(Debug)]
+struct Host {
+    next_store: AtomicU64,
+    stores: Mutex<Vec<(StorageSpec, Arc<Store>)>>,
+    buffers: Buffers,
+    shared: Shared,
+}
+
+impl Stores {
+    /// The default size of the buffer of shared bytes.
+    pub const SHARED_BYTES: u64 = 64 << 20;
+
+    /// Storage with these settings. `shared_bytes` of what was fetched are kept for other readers.
+    pub fn new(spec: StorageSpec, shared_bytes: u64) -> Self {
+        let host = Host {
+            next_store: AtomicU64::new(0),
+            stores: Mutex::default(),
+            buffers: Buffers::default(),
+            shared: Shared::new(shared_bytes),
+        };
+        Self {
+            host: Arc::new(host),
+            spec: Arc::new(spec),
+            cancel: Cancel::default(),
+            recorder: Arc::default(),
+        }
+    }
+
+    /// The same storage for one job, whose `spec` overrides the host's. [`Stores::cancel`] cancels this job's reads
+    /// only.
+    #[must_use]
+    pub fn for_job(&self, spec: &StorageSpec) -> Self {
+        Self {
+            host: Arc::clone(&self.host),
+            spec: Arc::new(self.spec.overridden_by(spec)),
+            cancel: self.cancel.child(),
+            recorder: Arc::default(),
+        }
+    }
+
+    /// Lists the objects that `patterns` match. Relative paths start at `base`.
+    ///
+    /// `*`, `?` and `[...]` stay within one directory, `**` crosses directories, `{a,b}` is either. Only a glob with
+    /// a leading dot matches names that start with one. The listing is sorted by address and has no duplicates.
+    ///
+    /// # Errors
+    /// When a pattern matches nothing, storage refuses, or a listing fails until the deadline.
+    pub async fn list(&self, patterns: &[String], base: &Path) -> Result<Vec<Object>, Error> {
+        let base = std::path::absolute(base).map_err(|source| Error::file(base, source))?;
+        let mut objects = Vec::new();
+        for pattern in patterns {
+            objects.extend(self.cancel.or(listing::resolve(self, pattern, &base)).await??);
+        }
+        objects.sort_by(Object::compare);
+        objects.dedup_by(|a, b| a.is_place_of(b));
+        Ok(objects)
+    }
+
+    /// Starts to write an object; a relative path starts at `base`.
+    ///
+    /// # Errors
+    /// When the address is invalid, or its storage cannot be reached.
+    pub async fn create(&self, path: &str, base: &Path) -> Result<Upload, Error> {
+        let base = std::path::absolute(base).map_err(|source| Error::file(base, source))?;
+        Upload::create(self, path, &base).await
+    }
+
+    /// Cancels all reads and writes of objects by this value and its clones, permanently. Waiting calls return
+    /// [`Error::Cancelled`] at once, even if storage hangs.
+    pub fn cancel(&self) {
+        self.cancel.cancel();
+    }
+
+    /// Statistics of the whole host.
+    pub fn stats(&self) -> FetchStats {
+        let stores = self.host.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stats = FetchStats { shared_bytes: self.host.shared.hit_bytes(), ..FetchStats::default() };
+        stores
+            .iter()
+            .map(|(_, store)| store.traffic())
+            .for_each(|traffic: &Traffic| traffic.add_to(&mut stats));
+        stats
+    }
+
+    /// The clients for `address`, created if needed.
+    async fn store(&self, address: &Address<'_>) -> object_store::Result<Arc<Store>> {
+        let known = |stores: &[(StorageSpec, Arc<Store>)]| {
+            let mut stores = stores.iter();
+            let same = stores.find(|(spec, store)| store.root == address.root && *spec == *self.spec);
+            same.map(|(_, store)| Arc::clone(store))
+        };
+        let lock = || self.host.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(store) = known(&lock()) {
+            return Ok(store);
+        }
+        let id = self.host.next_store.fetch_add(1, Ordering::Relaxed);
+        let made = Arc::new(Store::open(id, address, &self.spec).await?);
+        let mut stores = lock();
+        if let Some(store) = known(&stores) {
+            return Ok(store);
+        }
+        if stores.len() >= MOST_STORES {
+            stores.retain(|(_, store)| Arc::strong_count(store) > 1);
+        }
+        stores.push(((*self.spec).clone(), Arc::clone(&made)));
+        Ok(made)
+    }
+
+    /// The recorder of this value's reads.
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
+    }
+
+    pub(crate) fn buffers(&self) -> &Buffers {
+        &self.host.buffers
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.host.shared
+    }
+
+    pub(crate) fn calls_off(&self) -> &Cancel {
+        &self.cancel
+    }
+}
+
+impl Default for Stores {
+    fn default() -> Self {
+        Self::new(StorageSpec::default(), Self::SHARED_BYTES)
+    }
+}
+
+/// Whether `address` is a local file.
+///
+/// # Errors
+/// When it is invalid.
+pub fn is_local(address: &str) -> Result<bool, Error> {
+    Ok(Address::parse(address)?.scheme == address::Scheme::File)
+}
+
+/// Lists what `patterns` match, with separate [`Stores`], for callers that read nothing else.
+///
+/// # Errors
+/// As [`Stores::list`].
+pub async fn list(patterns: &[String], base: &Path) -> Result<Vec<Object>, Error> {
+    Stores::default().list(patterns, base).await
+}
+
+#[cfg(test)]
+mod tests;

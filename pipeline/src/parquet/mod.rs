@@ -1,0 +1,102 @@
+//! Parquet objects: the footer read when the object is opened, row groups fetched ahead of their decoding.
+
+pub(crate) mod row_group;
+
+use arrow_array::RecordBatch;
+use bytes::Bytes;
+use millstream_format::parquet::{self, ParquetFile, Plan, RowGroupReader, TAIL_BYTES, WantedRows};
+use millstream_io::storage::Object;
+
+use crate::error::Error;
+
+/// A Parquet object whose footer has been read. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ParquetObject {
+    object: Object,
+    file: ParquetFile,
+}
+
+impl ParquetObject {
+    /// Reads the footer.
+    ///
+    /// # Errors
+    /// When the object cannot be read or is no Parquet file.
+    pub async fn open(object: Object) -> Result<Self, Error> {
+        let file = read_footer(&object).await.inspect_err(|error| distrust_if_damaged(&object, error))?;
+        Ok(Self { object, file })
+    }
+
+    /// The object.
+    pub fn object(&self) -> &Object {
+        &self.object
+    }
+
+    /// What its footer says.
+    pub fn file(&self) -> &ParquetFile {
+        &self.file
+    }
+
+    /// As [`ParquetFile::decode`].
+    ///
+    /// # Errors
+    /// When the row group is damaged.
+    pub fn decode(
+        &self,
+        group: usize,
+        plan: Plan,
+        fetched: Vec<(u64, Bytes)>,
+        wanted: WantedRows<'_>,
+    ) -> Result<Decoding, Error> {
+        let reader = self.file.decode(group, plan, fetched, wanted).map_err(Error::from);
+        let reader = reader.inspect_err(|error| distrust_if_damaged(&self.object, error))?;
+        Ok(Decoding { object: self.object.clone(), reader })
+    }
+}
+
+/// A row group being decoded.
+pub struct Decoding {
+    object: Object,
+    reader: RowGroupReader,
+}
+
+impl Decoding {
+    /// As [`RowGroupReader::next_rows`].
+    ///
+    /// # Errors
+    /// When the row group is damaged.
+    pub fn next_rows(&mut self, most: usize) -> Result<Option<(RecordBatch, u64)>, Error> {
+        let rows = self.reader.next_rows(most).map_err(Error::from);
+        rows.inspect_err(|error| distrust_if_damaged(&self.object, error))
+    }
+
+    /// As [`RowGroupReader::next_batch`].
+    ///
+    /// # Errors
+    /// When the row group is damaged.
+    pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, Error> {
+        let batch = self.reader.next_batch().map_err(Error::from);
+        batch.inspect_err(|error| distrust_if_damaged(&self.object, error))
+    }
+}
+
+async fn read_footer(object: &Object) -> Result<ParquetFile, Error> {
+    let (path, size) = (object.path(), object.size());
+    let tail_start = size.saturating_sub(TAIL_BYTES);
+    let tail = object.read(tail_start..size).await?;
+    let Some(range) = parquet::footer_range(path, size, &tail)? else {
+        let head = object.read(0..size.min(64)).await?;
+        return Err(parquet::no_footer(path, size, &head).into());
+    };
+    let footer = match range.start.checked_sub(tail_start) {
+        Some(at) => tail.slice(at as usize..(range.end - tail_start) as usize),
+        None => object.read(range.clone()).await?,
+    };
+    Ok(ParquetFile::new(path.clone(), size, range.start, &footer)?)
+}
+
+/// Bytes that proved damaged are not shared with later readers.
+fn distrust_if_damaged(object: &Object, error: &Error) {
+    if matches!(error, Error::Format(millstream_format::Error::Damage { .. })) {
+        object.distrust();
+    }
+}

@@ -1,0 +1,347 @@
+//! Reads all inputs as one stream of rows with the common columns, from any row on, cut into blocks.
+
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, ListArray, RecordBatch, RecordBatchOptions, StringArray, new_null_array};
+use arrow_schema::{DataType, Schema};
+use millstream_format::csv::{CsvOptions, FieldBuilder};
+use millstream_format::parquet::WantedRows;
+use millstream_format::{Error as FormatError, FileFormat, ProjectedColumn, Projection, RawChunk};
+use millstream_io::fetch::FetchedRanges;
+use millstream_io::storage::Object;
+use millstream_io::{Error as IoError, ReadContext};
+use millstream_pipeline::Error;
+use millstream_pipeline::bad_records::BadRecords;
+use millstream_pipeline::parquet::{Decoding, ParquetObject};
+use millstream_pipeline::records::RecordsReader;
+use millstream_pipeline::spec::OnBadRecord;
+use tokio::runtime::Handle;
+
+use super::weight;
+use crate::output::Block;
+use crate::progress::{Progress, Reading};
+use crate::survey::{CsvFile, is_present, open_csv};
+
+/// Rows per chunk.
+const CHUNK_ROWS: usize = 4096;
+/// The size at which a chunk of CSV ends.
+const CHUNK_BYTES: usize = 16 << 20;
+/// The memory use of a block during encoding, per byte of its values: the values, the encoded bytes and,
+/// briefly, the compressed bytes.
+const HELD_PER_BYTE: usize = 3;
+
+/// A surveyed input.
+pub(super) struct Source<'a> {
+    pub(super) object: &'a Object,
+    pub(super) format: FileFormat,
+    pub(super) rows: u64,
+    /// The number of positions at which reading can start independently: row groups.
+    pub(super) parts: usize,
+}
+
+/// All inputs and the schema of their rows.
+#[derive(Clone, Copy)]
+pub(super) struct Inputs<'a> {
+    pub(super) sources: &'a [Source<'a>],
+    pub(super) schema: &'a Arc<Schema>,
+    pub(super) csv: &'a CsvOptions,
+    pub(super) runtime: &'a Handle,
+    pub(super) progress: &'a Progress,
+}
+
+/// A stream of rows across the inputs.
+pub(super) struct Rows<'a> {
+    inputs: Inputs<'a>,
+    /// The input after the one being read.
+    next: usize,
+    /// Rows to skip at the start of the next input.
+    skip: u64,
+    reader: Option<(InputRows<'a>, Reading<'a>)>,
+    /// Rows read but not yet placed in a block.
+    left: Option<RawChunk>,
+}
+
+impl<'a> Inputs<'a> {
+    /// A stream of all rows from row `first` on.
+    pub(super) fn rows_from(self, first: u64) -> Result<Rows<'a>, Error> {
+        let (mut next, mut skip) = (0, first);
+        while let Some(source) = self.sources.get(next).filter(|source| source.rows <= skip) {
+            skip -= source.rows;
+            next += 1;
+        }
+        Ok(Rows { inputs: self, next, skip, reader: None, left: None })
+    }
+}
+
+impl Rows<'_> {
+    /// The next block: at most `most_rows` rows and `most_bytes` bytes of values, but at least one row. Block
+    /// boundaries do not depend on how the rows were read.
+    pub(super) fn block(
+        &mut self,
+        most_rows: u64,
+        most_bytes: usize,
+    ) -> Result<Option<Block<Vec<RawChunk>>>, Error> {
+        let mut block = Block { item: Vec::new(), rows: 0, bytes: 0 };
+        while block.rows < most_rows {
+            let Some(chunk) = self.chunk()? else { break };
+            let room = usize::try_from(most_rows - block.rows).unwrap_or(usize::MAX).min(chunk.rows());
+            let fitting = weight::rows_within(chunk.columns(), room, most_bytes.saturating_sub(block.bytes));
+            let taken = if block.rows == 0 { fitting.max(1) } else { fitting };
+            block.bytes += weight::of_rows(chunk.columns(), taken);
+            block.rows += taken as u64;
+            if taken > 0 {
+                block.item.push(part(&chunk, 0, taken));
+            }
+            self.left = (taken < chunk.rows()).then(|| part(&chunk, taken, chunk.rows() - taken));
+            if taken < room {
+                break;
+            }
+        }
+        block.bytes = block.bytes.saturating_mul(HELD_PER_BYTE);
+        Ok((block.rows > 0).then_some(block))
+    }
+
+    fn chunk(&mut self) -> Result<Option<RawChunk>, Error> {
+        if let Some(chunk) = self.left.take() {
+            return Ok(Some(chunk));
+        }
+        loop {
+            if let Some((reader, reading)) = &mut self.reader {
+                let chunk = reader.next_chunk()?;
+                reading.at(reader.bytes_read())?;
+                if chunk.is_some() {
+                    return Ok(chunk);
+                }
+                self.reader = None;
+                self.inputs.progress.add_file();
+            }
+            let Some(source) = self.inputs.sources.get(self.next) else { return Ok(None) };
+            let reader = InputRows::open(source, self.inputs, std::mem::take(&mut self.skip))?;
+            self.reader = Some((reader, self.inputs.progress.reading()));
+            self.next += 1;
+        }
+    }
+}
+
+/// A range of a chunk's rows, which must be consecutive records.
+fn part(chunk: &RawChunk, from: usize, rows: usize) -> RawChunk {
+    RawChunk::new(chunk.path().into(), chunk.columns().slice(from, rows), chunk.record(from))
+}
+
+/// A reader of one input.
+struct InputRows<'a> {
+    object: &'a Object,
+    schema: &'a Arc<Schema>,
+    csv: &'a CsvOptions,
+    runtime: &'a Handle,
+    source: Contents,
+    /// The record number of the next row.
+    next: u64,
+}
+
+enum Contents {
+    Csv(Box<CsvFile>),
+    Records(Box<RecordsReader>),
+    Parquet(Box<Groups>),
+}
+
+/// The row groups of a Parquet file.
+struct Groups {
+    file: ParquetObject,
+    next_group: usize,
+    /// Rows to skip at the start of the next group.
+    skip: u64,
+    reader: Option<Box<Decoding>>,
+    bytes: u64,
+}
+
+impl<'a> InputRows<'a> {
+    fn open(source: &Source<'a>, inputs: Inputs<'a>, skip: u64) -> Result<Self, Error> {
+        let Inputs { schema, csv, runtime, .. } = inputs;
+        let object = source.object;
+        let contents = match source.format {
+            FileFormat::Csv => {
+                let mut file = Box::new(open_csv(object, csv, runtime)?);
+                for _ in 0..skip {
+                    file.next_row()?;
+                }
+                Contents::Csv(file)
+            }
+            FileFormat::TfRecord => {
+                let projection = projection(schema);
+                let fatal = BadRecords::new(OnBadRecord::Fail);
+                let limits = Arc::default();
+                let mut reader = RecordsReader::start(
+                    object.clone(),
+                    &projection,
+                    fatal,
+                    &limits,
+                    &ReadContext::from(runtime),
+                );
+                reader.skip_to(skip);
+                Contents::Records(Box::new(reader))
+            }
+            FileFormat::Parquet => {
+                let file = runtime.block_on(ParquetObject::open(object.clone()))?;
+                Contents::Parquet(Box::new(Groups::new(file, skip)))
+            }
+        };
+        Ok(Self { object, schema, csv, runtime, source: contents, next: skip })
+    }
+
+    /// The number of bytes read so far.
+    fn bytes_read(&self) -> u64 {
+        match &self.source {
+            Contents::Csv(rows) => self.object.size() - rows.input().source().remaining(),
+            Contents::Records(reader) => reader.records().bytes_read(),
+            Contents::Parquet(groups) => groups.bytes,
+        }
+    }
+
+    /// The next chunk of rows.
+    fn next_chunk(&mut self) -> Result<Option<RawChunk>, Error> {
+        let arrays = match &mut self.source {
+            Contents::Csv(_) => self.csv_columns()?,
+            Contents::Records(reader) => {
+                let chunk = reader.next_chunk(CHUNK_ROWS)?;
+                chunk.map(|(batch, _)| (batch.num_rows(), batch.columns().to_vec()))
+            }
+            Contents::Parquet(groups) => groups.columns(self.object, self.schema, self.runtime)?,
+        };
+        let Some((rows, arrays)) = arrays else { return Ok(None) };
+        let columns = self.conform(rows, arrays)?;
+        let chunk = RawChunk::new(self.object.path().clone(), columns, self.next);
+        self.next += rows as u64;
+        Ok(Some(chunk))
+    }
+
+    fn csv_columns(&mut self) -> Result<Option<(usize, Vec<ArrayRef>)>, Error> {
+        let Contents::Csv(file) = &mut self.source else { return Ok(None) };
+        // Maps each column of the file to its position in the schema; files may order columns differently.
+        let places: Vec<usize> = file
+            .columns()
+            .iter()
+            .map(|name| {
+                self.schema
+                    .index_of(name)
+                    .map_err(|_| Error::Io(IoError::Changed { path: self.object.path().to_string() }))
+            })
+            .collect::<Result<_, _>>()?;
+        let mut builders: Vec<FieldBuilder> =
+            self.schema.fields().iter().map(|field| FieldBuilder::new(field.data_type())).collect();
+        let (mut rows, mut bytes) = (0, 0);
+        while rows < CHUNK_ROWS && bytes < CHUNK_BYTES {
+            let Some(fields) = file.next_row()? else { break };
+            for (&place, field) in places.iter().zip(fields.iter()) {
+                bytes += field.len();
+                let value = is_present(field, self.csv).then_some(field);
+                builders[place].append(value).map_err(|message| {
+                    Error::Format(FormatError::BadValue {
+                        path: self.object.path().to_string(),
+                        record: self.next + rows as u64,
+                        column: self.schema.field(place).name().clone(),
+                        message,
+                    })
+                })?;
+            }
+            rows += 1;
+        }
+        let arrays = builders.iter_mut().map(FieldBuilder::finish).collect();
+        Ok((rows > 0).then_some((rows, arrays)))
+    }
+
+    fn conform(&self, rows: usize, arrays: Vec<ArrayRef>) -> Result<RecordBatch, Error> {
+        let fields = self.schema.fields().iter();
+        let columns: Vec<ArrayRef> = fields
+            .zip(arrays)
+            .map(|(field, array)| {
+                conform(&array, field.data_type()).ok_or_else(|| {
+                    Error::Format(FormatError::WrongType {
+                        path: self.object.path().to_string(),
+                        column: field.name().clone(),
+                        found: array.data_type().to_string(),
+                        expected: field.data_type().to_string(),
+                    })
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
+            .map_err(|error| Error::Invalid(format!("{}: {error}", self.object.path())))
+    }
+}
+
+impl Groups {
+    /// Reads all rows except the first `skip`.
+    fn new(file: ParquetObject, mut skip: u64) -> Self {
+        let mut next_group = 0;
+        while let Some(group) = file.file().groups().get(next_group).filter(|group| group.rows <= skip) {
+            skip -= group.rows;
+            next_group += 1;
+        }
+        Self { file, next_group, skip, reader: None, bytes: 0 }
+    }
+
+    fn columns(
+        &mut self,
+        object: &Object,
+        schema: &Schema,
+        runtime: &Handle,
+    ) -> Result<Option<(usize, Vec<ArrayRef>)>, Error> {
+        loop {
+            if let Some(open) = &mut self.reader {
+                if let Some(batch) = open.next_batch()? {
+                    let by_name = |name: &String| {
+                        batch
+                            .column_by_name(name)
+                            .cloned()
+                            .unwrap_or_else(|| new_null_array(&DataType::Null, batch.num_rows()))
+                    };
+                    let arrays = schema.fields().iter().map(|field| by_name(field.name())).collect();
+                    return Ok(Some((batch.num_rows(), arrays)));
+                }
+                self.bytes += self.file.file().groups()[self.next_group - 1].bytes;
+                self.reader = None;
+            }
+            if self.next_group == self.file.file().groups().len() {
+                return Ok(None);
+            }
+            let plan = self.file.file().plan_all();
+            let ranges = self.file.file().ranges(self.next_group, &plan);
+            let fetched = FetchedRanges::start(object.clone(), ranges, &runtime.into()).wait()?;
+            let wanted = WantedRows { skip: std::mem::take(&mut self.skip), ..WantedRows::default() };
+            self.reader = Some(Box::new(self.file.decode(self.next_group, plan, fetched, wanted)?));
+            self.next_group += 1;
+        }
+    }
+}
+
+fn projection(schema: &Schema) -> Projection {
+    let column = |field: &Arc<arrow_schema::Field>| ProjectedColumn {
+        name: field.name().clone(),
+        multi: matches!(field.data_type(), DataType::List(_)),
+    };
+    Projection { columns: schema.fields().iter().map(column).collect() }
+}
+
+/// Converts an array to the common type; `None` if that type cannot hold its values.
+fn conform(array: &ArrayRef, wanted: &DataType) -> Option<ArrayRef> {
+    match (array.data_type(), wanted) {
+        (found, wanted) if found == wanted => Some(array.clone()),
+        (DataType::Null, wanted) => Some(new_null_array(wanted, array.len())),
+        (DataType::Binary, DataType::Utf8) => {
+            Some(Arc::new(StringArray::try_from_binary(array.as_binary::<i32>().clone()).ok()?))
+        }
+        (DataType::Utf8, DataType::Binary) => {
+            Some(Arc::new(arrow_array::BinaryArray::from(array.as_string::<i32>().clone())))
+        }
+        (DataType::List(_), DataType::List(item)) => {
+            let lists = array.as_list::<i32>();
+            let values = conform(lists.values(), item.data_type())?;
+            let nulls = lists.nulls().cloned();
+            Some(Arc::new(ListArray::try_new(item.clone(), lists.offsets().clone(), values, nulls).ok()?))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,163 @@
+//! Converts between CSV, Parquet and TFRecord: `millstream convert`.
+//!
+//! CSV and TFRecord do not describe themselves, so they are read twice. The first pass surveys columns, types
+//! and row counts, several files at a time; the second converts. The number of rows in each shard is
+//! therefore known before it is started, and rows keep their order.
+//!
+//! The second pass is divided into *runs* of consecutive shards, one per thread as far as the numbers of
+//! shards and inputs allow. Each run seeks to its first row, reads its own rows and writes its own files. A
+//! run with several threads reads on one of them at a time and encodes on all ([`crate::output`]). The output
+//! does not depend on the number of threads.
+
+mod input;
+mod schema;
+#[cfg(test)]
+mod tests;
+mod weight;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow_schema::Schema;
+use millstream_format::FileFormat;
+use millstream_format::csv::CsvOptions;
+use millstream_io::storage::Object;
+use millstream_pipeline::Error;
+use tokio::runtime::Handle;
+
+use crate::output::{self, Destination, OutputOptions, Run, Staged, Target};
+use crate::parallel::{Bounds, Weighed, in_order};
+use crate::progress::Progress;
+use crate::survey::file_format;
+
+use input::{Inputs, Source};
+use schema::{Described, Plan};
+
+/// Options of a conversion.
+#[derive(Clone, Debug, Default)]
+pub struct ConvertOptions {
+    /// The layout of CSV input.
+    pub csv: CsvOptions,
+    /// The input format, for input whose content and name do not identify it.
+    pub input_format: Option<FileFormat>,
+    /// Options of the output.
+    pub output: OutputOptions,
+}
+
+/// The result of a conversion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Converted {
+    /// The files written.
+    pub files: Vec<String>,
+    /// Total rows.
+    pub rows: u64,
+    /// Total bytes.
+    pub bytes: u64,
+}
+
+/// Converts `inputs`, in order, to `output`: a file, a name with `*` or `@N` in place of shard numbers, or a
+/// directory. `destination` provides access to the output, and its runtime fetches the input. Blocks, so it
+/// must not be called from async code.
+///
+/// # Errors
+/// The input is damaged or inconsistent, or cannot be read, or the output cannot be written. No output is
+/// left behind.
+pub fn convert(
+    inputs: &[Object],
+    output: &str,
+    options: &ConvertOptions,
+    destination: &Destination,
+    progress: &Progress,
+) -> Result<Converted, Error> {
+    let runtime = &destination.runtime;
+    let target = output::plan(output, inputs, &options.output, destination)?;
+    let (plan, sources) = survey(inputs, options, runtime, progress)?;
+    let schema = plan.schema();
+    target.check_schema(&schema, inputs)?;
+    progress.expect_bytes(inputs.iter().map(Object::size).sum());
+    let rows = sources.iter().map(|source| source.rows).sum();
+    let conversion = Conversion {
+        target: &target,
+        inputs: Inputs { sources: &sources, schema: &schema, csv: &options.csv, runtime, progress },
+        rows,
+    };
+    let staged = conversion.run(&options.output)?;
+    let files = staged.iter().map(|file| file.address().to_owned()).collect();
+    let bytes = staged.iter().map(Staged::bytes).sum();
+    staged.into_iter().try_for_each(Staged::commit)?;
+    Ok(Converted { files, rows, bytes })
+}
+
+/// The first pass: surveys the files in parallel.
+fn survey<'a>(
+    inputs: &'a [Object],
+    options: &ConvertOptions,
+    runtime: &Handle,
+    progress: &Progress,
+) -> Result<(Plan, Vec<Source<'a>>), Error> {
+    let mut plan = Plan::default();
+    let mut sources = Vec::with_capacity(inputs.len());
+    let mut objects = inputs.iter();
+    in_order(
+        Bounds { threads: options.output.threads, bytes: usize::MAX },
+        || Ok(objects.next().map(|item| Weighed { item, bytes: 0 })),
+        |object| {
+            let format = options.input_format.map_or_else(|| file_format(object, runtime), Ok)?;
+            let described = Described::of(object, format, &options.csv, runtime, progress)?;
+            Ok((object, format, described))
+        },
+        |(object, format, described)| {
+            sources.push(Source { object, format, rows: described.rows, parts: described.parts });
+            plan.add(object, format, described)
+        },
+    )?;
+    Ok((plan, sources))
+}
+
+/// The second pass.
+struct Conversion<'a> {
+    target: &'a Target,
+    inputs: Inputs<'a>,
+    rows: u64,
+}
+
+impl Conversion<'_> {
+    /// Writes all shards, in at most as many runs as there are threads, shards and parts of the input.
+    fn run(&self, options: &OutputOptions) -> Result<Vec<Staged>, Error> {
+        let parts: usize = self.inputs.sources.iter().map(|source| source.parts).sum();
+        let runs = options.threads.min(self.target.shards()).min(parts).max(1);
+        let bounds = Bounds { threads: options.threads / runs, bytes: options.memory_bytes / runs };
+        let shards_of =
+            |run: usize| self.target.shards() * run / runs..self.target.shards() * (run + 1) / runs;
+        let results: Vec<Result<Vec<Staged>, Error>> = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                (0..runs).map(|run| scope.spawn(move || self.shards(shards_of(run), bounds))).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|_| Err(Error::Panicked("a conversion thread".to_owned())))
+            };
+            threads.into_iter().map(join).collect()
+        });
+        // Report the original error, not the cancellation of the other runs.
+        let (whole, broken): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
+        let mut errors: Vec<Error> = broken.into_iter().filter_map(Result::err).collect();
+        let reason = errors.iter().position(|error| !matches!(error, Error::Cancelled)).unwrap_or(0);
+        if !errors.is_empty() {
+            return Err(errors.swap_remove(reason));
+        }
+        Ok(whole.into_iter().flatten().flatten().collect())
+    }
+
+    /// Writes the shards of one run.
+    fn shards(&self, shards: Range<usize>, bounds: Bounds) -> Result<Vec<Staged>, Error> {
+        let schema: &Arc<Schema> = self.inputs.schema;
+        let run = Run { target: self.target, schema, rows: self.rows, shards: shards.clone(), bounds };
+        let mut rows = self.inputs.rows_from(self.target.first_row(shards.start, self.rows))?;
+        let most_bytes = self.target.block().1;
+        let staged =
+            run.write(|most_rows| rows.block(most_rows, most_bytes), |block| block.into_iter().map(Ok));
+        if staged.is_err() {
+            self.inputs.progress.cancel();
+        }
+        staged
+    }
+}

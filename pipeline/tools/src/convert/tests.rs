@@ -1,0 +1,297 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use arrow_array::builder::{Int64Builder, ListBuilder, StringBuilder};
+use arrow_array::{ArrayRef, BooleanArray, Float32Array, RecordBatch, UInt64Array};
+use millstream_format::Error as FormatError;
+use millstream_format::compression::Decompressed;
+use millstream_io::storage::{self, Stores};
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use tokio::runtime::Runtime;
+
+use super::*;
+use crate::output::OutputCompression;
+
+struct Bench {
+    runtime: Runtime,
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        Self { runtime, dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        std::fs::write(self.dir.path().join(name), bytes).unwrap();
+    }
+
+    fn text(&self, name: &str) -> String {
+        std::fs::read_to_string(self.dir.path().join(name)).unwrap()
+    }
+
+    fn here(&self) -> Destination {
+        Destination { stores: Stores::default(), runtime: self.runtime.handle().clone() }
+    }
+
+    fn convert(&self, inputs: &str, output: &str, options: &ConvertOptions) -> Result<Converted, Error> {
+        let inputs = self.runtime.block_on(storage::list(&[inputs.to_owned()], self.dir.path()))?;
+        let size = inputs.iter().map(Object::size).sum::<u64>();
+        let output = format!("{}/{output}", self.dir.path().display());
+        let progress = Progress::default();
+        let converted = convert(&inputs, &output, options, &self.here(), &progress);
+        let done = progress.done();
+        assert!(done.total_bytes <= 2 * size);
+        if options.output.threads == 1 {
+            assert!(done.bytes <= done.total_bytes);
+        }
+        converted
+    }
+
+    /// All file names in the directory, sorted.
+    fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.dir.path()).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    fn parquet(&self, name: &str) -> Vec<RecordBatch> {
+        let file = std::fs::File::open(self.dir.path().join(name)).unwrap();
+        ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap().map(Result::unwrap).collect()
+    }
+}
+
+fn shards(shards: u32) -> ConvertOptions {
+    let mut options = ConvertOptions::default();
+    options.output.shards = Some(shards);
+    options
+}
+
+const TABLE: &str =
+    "age,name,score,empty\n39,a b,1.5,\n,\"x,\"\"y\"\"\",-0.25,\n50,,1e30,\n7,zwölf,,\n0,e,3,\n";
+
+#[test]
+fn csv_survives_a_round_trip_through_every_format() {
+    let bench = Bench::new();
+    bench.write("in.csv", TABLE);
+    let options = ConvertOptions::default();
+    let steps = [
+        ("in.csv", "a@3.parquet"),
+        ("a-*.parquet", "b-*.tfrecord.gz"),
+        ("b-*.tfrecord.gz", "c.tfrecord.zst"),
+        ("c.tfrecord.zst", "d.parquet"),
+        ("d.parquet", "e.csv.gz"),
+        ("e.csv.gz", "f.tfrecord.zz"),
+        ("f.tfrecord.zz", "g.csv"),
+    ];
+    for (from, to) in steps {
+        let options = if to.contains('*') { shards(2) } else { options.clone() };
+        assert_eq!(bench.convert(from, to, &options).unwrap().rows, 5, "{from} to {to}");
+    }
+    // Examples lose column order, f64 precision, and columns that are always absent.
+    let expected = "age,name,score\n39,a b,1.5\n,\"x,\"\"y\"\"\",-0.25\n50,,1000000000000000000000000000000\n7,zwölf,\n0,e,3\n";
+    assert_eq!(bench.text("g.csv"), expected);
+    let files = ["a-00000-of-00003.parquet", "a-00001-of-00003.parquet", "a-00002-of-00003.parquet"];
+    let rows: Vec<usize> =
+        files.iter().map(|file| bench.parquet(file).iter().map(RecordBatch::num_rows).sum()).collect();
+    assert_eq!(rows, [1, 2, 2]);
+    assert_eq!(bench.names().len(), 3 + 2 + 6);
+}
+
+#[test]
+fn lists_and_absent_values_survive() {
+    let bench = Bench::new();
+    let mut tags = ListBuilder::new(StringBuilder::new());
+    let mut ids = ListBuilder::new(Int64Builder::new());
+    for (texts, numbers) in
+        [(Some(vec!["p", "q"]), Some(vec![1, -1])), (None, None), (Some(vec![]), Some(vec![5]))]
+    {
+        tags.append_option(texts.map(|texts| texts.into_iter().map(Some)));
+        ids.append_option(numbers.map(|numbers| numbers.into_iter().map(Some)));
+    }
+    let batch = RecordBatch::try_from_iter_with_nullable([
+        ("flag", Arc::new(BooleanArray::from(vec![Some(true), None, Some(false)])) as ArrayRef, true),
+        ("ids", Arc::new(ids.finish()), true),
+        ("tags", Arc::new(tags.finish()), true),
+        ("x", Arc::new(Float32Array::from(vec![Some(0.1), None, Some(f32::MIN)])), true),
+    ])
+    .unwrap();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    bench.write("a.parquet", writer.into_inner().unwrap());
+    bench.convert("a.parquet", "b.tfrecord", &ConvertOptions::default()).unwrap();
+    bench.convert("b.tfrecord", "c.parquet", &ConvertOptions::default()).unwrap();
+    let back = &bench.parquet("c.parquet")[0];
+    for name in ["ids", "tags", "x"] {
+        assert_eq!(back.column_by_name(name), batch.column_by_name(name), "{name}");
+    }
+    bench.convert("a.parquet", "d.parquet", &ConvertOptions::default()).unwrap();
+    assert_eq!(bench.parquet("d.parquet")[0], batch);
+    let error = bench.convert("a.parquet", "e.csv", &ConvertOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("`ids`"), "{error}");
+}
+
+#[test]
+fn the_census_files_each_convert_with_one_command() {
+    let bench = Bench::new();
+    bench.write("adult.data", "39, State-gov, 77516, <=50K\n50, ?, 83311, >50K\n\n");
+    bench.write("adult.test", "|1x3 Cross validator\n25, Private, 226802, <=50K.\n\n");
+    let names = ["age", "workclass", "fnlwgt", "income"];
+    let mut options = ConvertOptions::default();
+    options.csv.columns = Some(names.map(str::to_owned).to_vec());
+    bench.convert("adult.data", "train.parquet", &options).unwrap();
+    options.csv.comment = Some(b'|');
+    options.csv.strip_suffix = Some(".".to_owned());
+    bench.convert("adult.test", "test.parquet", &options).unwrap();
+    let (train, test) = (&bench.parquet("train.parquet")[0], &bench.parquet("test.parquet")[0]);
+    assert_eq!(train.schema(), test.schema());
+    let options = ConvertOptions::default();
+    bench.convert("t*.parquet", "all.csv", &options).unwrap();
+    let all =
+        "age,workclass,fnlwgt,income\n25,Private,226802,<=50K\n39,State-gov,77516,<=50K\n50,?,83311,>50K\n";
+    assert_eq!(bench.text("all.csv"), all);
+    let error = bench.convert("adult.data", "x.parquet", &options).unwrap_err();
+    assert!(error.to_string().contains("instead of names: specify the column names"), "{error}");
+}
+
+#[test]
+fn a_failure_leaves_no_file_behind() {
+    let bench = Bench::new();
+    bench.write("a.csv", "n,m\n1,2\n3\n");
+    bench.write("b.csv", TABLE);
+    let numbers: ArrayRef = Arc::new(UInt64Array::from(vec![1, u64::MAX]));
+    let batch = RecordBatch::try_from_iter([("n", numbers)]).unwrap();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    bench.write("c.parquet", writer.into_inner().unwrap());
+    bench.write("out.parquet", "kept");
+    let before = bench.names();
+    assert!(matches!(
+        bench.convert("a.csv", "out.parquet", &shards(1)),
+        Err(Error::Format(FormatError::Damage { record: 1, .. }))
+    ));
+    assert!(matches!(
+        bench.convert("?.csv", "out.parquet", &shards(1)),
+        Err(Error::Format(FormatError::Damage { .. }))
+    ));
+    assert!(matches!(
+        bench.convert("c.parquet", "out@2.tfrecord", &shards(2)),
+        Err(Error::Format(FormatError::BadValue { .. }))
+    ));
+    let inputs = bench.runtime.block_on(storage::list(&["b.csv".to_owned()], bench.dir.path())).unwrap();
+    let output = format!("{}/out@3.csv", bench.dir.path().display());
+    let progress = Progress::default();
+    progress.cancel();
+    let cancelled = convert(&inputs, &output, &ConvertOptions::default(), &bench.here(), &progress);
+    assert!(matches!(cancelled, Err(Error::Cancelled)));
+    assert_eq!(bench.names(), before);
+    assert_eq!(bench.text("out.parquet"), "kept");
+}
+
+#[test]
+fn inconsistent_files_are_errors() {
+    let bench = Bench::new();
+    bench.write("a1.csv", "n,m\n1,2\n");
+    bench.write("a2.csv", "m,n\nx,2.5\n");
+    bench.write("b1.csv", "n,m\n1,2\n");
+    bench.write("b2.csv", "n\n1\n");
+    bench.write("c.bin", [1, 2, 3]);
+    let options = ConvertOptions::default();
+    bench.convert("a?.csv", "a.csv", &options).unwrap();
+    assert_eq!(bench.text("a.csv"), "n,m\n1,2\n2.5,x\n");
+    assert!(matches!(
+        bench.convert("b?.csv", "b.csv", &options),
+        Err(Error::Format(FormatError::MissingColumn { .. }))
+    ));
+    assert!(matches!(
+        bench.convert("c.bin", "c.csv", &options),
+        Err(Error::Format(FormatError::WrongFormat { .. }))
+    ));
+    assert!(
+        bench.convert("a1.csv", "a.unknown", &options).unwrap_err().to_string().contains("output format")
+    );
+    let mut gzip = options.clone();
+    gzip.output.compression = Some(OutputCompression::Gzip);
+    assert!(bench.convert("a1.csv", "a.parquet", &gzip).is_err());
+    let mut into = options;
+    into.output.format = Some(FileFormat::TfRecord);
+    let made = bench.convert("a1.csv", "some/where/", &into).unwrap();
+    assert_eq!(made.files, [bench.dir.path().join("some/where/a1.tfrecord").display().to_string()]);
+}
+
+#[test]
+fn without_rows_all_shards_are_written() {
+    let bench = Bench::new();
+    bench.write("a.csv", "n,m\n");
+    let made = bench.convert("a.csv", "a.parquet", &shards(3)).unwrap();
+    assert_eq!((made.rows, made.files.len()), (0, 3));
+    assert!(bench.parquet("a-00002-of-00003.parquet").is_empty());
+}
+
+/// Rows with text of very different lengths, some as large as a block may be.
+fn uneven(files: usize, rows: usize) -> Vec<String> {
+    let line = |row: usize| {
+        let length = if row % 977 == 5 { 900_000 } else { row * 7 % 40 };
+        format!("{row},{}\n", "x".repeat(length))
+    };
+    let file = |file: usize| (file * rows..(file + 1) * rows).map(line).collect::<String>();
+    (0..files).map(|number| format!("n,t\n{}", file(number))).collect()
+}
+
+#[test]
+fn output_does_not_depend_on_threads_or_input_format() {
+    let bench = Bench::new();
+    for (number, text) in uneven(5, 4100).iter().enumerate() {
+        bench.write(&format!("in-{number}.csv"), text);
+    }
+    bench.convert("in-*.csv", "p@3.parquet", &ConvertOptions::default()).unwrap();
+    bench.convert("in-*.csv", "t@2.tfrecord", &ConvertOptions::default()).unwrap();
+    for inputs in ["in-*.csv", "p-*.parquet", "t-*.tfrecord"] {
+        for output in ["o@4.tfrecord.gz", "o@4.parquet", "o@4.csv.zst", "o@4.tfrecord.zz"] {
+            let outcome = |threads, memory_bytes| {
+                let mut options = ConvertOptions::default();
+                options.output = OutputOptions { threads, memory_bytes, group_rows: 3000, ..options.output };
+                let converted = bench.convert(inputs, output, &options).unwrap();
+                assert_eq!((converted.rows, converted.files.len()), (5 * 4100, 4));
+                let files: Vec<Vec<u8>> =
+                    converted.files.iter().map(|file| std::fs::read(file).unwrap()).collect();
+                assert_eq!(files.iter().map(|file| file.len() as u64).sum::<u64>(), converted.bytes);
+                files
+            };
+            let one = outcome(1, 1);
+            for (threads, memory_bytes) in [(2, 1 << 20), (3, 64 << 20), (7, usize::MAX)] {
+                assert!(one == outcome(threads, memory_bytes), "{inputs} to {output}, {threads} threads");
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_a_compressed_file_form_one_stream() {
+    let bench = Bench::new();
+    bench.write("in.csv", &uneven(1, 20_000)[0]);
+    for output in ["a.csv.gz", "a.csv.zz", "a.csv.zst"] {
+        bench.convert("in.csv", output, &ConvertOptions::default()).unwrap();
+        let bytes = std::fs::read(bench.dir.path().join(output)).unwrap();
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut Decompressed::new(&bytes[..]).unwrap().0, &mut text).unwrap();
+        assert!(text == bench.text("in.csv"), "{output}");
+    }
+}
+
+#[test]
+fn without_rows_files_are_valid() {
+    let bench = Bench::new();
+    bench.write("in.csv", "n,m\n");
+    for output in ["a@2.csv.gz", "a@2.tfrecord.zz", "a@2.tfrecord.zst", "a@2.parquet"] {
+        let converted = bench.convert("in.csv", output, &ConvertOptions::default()).unwrap();
+        assert_eq!((converted.rows, converted.files.len()), (0, 2));
+        assert!(bench.convert(&output.replace("@2", "-*"), "b.csv", &ConvertOptions::default()).is_ok());
+    }
+}

@@ -1,0 +1,146 @@
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::{Date32Array, Float64Array, Int32Array, RecordBatch, StringArray};
+use millstream_format::example::ExampleEncoder;
+use millstream_format::tfrecord::RecordWriter;
+use millstream_io::storage;
+use parquet::arrow::ArrowWriter;
+use serde_json::json;
+use tokio::runtime::Runtime;
+
+use super::*;
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+fn look(dir: &Path, name: &str) -> Report {
+    let runtime = runtime();
+    let objects = runtime.block_on(storage::list(&[name.to_owned()], dir)).unwrap();
+    let options = InspectOptions { rows: 2, csv: CsvOptions::default(), threads: 3 };
+    let progress = Progress::default();
+    let mut reports = inspect(&objects, &options, runtime.handle(), &progress).unwrap();
+    let done = progress.done();
+    assert_eq!((reports.len(), done.files, done.total_bytes), (1, 1, objects[0].size()));
+    assert!(done.bytes <= done.total_bytes);
+    reports.remove(0)
+}
+
+fn batch() -> RecordBatch {
+    RecordBatch::try_from_iter_with_nullable([
+        ("n", Arc::new(Int32Array::from(vec![Some(1), None, Some(3)])) as ArrayRef, true),
+        ("x", Arc::new(Float64Array::from(vec![Some(0.1), Some(f64::NAN), None])), true),
+        ("name", Arc::new(StringArray::from(vec![Some("a"), Some("b"), None])), true),
+    ])
+    .unwrap()
+}
+
+fn records(batch: &RecordBatch) -> Vec<Vec<u8>> {
+    let names: Vec<String> = batch.schema().fields().iter().map(|field| field.name().clone()).collect();
+    let cells: Vec<Cells> = batch.columns().iter().map(|column| Cells::of(column).unwrap()).collect();
+    let mut encoder = ExampleEncoder::default();
+    (0..batch.num_rows()).map(|row| encoder.encode(&names, &cells, row).unwrap().to_vec()).collect()
+}
+
+fn column(name: &str, data_type: &str, multi: bool, absent: u64) -> ColumnReport {
+    ColumnReport { name: name.to_owned(), data_type: data_type.to_owned(), multi, absent }
+}
+
+#[test]
+fn a_tfrecord_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = RecordWriter::new(Vec::new());
+    records(&batch()).iter().for_each(|record| writer.write(record).unwrap());
+    let mut bytes = writer.into_inner();
+    std::fs::write(dir.path().join("a.tfrecord"), &bytes).unwrap();
+    let report = look(dir.path(), "a.tfrecord");
+    assert_eq!(
+        (report.format, &*report.compression, report.records),
+        (Some(FileFormat::TfRecord), "none", 3)
+    );
+    let columns =
+        [column("n", "int64", false, 1), column("name", "text", false, 1), column("x", "float32", false, 1)];
+    assert_eq!(report.columns, columns);
+    let rows =
+        [json!({"n": [1], "name": ["a"], "x": [0.1]}), json!({"n": null, "name": ["b"], "x": ["NaN"]})];
+    assert_eq!(report.rows.iter().cloned().map(Value::Object).collect::<Vec<_>>(), rows);
+    assert_eq!(report.error, None);
+
+    // Damage the second record's data, then also the third's length: the first damage is reported.
+    let second = 16 + records(&batch())[0].len();
+    let third = second + 16 + records(&batch())[1].len();
+    bytes[second + 13] ^= 1;
+    std::fs::write(dir.path().join("a.tfrecord"), &bytes).unwrap();
+    let report = look(dir.path(), "a.tfrecord");
+    let error = report.error.unwrap();
+    assert_eq!((report.records, error.offset, error.record), (2, Some(second as u64), Some(1)));
+    bytes[third + 3] ^= 1;
+    std::fs::write(dir.path().join("a.tfrecord"), &bytes).unwrap();
+    let report = look(dir.path(), "a.tfrecord");
+    assert_eq!((report.records, report.error.unwrap().record), (1, Some(1)));
+}
+
+#[test]
+fn a_parquet_file_with_a_type_only_parquet_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut columns: Vec<(String, ArrayRef, bool)> = (batch().schema().fields().iter())
+        .zip(batch().columns())
+        .map(|(field, column)| (field.name().clone(), column.clone(), true))
+        .collect();
+    columns.push(("day".to_owned(), Arc::new(Date32Array::from(vec![Some(0), None, Some(2)])), true));
+    let batch = RecordBatch::try_from_iter_with_nullable(columns).unwrap();
+    let file = std::fs::File::create(dir.path().join("a.parquet")).unwrap();
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let report = look(dir.path(), "a.parquet");
+    assert_eq!((report.format, &*report.compression, report.records), (Some(FileFormat::Parquet), "none", 3));
+    assert_eq!(report.columns[0], column("n", "int32", false, 1));
+    assert_eq!(report.columns[3], column("day", "date32", false, 1));
+    assert_eq!(report.rows[0]["day"], json!("1970-01-01"));
+
+    let mut bytes = std::fs::read(dir.path().join("a.parquet")).unwrap();
+    bytes.truncate(bytes.len() / 2);
+    std::fs::write(dir.path().join("a.parquet"), &bytes).unwrap();
+    assert!(look(dir.path(), "a.parquet").error.is_some());
+}
+
+#[test]
+fn csv_with_and_without_a_header() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a"), "age,job\n39, clerk\n,\n").unwrap();
+    let report = look(dir.path(), "a");
+    assert_eq!((report.format, report.records), (Some(FileFormat::Csv), 2));
+    assert_eq!(report.columns, [column("age", "int64", false, 1), column("job", "text", false, 1)]);
+    assert_eq!(report.rows[0]["job"], json!("clerk"));
+    std::fs::write(dir.path().join("b.tfrecord"), "39, clerk\n40.5, ?\n").unwrap();
+    let report = look(dir.path(), "b.tfrecord");
+    assert_eq!((report.format, report.records), (Some(FileFormat::Csv), 2));
+    assert_eq!(
+        report.columns,
+        [column("column_1", "float64", false, 0), column("column_2", "text", false, 0)]
+    );
+    std::fs::write(dir.path().join("c.csv"), "a,b\n1,2\n3\n").unwrap();
+    let report = look(dir.path(), "c.csv");
+    assert_eq!((report.records, report.error.unwrap().record), (1, Some(1)));
+}
+
+#[test]
+fn unsupported_formats_and_cancellation() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a"), [0u8, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 4]).unwrap();
+    let report = look(dir.path(), "a");
+    assert_eq!(report.format, None);
+    assert!(report.error.unwrap().message.contains("neither TFRecord nor Parquet"));
+    let runtime = runtime();
+    std::fs::write(dir.path().join("b"), "a,b\nx,y\n").unwrap();
+    let objects = runtime.block_on(storage::list(&["b".to_owned()], dir.path())).unwrap();
+    let options = InspectOptions { rows: 0, csv: CsvOptions::default(), threads: 1 };
+    let progress = Progress::default();
+    progress.cancel();
+    let cancelled = inspect(&objects, &options, runtime.handle(), &progress);
+    assert!(matches!(cancelled, Err(Error::Cancelled)));
+}

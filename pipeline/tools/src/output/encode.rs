@@ -1,0 +1,288 @@
+//! Encodes blocks of rows in a format, and assembles files from them.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use arrow_schema::Schema;
+use millstream_format::cells::Cells;
+use millstream_format::compression::{Compression, Compressor};
+use millstream_format::example::ExampleEncoder;
+use millstream_format::tfrecord::RecordWriter;
+use millstream_format::{Error as FormatError, FileFormat, RawChunk};
+use millstream_pipeline::Error;
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_writer::{ArrowColumnChunk, ArrowRowGroupWriterFactory, compute_leaves};
+use parquet::basic::ZstdLevel;
+use parquet::errors::ParquetError;
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+
+use super::deflate::{Checksum, Container};
+use super::staged::failed;
+use super::{Destination, OutputCompression, Staged, Target};
+
+/// Encodes blocks, on any thread.
+pub(super) struct Encoder {
+    format: FileFormat,
+    compression: OutputCompression,
+    schema: Arc<Schema>,
+    names: Vec<String>,
+    properties: Arc<WriterProperties>,
+    /// Set for Parquet.
+    groups: Option<ArrowRowGroupWriterFactory>,
+}
+
+/// An encoded block.
+pub(super) enum Piece {
+    /// Compressed bytes of a stream, and the checksum of the uncompressed bytes if the stream stores one.
+    Stream(Vec<u8>, Option<Checksum>),
+    /// The columns of a Parquet row group.
+    Group(Vec<ArrowColumnChunk>),
+}
+
+impl Encoder {
+    pub(super) fn new(target: &Target, schema: &Arc<Schema>) -> Result<Self, Error> {
+        let compression = match target.compression {
+            OutputCompression::Snappy => parquet::basic::Compression::SNAPPY,
+            OutputCompression::Zstd => parquet::basic::Compression::ZSTD(ZstdLevel::default()),
+            _ => parquet::basic::Compression::UNCOMPRESSED,
+        };
+        let properties = WriterProperties::builder()
+            .set_compression(compression)
+            .set_max_row_group_row_count(Some(target.group_rows));
+        let mut encoder = Self {
+            format: target.format,
+            compression: target.compression,
+            schema: schema.clone(),
+            names: schema.fields().iter().map(|field| field.name().clone()).collect(),
+            properties: Arc::new(properties.build()),
+            groups: None,
+        };
+        if target.format == FileFormat::Parquet {
+            let groups = encoder.parquet(io::sink()).map(|(_, groups)| groups);
+            encoder.groups = Some(groups.map_err(|error| Error::Invalid(error.to_string()))?);
+        }
+        Ok(encoder)
+    }
+
+    /// Encodes rows as a block.
+    pub(super) fn block(
+        &self,
+        chunks: impl Iterator<Item = Result<RawChunk, Error>>,
+    ) -> Result<Piece, Error> {
+        match self.format {
+            FileFormat::Parquet => self.group(chunks),
+            FileFormat::TfRecord => {
+                let mut writer = RecordWriter::new(Vec::new());
+                let mut encoder = ExampleEncoder::default();
+                for chunk in chunks {
+                    write_records(&chunk?, &self.names, &mut encoder, &mut writer)?;
+                }
+                self.compressed(writer.into_inner())
+            }
+            FileFormat::Csv => {
+                let mut writer = csv::Writer::from_writer(Vec::new());
+                for chunk in chunks {
+                    write_lines(&chunk?, &mut writer)?;
+                }
+                let lines = writer.into_inner().map_err(|error| in_memory(&error.into_error()))?;
+                self.compressed(lines)
+            }
+        }
+    }
+
+    /// Starts a file.
+    pub(super) fn open(&self, address: &str, destination: &Destination) -> Result<ShardFile, Error> {
+        let mut file = Staged::create(address, destination)?;
+        if self.format == FileFormat::Parquet {
+            let (writer, _) = self.parquet(file).map_err(|error| named(address, error))?;
+            return Ok(ShardFile::Parquet(Box::new(writer), address.to_owned()));
+        }
+        let container = match self.compression {
+            OutputCompression::Gzip => Some(Container::Gzip),
+            OutputCompression::Zlib => Some(Container::Zlib),
+            _ => None,
+        };
+        let header = container.map_or(&[][..], Container::header);
+        file.write_all(header).map_err(|source| file.failed(source))?;
+        let sum = container.map(|container| (container, container.start()));
+        let mut shard = ShardFile::Stream(file, sum);
+        if self.format == FileFormat::Csv {
+            let mut writer = csv::Writer::from_writer(Vec::new());
+            writer.write_record(&self.names).map_err(|error| in_memory(&error.into()))?;
+            let header = writer.into_inner().map_err(|error| in_memory(&error.into_error()))?;
+            shard.append(self.compressed(header)?)?;
+        } else if self.compression == OutputCompression::Zstd {
+            // An empty file is not a valid Zstandard stream.
+            shard.append(self.compressed(Vec::new())?)?;
+        }
+        Ok(shard)
+    }
+
+    fn parquet<W: Write + Send>(
+        &self,
+        output: W,
+    ) -> Result<(SerializedFileWriter<W>, ArrowRowGroupWriterFactory), ParquetError> {
+        let properties = self.properties.as_ref().clone();
+        ArrowWriter::try_new(output, self.schema.clone(), Some(properties))?.into_serialized_writer()
+    }
+
+    fn group(&self, chunks: impl Iterator<Item = Result<RawChunk, Error>>) -> Result<Piece, Error> {
+        let failed = |error: ParquetError| Error::Invalid(error.to_string());
+        let Some(groups) = &self.groups else { return Ok(Piece::Group(Vec::new())) };
+        let mut writers = groups.create_column_writers(0).map_err(failed)?;
+        for chunk in chunks {
+            let chunk = chunk?;
+            let mut leaves = writers.iter_mut();
+            for (field, column) in self.schema.fields().iter().zip(chunk.columns().columns()) {
+                for leaf in compute_leaves(field, column).map_err(failed)? {
+                    let Some(writer) = leaves.next() else { break };
+                    writer.write(&leaf).map_err(failed)?;
+                }
+            }
+        }
+        let columns: Result<_, _> = writers.into_iter().map(|writer| writer.close()).collect();
+        Ok(Piece::Group(columns.map_err(failed)?))
+    }
+
+    fn compressed(&self, plain: Vec<u8>) -> Result<Piece, Error> {
+        let container = match self.compression {
+            OutputCompression::None | OutputCompression::Snappy => return Ok(Piece::Stream(plain, None)),
+            OutputCompression::Zstd => {
+                // A file may hold several frames.
+                let compressed = Compressor::new(Vec::new(), Compression::Zstd).and_then(|mut compressor| {
+                    compressor.write_all(&plain)?;
+                    compressor.finish()
+                });
+                return Ok(Piece::Stream(compressed.map_err(|error| in_memory(&error))?, None));
+            }
+            OutputCompression::Gzip => Container::Gzip,
+            OutputCompression::Zlib => Container::Zlib,
+        };
+        let (compressed, sum) = container.piece(&plain).map_err(|error| in_memory(&error))?;
+        Ok(Piece::Stream(compressed, Some(sum)))
+    }
+}
+
+/// A file under construction.
+pub(super) enum ShardFile {
+    Stream(Staged, Option<(Container, Checksum)>),
+    Parquet(Box<SerializedFileWriter<Staged>>, String),
+}
+
+impl ShardFile {
+    /// Appends the next block.
+    pub(super) fn append(&mut self, piece: Piece) -> Result<(), Error> {
+        match (self, piece) {
+            (Self::Stream(file, sum), Piece::Stream(bytes, piece_sum)) => {
+                if let (Some((container, sum)), Some(piece_sum)) = (sum, piece_sum) {
+                    *sum = container.combine(*sum, piece_sum);
+                }
+                file.write_all(&bytes).map_err(|source| file.failed(source))
+            }
+            (Self::Parquet(writer, address), Piece::Group(columns)) => {
+                let appended = writer.next_row_group().and_then(|mut group| {
+                    columns.into_iter().try_for_each(|column| column.append_to_row_group(&mut group))?;
+                    group.close()
+                });
+                appended.map(drop).map_err(|error| named(address, error))
+            }
+            _ => Err(Error::Invalid("a block of another format".to_owned())),
+        }
+    }
+
+    /// Completes the file, without giving it its final name.
+    pub(super) fn finish(self) -> Result<Staged, Error> {
+        let mut file = match self {
+            Self::Stream(mut file, sum) => {
+                if let Some((container, sum)) = sum {
+                    file.write_all(&container.trailer(sum)).map_err(|source| file.failed(source))?;
+                }
+                file
+            }
+            Self::Parquet(writer, address) => writer.into_inner().map_err(|error| named(&address, error))?,
+        };
+        file.seal()?;
+        Ok(file)
+    }
+}
+
+fn write_records(
+    chunk: &RawChunk,
+    names: &[String],
+    encoder: &mut ExampleEncoder,
+    writer: &mut RecordWriter<Vec<u8>>,
+) -> Result<(), Error> {
+    let cells = cells(chunk)?;
+    for row in 0..chunk.rows() {
+        let record = encoder.encode(names, &cells, row).map_err(|column| {
+            bad_value(chunk, row, column, "lists with absent values are not supported in Examples")
+        })?;
+        writer.write(record).map_err(|error| in_memory(&error))?;
+    }
+    Ok(())
+}
+
+fn write_lines(chunk: &RawChunk, writer: &mut csv::Writer<Vec<u8>>) -> Result<(), Error> {
+    let cells = cells(chunk)?;
+    let mut text = String::new();
+    for row in 0..chunk.rows() {
+        for cell in &cells {
+            writer.write_field(field(cell, row, &mut text)).map_err(|error| in_memory(&error.into()))?;
+        }
+        writer.write_record(None::<&[u8]>).map_err(|error| in_memory(&error.into()))?;
+    }
+    Ok(())
+}
+
+/// An error in memory, which has no address and practically never occurs.
+fn in_memory(error: &io::Error) -> Error {
+    Error::Invalid(format!("a block cannot be encoded: {error}"))
+}
+
+fn named(address: &str, error: ParquetError) -> Error {
+    let source = match error {
+        ParquetError::External(source) => {
+            source.downcast::<io::Error>().map_or_else(io::Error::other, |source| *source)
+        }
+        error => error.into(),
+    };
+    failed(address, source)
+}
+
+fn cells(chunk: &RawChunk) -> Result<Vec<Cells>, Error> {
+    let columns = chunk.columns().columns().iter().enumerate();
+    columns
+        .map(|(column, array)| {
+            Cells::of(array).ok_or_else(|| {
+                bad_value(chunk, 0, column, "an integer in this or a later record exceeds 2^63 - 1")
+            })
+        })
+        .collect()
+}
+
+fn bad_value(chunk: &RawChunk, row: usize, column: usize, message: &str) -> Error {
+    Error::Format(FormatError::BadValue {
+        path: chunk.path().to_owned(),
+        record: chunk.record(row),
+        column: chunk.columns().schema().field(column).name().clone(),
+        message: message.to_owned(),
+    })
+}
+
+/// Formats a value as a CSV field; an absent value is empty.
+fn field<'a>(cells: &'a Cells, row: usize, text: &'a mut String) -> &'a [u8] {
+    use std::fmt::Write;
+
+    text.clear();
+    // Writing to a string cannot fail.
+    let _ = match cells {
+        cells if !cells.is_present(row) => Ok(()),
+        Cells::Int(values) => write!(text, "{}", values.value(row)),
+        Cells::Float(values) => write!(text, "{}", values.value(row)),
+        Cells::Double(values) => write!(text, "{}", values.value(row)),
+        Cells::Bytes(values) => return values.value(row),
+        Cells::List(..) | Cells::Absent => Ok(()),
+    };
+    text.as_bytes()
+}

@@ -1,0 +1,309 @@
+//! Writes output files for `convert`, `generate` and scoring.
+//!
+//! A file consists of *blocks*: runs of rows whose boundaries depend on the rows alone. A block is a row group
+//! of a Parquet file, or some thousand records of a TFRecord or CSV file, each block compressed separately such
+//! that their concatenation is one stream (`deflate.rs`). Blocks can therefore be encoded in parallel
+//! ([`crate::parallel`]) without affecting the files' bytes, and only a few blocks are in memory at a time,
+//! whatever the size of the files.
+//!
+//! A [`TableWriter`] writes tables of unknown length, such as scores, row by row.
+//!
+//! Files are written under temporary names, or as parts of multipart uploads, and get their final names once all
+//! of them are complete. A crash, a full disk or an interruption leaves nothing under the final names.
+
+mod deflate;
+mod encode;
+mod names;
+mod staged;
+mod table;
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_schema::Schema;
+use millstream_format::parquet::{Shape, shape};
+use millstream_format::{Error as FormatError, FileFormat, RawChunk};
+use millstream_io::storage::Object;
+use millstream_pipeline::Error;
+
+use crate::parallel::{Bounds, Weighed, in_order};
+
+use encode::{Encoder, Piece, ShardFile};
+pub use staged::Destination;
+pub(crate) use staged::Staged;
+pub use table::{CellKind, Cells, TableFormat, TableWriter};
+
+/// Records per block of a TFRecord or CSV file.
+const STREAM_BLOCK_ROWS: usize = 8192;
+/// The maximum size of a block's values, for a TFRecord or CSV file and for a Parquet file.
+const STREAM_BLOCK_BYTES: usize = 4 << 20;
+const GROUP_BYTES: usize = 64 << 20;
+
+/// Options for writing files.
+#[derive(Clone, Debug)]
+pub struct OutputOptions {
+    /// The format, if the output's name does not determine it.
+    pub format: Option<FileFormat>,
+    /// The compression; by default as the name says (`.gz`), and Snappy for Parquet.
+    pub compression: Option<OutputCompression>,
+    /// The number of files. Their row counts differ by at most one.
+    pub shards: Option<u32>,
+    /// Rows per Parquet row group, the unit in which jobs read.
+    pub group_rows: usize,
+    /// The number of threads.
+    pub threads: usize,
+    /// The maximum bytes of rows in flight between input and output; one block is always allowed.
+    pub memory_bytes: usize,
+}
+
+impl Default for OutputOptions {
+    fn default() -> Self {
+        Self {
+            format: None,
+            compression: None,
+            shards: None,
+            group_rows: 1 << 16,
+            threads: 1,
+            memory_bytes: 512 << 20,
+        }
+    }
+}
+
+/// The compression of output files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputCompression {
+    /// Uncompressed.
+    None,
+    /// gzip (TFRecord, CSV).
+    Gzip,
+    /// zlib (TFRecord, CSV).
+    Zlib,
+    /// Zstandard (all formats).
+    Zstd,
+    /// Snappy (Parquet).
+    Snappy,
+}
+
+/// The resolved output files.
+#[derive(Clone)]
+pub(crate) struct Target {
+    format: FileFormat,
+    compression: OutputCompression,
+    /// One per shard.
+    addresses: Vec<String>,
+    group_rows: usize,
+    destination: Destination,
+}
+
+/// Resolves the names, format and compression of `output`: a file, a name with `*` or `@N` in place of shard
+/// numbers, or a directory.
+pub(crate) fn plan(
+    output: &str,
+    inputs: &[Object],
+    options: &OutputOptions,
+    destination: &Destination,
+) -> Result<Target, Error> {
+    let is_directory = output.ends_with('/') || Path::new(output).is_dir();
+    let (directory, name) = if is_directory {
+        (output.trim_end_matches('/').to_owned() + "/", "")
+    } else {
+        match output.rsplit_once('/') {
+            Some((directory, name)) => (format!("{directory}/"), name),
+            None => (String::new(), output),
+        }
+    };
+    let format = options.format.or_else(|| FileFormat::from_name(name)).ok_or_else(|| {
+        Error::Invalid(format!("{output}: cannot infer the output format from the name; specify one"))
+    })?;
+    let compression = names::compression(format, name, options)?;
+    let name = if is_directory { names::default_name(inputs, format, compression) } else { name.to_owned() };
+    let names = names::shard_names(&name, options.shards)?;
+    let addresses = names.into_iter().map(|name| format!("{directory}{name}")).collect();
+    let group_rows = options.group_rows.max(1);
+    Ok(Target { format, compression, addresses, group_rows, destination: destination.clone() })
+}
+
+impl Target {
+    /// Rejects columns that the output format cannot represent, before any data is read.
+    pub(crate) fn check_schema(&self, schema: &Schema, inputs: &[Object]) -> Result<(), Error> {
+        let expected = match self.format {
+            FileFormat::Parquet => return Ok(()),
+            FileFormat::TfRecord => "numbers, text, or lists of them",
+            FileFormat::Csv => "one value per row, for CSV",
+        };
+        let unsupported = schema.fields().iter().find(|field| match shape(field.data_type()) {
+            None => true,
+            Some(Shape::List) => self.format == FileFormat::Csv,
+            Some(Shape::Single) => false,
+        });
+        unsupported.map_or(Ok(()), |field| {
+            Err(Error::Format(FormatError::WrongType {
+                path: inputs.first().map_or_else(String::new, |object| object.path().to_string()),
+                column: field.name().clone(),
+                found: field.data_type().to_string(),
+                expected: expected.to_owned(),
+            }))
+        })
+    }
+
+    pub(crate) fn shards(&self) -> usize {
+        self.addresses.len()
+    }
+
+    /// The number of a shard's first row, of `rows` rows in total.
+    pub(crate) fn first_row(&self, shard: usize, rows: u64) -> u64 {
+        (u128::from(rows) * shard as u128 / self.shards() as u128) as u64
+    }
+
+    /// The maximum rows, and bytes of values, of a block.
+    pub(crate) fn block(&self) -> (usize, usize) {
+        match self.format {
+            FileFormat::Parquet => (self.group_rows, GROUP_BYTES),
+            FileFormat::TfRecord | FileFormat::Csv => (STREAM_BLOCK_ROWS, STREAM_BLOCK_BYTES),
+        }
+    }
+}
+
+/// Rows that will form a block.
+pub(crate) struct Block<B> {
+    pub(crate) item: B,
+    pub(crate) rows: u64,
+    /// The peak memory use of this block, including its encoded forms.
+    pub(crate) bytes: usize,
+}
+
+/// Consecutive shards to write one after another.
+pub(crate) struct Run<'a> {
+    pub(crate) target: &'a Target,
+    pub(crate) schema: &'a Arc<Schema>,
+    /// The total rows of all shards, including those of other runs.
+    pub(crate) rows: u64,
+    pub(crate) shards: Range<usize>,
+    pub(crate) bounds: Bounds,
+}
+
+enum Step<B> {
+    Open(usize),
+    Block(B),
+}
+
+enum Made {
+    Open(usize),
+    Piece(Piece),
+}
+
+impl Run<'_> {
+    /// Writes the shards. `next` returns the next rows in order, at most as many as requested; `chunks` converts
+    /// them to chunks, on any thread.
+    pub(crate) fn write<B: Send, C: Iterator<Item = Result<RawChunk, Error>>>(
+        &self,
+        mut next: impl FnMut(u64) -> Result<Option<Block<B>>, Error> + Send,
+        chunks: impl Fn(B) -> C + Sync,
+    ) -> Result<Vec<Staged>, Error> {
+        let encoder = Encoder::new(self.target, self.schema)?;
+        let mut cursor = Cursor { run: self, shard: self.shards.start, row: 0, opened: false };
+        let mut staged = Vec::with_capacity(self.shards.len());
+        let mut open: Option<ShardFile> = None;
+        in_order(
+            self.bounds,
+            || cursor.step(&mut next),
+            |step| match step {
+                Step::Open(shard) => Ok(Made::Open(shard)),
+                Step::Block(item) => encoder.block(chunks(item)).map(Made::Piece),
+            },
+            |made| match (made, &mut open) {
+                (Made::Open(shard), _) => {
+                    if let Some(file) = open.take() {
+                        staged.push(file.finish()?);
+                    }
+                    open = Some(encoder.open(&self.target.addresses[shard], &self.target.destination)?);
+                    Ok(())
+                }
+                (Made::Piece(piece), Some(file)) => file.append(piece),
+                (Made::Piece(_), None) => Err(Error::Invalid("rows of no shard".to_owned())),
+            },
+        )?;
+        if let Some(file) = open.take() {
+            staged.push(file.finish()?);
+        }
+        Ok(staged)
+    }
+}
+
+/// The position of a run.
+struct Cursor<'a> {
+    run: &'a Run<'a>,
+    shard: usize,
+    /// Rows of the current shard that have been produced.
+    row: u64,
+    opened: bool,
+}
+
+impl Cursor<'_> {
+    fn step<B>(
+        &mut self,
+        next: &mut impl FnMut(u64) -> Result<Option<Block<B>>, Error>,
+    ) -> Result<Option<Weighed<Step<B>>>, Error> {
+        let Run { target, rows, shards, .. } = self.run;
+        while self.shard < shards.end {
+            if !self.opened {
+                self.opened = true;
+                return Ok(Some(Weighed { item: Step::Open(self.shard), bytes: 0 }));
+            }
+            let shard_rows = target.first_row(self.shard + 1, *rows) - target.first_row(self.shard, *rows);
+            if self.row < shard_rows {
+                let most = (shard_rows - self.row).min(target.block().0 as u64);
+                let Some(Block { item, rows, bytes }) = next(most)? else {
+                    return Err(Error::Invalid(
+                        "the input now has fewer rows than in the first pass".to_owned(),
+                    ));
+                };
+                self.row += rows;
+                return Ok(Some(Weighed { item: Step::Block(item), bytes }));
+            }
+            self.shard += 1;
+            self.row = 0;
+            self.opened = false;
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use arrow_schema::{DataType, Field};
+    use tokio::runtime::Runtime;
+
+    use super::*;
+    use millstream_io::storage::Stores;
+
+    fn target(output: &str, options: &OutputOptions) -> Target {
+        let runtime = Runtime::new().unwrap();
+        let here = Destination { stores: Stores::default(), runtime: runtime.handle().clone() };
+        plan(output, &[], options, &here).unwrap()
+    }
+
+    #[test]
+    fn csv_rejects_lists() {
+        let lists = DataType::List(Arc::new(Field::new_list_field(DataType::Int64, true)));
+        let schema = Schema::new(vec![Field::new("tags", lists, true)]);
+        let options = OutputOptions { format: Some(FileFormat::Csv), ..OutputOptions::default() };
+        let rejected = target("a.csv", &options).check_schema(&schema, &[]);
+        assert!(matches!(rejected, Err(Error::Format(FormatError::WrongType { .. }))));
+        target("a.tfrecord", &OutputOptions::default()).check_schema(&schema, &[]).unwrap();
+    }
+
+    #[test]
+    fn addresses_keep_their_form() {
+        let options = OutputOptions { shards: Some(2), ..OutputOptions::default() };
+        let address = |output: &str| target(output, &options).addresses[1].clone();
+        assert_eq!(address("gs://b/d/a.parquet"), "gs://b/d/a-00001-of-00002.parquet");
+        assert_eq!(address("./a.parquet"), "./a-00001-of-00002.parquet");
+        assert_eq!(address("/a.csv"), "/a-00001-of-00002.csv");
+        let options = OutputOptions { format: Some(FileFormat::Csv), ..OutputOptions::default() };
+        assert_eq!(target("s3://b/d/", &options).addresses, ["s3://b/d/data.csv"]);
+    }
+}

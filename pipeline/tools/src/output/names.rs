@@ -1,0 +1,115 @@
+//! Names and compression of output files.
+
+use millstream_format::FileFormat;
+use millstream_format::compression::Compression;
+use millstream_io::storage::Object;
+use millstream_pipeline::Error;
+
+use super::{OutputCompression, OutputOptions};
+
+/// The default name of the output for `inputs`, in a directory.
+pub(super) fn default_name(inputs: &[Object], format: FileFormat, compression: OutputCompression) -> String {
+    let input = inputs.first().map_or("data", |object| object.path());
+    let input = input.rsplit('/').next().unwrap_or(input);
+    let stem = input.split('.').next().filter(|stem| !stem.is_empty()).unwrap_or("data");
+    let extension = match format {
+        FileFormat::Csv => "csv",
+        FileFormat::Parquet => return format!("{stem}.parquet"),
+        FileFormat::TfRecord => "tfrecord",
+    };
+    let compressed = match compression {
+        OutputCompression::Gzip => ".gz",
+        OutputCompression::Zlib => ".zz",
+        OutputCompression::Zstd => ".zst",
+        OutputCompression::None | OutputCompression::Snappy => "",
+    };
+    format!("{stem}.{extension}{compressed}")
+}
+
+/// The compression of a file with this name and format.
+pub(super) fn compression(
+    format: FileFormat,
+    name: &str,
+    options: &OutputOptions,
+) -> Result<OutputCompression, Error> {
+    let parquet = format == FileFormat::Parquet;
+    let by_name = match Compression::from_name(name) {
+        _ if parquet => OutputCompression::Snappy,
+        Some(Compression::Gzip) => OutputCompression::Gzip,
+        Some(Compression::Zlib) => OutputCompression::Zlib,
+        Some(Compression::Zstd) => OutputCompression::Zstd,
+        Some(Compression::None) | None => OutputCompression::None,
+    };
+    let compression = options.compression.unwrap_or(by_name);
+    let fits = match compression {
+        OutputCompression::None | OutputCompression::Zstd => true,
+        OutputCompression::Snappy => parquet,
+        OutputCompression::Gzip | OutputCompression::Zlib => !parquet,
+    };
+    if fits {
+        return Ok(compression);
+    }
+    let choices = if parquet { "none, snappy or zstd" } else { "none, gzip, zlib or zstd" };
+    Err(Error::Invalid(format!("{name}: this format supports the compressions {choices}")))
+}
+
+/// The names of all shards: `data.parquet` becomes `data-00000-of-00002.parquet` and so on, or keeps its name
+/// if there is only one shard.
+pub(super) fn shard_names(name: &str, shards: Option<u32>) -> Result<Vec<String>, Error> {
+    let number = |shard: u32, of: u32| format!("{shard:05}-of-{of:05}");
+    if let Some((before, after)) = name.split_once('*') {
+        let of = shards.unwrap_or(1).max(1);
+        return Ok((0..of).map(|shard| format!("{before}{}{after}", number(shard, of))).collect());
+    }
+    let at_sign = name.rsplit_once('@').and_then(|(before, after)| {
+        let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
+        Some((before, after[..digits].parse::<u32>().ok()?, &after[digits..]))
+    });
+    if let Some((before, of, after)) = at_sign {
+        if of == 0 || shards.is_some_and(|shards| shards != of) {
+            return Err(Error::Invalid(format!(
+                "{name}: the name specifies {of} shards, expected {}",
+                shards.unwrap_or(1)
+            )));
+        }
+        return Ok((0..of).map(|shard| format!("{before}-{}{after}", number(shard, of))).collect());
+    }
+    match shards.unwrap_or(1) {
+        0 | 1 => Ok(vec![name.to_owned()]),
+        of => {
+            let (stem, extension) = name.split_at(extension_at(name));
+            Ok((0..of).map(|shard| format!("{stem}-{}{extension}", number(shard, of))).collect())
+        }
+    }
+}
+
+/// The start of the extension, which includes a compression suffix.
+fn extension_at(name: &str) -> usize {
+    let inner = if Compression::from_name(name).is_some() {
+        name.rfind('.').unwrap_or(name.len())
+    } else {
+        name.len()
+    };
+    name[..inner].rfind('.').filter(|&at| at > 0).unwrap_or(inner)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn shards_are_named_by_convention() {
+        let names = |name: &str, shards| shard_names(name, shards).unwrap();
+        assert_eq!(names("a.parquet", None), ["a.parquet"]);
+        assert_eq!(names("a.parquet", Some(2)), ["a-00000-of-00002.parquet", "a-00001-of-00002.parquet"]);
+        assert_eq!(names("a.tfrecord.gz", Some(2))[1], "a-00001-of-00002.tfrecord.gz");
+        assert_eq!(names("data_tfrecord-*.gz", Some(3))[2], "data_tfrecord-00002-of-00003.gz");
+        assert_eq!(names("a@2.parquet", None)[0], "a-00000-of-00002.parquet");
+        assert_eq!(names("a.tfrecord@12", Some(12))[11], "a.tfrecord-00011-of-00012");
+        assert_eq!(names(".hidden", Some(2))[0], ".hidden-00000-of-00002");
+        assert!(shard_names("a@2.parquet", Some(3)).is_err());
+        assert!(shard_names("a@0.parquet", None).is_err());
+    }
+}

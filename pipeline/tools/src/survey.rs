@@ -1,0 +1,356 @@
+//! Reading a file from end to end to know what is in it: what `inspect` shows and `convert` plans with.
+
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_schema::DataType;
+use millstream_format::compression::{Compression, Decompressed};
+use millstream_format::csv::{CsvOptions, CsvRows, FieldBuilder, Inferred};
+use millstream_format::example::ExampleColumns;
+use millstream_format::parquet::WantedRows;
+use millstream_format::{Content, Error as FormatError, FileFormat, SourceError};
+use millstream_io::fetch::{FetchedBytes, FetchedRanges};
+use millstream_io::storage::Object;
+use millstream_pipeline::Error;
+use millstream_pipeline::parquet::ParquetObject;
+use millstream_pipeline::records::{self, Records, Step};
+use tokio::runtime::Handle;
+
+use crate::parallel::{Bounds, Weighed, in_order};
+use crate::progress::Progress;
+
+/// Records taken at a time.
+const CHUNK_RECORDS: usize = 1024;
+/// A chunk of records ends at this many bytes of values.
+const CHUNK_BYTES: usize = 32 << 20;
+/// Bytes that tell a file's format.
+const SNIFFED_BYTES: u64 = 4096;
+
+/// What was found in a file.
+pub(crate) struct Survey {
+    pub(crate) compression: String,
+    /// Good ones.
+    pub(crate) records: u64,
+    pub(crate) columns: Vec<Surveyed>,
+    /// The first ones.
+    pub(crate) rows: Option<RecordBatch>,
+    /// The first damage met.
+    pub(crate) error: Option<Error>,
+}
+
+/// What was found in a column.
+pub(crate) struct Surveyed {
+    pub(crate) name: String,
+    /// Of one value.
+    pub(crate) data_type: DataType,
+    /// Some rows have several values.
+    pub(crate) multi: bool,
+    /// Records without a value.
+    pub(crate) absent: u64,
+}
+
+/// How to survey a file.
+pub(crate) struct Surveyor<'a> {
+    pub(crate) csv: &'a CsvOptions,
+    /// First records to keep.
+    pub(crate) rows: usize,
+    /// To share a Parquet file's row groups out to.
+    pub(crate) threads: usize,
+    pub(crate) runtime: &'a Handle,
+    pub(crate) progress: &'a Progress,
+}
+
+/// The format of a file: what its first bytes say, or else its name.
+pub(crate) fn file_format(object: &Object, runtime: &Handle) -> Result<FileFormat, Error> {
+    let start = runtime.block_on(object.read(0..object.size().min(SNIFFED_BYTES)))?;
+    match Content::detect(&start) {
+        Content::Parquet => Ok(FileFormat::Parquet),
+        Content::TfRecord(Compression::None) => Ok(FileFormat::TfRecord),
+        // What is compressed may be cut too short here to be told.
+        Content::TfRecord(_) => Ok(FileFormat::from_name(object.path()).unwrap_or(FileFormat::TfRecord)),
+        Content::Text => Ok(FileFormat::Csv),
+        found @ (Content::Empty | Content::Unknown) => {
+            FileFormat::from_name(object.path()).ok_or_else(|| {
+                Error::Format(FormatError::WrongFormat {
+                    path: object.path().to_string(),
+                    expected: "TFRecord, Parquet or CSV".to_owned(),
+                    found: found.to_string(),
+                })
+            })
+        }
+    }
+}
+
+impl Surveyor<'_> {
+    /// Reads all of a file. An `Err` is of storage, or a call-off; damage is part of the survey.
+    pub(crate) fn survey(&self, object: &Object, format: FileFormat) -> Result<Survey, Error> {
+        match format {
+            FileFormat::TfRecord => self.records(object),
+            FileFormat::Parquet => self.parquet(object),
+            FileFormat::Csv => self.csv(object),
+        }
+    }
+
+    fn records(&self, object: &Object) -> Result<Survey, Error> {
+        let mut records = Records::start(object.clone(), &Arc::default(), &self.runtime.into());
+        let mut columns = ExampleColumns::every();
+        let mut features = Features::default();
+        let mut rows = None;
+        let mut error = None;
+        let mut ended = false;
+        let mut reading = self.progress.reading();
+        while !ended {
+            match records.step() {
+                Ok(Step::End) => ended = true,
+                Ok(Step::Bad { error: bad, ends }) => {
+                    ended = ends;
+                    error.get_or_insert(bad);
+                }
+                Ok(Step::Record { number, offset, data }) => {
+                    if let Err(why) = columns.push(data) {
+                        error.get_or_insert_with(|| {
+                            records::fault(object.path(), &columns, why, number, offset)
+                        });
+                    }
+                }
+                Err(wrong @ Error::Format(FormatError::WrongFormat { .. })) => {
+                    error.get_or_insert(wrong);
+                    ended = true;
+                }
+                Err(other) => return Err(other),
+            }
+            if ended || columns.rows() >= CHUNK_RECORDS || columns.bytes() >= CHUNK_BYTES {
+                let chunk = columns.finish();
+                self.progress.add_rows(chunk.num_rows() as u64);
+                features.count(&chunk);
+                rows.get_or_insert_with(|| chunk.slice(0, chunk.num_rows().min(self.rows)));
+                reading.at(records.bytes_read())?;
+            }
+        }
+        let compression = format!("{:?}", records.compression()).to_lowercase();
+        let Features { records, columns } = features;
+        Ok(Survey { compression, records, columns: sorted(columns, records), rows, error })
+    }
+
+    fn parquet(&self, object: &Object) -> Result<Survey, Error> {
+        let file = match self.runtime.block_on(ParquetObject::open(object.clone())) {
+            Ok(file) => file,
+            Err(error) => return Survey::failed(error),
+        };
+        let fields = file.file().schema().fields().iter();
+        let mut survey = Survey {
+            compression: file.file().codecs(),
+            records: 0,
+            columns: fields.map(|field| Surveyed::of(field.name(), field.data_type())).collect(),
+            rows: None,
+            error: None,
+        };
+        let columns = survey.columns.len();
+        let mut groups = 0..file.file().groups().len();
+        in_order(
+            Bounds { threads: self.threads, bytes: usize::MAX },
+            || Ok(groups.next().map(|item| Weighed { item, bytes: 0 })),
+            |group| {
+                let mut found = GroupSurvey { absent: vec![0; columns], ..GroupSurvey::default() };
+                let mut reading = self.progress.reading();
+                match self.row_group(&file, group, &mut found) {
+                    Err(error) if error.is_bad_record() => found.error = Some(error),
+                    read => read?,
+                }
+                self.progress.add_rows(found.records);
+                reading.at(file.file().groups()[group].bytes)?;
+                Ok(found)
+            },
+            |found| {
+                survey.records += found.records;
+                survey
+                    .columns
+                    .iter_mut()
+                    .zip(found.absent)
+                    .for_each(|(column, absent)| column.absent += absent);
+                survey.rows = survey.rows.take().or(found.rows);
+                survey.error = survey.error.take().or(found.error);
+                Ok(())
+            },
+        )?;
+        Ok(survey)
+    }
+
+    fn row_group(&self, file: &ParquetObject, group: usize, found: &mut GroupSurvey) -> Result<(), Error> {
+        let plan = file.file().plan_all();
+        let ranges = file.file().ranges(group, &plan);
+        let fetched = FetchedRanges::start(file.object().clone(), ranges, &self.runtime.into()).wait()?;
+        let mut reader = file.decode(group, plan, fetched, WantedRows::default())?;
+        while let Some(batch) = reader.next_batch()? {
+            found.records += batch.num_rows() as u64;
+            for (absent, array) in found.absent.iter_mut().zip(batch.columns()) {
+                *absent += array.logical_null_count() as u64;
+            }
+            found.rows.get_or_insert_with(|| batch.slice(0, batch.num_rows().min(self.rows)));
+        }
+        Ok(())
+    }
+
+    fn csv(&self, object: &Object) -> Result<Survey, Error> {
+        let mut rows = match open_csv(object, self.csv, self.runtime) {
+            Ok(rows) => rows,
+            Err(error) => return Survey::failed(error),
+        };
+        let mut survey = Survey {
+            compression: format!("{:?}", rows.compression()).to_lowercase(),
+            records: 0,
+            columns: rows.columns().iter().map(|name| Surveyed::of(name, &DataType::Null)).collect(),
+            rows: None,
+            error: None,
+        };
+        let mut reading = self.progress.reading();
+        let mut inferred = vec![Inferred::default(); survey.columns.len()];
+        let mut first: Vec<FieldBuilder> =
+            inferred.iter().map(|_| FieldBuilder::new(&DataType::Utf8)).collect();
+        loop {
+            let fields = match rows.next_row() {
+                Ok(Some(fields)) => fields,
+                Ok(None) => break,
+                Err(error) if error.is_bad_record() => {
+                    survey.error = Some(error.into());
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            for (column, field) in fields.iter().enumerate() {
+                let present = is_present(field, self.csv);
+                if present {
+                    inferred[column].include(field);
+                } else {
+                    survey.columns[column].absent += 1;
+                }
+                if survey.records < self.rows as u64 {
+                    // What is no text shows as absent.
+                    let text = present.then_some(field).filter(|field| std::str::from_utf8(field).is_ok());
+                    first[column].append(text).map_err(Error::Invalid)?;
+                }
+            }
+            survey.records += 1;
+            if survey.records.is_multiple_of(CHUNK_RECORDS as u64) {
+                self.progress.add_rows(CHUNK_RECORDS as u64);
+                reading.at(object.size() - rows.input().source().remaining())?;
+            }
+        }
+        for (column, inferred) in survey.columns.iter_mut().zip(inferred) {
+            column.data_type = inferred.data_type();
+        }
+        let named = survey.columns.iter().map(|column| column.name.clone());
+        let arrays = first.iter_mut().map(FieldBuilder::finish);
+        survey.rows = RecordBatch::try_from_iter_with_nullable(
+            named.zip(arrays).map(|(name, array)| (name, array, true)),
+        )
+        .ok();
+        reading.at(object.size())?;
+        Ok(survey)
+    }
+}
+
+/// What was found in a row group.
+#[derive(Default)]
+struct GroupSurvey {
+    records: u64,
+    /// Of each column.
+    absent: Vec<u64>,
+    rows: Option<RecordBatch>,
+    error: Option<Error>,
+}
+
+impl Survey {
+    /// Of a file that cannot be taken apart at all.
+    fn failed(error: Error) -> Result<Self, Error> {
+        match error {
+            Error::Format(FormatError::Damage { .. })
+            | Error::Format(FormatError::WrongFormat { .. })
+            | Error::Invalid(_) => Ok(Self {
+                compression: "none".to_owned(),
+                records: 0,
+                columns: Vec::new(),
+                rows: None,
+                error: Some(error),
+            }),
+            other => Err(other),
+        }
+    }
+}
+
+impl Surveyed {
+    fn of(name: &str, data_type: &DataType) -> Self {
+        let (data_type, multi) = match data_type {
+            DataType::List(item) | DataType::LargeList(item) => (item.data_type(), true),
+            single => (single, false),
+        };
+        Self { name: name.to_owned(), data_type: data_type.clone(), multi, absent: 0 }
+    }
+}
+
+/// What was found in the features of Examples; `absent` counts the present ones until the end.
+#[derive(Default)]
+struct Features {
+    records: u64,
+    columns: Vec<Surveyed>,
+}
+
+impl Features {
+    fn count(&mut self, chunk: &RecordBatch) {
+        self.records += chunk.num_rows() as u64;
+        for (column, (field, array)) in chunk.schema().fields().iter().zip(chunk.columns()).enumerate() {
+            if column == self.columns.len() {
+                self.columns.push(Surveyed::of(field.name(), &DataType::Null));
+            }
+            let Some(lists) = array.as_list_opt::<i32>() else { continue };
+            let found = &mut self.columns[column];
+            for row in 0..lists.len() {
+                found.multi |= lists.value_length(row) > 1;
+                found.absent += u64::from(lists.is_valid(row) && lists.value_length(row) > 0);
+            }
+            found.data_type = match lists.values().data_type() {
+                DataType::Binary if found.data_type != DataType::Binary && is_text(lists.values()) => {
+                    DataType::Utf8
+                }
+                other => other.clone(),
+            };
+        }
+    }
+}
+
+/// By name: a protobuf map has no order. Present ones become absent ones.
+fn sorted(mut columns: Vec<Surveyed>, records: u64) -> Vec<Surveyed> {
+    columns.iter_mut().for_each(|column| column.absent = records - column.absent);
+    columns.sort_by(|a, b| a.name.cmp(&b.name));
+    columns
+}
+
+fn is_text(values: &ArrayRef) -> bool {
+    values.as_binary::<i32>().iter().flatten().all(|value| std::str::from_utf8(value).is_ok())
+}
+
+/// Whether a field of a CSV file has a value.
+pub(crate) fn is_present(field: &[u8], options: &CsvOptions) -> bool {
+    !field.is_empty() && !options.missing.iter().any(|missing| missing.as_bytes() == field)
+}
+
+/// A CSV file, compressed or not.
+pub(crate) type CsvFile = CsvRows<Decompressed<FetchedBytes>>;
+
+/// Starts to read a CSV file.
+pub(crate) fn open_csv(object: &Object, options: &CsvOptions, runtime: &Handle) -> Result<CsvFile, Error> {
+    let path: Arc<str> = object.path().clone();
+    let bytes = FetchedBytes::start(object.clone(), &Arc::default(), &runtime.into());
+    match Decompressed::new(bytes) {
+        Ok((stream, compression)) => Ok(CsvRows::open(path, stream, compression, options)?),
+        Err(error) => {
+            let path = path.to_string();
+            let error = match SourceError::unmark(error) {
+                Ok(source) => FormatError::Source { path, source },
+                Err(error) => FormatError::Damage { path, offset: 0, record: 0, message: error.to_string() },
+            };
+            Err(error.into())
+        }
+    }
+}
