@@ -8,12 +8,12 @@ use super::kernels::MatrixView;
 use crate::device::{TablePart, TableShape};
 use crate::float::Float;
 
-/// Bytes to which parts of an allocation are aligned.
+/// Alignment, in bytes, of the parts of an allocation.
 pub(super) const ALIGNMENT: usize = 256;
-/// Rows of matrices begin at multiples of so many bytes: what one load of a thread takes, and tensor cores ask for.
+/// Alignment of matrix rows in bytes: the size of one vector load of a thread, and what tensor cores require.
 const ROW_BYTES: usize = 16;
 
-/// Bytes of a number of `float`.
+/// Size of a number of `float`, in bytes.
 pub(super) fn number_bytes(float: Float) -> usize {
     match float {
         Float::F32 => 4,
@@ -21,7 +21,7 @@ pub(super) fn number_bytes(float: Float) -> usize {
     }
 }
 
-/// As kernels number formats.
+/// The kernels' code for a format.
 pub(super) fn code(float: Float) -> u32 {
     match float {
         Float::F32 => 0,
@@ -30,7 +30,7 @@ pub(super) fn code(float: Float) -> u32 {
     }
 }
 
-/// How a matrix lies in memory.
+/// The memory layout of a matrix.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) float: Float,
@@ -43,7 +43,7 @@ impl Shape {
         Self { float, rows, columns }
     }
 
-    /// Numbers from one row to the next. Numbers of one column follow on each other.
+    /// Row stride, in elements. A matrix of one column is contiguous.
     pub(super) fn stride(self) -> usize {
         match self.columns {
             0 | 1 => self.columns,
@@ -55,7 +55,7 @@ impl Shape {
         self.rows * self.stride() * number_bytes(self.float)
     }
 
-    /// At `data`.
+    /// A view of this shape at `data`.
     pub(super) fn view(self, data: Address) -> MatrixView {
         MatrixView {
             data,
@@ -66,64 +66,65 @@ impl Shape {
     }
 }
 
-/// Numbers in rows, in the memory of a GPU, each of its format's size.
+/// A row-major matrix in GPU memory, in one number format.
 pub struct CudaMatrix {
     memory: Memory,
     shape: Shape,
     signs: Option<Signs>,
 }
 
-/// Which numbers of a matrix are above 0, a bit each: what cuBLASLt notes of ReLU, and masks a gradient by.
+/// Which elements of a matrix are positive, one bit each: the mask that cuBLASLt writes for ReLU and applies to
+/// gradients.
 struct Signs {
     memory: Memory,
-    /// Whether they are those of the matrix.
+    /// Whether the bits match the matrix's current values.
     are_noted: AtomicBool,
 }
 
-/// Bits in rows.
+/// A matrix of bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bits {
     pub(super) address: Address,
-    /// Bits from one row to the next.
+    /// Row stride, in bits.
     pub(super) stride: usize,
 }
 
-/// Bits from one row to the next of the signs of so many columns: cuBLASLt asks for a multiple of 128.
+/// Row stride of sign bits, in bits: cuBLASLt requires a multiple of 128.
 fn sign_stride(columns: usize) -> usize {
     columns.next_multiple_of(128)
 }
 
-/// Bytes of the signs of a matrix.
+/// Size of a matrix's sign bits, in bytes.
 pub(super) fn sign_bytes(rows: usize, columns: usize) -> usize {
     rows * sign_stride(columns) / 8
 }
 
 impl CudaMatrix {
-    /// Of any content.
+    /// Allocates an uninitialized matrix.
     pub(super) fn new(context: &Arc<Context>, shape: Shape) -> Result<Self, Fault> {
         Ok(Self { memory: Memory::new(context, shape.bytes())?, shape, signs: None })
     }
 
-    /// Gets room for signs.
+    /// Allocates space for sign bits.
     pub(super) fn add_signs(&mut self, context: &Arc<Context>) -> Result<(), Fault> {
         let memory = Memory::new(context, sign_bytes(self.rows(), self.columns()))?;
         self.signs = Some(Signs { memory, are_noted: AtomicBool::new(false) });
         Ok(())
     }
 
-    /// Where signs are to be noted, if there is room for them.
+    /// Where to write sign bits, if there is space for them.
     pub(super) fn sign_room(&self) -> Option<Bits> {
         let address = self.signs.as_ref()?.memory.address();
         Some(Bits { address, stride: sign_stride(self.columns()) })
     }
 
-    /// Signs, if they are those of its numbers.
+    /// The sign bits, if they match the current values.
     pub(super) fn signs(&self) -> Option<Bits> {
         let are_noted = self.signs.as_ref()?.are_noted.load(Ordering::Relaxed);
         if are_noted { self.sign_room() } else { None }
     }
 
-    /// Its numbers were written, and signs were noted or were not.
+    /// Records that the matrix was written, and whether its sign bits were written with it.
     pub(super) fn has_noted_signs(&self, are_noted: bool) {
         if let Some(signs) = &self.signs {
             signs.are_noted.store(are_noted, Ordering::Relaxed);
@@ -158,33 +159,33 @@ impl CudaMatrix {
         self.shape.view(self.address())
     }
 
-    /// From row `first` on.
+    /// A view of the rows from `first` on.
     pub(super) fn view_from(&self, first: usize) -> MatrixView {
         let before = first * self.shape.stride() * number_bytes(self.shape.float);
         self.shape.view(self.address() + before as Address)
     }
 
-    /// Where its numbers are, which are of single precision in one row: what kernels take as a pointer.
+    /// The address of an fp32 matrix of one row, which kernels take as a pointer.
     pub(super) fn numbers(&self) -> Address {
         assert!(self.shape.float == Float::F32, "a matrix of single precision");
         self.address()
     }
 }
 
-/// An embedding table in the memory of a GPU: weights, each of its format's size, then each state array, then those of
-/// rows.
+/// An embedding table in GPU memory: the weights in their format, then each per-weight state array, then the
+/// per-row state arrays.
 pub struct CudaTable {
     memory: Memory,
     shape: TableShape,
 }
 
 impl CudaTable {
-    /// Of any content.
+    /// Allocates an uninitialized table.
     pub(super) fn new(context: &Arc<Context>, shape: TableShape) -> Result<Self, Fault> {
         Ok(Self { memory: Memory::new(context, Self::bytes(shape))?, shape })
     }
 
-    /// Bytes that a table takes.
+    /// The GPU memory that a table uses, in bytes.
     pub(super) fn bytes(shape: TableShape) -> usize {
         shape.parts().map(|part| part_bytes(shape, part)).sum()
     }
@@ -197,7 +198,7 @@ impl CudaTable {
         self.shape
     }
 
-    /// Where `part` begins, from row `row` on; 0 where there is no such part.
+    /// The address of row `row` of `part`; 0 if the table has no such part.
     pub(super) fn part(&self, part: TablePart, row: usize) -> Address {
         if !self.shape.parts().any(|other| other == part) {
             return 0;
@@ -216,12 +217,12 @@ fn part_bytes(shape: TableShape, part: TablePart) -> usize {
     (shape.rows * row_bytes(shape, part)).next_multiple_of(ALIGNMENT)
 }
 
-/// Bytes of a row's numbers of `part`: rows follow on each other.
+/// The size of one row of `part`, in bytes; rows are contiguous.
 fn row_bytes(shape: TableShape, part: TablePart) -> usize {
     shape.part_width(part) * number_bytes(part_float(shape, part))
 }
 
-/// The format of `part`.
+/// The number format of `part`.
 pub(super) fn part_float(shape: TableShape, part: TablePart) -> Float {
     match part {
         TablePart::Weights => shape.float,

@@ -1,14 +1,14 @@
-//! What operations have asked for and the driver does not know of yet; and how it is told.
+//! The command list: kernels and products that operations have enqueued, and how they are submitted to the driver.
 //!
-//! Operations are not launched one by one. They are put on a list, and the list goes to the driver when somebody is about
-//! to copy to or from the device. Training asks for the same list step after step, but for some arguments: the
-//! optimizer's, or a dropout's. So a list that comes for the second time becomes a graph, which the driver runs as a whole;
-//! from then on only the arguments that changed are told.
+//! Operations do not launch kernels one by one. They append commands to a list, which is submitted when the host
+//! copies to or from the device. Training enqueues the same list at every step, except for some arguments: those of
+//! the optimizer or of dropout. A list that is submitted for the second time is therefore captured in a CUDA graph,
+//! which the driver launches as a whole; from then on only changed arguments are updated.
 //!
-//! Kernels may be put aside: what follows them on the list does not wait for them, in a graph, until it joins them. So ids
-//! are sorted while a model goes forward and back.
+//! Kernels can be put aside: in a graph, later commands do not wait for them until a join. This lets ids be sorted
+//! during the forward and backward passes.
 //!
-//! A list is the same as another when it has the same kernels over the same blocks, and the same products of the same
+//! Two lists are equal if they have the same kernels with the same grids, and the same products of the same
 //! matrices, in the same order.
 
 use std::collections::VecDeque;
@@ -17,40 +17,40 @@ use super::blas::{Blas, BlasError, Product};
 use super::driver::{Context, Executable, Fault, Graph, Lane, Launch, Node, Stream};
 use super::fault::GpuError;
 
-/// Lists that are known as graphs, at most: of whole batches and last ones, of training and scoring.
+/// The most lists kept as graphs: full and last batches, of training and of scoring.
 const MOST_GRAPHS: usize = 8;
-/// A list that is shorter is launched as it is.
+/// A shorter list is launched command by command.
 const LEAST_COMMANDS: usize = 4;
 
-/// What the library's kernels are called.
+/// The name under which the library's kernels are recorded.
 const PRODUCT: &str = "product";
 
-/// Something to be done by the device.
+/// A command for the device.
 #[derive(Clone, Copy, PartialEq)]
 enum Command {
-    /// A kernel; so many numbers of its argument.
+    /// A kernel, the number of 64-bit words in its argument, and its lane.
     Kernel(Launch, usize, Lane),
     Product(Product),
-    /// What follows waits for what was put aside.
+    /// Later commands wait for the commands that were put aside.
     Join,
 }
 
-/// A list, its kernels' arguments side by side.
+/// A list of commands, with the kernels' arguments concatenated.
 #[derive(Default)]
 struct List {
     commands: Vec<Command>,
     arguments: Vec<u64>,
 }
 
-/// A list as a graph.
+/// A list and its graph.
 struct Known {
     list: List,
-    /// Of its kernels, in their order.
+    /// The graph's kernel nodes, in the order of the list's kernels.
     nodes: Vec<Node>,
     executable: Executable,
 }
 
-/// The device did not do what it was asked to.
+/// The device failed to run a command.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CommandError {
     #[error(transparent)]
@@ -68,24 +68,24 @@ impl GpuError for CommandError {
     }
 }
 
-/// What was asked for, and what came before.
+/// The pending list, and the lists seen before.
 #[derive(Default)]
 pub(super) struct Commands {
     list: List,
     known: VecDeque<Known>,
-    /// The last lists that are no graphs.
+    /// The most recent lists that have no graph yet.
     seen: VecDeque<Vec<Command>>,
-    /// Where kernels are put.
+    /// The lane of the kernels enqueued next.
     lane: Lane,
 }
 
 impl Commands {
-    /// From here on kernels are put into `lane`.
+    /// Enqueues later kernels in `lane`.
     pub(super) fn take(&mut self, lane: Lane) {
         self.lane = lane;
     }
 
-    /// What follows waits for what was put aside.
+    /// Makes later commands wait for the commands that were put aside.
     pub(super) fn join(&mut self) {
         let is_aside =
             |command: &&Command| matches!(command, Command::Kernel(_, _, Lane::Aside) | Command::Join);
@@ -93,35 +93,37 @@ impl Commands {
             self.list.commands.push(Command::Join);
         }
     }
-    /// Puts a kernel on the list.
+    /// Enqueues a kernel.
     ///
     /// # Safety
-    /// The kernel takes one argument, which is laid out as `argument` is, and does with it what is sound, when it runs.
+    /// The kernel takes one argument with the layout of `argument`, which has no padding. When the kernel runs,
+    /// every access that it makes with that argument is valid.
     pub(super) unsafe fn kernel<A: Copy>(&mut self, context: &Context, launch: Launch, argument: &A) {
         const { assert!(size_of::<A>().is_multiple_of(size_of::<u64>()) && align_of::<A>() == align_of::<u64>()) };
         let numbers = size_of::<A>() / size_of::<u64>();
-        // SAFETY: arguments are plain numbers without padding, of as many bytes.
+        // SAFETY: the assertion above checks size and alignment; the caller guarantees that `argument` has no
+        // padding.
         let argument = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(argument).cast(), numbers) };
         self.list.commands.push(Command::Kernel(launch, numbers, self.lane));
         self.list.arguments.extend_from_slice(argument);
         context.fall_behind();
     }
 
-    /// Puts a product on the list.
+    /// Enqueues a product.
     ///
     /// # Safety
-    /// As of [`Blas::multiply`], when it runs.
+    /// The conditions of [`Blas::multiply`] hold when the product runs.
     pub(super) unsafe fn product(&mut self, context: &Context, product: Product) {
         self.list.commands.push(Command::Product(product));
         context.fall_behind();
     }
 
-    /// Whether nothing is on the list.
+    /// Whether no command is pending.
     pub(super) fn is_empty(&self) -> bool {
         self.list.commands.is_empty()
     }
 
-    /// Has the stream do all that is on the list.
+    /// Submits all pending commands to the stream.
     pub(super) fn flush(&mut self, stream: &Stream, blas: &Blas) -> Result<(), CommandError> {
         if self.is_empty() {
             return Ok(());
@@ -131,7 +133,8 @@ impl Commands {
         done
     }
 
-    /// The same, one by one: `launched` is called after each kernel and product, with its name.
+    /// Like [`Self::flush`], one command at a time; calls `launched` with the name of each kernel and product after
+    /// its launch.
     pub(super) fn flush_each(
         &mut self,
         stream: &Stream,
@@ -177,7 +180,7 @@ impl Commands {
 }
 
 impl List {
-    /// Each command with its argument, which products have none of.
+    /// Each command with its argument, which is empty for products and joins.
     fn each(&self) -> impl Iterator<Item = (&Command, &[u64])> {
         let mut rest = self.arguments.as_slice();
         self.commands.iter().map(move |command| {
@@ -188,7 +191,7 @@ impl List {
         })
     }
 
-    /// One by one, in their order; `launched` is called after each with its name.
+    /// Launches the commands one by one, in order; calls `launched` with each one's name after its launch.
     fn launch(
         &self,
         stream: &Stream,
@@ -198,12 +201,14 @@ impl List {
         for (command, argument) in self.each() {
             match command {
                 Command::Kernel(launch, ..) => {
-                    // SAFETY: by the promise of who put it on the list.
+                    // SAFETY: the caller of `Commands::kernel` guarantees that the kernel is valid to run with this
+                    // argument.
                     unsafe { stream.launch(*launch, argument) }?;
                     launched(launch.kernel.name);
                 }
                 Command::Product(product) => {
-                    // SAFETY: as above.
+                    // SAFETY: the caller of `Commands::product` guarantees that the matrices are valid device
+                    // memory.
                     unsafe { blas.multiply(stream, product) }?;
                     launched(PRODUCT);
                 }
@@ -220,11 +225,13 @@ impl Known {
         for (command, argument) in list.each() {
             match command {
                 Command::Kernel(launch, _, lane) => {
-                    // SAFETY: by the promise of who put it on the list.
+                    // SAFETY: the caller of `Commands::kernel` guarantees that the kernel is valid to run with this
+                    // argument.
                     nodes.push(unsafe { graph.add_kernel(*lane, *launch, argument) }?);
                 }
                 Command::Product(product) => {
-                    // SAFETY: as above.
+                    // SAFETY: the caller of `Commands::product` guarantees that the matrices are valid device
+                    // memory.
                     let multiply = || Ok::<_, CommandError>(unsafe { blas.multiply(stream, product) }?);
                     graph.add_graph(&stream.capture(multiply)?)?;
                 }
@@ -236,7 +243,7 @@ impl Known {
         Ok(Self { list, nodes, executable })
     }
 
-    /// The arguments that are new.
+    /// Updates the arguments that changed.
     fn tell(&mut self, arguments: &[u64]) -> Result<(), Fault> {
         let mut new = arguments;
         let kernels = self.list.each().filter_map(|(command, argument)| match command {
@@ -246,7 +253,8 @@ impl Known {
         for ((launch, argument), &node) in kernels.zip(&self.nodes) {
             let (this, others) = new.split_at(argument.len());
             if argument != this {
-                // SAFETY: by the promise of who put it on the list.
+                // SAFETY: the caller of `Commands::kernel` guarantees that the kernel is valid to run with this
+                // argument. `node` was created from `launch`.
                 unsafe { self.executable.set(node, launch, this) }?;
             }
             new = others;
@@ -287,10 +295,10 @@ mod tests {
             cuda.read_matrix(&to, &mut found);
             assert_eq!(found, expected, "round {round}");
         }
-        // Four blends and a read, the first time one by one.
+        // Four blends and a read, launched one by one in the first round.
         assert_eq!(calls(&stand_in, c"cuLaunchKernel") - before, 5);
         assert_eq!(calls(&stand_in, c"cuGraphLaunch"), 5);
-        // In the third round and those after it, what one blend of four multiplies by was new.
+        // From the third round on, only the factor of one of the four blends changes.
         assert_eq!(calls(&stand_in, c"cuGraphExecKernelNodeSetParams_v2"), 4);
     }
 
@@ -303,7 +311,7 @@ mod tests {
         for round in 1..=20_u8 {
             cuda.run(ops::Add { rows: 1, from: &one, to: &mut main });
             cuda.aside(|| {
-                // After what came before.
+                // Depends on earlier commands.
                 cuda.run(ops::Add { rows: 1, from: &main, to: &mut other });
                 cuda.run(ops::Add { rows: 1, from: &one, to: &mut other });
             });
@@ -316,7 +324,7 @@ mod tests {
             cuda.read_matrix(&sum, &mut found);
             assert_eq!(found, [expected], "round {round}");
         }
-        // The first list is another, as it fills the matrices, and the second one is seen for the first time.
+        // The first list also fills the matrices, so it differs; the second list is the first of its kind.
         assert_eq!(calls(&stand_in, c"cuGraphLaunch"), 18);
     }
 

@@ -1,22 +1,25 @@
-//! The CUDA backend: one NVIDIA GPU, by kernels of our own and cuBLASLt's products.
+//! The CUDA backend: one NVIDIA GPU, driven with our own kernels and cuBLASLt matrix products.
 //!
-//! * [`library`], [`driver`], [`nvrtc`], [`blas`], [`nccl`]: NVIDIA's libraries, opened at run time.
-//! * [`survey`]: which of them a host has.
-//! * [`programs`], [`kernels`]: the files of `kernels/`, compiled for the GPU at hand, and what each kernel takes.
-//! * [`commands`]: what operations ask for, as lists and graphs.
-//! * [`buffers`], [`batch`], [`plan`]: what is in the GPU's memory; [`layout`]: how much of it.
-//! * [`feed`], [`report`]: how batches come there, and what the host hears of a step, both beside the work.
-//! * [`spans`]: when it did what, while somebody looks.
-//! * [`lookups`], [`rows`]: embeddings and linear models, forward, and the step of the rows that were touched.
-//! * [`layers`], [`interactions`], [`normalize`], [`retrieval`], [`losses`], [`updates`], [`moves`]: the operations.
+//! - [`library`], [`driver`], [`nvrtc`], [`blas`], [`nccl`]: NVIDIA's libraries, loaded at run time.
+//! - [`survey`]: which of them a host has.
+//! - [`programs`], [`kernels`]: the sources in `kernels/`, compiled for the GPU in use, and the arguments of each
+//!   kernel.
+//! - [`commands`]: the commands that operations enqueue, as lists and CUDA graphs.
+//! - [`buffers`], [`batch`], [`plan`]: data in GPU memory; [`layout`]: how much memory it uses.
+//! - [`feed`], [`report`]: uploading batches and reading back step results, both overlapped with compute.
+//! - [`spans`]: profiling spans, recorded on demand.
+//! - [`lookups`], [`rows`]: embeddings and linear models: the forward pass, and the update of the touched rows.
+//! - [`layers`], [`interactions`], [`normalize`], [`retrieval`], [`losses`], [`updates`], [`moves`]: the
+//!   operations.
 //!
-//! Operations are put on a list and return; what reads or writes the device's memory has the list done, and waits if it
-//! reads. A training step does neither. Every number of a result is one thread's, or the sum of others' numbers in an order
-//! that follows from shapes and ids alone: no atomics but on whole numbers, so two runs on GPUs of one kind have the same
-//! bits.
+//! An operation appends commands to a list and returns. Reading or writing device memory from the host flushes the
+//! list; a read also waits for it. A training step does neither. Each value of a result is computed by one thread,
+//! or summed in an order that depends on shapes and ids alone. Atomics are used on integers only, so two runs on
+//! GPUs of the same model produce the same bits.
 //!
-//! A fault of the GPU is no error that an operation could return: nothing on it can be used any more. It panics with
-//! a [`DeviceFault`](crate::DeviceFault): that ends the worker's process, and the daemon resumes from the last checkpoint.
+//! A GPU fault is not an error that an operation could return, because the context is unusable afterwards. It
+//! panics with a [`DeviceFault`](crate::DeviceFault), which ends the worker process; the daemon resumes from the
+//! last checkpoint.
 
 mod backend;
 mod batch;
@@ -81,39 +84,39 @@ pub use survey::{Found, Survey};
 
 /// The CUDA backend.
 pub struct Cuda {
-    // In the order in which they are to end.
+    // Fields are declared in the order in which they must be dropped.
     commands: Mutex<Commands>,
-    /// Steps that are to be on the list before anything else.
+    /// Parameter updates that must be enqueued before any other command.
     steps: Mutex<Vec<Step>>,
     constants: Mutex<HashMap<Box<[u8]>, Memory>>,
     scratch: Mutex<Memory>,
-    /// What it does, while somebody looks.
+    /// Recorded spans, while profiling is on.
     spans: Mutex<Option<Spans>>,
     recorder: Arc<Recorder>,
-    /// What was found wrong with batches.
+    /// Invalid values that kernels found in batches.
     faults: Memory,
     pinned: PinnedRanges,
     kernels: Kernels,
     blas: Blas,
-    /// What computes, beside our kernels.
+    /// The libraries that compute, besides our kernels.
     libraries: Vec<LibraryVersion>,
-    /// For batches to come on.
+    /// Uploads batches.
     copies: Stream,
-    /// For all else.
+    /// Runs everything else.
     stream: Stream,
 }
 
 impl Cuda {
-    /// GPU number `number` of this host. Compiled kernels are kept in `cache`, if it is given.
+    /// Opens GPU number `number` of this host. Compiled kernels are cached in `cache`, if given.
     ///
     /// # Errors
-    /// When a library is missing or too old, or there is no such GPU, or none that is new enough or has any room.
+    /// If a library is missing or too old, or the GPU does not exist, is too old or has too little free memory.
     pub fn new(libraries: &Libraries, number: u32, cache: Option<&Path>) -> Result<Self, CudaError> {
         let context = Context::new(Driver::open(libraries)?, number)?;
         Self::on(&context, libraries, cache).map_err(|error| error.of_opened(&context))
     }
 
-    /// The same, recorded by `recorder`.
+    /// The same backend, recorded by `recorder`.
     #[must_use]
     pub fn with_recorder(mut self, recorder: Arc<Recorder>) -> Self {
         self.recorder = recorder;
@@ -161,16 +164,16 @@ impl Cuda {
         Ok(this)
     }
 
-    /// Which GPU it is.
+    /// The GPU in use.
     pub fn gpu(&self) -> &Gpu {
         self.context().gpu()
     }
 
-    /// What each kernel takes of a GPU of compute capability `capability`, `10 * major + minor`: compiled anew, without a
-    /// GPU.
+    /// The resources that each kernel uses on a GPU of compute capability `capability` (`10 * major + minor`).
+    /// Compiles every kernel from scratch; needs no GPU.
     ///
     /// # Errors
-    /// When the compiler is missing, or refuses a kernel.
+    /// If the compiler is missing or rejects a kernel.
     pub fn resources(libraries: &Libraries, capability: u32) -> Result<Vec<Resources>, CompileError> {
         let compiler = Compiler::open(libraries)?;
         let of = |program: &programs::Program| program.resources(&compiler, Architecture::Real(capability));
@@ -182,12 +185,12 @@ impl Cuda {
         self.stream.context()
     }
 
-    /// Memory of any content.
+    /// Allocates uninitialized memory.
     fn memory(&self, bytes: usize) -> Memory {
         self.must_have(bytes, Memory::new(self.context(), bytes))
     }
 
-    /// What takes so many bytes of memory, of which there may be too little.
+    /// Unwraps the `result` of an allocation of `bytes` bytes; reports out of memory with the job's own usage.
     fn must_have<T>(&self, bytes: usize, result: Result<T, Fault>) -> T {
         must(result.inspect_err(|fault| {
             if fault.is_out_of_memory() {
@@ -200,17 +203,17 @@ impl Cuda {
         }))
     }
 
-    /// Bytes of the GPU's memory that it holds, with all that was made on it.
+    /// Bytes of GPU memory held by this backend, including all buffers created on it.
     pub fn held_bytes(&self) -> u64 {
         self.context().held_bytes()
     }
 
-    /// At least so many bytes of any content, an operation's until the next. What [`layout`] says of an operation is made
-    /// when a model is built.
+    /// A workspace of at least `bytes` uninitialized bytes, valid for one operation. The sizes that [`layout`]
+    /// computes per operation are allocated when a model is built.
     fn scratch(&self, bytes: usize) -> Address {
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         if scratch.bytes() < bytes {
-            // What was asked for so far works in the present one, and there is to be room for one of both only.
+            // Pending commands use the current workspace, and memory must not hold both at once.
             self.flush();
             *scratch = self.memory(0);
             *scratch = self.memory(bytes);
@@ -218,7 +221,7 @@ impl Cuda {
         scratch.address()
     }
 
-    /// Some numbers, in the GPU's memory once and for all: operations are given the same ones again and again.
+    /// Uploads `values` once and returns their address: operations pass the same values again and again.
     fn constants<T: Constant>(&self, values: &[T]) -> Address {
         let bytes = bytes_of(values);
         let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
@@ -227,40 +230,41 @@ impl Cuda {
         }
         let memory = self.memory(bytes.len());
         let address = memory.address();
-        // SAFETY: memory that nothing on the list of commands knows of. Host memory that is not page-locked is read before
-        // the call returns.
+        // SAFETY: the memory was just allocated with `bytes.len()` bytes, and no pending command uses it. The
+        // driver reads host memory that is not page-locked before the call returns.
         must(unsafe { self.stream.copy_to_device(address, bytes) });
         constants.insert(bytes.into(), memory);
         address
     }
 
-    /// The same; no address where there are none.
+    /// Like [`Self::constants`]; address 0 if `values` is empty.
     fn constants_or_none<T: Constant>(&self, values: &[T]) -> Address {
         if values.is_empty() { 0 } else { self.constants(values) }
     }
 
-    /// Copies to the GPU, to memory of this backend. The bytes may change once this returns.
+    /// Copies `bytes` to GPU memory of this backend. The caller may change `bytes` once this returns.
     fn copy_to(&self, address: Address, bytes: &[u8]) {
         self.flush();
-        // SAFETY: addresses come from buffers of this backend, with room for what is copied. Host memory that is not
-        // page-locked is read before the call returns.
+        // SAFETY: callers pass addresses of this backend's buffers with room for `bytes`. The driver reads host
+        // memory that is not page-locked before the call returns.
         must(unsafe { self.stream.copy_to_device(address, bytes) });
     }
 
-    /// Waits for all that was asked for, and copies from the GPU.
+    /// Waits for all commands issued so far, then copies from the GPU.
     fn copy_from(&self, bytes: &mut [u8], address: Address) {
         self.flush();
-        // SAFETY: as above; what is copied is looked at after waiting.
+        // SAFETY: callers pass addresses of this backend's buffers that hold `bytes.len()` bytes. `bytes` is
+        // exclusively borrowed until `wait` returns.
         must(unsafe { self.stream.copy_to_host(bytes, address) });
         must(self.stream.wait());
     }
 
-    /// Runs a kernel, a thread for each of `threads[0]` items, by `threads[1]`.
+    /// Launches a kernel with one thread for each of `threads[0]` items, times `threads[1]` in the y dimension.
     fn launch<A: Arguments>(&self, entry: Entry<A>, threads: [usize; 2], arguments: &A) {
         self.launch_blocks(entry, [threads[0].div_ceil(entry.threads as usize), threads[1]], arguments);
     }
 
-    /// Runs so many blocks of a kernel; none where one of the two is 0.
+    /// Launches a grid of `blocks`; launches nothing if either dimension is 0.
     fn launch_blocks<A: Arguments>(&self, entry: Entry<A>, blocks: [usize; 2], arguments: &A) {
         self.put_blocks(&mut self.commands(), entry, blocks, arguments);
     }
@@ -277,34 +281,36 @@ impl Cuda {
             return;
         }
         let launch = Launch { kernel: *self.kernels.of(entry), blocks: [x, y], threads: entry.threads };
-        // SAFETY: the entry's argument is laid out as the kernel's, and addresses in it are of this backend's buffers, whose
-        // shapes the operations check; memory that is dropped is kept until the list is done.
+        // SAFETY: `Entry<A>` guarantees that the kernel's argument has the layout of `A`. Addresses in it are of
+        // this backend's buffers, and the operations have checked their shapes. Dropped memory is not freed until
+        // the list has been flushed.
         unsafe { commands.kernel(self.context(), launch, arguments) };
     }
 
-    /// Does `work`, which launches kernels that share no memory with what follows them until it joins them.
+    /// Runs `work`, whose kernels share no memory with later commands until those [join](Self::join).
     fn aside(&self, work: impl FnOnce()) {
         self.commands().take(Lane::Aside);
         work();
         self.commands().take(Lane::Main);
     }
 
-    /// What follows comes after what was put aside.
+    /// Makes later commands wait for the commands that were put aside.
     fn join(&self) {
         self.commands().join();
     }
 
-    /// Makes a product of matrices. False where the library has no way to do all of it at once.
+    /// Enqueues a matrix product. Returns false if cuBLASLt has no algorithm that computes it in one call.
     fn multiply(&self, product: &Product) -> bool {
         let can = must(self.blas.can(product));
         if can {
-            // SAFETY: operations check the shapes of what they multiply; memory is kept as above.
+            // SAFETY: operations check the shapes of the matrices. Dropped memory is not freed until the list has
+            // been flushed.
             unsafe { self.commands().product(self.context(), *product) };
         }
         can
     }
 
-    /// Has the device do what was asked for so far.
+    /// Submits all pending commands to the device.
     fn flush(&self) {
         if self.records_spans() {
             return self.flush_recorded();
@@ -312,7 +318,7 @@ impl Cuda {
         must(self.commands().flush(&self.stream, &self.blas));
     }
 
-    /// The list, with all that was asked for so far.
+    /// The pending commands, with pending parameter updates enqueued.
     fn commands(&self) -> MutexGuard<'_, Commands> {
         let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
         self.put_steps(&mut commands);
@@ -322,43 +328,43 @@ impl Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // What is on the list nobody will look at any more.
+        // Pending commands will never run: nobody can read their results.
         self.context().catch_up();
     }
 }
 
-/// What kernels read from memory as it is.
+/// A value that kernels read from memory by its bytes.
 ///
 /// # Safety
-/// It consists of numbers, without padding.
+/// The type has no padding and no pointers.
 unsafe trait Constant: Copy {}
-// SAFETY: numbers.
+// SAFETY: a primitive number.
 unsafe impl Constant for u32 {}
-// SAFETY: a number.
+// SAFETY: a primitive number.
 unsafe impl Constant for f32 {}
-// SAFETY: as above.
+// SAFETY: a primitive number.
 unsafe impl Constant for u16 {}
-// SAFETY: numbers of eight bytes, and then an even number of four.
+// SAFETY: eight-byte numbers, then an even count of four-byte numbers: no padding.
 unsafe impl Constant for kernels::ColumnView {}
-// SAFETY: as above.
+// SAFETY: eight-byte numbers, then an even count of four-byte numbers: no padding.
 unsafe impl Constant for kernels::LookupView {}
-// SAFETY: as above.
+// SAFETY: eight-byte numbers, then an even count of four-byte numbers: no padding.
 unsafe impl Constant for kernels::GroupView {}
-// SAFETY: as above.
+// SAFETY: eight-byte numbers, then an even count of four-byte numbers: no padding.
 unsafe impl Constant for kernels::SourceView {}
-// SAFETY: as above.
+// SAFETY: eight-byte numbers, then an even count of four-byte numbers: no padding.
 unsafe impl Constant for kernels::TableView {}
-// SAFETY: as above.
+// SAFETY: four-byte or eight-byte numbers without padding.
 unsafe impl Constant for Faults {}
 
 /// Numbers as bytes.
 fn bytes_of<T: Constant>(values: &[T]) -> &[u8] {
-    // SAFETY: numbers without padding, as the trait promises.
+    // SAFETY: `Constant` types have no padding, so every byte of `values` is initialized.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// Numbers as bytes, to write to.
+/// Numbers as writable bytes.
 fn bytes_of_mut<T: Constant>(values: &mut [T]) -> &mut [u8] {
-    // SAFETY: numbers without padding, and any bytes are numbers.
+    // SAFETY: `Constant` types have no padding, and every bit pattern is a valid number.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }

@@ -1,4 +1,4 @@
-//! Numbers to and from the host, and moved or changed one by one.
+//! Transfers to and from the host, copies between buffers, and elementwise changes.
 
 use std::ops::Range;
 
@@ -13,13 +13,13 @@ use super::{Cuda, bytes_of, bytes_of_mut};
 use crate::device::TablePart;
 use crate::float::Float;
 
-/// Counters of [`crate::philox`] that 64 columns take.
+/// Counters of [`crate::philox`] that 64 columns consume.
 const COUNTERS: usize = 16;
 
-/// Numbers of a table that are made of 16 bits, or the other way round, in one go.
+/// Values of a table converted from or to 16 bits per transfer.
 const AT_ONCE: usize = 1 << 20;
 
-/// Threads that take the quads of so many rows.
+/// Threads to process `rows` rows, one quad of columns each.
 pub(super) fn quads(rows: usize, columns: usize) -> [usize; 2] {
     [rows * columns.div_ceil(QUAD as usize), 1]
 }
@@ -32,7 +32,7 @@ impl Cuda {
         matrix
     }
 
-    /// The same with room for signs.
+    /// A matrix of zeros with space for sign bits.
     pub(super) fn zeros_with_signs(&self, shape: Shape) -> CudaMatrix {
         let mut matrix = self.zeros(shape);
         let bytes = sign_bytes(shape.rows, shape.columns);
@@ -48,7 +48,7 @@ impl Cuda {
         self.launch(WRITE_ROWS, [values.len(), 1], &transfer);
     }
 
-    /// The first rows, as many as `out` takes. Waits for all that was asked for.
+    /// Reads the first rows, as many as fill `out`. Waits for all commands issued so far.
     pub(super) fn read(&self, matrix: &CudaMatrix, out: &mut [f32]) {
         let rows = out.len().div_ceil(matrix.columns().max(1));
         let dense = self.scratch(rows * matrix.columns() * size_of::<f32>());
@@ -57,7 +57,7 @@ impl Cuda {
         self.copy_from(bytes_of_mut(out), dense);
     }
 
-    /// Rounds weights to their table's format on their way.
+    /// Writes values, rounded to the table's format during the transfer.
     pub(super) fn write_part(&self, table: &CudaTable, part: TablePart, first_row: usize, values: &[f32]) {
         let shape = table.shape();
         let (mut at, float) = (table.part(part, first_row), part_float(shape, part));
@@ -73,7 +73,7 @@ impl Cuda {
         }
     }
 
-    /// As many numbers as `out` takes. Waits for all that was asked for.
+    /// Reads as many values as `out` holds. Waits for all commands issued so far.
     pub(super) fn read_part(&self, table: &CudaTable, part: TablePart, first_row: usize, out: &mut [f32]) {
         let shape = table.shape();
         let (mut at, float) = (table.part(part, first_row), part_float(shape, part));
@@ -107,7 +107,8 @@ impl Cuda {
         self.launch(COPY_COLUMNS, quads(rows, columns), &copy);
     }
 
-    /// The first `rows` rows of `matrix` in the format `float`: as they are, or rounded to `room`, which is for all of them.
+    /// The first `rows` rows of `matrix` in the format `float`: unchanged, or rounded into `room`, which has space
+    /// for them.
     pub(super) fn in_format(
         &self,
         matrix: &CudaMatrix,

@@ -1,4 +1,4 @@
-//! Work as a graph: given to the driver once and run again and again, with other arguments if need be.
+//! CUDA graphs: work that is defined once and launched repeatedly, with updated arguments if needed.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use super::{Context, Fault, Handle, Launch, Stream};
 
-/// What of a thread's calls a capture forbids: CU_STREAM_CAPTURE_MODE_THREAD_LOCAL.
+/// CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: unsafe API calls are prohibited on the capturing thread only.
 const THREAD_LOCAL: c_int = 1;
 
-/// CUDA_KERNEL_NODE_PARAMS of version 2.
+/// CUDA_KERNEL_NODE_PARAMS, version 2.
 #[repr(C)]
 pub(super) struct KernelNode {
     kernel: Handle,
@@ -18,64 +18,65 @@ pub(super) struct KernelNode {
     shared_bytes: c_uint,
     parameters: *mut *mut c_void,
     extra: *mut *mut c_void,
-    /// Where there is no `kernel`.
+    /// Used if `kernel` is null.
     library_kernel: Handle,
     context: Handle,
 }
 
-/// Work in two lanes, each piece after the one before in its lane.
+/// A graph of two lanes; each node of a lane runs after the previous node of that lane.
 pub(in crate::cuda) struct Graph {
     context: Arc<Context>,
     handle: Handle,
-    /// The last pieces: of the main lane, and of the other since it was joined.
+    /// The last node of the main lane.
     last: Option<Node>,
+    /// The last node put aside since the last join.
     aside: Option<Node>,
-    /// What the main lane's next piece waits for besides.
+    /// What the next node of the main lane depends on in addition to `last`.
     joined: Option<Node>,
 }
 
-/// Which of a graph's pieces come one after the other.
+/// The lane of a graph, which determines a node's dependencies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cuda) enum Lane {
-    /// The main one.
+    /// The main lane.
     #[default]
     Main,
-    /// One that begins after what is in the main lane, and is done beside what follows there.
+    /// A lane that starts after the main lane's current last node and runs concurrently with later nodes there.
     Aside,
 }
 
-/// A piece of a graph.
+/// A node of a graph.
 #[derive(Clone, Copy)]
 pub(in crate::cuda) struct Node(Handle);
 
-// SAFETY: the driver's functions may be called from any thread.
+// SAFETY: the handle is only passed to driver functions, which may be called from any thread.
 unsafe impl Send for Node {}
-// SAFETY: as above.
+// SAFETY: the handle is only passed to driver functions, which may be called from any thread.
 unsafe impl Send for Graph {}
 
-/// A graph that can be run.
+/// An instantiated graph.
 pub(in crate::cuda) struct Executable {
-    /// By whose nodes it is told of new arguments.
+    /// Owns the nodes whose arguments are updated.
     graph: Graph,
     handle: Handle,
 }
 
-// SAFETY: as above.
+// SAFETY: the handle is only passed to driver functions, which may be called from any thread.
 unsafe impl Send for Executable {}
 
 impl Stream {
-    /// What `work` asks of this stream, as a graph, and not done.
+    /// Captures the work that `work` submits to this stream in a graph, without running it.
     pub(in crate::cuda) fn capture<E: From<Fault>>(
         &self,
         work: impl FnOnce() -> Result<(), E>,
     ) -> Result<Graph, E> {
         let functions = self.context.enter()?;
-        // SAFETY: a stream of this context that nothing is captured from.
+        // SAFETY: `self.handle` is a live stream of this context, and no capture is in progress on it.
         let status = unsafe { (functions.cuStreamBeginCapture_v2)(self.handle, THREAD_LOCAL) };
         self.context.check("cuStreamBeginCapture", status)?;
         let done = work();
         let mut handle = ptr::null_mut();
-        // SAFETY: begun above; `handle` is written.
+        // SAFETY: the capture was begun above; `handle` is valid for writes during the call.
         let status = unsafe { (functions.cuStreamEndCapture)(self.handle, &raw mut handle) };
         let graph = Graph::of(&self.context, handle);
         done?;
@@ -83,10 +84,10 @@ impl Stream {
         Ok(graph)
     }
 
-    /// Runs a graph.
+    /// Launches a graph.
     pub(in crate::cuda) fn run(&self, graph: &Executable) -> Result<(), Fault> {
         let functions = self.context.enter()?;
-        // SAFETY: both are of this context.
+        // SAFETY: the graph and the stream are live and belong to this context.
         let status = unsafe { (functions.cuGraphLaunch)(graph.handle, self.handle) };
         self.context.check("cuGraphLaunch", status)
     }
@@ -96,7 +97,7 @@ impl Graph {
     pub(in crate::cuda) fn new(context: &Arc<Context>) -> Result<Self, Fault> {
         let functions = context.enter()?;
         let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is written.
+        // SAFETY: `handle` is valid for writes during the call.
         context.check("cuGraphCreate", unsafe { (functions.cuGraphCreate)(&raw mut handle, 0) })?;
         Ok(Self::of(context, handle))
     }
@@ -105,10 +106,11 @@ impl Graph {
         Self { context: Arc::clone(context), handle, last: None, aside: None, joined: None }
     }
 
-    /// Adds a run of a kernel to a lane.
+    /// Adds a kernel node to a lane.
     ///
     /// # Safety
-    /// The kernel takes one argument, which is laid out as `argument` is, and does with it what is sound.
+    /// The kernel takes one argument with the layout of `argument`. Whenever the graph runs, every access that the
+    /// kernel makes with that argument is valid.
     pub(in crate::cuda) unsafe fn add_kernel(
         &mut self,
         lane: Lane,
@@ -118,7 +120,8 @@ impl Graph {
         let functions = self.context.enter()?;
         let mut node = ptr::null_mut();
         let (after, count) = self.after(lane);
-        // SAFETY: by the caller's promise; `node` is written, and what is read is copied.
+        // SAFETY: the caller guarantees that the argument fits the kernel. `node` is valid for writes during the
+        // call, `after` holds `count` nodes of this graph, and the driver copies the parameters before it returns.
         let status = with_node(launch, argument, |kernel| unsafe {
             (functions.cuGraphAddKernelNode_v2)(&raw mut node, self.handle, after.as_ptr(), count, kernel)
         });
@@ -127,17 +130,18 @@ impl Graph {
         Ok(Node(node))
     }
 
-    /// What is added to the main lane from here on comes after what is in the other, too.
+    /// Makes later nodes of the main lane depend on the nodes put aside so far.
     pub(in crate::cuda) fn join(&mut self) {
         self.joined = self.aside.take().or(self.joined);
     }
 
-    /// Adds all of another graph to the main lane.
+    /// Adds another graph to the main lane as a child node.
     pub(in crate::cuda) fn add_graph(&mut self, graph: &Self) -> Result<(), Fault> {
         let functions = self.context.enter()?;
         let mut node = ptr::null_mut();
         let (after, count) = self.after(Lane::Main);
-        // SAFETY: both graphs are there; `node` is written, and the other graph is copied.
+        // SAFETY: both graphs are live. `node` is valid for writes during the call, `after` holds `count` nodes of
+        // this graph, and the driver copies the child graph.
         let status = unsafe {
             let after = after.as_ptr();
             (functions.cuGraphAddChildGraphNode)(&raw mut node, self.handle, after, count, graph.handle)
@@ -147,7 +151,7 @@ impl Graph {
         Ok(())
     }
 
-    /// What a lane's next piece comes after, and how many those are.
+    /// The dependencies of a lane's next node, and their count.
     fn after(&self, lane: Lane) -> ([Handle; 2], usize) {
         let pieces = match lane {
             Lane::Main => [self.last, self.joined],
@@ -172,7 +176,7 @@ impl Graph {
     pub(in crate::cuda) fn instantiate(self) -> Result<Executable, Fault> {
         let functions = self.context.enter()?;
         let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is written.
+        // SAFETY: `handle` is valid for writes during the call.
         let status = unsafe { (functions.cuGraphInstantiateWithFlags)(&raw mut handle, self.handle, 0) };
         self.context.check("cuGraphInstantiate", status)?;
         Ok(Executable { graph: self, handle })
@@ -189,10 +193,10 @@ impl Drop for Graph {
 }
 
 impl Executable {
-    /// From the next run on, a kernel of the graph takes `argument`.
+    /// Sets the argument of a kernel node, from the next launch on.
     ///
     /// # Safety
-    /// As of [`Graph::add_kernel`]; `launch` is that of the node.
+    /// The conditions of [`Graph::add_kernel`]; `node` was created from `launch`.
     pub(in crate::cuda) unsafe fn set(
         &self,
         node: Node,
@@ -200,7 +204,8 @@ impl Executable {
         argument: &[u64],
     ) -> Result<(), Fault> {
         let functions = self.graph.context.enter()?;
-        // SAFETY: by the caller's promise; what is read is copied.
+        // SAFETY: the caller guarantees that the argument fits the kernel and that `launch` is the node's. The
+        // driver copies the parameters before it returns.
         let status = with_node(launch, argument, |kernel| unsafe {
             (functions.cuGraphExecKernelNodeSetParams_v2)(self.handle, node.0, kernel)
         });
@@ -211,13 +216,13 @@ impl Executable {
 impl Drop for Executable {
     fn drop(&mut self) {
         if let Ok(functions) = self.graph.context.enter() {
-            // SAFETY: created once, destroyed once; a run that is under way ends.
+            // SAFETY: created once, destroyed once; the driver completes a launch in flight.
             unsafe { (functions.cuGraphExecDestroy)(self.handle) };
         }
     }
 }
 
-/// Calls `call` with what the driver reads of a run of a kernel.
+/// Calls `call` with the parameters of a kernel node.
 fn with_node<R>(launch: Launch, argument: &[u64], call: impl FnOnce(*const KernelNode) -> R) -> R {
     let mut parameters = [argument.as_ptr().cast_mut().cast::<c_void>()];
     let Launch { kernel, blocks: [x, y], threads } = launch;

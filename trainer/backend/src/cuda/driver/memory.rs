@@ -1,4 +1,4 @@
-//! Memory: of the device, and of the host where the device reads and writes it by itself.
+//! Device memory, and page-locked host memory that the device accesses directly.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -11,11 +11,11 @@ use millstream_batch::RingMapping;
 use super::super::fault::GpuError;
 use super::{Address, Context, Fault};
 
-/// Pages of a device's memory, and the pieces that they are cut into.
+/// Page size of device memory, and the granularity of small allocations.
 const PAGE_BYTES: usize = 2 << 20;
 const PIECE_BYTES: usize = 512;
 
-/// Memory of a device, of any content.
+/// Uninitialized device memory.
 pub(in crate::cuda) struct Memory {
     context: Arc<Context>,
     address: Address,
@@ -27,7 +27,7 @@ impl Memory {
         let functions = context.enter()?;
         let mut address = 0;
         if bytes > 0 {
-            // SAFETY: `address` is written.
+            // SAFETY: `address` is valid for writes during the call.
             let status = unsafe { (functions.cuMemAlloc_v2)(&raw mut address, bytes) };
             context.check("cuMemAlloc", status)?;
             context.held_bytes.fetch_add(Self::taken(bytes), Ordering::Relaxed);
@@ -35,14 +35,14 @@ impl Memory {
         Ok(Self { context: Arc::clone(context), address, bytes })
     }
 
-    /// Bytes of the device that so many bytes take. Small pieces come from pages of 2 MiB, larger ones have pages of
-    /// their own: what drivers are seen to do, and no promise of theirs.
+    /// Device memory that an allocation of `bytes` bytes uses. Small allocations share pages of 2 MiB; larger ones
+    /// use whole pages. This is observed driver behaviour, not documented.
     pub(in crate::cuda) fn taken(bytes: usize) -> u64 {
         let unit = if bytes <= PAGE_BYTES / 2 { PIECE_BYTES } else { PAGE_BYTES };
         bytes.next_multiple_of(unit) as u64
     }
 
-    /// Where it begins: at a multiple of 256; 0 where there is none.
+    /// The start address, a multiple of 256; 0 for an empty allocation.
     pub(in crate::cuda) fn address(&self) -> Address {
         self.address
     }
@@ -64,7 +64,7 @@ impl Drop for Memory {
     }
 }
 
-/// The host has no such memory.
+/// The host cannot provide the page-locked memory.
 #[derive(Debug, thiserror::Error)]
 #[error("the host has no {bytes} bytes to page-lock: {fault}")]
 pub(in crate::cuda) struct NotLocked {
@@ -73,20 +73,20 @@ pub(in crate::cuda) struct NotLocked {
 }
 
 impl GpuError for NotLocked {
-    /// It is not the GPU that has too little.
+    /// It is the host that is out of memory, not the GPU.
     fn is_out_of_memory(&self) -> bool {
         false
     }
 }
 
-/// Page-locked memory of the host, zeros at first: copies from and to it are made beside the host's work.
+/// Page-locked host memory, initially zero: the device copies from and to it asynchronously.
 pub(in crate::cuda) struct PageLocked {
     context: Arc<Context>,
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: memory of its own, and the driver's functions may be called from any thread.
+// SAFETY: the value owns its memory, and driver functions may be called from any thread.
 unsafe impl Send for PageLocked {}
 
 impl PageLocked {
@@ -97,18 +97,19 @@ impl PageLocked {
     fn of(context: &Arc<Context>, bytes: usize) -> Result<Self, Fault> {
         let functions = context.enter()?;
         let mut start: *mut c_void = ptr::null_mut();
-        // SAFETY: `start` is written.
+        // SAFETY: `start` is valid for writes during the call.
         let status = unsafe { (functions.cuMemHostAlloc)(&raw mut start, bytes.max(1), 0) };
         context.check("cuMemHostAlloc", status)?;
         let start = NonNull::new(start.cast::<u8>()).expect("memory has an address");
-        // SAFETY: just allocated, of that many bytes.
+        // SAFETY: the driver just allocated at least `bytes` bytes at `start`.
         unsafe { start.write_bytes(0, bytes) };
         Ok(Self { context: Arc::clone(context), start, bytes })
     }
 
-    /// To be looked at while no copy is under way.
+    /// The bytes; only to be accessed while no copy is in flight.
     pub(in crate::cuda) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: allocated with `bytes` bytes, which were written, and borrowed as this value is.
+        // SAFETY: `start` points to `bytes` initialized bytes owned by this value, and `&mut self` makes the borrow
+        // exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 }
@@ -122,7 +123,7 @@ impl Drop for PageLocked {
     }
 }
 
-/// A ring's memory, page-locked while this value is there.
+/// A ring's memory, page-locked for the lifetime of this value.
 pub(in crate::cuda) struct Registered {
     context: Arc<Context>,
     pages: RingMapping,
@@ -133,7 +134,7 @@ impl Registered {
         let functions = context.enter()?;
         let Range { start, end } = pages.addresses();
         let bytes = end.addr() - start.addr();
-        // SAFETY: mapped memory, which the pages keep mapped for longer than this value.
+        // SAFETY: the range is mapped memory, and `pages` keeps it mapped for longer than this value lives.
         let status = unsafe { (functions.cuMemHostRegister_v2)(start.cast_mut().cast(), bytes, 0) };
         context.check("cuMemHostRegister", status)?;
         Ok(Self { context: Arc::clone(context), pages: pages.clone() })
@@ -143,7 +144,7 @@ impl Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         if let Ok(functions) = self.context.enter() {
-            // SAFETY: registered once, unregistered once; nothing is copied from a batch after its lease.
+            // SAFETY: registered once, unregistered once; no copy from a batch outlives the batch's lease.
             unsafe { (functions.cuMemHostUnregister)(self.pages.addresses().start.cast_mut().cast()) };
         }
     }

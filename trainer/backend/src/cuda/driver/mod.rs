@@ -1,7 +1,8 @@
-//! The driver: contexts, memory, streams, events, modules, launches and graphs, as Rust values that end what they began.
+//! The CUDA driver API: contexts, memory, streams, events, modules, launches and graphs, as Rust values that
+//! release what they acquire.
 //!
-//! Every call that fails is a [`Fault`] that names the function and what the driver says of it. Once a kernel has
-//! failed, all further calls of its context do: there is nothing left but to end the process, which is a worker's.
+//! Every failed call is a [`Fault`] with the function's name and the driver's error text. Once a kernel has failed,
+//! all later calls in its context fail too; the only remedy is to end the process, which is a worker.
 
 mod graph;
 mod memory;
@@ -23,14 +24,14 @@ pub(super) use module::{Kernel, Launch, Module};
 pub use out_of_memory::OutOfMemory;
 pub(super) use stream::{Event, Stream};
 
-/// What functions return: 0, or a fault.
+/// A `CUresult`: 0 on success, otherwise an error code.
 type Status = c_int;
-/// An address on the device.
+/// An address in device memory.
 pub(super) type Address = u64;
 type Handle = *mut c_void;
 
 functions! {
-    /// Of libcuda.
+    /// Functions of libcuda.
     struct Functions {
         cuInit: fn(flags: c_uint) -> Status,
         cuGetErrorName: fn(status: Status, name: *mut *const c_char) -> Status,
@@ -98,9 +99,9 @@ pub(super) const NAME: Name = Name {
     files: &["libcuda.so.1"],
     remedy: "install the driver for this GPU (packages nvidia-driver-580 or later, or your cloud's GPU image)",
 };
-/// CUDA 12.0, of driver 525: the first with all functions that are called here.
+/// CUDA 12.0, supported since driver 525: the first version with all functions in use here.
 const LEAST_VERSION: i32 = 12_000;
-/// Of compute capability 8.0 (A100) on, numbers of bfloat16 have instructions.
+/// bfloat16 instructions exist since compute capability 8.0 (A100).
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
 const OUT_OF_MEMORY: Status = 2;
 const NOT_READY: Status = 600;
@@ -113,15 +114,15 @@ mod attribute {
     pub(super) const CAPABILITY_MINOR: c_int = 76;
 }
 
-/// A call of the driver that failed.
+/// A failed driver call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{function} of NVIDIA's driver failed: {name}, {text}")]
 pub struct Fault {
-    /// Which function.
+    /// The function that failed.
     pub function: &'static str,
-    /// What the driver calls the fault.
+    /// The name of the error.
     pub name: String,
-    /// What it says of it.
+    /// The driver's description of the error.
     pub text: String,
     status: Status,
 }
@@ -135,53 +136,53 @@ impl GpuError for Fault {
 /// Why a GPU cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    /// The driver is missing or too old.
+    /// The driver library is missing or too old.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// It refuses.
+    /// A driver call failed.
     #[error(transparent)]
     Fault(#[from] Fault),
-    /// It has too little memory.
+    /// The device has too little free memory.
     #[error(transparent)]
     OutOfMemory(Box<OutOfMemory>),
-    /// It has no such device.
+    /// The device does not exist.
     #[error("there is no GPU number {wanted} on this host: the driver knows {count}")]
     NoDevice {
-        /// Which was asked for, from 0.
+        /// The requested number, from 0.
         wanted: u32,
-        /// How many there are.
+        /// The number of devices.
         count: u32,
     },
-    /// It is older than what kernels are written for.
+    /// The device is older than the kernels support.
     #[error("GPU {number} ({name}) has compute capability {found}: Millstream needs 8.0 (A100) or later")]
     OldDevice {
-        /// Its number.
+        /// The number of the device.
         number: u32,
-        /// What it is called.
+        /// The name of the device.
         name: String,
-        /// What it can.
+        /// Its compute capability.
         found: String,
     },
 }
 
-/// What the driver says of a device.
+/// Properties of a device, as the driver reports them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// Its number on this host.
     pub number: u32,
-    /// As its maker calls it.
+    /// The product name.
     pub name: String,
     /// Compute capability: major and minor.
     pub capability: (i32, i32),
-    /// How many multiprocessors it has.
+    /// The number of multiprocessors.
     pub multiprocessors: u32,
-    /// All its memory.
+    /// Total memory in bytes.
     pub memory_bytes: u64,
-    /// The latest version of CUDA that the driver serves.
+    /// The latest CUDA version that the driver supports.
     pub driver: String,
 }
 
-/// The driver, open.
+/// The loaded driver library.
 pub(super) struct Driver {
     functions: Functions,
     version: i32,
@@ -190,8 +191,9 @@ pub(super) struct Driver {
 impl Driver {
     pub(super) fn open(libraries: &Libraries) -> Result<Self, DriverError> {
         let library = libraries.open(&NAME)?;
-        // First of all, so that an old driver is called old.
-        // SAFETY: declared as in cuda.h; both pointers are to what is written.
+        // Check the version before loading the functions, to report an old driver as old rather than as incomplete.
+        // SAFETY: the function pointer has the signature of cuda.h, and `version` is valid for writes during the
+        // call.
         let version = unsafe {
             let get: unsafe extern "C" fn(*mut c_int) -> Status = library.function("cuDriverGetVersion")?;
             let mut version = 0;
@@ -200,24 +202,24 @@ impl Driver {
         };
         library.check_version(version, LEAST_VERSION)?;
         let this = Self { functions: Functions::load(library)?, version };
-        // SAFETY: no pointers.
+        // SAFETY: takes no pointers; called before any other function of the API that requires initialization.
         this.check("cuInit", unsafe { (this.functions.cuInit)(0) })?;
         Ok(this)
     }
 
-    /// The latest version of CUDA that it serves.
+    /// The latest CUDA version that the driver supports.
     pub(super) fn version(&self) -> String {
         super::library::version(self.version)
     }
 
     pub(super) fn devices(&self) -> Result<u32, Fault> {
         let mut count = 0;
-        // SAFETY: `count` is written.
+        // SAFETY: `count` is valid for writes during the call.
         self.check("cuDeviceGetCount", unsafe { (self.functions.cuDeviceGetCount)(&raw mut count) })?;
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// What device `number` is.
+    /// The properties of device `number`.
     pub(super) fn describe(&self, number: u32) -> Result<Gpu, DriverError> {
         let count = self.devices()?;
         if number >= count {
@@ -225,7 +227,8 @@ impl Driver {
         }
         let (mut device, mut name, mut bytes) = (0, [0; 256], 0);
         let functions = &self.functions;
-        // SAFETY: each pointer is to what is written, of the length that is said.
+        // SAFETY: `device`, `name` and `bytes` are valid for writes during their calls, and `name.len()` is the
+        // length of `name`.
         unsafe {
             self.check("cuDeviceGet", (functions.cuDeviceGet)(&raw mut device, number as c_int))?;
             let named = (functions.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int, device);
@@ -234,11 +237,11 @@ impl Driver {
         }
         let attribute = |attribute| {
             let mut value = 0;
-            // SAFETY: `value` is written.
+            // SAFETY: `value` is valid for writes during the call.
             let status = unsafe { (functions.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
             self.check("cuDeviceGetAttribute", status).map(|()| value)
         };
-        // SAFETY: the driver ends names by a zero, within the length that it was given.
+        // SAFETY: the driver terminates the name with a zero byte within the length that it was given.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         Ok(Gpu {
             number,
@@ -256,9 +259,10 @@ impl Driver {
         }
         let text_of = |get: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
             let mut text = ptr::null();
-            // SAFETY: `text` is written: null, or a text that lives as long as the driver.
+            // SAFETY: `text` is valid for writes during the call.
             match unsafe { get(status, &raw mut text) } {
-                // SAFETY: as above.
+                // SAFETY: on success `text` is null or a zero-terminated string that lives as long as the driver
+                // library.
                 0 if !text.is_null() => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
                 _ => format!("status {status}"),
             }
@@ -268,23 +272,25 @@ impl Driver {
     }
 }
 
-/// A device in use.
+/// The primary context of a device.
 pub(super) struct Context {
     driver: Driver,
     gpu: Gpu,
     device: c_int,
     handle: Handle,
-    /// Whether there is work that the driver does not know of yet.
+    /// Whether commands are pending that were not submitted to the driver yet.
     is_behind: AtomicBool,
-    /// Memory that such work may still name: nobody's any more, and not yet free.
+    /// Dropped memory that pending commands may still use; freed when they have been submitted.
     left: Mutex<Vec<Address>>,
-    /// What all memory that is somebody's takes.
+    /// Bytes of all live allocations.
     held_bytes: AtomicU64,
 }
 
-// SAFETY: the driver's functions may be called from any thread, and each call first makes the context its thread's.
+// SAFETY: driver functions may be called from any thread, and each method makes the context current on its thread
+// first.
 unsafe impl Send for Context {}
-// SAFETY: as above.
+// SAFETY: shared methods call only driver functions, which are thread-safe; the other fields are atomics or behind
+// a mutex.
 unsafe impl Sync for Context {}
 
 impl Context {
@@ -295,13 +301,13 @@ impl Context {
             return Err(DriverError::OldDevice { number, name: gpu.name, found });
         }
         let (mut device, mut handle) = (0, ptr::null_mut());
-        // SAFETY: both are written.
+        // SAFETY: `device` and `handle` are valid for writes during the calls.
         unsafe {
             driver.check("cuDeviceGet", (driver.functions.cuDeviceGet)(&raw mut device, number as c_int))?;
             let retained = (driver.functions.cuDevicePrimaryCtxRetain)(&raw mut handle, device);
             if let Err(fault) = driver.check("cuDevicePrimaryCtxRetain", retained) {
                 return Err(match fault.is_out_of_memory() {
-                    // Without a context the driver does not say what is free.
+                    // The driver reports free memory only within a context.
                     true => DriverError::OutOfMemory(Box::new(OutOfMemory { gpu, free_bytes: None, fault })),
                     false => fault.into(),
                 });
@@ -315,25 +321,25 @@ impl Context {
         &self.gpu
     }
 
-    /// Bytes of the device's memory that are held.
+    /// Bytes of device memory held by live allocations.
     pub(super) fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Ordering::Relaxed)
     }
 
-    /// What nobody holds of the device's memory.
+    /// Bytes of device memory that no process holds.
     pub(super) fn free_bytes(&self) -> Result<u64, Fault> {
         let functions = self.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both are written.
+        // SAFETY: `free` and `total` are valid for writes during the call.
         let status = unsafe { (functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
         self.check("cuMemGetInfo", status)?;
         Ok(free as u64)
     }
 
-    /// The functions, with this context the calling thread's.
+    /// The driver's functions, after making this context current on the calling thread.
     fn enter(&self) -> Result<&Functions, Fault> {
         let functions = &self.driver.functions;
-        // SAFETY: the context was retained, and is until it is dropped.
+        // SAFETY: the context was retained in `new` and is released only on drop.
         self.check("cuCtxSetCurrent", unsafe { (functions.cuCtxSetCurrent)(self.handle) })?;
         Ok(functions)
     }
@@ -342,18 +348,19 @@ impl Context {
         self.driver.check(function, status)
     }
 
-    /// From here on memory that is dropped stays as it is, for work that the driver does not know of yet.
+    /// Defers freeing dropped memory, because commands are pending that were not submitted to the driver yet.
     pub(super) fn fall_behind(&self) {
         self.is_behind.store(true, Ordering::Relaxed);
     }
 
-    /// The driver knows of all work, or there will be none: what was dropped meanwhile is free.
+    /// Frees the memory dropped meanwhile: all commands were submitted, or will never run.
     pub(super) fn catch_up(&self) {
         self.is_behind.store(false, Ordering::Relaxed);
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         if let (false, Ok(functions)) = (left.is_empty(), self.enter()) {
             for address in left.drain(..) {
-                // SAFETY: allocated once, freed once; the driver waits for what still works with it.
+                // SAFETY: each address was allocated once and is freed once; cuMemFree waits for submitted work
+                // that uses it.
                 unsafe { (functions.cuMemFree_v2)(address) };
             }
         }
@@ -362,7 +369,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once, released once. What a broken context answers changes nothing any more.
+        // SAFETY: retained once in `new`, released once here. The status is ignored: nothing can be done about a
+        // broken context.
         unsafe { (self.driver.functions.cuDevicePrimaryCtxRelease_v2)(self.device) };
     }
 }

@@ -1,8 +1,8 @@
-//! Too little memory for what precedes any job: the context, the kernels and the workspace of matrix products.
+//! Running out of memory before any job's data: for the context, the kernels or the cuBLASLt workspace.
 
 use super::{Fault, Gpu};
 
-/// Other programs have left a GPU too little memory to open it.
+/// Other processes left too little free memory on a GPU to open it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "GPU {number} ({name}) has too little free memory to start: {left}, and this job has allocated none yet; stop \

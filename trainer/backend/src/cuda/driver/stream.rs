@@ -1,4 +1,4 @@
-//! Streams of work, and points in them.
+//! Streams and events.
 
 use std::ffi::{c_uint, c_void};
 use std::ptr;
@@ -7,29 +7,29 @@ use std::time::Duration;
 
 use super::{Address, Context, Fault, Handle, Launch, Memory, NOT_READY};
 
-/// A stream that does not wait for the one that programs have without asking.
+/// CU_STREAM_NON_BLOCKING: the stream does not synchronize with the default stream.
 const NON_BLOCKING: c_uint = 1;
-/// A thread that waits for an event sleeps: its core is the input's.
+/// CU_EVENT_BLOCKING_SYNC: a thread that waits for the event sleeps, which leaves its core to the input pipeline.
 const BLOCKING_SYNC: c_uint = 1;
-/// What is not asked when it came by takes less.
+/// CU_EVENT_DISABLE_TIMING: an event without a timestamp is cheaper.
 const DISABLE_TIMING: c_uint = 2;
 
-/// Work for a device, done in order.
+/// A stream of device work, executed in order.
 pub(in crate::cuda) struct Stream {
     pub(super) context: Arc<Context>,
     pub(super) handle: Handle,
 }
 
-// SAFETY: as of the context.
+// SAFETY: the handle is only passed to driver functions, which may be called from any thread.
 unsafe impl Send for Stream {}
-// SAFETY: as of the context.
+// SAFETY: the handle is only passed to driver functions, which may be called from any thread.
 unsafe impl Sync for Stream {}
 
 impl Stream {
     pub(in crate::cuda) fn new(context: &Arc<Context>) -> Result<Self, Fault> {
         let functions = context.enter()?;
         let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is written.
+        // SAFETY: `handle` is valid for writes during the call.
         let status = unsafe { (functions.cuStreamCreate)(&raw mut handle, NON_BLOCKING) };
         context.check("cuStreamCreate", status)?;
         Ok(Self { context: Arc::clone(context), handle })
@@ -43,17 +43,17 @@ impl Stream {
         &self.context
     }
 
-    /// Waits for all that was asked of it.
+    /// Waits for all work submitted to the stream.
     pub(in crate::cuda) fn wait(&self) -> Result<(), Fault> {
         let functions = self.context.enter()?;
-        // SAFETY: a stream of this context.
+        // SAFETY: `self.handle` is a live stream of this context.
         self.context.check("cuStreamSynchronize", unsafe { (functions.cuStreamSynchronize)(self.handle) })
     }
 
-    /// What is asked of it from here on is done after `event`.
+    /// Makes later work of the stream wait for `event`.
     pub(in crate::cuda) fn wait_for(&self, event: &Event) -> Result<(), Fault> {
         let functions = self.context.enter()?;
-        // SAFETY: both are of this context.
+        // SAFETY: the stream and the event are live and belong to this context.
         let status = unsafe { (functions.cuStreamWaitEvent)(self.handle, event.handle, 0) };
         self.context.check("cuStreamWaitEvent", status)
     }
@@ -61,14 +61,14 @@ impl Stream {
     /// Copies `from` to `address` on the device.
     ///
     /// # Safety
-    /// So many bytes from there on are memory of this device. `from` stays as it is until the stream has come by, if it
-    /// is page-locked.
+    /// `address` points to at least `from.len()` bytes of memory of this device. If `from` is page-locked, it must
+    /// not change before the stream has executed the copy.
     pub(in crate::cuda) unsafe fn copy_to_device(&self, address: Address, from: &[u8]) -> Result<(), Fault> {
         let functions = self.context.enter()?;
         if from.is_empty() {
             return Ok(());
         }
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees that the destination is valid and that `from` stays unchanged.
         let status = unsafe {
             (functions.cuMemcpyHtoDAsync_v2)(address, from.as_ptr().cast(), from.len(), self.handle)
         };
@@ -78,13 +78,14 @@ impl Stream {
     /// Copies memory of the device to `to`.
     ///
     /// # Safety
-    /// As of [`Stream::copy_to_device`]; `to` is not looked at before the stream has come by.
+    /// `address` points to at least `to.len()` bytes of memory of this device. `to` must not be accessed before the
+    /// stream has executed the copy.
     pub(in crate::cuda) unsafe fn copy_to_host(&self, to: &mut [u8], address: Address) -> Result<(), Fault> {
         let functions = self.context.enter()?;
         if to.is_empty() {
             return Ok(());
         }
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees that the source is valid and that `to` is not accessed during the copy.
         let status = unsafe {
             (functions.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), address, to.len(), self.handle)
         };
@@ -97,20 +98,22 @@ impl Stream {
         if memory.bytes() == 0 {
             return Ok(());
         }
-        // SAFETY: all of an allocation.
+        // SAFETY: the range is exactly one live allocation.
         let status = unsafe { (functions.cuMemsetD8Async)(memory.address(), 0, memory.bytes(), self.handle) };
         self.context.check("cuMemsetD8Async", status)
     }
 
-    /// Runs a kernel.
+    /// Launches a kernel.
     ///
     /// # Safety
-    /// The kernel takes one argument, which is laid out as `argument` is, and does with it what is sound.
+    /// The kernel takes one argument with the layout of `argument`, and every access that it makes with that
+    /// argument is valid.
     pub(in crate::cuda) unsafe fn launch(&self, launch: Launch, argument: &[u64]) -> Result<(), Fault> {
         let functions = self.context.enter()?;
         let mut parameters = [argument.as_ptr().cast_mut().cast::<c_void>()];
         let Launch { kernel, blocks: [x, y], threads } = launch;
-        // SAFETY: by the caller's promise; parameters are copied before the call returns.
+        // SAFETY: the caller guarantees that the argument fits the kernel. The driver copies the parameters before
+        // it returns.
         let status = unsafe {
             let (parameters, extra) = (parameters.as_mut_ptr(), ptr::null_mut());
             (functions.cuLaunchKernel)(
@@ -134,30 +137,30 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if let Ok(functions) = self.context.enter() {
-            // SAFETY: created once, destroyed once; what was asked of it is still done.
+            // SAFETY: created once, destroyed once; the driver completes submitted work.
             unsafe { (functions.cuStreamDestroy_v2)(self.handle) };
         }
     }
 }
 
-/// A point in a stream's work.
+/// An event: a point in a stream's work.
 pub(in crate::cuda) struct Event {
     context: Arc<Context>,
     handle: Handle,
 }
 
-// SAFETY: as of the context.
+// SAFETY: the handle is only passed to driver functions, which may be called from any thread.
 unsafe impl Send for Event {}
-// SAFETY: as above.
+// SAFETY: the handle is only passed to driver functions, which may be called from any thread.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// One that was never recorded: nobody waits for it.
+    /// An unrecorded event; waiting for it returns at once.
     pub(in crate::cuda) fn new(context: &Arc<Context>) -> Result<Self, Fault> {
         Self::of(context, BLOCKING_SYNC | DISABLE_TIMING)
     }
 
-    /// One that tells when its stream came by.
+    /// An event that records the time at which its stream reaches it.
     pub(in crate::cuda) fn timed(context: &Arc<Context>) -> Result<Self, Fault> {
         Self::of(context, BLOCKING_SYNC)
     }
@@ -165,26 +168,27 @@ impl Event {
     fn of(context: &Arc<Context>, flags: c_uint) -> Result<Self, Fault> {
         let functions = context.enter()?;
         let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is written.
+        // SAFETY: `handle` is valid for writes during the call.
         let status = unsafe { (functions.cuEventCreate)(&raw mut handle, flags) };
         context.check("cuEventCreate", status)?;
         Ok(Self { context: Arc::clone(context), handle })
     }
 
-    /// From here on it is the point behind all that was asked of `stream`.
+    /// Records the event after all work submitted to `stream` so far.
     pub(in crate::cuda) fn record(&self, stream: &Stream) -> Result<(), Fault> {
         let functions = self.context.enter()?;
-        // SAFETY: both are of this context.
+        // SAFETY: the event and the stream are live and belong to this context.
         let status = unsafe { (functions.cuEventRecord)(self.handle, stream.handle) };
         self.context.check("cuEventRecord", status)
     }
 
-    /// How long after `start` its stream came by, both of them timed; `None` as long as it has not. To half a microsecond,
-    /// or a part in 2^24.
+    /// The time from `start` to this event, both created by [`Event::timed`]; `None` until both have completed. The
+    /// resolution is half a microsecond, or one part in 2^24 if that is coarser.
     pub(in crate::cuda) fn since(&self, start: &Self) -> Result<Option<Duration>, Fault> {
         let functions = self.context.enter()?;
         let mut milliseconds = 0.0_f32;
-        // SAFETY: `milliseconds` is written; both are of this context.
+        // SAFETY: `milliseconds` is valid for writes during the call; both events are live and belong to this
+        // context.
         let status =
             unsafe { (functions.cuEventElapsedTime)(&raw mut milliseconds, start.handle, self.handle) };
         if status == NOT_READY {
@@ -194,10 +198,10 @@ impl Event {
         Ok(Some(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3)))
     }
 
-    /// Waits until its stream has come by.
+    /// Waits until the event has completed.
     pub(in crate::cuda) fn wait(&self) -> Result<(), Fault> {
         let functions = self.context.enter()?;
-        // SAFETY: an event of this context.
+        // SAFETY: `self.handle` is a live event of this context.
         self.context.check("cuEventSynchronize", unsafe { (functions.cuEventSynchronize)(self.handle) })
     }
 }
@@ -205,7 +209,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if let Ok(functions) = self.context.enter() {
-            // SAFETY: created once, destroyed once; who waits for it goes on waiting.
+            // SAFETY: created once, destroyed once; the driver defers destruction while work waits for the event.
             unsafe { (functions.cuEventDestroy_v2)(self.handle) };
         }
     }
