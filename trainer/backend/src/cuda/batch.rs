@@ -1,9 +1,9 @@
-//! A batch in a GPU's memory: what was sound of a slot, and behind it what follows from its offsets.
+//! A batch in GPU memory: the validated contents of a slot, followed by data derived from its offsets.
 //!
-//! Kernels check a batch as they take it in from the slot that it came through. Where it is not sound they leave ids at 0
-//! and rows of multi-valued features empty, so that whatever is asked of the batch is harmless, and tell of the
-//! first fault. From then on nothing steps a weight until the host knows: [`Cuda::check`](crate::Backend::check) or a
-//! [report](super::report) says so. So no step waits for what its batch's check says.
+//! Kernels validate a batch while they copy it from its slot. They replace invalid ids with 0 and make rows with
+//! invalid offsets empty, so operations on the batch are memory-safe, and they record the first fault. Until the
+//! host has read that fault, with [`Cuda::check`](crate::Backend::check) or a [report](super::report), no kernel
+//! updates a weight. No step has to wait for the result of its batch's validation.
 
 use std::sync::Arc;
 
@@ -18,17 +18,17 @@ use crate::device::{BatchShape, IdColumn, Pooling};
 use crate::error::BatchError;
 use crate::host;
 
-/// A batch in the memory of a GPU, checked.
+/// A validated batch in GPU memory.
 pub struct CudaBatch {
     layout: Arc<SlotLayout>,
     memory: Memory,
     shape: BatchShape,
-    /// Columns of one id a row, then ragged ones.
+    /// Single-valued columns, then ragged ones.
     columns: Vec<ColumnView>,
     feed: Feed,
 }
 
-/// As kernels number poolings.
+/// The kernels' code for a pooling.
 pub(super) fn code(pooling: Pooling) -> u32 {
     match pooling {
         Pooling::Sum => 0,
@@ -45,7 +45,7 @@ impl CudaBatch {
         Self { memory: cuda.memory(bytes), shape: BatchShape::of(schema), layout, columns, feed }
     }
 
-    /// Bytes of the GPU's memory that a batch of `schema` takes, as many as can be where it has no layout.
+    /// GPU memory that a batch of `schema` uses, in bytes; `u64::MAX` if the schema has no layout.
     pub(super) fn bytes_of(schema: &BatchSchema) -> u64 {
         let Ok(layout) = SlotLayout::of(schema) else { return u64::MAX };
         let (columns, bytes) = columns_of(&layout);
@@ -53,7 +53,7 @@ impl CudaBatch {
         own + SLOTS as u64 * Memory::taken(layout.slot_bytes())
     }
 
-    /// Bytes of the host's memory that batches of `schema` come through where the ring's own cannot be page-locked.
+    /// Host memory that stages batches of `schema` if the ring cannot be page-locked, in bytes.
     pub(super) fn staging_bytes_of(schema: &BatchSchema) -> u64 {
         SlotLayout::of(schema).map_or(u64::MAX, |layout| (SLOTS * layout.slot_bytes()) as u64)
     }
@@ -74,14 +74,14 @@ impl CudaBatch {
         column_of(self.layout.schema(), &self.columns, column)
     }
 
-    /// Label `label` of each row.
+    /// The address of label `label` of all rows.
     pub(super) fn labels(&self, label: usize) -> Address {
         let before =
             self.layout.labels.offset + label * self.layout.schema().rows as usize * size_of::<f32>();
         self.address() + before as Address
     }
 
-    /// Of rows; 0 where all weigh 1.
+    /// The address of the row weights; 0 if all rows weigh 1.
     pub(super) fn weights(&self) -> Address {
         self.layout.weights.map_or(0, |section| self.address() + section.offset as Address)
     }
@@ -94,7 +94,7 @@ impl CudaBatch {
         self.layout.schema().dense.len()
     }
 
-    /// Has `batch` copied and checked. Of one that is refused at once no rows are held.
+    /// Enqueues the copy and the validation of `batch`. After an error the batch has no rows.
     pub(super) fn upload(&mut self, cuda: &Cuda, batch: BatchRef<'_>) -> Result<(), BatchError> {
         self.shape.rows = 0;
         if !host::fits(self.layout.schema(), batch.layout().schema()) {
@@ -107,7 +107,7 @@ impl CudaBatch {
         let (rows, layout) = (self.rows(), Arc::clone(&self.layout));
         self.feed.bring(cuda, batch, &layout, |slot| {
             let intake = Intake { slot, ..intake };
-            // The batch before may still be read.
+            // Commands put aside may still read the previous batch.
             cuda.join();
             cuda.launch(CHECK_OFFSETS, [rows, columns], &intake);
             cuda.launch(TAKE_IDS, [rows, columns], &intake);
@@ -116,7 +116,7 @@ impl CudaBatch {
         Ok(())
     }
 
-    /// From no slot yet.
+    /// The kernels' argument; the slot is set later.
     fn intake(&self, cuda: &Cuda) -> Intake {
         let schema = self.layout.schema();
         Intake {
@@ -134,7 +134,7 @@ impl CudaBatch {
         }
     }
 
-    /// By which a fault is told that was found in it.
+    /// The layout, used to describe a fault found in this batch.
     pub(super) fn layout(&self) -> &Arc<SlotLayout> {
         &self.layout
     }
@@ -143,7 +143,7 @@ impl CudaBatch {
 impl Faults {
     const NONE: u64 = u64::MAX;
 
-    /// Nothing was found.
+    /// No fault.
     pub(super) const CLEAR: Self = Self {
         of_offsets: Self::NONE,
         of_ids: Self::NONE,
@@ -155,7 +155,8 @@ impl Faults {
         unused: 0,
     };
 
-    /// What was found in the batch at `address`, of `layout`, if anything was: as the host would say it.
+    /// The fault found in the batch at `address` with layout `layout`, if any, as the host's validation would
+    /// report it.
     pub(super) fn of(&self, address: Address, layout: &SlotLayout) -> Result<(), BatchError> {
         if self.found == Self::NONE || self.batch != address {
             return Ok(());
@@ -174,17 +175,17 @@ impl Faults {
 }
 
 impl Cuda {
-    /// Forgets the fault that was found: the host knows of it.
+    /// Clears the recorded fault after the host has read it.
     pub(super) fn clear_faults(&self) {
         self.copy_to(self.faults.address(), bytes_of(&[Faults::CLEAR]));
     }
 
-    /// Where kernels look that change weights: all ones where every batch since the last one was sound.
+    /// The address that update kernels check: all ones if no fault was found since the last report.
     pub(super) fn fault(&self) -> Address {
         self.faults.address() + std::mem::offset_of!(Faults, found) as Address
     }
 
-    /// Waits; says what is wrong with the batch that was uploaded last, and forgets it.
+    /// Waits, returns the fault found in the last uploaded batch, and clears it.
     pub(super) fn check_batch(&self, batch: &CudaBatch) -> Result<(), BatchError> {
         let mut faults = [Faults::CLEAR];
         self.copy_from(super::bytes_of_mut(&mut faults), self.faults.address());
@@ -196,7 +197,7 @@ impl Cuda {
     }
 }
 
-/// That of `column`, of those that [`columns_of`] gave.
+/// The view of `column` among the `columns` that [`columns_of`] returned.
 pub(super) fn column_of(schema: &BatchSchema, columns: &[ColumnView], column: IdColumn) -> ColumnView {
     match column {
         IdColumn::Single(feature) => columns[feature],
@@ -204,7 +205,7 @@ pub(super) fn column_of(schema: &BatchSchema, columns: &[ColumnView], column: Id
     }
 }
 
-/// Where each column of ids lies, those of one id a row first; and the bytes of all.
+/// The location of each id column, single-valued ones first, and the batch's total size in bytes.
 pub(super) fn columns_of(layout: &SlotLayout) -> (Vec<ColumnView>, usize) {
     let schema = layout.schema();
     let rows = schema.rows as usize;

@@ -1,7 +1,7 @@
-//! Products of matrices, by cuBLASLt.
+//! Matrix products with cuBLASLt.
 //!
-//! The library has matrices column by column. Row-major matrices are to it the transposes of what they are to us, so it is
-//! asked for the transpose of the product: `C^T = B^T A^T`.
+//! cuBLASLt's matrices are column-major. A row-major matrix is the transpose of the column-major matrix with the
+//! same memory, so we compute the transposed product: `C^T = B^T A^T`.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -20,7 +20,7 @@ type Status = c_int;
 type Handle = *mut c_void;
 
 functions! {
-    /// Of libcublasLt.
+    /// Functions of libcublasLt.
     struct Functions {
         cublasLtCreate: fn(handle: *mut Handle) -> Status,
         cublasLtDestroy: fn(handle: Handle) -> Status,
@@ -72,13 +72,13 @@ pub(super) const NAME: Name = Name {
 };
 const LEAST_VERSION: i32 = 12_000;
 
-/// Of the library's enumerations, what is used here.
+/// The constants of cublasLt.h in use here.
 mod constant {
     use std::ffi::c_int;
 
-    /// CUBLAS_COMPUTE_32F: sums, and factors of single precision as they are.
+    /// CUBLAS_COMPUTE_32F: fp32 accumulation, fp32 factors in full precision.
     pub(super) const COMPUTE_F32: c_int = 68;
-    /// CUBLAS_COMPUTE_32F_FAST_TF32: factors of single precision with 11 digits.
+    /// CUBLAS_COMPUTE_32F_FAST_TF32: fp32 factors are rounded to tf32 (11 significant bits).
     pub(super) const COMPUTE_TF32: c_int = 77;
     pub(super) const R_F32: c_int = 0;
     pub(super) const R_F16: c_int = 2;
@@ -97,10 +97,10 @@ mod constant {
     pub(super) const PLAIN: u32 = 1;
     pub(super) const RELU: u32 = 2;
     pub(super) const BIAS: u32 = 4;
-    /// With RELU or DRELU: bits of signs are written, or read.
+    /// With RELU or DRELU: writes or reads the sign bits.
     pub(super) const AUX: u32 = 128;
     pub(super) const DRELU: u32 = 8;
-    /// The sums of a, which is `right`, by row.
+    /// Computes the row sums of a, which is `right`.
     pub(super) const BGRADA: u32 = 256;
 }
 
@@ -118,7 +118,7 @@ struct Heuristic {
     reserved: [c_int; 4],
 }
 
-/// A product that the library did not make.
+/// A failed cuBLASLt call.
 #[derive(Debug, thiserror::Error)]
 #[error("{function} of cuBLASLt failed: {text}")]
 pub(super) struct BlasError {
@@ -127,7 +127,7 @@ pub(super) struct BlasError {
 }
 
 impl GpuError for BlasError {
-    /// The library works in memory that it was given.
+    /// The library allocates no memory: its workspace is preallocated.
     fn is_out_of_memory(&self) -> bool {
         false
     }
@@ -138,44 +138,44 @@ impl GpuError for BlasError {
 pub(super) struct Factor {
     pub(super) address: Address,
     pub(super) float: Float,
-    /// Numbers from one row to the next.
+    /// Row stride, in elements.
     pub(super) stride: usize,
-    /// Whether its transpose is meant.
+    /// Whether the product uses the transpose.
     pub(super) is_transposed: bool,
 }
 
-/// What else is done while a product is made. A bias, and sums, are `[1, columns]` and of the format of `out`.
+/// A fused epilogue of a product. Biases and sums are `[1, columns]`, in the format of `out`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Epilogue {
-    /// Nothing.
+    /// No epilogue.
     #[default]
     Plain,
-    /// A bias is added.
+    /// Adds a bias.
     Bias(Address),
-    /// Then what is below 0 is made 0; which numbers are above it is noted.
+    /// Adds a bias, if any, and applies ReLU; optionally writes the sign bits of the result.
     Rectified { bias: Option<Address>, signs: Option<Bits> },
-    /// What was not above 0 when signs were noted is made 0.
+    /// Sets elements to 0 where the sign bit is not set.
     Masked(Bits),
-    /// The sums of `right` by column are made, too.
+    /// Also computes the column sums of `right`.
     Sums(Address),
 }
 
-/// `out = [out +] left . right`, `[rows, depth] . [depth, columns]`, sums in single precision; and an epilogue.
+/// `out = [out +] left . right`, `[rows, depth] . [depth, columns]`, with fp32 accumulation and an epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Product {
     pub(super) rows: usize,
     pub(super) depth: usize,
     pub(super) columns: usize,
     pub(super) left: Factor,
-    /// Of the format of `left`.
+    /// In the format of `left`.
     pub(super) right: Factor,
     pub(super) out: Factor,
-    /// Whether what is in `out` is added to.
+    /// Whether the product is added to `out`.
     pub(super) adds: bool,
     pub(super) epilogue: Epilogue,
 }
 
-/// What a plan is for: all of a product but its addresses.
+/// The key of a plan: everything about a product except its addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     sizes: [usize; 3],
@@ -187,58 +187,58 @@ struct Key {
     is_tf32: bool,
 }
 
-/// How the library makes a product.
+/// A prepared matmul.
 struct Plan {
     descriptor: Handle,
-    /// Of a, b and d; c is d.
+    /// Layouts of a, b and d; c is d.
     layouts: [Handle; 3],
     algorithm: Algorithm,
 }
 
-/// The library, open.
+/// The library, loaded and initialized.
 pub(super) struct Blas {
     functions: Functions,
     handle: Handle,
     workspace: Memory,
-    /// None where the library has no way.
+    /// `None` if the library has no algorithm for the key.
     plans: Mutex<HashMap<Key, Option<Plan>>>,
     allows_tf32: AtomicBool,
 }
 
-// SAFETY: the library may be called from any thread; plans are behind a lock.
+// SAFETY: cuBLASLt functions may be called from any thread, and the plans are behind a mutex.
 unsafe impl Send for Blas {}
 
-/// What the library may work in: as its maker recommends for Hopper.
+/// Size of the workspace, as NVIDIA recommends for Hopper.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// Why the library cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenBlasError {
-    /// It is missing or too old.
+    /// The library is missing or too old.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// There is no memory for it.
+    /// The workspace could not be allocated.
     #[error(transparent)]
     Fault(#[from] Fault),
-    /// It refuses.
+    /// The library failed to initialize.
     #[error("{0}")]
     Refused(String),
 }
 
-/// The library, of a version that will do, as `1000 * major + 10 * minor`.
+/// Opens the library and returns its version, `1000 * major + 10 * minor`, which is at least `LEAST_VERSION`.
 fn open(libraries: &Libraries) -> Result<(Library, i32), LibraryError> {
     let library = libraries.open(&NAME)?;
-    // SAFETY: declared as in cublasLt.h.
+    // SAFETY: the function pointer has the signature of cublasLt.h and takes no arguments.
     let found = unsafe {
         let get: unsafe extern "C" fn() -> usize = library.function("cublasLtGetVersion")?;
-        // As the library counts: `10000 * major + 100 * minor`, and then what changes nothing here.
+        // The library counts `10000 * major + 100 * minor + patch`.
         (get() / 10) as i32
     };
     library.check_version(found, LEAST_VERSION)?;
     Ok((library, found))
 }
 
-/// The version of the library that this host has.
+/// The version of this host's library.
 pub(super) fn version(libraries: &Libraries) -> Result<String, LibraryError> {
     open(libraries).map(|(_, version)| super::library::version(version))
 }
@@ -250,13 +250,13 @@ impl Blas {
         let workspace = Memory::new(context, WORKSPACE_BYTES)?;
         let (handle, plans) = (ptr::null_mut(), Mutex::default());
         let mut this = Self { functions, handle, workspace, plans, allows_tf32: AtomicBool::new(false) };
-        // SAFETY: the handle is written.
+        // SAFETY: `this.handle` is valid for writes during the call.
         let created = unsafe { (this.functions.cublasLtCreate)(&raw mut this.handle) };
         this.check("cublasLtCreate", created).map_err(|error| OpenBlasError::Refused(error.to_string()))?;
         Ok(this)
     }
 
-    /// Whether products of single precision may take their factors as TF32.
+    /// Sets whether fp32 products may round their factors to tf32.
     pub(super) fn allow_tf32(&self, is_allowed: bool) {
         self.allows_tf32.store(is_allowed, Ordering::Relaxed);
     }
@@ -269,12 +269,12 @@ impl Blas {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: the library has a text for every status, which lives as long as it does.
+        // SAFETY: the library has a zero-terminated text for every status, which lives as long as the library.
         let text = unsafe { CStr::from_ptr((self.functions.cublasLtGetStatusString)(status)) };
         Err(BlasError { function, text: text.to_string_lossy().into_owned() })
     }
 
-    /// Whether the library has a way to make a product: to add a bias, or to rectify, in its formats.
+    /// Whether the library has an algorithm for the product with its epilogue and formats.
     pub(super) fn can(&self, product: &Product) -> Result<bool, BlasError> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let key = self.key(product);
@@ -285,10 +285,10 @@ impl Blas {
         Ok(plan.is_some())
     }
 
-    /// Makes a product that can be made.
+    /// Computes a product for which [`Self::can`] returned true.
     ///
     /// # Safety
-    /// The matrices are memory of the stream's device, of the sizes that are said.
+    /// All addresses are memory of the stream's device, with the sizes that `product` declares.
     pub(super) unsafe fn multiply(&self, stream: &Stream, product: &Product) -> Result<(), BlasError> {
         let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let plan =
@@ -297,7 +297,8 @@ impl Blas {
         let (alpha, beta) = (1.0_f32, if product.adds { 1.0_f32 } else { 0.0 });
         let [a, b, d] = plan.layouts;
         let (left, right, out) = (product.left.address, product.right.address, product.out.address);
-        // SAFETY: by the caller's promise; both factors are numbers on the host, as is the rule if not said otherwise.
+        // SAFETY: the caller guarantees valid matrices. `alpha` and `beta` are fp32 on the host, which is the
+        // default pointer mode.
         let status = unsafe {
             (self.functions.cublasLtMatmul)(
                 self.handle,
@@ -322,7 +323,8 @@ impl Blas {
     }
 
     fn set<T>(&self, descriptor: Handle, attribute: c_int, value: &T) -> Result<(), BlasError> {
-        // SAFETY: the library reads as many bytes as the attribute has, which is checked against what is said.
+        // SAFETY: the library reads `size_of::<T>()` bytes of `value`, and rejects a size that does not match the
+        // attribute.
         let status = unsafe {
             let value = ptr::from_ref(value).cast();
             (self.functions.cublasLtMatmulDescSetAttribute)(descriptor, attribute, value, size_of::<T>())
@@ -351,10 +353,10 @@ impl Blas {
         found.map(|_| None)
     }
 
-    /// Whether there is a way.
+    /// Fills `plan`; returns whether the library has an algorithm.
     fn fill(&self, key: &Key, epilogue: &Epilogue, plan: &mut Plan) -> Result<bool, BlasError> {
         let functions = &self.functions;
-        // SAFETY: the descriptor is written.
+        // SAFETY: `plan.descriptor` is valid for writes during the call.
         let created = unsafe {
             let compute = if key.is_tf32 { constant::COMPUTE_TF32 } else { constant::COMPUTE_F32 };
             (functions.cublasLtMatmulDescCreate)(&raw mut plan.descriptor, compute, constant::R_F32)
@@ -378,7 +380,7 @@ impl Blas {
                 Float::Bf16 => constant::R_BF16,
                 Float::F16 => constant::R_F16,
             };
-            // SAFETY: the layout is written.
+            // SAFETY: `layout` is valid for writes during the call.
             let created = unsafe {
                 let (rows, columns, stride) = (rows as u64, columns as u64, stride as i64);
                 (functions.cublasLtMatrixLayoutCreate)(layout, kind, rows, columns, stride)
@@ -388,7 +390,7 @@ impl Blas {
         self.choose(plan)
     }
 
-    /// Takes the library's first choice.
+    /// Selects the first algorithm of the library's heuristic.
     fn choose(&self, plan: &mut Plan) -> Result<bool, BlasError> {
         let functions = &self.functions;
         let mut preference = ptr::null_mut();
@@ -401,7 +403,8 @@ impl Blas {
         };
         let mut count = 0;
         let [a, b, d] = plan.layouts;
-        // SAFETY: what is written is of the sizes that the library's header has; `found` is one of one.
+        // SAFETY: all handles are live, `preference`, `found` and `count` are valid for writes during their calls,
+        // `found` has room for the one requested result, and `Heuristic` has the layout of cublasLt.h.
         let answered = unsafe {
             self.check(
                 "cublasLtMatmulPreferenceCreate",
@@ -435,7 +438,7 @@ impl Blas {
     }
 
     fn end(&self, plan: &Plan) {
-        // SAFETY: each was created once, or is null.
+        // SAFETY: each handle was created once and is destroyed once, or is null and skipped.
         unsafe {
             for layout in plan.layouts.into_iter().filter(|layout| !layout.is_null()) {
                 (self.functions.cublasLtMatrixLayoutDestroy)(layout);
@@ -473,7 +476,7 @@ impl Product {
 }
 
 impl Epilogue {
-    /// As the library numbers them.
+    /// The library's constant.
     fn code(self) -> u32 {
         match self {
             Self::Plain => constant::PLAIN,
@@ -487,7 +490,7 @@ impl Epilogue {
         }
     }
 
-    /// What the library calls a bias: one, or where sums go.
+    /// The address that the library calls bias: an added bias, or the destination of sums.
     fn bias(self) -> Option<Address> {
         match self {
             Self::Bias(address) | Self::Sums(address) => Some(address),
@@ -506,7 +509,7 @@ impl Epilogue {
 }
 
 impl Key {
-    /// Of a, b and d: format, and rows and columns as the library has them, as stored, before any transposing.
+    /// Format, rows and columns of a, b and d: column-major, as stored, before transposition.
     fn layouts(&self) -> [(Float, usize, usize, usize); 3] {
         let [rows, depth, columns] = self.sizes;
         let [left, right, out] = self.strides;

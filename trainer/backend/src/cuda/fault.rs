@@ -1,12 +1,12 @@
-//! Errors of the GPU that no operation can return.
+//! GPU errors that operations cannot return.
 
 use std::fmt::Display;
 
 use crate::fault::DeviceFault;
 
-/// What went wrong on the GPU.
+/// An error of the GPU.
 pub(super) trait GpuError: Display {
-    /// Whether it has too little memory.
+    /// Whether the GPU is out of memory.
     fn is_out_of_memory(&self) -> bool;
 }
 

@@ -1,4 +1,4 @@
-//! How batches come to the device: through slots of its own, on a stream of its own.
+//! The feed: uploads batches to the device through double-buffered slots, on a separate stream.
 //!
 //! ```text
 //! copies    | batch 0 -> slot 0 | batch 1 -> slot 1 | batch 2 -> slot 0 ...
@@ -6,10 +6,11 @@
 //! work                       | take in | step 0 ........ | take in | step 1 ...
 //! ```
 //!
-//! A copy waits until its slot was taken in, and what takes it in waits for the copy, both on the device. So while a
-//! step is under way the next batch comes in, and the one after it as soon as that step's end lets its predecessor be
-//! taken in. The host waits for copies alone, and only for those from a ring's own pages, which are the
-//! producer's again after that. What lies elsewhere goes through page-locked memory beside the slot.
+//! A copy waits until the previous batch of its slot has been taken in, and taking in waits for the copy. Both
+//! waits are on the device. So the next batch is copied while a step runs, and the copy after it starts as soon as
+//! that batch is taken in at the end of the step. The host waits only for copies from a ring's own pages, because
+//! those go back to the producer afterwards. Other batches are staged in page-locked memory that belongs to the
+//! slot.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,17 +23,18 @@ use super::Cuda;
 use super::driver::{Address, Context, Event, Fault, Memory, PageLocked, Registered, Stream};
 use super::fault::must;
 
-/// Slots on the device.
+/// Number of slots on the device.
 pub(super) const SLOTS: usize = 2;
 
-/// Runs that are no further apart are copied as one: what a link carries in the time that one more copy takes.
+/// Runs at most this far apart are copied as one: the bytes that a link transfers in the time that one more copy
+/// costs.
 const GAP_BYTES: usize = 128 << 10;
 
-/// Memory that is page-locked because somebody has registered it.
+/// The address ranges registered as page-locked.
 #[derive(Clone, Default)]
 pub(super) struct PinnedRanges(Arc<Mutex<Vec<Range<usize>>>>);
 
-/// A ring's pages, page-locked while this value is there.
+/// A ring's pages, page-locked for the lifetime of this value.
 pub struct CudaPinned {
     ranges: PinnedRanges,
     range: Range<usize>,
@@ -64,7 +66,7 @@ impl Drop for CudaPinned {
     }
 }
 
-/// The slots that batches of one layout come through.
+/// The slots for batches of one layout.
 pub(super) struct Feed {
     slots: [Slot; SLOTS],
     next: usize,
@@ -72,13 +74,13 @@ pub(super) struct Feed {
 
 struct Slot {
     memory: Memory,
-    /// For batches from memory that is not page-locked; made when the first one comes.
+    /// Stages batches from memory that is not page-locked; allocated on first use.
     staging: Option<PageLocked>,
     copied: Event,
     taken: Event,
 }
 
-/// Bytes of a slot that go to bytes of another one.
+/// Bytes of one slot to be copied to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     from: usize,
@@ -96,8 +98,9 @@ impl Feed {
         Self { slots: std::array::from_fn(slot), next: 0 }
     }
 
-    /// Brings `batch`, laid out as `layout` has it, to the device, where `take` has it taken in: by work that it puts on the
-    /// list, given where the batch lies. The batch's memory may change once this returns.
+    /// Copies `batch` to a slot on the device. `take` receives the slot's address and enqueues the commands that
+    /// take the batch in; the slot's layout is `layout`. The caller may change the batch's memory once this
+    /// returns.
     pub(super) fn bring(
         &mut self,
         cuda: &Cuda,
@@ -127,7 +130,7 @@ impl Feed {
 }
 
 impl Slot {
-    /// Returns how many bytes are copied.
+    /// Returns the number of bytes copied.
     fn copy(&mut self, cuda: &Cuda, batch: BatchRef<'_>, layout: &SlotLayout, is_pinned: bool) -> usize {
         let runs = runs(batch, layout);
         let (address, bytes) = (self.memory.address(), runs.iter().map(|run| run.bytes).sum());
@@ -135,7 +138,7 @@ impl Slot {
             copy_runs(&cuda.copies, &runs, address, |run| &batch.bytes()[run.from..][..run.bytes]);
             return bytes;
         }
-        // What was copied from it before.
+        // Wait for the slot's previous copy to leave the staging buffer.
         must(self.copied.wait());
         let staging =
             self.staging.get_or_insert_with(|| must(PageLocked::new(cuda.context(), layout.slot_bytes())));
@@ -148,16 +151,17 @@ impl Slot {
     }
 }
 
-/// Copies each run's bytes to the slot at `address`.
+/// Copies each run to the slot at `address`.
 fn copy_runs<'a>(copies: &Stream, runs: &[Run], address: Address, bytes: impl Fn(&Run) -> &'a [u8]) {
     for run in runs {
-        // SAFETY: runs lie within the slot's memory; page-locked bytes stay as they are until the copy was waited for.
+        // SAFETY: runs lie within the slot's memory. Page-locked bytes stay unchanged until the host has waited for
+        // the copy.
         must(unsafe { copies.copy_to_device(address + run.to as Address, bytes(run)) });
     }
 }
 
-/// What of `batch` goes where in a slot of `layout`, which has room for its rows. Where both are laid out alike it is one
-/// run, unless multi-valued features have far fewer values than there is room for.
+/// The copies of `batch` into a slot of `layout`, which has room for its rows. For equal layouts it is a single
+/// run, unless multi-valued features have far fewer values than their maximum.
 fn runs(batch: BatchRef<'_>, layout: &SlotLayout) -> Vec<Run> {
     let (theirs, rows, schema) = (batch.layout(), batch.rows(), layout.schema());
     let stride = |layout: &SlotLayout| layout.schema().rows as usize * size_of::<u32>();
@@ -198,7 +202,7 @@ impl Run {
         Self { from, to, bytes: numbers * size_of::<u32>() }
     }
 
-    /// Whether `next`, which lies behind, is as far behind on both sides, and not too far.
+    /// Whether `next`, which starts later, has the same offset on both sides and a small enough gap.
     fn is_near(&self, next: &Self) -> bool {
         next.from - self.from == next.to - self.to && next.to - (self.to + self.bytes) <= GAP_BYTES
     }
@@ -218,9 +222,9 @@ mod tests {
         Backend, CudaMatrix, Device, Float, Formula, IdColumn, Lookup, Pooling, TablePart, TableShape, ops,
     };
 
-    /// Ids there are.
+    /// Cardinality of both id features.
     const IDS: u32 = 100;
-    /// Values of a row's second feature, at most, and how many it has.
+    /// The second feature's most values per row, and its values per row in the test batches.
     const MOST: u32 = 5;
     const VALUES: u32 = 3;
 
@@ -241,7 +245,7 @@ mod tests {
         }
     }
 
-    /// Fills a batch of so many rows by what follows from `number`.
+    /// Fills a batch of `rows` rows with values derived from `number`.
     fn fill(mut batch: BatchMut<'_>, rows: u32, number: u32) {
         let header = BatchHeader {
             stream: Stream::Train,
@@ -262,13 +266,14 @@ mod tests {
         }
     }
 
-    /// Of a row: its id, the sum of its values, and its two numbers.
+    /// Expected outputs of a row: its id, the sum of its values, and its two dense values.
     fn expected(number: u32, row: u32) -> [f32; 4] {
         let values = (0..VALUES).map(|value| (number * 3 + row * VALUES + value) % IDS).sum::<u32>();
         [(number + row) % IDS, values, number * 7 + 2 * row, number * 7 + 2 * row + 1].map(|x| x as f32)
     }
 
-    /// Reads batches on the device: tables whose rows are their own number, and a sum over all batches.
+    /// Reads batches on the device with an identity table (row i holds i), and accumulates the sum over all
+    /// batches.
     struct Sum<'a> {
         cuda: &'a Cuda,
         tables: [crate::CudaTable; 1],
@@ -349,13 +354,13 @@ mod tests {
             let leased = consumer.next().unwrap().unwrap();
             cuda.upload(leased.batch(), &mut batch).unwrap();
             drop(leased);
-            // Whoever fills it next does so at once.
+            // Refill the slot at once, as a producer would.
             fill(producer.claim().unwrap().batch(), rows, 1_000 + number);
             most_to_do = most_to_do.max(count(&stand_in, c"work"));
             sum.add(&batch, rows, number);
         }
         assert!(most_to_do > 0, "the host waits for more than copies");
-        // Constants of the first batch go there, too.
+        // Uploads of constants count too.
         let copied = calls(&stand_in, c"cuMemcpyHtoDAsync_v2") - copies;
         assert!((40..=45).contains(&copied), "{copied} copies of 40 batches");
         sum.check();
@@ -380,7 +385,7 @@ mod tests {
         let (most, layout) = (30, |rows| Arc::new(SlotLayout::of(&schema(rows)).unwrap()));
         let mut batch = cuda.batch(&schema(most));
         let mut sum = Sum::new(&cuda, most);
-        // Of the layout that the batch has, and of smaller ones, full and not.
+        // Layouts: the batch's own and smaller ones; full and partial batches.
         let shapes = [(most, most), (most, 11), (20, 20), (7, 5), (1, 1)];
         for (&(room, rows), number) in shapes.iter().cycle().take(30).zip(0..) {
             let mut buffer = BatchBuffer::new(layout(room));
@@ -464,9 +469,10 @@ mod tests {
         let whole = runs_of(VALUES, 100_000, 100_000);
         assert_eq!(whole.len(), 1, "{whole:?}");
         assert_eq!(whole[0].from, whole[0].to);
-        // Less than 100 bytes of each section.
+        // Each section has fewer than 100 bytes.
         assert_eq!(runs_of(VALUES, 100_000, 20).len(), 6);
-        // To other places: labels, weights, numbers, ids, offsets, values.
+        // Offsets differ, so each section is its own run: labels, weights, dense values, ids, offsets, ragged
+        // values.
         assert_eq!(runs_of(VALUES, 99_000, 99_000).len(), 6);
     }
 }

@@ -1,16 +1,16 @@
-//! The kernels and what each takes, as the files of `kernels/` declare it.
+//! The kernels and their arguments, as the files of `kernels/` declare them.
 
 use super::driver::Address;
 use super::programs::{Program, program};
 
-/// Threads of most blocks.
+/// Threads per block of most kernels.
 const THREADS: u32 = 256;
-/// Threads of a warp.
+/// Threads per warp.
 pub(super) const WARP: u32 = 32;
-/// `COLUMN_THREADS` of reduce.cuh, and the columns of a block.
+/// `COLUMN_THREADS` of reduce.cuh, and the columns per block.
 const COLUMN_THREADS: u32 = 256;
 pub(super) const COLUMNS: u32 = 32;
-/// Of kernels of one block, which add up what others have left.
+/// Threads of single-block kernels, which add up the partial sums of other kernels.
 const SUM_THREADS: u32 = 1024;
 /// `ROWS_AT_ONCE` of lookup.cu.
 pub(super) const ROWS_AT_ONCE: u32 = 4;
@@ -20,16 +20,16 @@ pub(super) const DIGITS: u32 = 256;
 pub(super) const DIGIT_BITS: u32 = 8;
 /// `PIECE` of rows.cu.
 pub(super) const PIECE: u32 = 64;
-/// `STEPS` of update.cu: as many as an argument of 4 KiB holds, the most that every driver takes.
+/// `STEPS` of update.cu: as many as fit in 4 KiB, the largest kernel argument that every driver accepts.
 pub(super) const STEPS_AT_ONCE: usize = 24;
-/// `REPORTED` of batch.cu: matrices of a report, at most.
+/// `REPORTED` of batch.cu: the most matrices in a report.
 pub(super) const REPORTED_MATRICES: usize = 2;
 /// `MOST_VECTORS` and `EIGHT` of dot.cu.
 pub(super) const MOST_TENSOR_VECTORS: usize = 32;
 pub(super) const EIGHT: usize = 8;
 /// `QUAD` of device.cuh.
 pub(super) const QUAD: u32 = 4;
-/// `LOAD_BYTES` of lookup.cu: what one load of a thread takes.
+/// `LOAD_BYTES` of lookup.cu: the size of one vector load of a thread.
 pub(super) const LOAD_BYTES: usize = 16;
 
 /// Every program.
@@ -47,7 +47,7 @@ pub(super) struct MatrixView {
 }
 
 impl MatrixView {
-    /// None.
+    /// No matrix.
     pub(super) const NULL: Self = Self { data: 0, stride: 0, format: 0, columns: 1 };
 }
 
@@ -126,14 +126,14 @@ pub(super) struct TableView {
 pub(super) struct Faults {
     pub(super) of_offsets: u64,
     pub(super) of_ids: u64,
-    /// The first fault that was found; all ones if there is none. In which column, whether it is one of ids, and where.
+    /// The first fault found; all ones if none. Encodes the column, whether it is a fault of ids, and the position.
     pub(super) found: u64,
-    /// In which batch.
+    /// The address of the faulty batch.
     pub(super) batch: Address,
     pub(super) row: u32,
-    /// The id, or where the row's ids begin.
+    /// The id, or the start offset of the row's ids.
     pub(super) first: u32,
-    /// Where they end.
+    /// The end offset of the row's ids.
     pub(super) second: u32,
     pub(super) unused: u32,
 }
@@ -144,7 +144,7 @@ pub(super) struct Faults {
 pub(super) struct UpdateView {
     pub(super) kind: u32,
     pub(super) learning_rate: f32,
-    /// By kind.
+    /// Meaning depends on `kind`.
     pub(super) constants: [f32; 6],
     pub(super) clip: f32,
     pub(super) l2: f32,

@@ -1,7 +1,7 @@
-//! Libraries of CUDA, opened when they are wanted and never linked: one binary serves hosts with a GPU and without.
+//! CUDA's libraries, loaded at run time and never linked: one binary runs on hosts with and without a GPU.
 //!
-//! A library is a table of functions, each looked up by its name. One that lacks a function is too old, and is refused
-//! with that name; a library that is not there is an error that says which package brings it.
+//! A library is a table of functions, each looked up by name. A library that lacks a function is too old, and the
+//! error names the function. The error for a missing library names the package that provides it.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -9,82 +9,83 @@ use std::path::{Path, PathBuf};
 /// Why the GPU of a host cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
-    /// Under none of its names.
+    /// The library was found under none of its file names.
     #[error("{library} is not on this host (looked for {names}): {remedy} ({reason})")]
     Missing {
-        /// What it is called.
+        /// The library's display name.
         library: &'static str,
-        /// The names of its file that were tried.
+        /// The file names that were tried.
         names: String,
-        /// What to do.
+        /// The suggested fix.
         remedy: &'static str,
-        /// What the system's loader said of the last.
+        /// The loader's error for the last file.
         reason: String,
     },
-    /// A function that it does not have.
+    /// The library lacks a function.
     #[error(
         "{library} of this host ({file}) has no function {function}: it is older than Millstream needs; {remedy}"
     )]
     Function {
-        /// What it is called.
+        /// The library's display name.
         library: &'static str,
-        /// Its file.
+        /// The library's file.
         file: String,
-        /// What it lacks.
+        /// The missing function.
         function: &'static str,
-        /// What to do.
+        /// The suggested fix.
         remedy: &'static str,
     },
-    /// A version from before all that is needed was there.
+    /// The library's version is too old.
     #[error("{library} of this host is of version {found}, and Millstream needs {needed} or later: {remedy}")]
     Old {
-        /// What it is called.
+        /// The library's display name.
         library: &'static str,
-        /// Its version.
+        /// The version found.
         found: String,
-        /// The least that will do.
+        /// The oldest supported version.
         needed: String,
-        /// What to do.
+        /// The suggested fix.
         remedy: &'static str,
     },
 }
 
-/// What a library is called, and how its files are.
+/// The names of a library.
 #[derive(Clone, Copy)]
 pub(super) struct Name {
-    /// For people.
+    /// The display name.
     pub(super) library: &'static str,
-    /// The names of its file, the best first.
+    /// The file names, in order of preference.
     pub(super) files: &'static [&'static str],
-    /// What to do where it is missing or too old.
+    /// The suggested fix if the library is missing or too old.
     pub(super) remedy: &'static str,
 }
 
-/// Where libraries are looked for.
+/// Where libraries are searched.
 #[derive(Clone, Debug, Default)]
 pub struct Libraries {
-    /// In this folder alone; else wherever the system's loader looks, and where CUDA is installed by custom.
+    /// Only in this directory; if `None`, on the system's search path and in the usual directories of CUDA
+    /// installations.
     folder: Option<PathBuf>,
 }
 
-/// Where NVIDIA's packages put libraries that the loader is not always told of.
+/// Directories of NVIDIA's packages that are not always on the loader's search path.
 const CUSTOMARY: [&str; 3] = ["/usr/local/cuda/lib64", "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib"];
 
 impl Libraries {
-    /// Those of one folder, and no others.
+    /// The libraries of one directory only.
     pub fn of(folder: &Path) -> Self {
         Self { folder: Some(folder.to_owned()) }
     }
 
-    /// Opens the first file that is there.
+    /// Loads the first of the library's files that exists.
     pub(super) fn open(&self, name: &Name) -> Result<Library, LibraryError> {
         let mut reason = String::new();
         for file in name.files.iter().flat_map(|file| self.places(file)) {
-            // SAFETY: what these libraries do when they are loaded is their makers' affair, as it is for every program
-            // that uses a GPU; they ask nothing of the one that loads them.
+            // SAFETY: loading runs the library's initializers. They are NVIDIA's and impose no requirements on the
+            // process that loads them.
             match unsafe { libloading::Library::new(&file) } {
                 Ok(library) => return Ok(Library { library, file, name: *name }),
-                // The loader's own words are below.
+                // `source` is the loader's own message.
                 Err(error) => reason = error.source().map_or_else(|| error.to_string(), ToString::to_string),
             }
         }
@@ -102,7 +103,7 @@ impl Libraries {
     }
 }
 
-/// An open library. Functions taken from it are good as long as it is.
+/// A loaded library. Functions taken from it are valid while it is loaded.
 pub(super) struct Library {
     library: libloading::Library,
     file: PathBuf,
@@ -110,12 +111,12 @@ pub(super) struct Library {
 }
 
 impl Library {
-    /// The function `function`.
+    /// Looks up `function`.
     ///
     /// # Safety
-    /// `F` is the type of a pointer to it, as the library's header declares it.
+    /// `F` is the type of a pointer to the function, as the library's header declares it.
     pub(super) unsafe fn function<F: Copy>(&self, function: &'static str) -> Result<F, LibraryError> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees that `F` is the function's type.
         match unsafe { self.library.get::<F>(function) } {
             Ok(symbol) => Ok(*symbol),
             Err(_) => Err(LibraryError::Function {
@@ -127,7 +128,7 @@ impl Library {
         }
     }
 
-    /// That a version, numbered `1000 * major + 10 * minor`, is not below `needed`.
+    /// Checks that version `found` is at least `needed`, both numbered `1000 * major + 10 * minor`.
     pub(super) fn check_version(&self, found: i32, needed: i32) -> Result<(), LibraryError> {
         if found >= needed {
             return Ok(());
@@ -141,12 +142,12 @@ impl Library {
     }
 }
 
-/// `13.0` for 13000.
+/// The display form: `13.0` for 13000.
 pub(super) fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
-/// Declares a table of a library's functions, and how it is filled.
+/// Declares a table of a library's functions, and its loader.
 macro_rules! functions {
     (
         $(#[$doc:meta])*
@@ -158,14 +159,14 @@ macro_rules! functions {
         #[allow(non_snake_case, reason = "the library's names")]
         struct $table {
             $($name: unsafe extern "C" fn($($argument: $kind),*) -> $result,)*
-            /// Keeps them good.
+            /// Keeps the functions valid.
             _library: $crate::cuda::library::Library,
         }
 
         impl $table {
             fn load(library: $crate::cuda::library::Library) -> Result<Self, $crate::cuda::library::LibraryError> {
                 Ok(Self {
-                    // SAFETY: declared as the library's header does.
+                    // SAFETY: each function is declared as in the library's header.
                     $($name: unsafe { library.function(stringify!($name)) }?,)*
                     _library: library,
                 })

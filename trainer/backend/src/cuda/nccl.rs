@@ -1,4 +1,5 @@
-//! The library by which GPUs talk to each other: what a host has of it. One GPU has nobody to talk to.
+//! NCCL, the library for communication between GPUs: checks which version a host has. A single GPU does not need
+//! it.
 
 use std::ffi::c_int;
 
@@ -10,14 +11,15 @@ pub(super) const NAME: Name = Name {
     remedy: "for jobs on several GPUs install package libnccl2 (deb) or libnccl (rpm), 2.18 or later, of the series of \
              CUDA that your driver serves",
 };
-/// The first whose communicators may be split, given up and told how many blocks of a GPU to take; of CUDA 12.
+/// The first version with communicators that can be split, aborted and limited in their blocks per GPU; needs CUDA
+/// 12.
 const LEAST_VERSION: i32 = 2_180;
 
-/// The version of the library that this host has.
+/// The version of this host's library.
 pub(super) fn version(libraries: &Libraries) -> Result<String, LibraryError> {
     let library = libraries.open(&NAME)?;
     let mut code = 0;
-    // SAFETY: declared as in nccl.h; the number is written.
+    // SAFETY: the function pointer has the signature of nccl.h; `code` is valid for writes during the call.
     unsafe {
         let get: unsafe extern "C" fn(*mut c_int) -> c_int = library.function("ncclGetVersion")?;
         get(&raw mut code);
@@ -27,7 +29,7 @@ pub(super) fn version(libraries: &Libraries) -> Result<String, LibraryError> {
     Ok(format!("{major}.{minor}.{patch}"))
 }
 
-/// A version as the library counts: `10000 * major + 100 * minor + patch`, and before 2.9 with 1000 in place of 10000.
+/// Decodes a version: `10000 * major + 100 * minor + patch`, or with 1000 instead of 10000 before 2.9.
 fn parts(code: i32) -> [i32; 3] {
     let unit = if code < 10_000 { 1_000 } else { 10_000 };
     [code / unit, code % unit / 100, code % 100]

@@ -1,6 +1,6 @@
-//! The run-time compiler: CUDA C++ to machine code for one kind of GPU.
+//! The run-time compiler (NVRTC), which compiles CUDA C++ to machine code for one GPU architecture.
 //!
-//! It needs neither a GPU nor the driver, and no header of a toolkit: kernels bring all that they include.
+//! It needs neither a GPU nor the driver nor the toolkit's headers: the kernels bring everything that they include.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
@@ -11,7 +11,7 @@ type Status = c_int;
 type Program = *mut c_void;
 
 functions! {
-    /// Of libnvrtc.
+    /// Functions of libnvrtc.
     struct Functions {
         nvrtcGetErrorString: fn(status: Status) -> *const c_char,
         nvrtcGetNumSupportedArchs: fn(count: *mut c_int) -> Status,
@@ -40,35 +40,35 @@ pub(super) const NAME: Name = Name {
     files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
     remedy: "install package cuda-nvrtc-13-0 or later, of the series of CUDA that your driver serves",
 };
-/// The first that takes kernels' arguments as they are declared.
+/// The first version that supports the kernels' argument declarations.
 const LEAST_VERSION: i32 = 12_000;
 
-/// Why something could not be compiled.
+/// Why compilation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
     /// The compiler is missing or too old.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// It refuses a program: a defect of the program's.
+    /// The compiler rejects a program, which is a defect of the program.
     #[error("NVRTC cannot compile {program} for {architecture}: {reason}\n{log}")]
     Refused {
-        /// Which program.
+        /// The program.
         program: String,
-        /// For what.
+        /// The target architecture.
         architecture: String,
-        /// What kind of error.
+        /// The kind of error.
         reason: String,
-        /// What it says of it.
+        /// The compiler's log.
         log: String,
     },
 }
 
-/// What to compile for.
+/// The compilation target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Architecture {
-    /// Machine code of this compute capability, `10 * major + minor`.
+    /// Machine code for this compute capability, `10 * major + minor`.
     Real(u32),
-    /// PTX of this one, which the driver makes machine code of.
+    /// PTX for this compute capability, which the driver compiles to machine code.
     Virtual(u32),
 }
 
@@ -81,7 +81,7 @@ impl Architecture {
     }
 }
 
-/// A text that programs include.
+/// A header that programs include.
 pub(super) struct Header {
     pub(super) name: &'static str,
     pub(super) text: String,
@@ -96,7 +96,8 @@ impl Compiler {
     pub(super) fn open(libraries: &Libraries) -> Result<Self, LibraryError> {
         let library = libraries.open(&NAME)?;
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: declared as in nvrtc.h; both numbers are written.
+        // SAFETY: the function pointer has the signature of nvrtc.h; `major` and `minor` are valid for writes
+        // during the call.
         unsafe {
             let get: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status =
                 library.function("nvrtcVersion")?;
@@ -110,12 +111,12 @@ impl Compiler {
         format!("{}.{}", self.version.0, self.version.1)
     }
 
-    /// What to compile for a GPU of this compute capability: machine code if the compiler knows it, or else PTX of the
-    /// latest before.
+    /// The target for a GPU of this compute capability: machine code if the compiler supports it, otherwise PTX of
+    /// the latest earlier one.
     pub(super) fn architecture_of(&self, (major, minor): (i32, i32)) -> Architecture {
         let wanted = (10 * major + minor) as u32;
         let mut count = 0;
-        // SAFETY: `count` is written, and then as many numbers.
+        // SAFETY: `count` is valid for writes during the call, and `known` has room for `count` numbers.
         let known = unsafe {
             (self.functions.nvrtcGetNumSupportedArchs)(&raw mut count);
             let mut known = vec![0; usize::try_from(count).unwrap_or(0)];
@@ -129,27 +130,29 @@ impl Compiler {
         }
     }
 
-    /// An image to load: machine code or PTX, with a zero behind; and what the compiler tells of it, if it is to tell all.
+    /// Compiles to a loadable image, machine code or PTX followed by a zero byte. Also returns the compiler's log,
+    /// which lists each kernel's resources if `is_verbose`.
     pub(super) fn compile(
         &self,
         program: &str,
         source: &str,
         headers: &[Header],
         architecture: Architecture,
-        tells_all: bool,
+        is_verbose: bool,
     ) -> Result<(Vec<u8>, String), CompileError> {
         let text = |text: &str| CString::new(text).expect("sources have no zeros");
         let (source, name) = (text(source), text(program));
         let texts: Vec<CString> = headers.iter().map(|header| text(&header.text)).collect();
         let names: Vec<CString> = headers.iter().map(|header| text(header.name)).collect();
         let target = format!("--gpu-architecture={}", architecture.name());
-        let tell = tells_all.then_some("--ptxas-options=-v");
-        let options = [target.as_str(), "--std=c++17"].into_iter().chain(tell).map(text);
+        let verbose = is_verbose.then_some("--ptxas-options=-v");
+        let options = [target.as_str(), "--std=c++17"].into_iter().chain(verbose).map(text);
         let options: Vec<CString> = options.collect();
         let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
         let (texts, names, options) = (pointers(&texts), pointers(&names), pointers(&options));
         let mut handle = ptr::null_mut();
-        // SAFETY: all texts end in zeros and outlive the call; there are as many as is said.
+        // SAFETY: all strings are zero-terminated and outlive the call; `texts` and `names` have `count` elements
+        // each.
         let created = unsafe {
             let (count, texts, names) = (texts.len() as c_int, texts.as_ptr(), names.as_ptr());
             (self.functions.nvrtcCreateProgram)(
@@ -163,7 +166,7 @@ impl Compiler {
         };
         let program = Compilation { compiler: self, handle, name: program, architecture };
         program.check(created)?;
-        // SAFETY: as above.
+        // SAFETY: all options are zero-terminated and outlive the call; `options.len()` is their count.
         program.check(unsafe {
             (self.functions.nvrtcCompileProgram)(handle, options.len() as c_int, options.as_ptr())
         })?;
@@ -171,7 +174,7 @@ impl Compiler {
     }
 }
 
-/// A program that is being compiled.
+/// A program being compiled.
 struct Compilation<'a> {
     compiler: &'a Compiler,
     handle: Program,
@@ -184,7 +187,7 @@ impl Compilation<'_> {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: the compiler has a text for every status, which lives as long as it does.
+        // SAFETY: the compiler has a zero-terminated text for every status, which lives as long as the library.
         let reason = unsafe { CStr::from_ptr((self.compiler.functions.nvrtcGetErrorString)(status)) };
         Err(CompileError::Refused {
             program: self.name.to_owned(),
@@ -197,7 +200,7 @@ impl Compilation<'_> {
     fn log(&self) -> String {
         let functions = &self.compiler.functions;
         let mut bytes = 0;
-        // SAFETY: the length is written, and then a text of that length.
+        // SAFETY: `bytes` is valid for writes during the call, and the log's buffer has at least that many bytes.
         let log = unsafe {
             if self.handle.is_null() || (functions.nvrtcGetProgramLogSize)(self.handle, &raw mut bytes) != 0 {
                 return String::new();
@@ -216,7 +219,7 @@ impl Compilation<'_> {
             Architecture::Virtual(_) => (functions.nvrtcGetPTXSize, functions.nvrtcGetPTX),
         };
         let mut bytes = 0;
-        // SAFETY: the length is written, and then as many bytes.
+        // SAFETY: `bytes` is valid for writes during the call, and the image's buffer has at least that many bytes.
         unsafe {
             self.check(size(self.handle, &raw mut bytes))?;
             let mut image = vec![0_u8; bytes + 1];

@@ -1,9 +1,8 @@
-//! The programs: which kernels there are, how they are compiled, and where the machine code is kept.
+//! Programs: the kernels, their compilation, and the cache of compiled images.
 //!
-//! A program is a file of `kernels/`, compiled for the GPU at hand by [`super::nvrtc`] and kept on disk under the hash of
-//! all that it was made of, so that it is compiled once a host. A kernel takes one argument, a structure that is
-//! declared twice, in `kernels.rs` and in the program. The compiler refuses a program whose structures have other sizes
-//! than Rust's.
+//! A program is a file of `kernels/`, compiled for the GPU in use by [`super::nvrtc`] and cached on disk under the
+//! hash of all its inputs, so each host compiles it once. A kernel takes one argument, a structure that is declared
+//! twice: in `kernels.rs` and in the program. Compilation fails if the two declarations differ in size.
 
 use std::collections::HashMap;
 use std::fs;
@@ -19,13 +18,13 @@ use super::nvrtc::{Architecture, CompileError, Compiler, Header};
 /// The argument of a kernel.
 ///
 /// # Safety
-/// It is laid out as the structure that the kernel takes, of its program's language.
+/// The type has the layout of the structure that the kernel takes, as declared in its program.
 pub(super) unsafe trait Arguments: Copy {}
 
-/// A kernel, by its name, and what it takes.
+/// A kernel by name, with its argument type.
 pub(super) struct Entry<A> {
     pub(super) name: &'static str,
-    /// Threads of a block.
+    /// Threads per block.
     pub(super) threads: u32,
     arguments: PhantomData<fn(&A)>,
 }
@@ -48,7 +47,7 @@ impl<A: Arguments> Entry<A> {
     }
 }
 
-/// What is known of a kernel before it is compiled.
+/// Properties of a kernel that are known before compilation.
 #[derive(Clone, Copy)]
 pub(super) struct KernelSpec {
     name: &'static str,
@@ -56,7 +55,8 @@ pub(super) struct KernelSpec {
     argument_bytes: usize,
 }
 
-/// Declares a program: its file, the structures that its kernels take, and the kernels: `NAME = kernel(Structure, threads)`.
+/// Declares a program: its file, the structures that its kernels take, and the kernels as `NAME = kernel(Structure,
+/// threads)`.
 macro_rules! program {
     (
         $program:ident = $file:literal;
@@ -68,7 +68,8 @@ macro_rules! program {
             #[repr(C)]
             pub(super) struct $name { $(pub(super) $field: $kind),* }
 
-            // SAFETY: the structure in the program has the same fields, and the compiler checks its size.
+            // SAFETY: the program declares a structure with the same fields, and its static assertions check the
+            // size.
             unsafe impl $crate::cuda::programs::Arguments for $name {}
         )*
         $(
@@ -85,14 +86,14 @@ macro_rules! program {
 
 pub(super) use program;
 
-/// A file of kernels.
+/// A source file of kernels.
 pub(super) struct Program {
     pub(super) name: &'static str,
     pub(super) source: &'static str,
     pub(super) kernels: &'static [KernelSpec],
 }
 
-/// What every program may include.
+/// The headers that every program may include.
 const HEADERS: [(&str, &str); 6] = [
     ("device.cuh", include_str!("kernels/device.cuh")),
     ("reduce.cuh", include_str!("kernels/reduce.cuh")),
@@ -103,7 +104,7 @@ const HEADERS: [(&str, &str); 6] = [
 ];
 
 impl Program {
-    /// What it includes: with the texts of all programs, what is declared of its kernels.
+    /// The headers: the shared texts, and the declarations generated for this program's kernels.
     fn headers(&self) -> Vec<Header> {
         let declared = self.kernels.iter().map(|kernel| {
             let KernelSpec { name, threads, argument_bytes } = kernel;
@@ -121,7 +122,7 @@ impl Program {
         compiled.map(|(image, _)| image)
     }
 
-    /// What a thread of each kernel takes on GPUs of one compute capability.
+    /// The resources that each kernel uses on GPUs of one compute capability.
     pub(super) fn resources(
         &self,
         compiler: &Compiler,
@@ -141,7 +142,7 @@ impl Program {
         Ok(self.kernels.iter().map(of_kernel).collect())
     }
 
-    /// The name of its image's file: the hash of all that it is made of.
+    /// The file name of the compiled image, with the hash of all its inputs.
     fn file(&self, compiler: &Compiler, architecture: Architecture) -> String {
         let mut hash = Sha256::new();
         let mut add = |text: &str| {
@@ -158,45 +159,45 @@ impl Program {
     }
 }
 
-/// What a thread of a kernel takes of a multiprocessor; none where the compiler did not say.
+/// The multiprocessor resources that a kernel uses; `None` where the compiler did not report a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resources {
-    /// The file.
+    /// The source file.
     pub program: &'static str,
-    /// Its name.
+    /// The kernel's name.
     pub kernel: &'static str,
-    /// What it was compiled for.
+    /// The target architecture.
     pub architecture: String,
-    /// The most threads of a block.
+    /// Threads per block.
     pub threads: u32,
-    /// Registers.
+    /// Registers per thread.
     pub registers: Option<u32>,
-    /// Bytes that found no register, and go through memory.
+    /// Bytes per thread that are spilled from registers to memory.
     pub spilled_bytes: Option<u32>,
-    /// Bytes that a block shares.
+    /// Bytes of shared memory per block.
     pub shared_bytes: u32,
 }
 
-/// The number before `unit` in what the assembler's log tells of `kernel`.
+/// The number before `unit` in the assembler's log entry of `kernel`.
 fn number_before(log: &str, kernel: &str, unit: &str) -> Option<u32> {
-    let told =
-        log.split("Compiling entry function ").find(|told| told.starts_with(&format!("'{kernel}'")))?;
-    let (before, _) = told.split_once(unit)?;
+    let entry =
+        log.split("Compiling entry function ").find(|entry| entry.starts_with(&format!("'{kernel}'")))?;
+    let (before, _) = entry.split_once(unit)?;
     before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// Why kernels could not be made ready.
+/// Why kernels could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// Compiled.
+    /// A program could not be compiled.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// Loaded.
+    /// A program could not be loaded.
     #[error("program {program}: {fault}")]
     Load {
-        /// Which program.
+        /// The program.
         program: &'static str,
-        /// What the driver says.
+        /// The driver's error.
         fault: Fault,
     },
 }
@@ -204,12 +205,12 @@ pub enum ProgramError {
 /// All kernels, loaded.
 pub(super) struct Kernels {
     by_name: HashMap<&'static str, Kernel>,
-    /// Keep the kernels.
+    /// Keeps the kernels loaded.
     _modules: Vec<Module>,
 }
 
 impl Kernels {
-    /// Compiles what `folder` does not have yet, and loads all.
+    /// Loads all programs; compiles those that are not in the cache directory `folder`.
     pub(super) fn load(
         context: &Arc<Context>,
         compiler: &Compiler,
@@ -235,7 +236,7 @@ impl Kernels {
     }
 }
 
-/// The image of each program, the missing ones compiled side by side.
+/// The image of each program; missing ones are compiled in parallel.
 fn images(
     compiler: &Compiler,
     programs: &[Program],
@@ -263,17 +264,17 @@ fn images(
     })
 }
 
-/// Bytes of the hash that ends a file.
+/// Size of the hash at the end of a cached file.
 const HASH_BYTES: usize = 32;
 
-/// An image that was kept, if it is whole.
+/// Reads a cached image, if it is intact.
 fn kept(file: &Path) -> Option<Vec<u8>> {
     let mut image = fs::read(file).ok()?;
     let hash = image.split_off(image.len().checked_sub(HASH_BYTES)?);
     (hash[..] == Sha256::digest(&image)[..]).then_some(image)
 }
 
-/// Keeps an image where that can be; it is only made again where it cannot.
+/// Writes an image to the cache. Ignores failures: the image is then compiled again next time.
 fn keep(file: &Path, image: &[u8]) {
     let whole = [image, &Sha256::digest(image)[..]].concat();
     let temporary: PathBuf = file.with_extension(format!("{}.partial", std::process::id()));

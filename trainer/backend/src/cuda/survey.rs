@@ -1,34 +1,34 @@
-//! What a host has for computing on a GPU, and what it lacks: found out without computing anything.
+//! Survey of a host's GPUs and libraries, and of what is missing; computes nothing.
 
 use super::driver::{Driver, Gpu};
 use super::library::{Libraries, LibraryError};
 use super::nvrtc::Compiler;
 use super::{blas, nccl};
 
-/// What was found on a host.
+/// The findings on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Survey {
     /// Each library that the backend opens.
     pub libraries: Vec<Found>,
-    /// The GPUs that the driver knows.
+    /// The GPUs that the driver reports.
     pub gpus: Vec<Gpu>,
-    /// Why it does not say so of one of them, or of any, though it is there and new enough.
+    /// Why the driver, though present and new enough, fails to report the GPUs or one of them.
     pub problem: Option<String>,
 }
 
 /// A library of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// What it is called.
+    /// The library's display name.
     pub library: &'static str,
-    /// Its version, or what is wrong and what to do.
+    /// The version, or an error with a suggested fix.
     pub version: Result<String, String>,
-    /// Whether one GPU does without it.
+    /// Whether only jobs on several GPUs need it.
     pub is_for_several: bool,
 }
 
 impl Survey {
-    /// Looks at the host that this runs on. Driver and GPU are woken.
+    /// Surveys this host. Initializes the driver and the GPUs.
     pub fn of(libraries: &Libraries) -> Self {
         let driver = Driver::open(libraries);
         let (gpus, problem) = driver.as_ref().map(gpus).unwrap_or_default();
@@ -54,7 +54,7 @@ fn of(version: Result<String, LibraryError>) -> Result<String, String> {
     version.map_err(|error| error.to_string())
 }
 
-/// Those that the driver describes, and why it does not describe another.
+/// The GPUs that the driver describes, and the first error about another.
 fn gpus(driver: &Driver) -> (Vec<Gpu>, Option<String>) {
     let count = match driver.devices() {
         Ok(count) => count,
