@@ -36,7 +36,7 @@ impl Device for Cuda {
     type RowPlan = CudaRowPlan;
     type Report = CudaReport;
 
-    /// As many as there are slots for batches to come through.
+    /// One step per slot of the feed.
     const STEPS_AHEAD: usize = super::feed::SLOTS;
 
     fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> CudaMatrix {
@@ -122,7 +122,7 @@ impl Backend for Cuda {
     }
 
     fn allow_tf32(&self, is_allowed: bool) {
-        // What is on the list is made as it was asked for.
+        // Pending products are computed with the current setting.
         self.flush();
         self.blas.allow_tf32(is_allowed);
     }

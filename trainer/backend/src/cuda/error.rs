@@ -9,22 +9,22 @@ use super::programs::ProgramError;
 /// Why the GPU cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    /// The driver, or what it drives.
+    /// The driver or the device.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The compiler of kernels.
+    /// The run-time compiler.
     #[error(transparent)]
     Compiler(#[from] LibraryError),
     /// The kernels.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// The library of matrix products.
+    /// The GEMM library.
     #[error(transparent)]
     Blas(#[from] OpenBlasError),
 }
 
 impl CudaError {
-    /// The same error, with the GPU's free memory if there was too little.
+    /// The same error; an out-of-memory error also reports the GPU's free memory.
     pub(super) fn of_opened(self, context: &Context) -> Self {
         match self.fault().filter(|fault| fault.is_out_of_memory()) {
             Some(fault) => DriverError::OutOfMemory(Box::new(OutOfMemory {
@@ -37,7 +37,7 @@ impl CudaError {
         }
     }
 
-    /// Whether the GPU had too little memory: a retry may succeed when other programs have freed some.
+    /// Whether the GPU has too little free memory: a retry may succeed after other programs have freed some.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Driver(DriverError::OutOfMemory(_)))
     }

@@ -1,4 +1,4 @@
-//! How features meet, gates over experts, and products of rows.
+//! Feature interactions, gates over experts, and dot products of rows.
 
 use super::Cuda;
 use super::buffers::CudaMatrix;
@@ -12,7 +12,7 @@ use super::programs::Entry;
 use crate::float::Float;
 use crate::ops::MixtureShape;
 
-/// Threads of a warp for each row.
+/// A grid with one warp per row.
 pub(super) fn warps(rows: usize) -> [usize; 2] {
     [rows * WARP as usize, 1]
 }
@@ -21,7 +21,7 @@ fn view(matrix: Option<&CudaMatrix>) -> MatrixView {
     matrix.map_or(MatrixView::NULL, CudaMatrix::view)
 }
 
-/// What a cross layer reads and writes, forward or backward.
+/// The operands of a cross layer, forward or backward.
 #[derive(Default)]
 pub(super) struct CrossParts<'a> {
     pub(super) input: Option<&'a CudaMatrix>,
@@ -31,7 +31,7 @@ pub(super) struct CrossParts<'a> {
     pub(super) first_grad: Option<&'a CudaMatrix>,
 }
 
-/// What a mixture reads and writes, forward or backward.
+/// The operands of a mixture, forward or backward.
 #[derive(Default)]
 pub(super) struct MixtureParts<'a> {
     pub(super) logits: Option<&'a CudaMatrix>,
@@ -42,7 +42,7 @@ pub(super) struct MixtureParts<'a> {
 }
 
 impl Cuda {
-    /// Adds to `logits`.
+    /// Adds the result to `logits`.
     pub(super) fn fm(
         &self,
         rows: usize,
@@ -150,7 +150,7 @@ impl Cuda {
         self.vectors(UNIT_FORWARD, rows, 1.0, [input, input, output]);
     }
 
-    /// `gradient` in place.
+    /// Updates `gradient` in place.
     pub(super) fn unit_gradient(&self, rows: usize, input: &CudaMatrix, gradient: &CudaMatrix) {
         self.vectors(UNIT_BACKWARD, rows, 1.0, [input, input, gradient]);
     }

@@ -1,4 +1,4 @@
-//! Fully connected layers: products by cuBLASLt, and what surrounds them.
+//! Fully connected layers: cuBLASLt products and the kernels around them.
 
 use super::Cuda;
 use super::blas::{Epilogue, Factor, Product};
@@ -11,38 +11,38 @@ use super::moves::quads;
 use crate::float::Float;
 use crate::ops::{Activation, GradientMode, SavedLayer};
 
-/// Rows of a share of a sum over rows, and the most shares.
+/// Rows per share of a sum over rows, and the most shares.
 const SHARE: usize = 256;
 const MOST_SHARES: usize = 128;
-/// Bytes of two sums.
+/// Size of a pair of partial sums, in bytes.
 pub(super) const PAIR_BYTES: usize = 8;
 
-/// Into how many shares a sum over rows is cut.
+/// The number of shares that a sum over rows is split into.
 pub(super) fn shares(rows: usize) -> usize {
     rows.div_ceil(SHARE).clamp(1, MOST_SHARES)
 }
 
-/// Bytes of the partial sums over rows of so many columns.
+/// Size of the partial sums over rows of `columns` columns, in bytes.
 pub(super) fn partial_bytes(rows: usize, columns: usize) -> usize {
     shares(rows) * columns * PAIR_BYTES
 }
 
-/// The grid that sums rows by columns.
+/// The grid of a kernel that sums rows by column.
 pub(super) fn column_blocks(rows: usize, columns: usize) -> [usize; 2] {
     [columns.div_ceil(COLUMNS as usize), shares(rows)]
 }
 
-/// Threads that share a row of so many columns, each four of them: a power of two, a warp's at most.
+/// Threads per row, each with four columns: a power of two, at most a warp.
 fn lanes_of_row(columns: usize) -> usize {
     columns.div_ceil(QUAD as usize).next_power_of_two().min(WARP as usize)
 }
 
-/// Places in scratch, one after the other.
+/// Allocates consecutive ranges of the workspace.
 #[derive(Default)]
 pub(super) struct Rooms(usize);
 
 impl Rooms {
-    /// Where so many bytes begin.
+    /// Reserves `bytes` bytes and returns their start.
     pub(super) fn add(&mut self, bytes: usize) -> Address {
         let start = self.0;
         self.0 += bytes.next_multiple_of(ALIGNMENT);
@@ -129,8 +129,8 @@ impl Cuda {
         let work = BackwardWork::of(rows, [inputs, outputs], floats);
         let scratch = self.scratch(work.bytes);
         let partials = scratch + work.partials;
-        // The product for `weight_grad` can also sum `bias_grad` from its operand. It sums sequentially, which is precise
-        // enough for 16-bit operands only.
+        // The product for `weight_grad` can also sum `bias_grad` from its operand. It sums sequentially, which is
+        // precise enough for 16-bit operands only.
         let sums_by_the_way = layer.activation == Activation::Identity
             && mode == GradientMode::Write
             && output_grad.float() == float
@@ -183,7 +183,8 @@ impl Cuda {
         }
     }
 
-    /// Masks `gradient` by what ReLU gave, if that is what `given` is; leaves in `partials` its sums over rows.
+    /// Applies the ReLU mask of `given` to `gradient`, if `given` is some; leaves the gradient's sums over rows in
+    /// `partials`.
     fn mask(
         &self,
         rows: usize,
@@ -206,7 +207,7 @@ impl Cuda {
         self.launch_blocks(MASK_GRADIENT, [across, shares(rows)], &mask);
     }
 
-    /// A product that is nothing but one.
+    /// Computes a product that has no fused alternative.
     pub(super) fn must_multiply(&self, product: &Product) {
         let Product { rows, depth, columns, .. } = product;
         if *rows > 0 && *columns > 0 {
@@ -214,7 +215,7 @@ impl Cuda {
         }
     }
 
-    /// The sums over rows of `columns` columns, of which there are partial ones, to where each is wanted.
+    /// Adds up the partial sums over rows of `columns` columns and stores both sums where wanted.
     pub(super) fn finish_columns(
         &self,
         rows: usize,
@@ -240,15 +241,15 @@ impl Cuda {
     }
 }
 
-/// Bytes of scratch that a layer takes, whose parameters and the gradient by whose output have single precision: those by
-/// outputs of hidden layers take no more.
+/// Workspace of a layer, in bytes. Assumes fp32 parameters and an fp32 gradient with respect to the output; hidden
+/// layers, whose output gradients may have 16 bits, need no more.
 pub(super) fn scratch_bytes(float: Float, rows: usize, inputs: usize, outputs: usize) -> usize {
     let (single, sizes) = (Float::F32, [inputs, outputs]);
     let forward = ForwardWork::of(rows, sizes, [single, float, float]);
     forward.bytes.max(BackwardWork::of(rows, sizes, [single, single, float]).bytes)
 }
 
-/// Where a layer has what it works in, forward.
+/// The workspace of a layer's forward pass.
 struct ForwardWork {
     weights: Address,
     bias: Address,
@@ -256,7 +257,7 @@ struct ForwardWork {
     bytes: usize,
 }
 
-/// Where it has it, back.
+/// The workspace of a layer's backward pass.
 struct BackwardWork {
     partials: Address,
     output_grad: Address,
@@ -265,7 +266,7 @@ struct BackwardWork {
 }
 
 impl ForwardWork {
-    /// Of so many rows, inputs and outputs; with parameters, products, and an output of these formats.
+    /// The workspace for these sizes and the formats of parameters, products and output.
     fn of(rows: usize, [inputs, outputs]: [usize; 2], [parameters, float, output]: [Float; 3]) -> Self {
         let mut rooms = Rooms::default();
         Self {
@@ -278,7 +279,7 @@ impl ForwardWork {
 }
 
 impl BackwardWork {
-    /// The same with a gradient by the output.
+    /// The workspace for these sizes and the formats of weights, output gradient and products.
     fn of(rows: usize, [inputs, outputs]: [usize; 2], [weights, output_grad, float]: [Float; 3]) -> Self {
         let mut rooms = Rooms::default();
         Self {
@@ -290,7 +291,7 @@ impl BackwardWork {
     }
 }
 
-/// Bytes of a matrix `from` one format in another; none if it is the same.
+/// Size of a matrix converted from one format to another, in bytes; 0 if the formats are equal.
 fn cast_bytes(from: Float, to: Float, rows: usize, columns: usize) -> usize {
     if from == to { 0 } else { Shape::of(to, rows, columns).bytes() }
 }

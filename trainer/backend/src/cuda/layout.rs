@@ -1,4 +1,4 @@
-//! What is held of a GPU's memory, known without one.
+//! GPU memory usage, computed without a GPU.
 
 use millstream_batch::BatchSchema;
 
@@ -64,7 +64,7 @@ impl Layout for Cuda {
     }
 }
 
-/// What an operation asks of [`Cuda::scratch`] at most.
+/// The largest workspace that an operation requests from [`Cuda::scratch`].
 pub(super) fn scratch_bytes(operation: &WorkspaceUse<'_>) -> usize {
     match *operation {
         WorkspaceUse::Layer { float, rows, inputs, outputs } => {
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn what_is_held_is_what_the_driver_has_given() {
         let (stand_in, cuda) = alone();
-        // The driver's stand-in gives no more than it is asked for.
+        // The emulated driver allocates exactly the requested size.
         let is_held = || {
             let (given, pieces) = (count(&stand_in, c"bytes"), count(&stand_in, c"allocations"));
             let held = cuda.held_bytes();
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(is_held(), (Cuda::base_bytes(), 2));
         let mut matrix = cuda.matrix(100, 30);
         assert_eq!(is_held(), (Cuda::base_bytes() + Cuda::matrix_bytes(Float::F32, 100, 30), 3));
-        // What an operation works in gives way to what the next one does, and not the other way round.
+        // The workspace only grows: a larger one replaces a smaller one.
         for (numbers, more) in [(1_000, 4_096), (3_000, 12_288), (2_000, 12_288)] {
             cuda.reserve_workspace(&WorkspaceUse::Transfer { numbers });
             let planned = Cuda::base_bytes() + Cuda::matrix_bytes(Float::F32, 100, 30) + more;

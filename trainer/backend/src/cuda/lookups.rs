@@ -1,4 +1,4 @@
-//! Looking up: embeddings side by side, and linear models.
+//! Lookups: embeddings concatenated per row, and linear models.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use super::layers::{PAIR_BYTES, column_blocks, partial_bytes, shares};
 use crate::device::{Lookup, TablePart, TableShape};
 use crate::ops::GradientMode;
 
-/// What of a linear model goes forward, besides its lookups.
+/// The inputs of a linear model's forward pass besides its lookups.
 pub(super) struct LinearPart<'a> {
     pub(super) dense: &'a [usize],
     pub(super) weights: &'a CudaMatrix,
@@ -36,23 +36,23 @@ fn views(batch: &CudaBatch, lookups: &[Lookup], tables: &[CudaTable]) -> Vec<Loo
     lookups.iter().map(view).collect()
 }
 
-/// Bytes of what kernels are told of lookups, and of dense columns beside them.
+/// GPU memory for the kernels' lists of lookups and dense columns, in bytes.
 pub(super) fn constant_bytes(lookups: &[Lookup], dense: usize) -> u64 {
     Memory::taken(lookups.len() * size_of::<LookupView>()) + Memory::taken(dense * size_of::<u32>())
 }
 
-/// Bytes of scratch that a linear model over so many dense columns takes.
+/// Workspace of a linear model over `dense` dense columns, in bytes.
 pub(super) fn scratch_bytes(rows: usize, dense: usize, outputs: usize) -> usize {
     partial_bytes(rows, (dense + 1) * outputs)
 }
 
-/// Whether a load takes eight columns of a row.
+/// Whether each load of a thread covers eight 16-bit columns of a row.
 fn is_packed(shape: TableShape) -> bool {
     let bytes = number_bytes(shape.float);
     bytes == size_of::<u16>() && (shape.width * bytes).is_multiple_of(LOAD_BYTES)
 }
 
-/// How often a thread loads from a row: of others, a load takes up to four columns.
+/// The number of loads per row: without packing, a load covers up to four columns.
 fn loads_of_row(shape: TableShape) -> usize {
     let columns = if is_packed(shape) { LOAD_BYTES / size_of::<u16>() } else { QUAD as usize };
     shape.width.div_ceil(columns)
@@ -161,7 +161,7 @@ impl Cuda {
             rows: rows.len() as u32,
         };
         self.launch_blocks(LINEAR_BACKWARD, column_blocks(rows.len(), columns), &backward);
-        // The bias comes behind all dense columns.
+        // The bias gradient follows those of all dense columns.
         for (to, first, columns) in
             [(weight_grad, 0, columns - outputs), (bias_grad, columns - outputs, outputs)]
         {

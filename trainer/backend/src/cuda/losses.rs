@@ -1,4 +1,4 @@
-//! Losses of rows, and scores.
+//! Per-row losses, and scores.
 
 use std::ops::Range;
 
@@ -16,10 +16,10 @@ use super::moves::quads;
 use super::programs::Entry;
 use crate::ops::{Loss, Task};
 
-/// Blocks of a sum of weights, at most.
+/// The most blocks of a weight sum.
 const MOST_BLOCKS: usize = 256;
 
-/// As loss.cu numbers kinds of losses.
+/// Loss kinds, as in loss.cu.
 pub(super) mod kind {
     pub(super) const BINARY_CROSS_ENTROPY: u32 = 0;
     pub(super) const SQUARED_ERROR: u32 = 1;
@@ -27,7 +27,7 @@ pub(super) mod kind {
     pub(in crate::cuda) const RETRIEVAL: u32 = 3;
 }
 
-/// How the loss of some rows is worked out, and where it has what that takes.
+/// The kernel that computes a loss, and its workspace.
 struct Work {
     entry: Entry<LossOf>,
     blocks: usize,
@@ -50,17 +50,17 @@ impl Work {
     }
 }
 
-/// Bytes of scratch that the loss of so many rows takes.
+/// Workspace of the loss of `rows` rows, in bytes.
 pub(super) fn scratch_bytes(rows: usize, is_of_classes: bool) -> usize {
     Work::of(rows, is_of_classes).bytes
 }
 
-/// Bytes of what kernels are told of so many classes.
+/// GPU memory for the weights of `classes` classes, in bytes.
 pub(super) fn constant_bytes(classes: usize) -> u64 {
     Memory::taken(classes * size_of::<f32>())
 }
 
-/// Of a batch, and of no task yet.
+/// The kernel argument for a batch; the task's fields are set later.
 pub(super) fn of_batch(batch: &CudaBatch, label: usize, kind: u32) -> LossOf {
     LossOf {
         labels: batch.labels(label),
@@ -136,14 +136,14 @@ impl Cuda {
         LossOf { task_weight: task.weight as f32, ..of_kind }
     }
 
-    /// The weight of all of a batch's rows, to where it is wanted.
+    /// Sums the weights of the batch's rows into `of.weight`.
     pub(super) fn sum_weights(&self, of: &LossOf, rows: usize) {
         let blocks = rows.div_ceil(SUM_WEIGHTS.threads as usize).min(MOST_BLOCKS);
         self.launch_blocks(SUM_WEIGHTS, [blocks, 1], of);
         self.finish_sums(of.partials, blocks, [of.weight, 0], false);
     }
 
-    /// Partial sums of two numbers each, added up to where each is wanted.
+    /// Adds up pairs of partial sums and stores both sums where wanted.
     pub(super) fn finish_sums(&self, partials: Address, count: usize, to: [Address; 2], adds: bool) {
         let [first, second] = to;
         let sums = Sums { partials, first, second, count: count as u32, adds: u32::from(adds) };

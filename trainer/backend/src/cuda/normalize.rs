@@ -1,4 +1,4 @@
-//! Normalisation of rows and of columns.
+//! Normalization of rows and of columns.
 
 use super::Cuda;
 use super::buffers::CudaMatrix;
@@ -83,7 +83,7 @@ impl Cuda {
             ..arguments(rows, layer, (saved.mean, saved.variance), input)
         };
         self.launch_blocks(NORMALIZE_BY_PARAMETERS, column_blocks(rows, columns), &arguments);
-        // By the moments of all rows, sums are of all rows.
+        // With column moments, one call covers all rows, so its sums are complete and overwrite.
         let sum = if layer.axis == Axis::Column { GradientMode::Write } else { mode };
         let to = [Some(scale_grad), Some(shift_grad)];
         self.finish_columns(rows, columns, partials, to, sum, 1.0);
@@ -95,7 +95,7 @@ impl Cuda {
     }
 }
 
-/// Where a normalisation has what it works in.
+/// The workspace of a normalization.
 struct Work {
     partials: Address,
     of_lines: Address,
@@ -114,7 +114,7 @@ impl Work {
     }
 }
 
-/// Bytes of scratch that a normalisation takes.
+/// Workspace of a normalization, in bytes.
 pub(super) fn scratch_bytes(axis: Axis, rows: usize, columns: usize) -> usize {
     Work::of(axis, rows, columns).bytes
 }

@@ -1,4 +1,4 @@
-//! The plan of the rows that a batch touches, in a GPU's memory.
+//! The row plan: which rows of which tables a batch touches, in GPU memory.
 
 use std::iter::once;
 
@@ -14,19 +14,19 @@ use super::kernels::{
 use super::{Cuda, host};
 use crate::device::{IdColumn, Lookup};
 
-/// Which rows of which tables a batch touches: ids of each group of columns, sorted.
+/// The rows of each table that a batch touches: the sorted ids of each group of columns.
 pub struct CudaRowPlan {
     groups: Vec<Group>,
-    /// Of all groups, in their order.
+    /// The columns of all groups, in order.
     columns: Vec<ColumnView>,
     views: Vec<GroupView>,
-    /// Where each column's ids begin in its group, and ids of each group.
+    /// The start of each column's ids in its group, and the number of ids in each group.
     starts: Address,
     sizes: Address,
     _memory: Memory,
 }
 
-/// Where everything is, from an address on.
+/// The memory layout of a plan, starting at a given address.
 struct Arrangement {
     groups: Vec<Group>,
     columns: Vec<ColumnView>,
@@ -36,15 +36,15 @@ struct Arrangement {
     bytes: usize,
 }
 
-/// Columns that are looked up in one table.
+/// The columns looked up in one table.
 struct Group {
     columns: Vec<IdColumn>,
     capacity: usize,
-    /// Of `columns` of all groups.
+    /// The index of the group's first column among the columns of all groups.
     first_column: usize,
 }
 
-/// What kernels read of a sorted group.
+/// A sorted group, as kernels read it.
 pub(super) struct Sorted {
     pub(super) ids: Address,
     pub(super) places: Address,
@@ -67,7 +67,7 @@ impl CudaRowPlan {
         Self { groups, columns, views, starts: base + starts, sizes: base + sizes, _memory: memory }
     }
 
-    /// Bytes that a plan takes with what kernels are told of it, as many as can be where batches have no layout.
+    /// GPU memory of a plan and its kernel arguments, in bytes; `u64::MAX` if batches have no layout.
     pub(super) fn bytes_of(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64 {
         let Ok(layout) = SlotLayout::of(schema) else { return u64::MAX };
         let Arrangement { columns, views, bytes, .. } = Arrangement::of(&layout, groups);
@@ -75,7 +75,7 @@ impl CudaRowPlan {
         parts.into_iter().map(Memory::taken).sum()
     }
 
-    /// Sorts the ids of `batch`, while others do what they do without the plan.
+    /// Sorts the ids of `batch`, concurrently with operations that do not use the plan.
     pub(super) fn fill(&self, cuda: &Cuda, batch: &CudaBatch) {
         if self.groups.is_empty() {
             return;
@@ -111,7 +111,7 @@ impl CudaRowPlan {
         self.groups.iter().flat_map(|group| &group.columns).copied()
     }
 
-    /// The group of exactly these lookups' columns.
+    /// The group whose columns are exactly those of `lookups`.
     pub(super) fn sorted(&self, lookups: &[Lookup]) -> Sorted {
         let is_of_all = |group: &Group| group.columns.iter().eq(lookups.iter().map(|lookup| &lookup.column));
         let number = self.groups.iter().position(is_of_all).expect("a table's lookups are in the plan");

@@ -1,4 +1,4 @@
-//! What the host is told of a step, when it is done: without waiting for it.
+//! Reports: values and faults of a step, copied to the host asynchronously.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use super::fault::must;
 use super::kernels::{Faults, MatrixView, REPORT, REPORTED_MATRICES, Report};
 use crate::error::BatchError;
 
-/// Numbers on their way to the host, and whether a batch is sound.
+/// Values on their way to the host, and the result of the batch's validation.
 pub struct CudaReport {
-    /// Faults, and behind them numbers.
+    /// `Faults`, followed by the values.
     memory: Memory,
     host: PageLocked,
     arrived: Event,
-    /// Of which batch, and how that is laid out.
+    /// The batch's address and layout.
     batch: Option<(Address, Arc<SlotLayout>)>,
 }
 
-/// Bytes of a report of so many numbers.
+/// Size of a report of `numbers` values, in bytes.
 pub(super) fn bytes(numbers: usize) -> usize {
     size_of::<Faults>() + numbers * size_of::<f32>()
 }
@@ -54,7 +54,8 @@ impl Cuda {
         };
         self.launch_blocks(REPORT, [1, 1], &arguments);
         self.flush();
-        // SAFETY: as much memory as the host's, which is not looked at before the event.
+        // SAFETY: both buffers have at least `bytes` bytes, and the host reads its buffer only after waiting for
+        // `arrived`.
         must(unsafe {
             self.stream.copy_to_host(&mut report.host.bytes_mut()[..bytes], report.memory.address())
         });

@@ -1,4 +1,4 @@
-//! The softmax over a batch's items: some queries at a time, so that scores take bounded room.
+//! The in-batch softmax, computed for a chunk of queries at a time to bound the memory of the scores.
 
 use super::Cuda;
 use super::blas::{Epilogue, Factor, Product};
@@ -11,14 +11,14 @@ use crate::device::IdColumn;
 use crate::float::Float;
 use crate::ops::SoftmaxInput;
 
-/// Scores that are there at once, at most, but for those of one query.
+/// The most scores in memory at once; at least those of one query.
 const MOST_SCORES: usize = 16 << 20;
-/// Blocks that sum weights, at most.
+/// The most blocks of a weight sum.
 const WEIGHT_BLOCKS: usize = 256;
 
-/// Where everything is that it works in, all in single precision.
+/// The workspace, in fp32.
 pub(super) struct Work {
-    /// Queries that are taken at once.
+    /// Queries per chunk.
     each: usize,
     vectors: Shape,
     scores: Shape,

@@ -16,14 +16,14 @@ use crate::device::{Lookup, TablePart, TableShape};
 use crate::ops::RowGradients;
 use crate::update::{Formula, Update};
 
-/// Tables as kernels take them, and the threads that the largest takes.
+/// The kernels' list of tables, and the threads that the largest table needs.
 struct Tables {
     address: Address,
     count: usize,
     threads: usize,
 }
 
-/// What is done with the sums of rows' gradients: a step where `steps` is 1, else their squares are summed.
+/// What to do with each row's summed gradient: update the row if `steps` is 1, otherwise sum the squares.
 struct Stepping {
     update: UpdateView,
     scale: Address,
@@ -31,22 +31,22 @@ struct Stepping {
     steps: u32,
 }
 
-/// Lanes of a warp that share a row of so many columns, each four of them.
+/// Lanes of a warp that share a row of `width` columns, four columns each.
 fn lanes(width: usize) -> u32 {
     (width.div_ceil(QUAD as usize) as u32).next_power_of_two().min(WARP)
 }
 
-/// Into how many pieces so many ids are cut.
+/// The number of pieces that `ids` ids are split into.
 fn pieces(ids: usize) -> usize {
     ids.div_ceil(PIECE as usize)
 }
 
-/// Where the partial sums of rows that are cut by pieces are: of their gradients, and of the squares of those.
+/// The partial sums of rows that span pieces: of their gradients, and of the squares of those.
 fn rooms_of(rooms: &mut Rooms, pieces: usize, width: usize) -> [Address; 2] {
     [2 * pieces * width, 2 * pieces].map(|numbers| rooms.add(numbers * size_of::<f32>()))
 }
 
-/// Bytes of scratch that a step of tables takes, in which ids of batches of `schema` are looked up.
+/// Workspace of a step of tables for batches of `schema`, in bytes.
 pub(super) fn scratch_bytes(schema: &BatchSchema, lookups: &[Lookup], shapes: &[TableShape]) -> usize {
     let mut rooms = Rooms::default();
     for (number, shape) in shapes.iter().enumerate() {
@@ -57,7 +57,7 @@ pub(super) fn scratch_bytes(schema: &BatchSchema, lookups: &[Lookup], shapes: &[
     rooms.bytes()
 }
 
-/// Bytes of what kernels are told of tables and what is looked up in each.
+/// GPU memory for the kernels' lists of tables and of each table's lookups, in bytes.
 pub(super) fn constant_bytes(lookups: &[Lookup], shapes: &[TableShape]) -> u64 {
     let sources = |table| Lookup::of_table(lookups, table).len() * size_of::<SourceView>();
     let sources: u64 = (0..shapes.len()).map(|table| Memory::taken(sources(table))).sum();
@@ -84,7 +84,7 @@ impl Cuda {
         tables: &[CudaTable],
         sum: &CudaMatrix,
     ) {
-        // Squares know no update, and change nothing.
+        // The kernel requires an update even when it only sums squares; this one is never applied.
         let views = self.tables(gradients, tables);
         let update = view(&Formula::Sgd { learning_rate: 0.0 }.into());
         self.run_rows(Stepping { update, scale: 0, key: 0, steps: 0 }, gradients, &views);
@@ -110,7 +110,7 @@ impl Cuda {
             steps,
             unused: 0,
         };
-        // The plan is read from here on.
+        // Later commands read the plan.
         self.join();
         self.launch(STEP_PIECES, [tables.threads, tables.count], &step);
         self.launch(STEP_SPANS, [tables.threads, tables.count], &step);

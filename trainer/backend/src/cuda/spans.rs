@@ -1,7 +1,7 @@
-//! When the device did what it was asked for, while somebody looks.
+//! Profiling spans of device work, recorded on demand.
 //!
-//! Each operation is handed to the driver by itself then, without a graph, between two events that tell the time, and so
-//! are its kernels and each copy of a batch. Steps take longer by what that costs.
+//! While recording, each operation is submitted separately, without a graph. It runs between two timed events, and
+//! so does each of its kernels and each copy of a batch. This makes steps slower.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -13,19 +13,19 @@ use super::Cuda;
 use super::driver::{Event, Stream};
 use super::fault::must;
 
-/// Spans that may wait for the device before the first of them are asked.
+/// The most spans awaiting completion before the oldest ones are queried.
 const MOST_WAITING: usize = 256;
-/// Points in time that are taken before the one that both clocks know best is chosen.
+/// Clock readings taken; the most precise one becomes the base.
 const CLOCK_READINGS: usize = 8;
 
-/// A recording of what a device does.
+/// A recording of device work.
 pub(super) struct Spans {
     recorder: Arc<Recorder>,
     base: Base,
     waiting: VecDeque<Waiting>,
 }
 
-/// What the device has yet to do, or to be asked about.
+/// A span whose end the device may not have reached yet.
 struct Waiting {
     track: String,
     category: Category,
@@ -35,16 +35,17 @@ struct Waiting {
     end: Arc<Event>,
 }
 
-/// A point in time that both clocks know.
+/// A reference point on both clocks.
 struct Base {
     event: Event,
-    /// When the host asked for it: not after it, so that no span seems to end after the host has waited for its end.
+    /// The host time just before the event was submitted. It is never later than the event, so no span appears to
+    /// end after the host has waited for its end.
     asked_ns: u64,
 }
 
 impl Base {
-    /// The host knows of an event only that it was between two readings of its own clock, and may be held up between
-    /// them: of several events, the one whose readings are closest.
+    /// Takes several readings and keeps the one with the shortest interval. The host knows only that an event lies
+    /// between two readings of its own clock, and it may be preempted between them.
     fn of(device: &Cuda) -> Self {
         let reading = || {
             let event = must(Event::timed(device.context()));
@@ -60,7 +61,7 @@ impl Base {
 }
 
 impl Spans {
-    /// Tells the recorder of those that are done, in their order.
+    /// Sends the completed spans to the recorder, in order.
     fn tell(&mut self) {
         while let Some(first) = self.waiting.front() {
             let Some(from_base) = must(first.start.since(&self.base.event)) else { return };
@@ -103,7 +104,7 @@ impl Cuda {
         self.spans().is_some()
     }
 
-    /// Has the device do what was asked for so far, one kernel after the other, each a span.
+    /// Submits all pending commands, one kernel at a time, and records each kernel as a span.
     pub(super) fn flush_recorded(&self) {
         let mut commands = self.commands();
         if commands.is_empty() {
@@ -118,7 +119,7 @@ impl Cuda {
         }));
     }
 
-    /// Does `work`, which asks the device for `operation` and for nothing else.
+    /// Runs `work`, which submits `operation` and nothing else to the device, and records the operation as a span.
     pub(super) fn record_operation<T>(&self, operation: OperationInfo, work: impl FnOnce() -> T) -> T {
         self.flush();
         let start = self.point(&self.stream);
@@ -128,7 +129,7 @@ impl Cuda {
         result
     }
 
-    /// The point that `stream` has come to, where spans are recorded.
+    /// Records an event at the current end of `stream`, while recording is on.
     pub(super) fn point(&self, stream: &Stream) -> Option<Arc<Event>> {
         self.spans().as_ref()?;
         let event = must(Event::timed(self.context()));
@@ -136,7 +137,7 @@ impl Cuda {
         Some(Arc::new(event))
     }
 
-    /// What was asked of `stream` since `start` is a span, of the track of this GPU's `part`.
+    /// Records the work of `stream` since `start` as a span on this GPU's track `part`.
     pub(super) fn span(
         &self,
         start: Option<Arc<Event>>,

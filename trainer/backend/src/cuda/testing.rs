@@ -1,4 +1,4 @@
-//! A GPU of its own for a test, and what its stand-in tells.
+//! A separate emulated GPU per test, and access to the emulator's counters.
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::{CStr, c_char, c_int};
@@ -8,7 +8,7 @@ use millstream_test_cuda::{Library, StandIn};
 
 use crate::{Cuda, Libraries};
 
-/// A GPU that nobody else has.
+/// An emulated GPU that no other test shares.
 pub(super) fn alone() -> (StandIn, Cuda) {
     let stand_in = StandIn::whole().unwrap().alone().unwrap();
     let images = stand_in.folder().join("images");
@@ -16,9 +16,9 @@ pub(super) fn alone() -> (StandIn, Cuda) {
     (stand_in, cuda)
 }
 
-/// How often the driver's function was called.
+/// The number of calls of a driver function so far.
 pub(super) fn calls(stand_in: &StandIn, function: &CStr) -> u64 {
-    // SAFETY: as control.h declares it.
+    // SAFETY: `F` is the function's signature in control.h, and `function` is zero-terminated.
     with(
         stand_in,
         c"stand_in_calls",
@@ -26,9 +26,9 @@ pub(super) fn calls(stand_in: &StandIn, function: &CStr) -> u64 {
     )
 }
 
-/// How much there is of something.
+/// The value of one of the emulator's counters.
 pub(super) fn count(stand_in: &StandIn, what: &CStr) -> u64 {
-    // SAFETY: as control.h declares it.
+    // SAFETY: `F` is the function's signature in control.h, and `what` is zero-terminated.
     with(
         stand_in,
         c"stand_in_count",
@@ -36,9 +36,9 @@ pub(super) fn count(stand_in: &StandIn, what: &CStr) -> u64 {
     )
 }
 
-/// Has the next call of the driver's function fail.
+/// Makes the next call of a driver function fail with `code`.
 pub(super) fn fail(stand_in: &StandIn, function: &CStr, code: c_int) {
-    // SAFETY: as control.h declares it.
+    // SAFETY: `F` is the function's signature in control.h, and `function` is zero-terminated.
     with(
         stand_in,
         c"stand_in_fail",
@@ -48,9 +48,10 @@ pub(super) fn fail(stand_in: &StandIn, function: &CStr, code: c_int) {
     );
 }
 
-/// With a control function of the driver, which is open already.
+/// Calls `call` with a control function of the emulated driver.
 fn with<F, R>(stand_in: &StandIn, name: &CStr, call: impl FnOnce(Symbol<'_, F>) -> R) -> R {
-    // SAFETY: the library that is open already, and its function as control.h declares it.
+    // SAFETY: the library is loaded already, so no initializer runs again. The caller guarantees that `F` is the
+    // function's type.
     unsafe {
         let driver = libloading::Library::new(stand_in.library(Library::Cuda)).unwrap();
         call(driver.get::<F>(name.to_bytes()).unwrap())

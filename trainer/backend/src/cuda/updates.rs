@@ -1,7 +1,7 @@
-//! Optimizer steps of matrices, and how long gradients are.
+//! Optimizer steps of matrices, and gradient norms.
 //!
-//! A model asks for the steps of its matrices one by one. Those that come in a row are one launch: most are too small to
-//! be worth one of their own.
+//! A model requests the steps of its matrices one by one. Consecutive steps are batched in one launch, because most
+//! matrices are too small to be worth a launch each.
 
 use std::sync::PoisonError;
 
@@ -15,12 +15,12 @@ use super::kernels::{
 use super::moves::quads;
 use crate::update::{AdamCorrection, Formula, LossScaling, Update};
 
-/// Blocks of a sum of squares, at most.
+/// The most blocks of a sum of squares.
 const MOST_BLOCKS: usize = 512;
-/// Bytes of scratch that a sum of squares takes.
+/// Workspace of a sum of squares, in bytes.
 pub(super) const SCRATCH_BYTES: usize = MOST_BLOCKS * size_of::<f32>();
 
-/// As kernels take it: kinds and constants of update.cuh.
+/// The kernels' representation of an update: the kinds and constants of update.cuh.
 pub(super) fn view(update: &Update) -> UpdateView {
     let (kind, learning_rate, constants) = match update.formula {
         Formula::Sgd { learning_rate } => (0, learning_rate, [0.0; 6]),
@@ -73,7 +73,7 @@ impl Cuda {
         let is_full = {
             let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
             steps.push(step);
-            // Memory that it names is to stay.
+            // The pending steps hold addresses, so their memory must not be freed.
             self.context().fall_behind();
             steps.len() == STEPS_AT_ONCE
         };
@@ -82,7 +82,7 @@ impl Cuda {
         }
     }
 
-    /// Puts the steps that were asked for in a row on the list.
+    /// Enqueues the batched steps.
     pub(super) fn put_steps(&self, commands: &mut Commands) {
         let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         if steps.is_empty() {
@@ -93,7 +93,7 @@ impl Cuda {
             threads.div_ceil(STEP.threads as usize)
         };
         let blocks = [steps.iter().map(blocks).max().unwrap_or(0), steps.len()];
-        // The kernel does not look at those behind the last.
+        // Entries past the last step are unused; they repeat it.
         let of = std::array::from_fn(|number| steps[number.min(steps.len() - 1)]);
         self.put_blocks(commands, STEP, blocks, &Steps { of });
         steps.clear();
@@ -109,7 +109,7 @@ impl Cuda {
         self.launch_blocks(ADD_UP, [1, 1], &add_up);
     }
 
-    /// With a loss scale's rule and state, or without.
+    /// Computes the gradient scale, with loss scaling if `scaling` is some.
     pub(super) fn set_scale(
         &self,
         scaling: Option<(&LossScaling, &CudaMatrix)>,
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
     use crate::{Backend, Device, ops};
 
-    /// Of sizes from 1 on, each with its own rate.
+    /// Matrices of 1 to `count` columns, each with its own learning rate.
     fn matrices(cuda: &Cuda, count: usize) -> Vec<(CudaMatrix, CudaMatrix, Update)> {
         let matrix = |columns: usize, number: f32| {
             let mut matrix = cuda.matrix(3, columns);

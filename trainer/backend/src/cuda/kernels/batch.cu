@@ -1,15 +1,15 @@
-// A batch as it is taken in from the slot that it came through: what is to be known of it before anything reads it, that
-// ids are in range, and what follows from its offsets. And what the host is told of a step.
+// Taking a batch in from its slot: validation, replacement of invalid ids, and data derived from the offsets. Also
+// the report of a step to the host.
 #include "batch.cuh"
 
 constexpr u32 REPORTED = 2;
 constexpr u64 NONE = ~0ull;
 
-// Faults, in the order in which the host would find them: by column; in it offsets before ids; by place.
+// Faults, in the order in which the host would find them: by column, offsets before ids, then by place.
 struct Faults {
-    // Of the batch that is being taken in.
+    // In the batch being taken in.
     u64 of_offsets, of_ids;
-    // Of the first batch that had one, until the host knows.
+    // The first fault, until the host has read it.
     u64 found;
     const char* batch;
     u32 row, first, second, unused;
@@ -20,7 +20,7 @@ struct Intake {
     char* batch;
     const IdColumn* columns;
     Faults* faults;
-    // Places, in the slot as in the batch; that of weights is 0 where there are none.
+    // Byte offsets, equal in slot and batch; `weights` is 0 if there are none.
     u64 labels, weights, dense;
     u32 label_count, label_stride, dense_columns, rows;
 };
@@ -29,7 +29,8 @@ __device__ __forceinline__ u64 fault_of(u32 column, bool is_of_ids, u32 place) {
     return u64(column) << 33 | u64(is_of_ids) << 32 | place;
 }
 
-// Offsets of ragged columns, one a block row: as many values as the slot has, at most `maximum` a row, in order.
+// Validates the offsets of ragged columns, one per block row: ascending, at most `maximum` values per row, within
+// the slot.
 ENTRY(check_offsets, Intake) {
     const IdColumn& column = args.columns[blockIdx.y];
     u32 row = blockIdx.x * blockDim.x + threadIdx.x;
@@ -40,7 +41,7 @@ ENTRY(check_offsets, Intake) {
     if (!holds) atomicMin(&args.faults->of_offsets, fault_of(blockIdx.y, false, row));
 }
 
-// An id that is not in range is told of, and is 0.
+// Copies an id; one out of range is recorded as a fault and replaced by 0.
 __device__ __forceinline__ void take_id(const Intake& args, const IdColumn& column, u32 value) {
     u32 id = part<u32>(args.slot, column.ids)[value];
     bool is_in_range = id < column.cardinality;
@@ -48,8 +49,8 @@ __device__ __forceinline__ void take_id(const Intake& args, const IdColumn& colu
     ((u32*)(args.batch + column.ids))[value] = is_in_range ? id : 0;
 }
 
-// Ids; and of ragged columns offsets, which row each value is of, and what values count times. From the first column with
-// bad offsets on all rows are empty, and ids are not looked at: the host would not.
+// Copies ids and, for ragged columns, offsets, the row of each value, and the pooling factors. From the first
+// column with invalid offsets on, all rows are empty and ids are not validated, because the host would stop there.
 ENTRY(take_ids, Intake) {
     const IdColumn& column = args.columns[blockIdx.y];
     u32 row = blockIdx.x * blockDim.x + threadIdx.x;
@@ -81,7 +82,7 @@ ENTRY(take_ids, Intake) {
     ((double*)(args.batch + column.root_scales))[row] = squares > 0.0 ? 1.0 / sqrt(squares) : 0.0;
 }
 
-// Says what was found in this batch, unless the host has yet to hear of another, and clears the way for the next.
+// Records this batch's fault, unless an earlier one is still unread, and resets the state for the next batch.
 __device__ void conclude(const Intake& args) {
     Faults& faults = *args.faults;
     u64 found = min(faults.of_offsets, faults.of_ids);
@@ -107,7 +108,7 @@ __device__ void conclude(const Intake& args) {
     faults.found = found;
 }
 
-// Labels, weights and dense values, a run of them to a block row; after the kernels above.
+// Copies labels, weights and dense values, one run per block row; runs after the kernels above.
 ENTRY(take_numbers, Intake) {
     u32 at = blockIdx.x * blockDim.x + threadIdx.x, run = blockIdx.y;
     if (run == 0 && at == 0) conclude(args);
@@ -125,7 +126,7 @@ ENTRY(take_numbers, Intake) {
 
 struct Report {
     const Faults* faults;
-    // Those, then the numbers of all matrices.
+    // The faults, then the values of all matrices.
     char* out;
     Matrix parts[REPORTED];
     u32 rows[REPORTED];

@@ -1,27 +1,28 @@
-// A batch on the device: its slot, and behind that what follows from it. Places are bytes from its beginning.
+// A batch on the device: the contents of its slot, followed by derived data. Places are byte offsets from its
+// start.
 #pragma once
 
 #include "device.cuh"
 
 // A column of ids.
 struct IdColumn {
-    // Ids, one a row; or the values of a ragged feature.
+    // One id per row, or the values of a ragged feature.
     u64 ids;
-    // [B + 1] u32; 0 of a column with one id a row.
+    // [B + 1] u32; 0 for a single-valued column.
     u64 offsets;
-    // Which row each value is of, u32; of a ragged feature.
+    // The row of each value, u32; ragged features only.
     u64 rows;
-    // A number beside each value, f32; 0 where they have none.
+    // The weight of each value, f32; 0 if the feature has no weights.
     u64 weights;
-    // What the values of a row count times, f64 a row, by a mean and over a root; of a ragged feature.
+    // The factor of each row's values for mean and for sqrt(n) pooling, f64 per row; ragged features only.
     u64 mean_scales, root_scales;
     // Ids are below this.
     u32 cardinality;
-    // The most ids of a row.
+    // The most ids per row.
     u32 maximum;
 };
 
-// How the rows that a batch's row names become one; as the host numbers it.
+// How the table rows of one batch row are combined, with the host's codes.
 enum Pooling : u32 { SUM = 0, MEAN = 1, ROOT = 2 };
 
 template <typename T>
@@ -29,7 +30,7 @@ __device__ __forceinline__ const T* part(const char* batch, u64 place) {
     return (const T*)(batch + place);
 }
 
-// Values of a ragged feature's row.
+// The range of a ragged feature's values in a row.
 struct Values {
     u32 first, end;
 };
@@ -40,7 +41,7 @@ __device__ __forceinline__ Values values_of(const char* batch, const IdColumn& c
     return {offsets[row], offsets[row + 1]};
 }
 
-// What value `value` of row `row` counts for.
+// The factor of value `value` of row `row` in its pooled sum.
 __device__ __forceinline__ float share_of(const char* batch, const IdColumn& column, u32 pooling, u32 row, u32 value) {
     if (column.offsets == 0) return 1.0f;
     float weight = column.weights == 0 ? 1.0f : part<float>(batch, column.weights)[value];

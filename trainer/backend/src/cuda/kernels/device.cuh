@@ -1,4 +1,4 @@
-// What every kernel is written with: entries, numbers of every format, matrices, and quads of columns.
+// Declarations shared by all kernels: entry points, number formats, matrices, and quads of columns.
 //
 // Shape letters are those of backend.rs.
 #pragma once
@@ -10,27 +10,28 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 
 #ifndef KERNEL
-// At least 512 threads to a multiprocessor, so that the loads of some hide the waiting of others: at most 128 registers.
+// Asks for at least 512 resident threads per multiprocessor, at most 128 registers per thread, to hide load
+// latency.
 #define KERNEL(name, threads, Arguments)                                                             \
     extern "C" __global__ void __launch_bounds__(threads, (threads) < 512 ? 512 / (threads) : 1)     \
         name(const __grid_constant__ Arguments args)
 #endif
 
-// Begins a kernel. Its argument has the size that the host gives it.
+// Begins a kernel. Checks that the host uses the same size for the argument.
 #define ENTRY(name, Arguments)                                                                      \
     static_assert(sizeof(Arguments) == ARGUMENT_BYTES_OF_##name, #Arguments " is not the host's"); \
     KERNEL(name, THREADS_OF_##name, Arguments)
 
 constexpr u32 WARP = 32;
 
-// Formats, as the host numbers them.
+// Number formats, with the host's codes.
 enum Format : u32 { F32 = 0, BF16 = 1, F16 = 2 };
 
 __device__ __forceinline__ float from_bf16(u16 bits) {
     return __uint_as_float(u32(bits) << 16);
 }
 
-// To the nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even; NaN stays NaN.
 __device__ __forceinline__ u16 to_bf16(float x) {
     u32 bits = __float_as_uint(x);
     u32 rounded = bits + (0x7fffu + (bits >> 16 & 1));
@@ -38,7 +39,7 @@ __device__ __forceinline__ u16 to_bf16(float x) {
 }
 
 #ifdef ON_HOST
-// By their definition: where there is no instruction for it.
+// Conversions by definition, for the host, which may lack the instruction.
 __device__ inline float from_f16(u16 bits) {
     u32 sign = u32(bits & 0x8000) << 16, exponent = bits >> 10 & 0x1f, fraction = bits & 0x3ff;
     if (exponent == 0x1f) return __uint_as_float(sign | 0x7f800000u | fraction << 13);
@@ -50,7 +51,7 @@ __device__ inline u16 to_f16(float x) {
     u32 bits = __float_as_uint(x), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffffu;
     if (size > 0x7f800000u) return u16(sign | 0x7e00);
     if (__uint_as_float(size) < 1.0f / 16384.0f) {
-        // Multiples of 2^-24, which is the unit between 1/2 and 1.
+        // Adding 0.5 aligns to multiples of 2^-24, the unit in the last place of [1/2, 1).
         return u16(sign | (__float_as_uint(__uint_as_float(size) + 0.5f) - 0x3f000000u));
     }
     u32 rounded = size + 0xfffu + (size >> 13 & 1);
@@ -70,10 +71,10 @@ __device__ __forceinline__ u16 to_f16(float x) {
 }
 #endif
 
-// Numbers in rows. Rows begin at multiples of 16 bytes, but in matrices of one column, which are dense.
+// A row-major matrix. Rows are aligned to 16 bytes, except in matrices of one column, which are contiguous.
 struct Matrix {
     char* data;
-    // Numbers from one row to the next.
+    // Row stride, in elements.
     u64 stride;
     u32 format;
     u32 columns;
@@ -96,7 +97,7 @@ __device__ __forceinline__ void store(const Matrix& m, u64 row, u32 column, floa
     }
 }
 
-// Up to four neighbouring columns of a row.
+// Up to four consecutive columns of a row.
 struct Quad {
     float x[4];
 };
@@ -107,12 +108,12 @@ __device__ __forceinline__ u32 quads_of(u32 columns) {
     return (columns + QUAD - 1) / QUAD;
 }
 
-// Whether columns from `column` on, four of them, lie as one load takes them.
+// Whether the four columns from `column` on can be accessed with one vector load.
 __device__ __forceinline__ bool is_whole_quad(const Matrix& m, u32 column, u32 count) {
     return count >= QUAD && m.stride % QUAD == 0 && column % QUAD == 0;
 }
 
-// Columns past the first `count` are zeros.
+// Columns past the first `count` are zero.
 __device__ __forceinline__ Quad load_quad(const Matrix& m, u64 row, u32 column, u32 count) {
     Quad quad = {};
     if (is_whole_quad(m, column, count)) {
@@ -154,7 +155,7 @@ __device__ __forceinline__ void store_quad(const Matrix& m, u64 row, u32 column,
     }
 }
 
-// One thread's four columns of a matrix of so many, when a grid's threads take quads row by row.
+// The quad of a thread, in a grid whose threads cover the quads of a matrix row by row.
 struct Place {
     u32 row, column, count;
     bool is_within;
@@ -170,7 +171,7 @@ __device__ __forceinline__ Place place_of_thread(u32 rows, u32 columns) {
     return place;
 }
 
-// Where a quad's results go that are the old numbers changed one by one.
+// Applies `change` to each element of a quad, in place.
 template <typename F>
 __device__ __forceinline__ void change_quad(const Matrix& m, const Place& at, F change) {
     Quad quad = load_quad(m, at.row, at.column, at.count);

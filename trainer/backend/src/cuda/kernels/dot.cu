@@ -1,24 +1,24 @@
-// Products of all pairs of a row's vectors: (1, 0), (2, 0), (2, 1), ..., behind the first vector itself.
+// Pairwise dot products of a row's vectors, (1, 0), (2, 0), (2, 1), ..., stored after a copy of the first vector.
 #include "reduce.cuh"
 #include "tensor.cuh"
 
 struct Dot {
-    Matrix vectors, out, by_vectors;
+    Matrix vectors, out, vectors_grad;
     u32 rows, count, width, unused;
 };
 
-// Products that are before those of vector `i` with vectors before it.
+// The index of the first pair of vector `i` with an earlier vector.
 __device__ __forceinline__ u32 pairs_before(u32 i) {
     return i * (i - 1) / 2;
 }
 
-// Numbers of a row's vectors, and of its pairs, that a block keeps.
+// The most values of a row's vectors, and of its pairs, that a block keeps in shared memory.
 constexpr u32 KEPT_NUMBERS = 8192;
 constexpr u32 KEPT_PAIRS = 2048;
 
-// A block a row.
+// One block per row.
 ENTRY(dot_forward, Dot) {
-    // Rows an odd number of numbers apart, so that threads with neighbouring vectors read different banks.
+    // An odd stride, so that threads with neighbouring vectors access different banks.
     __shared__ float kept[KEPT_NUMBERS];
     u32 row = blockIdx.x, count = args.count, width = args.width, stride = width | 1;
     bool keeps = count * stride <= KEPT_NUMBERS;
@@ -43,7 +43,8 @@ ENTRY(dot_forward, Dot) {
     }
 }
 
-// A block a row: by v_i = sum over j of (gradient of the pair i, j) v_j; the first vector also was given as it is.
+// One block per row: d/dv_i = sum over j of (gradient of pair i, j) v_j, plus the gradient of the copy for the
+// first vector.
 ENTRY(dot_backward, Dot) {
     __shared__ float kept[KEPT_NUMBERS];
     __shared__ float pairs[KEPT_PAIRS];
@@ -62,14 +63,14 @@ ENTRY(dot_backward, Dot) {
             float v = keeps ? kept[j * width + k] : load(args.vectors, row, j * width + k);
             sum = fmaf(g, v, sum);
         }
-        store(args.by_vectors, row, at, sum);
+        store(args.vectors_grad, row, at, sum);
     }
 }
 
-// By tensor cores: a warp a row of at most 32 vectors of 16-bit numbers, each a multiple of eight wide, all of one format.
-// A row's vectors are read once and by no other warp, so they go straight into registers: lanes of a group load
-// neighbouring eights of a vector. What sums run over, columns of vectors one way and vectors the other, may be in any
-// order; the kernels use the one in which numbers were loaded.
+// Tensor core variants: one warp per row of at most 32 vectors. All matrices have the same 16-bit format, and
+// vector widths are multiples of eight. Each row's vectors are read once and by one warp only, so they are loaded
+// directly into registers: the lanes of a group load neighbouring runs of eight columns. The summation order, over
+// columns in the forward pass and over vectors in the backward pass, is arbitrary; the kernels sum in load order.
 constexpr u32 MOST_VECTORS = 32;
 constexpr u32 EIGHT = 8;
 constexpr u32 TILE = 16;
@@ -87,11 +88,11 @@ __device__ __forceinline__ void dot_forward_of(const Dot& args, u32 row, u16* pa
     u32 count = args.count, width = args.width;
     const u16* vectors = row_of(args.vectors, row);
     u16* out = row_of(args.out, row);
-    // Of vectors 16 m and on with vectors 8 n and on, where some of the former come after some of the latter.
+    // Products of the vectors from 16 m on with the vectors from 8 n on, for tiles that contain pairs i > j.
     float sums[LEFT_TILES][RIGHT_TILES][4] = {};
     for (u32 first = 0; first < width; first += GROUP_LANES * EIGHT) {
         u32 column = first + lane * EIGHT;
-        // Of vectors 8 n + group: what is to the left, and what is to the right, in the instruction.
+        // Of vectors 8 n + group: the fragments for both the left and the right factor.
         u32 words[RIGHT_TILES][4] = {};
 #pragma unroll
         for (u32 n = 0; n < RIGHT_TILES; n++) {
@@ -127,7 +128,7 @@ __device__ __forceinline__ void dot_forward_of(const Dot& args, u32 row, u16* pa
             }
         }
     }
-    // Pairs have other places in lanes than in memory.
+    // Lanes hold pairs in another order than memory.
     __syncwarp();
     u32 all = pairs_before(count);
     for (u32 at = 2 * (threadIdx.x % WARP); at < all; at += 2 * WARP) {
@@ -145,7 +146,7 @@ __device__ __forceinline__ void dot_backward_of(const Dot& args, u32 row, u16* p
     u32 count = args.count, width = args.width, all = pairs_before(count);
     const u16* vectors = row_of(args.vectors, row);
     const u16* out = row_of(args.out, row);
-    u16* by_vectors = row_of(args.by_vectors, row);
+    u16* vectors_grad = row_of(args.vectors_grad, row);
     for (u32 at = 2 * (threadIdx.x % WARP); at < all; at += 2 * WARP) {
         if (at + 1 < all) {
             *(u32*)(pairs + at) = *(const u32*)(out + width + at);
@@ -154,7 +155,7 @@ __device__ __forceinline__ void dot_backward_of(const Dot& args, u32 row, u16* p
         }
     }
     __syncwarp();
-    // The gradient of each pair, on both sides of the diagonal.
+    // The gradient of each pair, mirrored across the diagonal.
     auto gradient = [&](u32 i, u32 j) -> u16 {
         if (i == j || i >= count || j >= count) return 0;
         return j < i ? pairs[pairs_before(i) + j] : pairs[pairs_before(j) + i];
@@ -171,7 +172,8 @@ __device__ __forceinline__ void dot_backward_of(const Dot& args, u32 row, u16* p
             }
         }
     }
-    // A group has four neighbouring columns of all vectors; a lane's sums are eight neighbouring ones in the end.
+    // A group handles four consecutive columns of all vectors; each lane ends up with the sums of eight consecutive
+    // ones.
     constexpr u32 COLUMNS_OF_GROUP = 4;
     for (u32 first = 0; first < width; first += GROUPS * COLUMNS_OF_GROUP) {
         u32 column = first + group * COLUMNS_OF_GROUP;
@@ -228,7 +230,7 @@ __device__ __forceinline__ void dot_backward_of(const Dot& args, u32 row, u16* p
                 for (u32 at = 0; at < 4; at++) {
                     rounded[at] = both(to_bits<FORMAT>(eight[2 * at]), to_bits<FORMAT>(eight[2 * at + 1]));
                 }
-                *(uint4*)(by_vectors + i * width + column) =
+                *(uint4*)(vectors_grad + i * width + column) =
                     make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
             }
         }

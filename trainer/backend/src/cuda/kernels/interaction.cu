@@ -1,12 +1,12 @@
-// How features meet: factorization machines and cross layers.
+// Feature interactions: factorization machines and cross layers.
 #include "reduce.cuh"
 
 struct Fm {
-    Matrix vectors, logits, by_vectors;
+    Matrix vectors, logits, vectors_grad;
     u32 rows, count, width, unused;
 };
 
-// A warp a row: logits += 1/2 sum over k of ((sum of v_k)^2 - sum of v_k^2)
+// One warp per row: logits += 1/2 sum over k of ((sum of v_k)^2 - sum of v_k^2)
 ENTRY(fm_forward, Fm) {
     u32 row = row_of_warp();
     if (row >= args.rows) return;
@@ -24,7 +24,7 @@ ENTRY(fm_forward, Fm) {
     if (threadIdx.x % WARP == 0) store(args.logits, row, 0, load(args.logits, row, 0) + 0.5f * all);
 }
 
-// A thread to a column of vectors of a row: by v_i += g (sum of v - v_i)
+// One thread per row and vector column: vectors_grad_i += g (sum of v - v_i)
 ENTRY(fm_backward, Fm) {
     u32 number = blockIdx.x * blockDim.x + threadIdx.x, row = number / args.width, k = number % args.width;
     if (row >= args.rows) return;
@@ -32,13 +32,13 @@ ENTRY(fm_backward, Fm) {
     for (u32 i = 0; i < args.count; i++) sum += load(args.vectors, row, i * args.width + k);
     for (u32 i = 0; i < args.count; i++) {
         u32 column = i * args.width + k;
-        float before = load(args.by_vectors, row, column);
-        store(args.by_vectors, row, column, before + g * (sum - load(args.vectors, row, column)));
+        float before = load(args.vectors_grad, row, column);
+        store(args.vectors_grad, row, column, before + g * (sum - load(args.vectors, row, column)));
     }
 }
 
 struct Cross {
-    Matrix first, product, input, output, by_output, by_product, by_first;
+    Matrix first, product, input, output, output_grad, product_grad, first_grad;
     u32 rows, unused;
 };
 
@@ -54,15 +54,15 @@ ENTRY(cross_forward, Cross) {
     store_quad(args.output, at.row, at.column, at.count, quad);
 }
 
-// by_product = by_output * first; by_first += by_output * product
+// product_grad = output_grad * first; first_grad += output_grad * product
 ENTRY(cross_backward, Cross) {
     Place at = place_of_thread(args.rows, args.first.columns);
     if (!at.is_within) return;
     Quad first = load_quad(args.first, at.row, at.column, at.count);
     Quad product = load_quad(args.product, at.row, at.column, at.count);
-    Quad g = load_quad(args.by_output, at.row, at.column, at.count);
+    Quad g = load_quad(args.output_grad, at.row, at.column, at.count);
 #pragma unroll
     for (u32 i = 0; i < QUAD; i++) first.x[i] *= g.x[i];
-    store_quad(args.by_product, at.row, at.column, at.count, first);
-    change_quad(args.by_first, at, [&](u32 i, float x) { return fmaf(g.x[i], product.x[i], x); });
+    store_quad(args.product_grad, at.row, at.column, at.count, first);
+    change_quad(args.first_grad, at, [&](u32 i, float x) { return fmaf(g.x[i], product.x[i], x); });
 }

@@ -1,4 +1,4 @@
-// What surrounds the products of a layer, which are a library's.
+// The parts of a layer around its matrix products, which cuBLASLt computes.
 #include "reduce.cuh"
 
 struct Finish {
@@ -6,7 +6,7 @@ struct Finish {
     u32 rows, is_biased, is_rectified, unused;
 };
 
-// output = activation(sums + bias): where the library cannot do so itself.
+// output = activation(sums + bias), where cuBLASLt has no such epilogue.
 ENTRY(finish_layer, Finish) {
     Place at = place_of_thread(args.rows, args.output.columns);
     if (!at.is_within) return;
@@ -26,13 +26,14 @@ struct Mask {
     // `[shares, columns]`, or null.
     Pair* partials;
     u32 rows, is_rectified;
-    // Threads that share a row, each four columns: a power of two, at most 32.
+    // Threads per row, four columns each: a power of two, at most 32.
     u32 lanes, unused;
 };
 
-// Zeros in the gradient where the output is not above 0, and the sums of what is left over a share of the rows.
+// Sets the gradient to 0 where the output is not positive, and sums the remaining gradient over a share of the
+// rows.
 //
-// A grid of (columns / 4 lanes) x shares: as many rows are read at once as there are threads for.
+// The grid is (columns / 4 lanes) x shares; a block reads as many rows at once as its threads allow.
 ENTRY(mask_gradient, Mask) {
     __shared__ Quad sums[THREADS_OF_mask_gradient];
     u32 columns = args.gradient.columns, rows_at_once = blockDim.x / args.lanes;
@@ -56,7 +57,7 @@ ENTRY(mask_gradient, Mask) {
         }
     }
     if (!args.partials) return;
-    // By halves, so that no sum is of many numbers one after the other.
+    // Pairwise reduction, which limits the rounding error.
     sums[threadIdx.x] = sum;
     for (u32 half = rows_at_once / 2; half > 0; half /= 2) {
         __syncthreads();
@@ -74,11 +75,11 @@ ENTRY(mask_gradient, Mask) {
 
 struct Columns {
     const Pair* partials;
-    // Where each of both goes; null of what is not wanted. Rows of it follow on each other.
+    // Destinations of both sums; null if not wanted. Columns continue in the destination's next row.
     Matrix first, second;
-    // What each is multiplied by.
+    // The factor of each sum.
     float factor;
-    // How many there are, and from one share to the next.
+    // The number of columns, and the stride between shares.
     u32 columns, stride;
     u32 shares, adds, unused;
 };
@@ -88,7 +89,7 @@ __device__ __forceinline__ void put(const Matrix& to, u32 column, float x, bool 
     if (to.data) store(to, row, of_row, adds ? load(to, row, of_row) + x : x);
 }
 
-// The sums of all shares of the rows.
+// Adds up the shares of the rows.
 ENTRY(finish_columns, Columns) {
     u32 column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= args.columns) return;

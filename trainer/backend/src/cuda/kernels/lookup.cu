@@ -1,15 +1,15 @@
-// Looking up: embeddings side by side, and sums of single weights.
+// Lookups: concatenated embeddings, and linear models.
 #include "batch.cuh"
 #include "reduce.cuh"
 
-// A column of ids and the table that it is looked up in.
+// A column of ids and the table in which it is looked up.
 struct Lookup {
     const char* table;
     IdColumn column;
-    // Columns of the table, and where they go.
+    // The table's columns, and the first output column.
     u32 width, first;
     u32 pooling;
-    // Of the table's weights.
+    // The format of the table's weights.
     u32 format;
 };
 
@@ -20,9 +20,9 @@ struct Gather {
     u32 first_row, rows, first_column, unused;
 };
 
-// What a load of a thread takes.
+// The size of one vector load of a thread.
 constexpr u32 LOAD_BYTES = 16;
-// Columns of a table of 16 bits that it has.
+// The 16-bit columns in one load.
 constexpr u32 PACKED = LOAD_BYTES / 2;
 
 __device__ __forceinline__ float load_weight(const Lookup& lookup, u32 id, u32 column) {
@@ -32,7 +32,7 @@ __device__ __forceinline__ float load_weight(const Lookup& lookup, u32 id, u32 c
     return lookup.format == BF16 ? from_bf16(bits) : from_f16(bits);
 }
 
-// Neighbouring columns of a table's row: 16 bytes of a table of 16 bits, or up to four numbers of single precision.
+// Consecutive columns of a table row: 16 bytes of a 16-bit table, or up to four fp32 values.
 template <bool IS_PACKED>
 struct Piece {
     static constexpr u32 COLUMNS = IS_PACKED ? PACKED : QUAD;
@@ -50,7 +50,7 @@ struct Piece {
         return {make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]))};
     }
 
-    // The numbers, of which a table of 16 bits has `format`: quad `number` of its columns.
+    // Quad `number` of the columns, as fp32; 16-bit tables have format `format`.
     __device__ __forceinline__ Quad quad(u32 format, u32 number) const {
         if (!IS_PACKED) {
             return {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)};
@@ -66,10 +66,10 @@ struct Piece {
     }
 };
 
-// Rows that a thread has at once where each names one id: so many loads are on their way together.
+// Rows per thread for single-valued columns, so that as many loads are in flight.
 constexpr u32 ROWS_AT_ONCE = 4;
 
-// Threads take pieces of the table's rows, and a few batch rows each.
+// Each thread handles one piece of the table rows of a few batch rows.
 template <bool IS_PACKED>
 __device__ __forceinline__ void gather_pieces(const Gather& args, const Lookup& lookup) {
     using Of = Piece<IS_PACKED>;
@@ -118,12 +118,12 @@ __device__ __forceinline__ void gather_pieces(const Gather& args, const Lookup& 
     }
 }
 
-// A grid row to a lookup.
+// One grid row per lookup.
 ENTRY(gather, Gather) {
     gather_pieces<false>(args, args.lookups[blockIdx.y]);
 }
 
-// The same where a table is one of 16 bits with rows of whole loads: it takes more registers.
+// A variant for tables of 16 bits whose rows are whole vector loads; it uses more registers.
 ENTRY(gather_packed, Gather) {
     const Lookup& lookup = args.lookups[blockIdx.y];
     if (lookup.format != F32 && lookup.width % PACKED == 0) {
@@ -159,7 +159,7 @@ struct Linear {
     u32 first_row, rows, unused;
 };
 
-// A thread to a number of `out`.
+// One thread per element of `out`.
 ENTRY(linear, Linear) {
     u32 number = blockIdx.x * blockDim.x + threadIdx.x;
     u32 row = number / args.out.columns, k = number % args.out.columns;
@@ -185,17 +185,17 @@ ENTRY(linear, Linear) {
 struct LinearBackward {
     const float* dense;
     const u32* columns;
-    Matrix by_out;
+    Matrix out_grad;
     Pair* partials;
     u32 all_columns, dense_count, first_row, rows;
 };
 
-// Of each dense column and the bias, which comes last, by each column of `by_out`.
+// Gradients with respect to the weights of each dense column, then the bias, for each column of `out_grad`.
 ENTRY(linear_backward, LinearBackward) {
-    u32 outputs = args.by_out.columns;
+    u32 outputs = args.out_grad.columns;
     column_sums(args.rows, (args.dense_count + 1) * outputs, args.partials, [&](u32 row, u32 number) {
         u32 place = number / outputs;
-        float g = load(args.by_out, row, number % outputs);
+        float g = load(args.out_grad, row, number % outputs);
         if (place == args.dense_count) return Pair{g, 0.0f};
         return Pair{g * args.dense[u64(args.first_row + row) * args.all_columns + args.columns[place]], 0.0f};
     });

@@ -1,18 +1,18 @@
-// Losses by each row, their gradients, and what scores are made of logits.
+// Per-row losses and their gradients, and scores from logits.
 #include "reduce.cuh"
 
 enum Kind : u32 { BINARY_CROSS_ENTROPY = 0, SQUARED_ERROR = 1, CROSS_ENTROPY = 2, RETRIEVAL = 3 };
 
 struct Loss {
     const float* labels;
-    // Of rows; null where all weigh 1.
+    // Row weights; null if all rows weigh 1.
     const float* weights;
-    // Of classes.
+    // Class weights.
     const float* class_weights;
     Matrix logits, gradient;
     // The sum of the weights of all of the batch's rows.
     float* weight;
-    // A sum each of some rows' losses and weights.
+    // Partial sums of losses and weights.
     Pair* partials;
     u32 kind, first_row, rows, column;
     float smoothing, positive_weight, negative_weight, task_weight;
@@ -29,7 +29,7 @@ __device__ __forceinline__ float weight_of(const Loss& args, u32 row) {
     }
 }
 
-// Partial sums of the weights of `rows` rows from the first on.
+// Partial sums of the weights of `rows` rows, starting at the first.
 ENTRY(sum_weights, Loss) {
     float sum = 0.0f;
     for (u32 row = blockIdx.x * blockDim.x + threadIdx.x; row < args.rows; row += gridDim.x * blockDim.x) {
@@ -39,19 +39,19 @@ ENTRY(sum_weights, Loss) {
     if (threadIdx.x == 0) args.partials[blockIdx.x] = {sum, 0.0f};
 }
 
-// The partial sums of loss and weight of a block's rows.
+// Stores a block's partial sums of loss and weight.
 __device__ __forceinline__ void put_partials(const Loss& args, Pair of_thread) {
     float loss = block_sum(of_thread.first), weight = block_sum(of_thread.second);
     if (threadIdx.x == 0) args.partials[blockIdx.x] = {loss, weight};
 }
 
-// What the gradient of a row of this weight is multiplied by.
+// The factor of the gradient of a row with this weight.
 __device__ __forceinline__ float gradient_factor(const Loss& args, float weight) {
     float all = *args.weight;
     return all > 0.0f ? args.task_weight * weight / all : 0.0f;
 }
 
-// A thread a row.
+// One thread per row.
 ENTRY(loss, Loss) {
     u32 place = blockIdx.x * blockDim.x + threadIdx.x, row = args.first_row + place;
     Pair sums = {0.0f, 0.0f};
@@ -74,7 +74,7 @@ ENTRY(loss, Loss) {
     put_partials(args, sums);
 }
 
-// A warp's row of logits: the largest, and the sum of what is left of e^x.
+// For a row of logits, one warp: the maximum, and the sum of exp(x - maximum).
 __device__ __forceinline__ Pair softmax_of_row(const Matrix& logits, u32 row, u32 classes) {
     u32 lane = threadIdx.x % WARP;
     float largest = -__uint_as_float(0x7f800000u), sum = 0.0f;
@@ -87,7 +87,7 @@ __device__ __forceinline__ Pair softmax_of_row(const Matrix& logits, u32 row, u3
     return {largest, warp_sum(sum)};
 }
 
-// A warp a row.
+// One warp per row.
 ENTRY(loss_of_classes, Loss) {
     u32 place = row_of_warp(), lane = threadIdx.x % WARP, row = args.first_row + place;
     Pair sums = {0.0f, 0.0f};
@@ -98,7 +98,7 @@ ENTRY(loss_of_classes, Loss) {
         u32 class_of_row = u32(args.labels[row]);
         for (u32 c = lane; c < args.classes; c += WARP) {
             float x = load(args.logits, place, c), target = even + (c == class_of_row ? 1.0f - args.smoothing : 0.0f);
-            // The largest first, so that logits far from 0 lose nothing.
+            // Subtract the maximum first, to keep precision for logits far from 0.
             value = fmaf(target, softmax.first - x + log_of_rest, value);
             float g = expf(x - softmax.first) / softmax.second - target;
             store(args.gradient, place, c, factor != 0.0f ? factor * g : 0.0f);
@@ -111,7 +111,7 @@ ENTRY(loss_of_classes, Loss) {
 
 struct Sums {
     const Pair* partials;
-    // Where the sum of the first numbers goes, and of the second; null of what is not wanted.
+    // Destinations of the sums of the first and second numbers; null if not wanted.
     float* first;
     float* second;
     u32 count, adds;
@@ -141,7 +141,7 @@ ENTRY(sigmoid, Scores) {
     store_quad(args.out, at.row, at.column, at.count, quad);
 }
 
-// A warp a row.
+// One warp per row.
 ENTRY(softmax, Scores) {
     u32 row = row_of_warp();
     if (row >= args.rows) return;

@@ -1,8 +1,8 @@
-// Moving numbers, and changing them one by one.
+// Copies and elementwise changes.
 #include "device.cuh"
 #include "random.cuh"
 
-// Rows `[rows, columns]` of single precision, dense, and a matrix.
+// Dense fp32 rows `[rows, columns]`, and a matrix.
 struct Transfer {
     float* dense;
     Matrix matrix;
@@ -22,7 +22,7 @@ ENTRY(read_rows, Transfer) {
     if (at < u64(args.rows) * columns) args.dense[at] = load(args.matrix, at / columns, at % columns);
 }
 
-// Columns of one matrix to another.
+// Copies columns of one matrix to another.
 struct CopyColumns {
     Matrix from, to;
     u32 from_first, to_first, rows, columns;
@@ -35,10 +35,10 @@ ENTRY(copy_columns, CopyColumns) {
     store_quad(args.to, at.row, args.to_first + at.column, at.count, quad);
 }
 
-// Two matrices, and a number or two.
+// Two matrices and up to two scalars.
 struct Blend {
     Matrix from, to;
-    // Where it is not all ones, nothing is blended: see `scale_of` of update.cuh.
+    // If it is not all ones, nothing is blended: see `scale_of` of update.cuh.
     const u64* fault;
     u32 rows;
     float share, factor;
@@ -61,7 +61,7 @@ ENTRY(blend, Blend) {
     change_quad(args.to, at, [&](u32 i, float x) { return x + args.share * (args.factor * from.x[i] - x); });
 }
 
-// A matrix, and a number on the device.
+// A matrix and a scalar on the device.
 struct Change {
     Matrix matrix;
     const float* factor;
@@ -83,14 +83,14 @@ ENTRY(clear, Change) {
 struct Dropout {
     Matrix matrix;
     u64 key;
-    // Words below this are kept: up to 2^32.
+    // Elements whose random word is below this are kept; up to 2^32.
     u64 kept;
     u32 first_row, rows;
     float factor;
     u32 unused;
 };
 
-// A thread has the four columns, 16 apart, that one counter's words fall on.
+// Each thread handles the four columns, 16 apart, that share one counter.
 ENTRY(dropout, Dropout) {
     u32 columns = args.matrix.columns, counters = (columns + 63) / 64 * 16;
     u32 number = blockIdx.x * blockDim.x + threadIdx.x, row = number / counters, counter = number % counters;

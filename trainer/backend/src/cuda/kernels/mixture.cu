@@ -1,8 +1,8 @@
-// Gates over experts: Ma et al., 2018, equations 6 and 7. A warp a row.
+// Mixture of experts with a gate per task: Ma et al., 2018, equations 6 and 7. One warp per row.
 #include "reduce.cuh"
 
 struct Mixture {
-    Matrix logits, experts, gates, output, by_output, by_logits, by_experts;
+    Matrix logits, experts, gates, output, output_grad, logits_grad, experts_grad;
     u32 rows, tasks, count, width;
 };
 
@@ -33,32 +33,32 @@ ENTRY(mixture_backward, Mixture) {
     u32 row = row_of_warp(), lane = threadIdx.x % WARP, count = args.count, width = args.width;
     if (row >= args.rows) return;
     for (u32 task = 0; task < args.tasks; task++) {
-        // The sum over experts of gate times its gradient: that of the mixture along itself.
+        // The sum over experts of gate times gate gradient: the mixture's output times its gradient.
         float along = 0.0f;
         for (u32 k = lane; k < width; k += WARP) {
             float mixed = 0.0f;
             for (u32 e = 0; e < count; e++) {
                 mixed = fmaf(load(args.gates, row, task * count + e), load(args.experts, row, e * width + k), mixed);
             }
-            along = fmaf(load(args.by_output, row, task * width + k), mixed, along);
+            along = fmaf(load(args.output_grad, row, task * width + k), mixed, along);
         }
         along = warp_sum(along);
         for (u32 e = 0; e < count; e++) {
-            float by_gate = 0.0f;
+            float gate_grad = 0.0f;
             for (u32 k = lane; k < width; k += WARP) {
-                by_gate = fmaf(load(args.by_output, row, task * width + k), load(args.experts, row, e * width + k), by_gate);
+                gate_grad = fmaf(load(args.output_grad, row, task * width + k), load(args.experts, row, e * width + k), gate_grad);
             }
-            by_gate = warp_sum(by_gate);
+            gate_grad = warp_sum(gate_grad);
             float gate = load(args.gates, row, task * count + e);
-            if (lane == 0) store(args.by_logits, row, task * count + e, gate * (by_gate - along));
+            if (lane == 0) store(args.logits_grad, row, task * count + e, gate * (gate_grad - along));
         }
     }
     for (u32 at = lane; at < count * width; at += WARP) {
         u32 e = at / width, k = at % width;
         float sum = 0.0f;
         for (u32 task = 0; task < args.tasks; task++) {
-            sum = fmaf(load(args.gates, row, task * count + e), load(args.by_output, row, task * width + k), sum);
+            sum = fmaf(load(args.gates, row, task * count + e), load(args.output_grad, row, task * width + k), sum);
         }
-        store(args.by_experts, row, at, sum);
+        store(args.experts_grad, row, at, sum);
     }
 }

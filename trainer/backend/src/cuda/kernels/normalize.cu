@@ -1,14 +1,14 @@
-// Normalisation of rows and of columns: see `Normalization` on the host.
+// Normalization of rows and of columns: see `Normalization` on the host.
 #include "reduce.cuh"
 
 struct Moments {
     Matrix input, mean, variance;
-    // Of columns.
+    // For columns only.
     Pair* partials;
     u32 rows, unused;
 };
 
-// A warp a row, twice over it: the mean first.
+// One warp per row, in two passes: the mean, then the variance.
 ENTRY(row_moments, Moments) {
     u32 row = row_of_warp(), lane = threadIdx.x % WARP;
     if (row >= args.rows) return;
@@ -33,7 +33,7 @@ ENTRY(column_means, Moments) {
     });
 }
 
-// Once means are there.
+// Runs after the means are complete.
 ENTRY(column_variances, Moments) {
     column_sums(args.rows, args.input.columns, args.partials, [&](u32 row, u32 column) {
         float off = load(args.input, row, column) - load(args.mean, 0, column);
@@ -44,15 +44,16 @@ ENTRY(column_variances, Moments) {
 struct Normalize {
     Matrix input, mean, variance, scale, shift, output, gradient;
     Pair* partials;
-    // Of each line along the axis: the mean of the gradients by normal numbers, and of those times these numbers.
+    // Per line along the axis: the mean gradient with respect to the normalized values, and the mean of its product
+    // with those values.
     Pair* of_lines;
     float epsilon;
     u32 rows, is_by_row, is_rectified;
-    // Of the rows, that `partials` are of.
+    // The number of shares in `partials`.
     u32 shares, unused;
 };
 
-// A number of the input, normalised, and what it was multiplied by.
+// A normalized input element, and the inverse standard deviation.
 __device__ __forceinline__ Pair normal_at(const Normalize& args, u32 row, u32 column) {
     u32 r = args.is_by_row ? row : 0, c = args.is_by_row ? 0 : column;
     float inverse = 1.0f / sqrtf(load(args.variance, r, c) + args.epsilon);
@@ -67,13 +68,13 @@ ENTRY(normalize_forward, Normalize) {
     store(args.output, row, column, args.is_rectified && x < 0.0f ? 0.0f : x);
 }
 
-// The gradient by the output, less what rectifying lets through.
+// The gradient with respect to the output, with the ReLU mask applied.
 __device__ __forceinline__ float gradient_at(const Normalize& args, u32 row, u32 column) {
     if (args.is_rectified && load(args.output, row, column) <= 0.0f) return 0.0f;
     return load(args.gradient, row, column);
 }
 
-// By scale and shift, over rows.
+// Gradients with respect to scale and shift, summed over rows.
 ENTRY(normalize_by_parameters, Normalize) {
     column_sums(args.rows, args.input.columns, args.partials, [&](u32 row, u32 column) {
         float g = gradient_at(args, row, column);
@@ -81,7 +82,7 @@ ENTRY(normalize_by_parameters, Normalize) {
     });
 }
 
-// Means along each row, a warp each.
+// Means along each row, one warp per row.
 ENTRY(normalize_row_means, Normalize) {
     u32 row = row_of_warp(), lane = threadIdx.x % WARP, columns = args.input.columns;
     if (row >= args.rows) return;
@@ -94,7 +95,7 @@ ENTRY(normalize_row_means, Normalize) {
     if (lane == 0) args.of_lines[row] = {sum.first / float(columns), sum.second / float(columns)};
 }
 
-// Means along each column, from the sums over rows by scale and shift.
+// Means along each column, from the sums over rows for scale and shift.
 ENTRY(normalize_column_means, Normalize) {
     u32 column = blockIdx.x * blockDim.x + threadIdx.x, columns = args.input.columns;
     if (column >= columns) return;
@@ -104,7 +105,7 @@ ENTRY(normalize_column_means, Normalize) {
     args.of_lines[column] = {sum.second * scale, sum.first * scale};
 }
 
-// By the input, once means are there.
+// The gradient with respect to the input; runs after the means are complete.
 ENTRY(normalize_backward, Normalize) {
     u32 columns = args.input.columns, number = blockIdx.x * blockDim.x + threadIdx.x;
     u32 row = number / columns, column = number % columns;

@@ -1,26 +1,27 @@
-// Which rows of which tables a batch touches: the ids of each group of columns, sorted, with the places that they
-// come from. Those of equal id stay in the order of columns, rows and places.
+// The row plan: the rows of each table that a batch touches. For each group of columns it holds the sorted ids with
+// the places that they come from; equal ids stay in the order of columns, rows and places.
 //
-// A radix sort from the last digit on, of all groups at once: count the digits of each tile, sum the counts up, move each
-// tile's ids to where they belong. What moves where follows from counts alone: no order of threads or blocks tells.
+// A least-significant-digit radix sort of all groups at once. Each pass counts the digits of each tile, computes
+// prefix sums of the counts, and moves each tile's ids to their places. Destinations depend on counts alone, so the
+// result does not depend on the order of threads or blocks.
 #include "batch.cuh"
 
 constexpr u32 DIGIT_BITS = 8;
 constexpr u32 DIGITS = 1 << DIGIT_BITS;
 constexpr u32 TILE_THREADS = 256;
 constexpr u32 TILE_WARPS = TILE_THREADS / WARP;
-// Ids of a thread.
+// Ids per thread.
 constexpr u32 EACH = 16;
 constexpr u32 TILE = TILE_THREADS * EACH;
 
-// Columns that are looked up in one table, and where their ids are sorted.
+// The columns looked up in one table, and the buffers in which their ids are sorted.
 struct Group {
-    // Two turns of each, as the passes go from one to the other.
+    // Double buffers: each pass sorts from one to the other.
     u32* ids[2];
     u32* places[2];
-    // By digit and tile.
+    // [digit, tile]
     u32* counts;
-    // Of this group, of all groups' columns.
+    // This group's range in the list of all groups' columns.
     u32 first_column, columns;
     u32 capacity, passes;
 };
@@ -29,18 +30,18 @@ struct Plan {
     const char* batch;
     const IdColumn* columns;
     const Group* groups;
-    // Where each column's ids begin among its group's, and how many ids each group has.
+    // The start of each column's ids in its group, and the number of ids per group.
     u32* starts;
     u32* sizes;
     u32 rows, group_count, pass, unused;
 };
 
-// Values of a column.
+// The number of values of a column.
 __device__ __forceinline__ u32 size_of(const char* batch, const IdColumn& column, u32 rows) {
     return column.offsets == 0 ? rows : part<u32>(batch, column.offsets)[rows];
 }
 
-// A thread a group.
+// One thread per group.
 ENTRY(size_groups, Plan) {
     u32 number = blockIdx.x * blockDim.x + threadIdx.x;
     if (number >= args.group_count) return;
@@ -53,7 +54,7 @@ ENTRY(size_groups, Plan) {
     args.sizes[number] = size;
 }
 
-// A grid row to a group; its columns one after the other.
+// One grid row per group; its columns one after the other.
 ENTRY(fill_groups, Plan) {
     const Group& group = args.groups[blockIdx.y];
     for (u32 i = 0; i < group.columns; i++) {
@@ -71,12 +72,12 @@ __device__ __forceinline__ u32 digit_of(u32 id, u32 pass) {
     return id >> (pass * DIGIT_BITS) & (DIGITS - 1);
 }
 
-// Tiles that a group has room for.
+// The number of tiles in a group's capacity.
 __device__ __forceinline__ u32 tiles_of(const Group& group) {
     return (group.capacity + TILE - 1) / TILE;
 }
 
-// A block to a tile: how often each digit is there.
+// One block per tile: counts each digit.
 ENTRY(count_digits, Plan) {
     __shared__ u32 counts[DIGITS];
     const Group& group = args.groups[blockIdx.y];
@@ -93,7 +94,7 @@ ENTRY(count_digits, Plan) {
     group.counts[threadIdx.x * tiles + blockIdx.x] = counts[threadIdx.x];
 }
 
-// What comes before each number of a warp.
+// Exclusive prefix sum within a warp.
 __device__ __forceinline__ u32 sum_before(u32 x) {
     u32 sum = x;
 #pragma unroll
@@ -104,7 +105,7 @@ __device__ __forceinline__ u32 sum_before(u32 x) {
     return sum - x;
 }
 
-// What comes before each number of a block of `TILE_THREADS`, and all together.
+// Exclusive prefix sum within a block of `TILE_THREADS`, and the block's total.
 __device__ __forceinline__ u32 block_sum_before(u32 x, u32& total) {
     __shared__ u32 sums[TILE_WARPS];
     u32 before = sum_before(x), warp = threadIdx.x / WARP;
@@ -120,7 +121,7 @@ __device__ __forceinline__ u32 block_sum_before(u32 x, u32& total) {
     return of_warps + before;
 }
 
-// A block to a group: counts become the first places of each digit of each tile.
+// One block per group: replaces counts by the first place of each digit of each tile.
 ENTRY(place_digits, Plan) {
     const Group& group = args.groups[blockIdx.x];
     if (args.pass >= group.passes) return;
@@ -134,8 +135,8 @@ ENTRY(place_digits, Plan) {
     }
 }
 
-// A block to a tile. A warp has 512 ids that follow on each other, and takes 32 at a time: lanes of one digit find
-// each other, and what the warp has had of that digit before.
+// One block per tile. A warp has 512 consecutive ids and processes 32 at a time. Lanes with the same digit find
+// each other by a match, and add the number of that digit's ids that the warp has seen before.
 ENTRY(move_ids, Plan) {
     __shared__ u32 counts[TILE_WARPS][DIGITS];
     const Group& group = args.groups[blockIdx.y];
@@ -153,7 +154,7 @@ ENTRY(move_ids, Plan) {
         u32 at = first + i * WARP;
         bool is_within = at < size;
         id[i] = is_within ? ids[at] : 0;
-        // Lanes past the end have a digit of their own.
+        // Lanes past the end get a separate digit.
         u32 digit = is_within ? digit_of(id[i], args.pass) : DIGITS;
         u32 alike = __match_any_sync(0xffffffffu, digit);
         u32 ahead = __popc(alike & ((1u << lane) - 1));
@@ -164,7 +165,7 @@ ENTRY(move_ids, Plan) {
         __syncwarp();
     }
     __syncthreads();
-    // Where the tile's ids of each digit begin, by warp.
+    // The first place of each digit of the tile, per warp.
     u32 place = group.counts[threadIdx.x * tiles + blockIdx.x];
     for (u32 i = 0; i < TILE_WARPS; i++) {
         u32 count = counts[i][threadIdx.x];

@@ -1,4 +1,4 @@
-// Random numbers as a function of a key and a counter, and rounding by them.
+// Counter-based random numbers, and stochastic rounding.
 #pragma once
 
 #include "device.cuh"
@@ -18,7 +18,8 @@ __device__ __forceinline__ uint4 philox(u64 key, uint4 counter) {
     return c;
 }
 
-// The bits of one of the two numbers of a format of 16 bits next to `x`, by the word drawn: as `Float::round_drawn` has it.
+// Rounds `x` stochastically to one of the two nearest numbers of a 16-bit format, chosen by `word`: see
+// `Float::round_drawn`.
 __device__ __forceinline__ u16 drawn(u32 format, float x, u32 word) {
     u32 bits = __float_as_uint(x), size = bits & 0x7fffffffu, units, rest, largest;
     if (size >= 0x7f800000u) return format == BF16 ? to_bf16(x) : to_f16(x);
@@ -27,7 +28,7 @@ __device__ __forceinline__ u16 drawn(u32 format, float x, u32 word) {
     } else {
         units = (size >> 13) - (112u << 10), rest = size << 19, largest = 0x7bffu;
         if (size < 0x38800000u) {
-            // Below 2^-14 in units of 2^-24, and as many bits behind the point as a word has.
+            // Below 2^-14: fixed point in units of 2^-24, with as many fraction bits as a word has.
             u64 fixed = u64((size & 0x7fffffu) | 0x800000u) << 32 >> min(126 - (size >> 23), 63u);
             units = u32(fixed >> 32), rest = u32(fixed);
         }
@@ -35,7 +36,7 @@ __device__ __forceinline__ u16 drawn(u32 format, float x, u32 word) {
     return u16(bits >> 16 & 0x8000u | min(units + (word > ~rest), largest));
 }
 
-// Stores a quad to a table's row, of any format: one of fewer digits is rounded by what `key` draws. See
+// Stores a quad to a row of a table in any format; 16-bit formats are rounded stochastically with `key`. See
 // `Backend::step_rows`.
 __device__ __forceinline__ void store_drawn(const Matrix& m, u32 row, u32 column, u32 count, const Quad& quad, u64 key) {
     if (m.format == F32) {

@@ -1,14 +1,14 @@
-// Sums, in an order that follows from shapes alone.
+// Reductions whose order depends on shapes alone.
 #pragma once
 
 #include "device.cuh"
 
-// The row of this thread's warp, where each warp has one.
+// The row of this thread's warp, in grids with one warp per row.
 __device__ __forceinline__ u32 row_of_warp() {
     return (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
 }
 
-// Of all lanes of a warp, to each.
+// The sum over a warp's lanes, returned to each lane.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (u32 distance = WARP / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
@@ -18,14 +18,14 @@ __device__ __forceinline__ float warp_sum(float x) {
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
     for (u32 distance = WARP / 2; distance > 0; distance /= 2) {
-        // Not fmaxf, which loses a NaN.
+        // fmaxf would drop a NaN.
         float other = __shfl_xor_sync(0xffffffffu, x, distance);
         x = other > x || other != other ? other : x;
     }
     return x;
 }
 
-// Of all threads of a block, of whole warps, to each.
+// The sum over a block's threads, returned to each thread. The block consists of whole warps.
 __device__ __forceinline__ float block_sum(float x) {
     __shared__ float sums[WARP];
     x = warp_sum(x);
@@ -36,7 +36,7 @@ __device__ __forceinline__ float block_sum(float x) {
     return warp_sum(x);
 }
 
-// Two sums at once.
+// Two sums computed together.
 struct Pair {
     float first, second;
 };
@@ -45,14 +45,14 @@ __device__ __forceinline__ Pair operator+(Pair a, Pair b) {
     return {a.first + b.first, a.second + b.second};
 }
 
-// Rows that a block sums in one go, of so many columns; blocks of `COLUMN_THREADS` threads.
+// Columns per block, and rows that a block reads at once; blocks have `COLUMN_THREADS` threads.
 constexpr u32 COLUMNS = 32;
 constexpr u32 ROW_LANES = 8;
 constexpr u32 COLUMN_THREADS = COLUMNS * ROW_LANES;
 
-// The sums of `of(row, column)` over a share of the rows, for 32 columns: `partials[share][column]`.
+// Sums `of(row, column)` over a share of the rows, for 32 columns: `partials[share][column]`.
 //
-// A grid of (columns / 32) x shares: each block sums every eighth row by a lane, and then the lanes.
+// The grid is (columns / 32) x shares. Each lane of a block sums every eighth row; the lanes are then summed.
 template <typename F>
 __device__ __forceinline__ void column_sums(u32 rows, u32 columns, Pair* partials, F of) {
     __shared__ Pair sums[ROW_LANES][COLUMNS];

@@ -1,20 +1,20 @@
 // Optimizer steps of the table rows that a batch touches.
 //
-// Ids come sorted, so the gradients of a row are those of a run of equal ids. Sorted ids are cut into pieces of 64,
-// whatever runs they cut: a worker, some lanes of a warp, sums the runs of one piece. A run that lies within a piece is
-// stepped at once; of one that goes on, each piece keeps a partial sum, and `step_spans` adds those up in order. So how
-// sums are ordered follows from the ids alone, a row that all of a batch names takes no longer than its share, and combined
-// gradients of the others never go through memory.
+// Ids are sorted, so the gradients of a row belong to a run of equal ids. The sorted ids are split into pieces of
+// 64, regardless of run boundaries. A worker, some lanes of a warp, sums the runs of one piece. A run within one
+// piece is stepped at once. For a run that spans pieces, each piece stores a partial sum, and `step_spans` adds
+// these up in order. So the summation order depends on the ids alone, a row that every example names does not
+// serialize on one worker, and the combined gradients of the other rows never go through memory.
 #include "batch.cuh"
 #include "random.cuh"
 #include "reduce.cuh"
 #include "update.cuh"
 
 constexpr u32 PIECE = 64;
-// Gradients that are on their way at once.
+// Gradients loaded ahead.
 constexpr u32 AHEAD = 4;
 
-// A column of a table's ids: where its gradient begins, and what ids count for.
+// A column of a table's ids: the first column of its gradient, and its pooling.
 struct Source {
     IdColumn column;
     u32 first, pooling;
@@ -24,25 +24,25 @@ struct Table {
     const u32* ids;
     const u32* places;
     const u32* size;
-    // Where each source's places begin, beside `sources`.
+    // The first place of each source, parallel to `sources`.
     const u32* starts;
     const Source* sources;
     char* weights;
-    // State arrays, by weight; null where there is none.
+    // Per-weight state arrays; null if absent.
     float* first;
     float* second;
-    // By row, as row-wise Adagrad has it.
+    // Per-row state, used by row-wise Adagrad.
     float* row_state;
-    // Two partial sums a piece.
+    // Two partial sums per piece.
     float* partials;
-    // Two sums of squares a piece.
+    // Two sums of squares per piece.
     float* squares;
-    // With the step's, what weights of fewer digits are rounded by.
+    // Combined with the step's key for stochastic rounding of 16-bit weights.
     u64 key;
     u32 source_count, width;
-    // Lanes of a worker: a power of two.
+    // Lanes per worker: a power of two.
     u32 lanes;
-    // Of weights.
+    // The format of the weights.
     u32 format;
 };
 
@@ -54,17 +54,17 @@ struct StepRows {
     const u64* fault;
     Matrix gradient;
     u64 key;
-    // Whether rows are stepped; else the squares of their gradients are summed.
+    // Whether to update rows; otherwise sums the squares of their gradients.
     u32 steps, unused;
 };
 
-// A worker's way through a row: quads of columns, a strip of them at a time, each lane one of a strip.
+// A worker processes a row in strips of quads, one quad per lane.
 struct Worker {
     const StepRows& args;
     const Table& table;
     u32 lane, mask;
     float scale;
-    // Of gradients, while rows are not stepped.
+    // Sum of squared gradients, when rows are not updated.
     float squares;
 
     __device__ __forceinline__ u32 strip() const { return table.lanes * QUAD; }
@@ -82,7 +82,7 @@ struct Worker {
         return x;
     }
 
-    // Adds the gradient at `place`, of the columns from `column` on.
+    // The gradient at `place`, for the columns from `column` on.
     __device__ __forceinline__ Quad gradient_at(u32 place, u32 column, float& share) const {
         u32 number = table.source_count - 1;
         while (table.starts[number] > place) number--;
@@ -97,12 +97,12 @@ struct Worker {
         return load_quad(args.gradient, row, source.first + column, count);
     }
 
-    // Steps the columns from `column` on of row `id` by their gradient, the quad `sum_of(column)`; of row-wise Adagrad the
-    // row's state is new already.
+    // Updates the columns from `column` on of row `id` with the gradient `sum_of(column)`. For row-wise Adagrad,
+    // the row's state has been updated already.
     template <typename F>
     __device__ __forceinline__ void step(u32 id, u32 column, F sum_of) const {
         u32 count = min(table.width - column, QUAD);
-        // On their way while the gradient is summed.
+        // Load the weights and states early, to overlap with the gradient sum.
         Quad quad = load_quad(weights(), id, column, count), first = {}, second = {};
         Matrix firsts = state(table.first), seconds = state(table.second);
         if (table.first) first = load_quad(firsts, id, column, count);
@@ -122,8 +122,8 @@ struct Worker {
         if (table.second) store_quad(seconds, id, column, count, second);
     }
 
-    // The squares of what the gradients of some columns of row `id` are shaped to; of columns that are not there, those of
-    // zeros.
+    // The sum of squares of the shaped gradients of some columns of row `id`; columns past the end count as zero
+    // gradients.
     __device__ __forceinline__ float shaped_squares(u32 id, u32 column, const Quad& gradient) const {
         Quad quad = load_quad(weights(), id, column, min(table.width - column, QUAD));
         float sum = 0.0f;
@@ -135,7 +135,7 @@ struct Worker {
         return sum;
     }
 
-    // Does with row `id` what is to be done: `sum_of(column)` is its gradient's quad there.
+    // Updates row `id` or sums its squares; `sum_of(column)` is the gradient's quad at `column`.
     template <typename F>
     __device__ __forceinline__ void finish(u32 id, F sum_of) {
         if (!args.steps) {
@@ -160,7 +160,7 @@ struct Worker {
     __device__ __forceinline__ float* partial(u32 number) const { return table.partials + u64(number) * table.width; }
 };
 
-// The worker that this thread is of, and its piece.
+// This thread's worker and piece.
 __device__ __forceinline__ Worker worker_of_thread(const StepRows& args, u32& piece) {
     const Table& table = args.tables[blockIdx.y];
     u32 thread = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % table.lanes;
@@ -170,7 +170,7 @@ __device__ __forceinline__ Worker worker_of_thread(const StepRows& args, u32& pi
     return {args, table, lane, mask, args.steps ? scale_of(args.scale, args.fault) : 1.0f, 0.0f};
 }
 
-// The sums of the gradients from `first` to `end` of columns from `column` on: in the order of their places.
+// The sum of the gradients at places `first` to `end`, for the columns from `column` on, in the order of places.
 __device__ __forceinline__ Quad sum_of_run(const Worker& worker, u32 first, u32 end, u32 column) {
     Quad sum = {};
     for (u32 at = first; at < end; at += AHEAD) {
@@ -219,7 +219,7 @@ ENTRY(step_pieces, StepRows) {
     }
 }
 
-// A worker to each run that begins in its piece and goes on behind it.
+// One worker per run that begins in its piece and continues in the next.
 ENTRY(step_spans, StepRows) {
     u32 piece;
     Worker worker = worker_of_thread(args, piece);

@@ -1,15 +1,15 @@
-// Products of small matrices by a warp's tensor cores.
+// Products of small matrices on the tensor cores of one warp.
 //
-// One instruction multiplies `[16, 16] . [16, 8]` and adds to `[16, 8]`; numbers of both factors have 16 bits, sums have
-// single precision. Lane `l` is lane `l % 4` of its group `l / 4`, and holds of each matrix (PTX ISA, "Matrix Fragments
-// for mma.m16n8k16"):
+// One instruction multiplies `[16, 16] . [16, 8]` and accumulates into `[16, 8]`. Factors have 16 bits, sums are
+// fp32. Thread `l` of the warp is lane `l % 4` of group `l / 4`. It holds these fragments (PTX ISA, "Matrix
+// Fragments for mma.m16n8k16"):
 //
-//     left    two neighbouring columns each of row `group`, of row `group + 8`, and of both again: columns
+//     left    two consecutive columns each of row `group`, of row `group + 8`, and of both again: columns
 //             `2 lane, 2 lane + 1`, and then `2 lane + 8, 2 lane + 9`
-//     right   two rows of column `group` each: those that are columns of `left` there
+//     right   two rows of column `group` each, matching the columns of `left`
 //     sums    columns `2 lane, 2 lane + 1` of row `group`, and of row `group + 8`
 //
-// Sums over columns of `left` may be taken in any order, as long as `right` has its rows in the same one.
+// The columns of `left` may be permuted, as long as the rows of `right` are permuted the same way.
 #pragma once
 
 #include "device.cuh"
@@ -17,7 +17,7 @@
 constexpr u32 GROUPS = 8;
 constexpr u32 GROUP_LANES = 4;
 
-// sums += left . right, of numbers in the format.
+// sums += left . right, with factors in FORMAT.
 template <Format FORMAT>
 __device__ __forceinline__ void multiply_add(float (&sums)[4], const u32 (&left)[4], const u32 (&right)[2]) {
 #ifdef ON_HOST
@@ -49,12 +49,12 @@ __device__ __forceinline__ float from_bits(u16 bits) {
     return FORMAT == BF16 ? from_bf16(bits) : from_f16(bits);
 }
 
-// Two numbers of 16 bits, the first one below.
+// Packs two 16-bit numbers, the first in the low half.
 __device__ __forceinline__ u32 both(u16 first, u16 second) {
     return first | u32(second) << 16;
 }
 
-// The lower halves of two pairs, or the upper ones.
+// Packs the low halves of two words, or their high halves.
 __device__ __forceinline__ u32 halves(u32 first, u32 second, bool is_upper) {
     return __byte_perm(first, second, is_upper ? 0x7632 : 0x5410);
 }

@@ -1,4 +1,4 @@
-// Optimizer steps of whole matrices, and how long gradients are.
+// Optimizer steps of whole matrices, and gradient norms.
 #include "reduce.cuh"
 #include "update.cuh"
 
@@ -10,7 +10,7 @@ struct Step {
     u32 rows, unused;
 };
 
-// As many as the host gives at once, at most: those that there are, each a block row, come first.
+// The most steps per launch. Each block row handles one step; entries past the last are unused.
 constexpr u32 STEPS = 24;
 
 struct Steps {
@@ -43,7 +43,7 @@ struct Squares {
     u32 rows, unused;
 };
 
-// A partial sum a block.
+// One partial sum per block.
 ENTRY(squares, Squares) {
     u32 columns = args.matrix.columns, quads = quads_of(columns), all = args.rows * quads;
     float sum = 0.0f;
@@ -74,11 +74,11 @@ ENTRY(add_up, AddUp) {
 struct Scale {
     const float* squares;
     float* scale;
-    // Loss scale, good steps, skipped steps; null without a loss scale.
+    // Loss scale, good steps, skipped steps; null without loss scaling.
     float* state;
     const u64* fault;
     float growth, backoff;
-    // Infinite where there is none.
+    // Infinite without a maximum norm.
     float maximum;
     u32 growth_interval;
 };
@@ -86,7 +86,7 @@ struct Scale {
 // See `Backend::clip_scale` and `Backend::unscale`. One thread.
 ENTRY(set_scale, Scale) {
     if (*args.fault != ~0ull) return;
-    // In double precision as on the host: one thread, once a step.
+    // In double precision as on the host; the cost is one thread per step.
     double squares = *args.squares, loss_scale = args.state ? args.state[0] : 1.0f;
     bool is_finite = squares - squares == 0.0;
     if (!is_finite) {

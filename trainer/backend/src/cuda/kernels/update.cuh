@@ -1,4 +1,4 @@
-// Optimizers' formulas: see `Formula` and `Update` on the host.
+// The optimizers' formulas: see `Formula` and `Update` on the host.
 #pragma once
 
 #include "device.cuh"
@@ -8,24 +8,25 @@ enum Kind : u32 { SGD = 0, MOMENTUM = 1, NESTEROV = 2, ADAGRAD = 3, ROW_WISE_ADA
 struct Update {
     u32 kind;
     float learning_rate;
-    // By kind: momentum; epsilon; beta1, beta2, epsilon, and what the step's number makes of the constants; beta, l1, l2.
+    // Meaning depends on the kind: momentum; epsilon; beta1, beta2, epsilon and the bias corrections of this step;
+    // beta, l1, l2.
     float a, b, c, d, e, f;
     float clip, l2;
 };
 
-// What gradients are multiplied by; 0, which skips a step, too, from a batch on that is not sound, until the host knows.
+// The gradient scale. After an invalid batch it is 0, which skips steps, until the host has read the fault.
 __device__ __forceinline__ float scale_of(const float* scale, const u64* fault) {
     return *fault == ~0ull ? *scale : 0.0f;
 }
 
 __device__ __forceinline__ float shaped(const Update& update, float scale, float g, float w) {
     float x = scale * g;
-    // Not fminf, which loses a NaN.
+    // fminf would drop a NaN.
     x = x > update.clip ? update.clip : x < -update.clip ? -update.clip : x;
     return update.l2 != 0.0f ? fmaf(update.l2, w, x) : x;
 }
 
-// The new weight, given what its gradient was shaped to; states change in place.
+// The new weight, given the shaped gradient; updates the states in place.
 __device__ __forceinline__ float stepped(const Update& update, float w, float& first, float& second, float g) {
     float rate = update.learning_rate;
     switch (update.kind) {
@@ -34,14 +35,14 @@ __device__ __forceinline__ float stepped(const Update& update, float w, float& f
         case NESTEROV: first = update.a * first + g; return w - rate * (g + update.a * first);
         case ADAGRAD: first += g * g; return w - rate * g / (sqrtf(first) + update.a);
         case ADAM: {
-            // a, b: betas; c: epsilon; d: rate by the step; e: root's scale by the step; f: decay of weights.
+            // a, b: betas; c: epsilon; d: bias-corrected rate; e: scale of the root at this step; f: weight decay.
             w -= update.f * w;
             first = update.a * first + (1.0f - update.a) * g;
             second = update.b * second + (1.0f - update.b) * g * g;
             return w - update.d * first / (sqrtf(second) * update.e + update.c);
         }
         default: {
-            // FTRL. a: beta; b, c: l1, l2.
+            // FTRL. a: beta; b: l1; c: l2.
             float n = second + g * g;
             float sigma = (sqrtf(n) - sqrtf(second)) / rate;
             first += g - sigma * w;

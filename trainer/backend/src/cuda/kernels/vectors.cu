@@ -1,7 +1,7 @@
-// Rows of length 1, their products, and the softmax over a batch's items. A warp a row.
+// Unit vectors, dot products of rows, and the in-batch softmax. One warp per row unless stated otherwise.
 #include "reduce.cuh"
 
-// The square of a length counts as no less; `LEAST_SQUARE` on the host.
+// The least squared length; `LEAST_SQUARE` on the host.
 constexpr float LEAST_SQUARE = 1e-12f;
 
 struct Vectors {
@@ -35,8 +35,8 @@ ENTRY(unit_forward, Vectors) {
     }
 }
 
-// What is along the vector, `left`, changes its length alone; of one that is too short, that is all that there is. `out`
-// is the gradient, in place.
+// Removes the component of the gradient along the vector `left`, which changes only its length, and divides by the
+// length. A vector below the least length is only divided. `out` is the gradient, in place.
 ENTRY(unit_backward, Vectors) {
     u32 row = row_of_warp();
     if (row >= args.rows) return;
@@ -50,12 +50,12 @@ ENTRY(unit_backward, Vectors) {
 }
 
 struct Softmax {
-    // Products of some queries with all items, and then the gradient by them.
+    // Scores of a chunk of queries with all items, then the gradient with respect to them.
     Matrix scores;
     const float* labels;
-    // Null where all rows weigh 1.
+    // Null if all rows weigh 1.
     const float* weights;
-    // Of each row; null where all items are rivals.
+    // The item id of each row; null if all items are negatives.
     const u32* items;
     // The sum of all rows' weights.
     const float* weight;
@@ -69,7 +69,7 @@ __device__ __forceinline__ float weight_of(const Softmax& args, u32 row) {
     return args.labels[row] * (args.weights ? args.weights[row] : 1.0f);
 }
 
-// A block a query.
+// One block per query.
 ENTRY(in_batch_softmax, Softmax) {
     __shared__ float largest_of_warps[WARP];
     u32 place = blockIdx.x, row = args.first_row + place;
