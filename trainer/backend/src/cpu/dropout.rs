@@ -1,4 +1,4 @@
-//! Dropping numbers at random, as a function of where they stand.
+//! Dropout: zeros elements at random, as a function of their positions.
 
 use crate::ops::Dropout;
 
@@ -6,9 +6,9 @@ use crate::cpu::Cpu;
 use crate::cpu::parts::Blocks;
 use crate::philox::philox;
 
-/// Batch rows of a task.
+/// Batch rows per task.
 const ROWS: usize = 64;
-/// Counters of which random words are made at once.
+/// Counters whose random words are generated at once.
 const LANES: usize = 16;
 
 /// Multiplies each number by `1 / keep`, or by 0.

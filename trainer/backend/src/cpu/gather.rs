@@ -1,4 +1,4 @@
-//! Pooled rows of every table beside dense columns: the input of a deep model.
+//! Pooled rows of all tables, concatenated with dense columns: the input of a deep model.
 
 use crate::ops::Gather;
 
@@ -9,8 +9,8 @@ use crate::cpu::parts::Blocks;
 use crate::device::{Lookup, Pooling};
 use crate::host::{Ids, Shares};
 
-/// Batch rows of a task, and how far ahead table rows are fetched: while a task copies these rows from
-/// one table it asks for the same rows of the next.
+/// Batch rows per task, and the prefetch distance for table rows: while a task copies these rows from one table, it
+/// prefetches the same rows of the next.
 const ROWS: usize = 64;
 
 /// `out[b] = pooled rows of every table, then dense columns`
@@ -63,14 +63,14 @@ pub(crate) fn gather(cpu: &Cpu, operation: Gather<'_, Cpu>) {
     });
 }
 
-/// Where a table's columns go: `offset` columns into each of the rows.
+/// The destination of a table's columns: `offset` columns into each of the rows.
 struct Out<'a> {
     rows: &'a mut [f32],
     stride: usize,
     offset: usize,
 }
 
-/// Copies one row an id, `W` wide, and asks for those of the next table.
+/// Copies one row per id, `W` wide, and prefetches those of the next table.
 #[inline(always)]
 fn copy_rows<const W: usize>(table: &CpuTable, ids: &[u32], next: Option<(&[u32], &CpuTable)>, out: Out<'_>) {
     let (data, stride) = (table.as_slice(), table.stride());
@@ -83,7 +83,7 @@ fn copy_rows<const W: usize>(table: &CpuTable, ids: &[u32], next: Option<(&[u32]
     }
 }
 
-/// Copies one row an id, of any width.
+/// Copies one row per id, of any width.
 #[inline(always)]
 fn copy_any_rows(table: &CpuTable, ids: &[u32], out: Out<'_>) {
     let (data, stride, width) = (table.as_slice(), table.stride(), table.shape().width);
@@ -92,7 +92,7 @@ fn copy_any_rows(table: &CpuTable, ids: &[u32], out: Out<'_>) {
     }
 }
 
-/// Sums each row's table rows, and divides as the pooling says.
+/// Sums each batch row's table rows and applies the pooling's divisor.
 #[inline(always)]
 fn pool_rows(table: &CpuTable, offsets: &[u32], values: &[u32], pooling: Pooling, out: Out<'_>) {
     let (data, stride, width) = (table.as_slice(), table.stride(), table.shape().width);
@@ -112,8 +112,8 @@ fn pool_rows(table: &CpuTable, offsets: &[u32], values: &[u32], pooling: Pooling
     }
 }
 
-/// Sums each row's table rows by their shares. With the offsets goes the first batch row, and with the values their
-/// weights.
+/// Sums each batch row's table rows, scaled by their shares. `offsets` come with the first batch row, and `values`
+/// with their weights.
 #[inline(always)]
 fn pool_weighted_rows(
     table: &CpuTable,

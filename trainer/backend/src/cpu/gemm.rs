@@ -1,7 +1,7 @@
-//! Matrix products on one thread, by the `gemm` crate with its dispatch at run time.
+//! Single-threaded matrix products with the `gemm` crate, which dispatches at run time.
 //!
-//! Operations divide a product into blocks, each a task; that is where threads come in. The order in
-//! which a block's terms are summed depends on its shape only.
+//! Operations divide a product into blocks, one per task, which provides the parallelism. The order in which a
+//! block's terms are summed depends on its shape only.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ impl<'a> View<'a> {
         Self { data, rows, columns, row_stride: stride, column_stride: 1 }
     }
 
-    /// Some of its rows.
+    /// Some of the rows.
     pub(crate) fn rows(self, rows: Range<usize>) -> Self {
         Self { data: &self.data[rows.start * self.row_stride..], rows: rows.len(), ..self }
     }
@@ -57,10 +57,10 @@ pub(crate) fn product(lhs: View<'_>, rhs: View<'_>, out: &mut [f32], out_stride:
         return;
     }
     assert!((rows - 1) * out_stride + columns <= out.len(), "a product within its slice");
-    // The kernels want a column-major result, so this is out^T = rhs^T . lhs^T.
+    // The kernels expect a column-major result, so this computes out^T = rhs^T . lhs^T.
     //
-    // SAFETY: by the assertions, each element of both factors and of the product that the strides
-    // address lies within its slice; `out` is borrowed exclusively, so it overlaps neither factor.
+    // SAFETY: by the assertions, each element of both factors and of the product that the strides address lies
+    // within its slice. `out` is borrowed exclusively, so it overlaps neither factor.
     unsafe {
         gemm_f32::gemm::f32::get_gemm_fn()(
             columns,

@@ -1,6 +1,7 @@
-//! A fully connected layer: product, bias and activation, and their gradient.
+//! A fully connected layer: product, bias and activation, and their gradients.
 //!
-//! Products take their factors in the format of the layer's input: what has more digits is rounded to it before.
+//! Products take their factors in the format of the layer's input; a factor of higher precision is rounded to it
+//! first.
 
 use std::ops::Range;
 
@@ -16,16 +17,16 @@ use crate::cpu::{Cpu, weights};
 use crate::float::Float;
 use crate::ops::{Activation, GradientMode, LayerBackward, LayerForward, SavedLayer};
 
-/// The most batch rows of a task: a multiple of the 6 rows that a library's kernel makes at once, few enough that a
-/// task's activations stay in the second-level cache, many enough that reading the weights pays.
+/// The most batch rows per task: a multiple of the 6 rows that the library's kernel computes at once, few enough
+/// that a task's activations stay in the L2 cache, and enough to amortize reading the weights.
 const ROWS: usize = 192;
-/// Batch rows that a bias gradient is summed over at first, whatever the tasks.
+/// Batch rows per partial sum of a bias gradient, independent of the tasks.
 const SUMMED: usize = 64;
-/// Side of a square that is transposed at once: 16 lines read, 16 written.
+/// Side of the square that is transposed at once: 16 lines read, 16 written.
 pub(crate) const TILE: usize = 16;
 
-/// Numbers that layers of so many inputs and outputs work in on so many threads, of any format and for any batch; what is
-/// rounded before, logits and gradients by them, is a few more.
+/// Workspace of layers of `inputs` inputs and `outputs` outputs on `threads` threads, in floats, for any format and
+/// batch. Excludes a small amount for rounding logits and their gradients.
 pub(crate) fn work(threads: usize, inputs: usize, outputs: usize) -> usize {
     let _ = threads;
     let transposed = outputs.next_multiple_of(TILE) * inputs.next_multiple_of(TILE);
@@ -64,7 +65,7 @@ pub(crate) fn forward(cpu: &Cpu, operation: LayerForward<'_, Cpu>) {
     });
 }
 
-/// The gradient with respect to weights, bias and, if wanted, input; masks `output_grad` in place.
+/// The gradients with respect to weights, bias and optionally input; masks `output_grad` in place.
 pub(crate) fn backward(cpu: &Cpu, operation: LayerBackward<'_, Cpu>) {
     let LayerBackward { rows, layer, output_grad, mode, weight_grad, bias_grad, input_grad } = operation;
     if bias_grad.is_some() || layer.activation != Activation::Identity {
@@ -76,15 +77,15 @@ pub(crate) fn backward(cpu: &Cpu, operation: LayerBackward<'_, Cpu>) {
     weights::backward(cpu, rows, layer.input, output_grad, mode, weight_grad);
 }
 
-/// The right factor of products of a format, row-major, before it is made ready.
+/// The right factor of products in a format, row-major, before it is prepared.
 pub(crate) struct Factor<'a> {
     float: Float,
-    /// Of its numbers.
+    /// The format of its values.
     of: Float,
     view: View<'a>,
 }
 
-/// The same, ready.
+/// A prepared right factor.
 #[derive(Clone, Copy)]
 pub(crate) enum Ready<'a> {
     Plain(View<'a>),
@@ -112,12 +113,12 @@ impl<'a> Factor<'a> {
         self.float == Float::F32 || self.float == self.of
     }
 
-    /// Numbers that [`Factor::rounded`] needs room for.
+    /// Floats that [`Factor::rounded`] needs as workspace.
     fn rounded_room(&self) -> usize {
         if self.is_rounded() { 0 } else { self.view.rows * self.view.row_stride }
     }
 
-    /// The matrix, rounded in `room` where it is not.
+    /// The matrix, rounded into `room` unless it has the format already.
     fn rounded(self, cpu: &Cpu, room: &'a mut [f32]) -> View<'a> {
         if self.is_rounded() {
             return self.view;
@@ -131,19 +132,19 @@ impl<'a> Factor<'a> {
         View { data: room, ..self.view }
     }
 
-    /// Numbers that [`Factor::packable`] needs room for.
+    /// Floats that [`Factor::packable`] needs as workspace.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn packable_room(&self) -> usize {
         if self.float == Float::Bf16 { 0 } else { self.rounded_room().next_multiple_of(LINE) }
     }
 
-    /// The matrix, rounded in `room` where packing does not.
+    /// The matrix, rounded into `room` unless packing rounds it.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn packable(self, cpu: &Cpu, room: &'a mut [f32]) -> View<'a> {
         if self.float == Float::Bf16 { self.view } else { self.rounded(cpu, room) }
     }
 
-    /// Numbers that [`Factor::ready`] needs room for.
+    /// Floats that [`Factor::ready`] needs as workspace.
     pub(crate) fn room(&self, cpu: &Cpu) -> usize {
         #[cfg(target_arch = "x86_64")]
         if let Some(instructions) = self.instructions(cpu) {
@@ -153,7 +154,7 @@ impl<'a> Factor<'a> {
         self.rounded_room()
     }
 
-    /// Packed or rounded in `room`, where it has to be.
+    /// Packs or rounds the factor into `room`, where needed.
     pub(crate) fn ready(self, cpu: &Cpu, room: &'a mut [f32]) -> Ready<'a> {
         #[cfg(target_arch = "x86_64")]
         if let Some(instructions) = self.instructions(cpu) {
@@ -166,8 +167,8 @@ impl<'a> Factor<'a> {
 }
 
 impl Ready<'_> {
-    /// Rows of the left factor for a task, of `rows` in all: `block` where the library multiplies, whose order of sums
-    /// follows from the shape of a block; of tiles at most `most`, and as many for one thread as for another.
+    /// Rows of the left factor per task, of `rows` in total. Library products use `block`, because their summation
+    /// order depends on a block's shape. Tile products use at most `most`, balanced across threads.
     pub(crate) fn rows_of_task(&self, cpu: &Cpu, rows: usize, block: usize, most: usize) -> usize {
         let _ = (cpu, rows, most);
         match self {
@@ -187,7 +188,7 @@ impl Ready<'_> {
     }
 }
 
-/// Masks the gradient by the activation and sums its columns: each block's rows, then the blocks.
+/// Applies the activation mask to the gradient and sums its columns: each block's rows, then the blocks.
 fn backward_by_bias(
     cpu: &Cpu,
     rows: usize,
@@ -225,9 +226,9 @@ fn backward_by_bias(
     }
 }
 
-/// `input_grad = output_grad . weights^T`, its first columns, masked by what the input came through.
+/// `input_grad = output_grad . weights^T`, its first columns, with the mask of the input's activation applied.
 ///
-/// The weights are transposed once: the kernels would otherwise do so for every block.
+/// The weights are transposed once; otherwise the kernels would transpose them for every block.
 fn backward_by_input(
     cpu: &Cpu,
     rows: usize,
@@ -279,7 +280,7 @@ pub(crate) fn transpose(
         for row in first..(first + TILE).min(wanted) {
             let values = &matrix.row(row)[columns.clone()];
             match values.first_chunk::<TILE>() {
-                // Compiled for this number of columns.
+                // Compiled for this constant number of columns.
                 Some(values) => scatter(values, &mut out[row..], stride),
                 None => scatter(values, &mut out[row..], stride),
             }
@@ -287,7 +288,7 @@ pub(crate) fn transpose(
     }
 }
 
-/// Writes numbers `stride` apart.
+/// Writes values `stride` apart.
 #[inline(always)]
 fn scatter(values: &[f32], out: &mut [f32], stride: usize) {
     for (place, &value) in values.iter().enumerate() {
@@ -295,7 +296,7 @@ fn scatter(values: &[f32], out: &mut [f32], stride: usize) {
     }
 }
 
-/// The gradient with respect to the input of ReLU, from that with respect to its output.
+/// The gradient with respect to the input of ReLU, from the gradient with respect to its output.
 #[inline(always)]
 fn mask(gradient: &mut [f32], given: &[f32]) {
     for (g, &y) in gradient.iter_mut().zip(given) {
@@ -303,7 +304,7 @@ fn mask(gradient: &mut [f32], given: &[f32]) {
     }
 }
 
-/// `max(x, 0)` that keeps a NaN, so that a model that diverged shows it.
+/// `max(x, 0)`; propagates NaN, so that a diverged model is noticed.
 #[inline(always)]
 fn relu(x: f32) -> f32 {
     if x < 0.0 { 0.0 } else { x }

@@ -1,4 +1,5 @@
-//! The linear model: one weight an id and a dense column. That of several columns is in [`super::linear_columns`].
+//! The linear model with one output: one weight per id and dense column. See [`super::linear_columns`] for several
+//! outputs.
 
 use crate::cpu::matrix::CpuTable;
 use crate::cpu::memory::prefetch;
@@ -8,7 +9,7 @@ use crate::device::Pooling;
 use crate::host::{Ids, Shares};
 use crate::ops::{GradientMode, LinearBackward, LinearForward};
 
-/// Batch rows of a task, and how far ahead weights are fetched (see [`super::gather`]).
+/// Batch rows per task, and the prefetch distance for weights (see [`super::gather`]).
 const ROWS: usize = 128;
 
 /// `out[b] += bias + sum of the looked-up weights + dense columns . dense_weights`
@@ -74,7 +75,7 @@ fn pool_weights(table: &CpuTable, offsets: &[u32], values: &[u32], pooling: Pool
     }
 }
 
-/// With the offsets goes the first batch row, and with the values their weights.
+/// `offsets` come with the first batch row, and `values` with their weights.
 #[inline(always)]
 fn pool_weights_by_shares(
     table: &CpuTable,
@@ -92,9 +93,9 @@ fn pool_weights_by_shares(
     }
 }
 
-/// The gradient with respect to dense weights and bias.
+/// The gradients with respect to the dense weights and the bias.
 ///
-/// A few numbers a row: one thread sums them, in the order of the rows.
+/// There are only a few values per row, so one thread sums them, in the order of the rows.
 pub(crate) fn backward(cpu: &Cpu, operation: LinearBackward<'_, Cpu>) {
     let LinearBackward { batch, rows, dense, out_grad, mode, weight_grad, bias_grad } = operation;
     if out_grad.columns() != 1 {

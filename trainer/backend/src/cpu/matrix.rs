@@ -1,14 +1,14 @@
-//! Matrices and tables of the CPU backend: where each number lies.
+//! Matrices and tables of the CPU backend, and their memory layout.
 
 use crate::cpu::memory::{LINE, Memory};
 use crate::cpu::parts::{Parts, Rows};
 use crate::device::{TablePart, TablePlace, TableShape};
 use crate::float::Float;
 
-/// Numbers in rows and columns.
+/// A row-major matrix.
 ///
-/// Rows of a cache line or more start at cache lines: so do the rows that a gather writes, and vector
-/// loads do not straddle. What lies between a row's end and the next row is never read.
+/// Rows of a cache line or more are aligned to cache lines, so vector loads and the rows that a gather writes do
+/// not straddle lines. The padding between rows is never read.
 pub struct CpuMatrix {
     float: Float,
     rows: usize,
@@ -23,17 +23,17 @@ impl CpuMatrix {
         Self { float, rows, columns, stride, memory: Memory::zeroed(rows * stride) }
     }
 
-    /// Bytes that a matrix takes.
+    /// Size of a matrix, in bytes.
     pub(crate) fn bytes(rows: usize, columns: usize) -> u64 {
         (rows as u64).saturating_mul((Self::stride_of(columns) * size_of::<f32>()) as u64)
     }
 
-    /// Floats from one row to the next of a matrix of so many columns.
+    /// Row stride of a matrix of `columns` columns, in floats.
     pub(crate) fn stride_of(columns: usize) -> usize {
         if columns < LINE { columns } else { columns.next_multiple_of(LINE) }
     }
 
-    /// What its numbers are rounded to.
+    /// The format that values are rounded to.
     pub(crate) fn float(&self) -> Float {
         self.float
     }
@@ -46,7 +46,7 @@ impl CpuMatrix {
         self.columns
     }
 
-    /// Floats from one row to the next.
+    /// Row stride, in floats.
     pub(crate) fn stride(&self) -> usize {
         self.stride
     }
@@ -55,7 +55,7 @@ impl CpuMatrix {
         &self.as_slice()[row * self.stride..][..self.columns]
     }
 
-    /// All rows, with what lies between them.
+    /// All rows, including the padding between them.
     pub(crate) fn as_slice(&self) -> &[f32] {
         self.memory.as_slice()
     }
@@ -64,7 +64,7 @@ impl CpuMatrix {
         self.memory.as_mut_slice()
     }
 
-    /// The matrix, divided among tasks by rows, with what lies between them.
+    /// Divides the matrix among tasks by rows, including the padding between them.
     pub(crate) fn by_rows(&mut self) -> Rows<'_, f32> {
         Rows::of(self.memory.as_mut_slice(), self.stride)
     }
@@ -88,11 +88,11 @@ impl CpuMatrix {
 
 /// An embedding table.
 ///
-/// A row's weights and their optimizer state lie side by side: `[w; W] [state 0; W] [state 1; W]`, then
-/// what there is of state for the whole row. The step touches both at a row that is in no cache, so for narrow rows (an Adagrad row of 8 columns, an
-/// FTRL row of 1) that is one cache line in place of two or three, and for wide ones as many lines but
-/// one page in place of several. The price is that a gather's lines carry state that it does not need,
-/// where rows are narrower than a line; training touches that state soon after.
+/// A row's weights and their optimizer state are stored together: `[w; W] [state 0; W] [state 1; W]`, then any
+/// per-row state. The step accesses both at a row that is in no cache. For narrow rows (an Adagrad row of 8
+/// columns, an FTRL row of 1) that is one cache line instead of two or three; for wide rows it is as many lines but
+/// one page instead of several. The price: where rows are narrower than a line, a gather's lines also carry state
+/// that it does not need. Training accesses that state soon after.
 ///
 /// Rows shorter than a cache line are padded to a power of two, so that none straddles two lines.
 pub struct CpuTable {
@@ -107,7 +107,7 @@ impl CpuTable {
         Self { shape, stride, memory: Memory::zeroed(shape.rows * stride) }
     }
 
-    /// Floats that one row takes.
+    /// Floats that one row occupies.
     pub(crate) fn row_floats(shape: TableShape) -> usize {
         let floats = shape.width * (1 + shape.states) + shape.row_states;
         if floats < LINE { floats.next_power_of_two() } else { floats }
@@ -117,17 +117,17 @@ impl CpuTable {
         self.shape
     }
 
-    /// Floats from one row to the next.
+    /// Row stride, in floats.
     pub(crate) fn stride(&self) -> usize {
         self.stride
     }
 
-    /// All rows, state included.
+    /// All rows, including state.
     pub(crate) fn as_slice(&self) -> &[f32] {
         self.memory.as_slice()
     }
 
-    /// Tables that the tasks of one operation write to, each to rows of its own.
+    /// Shares the tables among the tasks of one operation; each task writes to separate rows.
     pub(crate) fn share(tables: &mut [Self]) -> SharedTables<'_> {
         SharedTables(tables)
     }
@@ -155,7 +155,7 @@ impl CpuTable {
         }
     }
 
-    /// Where the numbers of `part` lie.
+    /// The location of `part`.
     pub(crate) fn place(shape: TableShape, part: TablePart) -> TablePlace {
         TablePlace { first: part_start(shape, part), stride: Self::row_floats(shape) }
     }
@@ -165,7 +165,7 @@ impl CpuTable {
     }
 }
 
-/// Where `part` begins in a row.
+/// The offset of `part` within a row.
 fn part_start(shape: TableShape, part: TablePart) -> usize {
     match part {
         TablePart::Weights => 0,
@@ -192,7 +192,7 @@ impl SharedTables<'_> {
         self.0[table].shape
     }
 
-    /// Floats from one row to the next.
+    /// Row stride, in floats.
     pub(crate) fn stride(&self, table: usize) -> usize {
         self.0[table].stride
     }
@@ -200,11 +200,11 @@ impl SharedTables<'_> {
     /// The rows of one table, [`SharedTables::stride`] apart.
     ///
     /// # Safety
-    /// As for [`Parts::get`], over all results of this for one table together.
+    /// As for [`Parts::get`], across all results of this function for one table.
     pub(crate) unsafe fn rows(&self, table: usize) -> Parts<'_, f32> {
         let memory = &self.0[table].memory;
-        // SAFETY: the memory is borrowed exclusively for as long as `self`, which makes no slice of it. Several results
-        // for one table give disjoint parts, as the caller promises.
+        // SAFETY: the memory is borrowed exclusively for as long as `self`, which creates no slice of it. The
+        // caller guarantees that parts taken from several results for one table are disjoint.
         unsafe { Parts::from_raw(memory.start(), memory.len()) }
     }
 }

@@ -1,17 +1,17 @@
-//! Mixtures of experts: a softmax of each task's gate, and the experts' outputs summed by it.
+//! Mixture of experts: a softmax per task gate, and the gated sum of the experts' outputs.
 //!
-//! A row is worked on whole: its gates are a few numbers, and what its experts gave stays in the first-level cache
-//! for all tasks. Inner loops go over the columns of one expert.
+//! Each row is processed as a whole: its gates are a few values, and its expert outputs stay in the L1 cache for
+//! all tasks. Inner loops run over the columns of one expert.
 
 use crate::cpu::Cpu;
 use crate::cpu::parts::Blocks;
 use crate::cpu::vectors::product;
 use crate::ops::{MixtureBackward, MixtureForward, MixtureShape};
 
-/// Batch rows of a task.
+/// Batch rows per task.
 const ROWS: usize = 64;
 
-/// Fills gates and mixtures.
+/// Computes gates and mixtures.
 pub(crate) fn forward(cpu: &Cpu, operation: MixtureForward<'_, Cpu>) {
     let MixtureForward { rows, shape, logits, experts, gates, output } = operation;
     let MixtureShape { experts: count, width, .. } = shape;
@@ -36,10 +36,11 @@ pub(crate) fn forward(cpu: &Cpu, operation: MixtureForward<'_, Cpu>) {
     });
 }
 
-/// Fills the gradients by the gates' logits and by what the experts gave. `saved` are gates and experts.
+/// Computes the gradients with respect to the gate logits and the expert outputs. `saved` holds gates and experts.
 ///
-/// With `s_e` the product of the gradient by a task's mixture and what expert `e` gave, that by its gate's logit is
-/// `g_e (s_e - sum of g s)`; that by the expert is the sum over tasks of gate times gradient.
+/// Let `s_e` be the dot product of the gradient with respect to a task's mixture and the output of expert `e`. The
+/// gradient with respect to the expert's gate logit is `g_e (s_e - sum of g s)`; with respect to the expert's
+/// output it is the sum over tasks of gate times gradient.
 pub(crate) fn backward(cpu: &Cpu, operation: MixtureBackward<'_, Cpu>) {
     let MixtureBackward { rows, shape, gates, experts, output_grad, logits_grad, experts_grad } = operation;
     let MixtureShape { experts: count, width, .. } = shape;
@@ -73,7 +74,7 @@ pub(crate) fn backward(cpu: &Cpu, operation: MixtureBackward<'_, Cpu>) {
     });
 }
 
-/// `exp(x - m) / sum of exp(x - m)`, where `m` is the largest `x`, so that nothing overflows.
+/// `exp(x - m) / sum of exp(x - m)`, where `m` is the largest `x`, to avoid overflow.
 #[inline(always)]
 fn softmax(logits: &[f32], out: &mut [f32]) {
     let largest = logits.iter().fold(f32::NEG_INFINITY, |largest, &x| largest.max(x));

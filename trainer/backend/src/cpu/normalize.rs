@@ -1,7 +1,7 @@
-//! Normalisation of rows or columns.
+//! Normalization of rows or columns.
 //!
-//! What is over rows is a task's own. What is over columns is summed by blocks of rows, and the blocks' sums in
-//! order; for the gradient, two sums a column say all that a number needs to know of the others.
+//! Sums over a row's columns belong to one task. Sums over rows are computed per block of rows, and the blocks'
+//! sums are added in order. The gradient needs two sums per column.
 
 use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuMatrix;
@@ -9,7 +9,7 @@ use crate::cpu::parts::{Blocks, PerBlock};
 use crate::device::Axis;
 use crate::ops::{Blend, GradientMode, Moments, NormalizeBackward, NormalizeForward, SavedNormalization};
 
-/// Batch rows of a task.
+/// Batch rows per task.
 const ROWS: usize = 128;
 
 /// The mean and variance of each row or column.
@@ -45,7 +45,7 @@ pub(crate) fn moments(cpu: &Cpu, operation: Moments<'_, Cpu>) {
     }
 }
 
-/// The sum of `of` each number, in a fixed order of lanes.
+/// The sum of `of` over the numbers, in a fixed lane order.
 #[inline(always)]
 fn sum_of(numbers: &[f32], of: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0_f32; 16];
@@ -55,7 +55,7 @@ fn sum_of(numbers: &[f32], of: impl Fn(f32) -> f32) -> f32 {
     lanes.iter().sum()
 }
 
-/// Adds to each of `totals`, or to zeros, what `add` sums over rows: by blocks, then in order.
+/// Adds to each of `totals`, or sets it to, what `add` sums over rows: per block, then in order.
 fn sum_columns<const N: usize>(
     cpu: &Cpu,
     rows: usize,
@@ -122,7 +122,7 @@ pub(crate) fn forward(cpu: &Cpu, operation: NormalizeForward<'_, Cpu>) {
     });
 }
 
-/// The gradient by input, in place, scale and shift.
+/// The gradients with respect to the input, in place, and to scale and shift.
 pub(crate) fn backward(cpu: &Cpu, operation: NormalizeBackward<'_, Cpu>) {
     let NormalizeBackward { rows, layer, saved, grad: gradient, mode, scale_grad, shift_grad } = operation;
     let (columns, stride) = (gradient.columns(), gradient.stride());
@@ -169,7 +169,7 @@ pub(crate) fn backward(cpu: &Cpu, operation: NormalizeBackward<'_, Cpu>) {
     });
 }
 
-/// The input, normalised.
+/// The normalized input.
 struct Normal<'a> {
     axis: Axis,
     saved: &'a SavedNormalization<'a, CpuMatrix>,
@@ -177,7 +177,7 @@ struct Normal<'a> {
 }
 
 impl Normal<'_> {
-    /// A number, and what it was multiplied by.
+    /// A normalized element, and the factor it was multiplied by.
     #[inline(always)]
     fn at(&self, row: usize, column: usize) -> (f32, f32) {
         let (mean, variance) = match self.axis {
@@ -194,7 +194,7 @@ fn inverse(variance: f32, epsilon: f32) -> f32 {
     1.0 / (variance + epsilon).sqrt()
 }
 
-/// Keeps a NaN, so that a model that diverged shows it.
+/// Propagates NaN, so that a diverged model is noticed.
 #[inline(always)]
 fn at_least(least: f32, x: f32) -> f32 {
     if x < least { least } else { x }

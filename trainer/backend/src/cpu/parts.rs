@@ -1,12 +1,13 @@
-//! Memory that the tasks of one operation write to, each to a part of its own.
+//! Division of an operation's output among its tasks: each task writes to a separate part.
 //!
-//! An operation cuts its items (batch rows, numbers of a matrix) into [`Blocks`], one for each task, and says how each
-//! block's part of an output is found: [`Rows`] of a matrix, [`Spans`] of unequal numbers of rows, some numbers
-//! [`PerBlock`], or a workspace [`PerThread`].
-//! [`run_blocks!`] runs a kernel for each block with the block's parts as `&mut [T]`. It is the one place that relies on
-//! parts being disjoint; kernels that use it contain no unsafe code.
+//! An operation cuts its items (batch rows, matrix elements) into [`Blocks`], one per task, and states how to find
+//! each block's part of an output: [`Rows`] of a matrix, [`Spans`] of unequal numbers of rows, a fixed amount
+//! [`PerBlock`], or a workspace [`PerThread`]. [`run_blocks!`] runs a kernel for each block with the block's parts
+//! as `&mut [T]`. It is the only place that relies on parts being disjoint; kernels that use it contain no unsafe
+//! code.
 //!
-//! The rows of a table that a batch touches are no range of items. Their kernel (`step_rows`) takes [`Parts`] itself.
+//! The table rows that a batch touches do not form a range of items. Their kernel (`step_rows`) uses [`Parts`]
+//! directly.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -18,8 +19,8 @@ use crate::cpu::Cpu;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::team::thread_number;
 
-/// Runs a kernel for each of some [`Blocks`] on all threads of a backend, compiled for the machine's vectors. The kernel
-/// is `|items, part| ..` or `|list, items, part| ..`.
+/// Runs a kernel for each of some [`Blocks`] on all threads of a backend, compiled for the machine's vector width.
+/// The kernel is `|items, part| ..` or `|list, items, part| ..`.
 macro_rules! run_blocks {
     ($cpu:expr, $blocks:expr, $out:expr, |$items:pat_param, $part:pat_param| $kernel:expr $(,)?) => {
         run_blocks!($cpu, $blocks, $out, |_, $items, $part| $kernel)
@@ -34,66 +35,66 @@ macro_rules! run_blocks {
     };
 }
 
-/// One or more equal lists of items, each cut into blocks. One task works on one block.
+/// One or more equally long lists of items, each cut into blocks. One task processes one block.
 #[derive(Clone, Copy)]
 pub(crate) struct Blocks {
-    /// Items of a list.
+    /// Items per list.
     items: usize,
-    /// Items of a block; the last of a list may have fewer.
+    /// Items per block; the last block of a list may have fewer.
     each: usize,
     lists: usize,
     order: Order,
 }
 
-/// Which block the next task takes.
+/// The order in which tasks are numbered.
 #[derive(Clone, Copy)]
 enum Order {
-    /// The next of the same list.
+    /// The next block of the same list.
     InLists,
-    /// The same of the next list.
+    /// The same block of the next list.
     AcrossLists,
 }
 
-/// Items that one task works on.
+/// The items of one task.
 pub(crate) struct Block {
-    /// The number of their list.
+    /// The index of their list.
     pub(crate) list: usize,
-    /// Their numbers in it.
+    /// Their indices in the list.
     pub(crate) items: Range<usize>,
-    /// The number of the first of them in all lists together.
+    /// The index of the first item in the concatenation of all lists.
     first: usize,
-    /// The number of this block in all lists together.
+    /// The index of this block among the blocks of all lists.
     number: usize,
 }
 
 impl Blocks {
-    /// One list of `items` items, `each` to a block.
+    /// One list of `items` items, in blocks of `each`.
     pub(crate) fn of(items: usize, each: usize) -> Self {
         Self { items, each, lists: 1, order: Order::InLists }
     }
 
-    /// `lists` such lists, one after the other.
+    /// `lists` such lists; tasks go through one list after the other.
     pub(crate) fn in_lists(self, lists: usize) -> Self {
         Self { lists, order: Order::InLists, ..self }
     }
 
-    /// `lists` such lists: the first block of each, then the second of each, and so on.
+    /// `lists` such lists; tasks take the first block of each list, then the second block of each, and so on.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn across_lists(self, lists: usize) -> Self {
         Self { lists, order: Order::AcrossLists, ..self }
     }
 
-    /// How many blocks all lists have.
+    /// The number of blocks of all lists.
     pub(crate) fn count(&self) -> usize {
         self.lists * self.of_list()
     }
 
-    /// How many blocks a list has.
+    /// The number of blocks of a list.
     fn of_list(&self) -> usize {
         self.items.div_ceil(self.each)
     }
 
-    /// The block of task number `task`.
+    /// The block of task `task`.
     #[inline(always)]
     fn block(&self, task: usize) -> Block {
         let of_list = self.of_list();
@@ -106,37 +107,37 @@ impl Blocks {
     }
 }
 
-/// The items of block number `block` of a list, `each` to a block.
+/// The items of block `block` of a list, in blocks of `each`.
 #[inline(always)]
 pub(crate) fn block_of(block: usize, each: usize, items: usize) -> Range<usize> {
     block * each..((block + 1) * each).min(items)
 }
 
-/// Memory with a part for each block.
+/// Memory with one part for each block.
 ///
 /// # Safety
-/// Implementations promise that after [`Divide::check`] has returned, parts of different blocks of the same [`Blocks`]
-/// do not overlap; or, of memory divided among threads, parts that different threads of a job take.
+/// After [`Divide::check`] has returned, parts of different blocks of the same [`Blocks`] must not overlap. For
+/// memory divided among threads, parts taken by different threads of a job must not overlap.
 pub(crate) unsafe trait Divide: Sync {
     /// A block's part.
     type Part<'a>;
 
-    /// Checks that there is a part for each of `blocks`.
+    /// Checks that `blocks` all have a part.
     ///
     /// # Panics
-    /// When there is not.
+    /// If any of them has none.
     fn check(&self, blocks: &Blocks, threads: usize);
 
     /// The part of `block`.
     ///
     /// # Safety
-    /// [`Divide::check`] has returned for the blocks of which `block` is one. While the part lives, this is not called
-    /// for the same block, and the calling thread, which is one of the job's, does not call it again. The part lives no
-    /// longer than `self`.
+    /// [`Divide::check`] has returned for the `Blocks` that `block` belongs to. While the part is alive, this is
+    /// not called again for the same block or by the same thread, which is one of the job's. The part does not
+    /// outlive `self`.
     unsafe fn part<'a>(&self, block: &Block) -> Self::Part<'a>;
 }
 
-/// Items that lie one after the other, `stride` numbers each. A stride of 0 gives every block an empty part.
+/// Consecutive items of `stride` elements each. A stride of 0 gives every block an empty part.
 pub(crate) struct Rows<'a, T> {
     numbers: Parts<'a, T>,
     stride: usize,
@@ -148,9 +149,9 @@ impl<'a, T> Rows<'a, T> {
     }
 }
 
-// SAFETY: part `[start, end)` of list `l` is `[(l * items + start) * stride, (l * items + end) * stride)`. Blocks of one
-// list have disjoint items below `items`, so parts are disjoint. No product wraps, because `check` has computed the
-// largest.
+// SAFETY: part `[start, end)` of list `l` is `[(l * items + start) * stride, (l * items + end) * stride)`. Blocks
+// of one list have disjoint items below `items`, so parts are disjoint. No product overflows, because `check` has
+// computed the largest.
 unsafe impl<T: Send + 'static> Divide for Rows<'_, T> {
     type Part<'a> = &'a mut [T];
 
@@ -162,13 +163,13 @@ unsafe impl<T: Send + 'static> Divide for Rows<'_, T> {
     #[inline(always)]
     unsafe fn part<'a>(&self, block: &Block) -> &'a mut [T] {
         let start = block.first * self.stride;
-        // SAFETY: see the comment on the implementation; the caller takes each block's part once at a time, and for no
-        // longer than the borrow.
+        // SAFETY: the parts are disjoint by the comment on the implementation. The caller takes each block's part
+        // once at a time, and for no longer than the borrow.
         unsafe { self.numbers.get(start..start + block.items.len() * self.stride) }
     }
 }
 
-/// As many numbers for each block, `len`.
+/// `len` elements for each block.
 pub(crate) struct PerBlock<'a> {
     numbers: Parts<'a, f32>,
     len: usize,
@@ -180,8 +181,8 @@ impl<'a> PerBlock<'a> {
     }
 }
 
-// SAFETY: block number `n` has the part `[n * len, (n + 1) * len)`, and blocks have different numbers below
-// `Blocks::count`. No product wraps, because `check` has computed the largest.
+// SAFETY: block `n` has the part `[n * len, (n + 1) * len)`, and blocks have different numbers below
+// `Blocks::count`. No product overflows, because `check` has computed the largest.
 unsafe impl Divide for PerBlock<'_> {
     type Part<'a> = &'a mut [f32];
 
@@ -193,13 +194,13 @@ unsafe impl Divide for PerBlock<'_> {
     #[inline(always)]
     unsafe fn part<'a>(&self, block: &Block) -> &'a mut [f32] {
         let start = block.number * self.len;
-        // SAFETY: see the comment on the implementation; the caller takes each block's part once at a time, and for no
-        // longer than the borrow.
+        // SAFETY: the parts are disjoint by the comment on the implementation. The caller takes each block's part
+        // once at a time, and for no longer than the borrow.
         unsafe { self.numbers.get(start..start + self.len) }
     }
 }
 
-/// Rows of `stride` numbers, of which block number `n` has those from `starts[n]` up to `starts[n + 1]`.
+/// Rows of `stride` elements; block `n` has the rows from `starts[n]` up to `starts[n + 1]`.
 pub(crate) struct Spans<'a> {
     numbers: Parts<'a, f32>,
     stride: usize,
@@ -212,8 +213,8 @@ impl<'a> Spans<'a> {
     }
 }
 
-// SAFETY: `check` has found that `starts` never decrease and has computed the end of the last span without a wrap, so
-// the spans of different numbers do not overlap. `starts` is borrowed shared, so it still holds the same numbers.
+// SAFETY: `check` has verified that `starts` never decreases and computed the end of the last span without
+// overflow, so the spans do not overlap. `starts` is borrowed shared, so it has not changed since.
 unsafe impl Divide for Spans<'_> {
     type Part<'a> = &'a mut [f32];
 
@@ -227,13 +228,13 @@ unsafe impl Divide for Spans<'_> {
     #[inline(always)]
     unsafe fn part<'a>(&self, block: &Block) -> &'a mut [f32] {
         let [start, end] = [block.number, block.number + 1].map(|number| self.starts[number] * self.stride);
-        // SAFETY: see the comment on the implementation; the caller takes each block's part once at a time, and for no
-        // longer than the borrow.
+        // SAFETY: the parts are disjoint by the comment on the implementation. The caller takes each block's part
+        // once at a time, and for no longer than the borrow.
         unsafe { self.numbers.get(start..end) }
     }
 }
 
-/// A workspace of `len` numbers for each thread, of any content when a task starts.
+/// A workspace of `len` elements for each thread; its contents are unspecified when a task starts.
 #[cfg(target_arch = "x86_64")]
 pub(crate) struct PerThread<'a> {
     numbers: Parts<'a, f32>,
@@ -247,7 +248,7 @@ impl<'a> PerThread<'a> {
     }
 }
 
-// SAFETY: thread number `n` takes the part `[n * len, (n + 1) * len)`. `Team::run` guarantees that the threads of a job
+// SAFETY: thread `n` takes the part `[n * len, (n + 1) * len)`. `Team::run` guarantees that the threads of a job
 // have different numbers below the size of the team, and `check` that the last part is within the memory.
 #[cfg(target_arch = "x86_64")]
 unsafe impl Divide for PerThread<'_> {
@@ -261,13 +262,13 @@ unsafe impl Divide for PerThread<'_> {
     #[inline(always)]
     unsafe fn part<'a>(&self, _block: &Block) -> &'a mut [f32] {
         let start = thread_number() * self.len;
-        // SAFETY: see the comment on the implementation; a thread takes one part at a time, for no longer
-        // than the borrow, as the caller promises.
+        // SAFETY: the parts are disjoint by the comment on the implementation. The caller guarantees that a thread
+        // takes one part at a time, and for no longer than the borrow.
         unsafe { self.numbers.get(start..start + self.len) }
     }
 }
 
-// SAFETY: of two memories, each keeps its promise.
+// SAFETY: parts of each component do not overlap, because both implement `Divide`.
 unsafe impl<A: Divide, B: Divide> Divide for (A, B) {
     type Part<'a> = (A::Part<'a>, B::Part<'a>);
 
@@ -278,12 +279,12 @@ unsafe impl<A: Divide, B: Divide> Divide for (A, B) {
 
     #[inline(always)]
     unsafe fn part<'a>(&self, block: &Block) -> Self::Part<'a> {
-        // SAFETY: the caller promises both what it promises this.
+        // SAFETY: the caller upholds the contract of `Divide::part`, which is the same for both components.
         unsafe { (self.0.part(block), self.1.part(block)) }
     }
 }
 
-// SAFETY: of three memories, each keeps its promise.
+// SAFETY: parts of each component do not overlap, because all three implement `Divide`.
 unsafe impl<A: Divide, B: Divide, C: Divide> Divide for (A, B, C) {
     type Part<'a> = (A::Part<'a>, B::Part<'a>, C::Part<'a>);
 
@@ -295,17 +296,17 @@ unsafe impl<A: Divide, B: Divide, C: Divide> Divide for (A, B, C) {
 
     #[inline(always)]
     unsafe fn part<'a>(&self, block: &Block) -> Self::Part<'a> {
-        // SAFETY: the caller promises all what it promises this.
+        // SAFETY: the caller upholds the contract of `Divide::part`, which is the same for all three components.
         unsafe { (self.0.part(block), self.1.part(block), self.2.part(block)) }
     }
 }
 
 impl Cpu {
-    /// Runs `kernel` with each of `blocks` and its parts of `out`. Called by [`run_blocks!`] alone, which inlines the
-    /// kernel.
+    /// Runs `kernel` with each of `blocks` and its parts of `out`. Called by [`run_blocks!`] only, which inlines
+    /// the kernel.
     ///
     /// # Panics
-    /// When `out` has no part for each block, or when `kernel` panics.
+    /// If `out` has no part for one of the blocks, or if `kernel` panics.
     #[inline(always)]
     pub(crate) fn run_blocks<D: Divide>(
         &self,
@@ -316,24 +317,26 @@ impl Cpu {
         out.check(&blocks, self.threads());
         run!(self, blocks.count(), |task| {
             let block = blocks.block(task);
-            // SAFETY: `out` is checked. The team runs each task once, so no other task takes the part of this block. The
-            // part lives no longer than this call of the kernel, which cannot take another: it does not have `out`.
+            // SAFETY: `out` has been checked. The team runs each task once, so no other task takes the part of this
+            // block. The part lives no longer than this call of the kernel, which cannot take another because it
+            // has no access to `out`.
             let part = unsafe { out.part(&block) };
             kernel(block, part);
         });
     }
 }
 
-/// An exclusively borrowed slice that tasks running at once take disjoint parts of.
+/// An exclusively borrowed slice whose disjoint parts are used by concurrent tasks.
 pub(crate) struct Parts<'a, T> {
     start: NonNull<T>,
     len: usize,
     exclusive: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: `Parts` only hands out `&mut [T]`, disjoint by the contract of `get`, which may cross threads when `T` may.
+// SAFETY: `Parts` only hands out `&mut [T]`, disjoint by the contract of `get`, which may cross threads if `T:
+// Send`.
 unsafe impl<T: Send> Sync for Parts<'_, T> {}
-// SAFETY: it is an exclusive borrow, which may cross threads when `T` may.
+// SAFETY: `Parts` is an exclusive borrow, which may cross threads if `T: Send`.
 unsafe impl<T: Send> Send for Parts<'_, T> {}
 
 impl<'a, T> Parts<'a, T> {
@@ -344,30 +347,30 @@ impl<'a, T> Parts<'a, T> {
     /// The slice of `len` items at `start`.
     ///
     /// # Safety
-    /// The memory holds as many initialised items, and nothing but the result uses it for `'a`.
+    /// The memory holds `len` initialized items, and nothing but the result uses it for `'a`.
     pub(crate) unsafe fn from_raw(start: NonNull<T>, len: usize) -> Self {
         Self { start, len, exclusive: PhantomData }
     }
 
-    /// One part.
+    /// Returns one part.
     ///
     /// # Safety
-    /// No two parts that are alive at once overlap, and no part outlives the borrow of the slice, `'a`.
+    /// No two parts that are alive at the same time overlap, and no part outlives the borrow of the slice, `'a`.
     ///
     /// # Panics
-    /// When the range is not within the slice.
+    /// If the range is not within the slice.
     #[inline(always)]
     #[allow(clippy::mut_from_ref, reason = "disjointness is the caller's contract")]
     pub(crate) unsafe fn get<'part>(&self, range: Range<usize>) -> &'part mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "a part within the whole");
-        // SAFETY: within the slice this was made from; borrowed for as long and disjoint from every other part by the
-        // caller's promise.
+        // SAFETY: the range is within the slice by the assertion. The caller guarantees that parts are disjoint and
+        // do not outlive the borrow.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(range.start), range.len()) }
     }
 }
 
 impl Parts<'_, f32> {
-    /// Asks for the cache line of item `index`, if there is one.
+    /// Prefetches the cache line of item `index`, if the item exists.
     #[inline(always)]
     pub(crate) fn prefetch(&self, index: usize) {
         if index < self.len {
@@ -382,7 +385,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether each of the blocks' items is written once, by the block that it belongs to.
+    /// Checks that each of the blocks' items is written once, by the block that it belongs to.
     #[test]
     fn every_item_is_in_one_block() {
         for threads in [1, 3] {
@@ -477,7 +480,7 @@ mod tests {
     fn a_part_past_the_end_is_refused() {
         let mut items = [0.0; 4];
         let parts = Parts::new(&mut items);
-        // SAFETY: the only part.
+        // SAFETY: no other part exists.
         let _ = unsafe { parts.get(2..5) };
     }
 }

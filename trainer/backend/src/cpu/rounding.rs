@@ -1,16 +1,17 @@
-//! How new weights of a table become numbers of its format: by random numbers that follow from where they stand.
+//! Stochastic rounding of new table weights to the table's format. The random numbers depend on the weights'
+//! positions.
 
 use crate::cpu::runs::STRIP;
 use crate::device::TableShape;
 use crate::float::Float;
 use crate::philox::philox;
 
-/// Columns whose words are of one counter.
+/// Columns that share one counter, one word each.
 const WORDS: usize = 4;
-/// Counters of a strip of columns.
+/// Counters per strip of columns.
 const COUNTERS: usize = STRIP / WORDS;
 
-/// What rounds one table's weights in one step: see [`crate::ops::StepRows`].
+/// The rounding of one table's weights in one step: see [`crate::ops::StepRows`].
 #[derive(Clone, Copy)]
 pub(super) struct Rounding {
     float: Float,
@@ -18,12 +19,12 @@ pub(super) struct Rounding {
 }
 
 impl Rounding {
-    /// Of a table of `shape`, in the step that `draws` tells from others.
+    /// The rounding of a table of `shape` in one step; `draws` identifies the step.
     pub(super) fn new(shape: TableShape, draws: u64) -> Self {
         Self { float: shape.float, key: draws ^ shape.key }
     }
 
-    /// Rounds weights of row `row`, from column `first` on, a multiple of four.
+    /// Rounds weights of row `row`, from column `first` on, which is a multiple of four.
     #[inline(always)]
     pub(super) fn of_row(self, row: u32, first: usize, weights: &mut [f32; STRIP]) {
         if self.float == Float::F32 {
@@ -34,7 +35,7 @@ impl Rounding {
         self.draw(weights, std::array::from_fn(|lane| words[lane % WORDS][lane / WORDS]));
     }
 
-    /// Rounds the weights of these rows, which have one each.
+    /// Rounds the weights of these rows, which have one weight each.
     #[inline(always)]
     pub(super) fn of_rows(self, rows: [u32; STRIP], weights: &mut [f32; STRIP]) {
         if self.float == Float::F32 {
@@ -44,7 +45,7 @@ impl Rounding {
         self.draw(weights, words);
     }
 
-    /// Compiled for each format.
+    /// Compiled separately for each format.
     #[inline(always)]
     fn draw(self, weights: &mut [f32; STRIP], words: [u32; STRIP]) {
         let each = weights.iter_mut().zip(words);

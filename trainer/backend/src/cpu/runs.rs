@@ -1,4 +1,4 @@
-//! The gradients of table rows: sorted by row, they are runs that are summed in the order of the batch.
+//! Gradients of table rows: sorted by row, they form runs, which are summed in batch order.
 
 use std::ops::Range;
 
@@ -9,15 +9,16 @@ use crate::device::{Lookup, Pooling};
 use crate::host::{HostBatch, Ids, Shares};
 use crate::ops::{GradientColumns, RowGradients};
 
-/// Sorted ids of a task. A task takes the runs of equal ids that start among its own, so that each row is one task's.
+/// Sorted ids per task. A task owns the runs of equal ids that start among its ids, so each row belongs to one
+/// task.
 const ENTRIES: usize = 1024;
-/// Ids that gradients are fetched ahead: enough for memory to answer, few enough that the answers are still in the
-/// first-level cache.
+/// Prefetch distance for gradients, in ids: far enough to hide memory latency, near enough that prefetched lines
+/// are still in the L1 cache.
 const ENTRIES_AHEAD: usize = 16;
 /// Columns of a row that are summed together, in registers.
 pub(super) const STRIP: usize = 16;
 
-/// Tasks that the runs of each table make.
+/// The number of tasks for the runs of each table.
 pub(super) fn tasks_each(gradients: &RowGradients<'_, Cpu>) -> usize {
     let tables = gradients.lookups.chunk_by(|one, next| one.table == next.table);
     let entries = tables.map(|lookups| gradients.plan.group(lookups).entries().len());
@@ -27,22 +28,22 @@ pub(super) fn tasks_each(gradients: &RowGradients<'_, Cpu>) -> usize {
 /// Some runs of equal ids of one table, with their gradients.
 pub(super) struct Runs<'a> {
     entries: &'a [Entry],
-    /// Beside the entries, of a table that a weighted column is looked up in.
+    /// The entries' weights, if any column looked up in the table is weighted.
     weights: Option<&'a [f32]>,
-    /// Bounds of the runs, one more than there are.
+    /// Bounds of the runs: one more than the number of runs.
     starts: &'a [u32],
-    /// Of the table's one lookup; none of several.
+    /// The pooling of the table's lookup, if it has exactly one.
     pooled: Option<(Pooling, &'a [u32])>,
-    /// Of its one lookup, if its column is weighted.
+    /// The shares of the table's one lookup, if its column is weighted.
     shares: Option<Shares<'a>>,
     several: Option<Several<'a>>,
-    /// From the first column on that is the table's one lookup's.
+    /// Starts at the first gradient column of the table's one lookup.
     gradient: &'a [f32],
     gradient_stride: usize,
     pub(super) width: usize,
 }
 
-/// Where the gradients of a table lie that several columns are looked up in.
+/// The gradients of a table in which several columns are looked up.
 struct Several<'a> {
     lookups: &'a [Lookup],
     batch: &'a HostBatch,
@@ -51,14 +52,14 @@ struct Several<'a> {
 }
 
 impl Several<'_> {
-    /// Where the gradient of `entry` begins, in rows `stride` apart, and what it counts for.
+    /// Where the gradient of `entry` starts, with rows `stride` apart, and its factor.
     #[inline(always)]
     fn place(&self, entry: &Entry, stride: usize) -> (usize, f32) {
         let (lookup, row) = self.lookup(entry);
         (row * stride + self.columns.first_of(lookup), factor(pooled(self.batch, lookup), row))
     }
 
-    /// The same, where some columns are weighted; `weight` is the entry's.
+    /// The same for tables with weighted columns; `weight` is the entry's.
     #[inline(always)]
     fn place_by_weight(&self, entry: &Entry, weight: f32, stride: usize) -> (usize, f32) {
         let (lookup, row) = self.lookup(entry);
@@ -69,7 +70,7 @@ impl Several<'_> {
         (row * stride + self.columns.first_of(lookup), factor)
     }
 
-    /// What `entry` was looked up by, and its batch row.
+    /// The lookup of `entry`, and its batch row.
     #[inline(always)]
     fn lookup(&self, entry: &Entry) -> (&Lookup, usize) {
         let (number, row) = SortedIds::place(self.row_bits, entry);
@@ -77,7 +78,7 @@ impl Several<'_> {
     }
 }
 
-/// Where ids count by how many there are in a batch row: how, and the offsets of each row's ids.
+/// The pooling and row offsets of a lookup whose ids count by their number in a batch row.
 fn pooled<'a>(batch: &'a HostBatch, lookup: &Lookup) -> Option<(Pooling, &'a [u32])> {
     match (lookup.pooling, batch.ids(lookup.column)) {
         (Pooling::Sum, _) | (_, Ids::Single(_) | Ids::Weighted(..)) => None,
@@ -85,7 +86,7 @@ fn pooled<'a>(batch: &'a HostBatch, lookup: &Lookup) -> Option<(Pooling, &'a [u3
     }
 }
 
-/// Where ids count by their weights.
+/// The shares of a lookup whose ids are weighted.
 fn shares<'a>(batch: &'a HostBatch, lookup: &Lookup) -> Option<Shares<'a>> {
     match batch.ids(lookup.column) {
         Ids::Single(_) | Ids::Ragged(..) => None,
@@ -93,7 +94,7 @@ fn shares<'a>(batch: &'a HostBatch, lookup: &Lookup) -> Option<Shares<'a>> {
     }
 }
 
-/// What the gradient of an id of batch row `row` counts for.
+/// The factor of the gradient of an id in batch row `row`.
 #[inline(always)]
 fn factor(pooled: Option<(Pooling, &[u32])>, row: usize) -> f32 {
     match pooled {
@@ -103,7 +104,7 @@ fn factor(pooled: Option<(Pooling, &[u32])>, row: usize) -> f32 {
 }
 
 impl<'a> Runs<'a> {
-    /// The runs of table `number`, of this width, that start among the ids of its task `task`.
+    /// The runs of table `number`, which has this width, that start among the ids of its task `task`.
     pub(super) fn new(gradients: &RowGradients<'a, Cpu>, number: usize, task: usize, width: usize) -> Self {
         let RowGradients { batch, plan, lookups, gradient, columns } = *gradients;
         let lookups = Lookup::of_table(lookups, number);
@@ -130,7 +131,7 @@ impl<'a> Runs<'a> {
         }
     }
 
-    /// How many there are.
+    /// The number of runs.
     pub(super) fn len(&self) -> usize {
         self.starts.len() - 1
     }
@@ -141,7 +142,7 @@ impl<'a> Runs<'a> {
         self.entries[self.starts[number] as usize].id
     }
 
-    /// The id of run `number`, if there is one.
+    /// The id of run `number`, if the run exists.
     #[inline(always)]
     pub(super) fn id(&self, number: usize) -> Option<u32> {
         (number < self.len()).then(|| self.id_of(number))
@@ -177,7 +178,7 @@ impl<'a> Runs<'a> {
         sum
     }
 
-    /// The same of a table of one column.
+    /// The same for a table of one column.
     #[inline(always)]
     pub(super) fn sum_of_one(&self, number: usize) -> f32 {
         let mut sum = 0.0;
@@ -189,7 +190,7 @@ impl<'a> Runs<'a> {
         sum
     }
 
-    /// Calls `add` with where the gradient of each id of run `number` begins, and what it counts for.
+    /// Calls `add` with the start of each gradient of run `number`, and its factor.
     #[inline(always)]
     fn each(&self, number: usize, mut add: impl FnMut((usize, f32))) {
         let (range, stride) = (self.range(number), self.gradient_stride);
@@ -208,21 +209,21 @@ impl<'a> Runs<'a> {
         }
     }
 
-    /// Where the gradient of `entry` of the one lookup begins, and what it counts for.
+    /// Where the gradient of an `entry` of the one lookup starts, and its factor.
     #[inline(always)]
     fn place(&self, entry: &Entry) -> (usize, f32) {
         let row = entry.row as usize;
         (row * self.gradient_stride, factor(self.pooled, row))
     }
 
-    /// The same, where its column is weighted; `weight` is the entry's.
+    /// The same for a weighted column; `weight` is the entry's.
     #[inline(always)]
     fn place_by_weight(&self, entry: &Entry, weight: f32) -> (usize, f32) {
         let row = entry.row as usize;
         (row * self.gradient_stride, self.shares.map_or(weight, |shares| shares.of(row, weight)))
     }
 
-    /// Asks for the gradients of as many ids to come as run `number` has.
+    /// Prefetches the gradients of later ids, as many as run `number` has.
     #[inline(always)]
     pub(super) fn fetch_ahead(&self, number: usize) {
         let run = self.range(number);

@@ -1,15 +1,16 @@
-//! Which vector instructions the machine has, and running a kernel compiled for them.
+//! Detection of vector instructions, and running kernels compiled for them.
 //!
-//! Kernels are plain loops that the compiler vectorises. A kernel is a closure; run by [`run!`], it is inlined into
-//! functions that may use wider instructions than the build's baseline, and compiled once for each width. What it
-//! calls that is large, functions and closures, is marked `#[inline(always)]` for the same reason. Loops are written
-//! so that the width changes no result: sums keep the order of their terms, and nothing contracts to fused
-//! multiply-adds by itself.
+//! Kernels are plain loops that the compiler vectorizes. A kernel is a closure. [`run!`] inlines it into functions
+//! that may use wider instructions than the build's baseline, so it is compiled once per vector width. Large
+//! functions and closures that it calls are marked `#[inline(always)]` for the same reason. Loops are written so
+//! that the width does not change the result: sums keep the order of their terms, and nothing is contracted to
+//! fused multiply-adds implicitly.
 
-/// Runs a kernel, `|task| ..`, for each of some tasks on all threads of a backend, compiled for the machine's vectors.
+/// Runs a kernel, `|task| ..`, for each of some tasks on all threads of a backend, compiled for the machine's
+/// vector width.
 ///
-/// Kernels have to be inlined where they run. By its own measure the compiler would make one copy of a large kernel,
-/// for the build's baseline, and call that from everywhere.
+/// Kernels must be inlined where they run. By its own heuristics the compiler would compile one out-of-line copy of
+/// a large kernel for the build's baseline, and call it from all variants.
 macro_rules! run {
     ($cpu:expr, $tasks:expr, |$task:ident| $kernel:expr $(,)?) => {
         $cpu.run_kernel(
@@ -23,7 +24,7 @@ macro_rules! run {
 /// The widest vector instructions to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Simd {
-    /// What every build target has.
+    /// The instructions of the build target.
     Baseline,
     /// 256-bit vectors.
     #[cfg(target_arch = "x86_64")]
@@ -34,7 +35,7 @@ pub(crate) enum Simd {
 }
 
 impl Simd {
-    /// What this machine has.
+    /// The widest instructions of this machine.
     pub(crate) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
@@ -58,10 +59,10 @@ impl Simd {
         match self {
             Self::Baseline => kernel(),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: this value is only made where the machine has the feature.
+            // SAFETY: `detect` returns this value only if the machine has AVX2.
             Self::Avx2 => unsafe { run_avx2(kernel) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
+            // SAFETY: `detect` returns this value only if the machine has the enabled AVX-512 features.
             Self::Avx512 => unsafe { run_avx512(kernel) },
         }
     }

@@ -1,13 +1,15 @@
-//! The softmax of each query over the items of its batch: loss and gradient by both, in one sweep.
+//! The in-batch softmax: each query's loss over the batch's items, and the gradients with respect to queries and
+//! items, in one pass.
 //!
-//! The matrix of all scores, `[B, B]`, never exists. Queries are taken in strips of [`STRIP`] rows; a strip's scores over
-//! all items fill a block that stays in the second-level cache while they become probabilities, and these the gradient by
-//! the strip's queries and what the strip adds to that by the items. So each score and each exponential is computed once:
-//! three products of `2 B^2 W` floating-point operations are all that there is. (Blocks of items as well, with running
-//! maxima, would compute scores and exponentials a second time: 8 `B^2 W` in place of 6.)
+//! The matrix of all scores, `[B, B]`, is never materialized. Queries are processed in strips of [`STRIP`] rows. A
+//! strip's scores over all items fill a block that stays in the L2 cache while it is turned into probabilities, and
+//! these into the gradient with respect to the strip's queries and the strip's contribution to the gradient with
+//! respect to the items. So each score and each exponential is computed once, and the total cost is three products
+//! of `2 B^2 W` floating-point operations. (Blocking over items as well, with running maxima, would compute scores
+//! and exponentials a second time: 8 `B^2 W` instead of 6.)
 //!
-//! What strips add to the gradient by the items is summed in a copy of it for each of a few groups of strips, and then
-//! over the groups. Groups follow from the number of rows alone, so sums do not depend on threads.
+//! The strips' contributions to the item gradient are summed in a few groups of strips, one copy per group, and
+//! then over the groups. Groups depend on the number of rows alone, so sums do not depend on the number of threads.
 
 use std::ops::Range;
 
@@ -21,33 +23,32 @@ use crate::cpu::parts::{Blocks, PerBlock, Rows, Spans, block_of};
 use crate::host::HostBatch;
 use crate::ops::{InBatchSoftmax, SoftmaxInput};
 
-/// Queries of a strip: a multiple of the 6 rows that an AVX-512 kernel makes at once.
+/// Queries per strip: a multiple of the 6 rows that an AVX-512 kernel computes at once.
 const STRIP: usize = 48;
-/// The most groups of strips, and so the most threads that are of use.
+/// The most groups of strips, and therefore the most threads that help.
 const GROUPS: usize = 8;
-/// Rows of a task that sums over groups.
+/// Rows per task when summing over groups.
 const ROWS: usize = 128;
 
-/// How a workspace is divided, for so many rows and columns.
+/// The division of the workspace, for given rows and columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Work {
     rows: usize,
-    /// Numbers from one row of scores to the next: an odd number of lines, so that a column's are not all in one set of
-    /// a cache.
+    /// Row stride of the scores: an odd number of cache lines, so that a column does not map to one cache set.
     stride: usize,
-    /// Of the items over the temperature, a column each: `[W, B]`.
+    /// Size of the transposed items divided by the temperature, `[W, B]`.
     turned: usize,
-    /// Of a group's gradient by the items, `[B, W]`.
+    /// Size of a group's item gradient, `[B, W]`.
     item_grad: usize,
 }
 
-/// A workspace, divided.
+/// The divided workspace.
 struct Divided<'a> {
     turned: &'a mut [f32],
     losses: &'a mut [f32],
     /// A strip of scores for each group, `[STRIP, B]`.
     scores: &'a mut [f32],
-    /// A gradient by the items for each group, `[B, W]`.
+    /// An item gradient for each group, `[B, W]`.
     item_grad: &'a mut [f32],
 }
 
@@ -75,12 +76,12 @@ impl Work {
         group * self.strips() / self.groups().max(1)
     }
 
-    /// The first row of a group; the number of rows for those after the last.
+    /// The first row of a group; the number of rows for groups past the last.
     fn first_row(&self, group: usize) -> usize {
         (self.first_strip(group) * STRIP).min(self.rows)
     }
 
-    /// Numbers of it all.
+    /// The total size.
     pub(crate) fn numbers(&self) -> usize {
         self.turned + self.stride + self.groups() * (STRIP * self.stride + self.item_grad)
     }
@@ -111,12 +112,12 @@ pub(crate) fn softmax(cpu: &Cpu, operation: InBatchSoftmax<'_, Cpu>) {
     }
 }
 
-/// A row counts by its weight, as far as its label is 1.
+/// The weight of a row times its label, which is 0 or 1.
 fn weight_of(batch: &HostBatch, row: usize) -> f32 {
     batch.labels(0)[row] * batch.weights()[row]
 }
 
-/// Turns the items' rows into columns, and divides them by the temperature, so that products are scores.
+/// Transposes the items and divides them by the temperature, so that products are scores.
 fn turn(cpu: &Cpu, softmax: &SoftmaxInput<'_, Cpu>, work: Work, turned: &mut [f32]) {
     let factor = (1.0 / softmax.temperature) as f32;
     let (columns, stride) = (softmax.items.columns(), work.stride);
@@ -127,7 +128,7 @@ fn turn(cpu: &Cpu, softmax: &SoftmaxInput<'_, Cpu>, work: Work, turned: &mut [f3
     });
 }
 
-/// Fills losses, the gradient by queries, and each group's by items.
+/// Computes the losses, the query gradient, and each group's item gradient.
 fn sweep(
     cpu: &Cpu,
     softmax: &SoftmaxInput<'_, Cpu>,
@@ -168,7 +169,7 @@ fn sweep(
     });
 }
 
-/// What row `row` loses by its choice among items by `scores`, which become the gradient by themselves times `factor`.
+/// Returns the loss of query `row` given its `scores`, and replaces them by their gradient times `factor`.
 #[inline(always)]
 fn choose(scores: &mut [f32], row: usize, ids: Option<&[u32]>, factor: f32) -> f32 {
     if factor == 0.0 {
@@ -197,7 +198,7 @@ fn choose(scores: &mut [f32], row: usize, ids: Option<&[u32]>, factor: f32) -> f
     total.ln() + largest - score
 }
 
-/// Folds numbers from `start` on, each lane of a line by itself.
+/// Folds `numbers` from `start`, separately for each lane of a cache line.
 #[inline(always)]
 fn by_lanes(numbers: &mut [f32], start: f32, with: impl Fn(f32, &mut f32) -> f32) -> [f32; LINE] {
     let mut lanes = [start; LINE];
@@ -213,7 +214,7 @@ fn by_lanes(numbers: &mut [f32], start: f32, with: impl Fn(f32, &mut f32) -> f32
     lanes
 }
 
-/// The gradient by the items from that of each group.
+/// Sums the groups' item gradients.
 fn sum_groups(cpu: &Cpu, work: Work, groups: &[f32], item_grad: &mut CpuMatrix) {
     let stride = item_grad.stride();
     let float = item_grad.float();

@@ -10,8 +10,8 @@ use crate::cpu::runs::{Runs, STRIP, tasks_each};
 use crate::cpu::shaping::Shaping;
 use crate::ops::{RowGradients, StepRows};
 
-/// Runs of equal ids that table rows are fetched ahead: enough for memory to answer, few enough that the answers are
-/// still in the first-level cache.
+/// Prefetch distance for table rows, in runs of equal ids: far enough to hide memory latency, near enough that
+/// prefetched rows are still in the L1 cache.
 const RUNS_AHEAD: usize = 16;
 
 /// One optimizer step on the touched rows of each table.
@@ -44,8 +44,8 @@ impl ByRule for RowsStep<'_> {
             let shape = tables.shape(number);
             let rounding = Rounding::new(shape, draws);
             // SAFETY: this operation borrows the tables exclusively. The runs of a plan have different ids, because
-            // `rows::plan` has sorted them, and `Runs::new` gives each run to one task: so no other task uses the rows
-            // that these runs name.
+            // `rows::plan` has sorted them, and `Runs::new` assigns each run to one task. So no other task uses the
+            // rows that these runs name.
             let step = unsafe { TableStep::new(runs, shaping, rounding, &tables, number) };
             let kept = (shape.states, shape.row_states);
             assert_eq!(kept, (R::STATES, usize::from(R::ROW_STATE)), "the state that the update keeps");
@@ -62,7 +62,7 @@ struct TableStep<'a> {
     runs: Runs<'a>,
     shaping: Shaping,
     rounding: Rounding,
-    /// The table's rows, `stride` apart; of each the weights, then the state, as many columns each.
+    /// The table's rows, `stride` apart; each has the weights, then the state arrays, with as many columns each.
     table: Parts<'a, f32>,
     stride: usize,
 }
@@ -71,7 +71,8 @@ impl<'a> TableStep<'a> {
     /// The step of table `number` by `runs`.
     ///
     /// # Safety
-    /// While the result lives, nothing else uses the table's rows that `runs` name, and no two of `runs` name the same.
+    /// While the result is alive, nothing else uses the table's rows that `runs` name, and no two of `runs` name
+    /// the same row.
     unsafe fn new(
         runs: Runs<'a>,
         shaping: Shaping,
@@ -79,24 +80,25 @@ impl<'a> TableStep<'a> {
         tables: &'a SharedTables<'_>,
         number: usize,
     ) -> Self {
-        // SAFETY: the result takes the rows of its runs alone, which nothing else uses, as the caller promises.
+        // SAFETY: the result accesses the rows of its runs only; the caller guarantees that nothing else uses them.
         let table = unsafe { tables.rows(number) };
         Self { runs, shaping, rounding, table, stride: tables.stride(number) }
     }
 
-    /// Steps each row in strips of [`STRIP`] columns, and what is left of it.
+    /// Steps each row in strips of [`STRIP`] columns, then the remainder.
     #[inline(always)]
     fn run<R: Rule>(&self, rule: R) {
         for number in 0..self.runs.len() {
             self.fetch_row_ahead(number);
             self.runs.fetch_ahead(number);
             let start = self.runs.id_of(number) as usize * self.stride;
-            // SAFETY: no other run names this row, by the promise to `new`, and the loop releases it before the next.
+            // SAFETY: the caller of `new` guarantees that no other run names this row, and the slice is dropped
+            // before the next one.
             let row = unsafe { self.table.get(start..start + self.stride) };
             let rule = if R::ROW_STATE { self.rule_of_row(rule, number, row) } else { rule };
             for (first, columns) in self.runs.strips() {
                 match columns {
-                    // Compiled for this number of columns.
+                    // Compiled for this constant number of columns.
                     STRIP => self.strip(rule, number, row, first, STRIP),
                     _ => self.strip(rule, number, row, first, columns),
                 }
@@ -104,7 +106,7 @@ impl<'a> TableStep<'a> {
         }
     }
 
-    /// Steps the state of the whole row, and returns the formula for its weights.
+    /// Updates the row's state, and returns the formula for its weights.
     #[inline(always)]
     fn rule_of_row<R: Rule>(&self, rule: R, number: usize, row: &mut [f32]) -> R {
         let mut squares = [0.0_f32; STRIP];
@@ -122,7 +124,7 @@ impl<'a> TableStep<'a> {
         rule
     }
 
-    /// Steps `columns` columns from `first` on, of the row of run `number`.
+    /// Steps `columns` columns from `first` on, in the row of run `number`.
     #[inline(always)]
     fn strip<R: Rule>(&self, rule: R, number: usize, row: &mut [f32], first: usize, columns: usize) {
         let sum = self.runs.sum(number, first, columns);
@@ -155,7 +157,8 @@ impl<'a> TableStep<'a> {
                 sum[lane] = self.runs.sum_of_one(number);
                 ids[lane] = self.runs.id_of(number);
                 rows[lane] = ids[lane] as usize * self.stride;
-                // SAFETY: no other run names this row, by the promise to `new`, and it is released before the next.
+                // SAFETY: the caller of `new` guarantees that no other run names this row; the slice is dropped
+                // before the next one.
                 let row = unsafe { self.table.get(rows[lane]..rows[lane] + 1 + R::STATES) };
                 w[lane] = row[0];
                 for (number, state) in state[..R::STATES].iter_mut().enumerate() {
@@ -165,7 +168,8 @@ impl<'a> TableStep<'a> {
             self.step_lanes(rule, &mut w, &mut state, &sum);
             self.rounding.of_rows(ids, &mut w);
             for lane in 0..lanes {
-                // SAFETY: as in the loop above.
+                // SAFETY: as in the loop above, the row belongs to this run only, and the slice is dropped before
+                // the next one.
                 let row = unsafe { self.table.get(rows[lane]..rows[lane] + 1 + R::STATES) };
                 row[0] = w[lane];
                 for (number, state) in state[..R::STATES].iter().enumerate() {
@@ -175,7 +179,7 @@ impl<'a> TableStep<'a> {
         }
     }
 
-    /// Steps lanes of weights and state that lie in registers.
+    /// Steps lanes of weights and state that are in registers.
     #[inline(always)]
     fn step_lanes<R: Rule>(
         &self,
@@ -193,7 +197,7 @@ impl<'a> TableStep<'a> {
         }
     }
 
-    /// Asks for the table row of a run to come.
+    /// Prefetches the table row of a later run.
     #[inline(always)]
     fn fetch_row_ahead(&self, number: usize) {
         if let Some(id) = self.runs.id(number + RUNS_AHEAD) {

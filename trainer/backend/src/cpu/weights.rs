@@ -1,4 +1,4 @@
-//! The gradient of a fully connected layer by its weights: a sum over the rows of the batch.
+//! The gradient of a fully connected layer with respect to its weights: a sum over the rows of the batch.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::parts::Blocks;
 use crate::ops::GradientMode;
 
-/// Inputs of a task that sums over all rows, by the library.
+/// Inputs per task that sums over all rows, when the library multiplies.
 const INPUTS: usize = 48;
 
 /// `weight_grad = input^T . output_grad`
@@ -25,7 +25,7 @@ pub(crate) fn backward(
 ) {
     let (inputs, outputs) = (weight_grad.rows(), weight_grad.columns());
     assert!(inputs == input.columns() && outputs == output_grad.columns());
-    // The library packs for itself, and sums in an order that depends on how many rows there are.
+    // The library packs internally, and its summation order depends on the number of rows.
     let mut most = rows.max(1);
     #[cfg(target_arch = "x86_64")]
     {
@@ -45,7 +45,7 @@ pub(crate) fn backward(
     }
 }
 
-/// The sum over some rows, of which each task has some inputs.
+/// The sum over some rows, divided among tasks by inputs.
 fn over(
     cpu: &Cpu,
     rows: Range<usize>,
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use crate::float::Float;
 
-    /// A matrix whose numbers follow from their places.
+    /// A matrix whose values are a function of their positions.
     fn matrix(rows: usize, columns: usize) -> CpuMatrix {
         let mut matrix = CpuMatrix::new(Float::F32, rows, columns);
         let numbers = (0..rows * columns).map(|place| (place * 37 % 101) as f32 / 64.0 - 0.75);
@@ -83,13 +83,13 @@ mod tests {
     #[test]
     fn gradients_are_sums_over_rows_and_leave_what_is_past_the_columns() {
         let cpu = Cpu::new(Some(2)).unwrap();
-        // The last is too wide for groups, and its rows are packed in two parts.
+        // The last is too wide for groups, and its rows are packed in two chunks.
         let shapes = [(1, 3, 17), (511, 40, 17), (1100, 40, 17), (5000, 70, 17), (2100, 3, 1400)];
         for (rows, inputs, outputs) in shapes {
             let (input, output_grad) = (matrix(rows, inputs), matrix(rows, outputs));
             let mut gradient = CpuMatrix::new(Float::F32, inputs, outputs);
             assert!(gradient.stride() > outputs || outputs != 17);
-            // What operations before have left.
+            // The workspace may contain values of earlier operations.
             cpu.scratch(1 << 20).as_mut_slice().fill(f32::NAN);
             for (sum, times) in [(GradientMode::Write, 1.0), (GradientMode::Accumulate, 2.0)] {
                 backward(&cpu, rows, &input, &output_grad, sum, &mut gradient);

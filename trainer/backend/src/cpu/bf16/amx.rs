@@ -1,12 +1,12 @@
-//! Products by AMX's `TDPBF16PS`: tiles of 16 rows of 64 bytes, in registers of their own.
+//! Products with AMX's `TDPBF16PS`: tiles of 16 rows of 64 bytes, in dedicated registers.
 //!
-//! Two tiles of rows by two of columns stay in registers over the depth of a chunk; each instruction adds 32 terms to
-//! each of 256 sums. It sums the products of the pairs' first numbers, those of their second numbers, then adds both
-//! sums' sum to what was there (Intel, as in [`super`], TDPBF16PS). What a chunk left is read into the tiles again, so
-//! chunks change no result.
+//! Two tiles of rows by two tiles of columns stay in registers over the depth of a chunk; each instruction adds 32
+//! terms to each of 256 sums. It sums the products of the pairs' first numbers, sums those of their second numbers,
+//! then adds both to the accumulator (Intel, as in [`super`], TDPBF16PS). The accumulators of a chunk are reloaded
+//! into the tiles for the next one, so chunking does not change the result.
 //!
-//! Tiles are set up in one block of assembly and used in others. No code that the compiler makes touches them: it knows
-//! them only where `amx-tile` is enabled.
+//! Tiles are configured in one block of assembly and used in others. The compiler never touches tile registers: it
+//! uses them only where `amx-tile` is enabled.
 
 use std::arch::asm;
 use std::arch::x86_64::{
@@ -23,22 +23,22 @@ use crate::cpu::gemm::View;
 
 /// Rows, and columns, that are computed at once: two tiles of each.
 pub(super) const SIDE: usize = 32;
-/// Pairs of a tile.
+/// Pairs per tile row.
 pub(super) const PAIRS: usize = 16;
-/// Words of a packed row in a chunk of the depth: the rows of it stay in the first-level cache beside a panel.
+/// Words of a packed row per chunk of the depth: a chunk's rows stay in the L1 cache beside a panel.
 const CHUNK: usize = 144;
-/// Words from one packed row to the next: rows of a tile then lie in different sets of the cache.
+/// Stride of packed rows, in words: the rows of a tile then map to different cache sets.
 pub(super) const ROW: usize = CHUNK + PAIRS;
 
-/// Packed rows of the left factor, from the start of a cache line on.
+/// Packed rows of the left factor, aligned to a cache line.
 #[repr(align(64))]
 struct Words([f32; SIDE * ROW]);
 
-/// Sums of two tiles by two that are not whole, as [`Words`].
+/// Sums of two by two partial tiles, aligned like [`Words`].
 #[repr(align(64))]
 struct Sums([f32; SIDE * SIDE]);
 
-/// Whether there is AMX, and the system lets this process use it.
+/// Whether the machine has AMX and the system lets this process use it.
 pub(super) fn is_there() -> bool {
     static IS_THERE: LazyLock<bool> = LazyLock::new(|| has_tiles() && may_use_tiles());
     *IS_THERE
@@ -51,8 +51,8 @@ fn has_tiles() -> bool {
     features & (TILES | BF16) == TILES | BF16
 }
 
-/// Asks Linux for the registers, whose contents each thread's state then has room for (Linux,
-/// `Documentation/arch/x86/xstate.rst`). A system that knows nothing of them refuses.
+/// Asks Linux to enable the tile registers, so that each thread's saved state has room for them (Linux,
+/// `Documentation/arch/x86/xstate.rst`). A kernel without AMX support refuses.
 fn may_use_tiles() -> bool {
     const ARCH_PRCTL: i64 = 158;
     const REQUEST: i64 = 0x1023;
@@ -61,7 +61,8 @@ fn may_use_tiles() -> bool {
         return false;
     }
     let mut result = ARCH_PRCTL;
-    // SAFETY: the call reads and writes no memory of the process, and keeps every register but these.
+    // SAFETY: the system call accesses no memory of the process, and preserves all registers except the declared
+    // ones.
     unsafe {
         asm!(
             "syscall", inlateout("rax") result, in("rdi") REQUEST, in("rsi") TILE_DATA,
@@ -71,7 +72,7 @@ fn may_use_tiles() -> bool {
     result == 0
 }
 
-/// What tiles are: palette 1, each of 16 rows of 64 bytes.
+/// The tile configuration: palette 1, 16 rows of 64 bytes each.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -89,7 +90,7 @@ static CONFIGURATION: Configuration = Configuration {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// Two tiles of rows of the left factor, some bytes after where a step's begin.
+/// Loads two tiles of rows of the left factor, at a byte offset from the step's start.
 macro_rules! left {
     ($bytes:literal) => {
         concat!(
@@ -103,7 +104,7 @@ macro_rules! left {
     };
 }
 
-/// Two tiles of columns of a panel, as [`left!`].
+/// Loads two tiles of columns of a panel, as [`left!`].
 macro_rules! panel {
     ($bytes:literal) => {
         concat!(
@@ -117,7 +118,7 @@ macro_rules! panel {
     };
 }
 
-/// Their products.
+/// Multiplies them.
 macro_rules! multiply {
     () => {
         "tdpbf16ps tmm0, tmm4, tmm6\n tdpbf16ps tmm2, tmm5, tmm6\n \
@@ -125,20 +126,21 @@ macro_rules! multiply {
     };
 }
 
-/// Tiles, set up for as long as this lives.
+/// Configured tiles; released on drop.
 struct Tiles(());
 
 impl Tiles {
     /// # Safety
     /// [`is_there`] is true.
     unsafe fn new() -> Self {
-        // SAFETY: there are tiles, and the configuration is 64 bytes that Intel's manual allows.
+        // SAFETY: the caller guarantees that AMX is usable, and the configuration is 64 bytes that Intel's manual
+        // allows.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly)) };
         Self(())
     }
 
-    /// Adds to `sums`, [`SIDE`] rows that are `stride` numbers apart, or puts there, the products of [`SIDE`] rows of
-    /// `left`, [`ROW`] words apart, and of a panel; numbers are sums of `TERMS`.
+    /// Multiplies [`SIDE`] rows of `left`, [`ROW`] words apart, by a panel. Adds the products to `sums`, [`SIDE`]
+    /// rows that are `stride` floats apart, or overwrites them. Numbers are sums of `TERMS` terms.
     fn add<const TERMS: usize>(
         &mut self,
         left: &Words,
@@ -151,8 +153,9 @@ impl Tiles {
         assert!(steps * TERMS * PAIRS <= CHUNK && steps > 0);
         assert!((SIDE - 1) * stride + SIDE <= sums.len());
         let (row, line) = (ROW * size_of::<f32>(), stride * size_of::<f32>());
-        // SAFETY: tiles are set up. What is read of `left` are `steps` tiles of each term of two times 16 rows, of the
-        // panel as many of two times 16 columns; and the sums are within their slice; all by the assertions.
+        // SAFETY: `self` proves that tiles are configured. By the assertions, `left` has `steps` tiles of two times
+        // 16 rows for each term, the panel as many tiles of two times 16 columns, and the sums are within their
+        // slice.
         unsafe {
             let second_sums = sums.as_mut_ptr().add(16 * stride);
             if to_sums {
@@ -189,7 +192,7 @@ impl Tiles {
             if TERMS == 1 {
                 steps!("64", "2048", left!("0"), panel!("0"), multiply!());
             } else {
-                // The small ones first: (1, 3), (1, 2), (2, 2), (2, 1), (3, 1), (1, 1).
+                // Small terms first: (1, 3), (1, 2), (2, 2), (2, 1), (3, 1), (1, 1).
                 steps!(
                     "192",
                     "6144",
@@ -222,15 +225,15 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: there are tiles.
+        // SAFETY: `new` configured the tiles, so AMX is usable.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 }
 
-/// Of rows whose numbers lie side by side.
+/// For left factors whose rows are contiguous.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) fn near<const TERMS: usize>(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
-    // SAFETY: the panels are a proof of it.
+    // SAFETY: panels of this kind exist only where AMX is usable.
     let mut tiles = unsafe { Tiles::new() };
     let mut words = Words([0.0; SIDE * ROW]);
     let chunk = CHUNK / TERMS;
@@ -243,7 +246,7 @@ pub(super) fn near<const TERMS: usize>(lhs: View<'_>, rhs: Panels<'_>, mut out: 
                 let numbers = &lhs.data[row * lhs.row_stride..][columns.clone()];
                 if TERMS == 1 { pack_row(numbers, words) } else { split_row(numbers, words) }
             }
-            // Those that come next arrive while these are computed.
+            // Prefetch the next rows while these are computed.
             let (next, stride) = (SIDE.min(lhs.rows - rows.end), lhs.row_stride);
             fetch(lhs.data, rows.end * stride + columns.start, stride, next, columns.len());
             multiply::<TERMS>(&mut tiles, &words, rhs, pairs.clone(), rows, &mut out);
@@ -251,13 +254,13 @@ pub(super) fn near<const TERMS: usize>(lhs: View<'_>, rhs: Panels<'_>, mut out: 
     }
 }
 
-/// Of rows whose numbers lie far apart, and beside those of other rows.
+/// For left factors whose columns are contiguous.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) fn far<const TERMS: usize>(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
-    // SAFETY: the panels are a proof of it.
+    // SAFETY: panels of this kind exist only where AMX is usable.
     let mut tiles = unsafe { Tiles::new() };
     let mut words = Words([0.0; SIDE * ROW]);
-    // As it lies in memory.
+    // The matrix as stored.
     let matrix = lhs.transposed();
     let chunk = CHUNK / TERMS;
     for start in (0..rhs.pairs()).step_by(chunk) {
@@ -267,7 +270,7 @@ pub(super) fn far<const TERMS: usize>(lhs: View<'_>, rhs: Panels<'_>, mut out: O
             for pair in pairs.clone().step_by(PAIRS) {
                 for vector in (0..rows.len()).step_by(LANES) {
                     let words = &mut words.0[vector * ROW + TERMS * (pair - start)..];
-                    // SAFETY: the matrix is row-major, and within its slice as the left factor is.
+                    // SAFETY: the matrix is row-major, and within its slice because the left factor is.
                     unsafe {
                         if TERMS == 1 {
                             pack_tile(matrix, pair, first + vector, words);
@@ -277,7 +280,7 @@ pub(super) fn far<const TERMS: usize>(lhs: View<'_>, rhs: Panels<'_>, mut out: O
                     }
                 }
             }
-            // Those that come next arrive while these are computed.
+            // Prefetch the next rows while these are computed.
             let (next, depth) = if rows.end < lhs.rows { (rows.end, start) } else { (0, pairs.end) };
             let (stride, count) =
                 (matrix.row_stride, (2 * pairs.len()).min(matrix.rows.saturating_sub(2 * depth)));
@@ -287,7 +290,7 @@ pub(super) fn far<const TERMS: usize>(lhs: View<'_>, rhs: Panels<'_>, mut out: O
     }
 }
 
-/// Some rows, packed, by all columns, over some pairs of the depth.
+/// Multiplies some packed rows by all columns, over some pairs of the depth.
 #[inline(always)]
 fn multiply<const TERMS: usize>(
     tiles: &mut Tiles,
@@ -302,7 +305,7 @@ fn multiply<const TERMS: usize>(
         let stride = out.stride;
         let numbers = &mut out.numbers[rows.start * stride + column..];
         if rows.len() == SIDE && columns == SIDE {
-            // Where the sums go arrives while they are computed.
+            // Prefetch the destination of the sums while they are computed.
             fetch(numbers, 0, stride, SIDE, SIDE);
             tiles.add::<TERMS>(left, panel, numbers, stride, to_sums);
             continue;
@@ -318,8 +321,8 @@ fn multiply<const TERMS: usize>(
     }
 }
 
-/// Packs a tile of [`LANES`] columns and [`PAIRS`] pairs of rows of a row-major matrix: a row of words for each column,
-/// [`ROW`] apart.
+/// Packs a tile of [`LANES`] columns and [`PAIRS`] pairs of rows of a row-major matrix: a row of words for each
+/// column, [`ROW`] apart.
 ///
 /// # Safety
 /// The matrix is row-major and within its slice.
@@ -328,20 +331,20 @@ unsafe fn pack_tile(matrix: View<'_>, pair: usize, column: usize, words: &mut [f
     assert!((LANES - 1) * ROW + PAIRS <= words.len());
     let mut rows = [_mm512_setzero_si512(); PAIRS];
     for (number, row) in rows.iter_mut().enumerate() {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees that the matrix is row-major and within its slice.
         *row = unsafe { packed(matrix, pair + number, column) };
     }
     for (number, row) in transposed(rows).into_iter().enumerate() {
-        // SAFETY: within the words, by the assertion.
+        // SAFETY: within `words`, by the assertion.
         unsafe { _mm512_storeu_ps(words.as_mut_ptr().add(number * ROW), _mm512_castsi512_ps(row)) };
     }
 }
 
-/// A square of words, its rows as columns: by pairs of words, by fours, and by quarters of vectors.
+/// Transposes a square of words: by pairs of words, by fours, and by quarters of vectors.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn transposed(rows: [__m512i; 16]) -> [__m512i; 16] {
-    // Of each four rows, the words of columns `c`, `c + 4`, `c + 8` and `c + 12`, side by side for each.
+    // For each four rows: the words of columns `c`, `c + 4`, `c + 8` and `c + 12`, side by side.
     let mut fours = [[_mm512_setzero_si512(); 4]; 4];
     for (four, rows) in fours.iter_mut().zip(rows.as_chunks::<4>().0) {
         let low = [_mm512_unpacklo_epi32(rows[0], rows[1]), _mm512_unpacklo_epi32(rows[2], rows[3])];

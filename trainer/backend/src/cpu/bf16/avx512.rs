@@ -1,7 +1,8 @@
-//! Products by AVX-512's `VDPBF16PS`: a tile of 12 rows and 2 vectors of columns stays in registers over the depth of a
-//! chunk.
+//! Products with AVX-512's `VDPBF16PS`: a tile of 12 rows and 2 vectors of columns stays in registers over the
+//! depth of a chunk.
 //!
-//! The instruction adds the product of each pair's second numbers to a sum, then that of the first, rounding after each.
+//! The instruction adds the product of each pair's second numbers to a sum, then that of the first, rounding after
+//! each.
 
 use std::arch::x86_64::{
     __m512, __m512bh, _mm512_add_ps, _mm512_castsi512_ps, _mm512_dpbf16_ps, _mm512_loadu_ps,
@@ -13,15 +14,15 @@ use std::ops::Range;
 use super::{LANES, Out, Panels, fetch, mask_of, pack_pairs, pack_row};
 use crate::cpu::gemm::View;
 
-/// Rows of a tile.
+/// Rows per tile.
 pub(super) const TILE: usize = 12;
-/// Rows of the left factor that are packed together where their numbers lie far apart: whole cache lines of them.
+/// Rows of the left factor that are packed together when its columns are contiguous: whole cache lines.
 const COLUMNS: usize = 48;
-/// Pairs of a chunk of the depth where a row's numbers lie side by side, and where they lie far apart.
+/// Pairs per chunk of the depth, for contiguous rows and for contiguous columns.
 const NEAR_PAIRS: usize = 512;
 const FAR_PAIRS: usize = 128;
 
-/// Columns of a panel: two vectors of them, or one where there are no more.
+/// Columns per panel: two vectors, or one if that suffices.
 pub(super) fn width(columns: usize) -> usize {
     if columns <= LANES { LANES } else { 2 * LANES }
 }
@@ -33,7 +34,7 @@ struct Packed<'a> {
     pair: usize,
 }
 
-/// Of rows whose numbers lie side by side.
+/// For left factors whose rows are contiguous.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) fn near(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
     let mut words = [0.0; TILE * NEAR_PAIRS];
@@ -46,7 +47,7 @@ pub(super) fn near(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
                 let depth = (2 * pairs).min(lhs.columns - 2 * start);
                 pack_row(&lhs.data[begin..begin + depth], words);
             }
-            // Those that come next arrive while this tile is computed.
+            // Prefetch the next rows while this tile is computed.
             let (next, stride) = (TILE.min(lhs.rows - first - rows), lhs.row_stride);
             fetch(lhs.data, (first + rows) * stride + 2 * start, stride, next, 2 * pairs);
             let packed = Packed { words: &words, row: NEAR_PAIRS, pair: 1 };
@@ -55,11 +56,11 @@ pub(super) fn near(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
     }
 }
 
-/// Of rows whose numbers lie far apart, and beside those of other rows.
+/// For left factors whose columns are contiguous.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) fn far(lhs: View<'_>, rhs: Panels<'_>, mut out: Out<'_>) {
     let mut words = [0.0; COLUMNS * FAR_PAIRS];
-    // As it lies in memory.
+    // The matrix as stored.
     let matrix = lhs.transposed();
     for column in (0..lhs.rows).step_by(COLUMNS) {
         for start in (0..rhs.pairs()).step_by(FAR_PAIRS) {
@@ -92,8 +93,8 @@ fn tiles(lhs: &Packed<'_>, rhs: Panels<'_>, pairs: Range<usize>, rows: Range<usi
     }
 }
 
-/// One tile: at most [`TILE`] rows and `V` vectors of columns. `lhs` has words of [`TILE`] rows, whatever they are of
-/// those that are not wanted.
+/// One tile: at most [`TILE`] rows and `V` vectors of columns. `lhs` has words for [`TILE`] rows; those of unneeded
+/// rows may have any value.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 fn tile<const V: usize>(
     lhs: &Packed<'_>,
@@ -111,7 +112,7 @@ fn tile<const V: usize>(
     for pair in 0..pairs {
         let mut panel = [_mm512_setzero_ps(); V];
         for (vector, numbers) in panel.iter_mut().enumerate() {
-            // SAFETY: within `rhs`, which has `V` vectors a pair.
+            // SAFETY: within `rhs`, which has `V` vectors per pair.
             *numbers = unsafe { _mm512_loadu_ps(right.add((pair * V + vector) * LANES)) };
         }
         for (row, sums) in sums.iter_mut().enumerate() {
@@ -127,8 +128,8 @@ fn tile<const V: usize>(
         if row < rows {
             for (vector, &sum) in sums.iter().enumerate() {
                 let mask = mask_of(columns.saturating_sub(vector * LANES));
-                // SAFETY: the mask leaves out what is past `columns`; rows and columns are within `out` by the second
-                // assertion. A vector past all columns has an empty mask, and no number of it is touched.
+                // SAFETY: the mask excludes lanes past `columns`; rows and columns are within `out` by the second
+                // assertion. A vector past all columns has an empty mask, so no element of it is accessed.
                 unsafe {
                     let place = out.as_mut_ptr().wrapping_add(row * stride + vector * LANES);
                     let before =
@@ -140,9 +141,9 @@ fn tile<const V: usize>(
     }
 }
 
-/// Pairs, as their instructions take them.
+/// Reinterprets words as pairs of bfloat16 numbers.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 fn pairs_of(words: __m512) -> __m512bh {
-    // SAFETY: both are 512 bits, and any are of both types.
+    // SAFETY: both types have 512 bits, and every bit pattern is valid for both.
     unsafe { transmute::<__m512, __m512bh>(words) }
 }

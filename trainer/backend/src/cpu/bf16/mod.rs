@@ -1,28 +1,28 @@
-//! Matrix products by the instructions that machines have for bfloat16: in that format, and where they are so many times
-//! faster that it pays, in single precision.
+//! Matrix products with bfloat16 instructions: for bfloat16 factors, and for fp32 factors where the instructions
+//! are fast enough to make splitting worthwhile.
 //!
-//! The right factor is packed once for an operation into panels of some columns, in which two rows lie as pairs beside
-//! each other (`[pair][column]`, 32 bits each), since the instructions add products of pairs. Of the left factor some
-//! rows at a time are packed on the stack, and meet every panel. Packing rounds to bfloat16, to the nearest, ties to
-//! even; numbers that are of the format already stay as they are.
+//! The right factor is packed once per operation into panels of columns, in which each two rows form pairs
+//! (`[pair][column]`, 32 bits each), because the instructions add products of pairs. Of the left factor, a few rows
+//! at a time are packed on the stack and multiplied by every panel. Packing rounds to bfloat16, to nearest, ties to
+//! even; numbers that have the format already are unchanged.
 //!
-//! * [`avx512`]: `VDPBF16PS`, on vectors. Twice the terms an instruction of single precision has.
-//! * [`amx`]: `TDPBF16PS`, on tiles. Sixteen times as many terms a cycle, where there is AMX; of [`split`] numbers nearly
-//!   three times as many.
+//! - [`avx512`]: `VDPBF16PS`, on vectors. Twice the terms of an fp32 instruction.
+//! - [`amx`]: `TDPBF16PS`, on tiles. Sixteen times as many terms per cycle, where AMX exists; nearly three times as
+//!   many for [`split`] numbers.
 //!
-//! **Single precision.** A number of 24 digits is the sum of three bfloat16 numbers of 8, of which each is what the ones
-//! before leave: `x = x1 + x2 + x3`, where `x2` is at most `2^-8 x1` and `x3` at most `2^-16 x1`. Of the nine products of
-//! two such sums six count, `x1 y1 + x1 y2 + x2 y1 + x2 y2 + x1 y3 + x3 y1`; the others are below `2^-23 x y` together,
-//! a unit of single precision, and mostly far below. Products of bfloat16 numbers are exact, so what is rounded are the
-//! sums alone, as of any product in single precision (Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial
-//! Intelligence Datatype For Higher-Precision Computations", 2019). The range is that of single precision, but for
-//! numbers within `2^-9` of its largest one, which count as infinite; and infinite numbers give NaN.
+//! **fp32.** A number with a 24-bit significand is the sum of three bfloat16 numbers with 8 bits, each the rounded
+//! remainder of the previous ones: `x = x1 + x2 + x3`, where `x2` is at most `2^-8 x1` and `x3` at most `2^-16 x1`.
+//! Of the nine products of two such sums, six count: `x1 y1 + x1 y2 + x2 y1 + x2 y2 + x1 y3 + x3 y1`. The others
+//! are together below `2^-23 x y`, one unit in the last place of fp32, and mostly far below. Products of bfloat16
+//! numbers are exact, so only the sums are rounded, as in any fp32 product (Henry, Tang and Heinecke, "Leveraging
+//! the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019). The range is that of
+//! fp32, except for numbers within `2^-9` of its maximum, which become infinite; infinite numbers give NaN.
 //!
-//! **How they sum.** Two bfloat16 numbers have a product of 16 digits, which single precision holds; sums are of single
-//! precision, rounded to the nearest. Subnormal numbers, read or made, count as 0, and what is set of rounding and
-//! exceptions is ignored (Intel, "Architecture Instruction Set Extensions Programming Reference"). So what differs from
-//! plain sums of single precision is their order, and what is below 2^-126. The order is fixed by the instruction and
-//! the depth: the result is a function of the factors alone, on machines with the same instructions.
+//! **Summation.** The product of two bfloat16 numbers has 16 significant bits, which fp32 holds exactly; sums are
+//! fp32, rounded to nearest. Subnormal inputs and results count as 0, and the rounding mode and exception masks are
+//! ignored (Intel, "Architecture Instruction Set Extensions Programming Reference"). So results differ from plain
+//! fp32 sums only in summation order and below 2^-126. The order is fixed by the instruction and the depth: the
+//! result is a function of the factors alone, on machines with the same instructions.
 
 mod amx;
 mod avx512;
@@ -43,12 +43,12 @@ use crate::cpu::gemm::View;
 use crate::cpu::memory::LINE;
 use crate::cpu::parts::{Blocks, Rows};
 
-/// Numbers of single precision in a vector.
+/// fp32 numbers per vector.
 const LANES: usize = 16;
-/// Pairs of a task that packs the right factor.
+/// Pairs per task that packs the right factor.
 const PACKED_PAIRS: usize = 64;
 
-/// Instructions for products that this machine has: made by [`Instructions::detect`] alone.
+/// Instructions for products that this machine has: created by [`Instructions::detect`] and its variants only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Instructions(Kernel);
 
@@ -56,28 +56,28 @@ pub(crate) struct Instructions(Kernel);
 enum Kernel {
     Avx512,
     Amx,
-    /// In single precision.
+    /// fp32.
     AmxSplit,
 }
 
 impl Instructions {
-    /// The fastest for factors of bfloat16, if there are any.
+    /// The fastest for bfloat16 factors, if any.
     pub(crate) fn detect() -> Option<Self> {
         let vectors = Self::detect_vectors();
         vectors.map(|vectors| if amx::is_there() { Self(Kernel::Amx) } else { vectors })
     }
 
-    /// Vectors, whatever else there is.
+    /// Vector instructions, even if there are faster ones.
     pub(crate) fn detect_vectors() -> Option<Self> {
         has_vectors().then_some(Self(Kernel::Avx512))
     }
 
-    /// Those for factors of single precision, where they are faster than its own.
+    /// The instructions for fp32 factors, where they are faster than plain fp32 ones.
     pub(crate) fn detect_split() -> Option<Self> {
         (has_vectors() && amx::is_there()).then_some(Self(Kernel::AmxSplit))
     }
 
-    /// Bfloat16 numbers that one of a factor is packed to.
+    /// The number of bfloat16 terms that a number is packed as.
     fn terms(self) -> usize {
         match self.0 {
             Kernel::Avx512 | Kernel::Amx => 1,
@@ -85,7 +85,7 @@ impl Instructions {
         }
     }
 
-    /// Pairs that a depth is packed to.
+    /// The number of pairs that a depth is padded to.
     fn pairs(self, depth: usize) -> usize {
         match self.0 {
             Kernel::Avx512 => depth.div_ceil(2),
@@ -93,7 +93,7 @@ impl Instructions {
         }
     }
 
-    /// Columns of a panel of a factor of so many.
+    /// Columns per panel of a factor of `columns` columns.
     fn width(self, columns: usize) -> usize {
         match self.0 {
             Kernel::Avx512 => avx512::width(columns),
@@ -101,12 +101,12 @@ impl Instructions {
         }
     }
 
-    /// Words of a pair of rows, of a panel of so many columns.
+    /// Words per pair of rows in a panel of `width` columns.
     fn words(self, width: usize) -> usize {
         self.terms() * width
     }
 
-    /// Rows of the left factor that fill whole tiles: blocks of a multiple of them compute nothing in vain.
+    /// Rows of the left factor that fill whole tiles: blocks of a multiple of it waste no work.
     pub(crate) fn tile_rows(self) -> usize {
         match self.0 {
             Kernel::Avx512 => avx512::TILE,
@@ -116,7 +116,7 @@ impl Instructions {
 
     /// Packs pairs of rows of a row-major matrix, `width` columns from `column` on.
     fn pack(self, matrix: View<'_>, pairs: Range<usize>, column: usize, words: &mut [f32], width: usize) {
-        // SAFETY: the machine has the instructions.
+        // SAFETY: `Instructions` values exist only where the machine has the instructions.
         unsafe {
             match self.0 {
                 Kernel::Avx512 | Kernel::Amx => pack_pairs(matrix, pairs, column, words, width),
@@ -133,19 +133,19 @@ fn has_vectors() -> bool {
         && is_x86_feature_detected!("avx512bf16")
 }
 
-/// The right factor of products, `[K, N]`, packed: made only where the machine has the instructions.
+/// The packed right factor of products, `[K, N]`; created only where the machine has the instructions.
 #[derive(Clone, Copy)]
 pub(crate) struct Panels<'a> {
     instructions: Instructions,
-    /// `[panel][pair][column]`, each 32 bits of two numbers; of split numbers
-    /// `[panel][pair / PAIRS][term][pair % PAIRS][column]`.
+    /// `[panel][pair][column]`, each 32 bits of two numbers; for split numbers `[panel][pair / PAIRS][term][pair %
+    /// PAIRS][column]`.
     words: &'a [f32],
     depth: usize,
     columns: usize,
 }
 
 impl<'a> Panels<'a> {
-    /// Numbers that the panels of `[depth, columns]` take.
+    /// Floats that the panels of `[depth, columns]` occupy.
     pub(crate) fn room(instructions: Instructions, depth: usize, columns: usize) -> usize {
         instructions.pairs(depth) * instructions.words(columns.next_multiple_of(instructions.width(columns)))
     }
@@ -162,7 +162,7 @@ impl<'a> Panels<'a> {
         Self { instructions, words, depth, columns }
     }
 
-    /// Where `matrix` is packed to, in how many pairs of its rows, and panels of how many columns.
+    /// The destination of the packed `matrix`, its number of row pairs, and the columns per panel.
     fn begin(
         instructions: Instructions,
         matrix: View<'_>,
@@ -173,7 +173,7 @@ impl<'a> Panels<'a> {
         (words, instructions.pairs(matrix.rows), instructions.width(matrix.columns))
     }
 
-    /// The same as [`Panels::pack`] by the calling thread alone.
+    /// As [`Panels::pack`], on the calling thread only.
     pub(crate) fn pack_alone(instructions: Instructions, matrix: View<'_>, room: &'a mut [f32]) -> Self {
         let (words, pairs, width) = Self::begin(instructions, matrix, room);
         let (depth, columns) = (matrix.rows, matrix.columns);
@@ -197,7 +197,7 @@ impl<'a> Panels<'a> {
         self.instructions.width(self.columns)
     }
 
-    /// Each panel's first column, how many it has, and its words of `pairs`.
+    /// Each panel's first column, number of columns, and words of `pairs`.
     fn each(&self, pairs: Range<usize>) -> impl Iterator<Item = (usize, usize, &'a [f32])> {
         let Self { words, columns, .. } = *self;
         let (width, all) = (self.width(), self.pairs());
@@ -222,7 +222,7 @@ pub(crate) fn product(lhs: View<'_>, rhs: Panels<'_>, out: &mut [f32], out_strid
     if rhs.depth == 0 {
         return out.without_terms(lhs.rows, rhs.columns);
     }
-    // SAFETY: the panels are a proof that the machine has the instructions.
+    // SAFETY: `rhs` exists only where the machine has its instructions.
     unsafe {
         match (rhs.instructions.0, lhs.row_stride, lhs.column_stride) {
             (Kernel::Avx512, _, 1) => avx512::near(lhs, rhs, out),
@@ -236,7 +236,7 @@ pub(crate) fn product(lhs: View<'_>, rhs: Panels<'_>, out: &mut [f32], out_strid
     }
 }
 
-/// Where a product goes.
+/// The destination of a product.
 struct Out<'a> {
     numbers: &'a mut [f32],
     stride: usize,
@@ -244,7 +244,7 @@ struct Out<'a> {
 }
 
 impl Out<'_> {
-    /// A product of no terms.
+    /// Completes a product of depth 0.
     fn without_terms(self, rows: usize, columns: usize) {
         if !self.accumulate {
             self.numbers.chunks_mut(self.stride).take(rows).for_each(|row| row[..columns].fill(0.0));
@@ -252,7 +252,7 @@ impl Out<'_> {
     }
 }
 
-/// Asks for the cache lines of `columns` numbers of each of some rows, `stride` apart, the first of which is at `start`.
+/// Prefetches the cache lines of `columns` floats of each of `rows` rows, `stride` apart, starting at `start`.
 #[inline(always)]
 fn fetch(numbers: &[f32], start: usize, stride: usize, rows: usize, columns: usize) {
     let start = numbers.as_ptr().wrapping_add(start);
@@ -262,25 +262,25 @@ fn fetch(numbers: &[f32], start: usize, stride: usize, rows: usize, columns: usi
     }
 }
 
-/// The first `numbers` lanes, of which there are [`LANES`].
+/// A mask of the first `numbers` of [`LANES`] lanes.
 fn mask_of(numbers: usize) -> __mmask16 {
     if numbers >= LANES { __mmask16::MAX } else { (1 << numbers) - 1 }
 }
 
-/// Numbers of bfloat16, as instructions of whole numbers take them.
+/// Reinterprets bfloat16 numbers for integer instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 fn half_pairs(numbers: __m256bh) -> __m256i {
-    // SAFETY: both are 256 bits, and any are of both types.
+    // SAFETY: both types have 256 bits, and every bit pattern is valid for both.
     unsafe { transmute::<__m256bh, __m256i>(numbers) }
 }
 
-/// Packs numbers that lie side by side, and zeros up to whole vectors.
+/// Packs consecutive numbers, zero-padded to whole vectors.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 fn pack_row(numbers: &[f32], words: &mut [f32]) {
     assert!(numbers.len().next_multiple_of(2 * LANES) <= 2 * words.len());
     for (numbers, words) in numbers.chunks(2 * LANES).zip(words.chunks_exact_mut(LANES)) {
         let (low, high) = (mask_of(numbers.len()), mask_of(numbers.len().saturating_sub(LANES)));
-        // SAFETY: the masks leave out what is past the chunk; a vector of words is 64 bytes.
+        // SAFETY: the masks exclude lanes past the chunk; a vector of words is 64 bytes.
         unsafe {
             let low = _mm512_maskz_loadu_ps(low, numbers.as_ptr());
             let high = _mm512_maskz_loadu_ps(high, numbers.as_ptr().wrapping_add(LANES));
@@ -290,15 +290,15 @@ fn pack_row(numbers: &[f32], words: &mut [f32]) {
     }
 }
 
-/// Packs pairs of rows of a row-major matrix, `width` columns from `column` on: whole vectors of them, and zeros where
-/// the matrix ends.
+/// Packs pairs of rows of a row-major matrix, `width` columns from `column` on: whole vectors, zero-padded past the
+/// matrix's end.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 fn pack_pairs(matrix: View<'_>, pairs: Range<usize>, column: usize, words: &mut [f32], width: usize) {
     assert!(matrix.column_stride == 1 && matrix.is_within());
     assert!(width.is_multiple_of(LANES) && pairs.len() * width <= words.len());
     for vector in (0..width).step_by(LANES) {
         for (number, pair) in pairs.clone().enumerate() {
-            // SAFETY: there are as many words, by the second assertion.
+            // SAFETY: `words` is long enough and the matrix is row-major and within its slice, by the assertions.
             unsafe {
                 let place = words.as_mut_ptr().add(number * width + vector);
                 _mm512_storeu_ps(place, _mm512_castsi512_ps(packed(matrix, pair, column + vector)));
@@ -307,23 +307,24 @@ fn pack_pairs(matrix: View<'_>, pairs: Range<usize>, column: usize, words: &mut 
     }
 }
 
-/// Two rows of a row-major matrix as pairs, a vector of columns from `column` on, and zeros where the matrix ends.
+/// Two rows of a row-major matrix as pairs: a vector of columns from `column` on, zero-padded past the matrix's
+/// end.
 ///
 /// # Safety
 /// The matrix is row-major and within its slice.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn packed(matrix: View<'_>, pair: usize, column: usize) -> __m512i {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees that the matrix is row-major and within its slice.
     let (low, high) =
         unsafe { (vector_of(matrix, 2 * pair, column), vector_of(matrix, 2 * pair + 1, column)) };
-    // No closure: the compiler would not always inline it, as it has no target features to inline by.
+    // No closure: it would have no target features, so the compiler would not always inline it.
     let low = _mm512_cvtepu16_epi32(half_pairs(_mm512_cvtneps_pbh(low)));
     let high = _mm512_cvtepu16_epi32(half_pairs(_mm512_cvtneps_pbh(high)));
     _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
 }
 
-/// A vector of a row of a row-major matrix, from `column` on, and zeros where the matrix ends.
+/// A vector of a row of a row-major matrix, from `column` on, zero-padded past the matrix's end.
 ///
 /// # Safety
 /// The matrix is row-major and within its slice.
@@ -332,7 +333,7 @@ unsafe fn packed(matrix: View<'_>, pair: usize, column: usize) -> __m512i {
 unsafe fn vector_of(matrix: View<'_>, row: usize, column: usize) -> __m512 {
     let columns = if row < matrix.rows { matrix.columns.saturating_sub(column) } else { 0 };
     let start = matrix.data.as_ptr().wrapping_add(row * matrix.row_stride + column);
-    // SAFETY: the mask leaves out columns and rows past the end of the matrix, which is within its slice.
+    // SAFETY: the mask excludes columns and rows past the end of the matrix, which is within its slice.
     unsafe { _mm512_maskz_loadu_ps(mask_of(columns), start) }
 }
 
@@ -344,13 +345,13 @@ mod tests {
     use crate::float::Float;
     use crate::philox::philox;
 
-    /// Numbers of every kind of sign and size near 1, rounded or not.
+    /// Numbers of both signs and of sizes near 1, rounded or not.
     fn numbers(count: usize, seed: u64) -> Vec<f32> {
         let number = |item: usize| philox(seed, [item as u32, 0, 0, 0].map(|word| [word]))[0][0];
         (0..count).map(|item| number(item) as f32 / (1_u32 << 31) as f32 - 1.0).collect()
     }
 
-    /// All that this machine has.
+    /// All instructions that this machine has.
     fn available() -> Vec<Instructions> {
         let fastest = Instructions::detect().filter(|found| found.0 == Kernel::Amx);
         [Instructions::detect_vectors(), fastest, Instructions::detect_split()]
@@ -359,7 +360,7 @@ mod tests {
             .collect()
     }
 
-    /// A factor's number, as it counts.
+    /// The value of a factor's number after packing.
     fn packed(instructions: Instructions, number: f32) -> f32 {
         if instructions.0 == Kernel::AmxSplit { number } else { Float::Bf16.round(number) }
     }
@@ -421,7 +422,7 @@ mod tests {
         }
     }
 
-    /// One product of one pair.
+    /// The product of one pair.
     fn sum_of(instructions: Instructions, before: f32, left: [f32; 2], right: [f32; 2]) -> f32 {
         let cpu = Cpu::new(Some(1)).unwrap();
         let mut room = vec![0.0; Panels::room(instructions, 2, 1)];
@@ -462,9 +463,9 @@ mod tests {
                 worst = worst.max(((f64::from(found) - expected) / expected).abs());
             }
         }
-        // Rounded twice: to the sum of the products of terms, the last of which are left out.
+        // Two roundings: that of the sum, and the dropped products of the smallest terms.
         assert!(worst < 2.0_f64.powi(-23), "{worst}");
-        // The digits that only the third terms have.
+        // Bits that only the third terms have.
         for tail in [1.0, -1.0].map(|sign| 1.0 + sign * f32::EPSILON) {
             assert_eq!(sum_of(instructions, 0.0, [tail, 0.0], [1.0, 0.0]), tail);
             assert_eq!(sum_of(instructions, -1.0, [1.0, 0.0], [tail, 0.0]), tail - 1.0);
@@ -484,7 +485,7 @@ mod tests {
             let mut found = [[0.0; 32 * 32]; 2];
             product(lhs, panels, &mut found[0], 32, false);
             crate::cpu::gemm::product(lhs, rhs, &mut found[1], 32, false);
-            // Of all sums, the squares of errors as shares of the terms' sizes.
+            // For all sums: the squared errors relative to the terms' sizes.
             let [split, plain] = found.map(|sums| {
                 let squares = sums.iter().enumerate().map(|(place, &sum)| {
                     let terms = (0..depth).map(|k| {

@@ -1,4 +1,4 @@
-//! Numbers of single precision as sums of three of bfloat16 (see [`super`]), packed for tiles.
+//! fp32 numbers split into sums of three bfloat16 numbers (see [`super`]), packed for tiles.
 
 use std::arch::x86_64::{
     __m512, __m512i, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
@@ -11,13 +11,13 @@ use super::amx::{PAIRS, ROW, SIDE, transposed};
 use super::{LANES, mask_of, vector_of};
 use crate::cpu::gemm::View;
 
-/// Terms of a number.
+/// Terms per number.
 pub(super) const TERMS: usize = 3;
 
-/// The half of a word that a number of single precision has in common with one of bfloat16.
+/// The half of an fp32 word that is a bfloat16 number.
 const UPPER: i32 = !0xffff;
 
-/// The terms of numbers, each in the upper half of its word. Rounding is to the nearest, ties away from 0.
+/// The terms of numbers, each in the upper half of its word. Rounds to nearest, ties away from 0.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 fn split(numbers: __m512) -> [__m512i; TERMS] {
@@ -29,17 +29,17 @@ fn split(numbers: __m512) -> [__m512i; TERMS] {
     [first, second, _mm512_castps_si512(third)]
 }
 
-/// Packs numbers that lie side by side as their terms, and zeros up to whole steps: of each step `[term][pair]`.
+/// Packs consecutive numbers as their terms, zero-padded to whole steps; each step is `[term][pair]`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) fn split_row(numbers: &[f32], words: &mut [f32]) {
     assert!(numbers.len().next_multiple_of(2 * PAIRS) * TERMS <= 2 * words.len());
-    // The upper halves of two vectors' words.
+    // Selects the upper halves of two vectors' words.
     let places: [u16; 2 * LANES] = std::array::from_fn(|place| 2 * place as u16 + 1);
-    // SAFETY: as many bytes as a vector has.
+    // SAFETY: `places` has exactly as many bytes as a vector.
     let odd = unsafe { _mm512_loadu_si512(places.as_ptr().cast()) };
     for (numbers, words) in numbers.chunks(2 * PAIRS).zip(words.chunks_exact_mut(TERMS * PAIRS)) {
         let (low, high) = (mask_of(numbers.len()), mask_of(numbers.len().saturating_sub(LANES)));
-        // SAFETY: the masks leave out what is past the chunk; there are three vectors of words.
+        // SAFETY: the masks exclude lanes past the chunk, and `words` has room for three vectors.
         unsafe {
             let low = split(_mm512_maskz_loadu_ps(low, numbers.as_ptr()));
             let high = split(_mm512_maskz_loadu_ps(high, numbers.as_ptr().wrapping_add(LANES)));
@@ -51,8 +51,8 @@ pub(super) fn split_row(numbers: &[f32], words: &mut [f32]) {
     }
 }
 
-/// Packs pairs of rows of a row-major matrix as their terms, [`SIDE`] columns from `column` on, and zeros where the
-/// matrix ends.
+/// Packs pairs of rows of a row-major matrix as their terms, [`SIDE`] columns from `column` on, zero-padded past
+/// the matrix's end.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) fn split_panel(matrix: View<'_>, pairs: Range<usize>, column: usize, words: &mut [f32]) {
     assert!(matrix.column_stride == 1 && matrix.is_within());
@@ -60,7 +60,7 @@ pub(super) fn split_panel(matrix: View<'_>, pairs: Range<usize>, column: usize, 
     for vector in (0..SIDE).step_by(LANES) {
         for (number, pair) in pairs.clone().enumerate() {
             let place = number / PAIRS * TERMS * PAIRS * SIDE + number % PAIRS * SIDE + vector;
-            // SAFETY: the matrix is row-major and within its slice; there are as many words, by the second assertion.
+            // SAFETY: the matrix is row-major and within its slice, and `words` is long enough, by the assertions.
             unsafe {
                 let first = split(vector_of(matrix, 2 * pair, column + vector));
                 let second = split(vector_of(matrix, 2 * pair + 1, column + vector));
@@ -75,11 +75,11 @@ pub(super) fn split_panel(matrix: View<'_>, pairs: Range<usize>, column: usize, 
     }
 }
 
-/// Columns of a matrix as rows, from the start of a cache line on.
+/// Columns of a matrix as rows, aligned to a cache line.
 #[repr(align(64))]
 struct Columns([f32; LANES * 2 * PAIRS]);
 
-/// As [`pack_tile`](super::amx::pack_tile), of split numbers.
+/// As [`pack_tile`](super::amx::pack_tile), for split numbers.
 ///
 /// # Safety
 /// The matrix is row-major and within its slice.
@@ -90,11 +90,11 @@ pub(super) unsafe fn split_tile(matrix: View<'_>, pair: usize, column: usize, wo
         let mut rows = [_mm512_setzero_si512(); LANES];
         for (number, row) in rows.iter_mut().enumerate() {
             let place = 2 * pair + half * LANES + number;
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller guarantees that the matrix is row-major and within its slice.
             *row = _mm512_castps_si512(unsafe { vector_of(matrix, place, column) });
         }
         for (row, numbers) in transposed(rows).into_iter().zip(numbers.0.chunks_exact_mut(2 * PAIRS)) {
-            // SAFETY: a half of the chunk is as long as a vector.
+            // SAFETY: half of the chunk is as long as a vector.
             unsafe { _mm512_storeu_ps(numbers.as_mut_ptr().add(half * LANES), _mm512_castsi512_ps(row)) };
         }
     }
