@@ -4,9 +4,9 @@
 //! cargo run --release -p millstream-backend --example kernels -- [--libraries FOLDER] [CAPABILITY...]
 //! ```
 //!
-//! Capabilities are `10 * major + minor`: 80, 90, 100 and 120 if none is given. `--libraries` says where `libnvrtc.so` lies,
-//! if not where the system looks. Prints a line for each kernel and capability, and fails if a kernel's threads have more
-//! numbers than registers.
+//! Capabilities are `10 * major + minor`: 80, 90, 100 and 120 if none is given. `--libraries` says where
+//! `libnvrtc.so` lies, if not where the system looks. Prints a line for each kernel and capability, and fails if a
+//! kernel's threads have more numbers than registers.
 
 #![allow(clippy::print_stdout, reason = "a report prints")]
 

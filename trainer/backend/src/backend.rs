@@ -1,9 +1,9 @@
 //! The seam between models and devices: opaque buffers, and operations on them.
 //!
 //! An operation is as large as a device can use: one covers every table of a model, or a layer's product, bias and
-//! activation. Buffers are allocated once, when a model is built; an operation writes into the buffers that it is given. Only
-//! [`Backend::upload`], [`Backend::receive`] and the transfers touch host memory, so a device may queue everything else and
-//! wait there.
+//! activation. Buffers are allocated once, when a model is built; an operation writes into the buffers that it is
+//! given. Only [`Backend::upload`], [`Backend::receive`] and the transfers touch host memory, so a device may queue
+//! everything else and wait there.
 //!
 //! Results are a pure function of the operands: no operation depends on the number of threads.
 
@@ -32,7 +32,8 @@ pub trait Backend: Shapes + Sized + Send + 'static {
     /// Runs an operation: checks its operands, and records it if a recording is on.
     ///
     /// # Panics
-    /// If an operand has a wrong shape, which is a defect of the model; the message names the operation and the operand.
+    /// If an operand has a wrong shape, which is a defect of the model; the message names the operation and the
+    /// operand.
     fn run<'a>(&self, operation: impl Into<Operation<'a, Self>>) {
         let operation = operation.into();
         operation.check();
@@ -44,15 +45,15 @@ pub trait Backend: Shapes + Sized + Send + 'static {
             }
         }
     }
-    /// Executes an operation whose operands are checked. For [`Backend::run`] alone.
+    /// Executes an operation whose operands have been checked. Called by [`Backend::run`] only.
     fn execute(&self, operation: Operation<'_, Self>);
 
-    /// Does `work` as `operation`, and records its time: by default, until the call returns.
+    /// Runs `work` as `operation`, and records its time: by default, until the call returns.
     fn record<T>(&self, recorder: &Recorder, operation: OperationInfo, work: impl FnOnce() -> T) -> T {
         recorder.operation(operation, work)
     }
-    /// Does `work`, a phase of a step. During a recording, the device has finished the phase when this returns, so the
-    /// phase's time includes the device's.
+    /// Runs `work`, a phase of a step. During a recording, the device has finished the phase when this returns, so
+    /// the phase's time includes the device's.
     fn phase<T>(&self, phase: Phase, work: impl FnOnce() -> T) -> T {
         let Some(recorder) = self.recorder() else { return work() };
         recorder.phase(phase, || {
@@ -80,7 +81,7 @@ pub trait Backend: Shapes + Sized + Send + 'static {
         self.end_device_recording();
         self.recorder().map(|recorder| recorder.end()).unwrap_or_default()
     }
-    /// Called when a recording starts: a device that works asynchronously notes from here on when it does so.
+    /// Called when a recording starts: an asynchronous device records its own timestamps from here on.
     fn begin_device_recording(&self, _recorder: &Arc<Recorder>) {}
     /// Called when a recording ends: returns after everything queued is done and recorded.
     fn end_device_recording(&self) {}
@@ -118,37 +119,37 @@ pub trait Backend: Shapes + Sized + Send + 'static {
         self.run(ops::ReadTable { table, part, first_row, out });
     }
 
-    /// Lets the device copy batches directly from a ring's memory while the returned value is held. Without it, batches are
-    /// copied once more.
+    /// Lets the device copy batches directly from a ring's memory while the returned value is held. Without it,
+    /// batches are staged with an extra copy.
     ///
     /// # Errors
-    /// When the device cannot.
+    /// If the device does not support it.
     fn pin(&self, pages: &RingMapping) -> Result<Self::Pinned, PinError>;
 
-    /// Copies a batch to the device and checks every id and offset, so that operations need not. The batch's memory may
-    /// change once this returns.
+    /// Copies a batch to the device and validates every id and offset, so that operations need not. The batch's
+    /// memory may change once this returns.
     ///
-    /// A device may check asynchronously. Then operations on a damaged batch do something harmless, and weights, states and
-    /// moments do not change from this batch on, until [`Backend::check`] or [`Backend::receive`] reports it.
+    /// A device may validate asynchronously. Then operations on an invalid batch are harmless, and weights, states
+    /// and moments do not change from this batch on, until [`Backend::check`] or [`Backend::receive`] reports it.
     ///
     /// # Errors
-    /// When the batch does not have the schema that `into` was made for; `into` then holds no rows.
+    /// If the batch does not have the schema that `into` was created for; `into` then has no rows.
     fn upload(&self, batch: BatchRef<'_>, into: &mut Self::Batch) -> Result<(), BatchError> {
         self.record_transfer("upload", || upload_work(batch), || self.copy_batch(batch, into))
     }
-    /// Does the work of [`Backend::upload`].
+    /// Implements [`Backend::upload`].
     ///
     /// # Errors
-    /// As of [`Backend::upload`].
+    /// See [`Backend::upload`].
     fn copy_batch(&self, batch: BatchRef<'_>, into: &mut Self::Batch) -> Result<(), BatchError>;
-    /// Waits until `batch` was checked.
+    /// Waits until `batch` has been validated.
     ///
     /// # Errors
-    /// The damage of the batch, once: after that, steps change weights again.
+    /// The batch's fault, reported once: after that, steps update weights again.
     fn check(&self, batch: &Self::Batch) -> Result<(), BatchError>;
 
-    /// Queues a report to the host: all numbers of at most two `matrices`, as they are after everything queued so far, and
-    /// whether `batch` is undamaged. Does not wait.
+    /// Queues a report to the host: all values of at most two `matrices`, as they are after everything queued so
+    /// far, and whether `batch` is valid. Does not wait.
     fn send(&self, batch: &Self::Batch, matrices: &[&Self::Matrix], report: &mut Self::Report) {
         let work = || {
             let shapes = matrices.iter().map(|&matrix| Self::matrix_shape(matrix));
@@ -156,16 +157,16 @@ pub trait Backend: Shapes + Sized + Send + 'static {
         };
         self.record_transfer("send", work, || self.queue_report(batch, matrices, report));
     }
-    /// Does the work of [`Backend::send`].
+    /// Implements [`Backend::send`].
     fn queue_report(&self, batch: &Self::Batch, matrices: &[&Self::Matrix], report: &mut Self::Report);
-    /// Waits for a report, and writes the matrices' numbers, one after the other, to `numbers`.
+    /// Waits for a report, and writes the matrices' values, concatenated, to `numbers`.
     ///
     /// # Errors
-    /// As of [`Backend::check`].
+    /// See [`Backend::check`].
     fn receive(&self, report: &mut Self::Report, numbers: &mut [Self::Scalar]) -> Result<(), BatchError>;
 
-    /// Does `work`, which is not an [`Operation`] because it returns a result, and records it as `name` if a recording is
-    /// on.
+    /// Runs `work`, which is not an [`Operation`] because it returns a result, and records it as `name` if a
+    /// recording is on.
     fn record_transfer<T>(
         &self,
         name: &'static str,

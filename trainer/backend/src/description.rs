@@ -1,40 +1,40 @@
-//! What a backend computes on, for people.
+//! A human-readable description of a backend's device and libraries.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A device, and what computes on it.
+/// A device, and the libraries that it uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
-    /// In a few words.
+    /// A short description.
     pub text: String,
-    /// Which GPU it is, where it is one.
+    /// The GPU, if the device is one.
     pub gpu: Option<GpuName>,
-    /// Libraries of the host that take part.
+    /// The host's libraries in use.
     pub libraries: Vec<LibraryVersion>,
 }
 
-/// Which of a host's GPUs.
+/// A GPU of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuName {
     /// Its number on the host.
     pub number: u32,
-    /// As its maker calls it.
+    /// The product name.
     pub name: String,
 }
 
-/// A library, and its version.
+/// A library and its version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LibraryVersion {
-    /// What it is called.
+    /// The display name.
     pub library: String,
-    /// As it says itself.
+    /// As the library reports it.
     pub version: String,
 }
 
 impl Description {
-    /// A device of which there is no more to say.
+    /// A description without GPU or libraries.
     pub fn of(text: impl Into<String>) -> Self {
         Self { text: text.into(), ..Self::default() }
     }

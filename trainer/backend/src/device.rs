@@ -1,4 +1,4 @@
-//! What a device holds: opaque buffers, and what their numbers mean.
+//! A device's buffers: opaque types, and the shapes and formats of their values.
 
 use std::fmt::Debug;
 
@@ -6,11 +6,11 @@ use millstream_batch::{BatchRef, BatchSchema};
 
 use crate::float::Float;
 
-/// Bits that tell apart, in a group of several columns, the columns and, of each, the rows of a batch: their number
-/// times the rows, rounded up to a power of two, is at most two to this power.
+/// Bits that identify an id's place, its column and its batch row, in a group of several columns: the number of
+/// columns times the batch's rows, the latter rounded up to a power of two, is at most two to this power.
 pub const PLACE_BITS: u32 = 32;
 
-/// A number a backend computes with.
+/// The scalar type that a backend computes with.
 pub trait Scalar: Copy + Debug + Default + PartialEq + Send + Sync + 'static {
     /// The nearest value.
     fn from_f64(value: f64) -> Self;
@@ -38,7 +38,7 @@ impl Scalar for f64 {
     }
 }
 
-/// The direction of a normalisation.
+/// The direction of a normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
     /// Each row over its columns: Ba, Kiros and Hinton, "Layer Normalization", 2016, section 3.
@@ -47,33 +47,33 @@ pub enum Axis {
     Column,
 }
 
-/// A column of ids in a batch, by its place in the schema.
+/// A column of ids in a batch, by its index in the schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IdColumn {
-    /// One id a row: `BatchSchema::ids`.
+    /// One id per row: `BatchSchema::ids`.
     Single(usize),
-    /// Any number of ids a row: `BatchSchema::ragged`.
+    /// Any number of ids per row: `BatchSchema::ragged`.
     Ragged(usize),
 }
 
-/// How the table rows of one batch row become one vector. No ids give zeros.
+/// How the table rows of one batch row are combined into one vector. No ids give zeros.
 ///
-/// In a weighted column each id counts by its weight `w`: the sum is that of `w * row`, the mean that over the sum of
-/// `w`, and over the root is that over the root of the sum of `w^2`. In the latter two an id whose weight is not above 0
-/// counts for nothing, so that nothing is divided by 0: TensorFlow's `safe_embedding_lookup_sparse`. The gradient by
-/// its table row is zero.
+/// In a weighted column, each id has a weight `w`. `Sum` computes the sum of `w * row`; `Mean` divides it by the
+/// sum of `w`, and `SqrtN` by the square root of the sum of `w^2`. For the latter two, ids whose weight is not
+/// positive are ignored, to avoid division by 0, as in TensorFlow's `safe_embedding_lookup_sparse`; the gradient
+/// with respect to their table rows is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// Their sum.
     Sum,
     /// Their mean.
     Mean,
-    /// Their sum over the square root of their number.
+    /// Their sum, divided by the square root of their number.
     SqrtN,
 }
 
 impl Pooling {
-    /// What each of `ids` ids counts for.
+    /// The factor of each of `ids` ids.
     pub(crate) fn factor(self, ids: usize) -> f64 {
         match self {
             Self::Sum => 1.0,
@@ -86,26 +86,26 @@ impl Pooling {
 /// A column of ids looked up in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lookup {
-    /// Where the ids are.
+    /// The column of ids.
     pub column: IdColumn,
-    /// What becomes of several ids in a row.
+    /// How several ids of a row are combined.
     pub pooling: Pooling,
-    /// The table's number. Several columns may be looked up in one; all lookups are in the order of their tables, of
-    /// which each has one at least.
+    /// The table's number. Several columns may be looked up in one table. Lookups are ordered by table, and every
+    /// table has at least one.
     pub table: usize,
-    /// Columns before its own, of those that all lookups give.
+    /// The lookup's first column in the concatenated output of all lookups.
     pub first: usize,
 }
 
 impl Lookup {
-    /// Those in table `number`.
+    /// The lookups in table `number`.
     pub(crate) fn of_table(all: &[Self], number: usize) -> &[Self] {
         let first = all.partition_point(|lookup| lookup.table < number);
         let count = all[first..].partition_point(|lookup| lookup.table == number);
         &all[first..first + count]
     }
 
-    /// Columns that all give, from tables of these widths.
+    /// The number of columns of all lookups, given the tables' widths.
     pub(crate) fn widths(all: &[Self], width: impl Fn(usize) -> usize) -> usize {
         all.iter().map(|lookup| width(lookup.table)).sum()
     }
@@ -116,7 +116,7 @@ impl Lookup {
 pub struct BatchShape {
     /// Rows.
     pub rows: usize,
-    /// Labels of a row.
+    /// Labels per row.
     pub labels: usize,
     /// Dense columns.
     pub dense: usize,
@@ -138,7 +138,7 @@ impl BatchShape {
         }
     }
 
-    /// Takes over the sizes of `batch`, which has the same schema.
+    /// Sets the sizes to those of `batch`, which has the same schema.
     pub(crate) fn set(&mut self, batch: BatchRef<'_>) {
         self.rows = batch.rows();
         for (feature, ids) in self.ragged_ids.iter_mut().enumerate() {
@@ -146,7 +146,8 @@ impl BatchShape {
         }
     }
 
-    /// The ids of a column in `rows` of the batch's rows; of a multi-valued feature, the rows' share of all.
+    /// The number of ids of a column in `rows` of the batch's rows; for a multi-valued feature, proportional to the
+    /// rows.
     pub(crate) fn ids(&self, column: IdColumn, rows: usize) -> usize {
         match column {
             IdColumn::Single(_) => rows,
@@ -168,58 +169,58 @@ impl BatchShape {
 pub struct MatrixShape {
     /// Its rows.
     pub rows: usize,
-    /// Numbers of a row.
+    /// Columns.
     pub columns: usize,
-    /// Bytes that a number takes on the device.
+    /// Size of a value on the device, in bytes.
     pub number_bytes: usize,
 }
 
-/// What a table is: its size, and what its numbers are.
+/// The size of a table, and the format of its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableShape {
     /// Its cardinality, `C`.
     pub rows: usize,
-    /// Weights of a row, `W`.
+    /// Weights per row, `W`.
     pub width: usize,
-    /// What weights are rounded to; state has single precision. See [`Float`].
+    /// The format of the weights; state is fp32. See [`Float`].
     pub float: Float,
-    /// What tells it from other tables where weights are rounded at random: see [`StepRows`](crate::ops::StepRows).
+    /// Identifies the table in stochastic rounding: see [`StepRows`](crate::ops::StepRows).
     pub key: u64,
-    /// State numbers that its optimizer keeps for each weight: [`Formula::states`](crate::Formula::states).
+    /// State values that the optimizer keeps per weight: [`Formula::states`](crate::Formula::states).
     pub states: usize,
-    /// State numbers that it keeps for each row: [`Formula::row_states`](crate::Formula::row_states).
+    /// State values that it keeps per row: [`Formula::row_states`](crate::Formula::row_states).
     pub row_states: usize,
 }
 
-/// Which numbers of a table are meant.
+/// A part of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TablePart {
     /// The weights.
     Weights,
-    /// The optimizer's state array of this number.
+    /// The optimizer's per-weight state array of this number.
     State(usize),
-    /// The optimizer's numbers for whole rows, of this number.
+    /// The optimizer's per-row state array of this number.
     RowState(usize),
 }
 
-/// Where the numbers of a part lie in a copy of a table: those of row `r` begin at `first + r * stride`.
+/// The location of a part in a copy of a table: the values of row `r` start at `first + r * stride`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TablePlace {
-    /// Where the first row's begin.
+    /// The start of the first row.
     pub first: usize,
-    /// Numbers from one row to the next.
+    /// Row stride.
     pub stride: usize,
 }
 
 impl TableShape {
-    /// All that it has: weights, then states, then those of rows.
+    /// All parts of the table: weights, per-weight states, then per-row states.
     pub fn parts(self) -> impl Iterator<Item = TablePart> {
         let states = (0..self.states).map(TablePart::State);
         let row_states = (0..self.row_states).map(TablePart::RowState);
         std::iter::once(TablePart::Weights).chain(states).chain(row_states)
     }
 
-    /// Numbers of one row that `part` has.
+    /// The number of values per row of `part`.
     pub fn part_width(&self, part: TablePart) -> usize {
         match part {
             TablePart::Weights | TablePart::State(_) => self.width,
@@ -228,31 +229,31 @@ impl TableShape {
     }
 }
 
-/// A use of operations that need workspace besides their operands. A model's uses are known when it is built, so the
-/// workspace is reserved then.
+/// A use of operations that need a workspace besides their operands. A model's uses are known when it is built, so
+/// the workspace is reserved then.
 #[derive(Clone, Copy, Debug)]
 pub enum WorkspaceUse<'a> {
     /// A fully connected layer, forward and backward.
     Layer {
         /// The format of its input and its products' weights.
         float: Float,
-        /// At most.
+        /// The most rows.
         rows: usize,
         /// `N`
         inputs: usize,
         /// `M`
         outputs: usize,
     },
-    /// A normalisation, forward and backward.
+    /// A normalization, forward and backward.
     Normalization {
         /// The direction.
         axis: Axis,
-        /// At most.
+        /// The most rows.
         rows: usize,
         /// `N`
         columns: usize,
     },
-    /// Lookups side by side, and the steps of the tables' rows.
+    /// Concatenated lookups, and the steps of the tables' rows.
     Lookups {
         /// The schema of batches.
         schema: &'a BatchSchema,
@@ -260,21 +261,21 @@ pub enum WorkspaceUse<'a> {
         lookups: &'a [Lookup],
         /// The shape of each table.
         shapes: &'a [TableShape],
-        /// Dense columns beside them.
+        /// Dense columns concatenated with them.
         dense: usize,
     },
     /// The gradients of a linear model's dense weights and bias.
     Linear {
-        /// At most.
+        /// The most rows.
         rows: usize,
         /// Dense columns.
         dense: usize,
         /// Columns of the output.
         outputs: usize,
     },
-    /// The loss of rows.
+    /// A per-row loss.
     Loss {
-        /// At most.
+        /// The most rows.
         rows: usize,
         /// Number of classes; 0 for other losses.
         classes: usize,
@@ -283,54 +284,56 @@ pub enum WorkspaceUse<'a> {
     Squares,
     /// A transfer of a matrix from or to the host.
     Transfer {
-        /// At most.
+        /// The most values.
         numbers: usize,
     },
 }
 
 /// A device's memory.
 ///
-/// Memory is made once, when a model is built. What a model takes is known without any, by building it on
-/// [`crate::Sizes`].
+/// Buffers are allocated once, when a model is built. Building the model on [`crate::Sizes`] instead computes its
+/// memory usage without allocating.
 pub trait Device {
-    /// What it computes with.
+    /// The scalar type.
     type Scalar: Scalar;
-    /// Numbers in rows and columns.
+    /// A row-major matrix.
     type Matrix: Send + 'static;
     /// An embedding table: rows of weights with their optimizer state.
     type Table: Send + 'static;
     /// A batch in device memory.
     type Batch: Send + 'static;
-    /// Which rows of which tables a batch touches, and from where.
+    /// The rows of each table that a batch touches, and the places that touch them.
     type RowPlan: Send + 'static;
-    /// Numbers on their way to the host: see [`Backend::send`](crate::Backend::send).
+    /// Values on their way to the host: see [`Backend::send`](crate::Backend::send).
     type Report: Send + 'static;
 
-    /// So many steps may be asked for before the first one's report is received, for a device never to wait.
+    /// The number of steps to keep in flight, before receiving the first one's report, so that the device never
+    /// idles.
     const STEPS_AHEAD: usize;
 
-    /// A matrix of zeros, which rounds what is written to it to `float`.
+    /// Allocates a matrix of zeros that rounds written values to `float`.
     fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> Self::Matrix;
-    /// The same for what ReLU gives: a device may keep beside it which numbers are above 0.
+    /// A matrix for the output of ReLU: a device may also store which values are positive.
     fn rectified(&self, float: Float, rows: usize, columns: usize) -> Self::Matrix {
         self.matrix_of(float, rows, columns)
     }
-    /// One of single precision.
+    /// An fp32 matrix of zeros.
     fn matrix(&self, rows: usize, columns: usize) -> Self::Matrix {
         self.matrix_of(Float::F32, rows, columns)
     }
-    /// A table of zeros.
+    /// Allocates a table of zeros.
     fn table(&self, shape: TableShape) -> Self::Table;
-    /// Room for a batch of `schema`.
+    /// Allocates a buffer for batches of `schema`.
     fn batch(&self, schema: &BatchSchema) -> Self::Batch;
-    /// What [`SoftmaxInput`](crate::ops::SoftmaxInput) works in, for up to `rows` rows of `columns` columns.
+    /// Allocates the workspace of [`SoftmaxInput`](crate::ops::SoftmaxInput), for up to `rows` rows of `columns`
+    /// columns.
     fn softmax_work(&self, rows: usize, columns: usize) -> Self::Matrix;
-    /// Room for a report of so many numbers.
+    /// Allocates a report of `numbers` values.
     fn report(&self, numbers: usize) -> Self::Report;
     /// Reserves the workspace of a use.
     fn reserve_workspace(&self, usage: &WorkspaceUse<'_>);
-    /// Room for the plan of any batch of `schema` over `groups` of columns, each once: a group is what is looked up in
-    /// one table, in the order of its lookups; [`PLACE_BITS`] bounds them.
+    /// Allocates a plan for batches of `schema` over `groups` of columns; each column is in one group. A group has
+    /// the columns looked up in one table, in the order of its lookups; [`PLACE_BITS`] bounds its size.
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self::RowPlan;
 }
 
@@ -344,7 +347,7 @@ pub trait Shapes: Device {
     fn batch_shape(batch: &Self::Batch) -> &BatchShape;
     /// The columns of a plan's groups.
     fn planned_columns(plan: &Self::RowPlan) -> impl Iterator<Item = IdColumn>;
-    /// Bytes of a table's weight on the device.
+    /// Size of a table's weight on the device, in bytes.
     fn weight_bytes(_shape: TableShape) -> usize {
         size_of::<Self::Scalar>()
     }
@@ -352,16 +355,18 @@ pub trait Shapes: Device {
     fn touched_rows(&self, _plan: &Self::RowPlan, _lookups: &[Lookup]) -> Option<usize> {
         None
     }
-    /// Numbers of the workspace of [`InBatchSoftmax`](crate::ops::InBatchSoftmax) for so many rows and columns.
+    /// The workspace of [`InBatchSoftmax`](crate::ops::InBatchSoftmax) for this number of rows and columns, in
+    /// values.
     fn softmax_numbers(rows: usize, columns: usize) -> usize;
 
-    /// Where [`CopyTable`](crate::ops::CopyTable) puts the numbers of `part`: by default, each part whole, one after the other.
+    /// The location of `part` in a [`CopyTable`](crate::ops::CopyTable): by default, parts are stored one after the
+    /// other.
     fn table_place(shape: TableShape, part: TablePart) -> TablePlace {
         let before = shape.parts().take_while(|&other| other != part);
         let first = before.map(|part| shape.rows * shape.part_width(part)).sum();
         TablePlace { first, stride: shape.part_width(part) }
     }
-    /// Numbers that [`CopyTable`](crate::ops::CopyTable) copies.
+    /// The number of values that [`CopyTable`](crate::ops::CopyTable) copies.
     fn copied_numbers(shape: TableShape) -> usize {
         shape.parts().map(|part| shape.rows * shape.part_width(part)).sum()
     }

@@ -1,12 +1,12 @@
-//! Why a batch is refused.
+//! Errors of batches and of the backends' creation.
 
-/// A batch that does not fit the schema it is uploaded for.
+/// A batch that does not match the schema of the buffer it is uploaded to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
-    /// Laid out for other features.
+    /// The batch was laid out for other features.
     #[error("the batch was laid out by another schema than the model's")]
     WrongSchema,
-    /// An id that its feature cannot have.
+    /// An id is not below its feature's cardinality.
     #[error(
         "feature `{feature}`, row {row} of the batch: id {id} is not below the cardinality {cardinality}"
     )]
@@ -15,39 +15,39 @@ pub enum BatchError {
         feature: String,
         /// Row of the batch, from 0.
         row: usize,
-        /// What was found.
+        /// The id found.
         id: u32,
         /// Ids are below this.
         cardinality: u32,
     },
-    /// Offsets of a multi-valued feature that do not start at 0, decrease, or pass its maximum.
+    /// Offsets of a multi-valued feature that do not start at 0, decrease, or exceed its maximum.
     #[error("feature `{feature}`, row {row} of the batch: offsets {from}..{to} hold no row of it")]
     BadOffsets {
         /// The feature.
         feature: String,
         /// Row of the batch, from 0.
         row: usize,
-        /// Where the row's ids start.
+        /// The start offset of the row's ids.
         from: u32,
-        /// Where they end.
+        /// Their end offset.
         to: u32,
     },
 }
 
-/// Memory that a device does not copy from by itself.
+/// Memory from which the device cannot copy directly.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct PinError(pub(crate) String);
 
-/// A backend that cannot be had.
+/// A backend that cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// The operating system refused a thread.
     #[error("cannot start thread {thread} of the CPU backend: {source}")]
     Thread {
-        /// Its number.
+        /// The thread's number.
         thread: usize,
-        /// Why.
+        /// The operating system's error.
         source: std::io::Error,
     },
 }

@@ -2,15 +2,15 @@
 
 use std::panic;
 
-/// A fault after which nothing on a device can be used, or too little memory on it.
+/// A fault after which a device is unusable, or has run out of memory.
 ///
 /// An operation cannot return it. It is the payload of a panic, which the caller's thread does not survive, so that
 /// the process that owns the device can report it and end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFault {
-    /// What failed, for a person.
+    /// A human-readable message.
     pub message: String,
-    /// Whether the device has too little memory.
+    /// Whether the device is out of memory.
     pub out_of_memory: bool,
 }
 

@@ -1,36 +1,38 @@
-//! Formats of numbers, and rounding to them: what a policy of mixed precision is made of.
+//! Number formats and rounding: the basis of mixed precision.
 //!
-//! A matrix has a format ([`Device::matrix_of`](crate::Device::matrix_of)), and **what is written to a matrix is
-//! rounded to its format once, to the nearest, ties to even**; sums and everything else inside an operation have at
-//! least single precision. A product of matrices takes its factors in the format of its input: weights, and a
-//! gradient by its output that has more digits, are rounded to it on their way in; and it takes a bias in the format of
-//! its output, which is the only one that libraries of GPUs add while they multiply. Nothing else rounds. So what is
-//! rounded where follows from the formats that a model gives to its matrices, and is the same on every device.
+//! A matrix has a format ([`Device::matrix_of`](crate::Device::matrix_of)). **Every value written to a matrix is
+//! rounded to its format once, to nearest, ties to even**; sums and all other intermediate values of an operation
+//! have at least fp32 precision. A matrix product takes its factors in the format of its input: weights, and an
+//! output gradient of higher precision, are rounded to it first. The bias is rounded to the format of the output,
+//! the only one in which GPU libraries can fuse a bias. Nothing else rounds. So the formats that a model gives to
+//! its matrices determine where values are rounded, and it is the same on every device.
 //!
-//! The weights of a table have a format, too ([`TableShape::float`](crate::TableShape)). What is written to them from
-//! outside is rounded to the nearest. A step's weight is rounded **at random** to one of the two numbers next to it, each
-//! with the probability that makes the mean that weight ([`Float::round_drawn`]): a step that is small beside the distance
-//! of two numbers is lost when it is rounded to the nearest, again and again, and here is taken in the mean. Gupta et al.,
-//! "Deep Learning with Limited Numerical Precision", 2015, section 4.1; of tables, Zhang et al., "Training with Low-precision
-//! Embedding Tables", 2018. No finite number becomes infinite on its way into a table: beyond the largest, it is the largest.
+//! The weights of a table have a format, too ([`TableShape::float`](crate::TableShape)). Values written to them
+//! from outside are rounded to nearest. Weights updated by a step are rounded **stochastically** to one of the two
+//! adjacent numbers, with probabilities that make the expected value exact ([`Float::round_drawn`]). A step that is
+//! small compared with the spacing of numbers would be lost again and again when rounded to nearest; stochastic
+//! rounding takes it on average. Gupta et al., "Deep Learning with Limited Numerical Precision", 2015, section 4.1;
+//! for tables, Zhang et al., "Training with Low-precision Embedding Tables", 2018. No finite number becomes
+//! infinite in a table: it saturates at the largest.
 //!
-//! Backends on the host keep the numbers of every format in memory as their own scalars: they hold what a GPU's
-//! memory would hold, number by number.
+//! Host backends store the numbers of every format as their own scalar type; the values are those that a GPU's
+//! memory would hold.
 
-/// A format of binary floating-point numbers.
+/// A binary floating-point format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Float {
-    /// IEEE single precision: 24 digits. On [`Reference`](crate::Reference) double precision, which it stands for.
+    /// IEEE single precision: 24-bit significand. On [`Reference`](crate::Reference) it stands for double
+    /// precision.
     #[default]
     F32,
-    /// The upper half of single precision: 8 digits and the same range.
+    /// The upper half of fp32: 8-bit significand and the same range.
     Bf16,
-    /// IEEE half precision: 11 digits, subnormal numbers below 2^-14, infinity from 65520 on.
+    /// IEEE half precision: 11-bit significand, subnormal below 2^-14, infinity from 65520 on.
     F16,
 }
 
 impl Float {
-    /// The nearest number of this format, ties to even; infinity where that is beyond the largest. NaN stays NaN.
+    /// The nearest number of this format, ties to even; infinity beyond the largest. NaN stays NaN.
     #[inline(always)]
     pub fn round(self, x: f32) -> f32 {
         match self {
@@ -40,18 +42,19 @@ impl Float {
         }
     }
 
-    /// The same, but what is finite stays so: beyond the largest number, that is taken.
+    /// As [`Float::round`], but finite numbers stay finite: they saturate at the largest.
     #[inline(always)]
     pub fn round_finite(self, x: f32) -> f32 {
         let rounded = self.round(x);
         if x.is_finite() { rounded.clamp(-self.largest(), self.largest()) } else { rounded }
     }
 
-    /// One of the two numbers of this format next to `x`: the one that is farther from 0 where `word`, evenly drawn from
-    /// all, and the part of a unit that `x` is beyond the other, in `2^-32` of it, rounded down, add up to `2^32`.
+    /// Stochastic rounding: one of the two numbers of this format adjacent to `x`. Let `f` be the distance of `x`
+    /// from the one closer to 0, as a fraction of the spacing, in units of `2^-32`, rounded down. The result is the
+    /// one farther from 0 if `word + f >= 2^32`, where `word` is uniformly distributed.
     ///
-    /// So the mean over all words is `x`, but for what is below `2^-32` of a unit. A number of this format stays, and
-    /// so do infinity and NaN; what is finite stays so, as of [`Float::round_finite`].
+    /// So the mean over all words is `x`, up to `2^-32` of the spacing. Numbers of this format, infinity and NaN
+    /// are unchanged; finite numbers stay finite, as with [`Float::round_finite`].
     #[inline(always)]
     pub fn round_drawn(self, x: f32, word: u32) -> f32 {
         let size = x.to_bits() & 0x7fff_ffff;
@@ -60,7 +63,7 @@ impl Float {
             Self::Bf16 => f32::from_bits((size >> 16).wrapping_add(carry(size << 16, word)) << 16),
             Self::F16 => {
                 let normal = f32::from_bits((size >> 13).wrapping_add(carry(size << 19, word)) << 13);
-                // Below 2^-14 in units of 2^-24, and as many bits behind the point as a word has.
+                // Below 2^-14: fixed point in units of 2^-24, with as many fraction bits as a word has.
                 let digits = u64::from(size & 0x007f_ffff | 0x0080_0000) << 32;
                 let fixed = digits >> 126_u32.wrapping_sub(size >> 23).min(63);
                 let units = (fixed >> 32) as u32 + carry(fixed as u32, word);
@@ -80,7 +83,7 @@ impl Float {
         }
     }
 
-    /// The 16 bits of a number of this format, which is one of 16 bits; of another number those of the nearest.
+    /// The 16-bit encoding of the nearest number of this format, which must have 16 bits.
     pub(crate) fn encode(self, x: f32) -> u16 {
         let x = self.round(x);
         let (sign, size) = ((x.to_bits() >> 16) as u16 & 0x8000, x.abs());
@@ -92,7 +95,7 @@ impl Float {
         }
     }
 
-    /// The number of 16 bits.
+    /// Decodes 16 bits.
     #[inline(always)]
     pub(crate) fn decode(self, bits: u16) -> f32 {
         match self {
@@ -107,7 +110,7 @@ impl Float {
         }
     }
 
-    /// The same of each number.
+    /// Rounds each number.
     #[inline(always)]
     pub(crate) fn round_all(self, numbers: &mut [f32]) {
         match self {
@@ -117,20 +120,20 @@ impl Float {
         }
     }
 
-    /// [`Float::round`] by its definition, from double precision at once.
+    /// [`Float::round`] by definition, directly from fp64.
     pub(crate) fn round_f64(self, x: f64) -> f64 {
         let Some(unit) = self.unit(x) else { return x };
         let rounded = (x / unit).round_ties_even() * unit;
         if rounded.abs() <= self.largest().into() { rounded } else { f64::INFINITY.copysign(x) }
     }
 
-    /// [`Float::round_finite`], likewise.
+    /// [`Float::round_finite`] by definition, from fp64.
     pub(crate) fn round_finite_f64(self, x: f64) -> f64 {
         let (rounded, largest) = (self.round_f64(x), f64::from(self.largest()));
         if x.is_finite() && self != Self::F32 { rounded.clamp(-largest, largest) } else { rounded }
     }
 
-    /// [`Float::round_drawn`], likewise.
+    /// [`Float::round_drawn`] by definition, from fp64.
     pub(crate) fn round_drawn_f64(self, x: f64, word: u32) -> f64 {
         let Some(unit) = self.unit(x) else { return x };
         let (units, all_words) = (x.abs() / unit, 2.0_f64.powi(32));
@@ -139,7 +142,7 @@ impl Float {
         (drawn * unit).min(self.largest().into()).copysign(x)
     }
 
-    /// What numbers of the size of `x` are multiples of; none where `x` needs no rounding.
+    /// The spacing of this format's numbers at the magnitude of `x`; `None` if `x` needs no rounding.
     fn unit(self, x: f64) -> Option<f64> {
         let (digits, least_exponent) = match self {
             Self::F32 => return None,
@@ -154,32 +157,32 @@ impl Float {
     }
 }
 
-/// The bits of 2^-14, the least normal number of half precision.
+/// The bits of 2^-14, the least normal fp16 number.
 const LEAST_NORMAL_F16: u32 = 0x3880_0000;
-/// The least number of half precision.
+/// The least positive fp16 number.
 const UNIT_F16: f32 = 1.0 / (1 << 24) as f32;
-/// Half precision's exponents count from 15, and single precision's from 127.
+/// 2^-112: fp16's exponent bias is 15, fp32's is 127.
 const F16_BELOW_F32: f32 = f32::from_bits(15 << 23);
 
-/// What is carried when two words are added.
+/// The carry of the sum of two words.
 #[inline(always)]
 fn carry(rest: u32, word: u32) -> u32 {
     u32::from(word > !rest)
 }
 
-/// The lower half's weight decides, and where it is a half, the last digit that stays. A carry goes on into the
+/// The lower half decides the rounding; on a tie, the last remaining bit does. A carry propagates into the
 /// exponent, up to infinity.
 #[inline(always)]
 fn to_bf16(x: f32) -> f32 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-    // A NaN may have its digits in the lower half only.
+    // A NaN may have its payload in the lower half only.
     let kept = if x.is_nan() { bits | 0x0040_0000 } else { rounded };
     f32::from_bits(kept & 0xffff_0000)
 }
 
-/// As [`to_bf16`] in the range of normal numbers. Below, numbers are multiples of 2^-24, which is the unit of single
-/// precision between 1/2 and 1: adding a half rounds to it.
+/// As [`to_bf16`] for normal numbers. Below them, numbers are multiples of 2^-24, which is the fp32 spacing between
+/// 1/2 and 1: adding one half rounds to it.
 #[inline(always)]
 fn to_f16(x: f32) -> f32 {
     const LEAST_NORMAL: f32 = f32::from_bits(LEAST_NORMAL_F16);
@@ -197,7 +200,7 @@ fn to_f16(x: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// Every number of a format of 16 bits that is not negative, in order, with infinity; by decoding them all.
+    /// Every non-negative number of a 16-bit format in order, including infinity, by decoding all of them.
     fn numbers(float: Float) -> Vec<f64> {
         let (fraction_bits, bias) = if float == Float::Bf16 { (7, 127) } else { (10, 15) };
         let infinity = ((1_u32 << (15 - fraction_bits)) - 1) << fraction_bits;
@@ -212,7 +215,7 @@ mod tests {
         (0..=infinity).map(decode).collect()
     }
 
-    /// Both ways of rounding, of both signs.
+    /// Checks both implementations of rounding, for both signs.
     fn check(float: Float, x: f64, expected: f64) {
         let expected = if expected == *numbers_bound(float) { f64::INFINITY } else { expected };
         for sign in [1.0, -1.0] {
@@ -222,7 +225,7 @@ mod tests {
         }
     }
 
-    /// What infinity's code decodes to: the number after the largest.
+    /// The value after the largest number, where infinity's encoding would be.
     fn numbers_bound(float: Float) -> &'static f64 {
         if float == Float::Bf16 { &340_282_366_920_938_463_463_374_607_431_768_211_456.0 } else { &65536.0 }
     }
@@ -238,7 +241,7 @@ mod tests {
                 let even = if code % 2 == 0 { low } else { high };
                 check(float, low, low);
                 check(float, middle, even);
-                // Single precision's own neighbours, and what lies farther from the middle.
+                // The adjacent fp32 numbers, and numbers farther from the midpoint.
                 let (below, above) = ((middle as f32).next_down(), (middle as f32).next_up());
                 check(float, f64::from(below), low);
                 check(float, f64::from(above), high);
@@ -277,7 +280,7 @@ mod tests {
         assert_eq!(Float::Bf16.round(f32::MAX), f32::INFINITY);
     }
 
-    /// Both ways of drawing, of both signs.
+    /// Checks both implementations of stochastic rounding, for both signs.
     fn drawn(float: Float, x: f32, word: u32) -> f32 {
         let found = float.round_drawn(x, word);
         let by_definition = float.round_drawn_f64(f64::from(x), word);
@@ -299,7 +302,7 @@ mod tests {
                 for share in [0.0, 0.125, 0.3, 0.5, 0.8, 1.0] {
                     let between = (f64::from(low) + share * (f64::from(high) - f64::from(low))) as f32;
                     for x in [between, between.next_up().min(high), between.next_down().max(low)] {
-                        // As many words of all as the share of the way from the one to the other.
+                        // The fraction of words that round up equals the relative distance from the lower number.
                         let rest = (f64::from(x) - f64::from(low)) / (f64::from(high) - f64::from(low));
                         let first = 2.0_f64.powi(32) - (rest * 2.0_f64.powi(32)).floor();
                         let x_is_high = x == high;
@@ -322,7 +325,7 @@ mod tests {
         }
     }
 
-    /// Words spread evenly, and words as they are drawn.
+    /// Evenly spaced words, and random words.
     #[test]
     fn the_mean_of_what_is_drawn_is_the_number() {
         const WORDS: u32 = 1 << 16;
@@ -340,7 +343,7 @@ mod tests {
                 "{float:?}: {evenly:e}, not {x:e}"
             );
             let by_chance = mean(&|number| crate::philox::philox(7, [[number], [0], [0], [0]])[0][0]);
-            // Four deviations of the mean of as many coins, at most.
+            // At most four standard deviations of the mean of that many coin flips.
             assert!((by_chance - f64::from(x)).abs() <= unit * 4.0 * 0.5 / 256.0, "{float:?}: {by_chance:e}");
             seen += usize::from(by_chance != f64::from(float.round(x)));
         }
@@ -361,7 +364,8 @@ mod tests {
                 nearest = float.round(nearest + step);
             }
             assert_eq!(nearest, start, "{float:?}");
-            // Ten units, and the deviation of as many chances of a thousandth.
+            // The expected value is ten units; the tolerance is the deviation of ten thousand draws with
+            // probability 1/1000.
             let moved = (drawn - start) / unit;
             assert!((moved - 10.0).abs() < 10.0, "{float:?} from {start:e}: {moved} units");
             assert!(moved > 3.0, "{float:?} from {start:e}: {moved} units");
@@ -394,7 +398,7 @@ mod tests {
         assert_eq!((Float::F32.round_finite_f64(1e300), Float::F32.round_drawn_f64(0.1, 5)), (1e300, 0.1));
     }
 
-    /// Below the least number, of which there is a chance: single precision's own subnormals have none.
+    /// Below the least fp16 number there is still a probability of rounding up; for fp32 subnormals it is 0.
     #[test]
     fn tiny_numbers_of_half_precision_are_drawn_by_their_share() {
         let least = 2.0_f32.powi(-24);

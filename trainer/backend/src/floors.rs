@@ -1,4 +1,5 @@
-//! The peak rates of a device, measured with its own operations: the roofs that other operations are compared with.
+//! The peak rates of a device, measured with its own operations: the roofs against which other operations are
+//! compared.
 
 use std::time::{Duration, Instant};
 
@@ -9,37 +10,39 @@ use crate::device::WorkspaceUse;
 use crate::float::Float;
 use crate::ops::{Activation, CopyRows, LayerForward};
 
-/// Columns of the matrices, and rows of those that are multiplied.
+/// Columns of the matrices, and inputs and outputs of the multiplied layer.
 const SIDE: usize = 1024;
 
-/// Rows of a matrix that is copied, of the smallest size: 64 MiB of it.
+/// Rows of the copied matrix at the smallest size: 64 MiB.
 const COPIED_ROWS: usize = 16 << 10;
 
-/// Rows of one that is multiplied, of the smallest size.
+/// Rows of the multiplied matrix at the smallest size.
 const MULTIPLIED_ROWS: usize = 2 * SIDE;
 
-/// How long each of both is repeated.
+/// How long each measurement is repeated.
 const ENOUGH: Duration = Duration::from_millis(120);
 
-/// How often at the least, after the first time, which meets memory that nobody has touched.
+/// The least number of measurements, not counting the first, which touches the memory for the first time.
 const LEAST_TIMES: u32 = 3;
 
-/// Work is repeated until it takes so long before its end is waited for: waiting for a device takes some
-/// hundredths of it.
+/// Work is repeated until it takes this long between synchronizations: waiting for a device takes a few percent of
+/// it.
 const LONG: Duration = Duration::from_millis(4);
 
-/// The least time that work can take: at the rate of a copy, or of a product of matrices.
+/// A device's peak rates, which bound the time of an operation from below: the rates of a copy and of a matrix
+/// product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Floors {
-    /// Read and written by a copy of matrices of 64 MiB or more.
+    /// Bytes read and written by a copy of matrices of 64 MiB or more, per second.
     pub bytes_per_second: f64,
-    /// Of a layer of 1024 inputs and outputs over 2048 rows or more, in the format of the activations.
+    /// FLOPs per second of a layer of 1024 inputs and outputs over 2048 rows or more, in the format of the
+    /// activations.
     pub flops_per_second: f64,
 }
 
 impl Floors {
-    /// Those of `backend`, for activations of the format `float`, by matrices of `size` times the smallest: the best of
-    /// some times.
+    /// Measures `backend`, for activations of the format `float`, with matrices of `size` times the smallest size;
+    /// returns the best of several runs.
     pub(crate) fn measure<B: Backend>(backend: &B, float: Float, size: usize) -> Self {
         let (copied_rows, multiplied_rows) = (size * COPIED_ROWS, size * MULTIPLIED_ROWS);
         let [mut from, mut to] = [copied_rows; 2].map(|rows| backend.matrix(rows, SIDE));
@@ -72,7 +75,7 @@ impl Floors {
     }
 }
 
-/// The least seconds that `work` takes.
+/// The shortest time of `work` in seconds.
 fn best<B: Backend>(backend: &B, mut work: impl FnMut(&B)) -> f64 {
     let mut repeated = |times: u32| {
         let start = Instant::now();
@@ -80,7 +83,7 @@ fn best<B: Backend>(backend: &B, mut work: impl FnMut(&B)) -> f64 {
         backend.finish();
         start.elapsed()
     };
-    // Twice: both of two matrices that take turns.
+    // Warm up twice: once for each of two matrices that alternate.
     repeated(2);
     let mut repeats = 1;
     while repeated(repeats) < LONG {

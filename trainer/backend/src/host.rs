@@ -1,24 +1,23 @@
-//! A batch in host memory, checked: what both backends that compute on the host read from.
+//! A validated batch in host memory, from which both host backends read.
 
 use millstream_batch::{BatchRef, BatchSchema, RaggedFeature};
 
 use crate::device::{BatchShape, IdColumn, Pooling, Scalar};
 use crate::error::BatchError;
 
-/// A copy of a batch whose ids are all in range and whose offsets all hold.
+/// A copy of a batch whose ids are in range and whose offsets are valid.
 ///
-/// The copy is what makes the check worth anything: a slot of the ring is memory that another process
-/// can write to.
+/// Validation is meaningful only on a copy: another process can write to a slot of the ring.
 pub struct HostBatch {
     schema: BatchSchema,
     shape: BatchShape,
-    /// `[L, B]`, each label with room for the schema's rows.
+    /// `[L, B]`, with space for the schema's rows per label.
     labels: Vec<f32>,
-    /// `[B]`, ones when the schema is not weighted.
+    /// `[B]`, ones if the schema is not weighted.
     weights: Vec<f32>,
     /// `[B, D]`
     dense: Vec<f32>,
-    /// `[F, B]`, each feature with room for the schema's rows.
+    /// `[F, B]`, with space for the schema's rows per feature.
     ids: Vec<u32>,
     ragged: Vec<Ragged>,
 }
@@ -32,13 +31,13 @@ struct Ragged {
 
 /// The weights of a multi-valued feature's values.
 struct ValueWeights {
-    /// One a value.
+    /// One weight per value.
     weights: Vec<f32>,
-    /// What the positive weights of each row are multiplied by, one a row; 0 where there are none.
+    /// The factor of each row's positive weights, one per row; 0 if a row has none.
     scales: RowScales,
 }
 
-/// For each pooling that divides, 1 over what it divides by.
+/// For each pooling with a divisor: the reciprocal of the divisor.
 struct RowScales {
     mean: Vec<f64>,
     sqrtn: Vec<f64>,
@@ -47,9 +46,9 @@ struct RowScales {
 /// The ids of one column.
 #[derive(Clone, Copy)]
 pub(crate) enum Ids<'a> {
-    /// One a row.
+    /// One id per row.
     Single(&'a [u32]),
-    /// Any number a row: offsets `[B + 1]`, values.
+    /// Any number of ids per row: offsets `[B + 1]`, values.
     Ragged(&'a [u32], &'a [u32]),
     /// The same with weights.
     Weighted(&'a [u32], &'a [u32], Weights<'a>),
@@ -58,13 +57,13 @@ pub(crate) enum Ids<'a> {
 /// The weights of a column's values.
 #[derive(Clone, Copy)]
 pub(crate) struct Weights<'a> {
-    /// Beside the values.
+    /// Parallel to the values.
     pub(crate) of_values: &'a [f32],
     scales: &'a RowScales,
 }
 
 impl<'a> Weights<'a> {
-    /// What values count for, pooled so.
+    /// The values' shares for a pooling.
     pub(crate) fn shares(self, pooling: Pooling) -> Shares<'a> {
         Shares(match pooling {
             Pooling::Sum => None,
@@ -74,15 +73,15 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// What values with weights count for in their rows, each row with its scale; none where weights count as they are.
+/// The shares of weighted values in their rows: one scale per row, or `None` if weights count unscaled.
 #[derive(Clone, Copy)]
 pub(crate) struct Shares<'a>(Option<&'a [f64]>);
 
 impl Shares<'_> {
-    /// That of a value of batch row `row` with this weight.
+    /// The share of a value of batch row `row` with this weight.
     ///
-    /// Worked out in double precision: the sum of some weights, and of their squares even more so, may be beyond
-    /// single precision where their shares are not.
+    /// Computed in fp64: the sum of some weights, and even more so of their squares, may overflow fp32 where the
+    /// shares do not.
     #[inline(always)]
     pub(crate) fn of(self, row: usize, weight: f32) -> f32 {
         match self.0 {
@@ -103,7 +102,7 @@ impl<'a> Ids<'a> {
         }
     }
 
-    /// The weights of the ids of row `row`, where they have any.
+    /// The weights of the ids of row `row`, if the column is weighted.
     pub(crate) fn weights_of_row(self, row: usize) -> Option<&'a [f32]> {
         match self {
             Self::Single(_) | Self::Ragged(..) => None,
@@ -113,7 +112,7 @@ impl<'a> Ids<'a> {
         }
     }
 
-    /// Ids of all rows.
+    /// The number of ids of all rows.
     pub(crate) fn len(self) -> usize {
         match self {
             Self::Single(ids) | Self::Ragged(_, ids) | Self::Weighted(_, ids, _) => ids.len(),
@@ -146,9 +145,9 @@ impl HostBatch {
         }
     }
 
-    /// Bytes that a batch of `schema` takes.
+    /// Size of a batch of `schema`, in bytes.
     pub(crate) fn bytes(schema: &BatchSchema) -> u64 {
-        // Of weights, and of scales in double precision.
+        // Weights, and scales in fp64.
         let more = |feature: &RaggedFeature| u64::from(feature.weighted) * (u64::from(feature.maximum) + 4);
         let ragged = schema.ragged.iter().map(|feature| 1 + u64::from(feature.maximum) + more(feature));
         let columns = schema.label_count() + 1 + schema.dense.len() + schema.ids.len();
@@ -156,7 +155,7 @@ impl HostBatch {
         u64::from(schema.rows) * words * size_of::<u32>() as u64
     }
 
-    /// Copies and checks `batch`. On an error no rows are held.
+    /// Copies and validates `batch`. After an error the batch has no rows.
     pub(crate) fn upload(&mut self, batch: BatchRef<'_>) -> Result<(), BatchError> {
         self.shape.rows = 0;
         if !fits(&self.schema, batch.layout().schema()) {
@@ -217,7 +216,7 @@ impl HostBatch {
         &self.dense[row * columns..][..columns]
     }
 
-    /// The ids of a feature of one id a row.
+    /// The ids of a single-valued feature.
     pub(crate) fn single_ids(&self, feature: usize) -> &[u32] {
         &self.ids[feature * self.schema.rows as usize..][..self.shape.rows]
     }
@@ -247,7 +246,7 @@ impl ValueWeights {
         Self { weights: vec![0.0; values], scales }
     }
 
-    /// Copies the weights of rows that end at `offsets`.
+    /// Copies the weights of the rows delimited by `offsets`.
     fn fill(&mut self, offsets: &[u32], weights: &[f32]) {
         self.weights[..weights.len()].copy_from_slice(weights);
         for (row, pair) in offsets.windows(2).enumerate() {
@@ -264,7 +263,7 @@ impl ValueWeights {
     }
 }
 
-/// What is told of a step on the host, which knows it at once.
+/// A report of a step on the host, where the values are available at once.
 pub struct HostReport<S>(Vec<S>);
 
 impl<S: Scalar> HostReport<S> {
@@ -272,12 +271,12 @@ impl<S: Scalar> HostReport<S> {
         Self(vec![S::default(); numbers])
     }
 
-    /// Bytes that one of so many numbers takes.
+    /// Size of a report of `numbers` values, in bytes.
     pub(crate) fn bytes(numbers: usize) -> u64 {
         (numbers * size_of::<S>()) as u64
     }
 
-    /// Takes in all of `matrices`, of `numbers` numbers each, which `read` reads.
+    /// Stores all of `matrices`, each of `numbers` values, which `read` copies.
     pub(crate) fn take<M>(
         &mut self,
         matrices: &[&M],
@@ -297,7 +296,8 @@ impl<S: Scalar> HostReport<S> {
     }
 }
 
-/// Whether room for a batch of schema `held` takes one of `given`: the same features, and no more rows.
+/// Whether a buffer for batches of schema `held` can take one of `given`: the same features, and at most as many
+/// rows.
 pub(crate) fn fits(held: &BatchSchema, given: &BatchSchema) -> bool {
     given.rows <= held.rows
         && given.labels == held.labels
@@ -307,7 +307,7 @@ pub(crate) fn fits(held: &BatchSchema, given: &BatchSchema) -> bool {
         && given.ragged == held.ragged
 }
 
-/// Ids below this, in `column`.
+/// The upper bound of the ids in `column`.
 pub(crate) fn cardinality(schema: &BatchSchema, column: IdColumn) -> u32 {
     match column {
         IdColumn::Single(feature) => schema.ids[feature].cardinality,
@@ -315,7 +315,7 @@ pub(crate) fn cardinality(schema: &BatchSchema, column: IdColumn) -> u32 {
     }
 }
 
-/// Whether ids of `column` have weights.
+/// Whether `column` is weighted.
 pub(crate) fn is_weighted(schema: &BatchSchema, column: IdColumn) -> bool {
     match column {
         IdColumn::Single(_) => false,
@@ -323,7 +323,7 @@ pub(crate) fn is_weighted(schema: &BatchSchema, column: IdColumn) -> bool {
     }
 }
 
-/// The most ids that one batch can hold in `column`.
+/// The most ids that one batch can have in `column`.
 pub(crate) fn capacity(schema: &BatchSchema, column: IdColumn) -> usize {
     let rows = schema.rows as usize;
     match column {
@@ -338,7 +338,7 @@ fn check_ids(
     ids: &[u32],
     row_of: impl Fn(usize) -> usize,
 ) -> Result<(), BatchError> {
-    // The fold vectorises; the search for the culprit runs only when there is one.
+    // The fold vectorizes; the search for the invalid id runs only if there is one.
     let largest = ids.iter().fold(0, |largest, &id| largest.max(id));
     if ids.is_empty() || largest < cardinality {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Philox4x32-10: random numbers as a function of a key and a counter.
 //!
 //! Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011, section 3.3, with its
-//! constants. Whoever needs a number computes it, in any order and on any device, so nothing about it is stored.
+//! constants. Numbers can be computed in any order and on any device, so no generator state is stored.
 
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
@@ -33,7 +33,7 @@ pub fn philox<const LANES: usize>(key: u64, counters: [[u32; LANES]; 4]) -> [[u3
 mod tests {
     use super::*;
 
-    /// The known answers that come with the paper's Random123, kat_vectors.
+    /// The known answers of the paper's Random123 library, kat_vectors.
     #[test]
     fn known_answers() {
         let of_one = |key, counter: [u32; 4]| philox::<1>(key, counter.map(|word| [word])).map(|[word]| word);

@@ -1,4 +1,4 @@
-//! A device that only counts: what a model would take of a backend's memory.
+//! A device that only counts: the memory that a model would use on a backend.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -9,16 +9,16 @@ use crate::backend::Backend;
 use crate::device::{Device, IdColumn, TableShape, WorkspaceUse};
 use crate::float::Float;
 
-/// What a backend takes for each thing that [`Device`] makes, in bytes: by the functions that it makes them by.
+/// Memory used by each kind of buffer that [`Device`] creates, in bytes: one function per constructor.
 pub trait Layout: Backend<Scalar = f32> {
-    /// Whether its memory is another than the host's.
+    /// Whether the device's memory is separate from the host's.
     const IS_APART: bool;
 
-    /// What it takes before there is a model.
+    /// Memory used before a model exists.
     fn base_bytes() -> u64;
     /// A matrix.
     fn matrix_bytes(float: Float, rows: usize, columns: usize) -> u64;
-    /// The same for what ReLU gives.
+    /// The output of a ReLU; see [`Device::rectified`].
     fn rectified_bytes(float: Float, rows: usize, columns: usize) -> u64 {
         Self::matrix_bytes(float, rows, columns)
     }
@@ -26,34 +26,34 @@ pub trait Layout: Backend<Scalar = f32> {
     fn table_bytes(shape: TableShape) -> u64;
     /// A batch.
     fn batch_bytes(schema: &BatchSchema) -> u64;
-    /// What batches come through, of the host's memory; nothing where they are not staged.
+    /// Host memory in which batches are staged; 0 if they are not.
     fn staging_bytes(schema: &BatchSchema) -> u64;
-    /// What [`Device::softmax_work`] gives.
+    /// The result of [`Device::softmax_work`].
     fn softmax_bytes(rows: usize, columns: usize) -> u64;
-    /// The plan of a batch's rows.
+    /// A row plan.
     fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64;
-    /// A report of so many numbers.
+    /// A report of `numbers` values.
     fn report_bytes(numbers: usize) -> u64;
-    /// What an operation works in.
+    /// An operation's workspace.
     fn operation_bytes(operation: &WorkspaceUse<'_>) -> OperationBytes;
 }
 
-/// What an operation works in, in bytes.
+/// An operation's workspace, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OperationBytes {
-    /// One operation's until the next: they share what the largest takes.
+    /// Reused by the next operation; all operations share the largest.
     pub shared: u64,
-    /// Its own.
+    /// Reserved for this operation.
     pub own: u64,
 }
 
-/// Counts the bytes of what is asked of it.
+/// Counts the bytes that are requested from it.
 ///
-/// A model built on it holds nothing, and tells what the same model takes on the backend `L`.
+/// A model built on it allocates nothing, and reports the memory that the same model uses on the backend `L`.
 #[derive(Debug)]
 pub struct Sizes<L> {
     bytes: Cell<u64>,
-    /// The most that an operation shares with others.
+    /// The largest workspace shared by operations.
     shared: Cell<u64>,
     layout: PhantomData<L>,
 }
@@ -65,7 +65,7 @@ impl<L> Default for Sizes<L> {
 }
 
 impl<L: Layout> Sizes<L> {
-    /// All that was asked for so far.
+    /// All bytes requested so far.
     pub fn bytes(&self) -> u64 {
         self.bytes.get().saturating_add(self.shared.get())
     }

@@ -1,27 +1,28 @@
-//! Optimizers, as kernels see them: which formula, with which constants.
+//! Optimizers, as kernels see them: a formula and its constants.
 
-/// One optimizer's update of weights by their gradients: first what becomes of a gradient, then the formula.
+/// One optimizer's update of weights by their gradients: first the gradient is shaped, then the formula is applied.
 ///
 /// ```text
 /// g = min(max(scale * g, -clip), clip) + l2 * w
 /// ```
 ///
-/// `scale` is a number on the device, which operations take beside the update: it may follow from the gradients. Where
-/// it is 0, the step is skipped: weights and state stay as they are, whatever the gradients are.
+/// `scale` is a number on the device, passed to operations separately because it may depend on the gradients. If it
+/// is 0, the step is skipped: weights and state stay unchanged, whatever the gradients are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
-    /// What it does to a weight.
+    /// How a weight is updated.
     pub formula: Formula,
-    /// The most that a gradient may be, either way; may be infinite.
+    /// The bound of a gradient's absolute value; may be infinite.
     pub clip: f64,
-    /// Of the penalty `l2 / 2 * w^2`, whose gradient joins the loss's; of tables, in the rows that are touched.
+    /// The factor of the penalty `l2 / 2 * w^2`, whose gradient is added to the loss's; for tables, only in touched
+    /// rows.
     pub l2: f64,
 }
 
-/// How a weight `w` follows from its gradient `g`.
+/// How a weight `w` is updated by its gradient `g`.
 ///
 /// Rows of a table that a batch does not touch keep their weights and state: so Adam and momentum are "lazy" there,
-/// as `LazyAdam` of TensorFlow and `SparseAdam` of PyTorch are.
+/// like TensorFlow's `LazyAdam` and PyTorch's `SparseAdam`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Formula {
     /// `w -= learning_rate * g`
@@ -38,9 +39,9 @@ pub enum Formula {
     Momentum {
         /// Step size.
         learning_rate: f64,
-        /// What is kept of `m`.
+        /// The decay factor of `m`.
         momentum: f64,
-        /// Whether the step looks ahead.
+        /// Whether to use Nesterov's look-ahead.
         nesterov: bool,
     },
     /// `a += g^2; w -= learning_rate * g / (sqrt(a) + epsilon)`, state `a`
@@ -50,8 +51,8 @@ pub enum Formula {
         /// Keeps the quotient finite.
         epsilon: f64,
     },
-    /// Adagrad with one accumulator a row, which takes the mean of the row's squares; Mudigere et al.,
-    /// "Software-Hardware Co-design for Fast and Scalable Training of DLRMs", 2022, section 4.1.2. Of tables only.
+    /// Adagrad with one accumulator per row, which accumulates the mean of the row's squares; Mudigere et al.,
+    /// "Software-Hardware Co-design for Fast and Scalable Training of DLRMs", 2022, section 4.1.2. For tables only.
     RowWiseAdagrad {
         /// Step size.
         learning_rate: f64,
@@ -59,7 +60,7 @@ pub enum Formula {
         epsilon: f64,
     },
     /// Kingma and Ba, 2015, Algorithm 1; with `weight_decay`, AdamW: Loshchilov and Hutter, 2019, Algorithm 2, as
-    /// PyTorch has it. State `m`, `v`; `t` is the number of the step:
+    /// PyTorch implements it. State `m`, `v`; `t` is the number of the step:
     ///
     /// ```text
     /// w -= learning_rate * weight_decay * w
@@ -70,19 +71,19 @@ pub enum Formula {
     Adam {
         /// Step size.
         learning_rate: f64,
-        /// What is kept of `m`.
+        /// The decay factor of `m`.
         beta1: f64,
-        /// What is kept of `v`.
+        /// The decay factor of `v`.
         beta2: f64,
         /// Keeps the quotient finite.
         epsilon: f64,
-        /// Share of the weight that a step of size 1 takes off it.
+        /// Decoupled weight decay: a step also subtracts `learning_rate * weight_decay * w`.
         weight_decay: f64,
         /// The number of the step, from 1.
         step: u64,
     },
-    /// FTRL-Proximal, state `z`, `n`; McMahan et al. 2013, Algorithm 1, with the weight recomputed at
-    /// once instead of at its next use, which gives the same numbers:
+    /// FTRL-Proximal, state `z`, `n`; McMahan et al. 2013, Algorithm 1, with the weight recomputed immediately
+    /// instead of at its next use, which gives the same numbers:
     ///
     /// ```text
     /// sigma = (sqrt(n + g^2) - sqrt(n)) / learning_rate
@@ -102,20 +103,20 @@ pub enum Formula {
     },
 }
 
-/// How a loss scale moves.
+/// How the loss scale changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScaling {
-    /// What it is multiplied by after
+    /// The factor applied after `growth_interval` consecutive steps without overflow.
     pub growth: f64,
-    /// so many steps in a row without an overflow.
+    /// The number of consecutive steps without overflow before the scale grows.
     pub growth_interval: u32,
-    /// What it is multiplied by after an overflow.
+    /// The factor applied after an overflow.
     pub backoff: f64,
 }
 
 impl LossScaling {
-    /// What gradients are multiplied by, and the state after it; see [`crate::ops::Unscale`]. A device rounds the
-    /// scale by `round`.
+    /// The gradients' factor, and the next state; see [`crate::ops::Unscale`]. A device rounds the loss scale with
+    /// `round`.
     pub(crate) fn unscale(
         &self,
         maximum: Option<f64>,
@@ -140,14 +141,14 @@ impl LossScaling {
 }
 
 impl From<Formula> for Update {
-    /// By the gradient as it is.
+    /// Without clipping or L2 penalty.
     fn from(formula: Formula) -> Self {
         Self { formula, clip: f64::INFINITY, l2: 0.0 }
     }
 }
 
 impl Formula {
-    /// Numbers of state kept for each weight.
+    /// Values of state kept for each weight.
     pub fn states(&self) -> usize {
         match self {
             Self::Sgd { .. } | Self::RowWiseAdagrad { .. } => 0,
@@ -156,7 +157,7 @@ impl Formula {
         }
     }
 
-    /// Numbers of state kept for each row of a table.
+    /// Values of state kept for each row of a table.
     pub fn row_states(&self) -> usize {
         match self {
             Self::RowWiseAdagrad { .. } => 1,
@@ -165,7 +166,7 @@ impl Formula {
     }
 }
 
-/// What Adam's step number makes of its constants.
+/// Adam's constants with the bias correction of a step.
 pub(crate) struct AdamCorrection {
     /// `learning_rate / (1 - beta1^t)`
     pub(crate) rate: f64,

@@ -1,11 +1,11 @@
-//! Moving and adding rows and columns of matrices.
+//! Copying and adding rows and columns of matrices.
 
 use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::parts::{Blocks, Rows};
 use crate::ops::{Add, Clear, CopyColumns, CopyRows, Multiply};
 
-/// Batch rows of a task.
+/// Batch rows per task.
 const ROWS: usize = 128;
 
 /// Copies `columns` columns of `from`, from `first` on, to `to`, from `to_first` on.
@@ -63,7 +63,7 @@ pub(crate) fn multiply(cpu: &Cpu, operation: Multiply<'_, Cpu>) {
     );
 }
 
-/// Zeros in the first `rows` rows.
+/// Zeros the first `rows` rows.
 pub(crate) fn clear(cpu: &Cpu, operation: Clear<'_, Cpu>) {
     let Clear { rows, matrix } = operation;
     each_row(

@@ -1,17 +1,16 @@
-//! Copying a table out as it lies, state and all.
+//! Copying a table to the host in its memory layout, including state.
 //!
-//! Taking a row's weights and its state apart costs more than reading them, and a checkpoint's copy is what
-//! training waits for: so the table's memory is copied from end to end, by all threads, and whoever has the
-//! copy takes it apart.
+//! Separating a row's weights from its state costs more than reading them, and training waits for a checkpoint's
+//! copy. So all threads copy the table's memory from end to end, and the receiver of the copy separates the parts.
 
 use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuTable;
 use crate::cpu::parts::{Blocks, Rows};
 
-/// Floats of a task: 32 MiB, of which `memcpy` knows that no cache holds them, and writes past the caches.
+/// Floats per task: 32 MiB, large enough for `memcpy` to use non-temporal stores, which bypass the caches.
 const FLOATS: usize = 8 << 20;
 
-/// Copies `table` into `out`, of as many numbers.
+/// Copies `table` into `out`, which has the same length.
 pub(crate) fn table(cpu: &Cpu, table: &CpuTable, out: &mut [f32]) {
     let from = table.as_slice();
     assert_eq!(out.len(), from.len(), "as many numbers as the table has");

@@ -1,25 +1,25 @@
-//! `e^x` as a plain formula, which vectorises where the library's call does not.
+//! `e^x` as a plain formula, which vectorizes, unlike the library call.
 //!
-//! `x = n ln 2 + r` with `r` within half of `ln 2`, by Cody and Waite's reduction in two parts; then the polynomial of
-//! degree 5 of Moshier's Cephes library (`expf`). It is within 2 units in the last place.
+//! `x = n ln 2 + r` with `|r|` at most half of `ln 2`, by Cody and Waite's two-part reduction; then the polynomial
+//! of degree 5 of Moshier's Cephes library (`expf`). The error is below 2 units in the last place.
 
-/// 1.5 * 2^23: added to a small number, leaves its nearest whole number in the last bits.
+/// 1.5 * 2^23: added to a small number, leaves its nearest integer in the low bits.
 const ROUND: f32 = 12_582_912.0;
-/// `ln 2`, what has so few bits that its product with `n` is exact, and the rest.
+/// `ln 2` as a part with so few bits that its product with `n` is exact, and the remainder.
 const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-/// From the highest power of `r` down to its square.
+/// Coefficients from the highest power of `r` down to its square.
 const POLYNOMIAL: [f32; 6] = [1.987_569_2e-4, 1.398_2e-3, 8.333_452e-3, 4.166_58e-2, 1.666_666_5e-1, 0.5];
-/// Below it `e^x` is hardly a normal number, and 0 here.
+/// Below it `e^x` is barely a normal number; the result is 0.
 const LEAST: f32 = -87.0;
 
-/// `e^x` of a number that is not above 0.
+/// `e^x` for `x <= 0`.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let rounded = x * std::f32::consts::LOG2_E + ROUND;
     let n = rounded - ROUND;
     let r = x - n * LN_2[0] - n * LN_2[1];
     let polynomial = POLYNOMIAL[1..].iter().fold(POLYNOMIAL[0], |sum, term| sum * r + term);
-    // The last bits of `rounded` are n's; moved to the exponent, they make 2^n.
+    // The low bits of `rounded` are n; shifted to the exponent, they give 2^n.
     let power = f32::from_bits((rounded.to_bits() << 23).wrapping_add(1.0_f32.to_bits()));
     let value = (polynomial * (r * r) + r + 1.0) * power;
     if x < LEAST { 0.0 } else { value }

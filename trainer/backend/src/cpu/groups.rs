@@ -1,9 +1,9 @@
-//! The gradient of a layer by its weights, in groups of rows: where products are packed for tiles.
+//! The weight gradient of a layer, summed in groups of rows, for products with packed tiles.
 //!
-//! Rows are summed in groups, each by itself, and then the groups. So a thread takes rows that it had in the other
-//! operations as well, and packs what it needs of them in a room of its own that stays in its core's second-level cache;
-//! taken by inputs, each thread would read what all others have written. Groups follow from the shape alone, so sums do
-//! not depend on threads.
+//! Rows are summed per group, then over the groups. A thread therefore processes rows that it also had in the other
+//! operations, and packs what it needs of them into a separate workspace that stays in its core's L2 cache. If the
+//! work were divided by inputs, each thread would read data written by all others. Groups depend on the shape
+//! alone, so sums do not depend on the number of threads.
 
 use crate::cpu::Cpu;
 use crate::cpu::bf16::{self, Instructions, Panels};
@@ -13,42 +13,43 @@ use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::parts::{Blocks, PerThread, Rows, block_of};
 use crate::ops::GradientMode;
 
-/// Rows of a group, at least, and how many groups there are at most.
+/// The least number of rows per group, and the most groups.
 const ROWS: usize = 512;
 const GROUPS: usize = 8;
-/// Numbers of a gradient that a group still has a sum of its own of: those of a second-level cache, with room to spare.
+/// The largest gradient, in floats, of which each group keeps a separate sum: it fits in an L2 cache with room to
+/// spare.
 const GROUPED: usize = 1 << 18;
-/// Numbers that rows are packed to at once: by one thread for itself, and by all where there are no groups.
+/// Floats that rows are packed into at once: by one thread for itself, and by all threads if there are no groups.
 const PACKED: usize = 1 << 16;
 const PACKED_BY_ALL: usize = 1 << 22;
-/// Rows of a tile: as many are packed at least, and no more than so many times that.
+/// Rows per tile. Between one and `MOST_TILES` tiles are packed at once.
 const TILE: usize = 32;
 const MOST_TILES: usize = 64;
-/// Rows of the gradient of a task that sums over groups.
+/// Rows of the gradient per task that sums over groups.
 const SUMMED: usize = 16;
 
-/// Whether groups pay for weights of this shape.
+/// Whether groups are worthwhile for weights of this shape.
 pub(crate) fn suit(inputs: usize, outputs: usize) -> bool {
     inputs * outputs <= GROUPED && TILE * packed_row(outputs) <= PACKED
 }
 
-/// Rows that all threads pack together at once, of so many outputs.
+/// Rows of `outputs` outputs that all threads pack together at once.
 pub(crate) fn packed_by_all(outputs: usize) -> usize {
     rows_packed_to(PACKED_BY_ALL, outputs)
 }
 
-/// Rows of so many outputs that are packed to at most so many numbers, where one tile of them is.
+/// Rows of `outputs` outputs that fit, packed, in `numbers` floats; at least one tile.
 fn rows_packed_to(numbers: usize, outputs: usize) -> usize {
     (numbers / packed_row(outputs) / TILE).clamp(1, MOST_TILES) * TILE
 }
 
-/// Numbers that a row is packed to, at most: three of half their size, of whole tiles.
+/// The most floats that a packed row occupies: three terms of half a float each, padded to whole tiles.
 fn packed_row(outputs: usize) -> usize {
     outputs.next_multiple_of(TILE).max(TILE) * 3 / 2
 }
 
-/// Numbers that the gradient by weights of this shape works in, where products are packed and `threads` pack, but for
-/// what rounding takes.
+/// Workspace of the weight gradient for this shape, in floats, if products are packed and `threads` threads pack.
+/// Excludes the workspace for rounding.
 pub(crate) fn work(instructions: Instructions, threads: usize, inputs: usize, outputs: usize) -> usize {
     if suit(inputs, outputs) {
         threads * PACKED + GROUPS * inputs * CpuMatrix::stride_of(outputs)
@@ -57,7 +58,7 @@ pub(crate) fn work(instructions: Instructions, threads: usize, inputs: usize, ou
     }
 }
 
-/// The sum of each group's rows, and of these.
+/// Sums the rows of each group, then the groups.
 pub(crate) fn backward(
     cpu: &Cpu,
     instructions: Instructions,
@@ -70,7 +71,7 @@ pub(crate) fn backward(
     let (inputs, outputs) = (weight_grad.rows(), weight_grad.columns());
     let (stride, groups) = (weight_grad.stride(), rows.div_ceil(ROWS).clamp(1, GROUPS));
     let of_group = rows.div_ceil(groups).next_multiple_of(TILE);
-    // Inputs are divided only where there are more threads than groups.
+    // Divide the inputs only if there are more threads than groups.
     let tiles = inputs.div_ceil(TILE).div_ceil(cpu.threads().div_ceil(groups));
     let each = (tiles * TILE).max(1);
     let packed = rows_packed_to(PACKED, outputs);
@@ -102,7 +103,7 @@ pub(crate) fn backward(
         }
         for sums in sums.chunks_exact(inputs * stride) {
             for (out, sums) in out.chunks_exact_mut(stride).zip(sums[part.clone()].chunks_exact(stride)) {
-                // What is past the columns stays 0.
+                // The padding past the columns stays 0.
                 out[..outputs].iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
             }
         }

@@ -1,17 +1,17 @@
-//! How features meet: factorization machines, cross layers, products of pairs.
+//! Feature interactions: factorization machines, cross layers, pairwise dot products.
 
 use crate::cpu::Cpu;
 use crate::cpu::memory::LINE;
 use crate::cpu::parts::{Blocks, PerBlock};
 use crate::ops::{CrossBackward, CrossForward, DotBackward, DotForward, FmBackward, FmForward};
 
-/// Batch rows of a task.
+/// Batch rows per task.
 const ROWS: usize = 64;
-/// Vectors that are worked on at once: a line of a transposed row.
+/// Vectors that are processed at once: one cache line of a transposed row.
 const LANES: usize = LINE;
 
-/// Does work for `N` columns of vectors of some width from `first` on, all of them once. It is compiled for as many as a
-/// line has, for half of them and for one.
+/// Runs the work for `N` columns of vectors of some width, starting at `first`, until all columns are done. It is
+/// compiled for a full cache line, half a line and one column.
 macro_rules! by_columns {
     ($width:expr, |$first:ident, $n:ident| $work:block) => {{
         let mut $first = 0;
@@ -71,7 +71,7 @@ pub(crate) fn fm_backward(cpu: &Cpu, operation: FmBackward<'_, Cpu>) {
     });
 }
 
-/// The sums of these columns of all vectors, and of their squares.
+/// The sums of these columns over all vectors, and the sums of their squares.
 #[inline(always)]
 fn sums<const N: usize>(vectors: &[f32], width: usize, first: usize) -> ([f32; N], [f32; N]) {
     let (mut sum, mut squares) = ([0.0; N], [0.0; N]);
@@ -116,9 +116,9 @@ pub(crate) fn cross_backward(cpu: &Cpu, operation: CrossBackward<'_, Cpu>) {
     });
 }
 
-/// The first vector, then the product of each pair.
+/// The first vector, then the dot product of each pair.
 ///
-/// A row's vectors are transposed, so that one of them is multiplied with a line of others at once.
+/// A row's vectors are transposed, so that one of them is multiplied by a cache line of others at once.
 pub(crate) fn dot_forward(cpu: &Cpu, operation: DotForward<'_, Cpu>) {
     let DotForward { rows, vectors, width, out } = operation;
     let count = vectors.columns() / width;
@@ -127,7 +127,7 @@ pub(crate) fn dot_forward(cpu: &Cpu, operation: DotForward<'_, Cpu>) {
     let mut scratch = cpu.scratch(blocks.count() * lanes * width);
     let out = (PerBlock::of(scratch.as_mut_slice(), lanes * width), out.by_rows());
     run_blocks!(cpu, blocks, out, |block, (transposed, out)| {
-        // Lanes past the last vector are multiplied, too: what was there before may be numbers that take long.
+        // Lanes past the last vector are multiplied, too; old contents could be subnormal numbers, which are slow.
         let transposed = &mut transposed[..lanes * width];
         transposed.fill(0.0);
         for (row, out) in block.zip(out.chunks_exact_mut(stride)) {
@@ -142,7 +142,7 @@ pub(crate) fn dot_forward(cpu: &Cpu, operation: DotForward<'_, Cpu>) {
                     let products = multiply(v, &transposed[first..], lanes);
                     let wanted = LANES.min(number - first);
                     match out[pairs..].first_chunk_mut() {
-                        // What is more than wanted, the pairs that follow overwrite.
+                        // The excess products are overwritten by the pairs that follow.
                         Some(out) => *out = products,
                         None => out[pairs..pairs + wanted].copy_from_slice(&products[..wanted]),
                     }
@@ -154,7 +154,7 @@ pub(crate) fn dot_forward(cpu: &Cpu, operation: DotForward<'_, Cpu>) {
     });
 }
 
-/// The product of `v` with each of [`LANES`] vectors, whose numbers `k` are at `k * stride`.
+/// The dot product of `v` with each of [`LANES`] vectors, whose elements `k` are at `k * stride`.
 #[inline(always)]
 fn multiply(v: &[f32], others: &[f32], stride: usize) -> [f32; LANES] {
     let mut products = [0.0; LANES];
@@ -167,7 +167,8 @@ fn multiply(v: &[f32], others: &[f32], stride: usize) -> [f32; LANES] {
     products
 }
 
-/// `by v_i = sum over j of (gradient of the pair i, j) * v_j`; the first vector also was given as it is.
+/// `vectors_grad_i = sum over j of (gradient of pair i, j) * v_j`, plus the gradient of the copy for the first
+/// vector.
 pub(crate) fn dot_backward(cpu: &Cpu, operation: DotBackward<'_, Cpu>) {
     let DotBackward { rows, vectors, width, out_grad, vectors_grad } = operation;
     let count = vectors.columns() / width;
@@ -187,7 +188,8 @@ pub(crate) fn dot_backward(cpu: &Cpu, operation: DotBackward<'_, Cpu>) {
     });
 }
 
-/// Adds the gradient by `N` columns, from `first` on, of both vectors of each pair, given that by their products.
+/// Adds the gradients with respect to both vectors of each pair, for `N` columns from `first` on, given the
+/// gradients with respect to the products.
 #[inline(always)]
 fn by_pairs<const N: usize>(
     vectors: &[f32],

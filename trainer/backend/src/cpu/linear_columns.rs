@@ -1,6 +1,6 @@
-//! The linear model of several columns, one for each class: a vector of weights an id and a dense column.
+//! The linear model with several outputs, one per class: a weight vector per id and dense column.
 //!
-//! A row's sums stay in the first-level cache while all of its vectors are added; inner loops go over columns.
+//! A row's sums stay in the L1 cache while all of its vectors are added; inner loops run over columns.
 
 use std::ops::Range;
 
@@ -11,9 +11,9 @@ use crate::device::Lookup;
 use crate::host::{HostBatch, Ids};
 use crate::ops::GradientMode;
 
-/// Batch rows of a task.
+/// Batch rows per task.
 const ROWS: usize = 64;
-/// Columns of a task that sums over rows.
+/// Columns per task that sums over rows.
 const COLUMNS: usize = 64;
 
 /// `out[b] += bias + sum of the looked-up vectors + dense columns . dense_weights`
@@ -52,7 +52,7 @@ pub(crate) fn forward(
     });
 }
 
-/// Adds what a row looks up in a table, pooled.
+/// Adds a row's pooled lookup in a table.
 #[inline(always)]
 fn add_vectors(batch: &HostBatch, lookup: &Lookup, row: usize, table: &CpuTable, out: &mut [f32]) {
     let columns = out.len();
@@ -73,7 +73,7 @@ fn add_vectors(batch: &HostBatch, lookup: &Lookup, row: usize, table: &CpuTable,
     }
 }
 
-/// The gradient by dense weights and bias; rows are summed in their order.
+/// The gradients with respect to dense weights and bias; rows are summed in order.
 pub(crate) fn backward(
     cpu: &Cpu,
     batch: &HostBatch,

@@ -1,4 +1,4 @@
-//! Losses with their gradients, and what probabilities are made of logits by: the sigmoid, and the softmax over classes.
+//! Losses with their gradients, and probabilities from logits: the sigmoid, and the softmax over classes.
 
 use std::ops::Range;
 
@@ -11,10 +11,11 @@ use crate::float::Float;
 use crate::host::HostBatch;
 use crate::ops::{Loss, Sigmoid, Softmax, Task, TaskLoss};
 
-/// Rows of a task.
+/// Rows per task.
 const ROWS: usize = 512;
 
-/// A task's loss and its gradient; each row's loss is computed by a task of the team and summed in order.
+/// A training task's loss and its gradient. Each row's loss is computed by one task of the team; they are summed in
+/// order.
 pub(crate) fn loss(cpu: &Cpu, operation: TaskLoss<'_, Cpu>) {
     let TaskLoss { task, batch, rows, logits, logits_grad: gradient, sums } = operation;
     let (column, float) = (task.label, gradient.float());
@@ -57,7 +58,7 @@ pub(crate) fn loss(cpu: &Cpu, operation: TaskLoss<'_, Cpu>) {
                 |logits, label, scale, gradients| {
                     let class = label as usize;
                     let (largest, sum) = softmax(logits, gradients);
-                    // Less the largest, which both terms have: what is left are small numbers.
+                    // Subtract the maximum from both terms, to keep precision.
                     let others = add
                         * vectors::sum(
                             logits,
@@ -75,7 +76,7 @@ pub(crate) fn loss(cpu: &Cpu, operation: TaskLoss<'_, Cpu>) {
     }
 }
 
-/// The loss of a row by one of its logits, of which `loss_of` tells the loss and its gradient.
+/// The loss of one logit column; `loss_of` returns the loss and its gradient.
 fn of_column(
     column: usize,
     float: Float,
@@ -88,8 +89,8 @@ fn of_column(
     }
 }
 
-/// By what each row's weight is multiplied by for its label; and by its loss, of its logits and its label, which also
-/// fills its gradient, times a scale.
+/// Computes a loss row by row. `weight_of` maps a label to a factor of the row's weight. `loss_of` maps logits and
+/// label to the loss; it also writes the gradient, multiplied by a scale.
 #[allow(clippy::too_many_arguments, reason = "the operation's own, and what differs between losses")]
 fn by_row(
     cpu: &Cpu,
@@ -158,7 +159,7 @@ pub(crate) fn softmax_of_rows(cpu: &Cpu, operation: Softmax<'_, Cpu>) {
     );
 }
 
-/// `exp(x - m) / sum of exp(x - m)`, where `m` is the largest `x`, so that nothing overflows; returns `m` and the sum.
+/// `exp(x - m) / sum of exp(x - m)`, where `m` is the largest `x`, to avoid overflow; returns `m` and the sum.
 #[inline(always)]
 fn softmax(logits: &[f32], out: &mut [f32]) -> (f32, f32) {
     let largest = logits.iter().fold(f32::NEG_INFINITY, |largest, &x| largest.max(x));

@@ -1,20 +1,20 @@
-//! Memory of the CPU backend: aligned to cache lines, in huge pages where that pays.
+//! Memory of the CPU backend: aligned to cache lines, in huge pages where that pays off.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 use millstream_batch::cache_lines::{LINE_BYTES, prefetch_line};
 
-/// Bytes of a huge page.
+/// Size of a huge page, in bytes.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Floats in a cache line.
+/// Floats per cache line.
 pub(crate) const LINE: usize = LINE_BYTES / size_of::<f32>();
 
-/// Zeroed floats that start at a cache line.
+/// Zeroed floats, aligned to a cache line.
 ///
-/// A table is read at random rows: with 4 KiB pages nearly every row would miss the TLB as well, so
-/// memory of at least one huge page is aligned to huge pages and the kernel is asked for them.
+/// Tables are read at random rows: with 4 KiB pages nearly every row would miss the TLB as well. So memory of at
+/// least one huge page is aligned to huge pages, and the kernel is asked to use them.
 pub(crate) struct Memory {
     start: NonNull<f32>,
     len: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Memory {
 
 // SAFETY: `Memory` owns its allocation, as `Box<[f32]>` does.
 unsafe impl Send for Memory {}
-// SAFETY: shared access only reads, as that of `Box<[f32]>`.
+// SAFETY: shared access only reads, as with `Box<[f32]>`.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -32,32 +32,32 @@ impl Memory {
         let huge = bytes >= HUGE_PAGE_BYTES;
         let align = if huge { HUGE_PAGE_BYTES } else { LINE_BYTES };
         let layout = Layout::from_size_align(bytes, align).expect("a table smaller than the address space");
-        // SAFETY: the layout is not of size zero.
+        // SAFETY: the layout has a non-zero size.
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
         if huge {
             let whole_pages = bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-            // A kernel without huge pages refuses; the memory is as good, only slower.
+            // A kernel without huge pages refuses; the memory is still usable, only slower.
             // SAFETY: the range is within the allocation, and this advice keeps its contents.
             let _ = unsafe {
                 rustix::mm::madvise(start.as_ptr().cast(), whole_pages, rustix::mm::Advice::LinuxHugepage)
             };
         }
-        // SAFETY: the allocation is `bytes` long.
+        // SAFETY: the allocation is `bytes` bytes long.
         unsafe { start.as_ptr().write_bytes(0, bytes) };
         Self { start: start.cast(), len, layout }
     }
 
     pub(crate) fn as_slice(&self) -> &[f32] {
-        // SAFETY: the allocation holds `len` initialised floats, borrowed shared with `self`.
+        // SAFETY: the allocation holds `len` initialized floats, borrowed shared with `self`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
     pub(crate) fn as_mut_slice(&mut self) -> &mut [f32] {
-        // SAFETY: as in `as_slice`, borrowed exclusively with `self`.
+        // SAFETY: the allocation holds `len` initialized floats, borrowed exclusively with `self`.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
-    /// Where the numbers begin. They may be written to through this pointer while the memory is borrowed exclusively.
+    /// The start of the allocation. Writing through this pointer requires an exclusive borrow of the memory.
     pub(crate) fn start(&self) -> NonNull<f32> {
         self.start
     }
@@ -74,7 +74,7 @@ impl Drop for Memory {
     }
 }
 
-/// Asks for the cache line of `items[index]`, if there is one.
+/// Prefetches the cache line of `items[index]`, if the item exists.
 #[inline(always)]
 pub(crate) fn prefetch(items: &[f32], index: usize) {
     if index < items.len() {

@@ -1,24 +1,26 @@
 //! The CPU backend: fp32, all cores, vector instructions chosen at run time.
 //!
-//! * [`team`]: threads; fork and join around numbered tasks.
-//! * [`memory`], [`matrix`]: aligned memory, matrices and tables in it; [`parts`]: what each task writes to.
-//! * [`simd`]: kernels compiled for several vector widths.
-//! * [`gemm`], [`bf16`], [`layer`], [`weights`], [`groups`]: fully connected layers.
-//! * [`gather`], [`linear`]: lookups and the linear model.
-//! * [`normalize`]: numbers brought to one scale, by row or column.
-//! * [`interaction`]: how features meet; [`mixture`]: gates over experts; [`columns`]: moving and adding columns.
-//! * [`vectors`]: rows of length 1, and their products; [`softmax`]: the softmax over a batch's items, by [`exp`].
-//! * [`copy`]: copying tables out.
-//! * [`rows`]: which table rows a batch touches; [`runs`]: their gradients.
-//! * [`step`], [`step_rows`]: optimizer steps, by the formulas of [`rules`] over what [`shaping`] makes of gradients.
-//! * [`squares`]: how long gradients are.
-//! * [`loss`]: losses, the sigmoid and the softmax over classes; [`dropout`]: what is left out of them at random.
+//! - [`team`]: threads; fork and join over numbered tasks.
+//! - [`memory`], [`matrix`]: aligned memory, matrices and tables; [`parts`]: division of outputs among tasks.
+//! - [`simd`]: kernels compiled for several vector widths.
+//! - [`gemm`], [`bf16`], [`layer`], [`weights`], [`groups`]: fully connected layers.
+//! - [`gather`], [`linear`]: lookups and the linear model.
+//! - [`normalize`]: normalization of rows or columns.
+//! - [`interaction`]: feature interactions; [`mixture`]: gates over experts; [`columns`]: copying and adding
+//!   columns.
+//! - [`vectors`]: unit vectors and dot products of rows; [`softmax`]: the in-batch softmax, which uses [`exp`].
+//! - [`copy`]: copying tables to the host.
+//! - [`rows`]: which table rows a batch touches; [`runs`]: their gradients.
+//! - [`step`], [`step_rows`]: optimizer steps; [`rules`]: their formulas; [`shaping`]: gradient scaling and
+//!   clipping.
+//! - [`squares`]: gradient norms.
+//! - [`loss`]: losses, the sigmoid and the softmax over classes; [`dropout`]: random dropout.
 //!
-//! Each operation gives each number of the result to one task, and sums its terms in an order that follows from the
-//! shape of the data alone, whatever tasks the work is cut into; so results depend neither on the number of threads nor on
-//! timing. They do depend on the kind of CPU: matrix kernels of other widths sum in another order.
+//! Each value of a result is computed by one task, which sums its terms in an order that depends on the shape of
+//! the data alone, not on how the work is cut into tasks. So results depend neither on the number of threads nor on
+//! timing. They do depend on the CPU model: matrix kernels of other widths sum in another order.
 
-// First, for their macros.
+// Declared first, for their macros.
 #[macro_use]
 mod simd;
 #[macro_use]
@@ -83,10 +85,10 @@ pub use rows::CpuRowPlan;
 pub struct Cpu {
     team: Team,
     simd: Simd,
-    /// For products in bfloat16, which are in single precision without.
+    /// Instructions for bfloat16 products; without them, these use fp32 products.
     #[cfg(target_arch = "x86_64")]
     bf16: Option<bf16::Instructions>,
-    /// For products in single and half precision, which are by instructions of single precision without.
+    /// Instructions for fp32 and fp16 products; without them, these use plain fp32 instructions.
     #[cfg(target_arch = "x86_64")]
     split: Option<bf16::Instructions>,
     /// The workspace of the current operation; grows to the largest need.
@@ -95,10 +97,10 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A backend of `threads` threads (at least 1, the caller's included), or of one a core.
+    /// Creates a backend with `threads` threads (at least 1, including the caller's), or one per core.
     ///
     /// # Errors
-    /// When the operating system refuses a thread.
+    /// If the operating system refuses a thread.
     pub fn new(threads: Option<u32>) -> Result<Self, BackendError> {
         let threads = match threads {
             Some(threads) => threads.max(1) as usize,
@@ -116,13 +118,13 @@ impl Cpu {
         })
     }
 
-    /// The same, recorded by `recorder`.
+    /// The same backend, recorded by `recorder`.
     #[must_use]
     pub fn with_recorder(self, recorder: Arc<Recorder>) -> Self {
         Self { recorder, ..self }
     }
 
-    /// The same without AMX, as on most machines: it multiplies by vectors, and so sums in another order.
+    /// The same backend without AMX, as on most machines: it multiplies with vectors, and so sums in another order.
     #[must_use]
     pub fn without_tiles(self) -> Self {
         #[cfg(target_arch = "x86_64")]
@@ -132,7 +134,7 @@ impl Cpu {
         this
     }
 
-    /// Runs `kernel` for each of `0..tasks` on all threads. For [`run!`] alone.
+    /// Runs `kernel` for each of `0..tasks` on all threads. Called by [`run!`] only.
     fn run_kernel(&self, tasks: usize, kernel: impl Fn(usize) + Sync) {
         let simd = self.simd;
         let run = |task| {
@@ -148,8 +150,8 @@ impl Cpu {
         self.team.threads()
     }
 
-    /// Items of each task of an operation on `items`: whole tiles of so many, at most some `most`, and as many for one
-    /// thread as for another.
+    /// Items per task of an operation on `items` items: a multiple of `tile`, at most about `most`, and balanced
+    /// across threads.
     #[cfg(target_arch = "x86_64")]
     fn items_of_task(&self, items: usize, tile: usize, most: usize) -> usize {
         let tiles = items.div_ceil(tile).div_ceil(self.threads());
@@ -157,7 +159,7 @@ impl Cpu {
         (tiles.div_ceil(tasks) * tile).max(tile)
     }
 
-    /// At least `len` floats of any content, an operation's until dropped.
+    /// A workspace of at least `len` floats with unspecified contents, for one operation; held until dropped.
     fn scratch(&self, len: usize) -> MutexGuard<'_, Memory> {
         let mut memory = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         if memory.as_slice().len() < len {
@@ -277,7 +279,7 @@ impl Layout for Cpu {
         HostReport::<f32>::bytes(numbers)
     }
 
-    /// Of layers, but for what each thread has besides, a quarter of a MiB; what others take is little.
+    /// Workspace of layers, plus a quarter of a MiB per thread; the other operations use little.
     fn operation_bytes(operation: &WorkspaceUse<'_>) -> OperationBytes {
         let WorkspaceUse::Layer { inputs, outputs, .. } = *operation else {
             return OperationBytes::default();

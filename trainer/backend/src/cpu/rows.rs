@@ -1,11 +1,11 @@
-//! Which rows of a table a batch touches, and from which of its own rows: ids sorted stably, so that
-//! gradients of one table row lie side by side and are summed in the order of the batch.
+//! The row plan: the table rows that a batch touches, and the batch rows that touch them. Ids are sorted stably, so
+//! the gradients of one table row are adjacent and are summed in batch order.
 //!
-//! Columns that are looked up in one table are sorted together, one column after the other: an entry then has its
+//! Columns that are looked up in one table are sorted together, one column after the other: an entry has its
 //! column's number in the bits above its row.
 //!
-//! Where one of them is weighted, entries are sorted with their weights, and these then lie beside the entries: groups
-//! of none have no such thing.
+//! If one of the columns is weighted, entries are sorted with their weights, which are then stored in a parallel
+//! array. Groups without weights have no such array.
 
 use crate::ops::PlanRows;
 use millstream_batch::BatchSchema;
@@ -15,7 +15,7 @@ use crate::cpu::parts::{Blocks, Rows};
 use crate::device::{IdColumn, Lookup, PLACE_BITS};
 use crate::host::{HostBatch, Ids, capacity, cardinality, is_weighted};
 
-/// Most bits of a digit of the radix sort: its counters take 8 KiB of the stack.
+/// The most bits of a digit of the radix sort: its counters use 8 KiB of the stack.
 const DIGIT_BITS: u32 = 11;
 
 /// The plan of a batch: sorted ids for each group of columns.
@@ -27,16 +27,16 @@ pub struct CpuRowPlan {
 pub(crate) struct SortedIds {
     columns: Vec<IdColumn>,
     id_bits: u32,
-    /// Bits of an entry's row below its column's number.
+    /// The number of bits of an entry's row; the column's number is above them.
     row_bits: u32,
     entries: Vec<Entry>,
-    /// What sorting alternates with; none in a group with weights.
+    /// The second buffer of the sort; empty in a group with weights.
     spare: Vec<Entry>,
-    /// In a group with weights alone.
+    /// Only in a group with weights.
     weighted: Option<Box<WeightedIds>>,
-    /// Where each run of equal ids starts in `entries`, then the end of the last.
+    /// The start of each run of equal ids in `entries`, then the end of the last.
     starts: Vec<u32>,
-    /// Parts of the above in use.
+    /// The lengths in use.
     entries_used: usize,
     runs_used: usize,
 }
@@ -46,26 +46,26 @@ pub(crate) struct SortedIds {
 pub(crate) struct Entry {
     /// Row of the table.
     pub(crate) id: u32,
-    /// Row of the batch, below the number of the column in its group.
+    /// Row of the batch, with the number of the column within its group above it.
     pub(crate) row: u32,
 }
 
 /// The weights of sorted ids.
 struct WeightedIds {
-    /// Beside the entries.
+    /// Parallel to the entries.
     weights: Vec<f32>,
-    /// Two places that sorting alternates between.
+    /// The two buffers of the sort.
     entries: [Vec<WeightedEntry>; 2],
 }
 
-/// An id with its weight: 1 in a column that has none.
+/// An id with its weight: 1 in a column without weights.
 #[derive(Clone, Copy, Default)]
 struct WeightedEntry {
     entry: Entry,
     weight: f32,
 }
 
-/// What is sorted by an id.
+/// An item that is sorted by its id.
 trait OfId: Copy {
     fn id(&self) -> u32;
 }
@@ -85,10 +85,10 @@ impl OfId for WeightedEntry {
 }
 
 impl CpuRowPlan {
-    /// Room for `groups`.
+    /// Allocates a plan for `groups`.
     ///
     /// # Panics
-    /// When a group has more columns than fit above the rows of a batch in [`PLACE_BITS`].
+    /// If a group's columns times the rows of a batch do not fit in [`PLACE_BITS`] bits.
     pub(crate) fn new(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self {
         let sorted = groups.iter().map(|columns| {
             let capacity = capacity_of(schema, columns);
@@ -112,7 +112,7 @@ impl CpuRowPlan {
         Self { groups: sorted.collect() }
     }
 
-    /// Bytes that a plan over `groups` takes.
+    /// Size of a plan over `groups`, in bytes.
     pub(crate) fn bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64 {
         let each = |columns| match has_weights(schema, columns) {
             false => 2 * size_of::<Entry>() + size_of::<u32>(),
@@ -126,7 +126,7 @@ impl CpuRowPlan {
         self.groups.iter().flat_map(|group| &group.columns).copied()
     }
 
-    /// The sorted ids of the columns of `lookups`, those of one table.
+    /// The sorted ids of the columns of `lookups`, which are the lookups of one table.
     pub(crate) fn group(&self, lookups: &[Lookup]) -> &SortedIds {
         let is_of_all =
             |sorted: &&SortedIds| sorted.columns.iter().eq(lookups.iter().map(|lookup| &lookup.column));
@@ -143,7 +143,7 @@ impl SortedIds {
         (column as usize, row as usize)
     }
 
-    /// Bits of an entry's row below its column's number.
+    /// The number of bits of an entry's row; the column's number is above them.
     pub(crate) fn row_bits(&self) -> u32 {
         self.row_bits
     }
@@ -153,12 +153,12 @@ impl SortedIds {
         &self.entries[..self.entries_used]
     }
 
-    /// The weights of [`SortedIds::entries`], where any column has some.
+    /// The weights of [`SortedIds::entries`], if any column has weights.
     pub(crate) fn weights(&self) -> Option<&[f32]> {
         self.weighted.as_ref().map(|weighted| &weighted.weights[..self.entries_used])
     }
 
-    /// `n + 1` bounds of `n` runs of equal ids in [`SortedColumn::entries`].
+    /// `n + 1` bounds of `n` runs of equal ids in [`SortedIds::entries`].
     pub(crate) fn starts(&self) -> &[u32] {
         &self.starts[..=self.runs_used]
     }
@@ -173,14 +173,14 @@ impl SortedIds {
         self.find_runs();
     }
 
-    /// Sorts one column straight from the batch.
+    /// Sorts one column directly from the batch.
     #[inline(always)]
     fn sort_one(&mut self, ids: Ids<'_>) {
         let count = ids.len();
         let (entries, spare) = (&mut self.entries[..count], &mut self.spare[..count]);
         let passes = self.id_bits.div_ceil(DIGIT_BITS).max(1);
         let digit_bits = self.id_bits.div_ceil(passes);
-        // Passes alternate between two places; start so that the last ends in `entries`.
+        // Passes alternate between two buffers; choose the first one so that the last pass ends in `entries`.
         let (mut to, mut from) = if passes % 2 == 1 { (entries, spare) } else { (spare, entries) };
         match ids {
             Ids::Single(ids) => scatter(of_single(ids, 0), to, 0, digit_bits),
@@ -195,14 +195,14 @@ impl SortedIds {
         self.entries_used = count;
     }
 
-    /// Puts several columns one after the other, and sorts that.
+    /// Concatenates several columns, and sorts them.
     #[inline(always)]
     fn sort_several(&mut self, batch: &HostBatch) {
         let count = self.columns.iter().map(|&column| batch.ids(column).len()).sum();
         let (entries, spare) = (&mut self.entries[..count], &mut self.spare[..count]);
         let passes = self.id_bits.div_ceil(DIGIT_BITS).max(1);
         let digit_bits = self.id_bits.div_ceil(passes);
-        // As above, with one move more.
+        // As in `sort_one`, but with one more copy.
         let (mut from, mut to) = if passes.is_multiple_of(2) { (entries, spare) } else { (spare, entries) };
         let mut end = 0;
         for (number, &column) in self.columns.iter().enumerate() {
@@ -290,19 +290,19 @@ fn has_weights(schema: &BatchSchema, columns: &[IdColumn]) -> bool {
     columns.iter().any(|&column| is_weighted(schema, column))
 }
 
-/// Entries of a column without weights, among others that have some.
+/// Entries of a column without weights, in a group that has some.
 #[inline(always)]
 fn with_weight_1(entries: impl Iterator<Item = Entry>) -> impl Iterator<Item = WeightedEntry> {
     entries.map(|entry| WeightedEntry { entry, weight: 1.0 })
 }
 
-/// Entries of one id a row.
+/// Entries of a single-valued column.
 #[inline(always)]
 fn of_single(ids: &[u32], base: u32) -> impl Iterator<Item = Entry> + Clone {
     ids.iter().zip(base..).map(|(&id, row)| Entry { id, row })
 }
 
-/// Entries of any number of ids a row.
+/// Entries of a ragged column.
 #[inline(always)]
 fn of_ragged<'a>(
     offsets: &'a [u32],
@@ -319,17 +319,17 @@ fn fill<E>(to: &mut [E], from: impl Iterator<Item = E>) {
     to.iter_mut().zip(from).for_each(|(to, entry)| *to = entry);
 }
 
-/// Bits of the numbers below `bound`.
+/// The number of bits of integers below `bound`.
 fn bits_below(bound: u32) -> u32 {
     u32::BITS - bound.saturating_sub(1).leading_zeros()
 }
 
-/// The most ids that one batch can hold in all of `columns`.
+/// The most ids that one batch can have in all of `columns`.
 fn capacity_of(schema: &BatchSchema, columns: &[IdColumn]) -> usize {
     columns.iter().map(|&column| capacity(schema, column)).sum()
 }
 
-/// One pass of a radix sort: places `from` in `to` by the digit at `shift`, stably.
+/// One pass of a radix sort: copies `from` to `to`, stably sorted by the digit at `shift`.
 #[inline(always)]
 fn scatter<E: OfId>(from: impl Iterator<Item = E> + Clone, to: &mut [E], shift: u32, digit_bits: u32) {
     let mask = (1_usize << digit_bits) - 1;
@@ -349,7 +349,7 @@ fn scatter<E: OfId>(from: impl Iterator<Item = E> + Clone, to: &mut [E], shift: 
     }
 }
 
-/// Sorts each of the plan's groups; a task each.
+/// Sorts the plan's groups, one task per group.
 pub(crate) fn plan(cpu: &Cpu, operation: PlanRows<'_, Cpu>) {
     let PlanRows { batch, plan } = operation;
     let blocks = Blocks::of(plan.groups.len(), 1);

@@ -1,12 +1,12 @@
-//! The formulas of the optimizers, over one weight: each becomes kernels of its own.
+//! The optimizers' formulas for one weight; each gets separate kernels.
 
 use crate::update::{AdamCorrection, Formula};
 
-/// The formula of an optimizer over one weight; kernels are compiled once for each.
+/// An optimizer's formula for one weight; kernels are compiled once for each.
 pub(super) trait Rule: Copy + Sync {
-    /// Numbers of state kept for each weight, at most 2.
+    /// Values of state per weight, at most 2.
     const STATES: usize;
-    /// Whether one number of state is kept for each row, too.
+    /// Whether there is also one value of state per row.
     const ROW_STATE: bool = false;
 
     /// The next weight and state.
@@ -18,13 +18,13 @@ pub(super) trait Rule: Copy + Sync {
     }
 }
 
-/// What is to be done by a rule whose kind is known only when it runs.
+/// Work that is generic over the rule, which is known only at run time.
 pub(super) trait ByRule {
-    /// Does it.
+    /// Runs the work.
     fn by<R: Rule>(self, rule: R);
 }
 
-/// Does `work` by the rule of `formula`.
+/// Runs `work` with the rule of `formula`.
 pub(super) fn by_rule_of(formula: &Formula, work: impl ByRule) {
     match *formula {
         Formula::Sgd { learning_rate } => work.by(Sgd { rate: learning_rate as f32 }),
@@ -82,7 +82,7 @@ struct Adagrad {
     epsilon: f32,
 }
 
-/// `rate` is that of the row, once [`Rule::of_row`] has made it so.
+/// `rate` is that of the row, after [`Rule::of_row`].
 #[derive(Clone, Copy)]
 struct RowWiseAdagrad {
     rate: f32,
@@ -91,7 +91,7 @@ struct RowWiseAdagrad {
 
 #[derive(Clone, Copy)]
 struct Adam {
-    /// With the corrections of this step.
+    /// Includes this step's bias correction.
     rate: f32,
     root_scale: f32,
     beta1: f32,
@@ -99,7 +99,7 @@ struct Adam {
     beta2: f32,
     gain2: f32,
     epsilon: f32,
-    /// What weight decay leaves of a weight.
+    /// The factor that weight decay applies to a weight.
     keep: f32,
 }
 
@@ -180,8 +180,8 @@ impl Rule for Adam {
 impl Rule for Ftrl {
     const STATES: usize = 2;
 
-    /// `sqrt(n + g^2) - sqrt(n)` is computed as `g^2 / (sqrt(n + g^2) + sqrt(n))`, which loses no digits
-    /// when `n` has grown large beside `g^2`.
+    /// `sqrt(n + g^2) - sqrt(n)` is computed as `g^2 / (sqrt(n + g^2) + sqrt(n))`, which loses no precision when
+    /// `n` is large compared with `g^2`.
     #[inline(always)]
     fn next(self, w: f32, [z, n]: [f32; 2], g: f32) -> (f32, [f32; 2]) {
         let squared = g * g;

@@ -1,9 +1,9 @@
-//! What becomes of a gradient before an optimizer's formula.
+//! Gradient shaping: scaling, clipping and L2 regularization, before the optimizer's formula.
 
 use crate::cpu::matrix::CpuMatrix;
 use crate::update::Update;
 
-/// The constants of [`Update`] beside its formula.
+/// The constants of [`Update`] other than its formula.
 #[derive(Clone, Copy)]
 pub(super) struct Shaping {
     scale: f32,
@@ -12,18 +12,18 @@ pub(super) struct Shaping {
 }
 
 impl Shaping {
-    /// As `update` says, with `scale` `[1, 1]`.
+    /// The shaping of `update`, with `scale` `[1, 1]`.
     pub(super) fn new(update: &Update, scale: &CpuMatrix) -> Self {
         assert!(scale.rows() == 1 && scale.columns() == 1);
         Self { scale: scale.row(0)[0], clip: update.clip as f32, l2: update.l2 as f32 }
     }
 
-    /// Whether there is no step.
+    /// Whether the step is skipped.
     pub(super) fn skips(self) -> bool {
         self.scale == 0.0
     }
 
-    /// The gradient that the formula sees of weight `w`. Keeps a NaN, so that a model that diverged shows it.
+    /// The shaped gradient of weight `w`. Propagates NaN, so that a diverged model is noticed.
     #[inline(always)]
     pub(super) fn of(self, g: f32, w: f32) -> f32 {
         let scaled = self.scale * g;

@@ -1,6 +1,6 @@
-//! How long gradients are, and what makes them no longer than they may be.
+//! Gradient norms, and the scale that clips gradients.
 //!
-//! Each task leaves the sum of its squares; they are added in order.
+//! Each task computes a partial sum of squares; these are added in order.
 
 use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuMatrix;
@@ -8,13 +8,13 @@ use crate::cpu::parts::{Blocks, Rows, block_of};
 use crate::cpu::runs::{Runs, STRIP, tasks_each};
 use crate::ops::{ClipScale, RowSquares, Squares, Unscale};
 
-/// Numbers of a task.
+/// Elements per task.
 const NUMBERS: usize = 8192;
 
 /// `sum += sum of the squares of the gradient's numbers`
 pub(crate) fn squares(cpu: &Cpu, operation: Squares<'_, Cpu>) {
     let Squares { grad: gradient, sum } = operation;
-    // What lies between rows is zeros.
+    // The padding between rows is zero.
     let numbers = gradient.as_slice();
     add_all(
         cpu,
@@ -33,7 +33,7 @@ pub(crate) fn squares(cpu: &Cpu, operation: Squares<'_, Cpu>) {
     );
 }
 
-/// The same over the touched rows of tables, once the gradients of each row are summed.
+/// The same over the touched rows of tables, after each row's gradients have been summed.
 pub(crate) fn row_squares(cpu: &Cpu, operation: RowSquares<'_, Cpu>) {
     let RowSquares { gradients, tables, sum } = operation;
     let each = tasks_each(gradients);
@@ -57,7 +57,7 @@ pub(crate) fn row_squares(cpu: &Cpu, operation: RowSquares<'_, Cpu>) {
     );
 }
 
-/// Adds what `each` gives for every task.
+/// Adds the results of `each` for all tasks, in order.
 fn add_all(cpu: &Cpu, sum: &mut CpuMatrix, tasks: usize, each: impl Fn(usize) -> f32 + Sync) {
     assert!(sum.rows() == 1 && sum.columns() == 1);
     let mut scratch = cpu.scratch(tasks);
@@ -69,7 +69,7 @@ fn add_all(cpu: &Cpu, sum: &mut CpuMatrix, tasks: usize, each: impl Fn(usize) ->
     *sum = (f64::from(*sum) + total) as f32;
 }
 
-/// `scale = min(1, maximum / sqrt(squares))`; NaN where there is no norm, so that a model that diverged shows it.
+/// `scale = min(1, maximum / sqrt(squares))`; NaN if the norm is not finite, so that a diverged model is noticed.
 pub(crate) fn clip_scale(operation: ClipScale<'_, Cpu>) {
     let ClipScale { maximum, squares, scale } = operation;
     let norm = f64::from(squares.row(0)[0]).sqrt();

@@ -7,7 +7,7 @@ use crate::cpu::rules::{ByRule, Rule, by_rule_of};
 use crate::cpu::shaping::Shaping;
 use crate::ops::Step;
 
-/// Numbers of a task.
+/// Elements per task.
 const NUMBERS: usize = 8192;
 
 /// One optimizer step on a matrix.
@@ -37,14 +37,14 @@ impl ByRule for MatrixStep<'_> {
         assert!(
             shape(weights) == shape(gradient) && states.iter().all(|state| shape(state) == shape(weights))
         );
-        // What lies between rows is stepped along with them: it starts as zeros, has a gradient of zero and
-        // is never read.
+        // The padding between rows is stepped as well: it starts as zeros, has a gradient of zero and is never
+        // read.
         let gradient = gradient.as_slice();
         let blocks = Blocks::of(gradient.len(), NUMBERS);
         let [first, second] = states_of(states);
         let out = (Rows::of(weights.as_mut_slice(), 1), first, second);
         run_blocks!(cpu, blocks, out, |block, (weights, first, second)| {
-            // Slices of the same length, by which the compiler knows that no index is past an end, and vectorises.
+            // Slices of equal length let the compiler drop bounds checks and vectorize.
             let gradient = &gradient[block];
             let weights = &mut weights[..gradient.len()];
             let first = &mut first[..if R::STATES > 0 { gradient.len() } else { 0 }];
@@ -68,7 +68,7 @@ impl ByRule for MatrixStep<'_> {
     }
 }
 
-/// The state matrices number by number, and nothing where there is none.
+/// The state matrices as single elements; empty where there is no state.
 fn states_of(states: &mut [CpuMatrix]) -> [Rows<'_, f32>; 2] {
     let mut states = states.iter_mut().map(|state| Rows::of(state.as_mut_slice(), 1));
     let mut next = || states.next().unwrap_or_else(|| Rows::of(&mut [], 0));

@@ -1,13 +1,14 @@
 //! The threads of the CPU backend: fork and join over a numbered list of tasks.
 //!
-//! A step is some thirty short parallel operations in a row, so the cost of a fork and join matters most. Rayon and
-//! other general pools do not combine three properties: a fork allocates nothing, threads stay awake between the
-//! operations of a step, and nobody waits for a thread that wakes late, because the caller and the awake threads take
-//! its tasks.
+//! A step is some thirty short parallel operations in a row, so the cost of fork and join matters most. Rayon and
+//! other general-purpose pools do not combine three properties: a fork allocates nothing, threads stay awake
+//! between the operations of a step, and no operation waits for a thread that wakes late, because the caller and
+//! the awake threads take over its tasks.
 //!
-//! A thread starts with its own share, the same part of each operation's tasks, so that the rows it wrote are in its
-//! core's caches. Then it takes tasks that others have left. So chance decides which thread runs a task. Results do not
-//! depend on it: each result belongs to one task, and its terms have an order that does not depend on tasks.
+//! A thread starts with its own share, the same part of each operation's tasks, so the rows that it wrote are in
+//! its core's caches. Then it takes the tasks that others have left, so timing decides which thread runs a task.
+//! Results do not depend on it: each result belongs to one task, and the order of its terms does not depend on
+//! tasks.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,31 +38,31 @@ pub(crate) fn thread_number() -> usize {
 pub(crate) struct Team {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
-    /// Held by the one caller whose tasks the helpers work on.
+    /// Held by the caller whose tasks the helpers run.
     turn: Mutex<()>,
 }
 
 struct Shared {
     state: Mutex<State>,
-    /// Signalled when `state.job` is set, or `state.quit`.
+    /// Signalled when `state.job` or `state.quit` is set.
     work: Condvar,
-    /// Copy of `state.generation`, to spin on.
+    /// A copy of `state.generation`, to spin on.
     generation: AtomicU64,
-    /// The next task of each thread's share of the present job.
+    /// The next task of each thread's share of the current job.
     next: Box<[Next]>,
-    /// Helpers that hold the present job. Grows only under `state` while a job is set, so once the job
-    /// is taken back and this is 0, no helper holds it.
+    /// The number of helpers that hold the current job. Grows only under `state` while a job is set, so once the
+    /// job has been taken back and this is 0, no helper holds it.
     holders: AtomicUsize,
 }
 
-/// In a cache line of its own: threads take from their shares at once.
+/// Padded to a cache line, because threads take tasks from their shares concurrently.
 #[derive(Default)]
 #[repr(align(64))]
 struct Next(AtomicUsize);
 
 struct State {
     job: Option<Job>,
-    /// Number of the present or last job.
+    /// The number of the current or last job.
     generation: u64,
     sleepers: usize,
     panicked: bool,
@@ -75,7 +76,7 @@ struct Job {
 }
 
 impl Team {
-    /// A team of `threads` threads, the caller of [`Team::run`] being one.
+    /// Creates a team of `threads` threads, including the caller of [`Team::run`].
     pub(crate) fn new(threads: usize) -> Result<Self, BackendError> {
         let state = State { job: None, generation: 0, sleepers: 0, panicked: false, quit: false };
         let shared = Arc::new(Shared {
@@ -98,16 +99,17 @@ impl Team {
         Ok(team)
     }
 
-    /// How many threads it has, the caller of [`Team::run`] included.
+    /// The number of threads, including the caller of [`Team::run`].
     pub(crate) fn threads(&self) -> usize {
         self.helpers.len() + 1
     }
 
-    /// Calls `body` exactly once with each of `0..tasks`, in any order and on any thread, and returns when all calls have
-    /// returned. Unsafe code relies on that: a task may write to memory that no other task number maps to.
+    /// Calls `body` exactly once with each of `0..tasks`, in any order and on any thread, and returns when all
+    /// calls have returned. Unsafe code relies on this: a task may write to memory that no other task number maps
+    /// to.
     ///
     /// # Panics
-    /// When `body` does.
+    /// If `body` panics.
     pub(crate) fn run(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
         let _caller = CallerNumber::set();
         if tasks <= 1 || self.helpers.is_empty() {
@@ -115,8 +117,8 @@ impl Team {
             return;
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: only the lifetime changes. `present` takes the job back and waits until no helper
-        // holds it before this function returns or unwinds, so the reference is not used after that.
+        // SAFETY: only the lifetime changes. `present` takes the job back and waits until no helper holds it before
+        // this function returns or unwinds, so the reference is not used after that.
         let body: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(body) };
         let present = Present::begin(&self.shared, Job { body, tasks });
         self.shared.work_through(Job { body, tasks }, 0);
@@ -126,7 +128,7 @@ impl Team {
     }
 }
 
-/// Gives the calling thread number 0 until dropped, whatever its number in another team.
+/// Gives the calling thread number 0 until dropped, regardless of its number in another team.
 struct CallerNumber {
     before: usize,
 }
@@ -146,7 +148,7 @@ impl Drop for CallerNumber {
 impl Drop for Team {
     fn drop(&mut self) {
         self.shared.lock().quit = true;
-        // Ends the spin of those awake.
+        // Ends the spinning of awake helpers.
         self.shared.generation.fetch_add(1, Ordering::Release);
         self.shared.work.notify_all();
         for helper in self.helpers.drain(..) {
@@ -181,7 +183,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a job after number `seen`; holds it. `None` when the team is dissolved.
+    /// Waits for a job newer than `seen`, and holds it. Returns `None` when the team is dissolved.
     fn take_job(&self, seen: &mut u64) -> Option<Job> {
         loop {
             let mut spins = 0;
@@ -199,7 +201,7 @@ impl Shared {
                 return None;
             }
             *seen = state.generation;
-            // Come too late for it, this thread stays awake for the next one.
+            // If the job has been taken back already, this thread stays awake for the next one.
             if let Some(job) = state.job {
                 self.holders.fetch_add(1, Ordering::Relaxed);
                 return Some(job);
@@ -233,7 +235,7 @@ impl Drop for Present<'_> {
     fn drop(&mut self) {
         self.0.lock().job = None;
         let mut spins = 0;
-        // Acquire: what helpers wrote happens before what the caller does next.
+        // Acquire: the helpers' writes happen before the caller's next reads.
         while self.0.holders.load(Ordering::Acquire) > 0 {
             if spins < SPINS_BEFORE_YIELD {
                 std::hint::spin_loop();
@@ -245,7 +247,7 @@ impl Drop for Present<'_> {
     }
 }
 
-/// A helper's life.
+/// The main loop of a helper.
 fn help(shared: &Shared, thread: usize) {
     NUMBER.set(thread);
     let mut seen = 0;

@@ -1,11 +1,11 @@
-//! Rows as vectors: made of length 1, and multiplied with each other.
+//! Rows as vectors: scaling to unit length, and dot products.
 
 use crate::cpu::Cpu;
 use crate::cpu::columns::each_row;
 use crate::cpu::memory::LINE;
 use crate::ops::{MIN_SQUARE, RowProducts, UnitBackward, UnitForward};
 
-/// Rows of length 1.
+/// Scales rows to unit length.
 pub(crate) fn unit_forward(cpu: &Cpu, operation: UnitForward<'_, Cpu>) {
     let UnitForward { rows, input, output } = operation;
     each_row(
@@ -23,7 +23,7 @@ pub(crate) fn unit_forward(cpu: &Cpu, operation: UnitForward<'_, Cpu>) {
     );
 }
 
-/// The gradient by the input, in place of that by the output.
+/// Replaces the gradient with respect to the output by the gradient with respect to the input.
 pub(crate) fn unit_backward(cpu: &Cpu, operation: UnitBackward<'_, Cpu>) {
     let UnitBackward { rows, input, grad: gradient } = operation;
     each_row(
@@ -35,7 +35,8 @@ pub(crate) fn unit_backward(cpu: &Cpu, operation: UnitBackward<'_, Cpu>) {
             let input = input.row(row);
             let square = product(input, input);
             let factor = 1.0 / square.max(MIN_SQUARE as f32).sqrt();
-            // What is along the vector changes its length alone; of one that is too short, that is all that there is.
+            // The component along the vector changes only its length, so it is removed. Short vectors are only
+            // scaled.
             let along = if square > MIN_SQUARE as f32 { product(input, gradient) / square } else { 0.0 };
             for (g, x) in gradient.iter_mut().zip(input) {
                 *g = (*g - along * x) * factor;
@@ -56,7 +57,7 @@ pub(crate) fn products(cpu: &Cpu, operation: RowProducts<'_, Cpu>) {
     );
 }
 
-/// The product of two vectors, in as many partial sums as a line has numbers.
+/// The dot product of two vectors, with as many partial sums as a cache line has floats.
 #[inline(always)]
 pub(crate) fn product(left: &[f32], right: &[f32]) -> f32 {
     let mut sums = [0.0_f32; LINE];
@@ -73,7 +74,7 @@ pub(crate) fn product(left: &[f32], right: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// The sum of a term of each number, in as many partial sums as a line has numbers.
+/// The sum of `term` over the numbers, with as many partial sums as a cache line has floats.
 #[inline(always)]
 pub(crate) fn sum(numbers: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     let mut sums = [0.0_f32; LINE];

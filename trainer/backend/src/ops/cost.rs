@@ -1,8 +1,8 @@
-//! The least bytes and FLOPs that operations need, from the shapes of their operands.
+//! Lower bounds of the bytes and FLOPs of operations, from the shapes of their operands.
 //!
-//! As in the roofline model (Williams, Waterman and Patterson, "Roofline", 2009), each input is read once and each output
-//! written once, as with perfect caches. FLOPs are the additions and multiplications of the formula; an exponential, a root
-//! or a division counts as one. Shape letters are those of [`crate::ops`].
+//! As in the roofline model (Williams, Waterman and Patterson, "Roofline", 2009), each input is read once and each
+//! output written once, as with perfect caches. FLOPs are the additions and multiplications of the formula; an
+//! exponential, a root or a division counts as one. Shape letters are those of [`crate::ops`].
 
 use millstream_trace::Work;
 
@@ -10,58 +10,58 @@ use super::mixture::MixtureShape;
 use crate::device::{MatrixShape, TableShape};
 use crate::update::Formula;
 
-/// Bytes of a number that is not a matrix's: an id, a label, a weight, the state of a table.
+/// Size in bytes of a value outside matrices: an id, a label, a weight, or table state.
 const WORD: usize = 4;
 
-/// Bytes of an entry of a plan of rows: an id, and whose it is.
+/// Size in bytes of an entry of a row plan: an id and its place.
 const ENTRY: usize = 8;
 
-/// `rows` rows, in which so many bytes are moved and so many FLOPs are done.
+/// The work of `rows` rows that moves `bytes` bytes and computes `flops` FLOPs.
 fn work(rows: usize, bytes: usize, flops: usize) -> Work {
     Work { rows: rows as u64, bytes: bytes as u64, flops: flops as u64 }
 }
 
-/// Bytes of the first `rows` rows of a matrix.
+/// Size of the first `rows` rows of a matrix, in bytes.
 fn bytes(rows: usize, shape: MatrixShape) -> usize {
     rows * shape.columns * shape.number_bytes
 }
 
-/// An operation on each number of `rows` rows: `moved` are the matrices that are read or written, each as often as it
-/// is; `flops` are of a number of the first of them.
+/// An elementwise operation on `rows` rows. `moved` lists each matrix once per read or write; `flops` counts per
+/// element of the first one.
 pub(crate) fn elementwise<const N: usize>(rows: usize, moved: [MatrixShape; N], flops: usize) -> Work {
     let bytes = moved.iter().map(|&shape| bytes(rows, shape)).sum();
     work(rows, bytes, rows * moved[0].columns * flops)
 }
 
-/// Numbers of a host's array: each is read and written.
+/// A copy of a host array: each value is read and written.
 pub(crate) fn copied<T>(numbers: usize) -> Work {
     columns(1, 2 * numbers, size_of::<T>())
 }
 
-/// Ids sorted.
+/// Sorting ids.
 pub(crate) fn plan(rows: usize, ids: usize) -> Work {
     work(rows, ids * (WORD + ENTRY), 0)
 }
 
-/// What lookups in tables read: ids, and each row of a table once, at the least; and their additions.
+/// Table lookups: reads the ids and, at the least, each row once; adds the rows.
 pub(crate) fn lookup(ids: usize, table: TableShape, weight_bytes: usize) -> Work {
     let read = ids * WORD + ids.min(table.rows) * table.width * weight_bytes;
     work(0, read, ids * table.width)
 }
 
-/// What an operation moves and does besides, and two others in one.
+/// The sum of several works, for `rows` rows.
 pub(crate) fn sum(rows: usize, parts: impl Iterator<Item = Work>) -> Work {
     let add =
         |sum: Work, part: Work| Work { bytes: sum.bytes + part.bytes, flops: sum.flops + part.flops, ..sum };
     parts.fold(work(rows, 0, 0), add)
 }
 
-/// So many columns of single precision read or written.
+/// Reads or writes `columns` columns of values of `number_bytes` bytes.
 pub(crate) fn columns(rows: usize, columns: usize, number_bytes: usize) -> Work {
     work(rows, rows * columns * number_bytes, 0)
 }
 
-/// Dense columns times weights `[D, K]` and a bias, one way or back.
+/// Dense columns times weights `[D, K]`, plus a bias; forward or backward.
 pub(crate) fn linear(rows: usize, dense: usize, out: MatrixShape) -> Work {
     let (weights, products) = (dense * out.columns * WORD, rows * out.columns * (2 * dense + 1));
     work(rows, rows * dense * WORD + weights + bytes(rows, out), products)
@@ -92,8 +92,8 @@ pub(crate) fn layer_backward(
     work(rows, moved, 2 * rows * inputs * weights.columns)
 }
 
-/// Products of all pairs of `V` vectors of `W` columns, or of their sum: `flops` of each number of the vectors, `moved`
-/// as for [`elementwise`].
+/// Dot products of all pairs of `V` vectors of `W` columns, or their sum: `flops` per element of the vectors;
+/// `moved` as for [`elementwise`].
 pub(crate) fn pairs<const N: usize>(
     rows: usize,
     (vectors, width): (usize, usize),
@@ -105,7 +105,7 @@ pub(crate) fn pairs<const N: usize>(
     Work { flops: (rows * products * width * flops) as u64, ..elementwise(rows, moved, 0) }
 }
 
-/// `T` sums of `E` experts of `N` columns, `flops` of each product.
+/// `T` sums of `E` experts of `N` columns, with `flops` per product.
 pub(crate) fn mixture<const N: usize>(
     rows: usize,
     shape: MixtureShape,
@@ -121,14 +121,14 @@ pub(crate) fn in_batch_softmax(rows: usize, queries: MatrixShape) -> Work {
     work(rows, 4 * bytes(rows, queries), 6 * rows * rows * queries.columns)
 }
 
-/// An optimizer's step on a matrix with its states.
+/// An optimizer step on a matrix with its states.
 pub(crate) fn step(weights: MatrixShape, states: usize, formula: &Formula) -> Work {
     let numbers = weights.rows * weights.columns;
     let moved = numbers * weights.number_bytes * (2 + 2 * states + 1);
     work(weights.rows, moved, numbers * step_flops(formula))
 }
 
-/// One on the touched rows of a table: gradients of `ids` ids, summed for each of `touched` rows.
+/// An optimizer step on the touched rows of a table: gradients of `ids` ids, summed for each of `touched` rows.
 pub(crate) fn step_rows(
     ids: usize,
     touched: usize,
@@ -141,12 +141,12 @@ pub(crate) fn step_rows(
     work(0, moved, ids * table.width + touched * table.width * step_flops(formula))
 }
 
-/// The squares of the same gradients.
+/// The squared norm of the same gradients.
 pub(crate) fn row_squares(ids: usize, touched: usize, table: TableShape) -> Work {
     work(0, ids * ENTRY, (ids + 2 * touched) * table.width)
 }
 
-/// FLOPs of a formula for each weight, as it is written at [`Formula`].
+/// FLOPs per weight of a formula, as written at [`Formula`].
 fn step_flops(formula: &Formula) -> usize {
     match formula {
         Formula::Sgd { .. } => 2,

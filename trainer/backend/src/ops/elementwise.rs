@@ -60,8 +60,9 @@ impl<D: Shapes> CopyRows<'_, D> {
 /// Multiplies each number by `1 / keep`, or by 0 with probability `1 - keep`: inverted dropout (Srivastava et al.,
 /// "Dropout", 2014, section 10). Its gradient is the same operation.
 ///
-/// Row 0 is row `rows.start` of the pass that `key` identifies. Word `c / 16 % 4` of the [Philox](crate::philox) of counter
-/// `(r, c / 64 * 16 + c % 16)` decides about column `c` of row `r`: the number is kept if the word is below `2^32 keep`.
+/// Row 0 is row `rows.start` of the pass that `key` identifies. Word `c / 16 % 4` of the [Philox](crate::philox) of
+/// counter `(r, c / 64 * 16 + c % 16)` decides column `c` of row `r`: the number is kept if the word is below `2^32
+/// keep`.
 pub struct Dropout<'a, D: Shapes> {
     /// Rows of the pass.
     pub rows: Range<usize>,

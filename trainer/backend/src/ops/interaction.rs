@@ -65,8 +65,8 @@ impl<D: Shapes> FmBackward<'_, D> {
     }
 }
 
-/// `output = first * product + input`, element by element, all `[B, N]`: what a cross layer does with the product of its
-/// input and its weights.
+/// `output = first * product + input`, elementwise, all `[B, N]`: the part of a cross layer after the product of
+/// its input and its weights.
 ///
 /// Wang et al., "DCN V2", 2021, equation 1.
 pub struct CrossForward<'a, D: Shapes> {
@@ -101,7 +101,8 @@ impl<D: Shapes> CrossForward<'_, D> {
     }
 }
 
-/// The gradient of [`CrossForward`]: writes that with respect to its product, and adds that with respect to `first`.
+/// The gradient of [`CrossForward`]: writes the gradient with respect to its product, and accumulates the gradient
+/// with respect to `first`.
 ///
 /// The gradient with respect to its input is `output_grad` itself.
 pub struct CrossBackward<'a, D: Shapes> {
@@ -141,7 +142,7 @@ impl<D: Shapes> CrossBackward<'_, D> {
     }
 }
 
-/// Asserts that all operands have `rows` rows or more, and as many columns as the first.
+/// Asserts that all operands have at least `rows` rows, and as many columns as the first.
 fn check_alike(checks: Checks, rows: usize, operands: &[(&'static str, MatrixShape)]) {
     let columns = operands[0].1.columns;
     for &(name, shape) in operands {

@@ -59,8 +59,8 @@ impl<D: Shapes> LayerForward<'_, D> {
 pub struct SavedLayer<'a, M> {
     /// Its input, `[B, N]`.
     pub input: &'a M,
-    /// The activation that gave this input. The gradient with respect to the input is that with respect to what was given
-    /// to this activation.
+    /// The activation that produced this input. The backward pass continues through it: `input_grad` is the
+    /// gradient with respect to that activation's own input.
     pub input_activation: Activation,
     /// Its weights, `[N, M]`.
     pub weights: &'a M,

@@ -1,4 +1,4 @@
-//! Lookups of ids in tables, side by side or summed by a linear model.
+//! Lookups of ids in tables, concatenated or summed by a linear model.
 
 use std::ops::Range;
 
@@ -37,13 +37,13 @@ impl<D: Shapes> PlanRows<'_, D> {
     }
 }
 
-/// `out[b] = pooled rows of every table, then dense columns`, side by side, for rows `rows` of the batch.
+/// `out[b] = pooled rows of every table, then dense columns`, concatenated, for rows `rows` of the batch.
 pub struct Gather<'a, D: Shapes> {
     /// The batch.
     pub batch: &'a D::Batch,
     /// Rows of the batch; the first is row 0 of `out`.
     pub rows: Range<usize>,
-    /// The lookups, whose columns begin at [`Lookup::first`] behind `first_column`.
+    /// The lookups; the columns of each start at `first_column` plus [`Lookup::first`].
     pub lookups: &'a [Lookup],
     /// The tables.
     pub tables: &'a [D::Table],

@@ -1,4 +1,4 @@
-//! Losses with their gradients, and the probabilities of logits.
+//! Losses with their gradients, and probabilities from logits.
 
 use std::ops::Range;
 
@@ -8,28 +8,30 @@ use super::check::Checks;
 use super::cost;
 use crate::device::Shapes;
 
-/// The loss that training minimises, for each row: a function of its logit `x`, or logits, and label `y`.
+/// The loss that training minimizes, for each row: a function of its logit `x`, or logits, and label `y`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Loss {
     /// `softplus(x) - y x`, the binary cross-entropy of `sigmoid(x)`.
     BinaryCrossEntropy {
-        /// `y` is `(1 - smoothing) y + smoothing / 2`: Szegedy et al., "Rethinking the Inception Architecture", 2016,
-        /// section 7.
+        /// `y` becomes `(1 - smoothing) y + smoothing / 2`: Szegedy et al., "Rethinking the Inception
+        /// Architecture", 2016, section 7.
         smoothing: f64,
-        /// A row's weight is multiplied by `y` times this (`y` as in the batch), plus
+        /// A row's weight is multiplied by `positive_weight * y + negative_weight * (1 - y)`, with `y` as in the
+        /// batch.
         positive_weight: f64,
-        /// `1 - y` times this.
+        /// See `positive_weight`.
         negative_weight: f64,
     },
     /// `(x - y)^2`
     SquaredError,
-    /// `log(sum of e^x) - sum of t x`, the cross-entropy of the softmax of a row's logits, one for each class. `y` is the
-    /// index of a class.
+    /// `log(sum of e^x) - sum of t x`, the cross-entropy of the softmax of a row's logits, one for each class. `y`
+    /// is the index of a class.
     CrossEntropy {
-        /// `t` of each class is `smoothing` over the number of classes, and that of class `y` is `1 - smoothing` larger.
+        /// `t` of each class is `smoothing` over the number of classes, and that of class `y` is `1 - smoothing`
+        /// larger.
         smoothing: f64,
-        /// The weight of a row of each class `y`, which multiplies the row's own weight. It applies to the row's whole loss,
-        /// as in Keras; PyTorch weights the smoothed part by the class that receives it.
+        /// The weight of a row of each class `y`, which multiplies the row's own weight. It applies to the row's
+        /// whole loss, as in Keras; PyTorch weights the smoothed part by the class that receives it.
         class_weights: Vec<f64>,
     },
 }
@@ -55,8 +57,9 @@ impl From<Loss> for Task {
 
 /// The loss of a task over rows `rows` of the batch, and its gradient.
 ///
-/// The loss compares a column of `logits`, or all columns for a label of classes, with the task's label, weighted by the
-/// rows' weights (1 without). The gradient is that of the mean over the whole batch, zero if the batch has no weight.
+/// The loss compares a column of `logits`, or all columns for a label of classes, with the task's label, weighted
+/// by the rows' weights (1 without). The gradient is that of the mean over the whole batch, zero if the batch has
+/// no weight.
 ///
 /// # Panics
 /// On the CPU, if a label is not the index of a class.

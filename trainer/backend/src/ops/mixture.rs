@@ -37,8 +37,8 @@ impl MixtureShape {
 /// Fills `gates` with a softmax over the logits of each task, and `output` with the sum of the experts' outputs, each
 /// weighted by its gate.
 ///
-/// Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts", 2018, equations 6
-/// and 7.
+/// Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts", 2018,
+/// equations 6 and 7.
 pub struct MixtureForward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,

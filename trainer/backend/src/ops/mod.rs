@@ -1,16 +1,16 @@
 //! The operations of a [`Backend`], as values.
 //!
-//! Each operation is a struct of its operands. It knows its name, the shapes that its operands must have, and the least
-//! bytes and FLOPs that it needs ([`cost`]). [`Backend::run`] checks it once, records it if a recording is on, and hands it
-//! to the device, whose [`Backend::execute`] is one `match` over [`Operation`]. So device code may rely on the shapes: it
-//! reads and writes memory without checking them again.
+//! Each operation is a struct of its operands. It knows its name, the shapes that its operands must have, and the
+//! least bytes and FLOPs that it needs ([`cost`]). [`Backend::run`] checks it once, records it if a recording is
+//! on, and passes it to the device, whose [`Backend::execute`] is one `match` over [`Operation`]. So device code
+//! may rely on the shapes: it reads and writes memory without checking them again.
 //!
-//! A new operation is a struct here with its line in [`operations!`], a plain implementation in `reference/`, and one for
-//! each device.
+//! A new operation is a struct here with its line in [`operations!`], a plain implementation in `reference/`, and
+//! one for each device.
 //!
-//! Shape letters beside those of `millstream_batch::schema`: `N` inputs of a layer, `M` its outputs, `W` columns of an
-//! embedding, `C` rows of a table (its cardinality), `T` tasks, each of which predicts a label, `K` classes of a label,
-//! `E` experts.
+//! Shape letters, in addition to those of `millstream_batch::schema`: `N` inputs of a layer, `M` its outputs, `W`
+//! columns of an embedding, `C` rows of a table (its cardinality), `T` tasks, each of which predicts a label, `K`
+//! classes of a label, `E` experts.
 
 mod check;
 pub(crate) mod cost;

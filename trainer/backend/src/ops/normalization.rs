@@ -1,4 +1,4 @@
-//! Normalisation of rows or columns.
+//! Normalization of rows or columns.
 
 use millstream_trace::Work;
 
@@ -23,7 +23,7 @@ pub struct Normalization<'a, M> {
     pub is_rectified: bool,
 }
 
-/// The operands of a forward pass that the backward pass of a normalisation reads.
+/// The operands of a forward pass that the backward pass of a normalization reads.
 pub struct SavedNormalization<'a, M> {
     /// Its input, `[B, N]`.
     pub input: &'a M,
@@ -61,7 +61,7 @@ impl<D: Shapes> Moments<'_, D> {
     }
 }
 
-/// Normalises `input` by given means and variances; see [`Normalization`].
+/// Normalizes `input` with the given means and variances; see [`Normalization`].
 pub struct NormalizeForward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
@@ -99,8 +99,8 @@ pub struct NormalizeBackward<'a, D: Shapes> {
     pub saved: &'a SavedNormalization<'a, D::Matrix>,
     /// `[B, N]`: the gradient with respect to the output, replaced by that with respect to the input.
     pub grad: &'a mut D::Matrix,
-    /// Whether `scale_grad` and `shift_grad` are written or accumulated. Columns, whose moments are over all rows, are
-    /// always written.
+    /// Whether `scale_grad` and `shift_grad` are written or accumulated. With [`Axis::Column`], whose moments cover
+    /// all rows, only [`GradientMode::Write`] is allowed.
     pub mode: GradientMode,
     /// `[1, N]`
     pub scale_grad: &'a mut D::Matrix,

@@ -1,4 +1,4 @@
-//! Vectors of length 1, their products, and the softmax over the items of a batch.
+//! Unit vectors, dot products of rows, and the in-batch softmax.
 
 use millstream_trace::Work;
 
@@ -6,8 +6,8 @@ use super::check::Checks;
 use super::cost;
 use crate::device::Shapes;
 
-/// The least squared length of a vector that is scaled to length 1, as in TensorFlow's `l2_normalize`: zeros stay zeros,
-/// and vectors shorter than `1e-6` are multiplied by `1e6`.
+/// The least squared length of a vector that is scaled to length 1, as in TensorFlow's `l2_normalize`: zeros stay
+/// zeros, and vectors shorter than `1e-6` are multiplied by `1e6`.
 pub(crate) const MIN_SQUARE: f64 = 1e-12;
 
 /// `output[b] = input[b] / sqrt(max(sum of input[b]^2, 1e-12))`: rows of length 1.
@@ -85,9 +85,9 @@ impl<D: Shapes> RowProducts<'_, D> {
 
 /// Queries and items of a batch: row `i` of one belongs to row `i` of the other.
 ///
-/// Row `i` chooses its item among those of all rows by the softmax of `s_ij = q_i . v_j / temperature` over `j`. Its loss,
-/// `log(sum over j of exp(s_ij)) - s_ii`, is weighted by the row's weight times its label: a row with label 0 chooses
-/// nothing, but its item is a candidate for other rows.
+/// Row `i` chooses its item among those of all rows by the softmax of `s_ij = q_i . v_j / temperature` over `j`.
+/// Its loss, `log(sum over j of exp(s_ij)) - s_ii`, is weighted by the row's weight times its label: a row with
+/// label 0 chooses nothing, but its item is a candidate for other rows.
 pub struct SoftmaxInput<'a, D: Shapes> {
     /// The batch: labels, weights and ids.
     pub batch: &'a D::Batch,

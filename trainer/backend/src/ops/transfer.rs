@@ -88,8 +88,8 @@ impl<D: Shapes> ReadTable<'_, D> {
     }
 }
 
-/// Copies a whole table to the host, in the order that is fastest on the device, because training waits for it. Numbers are
-/// placed as [`Backend::table_place`] says.
+/// Copies a whole table to the host, in the order that is fastest on the device, because training waits for it.
+/// [`Backend::table_place`] returns the location of each part.
 pub struct CopyTable<'a, D: Shapes> {
     /// The table.
     pub table: &'a D::Table,

@@ -50,8 +50,8 @@ impl<D: Shapes> RowSquares<'_, D> {
     }
 }
 
-/// `scale = min(1, maximum / sqrt(squares))`, the factor that clips a gradient to the norm `maximum`. NaN where `squares` is
-/// not finite.
+/// `scale = min(1, maximum / sqrt(squares))`, the factor that clips a gradient to the norm `maximum`. NaN if
+/// `squares` is not finite.
 ///
 /// Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013, Algorithm 1.
 pub struct ClipScale<'a, D: Shapes> {
@@ -85,8 +85,8 @@ impl<D: Shapes> ClipScale<'_, D> {
 ///                  loss scale *= backoff
 /// ```
 ///
-/// Micikevicius et al., "Mixed Precision Training", 2018, section 3.2. A gradient whose squares have no finite sum in the
-/// device's numbers counts as an overflow, too.
+/// Micikevicius et al., "Mixed Precision Training", 2018, section 3.2. A gradient whose squares have no finite sum
+/// in the device's numbers counts as an overflow, too.
 pub struct Unscale<'a, D: Shapes> {
     /// How the loss scale changes.
     pub rule: &'a LossScaling,
@@ -149,18 +149,18 @@ impl<D: Shapes> Step<'_, D> {
 
 /// One optimizer step on those rows of each table that a batch touches.
 ///
-/// A row's gradient is summed over the batch in the order of the table's lookups and the batch's rows, then applied once.
-/// Summing and stepping are one operation so that the sums never go through memory.
+/// A row's gradient is summed over the batch in the order of the table's lookups and the batch's rows, then applied
+/// once. Summing and stepping are one operation so that the sums never go through memory.
 ///
-/// New weights of a 16-bit table are rounded by [`Float::round_drawn`](crate::Float::round_drawn). Word `c % 4` of the
-/// [Philox](crate::philox) of counter `(r, c / 4)` decides about column `c` of row `r`. Its key is the exclusive or of
-/// `draws`, which identifies the step, and [`TableShape::key`].
+/// New weights of a 16-bit table are rounded by [`Float::round_drawn`](crate::Float::round_drawn). Word `c % 4` of
+/// the [Philox](crate::philox) of counter `(r, c / 4)` decides column `c` of row `r`. Its key is the exclusive or
+/// of `draws`, which identifies the step, and [`TableShape::key`].
 pub struct StepRows<'a, D: Shapes> {
     /// The formula and how gradients are shaped.
     pub update: &'a Update,
     /// `[1, 1]`; see [`Update`].
     pub scale: &'a D::Matrix,
-    /// Identifies the step in the random rounding of 16-bit tables.
+    /// Identifies the step in the stochastic rounding of 16-bit tables.
     pub draws: u64,
     /// The gradients.
     pub gradients: &'a RowGradients<'a, D>,

@@ -1,6 +1,6 @@
-//! One of several classes: how probable each is, and the loss of the one that it was.
+//! Classification: the softmax over classes, and the cross-entropy loss.
 
-/// `e^x` over the sum of all, by what is left of `x` less the largest.
+/// The softmax, with the maximum subtracted first.
 pub(super) fn softmax(logits: &[f64]) -> Vec<f64> {
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = logits.iter().map(|x| (x - largest).exp()).sum();

@@ -1,4 +1,4 @@
-//! How features meet, as the equations say.
+//! Feature interactions, as in their equations.
 
 use super::ReferenceMatrix;
 
@@ -102,12 +102,13 @@ pub(super) fn dot_backward(
 }
 
 impl ReferenceMatrix {
-    /// The product of vectors `i` and `j` of a row, `width` columns each.
+    /// The dot product of vectors `i` and `j` of a row, `width` columns each.
     fn product(&self, row: usize, width: usize, i: usize, j: usize) -> f64 {
         (0..width).map(|k| self.at(row, i * width + k) * self.at(row, j * width + k)).sum()
     }
 
-    /// Adds the gradient of [`ReferenceMatrix::product`] by both vectors to `gradient`, given that by the product.
+    /// Adds the gradients of [`ReferenceMatrix::product`] with respect to both vectors to `gradient`, given the
+    /// gradient `g` with respect to the product.
     fn product_grad(&self, row: usize, width: usize, (i, j): (usize, usize), g: f64, gradient: &mut Self) {
         for k in 0..width {
             *gradient.at_mut(row, i * width + k) += g * self.at(row, j * width + k);

@@ -1,4 +1,4 @@
-//! Mixtures of experts, as their equations say.
+//! Mixture of experts, as in its equations.
 
 use super::ReferenceMatrix;
 use crate::ops::MixtureShape;
@@ -43,7 +43,8 @@ pub(super) fn backward(
                     .map(|column| output_grad(task, column) * experts.at(row, expert * width + column))
                     .sum()
             };
-            // The derivative of a softmax: g_e (1 - g_e) by its own logit, -g_e g_f by another.
+            // The derivative of a softmax: g_e (1 - g_e) with respect to its own logit, -g_e g_f with respect to
+            // another.
             let by_logit = (0..count).map(|other| {
                 let own = if other == expert { 1.0 } else { 0.0 };
                 by_gate(other) * gate(task, other) * (own - gate(task, expert))

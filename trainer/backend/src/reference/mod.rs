@@ -1,7 +1,7 @@
-//! The plain reference: float64, one loop a formula, no regard for speed.
+//! The plain reference: fp64, one loop per formula, no regard for speed.
 //!
-//! It is what [`crate::Cpu`] and every later device is tested against, and what finite differences and
-//! the float64 golden trajectory run on. It shares nothing with them but the checked batch.
+//! [`crate::Cpu`] and every other device are tested against it, and finite differences and the fp64 golden
+//! trajectory run on it. It shares nothing with them except the validated batch.
 
 mod classes;
 mod interaction;
@@ -40,19 +40,19 @@ use touched::{for_each_touched, shaped, shares};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reference;
 
-/// Numbers in rows and columns, row-major.
+/// A row-major matrix.
 pub struct ReferenceMatrix {
     float: Float,
     columns: usize,
     values: Vec<f64>,
 }
 
-/// For each group of columns, for each id in it, the columns, batch rows and places in these that hold it.
+/// For each group of columns and each id: the columns, batch rows and positions that hold the id.
 pub struct ReferencePlan {
     groups: Vec<(Vec<IdColumn>, Touched)>,
 }
 
-/// By id: the number of the column in its group, the row, and which of the row's ids it is.
+/// By id: the number of the column in its group, the row, and the position among the row's ids.
 type Touched = BTreeMap<usize, Vec<(usize, usize, usize)>>;
 
 impl ReferenceMatrix {
@@ -60,7 +60,7 @@ impl ReferenceMatrix {
         &self.values[row * self.columns..][..self.columns]
     }
 
-    /// Copies the first rows, as many as `out` holds.
+    /// Copies the first rows, as many as fill `out`.
     fn read(&self, out: &mut [f64]) {
         out.copy_from_slice(&self.values[..out.len()]);
     }
@@ -73,14 +73,14 @@ impl ReferenceMatrix {
         &mut self.values[row * self.columns + column]
     }
 
-    /// Rounds what was written to its first `rows` rows.
+    /// Rounds the values written to the first `rows` rows.
     fn round(&mut self, rows: usize) {
         for value in &mut self.values[..rows * self.columns] {
             *value = self.float.round_f64(*value);
         }
     }
 
-    /// As a product takes it that has factors of the format of `input`.
+    /// Converts to the format of `input`, as a factor of a product.
     fn factor(&self, input: &Self) -> Self {
         let values = self.values.iter().map(|&value| input.float.round_f64(value)).collect();
         Self { float: input.float, columns: self.columns, values }
@@ -647,7 +647,7 @@ impl Reference {
     }
 }
 
-/// `max(x, 0)` that keeps a NaN.
+/// `max(x, 0)`; propagates NaN.
 fn relu(x: f64) -> f64 {
     if x < 0.0 { 0.0 } else { x }
 }

@@ -1,4 +1,4 @@
-//! Normalisation of rows or columns.
+//! Normalization of rows or columns.
 
 use super::{ReferenceMatrix, relu};
 use crate::device::Axis;
@@ -22,7 +22,7 @@ pub(super) fn moments(
     }
 }
 
-/// [`Normalization`], as it is written.
+/// The forward pass, as written at [`Normalization`].
 pub(super) fn forward(
     rows: usize,
     layer: &Normalization<'_, ReferenceMatrix>,
@@ -40,7 +40,7 @@ pub(super) fn forward(
     output.round(rows);
 }
 
-/// Its gradient, by every path from a number to the output.
+/// The gradient, along every path from an input element to the output.
 pub(super) fn backward(
     rows: usize,
     layer: &Normalization<'_, ReferenceMatrix>,
@@ -84,7 +84,7 @@ pub(super) fn backward(
     gradient.round(rows);
 }
 
-/// What has moments of its own, and how many numbers each is over.
+/// The number of lines along the axis, and the length of each.
 fn lines_of(axis: Axis, rows: usize, columns: usize) -> (usize, usize) {
     match axis {
         Axis::Row => (rows, columns),
@@ -93,7 +93,7 @@ fn lines_of(axis: Axis, rows: usize, columns: usize) -> (usize, usize) {
 }
 
 impl ReferenceMatrix {
-    /// A number of a line.
+    /// An element of a line.
     fn on(&self, axis: Axis, line: usize, item: usize) -> f64 {
         let (row, column) = axis.place(line, item);
         self.at(row, column)
@@ -101,7 +101,7 @@ impl ReferenceMatrix {
 }
 
 impl Axis {
-    /// Row and column of a number on a line.
+    /// Row and column of an element of a line.
     fn place(self, line: usize, item: usize) -> (usize, usize) {
         match self {
             Self::Row => (line, item),
@@ -110,7 +110,7 @@ impl Axis {
     }
 }
 
-/// A number of the input, normalised, and what it was multiplied by.
+/// A normalized input element, and the factor it was multiplied by.
 fn normal_at(
     layer: &Normalization<'_, ReferenceMatrix>,
     (mean, variance): (&ReferenceMatrix, &ReferenceMatrix),

@@ -1,9 +1,9 @@
-//! Vectors of length 1, and the softmax over a batch's items.
+//! Unit vectors, and the in-batch softmax.
 
 use super::{Reference, ReferenceMatrix};
 use crate::ops::{MIN_SQUARE, SoftmaxInput};
 
-/// The product of a row of each.
+/// The dot product of row `i` of `left` and row `j` of `right`.
 pub(super) fn dot((left, i): (&ReferenceMatrix, usize), (right, j): (&ReferenceMatrix, usize)) -> f64 {
     (0..left.columns).map(|k| left.at(i, k) * right.at(j, k)).sum()
 }
@@ -22,7 +22,7 @@ pub(super) fn unit_backward(rows: usize, input: &ReferenceMatrix, gradient: &mut
     for row in 0..rows {
         let square = dot((input, row), (input, row));
         let length = square.max(MIN_SQUARE).sqrt();
-        // What is along the vector changes its length alone; of one that is too short, that is all that there is.
+        // The component along the vector changes only its length, so it is removed. Short vectors are only scaled.
         let along = if square > MIN_SQUARE { dot((input, row), (gradient, row)) / square } else { 0.0 };
         for column in 0..input.columns {
             let across = gradient.at(row, column) - along * input.at(row, column);

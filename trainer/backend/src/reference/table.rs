@@ -9,7 +9,7 @@ pub struct ReferenceTable {
     pub(super) shape: TableShape,
     weights: Vec<f64>,
     states: Vec<Vec<f64>>,
-    /// One number a row each.
+    /// One value per row in each array.
     row_states: Vec<Vec<f64>>,
 }
 
@@ -20,7 +20,7 @@ impl ReferenceTable {
         Self { shape, weights: zeros, states, row_states: vec![vec![0.0; shape.rows]; shape.row_states] }
     }
 
-    /// Numbers of `part`, from `first_row` on.
+    /// The values of `part`, from `first_row` on.
     pub(super) fn part(&self, part: TablePart, first_row: usize) -> &[f64] {
         let numbers = match part {
             TablePart::Weights => &self.weights,
@@ -43,7 +43,7 @@ impl ReferenceTable {
         &self.weights[id as usize * self.shape.width..][..self.shape.width]
     }
 
-    /// Rounds numbers of `part` that were written from outside, from `first_row` on.
+    /// Rounds `count` values of `part` that were written from outside, from `first_row` on.
     pub(super) fn round(&mut self, part: TablePart, first_row: usize, count: usize) {
         let float = self.shape.float;
         if part == TablePart::Weights {
@@ -53,7 +53,8 @@ impl ReferenceTable {
         }
     }
 
-    /// One optimizer step on row `id` by its combined gradient `g`, `[W]`, whose weights are rounded by `draws`.
+    /// One optimizer step on row `id` with its combined gradient `g`, `[W]`; `draws` determines the stochastic
+    /// rounding.
     pub(super) fn step_row(&mut self, formula: &Formula, draws: u64, id: usize, g: &[f64]) {
         self.step_whole_row(formula, id, g);
         let TableShape { width, float, key, .. } = self.shape;
@@ -82,7 +83,7 @@ impl ReferenceTable {
     }
 }
 
-/// One weight's update, as [`Formula`] writes it.
+/// The update of one weight, as written at [`Formula`].
 pub(super) fn step_one<'a>(
     formula: &Formula,
     w: &mut f64,

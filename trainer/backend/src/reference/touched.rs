@@ -1,4 +1,4 @@
-//! The table rows that a batch touches, and what becomes of their gradients.
+//! The table rows that a batch touches, and their gradients.
 
 use super::Reference;
 use crate::device::{IdColumn, Lookup, Pooling};
@@ -6,12 +6,12 @@ use crate::host::HostBatch;
 use crate::ops::RowGradients;
 use crate::update::Update;
 
-/// What [`Update`] makes of the gradient `g` of a weight `w`.
+/// The gradient `g` of a weight `w`, shaped as written at [`Update`].
 pub(super) fn shaped(update: &Update, scale: f64, g: f64, w: f64) -> f64 {
     (scale * g).clamp(-update.clip, update.clip) + update.l2 * w
 }
 
-/// What each id that `lookup` has in batch row `row` counts for; see [`Pooling`].
+/// The share of each id that `lookup` has in batch row `row`; see [`Pooling`].
 pub(super) fn shares(batch: &HostBatch, lookup: &Lookup, row: usize) -> Vec<f64> {
     let ids = batch.ids(lookup.column);
     let count = ids.row(row).len();

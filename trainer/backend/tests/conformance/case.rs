@@ -22,8 +22,8 @@ pub(crate) fn cpus(threads: u32) -> [Cpu; 2] {
     [cpu(), cpu().without_tiles()]
 }
 
-/// The CUDA backend, on stand-ins for a GPU and its libraries, with kernels compiled for the host; on the host's own GPU
-/// where `MILLSTREAM_GPU` names a folder to keep compiled kernels in (see `bench/gpu`).
+/// The CUDA backend, on stand-ins for a GPU and its libraries, with kernels compiled for the host; on the host's
+/// own GPU where `MILLSTREAM_GPU` names a folder to keep compiled kernels in (see `bench/gpu`).
 pub(crate) fn cuda() -> Cuda {
     if let Some(images) = std::env::var_os("MILLSTREAM_GPU") {
         return Cuda::new(&Libraries::default(), 0, Some(Path::new(&images))).expect("a GPU");

@@ -58,8 +58,8 @@ fn cuda_agrees_with_the_reference() {
     }
 }
 
-/// A table row that every batch row names, by three columns where they share it, has the sum of as many gradients, which
-/// nearly cancel.
+/// A table row that every batch row names, by three columns where they share it, has the sum of as many gradients,
+/// which nearly cancel.
 fn tolerance(shapes: &Shapes) -> f64 {
     let summed = f64::from(shapes.rows) * if shapes.shared { 3.0 } else { 1.0 };
     1e-5 * (summed / 300.0).max(1.0)

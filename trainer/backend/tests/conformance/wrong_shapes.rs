@@ -1,7 +1,7 @@
 //! Every operation refuses every operand of a wrong shape, on every device, and names the operand.
 //!
-//! A case builds an operation from operands that a [`Make`] hands out by name. It runs once with right operands, then once for
-//! each operand and each deviation from its shape.
+//! A case builds an operation from operands that a [`Make`] hands out by name. It runs once with right operands,
+//! then once for each operand and each deviation from its shape.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
