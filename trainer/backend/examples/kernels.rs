@@ -1,12 +1,13 @@
-//! What each CUDA kernel takes of a GPU, by NVIDIA's compiler: no GPU is needed, nor a driver.
+//! Prints the resources that each CUDA kernel uses, as NVIDIA's compiler reports them. Needs neither a GPU nor a
+//! driver.
 //!
 //! ```text
 //! cargo run --release -p millstream-backend --example kernels -- [--libraries FOLDER] [CAPABILITY...]
 //! ```
 //!
-//! Capabilities are `10 * major + minor`: 80, 90, 100 and 120 if none is given. `--libraries` says where
-//! `libnvrtc.so` lies, if not where the system looks. Prints a line for each kernel and capability, and fails if a
-//! kernel's threads have more numbers than registers.
+//! Capabilities are `10 * major + minor`; 80, 90, 100 and 120 if none is given. `--libraries` is the directory of
+//! `libnvrtc.so`, if it is not on the system's search path. Prints one line per kernel and capability, and fails if
+//! a kernel spills registers.
 
 #![allow(clippy::print_stdout, reason = "a report prints")]
 
@@ -47,6 +48,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     match spilled {
         0 => Ok(()),
-        count => Err(format!("{count} kernels spill registers, or were not told of").into()),
+        count => Err(format!("{count} kernels spill registers, or have no report").into()),
     }
 }

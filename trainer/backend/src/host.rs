@@ -291,7 +291,7 @@ impl<S: Scalar> HostReport<S> {
         }
     }
 
-    pub(crate) fn tell(&self, numbers: &mut [S]) {
+    pub(crate) fn copy_to(&self, numbers: &mut [S]) {
         numbers.copy_from_slice(&self.0[..numbers.len()]);
     }
 }

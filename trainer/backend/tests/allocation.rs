@@ -1,6 +1,6 @@
-//! A step allocates nothing once it has run: counted.
+//! After the first steps, a training step allocates nothing.
 //!
-//! Layers are left out: the `gemm` crate takes and frees its packing buffers inside each call.
+//! Layers are not tested: the `gemm` crate allocates and frees its packing buffers in each call.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -12,21 +12,22 @@ use millstream_backend::{
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 
-/// The system's allocator, counting.
+/// The system allocator, with a counter.
 struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is passed on to the system's allocator as it is.
+// SAFETY: every call is forwarded unchanged to the system allocator, which upholds the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are those of `System`.
+        // SAFETY: the caller upholds the contract of `alloc`, which is the same for `System`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
+        // SAFETY: `pointer` was allocated by `System`, because `alloc` forwards to it; the caller upholds the rest
+        // of the contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -68,11 +69,11 @@ fn batch(schema: &BatchSchema) -> BatchBuffer {
 
 #[test]
 fn a_step_allocates_nothing() {
-    // One after the other: the counter is everybody's.
+    // Sequentially: the counter is global.
     [false, true].into_iter().for_each(check);
 }
 
-/// With or without weights of ids.
+/// With or without id weights.
 fn check(weighted: bool) {
     let schema = BatchSchema {
         rows: ROWS,
@@ -89,7 +90,7 @@ fn check(weighted: bool) {
         position_bytes: 0,
     };
     let columns = [IdColumn::Single(0), IdColumn::Ragged(0)];
-    // One column each in the tables of two; both in a shared one.
+    // Separate tables have one column each; a shared table has both.
     let lookup = |number: usize| {
         let (column, first) = (columns[number], number * WIDTH);
         Lookup { column, pooling: Pooling::Mean, table: number, first }
@@ -107,10 +108,10 @@ fn check(weighted: bool) {
     let mut one = [table(Float::Bf16, WIDTH)];
     let mut wide = [Float::F32; 2].map(|float| table(float, 1));
     let (dense_weights, mut bias) = (cpu.matrix(1, 1), cpu.matrix(1, 1));
-    let (mut by_dense, mut by_bias) = (cpu.matrix(1, 1), cpu.matrix(1, 1));
+    let (mut dense_grad, mut bias_grad) = (cpu.matrix(1, 1), cpu.matrix(1, 1));
     let mut bias_state = [cpu.matrix(1, 1)];
-    let (mut input, by_input) = (cpu.matrix(rows, 2 * WIDTH + 1), cpu.matrix(rows, 2 * WIDTH));
-    let (mut logits, mut by_logits) = (cpu.matrix(rows, 1), cpu.matrix(rows, 1));
+    let (mut input, input_grad) = (cpu.matrix(rows, 2 * WIDTH + 1), cpu.matrix(rows, 2 * WIDTH));
+    let (mut logits, mut logits_grad) = (cpu.matrix(rows, 1), cpu.matrix(rows, 1));
     let (mut sums, mut squares) = (cpu.matrix(1, 2), cpu.matrix(1, 1));
     let loss = Loss::BinaryCrossEntropy { smoothing: 0.1, positive_weight: 2.0, negative_weight: 1.0 };
     let mut uploaded = cpu.batch(&schema);
@@ -145,17 +146,17 @@ fn check(weighted: bool) {
             batch: &uploaded,
             rows: 0..rows,
             logits: &logits,
-            logits_grad: &mut by_logits,
+            logits_grad: &mut logits_grad,
             sums: &mut sums,
         });
         cpu.run(ops::LinearBackward {
             batch: &uploaded,
             rows: 0..rows,
             dense: &[0],
-            out_grad: &by_logits,
+            out_grad: &logits_grad,
             mode: GradientMode::Write,
-            weight_grad: &mut by_dense,
-            bias_grad: &mut by_bias,
+            weight_grad: &mut dense_grad,
+            bias_grad: &mut bias_grad,
         });
         cpu.run(ops::Gather {
             batch: &uploaded,
@@ -168,13 +169,13 @@ fn check(weighted: bool) {
         });
         let (apart, alike) = (GradientColumns::Apart { first: 0 }, GradientColumns::Shared);
         let (batch, plan, lookups) = (&uploaded, &plan, lookups.as_slice());
-        let of_deep = RowGradients::<Cpu> { batch, plan, lookups, gradient: &by_input, columns: apart };
-        let of_wide = RowGradients::<Cpu> { batch, plan, lookups, gradient: &by_logits, columns: alike };
+        let of_deep = RowGradients::<Cpu> { batch, plan, lookups, gradient: &input_grad, columns: apart };
+        let of_wide = RowGradients::<Cpu> { batch, plan, lookups, gradient: &logits_grad, columns: alike };
         let lookups = shared.as_slice();
-        let of_one = RowGradients::<Cpu> { batch, plan, lookups, gradient: &by_input, columns: apart };
+        let of_one = RowGradients::<Cpu> { batch, plan, lookups, gradient: &input_grad, columns: apart };
         cpu.run(ops::Clear { rows: 1, matrix: &mut squares });
         cpu.run(ops::RowSquares { gradients: &of_deep, tables: &embeddings, sum: &mut squares });
-        cpu.run(ops::Squares { grad: &by_bias, sum: &mut squares });
+        cpu.run(ops::Squares { grad: &bias_grad, sum: &mut squares });
         cpu.run(ops::ClipScale { maximum: 1.0, squares: &squares, scale: &mut scale });
         cpu.run(ops::StepRows {
             update: &update,
@@ -202,7 +203,7 @@ fn check(weighted: bool) {
             scale: &scale,
             weights: &mut bias,
             states: &mut bias_state,
-            grad: &by_bias,
+            grad: &bias_grad,
         });
     };
     step();
@@ -212,7 +213,7 @@ fn check(weighted: bool) {
         (0..STEPS).for_each(|_| step());
         ALLOCATIONS.load(Ordering::Relaxed) - before
     };
-    // A thread that the steps before went without allocates while it starts, and so spoils a round or two.
+    // A thread that had no task in earlier steps allocates when it starts, which affects a few rounds.
     let rounds: Vec<usize> = (0..2 * THREADS).map(|_| allocations()).collect();
     assert!(rounds.contains(&0), "allocations in each round of {STEPS} steps: {rounds:?}");
 }

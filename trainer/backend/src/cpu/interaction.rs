@@ -181,7 +181,7 @@ pub(crate) fn dot_backward(cpu: &Cpu, operation: DotBackward<'_, Cpu>) {
             out.fill(0.0);
             out[..width].copy_from_slice(first);
             by_columns!(width, |first, N| {
-                by_pairs::<N>(vectors.row(row), width, first, pairs, out);
+                add_pair_gradients::<N>(vectors.row(row), width, first, pairs, out);
             });
             float.round_all(out);
         }
@@ -191,7 +191,7 @@ pub(crate) fn dot_backward(cpu: &Cpu, operation: DotBackward<'_, Cpu>) {
 /// Adds the gradients with respect to both vectors of each pair, for `N` columns from `first` on, given the
 /// gradients with respect to the products.
 #[inline(always)]
-fn by_pairs<const N: usize>(
+fn add_pair_gradients<const N: usize>(
     vectors: &[f32],
     width: usize,
     first: usize,

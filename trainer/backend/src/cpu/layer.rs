@@ -69,10 +69,10 @@ pub(crate) fn forward(cpu: &Cpu, operation: LayerForward<'_, Cpu>) {
 pub(crate) fn backward(cpu: &Cpu, operation: LayerBackward<'_, Cpu>) {
     let LayerBackward { rows, layer, output_grad, mode, weight_grad, bias_grad, input_grad } = operation;
     if bias_grad.is_some() || layer.activation != Activation::Identity {
-        backward_by_bias(cpu, rows, layer, output_grad, mode, bias_grad);
+        bias_backward(cpu, rows, layer, output_grad, mode, bias_grad);
     }
     if let Some(input_grad) = input_grad {
-        backward_by_input(cpu, rows, layer, output_grad, input_grad);
+        input_backward(cpu, rows, layer, output_grad, input_grad);
     }
     weights::backward(cpu, rows, layer.input, output_grad, mode, weight_grad);
 }
@@ -189,7 +189,7 @@ impl Ready<'_> {
 }
 
 /// Applies the activation mask to the gradient and sums its columns: each block's rows, then the blocks.
-fn backward_by_bias(
+fn bias_backward(
     cpu: &Cpu,
     rows: usize,
     layer: &SavedLayer<'_, CpuMatrix>,
@@ -229,7 +229,7 @@ fn backward_by_bias(
 /// `input_grad = output_grad . weights^T`, its first columns, with the mask of the input's activation applied.
 ///
 /// The weights are transposed once; otherwise the kernels would transpose them for every block.
-fn backward_by_input(
+fn input_backward(
     cpu: &Cpu,
     rows: usize,
     layer: &SavedLayer<'_, CpuMatrix>,

@@ -371,7 +371,7 @@ impl Backend for Cpu {
     }
 
     fn receive(&self, report: &mut HostReport<f32>, numbers: &mut [f32]) -> Result<(), BatchError> {
-        report.tell(numbers);
+        report.copy_to(numbers);
         Ok(())
     }
 }

@@ -78,7 +78,7 @@ pub struct CudaMatrix {
 struct Signs {
     memory: Memory,
     /// Whether the bits match the matrix's current values.
-    are_noted: AtomicBool,
+    are_valid: AtomicBool,
 }
 
 /// A matrix of bits.
@@ -108,7 +108,7 @@ impl CudaMatrix {
     /// Allocates space for sign bits.
     pub(super) fn add_signs(&mut self, context: &Arc<Context>) -> Result<(), Fault> {
         let memory = Memory::new(context, sign_bytes(self.rows(), self.columns()))?;
-        self.signs = Some(Signs { memory, are_noted: AtomicBool::new(false) });
+        self.signs = Some(Signs { memory, are_valid: AtomicBool::new(false) });
         Ok(())
     }
 
@@ -120,14 +120,14 @@ impl CudaMatrix {
 
     /// The sign bits, if they match the current values.
     pub(super) fn signs(&self) -> Option<Bits> {
-        let are_noted = self.signs.as_ref()?.are_noted.load(Ordering::Relaxed);
-        if are_noted { self.sign_room() } else { None }
+        let are_valid = self.signs.as_ref()?.are_valid.load(Ordering::Relaxed);
+        if are_valid { self.sign_room() } else { None }
     }
 
     /// Records that the matrix was written, and whether its sign bits were written with it.
-    pub(super) fn has_noted_signs(&self, are_noted: bool) {
+    pub(super) fn set_signs_valid(&self, are_valid: bool) {
         if let Some(signs) = &self.signs {
-            signs.are_noted.store(are_noted, Ordering::Relaxed);
+            signs.are_valid.store(are_valid, Ordering::Relaxed);
         }
     }
 

@@ -155,7 +155,7 @@ impl Commands {
     fn run(&mut self, stream: &Stream, blas: &Blas) -> Result<(), CommandError> {
         let is_this = |known: &Known| known.list.commands == self.list.commands;
         if let Some(place) = self.known.iter().position(is_this) {
-            self.known[place].tell(&self.list.arguments)?;
+            self.known[place].update_arguments(&self.list.arguments)?;
             return Ok(stream.run(&self.known[place].executable)?);
         }
         let commands = &self.list.commands;
@@ -244,7 +244,7 @@ impl Known {
     }
 
     /// Updates the arguments that changed.
-    fn tell(&mut self, arguments: &[u64]) -> Result<(), Fault> {
+    fn update_arguments(&mut self, arguments: &[u64]) -> Result<(), Fault> {
         let mut new = arguments;
         let kernels = self.list.each().filter_map(|(command, argument)| match command {
             Command::Kernel(launch, ..) => Some((*launch, argument)),

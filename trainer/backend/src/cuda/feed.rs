@@ -450,8 +450,8 @@ mod tests {
             (cuda.receive(&mut report, &mut number).map_err(|error| error.to_string()), number[0])
         };
         assert_eq!(step(false), (Ok(()), 0.5));
-        let told = "feature `one`, row 2 of the batch: id 101 is not below the cardinality 100";
-        assert_eq!(step(true), (Err(told.to_owned()), 0.5));
+        let message = "feature `one`, row 2 of the batch: id 101 is not below the cardinality 100";
+        assert_eq!(step(true), (Err(message.to_owned()), 0.5));
         assert_eq!(step(false), (Ok(()), 0.75));
     }
 

@@ -88,14 +88,14 @@ impl Cuda {
         };
         let signs = output.sign_room().filter(|_| is_rectified);
         let with_signs = Epilogue::Rectified { bias: bias_address, signs };
-        let notes_signs = signs.is_some() && rows > 0 && self.multiply(&of_epilogue(with_signs));
-        output.has_noted_signs(notes_signs);
+        let writes_signs = signs.is_some() && rows > 0 && self.multiply(&of_epilogue(with_signs));
+        output.set_signs_valid(writes_signs);
         let epilogue = match bias_address {
             _ if is_rectified => Epilogue::Rectified { bias: bias_address, signs: None },
             Some(bias) => Epilogue::Bias(bias),
             None => Epilogue::Plain,
         };
-        if notes_signs || rows == 0 || self.multiply(&of_epilogue(epilogue)) {
+        if writes_signs || rows == 0 || self.multiply(&of_epilogue(epilogue)) {
             return;
         }
         let sums = Shape::of(Float::F32, rows, outputs).view(scratch + work.sums);

@@ -182,16 +182,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_library_is_told_with_what_the_loader_says() {
+    fn a_missing_library_is_reported_with_the_loaders_error() {
         let name = Name { library: "A library", files: &["libnothing.so.1"], remedy: "install it" };
         let Err(error) = Libraries::of(Path::new("/nowhere")).open(&name) else { panic!("it is there") };
-        let told = error.to_string();
+        let message = error.to_string();
         assert!(
-            told.starts_with(
+            message.starts_with(
                 "A library is not on this host (looked for libnothing.so.1): install it (/nowhere/"
             ),
-            "{told}"
+            "{message}"
         );
-        assert!(told.contains("No such file"), "{told}");
+        assert!(message.contains("No such file"), "{message}");
     }
 }

@@ -41,7 +41,7 @@ impl Cuda {
     }
 
     pub(super) fn write(&self, matrix: &CudaMatrix, values: &[f32]) {
-        matrix.has_noted_signs(false);
+        matrix.set_signs_valid(false);
         let dense = self.scratch(size_of_val(values));
         self.copy_to(dense, bytes_of(values));
         let transfer = Transfer { dense, matrix: matrix.view(), rows: matrix.rows() as u32, unused: 0 };

@@ -51,20 +51,20 @@ mod tests {
     }
 
     #[test]
-    fn what_a_host_has_of_it_is_told() {
-        let told = |variant: &Variant| {
+    fn the_version_or_the_problem_is_reported() {
+        let found = |variant: &Variant| {
             let stand_in = StandIn::of(variant).unwrap();
             version(&Libraries::of(stand_in.folder())).map_err(|error| error.to_string())
         };
         let whole = Variant::default();
-        assert_eq!(told(&whole), Ok("2.27.3".to_owned()));
+        assert_eq!(found(&whole), Ok("2.27.3".to_owned()));
         for (variant, what) in [
             (whole.clone().without(Library::Nccl), "(NCCL) is not on this host (looked for libnccl.so.2): "),
             (whole.clone().without_function(Library::Nccl, "ncclGetVersion"), "no function ncclGetVersion"),
             (whole.clone().with_version(Library::Nccl, 2_170), "version 2.17, and Millstream needs 2.18 or"),
             (whole.with_version(Library::Nccl, 2_080), "version 2.8, and Millstream needs 2.18 or"),
         ] {
-            let problem = told(&variant).unwrap_err();
+            let problem = found(&variant).unwrap_err();
             assert!(
                 problem.contains(what) && problem.contains("package libnccl2 (deb)"),
                 "{what}: {problem}"

@@ -62,7 +62,7 @@ impl Base {
 
 impl Spans {
     /// Sends the completed spans to the recorder, in order.
-    fn tell(&mut self) {
+    fn report_completed(&mut self) {
         while let Some(first) = self.waiting.front() {
             let Some(from_base) = must(first.start.since(&self.base.event)) else { return };
             let Some(duration) = must(first.end.since(&first.start)) else { return };
@@ -96,7 +96,7 @@ impl Cuda {
         must(self.copies.wait());
         must(self.stream.wait());
         if let Some(mut spans) = self.spans().take() {
-            spans.tell();
+            spans.report_completed();
         }
     }
 
@@ -164,7 +164,7 @@ impl Cuda {
         let phase = spans.recorder.current_phase();
         spans.waiting.push_back(Waiting { track, category, operation, phase, start, end });
         if spans.waiting.len() > MOST_WAITING {
-            spans.tell();
+            spans.report_completed();
         }
     }
 

@@ -61,8 +61,8 @@ impl<D: Shapes> CopyRows<'_, D> {
 /// "Dropout", 2014, section 10). Its gradient is the same operation.
 ///
 /// Row 0 is row `rows.start` of the pass that `key` identifies. Word `c / 16 % 4` of the [Philox](crate::philox) of
-/// counter `(r, c / 64 * 16 + c % 16)` decides column `c` of row `r`: the number is kept if the word is below `2^32
-/// keep`.
+/// counter `(r, c / 64 * 16 + c % 16)` decides column `c` of row `r`: the number is kept if the word is below
+/// `2^32 keep`.
 pub struct Dropout<'a, D: Shapes> {
     /// Rows of the pass.
     pub rows: Range<usize>,

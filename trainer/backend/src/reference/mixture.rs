@@ -45,11 +45,11 @@ pub(super) fn backward(
             };
             // The derivative of a softmax: g_e (1 - g_e) with respect to its own logit, -g_e g_f with respect to
             // another.
-            let by_logit = (0..count).map(|other| {
+            let logit_grad = (0..count).map(|other| {
                 let own = if other == expert { 1.0 } else { 0.0 };
                 by_gate(other) * gate(task, other) * (own - gate(task, expert))
             });
-            *logits_grad.at_mut(row, task * count + expert) = by_logit.sum();
+            *logits_grad.at_mut(row, task * count + expert) = logit_grad.sum();
         }
         for (expert, column) in (0..count).flat_map(|expert| (0..width).map(move |column| (expert, column))) {
             *experts_grad.at_mut(row, expert * width + column) =

@@ -1,4 +1,4 @@
-//! Numbers worked out by hand, on every backend; and what all refuse.
+//! Values computed by hand, on every backend, and errors that all backends report.
 
 use std::sync::Arc;
 
@@ -123,7 +123,7 @@ fn uploaded<B: Backend>(backend: &B) -> B::Batch {
     batch
 }
 
-/// Tags alone, with weights: {1: 2, 1: 1}, {}, {0: -1, 2: 4}.
+/// Only tags, with weights: {1: 2, 1: 1}, {}, {0: -1, 2: 4}.
 fn weighted_rows() -> BatchBuffer {
     let weighted = RaggedFeature { weighted: true, ..schema().ragged.remove(0) };
     let schema = BatchSchema { weighted: false, ragged: vec![weighted], ..schema() };
@@ -158,8 +158,8 @@ fn a_layer_goes_forward_and_backward<B: Backend>(backend: &B) {
     });
     close(&bench.read(&output, 6), &[0.0, 1.5, 4.0, 4.5, 0.0, 5.0]);
     let mut gradient = bench.matrix(2, 3, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-    let (mut by_weights, mut by_bias) = (backend.matrix(2, 3), backend.matrix(1, 3));
-    let mut by_input = backend.matrix(2, 2);
+    let (mut weight_grad, mut bias_grad) = (backend.matrix(2, 3), backend.matrix(1, 3));
+    let mut input_grad = backend.matrix(2, 2);
     let layer = SavedLayer {
         input: &input,
         input_activation: Activation::Identity,
@@ -167,21 +167,21 @@ fn a_layer_goes_forward_and_backward<B: Backend>(backend: &B) {
         output: &output,
         activation: Activation::Relu,
     };
-    let by_input_wanted = Some(&mut by_input);
-    let by_bias_wanted = Some(&mut by_bias);
+    let input_grad_wanted = Some(&mut input_grad);
+    let bias_grad_wanted = Some(&mut bias_grad);
     backend.run(ops::LayerBackward {
         rows: 2,
         layer: &layer,
         output_grad: &mut gradient,
         mode: GradientMode::Write,
-        weight_grad: &mut by_weights,
-        bias_grad: by_bias_wanted,
-        input_grad: by_input_wanted,
+        weight_grad: &mut weight_grad,
+        bias_grad: bias_grad_wanted,
+        input_grad: input_grad_wanted,
     });
     close(&bench.read(&gradient, 6), &[0.0, 2.0, 3.0, 4.0, 0.0, 6.0]);
-    close(&bench.read(&by_bias, 3), &[4.0, 2.0, 9.0]);
-    close(&bench.read(&by_weights, 6), &[12.0, 2.0, 21.0, -4.0, 4.0, 0.0]);
-    close(&bench.read(&by_input, 4), &[6.0, 5.0, 16.0, 2.0]);
+    close(&bench.read(&bias_grad, 3), &[4.0, 2.0, 9.0]);
+    close(&bench.read(&weight_grad, 6), &[12.0, 2.0, 21.0, -4.0, 4.0, 0.0]);
+    close(&bench.read(&input_grad, 4), &[6.0, 5.0, 16.0, 2.0]);
 }
 
 fn a_gradient_is_masked_by_what_the_input_came_through<B: Backend>(backend: &B) {
@@ -203,7 +203,7 @@ fn a_gradient_is_masked_by_what_the_input_came_through<B: Backend>(backend: &B) 
         close(&bench.read(&given, 6), &[0.0, 1.5, 4.0, 4.5, 0.0, 5.0]);
         let weights = bench.matrix(3, 1, &[1.0, 2.0, -1.0]);
         let output = backend.matrix(2, 1);
-        let mut by_input = backend.matrix_of(float, 2, 3);
+        let mut input_grad = backend.matrix_of(float, 2, 3);
         let mut backward = |given: &B::Matrix| {
             let layer = SavedLayer {
                 input: given,
@@ -214,24 +214,24 @@ fn a_gradient_is_masked_by_what_the_input_came_through<B: Backend>(backend: &B) 
             };
             let mut gradient = backend.matrix_of(float, 2, 1);
             backend.write_matrix(&mut gradient, &scalars::<B>(&[1.0, 10.0]));
-            let (mut by_weights, mut by_bias) = (backend.matrix(3, 1), backend.matrix(1, 1));
-            let wanted = (Some(&mut by_bias), Some(&mut by_input));
+            let (mut weight_grad, mut bias_grad) = (backend.matrix(3, 1), backend.matrix(1, 1));
+            let wanted = (Some(&mut bias_grad), Some(&mut input_grad));
             backend.run(ops::LayerBackward {
                 rows: 2,
                 layer: &layer,
                 output_grad: &mut gradient,
                 mode: GradientMode::Write,
-                weight_grad: &mut by_weights,
+                weight_grad: &mut weight_grad,
                 bias_grad: wanted.0,
                 input_grad: wanted.1,
             });
-            (bench.read(&by_weights, 3), bench.read(&by_bias, 1), bench.read(&by_input, 6))
+            (bench.read(&weight_grad, 3), bench.read(&bias_grad, 1), bench.read(&input_grad, 6))
         };
-        let (by_weights, by_bias, masked) = backward(&given);
-        close(&by_weights, &[45.0, 1.5, 54.0]);
-        close(&by_bias, &[11.0]);
+        let (weight_grad, bias_grad, masked) = backward(&given);
+        close(&weight_grad, &[45.0, 1.5, 54.0]);
+        close(&bias_grad, &[11.0]);
         close(&masked, &[0.0, 2.0, -1.0, 10.0, 0.0, -10.0]);
-        // What the device has noted of the matrix is of no account any more.
+        // The sign bits that the device stored for the matrix are now invalid.
         backend.write_matrix(&mut given, &scalars::<B>(&[1.0, 0.0, 0.0, 0.0, 1.0, 1.0]));
         close(&backward(&given).2, &[1.0, 0.0, 0.0, 0.0, 20.0, -10.0]);
     }
@@ -289,22 +289,22 @@ fn ids_are_looked_up_and_pooled<B: Backend>(backend: &B) {
     });
     close(&bench.read(&out, 3), &[1125.0, 2107.0, 3117.0]);
     let gradient = bench.matrix(3, 1, &[1.0, 2.0, 4.0]);
-    let (mut by_weights, mut by_bias) = (backend.matrix(2, 1), backend.matrix(1, 1));
+    let (mut weight_grad, mut bias_grad) = (backend.matrix(2, 1), backend.matrix(1, 1));
     backend.run(ops::LinearBackward {
         batch: &batch,
         rows: 0..3,
         dense: &[0, 1],
         out_grad: &gradient,
         mode: GradientMode::Write,
-        weight_grad: &mut by_weights,
-        bias_grad: &mut by_bias,
+        weight_grad: &mut weight_grad,
+        bias_grad: &mut bias_grad,
     });
-    close(&bench.read(&by_weights, 2), &[17.0, 170.0]);
-    close(&bench.read(&by_bias, 1), &[7.0]);
+    close(&bench.read(&weight_grad, 2), &[17.0, 170.0]);
+    close(&bench.read(&bias_grad, 1), &[7.0]);
 }
 
-/// What the rows of `buffer` give, summed as the pooling says, from a table `[3, 1]` and from a linear model of it; and
-/// the table after a step of gradients 1, 10 and 100.
+/// For each row of `buffer`: the pooled lookup in a table `[3, 1]`, and the output of a linear model of it. Also
+/// the table after a step with gradients 1, 10 and 100.
 fn of_tags<B: Backend>(backend: &B, buffer: &BatchBuffer, pooling: Pooling) -> [Vec<f64>; 3] {
     let bench = Bench(backend);
     let schema = buffer.as_ref().layout().schema().clone();
@@ -352,7 +352,7 @@ fn of_tags<B: Backend>(backend: &B, buffer: &BatchBuffer, pooling: Pooling) -> [
 }
 
 fn ids_count_by_their_weights<B: Backend>(backend: &B) {
-    // Twice 3 and once 3; nothing; -1 times 1 and four times 5. What is not above 0 has no share in what is divided.
+    // Twice 3 and once 3; nothing; -1 times 1 and four times 5. Divisors ignore weights that are not positive.
     let root = 5.0_f64.sqrt();
     let cases = [
         (Pooling::Sum, [9.0, 0.0, 19.0], [101.0, 0.0, -395.0]),
@@ -368,7 +368,7 @@ fn ids_count_by_their_weights<B: Backend>(backend: &B) {
 }
 
 fn shares_are_finite_whatever_the_weights<B: Backend>(backend: &B) {
-    // Sums and squares beyond single precision, above and below; and rows without a weight above 0.
+    // Sums and squares beyond the range of fp32, above and below; and rows without a positive weight.
     for weight in [f32::MAX, 1e-45, 0.0, -1.0] {
         let mut buffer = weighted_rows();
         buffer.as_mut().sections().ragged_weights[0].as_mut().expect("weights")[..4].fill(weight);
@@ -386,7 +386,7 @@ fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
     let batch = uploaded(backend);
     let mut plan = backend.row_plan(&schema(), &[vec![IdColumn::Single(0)], vec![IdColumn::Ragged(0)]]);
     backend.run(ops::PlanRows { batch: &batch, plan: &mut plan });
-    // Of each row: two columns for the colour, one for the tags.
+    // Per row: two columns for the colour, one for the tags.
     let gradient = bench.matrix(3, 3, &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]);
     let columns = GradientColumns::Apart { first: 0 };
     let colour = &lookups(Pooling::Sum)[..1];
@@ -409,7 +409,7 @@ fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
         close(&colours, &[-8.0, -16.0, 0.0, 0.0, -65.0, -130.0, 0.0, 0.0]);
         close(&bench.read_table(&tables[1], TablePart::Weights, 3), &tags);
     }
-    // Adagrad's accumulator sees the square of the sum, not the sum of squares.
+    // Adagrad accumulates the square of the sum, not the sum of squares.
     let formula = Formula::Adagrad { learning_rate: 1.0, epsilon: 0.0 };
     let mut tables = [bench.table((4, 2), &[0.0; 8], &formula, [0.0; 2])];
     backend.run(ops::StepRows {
@@ -423,7 +423,7 @@ fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
     close(&accumulators, &[64.0, 256.0, 0.0, 0.0, 4225.0, 16900.0, 0.0, 0.0]);
     let weights = bench.read_table(&tables[0], TablePart::Weights, 8);
     close(&weights, &[-1.0, -1.0, 0.0, 0.0, -1.0, -1.0, 0.0, 0.0]);
-    // The accumulator of a row takes the mean of its squares.
+    // Row-wise Adagrad accumulates the mean of the squares.
     let formula = Formula::RowWiseAdagrad { learning_rate: 1.0, epsilon: 0.0 };
     let mut tables = [bench.table((4, 2), &[0.0; 8], &formula, [0.0; 2])];
     backend.run(ops::StepRows {
@@ -438,7 +438,7 @@ fn a_row_is_stepped_once_by_all_its_gradients<B: Backend>(backend: &B) {
     let (first, third) = (160.0_f64.sqrt(), 10562.5_f64.sqrt());
     let weights = bench.read_table(&tables[0], TablePart::Weights, 8);
     close(&weights, &[-8.0 / first, -16.0 / first, 0.0, 0.0, -65.0 / third, -130.0 / third, 0.0, 0.0]);
-    // So does the norm: 8, 16, 65, 130 squared.
+    // The norm does the same: 8, 16, 65, 130 squared.
     let mut squares = bench.matrix(1, 1, &[5.0]);
     backend.run(ops::RowSquares { gradients: &gradients, tables: &tables, sum: &mut squares });
     close(&bench.read(&squares, 1), &[5.0 + 64.0 + 256.0 + 4225.0 + 16900.0]);
@@ -455,7 +455,7 @@ fn gradients_are_scaled_cut_and_pulled<B: Backend>(backend: &B) {
     close(&bench.read(&scale, 1), &[1.0]);
     backend.run(ops::ClipScale { maximum: 100.25_f64.sqrt() / 2.0, squares: &squares, scale: &mut scale });
     close(&bench.read(&scale, 1), &[0.5]);
-    // Half of each, within 3.5, and a quarter of the weight.
+    // Half of each, clipped to 3.5, and a quarter of the weight.
     let mut weights = bench.matrix(1, 4, &[1.0, -2.0, 4.0, 8.0]);
     let update = Update { formula: SGD, clip: 3.5, l2: 0.25 };
     backend.run(ops::Step {
@@ -466,7 +466,7 @@ fn gradients_are_scaled_cut_and_pulled<B: Backend>(backend: &B) {
         grad: &gradient,
     });
     close(&bench.read(&weights, 4), &[1.0 - 3.25, -2.0 + 4.0, 4.0 - 1.25, 8.0 - 2.0]);
-    // A step by what is no number is none.
+    // NaN gradients make NaN weights: clipping does not hide them.
     let gradient = bench.matrix(1, 4, &[f32::NAN; 4]);
     backend.run(ops::Step {
         update: &update,
@@ -493,7 +493,7 @@ fn numbers_are_dropped_as_often_as_asked<B: Backend>(backend: &B) {
     assert!((share - 0.75).abs() < 4.0 * (0.75 * 0.25 / first.len() as f64).sqrt(), "{share}");
     assert_eq!(first, dropped(1, 0));
     assert_ne!(first, dropped(2, 0));
-    // A row is the same in whatever pass it comes.
+    // A row's mask does not depend on the pass's first row.
     assert_eq!(first[columns * 40..], dropped(1, 40)[..columns * 60]);
 }
 
@@ -503,15 +503,15 @@ fn vectors_meet_in_pairs<B: Backend>(backend: &B) {
     let mut out = bench.matrix(1, 1, &[100.0]);
     backend.run(ops::FmForward { rows: 1, vectors: &vectors, shape: (3, 2), out: &mut out });
     close(&bench.read(&out, 1), &[105.0]);
-    let mut by_vectors = bench.matrix(1, 6, &[100.0; 6]);
+    let mut vectors_grad = bench.matrix(1, 6, &[100.0; 6]);
     backend.run(ops::FmBackward {
         rows: 1,
         vectors: &vectors,
         shape: (3, 2),
         out_grad: &bench.matrix(1, 1, &[2.0]),
-        vectors_grad: &mut by_vectors,
+        vectors_grad: &mut vectors_grad,
     });
-    close(&bench.read(&by_vectors, 6), &[106.0, 106.0, 102.0, 112.0, 108.0, 102.0]);
+    close(&bench.read(&vectors_grad, 6), &[106.0, 106.0, 102.0, 112.0, 108.0, 102.0]);
     let mut out = backend.matrix(1, 5);
     backend.run(ops::DotForward { rows: 1, vectors: &vectors, width: 2, out: &mut out });
     close(&bench.read(&out, 5), &[1.0, 2.0, 1.0, 8.0, -4.0]);
@@ -521,9 +521,9 @@ fn vectors_meet_in_pairs<B: Backend>(backend: &B) {
         vectors: &vectors,
         width: 2,
         out_grad: &gradient,
-        vectors_grad: &mut by_vectors,
+        vectors_grad: &mut vectors_grad,
     });
-    close(&bench.read(&by_vectors, 6), &[13.0, 27.0, 1.0, 18.0, 14.0, 0.0]);
+    close(&bench.read(&vectors_grad, 6), &[13.0, 27.0, 1.0, 18.0, 14.0, 0.0]);
 }
 
 /// Two tasks over two experts of two columns: gates of 1/2, and of 3/4 and 1/4.
@@ -543,23 +543,23 @@ fn gates_mix_what_experts_gave<B: Backend>(backend: &B) {
     });
     close(&bench.read(&gates, 4), &[0.5, 0.5, 0.75, 0.25]);
     close(&bench.read(&output, 4), &[3.0, 0.0, 2.0, 1.0]);
-    let by_output = bench.matrix(1, 4, &[1.0, 0.0, 0.0, 4.0]);
-    let (mut by_logits, mut by_experts) = (backend.matrix(1, 4), backend.matrix(1, 4));
+    let output_grad = bench.matrix(1, 4, &[1.0, 0.0, 0.0, 4.0]);
+    let (mut logits_grad, mut experts_grad) = (backend.matrix(1, 4), backend.matrix(1, 4));
     backend.run(ops::MixtureBackward {
         rows: 1,
         shape,
         gates: &gates,
         experts: &experts,
-        output_grad: &by_output,
-        logits_grad: &mut by_logits,
-        experts_grad: &mut by_experts,
+        output_grad: &output_grad,
+        logits_grad: &mut logits_grad,
+        experts_grad: &mut experts_grad,
     });
-    // Products of 1 and 5 around their mean of 3; of 8 and -8 around theirs of 4.
-    close(&bench.read(&by_logits, 4), &[-1.0, 1.0, 3.0, -3.0]);
-    close(&bench.read(&by_experts, 4), &[0.5, 3.0, 0.5, 1.0]);
+    // Products of 1 and 5 around their mean of 3; of 8 and -8 around their mean of 4.
+    close(&bench.read(&logits_grad, 4), &[-1.0, 1.0, 3.0, -3.0]);
+    close(&bench.read(&experts_grad, 4), &[0.5, 3.0, 0.5, 1.0]);
 }
 
-/// Rows 0 and 2 have one item, and row 1 is of label 0.
+/// Rows 0 and 2 have the same item, and row 1 has label 0.
 fn a_query_chooses_among_the_items_of_its_batch<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let batch = uploaded(backend);
@@ -567,7 +567,7 @@ fn a_query_chooses_among_the_items_of_its_batch<B: Backend>(backend: &B) {
     let (queries, items_matrix) =
         (bench.matrix(3, 1, &[1.0, 5.0, 2.0]), bench.matrix(3, 1, &items.map(|item| item as f32)));
     let mut work = backend.softmax_work(3, 1);
-    let (mut by_queries, mut by_items) = (backend.matrix(3, 1), backend.matrix(3, 1));
+    let (mut query_grad, mut item_grad) = (backend.matrix(3, 1), backend.matrix(3, 1));
     let mut run = |item_id| {
         let mut sums = bench.matrix(1, 2, &[1.0, 1.0]);
         let (queries, items) = (&queries, &items_matrix);
@@ -575,21 +575,21 @@ fn a_query_chooses_among_the_items_of_its_batch<B: Backend>(backend: &B) {
         backend.run(ops::InBatchSoftmax {
             input: &softmax,
             work: &mut work,
-            query_grad: &mut by_queries,
-            item_grad: &mut by_items,
+            query_grad: &mut query_grad,
+            item_grad: &mut item_grad,
             sums: &mut sums,
         });
-        [bench.read(&sums, 2), bench.read(&by_queries, 3), bench.read(&by_items, 3)]
+        [bench.read(&sums, 2), bench.read(&query_grad, 3), bench.read(&item_grad, 3)]
     };
-    // Of probability 3/4 and 4/5.
-    let [sums, by_queries, by_items] = run(Some(0));
+    // Probabilities 3/4 and 4/5.
+    let [sums, query_grad, item_grad] = run(Some(0));
     close(&sums, &[1.0 + (5.0_f64 / 3.0).ln(), 3.0]);
-    close(&by_queries, &[-items[0] / 4.0, 0.0, -items[2] / 5.0]);
-    close(&by_items, &[-0.25, 0.25 + 0.4, -0.4]);
-    // Each is the other's rival: of probability 1/2 and 4/14.
-    let [sums, by_queries, _] = run(None);
+    close(&query_grad, &[-items[0] / 4.0, 0.0, -items[2] / 5.0]);
+    close(&item_grad, &[-0.25, 0.25 + 0.4, -0.4]);
+    // Each is a negative of the other: probabilities 1/2 and 4/14.
+    let [sums, query_grad, _] = run(None);
     close(&sums, &[1.0 + 7.0_f64.ln(), 3.0]);
-    close(&by_queries, &[-0.5 * items[0] + items[2] / 3.0, 0.0, (9.0 * items[0] - 10.0 * items[2]) / 14.0]);
+    close(&query_grad, &[-0.5 * items[0] + items[2] / 3.0, 0.0, (9.0 * items[0] - 10.0 * items[2]) / 14.0]);
 }
 
 fn vectors_are_made_of_length_1<B: Backend>(backend: &B) {
@@ -611,7 +611,7 @@ fn a_row_of_a_shared_table_is_stepped_once_by_the_gradients_of_all_columns<B: Ba
     let batch = uploaded(backend);
     let mut plan = backend.row_plan(&schema(), &[vec![IdColumn::Single(0), IdColumn::Ragged(0)]]);
     backend.run(ops::PlanRows { batch: &batch, plan: &mut plan });
-    // What the tags give stands before what the colour gives.
+    // The tags' columns precede the colour's.
     let colour = Lookup { column: IdColumn::Single(0), pooling: Pooling::Sum, table: 0, first: 1 };
     let tags = Lookup { column: IdColumn::Ragged(0), pooling: Pooling::Mean, first: 0, ..colour };
     let lookups = [colour, tags];
@@ -646,7 +646,7 @@ fn a_row_of_a_shared_table_is_stepped_once_by_the_gradients_of_all_columns<B: Ba
     let columns = GradientColumns::Apart { first: 0 };
     let gradients =
         RowGradients::<B> { batch: &batch, plan: &plan, lookups: &lookups, gradient: &gradient, columns };
-    // The accumulator sees the square of the sum: of 4 and 32 / 2; of 2; of 1, 16 and 32 / 2.
+    // Adagrad accumulates the square of the sum: of 4 and 32 / 2; of 2; of 1, 16 and 32 / 2.
     let formula = Formula::Adagrad { learning_rate: 1.0, epsilon: 0.0 };
     let mut tables = table(&[0.0; 4], &formula);
     backend.run(ops::StepRows {
@@ -666,7 +666,7 @@ fn a_row_of_a_shared_table_is_stepped_once_by_the_gradients_of_all_columns<B: Ba
 fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let batch = uploaded(backend);
-    // Of probability 1/2, 3/4 and 1/5.
+    // Probabilities 1/2, 3/4 and 1/5.
     let logits = [0.0, 3.0_f64.ln(), 0.25_f64.ln()];
     let logits = bench.matrix(3, 1, &logits.map(|logit| logit as f32));
     let (mut gradient, mut sums) = (backend.matrix(3, 1), backend.matrix(1, 2));
@@ -681,7 +681,7 @@ fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {
     let loss = 2.0_f64.ln() + 2.0 * 4.0_f64.ln() + 5.0_f64.ln();
     close(&bench.read(&sums, 2), &[loss, 4.0]);
     close(&bench.read(&gradient, 3), &[-0.5 / 4.0, 2.0 * 0.75 / 4.0, -0.8 / 4.0]);
-    // Of the last two rows, labels of 0.125 and 0.875, and thrice the weight of the positive one.
+    // The last two rows: smoothed labels of 0.125 and 0.875, and three times the weight for the positive one.
     let loss = Loss::BinaryCrossEntropy { smoothing: 0.25, positive_weight: 3.0, negative_weight: 1.0 };
     let (mut of_two, mut sums) = (backend.matrix(3, 1), bench.matrix(1, 2, &[1.0, 1.0]));
     let last = bench.matrix(3, 1, &[3.0_f64.ln() as f32, 0.25_f64.ln() as f32, 0.0]);
@@ -715,9 +715,9 @@ fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {
 
 fn the_loss_of_classes_is_a_weighted_mean<B: Backend>(backend: &B) {
     let bench = Bench(backend);
-    // Labels 1, 0 and 1, of weights 1, 2 and 1.
+    // Labels 1, 0 and 1, with weights 1, 2 and 1.
     let batch = uploaded(backend);
-    // Of probabilities 1/2, 1/4, 1/4; of 1/7, 4/7, 2/7; and of a third each, far from 0.
+    // Probabilities 1/2, 1/4, 1/4; 1/7, 4/7, 2/7; and a third each, with logits far from 0.
     let logs = [2.0, 1.0, 1.0, 1.0, 4.0, 2.0].map(|x: f64| x.ln() as f32);
     let logits: Vec<f32> = logs.into_iter().chain([-500.0; 3]).collect();
     let logits = bench.matrix(3, 3, &logits);
@@ -739,7 +739,8 @@ fn the_loss_of_classes_is_a_weighted_mean<B: Backend>(backend: &B) {
         [1.0 / 12.0, -2.0 / 12.0, 1.0 / 12.0],
     ];
     close(&bench.read(&gradient, 9), expected.as_flattened());
-    // The first two rows: targets of 1/8, 6/8, 1/8 and of 6/8, 1/8, 1/8; rows of class 0 count half, of class 1 thrice.
+    // The first two rows: targets 1/8, 6/8, 1/8 and 6/8, 1/8, 1/8; the weight of class 0 is 1/2, of class 1 it is
+    // 3.
     let loss = Loss::CrossEntropy { smoothing: 0.375, class_weights: vec![0.5, 3.0, 7.0] };
     let mut sums = bench.matrix(1, 2, &[1.0, 1.0]);
     backend.run(ops::TaskLoss {
@@ -753,7 +754,7 @@ fn the_loss_of_classes_is_a_weighted_mean<B: Backend>(backend: &B) {
     let first = 2.0_f64.ln() / 8.0 + 4.0_f64.ln() * 7.0 / 8.0;
     let second = 7.0_f64.ln() - (4.0_f64.ln() + 2.0_f64.ln()) / 8.0;
     close(&bench.read(&sums, 2), &[1.0 + 3.0 * first + second, 1.0 + 4.0]);
-    // Of a weight of 2 of the task over one of 7 of the batch, the third row's with it.
+    // A task weight of 2, over the batch's total weight of 7, which includes the third row.
     let expected =
         [[3.0 * 0.375, -3.0 * 0.5, 3.0 * 0.125], [1.0 / 7.0 - 0.75, 4.0 / 7.0 - 0.125, 2.0 / 7.0 - 0.125]];
     let expected: Vec<f64> = expected.as_flattened().iter().map(|g| g * 2.0 / 7.0).collect();
@@ -860,7 +861,7 @@ fn bad_batches_are_refused<B: Backend>(backend: &B) {
     assert_eq!(refusal(|buffer| buffer.as_mut().sections().ragged[0].0[2] = 1), bad_offsets(1, 2, 1));
     assert_eq!(refusal(|buffer| buffer.as_mut().sections().ragged[0].0[2] = 5), bad_offsets(1, 2, 5));
     assert_eq!(refusal(|buffer| buffer.as_mut().sections().ragged[0].0[3] = 9), bad_offsets(2, 2, 9));
-    // The first of several is told, by column and then by row, whichever is found first.
+    // Of several faults, the first is reported: by column, then by row, regardless of detection order.
     let several = refusal(|buffer| {
         let mut slot = buffer.as_mut();
         let sections = slot.sections();
@@ -870,7 +871,7 @@ fn bad_batches_are_refused<B: Backend>(backend: &B) {
     let feature = "colour".to_owned();
     assert_eq!(several, BatchError::IdOutOfRange { feature, row: 1, id: 5, cardinality: 4 });
 
-    // Past the rows that count, anything may lie.
+    // Rows past the end may contain anything.
     let mut buffer = three_rows();
     set_rows(&mut buffer.as_mut(), 2);
     buffer.as_mut().sections().ids[2] = 99;
@@ -902,7 +903,7 @@ fn matrices_and_tables_keep_what_is_written<B: Backend>(backend: &B) {
 fn a_copied_table_has_each_part_in_its_place<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let rowwise = Formula::RowWiseAdagrad { learning_rate: 1.0, epsilon: 0.0 };
-    // The largest is more than one task.
+    // The largest sizes are more than one task.
     for (rows, width) in [(1, 1), (3, 5), (40_000, 1), (5_000, 8), (700, 17), (70_000, 64)] {
         let values: Vec<f32> = (0..rows * width).map(|x| (x % 8191) as f32).collect();
         for update in [&adam(0.0), &rowwise] {

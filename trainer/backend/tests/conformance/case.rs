@@ -1,4 +1,4 @@
-//! A batch and a model's worth of shapes to run every operation on.
+//! A batch and random shapes, and a run of every operation on them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::interactions::interactions;
 use crate::normalization::normalization;
 use crate::retrieval::retrieval;
 
-/// Backends of so many threads: as this machine is, and as one without AMX.
+/// CPU backends with `threads` threads: with all of the machine's instructions, and without AMX.
 pub(crate) fn cpus(threads: u32) -> [Cpu; 2] {
     let cpu = || Cpu::new(Some(threads)).expect("threads");
     [cpu(), cpu().without_tiles()]
 }
 
-/// The CUDA backend, on stand-ins for a GPU and its libraries, with kernels compiled for the host; on the host's
-/// own GPU where `MILLSTREAM_GPU` names a folder to keep compiled kernels in (see `bench/gpu`).
+/// The CUDA backend on an emulated GPU, with kernels compiled for the host. If `MILLSTREAM_GPU` names a cache
+/// directory for compiled kernels, on the host's GPU instead (see `bench/gpu`).
 pub(crate) fn cuda() -> Cuda {
     if let Some(images) = std::env::var_os("MILLSTREAM_GPU") {
         return Cuda::new(&Libraries::default(), 0, Some(Path::new(&images))).expect("a GPU");
@@ -33,21 +33,21 @@ pub(crate) fn cuda() -> Cuda {
     Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).expect("a device")
 }
 
-/// The same with a library of products that does nothing else by the way.
+/// The CUDA backend on an emulated GPU whose cuBLASLt has no epilogues.
 pub(crate) fn cuda_of_plain_products() -> Cuda {
     let stand_in = StandIn::of(&Variant::default().with_plain_products()).expect("a C++ compiler");
     let images = stand_in.folder().join("images");
     Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).expect("a device")
 }
 
-/// Runs `body` on a backend while its operations are recorded, and looks at what was: on tracks of these names.
+/// Runs `body` on a backend while recording, and checks the recorded spans, which must be on tracks of these names.
 pub(crate) fn recorded<B: Backend>(backend: B, tracks: &[&str], body: &dyn Fn(&B)) {
     backend.begin_recording();
     body(&backend);
     let recording = backend.end_recording();
     let spans: Vec<_> = recording.tracks.iter().flat_map(|track| &track.spans).collect();
     assert!(!spans.is_empty() && recording.dropped == 0, "{} spans", spans.len());
-    // A driver tells the time between two points in milliseconds of single precision.
+    // The driver reports the time between two events in milliseconds as fp32.
     let blur_ns = 1_000 + ((recording.ended_ns - recording.began_ns) >> 22);
     let operations: Vec<_> = spans.iter().filter(|span| span.category == Category::Operation).collect();
     for span in &spans {
@@ -91,7 +91,7 @@ impl Random {
         (self.next() % bound as u64) as usize
     }
 
-    /// In -1..1, exact in float32.
+    /// In -1..1, exact in fp32.
     pub(crate) fn number(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
@@ -101,20 +101,20 @@ impl Random {
     }
 }
 
-/// How ids fall.
+/// The distribution of ids.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum IdsFall {
     Anywhere,
     AllEqual,
-    /// Ragged rows all empty.
+    /// All ragged rows are empty.
     Nowhere,
 }
 
-/// Shapes of one run.
+/// The shapes of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct Shapes {
     pub(crate) rows: u32,
-    /// Rows that the slot has room for.
+    /// The slot's capacity in rows.
     pub(crate) capacity: u32,
     pub(crate) dense: usize,
     /// Cardinality and width of each single-id feature's table.
@@ -122,10 +122,10 @@ pub(crate) struct Shapes {
     /// Cardinality, width and maximum of each ragged feature's table.
     pub(crate) ragged: Vec<(u32, usize, u32)>,
     pub(crate) pooling: Pooling,
-    /// Whether columns share two tables, one taking the first, third and so on.
+    /// Whether columns share two tables; columns 0, 2, 4, ... use the first one.
     pub(crate) shared: bool,
     pub(crate) weighted: bool,
-    /// Whether ids of the first ragged feature have weights, and of the third and so on.
+    /// Whether ragged features 0, 2, 4, ... have weighted ids.
     pub(crate) weighted_ids: bool,
     pub(crate) ids: IdsFall,
     /// Inputs and outputs of a layer.
@@ -136,7 +136,7 @@ impl Shapes {
     pub(crate) fn schema(&self) -> BatchSchema {
         BatchSchema {
             rows: self.capacity,
-            // One without a name, or two.
+            // One unnamed label, or two named ones.
             labels: if self.weighted { vec!["l0".to_owned(), "l1".to_owned()] } else { Vec::new() },
             weighted: self.weighted,
             dense: (0..self.dense).map(|i| format!("d{i}")).collect(),
@@ -190,7 +190,7 @@ impl Shapes {
             sections.ids[feature * stride..][..rows].fill_with(|| id(cardinality));
         }
         let mut lengths = Random(u64::from(self.rows));
-        // Negative ones and zeros among them.
+        // Includes negative weights and zeros.
         let mut weight = Random(!u64::from(self.rows));
         for weights in sections.ragged_weights.into_iter().flatten() {
             weights.fill_with(|| (weight.below(12) as f32 - 2.0) / 8.0);
@@ -210,7 +210,7 @@ impl Shapes {
         buffer
     }
 
-    /// Every id column, looked up; what they give lies in the order of the columns.
+    /// A lookup of every id column; outputs are concatenated in the order of the columns.
     pub(crate) fn lookups(&self) -> Vec<Lookup> {
         let single = (0..self.single.len()).map(IdColumn::Single);
         let ragged = (0..self.ragged.len()).map(IdColumn::Ragged);
@@ -252,7 +252,7 @@ pub(crate) fn groups(lookups: &[Lookup]) -> Vec<Vec<IdColumn>> {
     tables.map(|lookups| lookups.iter().map(|lookup| lookup.column).collect()).collect()
 }
 
-/// Each optimizer, and what its state starts from.
+/// Each optimizer, with its initial state.
 pub(crate) const UPDATES: [(&str, Update, [f32; 2]); 11] = [
     ("sgd", plain(Formula::Sgd { learning_rate: 0.5 }), [0.0, 0.0]),
     ("sgd, cut", Update { clip: 0.25, ..plain(Formula::Sgd { learning_rate: 0.5 }) }, [0.0, 0.0]),
@@ -278,25 +278,25 @@ const fn adam(weight_decay: f64, step: u64) -> Formula {
     Formula::Adam { learning_rate: 0.125, beta1: 0.75, beta2: 0.875, epsilon: 1e-3, weight_decay, step }
 }
 
-/// By the gradient as it is.
+/// Without clipping or L2 penalty.
 const fn plain(formula: Formula) -> Update {
     Update { formula, clip: f64::INFINITY, l2: 0.0 }
 }
 
-/// The mean of the logarithms, and others.
+/// Losses with one logit.
 const LOSSES: [Loss; 3] = [
     Loss::BinaryCrossEntropy { smoothing: 0.0, positive_weight: 1.0, negative_weight: 1.0 },
     Loss::BinaryCrossEntropy { smoothing: 0.125, positive_weight: 3.0, negative_weight: 0.5 },
     Loss::SquaredError,
 ];
 
-/// What gradients are multiplied by.
+/// The gradient scale.
 pub(crate) const SCALE: f32 = 0.75;
 
-/// What operations gave, by name.
+/// The results of operations, by name.
 pub(crate) type Outcome = Vec<(String, Vec<f64>)>;
 
-/// A backend with shorthands for host numbers.
+/// A backend with helpers for host values.
 pub(crate) struct Bench<'a, B: Backend>(pub(crate) &'a B);
 
 impl<B: Backend> Bench<'_, B> {
@@ -348,15 +348,15 @@ impl<B: Backend> Bench<'_, B> {
     }
 }
 
-/// What a step draws by.
+/// The random key of a step.
 pub(crate) const DRAWS: u64 = 3 << 40 | 5;
 
-/// What tells a table of this size from others.
+/// The key of a table of this size.
 pub(crate) fn key_of(rows: usize, width: usize) -> u64 {
     Random(1000 * rows as u64 + width as u64).next()
 }
 
-/// Where the state of a table lies.
+/// The state parts of a table.
 pub(crate) fn state_parts(formula: &Formula) -> Vec<TablePart> {
     let of_weights = (0..formula.states()).map(TablePart::State);
     of_weights.chain((0..formula.row_states()).map(TablePart::RowState)).collect()
@@ -366,7 +366,7 @@ pub(crate) fn scalars<B: Backend>(values: &[f32]) -> Vec<B::Scalar> {
     values.iter().map(|&value| B::Scalar::from_f64(f64::from(value))).collect()
 }
 
-/// Runs every operation on random numbers of these shapes.
+/// Runs every operation on random values of these shapes.
 pub(crate) fn run<B: Backend>(backend: &B, shapes: &Shapes, seed: u64) -> Outcome {
     let mut random = Random(seed);
     let buffer = shapes.batch(&mut random);
@@ -402,7 +402,7 @@ fn lookups<B: Backend>(
     let weights: Vec<Vec<f32>> = sizes.iter().map(|size| random.numbers(size.0 * size.1)).collect();
     let mut plan = backend.row_plan(&shapes.schema(), &groups(&lookups));
     backend.run(ops::PlanRows { batch, plan: &mut plan });
-    // Tables' columns follow others that are not theirs.
+    // The tables' columns follow unrelated columns.
     let before = capacity % 3;
     let all = before + width;
     let gradient = bench.matrix(capacity, all, &random.numbers(capacity * all));
@@ -458,7 +458,7 @@ fn lookups<B: Backend>(
     }
 }
 
-/// The linear model of one column, or of more.
+/// The linear model with one output, or several.
 fn linear<B: Backend>(
     bench: &Bench<'_, B>,
     shapes: &Shapes,
@@ -526,8 +526,8 @@ fn linear<B: Backend>(
             outcome.push((format!("step_rows shared {name} table {number}"), values));
         }
     }
-    let mut by_weights = backend.matrix(dense.len(), columns);
-    let mut by_bias = backend.matrix(1, columns);
+    let mut weight_grad = backend.matrix(dense.len(), columns);
+    let mut bias_grad = backend.matrix(1, columns);
     for (rows, sum) in [(0..rows, GradientMode::Write), (rows / 3..rows, GradientMode::Accumulate)] {
         backend.run(ops::LinearBackward {
             batch,
@@ -535,11 +535,14 @@ fn linear<B: Backend>(
             dense: &dense,
             out_grad: &gradient,
             mode: sum,
-            weight_grad: &mut by_weights,
-            bias_grad: &mut by_bias,
+            weight_grad: &mut weight_grad,
+            bias_grad: &mut bias_grad,
         });
-        outcome.push((format!("linear by weights, {sum:?}"), bench.read(&by_weights, dense.len() * columns)));
-        outcome.push((format!("linear by bias, {sum:?}"), bench.read(&by_bias, columns)));
+        outcome.push((
+            format!("linear gradient of weights, {sum:?}"),
+            bench.read(&weight_grad, dense.len() * columns),
+        ));
+        outcome.push((format!("linear gradient of bias, {sum:?}"), bench.read(&bias_grad, columns)));
     }
 }
 
@@ -564,15 +567,15 @@ fn layers<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random
             let name = format!("layer {activation:?}, with a bias: {}", bias.is_some());
             outcome.push((name, bench.read(&output, rows * outputs)));
         }
-        // Given, not computed, so that rounding cannot put it on the other side of 0.
+        // Given rather than computed, so that rounding cannot change its sign.
         let output = random.numbers(capacity * outputs).into_iter().map(|y| y.max(0.0));
         let output = bench.matrix(capacity, outputs, &output.collect::<Vec<_>>());
         let output_gradient = random.numbers(capacity * outputs);
         for wanted in [None, Some(inputs), Some(inputs.div_ceil(2))] {
             let mut output_gradient = bench.matrix(capacity, outputs, &output_gradient);
-            let mut by_weights = backend.matrix(inputs, outputs);
-            let mut by_bias = backend.matrix(1, outputs);
-            let mut by_input = wanted.map(|columns| backend.matrix(capacity, columns));
+            let mut weight_grad = backend.matrix(inputs, outputs);
+            let mut bias_grad = backend.matrix(1, outputs);
+            let mut input_grad = wanted.map(|columns| backend.matrix(capacity, columns));
             let layer = SavedLayer {
                 input: &input,
                 input_activation: Activation::Identity,
@@ -580,26 +583,27 @@ fn layers<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random
                 output: &output,
                 activation,
             };
-            // Wanted or not, the other gradients are the same. The second time it is masked already.
+            // The other gradients do not depend on whether this one is wanted. The second call gets a gradient that
+            // is already masked.
             let wants_bias = wanted != Some(inputs);
             for sum in [GradientMode::Write, GradientMode::Accumulate] {
-                let (by_bias, by_input) = (wants_bias.then_some(&mut by_bias), by_input.as_mut());
-                let by_output = &mut output_gradient;
+                let (bias_grad, input_grad) = (wants_bias.then_some(&mut bias_grad), input_grad.as_mut());
+                let output_grad = &mut output_gradient;
                 backend.run(ops::LayerBackward {
                     rows,
                     layer: &layer,
-                    output_grad: by_output,
+                    output_grad,
                     mode: sum,
-                    weight_grad: &mut by_weights,
-                    bias_grad: by_bias,
-                    input_grad: by_input,
+                    weight_grad: &mut weight_grad,
+                    bias_grad,
+                    input_grad,
                 });
             }
-            let name = |what| format!("layer {activation:?} {wanted:?} by {what}");
-            outcome.push((name("weights"), bench.read(&by_weights, inputs * outputs)));
-            outcome.push((name("bias"), bench.read(&by_bias, outputs)));
-            if let (Some(columns), Some(by_input)) = (wanted, &by_input) {
-                outcome.push((name("input"), bench.read(by_input, rows * columns)));
+            let name = |what| format!("layer {activation:?} {wanted:?} gradient of {what}");
+            outcome.push((name("weights"), bench.read(&weight_grad, inputs * outputs)));
+            outcome.push((name("bias"), bench.read(&bias_grad, outputs)));
+            if let (Some(columns), Some(input_grad)) = (wanted, &input_grad) {
+                outcome.push((name("input"), bench.read(input_grad, rows * columns)));
             }
         }
     }
@@ -621,7 +625,7 @@ fn losses<B: Backend>(
     });
     let logits = logits.collect::<Vec<_>>();
     let labels = shapes.schema().label_count();
-    // Each label has logits of its own: another turn of the same.
+    // Each label has separate logits: a rotation of the same values.
     let logits: Vec<f32> =
         (0..capacity * labels).map(|i| logits[(i / labels + i % labels) % capacity]).collect();
     let logits = bench.matrix(capacity, labels, &logits);
@@ -650,7 +654,7 @@ fn losses<B: Backend>(
     outcome.push(("sigmoid".to_owned(), bench.read(&probabilities, rows * labels)));
 }
 
-/// Losses of classes, of which there are two at least: those of labels 0 and 1, which batches have.
+/// Losses over classes, at least two of them, because batches have the labels 0 and 1.
 fn losses_of_classes<B: Backend>(
     bench: &Bench<'_, B>,
     shapes: &Shapes,
@@ -665,7 +669,7 @@ fn losses_of_classes<B: Backend>(
         let class_weights = (0..classes).map(|class| 0.5 + class as f64).collect();
         let task = Task { weight: 0.75, ..Loss::CrossEntropy { smoothing, class_weights }.into() };
         let mut logits: Vec<f32> = (0..capacity * classes).map(|_| random.number() * 8.0).collect();
-        // Far apart, all the same, and all beyond what has an exponential.
+        // Logits far apart, all equal, and all outside the range of `exp`.
         for (row, logits) in logits.chunks_exact_mut(classes).enumerate().filter(|(row, _)| row % 4 == 1) {
             match row % 3 {
                 0 => (logits[0], logits[1]) = (1e4, -1e4),

@@ -1,4 +1,4 @@
-//! How features meet, on random numbers.
+//! Feature interactions, on random values.
 
 use millstream_backend::{Backend, MixtureShape, ops};
 
@@ -33,36 +33,36 @@ fn pairs<B: Backend>(
     let columns = count * width;
     let name = |what| format!("{what} of {count} vectors of {width}");
     let vectors = bench.matrix(capacity, columns, &random.numbers(capacity * columns));
-    // Of every vector, and of all but the last.
+    // All vectors, or all but the last.
     let shape = (count - usize::from(count > 2), width);
     let mut out = bench.matrix(capacity, 1, &random.numbers(capacity));
     backend.run(ops::FmForward { rows, vectors: &vectors, shape, out: &mut out });
     outcome.push((name("fm"), bench.read(&out, rows)));
     let gradient = bench.matrix(capacity, 1, &random.numbers(capacity));
-    let mut by_vectors = bench.matrix(capacity, columns, &random.numbers(capacity * columns));
+    let mut vectors_grad = bench.matrix(capacity, columns, &random.numbers(capacity * columns));
     backend.run(ops::FmBackward {
         rows,
         vectors: &vectors,
         shape,
         out_grad: &gradient,
-        vectors_grad: &mut by_vectors,
+        vectors_grad: &mut vectors_grad,
     });
-    outcome.push((name("fm gradient"), bench.read(&by_vectors, rows * columns)));
+    outcome.push((name("fm gradient"), bench.read(&vectors_grad, rows * columns)));
 
     let outputs = width + count * (count - 1) / 2;
     let mut out = backend.matrix(capacity, outputs);
     backend.run(ops::DotForward { rows, vectors: &vectors, width, out: &mut out });
     outcome.push((name("dot"), bench.read(&out, rows * outputs)));
     let gradient = bench.matrix(capacity, outputs, &random.numbers(capacity * outputs));
-    let mut by_vectors = bench.matrix(capacity, columns, &random.numbers(capacity * columns));
+    let mut vectors_grad = bench.matrix(capacity, columns, &random.numbers(capacity * columns));
     backend.run(ops::DotBackward {
         rows,
         vectors: &vectors,
         width,
         out_grad: &gradient,
-        vectors_grad: &mut by_vectors,
+        vectors_grad: &mut vectors_grad,
     });
-    outcome.push((name("dot gradient"), bench.read(&by_vectors, rows * columns)));
+    outcome.push((name("dot gradient"), bench.read(&vectors_grad, rows * columns)));
 }
 
 fn cross<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random, outcome: &mut Outcome) {
@@ -71,8 +71,9 @@ fn cross<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random,
     let count = rows * columns;
     let mut matrix = || bench.matrix(capacity, columns, &random.numbers(capacity * columns));
     let (first, product, input) = (matrix(), matrix(), matrix());
-    let (gradient, mut by_first) = (matrix(), matrix());
-    let (mut output, mut by_product) = (backend.matrix(capacity, columns), backend.matrix(capacity, columns));
+    let (gradient, mut first_grad) = (matrix(), matrix());
+    let (mut output, mut product_grad) =
+        (backend.matrix(capacity, columns), backend.matrix(capacity, columns));
     backend.run(ops::CrossForward {
         rows,
         first: &first,
@@ -86,11 +87,11 @@ fn cross<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random,
         first: &first,
         product: &product,
         output_grad: &gradient,
-        product_grad: &mut by_product,
-        first_grad: &mut by_first,
+        product_grad: &mut product_grad,
+        first_grad: &mut first_grad,
     });
-    outcome.push(("cross by product".to_owned(), bench.read(&by_product, count)));
-    outcome.push(("cross by first".to_owned(), bench.read(&by_first, count)));
+    outcome.push(("cross gradient of product".to_owned(), bench.read(&product_grad, count)));
+    outcome.push(("cross gradient of first".to_owned(), bench.read(&first_grad, count)));
 }
 
 fn mixture<B: Backend>(
@@ -108,11 +109,11 @@ fn mixture<B: Backend>(
         let numbers: Vec<f32> = random.numbers(capacity * columns).iter().map(|x| x * scale).collect();
         bench.matrix(capacity, columns, &numbers)
     };
-    // Gates nearly open and shut, too.
-    let (logits, experts, by_output) = (matrix(gates, 20.0), matrix(inputs, 1.0), matrix(outputs, 1.0));
-    // What was there is of no account.
+    // Includes gates that are nearly open and nearly shut.
+    let (logits, experts, output_grad) = (matrix(gates, 20.0), matrix(inputs, 1.0), matrix(outputs, 1.0));
+    // The previous contents are overwritten.
     let (mut open, mut output) = (matrix(gates, 1.0), matrix(outputs, 1.0));
-    let (mut by_logits, mut by_experts) = (matrix(gates, 1.0), matrix(inputs, 1.0));
+    let (mut logits_grad, mut experts_grad) = (matrix(gates, 1.0), matrix(inputs, 1.0));
     backend.run(ops::MixtureForward {
         rows,
         shape,
@@ -126,15 +127,15 @@ fn mixture<B: Backend>(
         shape,
         gates: &open,
         experts: &experts,
-        output_grad: &by_output,
-        logits_grad: &mut by_logits,
-        experts_grad: &mut by_experts,
+        output_grad: &output_grad,
+        logits_grad: &mut logits_grad,
+        experts_grad: &mut experts_grad,
     });
     let name = |what| format!("{what} of {shape:?}");
     outcome.push((name("gates"), bench.read(&open, rows * gates)));
     outcome.push((name("mixture"), bench.read(&output, rows * outputs)));
-    outcome.push((name("gradient by gates"), bench.read(&by_logits, rows * gates)));
-    outcome.push((name("gradient by experts"), bench.read(&by_experts, rows * inputs)));
+    outcome.push((name("gradient of gates"), bench.read(&logits_grad, rows * gates)));
+    outcome.push((name("gradient of experts"), bench.read(&experts_grad, rows * inputs)));
 }
 
 fn columns<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Random, outcome: &mut Outcome) {
@@ -147,7 +148,7 @@ fn columns<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Rando
     outcome.push(("add".to_owned(), bench.read(&to, capacity * narrow)));
     backend.run(ops::CopyColumns { rows, from: (&from, 2), to: (&mut to, narrow - 1), columns: 1 });
     outcome.push(("copy_columns".to_owned(), bench.read(&to, capacity * narrow)));
-    // Copied behind the first third.
+    // Copied to rows after the first third.
     let (from, count) = (bench.matrix(capacity, narrow, &random.numbers(capacity * narrow)), rows - rows / 3);
     backend.run(ops::CopyRows { rows: count, from: &from, to: &mut to, first: rows / 3 });
     outcome.push(("copy_rows".to_owned(), bench.read(&to, capacity * narrow)));

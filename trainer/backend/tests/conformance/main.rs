@@ -1,8 +1,8 @@
-//! Every operation of every backend, from one body.
+//! Every operation of every backend, with shared test bodies.
 //!
-//! [`by_hand`] holds both backends to numbers worked out by hand; [`random`] holds the CPU to the
-//! reference over random shapes, odd sizes and extremes, and to itself over numbers of threads; [`precision`] does so
-//! with matrices of fewer digits, and [`tables`] with tables.
+//! [`by_hand`] compares all backends with values computed by hand. [`random`] compares the CPU and CUDA with the
+//! reference over random shapes, odd sizes and extremes, and the CPU with itself for different numbers of threads.
+//! [`precision`] does so for matrices of 16-bit formats, and [`tables`] for tables.
 
 mod by_hand;
 mod case;

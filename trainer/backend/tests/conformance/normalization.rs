@@ -1,4 +1,4 @@
-//! Normalisation by row and column, on random numbers.
+//! Normalization by row and column, on random values.
 
 use millstream_backend::{Axis, Backend, GradientMode, Normalization, SavedNormalization, ops};
 
@@ -14,7 +14,7 @@ pub(crate) fn normalization<B: Backend>(
     let backend = bench.0;
     let (rows, capacity, columns) = (shapes.rows as usize, shapes.capacity as usize, shapes.layer.1);
     let mut matrix = |rows| bench.matrix(rows, columns, &random.numbers(rows * columns));
-    let (input, scale, shift, by_output, given) =
+    let (input, scale, shift, output_grad, given) =
         (matrix(capacity), matrix(1), matrix(1), matrix(capacity), matrix(capacity));
     for axis in [Axis::Row, Axis::Column] {
         let lines = match axis {
@@ -27,9 +27,9 @@ pub(crate) fn normalization<B: Backend>(
         outcome.push((format!("mean by {axis:?}"), bench.read(&mean, count)));
         outcome.push((format!("variance by {axis:?}"), bench.read(&variance, count)));
         for is_rectified in [false, true] {
-            // A large epsilon, so that a line of one number has no slope to speak of.
+            // A large epsilon, so that lines of one element have small gradients.
             let layer = Normalization { axis, scale: &scale, shift: &shift, epsilon: 0.125, is_rectified };
-            let name = |what| format!("normalisation by {axis:?}, {what}, rectified: {is_rectified}");
+            let name = |what| format!("normalization by {axis:?}, {what}, rectified: {is_rectified}");
             let mut output = backend.matrix(capacity, columns);
             backend.run(ops::NormalizeForward {
                 rows,
@@ -39,10 +39,10 @@ pub(crate) fn normalization<B: Backend>(
                 output: &mut output,
             });
             outcome.push((name("forward"), bench.read(&output, rows * columns)));
-            // What is masked is given, not computed, so that rounding cannot put it on the other side of 0.
+            // The mask is given rather than computed, so that rounding cannot change it.
             let saved =
                 SavedNormalization { input: &input, mean: &mean, variance: &variance, output: &given };
-            let (mut by_scale, mut by_shift) = (backend.matrix(1, columns), backend.matrix(1, columns));
+            let (mut scale_grad, mut shift_grad) = (backend.matrix(1, columns), backend.matrix(1, columns));
             for sum in [GradientMode::Write, GradientMode::Accumulate] {
                 if axis == Axis::Column && sum == GradientMode::Accumulate {
                     continue;
@@ -50,23 +50,23 @@ pub(crate) fn normalization<B: Backend>(
                 let mut gradient = backend.matrix(capacity, columns);
                 backend.run(ops::CopyColumns {
                     rows,
-                    from: (&by_output, 0),
+                    from: (&output_grad, 0),
                     to: (&mut gradient, 0),
                     columns,
                 });
-                let (by_scale, by_shift) = (&mut by_scale, &mut by_shift);
+                let (scale_grad, shift_grad) = (&mut scale_grad, &mut shift_grad);
                 backend.run(ops::NormalizeBackward {
                     rows,
                     layer: &layer,
                     saved: &saved,
                     grad: &mut gradient,
                     mode: sum,
-                    scale_grad: by_scale,
-                    shift_grad: by_shift,
+                    scale_grad,
+                    shift_grad,
                 });
-                outcome.push((name("by input"), bench.read(&gradient, rows * columns)));
-                outcome.push((name("by scale"), bench.read(by_scale, columns)));
-                outcome.push((name("by shift"), bench.read(by_shift, columns)));
+                outcome.push((name("gradient of input"), bench.read(&gradient, rows * columns)));
+                outcome.push((name("gradient of scale"), bench.read(scale_grad, columns)));
+                outcome.push((name("gradient of shift"), bench.read(shift_grad, columns)));
             }
         }
     }

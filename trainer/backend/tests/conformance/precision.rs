@@ -1,8 +1,8 @@
-//! Operations on matrices of fewer digits: what they write is rounded, and as the reference rounds it.
+//! Operations on 16-bit matrices: results are rounded, and agree with the reference.
 //!
-//! All see the same rounded numbers. The reference sums in double precision and the others in single, or by pairs in
-//! bfloat16's own instructions: so a result is off by what single precision loses over the sum, and where that falls on
-//! the other side of the middle between two numbers of the format, by one unit of the format more.
+//! All backends get the same rounded inputs. The reference sums in fp64; the others sum in fp32, or pairwise with
+//! bfloat16 instructions. So a result may be off by the fp32 error of the sum. Where that crosses a rounding
+//! boundary, it may be off by one more unit of the format.
 
 use millstream_backend::{
     Activation, Axis, Backend, Cpu, Device, Float, GradientMode, IdColumn, Lookup, Loss, LossScaling,
@@ -13,7 +13,7 @@ use crate::case::{Bench, IdsFall, Random, Shapes, cpus, cuda, cuda_of_plain_prod
 
 const LOW: [Float; 2] = [Float::Bf16, Float::F16];
 
-/// What an operation gave, and to what it was rounded.
+/// The result of an operation, and the format that it was rounded to.
 struct Given {
     name: String,
     float: Float,
@@ -37,12 +37,12 @@ impl<B: Backend> Rounded<'_, B> {
         matrix
     }
 
-    /// Random numbers of the format.
+    /// Random values of the format.
     fn low(&mut self, rows: usize, columns: usize) -> B::Matrix {
         self.matrix_of(self.float, rows, columns)
     }
 
-    /// Random numbers of single precision.
+    /// Random fp32 values.
     fn whole(&mut self, rows: usize, columns: usize) -> B::Matrix {
         self.matrix_of(Float::F32, rows, columns)
     }
@@ -52,7 +52,7 @@ impl<B: Backend> Rounded<'_, B> {
         self.given.push(Given { name: name.to_owned(), float, numbers });
     }
 
-    /// What is of the format.
+    /// Records a result that has the format.
     fn give_low(&mut self, name: &str, matrix: &B::Matrix, count: usize) {
         self.give(name, self.float, matrix, count);
     }
@@ -73,11 +73,11 @@ impl<B: Backend> Rounded<'_, B> {
                     output: &mut output,
                 });
                 self.give(&format!("layer {activation:?}"), float, &output, rows * outputs);
-                // By a gradient of the format, and by one that products have to round.
+                // With an output gradient of the format, and with one that products have to round.
                 let output = self.low(rows, outputs);
-                let mut by_output = self.matrix_of(float, rows, outputs);
-                let (mut by_weights, mut by_bias) = (self.whole(inputs, outputs), self.whole(1, outputs));
-                let mut by_input = self.low(rows, inputs.div_ceil(2));
+                let mut output_grad = self.matrix_of(float, rows, outputs);
+                let (mut weight_grad, mut bias_grad) = (self.whole(inputs, outputs), self.whole(1, outputs));
+                let mut input_grad = self.low(rows, inputs.div_ceil(2));
                 let layer = SavedLayer {
                     input: &input,
                     input_activation: Activation::Identity,
@@ -86,28 +86,28 @@ impl<B: Backend> Rounded<'_, B> {
                     activation,
                 };
                 for sum in [GradientMode::Write, GradientMode::Accumulate] {
-                    let (by_bias, by_input) = (Some(&mut by_bias), Some(&mut by_input));
+                    let (bias_grad, input_grad) = (Some(&mut bias_grad), Some(&mut input_grad));
                     backend.run(ops::LayerBackward {
                         rows,
                         layer: &layer,
-                        output_grad: &mut by_output,
+                        output_grad: &mut output_grad,
                         mode: sum,
-                        weight_grad: &mut by_weights,
-                        bias_grad: by_bias,
-                        input_grad: by_input,
+                        weight_grad: &mut weight_grad,
+                        bias_grad,
+                        input_grad,
                     });
                 }
-                let name = |what| format!("layer {activation:?} by {what}, {float:?}");
-                self.give(&name("weights"), Float::F32, &by_weights, inputs * outputs);
-                self.give(&name("bias"), Float::F32, &by_bias, outputs);
-                self.give_low(&name("input"), &by_input, rows * inputs.div_ceil(2));
-                self.give(&name("output"), float, &by_output, rows * outputs);
+                let name = |what| format!("layer {activation:?} gradient of {what}, {float:?}");
+                self.give(&name("weights"), Float::F32, &weight_grad, inputs * outputs);
+                self.give(&name("bias"), Float::F32, &bias_grad, outputs);
+                self.give_low(&name("input"), &input_grad, rows * inputs.div_ceil(2));
+                self.give(&name("output"), float, &output_grad, rows * outputs);
             }
         }
     }
 
-    /// A layer and the one behind it, which masks the gradient by what the first one gave: as that one's library
-    /// noted it, and, where it was written over, as it is.
+    /// A layer and the next one, which masks the gradient by the first one's output: with the sign bits that the
+    /// device stored, and, after the output was overwritten, with its values.
     fn layers_in_a_row(&mut self, rows: usize, (inputs, between, outputs): (usize, usize, usize)) {
         let backend = self.bench.0;
         let (input, first, second) =
@@ -125,9 +125,9 @@ impl<B: Backend> Rounded<'_, B> {
             });
             self.give_low("first layer", &given, rows * between);
             for sum in [GradientMode::Write, GradientMode::Accumulate] {
-                let mut by_output = self.low(rows, outputs);
-                let (mut by_weights, mut by_bias) = (self.whole(between, outputs), self.whole(1, outputs));
-                let mut by_given = self.low(rows, between);
+                let mut output_grad = self.low(rows, outputs);
+                let (mut weight_grad, mut bias_grad) = (self.whole(between, outputs), self.whole(1, outputs));
+                let mut given_grad = self.low(rows, between);
                 let layer = SavedLayer {
                     input: &given,
                     input_activation: Activation::Relu,
@@ -136,63 +136,68 @@ impl<B: Backend> Rounded<'_, B> {
                     output: &self.low(rows, outputs),
                     activation: Activation::Identity,
                 };
-                let wanted = (Some(&mut by_bias), Some(&mut by_given));
+                let wanted = (Some(&mut bias_grad), Some(&mut given_grad));
                 backend.run(ops::LayerBackward {
                     rows,
                     layer: &layer,
-                    output_grad: &mut by_output,
+                    output_grad: &mut output_grad,
                     mode: sum,
-                    weight_grad: &mut by_weights,
+                    weight_grad: &mut weight_grad,
                     bias_grad: wanted.0,
                     input_grad: wanted.1,
                 });
-                // Rounding may have put another number into what was computed than the reference has there.
+                // The computed input may differ from the reference's by rounding.
                 if sum == GradientMode::Accumulate {
-                    self.give("second layer by weights", Float::F32, &by_weights, between * outputs);
+                    self.give(
+                        "second layer gradient of weights",
+                        Float::F32,
+                        &weight_grad,
+                        between * outputs,
+                    );
                 }
-                self.give("second layer by bias", Float::F32, &by_bias, outputs);
-                self.give_low("second layer by input", &by_given, rows * between);
+                self.give("second layer gradient of bias", Float::F32, &bias_grad, outputs);
+                self.give_low("second layer gradient of input", &given_grad, rows * between);
                 backend.write_matrix(&mut given, &written);
             }
         }
     }
 
-    /// Products of pairs, each and their sum.
+    /// Pairwise dot products, individually and summed.
     fn pairs(&mut self, rows: usize, (count, width): (usize, usize)) {
         let (backend, columns) = (self.bench.0, count * width);
         let name = |what| format!("{what} of {count} vectors of {width}");
         let vectors = self.low(rows, columns);
-        let (mut logits, by_logits) = (self.low(rows, 1), self.whole(rows, 1));
+        let (mut logits, logits_grad) = (self.low(rows, 1), self.whole(rows, 1));
         backend.run(ops::FmForward { rows, vectors: &vectors, shape: (count, width), out: &mut logits });
         self.give_low(&name("fm"), &logits, rows);
-        let mut by_vectors = self.low(rows, columns);
+        let mut vectors_grad = self.low(rows, columns);
         backend.run(ops::FmBackward {
             rows,
             vectors: &vectors,
             shape: (count, width),
-            out_grad: &by_logits,
-            vectors_grad: &mut by_vectors,
+            out_grad: &logits_grad,
+            vectors_grad: &mut vectors_grad,
         });
-        self.give_low(&name("fm by vectors"), &by_vectors, rows * columns);
+        self.give_low(&name("fm gradient of vectors"), &vectors_grad, rows * columns);
         let outputs = width + count * (count - 1) / 2;
-        let (mut out, by_out) = (self.low(rows, outputs), self.low(rows, outputs));
+        let (mut out, out_grad) = (self.low(rows, outputs), self.low(rows, outputs));
         backend.run(ops::DotForward { rows, vectors: &vectors, width, out: &mut out });
         self.give_low(&name("dot"), &out, rows * outputs);
         backend.run(ops::DotBackward {
             rows,
             vectors: &vectors,
             width,
-            out_grad: &by_out,
-            vectors_grad: &mut by_vectors,
+            out_grad: &out_grad,
+            vectors_grad: &mut vectors_grad,
         });
-        self.give_low(&name("dot by vectors"), &by_vectors, rows * columns);
+        self.give_low(&name("dot gradient of vectors"), &vectors_grad, rows * columns);
     }
 
     fn cross(&mut self, rows: usize, columns: usize) {
         let backend = self.bench.0;
         let mut low = || self.low(rows, columns);
-        let (first, product, input, by_output) = (low(), low(), low(), low());
-        let (mut output, mut by_product, mut by_first) = (low(), low(), low());
+        let (first, product, input, output_grad) = (low(), low(), low(), low());
+        let (mut output, mut product_grad, mut first_grad) = (low(), low(), low());
         backend.run(ops::CrossForward {
             rows,
             first: &first,
@@ -205,12 +210,12 @@ impl<B: Backend> Rounded<'_, B> {
             rows,
             first: &first,
             product: &product,
-            output_grad: &by_output,
-            product_grad: &mut by_product,
-            first_grad: &mut by_first,
+            output_grad: &output_grad,
+            product_grad: &mut product_grad,
+            first_grad: &mut first_grad,
         });
-        self.give_low("cross by product", &by_product, rows * columns);
-        self.give_low("cross by first", &by_first, rows * columns);
+        self.give_low("cross gradient of product", &product_grad, rows * columns);
+        self.give_low("cross gradient of first", &first_grad, rows * columns);
     }
 
     fn mixtures(&mut self, rows: usize, shape: MixtureShape) {
@@ -228,19 +233,19 @@ impl<B: Backend> Rounded<'_, B> {
         });
         self.give_low("gates", &gates, rows * of_gates);
         self.give_low("mixture", &output, rows * outputs);
-        let (gates, by_output) = (self.low(rows, of_gates), self.low(rows, outputs));
-        let (mut by_logits, mut by_experts) = (self.low(rows, of_gates), self.low(rows, of_experts));
+        let (gates, output_grad) = (self.low(rows, of_gates), self.low(rows, outputs));
+        let (mut logits_grad, mut experts_grad) = (self.low(rows, of_gates), self.low(rows, of_experts));
         backend.run(ops::MixtureBackward {
             rows,
             shape,
             gates: &gates,
             experts: &given,
-            output_grad: &by_output,
-            logits_grad: &mut by_logits,
-            experts_grad: &mut by_experts,
+            output_grad: &output_grad,
+            logits_grad: &mut logits_grad,
+            experts_grad: &mut experts_grad,
         });
-        self.give_low("mixture by logits", &by_logits, rows * of_gates);
-        self.give_low("mixture by experts", &by_experts, rows * of_experts);
+        self.give_low("mixture gradient of logits", &logits_grad, rows * of_gates);
+        self.give_low("mixture gradient of experts", &experts_grad, rows * of_experts);
     }
 
     fn vectors(&mut self, rows: usize, columns: usize) {
@@ -275,7 +280,7 @@ impl<B: Backend> Rounded<'_, B> {
 
     fn normalization(&mut self, rows: usize, columns: usize) {
         let backend = self.bench.0;
-        let (input, given, by_output) =
+        let (input, given, output_grad) =
             (self.low(rows, columns), self.low(rows, columns), self.low(rows, columns));
         let (scale, shift) = (self.whole(1, columns), self.whole(1, columns));
         for axis in [Axis::Row, Axis::Column] {
@@ -292,23 +297,23 @@ impl<B: Backend> Rounded<'_, B> {
                 input: &input,
                 output: &mut output,
             });
-            self.give_low(&format!("normalised by {axis:?}"), &output, rows * columns);
+            self.give_low(&format!("normalized by {axis:?}"), &output, rows * columns);
             let saved =
                 SavedNormalization { input: &input, mean: &mean, variance: &variance, output: &given };
-            let (mut by_scale, mut by_shift) = (self.whole(1, columns), self.whole(1, columns));
+            let (mut scale_grad, mut shift_grad) = (self.whole(1, columns), self.whole(1, columns));
             let mut gradient = self.low(rows, columns);
-            backend.run(ops::CopyRows { rows, from: &by_output, to: &mut gradient, first: 0 });
-            let (by, anew) = ((&mut by_scale, &mut by_shift), GradientMode::Write);
+            backend.run(ops::CopyRows { rows, from: &output_grad, to: &mut gradient, first: 0 });
+            let (by, mode) = ((&mut scale_grad, &mut shift_grad), GradientMode::Write);
             backend.run(ops::NormalizeBackward {
                 rows,
                 layer: &layer,
                 saved: &saved,
                 grad: &mut gradient,
-                mode: anew,
+                mode,
                 scale_grad: by.0,
                 shift_grad: by.1,
             });
-            self.give_low(&format!("normalised by {axis:?}, by input"), &gradient, rows * columns);
+            self.give_low(&format!("normalized by {axis:?}, gradient of input"), &gradient, rows * columns);
         }
     }
 
@@ -392,7 +397,7 @@ fn scalar<B: Backend>(number: f32) -> B::Scalar {
     millstream_backend::Scalar::from_f64(f64::from(number))
 }
 
-/// Every operation that rounds, over a few sizes where blocks and vectors begin and end.
+/// Every operation that rounds, with sizes around the boundaries of blocks and vectors.
 fn run<B: Backend>(backend: &B, float: Float) -> Vec<Given> {
     let mut rounded = Rounded { bench: Bench(backend), float, random: Random(5), given: Vec::new() };
     let sizes =
@@ -409,7 +414,7 @@ fn run<B: Backend>(backend: &B, float: Float) -> Vec<Given> {
         rounded.vectors(rows, vectors.0 * vectors.1);
         rounded.mixtures(rows, MixtureShape { tasks: 2, experts: vectors.0, width: vectors.1 });
     }
-    // As many vectors as tensor cores take at once, and more; as wide as they take at once, and not.
+    // Numbers and widths of vectors that the tensor core variants support, and larger or odd ones.
     for (rows, vectors) in
         [(9, (27, 128)), (6, (32, 16)), (3, (33, 8)), (5, (17, 24)), (4, (8, 40)), (2, (1, 8))]
     {
@@ -433,7 +438,7 @@ fn run<B: Backend>(backend: &B, float: Float) -> Vec<Given> {
     rounded.given
 }
 
-/// The distance from `x` to the next number of the format.
+/// The spacing of the format's numbers at `x`.
 fn unit(float: Float, x: f64) -> f64 {
     let (digits, least_exponent) = match float {
         Float::F32 => return 0.0,
@@ -456,7 +461,7 @@ fn cuda_rounds_as_the_reference_does() {
     LOW.into_iter().for_each(|float| rounds_as_the_reference_does(&cuda, float));
 }
 
-/// Of a stand-in: not one of the tests that run on a GPU, which go by CUDA's name.
+/// On the emulator only: the name has no `cuda`, so the tests on a GPU do not select it.
 #[test]
 fn plain_products_round_as_the_reference_does() {
     let cuda = cuda_of_plain_products();
@@ -481,11 +486,11 @@ fn rounds_as_the_reference_does<B: Backend>(backend: &B, float: Float) {
             off += usize::from(found.float != Float::F32 && expected != number);
         }
     }
-    // Few sums lie so near to a middle that their own rounding tells.
+    // Few sums are so close to a rounding boundary that their error matters.
     assert!(off * 100 < numbers, "{off} of {numbers} numbers of {float:?} differ");
 }
 
-/// Of single precision: a number of 13 digits keeps 11, where it may, and all of them otherwise.
+/// fp32: a factor with 13 significant bits keeps 11 if tf32 is allowed, and all of them otherwise.
 #[test]
 fn cuda_takes_factors_of_11_digits_where_it_may() {
     const SIZE: usize = 64;
@@ -523,7 +528,7 @@ fn threads_change_no_bit_of_fewer_digits() {
     }
 }
 
-/// A loss scale's way, as PyTorch's GradScaler takes it: `golden/loss_scale.py` has the longer ways.
+/// The evolution of a loss scale, as in PyTorch's GradScaler; `golden/loss_scale.py` has longer sequences.
 fn a_loss_scale_moves<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let rule = LossScaling { growth: 2.0, growth_interval: 2, backoff: 0.25 };
@@ -541,7 +546,7 @@ fn a_loss_scale_moves<B: Backend>(backend: &B) {
     };
     assert_eq!(step(1.0, None), (1.0 / 64.0, vec![64.0, 1.0, 0.0]));
     assert_eq!(step(f32::INFINITY, None), (0.0, vec![16.0, 0.0, 1.0]));
-    // Gradients of a norm of 64 / 16 = 4, no longer than 1.
+    // Gradients with a norm of 64 / 16 = 4, clipped to 1.
     assert_eq!(step(4096.0, Some(1.0)), (0.25 / 16.0, vec![16.0, 1.0, 1.0]));
     assert_eq!(step(4096.0, Some(4.0)), (1.0 / 16.0, vec![32.0, 0.0, 1.0]));
     assert_eq!(step(f32::NAN, Some(4.0)), (0.0, vec![8.0, 0.0, 2.0]));

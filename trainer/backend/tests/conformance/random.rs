@@ -1,10 +1,10 @@
-//! The CPU and CUDA against the reference, and the CPU against itself on other numbers of threads.
+//! The CPU and CUDA compared with the reference, and the CPU with itself for different numbers of threads.
 
 use millstream_backend::{Pooling, Reference};
 
 use crate::case::{IdsFall, Outcome, Random, Shapes, cpus, cuda, run};
 
-/// Sizes where blocks, strips and vectors begin and end.
+/// Sizes around the boundaries of blocks, strips and vectors.
 fn shapes() -> Vec<Shapes> {
     let mut random = Random(11);
     let mut all = Vec::new();
@@ -58,8 +58,8 @@ fn cuda_agrees_with_the_reference() {
     }
 }
 
-/// A table row that every batch row names, by three columns where they share it, has the sum of as many gradients,
-/// which nearly cancel.
+/// A table row that every batch row names, three times if columns share it, sums as many gradients, which nearly
+/// cancel.
 fn tolerance(shapes: &Shapes) -> f64 {
     let summed = f64::from(shapes.rows) * if shapes.shared { 3.0 } else { 1.0 };
     1e-5 * (summed / 300.0).max(1.0)

@@ -1,10 +1,10 @@
-//! Vectors of length 1, and the softmax over a batch's items, on random numbers.
+//! Unit vectors and the in-batch softmax, on random values.
 
 use millstream_backend::{Backend, SoftmaxInput, ops};
 
 use crate::case::{Bench, Outcome, Random, Shapes};
 
-/// Runs the operations on vectors of several widths; items are told apart by each of the batch's id features.
+/// Runs the operations on vectors of several widths; each of the batch's id features identifies items in turn.
 pub(crate) fn retrieval<B: Backend>(
     bench: &Bench<'_, B>,
     shapes: &Shapes,
@@ -23,9 +23,9 @@ fn vectors<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Rando
     let backend = bench.0;
     let (rows, capacity, columns) = (shapes.rows as usize, shapes.capacity as usize, shapes.layer.1);
     let mut numbers = random.numbers(capacity * columns);
-    // What rounding leaves of a gradient along a vector grows as the vector is shorter.
+    // The relative rounding error of a gradient along a vector grows as the vector gets shorter.
     numbers.iter_mut().step_by(columns).for_each(|first| *first += 0.5_f32.copysign(*first));
-    // One that has no length.
+    // A zero vector.
     numbers[..columns].fill(0.0);
     let input = bench.matrix(capacity, columns, &numbers);
     let mut output = backend.matrix(capacity, columns);
@@ -51,7 +51,7 @@ fn softmax<B: Backend>(
     let backend = bench.0;
     let (rows, capacity) = (shapes.rows as usize, shapes.capacity as usize);
     let mut matrix = || bench.matrix(capacity, width, &random.numbers(capacity * width));
-    let (queries, items, mut by_queries, mut by_items) = (matrix(), matrix(), matrix(), matrix());
+    let (queries, items, mut query_grad, mut item_grad) = (matrix(), matrix(), matrix(), matrix());
     let mut sums = bench.matrix(1, 2, &[2.0, 0.5]);
     let mut work = backend.softmax_work(capacity, width);
     for temperature in [1.0, 0.0625] {
@@ -59,16 +59,16 @@ fn softmax<B: Backend>(
         backend.run(ops::InBatchSoftmax {
             input: &softmax,
             work: &mut work,
-            query_grad: &mut by_queries,
-            item_grad: &mut by_items,
+            query_grad: &mut query_grad,
+            item_grad: &mut item_grad,
             sums: &mut sums,
         });
         let name = |what| format!("in-batch softmax of {width}, {item_id:?}, {temperature}: {what}");
-        // Gradients are shares of a batch: as large as those of a row.
+        // Gradients are those of a mean; scale them to the size of a row's.
         let share =
             |gradient: Vec<f64>| gradient.into_iter().map(|g| g * rows as f64 * temperature).collect();
-        outcome.push((name("by queries"), share(bench.read(&by_queries, rows * width))));
-        outcome.push((name("by items"), share(bench.read(&by_items, rows * width))));
+        outcome.push((name("gradient of queries"), share(bench.read(&query_grad, rows * width))));
+        outcome.push((name("gradient of items"), share(bench.read(&item_grad, rows * width))));
         outcome.push((name("sums"), bench.read(&sums, 2)));
     }
 }

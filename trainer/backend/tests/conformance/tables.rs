@@ -1,4 +1,4 @@
-//! Tables of fewer digits: what their weights are after a write and after a step, on every backend.
+//! Tables of 16-bit formats: their weights after a write and after a step, on every backend.
 
 use millstream_backend::philox::philox;
 use millstream_backend::{
@@ -12,8 +12,8 @@ use crate::case::{
 
 const LOW: [Float; 2] = [Float::Bf16, Float::F16];
 
-/// Widths by 16 bytes, by quads and by neither; rows of one column; ids that repeat in a row, and over more pieces of a
-/// batch than one.
+/// Widths that are multiples of 16 bytes, of quads, and of neither; rows of one column; ids that repeat within a
+/// row, and that span several pieces of a batch.
 fn shapes(pooling: Pooling) -> Shapes {
     Shapes {
         rows: 190,
@@ -30,18 +30,17 @@ fn shapes(pooling: Pooling) -> Shapes {
     }
 }
 
-/// Columns that all of `lookups` give.
+/// The number of columns of all `lookups`.
 fn width_of(lookups: &[Lookup], sizes: &[(usize, usize)]) -> usize {
     lookups.iter().map(|lookup| sizes[lookup.table].1).sum()
 }
 
-/// Multiples of `unit`, fewer than `bound` of them.
+/// Random multiples of `unit`, by factors of magnitude at most `bound`.
 fn multiples(random: &mut Random, count: usize, unit: f32, bound: usize) -> Vec<f32> {
     (0..count).map(|_| unit * (random.below(2 * bound) as f32 - bound as f32)).collect()
 }
 
-/// What becomes of tables of `float` by a step of plain descent that loses no digit in single precision: what each
-/// starts from, and the weights after it.
+/// The weights of each table of `float` after an SGD step that is exact in fp32.
 fn stepped<B: Backend>(backend: &B, float: Float, units: (f32, f32), draws: u64) -> Vec<Vec<f64>> {
     let (bench, shapes, mut random) = (Bench(backend), shapes(Pooling::Sum), Random(3));
     let (lookups, sizes) = (shapes.lookups(), shapes.tables());
@@ -72,7 +71,7 @@ fn stepped<B: Backend>(backend: &B, float: Float, units: (f32, f32), draws: u64)
         each.map(|(table, size)| bench.read_table(table, TablePart::Weights, size.0 * size.1)).collect()
     };
     let one = bench.matrix(1, 1, &[1.0]);
-    // A step that is skipped draws nothing.
+    // A skipped step draws no random numbers.
     let before = read(&tables);
     backend.run(ops::StepRows {
         update: &descent.into(),
@@ -92,7 +91,7 @@ fn stepped<B: Backend>(backend: &B, float: Float, units: (f32, f32), draws: u64)
     read(&tables)
 }
 
-/// By the definition of [`ops::StepRows`], from what a table of single precision becomes.
+/// The result by the definition of [`ops::StepRows`], from the result with an fp32 table.
 fn expected(float: Float, units: (f32, f32), draws: u64) -> Vec<Vec<f64>> {
     let mut tables = stepped(&Reference, Float::F32, units, draws);
     let (sizes, mut drawn) = (shapes(Pooling::Sum).tables(), 0);
@@ -111,7 +110,7 @@ fn expected(float: Float, units: (f32, f32), draws: u64) -> Vec<Vec<f64>> {
     tables
 }
 
-/// Weights' units and gradients': of numbers near 1, and of subnormal ones of half precision.
+/// The units of weights and gradients: for numbers near 1, and for subnormal fp16 numbers.
 const UNITS: [(f32, f32); 2] =
     [(1.0 / 128.0, 1.0 / 65536.0), (1.0 / (1 << 24) as f32, 1.0 / (1 << 30) as f32)];
 
@@ -138,7 +137,7 @@ fn cuda_draws_as_defined() {
     draws_as_defined(&cuda());
 }
 
-/// What each optimizer makes of tables, and what is looked up in them, before and after.
+/// Runs each optimizer on tables; returns lookups and tables before and after.
 fn run<B: Backend>(backend: &B, float: Float, pooling: Pooling) -> Vec<(String, bool, Vec<f64>)> {
     let (bench, shapes, mut random) = (Bench(backend), shapes(pooling), Random(7));
     let (lookups, sizes) = (shapes.lookups(), shapes.tables());
@@ -213,7 +212,7 @@ fn run<B: Backend>(backend: &B, float: Float, pooling: Pooling) -> Vec<(String, 
     given
 }
 
-/// A weight that is off by what single precision loses is rounded the other way now and then: by one unit.
+/// A weight with an fp32 error is occasionally rounded the other way: it is off by one unit.
 fn agrees_with_the_reference<B: Backend>(backend: &B) {
     let (mut numbers, mut off) = (0, 0);
     for (float, pooling) in
@@ -267,7 +266,8 @@ fn threads_change_no_bit_of_tables_of_fewer_digits() {
     }
 }
 
-/// Weights are rounded to the nearest, and stay finite; state keeps its digits. From any row on, and copied as read.
+/// Weights are rounded to nearest, and stay finite; state is not rounded. Writes start at any row, and copies equal
+/// reads.
 fn written_weights_are_rounded<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let adam = Formula::Adam {

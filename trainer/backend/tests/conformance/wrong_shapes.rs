@@ -25,7 +25,7 @@ enum Deviation {
     RowTooFew,
     ColumnTooFew,
     ColumnTooMany,
-    /// Of an index or a count.
+    /// A wrong index or count.
     WrongValue,
 }
 
@@ -176,7 +176,7 @@ fn shapes() -> Shapes {
 /// Runs all cases on `backend`.
 fn refuses<B: Backend>(backend: &B) {
     let covered: BTreeSet<&str> = cases::<B>().into_iter().map(|(name, _)| name).collect();
-    // A plan is made for the schema of its batches and has no shape of its own.
+    // A plan is created for the schema of its batches, and has no shape of its own.
     let all: BTreeSet<&str> =
         ops::Operation::<B>::NAMES.iter().copied().filter(|&name| name != "plan_rows").collect();
     assert_eq!(covered, all);
@@ -202,7 +202,7 @@ fn refuses<B: Backend>(backend: &B) {
     backend.finish();
 }
 
-/// Two lookups side by side.
+/// Two lookups, concatenated.
 const LOOKUPS: [Lookup; 2] = [
     Lookup { column: IdColumn::Single(0), pooling: Pooling::Sum, table: 0, first: 0 },
     Lookup { column: IdColumn::Ragged(0), pooling: Pooling::Mean, table: 1, first: WIDTH },

@@ -39,9 +39,9 @@ struct Words([f32; SIDE * ROW]);
 struct Sums([f32; SIDE * SIDE]);
 
 /// Whether the machine has AMX and the system lets this process use it.
-pub(super) fn is_there() -> bool {
-    static IS_THERE: LazyLock<bool> = LazyLock::new(|| has_tiles() && may_use_tiles());
-    *IS_THERE
+pub(super) fn is_available() -> bool {
+    static IS_AVAILABLE: LazyLock<bool> = LazyLock::new(|| has_tiles() && may_use_tiles());
+    *IS_AVAILABLE
 }
 
 fn has_tiles() -> bool {
@@ -131,7 +131,7 @@ struct Tiles(());
 
 impl Tiles {
     /// # Safety
-    /// [`is_there`] is true.
+    /// [`is_available`] is true.
     unsafe fn new() -> Self {
         // SAFETY: the caller guarantees that AMX is usable, and the configuration is 64 bytes that Intel's manual
         // allows.

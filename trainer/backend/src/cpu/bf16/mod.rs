@@ -64,7 +64,7 @@ impl Instructions {
     /// The fastest for bfloat16 factors, if any.
     pub(crate) fn detect() -> Option<Self> {
         let vectors = Self::detect_vectors();
-        vectors.map(|vectors| if amx::is_there() { Self(Kernel::Amx) } else { vectors })
+        vectors.map(|vectors| if amx::is_available() { Self(Kernel::Amx) } else { vectors })
     }
 
     /// Vector instructions, even if there are faster ones.
@@ -74,7 +74,7 @@ impl Instructions {
 
     /// The instructions for fp32 factors, where they are faster than plain fp32 ones.
     pub(crate) fn detect_split() -> Option<Self> {
-        (has_vectors() && amx::is_there()).then_some(Self(Kernel::AmxSplit))
+        (has_vectors() && amx::is_available()).then_some(Self(Kernel::AmxSplit))
     }
 
     /// The number of bfloat16 terms that a number is packed as.
