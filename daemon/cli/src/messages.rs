@@ -375,8 +375,8 @@ mod tests {
             "libraries": [{ "library": "a driver", "version": "13.0" }],
         });
         assert_eq!(document(gpu), wanted);
-        let cpu = Device { description: "the CPU, by 4 threads".into(), ..Device::default() };
-        let wanted = json!({ "description": "the CPU, by 4 threads", "gpu": null, "libraries": [] });
+        let cpu = Device { description: "the CPU, 4 threads".into(), ..Device::default() };
+        let wanted = json!({ "description": "the CPU, 4 threads", "gpu": null, "libraries": [] });
         assert_eq!(document(cpu), wanted);
     }
 

@@ -108,8 +108,8 @@ fn check_reports_the_gpus_and_libraries_of_the_host() {
         "GPU 0 stand-in, compute capability 9.0, 132 multiprocessors, 8.0 GiB",
         "NVIDIA's driver 13.0",
         "NVIDIA's run-time compiler (NVRTC) 13.0",
-        "NVIDIA's library of matrix products (cuBLASLt) 13.0",
-        "NVIDIA's library of collectives (NCCL) 2.27.3",
+        "NVIDIA's GEMM library (cuBLASLt) 13.0",
+        "NVIDIA's collectives library (NCCL) 2.27.3",
     ] {
         let is_line = |report: &str| report.split_whitespace().eq(line.split_whitespace());
         assert!(report.lines().any(is_line), "{line}: {report}");
@@ -198,7 +198,7 @@ fn show_reports_the_device_of_a_job() {
     assert!(has(&["device", "GPU", "0,", "stand-in"]) && has(&["NVIDIA's", "driver", "13.0"]), "{shown}");
 
     let device = &daemon.succeeded(&on_cpu)["device"];
-    assert!(device["description"].as_str().unwrap().starts_with("the CPU, by "), "{device}");
+    assert!(device["description"].as_str().unwrap().starts_with("the CPU, "), "{device}");
     assert_eq!((&device["gpu"], &device["libraries"]), (&Value::Null, &json!([])));
 }
 
@@ -288,7 +288,7 @@ fn a_gpu_fault_ends_the_worker_and_is_named() {
     // An illegal address after a fixed amount of work, every time; then out of memory.
     for (script, message) in [
         ("work:4000:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
-        ("cuMemAlloc_v2:9:2", "that this job has of it: give the job a smaller `batch_size`"),
+        ("cuMemAlloc_v2:9:2", " bytes: give the job a smaller `batch_size`"),
     ] {
         let ended = run(job.directory(), stand_in.folder(), &[("STAND_IN_FAIL", script)], &arguments);
         assert_eq!(ended.code, Some(1), "{script}: {}", ended.stderr);

@@ -188,7 +188,7 @@ fn explicit_batches_that_do_not_fit_the_gpu_fail_with_advice() {
     let reason = outcome["reason"].as_str().unwrap();
     for part in [
         "the GPU has too little memory for",
-        "that this job has of it",
+        "and this job already holds",
         "give the job a smaller `batch_size`, a `micro_batch_size`, or smaller tables",
     ] {
         assert!(reason.contains(part), "{part}: {reason}");

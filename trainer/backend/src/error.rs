@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
     /// The batch was laid out for other features.
-    #[error("the batch was laid out by another schema than the model's")]
+    #[error("the batch's schema differs from the model's")]
     WrongSchema,
     /// An id is not below its feature's cardinality.
     #[error(
@@ -21,7 +21,7 @@ pub enum BatchError {
         cardinality: u32,
     },
     /// Offsets of a multi-valued feature that do not start at 0, decrease, or exceed its maximum.
-    #[error("feature `{feature}`, row {row} of the batch: offsets {from}..{to} hold no row of it")]
+    #[error("feature `{feature}`, row {row} of the batch: the row's offsets {from}..{to} are invalid")]
     BadOffsets {
         /// The feature.
         feature: String,

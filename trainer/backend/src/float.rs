@@ -88,7 +88,7 @@ impl Float {
         let x = self.round(x);
         let (sign, size) = ((x.to_bits() >> 16) as u16 & 0x8000, x.abs());
         match self {
-            Self::F32 => panic!("a format of 16 bits"),
+            Self::F32 => panic!("a 16-bit format"),
             Self::Bf16 => (x.to_bits() >> 16) as u16,
             Self::F16 if x.is_nan() => sign | 0x7e00,
             Self::F16 => sign | ((size * F16_BELOW_F32).to_bits() >> 13).min(0x7c00) as u16,
@@ -99,7 +99,7 @@ impl Float {
     #[inline(always)]
     pub(crate) fn decode(self, bits: u16) -> f32 {
         match self {
-            Self::F32 => panic!("a format of 16 bits"),
+            Self::F32 => panic!("a 16-bit format"),
             Self::Bf16 => f32::from_bits(u32::from(bits) << 16),
             Self::F16 => {
                 let (sign, size) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff) << 13);
@@ -332,7 +332,7 @@ mod tests {
         let mut seen = 0;
         let numbers = [1.003_f32, -0.049_371, 3.1e-5, 2.9e-6, -7.7e-8, 1.3e-9, 517.3, 0.015_625 + 1e-7];
         for (float, x) in [Float::Bf16, Float::F16].into_iter().flat_map(|f| numbers.map(|x| (f, x))) {
-            let unit = float.unit(x.into()).expect("a number that has digits");
+            let unit = float.unit(x.into()).expect("a number that may need rounding");
             let mean = |word_of: &dyn Fn(u32) -> u32| {
                 let sum: f64 = (0..WORDS).map(|number| f64::from(drawn(float, x, word_of(number)))).sum();
                 sum / f64::from(WORDS)
@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn small_steps_are_taken_in_the_mean_and_lost_by_rounding_to_the_nearest() {
         for (float, start) in [(Float::Bf16, 1.0_f32), (Float::F16, 1.0), (Float::F16, 1e-5)] {
-            let unit = float.unit(start.into()).expect("a number that has digits") as f32;
+            let unit = float.unit(start.into()).expect("a number that may need rounding") as f32;
             let start = float.round(start);
             let step = unit / 1000.0;
             let (mut drawn, mut nearest) = (start, start);

@@ -13,7 +13,7 @@ const FLOATS: usize = 8 << 20;
 /// Copies `table` into `out`, which has the same length.
 pub(crate) fn table(cpu: &Cpu, table: &CpuTable, out: &mut [f32]) {
     let from = table.as_slice();
-    assert_eq!(out.len(), from.len(), "as many numbers as the table has");
+    assert_eq!(out.len(), from.len(), "a destination of the table's length");
     run_blocks!(cpu, Blocks::of(from.len(), FLOATS), Rows::of(out, 1), |part, out| {
         out.copy_from_slice(&from[part]);
     });

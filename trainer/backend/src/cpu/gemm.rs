@@ -50,9 +50,9 @@ impl<'a> View<'a> {
 /// `out_stride` apart.
 pub(crate) fn product(lhs: View<'_>, rhs: View<'_>, out: &mut [f32], out_stride: usize, accumulate: bool) {
     let (rows, columns, depth) = (lhs.rows, rhs.columns, lhs.columns);
-    assert_eq!(depth, rhs.rows, "factors that fit each other");
+    assert_eq!(depth, rhs.rows, "factors of equal depth");
     assert!(lhs.is_within() && rhs.is_within(), "factors within their slices");
-    assert!(columns <= out_stride, "rows of the product side by side");
+    assert!(columns <= out_stride, "a row stride of at least the product's columns");
     if rows == 0 || columns == 0 {
         return;
     }

@@ -70,7 +70,7 @@ impl CpuMatrix {
     }
 
     pub(crate) fn write(&mut self, values: &[f32]) {
-        assert_eq!(values.len(), self.rows * self.columns, "as many values as the matrix holds");
+        assert_eq!(values.len(), self.rows * self.columns, "one value per element");
         let (stride, columns) = (self.stride, self.columns);
         for (row, values) in values.chunks_exact(columns.max(1)).enumerate() {
             self.as_mut_slice()[row * stride..][..columns].copy_from_slice(values);
@@ -174,7 +174,7 @@ fn part_start(shape: TableShape, part: TablePart) -> usize {
             (1 + number) * shape.width
         }
         TablePart::RowState(number) => {
-            assert!(number < shape.row_states, "no state {number} of rows");
+            assert!(number < shape.row_states, "no per-row state {number}");
             (1 + shape.states) * shape.width + number
         }
     }

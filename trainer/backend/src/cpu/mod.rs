@@ -294,8 +294,8 @@ impl Backend for Cpu {
 
     fn describe(&self) -> Description {
         Description::of(match self.threads() {
-            1 => "the CPU, by one thread".to_owned(),
-            threads => format!("the CPU, by {threads} threads"),
+            1 => "the CPU, 1 thread".to_owned(),
+            threads => format!("the CPU, {threads} threads"),
         })
     }
 

@@ -219,7 +219,7 @@ unsafe impl Divide for Spans<'_> {
     type Part<'a> = &'a mut [f32];
 
     fn check(&self, blocks: &Blocks, _threads: usize) {
-        assert!(blocks.count() < self.starts.len(), "a span for every block");
+        assert!(blocks.count() < self.starts.len(), "one span per block");
         assert!(self.starts.is_sorted(), "spans in order");
         let needed = self.starts.last().and_then(|rows| rows.checked_mul(self.stride));
         assert!(needed.is_some_and(|needed| needed <= self.numbers.len), "memory for every span");

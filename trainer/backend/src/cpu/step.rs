@@ -31,8 +31,8 @@ struct MatrixStep<'a> {
 impl ByRule for MatrixStep<'_> {
     fn by<R: Rule>(self, rule: R) {
         let Self { cpu, shaping, weights, states, gradient } = self;
-        assert!(!R::ROW_STATE, "a formula over single weights");
-        assert_eq!(states.len(), R::STATES, "a state matrix for each that the update keeps");
+        assert!(!R::ROW_STATE, "a formula without per-row state");
+        assert_eq!(states.len(), R::STATES, "one matrix per state of the update");
         let shape = |matrix: &CpuMatrix| (matrix.rows(), matrix.columns());
         assert!(
             shape(weights) == shape(gradient) && states.iter().all(|state| shape(state) == shape(weights))

@@ -48,7 +48,7 @@ impl ByRule for RowsStep<'_> {
             // rows that these runs name.
             let step = unsafe { TableStep::new(runs, shaping, rounding, &tables, number) };
             let kept = (shape.states, shape.row_states);
-            assert_eq!(kept, (R::STATES, usize::from(R::ROW_STATE)), "the state that the update keeps");
+            assert_eq!(kept, (R::STATES, usize::from(R::ROW_STATE)), "as many states as the update has");
             match shape.width {
                 1 if !R::ROW_STATE => step.single_column(rule),
                 _ => step.run(rule),

@@ -66,7 +66,7 @@ functions! {
 }
 
 pub(super) const NAME: Name = Name {
-    library: "NVIDIA's library of matrix products (cuBLASLt)",
+    library: "NVIDIA's GEMM library (cuBLASLt)",
     files: &["libcublasLt.so.13", "libcublasLt.so.12"],
     remedy: "install package libcublas-13-0 or later, of the series of CUDA that your driver serves",
 };
@@ -292,7 +292,7 @@ impl Blas {
     pub(super) unsafe fn multiply(&self, stream: &Stream, product: &Product) -> Result<(), BlasError> {
         let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let plan =
-            plans.get(&self.key(product)).and_then(Option::as_ref).expect("a product that can be made");
+            plans.get(&self.key(product)).and_then(Option::as_ref).expect("a product that `can` accepted");
         self.set_addresses(plan.descriptor, &product.epilogue)?;
         let (alpha, beta) = (1.0_f32, if product.adds { 1.0_f32 } else { 0.0 });
         let [a, b, d] = plan.layouts;

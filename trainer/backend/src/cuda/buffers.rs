@@ -167,7 +167,7 @@ impl CudaMatrix {
 
     /// The address of an fp32 matrix of one row, which kernels take as a pointer.
     pub(super) fn numbers(&self) -> Address {
-        assert!(self.shape.float == Float::F32, "a matrix of single precision");
+        assert!(self.shape.float == Float::F32, "an fp32 matrix");
         self.address()
     }
 }

@@ -211,7 +211,10 @@ impl Cuda {
     pub(super) fn must_multiply(&self, product: &Product) {
         let Product { rows, depth, columns, .. } = product;
         if *rows > 0 && *columns > 0 {
-            assert!(self.multiply(product), "cuBLASLt has no product {rows} x {depth} x {columns}");
+            assert!(
+                self.multiply(product),
+                "cuBLASLt has no algorithm for the product {rows} x {depth} x {columns}"
+            );
         }
     }
 

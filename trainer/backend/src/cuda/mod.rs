@@ -196,7 +196,7 @@ impl Cuda {
             if fault.is_out_of_memory() {
                 let held = self.held_bytes();
                 fault::out_of_memory(
-                    &format!(" for {bytes} bytes beside the {held} that this job has of it"),
+                    &format!(" for {bytes} more bytes, and this job already holds {held} bytes"),
                     fault,
                 );
             }
@@ -276,7 +276,7 @@ impl Cuda {
         blocks: [usize; 2],
         arguments: &A,
     ) {
-        let [x, y] = blocks.map(|count| u32::try_from(count).expect("blocks of a grid"));
+        let [x, y] = blocks.map(|count| u32::try_from(count).expect("grid dimensions that fit in 32 bits"));
         if x == 0 || y == 0 {
             return;
         }

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use super::library::{Libraries, LibraryError, Name};
 
 pub(super) const NAME: Name = Name {
-    library: "NVIDIA's library of collectives (NCCL)",
+    library: "NVIDIA's collectives library (NCCL)",
     files: &["libnccl.so.2"],
     remedy: "for jobs on several GPUs install package libnccl2 (deb) or libnccl (rpm), 2.18 or later, of the series of \
              CUDA that your driver serves",

@@ -41,9 +41,9 @@ impl CudaReport {
 
 impl Cuda {
     pub(super) fn send_report(&self, batch: &CudaBatch, matrices: &[&CudaMatrix], report: &mut CudaReport) {
-        assert!(matrices.len() <= REPORTED_MATRICES, "matrices of a report");
+        assert!(matrices.len() <= REPORTED_MATRICES, "at most `REPORTED_MATRICES` matrices");
         let bytes = bytes(matrices.iter().map(|matrix| matrix.rows() * matrix.columns()).sum());
-        assert!(bytes <= report.memory.bytes(), "room for all numbers");
+        assert!(bytes <= report.memory.bytes(), "a report large enough for all values");
         let part = |number: usize| matrices.get(number).map_or(MatrixView::NULL, |matrix| matrix.view());
         let rows = |number: usize| matrices.get(number).map_or(0, |matrix| matrix.rows() as u32);
         let arguments = Report {

@@ -56,7 +56,7 @@ impl Base {
         };
         let readings = (0..CLOCK_READINGS).map(|_| reading());
         let closest = readings.min_by_key(|(apart_ns, _)| *apart_ns);
-        closest.expect("more than no readings").1
+        closest.expect("at least one reading").1
     }
 }
 

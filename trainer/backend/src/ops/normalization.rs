@@ -123,7 +123,7 @@ impl<D: Shapes> NormalizeBackward<'_, D> {
         let is_written = layer.axis == Axis::Row || self.mode == GradientMode::Write;
         assert!(
             is_written,
-            "normalize_backward: operand `mode` is Accumulate, but columns are normalised over all rows"
+            "normalize_backward: operand `mode` is Accumulate, but columns are normalized over all rows"
         );
     }
 

@@ -90,7 +90,7 @@ pub(super) fn step_one<'a>(
     mut state: impl Iterator<Item = &'a mut f64>,
     g: f64,
 ) {
-    let mut next = || state.next().expect("a state array for each that the update keeps");
+    let mut next = || state.next().expect("one array per state of the update");
     match *formula {
         Formula::Sgd { learning_rate } => *w -= learning_rate * g,
         Formula::Momentum { learning_rate, momentum, nesterov } => {
@@ -103,7 +103,7 @@ pub(super) fn step_one<'a>(
             *a += g * g;
             *w -= learning_rate * g / (a.sqrt() + epsilon);
         }
-        Formula::RowWiseAdagrad { .. } => panic!("an update of whole rows"),
+        Formula::RowWiseAdagrad { .. } => panic!("row-wise Adagrad steps whole rows"),
         Formula::Adam { learning_rate, beta1, beta2, epsilon, weight_decay, step } => {
             let (m, v) = (next(), next());
             let AdamCorrection { rate, root_scale } = AdamCorrection::new(learning_rate, beta1, beta2, step);

@@ -211,9 +211,9 @@ impl<'a> Panels<'a> {
 
 /// `out = lhs . rhs`, or `out += lhs . rhs` when `accumulate`; `out` is row-major, its rows `out_stride` apart.
 pub(crate) fn product(lhs: View<'_>, rhs: Panels<'_>, out: &mut [f32], out_stride: usize, accumulate: bool) {
-    assert_eq!(lhs.columns, rhs.depth, "factors that fit each other");
+    assert_eq!(lhs.columns, rhs.depth, "factors of equal depth");
     assert!(lhs.is_within(), "a factor within its slice");
-    assert!(rhs.columns <= out_stride, "rows of the product side by side");
+    assert!(rhs.columns <= out_stride, "a row stride of at least the product's columns");
     if lhs.rows == 0 || rhs.columns == 0 {
         return;
     }

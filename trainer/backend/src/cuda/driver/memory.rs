@@ -66,7 +66,7 @@ impl Drop for Memory {
 
 /// The host cannot provide the page-locked memory.
 #[derive(Debug, thiserror::Error)]
-#[error("the host has no {bytes} bytes to page-lock: {fault}")]
+#[error("cannot page-lock {bytes} bytes of host memory: {fault}")]
 pub(in crate::cuda) struct NotLocked {
     bytes: usize,
     fault: Fault,
@@ -100,7 +100,7 @@ impl PageLocked {
         // SAFETY: `start` is valid for writes during the call.
         let status = unsafe { (functions.cuMemHostAlloc)(&raw mut start, bytes.max(1), 0) };
         context.check("cuMemHostAlloc", status)?;
-        let start = NonNull::new(start.cast::<u8>()).expect("memory has an address");
+        let start = NonNull::new(start.cast::<u8>()).expect("a non-null address");
         // SAFETY: the driver just allocated at least `bytes` bytes at `start`.
         unsafe { start.write_bytes(0, bytes) };
         Ok(Self { context: Arc::clone(context), start, bytes })

@@ -1,6 +1,6 @@
 // Declarations shared by all kernels: entry points, number formats, matrices, and quads of columns.
 //
-// Shape letters are those of backend.rs.
+// Shape letters are those of `crate::ops`.
 #pragma once
 
 #include "declared.cuh"

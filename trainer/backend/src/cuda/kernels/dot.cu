@@ -92,7 +92,7 @@ __device__ __forceinline__ void dot_forward_of(const Dot& args, u32 row, u16* pa
     float sums[LEFT_TILES][RIGHT_TILES][4] = {};
     for (u32 first = 0; first < width; first += GROUP_LANES * EIGHT) {
         u32 column = first + lane * EIGHT;
-        // Of vectors 8 n + group: the fragments for both the left and the right factor.
+        // The fragments of vectors 8 n + group, both as left and as right factor.
         u32 words[RIGHT_TILES][4] = {};
 #pragma unroll
         for (u32 n = 0; n < RIGHT_TILES; n++) {
