@@ -44,13 +44,13 @@ ENTRY(mixture_backward, Mixture) {
         }
         along = warp_sum(along);
         for (u32 e = 0; e < count; e++) {
-            float gate_grad = 0.0f;
+            float sum = 0.0f;
             for (u32 k = lane; k < width; k += WARP) {
-                gate_grad = fmaf(load(args.output_grad, row, task * width + k), load(args.experts, row, e * width + k), gate_grad);
+                sum = fmaf(load(args.output_grad, row, task * width + k), load(args.experts, row, e * width + k), sum);
             }
-            gate_grad = warp_sum(gate_grad);
+            sum = warp_sum(sum);
             float gate = load(args.gates, row, task * count + e);
-            if (lane == 0) store(args.logits_grad, row, task * count + e, gate * (gate_grad - along));
+            if (lane == 0) store(args.logits_grad, row, task * count + e, gate * (sum - along));
         }
     }
     for (u32 at = lane; at < count * width; at += WARP) {
